@@ -1,0 +1,87 @@
+# Makefile - dflash.c, one file, not recursive. `make help` lists the targets.
+#
+# Layers: cmd -> common -> kernels/kernels.h. `make check-layers` (part of every build) refuses an include that goes
+# the other way. Objects live in build/obj, programs in build/bin.
+
+CC       ?= gcc
+NVCC     ?= nvcc
+PREFIX   ?= /usr/local
+BUILD    ?= build
+CUDA     ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && echo 1 || echo 0)
+WERROR   ?= 0
+SANITIZE ?=
+
+TOOLS := convert quantize inspect tokenize prefill generate bench
+
+# No -ffast-math, no contraction: the same bits on every machine. Fused multiply-adds are written out.
+CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
+               -ffp-contract=off -fno-math-errno -fopenmp -MMD -MP
+ifeq ($(WERROR),1)
+CFLAGS_BASE += -Werror
+endif
+ifneq ($(SANITIZE),)
+CFLAGS_BASE += -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
+LDFLAGS     += -fsanitize=$(SANITIZE)
+BUILD       := build-$(subst $(comma),-,$(SANITIZE))
+endif
+comma := ,
+CFLAGS_ALL = $(CFLAGS_BASE) $(CFLAGS)
+LIBS := -lz -ljansson -lpcre2-8 -lutf8proc -lm
+
+OBJ := $(BUILD)/obj
+BIN := $(BUILD)/bin
+
+COMMON_SRC  := $(wildcard common/*.c)
+KERNEL_SRC  := $(wildcard kernels/*.c kernels/blocks/*.c kernels/cpu/*.c)
+CLI_SRC     := $(wildcard cmd/*.c)
+COMMON_OBJ  := $(COMMON_SRC:%.c=$(OBJ)/%.o)
+KERNEL_OBJ  := $(KERNEL_SRC:%.c=$(OBJ)/%.o)
+CLI_OBJ     := $(CLI_SRC:%.c=$(OBJ)/%.o)
+LIB         := $(BUILD)/libdflash.a
+
+PROGRAMS := $(TOOLS:%=$(BIN)/dflash-%)
+
+.PHONY: all
+all: check-layers $(PROGRAMS)
+
+# Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
+$(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
+$(OBJ)/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
+$(OBJ)/kernels/%.o: CFLAGS_OPT := -O3
+
+$(OBJ)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(CFLAGS_OPT) $(CFLAGS_ISA) -c $< -o $@
+
+$(LIB): $(COMMON_OBJ) $(KERNEL_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+
+.SECONDEXPANSION:
+$(PROGRAMS): $(BIN)/dflash-%: $$(patsubst %.c,$(OBJ)/%.o,$$(wildcard cmd/$$*/*.c)) $(CLI_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $^ -o $@ $(LIBS)
+
+.PHONY: check-layers
+check-layers:
+	@bad=$$(grep -nE '^#include "(\.\./)*(cmd|common)/' kernels -r --include='*.[ch]' --include='*.cu' --include='*.cuh'; \
+	        grep -nE '^#include "(\.\./)+cmd/' common -r --include='*.[ch]'; \
+	        grep -nE '^#include "(\.\./)+kernels/' common cmd -r --include='*.[ch]' | grep -v 'kernels/kernels\.h"'); \
+	if [ -n "$$bad" ]; then echo "includes against the layers (cmd -> common -> kernels/kernels.h):"; echo "$$bad"; exit 1; fi
+
+# Unit tests: every test/unit/test_*.c is a cmocka program.
+UNIT_SRC := $(wildcard test/unit/test_*.c)
+UNIT_BIN := $(UNIT_SRC:test/unit/%.c=$(BUILD)/test/%)
+$(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -DTEST_DATA='"test/data"' $(LDFLAGS) $< $(LIB) -o $@ -lcmocka $(LIBS)
+
+.PHONY: unit
+unit: $(UNIT_BIN)
+	@set -e; for t in $(UNIT_BIN); do echo "== $$t"; $$t; done
+
+.PHONY: clean
+clean:
+	rm -rf build build-*
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

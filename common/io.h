@@ -1,0 +1,46 @@
+/* io.h - files: read-only maps, outputs that appear whole or not at all, and checked standard streams. */
+#ifndef DFLASH_IO_H
+#define DFLASH_IO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "err.h"
+
+/* A read-only map of a whole regular file. Size 0 is legal (data NULL). A directory is an error that says so. */
+struct io_map {
+    const uint8_t *data;
+    uint64_t size;
+    char *path;
+};
+int io_map_open(struct io_map *m, const char *path, struct err *e);
+void io_map_close(struct io_map *m); /* zeroed struct is legal */
+
+/* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and renamed by
+ * io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP (io_signals_install).
+ * Without force an existing path is refused, and a path that is the same file as one of inputs always is (ERR_USAGE). */
+struct io_out {
+    int fd;
+    bool to_stdout;
+    char *path, *tmp;
+    uint64_t written;
+    uint8_t *buf;
+    size_t used;
+};
+int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e);
+int io_out_write(struct io_out *o, const void *data, size_t n, struct err *e); /* buffered; handles short writes */
+int io_out_flush(struct io_out *o, struct err *e);
+int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
+void io_out_abort(struct io_out *o);                 /* legal after commit: does nothing */
+void io_signals_install(void);                       /* remove temporaries when killed by a signal; SIGPIPE stays at its default */
+
+/* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */
+int io_read_all(int fd, const char *name, uint64_t cap, uint8_t **data, uint64_t *size, struct err *e);
+/* One read, restarted on EINTR; *got 0 at the end. */
+int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, struct err *e);
+
+/* Token streams: raw little-endian int32 ids, nothing else. A size that is no multiple of 4 is ERR_FORMAT. */
+int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct err *e);
+int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *e);
+
+#endif

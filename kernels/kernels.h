@@ -1,0 +1,212 @@
+/* kernels.h - the one bridge between the library and the devices.
+ *
+ * Two concepts. A *backend* is one device with its memory, its threads or stream, and a table of operations; it knows no
+ * files and no models. An *operation* computes rows: a row is one token's vector, and every operation gives a row the
+ * same bits whatever other rows share the call (row invariance). On the CPU a row's bits are also the same for scalar,
+ * AVX2 and AVX-512 code and for any number of threads, because every reduction has a fixed shape (virtual lanes), every
+ * multiply-add is fused, and exp, log, sin and cos are ours (kernels/cpu/math.h).
+ *
+ * Memory: pointers named in an operation are device pointers, taken from op->alloc (zeroed) and returned to op->free; on
+ * the CPU they are ordinary memory. Shapes in comments are C order, the last dimension contiguous.
+ * Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of text. No operation prints,
+ * exits, allocates (except alloc, weight_load and reserve) or waits for the device (except download and sync). */
+#ifndef DFLASH_KERNELS_H
+#define DFLASH_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- tensor types: the numbers are those of the GGUF format ---- */
+
+enum kn_type {
+    KN_F32 = 0, KN_F16 = 1, KN_Q4_0 = 2, KN_Q4_1 = 3, KN_Q5_0 = 6, KN_Q5_1 = 7, KN_Q8_0 = 8, KN_Q8_1 = 9,
+    KN_Q2_K = 10, KN_Q3_K = 11, KN_Q4_K = 12, KN_Q5_K = 13, KN_Q6_K = 14, KN_Q8_K = 15,
+    KN_IQ2_XXS = 16, KN_IQ2_XS = 17, KN_IQ3_XXS = 18, KN_IQ1_S = 19, KN_IQ4_NL = 20, KN_IQ3_S = 21, KN_IQ2_S = 22,
+    KN_IQ4_XS = 23, KN_I8 = 24, KN_I16 = 25, KN_I32 = 26, KN_I64 = 27, KN_F64 = 28, KN_IQ1_M = 29, KN_BF16 = 30,
+    KN_TQ1_0 = 34, KN_TQ2_0 = 35, KN_MXFP4 = 39, KN_NVFP4 = 40,
+    KN_TYPE_NONE = 0xffffffff,
+};
+
+struct kn_type_info {
+    uint32_t type;
+    const char *name;  /* upper case, as the ecosystem writes it: "Q4_K" */
+    uint32_t block;    /* elements a block */
+    uint32_t bytes;    /* bytes a block */
+    bool can_decode;   /* kn_decode_row knows it */
+    bool can_encode;   /* kn_encode_row knows it */
+    bool can_multiply; /* op->weight_load with KN_USE_LINEAR takes it */
+};
+const struct kn_type_info *kn_type_info(uint32_t type);      /* NULL: unknown number */
+const struct kn_type_info *kn_type_by_name(const char *name); /* any case; NULL: unknown name */
+/* Bytes of n elements in a row; 0 if n is not a multiple of the block or the type is unknown. */
+size_t kn_row_bytes(uint32_t type, int64_t n);
+
+/* Reference codecs (kernels/blocks/). n: elements, a multiple of the block. Deterministic on every machine.
+ * kn_encode_row: importance is NULL or [n] positive weights of the squared error. Source NaN/Inf: returns KN_EINVAL.
+ * Both return 0, KN_ETYPE (no such codec) or KN_EINVAL. */
+int kn_decode_row(uint32_t type, const void *src, float *dst, int64_t n);
+int kn_encode_row(uint32_t type, const float *src, void *dst, int64_t n, const float *importance);
+
+/* Scalar conversions, round to nearest even, all values (subnormals, Inf, NaN kept NaN). */
+float kn_f16_to_f32(uint16_t h);
+uint16_t kn_f32_to_f16(float f);
+float kn_bf16_to_f32(uint16_t h);
+uint16_t kn_f32_to_bf16(float f);
+
+/* ---- errors ---- */
+#define KN_EMEM (-1)    /* allocation failed */
+#define KN_ETYPE (-2)   /* type or shape not supported */
+#define KN_EINVAL (-3)  /* bad argument or value */
+#define KN_EDEVICE (-4) /* the device failed, or there is none */
+
+/* ---- backends ---- */
+
+struct kn_backend; /* opaque but for its first member, the operation table: be->op */
+
+struct kn_open {
+    const char *device; /* "cpu", "cuda", "cuda:1" */
+    const char *isa;    /* CPU only: NULL or "auto", "scalar", "avx2", "avx512". One not supported here is KN_EDEVICE */
+    int threads;        /* CPU only: 0 = all online processors */
+};
+/* On failure *be is NULL and msg (size n) holds why. */
+int kn_backend_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
+void kn_backend_close(struct kn_backend *be);
+const char *kn_message(const struct kn_backend *be);
+bool kn_cuda_built(void);
+int kn_cuda_devices(void); /* 0 if none or not built */
+
+/* ---- weights ---- */
+
+#define KN_USE_LINEAR 1u /* for op->linear, norm_linear, norm_gated */
+#define KN_USE_ROWS 2u   /* for op->embed */
+
+/* A matrix [n_out, n_in] in blocks along n_in. data handed to weight_load is in file layout and must outlive the weight
+ * (a mapped file): a backend may keep pointing at it for rows, and keeps its own streaming layout for linear. */
+struct kn_weight {
+    uint32_t type;
+    int64_t n_in, n_out;
+    const void *rows; /* file layout, where KN_USE_ROWS */
+    void *packed;     /* the backend's layout, where KN_USE_LINEAR */
+    size_t packed_bytes;
+};
+
+/* ---- KV cache ---- */
+
+#define KN_KV_SPLIT 256 /* attention cuts the keys at absolute multiples of this and merges in order */
+
+/* A ring over absolute positions: position p lives in slot p % cap. cap is a multiple of KN_KV_SPLIT.
+ * k, v: [cap, n_head_kv, head_dim] of type (KN_F16, KN_BF16 or KN_F32). k is stored after its norm and rope. */
+struct kn_kv {
+    void *k, *v;
+    uint32_t type;
+    int32_t cap, n_head_kv, head_dim;
+};
+
+/* ---- sampling ---- */
+
+/* temp 0: argmax. top_k 0, top_p 1, min_p 0, repeat_penalty 1: off. See docs/sampling in the manual of generate. */
+struct kn_sampler {
+    float temp, top_p, min_p, repeat_penalty;
+    int32_t top_k, repeat_last;
+    uint64_t seed;
+};
+
+#define KN_PICK_NAN (-1) /* in place of an id: the row's logits hold a NaN or no finite maximum */
+
+enum kn_act { KN_ACT_SILU = 0, KN_ACT_GELU_TANH = 1 };
+
+/* ---- the operation table ----
+ * n is the number of rows of a call, 1 or more. pos is [n] int32 in device memory: absolute positions, ascending by one.
+ * x, q, k, v, out are float32. */
+struct kn_attention {
+    const float *q; /* [n, n_head, head_dim] after norm and rope */
+    float *out;     /* [n, n_head, head_dim]; may not alias q */
+    const struct kn_kv *kv; /* already holds the rows' own keys (op->rope_store before) */
+    const int32_t *pos;     /* [n] */
+    int32_t n, n_head;      /* query head h reads kv head h / (n_head / n_head_kv) */
+    float scale;
+    bool causal;    /* true: keys at positions <= the row's own. false: keys up to the last row's position pos[n-1] */
+    int32_t window; /* 0: none; else a key is visible iff row - key < window, and key - row < window where not causal */
+    const int32_t *first; /* NULL, or one int32 in device memory: keys at positions < *first are not visible */
+};
+
+struct kn_rope_store {
+    float *q;              /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
+    float *k;              /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key */
+    const float *v;        /* [n, n_head_kv, head_dim] */
+    const float *q_norm, *k_norm; /* [head_dim] or NULL: RMS norm a head before rope */
+    const float *table;    /* [n, n_rot/2, 2] cos, sin of op->rope_table */
+    const int32_t *pos;    /* [n] */
+    int32_t n, n_head, n_rot;
+    bool interleaved;      /* false: pairs (i, i + n_rot/2), NEOX; true: pairs (2i, 2i+1) */
+    float eps;
+    const struct kn_kv *kv; /* k and v are rounded to its type and written at pos % cap */
+};
+
+struct kn_pick {
+    const float *logits;     /* [n, n_vocab] */
+    const int32_t *pos;      /* [n] position of each row's input token; the pick stands at pos + 1, which keys the noise */
+    const int32_t *history;  /* [..] the token at each absolute position 0..pos[n-1], rows' own tokens included */
+    int32_t n, n_vocab;
+    struct kn_sampler sampler;
+    int32_t *out; /* [n] ids, or KN_PICK_NAN */
+};
+
+struct kn_ops {
+    const char *name; /* "cpu" */
+    /* memory */
+    void *(*alloc)(struct kn_backend *, size_t bytes); /* zeroed, 64-byte aligned; NULL on failure */
+    void (*free)(struct kn_backend *, void *);
+    int (*upload)(struct kn_backend *, void *dst, const void *host, size_t bytes);
+    int (*download)(struct kn_backend *, void *host, const void *src, size_t bytes); /* waits */
+    int (*copy)(struct kn_backend *, void *dst, const void *src, size_t bytes);
+    int (*sync)(struct kn_backend *);
+    /* Scratch for calls of up to n rows with inputs up to n_in wide, n_vocab logits: call once before the token loop. */
+    int (*reserve)(struct kn_backend *, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head, int32_t head_dim);
+    int (*weight_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                       const void *data, unsigned use);
+    void (*weight_free)(struct kn_backend *, struct kn_weight *w);
+    /* out[n, n_in] = scale * table rows of ids */
+    int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale);
+    /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in double */
+    int (*rope_table)(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot);
+    /* out[n, width] = x / rms(x) * weight (weight NULL: 1); out may be x */
+    int (*rms_norm)(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps);
+    /* out[n, n_out] = W x, or out += W x where add */
+    int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add);
+    /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= 4: one norm, several matrices of one n_in */
+    int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w, const float *x,
+                       const float *norm, float eps, int32_t n);
+    /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm) */
+    int (*norm_gated)(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
+                      const float *x, const float *norm, float eps, enum kn_act act, int32_t n);
+    int (*rope_store)(struct kn_backend *, const struct kn_rope_store *);
+    int (*attention)(struct kn_backend *, const struct kn_attention *);
+    /* dst[i, offset .. offset+width) = x[i]: a tap into the features [n, stride] */
+    int (*tap)(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width);
+    /* logits in place: cap * tanh(x / cap) */
+    int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
+    int (*pick)(struct kn_backend *, const struct kn_pick *);
+    /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
+    int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
+};
+
+/* Every backend's struct begins so. */
+struct kn_backend_head {
+    const struct kn_ops *op;
+    char message[256];
+};
+static inline const struct kn_ops *kn_op(struct kn_backend *be)
+{
+    return ((struct kn_backend_head *)be)->op;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
