@@ -1,0 +1,47 @@
+/* cpu.h - inside the CPU backend: its struct, its instruction sets, and what its files share.
+ *
+ * An inner kernel is written once, over the virtual vectors of vec.h (16 float lanes), and compiled three times: scalar,
+ * AVX2, AVX-512. The order of operations in every lane is the same in all three, so the bits are. Files: name.inc.h holds
+ * the code, name_scalar.c / name_avx2.c / name_avx512.c include it, name.c holds the threads and the shape checks. */
+#ifndef DFLASH_CPU_H
+#define DFLASH_CPU_H
+
+#include "../kernels.h"
+
+struct cpu_rows; /* small operations: rows.h */
+struct cpu_mm;   /* matrix products: mm.h */
+
+struct cpu_isa {
+    const char *name;
+    const struct cpu_rows *rows;
+    const struct cpu_mm *mm;
+};
+extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avx512;
+
+struct cpu_backend {
+    struct kn_backend_head head;
+    const struct cpu_isa *isa;
+    int threads;
+    void *scratch;         /* of linear and friends: normed rows, quantised activations (mm.c) */
+    size_t scratch_bytes;
+    void *scratch_rows;    /* of attention and pick (rows.c) */
+    size_t scratch_rows_bytes;
+};
+static inline struct cpu_backend *cpu_of(struct kn_backend *be)
+{
+    return (struct cpu_backend *)be;
+}
+/* Fill the message; returns code. */
+int cpu_fail(struct cpu_backend *be, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* mm.c */
+int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, const void *data, unsigned use);
+void cpu_weight_free(struct kn_backend *, struct kn_weight *);
+int cpu_mm_reserve(struct cpu_backend *, int32_t n, int64_t n_in);
+int cpu_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add);
+int cpu_norm_linear(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w, const float *x,
+                    const float *norm, float eps, int32_t n);
+int cpu_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
+                   const float *norm, float eps, enum kn_act act, int32_t n);
+
+#endif
