@@ -28,7 +28,7 @@ enum kn_type {
     KN_Q2_K = 10, KN_Q3_K = 11, KN_Q4_K = 12, KN_Q5_K = 13, KN_Q6_K = 14, KN_Q8_K = 15,
     KN_IQ2_XXS = 16, KN_IQ2_XS = 17, KN_IQ3_XXS = 18, KN_IQ1_S = 19, KN_IQ4_NL = 20, KN_IQ3_S = 21, KN_IQ2_S = 22,
     KN_IQ4_XS = 23, KN_I8 = 24, KN_I16 = 25, KN_I32 = 26, KN_I64 = 27, KN_F64 = 28, KN_IQ1_M = 29, KN_BF16 = 30,
-    KN_TQ1_0 = 34, KN_TQ2_0 = 35, KN_MXFP4 = 39, KN_NVFP4 = 40,
+    KN_TQ1_0 = 34, KN_TQ2_0 = 35, KN_MXFP4 = 39, KN_NVFP4 = 40, KN_Q1_0 = 41, KN_Q2_0 = 42,
     KN_TYPE_NONE = 0xffffffff,
 };
 
