@@ -39,7 +39,8 @@ KERNEL_OBJ  := $(KERNEL_SRC:%.c=$(OBJ)/%.o)
 CLI_OBJ     := $(CLI_SRC:%.c=$(OBJ)/%.o)
 LIB         := $(BUILD)/libdflash.a
 
-PROGRAMS := $(TOOLS:%=$(BIN)/dflash-%)
+# A program is built once its directory holds sources.
+PROGRAMS := $(foreach t,$(TOOLS),$(if $(wildcard cmd/$t/*.c),$(BIN)/dflash-$t))
 
 .PHONY: all
 all: check-layers $(PROGRAMS)
