@@ -1,0 +1,51 @@
+/* oracle.h - a slow, plain float64 reference of a Qwen3 target, its DFlash drafter, and the greedy loop over the two.
+ *
+ * It reads Hugging Face directories, shares no code with the engine but the file readers, and keeps whole sequences
+ * instead of caches where that is simpler to believe. The tests compare the engine with it: logits within a stated
+ * tolerance, ids up to near-ties, every cycle's proposals. Sources: the Qwen3 block; DFlash, arXiv 2602.06036 (taps are
+ * the residual stream after a block; context features skip input_layernorm; the block is [anchor, mask...]). */
+#ifndef DFLASH_ORACLE_H
+#define DFLASH_ORACLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "../../common/err.h"
+
+struct oracle_layer {
+    double *attn_norm, *ffn_norm, *q_norm, *k_norm; /* [E], [E], [D], [D] */
+    double *q, *k, *v, *o;                          /* [H*D, E], [G*D, E] x2, [E, H*D] */
+    double *gate, *up, *down;                       /* [F, E] x2, [E, F] */
+    int window;                                     /* 0: full */
+    bool causal;
+};
+
+struct oracle {
+    int L, E, H, G, D, F, V; /* layers, hidden, query heads, kv heads, head size, ffn, vocabulary (targets) */
+    double eps, theta;
+    struct oracle_layer *layer;
+    double *embed, *head, *norm; /* [V, E] x2 (targets), [E] */
+    /* drafters */
+    double *fc, *hidden_norm; /* [E, n_taps*E], [E] */
+    int block, mask_id, n_taps, taps[64];
+};
+
+/* Keys and values of every layer: k, v [G, cap, D]. */
+struct oracle_cache {
+    int n, cap;
+    double **k, **v; /* [L] */
+};
+
+int oracle_open(struct oracle **o, const char *dir, struct err *e);
+void oracle_close(struct oracle *o);
+struct oracle_cache *oracle_cache_new(const struct oracle *o, int cap);
+void oracle_cache_free(const struct oracle *o, struct oracle_cache *c);
+
+/* Target: run n tokens at positions c->n ..; c grows by n. logits [n, V] or NULL; taps [n, n_taps*E] for drafter d, or NULL. */
+void oracle_forward(const struct oracle *t, struct oracle_cache *c, const int32_t *ids, int n, double *logits,
+                    const struct oracle *d, double *taps);
+/* Drafter: append the context of n positions at c->n .. from their taps [n, n_taps*E]. */
+void oracle_context(const struct oracle *d, struct oracle_cache *c, const double *taps, int n);
+/* Drafter: logits [block, V] of the block whose anchor stands at position c->n; c is left as it was. */
+void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_cache *c, int32_t anchor, double *logits);
+
+#endif

@@ -1,0 +1,326 @@
+/* oracle_main.c - the float64 reference as a program, and comparisons with it.
+ *
+ * usage: oracle logits TARGET_DIR < ids > logits.f32             [n, V]
+ *        oracle draft TARGET_DIR DRAFTER_DIR < ids > logits.f32  first block after the prompt: [block, V], anchor = argmax
+ *        oracle trace TARGET_DIR DRAFTER_DIR N NAME=IDS... > trace.json
+ *        oracle floats A B TOLERANCE                             max |A - B|; exit 1 above the tolerance, or where sizes differ
+ *        oracle check TRACE.json NAME GREEDY.i32 TRACE.i32 MARGIN   an engine's ids and proposals, near-ties below MARGIN excused
+ *        oracle prompt TRACE.json NAME > ids
+ * Token files are raw little-endian int32. Exit 0 they agree, 1 they do not, 2 usage or unreadable input. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "oracle.h"
+
+static void *slurp(FILE *f, size_t *n)
+{
+    char *b = NULL;
+    size_t cap = 0;
+    *n = 0;
+    do {
+        if (*n == cap) b = realloc(b, cap = cap ? 2 * cap : 65536);
+        *n += fread(b + *n, 1, cap - *n, f);
+    } while (!feof(f) && !ferror(f));
+    return b;
+}
+
+static void *slurp_path(const char *path, size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        perror(path);
+        exit(2);
+    }
+    void *b = slurp(f, n);
+    fclose(f);
+    return b;
+}
+
+static struct oracle *open_or_die(const char *dir)
+{
+    struct err e = {0};
+    struct oracle *o;
+    if (oracle_open(&o, dir, &e)) {
+        fprintf(stderr, "%s\n", e.msg);
+        exit(2);
+    }
+    return o;
+}
+
+static int argmax(const double *x, int n)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+static double margin(const double *x, int n)
+{
+    double a = -INFINITY, b = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        if (x[i] > a) {
+            b = a;
+            a = x[i];
+        } else if (x[i] > b)
+            b = x[i];
+    }
+    return a - b;
+}
+
+static void write_floats(const double *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float f = (float)x[i];
+        fwrite(&f, sizeof f, 1, stdout);
+    }
+}
+
+static int run_logits(const char *target, const char *drafter)
+{
+    size_t bytes;
+    int32_t *ids = slurp(stdin, &bytes);
+    int n = (int)(bytes / 4);
+    struct oracle *t = open_or_die(target), *d = drafter ? open_or_die(drafter) : NULL;
+    struct oracle_cache *c = oracle_cache_new(t, n);
+    double *logits = malloc((size_t)n * (size_t)t->V * sizeof *logits), *taps = NULL;
+    if (d) taps = malloc((size_t)n * (size_t)d->n_taps * (size_t)t->E * sizeof *taps);
+    oracle_forward(t, c, ids, n, logits, d, taps);
+    if (!d) {
+        write_floats(logits, (size_t)n * (size_t)t->V);
+    } else {
+        struct oracle_cache *dc = oracle_cache_new(d, n + d->block);
+        double *block = malloc((size_t)d->block * (size_t)t->V * sizeof *block);
+        oracle_context(d, dc, taps, n);
+        oracle_draft(d, t, dc, argmax(logits + (size_t)(n - 1) * (size_t)t->V, t->V), block);
+        write_floats(block, (size_t)d->block * (size_t)t->V);
+        oracle_cache_free(d, dc);
+        free(block);
+    }
+    oracle_cache_free(t, c);
+    oracle_close(t);
+    oracle_close(d);
+    free(logits);
+    free(taps);
+    free(ids);
+    return fflush(stdout) ? 2 : 0;
+}
+
+static json_t *ints(const int32_t *v, int n)
+{
+    json_t *a = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(a, json_integer(v[i]));
+    return a;
+}
+
+static json_t *rounded(double x)
+{
+    return json_real(round(x * 1e6) / 1e6);
+}
+
+/* One prompt: the target's own greedy ids, and every cycle of the speculative loop. Stop ids are ignored. */
+static json_t *trace_prompt(const struct oracle *t, const struct oracle *d, const char *name, const int32_t *prompt, int n, int n_new)
+{
+    size_t V = (size_t)t->V;
+    int B = d->block;
+    struct oracle_cache *c = oracle_cache_new(t, n + n_new + B), *dc = oracle_cache_new(d, n + n_new + B);
+    double *logits = malloc((size_t)(n > B ? n : B) * V * sizeof *logits), *draft = malloc((size_t)B * V * sizeof *draft);
+    double *taps = malloc((size_t)(n > B ? n : B) * (size_t)d->n_taps * (size_t)t->E * sizeof *taps);
+    int32_t *out = malloc((size_t)(n_new + B) * sizeof *out), row[64];
+    json_t *cycles = json_array(), *margins = json_array(), *entry = json_object();
+    oracle_forward(t, c, prompt, n, logits, d, taps);
+    oracle_context(d, dc, taps, n);
+    out[0] = argmax(logits + (size_t)(n - 1) * V, t->V);
+    json_array_append_new(margins, rounded(margin(logits + (size_t)(n - 1) * V, t->V)));
+    for (int made = 1; made < n_new;) {
+        int start = n + made - 1, accepted = 0;
+        json_t *tops = json_array(), *dm = json_array(), *tm = json_array(), *cycle = json_object();
+        oracle_draft(d, t, dc, out[made - 1], draft);
+        row[0] = out[made - 1];
+        for (int i = 1; i < B; i++) {
+            const double *l = draft + (size_t)i * V;
+            row[i] = argmax(l, t->V);
+            json_array_append_new(tops, rounded(l[row[i]]));
+            json_array_append_new(dm, rounded(margin(l, t->V)));
+        }
+        oracle_forward(t, c, row, B, logits, d, taps);
+        for (int i = 0; i <= accepted; i++) {
+            int32_t pick = argmax(logits + (size_t)i * V, t->V);
+            json_array_append_new(tm, rounded(margin(logits + (size_t)i * V, t->V)));
+            if (made + i < n_new) json_array_append(margins, json_array_get(tm, (size_t)i));
+            out[made + i] = pick;
+            if (i + 1 < B && row[i + 1] == pick) accepted++;
+        }
+        int committed = accepted + 1 < n_new - made ? accepted + 1 : n_new - made;
+        json_object_set_new(cycle, "start", json_integer(start));
+        json_object_set_new(cycle, "accepted", json_integer(accepted));
+        json_object_set_new(cycle, "committed", json_integer(committed));
+        json_object_set_new(cycle, "proposals", ints(row + 1, B - 1));
+        json_object_set_new(cycle, "draft_top_logits", tops);
+        json_object_set_new(cycle, "draft_margins", dm);
+        json_object_set_new(cycle, "target_margins", tm);
+        json_array_append_new(cycles, cycle);
+        made += accepted + 1;
+        c->n = start + accepted + 1;
+        oracle_context(d, dc, taps, accepted + 1);
+    }
+    json_object_set_new(entry, "name", json_string(name));
+    json_object_set_new(entry, "n_prompt", json_integer(n));
+    json_object_set_new(entry, "prompt", ints(prompt, n));
+    json_object_set_new(entry, "greedy", ints(out, n_new));
+    json_object_set_new(entry, "greedy_margins", margins);
+    json_object_set_new(entry, "cycles", cycles);
+    oracle_cache_free(t, c);
+    oracle_cache_free(d, dc);
+    free(logits);
+    free(draft);
+    free(taps);
+    free(out);
+    return entry;
+}
+
+static int run_trace(int argc, char **argv)
+{
+    struct oracle *t = open_or_die(argv[0]), *d = open_or_die(argv[1]);
+    int n_new = atoi(argv[2]);
+    json_t *root = json_object(), *prompts = json_array();
+    json_object_set_new(root, "schema", json_integer(1));
+    json_object_set_new(root, "made_by", json_string("test/reference/make_trace.sh"));
+    json_object_set_new(root, "n_new", json_integer(n_new));
+    json_object_set_new(root, "block_size", json_integer(d->block));
+    for (int i = 3; i < argc; i++) {
+        char *eq = strchr(argv[i], '=');
+        if (!eq) return 2;
+        *eq = 0;
+        size_t bytes;
+        int32_t *ids = slurp_path(eq + 1, &bytes);
+        json_array_append_new(prompts, trace_prompt(t, d, argv[i], ids, (int)(bytes / 4), n_new));
+        free(ids);
+    }
+    json_object_set_new(root, "prompts", prompts);
+    json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(root);
+    oracle_close(t);
+    oracle_close(d);
+    return fflush(stdout) ? 2 : 0;
+}
+
+static int run_floats(const char *a_path, const char *b_path, double tolerance)
+{
+    size_t na, nb, where = 0;
+    float *a = slurp_path(a_path, &na), *b = slurp_path(b_path, &nb);
+    double worst = 0;
+    if (na != nb || na % 4 || !na) {
+        fprintf(stderr, "oracle: %s has %zu bytes, %s %zu\n", a_path, na, b_path, nb);
+        return 1;
+    }
+    for (size_t i = 0; i < na / 4; i++) {
+        double d = fabs((double)a[i] - b[i]);
+        if (!(d <= worst)) {
+            worst = d;
+            where = i;
+        }
+    }
+    printf("max difference %.2e at %zu (tolerance %.0e)\n", worst, where, tolerance);
+    free(a);
+    free(b);
+    return worst <= tolerance ? 0 : 1;
+}
+
+static json_t *find_prompt(const char *path, const char *name, json_t **root)
+{
+    json_t *p;
+    size_t i;
+    *root = json_load_file(path, 0, NULL);
+    json_array_foreach (json_object_get(*root, "prompts"), i, p)
+        if (!strcmp(json_string_value(json_object_get(p, "name")), name)) return p;
+    fprintf(stderr, "oracle: %s: no prompt %s\n", path, name);
+    exit(2);
+}
+
+static double at(json_t *array, size_t i)
+{
+    return json_number_value(json_array_get(array, i));
+}
+
+/* ids must be equal up to the first row whose margin is below the limit; proposals of cycles that start alike likewise. */
+static int run_check(const char *path, const char *name, const char *ids_path, const char *trace_path, double limit)
+{
+    json_t *root, *p = find_prompt(path, name, &root), *greedy = json_object_get(p, "greedy");
+    size_t n, m, ties = 0, compared = 0, cycle = 0;
+    int32_t *ids = slurp_path(ids_path, &n), *trace = slurp_path(trace_path, &m);
+    int n_prompt = (int)json_integer_value(json_object_get(p, "n_prompt")), bad = 0;
+    size_t rows = (size_t)json_integer_value(json_object_get(root, "block_size")) - 1;
+    n /= 4;
+    m /= 4;
+    if (n != json_array_size(greedy)) {
+        fprintf(stderr, "%s: %zu ids, expected %zu\n", name, n, json_array_size(greedy));
+        return 1;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] != (int32_t)at(greedy, i)) {
+            double mg = at(json_object_get(p, "greedy_margins"), i);
+            printf("%s: id %zu is %d, expected %d (margin %.4f)\n", name, i, ids[i], (int)at(greedy, i), mg);
+            if (mg < limit) break; /* a near-tie: the texts part here */
+            return 1;
+        }
+    json_t *cycles = json_object_get(p, "cycles"), *c;
+    size_t k, made = 1; /* the engine's own position, found again from its ids and proposals */
+    json_array_foreach (cycles, k, c) {
+        size_t start = (size_t)json_integer_value(json_object_get(c, "start"));
+        while (cycle * rows < m && (size_t)n_prompt + made - 1 < start) { /* the engine's cycle began earlier: step over it */
+            size_t acc = 0;
+            while (acc < rows && made + acc < n && trace[cycle * rows + acc] == ids[made + acc]) acc++;
+            made += acc + 1;
+            cycle++;
+        }
+        if (cycle * rows >= m || (size_t)n_prompt + made - 1 != start) continue;
+        for (size_t r = 0; r < rows; r++) {
+            int want = (int)at(json_object_get(c, "proposals"), r), got = trace[cycle * rows + r];
+            double mg = at(json_object_get(c, "draft_margins"), r);
+            compared++;
+            if (got == want) continue;
+            printf("%s: cycle %zu row %zu proposes %d, expected %d (margin %.4f)\n", name, k, r + 1, got, want, mg);
+            if (mg < limit)
+                ties++;
+            else
+                bad++;
+        }
+    }
+    printf("%s: %zu ids, %zu proposals compared, %zu near-ties, %d wrong\n", name, n, compared, ties, bad);
+    if (compared < rows * json_array_size(cycles) / 2) {
+        fprintf(stderr, "%s: only %zu proposals could be compared\n", name, compared);
+        bad = 1;
+    }
+    json_decref(root);
+    free(ids);
+    free(trace);
+    return bad ? 1 : 0;
+}
+
+static int run_prompt(const char *path, const char *name)
+{
+    json_t *root, *ids = json_object_get(find_prompt(path, name, &root), "prompt");
+    for (size_t i = 0; i < json_array_size(ids); i++) {
+        int32_t id = (int32_t)at(ids, i);
+        fwrite(&id, sizeof id, 1, stdout);
+    }
+    json_decref(root);
+    return fflush(stdout) ? 2 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *verb = argc > 1 ? argv[1] : "";
+    if (!strcmp(verb, "logits") && argc == 3) return run_logits(argv[2], NULL);
+    if (!strcmp(verb, "draft") && argc == 4) return run_logits(argv[2], argv[3]);
+    if (!strcmp(verb, "trace") && argc > 5) return run_trace(argc - 2, argv + 2);
+    if (!strcmp(verb, "floats") && argc == 5) return run_floats(argv[2], argv[3], strtod(argv[4], NULL));
+    if (!strcmp(verb, "check") && argc == 7) return run_check(argv[2], argv[3], argv[4], argv[5], strtod(argv[6], NULL));
+    if (!strcmp(verb, "prompt") && argc == 4) return run_prompt(argv[2], argv[3]);
+    fprintf(stderr, "usage: oracle logits|draft|trace|floats|check|prompt ... (see test/reference/oracle_main.c)\n");
+    return 2;
+}
