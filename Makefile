@@ -79,7 +79,34 @@ $(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
 
 .PHONY: unit
 unit: $(UNIT_BIN)
-	@set -e; for t in $(UNIT_BIN); do echo "== $$t"; $$t; done
+	@bad=0; for t in $(UNIT_BIN); do $$t || bad=1; done; exit $$bad
+
+# The float64 reference (test/reference) and the trained pair in every weight type the tests use.
+$(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/reference/oracle.h $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) test/reference/oracle_main.c test/reference/oracle.c $(LIB) -o $@ $(LIBS)
+
+PAIR := $(BUILD)/pair
+PAIR_HF := data/pair
+$(PAIR)/target-%.gguf: $(PAIR_HF)/target/model.safetensors $(BIN)/dflash-convert
+	@mkdir -p $(@D)
+	$(BIN)/dflash-convert -q --force $(PAIR_HF)/target -o $@ --type $*
+$(PAIR)/drafter-%.gguf: $(PAIR_HF)/drafter/model.safetensors $(BIN)/dflash-convert
+	@mkdir -p $(@D)
+	$(BIN)/dflash-convert -q --force $(PAIR_HF)/drafter -o $@ --type $* --target $(PAIR_HF)/target
+$(PAIR)/target-q4_0.gguf $(PAIR)/target-q5_0.gguf $(PAIR)/target-q4_k.gguf $(PAIR)/target-q5_k.gguf $(PAIR)/target-q6_k.gguf: $(PAIR)/target-%.gguf: $(PAIR)/target-f32.gguf $(BIN)/dflash-quantize
+	$(BIN)/dflash-quantize -q --force $< -o $@ --type $*
+PAIR_FILES := $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$(PAIR)/target-$t.gguf $(PAIR)/drafter-$t.gguf) \
+              $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(PAIR)/target-$t.gguf)
+
+# The suites of `make test`; test/run.sh runs them and counts.
+SUITES = "$(MAKE) -s --no-print-directory unit" \
+         "test/cli/run.sh $(BIN) $(PAIR)" \
+         "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference"
+
+.PHONY: test
+test: all $(UNIT_BIN) $(BUILD)/test/oracle $(PAIR_FILES)
+	@test/run.sh $(BUILD)/test/test.log $(SUITES)
 
 .PHONY: clean
 clean:

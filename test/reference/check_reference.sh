@@ -1,0 +1,78 @@
+#!/bin/bash
+# check_reference.sh - the engine against the reference implementation's numbers and against the float64 oracle.
+#
+# usage: test/reference/check_reference.sh BIN_DIR WORK_DIR      (run from the repository's root)
+# Prints "ok   reference/NAME" or "FAIL reference/NAME" a check; exit 1 if any failed.
+set -u
+bin=$1 work=$2
+here=test/reference
+oracle=$(dirname "$bin")/test/oracle
+PATH="$bin:$PATH"
+mkdir -p "$work"
+failed=0
+check() { # NAME COMMAND...: one line of verdict; the command's output only where it fails, or its last line
+    local name=$1 out
+    shift
+    if out=$("$@" 2>&1); then
+        echo "ok   reference/$name: ${out##*$'\n'}"
+    else
+        echo "FAIL reference/$name"
+        echo "$out" | tail -n 8 | sed 's/^/    /'
+        failed=1
+    fi
+}
+for a in qwen3 dflash dflash_swa; do
+    [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
+done
+cd "$work" || exit 4
+root=$OLDPWD
+oracle=$root/$oracle
+[ "${bin#/}" != "$bin" ] || PATH="$root/$bin:$PATH"
+
+convert() { # IN OUT ARGS...
+    local in=$1 out=$2
+    shift 2
+    rm -f "$out"
+    dflash-convert -q "$in" -o "$out" "$@"
+}
+# float32 weights and cache: the engine's distance from the reference is rounding alone (1e-4: README.md)
+convert qwen3 t.gguf --type f32 && convert dflash d.gguf --type f32 --target qwen3 && convert dflash_swa s.gguf --type f32 --target qwen3 || {
+    echo "FAIL reference/convert"
+    exit 1
+}
+logits() { dflash-prefill -q -m "$1" --kv "$2" --chunk "$3" --logits got.f32 <qwen3/prompt.i32 >/dev/null; }
+compare_logits() { logits "$1" "$2" "$3" && "$oracle" floats got.f32 "$4" "$5"; }
+check "oracle logits" bash -c "'$oracle' logits qwen3 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 qwen3/logits.f32 1e-4"
+check "qwen3 logits f32" compare_logits t.gguf f32 512 qwen3/logits.f32 1e-4
+check "qwen3 logits f32, chunks of 7" compare_logits t.gguf f32 7 qwen3/logits.f32 1e-4
+same_ids() { dflash-generate -q -m t.gguf --kv f32 -n 48 --ignore-eos "$@" <qwen3/prompt.i32 >got.i32 && cmp got.i32 "$ids" && echo "48 ids equal"; }
+ids=qwen3/greedy.i32
+check "qwen3 greedy ids" same_ids
+ids=dflash/spec.i32
+check "dflash loop ids" same_ids -d d.gguf
+ids=dflash_swa/spec.i32
+check "dflash_swa loop ids" same_ids -d s.gguf
+draft() { dflash-generate -q -m t.gguf -d "$1" --kv f32 -n 4 --ignore-eos --draft-logits got.f32 <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 "$2" 1e-4; }
+check "dflash draft logits" draft d.gguf dflash/draft_logits.f32
+check "dflash_swa draft logits, masked oracle" bash -c "'$oracle' draft qwen3 dflash_swa <qwen3/prompt.i32 >swa.f32"
+check "dflash_swa draft logits" draft s.gguf swa.f32
+# the window must show: the oracle with it differs from the stored logits without it
+check "the window shows" bash -c "! '$oracle' floats swa.f32 dflash_swa/draft_logits.f32 1e-2"
+
+# every cycle of drafting on the trained pair
+if [ -f "$root/$here/pair_trace.json" ]; then
+    for name in $(sed 's/"name":"/\n&/g' "$root/$here/pair_trace.json" | sed -n 's/^"name":"\([^"]*\)".*/\1/p'); do
+        "$oracle" prompt "$root/$here/pair_trace.json" "$name" >p.i32
+        for kv in f32 f16 bf16; do
+            limit=0.02
+            [ $kv = bf16 ] && limit=0.1
+            [ $kv = f32 ] && limit=0.001
+            pair_trace() {
+                dflash-generate -q -m "$root/build/pair/target-bf16.gguf" -d "$root/build/pair/drafter-bf16.gguf" --kv $kv -n 48 --ignore-eos \
+                    --draft-trace got.trace <p.i32 >got.i32 && "$oracle" check "$root/$here/pair_trace.json" "$name" got.i32 got.trace $limit
+            }
+            check "trace $name kv $kv" pair_trace
+        done
+    done
+fi
+exit $failed
