@@ -35,9 +35,10 @@ struct desc {
     int32_t block_size, mask_id, n_taps, taps[DESC_MAX_TAPS]; /* taps: zero-based block whose output is tapped, tap-major order */
     int32_t n_features;    /* width of fc's input = n_taps * the target's n_embd */
     bool has_embedding_scale, has_softcap, causal_inferred;
-    float embedding_scale, softcap; /* where has_*; else the target's own */
+    float embedding_scale, softcap; /* where has_*; else the target's own. Targets: always has_embedding_scale */
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */
     int32_t bos_id, eos_id, n_stops, stops[DESC_MAX_STOPS]; /* stops: union of eos, eot and generation_config's list */
+    int32_t n_tokens; /* of the file's tokenizer, 0 if none */
     bool add_bos, has_tokenizer;
     uint32_t tokenizer_crc; /* crc32 over tokens and merges, 0 if none */
     uint8_t identity[16];   /* of the file: over its keys, tensor infos and samples of every tensor's data */
