@@ -43,7 +43,7 @@ LIB         := $(BUILD)/libdflash.a
 PROGRAMS := $(foreach t,$(TOOLS),$(if $(wildcard cmd/$t/*.c),$(BIN)/dflash-$t))
 
 .PHONY: all
-all: check-layers $(PROGRAMS)
+all: check-layers $(LIB) $(PROGRAMS)
 
 # Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
 $(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
