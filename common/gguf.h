@@ -50,7 +50,10 @@ struct gguf {
     uint64_t n_kv, n_tensors;
     struct gguf_kv *kv;         /* in file order; duplicate keys are refused */
     struct gguf_tensor *tensor; /* in file order; duplicate names, overlaps and ranges past the end are refused */
+    struct gguf_kv **kv_by_name;         /* the same, sorted: gguf_find and gguf_tensor search here */
+    struct gguf_tensor **tensor_by_name;
     uint64_t data_offset;       /* of the data section in the file */
+    bool borrowed;              /* opened over the caller's memory */
     struct arena *arena;
 };
 

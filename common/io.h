@@ -18,13 +18,14 @@ void io_map_close(struct io_map *m); /* zeroed struct is legal */
 
 /* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and renamed by
  * io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP (io_signals_install).
- * Without force an existing path is refused, and a path that is the same file as one of inputs always is (ERR_USAGE). */
+ * Without force an existing path is refused, and a path that is the same file as one of inputs always is (ERR_USAGE).
+ * A device or a pipe at path is written through like stdout: renaming over it would replace it by a file. */
 struct io_out {
     int fd;
-    bool to_stdout;
-    char *path, *tmp;
-    uint64_t written;
-    uint8_t *buf;
+    bool to_stdout, force;
+    char *path, *tmp; /* tmp NULL: written through */
+    uint64_t written; /* bytes handed to io_out_write */
+    uint8_t *buf;     /* NULL: not open (a zeroed struct is legal everywhere but in write) */
     size_t used;
 };
 int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e);

@@ -1,0 +1,374 @@
+/* cli.c - see cli.h. */
+#include "cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio_ext.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../common/io.h"
+#include "../common/mem.h"
+
+double cli_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- messages ---- */
+
+static bool progress_shown; /* a progress line stands unfinished on the terminal */
+
+static void clear_progress(void)
+{
+    if (progress_shown) fputs("\r\033[K", stderr);
+    progress_shown = false;
+}
+
+static void say(const struct cli *c, const char *prefix, const char *fmt, va_list ap)
+{
+    clear_progress();
+    fprintf(stderr, "dflash-%s: %s", c->tool, prefix);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+}
+
+int cli_fail(const struct cli *c, const struct err *e)
+{
+    clear_progress();
+    fprintf(stderr, "dflash-%s: %s\n", c->tool, e->code != ERR_NONE ? e->msg : "failed without a message");
+    if (e->hint[0]) fprintf(stderr, "hint: %s\n", e->hint);
+    return e->code != ERR_NONE ? (int)e->code : ERR_IO;
+}
+
+void cli_usage_error(const struct cli *c, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    say(c, "", fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "try 'dflash-%s --help'\n", c->tool);
+    exit(ERR_USAGE);
+}
+
+void cli_note(const struct cli *c, const char *fmt, ...)
+{
+    va_list ap;
+    if (c->quiet) return;
+    va_start(ap, fmt);
+    say(c, "", fmt, ap);
+    va_end(ap);
+}
+
+void cli_detail(const struct cli *c, const char *fmt, ...)
+{
+    va_list ap;
+    if (!c->verbose || c->quiet) return;
+    va_start(ap, fmt);
+    say(c, "", fmt, ap);
+    va_end(ap);
+}
+
+void cli_warn(const struct cli *c, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    say(c, "warning: ", fmt, ap);
+    va_end(ap);
+}
+
+void cli_no_binary_tty(const struct cli *c, int fd, const char *what)
+{
+    if (!isatty(fd)) return;
+    clear_progress();
+    if (fd == STDIN_FILENO) {
+        fprintf(stderr, "dflash-%s: %s is binary: not read from a terminal\n", c->tool, what);
+        fprintf(stderr, "hint: redirect it: '< FILE', or pipe into the program\n");
+    } else {
+        fprintf(stderr, "dflash-%s: %s is binary: not written to a terminal\n", c->tool, what);
+        fprintf(stderr, "hint: redirect it: '> FILE', pipe it on, or give -o FILE where there is one\n");
+    }
+    exit(ERR_USAGE);
+}
+
+int cli_close_stdout(const struct cli *c)
+{
+    /* Started with stdout closed, and nothing was written: no error. */
+    bool bad = ferror(stdout) != 0, pending = __fpending(stdout) != 0;
+    int why = 0;
+    if (fclose(stdout) && (bad || pending || errno != EBADF)) {
+        bad = true;
+        why = errno;
+    }
+    if (!bad) return 0;
+    clear_progress();
+    fprintf(stderr, "dflash-%s: stdout: cannot write%s%s\n", c->tool, why ? ": " : "",
+            why ? strerror(why) : "");
+    return ERR_IO;
+}
+
+/* ---- progress ---- */
+
+static void human(char *s, size_t n, double v, const char *unit)
+{
+    static const char *const bin[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    static const char *const dec[] = {"", "k", "M", "G", "T"};
+    bool bytes = unit && !strcmp(unit, "B");
+    double step = bytes ? 1024 : 1000;
+    int k = 0;
+    while (v >= step && k < 4) {
+        v /= step;
+        k++;
+    }
+    if (bytes)
+        snprintf(s, n, k ? "%.1f %s" : "%.0f %s", v, bin[k]);
+    else
+        snprintf(s, n, "%.*f%s%s%s", k ? 1 : 0, v, dec[k], unit && *unit ? " " : "", unit ? unit : "");
+}
+
+void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t total, const char *unit)
+{
+    static double begun, last;
+    static const char *current;
+    static uint64_t previous;
+    double now, rate, left;
+    char a[32], b[32], r[32];
+    if (c->quiet || !isatty(STDERR_FILENO)) return;
+    now = cli_seconds();
+    if (!current || strcmp(current, what) || done < previous) { /* another job, or the same from its start */
+        begun = now;
+        last = 0;
+        current = what;
+    }
+    previous = done;
+    if (now - last < 1.0 / 6 && done != total) return;
+    last = now;
+    rate = now > begun ? (double)done / (now - begun) : 0;
+    human(a, sizeof a, (double)done, unit);
+    human(b, sizeof b, (double)total, unit);
+    human(r, sizeof r, rate, unit);
+    fprintf(stderr, "\r\033[K%s: %s of %s", what, a, b);
+    if (total) fprintf(stderr, " (%.0f%%)", 100.0 * (double)done / (double)total);
+    if (rate > 0) fprintf(stderr, ", %s/s", r);
+    if (rate > 0 && done < total) {
+        left = (double)(total - done) / rate;
+        if (left < 60)
+            fprintf(stderr, ", %.0f s left", left);
+        else
+            fprintf(stderr, ", %.0f min left", left / 60);
+    }
+    progress_shown = true;
+    if (done == total) {
+        fputc('\n', stderr);
+        progress_shown = false;
+        current = NULL;
+    }
+    fflush(stderr);
+}
+
+/* ---- help ---- */
+
+static void print_synopsis(const struct cli *c)
+{
+    /* A line that begins with a space continues the one before it; any other is one more way to call the
+     * program. */
+    const char *s = c->synopsis ? c->synopsis : "";
+    const char *lead = "usage: ";
+    for (;;) {
+        size_t n = strcspn(s, "\n");
+        if (*s == ' ')
+            printf("       %*s%.*s\n", (int)strlen(c->tool) + 7, "", (int)n, s);
+        else
+            printf("%sdflash-%s%s%.*s\n", lead, c->tool, n ? " " : "", (int)n, s);
+        lead = "       ";
+        if (!s[n]) return;
+        s += n + 1;
+    }
+}
+
+static void print_flag(const char *name, const char *arg, const char *help)
+{
+    char left[64];
+    snprintf(left, sizeof left, "%s%s%s", name, arg ? " " : "", arg ? arg : "");
+    if (strlen(left) > 24)
+        printf("  %s\n  %-24s  %s\n", left, "", help);
+    else
+        printf("  %-24s  %s\n", left, help);
+}
+
+static void print_help(const struct cli *c)
+{
+    print_synopsis(c);
+    if (c->summary) printf("\n%s\n", c->summary);
+    printf("\nflags:\n");
+    for (const struct cli_flag *f = c->flags; f && f->name; f++) print_flag(f->name, f->arg, f->help);
+    print_flag("-q", NULL, "no notes and no progress; warnings and errors stay");
+    print_flag("-v", NULL, "more notes");
+    print_flag("--help", NULL, "print this and exit");
+    print_flag("--version", NULL, "print the version and exit");
+    printf("\nexit status: 0 ok, 1 negative answer, 2 usage, 3 malformed or unsupported input, 4 I/O or "
+           "memory, 5 device\n");
+}
+
+/* ---- the parser ---- */
+
+static bool only(const char *s, const char *set)
+{
+    return *s && strspn(s, set) == strlen(s);
+}
+
+/* Whether v is outside of f's range; prints it the way the flag is counted. */
+static void check_range(const struct cli *c, const struct cli_flag *f, double v, const char *text)
+{
+    if (f->min < f->max && !(v >= f->min && v <= f->max))
+        cli_usage_error(c, "%s: out of range (expected %.10g to %.10g, got %s)", f->name, f->min, f->max,
+                        text);
+}
+
+static int64_t parse_int(const struct cli *c, const struct cli_flag *f, const char *s, int64_t lo, int64_t hi)
+{
+    char *end;
+    long long v;
+    errno = 0;
+    v = only(s, "+-0123456789") ? strtoll(s, &end, 10) : 0;
+    if (!only(s, "+-0123456789") || *end || end == s)
+        cli_usage_error(c, "%s: not a whole number (expected %s, got '%s')", f->name, f->arg ? f->arg : "N",
+                        s);
+    if (errno == ERANGE || v < lo || v > hi)
+        cli_usage_error(c, "%s: out of range (expected %" PRId64 " to %" PRId64 ", got %s)", f->name, lo, hi,
+                        s);
+    check_range(c, f, (double)v, s);
+    return v;
+}
+
+static uint64_t parse_u64(const struct cli *c, const struct cli_flag *f, const char *s)
+{
+    char *end;
+    unsigned long long v;
+    if (!only(s, "0123456789"))
+        cli_usage_error(c, "%s: not a whole number of 0 or more (expected %s, got '%s')", f->name,
+                        f->arg ? f->arg : "N", s);
+    errno = 0;
+    v = strtoull(s, &end, 10);
+    if (errno == ERANGE)
+        cli_usage_error(c, "%s: out of range (expected 0 to %" PRIu64 ", got %s)", f->name, UINT64_MAX, s);
+    check_range(c, f, (double)v, s);
+    return v;
+}
+
+static float parse_f32(const struct cli *c, const struct cli_flag *f, const char *s)
+{
+    char *end = NULL;
+    double v = 0;
+    float r;
+    /* The set of characters keeps out what strtod takes beyond decimal numbers: nan, inf, hexadecimal,
+     * leading blanks. */
+    if (only(s, "+-.eE0123456789")) v = strtod(s, &end);
+    if (!end || *end || end == s)
+        cli_usage_error(c, "%s: not a number (expected %s, got '%s')", f->name, f->arg ? f->arg : "X", s);
+    r = (float)v;
+    if (!isfinite(r)) cli_usage_error(c, "%s: out of range of a float (got %s)", f->name, s);
+    check_range(c, f, v, s);
+    return r;
+}
+
+static void add_to_list(const struct cli *c, struct cli_list *l, const char *s)
+{
+    const char **v = mem_realloc(l->v, ((size_t)l->n + 1) * sizeof *v);
+    if (!v) {
+        fprintf(stderr, "dflash-%s: out of memory (arguments)\n", c->tool);
+        exit(ERR_IO);
+    }
+    l->v = v;
+    l->v[l->n++] = s;
+}
+
+static void set_flag(const struct cli *c, const struct cli_flag *f, const char *s)
+{
+    switch (f->kind) {
+    case CLI_FLAG: *(bool *)f->value = true; break;
+    case CLI_STR: *(const char **)f->value = s; break;
+    case CLI_I32: *(int32_t *)f->value = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX); break;
+    case CLI_I64: *(int64_t *)f->value = parse_int(c, f, s, INT64_MIN, INT64_MAX); break;
+    case CLI_U64: *(uint64_t *)f->value = parse_u64(c, f, s); break;
+    case CLI_F32: *(float *)f->value = parse_f32(c, f, s); break;
+    case CLI_LIST: add_to_list(c, f->value, s); break;
+    }
+}
+
+static const struct cli_flag *find_flag(const struct cli *c, const char *name, size_t n)
+{
+    for (const struct cli_flag *f = c->flags; f && f->name; f++)
+        if (strlen(f->name) == n && !memcmp(f->name, name, n)) return f;
+    return NULL;
+}
+
+/* One flag at argv[i]; returns the index of the last argument that it took. */
+static int parse_flag(struct cli *c, int argc, char **argv, int i)
+{
+    const char *a = argv[i], *eq = strncmp(a, "--", 2) ? NULL : strchr(a, '=');
+    size_t n = eq ? (size_t)(eq - a) : strlen(a);
+    const struct cli_flag *f = find_flag(c, a, n);
+    if (!f) {
+        if (!strcmp(a, "--help")) {
+            print_help(c);
+            exit(cli_close_stdout(c));
+        }
+        if (!strcmp(a, "--version")) {
+            printf("dflash-%s %s\n", c->tool, DFLASH_VERSION);
+            exit(cli_close_stdout(c));
+        }
+        if (!strcmp(a, "-q"))
+            c->quiet = true;
+        else if (!strcmp(a, "-v"))
+            c->verbose = true;
+        else
+            cli_usage_error(c, "unknown flag %.*s", (int)n, a);
+        return i;
+    }
+    if (f->kind == CLI_FLAG) {
+        if (eq) cli_usage_error(c, "%s takes no value (got '%s')", f->name, eq + 1);
+        set_flag(c, f, NULL);
+        return i;
+    }
+    if (eq) {
+        set_flag(c, f, eq + 1);
+        return i;
+    }
+    if (i + 1 >= argc) cli_usage_error(c, "%s needs a value (expected %s)", f->name, f->arg ? f->arg : "one");
+    set_flag(c, f, argv[i + 1]);
+    return i + 1;
+}
+
+void cli_parse(struct cli *c, int argc, char **argv)
+{
+    bool ended = false;
+    io_signals_install();
+    c->n_args = 0;
+    c->args = mem_calloc((size_t)argc + 1, sizeof *c->args);
+    if (!c->args) {
+        fprintf(stderr, "dflash-%s: out of memory (arguments)\n", c->tool);
+        exit(ERR_IO);
+    }
+    for (int i = 1; i < argc; i++) {
+        const char *a = argv[i];
+        if (ended || a[0] != '-' || !a[1])
+            c->args[c->n_args++] = a; /* "-" alone is stdin or stdout */
+        else if (!strcmp(a, "--"))
+            ended = true;
+        else
+            i = parse_flag(c, argc, argv, i);
+    }
+    if (c->n_args < c->min_args)
+        cli_usage_error(c, "missing argument (expected %s%d, got %d)",
+                        c->max_args == c->min_args ? "" : "at least ", c->min_args, c->n_args);
+    if (c->max_args >= 0 && c->n_args > c->max_args)
+        cli_usage_error(c, "too many arguments: '%s' (expected %s%d, got %d)", c->args[c->max_args],
+                        c->max_args == c->min_args ? "" : "at most ", c->max_args, c->n_args);
+}

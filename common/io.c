@@ -1,0 +1,430 @@
+/* io.c - see io.h. */
+#include "io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "mem.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "files are little-endian and mapped as they are: a big-endian host is not supported"
+#endif
+
+#define OUT_BUF ((size_t)256 << 10)
+
+/* ---- maps ---- */
+
+int io_map_open(struct io_map *m, const char *path, struct err *e)
+{
+    struct stat st;
+    void *p;
+    int fd;
+    memset(m, 0, sizeof *m);
+    /* Non-blocking, so that a pipe without a writer is refused below instead of waited for. */
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return err_errno(e, "%s", path);
+    if (fstat(fd, &st)) {
+        err_errno(e, "%s", path);
+        goto fail;
+    }
+    if (S_ISDIR(st.st_mode)) {
+        err_set(e, ERR_IO, "%s: is a directory (expected a file)", path);
+        goto fail;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        err_set(e, ERR_IO, "%s: is not a regular file, so it cannot be mapped", path);
+        goto fail;
+    }
+    m->path = mem_strdup(path);
+    if (!m->path) {
+        err_set(e, ERR_IO, "%s: out of memory (path)", path);
+        goto fail;
+    }
+    m->size = (uint64_t)st.st_size;
+    if (m->size) {
+        p = m->size > SIZE_MAX ? MAP_FAILED : mmap(NULL, (size_t)m->size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED) {
+            err_errno(e, "%s: cannot map %llu bytes", path, (unsigned long long)m->size);
+            goto fail;
+        }
+        m->data = p;
+    }
+    close(fd);
+    return 0;
+fail:
+    close(fd);
+    mem_free(m->path);
+    memset(m, 0, sizeof *m);
+    return -1;
+}
+
+void io_map_close(struct io_map *m)
+{
+    if (!m) return;
+    if (m->data) munmap((void *)(uintptr_t)m->data, (size_t)m->size);
+    mem_free(m->path);
+    memset(m, 0, sizeof *m);
+}
+
+/* ---- temporaries and signals ----
+ * The names of the temporaries that exist, for the handler. A name is entered before the file is created and
+ * taken out before its memory is freed, so that a signal at any time leaves no file behind. */
+
+#define MAX_TMP 16
+static _Atomic(char *) live_tmp[MAX_TMP];
+
+static bool tmp_enter(char *name)
+{
+    for (int i = 0; i < MAX_TMP; i++) {
+        char *none = NULL;
+        if (atomic_compare_exchange_strong(&live_tmp[i], &none, name)) return true;
+    }
+    return false;
+}
+
+static void tmp_leave(char *name)
+{
+    for (int i = 0; i < MAX_TMP; i++) {
+        char *it = name;
+        if (atomic_compare_exchange_strong(&live_tmp[i], &it, NULL)) return;
+    }
+}
+
+static void on_signal(int sig)
+{
+    for (int i = 0; i < MAX_TMP; i++) {
+        char *name = atomic_load(&live_tmp[i]);
+        if (name) unlink(name);
+    }
+    raise(sig); /* SA_RESETHAND: the default action follows, so the parent sees the signal */
+}
+
+void io_signals_install(void)
+{
+    static const int sigs[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof sigs / sizeof *sigs; i++) {
+        struct sigaction old, sa;
+        if (sigaction(sigs[i], NULL, &old) || old.sa_handler == SIG_IGN) continue; /* nohup stays nohup */
+        memset(&sa, 0, sizeof sa);
+        sa.sa_handler = on_signal;
+        sa.sa_flags = (int)SA_RESETHAND;
+        sigemptyset(&sa.sa_mask);
+        sigaction(sigs[i], &sa, NULL);
+    }
+    signal(SIGPIPE, SIG_DFL);
+}
+
+/* ---- outputs ---- */
+
+/* A parent directory of path, for fsync; p has PATH_MAX bytes. */
+static void dir_of(const char *path, char *p)
+{
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) : 0;
+    if (!slash)
+        strcpy(p, ".");
+    else if (!n)
+        strcpy(p, "/");
+    else if (n < PATH_MAX)
+        memcpy(p, path, n), p[n] = 0;
+    else
+        strcpy(p, ".");
+}
+
+static int refuse_inputs(const struct stat *out, const char *name, const char *const *inputs, int n,
+                         struct err *e)
+{
+    struct stat st;
+    if (!S_ISREG(out->st_mode)) return 0; /* /dev/null or a terminal may be both */
+    for (int i = 0; i < n; i++) {
+        if (!inputs[i] || !strcmp(inputs[i], "-") ? fstat(0, &st) : stat(inputs[i], &st)) continue;
+        if (st.st_dev == out->st_dev && st.st_ino == out->st_ino)
+            return err_set(e, ERR_USAGE, "%s: the output is the same file as the input %s", name,
+                           inputs[i] ? inputs[i] : "-");
+    }
+    return 0;
+}
+
+static int create_tmp(struct io_out *o, struct err *e)
+{
+    size_t n = strlen(o->path) + 48;
+    o->tmp = mem_alloc(n);
+    if (!o->tmp) return err_set(e, ERR_IO, "%s: out of memory (name of a temporary file)", o->path);
+    if (!tmp_enter(o->tmp)) {
+        mem_free(o->tmp);
+        o->tmp = NULL;
+        return err_set(e, ERR_IO, "%s: too many outputs open at once (at most %d)", o->path, MAX_TMP);
+    }
+    for (unsigned k = 0; k < 1000; k++) {
+        snprintf(o->tmp, n, "%s.%ld-%u.tmp", o->path, (long)getpid(), k);
+        o->fd = open(o->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (o->fd >= 0) return 0;
+        if (errno != EEXIST) break;
+    }
+    err_errno(e, "%s: cannot create %s", o->path, o->tmp);
+    tmp_leave(o->tmp);
+    mem_free(o->tmp);
+    o->tmp = NULL;
+    return -1;
+}
+
+/* path exists: st is what stat says of it. Leaves o->fd open where it is a device or a pipe. */
+static int open_existing(struct io_out *o, const struct stat *st, struct err *e)
+{
+    char real[PATH_MAX];
+    if (S_ISDIR(st->st_mode))
+        return err_set(e, ERR_IO, "%s: is a directory (expected a file to write)", o->path);
+    if (!S_ISREG(st->st_mode)) {
+        o->fd = open(o->path, O_WRONLY | O_CLOEXEC);
+        return o->fd < 0 ? err_errno(e, "%s", o->path) : 0;
+    }
+    if (!o->force) {
+        err_set(e, ERR_USAGE, "%s: exists already", o->path);
+        return err_hint(e, "--force replaces it");
+    }
+    if (realpath(o->path, real)) { /* through a link: replace what it points at, keep the link */
+        char *p = mem_strdup(real);
+        if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", o->path);
+        mem_free(o->path);
+        o->path = p;
+    }
+    return 0;
+}
+
+int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs,
+                struct err *e)
+{
+    struct stat st;
+    memset(o, 0, sizeof *o);
+    o->fd = -1;
+    o->force = force;
+    o->to_stdout = !path || !strcmp(path, "-");
+    o->buf = mem_alloc(OUT_BUF);
+    o->path = mem_strdup(o->to_stdout ? "stdout" : path);
+    if (!o->buf || !o->path) {
+        err_set(e, ERR_IO, "%s: out of memory (output buffer)", path ? path : "stdout");
+        goto fail;
+    }
+    if (o->to_stdout) {
+        o->fd = STDOUT_FILENO;
+        if (!fstat(o->fd, &st) && refuse_inputs(&st, "stdout", inputs, n_inputs, e)) goto fail;
+        return 0;
+    }
+    if (!*path) {
+        err_set(e, ERR_USAGE, "the name of the output is empty");
+        goto fail;
+    }
+    if (!stat(path, &st)) {
+        if (refuse_inputs(&st, path, inputs, n_inputs, e) || open_existing(o, &st, e)) goto fail;
+    } else if (errno != ENOENT) {
+        err_errno(e, "%s", path);
+        goto fail;
+    }
+    if (o->fd < 0 && create_tmp(o, e)) goto fail;
+    return 0;
+fail:
+    io_out_abort(o);
+    return -1;
+}
+
+static int write_all(struct io_out *o, const uint8_t *p, size_t n, struct err *e)
+{
+    while (n) {
+        ssize_t k = write(o->fd, p, n > (1u << 30) ? 1u << 30 : n);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0 && errno == EAGAIN) {
+            struct pollfd pf = {.fd = o->fd, .events = POLLOUT};
+            poll(&pf, 1, -1);
+            continue;
+        }
+        if (k < 0) return err_errno(e, "%s: cannot write", o->path);
+        p += k;
+        n -= (size_t)k;
+    }
+    return 0;
+}
+
+int io_out_flush(struct io_out *o, struct err *e)
+{
+    size_t n = o->used;
+    if (!o->buf) return 0;
+    o->used = 0;
+    return write_all(o, o->buf, n, e);
+}
+
+int io_out_write(struct io_out *o, const void *data, size_t n, struct err *e)
+{
+    o->written += n;
+    if (n >= OUT_BUF - o->used) {
+        if (io_out_flush(o, e)) return -1;
+        if (n >= OUT_BUF) return write_all(o, data, n, e);
+    }
+    if (n) memcpy(o->buf + o->used, data, n);
+    o->used += n;
+    return 0;
+}
+
+/* Without --force a file that appeared meanwhile is not replaced, where the file system can tell. */
+static int rename_tmp(struct io_out *o, struct err *e)
+{
+    if (!o->force) {
+        if (!renameat2(AT_FDCWD, o->tmp, AT_FDCWD, o->path, RENAME_NOREPLACE)) return 0;
+        if (errno == EEXIST) {
+            err_set(e, ERR_USAGE, "%s: exists already (it appeared while it was being written)", o->path);
+            return err_hint(e, "--force replaces it");
+        }
+        if (errno != EINVAL && errno != ENOSYS) return err_errno(e, "%s: cannot rename %s", o->path, o->tmp);
+    }
+    if (rename(o->tmp, o->path)) return err_errno(e, "%s: cannot rename %s", o->path, o->tmp);
+    return 0;
+}
+
+int io_out_commit(struct io_out *o, struct err *e)
+{
+    char dir[PATH_MAX];
+    int fd;
+    if (!o->buf) return 0;
+    if (io_out_flush(o, e)) goto fail;
+    if (o->to_stdout) {
+        io_out_abort(o);
+        return 0;
+    }
+    /* A pipe or a device has nothing to sync and says EINVAL. */
+    if (fsync(o->fd) && o->tmp) {
+        err_errno(e, "%s: cannot write", o->path);
+        goto fail;
+    }
+    fd = o->fd;
+    o->fd = -1;
+    if (close(fd)) {
+        err_errno(e, "%s: cannot write", o->path);
+        goto fail;
+    }
+    if (o->tmp) {
+        if (rename_tmp(o, e)) goto fail;
+        tmp_leave(o->tmp);
+        mem_free(o->tmp);
+        o->tmp = NULL;
+        dir_of(o->path, dir); /* best effort: the bytes are safe, only the name may be lost with the power */
+        fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd >= 0) {
+            fsync(fd);
+            close(fd);
+        }
+    }
+    io_out_abort(o);
+    return 0;
+fail:
+    io_out_abort(o);
+    return -1;
+}
+
+void io_out_abort(struct io_out *o)
+{
+    if (!o) return;
+    if ((o->buf || o->path) && o->fd >= 0 && !o->to_stdout) close(o->fd);
+    if (o->tmp) {
+        unlink(o->tmp);
+        tmp_leave(o->tmp);
+        mem_free(o->tmp);
+    }
+    mem_free(o->buf);
+    mem_free(o->path);
+    o->fd = -1;
+    o->buf = NULL;
+    o->path = o->tmp = NULL;
+    o->used = 0;
+}
+
+/* ---- reading ---- */
+
+int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, struct err *e)
+{
+    *got = 0;
+    for (;;) {
+        ssize_t k = read(fd, buf, n > (1u << 30) ? 1u << 30 : n);
+        if (k >= 0) {
+            *got = (size_t)k;
+            return 0;
+        }
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN) {
+            struct pollfd pf = {.fd = fd, .events = POLLIN};
+            poll(&pf, 1, -1);
+            continue;
+        }
+        return err_errno(e, "%s: cannot read", name);
+    }
+}
+
+int io_read_all(int fd, const char *name, uint64_t cap, uint8_t **data, uint64_t *size, struct err *e)
+{
+    uint8_t *p = NULL, *q;
+    uint64_t n = 0, room = 0, want;
+    size_t got;
+    *data = NULL;
+    *size = 0;
+    for (;;) {
+        if (n == room) {
+            want = room ? room * 2 : 64 << 10;
+            if (want > cap && room <= cap)
+                want = cap + 1 ? cap + 1 : cap; /* one more, to see that there is more */
+            q = want > SIZE_MAX ? NULL : mem_realloc(p, (size_t)want);
+            if (!q) {
+                err_set(e, ERR_IO, "%s: out of memory (%llu bytes)", name, (unsigned long long)want);
+                goto fail;
+            }
+            p = q;
+            room = want;
+        }
+        if (io_read_some(fd, name, p + n, (size_t)(room - n), &got, e)) goto fail;
+        if (!got) break;
+        n += got;
+        if (n > cap) {
+            err_set(e, ERR_FORMAT, "%s: too long (expected at most %llu bytes)", name,
+                    (unsigned long long)cap);
+            goto fail;
+        }
+    }
+    *data = p;
+    *size = n;
+    return 0;
+fail:
+    mem_free(p);
+    return -1;
+}
+
+int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct err *e)
+{
+    uint8_t *data;
+    uint64_t size;
+    *ids = NULL;
+    *n = 0;
+    if (io_read_all(fd, name, (uint64_t)INT32_MAX * 4, &data, &size, e)) return -1;
+    if (size % 4) {
+        mem_free(data);
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: not a token stream: its size is no multiple of 4 (expected int32 ids, got %llu bytes)", name,
+            (unsigned long long)size);
+    }
+    *ids = (int32_t *)(void *)data; /* little-endian host, and malloc's alignment */
+    *n = (size_t)(size / 4);
+    return 0;
+}
+
+int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *e)
+{
+    if (n > SIZE_MAX / 4) return err_set(e, ERR_IO, "%s: too many tokens (%zu)", o->path, n);
+    return io_out_write(o, ids, n * 4, e);
+}
