@@ -108,6 +108,11 @@ SUITES = "$(MAKE) -s --no-print-directory unit" \
 test: all $(UNIT_BIN) $(BUILD)/test/oracle $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/test.log $(SUITES)
 
+# The unit tests under the sanitizers, in a build directory of their own.
+.PHONY: test-sanitize
+test-sanitize:
+	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined unit
+
 .PHONY: clean
 clean:
 	rm -rf build build-*
