@@ -1,7 +1,7 @@
 /* blocks.h - what the block codecs share: byte access and the packed scales of the K types.
  *
- * A block is bytes, little-endian, with no alignment; every codec reads and writes it through these. Layouts are in
- * docs/types.md. */
+ * A block is bytes, little-endian, with no alignment; every codec reads and writes it through these. Layouts
+ * are in docs/types.md. */
 #ifndef DFLASH_BLOCKS_H
 #define DFLASH_BLOCKS_H
 

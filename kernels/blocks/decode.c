@@ -1,5 +1,6 @@
-/* decode.c - blocks to float32. Each value is computed as the format defines it: d*sc in float32, times the code, minus
- * dmin*m, every step rounded, so that the result is the same bits as any other faithful reader's. */
+/* decode.c - blocks to float32. Each value is computed as the format defines it: d*sc in float32, times the
+ * code, minus dmin*m, every step rounded, so that the result is the same bits as any other faithful reader's.
+ */
 #include "blocks.h"
 
 static void decode_q8_0(const uint8_t *b, float *y)

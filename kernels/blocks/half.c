@@ -1,4 +1,5 @@
-/* half.c - scalar f16 and bf16 conversions: integer arithmetic only, so the bits are the same on every machine. */
+/* half.c - scalar f16 and bf16 conversions: integer arithmetic only, so the bits are the same on every
+ * machine. */
 #include "../kernels.h"
 
 #include <string.h>
@@ -31,13 +32,14 @@ uint16_t kn_f32_to_f16(float f)
 {
     uint32_t u = bits_of(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
     if (a > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x3ff)); /* quiet NaN, payload kept */
-    if (a >= 0x477ff000) return (uint16_t)(sign | 0x7c00);                    /* 65520 and above round to Inf */
-    if (a >= 0x38800000) {                                                    /* normal: 2^-14 and above */
+    if (a >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above round to Inf */
+    if (a >= 0x38800000) {                                 /* normal: 2^-14 and above */
         uint32_t r = a - 0x38000000;
         return (uint16_t)(sign | (r + 0xfff + (r >> 13 & 1)) >> 13);
     }
     if (a <= 0x33000000) return (uint16_t)sign; /* at most half of the least subnormal: ties go to zero */
-    uint32_t shift = 126 - (a >> 23), man = (a & 0x7fffff) | 0x800000; /* value = man * 2^(exp-150), unit 2^-24 */
+    uint32_t shift = 126 - (a >> 23),
+             man = (a & 0x7fffff) | 0x800000; /* value = man * 2^(exp-150), unit 2^-24 */
     uint32_t q = man >> shift, rest = man & ((1u << shift) - 1), half = 1u << (shift - 1);
     if (rest > half || (rest == half && (q & 1))) q++;
     return (uint16_t)(sign | q);

@@ -1,0 +1,23 @@
+/* encode.h - what the encoders share. */
+#ifndef DFLASH_ENCODE_H
+#define DFLASH_ENCODE_H
+
+#include "blocks.h"
+#include "search.h"
+
+/* Transpose n columns of c->len values (and their weights; 1 where importance is NULL); the rest are zeros.
+ */
+void search_load(struct search_cols *c, const float *x, const float *importance, int n);
+/* f clamped to f16's finite range and rounded: *h and its value. */
+float search_round_f16(float f, uint16_t *h);
+
+/* encode_k.c: n is a multiple of 256, src checked. */
+void encode_k45(const struct search *s, const float *x, uint8_t *dst, int64_t n, const float *importance,
+                bool five);
+void encode_k6(const struct search *s, const float *x, uint8_t *dst, int64_t n, const float *importance);
+
+/* kn_encode_row with the instruction set given (tests compare them). */
+int encode_with(const struct search *s, uint32_t type, const float *src, void *dst, int64_t n,
+                const float *importance);
+
+#endif
