@@ -9,12 +9,24 @@
 /* Counters are atomic because threads allocate too; relaxed order is enough, tests count on one thread. */
 static atomic_uint_fast64_t made;     /* allocations since the last mem_fail_at */
 static atomic_uint_fast64_t fail_nth; /* 0: off */
+static atomic_uint_fast64_t failed;   /* for ever */
 
 static bool refuse(void)
 {
     uint64_t n = atomic_fetch_add_explicit(&made, 1, memory_order_relaxed) + 1;
     uint64_t f = atomic_load_explicit(&fail_nth, memory_order_relaxed);
     return f && n >= f;
+}
+
+static void *note(void *p)
+{
+    if (!p) atomic_fetch_add_explicit(&failed, 1, memory_order_relaxed);
+    return p;
+}
+
+uint64_t mem_failures(void)
+{
+    return atomic_load(&failed);
 }
 
 uint64_t mem_fail_at(uint64_t nth)
@@ -26,20 +38,17 @@ uint64_t mem_fail_at(uint64_t nth)
 
 void *mem_alloc(size_t n)
 {
-    if (refuse()) return NULL;
-    return malloc(n ? n : 1); /* never NULL for size 0: NULL means failure */
+    return note(refuse() ? NULL : malloc(n ? n : 1)); /* never NULL for size 0: NULL means failure */
 }
 
 void *mem_calloc(size_t count, size_t size)
 {
-    if (refuse()) return NULL;
-    return calloc(count ? count : 1, size ? size : 1);
+    return note(refuse() ? NULL : calloc(count ? count : 1, size ? size : 1));
 }
 
 void *mem_realloc(void *p, size_t n)
 {
-    if (refuse()) return NULL;
-    return realloc(p, n ? n : 1);
+    return note(refuse() ? NULL : realloc(p, n ? n : 1));
 }
 
 char *mem_strdup(const char *s)

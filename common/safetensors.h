@@ -2,6 +2,7 @@
 #ifndef DFLASH_SAFETENSORS_H
 #define DFLASH_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include "err.h"
 #include "io.h"
@@ -26,6 +27,7 @@ struct st {
     struct st_tensor *tensor; /* in name order */
     uint32_t n_files;
     struct io_map *file;
+    bool borrowed; /* opened over the caller's memory */
     struct arena *arena;
 };
 
