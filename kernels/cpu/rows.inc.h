@@ -1,0 +1,101 @@
+/* rows.inc.h - norms, rope, soft capping and the like, over the vectors of vec.h. Included by rows_<isa>.c. */
+
+static void rows_rms_norm(float *out, const float *x, const float *weight, int64_t width, float eps)
+{
+    float r = 1.0f / sqrtf(v_dot(x, x, width) / (float)width + eps);
+    struct vec s = v_set1(r);
+    int64_t i = 0;
+    for (; i + 16 <= width; i += 16) {
+        struct vec y = v_mul(v_load(x + i), s);
+        v_store(out + i, weight ? v_mul(y, v_load(weight + i)) : y);
+    }
+    if (i < width) {
+        int left = (int)(width - i);
+        struct vec y = v_mul(v_load_n(x + i, left), s);
+        v_store_n(out + i, weight ? v_mul(y, v_load_n(weight + i, left)) : y, left);
+    }
+}
+
+static void rows_scale(float *x, int64_t n, float s)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        int left = n - i < 16 ? (int)(n - i) : 16;
+        v_store_n(x + i, v_mul(v_load_n(x + i, left), v_set1(s)), left);
+    }
+}
+
+static void rows_softcap(float *x, int64_t n, float cap)
+{
+    struct vec c = v_set1(cap);
+    for (int64_t i = 0; i < n; i += 16) {
+        int left = n - i < 16 ? (int)(n - i) : 16;
+        v_store_n(x + i, v_mul(c, v_tanh(v_div(v_load_n(x + i, left), c))), left);
+    }
+}
+
+/* x - x is 0 for a finite number and NaN for the rest. */
+static bool rows_has_bad(const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        struct vec a = v_load_n(x + i, n - i < 16 ? (int)(n - i) : 16);
+        if (v_mask_nan(v_sub(a, a)))
+            return true;
+    }
+    return false;
+}
+
+static void rows_gated(float *out, const float *gate, const float *up, int64_t n, enum kn_act act)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        int left = n - i < 16 ? (int)(n - i) : 16;
+        struct vec g = v_load_n(gate + i, left);
+        g = act == KN_ACT_SILU ? v_silu(g) : v_gelu_tanh(g);
+        v_store_n(out + i, v_mul(g, v_load_n(up + i, left)), left);
+    }
+}
+
+/* Rotate the first n_rot values of a head. Scalar code in a fixed order: a cos - b sin and a sin + b cos, one product
+ * rounded, the other fused. The compiler may use vectors; the bits are those of fmaf. */
+static void rows_rotate(float *x, const float *table, int32_t n_rot, bool interleaved)
+{
+    int32_t half = n_rot / 2;
+    for (int32_t i = 0; i < half; i++) {
+        float *a = interleaved ? x + 2 * i : x + i, *b = interleaved ? x + 2 * i + 1 : x + i + half;
+        float c = table[2 * i], s = table[2 * i + 1], u = *a, w = *b;
+        *a = fmaf(u, c, -(w * s));
+        *b = fmaf(u, s, w * c);
+    }
+}
+
+static void rows_store(uint32_t type, void *dst, const float *src, int64_t n)
+{
+    if (type == KN_F32) {
+        memcpy(dst, src, (size_t)n * sizeof(float));
+        return;
+    }
+    for (int64_t i = 0; i < n; i += 16) /* n is a multiple of 16: head_dim is */
+        if (type == KN_F16)
+            v_store_f16((uint16_t *)dst + i, v_load(src + i));
+        else
+            v_store_bf16((uint16_t *)dst + i, v_load(src + i));
+}
+
+static void rows_rope(const struct cpu_rope *a)
+{
+    int32_t d = a->head_dim;
+    for (int32_t h = 0; a->q && h < a->n_head; h++) {
+        float *q = a->q + (int64_t)h * d;
+        if (a->q_norm)
+            rows_rms_norm(q, q, a->q_norm, d, a->eps);
+        rows_rotate(q, a->table, a->n_rot, a->interleaved);
+    }
+    for (int32_t h = 0; h < a->n_head_kv; h++) {
+        float *k = a->k + (int64_t)h * d;
+        if (a->k_norm)
+            rows_rms_norm(k, k, a->k_norm, d, a->eps);
+        rows_rotate(k, a->table, a->n_rot, a->interleaved);
+    }
+    int64_t n = (int64_t)a->n_head_kv * d;
+    rows_store(a->type, a->k_dst, a->k, n);
+    rows_store(a->type, a->v_dst, a->v, n);
+}

@@ -1,0 +1,22 @@
+/* rows_avx512.c - the inner kernels of rows.h, compiled for this instruction set. */
+#define VEC_ISA 2
+#include "math.h"
+#include "rows.h"
+
+#include "rows.inc.h"
+
+#include "attention.inc.h"
+#include "pick.inc.h"
+
+const struct cpu_rows cpu_rows_avx512 = {
+    .rms_norm = rows_rms_norm,
+    .scale = rows_scale,
+    .softcap = rows_softcap,
+    .has_bad = rows_has_bad,
+    .rope = rows_rope,
+    .attn_group = rows_attn_group,
+    .attn_merge = rows_attn_merge,
+    .attn_finish = rows_attn_finish,
+    .pick = rows_pick,
+    .gated = rows_gated,
+};
