@@ -19,12 +19,12 @@ CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-pro
 ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
 endif
+comma := ,
 ifneq ($(SANITIZE),)
 CFLAGS_BASE += -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
 LDFLAGS     += -fsanitize=$(SANITIZE)
 BUILD       := build-$(subst $(comma),-,$(SANITIZE))
 endif
-comma := ,
 CFLAGS_ALL = $(CFLAGS_BASE) $(CFLAGS)
 LIBS := -lz -ljansson -lpcre2-8 -lutf8proc -lm
 
@@ -99,14 +99,25 @@ $(PAIR)/target-q4_0.gguf $(PAIR)/target-q5_0.gguf $(PAIR)/target-q4_k.gguf $(PAI
 PAIR_FILES := $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$(PAIR)/target-$t.gguf $(PAIR)/drafter-$t.gguf) \
               $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(PAIR)/target-$t.gguf)
 
+$(BUILD)/test/lossless: test/lossless.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
 # The suites of `make test`; test/run.sh runs them and counts.
 SUITES = "$(MAKE) -s --no-print-directory unit" \
          "test/cli/run.sh $(BIN) $(PAIR)" \
-         "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference"
+         "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
+         "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT)"
+LOSSLESS_PROMPT := $(firstword $(wildcard data/prompts/python-*.txt))
 
 .PHONY: test
-test: all $(UNIT_BIN) $(BUILD)/test/oracle $(PAIR_FILES)
+test: all $(UNIT_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/test.log $(SUITES)
+
+# The whole losslessness matrix: hours.
+.PHONY: test-exhaustive
+test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
+	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT) --all"
 
 # The unit tests under the sanitizers, in a build directory of their own.
 .PHONY: test-sanitize

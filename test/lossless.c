@@ -1,0 +1,348 @@
+/* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
+ *
+ * usage: lossless PAIR_DIR PROMPT.txt [--all]
+ * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x drafter types x
+ * blocks x widths x sampling x cache types x resumed states x chunks x instruction sets x threads. Without --all a set of
+ * cases is run in which every pair of values of two axes occurs. Each case's stream is compared with the target's own
+ * (no drafter), and its draft trace with that of the plainest run of the same drafter (best instruction set, one thread, one
+ * chunk size, uninterrupted). Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "../common/mem.h"
+#include "../common/session.h"
+#include "../common/spec.h"
+#include "../common/state.h"
+#include "../common/tokenizer.h"
+
+enum axis { PROMPT, TARGET, DRAFTER, BLOCK, WIDTH, SAMPLING, CACHE, RESUME, CHUNK, ISA, THREADS, AXES };
+
+/* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it */
+static const int prompt_len[] = {1, 40, 255, 256, 257, 511, 512, 513, 767, 768, 769, 2304};
+static const char *const target_type[] = {"bf16", "f32", "f16", "q8_0", "q4_k_m", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k"};
+static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m"};
+static const int block_rows[] = {8, 2, 5};
+static const int width_rows[] = {8, 1, 3};
+static const struct kn_sampler sampling[] = {
+    {.temp = 0, .top_p = 1, .repeat_penalty = 1},
+    {.temp = 0.8f, .top_p = 1, .repeat_penalty = 1, .seed = 1},
+    {.temp = 1, .top_k = 40, .top_p = 0.9f, .min_p = 0.02f, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 7},
+};
+static const uint32_t cache_type[] = {KN_F16, KN_BF16, KN_F32};
+static const int resume[] = {0, 1};
+static const int chunk_rows[] = {512, 64, 17};
+static const char *const isa_name[] = {"avx512", "avx2", "scalar"};
+static const int thread_count[] = {1, 2, 3};
+static int axis_size[AXES] = {12, 10, 3, 3, 3, 3, 3, 2, 3, 3, 3};
+
+#define N_NEW 40
+struct run {
+    int made;
+    int32_t id[N_NEW];
+    int n_trace;
+    int32_t trace[N_NEW * 8];
+    int64_t accepted, cycles;
+};
+
+static const char *dir;
+static int32_t *text;
+static size_t n_text;
+static int isa_of[3], n_isa; /* the instruction sets this machine has, best first */
+static long done, bad;
+
+static void die(const char *what, const struct err *e)
+{
+    fprintf(stderr, "lossless: %s: %s\n", what, e ? e->msg : "failed");
+    printf("FAIL lossless/%s\n", what);
+    exit(1);
+}
+
+/* ---- models: loaded once a backend, dropped when the backend changes ---- */
+static struct kn_backend *be;
+static int be_isa = -1, be_threads = -1;
+static struct model *loaded[2][10];
+
+static void use_backend(int isa, int threads)
+{
+    char msg[256];
+    if (be && be_isa == isa && be_threads == threads) return;
+    for (int i = 0; i < 20; i++) {
+        model_free(loaded[i / 10][i % 10]);
+        loaded[i / 10][i % 10] = NULL;
+    }
+    if (be) kn_backend_close(be);
+    struct kn_open o = {"cpu", isa_name[isa_of[isa]], thread_count[threads]};
+    if (kn_backend_open(&be, &o, msg, sizeof msg)) {
+        fprintf(stderr, "lossless: %s\n", msg);
+        exit(1);
+    }
+    be_isa = isa;
+    be_threads = threads;
+}
+
+static struct model *get_model(int drafter, int type)
+{
+    struct err e = {0};
+    char path[512];
+    struct model **m = &loaded[drafter][type];
+    snprintf(path, sizeof path, "%s/%s-%s.gguf", dir, drafter ? "drafter" : "target", drafter ? drafter_type[type] : target_type[type]);
+    if (!*m && model_load(m, path, be, NULL, NULL, NULL, &e)) die(path, &e);
+    return *m;
+}
+
+/* ---- one run ---- */
+static int take_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct run *r = ctx;
+    (void)e;
+    memcpy(r->id + r->made, ids, (size_t)n * sizeof *ids);
+    r->made += n;
+    return 0;
+}
+
+static int take_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct run *r = ctx;
+    (void)e;
+    memcpy(r->trace + r->n_trace, ids, (size_t)n * sizeof *ids);
+    r->n_trace += n;
+    return 0;
+}
+
+static struct session *start(const int *c, struct model *t, struct model *d)
+{
+    struct err e = {0};
+    struct session *s;
+    struct session_options o = {
+        .ctx = prompt_len[c[PROMPT]] + N_NEW + 16,
+        .chunk = chunk_rows[c[CHUNK]],
+        .block = d ? block_rows[c[BLOCK]] : 0,
+        .kv_type = cache_type[c[CACHE]],
+    };
+    if (session_new(&s, t, d, &o, &e)) die("session", &e);
+    return s;
+}
+
+/* Through a state on disk: what is resumed is another session. */
+static struct session *through_state(struct session *s, const int *c, struct model *t, struct model *d)
+{
+    struct err e = {0};
+    struct io_out out;
+    struct state *st;
+    struct state_info info;
+    char path[] = "/tmp/lossless-XXXXXX";
+    int fd = mkstemp(path);
+    if (fd < 0) die("temporary file", NULL);
+    close(fd);
+    if (io_out_open(&out, path, true, NULL, 0, &e) || state_save(s, &out, &e) || io_out_commit(&out, &e)) die("state_save", &e);
+    session_free(s);
+    if (state_open(&st, path, &info, &e)) die("state_open", &e);
+    s = start(c, t, d);
+    if (state_restore(st, s, &e)) die("state_restore", &e);
+    state_close(st);
+    unlink(path);
+    return s;
+}
+
+static void run_case(const int *c, bool with_drafter, struct run *r)
+{
+    struct err e = {0};
+    struct spec_stats stats;
+    use_backend(c[ISA], c[THREADS]);
+    struct model *t = get_model(0, c[TARGET]), *d = with_drafter ? get_model(1, c[DRAFTER]) : NULL;
+    struct session *s = start(c, t, d);
+    int width = width_rows[c[WIDTH]] < block_rows[c[BLOCK]] ? width_rows[c[WIDTH]] : block_rows[c[BLOCK]];
+    struct spec_options o = {
+        .n = N_NEW,
+        .sampler = sampling[c[SAMPLING]],
+        .width = with_drafter ? width : 0,
+        .tokens = take_tokens,
+        .proposals = take_proposals,
+        .ctx = r,
+    };
+    memset(r, 0, sizeof *r);
+    if (session_prefill(s, text, prompt_len[c[PROMPT]], NULL, NULL, &e)) die("prefill", &e);
+    if (resume[c[RESUME]] && with_drafter) s = through_state(s, c, t, d);
+    if (spec_generate(s, &o, &stats, &e)) die("generate", &e);
+    for (int i = 0; i < 64; i++) r->accepted += stats.accepted[i] * i;
+    r->cycles = stats.cycles;
+    session_free(s);
+}
+
+/* ---- references, kept by their key ---- */
+struct kept {
+    long key;
+    struct run *r;
+    struct kept *next;
+};
+static struct kept *kept[4096];
+
+static struct run *reference(const int *c, bool with_drafter)
+{
+    int plain[AXES];
+    memcpy(plain, c, sizeof plain);
+    plain[RESUME] = plain[CHUNK] = plain[ISA] = plain[THREADS] = 0;
+    if (!with_drafter) plain[DRAFTER] = plain[BLOCK] = plain[WIDTH] = 0;
+    long key = with_drafter;
+    for (int a = 0; a < AXES; a++) key = key * 16 + plain[a];
+    struct kept **slot = &kept[(unsigned long)key * 2654435761UL % 4096];
+    for (struct kept *k = *slot; k; k = k->next)
+        if (k->key == key) return k->r;
+    struct kept *k = calloc(1, sizeof *k);
+    k->key = key;
+    k->r = malloc(sizeof *k->r);
+    k->next = *slot;
+    *slot = k;
+    run_case(plain, with_drafter, k->r);
+    return k->r;
+}
+
+static void describe(const int *c, char *out, size_t n)
+{
+    snprintf(out, n, "prompt %d target %s drafter %s block %d width %d sampling %d cache %s resume %d chunk %d isa %s threads %d",
+             prompt_len[c[PROMPT]], target_type[c[TARGET]], drafter_type[c[DRAFTER]], block_rows[c[BLOCK]], width_rows[c[WIDTH]], c[SAMPLING],
+             kn_type_info(cache_type[c[CACHE]])->name, resume[c[RESUME]], chunk_rows[c[CHUNK]], isa_name[isa_of[c[ISA]]], thread_count[c[THREADS]]);
+}
+
+static int64_t accepted, cycles;
+
+static void examine(const int *c)
+{
+    struct run *plain = reference(c, false), *drafted = reference(c, true), r;
+    char name[512];
+    run_case(c, true, &r);
+    describe(c, name, sizeof name);
+    bool same = r.made == N_NEW && plain->made == N_NEW && !memcmp(r.id, plain->id, sizeof r.id);
+    bool trace = r.n_trace == drafted->n_trace && !memcmp(r.trace, drafted->trace, (size_t)r.n_trace * sizeof *r.trace);
+    bool drafts = r.cycles > 0 && r.n_trace > 0;
+    done++;
+    accepted += r.accepted;
+    cycles += r.cycles;
+    if (same && trace && drafts) {
+        printf("ok   lossless/%s\n", name);
+        return;
+    }
+    bad++;
+    printf("FAIL lossless/%s:%s%s%s\n", name, same ? "" : " the stream differs from the target's own", trace ? "" : " the draft trace differs",
+           drafts ? "" : " nothing was drafted");
+}
+
+/* scalar code is for comparing bits, not for long prompts */
+static bool allowed(const int *c)
+{
+    return isa_of[c[ISA]] != 2 || prompt_len[c[PROMPT]] <= 40;
+}
+
+/* ---- every pair of values of two axes ---- */
+static unsigned char seen[AXES][AXES][16][16];
+
+static int gain(const int *c)
+{
+    int g = 0;
+    for (int a = 0; a < AXES; a++)
+        for (int b = a + 1; b < AXES; b++) g += !seen[a][b][c[a]][c[b]];
+    return g;
+}
+
+static void pairwise(void)
+{
+    uint32_t x = 12345;
+    for (;;) {
+        int best[AXES], best_gain = 0;
+        for (int tries = 0; tries < 400; tries++) {
+            int c[AXES];
+            for (int a = 0; a < AXES; a++) {
+                x = x * 1664525u + 1013904223u;
+                c[a] = (int)((x >> 8) % (unsigned)axis_size[a]);
+            }
+            for (int a = 0; a < AXES; a++) { /* improve one axis at a time */
+                int keep = c[a], top = -1, at = keep;
+                for (int v = 0; v < axis_size[a]; v++) {
+                    c[a] = v;
+                    if (allowed(c) && gain(c) > top) {
+                        top = gain(c);
+                        at = v;
+                    }
+                }
+                c[a] = at;
+            }
+            if (allowed(c) && gain(c) > best_gain) {
+                best_gain = gain(c);
+                memcpy(best, c, sizeof best);
+            }
+        }
+        if (!best_gain) return;
+        for (int a = 0; a < AXES; a++)
+            for (int b = a + 1; b < AXES; b++) seen[a][b][best[a]][best[b]] = 1;
+        examine(best);
+    }
+}
+
+/* Every case, the axes that reload models outermost. */
+static void everything(void)
+{
+    static const enum axis order[AXES] = {ISA, THREADS, TARGET, DRAFTER, CACHE, PROMPT, SAMPLING, CHUNK, RESUME, BLOCK, WIDTH};
+    int c[AXES] = {0};
+    for (;;) {
+        if (allowed(c)) examine(c);
+        int i = AXES - 1;
+        while (i >= 0 && ++c[order[i]] == axis_size[order[i]]) c[order[i--]] = 0;
+        if (i < 0) return;
+    }
+}
+
+static int add_ids(void *ctx, const int32_t *ids, size_t n, struct err *e)
+{
+    (void)ctx;
+    (void)e;
+    text = realloc(text, (n_text + n) * sizeof *text);
+    memcpy(text + n_text, ids, n * sizeof *ids);
+    n_text += n;
+    return 0;
+}
+
+static void read_prompt(const char *path)
+{
+    struct err e = {0};
+    struct gguf *g;
+    struct tokenizer *t;
+    struct tok_encoder *x;
+    struct io_map m;
+    char model[512];
+    snprintf(model, sizeof model, "%s/target-bf16.gguf", dir);
+    if (gguf_open(&g, model, &e) || tok_open(&t, g, &e) || io_map_open(&m, path, &e) || tok_encoder_new(&x, t, false, true, &e)) die("prompt", &e);
+    while (n_text < (size_t)prompt_len[11])
+        if (tok_encode(x, m.data, m.size, true, add_ids, NULL, &e)) die("encode", &e);
+    tok_encoder_free(x);
+    tok_close(t);
+    gguf_close(g);
+    io_map_close(&m);
+}
+
+int main(int argc, char **argv)
+{
+    bool all = argc == 4 && !strcmp(argv[3], "--all");
+    if (argc != 3 && !all) {
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all]\n");
+        return 2;
+    }
+    dir = argv[1];
+    for (int i = 0; i < 3; i++) {
+        char msg[256];
+        struct kn_backend *probe;
+        struct kn_open o = {"cpu", isa_name[i], 1};
+        if (kn_backend_open(&probe, &o, msg, sizeof msg)) continue;
+        kn_backend_close(probe);
+        isa_of[n_isa++] = i;
+    }
+    axis_size[ISA] = n_isa;
+    read_prompt(argv[2]);
+    if (all)
+        everything();
+    else
+        pairwise();
+    printf("lossless: %ld cases, %ld wrong, %d instruction sets, mean accepted %.2f\n", done, bad, n_isa, (double)accepted / (double)(cycles ? cycles : 1));
+    printf(accepted > cycles / 4 ? "ok   lossless/the drafter drafts\n" : "FAIL lossless/the drafter drafts\n");
+    return bad != 0 || accepted <= cycles / 4;
+}
