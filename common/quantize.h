@@ -76,10 +76,11 @@ double quant_rel_rms(const struct quant_error *q); /* sqrt(err2 / ref2); 0 if no
 void quant_error_add(struct quant_error *sum, const struct quant_error *part);
 
 /* Encode n_rows rows of n_in elements: src in type from (KN_F32, or any type that kn_decode_row knows), dst
- * in type to. Where the types are equal the bytes are copied. row0: index of the first row in its tensor, for
- * messages. threads: 0 = as OpenMP decides. q may be NULL, then no error is measured; else it is added to.
- * The bytes do not depend on threads. Errors: NaN, Inf or a value that the type cannot hold (ERR_FORMAT,
- * naming tensor, row and element), memory (ERR_IO). */
+ * in type to. Where the types are equal the bytes are copied and nothing is added to q. row0: index of the
+ * first row in its tensor, for messages. threads: 0 = as OpenMP decides. q may be NULL (no error measured),
+ * else it is added to. The bytes and q do not depend on threads. Errors: NaN, Inf or a value that the type
+ * cannot hold (ERR_FORMAT, naming tensor, row and element), a type without codec (ERR_FORMAT), memory
+ * (ERR_IO). */
 int quant_rows(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
                int64_t n_rows, int64_t row0, int threads, struct quant_error *q, struct err *e);
 
