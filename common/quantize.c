@@ -401,6 +401,9 @@ int quant_rows(const char *name, uint32_t from, const void *src, uint32_t to, vo
         return 0;
     }
     if (threads <= 0) threads = omp_get_max_threads();
+    /* Waking a thread for less than about a millisecond of work costs more than it brings. */
+    const int64_t most = 1 + n_rows * n_in / (128 << 10);
+    if (threads > most) threads = (int)most;
     if (threads > n_rows) threads = (int)n_rows;
     return run_rows(name, &b, n_rows, row0, threads, q, e);
 }

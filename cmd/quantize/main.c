@@ -1,0 +1,301 @@
+/* quantize - one GGUF into another with other tensor types: plan, write the header, then a slab of rows at a
+ * time. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../../common/gguf.h"
+#include "../../common/mem.h"
+#include "../../common/quantize.h"
+#include "../cli.h"
+
+static const char *out_path, *type_name;
+static struct cli_list override_args;
+static int32_t threads;
+static bool force, json;
+
+static const struct cli_flag flags[] = {
+    {"-o", CLI_STR, &out_path, "FILE", "write the quantised file here (default: standard output)", 0, 0},
+    {"--type", CLI_STR, &type_name, "TYPE",
+     "F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q4_K, Q5_K, Q6_K or the mix Q4_K_M", 0, 0},
+    {"--tensor-type", CLI_LIST, &override_args, "PATTERN=TYPE",
+     "type of the tensors whose names match (also Q4_1, Q5_1); repeatable, the last match wins", 0, 0},
+    {"--threads", CLI_I32, &threads, "N", "threads (default: all processors); the bytes do not depend on it",
+     1, 1024},
+    {"--force", CLI_FLAG, &force, NULL, "overwrite an existing file", 0, 0},
+    {"--json", CLI_FLAG, &json, NULL, "also print the table as JSON lines on standard output (needs -o FILE)",
+     0, 0},
+    {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
+};
+
+static struct cli cli = {
+    .tool = "quantize",
+    .synopsis =
+        "IN.gguf -o OUT.gguf --type TYPE [--tensor-type PATTERN=TYPE]...\n [--threads N] [--force] [--json]",
+    .summary = "Change the tensor types of a GGUF file and report the error that it costs.",
+    .flags = flags,
+    .min_args = 1,
+    .max_args = 1,
+};
+
+struct work {
+    struct gguf *in;
+    struct gguf_writer *w;
+    struct io_out out;
+    enum quant_recipe recipe;
+    struct quant_override *override;
+    uint32_t *to;   /* [n_tensors] */
+    int name_width; /* of the table */
+    struct quant_error total;
+    uint64_t bytes_in, bytes_out, elements;
+    double seconds; /* in quant_rows and the writes */
+};
+
+/* <arch>.<what>, or the first element where it is an array a layer; 0 if absent. */
+static int arch_int(const struct gguf *g, const char *arch, const char *what, int32_t *v, struct err *e)
+{
+    char key[256];
+    *v = 0;
+    snprintf(key, sizeof key, "%s.%s", arch, what);
+    const struct gguf_kv *kv = gguf_find(g, key);
+    if (kv && kv->type == GGUF_ARRAY && kv->count && kv->elem != GGUF_STRING && kv->elem != GGUF_F32 &&
+        kv->elem != GGUF_F64) {
+        *v = (int32_t)gguf_array_i64(kv, 0);
+        return 0;
+    }
+    return gguf_get_i32(g, key, v, e);
+}
+
+static int read_model(const struct gguf *g, char arch[128], struct quant_model *m, struct err *e)
+{
+    struct gguf_str s;
+    int rc = gguf_get_str(g, "general.architecture", &s, e);
+    if (rc < 0) return -1;
+    if (rc > 0 || s.n >= 128)
+        return err_set(e, ERR_FORMAT, "%s: general.architecture: %s", g->map.path,
+                       rc ? "missing" : "too long");
+    memcpy(arch, s.s, s.n);
+    arch[s.n] = 0;
+    *m = (struct quant_model){.arch = arch};
+    rc = arch_int(g, arch, "block_count", &m->n_layer, e);
+    if (rc > 0)
+        return err_set(e, ERR_FORMAT, "%s: %s.block_count: missing (the rules a layer need it)", g->map.path,
+                       arch);
+    if (rc < 0 || arch_int(g, arch, "expert_count", &m->n_expert, e) < 0 ||
+        arch_int(g, arch, "attention.head_count", &m->n_head, e) < 0 ||
+        arch_int(g, arch, "attention.head_count_kv", &m->n_head_kv, e) < 0)
+        return -1;
+    return 0;
+}
+
+static int make_plan(struct work *k, struct err *e)
+{
+    const int64_t n = (int64_t)k->in->n_tensors;
+    char arch[128];
+    struct quant_model m;
+    if (read_model(k->in, arch, &m, e)) return -1;
+    struct quant_tensor *t = mem_calloc((size_t)n + 1, sizeof *t);
+    k->to = mem_calloc((size_t)n + 1, sizeof *k->to);
+    k->override = mem_calloc((size_t)override_args.n + 1, sizeof *k->override);
+    int rc = 0;
+    if (!t || !k->to || !k->override)
+        rc = err_set(e, ERR_IO, "out of memory (plan of %" PRId64 " tensors)", n);
+    for (int i = 0; i < override_args.n && !rc; i++)
+        rc = quant_override_parse(&k->override[i], override_args.v[i], e);
+    for (int64_t i = 0; i < n && !rc; i++) {
+        const struct gguf_tensor *g = &k->in->tensor[i];
+        t[i] = (struct quant_tensor){.name = g->name, .n_dims = g->n_dims, .from = g->type};
+        memcpy(t[i].ne, g->ne, sizeof t[i].ne);
+        const int width = (int)strlen(g->name);
+        k->name_width = width > k->name_width ? width : k->name_width;
+    }
+    if (!rc) rc = quant_plan(k->recipe, &m, t, n, KN_TYPE_NONE, k->override, override_args.n, k->to, e);
+    mem_free(t);
+    return rc;
+}
+
+/* Requantising loses twice: say so once, with what the source is. */
+static void warn_requantise(const struct work *k)
+{
+    uint64_t count = 0;
+    const char *what = NULL;
+    for (uint64_t i = 0; i < k->in->n_tensors; i++) {
+        const struct kn_type_info *t = kn_type_info(k->in->tensor[i].type);
+        if (t->block == 1 || k->to[i] == t->type) continue;
+        count++;
+        what = t->name;
+    }
+    if (count)
+        cli_warn(&cli, "%s: %" PRIu64 " tensors are quantised already (%s): their error comes on top",
+                 k->in->map.path, count, what);
+}
+
+static int copy_keys(struct work *k, struct err *e)
+{
+    for (uint64_t i = 0; i < k->in->n_kv; i++)
+        if (gguf_put_kv(k->w, &k->in->kv[i], e)) return -1;
+    if (gguf_put_u32(k->w, "general.quantization_version", 2, e)) return -1;
+    return gguf_put_u32(k->w, "general.file_type", quant_recipe_file_type(k->recipe), e);
+}
+
+static void shape_text(char *s, size_t n, const struct gguf_tensor *t)
+{
+    size_t at = 0;
+    s[0] = 0;
+    for (uint32_t d = 0; d < t->n_dims; d++)
+        at += (size_t)snprintf(s + at, n - at, "%s%" PRId64, d ? " x " : "", t->ne[d]);
+}
+
+static uint64_t tensor_bytes(const struct gguf_tensor *t, uint32_t type)
+{
+    return (uint64_t)kn_row_bytes(type, t->ne[0]) * (uint64_t)(t->ne[1] * t->ne[2] * t->ne[3]);
+}
+
+static int print_json(json_t *line, struct err *e)
+{
+    char *s = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(line);
+    if (!s) return err_set(e, ERR_IO, "out of memory (JSON)");
+    puts(s);
+    free(s);
+    return 0;
+}
+
+/* A line of the table: no "tool:" before it, and a progress line on a terminal gives way. */
+static void row(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static void row(const char *fmt, ...)
+{
+    va_list ap;
+    if (cli.quiet) return;
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+}
+
+static int report(const struct work *k, uint64_t i, const struct quant_error *q, double seconds,
+                  struct err *e)
+{
+    const struct gguf_tensor *t = &k->in->tensor[i];
+    const char *from = kn_type_info(t->type)->name, *to = kn_type_info(k->to[i])->name;
+    const bool same = t->type == k->to[i];
+    char shape[96], error[48] = "copied";
+    shape_text(shape, sizeof shape, t);
+    if (!same) snprintf(error, sizeof error, "%.6f", quant_rel_rms(q));
+    if (cli.verbose && !same)
+        row("%-*s %5s -> %-5s %20s  %-8s  %7.3f s %7.1f MB/s", k->name_width, t->name, from, to, shape, error,
+            seconds, (double)t->bytes * 1e-6 / (seconds > 0 ? seconds : 1e-9));
+    else
+        row("%-*s %5s -> %-5s %20s  %s", k->name_width, t->name, from, to, shape, error);
+    if (!json) return 0;
+    json_t *ne = json_array();
+    for (uint32_t d = 0; d < t->n_dims; d++) json_array_append_new(ne, json_integer(t->ne[d]));
+    return print_json(json_pack("{si,ss,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "tensor", t->name, "from", from,
+                                "to", to, "shape", ne, "bytes_in", (json_int_t)t->bytes, "bytes_out",
+                                (json_int_t)tensor_bytes(t, k->to[i]), "relative_rms",
+                                same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
+                      e);
+}
+
+/* One tensor through a slab of rows; slab is [bytes of the rows in the new type]. */
+static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struct err *e)
+{
+    const struct gguf_tensor *t = &k->in->tensor[i];
+    const uint32_t to = k->to[i];
+    if (t->type == to) return gguf_write_data(k->w, &k->out, t->data, t->bytes, e);
+    const int64_t n_rows = t->ne[1] * t->ne[2] * t->ne[3], step = quant_slab_rows(t->type, to, t->ne[0]);
+    const size_t in_row = kn_row_bytes(t->type, t->ne[0]), out_row = kn_row_bytes(to, t->ne[0]);
+    uint8_t *slab = mem_alloc(out_row * (size_t)(step < n_rows ? step : n_rows) + 1);
+    int rc = slab ? 0 : err_set(e, ERR_IO, "out of memory (%" PRId64 " rows of %s)", step, t->name);
+    for (int64_t r = 0; r < n_rows && !rc; r += step) {
+        const int64_t rows = n_rows - r < step ? n_rows - r : step;
+        rc = quant_rows(t->name, t->type, t->data + (size_t)r * in_row, to, slab, t->ne[0], rows, r, threads,
+                        q, e);
+        if (!rc) rc = gguf_write_data(k->w, &k->out, slab, out_row * (size_t)rows, e);
+        if (!rc)
+            cli_progress(&cli, "quantize", k->bytes_in + (uint64_t)(r + rows) * in_row, k->in->map.size, "B");
+    }
+    mem_free(slab);
+    if (rc) err_prefix(e, "%s", k->in->map.path);
+    return rc;
+}
+
+static int write_all(struct work *k, struct err *e)
+{
+    if (gguf_writer_new(&k->w, e) || copy_keys(k, e)) return -1;
+    for (uint64_t i = 0; i < k->in->n_tensors; i++) {
+        const struct gguf_tensor *t = &k->in->tensor[i];
+        if (gguf_add_tensor(k->w, t->name, k->to[i], t->n_dims, t->ne, e)) return -1;
+    }
+    if (gguf_write_header(k->w, &k->out, e)) return -1;
+    for (uint64_t i = 0; i < k->in->n_tensors; i++) {
+        const struct gguf_tensor *t = &k->in->tensor[i];
+        struct quant_error q = {0};
+        const double begin = cli_seconds();
+        if (write_tensor(k, i, &q, e)) return -1;
+        const double seconds = cli_seconds() - begin;
+        k->bytes_in += t->bytes;
+        k->bytes_out += tensor_bytes(t, k->to[i]);
+        k->elements += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]);
+        quant_error_add(&k->total, &q);
+        if (report(k, i, &q, seconds, e)) return -1;
+    }
+    cli_progress(&cli, "quantize", k->in->map.size, k->in->map.size, "B");
+    return gguf_write_end(k->w, &k->out, e) ? -1 : io_out_commit(&k->out, e);
+}
+
+static int report_total(const struct work *k, double seconds, struct err *e)
+{
+    cli_note(&cli,
+             "%s: %" PRIu64
+             " tensors, %.2f -> %.2f MB (%.2f bits a weight), relative RMS %.6f, %.2f s, %.0f MB/s read",
+             quant_recipe_name(k->recipe), k->in->n_tensors, (double)k->bytes_in * 1e-6,
+             (double)k->bytes_out * 1e-6,
+             k->elements ? 8.0 * (double)k->bytes_out / (double)k->elements : 0.0, quant_rel_rms(&k->total),
+             seconds, (double)k->bytes_in * 1e-6 / (seconds > 0 ? seconds : 1e-9));
+    if (!json) return 0;
+    return print_json(json_pack("{si,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "total", 1, "type",
+                                quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
+                                "bytes_in", (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out,
+                                "relative_rms", quant_rel_rms(&k->total), "seconds", seconds,
+                                "bytes_in_per_second", (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),
+                      e);
+}
+
+static int quantize(const char *path, struct err *e)
+{
+    struct work k = {0};
+    int rc = -1;
+    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || make_plan(&k, e))
+        goto out;
+    warn_requantise(&k);
+    if (io_out_open(&k.out, out_path, force, &path, 1, e)) goto out;
+    const double begin = cli_seconds();
+    if (write_all(&k, e)) goto out;
+    rc = report_total(&k, cli_seconds() - begin, e);
+out:
+    io_out_abort(&k.out);
+    gguf_writer_free(k.w);
+    for (int i = 0; k.override && i < override_args.n; i++) quant_override_free(&k.override[i]);
+    mem_free(k.override);
+    mem_free(k.to);
+    gguf_close(k.in);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    cli_parse(&cli, argc, argv);
+    io_signals_install();
+    const bool to_stdout = !out_path || !strcmp(out_path, "-");
+    if (!type_name) cli_usage_error(&cli, "--type: missing (expected one of %s)", quant_recipe_names());
+    if (json && to_stdout) cli_usage_error(&cli, "--json: standard output carries the model (give -o FILE)");
+    if (to_stdout) cli_no_binary_tty(&cli, 1, "a GGUF file");
+    if (quantize(cli.args[0], &e)) return cli_fail(&cli, &e);
+    return json ? cli_close_stdout(&cli) : 0;
+}
