@@ -21,8 +21,10 @@ int32_t tok_bos(const struct tokenizer *t); /* -1 if none */
 bool tok_add_bos(const struct tokenizer *t);
 int tok_is_special(const struct tokenizer *t, int32_t id); /* control or user-defined token */
 
-/* Streaming encoder: bytes in, ids out. special: text of special tokens becomes their id (else it is plain text).
- * The ids of a stream do not depend on how its bytes were cut into pieces. */
+/* Streaming encoder: bytes in, ids out. special: text of control tokens becomes their id (else it is plain text); text of
+ * user-defined tokens always does, as everywhere in the ecosystem. normalize: as the model asks (false: never).
+ * The ids of a stream do not depend on how its bytes were cut into pieces. end: the text ends with these bytes; the
+ * encoder can then take a new text. ids are valid during the callback only. After a failure only free is legal. */
 struct tok_encoder;
 int tok_encoder_new(struct tok_encoder **x, const struct tokenizer *t, bool special, bool normalize, struct err *e);
 void tok_encoder_free(struct tok_encoder *x);
@@ -30,8 +32,8 @@ typedef int (*tok_ids_fn)(void *ctx, const int32_t *ids, size_t n, struct err *e
 int tok_encode(struct tok_encoder *x, const void *bytes, size_t n, bool end, tok_ids_fn out, void *ctx, struct err *e);
 
 /* Streaming decoder: ids in, bytes out; an incomplete UTF-8 sequence is held back until it is complete, proves invalid, or
- * the stream ends. An id outside the vocabulary is ERR_FORMAT naming it and its index. special: special tokens are
- * written as their text (else left out). */
+ * the stream ends. An id outside the vocabulary is ERR_FORMAT naming it and its index; what came before it has been
+ * written. special: control and unused tokens are written as their text (else left out). end as above. */
 struct tok_decoder;
 int tok_decoder_new(struct tok_decoder **x, const struct tokenizer *t, bool special, struct err *e);
 void tok_decoder_free(struct tok_decoder *x);
@@ -40,7 +42,7 @@ int tok_decode(struct tok_decoder *x, const int32_t *ids, size_t n, bool end, to
 
 /* Put the tokenizer.ggml.* keys of dir/tokenizer.json (with tokenizer_config.json, generation_config.json, config.json
  * for special ids where present) into w. n_vocab: rows of the embedding; the vocabulary is padded to it with unused
- * tokens. *found = false and 0 if dir holds no tokenizer.json. Anything in the file that changes tokenization and is not
+ * tokens (0: as many as the file has). *found = false and 0 if dir holds no tokenizer.json. Anything in the file that changes tokenization and is not
  * known is ERR_FORMAT naming it. */
 int tok_import(struct gguf_writer *w, const char *dir, int64_t n_vocab, bool *found, struct err *e);
 /* Copy every tokenizer.ggml.* key of g into w (drafters carry their target's tokenizer). *found as above. */

@@ -1,0 +1,174 @@
+/* dflash-tokenize - text to a token stream and back, by the tokenizer inside a GGUF. Both ways as a stream:
+ * what arrives is worked on at once, and what is ready is written before the next read waits. */
+#include <string.h>
+#include <unistd.h>
+#include "../../common/gguf.h"
+#include "../../common/io.h"
+#include "../../common/mem.h"
+#include "../../common/tokenizer.h"
+#include "../cli.h"
+
+#define N_IN 65536
+
+static const char *model, *output;
+static bool decode, special, no_normalize, no_bos, force;
+
+static const struct cli_flag flags[] = {
+    {"-m", CLI_STR, &model, "MODEL.gguf", "the model, or any GGUF that carries its tokenizer", 0, 0},
+    {"--decode", CLI_FLAG, &decode, NULL, "ids to text", 0, 0},
+    {"--special", CLI_FLAG, &special, NULL,
+     "control tokens as text: recognised in the input, written in the output", 0, 0},
+    {"--no-normalize", CLI_FLAG, &no_normalize, NULL, "take the text as it is, whatever the model asks for",
+     0, 0},
+    {"--no-bos", CLI_FLAG, &no_bos, NULL, "do not begin with the bos token, even if the model asks for it", 0,
+     0},
+    {"-o", CLI_STR, &output, "FILE", "write to FILE instead of stdout", 0, 0},
+    {"--force", CLI_FLAG, &force, NULL, "replace an existing FILE", 0, 0},
+    {0},
+};
+
+static struct cli cli = {
+    .tool = "tokenize",
+    .synopsis = "-m MODEL.gguf [--special] [--no-normalize] [--no-bos] < TEXT > TOKENS\n"
+                "-m MODEL.gguf --decode [--special] < TOKENS > TEXT",
+    .summary = "Turn text into a stream of little-endian int32 token ids, and such a stream into text.",
+    .flags = flags,
+};
+
+struct sink {
+    struct io_out out;
+    int32_t bos; /* still to be written before the first id; -1: none */
+    uint64_t n_ids;
+};
+
+static int put_ids(void *ctx, const int32_t *ids, size_t n, struct err *e)
+{
+    struct sink *s = ctx;
+    int32_t bos = s->bos;
+    s->bos = -1;
+    if (bos >= 0 && !(n && ids[0] == bos)) { /* a text that begins with it has it already */
+        s->n_ids++;
+        if (io_write_tokens(&s->out, &bos, 1, e)) return -1;
+    }
+    s->n_ids += n;
+    return n ? io_write_tokens(&s->out, ids, n, e) : 0;
+}
+
+static int put_bytes(void *ctx, const void *bytes, size_t n, struct err *e)
+{
+    struct sink *s = ctx;
+    return io_out_write(&s->out, bytes, n, e);
+}
+
+static int run_encode(struct sink *s, const struct tokenizer *t, uint8_t *in, struct err *e)
+{
+    struct tok_encoder *x;
+    int rc = -1;
+    size_t got;
+    if (tok_encoder_new(&x, t, special, !no_normalize, e)) return -1;
+    do {
+        if (io_read_some(STDIN_FILENO, "stdin", in, N_IN, &got, e) ||
+            tok_encode(x, in, got, got == 0, put_ids, s, e) ||
+            (got == 0 && s->bos >= 0 && put_ids(s, NULL, 0, e)) || io_out_flush(&s->out, e))
+            goto done;
+    } while (got);
+    rc = 0;
+done:
+    tok_encoder_free(x);
+    return rc;
+}
+
+/* The ids in in[0 .. n), of which a last piece of 0 to 3 bytes stays. */
+static int decode_some(struct sink *s, struct tok_decoder *x, uint8_t *in, size_t *n, struct err *e)
+{
+    int32_t ids[1024];
+    size_t at = 0;
+    while (*n - at >= 4) {
+        size_t k = (*n - at) / 4 < 1024 ? (*n - at) / 4 : 1024;
+        for (size_t i = 0; i < k; i++) {
+            const uint8_t *p = in + at + 4 * i;
+            ids[i] =
+                (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+        }
+        s->n_ids += k;
+        if (tok_decode(x, ids, k, false, put_bytes, s, e)) return -1;
+        at += 4 * k;
+    }
+    memmove(in, in + at, *n - at);
+    *n -= at;
+    return 0;
+}
+
+static int run_decode(struct sink *s, const struct tokenizer *t, uint8_t *in, struct err *e)
+{
+    struct tok_decoder *x;
+    int rc = -1;
+    size_t n = 0, got;
+    if (tok_decoder_new(&x, t, special, e)) return -1;
+    do {
+        if (io_read_some(STDIN_FILENO, "stdin", in + n, N_IN - n, &got, e)) goto done;
+        n += got;
+        if (decode_some(s, x, in, &n, e) || (got == 0 && tok_decode(x, NULL, 0, true, put_bytes, s, e)) ||
+            io_out_flush(&s->out, e))
+            goto done;
+    } while (got);
+    if (n)
+        err_set(e, ERR_FORMAT, "stdin: %zu bytes after the last id (expected a multiple of 4 bytes)", n);
+    else
+        rc = 0;
+done:
+    if (rc && io_out_flush(&s->out, NULL)) rc = -1; /* the text before a bad id is good */
+    tok_decoder_free(x);
+    return rc;
+}
+
+static int run(struct err *e)
+{
+    struct sink s = {.bos = -1};
+    struct gguf *g = NULL;
+    struct tokenizer *t = NULL;
+    uint8_t *in = NULL;
+    int rc = -1;
+    if (gguf_open(&g, model, e)) {
+        const char *dot = strrchr(model, '.');
+        if (e->code == ERR_FORMAT && !e->hint[0] && !(dot && !strcmp(dot, ".gguf")))
+            err_hint(e, "a checkpoint is converted first: dflash-convert %s -o MODEL.gguf", model);
+        goto done;
+    }
+    if (tok_open(&t, g, e) || io_out_open(&s.out, output, force, &model, 1, e)) goto done;
+    if (!decode && !no_bos && tok_add_bos(t)) s.bos = tok_bos(t);
+    in = mem_alloc(N_IN);
+    if (!in) {
+        err_set(e, ERR_IO, "out of memory (input)");
+        goto done;
+    }
+    double start = cli_seconds();
+    if (decode ? run_decode(&s, t, in, e) : run_encode(&s, t, in, e)) goto done;
+    uint64_t bytes = s.out.written;
+    if (io_out_commit(&s.out, e)) goto done;
+    cli_detail(&cli, "%llu tokens, %llu bytes out, %.3f s", (unsigned long long)s.n_ids,
+               (unsigned long long)bytes, cli_seconds() - start);
+    rc = 0;
+done:
+    io_out_abort(&s.out);
+    mem_free(in);
+    tok_close(t);
+    gguf_close(g);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    io_signals_install();
+    cli_parse(&cli, argc, argv);
+    if (!model) cli_usage_error(&cli, "no model (expected -m MODEL.gguf)");
+    if (decode && no_normalize) cli_usage_error(&cli, "--no-normalize is for text, not for --decode");
+    if (decode && no_bos) cli_usage_error(&cli, "--no-bos is for text, not for --decode");
+    if (decode)
+        cli_no_binary_tty(&cli, STDIN_FILENO, "a token stream");
+    else if (!output || !strcmp(output, "-"))
+        cli_no_binary_tty(&cli, STDOUT_FILENO, "a token stream");
+    if (run(&e)) return cli_fail(&cli, &e);
+    return cli_close_stdout(&cli);
+}
