@@ -38,6 +38,8 @@ COMMON_OBJ  := $(COMMON_SRC:%.c=$(OBJ)/%.o)
 KERNEL_OBJ  := $(KERNEL_SRC:%.c=$(OBJ)/%.o)
 CLI_OBJ     := $(CLI_SRC:%.c=$(OBJ)/%.o)
 LIB         := $(BUILD)/libdflash.a
+# An archive, so that a program that runs no model links nothing that does.
+CLI_LIB     := $(BUILD)/libcmd.a
 
 # A program is built once its directory holds sources.
 PROGRAMS := $(foreach t,$(TOOLS),$(if $(wildcard cmd/$t/*.c),$(BIN)/dflash-$t))
@@ -58,8 +60,12 @@ $(LIB): $(COMMON_OBJ) $(KERNEL_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
+$(CLI_LIB): $(CLI_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+
 .SECONDEXPANSION:
-$(PROGRAMS): $(BIN)/dflash-%: $$(patsubst %.c,$(OBJ)/%.o,$$(wildcard cmd/$$*/*.c)) $(CLI_OBJ) $(LIB)
+$(PROGRAMS): $(BIN)/dflash-%: $$(patsubst %.c,$(OBJ)/%.o,$$(wildcard cmd/$$*/*.c)) $(CLI_LIB) $(LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $^ -o $@ $(LIBS)
 

@@ -25,6 +25,7 @@ struct desc {
     enum desc_arch arch;
     const char *arch_name; /* general.architecture */
     const char *dialect;   /* drafters: "upstream", ... ; targets: "" */
+    const char *fc_name, *hidden_norm_name; /* drafters: tensors as the dialect names them */
     char name[128];        /* general.name, may be "" */
     int32_t n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, n_vocab; /* n_vocab 0: drafter without embedding */
     int32_t n_ctx_train;

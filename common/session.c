@@ -1,0 +1,396 @@
+/* session.c - see session.h. */
+#include "session.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+#include "mem.h"
+
+/* ---- making and freeing ---- */
+
+static int32_t round_up(int64_t n, int32_t to)
+{
+    return (int32_t)((n + to - 1) / to * to);
+}
+
+static void *take(struct session *s, uint64_t count, size_t size)
+{
+    void *p = s->op->alloc(s->be, (size_t)count * size);
+    if (p) s->bytes += count * size;
+    return p;
+}
+
+/* A ring a layer. A full layer keeps every position; a sliding one its window and the rows of the largest
+ * pass, which are written before the first of them looks back. */
+static int new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
+                      struct err *e)
+{
+    const struct desc *d = m->d;
+    size_t size = s->o.kv_type == KN_F32 ? 4 : 2;
+    struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
+    if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
+    for (int i = 0; i < d->n_layer; i++) {
+        int64_t need = (int64_t)s->o.ctx + SESSION_MAX_ROWS;
+        int64_t window = (int64_t)d->layer[i].window + pass_rows;
+        if (d->layer[i].window && window < need) need = window;
+        kv[i] = (struct kn_kv){.type = s->o.kv_type,
+                               .cap = round_up(need, KN_KV_SPLIT),
+                               .n_head_kv = d->n_head_kv,
+                               .head_dim = d->head_dim};
+        uint64_t count = (uint64_t)kv[i].cap * d->n_head_kv * d->head_dim;
+        kv[i].k = take(s, count, size);
+        kv[i].v = take(s, count, size);
+        if (!kv[i].k || !kv[i].v)
+            return err_set(e, ERR_IO, "out of memory (cache of layer %d, %d positions: lower --ctx)", i,
+                           s->o.ctx);
+    }
+    return 0;
+}
+
+static int32_t max32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+static int new_work(struct session *s, int32_t rows, struct err *e)
+{
+    const struct desc *t = s->target->d, *d = s->drafter ? s->drafter->d : t;
+    struct work *w = &s->work;
+    uint64_t n = (uint64_t)rows, hd = (uint64_t)max32(t->head_dim, d->head_dim);
+    uint64_t q = (uint64_t)max32(t->n_head * t->head_dim, d->n_head * d->head_dim);
+    uint64_t k = (uint64_t)max32(t->n_head_kv * t->head_dim, d->n_head_kv * d->head_dim);
+    uint64_t x = (uint64_t)max32(t->n_embd, d->n_embd), ff = (uint64_t)max32(t->n_ff, d->n_ff);
+    w->rows = rows;
+    w->x = take(s, n * x, sizeof *w->x);
+    w->q = take(s, n * q, sizeof *w->q);
+    w->k = take(s, n * k, sizeof *w->k);
+    w->v = take(s, n * k, sizeof *w->v);
+    w->attn = take(s, n * q, sizeof *w->attn);
+    w->ff = take(s, n * ff, sizeof *w->ff);
+    w->rope = take(s, n * hd, sizeof *w->rope);
+    if (s->drafter) s->features = take(s, n * (uint64_t)d->n_features, sizeof *s->features);
+    s->logits = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *s->logits);
+    if (!w->x || !w->q || !w->k || !w->v || !w->attn || !w->ff || !w->rope || !s->logits ||
+        (s->drafter && !s->features))
+        return err_set(e, ERR_IO, "out of memory (activations of %d rows: lower --chunk)", rows);
+    uint64_t widest = q > ff ? q : ff;
+    if (widest < x) widest = x;
+    if (s->drafter && widest < (uint64_t)d->n_features) widest = (uint64_t)d->n_features;
+    int rc =
+        s->op->reserve(s->be, rows, (int64_t)widest, t->n_vocab, max32(t->n_head, d->n_head), (int32_t)hd);
+    return rc ? model_failed(s->target, "reserve", rc, e) : 0;
+}
+
+static int new_lists(struct session *s, struct err *e)
+{
+    int32_t n = s->o.ctx + SESSION_MAX_ROWS, rc;
+    s->history = mem_calloc((size_t)n, sizeof *s->history);
+    s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
+    s->d_pos = take(s, (uint64_t)n, sizeof *s->d_pos);
+    s->d_block = take(s, SESSION_MAX_ROWS, sizeof *s->d_block);
+    s->d_first = take(s, 1, sizeof *s->d_first);
+    s->d_picks = take(s, SESSION_MAX_ROWS, sizeof *s->d_picks);
+    if (!s->history || !s->d_history || !s->d_pos || !s->d_block || !s->d_first || !s->d_picks)
+        return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx)", s->o.ctx);
+    for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
+    rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
+    for (int32_t i = 0; i < SESSION_MAX_ROWS && s->drafter; i++) s->history[i] = s->drafter->d->mask_id;
+    if (rc == 0) rc = s->op->upload(s->be, s->d_block, s->history, SESSION_MAX_ROWS * sizeof *s->d_block);
+    memset(s->history, 0, (size_t)n * sizeof *s->history);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+static int check_options(struct session *s, struct err *e)
+{
+    struct session_options *o = &s->o;
+    int32_t trained = s->drafter ? s->drafter->d->block_size : 0;
+    if (!o->chunk) o->chunk = SESSION_CHUNK;
+    if (!o->block) o->block = trained;
+    if (o->ctx < 1 || o->ctx > INT32_MAX / 2)
+        return err_set(e, ERR_USAGE, "context out of range (expected 1 to %d positions, got %d)",
+                       INT32_MAX / 2, o->ctx);
+    if (o->chunk < 1 || o->chunk > 1 << 20)
+        return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
+    if (s->drafter && (o->block < 2 || o->block > trained))
+        return err_set(e, ERR_USAGE,
+                       "block out of range (expected 2 to the %d that the drafter was trained with, got %d)",
+                       trained, o->block);
+    if (o->draft_window < 0)
+        return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
+                       o->draft_window);
+    if (o->kv_type != KN_F16 && o->kv_type != KN_BF16 && o->kv_type != KN_F32)
+        return err_set(e, ERR_USAGE,
+                       "cache type not supported (expected f16, bf16 or f32, got number %" PRIu32 ")",
+                       o->kv_type);
+    return 0;
+}
+
+int session_new(struct session **out, struct model *target, struct model *drafter,
+                const struct session_options *o, struct err *e)
+{
+    struct session *s = mem_calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s) return err_set(e, ERR_IO, "out of memory (a session)");
+    s->target = target;
+    s->drafter = drafter;
+    s->be = target->be;
+    s->op = kn_op(s->be);
+    s->o = *o;
+    if (target->d->arch == DESC_DFLASH) {
+        err_set(e, ERR_FORMAT, "the target is a drafter (expected architecture qwen3, got %s)",
+                target->d->arch_name);
+        goto fail;
+    }
+    if ((drafter && desc_pair(target->d, drafter->d, e)) || check_options(s, e)) goto fail;
+    int32_t rows = max32(s->o.chunk, SESSION_MAX_ROWS);
+    if (new_caches(s, target, rows, &s->kv, e) || (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
+        goto fail;
+    if (new_work(s, rows, e) || new_lists(s, e)) goto fail;
+    *out = s;
+    return 0;
+fail:
+    session_free(s);
+    return -1;
+}
+
+static void free_caches(struct session *s, const struct model *m, struct kn_kv *kv)
+{
+    for (int i = 0; kv && i < m->d->n_layer; i++) {
+        s->op->free(s->be, kv[i].k);
+        s->op->free(s->be, kv[i].v);
+    }
+    mem_free(kv);
+}
+
+void session_free(struct session *s)
+{
+    if (!s) return;
+    struct work *w = &s->work;
+    void *device[] = {s->d_history, s->d_pos, s->d_block, s->d_first, s->d_picks, s->features, s->logits,
+                      w->x,         w->q,     w->k,       w->v,       w->attn,    w->ff,       w->rope};
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
+    free_caches(s, s->target, s->kv);
+    if (s->drafter) free_caches(s, s->drafter, s->draft_kv);
+    mem_free(s->history);
+    mem_free(s);
+}
+
+/* ---- passes ---- */
+
+/* Put n ids at positions from pos on, in both histories. */
+static int set_history(struct session *s, int32_t pos, const int32_t *ids, int32_t n, struct err *e)
+{
+    memmove(s->history + pos, ids, (size_t)n * sizeof *ids);
+    int rc = s->op->upload(s->be, s->d_history + pos, s->history + pos, (size_t)n * sizeof *ids);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+/* The target over positions pos .. pos+n-1 of the history. */
+static int run_target(struct session *s, int32_t pos, int32_t n, struct err *e)
+{
+    const struct pass p = {.w = &s->work,
+                           .kv = s->kv,
+                           .n = n,
+                           .first_pos = pos,
+                           .ids = s->d_history + pos,
+                           .pos = s->d_pos + pos,
+                           .features = s->features,
+                           .tapped = s->drafter ? s->drafter->d : NULL,
+                           .check = s->o.check_layers};
+    return qwen3_pass(s->target, &p, e);
+}
+
+/* The features of the last target pass, first n rows, become context at pos .. pos+n-1. */
+static int give_context(struct session *s, int32_t pos, int32_t n, struct err *e)
+{
+    if (!s->drafter) return 0;
+    const struct pass p = {.w = &s->work,
+                           .kv = s->draft_kv,
+                           .n = n,
+                           .first_pos = pos,
+                           .pos = s->d_pos + pos,
+                           .features = s->features};
+    return dflash_context(s->drafter, &p, e);
+}
+
+/* Logits of rows [row, row+n) of the activations. */
+static int run_head(struct session *s, const struct model *m, int32_t row, int32_t n, int32_t pos,
+                    struct err *e)
+{
+    if (model_logits(m, s->target, s->work.x + (int64_t)row * m->d->n_embd, n, s->logits, e)) return -1;
+    s->logits_pos = pos;
+    s->logits_rows = n;
+    return 0;
+}
+
+/* ---- prefill ---- */
+
+static int check_ids(const struct session *s, const int32_t *ids, int64_t n, struct err *e)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= s->target->d->n_vocab)
+            return err_set(e, ERR_FORMAT,
+                           "token %" PRId64 ": id out of the vocabulary (expected 0 to %d, got %d)", i,
+                           s->target->d->n_vocab - 1, ids[i]);
+    return 0;
+}
+
+/* All rows of a chunk through the head, in slices, to the host. host is [SESSION_MAX_ROWS, n_vocab]. */
+static int hand_out_rows(struct session *s, int32_t pos, int32_t n, float *host, session_rows_fn rows,
+                         void *ctx, struct err *e)
+{
+    for (int32_t i = 0; i < n; i += SESSION_MAX_ROWS) {
+        int32_t some = n - i < SESSION_MAX_ROWS ? n - i : SESSION_MAX_ROWS;
+        size_t bytes = (size_t)some * (size_t)s->target->d->n_vocab * sizeof *host;
+        if (run_head(s, s->target, i, some, pos + i, e)) return -1;
+        int rc = s->op->download(s->be, host, s->logits, bytes);
+        if (rc) return model_failed(s->target, "download", rc, e);
+        if (rows(ctx, host, some, pos + i, e)) return -1;
+    }
+    return 0;
+}
+
+int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
+                    struct err *e)
+{
+    int64_t end = s->n_past + n;
+    float *host = NULL;
+    int rc = -1;
+    if (n < 1) return err_set(e, ERR_FORMAT, "the prompt is empty (expected at least one token)");
+    if (end > s->o.ctx)
+        return err_set(e, ERR_USAGE,
+                       "the prompt does not fit the context (expected at most %d tokens, got %" PRId64 ")",
+                       s->o.ctx, end);
+    if (check_ids(s, ids, n, e)) return -1;
+    if (rows) {
+        host = mem_alloc((size_t)SESSION_MAX_ROWS * (size_t)s->target->d->n_vocab * sizeof *host);
+        if (!host) return err_set(e, ERR_IO, "out of memory (logits of %d rows)", SESSION_MAX_ROWS);
+    }
+    if (set_history(s, s->n_past, ids, (int32_t)n, e)) goto out;
+    for (int64_t done = 0; s->n_past < end;) {
+        int32_t pos = s->n_past,
+                stop = pos - pos % s->o.chunk + s->o.chunk; /* chunks end at absolute multiples */
+        int32_t some = (stop < end ? stop : (int32_t)end) - pos;
+        if (run_target(s, pos, some, e)) goto out;
+        if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
+        if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
+        if (give_context(s, pos, some, e)) goto out;
+        s->n_past += some;
+        done += some;
+        if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
+    }
+    rc = s->op->sync(s->be);
+    if (rc) rc = model_failed(s->target, "sync", rc, e);
+out:
+    mem_free(host);
+    return rc;
+}
+
+/* ---- steps ---- */
+
+int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err *e)
+{
+    if (n < 1 || n > SESSION_MAX_ROWS || s->n_past > s->o.ctx)
+        return err_set(e, ERR_USAGE,
+                       "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
+                       SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
+    if (check_ids(s, ids, n, e) || set_history(s, s->n_past, ids, n, e)) return -1;
+    if (run_target(s, s->n_past, n, e)) return -1;
+    return run_head(s, s->target, 0, n, s->n_past, e);
+}
+
+static int no_number(int32_t pos, struct err *e)
+{
+    err_set(e, ERR_DEVICE, "position %d: the target's logits hold a NaN or no finite maximum", pos);
+    return err_hint(e, "--check-layers names the first layer that leaves one");
+}
+
+int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n, int32_t *picks,
+                 struct err *e)
+{
+    const struct kn_pick p = {.logits = s->logits,
+                              .pos = s->d_pos + s->logits_pos,
+                              .history = s->d_history,
+                              .n = n,
+                              .n_vocab = s->target->d->n_vocab,
+                              .sampler = *sampler,
+                              .out = s->d_picks};
+    int rc = s->op->pick(s->be, &p);
+    if (rc == 0) rc = s->op->download(s->be, picks, s->d_picks, (size_t)n * sizeof *picks);
+    if (rc) return model_failed(s->target, "pick", rc, e);
+    for (int32_t i = 0; i < n; i++)
+        if (picks[i] == KN_PICK_NAN) return no_number(s->logits_pos + i, e);
+    return 0;
+}
+
+int session_commit(struct session *s, int32_t n, struct err *e)
+{
+    if (give_context(s, s->n_past, n, e)) return -1;
+    s->n_past += n;
+    return 0;
+}
+
+/* ---- drafting ---- */
+
+/* The oldest position that a block at n_past may see, where the context is bounded. */
+static int set_first(struct session *s, struct err *e)
+{
+    int32_t first = s->n_past > s->o.draft_window ? s->n_past - s->o.draft_window : 0;
+    int rc = s->op->upload(s->be, s->d_first, &first, sizeof first);
+    return rc ? model_failed(s->drafter, "upload", rc, e) : 0;
+}
+
+int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
+                  struct err *e)
+{
+    const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
+    int32_t n = s->o.block, skip = all_rows ? 0 : 1, picks[SESSION_MAX_ROWS];
+    const struct pass p = {.w = &s->work,
+                           .kv = s->draft_kv,
+                           .n = n,
+                           .first_pos = s->n_past,
+                           .ids = s->d_block,
+                           .pos = s->d_pos + s->n_past,
+                           .visible_from = s->o.draft_window ? s->d_first : NULL};
+    const struct kn_pick pick = {.logits = s->logits,
+                                 .pos = s->d_pos + s->n_past + skip,
+                                 .history = s->d_history,
+                                 .n = n - skip,
+                                 .n_vocab = s->target->d->n_vocab,
+                                 .sampler = greedy,
+                                 .out = s->d_picks};
+    int rc = s->op->upload(s->be, s->d_block, &anchor, sizeof anchor);
+    if (rc) return model_failed(s->drafter, "upload", rc, e);
+    if (s->o.draft_window && set_first(s, e)) return -1;
+    if (dflash_block(s->drafter, s->target, &p, e)) return -1;
+    if (run_head(s, s->drafter, skip, n - skip, s->n_past + skip, e)) return -1;
+    rc = s->op->pick(s->be, &pick);
+    if (rc == 0) rc = s->op->download(s->be, picks, s->d_picks, (size_t)(n - skip) * sizeof *picks);
+    if (rc) return model_failed(s->drafter, "pick", rc, e);
+    *usable = true;
+    for (int32_t i = 1; i < n; i++) {
+        proposals[i - 1] = picks[i - skip];
+        if (proposals[i - 1] == KN_PICK_NAN) *usable = false;
+    }
+    return 0;
+}
+
+/* ---- logits on the host ---- */
+
+int session_logits(struct session *s, int32_t i, float *row, struct err *e)
+{
+    size_t n = (size_t)s->target->d->n_vocab;
+    int rc = s->op->download(s->be, row, s->logits + (size_t)i * n, n * sizeof *row);
+    return rc ? model_failed(s->target, "download", rc, e) : 0;
+}
+
+int session_check_row(const struct session *s, const float *row, int32_t pos, struct err *e)
+{
+    float best = -INFINITY;
+    bool nan = false;
+    for (int32_t i = 0; i < s->target->d->n_vocab; i++) {
+        nan |= isnan(row[i]);
+        if (row[i] > best) best = row[i];
+    }
+    return nan || !isfinite(best) ? no_number(pos, e) : 0;
+}
