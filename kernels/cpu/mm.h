@@ -1,0 +1,81 @@
+/* mm.h - matrix products of the CPU: packed weights, prepared activations, and the kernels between them.
+ *
+ * Three concepts. A *panel* is a group of mm->lanes output rows of a matrix, interleaved at load so that a
+ * SIMD lane is an output row: a product needs no sum across lanes, and an output is one sequential chain
+ * whose shape depends on n_in alone. A *tile* is 1, 2, 4 or 8 tokens that meet a panel together; its
+ * activations are interleaved so that the tokens' values of one k are neighbours. A *kernel* multiplies one
+ * panel with one tile. Lanes, tile widths and threads differ between instruction sets and calls; the chain of
+ * an output does not, so neither do its bits.
+ *
+ * Arithmetic: float weights meet float32 activations; quantised weights meet activations rounded to 8 bits, a
+ * scale a token and 32 or 256 values (as the weight's own block), with exact integer sums inside a block and
+ * one fused multiply-add a block. A NaN or Inf in an activation block makes the block's scale NaN, and so
+ * every output of the row.
+ *
+ * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_float.inc.h:
+ * the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c and mm_avx512.c define.
+ */
+#ifndef DFLASH_CPU_MM_H
+#define DFLASH_CPU_MM_H
+
+#include "cpu.h"
+
+#define MM_TILE_MAX 8
+#define MM_LANES_MAX 16
+
+/* What a weight type asks of the activations. */
+enum mm_act {
+    MM_ACT_F32,  /* as they are */
+    MM_ACT_Q32,  /* int8, a scale for 32 */
+    MM_ACT_Q256, /* int8, a scale for 256 */
+    MM_ACT_COUNT,
+};
+
+/* Activations of a tile of T tokens, every array [.., T], one after the other in the order given. A tile
+ * starts at T-independent bytes a token (mm_act_bytes), so tiles of any width tile a buffer. F32:  float
+ * x[n_in up to even] Q32:  int8 q[n_in / 4][T][4]; float d[n_in / 32]; int32 nsum[n_in / 32] = -(sum of q);
+ * float s[n_in / 32] = d * sum of q Q256: int8 q[n_in / 4][T][4]; int16 s16[n_in / 32][T][2] sums of 16;
+ * int16 s32[n_in / 64][T][2] sums of 32; float d[n_in / 256] */
+size_t mm_act_bytes(enum mm_act a, int64_t n_in);
+
+/* One panel times one tile. */
+struct mm_call {
+    const uint8_t *panel;
+    const uint8_t *act; /* the tile */
+    int64_t n_in;
+    float *out;           /* [T, lanes] */
+    const uint8_t *ahead; /* prefetched while working; NULL: nothing */
+    int32_t ahead_step;   /* 64-byte lines of ahead a block */
+};
+typedef void (*mm_kernel)(const struct mm_call *);
+
+/* A weight type's packed form. Codes are interleaved by groups of 4 k: a vector is [lanes][4] bytes. A panel
+ * is [n_in / block] blocks, then the blocks' scales where `tail` (bytes a lane and block) is not zero;
+ * rounded up to 64. */
+struct mm_type {
+    uint32_t type;
+    enum mm_act act;
+    int32_t block;      /* elements of n_in a block */
+    int32_t lane_bytes; /* bytes a lane of a block, without tail */
+    int32_t tail;       /* bytes a lane of a block in the panel's tail: f16 scales */
+};
+const struct mm_type *mm_type_of(uint32_t type); /* NULL: cannot multiply */
+int mm_type_index(uint32_t type);                /* row of cpu_mm.kernel, or -1 */
+size_t mm_panel_bytes(const struct mm_type *t, int64_t n_in, int lanes);
+/* Pack rows first..first+lanes of data (file layout, n_out rows; rows past the end are zeros) into dst. */
+void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
+                   int64_t first, int lanes);
+
+#define MM_TYPES 11
+
+/* What an instruction set supplies. kernel[type][log2 of the tile's width]. */
+struct cpu_mm {
+    int lanes; /* output rows a panel: 16 or 8 */
+    int tile;  /* widest tile: 4 or 8 */
+    /* Write token t of a tile of T: x [n_in] to act. x NULL: a token of zeros, which fills a tile up. */
+    void (*prepare)(enum mm_act a, uint8_t *act, const float *x, int64_t n_in, int t, int T);
+    mm_kernel kernel[MM_TYPES][4];
+};
+extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avx512;
+
+#endif

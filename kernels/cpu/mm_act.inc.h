@@ -1,0 +1,109 @@
+/* mm_act.inc.h - activations as the kernels want them: interleaved by tile, and 8-bit for quantised weights.
+ *
+ * A block of 32 or 256 values x becomes q = round(x * (127 / amax)), ties to even, and d = amax / 127, amax
+ * the largest |x|. Every step is one rounded float32 operation, so the result is the same everywhere.
+ * Non-finite values: the largest bit pattern of |x| shows a NaN or Inf; d is then NaN (q zero), and so is
+ * every product. amax below MM_ACT_TINY, where 127 / amax nears the end of the float range, counts as zero:
+ * the absolute error of an output is below MM_ACT_TINY times the sum of |w|. */
+#include <string.h>
+
+#define MM_ACT_TINY 1e-30f
+
+static inline uint32_t act_max_bits(const float *x, int n)
+{
+    uint32_t m = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, x + i, 4);
+        u &= 0x7fffffffu;
+        m = u > m ? u : m;
+    }
+    return m;
+}
+
+/* q [n] of x [n]; returns d. */
+static inline float act_round(int8_t *q, const float *x, int n)
+{
+    const uint32_t bits = act_max_bits(x, n);
+    float amax;
+    memcpy(&amax, &bits, 4);
+    if (!(amax >= MM_ACT_TINY) || bits >= 0x7f800000u) {
+        memset(q, 0, (size_t)n);
+        return bits >= 0x7f800000u ? __builtin_nanf("") : 0.0f;
+    }
+    const float inverse = 127.0f / amax;
+    for (int i = 0; i < n; i++) {
+        /* Adding 1.5 * 2^23 rounds to an integer, ties to even, in the low bits. |x * inverse| < 127.5. */
+        const float r = x[i] * inverse + 12582912.0f;
+        int32_t u;
+        memcpy(&u, &r, 4);
+        q[i] = (int8_t)(u - 0x4b400000);
+    }
+    return amax / 127.0f;
+}
+
+static inline int32_t act_sum(const int8_t *q, int n)
+{
+    int32_t s = 0;
+    for (int i = 0; i < n; i++) s += q[i];
+    return s;
+}
+
+/* n / 4 groups of q to dst[n / 4][T][4], token t. */
+static inline void act_spread(uint8_t *dst, const int8_t *q, int n, int t, int T)
+{
+    for (int g = 0; g < n / 4; g++) memcpy(dst + ((size_t)g * T + t) * 4, q + 4 * g, 4);
+}
+
+static void act_q32(uint8_t *act, const float *x, int64_t n_in, int t, int T)
+{
+    const int64_t nb = n_in / 32;
+    float *d = (float *)(act + n_in * T), *s = d + 2 * nb * T;
+    int32_t *nsum = (int32_t *)(d + nb * T);
+    int8_t q[32] = {0};
+    for (int64_t b = 0; b < nb; b++) {
+        const float db = x ? act_round(q, x + 32 * b, 32) : 0.0f;
+        const int32_t sum = act_sum(q, 32);
+        act_spread(act + 32 * b * T, q, 32, t, T);
+        d[b * T + t] = db;
+        nsum[b * T + t] = -sum;
+        s[b * T + t] = db * (float)sum;
+    }
+}
+
+static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
+{
+    const int64_t nb = n_in / 256;
+    int16_t *s16 = (int16_t *)(act + n_in * T), *s32 = s16 + n_in / 16 * T;
+    float *d = (float *)(s32 + n_in / 32 * T);
+    int8_t q[256] = {0};
+    for (int64_t b = 0; b < nb; b++) {
+        d[b * T + t] = x ? act_round(q, x + 256 * b, 256) : 0.0f;
+        act_spread(act + 256 * b * T, q, 256, t, T);
+        for (int j = 0; j < 8; j++) {
+            const int64_t i = 8 * b + j; /* of 32 values */
+            const int16_t low = (int16_t)act_sum(q + 32 * j, 16),
+                          high = (int16_t)act_sum(q + 32 * j + 16, 16);
+            s16[(i * T + t) * 2] = low;
+            s16[(i * T + t) * 2 + 1] = high;
+            s32[(i / 2 * T + t) * 2 + i % 2] = (int16_t)(low + high);
+        }
+    }
+}
+
+static void act_f32(uint8_t *act, const float *x, int64_t n_in, int t, int T)
+{
+    float *y = (float *)act + t;
+    for (int64_t k = 0; k < n_in; k++) y[k * T] = x ? x[k] : 0.0f;
+    if (n_in % 2) y[n_in * T] = 0.0f;
+}
+
+static void act_prepare(enum mm_act a, uint8_t *act, const float *x, int64_t n_in, int t, int T)
+{
+    if (a == MM_ACT_Q256)
+        act_q256(act, x, n_in, t, T);
+    else if (a == MM_ACT_Q32)
+        act_q32(act, x, n_in, t, T);
+    else
+        act_f32(act, x, n_in, t, T);
+}

@@ -1,0 +1,136 @@
+/* mm_avx2.c - the matrix kernels over AVX2 and FMA: 8 rows a panel, tiles of up to 4 tokens.
+ *
+ * A pair of products of vpmaddubsw must fit 16 bits: codes are at most 63 and activations within -127..127,
+ * so a pair is at most 16002. Q8_0's signed codes go in as |code| with the sign moved to the activation: at
+ * most 128 * 127 * 2 = 32512. */
+#include "mm.h"
+
+#include <immintrin.h>
+
+#define LANES 8
+#define TILE 4
+#define MM_NAME cpu_mm_avx2
+#define INLINE static inline __attribute__((always_inline))
+
+typedef __m256i vi;
+typedef __m256 vf;
+
+INLINE vi vi_load(const uint8_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+INLINE vi vi_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+INLINE vi vi_set(int32_t x)
+{
+    return _mm256_set1_epi32(x);
+}
+INLINE vi vi_bcast(const void *p)
+{
+    return _mm256_set1_epi32(*(const int32_t *)p);
+}
+INLINE vi vi_and(vi a, vi b)
+{
+    return _mm256_and_si256(a, b);
+}
+INLINE vi vi_or(vi a, vi b)
+{
+    return _mm256_or_si256(a, b);
+}
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm256_add_epi32(a, b);
+}
+INLINE vi vi_sub(vi a, vi b)
+{
+    return _mm256_sub_epi32(a, b);
+}
+INLINE vi vi_mul(vi a, vi b)
+{
+    return _mm256_mullo_epi32(a, b);
+}
+INLINE vi vi_shl(vi a, int n)
+{
+    return _mm256_slli_epi32(a, n);
+}
+INLINE vi vi_shr(vi a, int n)
+{
+    return _mm256_srli_epi32(a, n);
+}
+INLINE vi vi_sar(vi a, int n)
+{
+    return _mm256_srai_epi32(a, n);
+}
+INLINE vi vi_dot4(vi acc, vi codes, const uint8_t *a)
+{
+    return vi_add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, vi_bcast(a)), _mm256_set1_epi16(1)));
+}
+/* Codes are signed, stored with 128 added. The sum starts at zero, for the codes are made signed again. */
+INLINE vi vi_dot_s8_start(const int32_t *nsum)
+{
+    (void)nsum;
+    return vi_zero();
+}
+INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
+{
+    const vi w = _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80));
+    const vi products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(vi_bcast(a), w));
+    return vi_add(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+}
+INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
+{
+    return vi_add(acc, _mm256_madd_epi16(pairs, vi_bcast(a)));
+}
+INLINE vi vi_from_s8_pairs(const uint8_t *p)
+{
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE vf vf_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+INLINE vf vf_load(const uint8_t *p)
+{
+    return _mm256_loadu_ps((const float *)p);
+}
+INLINE void vf_store(float *p, vf v)
+{
+    _mm256_storeu_ps(p, v);
+}
+INLINE vf vf_bcast(const float *p)
+{
+    return _mm256_broadcast_ss(p);
+}
+INLINE vf vf_from_f16(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE vf vf_from_bf16(const uint8_t *p)
+{
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+INLINE vf vf_cvt(vi a)
+{
+    return _mm256_cvtepi32_ps(a);
+}
+INLINE vf vf_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+INLINE vf vf_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+INLINE vf vf_fnma(vf a, vf b, vf c)
+{
+    return _mm256_fnmadd_ps(a, b, c);
+}
+
+#include "mm_table.inc.h"

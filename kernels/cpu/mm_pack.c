@@ -1,0 +1,238 @@
+/* mm_pack.c - weights from the file's layout into panels, at load.
+ *
+ * A panel interleaves the codes of `lanes` rows so that a kernel's vector is [lanes][4 consecutive k]. Apart
+ * from rows filled up to whole panels it takes the bytes of the file, not one more: f16 scales stay f16,
+ * 6-bit scales 6-bit. */
+#include "mm.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static const struct mm_type mm_types[MM_TYPES] = {
+    {KN_F32, MM_ACT_F32, 2, 8, 0},       {KN_F16, MM_ACT_F32, 2, 4, 0},
+    {KN_BF16, MM_ACT_F32, 2, 4, 0},      {KN_Q8_0, MM_ACT_Q32, 32, 32, 2},
+    {KN_Q4_0, MM_ACT_Q32, 32, 16, 2},    {KN_Q5_0, MM_ACT_Q32, 32, 20, 2},
+    {KN_Q4_1, MM_ACT_Q32, 32, 16, 4},    {KN_Q5_1, MM_ACT_Q32, 32, 20, 4},
+    {KN_Q4_K, MM_ACT_Q256, 256, 144, 0}, {KN_Q5_K, MM_ACT_Q256, 256, 176, 0},
+    {KN_Q6_K, MM_ACT_Q256, 256, 208, 2},
+};
+
+int mm_type_index(uint32_t type)
+{
+    for (int i = 0; i < MM_TYPES; i++)
+        if (mm_types[i].type == type) return i;
+    return -1;
+}
+
+const struct mm_type *mm_type_of(uint32_t type)
+{
+    const int i = mm_type_index(type);
+    return i < 0 ? NULL : &mm_types[i];
+}
+
+size_t mm_panel_bytes(const struct mm_type *t, int64_t n_in, int lanes)
+{
+    const size_t blocks = (size_t)(n_in + t->block - 1) / (size_t)t->block;
+    return (blocks * (size_t)(t->lane_bytes + t->tail) * (size_t)lanes + 63) & ~(size_t)63;
+}
+
+/* ---- one block of one row: lane l of a block at dst ---- */
+
+static void put_word(uint8_t *dst, int vector, int lanes, int lane, uint32_t w)
+{
+    memcpy(dst + ((size_t)vector * (size_t)lanes + (size_t)lane) * 4, &w, 4);
+}
+
+static uint32_t get_word(const uint8_t *p)
+{
+    uint32_t w;
+    memcpy(&w, p, 4);
+    return w;
+}
+
+/* 32 codes as nibbles: word g holds group g low and group g + 4 high. Returns the fifth bits: bit g of each
+ * byte is group g's. */
+static uint32_t put_nibbles(uint8_t *dst, int vector, int lanes, int lane, const uint8_t *code)
+{
+    uint32_t fifth = 0;
+    for (int g = 0; g < 8; g++) fifth |= (get_word(code + 4 * g) >> 4 & 0x01010101u) << g;
+    for (int g = 0; g < 4; g++) {
+        const uint32_t low = get_word(code + 4 * g), high = get_word(code + 16 + 4 * g);
+        put_word(dst, vector + g, lanes, lane, (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4);
+    }
+    return fifth;
+}
+
+/* Codes 0..15 (or 31) of a 32-block: byte j holds j and j + 16. */
+static void codes_32(uint8_t code[32], const uint8_t *q, const uint8_t *high)
+{
+    for (int j = 0; j < 16; j++) {
+        code[j] = q[j] & 15;
+        code[j + 16] = q[j] >> 4;
+    }
+    if (!high) return;
+    const uint32_t h = get_word(high);
+    for (int j = 0; j < 32; j++) code[j] |= (uint8_t)((h >> j & 1) << 4);
+}
+
+static void pack_32(uint32_t type, uint8_t *dst, uint8_t *tail, const uint8_t *b, int lanes, int lane)
+{
+    uint8_t code[32];
+    const int has_min = type == KN_Q4_1 || type == KN_Q5_1, five = type == KN_Q5_0 || type == KN_Q5_1;
+    memcpy(tail + 2 * lane, b, 2);
+    if (has_min) memcpy(tail + 2 * lanes + 2 * lane, b + 2, 2);
+    b += has_min ? 4 : 2;
+    if (type == KN_Q8_0) {
+        for (int g = 0; g < 8; g++) put_word(dst, g, lanes, lane, get_word(b + 4 * g) ^ 0x80808080u);
+        return;
+    }
+    codes_32(code, five ? b + 4 : b, five ? b : NULL);
+    const uint32_t fifth = put_nibbles(dst, five, lanes, lane, code);
+    if (five) put_word(dst, 0, lanes, lane, fifth);
+}
+
+/* Q4_K, Q5_K. The file: d, dmin, 12 bytes of 6-bit scales and minimums, [32 bytes of fifth bits], 128 bytes
+ * of nibbles. */
+static void pack_45k(int bits, uint8_t *dst, const uint8_t *b, int lanes, int lane)
+{
+    const uint8_t *s = b + 4, *high = b + 16, *q = bits == 5 ? b + 48 : b + 16;
+    uint32_t pair[8] = {0}, w[3];
+    for (int j = 0; j < 8; j++) {
+        const uint32_t sc = j < 4 ? s[j] & 63u : (s[j + 4] & 15u) | (uint32_t)(s[j - 4] >> 6) << 4;
+        const uint32_t m = j < 4 ? s[j + 4] & 63u : (uint32_t)(s[j + 4] >> 4) | (uint32_t)(s[j] >> 6) << 4;
+        pair[j / 2] |= m << 16 * (j % 2);
+        pair[4 + j / 2] |= sc << 16 * (j % 2);
+    }
+    for (int i = 0; i < 3; i++) w[i] = pair[2 * i] | pair[2 * i + 1] << 6;
+    w[0] |= (pair[6] & 0x000f000fu) << 12;
+    w[1] |= (pair[6] & 0x00300030u) << 8 | (pair[7] & 0x00030003u) << 14;
+    w[2] |= (pair[7] & 0x003c003cu) << 10;
+    for (int i = 0; i < 3; i++) put_word(dst, i, lanes, lane, w[i]);
+    memcpy(dst + 12 * lanes + 2 * lane, b, 2);
+    memcpy(dst + 14 * lanes + 2 * lane, b + 2, 2);
+    for (int j = 0; j < 8; j++) {
+        uint8_t code[32];
+        for (int i = 0; i < 32; i++) code[i] = q[32 * (j / 2) + i] >> 4 * (j % 2) & 15;
+        if (bits == 5)
+            for (int i = 0; i < 32; i++) code[i] |= (uint8_t)((high[i] >> j & 1) << 4);
+        const int vector = 4 + j * (bits == 5 ? 5 : 4);
+        const uint32_t fifth = put_nibbles(dst, vector + (bits == 5), lanes, lane, code);
+        if (bits == 5) put_word(dst, vector, lanes, lane, fifth);
+    }
+}
+
+/* Q6_K. The file: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d. */
+static void pack_6k(uint8_t *dst, uint8_t *tail, const uint8_t *b, int lanes, int lane)
+{
+    for (int i = 0; i < 8; i++) memcpy(dst + (i * lanes + lane) * 2, b + 192 + 2 * i, 2);
+    memcpy(tail + 2 * lane, b + 208, 2);
+    for (int s = 0; s < 16; s++) {
+        const int half = s / 8, quarter = s / 2 % 4, base = 16 * (s % 2);
+        const uint8_t *ql = b + 64 * half + 32 * (quarter % 2) + base, *qh = b + 128 + 32 * half + base;
+        uint32_t low[4], high = 0;
+        for (int g = 0; g < 4; g++) {
+            low[g] = get_word(ql + 4 * g) >> 4 * (quarter / 2) & 0x0f0f0f0fu;
+            high |= (get_word(qh + 4 * g) >> 2 * quarter & 0x03030303u) << 2 * g;
+        }
+        put_word(dst, 4 + 3 * s, lanes, lane, low[0] | low[2] << 4);
+        put_word(dst, 5 + 3 * s, lanes, lane, low[1] | low[3] << 4);
+        /* Vector g of low nibbles holds groups g and g + 2: bits 2g of a byte are group g's. */
+        put_word(dst, 6 + 3 * s, lanes, lane, high);
+    }
+}
+
+static void pack_float(const struct mm_type *t, uint8_t *dst, const uint8_t *row, int64_t n_in, int lanes,
+                       int lane)
+{
+    const size_t size = (size_t)t->lane_bytes / 2;
+    for (int64_t k = 0; k < n_in; k++)
+        memcpy(dst + ((size_t)k * (size_t)lanes + (size_t)lane) * size, row + (size_t)k * size, size);
+}
+
+void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
+                   int64_t first, int lanes)
+{
+    const size_t row_bytes = kn_row_bytes(t->type, n_in);
+    const int64_t blocks = n_in / t->block;
+    uint8_t *tail = dst + (size_t)blocks * (size_t)t->lane_bytes * (size_t)lanes;
+    memset(dst, 0, mm_panel_bytes(t, n_in, lanes));
+    for (int lane = 0; lane < lanes && first + lane < n_out; lane++) {
+        const uint8_t *row = (const uint8_t *)data + (size_t)(first + lane) * row_bytes;
+        if (t->act == MM_ACT_F32) {
+            pack_float(t, dst, row, n_in, lanes, lane);
+            continue;
+        }
+        const size_t file_block = row_bytes / (size_t)blocks;
+        for (int64_t b = 0; b < blocks; b++, row += file_block) {
+            uint8_t *block = dst + (size_t)b * (size_t)t->lane_bytes * (size_t)lanes;
+            uint8_t *scale = tail + (size_t)b * (size_t)t->tail * (size_t)lanes;
+            if (t->type == KN_Q6_K)
+                pack_6k(block, scale, row, lanes, lane);
+            else if (t->act == MM_ACT_Q256)
+                pack_45k(t->type == KN_Q5_K ? 5 : 4, block, row, lanes, lane);
+            else
+                pack_32(t->type, block, scale, row, lanes, lane);
+        }
+    }
+}
+
+/* ---- load ---- */
+
+/* Large buffers on whole huge pages: a step streams all of them, and 4 KB pages cost it address translations.
+ */
+static void *panels_alloc(size_t bytes)
+{
+    const size_t huge = (size_t)2 << 20;
+    void *p = NULL;
+    if (bytes < huge / 2) return posix_memalign(&p, 64, bytes) ? NULL : p;
+    const size_t whole = (bytes + huge - 1) & ~(huge - 1);
+    if (posix_memalign(&p, huge, whole)) return NULL;
+    madvise(p, whole, MADV_HUGEPAGE); /* advice: nothing depends on its success */
+    return p;
+}
+
+int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                    const void *data, unsigned use)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    const struct kn_type_info *info = kn_type_info(type);
+    *w = (struct kn_weight){.type = type, .n_in = n_in, .n_out = n_out};
+    if (!info) return cpu_fail(be, KN_ETYPE, "weight of unknown type number %u", type);
+    if (n_in < 1 || n_out < 1 || !data || !(use & (KN_USE_LINEAR | KN_USE_ROWS)))
+        return cpu_fail(be, KN_EINVAL, "weight [%lld, %lld] of %s: empty, without data, or without a use",
+                        (long long)n_out, (long long)n_in, info->name);
+    if (n_in % info->block)
+        return cpu_fail(be, KN_ETYPE, "%s weight: rows of %lld elements are not whole blocks of %u",
+                        info->name, (long long)n_in, info->block);
+    if ((use & KN_USE_ROWS) && !info->can_decode)
+        return cpu_fail(be, KN_ETYPE, "%s weight: the type cannot be decoded (rows)", info->name);
+    if (use & KN_USE_ROWS) w->rows = data;
+    if (!(use & KN_USE_LINEAR)) return 0;
+    const struct mm_type *t = mm_type_of(type);
+    if (!t) return cpu_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", info->name);
+    const int lanes = be->isa->mm->lanes;
+    const int64_t panels = (n_out + lanes - 1) / lanes;
+    if (n_in > INT32_MAX || (uint64_t)panels > (SIZE_MAX >> 1) / mm_panel_bytes(t, n_in, lanes))
+        return cpu_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)n_out,
+                        (long long)n_in, info->name);
+    const size_t panel = mm_panel_bytes(t, n_in, lanes);
+    uint8_t *packed = panels_alloc((size_t)panels * panel);
+    if (!packed)
+        return cpu_fail(be, KN_EMEM, "no memory for %zu bytes of a weight [%lld, %lld] of %s",
+                        (size_t)panels * panel, (long long)n_out, (long long)n_in, info->name);
+#pragma omp parallel for num_threads(be->threads) schedule(static)
+    for (int64_t p = 0; p < panels; p++)
+        mm_pack_panel(t, packed + (size_t)p * panel, data, n_in, n_out, p * lanes, lanes);
+    w->packed = packed;
+    w->packed_bytes = (size_t)panels * panel;
+    return 0;
+}
+
+void cpu_weight_free(struct kn_backend *kb, struct kn_weight *w)
+{
+    (void)kb;
+    if (!w) return;
+    free(w->packed);
+    *w = (struct kn_weight){.type = KN_TYPE_NONE};
+}
