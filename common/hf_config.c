@@ -1,11 +1,11 @@
 /* hf_config.c - config.json through jansson, with a record of what was asked for. */
 #include "hf_config.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include "io.h"
+#include "json.h"
 #include "mem.h"
 
 #define MAX_PATH 256
@@ -72,10 +72,9 @@ int hf_config_parse(struct hf_config **out, const char *text, size_t n, const ch
     if (n > HF_CONFIG_MAX_BYTES)
         return err_set(e, ERR_FORMAT, "%s: too long for a config.json (expected at most %u bytes, got %zu)", name,
                        HF_CONFIG_MAX_BYTES, n);
-    json_error_t je;
-    json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &je);
-    if (!root)
-        return err_set(e, ERR_FORMAT, "%s: not valid JSON (line %d, column %d: %s)", name, je.line, je.column, je.text);
+    json_t *root;
+    if (json_parse(&root, text, n, name, e))
+        return -1;
     if (!json_is_object(root)) {
         json_decref(root);
         return err_set(e, ERR_FORMAT, "%s: not a config.json (expected a JSON object)", name);
@@ -526,7 +525,7 @@ int hf_get_rope_theta(struct hf_config *c, double *theta, const char **where, st
             return wrong(c, "rope_scaling.rope_theta", "it in rope_parameters or at top level", s, e);
     }
     if (a == 0 && b == 0 && nested != top)
-        return disagree(c, "rope_parameters", "rope_theta", e);
+        return err_set(e, ERR_FORMAT, "%s: %s and rope_theta disagree (%.9g against %.9g)", c->name, from, nested, top);
     if (a == 1 && b == 1)
         return 1;
     *theta = a == 0 ? nested : top;
