@@ -130,6 +130,14 @@ test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
 test-sanitize:
 	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined unit
 
+# data/malformed: files that must be refused, and EXPECT with the message of each, written by one program.
+.PHONY: malformed
+malformed: $(BUILD)/test/make_malformed
+	$< data/malformed
+$(BUILD)/test/make_malformed: test/make_malformed.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< -o $@
+
 .PHONY: clean
 clean:
 	rm -rf build build-*
