@@ -9,7 +9,17 @@ PREFIX   ?= /usr/local
 BUILD    ?= build
 CUDA     ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && echo 1 || echo 0)
 WERROR   ?= 0
+V        ?= 0
 SANITIZE ?=
+
+# One short line a command; V=1 shows the commands.
+ifeq ($(V),0)
+Q := @
+SAY = @printf '  %-5s %s\n' 
+else
+Q :=
+SAY = @:
+endif
 
 TOOLS := convert quantize inspect tokenize prefill generate bench
 
@@ -54,20 +64,24 @@ $(OBJ)/kernels/%.o: CFLAGS_OPT := -O3
 
 $(OBJ)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(CFLAGS_OPT) $(CFLAGS_ISA) -c $< -o $@
+	$(SAY) CC $<
+	$(Q)$(CC) $(CFLAGS_ALL) $(CFLAGS_OPT) $(CFLAGS_ISA) -c $< -o $@
 
 $(LIB): $(COMMON_OBJ) $(KERNEL_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(SAY) AR $@
+	$(Q)ar rcs $@ $^
 
 $(CLI_LIB): $(CLI_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(SAY) AR $@
+	$(Q)ar rcs $@ $^
 
 .SECONDEXPANSION:
 $(PROGRAMS): $(BIN)/dflash-%: $$(patsubst %.c,$(OBJ)/%.o,$$(wildcard cmd/$$*/*.c)) $(CLI_LIB) $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $^ -o $@ $(LIBS)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $^ -o $@ $(LIBS)
 
 .PHONY: check-layers
 check-layers:
@@ -81,7 +95,8 @@ UNIT_SRC := $(wildcard test/unit/test_*.c)
 UNIT_BIN := $(UNIT_SRC:test/unit/%.c=$(BUILD)/test/%)
 $(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -DTEST_DATA='"test/data"' $(LDFLAGS) $< $(LIB) -o $@ -lcmocka $(LIBS)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) -DTEST_DATA='"test/data"' $(LDFLAGS) $< $(LIB) -o $@ -lcmocka $(LIBS)
 
 .PHONY: unit
 unit: $(UNIT_BIN)
@@ -90,24 +105,29 @@ unit: $(UNIT_BIN)
 # The float64 reference (test/reference) and the trained pair in every weight type the tests use.
 $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/reference/oracle.h $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) test/reference/oracle_main.c test/reference/oracle.c $(LIB) -o $@ $(LIBS)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) test/reference/oracle_main.c test/reference/oracle.c $(LIB) -o $@ $(LIBS)
 
 PAIR := $(BUILD)/pair
 PAIR_HF := data/pair
 $(PAIR)/target-%.gguf: $(PAIR_HF)/target/model.safetensors $(BIN)/dflash-convert
 	@mkdir -p $(@D)
-	$(BIN)/dflash-convert -q --force $(PAIR_HF)/target -o $@ --type $*
+	$(SAY) GGUF $@
+	$(Q)$(BIN)/dflash-convert -q --force $(PAIR_HF)/target -o $@ --type $*
 $(PAIR)/drafter-%.gguf: $(PAIR_HF)/drafter/model.safetensors $(BIN)/dflash-convert
 	@mkdir -p $(@D)
-	$(BIN)/dflash-convert -q --force $(PAIR_HF)/drafter -o $@ --type $* --target $(PAIR_HF)/target
+	$(SAY) GGUF $@
+	$(Q)$(BIN)/dflash-convert -q --force $(PAIR_HF)/drafter -o $@ --type $* --target $(PAIR_HF)/target
 $(PAIR)/target-q4_0.gguf $(PAIR)/target-q5_0.gguf $(PAIR)/target-q4_k.gguf $(PAIR)/target-q5_k.gguf $(PAIR)/target-q6_k.gguf: $(PAIR)/target-%.gguf: $(PAIR)/target-f32.gguf $(BIN)/dflash-quantize
-	$(BIN)/dflash-quantize -q --force $< -o $@ --type $*
+	$(SAY) GGUF $@
+	$(Q)$(BIN)/dflash-quantize -q --force $< -o $@ --type $*
 PAIR_FILES := $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$(PAIR)/target-$t.gguf $(PAIR)/drafter-$t.gguf) \
               $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(PAIR)/target-$t.gguf)
 
 $(BUILD)/test/lossless: test/lossless.c $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
 # The suites of `make test`; test/run.sh runs them and counts.
 SUITES = "$(MAKE) -s --no-print-directory unit" \

@@ -9,6 +9,7 @@
 #define DFLASH_CONVERT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include "err.h"
 #include "quantize.h"
@@ -44,6 +45,9 @@ struct convert {
 /* All the unset values above. */
 void convert_defaults(struct convert *o);
 int convert_run(const struct convert *o, struct err *e);
+
+/* The GGUF name (dialect upstream) of a Hugging Face tensor, with or without "model.": 0, or -1 where no table has it. */
+int convert_gguf_name(const char *hf, char *out, size_t n);
 
 const char *convert_dialect_names(void); /* "upstream", for messages and --help */
 

@@ -1,0 +1,127 @@
+/* dflash-inspect - what a model file holds, whether it is sound, whether two files fit or differ. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "../../common/check.h"
+#include "../../common/diff.h"
+#include "../../common/gguf.h"
+#include "../../common/safetensors.h"
+#include "../cli.h"
+#include "show.h"
+
+struct options {
+    bool check, tensors, json, pair, diff;
+    int32_t threads;
+    float tolerance;
+};
+
+static struct options o = {.tolerance = -1};
+
+static const struct cli_flag flags[] = {
+    {"--check", CLI_FLAG, &o.check, NULL, "examine the whole file: structure, keys, types, NaN and Inf; exit 1 if it is bad", 0, 0},
+    {"--pair", CLI_FLAG, &o.pair, NULL, "do TARGET and DRAFTER fit? one line an aspect; exit 1 on a misfit", 0, 0},
+    {"--diff", CLI_FLAG, &o.diff, NULL, "compare two files tensor by tensor (GGUF or safetensors on either side)", 0, 0},
+    {"--tolerance", CLI_F32, &o.tolerance, "X", "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
+    {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
+    {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
+    {"--threads", CLI_I32, &o.threads, "N", "threads (default: all processors)", 1, 4096},
+    {0},
+};
+
+static struct cli cli = {
+    .tool = "inspect",
+    .synopsis = "FILE [--check] [--tensors] [--json] | --pair TARGET DRAFTER | --diff A B [--tolerance X]",
+    .summary = "Print what a GGUF or safetensors file holds, check it, check that a drafter fits its target, or compare two files.",
+    .flags = flags,
+    .min_args = 1,
+    .max_args = 2,
+};
+
+static bool is_safetensors(const char *path)
+{
+    struct stat st;
+    size_t n = strlen(path);
+    if (!stat(path, &st) && S_ISDIR(st.st_mode)) return true;
+    return (n > 12 && !strcmp(path + n - 12, ".safetensors")) || (n > 11 && !strcmp(path + n - 11, ".index.json"));
+}
+
+static void print_finding(void *ctx, const struct check_finding *f)
+{
+    static const char *const level[] = {"ok", "warn", "BAD"};
+    (void)ctx;
+    if (o.json) {
+        show_json_finding(f);
+        return;
+    }
+    printf("%-4s  %s: %s\n", level[f->level], f->subject, f->text);
+    if (f->hint && f->level != CHECK_OK) printf("      hint: %s\n", f->hint);
+}
+
+static void print_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    (void)ctx;
+    cli_progress(&cli, "check", done, total, "B");
+}
+
+static int verdict(const char *what, int bad, struct err *e)
+{
+    if (bad < 0) return cli_fail(&cli, e);
+    if (o.json)
+        printf("{\"schema\":1,\"kind\":\"verdict\",\"of\":\"%s\",\"good\":%s,\"bad\":%d}\n", what, bad ? "false" : "true", bad);
+    else
+        printf("%s: %s\n", what, bad ? "bad" : "good");
+    return bad ? ERR_NEGATIVE : 0;
+}
+
+static int run_diff(const char *a, const char *b)
+{
+    struct err e = {0};
+    struct diff_total t;
+    struct show_diff ctx = {.json = o.json, .tolerance = o.tolerance, .tensors = o.tensors};
+    if (diff_files(a, b, o.threads, show_diff_tensor, &ctx, &t, &e)) return cli_fail(&cli, &e);
+    show_diff_total(&ctx, &t);
+    return t.missing || t.shape || t.not_finite || ctx.above ? ERR_NEGATIVE : 0;
+}
+
+static int run_show(const char *path)
+{
+    struct err e = {0};
+    if (is_safetensors(path)) {
+        struct st *s;
+        if (st_open(&s, path, &e)) return cli_fail(&cli, &e);
+        show_safetensors(s, path, o.tensors, o.json);
+        st_close(s);
+        return 0;
+    }
+    struct gguf *g;
+    if (gguf_open(&g, path, &e)) return cli_fail(&cli, &e);
+    show_gguf(g, path, o.tensors, o.json);
+    gguf_close(g);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    int rc;
+    cli_parse(&cli, argc, argv);
+    if (o.check + o.pair + o.diff > 1) cli_usage_error(&cli, "--check, --pair and --diff exclude each other");
+    if (cli.n_args != (o.pair || o.diff ? 2 : 1))
+        cli_usage_error(&cli, "expected %s, got %d argument%s", o.pair ? "TARGET DRAFTER" : o.diff ? "two files" : "one FILE", cli.n_args,
+                        cli.n_args == 1 ? "" : "s");
+    if (o.pair)
+        rc = verdict("pair", check_pair(cli.args[0], cli.args[1], print_finding, NULL, &e), &e);
+    else if (o.diff)
+        rc = run_diff(cli.args[0], cli.args[1]);
+    else if (o.check)
+        rc = verdict("check",
+                     is_safetensors(cli.args[0]) ? check_safetensors(cli.args[0], o.threads, print_finding, print_progress, NULL, &e)
+                                                 : check_gguf(cli.args[0], o.threads, print_finding, print_progress, NULL, &e),
+                     &e);
+    else
+        rc = run_show(cli.args[0]);
+    int closed = cli_close_stdout(&cli);
+    return closed ? closed : rc;
+}

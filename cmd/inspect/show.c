@@ -1,0 +1,273 @@
+/* show.c - see show.h. JSON is built by jansson, so that any byte of a file comes out as valid JSON or not at all. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "show.h"
+
+#define ARRAY_SHOWN 6 /* elements of an array for people; JSON has all of numbers and of up to JSON_SHOWN strings */
+#define JSON_SHOWN 64
+
+static void json_line(json_t *j)
+{
+    json_dumpf(j, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(j);
+}
+
+static json_t *json_text(const char *s, size_t n)
+{
+    json_t *j = json_stringn(s, n); /* NULL where the bytes are not UTF-8 */
+    if (j) return j;
+    char hex[3];
+    json_t *bytes = json_array();
+    for (size_t i = 0; i < n; i++) {
+        snprintf(hex, sizeof hex, "%02x", (unsigned char)s[i]);
+        json_array_append_new(bytes, json_string(hex));
+    }
+    return json_pack("{s:o}", "hex", bytes);
+}
+
+static json_t *json_float(double x)
+{
+    return isfinite(x) ? json_real(x) : json_string(isnan(x) ? "NaN" : x > 0 ? "Infinity" : "-Infinity");
+}
+
+static void human_bytes(char *out, size_t n, uint64_t b)
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double x = (double)b;
+    int u = 0;
+    while (x >= 1024 && u < 4) {
+        x /= 1024;
+        u++;
+    }
+    snprintf(out, n, u ? "%.1f %s" : "%.0f %s", x, unit[u]);
+}
+
+/* Printable, quoted, control bytes and broken UTF-8 escaped, cut at max characters. */
+static void put_quoted(const char *s, uint64_t n, uint64_t max)
+{
+    putchar('"');
+    for (uint64_t i = 0; i < n && i < max; i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c == '\n')
+            fputs("\\n", stdout);
+        else if (c == '"' || c == '\\')
+            printf("\\%c", c);
+        else if (c < 0x20 || c == 0x7f)
+            printf("\\x%02x", c);
+        else
+            putchar(c);
+    }
+    fputs(n > max ? "\"..." : "\"", stdout);
+}
+
+static bool is_float(uint32_t type)
+{
+    return type == GGUF_F32 || type == GGUF_F64;
+}
+
+static void show_element(const struct gguf_kv *kv, uint32_t type, uint64_t i)
+{
+    if (type == GGUF_STRING)
+        put_quoted(kv->strings[i].s, kv->strings[i].n, 72);
+    else if (is_float(type))
+        printf("%.9g", gguf_array_f64(kv, i));
+    else if (type == GGUF_BOOL)
+        fputs(gguf_array_i64(kv, i) ? "true" : "false", stdout);
+    else if (type == GGUF_U64)
+        printf("%" PRIu64, (uint64_t)gguf_array_i64(kv, i));
+    else
+        printf("%" PRId64, gguf_array_i64(kv, i));
+}
+
+static json_t *json_element(const struct gguf_kv *kv, uint32_t type, uint64_t i)
+{
+    if (type == GGUF_STRING) return json_text(kv->strings[i].s, kv->strings[i].n);
+    if (is_float(type)) return json_float(gguf_array_f64(kv, i));
+    if (type == GGUF_BOOL) return json_boolean(gguf_array_i64(kv, i));
+    return json_integer(gguf_array_i64(kv, i));
+}
+
+static void show_key(const struct gguf_kv *kv, bool json)
+{
+    bool array = kv->type == GGUF_ARRAY;
+    uint32_t type = array ? kv->elem : kv->type;
+    uint64_t shown = !array ? 1 : json && (type != GGUF_STRING || kv->count <= JSON_SHOWN) ? kv->count : ARRAY_SHOWN;
+    if (shown > kv->count) shown = kv->count;
+    if (json) {
+        json_t *value = array ? json_array() : json_element(kv, type, 0);
+        for (uint64_t i = 0; array && i < shown; i++) json_array_append_new(value, json_element(kv, type, i));
+        json_t *line = json_pack("{s:i,s:s,s:s,s:s}", "schema", 1, "kind", "key", "key", kv->key, "type", gguf_type_name(kv->type));
+        if (array) {
+            json_object_set_new(line, "element", json_string(gguf_type_name(type)));
+            json_object_set_new(line, "count", json_integer((json_int_t)kv->count));
+        }
+        json_object_set_new(line, "value", value);
+        json_line(line);
+        return;
+    }
+    printf("%-44s %-6s ", kv->key, array ? gguf_type_name(type) : gguf_type_name(kv->type));
+    if (array) printf("[%" PRIu64 "] ", kv->count);
+    for (uint64_t i = 0; i < shown; i++) {
+        if (i) fputs(", ", stdout);
+        show_element(kv, type, i);
+    }
+    puts(shown < kv->count ? ", ..." : "");
+}
+
+static json_t *json_shape(const int64_t *d, uint32_t n, bool reversed)
+{
+    json_t *a = json_array();
+    for (uint32_t i = 0; i < n; i++) json_array_append_new(a, json_integer(reversed ? d[n - 1 - i] : d[i]));
+    return a;
+}
+
+static void shape_text(char *out, size_t size, const int64_t *d, uint32_t n, bool reversed)
+{
+    out[0] = 0;
+    for (uint32_t i = 0; i < n; i++)
+        snprintf(out + strlen(out), size - strlen(out), "%s%" PRId64, i ? "x" : "", reversed ? d[n - 1 - i] : d[i]);
+}
+
+static void show_tensor(const char *name, const char *type, const int64_t *d, uint32_t n, bool reversed, uint64_t offset,
+                        uint64_t bytes, bool json)
+{
+    if (json) {
+        json_line(json_pack("{s:i,s:s,s:s,s:s,s:o,s:I,s:I}", "schema", 1, "kind", "tensor", "name", name, "type", type, "shape",
+                            json_shape(d, n, reversed), "offset_bytes", (json_int_t)offset, "size_bytes", (json_int_t)bytes));
+        return;
+    }
+    char shape[128], size[32];
+    shape_text(shape, sizeof shape, d, n, reversed);
+    human_bytes(size, sizeof size, bytes);
+    printf("%-48s %-8s %-16s %10s\n", name, type, shape, size);
+}
+
+struct tally {
+    const char *type;
+    uint64_t tensors, bytes, elements;
+};
+
+static void tally_add(struct tally *t, size_t *n, const char *type, uint64_t bytes, uint64_t elements)
+{
+    size_t i = 0;
+    while (i < *n && strcmp(t[i].type, type)) i++;
+    if (i == *n) t[(*n)++] = (struct tally){.type = type};
+    t[i].tensors++;
+    t[i].bytes += bytes;
+    t[i].elements += elements;
+}
+
+static void tally_show(const struct tally *t, size_t n, bool json)
+{
+    for (size_t i = 0; i < n; i++) {
+        char size[32];
+        human_bytes(size, sizeof size, t[i].bytes);
+        if (json)
+            json_line(json_pack("{s:i,s:s,s:s,s:I,s:I,s:I}", "schema", 1, "kind", "type", "type", t[i].type, "tensors",
+                                (json_int_t)t[i].tensors, "elements", (json_int_t)t[i].elements, "size_bytes", (json_int_t)t[i].bytes));
+        else
+            printf("%-8s %6" PRIu64 " tensors %14" PRIu64 " values %12s\n", t[i].type, t[i].tensors, t[i].elements, size);
+    }
+}
+
+void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
+{
+    struct tally tally[64];
+    size_t n = 0;
+    char size[32];
+    human_bytes(size, sizeof size, g->map.size);
+    if (json)
+        json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
+                            "gguf", "version", (int)g->version, "keys", (json_int_t)g->n_kv, "tensors", (json_int_t)g->n_tensors,
+                            "size_bytes", (json_int_t)g->map.size));
+    else
+        printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", path, g->version, g->n_kv, g->n_tensors, size);
+    for (uint64_t i = 0; i < g->n_kv; i++) show_key(&g->kv[i], json);
+    if (!json) putchar('\n');
+    for (uint64_t i = 0; i < g->n_tensors; i++) {
+        const struct gguf_tensor *t = &g->tensor[i];
+        const struct kn_type_info *ti = kn_type_info(t->type);
+        if (tensors) show_tensor(t->name, ti->name, t->ne, t->n_dims, true, t->offset, t->bytes, json);
+        tally_add(tally, &n, ti->name, t->bytes, t->bytes / ti->bytes * ti->block);
+    }
+    if (tensors && !json) putchar('\n');
+    tally_show(tally, n, json);
+}
+
+void show_safetensors(const struct st *s, const char *path, bool tensors, bool json)
+{
+    struct tally tally[64];
+    size_t n = 0;
+    if (json)
+        json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
+                            "safetensors", "files", (int)s->n_files, "tensors", (json_int_t)s->n_tensors));
+    else
+        printf("%s: safetensors, %u file%s, %" PRIu64 " tensors\n\n", path, s->n_files, s->n_files == 1 ? "" : "s", s->n_tensors);
+    for (uint64_t i = 0; i < s->n_tensors; i++) {
+        const struct st_tensor *t = &s->tensor[i];
+        if (tensors) show_tensor(t->name, st_dtype_name(t->dtype), t->shape, t->n_dims, false, 0, t->bytes, json);
+        tally_add(tally, &n, st_dtype_name(t->dtype), t->bytes, t->count);
+    }
+    if (tensors && !json) putchar('\n');
+    tally_show(tally, n, json);
+}
+
+void show_json_finding(const struct check_finding *f)
+{
+    static const char *const level[] = {"ok", "warning", "bad"};
+    json_t *line = json_pack("{s:i,s:s,s:s,s:o,s:o}", "schema", 1, "kind", "finding", "level", level[f->level], "subject",
+                             json_text(f->subject, strlen(f->subject)), "text", json_text(f->text, strlen(f->text)));
+    if (f->hint) json_object_set_new(line, "hint", json_string(f->hint));
+    json_line(line);
+}
+
+void show_diff_tensor(void *ctx, const struct diff_tensor *t)
+{
+    struct show_diff *d = ctx;
+    bool above = t->comparable && d->tolerance >= 0 && !(t->rel_rms <= (double)d->tolerance);
+    d->above += above;
+    if (d->json) {
+        json_t *line = json_pack("{s:i,s:s,s:s,s:s*,s:s*,s:s*,s:s*,s:b}", "schema", 1, "kind", "tensor", "name", t->name, "name_a", t->name_a,
+                                 "name_b", t->name_b, "type_a", t->type_a, "type_b", t->type_b, "comparable", t->comparable);
+        if (t->comparable) {
+            json_object_set_new(line, "relative_rms", json_float(t->rel_rms));
+            json_object_set_new(line, "max_abs", json_float(t->max_abs));
+            json_object_set_new(line, "max_at", json_integer(t->max_at));
+            json_object_set_new(line, "identical", json_boolean(t->same_bits));
+        } else if (t->name_a && t->name_b) {
+            json_object_set_new(line, "shape_a", json_string(t->shape_a));
+            json_object_set_new(line, "shape_b", json_string(t->shape_b));
+        }
+        json_line(line);
+        return;
+    }
+    if (!t->name_a || !t->name_b)
+        printf("%-44s only in %s (%s)\n", t->name, t->name_a ? "the first" : "the second", t->name_a ? t->shape_a : t->shape_b);
+    else if (!t->comparable && strcmp(t->shape_a, t->shape_b))
+        printf("%-44s shapes differ: %s and %s\n", t->name, t->shape_a, t->shape_b);
+    else if (!t->comparable)
+        printf("%-44s %s and %s cannot be decoded here\n", t->name, t->type_a, t->type_b);
+    else if (!t->same_bits || d->tensors || above)
+        printf("%-44s %-6s %-6s %s %10.4g  max %10.4g at %" PRId64 "%s\n", t->name, t->type_a, t->type_b,
+               t->same_bits ? "identical   " : "relative RMS", t->rel_rms, t->max_abs, t->max_at, above ? "  ABOVE" : "");
+}
+
+void show_diff_total(const struct show_diff *d, const struct diff_total *t)
+{
+    if (d->json) {
+        json_line(json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind", "total", "tensors", (json_int_t)t->tensors,
+                            "compared", (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing", (json_int_t)t->missing,
+                            "shapes_differ", (json_int_t)t->shape, "undecodable", (json_int_t)t->undecodable, "not_finite",
+                            (json_int_t)t->not_finite, "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));
+        return;
+    }
+    printf("%" PRId64 " tensors: %" PRId64 " compared, %" PRId64 " identical, %" PRId64 " in one file only, %" PRId64
+           " of other shape, %" PRId64 " undecodable, %" PRId64 " with NaN or Inf; relative RMS %.4g",
+           t->tensors, t->compared, t->identical, t->missing, t->shape, t->undecodable, t->not_finite, t->rel_rms);
+    if (d->tolerance >= 0) printf("; %d above %g", d->above, (double)d->tolerance);
+    putchar('\n');
+}

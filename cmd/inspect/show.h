@@ -1,0 +1,23 @@
+/* show.h - how inspect writes: for people, and as JSON lines ("schema": 1, "kind" names the line). */
+#ifndef DFLASH_INSPECT_SHOW_H
+#define DFLASH_INSPECT_SHOW_H
+
+#include <stdbool.h>
+#include "../../common/check.h"
+#include "../../common/diff.h"
+#include "../../common/gguf.h"
+#include "../../common/safetensors.h"
+
+void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json);
+void show_safetensors(const struct st *s, const char *path, bool tensors, bool json);
+void show_json_finding(const struct check_finding *f);
+
+struct show_diff {
+    bool json, tensors; /* tensors: identical ones too */
+    float tolerance;    /* < 0: none */
+    int above;          /* counted: tensors above it */
+};
+void show_diff_tensor(void *ctx, const struct diff_tensor *t);
+void show_diff_total(const struct show_diff *d, const struct diff_total *t);
+
+#endif

@@ -1,0 +1,246 @@
+/* diff.c - see diff.h. */
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "convert.h"
+#include "diff.h"
+#include "gguf.h"
+#include "mem.h"
+#include "safetensors.h"
+
+/* A tensor of either format under its GGUF name. */
+struct side_tensor {
+    char name[256];            /* GGUF name; the file's own where the tables do not know it */
+    const char *own;           /* as the file spells it */
+    const char *type;
+    int64_t shape[4];          /* rows first, leading ones dropped */
+    int n_dims;
+    int64_t count;
+    const struct gguf_tensor *g; /* one of the two is set */
+    const struct st_tensor *s;
+    bool decodable;
+};
+
+struct side {
+    struct gguf *g;
+    struct st *s;
+    struct side_tensor *t; /* sorted by name */
+    size_t n;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct side_tensor *)a)->name, ((const struct side_tensor *)b)->name);
+}
+
+static bool is_safetensors(const char *path)
+{
+    struct stat st;
+    size_t n = strlen(path);
+    if (!stat(path, &st) && S_ISDIR(st.st_mode)) return true;
+    return (n > 12 && !strcmp(path + n - 12, ".safetensors")) || (n > 5 && !strcmp(path + n - 5, ".json"));
+}
+
+static void from_gguf(struct side_tensor *t, const struct gguf_tensor *g)
+{
+    const struct kn_type_info *ti = kn_type_info(g->type);
+    snprintf(t->name, sizeof t->name, "%s", g->name);
+    t->own = g->name;
+    t->type = ti->name;
+    t->g = g;
+    t->decodable = ti->can_decode;
+    t->n_dims = (int)g->n_dims;
+    t->count = 1;
+    for (int i = 0; i < t->n_dims; i++) {
+        t->shape[i] = g->ne[t->n_dims - 1 - i];
+        t->count *= t->shape[i];
+    }
+}
+
+static int from_safetensors(struct side_tensor *t, const struct st_tensor *s)
+{
+    if (convert_gguf_name(s->name, t->name, sizeof t->name)) snprintf(t->name, sizeof t->name, "%s", s->name);
+    t->own = s->name;
+    t->type = st_dtype_name(s->dtype);
+    t->s = s;
+    t->decodable = s->dtype <= ST_F8_E5M2 && s->n_dims <= 4;
+    t->n_dims = s->n_dims <= 4 ? (int)s->n_dims : 4;
+    t->count = (int64_t)s->count;
+    for (int i = 0; i < t->n_dims; i++) t->shape[i] = s->shape[i];
+    return 0;
+}
+
+static int side_open(struct side *d, const char *path, struct err *e)
+{
+    bool st = is_safetensors(path);
+    if (st ? st_open(&d->s, path, e) : gguf_open(&d->g, path, e)) return -1;
+    d->n = (size_t)(st ? d->s->n_tensors : d->g->n_tensors);
+    d->t = mem_calloc(d->n + 1, sizeof *d->t);
+    if (!d->t) return err_set(e, ERR_IO, "out of memory (%zu tensors)", d->n);
+    for (size_t i = 0; i < d->n; i++) {
+        if (st)
+            from_safetensors(&d->t[i], &d->s->tensor[i]);
+        else
+            from_gguf(&d->t[i], &d->g->tensor[i]);
+    }
+    qsort(d->t, d->n, sizeof *d->t, by_name);
+    return 0;
+}
+
+static void side_close(struct side *d)
+{
+    gguf_close(d->g);
+    st_close(d->s);
+    mem_free(d->t);
+}
+
+static int read_values(const struct side_tensor *t, int64_t first, int64_t n, float *x)
+{
+    struct err e = {0};
+    if (t->s) return st_read_f32(t->s, (uint64_t)first, (uint64_t)n, x, &e);
+    const struct kn_type_info *ti = kn_type_info(t->g->type);
+    return kn_decode_row(t->g->type, t->g->data + first / ti->block * ti->bytes, x, n);
+}
+
+struct sums {
+    double a2, d2, max;
+    int64_t at;
+    bool same, finite;
+};
+
+#define SLAB 65536 /* a multiple of every block */
+
+static int compare_slab(const struct side_tensor *a, const struct side_tensor *b, int64_t from, int64_t n, struct sums *s)
+{
+    float *x = mem_alloc(2 * SLAB * sizeof *x), *y = x + SLAB;
+    if (!x) return -1;
+    if (read_values(a, from, n, x) || read_values(b, from, n, y)) {
+        mem_free(x);
+        return -1;
+    }
+    s->same = !memcmp(x, y, (size_t)n * sizeof *x);
+    s->finite = true;
+    for (int64_t i = 0; i < n; i++) {
+        double d = (double)x[i] - y[i];
+        if (!isfinite(x[i]) || !isfinite(y[i])) {
+            s->finite = false;
+            continue;
+        }
+        s->a2 += (double)x[i] * x[i];
+        s->d2 += d * d;
+        if (fabs(d) > s->max) {
+            s->max = fabs(d);
+            s->at = from + i;
+        }
+    }
+    mem_free(x);
+    return 0;
+}
+
+static int compare(const struct side_tensor *a, const struct side_tensor *b, int threads, struct sums *out)
+{
+    int64_t slabs = (a->count + SLAB - 1) / SLAB;
+    struct sums *part = mem_calloc((size_t)slabs + 1, sizeof *part);
+    int failed = 0;
+    if (!part) return -1;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
+    for (int64_t s = 0; s < slabs; s++) {
+        int64_t from = s * SLAB, n = a->count - from < SLAB ? a->count - from : SLAB;
+        failed |= compare_slab(a, b, from, n, &part[s]) != 0;
+    }
+    *out = (struct sums){.same = true, .finite = true};
+    for (int64_t s = 0; s < slabs; s++) { /* in order: the same sums for any thread count */
+        out->a2 += part[s].a2;
+        out->d2 += part[s].d2;
+        out->same &= part[s].same;
+        out->finite &= part[s].finite;
+        if (part[s].max > out->max) {
+            out->max = part[s].max;
+            out->at = part[s].at;
+        }
+    }
+    mem_free(part);
+    return failed ? -1 : 0;
+}
+
+static void shape_text(char *out, size_t n, const struct side_tensor *t)
+{
+    out[0] = 0;
+    for (int i = 0; t && i < t->n_dims; i++) snprintf(out + strlen(out), n - strlen(out), "%s%lld", i ? "x" : "", (long long)t->shape[i]);
+}
+
+/* Shapes are equal once leading ones are dropped: a [1] scalar and a [] one are the same tensor. */
+static bool same_shape(const struct side_tensor *a, const struct side_tensor *b)
+{
+    int i = 0, j = 0;
+    while (i < a->n_dims && a->shape[i] == 1) i++;
+    while (j < b->n_dims && b->shape[j] == 1) j++;
+    if (a->n_dims - i != b->n_dims - j) return false;
+    for (; i < a->n_dims; i++, j++)
+        if (a->shape[i] != b->shape[j]) return false;
+    return true;
+}
+
+static int diff_one(const struct side_tensor *a, const struct side_tensor *b, int threads, struct diff_tensor *r, struct sums *all,
+                    struct diff_total *total, struct err *e)
+{
+    struct sums s = {0};
+    r->name = a ? a->name : b->name;
+    r->name_a = a ? a->own : NULL;
+    r->name_b = b ? b->own : NULL;
+    r->type_a = a ? a->type : NULL;
+    r->type_b = b ? b->type : NULL;
+    shape_text(r->shape_a, sizeof r->shape_a, a);
+    shape_text(r->shape_b, sizeof r->shape_b, b);
+    total->tensors++;
+    total->missing += !a || !b;
+    if (!a || !b) return 0;
+    if (!same_shape(a, b)) {
+        total->shape++;
+        return 0;
+    }
+    if (!a->decodable || !b->decodable) {
+        total->undecodable++;
+        return 0;
+    }
+    if (compare(a, b, threads, &s)) return err_set(e, ERR_IO, "tensor %s: out of memory or not decodable", r->name);
+    r->comparable = true;
+    r->count = a->count;
+    r->same_bits = s.same;
+    r->max_abs = s.max;
+    r->max_at = s.at;
+    r->rel_rms = !s.finite ? NAN : s.d2 == 0 ? 0 : s.a2 > 0 ? sqrt(s.d2 / s.a2) : INFINITY;
+    total->compared++;
+    total->identical += s.same;
+    total->not_finite += !s.finite;
+    all->a2 += s.a2;
+    all->d2 += s.d2;
+    return 0;
+}
+
+int diff_files(const char *pa, const char *pb, int threads, diff_fn fn, void *ctx, struct diff_total *total, struct err *e)
+{
+    struct side a = {0}, b = {0};
+    struct sums all = {0};
+    int rc = -1;
+    if (threads < 1) threads = omp_get_num_procs();
+    memset(total, 0, sizeof *total);
+    if (side_open(&a, pa, e) || side_open(&b, pb, e)) goto done;
+    for (size_t i = 0, j = 0; i < a.n || j < b.n;) {
+        int order = i == a.n ? 1 : j == b.n ? -1 : strcmp(a.t[i].name, b.t[j].name);
+        struct diff_tensor r = {0};
+        if (diff_one(order <= 0 ? &a.t[i] : NULL, order >= 0 ? &b.t[j] : NULL, threads, &r, &all, total, e)) goto done;
+        fn(ctx, &r);
+        i += order <= 0;
+        j += order >= 0;
+    }
+    total->rel_rms = all.a2 > 0 ? sqrt(all.d2 / all.a2) : all.d2 > 0 ? INFINITY : 0;
+    rc = 0;
+done:
+    side_close(&a);
+    side_close(&b);
+    return rc;
+}
