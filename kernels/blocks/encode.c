@@ -70,22 +70,23 @@ static void encode_bf16(const float *x, uint8_t *dst, int64_t n)
     }
 }
 
+/* m[l][k] = v[k * len + l] */
+static void transpose(float (*m)[SEARCH_COLS], const float *v, int len, int n)
+{
+    for (int k = 0; k < n; k++)
+        for (int l = 0; l < len; l++) m[l][k] = v[k * len + l];
+}
+
 void search_load(struct search_cols *c, const float *x, const float *importance, int n)
 {
-    const int len = c->len;
-    for (int k = 0; k < n; k++)
-        for (int l = 0; l < len; l++) c->x[l][k] = x[k * len + l];
-    for (int k = n; k < SEARCH_COLS; k++)
-        for (int l = 0; l < len; l++) c->x[l][k] = 0;
-    if (!importance) {
-        for (int l = 0; l < len; l++)
+    /* Not a loop over the missing columns: gcc 12 at -O3 turned that into an aligned store at an unaligned
+     * address. */
+    if (n < SEARCH_COLS) memset(c->x, 0, sizeof c->x);
+    transpose(c->x, x, c->len, n);
+    if (!importance || n < SEARCH_COLS)
+        for (int l = 0; l < c->len; l++)
             for (int k = 0; k < SEARCH_COLS; k++) c->w[l][k] = 1;
-        return;
-    }
-    for (int k = 0; k < n; k++)
-        for (int l = 0; l < len; l++) c->w[l][k] = importance[k * len + l];
-    for (int k = n; k < SEARCH_COLS; k++)
-        for (int l = 0; l < len; l++) c->w[l][k] = 1;
+    if (importance) transpose(c->w, importance, c->len, n);
 }
 
 float search_round_f16(float f, uint16_t *h)
