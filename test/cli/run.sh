@@ -4,7 +4,8 @@
 # usage: test/cli/run.sh BIN_DIR DATA_DIR [NAME...]     NAME: a test without its .sh; default all
 # A test NAME.sh runs under `bash -e` in a fresh directory with the programs on PATH, $DATA (converted models, prompts) and
 # $SRC (the repository). Beside it: NAME.stdout.exact (whole output), NAME.stderr.glob (a pattern a line), NAME.exit (status,
-# default 0). A file that is absent is not compared, but for the status. Prints one line a test; exit 1 if any failed.
+# default 0). A file that is absent is not compared, but for the status. cases.txt holds small tests, a line each:
+# NAME | STATUS | glob of the last line on stderr | command. Prints one line a test; exit 1 if any failed.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$(cd "$1" && pwd) data=$(cd "$2" && pwd)
@@ -50,5 +51,23 @@ for name in "${names[@]}"; do
         sed 's/^/    stderr: /' "$work/$name.err" | head -n 20
     fi
 done
+if [ $# = 0 ]; then
+    while IFS='|' read -r name want glob command; do
+        name=${name// /} want=${want// /} glob=${glob# } glob=${glob% }
+        case $name in '' | '#'*) continue ;; esac
+        mkdir "$work/case-$name"
+        (cd "$work/case-$name" && bash -c "$command" >"$work/out" 2>"$work/err" </dev/null)
+        status=$?
+        last=$(tail -n 1 "$work/err")
+        # shellcheck disable=SC2053
+        if [ "$status" = "$want" ] && [[ $last == $glob ]]; then
+            passed=$((passed + 1))
+            echo "ok   cli/$name"
+        else
+            failed=$((failed + 1))
+            echo "FAIL cli/$name: status $status (expected $want), last line on stderr: $last"
+        fi
+    done <"$here/cases.txt"
+fi
 echo "cli: $passed passed, $failed failed"
 [ "$failed" = 0 ]
