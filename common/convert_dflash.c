@@ -35,6 +35,20 @@ static const struct hf_rule config[] = {
     { "dflash_config.output_multiplier", "[1]" },
     { "partial_rotary_factor", "[1]" },
     { "tie_word_embeddings", NULL }, /* a drafter has neither embedding nor head */
+    { "dflash_config.projector_type", "[\"dflash\"]" }, /* Domino and DSpark exports name theirs here */
+    { "dflash_config.attention_mode", "[\"gqa\", \"mha\"]" },
+    /* what a trainer leaves behind */
+    { "attention_backend", NULL },
+    { "embed_weight_key", NULL },
+    { "lm_head_key", NULL },
+    { "loss_decay_gamma", NULL },
+    { "num_anchors", NULL },
+    { "target_model_type", NULL },
+    /* ids of a multimodal target's vocabulary */
+    { "image_token_id", NULL },
+    { "video_token_id", NULL },
+    { "vision_end_token_id", NULL },
+    { "vision_start_token_id", NULL },
     { NULL, NULL },
 };
 
@@ -48,6 +62,7 @@ static const struct conv_relative relatives[] = {
     { "conf_proj", "DSpark" },
     { "confidence_head", "DSpark" },
     { "domino", "Domino" },
+    { "gru_hidden_dim", "Domino" },
     { "d2t", "reduced-vocabulary" },
     { "draft_vocab_size", "reduced-vocabulary" },
     { NULL, NULL },
@@ -57,7 +72,9 @@ static const char *const taps_paths[] = { "dflash_config.target_layer_ids", "dfl
                                           "target_layer_ids", "aux_hidden_state_layer_ids", NULL };
 static const char *const block_paths[] = { "dflash_config.block_size", "block_size", NULL };
 static const char *const mask_paths[] = { "dflash_config.mask_token_id", "mask_token_id", NULL };
-static const char *const causal_paths[] = { "dflash_config.is_causal", "is_causal", NULL };
+static const char *const causal_paths[] = { "dflash_config.is_causal", "dflash_config.causal", "is_causal", NULL };
+static const char *const depth_paths[] = { "dflash_config.num_target_layers", "num_target_layers", NULL };
+static const char *const width_paths[] = { "dflash_config.target_hidden_size", "target_hidden_size", NULL };
 static const char *const scale_paths[] = { "dflash_config.input_embedding_scale", "input_embedding_scale", NULL };
 static const char *const softcap_paths[] = { "dflash_config.final_logit_softcapping", "final_logit_softcapping", NULL };
 
@@ -269,10 +286,14 @@ static int check_target(struct conv *c, struct err *e)
 {
     const struct conv_drafter *d = &c->d;
     const struct conv_target *t = &c->target;
-    int64_t declared = 0;
-    int r = c->cfg ? hf_get_i64(c->cfg, "num_target_layers", 1, DESC_MAX_LAYERS, &declared, e) : 1;
-    if (r < 0)
+    int64_t declared = 0, width = 0;
+    const char *depth_at = NULL, *width_at = NULL;
+    if (c->cfg && (hf_find_i64(c->cfg, depth_paths, 1, DESC_MAX_LAYERS, &declared, &depth_at, e) < 0 ||
+                   hf_find_i64(c->cfg, width_paths, 1, INT32_MAX, &width, &width_at, e) < 0))
         return -1;
+    if (width && width != c->dim[DIM_EMBD])
+        return err_set(e, ERR_FORMAT, "%s: %s does not match the tensors (expected %lld from %s, got %lld)",
+                       hf_config_name(c->cfg), width_at, (long long)c->dim[DIM_EMBD], c->dim_from[DIM_EMBD], (long long)width);
     if (c->dim[DIM_FEATURES] != d->n_taps * c->dim[DIM_EMBD])
         return err_set(e, ERR_FORMAT, "%s: fc.weight does not fit the taps (expected %d taps x %lld = %lld columns, got %lld)",
                        c->label, d->n_taps, (long long)c->dim[DIM_EMBD], (long long)(d->n_taps * c->dim[DIM_EMBD]),
@@ -281,8 +302,8 @@ static int check_target(struct conv *c, struct err *e)
         return err_set(e, ERR_FORMAT, "%s: the drafter does not fit the target %s: hidden size (expected %lld as the target, got "
                        "%lld)", c->label, c->o->target, (long long)t->n_embd, (long long)c->dim[DIM_EMBD]);
     if (t->n_layer && declared && t->n_layer != declared)
-        return err_set(e, ERR_FORMAT, "%s: num_target_layers does not fit the target %s (expected %lld, got %lld)",
-                       hf_config_name(c->cfg), c->o->target, (long long)t->n_layer, (long long)declared);
+        return err_set(e, ERR_FORMAT, "%s: %s does not fit the target %s (expected %lld, got %lld)",
+                       hf_config_name(c->cfg), depth_at, c->o->target, (long long)t->n_layer, (long long)declared);
     int64_t layers = t->n_layer ? t->n_layer : declared;
     for (int i = 0; layers && i < d->n_taps; i++)
         if (d->taps[i] >= layers)

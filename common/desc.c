@@ -230,7 +230,7 @@ static int read_sizes(struct reader *r)
     struct desc *d = r->d;
     int32_t q_rows, k_rows;
     if (need_i32(r, "block_count", 1, DESC_MAX_LAYERS, &d->n_layer) ||
-        need_i32(r, "context_length", 1, INT32_MAX, &d->n_ctx_train) ||
+        need_i32(r, "context_length", 0, INT32_MAX, &d->n_ctx_train) ||
         need_f32(r, "attention.layer_norm_rms_epsilon", &d->rms_eps) ||
         dim(r, "output_norm.weight", 0, &d->n_embd) || dim(r, "blk.0.attn_q_norm.weight", 0, &d->head_dim) ||
         dim(r, "blk.0.attn_q.weight", 1, &q_rows) || dim(r, "blk.0.attn_k.weight", 1, &k_rows) ||

@@ -28,7 +28,7 @@ struct desc {
     const char *fc_name, *hidden_norm_name; /* drafters: tensors as the dialect names them */
     char name[128];        /* general.name, may be "" */
     int32_t n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, n_vocab; /* n_vocab 0: drafter without embedding */
-    int32_t n_ctx_train;
+    int32_t n_ctx_train; /* 0: not known (a drafter converted without config.json) */
     float rms_eps, rope_theta;
     bool tied_head;        /* no output.weight: the embedding is the head */
     struct desc_layer layer[DESC_MAX_LAYERS];

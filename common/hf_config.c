@@ -456,6 +456,8 @@ static int rope_object(struct hf_config *c, const char *path, const json_t *o, d
         } else if (!strcmp(key, "partial_rotary_factor")) {
             if (!json_is_number(v) || json_number_value(v) != 1)
                 return wrong(c, sub, "1: a partial rotation is not implemented for this family", v, e);
+        } else if (!strcmp(key, "mrope_section") || !strcmp(key, "mrope_interleaved")) {
+            continue; /* in text the three axes of a position are one number: the plain rotation */
         } else {
             return wrong(c, sub, "no such key: it would change the rotation", v, e);
         }

@@ -629,6 +629,20 @@ static void test_drafter_config(void **state)
         { { { "layer_types", "[\"full_attention\", \"linear_attention\"]" } },
           "d/config.json: layer_types[1] is not implemented (expected \"full_attention\" or \"sliding_attention\", got "
           "\"linear_attention\")" },
+        { { { "dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"num_target_layers\": 4}" } },
+          "d/config.json: dflash_config.num_target_layers and num_target_layers disagree (4 against 3)" },
+        { { { "target_hidden_size", "64" } },
+          "d/config.json: target_hidden_size does not match the tensors (expected 32 from fc.weight, got 64)" },
+        { { { "dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"causal\": true}" }, { "is_causal", "false" } },
+          "d/config.json: dflash_config.causal and is_causal disagree (true against false)" },
+        { { { "dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"domino\"}" } },
+          "d/config.json: dflash_config.projector_type changes the forward pass and is not implemented (expected \"dflash\", got "
+          "\"domino\")" },
+        { { { "dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"gru_hidden_dim\": 8}" } },
+          "d/config.json: key dflash_config.gru_hidden_dim shows a Domino drafter, which is not supported (expected a plain "
+          "DFlashDraftModel)" },
+        { { { "rope_parameters", "{\"rope_theta\": 1e7, \"mrope_section\": [3, 3, 2], \"mrope_interleaved\": true}" } }, NULL },
+        { { { "num_anchors", "64" }, { "loss_decay_gamma", "7.0" }, { "image_token_id", "5" } }, NULL },
         { { { "model_type", "\"llama\"" } },
           "d/config.json: model_type changes the forward pass and is not implemented (expected one of [\"qwen3\",\"dflash\"], "
           "got \"llama\")" },
