@@ -12,7 +12,7 @@
 #include "mem.h"
 #include "tokenizer.h"
 
-static const struct conv_family *const families[] = { &conv_qwen3, &conv_dflash, NULL };
+const struct conv_family *const conv_families[] = {&conv_qwen3, &conv_dflash, NULL};
 
 #define EXPECTED_FAMILIES "Qwen3ForCausalLM or DFlashDraftModel"
 
@@ -31,8 +31,7 @@ void conv_say(const struct conv *c, enum convert_level level, const char *fmt, .
 {
     char text[1024];
     va_list ap;
-    if (!c->o->say)
-        return;
+    if (!c->o->say) return;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
@@ -63,18 +62,13 @@ int conv_put_common(struct conv *c, struct err *e)
         const char *key;
         int64_t v;
     } n[] = {
-        { "context_length", c->n_ctx },
-        { "embedding_length", c->dim[DIM_EMBD] },
-        { "block_count", c->n_layer },
-        { "feed_forward_length", c->dim[DIM_FF] },
-        { "attention.head_count", c->n_head },
-        { "attention.head_count_kv", c->n_head_kv },
-        { "attention.key_length", c->head_dim },
-        { "attention.value_length", c->head_dim },
+        {"context_length", c->n_ctx},          {"embedding_length", c->dim[DIM_EMBD]},
+        {"block_count", c->n_layer},           {"feed_forward_length", c->dim[DIM_FF]},
+        {"attention.head_count", c->n_head},   {"attention.head_count_kv", c->n_head_kv},
+        {"attention.key_length", c->head_dim}, {"attention.value_length", c->head_dim},
     };
     for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
-        if (conv_put_u32(c, n[i].key, n[i].v, e))
-            return -1;
+        if (conv_put_u32(c, n[i].key, n[i].v, e)) return -1;
     return conv_put_f32(c, "attention.layer_norm_rms_epsilon", c->rms_eps, e) ||
                    conv_put_f32(c, "rope.freq_base", c->rope_theta, e)
                ? -1
@@ -87,12 +81,11 @@ int conv_get_rope_theta(struct conv *c, struct err *e)
 {
     const char *where = NULL;
     int r = c->cfg ? hf_get_rope_theta(c->cfg, &c->rope_theta, &where, e) : 1;
-    if (r < 0)
-        return -1;
+    if (r < 0) return -1;
     if (c->o->rope_theta > 0) {
         if (r == 0 && c->rope_theta != c->o->rope_theta)
-            conv_say(c, CONVERT_WARN, "--rope-theta %.9g is used, %s: %s says %.9g", c->o->rope_theta, hf_config_name(c->cfg),
-                     where, c->rope_theta);
+            conv_say(c, CONVERT_WARN, "--rope-theta %.9g is used, %s: %s says %.9g", c->o->rope_theta,
+                     hf_config_name(c->cfg), where, c->rope_theta);
         c->rope_theta = c->o->rope_theta;
         where = "--rope-theta";
     } else if (r == 1) {
@@ -112,8 +105,7 @@ int conv_get_rope_theta(struct conv *c, struct err *e)
 int conv_get_rms_eps(struct conv *c, struct err *e)
 {
     int r = c->cfg ? hf_get_f64(c->cfg, "rms_norm_eps", &c->rms_eps, e) : 1;
-    if (r < 0)
-        return -1;
+    if (r < 0) return -1;
     if (c->o->rms_eps > 0) {
         if (r == 0 && c->rms_eps != c->o->rms_eps)
             conv_say(c, CONVERT_WARN, "--rms-eps %.9g is used, %s: rms_norm_eps says %.9g", c->o->rms_eps,
@@ -127,8 +119,9 @@ int conv_get_rms_eps(struct conv *c, struct err *e)
         return c->fam->drafter ? err_hint(e, "give it with --rms-eps X") : -1;
     }
     if (!(c->rms_eps > 0 && c->rms_eps < 1))
-        return err_set(e, ERR_FORMAT, "%s: rms_norm_eps is out of range (expected a small positive number, got %.9g)", c->label,
-                       c->rms_eps);
+        return err_set(e, ERR_FORMAT,
+                       "%s: rms_norm_eps is out of range (expected a small positive number, got %.9g)",
+                       c->label, c->rms_eps);
     return 0;
 }
 
@@ -136,12 +129,11 @@ int conv_get_rms_eps(struct conv *c, struct err *e)
 static int get_context(struct conv *c, struct err *e)
 {
     int r = c->cfg ? hf_get_i64(c->cfg, "max_position_embeddings", 1, INT32_MAX, &c->n_ctx, e) : 1;
-    if (r < 0)
-        return -1;
+    if (r < 0) return -1;
     if (c->o->n_ctx > 0) {
         if (r == 0 && c->n_ctx != c->o->n_ctx)
-            conv_say(c, CONVERT_WARN, "--context-length %d is used, %s: max_position_embeddings says %lld", c->o->n_ctx,
-                     hf_config_name(c->cfg), (long long)c->n_ctx);
+            conv_say(c, CONVERT_WARN, "--context-length %d is used, %s: max_position_embeddings says %lld",
+                     c->o->n_ctx, hf_config_name(c->cfg), (long long)c->n_ctx);
         c->n_ctx = c->o->n_ctx;
     } else if (r == 1 && c->cfg) {
         return err_set(e, ERR_FORMAT, "%s: max_position_embeddings is missing", hf_config_name(c->cfg));
@@ -169,11 +161,10 @@ static bool ends_with(const char *s, const char *end)
 
 static bool is_gguf(const char *path)
 {
-    char magic[4] = { 0 };
+    char magic[4] = {0};
     FILE *f = fopen(path, "rb");
     bool yes = f && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4);
-    if (f)
-        fclose(f);
+    if (f) fclose(f);
     return yes;
 }
 
@@ -184,8 +175,7 @@ static int open_beside(struct hf_config **c, const char *dir, const char *file, 
     *c = NULL;
     if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, file) >= sizeof path)
         return err_set(e, ERR_USAGE, "%s: path too long", dir);
-    if (access(path, F_OK))
-        return 0;
+    if (access(path, F_OK)) return 0;
     return hf_config_open(c, path, e);
 }
 
@@ -194,39 +184,39 @@ static int open_input(struct conv *c, struct err *e)
     const char *in = c->o->input;
     bool dir = is_dir(in);
     c->label = mem_strdup(in);
-    if (!c->label)
-        return err_set(e, ERR_IO, "out of memory");
+    if (!c->label) return err_set(e, ERR_IO, "out of memory");
     if (!dir && is_gguf(in)) {
-        err_set(e, ERR_USAGE, "%s: is a GGUF already (expected a Hugging Face directory or a .safetensors file)", in);
+        err_set(e, ERR_USAGE,
+                "%s: is a GGUF already (expected a Hugging Face directory or a .safetensors file)", in);
         return err_hint(e, "another type: dflash-quantize %s -o OUT.gguf --type TYPE", in);
     }
     bool json = !dir && ends_with(in, ".json") && !ends_with(in, ".index.json");
     if (json && !c->o->random) {
-        err_set(e, ERR_USAGE, "%s: a config holds no weights (expected a Hugging Face directory or a .safetensors file)", in);
+        err_set(e, ERR_USAGE,
+                "%s: a config holds no weights (expected a Hugging Face directory or a .safetensors file)",
+                in);
         return err_hint(e, "random weights at its sizes: --random SEED");
     }
-    if (json)
-        return hf_config_open(&c->cfg, in, e);
-    if (access(in, F_OK))
-        return err_errno(e, "%s: cannot open", in);
+    if (json) return hf_config_open(&c->cfg, in, e);
+    if (access(in, F_OK)) return err_errno(e, "%s: cannot open", in);
     c->dir = mem_strdup(in);
-    if (!c->dir)
-        return err_set(e, ERR_IO, "out of memory");
+    if (!c->dir) return err_set(e, ERR_IO, "out of memory");
     if (!dir) {
         char *slash = strrchr(c->dir, '/');
-        if (slash == c->dir)
-            slash++;
+        if (slash == c->dir) slash++;
         if (slash)
             *slash = 0;
         else
             strcpy(c->dir, "."); /* in holds at least one byte: it exists */
     }
-    if (open_beside(&c->cfg, c->dir, "config.json", e) || open_beside(&c->gen, c->dir, "generation_config.json", e))
+    if (open_beside(&c->cfg, c->dir, "config.json", e) ||
+        open_beside(&c->gen, c->dir, "generation_config.json", e))
         return -1;
-    if (!dir && c->cfg)
-        conv_say(c, CONVERT_NOTE, "config: %s", hf_config_name(c->cfg));
+    if (!dir && c->cfg) conv_say(c, CONVERT_NOTE, "config: %s", hf_config_name(c->cfg));
     if (c->o->random)
-        return c->cfg ? 0 : err_set(e, ERR_USAGE, "%s: no config.json (random weights take their sizes from it)", in);
+        return c->cfg ? 0
+                      : err_set(e, ERR_USAGE, "%s: no config.json (random weights take their sizes from it)",
+                                in);
     return st_open(&c->st, in, e);
 }
 
@@ -237,7 +227,8 @@ static int refuse_relative(struct conv *c, struct err *e)
     char key[160];
     for (const struct conv_relative *r = c->fam->relatives; r && r->part; r++)
         if (c->cfg && hf_key_with(c->cfg, r->part, key, sizeof key))
-            return err_set(e, ERR_FORMAT, "%s: key %s shows a %s drafter, which is not supported (expected a plain %s)",
+            return err_set(e, ERR_FORMAT,
+                           "%s: key %s shows a %s drafter, which is not supported (expected a plain %s)",
                            hf_config_name(c->cfg), key, r->name, c->fam->hf);
     return 0;
 }
@@ -246,34 +237,36 @@ static int refuse_relative(struct conv *c, struct err *e)
 static int family_from_tensors(struct conv *c, struct err *e)
 {
     char name[128];
-    for (int i = 0; families[i]; i++) {
-        if (!families[i]->signature)
-            continue;
-        snprintf(name, sizeof name, "model.%s", families[i]->signature);
-        if (st_tensor(c->st, name) || st_tensor(c->st, families[i]->signature)) {
-            c->fam = families[i];
-            conv_say(c, CONVERT_NOTE, "no config.json: taken as a %s, which alone has %s", c->fam->hf, c->fam->signature);
+    for (int i = 0; conv_families[i]; i++) {
+        if (!conv_families[i]->signature) continue;
+        snprintf(name, sizeof name, "model.%s", conv_families[i]->signature);
+        if (st_tensor(c->st, name) || st_tensor(c->st, conv_families[i]->signature)) {
+            c->fam = conv_families[i];
+            conv_say(c, CONVERT_NOTE, "no config.json: taken as a %s, which alone has %s", c->fam->hf,
+                     c->fam->signature);
             return 0;
         }
     }
-    return err_set(e, ERR_FORMAT, "%s: no config.json (only a DFlash drafter converts without, with its parts as flags)", c->label);
+    return err_set(e, ERR_FORMAT,
+                   "%s: no config.json (only a DFlash drafter converts without, with its parts as flags)",
+                   c->label);
 }
 
 static int find_family(struct conv *c, struct err *e)
 {
     const char *arch[8];
     int n = 0;
-    if (!c->cfg)
-        return family_from_tensors(c, e);
+    if (!c->cfg) return family_from_tensors(c, e);
     int r = hf_get_str_list(c->cfg, "architectures", arch, 8, &n, e);
-    if (r < 0)
-        return -1;
+    if (r < 0) return -1;
     if (r == 1 || n != 1)
-        return err_set(e, ERR_FORMAT, "%s: architectures does not name one model (expected " EXPECTED_FAMILIES ", got %d names)",
+        return err_set(e, ERR_FORMAT,
+                       "%s: architectures does not name one model (expected " EXPECTED_FAMILIES
+                       ", got %d names)",
                        hf_config_name(c->cfg), n);
-    for (int i = 0; families[i]; i++)
-        if (!strcmp(families[i]->hf, arch[0])) {
-            c->fam = families[i];
+    for (int i = 0; conv_families[i]; i++)
+        if (!strcmp(conv_families[i]->hf, arch[0])) {
+            c->fam = conv_families[i];
             return refuse_relative(c, e);
         }
     return err_set(e, ERR_FORMAT, "%s: architecture %.100s is not supported (expected " EXPECTED_FAMILIES ")",
@@ -283,7 +276,7 @@ static int find_family(struct conv *c, struct err *e)
 static int check_flags(struct conv *c, struct err *e)
 {
     const struct convert *o = c->o;
-    const char *flag = o->target          ? "--target"
+    const char *flag = o->target           ? "--target"
                        : o->rope_theta > 0 ? "--rope-theta"
                        : o->rms_eps > 0    ? "--rms-eps"
                        : o->n_taps > 0     ? "--taps"
@@ -295,7 +288,8 @@ static int check_flags(struct conv *c, struct err *e)
     if (flag && !c->fam->drafter)
         return err_set(e, ERR_USAGE, "%s: %s is for drafters, this is a %s", c->label, flag, c->fam->hf);
     if (o->dialect && strcmp(o->dialect, "upstream"))
-        return err_set(e, ERR_USAGE, "--dialect %s is not known (expected %s)", o->dialect, convert_dialect_names());
+        return err_set(e, ERR_USAGE, "--dialect %s is not known (expected %s)", o->dialect,
+                       convert_dialect_names());
     return 0;
 }
 
@@ -307,26 +301,23 @@ static int target_gguf(struct conv *c, struct err *e)
     struct gguf_str arch;
     char key[160];
     uint32_t v;
-    if (gguf_open(&t->gguf, c->o->target, e))
-        return -1;
+    if (gguf_open(&t->gguf, c->o->target, e)) return -1;
     int r = gguf_get_str(t->gguf, "general.architecture", &arch, e);
-    if (r)
-        return r < 0 ? -1 : err_set(e, ERR_FORMAT, "%s: general.architecture is missing", c->o->target);
+    if (r) return r < 0 ? -1 : err_set(e, ERR_FORMAT, "%s: general.architecture is missing", c->o->target);
     const struct {
         const char *key;
         int64_t *v;
         bool must;
-    } want[] = { { "embedding_length", &t->n_embd, true }, { "block_count", &t->n_layer, true },
-                 { "context_length", &t->n_ctx, false }, { "vocab_size", &t->n_vocab, false } };
+    } want[] = {{"embedding_length", &t->n_embd, true},
+                {"block_count", &t->n_layer, true},
+                {"context_length", &t->n_ctx, false},
+                {"vocab_size", &t->n_vocab, false}};
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         snprintf(key, sizeof key, "%.*s.%s", (int)(arch.n < 64 ? arch.n : 64), arch.s, want[i].key);
         r = gguf_get_u32(t->gguf, key, &v, e);
-        if (r < 0)
-            return -1;
-        if (r == 1 && want[i].must)
-            return err_set(e, ERR_FORMAT, "%s: %s is missing", c->o->target, key);
-        if (r == 0)
-            *want[i].v = v;
+        if (r < 0) return -1;
+        if (r == 1 && want[i].must) return err_set(e, ERR_FORMAT, "%s: %s is missing", c->o->target, key);
+        if (r == 0) *want[i].v = v;
     }
     const struct gguf_tensor *embed = gguf_tensor(t->gguf, "token_embd.weight");
     if (!embed)
@@ -337,80 +328,79 @@ static int target_gguf(struct conv *c, struct err *e)
 
 static int target_dir(struct conv *c, struct err *e)
 {
-    static const char *const embd[] = { "hidden_size", "text_config.hidden_size", NULL };
-    static const char *const layers[] = { "num_hidden_layers", "text_config.num_hidden_layers", NULL };
-    static const char *const vocab[] = { "vocab_size", "text_config.vocab_size", NULL };
-    static const char *const ctx[] = { "max_position_embeddings", "text_config.max_position_embeddings", NULL };
+    static const char *const embd[] = {"hidden_size", "text_config.hidden_size", NULL};
+    static const char *const layers[] = {"num_hidden_layers", "text_config.num_hidden_layers", NULL};
+    static const char *const vocab[] = {"vocab_size", "text_config.vocab_size", NULL};
+    static const char *const ctx[] = {"max_position_embeddings", "text_config.max_position_embeddings", NULL};
     const struct {
         const char *const *paths;
         int64_t *v;
         bool must;
-    } want[] = { { embd, &c->target.n_embd, true },
-                 { layers, &c->target.n_layer, true },
-                 { vocab, &c->target.n_vocab, true },
-                 { ctx, &c->target.n_ctx, false } };
-    if (open_beside(&c->target.cfg, c->o->target, "config.json", e))
-        return -1;
+    } want[] = {{embd, &c->target.n_embd, true},
+                {layers, &c->target.n_layer, true},
+                {vocab, &c->target.n_vocab, true},
+                {ctx, &c->target.n_ctx, false}};
+    if (open_beside(&c->target.cfg, c->o->target, "config.json", e)) return -1;
     if (!c->target.cfg)
-        return err_set(e, ERR_FORMAT, "%s: no config.json (expected the target's Hugging Face directory or GGUF)", c->o->target);
+        return err_set(e, ERR_FORMAT,
+                       "%s: no config.json (expected the target's Hugging Face directory or GGUF)",
+                       c->o->target);
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         int r = hf_find_i64(c->target.cfg, want[i].paths, 1, INT32_MAX, want[i].v, NULL, e);
-        if (r < 0)
-            return -1;
+        if (r < 0) return -1;
         if (r == 1 && want[i].must)
-            return err_set(e, ERR_FORMAT, "%s: %s is missing", hf_config_name(c->target.cfg), want[i].paths[0]);
+            return err_set(e, ERR_FORMAT, "%s: %s is missing", hf_config_name(c->target.cfg),
+                           want[i].paths[0]);
     }
     return 0;
 }
 
 static int open_target(struct conv *c, struct err *e)
 {
-    if (!c->o->target)
-        return 0;
+    if (!c->o->target) return 0;
     return is_dir(c->o->target) ? target_dir(c, e) : target_gguf(c, e);
 }
 
 /* ---- tokenizer and stop ids ---- */
 
-static int add_ids(struct conv *c, struct hf_config *cfg, const char *path, int32_t *ids, int *n, struct err *e)
+static int add_ids(struct conv *c, struct hf_config *cfg, const char *path, int32_t *ids, int *n,
+                   struct err *e)
 {
     int32_t more[DESC_MAX_STOPS];
     int k = 0;
     int r = cfg ? hf_get_i32_list(cfg, path, true, more, DESC_MAX_STOPS, &k, e) : 1;
-    if (r < 0)
-        return -1;
+    if (r < 0) return -1;
     for (int i = 0; r == 0 && i < k; i++) {
         int j = 0;
         if (more[i] < 0 || (c->n_vocab && more[i] >= c->n_vocab))
-            return err_set(e, ERR_FORMAT, "%s: %s is outside the vocabulary (expected 0 to %lld, got %d)", hf_config_name(cfg), path,
-                           (long long)c->n_vocab - 1, more[i]);
-        while (j < *n && ids[j] != more[i])
-            j++;
+            return err_set(e, ERR_FORMAT, "%s: %s is outside the vocabulary (expected 0 to %lld, got %d)",
+                           hf_config_name(cfg), path, (long long)c->n_vocab - 1, more[i]);
+        while (j < *n && ids[j] != more[i]) j++;
         if (j == *n && *n == DESC_MAX_STOPS)
-            return err_set(e, ERR_FORMAT, "%s: %s: too many stop ids (expected at most %d)", hf_config_name(cfg), path,
-                           DESC_MAX_STOPS);
-        if (j == *n)
-            ids[(*n)++] = more[i];
+            return err_set(e, ERR_FORMAT, "%s: %s: too many stop ids (expected at most %d)",
+                           hf_config_name(cfg), path, DESC_MAX_STOPS);
+        if (j == *n) ids[(*n)++] = more[i];
     }
     return 0;
 }
 
-/* A model without tokenizer.json still has to stop: bos, eos and the stop list from config.json and generation_config.json. */
+/* A model without tokenizer.json still has to stop: bos, eos and the stop list from config.json and
+ * generation_config.json. */
 static int put_bare_ids(struct conv *c, struct err *e)
 {
     int32_t bos[DESC_MAX_STOPS], stops[DESC_MAX_STOPS];
     int n_bos = 0, n = 0;
-    if (gguf_put_str(c->w, "tokenizer.ggml.model", "no_vocab", 8, e))
-        return -1;
-    if (add_ids(c, c->gen, "bos_token_id", bos, &n_bos, e) || add_ids(c, c->cfg, "bos_token_id", bos, &n_bos, e) ||
+    if (gguf_put_str(c->w, "tokenizer.ggml.model", "no_vocab", 8, e)) return -1;
+    if (add_ids(c, c->gen, "bos_token_id", bos, &n_bos, e) ||
+        add_ids(c, c->cfg, "bos_token_id", bos, &n_bos, e) ||
         add_ids(c, c->gen, "eos_token_id", stops, &n, e) || add_ids(c, c->cfg, "eos_token_id", stops, &n, e))
         return -1;
-    if (n_bos && gguf_put_u32(c->w, "tokenizer.ggml.bos_token_id", (uint32_t)bos[0], e))
-        return -1;
+    if (n_bos && gguf_put_u32(c->w, "tokenizer.ggml.bos_token_id", (uint32_t)bos[0], e)) return -1;
     if (n && (gguf_put_u32(c->w, "tokenizer.ggml.eos_token_id", (uint32_t)stops[0], e) ||
               gguf_put_array(c->w, "tokenizer.ggml.stop_token_ids", GGUF_I32, stops, (uint64_t)n, e)))
         return -1;
-    conv_say(c, CONVERT_NOTE, "no tokenizer.json: the file has no tokenizer (%d stop id%s)", n, n == 1 ? "" : "s");
+    conv_say(c, CONVERT_NOTE, "no tokenizer.json: the file has no tokenizer (%d stop id%s)", n,
+             n == 1 ? "" : "s");
     return 0;
 }
 
@@ -418,16 +408,13 @@ static int put_tokenizer(struct conv *c, struct err *e)
 {
     bool found = false;
     if (!c->fam->drafter) {
-        if (c->dir && tok_import(c->w, c->dir, c->n_vocab, &found, e))
-            return -1;
+        if (c->dir && tok_import(c->w, c->dir, c->n_vocab, &found, e)) return -1;
         return found ? 0 : put_bare_ids(c, e);
     }
     if (c->target.gguf) {
-        if (tok_copy(c->w, c->target.gguf, &found, e))
-            return -1;
+        if (tok_copy(c->w, c->target.gguf, &found, e)) return -1;
     } else if (c->o->target) {
-        if (tok_import(c->w, c->o->target, c->target.n_vocab, &found, e))
-            return -1;
+        if (tok_import(c->w, c->o->target, c->target.n_vocab, &found, e)) return -1;
     }
     if (!found)
         conv_say(c, CONVERT_NOTE, "%s: the drafter file has no tokenizer",
@@ -452,7 +439,8 @@ static int put_general(struct conv *c, struct err *e)
     else if (!c->o->name && ends_with(name, ".safetensors"))
         n -= 12;
     int r = gguf_put_str(c->w, "general.architecture", c->fam->arch, strlen(c->fam->arch), e) ||
-            gguf_put_str(c->w, "general.type", "model", 5, e) || gguf_put_str(c->w, "general.name", name, n, e) ||
+            gguf_put_str(c->w, "general.type", "model", 5, e) ||
+            gguf_put_str(c->w, "general.name", name, n, e) ||
             gguf_put_u32(c->w, "general.quantization_version", 2, e);
     free(path);
     return r ? -1 : 0;
@@ -460,7 +448,7 @@ static int put_general(struct conv *c, struct err *e)
 
 static int check_rest(struct conv *c, struct err *e)
 {
-    const struct hf_rule *tables[] = { hf_rules_common, c->fam->config, NULL };
+    const struct hf_rule *tables[] = {hf_rules_common, c->fam->config, NULL};
     return c->cfg ? hf_config_rest(c->cfg, tables, e) : 0;
 }
 
@@ -470,21 +458,15 @@ static int write_out(struct conv *c, struct err *e)
     int n = 0, ret = -1;
     uint32_t n_files = c->st ? c->st->n_files : 0;
     const char **inputs = mem_calloc(n_files + 3u, sizeof *inputs);
-    if (!inputs)
-        return err_set(e, ERR_IO, "out of memory (%u files)", n_files);
-    for (uint32_t i = 0; i < n_files; i++)
-        inputs[n++] = c->st->file[i].path;
-    if (c->cfg)
-        inputs[n++] = hf_config_name(c->cfg);
-    if (c->target.gguf)
-        inputs[n++] = c->o->target;
-    if (io_out_open(&out, c->o->output, c->o->force, inputs, n, e))
-        goto done;
-    if (!gguf_write_header(c->w, &out, e) && !conv_write_tensors(c, &out, e) && !gguf_write_end(c->w, &out, e) &&
-        !io_out_commit(&out, e))
+    if (!inputs) return err_set(e, ERR_IO, "out of memory (%u files)", n_files);
+    for (uint32_t i = 0; i < n_files; i++) inputs[n++] = c->st->file[i].path;
+    if (c->cfg) inputs[n++] = hf_config_name(c->cfg);
+    if (c->target.gguf) inputs[n++] = c->o->target;
+    if (io_out_open(&out, c->o->output, c->o->force, inputs, n, e)) goto done;
+    if (!gguf_write_header(c->w, &out, e) && !conv_write_tensors(c, &out, e) &&
+        !gguf_write_end(c->w, &out, e) && !io_out_commit(&out, e))
         ret = 0;
-    if (ret)
-        io_out_abort(&out);
+    if (ret) io_out_abort(&out);
 done:
     mem_free(inputs);
     return ret;
@@ -493,31 +475,24 @@ done:
 static int run(struct conv *c, struct err *e)
 {
     uint32_t file_type = 0;
-    if (open_input(c, e) || find_family(c, e) || check_flags(c, e) || open_target(c, e))
-        return -1;
-    if (c->fam->parts && c->fam->parts(c, e))
-        return -1;
-    if (c->o->random && conv_sizes_from_config(c, e))
-        return -1;
-    if (conv_map_tensors(c, e) || conv_heads(c, e))
-        return -1;
-    if (conv_get_rope_theta(c, e) || conv_get_rms_eps(c, e) || get_context(c, e))
-        return -1;
-    if (gguf_writer_new(&c->w, e) || put_general(c, e) || c->fam->keys(c, e) || check_rest(c, e))
-        return -1;
-    if (conv_plan_types(c, e, &file_type) || gguf_put_u32(c->w, "general.file_type", file_type, e) || put_tokenizer(c, e))
+    if (open_input(c, e) || find_family(c, e) || check_flags(c, e) || open_target(c, e)) return -1;
+    if (c->fam->parts && c->fam->parts(c, e)) return -1;
+    if (c->o->random && conv_sizes_from_config(c, e)) return -1;
+    if (conv_map_tensors(c, e) || conv_heads(c, e)) return -1;
+    if (conv_get_rope_theta(c, e) || conv_get_rms_eps(c, e) || get_context(c, e)) return -1;
+    if (gguf_writer_new(&c->w, e) || put_general(c, e) || c->fam->keys(c, e) || check_rest(c, e)) return -1;
+    if (conv_plan_types(c, e, &file_type) || gguf_put_u32(c->w, "general.file_type", file_type, e) ||
+        put_tokenizer(c, e))
         return -1;
     for (int64_t i = 0; i < c->n_t; i++)
-        if (gguf_add_tensor(c->w, c->t[i].name, c->t[i].to, c->t[i].n_dims, c->t[i].ne, e))
-            return -1;
+        if (gguf_add_tensor(c->w, c->t[i].name, c->t[i].to, c->t[i].n_dims, c->t[i].ne, e)) return -1;
     return write_out(c, e);
 }
 
 int convert_run(const struct convert *o, struct err *e)
 {
     struct conv *c = mem_calloc(1, sizeof *c);
-    if (!c)
-        return err_set(e, ERR_IO, "out of memory");
+    if (!c) return err_set(e, ERR_IO, "out of memory");
     c->o = o;
     int r = run(c, e);
     gguf_writer_free(c->w);

@@ -1,4 +1,5 @@
-/* convert_data.c - tensor data, a slab of rows at a time, from the source (or the random generator) to the output. */
+/* convert_data.c - tensor data, a slab of rows at a time, from the source (or the random generator) to the
+ * output. */
 #include "convert_impl.h"
 
 #include <string.h>
@@ -8,24 +9,22 @@
 static enum quant_recipe source_recipe(const struct conv *c)
 {
     uint64_t f32 = 0, f16 = 0, bf16 = 0;
-    if (!c->st)
-        return QUANT_BF16;
+    if (!c->st) return QUANT_BF16;
     for (int64_t i = 0; i < c->n_t; i++) {
-        if (c->t[i].n_dims < 2)
-            continue;
+        if (c->t[i].n_dims < 2) continue;
         f16 += c->t[i].from == KN_F16;
         bf16 += c->t[i].from == KN_BF16;
         f32 += c->t[i].from == KN_F32;
     }
-    if (f32 || (f16 && bf16))
-        return QUANT_F32;
+    if (f32 || (f16 && bf16)) return QUANT_F32;
     return f16 ? QUANT_F16 : QUANT_BF16;
 }
 
 int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
 {
     enum quant_recipe recipe = c->o->type_given ? c->o->type : source_recipe(c);
-    struct quant_model m = { .arch = c->fam->arch, .n_layer = c->n_layer, .n_head = c->n_head, .n_head_kv = c->n_head_kv };
+    struct quant_model m = {
+        .arch = c->fam->arch, .n_layer = c->n_layer, .n_head = c->n_head, .n_head_kv = c->n_head_kv};
     struct quant_tensor *q = mem_calloc((size_t)c->n_t, sizeof *q);
     uint32_t *to = mem_calloc((size_t)c->n_t, sizeof *to);
     int ret = -1;
@@ -39,13 +38,12 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
         memcpy(q[i].ne, c->t[i].ne, sizeof q[i].ne);
         q[i].from = c->t[i].from;
     }
-    if (quant_plan(recipe, &m, q, c->n_t, KN_F32, NULL, 0, to, e))
-        goto done;
-    for (int64_t i = 0; i < c->n_t; i++)
-        c->t[i].to = to[i];
+    if (quant_plan(recipe, &m, q, c->n_t, KN_F32, NULL, 0, to, e)) goto done;
+    for (int64_t i = 0; i < c->n_t; i++) c->t[i].to = to[i];
     *file_type = quant_recipe_file_type(recipe);
     if (!c->o->type_given)
-        conv_say(c, CONVERT_DETAIL, "type: %s (%s)", quant_recipe_name(recipe), c->st ? "as stored" : "of random weights");
+        conv_say(c, CONVERT_DETAIL, "type: %s (%s)", quant_recipe_name(recipe),
+                 c->st ? "as stored" : "of random weights");
     ret = 0;
 done:
     mem_free(q);
@@ -54,8 +52,8 @@ done:
 }
 
 /* A copied tensor is looked at as well: a NaN must not travel on in silence. */
-static int check_finite(const struct conv *c, const struct conv_tensor *t, const uint8_t *p, int64_t first, int64_t n,
-                        struct err *e)
+static int check_finite(const struct conv *c, const struct conv_tensor *t, const uint8_t *p, int64_t first,
+                        int64_t n, struct err *e)
 {
     uint32_t size = t->from == KN_F32 ? 4 : 2;
     uint32_t mask = t->from == KN_F32 ? 0x7f800000u : t->from == KN_F16 ? 0x7c00u : 0x7f80u;
@@ -63,13 +61,12 @@ static int check_finite(const struct conv *c, const struct conv_tensor *t, const
     for (int64_t i = 0; i < n && bad < 0; i++) {
         uint32_t bits = 0;
         memcpy(&bits, p + (size_t)i * size, size);
-        if ((bits & mask) == mask)
-            bad = i;
+        if ((bits & mask) == mask) bad = i;
     }
-    if (bad < 0)
-        return 0;
-    return err_set(e, ERR_FORMAT, "%s: %s holds a NaN or an infinity (row %lld, element %lld)", c->label, t->src->name,
-                   (long long)((first + bad) / t->ne[0]), (long long)((first + bad) % t->ne[0]));
+    if (bad < 0) return 0;
+    return err_set(e, ERR_FORMAT, "%s: %s holds a NaN or an infinity (row %lld, element %lld)", c->label,
+                   t->src->name, (long long)((first + bad) / t->ne[0]),
+                   (long long)((first + bad) % t->ne[0]));
 }
 
 struct slab {
@@ -78,24 +75,22 @@ struct slab {
 };
 
 /* Rows row0 .. row0 + n of t, in type t->to, at s->dst. */
-static int fill_slab(struct conv *c, const struct conv_tensor *t, int64_t row0, int64_t n, struct slab *s, struct err *e)
+static int fill_slab(struct conv *c, const struct conv_tensor *t, int64_t row0, int64_t n, struct slab *s,
+                     struct err *e)
 {
-    if (!t->src)
-        return conv_random_rows(c->o->seed, t, row0, n, s->dst, c->o->threads, e);
+    if (!t->src) return conv_random_rows(c->o->seed, t, row0, n, s->dst, c->o->threads, e);
     bool native = t->src->dtype == ST_F32 || t->src->dtype == ST_F16 || t->src->dtype == ST_BF16;
     uint64_t size = st_dtype_size(t->src->dtype), first = (uint64_t)row0 * (uint64_t)t->ne[0],
              count = (uint64_t)n * (uint64_t)t->ne[0];
     const uint8_t *src = t->src->data + first * size;
     if (!native) {
-        if (st_read_f32(t->src, first, count, (float *)(void *)s->src, e))
-            return -1;
+        if (st_read_f32(t->src, first, count, (float *)(void *)s->src, e)) return -1;
         src = s->src;
     } else if ((uintptr_t)src % 64) { /* a file need not align its tensors */
         memcpy(s->src, src, count * size);
         src = s->src;
     }
-    if (t->from == t->to && check_finite(c, t, src, (int64_t)first, (int64_t)count, e))
-        return -1;
+    if (t->from == t->to && check_finite(c, t, src, (int64_t)first, (int64_t)count, e)) return -1;
     int r = quant_rows(t->src->name, t->from, src, t->to, s->dst, t->ne[0], n, row0, c->o->threads, NULL, e);
     return r ? err_prefix(e, "%s", c->label) : 0;
 }
@@ -108,14 +103,13 @@ static uint64_t total_bytes(const struct conv *c)
     return n;
 }
 
-static int write_tensor(struct conv *c, const struct conv_tensor *t, struct io_out *out, uint64_t *done, uint64_t total,
-                        struct err *e)
+static int write_tensor(struct conv *c, const struct conv_tensor *t, struct io_out *out, uint64_t *done,
+                        uint64_t total, struct err *e)
 {
     size_t in_row = kn_row_bytes(t->from, t->ne[0]), out_row = kn_row_bytes(t->to, t->ne[0]);
-    struct slab s = { .rows = quant_slab_rows(t->from, t->to, t->ne[0]) };
+    struct slab s = {.rows = quant_slab_rows(t->from, t->to, t->ne[0])};
     int ret = -1;
-    if (s.rows > t->ne[1])
-        s.rows = t->ne[1];
+    if (s.rows > t->ne[1]) s.rows = t->ne[1];
     s.src = mem_alloc((size_t)s.rows * in_row);
     s.dst = mem_alloc((size_t)s.rows * out_row);
     if (!s.src || !s.dst) {
@@ -127,8 +121,7 @@ static int write_tensor(struct conv *c, const struct conv_tensor *t, struct io_o
         if (fill_slab(c, t, row, n, &s, e) || gguf_write_data(c->w, out, s.dst, (uint64_t)n * out_row, e))
             goto out;
         *done += (uint64_t)n * out_row;
-        if (c->o->progress)
-            c->o->progress(c->o->ctx, *done, total);
+        if (c->o->progress) c->o->progress(c->o->ctx, *done, total);
     }
     ret = 0;
 out:
@@ -141,7 +134,6 @@ int conv_write_tensors(struct conv *c, struct io_out *out, struct err *e)
 {
     uint64_t done = 0, total = total_bytes(c);
     for (int64_t i = 0; i < c->n_t; i++)
-        if (write_tensor(c, &c->t[i], out, &done, total, e))
-            return -1;
+        if (write_tensor(c, &c->t[i], out, &done, total, e)) return -1;
     return 0;
 }

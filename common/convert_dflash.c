@@ -1,7 +1,7 @@
 /* convert_dflash.c - DFlash drafters (DFlashDraftModel) to arch "dflash", the dialect of upstream llama.cpp.
  *
- * Every part is looked for where exporters are known to put it: under dflash_config, then at top level. Nothing has a default.
- * docs/drafter.md lists the keys, those of the dialect and our own. */
+ * Every part is looked for where exporters are known to put it: under dflash_config, then at top level.
+ * Nothing has a default. docs/drafter.md lists the keys, those of the dialect and our own. */
 #include "convert_impl.h"
 
 #include <stdio.h>
@@ -9,76 +9,81 @@
 #include <unistd.h>
 
 static const struct conv_rule rules[] = {
-    { "fc.weight", "fc.weight", { DIM_EMBD, DIM_FEATURES }, 0 },
-    { "hidden_norm.weight", "enc.output_norm.weight", { DIM_EMBD }, 0 },
-    { "layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", { DIM_EMBD }, 0 },
-    { "layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", { DIM_Q, DIM_EMBD }, 0 },
-    { "layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", { DIM_HEAD }, 0 },
-    { "layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", { DIM_KV, DIM_EMBD }, 0 },
-    { "layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", { DIM_HEAD }, 0 },
-    { "layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", { DIM_KV, DIM_EMBD }, 0 },
-    { "layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", { DIM_EMBD, DIM_Q }, 0 },
-    { "layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", { DIM_EMBD }, 0 },
-    { "layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", { DIM_FF, DIM_EMBD }, 0 },
-    { "layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", { DIM_FF, DIM_EMBD }, 0 },
-    { "layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", { DIM_EMBD, DIM_FF }, 0 },
-    { "norm.weight", "output_norm.weight", { DIM_EMBD }, 0 },
-    { NULL, NULL, { DIM_NONE }, 0 },
+    {"fc.weight", "fc.weight", {DIM_EMBD, DIM_FEATURES}, 0},
+    {"hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0},
+    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},
+    {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},
+    {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},
+    {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},
+    {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},
+    {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},
+    {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},
+    {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
+    {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
+    {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
+    {"layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
+    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
+    {NULL, NULL, {DIM_NONE}, 0},
 };
 
 static const struct hf_rule config[] = {
-    { "attention_bias", "[false]" },
-    { "hidden_act", "[\"silu\"]" },
-    { "mlp_bias", "[false]" },
-    { "model_type", "[\"qwen3\", \"dflash\"]" }, /* another backbone orders its norms and rope differently */
-    { "output_multiplier", "[1]" },
-    { "dflash_config.output_multiplier", "[1]" },
-    { "partial_rotary_factor", "[1]" },
-    { "tie_word_embeddings", NULL }, /* a drafter has neither embedding nor head */
-    { "dflash_config.projector_type", "[\"dflash\"]" }, /* Domino and DSpark exports name theirs here */
-    { "dflash_config.attention_mode", "[\"gqa\", \"mha\"]" },
+    {"attention_bias", "[false]"},
+    {"hidden_act", "[\"silu\"]"},
+    {"mlp_bias", "[false]"},
+    {"model_type", "[\"qwen3\", \"dflash\"]"}, /* another backbone orders its norms and rope differently */
+    {"output_multiplier", "[1]"},
+    {"dflash_config.output_multiplier", "[1]"},
+    {"partial_rotary_factor", "[1]"},
+    {"tie_word_embeddings", NULL},                    /* a drafter has neither embedding nor head */
+    {"dflash_config.projector_type", "[\"dflash\"]"}, /* Domino and DSpark exports name theirs here */
+    {"dflash_config.attention_mode", "[\"gqa\", \"mha\"]"},
     /* what a trainer leaves behind */
-    { "attention_backend", NULL },
-    { "embed_weight_key", NULL },
-    { "lm_head_key", NULL },
-    { "loss_decay_gamma", NULL },
-    { "num_anchors", NULL },
-    { "target_model_type", NULL },
+    {"attention_backend", NULL},
+    {"embed_weight_key", NULL},
+    {"lm_head_key", NULL},
+    {"loss_decay_gamma", NULL},
+    {"num_anchors", NULL},
+    {"target_model_type", NULL},
     /* ids of a multimodal target's vocabulary */
-    { "image_token_id", NULL },
-    { "video_token_id", NULL },
-    { "vision_end_token_id", NULL },
-    { "vision_start_token_id", NULL },
-    { NULL, NULL },
+    {"image_token_id", NULL},
+    {"video_token_id", NULL},
+    {"vision_end_token_id", NULL},
+    {"vision_start_token_id", NULL},
+    {NULL, NULL},
 };
 
 static const struct conv_relative relatives[] = {
-    { "attention_conv.", "DFlash2" },
-    { "mlp_conv.", "DFlash2" },
-    { "candidate_selector.", "DFlash2" },
-    { "conv_kernel_size", "DFlash2" },
-    { "selector_rank", "DFlash2" },
-    { "markov_", "DSpark" },
-    { "conf_proj", "DSpark" },
-    { "confidence_head", "DSpark" },
-    { "domino", "Domino" },
-    { "gru_hidden_dim", "Domino" },
-    { "d2t", "reduced-vocabulary" },
-    { "draft_vocab_size", "reduced-vocabulary" },
-    { NULL, NULL },
+    {"attention_conv.", "DFlash2"},
+    {"mlp_conv.", "DFlash2"},
+    {"candidate_selector.", "DFlash2"},
+    {"conv_kernel_size", "DFlash2"},
+    {"selector_rank", "DFlash2"},
+    {"markov_", "DSpark"},
+    {"conf_proj", "DSpark"},
+    {"confidence_head", "DSpark"},
+    {"domino", "Domino"},
+    {"gru_hidden_dim", "Domino"},
+    {"d2t", "reduced-vocabulary"},
+    {"draft_vocab_size", "reduced-vocabulary"},
+    {NULL, NULL},
 };
 
-static const char *const taps_paths[] = { "dflash_config.target_layer_ids", "dflash_config.aux_hidden_state_layer_ids",
-                                          "target_layer_ids", "aux_hidden_state_layer_ids", NULL };
-static const char *const block_paths[] = { "dflash_config.block_size", "block_size", NULL };
-static const char *const mask_paths[] = { "dflash_config.mask_token_id", "mask_token_id", NULL };
-static const char *const causal_paths[] = { "dflash_config.is_causal", "dflash_config.causal", "is_causal", NULL };
-static const char *const depth_paths[] = { "dflash_config.num_target_layers", "num_target_layers", NULL };
-static const char *const width_paths[] = { "dflash_config.target_hidden_size", "target_hidden_size", NULL };
-static const char *const scale_paths[] = { "dflash_config.input_embedding_scale", "input_embedding_scale", NULL };
-static const char *const softcap_paths[] = { "dflash_config.final_logit_softcapping", "final_logit_softcapping", NULL };
+static const char *const taps_paths[] = {"dflash_config.target_layer_ids",
+                                         "dflash_config.aux_hidden_state_layer_ids", "target_layer_ids",
+                                         "aux_hidden_state_layer_ids", NULL};
+static const char *const block_paths[] = {"dflash_config.block_size", "block_size", NULL};
+static const char *const mask_paths[] = {"dflash_config.mask_token_id", "mask_token_id", NULL};
+static const char *const causal_paths[] = {"dflash_config.is_causal", "dflash_config.causal", "is_causal",
+                                           NULL};
+static const char *const depth_paths[] = {"dflash_config.num_target_layers", "num_target_layers", NULL};
+static const char *const width_paths[] = {"dflash_config.target_hidden_size", "target_hidden_size", NULL};
+static const char *const scale_paths[] = {"dflash_config.input_embedding_scale", "input_embedding_scale",
+                                          NULL};
+static const char *const softcap_paths[] = {"dflash_config.final_logit_softcapping",
+                                            "final_logit_softcapping", NULL};
 
-static int missing(const struct conv *c, const char *what, const char *places, const char *flag, struct err *e)
+static int missing(const struct conv *c, const char *what, const char *places, const char *flag,
+                   struct err *e)
 {
     if (c->cfg)
         err_set(e, ERR_FORMAT, "%s: %s is missing (expected at %s)", hf_config_name(c->cfg), what, places);
@@ -104,25 +109,30 @@ static int get_taps(struct conv *c, struct err *e)
     if (c->cfg && (r = hf_find_i32_list(c->cfg, taps_paths, d->taps, CONVERT_MAX_TAPS, &n, &where, e)) < 0)
         return -1;
     if (c->o->n_taps > 0) {
-        bool same = r == 0 && n == c->o->n_taps && !memcmp(d->taps, c->o->taps, (size_t)n * sizeof d->taps[0]);
+        bool same =
+            r == 0 && n == c->o->n_taps && !memcmp(d->taps, c->o->taps, (size_t)n * sizeof d->taps[0]);
         list_text(c->o->taps, c->o->n_taps, a, sizeof a);
         list_text(d->taps, n, b, sizeof b);
         if (r == 0 && !same)
-            conv_say(c, CONVERT_WARN, "--taps %s is used, %s: %s says %s", a, hf_config_name(c->cfg), where, b);
+            conv_say(c, CONVERT_WARN, "--taps %s is used, %s: %s says %s", a, hf_config_name(c->cfg), where,
+                     b);
         n = c->o->n_taps;
         memcpy(d->taps, c->o->taps, (size_t)n * sizeof d->taps[0]);
         where = "--taps";
     } else if (r == 1) {
-        return missing(c, "the list of tapped target layers", "dflash_config.target_layer_ids, "
-                       "dflash_config.aux_hidden_state_layer_ids, or either at top level", "--taps LIST", e);
+        return missing(c, "the list of tapped target layers",
+                       "dflash_config.target_layer_ids, "
+                       "dflash_config.aux_hidden_state_layer_ids, or either at top level",
+                       "--taps LIST", e);
     }
     if (n == 0)
-        return err_set(e, ERR_FORMAT, "%s: %s is empty (expected the zero-based target layers whose output is tapped)",
+        return err_set(e, ERR_FORMAT,
+                       "%s: %s is empty (expected the zero-based target layers whose output is tapped)",
                        c->label, where);
     for (int i = 0; i < n; i++)
         if (d->taps[i] < 0)
-            return err_set(e, ERR_FORMAT, "%s: %s[%d] is out of range (expected a zero-based layer, got %d)", c->label, where, i,
-                           d->taps[i]);
+            return err_set(e, ERR_FORMAT, "%s: %s[%d] is out of range (expected a zero-based layer, got %d)",
+                           c->label, where, i, d->taps[i]);
     d->n_taps = n;
     list_text(d->taps, n, a, sizeof a);
     conv_say(c, CONVERT_DETAIL, "taps: %s (%s)", a, where);
@@ -130,17 +140,17 @@ static int get_taps(struct conv *c, struct err *e)
 }
 
 /* An integer part: flag (where flag_v >= min), else the config. */
-static int get_int(struct conv *c, const char *what, const char *flag, int64_t flag_v, const char *const *paths,
-                   const char *places, int64_t min, int64_t max, int64_t *v, struct err *e)
+static int get_int(struct conv *c, const char *what, const char *flag, int64_t flag_v,
+                   const char *const *paths, const char *places, int64_t min, int64_t max, int64_t *v,
+                   struct err *e)
 {
     const char *where = NULL;
     int r = 1;
-    if (c->cfg && (r = hf_find_i64(c->cfg, paths, min, max, v, &where, e)) < 0)
-        return -1;
+    if (c->cfg && (r = hf_find_i64(c->cfg, paths, min, max, v, &where, e)) < 0) return -1;
     if (flag_v >= min) {
         if (r == 0 && *v != flag_v)
-            conv_say(c, CONVERT_WARN, "%s %lld is used, %s: %s says %lld", flag, (long long)flag_v, hf_config_name(c->cfg),
-                     where, (long long)*v);
+            conv_say(c, CONVERT_WARN, "%s %lld is used, %s: %s says %lld", flag, (long long)flag_v,
+                     hf_config_name(c->cfg), where, (long long)*v);
         *v = flag_v;
         where = flag;
     } else if (r == 1) {
@@ -154,20 +164,23 @@ static int get_int(struct conv *c, const char *what, const char *flag, int64_t f
 
 static int parts(struct conv *c, struct err *e)
 {
-    if (get_taps(c, e))
-        return -1;
-    if (get_int(c, "the block size", "--block-size", c->o->block_size, block_paths, "dflash_config.block_size or block_size", 1,
-                1024, &c->d.block_size, e))
+    if (get_taps(c, e)) return -1;
+    if (get_int(c, "the block size", "--block-size", c->o->block_size, block_paths,
+                "dflash_config.block_size or block_size", 1, 1024, &c->d.block_size, e))
         return -1;
     if (get_int(c, "the mask token id", "--mask-id", c->o->mask_id, mask_paths,
                 "dflash_config.mask_token_id or mask_token_id", 0, INT32_MAX, &c->d.mask_id, e))
         return -1;
-    if (c->dir) { /* some exports keep the mask's embedding apart, because the target's table has no row for it */
+    if (c->dir) { /* some exports keep the mask's embedding apart, because the target's table has no row for
+                     it */
         char path[4096];
         snprintf(path, sizeof path, "%s/mask_embedding.pt", c->dir);
         if (!access(path, F_OK))
-            return err_set(e, ERR_FORMAT, "%s: a mask embedding of the drafter's own is not supported (expected the mask token "
-                           "in the target's table)", path);
+            return err_set(
+                e, ERR_FORMAT,
+                "%s: a mask embedding of the drafter's own is not supported (expected the mask token "
+                "in the target's table)",
+                path);
     }
     return 0;
 }
@@ -181,40 +194,49 @@ static int get_window(struct conv *c, struct err *e)
     int64_t window = 0;
     bool use = true, has_use;
     if (!c->cfg) {
-        conv_say(c, CONVERT_NOTE, "no config.json: every layer is taken as full attention, bidirectional in the block");
+        conv_say(c, CONVERT_NOTE,
+                 "no config.json: every layer is taken as full attention, bidirectional in the block");
         return 0;
     }
     int r = hf_get_str_list(c->cfg, "layer_types", types, DESC_MAX_LAYERS, &n, e);
     int u = hf_get_bool(c->cfg, "use_sliding_window", &use, e);
     int w = hf_get_i64(c->cfg, "sliding_window", 0, INT32_MAX, &window, e);
-    if (r < 0 || u < 0 || w < 0)
-        return -1;
+    if (r < 0 || u < 0 || w < 0) return -1;
     has_use = u == 0;
     if (r == 1) {
         if (has_use && use)
-            return err_set(e, ERR_FORMAT, "%s: use_sliding_window is true but layer_types is missing: which layers slide is not "
-                           "known", cfg);
+            return err_set(
+                e, ERR_FORMAT,
+                "%s: use_sliding_window is true but layer_types is missing: which layers slide is not "
+                "known",
+                cfg);
         if (!has_use && w == 0 && window > 0)
-            return err_set(e, ERR_FORMAT, "%s: sliding_window is %lld but layer_types is missing: which layers slide is not "
-                           "known", cfg, (long long)window);
+            return err_set(e, ERR_FORMAT,
+                           "%s: sliding_window is %lld but layer_types is missing: which layers slide is not "
+                           "known",
+                           cfg, (long long)window);
         conv_say(c, CONVERT_DETAIL, "window: none, every layer is full attention (no layer_types)");
         return 0;
     }
     if (n != c->n_layer)
-        return err_set(e, ERR_FORMAT, "%s: layer_types has the wrong length (expected %d layers, got %d)", cfg, c->n_layer, n);
+        return err_set(e, ERR_FORMAT, "%s: layer_types has the wrong length (expected %d layers, got %d)",
+                       cfg, c->n_layer, n);
     for (int i = 0; i < n; i++) {
         d->sliding[i] = !strcmp(types[i], "sliding_attention");
         d->any_sliding |= d->sliding[i];
         if (!d->sliding[i] && strcmp(types[i], "full_attention"))
-            return err_set(e, ERR_FORMAT, "%s: layer_types[%d] is not implemented (expected \"full_attention\" or "
-                           "\"sliding_attention\", got \"%.64s\")", cfg, i, types[i]);
+            return err_set(e, ERR_FORMAT,
+                           "%s: layer_types[%d] is not implemented (expected \"full_attention\" or "
+                           "\"sliding_attention\", got \"%.64s\")",
+                           cfg, i, types[i]);
     }
     if (!d->any_sliding) {
         conv_say(c, CONVERT_DETAIL, "window: none, every layer is full attention (layer_types)");
         return 0;
     }
     if (has_use && !use)
-        return err_set(e, ERR_FORMAT, "%s: layer_types has sliding layers but use_sliding_window is false", cfg);
+        return err_set(e, ERR_FORMAT, "%s: layer_types has sliding layers but use_sliding_window is false",
+                       cfg);
     if (w == 1 || window == 0)
         return err_set(e, ERR_FORMAT, "%s: sliding_window is missing (layer_types has sliding layers)", cfg);
     d->window = window;
@@ -228,19 +250,16 @@ static int put_attention(struct conv *c, struct err *e)
     bool is_causal = false;
     const char *where = NULL;
     int r = c->cfg ? hf_find_bool(c->cfg, causal_paths, &is_causal, &where, e) : 1;
-    if (r < 0)
-        return -1;
-    for (int i = 0; i < c->n_layer; i++)
-        d->causal[i] = r == 0 ? is_causal : d->sliding[i];
+    if (r < 0) return -1;
+    for (int i = 0; i < c->n_layer; i++) d->causal[i] = r == 0 ? is_causal : d->sliding[i];
     if (d->any_sliding) {
-        for (int i = 0; i < c->n_layer; i++)
-            pattern[i] = d->sliding[i];
+        for (int i = 0; i < c->n_layer; i++) pattern[i] = d->sliding[i];
         if (conv_put_u32(c, "attention.sliding_window", d->window, e) ||
-            gguf_put_array(c->w, "dflash.attention.sliding_window_pattern", GGUF_BOOL, pattern, (uint64_t)c->n_layer, e))
+            gguf_put_array(c->w, "dflash.attention.sliding_window_pattern", GGUF_BOOL, pattern,
+                           (uint64_t)c->n_layer, e))
             return -1;
     }
-    if (r == 0 && gguf_put_bool(c->w, "dflash.attention.causal", is_causal, e))
-        return -1;
+    if (r == 0 && gguf_put_bool(c->w, "dflash.attention.causal", is_causal, e)) return -1;
     char text[DESC_MAX_LAYERS + 1];
     for (int i = 0; i < c->n_layer; i++) {
         pattern[i] = d->causal[i];
@@ -248,10 +267,11 @@ static int put_attention(struct conv *c, struct err *e)
     }
     text[c->n_layer] = 0;
     conv_say(c, CONVERT_DETAIL, "attention: %s (f full, s sliding%s; capital: causal in the block%s%s)", text,
-             d->any_sliding ? "" : ", none", r == 0 ? ", " : ": sliding layers are, no is_causal", r == 0 ? where : "");
-    if (d->any_sliding)
-        conv_say(c, CONVERT_DETAIL, "window: %lld", (long long)d->window);
-    return gguf_put_array(c->w, "dflash.attention.causal_pattern", GGUF_BOOL, pattern, (uint64_t)c->n_layer, e);
+             d->any_sliding ? "" : ", none", r == 0 ? ", " : ": sliding layers are, no is_causal",
+             r == 0 ? where : "");
+    if (d->any_sliding) conv_say(c, CONVERT_DETAIL, "window: %lld", (long long)d->window);
+    return gguf_put_array(c->w, "dflash.attention.causal_pattern", GGUF_BOOL, pattern, (uint64_t)c->n_layer,
+                          e);
 }
 
 /* input_embedding_scale and the softcap: written where the config has them, else they are the target's. */
@@ -259,25 +279,21 @@ static int put_scales(struct conv *c, struct err *e)
 {
     double v = 0;
     int r = c->cfg ? hf_find_f64(c->cfg, scale_paths, &v, NULL, e) : 1;
-    if (r < 0)
-        return -1;
+    if (r < 0) return -1;
     if (r == 0 && !(v > 0 && v < 1e6))
-        return err_set(e, ERR_FORMAT, "%s: input_embedding_scale is out of range (expected a positive number, got %.9g)",
+        return err_set(e, ERR_FORMAT,
+                       "%s: input_embedding_scale is out of range (expected a positive number, got %.9g)",
                        hf_config_name(c->cfg), v);
-    if (r == 0 && conv_put_f32(c, "embedding_scale", v, e))
-        return -1;
-    if (r == 1)
-        conv_say(c, CONVERT_DETAIL, "embedding scale: the target's own (no input_embedding_scale)");
+    if (r == 0 && conv_put_f32(c, "embedding_scale", v, e)) return -1;
+    if (r == 1) conv_say(c, CONVERT_DETAIL, "embedding scale: the target's own (no input_embedding_scale)");
     r = c->cfg ? hf_find_f64(c->cfg, softcap_paths, &v, NULL, e) : 1;
-    if (r < 0)
-        return -1;
+    if (r < 0) return -1;
     if (r == 0 && !(v > 0 && v < 1e6))
-        return err_set(e, ERR_FORMAT, "%s: final_logit_softcapping is out of range (expected a positive number, got %.9g)",
+        return err_set(e, ERR_FORMAT,
+                       "%s: final_logit_softcapping is out of range (expected a positive number, got %.9g)",
                        hf_config_name(c->cfg), v);
-    if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e))
-        return -1;
-    if (r == 1)
-        conv_say(c, CONVERT_DETAIL, "softcap: the target's own (no final_logit_softcapping)");
+    if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e)) return -1;
+    if (r == 1) conv_say(c, CONVERT_DETAIL, "softcap: the target's own (no final_logit_softcapping)");
     return 0;
 }
 
@@ -293,28 +309,37 @@ static int check_target(struct conv *c, struct err *e)
         return -1;
     if (width && width != c->dim[DIM_EMBD])
         return err_set(e, ERR_FORMAT, "%s: %s does not match the tensors (expected %lld from %s, got %lld)",
-                       hf_config_name(c->cfg), width_at, (long long)c->dim[DIM_EMBD], c->dim_from[DIM_EMBD], (long long)width);
+                       hf_config_name(c->cfg), width_at, (long long)c->dim[DIM_EMBD], c->dim_from[DIM_EMBD],
+                       (long long)width);
     if (c->dim[DIM_FEATURES] != d->n_taps * c->dim[DIM_EMBD])
-        return err_set(e, ERR_FORMAT, "%s: fc.weight does not fit the taps (expected %d taps x %lld = %lld columns, got %lld)",
-                       c->label, d->n_taps, (long long)c->dim[DIM_EMBD], (long long)(d->n_taps * c->dim[DIM_EMBD]),
-                       (long long)c->dim[DIM_FEATURES]);
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: fc.weight does not fit the taps (expected %d taps x %lld = %lld columns, got %lld)",
+            c->label, d->n_taps, (long long)c->dim[DIM_EMBD], (long long)(d->n_taps * c->dim[DIM_EMBD]),
+            (long long)c->dim[DIM_FEATURES]);
     if (t->n_embd && t->n_embd != c->dim[DIM_EMBD])
-        return err_set(e, ERR_FORMAT, "%s: the drafter does not fit the target %s: hidden size (expected %lld as the target, got "
-                       "%lld)", c->label, c->o->target, (long long)t->n_embd, (long long)c->dim[DIM_EMBD]);
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: the drafter does not fit the target %s: hidden size (expected %lld as the target, got "
+            "%lld)",
+            c->label, c->o->target, (long long)t->n_embd, (long long)c->dim[DIM_EMBD]);
     if (t->n_layer && declared && t->n_layer != declared)
         return err_set(e, ERR_FORMAT, "%s: %s does not fit the target %s (expected %lld, got %lld)",
-                       hf_config_name(c->cfg), depth_at, c->o->target, (long long)t->n_layer, (long long)declared);
+                       hf_config_name(c->cfg), depth_at, c->o->target, (long long)t->n_layer,
+                       (long long)declared);
     int64_t layers = t->n_layer ? t->n_layer : declared;
     for (int i = 0; layers && i < d->n_taps; i++)
         if (d->taps[i] >= layers)
-            return err_set(e, ERR_FORMAT, "%s: tap %d is out of range (expected below the target's %lld layers, got %d)",
+            return err_set(e, ERR_FORMAT,
+                           "%s: tap %d is out of range (expected below the target's %lld layers, got %d)",
                            c->label, i, (long long)layers, d->taps[i]);
     if (t->n_vocab && c->n_vocab && t->n_vocab != c->n_vocab)
         return err_set(e, ERR_FORMAT, "%s: vocab_size does not fit the target %s (expected %lld, got %lld)",
                        hf_config_name(c->cfg), c->o->target, (long long)t->n_vocab, (long long)c->n_vocab);
     int64_t vocab = t->n_vocab ? t->n_vocab : c->n_vocab;
     if (vocab && d->mask_id >= vocab)
-        return err_set(e, ERR_FORMAT, "%s: the mask token id is outside the vocabulary (expected below %lld, got %lld)",
+        return err_set(e, ERR_FORMAT,
+                       "%s: the mask token id is outside the vocabulary (expected below %lld, got %lld)",
                        c->label, (long long)vocab, (long long)d->mask_id);
     return 0;
 }
@@ -323,10 +348,8 @@ static int keys(struct conv *c, struct err *e)
 {
     const struct conv_drafter *d = &c->d;
     int32_t shifted[CONVERT_MAX_TAPS];
-    if (check_target(c, e) || get_window(c, e) || conv_put_common(c, e))
-        return -1;
-    if (c->n_vocab && conv_put_u32(c, "vocab_size", c->n_vocab, e))
-        return -1;
+    if (check_target(c, e) || get_window(c, e) || conv_put_common(c, e)) return -1;
+    if (c->n_vocab && conv_put_u32(c, "vocab_size", c->n_vocab, e)) return -1;
     for (int i = 0; i < d->n_taps; i++)
         shifted[i] = d->taps[i] + 1; /* the dialect counts from the embeddings */
     if (conv_put_u32(c, "block_size", d->block_size, e) ||

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct conv_family *const families[] = {&conv_qwen3, &conv_dflash};
-
 /* Match name against a rule's pattern, whose "%d" stands for a layer number. *layer is -1 for a pattern without one. */
 static bool match(const char *pattern, const char *name, int *layer)
 {
@@ -21,8 +19,8 @@ static bool match(const char *pattern, const char *name, int *layer)
 int convert_gguf_name(const char *hf, char *out, size_t n)
 {
     const char *name = !strncmp(hf, "model.", 6) ? hf + 6 : hf;
-    for (size_t f = 0; f < sizeof families / sizeof *families; f++)
-        for (const struct conv_rule *r = families[f]->rules; r->hf; r++) {
+    for (size_t f = 0; conv_families[f]; f++)
+        for (const struct conv_rule *r = conv_families[f]->rules; r->hf; r++) {
             int layer;
             if (!match(r->hf, name, &layer)) continue;
             const char *hole = strstr(r->gguf, "%d");

@@ -1,8 +1,10 @@
-/* convert_random.c - weights that nobody trained, at real sizes, so that speed can be measured without a download.
+/* convert_random.c - weights that nobody trained, at real sizes, so that speed can be measured without a
+ * download.
  *
- * Every byte is a pure function of seed, tensor name and position (a hash of a counter), so any number of threads on any
- * machine makes the same file. Blocks of quantised types are made directly: their codes are random bits under scales that give
- * the matrix a standard deviation of about 0.02, which keeps logits finite; norm weights lie within 0.1 of 1. */
+ * Every byte is a pure function of seed, tensor name and position (a hash of a counter), so any number of
+ * threads on any machine makes the same file. Blocks of quantised types are made directly: their codes are
+ * random bits under scales that give the matrix a standard deviation of about 0.02, which keeps logits
+ * finite; norm weights lie within 0.1 of 1. */
 #include "convert_impl.h"
 
 #include <omp.h>
@@ -22,8 +24,7 @@ static uint64_t mix(uint64_t x)
 static uint64_t key_of(uint64_t seed, const char *name)
 {
     uint64_t h = mix(seed);
-    for (; *name; name++)
-        h = mix(h ^ (uint8_t)*name);
+    for (; *name; name++) h = mix(h ^ (uint8_t)*name);
     return h;
 }
 
@@ -43,8 +44,7 @@ static void fill_bits(uint8_t *p, int n, uint64_t key)
 {
     for (int i = 0; i < n; i += 8) {
         uint64_t v = mix(key + (uint64_t)(i / 8));
-        for (int j = 0; j < 8 && i + j < n; j++)
-            p[i + j] = (uint8_t)(v >> (8 * j));
+        for (int j = 0; j < 8 && i + j < n; j++) p[i + j] = (uint8_t)(v >> (8 * j));
     }
 }
 
@@ -54,8 +54,8 @@ static float wobble(uint64_t bits)
     return 1.0f + 0.25f * uniform(bits);
 }
 
-/* One block of type at p. key: of this block, with room for 64 draws. Deviations of uniform codes: 0..15 4.61, 0..31 9.23, 0..63
- * 18.5, -127..127 73.3. */
+/* One block of type at p. key: of this block, with room for 64 draws. Deviations of uniform codes:
+ * 0..15 4.61, 0..31 9.23, 0..63 18.5, -127..127 73.3. */
 static void random_block(uint32_t type, uint8_t *p, uint64_t key)
 {
     float w = wobble(mix(key + 63));
@@ -83,8 +83,9 @@ static void random_block(uint32_t type, uint8_t *p, uint64_t key)
         put16(p + 2, kn_f32_to_f16(d * top / 2));
         uint64_t r = mix(key + 62);
         for (int j = 0; j < 4; j++) {
-            low[j] = (uint8_t)(32 + ((r >> (8 * j)) & 31));        /* sub-blocks 0..3: the byte's low 6 bits */
-            high[j] = (uint8_t)(32 + ((r >> (8 * j + 32)) & 31));  /* sub-blocks 4..7: 4 bits below, 2 bits on top of low */
+            low[j] = (uint8_t)(32 + ((r >> (8 * j)) & 31)); /* sub-blocks 0..3: the byte's low 6 bits */
+            high[j] = (uint8_t)(32 + ((r >> (8 * j + 32)) &
+                                      31)); /* sub-blocks 4..7: 4 bits below, 2 bits on top of low */
             p[4 + j] = (uint8_t)(low[j] | ((high[j] >> 4) << 6));
             p[8 + j] = p[4 + j];
             p[12 + j] = (uint8_t)((high[j] & 15) | ((high[j] & 15) << 4));
@@ -103,8 +104,7 @@ static void random_block(uint32_t type, uint8_t *p, uint64_t key)
         put16(p + 208, kn_f32_to_f16((float)(SD / (97.2 * 18.5)) * w));
         break;
     }
-    default:
-        break;
+    default: break;
     }
 }
 
@@ -120,8 +120,7 @@ static void random_row(const struct conv_tensor *t, uint64_t key, int64_t row, u
     const struct kn_type_info *info = kn_type_info(t->to);
     if (info->block > 1) {
         uint64_t n = (uint64_t)t->ne[0] / info->block, b0 = first / info->block;
-        for (uint64_t b = 0; b < n; b++)
-            random_block(t->to, dst + b * info->bytes, key + 64 * (b0 + b));
+        for (uint64_t b = 0; b < n; b++) random_block(t->to, dst + b * info->bytes, key + 64 * (b0 + b));
         return;
     }
     for (int64_t i = 0; i < t->ne[0]; i++) {
@@ -133,8 +132,8 @@ static void random_row(const struct conv_tensor *t, uint64_t key, int64_t row, u
     }
 }
 
-int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, int64_t n_rows, void *dst, int threads,
-                     struct err *e)
+int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, int64_t n_rows, void *dst,
+                     int threads, struct err *e)
 {
     switch (t->to) {
     case KN_F32:
@@ -145,8 +144,7 @@ int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, i
     case KN_Q4_0:
     case KN_Q4_K:
     case KN_Q5_K:
-    case KN_Q6_K:
-        break;
+    case KN_Q6_K: break;
     default:
         return err_set(e, ERR_FORMAT, "%s: no random weights of type %s", t->name, kn_type_info(t->to)->name);
     }
@@ -154,7 +152,6 @@ int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, i
     size_t bytes = kn_row_bytes(t->to, t->ne[0]);
     int team = threads > 0 ? threads : omp_get_max_threads();
 #pragma omp parallel for schedule(static) num_threads(team) if (n_rows > 1)
-    for (int64_t r = 0; r < n_rows; r++)
-        random_row(t, key, row0 + r, (uint8_t *)dst + (size_t)r * bytes);
+    for (int64_t r = 0; r < n_rows; r++) random_row(t, key, row0 + r, (uint8_t *)dst + (size_t)r * bytes);
     return 0;
 }

@@ -19,49 +19,49 @@ struct hf_config {
 };
 
 const struct hf_rule hf_rules_common[] = {
-    { "_attn_implementation", NULL },
-    { "_attn_implementation_autoset", NULL },
-    { "_commit_hash", NULL },
-    { "_name_or_path", NULL },
-    { "architectures", NULL },
-    { "attention_dropout", NULL },
-    { "attn_implementation", NULL },
-    { "auto_map", NULL },
-    { "bos_token_id", NULL },
-    { "cache_implementation", NULL },
-    { "chunk_size_feed_forward", NULL },
-    { "dtype", NULL },
-    { "eos_token_id", NULL },
-    { "finetuning_task", NULL },
-    { "id2label", NULL },
-    { "initializer_range", NULL },
-    { "is_decoder", NULL },
-    { "is_encoder_decoder", "[false]" },
-    { "add_cross_attention", "[false]" },
-    { "label2id", NULL },
-    { "max_window_layers", NULL },
-    { "name_or_path", NULL },
-    { "output_attentions", NULL },
-    { "output_hidden_states", NULL },
-    { "pad_token_id", NULL },
-    { "pretraining_tp", NULL },
-    { "problem_type", NULL },
-    { "pruned_heads", "[{}]" },
-    { "return_dict", NULL },
-    { "rms_norm_eps", NULL },
-    { "sep_token_id", NULL },
-    { "task_specific_params", NULL },
-    { "tf_legacy_loss", NULL },
-    { "tokenizer_class", NULL },
-    { "torch_dtype", NULL },
-    { "torchscript", NULL },
-    { "transformers_version", NULL },
-    { "unsloth_fixed", NULL },
-    { "unsloth_version", NULL },
-    { "use_bfloat16", NULL },
-    { "use_cache", NULL },
-    { "use_return_dict", NULL },
-    { NULL, NULL },
+    {"_attn_implementation", NULL},
+    {"_attn_implementation_autoset", NULL},
+    {"_commit_hash", NULL},
+    {"_name_or_path", NULL},
+    {"architectures", NULL},
+    {"attention_dropout", NULL},
+    {"attn_implementation", NULL},
+    {"auto_map", NULL},
+    {"bos_token_id", NULL},
+    {"cache_implementation", NULL},
+    {"chunk_size_feed_forward", NULL},
+    {"dtype", NULL},
+    {"eos_token_id", NULL},
+    {"finetuning_task", NULL},
+    {"id2label", NULL},
+    {"initializer_range", NULL},
+    {"is_decoder", NULL},
+    {"is_encoder_decoder", "[false]"},
+    {"add_cross_attention", "[false]"},
+    {"label2id", NULL},
+    {"max_window_layers", NULL},
+    {"name_or_path", NULL},
+    {"output_attentions", NULL},
+    {"output_hidden_states", NULL},
+    {"pad_token_id", NULL},
+    {"pretraining_tp", NULL},
+    {"problem_type", NULL},
+    {"pruned_heads", "[{}]"},
+    {"return_dict", NULL},
+    {"rms_norm_eps", NULL},
+    {"sep_token_id", NULL},
+    {"task_specific_params", NULL},
+    {"tf_legacy_loss", NULL},
+    {"tokenizer_class", NULL},
+    {"torch_dtype", NULL},
+    {"torchscript", NULL},
+    {"transformers_version", NULL},
+    {"unsloth_fixed", NULL},
+    {"unsloth_version", NULL},
+    {"use_bfloat16", NULL},
+    {"use_cache", NULL},
+    {"use_return_dict", NULL},
+    {NULL, NULL},
 };
 
 /* ---- opening ---- */
@@ -70,18 +70,16 @@ int hf_config_parse(struct hf_config **out, const char *text, size_t n, const ch
 {
     *out = NULL;
     if (n > HF_CONFIG_MAX_BYTES)
-        return err_set(e, ERR_FORMAT, "%s: too long for a config.json (expected at most %u bytes, got %zu)", name,
-                       HF_CONFIG_MAX_BYTES, n);
+        return err_set(e, ERR_FORMAT, "%s: too long for a config.json (expected at most %u bytes, got %zu)",
+                       name, HF_CONFIG_MAX_BYTES, n);
     json_t *root;
-    if (json_parse(&root, text, n, name, e))
-        return -1;
+    if (json_parse(&root, text, n, name, e)) return -1;
     if (!json_is_object(root)) {
         json_decref(root);
         return err_set(e, ERR_FORMAT, "%s: not a config.json (expected a JSON object)", name);
     }
     struct hf_config *c = mem_calloc(1, sizeof *c);
-    if (c)
-        c->name = mem_strdup(name);
+    if (c) c->name = mem_strdup(name);
     if (!c || !c->name) {
         json_decref(root);
         mem_free(c);
@@ -96,8 +94,7 @@ int hf_config_open(struct hf_config **c, const char *path, struct err *e)
 {
     struct io_map m;
     *c = NULL;
-    if (io_map_open(&m, path, e))
-        return -1;
+    if (io_map_open(&m, path, e)) return -1;
     int r = hf_config_parse(c, (const char *)m.data, m.size, path, e);
     io_map_close(&m);
     return r;
@@ -105,10 +102,8 @@ int hf_config_open(struct hf_config **c, const char *path, struct err *e)
 
 void hf_config_free(struct hf_config *c)
 {
-    if (!c)
-        return;
-    for (size_t i = 0; i < c->n_asked; i++)
-        mem_free(c->asked[i]);
+    if (!c) return;
+    for (size_t i = 0; i < c->n_asked; i++) mem_free(c->asked[i]);
     mem_free(c->asked);
     mem_free(c->name);
     json_decref(c->root);
@@ -125,15 +120,13 @@ const char *hf_config_name(const struct hf_config *c)
 static bool was_asked(const struct hf_config *c, const char *path)
 {
     for (size_t i = 0; i < c->n_asked; i++)
-        if (!strcmp(c->asked[i], path))
-            return true;
+        if (!strcmp(c->asked[i], path)) return true;
     return false;
 }
 
 static void ask(struct hf_config *c, const char *path)
 {
-    if (was_asked(c, path))
-        return;
+    if (was_asked(c, path)) return;
     if (c->n_asked == c->cap_asked) {
         size_t cap = c->cap_asked ? 2 * c->cap_asked : 64;
         char **p = mem_realloc(c->asked, cap * sizeof *p);
@@ -159,8 +152,7 @@ static json_t *value_at(const struct hf_config *c, const char *path)
     char part[MAX_PATH];
     while (v && *path) {
         size_t n = strcspn(path, ".");
-        if (n >= sizeof part || !json_is_object(v))
-            return NULL;
+        if (n >= sizeof part || !json_is_object(v)) return NULL;
         memcpy(part, path, n);
         part[n] = 0;
         v = json_object_get(v, part);
@@ -178,12 +170,14 @@ const char *hf_key_with(const struct hf_config *c, const char *part, char *buf, 
 {
     const char *key, *sub;
     json_t *v, *w;
-    json_object_foreach(c->root, key, v) {
+    json_object_foreach(c->root, key, v)
+    {
         if (strstr(key, part)) {
             snprintf(buf, n, "%s", key);
             return buf;
         }
-        json_object_foreach(v, sub, w) {
+        json_object_foreach(v, sub, w)
+        {
             if (strstr(sub, part)) {
                 snprintf(buf, n, "%s.%s", key, sub);
                 return buf;
@@ -201,21 +195,21 @@ static const char *show(const json_t *v, char *buf, size_t n)
         buf[got] = 0;
     } else { /* jansson filled what fits */
         buf[n - 1] = 0;
-        if (n > 4)
-            memcpy(buf + n - 4, "...", 4);
+        if (n > 4) memcpy(buf + n - 4, "...", 4);
     }
     return buf;
 }
 
-static int wrong(const struct hf_config *c, const char *path, const char *expected, const json_t *v, struct err *e)
+static int wrong(const struct hf_config *c, const char *path, const char *expected, const json_t *v,
+                 struct err *e)
 {
     char buf[96];
     return err_set(e, ERR_FORMAT, "%s: %s is not usable (expected %s, got %s)", c->name, path, expected,
                    show(v, buf, sizeof buf));
 }
 
-static int as_i64(const struct hf_config *c, const char *path, const json_t *v, int64_t min, int64_t max, int64_t *out,
-                  struct err *e)
+static int as_i64(const struct hf_config *c, const char *path, const json_t *v, int64_t min, int64_t max,
+                  int64_t *out, struct err *e)
 {
     char want[96];
     snprintf(want, sizeof want, "an integer from %lld to %lld", (long long)min, (long long)max);
@@ -223,12 +217,12 @@ static int as_i64(const struct hf_config *c, const char *path, const json_t *v, 
     int64_t x;
     if (json_is_integer(v))
         x = json_integer_value(v);
-    else if (json_is_real(v) && r == floor(r) && fabs(r) < 9007199254740992.0) /* 32.0 is written by some exporters */
+    else if (json_is_real(v) && r == floor(r) &&
+             fabs(r) < 9007199254740992.0) /* 32.0 is written by some exporters */
         x = (int64_t)r;
     else
         return wrong(c, path, want, v, e);
-    if (x < min || x > max)
-        return wrong(c, path, want, v, e);
+    if (x < min || x > max) return wrong(c, path, want, v, e);
     *out = x;
     return 0;
 }
@@ -244,10 +238,8 @@ int hf_get_f64(struct hf_config *c, const char *path, double *v, struct err *e)
 {
     ask(c, path);
     const json_t *j = value_at(c, path);
-    if (!j)
-        return 1;
-    if (!json_is_number(j))
-        return wrong(c, path, "a number", j, e);
+    if (!j) return 1;
+    if (!json_is_number(j)) return wrong(c, path, "a number", j, e);
     *v = json_number_value(j);
     return 0;
 }
@@ -256,10 +248,8 @@ int hf_get_bool(struct hf_config *c, const char *path, bool *v, struct err *e)
 {
     ask(c, path);
     const json_t *j = value_at(c, path);
-    if (!j)
-        return 1;
-    if (!json_is_boolean(j))
-        return wrong(c, path, "true or false", j, e);
+    if (!j) return 1;
+    if (!json_is_boolean(j)) return wrong(c, path, "true or false", j, e);
     *v = json_is_true(j);
     return 0;
 }
@@ -268,40 +258,35 @@ int hf_get_str(struct hf_config *c, const char *path, const char **v, struct err
 {
     ask(c, path);
     const json_t *j = value_at(c, path);
-    if (!j)
-        return 1;
-    if (!json_is_string(j))
-        return wrong(c, path, "a string", j, e);
+    if (!j) return 1;
+    if (!json_is_string(j)) return wrong(c, path, "a string", j, e);
     *v = json_string_value(j);
     return 0;
 }
 
 static int too_many(const struct hf_config *c, const char *path, int cap, size_t got, struct err *e)
 {
-    return err_set(e, ERR_FORMAT, "%s: %s is too long (expected at most %d, got %zu)", c->name, path, cap, got);
+    return err_set(e, ERR_FORMAT, "%s: %s is too long (expected at most %d, got %zu)", c->name, path, cap,
+                   got);
 }
 
-int hf_get_i32_list(struct hf_config *c, const char *path, bool one_ok, int32_t *v, int cap, int *n, struct err *e)
+int hf_get_i32_list(struct hf_config *c, const char *path, bool one_ok, int32_t *v, int cap, int *n,
+                    struct err *e)
 {
     ask(c, path);
     const json_t *j = value_at(c, path);
     int64_t x;
-    if (!j)
-        return 1;
+    if (!j) return 1;
     if (one_ok && json_is_number(j)) {
-        if (as_i64(c, path, j, INT32_MIN, INT32_MAX, &x, e))
-            return -1;
+        if (as_i64(c, path, j, INT32_MIN, INT32_MAX, &x, e)) return -1;
         v[0] = (int32_t)x;
         *n = 1;
         return 0;
     }
-    if (!json_is_array(j))
-        return wrong(c, path, "a list of integers", j, e);
-    if (json_array_size(j) > (size_t)cap)
-        return too_many(c, path, cap, json_array_size(j), e);
+    if (!json_is_array(j)) return wrong(c, path, "a list of integers", j, e);
+    if (json_array_size(j) > (size_t)cap) return too_many(c, path, cap, json_array_size(j), e);
     for (size_t i = 0; i < json_array_size(j); i++) {
-        if (as_i64(c, path, json_array_get(j, i), INT32_MIN, INT32_MAX, &x, e))
-            return -1;
+        if (as_i64(c, path, json_array_get(j, i), INT32_MIN, INT32_MAX, &x, e)) return -1;
         v[i] = (int32_t)x;
     }
     *n = (int)json_array_size(j);
@@ -312,16 +297,12 @@ int hf_get_str_list(struct hf_config *c, const char *path, const char **v, int c
 {
     ask(c, path);
     const json_t *j = value_at(c, path);
-    if (!j)
-        return 1;
-    if (!json_is_array(j))
-        return wrong(c, path, "a list of strings", j, e);
-    if (json_array_size(j) > (size_t)cap)
-        return too_many(c, path, cap, json_array_size(j), e);
+    if (!j) return 1;
+    if (!json_is_array(j)) return wrong(c, path, "a list of strings", j, e);
+    if (json_array_size(j) > (size_t)cap) return too_many(c, path, cap, json_array_size(j), e);
     for (size_t i = 0; i < json_array_size(j); i++) {
         const json_t *s = json_array_get(j, i);
-        if (!json_is_string(s))
-            return wrong(c, path, "a list of strings", j, e);
+        if (!json_is_string(s)) return wrong(c, path, "a list of strings", j, e);
         v[i] = json_string_value(s);
     }
     *n = (int)json_array_size(j);
@@ -337,26 +318,22 @@ static int disagree(struct hf_config *c, const char *a, const char *b, struct er
                    show(value_at(c, a), x, sizeof x), show(value_at(c, b), y, sizeof y));
 }
 
-int hf_find_i64(struct hf_config *c, const char *const *paths, int64_t min, int64_t max, int64_t *v, const char **where,
-                struct err *e)
+int hf_find_i64(struct hf_config *c, const char *const *paths, int64_t min, int64_t max, int64_t *v,
+                const char **where, struct err *e)
 {
     const char *found = NULL;
     for (; *paths; paths++) {
         int64_t x;
         int r = hf_get_i64(c, *paths, min, max, &x, e);
-        if (r < 0)
-            return -1;
-        if (r == 1)
-            continue;
-        if (found && x != *v)
-            return disagree(c, found, *paths, e);
+        if (r < 0) return -1;
+        if (r == 1) continue;
+        if (found && x != *v) return disagree(c, found, *paths, e);
         if (!found) {
             found = *paths;
             *v = x;
         }
     }
-    if (found && where)
-        *where = found;
+    if (found && where) *where = found;
     return found ? 0 : 1;
 }
 
@@ -366,19 +343,15 @@ int hf_find_f64(struct hf_config *c, const char *const *paths, double *v, const 
     for (; *paths; paths++) {
         double x;
         int r = hf_get_f64(c, *paths, &x, e);
-        if (r < 0)
-            return -1;
-        if (r == 1)
-            continue;
-        if (found && x != *v)
-            return disagree(c, found, *paths, e);
+        if (r < 0) return -1;
+        if (r == 1) continue;
+        if (found && x != *v) return disagree(c, found, *paths, e);
         if (!found) {
             found = *paths;
             *v = x;
         }
     }
-    if (found && where)
-        *where = found;
+    if (found && where) *where = found;
     return found ? 0 : 1;
 }
 
@@ -388,42 +361,34 @@ int hf_find_bool(struct hf_config *c, const char *const *paths, bool *v, const c
     for (; *paths; paths++) {
         bool x;
         int r = hf_get_bool(c, *paths, &x, e);
-        if (r < 0)
-            return -1;
-        if (r == 1)
-            continue;
-        if (found && x != *v)
-            return disagree(c, found, *paths, e);
+        if (r < 0) return -1;
+        if (r == 1) continue;
+        if (found && x != *v) return disagree(c, found, *paths, e);
         if (!found) {
             found = *paths;
             *v = x;
         }
     }
-    if (found && where)
-        *where = found;
+    if (found && where) *where = found;
     return found ? 0 : 1;
 }
 
-int hf_find_i32_list(struct hf_config *c, const char *const *paths, int32_t *v, int cap, int *n, const char **where,
-                     struct err *e)
+int hf_find_i32_list(struct hf_config *c, const char *const *paths, int32_t *v, int cap, int *n,
+                     const char **where, struct err *e)
 {
     const char *found = NULL;
     for (; *paths; paths++) {
         const json_t *j = value_at(c, *paths);
         if (found) {
             ask(c, *paths);
-            if (j && !json_equal(value_at(c, found), j))
-                return disagree(c, found, *paths, e);
+            if (j && !json_equal(value_at(c, found), j)) return disagree(c, found, *paths, e);
             continue;
         }
         int r = hf_get_i32_list(c, *paths, false, v, cap, n, e);
-        if (r < 0)
-            return -1;
-        if (r == 0)
-            found = *paths;
+        if (r < 0) return -1;
+        if (r == 0) found = *paths;
     }
-    if (found && where)
-        *where = found;
+    if (found && where) *where = found;
     return found ? 0 : 1;
 }
 
@@ -434,20 +399,20 @@ static bool rope_default(const json_t *type)
     return json_is_string(type) && !strcmp(json_string_value(type), "default");
 }
 
-/* One object of rope parameters at path: only the default rotation passes. *theta is set where it is there (return 0). */
+/* One object of rope parameters at path: only the default rotation passes. *theta is set where it is there
+ * (return 0). */
 static int rope_object(struct hf_config *c, const char *path, const json_t *o, double *theta, struct err *e)
 {
     const char *key;
     json_t *v;
     int found = 1;
     char sub[MAX_PATH + 64];
-    json_object_foreach((json_t *)o, key, v) {
+    json_object_foreach((json_t *)o, key, v)
+    {
         snprintf(sub, sizeof sub, "%s.%.60s", path, key);
-        if (json_is_null(v))
-            continue;
+        if (json_is_null(v)) continue;
         if (!strcmp(key, "rope_theta")) {
-            if (!json_is_number(v))
-                return wrong(c, sub, "a number", v, e);
+            if (!json_is_number(v)) return wrong(c, sub, "a number", v, e);
             *theta = json_number_value(v);
             found = 0;
         } else if (!strcmp(key, "rope_type") || !strcmp(key, "type")) {
@@ -470,31 +435,28 @@ static int rope_parameters(struct hf_config *c, double *theta, const char **wher
 {
     const json_t *o = value_at(c, "rope_parameters");
     ask(c, "rope_parameters");
-    if (!o)
-        return 1;
-    if (!json_is_object(o))
-        return wrong(c, "rope_parameters", "an object", o, e);
+    if (!o) return 1;
+    if (!json_is_object(o)) return wrong(c, "rope_parameters", "an object", o, e);
     const char *key, *first = NULL;
     json_t *v;
     size_t nested = 0;
     json_object_foreach((json_t *)o, key, v) nested += json_is_object(v);
     *where = "rope_parameters.rope_theta";
-    if (!nested)
-        return rope_object(c, "rope_parameters", o, theta, e);
+    if (!nested) return rope_object(c, "rope_parameters", o, theta, e);
     if (nested != json_object_size(o))
         return wrong(c, "rope_parameters", "either one set of values or an object a layer type", o, e);
-    json_object_foreach((json_t *)o, key, v) {
+    json_object_foreach((json_t *)o, key, v)
+    {
         char path[MAX_PATH];
         double t;
         snprintf(path, sizeof path, "rope_parameters.%.60s", key);
         int r = rope_object(c, path, v, &t, e);
-        if (r < 0)
-            return -1;
-        if (r == 1)
-            return err_set(e, ERR_FORMAT, "%s: %s.rope_theta is missing", c->name, path);
+        if (r < 0) return -1;
+        if (r == 1) return err_set(e, ERR_FORMAT, "%s: %s.rope_theta is missing", c->name, path);
         if (first && t != *theta)
             return err_set(e, ERR_FORMAT,
-                           "%s: rope_parameters: layer types disagree (%s has rope_theta %.9g, %s has %.9g): one base for all "
+                           "%s: rope_parameters: layer types disagree (%s has rope_theta %.9g, %s has %.9g): "
+                           "one base for all "
                            "layers is implemented",
                            c->name, first, *theta, key, t);
         first = key;
@@ -509,31 +471,27 @@ int hf_get_rope_theta(struct hf_config *c, double *theta, const char **where, st
     double nested = 0, top = 0;
     const char *from = NULL;
     int a = rope_parameters(c, &nested, &from, e);
-    if (a < 0)
-        return -1;
+    if (a < 0) return -1;
     int b = hf_get_f64(c, "rope_theta", &top, e);
-    if (b < 0)
-        return -1;
+    if (b < 0) return -1;
     const json_t *s = value_at(c, "rope_scaling");
     ask(c, "rope_scaling");
     if (s) {
         double ignored;
-        if (!json_is_object(s))
-            return wrong(c, "rope_scaling", "null", s, e);
+        if (!json_is_object(s)) return wrong(c, "rope_scaling", "null", s, e);
         int r = rope_object(c, "rope_scaling", s, &ignored, e);
-        if (r < 0)
-            return -1;
-        if (r == 0)
-            return wrong(c, "rope_scaling.rope_theta", "it in rope_parameters or at top level", s, e);
+        if (r < 0) return -1;
+        if (r == 0) return wrong(c, "rope_scaling.rope_theta", "it in rope_parameters or at top level", s, e);
     }
     if (a == 0 && b == 0 && nested != top)
-        return err_set(e, ERR_FORMAT, "%s: %s and rope_theta disagree (%.9g against %.9g)", c->name, from, nested, top);
-    if (a == 1 && b == 1)
-        return 1;
+        return err_set(e, ERR_FORMAT, "%s: %s and rope_theta disagree (%.9g against %.9g)", c->name, from,
+                       nested, top);
+    if (a == 1 && b == 1) return 1;
     *theta = a == 0 ? nested : top;
     *where = a == 0 ? from : "rope_theta";
     if (!(*theta > 0) || !isfinite(*theta))
-        return err_set(e, ERR_FORMAT, "%s: %s is out of range (expected a positive number, got %.9g)", c->name, *where, *theta);
+        return err_set(e, ERR_FORMAT, "%s: %s is out of range (expected a positive number, got %.9g)",
+                       c->name, *where, *theta);
     return 0;
 }
 
@@ -543,8 +501,7 @@ static const struct hf_rule *rule_for(const struct hf_rule *const *tables, const
 {
     for (; *tables; tables++)
         for (const struct hf_rule *r = *tables; r->path; r++)
-            if (!strcmp(r->path, path))
-                return r;
+            if (!strcmp(r->path, path)) return r;
     return NULL;
 }
 
@@ -553,65 +510,62 @@ static bool known_below(const struct hf_config *c, const struct hf_rule *const *
 {
     size_t n = strlen(path);
     for (size_t i = 0; i < c->n_asked; i++)
-        if (!strncmp(c->asked[i], path, n) && c->asked[i][n] == '.')
-            return true;
+        if (!strncmp(c->asked[i], path, n) && c->asked[i][n] == '.') return true;
     for (; *tables; tables++)
         for (const struct hf_rule *r = *tables; r->path; r++)
-            if (!strncmp(r->path, path, n) && r->path[n] == '.')
-                return true;
+            if (!strncmp(r->path, path, n) && r->path[n] == '.') return true;
     return false;
 }
 
 static bool same_value(const json_t *a, const json_t *b)
 {
-    if (json_is_number(a) && json_is_number(b))
-        return json_number_value(a) == json_number_value(b);
+    if (json_is_number(a) && json_is_number(b)) return json_number_value(a) == json_number_value(b);
     return json_equal(a, b);
 }
 
 static int check_accept(const struct hf_config *c, const struct hf_rule *r, const json_t *v, struct err *e)
 {
-    if (!r->accept)
-        return 0;
+    if (!r->accept) return 0;
     json_t *list = json_loads(r->accept, 0, NULL);
-    if (!list)
-        return err_set(e, ERR_IO, "out of memory (%s)", c->name);
+    if (!list) return err_set(e, ERR_IO, "out of memory (%s)", c->name);
     bool ok = false;
-    for (size_t i = 0; i < json_array_size(list) && !ok; i++)
-        ok = same_value(json_array_get(list, i), v);
+    for (size_t i = 0; i < json_array_size(list) && !ok; i++) ok = same_value(json_array_get(list, i), v);
     int ret = 0;
     if (!ok) {
         char want[128], got[96];
         bool one = json_array_size(list) == 1;
         show(one ? json_array_get(list, 0) : list, want, sizeof want);
-        ret = err_set(e, ERR_FORMAT, "%s: %s changes the forward pass and is not implemented (expected %s%s, got %s)", c->name,
-                      r->path, one ? "" : "one of ", want, show(v, got, sizeof got));
+        ret = err_set(e, ERR_FORMAT,
+                      "%s: %s changes the forward pass and is not implemented (expected %s%s, got %s)",
+                      c->name, r->path, one ? "" : "one of ", want, show(v, got, sizeof got));
     }
     json_decref(list);
     return ret;
 }
 
-static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, json_t *o, const char *prefix, struct err *e)
+static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, json_t *o, const char *prefix,
+                   struct err *e)
 {
     const char *key;
     json_t *v;
-    json_object_foreach(o, key, v) {
+    json_object_foreach(o, key, v)
+    {
         char path[MAX_PATH], buf[96];
-        if ((size_t)snprintf(path, sizeof path, "%s%s%s", prefix, *prefix ? "." : "", key) >= sizeof path || strchr(key, '.'))
+        if ((size_t)snprintf(path, sizeof path, "%s%s%s", prefix, *prefix ? "." : "", key) >= sizeof path ||
+            strchr(key, '.'))
             return err_set(e, ERR_FORMAT, "%s: %.100s: not a key that is known", c->name, key);
-        if (json_is_null(v) || was_asked(c, path))
-            continue;
+        if (json_is_null(v) || was_asked(c, path)) continue;
         const struct hf_rule *r = rule_for(tables, path);
         if (r) {
-            if (check_accept(c, r, v, e))
-                return -1;
+            if (check_accept(c, r, v, e)) return -1;
         } else if (json_is_object(v) && !*prefix && known_below(c, tables, path)) {
-            if (rest_of(c, tables, v, path, e))
-                return -1;
+            if (rest_of(c, tables, v, path, e)) return -1;
         } else {
             err_set(e, ERR_FORMAT, "%s: %s is not a key that is known (its value: %s)", c->name, path,
                     show(v, buf, sizeof buf));
-            return err_hint(e, "if it cannot change the forward pass, remove it from a copy of the config and convert that");
+            return err_hint(
+                e,
+                "if it cannot change the forward pass, remove it from a copy of the config and convert that");
         }
     }
     return 0;
@@ -619,7 +573,6 @@ static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, jso
 
 int hf_config_rest(struct hf_config *c, const struct hf_rule *const *tables, struct err *e)
 {
-    if (c->failed)
-        return err_set(e, ERR_IO, "out of memory (%s)", c->name);
+    if (c->failed) return err_set(e, ERR_IO, "out of memory (%s)", c->name);
     return rest_of(c, tables, c->root, "", e);
 }

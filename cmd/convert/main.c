@@ -35,11 +35,9 @@ static int parse_list(const struct cli *c, const char *flag, const char *text, i
         long long x = strtoll(s, &end, 10);
         if (x > INT32_MAX)
             cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", flag, INT32_MAX, text);
-        if (n == cap)
-            cli_usage_error(c, "%s: too many (expected at most %d, got %s)", flag, cap, text);
+        if (n == cap) cli_usage_error(c, "%s: too many (expected at most %d, got %s)", flag, cap, text);
         v[n++] = (int32_t)x;
-        if (!*end)
-            return n;
+        if (!*end) return n;
         if (*end != ',')
             cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got %s)", flag, text);
         s = end + 1;
@@ -67,41 +65,44 @@ static double parse_positive(const struct cli *c, const char *flag, const char *
 
 static void parse_type(const struct cli *c, const char *text, struct convert *o)
 {
-    static const enum quant_recipe known[] = { QUANT_F32, QUANT_F16, QUANT_BF16, QUANT_Q8_0, QUANT_Q4_K_M };
+    static const enum quant_recipe known[] = {QUANT_F32, QUANT_F16, QUANT_BF16, QUANT_Q8_0, QUANT_Q4_K_M};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (!strcasecmp(text, quant_recipe_name(known[i]))) {
             o->type = known[i];
             o->type_given = true;
             return;
         }
-    cli_usage_error(c, "--type %s is not known (expected f32, f16, bf16, q8_0 or q4_k_m; dflash-quantize has more)", text);
+    cli_usage_error(
+        c, "--type %s is not known (expected f32, f16, bf16, q8_0 or q4_k_m; dflash-quantize has more)",
+        text);
 }
 
 int main(int argc, char **argv)
 {
     struct convert o;
-    struct err e = { 0 };
+    struct err e = {0};
     const char *type = NULL, *taps = NULL, *heads = NULL, *seed = NULL, *theta = NULL, *eps = NULL;
     convert_defaults(&o);
     int32_t block = 0, mask = -1, ctx = 0, threads = 0;
     bool force = false;
     const struct cli_flag flags[] = {
-        { "-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0 },
-        { "--type", CLI_STR, &type, "TYPE", "f32, f16, bf16, q8_0 or q4_k_m (default: as stored)", 0, 0 },
-        { "--target", CLI_STR, &o.target, "DIR|GGUF", "a drafter's target: checked against it, its tokenizer copied", 0, 0 },
-        { "--dialect", CLI_STR, &o.dialect, "NAME", "names of a drafter's keys and tensors: upstream", 0, 0 },
-        { "--name", CLI_STR, &o.name, "TEXT", "general.name (default: the input's own)", 0, 0 },
-        { "--random", CLI_STR, &seed, "SEED", "random weights at the sizes of config.json", 0, 0 },
-        { "--rope-theta", CLI_STR, &theta, "X", "drafter: rotary base", 0, 0 },
-        { "--rms-eps", CLI_STR, &eps, "X", "drafter: epsilon of the norms", 0, 0 },
-        { "--taps", CLI_STR, &taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0, 0 },
-        { "--mask-id", CLI_I32, &mask, "N", "drafter: mask token id", 0, 2147483647 },
-        { "--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 1, 1024 },
-        { "--heads", CLI_STR, &heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0 },
-        { "--context-length", CLI_I32, &ctx, "N", "drafter: trained length", 1, 2147483647 },
-        { "--threads", CLI_I32, &threads, "N", "threads (default: all)", 1, 1024 },
-        { "--force", CLI_FLAG, &force, NULL, "overwrite an existing output", 0, 0 },
-        { NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0 },
+        {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
+        {"--type", CLI_STR, &type, "TYPE", "f32, f16, bf16, q8_0 or q4_k_m (default: as stored)", 0, 0},
+        {"--target", CLI_STR, &o.target, "DIR|GGUF",
+         "a drafter's target: checked against it, its tokenizer copied", 0, 0},
+        {"--dialect", CLI_STR, &o.dialect, "NAME", "names of a drafter's keys and tensors: upstream", 0, 0},
+        {"--name", CLI_STR, &o.name, "TEXT", "general.name (default: the input's own)", 0, 0},
+        {"--random", CLI_STR, &seed, "SEED", "random weights at the sizes of config.json", 0, 0},
+        {"--rope-theta", CLI_STR, &theta, "X", "drafter: rotary base", 0, 0},
+        {"--rms-eps", CLI_STR, &eps, "X", "drafter: epsilon of the norms", 0, 0},
+        {"--taps", CLI_STR, &taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0, 0},
+        {"--mask-id", CLI_I32, &mask, "N", "drafter: mask token id", 0, 2147483647},
+        {"--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 1, 1024},
+        {"--heads", CLI_STR, &heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0},
+        {"--context-length", CLI_I32, &ctx, "N", "drafter: trained length", 1, 2147483647},
+        {"--threads", CLI_I32, &threads, "N", "threads (default: all)", 1, 1024},
+        {"--force", CLI_FLAG, &force, NULL, "overwrite an existing output", 0, 0},
+        {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
     };
     struct cli c = {
         .tool = "convert",
@@ -122,14 +123,10 @@ int main(int argc, char **argv)
     o.ctx = &c;
     o.say = say;
     o.progress = progress;
-    if (type)
-        parse_type(&c, type, &o);
-    if (theta)
-        o.rope_theta = parse_positive(&c, "--rope-theta", theta);
-    if (eps)
-        o.rms_eps = parse_positive(&c, "--rms-eps", eps);
-    if (taps)
-        o.n_taps = parse_list(&c, "--taps", taps, o.taps, CONVERT_MAX_TAPS);
+    if (type) parse_type(&c, type, &o);
+    if (theta) o.rope_theta = parse_positive(&c, "--rope-theta", theta);
+    if (eps) o.rms_eps = parse_positive(&c, "--rms-eps", eps);
+    if (taps) o.n_taps = parse_list(&c, "--taps", taps, o.taps, CONVERT_MAX_TAPS);
     if (heads) {
         int32_t h[2];
         if (parse_list(&c, "--heads", heads, h, 2) != 2 || h[0] < 1 || h[1] < 1)
@@ -141,12 +138,10 @@ int main(int argc, char **argv)
         o.random = true;
         o.seed = parse_seed(&c, seed);
     }
-    if (!o.output || !strcmp(o.output, "-"))
-        cli_no_binary_tty(&c, STDOUT_FILENO, "a GGUF");
+    if (!o.output || !strcmp(o.output, "-")) cli_no_binary_tty(&c, STDOUT_FILENO, "a GGUF");
     io_signals_install();
     double t0 = cli_seconds();
-    if (convert_run(&o, &e))
-        return cli_fail(&c, &e);
+    if (convert_run(&o, &e)) return cli_fail(&c, &e);
     cli_detail(&c, "%.1f s", cli_seconds() - t0);
     return 0;
 }

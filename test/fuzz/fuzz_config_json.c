@@ -1,5 +1,5 @@
-/* fuzz_config_json.c - the reader of config.json over any text: every getter on paths that families use, then the check of what
- * is left. Nothing may crash, leak, or fail without a message. */
+/* fuzz_config_json.c - the reader of config.json over any text: every getter on paths that families use, then
+ * the check of what is left. Nothing may crash, leak, or fail without a message. */
 #include <stdlib.h>
 
 #include "../../common/hf_config.h"
@@ -8,24 +8,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void must_say(int r, const struct err *e)
 {
-    if (r < 0 && (e->code == ERR_NONE || !e->msg[0]))
-        abort();
+    if (r < 0 && (e->code == ERR_NONE || !e->msg[0])) abort();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const places[] = { "dflash_config.target_layer_ids", "target_layer_ids", NULL };
-    static const char *const blocks[] = { "dflash_config.block_size", "block_size", NULL };
-    static const struct hf_rule rules[] = { { "hidden_act", "[\"silu\", 1, {}, null]" },
-                                            { "dflash_config.output_multiplier", "[1]" },
-                                            { NULL, NULL } };
-    static const struct hf_rule *const tables[] = { hf_rules_common, rules, NULL };
+    static const char *const places[] = {"dflash_config.target_layer_ids", "target_layer_ids", NULL};
+    static const char *const blocks[] = {"dflash_config.block_size", "block_size", NULL};
+    static const struct hf_rule rules[] = {
+        {"hidden_act", "[\"silu\", 1, {}, null]"}, {"dflash_config.output_multiplier", "[1]"}, {NULL, NULL}};
+    static const struct hf_rule *const tables[] = {hf_rules_common, rules, NULL};
     struct hf_config *c = NULL;
-    struct err e = { 0 };
+    struct err e = {0};
     int r = hf_config_parse(&c, (const char *)data, size, "fuzz", &e);
     must_say(r, &e);
-    if (r)
-        return 0;
+    if (r) return 0;
     int32_t ids[16];
     const char *s = NULL, *list[16], *where = NULL;
     char key[64];
@@ -33,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t i = 0;
     double d = 0;
     bool b = false;
-    struct err e1 = { 0 }, e2 = { 0 }, e3 = { 0 }, e4 = { 0 }, e5 = { 0 }, e6 = { 0 }, e7 = { 0 }, e8 = { 0 };
+    struct err e1 = {0}, e2 = {0}, e3 = {0}, e4 = {0}, e5 = {0}, e6 = {0}, e7 = {0}, e8 = {0};
     must_say(hf_get_str_list(c, "architectures", list, 16, &n, &e1), &e1);
     must_say(hf_get_str(c, "model_type", &s, &e2), &e2);
     must_say(hf_find_i32_list(c, places, ids, 16, &n, &where, &e3), &e3);
