@@ -349,9 +349,9 @@ static int row_failed(const char *name, const struct job *b, int64_t r, int64_t 
                            (long long)(row0 + r), (long long)i, isnan(scratch[i]) ? "NaN" : "infinite");
         if (fabsf(scratch[i]) > fabsf(scratch[worst])) worst = i;
     }
-    return err_set(e, ERR_FORMAT, "%s: row %lld, element %lld: %g is more than %s can hold", name,
-                   (long long)(row0 + r), (long long)worst, (double)scratch[worst],
-                   kn_type_info(b->to)->name);
+    err_set(e, ERR_FORMAT, "%s: row %lld, element %lld: %g is more than %s can hold", name,
+            (long long)(row0 + r), (long long)worst, (double)scratch[worst], kn_type_info(b->to)->name);
+    return err_hint(e, "bf16 has the range of f32: --type bf16");
 }
 
 static int run_rows(const char *name, const struct job *b, int64_t n_rows, int64_t row0, int threads,

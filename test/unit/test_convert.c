@@ -266,6 +266,7 @@ static void test_values(void **state)
     unlink("out.gguf");
     assert_int_equal(convert_run(&o, &e), -1);
     assert_int_equal(e.code, ERR_FORMAT);
+    assert_string_equal(e.hint, "bf16 has the range of f32: --type bf16");
     assert_non_null(strstr(e.msg, "model.layers.1.mlp.down_proj.weight"));
     assert_int_equal(access("out.gguf", F_OK), -1);
     for (int type = 0; type < 3; type++) {
@@ -292,6 +293,10 @@ static void test_pair(void **state)
     static const struct pair count[] = {{"num_target_layers", "2"}, {NULL, NULL}};
     static const struct pair vocab[] = {{"num_target_layers", "2"}, {"vocab_size", "41"}, {NULL, NULL}};
     static const struct pair wide[] = {{"hidden_size", "64"}, {NULL, NULL}};
+    static const struct pair other[] = {{"intermediate_size", "999"},     {"num_attention_heads", "8"},
+                                        {"num_key_value_heads", "4"},     {"head_dim", "128"},
+                                        {"rms_norm_eps", "1e-5"},         {"rope_theta", "5e5"},
+                                        {"max_position_embeddings", "7"}, {NULL, NULL}};
     write_config("t", base_target, NULL);
     write_weights("t", &t);
     write_weights("d", &d);
@@ -317,6 +322,19 @@ static void test_pair(void **state)
         write_config("d", base_drafter, count);
         convert_ok(&o);
     }
+    write_config("t", base_target, other); /* sizes that need not be equal stay the drafter's own */
+    o.target = "t";
+    convert_ok(&o);
+    struct gguf *g = open_out();
+    assert_int_equal(u32(g, "dflash.feed_forward_length"), FF);
+    assert_int_equal(u32(g, "dflash.attention.head_count"), HEADS);
+    assert_int_equal(u32(g, "dflash.attention.head_count_kv"), KV);
+    assert_int_equal(u32(g, "dflash.attention.key_length"), HEAD);
+    assert_int_equal(u32(g, "dflash.block_count"), LAYERS);
+    assert_int_equal(u32(g, "dflash.context_length"), 128);
+    assert_true(f32(g, "dflash.rope.freq_base") == 1e7f);
+    assert_true(f32(g, "dflash.attention.layer_norm_rms_epsilon") == 1e-6f);
+    gguf_close(g);
     write_config("t", base_target,
                  wide); /* the drafter's sizes stay its own: a wider target is refused, not taken over */
     o.target = "t";
