@@ -1,23 +1,25 @@
 /* attention.inc.h - the inside of attention: one tile of rows against one group of keys.
  *
- * Shapes: the query rows of one kv head (rows x query heads that share it), keys in steps of 16 that all query rows read
- * while they are in the first cache level. What a row gets depends on its own query and visible keys alone:
- *   score(key) = scale * dot(q, k): one vector accumulator over head_dim, then the tree
- *   a split's maximum: its vectors of 16 keys in order, masked keys at -inf, then the tree; weights exp(score - maximum),
- *   summed in vectors in order (masked keys add an exact 0), then the tree
- *   values: acc = fma(weight, value, acc) over the row's visible keys only, ascending
- * A key that a row does not see costs arithmetic at most: its number, even a NaN, reaches nothing. */
+ * Shapes: the query rows of one kv head (rows x query heads that share it), keys in steps of 16 that all
+ * query rows read while they are in the first cache level. What a row gets depends on its own query and
+ * visible keys alone: score(key) = scale * dot(q, k): one vector accumulator over head_dim, then the tree a
+ * split's maximum: its vectors of 16 keys in order, masked keys at -inf, then the tree; weights exp(score -
+ * maximum), summed in vectors in order (masked keys add an exact 0), then the tree values: acc = fma(weight,
+ * value, acc) over the row's visible keys only, ascending A key that a row does not see costs arithmetic at
+ * most: its number, even a NaN, reaches nothing. */
 
 #if VEC_ISA == 2
-#define ATTN_KEYS 16  /* dot products in flight */
-#define ATTN_WIDTH 8  /* value vectors in flight */
+#define ATTN_KEYS 16 /* dot products in flight */
+#define ATTN_WIDTH 8 /* value vectors in flight */
 #else
 #define ATTN_KEYS 4
 #define ATTN_WIDTH 4
 #endif
 
-/* Keys slot .. slot+16 of one kv head as floats: the cache itself where it is float, else converted into tile. */
-static const float *attn_load(const struct cpu_attn_tile *t, const void *cache, int64_t slot, float *tile, int64_t *stride)
+/* Keys slot .. slot+16 of one kv head as floats: the cache itself where it is float, else converted into
+ * tile. */
+static const float *attn_load(const struct cpu_attn_tile *t, const void *cache, int64_t slot, float *tile,
+                              int64_t *stride)
 {
     int64_t d = t->head_dim, row = (int64_t)t->kv->n_head_kv * d, at = slot * row + t->kv_head * d;
     if (t->kv->type == KN_F32) {
@@ -39,33 +41,28 @@ static inline struct vec attn_scores(const float *q, const float *k, int64_t str
     for (int j0 = 0; j0 < 16; j0 += ATTN_KEYS) {
         struct vec acc[ATTN_KEYS];
 #pragma GCC unroll 16
-        for (int j = 0; j < ATTN_KEYS; j++)
-            acc[j] = v_zero();
+        for (int j = 0; j < ATTN_KEYS; j++) acc[j] = v_zero();
         const float *kj = k + j0 * stride;
         for (int64_t i = 0; i < d; i += 16) {
             struct vec x = v_load(q + i);
 #pragma GCC unroll 16
-            for (int j = 0; j < ATTN_KEYS; j++)
-                acc[j] = v_fma(x, v_load(kj + j * stride + i), acc[j]);
+            for (int j = 0; j < ATTN_KEYS; j++) acc[j] = v_fma(x, v_load(kj + j * stride + i), acc[j]);
         }
 #pragma GCC unroll 16
-        for (int j = 0; j < ATTN_KEYS; j++)
-            s[j0 + j] = acc[j];
+        for (int j = 0; j < ATTN_KEYS; j++) s[j0 + j] = acc[j];
     }
     return v_sum16(s);
 }
 
-/* Scores s[KN_KV_SPLIT] to weights, lo <= visible < hi within the split (not empty). Writes maximum and sum. */
+/* Scores s[KN_KV_SPLIT] to weights, lo <= visible < hi within the split (not empty). Writes maximum and sum.
+ */
 static void attn_softmax(float *s, int32_t lo, int32_t hi, float *maximum, float *sum)
 {
     int32_t a = lo & ~15, b = (hi + 15) & ~15;
-    for (int32_t j = a; j < lo; j++)
-        s[j] = -INFINITY;
-    for (int32_t j = hi; j < b; j++)
-        s[j] = -INFINITY;
+    for (int32_t j = a; j < lo; j++) s[j] = -INFINITY;
+    for (int32_t j = hi; j < b; j++) s[j] = -INFINITY;
     struct vec m = v_set1(-INFINITY), l = v_zero();
-    for (int32_t j = a; j < b; j += 16)
-        m = v_max(m, v_load(s + j));
+    for (int32_t j = a; j < b; j += 16) m = v_max(m, v_load(s + j));
     struct vec top = v_set1(v_hmax(m));
     for (int32_t j = a; j < b; j += 16) {
         struct vec p = v_exp(v_sub(v_load(s + j), top));
@@ -77,35 +74,33 @@ static void attn_softmax(float *s, int32_t lo, int32_t hi, float *maximum, float
 }
 
 /* acc[d] += sum over j in [lo, hi) of w[j] * value[j], ascending. */
-static inline void attn_values(float *acc, const float *w, const float *v, int64_t stride, int32_t lo, int32_t hi, int64_t d)
+static inline void attn_values(float *acc, const float *w, const float *v, int64_t stride, int32_t lo,
+                               int32_t hi, int64_t d)
 {
     int64_t i = 0;
     for (; i + 16 * ATTN_WIDTH <= d; i += 16 * ATTN_WIDTH) {
         struct vec a[ATTN_WIDTH];
 #pragma GCC unroll 8
-        for (int c = 0; c < ATTN_WIDTH; c++)
-            a[c] = v_load(acc + i + 16 * c);
+        for (int c = 0; c < ATTN_WIDTH; c++) a[c] = v_load(acc + i + 16 * c);
         for (int32_t j = lo; j < hi; j++) {
             struct vec x = v_set1(w[j]);
             const float *vj = v + j * stride + i;
 #pragma GCC unroll 8
-            for (int c = 0; c < ATTN_WIDTH; c++)
-                a[c] = v_fma(x, v_load(vj + 16 * c), a[c]);
+            for (int c = 0; c < ATTN_WIDTH; c++) a[c] = v_fma(x, v_load(vj + 16 * c), a[c]);
         }
 #pragma GCC unroll 8
-        for (int c = 0; c < ATTN_WIDTH; c++)
-            v_store(acc + i + 16 * c, a[c]);
+        for (int c = 0; c < ATTN_WIDTH; c++) v_store(acc + i + 16 * c, a[c]);
     }
     for (; i < d; i += 16) {
         struct vec a = v_load(acc + i);
-        for (int32_t j = lo; j < hi; j++)
-            a = v_fma(v_set1(w[j]), v_load(v + j * stride + i), a);
+        for (int32_t j = lo; j < hi; j++) a = v_fma(v_set1(w[j]), v_load(v + j * stride + i), a);
         v_store(acc + i, a);
     }
 }
 
 /* What of [start, start + n) row i sees, relative to start; false if nothing. */
-static inline bool attn_range(const struct cpu_attn_tile *t, int32_t i, int64_t start, int32_t n, int32_t *lo, int32_t *hi)
+static inline bool attn_range(const struct cpu_attn_tile *t, int32_t i, int64_t start, int32_t n, int32_t *lo,
+                              int32_t *hi)
 {
     int64_t a = t->lo[i] - start, b = t->hi[i] - start;
     *lo = (int32_t)(a < 0 ? 0 : a > n ? n : a);
@@ -139,8 +134,7 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
     for (int32_t j = from; j < to; j += 16) {
         const float *k = attn_load(t, t->kv->k, slot + j, tile, &stride);
         for (int32_t r = 0; r < n_q; r++) {
-            if (!attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi))
-                continue;
+            if (!attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi)) continue;
             struct vec s = attn_scores(attn_query(t, r / t->n_rep, r % t->n_rep), k, stride, d);
             v_store(scores + (int64_t)r * KN_KV_SPLIT + j, v_mul(s, v_set1(t->scale)));
         }
@@ -152,15 +146,15 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
         const float *v = attn_load(t, t->kv->v, slot + j, tile, &stride);
         for (int32_t r = 0; r < n_q; r++)
             if (attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi))
-                attn_values(part + r * size + CPU_ATTN_ACC, scores + (int64_t)r * KN_KV_SPLIT + j, v, stride, lo, hi, d);
+                attn_values(part + r * size + CPU_ATTN_ACC, scores + (int64_t)r * KN_KV_SPLIT + j, v, stride,
+                            lo, hi, d);
     }
 }
 
 /* The sum tells an empty part: a visible key at the maximum weighs 1. A NaN sum is not empty. */
 static void rows_attn_merge(float *total, const float *part, int32_t head_dim)
 {
-    if (part[1] == 0.0f)
-        return;
+    if (part[1] == 0.0f) return;
     if (total[1] == 0.0f) {
         memcpy(total, part, cpu_attn_part(head_dim) * sizeof(float));
         return;
@@ -181,14 +175,11 @@ static void rows_attn_group(const struct cpu_attn_tile *t, int64_t g, float *par
     float *split = scratch, *scores = split + (size_t)n_q * size, *tile = scores + (size_t)n_q * KN_KV_SPLIT;
     int32_t lo, hi;
     memset(part, 0, (size_t)n_q * size * sizeof(float));
-    for (int32_t r = 0; r < n_q; r++)
-        part[(size_t)r * size] = -INFINITY;
+    for (int32_t r = 0; r < n_q; r++) part[(size_t)r * size] = -INFINITY;
     for (int64_t start = g * CPU_ATTN_GROUP; start < (g + 1) * CPU_ATTN_GROUP; start += KN_KV_SPLIT) {
         bool any = false;
-        for (int32_t i = 0; i < t->n_rows; i++)
-            any |= attn_range(t, i, start, KN_KV_SPLIT, &lo, &hi);
-        if (!any)
-            continue;
+        for (int32_t i = 0; i < t->n_rows; i++) any |= attn_range(t, i, start, KN_KV_SPLIT, &lo, &hi);
+        if (!any) continue;
         attn_split(t, start, split, scores, tile);
         for (int32_t r = 0; r < n_q; r++)
             rows_attn_merge(part + (size_t)r * size, split + (size_t)r * size, t->head_dim);

@@ -17,6 +17,7 @@ struct cpu_isa {
     const struct cpu_mm *mm;
 };
 extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avx512;
+extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avx512; /* mm_<isa>.c */
 
 struct cpu_backend {
     struct kn_backend_head head;
@@ -33,6 +34,24 @@ static inline struct cpu_backend *cpu_of(struct kn_backend *be)
 }
 /* Fill the message; returns code. */
 int cpu_fail(struct cpu_backend *be, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* cpu.c */
+int cpu_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
+void cpu_close(struct kn_backend *be);
+
+/* rows.c, attention.c, pick.c: see the operation table. reserve: bytes of scratch_rows a call needs. */
+int cpu_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale);
+int cpu_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot);
+int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps);
+int cpu_rope_store(struct kn_backend *, const struct kn_rope_store *);
+int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width);
+int cpu_softcap(struct kn_backend *, float *x, int64_t count, float cap);
+int cpu_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
+int cpu_attention(struct kn_backend *, const struct kn_attention *);
+int cpu_pick(struct kn_backend *, const struct kn_pick *);
+int cpu_check_kv(struct cpu_backend *, const char *op, const struct kn_kv *);
+size_t cpu_attention_scratch(const struct cpu_backend *, int32_t n, int32_t n_head, int32_t head_dim);
+size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
 
 /* mm.c */
 int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, const void *data, unsigned use);

@@ -1,10 +1,10 @@
-/* math.h - exp, tanh, the activations, and (in double) log, sin and cos: ours, so that their bits are the same on every
- * machine and from every instruction set. Vectors are those of vec.h; the polynomials were fitted with Remez' algorithm
- * for this file, errors measured by test/unit/test_math.c against long double:
- *     v_exp       1.1 ulp, any float (subnormal results too); exp(-inf) = 0, NaN stays NaN
- *     v_tanh      2.5 ulp
+/* math.h - exp, tanh, the activations, and (in double) log, sin and cos: ours, so that their bits are the
+ * same on every machine and from every instruction set. Vectors are those of vec.h; the polynomials were
+ * fitted with Remez' algorithm for this file, errors measured by test/unit/test_math.c against long double:
+ *     v_exp       1 ulp, any float (subnormal results too); exp(-inf) = 0, NaN stays NaN
+ *     v_tanh      1.5 ulp
  *     v_silu      3 ulp     x / (1 + exp(-x))
- *     v_gelu_tanh 1e-6 absolute near its zeros, relative 1e-6 elsewhere (for x < -5, where 1 + tanh cancels, absolute)
+ *     v_gelu_tanh 2 ulp above 0, 1e-6 absolute below (1 + tanh cancels)
  *     cpu_log     1 ulp (double)
  *     cpu_sincos  1 ulp of 1 for |x| to 2^31: Cody and Waite with three parts of pi/2 and fused products */
 #ifndef DFLASH_CPU_MATH_H
@@ -12,8 +12,9 @@
 
 #include "vec.h"
 
-/* e^x = 2^n e^r, n = rint(x / ln 2), |r| <= ln(2)/2; e^r = 1 + r + r^2 P(r), |error| < 2^-28. The power of two is
- * multiplied in as two halves, so that subnormal results are rounded once. The argument order of max and min keeps NaN. */
+/* e^x = 2^n e^r, n = rint(x / ln 2), |r| <= ln(2)/2; e^r = 1 + r + r^2 P(r), |error| < 2^-28. The power of
+ * two is multiplied in as two halves, so that subnormal results are rounded once. The argument order of max
+ * and min keeps NaN. */
 static inline struct vec v_exp(struct vec x)
 {
     x = v_min(v_set1(89.0f), v_max(v_set1(-104.0f), x));
@@ -50,8 +51,8 @@ static inline struct vec v_tanh(struct vec x)
     struct vec small = v_fma(v_mul(x, z), p, x);
     struct vec one = v_set1(1.0f), e = v_exp(v_add(a, a));
     struct vec big = v_sub(one, v_div(v_set1(2.0f), v_add(one, e)));
-    big = v_float(iv_or(v_bits(big), iv_and(v_bits(x), iv_set1(INT32_MIN))));
-    return v_if_lt(a, v_set1(0.625f), small, big); /* NaN takes the second */
+    struct vec y = v_if_lt(a, v_set1(0.625f), small, big); /* NaN takes the second */
+    return v_float(iv_or(v_bits(y), iv_and(v_bits(x), iv_set1(INT32_MIN))));
 }
 
 static inline struct vec v_silu(struct vec x)
@@ -82,8 +83,8 @@ static inline double cpu_double(uint64_t u)
     return d;
 }
 
-/* log x = k ln 2 + log(1 + f), sqrt(1/2) <= 1 + f < sqrt 2. With s = f / (2 + f): log(1 + f) = 2 s + s R, R = s^2 P(s^2),
- * |error| < 2^-59, and since 2 s = f - s f it is f - s (f - R), whose first term is exact. */
+/* log x = k ln 2 + log(1 + f), sqrt(1/2) <= 1 + f < sqrt 2. With s = f / (2 + f): log(1 + f) = 2 s + s R, R =
+ * s^2 P(s^2), |error| < 2^-59, and since 2 s = f - s f it is f - s (f - R), whose first term is exact. */
 static inline double cpu_log(double x)
 {
     uint64_t u = cpu_bits64(x);
@@ -110,8 +111,9 @@ static inline double cpu_log(double x)
     return fma((double)k, 0x1.62e42fefa3800p-1, f - fma(-(double)k, 0x1.ef35793c76730p-45, low));
 }
 
-/* sin and cos of x + tail, |x| <= 2^31, |tail| <= 1 ulp of x: tail carries what a product rounded away. x - n pi/2 is
- * exact for the first part of pi/2 (a multiple of 2^-52 below 1), and rounds once for each of the others. */
+/* sin and cos of x + tail, |x| <= 2^31, |tail| <= 1 ulp of x: tail carries what a product rounded away. x - n
+ * pi/2 is exact for the first part of pi/2 (a multiple of 2^-52 below 1), and rounds once for each of the
+ * others. */
 static inline void cpu_sincos(double x, double tail, double *sine, double *cosine)
 {
     double n = rint(x * 0x1.45f306dc9c883p-1);

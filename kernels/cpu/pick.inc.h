@@ -1,13 +1,16 @@
-/* pick.inc.h - the sampler's chain for one row: docs/sampling.md has the definition. Included by rows_<isa>.c.
+/* pick.inc.h - the sampler's chain for one row: docs/sampling.md has the definition. Included by
+ * rows_<isa>.c.
  *
- * Nothing is sorted in full: thresholds found from the maxima of blocks of 64 logits gather a superset of what the
- * filters can keep, and a heap hands it out in order (logit descending, id ascending). Without filters, an id is looked
- * at only if its Gumbel number could still beat the best: see pick_any. Skipping is exact, never a change of result. */
+ * Nothing is sorted in full: thresholds found from the maxima of blocks of 64 logits gather a superset of
+ * what the filters can keep, and a heap hands it out in order (logit descending, id ascending). Without
+ * filters, an id is looked at only if its Gumbel number could still beat the best: see pick_any. Skipping is
+ * exact, never a change of result. */
 
 #define PICK_BLOCK 64
 #define PICK_NOISE_MAX 22.8739 /* > -log(-log(1 - 2^-33)) = 22.87385 */
 
-/* Philox4x32-10 (Salmon et al., SC 2011): counters (position, first + i, 0, 0), i < n <= 16, words out[4 i .. 4 i + 3]. */
+/* Philox4x32-10 (Salmon et al., SC 2011): counters (position, first + i, 0, 0), i < n <= 16, words out[4 i ..
+ * 4 i + 3]. */
 static inline void pick_philox(uint64_t seed, uint32_t position, uint32_t first, int n, uint32_t *out)
 {
     uint32_t c0[16], c1[16], c2[16], c3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -44,13 +47,13 @@ static double pick_gumbel(uint32_t word)
 struct pick {
     const float *l; /* [n] penalised logits */
     int32_t n, n_blocks;
-    float top;      /* their maximum */
+    float top; /* their maximum */
     const float *block;
     double temp;
     uint64_t seed;
     uint32_t position;
-    int32_t id;     /* the best so far, */
-    double score;   /* its log-probability (up to a constant of the row) plus noise */
+    int32_t id;   /* the best so far, */
+    double score; /* its log-probability (up to a constant of the row) plus noise */
 };
 
 static void pick_offer(struct pick *s, int32_t id, uint32_t word)
@@ -73,10 +76,8 @@ static void pick_offer_one(struct pick *s, int32_t id)
 static inline const float *pick_block(const float *l, int32_t n, int32_t b, float *buf)
 {
     int32_t at = b * PICK_BLOCK;
-    if (n - at >= PICK_BLOCK)
-        return l + at;
-    for (int32_t i = 0; i < PICK_BLOCK; i++)
-        buf[i] = at + i < n ? l[at + i] : -INFINITY;
+    if (n - at >= PICK_BLOCK) return l + at;
+    for (int32_t i = 0; i < PICK_BLOCK; i++) buf[i] = at + i < n ? l[at + i] : -INFINITY;
     return buf;
 }
 
@@ -104,13 +105,13 @@ static int32_t pick_first_of(const struct pick *s, float value)
     for (int32_t b = 0; b < s->n_blocks; b++)
         if (s->block[b] == value)
             for (int32_t i = b * PICK_BLOCK; i < s->n; i++)
-                if (s->l[i] == value)
-                    return i;
+                if (s->l[i] == value) return i;
     return KN_PICK_NAN;
 }
 
-/* No filter. With best the highest score so far, id v beats it only if -log u <= E = exp(z - best); and -log u >= 1 - u,
- * so 1 - u <= E must hold, which costs no logarithm. E in float carries an error far below the factor given to it. */
+/* No filter. With best the highest score so far, id v beats it only if -log u <= E = exp(z - best); and -log
+ * u >= 1 - u, so 1 - u <= E must hold, which costs no logarithm. E in float carries an error far below the
+ * factor given to it. */
 static void pick_any(struct pick *s)
 {
     pick_offer_one(s, pick_first_of(s, s->top));
@@ -118,27 +119,26 @@ static void pick_any(struct pick *s)
     float buf[PICK_BLOCK];
     uint32_t word[PICK_BLOCK];
     for (int32_t b = 0; b < s->n_blocks; b++) {
-        if ((double)s->block[b] / s->temp + PICK_NOISE_MAX < s->score)
-            continue;
+        if ((double)s->block[b] / s->temp + PICK_NOISE_MAX < s->score) continue;
         const float *l = pick_block(s->l, s->n, b, buf);
         const struct vec off = v_set1((float)(s->score - (double)s->top / s->temp));
         pick_philox(s->seed, s->position, (uint32_t)b * (PICK_BLOCK / 4), 16, word);
         for (int32_t i = 0; i < PICK_BLOCK; i += 16) {
             int32_t rest[16];
-            for (int j = 0; j < 16; j++)
-                rest[j] = (int32_t)(~word[i + j] >> 1);
-            struct vec v = v_mul(v_from_int(iv_load(rest)), v_set1(0x1p-31f)); /* <= 1 - u, up to a rounding */
+            for (int j = 0; j < 16; j++) rest[j] = (int32_t)(~word[i + j] >> 1);
+            struct vec v =
+                v_mul(v_from_int(iv_load(rest)), v_set1(0x1p-31f)); /* <= 1 - u, up to a rounding */
             struct vec e = v_exp(v_sub(v_div(v_sub(v_load(l + i), top), temp), off));
             for (uint32_t m = v_mask_ge(v_mul(e, v_set1(1.0001f)), v); m; m &= m - 1) {
                 int32_t id = b * PICK_BLOCK + i + __builtin_ctz(m);
-                if (id < s->n)
-                    pick_offer(s, id, word[id % PICK_BLOCK]);
+                if (id < s->n) pick_offer(s, id, word[id % PICK_BLOCK]);
             }
         }
     }
 }
 
-/* ---- candidates in order: a heap of 64-bit keys, smallest first = highest logit first, then lowest id ---- */
+/* ---- candidates in order: a heap of 64-bit keys, smallest first = highest logit first, then lowest id ----
+ */
 
 static inline uint64_t pick_key(float l, int32_t id)
 {
@@ -151,10 +151,8 @@ static void pick_sift(uint64_t *heap, int32_t n, int32_t i)
 {
     uint64_t x = heap[i];
     for (int32_t c; (c = 2 * i + 1) < n; i = c) {
-        if (c + 1 < n && heap[c + 1] < heap[c])
-            c++;
-        if (heap[c] >= x)
-            break;
+        if (c + 1 < n && heap[c + 1] < heap[c]) c++;
+        if (heap[c] >= x) break;
         heap[i] = heap[c];
     }
     heap[i] = x;
@@ -164,8 +162,7 @@ static int32_t pick_pop(uint64_t *heap, int32_t *n)
 {
     int32_t id = (int32_t)(heap[0] & 0xffffffffu);
     heap[0] = heap[--*n];
-    if (*n)
-        pick_sift(heap, *n, 0);
+    if (*n) pick_sift(heap, *n, 0);
     return id;
 }
 
@@ -176,8 +173,7 @@ static int32_t pick_gather(const struct pick *s, float bound, uint64_t *heap)
     float buf[PICK_BLOCK];
     bound = bound < -3.402823466e38f ? -3.402823466e38f : bound;
     for (int32_t b = 0; b < s->n_blocks; b++) {
-        if (s->block[b] < bound)
-            continue;
+        if (s->block[b] < bound) continue;
         const float *l = pick_block(s->l, s->n, b, buf);
         for (int32_t i = 0; i < PICK_BLOCK; i += 16)
             for (uint32_t m = v_mask_ge(v_load(l + i), v_set1(bound)); m; m &= m - 1) {
@@ -185,23 +181,18 @@ static int32_t pick_gather(const struct pick *s, float bound, uint64_t *heap)
                 heap[n++] = pick_key(l[j], b * PICK_BLOCK + j);
             }
     }
-    for (int32_t i = n / 2 - 1; i >= 0; i--)
-        pick_sift(heap, n, i);
+    for (int32_t i = n / 2 - 1; i >= 0; i--) pick_sift(heap, n, i);
     return n;
 }
 
 /* A bound that at least k logits reach: the k-th largest of the block maxima, each of another block. */
 static float pick_bound_k(const struct pick *s, int32_t k, uint64_t *heap)
 {
-    if (k > s->n_blocks)
-        return -INFINITY;
-    for (int32_t b = 0; b < s->n_blocks; b++)
-        heap[b] = pick_key(s->block[b], b);
+    if (k > s->n_blocks) return -INFINITY;
+    for (int32_t b = 0; b < s->n_blocks; b++) heap[b] = pick_key(s->block[b], b);
     int32_t n = s->n_blocks, b = 0;
-    for (int32_t i = n / 2 - 1; i >= 0; i--)
-        pick_sift(heap, n, i);
-    for (int32_t i = 0; i < k; i++)
-        b = pick_pop(heap, &n);
+    for (int32_t i = n / 2 - 1; i >= 0; i--) pick_sift(heap, n, i);
+    for (int32_t i = 0; i < k; i++) b = pick_pop(heap, &n);
     return s->block[b];
 }
 
@@ -221,7 +212,8 @@ static double pick_mass(const struct pick *s)
         const float *l = pick_block(s->l, s->n, b, buf);
         for (int32_t i = 0; i < PICK_BLOCK; i += 16)
             sum = v_add(sum, v_exp(v_div(v_sub(v_load(l + i), top), temp)));
-        if (b % 16 == 15 || b + 1 == s->n_blocks) { /* in double after 1024, so that small ones are not lost */
+        if (b % 16 == 15 ||
+            b + 1 == s->n_blocks) { /* in double after 1024, so that small ones are not lost */
             mass += (double)v_sum(sum);
             sum = v_zero();
         }
@@ -229,15 +221,15 @@ static double pick_mass(const struct pick *s)
     return mass;
 }
 
-/* Offer the heap's ids in order while the filters keep them. True if a filter ended it, false if the heap ran dry. */
+/* Offer the heap's ids in order while the filters keep them. True if a filter ended it, false if the heap ran
+ * dry. */
 static bool pick_walk(struct pick *s, uint64_t *heap, int32_t n, double limit, double log_min_p)
 {
     double before = 0, top = (double)s->top / s->temp;
     bool first = true;
     while (n) {
         int32_t id = pick_pop(heap, &n);
-        if (!first && (!(before < limit) || (double)s->l[id] / s->temp - top < log_min_p))
-            return true;
+        if (!first && (!(before < limit) || (double)s->l[id] / s->temp - top < log_min_p)) return true;
         first = false;
         pick_offer_one(s, id);
         before += (double)pick_weight(s, id);
@@ -278,12 +270,12 @@ static void pick_top_p(struct pick *s, const struct kn_sampler *a, uint64_t *hea
         bool last = !(bound > floor) || depth > 200.0;
         s->id = -1;
         int32_t n = pick_gather(s, (float)(last ? floor : bound), heap);
-        if (pick_walk(s, heap, n, limit, log_min_p) || last)
-            return;
+        if (pick_walk(s, heap, n, limit, log_min_p) || last) return;
     }
 }
 
-/* Copy the row and penalise each distinct id of the window once: from the original, so repeating it changes nothing. */
+/* Copy the row and penalise each distinct id of the window once: from the original, so repeating it changes
+ * nothing. */
 static bool pick_penalise(const struct kn_pick *p, int32_t row, float *copy)
 {
     const float *l = p->logits + (int64_t)row * p->n_vocab;
@@ -292,8 +284,7 @@ static bool pick_penalise(const struct kn_pick *p, int32_t row, float *copy)
     int64_t last = p->pos[row], first = last - p->sampler.repeat_last + 1;
     for (int64_t i = first < 0 ? 0 : first; i <= last; i++) {
         int32_t id = p->history[i];
-        if (id < 0 || id >= p->n_vocab)
-            return false;
+        if (id < 0 || id >= p->n_vocab) return false;
         copy[id] = l[id] > 0.0f ? l[id] / r : l[id] * r;
     }
     return true;
@@ -302,18 +293,19 @@ static bool pick_penalise(const struct kn_pick *p, int32_t row, float *copy)
 static int32_t rows_pick(const struct kn_pick *p, int32_t row, const struct cpu_pick_work *w)
 {
     const struct kn_sampler *a = &p->sampler;
-    struct pick s = { .l = p->logits + (int64_t)row * p->n_vocab, .n = p->n_vocab, .temp = (double)a->temp,
-                      .seed = a->seed, .position = (uint32_t)p->pos[row] + 1, .id = -1 };
+    struct pick s = {.l = p->logits + (int64_t)row * p->n_vocab,
+                     .n = p->n_vocab,
+                     .temp = (double)a->temp,
+                     .seed = a->seed,
+                     .position = (uint32_t)p->pos[row] + 1,
+                     .id = -1};
     s.n_blocks = (s.n + PICK_BLOCK - 1) / PICK_BLOCK;
     if (a->repeat_penalty != 1.0f && a->repeat_last > 0) {
-        if (!pick_penalise(p, row, w->logits))
-            return KN_PICK_NAN - 1;
+        if (!pick_penalise(p, row, w->logits)) return KN_PICK_NAN - 1;
         s.l = w->logits;
     }
-    if (!pick_maxima(&s, w->block))
-        return KN_PICK_NAN;
-    if (a->temp == 0.0f)
-        return pick_first_of(&s, s.top);
+    if (!pick_maxima(&s, w->block)) return KN_PICK_NAN;
+    if (a->temp == 0.0f) return pick_first_of(&s, s.top);
     double log_min_p = a->min_p > 0.0f ? cpu_log((double)a->min_p) : -INFINITY;
     if (a->top_k > 0 && a->top_k < s.n)
         pick_top_k(&s, a, w->heap, log_min_p);

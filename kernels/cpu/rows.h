@@ -1,21 +1,24 @@
 /* rows.h - inner kernels of the small operations: everything of the CPU backend but the matrix products.
  *
- * One table of functions for each instruction set, compiled from rows.inc.h, attention.inc.h and pick.inc.h. A function
- * works for one row (or one tile of rows) on the calling thread; rows.c, attention.c and pick.c check shapes and share
- * the work among threads. Nothing here allocates. */
+ * One table of functions for each instruction set, compiled from rows.inc.h, attention.inc.h and pick.inc.h.
+ * A function works for one row (or one tile of rows) on the calling thread; rows.c, attention.c and pick.c
+ * check shapes and share the work among threads. Nothing here allocates. */
 #ifndef DFLASH_CPU_ROWS_H
 #define DFLASH_CPU_ROWS_H
 
 #include "cpu.h"
 
-/* Attention cuts the keys at absolute multiples of KN_KV_SPLIT; the splits of one group of this many keys are merged in
- * ascending order, then the groups are, in ascending order. A group is the unit that threads share. */
+/* Attention cuts the keys at absolute multiples of KN_KV_SPLIT; the splits of one group of this many keys are
+ * merged in ascending order, then the groups are, in ascending order. A group is the unit that threads share.
+ */
 #define CPU_ATTN_GROUP (4 * KN_KV_SPLIT)
 #define CPU_ATTN_ROWS 16 /* rows of a tile: they share every load of a key or value */
 
-/* One kv head, one tile of rows. A query row is (row, query head): r = i * n_rep + h, i < n_rows, h < n_rep. */
+/* One kv head, one tile of rows. A query row is (row, query head): r = i * n_rep + h, i < n_rows, h < n_rep.
+ */
 struct cpu_attn_tile {
-    const float *q;       /* row i, head h at q + (i * n_head + h) * head_dim: already at the kv head's first query head */
+    const float
+        *q; /* row i, head h at q + (i * n_head + h) * head_dim: already at the kv head's first query head */
     int32_t n_rows, n_rep, n_head, head_dim;
     float scale;
     const struct kn_kv *kv;
@@ -23,7 +26,8 @@ struct cpu_attn_tile {
     const int32_t *lo, *hi; /* [n_rows] row i sees the keys at positions lo[i] <= p < hi[i] */
 };
 
-/* Floats a query row's partial result takes: the maximum, the sum, and the weighted values (from CPU_ATTN_ACC on). */
+/* Floats a query row's partial result takes: the maximum, the sum, and the weighted values (from CPU_ATTN_ACC
+ * on). */
 #define CPU_ATTN_ACC 16
 static inline size_t cpu_attn_part(int32_t head_dim)
 {
@@ -37,38 +41,42 @@ static inline size_t cpu_attn_scratch(int32_t n_rows, int32_t n_rep, int32_t hea
 }
 
 struct cpu_rope {
-    float *k, *q;               /* one row: [n_head_kv, head_dim], [n_head, head_dim] or NULL */
+    float *k, *q; /* one row: [n_head_kv, head_dim], [n_head, head_dim] or NULL */
     const float *v;
     const float *q_norm, *k_norm;
-    const float *table;         /* [n_rot/2, 2] */
+    const float *table; /* [n_rot/2, 2] */
     int32_t n_head, n_head_kv, head_dim, n_rot;
     bool interleaved;
     float eps;
     uint32_t type;
-    void *k_dst, *v_dst;        /* the slot: [n_head_kv, head_dim] of type */
+    void *k_dst, *v_dst; /* the slot: [n_head_kv, head_dim] of type */
 };
 
 struct cpu_pick_work {
-    float *logits;   /* [n_vocab] penalised copy */
-    float *block;    /* [n_vocab / 64 + 1] block maxima */
-    uint64_t *heap;  /* [n_vocab] candidates */
+    float *logits;  /* [n_vocab] penalised copy */
+    float *block;   /* [n_vocab / 64 + 1] block maxima */
+    uint64_t *heap; /* [n_vocab] candidates */
 };
 
 struct cpu_rows {
-    /* out = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). out may be x. Sum: v_dot's shape. Then x * (1/rms) * weight. */
+    /* out = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). out may be x. Sum: v_dot's shape. Then x * (1/rms)
+     * * weight. */
     void (*rms_norm)(float *out, const float *x, const float *weight, int64_t width, float eps);
     void (*scale)(float *x, int64_t n, float s);
     void (*softcap)(float *x, int64_t n, float cap);
     bool (*has_bad)(const float *x, int64_t n); /* a NaN or Inf among them */
     void (*rope)(const struct cpu_rope *);
-    /* part[r, cpu_attn_part]: the keys at positions [g * CPU_ATTN_GROUP, ...) of one group, for each query row */
+    /* part[r, cpu_attn_part]: the keys at positions [g * CPU_ATTN_GROUP, ...) of one group, for each query
+     * row */
     void (*attn_group)(const struct cpu_attn_tile *, int64_t g, float *part, float *scratch);
     /* total = total then part, in order; an empty one (sum 0 and maximum -inf) changes nothing */
     void (*attn_merge)(float *total, const float *part, int32_t head_dim);
     void (*attn_finish)(float *out, const float *total, int32_t head_dim);
-    /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the vocabulary */
+    /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the
+     * vocabulary */
     int32_t (*pick)(const struct kn_pick *, int32_t row, const struct cpu_pick_work *);
-    /* out = act(gate) * up: for tests and for callers outside the matrix products; out may be gate */
+    /* For tests: x = exp(x); out = act(gate) * up, out may be gate */
+    void (*exp)(float *x, int64_t n);
     void (*gated)(float *out, const float *gate, const float *up, int64_t n, enum kn_act act);
 };
 extern const struct cpu_rows cpu_rows_scalar, cpu_rows_avx2, cpu_rows_avx512;

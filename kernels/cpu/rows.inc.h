@@ -1,4 +1,5 @@
-/* rows.inc.h - norms, rope, soft capping and the like, over the vectors of vec.h. Included by rows_<isa>.c. */
+/* rows.inc.h - norms, rope, soft capping and the like, over the vectors of vec.h. Included by rows_<isa>.c.
+ */
 
 static void rows_rms_norm(float *out, const float *x, const float *weight, int64_t width, float eps)
 {
@@ -24,6 +25,14 @@ static void rows_scale(float *x, int64_t n, float s)
     }
 }
 
+static void rows_exp(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        int left = n - i < 16 ? (int)(n - i) : 16;
+        v_store_n(x + i, v_exp(v_load_n(x + i, left)), left);
+    }
+}
+
 static void rows_softcap(float *x, int64_t n, float cap)
 {
     struct vec c = v_set1(cap);
@@ -38,8 +47,7 @@ static bool rows_has_bad(const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i += 16) {
         struct vec a = v_load_n(x + i, n - i < 16 ? (int)(n - i) : 16);
-        if (v_mask_nan(v_sub(a, a)))
-            return true;
+        if (v_mask_nan(v_sub(a, a))) return true;
     }
     return false;
 }
@@ -54,8 +62,8 @@ static void rows_gated(float *out, const float *gate, const float *up, int64_t n
     }
 }
 
-/* Rotate the first n_rot values of a head. Scalar code in a fixed order: a cos - b sin and a sin + b cos, one product
- * rounded, the other fused. The compiler may use vectors; the bits are those of fmaf. */
+/* Rotate the first n_rot values of a head. Scalar code in a fixed order: a cos - b sin and a sin + b cos, one
+ * product rounded, the other fused. The compiler may use vectors; the bits are those of fmaf. */
 static void rows_rotate(float *x, const float *table, int32_t n_rot, bool interleaved)
 {
     int32_t half = n_rot / 2;
@@ -85,14 +93,12 @@ static void rows_rope(const struct cpu_rope *a)
     int32_t d = a->head_dim;
     for (int32_t h = 0; a->q && h < a->n_head; h++) {
         float *q = a->q + (int64_t)h * d;
-        if (a->q_norm)
-            rows_rms_norm(q, q, a->q_norm, d, a->eps);
+        if (a->q_norm) rows_rms_norm(q, q, a->q_norm, d, a->eps);
         rows_rotate(q, a->table, a->n_rot, a->interleaved);
     }
     for (int32_t h = 0; h < a->n_head_kv; h++) {
         float *k = a->k + (int64_t)h * d;
-        if (a->k_norm)
-            rows_rms_norm(k, k, a->k_norm, d, a->eps);
+        if (a->k_norm) rows_rms_norm(k, k, a->k_norm, d, a->eps);
         rows_rotate(k, a->table, a->n_rot, a->interleaved);
     }
     int64_t n = (int64_t)a->n_head_kv * d;

@@ -18,5 +18,6 @@ const struct cpu_rows cpu_rows_avx512 = {
     .attn_merge = rows_attn_merge,
     .attn_finish = rows_attn_finish,
     .pick = rows_pick,
+    .exp = rows_exp,
     .gated = rows_gated,
 };

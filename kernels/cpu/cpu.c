@@ -1,0 +1,167 @@
+/* cpu.c - the CPU backend: which instruction set, how many threads, memory, and the table of its operations.
+ */
+#include "cpu.h"
+#include "rows.h"
+
+#include <omp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CPU_MAX_THREADS 1024
+
+const struct cpu_isa cpu_isa_scalar = {"scalar", &cpu_rows_scalar, &cpu_mm_scalar};
+const struct cpu_isa cpu_isa_avx2 = {"avx2", &cpu_rows_avx2, &cpu_mm_avx2};
+const struct cpu_isa cpu_isa_avx512 = {"avx512", &cpu_rows_avx512, &cpu_mm_avx512};
+
+int cpu_fail(struct cpu_backend *be, int code, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(be->head.message, sizeof be->head.message, fmt, ap);
+    va_end(ap);
+    return code;
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+static int choose_isa(const struct cpu_isa **isa, const char *name, char *msg, size_t n)
+{
+    if (!name || !strcmp(name, "auto")) {
+        *isa = has_avx512() ? &cpu_isa_avx512 : has_avx2() ? &cpu_isa_avx2 : &cpu_isa_scalar;
+        return 0;
+    }
+    if (!strcmp(name, "scalar")) {
+        *isa = &cpu_isa_scalar;
+        return 0;
+    }
+    if (strcmp(name, "avx2") && strcmp(name, "avx512")) {
+        snprintf(msg, n, "instruction set %s: unknown (expected auto, scalar, avx2 or avx512)", name);
+        return KN_EINVAL;
+    }
+    bool wide = !strcmp(name, "avx512");
+    if (!(wide ? has_avx512() : has_avx2())) {
+        snprintf(msg, n, "instruction set %s: not supported by this processor (needs %s)", name,
+                 wide ? "avx512f, bw, vl, dq and vnni" : "avx2, fma and f16c");
+        return KN_EDEVICE;
+    }
+    *isa = wide ? &cpu_isa_avx512 : &cpu_isa_avx2;
+    return 0;
+}
+
+/* ---- memory ---- */
+
+static void *cpu_alloc(struct kn_backend *be, size_t bytes)
+{
+    size_t rounded = (bytes ? bytes + 63 : 64) & ~(size_t)63;
+    void *p = rounded >= bytes ? aligned_alloc(64, rounded) : NULL;
+    if (!p) {
+        cpu_fail(cpu_of(be), KN_EMEM, "out of memory (%zu bytes)", bytes);
+        return NULL;
+    }
+    return memset(p, 0, rounded);
+}
+
+static void cpu_free(struct kn_backend *be, void *p)
+{
+    (void)be;
+    free(p);
+}
+
+static int cpu_move(struct kn_backend *be, void *dst, const void *src, size_t bytes)
+{
+    (void)be;
+    if (bytes) memmove(dst, src, bytes);
+    return 0;
+}
+
+static int cpu_sync(struct kn_backend *be)
+{
+    (void)be;
+    return 0;
+}
+
+static int cpu_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head,
+                       int32_t head_dim)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    if (n < 1 || n_in < 0 || n_vocab < 0 || n_vocab > INT32_MAX || n_head < 0 || head_dim < 0)
+        return cpu_fail(be, KN_EINVAL, "reserve: bad shape (%d rows, %lld in, %lld logits, %d heads of %d)",
+                        n, (long long)n_in, (long long)n_vocab, n_head, head_dim);
+    size_t a = cpu_attention_scratch(be, n, n_head, head_dim), b = cpu_pick_scratch(be, n, n_vocab);
+    size_t bytes = ((a > b ? a : b) + 63) & ~(size_t)63;
+    if (bytes > be->scratch_rows_bytes) {
+        void *p = aligned_alloc(64, bytes);
+        if (!p) return cpu_fail(be, KN_EMEM, "out of memory (%zu bytes of scratch)", bytes);
+        free(be->scratch_rows);
+        be->scratch_rows = p;
+        be->scratch_rows_bytes = bytes;
+    }
+    return cpu_mm_reserve(be, n, n_in);
+}
+
+static const struct kn_ops cpu_ops = {
+    .name = "cpu",
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .upload = cpu_move,
+    .download = cpu_move,
+    .copy = cpu_move,
+    .sync = cpu_sync,
+    .reserve = cpu_reserve,
+    .weight_load = cpu_weight_load,
+    .weight_free = cpu_weight_free,
+    .embed = cpu_embed,
+    .rope_table = cpu_rope_table,
+    .rms_norm = cpu_rms_norm,
+    .linear = cpu_linear,
+    .norm_linear = cpu_norm_linear,
+    .norm_gated = cpu_norm_gated,
+    .rope_store = cpu_rope_store,
+    .attention = cpu_attention,
+    .tap = cpu_tap,
+    .softcap = cpu_softcap,
+    .pick = cpu_pick,
+    .find_bad = cpu_find_bad,
+};
+
+int cpu_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_t n)
+{
+    const struct cpu_isa *isa;
+    int rc = choose_isa(&isa, o->isa, msg, n);
+    if (rc) return rc;
+    if (o->threads < 0 || o->threads > CPU_MAX_THREADS) {
+        snprintf(msg, n, "threads: %d (expected 1 to %d, or 0 for all processors)", o->threads,
+                 CPU_MAX_THREADS);
+        return KN_EINVAL;
+    }
+    struct cpu_backend *be = calloc(1, sizeof *be);
+    if (!be) {
+        snprintf(msg, n, "out of memory (%zu bytes)", sizeof *be);
+        return KN_EMEM;
+    }
+    be->head.op = &cpu_ops;
+    be->isa = isa;
+    be->threads = o->threads ? o->threads : omp_get_num_procs();
+    *out = (struct kn_backend *)be;
+    return 0;
+}
+
+void cpu_close(struct kn_backend *kb)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    free(be->scratch);
+    free(be->scratch_rows);
+    free(be);
+}

@@ -1,0 +1,78 @@
+/* pick.c - sampling: argument checks, and one row a thread at a time. The chain itself is in pick.inc.h. */
+#include "cpu.h"
+#include "rows.h"
+
+#include <omp.h>
+
+static size_t round64(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
+/* A thread's scratch: a penalised copy, the block maxima, the heap. */
+static size_t thread_bytes(int64_t n_vocab)
+{
+    size_t v = (size_t)n_vocab;
+    return round64(v * sizeof(float)) + round64((v / 64 + 1) * sizeof(float)) +
+           round64((v + 64) * sizeof(uint64_t));
+}
+
+static int pick_threads(const struct cpu_backend *be, int32_t n)
+{
+    int t = n < be->threads ? n : be->threads;
+    return t < 16 ? t : 16;
+}
+
+size_t cpu_pick_scratch(const struct cpu_backend *be, int32_t n, int64_t n_vocab)
+{
+    return (size_t)pick_threads(be, n) * thread_bytes(n_vocab);
+}
+
+static int check(struct cpu_backend *be, const struct kn_pick *p)
+{
+    const struct kn_sampler *s = &p->sampler;
+    if (p->n < 1 || p->n_vocab < 1)
+        return cpu_fail(be, KN_EINVAL, "pick: %d rows of %d logits", p->n, p->n_vocab);
+    if (!(s->temp >= 0.0f) || s->temp - s->temp != 0.0f)
+        return cpu_fail(be, KN_EINVAL, "pick: temperature %g (expected 0 or more)", (double)s->temp);
+    if (!(s->top_p >= 0.0f && s->top_p <= 1.0f) || !(s->min_p >= 0.0f && s->min_p <= 1.0f))
+        return cpu_fail(be, KN_EINVAL, "pick: top-p %g, min-p %g (expected 0 to 1)", (double)s->top_p,
+                        (double)s->min_p);
+    if (s->top_k < 0 || s->repeat_last < 0)
+        return cpu_fail(be, KN_EINVAL, "pick: top-k %d, repeat-last %d (expected 0 or more)", s->top_k,
+                        s->repeat_last);
+    if (!(s->repeat_penalty > 0.0f) || s->repeat_penalty - s->repeat_penalty != 0.0f)
+        return cpu_fail(be, KN_EINVAL, "pick: repeat penalty %g (expected more than 0)",
+                        (double)s->repeat_penalty);
+    for (int32_t i = 0; i < p->n; i++)
+        if (p->pos[i] < 0) return cpu_fail(be, KN_EINVAL, "pick: position %d in row %d", p->pos[i], i);
+    return 0;
+}
+
+int cpu_pick(struct kn_backend *kb, const struct kn_pick *p)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    int rc = check(be, p);
+    if (rc) return rc;
+    size_t per = thread_bytes(p->n_vocab), need = cpu_pick_scratch(be, p->n, p->n_vocab);
+    if (need > be->scratch_rows_bytes)
+        return cpu_fail(be, KN_EINVAL,
+                        "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", p->n,
+                        p->n_vocab, need, be->scratch_rows_bytes);
+    int32_t outside = -1;
+#pragma omp parallel for schedule(dynamic) num_threads(pick_threads(be, p->n)) reduction(max : outside)
+    for (int32_t i = 0; i < p->n; i++) {
+        char *at = (char *)be->scratch_rows + (size_t)omp_get_thread_num() * per;
+        size_t v = (size_t)p->n_vocab;
+        struct cpu_pick_work w = {.logits = (float *)at};
+        w.block = (float *)(at + round64(v * sizeof(float)));
+        w.heap = (uint64_t *)(at + round64(v * sizeof(float)) + round64((v / 64 + 1) * sizeof(float)));
+        int32_t id = be->isa->rows->pick(p, i, &w);
+        if (id < KN_PICK_NAN) outside = i;
+        p->out[i] = id;
+    }
+    if (outside >= 0)
+        return cpu_fail(be, KN_EINVAL, "pick: the history before position %d holds a token outside 0 to %d",
+                        p->pos[outside] + 1, p->n_vocab - 1);
+    return 0;
+}

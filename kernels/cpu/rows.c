@@ -1,0 +1,157 @@
+/* rows.c - the small operations: shape checks, and rows shared among threads. A call that is too small to pay
+ * for waking threads runs on the caller's alone; a row's bits do not know the difference. */
+#include "cpu.h"
+#include "rows.h"
+#include "math.h"
+
+#include <omp.h>
+
+#define SHARE (1 << 16) /* elements from which several threads are woken */
+
+int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
+              float scale)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    const struct cpu_rows *rows = be->isa->rows;
+    size_t bytes = kn_row_bytes(table->type, table->n_in);
+    int64_t n_in = table->n_in;
+    if (!table->rows || !bytes)
+        return cpu_fail(be, KN_EINVAL, "embed: the table has no rows (it was not loaded with KN_USE_ROWS)");
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= table->n_out)
+            return cpu_fail(be, KN_EINVAL, "embed: token %d in row %d (expected 0 to %lld)", ids[i], i,
+                            (long long)table->n_out - 1);
+    int rc = 0;
+#pragma omp parallel for schedule(static) num_threads(be->threads) if (n > 1 && n * n_in >= SHARE)           \
+    reduction(min                                                                                            \
+              : rc)
+    for (int32_t i = 0; i < n; i++) {
+        int r = kn_decode_row(table->type, (const char *)table->rows + (size_t)ids[i] * bytes, out + i * n_in,
+                              n_in);
+        rc = r < rc ? r : rc;
+        if (!r && scale != 1.0f) rows->scale(out + i * n_in, n_in, scale);
+    }
+    if (rc) {
+        const struct kn_type_info *t = kn_type_info(table->type);
+        return cpu_fail(be, rc, "embed: rows of type %s cannot be decoded", t ? t->name : "?");
+    }
+    return 0;
+}
+
+int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
+                   int32_t n_rot)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    int32_t half = n_rot / 2;
+    if (n_rot < 2 || n_rot % 2)
+        return cpu_fail(be, KN_EINVAL, "rope_table: n_rot %d (expected an even number)", n_rot);
+    for (int32_t j = 0; j < half; j++)
+        if (!(fabs(freq[j]) <= 1.0))
+            return cpu_fail(be, KN_EINVAL, "rope_table: frequency %d is %g (expected at most 1)", j, freq[j]);
+#pragma omp parallel for schedule(static)                                                                    \
+    num_threads(be->threads) if (n > 1 && (int64_t)n * n_rot >= SHARE / 8)
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t j = 0; j < half; j++) {
+            double p = (double)pos[i], x = p * freq[j], s, c;
+            cpu_sincos(x, fma(p, freq[j], -x), &s, &c);
+            out[((int64_t)i * half + j) * 2] = (float)c;
+            out[((int64_t)i * half + j) * 2 + 1] = (float)s;
+        }
+    return 0;
+}
+
+int cpu_rms_norm(struct kn_backend *kb, float *out, const float *x, const float *weight, int32_t n,
+                 int64_t width, float eps)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    const struct cpu_rows *rows = be->isa->rows;
+    if (width < 1) return cpu_fail(be, KN_EINVAL, "rms_norm: width %lld", (long long)width);
+#pragma omp parallel for schedule(static) num_threads(be->threads) if (n > 1 && n * width >= SHARE)
+    for (int32_t i = 0; i < n; i++) rows->rms_norm(out + i * width, x + i * width, weight, width, eps);
+    return 0;
+}
+
+int cpu_check_kv(struct cpu_backend *be, const char *op, const struct kn_kv *kv)
+{
+    if (kv->type != KN_F16 && kv->type != KN_BF16 && kv->type != KN_F32)
+        return cpu_fail(be, KN_ETYPE, "%s: KV type %u (expected F16, BF16 or F32)", op, kv->type);
+    if (kv->cap < KN_KV_SPLIT || kv->cap % KN_KV_SPLIT)
+        return cpu_fail(be, KN_EINVAL, "%s: KV ring of %d (expected a multiple of %d)", op, kv->cap,
+                        KN_KV_SPLIT);
+    if (kv->head_dim < 16 || kv->head_dim % 16 || kv->n_head_kv < 1)
+        return cpu_fail(be, KN_ETYPE, "%s: %d KV heads of %d (expected a head size that 16 divides)", op,
+                        kv->n_head_kv, kv->head_dim);
+    return 0;
+}
+
+int cpu_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    const struct cpu_rows *rows = be->isa->rows;
+    const struct kn_kv *kv = a->kv;
+    int rc = cpu_check_kv(be, "rope_store", kv);
+    if (rc) return rc;
+    if (a->n_rot < 0 || a->n_rot % 2 || a->n_rot > kv->head_dim)
+        return cpu_fail(be, KN_EINVAL, "rope_store: n_rot %d (expected even, at most %d)", a->n_rot,
+                        kv->head_dim);
+    if (a->n > kv->cap)
+        return cpu_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n, kv->cap);
+    for (int32_t i = 0; i < a->n; i++)
+        if (a->pos[i] < 0) return cpu_fail(be, KN_EINVAL, "rope_store: position %d in row %d", a->pos[i], i);
+    const int64_t d = kv->head_dim, slot = kv->n_head_kv * d,
+                  work = a->n * (slot * 2 + (a->q ? a->n_head * d : 0));
+    const size_t slot_bytes = (size_t)slot * (kv->type == KN_F32 ? 4 : 2);
+#pragma omp parallel for schedule(static) num_threads(be->threads) if (a->n > 1 && work >= SHARE)
+    for (int32_t i = 0; i < a->n; i++) {
+        size_t at = (size_t)(a->pos[i] % kv->cap) * slot_bytes;
+        struct cpu_rope r = {
+            .k = a->k + i * slot,
+            .q = a->q ? a->q + i * a->n_head * d : NULL,
+            .v = a->v + i * slot,
+            .q_norm = a->q_norm,
+            .k_norm = a->k_norm,
+            .table = a->table + (int64_t)i * a->n_rot,
+            .n_head = a->n_head,
+            .n_head_kv = kv->n_head_kv,
+            .head_dim = kv->head_dim,
+            .n_rot = a->n_rot,
+            .interleaved = a->interleaved,
+            .eps = a->eps,
+            .type = kv->type,
+            .k_dst = (char *)kv->k + at,
+            .v_dst = (char *)kv->v + at,
+        };
+        rows->rope(&r);
+    }
+    return 0;
+}
+
+int cpu_tap(struct kn_backend *kb, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
+            int64_t width)
+{
+    if (offset < 0 || width < 0 || offset + width > stride)
+        return cpu_fail(cpu_of(kb), KN_EINVAL, "tap: %lld values at %lld of a row of %lld", (long long)width,
+                        (long long)offset, (long long)stride);
+    for (int32_t i = 0; i < n; i++)
+        memcpy(dst + i * stride + offset, x + i * width, (size_t)width * sizeof(float));
+    return 0;
+}
+
+int cpu_softcap(struct kn_backend *kb, float *x, int64_t count, float cap)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    if (!(cap > 0.0f)) return cpu_fail(be, KN_EINVAL, "softcap: %g (expected more than 0)", (double)cap);
+    const int64_t piece = 4096;
+#pragma omp parallel for schedule(static) num_threads(be->threads) if (count >= SHARE)
+    for (int64_t i = 0; i < count; i += piece)
+        be->isa->rows->softcap(x + i, count - i < piece ? count - i : piece, cap);
+    return 0;
+}
+
+int cpu_find_bad(struct kn_backend *kb, const float *x, int32_t n, int64_t width, int32_t *bad)
+{
+    *bad = -1;
+    for (int32_t i = 0; i < n && *bad < 0; i++)
+        if (cpu_of(kb)->isa->rows->has_bad(x + i * width, width)) *bad = i;
+    return 0;
+}
