@@ -1,0 +1,161 @@
+/* tok_fixture.h - vocabularies for the tokenizer's tests: through a GGUF file, as every program gets them. */
+#ifndef TOK_FIXTURE_H
+#define TOK_FIXTURE_H
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "../../common/io.h"
+#include "../../common/tokenizer_priv.h"
+
+struct model {
+    struct gguf *g;
+    struct tokenizer *t;
+};
+
+static inline void must(int rc, const struct err *e)
+{
+    if (rc) fail_msg("%s", e->msg);
+}
+
+static inline char *read_data(const char *name, size_t *n)
+{
+    char path[512];
+    struct io_map m;
+    struct err e = {0};
+    snprintf(path, sizeof path, TEST_DATA "/%s", name);
+    must(io_map_open(&m, path, &e), &e);
+    char *p = malloc(m.size + 1);
+    assert_non_null(p);
+    memcpy(p, m.data, m.size);
+    p[m.size] = 0;
+    *n = m.size;
+    io_map_close(&m);
+    return p;
+}
+
+/* Write the keys of w to a file and open it. Frees w. */
+static inline struct gguf *through_file(struct gguf_writer *w)
+{
+    struct err e = {0};
+    struct io_out o = {0};
+    struct gguf *g;
+    const char *dir = getenv("TMPDIR");
+    char path[512];
+    snprintf(path, sizeof path, "%s/test_tokenizer_%ld.gguf", dir ? dir : P_tmpdir, (long)getpid());
+    must(io_out_open(&o, path, true, NULL, 0, &e), &e);
+    must(gguf_write_header(w, &o, &e), &e);
+    must(gguf_write_end(w, &o, &e), &e);
+    must(io_out_commit(&o, &e), &e);
+    gguf_writer_free(w);
+    must(gguf_open(&g, path, &e), &e);
+    unlink(path);
+    return g;
+}
+
+static inline void open_fixture(struct model *m, const char *pre)
+{
+    struct err e = {0};
+    struct gguf_writer *w;
+    struct tok_hf f = {0};
+    char name[64];
+    snprintf(name, sizeof name, "tok_%s.json", pre);
+    char *json = read_data(name, &f.size[0]);
+    f.text[0] = json;
+    must(gguf_writer_new(&w, &e), &e);
+    must(tok_import_texts(w, &f, 700, &e), &e);
+    free(json);
+    m->g = through_file(w);
+    must(tok_open(&m->t, m->g, &e), &e);
+}
+
+static inline void close_model(struct model *m)
+{
+    tok_close(m->t);
+    gguf_close(m->g);
+}
+
+/* A growing result of either direction. */
+struct result {
+    int32_t *ids;
+    uint8_t *bytes;
+    size_t n, cap;
+    size_t calls;
+    size_t ends[256]; /* where writes of bytes ended, the first 256 */
+};
+
+static inline int take_ids(void *ctx, const int32_t *ids, size_t n, struct err *e)
+{
+    struct result *r = ctx;
+    (void)e;
+    if (r->n + n > r->cap) {
+        r->cap = 2 * (r->n + n);
+        r->ids = realloc(r->ids, r->cap * sizeof *ids);
+        assert_non_null(r->ids);
+    }
+    memcpy(r->ids + r->n, ids, n * sizeof *ids);
+    r->n += n;
+    r->calls++;
+    return 0;
+}
+
+static inline int take_bytes(void *ctx, const void *bytes, size_t n, struct err *e)
+{
+    struct result *r = ctx;
+    (void)e;
+    if (r->n + n > r->cap) {
+        r->cap = 2 * (r->n + n);
+        r->bytes = realloc(r->bytes, r->cap);
+        assert_non_null(r->bytes);
+    }
+    memcpy(r->bytes + r->n, bytes, n);
+    r->n += n;
+    if (r->calls < 256) r->ends[r->calls] = r->n;
+    r->calls++;
+    return 0;
+}
+
+static inline void encode(struct tok_encoder *x, const void *p, size_t n, bool end, struct result *r)
+{
+    struct err e = {0};
+    must(tok_encode(x, p, n, end, take_ids, r, &e), &e);
+}
+
+static inline void encode_all(const struct tokenizer *t, bool special, bool normalize, const void *p,
+                              size_t n, struct result *r)
+{
+    struct err e = {0};
+    struct tok_encoder *x;
+    must(tok_encoder_new(&x, t, special, normalize, &e), &e);
+    encode(x, p, n, true, r);
+    tok_encoder_free(x);
+}
+
+static inline void decode_all(const struct tokenizer *t, bool special, const int32_t *ids, size_t n,
+                              struct result *r)
+{
+    struct err e = {0};
+    struct tok_decoder *x;
+    must(tok_decoder_new(&x, t, special, &e), &e);
+    must(tok_decode(x, ids, n, true, take_bytes, r, &e), &e);
+    tok_decoder_free(x);
+}
+
+static inline void free_result(struct result *r)
+{
+    free(r->ids);
+    free(r->bytes);
+    memset(r, 0, sizeof *r);
+}
+
+static inline uint32_t rnd(uint64_t *s)
+{
+    *s = *s * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*s >> 33);
+}
+
+#endif
