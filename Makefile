@@ -60,7 +60,8 @@ all: check-layers $(LIB) $(PROGRAMS)
 # Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
 $(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
 $(OBJ)/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
-$(OBJ)/kernels/%.o: CFLAGS_OPT := -O3
+# The sanitizers' checks in unrolled kernels take -O3 minutes a file.
+$(OBJ)/kernels/%.o: CFLAGS_OPT := $(if $(SANITIZE),-O1,-O3)
 
 $(OBJ)/%.o: %.c
 	@mkdir -p $(@D)
