@@ -24,7 +24,7 @@ endif
 TOOLS := convert quantize inspect tokenize prefill generate bench
 
 # No -ffast-math, no contraction: the same bits on every machine. Fused multiply-adds are written out.
-CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
+CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-psabi \
                -ffp-contract=off -fno-math-errno -fopenmp -MMD -MP
 ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
@@ -62,6 +62,7 @@ $(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
 $(OBJ)/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
 # The sanitizers' checks in unrolled kernels take -O3 minutes a file.
 $(OBJ)/kernels/%.o: CFLAGS_OPT := $(if $(SANITIZE),-O1,-O3)
+$(OBJ)/kernels/cpu/%_scalar.o: CFLAGS_ISA := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=alignment$(comma)object-size$(comma)null$(comma)bounds)
 
 $(OBJ)/%.o: %.c
 	@mkdir -p $(@D)
