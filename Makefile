@@ -160,6 +160,14 @@ $(BUILD)/test/make_malformed: test/make_malformed.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< -o $@
 
+# Speed and error of the block codecs, one core: FILE=weights.f32 for data of your own.
+.PHONY: bench-quant
+bench-quant: $(BUILD)/test/bench_quant
+	$< $(FILE)
+$(BUILD)/test/bench_quant: test/bench/bench_quant.c $(LIB)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
 .PHONY: clean
 clean:
 	rm -rf build build-*
