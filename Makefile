@@ -104,6 +104,15 @@ $(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
 unit: $(UNIT_BIN)
 	@bad=0; for t in $(UNIT_BIN); do $$t || bad=1; done; exit $$bad
 
+# Benchmarks of single parts: test/bench/bench_*.c.
+$(BUILD)/bench/%: test/bench/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
+.PHONY: bench-mm
+bench-mm: $(BUILD)/bench/bench_mm
+	$(BUILD)/bench/bench_mm
+
 # The float64 reference (test/reference) and the trained pair in every weight type the tests use.
 $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/reference/oracle.h $(LIB)
 	@mkdir -p $(@D)

@@ -189,13 +189,18 @@ static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
     for (int64_t b = 0; b < nb; b++) {
         const uint8_t *scales = p;
         p += 16 * LANES;
-        vi isum[MM_TILE_MAX], msum[MM_TILE_MAX];
+        vi isum[MM_TILE_MAX];
+        /* First -32 * sc * (sum of q) for all 16 sub-blocks, so that no second set of sums is live in the long loop. */
         UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
-        UNROLL for (int t = 0; t < T; t++) msum[t] = vi_zero();
+        UNROLL for (int i = 0; i < 8; i++)
+        {
+            const vi pair = vi_from_s8_pairs(scales + i * 2 * LANES);
+            UNROLL for (int t = 0; t < T; t++) isum[t] = vi_dot2(isum[t], pair, s16 + (i * T + t) * 4);
+        }
+        UNROLL for (int t = 0; t < T; t++) isum[t] = vi_sub(vi_zero(), vi_shl(isum[t], 5));
         for (int i = 0; i < 8; i++) {
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
             const vi pair = vi_from_s8_pairs(scales + i * 2 * LANES);
-            UNROLL for (int t = 0; t < T; t++) msum[t] = vi_dot2(msum[t], pair, s16 + (i * T + t) * 4);
             UNROLL for (int j = 0; j < 2; j++)
             {
                 vi dot[MM_TILE_MAX];
@@ -220,8 +225,7 @@ static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
         const vf d = vf_from_f16(tail);
         UNROLL for (int t = 0; t < T; t++)
         {
-            const vi sum = vi_sub(isum[t], vi_shl(msum[t], 5));
-            acc[t] = vf_fma(vf_cvt(sum), vf_mul(d, vf_bcast(da + t)), acc[t]);
+            acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         }
         tail += 2 * LANES;
         s16 += 32 * T;
