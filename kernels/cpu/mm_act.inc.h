@@ -84,18 +84,16 @@ static void act_q32(uint8_t *act, const float *x, int64_t n_in, int t, int T)
 static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
 {
     const int64_t nb = n_in / 256;
-    int16_t *s16 = (int16_t *)(act + n_in * T) + 2 * t, *s32 = s16 + n_in / 16 * T;
-    float *d = (float *)(act + (n_in + n_in / 8 + n_in / 16) * T) + t;
+    int16_t *s32 = (int16_t *)(act + n_in * T) + 2 * t;
+    int32_t *n16 = (int32_t *)(act + (n_in + n_in / 16) * T) + t;
+    float *d = (float *)(act + (n_in + n_in / 16 + n_in / 4) * T) + t;
     int8_t q[256] = {0};
     int16_t sum[16] = {0};
     for (int64_t b = 0; b < nb; b++) {
         d[b * T] = x ? act_round(q, x + 256 * b, 256) : 0.0f;
         if (x) act_sums(sum, q, 256);
         act_spread(act + 256 * b * T, q, 256, t, T);
-        for (int j = 0; j < 8; j++, s16 += 2 * T) {
-            s16[0] = sum[2 * j];
-            s16[1] = sum[2 * j + 1];
-        }
+        for (int j = 0; j < 16; j++, n16 += T) *n16 = -32 * sum[j];
         for (int j = 0; j < 4; j++, s32 += 2 * T) {
             s32[0] = (int16_t)(sum[4 * j] + sum[4 * j + 1]);
             s32[1] = (int16_t)(sum[4 * j + 2] + sum[4 * j + 3]);
