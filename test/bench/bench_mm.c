@@ -1,10 +1,10 @@
-/* bench_mm.c - the CPU's matrix products against the memory they stream: each weight type at 1 to 128 rows, and the step
- * of a Qwen3-0.6B in Q4_K_M made of its matrices (no attention, no sampling).
+/* bench_mm.c - the CPU's matrix products against the memory they stream: each weight type at 1 to 128 rows,
+ * and the step of a Qwen3-0.6B in Q4_K_M made of its matrices (no attention, no sampling).
  *
- *   bench_mm [--isa NAME] [--threads N] [--cpu] [--types] [--step] [--seconds S]
+ *   bench_mm [--isa NAME] [--threads N] [--rows N,N..] [--cpu] [--types] [--step] [--seconds S]
  *
- * Times are the minimum of the repetitions that fit in S seconds a line; the read bandwidth is the best of a plain
- * multi-threaded read loop, measured again before every table, because neighbours change it. */
+ * Times are the minimum of the repetitions that fit in S seconds a line; the read bandwidth is the best of a
+ * plain multi-threaded read loop, measured again before every table, because neighbours change it. */
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,7 @@
 
 static int threads = 0;
 static double seconds = 0.4;
-static const int row_counts[] = {1, 2, 4, 8, 16, 32, 64, 128};
-#define N_ROWS (int)(sizeof row_counts / sizeof *row_counts)
+static int row_counts[16] = {1, 2, 4, 8, 16, 32, 64, 128}, n_counts = 8;
 #define ROWS_MAX 128
 
 /* Wall clock, or with --cpu the process's CPU time over its threads: what one thread (or several, with
@@ -84,7 +83,8 @@ static uint8_t *random_file(uint32_t type, int64_t n_in, int64_t n_out)
     }
     for (size_t i = 0; t->block > 1 && i < bytes; i += t->bytes) {
         memcpy(p + i + (type == KN_Q6_K ? 208 : 0), &d, 2);
-        if (type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q4_K || type == KN_Q5_K) memcpy(p + i + 2, &d, 2);
+        if (type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q4_K || type == KN_Q5_K)
+            memcpy(p + i + 2, &d, 2);
     }
     return p;
 }
@@ -114,7 +114,8 @@ static void ok(struct kn_backend *be, int e)
 static void bench_type(struct kn_backend *be, uint32_t type)
 {
     enum { IN = 1024, W = 8 };
-    const int64_t n_out = (int64_t)((12u << 20) / kn_row_bytes(type, IN)) / 16 * 16; /* 12 MB each, 96 MB in all */
+    const int64_t n_out =
+        (int64_t)((12u << 20) / kn_row_bytes(type, IN)) / 16 * 16; /* 12 MB each, 96 MB in all */
     struct kn_weight w[W];
     float *x = rows(be, IN), *out = rows(be, n_out);
     const double bw = read_bandwidth();
@@ -126,7 +127,7 @@ static void bench_type(struct kn_backend *be, uint32_t type)
     printf("%-5s [%d, %d] x %d, %.0f MB; read loop %.1f GB/s\n", kn_type_info(type)->name, (int)n_out, IN, W,
            (double)bytes / 1e6, bw / 1e9);
     double one = 0;
-    for (int r = 0; r < N_ROWS; r++) {
+    for (int r = 0; r < n_counts; r++) {
         double best = 1e9, spent = 0;
         for (int i = 0; i < 2 || spent < seconds; i++) {
             const double t = now();
@@ -153,8 +154,8 @@ struct layer {
     struct kn_weight q, k, v, o, gate, up, down;
 };
 
-static void step(struct kn_backend *be, struct layer *l, struct kn_weight *head, float *x, float *wide, float *kv,
-                 float *logits, const float *norm, int n, int head_rows)
+static void step(struct kn_backend *be, struct layer *l, struct kn_weight *head, float *x, float *wide,
+                 float *kv, float *logits, const float *norm, int n, int head_rows)
 {
     for (int i = 0; i < LAYERS; i++) {
         float *out[3] = {wide, kv, kv + ROWS_MAX * KV};
@@ -187,13 +188,14 @@ static void bench_step(struct kn_backend *be)
     }
     load(be, &head, KN_Q6_K, EMBD, VOCAB);
     bytes += head.packed_bytes;
-    float *x = rows(be, EMBD), *wide = rows(be, FF), *kv = rows(be, 2 * KV), *norm = rows(be, EMBD), *logits = rows(be, VOCAB);
+    float *x = rows(be, EMBD), *wide = rows(be, FF), *kv = rows(be, 2 * KV), *norm = rows(be, EMBD),
+          *logits = rows(be, VOCAB);
     const double bw = read_bandwidth(), macs = 28.0 * EMBD * (2 * HEADS + 2 * KV + 3 * FF);
     printf("Qwen3-0.6B Q4_K_M, matrices only: %.1f MB; read loop %.1f GB/s\n", (double)bytes / 1e6, bw / 1e9);
     double one = 0;
-    for (int r = 0; r <= N_ROWS; r++) {
+    for (int r = 0; r <= n_counts; r++) {
         /* The last line: a prompt of 128, the head for its last row only. */
-        const int n = r < N_ROWS ? row_counts[r] : 128, h = r < N_ROWS ? n : 1;
+        const int n = r < n_counts ? row_counts[r] : 128, h = r < n_counts ? n : 1;
         double best = 1e9, spent = 0;
         for (int i = 0; i < 2 || spent < 2 * seconds; i++) {
             for (int64_t k = 0; k < ROWS_MAX * EMBD; k++) x[k] = (float)(k % 255) / 127.0f - 1.0f;
@@ -204,11 +206,20 @@ static void bench_step(struct kn_backend *be)
             spent += e;
         }
         if (r == 0) one = best;
-        printf("  %3d rows, head for %3d %8.2f ms %6.1f GB/s (%.2f) %7.1f GMAC/s  %5.2f steps %7.1f rows/s\n", n, h,
-               best * 1e3, (double)bytes / best / 1e9, (double)bytes / best / bw,
+        printf("  %3d rows, head for %3d %8.2f ms %6.1f GB/s (%.2f) %7.1f GMAC/s  %5.2f steps %7.1f rows/s\n",
+               n, h, best * 1e3, (double)bytes / best / 1e9, (double)bytes / best / bw,
                (macs * n + (double)EMBD * VOCAB * h) / best / 1e9, best / one, n / best);
     }
     printf("  read loop after: %.1f GB/s\n", read_bandwidth() / 1e9);
+}
+
+static void parse_rows(char *list)
+{
+    n_counts = 0;
+    for (char *s = strtok(list, ","); s && n_counts < 16; s = strtok(NULL, ",")) {
+        row_counts[n_counts] = atoi(s);
+        if (row_counts[n_counts] < 1 || row_counts[n_counts++] > ROWS_MAX) die("--rows: 1 to 128");
+    }
 }
 
 int main(int argc, char **argv)
@@ -226,6 +237,8 @@ int main(int argc, char **argv)
             o.threads = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--seconds") && i + 1 < argc)
             seconds = atof(argv[++i]);
+        else if (!strcmp(argv[i], "--rows") && i + 1 < argc)
+            parse_rows(argv[++i]);
         else if (!strcmp(argv[i], "--cpu"))
             cpu_time = true;
         else if (!strcmp(argv[i], "--types"))
@@ -233,7 +246,8 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--step"))
             do_step = true;
         else {
-            fprintf(stderr, "usage: bench_mm [--isa NAME] [--threads N] [--cpu] [--types] [--step] [--seconds S]\n");
+            fprintf(stderr, "usage: bench_mm [--isa NAME] [--threads N] [--rows N,N..] [--cpu] [--types] "
+                            "[--step] [--seconds S]\n");
             return 2;
         }
     }
