@@ -95,8 +95,8 @@ static int make_plan(struct work *k, struct err *e)
 {
     const int64_t n = (int64_t)k->in->n_tensors;
     char arch[128];
-    struct quant_model m;
-    if (read_model(k->in, arch, &m, e)) return -1;
+    struct quant_model m = {0};
+    if (k->recipe == QUANT_Q4_K_M && read_model(k->in, arch, &m, e)) return -1; /* plain types ask no model */
     struct quant_tensor *t = mem_calloc((size_t)n + 1, sizeof *t);
     k->to = mem_calloc((size_t)n + 1, sizeof *k->to);
     k->override = mem_calloc((size_t)override_args.n + 1, sizeof *k->override);
@@ -215,12 +215,12 @@ static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struc
         const int64_t rows = n_rows - r < step ? n_rows - r : step;
         rc = quant_rows(t->name, t->type, t->data + (size_t)r * in_row, to, slab, t->ne[0], rows, r, threads,
                         q, e);
+        if (rc) err_prefix(e, "%s", k->in->map.path);
         if (!rc) rc = gguf_write_data(k->w, &k->out, slab, out_row * (size_t)rows, e);
         if (!rc)
             cli_progress(&cli, "quantize", k->bytes_in + (uint64_t)(r + rows) * in_row, k->in->map.size, "B");
     }
     mem_free(slab);
-    if (rc) err_prefix(e, "%s", k->in->map.path);
     return rc;
 }
 
@@ -272,8 +272,8 @@ static int quantize(const char *path, struct err *e)
     int rc = -1;
     if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || make_plan(&k, e))
         goto out;
-    warn_requantise(&k);
     if (io_out_open(&k.out, out_path, force, &path, 1, e)) goto out;
+    warn_requantise(&k);
     const double begin = cli_seconds();
     if (write_all(&k, e)) goto out;
     rc = report_total(&k, cli_seconds() - begin, e);
