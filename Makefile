@@ -24,7 +24,7 @@ endif
 TOOLS := convert quantize inspect tokenize prefill generate bench
 
 # No -ffast-math, no contraction: the same bits on every machine. Fused multiply-adds are written out.
-CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-psabi \
+CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
                -ffp-contract=off -fno-math-errno -fopenmp -MMD -MP
 ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
@@ -60,9 +60,7 @@ all: check-layers $(LIB) $(PROGRAMS)
 # Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
 $(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
 $(OBJ)/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
-# The sanitizers' checks in unrolled kernels take -O3 minutes a file.
-$(OBJ)/kernels/%.o: CFLAGS_OPT := $(if $(SANITIZE),-O1,-O3)
-$(OBJ)/kernels/cpu/%_scalar.o: CFLAGS_ISA := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=alignment$(comma)object-size$(comma)null$(comma)bounds)
+$(OBJ)/kernels/%.o: CFLAGS_OPT := -O3
 
 $(OBJ)/%.o: %.c
 	@mkdir -p $(@D)
@@ -95,6 +93,7 @@ check-layers:
 # Unit tests: every test/unit/test_*.c is a cmocka program.
 UNIT_SRC := $(wildcard test/unit/test_*.c)
 UNIT_BIN := $(UNIT_SRC:test/unit/%.c=$(BUILD)/test/%)
+REPLAY_BIN := $(patsubst test/fuzz/fuzz_%.c,$(BUILD)/test/replay_%,$(wildcard test/fuzz/fuzz_*.c)) # see fuzz-replay
 $(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
@@ -103,15 +102,6 @@ $(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
 .PHONY: unit
 unit: $(UNIT_BIN)
 	@bad=0; for t in $(UNIT_BIN); do $$t || bad=1; done; exit $$bad
-
-# Benchmarks of single parts: test/bench/bench_*.c.
-$(BUILD)/bench/%: test/bench/%.c $(LIB)
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
-
-.PHONY: bench-mm
-bench-mm: $(BUILD)/bench/bench_mm
-	$(BUILD)/bench/bench_mm
 
 # The float64 reference (test/reference) and the trained pair in every weight type the tests use.
 $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/reference/oracle.h $(LIB)
@@ -142,13 +132,14 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 
 # The suites of `make test`; test/run.sh runs them and counts.
 SUITES = "$(MAKE) -s --no-print-directory unit" \
+         "$(MAKE) -s --no-print-directory fuzz-replay" \
          "test/cli/run.sh $(BIN) $(PAIR)" \
          "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
          "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT)"
 LOSSLESS_PROMPT := $(firstword $(wildcard data/prompts/python-*.txt))
 
 .PHONY: test
-test: all $(UNIT_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless $(PAIR_FILES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/test.log $(SUITES)
 
 # The whole losslessness matrix: hours.
@@ -161,24 +152,54 @@ test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
 test-sanitize:
 	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined unit
 
+# Fuzz targets: every test/fuzz/fuzz_NAME.c holds LLVMFuzzerTestOneInput over the library. `make fuzz` (clang) runs each for
+# FUZZ_SECONDS from its corpus test/fuzz/corpus/NAME; new finds land in build-fuzz/corpus/NAME, those worth keeping are copied.
+# `make fuzz-replay` feeds the committed corpus to the same functions, built as everything else.
+FUZZ_SECONDS ?= 60
+FUZZ_CC      ?= clang
+FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
+FUZZ_SRC     := $(COMMON_SRC) $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need; no backend
+FUZZ_OBJ     := $(FUZZ_SRC:%.c=build-fuzz/obj/%.o)
+FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanitize=address,undefined \
+                -fno-sanitize-recover=all
+build-fuzz/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(SAY) CC $@
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
+build-fuzz/libdflash.a: $(FUZZ_OBJ)
+	@rm -f $@
+	$(Q)ar rcs $@ $^
+build-fuzz/fuzz_%: test/fuzz/fuzz_%.c build-fuzz/libdflash.a
+	$(SAY) LINK $@
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer $^ -o $@ $(LIBS)
+
+.PHONY: fuzz
+fuzz: $(FUZZ_NAMES:%=build-fuzz/fuzz_%)
+	@set -e; for t in $(FUZZ_NAMES); do mkdir -p build-fuzz/corpus/$$t test/fuzz/corpus/$$t; \
+	    echo "== fuzz $$t, $(FUZZ_SECONDS) s"; \
+	    build-fuzz/fuzz_$$t -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
+	        -artifact_prefix=build-fuzz/find-$$t- build-fuzz/corpus/$$t test/fuzz/corpus/$$t; done
+
+$(BUILD)/test/replay_%: test/fuzz/fuzz_%.c test/fuzz/replay.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $^ -o $@ $(LIBS)
+
+.PHONY: fuzz-replay
+fuzz-replay: $(REPLAY_BIN)
+	@bad=0; for t in $(FUZZ_NAMES); do $(BUILD)/test/replay_$$t $$t test/fuzz/corpus/$$t || bad=1; done; exit $$bad
+
 # data/malformed: files that must be refused, and EXPECT with the message of each, written by one program.
 .PHONY: malformed
 malformed: $(BUILD)/test/make_malformed
 	$< data/malformed
 $(BUILD)/test/make_malformed: test/make_malformed.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< -o $@
-
-# Speed and error of the block codecs, one core: FILE=weights.f32 for data of your own.
-.PHONY: bench-quant
-bench-quant: $(BUILD)/test/bench_quant
-	$< $(FILE)
-$(BUILD)/test/bench_quant: test/bench/bench_quant.c $(LIB)
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< -o $@
 
 .PHONY: clean
 clean:
 	rm -rf build build-*
 
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj build-fuzz/obj -name '*.d' 2>/dev/null)

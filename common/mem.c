@@ -43,7 +43,9 @@ void *mem_alloc(size_t n)
 
 void *mem_calloc(size_t count, size_t size)
 {
-    return note(refuse() ? NULL : calloc(count ? count : 1, size ? size : 1));
+    size_t n; /* calloc checks it too, but a sanitizer's ends the program there */
+    if (__builtin_mul_overflow(count, size, &n)) return note(NULL);
+    return note(refuse() ? NULL : calloc(1, n ? n : 1));
 }
 
 void *mem_realloc(void *p, size_t n)

@@ -1,5 +1,5 @@
 /* quantize.c - recipes and rows. The rules of Q4_K_M are those of the ecosystem's quantiser
- * (docs/dflash-quantize.1), so that a file of ours has the types that a file of that name is expected to have. */
+ * (docs/quantize.md), so that a file of ours has the types that a file of that name is expected to have. */
 #include "quantize.h"
 #include "mem.h"
 
