@@ -37,6 +37,8 @@ static const struct hf_rule config[] = {
     {"tie_word_embeddings", NULL},                    /* a drafter has neither embedding nor head */
     {"dflash_config.projector_type", "[\"dflash\"]"}, /* Domino and DSpark exports name theirs here */
     {"dflash_config.attention_mode", "[\"gqa\", \"mha\"]"},
+    {"dflash_config.sample_from_anchor", "[false]"}, /* true: row 0 proposes too, which is DSpark's way */
+    {"sample_from_anchor", "[false]"},
     /* what a trainer leaves behind */
     {"attention_backend", NULL},
     {"embed_weight_key", NULL},

@@ -163,7 +163,7 @@ static int tied_head(struct conv *c, const struct st_tensor *head, const struct 
     int r = hf_get_bool(c->cfg, "tie_word_embeddings", &tie, e);
     if (r < 0) return -1;
     const char *cfg = hf_config_name(c->cfg);
-    if (r == 1 && !head && c->st)
+    if (r == 1 && !head)
         return err_set(e, ERR_FORMAT, "%s: tie_word_embeddings is missing and there is no lm_head.weight",
                        cfg);
     if (!tie && !head && c->st)

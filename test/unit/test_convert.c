@@ -482,6 +482,10 @@ static void test_random(void **state)
     struct gguf *g = open_out();
     assert_int_equal(gguf_tensor(g, "fc.weight")->ne[0], TAPS * EMBD);
     gguf_close(g);
+    static const struct pair no_tie[] = {{"tie_word_embeddings", NULL}, {NULL, NULL}};
+    write_config("r", base_target, no_tie);
+    convert_bad(&o, ERR_FORMAT,
+                "r/config.json: tie_word_embeddings is missing and there is no lm_head.weight");
     static const struct pair no_head[] = {{"head_dim", NULL}, {NULL, NULL}};
     write_config("r", base_drafter, no_head);
     convert_bad(&o, ERR_FORMAT, "r/config.json: head_dim is missing (there are no weights to tell it)");

@@ -157,6 +157,15 @@ static void test_drafter_config(void **state)
          "d/config.json: the list of tapped target layers is missing (expected at "
          "dflash_config.target_layer_ids, "
          "dflash_config.aux_hidden_state_layer_ids, or either at top level)"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": \"0,1\"}"}},
+         "d/config.json: dflash_config.target_layer_ids is not usable (expected a list of integers, got "
+         "\"0,1\")"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": []}"}},
+         "d: dflash_config.target_layer_ids is empty (expected the zero-based target layers whose output is "
+         "tapped)"},
+        {{{"sample_from_anchor", "true"}},
+         "d/config.json: sample_from_anchor changes the forward pass and is not implemented (expected false, "
+         "got true)"},
         {{{"dflash_config", "{\"mask_token_id\": 39}"}, {"target_layer_ids", "[0, 1]"}}, NULL},
         {{{"dflash_config", "{\"mask_token_id\": 39}"}, {"aux_hidden_state_layer_ids", "[0, 1]"}}, NULL},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"aux_hidden_state_layer_ids\": [0, 1]}"}}, NULL},
