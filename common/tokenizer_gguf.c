@@ -64,6 +64,7 @@ static int get_kind(const struct gguf *g, struct tok_spec *s, struct err *e)
     struct gguf_str v;
     int rc = gguf_get_str(g, PREFIX "model", &v, e);
     if (rc) return rc < 0 ? -1 : missing(g, PREFIX "model", e);
+    if (gguf_str_is(v, "no_vocab")) return missing(g, PREFIX "tokens", e); /* as the ecosystem writes it */
     if (!gguf_str_is(v, "gpt2"))
         return err_set(e, ERR_FORMAT,
                        "%s: " PREFIX "model: '%.*s' is not supported (expected 'gpt2', byte-level BPE)",

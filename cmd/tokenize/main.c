@@ -129,13 +129,8 @@ static int run(struct err *e)
     struct tokenizer *t = NULL;
     uint8_t *in = NULL;
     int rc = -1;
-    if (gguf_open(&g, model, e)) {
-        const char *dot = strrchr(model, '.');
-        if (e->code == ERR_FORMAT && !e->hint[0] && !(dot && !strcmp(dot, ".gguf")))
-            err_hint(e, "a checkpoint is converted first: dflash-convert %s -o MODEL.gguf", model);
+    if (gguf_open(&g, model, e) || tok_open(&t, g, e) || io_out_open(&s.out, output, force, &model, 1, e))
         goto done;
-    }
-    if (tok_open(&t, g, e) || io_out_open(&s.out, output, force, &model, 1, e)) goto done;
     if (!decode && !no_bos && tok_add_bos(t)) s.bos = tok_bos(t);
     in = mem_alloc(N_IN);
     if (!in) {

@@ -83,6 +83,7 @@ static void apply(struct gguf_writer *w, const struct change *c)
 static const struct change changes[] = {
     {K "model", REMOVE, {0}, 0, "no tokenizer: the key tokenizer.ggml.model is missing"},
     {K "model", STR, {"llama"}, 0, K "model: 'llama' is not supported (expected 'gpt2'"},
+    {K "model", STR, {"no_vocab"}, 0, "no tokenizer: the key tokenizer.ggml.tokens is missing"},
     {K "model", U32, {0}, 1, K "model"},
     {K "pre", REMOVE, {0}, 0, K "pre is missing"},
     {K "pre", STR, {"default"}, 0, K "pre: 'default' is not known (expected 'gpt-2'"},

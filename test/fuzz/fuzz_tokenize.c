@@ -1,0 +1,125 @@
+/* fuzz_tokenize.c - any bytes through encoder and decoder of a tiny vocabulary. The first byte picks the
+ * pre-tokenizer, the normaliser and whether control tokens are recognised; the second the cuts. Without
+ * normalisation the bytes come back; with it the result is a fixed point; and the ids never depend on the
+ * cuts. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/tokenizer_priv.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define N_EXTRA 14
+static const char *const extra[N_EXTRA] = {
+    "aa",      "aaaa", "ab",        "\xc4\xa0\xc4\xa0", "\xc4\xa0\x61", "\xc3\x8c\xc4\xa3",
+    "'s",      "--",   "e\xc3\x8c", "\xc4\x8a\xc4\x8a", "<|e|>",        "<|",
+    "<|e|>\n", "<x>"};
+static const int32_t extra_type[N_EXTRA] = {
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, TOK_CONTROL, TOK_CONTROL, TOK_USER_DEFINED, TOK_USER_DEFINED};
+static const char *const merges[] = {"a a",        "\xc4\xa0 \xc4\xa0", "aa aa", "\xc4\xa0 a",
+                                     "a b",        "\xc3\x8c \xc4\xa3", "' s",   "- -",
+                                     "e \xc3\x8c", "\xc4\x8a \xc4\x8a"};
+static struct tokenizer *model[8]; /* pre-tokenizer x normaliser */
+
+static void build(void)
+{
+    static const char *const names[] = {"gpt-2", "qwen2", "qwen35", "llama-bpe"};
+    static char text[256][4];
+    struct gguf_str token[256 + N_EXTRA], merge[sizeof merges / sizeof *merges];
+    int32_t type[256 + N_EXTRA];
+    int gap = 0;
+    for (int b = 0; b < 256; b++) {
+        bool own = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b != 0xad);
+        int c = own ? b : 0x100 + gap++;
+        if (c < 0x80)
+            snprintf(text[b], 4, "%c", c);
+        else
+            snprintf(text[b], 4, "%c%c", 0xc0 | c >> 6, 0x80 | (c & 0x3f));
+        token[b] = (struct gguf_str){text[b], strlen(text[b])};
+        type[b] = TOK_NORMAL;
+    }
+    for (int i = 0; i < N_EXTRA; i++) {
+        token[256 + i] = (struct gguf_str){extra[i], strlen(extra[i])};
+        type[256 + i] = extra_type[i];
+    }
+    for (size_t i = 0; i < sizeof merges / sizeof *merges; i++)
+        merge[i] = (struct gguf_str){merges[i], strlen(merges[i])};
+    for (int i = 0; i < 8; i++) {
+        struct err e = {0};
+        struct tok_spec s = {.name = "fuzz",
+                             .pre = tok_pre_by_name((struct gguf_str){names[i & 3], strlen(names[i & 3])}),
+                             .nfc = i & 4,
+                             .bos = -1,
+                             .token = token,
+                             .type = type,
+                             .n_vocab = 256 + N_EXTRA,
+                             .merge = merge,
+                             .n_merges = sizeof merges / sizeof *merges};
+        s.ignore_merges = s.pre->ignore_merges;
+        if (tok_build(&model[i], &s, &e)) {
+            fprintf(stderr, "%s\n", e.msg);
+            abort();
+        }
+    }
+}
+
+static int take(void *ctx, const int32_t *ids, size_t n, struct err *e)
+{
+    return tok_buf_add(ctx, ids, n * sizeof *ids, e);
+}
+
+static int take_bytes(void *ctx, const void *p, size_t n, struct err *e)
+{
+    return tok_buf_add(ctx, p, n, e);
+}
+
+static void encode(const struct tokenizer *t, bool special, const uint8_t *p, size_t n, size_t cut,
+                   struct tok_buf *out)
+{
+    struct tok_encoder *x;
+    if (tok_encoder_new(&x, t, special, true, NULL)) abort();
+    for (size_t i = 0; i < n; i += cut)
+        if (tok_encode(x, p + i, n - i < cut ? n - i : cut, false, take, out, NULL)) abort();
+    if (tok_encode(x, NULL, 0, true, take, out, NULL)) abort();
+    tok_encoder_free(x);
+}
+
+static void decode(const struct tokenizer *t, const struct tok_buf *ids, struct tok_buf *out)
+{
+    struct tok_decoder *x;
+    if (tok_decoder_new(&x, t, true, NULL)) abort();
+    if (tok_decode(x, (const int32_t *)(const void *)ids->p, ids->n / 4, true, take_bytes, out, NULL))
+        abort();
+    tok_decoder_free(x);
+}
+
+static void same(const struct tok_buf *a, const void *p, size_t n)
+{
+    if (a->n != n || (n && memcmp(a->p, p, n))) abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (!model[0]) build();
+    if (size < 2) return 0;
+    const struct tokenizer *t = model[data[0] & 7];
+    bool special = data[0] & 8;
+    size_t cut = 1 + data[1] % 16, n = size - 2;
+    struct tok_buf whole = {0}, pieces = {0}, text = {0}, again = {0};
+    encode(t, special, data + 2, n, n + 1, &whole);
+    encode(t, special, data + 2, n, cut, &pieces);
+    same(&pieces, whole.p, whole.n);
+    decode(t, &whole, &text);
+    if (t->nfc) {
+        encode(t, special, text.p, text.n, text.n + 1, &again);
+        same(&again, whole.p, whole.n);
+    } else {
+        same(&text, data + 2, n);
+    }
+    mem_free(whole.p);
+    mem_free(pieces.p);
+    mem_free(text.p);
+    mem_free(again.p);
+    return 0;
+}
