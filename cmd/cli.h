@@ -1,7 +1,8 @@
-/* cli.h - what every program shares: one flag table that feeds parser, --help and man page check, messages, progress.
+/* cli.h - what every program shares: one flag table that feeds parser, --help and man page check, messages,
+ * progress.
  *
- * A main() declares its flags once; cli_parse fills the variables, answers --help and --version, and rejects what it does
- * not know with one line and "try --help" (exit 2). */
+ * A main() declares its flags once; cli_parse fills the variables, answers --help and --version, and rejects
+ * what it does not know with one line and "try --help" (exit 2). */
 #ifndef DFLASH_CLI_H
 #define DFLASH_CLI_H
 
@@ -18,35 +19,37 @@ struct cli_list {
 };
 
 struct cli_flag {
-    const char *name;  /* "--type"; or short: "-o" */
+    const char *name; /* "--type"; or short: "-o" */
     enum cli_kind kind;
-    void *value;       /* bool, const char *, int32_t, int64_t, uint64_t, float, struct cli_list */
-    const char *arg;   /* "FILE", "N"; NULL for CLI_FLAG */
-    const char *help;  /* one line, lower case, no full stop */
-    double min, max;   /* numbers: inclusive range, checked where min < max */
+    void *value;      /* bool, const char *, int32_t, int64_t, uint64_t, float, struct cli_list */
+    const char *arg;  /* "FILE", "N"; NULL for CLI_FLAG */
+    const char *help; /* one line, lower case, no full stop */
+    double min, max;  /* numbers: inclusive range, checked where min < max */
 };
 
 struct cli {
-    const char *tool;      /* "convert": the program is dflash-convert */
-    const char *synopsis;  /* lines after "usage: dflash-convert " */
-    const char *summary;   /* one sentence */
+    const char *tool;             /* "convert": the program is dflash-convert */
+    const char *synopsis;         /* lines after "usage: dflash-convert " */
+    const char *summary;          /* one sentence */
     const struct cli_flag *flags; /* ends with name NULL; -q, -v, --help, --version are always added */
     int min_args, max_args;
-    const char **args;     /* filled: positional arguments */
+    const char **args; /* filled: positional arguments */
     int n_args;
-    bool quiet, verbose;   /* filled */
+    bool quiet, verbose; /* filled */
 };
 
 /* Exits for --help, --version (0) and usage errors (2). */
 void cli_parse(struct cli *c, int argc, char **argv);
 /* "convert: message" and "hint: ..."; returns the exit status of e (never 0). */
 int cli_fail(const struct cli *c, const struct err *e);
-void cli_usage_error(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
+void cli_usage_error(const struct cli *c, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3), noreturn));
 /* Lines to stderr: note unless -q, detail only with -v, warn always (prefixed "warning: "). */
 void cli_note(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void cli_detail(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void cli_warn(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Progress on a terminal, at most six lines a second; unit "B" prints binary sizes. done == total ends the line. */
+/* Progress on a terminal, at most six lines a second; unit "B" prints binary sizes. done == total ends the
+ * line. */
 void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t total, const char *unit);
 /* Refuse binary to or from a terminal (exit 2 with the fix). */
 void cli_no_binary_tty(const struct cli *c, int fd, const char *what);

@@ -7,7 +7,8 @@
 #include <stdint.h>
 #include "err.h"
 
-/* A read-only map of a whole regular file. Size 0 is legal (data NULL). A directory is an error that says so. */
+/* A read-only map of a whole regular file. Size 0 is legal (data NULL). A directory is an error that says so.
+ */
 struct io_map {
     const uint8_t *data;
     uint64_t size;
@@ -16,10 +17,11 @@ struct io_map {
 int io_map_open(struct io_map *m, const char *path, struct err *e);
 void io_map_close(struct io_map *m); /* zeroed struct is legal */
 
-/* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and renamed by
- * io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP (io_signals_install).
- * Without force an existing path is refused, and a path that is the same file as one of inputs always is (ERR_USAGE).
- * A device or a pipe at path is written through like stdout: renaming over it would replace it by a file. */
+/* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and
+ * renamed by io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP
+ * (io_signals_install). Without force an existing path is refused, and a path that is the same file as one of
+ * inputs always is (ERR_USAGE). A device or a pipe at path is written through like stdout: renaming over it
+ * would replace it by a file. */
 struct io_out {
     int fd;
     bool to_stdout, force;
@@ -28,12 +30,14 @@ struct io_out {
     uint8_t *buf;     /* NULL: not open (a zeroed struct is legal everywhere but in write) */
     size_t used;
 };
-int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e);
-int io_out_write(struct io_out *o, const void *data, size_t n, struct err *e); /* buffered; handles short writes */
+int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs,
+                struct err *e);
+int io_out_write(struct io_out *o, const void *data, size_t n,
+                 struct err *e); /* buffered; handles short writes */
 int io_out_flush(struct io_out *o, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
-void io_out_abort(struct io_out *o);                 /* legal after commit: does nothing */
-void io_signals_install(void);                       /* remove temporaries when killed by a signal; SIGPIPE stays at its default */
+void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
+void io_signals_install(void); /* remove temporaries when killed by a signal; SIGPIPE stays at its default */
 
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */
 int io_read_all(int fd, const char *name, uint64_t cap, uint8_t **data, uint64_t *size, struct err *e);

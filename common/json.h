@@ -1,8 +1,8 @@
 /* json.h - JSON text from files, through jansson.
  *
- * One way in for every JSON file we read (config.json, tokenizer.json, index and header of safetensors): strict RFC 8259,
- * a duplicate key is an error, and a failure names the file, line and column. Own what you get: json_decref. jansson's
- * memory comes from mem.h. */
+ * One way in for every JSON file we read (config.json, tokenizer.json, index and header of safetensors):
+ * strict RFC 8259, a duplicate key is an error, and a failure names the file, line and column. Own what you
+ * get: json_decref. jansson's memory comes from mem.h. */
 #ifndef DFLASH_JSON_H
 #define DFLASH_JSON_H
 

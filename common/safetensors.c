@@ -253,9 +253,16 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
 }
 
+/* Names first; the order of equal ones is only for the message that refuses them. */
+static int by_name_and_file(const void *a, const void *b)
+{
+    int r = by_name(a, b);
+    return r ? r : strcmp(((const struct st_tensor *)a)->file, ((const struct st_tensor *)b)->file);
+}
+
 static int sort_tensors(struct st *s, struct err *e)
 {
-    if (s->n_tensors) qsort(s->tensor, (size_t)s->n_tensors, sizeof *s->tensor, by_name);
+    if (s->n_tensors) qsort(s->tensor, (size_t)s->n_tensors, sizeof *s->tensor, by_name_and_file);
     for (uint64_t i = 1; i < s->n_tensors; i++)
         if (!by_name(&s->tensor[i - 1], &s->tensor[i]))
             return BAD(&s->tensor[i], "stands in %s too", s->tensor[i - 1].file);

@@ -1,4 +1,5 @@
-/* safetensors.h - Hugging Face weight files: one file, or a directory with model.safetensors or an index and its shards. */
+/* safetensors.h - Hugging Face weight files: one file, or a directory with model.safetensors or an index and
+ * its shards. */
 #ifndef DFLASH_SAFETENSORS_H
 #define DFLASH_SAFETENSORS_H
 
@@ -7,7 +8,20 @@
 #include "err.h"
 #include "io.h"
 
-enum st_dtype { ST_F64, ST_F32, ST_F16, ST_BF16, ST_F8_E4M3, ST_F8_E5M2, ST_I64, ST_I32, ST_I16, ST_I8, ST_U8, ST_BOOL };
+enum st_dtype {
+    ST_F64,
+    ST_F32,
+    ST_F16,
+    ST_BF16,
+    ST_F8_E4M3,
+    ST_F8_E5M2,
+    ST_I64,
+    ST_I32,
+    ST_I16,
+    ST_I8,
+    ST_U8,
+    ST_BOOL
+};
 const char *st_dtype_name(enum st_dtype t); /* "BF16", "F8_E4M3", ... */
 uint32_t st_dtype_size(enum st_dtype t);
 
@@ -31,13 +45,16 @@ struct st {
     struct arena *arena;
 };
 
-/* path: a .safetensors file, an .index.json, or a directory. Header lengths, offsets (contiguous, no overlap, no hole),
- * dtype sizes and index entries are all checked; a dtype that is not in the list is refused by name. */
+/* path: a .safetensors file, an .index.json, or a directory. Header lengths, offsets (contiguous, no overlap,
+ * no hole), dtype sizes and index entries are all checked; a dtype that is not in the list is refused by
+ * name. */
 int st_open(struct st **s, const char *path, struct err *e);
-int st_open_memory(struct st **s, const void *data, uint64_t size, const char *name, struct err *e); /* one file */
+int st_open_memory(struct st **s, const void *data, uint64_t size, const char *name,
+                   struct err *e); /* one file */
 void st_close(struct st *s);
 const struct st_tensor *st_tensor(const struct st *s, const char *name); /* NULL if absent */
-/* Decode count elements from element first to float32. F64/F32/F16/BF16/F8 only; an integer dtype is ERR_FORMAT. */
+/* Decode count elements from element first to float32. F64/F32/F16/BF16/F8 only; an integer dtype is
+ * ERR_FORMAT. */
 int st_read_f32(const struct st_tensor *t, uint64_t first, uint64_t count, float *dst, struct err *e);
 
 #endif

@@ -468,10 +468,10 @@ static void st_ranges(void)
        "bytes after the last tensor (expected 4 bytes of data, got 6)");
 }
 
-/* A directory with an index and shards one.safetensors (a) and two.safetensors (b). */
-static void sharded(const char *name, const char *index, const char *message)
+/* A directory with an index and shards one.safetensors (a) and two.safetensors (second). */
+static void shards_of(const char *name, const char *second, const char *index, const char *message)
 {
-    char path[512];
+    char path[512], json[128];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     if (mkdir(path, 0777) && errno != EEXIST) {
         perror(path);
@@ -483,8 +483,14 @@ static void sharded(const char *name, const char *index, const char *message)
     snprintf(path, sizeof path, "%s/one.safetensors", name);
     st("{\"a\":" T("U8", "[1]", "[0,1]") "}", 1, path, NULL);
     snprintf(path, sizeof path, "%s/two.safetensors", name);
-    st("{\"b\":" T("U8", "[1]", "[0,1]") "}", 1, path, NULL);
+    snprintf(json, sizeof json, "{\"%s\":" T("U8", "[1]", "[0,1]") "}", second);
+    st(json, 1, path, NULL);
     fprintf(expect, "%s\t%s\n", name, message);
+}
+
+static void sharded(const char *name, const char *index, const char *message)
+{
+    shards_of(name, "b", index, message);
 }
 
 static void st_shards(void)
@@ -515,6 +521,8 @@ static void st_shards(void)
         "index-swapped", "{\"weight_map\":{\"a\":\"two.safetensors\",\"b\":\"one.safetensors\"}}",
         "index-swapped/one.safetensors: tensor 'a': stands in another shard than the index says (expected "
         "two.safetensors)");
+    shards_of("index-twice", "a", "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":\"two.safetensors\"}}",
+              "index-twice/two.safetensors: tensor 'a': stands in index-twice/one.safetensors too");
     sharded("index-json", "{\"weight_map\":{\"a\":\"one.safetensors\"}",
             "index-json/model.safetensors.index.json: bad JSON in line 1, column 37: '}' expected near end "
             "of file");
