@@ -1,5 +1,6 @@
 /* quantize.c - recipes and rows. The rules of Q4_K_M are those of the ecosystem's quantiser
- * (docs/quantize.md), so that a file of ours has the types that a file of that name is expected to have. */
+ * (docs/dflash-quantize.1), so that a file of ours has the types that a file of that name is expected to
+ * have. */
 #include "quantize.h"
 #include "mem.h"
 
@@ -282,17 +283,22 @@ void quant_error_add(struct quant_error *sum, const struct quant_error *part)
     sum->count += part->count;
 }
 
+typedef float f8 __attribute__((vector_size(32)));
+typedef double d8 __attribute__((vector_size(64)));
+
 /* Eight partial sums, added in one order: quick and always the same. */
 static struct quant_error row_error(const float *x, const float *y, int64_t n)
 {
-    double a[8] = {0}, b[8] = {0};
+    d8 a = {0}, b = {0};
     int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int j = 0; j < 8; j++) {
-            const double d = (double)x[i + j] - (double)y[i + j];
-            a[j] += d * d;
-            b[j] += (double)x[i + j] * (double)x[i + j];
-        }
+    for (; i + 8 <= n; i += 8) {
+        f8 u, v;
+        memcpy(&u, x + i, sizeof u);
+        memcpy(&v, y + i, sizeof v);
+        const d8 p = __builtin_convertvector(u, d8), d = p - __builtin_convertvector(v, d8);
+        a += d * d;
+        b += p * p;
+    }
     for (; i < n; i++) {
         const double d = (double)x[i] - (double)y[i];
         a[0] += d * d;

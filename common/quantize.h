@@ -3,7 +3,7 @@
  * A *recipe* is a file's target: a plain type, or a mix with rules a tensor (Q4_K_M). A *plan* is the recipe
  * applied to the whole list of a file's tensors (rules look at names, shapes and neighbours), with overrides
  * by pattern. convert and quantize make the same plan and encode through quant_rows. The caller owns every
- * array named here. docs/quantize.md. */
+ * array named here. docs/dflash-quantize.1. */
 #ifndef DFLASH_QUANTIZE_H
 #define DFLASH_QUANTIZE_H
 
@@ -55,7 +55,7 @@ int quant_override_parse(struct quant_override *o, const char *arg, struct err *
 void quant_override_free(struct quant_override *o);
 
 /* May this tensor's type be changed at all by a quantising recipe: two or more dimensions, named *.weight,
- * and none of those that must stay exact (norms, routers, short convolutions: docs/quantize.md). */
+ * and none of those that must stay exact (norms, routers, short convolutions: docs/dflash-quantize.1). */
 bool quant_may_quantize(const struct quant_tensor *t);
 
 /* Fill to[n] with the type of every tensor.
