@@ -111,17 +111,18 @@ static void on_signal(int sig)
 
 void io_signals_install(void)
 {
-    static const int sigs[] = {SIGINT, SIGTERM, SIGHUP};
+    static const int sigs[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     for (size_t i = 0; i < sizeof sigs / sizeof *sigs; i++) {
         struct sigaction old, sa;
-        if (sigaction(sigs[i], NULL, &old) || old.sa_handler == SIG_IGN) continue; /* nohup stays nohup */
+        /* nohup stays nohup; a SIGPIPE that a careless parent ignores does not, `generate | head` must end. */
+        if (sigs[i] != SIGPIPE && (sigaction(sigs[i], NULL, &old) || old.sa_handler == SIG_IGN)) continue;
         memset(&sa, 0, sizeof sa);
         sa.sa_handler = on_signal;
         sa.sa_flags = (int)SA_RESETHAND;
         sigemptyset(&sa.sa_mask);
         sigaction(sigs[i], &sa, NULL);
     }
-    signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_IGN); /* past `ulimit -f` a write fails, and that is reported like a full disk */
 }
 
 /* ---- outputs ---- */

@@ -37,7 +37,9 @@ int io_out_write(struct io_out *o, const void *data, size_t n,
 int io_out_flush(struct io_out *o, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
 void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
-void io_signals_install(void); /* remove temporaries when killed by a signal; SIGPIPE stays at its default */
+/* Remove temporaries when SIGINT, SIGTERM, SIGHUP or SIGPIPE end the program, which they still do; a write past
+ * the limit on file sizes fails instead of ending it. */
+void io_signals_install(void);
 
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */
 int io_read_all(int fd, const char *name, uint64_t cap, uint8_t **data, uint64_t *size, struct err *e);

@@ -284,10 +284,10 @@ static void out_stdout(void **state)
 
 static void out_signal(void **state)
 {
-    static const int sigs[] = {SIGINT, SIGTERM, SIGHUP};
+    static const int sigs[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     int before = scratch_files();
     (void)state;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         int status, fd[2];
         char c;
         pid_t pid;
