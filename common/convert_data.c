@@ -51,19 +51,32 @@ done:
     return ret;
 }
 
-/* A copied tensor is looked at as well: a NaN must not travel on in silence. */
+/* Is any of n floats of type (KN_F32, KN_F16, KN_BF16) a NaN or an infinity: all exponent bits set? p is
+ * aligned. */
+static bool any_bad(uint32_t type, const void *p, int64_t n)
+{
+    const uint32_t *w = p;
+    const uint16_t *h = p;
+    const uint16_t mask = type == KN_F16 ? 0x7c00 : 0x7f80;
+    int bad = 0;
+    if (type == KN_F32) {
+#pragma omp simd reduction(| : bad)
+        for (int64_t i = 0; i < n; i++) bad |= (w[i] & 0x7f800000u) == 0x7f800000u;
+    } else {
+#pragma omp simd reduction(| : bad)
+        for (int64_t i = 0; i < n; i++) bad |= (h[i] & mask) == mask;
+    }
+    return bad;
+}
+
+/* A copied tensor is looked at as well: a NaN must not travel on in silence. first: index of p's first
+ * element. */
 static int check_finite(const struct conv *c, const struct conv_tensor *t, const uint8_t *p, int64_t first,
                         int64_t n, struct err *e)
 {
-    uint32_t size = t->from == KN_F32 ? 4 : 2;
-    uint32_t mask = t->from == KN_F32 ? 0x7f800000u : t->from == KN_F16 ? 0x7c00u : 0x7f80u;
-    int64_t bad = -1;
-    for (int64_t i = 0; i < n && bad < 0; i++) {
-        uint32_t bits = 0;
-        memcpy(&bits, p + (size_t)i * size, size);
-        if ((bits & mask) == mask) bad = i;
-    }
-    if (bad < 0) return 0;
+    if (!any_bad(t->from, p, n)) return 0;
+    int64_t size = t->from == KN_F32 ? 4 : 2, bad = 0;
+    while (!any_bad(t->from, p + bad * size, 1)) bad++;
     return err_set(e, ERR_FORMAT, "%s: %s holds a NaN or an infinity (row %lld, element %lld)", c->label,
                    t->src->name, (long long)((first + bad) / t->ne[0]),
                    (long long)((first + bad) % t->ne[0]));
@@ -120,6 +133,10 @@ static int write_tensor(struct conv *c, const struct conv_tensor *t, struct io_o
         int64_t n = t->ne[1] - row < s.rows ? t->ne[1] - row : s.rows;
         if (fill_slab(c, t, row, n, &s, e) || gguf_write_data(c->w, out, s.dst, (uint64_t)n * out_row, e))
             goto out;
+        if (t->src) {
+            uint64_t row_bytes = (uint64_t)t->ne[0] * st_dtype_size(t->src->dtype);
+            io_map_done(t->src->data + (uint64_t)row * row_bytes, (uint64_t)n * row_bytes);
+        }
         *done += (uint64_t)n * out_row;
         if (c->o->progress) c->o->progress(c->o->ctx, *done, total);
     }

@@ -76,6 +76,13 @@ void io_map_close(struct io_map *m)
     memset(m, 0, sizeof *m);
 }
 
+void io_map_done(const void *p, uint64_t n)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)p + page - 1) & ~(page - 1),
+              to = ((uintptr_t)p + (uintptr_t)n) & ~(page - 1);
+    if (to > from) (void)madvise((void *)from, to - from, MADV_DONTNEED); /* a hint: failure changes nothing */
+}
+
 /* ---- temporaries and signals ----
  * The names of the temporaries that exist, for the handler. A name is entered before the file is created and
  * taken out before its memory is freed, so that a signal at any time leaves no file behind. */

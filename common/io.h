@@ -16,6 +16,9 @@ struct io_map {
 };
 int io_map_open(struct io_map *m, const char *path, struct err *e);
 void io_map_close(struct io_map *m); /* zeroed struct is legal */
+/* The n bytes at p, inside a map, were read and are not needed soon: the process gives their whole pages back, so that
+ * streaming through a large file stays small. Reading them again is legal. Never for memory that is not a map. */
+void io_map_done(const void *p, uint64_t n);
 
 /* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and
  * renamed by io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP
