@@ -191,7 +191,7 @@ static int refuse_other_forms(const char *path, struct err *e)
     if (!S_ISDIR(st.st_mode) && !weights) return 0;
     while (n > 1 && path[n - 1] == '/') n--;
     if (weights) n -= 12;
-    err_set(e, ERR_FORMAT, "%s: is %s (expected a GGUF file)", path,
+    err_set(e, ERR_USAGE, "%s: is %s (expected a GGUF file)", path,
             S_ISDIR(st.st_mode) ? "a directory" : "a safetensors file");
     err_hint(e, "dflash-convert %s -o %.*s.gguf", path, (int)n, path);
     return -1;

@@ -1,44 +1,11 @@
 /* dflash-convert: a Hugging Face checkpoint into a GGUF. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "../../common/convert.h"
+#include "../../common/io.h"
 #include "../cli.h"
-
-static struct convert o;
-static const char *type, *taps, *heads, *seed, *theta, *eps;
-
-static const struct cli_flag flags[] = {
-    {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
-    {"--type", CLI_STR, &type, "TYPE", "f32, f16, bf16, q8_0 or q4_k_m (default: as stored)", 0, 0},
-    {"--target", CLI_STR, &o.target, "DIR|GGUF",
-     "a drafter's target: checked against it, its tokenizer copied", 0, 0},
-    {"--dialect", CLI_STR, &o.dialect, "NAME", "names of a drafter's keys and tensors: upstream", 0, 0},
-    {"--name", CLI_STR, &o.name, "TEXT", "general.name (default: the input's own)", 0, 0},
-    {"--random", CLI_STR, &seed, "SEED", "random weights at the sizes of config.json", 0, 0},
-    {"--rope-theta", CLI_STR, &theta, "X", "drafter: rotary base", 0, 0},
-    {"--rms-eps", CLI_STR, &eps, "X", "drafter: epsilon of the norms", 0, 0},
-    {"--taps", CLI_STR, &taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0, 0},
-    {"--mask-id", CLI_I32, &o.mask_id, "N", "drafter: mask token id", 0, 2147483647},
-    {"--block-size", CLI_I32, &o.block_size, "N", "drafter: rows of a block", 1, 1024},
-    {"--heads", CLI_STR, &heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0},
-    {"--context-length", CLI_I32, &o.n_ctx, "N", "drafter: trained length", 1, 2147483647},
-    {"--threads", CLI_I32, &o.threads, "N", "threads (default: all)", 1, 1024},
-    {"--force", CLI_FLAG, &o.force, NULL, "overwrite an existing output", 0, 0},
-    {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
-};
-
-static struct cli cli = {
-    .tool = "convert",
-    .synopsis = "HF_DIR|FILE.safetensors [-o OUT.gguf] [--type TYPE] [--target HF_DIR|GGUF]\n"
-                "HF_DIR|CONFIG.json --random SEED [-o OUT.gguf] [--type TYPE]",
-    .summary = "Convert a Qwen3 target or a DFlash drafter from Hugging Face form to GGUF.",
-    .flags = flags,
-    .min_args = 1,
-    .max_args = 1,
-};
 
 static void say(void *ctx, enum convert_level level, const char *text)
 {
@@ -80,10 +47,9 @@ static int parse_list(const struct cli *c, const char *flag, const char *text, i
 static uint64_t parse_seed(const struct cli *c, const char *text)
 {
     char *end;
-    errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno)
-        cli_usage_error(c, "--random: not a seed (expected an integer below 2^64, got %s)", text);
+    if (*text < '0' || *text > '9' || *end)
+        cli_usage_error(c, "--random: not a seed (expected an integer, got %s)", text);
     return v;
 }
 
@@ -97,13 +63,13 @@ static double parse_positive(const struct cli *c, const char *flag, const char *
     return v;
 }
 
-static void parse_type(const struct cli *c, const char *text)
+static void parse_type(const struct cli *c, const char *text, struct convert *o)
 {
     static const enum quant_recipe known[] = {QUANT_F32, QUANT_F16, QUANT_BF16, QUANT_Q8_0, QUANT_Q4_K_M};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (!strcasecmp(text, quant_recipe_name(known[i]))) {
-            o.type = known[i];
-            o.type_given = true;
+            o->type = known[i];
+            o->type_given = true;
             return;
         }
     cli_usage_error(
@@ -111,38 +77,71 @@ static void parse_type(const struct cli *c, const char *text)
         text);
 }
 
-static void take_flags(void)
+int main(int argc, char **argv)
 {
-    o.input = cli.args[0];
-    o.ctx = &cli;
+    struct convert o;
+    struct err e = {0};
+    const char *type = NULL, *taps = NULL, *heads = NULL, *seed = NULL, *theta = NULL, *eps = NULL;
+    convert_defaults(&o);
+    int32_t block = 0, mask = -1, ctx = 0, threads = 0;
+    bool force = false;
+    const struct cli_flag flags[] = {
+        {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
+        {"--type", CLI_STR, &type, "TYPE", "f32, f16, bf16, q8_0 or q4_k_m (default: as stored)", 0, 0},
+        {"--target", CLI_STR, &o.target, "DIR|GGUF",
+         "a drafter's target: checked against it, its tokenizer copied", 0, 0},
+        {"--dialect", CLI_STR, &o.dialect, "NAME", "names of a drafter's keys and tensors: upstream", 0, 0},
+        {"--name", CLI_STR, &o.name, "TEXT", "general.name (default: the input's own)", 0, 0},
+        {"--random", CLI_STR, &seed, "SEED", "random weights at the sizes of config.json", 0, 0},
+        {"--rope-theta", CLI_STR, &theta, "X", "drafter: rotary base", 0, 0},
+        {"--rms-eps", CLI_STR, &eps, "X", "drafter: epsilon of the norms", 0, 0},
+        {"--taps", CLI_STR, &taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0, 0},
+        {"--mask-id", CLI_I32, &mask, "N", "drafter: mask token id", 0, 2147483647},
+        {"--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 1, 1024},
+        {"--heads", CLI_STR, &heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0},
+        {"--context-length", CLI_I32, &ctx, "N", "drafter: trained length", 1, 2147483647},
+        {"--threads", CLI_I32, &threads, "N", "threads (default: all)", 1, 1024},
+        {"--force", CLI_FLAG, &force, NULL, "overwrite an existing output", 0, 0},
+        {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
+    };
+    struct cli c = {
+        .tool = "convert",
+        .synopsis = "HF_DIR|FILE.safetensors [-o OUT.gguf] [--type TYPE] [--target HF_DIR|GGUF]\n"
+                    "HF_DIR|CONFIG.json --random SEED [-o OUT.gguf] [--type TYPE]",
+        .summary = "Convert a Qwen3 target or a DFlash drafter from Hugging Face form to GGUF.",
+        .flags = flags,
+        .min_args = 1,
+        .max_args = 1,
+    };
+    cli_parse(&c, argc, argv);
+    o.input = c.args[0];
+    o.block_size = block;
+    o.mask_id = mask;
+    o.n_ctx = ctx;
+    o.threads = threads;
+    o.force = force;
+    o.ctx = &c;
     o.say = say;
     o.progress = progress;
-    if (type) parse_type(&cli, type);
-    if (theta) o.rope_theta = parse_positive(&cli, "--rope-theta", theta);
-    if (eps) o.rms_eps = parse_positive(&cli, "--rms-eps", eps);
-    if (taps) o.n_taps = parse_list(&cli, "--taps", taps, o.taps, CONVERT_MAX_TAPS);
+    if (type) parse_type(&c, type, &o);
+    if (theta) o.rope_theta = parse_positive(&c, "--rope-theta", theta);
+    if (eps) o.rms_eps = parse_positive(&c, "--rms-eps", eps);
+    if (taps) o.n_taps = parse_list(&c, "--taps", taps, o.taps, CONVERT_MAX_TAPS);
     if (heads) {
         int32_t h[2];
-        if (parse_list(&cli, "--heads", heads, h, 2) != 2 || h[0] < 1 || h[1] < 1)
-            cli_usage_error(&cli, "--heads: not two positive integers (expected N,N, got %s)", heads);
+        if (parse_list(&c, "--heads", heads, h, 2) != 2 || h[0] < 1 || h[1] < 1)
+            cli_usage_error(&c, "--heads: not two positive integers (expected N,N, got %s)", heads);
         o.n_head = h[0];
         o.n_head_kv = h[1];
     }
     if (seed) {
         o.random = true;
-        o.seed = parse_seed(&cli, seed);
+        o.seed = parse_seed(&c, seed);
     }
-}
-
-int main(int argc, char **argv)
-{
-    struct err e = {0};
-    convert_defaults(&o);
-    cli_parse(&cli, argc, argv);
-    take_flags();
-    if (!o.output || !strcmp(o.output, "-")) cli_no_binary_tty(&cli, STDOUT_FILENO, "a GGUF");
+    if (!o.output || !strcmp(o.output, "-")) cli_no_binary_tty(&c, STDOUT_FILENO, "a GGUF");
+    io_signals_install();
     double t0 = cli_seconds();
-    if (convert_run(&o, &e)) return cli_fail(&cli, &e);
-    cli_detail(&cli, "%.1f s", cli_seconds() - t0);
+    if (convert_run(&o, &e)) return cli_fail(&c, &e);
+    cli_detail(&c, "%.1f s", cli_seconds() - t0);
     return 0;
 }

@@ -1,0 +1,35 @@
+/* generate.h - inside dflash-generate: what its files share. */
+#ifndef DFLASH_GENERATE_H
+#define DFLASH_GENERATE_H
+
+#include "../cli.h"
+#include "../models.h"
+#include "../../common/session.h"
+#include "../../common/spec.h"
+#include "../../common/state.h"
+
+/* What a run was asked for, as the flags filled it. */
+struct settings {
+    struct models m;
+    const char *out_path, *state_path, *stop_list, *stats_path, *trace_path, *draft_logits_path;
+    int64_t n;
+    int32_t ctx, chunk, block, width, draft_window;
+    bool append, ignore_eos, force;
+    struct kn_sampler sampler;
+};
+
+/* What came of it. */
+struct result {
+    int64_t prompt_tokens; /* positions before the first generated token, those of a state included */
+    int64_t prefilled;     /* of them, run by this program */
+    double prefill_s, start_s;
+    struct spec_stats st;
+};
+
+void report_print(const struct cli *c, const struct settings *set, const struct session *s,
+                  const struct result *r);
+/* One JSON object to path, whole or not at all. */
+int report_write(const struct settings *set, const struct session *s, const struct result *r,
+                 struct io_out *o, struct err *e);
+
+#endif

@@ -1,0 +1,282 @@
+/* dflash-generate - continue a prompt or a state, with or without a drafter. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "generate.h"
+#include "../../common/io.h"
+#include "../../common/mem.h"
+
+static struct settings set = {
+    .m = MODELS_INIT,
+    .n = -1,
+    .sampler = {.temp = 0, .top_p = 1, .repeat_penalty = 1, .repeat_last = 64},
+};
+
+static const struct cli_flag flags[] = {
+    MODELS_FLAGS(set.m),
+    {"-n", CLI_I64, &set.n, "N", "tokens to generate at most", 1, 1 << 30},
+    {"-o", CLI_STR, &set.out_path, "FILE", "write the tokens there (default stdout)", 0, 0},
+    {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE", 0, 0},
+    {"--state", CLI_STR, &set.state_path, "STATE", "continue a state of dflash-prefill; stdin is not read", 0,
+     0},
+    {"--append", CLI_FLAG, &set.append, NULL, "prefill the tokens of stdin after the state", 0, 0},
+    {"--stop", CLI_STR, &set.stop_list, "LIST", "more ids that end the stream, as 1,2,3", 0, 0},
+    {"--ignore-eos", CLI_FLAG, &set.ignore_eos, NULL, "the model's own stop ids do not end the stream", 0, 0},
+    {"--temp", CLI_F32, &set.sampler.temp, "T", "temperature (default 0: the likeliest token)", 0, 1000},
+    {"--top-k", CLI_I32, &set.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0,
+     INT32_MAX},
+    {"--top-p", CLI_F32, &set.sampler.top_p, "P", "sample from the likeliest that make up mass P (default 1)",
+     0, 1},
+    {"--min-p", CLI_F32, &set.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
+    {"--repeat-penalty", CLI_F32, &set.sampler.repeat_penalty, "R",
+     "divide the logits of recent tokens (default 1: off)", 0, 1000},
+    {"--repeat-last", CLI_I32, &set.sampler.repeat_last, "N",
+     "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
+    {"--seed", CLI_U64, &set.sampler.seed, "S", "of the sampling (default 0)", 0, 0},
+    {"--block", CLI_I32, &set.block, "B", "rows a draft block (default: as the drafter was trained)", 2,
+     SESSION_MAX_ROWS},
+    {"--width", CLI_I32, &set.width, "W", "rows verified a cycle at most (default: the block)", 1,
+     SESSION_MAX_ROWS},
+    {"--draft-window", CLI_I32, &set.draft_window, "N",
+     "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
+    {"--chunk", CLI_I32, &set.chunk, "N", "tokens a prefill pass (default 512, or as the state has it)", 1,
+     1 << 20},
+    {"--ctx", CLI_I32, &set.ctx, "N", "positions to make room for (default: what the run needs)", 1, 1 << 30},
+    {"--stats", CLI_STR, &set.stats_path, "FILE", "write the statistics as one JSON object", 0, 0},
+    {"--draft-trace", CLI_STR, &set.trace_path, "FILE", "write every cycle's proposals, int32", 0, 0},
+    {"--draft-logits", CLI_STR, &set.draft_logits_path, "FILE",
+     "write the first block's logits, float32 [block, n_vocab]", 0, 0},
+    {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
+};
+static struct cli cli = {
+    .tool = "generate",
+    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] -n N [flags] < tokens > tokens\n"
+                "-m TARGET.gguf [-d DRAFTER.gguf] --state STATE [--append] -n N [flags] > tokens",
+    .summary = "Continue a prompt of raw int32 token ids. The output is the same with and without a drafter.",
+    .flags = flags,
+};
+
+/* ---- outputs ---- */
+
+struct outputs {
+    struct io_out tokens, stats, trace, draft_logits;
+};
+
+static int write_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct outputs *o = ctx;
+    return io_write_tokens(&o->tokens, ids, (size_t)n, e) || io_out_flush(&o->tokens, e) ? -1 : 0;
+}
+
+static int write_trace(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct outputs *o = ctx;
+    return set.trace_path ? io_write_tokens(&o->trace, ids, (size_t)n, e) : 0;
+}
+
+static int write_draft_row(void *ctx, const float *row, int32_t n_vocab, struct err *e)
+{
+    struct outputs *o = ctx;
+    return io_out_write(&o->draft_logits, row, (size_t)n_vocab * sizeof *row, e);
+}
+
+static int open_outputs(struct outputs *o, struct err *e)
+{
+    const char *inputs[] = {set.m.target_path, set.m.drafter_path ? set.m.drafter_path : set.m.target_path,
+                            set.state_path ? set.state_path : "-", "-"};
+    const struct {
+        const char *path;
+        struct io_out *out;
+    } more[] = {
+        {set.stats_path, &o->stats}, {set.trace_path, &o->trace}, {set.draft_logits_path, &o->draft_logits}};
+    if (io_out_open(&o->tokens, set.out_path, set.force, inputs, 4, e)) return -1;
+    for (int i = 0; i < 3; i++)
+        if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, 4, e)) return -1;
+    return 0;
+}
+
+static int commit_outputs(struct outputs *o, struct err *e)
+{
+    struct io_out *all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits};
+    for (int i = 0; i < 4; i++)
+        if (io_out_commit(all[i], e)) return -1;
+    return 0;
+}
+
+static void abort_outputs(struct outputs *o)
+{
+    struct io_out *all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits};
+    for (int i = 0; i < 4; i++) io_out_abort(all[i]);
+}
+
+/* ---- stops ---- */
+
+/* The model's own ids, unless they are ignored, and those of --stop. *ids is mem_alloc'ed. */
+static int make_stops(int32_t **ids, int32_t *n, struct err *e)
+{
+    const struct desc *d = set.m.target->d;
+    const char *p = set.stop_list ? set.stop_list : "";
+    size_t room = DESC_MAX_STOPS + strlen(p) / 2 + 1;
+    *n = 0;
+    *ids = mem_alloc(room * sizeof **ids);
+    if (!*ids) return err_set(e, ERR_IO, "out of memory (stop ids)");
+    for (int i = 0; i < d->n_stops && !set.ignore_eos; i++) (*ids)[(*n)++] = d->stops[i];
+    while (*p) {
+        char *end;
+        errno = 0;
+        long long v = strtoll(p, &end, 10);
+        if (end == p || errno || (*end && *end != ',') || v < 0 || v >= d->n_vocab)
+            return err_set(e, ERR_USAGE,
+                           "--stop: not a list of ids (expected 0 to %d with commas between, got '%s')",
+                           d->n_vocab - 1, set.stop_list);
+        (*ids)[(*n)++] = (int32_t)v;
+        p = *end ? end + 1 : end;
+    }
+    return 0;
+}
+
+/* ---- the run ---- */
+
+static void progress(void *ctx, int64_t done, int64_t total)
+{
+    (void)ctx;
+    cli_progress(&cli, "prefill", (uint64_t)done, (uint64_t)total, "tokens");
+}
+
+struct run {
+    struct outputs out;
+    struct state *state;
+    struct state_info info; /* zero without a state */
+    struct session *s;
+    int32_t *prompt, *stops;
+    size_t n_prompt;
+    int32_t n_stops;
+    struct result r;
+};
+
+static int read_inputs(struct run *u, struct err *e)
+{
+    bool from_stdin = !set.state_path || set.append;
+    if (set.state_path && state_open(&u->state, set.state_path, &u->info, e)) return -1;
+    if (from_stdin && io_read_tokens(STDIN_FILENO, "stdin", &u->prompt, &u->n_prompt, e)) return -1;
+    if (!set.state_path && !u->n_prompt)
+        return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
+    if (models_check_ids(&set.m, u->prompt, u->n_prompt, e)) return -1;
+    if (!set.state_path) models_check_bos(&set.m, &cli, u->prompt, u->n_prompt);
+    return 0;
+}
+
+/* A session large enough; what the state says is taken where the flags say nothing, and must agree where they
+ * do. */
+static int make_session(struct run *u, struct err *e)
+{
+    int64_t prompt = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt;
+    int32_t block = set.m.drafter ? (set.block ? set.block : set.m.drafter->d->block_size) : 1;
+    int64_t need = prompt + set.n + block;
+    struct session_options o = {.ctx = set.ctx,
+                                .chunk = set.chunk,
+                                .block = set.block,
+                                .draft_window = set.draft_window,
+                                .check_layers = set.m.check_layers,
+                                .progress = progress};
+    if (set.ctx && need > set.ctx)
+        return err_set(e, ERR_USAGE,
+                       "--ctx is too small (expected %" PRId64 ": a prompt of %" PRId64 ", %" PRId64
+                       " new tokens and a block of %d, got %d)",
+                       need, prompt, set.n, block, set.ctx);
+    if (need > 1 << 30)
+        return err_set(e, ERR_USAGE,
+                       "prompt and -n need too large a context (expected at most %d, got %" PRId64 ")",
+                       1 << 30, need);
+    if (!set.ctx) o.ctx = (int32_t)need;
+    if (!o.chunk) o.chunk = u->info.chunk;
+    if (models_kv_type(&set.m, u->state ? u->info.kv_type : KN_F16, &o.kv_type, e)) return -1;
+    if (session_new(&u->s, set.m.target, set.m.drafter, &o, e)) return -1;
+    return u->state ? state_restore(u->state, u->s, e) : 0;
+}
+
+static int prefill(struct run *u, struct err *e)
+{
+    double start = cli_seconds();
+    if (u->n_prompt && session_prefill(u->s, u->prompt, (int64_t)u->n_prompt, NULL, NULL, e)) return -1;
+    u->r.prefilled = (int64_t)u->n_prompt;
+    u->r.prompt_tokens = u->s->n_past;
+    u->r.prefill_s = u->n_prompt ? cli_seconds() - start : 0;
+    return 0;
+}
+
+static int generate(struct run *u, struct err *e)
+{
+    const struct spec_options o = {.n = set.n,
+                                   .sampler = set.sampler,
+                                   .stops = u->stops,
+                                   .n_stops = u->n_stops,
+                                   .width = set.width,
+                                   .draft_logits = set.draft_logits_path != NULL,
+                                   .tokens = write_tokens,
+                                   .proposals = write_trace,
+                                   .draft_row = write_draft_row,
+                                   .ctx = &u->out};
+    return spec_generate(u->s, &o, &u->r.st, e);
+}
+
+static int run(struct run *u, struct err *e)
+{
+    if (open_outputs(&u->out, e) || models_open(&set.m, &cli, e)) return -1;
+    if (make_stops(&u->stops, &u->n_stops, e) || read_inputs(u, e) || make_session(u, e)) return -1;
+    if (prefill(u, e) || generate(u, e)) return -1;
+    if (set.stats_path && report_write(&set, u->s, &u->r, &u->out.stats, e)) return -1;
+    if (commit_outputs(&u->out, e)) return -1;
+    report_print(&cli, &set, u->s, &u->r);
+    cli_detail(&cli, "%.1f MiB of caches and activations", (double)u->s->bytes / 1048576);
+    return 0;
+}
+
+/* What the flag table's ranges cannot say. */
+static void check_flags(void)
+{
+    if (!set.m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
+    if (set.n < 0) cli_usage_error(&cli, "-n N is missing");
+    if (set.sampler.top_p <= 0)
+        cli_usage_error(&cli, "--top-p: out of range (expected above 0 and at most 1, got 0)");
+    if (set.sampler.repeat_penalty <= 0)
+        cli_usage_error(&cli, "--repeat-penalty: out of range (expected above 0, got 0)");
+    if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
+    if (set.append && (!strcmp(set.state_path, "-") || !strcmp(set.state_path, "/dev/stdin")))
+        cli_usage_error(&cli, "--append reads tokens from stdin: the state must be a file");
+    const struct {
+        const char *name;
+        bool given;
+    } draft[] = {{"--block", set.block > 0},
+                 {"--width", set.width > 0},
+                 {"--draft-window", set.draft_window > 0},
+                 {"--draft-causal", set.m.draft_causal >= 0},
+                 {"--draft-trace", set.trace_path != NULL},
+                 {"--draft-logits", set.draft_logits_path != NULL}};
+    for (size_t i = 0; i < sizeof draft / sizeof draft[0] && !set.m.drafter_path; i++)
+        if (draft[i].given) cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)", draft[i].name);
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    struct run u = {0};
+    models_spin_less(argv);
+    cli_parse(&cli, argc, argv);
+    check_flags();
+    if (!set.state_path || set.append) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
+    if (!set.out_path || !strcmp(set.out_path, "-"))
+        cli_no_binary_tty(&cli, STDOUT_FILENO, "the token stream");
+    int rc = run(&u, &e);
+    abort_outputs(&u.out);
+    session_free(u.s);
+    state_close(u.state);
+    mem_free(u.prompt);
+    mem_free(u.stops);
+    models_close(&set.m);
+    if (rc) return cli_fail(&cli, &e);
+    return cli_close_stdout(&cli);
+}

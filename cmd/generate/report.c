@@ -1,0 +1,130 @@
+/* report.c - the statistics of a run: for people on stderr, for programs as JSON. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "generate.h"
+
+/* Tokens a second of decoding: the first token is the prefill's. */
+static double decode_rate(const struct spec_stats *st)
+{
+    return st->decode_s > 0 && st->generated > 1 ? (double)(st->generated - 1) / st->decode_s : NAN;
+}
+
+static double rest_s(const struct spec_stats *st)
+{
+    double rest = st->decode_s - st->draft_s - st->verify_s;
+    return rest > 0 ? rest : 0;
+}
+
+static const char *stop_reason(const struct spec_stats *st)
+{
+    return st->stop == SPEC_STOP_TOKEN ? "stop" : "length";
+}
+
+void report_print(const struct cli *c, const struct settings *set, const struct session *s,
+                  const struct result *r)
+{
+    const struct spec_stats *st = &r->st;
+    double rate = decode_rate(st), tau = spec_tau(st);
+    char text[64 * 12] = "";
+    (void)set;
+    if (r->prefilled)
+        cli_note(c, "prefill: %" PRId64 " tokens in %.3f s, %.1f t/s", r->prefilled, r->prefill_s,
+                 (double)r->prefilled / r->prefill_s);
+    if (isnan(rate))
+        cli_note(c, "decode: %" PRId64 " token", st->generated);
+    else
+        cli_note(c, "decode: %" PRId64 " tokens in %.3f s, %.1f t/s", st->generated, st->decode_s, rate);
+    if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
+    if (!s->drafter) return;
+    if (isnan(tau))
+        cli_note(c, "drafter: no whole cycle");
+    else
+        cli_note(c,
+                 "drafter: tau %.2f over %" PRId64 " cycles (%" PRId64
+                 " cut by -n); draft %.3f s, verify %.3f s, rest %.3f s",
+                 tau, st->full_cycles, st->cycles - st->full_cycles, st->draft_s, st->verify_s, rest_s(st));
+    for (int32_t i = 0, used = 0; i < s->o.block; i++)
+        used +=
+            snprintf(text + used, sizeof text - (size_t)used, "%s%" PRId64, i ? " " : "", st->accepted[i]);
+    cli_note(c, "cycles by accepted proposals, 0 to %d: %s", s->o.block - 1, text);
+    if (st->nan_cycles)
+        cli_warn(c, "the drafter gave NaN in %" PRId64 " of %" PRId64 " cycles; those proposed nothing",
+                 st->nan_cycles, st->cycles);
+}
+
+static json_t *number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+static json_t *settings_json(const struct settings *set, const struct session *s)
+{
+    const struct kn_sampler *k = &set->sampler;
+    json_t *j = json_object();
+    json_object_set_new(j, "target", json_string(set->m.target_path));
+    json_object_set_new(j, "drafter", set->m.drafter_path ? json_string(set->m.drafter_path) : json_null());
+    json_object_set_new(j, "n", json_integer(set->n));
+    json_object_set_new(j, "ctx", json_integer(s->o.ctx));
+    json_object_set_new(j, "chunk", json_integer(s->o.chunk));
+    json_object_set_new(j, "kv",
+                        json_string(s->o.kv_type == KN_F16    ? "f16"
+                                    : s->o.kv_type == KN_BF16 ? "bf16"
+                                                              : "f32"));
+    json_object_set_new(j, "block", s->drafter ? json_integer(s->o.block) : json_null());
+    json_object_set_new(j, "width",
+                        s->drafter ? json_integer(set->width ? set->width : s->o.block) : json_null());
+    json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
+    json_object_set_new(j, "temp", number(k->temp));
+    json_object_set_new(j, "top_k", json_integer(k->top_k));
+    json_object_set_new(j, "top_p", number(k->top_p));
+    json_object_set_new(j, "min_p", number(k->min_p));
+    json_object_set_new(j, "repeat_penalty", number(k->repeat_penalty));
+    json_object_set_new(j, "repeat_last", json_integer(k->repeat_last));
+    json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
+    json_object_set_new(j, "threads", json_integer(set->m.threads));
+    return j;
+}
+
+int report_write(const struct settings *set, const struct session *s, const struct result *r,
+                 struct io_out *o, struct err *e)
+{
+    const struct spec_stats *st = &r->st;
+    json_t *j = json_object(), *hist = json_array();
+    int rc = -1;
+    for (int32_t i = 0; s->drafter && i < s->o.block; i++)
+        json_array_append_new(hist, json_integer(st->accepted[i]));
+    json_object_set_new(j, "schema", json_integer(1));
+    json_object_set_new(j, "version", json_string(DFLASH_VERSION));
+    json_object_set_new(j, "device", json_string(models_device(&set->m)));
+    json_object_set_new(j, "isa", set->m.isa ? json_string(set->m.isa) : json_string("auto"));
+    json_object_set_new(j, "prompt_tokens", json_integer(r->prompt_tokens));
+    json_object_set_new(j, "prefilled_tokens", json_integer(r->prefilled));
+    json_object_set_new(j, "generated_tokens", json_integer(st->generated));
+    json_object_set_new(j, "stop", json_string(stop_reason(st)));
+    json_object_set_new(j, "stop_id", st->stop == SPEC_STOP_TOKEN ? json_integer(st->stop_id) : json_null());
+    json_object_set_new(j, "load_s", number(set->m.load_s));
+    json_object_set_new(j, "prefill_s", number(r->prefill_s));
+    json_object_set_new(j, "decode_s", number(st->decode_s));
+    json_object_set_new(j, "decode_tokens_per_s", number(decode_rate(st)));
+    json_object_set_new(j, "cycles", json_integer(st->cycles));
+    json_object_set_new(j, "tau", number(spec_tau(st)));
+    json_object_set_new(j, "accepted_histogram", hist);
+    json_object_set_new(j, "draft_s", number(st->draft_s));
+    json_object_set_new(j, "verify_s", number(st->verify_s));
+    json_object_set_new(j, "rest_s", number(rest_s(st)));
+    json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
+    json_object_set_new(j, "settings", settings_json(set, s));
+    char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    if (!text)
+        err_set(e, ERR_IO, "out of memory (statistics)");
+    else
+        rc = io_out_write(o, text, strlen(text), e) || io_out_write(o, "\n", 1, e) ? -1 : 0;
+    json_decref(j);
+    free(text);
+    return rc;
+}

@@ -1,0 +1,171 @@
+/* models.c - see models.h. */
+#include "models.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void models_spin_less(char **argv)
+{
+    static const char *const policy[] = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"};
+    for (int i = 0; i < 2; i++)
+        if (getenv(policy[i])) return;
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
+    /* No /proc: slower on a busy machine, nothing else. */
+}
+
+static const char *default_device(void)
+{
+    return kn_cuda_built() && kn_cuda_devices() > 0 ? "cuda" : "cpu";
+}
+
+static int open_backend(struct models *m, struct err *e)
+{
+    char msg[256];
+    const struct kn_open o = {
+        .device = m->device ? m->device : default_device(), .isa = m->isa, .threads = m->threads};
+    if (strcmp(o.device, "cpu") && strcmp(o.device, "cuda") && strncmp(o.device, "cuda:", 5))
+        return err_set(e, ERR_USAGE, "--device: unknown device (expected cpu or cuda[:N], got %s)", o.device);
+    if (m->isa && strcmp(m->isa, "auto") && strcmp(m->isa, "scalar") && strcmp(m->isa, "avx2") &&
+        strcmp(m->isa, "avx512"))
+        return err_set(e, ERR_USAGE,
+                       "--isa: unknown instruction set (expected auto, scalar, avx2 or avx512, got %s)",
+                       m->isa);
+    if (kn_backend_open(&m->be, &o, msg, sizeof msg)) return err_set(e, ERR_DEVICE, "%s: %s", o.device, msg);
+    return 0;
+}
+
+struct progress {
+    const struct cli *c;
+    const char *what;
+};
+
+static void show_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    const struct progress *p = ctx;
+    cli_progress(p->c, p->what, done, total, "B");
+}
+
+static void list_ids(char *out, size_t n, const int32_t *ids, int32_t count)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int32_t i = 0; i < count && used < n; i++)
+        used += (size_t)snprintf(out + used, n - used, "%s%d", i ? ", " : "", ids[i]);
+}
+
+static void describe(const struct cli *c, const char *role, const char *path, const struct desc *d)
+{
+    char ids[256];
+    cli_detail(c,
+               "%s: %s: %s%s%s, %d layers, hidden size %d, %d/%d heads of %d, feed-forward %d, vocabulary "
+               "%d, theta %g",
+               role, path, d->arch_name, *d->dialect ? ", dialect " : "", d->dialect, d->n_layer, d->n_embd,
+               d->n_head, d->n_head_kv, d->head_dim, d->n_ff, d->n_vocab, (double)d->rope_theta);
+    if (d->arch != DESC_DFLASH) {
+        list_ids(ids, sizeof ids, d->stops, d->n_stops);
+        cli_detail(c, "%s: stop ids: %s", role, d->n_stops ? ids : "none in the file");
+        return;
+    }
+    list_ids(ids, sizeof ids, d->taps, d->n_taps);
+    cli_detail(c, "%s: block %d, mask id %d, taps after blocks %s", role, d->block_size, d->mask_id, ids);
+    int sliding = 0;
+    for (int i = 0; i < d->n_layer; i++) sliding += d->layer[i].window > 0;
+    if (!sliding) cli_detail(c, "%s: all layers see the whole context", role);
+    for (int i = 0; i < d->n_layer && sliding; i++)
+        cli_detail(c, "%s: layer %d: window %d, %s in the block", role, i, d->layer[i].window,
+                   d->layer[i].causal ? "causal" : "bidirectional");
+    if (!d->has_embedding_scale) cli_detail(c, "%s: embedding scale: the target's", role);
+    if (!d->has_softcap) cli_detail(c, "%s: softcap on its logits: the target's", role);
+}
+
+/* What the file did not say and the rules decided. */
+static void tell_inferred(const struct cli *c, const struct desc *d)
+{
+    int causal = 0;
+    if (!d->causal_inferred) return;
+    for (int i = 0; i < d->n_layer; i++) causal += d->layer[i].causal;
+    cli_note(c,
+             "drafter: the file does not say which layers are causal in the block; inferred: %d of %d, the "
+             "sliding ones "
+             "(--draft-causal overrides)",
+             causal, d->n_layer);
+}
+
+static int load_drafter(struct models *m, const struct cli *c, struct err *e)
+{
+    struct progress p = {c, "loading drafter"};
+    const struct desc_override o = {.draft_causal = m->draft_causal};
+    if (model_load(&m->drafter, m->drafter_path, m->be, &o, show_progress, &p, e)) return -1;
+    const struct desc *t = m->target->d, *d = m->drafter->d;
+    describe(c, "drafter", m->drafter_path, d);
+    tell_inferred(c, d);
+    if (desc_pair(t, d, e)) return -1;
+    if (t->has_tokenizer && d->has_tokenizer && t->tokenizer_crc != d->tokenizer_crc)
+        cli_warn(c, "target and drafter carry different vocabularies of one size: proposals may be poor");
+    return 0;
+}
+
+int models_open(struct models *m, const struct cli *c, struct err *e)
+{
+    double start = cli_seconds();
+    struct progress p = {c, "loading target"};
+    const struct desc_override none = {.draft_causal = -1};
+    if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
+    if (open_backend(m, e)) return -1;
+    if (model_load(&m->target, m->target_path, m->be, &none, show_progress, &p, e)) return -1;
+    if (m->target->d->arch == DESC_DFLASH) {
+        err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", m->target_path,
+                m->target->d->arch_name);
+        return err_hint(e, "a drafter goes with -d, beside the target that it was made for");
+    }
+    describe(c, "target", m->target_path, m->target->d);
+    if (m->drafter_path && load_drafter(m, c, e)) return -1;
+    m->load_s = cli_seconds() - start;
+    cli_detail(c, "%s: loaded in %.2f s", models_device(m), m->load_s);
+    return 0;
+}
+
+void models_close(struct models *m)
+{
+    model_free(m->drafter);
+    model_free(m->target);
+    if (m->be) kn_backend_close(m->be);
+    m->drafter = m->target = NULL;
+    m->be = NULL;
+}
+
+int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, struct err *e)
+{
+    const struct kn_type_info *t = m->kv ? kn_type_by_name(m->kv) : kn_type_info(otherwise);
+    if (!t || (t->type != KN_F16 && t->type != KN_BF16 && t->type != KN_F32))
+        return err_set(e, ERR_USAGE, "--kv: cache type not supported (expected f16, bf16 or f32, got %s)",
+                       m->kv ? m->kv : "an unknown one");
+    *type = t->type;
+    return 0;
+}
+
+void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n)
+{
+    const struct desc *d = m->target->d;
+    if (d->add_bos && d->bos_id >= 0 && n > 0 && ids[0] != d->bos_id)
+        cli_warn(c, "the model asks for BOS (%d) at the start, the prompt begins with %d: used as it is",
+                 d->bos_id, ids[0]);
+}
+
+int models_check_ids(const struct models *m, const int32_t *ids, size_t n, struct err *e)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= m->target->d->n_vocab)
+            return err_set(e, ERR_FORMAT,
+                           "stdin: token %zu: id out of the vocabulary (expected 0 to %d, got %d)", i,
+                           m->target->d->n_vocab - 1, ids[i]);
+    return 0;
+}
+
+const char *models_device(const struct models *m)
+{
+    return kn_op(m->be)->name;
+}

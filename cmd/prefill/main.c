@@ -1,0 +1,162 @@
+/* dflash-prefill - run a prompt once and keep what it leaves: a state for dflash-generate, logits, or a
+ * perplexity. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../cli.h"
+#include "../models.h"
+#include "../../common/io.h"
+#include "../../common/mem.h"
+#include "../../common/session.h"
+#include "../../common/state.h"
+
+static struct models m = MODELS_INIT;
+static const char *out_path, *logits_path;
+static int32_t chunk, ctx_size;
+static bool force, nll;
+
+static const struct cli_flag flags[] = {
+    MODELS_FLAGS(m),
+    {"-o", CLI_STR, &out_path, "STATE", "write the state there (default stdout)", 0, 0},
+    {"--force", CLI_FLAG, &force, NULL, "replace an existing STATE", 0, 0},
+    {"--chunk", CLI_I32, &chunk, "N", "tokens a pass, part of the state (default 512)", 1, 1 << 20},
+    {"--ctx", CLI_I32, &ctx_size, "N", "positions to make room for (default: what the prompt needs)", 1,
+     1 << 30},
+    {"--logits", CLI_STR, &logits_path, "FILE",
+     "write the logits of every position, float32 [n_prompt, n_vocab]", 0, 0},
+    {"--nll", CLI_FLAG, &nll, NULL, "print the perplexity of the prompt instead of writing a state", 0, 0},
+    {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
+};
+static struct cli cli = {
+    .tool = "prefill",
+    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-o STATE] [--chunk N] [--logits FILE] < tokens > state\n"
+                "-m TARGET.gguf --nll < tokens",
+    .summary = "Run a prompt of raw int32 token ids and write the state that dflash-generate resumes from.",
+    .flags = flags,
+};
+
+/* What is made of the logits of all positions. */
+struct rows {
+    const int32_t *ids;
+    size_t n;
+    int32_t n_vocab;
+    struct io_out *logits; /* NULL: not wanted */
+    double nll;            /* sum over the tokens that a row predicts */
+    const struct session *s;
+};
+
+/* -log p(id) in double: the sum of a row's exponentials loses nothing that float32 logits hold. */
+static double row_nll(const float *row, int32_t n, int32_t id)
+{
+    double best = row[0], sum = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (row[i] > best) best = row[i];
+    for (int32_t i = 0; i < n; i++) sum += exp(row[i] - best);
+    return best + log(sum) - row[id];
+}
+
+static int take_rows(void *ctx, const float *rows, int32_t n, int32_t pos, struct err *e)
+{
+    struct rows *r = ctx;
+    for (int32_t i = 0; i < n; i++) {
+        const float *row = rows + (size_t)i * (size_t)r->n_vocab;
+        if (session_check_row(r->s, row, pos + i, e)) return -1;
+        if ((size_t)(pos + i) + 1 < r->n) r->nll += row_nll(row, r->n_vocab, r->ids[pos + i + 1]);
+    }
+    return r->logits ? io_out_write(r->logits, rows, (size_t)n * (size_t)r->n_vocab * sizeof *rows, e) : 0;
+}
+
+static void progress(void *ctx, int64_t done, int64_t total)
+{
+    (void)ctx;
+    cli_progress(&cli, "prefill", (uint64_t)done, (uint64_t)total, "tokens");
+}
+
+static int make_session(struct session **s, size_t n, struct err *e)
+{
+    struct session_options o = {.ctx = ctx_size ? ctx_size : (int32_t)n,
+                                .chunk = chunk,
+                                .progress = progress,
+                                .check_layers = m.check_layers};
+    if (n > 1 << 30)
+        return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", 1 << 30, n);
+    if (models_kv_type(&m, KN_F16, &o.kv_type, e)) return -1;
+    return session_new(s, m.target, m.drafter, &o, e);
+}
+
+/* The state needs the last row checked: what it would resume into must hold numbers. */
+static int write_state(struct session *s, struct io_out *out, struct err *e)
+{
+    float *row = mem_alloc((size_t)m.target->d->n_vocab * sizeof *row);
+    int rc = row ? session_logits(s, 0, row, e) : err_set(e, ERR_IO, "out of memory (a row of logits)");
+    if (rc == 0) rc = session_check_row(s, row, s->n_past - 1, e);
+    if (rc == 0) rc = state_save(s, out, e);
+    mem_free(row);
+    return rc;
+}
+
+static void print_nll(const struct rows *r)
+{
+    double mean = r->nll / (double)(r->n - 1);
+    printf("tokens %zu\nnll %.6f\nppl %.4f\n", r->n - 1, mean, exp(mean));
+}
+
+static int run(struct err *e)
+{
+    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path, "-"};
+    struct io_out out = {.fd = -1}, logits = {.fd = -1};
+    struct session *s = NULL;
+    struct rows r = {0};
+    int32_t *ids = NULL;
+    int rc = -1;
+    double start;
+    if (!nll && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
+    if (logits_path && io_out_open(&logits, logits_path, true, inputs, 3, e)) goto done;
+    if (models_open(&m, &cli, e) || io_read_tokens(STDIN_FILENO, "stdin", &ids, &r.n, e)) goto done;
+    if (!r.n) {
+        err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
+        goto done;
+    }
+    if (nll && r.n < 2) {
+        err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
+        goto done;
+    }
+    if (models_check_ids(&m, ids, r.n, e) || make_session(&s, r.n, e)) goto done;
+    models_check_bos(&m, &cli, ids, r.n);
+    r.ids = ids;
+    r.n_vocab = m.target->d->n_vocab;
+    r.logits = logits_path ? &logits : NULL;
+    r.s = s;
+    start = cli_seconds();
+    if (session_prefill(s, ids, (int64_t)r.n, nll || logits_path ? take_rows : NULL, &r, e)) goto done;
+    start = cli_seconds() - start;
+    if (!nll && (write_state(s, &out, e) || io_out_commit(&out, e))) goto done;
+    if (logits_path && io_out_commit(&logits, e)) goto done;
+    if (nll) print_nll(&r);
+    cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
+    cli_detail(&cli, "%.1f MiB of caches and activations", (double)s->bytes / 1048576);
+    rc = 0;
+done:
+    io_out_abort(&out);
+    io_out_abort(&logits);
+    session_free(s);
+    mem_free(ids);
+    models_close(&m);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e = {0};
+    models_spin_less(argv);
+    cli_parse(&cli, argc, argv);
+    if (!m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
+    if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
+    cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
+    if (!nll && (!out_path || !strcmp(out_path, "-"))) cli_no_binary_tty(&cli, STDOUT_FILENO, "the state");
+    if (run(&e)) return cli_fail(&cli, &e);
+    return cli_close_stdout(&cli);
+}
