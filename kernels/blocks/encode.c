@@ -8,9 +8,10 @@ const struct search *search_best(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    /* Everything that the Makefile lets the compiler use in these files. */
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("f16c"))
+        __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("f16c"))
         return &search_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
         return &search_avx2;
