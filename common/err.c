@@ -11,6 +11,8 @@ static void fill(struct err *e, enum err_class code, const char *fmt, va_list ap
     e->code = code;
     e->hint[0] = 0;
     vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    for (char *p = e->msg; *p; p++) /* messages quote files, and a terminal may read them */
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
 }
 
 int err_set(struct err *e, enum err_class code, const char *fmt, ...)

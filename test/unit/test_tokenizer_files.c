@@ -100,6 +100,7 @@ static const struct change changes[] = {
     {K "merges", STRS, {"a b", "a b"}, 0, "merge 1 'a b' repeats an earlier one"},
     {K "merges", STRS, {"a b", "b a"}, 0, "merge 1 'b a': no token for the result"},
     {K "merges", STRS, {"ax b"}, 0, "merge 0 'ax b': no token 'ax'"},
+    {K "merges", STRS, {"\x1b[31m b"}, 0, "merge 0 '?[31m b': no token '?[31m'"}, /* not to a terminal */
     {K "merges", STRS, {"ab"}, 0, "merge 0 'ab' (expected two tokens and one space)"},
     {K "merges", STRS, {"a b c"}, 0, "merge 0 'a b c' (expected two tokens and one space)"},
     {K "merges", STRS, {" b"}, 0, "(expected two tokens and one space)"},
