@@ -124,7 +124,8 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     describe(c, "target", m->target_path, m->target->d);
     if (m->drafter_path && load_drafter(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;
-    cli_detail(c, "%s: loaded in %.2f s", models_device(m), m->load_s);
+    cli_detail(c, "%s, %s, %d threads: loaded in %.2f s", models_device(m), kn_backend_isa(m->be),
+               kn_backend_threads(m->be), m->load_s);
     return 0;
 }
 

@@ -1,6 +1,7 @@
 /* models.h - what the programs that run a model share: device, target and drafter, opened from flags.
  *
- * A program puts MODELS_FLAGS(m) into its flag table, calls models_open after cli_parse, and models_close at its end. */
+ * A program puts MODELS_FLAGS(m) into its flag table, calls models_open after cli_parse, and models_close at
+ * its end. */
 #ifndef DFLASH_MODELS_H
 #define DFLASH_MODELS_H
 
@@ -10,31 +11,63 @@
 #include "../common/model.h"
 
 struct models {
-    const char *target_path, *drafter_path;     /* drafter_path may be NULL */
-    const char *device, *isa, *kv;              /* NULL: the default */
+    const char *target_path, *drafter_path; /* drafter_path may be NULL */
+    const char *device, *isa, *kv;          /* NULL: the default */
     int32_t threads, draft_causal;
     bool check_layers;
     struct kn_backend *be;
     struct model *target, *drafter;
     double load_s;
 };
-#define MODELS_INIT {.draft_causal = -1}
+#define MODELS_INIT                                                                                          \
+    {                                                                                                        \
+        .draft_causal = -1                                                                                   \
+    }
 
-#define MODELS_FLAGS(m)                                                                                                        \
-    {"-m", CLI_STR, &(m).target_path, "TARGET", "target model, a GGUF file", 0, 0},                                            \
-    {"-d", CLI_STR, &(m).drafter_path, "DRAFTER", "drafter for it, a GGUF file", 0, 0},                                        \
-    {"--kv", CLI_STR, &(m).kv, "TYPE", "cache type: f16, bf16 or f32 (default f16, or as the state has it)", 0, 0},            \
-    {"--device", CLI_STR, &(m).device, "NAME", "cpu or cuda[:N] (default cuda if built in and present, else cpu)", 0, 0},      \
-    {"--isa", CLI_STR, &(m).isa, "NAME", "instruction set: auto, scalar, avx2 or avx512 (the bits are the same)", 0, 0},      \
-    {"--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, 4096},                                \
-    {"--draft-causal", CLI_I32, &(m).draft_causal, "0|1", "drafter layers see ahead in the block (0) or not (1)", 0, 1},       \
-    {"--check-layers", CLI_FLAG, &(m).check_layers, NULL, "name the first layer that leaves a NaN or Inf (slow)", 0, 0}
+#define MODELS_FLAGS(m)                                                                                      \
+    {"-m", CLI_STR, &(m).target_path, "TARGET", "target model, a GGUF file", 0, 0},                          \
+        {"-d", CLI_STR, &(m).drafter_path, "DRAFTER", "drafter for it, a GGUF file", 0, 0},                  \
+        {"--kv",                                                                                             \
+         CLI_STR,                                                                                            \
+         &(m).kv,                                                                                            \
+         "TYPE",                                                                                             \
+         "cache type: f16, bf16 or f32 (default f16, or as the state has it)",                               \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--device",                                                                                         \
+         CLI_STR,                                                                                            \
+         &(m).device,                                                                                        \
+         "NAME",                                                                                             \
+         "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                                 \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--isa",                                                                                            \
+         CLI_STR,                                                                                            \
+         &(m).isa,                                                                                           \
+         "NAME",                                                                                             \
+         "instruction set: auto, scalar, avx2 or avx512 (the bits are the same)",                            \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, 4096},          \
+        {"--draft-causal",                                                                                   \
+         CLI_I32,                                                                                            \
+         &(m).draft_causal,                                                                                  \
+         "0|1",                                                                                              \
+         "drafter layers see ahead in the block (0) or not (1)",                                             \
+         0,                                                                                                  \
+         1},                                                                                                 \
+    {                                                                                                        \
+        "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \
+            "name the first layer that leaves a NaN or Inf (slow)", 0, 0                                     \
+    }
 
-/* First thing in main: start the program again with a short GOMP_SPINCOUNT, unless the environment sets a waiting policy.
- * OpenMP threads that wait spin for milliseconds by default; where the processors are shared, that starves the very
- * threads they wait for (48 tokens on two busy cores: 3.3 s, against 0.2 s). libgomp reads it before main, once. */
+/* First thing in main: start the program again with a short GOMP_SPINCOUNT, unless the environment sets a
+ * waiting policy. OpenMP threads that wait spin for milliseconds by default; where the processors are shared,
+ * that starves the very threads they wait for (48 tokens on two busy cores: 3.3 s, against 0.2 s). libgomp
+ * reads it before main, once. */
 void models_spin_less(char **argv);
-/* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the files. */
+/* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
+ * files. */
 int models_open(struct models *m, const struct cli *c, struct err *e);
 void models_close(struct models *m);
 

@@ -19,6 +19,16 @@ const char *kn_message(const struct kn_backend *be)
     return ((const struct kn_backend_head *)be)->message;
 }
 
+const char *kn_backend_isa(const struct kn_backend *be)
+{
+    return ((const struct cpu_backend *)be)->isa->name;
+}
+
+int kn_backend_threads(const struct kn_backend *be)
+{
+    return ((const struct cpu_backend *)be)->threads;
+}
+
 int kn_backend_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n)
 {
     *be = NULL;

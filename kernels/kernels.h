@@ -77,6 +77,8 @@ struct kn_open {
 int kn_backend_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
 void kn_backend_close(struct kn_backend *be);
 const char *kn_message(const struct kn_backend *be);
+const char *kn_backend_isa(const struct kn_backend *be); /* the instruction set in use; "" but for the CPU */
+int kn_backend_threads(const struct kn_backend *be);     /* in use; 0 but for the CPU */
 bool kn_cuda_built(void);
 int kn_cuda_devices(void); /* 0 if none or not built */
 

@@ -86,7 +86,6 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "repeat_penalty", number(k->repeat_penalty));
     json_object_set_new(j, "repeat_last", json_integer(k->repeat_last));
     json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
-    json_object_set_new(j, "threads", json_integer(set->m.threads));
     return j;
 }
 
@@ -101,7 +100,8 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(DFLASH_VERSION));
     json_object_set_new(j, "device", json_string(models_device(&set->m)));
-    json_object_set_new(j, "isa", set->m.isa ? json_string(set->m.isa) : json_string("auto"));
+    json_object_set_new(j, "isa", json_string(kn_backend_isa(set->m.be)));
+    json_object_set_new(j, "threads", json_integer(kn_backend_threads(set->m.be)));
     json_object_set_new(j, "prompt_tokens", json_integer(r->prompt_tokens));
     json_object_set_new(j, "prefilled_tokens", json_integer(r->prefilled));
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));
