@@ -158,7 +158,7 @@ test-sanitize:
 FUZZ_SECONDS ?= 60
 FUZZ_CC      ?= clang
 FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
-FUZZ_SRC     := $(COMMON_SRC) $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need; no backend
+FUZZ_SRC     := $(COMMON_SRC) $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
 FUZZ_OBJ     := $(FUZZ_SRC:%.c=build-fuzz/obj/%.o)
 FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanitize=address,undefined \
                 -fno-sanitize-recover=all
@@ -169,7 +169,7 @@ build-fuzz/obj/%.o: %.c
 build-fuzz/libdflash.a: $(FUZZ_OBJ)
 	@rm -f $@
 	$(Q)ar rcs $@ $^
-build-fuzz/fuzz_%: test/fuzz/fuzz_%.c build-fuzz/libdflash.a
+build-fuzz/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/no_backend.c build-fuzz/libdflash.a
 	$(SAY) LINK $@
 	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer $^ -o $@ $(LIBS)
 
