@@ -24,7 +24,7 @@ endif
 TOOLS := convert quantize inspect tokenize prefill generate bench
 
 # No -ffast-math, no contraction: the same bits on every machine. Fused multiply-adds are written out.
-CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
+CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-psabi \
                -ffp-contract=off -fno-math-errno -fopenmp -MMD -MP
 ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
@@ -60,7 +60,9 @@ all: check-layers $(LIB) $(PROGRAMS)
 # Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
 $(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
 $(OBJ)/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
-$(OBJ)/kernels/%.o: CFLAGS_OPT := -O3
+# The sanitizers' checks in unrolled kernels take -O3 minutes a file.
+$(OBJ)/kernels/%.o: CFLAGS_OPT := $(if $(SANITIZE),-O1,-O3)
+$(OBJ)/kernels/cpu/%_scalar.o: CFLAGS_ISA := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=alignment$(comma)object-size$(comma)null$(comma)bounds)
 
 $(OBJ)/%.o: %.c
 	@mkdir -p $(@D)
@@ -102,6 +104,16 @@ $(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
 .PHONY: unit
 unit: $(UNIT_BIN)
 	@bad=0; for t in $(UNIT_BIN); do $$t || bad=1; done; exit $$bad
+
+# Benchmarks of single parts: test/bench/bench_*.c.
+$(BUILD)/bench/%: test/bench/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
+.PHONY: bench-mm
+bench-mm: $(BUILD)/bench/bench_mm
+	$(BUILD)/bench/bench_mm
 
 # The float64 reference (test/reference) and the trained pair in every weight type the tests use.
 $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/reference/oracle.h $(LIB)
@@ -197,6 +209,14 @@ $(BUILD)/test/make_malformed: test/make_malformed.c
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< -o $@
+
+# Speed and error of the block codecs, one core: FILE=weights.f32 for data of your own.
+.PHONY: bench-quant
+bench-quant: $(BUILD)/test/bench_quant
+	$< $(FILE)
+$(BUILD)/test/bench_quant: test/bench/bench_quant.c $(LIB)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
 .PHONY: clean
 clean:

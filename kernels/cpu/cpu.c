@@ -108,7 +108,7 @@ static int cpu_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t n
         be->scratch_rows = p;
         be->scratch_rows_bytes = bytes;
     }
-    return cpu_mm_reserve(be, n, n_in);
+    return n_in ? cpu_mm_reserve(be, n, n_in) : 0;
 }
 
 static const struct kn_ops cpu_ops = {

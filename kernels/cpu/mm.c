@@ -37,7 +37,7 @@ size_t mm_act_bytes(enum mm_act a, int64_t n_in)
     const size_t n = (size_t)n_in;
     if (a == MM_ACT_F32) return (n + 1) / 2 * 8;
     if (a == MM_ACT_Q32) return n + n / 32 * 12;
-    return n + n / 8 + n / 16 + n / 256 * 4;
+    return n + n / 16 + n / 4 + n / 256 * 4;
 }
 
 static size_t align64(size_t n)
@@ -72,12 +72,20 @@ static struct tile tile_at(const struct product *p, int32_t i)
     }
 }
 
+/* Room for the rows and one more that fills a tile; a single row is prepared by every thread for itself. */
+static size_t prepared_bytes(const struct cpu_backend *be, int32_t n, enum mm_act a, int64_t n_in)
+{
+    const size_t many = align64(((size_t)n + 1) * mm_act_bytes(a, n_in));
+    const size_t each = (size_t)be->threads * align64(mm_act_bytes(a, n_in));
+    return many > each ? many : each;
+}
+
 static size_t scratch_need(const struct cpu_backend *be, int32_t n, int64_t n_in,
                            const bool want[MM_ACT_COUNT])
 {
     size_t need = (size_t)be->threads * align64((size_t)n_in * 4);
     for (int a = 0; a < MM_ACT_COUNT; a++)
-        if (want[a]) need += align64(((size_t)n + 1) * mm_act_bytes((enum mm_act)a, n_in));
+        if (want[a]) need += prepared_bytes(be, n, (enum mm_act)a, n_in);
     return need;
 }
 
@@ -221,7 +229,7 @@ static int product(struct product *p)
     at += (size_t)be->threads * align64((size_t)n_in * 4);
     for (int a = 0; a < MM_ACT_COUNT; a++) {
         p->prepared[a] = want[a] ? at : NULL;
-        if (want[a]) at += align64(((size_t)p->n + 1) * mm_act_bytes((enum mm_act)a, n_in));
+        if (want[a]) at += prepared_bytes(be, p->n, (enum mm_act)a, n_in);
     }
     plan_tiles(p);
     const int lanes = be->isa->mm->lanes;
@@ -242,11 +250,20 @@ static int product(struct product *p)
     const int threads = work < 100e3 ? 1 : be->threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        float *normed = (float *)(p->normed + (size_t)omp_get_thread_num() * align64((size_t)n_in * 4));
+        struct product own = *p;
+        const size_t thread = (size_t)omp_get_thread_num();
+        float *normed = (float *)(p->normed + thread * align64((size_t)n_in * 4));
+        if (slots == 1) {
+            /* A row takes less time to prepare than threads take to meet. */
+            for (int a = 0; a < MM_ACT_COUNT; a++)
+                if (own.prepared[a]) own.prepared[a] += thread * align64(mm_act_bytes((enum mm_act)a, n_in));
+            prepare_row(&own, 0, normed);
+        } else {
 #pragma omp for schedule(static)
-        for (int32_t i = 0; i < slots; i++) prepare_row(p, i, normed);
+            for (int32_t i = 0; i < slots; i++) prepare_row(p, i, normed);
+        }
 #pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t i = 0; i < chunks; i++) run_chunk(p, i);
+        for (int64_t i = 0; i < chunks; i++) run_chunk(&own, i);
     }
     return 0;
 }

@@ -32,10 +32,13 @@ enum mm_act {
 };
 
 /* Activations of a tile of T tokens, every array [.., T], one after the other in the order given. A tile
- * starts at T-independent bytes a token (mm_act_bytes), so tiles of any width tile a buffer. F32:  float
- * x[n_in up to even] Q32:  int8 q[n_in / 4][T][4]; float d[n_in / 32]; int32 nsum[n_in / 32] = -(sum of q);
- * float s[n_in / 32] = d * sum of q Q256: int8 q[n_in / 4][T][4]; int16 s16[n_in / 32][T][2] sums of 16;
- * int16 s32[n_in / 64][T][2] sums of 32; float d[n_in / 256] */
+ * starts at T-independent bytes a token (mm_act_bytes), so tiles of any width tile a buffer.
+ *
+ * - F32: float x[n_in up to even]
+ * - Q32: int8 q[n_in / 4][T][4]; float d[n_in / 32]; int32 nsum[n_in / 32] = -(sum of q);
+ *   float s[n_in / 32] = d * (sum of q)
+ * - Q256: int8 q[n_in / 4][T][4]; int16 s32[n_in / 64][T][2], sums of 32 q; int32 n16[n_in / 16] = -32 * (sum
+ * of 16 q); float d[n_in / 256] */
 size_t mm_act_bytes(enum mm_act a, int64_t n_in);
 
 /* One panel times one tile. */

@@ -42,17 +42,26 @@ static inline float act_round(int8_t *q, const float *x, int n)
     return amax / 127.0f;
 }
 
-static inline int32_t act_sum(const int8_t *q, int n)
+/* sum [n / 16] of each 16 of q [n], a word of four at a time: biased to unsigned, two 16-bit sums a word. */
+static inline void act_sums(int16_t *sum, const int8_t *q, int n)
 {
-    int32_t s = 0;
-    for (int i = 0; i < n; i++) s += q[i];
-    return s;
+    uint32_t w[64];
+    for (int g = 0; g < n / 4; g++) {
+        memcpy(w + g, q + 4 * g, 4);
+        w[g] ^= 0x80808080u;
+        w[g] = (w[g] & 0x00ff00ffu) + (w[g] >> 8 & 0x00ff00ffu);
+    }
+    for (int j = 0; j < n / 16; j++) {
+        const uint32_t s = w[4 * j] + w[4 * j + 1] + w[4 * j + 2] + w[4 * j + 3];
+        sum[j] = (int16_t)((int32_t)(s & 0xffff) + (int32_t)(s >> 16) - 16 * 128);
+    }
 }
 
 /* n / 4 groups of q to dst[n / 4][T][4], token t. */
 static inline void act_spread(uint8_t *dst, const int8_t *q, int n, int t, int T)
 {
-    for (int g = 0; g < n / 4; g++) memcpy(dst + ((size_t)g * T + t) * 4, q + 4 * g, 4);
+    dst += 4 * t;
+    for (int g = 0; g < n / 4; g++, dst += 4 * T) memcpy(dst, q + 4 * g, 4);
 }
 
 static void act_q32(uint8_t *act, const float *x, int64_t n_in, int t, int T)
@@ -61,32 +70,33 @@ static void act_q32(uint8_t *act, const float *x, int64_t n_in, int t, int T)
     float *d = (float *)(act + n_in * T), *s = d + 2 * nb * T;
     int32_t *nsum = (int32_t *)(d + nb * T);
     int8_t q[32] = {0};
+    int16_t sum[2] = {0};
     for (int64_t b = 0; b < nb; b++) {
         const float db = x ? act_round(q, x + 32 * b, 32) : 0.0f;
-        const int32_t sum = act_sum(q, 32);
+        if (x) act_sums(sum, q, 32);
         act_spread(act + 32 * b * T, q, 32, t, T);
         d[b * T + t] = db;
-        nsum[b * T + t] = -sum;
-        s[b * T + t] = db * (float)sum;
+        nsum[b * T + t] = -(sum[0] + sum[1]);
+        s[b * T + t] = db * (float)(sum[0] + sum[1]);
     }
 }
 
 static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
 {
     const int64_t nb = n_in / 256;
-    int16_t *s16 = (int16_t *)(act + n_in * T), *s32 = s16 + n_in / 16 * T;
-    float *d = (float *)(s32 + n_in / 32 * T);
+    int16_t *s32 = (int16_t *)(act + n_in * T) + 2 * t;
+    int32_t *n16 = (int32_t *)(act + (n_in + n_in / 16) * T) + t;
+    float *d = (float *)(act + (n_in + n_in / 16 + n_in / 4) * T) + t;
     int8_t q[256] = {0};
+    int16_t sum[16] = {0};
     for (int64_t b = 0; b < nb; b++) {
-        d[b * T + t] = x ? act_round(q, x + 256 * b, 256) : 0.0f;
+        d[b * T] = x ? act_round(q, x + 256 * b, 256) : 0.0f;
+        if (x) act_sums(sum, q, 256);
         act_spread(act + 256 * b * T, q, 256, t, T);
-        for (int j = 0; j < 8; j++) {
-            const int64_t i = 8 * b + j; /* of 32 values */
-            const int16_t low = (int16_t)act_sum(q + 32 * j, 16),
-                          high = (int16_t)act_sum(q + 32 * j + 16, 16);
-            s16[(i * T + t) * 2] = low;
-            s16[(i * T + t) * 2 + 1] = high;
-            s32[(i / 2 * T + t) * 2 + i % 2] = (int16_t)(low + high);
+        for (int j = 0; j < 16; j++, n16 += T) *n16 = -32 * sum[j];
+        for (int j = 0; j < 4; j++, s32 += 2 * T) {
+            s32[0] = (int16_t)(sum[4 * j] + sum[4 * j + 1]);
+            s32[1] = (int16_t)(sum[4 * j + 2] + sum[4 * j + 3]);
         }
     }
 }

@@ -128,9 +128,9 @@ INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
 }
-INLINE vf vf_fnma(vf a, vf b, vf c)
+INLINE vf vf_fms(vf a, vf b, vf c)
 {
-    return _mm256_fnmadd_ps(a, b, c);
+    return _mm256_fmsub_ps(a, b, c);
 }
 
 #include "mm_table.inc.h"

@@ -107,8 +107,8 @@ static ALWAYS_INLINE void mul_45k(const struct mm_call *c, const int T, const in
     const int64_t nb = c->n_in / 256;
     const int sub = (bits == 5 ? 5 : 4) * V;
     const uint8_t *p = c->panel, *a = c->act, *ahead = c->ahead;
-    const uint8_t *s32 = a + c->n_in * T + c->n_in / 8 * T;
-    const float *da = (const float *)(s32 + c->n_in / 16 * T);
+    const uint8_t *s32 = a + c->n_in * T;
+    const float *da = (const float *)(s32 + c->n_in / 16 * T + c->n_in / 4 * T);
     vf acc[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     for (int64_t b = 0; b < nb; b++) {
@@ -155,9 +155,8 @@ static ALWAYS_INLINE void mul_45k(const struct mm_call *c, const int T, const in
         }
         UNROLL for (int t = 0; t < T; t++)
         {
-            const vf x = vf_bcast(da + t);
-            acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, x), acc[t]);
-            acc[t] = vf_fnma(vf_cvt(msum[t]), vf_mul(dmin, x), acc[t]);
+            const vf low = vf_mul(vf_cvt(msum[t]), dmin);
+            acc[t] = vf_fma(vf_fms(vf_cvt(isum[t]), d, low), vf_bcast(da + t), acc[t]);
         }
         s32 += 16 * T;
         da += T;
@@ -177,29 +176,28 @@ static ALWAYS_INLINE void mul_q5_k(const struct mm_call *c, const int T)
 /* ---- Q6_K ----
  * Block: 8 half vectors of scales [LANES] int8 pairs (even, odd sub-block), then 16 sub-blocks of 16: 2
  * vectors of low nibbles, 1 of high bit pairs (bits 2g, 2g+1 for group g). Tail: d [LANES] f16. Codes 0..63,
- * value code - 32: the 32 is taken off through the sums of the activations. */
+ * value code - 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a load, where a
+ * multiplication would take a slot from dot4. */
 static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
 {
     const int64_t nb = c->n_in / 256;
     const uint8_t *p = c->panel, *tail = p + nb * 208 * LANES, *a = c->act, *ahead = c->ahead;
-    const uint8_t *s16 = a + c->n_in * T;
-    const float *da = (const float *)(s16 + c->n_in / 8 * T + c->n_in / 16 * T);
+    const int32_t *n16 = (const int32_t *)(a + c->n_in * T + c->n_in / 16 * T);
+    const float *da = (const float *)(n16 + c->n_in / 16 * T);
     vf acc[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     for (int64_t b = 0; b < nb; b++) {
         const uint8_t *scales = p;
         p += 16 * LANES;
-        vi isum[MM_TILE_MAX], msum[MM_TILE_MAX];
+        vi isum[MM_TILE_MAX];
         UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
-        UNROLL for (int t = 0; t < T; t++) msum[t] = vi_zero();
         for (int i = 0; i < 8; i++) {
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
             const vi pair = vi_from_s8_pairs(scales + i * 2 * LANES);
-            UNROLL for (int t = 0; t < T; t++) msum[t] = vi_dot2(msum[t], pair, s16 + (i * T + t) * 4);
             UNROLL for (int j = 0; j < 2; j++)
             {
                 vi dot[MM_TILE_MAX];
-                UNROLL for (int t = 0; t < T; t++) dot[t] = vi_zero();
+                UNROLL for (int t = 0; t < T; t++) dot[t] = vi_bcast(n16 + (2 * i + j) * T + t);
                 const vi h = vi_load(p + 2 * V);
                 UNROLL for (int g = 0; g < 2; g++)
                 {
@@ -220,11 +218,10 @@ static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
         const vf d = vf_from_f16(tail);
         UNROLL for (int t = 0; t < T; t++)
         {
-            const vi sum = vi_sub(isum[t], vi_shl(msum[t], 5));
-            acc[t] = vf_fma(vf_cvt(sum), vf_mul(d, vf_bcast(da + t)), acc[t]);
+            acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         }
         tail += 2 * LANES;
-        s16 += 32 * T;
+        n16 += 16 * T;
         da += T;
     }
     UNROLL for (int t = 0; t < T; t++) vf_store(c->out + t * LANES, acc[t]);

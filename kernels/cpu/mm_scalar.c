@@ -151,9 +151,9 @@ INLINE vf vf_fma(vf a, vf b, vf c)
     EACH c[l] = fmaf(a[l], b[l], c[l]);
     return c;
 }
-INLINE vf vf_fnma(vf a, vf b, vf c)
+INLINE vf vf_fms(vf a, vf b, vf c)
 {
-    EACH c[l] = fmaf(-a[l], b[l], c[l]);
+    EACH c[l] = fmaf(a[l], b[l], -c[l]);
     return c;
 }
 

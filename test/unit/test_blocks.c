@@ -159,6 +159,17 @@ static void test_decode(void **state)
     check_fixture(KN_Q4_K, "q4_k");
     check_fixture(KN_Q5_K, "q5_k");
     check_fixture(KN_Q6_K, "q6_k");
+    static uint16_t h[65536];
+    static float f[65536], g[65536];
+    for (int i = 0; i < 65536; i++) h[i] = (uint16_t)i;
+    assert_int_equal(kn_decode_row(KN_F16, h, f, 65536),
+                     0); /* the row is its own code: every value, NaNs' bits too */
+    assert_int_equal(kn_decode_row(KN_BF16, h, g, 65536), 0);
+    for (int i = 0; i < 65536; i++) {
+        const float a = kn_f16_to_f32(h[i]), b = kn_bf16_to_f32(h[i]);
+        assert_memory_equal(&f[i], &a, 4);
+        assert_memory_equal(&g[i], &b, 4);
+    }
     const double d[3] = {1.5, -1e300, 1.0 + 0x1p-24};
     float y[3];
     assert_int_equal(kn_decode_row(KN_F64, d, y, 3), 0);

@@ -1,0 +1,720 @@
+/* test_ops.c - the CPU's operations other than matrix products: each against a reference in double written
+ * here, and the same bits from every instruction set, thread count and grouping of rows. */
+#include "ops_util.h"
+
+#define EPS32 0x1p-24 /* half an ulp of 1: the rounding of one float operation */
+
+/* ---- attention ---- */
+
+struct att_case {
+    const char *name;
+    int n, n_head, n_kv, d, cap, last, window, first; /* last: position of the last row; first: -1 none */
+    bool causal;
+    uint32_t type;
+};
+
+static const struct att_case att_cases[] = {
+    {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, KN_F16},
+    {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, KN_F16},
+    {"split boundary", 16, 6, 2, 128, 512, 260, 0, -1, true, KN_F16},
+    {"ring, cap - 1", 3, 4, 2, 64, 512, 511, 200, -1, true, KN_BF16},
+    {"ring, cap", 3, 4, 2, 64, 512, 512, 200, -1, true, KN_BF16},
+    {"ring, cap + 1", 3, 4, 2, 64, 512, 513, 200, -1, true, KN_F32},
+    {"ring, 3 caps", 7, 4, 2, 64, 512, 1539, 500, -1, true, KN_F16},
+    {"ring filled to the last slot", 12, 4, 2, 64, 512, 1600, 501, -1, true, KN_F16},
+    {"groups", 4, 4, 4, 80, 4096, 2500, 0, -1, true, KN_F16},
+    {"more groups than a wave", 2, 2, 1, 16, 18432, 18000, 0, -1, true, KN_F16},
+    {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, KN_F16},
+    {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, KN_F16},
+    {"block, window below the block", 16, 2, 2, 32, 256, 300, 5, -1, false, KN_F32},
+    {"causal, first bound", 6, 4, 1, 64, 2048, 1500, 0, 1200, true, KN_F16},
+    {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, KN_BF16},
+    {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, KN_F16},
+    {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, KN_F16},
+    {"prefill, block", 40, 8, 1, 64, 512, 400, 0, -1, false, KN_F32},
+    {"head 256", 9, 2, 1, 256, 512, 300, 0, -1, true, KN_F16},
+    {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, KN_BF16},
+    {"head 144", 3, 3, 3, 144, 512, 300, 0, -1, true, KN_F16},
+};
+#define N_ATT (sizeof att_cases / sizeof *att_cases)
+
+struct att_data {
+    float *q, *out;
+    int32_t *pos, first;
+    struct kn_kv kv;
+    float *k, *v; /* [last + 1, n_kv, d] rounded to the cache's type */
+};
+
+static float round_to(uint32_t type, float f)
+{
+    return type == KN_F16    ? kn_f16_to_f32(kn_f32_to_f16(f))
+           : type == KN_BF16 ? kn_bf16_to_f32(kn_f32_to_bf16(f))
+                             : f;
+}
+
+static void att_put(const struct kn_kv *kv, void *cache, int64_t slot, int64_t row, const float *x)
+{
+    for (int64_t i = 0; i < row; i++)
+        if (kv->type == KN_F32)
+            ((float *)cache)[slot * row + i] = x[i];
+        else
+            ((uint16_t *)cache)[slot * row + i] =
+                kv->type == KN_F16 ? kn_f32_to_f16(x[i]) : kn_f32_to_bf16(x[i]);
+}
+
+static void att_make(const struct att_case *c, struct att_data *a, uint64_t seed)
+{
+    int64_t row = (int64_t)c->n_kv * c->d, n = c->last + 1;
+    a->q = test_alloc((size_t)(c->n * c->n_head * c->d) * 4);
+    a->out = test_alloc((size_t)(c->n * c->n_head * c->d) * 4);
+    a->pos = test_alloc((size_t)c->n * 4);
+    a->k = test_alloc((size_t)(n * row) * 4);
+    a->v = test_alloc((size_t)(n * row) * 4);
+    a->first = c->first;
+    a->kv = (struct kn_kv){.type = c->type, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
+    a->kv.k = test_alloc((size_t)(c->cap * row) * 4);
+    a->kv.v = test_alloc((size_t)(c->cap * row) * 4);
+    rnd_fill(a->q, (size_t)(c->n * c->n_head * c->d), 1.5f, &seed);
+    rnd_fill(a->k, (size_t)(n * row), 1.0f, &seed);
+    rnd_fill(a->v, (size_t)(n * row), 1.0f, &seed);
+    for (int64_t i = 0; i < n * row; i++) {
+        a->k[i] = round_to(c->type, a->k[i]);
+        a->v[i] = round_to(c->type, a->v[i]);
+    }
+    /* What nobody may see is poison: slots never written, and every key before `first`. */
+    uint32_t nan =
+        0x7fc07e00u; /* NaN as float, and in its halves as f16 (7e00) or bf16 (7fc0) every second */
+    for (int64_t i = 0; i < c->cap * row; i++) {
+        memcpy((char *)a->kv.k + 4 * i, &nan, 4);
+        memcpy((char *)a->kv.v + 4 * i, &nan, 4);
+    }
+    for (int64_t p = n > c->cap ? n - c->cap : 0; p < n; p++) {
+        if (p < c->first) continue;
+        att_put(&a->kv, a->kv.k, p % c->cap, row, a->k + p * row);
+        att_put(&a->kv, a->kv.v, p % c->cap, row, a->v + p * row);
+    }
+    for (int i = 0; i < c->n; i++) a->pos[i] = c->last - c->n + 1 + i;
+}
+
+static void att_free(struct att_data *a)
+{
+    free(a->q);
+    free(a->out);
+    free(a->pos);
+    free(a->k);
+    free(a->v);
+    free(a->kv.k);
+    free(a->kv.v);
+}
+
+static bool att_sees(const struct att_case *c, int row, int key)
+{
+    if (key < c->first || (c->causal && key > row) || key > c->last) return false;
+    return !c->window || (row - key < c->window && key - row < c->window);
+}
+
+/* out [n_head, d] in double for the row at position pos; *bound: what float may differ by, see below. */
+static void att_reference(const struct att_case *c, const struct att_data *a, int i, double *out,
+                          double *bound)
+{
+    int pos = a->pos[i], row = c->n_kv * c->d, n = c->last + 1;
+    double *w = test_alloc((size_t)n * sizeof *w), scale = 1.0 / sqrt(c->d), size = 0, big = 0;
+    for (int h = 0; h < c->n_head; h++) {
+        int kh = h / (c->n_head / c->n_kv);
+        const float *q = a->q + ((size_t)i * c->n_head + h) * c->d;
+        double top = -INFINITY, sum = 0;
+        for (int p = 0; p < n; p++) {
+            if (!att_sees(c, pos, p)) continue;
+            double s = 0, m = 0;
+            for (int d = 0; d < c->d; d++) {
+                double t = (double)q[d] * a->k[(size_t)p * row + kh * c->d + d];
+                s += t;
+                m += fabs(t);
+            }
+            w[p] = s * (float)scale;
+            top = w[p] > top ? w[p] : top;
+            size = m * scale > size ? m * scale : size;
+        }
+        memset(out + h * c->d, 0, (size_t)c->d * sizeof *out);
+        for (int p = 0; p < n; p++) {
+            if (!att_sees(c, pos, p)) continue;
+            double e = exp(w[p] - top);
+            sum += e;
+            for (int d = 0; d < c->d; d++) {
+                double v = a->v[(size_t)p * row + kh * c->d + d];
+                out[h * c->d + d] += e * v;
+                big = fabs(v) > big ? fabs(v) : big;
+            }
+        }
+        for (int d = 0; d < c->d; d++) out[h * c->d + d] /= sum;
+    }
+    free(w);
+    /* Rounding of a score: a chain of d/16 fused sums, the tree, the scale, all relative to the sum of
+     * magnitudes; twice, as it stands in the weight and in the sum. The weight's subtraction (of scores up to
+     * 2 size) and exp: 3. The chain of values over a split, and the merges: 32 (their number's root and a
+     * half). All in roundings, relative to the largest value. That is a worst case; errors of random signs
+     * stay far inside, and a sixteenth of it is asked for, so that a slip as small as one value rounded to
+     * f16 shows. */
+    *bound = EPS32 * big * (2.0 * (c->d / 16 + 6) * size + 4.0 * size + 3.0 + 32.0) / 16;
+}
+
+static void att_run(struct kn_backend *be, const struct att_case *c, const struct att_data *a, float *out)
+{
+    struct kn_attention t = {.q = a->q,
+                             .out = out,
+                             .kv = &a->kv,
+                             .pos = a->pos,
+                             .n = c->n,
+                             .n_head = c->n_head,
+                             .scale = (float)(1.0 / sqrt(c->d)),
+                             .causal = c->causal,
+                             .window = c->window,
+                             .first = c->first >= 0 ? &a->first : NULL};
+    assert_ok(be, kn_op(be)->attention(be, &t));
+}
+
+static void test_attention_reference(void **state)
+{
+    (void)state;
+    struct kn_backend *be = test_fastest();
+    double worst = 0;
+    assert_ok(be, kn_op(be)->reserve(be, 16, 0, 0, 8, 512));
+    for (size_t k = 0; k < N_ATT; k++) {
+        const struct att_case *c = att_cases + k;
+        struct att_data a;
+        att_make(c, &a, k + 1);
+        double *want = test_alloc((size_t)(c->n_head * c->d) * sizeof *want), bound;
+        att_run(be, c, &a, a.out);
+        for (int i = 0; i<c->n; i += c->n> 20 ? 7 : 1) {
+            att_reference(c, &a, i, want, &bound);
+            for (int j = 0; j < c->n_head * c->d; j++) {
+                double e = fabs(a.out[(size_t)i * c->n_head * c->d + j] - want[j]);
+                if (!(e <= bound))
+                    fail_msg("%s: row %d value %d: got %g, expected %g (bound %g)", c->name, i, j,
+                             (double)a.out[(size_t)i * c->n_head * c->d + j], want[j], bound);
+                worst = e / bound > worst ? e / bound : worst;
+            }
+        }
+        free(want);
+        att_free(&a);
+    }
+    print_message("largest error: %.3f of the bound\n", worst);
+    kn_backend_close(be);
+}
+
+/* Every backend, and rows computed in other groups, give the bits of scalar code with one thread and one row
+ * a call. A block that is not causal reads pos[n-1], so its rows stay together. */
+static void test_attention_bits(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < N_ATT; k++) {
+        const struct att_case *c = att_cases + k;
+        struct att_data a;
+        size_t size = (size_t)(c->n_head * c->d);
+        struct kn_backend *be;
+        att_make(c, &a, k + 1);
+        float *got = test_alloc(c->n * size * 4);
+        for (int b = 0; (be = test_backend(b)); b++) {
+            assert_ok(be, kn_op(be)->reserve(be, 16, 0, 0, c->n_head, c->d));
+            int step = !c->causal ? c->n : b == 0 ? 1 : b == 1 ? 5 : b == 4 ? 17 : c->n;
+            for (int i = 0; i < c->n; i += step) {
+                struct att_case part = *c;
+                struct att_data at = a;
+                part.n = c->n - i < step ? c->n - i : step;
+                at.q = a.q + (size_t)i * size;
+                at.pos = a.pos + i;
+                att_run(be, &part, &at, (b ? got : a.out) + (size_t)i * size);
+            }
+            if (b && memcmp(got, a.out, c->n * size * 4))
+                fail_msg("%s: other bits from backend %d", c->name, b);
+            kn_backend_close(be);
+        }
+        free(got);
+        att_free(&a);
+    }
+}
+
+static void test_attention_refuses(void **state)
+{
+    (void)state;
+    struct kn_backend *be = test_backend(0);
+    const struct kn_ops *op = kn_op(be);
+    struct att_case c = {"", 4, 4, 2, 64, 512, 600, 510, -1, true, KN_F16};
+    struct att_data a;
+    att_make(&c, &a, 1);
+    struct kn_attention t = {
+        .q = a.q, .out = a.out, .kv = &a.kv, .pos = a.pos, .n = 4, .n_head = 4, .scale = 1, .causal = true};
+    assert_int_equal(op->attention(be, &t), KN_EINVAL); /* nothing reserved, and the ring is too small */
+    assert_ok(be, op->reserve(be, 4, 0, 0, 4, 64));
+    assert_int_equal(op->attention(be, &t), KN_EINVAL);
+    assert_non_null(strstr(kn_message(be), "no longer holds"));
+    t.window = 510; /* row 597 would see 88; 600 has overwritten it */
+    assert_int_equal(op->attention(be, &t), KN_EINVAL);
+    t.window = 509;
+    assert_ok(be, op->attention(be, &t));
+    t.n_head = 5;
+    assert_int_equal(op->attention(be, &t), KN_EINVAL);
+    t.n_head = 4;
+    a.kv.type = KN_Q8_0;
+    assert_int_equal(op->attention(be, &t), KN_ETYPE);
+    a.kv.type = KN_F16;
+    a.kv.cap = 500;
+    assert_int_equal(op->attention(be, &t), KN_EINVAL);
+    a.kv.cap = 512;
+    a.kv.head_dim = 24;
+    assert_int_equal(op->attention(be, &t), KN_ETYPE);
+    a.kv.head_dim = 64;
+    kn_backend_close(be);
+    be = test_backend(0);
+    op = kn_op(be);
+    assert_ok(be, op->reserve(be, 1, 0, 0, 1, 16)); /* less than these shapes want */
+    assert_int_equal(op->attention(be, &t), KN_EINVAL);
+    assert_non_null(strstr(kn_message(be), "scratch"));
+    att_free(&a);
+    kn_backend_close(be);
+}
+
+/* A NaN in what a row sees shows in that row, and in that row alone. */
+static void test_attention_nan(void **state)
+{
+    (void)state;
+    struct kn_backend *be = test_backend(0);
+    struct att_case c = {"", 4, 2, 1, 32, 512, 300, 0, -1, true, KN_F32};
+    struct att_data a;
+    att_make(&c, &a, 1);
+    assert_ok(be, kn_op(be)->reserve(be, 4, 0, 0, 2, 32));
+    a.q[1 * 2 * 32] = NAN;                      /* row 1, head 0 */
+    ((float *)a.kv.v)[299 * 32 + 5] = INFINITY; /* seen by rows 2 and 3 */
+    att_run(be, &c, &a, a.out);
+    for (int i = 0; i < 4; i++)
+        for (int h = 0; h < 2; h++)
+            for (int d = 0; d < 32; d++) {
+                float x = a.out[(i * 2 + h) * 32 + d];
+                if (i == 1 && h == 0)
+                    assert_true(isnan(x));
+                else
+                    assert_true(i >= 2 && d == 5 ? !isfinite(x) : isfinite(x));
+            }
+    att_free(&a);
+    kn_backend_close(be);
+}
+
+/* With one visible key the output is its value, whatever the query: every half is read as the reference
+ * decodes it. */
+static void test_attention_reads_halves(void **state)
+{
+    (void)state;
+    struct kn_backend *be;
+    for (int b = 0; b < TEST_BACKENDS && (be = test_backend(b)); b += 3) {
+        for (int type = 0; type < 2; type++) {
+            struct kn_kv kv = {
+                .type = type ? KN_BF16 : KN_F16, .cap = 256, .n_head_kv = 128, .head_dim = 512};
+            uint16_t *half = test_alloc(2 * 256 * 65536);
+            float *q = test_alloc(65536 * 4), *out = test_alloc(65536 * 4);
+            int32_t pos = 0;
+            kv.v = half;
+            kv.k = test_alloc(2 * 256 * 65536);
+            for (int i = 0; i < 65536; i++) half[i] = (uint16_t)i;
+            struct kn_attention t = {.q = q,
+                                     .out = out,
+                                     .kv = &kv,
+                                     .pos = &pos,
+                                     .n = 1,
+                                     .n_head = 128,
+                                     .scale = 1,
+                                     .causal = true};
+            assert_ok(be, kn_op(be)->reserve(be, 1, 0, 0, 128, 512));
+            assert_ok(be, kn_op(be)->attention(be, &t));
+            for (int i = 0; i < 65536; i++) {
+                float want = type ? kn_bf16_to_f32((uint16_t)i) : kn_f16_to_f32((uint16_t)i);
+                assert_true(out[i] == want || (isnan(out[i]) && isnan(want)));
+            }
+            free(half);
+            free(kv.k);
+            free(q);
+            free(out);
+        }
+        kn_backend_close(be);
+    }
+}
+
+/* ---- norm, rope, the rest ---- */
+
+static void test_rms_norm(void **state)
+{
+    (void)state;
+    static const int widths[] = {1, 7, 16, 63, 64, 65, 127, 128, 1000, 1024, 2560, 5120};
+    struct kn_backend *be;
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        int width = widths[w], n = 33;
+        size_t size = (size_t)(n * width);
+        float *x = test_alloc(size * 4), *g = test_alloc((size_t)width * 4), *want = test_alloc(size * 4),
+              *out = test_alloc(size * 4);
+        uint64_t seed = (uint64_t)width;
+        rnd_fill(x, size, 3.0f, &seed);
+        rnd_fill(g, (size_t)width, 1.0f, &seed);
+        for (int b = 0; (be = test_backend(b)); b++) {
+            float *y = b ? out : want;
+            memcpy(y, x, size * 4);
+            assert_ok(be, kn_op(be)->rms_norm(be, y, y, g, n, width, 1e-6f)); /* in place */
+            if (b) assert_memory_equal(out, want, size * 4);
+            assert_ok(be, kn_op(be)->rms_norm(be, out, x + 2 * width, g, 1, width, 1e-6f)); /* alone */
+            assert_memory_equal(out, want + 2 * width, (size_t)width * 4);
+            kn_backend_close(be);
+        }
+        for (int i = 0; i < n; i++) {
+            double s = 0;
+            for (int j = 0; j < width; j++) s += (double)x[i * width + j] * x[i * width + j];
+            double r = 1.0 / sqrt(s / width + (double)1e-6f);
+            for (int j = 0; j < width; j++) {
+                double e = x[i * width + j] * r * g[j];
+                /* half of the sum's (width / 64 + 8 roundings of positive terms), then mean, eps, root,
+                 * division, two products */
+                assert_true(fabs(want[i * width + j] - e) <= fabs(e) * EPS32 * (0.5 * (width / 64 + 8) + 6));
+            }
+        }
+        free(x);
+        free(g);
+        free(want);
+        free(out);
+    }
+}
+
+static void test_rope_table(void **state)
+{
+    (void)state;
+    enum { N = 300, ROT = 128 };
+    double freq[ROT / 2];
+    int32_t pos[N];
+    float *want = test_alloc(N * ROT * 4), *out = test_alloc(N * ROT * 4);
+    struct kn_backend *be;
+    for (int j = 0; j < ROT / 2; j++) freq[j] = pow(1e6, -2.0 * j / ROT);
+    for (int i = 0; i < N; i++) pos[i] = i < 100 ? i : i < 200 ? 999900 + i : 40000 + i;
+    for (int b = 0; (be = test_backend(b)); b++) {
+        assert_ok(be, kn_op(be)->rope_table(be, b ? out : want, pos, N, freq, ROT));
+        if (b) assert_memory_equal(out, want, N * ROT * 4);
+        kn_backend_close(be);
+    }
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < ROT / 2; j++) {
+            long double x = (long double)pos[i] * freq[j];
+            /* double's error is far below; what remains is the rounding to float */
+            assert_true(fabsl(want[(i * ROT / 2 + j) * 2] - cosl(x)) <= fabsl(cosl(x)) * EPS32 + 1e-12L);
+            assert_true(fabsl(want[(i * ROT / 2 + j) * 2 + 1] - sinl(x)) <= fabsl(sinl(x)) * EPS32 + 1e-12L);
+        }
+    be = test_backend(0);
+    freq[3] = NAN;
+    assert_int_equal(kn_op(be)->rope_table(be, out, pos, 1, freq, ROT), KN_EINVAL);
+    assert_int_equal(kn_op(be)->rope_table(be, out, pos, 1, freq, 7), KN_EINVAL);
+    kn_backend_close(be);
+    free(want);
+    free(out);
+}
+
+/* One head as the definition has it, in double. */
+static void rope_reference(const float *x, const float *norm, const float *table, int d, int n_rot,
+                           bool inter, float eps, double *y)
+{
+    double s = 0;
+    for (int i = 0; i < d; i++) s += (double)x[i] * x[i];
+    for (int i = 0; i < d; i++) y[i] = norm ? x[i] / sqrt(s / d + (double)eps) * norm[i] : x[i];
+    for (int i = 0; i < n_rot / 2; i++) {
+        int a = inter ? 2 * i : i, b = inter ? 2 * i + 1 : i + n_rot / 2;
+        double u = y[a], w = y[b], c = table[2 * i], t = table[2 * i + 1];
+        y[a] = u * c - w * t;
+        y[b] = u * t + w * c;
+    }
+}
+
+struct rope_case {
+    int n, n_head, n_kv, d, n_rot, start;
+    bool inter, norms, query;
+    uint32_t type;
+};
+
+static void rope_check(const struct rope_case *c, int number)
+{
+    const int cap = 256;
+    size_t nq = (size_t)(c->n * c->n_head * c->d), nk = (size_t)(c->n * c->n_kv * c->d),
+           ring = (size_t)(cap * c->n_kv * c->d) * 4;
+    float *q = test_alloc(nq * 4), *k = test_alloc(nk * 4), *v = test_alloc(nk * 4),
+          *table = test_alloc((size_t)(c->n * c->d) * 4);
+    float *q2 = test_alloc(nq * 4), *k2 = test_alloc(nk * 4), *g = test_alloc((size_t)c->d * 4),
+          *wq = test_alloc(nq * 4), *wk = test_alloc(nk * 4);
+    void *rk = test_alloc(ring), *rv = test_alloc(ring), *wrk = test_alloc(ring), *wrv = test_alloc(ring);
+    int32_t *pos = test_alloc((size_t)c->n * 4);
+    double *freq = test_alloc((size_t)c->d * sizeof *freq), y[512];
+    uint64_t seed = (uint64_t)number;
+    struct kn_backend *be;
+    rnd_fill(q, nq, 2.0f, &seed);
+    rnd_fill(k, nk, 2.0f, &seed);
+    rnd_fill(v, nk, 2.0f, &seed);
+    rnd_fill(g, (size_t)c->d, 1.0f, &seed);
+    for (int i = 0; i < c->n; i++) pos[i] = c->start + i;
+    for (int i = 0; i < c->n_rot / 2; i++) freq[i] = pow(1e4, -2.0 * i / c->n_rot);
+    for (int b = 0; (be = test_backend(b)); b++) {
+        struct kn_kv kv = {.k = b ? rk : wrk,
+                           .v = b ? rv : wrv,
+                           .type = c->type,
+                           .cap = cap,
+                           .n_head_kv = c->n_kv,
+                           .head_dim = c->d};
+        float *oq = b ? q2 : wq, *ok = b ? k2 : wk;
+        memcpy(oq, q, nq * 4);
+        memcpy(ok, k, nk * 4);
+        memset(kv.k, 0, ring);
+        memset(kv.v, 0, ring);
+        assert_ok(be, kn_op(be)->rope_table(be, table, pos, c->n, freq, c->n_rot));
+        int step = b == 1 ? 1 : c->n;
+        for (int i = 0; i < c->n; i += step) {
+            struct kn_rope_store r = {.q = c->query ? oq + i * c->n_head * c->d : NULL,
+                                      .k = ok + i * c->n_kv * c->d,
+                                      .v = v + i * c->n_kv * c->d,
+                                      .q_norm = c->norms ? g : NULL,
+                                      .k_norm = c->norms ? g : NULL,
+                                      .table = table + i * c->n_rot,
+                                      .pos = pos + i,
+                                      .n = step,
+                                      .n_head = c->n_head,
+                                      .n_rot = c->n_rot,
+                                      .interleaved = c->inter,
+                                      .eps = 1e-6f,
+                                      .kv = &kv};
+            assert_ok(be, kn_op(be)->rope_store(be, &r));
+        }
+        if (b) {
+            assert_memory_equal(oq, wq, nq * 4);
+            assert_memory_equal(ok, wk, nk * 4);
+            assert_memory_equal(rk, wrk, ring);
+            assert_memory_equal(rv, wrv, ring);
+        }
+        kn_backend_close(be);
+    }
+    for (int i = 0; i < c->n; i++)
+        for (int h = 0; h < c->n_head + c->n_kv; h++) {
+            bool is_q = h < c->n_head;
+            size_t at =
+                is_q ? (size_t)((i * c->n_head + h) * c->d) : (size_t)((i * c->n_kv + h - c->n_head) * c->d);
+            if (is_q && !c->query) continue;
+            rope_reference((is_q ? q : k) + at, c->norms ? g : NULL, table + i * c->n_rot, c->d, c->n_rot,
+                           c->inter, 1e-6f, y);
+            for (int j = 0; j < c->d; j++) {
+                float got = (is_q ? wq : wk)[at + (size_t)j];
+                /* the norm's roundings (as test_rms_norm: 11 for 128) and two of the rotation, of values up
+                 * to |12| */
+                assert_true(fabs(got - y[j]) <= 13 * EPS32 * 12.0);
+                if (is_q) continue;
+                size_t slot = (size_t)(pos[i] % cap) * (size_t)(c->n_kv * c->d) + at -
+                              (size_t)(i * c->n_kv * c->d) + (size_t)j;
+                float sk = c->type == KN_F32   ? ((float *)wrk)[slot]
+                           : c->type == KN_F16 ? kn_f16_to_f32(((uint16_t *)wrk)[slot])
+                                               : kn_bf16_to_f32(((uint16_t *)wrk)[slot]);
+                float sv = c->type == KN_F32   ? ((float *)wrv)[slot]
+                           : c->type == KN_F16 ? kn_f16_to_f32(((uint16_t *)wrv)[slot])
+                                               : kn_bf16_to_f32(((uint16_t *)wrv)[slot]);
+                assert_true(sk == round_to(c->type, got) && sv == round_to(c->type, v[at + (size_t)j]));
+            }
+        }
+    void *all[] = {q, k, v, table, q2, k2, g, wq, wk, rk, rv, wrk, wrv, pos, freq};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+static void test_rope_store(void **state)
+{
+    (void)state;
+    static const struct rope_case cases[] = {
+        {1, 4, 2, 128, 128, 0, false, true, true, KN_F16},
+        {5, 4, 2, 128, 128, 254, false, true, true, KN_F16},
+        {7, 3, 1, 64, 32, 511, true, false, true, KN_BF16},
+        {3, 4, 4, 80, 64, 1000, false, true, false, KN_F32},
+        {40, 8, 4, 128, 128, 240, false, true, true, KN_F16},
+        {2, 2, 1, 256, 64, 77, true, true, true, KN_F32},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) rope_check(cases + i, (int)i + 1);
+}
+
+/* Every instruction set rounds into the cache as the reference conversions do: halfway cases, subnormals,
+ * infinities. */
+static void test_store_rounding(void **state)
+{
+    (void)state;
+    enum { N = 1 << 16 };
+    float *x = test_alloc(N * 4), *k = test_alloc(N * 4);
+    uint16_t *ring_k = test_alloc((size_t)N * 256 * 2), *ring_v = test_alloc((size_t)N * 256 * 2);
+    int32_t pos = 256;
+    struct kn_backend *be;
+    uint64_t seed = 9;
+    for (int b = 0; b < TEST_BACKENDS && (be = test_backend(b)); b += 3) {
+        for (int type = 0; type < 2; type++) {
+            for (int i = 0; i < N; i++) {
+                uint32_t u = i & 1 ? (uint32_t)rnd_next(&seed) : 0;
+                if (!u) { /* a half, and half a step or a little more or less above it */
+                    float f = type ? kn_bf16_to_f32((uint16_t)i) : kn_f16_to_f32((uint16_t)i);
+                    memcpy(&u, &f, 4);
+                    u += (type ? 0x8000u : 0x1000u) + (uint32_t)(i / 2 % 3) - 1;
+                }
+                memcpy(x + i, &u, 4);
+                if (isnan(x[i])) x[i] = 1.0f;
+            }
+            memcpy(k, x, N * 4);
+            struct kn_kv kv = {.k = ring_k,
+                               .v = ring_v,
+                               .type = type ? KN_BF16 : KN_F16,
+                               .cap = 256,
+                               .n_head_kv = N / 512,
+                               .head_dim = 512};
+            struct kn_rope_store r = {.k = k, .v = x, .pos = &pos, .n = 1, .kv = &kv};
+            assert_ok(be, kn_op(be)->rope_store(be, &r));
+            for (int i = 0; i < N; i++) {
+                uint16_t want = type ? kn_f32_to_bf16(x[i]) : kn_f32_to_f16(x[i]);
+                assert_true(ring_v[i] == want && ring_k[i] == want);
+            }
+        }
+        kn_backend_close(be);
+    }
+    free(x);
+    free(k);
+    free(ring_k);
+    free(ring_v);
+}
+
+static void test_small_ones(void **state)
+{
+    (void)state;
+    enum { N = 70001 };
+    struct kn_backend *be;
+    float *x = test_alloc(N * 4), *want = test_alloc(N * 4), *out = test_alloc(N * 4);
+    uint64_t seed = 5;
+    rnd_fill(x, N, 40.0f, &seed);
+    for (int b = 0; (be = test_backend(b)); b++) {
+        const struct kn_ops *op = kn_op(be);
+        memcpy(b ? out : want, x, N * 4);
+        assert_ok(be, op->softcap(be, b ? out : want, N, 30.0f));
+        if (b) assert_memory_equal(out, want, N * 4);
+        assert_int_equal(op->softcap(be, out, N, 0.0f), KN_EINVAL);
+        float dst[3 * 10] = {0};
+        assert_ok(be, op->tap(be, dst, 10, 4, x, 3, 5));
+        for (int i = 0; i < 30; i++)
+            assert_true(dst[i] == (i % 10 >= 4 && i % 10 < 9 ? x[i / 10 * 5 + i % 10 - 4] : 0.0f));
+        assert_int_equal(op->tap(be, dst, 10, 6, x, 3, 5), KN_EINVAL);
+        int32_t bad;
+        assert_ok(be, op->find_bad(be, x, 7, 10000, &bad));
+        assert_int_equal(bad, -1);
+        memcpy(out, x, N * 4);
+        out[49999] = -INFINITY;
+        out[60000] = NAN;
+        assert_ok(be, op->find_bad(be, out, 7, 10000, &bad));
+        assert_int_equal(bad, 4);
+        assert_ok(be, op->find_bad(be, out + 50000, 2, 10000, &bad));
+        assert_int_equal(bad, 1);
+        float *m = op->alloc(be, 100), back[25];
+        assert_non_null(m);
+        assert_int_equal((uintptr_t)m % 64, 0);
+        for (int i = 0; i < 25; i++) assert_true(m[i] == 0.0f);
+        assert_ok(be, op->upload(be, m, x, 40));
+        assert_ok(be, op->copy(be, m + 10, m, 40));
+        assert_ok(be, op->download(be, back, m, 100));
+        assert_ok(be, op->sync(be));
+        assert_memory_equal(back + 10, x, 40);
+        op->free(be, m);
+        op->free(be, NULL);
+        assert_null(op->alloc(be, SIZE_MAX - 5));
+        kn_backend_close(be);
+    }
+    for (int i = 0; i < N; i++) /* tanh 1.5 ulp, division and product */
+        assert_true(fabs(want[i] - 30.0 * tanh(x[i] / 30.0)) <= fabs((double)want[i]) * EPS32 * 6);
+    free(x);
+    free(want);
+    free(out);
+}
+
+static void test_embed(void **state)
+{
+    (void)state;
+    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
+                                     KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+    enum { V = 9, W = 512, N = 200 };
+    float *x = test_alloc(V * W * 4), *want = test_alloc(W * 4), *out = test_alloc(N * W * 4);
+    char *data = test_alloc(V * W * 4);
+    int32_t ids[N];
+    uint64_t seed = 6;
+    struct kn_backend *be;
+    rnd_fill(x, V * W, 1.0f, &seed);
+    for (int i = 0; i < N; i++) ids[i] = (int32_t)(rnd_next(&seed) % V);
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        size_t row = kn_row_bytes(types[t], W);
+        for (int i = 0; i < V; i++)
+            assert_int_equal(kn_encode_row(types[t], x + i * W, data + (size_t)i * row, W, NULL), 0);
+        struct kn_weight w = {.type = types[t], .n_in = W, .n_out = V, .rows = data};
+        for (int b = 0; (be = test_backend(b)); b++) {
+            assert_ok(be, kn_op(be)->embed(be, out, &w, ids, N, 3.25f));
+            for (int i = 0; i < N; i++) {
+                assert_int_equal(kn_decode_row(types[t], data + (size_t)ids[i] * row, want, W), 0);
+                for (int j = 0; j < W; j++) want[j] *= 3.25f;
+                assert_memory_equal(out + i * W, want, W * 4);
+            }
+            kn_backend_close(be);
+        }
+    }
+    be = test_backend(0);
+    struct kn_weight w = {.type = KN_F32, .n_in = W, .n_out = V, .rows = data};
+    ids[1] = V;
+    assert_int_equal(kn_op(be)->embed(be, out, &w, ids, 2, 1.0f), KN_EINVAL);
+    assert_non_null(strstr(kn_message(be), "token 9"));
+    ids[1] = -1;
+    assert_int_equal(kn_op(be)->embed(be, out, &w, ids, 2, 1.0f), KN_EINVAL);
+    w.rows = NULL;
+    assert_int_equal(kn_op(be)->embed(be, out, &w, ids, 1, 1.0f), KN_EINVAL);
+    kn_backend_close(be);
+    free(x);
+    free(want);
+    free(out);
+    free(data);
+}
+
+static void test_open(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device, *isa;
+        int threads, rc;
+        const char *message;
+    } cases[] = {
+        {"cpu", NULL, 0, 0, ""},
+        {"cpu", "auto", 2, 0, ""},
+        {"cpu", "sse", 1, KN_EINVAL, "instruction set sse: unknown"},
+        {"cpu", NULL, -1, KN_EINVAL, "threads: -1"},
+        {"gpu", NULL, 1, KN_EINVAL, "device gpu: unknown"},
+        {"cudaX", NULL, 1, KN_EINVAL, "device cudaX: unknown"},
+        {NULL, NULL, 1, KN_EINVAL, "no device named"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct kn_open o = {.device = cases[i].device, .isa = cases[i].isa, .threads = cases[i].threads};
+        struct kn_backend *be;
+        char msg[256];
+        assert_int_equal(kn_backend_open(&be, &o, msg, sizeof msg), cases[i].rc);
+        assert_true(!!be == !cases[i].rc);
+        assert_non_null(strstr(msg, cases[i].message));
+        kn_backend_close(be);
+    }
+    if (!kn_cuda_built()) {
+        struct kn_open o = {.device = "cuda:0"};
+        struct kn_backend *be;
+        char msg[256];
+        assert_int_equal(kn_backend_open(&be, &o, msg, sizeof msg), KN_EDEVICE);
+        assert_non_null(strstr(msg, "built without CUDA"));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open),           cmocka_unit_test(test_small_ones),
+        cmocka_unit_test(test_embed),          cmocka_unit_test(test_rms_norm),
+        cmocka_unit_test(test_rope_table),     cmocka_unit_test(test_rope_store),
+        cmocka_unit_test(test_store_rounding), cmocka_unit_test(test_attention_reference),
+        cmocka_unit_test(test_attention_bits), cmocka_unit_test(test_attention_refuses),
+        cmocka_unit_test(test_attention_nan),  cmocka_unit_test(test_attention_reads_halves),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

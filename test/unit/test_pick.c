@@ -1,0 +1,382 @@
+/* test_pick.c - the sampler against the chain written out plainly (docs/sampling.md): a full sort, exp and
+ * log of libm, a scalar Philox. Cases that a rounding could turn (a filter's edge or the two best scores
+ * closer than 1e-6) are counted and must stay rare. Then the frequencies of picks against the probabilities.
+ */
+#include "ops_util.h"
+
+/* ---- the definition ---- */
+
+static void philox(uint32_t c[4], uint32_t k0, uint32_t k1)
+{
+    for (int r = 0; r < 10; r++, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
+        uint64_t a = 0xd2511f53ull * c[0], b = 0xcd9e8d57ull * c[2];
+        uint32_t n[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k0, (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k1,
+                         (uint32_t)a};
+        memcpy(c, n, sizeof n);
+    }
+}
+
+static double gumbel(uint64_t seed, uint32_t position, uint32_t id)
+{
+    uint32_t c[4] = {position, id / 4, 0, 0};
+    philox(c, (uint32_t)seed, (uint32_t)(seed >> 32));
+    return -log(-log((c[id % 4] + 0.5) / 4294967296.0));
+}
+
+struct ref {
+    double z, p;
+    int32_t id;
+};
+
+static int by_p(const void *a, const void *b)
+{
+    const struct ref *x = a, *y = b;
+    return x->z != y->z ? (x->z < y->z ? 1 : -1) : x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* The id; *close: some decision hangs on less than 1e-6. kept (may be NULL): the probabilities of what is
+ * kept, by id. */
+static int32_t reference(const struct kn_pick *p, int row, bool *close, double *kept)
+{
+    const struct kn_sampler *a = &p->sampler;
+    int n = p->n_vocab, pos = p->pos[row];
+    struct ref *r = test_alloc((size_t)n * sizeof *r);
+    float *l = test_alloc((size_t)n * 4);
+    char *seen = test_alloc((size_t)n);
+    bool bad = false;
+    *close = false;
+    memcpy(l, p->logits + (size_t)row * (size_t)n, (size_t)n * 4);
+    for (int i = pos; a->repeat_penalty != 1.0f && i >= 0 && i > pos - a->repeat_last; i--) {
+        int32_t id = p->history[i];
+        if (!seen[id]++) l[id] = l[id] > 0 ? l[id] / a->repeat_penalty : l[id] * a->repeat_penalty;
+    }
+    for (int i = 0; i < n; i++) {
+        bad |= isnan(l[i]);
+        r[i] = (struct ref){.z = a->temp > 0 ? (double)l[i] / (double)a->temp : (double)l[i], .id = i};
+    }
+    qsort(r, (size_t)n, sizeof *r, by_p);
+    int32_t id = bad || !isfinite(r[0].z) ? KN_PICK_NAN : r[0].id;
+    if (id >= 0 && a->temp > 0) {
+        int m = a->top_k > 0 && a->top_k < n ? a->top_k : n;
+        double sum = 0, before = 0, best = -INFINITY;
+        for (int i = 0; i < m; i++) sum += r[i].p = exp(r[i].z - r[0].z);
+        for (int i = 0; i < m; i++) {
+            *close |= a->top_p < 1 && i && fabs(before / sum - (double)a->top_p) < 1e-6;
+            *close |= i && a->min_p > 0 && fabs(r[i].p - (double)a->min_p) < 1e-6 * r[i].p;
+            if (i && ((a->top_p < 1 && !(before / sum < (double)a->top_p)) || r[i].p < (double)a->min_p))
+                break;
+            before += r[i].p;
+            if (kept) kept[r[i].id] = r[i].p;
+            double score = r[i].z + gumbel(a->seed, (uint32_t)pos + 1, (uint32_t)r[i].id);
+            *close |= fabs(score - best) < 1e-6 && r[i].z > -INFINITY;
+            if (score > best || (score == best && r[i].id < id)) {
+                best = score;
+                id = r[i].id;
+            }
+        }
+    }
+    free(r);
+    free(l);
+    free(seen);
+    return id;
+}
+
+/* ---- cases ---- */
+
+static int32_t *history_of(int n, int n_vocab, uint64_t seed)
+{
+    int32_t *h = test_alloc((size_t)n * 4);
+    for (int i = 0; i < n; i++) h[i] = (int32_t)(rnd_next(&seed) % (uint64_t)(n_vocab < 50 ? n_vocab : 50));
+    return h;
+}
+
+static const struct kn_sampler samplers[] = {
+    {.temp = 0, .top_p = 1, .repeat_penalty = 1},
+    {.temp = 0, .top_p = 1, .repeat_penalty = 1.3f, .repeat_last = 64},
+    {.temp = 1, .top_p = 1, .repeat_penalty = 1, .seed = 1},
+    {.temp = 0.2f, .top_p = 1, .repeat_penalty = 1, .seed = 0xfedcba9876543210u},
+    {.temp = 5, .top_p = 1, .repeat_penalty = 1.1f, .repeat_last = 1000, .seed = 3},
+    {.temp = 0.8f, .top_k = 1, .top_p = 1, .repeat_penalty = 1, .seed = 4},
+    {.temp = 0.8f, .top_k = 40, .top_p = 1, .repeat_penalty = 1, .seed = 5},
+    {.temp = 1.5f, .top_k = 700, .top_p = 1, .repeat_penalty = 0.9f, .repeat_last = 3, .seed = 6},
+    {.temp = 0.8f, .top_k = 20, .top_p = 0.95f, .repeat_penalty = 1, .seed = 7},
+    {.temp = 0.6f, .top_p = 0.9f, .repeat_penalty = 1, .seed = 8},
+    {.temp = 3, .top_p = 0.999f, .repeat_penalty = 1, .seed = 9},
+    {.temp = 1, .top_p = 0, .repeat_penalty = 1, .seed = 10},
+    {.temp = 1, .top_p = 1, .min_p = 0.05f, .repeat_penalty = 1, .seed = 11},
+    {.temp = 2, .top_p = 0.7f, .min_p = 0.01f, .repeat_penalty = 1.2f, .repeat_last = 20, .seed = 12},
+    {.temp = 2,
+     .top_k = 50,
+     .top_p = 0.9f,
+     .min_p = 0.02f,
+     .repeat_penalty = 1.05f,
+     .repeat_last = 8,
+     .seed = 13},
+    {.temp = 1, .top_p = 1, .min_p = 1, .repeat_penalty = 1, .seed = 14},
+};
+#define N_SAMPLERS (sizeof samplers / sizeof *samplers)
+
+enum shape { NORMAL, FLAT, EQUAL, COARSE, MASKED, PEAKED, N_SHAPES };
+
+static void fill(float *l, int n, enum shape shape, uint64_t seed)
+{
+    for (int i = 0; i < n; i++) {
+        float x = rnd_normal(&seed);
+        switch (shape) {
+        case NORMAL: l[i] = 3.0f * x; break;
+        case FLAT: l[i] = 0.01f * x; break;
+        case EQUAL: l[i] = i % 2 ? 0.0f : -0.0f; break;
+        case COARSE: l[i] = rintf(2.0f * x); break; /* ties everywhere, at every filter's edge */
+        case MASKED: l[i] = i % 3 ? -INFINITY : 4.0f * x; break;
+        default: l[i] = i == n / 2 ? 40.0f : x; break;
+        }
+    }
+}
+
+static void check_cases(struct kn_backend *be, int n_vocab, int rows, int *tried, int *skipped)
+{
+    float *l = test_alloc((size_t)n_vocab * (size_t)rows * 4);
+    int32_t *history = history_of(500, n_vocab, 1), pos[16], out[16];
+    for (int shape = 0; shape < N_SHAPES; shape++) {
+        for (int i = 0; i < rows; i++) {
+            fill(l + (size_t)i * (size_t)n_vocab, n_vocab, (enum shape)shape, (uint64_t)(shape * 100 + i));
+            pos[i] = 37 * shape + i;
+        }
+        for (size_t s = 0; s < N_SAMPLERS; s++) {
+            struct kn_pick p = {.logits = l,
+                                .pos = pos,
+                                .history = history,
+                                .n = rows,
+                                .n_vocab = n_vocab,
+                                .sampler = samplers[s],
+                                .out = out};
+            assert_ok(be, kn_op(be)->pick(be, &p));
+            for (int i = 0; i < rows; i++) {
+                bool close;
+                int32_t want = reference(&p, i, &close, NULL);
+                ++*tried;
+                if (close)
+                    ++*skipped;
+                else if (out[i] != want)
+                    fail_msg("vocabulary %d, shape %d, sampler %zu, row %d: got %d, expected %d", n_vocab,
+                             shape, s, i, out[i], want);
+            }
+        }
+    }
+    free(l);
+    free(history);
+}
+
+static void test_chain(void **state)
+{
+    (void)state;
+    static const int vocab[] = {1, 2, 63, 64, 65, 1000, 4103};
+    struct kn_backend *be = test_fastest();
+    int tried = 0, skipped = 0;
+    assert_ok(be, kn_op(be)->reserve(be, 16, 0, 4103, 0, 0));
+    for (size_t v = 0; v < sizeof vocab / sizeof *vocab; v++) check_cases(be, vocab[v], 3, &tried, &skipped);
+    print_message("%d picks, %d too close to call\n", tried, skipped);
+    assert_true(skipped * 25 <
+                tried); /* equal logits put top-p's edge on exact fractions: those are the close ones */
+    kn_backend_close(be);
+}
+
+static void test_same_bits(void **state)
+{
+    (void)state;
+    enum { V = 3011, R = 6 };
+    float *l = test_alloc(V * R * 4);
+    int32_t *history = history_of(500, V, 1), pos[R], want[N_SHAPES][N_SAMPLERS][R], out[R];
+    struct kn_backend *be;
+    for (int i = 0; i < R; i++) pos[i] = 90 + i;
+    for (int b = 0; (be = test_backend(b)); b++) {
+        assert_ok(be, kn_op(be)->reserve(be, R, 0, V, 0, 0));
+        for (int shape = 0; shape < N_SHAPES; shape++) {
+            for (int i = 0; i < R; i++) fill(l + i * V, V, (enum shape)shape, (uint64_t)i);
+            for (size_t s = 0; s < N_SAMPLERS; s++) {
+                struct kn_pick p = {.logits = l,
+                                    .pos = pos,
+                                    .history = history,
+                                    .n = R,
+                                    .n_vocab = V,
+                                    .sampler = samplers[s],
+                                    .out = b ? out : want[shape][s]};
+                assert_ok(be, kn_op(be)->pick(be, &p));
+                if (b) assert_memory_equal(out, want[shape][s], sizeof out);
+                p.n = 1; /* alone */
+                p.logits = l + 5 * V;
+                p.pos = pos + 5;
+                p.out = out;
+                assert_ok(be, kn_op(be)->pick(be, &p));
+                assert_int_equal(out[0], want[shape][s][5]);
+            }
+        }
+        kn_backend_close(be);
+    }
+    free(l);
+    free(history);
+}
+
+/* Frequencies over positions against the probabilities of the kept set, within 5 sigma, and nothing outside
+ * it. */
+static void test_frequencies(void **state)
+{
+    (void)state;
+    enum { V = 24, N = 100000, R = 16 };
+    static const struct kn_sampler chain[] = {
+        {.temp = 1, .top_p = 1, .repeat_penalty = 1, .seed = 42},
+        {.temp = 0.7f, .top_k = 8, .top_p = 0.9f, .repeat_penalty = 1, .seed = 43},
+    };
+    struct kn_backend *be = test_fastest();
+    float l[V * R];
+    int32_t history[1] = {0}, pos[R], out[R];
+    assert_ok(be, kn_op(be)->reserve(be, R, 0, V, 0, 0));
+    for (int i = 0; i < R; i++) fill(l + i * V, V, NORMAL, 7);
+    for (int i = 0; i < R * V; i++) l[i] *= 0.4f;
+    for (size_t s = 0; s < sizeof chain / sizeof *chain; s++) {
+        double kept[V] = {0}, sum = 0;
+        int count[V] = {0};
+        struct kn_pick p = {.logits = l,
+                            .pos = pos,
+                            .history = history,
+                            .n = R,
+                            .n_vocab = V,
+                            .sampler = chain[s],
+                            .out = out};
+        bool close;
+        pos[0] = 0;
+        reference(&p, 0, &close, kept);
+        assert_false(close);
+        for (int i = 0; i < V; i++) sum += kept[i];
+        for (int i = 0; i < N; i += R) {
+            for (int j = 0; j < R; j++) pos[j] = i + j;
+            assert_ok(be, kn_op(be)->pick(be, &p));
+            for (int j = 0; j < R; j++) count[out[j]]++;
+        }
+        for (int i = 0; i < V; i++) {
+            double q = kept[i] / sum;
+            assert_true(fabs(count[i] - N * q) <= 5.0 * sqrt(N * q * (1 - q)));
+        }
+    }
+    kn_backend_close(be);
+}
+
+static void test_bad_logits(void **state)
+{
+    (void)state;
+    enum { V = 300 };
+    struct kn_backend *be;
+    float l[V * 6];
+    int32_t history[10] = {0}, pos[6] = {1, 2, 3, 4, 5, 6}, out[6];
+    for (int b = 0; (be = test_backend(b)); b++) {
+        assert_ok(be, kn_op(be)->reserve(be, 6, 0, V, 0, 0));
+        for (size_t s = 0; s < N_SAMPLERS; s++) {
+            for (int i = 0; i < 6; i++) fill(l + i * V, V, NORMAL, (uint64_t)i);
+            l[17] = NAN;
+            l[V + V - 1] = -NAN;
+            l[2 * V + 100] = INFINITY;
+            for (int i = 0; i < V; i++) l[3 * V + i] = -INFINITY;
+            for (int i = 0; i < V; i++) l[4 * V + i] = i == 77 ? -1e30f : -INFINITY;
+            struct kn_pick p = {.logits = l,
+                                .pos = pos,
+                                .history = history,
+                                .n = 6,
+                                .n_vocab = V,
+                                .sampler = samplers[s],
+                                .out = out};
+            assert_ok(be, kn_op(be)->pick(be, &p));
+            for (int i = 0; i < 4; i++) assert_int_equal(out[i], KN_PICK_NAN);
+            assert_int_equal(out[4], 77);
+            assert_in_range(out[5], 0, V - 1);
+        }
+        kn_backend_close(be);
+    }
+}
+
+static void test_extremes(void **state)
+{
+    (void)state;
+    struct kn_backend *be = test_backend(0);
+    float l[100];
+    int32_t history[2] = {3, 3}, pos = 1, out;
+    assert_ok(be, kn_op(be)->reserve(be, 1, 0, 100, 0, 0));
+    for (int i = 0; i < 100; i++) l[i] = i == 60 ? 3.4e38f : i % 2 ? -3.4e38f : 3.3e38f;
+    for (size_t s = 0; s < N_SAMPLERS; s++) {
+        struct kn_pick p = {.logits = l,
+                            .pos = &pos,
+                            .history = history,
+                            .n = 1,
+                            .n_vocab = 100,
+                            .sampler = samplers[s],
+                            .out = &out};
+        assert_ok(be, kn_op(be)->pick(be, &p));
+        assert_int_equal(out, 60);
+        p.sampler.temp = s % 2 ? 1e-45f : 3e38f; /* the smallest temperature, and one that makes all alike */
+        assert_ok(be, kn_op(be)->pick(be, &p));
+        assert_true(s % 2 ? out == 60 : out >= 0 && out < 100);
+    }
+    kn_backend_close(be);
+}
+
+static void test_refuses(void **state)
+{
+    (void)state;
+    struct kn_backend *be = test_backend(0);
+    float l[8] = {0};
+    int32_t history[4] = {1, 8, 2, 3}, pos = 3, out;
+    const struct kn_sampler good = {.temp = 1, .top_p = 1, .repeat_penalty = 1.1f, .repeat_last = 2};
+    struct kn_pick p = {
+        .logits = l, .pos = &pos, .history = history, .n = 1, .n_vocab = 8, .sampler = good, .out = &out};
+    assert_int_equal(kn_op(be)->pick(be, &p), KN_EINVAL);
+    assert_non_null(strstr(kn_message(be), "scratch"));
+    assert_ok(be, kn_op(be)->reserve(be, 1, 0, 8, 0, 0));
+    assert_ok(be, kn_op(be)->pick(be, &p));
+    p.sampler.repeat_last = 3; /* now the window holds token 8 of a vocabulary of 8 */
+    assert_int_equal(kn_op(be)->pick(be, &p), KN_EINVAL);
+    assert_non_null(strstr(kn_message(be), "position 4"));
+    const struct kn_sampler bad[] = {
+        {.temp = -1, .top_p = 1, .repeat_penalty = 1},
+        {.temp = NAN, .top_p = 1, .repeat_penalty = 1},
+        {.temp = 1, .top_p = 1.5f, .repeat_penalty = 1},
+        {.temp = 1, .top_p = 1, .min_p = -1, .repeat_penalty = 1},
+        {.temp = 1, .top_p = 1, .repeat_penalty = 0},
+        {.temp = 1, .top_p = 1, .top_k = -1, .repeat_penalty = 1},
+        {.temp = 1, .top_p = 1, .repeat_last = -1, .repeat_penalty = 1},
+        {.temp = INFINITY, .top_p = 1, .repeat_penalty = 1},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        p.sampler = bad[i];
+        assert_int_equal(kn_op(be)->pick(be, &p), KN_EINVAL);
+    }
+    kn_backend_close(be);
+}
+
+/* The generator of the definition above is Philox4x32-10: the known answers of its authors' Random123. With
+ * that, and test_chain, the one in the library is too. */
+static void test_philox(void **state)
+{
+    (void)state;
+    static const uint32_t known[3][10] = {
+        {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+        {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb,
+         0x5001e420, 0x24126ea1},
+    };
+    for (int i = 0; i < 3; i++) {
+        uint32_t c[4];
+        memcpy(c, known[i], sizeof c);
+        philox(c, known[i][4], known[i][5]);
+        assert_memory_equal(c, known[i] + 6, sizeof c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_philox),     cmocka_unit_test(test_chain),
+        cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_frequencies),
+        cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_refuses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
