@@ -9,33 +9,43 @@
 #define PICK_BLOCK 64
 #define PICK_NOISE_MAX 22.8739 /* > -log(-log(1 - 2^-33)) = 22.87385 */
 
-/* Philox4x32-10 (Salmon et al., SC 2011): counters (position, first + i, 0, 0), i < n <= 16, words out[4 i ..
- * 4 i + 3]. */
-static inline void pick_philox(uint64_t seed, uint32_t position, uint32_t first, int n, uint32_t *out)
+/* Philox4x32-10 (Salmon et al., SC 2011), counter (position, id / 4, 0, 0): word id % 4 belongs to the id. */
+static inline uint32_t pick_word(uint64_t seed, uint32_t position, uint32_t id)
 {
-    uint32_t c0[16], c1[16], c2[16], c3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int i = 0; i < n; i++) {
-        c0[i] = position;
-        c1[i] = first + (uint32_t)i;
-        c2[i] = c3[i] = 0;
-    }
+    uint32_t c[4] = { position, id / 4, 0, 0 }, k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
-        for (int i = 0; i < n; i++) {
-            uint64_t a = (uint64_t)c0[i] * 0xd2511f53u, b = (uint64_t)c2[i] * 0xcd9e8d57u;
-            c0[i] = (uint32_t)(b >> 32) ^ c1[i] ^ k0;
-            c1[i] = (uint32_t)b;
-            c2[i] = (uint32_t)(a >> 32) ^ c3[i] ^ k1;
-            c3[i] = (uint32_t)a;
-        }
+        uint64_t a = (uint64_t)c[0] * 0xd2511f53u, b = (uint64_t)c[2] * 0xcd9e8d57u;
+        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
+        c[1] = (uint32_t)b;
+        c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
+        c[3] = (uint32_t)a;
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
-    for (int i = 0; i < n; i++) {
-        out[4 * i] = c0[i];
-        out[4 * i + 1] = c1[i];
-        out[4 * i + 2] = c2[i];
-        out[4 * i + 3] = c3[i];
+    return c[id % 4];
+}
+
+/* The words of 64 ids from `first`, a multiple of 64. Lane 4 k + j computes counter 4 j + k, so that iv_turn4 leaves
+ * them in the order of ids. */
+static inline void pick_words(uint64_t seed, uint32_t position, uint32_t first, struct ivec c[4])
+{
+    static const int32_t order[16] = { 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 };
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    c[0] = iv_set1((int32_t)position);
+    c[1] = iv_add(iv_set1((int32_t)(first / 4)), iv_load(order));
+    c[2] = c[3] = iv_set1(0);
+    for (int round = 0; round < 10; round++) {
+        struct ivec ahi, alo, bhi, blo;
+        iv_mul_wide(c[0], 0xd2511f53u, &ahi, &alo);
+        iv_mul_wide(c[2], 0xcd9e8d57u, &bhi, &blo);
+        c[0] = iv_xor(iv_xor(bhi, c[1]), iv_set1((int32_t)k0));
+        c[1] = blo;
+        c[2] = iv_xor(iv_xor(ahi, c[3]), iv_set1((int32_t)k1));
+        c[3] = alo;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
     }
+    iv_turn4(c);
 }
 
 /* -log(-log u), u = (word + 1/2) / 2^32 */
@@ -67,9 +77,7 @@ static void pick_offer(struct pick *s, int32_t id, uint32_t word)
 
 static void pick_offer_one(struct pick *s, int32_t id)
 {
-    uint32_t word[4];
-    pick_philox(s->seed, s->position, (uint32_t)id / 4, 1, word);
-    pick_offer(s, id, word[id % 4]);
+    pick_offer(s, id, pick_word(s->seed, s->position, (uint32_t)id));
 }
 
 /* Block b of the logits; a last one that is short is completed with -inf in buf. */
@@ -109,31 +117,35 @@ static int32_t pick_first_of(const struct pick *s, float value)
     return KN_PICK_NAN;
 }
 
-/* No filter. With best the highest score so far, id v beats it only if -log u <= E = exp(z - best); and -log
- * u >= 1 - u, so 1 - u <= E must hold, which costs no logarithm. E in float carries an error far below the
- * factor given to it. */
+/* No filter. With best the highest score so far, id v beats it only if -log u <= E = exp(z - best); and -log u >= 1 - u,
+ * so 1 - u <= E must hold, which costs no logarithm. E in float, with a product by 1 / temp in place of the division,
+ * carries an error far below the factor given to it; where 1 / temp overflows its clamp makes E larger, not smaller. */
 static void pick_any(struct pick *s)
 {
     pick_offer_one(s, pick_first_of(s, s->top));
-    const struct vec temp = v_set1((float)s->temp), top = v_set1(s->top);
+    const float inverse = 1.0f / (float)s->temp;
+    const struct vec scale = v_set1(inverse < 3e38f ? inverse : 3e38f), top = v_set1(s->top);
     float buf[PICK_BLOCK];
-    uint32_t word[PICK_BLOCK];
     for (int32_t b = 0; b < s->n_blocks; b++) {
-        if ((double)s->block[b] / s->temp + PICK_NOISE_MAX < s->score) continue;
+        if ((double)s->block[b] / s->temp + PICK_NOISE_MAX < s->score)
+            continue;
         const float *l = pick_block(s->l, s->n, b, buf);
         const struct vec off = v_set1((float)(s->score - (double)s->top / s->temp));
-        pick_philox(s->seed, s->position, (uint32_t)b * (PICK_BLOCK / 4), 16, word);
-        for (int32_t i = 0; i < PICK_BLOCK; i += 16) {
-            int32_t rest[16];
-            for (int j = 0; j < 16; j++) rest[j] = (int32_t)(~word[i + j] >> 1);
-            struct vec v =
-                v_mul(v_from_int(iv_load(rest)), v_set1(0x1p-31f)); /* <= 1 - u, up to a rounding */
-            struct vec e = v_exp(v_sub(v_div(v_sub(v_load(l + i), top), temp), off));
-            for (uint32_t m = v_mask_ge(v_mul(e, v_set1(1.0001f)), v); m; m &= m - 1) {
-                int32_t id = b * PICK_BLOCK + i + __builtin_ctz(m);
-                if (id < s->n) pick_offer(s, id, word[id % PICK_BLOCK]);
-            }
+        struct ivec word[4];
+        uint32_t could = 0, mask[4];
+        pick_words(s->seed, s->position, (uint32_t)b * PICK_BLOCK, word);
+        for (int i = 0; i < 4; i++) {
+            struct ivec rest = iv_shr(iv_xor(word[i], iv_set1(-1)), 1);
+            struct vec v = v_mul(v_from_int(rest), v_set1(0x1p-31f)); /* <= 1 - u, up to a rounding */
+            struct vec e = v_exp(v_sub(v_mul(v_sub(v_load(l + 16 * i), top), scale), off));
+            could |= mask[i] = v_mask_ge(v_mul(e, v_set1(1.0001f)), v);
         }
+        for (int i = 0; could && i < 4; i++)
+            for (uint32_t m = mask[i]; m; m &= m - 1) {
+                int32_t id = b * PICK_BLOCK + 16 * i + __builtin_ctz(m);
+                if (id < s->n)
+                    pick_offer_one(s, id);
+            }
     }
 }
 

@@ -2,9 +2,10 @@
  * for waking threads runs on the caller's alone; a row's bits do not know the difference. */
 #include "cpu.h"
 #include "rows.h"
-#include "math.h"
 
+#include <math.h>
 #include <omp.h>
+#include <string.h>
 
 #define SHARE (1 << 16) /* elements from which several threads are woken */
 
@@ -51,12 +52,7 @@ int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_
 #pragma omp parallel for schedule(static)                                                                    \
     num_threads(be->threads) if (n > 1 && (int64_t)n * n_rot >= SHARE / 8)
     for (int32_t i = 0; i < n; i++)
-        for (int32_t j = 0; j < half; j++) {
-            double p = (double)pos[i], x = p * freq[j], s, c;
-            cpu_sincos(x, fma(p, freq[j], -x), &s, &c);
-            out[((int64_t)i * half + j) * 2] = (float)c;
-            out[((int64_t)i * half + j) * 2 + 1] = (float)s;
-        }
+        be->isa->rows->rope_table(out + (int64_t)i * n_rot, pos[i], freq, half);
     return 0;
 }
 

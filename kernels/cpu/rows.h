@@ -65,6 +65,8 @@ struct cpu_rows {
     void (*scale)(float *x, int64_t n, float s);
     void (*softcap)(float *x, int64_t n, float cap);
     bool (*has_bad)(const float *x, int64_t n); /* a NaN or Inf among them */
+    /* out[half, 2] = cos, sin of pos * freq[half], in double */
+    void (*rope_table)(float *out, int32_t pos, const double *freq, int32_t half);
     void (*rope)(const struct cpu_rope *);
     /* part[r, cpu_attn_part]: the keys at positions [g * CPU_ATTN_GROUP, ...) of one group, for each query
      * row */

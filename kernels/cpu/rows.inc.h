@@ -62,6 +62,17 @@ static void rows_gated(float *out, const float *gate, const float *up, int64_t n
     }
 }
 
+static void rows_rope_table(float *out, int32_t pos, const double *freq, int32_t half)
+{
+    double p = (double)pos, s, c;
+    for (int32_t j = 0; j < half; j++) {
+        double x = p * freq[j];
+        cpu_sincos(x, fma(p, freq[j], -x), &s, &c);
+        out[2 * j] = (float)c;
+        out[2 * j + 1] = (float)s;
+    }
+}
+
 /* Rotate the first n_rot values of a head. Scalar code in a fixed order: a cos - b sin and a sin + b cos, one
  * product rounded, the other fused. The compiler may use vectors; the bits are those of fmaf. */
 static void rows_rotate(float *x, const float *table, int32_t n_rot, bool interleaved)

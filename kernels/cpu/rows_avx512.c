@@ -13,6 +13,7 @@ const struct cpu_rows cpu_rows_avx512 = {
     .scale = rows_scale,
     .softcap = rows_softcap,
     .has_bad = rows_has_bad,
+    .rope_table = rows_rope_table,
     .rope = rows_rope,
     .attn_group = rows_attn_group,
     .attn_merge = rows_attn_merge,

@@ -144,8 +144,26 @@ static inline struct ivec iv_add(struct ivec a, struct ivec b) { return IVEC_1(_
 static inline struct ivec iv_sub(struct ivec a, struct ivec b) { return IVEC_1(_mm512_sub_epi32(a.v, b.v)); }
 static inline struct ivec iv_and(struct ivec a, struct ivec b) { return IVEC_1(_mm512_and_si512(a.v, b.v)); }
 static inline struct ivec iv_or(struct ivec a, struct ivec b) { return IVEC_1(_mm512_or_si512(a.v, b.v)); }
+static inline struct ivec iv_xor(struct ivec a, struct ivec b) { return IVEC_1(_mm512_xor_si512(a.v, b.v)); }
 #define iv_shl(a, n) IVEC_1(_mm512_slli_epi32((a).v, n))
 #define iv_sar(a, n) IVEC_1(_mm512_srai_epi32((a).v, n))
+#define iv_shr(a, n) IVEC_1(_mm512_srli_epi32((a).v, n))
+static inline void iv_mul_wide(struct ivec a, uint32_t m, struct ivec *hi, struct ivec *lo)
+{
+    const __m512i mm = _mm512_set1_epi32((int32_t)m);
+    __m512i even = _mm512_mul_epu32(a.v, mm), odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), mm);
+    hi->v = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+    lo->v = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+}
+static inline void iv_turn4(struct ivec *a)
+{
+    __m512i t0 = _mm512_unpacklo_epi32(a[0].v, a[1].v), t1 = _mm512_unpackhi_epi32(a[0].v, a[1].v);
+    __m512i t2 = _mm512_unpacklo_epi32(a[2].v, a[3].v), t3 = _mm512_unpackhi_epi32(a[2].v, a[3].v);
+    a[0].v = _mm512_unpacklo_epi64(t0, t2);
+    a[1].v = _mm512_unpackhi_epi64(t0, t2);
+    a[2].v = _mm512_unpacklo_epi64(t1, t3);
+    a[3].v = _mm512_unpackhi_epi64(t1, t3);
+}
 
 static inline __m256 vec_lo(__m512 a) { return _mm512_castps512_ps256(a); }
 static inline __m256 vec_hi(__m512 a) { return _mm512_extractf32x8_ps(a, 1); }
@@ -317,9 +335,37 @@ VEC_IOP2(iv_add, _mm256_add_epi32)
 VEC_IOP2(iv_sub, _mm256_sub_epi32)
 VEC_IOP2(iv_and, _mm256_and_si256)
 VEC_IOP2(iv_or, _mm256_or_si256)
+VEC_IOP2(iv_xor, _mm256_xor_si256)
 #undef VEC_IOP2
 #define iv_shl(a, n) ((struct ivec){ _mm256_slli_epi32((a).lo, n), _mm256_slli_epi32((a).hi, n) })
 #define iv_sar(a, n) ((struct ivec){ _mm256_srai_epi32((a).lo, n), _mm256_srai_epi32((a).hi, n) })
+#define iv_shr(a, n) ((struct ivec){ _mm256_srli_epi32((a).lo, n), _mm256_srli_epi32((a).hi, n) })
+static inline void vec_mul_wide8(__m256i a, __m256i m, __m256i *hi, __m256i *lo)
+{
+    __m256i even = _mm256_mul_epu32(a, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), m);
+    *hi = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+    *lo = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+static inline void iv_mul_wide(struct ivec a, uint32_t m, struct ivec *hi, struct ivec *lo)
+{
+    const __m256i mm = _mm256_set1_epi32((int32_t)m);
+    vec_mul_wide8(a.lo, mm, &hi->lo, &lo->lo);
+    vec_mul_wide8(a.hi, mm, &hi->hi, &lo->hi);
+}
+static inline void vec_turn4_8(__m256i *a, __m256i *b, __m256i *c, __m256i *d)
+{
+    __m256i t0 = _mm256_unpacklo_epi32(*a, *b), t1 = _mm256_unpackhi_epi32(*a, *b);
+    __m256i t2 = _mm256_unpacklo_epi32(*c, *d), t3 = _mm256_unpackhi_epi32(*c, *d);
+    *a = _mm256_unpacklo_epi64(t0, t2);
+    *b = _mm256_unpackhi_epi64(t0, t2);
+    *c = _mm256_unpacklo_epi64(t1, t3);
+    *d = _mm256_unpackhi_epi64(t1, t3);
+}
+static inline void iv_turn4(struct ivec *a)
+{
+    vec_turn4_8(&a[0].lo, &a[1].lo, &a[2].lo, &a[3].lo);
+    vec_turn4_8(&a[0].hi, &a[1].hi, &a[2].hi, &a[3].hi);
+}
 
 static inline float v_sum(struct vec a)
 {
@@ -436,6 +482,23 @@ static inline struct ivec iv_add(struct ivec a, struct ivec b) { IVEC_EACH((uint
 static inline struct ivec iv_sub(struct ivec a, struct ivec b) { IVEC_EACH((uint32_t)a.i[l] - (uint32_t)b.i[l]); }
 static inline struct ivec iv_and(struct ivec a, struct ivec b) { IVEC_EACH(a.i[l] & b.i[l]); }
 static inline struct ivec iv_or(struct ivec a, struct ivec b) { IVEC_EACH(a.i[l] | b.i[l]); }
+static inline struct ivec iv_xor(struct ivec a, struct ivec b) { IVEC_EACH(a.i[l] ^ b.i[l]); }
+static inline struct ivec iv_shr(struct ivec a, int n) { IVEC_EACH((uint32_t)a.i[l] >> n); }
+static inline void iv_mul_wide(struct ivec a, uint32_t m, struct ivec *hi, struct ivec *lo)
+{
+    for (int l = 0; l < VEC_LANES; l++) {
+        uint64_t p = (uint64_t)(uint32_t)a.i[l] * m;
+        hi->i[l] = (int32_t)(p >> 32);
+        lo->i[l] = (int32_t)p;
+    }
+}
+static inline void iv_turn4(struct ivec *a)
+{
+    struct ivec t[4] = { a[0], a[1], a[2], a[3] };
+    for (int j = 0; j < 4; j++)
+        for (int l = 0; l < VEC_LANES; l++)
+            a[j].i[l] = t[l % 4].i[l / 4 * 4 + j];
+}
 static inline struct ivec iv_shl(struct ivec a, int n) { IVEC_EACH((uint32_t)a.i[l] << n); }
 static inline struct ivec iv_sar(struct ivec a, int n) { IVEC_EACH(a.i[l] >> n); }
 
@@ -459,7 +522,9 @@ static inline struct vec v_sum16(const struct vec *a) { VEC_EACH(v_sum(a[l])); }
 /* ---- made of the above ---- */
 /* What each does, for all three: v_max(a, b) is a > b ? a : b in each lane and v_min a < b ? a : b, so a NaN in b stays
  * and a NaN in a is dropped. v_if_lt(a, b, x, y): a < b ? x : y. v_mask_*: bit l is lane l's verdict. v_load_n and
- * v_store_n touch the first n lanes (0..16) and no other memory; the rest load as zero. v_sum, v_hmax: the fixed tree. */
+ * v_store_n touch the first n lanes (0..16) and no other memory; the rest load as zero. v_sum, v_hmax: the fixed tree.
+ * iv_mul_wide: the unsigned 64-bit products with m, halves apart. iv_turn4: in each group of four lanes, the four
+ * vectors' 4 x 4 numbers are transposed: a[j] lane 4 k + w becomes what a[w] had in lane 4 k + j. */
 
 static inline struct vec v_zero(void) { return v_set1(0.0f); }
 
