@@ -8,6 +8,7 @@
  * value, acc) over the row's visible keys only, ascending A key that a row does not see costs arithmetic at
  * most: its number, even a NaN, reaches nothing. */
 
+#define ATTN_AHEAD 32 /* keys asked of memory ahead of use: one head's are far apart, which prefetchers do not follow */
 #if VEC_ISA == 2
 #define ATTN_KEYS 16 /* dot products in flight */
 #define ATTN_WIDTH 8 /* value vectors in flight */
@@ -27,9 +28,12 @@ static const float *attn_load(const struct cpu_attn_tile *t, const void *cache, 
         return (const float *)cache + at;
     }
     const uint16_t *src = (const uint16_t *)cache + at;
-    for (int j = 0; j < 16; j++, src += row)
+    for (int j = 0; j < 16; j++, src += row) {
+        for (int64_t i = 0; i < d; i += 32)
+            __builtin_prefetch(src + ATTN_AHEAD * row + i);
         for (int64_t i = 0; i < d; i += 16)
             v_store(tile + j * d + i, t->kv->type == KN_F16 ? v_load_f16(src + i) : v_load_bf16(src + i));
+    }
     *stride = d;
     return tile;
 }
