@@ -111,6 +111,10 @@ $(BUILD)/bench/%: test/bench/%.c $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
+.PHONY: bench-ops
+bench-ops: $(BUILD)/bench/bench_ops
+	$(BUILD)/bench/bench_ops auto 1
+
 .PHONY: bench-mm
 bench-mm: $(BUILD)/bench/bench_mm
 	$(BUILD)/bench/bench_mm

@@ -1,5 +1,6 @@
 /* bench_ops.c - how long the CPU's operations take, matrix products aside. Usage: bench_ops [isa [threads]]
- * One line a case: the best of several calls, and for attention the bytes of keys and values read a second. */
+ * One line a case: the best of several calls, and for attention the bytes of keys and values read a second.
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,8 +28,7 @@ static float uniform(void)
 static float *floats(struct kn_backend *be, size_t n, float scale)
 {
     float *p = kn_op(be)->alloc(be, n * sizeof *p);
-    if (!p)
-        exit(4);
+    if (!p) exit(4);
     for (size_t i = 0; i < n; i++)
         p[i] = scale * (uniform() + uniform() + uniform() + uniform() - 2.0f); /* near enough to a normal */
     return p;
@@ -42,16 +42,16 @@ static void check(struct kn_backend *be, int rc)
     }
 }
 
-#define BEST(seconds, call)                                                                                            \
-    do {                                                                                                               \
-        double begin_ = now();                                                                                         \
-        seconds = 1e9;                                                                                                 \
-        for (int k_ = 0; k_ < 5 || (k_ < 2000 && now() - begin_ < 0.3); k_++) {                                        \
-            double t_ = now();                                                                                         \
-            check(be, call);                                                                                           \
-            t_ = now() - t_;                                                                                           \
-            seconds = t_ < seconds ? t_ : seconds;                                                                     \
-        }                                                                                                              \
+#define BEST(seconds, call)                                                                                  \
+    do {                                                                                                     \
+        double begin_ = now();                                                                               \
+        seconds = 1e9;                                                                                       \
+        for (int k_ = 0; k_ < 5 || (k_ < 2000 && now() - begin_ < 0.3); k_++) {                              \
+            double t_ = now();                                                                               \
+            check(be, call);                                                                                 \
+            t_ = now() - t_;                                                                                 \
+            seconds = t_ < seconds ? t_ : seconds;                                                           \
+        }                                                                                                    \
     } while (0)
 
 static void bench_attention(struct kn_backend *be, int ctx, int n)
@@ -59,19 +59,23 @@ static void bench_attention(struct kn_backend *be, int ctx, int n)
     enum { N_HEAD = 16, N_KV = 8, D = 128 };
     int cap = (ctx + n + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT;
     size_t ring = (size_t)cap * N_KV * D;
-    struct kn_kv kv = { .type = KN_F16, .cap = cap, .n_head_kv = N_KV, .head_dim = D };
+    struct kn_kv kv = {.type = KN_F16, .cap = cap, .n_head_kv = N_KV, .head_dim = D};
     uint16_t *half = kn_op(be)->alloc(be, 4 * ring);
-    if (!half)
-        exit(4);
-    for (size_t i = 0; i < 2 * ring; i++)
-        half[i] = kn_f32_to_f16(uniform() - 0.5f);
+    if (!half) exit(4);
+    for (size_t i = 0; i < 2 * ring; i++) half[i] = kn_f32_to_f16(uniform() - 0.5f);
     kv.k = half;
     kv.v = half + ring;
     float *q = floats(be, (size_t)n * N_HEAD * D, 1.0f), *out = floats(be, (size_t)n * N_HEAD * D, 0.0f);
     int32_t *pos = kn_op(be)->alloc(be, (size_t)n * sizeof *pos);
-    for (int i = 0; i < n; i++)
-        pos[i] = ctx - n + i;
-    struct kn_attention a = { .q = q, .out = out, .kv = &kv, .pos = pos, .n = n, .n_head = N_HEAD, .scale = 0.0884f, .causal = true };
+    for (int i = 0; i < n; i++) pos[i] = ctx - n + i;
+    struct kn_attention a = {.q = q,
+                             .out = out,
+                             .kv = &kv,
+                             .pos = pos,
+                             .n = n,
+                             .n_head = N_HEAD,
+                             .scale = 0.0884f,
+                             .causal = true};
     double s;
     BEST(s, kn_op(be)->attention(be, &a));
     printf("attention  ctx %6d  rows %3d  %10.1f us  %6.2f GB/s  %6.1f Gmul-add/s\n", ctx, n, 1e6 * s,
@@ -89,25 +93,29 @@ static void bench_pick(struct kn_backend *be)
         const char *name;
         struct kn_sampler s;
     } cases[] = {
-        { "greedy", { .temp = 0, .top_p = 1, .repeat_penalty = 1 } },
-        { "greedy, penalty", { .temp = 0, .top_p = 1, .repeat_penalty = 1.1f, .repeat_last = 64 } },
-        { "temp 0.8", { .temp = 0.8f, .top_p = 1, .repeat_penalty = 1 } },
-        { "temp 2", { .temp = 2, .top_p = 1, .repeat_penalty = 1 } },
-        { "top-k 40", { .temp = 0.8f, .top_k = 40, .top_p = 1, .repeat_penalty = 1 } },
-        { "top-k 20, top-p 0.95", { .temp = 0.6f, .top_k = 20, .top_p = 0.95f, .repeat_penalty = 1 } },
-        { "top-p 0.95", { .temp = 0.8f, .top_p = 0.95f, .repeat_penalty = 1 } },
-        { "min-p 0.05", { .temp = 0.8f, .top_p = 1, .min_p = 0.05f, .repeat_penalty = 1 } },
+        {"greedy", {.temp = 0, .top_p = 1, .repeat_penalty = 1}},
+        {"greedy, penalty", {.temp = 0, .top_p = 1, .repeat_penalty = 1.1f, .repeat_last = 64}},
+        {"temp 0.8", {.temp = 0.8f, .top_p = 1, .repeat_penalty = 1}},
+        {"temp 2", {.temp = 2, .top_p = 1, .repeat_penalty = 1}},
+        {"top-k 40", {.temp = 0.8f, .top_k = 40, .top_p = 1, .repeat_penalty = 1}},
+        {"top-k 20, top-p 0.95", {.temp = 0.6f, .top_k = 20, .top_p = 0.95f, .repeat_penalty = 1}},
+        {"top-p 0.95", {.temp = 0.8f, .top_p = 0.95f, .repeat_penalty = 1}},
+        {"min-p 0.05", {.temp = 0.8f, .top_p = 1, .min_p = 0.05f, .repeat_penalty = 1}},
     };
     float *l = floats(be, (size_t)V * R, 4.0f);
     for (int i = 0; i < R; i++) /* a few likely ones, as a trained model has */
-        for (int j = 0; j < 50; j++)
-            l[(size_t)i * V + (size_t)(uniform() * V)] = 12.0f + 8.0f * uniform();
-    int32_t history[128] = { 0 }, pos[R], out[R];
-    for (int i = 0; i < R; i++)
-        pos[i] = 100 + i;
+        for (int j = 0; j < 50; j++) l[(size_t)i * V + (size_t)(uniform() * V)] = 12.0f + 8.0f * uniform();
+    int32_t history[128] = {0}, pos[R], out[R];
+    for (int i = 0; i < R; i++) pos[i] = 100 + i;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int n = 1; n <= R; n += R - 1) {
-            struct kn_pick p = { .logits = l, .pos = pos, .history = history, .n = n, .n_vocab = V, .sampler = cases[c].s, .out = out };
+            struct kn_pick p = {.logits = l,
+                                .pos = pos,
+                                .history = history,
+                                .n = n,
+                                .n_vocab = V,
+                                .sampler = cases[c].s,
+                                .out = out};
             double s;
             BEST(s, kn_op(be)->pick(be, &p));
             printf("pick       %-22s rows %3d  %8.1f us\n", cases[c].name, n, 1e6 * s);
@@ -119,36 +127,45 @@ static void bench_small(struct kn_backend *be)
 {
     enum { N = 512, W = 1024, HEADS = 16, KV = 8, D = 128 };
     float *x = floats(be, N * W, 1.0f), *w = floats(be, W, 1.0f), *out = floats(be, N * W, 0.0f);
-    float *q = floats(be, N * HEADS * D, 1.0f), *k = floats(be, N * KV * D, 1.0f), *table = floats(be, N * D, 1.0f);
-    struct kn_kv kv = { .type = KN_F16, .cap = 512, .n_head_kv = KV, .head_dim = D };
+    float *q = floats(be, N * HEADS * D, 1.0f), *k = floats(be, N * KV * D, 1.0f),
+          *table = floats(be, N * D, 1.0f);
+    struct kn_kv kv = {.type = KN_F16, .cap = 512, .n_head_kv = KV, .head_dim = D};
     int32_t pos[N];
     double freq[D / 2], s;
     kv.k = floats(be, 512 * KV * D / 2, 0.0f);
     kv.v = floats(be, 512 * KV * D / 2, 0.0f);
-    for (int i = 0; i < N; i++)
-        pos[i] = i;
-    for (int i = 0; i < D / 2; i++)
-        freq[i] = pow(1e6, -2.0 * i / D);
-    static const int rows[] = { 1, 16, 512 };
+    for (int i = 0; i < N; i++) pos[i] = i;
+    for (int i = 0; i < D / 2; i++) freq[i] = pow(1e6, -2.0 * i / D);
+    static const int rows[] = {1, 16, 512};
     for (int i = 0; i < 3; i++) {
         int n = rows[i];
         BEST(s, kn_op(be)->rms_norm(be, out, x, w, n, W, 1e-6f));
         printf("rms_norm   1024                   rows %3d  %8.2f us\n", n, 1e6 * s);
         BEST(s, kn_op(be)->rope_table(be, table, pos, n, freq, D));
         printf("rope_table 128                    rows %3d  %8.2f us\n", n, 1e6 * s);
-        struct kn_rope_store r = { .q = q, .k = k, .v = k, .q_norm = w, .k_norm = w, .table = table, .pos = pos, .n = n,
-                                   .n_head = HEADS, .n_rot = D, .eps = 1e-6f, .kv = &kv };
+        struct kn_rope_store r = {.q = q,
+                                  .k = k,
+                                  .v = k,
+                                  .q_norm = w,
+                                  .k_norm = w,
+                                  .table = table,
+                                  .pos = pos,
+                                  .n = n,
+                                  .n_head = HEADS,
+                                  .n_rot = D,
+                                  .eps = 1e-6f,
+                                  .kv = &kv};
         BEST(s, kn_op(be)->rope_store(be, &r));
         printf("rope_store 16 + 8 heads of 128    rows %3d  %8.2f us\n", n, 1e6 * s);
     }
-    float *all[] = { x, w, out, q, k, table, kv.k, kv.v };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        kn_op(be)->free(be, all[i]);
+    float *all[] = {x, w, out, q, k, table, kv.k, kv.v};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) kn_op(be)->free(be, all[i]);
 }
 
 int main(int argc, char **argv)
 {
-    struct kn_open o = { .device = "cpu", .isa = argc > 1 ? argv[1] : NULL, .threads = argc > 2 ? atoi(argv[2]) : 0 };
+    struct kn_open o = {
+        .device = "cpu", .isa = argc > 1 ? argv[1] : NULL, .threads = argc > 2 ? atoi(argv[2]) : 0};
     struct kn_backend *be;
     char msg[256];
     int rc = kn_backend_open(&be, &o, msg, sizeof msg);
@@ -156,13 +173,11 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_ops: %s\n", msg);
         return 5;
     }
-    if (o.threads == 1)
-        clock_used = CLOCK_THREAD_CPUTIME_ID;
+    if (o.threads == 1) clock_used = CLOCK_THREAD_CPUTIME_ID;
     check(be, kn_op(be)->reserve(be, 512, 0, 151936, 16, 128));
-    static const int ctx[] = { 512, 4096, 16384 };
+    static const int ctx[] = {512, 4096, 16384};
     for (int i = 0; i < 3; i++)
-        for (int n = 1; n <= 16; n += 15)
-            bench_attention(be, ctx[i], n);
+        for (int n = 1; n <= 16; n += 15) bench_attention(be, ctx[i], n);
     bench_attention(be, 512, 512);
     bench_attention(be, 4096, 512);
     bench_pick(be);
