@@ -25,6 +25,7 @@ struct cpu_backend {
     int threads;
     void *scratch;         /* of linear and friends: normed rows, quantised activations (mm.c) */
     size_t scratch_bytes;
+    struct mm_arena *arena; /* packed weights (mm_pack.c) */
     void *scratch_rows;    /* of attention and pick (rows.c) */
     size_t scratch_rows_bytes;
 };

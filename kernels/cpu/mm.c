@@ -133,7 +133,9 @@ static int width_log2(int32_t width)
     return width == 8 ? 3 : width == 4 ? 2 : width - 1;
 }
 
-/* result[T, lanes] = panel of w times the tile. ahead: the next panel, prefetched a share by each tile. */
+/* result[T, lanes] = panel of w times the tile. ahead: the next panel is prefetched, a share by each tile. A
+ * single row streams as fast as the hardware's own prefetching goes: there ours only takes its place in the
+ * queue. */
 static void multiply(const struct product *p, const struct kn_weight *w, int64_t panel, int32_t tile,
                      const struct tile *t, bool ahead, float *result)
 {
@@ -144,7 +146,7 @@ static void multiply(const struct product *p, const struct kn_weight *w, int64_t
                         .act = p->prepared[type->act] + (size_t)t->first * mm_act_bytes(type->act, w->n_in),
                         .n_in = w->n_in,
                         .out = result};
-    if (ahead) {
+    if (ahead && p->n > 1) {
         /* Steps: four a 256-block, one a 32-block, one for 8 values of k (block 2). */
         const int64_t per = type->act == MM_ACT_Q256 ? 64 : type->act == MM_ACT_Q32 ? 32 : 8;
         const int64_t lines = (int64_t)(bytes / 64), steps = (w->n_in + per - 1) / per;

@@ -179,17 +179,49 @@ void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int6
 
 /* ---- load ---- */
 
-/* Large buffers on whole huge pages: a step streams all of them, and 4 KB pages cost it address translations.
- */
-static void *panels_alloc(size_t bytes)
+/* Packed weights lie one after the other in arenas on huge pages: a step streams all of them, and on 4 KB
+ * pages it waits for address translations and the hardware's prefetching stops at every page. An arena goes
+ * with its last weight. */
+struct mm_arena {
+    struct mm_arena *next;
+    size_t used, size;
+    int live; /* weights in it */
+};
+
+#define ARENA_BYTES ((size_t)64 << 20)
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static void *panels_alloc(struct cpu_backend *be, size_t bytes)
 {
-    const size_t huge = (size_t)2 << 20;
-    void *p = NULL;
-    if (bytes < huge / 2) return posix_memalign(&p, 64, bytes) ? NULL : p;
-    const size_t whole = (bytes + huge - 1) & ~(huge - 1);
-    if (posix_memalign(&p, huge, whole)) return NULL;
-    madvise(p, whole, MADV_HUGEPAGE); /* advice: nothing depends on its success */
+    struct mm_arena *a = be->arena;
+    bytes = (bytes + 63) & ~(size_t)63;
+    if (!a || a->size - a->used < bytes) {
+        const size_t need = bytes + 64 > ARENA_BYTES ? bytes + 64 : ARENA_BYTES;
+        const size_t size = (need + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+        void *p = NULL;
+        if (posix_memalign(&p, HUGE_PAGE, size)) return NULL;
+        madvise(p, size, MADV_HUGEPAGE); /* advice: nothing depends on its success */
+        a = p;
+        *a = (struct mm_arena){.next = be->arena, .used = 64, .size = size};
+        be->arena = a;
+    }
+    uint8_t *p = (uint8_t *)a + a->used;
+    a->used += bytes;
+    a->live++;
     return p;
+}
+
+static void panels_free(struct cpu_backend *be, const void *p)
+{
+    for (struct mm_arena **at = &be->arena; *at; at = &(*at)->next) {
+        struct mm_arena *a = *at;
+        if ((const uint8_t *)p <= (uint8_t *)a || (const uint8_t *)p >= (uint8_t *)a + a->size) continue;
+        if (--a->live == 0) {
+            *at = a->next;
+            free(a);
+        }
+        return;
+    }
 }
 
 int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
@@ -217,7 +249,7 @@ int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, i
         return cpu_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)n_out,
                         (long long)n_in, info->name);
     const size_t panel = mm_panel_bytes(t, n_in, lanes);
-    uint8_t *packed = panels_alloc((size_t)panels * panel);
+    uint8_t *packed = panels_alloc(be, (size_t)panels * panel);
     if (!packed)
         return cpu_fail(be, KN_EMEM, "no memory for %zu bytes of a weight [%lld, %lld] of %s",
                         (size_t)panels * panel, (long long)n_out, (long long)n_in, info->name);
@@ -231,8 +263,7 @@ int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, i
 
 void cpu_weight_free(struct kn_backend *kb, struct kn_weight *w)
 {
-    (void)kb;
     if (!w) return;
-    free(w->packed);
+    if (w->packed) panels_free(cpu_of(kb), w->packed);
     *w = (struct kn_weight){.type = KN_TYPE_NONE};
 }
