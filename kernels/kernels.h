@@ -9,7 +9,7 @@
  * Memory: pointers named in an operation are device pointers, taken from op->alloc (zeroed) and returned to op->free; on
  * the CPU they are ordinary memory. Shapes in comments are C order, the last dimension contiguous.
  * Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of text. No operation prints,
- * exits, allocates (except alloc, weight_load and reserve) or waits for the device (except download and sync). */
+ * exits, allocates (except alloc, weight_load, reserve and reserve_kv) or waits for the device (except download and sync). */
 #ifndef DFLASH_KERNELS_H
 #define DFLASH_KERNELS_H
 
@@ -72,6 +72,7 @@ struct kn_open {
     const char *device; /* "cpu", "cuda", "cuda:1" */
     const char *isa;    /* CPU only: NULL or "auto", "scalar", "avx2", "avx512". One not supported here is KN_EDEVICE */
     int threads;        /* CPU only: 0 = all online processors */
+    bool generic;       /* CUDA only: only kernels that run on any supported device */
 };
 /* On failure *be is NULL and msg (size n) holds why. */
 int kn_backend_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
@@ -170,6 +171,9 @@ struct kn_ops {
     int (*sync)(struct kn_backend *);
     /* Scratch for calls of up to n rows with inputs up to n_in wide, n_vocab logits: call once before the token loop. */
     int (*reserve)(struct kn_backend *, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head, int32_t head_dim);
+    /* Scratch of attention: calls of up to n rows of n_head heads over rings like kv (its k and v are not looked at), with that
+     * window (0: none). After reserve, once for every kind of layer. */
+    int (*reserve_kv)(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
     int (*weight_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                        const void *data, unsigned use);
     void (*weight_free)(struct kn_backend *, struct kn_weight *w);

@@ -35,9 +35,11 @@ struct cuda_backend {
     void *mm_raw;       /* device twin of mm_stage */
     size_t mm_stage_bytes;
 
-    /* attention.cu, pick.cu and others: scratch of cuda_reserve. */
+    /* attention.cu, pick.cu and others: scratch of cuda_reserve and cuda_reserve_kv. */
     void *scratch_rows;
     size_t scratch_rows_bytes;
+    unsigned *count; /* [counters], zero between kernels: find_bad's at 0, pick's below 1024, attention's from there */
+    int32_t counters;
 };
 static inline struct cuda_backend *cuda_of(struct kn_backend *be)
 {

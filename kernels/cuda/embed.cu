@@ -1,0 +1,112 @@
+/* embed.cu - rows of an embedding table, decoded on the device.
+ *
+ * out[n, n_in] = scale * table[ids[i]]; the table is in file layout (KN_USE_ROWS). A few kilobytes a row: bound by the launch.
+ * Each value is computed as kernels/blocks/decode.c does, every step rounded, so the bits are the CPU's. An id outside
+ * the table gives a row of NaN, which the checks of the logits report: the host refuses such ids before they come here. */
+#include "ops.cuh"
+
+#include <cuda_fp16.h>
+
+static __device__ __forceinline__ unsigned get_u16(const uint8_t *b)
+{
+    return b[0] | (unsigned)b[1] << 8;
+}
+static __device__ __forceinline__ float get_f16(const uint8_t *b)
+{
+    return __half2float(__ushort_as_half((unsigned short)get_u16(b)));
+}
+
+/* 6-bit scale and min of sub-block j of Q4_K and Q5_K. */
+static __device__ __forceinline__ void scale_min(const uint8_t *s, int j, unsigned *sc, unsigned *m)
+{
+    if (j < 4) {
+        *sc = s[j] & 63;
+        *m = s[j + 4] & 63;
+    } else {
+        *sc = (s[j + 4] & 15) | (unsigned)(s[j - 4] >> 6) << 4;
+        *m = (s[j + 4] >> 4) | (unsigned)(s[j] >> 6) << 4;
+    }
+}
+
+/* Blocks of 32: code l of the block at b. */
+static __device__ float decode_32(uint32_t type, const uint8_t *b, int l)
+{
+    const float d = get_f16(b);
+    const int half = l & 15, high = l >> 4;
+    switch (type) {
+    case KN_Q8_0: return __fmul_rn(d, (float)(int8_t)b[2 + l]);
+    case KN_Q4_0: return __fmul_rn(d, (float)((b[2 + half] >> 4 * high & 15) - 8));
+    case KN_Q4_1: return __fadd_rn(__fmul_rn(d, (float)(b[4 + half] >> 4 * high & 15)), get_f16(b + 2));
+    case KN_Q5_0: {
+        int h = b[2 + l / 8] >> (l & 7) & 1;
+        return __fmul_rn(d, (float)(((b[6 + half] >> 4 * high & 15) | h << 4) - 16));
+    }
+    default: { /* Q5_1 */
+        int h = b[4 + l / 8] >> (l & 7) & 1;
+        return __fadd_rn(__fmul_rn(d, (float)((b[8 + half] >> 4 * high & 15) | h << 4)), get_f16(b + 2));
+    }
+    }
+}
+
+/* Blocks of 256: code l of the block at b. */
+static __device__ float decode_256(uint32_t type, const uint8_t *b, int l)
+{
+    if (type == KN_Q6_K) {
+        const int j = l / 16, half = j / 8, quarter = j / 2 % 4, at = 16 * (j % 2) + l % 16;
+        const int low = b[64 * half + 32 * (quarter % 2) + at] >> 4 * (quarter / 2) & 15;
+        const int high = b[128 + 32 * half + at] >> 2 * quarter & 3;
+        return __fmul_rn(__fmul_rn(get_f16(b + 208), (float)(int8_t)b[192 + j]), (float)((low | high << 4) - 32));
+    }
+    unsigned sc, m;
+    const int j = l / 32;
+    scale_min(b + 4, j, &sc, &m);
+    const uint8_t *q = b + (type == KN_Q4_K ? 16 : 48) + 32 * (j / 2);
+    unsigned code = q[l % 32] >> 4 * (j % 2) & 15;
+    if (type == KN_Q5_K) code |= (unsigned)(b[16 + l % 32] >> j & 1) << 4;
+    return __fsub_rn(__fmul_rn(__fmul_rn(get_f16(b), (float)sc), (float)code), __fmul_rn(get_f16(b + 2), (float)m));
+}
+
+static __device__ float decode(uint32_t type, const uint8_t *row, int64_t i, uint32_t block, uint32_t bytes)
+{
+    switch (type) {
+    case KN_F32: return ((const float *)row)[i];
+    case KN_F16: return __half2float(((const __half *)row)[i]);
+    case KN_BF16: return __uint_as_float((uint32_t)((const uint16_t *)row)[i] << 16);
+    case KN_F64: return (float)((const double *)row)[i];
+    default: break;
+    }
+    const uint8_t *b = row + i / block * bytes;
+    return block == 32 ? decode_32(type, b, (int)(i % 32)) : decode_256(type, b, (int)(i % 256));
+}
+
+static __global__ void __launch_bounds__(256)
+    embed_rows(float *out, const uint8_t *table, const int32_t *ids, uint32_t type, uint32_t block, uint32_t bytes, int64_t n_in,
+               int64_t n_out, size_t row_bytes, float scale)
+{
+    cuda_grid_start();
+    const int32_t id = ids[blockIdx.y];
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n_in) return;
+    float x = __int_as_float(0x7fc00000);
+    if (id >= 0 && id < n_out) {
+        x = decode(type, table + (size_t)id * row_bytes, i, block, bytes);
+        if (scale != 1.0f) x = __fmul_rn(x, scale);
+    }
+    out[blockIdx.y * n_in + i] = x;
+}
+
+int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const struct kn_type_info *t = kn_type_info(table->type);
+    size_t row = kn_row_bytes(table->type, table->n_in);
+    if (!table->rows || !row) return cuda_fail(be, KN_EINVAL, "embed: the table has no rows (it was not loaded with KN_USE_ROWS)");
+    if (!t->can_decode) return cuda_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded", t->name);
+    if (t->block != 1 && t->block != 32 && t->block != 256)
+        return cuda_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded on the device", t->name);
+    if (n < 1 || n > 65535) return cuda_fail(be, KN_EINVAL, "embed: %d rows (expected 1 to 65535)", n);
+    dim3 grid((unsigned)((table->n_in + 255) / 256), (unsigned)n);
+    return cuda_check(be, "embed",
+                      cuda_launch(be, embed_rows, grid, dim3(256), 0, out, (const uint8_t *)table->rows, ids, table->type, t->block,
+                                  t->bytes, table->n_in, table->n_out, row, scale));
+}

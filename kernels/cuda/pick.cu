@@ -1,0 +1,484 @@
+/* pick.cu - the sampler's chain on the device: docs/sampling.md has the definition.
+ *
+ * Bound: reading a row of logits once, 0.6 MB at a vocabulary of 151,936. Greedy picks and plain temperature take one pass
+ * over the whole chip (pick_scan). top-k, top-p and min-p never sort: one block a row (pick_filter) finds the key of the last
+ * id kept and offers every id up to it. A key orders ids as the chain does: logit descending, then id ascending, 64 bits, all
+ * different. The search is by digits: a histogram of counts or of probability over buckets a 64th of a nat wide, then, inside
+ * the one bucket where the bound lies, over 8 bits of the key at a time.
+ *     Nothing depends on an order of atomics: counts are integers, and probabilities are added as integers in units of 2^-44
+ * (the CPU adds float32 exponentials in double: an id at the very edge of top-p may differ, as between any two orders
+ * of adding). Noise and scores have the CPU's bits. */
+#include "math.cuh"
+#include "ops.cuh"
+
+#define SCAN 4096     /* logits a block of pick_scan */
+#define GREEDY_ROWS 64
+#define LIST_ROWS 16  /* rows that have a list and a penalised copy at once */
+#define BINS 2048
+#define UNIT 0x1p44f
+
+struct best { /* of a slice of a row */
+    double score;
+    float top;
+    int32_t id, top_id, nan;
+};
+
+struct pick {
+    const float *logits;
+    const int32_t *pos, *history;
+    int32_t n, n_vocab, n_blocks;
+    struct kn_sampler s;
+    int32_t *out;
+    float *copy;      /* [n, n_vocab] penalised logits, or NULL */
+    uint32_t *list;   /* [n, n_vocab] ids of a bucket */
+    struct best *best; /* [n, n_blocks]; the first of a row ends as the row's */
+    int32_t *bad;     /* [n] the history holds an id outside the vocabulary; NULL without penalty */
+    unsigned *count;  /* [n] */
+};
+
+enum want { WANT_TOP, WANT_ARGMAX, WANT_SAMPLE };
+
+/* The four words of ids 4 i .. 4 i + 3. */
+static __device__ __forceinline__ void philox(uint64_t seed, uint32_t position, uint32_t i, uint32_t c[4])
+{
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    c[0] = position, c[1] = i, c[2] = 0, c[3] = 0;
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const uint32_t ahi = __umulhi(c[0], 0xd2511f53u), alo = c[0] * 0xd2511f53u;
+        const uint32_t bhi = __umulhi(c[2], 0xcd9e8d57u), blo = c[2] * 0xcd9e8d57u;
+        c[0] = bhi ^ c[1] ^ k0;
+        c[1] = blo;
+        c[2] = ahi ^ c[3] ^ k1;
+        c[3] = alo;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+}
+
+static __device__ __forceinline__ double score_of(float l, double temp, uint32_t word)
+{
+    const double u = __dmul_rn(__dadd_rn((double)word, 0.5), 0x1p-32);
+    return __dadd_rn(__ddiv_rn((double)l, temp), -dev_log(-dev_log(u)));
+}
+
+static __device__ __forceinline__ void offer(double &score, int32_t &id, double s, int32_t i)
+{
+    if (i >= 0 && (id < 0 || s > score || (s == score && i < id))) {
+        score = s;
+        id = i;
+    }
+}
+static __device__ __forceinline__ void offer_top(float &top, int32_t &id, float x, int32_t i)
+{
+    if (i >= 0 && (id < 0 || x > top || (x == top && i < id))) {
+        top = x;
+        id = i;
+    }
+}
+
+static __device__ __forceinline__ struct best join(struct best a, const struct best &b)
+{
+    offer(a.score, a.id, b.score, b.id);
+    offer_top(a.top, a.top_id, b.top, b.top_id);
+    a.nan |= b.nan;
+    return a;
+}
+
+/* Over a block of any number of warps; the result is thread 0's. */
+static __device__ struct best block_best(struct best b, struct best *warp)
+{
+    for (int i = 16; i; i >>= 1) {
+        struct best o;
+        o.score = __shfl_xor_sync(~0u, b.score, i);
+        o.top = __shfl_xor_sync(~0u, b.top, i);
+        o.id = __shfl_xor_sync(~0u, b.id, i);
+        o.top_id = __shfl_xor_sync(~0u, b.top_id, i);
+        o.nan = __shfl_xor_sync(~0u, b.nan, i);
+        b = join(b, o);
+    }
+    if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = b;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (unsigned w = 1; w < blockDim.x / 32; w++) b = join(b, warp[w]);
+    return b;
+}
+
+/* ---- penalty: a copy of the rows, then each distinct id of the window, from the original: twice changes nothing ---- */
+
+static __global__ void __launch_bounds__(256) pick_copy(const pick p)
+{
+    cuda_grid_start();
+    const int64_t row = (int64_t)blockIdx.y * p.n_vocab;
+    for (int32_t i = blockIdx.x * SCAN + threadIdx.x; i < p.n_vocab && i < (int32_t)(blockIdx.x + 1) * SCAN; i += 256)
+        p.copy[row + i] = p.logits[row + i];
+}
+
+static __global__ void __launch_bounds__(256) pick_penalise(const pick p)
+{
+    cuda_grid_start();
+    const int64_t row = (int64_t)blockIdx.x * p.n_vocab, last = p.pos[blockIdx.x], from = last - p.s.repeat_last + 1;
+    bool bad = false;
+    for (int64_t i = (from < 0 ? 0 : from) + threadIdx.x; i <= last; i += 256) {
+        const int32_t id = p.history[i];
+        if (id < 0 || id >= p.n_vocab) {
+            bad = true;
+            continue;
+        }
+        const float l = p.logits[row + id];
+        p.copy[row + id] = l > 0.0f ? __fdiv_rn(l, p.s.repeat_penalty) : __fmul_rn(l, p.s.repeat_penalty);
+    }
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x == 0) p.bad[blockIdx.x] = bad;
+}
+
+/* ---- one pass ---- */
+
+static __device__ __forceinline__ const float *row_of(const pick &p, int row)
+{
+    return (p.copy ? p.copy : p.logits) + (int64_t)row * p.n_vocab;
+}
+
+template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(const pick p)
+{
+    __shared__ struct best warp[8];
+    __shared__ bool last;
+    cuda_grid_start();
+    const int row = blockIdx.y;
+    const float *l = row_of(p, row);
+    const double temp = (double)p.s.temp;
+    const uint32_t position = (uint32_t)p.pos[row] + 1;
+    struct best b = {0.0, -INFINITY, -1, -1, 0};
+    for (int32_t i = blockIdx.x * SCAN + 4 * threadIdx.x; i < p.n_vocab && i < (int32_t)(blockIdx.x + 1) * SCAN; i += 1024) {
+        uint32_t word[4];
+        if (WANT == WANT_SAMPLE) philox(p.s.seed, position, (uint32_t)i / 4, word);
+        for (int j = 0; j < 4 && i + j < p.n_vocab; j++) {
+            const float x = l[i + j];
+            b.nan |= x != x;
+            offer_top(b.top, b.top_id, x, i + j);
+            if (WANT == WANT_SAMPLE && x > -INFINITY) offer(b.score, b.id, score_of(x, temp, word[j]), i + j);
+        }
+    }
+    b = block_best(b, warp);
+    struct best *mine = p.best + (int64_t)row * p.n_blocks;
+    if (threadIdx.x == 0) {
+        mine[blockIdx.x] = b;
+        __threadfence();
+        last = atomicAdd(&p.count[row], 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last || threadIdx.x >= 32) return;
+    __threadfence();
+    b = {0.0, -INFINITY, -1, -1, 0};
+    for (int i = threadIdx.x; i < p.n_blocks; i += 32) {
+        struct best o;
+        o.score = __ldcg(&mine[i].score);
+        o.top = __ldcg(&mine[i].top);
+        o.id = __ldcg(&mine[i].id);
+        o.top_id = __ldcg(&mine[i].top_id);
+        o.nan = __ldcg(&mine[i].nan);
+        b = join(b, o);
+    }
+    for (int i = 16; i; i >>= 1) {
+        struct best o;
+        o.score = __shfl_xor_sync(~0u, b.score, i);
+        o.top = __shfl_xor_sync(~0u, b.top, i);
+        o.id = __shfl_xor_sync(~0u, b.id, i);
+        o.top_id = __shfl_xor_sync(~0u, b.top_id, i);
+        o.nan = __shfl_xor_sync(~0u, b.nan, i);
+        b = join(b, o);
+    }
+    if (threadIdx.x) return;
+    p.count[row] = 0;
+    b.nan |= !isfinite(b.top) || (p.bad && p.bad[row]);
+    mine[0] = b;
+    p.out[row] = b.nan ? KN_PICK_NAN : WANT == WANT_SAMPLE ? b.id : b.top_id;
+}
+
+/* ---- filters ---- */
+
+static __device__ __forceinline__ uint64_t key_of(float l, uint32_t id)
+{
+    uint32_t u = __float_as_uint(__fadd_rn(l, 0.0f)); /* -0 and 0 tie */
+    u = u >> 31 ? u : ~u & 0x7fffffffu;
+    return (uint64_t)u << 32 | id;
+}
+
+struct filter { /* shared memory of pick_filter */
+    unsigned long long mass[BINS];
+    uint32_t count[BINS];
+    unsigned long long warp[32];
+    int32_t bin;
+    uint32_t listed;
+    unsigned long long before;
+    struct best best[32];
+};
+
+/* Add one to a bin, and mass to it; every lane of the warp comes, bin -1 adds nothing. */
+static __device__ __forceinline__ void tally(struct filter &f, int bin, unsigned long long mass)
+{
+    if (__all_sync(~0u, bin == __shfl_sync(~0u, bin, 0))) { /* often: all beyond the buckets, or one sign and exponent */
+        for (int i = 16; i; i >>= 1) mass += __shfl_xor_sync(~0u, mass, i);
+        if (bin < 0 || threadIdx.x % 32) return;
+        atomicAdd(&f.count[bin], 32u);
+        if (mass) atomicAdd(&f.mass[bin], mass);
+        return;
+    }
+    if (bin < 0) return;
+    atomicAdd(&f.count[bin], 1u);
+    if (mass) atomicAdd(&f.mass[bin], mass);
+}
+
+static __device__ void clear_bins(struct filter &f, int n)
+{
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += 1024) {
+        f.count[i] = 0;
+        f.mass[i] = 0;
+    }
+    __syncthreads();
+}
+
+/* The first bin whose counts (or mass) with all before it reach target: f.bin, and f.before what lies before it; -1 if the
+ * total is less. */
+static __device__ void find_bin(struct filter &f, int n, bool by_mass, unsigned long long target)
+{
+    const int t = threadIdx.x, lane = t % 32;
+    unsigned long long a = 0, b = 0, sum;
+    __syncthreads();
+    if (2 * t < n) {
+        a = by_mass ? f.mass[2 * t] : f.count[2 * t];
+        b = by_mass ? f.mass[2 * t + 1] : f.count[2 * t + 1];
+    }
+    sum = a + b;
+    for (int i = 1; i < 32; i <<= 1) {
+        unsigned long long o = __shfl_up_sync(~0u, sum, i);
+        if (lane >= i) sum += o;
+    }
+    if (lane == 31) f.warp[t / 32] = sum;
+    if (t == 0) f.bin = -1;
+    __syncthreads();
+    for (int w = 0; w < t / 32; w++) sum += f.warp[w];
+    unsigned long long before = sum - a - b;
+    if (before < target && before + a >= target) {
+        f.bin = 2 * t;
+        f.before = before;
+    } else if (before + a < target && sum >= target) {
+        f.bin = 2 * t + 1;
+        f.before = before + a;
+    }
+    __syncthreads();
+}
+
+static __device__ unsigned long long block_total(struct filter &f, unsigned long long x)
+{
+    for (int i = 16; i; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) f.warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int w = 0; w < 32; w++) x += f.warp[w];
+    return x;
+}
+
+struct row {
+    const float *l;
+    uint32_t *list;
+    int32_t n;
+    float top, temp, per_bin;
+};
+
+static __device__ __forceinline__ int bin_of(const row &r, float l)
+{
+    return (int)fminf(__fmul_rn(__fsub_rn(r.top, l), r.per_bin), (float)(BINS - 1));
+}
+static __device__ __forceinline__ unsigned long long mass_of(const row &r, float l)
+{
+    return __float2ull_rn(__fmul_rn(dev_exp(__fdiv_rn(__fsub_rn(l, r.top), r.temp)), UNIT));
+}
+
+/* The ids of one bin, in any order. */
+static __device__ void gather(struct filter &f, const row &r, int bin)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) f.listed = 0;
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < r.n; i += 1024) {
+        const float l = r.l[i];
+        if (l > -INFINITY && bin_of(r, l) == bin) r.list[atomicAdd(&f.listed, 1u)] = (uint32_t)i;
+    }
+    __syncthreads();
+}
+
+/* Of the listed ids with keys up to most: the key at which the count (or mass), ascending, reaches target. */
+static __device__ uint64_t find_key(struct filter &f, const row &r, bool by_mass, unsigned long long target, uint64_t most)
+{
+    const uint32_t n = f.listed;
+    uint64_t prefix = 0;
+    for (int shift = 56;; shift -= 8) {
+        clear_bins(f, 256);
+        for (uint32_t base = 0; base < n; base += 1024) {
+            const uint32_t i = base + threadIdx.x;
+            int digit = -1;
+            unsigned long long mass = 0;
+            if (i < n) {
+                const float l = r.l[r.list[i]];
+                const uint64_t key = key_of(l, r.list[i]);
+                if (key <= most && (shift == 56 || key >> (shift + 8) == prefix)) {
+                    digit = (int)(key >> shift & 255);
+                    mass = by_mass ? mass_of(r, l) : 0;
+                }
+            }
+            tally(f, digit, mass);
+        }
+        find_bin(f, 256, by_mass, target);
+        const int digit = f.bin;
+        if (digit < 0) return most; /* all of them */
+        prefix = prefix << 8 | (unsigned)digit;
+        target -= f.before;
+        if (shift == 0) return prefix;
+        if (f.count[digit] == 1) {
+            const uint64_t last = (prefix << shift) | (((uint64_t)1 << shift) - 1);
+            return last < most ? last : most;
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
+{
+    __shared__ struct filter f;
+    cuda_grid_start();
+    const int t = threadIdx.x;
+    const struct best *known = p.best + (int64_t)blockIdx.x * p.n_blocks;
+    if (known->nan) return; /* pick_scan has said so */
+    row r = {row_of(p, blockIdx.x), p.list + (int64_t)blockIdx.x * p.n_vocab, p.n_vocab, known->top, p.s.temp, __fdiv_rn(64.0f, p.s.temp)};
+    if (!(r.per_bin < 3e38f)) r.per_bin = 3e38f;
+    uint64_t most = ~(uint64_t)0;
+    const bool top_k = p.s.top_k > 0 && p.s.top_k < p.n_vocab, top_p = p.s.top_p < 1.0f;
+    if (top_k || top_p) {
+        clear_bins(f, BINS);
+        for (int32_t base = 0; base < r.n; base += 1024) {
+            const int32_t i = base + t;
+            const float l = i < r.n ? r.l[i] : -INFINITY;
+            const bool in = l > -INFINITY;
+            tally(f, in ? bin_of(r, l) : -1, in && top_p ? mass_of(r, l) : 0);
+        }
+        __syncthreads();
+    }
+    int bin_k = -1;
+    if (top_k) {
+        find_bin(f, BINS, false, (unsigned long long)p.s.top_k);
+        bin_k = f.bin;
+    }
+    if (bin_k >= 0) {
+        const unsigned long long target = (unsigned long long)p.s.top_k - f.before;
+        unsigned long long held[2] = {f.mass[2 * t], f.mass[2 * t + 1]}, kept = 0; /* find_key uses the bins */
+        gather(f, r, bin_k);
+        most = find_key(f, r, false, target, most);
+        for (uint32_t i = t; top_p && i < f.listed; i += 1024) {
+            const float l = r.l[r.list[i]];
+            if (key_of(l, r.list[i]) <= most) kept += mass_of(r, l);
+        }
+        kept = block_total(f, kept);
+        for (int i = 0; i < 2; i++) f.mass[2 * t + i] = 2 * t + i < bin_k ? held[i] : 2 * t + i == bin_k ? kept : 0;
+        __syncthreads();
+    }
+    if (top_p) {
+        const unsigned long long total = block_total(f, f.mass[2 * t] + f.mass[2 * t + 1]);
+        unsigned long long limit = (unsigned long long)ceil(__dmul_rn((double)p.s.top_p, (double)total));
+        if (limit < 1) limit = 1;
+        find_bin(f, BINS, true, limit);
+        const int bin_p = f.bin;
+        if (bin_p >= 0) {
+            const unsigned long long target = limit - f.before;
+            if (bin_p != bin_k) gather(f, r, bin_p);
+            most = find_key(f, r, true, target, most);
+        }
+    }
+    const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
+    const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
+    const uint32_t position = (uint32_t)p.pos[blockIdx.x] + 1;
+    struct best b = {0.0, -INFINITY, -1, -1, 0};
+    for (int32_t i = t; i < r.n; i += 1024) {
+        const float l = r.l[i];
+        if (!(l > -INFINITY) || key_of(l, (uint32_t)i) > most) continue;
+        if (__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
+        uint32_t word[4];
+        philox(p.s.seed, position, (uint32_t)i / 4, word);
+        offer(b.score, b.id, score_of(l, temp, i % 4 == 0 ? word[0] : i % 4 == 1 ? word[1] : i % 4 == 2 ? word[2] : word[3]), i);
+    }
+    __syncthreads();
+    b = block_best(b, f.best);
+    if (t == 0) p.out[blockIdx.x] = b.id;
+}
+
+/* ---- launching ---- */
+
+static int32_t blocks_of(int64_t n_vocab)
+{
+    return (int32_t)((n_vocab + SCAN - 1) / SCAN);
+}
+
+static size_t round256(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
+size_t cuda_pick_scratch(int32_t n, int64_t n_vocab)
+{
+    size_t rows = n < GREEDY_ROWS ? n : GREEDY_ROWS, listed = n < LIST_ROWS ? n : LIST_ROWS;
+    return round256(rows * blocks_of(n_vocab) * sizeof(struct best)) + 256 + 2 * round256(listed * n_vocab * sizeof(float));
+}
+
+static int check(struct cuda_backend *be, const struct kn_pick *p)
+{
+    const struct kn_sampler *s = &p->sampler;
+    if (p->n < 1 || p->n_vocab < 1) return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits", p->n, p->n_vocab);
+    if (!(s->temp >= 0.0f) || s->temp - s->temp != 0.0f)
+        return cuda_fail(be, KN_EINVAL, "pick: temperature %g (expected 0 or more)", (double)s->temp);
+    if (!(s->top_p >= 0.0f && s->top_p <= 1.0f) || !(s->min_p >= 0.0f && s->min_p <= 1.0f))
+        return cuda_fail(be, KN_EINVAL, "pick: top-p %g, min-p %g (expected 0 to 1)", (double)s->top_p, (double)s->min_p);
+    if (s->top_k < 0 || s->repeat_last < 0)
+        return cuda_fail(be, KN_EINVAL, "pick: top-k %d, repeat-last %d (expected 0 or more)", s->top_k, s->repeat_last);
+    if (!(s->repeat_penalty > 0.0f) || s->repeat_penalty - s->repeat_penalty != 0.0f)
+        return cuda_fail(be, KN_EINVAL, "pick: repeat penalty %g (expected more than 0)", (double)s->repeat_penalty);
+    return 0;
+}
+
+/* A token of the history outside the vocabulary gives KN_PICK_NAN in its row: the host checks ids before they come here. */
+int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    int rc = check(be, a);
+    if (rc) return rc;
+    const struct kn_sampler *s = &a->sampler;
+    const bool penalty = s->repeat_penalty != 1.0f && s->repeat_last > 0, sample = s->temp > 0.0f;
+    const bool filters = sample && ((s->top_k > 0 && s->top_k < a->n_vocab) || s->top_p < 1.0f || s->min_p > 0.0f);
+    const int32_t most = penalty || filters ? LIST_ROWS : GREEDY_ROWS;
+    const int32_t rows = a->n < most ? a->n : most;
+    char *at = (char *)be->scratch_rows;
+    const size_t best_bytes = round256((size_t)rows * blocks_of(a->n_vocab) * sizeof(struct best));
+    const size_t row_bytes = round256((size_t)rows * a->n_vocab * sizeof(float));
+    const size_t need = best_bytes + 256 + (penalty || filters ? 2 * row_bytes : 0);
+    if (need > be->scratch_rows_bytes)
+        return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", a->n, a->n_vocab,
+                         need, be->scratch_rows_bytes);
+    struct pick p = {};
+    p.n_vocab = a->n_vocab, p.n_blocks = blocks_of(a->n_vocab), p.s = *s, p.history = a->history;
+    p.best = (struct best *)at, p.count = be->count + 1;
+    p.bad = penalty ? (int32_t *)(at + best_bytes) : NULL;
+    p.copy = penalty ? (float *)(at + best_bytes + 256) : NULL;
+    p.list = filters ? (uint32_t *)(at + best_bytes + 256 + row_bytes) : NULL;
+    for (int32_t i = 0; i < a->n && rc == 0; i += rows) {
+        p.n = a->n - i < rows ? a->n - i : rows;
+        p.logits = a->logits + (int64_t)i * a->n_vocab, p.pos = a->pos + i, p.out = a->out + i;
+        const dim3 scan((unsigned)p.n_blocks, (unsigned)p.n), each((unsigned)p.n), block(256);
+        if (penalty) rc = cuda_check(be, "pick", cuda_launch(be, pick_copy, scan, block, 0, p));
+        if (penalty && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_penalise, each, block, 0, p));
+        if (rc) return rc;
+        void (*one)(pick) = !sample ? pick_scan<WANT_ARGMAX> : filters ? pick_scan<WANT_TOP> : pick_scan<WANT_SAMPLE>;
+        rc = cuda_check(be, "pick", cuda_launch(be, one, scan, block, 0, p));
+        if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_filter, each, dim3(1024), 0, p));
+    }
+    return rc;
+}
