@@ -1,0 +1,82 @@
+/* mm.cuh - matrix products on CUDA: the streaming layout of weights, the plan of a product, and its kernels.
+ *
+ * Concepts. A *unit* is 16 output rows by 32 or 256 columns of a weight: exactly the bytes of the file's blocks, re-tiled so that
+ * the 32 lanes of a warp load them with 4- to 16-byte accesses and hold, after a few logic operations, the A fragments of
+ * mma.sync m16n8k16. A *panel* is 16 rows: the units of all columns, in order. A *slice* is a run of units of a panel, the same
+ * columns for all panels; slices depend on the shape and the device alone. A *warp* multiplies the slice of one panel with up
+ * to 64 tokens in tiles of 8 columns of the mma; tiles never meet, so a token's bits do not depend on the others.
+ * Partial sums of the slices are added in ascending order by the warp that finishes last.
+ *
+ * Columns. In every 32 columns, mma step s (0, 1) covers columns 16 s .. 16 s + 15, and lane quarter q holds columns
+ * 16 s + 4 q + {0, 1} (registers a0, a1; b0) and + {2, 3} (a2, a3; b1). Rows: a0, a2 row g = lane / 4; a1, a3 row g + 8.
+ *
+ * Arithmetic, one choice for every row count: x (times the norm's weight) is scaled by a power of two a token and slice so that its
+ * largest magnitude lies in [512, 1024), then rounded. Products accumulate in float32 inside the tensor core.
+ *   quantised weights   codes are exact in f16; activations one f16 (11 bits: a relative error of 2^-12 a value)
+ *   F16                 activations f16 high + low part (22 bits)
+ *   BF16                activations three bf16 (24 bits: the float32 value itself)
+ *   F32                 weights three bf16, activations three bf16, the six largest cross products
+ * A NaN or Inf in a token makes its outputs NaN or Inf. */
+#ifndef DFLASH_CUDA_MM_CUH
+#define DFLASH_CUDA_MM_CUH
+
+#include "cuda.cuh"
+
+#define MM_WARPS 8
+#define MM_SLICE_MAX 1024 /* columns a slice: MM_WARPS * 32 lanes * 4 */
+#define MM_WIDTH_MAX 4    /* matrices a call */
+#define MM_RECORD 136     /* floats of a partial sum of 16 rows x 8 tokens: 128 sums, 8 sums of squares */
+
+enum mm_sums { MM_SUMS_NONE, MM_SUMS_K, MM_SUMS_32 }; /* sums of 32 activations that minimums need */
+
+struct mm_type {
+    uint32_t type;
+    int32_t unit_k, unit_bytes; /* columns, bytes of 16 rows */
+    int32_t stage_units;        /* units of one bulk copy */
+    int32_t planes;             /* 16-bit parts of an activation */
+    int32_t slice_k;            /* columns of a slice, at most */
+    int32_t tiles_max;          /* widest kernel: tiles of 8 tokens */
+    enum mm_sums sums;
+};
+const struct mm_type *mm_type_of(uint32_t type); /* NULL: cannot multiply */
+
+static inline int64_t mm_panel_bytes(const struct mm_type *t, int64_t n_in)
+{
+    return (n_in + t->unit_k - 1) / t->unit_k * t->unit_bytes;
+}
+
+/* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels). */
+struct mm_args {
+    const uint8_t *w[MM_WIDTH_MAX];
+    float *out[MM_WIDTH_MAX];
+    int32_t n_out[MM_WIDTH_MAX], panel_end[MM_WIDTH_MAX]; /* panel_end: cumulated panels */
+    const float *x, *norm;                                /* x [n, n_in]; norm [n_in] or NULL */
+    float *partial;
+    unsigned *count;
+    int64_t panel_bytes;
+    float eps;
+    int32_t n, n_in;
+    int32_t first_item, n_items;
+    int32_t units, slice_units, slices; /* units a panel and a slice */
+    int32_t slice_lanes, slice_blocks;  /* grid = slice_lanes (slices at a time) * slice_blocks (blocks a slice) */
+    int32_t stages;                     /* of a warp's ring */
+    int32_t bulk;                       /* 1: bulk copies and mbarriers; 0: cp.async */
+    int32_t has_norm, add, gated, act;
+};
+typedef void (*mm_kernel_fn)(const mm_args);
+/* The kernel of a type for 1, 2, 4 or 8 tiles (log2), or NULL. mm_float.cu, mm_32.cu, mm_k.cu. */
+mm_kernel_fn mm_kernel_float(uint32_t type, int log2_tiles);
+mm_kernel_fn mm_kernel_32(uint32_t type, int log2_tiles);
+mm_kernel_fn mm_kernel_k(uint32_t type, int log2_tiles);
+/* Bytes of shared memory of a launch. */
+size_t mm_smem(const struct mm_type *t, int32_t slice_columns, int tiles, int stages);
+
+/* Chosen by measurement (SPEED.md); the bench program varies them. None of them changes a bit of the results but slice_k. */
+struct mm_tuning {
+    int blocks_per_sm; /* of a grid */
+    int stages;        /* at most */
+    int slice_k;       /* 0: the type's own */
+};
+extern struct mm_tuning mm_tuning;
+
+#endif

@@ -1,0 +1,702 @@
+/* mm_gpu.cu - check and bench of the CUDA matrix products.
+ *
+ *   mm_gpu layout          take packed units apart on the host and compare with kn_decode_row: needs no GPU
+ *   mm_gpu check           every type: accuracy against double precision, the same bits for every row count and companions,
+ *                          NaN and Inf, norms, gates, residual adds
+ *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the same run
+ * Exit: 0 all passed, 1 a check failed, 5 the device. */
+#include "../../kernels/cuda/mm.cuh"
+#include "../../kernels/cuda/pack.cuh"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define CK(x)                                                                                                                              \
+    do {                                                                                                                                   \
+        cudaError_t e_ = (x);                                                                                                              \
+        if (e_ != cudaSuccess) {                                                                                                           \
+            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_));                                                      \
+            exit(5);                                                                                                                       \
+        }                                                                                                                                  \
+    } while (0)
+#define OK(x)                                                                                                                              \
+    do {                                                                                                                                   \
+        if (x) {                                                                                                                           \
+            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, be->head.message);                                                            \
+            exit(5);                                                                                                                       \
+        }                                                                                                                                  \
+    } while (0)
+
+#ifdef MM_STANDALONE /* without backend.cu */
+int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(be->head.message, sizeof be->head.message, fmt, ap);
+    va_end(ap);
+    return code;
+}
+int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err)
+{
+    return err ? cuda_fail(be, KN_EDEVICE, "%s: %s", what, cudaGetErrorString(err)) : 0;
+}
+#endif
+
+static cuda_backend state, *be = &state;
+static int failures;
+
+static uint64_t seed = 1;
+static uint32_t rnd()
+{
+    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(seed >> 32);
+}
+static float uniform() /* [-1, 1) */
+{
+    return (float)((int32_t)rnd() * (1.0 / 2147483648.0));
+}
+static float normal()
+{
+    float s = 0;
+    for (int i = 0; i < 6; i++) s += uniform();
+    return s * 0.7071f;
+}
+
+static const uint32_t all_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+
+/* Blocks of random bits, so that every code and scale occurs; only the f16 scales are drawn (some negative, some zero). */
+static void random_block(uint32_t type, uint8_t *b)
+{
+    const struct kn_type_info *t = kn_type_info(type);
+    for (uint32_t i = 0; i < t->bytes; i++) b[i] = (uint8_t)rnd();
+    auto half = [&](int at, float v) {
+        const uint16_t h = kn_f32_to_f16(rnd() % 64 ? v : 0.0f);
+        memcpy(b + at, &h, 2);
+    };
+    switch (type) {
+    case KN_F32: {
+        const float v = normal() * 0.05f;
+        memcpy(b, &v, 4);
+        break;
+    }
+    case KN_F16: half(0, normal() * 0.05f); break;
+    case KN_BF16: {
+        const uint16_t h = kn_f32_to_bf16(normal() * 0.05f);
+        memcpy(b, &h, 2);
+        break;
+    }
+    case KN_Q8_0: half(0, 0.0005f * uniform()); break;
+    case KN_Q4_0:
+    case KN_Q5_0: half(0, 0.01f * uniform()); break;
+    case KN_Q4_1:
+    case KN_Q5_1: half(0, 0.01f * uniform()), half(2, 0.05f * uniform()); break;
+    case KN_Q4_K:
+    case KN_Q5_K: half(0, 0.0003f * uniform()), half(2, 0.002f * uniform()); break;
+    case KN_Q6_K: half(208, 0.00003f * uniform()); break;
+    default: abort();
+    }
+}
+static std::vector<uint8_t> random_weight(uint32_t type, int64_t n_in, int64_t n_out, size_t pattern = ~(size_t)0)
+{
+    const struct kn_type_info *t = kn_type_info(type);
+    std::vector<uint8_t> w(kn_row_bytes(type, n_in) * (size_t)n_out);
+    const size_t blocks = w.size() / t->bytes, own = std::min(blocks, pattern);
+    for (size_t i = 0; i < own; i++) random_block(type, w.data() + i * t->bytes);
+    for (size_t i = own; i < blocks; i += own) memcpy(w.data() + i * t->bytes, w.data(), std::min(own, blocks - i) * t->bytes);
+    return w;
+}
+
+/* ---- layout: decode the units as the kernel does ---- */
+
+static double f16(uint32_t h)
+{
+    return kn_f16_to_f32((uint16_t)h);
+}
+/* Value of the weight that lane `lane` holds in register r, half h of step s of 32-group j of a unit. */
+static double unit_value(uint32_t type, const uint8_t *u, int lane, int j, int s, int r, int h)
+{
+    auto word = [&](int at) {
+        uint32_t w;
+        memcpy(&w, u + at, 4);
+        return w;
+    };
+    auto u16 = [&](int at) { return word(at & ~3) >> (at & 2) * 8 & 0xffff; };
+    const int g = lane / 4, hi = r & 1, rp = r >> 1;
+    const int row = g + 8 * hi;
+    if (type == KN_F32) {
+        float f;
+        const uint32_t w = word(1024 * s + 512 * rp + 16 * lane + 4 * (2 * hi + h));
+        memcpy(&f, &w, 4);
+        return f;
+    }
+    if (type == KN_F16 || type == KN_BF16) {
+        const uint16_t v = (uint16_t)(word(512 * s + 16 * lane + 4 * r) >> 16 * h);
+        return type == KN_F16 ? kn_f16_to_f32(v) : kn_bf16_to_f32(v);
+    }
+    if (type == KN_Q8_0) {
+        const int b = word(16 * lane + 4 * (2 * s + rp)) >> 8 * (2 * hi + h) & 255;
+        return (b - 128) * f16(u16(512 + 4 * g + 2 * hi));
+    }
+    if (type == KN_Q4_0 || type == KN_Q4_1 || type == KN_Q5_0 || type == KN_Q5_1) {
+        const bool five = type == KN_Q5_0 || type == KN_Q5_1, min = type == KN_Q4_1 || type == KN_Q5_1;
+        int q = word(8 * lane + 4 * s) >> (4 * r + 16 * h) & 15;
+        if (five) q |= (u16(256 + 2 * lane) >> (2 * s + rp + 4 * hi + 8 * h) & 1) << 4;
+        const int at = five ? 320 : 256;
+        if (!min) return (q - (five ? 16 : 8)) * f16(u16(at + 4 * g + 2 * hi));
+        return q * f16(u16(at + 8 * g + 2 * hi)) + f16(u16(at + 8 * g + 4 + 2 * hi));
+    }
+    int q = word(512 * (j / 2) + 16 * lane + 4 * (2 * (j % 2) + s)) >> (4 * r + 16 * h) & 15;
+    if (type == KN_Q6_K) {
+        q |= (word(2048 + 512 * (j / 4) + 16 * lane + 4 * (j % 4)) >> (8 * s + 2 * rp + 4 * hi + 16 * h) & 3) << 4;
+        const int sc = (int)u[3072 + 16 * row + 2 * j + s] - 128;
+        return (float)(f16(u16(3328 + 4 * g + 2 * hi)) * sc) * (q - 32);
+    }
+    if (type == KN_Q5_K) q |= (word(2048 + 16 * lane + 4 * (j / 2)) >> (8 * (j % 2) + 2 * s + rp + 4 * hi + 16 * h) & 1) << 4;
+    const uint8_t *rec = u + (type == KN_Q5_K ? 2560 : 2048) + 16 * row, *p = rec + 4;
+    const int sc = j < 4 ? p[j] & 63 : (p[j + 4] & 15) | p[j - 4] >> 6 << 4, m = j < 4 ? p[j + 4] & 63 : p[j + 4] >> 4 | p[j] >> 6 << 4;
+    return f16(u16((int)(rec - u))) * sc * q - f16(u16((int)(rec - u) + 2)) * m;
+}
+
+static void check_layout()
+{
+    for (uint32_t type : all_types) {
+        const struct kn_type_info *info = kn_type_info(type);
+        const mm_type *t = mm_type_of(type);
+        const int64_t n_in = info->block == 1 ? 77 : info->block * 3, rows = 21;
+        std::vector<uint8_t> w = random_weight(type, n_in, rows);
+        const size_t row_bytes = kn_row_bytes(type, n_in);
+        int bad = 0;
+        for (int panel = 0; panel < 2; panel++)
+            for (int64_t unit = 0; unit < (n_in + t->unit_k - 1) / t->unit_k; unit++) {
+                std::vector<uint8_t> u((size_t)t->unit_bytes);
+                const mm_source m = {w.data() + panel * 16 * row_bytes, row_bytes, (int32_t)(rows - 16 * panel), n_in, type, (int32_t)info->bytes};
+                for (int i = 0; i < t->unit_bytes / 4; i++) {
+                    const uint32_t v = mm_word(m, unit, i);
+                    memcpy(u.data() + 4 * i, &v, 4);
+                }
+                for (int j = 0; j < t->unit_k / 32; j++)
+                    for (int lane = 0; lane < 32; lane++)
+                        for (int e = 0; e < 16; e++) {
+                            const int s = e / 8, r = e / 2 % 4, h = e % 2, row = mm_row(lane, r) + 16 * panel;
+                            const int64_t k = unit * t->unit_k + 32 * j + mm_col(lane, s, r, h);
+                            float want = 0;
+                            if (row < rows && k < n_in) {
+                                std::vector<float> y((size_t)n_in);
+                                kn_decode_row(type, w.data() + row * row_bytes, y.data(), n_in);
+                                want = y[k];
+                            }
+                            const double got = unit_value(type, u.data(), lane, j, s, r, h);
+                            if (!(std::fabs(got - want) <= 1e-6 * (1e-3 + std::fabs(want))) && bad++ < 3)
+                                printf("  %s row %d k %lld: %g, expected %g\n", info->name, row, (long long)k, got, want);
+                        }
+            }
+        printf("layout %-5s %s\n", info->name, bad ? "FAILED" : "ok");
+        failures += bad != 0;
+    }
+}
+
+/* ---- check ---- */
+
+static void open_device()
+{
+    cudaDeviceProp p;
+    CK(cudaSetDevice(0));
+    CK(cudaGetDeviceProperties(&p, 0));
+    be->cc = p.major * 10 + p.minor;
+    be->sm_count = p.multiProcessorCount;
+    be->smem_block = (int)p.sharedMemPerBlockOptin;
+    be->smem_sm = (int)p.sharedMemPerMultiprocessor;
+    be->l2_bytes = (size_t)p.l2CacheSize;
+    CK(cudaStreamCreate(&be->stream));
+    OK(cuda_mm_open(be));
+    printf("%s, cc %d, %d SMs\n", p.name, be->cc, be->sm_count);
+}
+static kn_backend *kb()
+{
+    return (kn_backend *)be;
+}
+template <class T> static T *device(const std::vector<T> &v)
+{
+    T *p;
+    CK(cudaMalloc(&p, v.size() * sizeof(T) + 16));
+    CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+static std::vector<float> host(const float *p, size_t n)
+{
+    std::vector<float> v(n);
+    CK(cudaStreamSynchronize(be->stream));
+    CK(cudaMemcpy(v.data(), p, n * sizeof(float), cudaMemcpyDeviceToHost));
+    return v;
+}
+
+struct matrix {
+    kn_weight w;
+    std::vector<float> y; /* decoded [n_out, n_in] */
+};
+static matrix make_matrix(uint32_t type, int64_t n_in, int64_t n_out)
+{
+    matrix m;
+    std::vector<uint8_t> data = random_weight(type, n_in, n_out);
+    m.y.resize((size_t)(n_in * n_out));
+    for (int64_t r = 0; r < n_out; r++) kn_decode_row(type, data.data() + r * kn_row_bytes(type, n_in), m.y.data() + r * n_in, n_in);
+    OK(cuda_weight_load(kb(), &m.w, type, n_in, n_out, data.data(), KN_USE_LINEAR));
+    return m;
+}
+/* W x, and |w . x| in the 2-norm, that errors are relative to */
+static void reference(const matrix &m, const double *x, std::vector<double> &out, std::vector<double> &size)
+{
+    const int64_t k = m.w.n_in, n = m.w.n_out;
+    out.resize(n), size.resize(n);
+    for (int64_t r = 0; r < n; r++) {
+        double s = 0, q = 0;
+        for (int64_t i = 0; i < k; i++) {
+            const double v = (double)m.y[r * k + i] * x[i];
+            s += v, q += v * v;
+        }
+        out[r] = s, size[r] = std::sqrt(q);
+    }
+}
+/* Quantised: an activation is off by at most 2^-12 of itself; independent errors add to about 2^-12 / 1.7 of |w . x|, four to five
+ * deviations over some 1e5 outputs. Floats: float32 sums of up to 4,096 products, cut (not rounded) inside the tensor core. */
+static double tolerance(uint32_t type)
+{
+    return type == KN_F32 || type == KN_F16 || type == KN_BF16 ? 4e-6 : 1e-3;
+}
+
+#define ROWS 64
+static const int row_counts[] = {1, 3, 8, 9, 16, 33, 64};
+
+static void fill_x(std::vector<float> &x, int64_t k, int n)
+{
+    x.resize((size_t)(n * k));
+    for (int t = 0; t < n; t++) {
+        const float size = t % 7 == 3 ? 1e-4f : t % 7 == 5 ? 300.0f : 1.0f;
+        for (int64_t i = 0; i < k; i++) x[t * k + i] = size * normal() * (rnd() % 256 ? 1.0f : 20.0f);
+    }
+}
+static float *poisoned(size_t n)
+{
+    float *p;
+    CK(cudaMalloc(&p, n * sizeof(float)));
+    CK(cudaMemset(p, 0xff, n * sizeof(float)));
+    return p;
+}
+
+/* The rows of every smaller call, at several offsets, are the rows of the whole. run(out, x, n). */
+static bool same_rows(const float *x, int64_t k, const std::vector<float> &whole, size_t width,
+                      const std::function<void(float *, const float *, int)> &run)
+{
+    float *out = poisoned(ROWS * width);
+    bool same = true;
+    for (int n : row_counts)
+        for (int first = 0; first + n <= ROWS && first < 22; first += 7) {
+            CK(cudaMemset(out, 0xff, ROWS * width * sizeof(float)));
+            run(out, x + first * k, n);
+            std::vector<float> got = host(out, n * width);
+            if (memcmp(got.data(), whole.data() + first * width, got.size() * 4)) {
+                if (same) printf("  rows %d..%d differ from those of %d rows\n", first, first + n - 1, ROWS);
+                same = false;
+            }
+        }
+    CK(cudaFree(out));
+    return same;
+}
+
+static void verdict(const char *what, uint32_t type, int64_t n_out, int64_t n_in, double error, double limit, bool same)
+{
+    const bool ok = error <= limit && same; /* a NaN fails */
+    printf("%-12s %-5s [%6lld, %6lld] error %.2e (limit %.0e) rows %s  %s\n", what, kn_type_info(type)->name, (long long)n_out, (long long)n_in,
+           error, limit, same ? "same" : "DIFFER", ok ? "ok" : "FAILED");
+    failures += !ok;
+}
+
+static void check_linear(uint32_t type, int64_t n_out, int64_t n_in)
+{
+    matrix m = make_matrix(type, n_in, n_out);
+    std::vector<float> x;
+    fill_x(x, n_in, ROWS);
+    float *dx = device(x), *out = poisoned(ROWS * n_out);
+    OK(cuda_linear(kb(), out, &m.w, dx, ROWS, false));
+    std::vector<float> got = host(out, ROWS * n_out);
+    double worst = 0;
+    for (int t = 0; t < ROWS; t += (n_out * n_in > 300000 ? 9 : 1)) {
+        std::vector<double> xd(x.begin() + t * n_in, x.begin() + (t + 1) * n_in), ref, size;
+        reference(m, xd.data(), ref, size);
+        for (int64_t r = 0; r < n_out; r++) {
+            const double e = std::fabs(got[t * n_out + r] - ref[r]) / (size[r] + 1e-30);
+            if (!(e <= worst)) worst = e;
+        }
+    }
+    const bool same = same_rows(dx, n_in, got, n_out, [&](float *o, const float *p, int n) { OK(cuda_linear(kb(), o, &m.w, p, n, false)); });
+    verdict("linear", type, n_out, n_in, worst, tolerance(type), same);
+
+    /* added to what is there; a NaN, an Inf and a huge companion change no other row and show in their own */
+    std::vector<float> before(ROWS * n_out), bad(x);
+    for (float &v : before) v = uniform();
+    float *db = device(before);
+    OK(cuda_linear(kb(), db, &m.w, dx, ROWS, true));
+    std::vector<float> sum = host(db, ROWS * n_out);
+    bool good = true;
+    for (size_t i = 0; i < sum.size(); i++) good &= sum[i] == before[i] + got[i];
+    bad[2 * n_in] = NAN, bad[5 * n_in + n_in - 1] = INFINITY, bad[20 * n_in + n_in / 2] = -INFINITY;
+    for (int64_t i = 0; i < n_in; i++) bad[9 * n_in + i] *= 1e30f, bad[10 * n_in + i] = 0.0f;
+    float *dbad = device(bad);
+    CK(cudaMemset(out, 0xff, ROWS * n_out * 4));
+    OK(cuda_linear(kb(), out, &m.w, dbad, ROWS, false));
+    std::vector<float> odd = host(out, ROWS * n_out);
+    for (int t = 0; t < ROWS; t++)
+        for (int64_t r = 0; r < n_out; r++) {
+            const float v = odd[t * n_out + r];
+            if (t == 2 || t == 5 || t == 20)
+                good &= !std::isfinite(v);
+            else if (t == 10)
+                good &= v == 0.0f;
+            else if (t != 9)
+                good &= !memcmp(&v, &got[t * n_out + r], 4);
+        }
+    printf("%-12s %-5s [%6lld, %6lld] %s\n", "add, NaN", kn_type_info(type)->name, (long long)n_out, (long long)n_in, good ? "ok" : "FAILED");
+    failures += !good;
+    CK(cudaFree(dx));
+    CK(cudaFree(out));
+    CK(cudaFree(db));
+    CK(cudaFree(dbad));
+    cuda_weight_free(kb(), &m.w);
+}
+
+static void check_norm(uint32_t ta, uint32_t tb, uint32_t tc, int64_t n_in)
+{
+    const uint32_t types[3] = {ta, tb, tc};
+    const int64_t n_out[3] = {70, 33, 16};
+    matrix m[3];
+    std::vector<float> x, norm((size_t)n_in);
+    fill_x(x, n_in, ROWS);
+    for (float &v : norm) v = 1.0f + 0.5f * uniform();
+    float *dx = device(x), *dn = device(norm), *out[3];
+    const kn_weight *w[3];
+    for (int j = 0; j < 3; j++) {
+        m[j] = make_matrix(types[j], n_in, n_out[j]);
+        w[j] = &m[j].w;
+        out[j] = poisoned(ROWS * n_out[j]);
+    }
+    OK(cuda_norm_linear(kb(), out, w, 3, dx, dn, 1e-6f, ROWS));
+    std::vector<float> got[3];
+    for (int j = 0; j < 3; j++) got[j] = host(out[j], ROWS * n_out[j]);
+    std::vector<std::vector<double>> y(ROWS);
+    for (int t = 0; t < ROWS; t++) {
+        double ss = 0;
+        for (int64_t i = 0; i < n_in; i++) ss += (double)x[t * n_in + i] * x[t * n_in + i];
+        const double f = 1 / std::sqrt(ss / n_in + 1e-6);
+        for (int64_t i = 0; i < n_in; i++) y[t].push_back(x[t * n_in + i] * f * norm[i]);
+    }
+    for (int j = 0; j < 3; j++) {
+        double worst = 0;
+        for (int t = 0; t < ROWS; t++) {
+            std::vector<double> ref, size;
+            reference(m[j], y[t].data(), ref, size);
+            for (int64_t r = 0; r < n_out[j]; r++) {
+                const double e = std::fabs(got[j][t * n_out[j] + r] - ref[r]) / (size[r] + 1e-30);
+                if (!(e <= worst)) worst = e;
+            }
+        }
+        const bool same = same_rows(dx, n_in, got[j], n_out[j], [&](float *o, const float *p, int n) {
+            float *const o3[3] = {j == 0 ? o : out[0], j == 1 ? o : out[1], j == 2 ? o : out[2]};
+            OK(cuda_norm_linear(kb(), o3, w, 3, p, dn, 1e-6f, n));
+        });
+        verdict("norm_linear", types[j], n_out[j], n_in, worst, tolerance(types[j]), same);
+    }
+    /* gate and up */
+    matrix up = make_matrix(ta, n_in, n_out[0]);
+    for (int act = 0; act < 2; act++) {
+        CK(cudaMemset(out[0], 0xff, ROWS * n_out[0] * 4));
+        OK(cuda_norm_gated(kb(), out[0], &m[0].w, &up.w, dx, dn, 1e-6f, (kn_act)act, ROWS));
+        std::vector<float> g = host(out[0], ROWS * n_out[0]);
+        double worst = 0;
+        for (int t = 0; t < ROWS; t++) {
+            std::vector<double> a, b, sa, sb;
+            reference(m[0], y[t].data(), a, sa);
+            reference(up, y[t].data(), b, sb);
+            for (int64_t r = 0; r < n_out[0]; r++) {
+                const double v = a[r], f = act ? 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))) : v / (1 + std::exp(-v));
+                const double e = std::fabs(g[t * n_out[0] + r] - f * b[r]) / (1.2 * sa[r] * std::fabs(b[r]) + std::fabs(f) * sb[r] + 1e-30);
+                if (!(e <= worst)) worst = e;
+            }
+        }
+        const bool same = same_rows(dx, n_in, g, n_out[0], [&](float *o, const float *p, int n) {
+            OK(cuda_norm_gated(kb(), o, &m[0].w, &up.w, p, dn, 1e-6f, (kn_act)act, n));
+        });
+        verdict(act ? "gated gelu" : "gated silu", ta, n_out[0], n_in, worst, tolerance(ta), same);
+    }
+    cuda_weight_free(kb(), &up.w);
+    for (int j = 0; j < 3; j++) {
+        cuda_weight_free(kb(), &m[j].w);
+        CK(cudaFree(out[j]));
+    }
+    CK(cudaFree(dx));
+    CK(cudaFree(dn));
+}
+
+static void check_refusals()
+{
+    kn_weight w;
+    std::vector<uint8_t> data(1 << 16);
+    struct {
+        uint32_t type;
+        int64_t n_in, n_out;
+        unsigned use;
+        int want;
+    } cases[] = {{KN_Q4_K, 300, 4, KN_USE_LINEAR, KN_ETYPE}, {KN_Q2_K, 256, 4, KN_USE_LINEAR, KN_ETYPE}, {KN_Q8_0, 32, 0, KN_USE_LINEAR, KN_EINVAL},
+                 {999, 32, 4, KN_USE_LINEAR, KN_ETYPE},      {KN_F32, 64, 4, 0, KN_EINVAL},              {KN_F32, 1 << 20, 4, KN_USE_LINEAR, KN_ETYPE}};
+    for (auto &c : cases) {
+        const int rc = cuda_weight_load(kb(), &w, c.type, c.n_in, c.n_out, data.data(), c.use);
+        const bool ok = rc == c.want && be->head.message[0] && !w.packed;
+        if (!ok) printf("refusal: type %u [%lld, %lld] gave %d, expected %d\n", c.type, (long long)c.n_out, (long long)c.n_in, rc, c.want);
+        failures += !ok;
+    }
+    /* rows stay in file layout */
+    std::vector<uint8_t> d = random_weight(KN_Q8_0, 64, 37);
+    OK(cuda_weight_load(kb(), &w, KN_Q8_0, 64, 37, d.data(), KN_USE_ROWS));
+    std::vector<uint8_t> back(d.size());
+    CK(cudaMemcpy(back.data(), w.rows, d.size(), cudaMemcpyDeviceToHost));
+    if (back != d) printf("rows: FAILED\n"), failures++;
+    cuda_weight_free(kb(), &w);
+}
+
+static void check_all(bool quick)
+{
+    for (int generic = 0; generic < 2; generic++) {
+        be->generic = generic;
+        printf("-- %s\n", generic ? "generic path (cp.async)" : "native path");
+        for (uint32_t type : all_types) {
+            const int64_t block = kn_type_info(type)->block;
+            if (block == 1) {
+                check_linear(type, 7, 33);
+                if (!quick) check_linear(type, 100, 1023), check_linear(type, 1, 1), check_linear(type, 50, 4100);
+            } else {
+                check_linear(type, 33, block * 5);
+                if (!quick) check_linear(type, 100, block == 32 ? 1056 : 2304), check_linear(type, 1, block), check_linear(type, 2064, 512);
+                if (!quick) check_linear(type, 24, 12288);
+            }
+        }
+        check_norm(KN_Q4_K, KN_Q4_K, KN_Q6_K, 1280);
+        check_norm(KN_Q8_0, KN_Q4_1, KN_Q8_0, 4096);
+        if (!quick) check_norm(KN_BF16, KN_BF16, KN_F32, 640), check_norm(KN_Q5_K, KN_Q5_K, KN_Q5_K, 256), check_norm(KN_F16, KN_Q5_1, KN_Q4_0, 2080);
+        if (!quick) check_norm(KN_Q6_K, KN_Q5_0, KN_Q4_K, 512);
+    }
+    be->generic = false;
+    check_refusals();
+}
+
+/* ---- bench ---- */
+
+__global__ void read_kernel(const uint4 *p, size_t n, unsigned *out)
+{
+    unsigned a = 0;
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, nth = (size_t)gridDim.x * blockDim.x;
+    for (; i + 7 * nth < n; i += 8 * nth) {
+        uint4 v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = __ldcs(p + i + k * nth);
+#pragma unroll
+        for (int k = 0; k < 8; k++) a ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+    }
+    if (a == 0x12345u) *out = a;
+}
+static double median_us(const std::function<void()> &f, int reps)
+{
+    cudaEvent_t a, b;
+    std::vector<float> t;
+    CK(cudaEventCreate(&a));
+    CK(cudaEventCreate(&b));
+    for (int i = 0; i < reps + 3; i++) {
+        CK(cudaEventRecord(a, be->stream));
+        f();
+        CK(cudaEventRecord(b, be->stream));
+        CK(cudaEventSynchronize(b));
+        float ms;
+        CK(cudaEventElapsedTime(&ms, a, b));
+        if (i >= 3) t.push_back(ms);
+    }
+    std::sort(t.begin(), t.end());
+    return 1e3 * t[t.size() / 2];
+}
+static double graph_us(const std::function<void()> &f, int reps)
+{
+    cudaGraph_t g;
+    cudaGraphExec_t e;
+    CK(cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
+    f();
+    CK(cudaStreamEndCapture(be->stream, &g));
+    CK(cudaGraphInstantiate(&e, g, 0));
+    const double us = median_us([&] { CK(cudaGraphLaunch(e, be->stream)); }, reps);
+    CK(cudaGraphExecDestroy(e));
+    CK(cudaGraphDestroy(g));
+    return us;
+}
+static double read_tbs; /* one pass */
+static void measure_read()
+{
+    const size_t bytes = (size_t)4640 << 20;
+    uint4 *p;
+    CK(cudaMalloc(&p, bytes));
+    std::vector<uint32_t> h(1 << 22);
+    for (uint32_t &v : h) v = rnd();
+    for (size_t o = 0; o < bytes; o += h.size() * 4) CK(cudaMemcpy((char *)p + o, h.data(), std::min(h.size() * 4, bytes - o), cudaMemcpyHostToDevice));
+    const double us = median_us([&] { read_kernel<<<be->sm_count * 8, 256, 0, be->stream>>>(p, bytes / 16, be->mm_count + MM_WARPS); }, 20);
+    read_tbs = bytes / us / 1e6;
+    printf("one read of %.2f GB: %.3f ms = %.3f TB/s: the ceiling\n", bytes / 1e9, us / 1e3, read_tbs);
+    CK(cudaFree(p));
+}
+static kn_weight load(uint32_t type, int64_t n_in, int64_t n_out)
+{
+    kn_weight w;
+    std::vector<uint8_t> d = random_weight(type, n_in, n_out, 4099);
+    OK(cuda_weight_load(kb(), &w, type, n_in, n_out, d.data(), KN_USE_LINEAR));
+    return w;
+}
+static float *bench_x, *bench_out[4], *bench_norm;
+static void bench_open()
+{
+    std::vector<float> x, norm(16384, 1.0f);
+    fill_x(x, 16384, 64);
+    bench_x = device(x);
+    bench_norm = device(norm);
+    for (int j = 0; j < 4; j++) bench_out[j] = poisoned((size_t)64 * (j ? 32768 : 160000));
+}
+static const int bench_rows[] = {1, 8, 16, 32, 64};
+
+/* One matrix, rotating among copies beyond the L2. */
+static void bench_matrix(uint32_t type, int64_t n_out, int64_t n_in, const char *note)
+{
+    const size_t bytes = kn_row_bytes(type, n_in) * (size_t)n_out;
+    const int copies = (int)std::max<size_t>(2, std::min<size_t>(64, ((size_t)400 << 20) / bytes));
+    std::vector<kn_weight> w;
+    for (int i = 0; i < copies; i++) w.push_back(load(type, n_in, n_out));
+    printf("%-6s %6lld x %-5lld %-10s", kn_type_info(type)->name, (long long)n_out, (long long)n_in, note);
+    for (int n : bench_rows) {
+        const double us = graph_us([&] { for (auto &m : w) OK(cuda_linear(kb(), bench_out[0], &m, bench_x, n, false)); }, 10) / copies;
+        printf(" | %7.2f us %.2f", us, bytes / us / 1e6 / read_tbs);
+    }
+    printf("\n");
+    fflush(stdout);
+    for (auto &m : w) cuda_weight_free(kb(), &m);
+}
+
+/* The products of a Qwen3-8B step. */
+struct layer {
+    kn_weight q, k, v, o, gate, up, down;
+};
+struct model {
+    std::vector<layer> layers;
+    kn_weight head;
+    size_t bytes;
+};
+static model load_model(int n_layers, uint32_t type, uint32_t more, uint32_t head)
+{
+    model m;
+    m.bytes = 0;
+    for (int i = 0; i < n_layers; i++) {
+        const uint32_t big = i % 2 ? type : more; /* half of v and down in the larger type */
+        layer l = {load(type, 4096, 4096), load(type, 4096, 1024), load(big, 4096, 1024), load(type, 4096, 4096),
+                   load(type, 4096, 12288), load(type, 4096, 12288), load(big, 12288, 4096)};
+        for (const kn_weight *w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) m.bytes += w->packed_bytes;
+        m.layers.push_back(l);
+    }
+    m.head = load(head, 4096, 151936);
+    m.bytes += m.head.packed_bytes;
+    return m;
+}
+static void step(const model &m, int n)
+{
+    for (const layer &l : m.layers) {
+        const kn_weight *w[3] = {&l.q, &l.k, &l.v};
+        OK(cuda_norm_linear(kb(), bench_out + 1, w, 3, bench_x, bench_norm, 1e-6f, n));
+        OK(cuda_linear(kb(), bench_out[2], &l.o, bench_out[1], n, false));
+        OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
+        OK(cuda_linear(kb(), bench_out[2], &l.down, bench_out[1], n, false));
+    }
+    kn_weight const *w[1] = {&m.head};
+    OK(cuda_norm_linear(kb(), bench_out, w, 1, bench_x, bench_norm, 1e-6f, n));
+}
+static void bench_model(const model &m, const char *name, bool one)
+{
+    const double floor = m.bytes / read_tbs / 1e6;
+    printf("%-34s %.2f GB, floor %.3f ms", name, m.bytes / 1e9, floor / 1e3);
+    for (int n : bench_rows) {
+        if (one && n != 1 && n != 16) continue;
+        const double us = graph_us([&] { step(m, n); }, 10);
+        printf(" | %d: %.3f ms %.3f", n, us / 1e3, floor / us);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+static void free_model(model &m)
+{
+    for (layer &l : m.layers)
+        for (kn_weight *w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) cuda_weight_free(kb(), w);
+    cuda_weight_free(kb(), &m.head);
+}
+
+static void bench(bool quick)
+{
+    measure_read();
+    bench_open();
+    printf("columns: rows 1, 8, 16, 32, 64: time, share of the ceiling\n");
+    const int64_t shapes[][2] = {{4096, 4096}, {1024, 4096}, {12288, 4096}, {4096, 12288}};
+    for (auto &s : shapes) bench_matrix(KN_Q4_K, s[0], s[1], "");
+    bench_matrix(KN_Q6_K, 4096, 12288, "");
+    bench_matrix(KN_Q6_K, 151936, 4096, "head");
+    bench_matrix(KN_Q8_0, 12288, 4096, "");
+    bench_matrix(KN_BF16, 12288, 4096, "");
+    if (!quick)
+        for (uint32_t type : all_types)
+            if (type != KN_Q4_K && type != KN_Q8_0 && type != KN_BF16) bench_matrix(type, 4096, 4096, "");
+    model m = load_model(36, KN_Q4_K, KN_Q6_K, KN_Q6_K);
+    printf("a step of Qwen3-8B: products only\n");
+    bench_model(m, "Q4_K_M, as tuned", false);
+    be->generic = true;
+    bench_model(m, "Q4_K_M, generic", true);
+    be->generic = false;
+    for (int blocks = 1; blocks <= 3; blocks++)
+        for (int stages = 3; stages <= 6; stages++) {
+            if (blocks == 1 && stages == 4) continue;
+            mm_tuning = {blocks, stages, 0};
+            char name[64];
+            snprintf(name, sizeof name, "Q4_K_M, %d blocks/SM, %d stages", blocks, stages);
+            bench_model(m, name, true);
+        }
+    mm_tuning = {1, 4, 512};
+    bench_model(m, "Q4_K_M, slices of 512", true);
+    mm_tuning = {2, 3, 512};
+    bench_model(m, "Q4_K_M, slices of 512, 2 blocks", true);
+    mm_tuning = {1, 4, 0};
+    free_model(m);
+    m = load_model(12, KN_Q8_0, KN_Q8_0, KN_Q8_0);
+    bench_model(m, "Q8_0, 12 layers", false);
+    free_model(m);
+    m = load_model(6, KN_BF16, KN_BF16, KN_BF16);
+    bench_model(m, "BF16, 6 layers", false);
+    free_model(m);
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "check";
+    const bool quick = argc > 2;
+    if (!strcmp(what, "layout")) {
+        check_layout();
+    } else {
+        open_device();
+        if (!strcmp(what, "check")) check_all(quick);
+        else bench(quick);
+        cuda_mm_close(be);
+    }
+    printf("%d failures\n", failures);
+    return failures ? 1 : 0;
+}
