@@ -222,6 +222,29 @@ $(BUILD)/test/bench_quant: test/bench/bench_quant.c $(LIB)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
+# The main job on the pair in data/, step by step.
+.PHONY: demo
+demo: all
+	@data/demo.sh $(BIN) $(BUILD)/demo
+
+# Programs and manual pages.
+.PHONY: install
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 docs/dflash-*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+
+.PHONY: help
+help:
+	@echo "make                 the programs, in $(BIN)"
+	@echo "make demo            the main job on the pair in data/"
+	@echo "make test            all tests that need no GPU;  make test-exhaustive: the whole losslessness matrix"
+	@echo "make test-sanitize   the unit tests under the address and undefined behaviour sanitizers"
+	@echo "make fuzz            libFuzzer on every parser (clang)"
+	@echo "make bench           the benchmark matrix"
+	@echo "make install PREFIX=/usr/local"
+	@echo "CUDA=0|1  WERROR=1  SANITIZE=address,undefined  V=1"
+
 .PHONY: clean
 clean:
 	rm -rf build build-*
