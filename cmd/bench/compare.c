@@ -5,6 +5,7 @@
 #include <string.h>
 #include "../../common/mem.h"
 #include "../../common/session.h"
+#include "../redirect.h"
 #include "bench.h"
 
 static struct {
@@ -13,10 +14,14 @@ static struct {
     bool json;
 } o = {.m = MODELS_INIT};
 
+static const char *out_path;
+static bool force;
+
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"--prompt", CLI_STR, &o.prompt, "FILE", "with -m: the ids that the streams continue", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "one line of JSON on stdout", 0, 0},
+    REDIRECT_FLAGS(out_path, force),
     {0},
 };
 static struct cli cli = {
@@ -120,12 +125,14 @@ static int tell(const struct stream *a, const struct stream *b, size_t at, bool 
 int bench_compare(int argc, char **argv)
 {
     struct err e = {0};
+    struct redirect file;
     struct stream a = {0}, b = {0};
     struct margin m;
     bool have_margin = false;
     int rc = 0;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path != !o.prompt) cli_usage_error(&cli, "-m and --prompt go together");
+    if (redirect_open(&file, out_path, force, cli.args, 2, &e)) return cli_fail(&cli, &e);
     if (bench_read_tokens(cli.args[0], &a.id, &a.n, &e) || bench_read_tokens(cli.args[1], &b.id, &b.n, &e)) {
         rc = cli_fail(&cli, &e);
         goto done;
@@ -144,6 +151,5 @@ int bench_compare(int argc, char **argv)
 done:
     mem_free(a.id);
     mem_free(b.id);
-    int closed = cli_close_stdout(&cli);
-    return closed ? closed : rc;
+    return redirect_close(&file, &cli, rc);
 }

@@ -4,6 +4,7 @@
  * output compared), one timed cell a combination. Everything may run in parallel but the timed cells, which take a lock. */
 #include <stdio.h>
 #include <string.h>
+#include "../redirect.h"
 #include "bench.h"
 
 static struct {
@@ -12,6 +13,9 @@ static struct {
     int32_t runs, threads;
 } o = {.types = "bf16,q8_0,q4_k_m", .draft_types = "bf16,q8_0", .settings = "greedy:;sampled:--temp 0.8 --seed 1", .out = "build/matrix", .n = 128, .runs = 5};
 
+static const char *out_path;
+static bool force;
+
 static const struct cli_flag flags[] = {
     {"--target", CLI_STR, &o.target, "HF_DIR", "target in Hugging Face form", 0, 0},
     {"--drafter", CLI_STR, &o.drafter, "HF_DIR", "drafter in Hugging Face form", 0, 0},
@@ -19,10 +23,11 @@ static const struct cli_flag flags[] = {
     {"--draft-types", CLI_STR, &o.draft_types, "LIST", "drafter types (default bf16,q8_0)", 0, 0},
     {"--settings", CLI_STR, &o.settings, "LIST", "NAME:FLAGS;... (default greedy:;sampled:--temp 0.8 --seed 1)", 0, 0},
     {"--random", CLI_STR, &o.random, "SEED", "random weights at the sizes of the configs", 0, 0},
-    {"--out", CLI_STR, &o.out, "DIR", "where files go (default build/matrix)", 0, 0},
+    {"--out", CLI_STR, &o.out, "DIR", "where the matrix keeps its files (default build/matrix)", 0, 0},
     {"-n", CLI_I64, &o.n, "N", "tokens a prompt (default 128)", 1, 1 << 24},
     {"--runs", CLI_I32, &o.runs, "N", "counted runs of a timed cell (default 5)", 1, BENCH_MAX_RUNS},
     {"--threads", CLI_I32, &o.threads, "N", "threads of the timed cells (default: all)", 1, 4096},
+    REDIRECT_FLAGS(out_path, force),
     {0},
 };
 static struct cli cli = {
@@ -150,6 +155,8 @@ int bench_matrix(int argc, char **argv)
 {
     static char types[1024], draft_types[1024], settings[4096], extra[4096];
     const char *type[64], *draft[64], *set[64];
+    struct err e = {0};
+    struct redirect file;
     cli_parse(&cli, argc, argv);
     if (!o.target || !o.drafter) cli_usage_error(&cli, "expected --target and --drafter");
     snprintf(types, sizeof types, "%s", o.types);
@@ -157,6 +164,7 @@ int bench_matrix(int argc, char **argv)
     snprintf(settings, sizeof settings, "%s", o.settings);
     int n_type = words(types, ',', type, 64), n_draft = words(draft_types, ',', draft, 64), n_set = words(settings, ';', set, 64);
     if (!n_type || !n_draft || !n_set) cli_usage_error(&cli, "--types, --draft-types and --settings may not be empty");
+    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES :=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
            "report: $(OUT)/report.md\n$(OUT):\n\tmkdir -p $@\n",
            o.out);
@@ -175,5 +183,5 @@ int bench_matrix(int argc, char **argv)
                     if (first_of_class(i)) cell_rules(type[t], draft[d], i, name, colon + 1);
     }
     printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\tdflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv $@.tmp $@\n");
-    return cli_close_stdout(&cli);
+    return redirect_close(&file, &cli, 0);
 }

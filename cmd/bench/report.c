@@ -5,12 +5,17 @@
 #include <string.h>
 #include "../../common/io.h"
 #include "../../common/mem.h"
+#include "../redirect.h"
 #include "bench.h"
 
 static bool gnuplot;
 
+static const char *out_path;
+static bool force;
+
 static const struct cli_flag flags[] = {
     {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0, 0},
+    REDIRECT_FLAGS(out_path, force),
     {0},
 };
 static struct cli cli = {
@@ -169,9 +174,11 @@ static int read_lines(const char *path, json_t *lines, struct err *e)
 int bench_report(int argc, char **argv)
 {
     struct err e = {0};
+    struct redirect file;
     json_t *lines = json_array();
     int rc = 0;
     cli_parse(&cli, argc, argv);
+    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     for (int i = 0; i < cli.n_args && !rc; i++)
         if (read_lines(cli.args[i], lines, &e)) rc = cli_fail(&cli, &e);
     if (!rc && gnuplot)
@@ -179,6 +186,5 @@ int bench_report(int argc, char **argv)
     else if (!rc)
         tables(lines);
     json_decref(lines);
-    int closed = cli_close_stdout(&cli);
-    return closed ? closed : rc;
+    return redirect_close(&file, &cli, rc);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include "../../common/mem.h"
 #include "../../common/session.h"
+#include "../redirect.h"
 #include "bench.h"
 
 #define MAX_SIZES 64
@@ -18,12 +19,16 @@ static struct {
     int32_t context, rounds;
 } o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
 
+static const char *out_path;
+static bool force;
+
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"--rows", CLI_STR, &o.rows, "LIST", "rows of a pass (default 1,2,4,8,16,32,64)", 0, 0},
     {"--prompts", CLI_STR, &o.prompts, "LIST", "prompt lengths, logits for the last token (default 128,512)", 0, 0},
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
+    REDIRECT_FLAGS(out_path, force),
     {0},
 };
 static struct cli cli = {
@@ -151,8 +156,10 @@ done:
 int bench_rows(int argc, char **argv)
 {
     struct err e = {0};
+    struct redirect file;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (redirect_open(&file, out_path, force, NULL, 0, &e)) return cli_fail(&cli, &e);
     struct plan *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
                 : bench_int_list("--rows", o.rows, p->rows, MAX_SIZES, &p->n_rows, 1, SESSION_MAX_ROWS, &e) ||
@@ -161,6 +168,5 @@ int bench_rows(int argc, char **argv)
     if (rc) rc = cli_fail(&cli, &e);
     models_close(&o.m);
     mem_free(p);
-    int closed = cli_close_stdout(&cli);
-    return closed ? closed : rc;
+    return redirect_close(&file, &cli, rc);
 }

@@ -9,6 +9,7 @@
 #include "../../common/mem.h"
 #include "../../common/session.h"
 #include "../../common/spec.h"
+#include "../redirect.h"
 #include "bench.h"
 
 static struct {
@@ -28,6 +29,9 @@ static struct {
     .label = "",
 };
 
+static const char *out_path;
+static bool force;
+
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"-n", CLI_I64, &o.n, "N", "tokens to generate after each prompt (default 128)", 1, 1 << 24},
@@ -43,6 +47,7 @@ static const struct cli_flag flags[] = {
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)", 0, INT32_MAX},
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
     {"--label", CLI_STR, &o.label, "TEXT", "put into the line, for reports", 0, 0},
+    REDIRECT_FLAGS(out_path, force),
     {0},
 };
 static struct cli cli = {
@@ -209,11 +214,13 @@ done:
 int bench_run(int argc, char **argv)
 {
     struct err e = {0};
+    struct redirect file;
     struct sink out = {0};
     bool equal = true;
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
     out.id = mem_alloc((size_t)(o.n + SESSION_MAX_ROWS) * sizeof *out.id);
     if (!p || !out.id) {
@@ -240,6 +247,5 @@ done:
     mem_free(p);
     mem_free(out.id);
     models_close(&o.m);
-    int closed = cli_close_stdout(&cli);
-    return closed ? closed : rc;
+    return redirect_close(&file, &cli, rc);
 }
