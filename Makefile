@@ -66,6 +66,7 @@ $(OBJ)/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mav
 # The sanitizers' checks in unrolled kernels take -O3 minutes a file.
 $(OBJ)/kernels/%.o: CFLAGS_OPT := $(if $(SANITIZE),-O1,-O3)
 $(OBJ)/kernels/cpu/%_scalar.o: CFLAGS_ISA := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=alignment$(comma)object-size$(comma)null$(comma)bounds)
+$(OBJ)/kernels/cpu/rows_scalar.o: CFLAGS_ISA := $(if $(SANITIZE),-fno-inline)
 
 $(OBJ)/%.o: %.c
 	@mkdir -p $(@D)
