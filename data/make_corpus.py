@@ -43,6 +43,20 @@ KNOWN_LICENCES = (  # for copyright files that are prose: what to look for, and 
 ELSEWHERE = {"net-snmp": "BSD (copyright file in libsnmp-base)"}  # by source: the file is in a package that is not in the list
 
 
+def download(packages, cache):
+    """-> {package: path of its .deb}; packages already in cache are not fetched again."""
+    os.makedirs(cache, exist_ok=True)
+    have = {f.split("_")[0] for f in os.listdir(cache) if f.endswith(".deb")}
+    missing = [p for p in packages if p not in have]
+    if missing:
+        subprocess.run(["apt-get", "download", "-q"] + missing, cwd=cache, check=True, stdout=subprocess.DEVNULL)
+    paths = {f.split("_")[0]: os.path.join(cache, f) for f in sorted(os.listdir(cache)) if f.endswith(".deb")}
+    absent = [p for p in packages if p not in paths]
+    if absent:
+        sys.exit("make_corpus.py: apt-get delivered no file for: " + " ".join(absent))
+    return {p: paths[p] for p in packages}
+
+
 def licences(text):
     """Short licence names of a Debian copyright file, most frequent first; none for an empty text."""
     if not text:
