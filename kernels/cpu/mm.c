@@ -241,14 +241,14 @@ static double plan_jobs(struct product *p, int64_t n_in)
     p->panel_by_panel = act <= ACT_CACHED;
     for (int j = 0; j < p->n_w; j++) {
         struct job *job = &p->job[j];
-        /* Kernels prefetch four times a 256-block, once a 32-block, once in 8 values of k (floats). A single
-         * row streams as fast as the hardware's own prefetching goes: there ours would only take places in
-         * the queue. */
+        /* Kernels prefetch four times a 256-block, once a 32-block, once in 8 values of k (floats). One row
+         * or two stream as fast as the hardware's own prefetching goes: ours would only take its places
+         * (SPEED.md). */
         const int64_t per = job->type->act == MM_ACT_Q256 ? 64 : job->type->act == MM_ACT_Q32 ? 32 : 8;
         const int64_t lines = (int64_t)(job->panel / 64);
         job->steps = (int32_t)((n_in + per - 1) / per);
         const int64_t all = (int64_t)job->steps * p->n_tiles;
-        job->ahead = p->n > 1 && p->panel_by_panel ? (int32_t)((lines + all - 1) / all) : 0;
+        job->ahead = p->n > 2 && p->panel_by_panel ? (int32_t)((lines + all - 1) / all) : 0;
     }
     return macs;
 }
