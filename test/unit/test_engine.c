@@ -45,6 +45,7 @@ enum { N_NEW = 40, MAX_PROMPT = 1100 };
 struct run {
     int32_t id[N_NEW], trace[N_NEW * TINY_BLOCK];
     int n, n_trace;
+    int made[N_NEW]; /* tokens written when cycle i drafted */
     struct spec_stats st;
 };
 
@@ -91,6 +92,7 @@ static int take_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *
     struct run *r = ctx;
     (void)e;
     memcpy(r->trace + r->n_trace, ids, (size_t)n * sizeof *ids);
+    r->made[r->n_trace / n] = r->n;
     r->n_trace += n;
     return 0;
 }
@@ -310,6 +312,37 @@ static void test_trace_backends(void **state)
             }
             be = own;
         }
+}
+
+/* The context that commits leave is the one a prefill of the same tokens makes: every cycle's proposals
+ * again, from a new session that prefilled everything before the anchor. */
+static void test_trace_from_prefill(void **state)
+{
+    static struct run r;
+    static int32_t text[MAX_PROMPT];
+    struct err e = {0};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct way y = {.prompt = 30, .drafter = true, .target_model = t, .drafter_model = d};
+    int several = 0, cycle = 0;
+    (void)state;
+    run(&y, &r);
+    memcpy(text, prompt, sizeof text);
+    memcpy(text + y.prompt, r.id, sizeof r.id);
+    for (; cycle < r.st.cycles; cycle++) {
+        int32_t proposals[TINY_BLOCK], anchor = y.prompt + r.made[cycle] - 1;
+        bool usable;
+        struct session *s = start(&y, t, d);
+        several += cycle && r.made[cycle] > r.made[cycle - 1] + 1;
+        must(session_prefill(s, text, anchor, NULL, NULL, &e), &e);
+        must(session_draft(s, text[anchor], proposals, &usable, cycle % 2, &e), &e);
+        assert_true(usable);
+        assert_memory_equal(proposals, r.trace + cycle * (TINY_BLOCK - 1),
+                            (TINY_BLOCK - 1) * sizeof *proposals);
+        session_free(s);
+    }
+    assert_true(several > 0); /* commits of more than one row among them */
+    model_free(d);
+    model_free(t);
 }
 
 /* A bound on the context must bite, must not change the stream, and a bound larger than the context must do
@@ -829,16 +862,16 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lossless),        cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_stops),           cmocka_unit_test(test_trace_rings),
-        cmocka_unit_test(test_trace_backends),  cmocka_unit_test(test_draft_window),
-        cmocka_unit_test(test_draft_causal),    cmocka_unit_test(test_own_ends),
-        cmocka_unit_test(test_sliding_target),  cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_nan_target),      cmocka_unit_test(test_nan_drafter),
-        cmocka_unit_test(test_desc_refuses),    cmocka_unit_test(test_pair_refuses),
-        cmocka_unit_test(test_session_refuses), cmocka_unit_test(test_forms_refused),
-        cmocka_unit_test(test_state_refuses),   cmocka_unit_test(test_state_broken),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_lossless),       cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_stops),          cmocka_unit_test(test_trace_rings),
+        cmocka_unit_test(test_trace_backends), cmocka_unit_test(test_draft_window),
+        cmocka_unit_test(test_draft_causal),   cmocka_unit_test(test_trace_from_prefill),
+        cmocka_unit_test(test_own_ends),       cmocka_unit_test(test_sliding_target),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_nan_target),
+        cmocka_unit_test(test_nan_drafter),    cmocka_unit_test(test_desc_refuses),
+        cmocka_unit_test(test_pair_refuses),   cmocka_unit_test(test_session_refuses),
+        cmocka_unit_test(test_forms_refused),  cmocka_unit_test(test_state_refuses),
+        cmocka_unit_test(test_state_broken),   cmocka_unit_test(test_memory),
     };
     struct err e = {0};
     scratch_begin();
