@@ -709,7 +709,7 @@ static void test_forms_refused(void **state)
     struct err e = {0};
     struct model *m;
     (void)state;
-    expect_error(model_load(&m, scratch_dir, be, NULL, NULL, NULL, &e), &e, ERR_USAGE, "is a directory");
+    expect_error(model_load(&m, scratch_dir, be, NULL, NULL, NULL, &e), &e, ERR_FORMAT, "is a directory");
     assert_non_null(strstr(e.hint, "dflash-convert "));
     e = (struct err){0};
     expect_error(model_load(&m, scratch("none.gguf"), be, NULL, NULL, NULL, &e), &e, ERR_IO, "none.gguf");
