@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../common/io.h"
+
 void models_spin_less(char **argv)
 {
     static const char *const policy[] = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"};
@@ -98,7 +100,14 @@ static int load_drafter(struct models *m, const struct cli *c, struct err *e)
 {
     struct progress p = {c, "loading drafter"};
     const struct desc_override o = {.draft_causal = m->draft_causal};
-    if (model_load(&m->drafter, m->drafter_path, m->be, &o, show_progress, &p, e)) return -1;
+    if (model_load(&m->drafter, m->drafter_path, m->be, &o, show_progress, &p, e)) {
+        char word[300];
+        size_t n = strlen(e->hint);
+        if (!strncmp(e->hint, "dflash-convert ", 15)) /* a drafter is converted with its target */
+            snprintf(e->hint + n, sizeof e->hint - n, " --target %s",
+                     io_shell_word(m->target_path, word, sizeof word));
+        return -1;
+    }
     const struct desc *t = m->target->d, *d = m->drafter->d;
     describe(c, "drafter", m->drafter_path, d);
     tell_inferred(c, d);

@@ -6,13 +6,19 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Messages quote files and paths, and a terminal may read them. */
+static void make_printable(char *p)
+{
+    for (; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
+}
+
 static void fill(struct err *e, enum err_class code, const char *fmt, va_list ap)
 {
     e->code = code;
     e->hint[0] = 0;
     vsnprintf(e->msg, sizeof e->msg, fmt, ap);
-    for (char *p = e->msg; *p; p++) /* messages quote files, and a terminal may read them */
-        if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
+    make_printable(e->msg);
 }
 
 int err_set(struct err *e, enum err_class code, const char *fmt, ...)
@@ -33,6 +39,7 @@ int err_hint(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(e->hint, sizeof e->hint, fmt, ap);
     va_end(ap);
+    make_printable(e->hint);
     return -1;
 }
 

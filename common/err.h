@@ -19,7 +19,7 @@ enum err_class { /* the values are the documented exit statuses */
 struct err {
     enum err_class code;
     char msg[768];
-    char hint[256]; /* "" if none */
+    char hint[768]; /* "" if none */
 };
 
 /* Fill e (a first error stays: a later call on a filled struct is ignored); always returns -1. e may be NULL.

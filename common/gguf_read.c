@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "io.h"
 #include "mem.h"
 
 #define MAX_KEY 65535 /* the limit of the specification */
@@ -336,6 +337,25 @@ static int place_tensors(struct cursor *c, struct gguf *g)
 
 /* ---- the file ---- */
 
+/* The command that makes a GGUF of path, a directory or a safetensors file. */
+static int hint_convert(const char *path, struct err *e)
+{
+    char in[300], out[300], stem[256];
+    size_t n = strlen(path);
+    const char *base;
+    while (n > 1 && path[n - 1] == '/') n--;
+    if (n > 12 && !memcmp(path + n - 12, ".safetensors", 12)) n -= 12;
+    if (n + 6 > sizeof stem) return -1; /* too long to be of use in a message */
+    snprintf(stem, sizeof stem, "%.*s", (int)n, path);
+    base = strrchr(stem, '/') ? strrchr(stem, '/') + 1 : stem;
+    if (!strcmp(base, ".") || !strcmp(base, "..") || !*base)
+        snprintf(stem, sizeof stem, "model.gguf");
+    else
+        strcat(stem, ".gguf");
+    return err_hint(e, "dflash-convert %s -o %s", io_shell_word(path, in, sizeof in),
+                    io_shell_word(stem, out, sizeof out));
+}
+
 static int read_magic(struct cursor *c, struct gguf *g)
 {
     const uint8_t *p;
@@ -346,9 +366,7 @@ static int read_magic(struct cursor *c, struct gguf *g)
             return fail(c, "a byte-swapped file is not supported (expected the magic GGUF, got FUGG)");
         fail(c, "not a GGUF file (expected the bytes 47 47 55 46, got %02x %02x %02x %02x)", p[0], p[1], p[2],
              p[3]);
-        if (c->size > 8 && p[8] == '{')
-            err_hint(c->e, "this looks like safetensors: dflash-convert %s -o MODEL.gguf", c->path);
-        return -1;
+        return c->size > 8 && p[8] == '{' ? hint_convert(c->path, c->e) : -1;
     }
     if (take_u32(c, &g->version)) return -1;
     if (g->version == 1 || g->version == 2) {
@@ -389,7 +407,7 @@ int gguf_open(struct gguf **out, const char *path, struct err *e)
     *out = NULL;
     if (!stat(path, &st) && S_ISDIR(st.st_mode)) {
         err_set(e, ERR_FORMAT, "%s: is a directory (expected a GGUF file)", path);
-        return err_hint(e, "if it holds a model in Hugging Face form: dflash-convert %s -o MODEL.gguf", path);
+        return hint_convert(path, e);
     }
     g = mem_calloc(1, sizeof *g);
     if (!g) return err_set(e, ERR_IO, "%s: out of memory (reader)", path);

@@ -436,3 +436,28 @@ int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *
     if (n > SIZE_MAX / 4) return err_set(e, ERR_IO, "%s: too many tokens (%zu)", o->path, n);
     return io_out_write(o, ids, n * 4, e);
 }
+
+/* ---- names ---- */
+
+const char *io_shell_word(const char *path, char *out, size_t n)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=,:@%";
+    size_t at = 0;
+    if (*path && path[strspn(path, plain)] == 0) {
+        snprintf(out, n, "%s", path);
+        return out;
+    }
+    if (n) out[0] = 0;
+    if (n < 3) return out;
+    out[at++] = '\'';
+    for (const char *p = path; *p && at + 6 < n; p++) { /* room for a quote, the end and the last byte */
+        if (*p == '\'') {
+            memcpy(out + at, "'\\'", 3); /* close, a quoted quote; the byte itself opens again */
+            at += 3;
+        }
+        out[at++] = *p;
+    }
+    out[at++] = '\'';
+    out[at] = 0;
+    return out;
+}

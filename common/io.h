@@ -53,4 +53,7 @@ int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, str
 int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct err *e);
 int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *e);
 
+/* path as a word of a shell command, for hints that one can paste: as it is, or in quotes. Returns out. */
+const char *io_shell_word(const char *path, char *out, size_t n);
+
 #endif

@@ -1,12 +1,10 @@
 /* model.c - load a model: description first, then every tensor through the backend's table. */
 #include "model.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include "mem.h"
 
 struct loader {
@@ -181,28 +179,12 @@ fail:
     return -1;
 }
 
-/* What is not a GGUF but could become one gets the command that makes it one. */
-static int refuse_other_forms(const char *path, struct err *e)
-{
-    struct stat st;
-    size_t n = strlen(path);
-    bool weights = n > 12 && !strcmp(path + n - 12, ".safetensors");
-    if (stat(path, &st)) return 0; /* gguf_open says why */
-    if (!S_ISDIR(st.st_mode) && !weights) return 0;
-    while (n > 1 && path[n - 1] == '/') n--;
-    if (weights) n -= 12;
-    err_set(e, ERR_USAGE, "%s: is %s (expected a GGUF file)", path,
-            S_ISDIR(st.st_mode) ? "a directory" : "a safetensors file");
-    err_hint(e, "dflash-convert %s -o %.*s.gguf", path, (int)n, path);
-    return -1;
-}
-
 int model_load(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                model_progress_fn progress, void *ctx, struct err *e)
 {
     struct gguf *g;
     *m = NULL;
-    if (refuse_other_forms(path, e) || gguf_open(&g, path, e)) return -1;
+    if (gguf_open(&g, path, e)) return -1;
     return model_load_gguf(m, g, be, o, progress, ctx, e);
 }
 

@@ -33,11 +33,14 @@ PAGE_WIDTH = 78
 MANUAL_PATH = re.compile(r"\./usr/share/man/man[1-9][a-z]*/[^/]+\.gz$")
 KNOWN_LICENCES = (  # for copyright files that are prose: what to look for, and the short name
     ("GNU Lesser General Public", "LGPL"), ("GNU Library General Public", "LGPL"), ("GNU Affero", "AGPL"),
-    ("GNU General Public License", "GPL"), ("GPL", "GPL"), ("GNU Free Documentation", "GFDL"), ("Apache License", "Apache-2.0"),
-    ("Mozilla Public", "MPL"), ("Artistic", "Artistic"), ("Redistribution and use in source and binary forms", "BSD"),
-    ("BSD", "BSD"), ("Permission is hereby granted, free of charge", "MIT"), ("Permission to use, copy, modify", "permissive"),
-    ("PSF", "PSF"), ("PYTHON SOFTWARE FOUNDATION", "PSF"), ("verbatim copies", "verbatim"),
-    ("authors hereby grant permission", "Tcl/Tk (BSD style)"), ("copyrighted by the Regents", "Tcl/Tk (BSD style)"), ("Permission to use, copy and modify", "permissive"), ("public domain", "public-domain"), ("Public Domain", "public-domain"))
+    ("GNU General Public License", "GPL"), ("GPL", "GPL"), ("GNU Free Documentation", "GFDL"),
+    ("Apache License", "Apache-2.0"), ("Mozilla Public", "MPL"), ("Artistic", "Artistic"),
+    ("Redistribution and use in source and binary forms", "BSD"), ("BSD", "BSD"),
+    ("Permission is hereby granted, free of charge", "MIT"), ("Permission to use, copy, modify", "permissive"),
+    ("Permission to use, copy and modify", "permissive"), ("PSF", "PSF"), ("verbatim copies", "verbatim"),
+    ("authors hereby grant permission", "Tcl/Tk (BSD style)"), ("copyrighted by the Regents", "Tcl/Tk (BSD style)"),
+    ("public domain", "public-domain"), ("Public Domain", "public-domain"))
+ELSEWHERE = {"net-snmp": "BSD (copyright file in libsnmp-base)"}  # by source: the file is in a package that is not in the list
 
 
 def download(packages, cache):
@@ -52,9 +55,6 @@ def download(packages, cache):
     if absent:
         sys.exit("make_corpus.py: apt-get delivered no file for: " + " ".join(absent))
     return {p: paths[p] for p in packages}
-
-
-ELSEWHERE = {"net-snmp": "BSD (copyright file in libsnmp-base)"}  # by source: the file is in a package that is not in the list
 
 
 def licences(text):

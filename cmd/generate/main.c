@@ -268,6 +268,7 @@ int main(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     check_flags();
     if (!set.state_path || set.append) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
+    if (set.state_path && !strcmp(set.state_path, "-")) cli_no_binary_tty(&cli, STDIN_FILENO, "a state");
     if (!set.out_path || !strcmp(set.out_path, "-"))
         cli_no_binary_tty(&cli, STDOUT_FILENO, "the token stream");
     int rc = run(&u, &e);

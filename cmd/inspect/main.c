@@ -9,12 +9,15 @@
 #include "../../common/gguf.h"
 #include "../../common/safetensors.h"
 #include "../cli.h"
+#include "../redirect.h"
 #include "show.h"
 
 struct options {
     bool check, tensors, json, pair, diff;
     int32_t threads;
     float tolerance;
+    const char *out;
+    bool force;
 };
 
 static struct options o = {.tolerance = -1};
@@ -27,6 +30,7 @@ static const struct cli_flag flags[] = {
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
     {"--threads", CLI_I32, &o.threads, "N", "threads (default: all processors)", 1, 4096},
+    REDIRECT_FLAGS(o.out, o.force),
     {0},
 };
 
@@ -105,12 +109,14 @@ static int run_show(const char *path)
 int main(int argc, char **argv)
 {
     struct err e = {0};
+    struct redirect out;
     int rc;
     cli_parse(&cli, argc, argv);
     if (o.check + o.pair + o.diff > 1) cli_usage_error(&cli, "--check, --pair and --diff exclude each other");
     if (cli.n_args != (o.pair || o.diff ? 2 : 1))
         cli_usage_error(&cli, "expected %s, got %d argument%s", o.pair ? "TARGET DRAFTER" : o.diff ? "two files" : "one FILE", cli.n_args,
                         cli.n_args == 1 ? "" : "s");
+    if (redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     if (o.pair)
         rc = verdict("pair", check_pair(cli.args[0], cli.args[1], print_finding, NULL, &e), &e);
     else if (o.diff)
@@ -122,6 +128,5 @@ int main(int argc, char **argv)
                      &e);
     else
         rc = run_show(cli.args[0]);
-    int closed = cli_close_stdout(&cli);
-    return closed ? closed : rc;
+    return redirect_close(&out, &cli, rc);
 }

@@ -5,15 +5,14 @@
 
 /* Types 4, 5, 31..33 and 36..38 existed once and were withdrawn by the format; a file with one is refused. */
 #define PLAIN false, false, false
-#define CODEC true, true, false
 #define FULL true, true, true
 static const struct kn_type_info table[] = {
     {KN_F32, "F32", 1, 4, FULL},
     {KN_F16, "F16", 1, 2, FULL},
     {KN_Q4_0, "Q4_0", 32, 18, FULL},
-    {KN_Q4_1, "Q4_1", 32, 20, CODEC},
+    {KN_Q4_1, "Q4_1", 32, 20, FULL},
     {KN_Q5_0, "Q5_0", 32, 22, FULL},
-    {KN_Q5_1, "Q5_1", 32, 24, CODEC},
+    {KN_Q5_1, "Q5_1", 32, 24, FULL},
     {KN_Q8_0, "Q8_0", 32, 34, FULL},
     {KN_Q8_1, "Q8_1", 32, 36, PLAIN}, /* two f16 and 32 codes; an activation format that no file holds */
     {KN_Q2_K, "Q2_K", 256, 84, PLAIN},

@@ -1,8 +1,9 @@
 /* cpu.h - inside the CPU backend: its struct, its instruction sets, and what its files share.
  *
- * An inner kernel is written once, over the virtual vectors of vec.h (16 float lanes), and compiled three times: scalar,
- * AVX2, AVX-512. The order of operations in every lane is the same in all three, so the bits are. Files: name.inc.h holds
- * the code, name_scalar.c / name_avx2.c / name_avx512.c include it, name.c holds the threads and the shape checks. */
+ * An inner kernel is written once, over the virtual vectors of vec.h (16 float lanes), and compiled three
+ * times: scalar, AVX2, AVX-512. The order of operations in every lane is the same in all three, so the bits
+ * are. Files: name.inc.h holds the code, name_scalar.c / name_avx2.c / name_avx512.c include it, name.c holds
+ * the threads and the shape checks. */
 #ifndef DFLASH_CPU_H
 #define DFLASH_CPU_H
 
@@ -23,10 +24,10 @@ struct cpu_backend {
     struct kn_backend_head head;
     const struct cpu_isa *isa;
     int threads;
-    void *scratch;         /* of linear and friends: normed rows, quantised activations (mm.c) */
+    void *scratch; /* of linear and friends: normed rows, quantised activations (mm.c) */
     size_t scratch_bytes;
     struct mm_arena *arena; /* packed weights (mm_pack.c) */
-    void *scratch_rows;    /* of attention and pick (rows.c) */
+    void *scratch_rows;     /* of attention and pick (rows.c) */
     size_t scratch_rows_bytes;
 };
 static inline struct cpu_backend *cpu_of(struct kn_backend *be)
@@ -41,11 +42,15 @@ int cpu_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t 
 void cpu_close(struct kn_backend *be);
 
 /* rows.c, attention.c, pick.c: see the operation table. reserve: bytes of scratch_rows a call needs. */
-int cpu_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale);
-int cpu_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot);
-int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps);
+int cpu_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
+              float scale);
+int cpu_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq,
+                   int32_t n_rot);
+int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
+                 int64_t width, float eps);
 int cpu_rope_store(struct kn_backend *, const struct kn_rope_store *);
-int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width);
+int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
+            int64_t width);
 int cpu_softcap(struct kn_backend *, float *x, int64_t count, float cap);
 int cpu_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
 int cpu_attention(struct kn_backend *, const struct kn_attention *);
@@ -55,13 +60,15 @@ size_t cpu_attention_scratch(const struct cpu_backend *, int32_t n, int32_t n_he
 size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
 
 /* mm.c */
-int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, const void *data, unsigned use);
+int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
+                    const void *data, unsigned use);
 void cpu_weight_free(struct kn_backend *, struct kn_weight *);
 int cpu_mm_reserve(struct cpu_backend *, int32_t n, int64_t n_in);
-int cpu_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add);
-int cpu_norm_linear(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w, const float *x,
-                    const float *norm, float eps, int32_t n);
-int cpu_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
-                   const float *norm, float eps, enum kn_act act, int32_t n);
+int cpu_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
+               bool add);
+int cpu_norm_linear(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
+                    const float *x, const float *norm, float eps, int32_t n);
+int cpu_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
+                   const float *x, const float *norm, float eps, enum kn_act act, int32_t n);
 
 #endif

@@ -7,6 +7,7 @@
 #include "rows.h"
 
 #include <omp.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,15 @@ struct product {
     uint8_t *prepared[MM_ACT_COUNT]; /* NULL: no matrix asks for it */
     uint8_t *normed;                 /* [threads][n_in] */
     int32_t n_tiles, full_tiles, rest[3];
-    int64_t chunk, chunk_end[WIDTH_MAX]; /* panels a chunk; cumulated number of chunks */
+    struct job {
+        const struct mm_type *type;
+        const mm_kernel *kernel; /* by width */
+        size_t panel, act;       /* bytes a panel, bytes a token */
+        int32_t steps, ahead;    /* places where a kernel prefetches, lines at each */
+        int64_t panel_end;       /* cumulated number of panels */
+    } job[WIDTH_MAX];
+    atomic_llong *next; /* first panel, of all matrices', that no thread has taken */
+    bool panel_by_panel;
 };
 
 struct tile {
@@ -133,67 +142,115 @@ static int width_log2(int32_t width)
     return width == 8 ? 3 : width == 4 ? 2 : width - 1;
 }
 
-/* result[T, lanes] = panel of w times the tile. ahead: the next panel is prefetched, a share by each tile. A
- * single row streams as fast as the hardware's own prefetching goes: there ours only takes its place in the
- * queue. */
-static void multiply(const struct product *p, const struct kn_weight *w, int64_t panel, int32_t tile,
-                     const struct tile *t, bool ahead, float *result)
+/* result[T, lanes] = a panel of w[j] times a tile. Each tile prefetches its share of the next panel. */
+static void multiply(const struct product *p, int j, int64_t panel, int32_t tile, const struct tile *t,
+                     float *result)
 {
-    const struct cpu_mm *mm = p->be->isa->mm;
-    const struct mm_type *type = mm_type_of(w->type);
-    const size_t bytes = mm_panel_bytes(type, w->n_in, mm->lanes);
-    struct mm_call c = {.panel = (const uint8_t *)w->packed + (size_t)panel * bytes,
-                        .act = p->prepared[type->act] + (size_t)t->first * mm_act_bytes(type->act, w->n_in),
-                        .n_in = w->n_in,
-                        .out = result};
-    if (ahead && p->n > 1) {
-        /* Steps: four a 256-block, one a 32-block, one for 8 values of k (block 2). */
-        const int64_t per = type->act == MM_ACT_Q256 ? 64 : type->act == MM_ACT_Q32 ? 32 : 8;
-        const int64_t lines = (int64_t)(bytes / 64), steps = (w->n_in + per - 1) / per;
-        c.ahead_step = (int32_t)((lines + steps * p->n_tiles - 1) / (steps * p->n_tiles));
-        c.ahead = c.panel + bytes + (size_t)tile * (size_t)steps * (size_t)c.ahead_step * 64;
-    }
-    mm->kernel[mm_type_index(w->type)][width_log2(t->width)](&c);
+    const struct job *job = &p->job[j];
+    struct mm_call c = {.panel = (const uint8_t *)p->w[j]->packed + (size_t)panel * job->panel,
+                        .act = p->prepared[job->type->act] + (size_t)t->first * job->act,
+                        .n_in = p->w[j]->n_in,
+                        .out = result,
+                        .ahead_step = job->ahead};
+    if (job->ahead)
+        c.ahead = c.panel + job->panel + (size_t)tile * (size_t)job->steps * (size_t)job->ahead * 64;
+    job->kernel[width_log2(t->width)](&c);
 }
 
-static void panel_tile(const struct product *p, int j, int64_t panel, int32_t tile, bool ahead)
+static void store(const struct product *p, int j, int64_t panel, const struct tile *t, const float *result)
+{
+    const int lanes = p->be->isa->mm->lanes;
+    const int64_t n_out = p->w[j]->n_out, first = panel * lanes,
+                  rows = n_out - first < lanes ? n_out - first : lanes;
+    float *out = p->out[j] + (int64_t)t->first * n_out + first;
+    for (int32_t i = 0; i < t->used; i++, out += n_out, result += lanes) {
+        if (p->add)
+            for (int64_t l = 0; l < rows; l++) out[l] += result[l];
+        else if (rows == 16)
+            memcpy(out, result, 16 * sizeof *out); /* a move, not a call */
+        else
+            for (int64_t l = 0; l < rows; l++) out[l] = result[l];
+    }
+}
+
+static void panel_tile(const struct product *p, int j, int64_t panel, int32_t tile)
 {
     const struct tile t = tile_at(p, tile);
-    const int lanes = p->be->isa->mm->lanes;
     float a[MM_TILE_MAX * MM_LANES_MAX], b[MM_TILE_MAX * MM_LANES_MAX];
-    multiply(p, p->w[j], panel, tile, &t, ahead, a);
+    multiply(p, j, panel, tile, &t, a);
     if (p->gated) {
-        multiply(p, p->w[1], panel, tile, &t, ahead, b);
-        p->be->isa->rows->gated(a, a, b, (int64_t)t.used * lanes, p->act);
+        multiply(p, 1, panel, tile, &t, b);
+        p->be->isa->rows->gated(a, a, b, (int64_t)t.used * p->be->isa->mm->lanes, p->act);
     }
-    const int64_t n_out = p->w[j]->n_out, first = panel * lanes;
-    const int64_t rows = n_out - first < lanes ? n_out - first : lanes;
-    for (int32_t i = 0; i < t.used; i++) {
-        float *out = p->out[j] + (int64_t)(t.first + i) * n_out + first;
-        if (p->add)
-            for (int64_t l = 0; l < rows; l++) out[l] += a[i * lanes + l];
-        else
-            memcpy(out, a + i * lanes, (size_t)rows * sizeof *out);
+    store(p, j, panel, &t, a);
+}
+
+/* While the activations fit the second-level cache, a panel meets all tiles and the next one is fetched
+ * meanwhile. Beyond that a tile meets four panels, which stay in the cache, before the next tile comes. */
+static void run_panels(const struct product *p, int j, int64_t first, int64_t end)
+{
+    const int64_t group = p->panel_by_panel ? 1 : 4;
+    for (int64_t i = first; i < end; i += group)
+        for (int32_t t = 0; t < p->n_tiles; t++)
+            for (int64_t k = i; k < end && k < i + group; k++) panel_tile(p, j, k, t);
+}
+
+/* Take panels, a share of what is left at a time and one at the end, until there are none. Which thread takes
+ * which has no effect on the bits. */
+static void work(const struct product *p, int n_jobs, int threads)
+{
+    const int64_t total = p->job[n_jobs - 1].panel_end;
+    long long first = atomic_load(p->next), size;
+    for (;;) {
+        do {
+            if (first >= total) return;
+            size = (total - first) / (2 * threads);
+            if (size < 1) size = 1;
+        } while (!atomic_compare_exchange_weak(p->next, &first, first + size));
+        int64_t at = first, end = first + size;
+        for (int j = 0; j < n_jobs && at < end; j++) {
+            const int64_t from = j ? p->job[j - 1].panel_end : 0;
+            const int64_t stop = end < p->job[j].panel_end ? end : p->job[j].panel_end;
+            if (at < stop) run_panels(p, j, at - from, stop - from);
+            if (at < stop) at = stop;
+        }
+        first = atomic_load(p->next);
     }
 }
 
-/* Few tiles: a panel meets them all at once, while the next one is fetched. Many: a tile meets the panels of
- * the chunk, so that its activations stay in the first-level cache. */
-static void run_chunk(const struct product *p, int64_t chunk)
+#define ACT_CACHED ((size_t)512 << 10) /* activations that a core keeps beside the panels it streams */
+
+/* What is the same for all panels of a matrix. Returns the multiplications of the call. */
+static double plan_jobs(struct product *p, int64_t n_in)
 {
-    int j = 0;
-    while (chunk >= p->chunk_end[j]) j++;
-    const int lanes = p->be->isa->mm->lanes;
-    const int64_t panels = (p->w[j]->n_out + lanes - 1) / lanes;
-    const int64_t first = (chunk - (j ? p->chunk_end[j - 1] : 0)) * p->chunk;
-    const int64_t end = first + p->chunk < panels ? first + p->chunk : panels;
-    if (p->n_tiles <= 3) {
-        for (int64_t i = first; i < end; i++)
-            for (int32_t t = 0; t < p->n_tiles; t++) panel_tile(p, j, i, t, i + 1 < panels);
-    } else {
-        for (int32_t t = 0; t < p->n_tiles; t++)
-            for (int64_t i = first; i < end; i++) panel_tile(p, j, i, t, false);
+    const struct cpu_mm *mm = p->be->isa->mm;
+    size_t act = 0;
+    int64_t panels = 0;
+    double macs = 0;
+    for (int j = 0; j < p->n_w; j++) {
+        struct job *job = &p->job[j];
+        job->type = mm_type_of(p->w[j]->type);
+        job->kernel = mm->kernel[mm_type_index(p->w[j]->type)];
+        job->panel = mm_panel_bytes(job->type, n_in, mm->lanes);
+        job->act = mm_act_bytes(job->type->act, n_in);
+        panels += (p->w[j]->n_out + mm->lanes - 1) / mm->lanes;
+        job->panel_end = panels;
+        macs += (double)p->w[j]->n_out * (double)n_in * p->n;
+        if (job->act * (size_t)p->n > act) act = job->act * (size_t)p->n;
     }
+    p->panel_by_panel = act <= ACT_CACHED;
+    for (int j = 0; j < p->n_w; j++) {
+        struct job *job = &p->job[j];
+        /* Kernels prefetch four times a 256-block, once a 32-block, once in 8 values of k (floats). One row
+         * or two stream as fast as the hardware's own prefetching goes: ours would only take its places
+         * (SPEED.md). */
+        const int64_t per = job->type->act == MM_ACT_Q256 ? 64 : job->type->act == MM_ACT_Q32 ? 32 : 8;
+        const int64_t lines = (int64_t)(job->panel / 64);
+        job->steps = (int32_t)((n_in + per - 1) / per);
+        const int64_t all = (int64_t)job->steps * p->n_tiles;
+        job->ahead = p->n > 2 && p->panel_by_panel ? (int32_t)((lines + all - 1) / all) : 0;
+    }
+    return macs;
 }
 
 static int check(const struct product *p)
@@ -234,22 +291,14 @@ static int product(struct product *p)
         if (want[a]) at += prepared_bytes(be, p->n, (enum mm_act)a, n_in);
     }
     plan_tiles(p);
-    const int lanes = be->isa->mm->lanes;
-    const int n_out_w = p->gated ? 1 : p->n_w;
-    double work = 0;
-    int64_t chunks = 0;
-    p->chunk = 4;
-    for (int j = 0; j < n_out_w; j++) {
-        const int64_t panels = (p->w[j]->n_out + lanes - 1) / lanes;
-        chunks += (panels + p->chunk - 1) / p->chunk;
-        p->chunk_end[j] = chunks;
-        work += (double)p->w[j]->n_out * (double)n_in * p->n;
-    }
-    const int32_t last = p->n_tiles - 1;
-    const struct tile end = tile_at(p, last);
+    const int n_jobs = p->gated ? 1 : p->n_w;
+    const double macs = plan_jobs(p, n_in);
+    const struct tile end = tile_at(p, p->n_tiles - 1);
     const int32_t slots = end.first + end.width;
+    atomic_llong next = 0;
+    p->next = &next;
     /* A region costs some microseconds: small products stay on this thread. */
-    const int threads = work < 100e3 ? 1 : be->threads;
+    const int threads = macs < 100e3 ? 1 : be->threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         struct product own = *p;
@@ -264,8 +313,7 @@ static int product(struct product *p)
 #pragma omp for schedule(static)
             for (int32_t i = 0; i < slots; i++) prepare_row(p, i, normed);
         }
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t i = 0; i < chunks; i++) run_chunk(&own, i);
+        work(&own, n_jobs, threads);
     }
     return 0;
 }

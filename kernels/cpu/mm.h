@@ -53,14 +53,13 @@ struct mm_call {
 typedef void (*mm_kernel)(const struct mm_call *);
 
 /* A weight type's packed form. Codes are interleaved by groups of 4 k: a vector is [lanes][4] bytes. A panel
- * is [n_in / block] blocks, then the blocks' scales where `tail` (bytes a lane and block) is not zero;
- * rounded up to 64. */
+ * is its blocks, one after the other, each whole with its scales: one stream, which the hardware's
+ * prefetching follows (scales at the panel's end cost a third of the bandwidth). Rounded up to 64 bytes. */
 struct mm_type {
     uint32_t type;
     enum mm_act act;
     int32_t block;      /* elements of n_in a block */
-    int32_t lane_bytes; /* bytes a lane of a block, without tail */
-    int32_t tail;       /* bytes a lane of a block in the panel's tail: f16 scales */
+    int32_t lane_bytes; /* bytes a lane of a block */
 };
 const struct mm_type *mm_type_of(uint32_t type); /* NULL: cannot multiply */
 int mm_type_index(uint32_t type);                /* row of cpu_mm.kernel, or -1 */

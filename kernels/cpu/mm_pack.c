@@ -10,12 +10,10 @@
 #include <sys/mman.h>
 
 static const struct mm_type mm_types[MM_TYPES] = {
-    {KN_F32, MM_ACT_F32, 2, 8, 0},       {KN_F16, MM_ACT_F32, 2, 4, 0},
-    {KN_BF16, MM_ACT_F32, 2, 4, 0},      {KN_Q8_0, MM_ACT_Q32, 32, 32, 2},
-    {KN_Q4_0, MM_ACT_Q32, 32, 16, 2},    {KN_Q5_0, MM_ACT_Q32, 32, 20, 2},
-    {KN_Q4_1, MM_ACT_Q32, 32, 16, 4},    {KN_Q5_1, MM_ACT_Q32, 32, 20, 4},
-    {KN_Q4_K, MM_ACT_Q256, 256, 144, 0}, {KN_Q5_K, MM_ACT_Q256, 256, 176, 0},
-    {KN_Q6_K, MM_ACT_Q256, 256, 208, 2},
+    {KN_F32, MM_ACT_F32, 2, 8},       {KN_F16, MM_ACT_F32, 2, 4},       {KN_BF16, MM_ACT_F32, 2, 4},
+    {KN_Q8_0, MM_ACT_Q32, 32, 34},    {KN_Q4_0, MM_ACT_Q32, 32, 18},    {KN_Q5_0, MM_ACT_Q32, 32, 22},
+    {KN_Q4_1, MM_ACT_Q32, 32, 20},    {KN_Q5_1, MM_ACT_Q32, 32, 24},    {KN_Q4_K, MM_ACT_Q256, 256, 144},
+    {KN_Q5_K, MM_ACT_Q256, 256, 176}, {KN_Q6_K, MM_ACT_Q256, 256, 210},
 };
 
 int mm_type_index(uint32_t type)
@@ -34,7 +32,7 @@ const struct mm_type *mm_type_of(uint32_t type)
 size_t mm_panel_bytes(const struct mm_type *t, int64_t n_in, int lanes)
 {
     const size_t blocks = (size_t)(n_in + t->block - 1) / (size_t)t->block;
-    return (blocks * (size_t)(t->lane_bytes + t->tail) * (size_t)lanes + 63) & ~(size_t)63;
+    return (blocks * (size_t)t->lane_bytes * (size_t)lanes + 63) & ~(size_t)63;
 }
 
 /* ---- one block of one row: lane l of a block at dst ---- */
@@ -76,12 +74,13 @@ static void codes_32(uint8_t code[32], const uint8_t *q, const uint8_t *high)
     for (int j = 0; j < 32; j++) code[j] |= (uint8_t)((h >> j & 1) << 4);
 }
 
-static void pack_32(uint32_t type, uint8_t *dst, uint8_t *tail, const uint8_t *b, int lanes, int lane)
+static void pack_32(uint32_t type, uint8_t *dst, const uint8_t *b, int lanes, int lane)
 {
     uint8_t code[32];
     const int has_min = type == KN_Q4_1 || type == KN_Q5_1, five = type == KN_Q5_0 || type == KN_Q5_1;
-    memcpy(tail + 2 * lane, b, 2);
-    if (has_min) memcpy(tail + 2 * lanes + 2 * lane, b + 2, 2);
+    memcpy(dst + 2 * lane, b, 2);
+    if (has_min) memcpy(dst + 2 * lanes + 2 * lane, b + 2, 2);
+    dst += (has_min ? 4 : 2) * lanes;
     b += has_min ? 4 : 2;
     if (type == KN_Q8_0) {
         for (int g = 0; g < 8; g++) put_word(dst, g, lanes, lane, get_word(b + 4 * g) ^ 0x80808080u);
@@ -123,10 +122,11 @@ static void pack_45k(int bits, uint8_t *dst, const uint8_t *b, int lanes, int la
 }
 
 /* Q6_K. The file: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d. */
-static void pack_6k(uint8_t *dst, uint8_t *tail, const uint8_t *b, int lanes, int lane)
+static void pack_6k(uint8_t *dst, const uint8_t *b, int lanes, int lane)
 {
+    memcpy(dst + 2 * lane, b + 208, 2);
+    dst += 2 * lanes;
     for (int i = 0; i < 8; i++) memcpy(dst + (i * lanes + lane) * 2, b + 192 + 2 * i, 2);
-    memcpy(tail + 2 * lane, b + 208, 2);
     for (int s = 0; s < 16; s++) {
         const int half = s / 8, quarter = s / 2 % 4, base = 16 * (s % 2);
         const uint8_t *ql = b + 64 * half + 32 * (quarter % 2) + base, *qh = b + 128 + 32 * half + base;
@@ -155,7 +155,6 @@ void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int6
 {
     const size_t row_bytes = kn_row_bytes(t->type, n_in);
     const int64_t blocks = n_in / t->block;
-    uint8_t *tail = dst + (size_t)blocks * (size_t)t->lane_bytes * (size_t)lanes;
     memset(dst, 0, mm_panel_bytes(t, n_in, lanes));
     for (int lane = 0; lane < lanes && first + lane < n_out; lane++) {
         const uint8_t *row = (const uint8_t *)data + (size_t)(first + lane) * row_bytes;
@@ -166,13 +165,12 @@ void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int6
         const size_t file_block = row_bytes / (size_t)blocks;
         for (int64_t b = 0; b < blocks; b++, row += file_block) {
             uint8_t *block = dst + (size_t)b * (size_t)t->lane_bytes * (size_t)lanes;
-            uint8_t *scale = tail + (size_t)b * (size_t)t->tail * (size_t)lanes;
             if (t->type == KN_Q6_K)
-                pack_6k(block, scale, row, lanes, lane);
+                pack_6k(block, row, lanes, lane);
             else if (t->act == MM_ACT_Q256)
                 pack_45k(t->type == KN_Q5_K ? 5 : 4, block, row, lanes, lane);
             else
-                pack_32(t->type, block, scale, row, lanes, lane);
+                pack_32(t->type, block, row, lanes, lane);
         }
     }
 }

@@ -11,18 +11,21 @@
 
 /* ---- 32-blocks ---- */
 
-/* Codes of group g (0..7) of a 32-block: nibbles, and the fifth bits in h where there are any. */
+/* Block: d [LANES] f16, [minimum [LANES] f16], [1 vector of fifth bits], 4 vectors of nibbles or 8 of bytes.
+ */
 static ALWAYS_INLINE void mul_32(const struct mm_call *c, const int T, const int bits, const int has_min)
 {
     const int64_t nb = c->n_in / 32;
     const int vectors = bits == 8 ? 8 : bits == 5 ? 5 : 4;
-    const uint8_t *p = c->panel, *tail = p + nb * vectors * V, *a = c->act, *ahead = c->ahead;
+    const uint8_t *p = c->panel, *a = c->act, *ahead = c->ahead;
     const float *da = (const float *)(a + c->n_in * T), *s = da + 2 * nb * T;
     const int32_t *nsum = (const int32_t *)(da + nb * T);
     vf acc[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     for (int64_t b = 0; b < nb; b++) {
         ahead = prefetch_lines(ahead, c->ahead_step);
+        const vf d = vf_from_f16(p), m = has_min ? vf_from_f16(p + 2 * LANES) : vf_zero();
+        p += (has_min ? 4 : 2) * LANES;
         vi dot[MM_TILE_MAX];
         UNROLL for (int t = 0; t < T; t++)
         {
@@ -52,14 +55,12 @@ static ALWAYS_INLINE void mul_32(const struct mm_call *c, const int T, const int
                 UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], high, a + ((g + 4) * T + t) * 4);
             }
         }
-        const vf d = vf_from_f16(tail), m = has_min ? vf_from_f16(tail + 2 * LANES) : vf_zero();
         UNROLL for (int t = 0; t < T; t++)
         {
             acc[t] = vf_fma(vf_cvt(dot[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
             if (has_min) acc[t] = vf_fma(m, vf_bcast(s + t), acc[t]);
         }
         p += vectors * V;
-        tail += (has_min ? 4 : 2) * LANES;
         a += 32 * T;
         da += T, s += T, nsum += T;
     }
@@ -174,21 +175,22 @@ static ALWAYS_INLINE void mul_q5_k(const struct mm_call *c, const int T)
 }
 
 /* ---- Q6_K ----
- * Block: 8 half vectors of scales [LANES] int8 pairs (even, odd sub-block), then 16 sub-blocks of 16: 2
- * vectors of low nibbles, 1 of high bit pairs (bits 2g, 2g+1 for group g). Tail: d [LANES] f16. Codes 0..63,
- * value code - 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a load, where a
- * multiplication would take a slot from dot4. */
+ * Block: d [LANES] f16, 8 half vectors of scales [LANES] int8 pairs (even, odd sub-block), then 16 sub-blocks
+ * of 16: 2 vectors of low nibbles, 1 of high bit pairs (bits 2g, 2g+1 for group g). Codes 0..63, value code -
+ * 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a load, where a multiplication
+ * would take a slot from dot4. */
 static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
 {
     const int64_t nb = c->n_in / 256;
-    const uint8_t *p = c->panel, *tail = p + nb * 208 * LANES, *a = c->act, *ahead = c->ahead;
+    const uint8_t *p = c->panel, *a = c->act, *ahead = c->ahead;
     const int32_t *n16 = (const int32_t *)(a + c->n_in * T + c->n_in / 16 * T);
     const float *da = (const float *)(n16 + c->n_in / 16 * T);
     vf acc[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     for (int64_t b = 0; b < nb; b++) {
-        const uint8_t *scales = p;
-        p += 16 * LANES;
+        const uint8_t *scales = p + 2 * LANES;
+        const vf d = vf_from_f16(p);
+        p += 18 * LANES;
         vi isum[MM_TILE_MAX];
         UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
         for (int i = 0; i < 8; i++) {
@@ -215,12 +217,10 @@ static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
                 a += 16 * T;
             }
         }
-        const vf d = vf_from_f16(tail);
         UNROLL for (int t = 0; t < T; t++)
         {
             acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         }
-        tail += 2 * LANES;
         n16 += 16 * T;
         da += T;
     }

@@ -10,11 +10,12 @@ exec {D[1]}>&-
 wait "$D_PID" 2>/dev/null || true
 
 coproc E { exec dflash-tokenize -m "$m"; }
+exec {out}<&"${E[0]}" # its own copy: the shell closes E's when the program ends
 printf 'some words, ' >&"${E[1]}"
-head -c 4 <&"${E[0]}" >first # the first id is final long before the end
+head -c 4 <&"$out" >first # the first id is final long before the end
 printf 'more\n' >&"${E[1]}"
 exec {E[1]}>&-
-cat <&"${E[0]}" >rest
+cat <&"$out" >rest
 printf 'some words, more\n' | dflash-tokenize -m "$m" >whole
 cat first rest | cmp - whole && echo "encoded as one"
 

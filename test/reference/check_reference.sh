@@ -11,12 +11,12 @@ PATH="$bin:$PATH"
 mkdir -p "$work"
 failed=0
 check() { # NAME COMMAND...: one line of verdict; the command's output only where it fails, or its last line
-    local name=$1 out
+    local what=$1 out
     shift
     if out=$("$@" 2>&1); then
-        echo "ok   reference/$name: ${out##*$'\n'}"
+        echo "ok   reference/$what: ${out##*$'\n'}"
     else
-        echo "FAIL reference/$name"
+        echo "FAIL reference/$what"
         echo "$out" | tail -n 8 | sed 's/^/    /'
         failed=1
     fi
@@ -73,6 +73,12 @@ if [ -f "$root/$here/pair_trace.json" ]; then
             }
             check "trace $name kv $kv" pair_trace
         done
+        # the first block's logits: an error of one in a window shows here long before it changes an id
+        first_block() {
+            dflash-generate -q -m "$root/build/pair/target-bf16.gguf" -d "$root/build/pair/drafter-bf16.gguf" --kv f32 -n 2 --ignore-eos \
+                --draft-logits got.f32 <p.i32 >got.i32 && "$oracle" tops "$root/$here/pair_trace.json" "$name" got.f32 1e-3
+        }
+        check "first block's logits $name" first_block
     done
 fi
 exit $failed

@@ -5,6 +5,7 @@
  *        oracle trace TARGET_DIR DRAFTER_DIR N NAME=IDS... > trace.json
  *        oracle floats A B TOLERANCE                             max |A - B|; exit 1 above the tolerance, or where sizes differ
  *        oracle check TRACE.json NAME GREEDY.i32 TRACE.i32 MARGIN   an engine's ids and proposals, near-ties below MARGIN excused
+ *        oracle tops TRACE.json NAME LOGITS.f32 TOLERANCE        the best logit of each row of an engine's first block [block, V]
  *        oracle prompt TRACE.json NAME > ids
  * Token files are raw little-endian int32. Exit 0 they agree, 1 they do not, 2 usage or unreadable input. */
 #include <jansson.h>
@@ -301,6 +302,31 @@ static int run_check(const char *path, const char *name, const char *ids_path, c
     return bad ? 1 : 0;
 }
 
+static int run_tops(const char *path, const char *name, const char *logits_path, double tolerance)
+{
+    json_t *root, *p = find_prompt(path, name, &root), *tops;
+    size_t n, block = (size_t)json_integer_value(json_object_get(root, "block_size"));
+    float *x = slurp_path(logits_path, &n);
+    size_t V = n / 4 / block;
+    double worst = 0;
+    tops = json_object_get(json_array_get(json_object_get(p, "cycles"), 0), "draft_top_logits");
+    if (!V || n != 4 * V * block || json_array_size(tops) != block - 1) {
+        fprintf(stderr, "oracle: %s: not %zu rows of logits\n", logits_path, block);
+        return 1;
+    }
+    for (size_t r = 1; r < block; r++) {
+        double best = -INFINITY;
+        for (size_t v = 0; v < V; v++)
+            if (!(x[r * V + v] <= best)) best = (double)x[r * V + v];
+        double d = fabs(best - at(tops, r - 1));
+        if (!(d <= worst)) worst = d;
+    }
+    printf("%zu rows, max difference of the best logit %.2e (tolerance %.0e)\n", block - 1, worst, tolerance);
+    json_decref(root);
+    free(x);
+    return worst <= tolerance ? 0 : 1;
+}
+
 static int run_prompt(const char *path, const char *name)
 {
     json_t *root, *ids = json_object_get(find_prompt(path, name, &root), "prompt");
@@ -320,6 +346,7 @@ int main(int argc, char **argv)
     if (!strcmp(verb, "trace") && argc > 5) return run_trace(argc - 2, argv + 2);
     if (!strcmp(verb, "floats") && argc == 5) return run_floats(argv[2], argv[3], strtod(argv[4], NULL));
     if (!strcmp(verb, "check") && argc == 7) return run_check(argv[2], argv[3], argv[4], argv[5], strtod(argv[6], NULL));
+    if (!strcmp(verb, "tops") && argc == 6) return run_tops(argv[2], argv[3], argv[4], strtod(argv[5], NULL));
     if (!strcmp(verb, "prompt") && argc == 4) return run_prompt(argv[2], argv[3]);
     fprintf(stderr, "usage: oracle logits|draft|trace|floats|check|prompt ... (see test/reference/oracle_main.c)\n");
     return 2;

@@ -397,18 +397,25 @@ static void hints(void **state)
 {
     struct gguf *g;
     struct err e = {0};
-    char want[256];
+    char want[512];
     (void)state;
     assert_int_equal(gguf_open(&g, scratch_dir, &e), -1);
     assert_int_equal(e.code, ERR_FORMAT);
-    snprintf(want, sizeof want, "if it holds a model in Hugging Face form: dflash-convert %s -o MODEL.gguf",
-             scratch_dir);
+    snprintf(want, sizeof want, "dflash-convert %s -o %s.gguf", scratch_dir, scratch_dir);
     assert_string_equal(e.hint, want);
     memset(&e, 0, sizeof e);
     scratch_write(scratch("x.safetensors"), "\2\0\0\0\0\0\0\0{}", 10);
     assert_int_equal(gguf_open(&g, scratch("x.safetensors"), &e), -1);
     assert_int_equal(e.code, ERR_FORMAT);
-    assert_non_null(strstr(e.hint, "this looks like safetensors: dflash-convert "));
+    snprintf(want, sizeof want, "dflash-convert %s/x.safetensors -o %s/x.gguf", scratch_dir, scratch_dir);
+    assert_string_equal(e.hint, want);
+    memset(&e, 0, sizeof e);
+    assert_int_equal(mkdir(scratch("it's a dir"), 0777), 0);
+    assert_int_equal(gguf_open(&g, scratch("it's a dir///"), &e), -1);
+    snprintf(want, sizeof want, "dflash-convert '%s/it'\\''s a dir///' -o '%s/it'\\''s a dir.gguf'", scratch_dir,
+             scratch_dir);
+    assert_string_equal(e.hint, want);
+    assert_int_equal(rmdir(scratch("it's a dir")), 0);
     memset(&e, 0, sizeof e);
     assert_int_equal(gguf_open(&g, scratch("absent"), &e), -1);
     assert_int_equal(e.code, ERR_IO);

@@ -24,6 +24,7 @@ enum {
 /* What to do differently. Zero: nothing. */
 struct tiny {
     bool drafter;
+    bool own_ends; /* a drafter with embedding and head in its file: those of every tiny target */
     uint32_t seed;
     uint32_t type;           /* of the matrices: KN_F32, KN_F16, ... */
     const char *drop_key;    /* a key to leave out */
@@ -62,6 +63,10 @@ static inline int tiny_tensors(const struct tiny *y, struct tiny_tensor *t)
     } else {
         tiny_add(t, &n, "token_embd.weight", TINY_EMBD, TINY_VOCAB);
         /* A tied head would name the input's own id, and a mask row the mask. */
+        tiny_add(t, &n, "output.weight", TINY_EMBD, TINY_VOCAB);
+    }
+    if (y->own_ends) {
+        tiny_add(t, &n, "token_embd.weight", TINY_EMBD, TINY_VOCAB);
         tiny_add(t, &n, "output.weight", TINY_EMBD, TINY_VOCAB);
     }
     tiny_add(t, &n, "output_norm.weight", TINY_EMBD, 0);
@@ -140,6 +145,8 @@ static inline int tiny_data(const struct tiny *y, struct gguf_writer *w, struct 
     static uint8_t packed[sizeof v];
     int64_t n = t->ne[0] * (t->ne[1] ? t->ne[1] : 1);
     uint32_t type = t->ne[1] ? y->type : KN_F32;
+    uint64_t ends = 0x5a45f4914f6cdd1du + strlen(t->name); /* embedding and head are the same in every file */
+    if (!strcmp(t->name, "token_embd.weight") || !strcmp(t->name, "output.weight")) x = &ends;
     for (int64_t i = 0; i < n; i++)
         v[i] = t->ne[1] ? tiny_random(x, 1.6f / sqrtf((float)t->ne[0])) : 1 + tiny_random(x, 0.2f);
     if (!strcmp(t->name, "token_embd.weight"))

@@ -1,0 +1,52 @@
+/* bench.h - what the verbs of dflash-bench share: a sample of measurements, the ceiling, prompts, JSON lines. */
+#ifndef DFLASH_BENCH_H
+#define DFLASH_BENCH_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "../cli.h"
+#include "../models.h"
+
+int bench_run(int argc, char **argv);
+int bench_rows(int argc, char **argv);
+int bench_matrix(int argc, char **argv);
+int bench_compare(int argc, char **argv);
+int bench_report(int argc, char **argv);
+
+/* stats.c - measurements of one thing, in the order they were made */
+#define BENCH_MAX_RUNS 1000
+struct sample {
+    int n;
+    double x[BENCH_MAX_RUNS];
+};
+void sample_add(struct sample *s, double x);
+double sample_quantile(const struct sample *s, double q); /* 0 min, 0.5 median, 1 max; linear between; NaN if empty */
+json_t *sample_json(const struct sample *s);              /* {"median":..,"min":..,"max":..,"iqr":..,"n":..} */
+
+/* Is b different from a? a and b were measured in turn, one pair a run; larger is better. "faster" or "slower" where the
+ * two-sided sign test over the pairs' ratios has p < 0.1 and the median ratio is further from 1 than half the
+ * interquartile range of the ratios; else "no difference seen". Fewer than 5 pairs: "too few runs". */
+struct verdict {
+    double ratio, low, high, p; /* median and quartiles of b / a */
+    const char *text;
+};
+struct verdict verdict_of(const struct sample *a, const struct sample *b);
+json_t *verdict_json(const struct verdict *v);
+
+/* ceiling.c - reading memory once: bytes a second of a plain loop over bytes (at least 256 MiB are read), best of passes. */
+double bench_read_ceiling(uint64_t bytes, int threads, int passes);
+
+/* A line of JSON on stdout, or to o where it is open; steals j. Adds "schema" first. */
+int bench_emit(json_t *j, struct err *e);
+/* What ran where: device, isa, threads, processor, version. */
+json_t *bench_machine(const struct models *m);
+int bench_threads(const struct models *m);
+/* Token file, whole; ids are mem_alloc'ed. */
+int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e);
+/* "1,2,4" into v (at most room); ERR_USAGE naming the flag. */
+int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max, struct err *e);
+json_t *bench_model_json(const char *path, const struct model *m);
+
+#endif

@@ -1,0 +1,82 @@
+/* common.c - see bench.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "../../common/io.h"
+#include "bench.h"
+
+int bench_emit(json_t *j, struct err *e)
+{
+    char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(6));
+    json_decref(j);
+    if (!text) return err_set(e, ERR_IO, "out of memory (a line of JSON)");
+    int bad = printf("%s\n", text) < 0 || fflush(stdout);
+    free(text);
+    return bad ? err_errno(e, "stdout: cannot write") : 0;
+}
+
+int bench_threads(const struct models *m)
+{
+    return m->threads > 0 ? m->threads : omp_get_num_procs();
+}
+
+/* "model name" of the first processor, as the kernel spells it. */
+static void processor_name(char *out, size_t n)
+{
+    char line[512];
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    snprintf(out, n, "unknown");
+    while (f && fgets(line, sizeof line, f)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) || !colon) continue;
+        snprintf(out, n, "%s", colon + 2);
+        out[strcspn(out, "\n")] = 0;
+        break;
+    }
+    if (f) fclose(f);
+}
+
+json_t *bench_machine(const struct models *m)
+{
+    char cpu[256];
+    processor_name(cpu, sizeof cpu);
+    return json_pack("{s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "isa", m->isa ? m->isa : "auto", "threads", bench_threads(m),
+                     "processor", cpu, "version", DFLASH_VERSION);
+}
+
+json_t *bench_model_json(const char *path, const struct model *m)
+{
+    const char *base = strrchr(path, '/');
+    return json_pack("{s:s,s:s,s:s,s:i,s:i,s:I}", "file", base ? base + 1 : path, "name", m->d->name, "architecture", m->d->arch_name, "layers",
+                     m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step);
+}
+
+int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
+{
+    bool in = !strcmp(path, "-");
+    int fd = in ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return err_errno(e, "%s", path);
+    int rc = io_read_tokens(fd, in ? "stdin" : path, ids, n, e);
+    if (!in) close(fd);
+    return rc;
+}
+
+int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max, struct err *e)
+{
+    const char *p = text;
+    *n = 0;
+    while (*p) {
+        char *end;
+        errno = 0;
+        long x = strtol(p, &end, 10);
+        if (end == p || errno || (*end && *end != ',') || x < min || x > max || *n == room)
+            return err_set(e, ERR_USAGE, "%s: expected up to %d numbers from %d to %d with commas between, got '%s'", flag, room, min, max, text);
+        v[(*n)++] = (int32_t)x;
+        p = *end ? end + 1 : end;
+    }
+    return *n ? 0 : err_set(e, ERR_USAGE, "%s: empty", flag);
+}

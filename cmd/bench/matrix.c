@@ -1,0 +1,187 @@
+/* matrix.c - the rules of a benchmark matrix, for make: target types x drafter types x prompt classes x settings.
+ *
+ * Files carry the state, so make resumes where it stopped: models and prompts, one stream cell a combination (plain and drafted
+ * output compared), one timed cell a combination. Everything may run in parallel but the timed cells, which take a lock. */
+#include <stdio.h>
+#include <string.h>
+#include "../redirect.h"
+#include "bench.h"
+
+static struct {
+    const char *target, *drafter, *types, *draft_types, *settings, *out, *random;
+    int64_t n;
+    int32_t runs, threads;
+} o = {.types = "bf16,q8_0,q4_k_m", .draft_types = "bf16,q8_0", .settings = "greedy:;sampled:--temp 0.8 --seed 1", .out = "build/matrix", .n = 128, .runs = 5};
+
+static const char *out_path;
+static bool force;
+
+static const struct cli_flag flags[] = {
+    {"--target", CLI_STR, &o.target, "HF_DIR", "target in Hugging Face form", 0, 0},
+    {"--drafter", CLI_STR, &o.drafter, "HF_DIR", "drafter in Hugging Face form", 0, 0},
+    {"--types", CLI_STR, &o.types, "LIST", "target types (default bf16,q8_0,q4_k_m)", 0, 0},
+    {"--draft-types", CLI_STR, &o.draft_types, "LIST", "drafter types (default bf16,q8_0)", 0, 0},
+    {"--settings", CLI_STR, &o.settings, "LIST", "NAME:FLAGS;... (default greedy:;sampled:--temp 0.8 --seed 1)", 0, 0},
+    {"--random", CLI_STR, &o.random, "SEED", "random weights at the sizes of the configs", 0, 0},
+    {"--out", CLI_STR, &o.out, "DIR", "where the matrix keeps its files (default build/matrix)", 0, 0},
+    {"-n", CLI_I64, &o.n, "N", "tokens a prompt (default 128)", 1, 1 << 24},
+    {"--runs", CLI_I32, &o.runs, "N", "counted runs of a timed cell (default 5)", 1, BENCH_MAX_RUNS},
+    {"--threads", CLI_I32, &o.threads, "N", "threads of the timed cells (default: all)", 1, 4096},
+    REDIRECT_FLAGS(out_path, force),
+    {0},
+};
+static struct cli cli = {
+    .tool = "bench matrix",
+    .synopsis = "--target HF_DIR --drafter HF_DIR [flags] CLASS-NAME.txt... > matrix.mk; make -f matrix.mk -j2",
+    .summary = "Write the rules of a benchmark matrix. A prompt's class is its file name up to the first '-'; .tok files are taken as they are.",
+    .flags = flags,
+    .min_args = 1,
+    .max_args = 4096,
+};
+
+/* Words of a list, cut in place. */
+static int words(char *list, char separator, const char **w, int room)
+{
+    int n = 0;
+    for (char *p = list; p && *p && n < room;) {
+        char *next = strchr(p, separator);
+        if (next) *next++ = 0;
+        if (*p) w[n++] = p;
+        p = next;
+    }
+    return n;
+}
+
+static const char *base_name(const char *path)
+{
+    const char *s = strrchr(path, '/');
+    return s ? s + 1 : path;
+}
+
+static size_t class_length(const char *path)
+{
+    const char *b = base_name(path);
+    return strcspn(b, "-.");
+}
+
+static bool first_of_class(int i)
+{
+    for (int k = 0; k < i; k++)
+        if (class_length(cli.args[k]) == class_length(cli.args[i]) &&
+            !strncmp(base_name(cli.args[k]), base_name(cli.args[i]), class_length(cli.args[i])))
+            return false;
+    return true;
+}
+
+static bool same_class(int i, int k)
+{
+    return class_length(cli.args[i]) == class_length(cli.args[k]) && !strncmp(base_name(cli.args[i]), base_name(cli.args[k]), class_length(cli.args[i]));
+}
+
+static void token_file(int i, char *out, size_t n)
+{
+    const char *b = base_name(cli.args[i]);
+    snprintf(out, n, "$(OUT)/%.*s.tok", (int)strcspn(b, "."), b);
+}
+
+/* convert writes some types itself; the others are quantised from float32. */
+static bool converts(const char *type)
+{
+    static const char *const known[] = {"f32", "f16", "bf16", "q8_0", "q4_k_m"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(known[i], type)) return true;
+    return false;
+}
+
+static void model_rules(const char *role, const char *hf, const char *extra, const char **type, int n)
+{
+    bool f32 = false;
+    for (int i = 0; i < n; i++) {
+        if (converts(type[i]))
+            printf("$(OUT)/%s-%s.gguf: | $(OUT)\n\tdflash-convert -q %s -o $@ --type %s%s%s%s\n", role, type[i], hf, type[i], extra, o.random ? " --random " : "",
+                   o.random ? o.random : "");
+        else
+            printf("$(OUT)/%s-%s.gguf: $(OUT)/%s-f32.gguf\n\tdflash-quantize -q $< -o $@ --type %s\n", role, type[i], role, type[i]);
+        f32 |= !strcmp(type[i], "f32");
+    }
+    for (int i = 0; i < n && !f32; i++)
+        if (!converts(type[i])) {
+            printf("$(OUT)/%s-f32.gguf: | $(OUT)\n\tdflash-convert -q %s -o $@ --type f32%s%s%s\n", role, hf, extra, o.random ? " --random " : "",
+                   o.random ? o.random : "");
+            break;
+        }
+}
+
+static void prompt_rules(const char *type)
+{
+    for (int i = 0; i < cli.n_args; i++) {
+        char tok[512];
+        token_file(i, tok, sizeof tok);
+        size_t n = strlen(cli.args[i]);
+        if (n > 4 && !strcmp(cli.args[i] + n - 4, ".tok"))
+            printf("%s: %s | $(OUT)\n\tcp $< $@\n", tok, cli.args[i]);
+        else
+            printf("%s: %s $(OUT)/target-%s.gguf\n\tdflash-tokenize -m $(OUT)/target-%s.gguf <$< >$@.tmp && mv $@.tmp $@\n", tok, cli.args[i], type, type);
+    }
+}
+
+/* One combination: a stream cell and a timed cell over the prompts of a class. */
+static void cell_rules(const char *type, const char *draft, int class_of, const char *name, const char *set)
+{
+    char cell[512], prompts[16384] = "";
+    int len = (int)class_length(cli.args[class_of]);
+    snprintf(cell, sizeof cell, "%s.%s.%.*s.%s", type, draft, len, base_name(cli.args[class_of]), name);
+    for (int i = 0; i < cli.n_args; i++) {
+        char tok[512];
+        if (!same_class(i, class_of)) continue;
+        token_file(i, tok, sizeof tok);
+        snprintf(prompts + strlen(prompts), sizeof prompts - strlen(prompts), " %s", tok);
+    }
+    printf("STREAMS += $(OUT)/%s.stream.jsonl\nTIMES += $(OUT)/%s.time.jsonl\n", cell, cell);
+    printf("$(OUT)/%s.stream.jsonl: $(OUT)/target-%s.gguf $(OUT)/drafter-%s.gguf%s\n", cell, type, draft, prompts);
+    printf("\trm -f $@.tmp; for p in%s; do \\\n"
+           "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -n %lld --ignore-eos %s <$$p >$@.a && \\\n"
+           "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n %lld --ignore-eos %s <$$p >$@.b && \\\n"
+           "\t  dflash-bench compare --json $@.a $@.b >>$@.tmp || exit 1; done; rm -f $@.a $@.b; mv $@.tmp $@\n",
+           prompts, type, (long long)o.n, set, type, draft, (long long)o.n, set);
+    printf("$(OUT)/%s.time.jsonl: $(OUT)/%s.stream.jsonl\n", cell, cell);
+    printf("\tflock $(OUT)/lock dflash-bench run -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n %lld --runs %d --ignore-eos %s", type, draft,
+           (long long)o.n, o.runs, set);
+    if (o.threads) printf(" --threads %d", o.threads);
+    printf(" --label '%.*s %s'%s >$@.tmp && mv $@.tmp $@\n", len, base_name(cli.args[class_of]), name, prompts);
+}
+
+int bench_matrix(int argc, char **argv)
+{
+    static char types[1024], draft_types[1024], settings[4096], extra[4096];
+    const char *type[64], *draft[64], *set[64];
+    struct err e = {0};
+    struct redirect file;
+    cli_parse(&cli, argc, argv);
+    if (!o.target || !o.drafter) cli_usage_error(&cli, "expected --target and --drafter");
+    snprintf(types, sizeof types, "%s", o.types);
+    snprintf(draft_types, sizeof draft_types, "%s", o.draft_types);
+    snprintf(settings, sizeof settings, "%s", o.settings);
+    int n_type = words(types, ',', type, 64), n_draft = words(draft_types, ',', draft, 64), n_set = words(settings, ';', set, 64);
+    if (!n_type || !n_draft || !n_set) cli_usage_error(&cli, "--types, --draft-types and --settings may not be empty");
+    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES :=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
+           "report: $(OUT)/report.md\n$(OUT):\n\tmkdir -p $@\n",
+           o.out);
+    snprintf(extra, sizeof extra, " --target %s", o.target);
+    model_rules("target", o.target, "", type, n_type);
+    model_rules("drafter", o.drafter, extra, draft, n_draft);
+    prompt_rules(type[0]);
+    for (int s = 0; s < n_set; s++) {
+        const char *colon = strchr(set[s], ':');
+        char name[64];
+        if (!colon || (size_t)(colon - set[s]) >= sizeof name) cli_usage_error(&cli, "--settings: expected NAME:FLAGS, got '%s'", set[s]);
+        snprintf(name, sizeof name, "%.*s", (int)(colon - set[s]), set[s]);
+        for (int t = 0; t < n_type; t++)
+            for (int d = 0; d < n_draft; d++)
+                for (int i = 0; i < cli.n_args; i++)
+                    if (first_of_class(i)) cell_rules(type[t], draft[d], i, name, colon + 1);
+    }
+    printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\tdflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv $@.tmp $@\n");
+    return redirect_close(&file, &cli, 0);
+}

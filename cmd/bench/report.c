@@ -1,0 +1,190 @@
+/* report.c - tables in Markdown, or data and commands for gnuplot, from lines of JSON that the other verbs wrote. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "../../common/io.h"
+#include "../../common/mem.h"
+#include "../redirect.h"
+#include "bench.h"
+
+static bool gnuplot;
+
+static const char *out_path;
+static bool force;
+
+static const struct cli_flag flags[] = {
+    {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0, 0},
+    REDIRECT_FLAGS(out_path, force),
+    {0},
+};
+static struct cli cli = {
+    .tool = "bench report",
+    .synopsis = "[--gnuplot] FILE.jsonl...        (- is stdin)",
+    .summary = "Tables from the JSON lines of run, rows and compare.",
+    .flags = flags,
+    .min_args = 1,
+    .max_args = 4096,
+};
+
+static const char *str(const json_t *j, const char *outer, const char *key)
+{
+    const char *s = json_string_value(json_object_get(outer ? json_object_get(j, outer) : j, key));
+    return s ? s : "";
+}
+
+static double num(const json_t *j, const char *a, const char *b, const char *c)
+{
+    j = json_object_get(j, a);
+    if (b) j = json_object_get(j, b);
+    if (c) j = json_object_get(j, c);
+    return json_number_value(j);
+}
+
+static bool is(const json_t *j, const char *kind)
+{
+    return !strcmp(str(j, NULL, "kind"), kind);
+}
+
+static void cell_row(const json_t *j)
+{
+    bool drafted = json_object_get(j, "drafted") != NULL;
+    printf("| %s | %s | %s | %.1f | %.2f |", str(j, "target", "file"), drafted ? str(j, "drafter", "file") : "", str(j, NULL, "label"),
+           num(j, "plain", "decode_tokens_per_s", "median"), num(j, "plain_share_of_ceiling", NULL, NULL));
+    if (drafted)
+        printf(" %.1f | %.2f | %.2f (%.2f to %.2f) | %s | %s |\n", num(j, "drafted", "decode_tokens_per_s", "median"), num(j, "drafted", "tau", NULL),
+               num(j, "speedup", "median", NULL), num(j, "speedup", "low", NULL), num(j, "speedup", "high", NULL), str(j, "speedup", "verdict"),
+               json_is_true(json_object_get(j, "equal")) ? "yes" : "NO");
+    else
+        printf(" | | | | |\n");
+}
+
+static void rows_row(const json_t *j)
+{
+    printf("| %s | %lld | %lld | %.3f | %.2f | %.1f | %.2f |\n", str(j, "target", "file"), (long long)num(j, "rows", NULL, NULL),
+           (long long)num(j, "context", NULL, NULL), num(j, "seconds", "median", NULL) * 1e3, num(j, "one_row_steps", NULL, NULL),
+           num(j, "weight_bytes_per_s", NULL, NULL) * 1e-9, num(j, "share_of_ceiling", NULL, NULL));
+}
+
+static void prompt_row(const json_t *j)
+{
+    printf("| %s | %lld | %.1f | %.0f |\n", str(j, "target", "file"), (long long)num(j, "tokens", NULL, NULL),
+           num(j, "seconds", "median", NULL) * 1e3, num(j, "tokens_per_s", NULL, NULL));
+}
+
+static void draft_row(const json_t *j)
+{
+    printf("| %s | %s | %lld | %.3f | %.2f |\n", str(j, "drafter", "file"), str(j, "target", "file"), (long long)num(j, "block", NULL, NULL),
+           num(j, "seconds", "median", NULL) * 1e3, num(j, "one_row_steps", NULL, NULL));
+}
+
+static void compare_row(const json_t *j)
+{
+    bool equal = json_is_true(json_object_get(j, "equal"));
+    printf("| %s | %s | %lld | %s |", str(j, NULL, "a"), str(j, NULL, "b"), (long long)num(j, "tokens_a", NULL, NULL), equal ? "yes" : "NO");
+    if (equal)
+        printf(" |\n");
+    else
+        printf(" token %lld |\n", (long long)num(j, "first_difference", NULL, NULL));
+}
+
+static const struct {
+    const char *kind, *head;
+    void (*row)(const json_t *);
+} table[] = {
+    {"cell",
+     "| target | drafter | cell | plain t/s | share of reading | drafted t/s | tau | speedup (quartiles) | verdict | equal |\n"
+     "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | --- | --- |\n",
+     cell_row},
+    {"rows", "| target | rows | context | ms | one-row steps | GB/s of weights | share of reading |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+     rows_row},
+    {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
+    {"draft", "| drafter | target | block | ms | one-row steps |\n| --- | --- | ---: | ---: | ---: |\n", draft_row},
+    {"compare", "| a | b | tokens | equal | first difference |\n| --- | --- | ---: | --- | --- |\n", compare_row},
+};
+
+static void tables(json_t *lines)
+{
+    bool first = true;
+    for (size_t t = 0; t < sizeof table / sizeof *table; t++) {
+        bool open = false;
+        for (size_t i = 0; i < json_array_size(lines); i++) {
+            const json_t *j = json_array_get(lines, i);
+            if (!is(j, table[t].kind)) continue;
+            if (!open) printf("%s%s", first ? "" : "\n", table[t].head);
+            open = true;
+            first = false;
+            table[t].row(j);
+        }
+    }
+}
+
+/* Cells as bars of tokens a second; rows as time over rows. */
+static void plot(json_t *lines)
+{
+    bool cells = false;
+    for (size_t i = 0; i < json_array_size(lines); i++) cells |= is(json_array_get(lines, i), "cell");
+    printf("set terminal pngcairo size 1200,700\nset key left top\nset grid\n$data << EOD\n");
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        if (cells && is(j, "cell"))
+            printf("\"%s %s\" %g %g\n", str(j, "target", "file"), str(j, NULL, "label"), num(j, "plain", "decode_tokens_per_s", "median"),
+                   num(j, "drafted", "decode_tokens_per_s", "median"));
+        else if (!cells && is(j, "rows"))
+            printf("%g %g\n", num(j, "rows", NULL, NULL), num(j, "seconds", "median", NULL) * 1e3);
+    }
+    printf("EOD\n");
+    if (cells)
+        printf("set style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by -30\n"
+               "plot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted'\n");
+    else
+        printf("set xlabel 'rows'\nset ylabel 'ms'\nplot $data using 1:2 with linespoints title 'a pass'\n");
+}
+
+static int read_lines(const char *path, json_t *lines, struct err *e)
+{
+    struct io_map m = {0};
+    uint8_t *data = NULL;
+    uint64_t n = 0;
+    bool in = !strcmp(path, "-");
+    if (in ? io_read_all(0, "stdin", (uint64_t)1 << 30, &data, &n, e) : io_map_open(&m, path, e)) return -1;
+    const char *p = in ? (const char *)data : (const char *)m.data, *end = p + (in ? n : m.size);
+    int number = 0, rc = 0;
+    while (p && p < end && !rc) {
+        const char *nl = memchr(p, '\n', (size_t)(end - p));
+        size_t len = nl ? (size_t)(nl - p) : (size_t)(end - p);
+        json_error_t je;
+        json_t *j = len ? json_loadb(p, len, 0, &je) : NULL;
+        number++;
+        if (len && !json_is_object(j)) {
+            rc = err_set(e, ERR_FORMAT, "%s: line %d: not a JSON object%s%s", in ? "stdin" : path, number, j ? "" : ": ", j ? "" : je.text);
+            json_decref(j);
+        } else if (len && json_integer_value(json_object_get(j, "schema")) != 1) {
+            rc = err_set(e, ERR_FORMAT, "%s: line %d: unknown schema (expected 1)", in ? "stdin" : path, number);
+            json_decref(j);
+        } else if (len)
+            json_array_append_new(lines, j);
+        p += len + 1;
+    }
+    io_map_close(&m);
+    mem_free(data);
+    return rc;
+}
+
+int bench_report(int argc, char **argv)
+{
+    struct err e = {0};
+    struct redirect file;
+    json_t *lines = json_array();
+    int rc = 0;
+    cli_parse(&cli, argc, argv);
+    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    for (int i = 0; i < cli.n_args && !rc; i++)
+        if (read_lines(cli.args[i], lines, &e)) rc = cli_fail(&cli, &e);
+    if (!rc && gnuplot)
+        plot(lines);
+    else if (!rc)
+        tables(lines);
+    json_decref(lines);
+    return redirect_close(&file, &cli, rc);
+}

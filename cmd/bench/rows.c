@@ -1,0 +1,172 @@
+/* rows.c - what a pass costs: 1..64 rows at a context, prompts of several lengths, a draft block.
+ *
+ * Every size is measured once a round, round after round, so that a drift of the machine meets all of them; the median of
+ * the rounds is reported, its ratio to one row, and for rows the share of the memory's speed that reading the weights
+ * once in that time means. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "../../common/mem.h"
+#include "../../common/session.h"
+#include "../redirect.h"
+#include "bench.h"
+
+#define MAX_SIZES 64
+
+static struct {
+    struct models m;
+    const char *rows, *prompts;
+    int32_t context, rounds;
+} o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
+
+static const char *out_path;
+static bool force;
+
+static const struct cli_flag flags[] = {
+    MODELS_FLAGS(o.m),
+    {"--rows", CLI_STR, &o.rows, "LIST", "rows of a pass (default 1,2,4,8,16,32,64)", 0, 0},
+    {"--prompts", CLI_STR, &o.prompts, "LIST", "prompt lengths, logits for the last token (default 128,512)", 0, 0},
+    {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
+    {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
+    REDIRECT_FLAGS(out_path, force),
+    {0},
+};
+static struct cli cli = {
+    .tool = "bench rows",
+    .synopsis = "-m TARGET [-d DRAFTER] [--rows LIST] [--prompts LIST] [--context N] [--rounds N] > rows.jsonl",
+    .summary = "Measure passes of 1..64 rows, prompts and a draft block. Lines of JSON with the share of the memory's speed.",
+    .flags = flags,
+};
+
+struct plan {
+    int32_t rows[MAX_SIZES], prompts[MAX_SIZES];
+    int n_rows, n_prompts;
+    struct sample row_s[MAX_SIZES], prompt_s[MAX_SIZES], draft_s;
+    double ceiling;
+    int32_t *ids; /* any ids: [longest] */
+};
+
+static int longest(const struct plan *p)
+{
+    int n = o.context;
+    for (int i = 0; i < p->n_prompts; i++)
+        if (p->prompts[i] > n) n = p->prompts[i];
+    return n;
+}
+
+static int new_session(struct session **s, int32_t ctx, bool drafter, struct err *e)
+{
+    struct session_options so = {.ctx = ctx + SESSION_MAX_ROWS};
+    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e)) return -1;
+    return session_new(s, o.m.target, drafter ? o.m.drafter : NULL, &so, e);
+}
+
+static int measure_rows(struct session *s, struct plan *p, struct err *e)
+{
+    static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
+    int32_t picks[SESSION_MAX_ROWS];
+    for (int i = 0; i < p->n_rows; i++) {
+        double t = cli_seconds();
+        if (session_forward(s, p->ids, p->rows[i], e) || session_pick(s, &greedy, p->rows[i], picks, e)) return -1;
+        sample_add(&p->row_s[i], cli_seconds() - t);
+    }
+    if (o.m.drafter) {
+        bool usable;
+        double t = cli_seconds();
+        if (session_draft(s, p->ids[0], picks, &usable, false, e)) return -1;
+        sample_add(&p->draft_s, cli_seconds() - t);
+    }
+    return 0;
+}
+
+static int measure_prompts(struct plan *p, struct err *e)
+{
+    for (int i = 0; i < p->n_prompts; i++) {
+        struct session *s;
+        if (new_session(&s, p->prompts[i], false, e)) return -1;
+        double t = cli_seconds();
+        int rc = session_prefill(s, p->ids, p->prompts[i], NULL, NULL, e);
+        sample_add(&p->prompt_s[i], cli_seconds() - t);
+        session_free(s);
+        if (rc) return -1;
+    }
+    return 0;
+}
+
+static int emit(struct plan *p, struct err *e)
+{
+    const struct model *t = o.m.target;
+    double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
+    for (int i = 0; i < p->n_rows; i++) {
+        double s = sample_quantile(&p->row_s[i], 0.5);
+        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:f,s:f,s:f,s:o}", "schema", 1, "kind", "rows", "target", bench_model_json(o.m.target_path, t),
+                              "rows", p->rows[i], "context", o.context, "seconds", sample_json(&p->row_s[i]), "weight_bytes_per_s",
+                              (double)t->bytes_step / s, "read_ceiling_bytes_per_s", p->ceiling, "share_of_ceiling",
+                              (double)t->bytes_step / s / p->ceiling, "machine", bench_machine(&o.m));
+        if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
+        if (bench_emit(j, e)) return -1;
+    }
+    for (int i = 0; i < p->n_prompts; i++) {
+        double s = sample_quantile(&p->prompt_s[i], 0.5);
+        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:f,s:o}", "schema", 1, "kind", "prompt", "target", bench_model_json(o.m.target_path, t),
+                                 "tokens", p->prompts[i], "seconds", sample_json(&p->prompt_s[i]), "tokens_per_s", p->prompts[i] / s, "machine",
+                                 bench_machine(&o.m)),
+                       e))
+            return -1;
+    }
+    if (!o.m.drafter) return 0;
+    double s = sample_quantile(&p->draft_s, 0.5);
+    json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o}", "schema", 1, "kind", "draft", "target", bench_model_json(o.m.target_path, t), "drafter",
+                          bench_model_json(o.m.drafter_path, o.m.drafter), "block", o.m.drafter->d->block_size, "context", o.context, "seconds",
+                          sample_json(&p->draft_s), "machine", bench_machine(&o.m));
+    if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
+    return bench_emit(j, e);
+}
+
+static int measure(struct plan *p, struct err *e)
+{
+    struct session *s = NULL;
+    int n = longest(p), threads = bench_threads(&o.m), rc = -1;
+    uint64_t bytes = o.m.target->bytes_step;
+    p->ids = mem_alloc(((size_t)n + SESSION_MAX_ROWS) * sizeof *p->ids);
+    if (!p->ids) return err_set(e, ERR_IO, "out of memory (%d ids)", n);
+    uint32_t x = 1;
+    for (int i = 0; i < n + SESSION_MAX_ROWS; i++) {
+        x = x * 1664525u + 1013904223u;
+        p->ids[i] = (int32_t)((x >> 8) % (uint32_t)o.m.target->d->n_vocab);
+    }
+    if (new_session(&s, o.context, true, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e)) goto done;
+    for (int r = 0; r < o.rounds; r++) {
+        p->ceiling = fmax(p->ceiling, bench_read_ceiling(bytes, threads, 2));
+        if (r == 0 && measure_rows(s, p, e)) goto done; /* warm up, then forget */
+        if (r == 0) {
+            for (int i = 0; i < p->n_rows; i++) p->row_s[i].n = 0;
+            p->draft_s.n = 0;
+        }
+        if (measure_rows(s, p, e) || measure_prompts(p, e)) goto done;
+        cli_progress(&cli, "rounds", (uint64_t)r + 1, (uint64_t)o.rounds, "rounds");
+    }
+    rc = emit(p, e);
+done:
+    session_free(s);
+    mem_free(p->ids);
+    return rc;
+}
+
+int bench_rows(int argc, char **argv)
+{
+    struct err e = {0};
+    struct redirect file;
+    cli_parse(&cli, argc, argv);
+    if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (redirect_open(&file, out_path, force, NULL, 0, &e)) return cli_fail(&cli, &e);
+    struct plan *p = mem_calloc(1, sizeof *p);
+    int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
+                : bench_int_list("--rows", o.rows, p->rows, MAX_SIZES, &p->n_rows, 1, SESSION_MAX_ROWS, &e) ||
+                      (o.prompts[0] && bench_int_list("--prompts", o.prompts, p->prompts, MAX_SIZES, &p->n_prompts, 1, 1 << 24, &e)) ||
+                      models_open(&o.m, &cli, &e) || measure(p, &e);
+    if (rc) rc = cli_fail(&cli, &e);
+    models_close(&o.m);
+    mem_free(p);
+    return redirect_close(&file, &cli, rc);
+}

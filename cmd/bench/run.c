@@ -1,0 +1,251 @@
+/* run.c - a cell: prompts through the target alone and with the drafter, in turn, run by run.
+ *
+ * Plain and drafted runs alternate, so that a drift of the machine meets both; each run takes every prompt of the cell, and
+ * its rate is tokens over seconds summed over them. The streams are compared as they come: a cell whose streams differ is
+ * reported and exits 1. The memory's speed is measured before, between and after, and its best is the ceiling. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "../../common/mem.h"
+#include "../../common/session.h"
+#include "../../common/spec.h"
+#include "../redirect.h"
+#include "bench.h"
+
+static struct {
+    struct models m;
+    int64_t n;
+    int32_t runs, warmup, block, width, draft_window, chunk;
+    struct kn_sampler sampler;
+    bool ignore_eos;
+    const char *label;
+} o = {
+    .m = MODELS_INIT,
+    .n = 128,
+    .runs = 5,
+    .warmup = 1,
+    .chunk = SESSION_CHUNK,
+    .sampler = {.top_p = 1, .repeat_penalty = 1, .repeat_last = 64},
+    .label = "",
+};
+
+static const char *out_path;
+static bool force;
+
+static const struct cli_flag flags[] = {
+    MODELS_FLAGS(o.m),
+    {"-n", CLI_I64, &o.n, "N", "tokens to generate after each prompt (default 128)", 1, 1 << 24},
+    {"--runs", CLI_I32, &o.runs, "N", "counted runs of each (default 5)", 1, BENCH_MAX_RUNS},
+    {"--warmup", CLI_I32, &o.warmup, "N", "runs before them that do not count (default 1)", 0, 100},
+    {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
+    {"--temp", CLI_F32, &o.sampler.temp, "T", "temperature (default 0: greedy)", 0, 1000},
+    {"--top-k", CLI_I32, &o.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0, INT32_MAX},
+    {"--top-p", CLI_F32, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0, 1},
+    {"--seed", CLI_U64, &o.sampler.seed, "S", "of the sampling", 0, 0},
+    {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
+    {"--width", CLI_I32, &o.width, "W", "rows verified a cycle at most (default: the block)", 1, SESSION_MAX_ROWS},
+    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)", 0, INT32_MAX},
+    {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
+    {"--label", CLI_STR, &o.label, "TEXT", "put into the line, for reports", 0, 0},
+    REDIRECT_FLAGS(out_path, force),
+    {0},
+};
+static struct cli cli = {
+    .tool = "bench run",
+    .synopsis = "-m TARGET [-d DRAFTER] [-n N] [--runs R] [flags] PROMPT.tok... > cell.jsonl",
+    .summary = "Measure a cell: the same prompts plain and drafted, in turn. One line of JSON.",
+    .flags = flags,
+    .min_args = 1,
+    .max_args = 4096,
+};
+
+struct prompt {
+    int32_t *id;
+    size_t n;
+    int32_t *plain; /* the target's own stream */
+    int64_t n_plain;
+};
+
+struct kind { /* of plain or drafted runs */
+    struct sample decode, prefill; /* tokens a second */
+    double draft_s, verify_s, decode_s;
+    int64_t cycles, full_cycles, full_accepted, generated, steps, nan_cycles;
+    int64_t accepted[SESSION_MAX_ROWS];
+};
+
+struct sink {
+    int32_t *id;
+    int64_t n;
+};
+
+static int take(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct sink *s = ctx;
+    (void)e;
+    memcpy(s->id + s->n, ids, (size_t)n * sizeof *ids);
+    s->n += n;
+    return 0;
+}
+
+/* One prompt; the stream goes to out. */
+static int one(const struct prompt *p, bool drafted, struct sink *out, struct spec_stats *st, double *prefill_s, struct err *e)
+{
+    const struct desc *d = o.m.target->d;
+    struct session *s = NULL;
+    struct session_options so = {.chunk = o.chunk, .block = drafted ? o.block : 0, .draft_window = drafted ? o.draft_window : 0};
+    struct spec_options sp = {.n = o.n, .sampler = o.sampler, .width = drafted ? o.width : 0, .tokens = take, .ctx = out};
+    int rc = -1;
+    if (!o.ignore_eos) {
+        sp.stops = d->stops;
+        sp.n_stops = d->n_stops;
+    }
+    so.ctx = (int32_t)((int64_t)p->n + o.n + SESSION_MAX_ROWS);
+    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e)) goto done;
+    double t = cli_seconds();
+    if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
+    *prefill_s = cli_seconds() - t;
+    memset(st, 0, sizeof *st);
+    rc = spec_generate(s, &sp, st, e);
+done:
+    session_free(s);
+    return rc;
+}
+
+/* Every prompt once. *equal is cleared where a drafted stream is not the plain one. */
+static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, struct kind *k, struct sink *out, bool *equal, struct err *e)
+{
+    double decode_s = 0, prefill_s = 0;
+    int64_t decoded = 0, prefilled = 0;
+    for (int i = 0; i < n_prompts; i++) {
+        struct spec_stats st;
+        double ps = 0;
+        out->n = 0;
+        if (one(&p[i], drafted, out, &st, &ps, e)) return -1;
+        if (!p[i].plain) {
+            p[i].plain = mem_alloc((size_t)out->n * sizeof *out->id + 1);
+            if (!p[i].plain) return err_set(e, ERR_IO, "out of memory (a stream of %lld ids)", (long long)out->n);
+            memcpy(p[i].plain, out->id, (size_t)out->n * sizeof *out->id);
+            p[i].n_plain = out->n;
+        }
+        if (out->n != p[i].n_plain || memcmp(out->id, p[i].plain, (size_t)out->n * sizeof *out->id)) *equal = false;
+        decode_s += st.decode_s;
+        decoded += st.generated - 1; /* the first token comes from the prefill */
+        prefill_s += ps;
+        prefilled += (int64_t)p[i].n;
+        if (!counted) continue;
+        k->draft_s += st.draft_s;
+        k->verify_s += st.verify_s;
+        k->decode_s += st.decode_s;
+        k->cycles += st.cycles;
+        k->steps += st.steps;
+        k->full_cycles += st.full_cycles;
+        k->full_accepted += st.full_accepted;
+        k->nan_cycles += st.nan_cycles;
+        k->generated += st.generated;
+        for (int a = 0; a < SESSION_MAX_ROWS; a++) k->accepted[a] += st.accepted[a];
+    }
+    if (counted && decoded > 0) sample_add(&k->decode, (double)decoded / decode_s);
+    if (counted) sample_add(&k->prefill, (double)prefilled / prefill_s);
+    return 0;
+}
+
+static json_t *kind_json(const struct kind *k, bool drafted)
+{
+    json_t *j = json_pack("{s:o,s:o,s:I}", "decode_tokens_per_s", sample_json(&k->decode), "prefill_tokens_per_s", sample_json(&k->prefill),
+                          "generated_tokens", (json_int_t)k->generated);
+    if (!drafted) return j;
+    int top = SESSION_MAX_ROWS;
+    while (top > 1 && !k->accepted[top - 1]) top--;
+    json_t *h = json_array();
+    for (int a = 0; a < top; a++) json_array_append_new(h, json_integer((json_int_t)k->accepted[a]));
+    json_object_set_new(j, "cycles", json_integer((json_int_t)k->cycles));
+    json_object_set_new(j, "tau", k->full_cycles ? json_real(1 + (double)k->full_accepted / (double)k->full_cycles) : json_null());
+    json_object_set_new(j, "accepted_histogram", h);
+    json_object_set_new(j, "draft_share", json_real(k->draft_s / k->decode_s));
+    json_object_set_new(j, "verify_share", json_real(k->verify_s / k->decode_s));
+    json_object_set_new(j, "drafter_nan_cycles", json_integer((json_int_t)k->nan_cycles));
+    return j;
+}
+
+static json_t *settings_json(void)
+{
+    return json_pack("{s:I,s:f,s:i,s:f,s:I,s:i,s:i,s:i,s:i,s:s}", "n", (json_int_t)o.n, "temp", o.sampler.temp, "top_k", o.sampler.top_k, "top_p",
+                     o.sampler.top_p, "seed", (json_int_t)o.sampler.seed, "block", o.block, "width", o.width, "draft_window", o.draft_window,
+                     "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16");
+}
+
+static json_t *line(const struct kind *plain, const struct kind *drafted, int n_prompts, double ceiling, bool equal)
+{
+    double decode = sample_quantile(&plain->decode, 0.5);
+    json_t *j = json_pack("{s:i,s:s,s:s,s:o,s:i,s:i,s:o,s:o,s:f,s:f,s:o}", "schema", 1, "kind", "cell", "label", o.label, "target",
+                          bench_model_json(o.m.target_path, o.m.target), "prompts", n_prompts, "runs", o.runs, "settings", settings_json(),
+                          "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", ceiling, "plain_share_of_ceiling",
+                          decode * (double)o.m.target->bytes_step / ceiling, "machine", bench_machine(&o.m));
+    if (!o.m.drafter) return j;
+    struct verdict v = verdict_of(&plain->decode, &drafted->decode);
+    json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));
+    json_object_set_new(j, "drafted", kind_json(drafted, true));
+    json_object_set_new(j, "speedup", verdict_json(&v));
+    json_object_set_new(j, "equal", json_boolean(equal));
+    return j;
+}
+
+static int measure(struct prompt *p, int n_prompts, struct sink *out, bool *equal, struct err *e)
+{
+    struct kind *k = mem_calloc(2, sizeof *k);
+    uint64_t bytes = o.m.target->bytes_step;
+    int threads = bench_threads(&o.m), rc = -1;
+    if (!k) return err_set(e, ERR_IO, "out of memory (samples)");
+    double ceiling = bench_read_ceiling(bytes, threads, 3);
+    for (int r = -o.warmup; r < o.runs; r++) {
+        cli_progress(&cli, "runs", (uint64_t)(r + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
+        for (int drafted = 0; drafted <= (o.m.drafter != NULL); drafted++)
+            if (one_run(p, n_prompts, drafted, r >= 0, &k[drafted], out, equal, e)) goto done;
+        if (r == o.runs / 2) ceiling = fmax(ceiling, bench_read_ceiling(bytes, threads, 2));
+    }
+    ceiling = fmax(ceiling, bench_read_ceiling(bytes, threads, 3));
+    cli_progress(&cli, "runs", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
+    rc = bench_emit(line(&k[0], &k[1], n_prompts, ceiling, *equal), e);
+done:
+    mem_free(k);
+    return rc;
+}
+
+int bench_run(int argc, char **argv)
+{
+    struct err e = {0};
+    struct redirect file;
+    struct sink out = {0};
+    bool equal = true;
+    int rc = ERR_IO;
+    cli_parse(&cli, argc, argv);
+    if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
+    out.id = mem_alloc((size_t)(o.n + SESSION_MAX_ROWS) * sizeof *out.id);
+    if (!p || !out.id) {
+        err_set(&e, ERR_IO, "out of memory (prompts)");
+        goto done;
+    }
+    if (models_open(&o.m, &cli, &e)) goto done;
+    for (int i = 0; i < cli.n_args; i++) {
+        if (bench_read_tokens(cli.args[i], &p[i].id, &p[i].n, &e) || models_check_ids(&o.m, p[i].id, p[i].n, &e)) goto done;
+        if (!p[i].n) {
+            err_set(&e, ERR_FORMAT, "%s: the prompt is empty", cli.args[i]);
+            goto done;
+        }
+    }
+    if (measure(p, cli.n_args, &out, &equal, &e)) goto done;
+    rc = equal ? 0 : ERR_NEGATIVE;
+    if (!equal) cli_warn(&cli, "the drafted streams differ from the plain ones");
+done:
+    if (e.code) rc = cli_fail(&cli, &e);
+    for (int i = 0; p && i < cli.n_args; i++) {
+        mem_free(p[i].id);
+        mem_free(p[i].plain);
+    }
+    mem_free(p);
+    mem_free(out.id);
+    models_close(&o.m);
+    return redirect_close(&file, &cli, rc);
+}

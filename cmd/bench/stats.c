@@ -1,0 +1,72 @@
+/* stats.c - see bench.h. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "bench.h"
+
+void sample_add(struct sample *s, double x)
+{
+    if (s->n < BENCH_MAX_RUNS) s->x[s->n++] = x;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double sample_quantile(const struct sample *s, double q)
+{
+    double v[BENCH_MAX_RUNS];
+    if (!s->n) return NAN;
+    memcpy(v, s->x, (size_t)s->n * sizeof *v);
+    qsort(v, (size_t)s->n, sizeof *v, ascending);
+    double at = q * (s->n - 1);
+    int i = (int)at;
+    return i + 1 < s->n ? v[i] + (at - i) * (v[i + 1] - v[i]) : v[i];
+}
+
+static json_t *number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+json_t *sample_json(const struct sample *s)
+{
+    return json_pack("{s:o,s:o,s:o,s:o,s:i}", "median", number(sample_quantile(s, 0.5)), "min", number(sample_quantile(s, 0)), "max",
+                     number(sample_quantile(s, 1)), "iqr", number(sample_quantile(s, 0.75) - sample_quantile(s, 0.25)), "n", s->n);
+}
+
+/* Two-sided sign test: the chance that at least k of n fair coins fall alike, doubled. */
+static double sign_test(int n, int k)
+{
+    double p = 0, c = pow(0.5, n);
+    for (int i = 0; i <= n; i++) {
+        if (i >= k) p += c;
+        c = c * (n - i) / (i + 1);
+    }
+    return p * 2 < 1 ? p * 2 : 1;
+}
+
+struct verdict verdict_of(const struct sample *a, const struct sample *b)
+{
+    struct sample r = {0};
+    int n = a->n < b->n ? a->n : b->n, above = 0, below = 0;
+    for (int i = 0; i < n; i++) {
+        sample_add(&r, b->x[i] / a->x[i]);
+        above += b->x[i] > a->x[i];
+        below += b->x[i] < a->x[i];
+    }
+    struct verdict v = {sample_quantile(&r, 0.5), sample_quantile(&r, 0.25), sample_quantile(&r, 0.75), 1, "too few runs"};
+    if (n < 5) return v;
+    v.p = sign_test(above + below, above > below ? above : below);
+    bool clear = v.p < 0.1 && fabs(v.ratio - 1) > (v.high - v.low) / 2;
+    v.text = !clear ? "no difference seen" : v.ratio > 1 ? "faster" : "slower";
+    return v;
+}
+
+json_t *verdict_json(const struct verdict *v)
+{
+    return json_pack("{s:o,s:o,s:o,s:o,s:s}", "median", number(v->ratio), "low", number(v->low), "high", number(v->high), "p", number(v->p),
+                     "verdict", v->text);
+}

@@ -1,0 +1,32 @@
+/* redirect.c - see redirect.h. */
+#include "redirect.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+int redirect_open(struct redirect *r, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e)
+{
+    memset(r, 0, sizeof *r);
+    if (!path || !strcmp(path, "-")) return 0;
+    if (io_out_open(&r->out, path, force, inputs, n_inputs, e)) return -1;
+    if (dup2(r->out.fd, STDOUT_FILENO) < 0) {
+        err_errno(e, "%s", path);
+        io_out_abort(&r->out);
+        return -1;
+    }
+    r->active = true;
+    return 0;
+}
+
+int redirect_close(struct redirect *r, const struct cli *c, int status)
+{
+    struct err e = {0};
+    int closed = cli_close_stdout(c);
+    if (!r->active) return closed ? closed : status;
+    if (closed || (status != 0 && status != ERR_NEGATIVE))
+        io_out_abort(&r->out);
+    else if (io_out_commit(&r->out, &e))
+        return cli_fail(c, &e);
+    return closed ? closed : status;
+}

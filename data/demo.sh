@@ -1,0 +1,29 @@
+#!/bin/bash
+# demo.sh - the main job, from Hugging Face files to text, each step a program: what `make demo` runs.
+#
+# usage: data/demo.sh BIN_DIR OUT_DIR [PROMPT.txt]      (from the repository's root)
+set -euo pipefail
+bin=$1 out=$2 prompt=${3:-}
+hf=$(dirname "$0")/pair
+[ -n "$prompt" ] || prompt=$(ls "$(dirname "$0")"/prompts/python-*.txt | head -n 1)
+mkdir -p "$out"
+PATH="$(cd "$bin" && pwd):$PATH"
+
+step() { # show a command as one would type it, then run it
+    printf '\n$ %s\n' "$*"
+    eval "$*"
+}
+
+step "dflash-convert $hf/target  -o $out/target-bf16.gguf  --type bf16 --force"
+step "dflash-convert $hf/drafter -o $out/drafter-bf16.gguf --type bf16 --force --target $hf/target"
+step "dflash-quantize -q $out/target-bf16.gguf  -o $out/target.gguf  --type q4_k_m --force"
+step "dflash-quantize -q $out/drafter-bf16.gguf -o $out/drafter.gguf --type q8_0 --force"
+step "dflash-inspect --check $out/target.gguf"
+step "dflash-inspect --pair $out/target.gguf $out/drafter.gguf"
+step "dflash-tokenize -m $out/target.gguf < $prompt > $out/prompt.tok"
+step "dflash-prefill -q -m $out/target.gguf -d $out/drafter.gguf < $out/prompt.tok > $out/prompt.state"
+step "dflash-generate -m $out/target.gguf -n 256 --state $out/prompt.state > $out/plain.tok"
+step "dflash-generate -m $out/target.gguf -d $out/drafter.gguf -n 256 --state $out/prompt.state --stats $out/drafted.json > $out/drafted.tok"
+step "cmp $out/plain.tok $out/drafted.tok && echo the two streams are equal, byte for byte"
+step "dflash-tokenize -m $out/target.gguf --decode < $out/drafted.tok"
+printf '\n\n'

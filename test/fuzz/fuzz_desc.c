@@ -1,0 +1,43 @@
+/* fuzz_desc.c - any bytes that are a GGUF through the description: what it accepts is whole and in range. */
+#include "../../common/desc.h"
+#include "../../common/gguf.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(const struct desc *d)
+{
+    if (d->n_layer < 1 || d->n_layer > DESC_MAX_LAYERS || d->n_embd < 1 || d->head_dim < 2 || d->n_ff < 1)
+        __builtin_trap();
+    if (d->n_head_kv < 1 || d->n_head % d->n_head_kv || !(d->rms_eps > 0) || !(d->rope_theta > 0))
+        __builtin_trap();
+    if (d->n_stops < 0 || d->n_stops > DESC_MAX_STOPS) __builtin_trap();
+    for (int i = 0; i < d->n_stops; i++)
+        if (d->stops[i] < 0 || (d->n_vocab && d->stops[i] >= d->n_vocab)) __builtin_trap();
+    for (int i = 0; i < d->n_layer; i++)
+        if (d->layer[i].window < 0) __builtin_trap();
+    if (d->arch != DESC_DFLASH) {
+        if (d->n_vocab < 1) __builtin_trap();
+        return;
+    }
+    if (d->block_size < 2 || d->block_size > 64 || d->mask_id < 0 || d->n_taps < 1 || d->n_taps > DESC_MAX_TAPS)
+        __builtin_trap();
+    if (d->n_features % d->n_taps) __builtin_trap();
+    for (int i = 0; i < d->n_taps; i++)
+        if (d->taps[i] < 0) __builtin_trap();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct gguf *g;
+    struct desc *d = NULL;
+    struct err e = {0};
+    if (gguf_open_memory(&g, data, size, "fuzz", &e)) return 0;
+    if (!desc_read(&d, g, NULL, &e)) {
+        check(d);
+        desc_pair(d, d, &e);
+    } else if (d || e.code != ERR_FORMAT || !e.msg[0])
+        __builtin_trap();
+    desc_free(d);
+    gguf_close(g);
+    return 0;
+}
