@@ -7,7 +7,11 @@ CC       ?= gcc
 NVCC     ?= nvcc
 PREFIX   ?= /usr/local
 BUILD    ?= build
-CUDA     ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && echo 1 || echo 0)
+# CUDA=1 where there is a compiler; for `make demo` and `make test`, which run no CUDA, only where there is a device too.
+CUDA     ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && \
+              { test -z "$(filter demo test,$(MAKECMDGOALS))" || test -e /dev/nvidia0 || nvidia-smi -L >/dev/null 2>&1; } && \
+              echo 1 || echo 0)
+DEBUG_SYNC ?= 0
 WERROR   ?= 0
 V        ?= 0
 SANITIZE ?=
@@ -36,6 +40,7 @@ comma := ,
 ifneq ($(SANITIZE),)
 CFLAGS_BASE += -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
 LDFLAGS     += -fsanitize=$(SANITIZE)
+override CUDA := 0
 BUILD       := build-$(subst $(comma),-,$(SANITIZE))
 endif
 CFLAGS_ALL = $(CFLAGS_BASE) $(CFLAGS)
@@ -53,6 +58,18 @@ CLI_OBJ     := $(CLI_SRC:%.c=$(OBJ)/%.o)
 LIB         := $(BUILD)/libdflash.a
 # An archive, so that a program that runs no model links nothing that does.
 CLI_LIB     := $(BUILD)/libcmd.a
+
+# CUDA: only these programs link it (and the tests of it), by objects that stand before the archive: backend_cuda.o is
+# backend.c with KN_CUDA and takes the place of the archive's own.
+CUDA_TOOLS := prefill generate bench
+CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
+CUDA_SRC   := $(wildcard kernels/cuda/*.cu)
+CUDA_OBJ   := $(OBJ)/kernels/backend_cuda.o $(CUDA_SRC:%.cu=$(OBJ)/%.cu.o)
+CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++
+NVCCFLAGS  := -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+              -Xcompiler -Wall,-Wextra $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
+              $(if $(filter 1,$(DEBUG_SYNC)),-DCUDA_DEBUG_SYNC) $(NVCC_EXTRA)
+CUDA_STAMP := $(BUILD)/.cuda-$(CUDA)
 
 # A program is built once its directory holds sources.
 PROGRAMS := $(foreach t,$(TOOLS),$(if $(wildcard cmd/$t/*.c),$(BIN)/dflash-$t))
@@ -73,6 +90,20 @@ $(OBJ)/%.o: %.c
 	$(SAY) CC $<
 	$(Q)$(CC) $(CFLAGS_ALL) $(CFLAGS_OPT) $(CFLAGS_ISA) -c $< -o $@
 
+$(OBJ)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJ)/kernels/backend_cuda.o: kernels/backend.c
+	@mkdir -p $(@D)
+	$(SAY) CC $@
+	$(Q)$(CC) $(CFLAGS_ALL) -DKN_CUDA -c $< -o $@
+# Changes when CUDA=0 follows CUDA=1 or the other way, so that programs are linked anew.
+$(CUDA_STAMP):
+	@mkdir -p $(@D)
+	@rm -f $(BUILD)/.cuda-*
+	@touch $@
+
 $(LIB): $(COMMON_OBJ) $(KERNEL_OBJ)
 	@rm -f $@
 	$(SAY) AR $@
@@ -84,10 +115,12 @@ $(CLI_LIB): $(CLI_OBJ)
 	$(Q)ar rcs $@ $^
 
 .SECONDEXPANSION:
-$(PROGRAMS): $(BIN)/dflash-%: $$(patsubst %.c,$(OBJ)/%.o,$$(wildcard cmd/$$*/*.c)) $(CLI_LIB) $(LIB)
+cuda_of = $(if $(filter $1,$(CUDA_TOOLS)),$(if $(filter 1,$(CUDA)),$(CUDA_OBJ)) $(CUDA_STAMP))
+objects_of = $(patsubst %.c,$(OBJ)/%.o,$(wildcard cmd/$1/*.c))
+$(PROGRAMS): $(BIN)/dflash-%: $$(call objects_of,$$*) $$(call cuda_of,$$*) $(CLI_LIB) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS) $(if $(filter %.cu.o,$^),$(CUDA_LIBS))
 
 .PHONY: check-layers
 check-layers:
@@ -162,6 +195,23 @@ LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 .PHONY: test
 test: all $(UNIT_BIN) $(REPLAY_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/test.log $(SUITES)
+
+# On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
+# the losslessness of drafted output on the device.
+$(BUILD)/test/test_gpu: test/gpu/test_gpu.c $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+$(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+
+.PHONY: test-gpu
+test-gpu: all $(BUILD)/test/test_gpu $(BUILD)/test/lossless_gpu $(PAIR_FILES)
+	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(PAIR) $(LOSSLESS_PROMPT)" \
+	    "$(BUILD)/test/test_gpu --generic $(PAIR) $(LOSSLESS_PROMPT)" \
+	    "$(BUILD)/test/lossless_gpu $(PAIR) $(LOSSLESS_PROMPT) --device cuda"
 
 # Golden streams anew: only where a change is meant to change the arithmetic.
 .PHONY: golden
@@ -249,11 +299,12 @@ help:
 	@echo "make                 the programs, in $(BIN)"
 	@echo "make demo            the main job on the pair in data/"
 	@echo "make test            all tests that need no GPU;  make test-exhaustive: the whole losslessness matrix"
+	@echo "make test-gpu        the tests of the CUDA backend, on a machine with a device"
 	@echo "make test-sanitize   the unit tests under the address and undefined behaviour sanitizers"
 	@echo "make fuzz            libFuzzer on every parser (clang)"
 	@echo "make bench           the benchmark matrix"
 	@echo "make install PREFIX=/usr/local"
-	@echo "CUDA=0|1  WERROR=1  SANITIZE=address,undefined  V=1"
+	@echo "CUDA=0|1  DEBUG_SYNC=1  WERROR=1  SANITIZE=address,undefined  V=1"
 
 .PHONY: clean
 clean:

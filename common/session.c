@@ -20,8 +20,8 @@ static void *take(struct session *s, uint64_t count, size_t size)
     return p;
 }
 
-/* A ring a layer. A full layer keeps every position; a sliding one its window and the rows of the largest
- * pass, which are written before the first of them looks back. */
+/* A ring a layer, and the scratch that attention over it wants. A full layer keeps every position; a sliding
+ * one its window and the rows of the largest pass, which are written before the first of them looks back. */
 static int new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
                       struct err *e)
 {
@@ -43,6 +43,8 @@ static int new_caches(struct session *s, const struct model *m, int32_t pass_row
         if (!kv[i].k || !kv[i].v)
             return err_set(e, ERR_IO, "out of memory (cache of layer %d, %d positions: lower --ctx)", i,
                            s->o.ctx);
+        int rc = s->op->reserve_kv(s->be, pass_rows, d->n_head, &kv[i], d->layer[i].window);
+        if (rc) return model_failed(m, "reserve", rc, e);
     }
     return 0;
 }

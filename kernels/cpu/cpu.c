@@ -111,6 +111,18 @@ static int cpu_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t n
     return n_in ? cpu_mm_reserve(be, n, n_in) : 0;
 }
 
+/* Attention's scratch here depends on rows and heads alone. */
+static int cpu_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    int rc = cpu_check_kv(be, "reserve_kv", kv);
+    if (rc) return rc;
+    if (n < 1 || n_head < 1 || n_head % kv->n_head_kv || window < 0)
+        return cpu_fail(be, KN_EINVAL, "reserve_kv: %d rows of %d heads over %d KV heads, window %d", n, n_head,
+                        kv->n_head_kv, window);
+    return 0;
+}
+
 static const struct kn_ops cpu_ops = {
     .name = "cpu",
     .alloc = cpu_alloc,
@@ -120,6 +132,7 @@ static const struct kn_ops cpu_ops = {
     .copy = cpu_move,
     .sync = cpu_sync,
     .reserve = cpu_reserve,
+    .reserve_kv = cpu_reserve_kv,
     .weight_load = cpu_weight_load,
     .weight_free = cpu_weight_free,
     .embed = cpu_embed,

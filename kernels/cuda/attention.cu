@@ -496,7 +496,7 @@ int cuda_attention_open(struct cuda_backend *be)
     static const uint32_t types[] = {KN_F16, KN_BF16};
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 2; j++) {
-            size_t smem;
+            size_t smem = 0;
             kernel f = pick_kernel(sizes[i], types[j], &smem);
             if (smem > (size_t)be->smem_block)
                 return cuda_fail(be, KN_EDEVICE, "attention: %zu bytes of shared memory a block wanted, the device has %d", smem,
@@ -529,7 +529,7 @@ static int32_t tiles_of(int32_t n, int32_t n_rep)
 
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
 {
-    size_t smem, one = tile_bytes(kv, window);
+    size_t smem = 0, one = tile_bytes(kv, window);
     if (!pick_kernel(kv->head_dim, kv->type, &smem)) return 0;
     size_t all = one * (size_t)tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv), most = one > BUDGET ? one : BUDGET;
     return all < most ? all : most;

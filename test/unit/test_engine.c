@@ -26,7 +26,7 @@ static struct kn_backend *open_backend(const char *isa, int threads)
 {
     char msg[256];
     struct kn_backend *b;
-    const struct kn_open o = {"cpu", isa, threads};
+    const struct kn_open o = {.device = "cpu", .isa = isa, .threads = threads};
     return kn_backend_open(&b, &o, msg, sizeof msg) ? NULL : b;
 }
 
