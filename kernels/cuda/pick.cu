@@ -211,6 +211,7 @@ struct filter { /* shared memory of pick_filter */
     int32_t bin;
     uint32_t listed;
     unsigned long long before;
+    uint64_t found;
     struct best best[32];
 };
 
@@ -337,10 +338,14 @@ static __device__ uint64_t find_key(struct filter &f, const row &r, bool by_mass
         prefix = prefix << 8 | (unsigned)digit;
         target -= f.before;
         if (shift == 0) return prefix;
-        if (f.count[digit] == 1) {
-            const uint64_t last = (prefix << shift) | (((uint64_t)1 << shift) - 1);
-            return last < most ? last : most;
+        if (f.count[digit] > 1) continue;
+        /* One id left: its key, and not the digit's end, which other buckets may reach into. */
+        for (uint32_t i = threadIdx.x; i < n; i += 1024) {
+            const uint64_t key = key_of(r.l[r.list[i]], r.list[i]);
+            if (key <= most && key >> shift == prefix) f.found = key;
         }
+        __syncthreads();
+        return f.found;
     }
 }
 
