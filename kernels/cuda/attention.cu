@@ -3,11 +3,11 @@
  * Bound: reading the visible keys and values once, 4 * head_dim * n_head_kv bytes a position (f16, bf16), at up to 64 rows.
  *
  * attn_mma (f16 and bf16 caches, head sizes 64, 128, 256, 512). A tile is 16 query rows, (row, query head of one kv head), the
- * M of mma m16n8k16. A block takes a tile and a split of KN_KV_SPLIT keys; warp w its keys 32 w .. 32 w + 31, whole: keys and
- * values go from memory to the fragments directly, since the order of k inside a product and the columns of an output
- * may be chosen to fit 16-byte loads. Queries and weights enter as the sum of two halves (22 and 16 bits for f16 and
+ * M of mma m16n8k16. A block takes a tile and a split of KN_KV_SPLIT keys; warp w its keys 32 w .. 32 w + 31, whole: keys go
+ * from memory to the fragments directly, values through the warp's own shared memory, asked for before anything else; the
+ * order of k inside a product and the columns of an output are chosen to fit 16-byte loads. Queries and weights enter as the sum of two halves (22 and 16 bits for f16 and
  * bf16), so what is lost against float is below the cache's own rounding. Up to 64 rows every split has its own block, and the
- * last block of a tile to finish merges: chain s % 8 takes split s, ascending, the chains are added in order. More rows: a
+ * last block of a tile to finish merges: warp s % 8 takes split s, ascending, the chains are added in order. More rows: a
  * block walks all splits of its tile.
  *     What a row gets depends on its own query and visible keys alone: warps and splits lie at absolute positions, a key
  * that it does not see weighs an exact zero, and a split without visible keys adds exact zeros. A NaN in a value that
@@ -23,7 +23,6 @@
 #define WARPS 8
 #define TILE 16  /* query rows of a block */
 #define FEW 64   /* rows up to which the splits are spread over blocks */
-#define CHAINS 8 /* of the merge */
 #define BUDGET (256u << 20) /* bytes of partial results beyond which tiles are launched in turns */
 
 struct attn {
@@ -101,17 +100,43 @@ template <bool BF16> static __device__ __forceinline__ bool make_finite(uint32_t
 template <int D> struct shape {
     static constexpr int DC = D < 128 ? D : 128; /* columns of the output that a block computes */
     static constexpr int CHUNKS = D / DC;
-    static constexpr int STEPS = D / 16;         /* k16 steps of a score */
-    static constexpr int PART = TILE * (DC + 2); /* floats of a tile's partial result: maxima, sums, values */
+    static constexpr int STEPS = D / 16;          /* k16 steps of a score */
+    static constexpr int NT = DC / 8;             /* n8 tiles of the output */
+    static constexpr int ROW = DC + 8;            /* halves a value takes in shared memory: padded against bank conflicts */
+    static constexpr int PART = TILE * (DC + 2);  /* floats of a tile's partial result: maxima, sums, then the fragments */
     struct memory {
-        uint4 q[STEPS][2][32];                /* fragments of the queries: high and low parts */
-        float unit[TILE];                     /* scale times the power of two taken out of the query */
-        float top[WARPS][TILE], sum[WARPS][TILE];
-        float total_top[TILE], total_sum[TILE];
-        float acc[WARPS][TILE][DC];
+        uint4 q[STEPS][2][32];                 /* fragments of the queries: high and low parts */
+        union {
+            uint16_t v[32 * ROW];              /* a warp's values, then */
+            float4 acc[NT][32];                /* its result, as the fragments lie */
+        } box[WARPS];
+        float unit[TILE];                      /* scale times the power of two taken out of the query */
+        float top[WARPS][TILE], sum[WARPS][TILE], f[WARPS][TILE];
+        float total_top[TILE];
         int last;
     };
 };
+
+/* Where element e of fragment t of a lane stands: row and column. */
+static __device__ __forceinline__ int frag_row(int lane, int e)
+{
+    return lane / 4 + e / 2 * 8;
+}
+static __device__ __forceinline__ int frag_col(int lane, int t, int e)
+{
+    return t / 8 * 64 + 8 * (lane % 4 * 2 + e % 2) + t % 8;
+}
+
+static __device__ __forceinline__ void copy_async(void *to, const void *from, bool really)
+{
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(really ? 16 : 0) : "memory");
+}
+static __device__ __forceinline__ void copy_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
 
 /* The tile's queries as fragments. Column order within 32: lane c of a quad holds d = 8 c .. 8 c + 7, two k16 steps' worth, as
  * the 16-byte loads of keys leave it. Each row is scaled by a power of two to at most 1, so that halves neither overflow
@@ -120,7 +145,9 @@ template <int D, bool BF16>
 static __device__ void load_queries(const attn &a, typename shape<D>::memory &m, int tile, int kv_head)
 {
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
-    for (int r = w; r < TILE; r += WARPS) {
+#pragma unroll
+    for (int k = 0; k < TILE / WARPS; k++) {
+        const int r = w + k * WARPS;
         const int at = tile * TILE + r, row = at / a.n_rep, head = kv_head * a.n_rep + at % a.n_rep;
         const float *q = a.q + ((int64_t)row * a.n_head + head) * D;
         const bool here = row < a.n;
@@ -147,55 +174,85 @@ static __device__ void load_queries(const attn &a, typename shape<D>::memory &m,
     __syncthreads();
 }
 
-/* Merge the splits of a tile and write its rows: chain s % CHAINS takes split s. */
+/* Write a row of the tile: sums of the warps' boxes in order, over the sum of weights. */
+template <int D> static __device__ void write_rows(const attn &a, typename shape<D>::memory &m, int tile, int kv_head, int chunk)
+{
+    using S = shape<D>;
+    for (int item = threadIdx.x; item < S::NT * 32; item += 32 * WARPS) {
+        const int lane = item % 32, t = item / 32;
+        float y[4] = {}, sum[2] = {};
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float4 v = m.box[w].acc[t][lane];
+            const float f0 = m.f[w][lane / 4], f1 = m.f[w][lane / 4 + 8];
+            y[0] = __fmaf_rn(f0, v.x, y[0]);
+            y[1] = __fmaf_rn(f0, v.y, y[1]);
+            y[2] = __fmaf_rn(f1, v.z, y[2]);
+            y[3] = __fmaf_rn(f1, v.w, y[3]);
+            sum[0] = __fmaf_rn(f0, m.sum[w][lane / 4], sum[0]);
+            sum[1] = __fmaf_rn(f1, m.sum[w][lane / 4 + 8], sum[1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int at = tile * TILE + frag_row(lane, e), row = at / a.n_rep;
+            if (row >= a.n) continue;
+            /* + 0: a zero has the sign it has after a merge */
+            a.out[((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + chunk * S::DC + frag_col(lane, t, e)] =
+                sum[e / 2] == 0.0f ? 0.0f : __fdiv_rn(__fadd_rn(y[e], 0.0f), sum[e / 2]);
+        }
+    }
+}
+
+/* Merge the splits of a tile: warp w takes split s where s % WARPS is w, ascending; write_rows adds the warps' sums. */
 template <int D>
 static __device__ void merge(const attn &a, typename shape<D>::memory &m, const float *part, int split0, int n_splits, int tile,
                              int kv_head, int chunk)
 {
-    constexpr int DC = shape<D>::DC, PART = shape<D>::PART;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
-    for (int r = w; r < TILE; r += WARPS) {
+    using S = shape<D>;
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, rows = min(TILE, a.n * a.n_rep - tile * TILE);
+    for (int r = w; r < rows; r += WARPS) {
         float top = -INFINITY;
-        for (int s = lane; s < n_splits; s += 32) top = fmaxf(top, __ldcg(part + (int64_t)s * PART + r));
+        for (int s = lane; s < n_splits; s += 32) top = fmaxf(top, __ldcg(part + (int64_t)s * S::PART + r));
         for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
         if (lane == 0) m.total_top[r] = top;
     }
     __syncthreads();
-    for (int item = threadIdx.x; item < CHAINS * TILE * (DC / 4); item += 32 * WARPS) {
-        const int i = item % (DC / 4), r = item / (DC / 4) % TILE, chain = item / (DC / 4) / TILE;
-        if ((tile * TILE + r) / a.n_rep >= a.n) continue;
-        const float top = m.total_top[r];
-        float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        float sum = 0.0f;
-#pragma unroll 4
-        for (int s = (chain - split0 % CHAINS + CHAINS) % CHAINS; s < n_splits; s += CHAINS) {
-            const float *p = part + (int64_t)s * PART;
-            const float x = weight(__ldcg(p + r), top);
-            const float4 v = __ldcg((const float4 *)(p + 2 * TILE + r * DC) + i);
-            sum = __fmaf_rn(x, __ldcg(p + TILE + r), sum);
-            acc.x = __fmaf_rn(x, v.x, acc.x);
-            acc.y = __fmaf_rn(x, v.y, acc.y);
-            acc.z = __fmaf_rn(x, v.z, acc.z);
-            acc.w = __fmaf_rn(x, v.w, acc.w);
+    float4 acc[S::NT];
+    float sum = 0.0f;
+    const bool mine = lane < rows, one = lane / 4 < rows, two = lane / 4 + 8 < rows;
+#pragma unroll
+    for (int t = 0; t < S::NT; t++) acc[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+    for (int s = (w - split0 % WARPS + WARPS) % WARPS; s < n_splits; s += WARPS) {
+        const float *p = part + (int64_t)s * S::PART;
+        const float f = mine ? weight(__ldcg(p + lane), m.total_top[lane]) : 0.0f;
+        const float f0 = __shfl_sync(~0u, f, lane / 4), f1 = __shfl_sync(~0u, f, lane / 4 + 8);
+        if (mine) sum = __fmaf_rn(f, __ldcg(p + TILE + lane), sum);
+        const float4 *v = (const float4 *)(p + 2 * TILE) + lane;
+#pragma unroll
+        for (int t = 0; t < S::NT; t++) {
+            if (one) {
+                const float2 y = __ldcg((const float2 *)(v + 32 * t));
+                acc[t].x = __fmaf_rn(f0, y.x, acc[t].x);
+                acc[t].y = __fmaf_rn(f0, y.y, acc[t].y);
+            }
+            if (two) {
+                const float2 y = __ldcg((const float2 *)(v + 32 * t) + 1);
+                acc[t].z = __fmaf_rn(f1, y.x, acc[t].z);
+                acc[t].w = __fmaf_rn(f1, y.y, acc[t].w);
+            }
         }
-        *(float4 *)&m.acc[chain][r][4 * i] = acc;
-        if (i == 0) m.sum[chain][r] = sum;
     }
+#pragma unroll
+    for (int t = 0; t < S::NT; t++) m.box[w].acc[t][lane] = acc[t];
+    if (lane < TILE) m.sum[w][lane] = sum, m.f[w][lane] = 1.0f;
     __syncthreads();
-    for (int item = threadIdx.x; item < TILE * DC; item += 32 * WARPS) {
-        const int d = item % DC, r = item / DC, at = tile * TILE + r, row = at / a.n_rep;
-        if (row >= a.n) continue;
-        float acc = m.acc[0][r][d], sum = m.sum[0][r];
-        for (int c = 1; c < CHAINS; c++) {
-            acc = __fadd_rn(acc, m.acc[c][r][d]);
-            sum = __fadd_rn(sum, m.sum[c][r]);
-        }
-        a.out[((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + chunk * DC + d] =
-            sum == 0.0f ? 0.0f : __fdiv_rn(acc, sum);
-    }
+    write_rows<D>(a, m, tile, kv_head, chunk);
 }
 
-template <int D, bool BF16> static __global__ void __launch_bounds__(32 * WARPS, 1) attn_mma(const attn a)
+/* SPREAD: one split a block, a.spread. */
+template <int D, bool BF16, bool SPREAD>
+static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1) attn_mma(const attn a)
 {
     using S = shape<D>;
     constexpr int DC = S::DC;
@@ -204,7 +261,7 @@ template <int D, bool BF16> static __global__ void __launch_bounds__(32 * WARPS,
     cuda_grid_start();
 
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    const int tile = a.tile0 + (a.spread ? blockIdx.x : gridDim.x - 1 - blockIdx.x); /* the longest first */
+    const int tile = a.tile0 + (SPREAD ? blockIdx.x : gridDim.x - 1 - blockIdx.x); /* the longest first */
     const int kv_head = blockIdx.y, chunk = blockIdx.z % S::CHUNKS, slot = blockIdx.z / S::CHUNKS;
 
     /* What the rows of the tile see: mine (g and g + 8), and all of them. */
@@ -228,42 +285,68 @@ template <int D, bool BF16> static __global__ void __launch_bounds__(32 * WARPS,
     const int lo1 = __shfl_sync(~0u, lo, g + 8), hi1 = __shfl_sync(~0u, hi, g + 8);
     const int split0 = tile_hi ? tile_lo / KN_KV_SPLIT : 0;
     const int n_splits = tile_hi ? (tile_hi - 1) / KN_KV_SPLIT - split0 + 1 : 0;
-    if (a.spread && slot >= max(n_splits, 1)) return;
+    if (SPREAD && slot >= max(n_splits, 1)) return;
 
-    load_queries<D, BF16>(a, m, tile, kv_head);
-
-    float acc[DC / 8][4], top0 = -INFINITY, top1 = -INFINITY, sum0 = 0.0f, sum1 = 0.0f;
+    float acc[S::NT][4], top0 = -INFINITY, top1 = -INFINITY, sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
-    for (int t = 0; t < DC / 8; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-    const float unit0 = m.unit[g], unit1 = m.unit[g + 8];
+    for (int t = 0; t < S::NT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
     const int64_t stride = (int64_t)a.n_kv * D;
-    const int s_from = a.spread ? split0 + slot : split0, s_to = a.spread ? min(s_from + 1, split0 + n_splits) : split0 + n_splits;
+    const int s_from = SPREAD ? split0 + slot : split0, s_to = SPREAD ? min(s_from + 1, split0 + n_splits) : split0 + n_splits;
+    uint16_t *my_v = m.box[w].v;
+    float unit0 = 0.0f, unit1 = 0.0f;
+    bool ready = false; /* the queries are in place: the first keys and values are asked for before */
 
-    for (int s = s_from; s < s_to; s++) {
+    for (int s = s_from; s < s_to; s = SPREAD ? s_to : s + 1) {
         const int p0 = s * KN_KV_SPLIT + 32 * w; /* my warp's first key */
-        if (p0 >= tile_hi || p0 + 32 <= tile_lo) continue;
+        const bool any = p0 < tile_hi && p0 + 32 > tile_lo;
         const int64_t at = ((int64_t)(s * KN_KV_SPLIT % a.cap) + 32 * w) * stride + kv_head * D;
         const uint16_t *k = (const uint16_t *)a.k + at + g * stride + 8 * c;
-        const uint16_t *v = (const uint16_t *)a.v + at + 2 * c * stride + chunk * DC + 8 * g;
-        float x[4][4] = {};
+        const uint16_t *v = (const uint16_t *)a.v + at + chunk * DC;
+        constexpr int GROUP = D < 128 ? 2 : 4; /* 32 columns of keys at a time in registers */
+        uint4 b[GROUP][4];
         bool key_in[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) key_in[j] = p0 + 8 * j + g >= tile_lo && p0 + 8 * j + g < tile_hi;
-#pragma unroll 4
-        for (int i = 0; i < D / 32; i++) {
-            uint4 b[4];
+        if (any) {
+            constexpr int PIECES = DC / 8, KEYS = 32 / PIECES; /* 16-byte pieces of a value, values a turn of the warp */
+            const int piece = lane % PIECES;
 #pragma unroll
-            for (int j = 0; j < 4; j++) b[j] = key_in[j] ? *(const uint4 *)(k + 8 * j * stride + 32 * i) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                const uint4 a0 = m.q[2 * i][part][lane], a1 = m.q[2 * i + 1][part][lane];
-                const uint32_t f0[4] = {a0.x, a0.y, a0.z, a0.w}, f1[4] = {a1.x, a1.y, a1.z, a1.w};
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    mma<BF16>(x[j], f0, b[j].x, b[j].y);
-                    mma<BF16>(x[j], f1, b[j].z, b[j].w);
-                }
+            for (int key = lane / PIECES, i = 0; i < PIECES; i++, key += KEYS) {
+                const bool in = p0 + key >= tile_lo && p0 + key < tile_hi;
+                copy_async(my_v + key * S::ROW + 8 * piece, in ? v + key * stride + 8 * piece : v, in);
             }
+#pragma unroll
+            for (int i = 0; i < GROUP; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    b[i][j] = key_in[j] ? *(const uint4 *)(k + 8 * j * stride + 32 * i) : make_uint4(0, 0, 0, 0);
+        }
+        if (!ready) {
+            load_queries<D, BF16>(a, m, tile, kv_head);
+            unit0 = m.unit[g], unit1 = m.unit[g + 8];
+            ready = true;
+        }
+        if (!any) continue;
+        float x[4][4] = {};
+#pragma unroll
+        for (int first = 0; first < D / 32; first += GROUP) {
+            if (first)
+#pragma unroll
+                for (int i = 0; i < GROUP; i++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        b[i][j] = key_in[j] ? *(const uint4 *)(k + 8 * j * stride + 32 * (first + i)) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int i = 0; i < GROUP; i++)
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    const uint4 a0 = m.q[2 * (first + i)][part][lane], a1 = m.q[2 * (first + i) + 1][part][lane];
+                    const uint32_t f0[4] = {a0.x, a0.y, a0.z, a0.w}, f1[4] = {a1.x, a1.y, a1.z, a1.w};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) mma<BF16>(x[j], f0, b[i][j].x, b[i][j].y);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) mma<BF16>(x[j], f1, b[i][j].z, b[i][j].w);
+                }
         }
         /* Scores to weights. x[j][0], [1]: row g, keys 8 j + 2 c and the next; [2], [3]: row g + 8. */
         float new0 = top0, new1 = top1;
@@ -297,12 +380,12 @@ template <int D, bool BF16> static __global__ void __launch_bounds__(32 * WARPS,
             part0 = __fadd_rn(part0, __shfl_xor_sync(~0u, part0, i));
             part1 = __fadd_rn(part1, __shfl_xor_sync(~0u, part1, i));
         }
-        if (s > s_from) {
+        if (!SPREAD && s > s_from) {
             const float f0 = weight(top0, new0), f1 = weight(top1, new1);
             sum0 = __fmul_rn(sum0, f0);
             sum1 = __fmul_rn(sum1, f1);
 #pragma unroll
-            for (int t = 0; t < DC / 8; t++) {
+            for (int t = 0; t < S::NT; t++) {
                 acc[t][0] = __fmul_rn(acc[t][0], f0);
                 acc[t][1] = __fmul_rn(acc[t][1], f0);
                 acc[t][2] = __fmul_rn(acc[t][2], f1);
@@ -316,6 +399,7 @@ template <int D, bool BF16> static __global__ void __launch_bounds__(32 * WARPS,
         /* Some row of the tile does not see some key of the warp: a NaN there must not meet its zero weight. */
         const bool ragged = p0 < full_lo || p0 + 32 > full_hi;
         bool nan0 = false, nan1 = false;
+        copy_wait();
 #pragma unroll
         for (int t = 0; t < 2; t++) { /* keys 16 t .. 16 t + 15 */
             uint32_t high[4], low[4];
@@ -328,9 +412,8 @@ template <int D, bool BF16> static __global__ void __launch_bounds__(32 * WARPS,
                 uint32_t b[4][4]; /* of keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9: columns 64 u + 8 g .. + 7 */
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const int key = 16 * t + j / 2 * 8 + j % 2, p = p0 + key + 2 * c;
-                    const bool in = p >= tile_lo && p < tile_hi;
-                    const uint4 y = in ? *(const uint4 *)(v + key * stride + 64 * u) : make_uint4(0, 0, 0, 0);
+                    const int key = 16 * t + j / 2 * 8 + j % 2 + 2 * c;
+                    const uint4 y = *(const uint4 *)(my_v + key * S::ROW + 64 * u + 8 * g);
                     b[j][0] = y.x, b[j][1] = y.y, b[j][2] = y.z, b[j][3] = y.w;
                 }
                 if (ragged)
@@ -366,41 +449,52 @@ template <int D, bool BF16> static __global__ void __launch_bounds__(32 * WARPS,
         }
     }
 
-    /* The warps' results side by side. acc[8 u + t][e]: row g (+ 8 for e >= 2), column 64 u + 8 (2 c + e % 2) + t. */
+    /* The warps' results, each in its box, and what each weighs. */
+    __syncwarp();
     if (c == 0) {
         m.top[w][g] = top0, m.top[w][g + 8] = top1;
         m.sum[w][g] = sum0, m.sum[w][g + 8] = sum1;
     }
 #pragma unroll
-    for (int t = 0; t < DC / 8; t++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) m.acc[w][g + e / 2 * 8][t / 8 * 64 + 8 * (2 * c + e % 2) + t % 8] = acc[t][e];
+    for (int t = 0; t < S::NT; t++) m.box[w].acc[t][lane] = make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
     __syncthreads();
-    const bool whole = !a.spread || n_splits <= 1;
-    const int group = ((chunk * a.n_kv + kv_head) * a.n_tiles) + tile - a.tile0;
-    float *part = a.part + (int64_t)group * a.slots * S::PART;
-    for (int item = threadIdx.x; item < TILE * DC; item += 32 * WARPS) {
-        const int d = item % DC, r = item / DC, here = tile * TILE + r, row = here / a.n_rep;
-        float top = m.top[0][r], sum = 0.0f, y = 0.0f;
+    if (threadIdx.x < WARPS * TILE) {
+        const int r = threadIdx.x % TILE;
+        float top = m.top[0][r];
 #pragma unroll
         for (int i = 1; i < WARPS; i++) top = fmaxf(top, m.top[i][r]);
+        m.f[threadIdx.x / TILE][r] = weight(m.top[threadIdx.x / TILE][r], top);
+        if (threadIdx.x < TILE) m.total_top[r] = top;
+    }
+    __syncthreads();
+    const bool whole = !SPREAD || n_splits <= 1;
+    if (whole) {
+        write_rows<D>(a, m, tile, kv_head, chunk);
+        return;
+    }
+    const int group = (chunk * a.n_kv + kv_head) * a.n_tiles + tile - a.tile0;
+    float *part = a.part + (int64_t)group * a.slots * S::PART, *mine = part + (int64_t)slot * S::PART;
+    for (int item = threadIdx.x; item < S::NT * 32; item += 32 * WARPS) {
+        const int l = item % 32, t = item / 32;
+        float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            const float f = weight(m.top[i][r], top);
-            sum = __fmaf_rn(f, m.sum[i][r], sum);
-            y = __fmaf_rn(f, m.acc[i][r][d], y);
+            const float4 v = m.box[i].acc[t][l];
+            const float f0 = m.f[i][l / 4], f1 = m.f[i][l / 4 + 8];
+            y.x = __fmaf_rn(f0, v.x, y.x);
+            y.y = __fmaf_rn(f0, v.y, y.y);
+            y.z = __fmaf_rn(f1, v.z, y.z);
+            y.w = __fmaf_rn(f1, v.w, y.w);
         }
-        if (whole) {
-            if (row < a.n)
-                a.out[((int64_t)row * a.n_head + kv_head * a.n_rep + here % a.n_rep) * D + chunk * DC + d] =
-                    sum == 0.0f ? 0.0f : __fdiv_rn(y, sum);
-            continue;
-        }
-        float *mine = part + (int64_t)slot * S::PART;
-        mine[2 * TILE + r * DC + d] = y;
-        if (d == 0) mine[r] = top, mine[TILE + r] = sum;
+        ((float4 *)(mine + 2 * TILE))[item] = y;
     }
-    if (whole) return;
+    if (threadIdx.x < TILE) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) sum = __fmaf_rn(m.f[i][threadIdx.x], m.sum[i][threadIdx.x], sum);
+        mine[threadIdx.x] = m.total_top[threadIdx.x];
+        mine[TILE + threadIdx.x] = sum;
+    }
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -472,20 +566,21 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 typedef void (*kernel)(attn);
 
-template <int D> static kernel pick_type(uint32_t type, size_t *smem)
+template <int D> static kernel pick_type(uint32_t type, bool spread, size_t *smem)
 {
     *smem = sizeof(typename shape<D>::memory);
-    return type == KN_BF16 ? attn_mma<D, true> : attn_mma<D, false>;
+    if (spread) return type == KN_BF16 ? attn_mma<D, true, true> : attn_mma<D, false, true>;
+    return type == KN_BF16 ? attn_mma<D, true, false> : attn_mma<D, false, false>;
 }
 
-static kernel pick_kernel(int32_t d, uint32_t type, size_t *smem)
+static kernel pick_kernel(int32_t d, uint32_t type, bool spread, size_t *smem)
 {
     if (type == KN_F32) return NULL;
     switch (d) {
-    case 64: return pick_type<64>(type, smem);
-    case 128: return pick_type<128>(type, smem);
-    case 256: return pick_type<256>(type, smem);
-    case 512: return pick_type<512>(type, smem);
+    case 64: return pick_type<64>(type, spread, smem);
+    case 128: return pick_type<128>(type, spread, smem);
+    case 256: return pick_type<256>(type, spread, smem);
+    case 512: return pick_type<512>(type, spread, smem);
     default: return NULL;
     }
 }
@@ -495,9 +590,9 @@ int cuda_attention_open(struct cuda_backend *be)
     static const int sizes[] = {64, 128, 256, 512};
     static const uint32_t types[] = {KN_F16, KN_BF16};
     for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 4; j++) {
             size_t smem = 0;
-            kernel f = pick_kernel(sizes[i], types[j], &smem);
+            kernel f = pick_kernel(sizes[i], types[j / 2], j % 2, &smem);
             if (smem > (size_t)be->smem_block)
                 return cuda_fail(be, KN_EDEVICE, "attention: %zu bytes of shared memory a block wanted, the device has %d", smem,
                                  be->smem_block);
@@ -530,7 +625,7 @@ static int32_t tiles_of(int32_t n, int32_t n_rep)
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
 {
     size_t smem = 0, one = tile_bytes(kv, window);
-    if (!pick_kernel(kv->head_dim, kv->type, &smem)) return 0;
+    if (!pick_kernel(kv->head_dim, kv->type, true, &smem)) return 0;
     size_t all = one * (size_t)tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv), most = one > BUDGET ? one : BUDGET;
     return all < most ? all : most;
 }
@@ -569,7 +664,7 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
     if ((rc = check_ring(be, a))) return rc;
 #endif
     size_t smem = 0;
-    kernel f = pick_kernel(kv->head_dim, kv->type, &smem);
+    kernel f = pick_kernel(kv->head_dim, kv->type, a->n <= FEW, &smem);
     struct attn p = {};
     p.q = a->q, p.out = a->out, p.part = (float *)be->scratch_rows, p.k = kv->k, p.v = kv->v, p.pos = a->pos, p.first = a->first;
     p.count = be->count + 1024; /* the first belong to find_bad and pick */

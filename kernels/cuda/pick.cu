@@ -1,10 +1,12 @@
 /* pick.cu - the sampler's chain on the device: docs/sampling.md has the definition.
  *
  * Bound: reading a row of logits once, 0.6 MB at a vocabulary of 151,936. Greedy picks and plain temperature take one pass
- * over the whole chip (pick_scan). top-k, top-p and min-p never sort: one block a row (pick_filter) finds the key of the last
- * id kept and offers every id up to it. A key orders ids as the chain does: logit descending, then id ascending, 64 bits, all
- * different. The search is by digits: a histogram of counts or of probability over buckets a 64th of a nat wide, then, inside
- * the one bucket where the bound lies, over 8 bits of the key at a time.
+ * over the whole chip (pick_scan). top-k, top-p and min-p never sort. After a pass for the largest logit, one for a
+ * histogram of counts and probability over buckets a 64th of a nat wide (pick_hist, whose last block finds the bucket where
+ * the bound lies) and one that lists the ids up to that bucket (pick_list), one block a row (pick_filter) finds the key of the
+ * last id kept and offers every id up to it. A key orders ids as the chain does: logit descending, then id ascending, 64 bits,
+ * all different; the search goes over 8 bits of it at a time. All passes but the last use the whole chip. Variant that
+ * lost: one block a row for everything, 242 us a row.
  *     Nothing depends on an order of atomics: counts are integers, and probabilities are added as integers in units of 2^-44
  * (the CPU adds float32 exponentials in double: an id at the very edge of top-p may differ, as between any two orders
  * of adding). Noise and scores have the CPU's bits. */
@@ -16,11 +18,21 @@
 #define LIST_ROWS 16  /* rows that have a list and a penalised copy at once */
 #define BINS 2048
 #define UNIT 0x1p44f
+/* Bytes of scratch besides the rows: flags, bounds, histograms. */
+#define FIXED (256 + 1024 + LIST_ROWS * BINS * (sizeof(unsigned long long) + sizeof(unsigned)))
 
 struct best { /* of a slice of a row */
     double score;
     float top;
     int32_t id, top_id, nan;
+};
+
+struct bound { /* of a row: what pick_filter goes by */
+    unsigned long long total; /* probability of all ids, in units of 2^-44 */
+    unsigned listed;          /* ids in the list: all those in buckets up to bin */
+    int32_t bin;
+    int32_t enough; /* there are top_k ids or more */
+    int32_t pad;
 };
 
 struct pick {
@@ -30,7 +42,10 @@ struct pick {
     struct kn_sampler s;
     int32_t *out;
     float *copy;      /* [n, n_vocab] penalised logits, or NULL */
-    uint32_t *list;   /* [n, n_vocab] ids of a bucket */
+    uint32_t *list;   /* [n, n_vocab] ids that the filters may keep; NULL without filters */
+    unsigned long long *mass; /* [n, BINS] probability a bucket */
+    unsigned *ids;            /* [n, BINS] ids a bucket */
+    struct bound *bound;      /* [n] */
     struct best *best; /* [n, n_blocks]; the first of a row ends as the row's */
     int32_t *bad;     /* [n] the history holds an id outside the vocabulary; NULL without penalty */
     unsigned *count;  /* [n] */
@@ -148,6 +163,13 @@ template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(cons
     const float *l = row_of(p, row);
     const double temp = (double)p.s.temp;
     const uint32_t position = (uint32_t)p.pos[row] + 1;
+    if (WANT == WANT_TOP) { /* what pick_hist and pick_list add to */
+        for (int i = blockIdx.x * 256 + threadIdx.x; i < BINS; i += gridDim.x * 256) {
+            p.mass[(int64_t)row * BINS + i] = 0;
+            p.ids[(int64_t)row * BINS + i] = 0;
+        }
+        if (blockIdx.x == 0 && threadIdx.x == 0) p.bound[row].listed = 0;
+    }
     struct best b = {0.0, -INFINITY, -1, -1, 0};
     for (int32_t i = blockIdx.x * SCAN + 4 * threadIdx.x; i < p.n_vocab && i < (int32_t)(blockIdx.x + 1) * SCAN; i += 1024) {
         uint32_t word[4];
@@ -204,44 +226,34 @@ static __device__ __forceinline__ uint64_t key_of(float l, uint32_t id)
     return (uint64_t)u << 32 | id;
 }
 
-struct filter { /* shared memory of pick_filter */
+struct filter { /* shared memory of pick_hist and pick_filter */
     unsigned long long mass[BINS];
-    uint32_t count[BINS];
+    unsigned count[BINS];
     unsigned long long warp[32];
     int32_t bin;
-    uint32_t listed;
+    bool last;
     unsigned long long before;
     uint64_t found;
     struct best best[32];
 };
 
 /* Add one to a bin, and mass to it; every lane of the warp comes, bin -1 adds nothing. */
-static __device__ __forceinline__ void tally(struct filter &f, int bin, unsigned long long mass)
+static __device__ __forceinline__ void tally(unsigned *count, unsigned long long *masses, int bin, unsigned long long mass)
 {
     if (__all_sync(~0u, bin == __shfl_sync(~0u, bin, 0))) { /* often: all beyond the buckets, or one sign and exponent */
         for (int i = 16; i; i >>= 1) mass += __shfl_xor_sync(~0u, mass, i);
         if (bin < 0 || threadIdx.x % 32) return;
-        atomicAdd(&f.count[bin], 32u);
-        if (mass) atomicAdd(&f.mass[bin], mass);
+        atomicAdd(&count[bin], 32u);
+        if (mass) atomicAdd(&masses[bin], mass);
         return;
     }
     if (bin < 0) return;
-    atomicAdd(&f.count[bin], 1u);
-    if (mass) atomicAdd(&f.mass[bin], mass);
-}
-
-static __device__ void clear_bins(struct filter &f, int n)
-{
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += 1024) {
-        f.count[i] = 0;
-        f.mass[i] = 0;
-    }
-    __syncthreads();
+    atomicAdd(&count[bin], 1u);
+    if (mass) atomicAdd(&masses[bin], mass);
 }
 
 /* The first bin whose counts (or mass) with all before it reach target: f.bin, and f.before what lies before it; -1 if the
- * total is less. */
+ * total is less. 1024 threads. */
 static __device__ void find_bin(struct filter &f, int n, bool by_mass, unsigned long long target)
 {
     const int t = threadIdx.x, lane = t % 32;
@@ -284,11 +296,15 @@ static __device__ unsigned long long block_total(struct filter &f, unsigned long
 
 struct row {
     const float *l;
-    uint32_t *list;
-    int32_t n;
     float top, temp, per_bin;
 };
 
+static __device__ __forceinline__ row make_row(const pick &p, int i)
+{
+    row r = {row_of(p, i), p.best[(int64_t)i * p.n_blocks].top, p.s.temp, __fdiv_rn(64.0f, p.s.temp)};
+    if (!(r.per_bin < 3e38f)) r.per_bin = 3e38f;
+    return r;
+}
 static __device__ __forceinline__ int bin_of(const row &r, float l)
 {
     return (int)fminf(__fmul_rn(__fsub_rn(r.top, l), r.per_bin), (float)(BINS - 1));
@@ -297,51 +313,117 @@ static __device__ __forceinline__ unsigned long long mass_of(const row &r, float
 {
     return __float2ull_rn(__fmul_rn(dev_exp(__fdiv_rn(__fsub_rn(l, r.top), r.temp)), UNIT));
 }
-
-/* The ids of one bin, in any order. */
-static __device__ void gather(struct filter &f, const row &r, int bin)
+static __device__ __forceinline__ unsigned long long limit_of(const pick &p, unsigned long long total)
 {
-    __syncthreads();
-    if (threadIdx.x == 0) f.listed = 0;
-    __syncthreads();
-    for (int32_t i = threadIdx.x; i < r.n; i += 1024) {
-        const float l = r.l[i];
-        if (l > -INFINITY && bin_of(r, l) == bin) r.list[atomicAdd(&f.listed, 1u)] = (uint32_t)i;
-    }
-    __syncthreads();
+    const unsigned long long limit = (unsigned long long)ceil(__dmul_rn((double)p.s.top_p, (double)total));
+    return limit < 1 ? 1 : limit;
+}
+static __device__ __forceinline__ bool wants_k(const pick &p)
+{
+    return p.s.top_k > 0 && p.s.top_k < p.n_vocab;
 }
 
-/* Of the listed ids with keys up to most: the key at which the count (or mass), ascending, reaches target. */
-static __device__ uint64_t find_key(struct filter &f, const row &r, bool by_mass, unsigned long long target, uint64_t most)
+static __global__ void __launch_bounds__(1024) pick_hist(const pick p)
 {
-    const uint32_t n = f.listed;
+    __shared__ struct filter f;
+    cuda_grid_start();
+    const int t = threadIdx.x, at = blockIdx.y;
+    const bool top_k = wants_k(p), top_p = p.s.top_p < 1.0f;
+    const row r = make_row(p, at);
+    unsigned *ids = p.ids + (int64_t)at * BINS;
+    unsigned long long *mass = p.mass + (int64_t)at * BINS;
+    if (p.best[(int64_t)at * p.n_blocks].nan) return; /* pick_scan has said so */
+    if (top_k || top_p)
+        for (int j = 0; j < SCAN / 1024; j++) {
+            const int32_t i = blockIdx.x * SCAN + j * 1024 + t;
+            const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
+            const bool in = l > -INFINITY;
+            tally(ids, mass, in ? bin_of(r, l) : -1, in && top_p ? mass_of(r, l) : 0);
+        }
+    __threadfence();
+    __syncthreads();
+    if (t == 0) {
+        f.last = atomicAdd(&p.count[at], 1u) == gridDim.x - 1;
+        if (f.last) p.count[at] = 0;
+    }
+    __syncthreads();
+    if (!f.last) return;
+    __threadfence();
+    for (int i = t; i < BINS; i += 1024) {
+        f.count[i] = __ldcg(&ids[i]);
+        f.mass[i] = __ldcg(&mass[i]);
+    }
+    __syncthreads();
+    struct bound b = {0, 0, BINS - 1, 0, 0};
+    if (top_p) b.total = block_total(f, f.mass[2 * t] + f.mass[2 * t + 1]);
+    if (top_k) {
+        find_bin(f, BINS, false, (unsigned long long)p.s.top_k);
+        b.enough = f.bin >= 0;
+        if (b.enough) b.bin = f.bin;
+    }
+    if (top_p && !b.enough) {
+        find_bin(f, BINS, true, limit_of(p, b.total));
+        if (f.bin >= 0) b.bin = f.bin;
+    }
+    if (!top_k && !top_p) /* min-p alone: two buckets for the roundings */
+        b.bin = (int)fmin(-64.0 * dev_log((double)p.s.min_p) + 2.0, (double)(BINS - 1));
+    if (t == 0) p.bound[at] = b;
+}
+
+static __global__ void __launch_bounds__(256) pick_list(const pick p)
+{
+    cuda_grid_start();
+    const int at = blockIdx.y;
+    if (p.best[(int64_t)at * p.n_blocks].nan) return;
+    const row r = make_row(p, at);
+    const int bin = p.bound[at].bin;
+    uint32_t *list = p.list + (int64_t)at * p.n_vocab;
+    for (int j = 0; j < SCAN / 256; j++) {
+        const int32_t i = blockIdx.x * SCAN + j * 256 + threadIdx.x;
+        const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
+        const bool in = l > -INFINITY && bin_of(r, l) <= bin;
+        const unsigned who = __ballot_sync(~0u, in), lane = threadIdx.x % 32;
+        unsigned first = 0;
+        if (!who) continue;
+        if (lane == 0) first = atomicAdd(&p.bound[at].listed, (unsigned)__popc(who));
+        first = __shfl_sync(~0u, first, 0);
+        if (in) list[first + __popc(who & ((1u << lane) - 1))] = (uint32_t)i;
+    }
+}
+
+/* Of the listed ids with keys up to most: the key at which the count (or mass), ascending, reaches target; most if the
+ * total is less. */
+static __device__ uint64_t find_key(struct filter &f, const row &r, const uint32_t *list, unsigned n, bool by_mass,
+                                    unsigned long long target, uint64_t most)
+{
     uint64_t prefix = 0;
     for (int shift = 56;; shift -= 8) {
-        clear_bins(f, 256);
-        for (uint32_t base = 0; base < n; base += 1024) {
-            const uint32_t i = base + threadIdx.x;
+        __syncthreads();
+        if (threadIdx.x < 256) f.count[threadIdx.x] = 0, f.mass[threadIdx.x] = 0;
+        __syncthreads();
+        for (unsigned base = 0; base < n; base += 1024) {
+            const unsigned i = base + threadIdx.x;
             int digit = -1;
             unsigned long long mass = 0;
             if (i < n) {
-                const float l = r.l[r.list[i]];
-                const uint64_t key = key_of(l, r.list[i]);
+                const float l = r.l[list[i]];
+                const uint64_t key = key_of(l, list[i]);
                 if (key <= most && (shift == 56 || key >> (shift + 8) == prefix)) {
                     digit = (int)(key >> shift & 255);
                     mass = by_mass ? mass_of(r, l) : 0;
                 }
             }
-            tally(f, digit, mass);
+            tally(f.count, f.mass, digit, mass);
         }
         find_bin(f, 256, by_mass, target);
         const int digit = f.bin;
-        if (digit < 0) return most; /* all of them */
+        if (digit < 0) return most;
         prefix = prefix << 8 | (unsigned)digit;
         target -= f.before;
         if (shift == 0) return prefix;
         if (f.count[digit] > 1) continue;
-        /* One id left: its key, and not the digit's end, which other buckets may reach into. */
-        for (uint32_t i = threadIdx.x; i < n; i += 1024) {
-            const uint64_t key = key_of(r.l[r.list[i]], r.list[i]);
+        for (unsigned i = threadIdx.x; i < n; i += 1024) { /* one id left */
+            const uint64_t key = key_of(r.l[list[i]], list[i]);
             if (key <= most && key >> shift == prefix) f.found = key;
         }
         __syncthreads();
@@ -353,68 +435,41 @@ static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
 {
     __shared__ struct filter f;
     cuda_grid_start();
-    const int t = threadIdx.x;
-    const struct best *known = p.best + (int64_t)blockIdx.x * p.n_blocks;
-    if (known->nan) return; /* pick_scan has said so */
-    row r = {row_of(p, blockIdx.x), p.list + (int64_t)blockIdx.x * p.n_vocab, p.n_vocab, known->top, p.s.temp, __fdiv_rn(64.0f, p.s.temp)};
-    if (!(r.per_bin < 3e38f)) r.per_bin = 3e38f;
+    const int t = threadIdx.x, at = blockIdx.x;
+    if (p.best[(int64_t)at * p.n_blocks].nan) return;
+    const row r = make_row(p, at);
+    const uint32_t *list = p.list + (int64_t)at * p.n_vocab;
+    const struct bound known = p.bound[at];
+    const unsigned n = known.listed;
     uint64_t most = ~(uint64_t)0;
-    const bool top_k = p.s.top_k > 0 && p.s.top_k < p.n_vocab, top_p = p.s.top_p < 1.0f;
-    if (top_k || top_p) {
-        clear_bins(f, BINS);
-        for (int32_t base = 0; base < r.n; base += 1024) {
-            const int32_t i = base + t;
-            const float l = i < r.n ? r.l[i] : -INFINITY;
-            const bool in = l > -INFINITY;
-            tally(f, in ? bin_of(r, l) : -1, in && top_p ? mass_of(r, l) : 0);
-        }
-        __syncthreads();
-    }
-    int bin_k = -1;
-    if (top_k) {
-        find_bin(f, BINS, false, (unsigned long long)p.s.top_k);
-        bin_k = f.bin;
-    }
-    if (bin_k >= 0) {
-        const unsigned long long target = (unsigned long long)p.s.top_k - f.before;
-        unsigned long long held[2] = {f.mass[2 * t], f.mass[2 * t + 1]}, kept = 0; /* find_key uses the bins */
-        gather(f, r, bin_k);
-        most = find_key(f, r, false, target, most);
-        for (uint32_t i = t; top_p && i < f.listed; i += 1024) {
-            const float l = r.l[r.list[i]];
-            if (key_of(l, r.list[i]) <= most) kept += mass_of(r, l);
-        }
-        kept = block_total(f, kept);
-        for (int i = 0; i < 2; i++) f.mass[2 * t + i] = 2 * t + i < bin_k ? held[i] : 2 * t + i == bin_k ? kept : 0;
-        __syncthreads();
-    }
-    if (top_p) {
-        const unsigned long long total = block_total(f, f.mass[2 * t] + f.mass[2 * t + 1]);
-        unsigned long long limit = (unsigned long long)ceil(__dmul_rn((double)p.s.top_p, (double)total));
-        if (limit < 1) limit = 1;
-        find_bin(f, BINS, true, limit);
-        const int bin_p = f.bin;
-        if (bin_p >= 0) {
-            const unsigned long long target = limit - f.before;
-            if (bin_p != bin_k) gather(f, r, bin_p);
-            most = find_key(f, r, true, target, most);
+    unsigned long long total = known.total;
+    if (known.enough) {
+        most = find_key(f, r, list, n, false, (unsigned long long)p.s.top_k, most);
+        if (p.s.top_p < 1.0f) {
+            unsigned long long kept = 0;
+            for (unsigned i = t; i < n; i += 1024) {
+                const float l = r.l[list[i]];
+                if (key_of(l, list[i]) <= most) kept += mass_of(r, l);
+            }
+            total = block_total(f, kept);
         }
     }
+    if (p.s.top_p < 1.0f) most = find_key(f, r, list, n, true, limit_of(p, total), most);
     const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
     const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
-    const uint32_t position = (uint32_t)p.pos[blockIdx.x] + 1;
+    const uint32_t position = (uint32_t)p.pos[at] + 1;
     struct best b = {0.0, -INFINITY, -1, -1, 0};
-    for (int32_t i = t; i < r.n; i += 1024) {
-        const float l = r.l[i];
-        if (!(l > -INFINITY) || key_of(l, (uint32_t)i) > most) continue;
-        if (__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
+    for (unsigned i = t; i < n; i += 1024) {
+        const uint32_t id = list[i];
+        const float l = r.l[id];
+        if (key_of(l, id) > most || __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
         uint32_t word[4];
-        philox(p.s.seed, position, (uint32_t)i / 4, word);
-        offer(b.score, b.id, score_of(l, temp, i % 4 == 0 ? word[0] : i % 4 == 1 ? word[1] : i % 4 == 2 ? word[2] : word[3]), i);
+        philox(p.s.seed, position, id / 4, word);
+        offer(b.score, b.id, score_of(l, temp, id % 4 == 0 ? word[0] : id % 4 == 1 ? word[1] : id % 4 == 2 ? word[2] : word[3]), (int32_t)id);
     }
     __syncthreads();
     b = block_best(b, f.best);
-    if (t == 0) p.out[blockIdx.x] = b.id;
+    if (t == 0) p.out[at] = b.id;
 }
 
 /* ---- launching ---- */
@@ -432,7 +487,7 @@ static size_t round256(size_t bytes)
 size_t cuda_pick_scratch(int32_t n, int64_t n_vocab)
 {
     size_t rows = n < GREEDY_ROWS ? n : GREEDY_ROWS, listed = n < LIST_ROWS ? n : LIST_ROWS;
-    return round256(rows * blocks_of(n_vocab) * sizeof(struct best)) + 256 + 2 * round256(listed * n_vocab * sizeof(float));
+    return round256(rows * blocks_of(n_vocab) * sizeof(struct best)) + FIXED + 2 * round256(listed * n_vocab * sizeof(float));
 }
 
 static int check(struct cuda_backend *be, const struct kn_pick *p)
@@ -464,7 +519,7 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     char *at = (char *)be->scratch_rows;
     const size_t best_bytes = round256((size_t)rows * blocks_of(a->n_vocab) * sizeof(struct best));
     const size_t row_bytes = round256((size_t)rows * a->n_vocab * sizeof(float));
-    const size_t need = best_bytes + 256 + (penalty || filters ? 2 * row_bytes : 0);
+    const size_t need = best_bytes + FIXED + (penalty || filters ? 2 * row_bytes : 0);
     if (need > be->scratch_rows_bytes)
         return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", a->n, a->n_vocab,
                          need, be->scratch_rows_bytes);
@@ -472,8 +527,11 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     p.n_vocab = a->n_vocab, p.n_blocks = blocks_of(a->n_vocab), p.s = *s, p.history = a->history;
     p.best = (struct best *)at, p.count = be->count + 1;
     p.bad = penalty ? (int32_t *)(at + best_bytes) : NULL;
-    p.copy = penalty ? (float *)(at + best_bytes + 256) : NULL;
-    p.list = filters ? (uint32_t *)(at + best_bytes + 256 + row_bytes) : NULL;
+    p.bound = (struct bound *)(at + best_bytes + 256);
+    p.mass = (unsigned long long *)(at + best_bytes + 256 + 1024);
+    p.ids = (unsigned *)(p.mass + LIST_ROWS * BINS);
+    p.copy = penalty ? (float *)(at + best_bytes + FIXED) : NULL;
+    p.list = filters ? (uint32_t *)(at + best_bytes + FIXED + row_bytes) : NULL;
     for (int32_t i = 0; i < a->n && rc == 0; i += rows) {
         p.n = a->n - i < rows ? a->n - i : rows;
         p.logits = a->logits + (int64_t)i * a->n_vocab, p.pos = a->pos + i, p.out = a->out + i;
@@ -483,6 +541,8 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
         if (rc) return rc;
         void (*one)(pick) = !sample ? pick_scan<WANT_ARGMAX> : filters ? pick_scan<WANT_TOP> : pick_scan<WANT_SAMPLE>;
         rc = cuda_check(be, "pick", cuda_launch(be, one, scan, block, 0, p));
+        if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_hist, scan, dim3(1024), 0, p));
+        if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_list, scan, block, 0, p));
         if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_filter, each, dim3(1024), 0, p));
     }
     return rc;

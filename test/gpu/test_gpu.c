@@ -418,9 +418,10 @@ static void check_attention(void)
         float *want = att_run(cpu, c, &a, c->n), *got = att_run(gpu, c, &a, c->n), *few = NULL;
         bool same = true;
         double worst = 0;
-        /* Queries and weights are split in two halves: 2^-22 of each is lost for f16, 2^-16 for bf16, half as a rule; f32
+        /* Queries and weights are split in two halves: 2^-22 of each is lost for f16, 2^-17 for bf16, and of random signs over
+         * 64 terms and more the root of that: an eighth; f32
          * caches lose what float sums lose, less than the first. In a score relative to the sum of its terms. */
-        const double unit = c->type == KN_BF16 ? 0x1p-16 : 0x1p-21, tol = unit * a.big * (a.size + 2);
+        const double unit = c->type == KN_BF16 ? 0x1p-20 : 0x1p-21, tol = unit * a.big * (a.size + 2);
         for (size_t i = 0; i < bytes / 4; i++) {
             double e = fabs((double)want[i] - got[i]);
             if (!(e <= worst)) worst = e;
@@ -651,7 +652,7 @@ static const struct {
     const char *target, *drafter;
     double rel, near;
 } pairs[] = {
-    {"f32", "bf16", 1e-3, 0.02},   {"f16", "bf16", 2e-3, 0.05},  {"bf16", "bf16", 5e-3, 0.1},
+    {"f32", "bf16", 3e-4, 0.02},   {"f16", "bf16", 3e-4, 0.02},  {"bf16", "bf16", 3e-4, 0.02},
     {"q8_0", "q8_0", 2e-2, 0.3}, {"q4_k_m", "q4_k_m", 3e-2, 0.4}, {"q5_0", "q8_0", 3e-2, 0.4},
 };
 
