@@ -16,11 +16,11 @@
 #define DEV static __device__ __forceinline__
 
 /* A stage's view of the activations: bytes of shared memory at the stage's first column. */
-struct mm_view {
-    const uint8_t *b;     /* + plane * plane_bytes + tile * 8 * row_bytes: this lane's token row g and quarter q */
-    uint32_t row_bytes, plane_bytes;
+template <int NT> struct mm_view {
+    const uint8_t *b;     /* + plane * plane_bytes + row[t] */
+    uint32_t row[NT];     /* this lane's token of each tile, row g; tokens that are not there read the last */
+    uint32_t plane_bytes;
     const uint8_t *sums;  /* K: [block][tokens][4][2 half2]; 32: [group][tokens] float; at this lane's place */
-    uint32_t sums_step;   /* bytes a block (K) or group (32) */
 };
 
 DEV uint4 lds16(const uint8_t *p)
@@ -129,7 +129,7 @@ template <int BITS> struct frag_k45 {
         return h2_add(v, 0xe400e400);
     }
 
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view<NT> &v, int lane)
     {
         const int g = lane / 4, q = lane % 4;
         constexpr int records = BITS == 5 ? 2560 : 2048;
@@ -174,7 +174,7 @@ template <int BITS> struct frag_k45 {
                     }
 #pragma unroll
                     for (int t = 0; t < NT; t++) {
-                        const uint4 b = lds16(v.b + t * 8 * v.row_bytes + 64 * j);
+                        const uint4 b = lds16(v.b + v.row[t] + 64 * j);
                         mma<false>(acc[t], a[0], b.x, b.y);
                         mma<false>(acc[t], a[1], b.z, b.w);
                     }
@@ -208,7 +208,7 @@ struct frag_k6 {
         const float s = __uint_as_float(__byte_perm(w, 0x4b000000, 0x7440 + i));
         return __fmul_rn(d, __fsub_rn(s, 8388736.0f));
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view<NT> &v, int lane)
     {
         const int g = lane / 4;
         const uint4 lo4 = lds16(st + 3072 + 16 * g), hi4 = lds16(st + 3072 + 128 + 16 * g);
@@ -242,7 +242,7 @@ struct frag_k6 {
                 }
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
-                    const uint4 b = lds16(v.b + t * 8 * v.row_bytes + 64 * j);
+                    const uint4 b = lds16(v.b + v.row[t] + 64 * j);
                     float acc[4];
                     zero(acc);
                     mma<false>(acc, a[0], b.x, b.y);
@@ -298,7 +298,7 @@ template <int BITS, bool MIN> struct frag_32 {
             a[s][3] = h2_fma(a[s][3], 0x2c002c00, o1);
         }
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         const int g = lane / 4;
 #pragma unroll 4
@@ -314,14 +314,14 @@ template <int BITS, bool MIN> struct frag_32 {
             const float d0 = h_low(dd), d1 = h_high(dd), m0 = h_low(mm), m1 = h_high(mm);
 #pragma unroll
             for (int t = 0; t < NT; t++) {
-                const uint4 b = lds16(v.b + t * 8 * v.row_bytes + 64 * u);
+                const uint4 b = lds16(v.b + v.row[t] + 64 * u);
                 float acc[4];
                 zero(acc);
                 mma<false>(acc, a[0], b.x, b.y);
                 mma<false>(acc, a[1], b.z, b.w);
                 scale_add(fin[t], d0, d1, acc);
                 if (MIN) {
-                    const float2 s = *(const float2 *)(v.sums + u * v.sums_step + t * 32);
+                    const float2 s = *(const float2 *)(v.sums + (u * NT + t) * 32);
                     const float sum[4] = {s.x, s.y, s.x, s.y};
                     scale_add(fin[t], m0, m1, sum);
                 }
@@ -347,7 +347,7 @@ template <uint32_t TYPE> struct frag_float {
             y = __fsub_rn(y, __uint_as_float(__float_as_uint(y) & 0xffff0000));
         }
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         float acc[NT][4];
 #pragma unroll
@@ -375,7 +375,7 @@ template <uint32_t TYPE> struct frag_float {
                 for (int t = 0; t < NT; t++) {
 #pragma unroll
                     for (int p = planes - 1; p >= 0; p--) { /* smallest products first */
-                        const uint2 b = lds8(v.b + p * v.plane_bytes + t * 8 * v.row_bytes + 64 * u + 8 * s);
+                        const uint2 b = lds8(v.b + p * v.plane_bytes + v.row[t] + 64 * u + 8 * s);
                         if (TYPE == KN_F32) {
 #pragma unroll
                             for (int k = 2 - p; k > 0; k--) mma<true>(acc[t], a[k], b.x, b.y);
