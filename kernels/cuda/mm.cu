@@ -4,10 +4,11 @@
 #include <string.h>
 
 #define MM_PARTIAL_BYTES ((size_t)48 << 20)
+#define MM_ROWS_BYTES ((size_t)32 << 20) /* MM_PREP_ROWS rows of the longest kind */
 #define MM_GROUPS 512 /* groups of blocks, at most: multiprocessors */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {1, 4, 0, 0, 0};
+struct mm_tuning mm_tuning = {2, 4, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_frag.cuh. */
 static const struct mm_type mm_types[] = {
@@ -27,11 +28,11 @@ const struct mm_type *mm_type_of(uint32_t type)
     return nullptr;
 }
 
-static mm_kernel_fn kernel_of(uint32_t type, int log2_tiles)
+static mm_kernel_fn kernel_of(uint32_t type, int log2_tiles, bool generic)
 {
-    mm_kernel_fn f = mm_kernel_k(type, log2_tiles);
-    if (!f) f = mm_kernel_32(type, log2_tiles);
-    return f ? f : mm_kernel_float(type, log2_tiles);
+    mm_kernel_fn f = mm_kernel_k(type, log2_tiles, generic);
+    if (!f) f = mm_kernel_32(type, log2_tiles, generic);
+    return f ? f : mm_kernel_float(type, log2_tiles, generic);
 }
 
 /* ---- opening ---- */
@@ -39,16 +40,17 @@ static mm_kernel_fn kernel_of(uint32_t type, int log2_tiles)
 int cuda_mm_open(struct cuda_backend *be)
 {
     for (int i = 0; i < MM_TYPES; i++)
-        for (int l = 0; l < 4; l++) {
-            mm_kernel_fn f = kernel_of(mm_types[i].type, l);
+        for (int l = 0; l < 8; l++) {
+            mm_kernel_fn f = kernel_of(mm_types[i].type, l % 4, l >= 4);
             if (!f) continue;
             cudaError_t err = cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
             if (!err) err = cudaFuncSetAttribute(f, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
             if (err) return cuda_check(be, "matrix product kernels", err);
         }
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
-    be->mm_counters = MM_COUNTERS;
+    be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
+    if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
     if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * MM_COUNTERS);
     if (!err) err = cudaMemset(be->mm_count, 0, sizeof(unsigned) * MM_COUNTERS);
     return cuda_check(be, "memory for matrix products", err);
@@ -58,10 +60,12 @@ void cuda_mm_close(struct cuda_backend *be)
 {
     cudaFree(be->mm_partial);
     cudaFree(be->mm_count);
+    cudaFree(be->mm_rows);
     cudaFree(be->mm_raw);
     cudaFreeHost(be->mm_stage);
     be->mm_partial = nullptr;
     be->mm_count = nullptr;
+    be->mm_rows = nullptr;
     be->mm_raw = be->mm_stage = nullptr;
 }
 
@@ -91,7 +95,8 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
     a->units = (int32_t)units;
     a->slice_units = (int32_t)((even + t->stage_units - 1) / t->stage_units * t->stage_units);
     a->slices = (int32_t)((units + a->slice_units - 1) / a->slice_units);
-    if (a->slices > MM_SLICES_MAX || a->slices > be->sm_count)
+    a->slice_row = mm_slice_row(t->planes, t->sums, a->slice_units * t->unit_k);
+    if (a->slices > MM_SLICES_MAX || (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES || a->slices > be->sm_count)
         return cuda_fail(be, KN_ETYPE, "matrix product: rows of %lld values are too long (at most %lld)", (long long)n_in,
                          (long long)(columns * MM_SLICES_MAX));
     return 0;
@@ -99,13 +104,14 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
 
 static size_t smem_of(const struct mm_type *t, const struct mm_args *a, int tiles)
 {
-    return mm_memory_of(t->unit_bytes * t->stage_units, t->unit_k, t->planes, t->sums, a, tiles).total;
+    return mm_memory_of(t->unit_bytes * t->stage_units, a, tiles).total;
 }
 
 static void put_together(struct mm_args *a, bool together)
 {
     a->block_slices = together ? a->slices : 1;
     a->slice_warps = !together || a->slices == 1 ? 1 : a->slices == 2 ? 2 : a->slices <= 4 ? 4 : 8;
+    a->subs = MM_WARPS / a->slice_warps;
 }
 
 /* How many rows a launch takes, where its slices are, how deep its rings: the first that fits of
@@ -114,18 +120,19 @@ static void put_together(struct mm_args *a, bool together)
 static int choose(struct cuda_backend *be, const struct mm_type *t, int32_t n, struct mm_args *a, size_t *smem)
 {
     const int most = be->generic || be->cc < 90 ? 4 : 8, want = mm_tuning.stages < most ? mm_tuning.stages : most;
-    const size_t whole = (size_t)be->smem_block, half = (size_t)be->smem_sm / 2 - 1024;
+    const size_t whole = (size_t)be->smem_block;
     for (int log2_tiles = 3; log2_tiles >= 0; log2_tiles--) {
         const int tiles = 1 << log2_tiles;
-        if (tiles > t->tiles_max || (log2_tiles && 4 * tiles >= n)) continue;
+        if (tiles > t->tiles_max || (log2_tiles && 4 * tiles >= n) || (log2_tiles && be->generic && be->cc >= 90)) continue;
         a->n = n < 8 * tiles ? n : 8 * tiles;
+        const size_t part = (size_t)be->smem_sm / (tiles == 1 ? MM_RESIDENT : 2) - 1024;
         for (int pass = 0; pass < 4; pass++) {
             const bool together = pass < 2, beside = pass % 2 == 0;
             if (together && a->slices > 1 && (mm_tuning.apart == 1 || (mm_tuning.apart == 2 && !beside))) continue;
             put_together(a, together);
-            for (a->stages = want; a->stages >= (beside ? 3 : 2); a->stages--) {
+            for (a->stages = want; a->stages >= (beside && MM_RESIDENT < 3 ? 3 : 2); a->stages--) {
                 *smem = smem_of(t, a, tiles);
-                if (*smem <= (beside && half < whole ? half : whole)) return log2_tiles;
+                if (*smem <= (beside && part < whole ? part : whole)) return log2_tiles;
             }
         }
     }
@@ -137,7 +144,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, const struct
                          int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn f = kernel_of(t->type, log2_tiles);
+    const mm_kernel_fn f = kernel_of(t->type, log2_tiles, be->generic || be->cc < 90);
     int32_t most = panels, grid = be->sm_count * mm_tuning.blocks_per_sm;
     if (!together) { /* blocks wait for each other: one a multiprocessor is always resident */
         const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) * MM_RECORD * sizeof(float);
@@ -173,25 +180,28 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         if (i == 0 || !p->gated) panels += (int32_t)((w->n_out + 15) / 16);
         a.panel_end[i] = panels;
     }
-    a.norm = p->norm;
-    a.eps = p->eps;
     a.partial = be->mm_partial;
     a.panel_bytes = mm_panel_bytes(t, w0->n_in);
-    a.n_in = (int32_t)w0->n_in;
-    a.bulk = be->cc >= 90 && !be->generic;
     a.add = p->add;
     a.gated = p->gated;
     a.act = p->act;
+    a.magic = 0x64006400;
 #ifdef MM_PROBE
     a.probe = mm_tuning.probe;
 #endif
-    for (int32_t row = 0; row < p->n && !err; row += a.n) {
-        size_t smem = 0;
-        const int log2_tiles = choose(be, t, p->n - row, &a, &smem);
-        if (log2_tiles < 0) return log2_tiles;
-        a.x = p->x + (int64_t)row * w0->n_in;
-        for (int i = 0; i < count; i++) a.out[i] = p->out[list[i]] + (int64_t)row * p->w[list[i]]->n_out;
-        err = launch_panels(be, p->name, t, &a, log2_tiles, smem, panels);
+    for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
+        const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
+        const struct mm_prep prep = {p->x + (int64_t)row * w0->n_in, p->norm, be->mm_rows, p->eps, (int32_t)w0->n_in, a.units, t->unit_k,
+                                     a.slice_units, a.slices, a.slice_row};
+        err = cuda_check(be, p->name, mm_prepare(be, t, &prep, rows));
+        for (int32_t i = 0; i < rows && !err; i += a.n) {
+            size_t smem = 0;
+            const int log2_tiles = choose(be, t, rows - i, &a, &smem);
+            if (log2_tiles < 0) return log2_tiles;
+            a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
+            for (int j = 0; j < count; j++) a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
+            err = launch_panels(be, p->name, t, &a, log2_tiles, smem, panels);
+        }
     }
     return err;
 }

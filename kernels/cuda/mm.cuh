@@ -23,10 +23,14 @@
 #include "cuda.cuh"
 
 #define MM_WARPS 8
+#ifndef MM_RESIDENT
+#define MM_RESIDENT 2 /* blocks a multiprocessor has registers for, at 8 rows */
+#endif
 #define MM_SLICE_MAX 1024 /* columns a slice: 32 lanes * 8 * 4 */
 #define MM_SLICES_MAX 64
 #define MM_WIDTH_MAX 4    /* matrices a call */
-#define MM_RECORD 136     /* floats of a partial sum of 16 rows x 8 tokens: 128 sums, 8 sums of squares */
+#define MM_RECORD 128     /* floats of a partial sum of 16 rows x 8 tokens */
+#define MM_PREP_ROWS 64   /* rows prepared at a time */
 
 enum mm_sums { MM_SUMS_NONE, MM_SUMS_K, MM_SUMS_32 }; /* sums of 32 activations that minimums need */
 
@@ -55,52 +59,63 @@ struct mm_args {
     const uint8_t *w[MM_WIDTH_MAX];
     float *out[MM_WIDTH_MAX];
     int32_t n_out[MM_WIDTH_MAX], panel_end[MM_WIDTH_MAX]; /* panel_end: cumulated panels */
-    const float *x, *norm;                                /* x [n, n_in]; norm [n_in] or NULL */
+    const uint8_t *rows;                                  /* prepared activations (prep.cu): [n][slices][slice_row] bytes */
     float *partial;                                       /* apart: [items][members][slices][tiles][MM_RECORD] */
     unsigned *count;                                      /* apart: one a group, of this number of slices */
     int64_t panel_bytes;
-    float eps;
-    int32_t n, n_in;
+    int32_t n;
     int32_t first_item, n_items;
     int32_t units, slice_units, slices; /* units a panel and a slice */
+    int32_t slice_row;                  /* bytes of a token's slice: planes, sums, 16 of factor */
     int32_t block_slices;               /* slices a block: slices (together) or 1 (apart) */
-    int32_t slice_warps;                /* warps an item: 1, 2, 4, 8 */
+    int32_t slice_warps, subs;          /* warps an item: 1, 2, 4, 8; items at a time: 8 / slice_warps */
     int32_t groups;                     /* together: blocks; apart: blocks / slices */
     int32_t stages;                     /* of a warp's ring */
-    int32_t bulk;                       /* 1: bulk copies and mbarriers; 0: cp.async */
     int32_t add, gated, act;
+    uint32_t magic; /* 0x64006400, from outside: the compiler then keeps it in a register, and and-or is one instruction */
 #ifdef MM_PROBE
     int32_t probe; /* leave out: 1 the arithmetic, 2 the activations, 4 the results */
 #endif
 };
 typedef void (*mm_kernel_fn)(const mm_args);
-/* The kernel of a type for 1, 2, 4 or 8 tiles (log2), or NULL. mm_float.cu, mm_32.cu, mm_k.cu. */
-mm_kernel_fn mm_kernel_float(uint32_t type, int log2_tiles);
-mm_kernel_fn mm_kernel_32(uint32_t type, int log2_tiles);
-mm_kernel_fn mm_kernel_k(uint32_t type, int log2_tiles);
+/* The kernel of a type for 1, 2, 4 or 8 tiles (log2), or NULL. generic: without bulk copies. mm_float.cu, mm_32.cu, mm_k.cu. */
+mm_kernel_fn mm_kernel_float(uint32_t type, int log2_tiles, bool generic);
+mm_kernel_fn mm_kernel_32(uint32_t type, int log2_tiles, bool generic);
+mm_kernel_fn mm_kernel_k(uint32_t type, int log2_tiles, bool generic);
+
+/* prep.cu: n tokens x [n, n_in], times norm [n_in] and 1 / rms where norm is not NULL, to rows as mm_args has them. slice_units of unit_k
+ * columns a slice. Each value is x * norm * 2^e rounded to the type's planes; the slice's factor, 2^-e / rms, is a float behind them. */
+struct mm_prep {
+    const float *x, *norm;
+    uint8_t *rows;
+    float eps;
+    int32_t n_in, units, unit_k, slice_units, slices, slice_row;
+};
+cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p, int32_t n);
+
+static inline int32_t mm_slice_row(int planes, int sums, int32_t columns)
+{
+    return planes * 2 * columns + (sums == MM_SUMS_NONE ? 0 : columns / 8) + 16;
+}
 
 /* Shared memory of a launch, in bytes from its start; the ring follows the barriers at MM_BARS. */
 struct mm_memory {
-    uint32_t act, sums, inverse, squares, factor, merge, merge_bytes, total;
-    uint32_t row_bytes; /* of a token's row of a plane */
+    uint32_t act, merge, merge_bytes, total;
+    uint32_t row_bytes; /* of a token */
 };
-#define MM_BARS 512 /* bytes of barriers: 8 warps * up to 8 stages */
+#define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages, one for the activations */
 #ifdef __CUDACC__
 __host__ __device__
 #endif
-static inline struct mm_memory mm_memory_of(int stage_bytes, int unit_k, int planes, int sums, const struct mm_args *a, int tiles)
+static inline struct mm_memory mm_memory_of(int stage_bytes, const struct mm_args *a, int tiles)
 {
     struct mm_memory m;
-    const uint32_t columns = (uint32_t)(a->block_slices * a->slice_units * unit_k), tokens = 8 * (uint32_t)tiles;
-    m.row_bytes = 2 * columns + 64; /* 64 modulo 128: the rows of two tokens fall on different banks */
+    const uint32_t row = (uint32_t)(a->block_slices * a->slice_row);
+    m.row_bytes = (row + 63) / 128 * 128 + 64; /* 64 modulo 128: the rows of two tokens fall on different banks */
     m.act = MM_BARS + (uint32_t)(MM_WARPS * a->stages * stage_bytes);
-    m.sums = m.act + (uint32_t)planes * (uint32_t)a->n * m.row_bytes;
-    m.inverse = m.sums + (sums == MM_SUMS_K ? columns / 8 * tokens : sums == MM_SUMS_32 ? columns / 8 * tokens : 0);
-    m.squares = m.inverse + (uint32_t)a->block_slices * tokens * 4;
-    m.factor = m.squares + (uint32_t)a->block_slices * tokens * 4;
-    m.merge = m.factor + tokens * 4;
-    m.merge_bytes = a->block_slices > 1 ? (uint32_t)((a->gated ? 2 : 1) * (MM_WARPS / a->slice_warps) * a->slices * tiles) * 512 : 0;
-    if (a->block_slices == 1 && a->slices == 1) m.merge_bytes = a->gated ? (uint32_t)(2 * MM_WARPS * tiles) * 512 : 0;
+    m.merge = m.act + (uint32_t)a->n * m.row_bytes;
+    m.merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
+                        ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 512 : 0;
     m.total = m.merge + m.merge_bytes * (tiles == 1 ? 2 : 1);
     return m;
 }

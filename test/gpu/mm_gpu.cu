@@ -664,18 +664,19 @@ static void bench(bool quick)
     bench_model(m, "Q4_K_M, generic", true);
     be->generic = false;
     const struct mm_tuning best = mm_tuning;
-    for (int v = 0; v < 24; v++) {
-        mm_tuning = {1 + v % 2, 3 + v / 2 % 2, v / 4 % 2 ? 512 : 0, v / 8, 0};
-        char name[64];
-        snprintf(name, sizeof name, "%d blocks %d stages slice %4d apart %d", mm_tuning.blocks_per_sm, mm_tuning.stages, mm_tuning.slice_k, mm_tuning.apart);
-        bench_model(m, name, true);
-    }
+    if (!quick)
+        for (int v = 0; v < 36; v++) {
+            mm_tuning = {1 + v % 3, v / 3 % 2 ? 5 : 3, v / 6 % 2 ? 512 : 1024, v / 12, 0};
+            char name[64];
+            snprintf(name, sizeof name, "%d blocks %d stages slice %4d apart %d", mm_tuning.blocks_per_sm, mm_tuning.stages, mm_tuning.slice_k, mm_tuning.apart);
+            bench_model(m, name, true);
+        }
     mm_tuning = best;
 #ifdef MM_PROBE
     for (int v = 0; v < 16; v++) {
-        mm_tuning = {1 + v / 8, 4, 0, 0, v % 8};
+        mm_tuning = {2, 4, v / 8 ? 512 : 1024, 0, v % 8};
         char name[64];
-        snprintf(name, sizeof name, "%d blocks, without%s%s%s", mm_tuning.blocks_per_sm, v & 1 ? " arithmetic" : "", v & 2 ? " x" : "", v & 4 ? " results" : "");
+        snprintf(name, sizeof name, "slices %d, without%s%s%s", mm_tuning.slice_k, v & 1 ? " arithmetic" : "", v & 2 ? " x" : "", v & 4 ? " results" : "");
         bench_model(m, name, true);
     }
     mm_tuning = best;
