@@ -29,8 +29,9 @@ struct cuda_backend {
     /* mm.cu: partial sums of K slices and their counters (zero between kernels), allocated by cuda_mm_open. */
     float *mm_partial;
     size_t mm_partial_bytes;
-    unsigned *mm_count; /* [mm_counters] */
-    int32_t mm_counters;
+    unsigned *mm_count;
+    uint8_t *mm_rows;   /* prepared activations of a launch */
+    size_t mm_rows_bytes;
     void *mm_stage;     /* pinned host memory of weight_load, allocated at its first call; 2 * mm_stage_bytes */
     void *mm_raw;       /* device twin of mm_stage */
     size_t mm_stage_bytes;

@@ -4,9 +4,11 @@
 #include <string.h>
 
 #define MM_PARTIAL_BYTES ((size_t)48 << 20)
-#define MM_COUNTERS (1 << 17)
+#define MM_ROWS_BYTES ((size_t)32 << 20) /* MM_PREP_ROWS rows of the longest kind */
+#define MM_GROUPS 512 /* groups of blocks, at most: multiprocessors */
+#define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {1, 4, 0};
+struct mm_tuning mm_tuning = {2, 4, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_frag.cuh. */
 static const struct mm_type mm_types[] = {
@@ -26,20 +28,11 @@ const struct mm_type *mm_type_of(uint32_t type)
     return nullptr;
 }
 
-static mm_kernel_fn kernel_of(uint32_t type, int log2_tiles)
+static mm_kernel_fn kernel_of(uint32_t type, int log2_tiles, bool generic)
 {
-    mm_kernel_fn f = mm_kernel_k(type, log2_tiles);
-    if (!f) f = mm_kernel_32(type, log2_tiles);
-    return f ? f : mm_kernel_float(type, log2_tiles);
-}
-
-size_t mm_smem(const struct mm_type *t, int32_t slice_columns, int tiles, int stages)
-{
-    const size_t tokens = 8 * (size_t)tiles, columns = (size_t)slice_columns;
-    const size_t ring = (size_t)MM_WARPS * (size_t)stages * (size_t)t->stage_units * (size_t)t->unit_bytes;
-    const size_t act = (size_t)t->planes * tokens * (2 * columns + 64);
-    const size_t sums = t->sums == MM_SUMS_K ? columns / 256 * tokens * 32 : t->sums == MM_SUMS_32 ? columns / 32 * tokens * 4 : 0;
-    return 512 + ring + act + sums + tokens * 4 * (2 + 2 * MM_WARPS);
+    mm_kernel_fn f = mm_kernel_k(type, log2_tiles, generic);
+    if (!f) f = mm_kernel_32(type, log2_tiles, generic);
+    return f ? f : mm_kernel_float(type, log2_tiles, generic);
 }
 
 /* ---- opening ---- */
@@ -47,16 +40,17 @@ size_t mm_smem(const struct mm_type *t, int32_t slice_columns, int tiles, int st
 int cuda_mm_open(struct cuda_backend *be)
 {
     for (int i = 0; i < MM_TYPES; i++)
-        for (int l = 0; l < 4; l++) {
-            mm_kernel_fn f = kernel_of(mm_types[i].type, l);
+        for (int l = 0; l < 8; l++) {
+            mm_kernel_fn f = kernel_of(mm_types[i].type, l % 4, l >= 4);
             if (!f) continue;
             cudaError_t err = cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
             if (!err) err = cudaFuncSetAttribute(f, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
             if (err) return cuda_check(be, "matrix product kernels", err);
         }
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
-    be->mm_counters = MM_COUNTERS;
+    be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
+    if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
     if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * MM_COUNTERS);
     if (!err) err = cudaMemset(be->mm_count, 0, sizeof(unsigned) * MM_COUNTERS);
     return cuda_check(be, "memory for matrix products", err);
@@ -66,10 +60,12 @@ void cuda_mm_close(struct cuda_backend *be)
 {
     cudaFree(be->mm_partial);
     cudaFree(be->mm_count);
+    cudaFree(be->mm_rows);
     cudaFree(be->mm_raw);
     cudaFreeHost(be->mm_stage);
     be->mm_partial = nullptr;
     be->mm_count = nullptr;
+    be->mm_rows = nullptr;
     be->mm_raw = be->mm_stage = nullptr;
 }
 
@@ -86,96 +82,128 @@ struct product {
     enum kn_act act;
 };
 
-/* How a launch is cut. Slices come from the shape and the type alone: they decide the bits. The rest does not. */
-struct plan {
-    int32_t units, slice_units, slices;
-    int tiles, log2_tiles, stages;
-    size_t smem;
-};
-
-static int make_plan(struct cuda_backend *be, const struct mm_type *t, int64_t n_in, int32_t n, struct plan *p)
+/* The slices of a panel: by the shape and the type alone, for they decide the bits. A number that 8 warps share evenly: 1, 2, 4 or a
+ * multiple of 8; at least 4 from 1,024 columns on, so that a small matrix still occupies the device. */
+static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t n_in, struct mm_args *a)
 {
     const int64_t columns = mm_tuning.slice_k ? mm_tuning.slice_k : t->slice_k;
-    const int64_t units = (n_in + t->unit_k - 1) / t->unit_k, slices = (units * t->unit_k + columns - 1) / columns;
+    const int64_t units = (n_in + t->unit_k - 1) / t->unit_k;
+    int64_t slices = (units * t->unit_k + columns - 1) / columns;
+    if (n_in >= 1024 && slices < 4) slices = 4;
+    slices = slices <= 2 ? slices : slices <= 4 ? 4 : (slices + 7) / 8 * 8;
     const int64_t even = (units + slices - 1) / slices;
-    p->units = (int32_t)units;
-    p->slice_units = (int32_t)((even + t->stage_units - 1) / t->stage_units * t->stage_units);
-    p->slices = (int32_t)((units + p->slice_units - 1) / p->slice_units);
+    a->units = (int32_t)units;
+    a->slice_units = (int32_t)((even + t->stage_units - 1) / t->stage_units * t->stage_units);
+    a->slices = (int32_t)((units + a->slice_units - 1) / a->slice_units);
+    a->slice_row = mm_slice_row(t->planes, t->sums, a->slice_units * t->unit_k);
+    if (a->slices > MM_SLICES_MAX || (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES || a->slices > be->sm_count)
+        return cuda_fail(be, KN_ETYPE, "matrix product: rows of %lld values are too long (at most %lld)", (long long)n_in,
+                         (long long)(columns * MM_SLICES_MAX));
+    return 0;
+}
+
+static size_t smem_of(const struct mm_type *t, const struct mm_args *a, int tiles)
+{
+    return mm_memory_of(t->unit_bytes * t->stage_units, a, tiles).total;
+}
+
+static void put_together(struct mm_args *a, bool together)
+{
+    a->block_slices = together ? a->slices : 1;
+    a->slice_warps = !together || a->slices == 1 ? 1 : a->slices == 2 ? 2 : a->slices <= 4 ? 4 : 8;
+    a->subs = MM_WARPS / a->slice_warps;
+}
+
+/* How many rows a launch takes, where its slices are, how deep its rings: the first that fits of
+ *   slices together, the next launch's blocks beside; together; apart, beside; apart; and then with fewer rows.
+ * None of these choices changes a bit. Fills a->n, stages, block_slices, slice_warps; returns log2 of the tiles, or an error. */
+static int choose(struct cuda_backend *be, const struct mm_type *t, int32_t n, struct mm_args *a, size_t *smem)
+{
     const int most = be->generic || be->cc < 90 ? 4 : 8, want = mm_tuning.stages < most ? mm_tuning.stages : most;
-    const size_t whole = (size_t)be->smem_block, half = (size_t)be->smem_sm / 2 - 1024;
-    for (p->log2_tiles = 3; p->log2_tiles >= 0; p->log2_tiles--) {
-        p->tiles = 1 << p->log2_tiles;
-        if (p->tiles > t->tiles_max || (p->log2_tiles && 8 * (p->tiles / 2) >= n)) continue;
-        for (int pass = 0; pass < 2; pass++) /* room for the next launch beside this one, or else alone */
-            for (p->stages = want; p->stages >= (pass ? 2 : 3); p->stages--) {
-                p->smem = mm_smem(t, p->slice_units * t->unit_k, p->tiles, p->stages);
-                if (p->smem <= (pass ? whole : half < whole ? half : whole)) return 0;
+    const size_t whole = (size_t)be->smem_block;
+    for (int log2_tiles = 3; log2_tiles >= 0; log2_tiles--) {
+        const int tiles = 1 << log2_tiles;
+        if (tiles > t->tiles_max || (log2_tiles && 4 * tiles >= n) || (log2_tiles && be->generic && be->cc >= 90)) continue;
+        a->n = n < 8 * tiles ? n : 8 * tiles;
+        const size_t part = (size_t)be->smem_sm / (tiles == 1 ? MM_RESIDENT : 2) - 1024;
+        for (int pass = 0; pass < 4; pass++) {
+            const bool together = pass < 2, beside = pass % 2 == 0;
+            if (together && a->slices > 1 && (mm_tuning.apart == 1 || (mm_tuning.apart == 2 && !beside))) continue;
+            put_together(a, together);
+            for (a->stages = want; a->stages >= (beside && MM_RESIDENT < 3 ? 3 : 2); a->stages--) {
+                *smem = smem_of(t, a, tiles);
+                if (*smem <= (beside && part < whole ? part : whole)) return log2_tiles;
             }
+        }
     }
     return cuda_fail(be, KN_EDEVICE, "matrix product: %d bytes of shared memory a block are too few", be->smem_block);
 }
 
-/* One launch or more over matrices `list` of one type. */
+/* Launch over all panels: as many at a time as the partial sums have room for. */
+static int launch_panels(struct cuda_backend *be, const char *name, const struct mm_type *t, struct mm_args *a, int log2_tiles, size_t smem,
+                         int32_t panels)
+{
+    const bool together = a->block_slices == a->slices;
+    const mm_kernel_fn f = kernel_of(t->type, log2_tiles, be->generic || be->cc < 90);
+    int32_t most = panels, grid = be->sm_count * mm_tuning.blocks_per_sm;
+    if (!together) { /* blocks wait for each other: one a multiprocessor is always resident */
+        const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) * MM_RECORD * sizeof(float);
+        const size_t room = be->mm_partial_bytes / item;
+        if ((size_t)most > room) most = (int32_t)room;
+        grid = be->sm_count;
+        a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
+    }
+    for (int32_t first = 0; first < panels; first += most) {
+        a->first_item = first;
+        a->n_items = panels - first < most ? panels - first : most;
+        a->groups = together ? grid : grid / a->slices;
+        if (a->groups > a->n_items) a->groups = a->n_items;
+        const int32_t blocks = together ? a->groups : a->groups * a->slices;
+        const int err = cuda_check(be, name, cuda_launch(be, f, dim3((unsigned)blocks), dim3(32 * MM_WARPS), smem, *a));
+        if (err) return err;
+    }
+    return 0;
+}
+
+/* The matrices `list` of one type. */
 static int launch_group(struct cuda_backend *be, const struct product *p, const int *list, int count)
 {
     const struct kn_weight *w0 = p->w[list[0]];
     const struct mm_type *t = mm_type_of(w0->type);
-    for (int32_t row = 0; row < p->n;) {
-        struct plan plan = {};
-        int err = make_plan(be, t, w0->n_in, p->n - row, &plan);
-        if (err) return err;
-        const int32_t rows = p->n - row < 8 * plan.tiles ? p->n - row : 8 * plan.tiles;
-        mm_args a = {};
-        int32_t panels = 0;
-        for (int i = 0; i < count; i++) {
-            const struct kn_weight *w = p->w[list[i]];
-            a.w[i] = (const uint8_t *)w->packed;
-            a.n_out[i] = (int32_t)w->n_out;
-            if (i == 0 || !p->gated) {
-                panels += (int32_t)((w->n_out + 15) / 16);
-                a.out[i] = p->out[list[i]] + (int64_t)row * w->n_out;
-            }
-            a.panel_end[i] = panels;
-        }
-        a.x = p->x + (int64_t)row * w0->n_in;
-        a.norm = p->norm;
-        a.eps = p->eps;
-        a.partial = be->mm_partial;
-        a.count = be->mm_count;
-        a.panel_bytes = mm_panel_bytes(t, w0->n_in);
-        a.n = rows;
-        a.n_in = (int32_t)w0->n_in;
-        a.units = plan.units;
-        a.slice_units = plan.slice_units;
-        a.slices = plan.slices;
-        a.stages = plan.stages;
-        a.bulk = be->cc >= 90 && !be->generic;
-        a.has_norm = p->norm != nullptr;
-        a.add = p->add;
-        a.gated = p->gated;
-        a.act = p->act;
-        const int32_t grid = be->sm_count * mm_tuning.blocks_per_sm;
-        a.slice_lanes = a.slices < grid ? a.slices : grid;
-        int32_t most = panels; /* items a launch: what the partial sums of all slices have room for */
-        if (a.slices > 1 || p->gated) {
-            const size_t item = (size_t)(p->gated ? 2 : 1) * (size_t)a.slices * (size_t)plan.tiles * MM_RECORD * sizeof(float);
-            const size_t room = be->mm_partial_bytes / item;
-            if (room < 1) return cuda_fail(be, KN_EINVAL, "%s: rows of %d values are too long", p->name, a.n_in);
-            if ((size_t)most > room) most = (int32_t)room;
-            if (most > be->mm_counters) most = be->mm_counters;
-        }
-        for (int32_t first = 0; first < panels; first += most) {
-            a.first_item = first;
-            a.n_items = panels - first < most ? panels - first : most;
-            const int32_t blocks = grid / a.slice_lanes;
-            a.slice_blocks = blocks < a.n_items ? blocks : a.n_items;
-            err = cuda_check(be, p->name, cuda_launch(be, kernel_of(t->type, plan.log2_tiles), dim3(a.slice_lanes * a.slice_blocks),
-                                                      dim3(32 * MM_WARPS), plan.smem, a));
-            if (err) return err;
-        }
-        row += rows;
+    struct mm_args a = {};
+    int err = cut_slices(be, t, w0->n_in, &a);
+    int32_t panels = 0;
+    for (int i = 0; i < count; i++) {
+        const struct kn_weight *w = p->w[list[i]];
+        a.w[i] = (const uint8_t *)w->packed;
+        a.n_out[i] = (int32_t)w->n_out;
+        if (i == 0 || !p->gated) panels += (int32_t)((w->n_out + 15) / 16);
+        a.panel_end[i] = panels;
     }
-    return 0;
+    a.partial = be->mm_partial;
+    a.panel_bytes = mm_panel_bytes(t, w0->n_in);
+    a.add = p->add;
+    a.gated = p->gated;
+    a.act = p->act;
+    a.magic = 0x64006400;
+#ifdef MM_PROBE
+    a.probe = mm_tuning.probe;
+#endif
+    for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
+        const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
+        const struct mm_prep prep = {p->x + (int64_t)row * w0->n_in, p->norm, be->mm_rows, p->eps, (int32_t)w0->n_in, a.units, t->unit_k,
+                                     a.slice_units, a.slices, a.slice_row};
+        err = cuda_check(be, p->name, mm_prepare(be, t, &prep, rows));
+        for (int32_t i = 0; i < rows && !err; i += a.n) {
+            size_t smem = 0;
+            const int log2_tiles = choose(be, t, rows - i, &a, &smem);
+            if (log2_tiles < 0) return log2_tiles;
+            a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
+            for (int j = 0; j < count; j++) a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
+            err = launch_panels(be, p->name, t, &a, log2_tiles, smem, panels);
+        }
+    }
+    return err;
 }
 
 static int check(struct cuda_backend *be, const struct product *p)

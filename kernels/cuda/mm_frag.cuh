@@ -16,11 +16,13 @@
 #define DEV static __device__ __forceinline__
 
 /* A stage's view of the activations: bytes of shared memory at the stage's first column. */
-struct mm_view {
-    const uint8_t *b;     /* + plane * plane_bytes + tile * 8 * row_bytes: this lane's token row g and quarter q */
-    uint32_t row_bytes, plane_bytes;
-    const uint8_t *sums;  /* K: [block][tokens][4][2 half2]; 32: [group][tokens] float; at this lane's place */
-    uint32_t sums_step;   /* bytes a block (K) or group (32) */
+template <int NT> struct mm_view {
+    const uint8_t *b;     /* + plane * plane_bytes + row[t] */
+    uint32_t row[NT];     /* this lane's token of each tile, row g; tokens that are not there read the last */
+    uint32_t plane_bytes;
+    const uint8_t *sums;  /* of token 0, at the stage's first block or group */
+    uint32_t row_bytes, last; /* of a token; the last token */
+    uint32_t magic;       /* 0x64006400 */
 };
 
 DEV uint4 lds16(const uint8_t *p)
@@ -91,21 +93,27 @@ DEV void scale_add(float fin[4], float low, float high, const float c[4])
     fin[3] = __fmaf_rn(high, c[3], fin[3]);
 }
 
-/* Codes of one mma step as 1024 + code (a0, a2) and 1024 + 16 code (a1, a3); w: nibbles, x: bits above, in their place. */
-DEV void nibbles(uint32_t a[4], uint32_t w)
+/* (w & mask) | c in one instruction; mask a constant */
+template <uint32_t MASK> DEV uint32_t and_or(uint32_t w, uint32_t c)
+{
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(w), "n"(MASK), "r"(c));
+    return d;
+}
+/* Codes of one mma step as 1024 + code (a0, a2) and 1024 + 16 code (a1, a3). */
+DEV void nibbles(uint32_t a[4], uint32_t w, uint32_t magic)
 {
     const uint32_t v = w >> 8;
-    a[0] = (w & 0x000f000f) | 0x64006400;
-    a[1] = (w & 0x00f000f0) | 0x64006400;
-    a[2] = (v & 0x000f000f) | 0x64006400;
-    a[3] = (v & 0x00f000f0) | 0x64006400;
+    a[0] = and_or<0x000f000f>(w, magic);
+    a[1] = and_or<0x00f000f0>(w, magic);
+    a[2] = and_or<0x000f000f>(v, magic);
+    a[3] = and_or<0x00f000f0>(v, magic);
 }
 
 /* ---- Q4_K, Q5_K: sc * code is exact in f16 (at most 63 * 31), so d meets the sums of 128 columns. Minimums are one mma a block: A holds
  * the eight m twice, B the eight sums of 32 activations as f16 high and low parts. ---- */
 template <int BITS> struct frag_k45 {
-    static constexpr int unit_k = 256, unit_bytes = BITS == 5 ? 2816 : 2304, stage_units = 1, planes = 1, tiles_max = 8,
-                         slice_k = 1024;
+    static constexpr int unit_k = 256, unit_bytes = BITS == 5 ? 2816 : 2304, stage_units = 1, planes = 1, tiles_max = 8;
     static constexpr enum mm_sums sums = MM_SUMS_K;
     static constexpr bool bf16 = false;
 
@@ -129,7 +137,7 @@ template <int BITS> struct frag_k45 {
         return h2_add(v, 0xe400e400);
     }
 
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view<NT> &v, int lane)
     {
         const int g = lane / 4, q = lane % 4;
         constexpr int records = BITS == 5 ? 2560 : 2048;
@@ -158,13 +166,13 @@ template <int BITS> struct frag_k45 {
                     uint32_t a[2][4];
 #pragma unroll
                     for (int s = 0; s < 2; s++) {
-                        nibbles(a[s], w[2 * i + s]);
+                        nibbles(a[s], w[2 * i + s], v.magic);
                         if (BITS == 5) {
 #pragma unroll
                             for (int rp = 0; rp < 2; rp++) {
                                 const uint32_t x = shift(hw[part], 4 - (8 * i + 2 * s + rp));
-                                a[s][2 * rp] |= x & 0x00100010;
-                                a[s][2 * rp + 1] |= x & 0x01000100;
+                                a[s][2 * rp] = and_or<0x00100010>(x, a[s][2 * rp]);
+                                a[s][2 * rp + 1] = and_or<0x01000100>(x, a[s][2 * rp + 1]);
                             }
                         }
                         a[s][0] = h2_fma(a[s][0], s0, o0);
@@ -174,7 +182,7 @@ template <int BITS> struct frag_k45 {
                     }
 #pragma unroll
                     for (int t = 0; t < NT; t++) {
-                        const uint4 b = lds16(v.b + t * 8 * v.row_bytes + 64 * j);
+                        const uint4 b = lds16(v.b + v.row[t] + 64 * j);
                         mma<false>(acc[t], a[0], b.x, b.y);
                         mma<false>(acc[t], a[1], b.z, b.w);
                     }
@@ -189,7 +197,7 @@ template <int BITS> struct frag_k45 {
         for (int t = 0; t < NT; t++) {
             float acc[4];
             zero(acc);
-            const uint2 b = lds8(v.sums + t * 256);
+            const uint2 b = lds8(v.sums + v.row[t] - 8 * q); /* row has 16 q, the sums 8 q */
             mma<false>(acc, am, b.x, b.y);
             scale_add(fin[t], n0, n1, acc);
         }
@@ -198,7 +206,7 @@ template <int BITS> struct frag_k45 {
 
 /* ---- Q6_K: a scale for 16 columns, one mma step; code - 32 is exact, sc * (code - 32) is not, so d * sc meets each step's sum ---- */
 struct frag_k6 {
-    static constexpr int unit_k = 256, unit_bytes = 3360, stage_units = 1, planes = 1, tiles_max = 8, slice_k = 1024;
+    static constexpr int unit_k = 256, unit_bytes = 3360, stage_units = 1, planes = 1, tiles_max = 8;
     static constexpr enum mm_sums sums = MM_SUMS_NONE;
     static constexpr bool bf16 = false;
 
@@ -208,7 +216,7 @@ struct frag_k6 {
         const float s = __uint_as_float(__byte_perm(w, 0x4b000000, 0x7440 + i));
         return __fmul_rn(d, __fsub_rn(s, 8388736.0f));
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int, const mm_view<NT> &v, int lane)
     {
         const int g = lane / 4;
         const uint4 lo4 = lds16(st + 3072 + 16 * g), hi4 = lds16(st + 3072 + 128 + 16 * g);
@@ -226,12 +234,12 @@ struct frag_k6 {
                 uint32_t a[2][4];
 #pragma unroll
                 for (int s = 0; s < 2; s++) {
-                    nibbles(a[s], w[2 * i + s]);
+                    nibbles(a[s], w[2 * i + s], v.magic);
 #pragma unroll
                     for (int rp = 0; rp < 2; rp++) {
                         const uint32_t x = shift(i ? pairs.y : pairs.x, 4 - (8 * s + 2 * rp));
-                        a[s][2 * rp] = h2_add(a[s][2 * rp] | (x & 0x00300030), 0xe420e420); /* - 1056 */
-                        a[s][2 * rp + 1] = h2_fma(a[s][2 * rp + 1] | (x & 0x03000300), 0x2c002c00, 0xd600d600); /* / 16 - 96 */
+                        a[s][2 * rp] = h2_add(and_or<0x00300030>(x, a[s][2 * rp]), 0xe420e420); /* - 1056 */
+                        a[s][2 * rp + 1] = h2_fma(and_or<0x03000300>(x, a[s][2 * rp + 1]), 0x2c002c00, 0xd600d600); /* / 16 - 96 */
                     }
                 }
                 float s0[2], s1[2];
@@ -242,7 +250,7 @@ struct frag_k6 {
                 }
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
-                    const uint4 b = lds16(v.b + t * 8 * v.row_bytes + 64 * j);
+                    const uint4 b = lds16(v.b + v.row[t] + 64 * j);
                     float acc[4];
                     zero(acc);
                     mma<false>(acc, a[0], b.x, b.y);
@@ -258,12 +266,11 @@ struct frag_k6 {
 
 /* ---- 32-blocks: code - offset exact, d meets the sum of 32 columns; minimums meet the float sum of 32 activations ---- */
 template <int BITS, bool MIN> struct frag_32 {
-    static constexpr int unit_k = 32, unit_bytes = 64 * BITS + (MIN ? 64 : 32), stage_units = 8, planes = 1, tiles_max = 8,
-                         slice_k = 1024;
+    static constexpr int unit_k = 32, unit_bytes = 64 * BITS + (MIN ? 64 : 32), stage_units = 8, planes = 1, tiles_max = 8;
     static constexpr enum mm_sums sums = MIN ? MM_SUMS_32 : MM_SUMS_NONE;
     static constexpr bool bf16 = false;
 
-    DEV void codes(uint32_t a[2][4], const uint8_t *u, int lane)
+    DEV void codes(uint32_t a[2][4], const uint8_t *u, int lane, uint32_t magic)
     {
         if (BITS == 8) {
             const uint4 c = lds16(u + 16 * lane);
@@ -283,13 +290,13 @@ template <int BITS, bool MIN> struct frag_32 {
         const uint32_t o1 = MIN ? 0xd400d400 : BITS == 5 ? 0xd500d500 : 0xd480d480;
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            nibbles(a[s], s ? c.y : c.x);
+            nibbles(a[s], s ? c.y : c.x, magic);
             if (BITS == 5) {
 #pragma unroll
                 for (int rp = 0; rp < 2; rp++) {
                     const uint32_t x = high << (4 - (2 * s + rp));
-                    a[s][2 * rp] |= x & 0x00100010;
-                    a[s][2 * rp + 1] |= x & 0x01000100;
+                    a[s][2 * rp] = and_or<0x00100010>(x, a[s][2 * rp]);
+                    a[s][2 * rp + 1] = and_or<0x01000100>(x, a[s][2 * rp + 1]);
                 }
             }
             a[s][0] = h2_add(a[s][0], o0);
@@ -298,13 +305,13 @@ template <int BITS, bool MIN> struct frag_32 {
             a[s][3] = h2_fma(a[s][3], 0x2c002c00, o1);
         }
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         const int g = lane / 4;
 #pragma unroll 4
         for (int u = 0; u < units; u++, st += unit_bytes) {
             uint32_t a[2][4], dd, mm = 0;
-            codes(a, st, lane);
+            codes(a, st, lane, v.magic);
             if (MIN) {
                 const uint2 dm = lds8(st + 64 * BITS + 8 * g);
                 dd = dm.x, mm = dm.y;
@@ -314,15 +321,17 @@ template <int BITS, bool MIN> struct frag_32 {
             const float d0 = h_low(dd), d1 = h_high(dd), m0 = h_low(mm), m1 = h_high(mm);
 #pragma unroll
             for (int t = 0; t < NT; t++) {
-                const uint4 b = lds16(v.b + t * 8 * v.row_bytes + 64 * u);
+                const uint4 b = lds16(v.b + v.row[t] + 64 * u);
                 float acc[4];
                 zero(acc);
                 mma<false>(acc, a[0], b.x, b.y);
                 mma<false>(acc, a[1], b.z, b.w);
                 scale_add(fin[t], d0, d1, acc);
                 if (MIN) {
-                    const float2 s = *(const float2 *)(v.sums + u * v.sums_step + t * 32);
-                    const float sum[4] = {s.x, s.y, s.x, s.y};
+                    const uint32_t token = 8 * t + 2 * (lane % 4);
+                    const float s0 = *(const float *)(v.sums + 4 * u + min(token, v.last) * v.row_bytes);
+                    const float s1 = *(const float *)(v.sums + 4 * u + min(token + 1, v.last) * v.row_bytes);
+                    const float sum[4] = {s0, s1, s0, s1};
                     scale_add(fin[t], m0, m1, sum);
                 }
             }
@@ -333,7 +342,7 @@ template <int BITS, bool MIN> struct frag_32 {
 /* ---- F16, BF16, F32: the sum of 64 columns, all planes, is one chain; then it is added in float32 ---- */
 template <uint32_t TYPE> struct frag_float {
     static constexpr int unit_k = 32, unit_bytes = TYPE == KN_F32 ? 2048 : 1024, stage_units = 2,
-                         planes = TYPE == KN_F16 ? 2 : 3, tiles_max = 4, slice_k = 512;
+                         planes = TYPE == KN_F16 ? 2 : 3, tiles_max = 4;
     static constexpr enum mm_sums sums = MM_SUMS_NONE;
     static constexpr bool bf16 = TYPE != KN_F16;
 
@@ -347,7 +356,7 @@ template <uint32_t TYPE> struct frag_float {
             y = __fsub_rn(y, __uint_as_float(__float_as_uint(y) & 0xffff0000));
         }
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view &v, int lane)
+    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         float acc[NT][4];
 #pragma unroll
@@ -375,7 +384,7 @@ template <uint32_t TYPE> struct frag_float {
                 for (int t = 0; t < NT; t++) {
 #pragma unroll
                     for (int p = planes - 1; p >= 0; p--) { /* smallest products first */
-                        const uint2 b = lds8(v.b + p * v.plane_bytes + t * 8 * v.row_bytes + 64 * u + 8 * s);
+                        const uint2 b = lds8(v.b + p * v.plane_bytes + v.row[t] + 64 * u + 8 * s);
                         if (TYPE == KN_F32) {
 #pragma unroll
                             for (int k = 2 - p; k > 0; k--) mma<true>(acc[t], a[k], b.x, b.y);

@@ -629,7 +629,7 @@ static void bench_model(const model &m, const char *name, bool one)
     const double floor = m.bytes / read_tbs / 1e6;
     printf("%-34s %.2f GB, floor %.3f ms", name, m.bytes / 1e9, floor / 1e3);
     for (int n : bench_rows) {
-        if (one && n != 1 && n != 16) continue;
+        if (one && n != 1 && n != 8 && n != 16) continue;
         const double us = graph_us([&] { step(m, n); }, 10);
         printf(" | %d: %.3f ms %.3f", n, us / 1e3, floor / us);
     }
@@ -663,19 +663,24 @@ static void bench(bool quick)
     be->generic = true;
     bench_model(m, "Q4_K_M, generic", true);
     be->generic = false;
-    for (int blocks = 1; blocks <= 3; blocks++)
-        for (int stages = 3; stages <= 6; stages++) {
-            if (blocks == 1 && stages == 4) continue;
-            mm_tuning = {blocks, stages, 0};
+    const struct mm_tuning best = mm_tuning;
+    if (!quick)
+        for (int v = 0; v < 36; v++) {
+            mm_tuning = {1 + v % 3, v / 3 % 2 ? 5 : 3, v / 6 % 2 ? 512 : 1024, v / 12, 0};
             char name[64];
-            snprintf(name, sizeof name, "Q4_K_M, %d blocks/SM, %d stages", blocks, stages);
+            snprintf(name, sizeof name, "%d blocks %d stages slice %4d apart %d", mm_tuning.blocks_per_sm, mm_tuning.stages, mm_tuning.slice_k, mm_tuning.apart);
             bench_model(m, name, true);
         }
-    mm_tuning = {1, 4, 512};
-    bench_model(m, "Q4_K_M, slices of 512", true);
-    mm_tuning = {2, 3, 512};
-    bench_model(m, "Q4_K_M, slices of 512, 2 blocks", true);
-    mm_tuning = {1, 4, 0};
+    mm_tuning = best;
+#ifdef MM_PROBE
+    for (int v = 0; v < 16; v++) {
+        mm_tuning = {2, 4, v / 8 ? 512 : 1024, 0, v % 8};
+        char name[64];
+        snprintf(name, sizeof name, "slices %d, without%s%s%s", mm_tuning.slice_k, v & 1 ? " arithmetic" : "", v & 2 ? " x" : "", v & 4 ? " results" : "");
+        bench_model(m, name, true);
+    }
+    mm_tuning = best;
+#endif
     free_model(m);
     m = load_model(12, KN_Q8_0, KN_Q8_0, KN_Q8_0);
     bench_model(m, "Q8_0, 12 layers", false);
@@ -693,8 +698,15 @@ int main(int argc, char **argv)
         check_layout();
     } else {
         open_device();
-        if (!strcmp(what, "check")) check_all(quick);
-        else bench(quick);
+        if (!strcmp(what, "check")) {
+            check_all(quick);
+        } else if (!strcmp(what, "profile")) { /* for a profiler: one product at 1 row and at 16 */
+            bench_open();
+            kn_weight w = load(KN_Q4_K, 4096, 24576);
+            for (int i = 0; i < 6; i++) OK(cuda_linear(kb(), bench_out[0], &w, bench_x, i < 3 ? 1 : 16, false));
+            CK(cudaStreamSynchronize(be->stream));
+        }
+        else if (!strcmp(what, "bench")) bench(quick);
         cuda_mm_close(be);
     }
     printf("%d failures\n", failures);
