@@ -28,11 +28,11 @@ struct best { /* of a slice of a row */
 };
 
 struct bound { /* of a row: what pick_filter goes by */
-    unsigned long long total; /* probability of all ids, in units of 2^-44 */
-    unsigned listed;          /* ids in the list: all those in buckets up to bin */
-    int32_t bin;
-    int32_t enough; /* there are top_k ids or more */
-    int32_t pad;
+    unsigned long long before, total; /* probability of the buckets before bin, and of all ids, in units of 2^-44 */
+    unsigned ids_before;              /* the same in ids */
+    unsigned listed;                  /* ids in the list */
+    int32_t bin;    /* where the last id kept lies; BINS: every id is kept */
+    int32_t enough; /* there are top_k ids or more: bin is top_k's */
 };
 
 struct pick {
@@ -42,11 +42,11 @@ struct pick {
     struct kn_sampler s;
     int32_t *out;
     float *copy;      /* [n, n_vocab] penalised logits, or NULL */
-    uint32_t *list;   /* [n, n_vocab] ids that the filters may keep; NULL without filters */
+    uint64_t *list;   /* [n, n_vocab] keys of ids that the filters may keep; NULL without filters */
     unsigned long long *mass; /* [n, BINS] probability a bucket */
     unsigned *ids;            /* [n, BINS] ids a bucket */
     struct bound *bound;      /* [n] */
-    struct best *best; /* [n, n_blocks]; the first of a row ends as the row's */
+    struct best *best; /* [n, n_blocks + 1]: the row's, then the slices' */
     int32_t *bad;     /* [n] the history holds an id outside the vocabulary; NULL without penalty */
     unsigned *count;  /* [n] */
 };
@@ -154,6 +154,11 @@ static __device__ __forceinline__ const float *row_of(const pick &p, int row)
     return (p.copy ? p.copy : p.logits) + (int64_t)row * p.n_vocab;
 }
 
+static __device__ __forceinline__ struct best *row_best(const pick &p, int row)
+{
+    return p.best + (int64_t)row * (p.n_blocks + 1);
+}
+
 template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(const pick p)
 {
     __shared__ struct best warp[8];
@@ -182,7 +187,7 @@ template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(cons
         }
     }
     b = block_best(b, warp);
-    struct best *mine = p.best + (int64_t)row * p.n_blocks;
+    struct best *mine = row_best(p, row) + 1;
     if (threadIdx.x == 0) {
         mine[blockIdx.x] = b;
         __threadfence();
@@ -213,7 +218,7 @@ template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(cons
     if (threadIdx.x) return;
     p.count[row] = 0;
     b.nan |= !isfinite(b.top) || (p.bad && p.bad[row]);
-    mine[0] = b;
+    *row_best(p, row) = b;
     p.out[row] = b.nan ? KN_PICK_NAN : WANT == WANT_SAMPLE ? b.id : b.top_id;
 }
 
@@ -224,6 +229,11 @@ static __device__ __forceinline__ uint64_t key_of(float l, uint32_t id)
     uint32_t u = __float_as_uint(__fadd_rn(l, 0.0f)); /* -0 and 0 tie */
     u = u >> 31 ? u : ~u & 0x7fffffffu;
     return (uint64_t)u << 32 | id;
+}
+static __device__ __forceinline__ float logit_of(uint64_t key)
+{
+    const uint32_t u = (uint32_t)(key >> 32);
+    return __uint_as_float(u >> 31 ? u : ~u & 0x7fffffffu);
 }
 
 struct filter { /* shared memory of pick_hist and pick_filter */
@@ -296,18 +306,23 @@ static __device__ unsigned long long block_total(struct filter &f, unsigned long
 
 struct row {
     const float *l;
-    float top, temp, per_bin;
+    float top, temp, inverse;
 };
 
 static __device__ __forceinline__ row make_row(const pick &p, int i)
 {
-    row r = {row_of(p, i), p.best[(int64_t)i * p.n_blocks].top, p.s.temp, __fdiv_rn(64.0f, p.s.temp)};
-    if (!(r.per_bin < 3e38f)) r.per_bin = 3e38f;
+    row r = {row_of(p, i), row_best(p, i)->top, p.s.temp, __fdiv_rn(1.0f, p.s.temp)};
+    if (!(r.inverse < 3e38f)) r.inverse = 3e38f;
     return r;
+}
+/* Buckets of a 64th of a nat below the top for 16 nats, then of a quarter; the last holds the rest. */
+static __device__ __forceinline__ int bin_at(float nats)
+{
+    return (int)(nats < 16.0f ? __fmul_rn(nats, 64.0f) : fminf(__fmaf_rn(nats, 4.0f, 960.0f), (float)(BINS - 1)));
 }
 static __device__ __forceinline__ int bin_of(const row &r, float l)
 {
-    return (int)fminf(__fmul_rn(__fsub_rn(r.top, l), r.per_bin), (float)(BINS - 1));
+    return bin_at(__fmul_rn(__fsub_rn(r.top, l), r.inverse));
 }
 static __device__ __forceinline__ unsigned long long mass_of(const row &r, float l)
 {
@@ -332,7 +347,7 @@ static __global__ void __launch_bounds__(1024) pick_hist(const pick p)
     const row r = make_row(p, at);
     unsigned *ids = p.ids + (int64_t)at * BINS;
     unsigned long long *mass = p.mass + (int64_t)at * BINS;
-    if (p.best[(int64_t)at * p.n_blocks].nan) return; /* pick_scan has said so */
+    if (row_best(p, at)->nan) return; /* pick_scan has said so */
     if (top_k || top_p)
         for (int j = 0; j < SCAN / 1024; j++) {
             const int32_t i = blockIdx.x * SCAN + j * 1024 + t;
@@ -354,46 +369,60 @@ static __global__ void __launch_bounds__(1024) pick_hist(const pick p)
         f.mass[i] = __ldcg(&mass[i]);
     }
     __syncthreads();
-    struct bound b = {0, 0, BINS - 1, 0, 0};
+    struct bound b = {0, 0, 0, 0, BINS, 0};
     if (top_p) b.total = block_total(f, f.mass[2 * t] + f.mass[2 * t + 1]);
     if (top_k) {
         find_bin(f, BINS, false, (unsigned long long)p.s.top_k);
         b.enough = f.bin >= 0;
-        if (b.enough) b.bin = f.bin;
+        if (b.enough) b.bin = f.bin, b.ids_before = (unsigned)f.before;
     }
     if (top_p && !b.enough) {
         find_bin(f, BINS, true, limit_of(p, b.total));
-        if (f.bin >= 0) b.bin = f.bin;
+        if (f.bin >= 0) b.bin = f.bin, b.before = f.before;
     }
-    if (!top_k && !top_p) /* min-p alone: two buckets for the roundings */
-        b.bin = (int)fmin(-64.0 * dev_log((double)p.s.min_p) + 2.0, (double)(BINS - 1));
     if (t == 0) p.bound[at] = b;
 }
 
+/* Ids before the bound's bucket are kept for certain, but where top-p comes after top-k. */
 static __global__ void __launch_bounds__(256) pick_list(const pick p)
 {
+    __shared__ struct best warp[8];
     cuda_grid_start();
     const int at = blockIdx.y;
-    if (p.best[(int64_t)at * p.n_blocks].nan) return;
+    if (row_best(p, at)->nan) return;
     const row r = make_row(p, at);
     const int bin = p.bound[at].bin;
-    uint32_t *list = p.list + (int64_t)at * p.n_vocab;
+    const bool certain = !(p.bound[at].enough && p.s.top_p < 1.0f);
+    const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
+    const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
+    const int deepest = p.s.min_p > 0.0f ? bin_at((float)(-log_min_p * 1.0001 + 0.01)) : BINS; /* min-p keeps nothing below */
+    const uint32_t position = (uint32_t)p.pos[at] + 1;
+    uint64_t *list = p.list + (int64_t)at * p.n_vocab;
+    struct best b = {0.0, -INFINITY, -1, -1, 0};
     for (int j = 0; j < SCAN / 256; j++) {
         const int32_t i = blockIdx.x * SCAN + j * 256 + threadIdx.x;
         const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
-        const bool in = l > -INFINITY && bin_of(r, l) <= bin;
+        const int mine = l > -INFINITY ? bin_of(r, l) : BINS + 1;
+        if (certain && mine < bin && mine <= deepest && !(__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p)) {
+            uint32_t word[4];
+            philox(p.s.seed, position, (uint32_t)i / 4, word);
+            offer(b.score, b.id, score_of(l, temp, i % 4 == 0 ? word[0] : i % 4 == 1 ? word[1] : i % 4 == 2 ? word[2] : word[3]), i);
+        }
+        const bool in = mine == bin || (!certain && mine < bin);
         const unsigned who = __ballot_sync(~0u, in), lane = threadIdx.x % 32;
         unsigned first = 0;
         if (!who) continue;
         if (lane == 0) first = atomicAdd(&p.bound[at].listed, (unsigned)__popc(who));
         first = __shfl_sync(~0u, first, 0);
-        if (in) list[first + __popc(who & ((1u << lane) - 1))] = (uint32_t)i;
+        if (in) list[first + __popc(who & ((1u << lane) - 1))] = key_of(l, (uint32_t)i);
     }
+    b = block_best(b, warp);
+    if (threadIdx.x == 0) row_best(p, at)[1 + blockIdx.x] = b;
 }
 
-/* Of the listed ids with keys up to most: the key at which the count (or mass), ascending, reaches target; most if the
- * total is less. */
-static __device__ uint64_t find_key(struct filter &f, const row &r, const uint32_t *list, unsigned n, bool by_mass,
+/* Of the listed keys up to most: the one at which the count (or mass), ascending, reaches target; most if the total is
+ * less. */
+static __device__ uint64_t find_key(struct filter &f, const row &r, const uint64_t *list, unsigned n, bool by_mass,
                                     unsigned long long target, uint64_t most)
 {
     uint64_t prefix = 0;
@@ -402,16 +431,12 @@ static __device__ uint64_t find_key(struct filter &f, const row &r, const uint32
         if (threadIdx.x < 256) f.count[threadIdx.x] = 0, f.mass[threadIdx.x] = 0;
         __syncthreads();
         for (unsigned base = 0; base < n; base += 1024) {
-            const unsigned i = base + threadIdx.x;
+            const uint64_t key = base + threadIdx.x < n ? list[base + threadIdx.x] : ~(uint64_t)0;
             int digit = -1;
             unsigned long long mass = 0;
-            if (i < n) {
-                const float l = r.l[list[i]];
-                const uint64_t key = key_of(l, list[i]);
-                if (key <= most && (shift == 56 || key >> (shift + 8) == prefix)) {
-                    digit = (int)(key >> shift & 255);
-                    mass = by_mass ? mass_of(r, l) : 0;
-                }
+            if (base + threadIdx.x < n && key <= most && (shift == 56 || key >> (shift + 8) == prefix)) {
+                digit = (int)(key >> shift & 255);
+                mass = by_mass ? mass_of(r, logit_of(key)) : 0;
             }
             tally(f.count, f.mass, digit, mass);
         }
@@ -422,10 +447,8 @@ static __device__ uint64_t find_key(struct filter &f, const row &r, const uint32
         target -= f.before;
         if (shift == 0) return prefix;
         if (f.count[digit] > 1) continue;
-        for (unsigned i = threadIdx.x; i < n; i += 1024) { /* one id left */
-            const uint64_t key = key_of(r.l[list[i]], list[i]);
-            if (key <= most && key >> shift == prefix) f.found = key;
-        }
+        for (unsigned i = threadIdx.x; i < n; i += 1024) /* one id left */
+            if (list[i] <= most && list[i] >> shift == prefix) f.found = list[i];
         __syncthreads();
         return f.found;
     }
@@ -436,37 +459,39 @@ static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
     __shared__ struct filter f;
     cuda_grid_start();
     const int t = threadIdx.x, at = blockIdx.x;
-    if (p.best[(int64_t)at * p.n_blocks].nan) return;
+    if (row_best(p, at)->nan) return;
     const row r = make_row(p, at);
-    const uint32_t *list = p.list + (int64_t)at * p.n_vocab;
+    const uint64_t *list = p.list + (int64_t)at * p.n_vocab;
     const struct bound known = p.bound[at];
     const unsigned n = known.listed;
+    const bool top_p = p.s.top_p < 1.0f;
     uint64_t most = ~(uint64_t)0;
-    unsigned long long total = known.total;
-    if (known.enough) {
+    if (known.enough && !top_p) {
+        most = find_key(f, r, list, n, false, (unsigned long long)p.s.top_k - known.ids_before, most);
+    } else if (known.enough) { /* the list holds the buckets before, too */
+        unsigned long long kept = 0;
         most = find_key(f, r, list, n, false, (unsigned long long)p.s.top_k, most);
-        if (p.s.top_p < 1.0f) {
-            unsigned long long kept = 0;
-            for (unsigned i = t; i < n; i += 1024) {
-                const float l = r.l[list[i]];
-                if (key_of(l, list[i]) <= most) kept += mass_of(r, l);
-            }
-            total = block_total(f, kept);
-        }
+        for (unsigned i = t; i < n; i += 1024)
+            if (list[i] <= most) kept += mass_of(r, logit_of(list[i]));
+        kept = block_total(f, kept);
+        most = find_key(f, r, list, n, true, limit_of(p, kept), most);
+    } else if (top_p) {
+        most = find_key(f, r, list, n, true, limit_of(p, known.total) - known.before, most);
     }
-    if (p.s.top_p < 1.0f) most = find_key(f, r, list, n, true, limit_of(p, total), most);
     const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
     const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
     const uint32_t position = (uint32_t)p.pos[at] + 1;
     struct best b = {0.0, -INFINITY, -1, -1, 0};
     for (unsigned i = t; i < n; i += 1024) {
-        const uint32_t id = list[i];
-        const float l = r.l[id];
-        if (key_of(l, id) > most || __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
+        const uint64_t key = list[i];
+        const uint32_t id = (uint32_t)key;
+        const float l = logit_of(key);
+        if (key > most || __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
         uint32_t word[4];
         philox(p.s.seed, position, id / 4, word);
         offer(b.score, b.id, score_of(l, temp, id % 4 == 0 ? word[0] : id % 4 == 1 ? word[1] : id % 4 == 2 ? word[2] : word[3]), (int32_t)id);
     }
+    for (int i = t; i < p.n_blocks; i += 1024) b = join(b, row_best(p, at)[1 + i]);
     __syncthreads();
     b = block_best(b, f.best);
     if (t == 0) p.out[at] = b.id;
@@ -487,7 +512,8 @@ static size_t round256(size_t bytes)
 size_t cuda_pick_scratch(int32_t n, int64_t n_vocab)
 {
     size_t rows = n < GREEDY_ROWS ? n : GREEDY_ROWS, listed = n < LIST_ROWS ? n : LIST_ROWS;
-    return round256(rows * blocks_of(n_vocab) * sizeof(struct best)) + FIXED + 2 * round256(listed * n_vocab * sizeof(float));
+    return round256(rows * (blocks_of(n_vocab) + 1) * sizeof(struct best)) + FIXED +
+           round256(listed * n_vocab * sizeof(float)) + round256(listed * n_vocab * sizeof(uint64_t));
 }
 
 static int check(struct cuda_backend *be, const struct kn_pick *p)
@@ -517,9 +543,10 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     const int32_t most = penalty || filters ? LIST_ROWS : GREEDY_ROWS;
     const int32_t rows = a->n < most ? a->n : most;
     char *at = (char *)be->scratch_rows;
-    const size_t best_bytes = round256((size_t)rows * blocks_of(a->n_vocab) * sizeof(struct best));
+    const size_t best_bytes = round256((size_t)rows * (blocks_of(a->n_vocab) + 1) * sizeof(struct best));
     const size_t row_bytes = round256((size_t)rows * a->n_vocab * sizeof(float));
-    const size_t need = best_bytes + FIXED + (penalty || filters ? 2 * row_bytes : 0);
+    const size_t list_bytes = round256((size_t)rows * a->n_vocab * sizeof(uint64_t));
+    const size_t need = best_bytes + FIXED + (penalty || filters ? row_bytes + list_bytes : 0);
     if (need > be->scratch_rows_bytes)
         return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", a->n, a->n_vocab,
                          need, be->scratch_rows_bytes);
@@ -531,7 +558,7 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     p.mass = (unsigned long long *)(at + best_bytes + 256 + 1024);
     p.ids = (unsigned *)(p.mass + LIST_ROWS * BINS);
     p.copy = penalty ? (float *)(at + best_bytes + FIXED) : NULL;
-    p.list = filters ? (uint32_t *)(at + best_bytes + FIXED + row_bytes) : NULL;
+    p.list = filters ? (uint64_t *)(at + best_bytes + FIXED + row_bytes) : NULL;
     for (int32_t i = 0; i < a->n && rc == 0; i += rows) {
         p.n = a->n - i < rows ? a->n - i : rows;
         p.logits = a->logits + (int64_t)i * a->n_vocab, p.pos = a->pos + i, p.out = a->out + i;
