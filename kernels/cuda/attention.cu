@@ -36,6 +36,7 @@ struct attn {
     float scale;
     bool causal;
     bool spread; /* one split a block */
+    bool apart;  /* spread, and attn_merge follows */
 };
 
 /* Row i sees the positions [lo, hi). */
@@ -48,6 +49,32 @@ static __device__ __forceinline__ void visible(const attn &a, int i, int &lo, in
     from = from < 0 ? 0 : from;
     lo = (int)from;
     hi = (int)(to > from ? to : from);
+}
+
+/* What a tile sees: lo, hi of row lane % TILE; [tile_lo, tile_hi) holds what any row sees, and every row sees all of
+ * [full_lo, full_hi). */
+struct range {
+    int lo, hi, tile_lo, tile_hi, full_lo, full_hi, split0, n_splits;
+};
+static __device__ __forceinline__ struct range tile_range(const attn &a, int tile)
+{
+    struct range v = {};
+    const int row = (tile * TILE + (int)threadIdx.x % TILE) / a.n_rep;
+    if (row < a.n) visible(a, row, v.lo, v.hi);
+    const bool some = v.lo < v.hi, real = row < a.n;
+    v.tile_lo = some ? v.lo : INT32_MAX;
+    v.tile_hi = some ? v.hi : 0;
+    v.full_lo = real ? v.lo : 0;
+    v.full_hi = real ? v.hi : INT32_MAX;
+    for (int i = TILE / 2; i; i >>= 1) {
+        v.tile_lo = min(v.tile_lo, __shfl_xor_sync(~0u, v.tile_lo, i));
+        v.tile_hi = max(v.tile_hi, __shfl_xor_sync(~0u, v.tile_hi, i));
+        v.full_lo = max(v.full_lo, __shfl_xor_sync(~0u, v.full_lo, i));
+        v.full_hi = min(v.full_hi, __shfl_xor_sync(~0u, v.full_hi, i));
+    }
+    v.split0 = v.tile_hi ? v.tile_lo / KN_KV_SPLIT : 0;
+    v.n_splits = v.tile_hi ? (v.tile_hi - 1) / KN_KV_SPLIT - v.split0 + 1 : 0;
+    return v;
 }
 
 /* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
@@ -174,12 +201,13 @@ static __device__ void load_queries(const attn &a, typename shape<D>::memory &m,
     __syncthreads();
 }
 
-/* Write a row of the tile: sums of the warps' boxes in order, over the sum of weights. */
-template <int D> static __device__ void write_rows(const attn &a, typename shape<D>::memory &m, int tile, int kv_head, int chunk)
+/* Write fragments [t0, t0 + N) of the tile's rows: sums of the warps' boxes in order, over the sum of weights. */
+template <int D, int N>
+static __device__ void write_rows(const attn &a, typename shape<D>::memory &m, int tile, int kv_head, int chunk, int t0)
 {
     using S = shape<D>;
-    for (int item = threadIdx.x; item < S::NT * 32; item += 32 * WARPS) {
-        const int lane = item % 32, t = item / 32;
+    for (int item = threadIdx.x; item < N * 32; item += 32 * WARPS) {
+        const int lane = item % 32, t = t0 + item / 32;
         float y[4] = {}, sum[2] = {};
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
@@ -203,10 +231,11 @@ template <int D> static __device__ void write_rows(const attn &a, typename shape
     }
 }
 
-/* Merge the splits of a tile: warp w takes split s where s % WARPS is w, ascending; write_rows adds the warps' sums. */
-template <int D>
+/* Merge the splits of a tile, fragments [t0, t0 + N): warp w takes split s where s % WARPS is w, ascending; write_rows adds
+ * the warps' sums. */
+template <int D, int N>
 static __device__ void merge(const attn &a, typename shape<D>::memory &m, const float *part, int split0, int n_splits, int tile,
-                             int kv_head, int chunk)
+                             int kv_head, int chunk, int t0)
 {
     using S = shape<D>;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, rows = min(TILE, a.n * a.n_rep - tile * TILE);
@@ -217,20 +246,20 @@ static __device__ void merge(const attn &a, typename shape<D>::memory &m, const 
         if (lane == 0) m.total_top[r] = top;
     }
     __syncthreads();
-    float4 acc[S::NT];
+    float4 acc[N];
     float sum = 0.0f;
     const bool mine = lane < rows, one = lane / 4 < rows, two = lane / 4 + 8 < rows;
 #pragma unroll
-    for (int t = 0; t < S::NT; t++) acc[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 1
+    for (int t = 0; t < N; t++) acc[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll (N <= 4 ? 4 : 1)
     for (int s = (w - split0 % WARPS + WARPS) % WARPS; s < n_splits; s += WARPS) {
         const float *p = part + (int64_t)s * S::PART;
         const float f = mine ? weight(__ldcg(p + lane), m.total_top[lane]) : 0.0f;
         const float f0 = __shfl_sync(~0u, f, lane / 4), f1 = __shfl_sync(~0u, f, lane / 4 + 8);
         if (mine) sum = __fmaf_rn(f, __ldcg(p + TILE + lane), sum);
-        const float4 *v = (const float4 *)(p + 2 * TILE) + lane;
+        const float4 *v = (const float4 *)(p + 2 * TILE) + 32 * t0 + lane;
 #pragma unroll
-        for (int t = 0; t < S::NT; t++) {
+        for (int t = 0; t < N; t++) {
             if (one) {
                 const float2 y = __ldcg((const float2 *)(v + 32 * t));
                 acc[t].x = __fmaf_rn(f0, y.x, acc[t].x);
@@ -244,10 +273,26 @@ static __device__ void merge(const attn &a, typename shape<D>::memory &m, const 
         }
     }
 #pragma unroll
-    for (int t = 0; t < S::NT; t++) m.box[w].acc[t][lane] = acc[t];
+    for (int t = 0; t < N; t++) m.box[w].acc[t0 + t][lane] = acc[t];
     if (lane < TILE) m.sum[w][lane] = sum, m.f[w][lane] = 1.0f;
     __syncthreads();
-    write_rows<D>(a, m, tile, kv_head, chunk);
+    write_rows<D, N>(a, m, tile, kv_head, chunk, t0);
+}
+
+/* The merge as a kernel of its own, MERGE_N fragments a block: where there are many splits, so that none is the last. */
+#define MERGE_N 4
+template <int D> static __global__ void __launch_bounds__(32 * WARPS) attn_merge(const attn a)
+{
+    using S = shape<D>;
+    constexpr int BLOCKS = S::NT / MERGE_N;
+    extern __shared__ __align__(16) unsigned char raw[];
+    typename S::memory &m = *(typename S::memory *)raw;
+    cuda_grid_start();
+    const int tile = a.tile0 + blockIdx.x, kv_head = blockIdx.y, chunk = blockIdx.z / BLOCKS, t0 = blockIdx.z % BLOCKS * MERGE_N;
+    const struct range seen = tile_range(a, tile);
+    if (seen.n_splits <= 1) return; /* written already */
+    const int group = (chunk * a.n_kv + kv_head) * a.n_tiles + tile - a.tile0;
+    merge<D, MERGE_N>(a, m, a.part + (int64_t)group * a.slots * S::PART, seen.split0, seen.n_splits, tile, kv_head, chunk, t0);
 }
 
 /* SPREAD: one split a block, a.spread. */
@@ -264,27 +309,10 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
     const int tile = a.tile0 + (SPREAD ? blockIdx.x : gridDim.x - 1 - blockIdx.x); /* the longest first */
     const int kv_head = blockIdx.y, chunk = blockIdx.z % S::CHUNKS, slot = blockIdx.z / S::CHUNKS;
 
-    /* What the rows of the tile see: mine (g and g + 8), and all of them. */
-    int lo = 0, hi = 0, tile_lo, tile_hi, full_lo, full_hi;
-    {
-        const int row = (tile * TILE + lane % TILE) / a.n_rep;
-        if (row < a.n) visible(a, row, lo, hi);
-        const bool some = lo < hi, real = row < a.n;
-        tile_lo = some ? lo : INT32_MAX;
-        tile_hi = some ? hi : 0;
-        full_lo = real ? lo : 0;
-        full_hi = real ? hi : INT32_MAX;
-        for (int i = 8; i; i >>= 1) {
-            tile_lo = min(tile_lo, __shfl_xor_sync(~0u, tile_lo, i));
-            tile_hi = max(tile_hi, __shfl_xor_sync(~0u, tile_hi, i));
-            full_lo = max(full_lo, __shfl_xor_sync(~0u, full_lo, i));
-            full_hi = min(full_hi, __shfl_xor_sync(~0u, full_hi, i));
-        }
-    }
-    const int lo0 = __shfl_sync(~0u, lo, g), hi0 = __shfl_sync(~0u, hi, g);
-    const int lo1 = __shfl_sync(~0u, lo, g + 8), hi1 = __shfl_sync(~0u, hi, g + 8);
-    const int split0 = tile_hi ? tile_lo / KN_KV_SPLIT : 0;
-    const int n_splits = tile_hi ? (tile_hi - 1) / KN_KV_SPLIT - split0 + 1 : 0;
+    const struct range seen = tile_range(a, tile);
+    const int tile_lo = seen.tile_lo, tile_hi = seen.tile_hi, split0 = seen.split0, n_splits = seen.n_splits;
+    const int lo0 = __shfl_sync(~0u, seen.lo, g), hi0 = __shfl_sync(~0u, seen.hi, g); /* of my rows, g and g + 8 */
+    const int lo1 = __shfl_sync(~0u, seen.lo, g + 8), hi1 = __shfl_sync(~0u, seen.hi, g + 8);
     if (SPREAD && slot >= max(n_splits, 1)) return;
 
     float acc[S::NT][4], top0 = -INFINITY, top1 = -INFINITY, sum0 = 0.0f, sum1 = 0.0f;
@@ -397,7 +425,7 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
         top0 = new0;
         top1 = new1;
         /* Some row of the tile does not see some key of the warp: a NaN there must not meet its zero weight. */
-        const bool ragged = p0 < full_lo || p0 + 32 > full_hi;
+        const bool ragged = p0 < seen.full_lo || p0 + 32 > seen.full_hi;
         bool nan0 = false, nan1 = false;
         copy_wait();
 #pragma unroll
@@ -469,7 +497,7 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
     __syncthreads();
     const bool whole = !SPREAD || n_splits <= 1;
     if (whole) {
-        write_rows<D>(a, m, tile, kv_head, chunk);
+        write_rows<D, S::NT>(a, m, tile, kv_head, chunk, 0);
         return;
     }
     const int group = (chunk * a.n_kv + kv_head) * a.n_tiles + tile - a.tile0;
@@ -495,6 +523,7 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
         mine[threadIdx.x] = m.total_top[threadIdx.x];
         mine[TILE + threadIdx.x] = sum;
     }
+    if (a.apart) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -504,7 +533,7 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
     __syncthreads();
     if (!m.last) return;
     __threadfence();
-    merge<D>(a, m, part, split0, n_splits, tile, kv_head, chunk);
+    merge<D, S::NT>(a, m, part, split0, n_splits, tile, kv_head, chunk, 0);
 }
 
 /* ---- any type, any head size ---- */
@@ -585,6 +614,14 @@ static kernel pick_kernel(int32_t d, uint32_t type, bool spread, size_t *smem)
     }
 }
 
+static kernel merge_kernel(int32_t d)
+{
+    return d == 64 ? attn_merge<64> : d == 128 ? attn_merge<128> : d == 256 ? attn_merge<256> : attn_merge<512>;
+}
+
+/* Splits from which the merge is a kernel of its own. The bits are the same. */
+int cuda_attention_apart = 5;
+
 int cuda_attention_open(struct cuda_backend *be)
 {
     static const int sizes[] = {64, 128, 256, 512};
@@ -598,6 +635,10 @@ int cuda_attention_open(struct cuda_backend *be)
                                  be->smem_block);
             int rc = cuda_check(be, "attention",
                                 cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+            if (rc == 0)
+                rc = cuda_check(be, "attention",
+                                cudaFuncSetAttribute((const void *)merge_kernel(sizes[i]), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     (int)smem));
             if (rc) return rc;
         }
     return 0;
@@ -677,6 +718,7 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
     p.spread = a->n <= FEW;
     p.slots = p.spread ? split_slots(kv, a->window) : 1;
     p.chunks = kv->head_dim < 128 ? 1 : kv->head_dim / 128;
+    p.apart = p.spread && p.slots >= cuda_attention_apart;
     int64_t turn = tiles;
     if (p.spread) {
         const size_t one = tile_bytes(kv, a->window);
@@ -692,6 +734,9 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
         p.n_tiles = (int32_t)(tiles - p.tile0 < turn ? tiles - p.tile0 : turn);
         dim3 grid((unsigned)p.n_tiles, (unsigned)p.n_kv, (unsigned)(p.slots * p.chunks));
         rc = cuda_check(be, "attention", cuda_launch(be, f, grid, dim3(32 * WARPS), smem, p));
+        if (!p.apart || rc) continue;
+        grid.z = (unsigned)(p.chunks * (kv->head_dim < 128 ? kv->head_dim : 128) / (8 * MERGE_N));
+        rc = cuda_check(be, "attention", cuda_launch(be, merge_kernel(kv->head_dim), grid, dim3(32 * WARPS), smem, p));
     }
     return rc;
 }
