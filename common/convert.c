@@ -225,6 +225,12 @@ static int open_input(struct conv *c, struct err *e)
 static int refuse_relative(struct conv *c, struct err *e)
 {
     char key[160];
+    if (c->cfg && hf_key_with(c->cfg, "text_config", key, sizeof key))
+        return err_set(e, ERR_FORMAT,
+                       "%s: key %s: a text model nested in another one's config is not supported (expected "
+                       "the keys of a "
+                       "%s at top level)",
+                       hf_config_name(c->cfg), key, c->fam->hf);
     for (const struct conv_relative *r = c->fam->relatives; r && r->part; r++)
         if (c->cfg && hf_key_with(c->cfg, r->part, key, sizeof key))
             return err_set(e, ERR_FORMAT,

@@ -97,10 +97,10 @@ int main(int argc, char **argv)
         {"--rms-eps", CLI_STR, &eps, "X", "drafter: epsilon of the norms", 0, 0},
         {"--taps", CLI_STR, &taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0, 0},
         {"--mask-id", CLI_I32, &mask, "N", "drafter: mask token id", 0, 2147483647},
-        {"--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 1, 1024},
+        {"--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 2, 64},
         {"--heads", CLI_STR, &heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0},
         {"--context-length", CLI_I32, &ctx, "N", "drafter: trained length", 1, 2147483647},
-        {"--threads", CLI_I32, &threads, "N", "threads (default: all)", 1, 1024},
+        {"--threads", CLI_I32, &threads, "N", "threads (default 0: one a processor)", 0, 4096},
         {"--force", CLI_FLAG, &force, NULL, "overwrite an existing output", 0, 0},
         {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
     };
