@@ -21,9 +21,6 @@ Q :=
 SAY = @:
 endif
 
-# Waiting threads of the test programs spin briefly, not for milliseconds: the machine may be shared (cmd/models.h).
-export GOMP_SPINCOUNT ?= 1000
-
 TOOLS := convert quantize inspect tokenize prefill generate bench
 
 # No -ffast-math, no contraction: the same bits on every machine. Fused multiply-adds are written out.

@@ -9,15 +9,6 @@
 
 #include "../common/io.h"
 
-void models_spin_less(char **argv)
-{
-    static const char *const policy[] = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"};
-    for (int i = 0; i < 2; i++)
-        if (getenv(policy[i])) return;
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
-    /* No /proc: slower on a busy machine, nothing else. */
-}
-
 static const char *default_device(void)
 {
     return kn_cuda_built() && kn_cuda_devices() > 0 ? "cuda" : "cpu";

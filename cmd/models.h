@@ -61,11 +61,6 @@ struct models {
             "name the first layer that leaves a NaN or Inf (slow)", 0, 0                                     \
     }
 
-/* First thing in main: start the program again with a short GOMP_SPINCOUNT, unless the environment sets a
- * waiting policy. OpenMP threads that wait spin for milliseconds by default; where the processors are shared,
- * that starves the very threads they wait for (48 tokens on two busy cores: 3.3 s, against 0.2 s). libgomp
- * reads it before main, once. */
-void models_spin_less(char **argv);
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
  * files. */
 int models_open(struct models *m, const struct cli *c, struct err *e);

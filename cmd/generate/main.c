@@ -270,7 +270,6 @@ int main(int argc, char **argv)
 {
     struct err e = {0};
     struct run u = {0};
-    models_spin_less(argv);
     cli_parse(&cli, argc, argv);
     check_flags();
     if (!set.state_path || set.append) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");

@@ -152,7 +152,6 @@ done:
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    models_spin_less(argv);
     cli_parse(&cli, argc, argv);
     if (!m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
     if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
