@@ -1,4 +1,5 @@
 /* dflash-convert: a Hugging Face checkpoint into a GGUF. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,9 +48,10 @@ static int parse_list(const struct cli *c, const char *flag, const char *text, i
 static uint64_t parse_seed(const struct cli *c, const char *text)
 {
     char *end;
+    errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end)
-        cli_usage_error(c, "--random: not a seed (expected an integer, got %s)", text);
+    if (*text < '0' || *text > '9' || *end || errno)
+        cli_usage_error(c, "--random: not a seed (expected 0 to 18446744073709551615, got %s)", text);
     return v;
 }
 

@@ -113,6 +113,15 @@ static int make_plan(struct work *k, struct err *e)
         k->name_width = width > k->name_width ? width : k->name_width;
     }
     if (!rc) rc = quant_plan(k->recipe, &m, t, n, KN_TYPE_NONE, k->override, override_args.n, k->to, e);
+    int64_t first, count = rc ? 0 : quant_fell_back(k->recipe, t, n, &first);
+    if (count)
+        cli_note(
+            &cli,
+            "%" PRId64
+            " tensors have rows that the blocks of %s do not divide and got another type (the first: %s, "
+            "rows of %" PRId64 ", %s)",
+            count, quant_recipe_name(k->recipe), t[first].name, t[first].ne[0],
+            kn_type_info(k->to[first])->name);
     mem_free(t);
     return rc;
 }
