@@ -165,7 +165,7 @@ test: all $(UNIT_BIN) $(REPLAY_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless 
 golden: all $(PAIR_FILES)
 	test/golden/golden.sh make $(BIN) $(PAIR)
 
-# The whole losslessness matrix: hours.
+# The whole losslessness matrix: an hour or two.
 .PHONY: test-exhaustive
 test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT) --all"
@@ -233,6 +233,16 @@ $(BUILD)/test/bench_quant: test/bench/bench_quant.c $(LIB)
 .PHONY: demo
 demo: all
 	@data/demo.sh $(BIN) $(BUILD)/demo
+
+# The benchmark matrix on the pair: resumes where it stopped; the report is $(BUILD)/matrix/report.md.
+# MATRIX="..." adds or changes flags of dflash-bench matrix.
+.PHONY: bench
+bench: all
+	@mkdir -p $(BUILD)/matrix
+	@PATH="$(abspath $(BIN)):$$PATH" dflash-bench matrix --target $(PAIR_HF)/target --drafter $(PAIR_HF)/drafter --out $(BUILD)/matrix \
+	    $(MATRIX) $(wildcard data/prompts/*-medium.txt) > $(BUILD)/matrix/matrix.mk
+	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
+	@cat $(BUILD)/matrix/report.md
 
 # Programs and manual pages.
 .PHONY: install
