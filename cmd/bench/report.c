@@ -78,16 +78,6 @@ static void draft_row(const json_t *j)
            num(j, "seconds", "median", NULL) * 1e3, num(j, "one_row_steps", NULL, NULL));
 }
 
-static void compare_row(const json_t *j)
-{
-    bool equal = json_is_true(json_object_get(j, "equal"));
-    printf("| %s | %s | %lld | %s |", str(j, NULL, "a"), str(j, NULL, "b"), (long long)num(j, "tokens_a", NULL, NULL), equal ? "yes" : "NO");
-    if (equal)
-        printf(" |\n");
-    else
-        printf(" token %lld |\n", (long long)num(j, "first_difference", NULL, NULL));
-}
-
 static const struct {
     const char *kind, *head;
     void (*row)(const json_t *);
@@ -100,8 +90,25 @@ static const struct {
      rows_row},
     {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
     {"draft", "| drafter | target | block | ms | one-row steps |\n| --- | --- | ---: | ---: | ---: |\n", draft_row},
-    {"compare", "| a | b | tokens | equal | first difference |\n| --- | --- | ---: | --- | --- |\n", compare_row},
 };
+
+/* Streams compared: how many, and those that differ by name. */
+static void streams(json_t *lines)
+{
+    size_t n = 0, equal = 0;
+    for (size_t i = 0; i < json_array_size(lines); i++)
+        if (is(json_array_get(lines, i), "compare")) {
+            n++;
+            equal += json_is_true(json_object_get(json_array_get(lines, i), "equal"));
+        }
+    if (!n) return;
+    printf("\n%zu pairs of streams compared: %zu equal, %zu differ\n", n, equal, n - equal);
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        if (is(j, "compare") && !json_is_true(json_object_get(j, "equal")))
+            printf("- %s and %s part at token %lld\n", str(j, NULL, "a"), str(j, NULL, "b"), (long long)num(j, "first_difference", NULL, NULL));
+    }
+}
 
 static void tables(json_t *lines)
 {
@@ -117,6 +124,7 @@ static void tables(json_t *lines)
             table[t].row(j);
         }
     }
+    streams(lines);
 }
 
 /* Cells as bars of tokens a second; rows as time over rows. */
