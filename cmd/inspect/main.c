@@ -86,7 +86,7 @@ static int run_diff(const char *a, const char *b)
     struct show_diff ctx = {.json = o.json, .tolerance = o.tolerance, .tensors = o.tensors};
     if (diff_files(a, b, o.threads, show_diff_tensor, &ctx, &t, &e)) return cli_fail(&cli, &e);
     show_diff_total(&ctx, &t);
-    return t.missing || t.shape || t.not_finite || ctx.above ? ERR_NEGATIVE : 0;
+    return t.missing || t.shape || t.undecodable || t.not_finite || ctx.above ? ERR_NEGATIVE : 0;
 }
 
 static int run_show(const char *path)
