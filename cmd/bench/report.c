@@ -11,12 +11,14 @@
 #include "bench.h"
 
 static bool gnuplot;
+static int32_t threads;
 
 static const char *out_path;
 static bool force;
 
 static const struct cli_flag flags[] = {
     {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0, 0},
+    {"--threads", CLI_I32, &threads, "N", "as in every program; a report needs one", 0, 4096},
     REDIRECT_FLAGS(out_path, force),
     {0},
 };

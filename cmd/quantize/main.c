@@ -203,10 +203,10 @@ static int report(const struct work *k, uint64_t i, const struct quant_error *q,
     if (!json) return 0;
     json_t *ne = json_array();
     for (uint32_t d = 0; d < t->n_dims; d++) json_array_append_new(ne, json_integer(t->ne[d]));
-    return print_json(json_pack("{si,ss,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "tensor", t->name, "from", from,
-                                "to", to, "shape", ne, "bytes_in", (json_int_t)t->bytes, "bytes_out",
-                                (json_int_t)tensor_bytes(t, k->to[i]), "relative_rms",
-                                same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
+    return print_json(json_pack("{si,ss,ss,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "tensor",
+                                t->name, "from", from, "to", to, "shape", ne, "bytes_in",
+                                (json_int_t)t->bytes, "bytes_out", (json_int_t)tensor_bytes(t, k->to[i]),
+                                "relative_rms", same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
                       e);
 }
 
@@ -267,8 +267,8 @@ static int report_total(const struct work *k, double seconds, struct err *e)
              k->elements ? 8.0 * (double)k->bytes_out / (double)k->elements : 0.0, quant_rel_rms(&k->total),
              seconds, (double)k->bytes_in * 1e-6 / (seconds > 0 ? seconds : 1e-9));
     if (!json) return 0;
-    return print_json(json_pack("{si,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "total", 1, "type",
-                                quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
+    return print_json(json_pack("{si,ss,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "kind", "total", "total", 1,
+                                "type", quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
                                 "bytes_in", (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out,
                                 "relative_rms", quant_rel_rms(&k->total), "seconds", seconds,
                                 "bytes_in_per_second", (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),
