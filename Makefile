@@ -25,9 +25,6 @@ Q :=
 SAY = @:
 endif
 
-# Waiting threads of the test programs spin briefly, not for milliseconds: the machine may be shared (cmd/models.h).
-export GOMP_SPINCOUNT ?= 1000
-
 TOOLS := convert quantize inspect tokenize prefill generate bench
 
 # No -ffast-math, no contraction: the same bits on every machine. Fused multiply-adds are written out.
@@ -218,7 +215,7 @@ test-gpu: all $(BUILD)/test/test_gpu $(BUILD)/test/lossless_gpu $(PAIR_FILES)
 golden: all $(PAIR_FILES)
 	test/golden/golden.sh make $(BIN) $(PAIR)
 
-# The whole losslessness matrix: hours.
+# The whole losslessness matrix: an hour or two.
 .PHONY: test-exhaustive
 test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT) --all"
@@ -286,6 +283,16 @@ $(BUILD)/test/bench_quant: test/bench/bench_quant.c $(LIB)
 .PHONY: demo
 demo: all
 	@data/demo.sh $(BIN) $(BUILD)/demo
+
+# The benchmark matrix on the pair: resumes where it stopped; the report is $(BUILD)/matrix/report.md.
+# MATRIX="..." adds or changes flags of dflash-bench matrix.
+.PHONY: bench
+bench: all
+	@mkdir -p $(BUILD)/matrix
+	@PATH="$(abspath $(BIN)):$$PATH" dflash-bench matrix --target $(PAIR_HF)/target --drafter $(PAIR_HF)/drafter --out $(BUILD)/matrix \
+	    $(MATRIX) $(wildcard data/prompts/*-medium.txt) > $(BUILD)/matrix/matrix.mk
+	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
+	@cat $(BUILD)/matrix/report.md
 
 # Programs and manual pages.
 .PHONY: install

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../common/io.h"
@@ -95,6 +96,23 @@ void cli_no_binary_tty(const struct cli *c, int fd, const char *what)
         fprintf(stderr, "hint: redirect it: '> FILE', pipe it on, or give -o FILE where there is one\n");
     }
     exit(ERR_USAGE);
+}
+
+static bool same_output(const char *a, const char *b)
+{
+    struct stat x, y;
+    if (!strcmp(a, b)) return strcmp(a, "/dev/null") != 0;
+    if (stat(a, &x) || stat(b, &y)) return false;
+    return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (int k = i + 1; k < n; k++)
+            if (o[i].path && o[k].path && same_output(o[i].path, o[k].path))
+                cli_usage_error(c, "%s and %s write to the same place (%s)", o[i].flag, o[k].flag,
+                                strcmp(o[k].path, "-") ? o[k].path : "stdout");
 }
 
 int cli_close_stdout(const struct cli *c)

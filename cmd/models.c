@@ -9,15 +9,6 @@
 
 #include "../common/io.h"
 
-void models_spin_less(char **argv)
-{
-    static const char *const policy[] = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"};
-    for (int i = 0; i < 2; i++)
-        if (getenv(policy[i])) return;
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
-    /* No /proc: slower on a busy machine, nothing else. */
-}
-
 static const char *default_device(void)
 {
     return kn_cuda_built() && kn_cuda_devices() > 0 ? "cuda" : "cpu";
@@ -35,7 +26,7 @@ static int open_backend(struct models *m, struct err *e)
         return err_set(e, ERR_USAGE,
                        "--isa: unknown instruction set (expected auto, scalar, avx2 or avx512, got %s)",
                        m->isa);
-    if (kn_backend_open(&m->be, &o, msg, sizeof msg)) return err_set(e, ERR_DEVICE, "%s: %s", o.device, msg);
+    if (kn_backend_open(&m->be, &o, msg, sizeof msg)) return err_set(e, ERR_DEVICE, "%s", msg);
     return 0;
 }
 
@@ -163,6 +154,16 @@ void models_check_bos(const struct models *m, const struct cli *c, const int32_t
     if (d->add_bos && d->bos_id >= 0 && n > 0 && ids[0] != d->bos_id)
         cli_warn(c, "the model asks for BOS (%d) at the start, the prompt begins with %d: used as it is",
                  d->bos_id, ids[0]);
+}
+
+void models_check_length(const struct models *m, const struct cli *c, int64_t positions)
+{
+    const struct desc *d[] = {m->target->d, m->drafter ? m->drafter->d : NULL};
+    for (int i = 0; i < 2; i++)
+        if (d[i] && d[i]->n_ctx_train > 0 && positions > d[i]->n_ctx_train)
+            cli_warn(c, "up to %" PRId64 " positions, the %s was trained to %d: %s", positions,
+                     i ? "drafter" : "target", d[i]->n_ctx_train,
+                     i ? "proposals may be poor past that" : "the text may fall apart past that");
 }
 
 int models_check_ids(const struct models *m, const int32_t *ids, size_t n, struct err *e)

@@ -61,11 +61,6 @@ struct models {
             "name the first layer that leaves a NaN or Inf (slow)", 0, 0                                     \
     }
 
-/* First thing in main: start the program again with a short GOMP_SPINCOUNT, unless the environment sets a
- * waiting policy. OpenMP threads that wait spin for milliseconds by default; where the processors are shared,
- * that starves the very threads they wait for (48 tokens on two busy cores: 3.3 s, against 0.2 s). libgomp
- * reads it before main, once. */
-void models_spin_less(char **argv);
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
  * files. */
 int models_open(struct models *m, const struct cli *c, struct err *e);
@@ -75,6 +70,8 @@ void models_close(struct models *m);
 int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, struct err *e);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);
+/* Warn where a run may go past the positions that the target was trained for, or the drafter. */
+void models_check_length(const struct models *m, const struct cli *c, int64_t positions);
 /* Refuse ids that the target does not have: the index and the id. */
 int models_check_ids(const struct models *m, const int32_t *ids, size_t n, struct err *e);
 const char *models_device(const struct models *m); /* "cpu" */

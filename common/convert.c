@@ -168,6 +168,16 @@ static bool is_gguf(const char *path)
     return yes;
 }
 
+/* Is there such a file in the directory of path, or in path itself? */
+static bool beside(const char *path, const char *file)
+{
+    char p[4096];
+    const char *slash = strrchr(path, '/');
+    int n = is_dir(path) ? (int)strlen(path) : slash ? (int)(slash - path) : 1;
+    return (size_t)snprintf(p, sizeof p, "%.*s/%s", n, is_dir(path) || slash ? path : ".", file) < sizeof p &&
+           !access(p, F_OK);
+}
+
 /* dir/file opened as JSON; absent: *c NULL and 0. */
 static int open_beside(struct hf_config **c, const char *dir, const char *file, struct err *e)
 {
@@ -198,6 +208,15 @@ static int open_input(struct conv *c, struct err *e)
         return err_hint(e, "random weights at its sizes: --random SEED");
     }
     if (json) return hf_config_open(&c->cfg, in, e);
+    if (!dir && ends_with(in, ".safetensors") && !ends_with(in, "/model.safetensors") &&
+        strcmp(in, "model.safetensors") && beside(in, "model.safetensors.index.json")) {
+        err_set(e, ERR_USAGE,
+                "%s: is one of several files of a model (there is model.safetensors.index.json beside it)",
+                in);
+        const char *slash = strrchr(in, '/');
+        return err_hint(e, "dflash-convert %.*s -o OUT.gguf", slash ? (int)(slash - in) : 1,
+                        slash ? in : ".");
+    }
     if (access(in, F_OK)) return err_errno(e, "%s: cannot open", in);
     c->dir = mem_strdup(in);
     if (!c->dir) return err_set(e, ERR_IO, "out of memory");
@@ -217,6 +236,9 @@ static int open_input(struct conv *c, struct err *e)
         return c->cfg ? 0
                       : err_set(e, ERR_USAGE, "%s: no config.json (random weights take their sizes from it)",
                                 in);
+    if (dir && beside(in, "model.safetensors") && beside(in, "model.safetensors.index.json"))
+        conv_say(c, CONVERT_WARN,
+                 "%s: model.safetensors is used, model.safetensors.index.json beside it is not", in);
     return st_open(&c->st, in, e);
 }
 
@@ -225,6 +247,12 @@ static int open_input(struct conv *c, struct err *e)
 static int refuse_relative(struct conv *c, struct err *e)
 {
     char key[160];
+    if (c->cfg && hf_key_with(c->cfg, "text_config", key, sizeof key))
+        return err_set(e, ERR_FORMAT,
+                       "%s: key %s: a text model nested in another one's config is not supported (expected "
+                       "the keys of a "
+                       "%s at top level)",
+                       hf_config_name(c->cfg), key, c->fam->hf);
     for (const struct conv_relative *r = c->fam->relatives; r && r->part; r++)
         if (c->cfg && hf_key_with(c->cfg, r->part, key, sizeof key))
             return err_set(e, ERR_FORMAT,

@@ -41,6 +41,14 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
     if (quant_plan(recipe, &m, q, c->n_t, KN_F32, NULL, 0, to, e)) goto done;
     for (int64_t i = 0; i < c->n_t; i++) c->t[i].to = to[i];
     *file_type = quant_recipe_file_type(recipe);
+    int64_t first, count = quant_fell_back(recipe, q, c->n_t, &first);
+    if (count)
+        conv_say(c, CONVERT_NOTE,
+                 "%lld tensors have rows that the blocks of %s do not divide and got another type (the "
+                 "first: %s, rows of "
+                 "%lld, %s)",
+                 (long long)count, quant_recipe_name(recipe), q[first].name, (long long)q[first].ne[0],
+                 kn_type_info(to[first])->name);
     if (!c->o->type_given)
         conv_say(c, CONVERT_DETAIL, "type: %s (%s)", quant_recipe_name(recipe),
                  c->st ? "as stored" : "of random weights");

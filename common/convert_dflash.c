@@ -168,7 +168,7 @@ static int parts(struct conv *c, struct err *e)
 {
     if (get_taps(c, e)) return -1;
     if (get_int(c, "the block size", "--block-size", c->o->block_size, block_paths,
-                "dflash_config.block_size or block_size", 1, 1024, &c->d.block_size, e))
+                "dflash_config.block_size or block_size", 2, 64, &c->d.block_size, e))
         return -1;
     if (get_int(c, "the mask token id", "--mask-id", c->o->mask_id, mask_paths,
                 "dflash_config.mask_token_id or mask_token_id", 0, INT32_MAX, &c->d.mask_id, e))

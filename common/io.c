@@ -80,7 +80,8 @@ void io_map_done(const void *p, uint64_t n)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)p + page - 1) & ~(page - 1),
               to = ((uintptr_t)p + (uintptr_t)n) & ~(page - 1);
-    if (to > from) (void)madvise((void *)from, to - from, MADV_DONTNEED); /* a hint: failure changes nothing */
+    if (to > from)
+        (void)madvise((void *)from, to - from, MADV_DONTNEED); /* a hint: failure changes nothing */
 }
 
 /* ---- temporaries and signals ----
@@ -121,7 +122,8 @@ void io_signals_install(void)
     static const int sigs[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     for (size_t i = 0; i < sizeof sigs / sizeof *sigs; i++) {
         struct sigaction old, sa;
-        /* nohup stays nohup; a SIGPIPE that a careless parent ignores does not, `generate | head` must end. */
+        /* nohup stays nohup; a SIGPIPE that a careless parent ignores does not, `generate | head` must end.
+         */
         if (sigs[i] != SIGPIPE && (sigaction(sigs[i], NULL, &old) || old.sa_handler == SIG_IGN)) continue;
         memset(&sa, 0, sizeof sa);
         sa.sa_handler = on_signal;

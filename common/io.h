@@ -16,8 +16,9 @@ struct io_map {
 };
 int io_map_open(struct io_map *m, const char *path, struct err *e);
 void io_map_close(struct io_map *m); /* zeroed struct is legal */
-/* The n bytes at p, inside a map, were read and are not needed soon: the process gives their whole pages back, so that
- * streaming through a large file stays small. Reading them again is legal. Never for memory that is not a map. */
+/* The n bytes at p, inside a map, were read and are not needed soon: the process gives their whole pages
+ * back, so that streaming through a large file stays small. Reading them again is legal. Never for memory
+ * that is not a map. */
 void io_map_done(const void *p, uint64_t n);
 
 /* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and
@@ -40,8 +41,8 @@ int io_out_write(struct io_out *o, const void *data, size_t n,
 int io_out_flush(struct io_out *o, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
 void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
-/* Remove temporaries when SIGINT, SIGTERM, SIGHUP or SIGPIPE end the program, which they still do; a write past
- * the limit on file sizes fails instead of ending it. */
+/* Remove temporaries when SIGINT, SIGTERM, SIGHUP or SIGPIPE end the program, which they still do; a write
+ * past the limit on file sizes fails instead of ending it. */
 void io_signals_install(void);
 
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */

@@ -162,6 +162,11 @@ int model_load_gguf(struct model **out, struct gguf *g, struct kn_backend *be, c
     m->be = be;
     m->file = g;
     if (desc_read(&m->d, g, o, e)) goto fail;
+    if (m->d->head_dim % 16) { /* what attention and the rotation work in, on every device */
+        err_set(e, ERR_FORMAT, "%s: heads of %d are not supported (expected a multiple of 16)",
+                g->map.path ? g->map.path : "model", m->d->head_dim);
+        goto fail;
+    }
     m->layer = mem_calloc((size_t)m->d->n_layer, sizeof *m->layer);
     if (!m->layer) {
         err_set(e, ERR_IO, "out of memory (layers of a model)");

@@ -269,6 +269,18 @@ int quant_plan(enum quant_recipe r, const struct quant_model *m, const struct qu
     return rc;
 }
 
+int64_t quant_fell_back(enum quant_recipe r, const struct quant_tensor *t, int64_t n, int64_t *first)
+{
+    const int64_t block = kn_type_info(r == QUANT_Q4_K_M ? KN_Q4_K : recipes[r].type)->block;
+    int64_t count = 0;
+    *first = -1;
+    for (int64_t i = 0; i < n; i++) {
+        if (!quant_may_quantize(&t[i]) || t[i].ne[0] % block == 0) continue;
+        if (!count++) *first = i;
+    }
+    return count;
+}
+
 /* ---- rows ---- */
 
 double quant_rel_rms(const struct quant_error *q)

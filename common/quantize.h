@@ -66,6 +66,10 @@ bool quant_may_quantize(const struct quant_tensor *t);
 int quant_plan(enum quant_recipe r, const struct quant_model *m, const struct quant_tensor *t, int64_t n,
                uint32_t keep, const struct quant_override *o, int n_override, uint32_t *to, struct err *e);
 
+/* How many tensors of a plan have rows that the blocks of r do not divide, so that they got another type than
+ * r says; *first: the first of them, or -1. To be told: the file is larger than its name says. */
+int64_t quant_fell_back(enum quant_recipe r, const struct quant_tensor *t, int64_t n, int64_t *first);
+
 /* Squared error of what was encoded, against the decoded source. Sums in double, rows added in order: the
  * same for any number of threads. */
 struct quant_error {

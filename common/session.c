@@ -41,7 +41,7 @@ static int new_caches(struct session *s, const struct model *m, int32_t pass_row
         kv[i].k = take(s, count, size);
         kv[i].v = take(s, count, size);
         if (!kv[i].k || !kv[i].v)
-            return err_set(e, ERR_IO, "out of memory (cache of layer %d, %d positions: lower --ctx)", i,
+            return err_set(e, ERR_IO, "out of memory (cache of layer %d, %d positions: lower --ctx or -n)", i,
                            s->o.ctx);
         int rc = s->op->reserve_kv(s->be, pass_rows, d->n_head, &kv[i], d->layer[i].window);
         if (rc) return model_failed(m, "reserve", rc, e);
@@ -93,7 +93,7 @@ static int new_lists(struct session *s, struct err *e)
     s->d_first = take(s, 1, sizeof *s->d_first);
     s->d_picks = take(s, SESSION_MAX_ROWS, sizeof *s->d_picks);
     if (!s->history || !s->d_history || !s->d_pos || !s->d_block || !s->d_first || !s->d_picks)
-        return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx)", s->o.ctx);
+        return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
     for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
     rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
     for (int32_t i = 0; i < SESSION_MAX_ROWS && s->drafter; i++) s->history[i] = s->drafter->d->mask_id;
@@ -301,8 +301,14 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
     return run_head(s, s->target, 0, n, s->n_past, e);
 }
 
-static int no_number(int32_t pos, struct err *e)
+static int no_number(const struct session *s, int32_t pos, struct err *e)
 {
+    if (s->o.check_layers) /* every layer passed */
+        return err_set(
+            e, ERR_DEVICE,
+            "position %d: the target's logits hold a NaN or no finite maximum, though every layer's output "
+            "is finite: it comes from output_norm or the head",
+            pos);
     err_set(e, ERR_DEVICE, "position %d: the target's logits hold a NaN or no finite maximum", pos);
     return err_hint(e, "--check-layers names the first layer that leaves one");
 }
@@ -321,7 +327,7 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
     if (rc == 0) rc = s->op->download(s->be, picks, s->d_picks, (size_t)n * sizeof *picks);
     if (rc) return model_failed(s->target, "pick", rc, e);
     for (int32_t i = 0; i < n; i++)
-        if (picks[i] == KN_PICK_NAN) return no_number(s->logits_pos + i, e);
+        if (picks[i] == KN_PICK_NAN) return no_number(s, s->logits_pos + i, e);
     return 0;
 }
 
@@ -394,5 +400,5 @@ int session_check_row(const struct session *s, const float *row, int32_t pos, st
         nan |= isnan(row[i]);
         if (row[i] > best) best = row[i];
     }
-    return nan || !isfinite(best) ? no_number(pos, e) : 0;
+    return nan || !isfinite(best) ? no_number(s, pos, e) : 0;
 }

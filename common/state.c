@@ -84,6 +84,9 @@ static int meta_unpack(struct meta *m, const uint8_t *p, uint64_t size, const ch
                        "%s: section META is too short (expected %d bytes or more, got %" PRIu64 ")", name,
                        META_FIXED, size);
     for (int i = 0; i < 7; i++) *v[i] = get_u32(p + 4 * i);
+    if (get_u32(p + 28))
+        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0, got %" PRIu32 ")", name,
+                       get_u32(p + 28));
     memcpy(m->target_id, p + 32, 16);
     memcpy(m->drafter_id, p + 48, 16);
     memcpy(m->target, p + 64, NAME);
@@ -322,7 +325,10 @@ static void taps_text(const uint32_t *taps, uint32_t n, char *out, size_t size)
 static int check_drafter(const struct state *st, const struct meta *own, struct err *e)
 {
     char want[NAME + 32], got[NAME + 32], want_taps[256], got_taps[256];
-    if (!own->n_draft_layer || !memcmp(st->m.drafter_id, own->drafter_id, 16)) return 0;
+    if (!own->n_draft_layer) return 0;
+    if (!memcmp(st->m.drafter_id, own->drafter_id, 16) && st->m.n_taps == own->n_taps &&
+        !memcmp(st->m.taps, own->taps, own->n_taps * sizeof own->taps[0]))
+        return 0;
     id_text(own->drafter, own->drafter_id, want);
     taps_text(own->taps, own->n_taps, want_taps, sizeof want_taps);
     id_text(st->m.drafter, st->m.drafter_id, got);

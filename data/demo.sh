@@ -5,7 +5,7 @@
 set -euo pipefail
 bin=$1 out=$2 prompt=${3:-}
 hf=$(dirname "$0")/pair
-[ -n "$prompt" ] || prompt=$(ls "$(dirname "$0")"/prompts/python-*.txt | head -n 1)
+[ -n "$prompt" ] || prompt=$(ls "$(dirname "$0")"/prompts/python-*-medium.txt | head -n 1)
 mkdir -p "$out"
 PATH="$(cd "$bin" && pwd):$PATH"
 
@@ -16,8 +16,8 @@ step() { # show a command as one would type it, then run it
 
 step "dflash-convert $hf/target  -o $out/target-bf16.gguf  --type bf16 --force"
 step "dflash-convert $hf/drafter -o $out/drafter-bf16.gguf --type bf16 --force --target $hf/target"
-step "dflash-quantize -q $out/target-bf16.gguf  -o $out/target.gguf  --type q4_k_m --force"
-step "dflash-quantize -q $out/drafter-bf16.gguf -o $out/drafter.gguf --type q8_0 --force"
+step "dflash-quantize $out/target-bf16.gguf  -o $out/target.gguf  --type q4_k_m --force 2>&1 | tail -n 1"
+step "dflash-quantize $out/drafter-bf16.gguf -o $out/drafter.gguf --type q8_0 --force 2>&1 | tail -n 1"
 step "dflash-inspect --check $out/target.gguf"
 step "dflash-inspect --pair $out/target.gguf $out/drafter.gguf"
 step "dflash-tokenize -m $out/target.gguf < $prompt > $out/prompt.tok"
@@ -25,5 +25,6 @@ step "dflash-prefill -q -m $out/target.gguf -d $out/drafter.gguf < $out/prompt.t
 step "dflash-generate -m $out/target.gguf -n 256 --state $out/prompt.state > $out/plain.tok"
 step "dflash-generate -m $out/target.gguf -d $out/drafter.gguf -n 256 --state $out/prompt.state --stats $out/drafted.json > $out/drafted.tok"
 step "cmp $out/plain.tok $out/drafted.tok && echo the two streams are equal, byte for byte"
-step "dflash-tokenize -m $out/target.gguf --decode < $out/drafted.tok"
+step "dflash-inspect $out/target.gguf | head -n 12"
+step "cat $out/prompt.tok $out/drafted.tok | dflash-tokenize -m $out/target.gguf --decode | tail -n 24"
 printf '\n\n'

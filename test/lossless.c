@@ -3,7 +3,9 @@
  * usage: lossless PAIR_DIR PROMPT.txt [--all] [--device NAME]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x drafter types x
  * blocks x widths x sampling x cache types x resumed states x chunks x instruction sets x threads. Without --all a set of
- * cases is run in which every pair of values of two axes occurs. Each case's stream is compared with the target's own
+ * cases is run in which every pair of values of two axes occurs; with it, every combination of what shapes the stream (prompt,
+ * types, cache, sampling, block, width), and every combination of what must not (instruction set, threads, chunk, resuming)
+ * with target type, prompt and sampling. Each case's stream is compared with the target's own
  * (no drafter), and its draft trace with that of the plainest run of the same drafter (best instruction set, one thread, one
  * chunk size, uninterrupted).
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt is part of a
@@ -308,16 +310,26 @@ static void pairwise(void)
     }
 }
 
-static void everything(void)
+/* Every combination of the axes in vary, the others at their first value. */
+static void product(const enum axis *vary, int n)
 {
     int c[AXES] = {0};
-    axis_size[PROMPT] = sizeof prompt_len / sizeof *prompt_len;
     for (;;) {
         if (allowed(c)) add_case(c);
-        int i = AXES - 1;
-        while (i >= 0 && ++c[i] == axis_size[i]) c[i--] = 0;
+        int i = n - 1;
+        while (i >= 0 && ++c[vary[i]] == axis_size[vary[i]]) c[vary[i--]] = 0;
         if (i < 0) return;
     }
+}
+
+/* All that shapes a stream and its drafts, and all that must not, crossed with the types, the sampling and the prompts. */
+static void everything(void)
+{
+    static const enum axis what[] = {TARGET, DRAFTER, CACHE, PROMPT, SAMPLING, BLOCK, WIDTH};
+    static const enum axis how[] = {ISA, THREADS, CHUNK, RESUME, TARGET, PROMPT, SAMPLING};
+    axis_size[PROMPT] = sizeof prompt_len / sizeof *prompt_len;
+    product(what, 7);
+    product(how, 7);
 }
 
 static void run_all(void)

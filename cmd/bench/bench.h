@@ -23,6 +23,7 @@ struct sample {
 };
 void sample_add(struct sample *s, double x);
 double sample_quantile(const struct sample *s, double q); /* 0 min, 0.5 median, 1 max; linear between; NaN if empty */
+json_t *bench_number(double x);                           /* null where it is none */
 json_t *sample_json(const struct sample *s);              /* {"median":..,"min":..,"max":..,"iqr":..,"n":..} */
 
 /* Is b different from a? a and b were measured in turn, one pair a run; larger is better. "faster" or "slower" where the

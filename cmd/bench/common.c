@@ -44,7 +44,7 @@ json_t *bench_machine(const struct models *m)
 {
     char cpu[256];
     processor_name(cpu, sizeof cpu);
-    return json_pack("{s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "isa", m->isa ? m->isa : "auto", "threads", bench_threads(m),
+    return json_pack("{s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "isa", kn_backend_isa(m->be), "threads", kn_backend_threads(m->be),
                      "processor", cpu, "version", DFLASH_VERSION);
 }
 

@@ -22,10 +22,7 @@ int main(int argc, char **argv)
         int (*run)(int argc, char **argv);
     } verb[] = {{"run", bench_run}, {"rows", bench_rows}, {"matrix", bench_matrix}, {"compare", bench_compare}, {"report", bench_report}};
     for (size_t i = 0; argc > 1 && i < sizeof verb / sizeof *verb; i++)
-        if (!strcmp(argv[1], verb[i].name)) {
-            models_spin_less(argv);
-            return verb[i].run(argc - 1, argv + 1);
-        }
+        if (!strcmp(argv[1], verb[i].name)) return verb[i].run(argc - 1, argv + 1);
     cli_parse(&cli, argc, argv);
     if (cli.n_args) cli_usage_error(&cli, "unknown verb '%s' (expected run, rows, matrix, compare or report)", cli.args[0]);
     cli_usage_error(&cli, "no verb (expected run, rows, matrix, compare or report)");

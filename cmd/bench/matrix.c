@@ -1,9 +1,11 @@
 /* matrix.c - the rules of a benchmark matrix, for make: target types x drafter types x prompt classes x settings.
  *
  * Files carry the state, so make resumes where it stopped: models and prompts, one stream cell a combination (plain and drafted
- * output compared), one timed cell a combination. Everything may run in parallel but the timed cells, which take a lock. */
+ * output compared), one timed cell a combination. Everything may run in parallel but the timed cells, which take a lock and
+ * begin when all the rest is done. */
 #include <stdio.h>
 #include <string.h>
+#include "../../common/quantize.h"
 #include "../redirect.h"
 #include "bench.h"
 
@@ -39,17 +41,39 @@ static struct cli cli = {
     .max_args = 4096,
 };
 
-/* Words of a list, cut in place. */
-static int words(char *list, char separator, const char **w, int room)
+/* A copy of the flag's text in room bytes, cut into its words. */
+static int words(const char *flag, const char *text, char *list, size_t room, char separator, const char **w, int max)
 {
     int n = 0;
-    for (char *p = list; p && *p && n < room;) {
+    if ((size_t)snprintf(list, room, "%s", text) >= room) cli_usage_error(&cli, "%s: too long (expected at most %zu bytes)", flag, room - 1);
+    for (char *p = list; p && *p;) {
         char *next = strchr(p, separator);
         if (next) *next++ = 0;
+        if (*p && n == max) cli_usage_error(&cli, "%s: too many (expected at most %d)", flag, max);
         if (*p) w[n++] = p;
         p = next;
     }
+    if (!n) cli_usage_error(&cli, "%s: empty", flag);
     return n;
+}
+
+static void check_types(const char *flag, const char **type, int n)
+{
+    for (int i = 0; i < n; i++) {
+        struct err e = {0};
+        enum quant_recipe r;
+        if (quant_recipe_by_name(type[i], &r, &e)) cli_usage_error(&cli, "%s: %s", flag, e.msg);
+        for (const char *p = type[i]; *p; p++)
+            if (*p >= 'A' && *p <= 'Z') cli_usage_error(&cli, "%s: types are file names here (expected lower case, got %s)", flag, type[i]);
+    }
+}
+
+/* A name goes into rules and shell commands as it is. */
+static void check_word(const char *what, const char *s)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+@";
+    if (!*s || s[strspn(s, plain)] || *s == '-')
+        cli_usage_error(&cli, "%s: cannot go into a makefile (expected letters, digits and /._-+@, got '%s')", what, s);
 }
 
 static const char *base_name(const char *path)
@@ -62,6 +86,21 @@ static size_t class_length(const char *path)
 {
     const char *b = base_name(path);
     return strcspn(b, "-.");
+}
+
+/* Two prompts of one name would share a token file. */
+static void check_prompts(void)
+{
+    for (int i = 0; i < cli.n_args; i++) {
+        const char *a = base_name(cli.args[i]);
+        check_word("a prompt", cli.args[i]);
+        if (strcspn(a, ".") == 0 || strlen(a) > 200) cli_usage_error(&cli, "%s: no name for its tokens", cli.args[i]);
+        for (int k = 0; k < i; k++) {
+            const char *b = base_name(cli.args[k]);
+            if (strcspn(a, ".") == strcspn(b, ".") && !strncmp(a, b, strcspn(a, ".")))
+                cli_usage_error(&cli, "two prompts of one name: %s and %s", cli.args[k], cli.args[i]);
+        }
+    }
 }
 
 static bool first_of_class(int i)
@@ -98,15 +137,17 @@ static void model_rules(const char *role, const char *hf, const char *extra, con
     bool f32 = false;
     for (int i = 0; i < n; i++) {
         if (converts(type[i]))
-            printf("$(OUT)/%s-%s.gguf: | $(OUT)\n\tdflash-convert -q %s -o $@ --type %s%s%s%s\n", role, type[i], hf, type[i], extra, o.random ? " --random " : "",
+            printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q --force %s -o $@ --type %s%s%s%s\n", role,
+                   type[i], hf, hf, hf, hf, type[i], extra, o.random ? " --random " : "",
                    o.random ? o.random : "");
         else
-            printf("$(OUT)/%s-%s.gguf: $(OUT)/%s-f32.gguf\n\tdflash-quantize -q $< -o $@ --type %s\n", role, type[i], role, type[i]);
+            printf("$(OUT)/%s-%s.gguf: $(OUT)/%s-f32.gguf\n\tdflash-quantize -q --force $< -o $@ --type %s\n", role, type[i], role, type[i]);
         f32 |= !strcmp(type[i], "f32");
     }
     for (int i = 0; i < n && !f32; i++)
         if (!converts(type[i])) {
-            printf("$(OUT)/%s-f32.gguf: | $(OUT)\n\tdflash-convert -q %s -o $@ --type f32%s%s%s\n", role, hf, extra, o.random ? " --random " : "",
+            printf("$(OUT)/%s-f32.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q --force %s -o $@ --type f32%s%s%s\n", role,
+                   hf, hf, hf, hf, extra, o.random ? " --random " : "",
                    o.random ? o.random : "");
             break;
         }
@@ -128,7 +169,9 @@ static void prompt_rules(const char *type)
 /* One combination: a stream cell and a timed cell over the prompts of a class. */
 static void cell_rules(const char *type, const char *draft, int class_of, const char *name, const char *set)
 {
-    char cell[512], prompts[16384] = "";
+    static char prompts[1 << 20]; /* 4096 names of at most 208 bytes fit */
+    char cell[512];
+    prompts[0] = 0;
     int len = (int)class_length(cli.args[class_of]);
     snprintf(cell, sizeof cell, "%s.%s.%.*s.%s", type, draft, len, base_name(cli.args[class_of]), name);
     for (int i = 0; i < cli.n_args; i++) {
@@ -151,6 +194,17 @@ static void cell_rules(const char *type, const char *draft, int class_of, const 
     printf(" --label '%.*s %s'%s >$@.tmp && mv $@.tmp $@\n", len, base_name(cli.args[class_of]), name, prompts);
 }
 
+/* NAME:FLAGS; the flags are those of generate and of run, taken by a shell. */
+static void check_setting(const char *s)
+{
+    const char *colon = strchr(s, ':');
+    char name[64];
+    if (!colon || colon == s || (size_t)(colon - s) >= sizeof name) cli_usage_error(&cli, "--settings: expected NAME:FLAGS, got '%s'", s);
+    snprintf(name, sizeof name, "%.*s", (int)(colon - s), s);
+    check_word("--settings", name);
+    if (strpbrk(colon, "$#\n'\"\\`|&<>()")) cli_usage_error(&cli, "--settings: expected plain flags, got '%s'", colon + 1);
+}
+
 int bench_matrix(int argc, char **argv)
 {
     static char types[1024], draft_types[1024], settings[4096], extra[4096];
@@ -159,11 +213,16 @@ int bench_matrix(int argc, char **argv)
     struct redirect file;
     cli_parse(&cli, argc, argv);
     if (!o.target || !o.drafter) cli_usage_error(&cli, "expected --target and --drafter");
-    snprintf(types, sizeof types, "%s", o.types);
-    snprintf(draft_types, sizeof draft_types, "%s", o.draft_types);
-    snprintf(settings, sizeof settings, "%s", o.settings);
-    int n_type = words(types, ',', type, 64), n_draft = words(draft_types, ',', draft, 64), n_set = words(settings, ';', set, 64);
-    if (!n_type || !n_draft || !n_set) cli_usage_error(&cli, "--types, --draft-types and --settings may not be empty");
+    int n_type = words("--types", o.types, types, sizeof types, ',', type, 64);
+    int n_draft = words("--draft-types", o.draft_types, draft_types, sizeof draft_types, ',', draft, 64);
+    int n_set = words("--settings", o.settings, settings, sizeof settings, ';', set, 64);
+    check_types("--types", type, n_type);
+    check_types("--draft-types", draft, n_draft);
+    check_word("--target", o.target);
+    check_word("--drafter", o.drafter);
+    check_word("--out", o.out);
+    check_prompts();
+    for (int s = 0; s < n_set; s++) check_setting(set[s]);
     if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES :=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
            "report: $(OUT)/report.md\n$(OUT):\n\tmkdir -p $@\n",
@@ -175,13 +234,13 @@ int bench_matrix(int argc, char **argv)
     for (int s = 0; s < n_set; s++) {
         const char *colon = strchr(set[s], ':');
         char name[64];
-        if (!colon || (size_t)(colon - set[s]) >= sizeof name) cli_usage_error(&cli, "--settings: expected NAME:FLAGS, got '%s'", set[s]);
         snprintf(name, sizeof name, "%.*s", (int)(colon - set[s]), set[s]);
         for (int t = 0; t < n_type; t++)
             for (int d = 0; d < n_draft; d++)
                 for (int i = 0; i < cli.n_args; i++)
                     if (first_of_class(i)) cell_rules(type[t], draft[d], i, name, colon + 1);
     }
+    printf("# no timed cell while others work\n$(TIMES): | $(STREAMS)\n");
     printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\tdflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv $@.tmp $@\n");
     return redirect_close(&file, &cli, 0);
 }

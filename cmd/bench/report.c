@@ -1,20 +1,24 @@
 /* report.c - tables in Markdown, or data and commands for gnuplot, from lines of JSON that the other verbs wrote. */
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "../../common/io.h"
 #include "../../common/mem.h"
 #include "../redirect.h"
 #include "bench.h"
 
 static bool gnuplot;
+static int32_t threads;
 
 static const char *out_path;
 static bool force;
 
 static const struct cli_flag flags[] = {
     {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0, 0},
+    {"--threads", CLI_I32, &threads, "N", "as in every program; a report needs one", 0, 4096},
     REDIRECT_FLAGS(out_path, force),
     {0},
 };
@@ -33,12 +37,20 @@ static const char *str(const json_t *j, const char *outer, const char *key)
     return s ? s : "";
 }
 
-static double num(const json_t *j, const char *a, const char *b, const char *c)
+/* The number at a, a.b or a.b.c times scale, with digits after the point; "-" where there is none. Good until eight more. */
+static const char *num(const json_t *j, const char *a, const char *b, const char *c, int digits, double scale)
 {
+    static char text[8][40];
+    static int turn;
+    char *s = text[turn = (turn + 1) % 8];
     j = json_object_get(j, a);
     if (b) j = json_object_get(j, b);
     if (c) j = json_object_get(j, c);
-    return json_number_value(j);
+    if (json_is_number(j))
+        snprintf(s, sizeof text[0], "%.*f", digits, json_number_value(j) * scale);
+    else
+        snprintf(s, sizeof text[0], "-");
+    return s;
 }
 
 static bool is(const json_t *j, const char *kind)
@@ -49,11 +61,12 @@ static bool is(const json_t *j, const char *kind)
 static void cell_row(const json_t *j)
 {
     bool drafted = json_object_get(j, "drafted") != NULL;
-    printf("| %s | %s | %s | %.1f | %.2f |", str(j, "target", "file"), drafted ? str(j, "drafter", "file") : "", str(j, NULL, "label"),
-           num(j, "plain", "decode_tokens_per_s", "median"), num(j, "plain_share_of_ceiling", NULL, NULL));
+    printf("| %s | %s | %s | %s | %s |", str(j, "target", "file"), drafted ? str(j, "drafter", "file") : "", str(j, NULL, "label"),
+           num(j, "plain", "decode_tokens_per_s", "median", 1, 1), num(j, "plain_share_of_ceiling", NULL, NULL, 2, 1));
     if (drafted)
-        printf(" %.1f | %.2f | %.2f (%.2f to %.2f) | %s | %s |\n", num(j, "drafted", "decode_tokens_per_s", "median"), num(j, "drafted", "tau", NULL),
-               num(j, "speedup", "median", NULL), num(j, "speedup", "low", NULL), num(j, "speedup", "high", NULL), str(j, "speedup", "verdict"),
+        printf(" %s | %s | %s (%s to %s) | %s | %s |\n", num(j, "drafted", "decode_tokens_per_s", "median", 1, 1),
+               num(j, "drafted", "tau", NULL, 2, 1), num(j, "speedup", "median", NULL, 2, 1), num(j, "speedup", "low", NULL, 2, 1),
+               num(j, "speedup", "high", NULL, 2, 1), str(j, "speedup", "verdict"),
                json_is_true(json_object_get(j, "equal")) ? "yes" : "NO");
     else
         printf(" | | | | |\n");
@@ -61,31 +74,21 @@ static void cell_row(const json_t *j)
 
 static void rows_row(const json_t *j)
 {
-    printf("| %s | %lld | %lld | %.3f | %.2f | %.1f | %.2f |\n", str(j, "target", "file"), (long long)num(j, "rows", NULL, NULL),
-           (long long)num(j, "context", NULL, NULL), num(j, "seconds", "median", NULL) * 1e3, num(j, "one_row_steps", NULL, NULL),
-           num(j, "weight_bytes_per_s", NULL, NULL) * 1e-9, num(j, "share_of_ceiling", NULL, NULL));
+    printf("| %s | %s | %s | %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "rows", NULL, NULL, 0, 1), num(j, "context", NULL, NULL, 0, 1),
+           num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1), num(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9),
+           num(j, "share_of_ceiling", NULL, NULL, 2, 1));
 }
 
 static void prompt_row(const json_t *j)
 {
-    printf("| %s | %lld | %.1f | %.0f |\n", str(j, "target", "file"), (long long)num(j, "tokens", NULL, NULL),
-           num(j, "seconds", "median", NULL) * 1e3, num(j, "tokens_per_s", NULL, NULL));
+    printf("| %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "tokens", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 1, 1e3),
+           num(j, "tokens_per_s", NULL, NULL, 0, 1));
 }
 
 static void draft_row(const json_t *j)
 {
-    printf("| %s | %s | %lld | %.3f | %.2f |\n", str(j, "drafter", "file"), str(j, "target", "file"), (long long)num(j, "block", NULL, NULL),
-           num(j, "seconds", "median", NULL) * 1e3, num(j, "one_row_steps", NULL, NULL));
-}
-
-static void compare_row(const json_t *j)
-{
-    bool equal = json_is_true(json_object_get(j, "equal"));
-    printf("| %s | %s | %lld | %s |", str(j, NULL, "a"), str(j, NULL, "b"), (long long)num(j, "tokens_a", NULL, NULL), equal ? "yes" : "NO");
-    if (equal)
-        printf(" |\n");
-    else
-        printf(" token %lld |\n", (long long)num(j, "first_difference", NULL, NULL));
+    printf("| %s | %s | %s | %s | %s | %s |\n", str(j, "drafter", "file"), str(j, "target", "file"), num(j, "block", NULL, NULL, 0, 1),
+           num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1), num(j, "share_of_ceiling", NULL, NULL, 2, 1));
 }
 
 static const struct {
@@ -99,9 +102,38 @@ static const struct {
     {"rows", "| target | rows | context | ms | one-row steps | GB/s of weights | share of reading |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
      rows_row},
     {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
-    {"draft", "| drafter | target | block | ms | one-row steps |\n| --- | --- | ---: | ---: | ---: |\n", draft_row},
-    {"compare", "| a | b | tokens | equal | first difference |\n| --- | --- | ---: | --- | --- |\n", compare_row},
+    {"draft", "| drafter | target | block | ms | one-row steps | share of reading |\n| --- | --- | ---: | ---: | ---: | ---: |\n", draft_row},
 };
+
+/* Streams compared: how many, and those that differ by name. */
+static void streams(json_t *lines)
+{
+    size_t n = 0, equal = 0;
+    for (size_t i = 0; i < json_array_size(lines); i++)
+        if (is(json_array_get(lines, i), "compare")) {
+            n++;
+            equal += json_is_true(json_object_get(json_array_get(lines, i), "equal"));
+        }
+    if (!n) return;
+    printf("\n%zu pairs of streams compared: %zu equal, %zu differ\n", n, equal, n - equal);
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        if (is(j, "compare") && !json_is_true(json_object_get(j, "equal")))
+            printf("- %s and %s part at token %s\n", str(j, NULL, "a"), str(j, NULL, "b"), num(j, "first_difference", NULL, NULL, 0, 1));
+    }
+}
+
+/* Lines that no table takes are told, not dropped in silence. */
+static void warn_unknown(json_t *lines)
+{
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        bool known = is(j, "compare");
+        for (size_t t = 0; t < sizeof table / sizeof *table; t++) known |= is(j, table[t].kind);
+        if (!known) cli_warn(&cli, "a line of kind '%.40s' is not shown (expected cell, rows, prompt, draft or compare)", str(j, NULL, "kind"));
+    }
+    if (!json_array_size(lines)) cli_warn(&cli, "no lines to report");
+}
 
 static void tables(json_t *lines)
 {
@@ -117,6 +149,7 @@ static void tables(json_t *lines)
             table[t].row(j);
         }
     }
+    streams(lines);
 }
 
 /* Cells as bars of tokens a second; rows as time over rows. */
@@ -128,14 +161,14 @@ static void plot(json_t *lines)
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *j = json_array_get(lines, i);
         if (cells && is(j, "cell"))
-            printf("\"%s %s\" %g %g\n", str(j, "target", "file"), str(j, NULL, "label"), num(j, "plain", "decode_tokens_per_s", "median"),
-                   num(j, "drafted", "decode_tokens_per_s", "median"));
+            printf("\"%s %s\" %s %s\n", str(j, "target", "file"), str(j, NULL, "label"), num(j, "plain", "decode_tokens_per_s", "median", 3, 1),
+                   num(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
         else if (!cells && is(j, "rows"))
-            printf("%g %g\n", num(j, "rows", NULL, NULL), num(j, "seconds", "median", NULL) * 1e3);
+            printf("%s %s\n", num(j, "rows", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 6, 1e3));
     }
     printf("EOD\n");
     if (cells)
-        printf("set style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by -30\n"
+        printf("set datafile missing '-'\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by -30\n"
                "plot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted'\n");
     else
         printf("set xlabel 'rows'\nset ylabel 'ms'\nplot $data using 1:2 with linespoints title 'a pass'\n");
@@ -143,13 +176,14 @@ static void plot(json_t *lines)
 
 static int read_lines(const char *path, json_t *lines, struct err *e)
 {
-    struct io_map m = {0};
     uint8_t *data = NULL;
     uint64_t n = 0;
     bool in = !strcmp(path, "-");
-    if (in ? io_read_all(0, "stdin", (uint64_t)1 << 30, &data, &n, e) : io_map_open(&m, path, e)) return -1;
-    const char *p = in ? (const char *)data : (const char *)m.data, *end = p + (in ? n : m.size);
-    int number = 0, rc = 0;
+    int fd = in ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC); /* read, not mapped: it may be a pipe */
+    if (fd < 0) return err_errno(e, "%s", path);
+    int number = 0, rc = io_read_all(fd, in ? "stdin" : path, (uint64_t)1 << 30, &data, &n, e);
+    const char *p = (const char *)data, *end = p + n;
+    if (!in) close(fd);
     while (p && p < end && !rc) {
         const char *nl = memchr(p, '\n', (size_t)(end - p));
         size_t len = nl ? (size_t)(nl - p) : (size_t)(end - p);
@@ -166,7 +200,6 @@ static int read_lines(const char *path, json_t *lines, struct err *e)
             json_array_append_new(lines, j);
         p += len + 1;
     }
-    io_map_close(&m);
     mem_free(data);
     return rc;
 }
@@ -181,6 +214,7 @@ int bench_report(int argc, char **argv)
     if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     for (int i = 0; i < cli.n_args && !rc; i++)
         if (read_lines(cli.args[i], lines, &e)) rc = cli_fail(&cli, &e);
+    if (!rc) warn_unknown(lines);
     if (!rc && gnuplot)
         plot(lines);
     else if (!rc)

@@ -17,6 +17,7 @@ static struct {
     int64_t n;
     int32_t runs, warmup, block, width, draft_window, chunk;
     struct kn_sampler sampler;
+    int32_t ctx;
     bool ignore_eos;
     const char *label;
 } o = {
@@ -41,11 +42,15 @@ static const struct cli_flag flags[] = {
     {"--temp", CLI_F32, &o.sampler.temp, "T", "temperature (default 0: greedy)", 0, 1000},
     {"--top-k", CLI_I32, &o.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0, INT32_MAX},
     {"--top-p", CLI_F32, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0, 1},
+    {"--min-p", CLI_F32, &o.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
+    {"--repeat-penalty", CLI_F32, &o.sampler.repeat_penalty, "R", "divide the logits of recent tokens (default 1: off)", 0, 1000},
+    {"--repeat-last", CLI_I32, &o.sampler.repeat_last, "N", "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
     {"--seed", CLI_U64, &o.sampler.seed, "S", "of the sampling", 0, 0},
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     {"--width", CLI_I32, &o.width, "W", "rows verified a cycle at most (default: the block)", 1, SESSION_MAX_ROWS},
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)", 0, INT32_MAX},
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1, 1 << 30},
     {"--label", CLI_STR, &o.label, "TEXT", "put into the line, for reports", 0, 0},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -99,7 +104,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
         sp.stops = d->stops;
         sp.n_stops = d->n_stops;
     }
-    so.ctx = (int32_t)((int64_t)p->n + o.n + SESSION_MAX_ROWS);
+    so.ctx = o.ctx ? o.ctx : (int32_t)((int64_t)p->n + o.n + SESSION_MAX_ROWS);
     if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e)) goto done;
     double t = cli_seconds();
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
@@ -159,28 +164,39 @@ static json_t *kind_json(const struct kind *k, bool drafted)
     json_t *h = json_array();
     for (int a = 0; a < top; a++) json_array_append_new(h, json_integer((json_int_t)k->accepted[a]));
     json_object_set_new(j, "cycles", json_integer((json_int_t)k->cycles));
-    json_object_set_new(j, "tau", k->full_cycles ? json_real(1 + (double)k->full_accepted / (double)k->full_cycles) : json_null());
+    json_object_set_new(j, "tau", k->full_cycles ? bench_number(1 + (double)k->full_accepted / (double)k->full_cycles) : json_null());
     json_object_set_new(j, "accepted_histogram", h);
-    json_object_set_new(j, "draft_share", json_real(k->draft_s / k->decode_s));
-    json_object_set_new(j, "verify_share", json_real(k->verify_s / k->decode_s));
+    json_object_set_new(j, "draft_share", bench_number(k->draft_s / k->decode_s));
+    json_object_set_new(j, "verify_share", bench_number(k->verify_s / k->decode_s));
     json_object_set_new(j, "drafter_nan_cycles", json_integer((json_int_t)k->nan_cycles));
     return j;
 }
 
 static json_t *settings_json(void)
 {
-    return json_pack("{s:I,s:f,s:i,s:f,s:I,s:i,s:i,s:i,s:i,s:s}", "n", (json_int_t)o.n, "temp", o.sampler.temp, "top_k", o.sampler.top_k, "top_p",
-                     o.sampler.top_p, "seed", (json_int_t)o.sampler.seed, "block", o.block, "width", o.width, "draft_window", o.draft_window,
-                     "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16");
+    const struct kn_sampler *k = &o.sampler;
+    /* JSON readers hold no integer of 2^63 or more */
+    json_t *seed = k->seed <= INT64_MAX ? json_integer((json_int_t)k->seed) : json_sprintf("%llu", (unsigned long long)k->seed);
+    json_t *j = json_pack("{s:I,s:f,s:i,s:f,s:f,s:f,s:i,s:o,s:b,s:i,s:s}", "n", (json_int_t)o.n, "temp", k->temp, "top_k", k->top_k, "top_p", k->top_p,
+                          "min_p", k->min_p, "repeat_penalty", k->repeat_penalty, "repeat_last", k->repeat_last, "seed", seed, "ignore_eos",
+                          o.ignore_eos, "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16");
+    if (!o.m.drafter) return j;
+    int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
+    json_object_set_new(j, "block", json_integer(block));
+    json_object_set_new(j, "width", json_integer(o.width ? o.width : block));
+    json_object_set_new(j, "draft_window", json_integer(o.draft_window));
+    return j;
 }
 
-static json_t *line(const struct kind *plain, const struct kind *drafted, int n_prompts, double ceiling, bool equal)
+static json_t *line(const struct kind *plain, const struct kind *drafted, const struct prompt *p, int n_prompts, double ceiling, bool equal)
 {
+    json_int_t prompt_tokens = 0;
+    for (int i = 0; i < n_prompts; i++) prompt_tokens += (json_int_t)p[i].n;
     double decode = sample_quantile(&plain->decode, 0.5);
-    json_t *j = json_pack("{s:i,s:s,s:s,s:o,s:i,s:i,s:o,s:o,s:f,s:f,s:o}", "schema", 1, "kind", "cell", "label", o.label, "target",
-                          bench_model_json(o.m.target_path, o.m.target), "prompts", n_prompts, "runs", o.runs, "settings", settings_json(),
-                          "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", ceiling, "plain_share_of_ceiling",
-                          decode * (double)o.m.target->bytes_step / ceiling, "machine", bench_machine(&o.m));
+    json_t *j = json_pack("{s:i,s:s,s:s,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label", o.label, "target",
+                          bench_model_json(o.m.target_path, o.m.target), "prompts", n_prompts, "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(),
+                          "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", bench_number(ceiling), "plain_share_of_ceiling",
+                          bench_number(decode * (double)o.m.target->bytes_step / ceiling), "machine", bench_machine(&o.m));
     if (!o.m.drafter) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);
     json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));
@@ -205,7 +221,7 @@ static int measure(struct prompt *p, int n_prompts, struct sink *out, bool *equa
     }
     ceiling = fmax(ceiling, bench_read_ceiling(bytes, threads, 3));
     cli_progress(&cli, "runs", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
-    rc = bench_emit(line(&k[0], &k[1], n_prompts, ceiling, *equal), e);
+    rc = bench_emit(line(&k[0], &k[1], p, n_prompts, ceiling, *equal), e);
 done:
     mem_free(k);
     return rc;
@@ -220,6 +236,9 @@ int bench_run(int argc, char **argv)
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (o.sampler.top_p <= 0) cli_usage_error(&cli, "--top-p: out of range (expected above 0 and at most 1, got 0)");
+    if (o.sampler.repeat_penalty <= 0) cli_usage_error(&cli, "--repeat-penalty: out of range (expected above 0, got 0)");
+    if (!o.m.drafter_path && (o.block || o.width || o.draft_window)) cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
     if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
     out.id = mem_alloc((size_t)(o.n + SESSION_MAX_ROWS) * sizeof *out.id);
@@ -234,6 +253,13 @@ int bench_run(int argc, char **argv)
             err_set(&e, ERR_FORMAT, "%s: the prompt is empty", cli.args[i]);
             goto done;
         }
+        int64_t need = (int64_t)p[i].n + o.n + (o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1);
+        if (need > (o.ctx ? o.ctx : 1 << 30)) {
+            err_set(&e, ERR_USAGE, "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a block, got %d)", cli.args[i],
+                    (long long)need, p[i].n, (long long)o.n, o.ctx ? o.ctx : 1 << 30);
+            goto done;
+        }
+        models_check_length(&o.m, &cli, (int64_t)p[i].n + o.n);
     }
     if (measure(p, cli.n_args, &out, &equal, &e)) goto done;
     rc = equal ? 0 : ERR_NEGATIVE;

@@ -26,15 +26,15 @@ double sample_quantile(const struct sample *s, double q)
     return i + 1 < s->n ? v[i] + (at - i) * (v[i + 1] - v[i]) : v[i];
 }
 
-static json_t *number(double x)
+json_t *bench_number(double x)
 {
     return isfinite(x) ? json_real(x) : json_null();
 }
 
 json_t *sample_json(const struct sample *s)
 {
-    return json_pack("{s:o,s:o,s:o,s:o,s:i}", "median", number(sample_quantile(s, 0.5)), "min", number(sample_quantile(s, 0)), "max",
-                     number(sample_quantile(s, 1)), "iqr", number(sample_quantile(s, 0.75) - sample_quantile(s, 0.25)), "n", s->n);
+    return json_pack("{s:o,s:o,s:o,s:o,s:i}", "median", bench_number(sample_quantile(s, 0.5)), "min", bench_number(sample_quantile(s, 0)), "max",
+                     bench_number(sample_quantile(s, 1)), "iqr", bench_number(sample_quantile(s, 0.75) - sample_quantile(s, 0.25)), "n", s->n);
 }
 
 /* Two-sided sign test: the chance that at least k of n fair coins fall alike, doubled. */
@@ -67,6 +67,6 @@ struct verdict verdict_of(const struct sample *a, const struct sample *b)
 
 json_t *verdict_json(const struct verdict *v)
 {
-    return json_pack("{s:o,s:o,s:o,s:o,s:s}", "median", number(v->ratio), "low", number(v->low), "high", number(v->high), "p", number(v->p),
+    return json_pack("{s:o,s:o,s:o,s:o,s:s}", "median", bench_number(v->ratio), "low", bench_number(v->low), "high", bench_number(v->high), "p", bench_number(v->p),
                      "verdict", v->text);
 }

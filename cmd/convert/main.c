@@ -1,4 +1,5 @@
 /* dflash-convert: a Hugging Face checkpoint into a GGUF. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,9 +48,10 @@ static int parse_list(const struct cli *c, const char *flag, const char *text, i
 static uint64_t parse_seed(const struct cli *c, const char *text)
 {
     char *end;
+    errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end)
-        cli_usage_error(c, "--random: not a seed (expected an integer, got %s)", text);
+    if (*text < '0' || *text > '9' || *end || errno)
+        cli_usage_error(c, "--random: not a seed (expected 0 to 18446744073709551615, got %s)", text);
     return v;
 }
 
@@ -97,10 +99,10 @@ int main(int argc, char **argv)
         {"--rms-eps", CLI_STR, &eps, "X", "drafter: epsilon of the norms", 0, 0},
         {"--taps", CLI_STR, &taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0, 0},
         {"--mask-id", CLI_I32, &mask, "N", "drafter: mask token id", 0, 2147483647},
-        {"--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 1, 1024},
+        {"--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 2, 64},
         {"--heads", CLI_STR, &heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0},
         {"--context-length", CLI_I32, &ctx, "N", "drafter: trained length", 1, 2147483647},
-        {"--threads", CLI_I32, &threads, "N", "threads (default: all)", 1, 1024},
+        {"--threads", CLI_I32, &threads, "N", "threads (default 0: one a processor)", 0, 4096},
         {"--force", CLI_FLAG, &force, NULL, "overwrite an existing output", 0, 0},
         {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
     };

@@ -124,16 +124,16 @@ static int make_stops(int32_t **ids, int32_t *n, struct err *e)
     *ids = mem_alloc(room * sizeof **ids);
     if (!*ids) return err_set(e, ERR_IO, "out of memory (stop ids)");
     for (int i = 0; i < d->n_stops && !set.ignore_eos; i++) (*ids)[(*n)++] = d->stops[i];
-    while (*p) {
+    while (set.stop_list && p) { /* p: the next number */
         char *end;
         errno = 0;
         long long v = strtoll(p, &end, 10);
-        if (end == p || errno || (*end && *end != ',') || v < 0 || v >= d->n_vocab)
+        if (*p < '0' || *p > '9' || errno || (*end && *end != ',') || v >= d->n_vocab)
             return err_set(e, ERR_USAGE,
                            "--stop: not a list of ids (expected 0 to %d with commas between, got '%s')",
                            d->n_vocab - 1, set.stop_list);
         (*ids)[(*n)++] = (int32_t)v;
-        p = *end ? end + 1 : end;
+        p = *end ? end + 1 : NULL;
     }
     return 0;
 }
@@ -166,6 +166,7 @@ static int read_inputs(struct run *u, struct err *e)
         return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
     if (models_check_ids(&set.m, u->prompt, u->n_prompt, e)) return -1;
     if (!set.state_path) models_check_bos(&set.m, &cli, u->prompt, u->n_prompt);
+    models_check_length(&set.m, &cli, (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + set.n);
     return 0;
 }
 
@@ -247,6 +248,11 @@ static void check_flags(void)
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
     if (set.append && (!strcmp(set.state_path, "-") || !strcmp(set.state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--append reads tokens from stdin: the state must be a file");
+    const struct cli_output out[] = {{"-o", set.out_path ? set.out_path : "-"},
+                                     {"--stats", set.stats_path},
+                                     {"--draft-trace", set.trace_path},
+                                     {"--draft-logits", set.draft_logits_path}};
+    cli_distinct_outputs(&cli, out, 4);
     const struct {
         const char *name;
         bool given;
@@ -264,7 +270,6 @@ int main(int argc, char **argv)
 {
     struct err e = {0};
     struct run u = {0};
-    models_spin_less(argv);
     cli_parse(&cli, argc, argv);
     check_flags();
     if (!set.state_path || set.append) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");

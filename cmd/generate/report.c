@@ -85,7 +85,16 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "min_p", number(k->min_p));
     json_object_set_new(j, "repeat_penalty", number(k->repeat_penalty));
     json_object_set_new(j, "repeat_last", json_integer(k->repeat_last));
-    json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
+    if (k->seed <= INT64_MAX)
+        json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
+    else /* more than JSON readers hold as an integer */
+        json_object_set_new(j, "seed", json_sprintf("%" PRIu64, k->seed));
+    json_object_set_new(j, "state", set->state_path ? json_string(set->state_path) : json_null());
+    json_object_set_new(j, "append", json_boolean(set->append));
+    json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
+    json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
+    json_object_set_new(j, "draft_causal",
+                        set->m.draft_causal < 0 ? json_null() : json_integer(set->m.draft_causal));
     return j;
 }
 

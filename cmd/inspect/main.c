@@ -29,7 +29,7 @@ static const struct cli_flag flags[] = {
     {"--tolerance", CLI_F32, &o.tolerance, "X", "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
-    {"--threads", CLI_I32, &o.threads, "N", "threads (default: all processors)", 1, 4096},
+    {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, 4096},
     REDIRECT_FLAGS(o.out, o.force),
     {0},
 };
@@ -86,7 +86,7 @@ static int run_diff(const char *a, const char *b)
     struct show_diff ctx = {.json = o.json, .tolerance = o.tolerance, .tensors = o.tensors};
     if (diff_files(a, b, o.threads, show_diff_tensor, &ctx, &t, &e)) return cli_fail(&cli, &e);
     show_diff_total(&ctx, &t);
-    return t.missing || t.shape || t.not_finite || ctx.above ? ERR_NEGATIVE : 0;
+    return t.missing || t.shape || t.undecodable || t.not_finite || ctx.above ? ERR_NEGATIVE : 0;
 }
 
 static int run_show(const char *path)

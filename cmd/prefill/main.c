@@ -126,6 +126,7 @@ static int run(struct err *e)
     }
     if (models_check_ids(&m, ids, r.n, e) || make_session(&s, r.n, e)) goto done;
     models_check_bos(&m, &cli, ids, r.n);
+    models_check_length(&m, &cli, (int64_t)r.n);
     r.ids = ids;
     r.n_vocab = m.target->d->n_vocab;
     r.logits = logits_path ? &logits : NULL;
@@ -151,10 +152,12 @@ done:
 int main(int argc, char **argv)
 {
     struct err e = {0};
-    models_spin_less(argv);
     cli_parse(&cli, argc, argv);
     if (!m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
     if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
+    const struct cli_output out[] = {{nll ? "the perplexity" : "-o", out_path ? out_path : "-"},
+                                     {"--logits", logits_path}};
+    cli_distinct_outputs(&cli, out, 2);
     cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
     if (!nll && (!out_path || !strcmp(out_path, "-"))) cli_no_binary_tty(&cli, STDOUT_FILENO, "the state");
     if (run(&e)) return cli_fail(&cli, &e);

@@ -23,8 +23,8 @@ static const struct cli_flag flags[] = {
      "F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q4_K, Q5_K, Q6_K or the mix Q4_K_M", 0, 0},
     {"--tensor-type", CLI_LIST, &override_args, "PATTERN=TYPE",
      "type of the tensors whose names match (also Q4_1, Q5_1); repeatable, the last match wins", 0, 0},
-    {"--threads", CLI_I32, &threads, "N", "threads (default: all processors); the bytes do not depend on it",
-     1, 1024},
+    {"--threads", CLI_I32, &threads, "N",
+     "threads (default 0: one a processor); the bytes do not depend on it", 0, 4096},
     {"--force", CLI_FLAG, &force, NULL, "overwrite an existing file", 0, 0},
     {"--json", CLI_FLAG, &json, NULL, "also print the table as JSON lines on standard output (needs -o FILE)",
      0, 0},
@@ -113,6 +113,15 @@ static int make_plan(struct work *k, struct err *e)
         k->name_width = width > k->name_width ? width : k->name_width;
     }
     if (!rc) rc = quant_plan(k->recipe, &m, t, n, KN_TYPE_NONE, k->override, override_args.n, k->to, e);
+    int64_t first, count = rc ? 0 : quant_fell_back(k->recipe, t, n, &first);
+    if (count)
+        cli_note(
+            &cli,
+            "%" PRId64
+            " tensors have rows that the blocks of %s do not divide and got another type (the first: %s, "
+            "rows of %" PRId64 ", %s)",
+            count, quant_recipe_name(k->recipe), t[first].name, t[first].ne[0],
+            kn_type_info(k->to[first])->name);
     mem_free(t);
     return rc;
 }
@@ -194,10 +203,10 @@ static int report(const struct work *k, uint64_t i, const struct quant_error *q,
     if (!json) return 0;
     json_t *ne = json_array();
     for (uint32_t d = 0; d < t->n_dims; d++) json_array_append_new(ne, json_integer(t->ne[d]));
-    return print_json(json_pack("{si,ss,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "tensor", t->name, "from", from,
-                                "to", to, "shape", ne, "bytes_in", (json_int_t)t->bytes, "bytes_out",
-                                (json_int_t)tensor_bytes(t, k->to[i]), "relative_rms",
-                                same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
+    return print_json(json_pack("{si,ss,ss,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "tensor",
+                                t->name, "from", from, "to", to, "shape", ne, "bytes_in",
+                                (json_int_t)t->bytes, "bytes_out", (json_int_t)tensor_bytes(t, k->to[i]),
+                                "relative_rms", same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
                       e);
 }
 
@@ -258,8 +267,8 @@ static int report_total(const struct work *k, double seconds, struct err *e)
              k->elements ? 8.0 * (double)k->bytes_out / (double)k->elements : 0.0, quant_rel_rms(&k->total),
              seconds, (double)k->bytes_in * 1e-6 / (seconds > 0 ? seconds : 1e-9));
     if (!json) return 0;
-    return print_json(json_pack("{si,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "total", 1, "type",
-                                quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
+    return print_json(json_pack("{si,ss,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "kind", "total", "total", 1,
+                                "type", quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
                                 "bytes_in", (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out,
                                 "relative_rms", quant_rel_rms(&k->total), "seconds", seconds,
                                 "bytes_in_per_second", (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),

@@ -11,6 +11,7 @@
 #define N_IN 65536
 
 static const char *model, *output;
+static int32_t threads;
 static bool decode, special, no_normalize, no_bos, force;
 
 static const struct cli_flag flags[] = {
@@ -24,6 +25,7 @@ static const struct cli_flag flags[] = {
      0},
     {"-o", CLI_STR, &output, "FILE", "write to FILE instead of stdout", 0, 0},
     {"--force", CLI_FLAG, &force, NULL, "replace an existing FILE", 0, 0},
+    {"--threads", CLI_I32, &threads, "N", "as in every program; a tokenizer has one", 0, 4096},
     {0},
 };
 

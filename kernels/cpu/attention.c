@@ -7,7 +7,6 @@
 #include "rows.h"
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #define WAVE 16           /* groups computed before they are merged */
@@ -114,7 +113,39 @@ static void clear(float *total, int32_t n_q, size_t part)
     for (int32_t r = 0; r < n_q; r++) total[(size_t)r * part] = -INFINITY;
 }
 
-static void few_rows(const struct plan *p, int threads)
+static float *thread_scratch(const struct plan *p, int thread)
+{
+    return p->thread + (size_t)thread * p->per_thread;
+}
+
+/* A wave of groups of few rows: computed by (group, kv head), then merged a row's head at a time, in order. */
+struct wave {
+    const struct plan *p;
+    const struct cpu_attn_tile *base;
+    int64_t first, n; /* groups */
+};
+
+static void wave_group(void *ctx, int64_t u, int thread)
+{
+    const struct wave *w = ctx;
+    const struct plan *p = w->p;
+    struct cpu_attn_tile t = *w->base;
+    const size_t head = (size_t)t.n_rows * (size_t)p->n_rep * p->part;
+    t.kv_head = (int32_t)(u % p->n_kv);
+    t.q += (int64_t)t.kv_head * p->n_rep * p->head_dim;
+    p->rows->attn_group(&t, w->first + u / p->n_kv, p->wave + (size_t)u * head, thread_scratch(p, thread));
+}
+
+static void wave_merge(const struct wave *w, int64_t r)
+{
+    const struct plan *p = w->p;
+    const size_t head = (size_t)w->base->n_rows * (size_t)p->n_rep * p->part;
+    for (int64_t g = 0; g < w->n; g++)
+        p->rows->attn_merge(p->total + (size_t)r * p->part, p->wave + (size_t)g * (size_t)p->n_kv * head + (size_t)r * p->part,
+                            p->head_dim);
+}
+
+static void few_rows(const struct plan *p, struct pool *pool)
 {
     const struct kn_attention *a = p->a;
     const int32_t n_q = a->n * p->n_rep, n_kv = p->n_kv;
@@ -122,58 +153,50 @@ static void few_rows(const struct plan *p, int threads)
     int32_t lo[CPU_ATTN_ROWS], hi[CPU_ATTN_ROWS];
     int64_t first, end;
     const struct cpu_attn_tile base = make_tile(p, 0, a->n, 0, lo, hi);
-    int64_t keys = group_range(&base, &first, &end);
+    const int64_t keys = group_range(&base, &first, &end);
+    const bool share = keys * n_q * n_kv * p->head_dim >= SHARE;
     clear(p->total, n_q * n_kv, p->part);
-#pragma omp parallel num_threads(threads) if (keys * n_q * n_kv * p->head_dim >= SHARE)
-    {
-        float *scratch = p->thread + (size_t)omp_get_thread_num() * p->per_thread;
-        for (int64_t g0 = first; g0 < end; g0 += WAVE) {
-            int64_t n_g = end - g0 < WAVE ? end - g0 : WAVE;
-#pragma omp for schedule(dynamic)
-            for (int64_t u = 0; u < n_g * n_kv; u++) {
-                struct cpu_attn_tile t = base;
-                t.kv_head = (int32_t)(u % n_kv);
-                t.q += (int64_t)t.kv_head * p->n_rep * p->head_dim;
-                p->rows->attn_group(&t, g0 + u / n_kv, p->wave + (size_t)u * head, scratch);
-            }
-#pragma omp for schedule(static)
-            for (int32_t r = 0; r < n_kv * n_q; r++)
-                for (int64_t g = 0; g < n_g; g++)
-                    p->rows->attn_merge(p->total + (size_t)r * p->part,
-                                        p->wave + (size_t)g * (size_t)n_kv * head + (size_t)r * p->part,
-                                        p->head_dim);
-        }
-#pragma omp for schedule(static)
-        for (int32_t k = 0; k < n_kv; k++) finish(p, 0, a->n, k, p->total + (size_t)k * head);
+    for (int64_t g0 = first; g0 < end; g0 += WAVE) {
+        struct wave w = {p, &base, g0, end - g0 < WAVE ? end - g0 : WAVE};
+        if (share)
+            pool_run(pool, w.n * n_kv, wave_group, &w);
+        else
+            for (int64_t u = 0; u < w.n * n_kv; u++) wave_group(&w, u, 0);
+        /* merging is a small part: here, not where another hand-over costs as much */
+        for (int32_t r = 0; r < n_kv * n_q; r++) wave_merge(&w, r);
     }
+    for (int32_t k = 0; k < n_kv; k++) finish(p, 0, a->n, k, p->total + (size_t)k * head);
 }
 
-static void many_rows(const struct plan *p, int threads)
+/* A tile of many rows and one kv head: all of its groups, in order. */
+static void tile_head(void *ctx, int64_t u, int thread)
 {
+    const struct plan *p = ctx;
     const struct kn_attention *a = p->a;
     const int32_t n_tiles = (a->n + CPU_ATTN_ROWS - 1) / CPU_ATTN_ROWS;
-#pragma omp parallel num_threads(threads)
-    {
-        float *part = p->thread + (size_t)omp_get_thread_num() * p->per_thread;
-        float *total = part + (size_t)CPU_ATTN_ROWS * (size_t)p->n_rep * p->part;
-        float *scratch = total + (size_t)CPU_ATTN_ROWS * (size_t)p->n_rep * p->part;
-#pragma omp for schedule(dynamic)
-        for (int32_t u = 0; u < n_tiles * p->n_kv; u++) {
-            int32_t row = (n_tiles - 1 - u / p->n_kv) * CPU_ATTN_ROWS; /* the longest first */
-            int32_t n_rows = a->n - row < CPU_ATTN_ROWS ? a->n - row : CPU_ATTN_ROWS, n_q = n_rows * p->n_rep;
-            int32_t lo[CPU_ATTN_ROWS], hi[CPU_ATTN_ROWS];
-            int64_t first, end;
-            struct cpu_attn_tile t = make_tile(p, row, n_rows, u % p->n_kv, lo, hi);
-            group_range(&t, &first, &end);
-            clear(total, n_q, p->part);
-            for (int64_t g = first; g < end; g++) {
-                p->rows->attn_group(&t, g, part, scratch);
-                for (int32_t r = 0; r < n_q; r++)
-                    p->rows->attn_merge(total + (size_t)r * p->part, part + (size_t)r * p->part, p->head_dim);
-            }
-            finish(p, row, n_rows, u % p->n_kv, total);
-        }
+    float *part = thread_scratch(p, thread);
+    float *total = part + (size_t)CPU_ATTN_ROWS * (size_t)p->n_rep * p->part;
+    float *scratch = total + (size_t)CPU_ATTN_ROWS * (size_t)p->n_rep * p->part;
+    int32_t row = (n_tiles - 1 - (int32_t)u / p->n_kv) * CPU_ATTN_ROWS; /* the longest first */
+    int32_t kv_head = (int32_t)u % p->n_kv;
+    int32_t n_rows = a->n - row < CPU_ATTN_ROWS ? a->n - row : CPU_ATTN_ROWS, n_q = n_rows * p->n_rep;
+    int32_t lo[CPU_ATTN_ROWS], hi[CPU_ATTN_ROWS];
+    int64_t first, end;
+    struct cpu_attn_tile t = make_tile(p, row, n_rows, kv_head, lo, hi);
+    group_range(&t, &first, &end);
+    clear(total, n_q, p->part);
+    for (int64_t g = first; g < end; g++) {
+        p->rows->attn_group(&t, g, part, scratch);
+        for (int32_t r = 0; r < n_q; r++)
+            p->rows->attn_merge(total + (size_t)r * p->part, part + (size_t)r * p->part, p->head_dim);
     }
+    finish(p, row, n_rows, kv_head, total);
+}
+
+static void many_rows(struct plan *p, struct pool *pool)
+{
+    const int32_t n_tiles = (p->a->n + CPU_ATTN_ROWS - 1) / CPU_ATTN_ROWS;
+    pool_run(pool, (int64_t)n_tiles * p->n_kv, tile_head, p);
 }
 
 /* Keys that a row should see but that the ring no longer holds would be read as others: refuse. */
@@ -217,8 +240,8 @@ int cpu_attention(struct kn_backend *kb, const struct kn_attention *a)
                         "attention: %d rows of %d heads of %d want %zu bytes of scratch, %zu are reserved",
                         a->n, a->n_head, p.head_dim, need, be->scratch_rows_bytes);
     if (a->n <= CPU_ATTN_ROWS)
-        few_rows(&p, be->threads);
+        few_rows(&p, be->pool);
     else
-        many_rows(&p, be->threads);
+        many_rows(&p, be->pool);
     return 0;
 }

@@ -3,7 +3,7 @@
 #include "cpu.h"
 #include "rows.h"
 
-#include <omp.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,6 +149,14 @@ static const struct kn_ops cpu_ops = {
     .find_bad = cpu_find_bad,
 };
 
+/* Those that this process may run on. */
+static int online_processors(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    return n < CPU_MAX_THREADS ? n : CPU_MAX_THREADS;
+}
+
 int cpu_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_t n)
 {
     const struct cpu_isa *isa;
@@ -166,7 +174,13 @@ int cpu_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_t
     }
     be->head.op = &cpu_ops;
     be->isa = isa;
-    be->threads = o->threads ? o->threads : omp_get_num_procs();
+    be->threads = o->threads ? o->threads : online_processors();
+    be->pool = pool_new(be->threads);
+    if (!be->pool) {
+        snprintf(msg, n, "%d threads could not be started", be->threads);
+        free(be);
+        return KN_EMEM;
+    }
     *out = (struct kn_backend *)be;
     return 0;
 }
@@ -176,5 +190,6 @@ void cpu_close(struct kn_backend *kb)
     struct cpu_backend *be = cpu_of(kb);
     free(be->scratch);
     free(be->scratch_rows);
+    pool_free(be->pool);
     free(be);
 }

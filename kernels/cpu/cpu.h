@@ -8,6 +8,7 @@
 #define DFLASH_CPU_H
 
 #include "../kernels.h"
+#include "pool.h"
 
 struct cpu_rows; /* small operations: rows.h */
 struct cpu_mm;   /* matrix products: mm.h */
@@ -24,6 +25,7 @@ struct cpu_backend {
     struct kn_backend_head head;
     const struct cpu_isa *isa;
     int threads;
+    struct pool *pool;     /* of that many threads */
     void *scratch; /* of linear and friends: normed rows, quantised activations (mm.c) */
     size_t scratch_bytes;
     struct mm_arena *arena; /* packed weights (mm_pack.c) */

@@ -1,12 +1,11 @@
 /* mm.c - matrix products: shapes, scratch, threads. The arithmetic is in mm_<isa>.c.
  *
- * An operation is one parallel region: first the rows are normalised and rounded, each once and shared by all
- * matrices of the call; then the panels of all matrices are dealt out in chunks. A panel meets every tile of
- * tokens while it is in the cache, so weights come from memory once a call whatever the number of rows. */
+ * First the rows are normalised and rounded, each once and shared by all matrices of the call; then the panels of
+ * all matrices are dealt out in chunks. A panel meets every tile of tokens while it is in the cache, so weights
+ * come from memory once a call whatever the number of rows. */
 #include "mm.h"
 #include "rows.h"
 
-#include <omp.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +33,7 @@ struct product {
         int64_t panel_end;       /* cumulated number of panels */
     } job[WIDTH_MAX];
     atomic_llong *next; /* first panel, of all matrices', that no thread has taken */
+    int n_jobs, threads;
     bool panel_by_panel;
 };
 
@@ -270,6 +270,38 @@ static int check(const struct product *p)
     return 0;
 }
 
+static float *normed_of(const struct product *p, int thread)
+{
+    return (float *)(p->normed + (size_t)thread * align64((size_t)p->w[0]->n_in * 4));
+}
+
+static void prepare_item(void *ctx, int64_t slot, int thread)
+{
+    prepare_row(ctx, (int32_t)slot, normed_of(ctx, thread));
+}
+
+/* An item is a thread's whole part of the panels: one that comes late finds none left. */
+static void work_item(void *ctx, int64_t item, int thread)
+{
+    const struct product *p = ctx;
+    (void)item;
+    (void)thread;
+    work(p, p->n_jobs, p->threads);
+}
+
+/* A row takes less time to prepare than threads take to meet: each has its own copy. */
+static void one_row_item(void *ctx, int64_t item, int thread)
+{
+    struct product own = *(const struct product *)ctx;
+    const int64_t total = own.job[own.n_jobs - 1].panel_end;
+    (void)item;
+    if (atomic_load(own.next) >= total) return;
+    for (int a = 0; a < MM_ACT_COUNT; a++)
+        if (own.prepared[a]) own.prepared[a] += (size_t)thread * align64(mm_act_bytes((enum mm_act)a, own.w[0]->n_in));
+    prepare_row(&own, 0, normed_of(&own, thread));
+    work(&own, own.n_jobs, own.threads);
+}
+
 static int product(struct product *p)
 {
     struct cpu_backend *be = p->be;
@@ -297,24 +329,18 @@ static int product(struct product *p)
     const int32_t slots = end.first + end.width;
     atomic_llong next = 0;
     p->next = &next;
-    /* A region costs some microseconds: small products stay on this thread. */
-    const int threads = macs < 100e3 ? 1 : be->threads;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        struct product own = *p;
-        const size_t thread = (size_t)omp_get_thread_num();
-        float *normed = (float *)(p->normed + thread * align64((size_t)n_in * 4));
-        if (slots == 1) {
-            /* A row takes less time to prepare than threads take to meet. */
-            for (int a = 0; a < MM_ACT_COUNT; a++)
-                if (own.prepared[a]) own.prepared[a] += thread * align64(mm_act_bytes((enum mm_act)a, n_in));
-            prepare_row(&own, 0, normed);
-        } else {
-#pragma omp for schedule(static)
-            for (int32_t i = 0; i < slots; i++) prepare_row(p, i, normed);
-        }
-        work(&own, n_jobs, threads);
+    p->n_jobs = n_jobs;
+    /* Handing work over costs a microsecond or more: small products stay on this thread. */
+    p->threads = macs < 100e3 ? 1 : be->threads;
+    if (slots == 1) {
+        pool_run(be->pool, p->threads, one_row_item, p);
+        return 0;
     }
+    if (p->threads == 1)
+        for (int32_t i = 0; i < slots; i++) prepare_item(p, i, 0);
+    else
+        pool_run(be->pool, slots, prepare_item, p);
+    pool_run(be->pool, p->threads, work_item, p);
     return 0;
 }
 

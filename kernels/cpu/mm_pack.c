@@ -222,6 +222,23 @@ static void panels_free(struct cpu_backend *be, const void *p)
     }
 }
 
+struct packing {
+    const struct mm_type *type;
+    uint8_t *packed;
+    const void *data;
+    size_t panel;
+    int64_t n_in, n_out, panels, each; /* each: panels an item */
+    int lanes;
+};
+
+static void pack_item(void *ctx, int64_t item, int thread)
+{
+    const struct packing *k = ctx;
+    (void)thread;
+    for (int64_t p = item * k->each; p < k->panels && p < (item + 1) * k->each; p++)
+        mm_pack_panel(k->type, k->packed + (size_t)p * k->panel, k->data, k->n_in, k->n_out, p * k->lanes, k->lanes);
+}
+
 int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                     const void *data, unsigned use)
 {
@@ -251,9 +268,8 @@ int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, i
     if (!packed)
         return cpu_fail(be, KN_EMEM, "no memory for %zu bytes of a weight [%lld, %lld] of %s",
                         (size_t)panels * panel, (long long)n_out, (long long)n_in, info->name);
-#pragma omp parallel for num_threads(be->threads) schedule(static)
-    for (int64_t p = 0; p < panels; p++)
-        mm_pack_panel(t, packed + (size_t)p * panel, data, n_in, n_out, p * lanes, lanes);
+    struct packing job = {t, packed, data, panel, n_in, n_out, panels, (panels + POOL_MAX_ITEMS - 1) / POOL_MAX_ITEMS, lanes};
+    pool_run(be->pool, (panels + job.each - 1) / job.each, pack_item, &job);
     w->packed = packed;
     w->packed_bytes = (size_t)panels * panel;
     return 0;

@@ -2,14 +2,14 @@
 #include "cpu.h"
 #include "rows.h"
 
-#include <omp.h>
+#include <stdatomic.h>
 
 static size_t round64(size_t bytes)
 {
     return (bytes + 63) & ~(size_t)63;
 }
 
-/* A thread's scratch: a penalised copy, the block maxima, the heap. */
+/* An item's scratch: a penalised copy, the block maxima, the heap. */
 static size_t thread_bytes(int64_t n_vocab)
 {
     size_t v = (size_t)n_vocab;
@@ -17,7 +17,8 @@ static size_t thread_bytes(int64_t n_vocab)
            round64((v + 64) * sizeof(uint64_t));
 }
 
-static int pick_threads(const struct cpu_backend *be, int32_t n)
+/* Rows are dealt out to this many items, each with its own scratch. */
+static int pick_items(const struct cpu_backend *be, int32_t n)
 {
     int t = n < be->threads ? n : be->threads;
     return t < 16 ? t : 16;
@@ -25,7 +26,7 @@ static int pick_threads(const struct cpu_backend *be, int32_t n)
 
 size_t cpu_pick_scratch(const struct cpu_backend *be, int32_t n, int64_t n_vocab)
 {
-    return (size_t)pick_threads(be, n) * thread_bytes(n_vocab);
+    return (size_t)pick_items(be, n) * thread_bytes(n_vocab);
 }
 
 static int check(struct cpu_backend *be, const struct kn_pick *p)
@@ -49,6 +50,31 @@ static int check(struct cpu_backend *be, const struct kn_pick *p)
     return 0;
 }
 
+struct pick_job {
+    const struct cpu_rows *rows;
+    const struct kn_pick *p;
+    char *scratch;
+    size_t per; /* bytes of scratch an item */
+    int items;
+    atomic_int outside; /* a row whose history holds what is no token; -1: none */
+};
+
+static void pick_rows(void *ctx, int64_t item, int thread)
+{
+    struct pick_job *j = ctx;
+    char *at = j->scratch + (size_t)item * j->per;
+    size_t v = (size_t)j->p->n_vocab;
+    struct cpu_pick_work w = {.logits = (float *)at};
+    w.block = (float *)(at + round64(v * sizeof(float)));
+    w.heap = (uint64_t *)(at + round64(v * sizeof(float)) + round64((v / 64 + 1) * sizeof(float)));
+    (void)thread;
+    for (int32_t i = (int32_t)item; i < j->p->n; i += j->items) {
+        int32_t id = j->rows->pick(j->p, i, &w);
+        if (id < KN_PICK_NAN) atomic_store(&j->outside, i);
+        j->p->out[i] = id;
+    }
+}
+
 int cpu_pick(struct kn_backend *kb, const struct kn_pick *p)
 {
     struct cpu_backend *be = cpu_of(kb);
@@ -59,18 +85,9 @@ int cpu_pick(struct kn_backend *kb, const struct kn_pick *p)
         return cpu_fail(be, KN_EINVAL,
                         "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", p->n,
                         p->n_vocab, need, be->scratch_rows_bytes);
-    int32_t outside = -1;
-#pragma omp parallel for schedule(dynamic) num_threads(pick_threads(be, p->n)) reduction(max : outside)
-    for (int32_t i = 0; i < p->n; i++) {
-        char *at = (char *)be->scratch_rows + (size_t)omp_get_thread_num() * per;
-        size_t v = (size_t)p->n_vocab;
-        struct cpu_pick_work w = {.logits = (float *)at};
-        w.block = (float *)(at + round64(v * sizeof(float)));
-        w.heap = (uint64_t *)(at + round64(v * sizeof(float)) + round64((v / 64 + 1) * sizeof(float)));
-        int32_t id = be->isa->rows->pick(p, i, &w);
-        if (id < KN_PICK_NAN) outside = i;
-        p->out[i] = id;
-    }
+    struct pick_job job = {be->isa->rows, p, be->scratch_rows, per, pick_items(be, p->n), -1};
+    pool_run(be->pool, job.items, pick_rows, &job);
+    const int32_t outside = atomic_load(&job.outside);
     if (outside >= 0)
         return cpu_fail(be, KN_EINVAL, "pick: the history before position %d holds a token outside 0 to %d",
                         p->pos[outside] + 1, p->n_vocab - 1);

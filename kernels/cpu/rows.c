@@ -4,10 +4,36 @@
 #include "rows.h"
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #define SHARE (1 << 16) /* elements from which several threads are woken */
+
+/* Items over the threads where it pays, else here. */
+static void share(struct cpu_backend *be, int64_t n, bool pays, void (*fn)(void *, int64_t, int), void *ctx)
+{
+    if (pays && n <= POOL_MAX_ITEMS)
+        pool_run(be->pool, n, fn, ctx);
+    else
+        for (int64_t i = 0; i < n; i++) fn(ctx, i, 0);
+}
+
+struct embed_job {
+    const struct cpu_rows *rows;
+    const struct kn_weight *table;
+    float *out;
+    const int32_t *ids;
+    size_t bytes;
+    float scale;
+};
+
+static void embed_row(void *ctx, int64_t i, int thread)
+{
+    const struct embed_job *j = ctx;
+    float *out = j->out + i * j->table->n_in;
+    (void)thread;
+    kn_decode_row(j->table->type, (const char *)j->table->rows + (size_t)j->ids[i] * j->bytes, out, j->table->n_in);
+    if (j->scale != 1.0f) j->rows->scale(out, j->table->n_in, j->scale);
+}
 
 int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
               float scale)
@@ -22,21 +48,26 @@ int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, 
         if (ids[i] < 0 || ids[i] >= table->n_out)
             return cpu_fail(be, KN_EINVAL, "embed: token %d in row %d (expected 0 to %lld)", ids[i], i,
                             (long long)table->n_out - 1);
-    int rc = 0;
-#pragma omp parallel for schedule(static) num_threads(be->threads) if (n > 1 && n * n_in >= SHARE)           \
-    reduction(min                                                                                            \
-              : rc)
-    for (int32_t i = 0; i < n; i++) {
-        int r = kn_decode_row(table->type, (const char *)table->rows + (size_t)ids[i] * bytes, out + i * n_in,
-                              n_in);
-        rc = r < rc ? r : rc;
-        if (!r && scale != 1.0f) rows->scale(out + i * n_in, n_in, scale);
-    }
-    if (rc) {
-        const struct kn_type_info *t = kn_type_info(table->type);
-        return cpu_fail(be, rc, "embed: rows of type %s cannot be decoded", t ? t->name : "?");
-    }
+    const struct kn_type_info *t = kn_type_info(table->type);
+    if (!t || !t->can_decode) return cpu_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded", t ? t->name : "?");
+    struct embed_job job = {rows, table, out, ids, bytes, scale};
+    share(be, n, n * n_in >= SHARE, embed_row, &job);
     return 0;
+}
+
+struct rope_table_job {
+    const struct cpu_rows *rows;
+    float *out;
+    const int32_t *pos;
+    const double *freq;
+    int32_t n_rot;
+};
+
+static void rope_table_row(void *ctx, int64_t i, int thread)
+{
+    const struct rope_table_job *j = ctx;
+    (void)thread;
+    j->rows->rope_table(j->out + i * j->n_rot, j->pos[i], j->freq, j->n_rot / 2);
 }
 
 int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
@@ -49,21 +80,33 @@ int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_
     for (int32_t j = 0; j < half; j++)
         if (!(fabs(freq[j]) <= 1.0))
             return cpu_fail(be, KN_EINVAL, "rope_table: frequency %d is %g (expected at most 1)", j, freq[j]);
-#pragma omp parallel for schedule(static)                                                                    \
-    num_threads(be->threads) if (n > 1 && (int64_t)n * n_rot >= SHARE / 8)
-    for (int32_t i = 0; i < n; i++)
-        be->isa->rows->rope_table(out + (int64_t)i * n_rot, pos[i], freq, half);
+    struct rope_table_job job = {be->isa->rows, out, pos, freq, n_rot};
+    share(be, n, (int64_t)n * n_rot >= SHARE / 8, rope_table_row, &job);
     return 0;
+}
+
+struct rms_norm_job {
+    const struct cpu_rows *rows;
+    float *out;
+    const float *x, *weight;
+    int64_t width;
+    float eps;
+};
+
+static void rms_norm_row(void *ctx, int64_t i, int thread)
+{
+    const struct rms_norm_job *j = ctx;
+    (void)thread;
+    j->rows->rms_norm(j->out + i * j->width, j->x + i * j->width, j->weight, j->width, j->eps);
 }
 
 int cpu_rms_norm(struct kn_backend *kb, float *out, const float *x, const float *weight, int32_t n,
                  int64_t width, float eps)
 {
     struct cpu_backend *be = cpu_of(kb);
-    const struct cpu_rows *rows = be->isa->rows;
     if (width < 1) return cpu_fail(be, KN_EINVAL, "rms_norm: width %lld", (long long)width);
-#pragma omp parallel for schedule(static) num_threads(be->threads) if (n > 1 && n * width >= SHARE)
-    for (int32_t i = 0; i < n; i++) rows->rms_norm(out + i * width, x + i * width, weight, width, eps);
+    struct rms_norm_job job = {be->isa->rows, out, x, weight, width, eps};
+    share(be, n, n * width >= SHARE, rms_norm_row, &job);
     return 0;
 }
 
@@ -80,10 +123,43 @@ int cpu_check_kv(struct cpu_backend *be, const char *op, const struct kn_kv *kv)
     return 0;
 }
 
+struct rope_store_job {
+    const struct cpu_rows *rows;
+    const struct kn_rope_store *a;
+    size_t slot_bytes;
+};
+
+static void rope_store_row(void *ctx, int64_t i, int thread)
+{
+    const struct rope_store_job *j = ctx;
+    const struct kn_rope_store *a = j->a;
+    const struct kn_kv *kv = a->kv;
+    const int64_t d = kv->head_dim, slot = kv->n_head_kv * d;
+    const size_t at = (size_t)(a->pos[i] % kv->cap) * j->slot_bytes;
+    struct cpu_rope r = {
+        .k = a->k + i * slot,
+        .q = a->q ? a->q + i * a->n_head * d : NULL,
+        .v = a->v + i * slot,
+        .q_norm = a->q_norm,
+        .k_norm = a->k_norm,
+        .table = a->table + (int64_t)i * a->n_rot,
+        .n_head = a->n_head,
+        .n_head_kv = kv->n_head_kv,
+        .head_dim = kv->head_dim,
+        .n_rot = a->n_rot,
+        .interleaved = a->interleaved,
+        .eps = a->eps,
+        .type = kv->type,
+        .k_dst = (char *)kv->k + at,
+        .v_dst = (char *)kv->v + at,
+    };
+    (void)thread;
+    j->rows->rope(&r);
+}
+
 int cpu_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
 {
     struct cpu_backend *be = cpu_of(kb);
-    const struct cpu_rows *rows = be->isa->rows;
     const struct kn_kv *kv = a->kv;
     int rc = cpu_check_kv(be, "rope_store", kv);
     if (rc) return rc;
@@ -97,28 +173,8 @@ int cpu_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
     const int64_t d = kv->head_dim, slot = kv->n_head_kv * d,
                   work = a->n * (slot * 2 + (a->q ? a->n_head * d : 0));
     const size_t slot_bytes = (size_t)slot * (kv->type == KN_F32 ? 4 : 2);
-#pragma omp parallel for schedule(static) num_threads(be->threads) if (a->n > 1 && work >= SHARE)
-    for (int32_t i = 0; i < a->n; i++) {
-        size_t at = (size_t)(a->pos[i] % kv->cap) * slot_bytes;
-        struct cpu_rope r = {
-            .k = a->k + i * slot,
-            .q = a->q ? a->q + i * a->n_head * d : NULL,
-            .v = a->v + i * slot,
-            .q_norm = a->q_norm,
-            .k_norm = a->k_norm,
-            .table = a->table + (int64_t)i * a->n_rot,
-            .n_head = a->n_head,
-            .n_head_kv = kv->n_head_kv,
-            .head_dim = kv->head_dim,
-            .n_rot = a->n_rot,
-            .interleaved = a->interleaved,
-            .eps = a->eps,
-            .type = kv->type,
-            .k_dst = (char *)kv->k + at,
-            .v_dst = (char *)kv->v + at,
-        };
-        rows->rope(&r);
-    }
+    struct rope_store_job job = {be->isa->rows, a, slot_bytes};
+    share(be, a->n, work >= SHARE, rope_store_row, &job);
     return 0;
 }
 
@@ -133,14 +189,29 @@ int cpu_tap(struct kn_backend *kb, float *dst, int64_t stride, int64_t offset, c
     return 0;
 }
 
+#define SOFTCAP_PIECE 4096
+
+struct softcap_job {
+    const struct cpu_rows *rows;
+    float *x;
+    int64_t count;
+    float cap;
+};
+
+static void softcap_piece(void *ctx, int64_t i, int thread)
+{
+    const struct softcap_job *j = ctx;
+    const int64_t from = i * SOFTCAP_PIECE;
+    (void)thread;
+    j->rows->softcap(j->x + from, j->count - from < SOFTCAP_PIECE ? j->count - from : SOFTCAP_PIECE, j->cap);
+}
+
 int cpu_softcap(struct kn_backend *kb, float *x, int64_t count, float cap)
 {
     struct cpu_backend *be = cpu_of(kb);
     if (!(cap > 0.0f)) return cpu_fail(be, KN_EINVAL, "softcap: %g (expected more than 0)", (double)cap);
-    const int64_t piece = 4096;
-#pragma omp parallel for schedule(static) num_threads(be->threads) if (count >= SHARE)
-    for (int64_t i = 0; i < count; i += piece)
-        be->isa->rows->softcap(x + i, count - i < piece ? count - i : piece, cap);
+    struct softcap_job job = {be->isa->rows, x, count, cap};
+    share(be, (count + SOFTCAP_PIECE - 1) / SOFTCAP_PIECE, count >= SHARE, softcap_piece, &job);
     return 0;
 }
 

@@ -412,8 +412,8 @@ static void hints(void **state)
     memset(&e, 0, sizeof e);
     assert_int_equal(mkdir(scratch("it's a dir"), 0777), 0);
     assert_int_equal(gguf_open(&g, scratch("it's a dir///"), &e), -1);
-    snprintf(want, sizeof want, "dflash-convert '%s/it'\\''s a dir///' -o '%s/it'\\''s a dir.gguf'", scratch_dir,
-             scratch_dir);
+    snprintf(want, sizeof want, "dflash-convert '%s/it'\\''s a dir///' -o '%s/it'\\''s a dir.gguf'",
+             scratch_dir, scratch_dir);
     assert_string_equal(e.hint, want);
     assert_int_equal(rmdir(scratch("it's a dir")), 0);
     memset(&e, 0, sizeof e);

@@ -31,11 +31,19 @@ static void find_isas(void)
         isas[n_isas++] = (struct cpu_isa){"avx512", &cpu_rows_avx512, &cpu_mm_avx512};
 }
 
+static void set_threads(struct cpu_backend *be, int threads)
+{
+    pool_free(be->pool);
+    be->threads = threads;
+    be->pool = pool_new(threads);
+    assert_non_null(be->pool);
+}
+
 static struct kn_backend *open_cpu(struct cpu_backend *be, const struct cpu_isa *isa, int threads)
 {
     memset(be, 0, sizeof *be);
     be->isa = isa;
-    be->threads = threads;
+    set_threads(be, threads);
     assert_int_equal(cpu_mm_reserve(be, N_MAX, 1024), 0);
     return (struct kn_backend *)be;
 }
@@ -43,6 +51,7 @@ static struct kn_backend *open_cpu(struct cpu_backend *be, const struct cpu_isa 
 static void close_cpu(struct cpu_backend *be)
 {
     free(be->scratch);
+    pool_free(be->pool);
 }
 
 /* ---- data ---- */
@@ -208,7 +217,7 @@ static void check_shape(uint32_t type, int64_t n_in, int64_t n_out)
             const int n = rows[r], first = n < N_MAX ? (int)(rnd() % (uint32_t)(N_MAX - n)) : 0;
             if (s == 0 && n > 17 && n_out > 17)
                 continue; /* the scalar set is slow; 33 and more are the same tiles */
-            be.threads = 1 + r % 3;
+            set_threads(&be, 1 + r % 3);
             assert_int_equal(cpu_mm_reserve(&be, N_MAX, 1024 + be.threads), 0);
             for (int i = 0; i < (n + 1) * n_out; i++) out[i] = 12345.0f;
             assert_int_equal(cpu_linear(kb, out, &w, x + first * n_in, n, false), 0);
