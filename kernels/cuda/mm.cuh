@@ -91,6 +91,7 @@ struct mm_prep {
     float eps;
     int32_t n_in, units, unit_k, slice_units, slices, slice_row;
 };
+cudaError_t mm_prepare_open(const struct mm_type *t);
 cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p, int32_t n);
 
 static inline int32_t mm_slice_row(int planes, int sums, int32_t columns)
