@@ -12,7 +12,7 @@
 
 struct models {
     const char *target_path, *drafter_path; /* drafter_path may be NULL */
-    const char *device, *isa, *kv;          /* NULL: the default */
+    const char *device, *isa, *kv, *kernels; /* NULL: the default */
     int32_t threads, draft_causal;
     bool check_layers;
     struct kn_backend *be;
@@ -39,6 +39,13 @@ struct models {
          &(m).device,                                                                                        \
          "NAME",                                                                                             \
          "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                                 \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--kernels",                                                                                        \
+         CLI_STR,                                                                                            \
+         &(m).kernels,                                                                                       \
+         "NAME",                                                                                             \
+         "cuda: auto, or generic: only kernels that run on any supported device",                            \
          0,                                                                                                  \
          0},                                                                                                 \
         {"--isa",                                                                                            \

@@ -8,7 +8,7 @@
 #define MM_GROUPS 512 /* groups of blocks, at most: multiprocessors */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {2, 4, 0, 0, 0};
+struct mm_tuning mm_tuning = {2, 3, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_frag.cuh. */
 static const struct mm_type mm_types[] = {
@@ -39,7 +39,9 @@ static mm_kernel_fn kernel_of(uint32_t type, int log2_tiles, bool generic)
 
 int cuda_mm_open(struct cuda_backend *be)
 {
-    for (int i = 0; i < MM_TYPES; i++)
+    for (int i = 0; i < MM_TYPES; i++) {
+        const cudaError_t first = mm_prepare_open(&mm_types[i]);
+        if (first) return cuda_check(be, "matrix product kernels", first);
         for (int l = 0; l < 8; l++) {
             mm_kernel_fn f = kernel_of(mm_types[i].type, l % 4, l >= 4);
             if (!f) continue;
@@ -47,6 +49,7 @@ int cuda_mm_open(struct cuda_backend *be)
             if (!err) err = cudaFuncSetAttribute(f, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
             if (err) return cuda_check(be, "matrix product kernels", err);
         }
+    }
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
@@ -121,9 +124,10 @@ static int choose(struct cuda_backend *be, const struct mm_type *t, int32_t n, s
 {
     const int most = be->generic || be->cc < 90 ? 4 : 8, want = mm_tuning.stages < most ? mm_tuning.stages : most;
     const size_t whole = (size_t)be->smem_block;
+    const int widest = be->cc < 90 ? 1 : be->generic ? 0 : 3; /* what is compiled: mm_kernel.cuh */
     for (int log2_tiles = 3; log2_tiles >= 0; log2_tiles--) {
         const int tiles = 1 << log2_tiles;
-        if (tiles > t->tiles_max || (log2_tiles && 4 * tiles >= n) || (log2_tiles && be->generic && be->cc >= 90)) continue;
+        if (tiles > t->tiles_max || (log2_tiles && 4 * tiles >= n) || log2_tiles > widest) continue;
         a->n = n < 8 * tiles ? n : 8 * tiles;
         const size_t part = (size_t)be->smem_sm / (tiles == 1 ? MM_RESIDENT : 2) - 1024;
         for (int pass = 0; pass < 4; pass++) {
@@ -145,7 +149,8 @@ static int launch_panels(struct cuda_backend *be, const char *name, const struct
 {
     const bool together = a->block_slices == a->slices;
     const mm_kernel_fn f = kernel_of(t->type, log2_tiles, be->generic || be->cc < 90);
-    int32_t most = panels, grid = be->sm_count * mm_tuning.blocks_per_sm;
+    const int fit = log2_tiles > 1 ? 1 : (int)((size_t)be->smem_sm / (smem + 1024)); /* blocks side by side: no second wave */
+    int32_t most = panels, grid = be->sm_count * (mm_tuning.blocks_per_sm < fit ? mm_tuning.blocks_per_sm : fit);
     if (!together) { /* blocks wait for each other: one a multiprocessor is always resident */
         const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) * MM_RECORD * sizeof(float);
         const size_t room = be->mm_partial_bytes / item;

@@ -12,7 +12,7 @@
  *
  * Arithmetic, one choice for every row count: x (times the norm's weight) is scaled by a power of two a token and slice so that its
  * largest magnitude lies in [512, 1024), then rounded. Products accumulate in float32 inside the tensor core.
- *   quantised weights   codes are exact in f16; activations one f16 (11 bits: a relative error of 2^-12 a value)
+ *   quantised weights   codes are exact in f16; activations one f16 (11 bits: a relative error of at most 2^-11 a value)
  *   F16                 activations f16 high + low part (22 bits)
  *   BF16                activations three bf16 (24 bits: the float32 value itself)
  *   F32                 weights three bf16, activations three bf16, the six largest cross products
@@ -91,6 +91,7 @@ struct mm_prep {
     float eps;
     int32_t n_in, units, unit_k, slice_units, slices, slice_row;
 };
+cudaError_t mm_prepare_open(const struct mm_type *t);
 cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p, int32_t n);
 
 static inline int32_t mm_slice_row(int planes, int sums, int32_t columns)

@@ -132,13 +132,24 @@ template <int PLANES, bool BF16, int SUMS> __global__ void __launch_bounds__(32 
     }
 }
 
+typedef void (*prep_fn)(const mm_prep);
+static prep_fn kernel_of(const struct mm_type *t)
+{
+    if (t->planes == 2) return prep_kernel<2, false, MM_SUMS_NONE>;
+    if (t->planes == 3) return prep_kernel<3, true, MM_SUMS_NONE>;
+    if (t->sums == MM_SUMS_K) return prep_kernel<1, false, MM_SUMS_K>;
+    if (t->sums == MM_SUMS_32) return prep_kernel<1, false, MM_SUMS_32>;
+    return prep_kernel<1, false, MM_SUMS_NONE>;
+}
+
+/* The products ask for all shared memory; a kernel that asks for another division cannot stand beside them. */
+cudaError_t mm_prepare_open(const struct mm_type *t)
+{
+    return cudaFuncSetAttribute(kernel_of(t), cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+}
+
 cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p, int32_t n)
 {
     const dim3 grid((unsigned)n), block(32 * (p->slices < WARPS ? p->slices : WARPS));
-    void (*f)(const mm_prep) = prep_kernel<1, false, MM_SUMS_NONE>;
-    if (t->planes == 2) f = prep_kernel<2, false, MM_SUMS_NONE>;
-    if (t->planes == 3) f = prep_kernel<3, true, MM_SUMS_NONE>;
-    if (t->sums == MM_SUMS_K) f = prep_kernel<1, false, MM_SUMS_K>;
-    if (t->sums == MM_SUMS_32) f = prep_kernel<1, false, MM_SUMS_32>;
-    return cuda_launch(be, f, grid, block, 0, *p);
+    return cuda_launch(be, kernel_of(t), grid, block, 0, *p);
 }
