@@ -1,12 +1,14 @@
 /* cuda.cuh - inside the CUDA backend: its struct, how its files launch kernels, and what they share.
  *
- * A *launcher* (one operation of the table) checks shapes, picks a configuration by a pure function of (shape, device),
- * launches on be->stream and returns. It never waits, allocates or exits. A *kernel* is launched through cuda_launch and
- * opens with cuda_grid_start(), or with cuda_grid_early() and, later, cuda_grid_wait(): on Hopper a kernel starts
- * while its predecessor still runs (programmatic dependent launch), so nothing that an earlier kernel of the stream
- * writes may be read, and nothing at all written, before the wait. Weights are constant and may be read before it.
+ * A *launcher* (one operation of the table) checks shapes, picks a configuration by a pure function of
+ * (shape, device), launches on be->stream and returns. It never waits, allocates or exits. A *kernel* is
+ * launched through cuda_launch and opens with cuda_grid_start(), or with cuda_grid_early() and, later,
+ * cuda_grid_wait(): on Hopper a kernel starts while its predecessor still runs (programmatic dependent
+ * launch), so nothing that an earlier kernel of the stream writes may be read, and nothing at all written,
+ * before the wait. Weights are constant and may be read before it.
  *
- * Owners. backend.cu: opening, memory, the table. mm*.cu, pack.cu: weights and products. The rest: one operation a file. */
+ * Owners. backend.cu: opening, memory, the table. mm*.cu, pack.cu: weights and products. The rest: one
+ * operation a file. */
 #ifndef DFLASH_CUDA_CUH
 #define DFLASH_CUDA_CUH
 
@@ -17,23 +19,24 @@
 
 struct cuda_backend {
     struct kn_backend_head head;
-    int device;         /* CUDA ordinal */
-    int cc;             /* compute capability * 10: 80, 90 */
+    int device; /* CUDA ordinal */
+    int cc;     /* compute capability * 10: 80, 90 */
     int sm_count;
-    int smem_block;     /* bytes of shared memory a block may have (opt-in limit) */
-    int smem_sm;        /* bytes of shared memory a multiprocessor has */
+    int smem_block; /* bytes of shared memory a block may have (opt-in limit) */
+    int smem_sm;    /* bytes of shared memory a multiprocessor has */
     size_t l2_bytes;
-    bool generic;       /* use no instruction newer than sm_80, no dependent launch */
+    bool generic; /* use no instruction newer than sm_80, no dependent launch */
     cudaStream_t stream;
 
-    /* mm.cu: partial sums of K slices and their counters (zero between kernels), allocated by cuda_mm_open. */
+    /* mm.cu: partial sums of K slices and their counters (zero between kernels), allocated by cuda_mm_open.
+     * */
     float *mm_partial;
     size_t mm_partial_bytes;
     unsigned *mm_count;
-    uint8_t *mm_rows;   /* prepared activations of a launch */
+    uint8_t *mm_rows; /* prepared activations of a launch */
     size_t mm_rows_bytes;
-    void *mm_stage;     /* pinned host memory of weight_load, allocated at its first call; 2 * mm_stage_bytes */
-    void *mm_raw;       /* device twin of mm_stage */
+    void *mm_stage; /* pinned host memory of weight_load, allocated at its first call; 2 * mm_stage_bytes */
+    void *mm_raw;   /* device twin of mm_stage */
     size_t mm_stage_bytes;
 
     /* attention.cu, pick.cu and others: scratch of cuda_reserve and cuda_reserve_kv. */
@@ -49,29 +52,31 @@ static inline struct cuda_backend *cuda_of(struct kn_backend *be)
 
 /* backend.cu. Fill the message; returns code. */
 int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* 0, or the message "what: CUDA's own text" and KN_EDEVICE (KN_EMEM: out of memory). Built with CUDA_DEBUG_SYNC it
- * waits for the stream first, so that a failing kernel is named. what: the operation. */
+/* 0, or the message "what: CUDA's own text" and KN_EDEVICE (KN_EMEM: out of memory). Built with
+ * CUDA_DEBUG_SYNC it waits for the stream first, so that a failing kernel is named. what: the operation. */
 int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err);
 
 /* mm.cu and pack.cu: see the operation table. */
 int cuda_mm_open(struct cuda_backend *be); /* after device and stream are set */
 void cuda_mm_close(struct cuda_backend *be);
-/* weight_load: w->packed is the streaming layout of mm.cuh; w->rows (KN_USE_ROWS) is a copy of the file's rows in device
- * memory, in file layout, 256-byte aligned. Both belong to the weight. */
-int cuda_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, const void *data, unsigned use);
+/* weight_load: w->packed is the streaming layout of mm.cuh; w->rows (KN_USE_ROWS) is a copy of the file's
+ * rows in device memory, in file layout, 256-byte aligned. Both belong to the weight. */
+int cuda_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
+                     const void *data, unsigned use);
 void cuda_weight_free(struct kn_backend *, struct kn_weight *);
-int cuda_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add);
-int cuda_norm_linear(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w, const float *x,
-                     const float *norm, float eps, int32_t n);
-int cuda_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
-                    const float *norm, float eps, enum kn_act act, int32_t n);
+int cuda_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
+                bool add);
+int cuda_norm_linear(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
+                     const float *x, const float *norm, float eps, int32_t n);
+int cuda_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
+                    const float *x, const float *norm, float eps, enum kn_act act, int32_t n);
 
 /* ---- launching ---- */
 
 /* Launch on the backend's stream, dependent on the kernel before it where the device can. */
 template <class... P, class... A>
-static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
-                                      A... args)
+static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
+                                      dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute early[1];

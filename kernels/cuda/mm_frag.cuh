@@ -1,11 +1,14 @@
-/* mm_frag.cuh - from a stage of packed weights to sums: the part of the product kernel that knows weight types.
+/* mm_frag.cuh - from a stage of packed weights to sums: the part of the product kernel that knows weight
+ * types.
  *
- * Each type has stage<NT>(): fin[t] += W x for the units of one stage and NT tiles of 8 tokens, fin in the layout of the mma's C:
- * [0], [1] row g, tokens 2 q, 2 q + 1; [2], [3] row g + 8. Every float operation is written as an intrinsic, so that the
- * compiler contracts none of them differently for another NT: a token's bits must not depend on NT.
+ * Each type has stage<NT>(): fin[t] += W x for the units of one stage and NT tiles of 8 tokens, fin in the
+ * layout of the mma's C: [0], [1] row g, tokens 2 q, 2 q + 1; [2], [3] row g + 8. Every float operation is
+ * written as an intrinsic, so that the compiler contracts none of them differently for another NT: a token's
+ * bits must not depend on NT.
  *
- * 4-bit codes become f16 without conversions: a nibble or'ed into the mantissa of 1024 is 1024 + code (rows g: low nibbles) or
- * 1024 + 16 code (rows g + 8: high nibbles), and one fused multiply-add per two codes takes the 1024 off. */
+ * 4-bit codes become f16 without conversions: a nibble or'ed into the mantissa of 1024 is 1024 + code (rows
+ * g: low nibbles) or 1024 + 16 code (rows g + 8: high nibbles), and one fused multiply-add per two codes
+ * takes the 1024 off. */
 #ifndef DFLASH_CUDA_MM_FRAG_CUH
 #define DFLASH_CUDA_MM_FRAG_CUH
 
@@ -17,12 +20,12 @@
 
 /* A stage's view of the activations: bytes of shared memory at the stage's first column. */
 template <int NT> struct mm_view {
-    const uint8_t *b;     /* + plane * plane_bytes + row[t] */
-    uint32_t row[NT];     /* this lane's token of each tile, row g; tokens that are not there read the last */
+    const uint8_t *b; /* + plane * plane_bytes + row[t] */
+    uint32_t row[NT]; /* this lane's token of each tile, row g; tokens that are not there read the last */
     uint32_t plane_bytes;
-    const uint8_t *sums;  /* of token 0, at the stage's first block or group */
+    const uint8_t *sums;      /* of token 0, at the stage's first block or group */
     uint32_t row_bytes, last; /* of a token; the last token */
-    uint32_t magic;       /* 0x64006400 */
+    uint32_t magic;           /* 0x64006400 */
 };
 
 DEV uint4 lds16(const uint8_t *p)
@@ -72,11 +75,13 @@ DEV uint32_t shift(uint32_t w, int left) /* left < 0: right; a constant */
 template <bool BF16> DEV void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     if (BF16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -110,10 +115,12 @@ DEV void nibbles(uint32_t a[4], uint32_t w, uint32_t magic)
     a[3] = and_or<0x00f000f0>(v, magic);
 }
 
-/* ---- Q4_K, Q5_K: sc * code is exact in f16 (at most 63 * 31), so d meets the sums of 128 columns. Minimums are one mma a block: A holds
- * the eight m twice, B the eight sums of 32 activations as f16 high and low parts. ---- */
+/* ---- Q4_K, Q5_K: sc * code is exact in f16 (at most 63 * 31), so d meets the sums of 128 columns. Minimums
+ * are one mma a block: A holds the eight m twice, B the eight sums of 32 activations as f16 high and low
+ * parts. ---- */
 template <int BITS> struct frag_k45 {
-    static constexpr int unit_k = 256, unit_bytes = BITS == 5 ? 2816 : 2304, stage_units = 1, planes = 1, tiles_max = 8;
+    static constexpr int unit_k = 256, unit_bytes = BITS == 5 ? 2816 : 2304, stage_units = 1, planes = 1,
+                         tiles_max = 8;
     static constexpr enum mm_sums sums = MM_SUMS_K;
     static constexpr bool bf16 = false;
 
@@ -161,7 +168,8 @@ template <int BITS> struct frag_k45 {
                     const uint32_t pick = 0x4040 + 0x0101 * (j % 4);
                     /* rows g: (1024 + q) sc - 1024 sc; rows g + 8: (1024 + 16 q) sc/16 - 64 sc */
                     const uint32_t s0 = h2_add(__byte_perm(lo.sc[j / 4], 0x64646464, pick), 0xe400e400);
-                    const uint32_t s1 = h2_fma(__byte_perm(hi.sc[j / 4], 0x64646464, pick), 0x2c002c00, 0xd400d400);
+                    const uint32_t s1 =
+                        h2_fma(__byte_perm(hi.sc[j / 4], 0x64646464, pick), 0x2c002c00, 0xd400d400);
                     const uint32_t o0 = h2_mul(s0, 0xe400e400), o1 = h2_mul(s1, 0xe400e400);
                     uint32_t a[2][4];
 #pragma unroll
@@ -204,7 +212,8 @@ template <int BITS> struct frag_k45 {
     }
 };
 
-/* ---- Q6_K: a scale for 16 columns, one mma step; code - 32 is exact, sc * (code - 32) is not, so d * sc meets each step's sum ---- */
+/* ---- Q6_K: a scale for 16 columns, one mma step; code - 32 is exact, sc * (code - 32) is not, so d * sc
+ * meets each step's sum ---- */
 struct frag_k6 {
     static constexpr int unit_k = 256, unit_bytes = 3360, stage_units = 1, planes = 1, tiles_max = 8;
     static constexpr enum mm_sums sums = MM_SUMS_NONE;
@@ -239,7 +248,8 @@ struct frag_k6 {
                     for (int rp = 0; rp < 2; rp++) {
                         const uint32_t x = shift(i ? pairs.y : pairs.x, 4 - (8 * s + 2 * rp));
                         a[s][2 * rp] = h2_add(and_or<0x00300030>(x, a[s][2 * rp]), 0xe420e420); /* - 1056 */
-                        a[s][2 * rp + 1] = h2_fma(and_or<0x03000300>(x, a[s][2 * rp + 1]), 0x2c002c00, 0xd600d600); /* / 16 - 96 */
+                        a[s][2 * rp + 1] = h2_fma(and_or<0x03000300>(x, a[s][2 * rp + 1]), 0x2c002c00,
+                                                  0xd600d600); /* / 16 - 96 */
                     }
                 }
                 float s0[2], s1[2];
@@ -264,9 +274,11 @@ struct frag_k6 {
     }
 };
 
-/* ---- 32-blocks: code - offset exact, d meets the sum of 32 columns; minimums meet the float sum of 32 activations ---- */
+/* ---- 32-blocks: code - offset exact, d meets the sum of 32 columns; minimums meet the float sum of 32
+ * activations ---- */
 template <int BITS, bool MIN> struct frag_32 {
-    static constexpr int unit_k = 32, unit_bytes = 64 * BITS + (MIN ? 64 : 32), stage_units = 8, planes = 1, tiles_max = 8;
+    static constexpr int unit_k = 32, unit_bytes = 64 * BITS + (MIN ? 64 : 32), stage_units = 8, planes = 1,
+                         tiles_max = 8;
     static constexpr enum mm_sums sums = MIN ? MM_SUMS_32 : MM_SUMS_NONE;
     static constexpr bool bf16 = false;
 
@@ -305,7 +317,8 @@ template <int BITS, bool MIN> struct frag_32 {
             a[s][3] = h2_fma(a[s][3], 0x2c002c00, o1);
         }
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
+    template <int NT>
+    DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         const int g = lane / 4;
 #pragma unroll 4
@@ -356,7 +369,8 @@ template <uint32_t TYPE> struct frag_float {
             y = __fsub_rn(y, __uint_as_float(__float_as_uint(y) & 0xffff0000));
         }
     }
-    template <int NT> DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
+    template <int NT>
+    DEV void stage(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         float acc[NT][4];
 #pragma unroll

@@ -1,7 +1,8 @@
 /* mm_kernel.cuh - the product kernel: rings of packed weights, activations, the loop, the sums of slices.
  *
- * Grid: groups blocks (slices together) or groups * slices blocks (apart) of 8 warps, see mm_args. Nothing but weights is touched before
- * cuda_grid_wait(): each warp has its ring filled by then. Bound: the bytes of the weights, once. */
+ * Grid: groups blocks (slices together) or groups * slices blocks (apart) of 8 warps, see mm_args. Nothing
+ * but weights is touched before cuda_grid_wait(): each warp has its ring filled by then. Bound: the bytes of
+ * the weights, once. */
 #ifndef DFLASH_CUDA_MM_KERNEL_CUH
 #define DFLASH_CUDA_MM_KERNEL_CUH
 
@@ -34,22 +35,28 @@ DEV void bar_fence()
 DEV void bar_wait(uint64_t *b, uint32_t phase)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}"
-                 ::"r"(shared_address(b)), "r"(phase) : "memory");
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
+                 "done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)),
+                 "r"(phase)
+                 : "memory");
 #endif
 }
 /* Bytes that the barrier was told to expect. */
 DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(dst)),
-                 "l"(src), "r"(bytes), "r"(shared_address(b)) : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(dst)),
+        "l"(src), "r"(bytes), "r"(shared_address(b))
+        : "memory");
 #endif
 }
 DEV void copy_bulk(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+                 : "memory");
     copy_bulk_to(dst, src, bytes, b);
 #endif
 }
@@ -139,9 +146,11 @@ template <int NT> DEV void merge_round(const mm_args &a, const float4 *merge, in
 
 DEV float *record_of(const mm_args &a, int item, int member, int slice, int tiles)
 {
-    return a.partial + (((size_t)item * (a.gated ? 2 : 1) + member) * (size_t)a.slices + slice) * (size_t)tiles * MM_RECORD;
+    return a.partial + (((size_t)item * (a.gated ? 2 : 1) + member) * (size_t)a.slices + slice) *
+                           (size_t)tiles * MM_RECORD;
 }
-/* Apart: all blocks of the group have left their sums; this one adds up its share of the group's (item, tile)s. */
+/* Apart: all blocks of the group have left their sums; this one adds up its share of the group's (item,
+ * tile)s. */
 template <int NT> DEV void merge_group(const mm_args &a, int group, int slice)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -154,17 +163,20 @@ template <int NT> DEV void merge_group(const mm_args &a, int group, int slice)
         zero(up);
         const float *p = record_of(a, item, 0, 0, NT) + t * MM_RECORD;
 #pragma unroll 8
-        for (int s = 0; s < a.slices; s++) add_four(v, __ldcg((const float4 *)(p + s * NT * MM_RECORD) + lane));
+        for (int s = 0; s < a.slices; s++)
+            add_four(v, __ldcg((const float4 *)(p + s * NT * MM_RECORD) + lane));
         if (a.gated) {
             p += a.slices * NT * MM_RECORD;
 #pragma unroll 8
-            for (int s = 0; s < a.slices; s++) add_four(up, __ldcg((const float4 *)(p + s * NT * MM_RECORD) + lane));
+            for (int s = 0; s < a.slices; s++)
+                add_four(up, __ldcg((const float4 *)(p + s * NT * MM_RECORD) + lane));
         }
         write_tile(a, item, t, lane, v, up);
     }
 }
-/* Wait until all blocks of the group have come here. A launch moves the counter on by a.slices, around a circle of whole launches; it
- * stands still from the last arrival to the next launch, which waits for this one. */
+/* Wait until all blocks of the group have come here. A launch moves the counter on by a.slices, around a
+ * circle of whole launches; it stands still from the last arrival to the next launch, which waits for this
+ * one. */
 DEV void group_wait(const mm_args &a, int group)
 {
     __threadfence();
@@ -181,8 +193,10 @@ DEV void group_wait(const mm_args &a, int group)
 
 /* ---- the kernel ---- */
 
-/* The block's slices of the n prepared tokens to shared memory. All threads call; on return the data is there. */
-template <bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, uint32_t row_bytes, int first_slice, uint64_t *bar)
+/* The block's slices of the n prepared tokens to shared memory. All threads call; on return the data is
+ * there. */
+template <bool BULK>
+DEV void load_rows(const mm_args &a, uint8_t *act, uint32_t row_bytes, int first_slice, uint64_t *bar)
 {
     const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row);
     const size_t stride = (size_t)a.slices * (size_t)a.slice_row;
@@ -192,15 +206,20 @@ template <bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, uint32_t
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x < 32) {
             if (threadIdx.x == 0)
-                asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes * a.n) : "memory");
+                asm volatile(
+                    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+                    "r"(bytes * a.n)
+                    : "memory");
             __syncwarp();
-            for (int t = threadIdx.x; t < a.n; t += 32) copy_bulk_to(act + t * row_bytes, src + t * stride, bytes, bar);
+            for (int t = threadIdx.x; t < a.n; t += 32)
+                copy_bulk_to(act + t * row_bytes, src + t * stride, bytes, bar);
         }
 #endif
         bar_wait(bar, 0);
     } else {
         for (int t = threadIdx.x / 32; t < a.n; t += MM_WARPS)
-            for (uint32_t o = 16 * (threadIdx.x % 32); o < bytes; o += 512) *(uint4 *)(act + t * row_bytes + o) = __ldcg((const uint4 *)(src + t * stride + o));
+            for (uint32_t o = 16 * (threadIdx.x % 32); o < bytes; o += 512)
+                *(uint4 *)(act + t * row_bytes + o) = __ldcg((const uint4 *)(src + t * stride + o));
         __syncthreads();
     }
 }
@@ -211,10 +230,13 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     constexpr int stage_bytes = F::unit_bytes * F::stage_units;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const mm_memory at = mm_memory_of(stage_bytes, &a, NT);
-    /* Through a shuffle, so that the compiler keeps them in registers and does not load them anew from the arguments. */
-    const int stages = __shfl_sync(0xffffffff, a.stages, 0), warp_stage = __shfl_sync(0xffffffff, warp * a.stages, 0);
+    /* Through a shuffle, so that the compiler keeps them in registers and does not load them anew from the
+     * arguments. */
+    const int stages = __shfl_sync(0xffffffff, a.stages, 0),
+              warp_stage = __shfl_sync(0xffffffff, warp * a.stages, 0);
     uint8_t *const ring = smem + MM_BARS + warp_stage * stage_bytes, *const act = smem + at.act;
-    uint64_t *const bars = (uint64_t *)smem + warp_stage, *const act_bar = (uint64_t *)smem + MM_WARPS * a.stages;
+    uint64_t *const bars = (uint64_t *)smem + warp_stage, *const act_bar =
+                                                              (uint64_t *)smem + MM_WARPS * a.stages;
 
     cuda_grid_early();
     if (BULK) {
@@ -228,23 +250,26 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
 
     /* this warp's part: items first, + stride, ...; of each, slices first_slice + part, + slice_warps, ... */
     const bool together = a.block_slices == a.slices;
-    const int group = together ? (int)blockIdx.x : (int)blockIdx.x / a.slices, first_slice = together ? 0 : (int)blockIdx.x % a.slices;
+    const int group = together ? (int)blockIdx.x : (int)blockIdx.x / a.slices,
+              first_slice = together ? 0 : (int)blockIdx.x % a.slices;
     const int sub = warp / a.slice_warps, part = warp % a.slice_warps, members = a.gated ? 2 : 1;
     const int first = group + sub * a.groups, stride = a.subs * a.groups;
 
     int slot = 0;
     uint32_t phase = 0;
-    int next_item = part < a.block_slices ? first : a.n_items, next_member = 0, next_local = part, next_left = 0;
+    int next_item = part < a.block_slices ? first : a.n_items, next_member = 0, next_local = part,
+        next_left = 0;
     const uint8_t *next = nullptr;
     auto seek = [&]() { /* the first stage of (next_item, next_member, next_local) */
-        if (next_item >= a.n_items) return;
-        const int unit0 = (first_slice + next_local) * a.slice_units;
-        next = item_bytes(a, next_item, next_member) + (size_t)unit0 * F::unit_bytes;
-        next_left = min(a.slice_units, a.units - unit0);
+                        if (next_item >= a.n_items) return;
+                        const int unit0 = (first_slice + next_local) * a.slice_units;
+                        next = item_bytes(a, next_item, next_member) + (size_t)unit0 * F::unit_bytes;
+                        next_left = min(a.slice_units, a.units - unit0);
     };
     auto issue = [&](int put) {
         if (next_item < a.n_items) {
-            const int bytes = F::stage_units == 1 ? stage_bytes : min(F::stage_units, next_left) * F::unit_bytes;
+            const int bytes =
+                F::stage_units == 1 ? stage_bytes : min(F::stage_units, next_left) * F::unit_bytes;
             uint8_t *dst = ring + put * stage_bytes;
             if (BULK) {
                 if (lane == 0) copy_bulk(dst, next, bytes, bars + put);
@@ -270,8 +295,10 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     seek();
     for (int i = 0; i < stages; i++) issue(i);
     if (BULK) __syncthreads(); /* act_bar is there */
-    if (MM_SKIP(2)) cuda_grid_wait();
-    else load_rows<BULK>(a, act, at.row_bytes, first_slice, act_bar);
+    if (MM_SKIP(2))
+        cuda_grid_wait();
+    else
+        load_rows<BULK>(a, act, at.row_bytes, first_slice, act_bar);
 
     mm_view<NT> view;
     const int columns = a.slice_units * F::unit_k;
@@ -283,7 +310,8 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     for (int t = 0; t < NT; t++) view.row[t] = min(8 * t + lane / 4, a.n - 1) * at.row_bytes + lane % 4 * 16;
 
     const bool in_shared = together && (a.slices > 1 || a.gated);
-    const int rounds = (a.n_items - group + stride - 1) / stride; /* the same for all warps: they meet in merge_round */
+    const int rounds =
+        (a.n_items - group + stride - 1) / stride; /* the same for all warps: they meet in merge_round */
     for (int round = 0; round < rounds; round++) {
         const int item = first + round * stride;
         float4 *merge = (float4 *)(smem + at.merge + (NT == 1 ? round % 2 * at.merge_bytes : 0));
@@ -304,7 +332,9 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
                         copy_wait(stages);
                         __syncwarp();
                     }
-                    if (!MM_SKIP(1)) F::template stage<NT>(fin, ring + slot * stage_bytes, min(F::stage_units, units - unit), view, lane);
+                    if (!MM_SKIP(1))
+                        F::template stage<NT>(fin, ring + slot * stage_bytes,
+                                              min(F::stage_units, units - unit), view, lane);
                     view.b += F::stage_units * F::unit_k * 2;
                     view.sums += F::stage_units * F::unit_k / 8;
                     __syncwarp();
@@ -319,9 +349,10 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
                     const int token = 8 * t + 2 * (lane % 4);
                     if (token >= a.n || MM_SKIP(4)) break;
                     const uint8_t *factor = x + token * at.row_bytes + a.slice_row - 16;
-                    const float f0 = *(const float *)factor, f1 = *(const float *)(factor + (token + 1 < a.n ? at.row_bytes : 0));
-                    const float4 c = make_float4(__fmul_rn(fin[t][0], f0), __fmul_rn(fin[t][1], f1), __fmul_rn(fin[t][2], f0),
-                                                 __fmul_rn(fin[t][3], f1));
+                    const float f0 = *(const float *)factor,
+                                f1 = *(const float *)(factor + (token + 1 < a.n ? at.row_bytes : 0));
+                    const float4 c = make_float4(__fmul_rn(fin[t][0], f0), __fmul_rn(fin[t][1], f1),
+                                                 __fmul_rn(fin[t][2], f0), __fmul_rn(fin[t][3], f1));
                     if (in_shared) {
                         merge[(((member * a.subs + sub) * a.slices + local) * NT + t) * 32 + lane] = c;
                     } else if (together) {
@@ -330,7 +361,8 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
                         add_four(v, c);
                         write_tile(a, item, t, lane, v, v);
                     } else {
-                        __stcg((float4 *)(record_of(a, item, member, first_slice, NT) + t * MM_RECORD) + lane, c);
+                        __stcg((float4 *)(record_of(a, item, member, first_slice, NT) + t * MM_RECORD) + lane,
+                               c);
                     }
                 }
             }
@@ -347,9 +379,12 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     if (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Bulk copies need sm_90. To save compilation, the generic form exists for 8 and 16 tokens on what is older, for 8 on sm_90. */
+/* Bulk copies need sm_90. To save compilation, the generic form exists for 8 and 16 tokens on what is older,
+ * for 8 on sm_90. */
 template <class F, int NT, bool BULK>
-__global__ void __launch_bounds__(32 * MM_WARPS, NT == 1 ? MM_RESIDENT : NT == 2 ? 2 : 1) mm_kernel(const __grid_constant__ mm_args a)
+__global__ void __launch_bounds__(32 * MM_WARPS, NT == 1   ? MM_RESIDENT
+                                                 : NT == 2 ? 2
+                                                           : 1) mm_kernel(const __grid_constant__ mm_args a)
 {
 #ifdef __CUDA_ARCH__
     if constexpr (BULK ? __CUDA_ARCH__ >= 900 : NT <= (__CUDA_ARCH__ >= 900 ? 1 : 2)) product<F, NT, BULK>(a);

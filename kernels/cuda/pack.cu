@@ -1,6 +1,7 @@
-/* pack.cu - weights to the device: the file's bytes go through pinned memory in pieces of whole panels, and a kernel re-tiles each
- * piece (pack.cuh) into the streaming layout. Device memory taken: the bytes of the file, rows rounded up to 16 and the columns of
- * float types to 32; with KN_USE_ROWS, the file's rows as well. */
+/* pack.cu - weights to the device: the file's bytes go through pinned memory in pieces of whole panels, and a
+ * kernel re-tiles each piece (pack.cuh) into the streaming layout. Device memory taken: the bytes of the
+ * file, rows rounded up to 16 and the columns of float types to 32; with KN_USE_ROWS, the file's rows as
+ * well. */
 #include "mm.cuh"
 #include "pack.cuh"
 
@@ -9,13 +10,20 @@
 #define STAGE_BYTES ((size_t)16 << 20) /* one of two pieces */
 
 /* One thread a word of the packed panels. data: file layout of rows_total rows. */
-__global__ void __launch_bounds__(256) pack_kernel(uint32_t *dst, const uint8_t *data, size_t row_bytes, int64_t n_in, uint32_t type,
-                                                   int32_t block_bytes, int32_t rows_total, int32_t units, int32_t unit_words, size_t words)
+__global__ void __launch_bounds__(256)
+    pack_kernel(uint32_t *dst, const uint8_t *data, size_t row_bytes, int64_t n_in, uint32_t type,
+                int32_t block_bytes, int32_t rows_total, int32_t units, int32_t unit_words, size_t words)
 {
     cuda_grid_start();
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < words;
+         i += (size_t)gridDim.x * blockDim.x) {
         const size_t unit = i / (size_t)unit_words, panel = unit / (size_t)units;
-        const mm_source m = {data + panel * 16 * row_bytes, row_bytes, rows_total - (int32_t)(16 * panel), n_in, type, block_bytes};
+        const mm_source m = {data + panel * 16 * row_bytes,
+                             row_bytes,
+                             rows_total - (int32_t)(16 * panel),
+                             n_in,
+                             type,
+                             block_bytes};
         dst[i] = mm_word(m, (int64_t)(unit % (size_t)units), (int)(i % (size_t)unit_words));
     }
 }
@@ -30,21 +38,23 @@ static int open_stage(struct cuda_backend *be)
 }
 
 /* Rows first .. first + rows - 1, already at raw on the device. */
-static cudaError_t place(struct cuda_backend *be, struct kn_weight *w, const uint8_t *raw, int64_t first, int64_t rows)
+static cudaError_t place(struct cuda_backend *be, struct kn_weight *w, const uint8_t *raw, int64_t first,
+                         int64_t rows)
 {
     const struct kn_type_info *info = kn_type_info(w->type);
     const size_t row_bytes = kn_row_bytes(w->type, w->n_in);
     cudaError_t err = cudaSuccess;
     if (w->rows)
-        err = cudaMemcpyAsync((uint8_t *)w->rows + (size_t)first * row_bytes, raw, (size_t)rows * row_bytes, cudaMemcpyDeviceToDevice,
-                              be->stream);
+        err = cudaMemcpyAsync((uint8_t *)w->rows + (size_t)first * row_bytes, raw, (size_t)rows * row_bytes,
+                              cudaMemcpyDeviceToDevice, be->stream);
     if (err || !w->packed) return err;
     const struct mm_type *t = mm_type_of(w->type);
     const size_t panel = (size_t)mm_panel_bytes(t, w->n_in), words = (size_t)((rows + 15) / 16) * panel / 4;
     const size_t blocks = (words + 255) / 256, most = (size_t)be->sm_count * 64;
     return cuda_launch(be, pack_kernel, dim3((unsigned)(blocks < most ? blocks : most)), dim3(256), 0,
-                       (uint32_t *)((uint8_t *)w->packed + (size_t)(first / 16) * panel), raw, row_bytes, w->n_in, w->type,
-                       (int32_t)info->bytes, (int32_t)rows, (int32_t)(panel / (size_t)t->unit_bytes), t->unit_bytes / 4, words);
+                       (uint32_t *)((uint8_t *)w->packed + (size_t)(first / 16) * panel), raw, row_bytes,
+                       w->n_in, w->type, (int32_t)info->bytes, (int32_t)rows,
+                       (int32_t)(panel / (size_t)t->unit_bytes), t->unit_bytes / 4, words);
 }
 
 /* Through two pieces of pinned memory: one is copied and packed while the host fills the other. */
@@ -59,7 +69,8 @@ static cudaError_t stream_rows(struct cuda_backend *be, struct kn_weight *w, con
     for (int64_t first = 0; first < w->n_out && !err; first += piece, side ^= 1) {
         const int64_t rows = w->n_out - first < piece ? w->n_out - first : piece;
         const size_t bytes = (size_t)rows * row_bytes;
-        uint8_t *host = (uint8_t *)be->mm_stage + (size_t)side * be->mm_stage_bytes, *raw = (uint8_t *)be->mm_raw + (host - (uint8_t *)be->mm_stage);
+        uint8_t *host = (uint8_t *)be->mm_stage + (size_t)side * be->mm_stage_bytes,
+                *raw = (uint8_t *)be->mm_raw + (host - (uint8_t *)be->mm_stage);
         err = cudaEventSynchronize(done[side]);
         if (err) break;
         memcpy(host, data + (size_t)first * row_bytes, bytes);
@@ -73,8 +84,8 @@ static cudaError_t stream_rows(struct cuda_backend *be, struct kn_weight *w, con
     return err ? err : last;
 }
 
-int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out, const void *data,
-                     unsigned use)
+int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                     const void *data, unsigned use)
 {
     struct cuda_backend *be = cuda_of(kb);
     const struct kn_type_info *info = kn_type_info(type);
@@ -84,21 +95,24 @@ int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, 
     w->n_out = n_out;
     if (!info) return cuda_fail(be, KN_ETYPE, "weight of unknown type number %u", type);
     if (n_in < 1 || n_out < 1 || !data || !(use & (KN_USE_LINEAR | KN_USE_ROWS)))
-        return cuda_fail(be, KN_EINVAL, "weight [%lld, %lld] of %s: empty, without data, or without a use", (long long)n_out,
-                         (long long)n_in, info->name);
+        return cuda_fail(be, KN_EINVAL, "weight [%lld, %lld] of %s: empty, without data, or without a use",
+                         (long long)n_out, (long long)n_in, info->name);
     if (n_in % info->block)
-        return cuda_fail(be, KN_ETYPE, "%s weight: rows of %lld elements are not whole blocks of %u", info->name, (long long)n_in,
-                         info->block);
+        return cuda_fail(be, KN_ETYPE, "%s weight: rows of %lld elements are not whole blocks of %u",
+                         info->name, (long long)n_in, info->block);
     if ((use & KN_USE_ROWS) && !info->can_decode)
         return cuda_fail(be, KN_ETYPE, "%s weight: the type cannot be decoded (rows)", info->name);
     const struct mm_type *t = mm_type_of(type);
-    if ((use & KN_USE_LINEAR) && !t) return cuda_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", info->name);
+    if ((use & KN_USE_LINEAR) && !t)
+        return cuda_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", info->name);
     const size_t row_bytes = kn_row_bytes(type, n_in);
     if (n_in > INT32_MAX - 64 || n_out > INT32_MAX - 16 || row_bytes > STAGE_BYTES / 16)
-        return cuda_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)n_out, (long long)n_in, info->name);
+        return cuda_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)n_out,
+                         (long long)n_in, info->name);
     int rc = open_stage(be);
     if (rc) return rc;
-    const size_t packed = (use & KN_USE_LINEAR) ? (size_t)((n_out + 15) / 16) * (size_t)mm_panel_bytes(t, n_in) : 0;
+    const size_t packed =
+        (use & KN_USE_LINEAR) ? (size_t)((n_out + 15) / 16) * (size_t)mm_panel_bytes(t, n_in) : 0;
     const size_t rows = (use & KN_USE_ROWS) ? (size_t)n_out * row_bytes : 0;
     cudaError_t err = cudaSuccess;
     if (packed) err = cudaMalloc(&w->packed, packed);
@@ -108,8 +122,10 @@ int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, 
         cudaGetLastError();
         size_t left = 0, total = 0;
         cudaMemGetInfo(&left, &total);
-        return cuda_fail(be, KN_EMEM, "no device memory for %zu bytes of a weight [%lld, %lld] of %s (%zu of %zu MiB free)",
-                         packed + rows, (long long)n_out, (long long)n_in, info->name, left >> 20, total >> 20);
+        return cuda_fail(
+            be, KN_EMEM,
+            "no device memory for %zu bytes of a weight [%lld, %lld] of %s (%zu of %zu MiB free)",
+            packed + rows, (long long)n_out, (long long)n_in, info->name, left >> 20, total >> 20);
     }
     w->packed_bytes = packed;
     err = stream_rows(be, w, (const uint8_t *)data);

@@ -1,15 +1,18 @@
-/* pack.cuh - one 32-bit word of a unit (mm.cuh) from the file's blocks: the one description of the streaming layout, compiled for the
- * device (pack.cu) and for the host, where the test takes it apart again.
+/* pack.cuh - one 32-bit word of a unit (mm.cuh) from the file's blocks: the one description of the streaming
+ * layout, compiled for the device (pack.cu) and for the host, where the test takes it apart again.
  *
- * Units, in order of their bytes (lane: 0..31, g = lane / 4, q = lane % 4; s: mma step; r: A register 0..3; h: half of it):
- *   nibbles       32-blocks [lane][s] words; K types [4][lane][4] words, word c of part v: group 2 v + c / 2, s = c % 2.
- *                 code (r, h) at bit 4 r + 16 h
- *   Q5 high bits  32-blocks [lane] 16-bit: (r, h) of step s at bit 2 s + r / 2 + 4 (r % 2) + 8 h; Q5_K [lane][4] words, word v: group
- *                 2 v + i at bit 8 i + 2 s + r / 2 + 4 (r % 2) + 16 h
- *   Q6 high pairs [2][lane][4] words, word c of part v: group 4 v + c: (r, h) at bit 8 s + 2 (r / 2) + 4 (r % 2) + 16 h
+ * Units, in order of their bytes (lane: 0..31, g = lane / 4, q = lane % 4; s: mma step; r: A register 0..3;
+ * h: half of it):
+ *   nibbles       32-blocks [lane][s] words; K types [4][lane][4] words, word c of part v: group 2 v + c / 2,
+ *                 s = c % 2. code (r, h) at bit 4 r + 16 h
+ *   Q5 high bits  32-blocks [lane] 16-bit: (r, h) of step s at bit 2 s + r / 2 + 4 (r % 2) + 8 h; Q5_K
+ *                 [lane][4] words, word v: group 2 v + i at bit 8 i + 2 s + r / 2 + 4 (r % 2) + 16 h
+ *   Q6 high pairs [2][lane][4] words, word c of part v: group 4 v + c: (r, h) at bit 8 s + 2 (r / 2) + 4 (r %
+ *   2) + 16 h
  *   Q8_0          [lane][4] words, word 2 s + r / 2: byte 2 (r % 2) + h, 128 added
- *   scales        32-blocks [g] words d of rows g, g + 8, then (types with minimums: interleaved) m of both; Q4_K, Q5_K: the 16-byte
- *                 records of 16 rows; Q6_K: 16 scales (128 added) of 16 rows, then [g] words d
+ *   scales        32-blocks [g] words d of rows g, g + 8, then (types with minimums: interleaved) m of both;
+ *                 Q4_K, Q5_K: the 16-byte records of 16 rows; Q6_K: 16 scales (128 added) of 16 rows, then
+ *                 [g] words d
  *   F16, BF16     [s][lane][4] words, word r; F32 [s][2][lane][4] words: word 2 (r % 2) + h of part r / 2 */
 #ifndef DFLASH_CUDA_PACK_CUH
 #define DFLASH_CUDA_PACK_CUH
@@ -25,7 +28,7 @@
 struct mm_source {
     const uint8_t *data; /* row 0 of the panel, file layout */
     size_t row_bytes;
-    int32_t rows;      /* rows there are from it on; those past the end read as zeros */
+    int32_t rows; /* rows there are from it on; those past the end read as zeros */
     int64_t n_in;
     uint32_t type;
     int32_t block_bytes;
@@ -33,7 +36,8 @@ struct mm_source {
 
 MM_HD const uint8_t *mm_block(const mm_source &m, int row, int64_t block)
 {
-    return row < m.rows ? m.data + (size_t)row * m.row_bytes + (size_t)block * (size_t)m.block_bytes : nullptr;
+    return row < m.rows ? m.data + (size_t)row * m.row_bytes + (size_t)block * (size_t)m.block_bytes
+                        : nullptr;
 }
 MM_HD uint32_t mm_u16(const uint8_t *p)
 {
@@ -77,7 +81,8 @@ MM_HD uint32_t mm_nibbles(const mm_source &m, int64_t block, int group, int s, i
     uint32_t w = 0;
     for (int r = 0; r < 4; r++)
         for (int h = 0; h < 2; h++)
-            w |= mm_nibble(m.type, mm_block(m, mm_row(lane, r), block), 32 * group + mm_col(lane, s, r, h)) << (4 * r + 16 * h);
+            w |= mm_nibble(m.type, mm_block(m, mm_row(lane, r), block), 32 * group + mm_col(lane, s, r, h))
+                 << (4 * r + 16 * h);
     return w;
 }
 
@@ -144,7 +149,9 @@ MM_HD uint32_t mm_word_k(const mm_source &m, int64_t block, int i)
             const int lane = i / 4;
             for (int e = 0; e < 32; e++) {
                 const int h = e / 16, j = e / 8 % 2, r = 2 * (e % 2) + e / 4 % 2, s = e / 2 % 2;
-                w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block), 32 * (2 * (i % 4) + j) + mm_col(lane, s, r, h)) << e;
+                w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block),
+                             32 * (2 * (i % 4) + j) + mm_col(lane, s, r, h))
+                     << e;
             }
             return w;
         }

@@ -1,9 +1,11 @@
-/* prep.cu - activations for matrix products: normed, scaled, rounded, in the order that the mma wants (mm.cuh).
+/* prep.cu - activations for matrix products: normed, scaled, rounded, in the order that the mma wants
+ * (mm.cuh).
  *
- * One block a token, one warp a slice at a time. Reads 4 bytes a value, writes 2 a plane; bound by latency: it stands between two
- * products. Doing this in each block of the product instead was measured and lost from 8 rows on (SPEED.md).
- * A row, slice by slice: [planes][columns] 16-bit values, in every 32 columns in the order 4 (k % 16 / 4) + k % 4 + 4 (k / 16) pairs of
- * quarters (lane quarter q finds its 8 values in 16 bytes); sums of 32 columns; the slice's factor, padded to 16 bytes. */
+ * One block a token, one warp a slice at a time. Reads 4 bytes a value, writes 2 a plane; bound by latency:
+ * it stands between two products. Doing this in each block of the product instead was measured and lost from
+ * 8 rows on (SPEED.md). A row, slice by slice: [planes][columns] 16-bit values, in every 32 columns in the
+ * order 4 (k % 16 / 4) + k % 4 + 4 (k / 16) pairs of quarters (lane quarter q finds its 8 values in 16
+ * bytes); sums of 32 columns; the slice's factor, padded to 16 bytes. */
 #include "mm_frag.cuh"
 
 #define WARPS 16
@@ -40,7 +42,8 @@ template <int PLANES, bool BF16> DEV void planes_of(uint32_t p[PLANES], float x,
     }
 }
 
-template <int PLANES, bool BF16, int SUMS> __global__ void __launch_bounds__(32 * WARPS) prep_kernel(const mm_prep a)
+template <int PLANES, bool BF16, int SUMS>
+__global__ void __launch_bounds__(32 * WARPS) prep_kernel(const mm_prep a)
 {
     constexpr int parts = MM_SLICE_MAX / 128;
     __shared__ float squares[MM_SLICES_MAX], inverses[MM_SLICES_MAX];
@@ -51,7 +54,8 @@ template <int PLANES, bool BF16, int SUMS> __global__ void __launch_bounds__(32 
     cuda_grid_start();
     for (int s = threadIdx.x / 32; s < a.slices; s += warps) {
         const int k0 = s * a.slice_units * a.unit_k, whole = a.slice_units * a.unit_k;
-        const int columns = min(a.slice_units, a.units - s * a.slice_units) * a.unit_k, end = min(a.n_in, k0 + columns);
+        const int columns = min(a.slice_units, a.units - s * a.slice_units) * a.unit_k,
+                  end = min(a.n_in, k0 + columns);
         float4 v[parts], w[parts];
 #pragma unroll
         for (int i = 0; i < parts; i++)
@@ -70,15 +74,18 @@ template <int PLANES, bool BF16, int SUMS> __global__ void __launch_bounds__(32 
                 ss = __fmaf_rn(v[i].y, v[i].y, ss);
                 ss = __fmaf_rn(v[i].z, v[i].z, ss);
                 ss = __fmaf_rn(v[i].w, v[i].w, ss);
-                v[i] = make_float4(__fmul_rn(v[i].x, w[i].x), __fmul_rn(v[i].y, w[i].y), __fmul_rn(v[i].z, w[i].z), __fmul_rn(v[i].w, w[i].w));
+                v[i] = make_float4(__fmul_rn(v[i].x, w[i].x), __fmul_rn(v[i].y, w[i].y),
+                                   __fmul_rn(v[i].z, w[i].z), __fmul_rn(v[i].w, w[i].w));
             }
-            top = max(top, max(max(magnitude(v[i].x), magnitude(v[i].y)), max(magnitude(v[i].z), magnitude(v[i].w))));
+            top = max(top, max(max(magnitude(v[i].x), magnitude(v[i].y)),
+                               max(magnitude(v[i].z), magnitude(v[i].w))));
         }
         top = __reduce_max_sync(0xffffffff, top);
         if (a.norm)
 #pragma unroll
             for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
-        /* scale = 2^(9 - exponent of the largest), inverse = 1 / scale; both finite and exact. NaN, Inf and zeros: as they are */
+        /* scale = 2^(9 - exponent of the largest), inverse = 1 / scale; both finite and exact. NaN, Inf and
+         * zeros: as they are */
         const uint32_t e = max(top >> 23, 9u);
         float scale = 1.0f, inverse = 1.0f;
         if (e != 255 && top) {
@@ -100,16 +107,19 @@ template <int PLANES, bool BF16, int SUMS> __global__ void __launch_bounds__(32 
             if (at < columns)
 #pragma unroll
                 for (int p = 0; p < PLANES; p++)
-                    *(uint2 *)(dst + p * 2 * whole + at / 32 * 64 + at % 16 / 4 * 16 + at / 16 % 2 * 8) = make_uint2(lo[p], hi[p]);
+                    *(uint2 *)(dst + p * 2 * whole + at / 32 * 64 + at % 16 / 4 * 16 + at / 16 % 2 * 8) =
+                        make_uint2(lo[p], hi[p]);
             if (SUMS != MM_SUMS_NONE) { /* of the rounded values */
-                float t = __fadd_rn(__fadd_rn(h_low(lo[0]), h_high(lo[0])), __fadd_rn(h_low(hi[0]), h_high(hi[0])));
+                float t =
+                    __fadd_rn(__fadd_rn(h_low(lo[0]), h_high(lo[0])), __fadd_rn(h_low(hi[0]), h_high(hi[0])));
                 t = __fadd_rn(t, __shfl_xor_sync(0xffffffff, t, 1));
                 t = __fadd_rn(t, __shfl_xor_sync(0xffffffff, t, 2));
                 t = __fadd_rn(t, __shfl_xor_sync(0xffffffff, t, 4));
                 if (lane % 8 == 0 && at < columns) {
                     const int group = at / 32;
                     if (SUMS == MM_SUMS_K) { /* [256 columns][pair of groups][2 high, 2 low] */
-                        const __half h = __float2half_rn(t), l = __float2half_rn(__fsub_rn(t, __half2float(h)));
+                        const __half h = __float2half_rn(t),
+                                     l = __float2half_rn(__fsub_rn(t, __half2float(h)));
                         __half *d = (__half *)(sums + group / 8 * 32 + group % 8 / 2 * 8) + group % 2;
                         d[0] = h;
                         d[2] = l;
@@ -142,13 +152,16 @@ static prep_fn kernel_of(const struct mm_type *t)
     return prep_kernel<1, false, MM_SUMS_NONE>;
 }
 
-/* The products ask for all shared memory; a kernel that asks for another division cannot stand beside them. */
+/* The products ask for all shared memory; a kernel that asks for another division cannot stand beside them.
+ * */
 cudaError_t mm_prepare_open(const struct mm_type *t)
 {
-    return cudaFuncSetAttribute(kernel_of(t), cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    return cudaFuncSetAttribute(kernel_of(t), cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxShared);
 }
 
-cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p, int32_t n)
+cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p,
+                       int32_t n)
 {
     const dim3 grid((unsigned)n), block(32 * (p->slices < WARPS ? p->slices : WARPS));
     return cuda_launch(be, kernel_of(t), grid, block, 0, *p);

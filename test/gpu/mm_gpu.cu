@@ -1,9 +1,10 @@
 /* mm_gpu.cu - check and bench of the CUDA matrix products.
  *
  *   mm_gpu layout          take packed units apart on the host and compare with kn_decode_row: needs no GPU
- *   mm_gpu check           every type: accuracy against double precision, the same bits for every row count and companions,
- *                          NaN and Inf, norms, gates, residual adds
- *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the same run
+ *   mm_gpu check           every type: accuracy against double precision, the same bits for every row count
+ *                          and companions, NaN and Inf, norms, gates, residual adds
+ *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
+ *                          same run
  * Exit: 0 all passed, 1 a check failed, 5 the device. */
 #include "../../kernels/cuda/mm.cuh"
 #include "../../kernels/cuda/pack.cuh"
@@ -17,20 +18,20 @@
 #include <functional>
 #include <vector>
 
-#define CK(x)                                                                                                                              \
-    do {                                                                                                                                   \
-        cudaError_t e_ = (x);                                                                                                              \
-        if (e_ != cudaSuccess) {                                                                                                           \
-            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_));                                                      \
-            exit(5);                                                                                                                       \
-        }                                                                                                                                  \
+#define CK(x)                                                                                                \
+    do {                                                                                                     \
+        cudaError_t e_ = (x);                                                                                \
+        if (e_ != cudaSuccess) {                                                                             \
+            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_));                        \
+            exit(5);                                                                                         \
+        }                                                                                                    \
     } while (0)
-#define OK(x)                                                                                                                              \
-    do {                                                                                                                                   \
-        if (x) {                                                                                                                           \
-            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, be->head.message);                                                            \
-            exit(5);                                                                                                                       \
-        }                                                                                                                                  \
+#define OK(x)                                                                                                \
+    do {                                                                                                     \
+        if (x) {                                                                                             \
+            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, be->head.message);                              \
+            exit(5);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 #ifdef MM_STANDALONE /* without backend.cu */
@@ -68,9 +69,11 @@ static float normal()
     return s * 0.7071f;
 }
 
-static const uint32_t all_types[] = {KN_F32, KN_F16, KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+static const uint32_t all_types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
+                                     KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
 
-/* Blocks of random bits, so that every code and scale occurs; only the f16 scales are drawn (some negative, some zero). */
+/* Blocks of random bits, so that every code and scale occurs; only the f16 scales are drawn (some negative,
+ * some zero). */
 static void random_block(uint32_t type, uint8_t *b)
 {
     const struct kn_type_info *t = kn_type_info(type);
@@ -102,13 +105,15 @@ static void random_block(uint32_t type, uint8_t *b)
     default: abort();
     }
 }
-static std::vector<uint8_t> random_weight(uint32_t type, int64_t n_in, int64_t n_out, size_t pattern = ~(size_t)0)
+static std::vector<uint8_t> random_weight(uint32_t type, int64_t n_in, int64_t n_out,
+                                          size_t pattern = ~(size_t)0)
 {
     const struct kn_type_info *t = kn_type_info(type);
     std::vector<uint8_t> w(kn_row_bytes(type, n_in) * (size_t)n_out);
     const size_t blocks = w.size() / t->bytes, own = std::min(blocks, pattern);
     for (size_t i = 0; i < own; i++) random_block(type, w.data() + i * t->bytes);
-    for (size_t i = own; i < blocks; i += own) memcpy(w.data() + i * t->bytes, w.data(), std::min(own, blocks - i) * t->bytes);
+    for (size_t i = own; i < blocks; i += own)
+        memcpy(w.data() + i * t->bytes, w.data(), std::min(own, blocks - i) * t->bytes);
     return w;
 }
 
@@ -153,13 +158,16 @@ static double unit_value(uint32_t type, const uint8_t *u, int lane, int j, int s
     }
     int q = word(512 * (j / 2) + 16 * lane + 4 * (2 * (j % 2) + s)) >> (4 * r + 16 * h) & 15;
     if (type == KN_Q6_K) {
-        q |= (word(2048 + 512 * (j / 4) + 16 * lane + 4 * (j % 4)) >> (8 * s + 2 * rp + 4 * hi + 16 * h) & 3) << 4;
+        q |= (word(2048 + 512 * (j / 4) + 16 * lane + 4 * (j % 4)) >> (8 * s + 2 * rp + 4 * hi + 16 * h) & 3)
+             << 4;
         const int sc = (int)u[3072 + 16 * row + 2 * j + s] - 128;
         return (float)(f16(u16(3328 + 4 * g + 2 * hi)) * sc) * (q - 32);
     }
-    if (type == KN_Q5_K) q |= (word(2048 + 16 * lane + 4 * (j / 2)) >> (8 * (j % 2) + 2 * s + rp + 4 * hi + 16 * h) & 1) << 4;
+    if (type == KN_Q5_K)
+        q |= (word(2048 + 16 * lane + 4 * (j / 2)) >> (8 * (j % 2) + 2 * s + rp + 4 * hi + 16 * h) & 1) << 4;
     const uint8_t *rec = u + (type == KN_Q5_K ? 2560 : 2048) + 16 * row, *p = rec + 4;
-    const int sc = j < 4 ? p[j] & 63 : (p[j + 4] & 15) | p[j - 4] >> 6 << 4, m = j < 4 ? p[j + 4] & 63 : p[j + 4] >> 4 | p[j] >> 6 << 4;
+    const int sc = j < 4 ? p[j] & 63 : (p[j + 4] & 15) | p[j - 4] >> 6 << 4,
+              m = j < 4 ? p[j + 4] & 63 : p[j + 4] >> 4 | p[j] >> 6 << 4;
     return f16(u16((int)(rec - u))) * sc * q - f16(u16((int)(rec - u) + 2)) * m;
 }
 
@@ -175,7 +183,12 @@ static void check_layout()
         for (int panel = 0; panel < 2; panel++)
             for (int64_t unit = 0; unit < (n_in + t->unit_k - 1) / t->unit_k; unit++) {
                 std::vector<uint8_t> u((size_t)t->unit_bytes);
-                const mm_source m = {w.data() + panel * 16 * row_bytes, row_bytes, (int32_t)(rows - 16 * panel), n_in, type, (int32_t)info->bytes};
+                const mm_source m = {w.data() + panel * 16 * row_bytes,
+                                     row_bytes,
+                                     (int32_t)(rows - 16 * panel),
+                                     n_in,
+                                     type,
+                                     (int32_t)info->bytes};
                 for (int i = 0; i < t->unit_bytes / 4; i++) {
                     const uint32_t v = mm_word(m, unit, i);
                     memcpy(u.data() + 4 * i, &v, 4);
@@ -193,7 +206,8 @@ static void check_layout()
                             }
                             const double got = unit_value(type, u.data(), lane, j, s, r, h);
                             if (!(std::fabs(got - want) <= 1e-6 * (1e-3 + std::fabs(want))) && bad++ < 3)
-                                printf("  %s row %d k %lld: %g, expected %g\n", info->name, row, (long long)k, got, want);
+                                printf("  %s row %d k %lld: %g, expected %g\n", info->name, row, (long long)k,
+                                       got, want);
                         }
             }
         printf("layout %-5s %s\n", info->name, bad ? "FAILED" : "ok");
@@ -245,7 +259,8 @@ static matrix make_matrix(uint32_t type, int64_t n_in, int64_t n_out)
     matrix m;
     std::vector<uint8_t> data = random_weight(type, n_in, n_out);
     m.y.resize((size_t)(n_in * n_out));
-    for (int64_t r = 0; r < n_out; r++) kn_decode_row(type, data.data() + r * kn_row_bytes(type, n_in), m.y.data() + r * n_in, n_in);
+    for (int64_t r = 0; r < n_out; r++)
+        kn_decode_row(type, data.data() + r * kn_row_bytes(type, n_in), m.y.data() + r * n_in, n_in);
     OK(cuda_weight_load(kb(), &m.w, type, n_in, n_out, data.data(), KN_USE_LINEAR));
     return m;
 }
@@ -263,9 +278,9 @@ static void reference(const matrix &m, const double *x, std::vector<double> &out
         out[r] = s, size[r] = std::sqrt(q);
     }
 }
-/* Quantised: an activation is off by at most 2^-11 of itself, 2e-4 in the root mean square over a random mantissa; independent errors add
- * to as much of |w . x|; five deviations, for some 1e6 outputs. Floats: float32 sums of up to 4,096 products, cut (not rounded) inside
- * the tensor core. */
+/* Quantised: an activation is off by at most 2^-11 of itself, 2e-4 in the root mean square over a random
+ * mantissa; independent errors add to as much of |w . x|; five deviations, for some 1e6 outputs. Floats:
+ * float32 sums of up to 4,096 products, cut (not rounded) inside the tensor core. */
 static double tolerance(uint32_t type)
 {
     return type == KN_F32 || type == KN_F16 || type == KN_BF16 ? 4e-6 : 1e-3;
@@ -310,11 +325,12 @@ static bool same_rows(const float *x, int64_t k, const std::vector<float> &whole
     return same;
 }
 
-static void verdict(const char *what, uint32_t type, int64_t n_out, int64_t n_in, double error, double limit, bool same)
+static void verdict(const char *what, uint32_t type, int64_t n_out, int64_t n_in, double error, double limit,
+                    bool same)
 {
     const bool ok = error <= limit && same; /* a NaN fails */
-    printf("%-12s %-5s [%6lld, %6lld] error %.2e (limit %.0e) rows %s  %s\n", what, kn_type_info(type)->name, (long long)n_out, (long long)n_in,
-           error, limit, same ? "same" : "DIFFER", ok ? "ok" : "FAILED");
+    printf("%-12s %-5s [%6lld, %6lld] error %.2e (limit %.0e) rows %s  %s\n", what, kn_type_info(type)->name,
+           (long long)n_out, (long long)n_in, error, limit, same ? "same" : "DIFFER", ok ? "ok" : "FAILED");
     failures += !ok;
 }
 
@@ -335,7 +351,9 @@ static void check_linear(uint32_t type, int64_t n_out, int64_t n_in)
             if (!(e <= worst)) worst = e;
         }
     }
-    const bool same = same_rows(dx, n_in, got, n_out, [&](float *o, const float *p, int n) { OK(cuda_linear(kb(), o, &m.w, p, n, false)); });
+    const bool same = same_rows(dx, n_in, got, n_out, [&](float *o, const float *p, int n) {
+        OK(cuda_linear(kb(), o, &m.w, p, n, false));
+    });
     verdict("linear", type, n_out, n_in, worst, tolerance(type), same);
 
     /* added to what is there; a NaN, an Inf and a huge companion change no other row and show in their own */
@@ -362,7 +380,8 @@ static void check_linear(uint32_t type, int64_t n_out, int64_t n_in)
             else if (t != 9)
                 good &= !memcmp(&v, &got[t * n_out + r], 4);
         }
-    printf("%-12s %-5s [%6lld, %6lld] %s\n", "add, NaN", kn_type_info(type)->name, (long long)n_out, (long long)n_in, good ? "ok" : "FAILED");
+    printf("%-12s %-5s [%6lld, %6lld] %s\n", "add, NaN", kn_type_info(type)->name, (long long)n_out,
+           (long long)n_in, good ? "ok" : "FAILED");
     failures += !good;
     CK(cudaFree(dx));
     CK(cudaFree(out));
@@ -424,8 +443,12 @@ static void check_norm(uint32_t ta, uint32_t tb, uint32_t tc, int64_t n_in)
             reference(m[0], y[t].data(), a, sa);
             reference(up, y[t].data(), b, sb);
             for (int64_t r = 0; r < n_out[0]; r++) {
-                const double v = a[r], f = act ? 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))) : v / (1 + std::exp(-v));
-                const double e = std::fabs(g[t * n_out[0] + r] - f * b[r]) / (1.2 * sa[r] * std::fabs(b[r]) + std::fabs(f) * sb[r] + 1e-30);
+                const double v = a[r],
+                             f = act ? 0.5 * v *
+                                           (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)))
+                                     : v / (1 + std::exp(-v));
+                const double e = std::fabs(g[t * n_out[0] + r] - f * b[r]) /
+                                 (1.2 * sa[r] * std::fabs(b[r]) + std::fabs(f) * sb[r] + 1e-30);
                 if (!(e <= worst)) worst = e;
             }
         }
@@ -452,12 +475,18 @@ static void check_refusals()
         int64_t n_in, n_out;
         unsigned use;
         int want;
-    } cases[] = {{KN_Q4_K, 300, 4, KN_USE_LINEAR, KN_ETYPE}, {KN_Q2_K, 256, 4, KN_USE_LINEAR, KN_ETYPE}, {KN_Q8_0, 32, 0, KN_USE_LINEAR, KN_EINVAL},
-                 {999, 32, 4, KN_USE_LINEAR, KN_ETYPE},      {KN_F32, 64, 4, 0, KN_EINVAL},              {KN_F32, 1 << 20, 4, KN_USE_LINEAR, KN_ETYPE}};
+    } cases[] = {{KN_Q4_K, 300, 4, KN_USE_LINEAR, KN_ETYPE},
+                 {KN_Q2_K, 256, 4, KN_USE_LINEAR, KN_ETYPE},
+                 {KN_Q8_0, 32, 0, KN_USE_LINEAR, KN_EINVAL},
+                 {999, 32, 4, KN_USE_LINEAR, KN_ETYPE},
+                 {KN_F32, 64, 4, 0, KN_EINVAL},
+                 {KN_F32, 1 << 20, 4, KN_USE_LINEAR, KN_ETYPE}};
     for (auto &c : cases) {
         const int rc = cuda_weight_load(kb(), &w, c.type, c.n_in, c.n_out, data.data(), c.use);
         const bool ok = rc == c.want && be->head.message[0] && !w.packed;
-        if (!ok) printf("refusal: type %u [%lld, %lld] gave %d, expected %d\n", c.type, (long long)c.n_out, (long long)c.n_in, rc, c.want);
+        if (!ok)
+            printf("refusal: type %u [%lld, %lld] gave %d, expected %d\n", c.type, (long long)c.n_out,
+                   (long long)c.n_in, rc, c.want);
         failures += !ok;
     }
     /* rows stay in file layout */
@@ -478,16 +507,21 @@ static void check_all(bool quick)
             const int64_t block = kn_type_info(type)->block;
             if (block == 1) {
                 check_linear(type, 7, 33);
-                if (!quick) check_linear(type, 100, 1023), check_linear(type, 1, 1), check_linear(type, 50, 4100);
+                if (!quick)
+                    check_linear(type, 100, 1023), check_linear(type, 1, 1), check_linear(type, 50, 4100);
             } else {
                 check_linear(type, 33, block * 5);
-                if (!quick) check_linear(type, 100, block == 32 ? 1056 : 2304), check_linear(type, 1, block), check_linear(type, 2064, 512);
+                if (!quick)
+                    check_linear(type, 100, block == 32 ? 1056 : 2304), check_linear(type, 1, block),
+                        check_linear(type, 2064, 512);
                 if (!quick) check_linear(type, 24, 12288);
             }
         }
         check_norm(KN_Q4_K, KN_Q4_K, KN_Q6_K, 1280);
         check_norm(KN_Q8_0, KN_Q4_1, KN_Q8_0, 4096);
-        if (!quick) check_norm(KN_BF16, KN_BF16, KN_F32, 640), check_norm(KN_Q5_K, KN_Q5_K, KN_Q5_K, 256), check_norm(KN_F16, KN_Q5_1, KN_Q4_0, 2080);
+        if (!quick)
+            check_norm(KN_BF16, KN_BF16, KN_F32, 640), check_norm(KN_Q5_K, KN_Q5_K, KN_Q5_K, 256),
+                check_norm(KN_F16, KN_Q5_1, KN_Q4_0, 2080);
         if (!quick) check_norm(KN_Q6_K, KN_Q5_0, KN_Q4_K, 512);
     }
     be->generic = false;
@@ -548,8 +582,13 @@ static void measure_read()
     CK(cudaMalloc(&p, bytes));
     std::vector<uint32_t> h(1 << 22);
     for (uint32_t &v : h) v = rnd();
-    for (size_t o = 0; o < bytes; o += h.size() * 4) CK(cudaMemcpy((char *)p + o, h.data(), std::min(h.size() * 4, bytes - o), cudaMemcpyHostToDevice));
-    const double us = median_us([&] { read_kernel<<<be->sm_count * 8, 256, 0, be->stream>>>(p, bytes / 16, be->mm_count + MM_WARPS); }, 20);
+    for (size_t o = 0; o < bytes; o += h.size() * 4)
+        CK(cudaMemcpy((char *)p + o, h.data(), std::min(h.size() * 4, bytes - o), cudaMemcpyHostToDevice));
+    const double us = median_us(
+        [&] {
+            read_kernel<<<be->sm_count * 8, 256, 0, be->stream>>>(p, bytes / 16, be->mm_count + MM_WARPS);
+        },
+        20);
     read_tbs = bytes / us / 1e6;
     printf("one read of %.2f GB: %.3f ms = %.3f TB/s: the ceiling\n", bytes / 1e9, us / 1e3, read_tbs);
     CK(cudaFree(p));
@@ -581,7 +620,13 @@ static void bench_matrix(uint32_t type, int64_t n_out, int64_t n_in, const char 
     for (int i = 0; i < copies; i++) w.push_back(load(type, n_in, n_out));
     printf("%-6s %6lld x %-5lld %-10s", kn_type_info(type)->name, (long long)n_out, (long long)n_in, note);
     for (int n : bench_rows) {
-        const double us = graph_us([&] { for (auto &m : w) OK(cuda_linear(kb(), bench_out[0], &m, bench_x, n, false)); }, 10) / copies;
+        const double us = graph_us(
+                              [&] {
+                                  for (auto &m : w)
+                                      OK(cuda_linear(kb(), bench_out[0], &m, bench_x, n, false));
+                              },
+                              10) /
+                          copies;
         printf(" | %7.2f us %.2f", us, bytes / us / 1e6 / read_tbs);
     }
     printf("\n");
@@ -604,9 +649,11 @@ static model load_model(int n_layers, uint32_t type, uint32_t more, uint32_t hea
     m.bytes = 0;
     for (int i = 0; i < n_layers; i++) {
         const uint32_t big = i % 2 ? type : more; /* half of v and down in the larger type */
-        layer l = {load(type, 4096, 4096), load(type, 4096, 1024), load(big, 4096, 1024), load(type, 4096, 4096),
-                   load(type, 4096, 12288), load(type, 4096, 12288), load(big, 12288, 4096)};
-        for (const kn_weight *w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) m.bytes += w->packed_bytes;
+        layer l = {load(type, 4096, 4096), load(type, 4096, 1024),  load(big, 4096, 1024),
+                   load(type, 4096, 4096), load(type, 4096, 12288), load(type, 4096, 12288),
+                   load(big, 12288, 4096)};
+        for (const kn_weight *w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down})
+            m.bytes += w->packed_bytes;
         m.layers.push_back(l);
     }
     m.head = load(head, 4096, 151936);
@@ -669,7 +716,8 @@ static void bench(bool quick)
         for (int v = 0; v < 36; v++) {
             mm_tuning = {1 + v % 3, v / 3 % 2 ? 5 : 3, v / 6 % 2 ? 512 : 1024, v / 12, 0};
             char name[64];
-            snprintf(name, sizeof name, "%d blocks %d stages slice %4d apart %d", mm_tuning.blocks_per_sm, mm_tuning.stages, mm_tuning.slice_k, mm_tuning.apart);
+            snprintf(name, sizeof name, "%d blocks %d stages slice %4d apart %d", mm_tuning.blocks_per_sm,
+                     mm_tuning.stages, mm_tuning.slice_k, mm_tuning.apart);
             bench_model(m, name, true);
         }
     mm_tuning = best;
@@ -677,7 +725,8 @@ static void bench(bool quick)
     for (int v = 0; v < 16; v++) {
         mm_tuning = {2, 4, v / 8 ? 512 : 1024, 0, v % 8};
         char name[64];
-        snprintf(name, sizeof name, "slices %d, without%s%s%s", mm_tuning.slice_k, v & 1 ? " arithmetic" : "", v & 2 ? " x" : "", v & 4 ? " results" : "");
+        snprintf(name, sizeof name, "slices %d, without%s%s%s", mm_tuning.slice_k, v & 1 ? " arithmetic" : "",
+                 v & 2 ? " x" : "", v & 4 ? " results" : "");
         bench_model(m, name, true);
     }
     mm_tuning = best;
@@ -704,10 +753,11 @@ int main(int argc, char **argv)
         } else if (!strcmp(what, "profile")) { /* for a profiler: one product at 1 row and at 16 */
             bench_open();
             kn_weight w = load(KN_Q4_K, 4096, 24576);
-            for (int i = 0; i < 6; i++) OK(cuda_linear(kb(), bench_out[0], &w, bench_x, i < 3 ? 1 : 16, false));
+            for (int i = 0; i < 6; i++)
+                OK(cuda_linear(kb(), bench_out[0], &w, bench_x, i < 3 ? 1 : 16, false));
             CK(cudaStreamSynchronize(be->stream));
-        }
-        else if (!strcmp(what, "bench")) bench(quick);
+        } else if (!strcmp(what, "bench"))
+            bench(quick);
         cuda_mm_close(be);
     }
     printf("%d failures\n", failures);
