@@ -158,7 +158,7 @@ static void test_order(void **state)
 static void prepare(void)
 {
     char path[2][128], msg[256];
-    const struct kn_open o = {"cpu", "auto", 1};
+    const struct kn_open o = {.device = "cpu", .isa = "auto", .threads = 1};
     struct err e = {0};
     struct io_out out;
     int32_t ids[N_PROMPT];
