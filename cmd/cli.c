@@ -366,10 +366,12 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
 
 void cli_parse(struct cli *c, int argc, char **argv)
 {
+    static const char **volatile kept; /* to the end of the program, and seen to be by a leak checker */
     bool ended = false;
     io_signals_install();
     c->n_args = 0;
-    c->args = mem_calloc((size_t)argc + 1, sizeof *c->args);
+    kept = c->args = mem_calloc((size_t)argc + 1, sizeof *c->args);
+    (void)kept;
     if (!c->args) {
         fprintf(stderr, "dflash-%s: out of memory (arguments)\n", c->tool);
         exit(ERR_IO);

@@ -142,7 +142,7 @@ int check_gguf(const char *path, int threads, check_fn fn, void (*progress)(void
     } else {
         say(&r, CHECK_OK, NULL, "description", "%s%s%s: keys and tensor shapes agree", d->arch_name, d->dialect[0] ? ", dialect " : "",
             d->dialect);
-        if (!unknown) say(&r, CHECK_OK, NULL, "keys", "all known");
+        if (!unknown) say(&r, CHECK_OK, NULL, "keys", "those of %s each known; general.*, tokenizer.*, quantize.*, split.* by their names' beginning", d->arch_name);
     }
     scan_tensors(&r, g, threads, progress);
     desc_free(d);

@@ -195,11 +195,6 @@ static int open_input(struct conv *c, struct err *e)
     bool dir = is_dir(in);
     c->label = mem_strdup(in);
     if (!c->label) return err_set(e, ERR_IO, "out of memory");
-    if (!dir && is_gguf(in)) {
-        err_set(e, ERR_USAGE,
-                "%s: is a GGUF already (expected a Hugging Face directory or a .safetensors file)", in);
-        return err_hint(e, "another type: dflash-quantize %s -o OUT.gguf --type TYPE", in);
-    }
     bool json = !dir && ends_with(in, ".json") && !ends_with(in, ".index.json");
     if (json && !c->o->random) {
         err_set(e, ERR_USAGE,
@@ -519,6 +514,7 @@ static int run(struct conv *c, struct err *e)
 
 int convert_run(const struct convert *o, struct err *e)
 {
+    if (!is_dir(o->input) && is_gguf(o->input)) return convert_from_gguf(o, e);
     struct conv *c = mem_calloc(1, sizeof *c);
     if (!c) return err_set(e, ERR_IO, "out of memory");
     c->o = o;

@@ -20,8 +20,8 @@
 enum convert_level { CONVERT_DETAIL, CONVERT_NOTE, CONVERT_WARN };
 
 struct convert {
-    const char
-        *input; /* directory, .safetensors file, or (random) a directory with config.json or a .json file */
+    const char *input;   /* directory, .safetensors file, GGUF, or (random) a directory with config.json or a
+                            .json file */
     const char *output;  /* NULL or "-": stdout */
     const char *target;  /* drafters: the target's directory or GGUF, or NULL */
     const char *dialect; /* NULL: "upstream" */

@@ -137,4 +137,7 @@ int conv_put_common(struct conv *c, struct err *e); /* sizes, eps, rope base, co
 extern const struct conv_family conv_qwen3, conv_dflash;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
+/* convert_gguf.c: the input is a GGUF. */
+int convert_from_gguf(const struct convert *o, struct err *e);
+
 #endif

@@ -144,7 +144,8 @@ int session_new(struct session **out, struct model *target, struct model *drafte
         goto fail;
     }
     if ((drafter && desc_pair(target->d, drafter->d, e)) || check_options(s, e)) goto fail;
-    int32_t rows = max32(s->o.chunk, SESSION_MAX_ROWS);
+    /* No pass is longer than the context, however large the chunk. */
+    int32_t rows = max32(s->o.chunk < s->o.ctx ? s->o.chunk : s->o.ctx, SESSION_MAX_ROWS);
     if (new_caches(s, target, rows, &s->kv, e) || (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
         goto fail;
     if (new_work(s, rows, e) || new_lists(s, e)) goto fail;

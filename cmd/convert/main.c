@@ -108,7 +108,7 @@ int main(int argc, char **argv)
     };
     struct cli c = {
         .tool = "convert",
-        .synopsis = "HF_DIR|FILE.safetensors [-o OUT.gguf] [--type TYPE] [--target HF_DIR|GGUF]\n"
+        .synopsis = "HF_DIR|FILE.safetensors|FILE.gguf [-o OUT.gguf] [--type TYPE] [--target HF_DIR|GGUF]\n"
                     "HF_DIR|CONFIG.json --random SEED [-o OUT.gguf] [--type TYPE]",
         .summary = "Convert a Qwen3 target or a DFlash drafter from Hugging Face form to GGUF.",
         .flags = flags,

@@ -232,6 +232,9 @@ static int run(struct run *u, struct err *e)
     if (set.stats_path && report_write(&set, u->s, &u->r, &u->out.stats, e)) return -1;
     if (commit_outputs(&u->out, e)) return -1;
     report_print(&cli, &set, u->s, &u->r);
+    if (set.draft_logits_path && !u->r.st.cycles)
+        cli_warn(&cli, "no block was drafted (the stream ended with its first token): %s is empty",
+                 set.draft_logits_path);
     cli_detail(&cli, "%.1f MiB of caches and activations", (double)u->s->bytes / 1048576);
     return 0;
 }

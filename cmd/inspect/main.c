@@ -113,6 +113,8 @@ int main(int argc, char **argv)
     int rc;
     cli_parse(&cli, argc, argv);
     if (o.check + o.pair + o.diff > 1) cli_usage_error(&cli, "--check, --pair and --diff exclude each other");
+    if (o.tolerance >= 0 && !o.diff) cli_usage_error(&cli, "--tolerance goes with --diff");
+    if (o.tensors && (o.check || o.pair)) cli_usage_error(&cli, "--tensors does not go with %s", o.check ? "--check" : "--pair");
     if (cli.n_args != (o.pair || o.diff ? 2 : 1))
         cli_usage_error(&cli, "expected %s, got %d argument%s", o.pair ? "TARGET DRAFTER" : o.diff ? "two files" : "one FILE", cli.n_args,
                         cli.n_args == 1 ? "" : "s");

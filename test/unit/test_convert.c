@@ -416,8 +416,10 @@ static void test_flags(void **state)
     o.input = "out.gguf";
     write_file("in.gguf", "GGUF\3\0\0\0", 8);
     o.input = "in.gguf";
-    convert_bad(&o, ERR_USAGE,
-                "in.gguf: is a GGUF already (expected a Hugging Face directory or a .safetensors file)");
+    o.mask_id = 3;
+    convert_bad(&o, ERR_USAGE, "in.gguf: --mask-id is for checkpoints, this is a GGUF");
+    o.mask_id = -1;
+    convert_bad(&o, ERR_FORMAT, "in.gguf: header: the file ends early (expected 8 bytes at offset 8, got 0)");
     o = options("d");
     o.dialect = "ik";
     convert_bad(&o, ERR_USAGE, "--dialect ik is not known (expected upstream)");
