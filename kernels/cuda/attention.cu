@@ -1,19 +1,20 @@
 /* attention.cu - grouped-query attention over the ring of keys and values.
  *
- * Bound: reading the visible keys and values once, 4 * head_dim * n_head_kv bytes a position (f16, bf16), at up to 64 rows.
+ * Bound: reading the visible keys and values once, 4 * head_dim * n_head_kv bytes a position (f16, bf16), at
+ * up to 64 rows.
  *
- * attn_mma (f16 and bf16 caches, head sizes 64, 128, 256, 512). A tile is 16 query rows, (row, query head of one kv head), the
- * M of mma m16n8k16. A block takes a tile and a split of KN_KV_SPLIT keys; warp w its keys 32 w .. 32 w + 31, whole: keys go
- * from memory to the fragments directly, values through the warp's own shared memory, asked for before anything else; the
- * order of k inside a product and the columns of an output are chosen to fit 16-byte loads. Queries and weights enter as the sum of two halves (22 and 16 bits for f16 and
- * bf16), so what is lost against float is below the cache's own rounding. Up to 64 rows every split has its own block, and the
- * last block of a tile to finish merges: warp s % 8 takes split s, ascending, the chains are added in order. More rows: a
- * block walks all splits of its tile.
- *     What a row gets depends on its own query and visible keys alone: warps and splits lie at absolute positions, a key
- * that it does not see weighs an exact zero, and a split without visible keys adds exact zeros. A NaN in a value that
- * only companions see is taken out before the product (see `ragged`).
- * attn_any (f32 caches and other head sizes): one block a query row, keys by threads, plain float arithmetic. For
- * completeness, not speed. */
+ * attn_mma (f16 and bf16 caches, head sizes 64, 128, 256, 512). A tile is 16 query rows, (row, query head of
+ * one kv head), the M of mma m16n8k16. A block takes a tile and a split of KN_KV_SPLIT keys; warp w its keys
+ * 32 w .. 32 w + 31, whole: keys go from memory to the fragments directly, values through the warp's own
+ * shared memory, asked for before anything else; the order of k inside a product and the columns of an output
+ * are chosen to fit 16-byte loads. Queries and weights enter as the sum of two halves (22 and 16 bits for f16
+ * and bf16), so what is lost against float is below the cache's own rounding. Up to 64 rows every split has
+ * its own block, and the last block of a tile to finish merges: warp s % 8 takes split s, ascending, the
+ * chains are added in order. More rows: a block walks all splits of its tile. What a row gets depends on its
+ * own query and visible keys alone: warps and splits lie at absolute positions, a key that it does not see
+ * weighs an exact zero, and a split without visible keys adds exact zeros. A NaN in a value that only
+ * companions see is taken out before the product (see `ragged`). attn_any (f32 caches and other head sizes):
+ * one block a query row, keys by threads, plain float arithmetic. For completeness, not speed. */
 #include "math.cuh"
 #include "ops.cuh"
 
@@ -21,8 +22,8 @@
 #include <cuda_fp16.h>
 
 #define WARPS 8
-#define TILE 16  /* query rows of a block */
-#define FEW 64   /* rows up to which the splits are spread over blocks */
+#define TILE 16             /* query rows of a block */
+#define FEW 64              /* rows up to which the splits are spread over blocks */
 #define BUDGET (256u << 20) /* bytes of partial results beyond which tiles are launched in turns */
 
 struct attn {
@@ -51,8 +52,8 @@ static __device__ __forceinline__ void visible(const attn &a, int i, int &lo, in
     hi = (int)(to > from ? to : from);
 }
 
-/* What a tile sees: lo, hi of row lane % TILE; [tile_lo, tile_hi) holds what any row sees, and every row sees all of
- * [full_lo, full_hi). */
+/* What a tile sees: lo, hi of row lane % TILE; [tile_lo, tile_hi) holds what any row sees, and every row sees
+ * all of [full_lo, full_hi). */
 struct range {
     int lo, hi, tile_lo, tile_hi, full_lo, full_hi, split0, n_splits;
 };
@@ -94,22 +95,27 @@ template <bool BF16> static __device__ __forceinline__ float from_half(uint16_t 
     return __half2float(__ushort_as_half(h));
 }
 /* x and y as pairs of high and low parts: x in the low half of a word. */
-template <bool BF16> static __device__ __forceinline__ void two_parts(float x, float y, uint32_t &high, uint32_t &low)
+template <bool BF16>
+static __device__ __forceinline__ void two_parts(float x, float y, uint32_t &high, uint32_t &low)
 {
     const uint16_t hx = to_half<BF16>(x), hy = to_half<BF16>(y);
     high = hx | (uint32_t)hy << 16;
-    low = to_half<BF16>(__fsub_rn(x, from_half<BF16>(hx))) | (uint32_t)to_half<BF16>(__fsub_rn(y, from_half<BF16>(hy))) << 16;
+    low = to_half<BF16>(__fsub_rn(x, from_half<BF16>(hx))) |
+          (uint32_t)to_half<BF16>(__fsub_rn(y, from_half<BF16>(hy))) << 16;
 }
 
 /* c[16, 8] += a[16, 16] b[16, 8] */
-template <bool BF16> static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+template <bool BF16>
+static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     if (BF16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -127,17 +133,19 @@ template <bool BF16> static __device__ __forceinline__ bool make_finite(uint32_t
 template <int D> struct shape {
     static constexpr int DC = D < 128 ? D : 128; /* columns of the output that a block computes */
     static constexpr int CHUNKS = D / DC;
-    static constexpr int STEPS = D / 16;          /* k16 steps of a score */
-    static constexpr int NT = DC / 8;             /* n8 tiles of the output */
-    static constexpr int ROW = DC + 8;            /* halves a value takes in shared memory: padded against bank conflicts */
-    static constexpr int PART = TILE * (DC + 2);  /* floats of a tile's partial result: maxima, sums, then the fragments */
+    static constexpr int STEPS = D / 16; /* k16 steps of a score */
+    static constexpr int NT = DC / 8;    /* n8 tiles of the output */
+    static constexpr int ROW =
+        DC + 8; /* halves a value takes in shared memory: padded against bank conflicts */
+    static constexpr int PART =
+        TILE * (DC + 2); /* floats of a tile's partial result: maxima, sums, then the fragments */
     struct memory {
-        uint4 q[STEPS][2][32];                 /* fragments of the queries: high and low parts */
+        uint4 q[STEPS][2][32]; /* fragments of the queries: high and low parts */
         union {
-            uint16_t v[32 * ROW];              /* a warp's values, then */
-            float4 acc[NT][32];                /* its result, as the fragments lie */
+            uint16_t v[32 * ROW]; /* a warp's values, then */
+            float4 acc[NT][32];   /* its result, as the fragments lie */
         } box[WARPS];
-        float unit[TILE];                      /* scale times the power of two taken out of the query */
+        float unit[TILE]; /* scale times the power of two taken out of the query */
         float top[WARPS][TILE], sum[WARPS][TILE], f[WARPS][TILE];
         float total_top[TILE];
         int last;
@@ -157,7 +165,8 @@ static __device__ __forceinline__ int frag_col(int lane, int t, int e)
 static __device__ __forceinline__ void copy_async(void *to, const void *from, bool really)
 {
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(really ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(really ? 16 : 0)
+                 : "memory");
 }
 static __device__ __forceinline__ void copy_wait()
 {
@@ -165,9 +174,9 @@ static __device__ __forceinline__ void copy_wait()
     __syncwarp();
 }
 
-/* The tile's queries as fragments. Column order within 32: lane c of a quad holds d = 8 c .. 8 c + 7, two k16 steps' worth, as
- * the 16-byte loads of keys leave it. Each row is scaled by a power of two to at most 1, so that halves neither overflow
- * nor lose low parts. */
+/* The tile's queries as fragments. Column order within 32: lane c of a quad holds d = 8 c .. 8 c + 7, two k16
+ * steps' worth, as the 16-byte loads of keys leave it. Each row is scaled by a power of two to at most 1, so
+ * that halves neither overflow nor lose low parts. */
 template <int D, bool BF16>
 static __device__ void load_queries(const attn &a, typename shape<D>::memory &m, int tile, int kv_head)
 {
@@ -201,9 +210,11 @@ static __device__ void load_queries(const attn &a, typename shape<D>::memory &m,
     __syncthreads();
 }
 
-/* Write fragments [t0, t0 + N) of the tile's rows: sums of the warps' boxes in order, over the sum of weights. */
+/* Write fragments [t0, t0 + N) of the tile's rows: sums of the warps' boxes in order, over the sum of
+ * weights. */
 template <int D, int N>
-static __device__ void write_rows(const attn &a, typename shape<D>::memory &m, int tile, int kv_head, int chunk, int t0)
+static __device__ void write_rows(const attn &a, typename shape<D>::memory &m, int tile, int kv_head,
+                                  int chunk, int t0)
 {
     using S = shape<D>;
     for (int item = threadIdx.x; item < N * 32; item += 32 * WARPS) {
@@ -225,17 +236,18 @@ static __device__ void write_rows(const attn &a, typename shape<D>::memory &m, i
             const int at = tile * TILE + frag_row(lane, e), row = at / a.n_rep;
             if (row >= a.n) continue;
             /* + 0: a zero has the sign it has after a merge */
-            a.out[((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + chunk * S::DC + frag_col(lane, t, e)] =
+            a.out[((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + chunk * S::DC +
+                  frag_col(lane, t, e)] =
                 sum[e / 2] == 0.0f ? 0.0f : __fdiv_rn(__fadd_rn(y[e], 0.0f), sum[e / 2]);
         }
     }
 }
 
-/* Merge the splits of a tile, fragments [t0, t0 + N): warp w takes split s where s % WARPS is w, ascending; write_rows adds
- * the warps' sums. */
+/* Merge the splits of a tile, fragments [t0, t0 + N): warp w takes split s where s % WARPS is w, ascending;
+ * write_rows adds the warps' sums. */
 template <int D, int N>
-static __device__ void merge(const attn &a, typename shape<D>::memory &m, const float *part, int split0, int n_splits, int tile,
-                             int kv_head, int chunk, int t0)
+static __device__ void merge(const attn &a, typename shape<D>::memory &m, const float *part, int split0,
+                             int n_splits, int tile, int kv_head, int chunk, int t0)
 {
     using S = shape<D>;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, rows = min(TILE, a.n * a.n_rep - tile * TILE);
@@ -251,7 +263,7 @@ static __device__ void merge(const attn &a, typename shape<D>::memory &m, const 
     const bool mine = lane < rows, one = lane / 4 < rows, two = lane / 4 + 8 < rows;
 #pragma unroll
     for (int t = 0; t < N; t++) acc[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll (N <= 4 ? 4 : 1)
+#pragma unroll(N <= 4 ? 4 : 1)
     for (int s = (w - split0 % WARPS + WARPS) % WARPS; s < n_splits; s += WARPS) {
         const float *p = part + (int64_t)s * S::PART;
         const float f = mine ? weight(__ldcg(p + lane), m.total_top[lane]) : 0.0f;
@@ -279,7 +291,8 @@ static __device__ void merge(const attn &a, typename shape<D>::memory &m, const 
     write_rows<D, N>(a, m, tile, kv_head, chunk, t0);
 }
 
-/* The merge as a kernel of its own, MERGE_N fragments a block: where there are many splits, so that none is the last. */
+/* The merge as a kernel of its own, MERGE_N fragments a block: where there are many splits, so that none is
+ * the last. */
 #define MERGE_N 4
 template <int D> static __global__ void __launch_bounds__(32 * WARPS) attn_merge(const attn a)
 {
@@ -288,11 +301,13 @@ template <int D> static __global__ void __launch_bounds__(32 * WARPS) attn_merge
     extern __shared__ __align__(16) unsigned char raw[];
     typename S::memory &m = *(typename S::memory *)raw;
     cuda_grid_start();
-    const int tile = a.tile0 + blockIdx.x, kv_head = blockIdx.y, chunk = blockIdx.z / BLOCKS, t0 = blockIdx.z % BLOCKS * MERGE_N;
+    const int tile = a.tile0 + blockIdx.x, kv_head = blockIdx.y, chunk = blockIdx.z / BLOCKS,
+              t0 = blockIdx.z % BLOCKS * MERGE_N;
     const struct range seen = tile_range(a, tile);
     if (seen.n_splits <= 1) return; /* written already */
     const int group = (chunk * a.n_kv + kv_head) * a.n_tiles + tile - a.tile0;
-    merge<D, MERGE_N>(a, m, a.part + (int64_t)group * a.slots * S::PART, seen.split0, seen.n_splits, tile, kv_head, chunk, t0);
+    merge<D, MERGE_N>(a, m, a.part + (int64_t)group * a.slots * S::PART, seen.split0, seen.n_splits, tile,
+                      kv_head, chunk, t0);
 }
 
 /* SPREAD: one split a block, a.spread. */
@@ -311,7 +326,8 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
 
     const struct range seen = tile_range(a, tile);
     const int tile_lo = seen.tile_lo, tile_hi = seen.tile_hi, split0 = seen.split0, n_splits = seen.n_splits;
-    const int lo0 = __shfl_sync(~0u, seen.lo, g), hi0 = __shfl_sync(~0u, seen.hi, g); /* of my rows, g and g + 8 */
+    const int lo0 = __shfl_sync(~0u, seen.lo, g),
+              hi0 = __shfl_sync(~0u, seen.hi, g); /* of my rows, g and g + 8 */
     const int lo1 = __shfl_sync(~0u, seen.lo, g + 8), hi1 = __shfl_sync(~0u, seen.hi, g + 8);
     if (SPREAD && slot >= max(n_splits, 1)) return;
 
@@ -319,7 +335,8 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
 #pragma unroll
     for (int t = 0; t < S::NT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
     const int64_t stride = (int64_t)a.n_kv * D;
-    const int s_from = SPREAD ? split0 + slot : split0, s_to = SPREAD ? min(s_from + 1, split0 + n_splits) : split0 + n_splits;
+    const int s_from = SPREAD ? split0 + slot : split0,
+              s_to = SPREAD ? min(s_from + 1, split0 + n_splits) : split0 + n_splits;
     uint16_t *my_v = m.box[w].v;
     float unit0 = 0.0f, unit1 = 0.0f;
     bool ready = false; /* the queries are in place: the first keys and values are asked for before */
@@ -336,7 +353,8 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
 #pragma unroll
         for (int j = 0; j < 4; j++) key_in[j] = p0 + 8 * j + g >= tile_lo && p0 + 8 * j + g < tile_hi;
         if (any) {
-            constexpr int PIECES = DC / 8, KEYS = 32 / PIECES; /* 16-byte pieces of a value, values a turn of the warp */
+            constexpr int PIECES = DC / 8,
+                          KEYS = 32 / PIECES; /* 16-byte pieces of a value, values a turn of the warp */
             const int piece = lane % PIECES;
 #pragma unroll
             for (int key = lane / PIECES, i = 0; i < PIECES; i++, key += KEYS) {
@@ -347,7 +365,8 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
             for (int i = 0; i < GROUP; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    b[i][j] = key_in[j] ? *(const uint4 *)(k + 8 * j * stride + 32 * i) : make_uint4(0, 0, 0, 0);
+                    b[i][j] =
+                        key_in[j] ? *(const uint4 *)(k + 8 * j * stride + 32 * i) : make_uint4(0, 0, 0, 0);
         }
         if (!ready) {
             load_queries<D, BF16>(a, m, tile, kv_head);
@@ -363,12 +382,14 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
                 for (int i = 0; i < GROUP; i++)
 #pragma unroll
                     for (int j = 0; j < 4; j++)
-                        b[i][j] = key_in[j] ? *(const uint4 *)(k + 8 * j * stride + 32 * (first + i)) : make_uint4(0, 0, 0, 0);
+                        b[i][j] = key_in[j] ? *(const uint4 *)(k + 8 * j * stride + 32 * (first + i))
+                                            : make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int i = 0; i < GROUP; i++)
 #pragma unroll
                 for (int part = 0; part < 2; part++) {
-                    const uint4 a0 = m.q[2 * (first + i)][part][lane], a1 = m.q[2 * (first + i) + 1][part][lane];
+                    const uint4 a0 = m.q[2 * (first + i)][part][lane],
+                                a1 = m.q[2 * (first + i) + 1][part][lane];
                     const uint32_t f0[4] = {a0.x, a0.y, a0.z, a0.w}, f1[4] = {a1.x, a1.y, a1.z, a1.w};
 #pragma unroll
                     for (int j = 0; j < 4; j++) mma<BF16>(x[j], f0, b[i][j].x, b[i][j].y);
@@ -424,7 +445,8 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
         sum1 = __fadd_rn(sum1, part1);
         top0 = new0;
         top1 = new1;
-        /* Some row of the tile does not see some key of the warp: a NaN there must not meet its zero weight. */
+        /* Some row of the tile does not see some key of the warp: a NaN there must not meet its zero weight.
+         */
         const bool ragged = p0 < seen.full_lo || p0 + 32 > seen.full_hi;
         bool nan0 = false, nan1 = false;
         copy_wait();
@@ -458,8 +480,10 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float *even = acc[8 * u + 2 * i], *odd = acc[8 * u + 2 * i + 1];
-                    const uint32_t e0 = __byte_perm(b[0][i], b[1][i], 0x5410), e1 = __byte_perm(b[2][i], b[3][i], 0x5410);
-                    const uint32_t o0 = __byte_perm(b[0][i], b[1][i], 0x7632), o1 = __byte_perm(b[2][i], b[3][i], 0x7632);
+                    const uint32_t e0 = __byte_perm(b[0][i], b[1][i], 0x5410),
+                                   e1 = __byte_perm(b[2][i], b[3][i], 0x5410);
+                    const uint32_t o0 = __byte_perm(b[0][i], b[1][i], 0x7632),
+                                   o1 = __byte_perm(b[2][i], b[3][i], 0x7632);
                     mma<BF16>(even, high, e0, e1);
                     mma<BF16>(odd, high, o0, o1);
                     mma<BF16>(even, low, e0, e1);
@@ -484,7 +508,8 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
         m.sum[w][g] = sum0, m.sum[w][g + 8] = sum1;
     }
 #pragma unroll
-    for (int t = 0; t < S::NT; t++) m.box[w].acc[t][lane] = make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
+    for (int t = 0; t < S::NT; t++)
+        m.box[w].acc[t][lane] = make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
     __syncthreads();
     if (threadIdx.x < WARPS * TILE) {
         const int r = threadIdx.x % TILE;
@@ -541,7 +566,8 @@ static __global__ void __launch_bounds__(32 * WARPS, D <= 128 && SPREAD ? 2 : 1)
 static __device__ __forceinline__ float cache_at(const void *p, uint32_t type, int64_t i)
 {
     if (type == KN_F32) return ((const float *)p)[i];
-    return type == KN_F16 ? from_half<false>(((const uint16_t *)p)[i]) : from_half<true>(((const uint16_t *)p)[i]);
+    return type == KN_F16 ? from_half<false>(((const uint16_t *)p)[i])
+                          : from_half<true>(((const uint16_t *)p)[i]);
 }
 
 static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
@@ -555,13 +581,15 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
     visible(a, row, lo, hi);
     float top = -INFINITY, sum = 0.0f, acc[2] = {0.0f, 0.0f};
     for (int s = lo / KN_KV_SPLIT; lo < hi && s <= (hi - 1) / KN_KV_SPLIT; s++) {
-        const int p = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0), to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
+        const int p = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
+                  to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
         const int64_t base = (int64_t)(s * KN_KV_SPLIT % a.cap) * stride + kv_head * a.d;
         float x = -INFINITY, here;
         __syncthreads();
         if (p >= lo && p < hi) {
             x = 0.0f;
-            for (int i = 0; i < a.d; i++) x = __fmaf_rn(q[i], cache_at(a.k, a.type, base + t * stride + i), x);
+            for (int i = 0; i < a.d; i++)
+                x = __fmaf_rn(q[i], cache_at(a.k, a.type, base + t * stride + i), x);
             x = __fmul_rn(x, a.scale);
         }
         here = x;
@@ -584,11 +612,13 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
             const int d = t + i * KN_KV_SPLIT;
             if (d >= a.d) break;
             acc[i] = __fmul_rn(acc[i], f);
-            for (int j = from; j < to; j++) acc[i] = __fmaf_rn(w[j], cache_at(a.v, a.type, base + j * stride + d), acc[i]);
+            for (int j = from; j < to; j++)
+                acc[i] = __fmaf_rn(w[j], cache_at(a.v, a.type, base + j * stride + d), acc[i]);
         }
     }
     for (int i = 0; i < 2; i++)
-        if (t + i * KN_KV_SPLIT < a.d) a.out[at + t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
+        if (t + i * KN_KV_SPLIT < a.d)
+            a.out[at + t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
 }
 
 /* ---- launching ---- */
@@ -616,7 +646,10 @@ static kernel pick_kernel(int32_t d, uint32_t type, bool spread, size_t *smem)
 
 static kernel merge_kernel(int32_t d)
 {
-    return d == 64 ? attn_merge<64> : d == 128 ? attn_merge<128> : d == 256 ? attn_merge<256> : attn_merge<512>;
+    return d == 64    ? attn_merge<64>
+           : d == 128 ? attn_merge<128>
+           : d == 256 ? attn_merge<256>
+                      : attn_merge<512>;
 }
 
 /* Splits from which the merge is a kernel of its own. The bits are the same. */
@@ -631,14 +664,16 @@ int cuda_attention_open(struct cuda_backend *be)
             size_t smem = 0;
             kernel f = pick_kernel(sizes[i], types[j / 2], j % 2, &smem);
             if (smem > (size_t)be->smem_block)
-                return cuda_fail(be, KN_EDEVICE, "attention: %zu bytes of shared memory a block wanted, the device has %d", smem,
-                                 be->smem_block);
+                return cuda_fail(be, KN_EDEVICE,
+                                 "attention: %zu bytes of shared memory a block wanted, the device has %d",
+                                 smem, be->smem_block);
             int rc = cuda_check(be, "attention",
-                                cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+                                cudaFuncSetAttribute((const void *)f,
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
             if (rc == 0)
                 rc = cuda_check(be, "attention",
-                                cudaFuncSetAttribute((const void *)merge_kernel(sizes[i]), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     (int)smem));
+                                cudaFuncSetAttribute((const void *)merge_kernel(sizes[i]),
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
             if (rc) return rc;
         }
     return 0;
@@ -667,7 +702,8 @@ size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv,
 {
     size_t smem = 0, one = tile_bytes(kv, window);
     if (!pick_kernel(kv->head_dim, kv->type, true, &smem)) return 0;
-    size_t all = one * (size_t)tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv), most = one > BUDGET ? one : BUDGET;
+    size_t all = one * (size_t)tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv),
+           most = one > BUDGET ? one : BUDGET;
     return all < most ? all : most;
 }
 
@@ -678,16 +714,18 @@ static int check_ring(struct cuda_backend *be, const struct kn_attention *a)
     int32_t first[2], last, bound = 0;
     int rc = be->head.op->download((struct kn_backend *)be, first, a->pos, sizeof *first);
     if (rc == 0) rc = be->head.op->download((struct kn_backend *)be, &last, a->pos + a->n - 1, sizeof last);
-    if (rc == 0 && a->first) rc = be->head.op->download((struct kn_backend *)be, &bound, a->first, sizeof bound);
+    if (rc == 0 && a->first)
+        rc = be->head.op->download((struct kn_backend *)be, &bound, a->first, sizeof bound);
     if (rc) return rc;
     int32_t lo = a->window && first[0] >= a->window ? first[0] - a->window + 1 : 0;
     if (lo < bound) lo = bound;
     if (first[0] < 0 || last != first[0] + a->n - 1)
         return cuda_fail(be, KN_EINVAL, "attention: positions %d to %d in %d rows", first[0], last, a->n);
     if (last - lo >= a->kv->cap)
-        return cuda_fail(be, KN_EINVAL,
-                         "attention: row at %d sees position %d, which a ring of %d at position %d no longer holds", first[0], lo,
-                         a->kv->cap, last);
+        return cuda_fail(
+            be, KN_EINVAL,
+            "attention: row at %d sees position %d, which a ring of %d at position %d no longer holds",
+            first[0], lo, a->kv->cap, last);
     return 0;
 }
 #endif
@@ -698,22 +736,26 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
     const struct kn_kv *kv = a->kv;
     int rc = cuda_check_kv(be, "attention", kv);
     if (rc) return rc;
-    if (a->n < 1 || a->n > 65535 || a->n_head < 1 || a->n_head % kv->n_head_kv || a->window < 0 || kv->n_head_kv > 65535)
-        return cuda_fail(be, KN_EINVAL, "attention: %d rows of %d heads over %d KV heads, window %d", a->n, a->n_head, kv->n_head_kv,
-                         a->window);
+    if (a->n < 1 || a->n > 65535 || a->n_head < 1 || a->n_head % kv->n_head_kv || a->window < 0 ||
+        kv->n_head_kv > 65535)
+        return cuda_fail(be, KN_EINVAL, "attention: %d rows of %d heads over %d KV heads, window %d", a->n,
+                         a->n_head, kv->n_head_kv, a->window);
 #ifdef CUDA_DEBUG_SYNC
     if ((rc = check_ring(be, a))) return rc;
 #endif
     size_t smem = 0;
     kernel f = pick_kernel(kv->head_dim, kv->type, a->n <= FEW, &smem);
     struct attn p = {};
-    p.q = a->q, p.out = a->out, p.part = (float *)be->scratch_rows, p.k = kv->k, p.v = kv->v, p.pos = a->pos, p.first = a->first;
+    p.q = a->q, p.out = a->out, p.part = (float *)be->scratch_rows, p.k = kv->k, p.v = kv->v, p.pos = a->pos,
+    p.first = a->first;
     p.count = be->count + 1024; /* the first belong to find_bad and pick */
-    p.n = a->n, p.n_head = a->n_head, p.n_kv = kv->n_head_kv, p.n_rep = a->n_head / kv->n_head_kv, p.d = kv->head_dim;
+    p.n = a->n, p.n_head = a->n_head, p.n_kv = kv->n_head_kv, p.n_rep = a->n_head / kv->n_head_kv,
+    p.d = kv->head_dim;
     p.cap = kv->cap, p.window = a->window, p.type = kv->type, p.scale = a->scale, p.causal = a->causal;
     if (!f)
-        return cuda_check(be, "attention",
-                          cuda_launch(be, attn_any, dim3((unsigned)a->n_head, (unsigned)a->n), dim3(KN_KV_SPLIT), 0, p));
+        return cuda_check(
+            be, "attention",
+            cuda_launch(be, attn_any, dim3((unsigned)a->n_head, (unsigned)a->n), dim3(KN_KV_SPLIT), 0, p));
     const int32_t tiles = tiles_of(a->n, p.n_rep);
     p.spread = a->n <= FEW;
     p.slots = p.spread ? split_slots(kv, a->window) : 1;
@@ -727,7 +769,8 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
         if (turn > counted) turn = counted;
         if (turn < 1)
             return cuda_fail(be, KN_EINVAL,
-                             "attention: %d heads of %d over a ring of %d want %zu bytes of scratch, %zu are reserved (reserve_kv)",
+                             "attention: %d heads of %d over a ring of %d want %zu bytes of scratch, %zu are "
+                             "reserved (reserve_kv)",
                              a->n_head, kv->head_dim, kv->cap, one, be->scratch_rows_bytes);
     }
     for (p.tile0 = 0; p.tile0 < tiles && rc == 0; p.tile0 += (int32_t)turn) {
@@ -736,7 +779,8 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
         rc = cuda_check(be, "attention", cuda_launch(be, f, grid, dim3(32 * WARPS), smem, p));
         if (!p.apart || rc) continue;
         grid.z = (unsigned)(p.chunks * (kv->head_dim < 128 ? kv->head_dim : 128) / (8 * MERGE_N));
-        rc = cuda_check(be, "attention", cuda_launch(be, merge_kernel(kv->head_dim), grid, dim3(32 * WARPS), smem, p));
+        rc = cuda_check(be, "attention",
+                        cuda_launch(be, merge_kernel(kv->head_dim), grid, dim3(32 * WARPS), smem, p));
     }
     return rc;
 }

@@ -1,8 +1,8 @@
 /* backend.cu - the CUDA backend: a device, its memory, one stream, and the table of operations.
  *
- * Everything goes through one stream, in order; only download, sync and find_bad wait for it. An error that the device
- * reports late is named by the operation that meets it; built with CUDA_DEBUG_SYNC (make DEBUG_SYNC=1) every launch is
- * waited for, so that it is the one that failed. */
+ * Everything goes through one stream, in order; only download, sync and find_bad wait for it. An error that
+ * the device reports late is named by the operation that meets it; built with CUDA_DEBUG_SYNC (make
+ * DEBUG_SYNC=1) every launch is waited for, so that it is the one that failed. */
 #include "ops.cuh"
 
 #include <stdarg.h>
@@ -28,8 +28,8 @@ int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err)
 #endif
     if (err == cudaSuccess) return 0;
     (void)cudaGetLastError(); /* an error that does not stick must not be seen again */
-    return cuda_fail(be, err == cudaErrorMemoryAllocation ? KN_EMEM : KN_EDEVICE, "%s: %s (%s)", what, cudaGetErrorString(err),
-                     cudaGetErrorName(err));
+    return cuda_fail(be, err == cudaErrorMemoryAllocation ? KN_EMEM : KN_EDEVICE, "%s: %s (%s)", what,
+                     cudaGetErrorString(err), cudaGetErrorName(err));
 }
 
 /* ---- memory ---- */
@@ -43,7 +43,8 @@ void *cuda_alloc(struct kn_backend *kb, size_t bytes)
     if (err == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) free_bytes = 0;
-        cuda_fail(be, KN_EMEM, "out of device memory (%zu bytes wanted, %zu of %zu free)", bytes, free_bytes, total);
+        cuda_fail(be, KN_EMEM, "out of device memory (%zu bytes wanted, %zu of %zu free)", bytes, free_bytes,
+                  total);
         return NULL;
     }
     if (cuda_check(be, "alloc", err)) return NULL;
@@ -62,25 +63,31 @@ void cuda_free(struct kn_backend *kb, void *p)
     cudaFree(p);
 }
 
-/* From pageable memory the driver copies to a buffer of its own before it returns: host may be reused at once. */
+/* From pageable memory the driver copies to a buffer of its own before it returns: host may be reused at
+ * once. */
 static int cuda_upload(struct kn_backend *kb, void *dst, const void *host, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);
-    return bytes ? cuda_check(be, "upload", cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, be->stream)) : 0;
+    return bytes ? cuda_check(be, "upload",
+                              cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, be->stream))
+                 : 0;
 }
 
 static int cuda_download(struct kn_backend *kb, void *host, const void *src, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (!bytes) return 0;
-    int rc = cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, be->stream));
+    int rc =
+        cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, be->stream));
     return rc ? rc : cuda_check(be, "download", cudaStreamSynchronize(be->stream));
 }
 
 static int cuda_copy(struct kn_backend *kb, void *dst, const void *src, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);
-    return bytes ? cuda_check(be, "copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, be->stream)) : 0;
+    return bytes ? cuda_check(be, "copy",
+                              cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, be->stream))
+                 : 0;
 }
 
 static int cuda_sync(struct kn_backend *kb)
@@ -101,23 +108,27 @@ static int grow(struct cuda_backend *be, void **p, size_t *have, size_t want)
     return 0;
 }
 
-static int cuda_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head, int32_t head_dim)
+static int cuda_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head,
+                        int32_t head_dim)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || n_in < 0 || n_vocab < 0 || n_vocab > INT32_MAX || n_head < 0 || head_dim < 0)
-        return cuda_fail(be, KN_EINVAL, "reserve: bad shape (%d rows, %lld in, %lld logits, %d heads of %d)", n, (long long)n_in,
-                         (long long)n_vocab, n_head, head_dim);
+        return cuda_fail(be, KN_EINVAL, "reserve: bad shape (%d rows, %lld in, %lld logits, %d heads of %d)",
+                         n, (long long)n_in, (long long)n_vocab, n_head, head_dim);
     return grow(be, &be->scratch_rows, &be->scratch_rows_bytes, cuda_pick_scratch(n, n_vocab));
 }
 
-static int cuda_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
+static int cuda_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv,
+                           int32_t window)
 {
     struct cuda_backend *be = cuda_of(kb);
     int rc = cuda_check_kv(be, "reserve_kv", kv);
     if (rc) return rc;
     if (n < 1 || n_head < 1 || n_head % kv->n_head_kv || window < 0)
-        return cuda_fail(be, KN_EINVAL, "reserve_kv: %d rows of %d heads over %d KV heads, window %d", n, n_head, kv->n_head_kv, window);
-    return grow(be, &be->scratch_rows, &be->scratch_rows_bytes, cuda_attention_scratch(n, n_head, kv, window));
+        return cuda_fail(be, KN_EINVAL, "reserve_kv: %d rows of %d heads over %d KV heads, window %d", n,
+                         n_head, kv->n_head_kv, window);
+    return grow(be, &be->scratch_rows, &be->scratch_rows_bytes,
+                cuda_attention_scratch(n, n_head, kv, window));
 }
 
 /* ---- the table ---- */
@@ -209,8 +220,9 @@ static int describe(struct cuda_backend *be, char *msg, size_t n)
     be->l2_bytes = (size_t)l2;
     if (be->cc < 80) {
         cudaDeviceProp prop;
-        snprintf(msg, n, "cuda:%d (%s): compute capability %d.%d is not supported (expected 8.0 or more)", be->device,
-                 cudaGetDeviceProperties(&prop, be->device) == cudaSuccess ? prop.name : "?", major, minor);
+        snprintf(msg, n, "cuda:%d (%s): compute capability %d.%d is not supported (expected 8.0 or more)",
+                 be->device, cudaGetDeviceProperties(&prop, be->device) == cudaSuccess ? prop.name : "?",
+                 major, minor);
         return KN_EDEVICE;
     }
     return 0;

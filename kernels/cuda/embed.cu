@@ -1,8 +1,9 @@
 /* embed.cu - rows of an embedding table, decoded on the device.
  *
- * out[n, n_in] = scale * table[ids[i]]; the table is in file layout (KN_USE_ROWS). A few kilobytes a row: bound by the launch.
- * Each value is computed as kernels/blocks/decode.c does, every step rounded, so the bits are the CPU's. An id outside
- * the table gives a row of NaN, which the checks of the logits report: the host refuses such ids before they come here. */
+ * out[n, n_in] = scale * table[ids[i]]; the table is in file layout (KN_USE_ROWS). A few kilobytes a row:
+ * bound by the launch. Each value is computed as kernels/blocks/decode.c does, every step rounded, so the
+ * bits are the CPU's. An id outside the table gives a row of NaN, which the checks of the logits report: the
+ * host refuses such ids before they come here. */
 #include "ops.cuh"
 
 #include <cuda_fp16.h>
@@ -55,7 +56,8 @@ static __device__ float decode_256(uint32_t type, const uint8_t *b, int l)
         const int j = l / 16, half = j / 8, quarter = j / 2 % 4, at = 16 * (j % 2) + l % 16;
         const int low = b[64 * half + 32 * (quarter % 2) + at] >> 4 * (quarter / 2) & 15;
         const int high = b[128 + 32 * half + at] >> 2 * quarter & 3;
-        return __fmul_rn(__fmul_rn(get_f16(b + 208), (float)(int8_t)b[192 + j]), (float)((low | high << 4) - 32));
+        return __fmul_rn(__fmul_rn(get_f16(b + 208), (float)(int8_t)b[192 + j]),
+                         (float)((low | high << 4) - 32));
     }
     unsigned sc, m;
     const int j = l / 32;
@@ -63,7 +65,8 @@ static __device__ float decode_256(uint32_t type, const uint8_t *b, int l)
     const uint8_t *q = b + (type == KN_Q4_K ? 16 : 48) + 32 * (j / 2);
     unsigned code = q[l % 32] >> 4 * (j % 2) & 15;
     if (type == KN_Q5_K) code |= (unsigned)(b[16 + l % 32] >> j & 1) << 4;
-    return __fsub_rn(__fmul_rn(__fmul_rn(get_f16(b), (float)sc), (float)code), __fmul_rn(get_f16(b + 2), (float)m));
+    return __fsub_rn(__fmul_rn(__fmul_rn(get_f16(b), (float)sc), (float)code),
+                     __fmul_rn(get_f16(b + 2), (float)m));
 }
 
 static __device__ float decode(uint32_t type, const uint8_t *row, int64_t i, uint32_t block, uint32_t bytes)
@@ -80,8 +83,8 @@ static __device__ float decode(uint32_t type, const uint8_t *row, int64_t i, uin
 }
 
 static __global__ void __launch_bounds__(256)
-    embed_rows(float *out, const uint8_t *table, const int32_t *ids, uint32_t type, uint32_t block, uint32_t bytes, int64_t n_in,
-               int64_t n_out, size_t row_bytes, float scale)
+    embed_rows(float *out, const uint8_t *table, const int32_t *ids, uint32_t type, uint32_t block,
+               uint32_t bytes, int64_t n_in, int64_t n_out, size_t row_bytes, float scale)
 {
     cuda_grid_start();
     const int32_t id = ids[blockIdx.y];
@@ -95,18 +98,20 @@ static __global__ void __launch_bounds__(256)
     out[blockIdx.y * n_in + i] = x;
 }
 
-int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale)
+int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, const int32_t *ids,
+               int32_t n, float scale)
 {
     struct cuda_backend *be = cuda_of(kb);
     const struct kn_type_info *t = kn_type_info(table->type);
     size_t row = kn_row_bytes(table->type, table->n_in);
-    if (!table->rows || !row) return cuda_fail(be, KN_EINVAL, "embed: the table has no rows (it was not loaded with KN_USE_ROWS)");
+    if (!table->rows || !row)
+        return cuda_fail(be, KN_EINVAL, "embed: the table has no rows (it was not loaded with KN_USE_ROWS)");
     if (!t->can_decode) return cuda_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded", t->name);
     if (t->block != 1 && t->block != 32 && t->block != 256)
         return cuda_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded on the device", t->name);
     if (n < 1 || n > 65535) return cuda_fail(be, KN_EINVAL, "embed: %d rows (expected 1 to 65535)", n);
     dim3 grid((unsigned)((table->n_in + 255) / 256), (unsigned)n);
     return cuda_check(be, "embed",
-                      cuda_launch(be, embed_rows, grid, dim3(256), 0, out, (const uint8_t *)table->rows, ids, table->type, t->block,
-                                  t->bytes, table->n_in, table->n_out, row, scale));
+                      cuda_launch(be, embed_rows, grid, dim3(256), 0, out, (const uint8_t *)table->rows, ids,
+                                  table->type, t->block, t->bytes, table->n_in, table->n_out, row, scale));
 }

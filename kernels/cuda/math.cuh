@@ -1,5 +1,5 @@
-/* math.cuh - the functions of kernels/cpu/math.h on the device: the same polynomials in the same order, every multiply-add
- * fused, every other rounding written out, so that a value has the bits it has on the CPU. */
+/* math.cuh - the functions of kernels/cpu/math.h on the device: the same polynomials in the same order, every
+ * multiply-add fused, every other rounding written out, so that a value has the bits it has on the CPU. */
 #ifndef DFLASH_CUDA_MATH_CUH
 #define DFLASH_CUDA_MATH_CUH
 
@@ -20,7 +20,8 @@ static __device__ __forceinline__ float dev_exp(float x)
     p = __fmaf_rn(p, r, 0x1.fffffcp-2f);
     p = __fadd_rn(1.0f, __fmaf_rn(__fmul_rn(r, r), p, r));
     int n = (int)t, half = n >> 1;
-    return __fmul_rn(__fmul_rn(p, __int_as_float((half + 127) << 23)), __int_as_float((n - half + 127) << 23));
+    return __fmul_rn(__fmul_rn(p, __int_as_float((half + 127) << 23)),
+                     __int_as_float((n - half + 127) << 23));
 }
 
 /* 1.5 ulp. */
@@ -46,7 +47,9 @@ static __device__ __forceinline__ double dev_log(double x)
     uint64_t u = (uint64_t)__double_as_longlong(x);
     int k = 0;
     if (!(x > 0.0) || u >= 0x7ff0000000000000ull)
-        return x == 0.0 ? -__longlong_as_double(0x7ff0000000000000ll) : x > 0.0 ? x : __longlong_as_double(0x7ff8000000000000ll);
+        return x == 0.0  ? -__longlong_as_double(0x7ff0000000000000ll)
+               : x > 0.0 ? x
+                         : __longlong_as_double(0x7ff8000000000000ll);
     if (u < 0x0010000000000000ull) {
         u = (uint64_t)__double_as_longlong(x * 0x1p54);
         k = -54;
@@ -63,7 +66,8 @@ static __device__ __forceinline__ double dev_log(double x)
     p = __fma_rn(p, z, 0x1.999999997f8a2p-2);
     p = __fma_rn(p, z, 0x1.5555555555593p-1);
     double low = __dmul_rn(s, __dsub_rn(f, __dmul_rn(z, p)));
-    return __fma_rn((double)k, 0x1.62e42fefa3800p-1, __dsub_rn(f, __fma_rn(-(double)k, 0x1.ef35793c76730p-45, low)));
+    return __fma_rn((double)k, 0x1.62e42fefa3800p-1,
+                    __dsub_rn(f, __fma_rn(-(double)k, 0x1.ef35793c76730p-45, low)));
 }
 
 /* sin and cos of x + tail, |x| <= 2^31, 1 ulp of 1. */

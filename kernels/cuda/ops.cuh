@@ -1,4 +1,5 @@
-/* ops.cuh - the CUDA operations other than matrix products, for the table of backend.cu. What each does is in kernels.h. */
+/* ops.cuh - the CUDA operations other than matrix products, for the table of backend.cu. What each does is in
+ * kernels.h. */
 #ifndef DFLASH_CUDA_OPS_CUH
 #define DFLASH_CUDA_OPS_CUH
 
@@ -9,16 +10,20 @@ void *cuda_alloc(struct kn_backend *, size_t bytes);
 void cuda_free(struct kn_backend *, void *);
 
 /* embed.cu */
-int cuda_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale);
+int cuda_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
+               float scale);
 
 /* rope.cu */
-int cuda_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot);
+int cuda_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq,
+                    int32_t n_rot);
 int cuda_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cuda_check_kv(struct cuda_backend *, const char *op, const struct kn_kv *);
 
 /* rows.cu */
-int cuda_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps);
-int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width);
+int cuda_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
+                  int64_t width, float eps);
+int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
+             int64_t width);
 int cuda_softcap(struct kn_backend *, float *x, int64_t count, float cap);
 int cuda_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
 

@@ -1,21 +1,22 @@
 /* pick.cu - the sampler's chain on the device: docs/sampling.md has the definition.
  *
- * Bound: reading a row of logits once, 0.6 MB at a vocabulary of 151,936. Greedy picks and plain temperature take one pass
- * over the whole chip (pick_scan). top-k, top-p and min-p never sort. After a pass for the largest logit, one for a
- * histogram of counts and probability over buckets a 64th of a nat wide (pick_hist, whose last block finds the bucket where
- * the bound lies) and one that lists the ids up to that bucket (pick_list), one block a row (pick_filter) finds the key of the
- * last id kept and offers every id up to it. A key orders ids as the chain does: logit descending, then id ascending, 64 bits,
- * all different; the search goes over 8 bits of it at a time. All passes but the last use the whole chip. Variant that
- * lost: one block a row for everything, 242 us a row.
- *     Nothing depends on an order of atomics: counts are integers, and probabilities are added as integers in units of 2^-44
- * (the CPU adds float32 exponentials in double: an id at the very edge of top-p may differ, as between any two orders
- * of adding). Noise and scores have the CPU's bits. */
+ * Bound: reading a row of logits once, 0.6 MB at a vocabulary of 151,936. Greedy picks and plain temperature
+ * take one pass over the whole chip (pick_scan). top-k, top-p and min-p never sort. After a pass for the
+ * largest logit, one for a histogram of counts and probability over buckets a 64th of a nat wide (pick_hist,
+ * whose last block finds the bucket where the bound lies) and one that lists the ids up to that bucket
+ * (pick_list), one block a row (pick_filter) finds the key of the last id kept and offers every id up to it.
+ * A key orders ids as the chain does: logit descending, then id ascending, 64 bits, all different; the search
+ * goes over 8 bits of it at a time. All passes but the last use the whole chip. Variant that lost: one block
+ * a row for everything, 242 us a row. Nothing depends on an order of atomics: counts are integers, and
+ * probabilities are added as integers in units of 2^-44 (the CPU adds float32 exponentials in double: an id
+ * at the very edge of top-p may differ, as between any two orders of adding). Noise and scores have the CPU's
+ * bits. */
 #include "math.cuh"
 #include "ops.cuh"
 
-#define SCAN 4096     /* logits a block of pick_scan */
+#define SCAN 4096 /* logits a block of pick_scan */
 #define GREEDY_ROWS 64
-#define LIST_ROWS 16  /* rows that have a list and a penalised copy at once */
+#define LIST_ROWS 16 /* rows that have a list and a penalised copy at once */
 #define BINS 2048
 #define UNIT 0x1p44f
 /* Bytes of scratch besides the rows: flags, bounds, histograms. */
@@ -28,11 +29,12 @@ struct best { /* of a slice of a row */
 };
 
 struct bound { /* of a row: what pick_filter goes by */
-    unsigned long long before, total; /* probability of the buckets before bin, and of all ids, in units of 2^-44 */
-    unsigned ids_before;              /* the same in ids */
-    unsigned listed;                  /* ids in the list */
-    int32_t bin;    /* where the last id kept lies; BINS: every id is kept */
-    int32_t enough; /* there are top_k ids or more: bin is top_k's */
+    unsigned long long before,
+        total;           /* probability of the buckets before bin, and of all ids, in units of 2^-44 */
+    unsigned ids_before; /* the same in ids */
+    unsigned listed;     /* ids in the list */
+    int32_t bin;         /* where the last id kept lies; BINS: every id is kept */
+    int32_t enough;      /* there are top_k ids or more: bin is top_k's */
 };
 
 struct pick {
@@ -41,14 +43,14 @@ struct pick {
     int32_t n, n_vocab, n_blocks;
     struct kn_sampler s;
     int32_t *out;
-    float *copy;      /* [n, n_vocab] penalised logits, or NULL */
-    uint64_t *list;   /* [n, n_vocab] keys of ids that the filters may keep; NULL without filters */
+    float *copy;              /* [n, n_vocab] penalised logits, or NULL */
+    uint64_t *list;           /* [n, n_vocab] keys of ids that the filters may keep; NULL without filters */
     unsigned long long *mass; /* [n, BINS] probability a bucket */
     unsigned *ids;            /* [n, BINS] ids a bucket */
     struct bound *bound;      /* [n] */
-    struct best *best; /* [n, n_blocks + 1]: the row's, then the slices' */
-    int32_t *bad;     /* [n] the history holds an id outside the vocabulary; NULL without penalty */
-    unsigned *count;  /* [n] */
+    struct best *best;        /* [n, n_blocks + 1]: the row's, then the slices' */
+    int32_t *bad;             /* [n] the history holds an id outside the vocabulary; NULL without penalty */
+    unsigned *count;          /* [n] */
 };
 
 enum want { WANT_TOP, WANT_ARGMAX, WANT_SAMPLE };
@@ -119,20 +121,23 @@ static __device__ struct best block_best(struct best b, struct best *warp)
     return b;
 }
 
-/* ---- penalty: a copy of the rows, then each distinct id of the window, from the original: twice changes nothing ---- */
+/* ---- penalty: a copy of the rows, then each distinct id of the window, from the original: twice changes
+ * nothing ---- */
 
 static __global__ void __launch_bounds__(256) pick_copy(const pick p)
 {
     cuda_grid_start();
     const int64_t row = (int64_t)blockIdx.y * p.n_vocab;
-    for (int32_t i = blockIdx.x * SCAN + threadIdx.x; i < p.n_vocab && i < (int32_t)(blockIdx.x + 1) * SCAN; i += 256)
+    for (int32_t i = blockIdx.x * SCAN + threadIdx.x; i < p.n_vocab && i < (int32_t)(blockIdx.x + 1) * SCAN;
+         i += 256)
         p.copy[row + i] = p.logits[row + i];
 }
 
 static __global__ void __launch_bounds__(256) pick_penalise(const pick p)
 {
     cuda_grid_start();
-    const int64_t row = (int64_t)blockIdx.x * p.n_vocab, last = p.pos[blockIdx.x], from = last - p.s.repeat_last + 1;
+    const int64_t row = (int64_t)blockIdx.x * p.n_vocab, last = p.pos[blockIdx.x],
+                  from = last - p.s.repeat_last + 1;
     bool bad = false;
     for (int64_t i = (from < 0 ? 0 : from) + threadIdx.x; i <= last; i += 256) {
         const int32_t id = p.history[i];
@@ -176,7 +181,8 @@ template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(cons
         if (blockIdx.x == 0 && threadIdx.x == 0) p.bound[row].listed = 0;
     }
     struct best b = {0.0, -INFINITY, -1, -1, 0};
-    for (int32_t i = blockIdx.x * SCAN + 4 * threadIdx.x; i < p.n_vocab && i < (int32_t)(blockIdx.x + 1) * SCAN; i += 1024) {
+    for (int32_t i = blockIdx.x * SCAN + 4 * threadIdx.x;
+         i < p.n_vocab && i < (int32_t)(blockIdx.x + 1) * SCAN; i += 1024) {
         uint32_t word[4];
         if (WANT == WANT_SAMPLE) philox(p.s.seed, position, (uint32_t)i / 4, word);
         for (int j = 0; j < 4 && i + j < p.n_vocab; j++) {
@@ -248,9 +254,12 @@ struct filter { /* shared memory of pick_hist and pick_filter */
 };
 
 /* Add one to a bin, and mass to it; every lane of the warp comes, bin -1 adds nothing. */
-static __device__ __forceinline__ void tally(unsigned *count, unsigned long long *masses, int bin, unsigned long long mass)
+static __device__ __forceinline__ void tally(unsigned *count, unsigned long long *masses, int bin,
+                                             unsigned long long mass)
 {
-    if (__all_sync(~0u, bin == __shfl_sync(~0u, bin, 0))) { /* often: all beyond the buckets, or one sign and exponent */
+    if (__all_sync(
+            ~0u,
+            bin == __shfl_sync(~0u, bin, 0))) { /* often: all beyond the buckets, or one sign and exponent */
         for (int i = 16; i; i >>= 1) mass += __shfl_xor_sync(~0u, mass, i);
         if (bin < 0 || threadIdx.x % 32) return;
         atomicAdd(&count[bin], 32u);
@@ -262,8 +271,8 @@ static __device__ __forceinline__ void tally(unsigned *count, unsigned long long
     if (mass) atomicAdd(&masses[bin], mass);
 }
 
-/* The first bin whose counts (or mass) with all before it reach target: f.bin, and f.before what lies before it; -1 if the
- * total is less. 1024 threads. */
+/* The first bin whose counts (or mass) with all before it reach target: f.bin, and f.before what lies before
+ * it; -1 if the total is less. 1024 threads. */
 static __device__ void find_bin(struct filter &f, int n, bool by_mass, unsigned long long target)
 {
     const int t = threadIdx.x, lane = t % 32;
@@ -318,7 +327,8 @@ static __device__ __forceinline__ row make_row(const pick &p, int i)
 /* Buckets of a 64th of a nat below the top for 16 nats, then of a quarter; the last holds the rest. */
 static __device__ __forceinline__ int bin_at(float nats)
 {
-    return (int)(nats < 16.0f ? __fmul_rn(nats, 64.0f) : fminf(__fmaf_rn(nats, 4.0f, 960.0f), (float)(BINS - 1)));
+    return (int)(nats < 16.0f ? __fmul_rn(nats, 64.0f)
+                              : fminf(__fmaf_rn(nats, 4.0f, 960.0f), (float)(BINS - 1)));
 }
 static __device__ __forceinline__ int bin_of(const row &r, float l)
 {
@@ -395,7 +405,8 @@ static __global__ void __launch_bounds__(256) pick_list(const pick p)
     const bool certain = !(p.bound[at].enough && p.s.top_p < 1.0f);
     const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
     const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
-    const int deepest = p.s.min_p > 0.0f ? bin_at((float)(-log_min_p * 1.0001 + 0.01)) : BINS; /* min-p keeps nothing below */
+    const int deepest =
+        p.s.min_p > 0.0f ? bin_at((float)(-log_min_p * 1.0001 + 0.01)) : BINS; /* min-p keeps nothing below */
     const uint32_t position = (uint32_t)p.pos[at] + 1;
     uint64_t *list = p.list + (int64_t)at * p.n_vocab;
     struct best b = {0.0, -INFINITY, -1, -1, 0};
@@ -403,10 +414,17 @@ static __global__ void __launch_bounds__(256) pick_list(const pick p)
         const int32_t i = blockIdx.x * SCAN + j * 256 + threadIdx.x;
         const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
         const int mine = l > -INFINITY ? bin_of(r, l) : BINS + 1;
-        if (certain && mine < bin && mine <= deepest && !(__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p)) {
+        if (certain && mine < bin && mine <= deepest &&
+            !(__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p)) {
             uint32_t word[4];
             philox(p.s.seed, position, (uint32_t)i / 4, word);
-            offer(b.score, b.id, score_of(l, temp, i % 4 == 0 ? word[0] : i % 4 == 1 ? word[1] : i % 4 == 2 ? word[2] : word[3]), i);
+            offer(b.score, b.id,
+                  score_of(l, temp,
+                           i % 4 == 0   ? word[0]
+                           : i % 4 == 1 ? word[1]
+                           : i % 4 == 2 ? word[2]
+                                        : word[3]),
+                  i);
         }
         const bool in = mine == bin || (!certain && mine < bin);
         const unsigned who = __ballot_sync(~0u, in), lane = threadIdx.x % 32;
@@ -420,10 +438,10 @@ static __global__ void __launch_bounds__(256) pick_list(const pick p)
     if (threadIdx.x == 0) row_best(p, at)[1 + blockIdx.x] = b;
 }
 
-/* Of the listed keys up to most: the one at which the count (or mass), ascending, reaches target; most if the total is
- * less. */
-static __device__ uint64_t find_key(struct filter &f, const row &r, const uint64_t *list, unsigned n, bool by_mass,
-                                    unsigned long long target, uint64_t most)
+/* Of the listed keys up to most: the one at which the count (or mass), ascending, reaches target; most if the
+ * total is less. */
+static __device__ uint64_t find_key(struct filter &f, const row &r, const uint64_t *list, unsigned n,
+                                    bool by_mass, unsigned long long target, uint64_t most)
 {
     uint64_t prefix = 0;
     for (int shift = 56;; shift -= 8) {
@@ -489,7 +507,13 @@ static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
         if (key > most || __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
         uint32_t word[4];
         philox(p.s.seed, position, id / 4, word);
-        offer(b.score, b.id, score_of(l, temp, id % 4 == 0 ? word[0] : id % 4 == 1 ? word[1] : id % 4 == 2 ? word[2] : word[3]), (int32_t)id);
+        offer(b.score, b.id,
+              score_of(l, temp,
+                       id % 4 == 0   ? word[0]
+                       : id % 4 == 1 ? word[1]
+                       : id % 4 == 2 ? word[2]
+                                     : word[3]),
+              (int32_t)id);
     }
     for (int i = t; i < p.n_blocks; i += 1024) b = join(b, row_best(p, at)[1 + i]);
     __syncthreads();
@@ -519,19 +543,24 @@ size_t cuda_pick_scratch(int32_t n, int64_t n_vocab)
 static int check(struct cuda_backend *be, const struct kn_pick *p)
 {
     const struct kn_sampler *s = &p->sampler;
-    if (p->n < 1 || p->n_vocab < 1) return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits", p->n, p->n_vocab);
+    if (p->n < 1 || p->n_vocab < 1)
+        return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits", p->n, p->n_vocab);
     if (!(s->temp >= 0.0f) || s->temp - s->temp != 0.0f)
         return cuda_fail(be, KN_EINVAL, "pick: temperature %g (expected 0 or more)", (double)s->temp);
     if (!(s->top_p >= 0.0f && s->top_p <= 1.0f) || !(s->min_p >= 0.0f && s->min_p <= 1.0f))
-        return cuda_fail(be, KN_EINVAL, "pick: top-p %g, min-p %g (expected 0 to 1)", (double)s->top_p, (double)s->min_p);
+        return cuda_fail(be, KN_EINVAL, "pick: top-p %g, min-p %g (expected 0 to 1)", (double)s->top_p,
+                         (double)s->min_p);
     if (s->top_k < 0 || s->repeat_last < 0)
-        return cuda_fail(be, KN_EINVAL, "pick: top-k %d, repeat-last %d (expected 0 or more)", s->top_k, s->repeat_last);
+        return cuda_fail(be, KN_EINVAL, "pick: top-k %d, repeat-last %d (expected 0 or more)", s->top_k,
+                         s->repeat_last);
     if (!(s->repeat_penalty > 0.0f) || s->repeat_penalty - s->repeat_penalty != 0.0f)
-        return cuda_fail(be, KN_EINVAL, "pick: repeat penalty %g (expected more than 0)", (double)s->repeat_penalty);
+        return cuda_fail(be, KN_EINVAL, "pick: repeat penalty %g (expected more than 0)",
+                         (double)s->repeat_penalty);
     return 0;
 }
 
-/* A token of the history outside the vocabulary gives KN_PICK_NAN in its row: the host checks ids before they come here. */
+/* A token of the history outside the vocabulary gives KN_PICK_NAN in its row: the host checks ids before they
+ * come here. */
 int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
 {
     struct cuda_backend *be = cuda_of(kb);
@@ -539,7 +568,8 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     if (rc) return rc;
     const struct kn_sampler *s = &a->sampler;
     const bool penalty = s->repeat_penalty != 1.0f && s->repeat_last > 0, sample = s->temp > 0.0f;
-    const bool filters = sample && ((s->top_k > 0 && s->top_k < a->n_vocab) || s->top_p < 1.0f || s->min_p > 0.0f);
+    const bool filters =
+        sample && ((s->top_k > 0 && s->top_k < a->n_vocab) || s->top_p < 1.0f || s->min_p > 0.0f);
     const int32_t most = penalty || filters ? LIST_ROWS : GREEDY_ROWS;
     const int32_t rows = a->n < most ? a->n : most;
     char *at = (char *)be->scratch_rows;
@@ -548,8 +578,9 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     const size_t list_bytes = round256((size_t)rows * a->n_vocab * sizeof(uint64_t));
     const size_t need = best_bytes + FIXED + (penalty || filters ? row_bytes + list_bytes : 0);
     if (need > be->scratch_rows_bytes)
-        return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", a->n, a->n_vocab,
-                         need, be->scratch_rows_bytes);
+        return cuda_fail(be, KN_EINVAL,
+                         "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", a->n,
+                         a->n_vocab, need, be->scratch_rows_bytes);
     struct pick p = {};
     p.n_vocab = a->n_vocab, p.n_blocks = blocks_of(a->n_vocab), p.s = *s, p.history = a->history;
     p.best = (struct best *)at, p.count = be->count + 1;
@@ -564,13 +595,18 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
         p.logits = a->logits + (int64_t)i * a->n_vocab, p.pos = a->pos + i, p.out = a->out + i;
         const dim3 scan((unsigned)p.n_blocks, (unsigned)p.n), each((unsigned)p.n), block(256);
         if (penalty) rc = cuda_check(be, "pick", cuda_launch(be, pick_copy, scan, block, 0, p));
-        if (penalty && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_penalise, each, block, 0, p));
+        if (penalty && rc == 0)
+            rc = cuda_check(be, "pick", cuda_launch(be, pick_penalise, each, block, 0, p));
         if (rc) return rc;
-        void (*one)(pick) = !sample ? pick_scan<WANT_ARGMAX> : filters ? pick_scan<WANT_TOP> : pick_scan<WANT_SAMPLE>;
+        void (*one)(pick) = !sample   ? pick_scan<WANT_ARGMAX>
+                            : filters ? pick_scan<WANT_TOP>
+                                      : pick_scan<WANT_SAMPLE>;
         rc = cuda_check(be, "pick", cuda_launch(be, one, scan, block, 0, p));
-        if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_hist, scan, dim3(1024), 0, p));
+        if (filters && rc == 0)
+            rc = cuda_check(be, "pick", cuda_launch(be, pick_hist, scan, dim3(1024), 0, p));
         if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_list, scan, block, 0, p));
-        if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_filter, each, dim3(1024), 0, p));
+        if (filters && rc == 0)
+            rc = cuda_check(be, "pick", cuda_launch(be, pick_filter, each, dim3(1024), 0, p));
     }
     return rc;
 }

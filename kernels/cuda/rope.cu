@@ -1,8 +1,9 @@
-/* rope.cu - the table of cosines and sines, and the operation between the projections and attention: norm of each head,
- * rotation, and the cache's slots.
+/* rope.cu - the table of cosines and sines, and the operation between the projections and attention: norm of
+ * each head, rotation, and the cache's slots.
  *
- * rope_store: one warp a head of a row: query heads, then key heads, then value heads. A row is 4 * head_dim * (n_head + 2
- * n_head_kv) bytes; bound by the launch. The order of products in a rotation is the CPU's; the sum of a norm is a tree. */
+ * rope_store: one warp a head of a row: query heads, then key heads, then value heads. A row is 4 * head_dim
+ * * (n_head + 2 n_head_kv) bytes; bound by the launch. The order of products in a rotation is the CPU's; the
+ * sum of a norm is a tree. */
 #include "math.cuh"
 #include "ops.cuh"
 
@@ -24,14 +25,16 @@ static __global__ void __launch_bounds__(128)
     out[2 * at + 1] = __double2float_rn(s);
 }
 
-int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot)
+int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
+                    int32_t n_rot)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || n_rot < 2 || n_rot % 2)
         return cuda_fail(be, KN_EINVAL, "rope_table: %d rows, n_rot %d (expected an even number)", n, n_rot);
     int64_t blocks = ((int64_t)n * (n_rot / 2) + 127) / 128;
-    return cuda_check(be, "rope_table",
-                      cuda_launch(be, rope_table_rows, dim3((unsigned)blocks), dim3(128), 0, out, pos, n, freq, n_rot / 2));
+    return cuda_check(
+        be, "rope_table",
+        cuda_launch(be, rope_table_rows, dim3((unsigned)blocks), dim3(128), 0, out, pos, n, freq, n_rot / 2));
 }
 
 int cuda_check_kv(struct cuda_backend *be, const char *op, const struct kn_kv *kv)
@@ -39,10 +42,12 @@ int cuda_check_kv(struct cuda_backend *be, const char *op, const struct kn_kv *k
     if (kv->type != KN_F16 && kv->type != KN_BF16 && kv->type != KN_F32)
         return cuda_fail(be, KN_ETYPE, "%s: KV type %u (expected F16, BF16 or F32)", op, kv->type);
     if (kv->cap < KN_KV_SPLIT || kv->cap % KN_KV_SPLIT)
-        return cuda_fail(be, KN_EINVAL, "%s: KV ring of %d (expected a multiple of %d)", op, kv->cap, KN_KV_SPLIT);
+        return cuda_fail(be, KN_EINVAL, "%s: KV ring of %d (expected a multiple of %d)", op, kv->cap,
+                         KN_KV_SPLIT);
     if (kv->head_dim < 16 || kv->head_dim % 16 || kv->head_dim > MAX_HEAD || kv->n_head_kv < 1)
-        return cuda_fail(be, KN_ETYPE, "%s: %d KV heads of %d (expected a head size that 16 divides, at most %d)", op, kv->n_head_kv,
-                         kv->head_dim, MAX_HEAD);
+        return cuda_fail(be, KN_ETYPE,
+                         "%s: %d KV heads of %d (expected a head size that 16 divides, at most %d)", op,
+                         kv->n_head_kv, kv->head_dim, MAX_HEAD);
     return 0;
 }
 
@@ -68,7 +73,8 @@ static __device__ __forceinline__ void put(void *dst, uint32_t type, int64_t i, 
 }
 
 /* Norm and rotate a head in place; y is the warp's copy of it. */
-static __device__ void turn(const struct store &a, float *x, const float *norm, const float *table, float *y, int lane)
+static __device__ void turn(const struct store &a, float *x, const float *norm, const float *table, float *y,
+                            int lane)
 {
     float sum = 0.0f, r = 1.0f;
     for (int i = lane; i < a.d; i += 32) sum = __fmaf_rn(x[i], x[i], sum);
@@ -103,7 +109,8 @@ static __global__ void __launch_bounds__(32 * WARPS) rope_store_heads(const stru
     head -= n_q;
     const bool key = head < a.n_head_kv;
     if (!key) head -= a.n_head_kv;
-    const int64_t from = (row * a.n_head_kv + head) * a.d, to = ((int64_t)(a.pos[row] % a.cap) * a.n_head_kv + head) * a.d;
+    const int64_t from = (row * a.n_head_kv + head) * a.d,
+                  to = ((int64_t)(a.pos[row] % a.cap) * a.n_head_kv + head) * a.d;
     if (key) turn(a, a.k + from, a.k_norm, table, copy[w], lane);
     for (int i = lane; i < a.d; i += 32) {
         if (key)
@@ -120,11 +127,13 @@ int cuda_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
     int rc = cuda_check_kv(be, "rope_store", kv);
     if (rc) return rc;
     if (a->n_rot < 0 || a->n_rot % 2 || a->n_rot > kv->head_dim)
-        return cuda_fail(be, KN_EINVAL, "rope_store: n_rot %d (expected even, at most %d)", a->n_rot, kv->head_dim);
+        return cuda_fail(be, KN_EINVAL, "rope_store: n_rot %d (expected even, at most %d)", a->n_rot,
+                         kv->head_dim);
     if (a->n < 1 || a->n > kv->cap || a->n > 65535)
         return cuda_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n, kv->cap);
-    const struct store s = {a->q,      a->k,     a->v,    a->q_norm,      a->k_norm, a->table, a->pos, a->n_head, kv->n_head_kv, kv->head_dim,
-                            a->n_rot,  kv->cap,  kv->type, a->interleaved, a->eps,   kv->k,    kv->v};
+    const struct store s = {a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
+                            a->pos,   a->n_head,      kv->n_head_kv, kv->head_dim, a->n_rot,  kv->cap,
+                            kv->type, a->interleaved, a->eps,        kv->k,        kv->v};
     const int heads = (a->q ? a->n_head : 0) + 2 * kv->n_head_kv;
     dim3 grid((unsigned)((heads + WARPS - 1) / WARPS), (unsigned)a->n);
     return cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads, grid, dim3(32 * WARPS), 0, s));

@@ -1,4 +1,5 @@
-/* rows.cu - norm, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch at small n. */
+/* rows.cu - norm, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch at
+ * small n. */
 #include "math.cuh"
 #include "ops.cuh"
 
@@ -31,11 +32,14 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-int cuda_rms_norm(struct kn_backend *kb, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps)
+int cuda_rms_norm(struct kn_backend *kb, float *out, const float *x, const float *weight, int32_t n,
+                  int64_t width, float eps)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || width < 1) return cuda_fail(be, KN_EINVAL, "rms_norm: %d rows of %lld", n, (long long)width);
-    return cuda_check(be, "rms_norm", cuda_launch(be, rms_norm_rows, dim3((unsigned)n), dim3(256), 0, out, x, weight, width, eps));
+    return cuda_check(
+        be, "rms_norm",
+        cuda_launch(be, rms_norm_rows, dim3((unsigned)n), dim3(256), 0, out, x, weight, width, eps));
 }
 
 static __global__ void __launch_bounds__(256)
@@ -46,16 +50,18 @@ static __global__ void __launch_bounds__(256)
         dst[i / width * stride + offset + i % width] = x[i];
 }
 
-int cuda_tap(struct kn_backend *kb, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width)
+int cuda_tap(struct kn_backend *kb, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
+             int64_t width)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (offset < 0 || width < 0 || offset + width > stride)
-        return cuda_fail(be, KN_EINVAL, "tap: %lld values at %lld of a row of %lld", (long long)width, (long long)offset,
-                         (long long)stride);
+        return cuda_fail(be, KN_EINVAL, "tap: %lld values at %lld of a row of %lld", (long long)width,
+                         (long long)offset, (long long)stride);
     if (!n || !width) return 0;
     int64_t blocks = (n * width + 255) / 256;
     dim3 grid((unsigned)(blocks < 4 * be->sm_count ? blocks : 4 * be->sm_count));
-    return cuda_check(be, "tap", cuda_launch(be, tap_rows, grid, dim3(256), 0, dst, stride, offset, x, (int64_t)n, width));
+    return cuda_check(
+        be, "tap", cuda_launch(be, tap_rows, grid, dim3(256), 0, dst, stride, offset, x, (int64_t)n, width));
 }
 
 static __global__ void __launch_bounds__(256) softcap_values(float *x, int64_t count, float cap)
@@ -76,7 +82,8 @@ int cuda_softcap(struct kn_backend *kb, float *x, int64_t count, float cap)
 }
 
 /* *first counts down from n: n - (the first bad row), kept as the largest, so that 0 means none. */
-static __global__ void __launch_bounds__(256) find_bad_rows(const float *x, int32_t n, int64_t width, unsigned *first)
+static __global__ void __launch_bounds__(256)
+    find_bad_rows(const float *x, int32_t n, int64_t width, unsigned *first)
 {
     cuda_grid_start();
     x += blockIdx.x * width;
@@ -91,8 +98,9 @@ int cuda_find_bad(struct kn_backend *kb, const float *x, int32_t n, int64_t widt
     unsigned first = 0;
     *bad = -1;
     if (n < 1 || width < 1) return 0;
-    int rc = cuda_check(be, "find_bad",
-                        cuda_launch(be, find_bad_rows, dim3((unsigned)n), dim3(256), 0, x, n, width, be->count));
+    int rc =
+        cuda_check(be, "find_bad",
+                   cuda_launch(be, find_bad_rows, dim3((unsigned)n), dim3(256), 0, x, n, width, be->count));
     if (rc == 0) rc = be->head.op->download(kb, &first, be->count, sizeof first);
     if (rc == 0) rc = cuda_check(be, "find_bad", cudaMemsetAsync(be->count, 0, sizeof first, be->stream));
     if (rc == 0 && first) *bad = n - (int32_t)first;

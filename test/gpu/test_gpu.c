@@ -1,12 +1,12 @@
-/* test_gpu.c - the CUDA backend against the CPU's: every operation but the matrix products (mm_gpu.cu has those), then the
- * pair.
+/* test_gpu.c - the CUDA backend against the CPU's: every operation but the matrix products (mm_gpu.cu has
+ * those), then the pair.
  *
  * usage: test_gpu [--generic] PAIR_DIR PROMPT.txt
  *        test_gpu --bench          microseconds of attention and of the sampler
  *        test_gpu --small          the small cases of the operations, for compute-sanitizer
- * Each case is a line of a table: shape, type, tolerance. A tolerance of 0 asks for the CPU's bits. Rows are computed together and
- * in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any
- * failed, 5 if there is no device. */
+ * Each case is a line of a table: shape, type, tolerance. A tolerance of 0 asks for the CPU's bits. Rows are
+ * computed together and in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL gpu/..."
+ * a case; exit 1 if any failed, 5 if there is no device. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -112,13 +112,15 @@ static void check_embed(void)
                 raw = true;
             free(x);
         }
-        for (size_t i = 0; raw && i < N_OUT * row; i++) table[i] = (char)(rnd() & 0x3f); /* any codes; no NaN scales */
+        for (size_t i = 0; raw && i < N_OUT * row; i++)
+            table[i] = (char)(rnd() & 0x3f); /* any codes; no NaN scales */
         int32_t ids[N] = {0, 36, 5, 5, 17, 1, 30, 2, 9};
         float *out[2];
         for (int b = 0; b < 2; b++) {
             struct kn_backend *be = b ? gpu : cpu;
             struct kn_weight w = {0};
-            must(be, "weight_load", kn_op(be)->weight_load(be, &w, types[k], n_in, N_OUT, table, KN_USE_ROWS));
+            must(be, "weight_load",
+                 kn_op(be)->weight_load(be, &w, types[k], n_in, N_OUT, table, KN_USE_ROWS));
             int32_t *d_ids = put(be, ids, sizeof ids);
             float *d_out = put(be, NULL, N * (size_t)n_in * 4);
             must(be, "embed", kn_op(be)->embed(be, d_out, &w, d_ids, N, 1.5f));
@@ -127,7 +129,8 @@ static void check_embed(void)
             drop(be, d_ids);
             kn_op(be)->weight_free(be, &w);
         }
-        verdict(!memcmp(out[0], out[1], N * (size_t)n_in * 4), "embed %s%s", t->name, raw ? " (raw codes)" : "");
+        verdict(!memcmp(out[0], out[1], N * (size_t)n_in * 4), "embed %s%s", t->name,
+                raw ? " (raw codes)" : "");
         free(out[0]);
         free(out[1]);
         free(table);
@@ -143,7 +146,8 @@ static void check_rms_norm(void)
         const int width = widths[k], n = 33;
         const size_t bytes = (size_t)n * width * 4;
         rnd_state = k;
-        float *x = normals((size_t)n * width, 3.0f), *g = normals((size_t)width, 1.0f), *out[2], *alone = NULL;
+        float *x = normals((size_t)n * width, 3.0f), *g = normals((size_t)width, 1.0f), *out[2],
+              *alone = NULL;
         for (int b = 0; b < 2; b++) {
             struct kn_backend *be = b ? gpu : cpu;
             float *d = put(be, x, bytes), *w = put(be, g, (size_t)width * 4);
@@ -158,7 +162,8 @@ static void check_rms_norm(void)
             drop(be, d);
             drop(be, w);
         }
-        /* Sums of positive terms differ by half the roundings of either order; then root, division, products. */
+        /* Sums of positive terms differ by half the roundings of either order; then root, division, products.
+         */
         const double tol = 0x1p-24 * (width / 64.0 + width / 512.0 + 30);
         double worst = 0;
         for (int i = 0; i < n * width; i++) {
@@ -166,7 +171,8 @@ static void check_rms_norm(void)
             worst = e > worst || e != e ? e : worst;
         }
         bool same = !memcmp(alone, out[1] + 2 * width, (size_t)width * 4);
-        verdict(worst <= tol && same, "rms_norm width %d: error %.2g of %.2g%s", width, worst, tol, same ? "" : ", other bits alone");
+        verdict(worst <= tol && same, "rms_norm width %d: error %.2g of %.2g%s", width, worst, tol,
+                same ? "" : ", other bits alone");
         free(x), free(g), free(out[0]), free(out[1]), free(alone);
     }
 }
@@ -233,10 +239,14 @@ static void check_rope_store(void)
         uint32_t type;
         bool interleaved, norm, q;
     } cases[] = {
-        {1, 16, 8, 128, 128, 512, 700, KN_F16, false, true, true},  {16, 32, 8, 128, 128, 256, 250, KN_BF16, false, true, true},
-        {5, 4, 2, 64, 32, 256, 254, KN_F32, true, false, true},     {33, 6, 2, 80, 80, 512, 511, KN_F16, false, true, true},
-        {7, 2, 1, 256, 64, 256, 0, KN_BF16, true, true, true},      {64, 2, 1, 512, 512, 256, 1000, KN_F16, false, true, true},
-        {100, 8, 4, 128, 128, 256, 200, KN_F16, false, true, false}, {3, 4, 4, 16, 0, 256, 5, KN_F16, false, false, true},
+        {1, 16, 8, 128, 128, 512, 700, KN_F16, false, true, true},
+        {16, 32, 8, 128, 128, 256, 250, KN_BF16, false, true, true},
+        {5, 4, 2, 64, 32, 256, 254, KN_F32, true, false, true},
+        {33, 6, 2, 80, 80, 512, 511, KN_F16, false, true, true},
+        {7, 2, 1, 256, 64, 256, 0, KN_BF16, true, true, true},
+        {64, 2, 1, 512, 512, 256, 1000, KN_F16, false, true, true},
+        {100, 8, 4, 128, 128, 256, 200, KN_F16, false, true, false},
+        {3, 4, 4, 16, 0, 256, 5, KN_F16, false, false, true},
     };
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         const int n = cases[k].n, d = cases[k].d, slots = cases[k].cap * cases[k].n_kv * d;
@@ -244,17 +254,20 @@ static void check_rope_store(void)
         const size_t size = cases[k].type == KN_F32 ? 4 : 2, cache = (size_t)slots * size;
         rnd_state = k;
         float *q = normals(qb / 4, 2.0f), *key = normals(kb / 4, 2.0f), *v = normals(kb / 4, 1.0f);
-        float *qn = normals((size_t)d, 1.0f), *kn = normals((size_t)d, 1.0f), *table = normals((size_t)(n * cases[k].n_rot), 0.7f);
+        float *qn = normals((size_t)d, 1.0f), *kn = normals((size_t)d, 1.0f),
+              *table = normals((size_t)(n * cases[k].n_rot), 0.7f);
         int32_t *pos = malloc((size_t)n * 4);
         for (int i = 0; i < n; i++) pos[i] = cases[k].first + i;
         float *gq[3], *gk[3];
         void *ck[3], *cv[3];
         for (int b = 0; b < 3; b++) { /* the CPU, the device, the device row by row */
             struct kn_backend *be = b ? gpu : cpu;
-            float *dq = put(be, q, qb), *dk = put(be, key, kb), *dv = put(be, v, kb), *dqn = put(be, qn, (size_t)d * 4),
-                  *dkn = put(be, kn, (size_t)d * 4), *dt = put(be, table, (size_t)(n * cases[k].n_rot) * 4);
+            float *dq = put(be, q, qb), *dk = put(be, key, kb), *dv = put(be, v, kb),
+                  *dqn = put(be, qn, (size_t)d * 4), *dkn = put(be, kn, (size_t)d * 4),
+                  *dt = put(be, table, (size_t)(n * cases[k].n_rot) * 4);
             int32_t *dp = put(be, pos, (size_t)n * 4);
-            struct kn_kv kv = {put(be, NULL, cache), put(be, NULL, cache), cases[k].type, cases[k].cap, cases[k].n_kv, d};
+            struct kn_kv kv = {put(be, NULL, cache), put(be, NULL, cache), cases[k].type,
+                               cases[k].cap,         cases[k].n_kv,        d};
             for (int i = 0; i < (b == 2 ? n : 1); i++) {
                 struct kn_rope_store a = {.q = cases[k].q ? dq + (size_t)i * cases[k].n_head * d : NULL,
                                           .k = dk + (size_t)i * cases[k].n_kv * d,
@@ -271,11 +284,14 @@ static void check_rope_store(void)
                                           .kv = &kv};
                 must(be, "rope_store", kn_op(be)->rope_store(be, &a));
             }
-            gq[b] = get(be, dq, qb), gk[b] = get(be, dk, kb), ck[b] = get(be, kv.k, cache), cv[b] = get(be, kv.v, cache);
-            drop(be, dq), drop(be, dk), drop(be, dv), drop(be, dqn), drop(be, dkn), drop(be, dt), drop(be, dp);
+            gq[b] = get(be, dq, qb), gk[b] = get(be, dk, kb), ck[b] = get(be, kv.k, cache),
+            cv[b] = get(be, kv.v, cache);
+            drop(be, dq), drop(be, dk), drop(be, dv), drop(be, dqn), drop(be, dkn), drop(be, dt),
+                drop(be, dp);
             drop(be, kv.k), drop(be, kv.v);
         }
-        double worst = 0, cached = 0, tol = 0x1p-24 * (d / 16.0 + 40) * 16; /* a norm's sum, products of values up to 16 */
+        double worst = 0, cached = 0,
+               tol = 0x1p-24 * (d / 16.0 + 40) * 16; /* a norm's sum, products of values up to 16 */
         for (size_t i = 0; i < qb / 4; i++) worst = fmax(worst, fabs((double)gq[0][i] - gq[1][i]));
         for (size_t i = 0; i < kb / 4; i++) worst = fmax(worst, fabs((double)gk[0][i] - gk[1][i]));
         for (int i = 0; i < slots; i++) { /* one step of the cache's type */
@@ -285,10 +301,12 @@ static void check_rope_store(void)
             cached = fmax(cached, fabs(a - b) / step);
         }
         bool same_v = !memcmp(cv[0], cv[1], cache);
-        bool rows = !memcmp(gq[1], gq[2], qb) && !memcmp(gk[1], gk[2], kb) && !memcmp(ck[1], ck[2], cache) && !memcmp(cv[1], cv[2], cache);
-        verdict(worst <= tol && cached <= 1.0 && same_v && rows, "rope_store %d rows, %d/%d heads of %d, %s: error %.2g of %.2g%s%s", n,
-                cases[k].n_head, cases[k].n_kv, d, kn_type_info(cases[k].type)->name, worst, tol, same_v ? "" : ", other values",
-                rows ? "" : ", other bits row by row");
+        bool rows = !memcmp(gq[1], gq[2], qb) && !memcmp(gk[1], gk[2], kb) && !memcmp(ck[1], ck[2], cache) &&
+                    !memcmp(cv[1], cv[2], cache);
+        verdict(worst <= tol && cached <= 1.0 && same_v && rows,
+                "rope_store %d rows, %d/%d heads of %d, %s: error %.2g of %.2g%s%s", n, cases[k].n_head,
+                cases[k].n_kv, d, kn_type_info(cases[k].type)->name, worst, tol,
+                same_v ? "" : ", other values", rows ? "" : ", other bits row by row");
         for (int b = 0; b < 3; b++) free(gq[b]), free(gk[b]), free(ck[b]), free(cv[b]);
         free(q), free(key), free(v), free(qn), free(kn), free(table), free(pos);
     }
@@ -339,7 +357,7 @@ static const struct att_case att_cases[] = {
 struct att_data {
     float *q;
     int32_t *pos;
-    void *k, *v;     /* the ring as it lies */
+    void *k, *v;      /* the ring as it lies */
     double size, big; /* of the scores' terms, of the values */
 };
 
@@ -362,7 +380,8 @@ static struct att_data att_make(const struct att_case *c, bool poison)
     a.v = calloc(1, bytes);
     for (int i = 0; i < c->n; i++) a.pos[i] = c->last - c->n + 1 + i;
     /* What nobody may see is NaN: slots never written, keys before `first`. */
-    for (size_t i = 0; poison && i < values; i++) ring_put(c, a.k, (int64_t)i, NAN), ring_put(c, a.v, (int64_t)i, NAN);
+    for (size_t i = 0; poison && i < values; i++)
+        ring_put(c, a.k, (int64_t)i, NAN), ring_put(c, a.v, (int64_t)i, NAN);
     a.big = 0;
     for (int64_t p = n > c->cap ? n - c->cap : 0; p < n; p++) {
         if (p < c->first && poison) continue;
@@ -379,7 +398,8 @@ static struct att_data att_make(const struct att_case *c, bool poison)
 
 static float *att_run(struct kn_backend *be, const struct att_case *c, const struct att_data *a, int step)
 {
-    const size_t row = (size_t)c->n_head * (size_t)c->d, ring = (size_t)c->cap * (size_t)c->n_kv * (size_t)c->d;
+    const size_t row = (size_t)c->n_head * (size_t)c->d,
+                 ring = (size_t)c->cap * (size_t)c->n_kv * (size_t)c->d;
     const size_t bytes = ring * (c->type == KN_F32 ? 4 : 2);
     struct kn_kv kv = {put(be, a->k, bytes), put(be, a->v, bytes), c->type, c->cap, c->n_kv, c->d};
     float *q = put(be, a->q, (size_t)c->n * row * 4), *poison = malloc((size_t)c->n * row * 4);
@@ -419,9 +439,9 @@ static void check_attention(void)
         float *want = att_run(cpu, c, &a, c->n), *got = att_run(gpu, c, &a, c->n), *few = NULL;
         bool same = true;
         double worst = 0;
-        /* Queries and weights are split in two halves: 2^-22 of each is lost for f16, 2^-17 for bf16, and of random signs over
-         * 64 terms and more the root of that: an eighth; f32
-         * caches lose what float sums lose, less than the first. In a score relative to the sum of its terms. */
+        /* Queries and weights are split in two halves: 2^-22 of each is lost for f16, 2^-17 for bf16, and of
+         * random signs over 64 terms and more the root of that: an eighth; f32 caches lose what float sums
+         * lose, less than the first. In a score relative to the sum of its terms. */
         const double unit = c->type == KN_BF16 ? 0x1p-20 : 0x1p-21, tol = unit * a.big * (a.size + 2);
         for (size_t i = 0; i < bytes / 4; i++) {
             double e = fabs((double)want[i] - got[i]);
@@ -441,7 +461,8 @@ static void check_attention(void)
         cuda_attention_apart = apart;
         bool again = !memcmp(few, got, bytes);
         verdict(worst <= tol && same && again, "attention, %s: error %.2g of %.2g%s%s", c->name, worst, tol,
-                same ? "" : ", other bits in other groups of rows", again ? "" : ", other bits from the other merge");
+                same ? "" : ", other bits in other groups of rows",
+                again ? "" : ", other bits from the other merge");
         free(few), free(want), free(got), free(a.q), free(a.pos), free(a.k), free(a.v);
     }
 }
@@ -455,8 +476,8 @@ static void check_attention_extremes(void)
         rnd_state = 77;
         struct att_data a = att_make(&c, false);
         float *plain = att_run(gpu, &c, &a, 4);
-        a.q[1 * 2 * 64] = NAN;                 /* row 1, head 0 */
-        ring_put(&c, a.v, 299 * 64 + 5, NAN);  /* seen by rows 2 and 3 */
+        a.q[1 * 2 * 64] = NAN;                /* row 1, head 0 */
+        ring_put(&c, a.v, 299 * 64 + 5, NAN); /* seen by rows 2 and 3 */
         float *got = att_run(gpu, &c, &a, 4);
         bool ok = true;
         for (int i = 0; i < 4; i++)
@@ -470,14 +491,18 @@ static void check_attention_extremes(void)
         free(got), free(plain), free(a.q), free(a.pos), free(a.k), free(a.v);
         rnd_state = 78;
         struct att_data big = att_make(&c, false);
-        for (int i = 0; i < 4 * 2 * 64; i++) big.q[i] *= i < 2 * 64 ? 1e6f : i < 4 * 64 ? 1e-6f : i < 6 * 64 ? 1e-30f : 100.0f;
+        for (int i = 0; i < 4 * 2 * 64; i++)
+            big.q[i] *= i < 2 * 64 ? 1e6f : i < 4 * 64 ? 1e-6f : i < 6 * 64 ? 1e-30f : 100.0f;
         float *want = att_run(cpu, &c, &big, 4);
         got = att_run(gpu, &c, &big, 4);
         double worst = 0;
         for (int i = 2 * 64; i < 6 * 64; i++) worst = fmax(worst, fabs((double)got[i] - want[i]));
         ok = worst < 1e-5; /* all weights equal, or nearly: roundings of a mean of values */
-        for (int i = 0; i < 2 * 64; i++) ok &= fabs((double)got[i] - want[i]) <= (types[k] == KN_BF16 ? 1e-3 : 1e-5); /* one key takes all */
-        verdict(ok, "attention, queries of 1e6, 1e-6 and 1e-30, %s: error %.2g", kn_type_info(types[k])->name, worst);
+        for (int i = 0; i < 2 * 64; i++)
+            ok &=
+                fabs((double)got[i] - want[i]) <= (types[k] == KN_BF16 ? 1e-3 : 1e-5); /* one key takes all */
+        verdict(ok, "attention, queries of 1e6, 1e-6 and 1e-30, %s: error %.2g", kn_type_info(types[k])->name,
+                worst);
         free(got), free(want), free(big.q), free(big.pos), free(big.k), free(big.v);
     }
 }
@@ -495,7 +520,13 @@ static const struct kn_sampler samplers[] = {
     {.temp = 1, .top_p = 0.9f, .repeat_penalty = 1, .seed = 6},
     {.temp = 2, .top_p = 0.999f, .repeat_penalty = 1, .seed = 7},
     {.temp = 1, .top_p = 1, .min_p = 0.05f, .repeat_penalty = 1, .seed = 8},
-    {.temp = 1, .top_k = 40, .top_p = 0.9f, .min_p = 0.02f, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 9},
+    {.temp = 1,
+     .top_k = 40,
+     .top_p = 0.9f,
+     .min_p = 0.02f,
+     .repeat_penalty = 1.1f,
+     .repeat_last = 64,
+     .seed = 9},
     {.temp = 1e-4f, .top_p = 0.9f, .repeat_penalty = 1, .seed = 10},
     {.temp = 100, .top_p = 0.5f, .top_k = 60, .repeat_penalty = 1, .seed = 11},
 };
@@ -520,8 +551,10 @@ static void check_pick(void)
                 if (shape == SHAPE_MASKED && i % 3) l[i] = -INFINITY;
                 if (shape == SHAPE_TIES) l[i] = rintf(l[i]);
             }
-            for (int i = 0; i < n; i++) l[(size_t)i * (size_t)n_vocab] = 0.5f; /* something finite in every row */
-            if (n_vocab > 60) l[(size_t)2 * (size_t)n_vocab + 50] = NAN, l[(size_t)3 * (size_t)n_vocab + 50] = INFINITY;
+            for (int i = 0; i < n; i++)
+                l[(size_t)i * (size_t)n_vocab] = 0.5f; /* something finite in every row */
+            if (n_vocab > 60)
+                l[(size_t)2 * (size_t)n_vocab + 50] = NAN, l[(size_t)3 * (size_t)n_vocab + 50] = INFINITY;
             int32_t pos[19], hist[200], *out[3];
             for (int i = 0; i < n; i++) pos[i] = first + i;
             for (int i = 0; i < 200; i++) hist[i] = (int32_t)(rnd() % (uint64_t)n_vocab);
@@ -529,10 +562,17 @@ static void check_pick(void)
                 for (int b = 0; b < 3; b++) { /* the CPU, the device, the device row by row */
                     struct kn_backend *be = b ? gpu : cpu;
                     float *dl = put(be, l, bytes);
-                    int32_t *dp = put(be, pos, (size_t)n * 4), *dh = put(be, hist, sizeof hist), *dout = put(be, NULL, (size_t)n * 4);
+                    int32_t *dp = put(be, pos, (size_t)n * 4), *dh = put(be, hist, sizeof hist),
+                            *dout = put(be, NULL, (size_t)n * 4);
                     must(be, "reserve", kn_op(be)->reserve(be, n, 0, n_vocab, 2, 64));
                     for (int i = 0; i < (b == 2 ? n : 1); i++) {
-                        struct kn_pick p = {dl + (size_t)i * (size_t)n_vocab, dp + i, dh, b == 2 ? 1 : n, n_vocab, samplers[k], dout + i};
+                        struct kn_pick p = {dl + (size_t)i * (size_t)n_vocab,
+                                            dp + i,
+                                            dh,
+                                            b == 2 ? 1 : n,
+                                            n_vocab,
+                                            samplers[k],
+                                            dout + i};
                         must(be, "pick", kn_op(be)->pick(be, &p));
                     }
                     out[b] = get(be, dout, (size_t)n * 4);
@@ -543,15 +583,16 @@ static void check_pick(void)
                     bits += out[1][i] != out[2][i];
                     if (out[0][i] == out[1][i]) continue;
                     if (!wrong++)
-                        snprintf(where, sizeof where, "; first: %s, sampler %zu, row %d: %d, expected %d", shape_name[shape], k, i,
-                                 out[1][i], out[0][i]);
+                        snprintf(where, sizeof where, "; first: %s, sampler %zu, row %d: %d, expected %d",
+                                 shape_name[shape], k, i, out[1][i], out[0][i]);
                 }
                 free(out[0]), free(out[1]), free(out[2]);
             }
             free(l);
         }
-        verdict(wrong == 0 && bits == 0, "pick, vocabulary %d: %ld of %ld differ from the CPU's, %ld from the row alone%s", n_vocab, wrong,
-                tried, bits, where);
+        verdict(wrong == 0 && bits == 0,
+                "pick, vocabulary %d: %ld of %ld differ from the CPU's, %ld from the row alone%s", n_vocab,
+                wrong, tried, bits, where);
     }
 }
 
@@ -605,7 +646,8 @@ static void read_prompt(const char *model, const char *path)
     struct tokenizer *t;
     struct tok_encoder *x;
     struct io_map m;
-    if (gguf_open(&g, model, &e) || tok_open(&t, g, &e) || io_map_open(&m, path, &e) || tok_encoder_new(&x, t, false, true, &e))
+    if (gguf_open(&g, model, &e) || tok_open(&t, g, &e) || io_map_open(&m, path, &e) ||
+        tok_encoder_new(&x, t, false, true, &e))
         die("prompt", e.msg);
     while (n_text < WANTED)
         if (tok_encode(x, m.data, m.size, true, add_ids, NULL, &e)) die("encode", e.msg);
@@ -650,13 +692,14 @@ static int keep_rows(void *ctx, const float *rows, int32_t n, int32_t pos, struc
     return 0;
 }
 
-/* Tolerance in logits: the CPU meets quantised weights with 8-bit blocks of activations, an error of the order of the weights' own
- * (2^-8 a value, averaged over a row); the device with 11 bits and more. With float weights both are near exact. */
+/* Tolerance in logits: the CPU meets quantised weights with 8-bit blocks of activations, an error of the
+ * order of the weights' own (2^-8 a value, averaged over a row); the device with 11 bits and more. With float
+ * weights both are near exact. */
 static const struct {
     const char *target, *drafter;
     double rel, near;
 } pairs[] = {
-    {"f32", "bf16", 3e-4, 0.02},   {"f16", "bf16", 3e-4, 0.02},  {"bf16", "bf16", 3e-4, 0.02},
+    {"f32", "bf16", 3e-4, 0.02}, {"f16", "bf16", 3e-4, 0.02},     {"bf16", "bf16", 3e-4, 0.02},
     {"q8_0", "q8_0", 2e-2, 0.3}, {"q4_k_m", "q4_k_m", 3e-2, 0.4}, {"q5_0", "q8_0", 3e-2, 0.4},
 };
 
@@ -681,28 +724,37 @@ static void check_pair(const char *dir)
             struct session_options o = {.ctx = n + 64, .kv_type = KN_F16};
             rows[b] = malloc((size_t)n * (size_t)v * 4);
             struct rows r = {rows[b], v};
-            if (session_new(&s, t[b], d[b], &o, &e) || session_prefill(s, text, n, keep_rows, &r, &e)) die("prefill", e.msg);
+            if (session_new(&s, t[b], d[b], &o, &e) || session_prefill(s, text, n, keep_rows, &r, &e))
+                die("prefill", e.msg);
             session_free(s);
         }
-        for (int i = 0; i < n; i++) compare_row(&whole, rows[0] + (size_t)i * (size_t)v, rows[1] + (size_t)i * (size_t)v, v, pairs[k].near);
-        for (size_t i = 0; i < sizeof lens / sizeof *lens; i++) { /* a step of 5 rows and a draft after prompts of many lengths */
+        for (int i = 0; i < n; i++)
+            compare_row(&whole, rows[0] + (size_t)i * (size_t)v, rows[1] + (size_t)i * (size_t)v, v,
+                        pairs[k].near);
+        for (size_t i = 0; i < sizeof lens / sizeof *lens;
+             i++) { /* a step of 5 rows and a draft after prompts of many lengths */
             struct session *s[2];
             int32_t proposals[SESSION_MAX_ROWS];
             bool usable;
             for (int b = 0; b < 2; b++) {
                 struct session_options o = {.ctx = n, .chunk = 64, .kv_type = KN_F16};
-                if (session_new(&s[b], t[b], d[b], &o, &e) || session_prefill(s[b], text, lens[i], NULL, NULL, &e) ||
+                if (session_new(&s[b], t[b], d[b], &o, &e) ||
+                    session_prefill(s[b], text, lens[i], NULL, NULL, &e) ||
                     session_forward(s[b], text + lens[i], 5, &e))
                     die("forward", e.msg);
             }
             for (int r = 0; r < 5; r++) {
-                if (session_logits(s[0], r, one[0], &e) || session_logits(s[1], r, one[1], &e)) die("logits", e.msg);
+                if (session_logits(s[0], r, one[0], &e) || session_logits(s[1], r, one[1], &e))
+                    die("logits", e.msg);
                 compare_row(&step, one[0], one[1], v, pairs[k].near);
             }
             for (int b = 0; b < 2; b++)
-                if (session_commit(s[b], 3, &e) || session_draft(s[b], text[lens[i] + 3], proposals, &usable, true, &e)) die("draft", e.msg);
+                if (session_commit(s[b], 3, &e) ||
+                    session_draft(s[b], text[lens[i] + 3], proposals, &usable, true, &e))
+                    die("draft", e.msg);
             for (int r = 1; r < s[0]->o.block; r++) {
-                if (session_logits(s[0], r, one[0], &e) || session_logits(s[1], r, one[1], &e)) die("logits", e.msg);
+                if (session_logits(s[0], r, one[0], &e) || session_logits(s[1], r, one[1], &e))
+                    die("logits", e.msg);
                 compare_row(&block, one[0], one[1], v, 2 * pairs[k].near);
             }
             session_free(s[0]);
@@ -712,13 +764,16 @@ static void check_pair(const char *dir)
             const char *what;
             struct distance *x;
             double rel;
-        } each[] = {{"prompt", &whole, pairs[k].rel}, {"steps", &step, pairs[k].rel}, {"drafts", &block, 2 * pairs[k].rel}};
+        } each[] = {{"prompt", &whole, pairs[k].rel},
+                    {"steps", &step, pairs[k].rel},
+                    {"drafts", &block, 2 * pairs[k].rel}};
         for (int i = 0; i < 3; i++) {
             double rel = sqrt(each[i].x->square / each[i].x->norm);
             verdict(rel <= each[i].rel && each[i].x->wrong == 0,
-                    "pair %s + %s, %s: %ld rows, relative error %.2g of %.2g, largest %.2g, %ld other argmax, %ld of them no near tie",
-                    pairs[k].target, pairs[k].drafter, each[i].what, each[i].x->rows, rel, each[i].rel, each[i].x->worst,
-                    each[i].x->flips, each[i].x->wrong);
+                    "pair %s + %s, %s: %ld rows, relative error %.2g of %.2g, largest %.2g, %ld other "
+                    "argmax, %ld of them no near tie",
+                    pairs[k].target, pairs[k].drafter, each[i].what, each[i].x->rows, rel, each[i].rel,
+                    each[i].x->worst, each[i].x->flips, each[i].x->wrong);
         }
         for (int b = 0; b < 2; b++) free(rows[b]), free(one[b]), model_free(t[b]), model_free(d[b]);
     }
@@ -733,14 +788,14 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-#define TIMED(seconds, times, call)                                                                                                        \
-    do {                                                                                                                                   \
-        for (int i_ = 0; i_ < 3; i_++) must(gpu, "bench", call);                                                                           \
-        kn_op(gpu)->sync(gpu);                                                                                                             \
-        double from_ = now();                                                                                                              \
-        for (int i_ = 0; i_ < times; i_++) must(gpu, "bench", call);                                                                       \
-        kn_op(gpu)->sync(gpu);                                                                                                             \
-        seconds = (now() - from_) / times;                                                                                                 \
+#define TIMED(seconds, times, call)                                                                          \
+    do {                                                                                                     \
+        for (int i_ = 0; i_ < 3; i_++) must(gpu, "bench", call);                                             \
+        kn_op(gpu)->sync(gpu);                                                                               \
+        double from_ = now();                                                                                \
+        for (int i_ = 0; i_ < times; i_++) must(gpu, "bench", call);                                         \
+        kn_op(gpu)->sync(gpu);                                                                               \
+        seconds = (now() - from_) / times;                                                                   \
     } while (0)
 
 static void bench(void)
@@ -760,8 +815,10 @@ static void bench(void)
                 for (size_t i = 0; i < ring / 2; i++) half[i] = (uint16_t)((rnd() & 0x83ff) | 0x3400);
                 /* four rings in turn, so that short contexts are not all in L2 */
                 struct kn_kv kv[4];
-                for (int i = 0; i < 4; i++) kv[i] = (struct kn_kv){put(gpu, half, ring), put(gpu, half, ring), KN_F16, cap, 8, 128};
-                float *q = put(gpu, NULL, (size_t)n * n_head * 512), *out = put(gpu, NULL, (size_t)n * n_head * 512);
+                for (int i = 0; i < 4; i++)
+                    kv[i] = (struct kn_kv){put(gpu, half, ring), put(gpu, half, ring), KN_F16, cap, 8, 128};
+                float *q = put(gpu, NULL, (size_t)n * n_head * 512),
+                      *out = put(gpu, NULL, (size_t)n * n_head * 512);
                 int32_t *host = malloc((size_t)n * 4);
                 for (int i = 0; i < n; i++) host[i] = ctx[c] - n + i;
                 if (host[0] < 0) continue;
@@ -769,11 +826,20 @@ static void bench(void)
                 must(gpu, "reserve", kn_op(gpu)->reserve_kv(gpu, n, n_head, &kv[0], 0));
                 double s;
                 int turn = 0;
-                struct kn_attention a = {.q = q, .out = out, .pos = pos, .n = n, .n_head = n_head, .scale = 0.088f, .causal = true};
+                struct kn_attention a = {.q = q,
+                                         .out = out,
+                                         .pos = pos,
+                                         .n = n,
+                                         .n_head = n_head,
+                                         .scale = 0.088f,
+                                         .causal = true};
                 TIMED(s, 50, (a.kv = &kv[turn++ % 4], kn_op(gpu)->attention(gpu, &a)));
-                double bytes = (double)ctx[c] * 8 * 128 * 4, flops = 4.0 * n * n_head * 128 * ((double)ctx[c] - n / 2.0);
-                printf("bench attention%s %d/8 heads of 128, context %d, %d rows: %.1f us, %.2f TB/s, %.1f TFLOP/s\n", h == 2 ? ", last block merges," : "", n_head, ctx[c], n,
-                       s * 1e6, bytes / s * 1e-12, flops / s * 1e-12);
+                double bytes = (double)ctx[c] * 8 * 128 * 4,
+                       flops = 4.0 * n * n_head * 128 * ((double)ctx[c] - n / 2.0);
+                printf("bench attention%s %d/8 heads of 128, context %d, %d rows: %.1f us, %.2f TB/s, %.1f "
+                       "TFLOP/s\n",
+                       h == 2 ? ", last block merges," : "", n_head, ctx[c], n, s * 1e6, bytes / s * 1e-12,
+                       flops / s * 1e-12);
                 for (int i = 0; i < 4; i++) drop(gpu, kv[i].k), drop(gpu, kv[i].v);
                 drop(gpu, q), drop(gpu, out), drop(gpu, pos), free(host), free(half);
             }
@@ -781,10 +847,12 @@ static void bench(void)
     static const struct {
         const char *name;
         struct kn_sampler s;
-    } set[] = {{"greedy", {.temp = 0, .top_p = 1, .repeat_penalty = 1}},
-               {"temperature", {.temp = 0.8f, .top_p = 1, .repeat_penalty = 1, .seed = 1}},
-               {"top-k 20, top-p 0.95", {.temp = 0.7f, .top_k = 20, .top_p = 0.95f, .repeat_penalty = 1, .seed = 1}},
-               {"top-p 0.95, penalty", {.temp = 1, .top_p = 0.95f, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 1}}};
+    } set[] = {
+        {"greedy", {.temp = 0, .top_p = 1, .repeat_penalty = 1}},
+        {"temperature", {.temp = 0.8f, .top_p = 1, .repeat_penalty = 1, .seed = 1}},
+        {"top-k 20, top-p 0.95", {.temp = 0.7f, .top_k = 20, .top_p = 0.95f, .repeat_penalty = 1, .seed = 1}},
+        {"top-p 0.95, penalty",
+         {.temp = 1, .top_p = 0.95f, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 1}}};
     const int v = 151936;
     rnd_state = 2;
     float *l = normals((size_t)16 * v, 3.0f), *dl = put(gpu, l, (size_t)16 * v * 4);
@@ -805,13 +873,15 @@ static void bench(void)
 int main(int argc, char **argv)
 {
     char msg[256];
-    bool generic = argc > 1 && !strcmp(argv[1], "--generic"), benching = argc > 1 && !strcmp(argv[1], "--bench");
+    bool generic = argc > 1 && !strcmp(argv[1], "--generic"),
+         benching = argc > 1 && !strcmp(argv[1], "--bench");
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     small = argc > 1 && !strcmp(argv[1], "--small");
     argc -= generic || benching || small;
     argv += generic || benching || small;
     if (!benching && !small && argc != 3) {
-        fprintf(stderr, "usage: test_gpu [--generic] PAIR_DIR PROMPT.txt | test_gpu --bench | test_gpu --small\n");
+        fprintf(stderr,
+                "usage: test_gpu [--generic] PAIR_DIR PROMPT.txt | test_gpu --bench | test_gpu --small\n");
         return 2;
     }
     if (kn_backend_open(&gpu, &g, msg, sizeof msg) || kn_backend_open(&cpu, &c, msg, sizeof msg)) {
