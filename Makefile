@@ -73,6 +73,7 @@ PROGRAMS := $(foreach t,$(TOOLS),$(if $(wildcard cmd/$t/*.c),$(BIN)/dflash-$t))
 
 .PHONY: all
 all: check-layers $(LIB) $(PROGRAMS)
+	@[ "$(CUDA)" = 1 ] || echo "built for the CPU only: $(if $(shell command -v $(NVCC)),CUDA=0,no $(NVCC) here)"
 
 # Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
 $(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
@@ -204,8 +205,9 @@ $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
-.PHONY: test-gpu
-test-gpu: all $(BUILD)/test/test_gpu $(BUILD)/test/lossless_gpu $(PAIR_FILES)
+.PHONY: test-gpu test-gpu-build
+test-gpu-build: $(BUILD)/test/test_gpu $(BUILD)/test/lossless_gpu
+test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(PAIR) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_gpu --generic $(PAIR) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/lossless_gpu $(PAIR) $(LOSSLESS_PROMPT) --device cuda"
@@ -220,10 +222,14 @@ golden: all $(PAIR_FILES)
 test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT) --all"
 
-# The unit tests under the sanitizers, in a build directory of their own.
+# The unit and command line tests under the sanitizers, in a build directory of their own.
 .PHONY: test-sanitize
 test-sanitize:
-	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined unit
+	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined sanitize-suites
+
+.PHONY: sanitize-suites
+sanitize-suites: all $(UNIT_BIN) $(PAIR_FILES)
+	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(PAIR)"
 
 # Fuzz targets: every test/fuzz/fuzz_NAME.c holds LLVMFuzzerTestOneInput over the library. `make fuzz` (clang) runs each for
 # FUZZ_SECONDS from its corpus test/fuzz/corpus/NAME; new finds land in build-fuzz/corpus/NAME, those worth keeping are copied.
@@ -307,7 +313,7 @@ help:
 	@echo "make demo            the main job on the pair in data/"
 	@echo "make test            all tests that need no GPU;  make test-exhaustive: the whole losslessness matrix"
 	@echo "make test-gpu        the tests of the CUDA backend, on a machine with a device"
-	@echo "make test-sanitize   the unit tests under the address and undefined behaviour sanitizers"
+	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"
 	@echo "make fuzz            libFuzzer on every parser (clang)"
 	@echo "make bench           the benchmark matrix"
 	@echo "make install PREFIX=/usr/local"

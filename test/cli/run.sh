@@ -10,6 +10,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$(cd "$1" && pwd) data=$(cd "$2" && pwd)
 shift 2
+unset MAKEFLAGS MFLAGS MAKELEVEL # tests run make of their own
 export PATH="$bin:$PATH" DATA="$data" SRC="${here%/test/cli}" LC_ALL=C
 passed=0 failed=0
 work=$(mktemp -d)
