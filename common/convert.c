@@ -67,6 +67,9 @@ int conv_put_common(struct conv *c, struct err *e)
         {"attention.head_count", c->n_head},   {"attention.head_count_kv", c->n_head_kv},
         {"attention.key_length", c->head_dim}, {"attention.value_length", c->head_dim},
     };
+    /* Every family so far has SiLU, and its rule for hidden_act takes nothing else; but a config must say it. */
+    if (c->cfg && !hf_has(c->cfg, "hidden_act"))
+        return err_set(e, ERR_FORMAT, "%s: hidden_act is missing (expected \"silu\")", hf_config_name(c->cfg));
     for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
         if (conv_put_u32(c, n[i].key, n[i].v, e)) return -1;
     return conv_put_f32(c, "attention.layer_norm_rms_epsilon", c->rms_eps, e) ||

@@ -93,6 +93,7 @@ static void test_target_config(void **state)
         {{{"vocab_size", "40.5"}},
          "t/config.json: vocab_size is not usable (expected an integer from 0 to 2147483647, got 40.5)"},
         {{{"rms_norm_eps", NULL}}, "t/config.json: rms_norm_eps is missing"},
+        {{{"hidden_act", NULL}}, "t/config.json: hidden_act is missing (expected \"silu\")"},
         {{{"max_position_embeddings", NULL}}, "t/config.json: max_position_embeddings is missing"},
         {{{"eos_token_id", "[2, 40]"}},
          "t/config.json: eos_token_id is outside the vocabulary (expected 0 to 39, got 40)"},
