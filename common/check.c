@@ -57,16 +57,31 @@ struct bad_values {
 
 #define SLAB 65536 /* elements decoded at a time: a multiple of every block */
 
-static int scan(uint32_t type, const uint8_t *data, int64_t count, int threads, struct bad_values *b)
+/* Elements first .. first+n-1 of a tensor of either format; first is a multiple of SLAB. */
+typedef int (*read_fn)(const void *tensor, int64_t first, int64_t n, float *x);
+
+static int read_gguf(const void *tensor, int64_t first, int64_t n, float *x)
 {
-    const struct kn_type_info *ti = kn_type_info(type);
+    const struct gguf_tensor *t = tensor;
+    const struct kn_type_info *ti = kn_type_info(t->type);
+    return kn_decode_row(t->type, t->data + first / ti->block * ti->bytes, x, n);
+}
+
+static int read_safetensors(const void *tensor, int64_t first, int64_t n, float *x)
+{
+    struct err e = {0};
+    return st_read_f32(tensor, (uint64_t)first, (uint64_t)n, x, &e);
+}
+
+static int scan(const void *tensor, read_fn read, int64_t count, int threads, struct bad_values *b)
+{
     int64_t slabs = (count + SLAB - 1) / SLAB, nan = 0, inf = 0, first = INT64_MAX;
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : nan, inf) reduction(min : first) reduction(| : failed)
     for (int64_t s = 0; s < slabs; s++) {
         int64_t from = s * SLAB, n = count - from < SLAB ? count - from : SLAB;
         float *x = mem_alloc(SLAB * sizeof *x);
-        if (!x || kn_decode_row(type, data + from / ti->block * ti->bytes, x, n)) {
+        if (!x || read(tensor, from, n, x)) {
             failed |= 1;
             n = 0;
         }
@@ -96,7 +111,7 @@ static void scan_tensors(struct report *r, const struct gguf *g, int threads, vo
         if (!ti->can_decode) {
             skipped++;
             say(r, CHECK_WARN, NULL, subject, "type %s is known but not decoded here: its values were not examined", ti->name);
-        } else if (scan(t->type, t->data, count, threads, &b)) {
+        } else if (scan(t, read_gguf, count, threads, &b)) {
             bad++;
             say(r, CHECK_BAD, NULL, subject, "values could not be decoded");
         } else if (b.nan || b.inf) {
@@ -150,31 +165,6 @@ int check_gguf(const char *path, int threads, check_fn fn, void (*progress)(void
     return r.bad;
 }
 
-static int st_scan(const struct st_tensor *t, int threads, struct bad_values *b)
-{
-    int64_t count = (int64_t)t->count, slabs = (count + SLAB - 1) / SLAB, nan = 0, inf = 0, first = INT64_MAX;
-    int failed = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : nan, inf) reduction(min : first) reduction(| : failed)
-    for (int64_t s = 0; s < slabs; s++) {
-        int64_t from = s * SLAB, n = count - from < SLAB ? count - from : SLAB;
-        float *x = mem_alloc(SLAB * sizeof *x);
-        struct err mine = {0};
-        if (!x || st_read_f32(t, (uint64_t)from, (uint64_t)n, x, &mine)) {
-            failed |= 1;
-            n = 0;
-        }
-        for (int64_t i = 0; i < n; i++)
-            if (!isfinite(x[i])) {
-                nan += isnan(x[i]) != 0;
-                inf += isinf(x[i]) != 0;
-                if (from + i < first) first = from + i;
-            }
-        mem_free(x);
-    }
-    *b = (struct bad_values){nan, inf, first};
-    return failed ? -1 : 0;
-}
-
 int check_safetensors(const char *path, int threads, check_fn fn, void (*progress)(void *, uint64_t, uint64_t), void *ctx,
                       struct err *e)
 {
@@ -194,7 +184,7 @@ int check_safetensors(const char *path, int threads, check_fn fn, void (*progres
         char subject[256];
         snprintf(subject, sizeof subject, "tensor %s", t->name);
         bool real = t->dtype <= ST_F8_E5M2;
-        if (real && st_scan(t, threads, &b)) {
+        if (real && scan(t, read_safetensors, (int64_t)t->count, threads, &b)) {
             bad++;
             say(&r, CHECK_BAD, NULL, subject, "values could not be decoded");
         } else if (b.nan || b.inf) {
