@@ -275,9 +275,11 @@ static float *normed_of(const struct product *p, int thread)
     return (float *)(p->normed + (size_t)thread * align64((size_t)p->w[0]->n_in * 4));
 }
 
-static void prepare_item(void *ctx, int64_t slot, int thread)
+/* The rows of a tile are interleaved by four bytes, so one thread writes all of a tile: two that shared its lines took longer. */
+static void prepare_tile(void *ctx, int64_t i, int thread)
 {
-    prepare_row(ctx, (int32_t)slot, normed_of(ctx, thread));
+    const struct tile t = tile_at(ctx, (int32_t)i);
+    for (int32_t slot = t.first; slot < t.first + t.width; slot++) prepare_row(ctx, slot, normed_of(ctx, thread));
 }
 
 /* An item is a thread's whole part of the panels: one that comes late finds none left. */
@@ -337,9 +339,9 @@ static int product(struct product *p)
         return 0;
     }
     if (p->threads == 1)
-        for (int32_t i = 0; i < slots; i++) prepare_item(p, i, 0);
+        for (int32_t i = 0; i < p->n_tiles; i++) prepare_tile(p, i, 0);
     else
-        pool_run(be->pool, slots, prepare_item, p);
+        pool_run(be->pool, p->n_tiles, prepare_tile, p);
     pool_run(be->pool, p->threads, work_item, p);
     return 0;
 }
