@@ -11,7 +11,8 @@
  * output names the token at row r's own position:
  *
  *     block:     x = embed([anchor, mask, mask, ...])                 the target's embedding
- *                for every layer:  n = rms_norm(x; attn_norm);  q, k, v from n as in the target
+ *                for every layer (a Qwen3 block, qwen3.c):
+ *                                  n = rms_norm(x; attn_norm);  q, k, v from n as in the target
  *                                  x += Wo attention(q, [context, block])
  *                                  x += Wdown (silu(Wgate m) * (Wup m)),  m = rms_norm(x; ffn_norm)
  *
@@ -19,7 +20,6 @@
  * row sees the block up to itself, a bidirectional one sees all of it. The block's keys and values go into
  * the cache at the block's own positions and are overwritten by the context of the tokens that the target
  * then commits there. Source: DFlash, and the attention rules of its reference implementation. */
-#include <math.h>
 #include "model.h"
 
 int dflash_context(const struct model *m, const struct pass *p, struct err *e)
@@ -50,47 +50,6 @@ int dflash_context(const struct model *m, const struct pass *p, struct err *e)
     return rc ? model_failed(m, "drafter context", rc, e) : 0;
 }
 
-static int run_layer(const struct model *m, const struct pass *p, int32_t i)
-{
-    struct kn_backend *be = m->be;
-    const struct kn_ops *op = kn_op(be);
-    const struct desc *d = m->d;
-    const struct model_layer *y = &m->layer[i];
-    struct work *w = p->w;
-    float *qkv[] = {w->q, w->k, w->v};
-    const struct kn_weight *wqkv[] = {&y->wq, &y->wk, &y->wv};
-    const struct kn_rope_store rope = {.q = w->q,
-                                       .k = w->k,
-                                       .v = w->v,
-                                       .q_norm = y->q_norm,
-                                       .k_norm = y->k_norm,
-                                       .table = w->rope,
-                                       .pos = p->pos,
-                                       .n = p->n,
-                                       .n_head = d->n_head,
-                                       .n_rot = d->head_dim,
-                                       .eps = d->rms_eps,
-                                       .kv = &p->kv[i]};
-    const struct kn_attention attn = {.q = w->q,
-                                      .out = w->attn,
-                                      .kv = &p->kv[i],
-                                      .pos = p->pos,
-                                      .n = p->n,
-                                      .n_head = d->n_head,
-                                      .scale = 1.0f / sqrtf((float)d->head_dim),
-                                      .causal = d->layer[i].causal,
-                                      .window = d->layer[i].window,
-                                      .first = p->visible_from};
-    int rc = op->norm_linear(be, qkv, wqkv, 3, w->x, y->attn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->rope_store(be, &rope);
-    if (rc == 0) rc = op->attention(be, &attn);
-    if (rc == 0) rc = op->linear(be, w->x, &y->wo, w->attn, p->n, true);
-    if (rc == 0)
-        rc = op->norm_gated(be, w->ff, &y->gate, &y->up, w->x, y->ffn_norm, d->rms_eps, KN_ACT_SILU, p->n);
-    if (rc == 0) rc = op->linear(be, w->x, &y->down, w->ff, p->n, true);
-    return rc;
-}
-
 int dflash_block(const struct model *m, const struct model *target, const struct pass *p, struct err *e)
 {
     const struct kn_ops *op = kn_op(m->be);
@@ -99,6 +58,6 @@ int dflash_block(const struct model *m, const struct model *target, const struct
     float scale = d->has_embedding_scale ? d->embedding_scale : target->d->embedding_scale;
     int rc = op->embed(m->be, p->w->x, embed, p->ids, p->n, scale);
     if (rc == 0) rc = op->rope_table(m->be, p->w->rope, p->pos, p->n, m->rope_freq, d->head_dim);
-    for (int32_t i = 0; i < d->n_layer && rc == 0; i++) rc = run_layer(m, p, i);
+    for (int32_t i = 0; i < d->n_layer && rc == 0; i++) rc = qwen3_block(m, p, i);
     return rc ? model_failed(m, "drafter block", rc, e) : 0;
 }

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include "convert.h"
 #include "diff.h"
 #include "gguf.h"
@@ -34,14 +33,6 @@ struct side {
 static int by_name(const void *a, const void *b)
 {
     return strcmp(((const struct side_tensor *)a)->name, ((const struct side_tensor *)b)->name);
-}
-
-static bool is_safetensors(const char *path)
-{
-    struct stat st;
-    size_t n = strlen(path);
-    if (!stat(path, &st) && S_ISDIR(st.st_mode)) return true;
-    return (n > 12 && !strcmp(path + n - 12, ".safetensors")) || (n > 5 && !strcmp(path + n - 5, ".json"));
 }
 
 static void from_gguf(struct side_tensor *t, const struct gguf_tensor *g)
@@ -75,7 +66,7 @@ static int from_safetensors(struct side_tensor *t, const struct st_tensor *s)
 
 static int side_open(struct side *d, const char *path, struct err *e)
 {
-    bool st = is_safetensors(path);
+    bool st = st_is_path(path);
     if (st ? st_open(&d->s, path, e) : gguf_open(&d->g, path, e)) return -1;
     d->n = (size_t)(st ? d->s->n_tensors : d->g->n_tensors);
     d->t = mem_calloc(d->n + 1, sizeof *d->t);

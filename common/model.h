@@ -75,6 +75,9 @@ struct pass {
  * values in kv, the taps in features. ERR_DEVICE where the device fails, or with check where a layer leaves a
  * NaN or Inf. */
 int qwen3_pass(const struct model *m, const struct pass *p, struct err *e);
+/* One Qwen3 block over w->x: attention as the layer's description says (causal, window), then the feed-forward. A DFlash
+ * drafter is made of the same blocks. Returns what the operation that failed returned. */
+int qwen3_block(const struct model *m, const struct pass *p, int32_t i);
 
 /* dflash.c: keys and values of context rows from the features of the target, into kv at their positions. ids
  * unused. */

@@ -36,7 +36,7 @@ static int check_block(const struct model *m, const struct pass *p, int32_t bloc
                    p->first_pos + bad, block);
 }
 
-static int run_block(const struct model *m, const struct pass *p, int32_t i)
+int qwen3_block(const struct model *m, const struct pass *p, int32_t i)
 {
     struct kn_backend *be = m->be;
     const struct kn_ops *op = kn_op(be);
@@ -64,8 +64,9 @@ static int run_block(const struct model *m, const struct pass *p, int32_t i)
                                       .n = p->n,
                                       .n_head = d->n_head,
                                       .scale = 1.0f / sqrtf((float)d->head_dim),
-                                      .causal = true,
-                                      .window = d->layer[i].window};
+                                      .causal = d->layer[i].causal,
+                                      .window = d->layer[i].window,
+                                      .first = p->visible_from};
     int rc = op->norm_linear(be, qkv, wqkv, 3, w->x, y->attn_norm, d->rms_eps, p->n);
     if (rc == 0) rc = op->rope_store(be, &rope);
     if (rc == 0) rc = op->attention(be, &attn);
@@ -85,7 +86,7 @@ int qwen3_pass(const struct model *m, const struct pass *p, struct err *e)
     if (rc) return model_failed(m, "embedding", rc, e);
     if (p->check && check_block(m, p, -1, e)) return -1;
     for (int32_t i = 0; i < d->n_layer; i++) {
-        rc = run_block(m, p, i);
+        rc = qwen3_block(m, p, i);
         if (rc == 0) rc = leave_taps(m, p, i);
         if (rc) return model_failed(m, "forward pass", rc, e);
         if (p->check && check_block(m, p, i, e)) return -1;

@@ -315,6 +315,18 @@ int st_open_memory(struct st **out, const void *data, uint64_t size, const char 
     return 0;
 }
 
+bool st_is_path(const char *path)
+{
+    static const char *const ends[] = {".safetensors", ".index.json"};
+    struct stat st;
+    if (!stat(path, &st) && S_ISDIR(st.st_mode)) return true;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        size_t n = strlen(path), k = strlen(ends[i]);
+        if (n > k && !strcmp(path + n - k, ends[i])) return true;
+    }
+    return false;
+}
+
 void st_close(struct st *s)
 {
     if (!s) return;

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include "../../common/check.h"
 #include "../../common/diff.h"
 #include "../../common/gguf.h"
@@ -42,14 +41,6 @@ static struct cli cli = {
     .min_args = 1,
     .max_args = 2,
 };
-
-static bool is_safetensors(const char *path)
-{
-    struct stat st;
-    size_t n = strlen(path);
-    if (!stat(path, &st) && S_ISDIR(st.st_mode)) return true;
-    return (n > 12 && !strcmp(path + n - 12, ".safetensors")) || (n > 11 && !strcmp(path + n - 11, ".index.json"));
-}
 
 static void print_finding(void *ctx, const struct check_finding *f)
 {
@@ -92,7 +83,7 @@ static int run_diff(const char *a, const char *b)
 static int run_show(const char *path)
 {
     struct err e = {0};
-    if (is_safetensors(path)) {
+    if (st_is_path(path)) {
         struct st *s;
         if (st_open(&s, path, &e)) return cli_fail(&cli, &e);
         show_safetensors(s, path, o.tensors, o.json);
@@ -125,7 +116,7 @@ int main(int argc, char **argv)
         rc = run_diff(cli.args[0], cli.args[1]);
     else if (o.check)
         rc = verdict("check",
-                     is_safetensors(cli.args[0]) ? check_safetensors(cli.args[0], o.threads, print_finding, print_progress, NULL, &e)
+                     st_is_path(cli.args[0]) ? check_safetensors(cli.args[0], o.threads, print_finding, print_progress, NULL, &e)
                                                  : check_gguf(cli.args[0], o.threads, print_finding, print_progress, NULL, &e),
                      &e);
     else
