@@ -1,15 +1,17 @@
 /* kernels.h - the one bridge between the library and the devices.
  *
- * Two concepts. A *backend* is one device with its memory, its threads or stream, and a table of operations; it knows no
- * files and no models. An *operation* computes rows: a row is one token's vector, and every operation gives a row the
- * same bits whatever other rows share the call (row invariance). On the CPU a row's bits are also the same for scalar,
- * AVX2 and AVX-512 code and for any number of threads, because every reduction has a fixed shape (virtual lanes), every
- * multiply-add is fused, and exp, log, sin and cos are ours (kernels/cpu/math.h).
+ * Two concepts. A *backend* is one device with its memory, its threads or stream, and a table of operations;
+ * it knows no files and no models. An *operation* computes rows: a row is one token's vector, and every
+ * operation gives a row the same bits whatever other rows share the call (row invariance). On the CPU a row's
+ * bits are also the same for scalar, AVX2 and AVX-512 code and for any number of threads, because every
+ * reduction has a fixed shape (virtual lanes), every multiply-add is fused, and exp, log, sin and cos are
+ * ours (kernels/cpu/math.h).
  *
- * Memory: pointers named in an operation are device pointers, taken from op->alloc (zeroed) and returned to op->free; on
- * the CPU they are ordinary memory. Shapes in comments are C order, the last dimension contiguous.
- * Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of text. No operation prints,
- * exits, allocates (except alloc, weight_load, reserve and reserve_kv) or waits for the device (except download and sync). */
+ * Memory: pointers named in an operation are device pointers, taken from op->alloc (zeroed) and returned to
+ * op->free; on the CPU they are ordinary memory. Shapes in comments are C order, the last dimension
+ * contiguous. Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of
+ * text. No operation prints, exits, allocates (except alloc, weight_load, reserve and reserve_kv) or waits
+ * for the device (except download and sync). */
 #ifndef DFLASH_KERNELS_H
 #define DFLASH_KERNELS_H
 
@@ -24,11 +26,41 @@ extern "C" {
 /* ---- tensor types: the numbers are those of the GGUF format ---- */
 
 enum kn_type {
-    KN_F32 = 0, KN_F16 = 1, KN_Q4_0 = 2, KN_Q4_1 = 3, KN_Q5_0 = 6, KN_Q5_1 = 7, KN_Q8_0 = 8, KN_Q8_1 = 9,
-    KN_Q2_K = 10, KN_Q3_K = 11, KN_Q4_K = 12, KN_Q5_K = 13, KN_Q6_K = 14, KN_Q8_K = 15,
-    KN_IQ2_XXS = 16, KN_IQ2_XS = 17, KN_IQ3_XXS = 18, KN_IQ1_S = 19, KN_IQ4_NL = 20, KN_IQ3_S = 21, KN_IQ2_S = 22,
-    KN_IQ4_XS = 23, KN_I8 = 24, KN_I16 = 25, KN_I32 = 26, KN_I64 = 27, KN_F64 = 28, KN_IQ1_M = 29, KN_BF16 = 30,
-    KN_TQ1_0 = 34, KN_TQ2_0 = 35, KN_MXFP4 = 39, KN_NVFP4 = 40, KN_Q1_0 = 41, KN_Q2_0 = 42,
+    KN_F32 = 0,
+    KN_F16 = 1,
+    KN_Q4_0 = 2,
+    KN_Q4_1 = 3,
+    KN_Q5_0 = 6,
+    KN_Q5_1 = 7,
+    KN_Q8_0 = 8,
+    KN_Q8_1 = 9,
+    KN_Q2_K = 10,
+    KN_Q3_K = 11,
+    KN_Q4_K = 12,
+    KN_Q5_K = 13,
+    KN_Q6_K = 14,
+    KN_Q8_K = 15,
+    KN_IQ2_XXS = 16,
+    KN_IQ2_XS = 17,
+    KN_IQ3_XXS = 18,
+    KN_IQ1_S = 19,
+    KN_IQ4_NL = 20,
+    KN_IQ3_S = 21,
+    KN_IQ2_S = 22,
+    KN_IQ4_XS = 23,
+    KN_I8 = 24,
+    KN_I16 = 25,
+    KN_I32 = 26,
+    KN_I64 = 27,
+    KN_F64 = 28,
+    KN_IQ1_M = 29,
+    KN_BF16 = 30,
+    KN_TQ1_0 = 34,
+    KN_TQ2_0 = 35,
+    KN_MXFP4 = 39,
+    KN_NVFP4 = 40,
+    KN_Q1_0 = 41,
+    KN_Q2_0 = 42,
     KN_TYPE_NONE = 0xffffffff,
 };
 
@@ -41,14 +73,14 @@ struct kn_type_info {
     bool can_encode;   /* kn_encode_row knows it */
     bool can_multiply; /* op->weight_load with KN_USE_LINEAR takes it */
 };
-const struct kn_type_info *kn_type_info(uint32_t type);      /* NULL: unknown number */
+const struct kn_type_info *kn_type_info(uint32_t type);       /* NULL: unknown number */
 const struct kn_type_info *kn_type_by_name(const char *name); /* any case; NULL: unknown name */
 /* Bytes of n elements in a row; 0 if n is not a multiple of the block or the type is unknown. */
 size_t kn_row_bytes(uint32_t type, int64_t n);
 
 /* Reference codecs (kernels/blocks/). n: elements, a multiple of the block. Deterministic on every machine.
- * kn_encode_row: importance is NULL or [n] positive weights of the squared error. Source NaN/Inf: returns KN_EINVAL.
- * Both return 0, KN_ETYPE (no such codec) or KN_EINVAL. */
+ * kn_encode_row: importance is NULL or [n] positive weights of the squared error. Source NaN/Inf: returns
+ * KN_EINVAL. Both return 0, KN_ETYPE (no such codec) or KN_EINVAL. */
 int kn_decode_row(uint32_t type, const void *src, float *dst, int64_t n);
 int kn_encode_row(uint32_t type, const float *src, void *dst, int64_t n, const float *importance);
 
@@ -70,9 +102,10 @@ struct kn_backend; /* opaque but for its first member, the operation table: be->
 
 struct kn_open {
     const char *device; /* "cpu", "cuda", "cuda:1" */
-    const char *isa;    /* CPU only: NULL or "auto", "scalar", "avx2", "avx512". One not supported here is KN_EDEVICE */
-    int threads;        /* CPU only: 0 = all online processors */
-    bool generic;       /* CUDA only: only kernels that run on any supported device */
+    const char
+        *isa; /* CPU only: NULL or "auto", "scalar", "avx2", "avx512". One not supported here is KN_EDEVICE */
+    int threads;  /* CPU only: 0 = all online processors */
+    bool generic; /* CUDA only: only kernels that run on any supported device */
 };
 /* On failure *be is NULL and msg (size n) holds why. */
 int kn_backend_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
@@ -88,11 +121,13 @@ int kn_cuda_devices(void); /* 0 if none or not built */
 #define KN_USE_LINEAR 1u /* for op->linear, norm_linear, norm_gated */
 #define KN_USE_ROWS 2u   /* for op->embed */
 
-/* A matrix [n_out, n_in] in blocks along n_in. data handed to weight_load is in file layout and must outlive the weight
- * (a mapped file): a backend may keep pointing at it for rows, and keeps its own streaming layout for linear. */
+/* A matrix [n_out, n_in] in blocks along n_in. data handed to weight_load is in file layout and must outlive
+ * the weight (a mapped file): a backend may keep pointing at it for rows, and keeps its own streaming layout
+ * for linear. */
 struct kn_weight {
     uint32_t type;
     int64_t n_in, n_out;
+    int32_t n_mat;    /* 0: one matrix; else the number of experts: data holds [n_mat, n_out, n_in] */
     const void *rows; /* file layout, where KN_USE_ROWS */
     void *packed;     /* the backend's layout, where KN_USE_LINEAR */
     size_t packed_bytes;
@@ -103,7 +138,8 @@ struct kn_weight {
 #define KN_KV_SPLIT 256 /* attention cuts the keys at absolute multiples of this and merges in order */
 
 /* A ring over absolute positions: position p lives in slot p % cap. cap is a multiple of KN_KV_SPLIT.
- * k, v: [cap, n_head_kv, head_dim] of type (KN_F16, KN_BF16 or KN_F32). k is stored after its norm and rope. */
+ * k, v: [cap, n_head_kv, head_dim] of type (KN_F16, KN_BF16 or KN_F32). k is stored after its norm and rope.
+ */
 struct kn_kv {
     void *k, *v;
     uint32_t type;
@@ -112,7 +148,8 @@ struct kn_kv {
 
 /* ---- sampling ---- */
 
-/* temp 0: argmax. top_k 0, top_p 1, min_p 0, repeat_penalty 1: off. See docs/sampling in the manual of generate. */
+/* temp 0: argmax. top_k 0, top_p 1, min_p 0, repeat_penalty 1: off. See docs/sampling in the manual of
+ * generate. */
 struct kn_sampler {
     float temp, top_p, min_p, repeat_penalty;
     int32_t top_k, repeat_last;
@@ -124,40 +161,93 @@ struct kn_sampler {
 enum kn_act { KN_ACT_SILU = 0, KN_ACT_GELU_TANH = 1 };
 
 /* ---- the operation table ----
- * n is the number of rows of a call, 1 or more. pos is [n] int32 in device memory: absolute positions, ascending by one.
- * x, q, k, v, out are float32. */
+ * n is the number of rows of a call, 1 or more. pos is [n] int32 in device memory: absolute positions,
+ * ascending by one. x, q, k, v, out are float32. */
 struct kn_attention {
-    const float *q; /* [n, n_head, head_dim] after norm and rope */
-    float *out;     /* [n, n_head, head_dim]; may not alias q */
+    const float *q;         /* [n, n_head, head_dim] after norm and rope */
+    float *out;             /* [n, n_head, head_dim]; may not alias q */
     const struct kn_kv *kv; /* already holds the rows' own keys (op->rope_store before) */
     const int32_t *pos;     /* [n] */
     int32_t n, n_head;      /* query head h reads kv head h / (n_head / n_head_kv) */
     float scale;
-    bool causal;    /* true: keys at positions <= the row's own. false: keys up to the last row's position pos[n-1] */
-    int32_t window; /* 0: none; else a key is visible iff row - key < window, and key - row < window where not causal */
-    const int32_t *first; /* NULL, or one int32 in device memory: keys at positions < *first are not visible */
+    bool causal;    /* true: keys at positions <= the row's own. false: keys up to the last row's position
+                       pos[n-1] */
+    int32_t window; /* 0: none; else a key is visible iff row - key < window, and key - row < window where not
+                       causal */
+    const int32_t
+        *first; /* NULL, or one int32 in device memory: keys at positions < *first are not visible */
 };
 
 struct kn_rope_store {
-    float *q;              /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
-    float *k;              /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key */
-    const float *v;        /* [n, n_head_kv, head_dim] */
+    float *q;       /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
+    float *k;       /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key */
+    const float *v; /* [n, n_head_kv, head_dim]; may be k (keys and values of one projection): the values are
+                       then taken before k is normed and rotated */
+    bool v_norm;    /* values are RMS normed a head, without a weight, before they are stored */
     const float *q_norm, *k_norm; /* [head_dim] or NULL: RMS norm a head before rope */
-    const float *table;    /* [n, n_rot/2, 2] cos, sin of op->rope_table */
-    const int32_t *pos;    /* [n] */
+    const float *table;           /* [n, n_rot/2, 2] cos, sin of op->rope_table */
+    const int32_t *pos;           /* [n] */
     int32_t n, n_head, n_rot;
-    bool interleaved;      /* false: pairs (i, i + n_rot/2), NEOX; true: pairs (2i, 2i+1) */
+    bool interleaved; /* false: pairs (i, i + n_rot/2), NEOX; true: pairs (2i, 2i+1) */
     float eps;
     const struct kn_kv *kv; /* k and v are rounded to its type and written at pos % cap */
 };
 
 struct kn_pick {
-    const float *logits;     /* [n, n_vocab] */
-    const int32_t *pos;      /* [n] position of each row's input token; the pick stands at pos + 1, which keys the noise */
-    const int32_t *history;  /* [..] the token at each absolute position 0..pos[n-1], rows' own tokens included */
+    const float *logits; /* [n, n_vocab] */
+    const int32_t
+        *pos; /* [n] position of each row's input token; the pick stands at pos + 1, which keys the noise */
+    const int32_t
+        *history; /* [..] the token at each absolute position 0..pos[n-1], rows' own tokens included */
     int32_t n, n_vocab;
     struct kn_sampler sampler;
     int32_t *out; /* [n] ids, or KN_PICK_NAN */
+};
+
+/* Router of a mixture of experts. For every row: p = softmax over all n_expert logits; the n_used largest
+ * (ties: the lowest id) in descending order; weight = p, divided by the sum of the chosen where renorm; times
+ * scale; times expert_scale[id]. */
+struct kn_route {
+    const float *logits; /* [n, n_expert] */
+    int32_t n, n_expert, n_used;
+    bool renorm;
+    float scale;
+    const float *expert_scale; /* [n_expert] or NULL */
+    int32_t *ids;              /* [n, n_used] */
+    float *weights;            /* [n, n_used] */
+};
+
+/* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
+ * be rejected: a call without commit leaves its rows' inputs in log, and the next call first replays the
+ * *pending rows of it that were accepted, with the same code and so the same bits. All zero at the start of a
+ * sequence. */
+struct kn_delta_state {
+    float *s;    /* [n_v, d_v, d_k] committed */
+    float *conv; /* [n_conv - 1, width] committed: the last inputs of the convolution, oldest first. width as
+                    in kn_delta */
+    float *log;  /* [KN_DELTA_LOG, width + 2 * n_v]: qkv, alpha and beta of the last call's rows */
+};
+#define KN_DELTA_LOG 64 /* rows at most in a call without commit */
+
+/* Rows of a gated delta net layer (Qwen3.5), from the projections to the gated norm. width = 2 * n_k * d_k +
+ * n_v * d_v. For every row, in order: u = silu(causal depthwise convolution of qkv); q, k, v its parts; q and
+ * k l2-normed a head (x / sqrt(sum of squares + 1e-6)), q / sqrt(d_k); g = a * softplus(alpha + dt), b =
+ * sigmoid(beta); a value head h uses key head h % n_k: S *= exp(g); e = b (v - S k); S += e k^T; o = S q; out
+ * = rms_norm(o; norm) * silu(z). */
+struct kn_delta {
+    const float *qkv;                      /* [n, width] */
+    const float *alpha, *beta;             /* [n, n_v] */
+    const float *z;                        /* [n, n_v, d_v] */
+    const float *conv;                     /* [width, n_conv]: the last tap meets the row itself */
+    const float *a, *dt;                   /* [n_v] */
+    const float *norm;                     /* [d_v] */
+    float eps;                             /* of norm */
+    float *out;                            /* [n, n_v, d_v] */
+    int32_t n, n_k, n_v, d_k, d_v, n_conv; /* n 0: only replay what is pending */
+    const struct kn_delta_state *state;
+    const int32_t *pending; /* one int32 in device memory: rows of the log to replay first */
+    bool commit; /* the rows are final: advance the committed state, leave no log. n may then exceed
+                    KN_DELTA_LOG */
 };
 
 struct kn_ops {
@@ -169,32 +259,61 @@ struct kn_ops {
     int (*download)(struct kn_backend *, void *host, const void *src, size_t bytes); /* waits */
     int (*copy)(struct kn_backend *, void *dst, const void *src, size_t bytes);
     int (*sync)(struct kn_backend *);
-    /* Scratch for calls of up to n rows with inputs up to n_in wide, n_vocab logits: call once before the token loop. */
-    int (*reserve)(struct kn_backend *, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head, int32_t head_dim);
-    /* Scratch of attention: calls of up to n rows of n_head heads over rings like kv (its k and v are not looked at), with that
-     * window (0: none). After reserve, once for every kind of layer. */
+    /* Scratch for calls of up to n rows with inputs up to n_in wide, n_vocab logits: call once before the
+     * token loop. */
+    int (*reserve)(struct kn_backend *, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head,
+                   int32_t head_dim);
+    /* Scratch of attention: calls of up to n rows of n_head heads over rings like kv (its k and v are not
+     * looked at), with that window (0: none). After reserve, once for every kind of layer. */
     int (*reserve_kv)(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
     int (*weight_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                        const void *data, unsigned use);
+    /* n_mat matrices of one shape, for experts_gated and experts_down. data need not outlive the call. */
+    int (*experts_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                        int32_t n_mat, const void *data);
     void (*weight_free)(struct kn_backend *, struct kn_weight *w);
     /* out[n, n_in] = scale * table rows of ids */
-    int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale);
-    /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in double */
-    int (*rope_table)(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot);
+    int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids,
+                 int32_t n, float scale);
+    /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in
+     * double */
+    int (*rope_table)(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq,
+                      int32_t n_rot);
     /* out[n, width] = x / rms(x) * weight (weight NULL: 1); out may be x */
-    int (*rms_norm)(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps);
+    int (*rms_norm)(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
+                    int64_t width, float eps);
     /* out[n, n_out] = W x, or out += W x where add */
-    int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add);
+    int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
+                  bool add);
     /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= 4: one norm, several matrices of one n_in */
-    int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w, const float *x,
-                       const float *norm, float eps, int32_t n);
+    int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
+                       const float *x, const float *norm, float eps, int32_t n);
     /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm) */
-    int (*norm_gated)(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
-                      const float *x, const float *norm, float eps, enum kn_act act, int32_t n);
+    int (*norm_gated)(struct kn_backend *, float *out, const struct kn_weight *gate,
+                      const struct kn_weight *up, const float *x, const float *norm, float eps,
+                      enum kn_act act, int32_t n);
     int (*rope_store)(struct kn_backend *, const struct kn_rope_store *);
     int (*attention)(struct kn_backend *, const struct kn_attention *);
     /* dst[i, offset .. offset+width) = x[i]: a tap into the features [n, stride] */
-    int (*tap)(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width);
+    int (*tap)(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
+               int64_t width);
+    /* The operations below are NULL where a backend lacks them; a model that needs one is then refused when
+     * it is loaded. */
+    /* out[n, width] = (x + rms_norm(y; weight)) * scale; weight NULL: 1; out may be x */
+    int (*norm_add)(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
+                    int32_t n, int64_t width, float eps, float scale);
+    /* x[n, width] *= sigmoid(g); g is [n, g_width], g_width = width, or 1 for one gate a row */
+    int (*gate)(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
+    int (*route)(struct kn_backend *, const struct kn_route *);
+    /* out[n, n_used, n_ff] = act(W_gate[e] y) * (W_up[e] y), e = ids[n, n_used], y = rms_norm(x; norm) */
+    int (*experts_gated)(struct kn_backend *, float *out, const struct kn_weight *gate,
+                         const struct kn_weight *up, const float *x, const float *norm, float eps,
+                         enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used);
+    /* out[n, n_out] = sum over j ascending of weights[n, j] * (W[ids[n, j]] h[n, j]), or out += that sum
+     * where add; h [n, n_used, n_in] */
+    int (*experts_down)(struct kn_backend *, float *out, const struct kn_weight *w, const float *h,
+                        const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add);
+    int (*delta)(struct kn_backend *, const struct kn_delta *);
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
