@@ -217,10 +217,10 @@ test-gpu: all test-gpu-build $(PAIR_FILES)
 golden: all $(PAIR_FILES)
 	test/golden/golden.sh make $(BIN) $(PAIR)
 
-# The whole losslessness matrix: an hour or two.
+# The whole losslessness matrix: an hour or two on two cores, a process a core.
 .PHONY: test-exhaustive
 test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT) --all"
+	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)"
 
 # The unit and command line tests under the sanitizers, in a build directory of their own.
 .PHONY: test-sanitize

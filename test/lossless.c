@@ -1,6 +1,6 @@
 /* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
  *
- * usage: lossless PAIR_DIR PROMPT.txt [--all] [--device NAME]
+ * usage: lossless PAIR_DIR PROMPT.txt [--all] [--device NAME] [--jobs N | --part I/N]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x drafter types x
  * blocks x widths x sampling x cache types x resumed states x chunks x instruction sets x threads. Without --all a set of
  * cases is run in which every pair of values of two axes occurs; with it, every combination of what shapes the stream (prompt,
@@ -9,10 +9,12 @@
  * (no drafter), and its draft trace with that of the plainest run of the same drafter (best instruction set, one thread, one
  * chunk size, uninterrupted).
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt is part of a
- * stream's identity: passes of more than 64 rows may round otherwise, alike in both modes. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed. */
+ * stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
+ * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "../common/mem.h"
 #include "../common/session.h"
@@ -332,6 +334,19 @@ static void everything(void)
     product(how, 7);
 }
 
+/* Keep the cases of one of n_parts: those that share a target's own stream stay together. */
+static void keep_part(unsigned part, unsigned n_parts)
+{
+    static const enum axis shared[] = {TARGET, CACHE, PROMPT, SAMPLING};
+    size_t kept_cases = 0;
+    for (size_t i = 0; i < n_cases; i++) {
+        uint32_t h = 0;
+        for (int a = 0; a < 4; a++) h = (h + (uint32_t)cases[i].c[shared[a]] + 1) * 2654435761u;
+        if ((h >> 8) % n_parts == part) cases[kept_cases++] = cases[i];
+    }
+    n_cases = kept_cases;
+}
+
 static void run_all(void)
 {
     qsort(cases, n_cases, sizeof *cases, by_models);
@@ -371,18 +386,75 @@ static void read_prompt(const char *path)
     io_map_close(&m);
 }
 
+struct tally {
+    long done, bad;
+    int64_t accepted, cycles;
+};
+
+/* Run every part in a process of its own; what they print goes to this one's output, a part at a time at its end. */
+static void run_jobs(int jobs)
+{
+    struct part {
+        pid_t pid;
+        FILE *text;
+        int tally[2];
+    } *part = calloc((size_t)jobs, sizeof *part);
+    for (int i = 0; i < jobs; i++) {
+        part[i].text = tmpfile();
+        if (!part[i].text || pipe(part[i].tally)) die("temporary file", NULL);
+        fflush(NULL);
+        part[i].pid = fork();
+        if (part[i].pid < 0) die("fork", NULL);
+        if (part[i].pid) {
+            close(part[i].tally[1]);
+            continue;
+        }
+        dup2(fileno(part[i].text), STDOUT_FILENO);
+        keep_part((unsigned)i, (unsigned)jobs);
+        run_all();
+        struct tally t = {done, bad, accepted, cycles};
+        fflush(stdout);
+        _exit(write(part[i].tally[1], &t, sizeof t) == sizeof t ? 0 : 1);
+    }
+    for (int i = 0; i < jobs; i++) {
+        struct tally t;
+        int status, c;
+        if (read(part[i].tally[0], &t, sizeof t) == sizeof t) {
+            done += t.done;
+            bad += t.bad;
+            accepted += t.accepted;
+            cycles += t.cycles;
+        } else {
+            bad++;
+        }
+        close(part[i].tally[0]);
+        waitpid(part[i].pid, &status, 0);
+        rewind(part[i].text);
+        while ((c = getc(part[i].text)) != EOF) putchar(c);
+        fclose(part[i].text);
+        if (status) printf("FAIL lossless/part %d of %d ended with %d\n", i, jobs, status);
+    }
+    free(part);
+}
+
 int main(int argc, char **argv)
 {
+    int jobs = 1;
+    unsigned part = 0, parts = 1;
     bool all = false, usage = argc < 3;
     for (int i = 3; i < argc && !usage; i++)
         if (!strcmp(argv[i], "--all"))
             all = true;
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)
             device = argv[++i];
+        else if (!strcmp(argv[i], "--jobs") && i + 1 < argc)
+            usage = (jobs = atoi(argv[++i])) < 1;
+        else if (!strcmp(argv[i], "--part") && i + 1 < argc)
+            usage = sscanf(argv[++i], "%u/%u", &part, &parts) != 2 || part >= parts;
         else
             usage = true;
     if (usage) {
-        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--device NAME]\n");
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--device NAME] [--jobs N | --part I/N]\n");
         return 2;
     }
     dir = argv[1];
@@ -402,8 +474,13 @@ int main(int argc, char **argv)
         everything();
     else
         pairwise();
-    run_all();
+    if (parts > 1) keep_part(part, parts);
+    if (jobs > 1)
+        run_jobs(jobs);
+    else
+        run_all();
     printf("lossless: %ld cases, %ld wrong, %d instruction sets, mean accepted %.2f\n", done, bad, n_isa, (double)accepted / (double)(cycles ? cycles : 1));
+    if (parts > 1) return bad != 0; /* a few cases of one target may draft badly */
     printf(accepted > cycles / 4 ? "ok   lossless/the drafter drafts\n" : "FAIL lossless/the drafter drafts\n");
     return bad != 0 || accepted <= cycles / 4;
 }
