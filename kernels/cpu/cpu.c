@@ -62,21 +62,29 @@ static int choose_isa(const struct cpu_isa **isa, const char *name, char *msg, s
 
 /* ---- memory ---- */
 
+/* calloc, so that the pages of a large cache are the system's zero pages until a row is written there. What
+ * calloc returned stands in front of the aligned block. */
 static void *cpu_alloc(struct kn_backend *be, size_t bytes)
 {
-    size_t rounded = (bytes ? bytes + 63 : 64) & ~(size_t)63;
-    void *p = rounded >= bytes ? aligned_alloc(64, rounded) : NULL;
-    if (!p) {
+    size_t room = bytes + 64 + sizeof(void *);
+    char *whole = room > bytes ? calloc(1, room) : NULL;
+    if (!whole) {
         cpu_fail(cpu_of(be), KN_EMEM, "out of memory (%zu bytes)", bytes);
         return NULL;
     }
-    return memset(p, 0, rounded);
+    char *p = whole + sizeof(void *);
+    p += (64 - (uintptr_t)p % 64) % 64;
+    memcpy(p - sizeof whole, &whole, sizeof whole);
+    return p;
 }
 
 static void cpu_free(struct kn_backend *be, void *p)
 {
+    void *whole;
     (void)be;
-    free(p);
+    if (!p) return;
+    memcpy(&whole, (char *)p - sizeof whole, sizeof whole);
+    free(whole);
 }
 
 static int cpu_move(struct kn_backend *be, void *dst, const void *src, size_t bytes)
@@ -112,14 +120,15 @@ static int cpu_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t n
 }
 
 /* Attention's scratch here depends on rows and heads alone. */
-static int cpu_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
+static int cpu_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv,
+                          int32_t window)
 {
     struct cpu_backend *be = cpu_of(kb);
     int rc = cpu_check_kv(be, "reserve_kv", kv);
     if (rc) return rc;
     if (n < 1 || n_head < 1 || n_head % kv->n_head_kv || window < 0)
-        return cpu_fail(be, KN_EINVAL, "reserve_kv: %d rows of %d heads over %d KV heads, window %d", n, n_head,
-                        kv->n_head_kv, window);
+        return cpu_fail(be, KN_EINVAL, "reserve_kv: %d rows of %d heads over %d KV heads, window %d", n,
+                        n_head, kv->n_head_kv, window);
     return 0;
 }
 
