@@ -39,6 +39,11 @@ static inline struct cpu_backend *cpu_of(struct kn_backend *be)
 /* Fill the message; returns code. */
 int cpu_fail(struct cpu_backend *be, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/* Items 0 .. n-1 over the threads where it pays, else here (rows.c). A call below CPU_SHARE elements does not
+ * pay for waking threads. */
+#define CPU_SHARE (1 << 16)
+void cpu_share(struct cpu_backend *be, int64_t n, bool pays, void (*fn)(void *, int64_t, int), void *ctx);
+
 /* cpu.c */
 int cpu_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
 void cpu_close(struct kn_backend *be);
@@ -50,6 +55,9 @@ int cpu_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t 
                    int32_t n_rot);
 int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
                  int64_t width, float eps);
+int cpu_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight, int32_t n,
+                 int64_t width, float eps, float scale);
+int cpu_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cpu_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
             int64_t width);

@@ -4,6 +4,8 @@
  *     v_exp       1 ulp, any float (subnormal results too); exp(-inf) = 0, NaN stays NaN
  *     v_tanh      1.5 ulp
  *     v_silu      3 ulp     x / (1 + exp(-x))
+ *     v_sigmoid   3 ulp     from exp(-|x|): no overflow, subnormal results too
+ *     cpu_softplus 2 ulp    max(x, 0) + log(1 + exp(-|x|)), the logarithm in double
  *     v_gelu_tanh 2 ulp above 0, 1e-6 absolute below (1 + tanh cancels)
  *     cpu_log     1 ulp (double)
  *     cpu_sincos  1 ulp of 1 for |x| to 2^31: Cody and Waite with three parts of pi/2 and fused products */
@@ -60,6 +62,13 @@ static inline struct vec v_silu(struct vec x)
     return v_div(x, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), x))));
 }
 
+/* 1 / (1 + e^-x), and for x < 0 e^x / (1 + e^x): the power never exceeds 1. */
+static inline struct vec v_sigmoid(struct vec x)
+{
+    struct vec one = v_set1(1.0f), e = v_exp(v_sub(v_zero(), v_abs(x))), d = v_add(one, e);
+    return v_if_lt(x, v_zero(), v_div(e, d), v_div(one, d)); /* NaN takes the second, as e is NaN */
+}
+
 /* x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
 static inline struct vec v_gelu_tanh(struct vec x)
 {
@@ -109,6 +118,14 @@ static inline double cpu_log(double x)
     p = fma(p, z, 0x1.5555555555593p-1);
     double low = s * (f - z * p);
     return fma((double)k, 0x1.62e42fefa3800p-1, f - fma(-(double)k, 0x1.ef35793c76730p-45, low));
+}
+
+/* log(1 + e^x), one value. Below 2^-20 two terms of the series keep what 1 + e would drop. */
+static inline float cpu_softplus(float x)
+{
+    double e = (double)cpu_expf(-fabsf(x));
+    double l = e < 0x1p-20 ? fma(-0.5 * e, e, e) : cpu_log(1.0 + e);
+    return (float)((x > 0.0f ? (double)x : 0.0) + l);
 }
 
 /* sin and cos of x + tail, |x| <= 2^31, |tail| <= 1 ulp of x: tail carries what a product rounded away. x - n

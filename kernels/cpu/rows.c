@@ -6,10 +6,9 @@
 #include <math.h>
 #include <string.h>
 
-#define SHARE (1 << 16) /* elements from which several threads are woken */
+#define SHARE CPU_SHARE
 
-/* Items over the threads where it pays, else here. */
-static void share(struct cpu_backend *be, int64_t n, bool pays, void (*fn)(void *, int64_t, int), void *ctx)
+void cpu_share(struct cpu_backend *be, int64_t n, bool pays, void (*fn)(void *, int64_t, int), void *ctx)
 {
     if (pays && n <= POOL_MAX_ITEMS)
         pool_run(be->pool, n, fn, ctx);
@@ -51,7 +50,7 @@ int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, 
     const struct kn_type_info *t = kn_type_info(table->type);
     if (!t || !t->can_decode) return cpu_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded", t ? t->name : "?");
     struct embed_job job = {rows, table, out, ids, bytes, scale};
-    share(be, n, n * n_in >= SHARE, embed_row, &job);
+    cpu_share(be, n, n * n_in >= SHARE, embed_row, &job);
     return 0;
 }
 
@@ -81,7 +80,7 @@ int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_
         if (!(fabs(freq[j]) <= 1.0))
             return cpu_fail(be, KN_EINVAL, "rope_table: frequency %d is %g (expected at most 1)", j, freq[j]);
     struct rope_table_job job = {be->isa->rows, out, pos, freq, n_rot};
-    share(be, n, (int64_t)n * n_rot >= SHARE / 8, rope_table_row, &job);
+    cpu_share(be, n, (int64_t)n * n_rot >= SHARE / 8, rope_table_row, &job);
     return 0;
 }
 
@@ -106,7 +105,59 @@ int cpu_rms_norm(struct kn_backend *kb, float *out, const float *x, const float 
     struct cpu_backend *be = cpu_of(kb);
     if (width < 1) return cpu_fail(be, KN_EINVAL, "rms_norm: width %lld", (long long)width);
     struct rms_norm_job job = {be->isa->rows, out, x, weight, width, eps};
-    share(be, n, n * width >= SHARE, rms_norm_row, &job);
+    cpu_share(be, n, n * width >= SHARE, rms_norm_row, &job);
+    return 0;
+}
+
+struct norm_add_job {
+    const struct cpu_rows *rows;
+    float *out;
+    const float *x, *y, *weight;
+    int64_t width;
+    float eps, scale;
+};
+
+static void norm_add_row(void *ctx, int64_t i, int thread)
+{
+    const struct norm_add_job *j = ctx;
+    const int64_t at = i * j->width;
+    (void)thread;
+    j->rows->norm_add(j->out + at, j->x + at, j->y + at, j->weight, j->width, j->eps, j->scale);
+}
+
+int cpu_norm_add(struct kn_backend *kb, float *out, const float *x, const float *y, const float *weight, int32_t n,
+                 int64_t width, float eps, float scale)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    if (n < 1 || width < 1)
+        return cpu_fail(be, KN_EINVAL, "norm_add: %d rows of width %lld", n, (long long)width);
+    struct norm_add_job job = {be->isa->rows, out, x, y, weight, width, eps, scale};
+    cpu_share(be, n, n * width >= SHARE, norm_add_row, &job);
+    return 0;
+}
+
+struct gate_job {
+    const struct cpu_rows *rows;
+    float *x;
+    const float *g;
+    int64_t width, g_width;
+};
+
+static void gate_row(void *ctx, int64_t i, int thread)
+{
+    const struct gate_job *j = ctx;
+    (void)thread;
+    j->rows->gate(j->x + i * j->width, j->g + i * j->g_width, j->width, j->g_width == 1);
+}
+
+int cpu_gate(struct kn_backend *kb, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    if (n < 1 || width < 1 || (g_width != width && g_width != 1))
+        return cpu_fail(be, KN_EINVAL, "gate: %d rows of width %lld with %lld gates (expected as many, or 1)", n,
+                        (long long)width, (long long)g_width);
+    struct gate_job job = {be->isa->rows, x, g, width, g_width};
+    cpu_share(be, n, n * width >= SHARE / 8, gate_row, &job);
     return 0;
 }
 
@@ -140,6 +191,7 @@ static void rope_store_row(void *ctx, int64_t i, int thread)
         .k = a->k + i * slot,
         .q = a->q ? a->q + i * a->n_head * d : NULL,
         .v = a->v + i * slot,
+        .v_norm = a->v_norm,
         .q_norm = a->q_norm,
         .k_norm = a->k_norm,
         .table = a->table + (int64_t)i * a->n_rot,
@@ -174,7 +226,7 @@ int cpu_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
                   work = a->n * (slot * 2 + (a->q ? a->n_head * d : 0));
     const size_t slot_bytes = (size_t)slot * (kv->type == KN_F32 ? 4 : 2);
     struct rope_store_job job = {be->isa->rows, a, slot_bytes};
-    share(be, a->n, work >= SHARE, rope_store_row, &job);
+    cpu_share(be, a->n, work >= SHARE, rope_store_row, &job);
     return 0;
 }
 
@@ -211,7 +263,7 @@ int cpu_softcap(struct kn_backend *kb, float *x, int64_t count, float cap)
     struct cpu_backend *be = cpu_of(kb);
     if (!(cap > 0.0f)) return cpu_fail(be, KN_EINVAL, "softcap: %g (expected more than 0)", (double)cap);
     struct softcap_job job = {be->isa->rows, x, count, cap};
-    share(be, (count + SOFTCAP_PIECE - 1) / SOFTCAP_PIECE, count >= SHARE, softcap_piece, &job);
+    cpu_share(be, (count + SOFTCAP_PIECE - 1) / SOFTCAP_PIECE, count >= SHARE, softcap_piece, &job);
     return 0;
 }
 

@@ -42,7 +42,8 @@ static inline size_t cpu_attn_scratch(int32_t n_rows, int32_t n_rep, int32_t hea
 
 struct cpu_rope {
     float *k, *q; /* one row: [n_head_kv, head_dim], [n_head, head_dim] or NULL */
-    const float *v;
+    const float *v; /* may be k */
+    bool v_norm;
     const float *q_norm, *k_norm;
     const float *table; /* [n_rot/2, 2] */
     int32_t n_head, n_head_kv, head_dim, n_rot;
@@ -62,6 +63,11 @@ struct cpu_rows {
     /* out = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). out may be x. Sum: v_dot's shape. Then x * (1/rms)
      * * weight. */
     void (*rms_norm)(float *out, const float *x, const float *weight, int64_t width, float eps);
+    /* out = (x + rms_norm(y; weight)) * scale, each step rounded; out may be x */
+    void (*norm_add)(float *out, const float *x, const float *y, const float *weight, int64_t width, float eps,
+                     float scale);
+    /* x *= sigmoid(g): g [n], or one for all */
+    void (*gate)(float *x, const float *g, int64_t n, bool one);
     void (*scale)(float *x, int64_t n, float s);
     void (*softcap)(float *x, int64_t n, float cap);
     bool (*has_bad)(const float *x, int64_t n); /* a NaN or Inf among them */

@@ -17,6 +17,29 @@ static void rows_rms_norm(float *out, const float *x, const float *weight, int64
     }
 }
 
+/* The bits of rms_norm, a sum and a product. */
+static void rows_norm_add(float *out, const float *x, const float *y, const float *weight, int64_t width,
+                          float eps, float scale)
+{
+    struct vec s = v_set1(1.0f / sqrtf(v_dot(y, y, width) / (float)width + eps)), t = v_set1(scale);
+    for (int64_t i = 0; i < width; i += 16) {
+        int left = width - i < 16 ? (int)(width - i) : 16;
+        struct vec u = v_mul(v_load_n(y + i, left), s);
+        if (weight) u = v_mul(u, v_load_n(weight + i, left));
+        v_store_n(out + i, v_mul(v_add(v_load_n(x + i, left), u), t), left);
+    }
+}
+
+static void rows_gate(float *x, const float *g, int64_t n, bool one)
+{
+    struct vec s = v_sigmoid(v_set1(g[0]));
+    for (int64_t i = 0; i < n; i += 16) {
+        int left = n - i < 16 ? (int)(n - i) : 16;
+        if (!one) s = v_sigmoid(v_load_n(g + i, left));
+        v_store_n(x + i, v_mul(v_load_n(x + i, left), s), left);
+    }
+}
+
 static void rows_scale(float *x, int64_t n, float s)
 {
     for (int64_t i = 0; i < n; i += 16) {
@@ -99,9 +122,30 @@ static void rows_store(uint32_t type, void *dst, const float *src, int64_t n)
             v_store_bf16((uint16_t *)dst + i, v_load(src + i));
 }
 
+/* Values, RMS normed a head where asked: the bits of rms_norm without a weight. */
+static void rows_store_values(const struct cpu_rope *a)
+{
+    const int32_t d = a->head_dim;
+    if (!a->v_norm) {
+        rows_store(a->type, a->v_dst, a->v, (int64_t)a->n_head_kv * d);
+        return;
+    }
+    for (int32_t h = 0; h < a->n_head_kv; h++) {
+        const float *v = a->v + (int64_t)h * d;
+        const struct vec s = v_set1(1.0f / sqrtf(v_dot(v, v, d) / (float)d + a->eps));
+        float y[16];
+        for (int64_t i = 0; i < d; i += 16) {
+            const int64_t at = (int64_t)h * d + i;
+            v_store(y, v_mul(v_load(v + i), s));
+            rows_store(a->type, (char *)a->v_dst + (size_t)at * (a->type == KN_F32 ? 4 : 2), y, 16);
+        }
+    }
+}
+
 static void rows_rope(const struct cpu_rope *a)
 {
     int32_t d = a->head_dim;
+    rows_store_values(a); /* first: v may be k */
     for (int32_t h = 0; a->q && h < a->n_head; h++) {
         float *q = a->q + (int64_t)h * d;
         if (a->q_norm) rows_rms_norm(q, q, a->q_norm, d, a->eps);
@@ -114,5 +158,4 @@ static void rows_rope(const struct cpu_rope *a)
     }
     int64_t n = (int64_t)a->n_head_kv * d;
     rows_store(a->type, a->k_dst, a->k, n);
-    rows_store(a->type, a->v_dst, a->v, n);
 }

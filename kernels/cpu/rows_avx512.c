@@ -10,6 +10,8 @@
 
 const struct cpu_rows cpu_rows_avx512 = {
     .rms_norm = rows_rms_norm,
+    .norm_add = rows_norm_add,
+    .gate = rows_gate,
     .scale = rows_scale,
     .softcap = rows_softcap,
     .has_bad = rows_has_bad,

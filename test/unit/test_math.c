@@ -86,6 +86,41 @@ static void test_activations(void **state)
     assert_true(isnan(x[0]) && x[1] == 0.0f && x[2] == 200.0f && x[3] == 0.0f);
 }
 
+static long double sigmoid_exact(long double x)
+{
+    return 1.0L / (1.0L + expl(-x));
+}
+
+static void test_sigmoid(void **state)
+{
+    (void)state;
+    /* The errors of exp, a sum and a division. The exact values below -87 are subnormal. */
+    double a = sweep(v_sigmoid, sigmoid_exact, -103.0f, 40.0f, 400000, 0),
+           b = sweep(v_sigmoid, sigmoid_exact, -1e-3f, 1e-3f, 20000, 0);
+    print_message("sigmoid %.3f ulp, near 0 %.3f\n", a, b);
+    assert_true(a < 3.0 && b < 3.0);
+    float x[16] = {NAN, -INFINITY, INFINITY, 0.0f, -0.0f, -1e30f, 1e30f};
+    each(v_sigmoid, x, 16);
+    assert_true(isnan(x[0]) && x[1] == 0.0f && x[2] == 1.0f && x[3] == 0.5f && x[4] == 0.5f && x[5] == 0.0f &&
+                x[6] == 1.0f);
+}
+
+static void test_softplus(void **state)
+{
+    (void)state;
+    double worst = 0;
+    for (int i = 0; i < 400000; i++) { /* one rounding, and where exp is all of it, exp's */
+        float x = (float)(-103.0 + 203.0 * i / 400000);
+        double u = ulps(cpu_softplus(x), fmaxl(x, 0) + log1pl(expl(-fabsl((long double)x))));
+        worst = u > worst ? u : worst;
+    }
+    print_message("softplus %.3f ulp\n", worst);
+    assert_true(worst < 2.0);
+    assert_true(cpu_softplus(-INFINITY) == 0.0f && cpu_softplus(-1e30f) == 0.0f);
+    assert_true(cpu_softplus(INFINITY) == INFINITY && cpu_softplus(1e30f) == 1e30f);
+    assert_true(isnan(cpu_softplus(NAN)));
+}
+
 static void test_log(void **state)
 {
     (void)state;
@@ -236,7 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exp),       cmocka_unit_test(test_tanh),   cmocka_unit_test(test_activations),
         cmocka_unit_test(test_log),       cmocka_unit_test(test_sincos), cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_sigmoid),   cmocka_unit_test(test_softplus), cmocka_unit_test(test_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -430,7 +430,16 @@ struct rope_case {
     int n, n_head, n_kv, d, n_rot, start;
     bool inter, norms, query;
     uint32_t type;
+    bool v_norm, v_is_k;
 };
+
+/* A value as the cache should hold it, from the projection's own. */
+static void rope_value(const struct rope_case *c, const float *v, double *y)
+{
+    double s = 0;
+    for (int i = 0; i < c->d; i++) s += (double)v[i] * v[i];
+    for (int i = 0; i < c->d; i++) y[i] = c->v_norm ? v[i] / sqrt(s / c->d + 1e-6) : v[i];
+}
 
 static void rope_check(const struct rope_case *c, int number)
 {
@@ -443,7 +452,7 @@ static void rope_check(const struct rope_case *c, int number)
           *wq = test_alloc(nq * 4), *wk = test_alloc(nk * 4);
     void *rk = test_alloc(ring), *rv = test_alloc(ring), *wrk = test_alloc(ring), *wrv = test_alloc(ring);
     int32_t *pos = test_alloc((size_t)c->n * 4);
-    double *freq = test_alloc((size_t)c->d * sizeof *freq), y[512];
+    double *freq = test_alloc((size_t)c->d * sizeof *freq), y[512], yv[512];
     uint64_t seed = (uint64_t)number;
     struct kn_backend *be;
     rnd_fill(q, nq, 2.0f, &seed);
@@ -469,7 +478,8 @@ static void rope_check(const struct rope_case *c, int number)
         for (int i = 0; i < c->n; i += step) {
             struct kn_rope_store r = {.q = c->query ? oq + i * c->n_head * c->d : NULL,
                                       .k = ok + i * c->n_kv * c->d,
-                                      .v = v + i * c->n_kv * c->d,
+                                      .v = (c->v_is_k ? ok : v) + i * c->n_kv * c->d,
+                                      .v_norm = c->v_norm,
                                       .q_norm = c->norms ? g : NULL,
                                       .k_norm = c->norms ? g : NULL,
                                       .table = table + i * c->n_rot,
@@ -498,11 +508,13 @@ static void rope_check(const struct rope_case *c, int number)
             if (is_q && !c->query) continue;
             rope_reference((is_q ? q : k) + at, c->norms ? g : NULL, table + i * c->n_rot, c->d, c->n_rot,
                            c->inter, 1e-6f, y);
+            if (!is_q) rope_value(c, (c->v_is_k ? k : v) + at, yv);
             for (int j = 0; j < c->d; j++) {
                 float got = (is_q ? wq : wk)[at + (size_t)j];
                 /* the norm's roundings (as test_rms_norm: 11 for 128) and two of the rotation, of values up
                  * to |12| */
                 assert_true(fabs(got - y[j]) <= 13 * EPS32 * 12.0);
+                if (!c->norms && j >= c->n_rot) assert_true(got == (is_q ? q : k)[at + (size_t)j]);
                 if (is_q) continue;
                 size_t slot = (size_t)(pos[i] % cap) * (size_t)(c->n_kv * c->d) + at -
                               (size_t)(i * c->n_kv * c->d) + (size_t)j;
@@ -512,7 +524,13 @@ static void rope_check(const struct rope_case *c, int number)
                 float sv = c->type == KN_F32   ? ((float *)wrv)[slot]
                            : c->type == KN_F16 ? kn_f16_to_f32(((uint16_t *)wrv)[slot])
                                                : kn_bf16_to_f32(((uint16_t *)wrv)[slot]);
-                assert_true(sk == round_to(c->type, got) && sv == round_to(c->type, v[at + (size_t)j]));
+                /* the norm's 11 roundings, and the cache's own */
+                double step = c->type == KN_F32 ? 0 : c->type == KN_F16 ? 0x1p-11 : 0x1p-8;
+                assert_true(sk == round_to(c->type, got));
+                if (c->v_norm)
+                    assert_true(fabs(sv - yv[j]) <= fabs(yv[j]) * (11 * EPS32 + step) + 0x1p-25);
+                else
+                    assert_true(sv == round_to(c->type, (float)yv[j]));
             }
         }
     void *all[] = {q, k, v, table, q2, k2, g, wq, wk, rk, rv, wrk, wrv, pos, freq};
@@ -523,12 +541,19 @@ static void test_rope_store(void **state)
 {
     (void)state;
     static const struct rope_case cases[] = {
-        {1, 4, 2, 128, 128, 0, false, true, true, KN_F16},
-        {5, 4, 2, 128, 128, 254, false, true, true, KN_F16},
-        {7, 3, 1, 64, 32, 511, true, false, true, KN_BF16},
-        {3, 4, 4, 80, 64, 1000, false, true, false, KN_F32},
-        {40, 8, 4, 128, 128, 240, false, true, true, KN_F16},
-        {2, 2, 1, 256, 64, 77, true, true, true, KN_F32},
+        {1, 4, 2, 128, 128, 0, false, true, true, KN_F16, false, false},
+        {5, 4, 2, 128, 128, 254, false, true, true, KN_F16, false, false},
+        {7, 3, 1, 64, 32, 511, true, false, true, KN_BF16, false, false},
+        {3, 4, 4, 80, 64, 1000, false, true, false, KN_F32, false, false},
+        {40, 8, 4, 128, 128, 240, false, true, true, KN_F16, false, false},
+        {2, 2, 1, 256, 64, 77, true, true, true, KN_F32, false, false},
+        {3, 4, 2, 256, 64, 250, false, true, true, KN_F16, false, false},
+        {3, 4, 2, 256, 128, 250, true, false, true, KN_BF16, false, false},
+        {4, 4, 1, 512, 512, 254, false, true, true, KN_F16, true, true},
+        {3, 2, 2, 512, 128, 9, false, true, true, KN_F32, true, false},
+        {3, 2, 2, 512, 128, 9, true, false, false, KN_F32, false, true},
+        {20, 4, 2, 256, 256, 100, false, true, true, KN_BF16, true, false},
+        {2, 1, 3, 16, 4, 0, false, false, true, KN_F16, true, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) rope_check(cases + i, (int)i + 1);
 }
