@@ -325,10 +325,19 @@ struct kn_ops {
 struct kn_backend_head {
     const struct kn_ops *op;
     char message[256];
+    int32_t kv_bound; /* see kn_bound */
 };
 static inline const struct kn_ops *kn_op(struct kn_backend *be)
 {
     return ((struct kn_backend_head *)be)->op;
+}
+
+/* Promise that every position of the attention calls that follow is below bound, also when a recording of
+ * them is replayed; 0 (at first): nothing is known but the ring's capacity. A launch may be made as small as
+ * the promise allows; results do not depend on it. Before calls at higher positions promise anew. */
+static inline void kn_bound(struct kn_backend *be, int32_t bound)
+{
+    ((struct kn_backend_head *)be)->kv_bound = bound;
 }
 
 #ifdef __cplusplus

@@ -759,6 +759,8 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
     const int32_t tiles = tiles_of(a->n, p.n_rep);
     p.spread = a->n <= FEW;
     p.slots = p.spread ? split_slots(kv, a->window) : 1;
+    if (p.spread && be->head.kv_bound && be->head.kv_bound / KN_KV_SPLIT + 1 < p.slots)
+        p.slots = be->head.kv_bound / KN_KV_SPLIT + 1;
     p.chunks = kv->head_dim < 128 ? 1 : kv->head_dim / 128;
     p.apart = p.spread && p.slots >= cuda_attention_apart;
     int64_t turn = tiles;
