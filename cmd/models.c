@@ -52,14 +52,37 @@ static void list_ids(char *out, size_t n, const int32_t *ids, int32_t count)
         used += (size_t)snprintf(out + used, n - used, "%s%d", i ? ", " : "", ids[i]);
 }
 
+/* What only some families have. */
+static void describe_parts(const struct cli *c, const char *role, const struct desc *d)
+{
+    int recurrent = 0, sliding = 0;
+    for (int i = 0; i < d->n_layer; i++) {
+        recurrent += d->layer[i].recurrent;
+        sliding += d->layer[i].window > 0;
+    }
+    if (d->n_expert)
+        cli_detail(c, "%s: %d experts of %d, %d used%s", role, d->n_expert, d->n_ff_exp, d->n_expert_used,
+                   d->n_ff_shexp ? ", and a shared one" : "");
+    if (recurrent)
+        cli_detail(c, "%s: %d of %d layers are gated delta nets: %d key and %d value heads of %d and %d", role,
+                   recurrent, d->n_layer, d->n_k, d->n_v, d->d_k, d->d_v);
+    if (sliding && d->arch != DESC_DFLASH)
+        cli_detail(c, "%s: %d of %d layers are sliding", role, sliding, d->n_layer);
+    if (d->rope[0].has_divisors || d->rope[1].has_divisors)
+        cli_detail(c, "%s: rope frequencies scaled by rope_freqs.weight", role);
+    if (*d->inferred) cli_detail(c, "%s: inferred: %s", role, d->inferred);
+}
+
 static void describe(const struct cli *c, const char *role, const char *path, const struct desc *d)
 {
+    const struct desc_layer *y = desc_attention(d);
     char ids[256];
     cli_detail(c,
                "%s: %s: %s%s%s, %d layers, hidden size %d, %d/%d heads of %d, feed-forward %d, vocabulary "
                "%d, theta %g",
                role, path, d->arch_name, *d->dialect ? ", dialect " : "", d->dialect, d->n_layer, d->n_embd,
-               d->n_head, d->n_head_kv, d->head_dim, d->n_ff, d->n_vocab, (double)d->rope_theta);
+               y->n_head, y->n_head_kv, y->head_dim, y->n_ff, d->n_vocab, (double)d->rope[y->rope].theta);
+    describe_parts(c, role, d);
     if (d->arch != DESC_DFLASH) {
         list_ids(ids, sizeof ids, d->stops, d->n_stops);
         cli_detail(c, "%s: stop ids: %s", role, d->n_stops ? ids : "none in the file");

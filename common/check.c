@@ -204,14 +204,15 @@ int check_safetensors(const char *path, int threads, check_fn fn, void (*progres
 
 static void pair_sizes(struct report *r, const struct desc *t, const struct desc *d)
 {
+    const struct desc_layer *y = desc_attention(t), *z = desc_attention(d);
     bool width = (int64_t)d->n_taps * t->n_embd == d->n_features;
     say(r, width ? CHECK_OK : CHECK_BAD, NULL, "features", "fc takes %d, the target gives %d taps x %d = %lld", d->n_features, d->n_taps,
         t->n_embd, (long long)d->n_taps * t->n_embd);
     bool embd = d->n_embd == t->n_embd;
     say(r, embd ? CHECK_OK : CHECK_BAD, NULL, "hidden size", "target %d, drafter %d%s", t->n_embd, d->n_embd,
         embd ? "" : " (the borrowed embedding and head need them equal)");
-    say(r, CHECK_OK, NULL, "heads", "target %d/%d of %d, drafter %d/%d of %d: each its own", t->n_head, t->n_head_kv, t->head_dim,
-        d->n_head, d->n_head_kv, d->head_dim);
+    say(r, CHECK_OK, NULL, "heads", "target %d/%d of %d, drafter %d/%d of %d: each its own", y->n_head, y->n_head_kv, y->head_dim,
+        z->n_head, z->n_head_kv, z->head_dim);
 }
 
 static void pair_taps(struct report *r, const struct desc *t, const struct desc *d)
@@ -250,11 +251,12 @@ static void pair_mask(struct report *r, const struct desc *t, const struct desc 
 
 static void pair_attention(struct report *r, const struct desc *t, const struct desc *d)
 {
-    if (t->rope_theta == d->rope_theta)
-        say(r, CHECK_OK, NULL, "rope", "theta %g in both", t->rope_theta);
+    const float theta = t->rope[desc_attention(t)->rope].theta, own = d->rope[0].theta;
+    if (theta == own)
+        say(r, CHECK_OK, NULL, "rope", "theta %g in both", (double)theta);
     else
         say(r, CHECK_WARN, "right where it was trained so; a converter's default where it was not", "rope",
-            "theta %g in the target, %g in the drafter", t->rope_theta, d->rope_theta);
+            "theta %g in the target, %g in the drafter", (double)theta, (double)own);
     char text[1024] = "";
     for (int i = 0; i < d->n_layer && strlen(text) < sizeof text - 64; i++) {
         const struct desc_layer *l = &d->layer[i];

@@ -2,7 +2,7 @@
  *
  * A description is read from a GGUF's keys and tensor shapes and checked whole: a missing or unknown part is
  * an error naming the key, what was expected and what was found; nothing is defaulted. convert writes what
- * desc_read reads. */
+ * desc_read reads. A family of models is one file (desc_llama.c, ...) over the parts in desc_impl.h. */
 #ifndef DFLASH_DESC_H
 #define DFLASH_DESC_H
 
@@ -11,15 +11,40 @@
 #include "err.h"
 #include "gguf.h"
 
-enum desc_arch { DESC_QWEN3, DESC_DFLASH };
+enum desc_arch {
+    DESC_QWEN3,
+    DESC_QWEN3MOE,
+    DESC_QWEN35,
+    DESC_QWEN35MOE,
+    DESC_GEMMA4,
+    DESC_LLAMA,
+    DESC_DFLASH,
+};
 
 #define DESC_MAX_LAYERS 1024
 #define DESC_MAX_TAPS 64
 #define DESC_MAX_STOPS 32
+#define DESC_MAX_ROPES 2
+
+/* One set of rotary frequencies: pair i < n_rot/2 turns by position * theta^(-2i/base), divided by element i
+ * of rope_freqs.weight where has_divisors. */
+struct desc_rope {
+    float theta;
+    int32_t n_rot;     /* dimensions of a head that turn: the first ones */
+    int32_t base;      /* under the exponent: n_rot in every family so far */
+    bool interleaved;  /* pairs (2i, 2i+1); else (i, i + n_rot/2) */
+    bool has_divisors; /* rope_freqs.weight [n_rot/2] */
+};
 
 struct desc_layer {
-    int32_t window; /* 0: full attention; else keys with row - key < window */
-    bool causal;    /* targets: always. Drafters: inside the block */
+    int32_t window;    /* 0: full attention; else keys with row - key < window */
+    bool causal;       /* targets: always. Drafters: inside the block */
+    bool recurrent;    /* a gated delta net: no attention, no keys and values; heads are 0 */
+    bool value_is_key; /* no attn_v: values are made of the key projection */
+    int32_t n_head, n_head_kv, head_dim; /* of its attention */
+    int32_t rope;                        /* index into desc.rope */
+    int32_t n_ff;                        /* of its dense feed-forward, 0: none */
+    bool moe;                            /* it has experts (in place of, or beside the dense feed-forward) */
 };
 
 struct desc {
@@ -28,12 +53,23 @@ struct desc {
     const char *dialect;                    /* drafters: "upstream", ... ; targets: "" */
     const char *fc_name, *hidden_norm_name; /* drafters: tensors as the dialect names them */
     char name[128];                         /* general.name, may be "" */
-    int32_t n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff;
+    int32_t n_layer, n_embd;
     int32_t n_vocab;     /* 0: a drafter that does not say */
     int32_t n_ctx_train; /* 0: not known (a drafter converted without config.json) */
-    float rms_eps, rope_theta;
+    float rms_eps;
     bool tied_head; /* no output.weight: the embedding is the head */
     struct desc_layer layer[DESC_MAX_LAYERS];
+    int32_t n_rope; /* sets in use, 1 or more */
+    struct desc_rope rope[DESC_MAX_ROPES];
+    /* experts: 0 where no layer has any */
+    int32_t n_expert, n_expert_used, n_ff_exp;
+    int32_t n_ff_shexp;         /* of the shared expert, 0: none */
+    float expert_weights_scale; /* on the normalised weights of the chosen ones; 1 where nothing says other */
+    bool gate_up_fused;         /* ffn_gate_up_exps, gate rows first, in place of the two */
+    bool gated_attention;       /* attn_q holds [q | gate] a head, the gate goes on the attention's output */
+    /* gated delta nets: 0 where no layer is recurrent */
+    int32_t n_k, n_v, d_k, d_v; /* key and value heads and their sizes */
+    int32_t n_conv;             /* taps of the short convolution */
     /* drafters */
     int32_t block_size, mask_id;
     int32_t n_taps,
@@ -43,6 +79,8 @@ struct desc {
     /* Where has_*; else the target's own. Targets always have a scale. */
     bool has_embedding_scale, has_softcap;
     float embedding_scale, softcap;
+    /* What a rule of the format decided because the file is silent, a sentence each, for -v; "" if nothing */
+    char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */
     int32_t bos_id, eos_id;
     int32_t n_stops, stops[DESC_MAX_STOPS]; /* union of eos, eot and generation_config's list */
@@ -62,5 +100,15 @@ void desc_free(struct desc *d);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);
+
+/* The first layer with attention (layer 0 where none has any): what is said of a model in one line. */
+const struct desc_layer *desc_attention(const struct desc *d);
+/* The architectures that are read, for messages: "qwen3, ... or dflash". */
+const char *desc_arch_names(void);
+/* Values that a token leaves in a delta net layer before the split: 2 n_k d_k + n_v d_v. */
+static inline int32_t desc_delta_width(const struct desc *d)
+{
+    return 2 * d->n_k * d->d_k + d->n_v * d->d_v;
+}
 
 #endif

@@ -30,18 +30,18 @@ int dflash_context(const struct model *m, const struct pass *p, struct err *e)
     struct work *w = p->w;
     float *kv[] = {w->k, w->v};
     int rc = op->linear(be, w->x, &m->fc, p->features, p->n, false);
-    if (rc == 0) rc = op->rope_table(be, w->rope, p->pos, p->n, m->rope_freq, d->head_dim);
+    if (rc == 0) rc = op->rope_table(be, w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i++) {
         const struct model_layer *y = &m->layer[i];
         const struct kn_weight *wkv[] = {&y->wk, &y->wv};
         const struct kn_rope_store store = {.k = w->k,
                                             .v = w->v,
                                             .k_norm = y->k_norm,
-                                            .table = w->rope,
+                                            .table = w->rope[0],
                                             .pos = p->pos,
                                             .n = p->n,
-                                            .n_head = d->n_head,
-                                            .n_rot = d->head_dim,
+                                            .n_head = d->layer[i].n_head,
+                                            .n_rot = d->rope[0].n_rot,
                                             .eps = d->rms_eps,
                                             .kv = &p->kv[i]};
         rc = op->norm_linear(be, kv, wkv, 2, w->x, m->hidden_norm, d->rms_eps, p->n);
@@ -57,7 +57,7 @@ int dflash_block(const struct model *m, const struct model *target, const struct
     const struct kn_weight *embed = m->embed.rows ? &m->embed : &target->embed;
     float scale = d->has_embedding_scale ? d->embedding_scale : target->d->embedding_scale;
     int rc = op->embed(m->be, p->w->x, embed, p->ids, p->n, scale);
-    if (rc == 0) rc = op->rope_table(m->be, p->w->rope, p->pos, p->n, m->rope_freq, d->head_dim);
+    if (rc == 0) rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i++) rc = qwen3_block(m, p, i);
     return rc ? model_failed(m, "drafter block", rc, e) : 0;
 }

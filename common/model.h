@@ -1,9 +1,9 @@
 /* model.h - weights on a device, and one forward pass a family.
  *
  * A model is a description (desc.h) and its tensors loaded through a backend's operation table. A family is
- * one file (qwen3.c, dflash.c) that spells the forward pass as calls on that table and reads beside the
- * paper. A step is the rows of one pass: the caller owns its buffers, caches and positions (session.c), the
- * family only computes. */
+ * one file (qwen3.c, llama.c, dflash.c) that spells the forward pass as calls on that table and reads beside
+ * the paper. A step is the rows of one pass: the caller owns its buffers, caches and positions (session.c),
+ * the family only computes. */
 #ifndef DFLASH_MODEL_H
 #define DFLASH_MODEL_H
 
@@ -13,27 +13,46 @@
 #include "gguf.h"
 #include "../kernels/kernels.h"
 
+/* What a family does not have stays empty (kn_weight.type KN_TYPE_NONE or all zero, pointers NULL). Names on
+ * the right are those of the file; shapes are C order. */
 struct model_layer {
-    float *attn_norm, *ffn_norm;     /* [n_embd] */
-    float *q_norm, *k_norm;          /* [head_dim] */
-    struct kn_weight wq, wk, wv;     /* [n_head*head_dim, n_embd], [n_head_kv*head_dim, n_embd] x2 */
-    struct kn_weight wo;             /* [n_embd, n_head*head_dim] */
-    struct kn_weight gate, up, down; /* [n_ff, n_embd] x2, [n_embd, n_ff] */
+    float *attn_norm, *ffn_norm; /* [n_embd] */
+    float *post_attn_norm;       /* [n_embd] post_attention_norm: qwen35's norm before the
+                                    feed-forward, gemma4's after attention */
+    float *post_ffw_norm;        /* [n_embd] */
+    float *post_ffw_norm_1, *post_ffw_norm_2, *pre_ffw_norm_2; /* [n_embd] */
+    float *q_norm, *k_norm;                                    /* [head_dim] */
+    struct kn_weight wq, wk, wv;           /* [n_head*head_dim, n_embd], [n_head_kv*head_dim, n_embd] x2 */
+    struct kn_weight wg;                   /* [n_head*head_dim, n_embd] the gates held in attn_q */
+    struct kn_weight wo;                   /* [n_embd, n_head*head_dim] */
+    struct kn_weight gate, up, down;       /* [n_ff, n_embd] x2, [n_embd, n_ff] */
+    struct kn_weight router;               /* [n_expert, n_embd] ffn_gate_inp */
+    float *router_scale, *expert_scale;    /* [n_embd], [n_expert]: ffn_gate_inp.scale, ffn_down_exps.scale */
+    struct kn_weight gate_x, up_x, down_x; /* [n_expert, n_ff_exp, n_embd] x2, [n_expert, n_embd, n_ff_exp] */
+    struct kn_weight gate_s, up_s,
+        down_s;              /* the shared expert: [n_ff_shexp, n_embd] x2, [n_embd, n_ff_shexp] */
+    struct kn_weight shared; /* [1, n_embd] ffn_gate_inp_shexp: its gate */
+    struct kn_weight qkv, z, alpha, beta; /* [width, n_embd], [n_v*d_v, n_embd], [n_v, n_embd] x2 */
+    struct kn_weight ssm_out;             /* [n_embd, n_v*d_v] */
+    float *conv, *a, *dt, *ssm_norm;      /* [width, n_conv], [n_v] x2, [d_v] */
+    float out_scale;                      /* layer_output_scale on the whole residual stream; 1 if absent */
 };
 
 struct model {
     struct kn_backend *be;
     struct desc *d;
     struct gguf *file;
-    struct kn_weight embed;       /* [n_vocab, n_embd]; rows, and linear where tied. Drafters: usually absent */
-    struct kn_weight output;      /* [n_vocab, n_embd]; absent where tied, and usually in drafters */
-    const struct kn_weight *head; /* &output or &embed; drafters: NULL where the target's is borrowed */
-    float *output_norm;           /* [n_embd] */
-    struct kn_weight fc;          /* drafters: [n_embd, n_features] */
-    float *hidden_norm;           /* drafters: [n_embd] */
-    double *rope_freq;            /* [head_dim/2] device: theta^(-2i/head_dim) */
-    struct model_layer *layer;    /* [n_layer] */
-    uint64_t bytes_step;          /* weight bytes read by a one-row step, as stored in the file */
+    const struct model_family *family; /* NULL: a drafter */
+    struct kn_weight embed;  /* [n_vocab, n_embd]; rows, and linear where tied. Drafters: usually absent */
+    struct kn_weight output; /* [n_vocab, n_embd]; absent where tied, and usually in drafters */
+    const struct kn_weight *head;      /* &output or &embed; drafters: NULL where the target's is borrowed */
+    float *output_norm;                /* [n_embd] */
+    struct kn_weight fc;               /* drafters: [n_embd, n_features] */
+    float *hidden_norm;                /* drafters: [n_embd] */
+    double *rope_freq[DESC_MAX_ROPES]; /* [n_rot/2] device: what desc_rope says */
+    struct model_layer *layer;         /* [n_layer] */
+    uint64_t
+        bytes_step; /* weight bytes read by a one-row step, as stored in the file; of experts, those used */
 };
 
 typedef void (*model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
@@ -46,21 +65,40 @@ int model_load_gguf(struct model **m, struct gguf *g, struct kn_backend *be, con
                     model_progress_fn progress, void *ctx, struct err *e);
 void model_free(struct model *m);
 
-/* Activations of one pass, on the device. Target and drafter take turns in the same ones. */
+/* Activations of one pass, on the device, in work.c. Target and drafter take turns in the same ones; what
+ * neither needs is NULL. */
 struct work {
-    int32_t rows; /* capacity: the most rows a pass may have */
-    float *x;     /* [rows, n_embd] the residual stream */
-    float *q;     /* [rows, n_head * head_dim] */
-    float *k, *v; /* [rows, n_head_kv * head_dim] */
-    float *attn;  /* [rows, n_head * head_dim] */
-    float *ff;    /* [rows, n_ff] */
-    float *rope;  /* [rows, head_dim/2, 2] cos, sin */
+    int32_t rows;                  /* capacity: the most rows a pass may have */
+    float *x;                      /* [rows, n_embd] the residual stream */
+    float *y;                      /* [rows, n_embd] a branch before it is normed and added */
+    float *y2;                     /* [rows, n_embd] a second branch beside it */
+    float *q;                      /* [rows, n_head * head_dim] */
+    float *g;                      /* [rows, n_head * head_dim] gates of the attention's output */
+    float *k, *v;                  /* [rows, n_head_kv * head_dim] */
+    float *attn;                   /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
+    float *ff;                     /* [rows, max(n_ff, n_ff_shexp)] */
+    float *rope[DESC_MAX_ROPES];   /* [rows, n_rot/2, 2] cos, sin */
+    float *router;                 /* [rows, n_expert] */
+    int32_t *expert;               /* [rows, n_expert_used] ids */
+    float *expert_w;               /* [rows, n_expert_used] their weights */
+    float *expert_ff;              /* [rows, n_expert_used, n_ff_exp] */
+    float *shared;                 /* [rows, 1] gate of the shared expert */
+    float *qkv, *z, *alpha, *beta; /* [rows, width], [rows, n_v * d_v], [rows, n_v] x2 */
 };
+
+/* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
+ * drafter may be NULL. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
+int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
+             uint64_t *bytes, struct err *e);
+void work_free(struct work *w, struct kn_backend *be);
 
 /* The rows of one pass: n tokens at n consecutive positions, and what they read and leave. */
 struct pass {
     struct work *w;
-    const struct kn_kv *kv; /* [n_layer] */
+    const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
+    const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
+    const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
+    bool commit;            /* the rows are final (a prefill): delta nets advance their state */
     int32_t n;
     int32_t first_pos;  /* the position of row 0, as the host knows it: for messages */
     const int32_t *ids; /* [n] device */
@@ -71,12 +109,24 @@ struct pass {
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
 };
 
-/* qwen3.c: the causal pass of a target. Leaves the residual stream in w->x (before output_norm), keys and
+/* A family's forward pass is one block, in a file of its own that reads beside the paper; what is around the
+ * blocks is the same for all (model_pass). block runs layer i over p->w->x and returns what the operation
+ * that failed returned. */
+struct model_family {
+    enum desc_arch arch;
+    int (*block)(const struct model *m, const struct pass *p, int32_t i);
+};
+extern const struct model_family family_qwen3, family_qwen3moe, family_llama;
+const struct model_family *model_family_of(enum desc_arch arch); /* NULL: none, or a drafter */
+
+/* pass.c: the causal pass of a target. Leaves the residual stream in w->x (before output_norm), keys and
  * values in kv, the taps in features. ERR_DEVICE where the device fails, or with check where a layer leaves a
  * NaN or Inf. */
-int qwen3_pass(const struct model *m, const struct pass *p, struct err *e);
-/* One Qwen3 block over w->x: attention as the layer's description says (causal, window), then the feed-forward. A DFlash
- * drafter is made of the same blocks. Returns what the operation that failed returned. */
+int model_pass(const struct model *m, const struct pass *p, struct err *e);
+/* qwen3.c: attention of layer i over w->x as its description says (causal, window, heads, rope set), added to
+ * w->x. norms of heads where the layer has them. Also Llama's and the drafters'. */
+int qwen3_attention(const struct model *m, const struct pass *p, int32_t i);
+/* qwen3.c: one dense Qwen3 block. A DFlash drafter is made of the same blocks. */
 int qwen3_block(const struct model *m, const struct pass *p, int32_t i);
 
 /* dflash.c: keys and values of context rows from the features of the target, into kv at their positions. ids

@@ -20,8 +20,15 @@ static void *take(struct session *s, uint64_t count, size_t size)
     return p;
 }
 
-/* A ring a layer, and the scratch that attention over it wants. A full layer keeps every position; a sliding
- * one its window and the rows of the largest pass, which are written before the first of them looks back. */
+static int cache_failed(struct session *s, int layer, struct err *e)
+{
+    return err_set(e, ERR_IO, "out of memory (cache of layer %d, %d positions: lower --ctx or -n)", layer,
+                   s->o.ctx);
+}
+
+/* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
+ * position; a sliding one its window and the rows of the largest pass, which are written before the first of
+ * them looks back. */
 static int new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
                       struct err *e)
 {
@@ -30,21 +37,43 @@ static int new_caches(struct session *s, const struct model *m, int32_t pass_row
     struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
     if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
     for (int i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
         int64_t need = (int64_t)s->o.ctx + SESSION_MAX_ROWS;
-        int64_t window = (int64_t)d->layer[i].window + pass_rows;
-        if (d->layer[i].window && window < need) need = window;
+        int64_t window = (int64_t)y->window + pass_rows;
+        if (y->recurrent) continue;
+        if (y->window && window < need) need = window;
         kv[i] = (struct kn_kv){.type = s->o.kv_type,
                                .cap = round_up(need, KN_KV_SPLIT),
-                               .n_head_kv = d->n_head_kv,
-                               .head_dim = d->head_dim};
-        uint64_t count = (uint64_t)kv[i].cap * d->n_head_kv * d->head_dim;
+                               .n_head_kv = y->n_head_kv,
+                               .head_dim = y->head_dim};
+        uint64_t count = (uint64_t)kv[i].cap * (uint64_t)y->n_head_kv * (uint64_t)y->head_dim;
         kv[i].k = take(s, count, size);
         kv[i].v = take(s, count, size);
-        if (!kv[i].k || !kv[i].v)
-            return err_set(e, ERR_IO, "out of memory (cache of layer %d, %d positions: lower --ctx or -n)", i,
-                           s->o.ctx);
-        int rc = s->op->reserve_kv(s->be, pass_rows, d->n_head, &kv[i], d->layer[i].window);
+        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, e);
+        int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
         if (rc) return model_failed(m, "reserve", rc, e);
+    }
+    return 0;
+}
+
+/* The state of every delta net layer, zero as at the start of a sequence. */
+static int new_deltas(struct session *s, struct err *e)
+{
+    const struct desc *d = s->target->d;
+    uint64_t width = (uint64_t)desc_delta_width(d), n_v = (uint64_t)d->n_v;
+    bool any = false;
+    for (int i = 0; i < d->n_layer; i++) any |= d->layer[i].recurrent;
+    if (!any) return 0;
+    s->delta = mem_calloc((size_t)d->n_layer, sizeof *s->delta);
+    s->d_pending = take(s, 1, sizeof *s->d_pending);
+    if (!s->delta || !s->d_pending) return err_set(e, ERR_IO, "out of memory (recurrent state)");
+    for (int i = 0; i < d->n_layer; i++) {
+        struct kn_delta_state *y = &s->delta[i];
+        if (!d->layer[i].recurrent) continue;
+        y->s = take(s, n_v * (uint64_t)d->d_v * (uint64_t)d->d_k, sizeof *y->s);
+        y->conv = take(s, (uint64_t)(d->n_conv - 1) * width, sizeof *y->conv);
+        y->log = take(s, KN_DELTA_LOG * (width + 2 * n_v), sizeof *y->log);
+        if (!y->s || !y->conv || !y->log) return cache_failed(s, i, e);
     }
     return 0;
 }
@@ -56,31 +85,12 @@ static int32_t max32(int32_t a, int32_t b)
 
 static int new_work(struct session *s, int32_t rows, struct err *e)
 {
-    const struct desc *t = s->target->d, *d = s->drafter ? s->drafter->d : t;
-    struct work *w = &s->work;
-    uint64_t n = (uint64_t)rows, hd = (uint64_t)max32(t->head_dim, d->head_dim);
-    uint64_t q = (uint64_t)max32(t->n_head * t->head_dim, d->n_head * d->head_dim);
-    uint64_t k = (uint64_t)max32(t->n_head_kv * t->head_dim, d->n_head_kv * d->head_dim);
-    uint64_t x = (uint64_t)max32(t->n_embd, d->n_embd), ff = (uint64_t)max32(t->n_ff, d->n_ff);
-    w->rows = rows;
-    w->x = take(s, n * x, sizeof *w->x);
-    w->q = take(s, n * q, sizeof *w->q);
-    w->k = take(s, n * k, sizeof *w->k);
-    w->v = take(s, n * k, sizeof *w->v);
-    w->attn = take(s, n * q, sizeof *w->attn);
-    w->ff = take(s, n * ff, sizeof *w->ff);
-    w->rope = take(s, n * hd, sizeof *w->rope);
-    if (s->drafter) s->features = take(s, n * (uint64_t)d->n_features, sizeof *s->features);
+    const struct desc *t = s->target->d, *d = s->drafter ? s->drafter->d : NULL;
+    if (d) s->features = take(s, (uint64_t)rows * (uint64_t)d->n_features, sizeof *s->features);
     s->logits = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *s->logits);
-    if (!w->x || !w->q || !w->k || !w->v || !w->attn || !w->ff || !w->rope || !s->logits ||
-        (s->drafter && !s->features))
+    if (!s->logits || (d && !s->features))
         return err_set(e, ERR_IO, "out of memory (activations of %d rows: lower --chunk)", rows);
-    uint64_t widest = q > ff ? q : ff;
-    if (widest < x) widest = x;
-    if (s->drafter && widest < (uint64_t)d->n_features) widest = (uint64_t)d->n_features;
-    int rc =
-        s->op->reserve(s->be, rows, (int64_t)widest, t->n_vocab, max32(t->n_head, d->n_head), (int32_t)hd);
-    return rc ? model_failed(s->target, "reserve", rc, e) : 0;
+    return work_new(&s->work, s->target, s->drafter, rows, &s->bytes, e);
 }
 
 static int new_lists(struct session *s, struct err *e)
@@ -139,14 +149,15 @@ int session_new(struct session **out, struct model *target, struct model *drafte
     s->op = kn_op(s->be);
     s->o = *o;
     if (target->d->arch == DESC_DFLASH) {
-        err_set(e, ERR_FORMAT, "the target is a drafter (expected architecture qwen3, got %s)",
+        err_set(e, ERR_FORMAT, "the target is a drafter (expected another architecture, got %s)",
                 target->d->arch_name);
         goto fail;
     }
     if ((drafter && desc_pair(target->d, drafter->d, e)) || check_options(s, e)) goto fail;
     /* No pass is longer than the context, however large the chunk. */
     int32_t rows = max32(s->o.chunk < s->o.ctx ? s->o.chunk : s->o.ctx, SESSION_MAX_ROWS);
-    if (new_caches(s, target, rows, &s->kv, e) || (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
+    if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, e) ||
+        (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
         goto fail;
     if (new_work(s, rows, e) || new_lists(s, e)) goto fail;
     *out = s;
@@ -168,11 +179,17 @@ static void free_caches(struct session *s, const struct model *m, struct kn_kv *
 void session_free(struct session *s)
 {
     if (!s) return;
-    struct work *w = &s->work;
-    void *device[] = {s->d_history, s->d_pos, s->d_block, s->d_first, s->d_picks, s->features, s->logits,
-                      w->x,         w->q,     w->k,       w->v,       w->attn,    w->ff,       w->rope};
+    void *device[] = {s->d_history, s->d_pos,    s->d_block, s->d_first,
+                      s->d_picks,   s->features, s->logits,  s->d_pending};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
+    work_free(&s->work, s->be);
     free_caches(s, s->target, s->kv);
+    for (int i = 0; s->delta && i < s->target->d->n_layer; i++) {
+        s->op->free(s->be, s->delta[i].s);
+        s->op->free(s->be, s->delta[i].conv);
+        s->op->free(s->be, s->delta[i].log);
+    }
+    mem_free(s->delta);
     if (s->drafter) free_caches(s, s->drafter, s->draft_kv);
     mem_free(s->history);
     mem_free(s);
@@ -188,11 +205,23 @@ static int set_history(struct session *s, int32_t pos, const int32_t *ids, int32
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-/* The target over positions pos .. pos+n-1 of the history. */
-static int run_target(struct session *s, int32_t pos, int32_t n, struct err *e)
+/* How many rows of the last pass the delta nets replay before the next one. */
+static int set_pending(struct session *s, int32_t n, struct err *e)
+{
+    if (!s->delta || s->pending == n) return 0;
+    s->pending = n;
+    int rc = s->op->upload(s->be, s->d_pending, &s->pending, sizeof s->pending);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+/* The target over positions pos .. pos+n-1 of the history. commit: they are final, as in a prefill. */
+static int run_target(struct session *s, int32_t pos, int32_t n, bool commit, struct err *e)
 {
     const struct pass p = {.w = &s->work,
                            .kv = s->kv,
+                           .delta = s->delta,
+                           .pending = s->d_pending,
+                           .commit = commit,
                            .n = n,
                            .first_pos = pos,
                            .ids = s->d_history + pos,
@@ -200,7 +229,7 @@ static int run_target(struct session *s, int32_t pos, int32_t n, struct err *e)
                            .features = s->features,
                            .tapped = s->drafter ? s->drafter->d : NULL,
                            .check = s->o.check_layers};
-    return qwen3_pass(s->target, &p, e);
+    return model_pass(s->target, &p, e) || set_pending(s, 0, e) ? -1 : 0;
 }
 
 /* The features of the last target pass, first n rows, become context at pos .. pos+n-1. */
@@ -274,7 +303,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         int32_t pos = s->n_past,
                 stop = pos - pos % s->o.chunk + s->o.chunk; /* chunks end at absolute multiples */
         int32_t some = (stop < end ? stop : (int32_t)end) - pos;
-        if (run_target(s, pos, some, e)) goto out;
+        if (run_target(s, pos, some, true, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
         if (give_context(s, pos, some, e)) goto out;
@@ -298,7 +327,7 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
                        "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
                        SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
     if (check_ids(s, ids, n, e) || set_history(s, s->n_past, ids, n, e)) return -1;
-    if (run_target(s, s->n_past, n, e)) return -1;
+    if (run_target(s, s->n_past, n, false, e)) return -1;
     return run_head(s, s->target, 0, n, s->n_past, e);
 }
 
@@ -334,7 +363,7 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
 
 int session_commit(struct session *s, int32_t n, struct err *e)
 {
-    if (give_context(s, s->n_past, n, e)) return -1;
+    if (give_context(s, s->n_past, n, e) || set_pending(s, n, e)) return -1;
     s->n_past += n;
     return 0;
 }

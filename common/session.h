@@ -10,7 +10,8 @@
  * together is spec.h. All memory is taken by session_new; no verb allocates. Models and backend are borrowed
  * and outlive the session.
  *
- * Rows past n_past are simply written over later: a rejected row is never undone. */
+ * Rows past n_past are simply written over later: a rejected row is never undone. Recurrent layers keep the
+ * inputs of a forward's rows and replay those that were committed at the start of the next pass. */
 #ifndef DFLASH_SESSION_H
 #define DFLASH_SESSION_H
 
@@ -48,7 +49,10 @@ struct session {
     int32_t *d_first;   /* device: first visible position of the context, for draft_window */
     int32_t *d_picks;   /* device [SESSION_MAX_ROWS] */
     struct work work;
-    struct kn_kv *kv;       /* [target n_layer] */
+    struct kn_kv *kv;             /* [target n_layer]; all zero for recurrent layers */
+    struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
+    int32_t *d_pending;     /* device: rows of the last forward that were committed and wait to be replayed */
+    int32_t pending;        /* the same, as the host knows it */
     struct kn_kv *draft_kv; /* [drafter n_layer] */
     float *features;        /* device [max(chunk, SESSION_MAX_ROWS), n_features], of the last pass */
     float *logits;          /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or drafter's) */

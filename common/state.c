@@ -1,5 +1,5 @@
-/* state.c - see state.h. Sections, in this order: META, TOKN, LOGT, one KV a target layer, one DKV a drafter
- * layer. */
+/* state.c - see state.h. Sections, in this order: META, TOKN, LOGT, one a target layer (KV of attention, SSM
+ * of a delta net), one DKV a drafter layer. */
 #include "state.h"
 
 #include <fcntl.h>
@@ -228,6 +228,37 @@ out:
     return rc;
 }
 
+/* ---- recurrent state: the committed matrices, then the inputs that the convolution still sees ---- */
+
+static size_t delta_bytes(const struct desc *d, size_t *conv)
+{
+    *conv = (size_t)(d->n_conv - 1) * (size_t)desc_delta_width(d) * sizeof(float);
+    return (size_t)d->n_v * (size_t)d->d_v * (size_t)d->d_k * sizeof(float) + *conv;
+}
+
+static int save_delta(struct session *s, int i, struct snap_writer *w, struct err *e)
+{
+    size_t conv, bytes = delta_bytes(s->target->d, &conv);
+    uint8_t *p = mem_alloc(bytes);
+    if (!p) return err_set(e, ERR_IO, "out of memory (recurrent state of layer %d)", i);
+    int rc = s->op->download(s->be, p, s->delta[i].s, bytes - conv);
+    if (!rc) rc = s->op->download(s->be, p + bytes - conv, s->delta[i].conv, conv);
+    rc = rc ? model_failed(s->target, "download", rc, e) : snap_put(w, "SSM ", p, bytes, e);
+    mem_free(p);
+    return rc;
+}
+
+static int load_delta(struct state *st, struct session *s, int i, struct err *e)
+{
+    size_t conv, bytes = delta_bytes(s->target->d, &conv);
+    uint8_t *p = NULL;
+    if (open_section(st, "SSM ", bytes, e) || snap_read_section(&st->r, bytes, &p, e)) return -1;
+    int rc = s->op->upload(s->be, s->delta[i].s, p, bytes - conv);
+    if (!rc) rc = s->op->upload(s->be, s->delta[i].conv, p + bytes - conv, conv);
+    mem_free(p);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
 /* ---- saving ---- */
 
 static int save_logits(struct session *s, struct snap_writer *w, struct err *e)
@@ -245,7 +276,7 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     struct snap_writer w;
     struct meta m;
     uint8_t meta[META_FIXED + 4 * DESC_MAX_TAPS];
-    if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
+    if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1 || s->pending)
         return err_set(e, ERR_USAGE, "nothing to save (expected a session that has just been prefilled)");
     meta_of(s, &m);
     size_t size = meta_pack(&m, meta);
@@ -253,7 +284,10 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     if (snap_put(&w, "TOKN", s->history, (size_t)s->n_past * sizeof *s->history, e)) return -1;
     if (save_logits(s, &w, e)) return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
-        if (save_layer(s, &s->kv[i], &s->target->d->layer[i], "KV  ", &w, e)) return -1;
+        if (s->target->d->layer[i].recurrent
+                ? save_delta(s, i, &w, e)
+                : save_layer(s, &s->kv[i], &s->target->d->layer[i], "KV  ", &w, e))
+            return -1;
     for (int i = 0; s->drafter && i < s->drafter->d->n_layer; i++)
         if (save_layer(s, &s->draft_kv[i], &s->drafter->d->layer[i], "DKV ", &w, e)) return -1;
     return snap_end(&w, e);
@@ -417,7 +451,10 @@ int state_restore(struct state *st, struct session *s, struct err *e)
                        st->name, s->n_past);
     if (check_fit(st, s, e) || load_history(st, s, e) || load_logits(st, s, e)) return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
-        if (load_layer(st, s, &s->kv[i], &s->target->d->layer[i], "KV  ", e)) return -1;
+        if (s->target->d->layer[i].recurrent
+                ? load_delta(st, s, i, e)
+                : load_layer(st, s, &s->kv[i], &s->target->d->layer[i], "KV  ", e))
+            return -1;
     if (load_drafter(st, s, e)) return -1;
     int rc = snap_next(&st->r, e);
     if (rc > 0)

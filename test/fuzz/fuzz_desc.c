@@ -6,10 +6,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check(const struct desc *d)
 {
-    if (d->n_layer < 1 || d->n_layer > DESC_MAX_LAYERS || d->n_embd < 1 || d->head_dim < 2 || d->n_ff < 1)
+    if (d->n_layer < 1 || d->n_layer > DESC_MAX_LAYERS || d->n_embd < 1 || d->n_rope < 1 || d->n_rope > DESC_MAX_ROPES)
         __builtin_trap();
-    if (d->n_head_kv < 1 || d->n_head % d->n_head_kv || !(d->rms_eps > 0) || !(d->rope_theta > 0))
-        __builtin_trap();
+    if (!(d->rms_eps > 0) || !(d->rope[0].theta > 0)) __builtin_trap();
+    for (int i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        if (y->n_ff < 0 || (!y->n_ff && !y->moe) || y->rope < 0 || y->rope >= d->n_rope) __builtin_trap();
+        if (y->moe && (d->n_expert < 1 || d->n_expert_used < 1 || d->n_expert_used > d->n_expert || d->n_ff_exp < 1))
+            __builtin_trap();
+        if (y->recurrent) continue;
+        if (y->head_dim < 2 || y->n_head_kv < 1 || y->n_head < 1 || y->n_head % y->n_head_kv) __builtin_trap();
+    }
     if (d->n_stops < 0 || d->n_stops > DESC_MAX_STOPS) __builtin_trap();
     for (int i = 0; i < d->n_stops; i++)
         if (d->stops[i] < 0 || (d->n_vocab && d->stops[i] >= d->n_vocab)) __builtin_trap();

@@ -567,7 +567,7 @@ static int wrong_heads(struct gguf_writer *w, struct err *e)
 }
 static int other_arch(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_str(w, "general.architecture", "llama", 5, e);
+    return gguf_put_str(w, "general.architecture", "phi3", 4, e);
 }
 static int other_dialect(struct gguf_writer *w, struct err *e)
 {
@@ -608,7 +608,7 @@ static void test_desc_refuses(void **state)
         const char *what;
     } c[] = {
         {{.drop_key = "general.architecture"}, "key 'general.architecture': is missing"},
-        {{.edit = other_arch}, "expected qwen3 or dflash, got llama"},
+        {{.edit = other_arch}, "expected qwen3, qwen3moe, llama or dflash, got phi3"},
         {{.drop_key = "qwen3.rope.freq_base"}, "key 'qwen3.rope.freq_base': is missing"},
         {{.drop_key = "qwen3.attention.layer_norm_rms_epsilon"}, "layer_norm_rms_epsilon': is missing"},
         {{.drop_key = "qwen3.block_count"}, "key 'qwen3.block_count': is missing"},

@@ -1,0 +1,71 @@
+/* pass.c - what is around a family's blocks and is the same for all: embedding, rope tables, taps, checks,
+ * head. */
+#include "model.h"
+
+static const struct model_family *const families[] = {&family_qwen3, &family_qwen3moe, &family_llama};
+
+const struct model_family *model_family_of(enum desc_arch arch)
+{
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (families[i]->arch == arch) return families[i];
+    return NULL;
+}
+
+int model_failed(const struct model *m, const char *what, int rc, struct err *e)
+{
+    enum err_class code = rc == KN_EMEM ? ERR_IO : rc == KN_EDEVICE ? ERR_DEVICE : ERR_FORMAT;
+    return err_set(e, code, "%s: %s: %s", kn_op(m->be)->name, what, kn_message(m->be));
+}
+
+static int leave_taps(const struct model *m, const struct pass *p, int32_t block)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    int64_t width = m->d->n_embd;
+    int rc = 0;
+    for (int32_t t = 0; p->features && t < p->tapped->n_taps && rc == 0; t++)
+        if (p->tapped->taps[t] == block)
+            rc = op->tap(m->be, p->features, p->tapped->n_features, t * width, p->w->x, p->n, width);
+    return rc;
+}
+
+static int check_block(const struct model *m, const struct pass *p, int32_t block, struct err *e)
+{
+    int32_t bad;
+    int rc = kn_op(m->be)->find_bad(m->be, p->w->x, p->n, m->d->n_embd, &bad);
+    if (rc) return model_failed(m, "find_bad", rc, e);
+    if (bad < 0) return 0;
+    if (block < 0)
+        return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the embedding", p->first_pos + bad);
+    return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the output of layer %d, the first that has one",
+                   p->first_pos + bad, block);
+}
+
+int model_pass(const struct model *m, const struct pass *p, struct err *e)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct desc *d = m->d;
+    int rc = op->embed(m->be, p->w->x, &m->embed, p->ids, p->n, d->embedding_scale);
+    for (int32_t i = 0; i < d->n_rope && rc == 0; i++)
+        rc = op->rope_table(m->be, p->w->rope[i], p->pos, p->n, m->rope_freq[i], d->rope[i].n_rot);
+    if (rc) return model_failed(m, "embedding", rc, e);
+    if (p->check && check_block(m, p, -1, e)) return -1;
+    for (int32_t i = 0; i < d->n_layer; i++) {
+        rc = m->family->block(m, p, i);
+        if (rc == 0) rc = leave_taps(m, p, i);
+        if (rc) return model_failed(m, "forward pass", rc, e);
+        if (p->check && check_block(m, p, i, e)) return -1;
+    }
+    return 0;
+}
+
+int model_logits(const struct model *m, const struct model *target, const float *x, int32_t n, float *logits,
+                 struct err *e)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct kn_weight *head = m->head ? m->head : target->head;
+    const struct desc *cap = m->d->has_softcap ? m->d : target->d;
+    int rc = op->norm_linear(m->be, &logits, &head, 1, x, m->output_norm, m->d->rms_eps, n);
+    if (rc == 0 && cap->has_softcap && cap->softcap > 0)
+        rc = op->softcap(m->be, logits, (int64_t)n * head->n_out, cap->softcap);
+    return rc ? model_failed(m, "head", rc, e) : 0;
+}

@@ -1,0 +1,101 @@
+/* work.c - the activations of a pass: one buffer an intermediate result, as wide as the widest layer of the
+ * two models needs it. */
+#include <string.h>
+#include "model.h"
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Values a row, of each buffer; 0: not needed. */
+struct widths {
+    int64_t x, y, q, g, k, attn, ff, rope[DESC_MAX_ROPES], router, used, expert_ff, shared, qkv, z, n_v;
+    int64_t n_head, head_dim, features;
+};
+
+static void widen(struct widths *w, const struct desc *d)
+{
+    w->x = most(w->x, d->n_embd);
+    if (d->arch == DESC_GEMMA4) w->y = most(w->y, d->n_embd);
+    for (int i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        int64_t q = (int64_t)y->n_head * y->head_dim;
+        w->q = most(w->q, q);
+        w->k = most(w->k, (int64_t)y->n_head_kv * y->head_dim);
+        w->attn = most(w->attn, q);
+        w->ff = most(w->ff, y->n_ff);
+        w->n_head = most(w->n_head, y->n_head);
+        w->head_dim = most(w->head_dim, y->head_dim);
+        if (d->gated_attention) w->g = most(w->g, q);
+        if (!y->recurrent) continue;
+        w->attn = most(w->attn, (int64_t)d->n_v * d->d_v);
+        w->qkv = most(w->qkv, desc_delta_width(d));
+        w->z = most(w->z, (int64_t)d->n_v * d->d_v);
+        w->n_v = most(w->n_v, d->n_v);
+    }
+    for (int i = 0; i < d->n_rope; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
+    w->router = most(w->router, d->n_expert);
+    w->used = most(w->used, d->n_expert_used);
+    w->expert_ff = most(w->expert_ff, (int64_t)d->n_expert_used * d->n_ff_exp);
+    w->ff = most(w->ff, d->n_ff_shexp);
+    if (d->n_ff_shexp) w->shared = 1;
+    w->features = most(w->features, d->n_features);
+}
+
+int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
+             uint64_t *bytes, struct err *e)
+{
+    struct kn_backend *be = target->be;
+    const struct kn_ops *op = kn_op(be);
+    struct widths n = {0};
+    widen(&n, target->d);
+    if (drafter) widen(&n, drafter->d);
+    struct {
+        void *at; /* a pointer to 32-bit values */
+        int64_t width;
+    } all[] = {
+        {&w->x, n.x},
+        {&w->y, n.y},
+        {&w->y2, n.y},
+        {&w->q, n.q},
+        {&w->g, n.g},
+        {&w->k, n.k},
+        {&w->v, n.k},
+        {&w->attn, n.attn},
+        {&w->ff, n.ff},
+        {&w->router, n.router},
+        {&w->expert, n.used},
+        {&w->expert_w, n.used},
+        {&w->shared, n.shared},
+        {&w->qkv, n.qkv},
+        {&w->z, n.z},
+        {&w->alpha, n.n_v},
+        {&w->beta, n.n_v},
+        {&w->expert_ff, n.expert_ff},
+        {&w->rope[0], n.rope[0]},
+        {&w->rope[1], n.rope[1]},
+    };
+    int64_t widest = n.features;
+    w->rows = rows;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        size_t size = (size_t)rows * (size_t)all[i].width * 4;
+        void *p = size ? op->alloc(be, size) : NULL;
+        if (size && !p)
+            return err_set(e, ERR_IO, "out of memory (activations of %d rows: lower --chunk)", rows);
+        memcpy(all[i].at, &p, sizeof p);
+        *bytes += size;
+        widest = most(widest, all[i].width);
+    }
+    int rc = op->reserve(be, rows, widest, target->d->n_vocab, (int32_t)n.n_head, (int32_t)n.head_dim);
+    return rc ? model_failed(target, "reserve", rc, e) : 0;
+}
+
+void work_free(struct work *w, struct kn_backend *be)
+{
+    void *all[] = {w->x,    w->y,  w->y2,     w->q,      w->g,        w->k,         w->v,
+                   w->attn, w->ff, w->router, w->expert, w->expert_w, w->expert_ff, w->shared,
+                   w->qkv,  w->z,  w->alpha,  w->beta,   w->rope[0],  w->rope[1]};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kn_op(be)->free(be, all[i]);
+    *w = (struct work){0};
+}
