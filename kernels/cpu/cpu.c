@@ -143,6 +143,7 @@ static const struct kn_ops cpu_ops = {
     .reserve = cpu_reserve,
     .reserve_kv = cpu_reserve_kv,
     .weight_load = cpu_weight_load,
+    .experts_load = cpu_experts_load,
     .weight_free = cpu_weight_free,
     .embed = cpu_embed,
     .rope_table = cpu_rope_table,
@@ -155,6 +156,9 @@ static const struct kn_ops cpu_ops = {
     .tap = cpu_tap,
     .norm_add = cpu_norm_add,
     .gate = cpu_gate,
+    .route = cpu_route,
+    .experts_gated = cpu_experts_gated,
+    .experts_down = cpu_experts_down,
     .softcap = cpu_softcap,
     .pick = cpu_pick,
     .find_bad = cpu_find_bad,
@@ -201,6 +205,7 @@ void cpu_close(struct kn_backend *kb)
     struct cpu_backend *be = cpu_of(kb);
     free(be->scratch);
     free(be->scratch_rows);
+    free(be->scratch_experts);
     pool_free(be->pool);
     free(be);
 }

@@ -31,6 +31,8 @@ struct cpu_backend {
     struct mm_arena *arena; /* packed weights (mm_pack.c) */
     void *scratch_rows;     /* of attention and pick (rows.c) */
     size_t scratch_rows_bytes;
+    void *scratch_experts; /* of experts_gated and experts_down (experts.c) */
+    size_t scratch_experts_bytes;
 };
 static inline struct cpu_backend *cpu_of(struct kn_backend *be)
 {
@@ -72,6 +74,8 @@ size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
 /* mm.c */
 int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
                     const void *data, unsigned use);
+int cpu_experts_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat,
+                     const void *data);
 void cpu_weight_free(struct kn_backend *, struct kn_weight *);
 int cpu_mm_reserve(struct cpu_backend *, int32_t n, int64_t n_in);
 int cpu_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
@@ -80,5 +84,14 @@ int cpu_norm_linear(struct kn_backend *, float *const *out, const struct kn_weig
                     const float *x, const float *norm, float eps, int32_t n);
 int cpu_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
                    const float *x, const float *norm, float eps, enum kn_act act, int32_t n);
+
+/* experts.c */
+int cpu_experts_reserve(struct cpu_backend *, const struct kn_weight *); /* scratch for a loaded weight */
+int cpu_route(struct kn_backend *, const struct kn_route *);
+int cpu_experts_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
+                      const float *x, const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n,
+                      int32_t n_used);
+int cpu_experts_down(struct kn_backend *, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
+                     const float *weights, int32_t n, int32_t n_used, bool add);
 
 #endif

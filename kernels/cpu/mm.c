@@ -262,6 +262,8 @@ static int check(const struct product *p)
     for (int j = 0; j < p->n_w; j++) {
         if (!p->w[j]->packed || !mm_type_of(p->w[j]->type))
             return cpu_fail(be, KN_EINVAL, "matrix product with a weight not loaded for it");
+        if (p->w[j]->n_mat)
+            return cpu_fail(be, KN_EINVAL, "matrix product with a weight of %d experts", p->w[j]->n_mat);
         if (p->w[j]->n_in != p->w[0]->n_in || (p->gated && p->w[j]->n_out != p->w[0]->n_out))
             return cpu_fail(be, KN_EINVAL, "matrix product of unequal shapes: [%lld, %lld] and [%lld, %lld]",
                             (long long)p->w[0]->n_out, (long long)p->w[0]->n_in, (long long)p->w[j]->n_out,

@@ -226,8 +226,8 @@ struct packing {
     const struct mm_type *type;
     uint8_t *packed;
     const void *data;
-    size_t panel;
-    int64_t n_in, n_out, panels, each; /* each: panels an item */
+    size_t panel, file; /* bytes a panel, and a matrix of data */
+    int64_t n_in, n_out, panels, all, each; /* panels a matrix, of all matrices, an item */
     int lanes;
 };
 
@@ -235,8 +235,43 @@ static void pack_item(void *ctx, int64_t item, int thread)
 {
     const struct packing *k = ctx;
     (void)thread;
-    for (int64_t p = item * k->each; p < k->panels && p < (item + 1) * k->each; p++)
-        mm_pack_panel(k->type, k->packed + (size_t)p * k->panel, k->data, k->n_in, k->n_out, p * k->lanes, k->lanes);
+    for (int64_t p = item * k->each; p < k->all && p < (item + 1) * k->each; p++)
+        mm_pack_panel(k->type, k->packed + (size_t)p * k->panel, (const uint8_t *)k->data + (size_t)(p / k->panels) * k->file,
+                      k->n_in, k->n_out, p % k->panels * k->lanes, k->lanes);
+}
+
+/* n_mat matrices of w's type and shape, one after the other. */
+static int pack(struct cpu_backend *be, struct kn_weight *w, int32_t n_mat, const void *data)
+{
+    const struct mm_type *t = mm_type_of(w->type);
+    const char *name = kn_type_info(w->type)->name;
+    if (!t) return cpu_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", name);
+    const int lanes = be->isa->mm->lanes;
+    const int64_t panels = (w->n_out + lanes - 1) / lanes;
+    if (w->n_in > INT32_MAX || (uint64_t)panels > (SIZE_MAX >> 1) / mm_panel_bytes(t, w->n_in, lanes) / (uint64_t)n_mat)
+        return cpu_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)w->n_out, (long long)w->n_in,
+                        name);
+    const size_t panel = mm_panel_bytes(t, w->n_in, lanes), bytes = (size_t)n_mat * (size_t)panels * panel;
+    uint8_t *packed = panels_alloc(be, bytes);
+    if (!packed)
+        return cpu_fail(be, KN_EMEM, "no memory for %zu bytes of a weight [%lld, %lld] of %s", bytes, (long long)w->n_out,
+                        (long long)w->n_in, name);
+    const int64_t all = panels * n_mat;
+    struct packing job = {.type = t,
+                          .packed = packed,
+                          .data = data,
+                          .panel = panel,
+                          .file = kn_row_bytes(w->type, w->n_in) * (size_t)w->n_out,
+                          .n_in = w->n_in,
+                          .n_out = w->n_out,
+                          .panels = panels,
+                          .all = all,
+                          .each = (all + POOL_MAX_ITEMS - 1) / POOL_MAX_ITEMS,
+                          .lanes = lanes};
+    pool_run(be->pool, (all + job.each - 1) / job.each, pack_item, &job);
+    w->packed = packed;
+    w->packed_bytes = bytes;
+    return 0;
 }
 
 int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
@@ -255,24 +290,27 @@ int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, i
     if ((use & KN_USE_ROWS) && !info->can_decode)
         return cpu_fail(be, KN_ETYPE, "%s weight: the type cannot be decoded (rows)", info->name);
     if (use & KN_USE_ROWS) w->rows = data;
-    if (!(use & KN_USE_LINEAR)) return 0;
-    const struct mm_type *t = mm_type_of(type);
-    if (!t) return cpu_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", info->name);
-    const int lanes = be->isa->mm->lanes;
-    const int64_t panels = (n_out + lanes - 1) / lanes;
-    if (n_in > INT32_MAX || (uint64_t)panels > (SIZE_MAX >> 1) / mm_panel_bytes(t, n_in, lanes))
-        return cpu_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)n_out,
-                        (long long)n_in, info->name);
-    const size_t panel = mm_panel_bytes(t, n_in, lanes);
-    uint8_t *packed = panels_alloc(be, (size_t)panels * panel);
-    if (!packed)
-        return cpu_fail(be, KN_EMEM, "no memory for %zu bytes of a weight [%lld, %lld] of %s",
-                        (size_t)panels * panel, (long long)n_out, (long long)n_in, info->name);
-    struct packing job = {t, packed, data, panel, n_in, n_out, panels, (panels + POOL_MAX_ITEMS - 1) / POOL_MAX_ITEMS, lanes};
-    pool_run(be->pool, (panels + job.each - 1) / job.each, pack_item, &job);
-    w->packed = packed;
-    w->packed_bytes = (size_t)panels * panel;
-    return 0;
+    return use & KN_USE_LINEAR ? pack(be, w, 1, data) : 0;
+}
+
+int cpu_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat,
+                     const void *data)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    const struct kn_type_info *info = kn_type_info(type);
+    *w = (struct kn_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_mat = n_mat};
+    if (!info) return cpu_fail(be, KN_ETYPE, "experts_load: unknown type number %u", type);
+    if (n_in < 1 || n_out < 1 || n_mat < 1 || !data)
+        return cpu_fail(be, KN_EINVAL, "experts_load: [%d, %lld, %lld] of %s: empty or without data", n_mat,
+                        (long long)n_out, (long long)n_in, info->name);
+    if (!mm_type_of(type)) return cpu_fail(be, KN_ETYPE, "experts_load: no matrix product for %s", info->name);
+    if (n_in % info->block)
+        return cpu_fail(be, KN_ETYPE, "experts_load: %s rows of %lld elements are not whole blocks of %u", info->name,
+                        (long long)n_in, info->block);
+    int rc = pack(be, w, n_mat, data);
+    if (!rc) rc = cpu_experts_reserve(be, w);
+    if (rc) cpu_weight_free(kb, w);
+    return rc;
 }
 
 void cpu_weight_free(struct kn_backend *kb, struct kn_weight *w)

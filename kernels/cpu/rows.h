@@ -1,6 +1,7 @@
 /* rows.h - inner kernels of the small operations: everything of the CPU backend but the matrix products.
  *
- * One table of functions for each instruction set, compiled from rows.inc.h, attention.inc.h and pick.inc.h.
+ * One table of functions for each instruction set, compiled from rows.inc.h, attention.inc.h, pick.inc.h
+ * and the like.
  * A function works for one row (or one tile of rows) on the calling thread; rows.c, attention.c and pick.c
  * check shapes and share the work among threads. Nothing here allocates. */
 #ifndef DFLASH_CPU_ROWS_H
@@ -83,6 +84,9 @@ struct cpu_rows {
     /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the
      * vocabulary */
     int32_t (*pick)(const struct kn_pick *, int32_t row, const struct cpu_pick_work *);
+    void (*route)(const struct kn_route *, int32_t row);
+    /* out[n] = sum over j ascending of w[j] * r[j, lanes], or out += that sum; n <= lanes <= 16 */
+    void (*weigh)(float *out, const float *r, const float *w, int32_t n_used, int32_t lanes, int32_t n, bool add);
     /* For tests: x = exp(x); out = act(gate) * up, out may be gate */
     void (*exp)(float *x, int64_t n);
     void (*gated)(float *out, const float *gate, const float *up, int64_t n, enum kn_act act);

@@ -7,6 +7,7 @@
 
 #include "attention.inc.h"
 #include "pick.inc.h"
+#include "route.inc.h"
 
 const struct cpu_rows cpu_rows_avx512 = {
     .rms_norm = rows_rms_norm,
@@ -21,6 +22,8 @@ const struct cpu_rows cpu_rows_avx512 = {
     .attn_merge = rows_attn_merge,
     .attn_finish = rows_attn_finish,
     .pick = rows_pick,
+    .route = rows_route,
+    .weigh = rows_weigh,
     .exp = rows_exp,
     .gated = rows_gated,
 };
