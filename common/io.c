@@ -22,7 +22,54 @@
 
 #define OUT_BUF ((size_t)256 << 10)
 
-/* ---- maps ---- */
+/* ---- maps ----
+ * Every map that exists, for the check of a commit and for the handler of a map that was cut. */
+
+#define MAX_MAPS 1024
+struct io_live {
+    uintptr_t from, to;
+    const char *path;
+    int fd;
+    uint64_t size;
+    struct timespec written;
+};
+static _Atomic(struct io_live *) live_map[MAX_MAPS];
+
+static int map_enter(struct io_map *m, int fd, const struct stat *st, struct err *e)
+{
+    struct io_live *l = mem_alloc(sizeof *l);
+    if (!l) return err_set(e, ERR_IO, "%s: out of memory (a map)", m->path);
+    *l = (struct io_live){.from = (uintptr_t)m->data,
+                          .to = (uintptr_t)m->data + (uintptr_t)m->size,
+                          .path = m->path,
+                          .fd = fd,
+                          .size = m->size,
+                          .written = st->st_mtim};
+    for (int i = 0; i < MAX_MAPS; i++) {
+        struct io_live *none = NULL;
+        if (!atomic_compare_exchange_strong(&live_map[i], &none, l)) continue;
+        m->live = l;
+        return 0;
+    }
+    mem_free(l);
+    return err_set(e, ERR_IO, "%s: too many files open at once (at most %d)", m->path, MAX_MAPS);
+}
+
+int io_maps_check(struct err *e)
+{
+    for (int i = 0; i < MAX_MAPS; i++) {
+        const struct io_live *l = atomic_load(&live_map[i]);
+        struct stat st;
+        if (!l) continue;
+        if (fstat(l->fd, &st)) return err_errno(e, "%s", l->path);
+        if ((uint64_t)st.st_size != l->size || st.st_mtim.tv_sec != l->written.tv_sec ||
+            st.st_mtim.tv_nsec != l->written.tv_nsec)
+            return err_set(e, ERR_IO,
+                           "%s: changed while it was read (expected %llu bytes untouched, got %llu)", l->path,
+                           (unsigned long long)l->size, (unsigned long long)st.st_size);
+    }
+    return 0;
+}
 
 int io_map_open(struct io_map *m, const char *path, struct err *e)
 {
@@ -59,9 +106,10 @@ int io_map_open(struct io_map *m, const char *path, struct err *e)
         }
         m->data = p;
     }
-    close(fd);
+    if (map_enter(m, fd, &st, e)) goto fail;
     return 0;
 fail:
+    if (m->data) munmap((void *)(uintptr_t)m->data, (size_t)m->size);
     close(fd);
     mem_free(m->path);
     memset(m, 0, sizeof *m);
@@ -71,6 +119,12 @@ fail:
 void io_map_close(struct io_map *m)
 {
     if (!m) return;
+    for (int i = 0; m->live && i < MAX_MAPS; i++) {
+        struct io_live *it = m->live;
+        if (atomic_compare_exchange_strong(&live_map[i], &it, NULL)) break;
+    }
+    if (m->live) close(m->live->fd);
+    mem_free(m->live);
     if (m->data) munmap((void *)(uintptr_t)m->data, (size_t)m->size);
     mem_free(m->path);
     memset(m, 0, sizeof *m);
@@ -108,12 +162,36 @@ static void tmp_leave(char *name)
     }
 }
 
-static void on_signal(int sig)
+static void remove_temporaries(void)
 {
     for (int i = 0; i < MAX_TMP; i++) {
         char *name = atomic_load(&live_tmp[i]);
         if (name) unlink(name);
     }
+}
+
+/* A page of a map that is no longer there: somebody cut the file. Any other address is a defect of ours, and
+ * keeps the default action. */
+static void on_bus_error(int sig, siginfo_t *info, void *context)
+{
+    static const char text[] = ": was cut by another process while it was read\n";
+    uintptr_t at = (uintptr_t)info->si_addr;
+    (void)context;
+    remove_temporaries();
+    for (int i = 0; i < MAX_MAPS; i++) {
+        const struct io_live *l = atomic_load(&live_map[i]);
+        if (!l || at < l->from || at >= l->to) continue;
+        if (write(STDERR_FILENO, l->path, strlen(l->path)) < 0 ||
+            write(STDERR_FILENO, text, sizeof text - 1) < 0)
+            _exit(ERR_IO); /* nobody to tell */
+        _exit(ERR_IO);
+    }
+    raise(sig);
+}
+
+static void on_signal(int sig)
+{
+    remove_temporaries();
     raise(sig); /* SA_RESETHAND: the default action follows, so the parent sees the signal */
 }
 
@@ -131,6 +209,9 @@ void io_signals_install(void)
         sigemptyset(&sa.sa_mask);
         sigaction(sigs[i], &sa, NULL);
     }
+    struct sigaction bus = {.sa_sigaction = on_bus_error, .sa_flags = (int)(SA_RESETHAND | SA_SIGINFO)};
+    sigemptyset(&bus.sa_mask);
+    sigaction(SIGBUS, &bus, NULL);
     signal(SIGXFSZ, SIG_IGN); /* past `ulimit -f` a write fails, and that is reported like a full disk */
 }
 
@@ -304,7 +385,7 @@ int io_out_commit(struct io_out *o, struct err *e)
     char dir[PATH_MAX];
     int fd;
     if (!o->buf) return 0;
-    if (io_out_flush(o, e)) goto fail;
+    if (io_out_flush(o, e) || io_maps_check(e)) goto fail;
     if (o->to_stdout) {
         io_out_abort(o);
         return 0;

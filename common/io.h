@@ -13,9 +13,13 @@ struct io_map {
     const uint8_t *data;
     uint64_t size;
     char *path;
+    struct io_live *live; /* what io_maps_check and the signal handler know of it */
 };
 int io_map_open(struct io_map *m, const char *path, struct err *e);
 void io_map_close(struct io_map *m); /* zeroed struct is legal */
+/* ERR_IO naming the file if one that is mapped now was written to or cut since it was mapped. io_out_commit
+ * asks first, so nothing made from such a file appears. */
+int io_maps_check(struct err *e);
 /* The n bytes at p, inside a map, were read and are not needed soon: the process gives their whole pages
  * back, so that streaming through a large file stays small. Reading them again is legal. Never for memory
  * that is not a map. */
@@ -42,7 +46,8 @@ int io_out_flush(struct io_out *o, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
 void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
 /* Remove temporaries when SIGINT, SIGTERM, SIGHUP or SIGPIPE end the program, which they still do; a write
- * past the limit on file sizes fails instead of ending it. */
+ * past the limit on file sizes fails instead of ending it. Reading a mapped file that another process cut
+ * ends the program with a message and exit status 4 (ERR_IO), temporaries removed. */
 void io_signals_install(void);
 
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */

@@ -313,6 +313,64 @@ static void out_signal(void **state)
     }
 }
 
+static void write_file(const char *path, const char *text, size_t n)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* A file that changes while it is mapped: nothing made from it appears, and a read past its new end is an
+ * error with a name, not a crash. */
+static void map_changes(void **state)
+{
+    static char pages[3 << 12];
+    struct io_map m;
+    struct io_out o;
+    struct err e = {0};
+    char said[512] = "", want[512];
+    int before, status, fd[2];
+    (void)state;
+    write_file(scratch("source"), pages, sizeof pages);
+    before = scratch_files();
+    assert_int_equal(io_map_open(&m, scratch("source"), &e), 0);
+    assert_int_equal(io_maps_check(&e), 0);
+    assert_int_equal(io_out_open(&o, scratch("made"), false, NULL, 0, &e), 0);
+    assert_int_equal(truncate(scratch("source"), 5), 0);
+    assert_int_equal(io_out_commit(&o, &e), -1);
+    assert_int_equal(e.code, ERR_IO);
+    snprintf(want, sizeof want, "%s: changed while it was read (expected 12288 bytes untouched, got 5)",
+             scratch("source"));
+    assert_string_equal(e.msg, want);
+    assert_int_equal(scratch_files(), before);
+    io_map_close(&m);
+    memset(&e, 0, sizeof e);
+    assert_int_equal(io_maps_check(&e), 0); /* a closed map is nobody's business */
+
+    write_file(scratch("source"), pages, sizeof pages);
+    assert_int_equal(pipe(fd), 0);
+    if (!fork()) {
+        dup2(fd[1], 2);
+        io_signals_install();
+        if (io_map_open(&m, scratch("source"), &e) || io_out_open(&o, scratch("made"), false, NULL, 0, &e))
+            _exit(90);
+        if (scratch_files() != before + 1 || truncate(scratch("source"), 5)) _exit(91);
+        volatile uint8_t sink = m.data[2 << 12];
+        _exit(92 + sink);
+    }
+    close(fd[1]);
+    wait(&status);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 4);
+    assert_true(read(fd[0], said, sizeof said - 1) > 0);
+    close(fd[0]);
+    snprintf(want, sizeof want, "%s: was cut by another process while it was read\n", scratch("source"));
+    assert_string_equal(said, want);
+    assert_int_equal(scratch_files(), before);
+    remove(scratch("source"));
+}
+
 static void out_zeroed(void **state)
 {
     struct io_out o = {0};
@@ -441,11 +499,11 @@ static void tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(errors),     cmocka_unit_test(memory),       cmocka_unit_test(maps),
-        cmocka_unit_test(out_whole),  cmocka_unit_test(out_refusals), cmocka_unit_test(out_appeared),
-        cmocka_unit_test(out_full),   cmocka_unit_test(out_stdout),   cmocka_unit_test(out_signal),
-        cmocka_unit_test(out_zeroed), cmocka_unit_test(read_all),     cmocka_unit_test(interrupted),
-        cmocka_unit_test(tokens),
+        cmocka_unit_test(errors),      cmocka_unit_test(memory),       cmocka_unit_test(maps),
+        cmocka_unit_test(out_whole),   cmocka_unit_test(out_refusals), cmocka_unit_test(out_appeared),
+        cmocka_unit_test(out_full),    cmocka_unit_test(out_stdout),   cmocka_unit_test(out_signal),
+        cmocka_unit_test(map_changes), cmocka_unit_test(out_zeroed),   cmocka_unit_test(read_all),
+        cmocka_unit_test(interrupted), cmocka_unit_test(tokens),
     };
     int rc;
     scratch_begin();
