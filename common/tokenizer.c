@@ -128,7 +128,7 @@ void tok_buf_drop(struct tok_buf *b, size_t n)
     b->n -= n;
 }
 
-static int no_memory(struct err *e, const char *what)
+int tok_no_memory(struct err *e, const char *what)
 {
     return err_set(e, ERR_IO, "out of memory (%s of the vocabulary)", what);
 }
@@ -150,8 +150,7 @@ int32_t tok_find_piece(const struct tokenizer *t, const uint8_t *p, size_t n)
     }
 }
 
-/* At most 60 bytes of a token's text for a message. */
-static int shown(struct gguf_str s)
+int tok_shown(struct gguf_str s)
 {
     return s.n > 60 ? 60 : (int)s.n;
 }
@@ -161,24 +160,9 @@ static int shown(struct gguf_str s)
  * makes it. */
 static int build_bytes(struct tokenizer *t, const struct tok_spec *s, bool *spelled, struct err *e)
 {
-    uint64_t total = 0;
-    for (int64_t i = 0; i < s->n_vocab; i++) {
-        if (s->token[i].n > INT32_MAX)
-            return err_set(e, ERR_FORMAT, "%s: token %lld is %llu bytes long", s->name, (long long)i,
-                           (unsigned long long)s->token[i].n);
-        total += s->token[i].n;
-    }
-    t->type = arena_alloc(t->arena, (size_t)s->n_vocab, 1);
-    t->offset = arena_alloc(t->arena, (size_t)s->n_vocab + 1, sizeof *t->offset);
-    t->bytes = arena_alloc(t->arena, total + 1, 1);
-    if (!t->type || !t->offset || !t->bytes) return no_memory(e, "texts");
+    (void)e;
     uint64_t at = 0;
     for (int64_t i = 0; i < s->n_vocab; i++) {
-        if (s->type[i] < TOK_NORMAL || s->type[i] > TOK_UNUSED)
-            return err_set(e, ERR_FORMAT,
-                           "%s: tokenizer.ggml.token_type: token %lld '%.*s' has type %d (expected 1 to 5)",
-                           s->name, (long long)i, shown(s->token[i]), s->token[i].s, s->type[i]);
-        t->type[i] = (uint8_t)s->type[i];
         t->offset[i] = at;
         int64_t n = tok_from_alphabet(s->token[i].s, s->token[i].n, t->bytes + at);
         /* The bytes of a token that is found by its text are that text, but merges name it in the alphabet
@@ -196,6 +180,31 @@ static int build_bytes(struct tokenizer *t, const struct tok_spec *s, bool *spel
     return 0;
 }
 
+/* Types, and room for the texts: no token stands for more bytes than its text has. */
+static int build_types(struct tokenizer *t, const struct tok_spec *s, struct err *e)
+{
+    const int32_t last = s->kind == TOK_GPT2 ? TOK_UNUSED : TOK_BYTE;
+    uint64_t total = 0;
+    for (int64_t i = 0; i < s->n_vocab; i++) {
+        if (s->token[i].n > INT32_MAX)
+            return err_set(e, ERR_FORMAT, "%s: token %lld is %llu bytes long", s->name, (long long)i,
+                           (unsigned long long)s->token[i].n);
+        total += s->token[i].n;
+    }
+    t->type = arena_alloc(t->arena, (size_t)s->n_vocab, 1);
+    t->offset = arena_alloc(t->arena, (size_t)s->n_vocab + 1, sizeof *t->offset);
+    t->bytes = arena_alloc(t->arena, total + 1, 1);
+    if (!t->type || !t->offset || !t->bytes) return tok_no_memory(e, "texts");
+    for (int64_t i = 0; i < s->n_vocab; i++) {
+        if (s->type[i] < TOK_NORMAL || s->type[i] > last)
+            return err_set(e, ERR_FORMAT,
+                           "%s: tokenizer.ggml.token_type: token %lld '%.*s' has type %d (expected 1 to %d)",
+                           s->name, (long long)i, tok_shown(s->token[i]), s->token[i].s, s->type[i], last);
+        t->type[i] = (uint8_t)s->type[i];
+    }
+    return 0;
+}
+
 /* Bytes to token. Normal tokens come first: two of the same bytes would leave open which one is meant; a
  * special token that a normal one repeats is only found by its text. */
 static int build_pieces(struct tokenizer *t, const struct tok_spec *s, const bool *spelled, struct err *e)
@@ -203,7 +212,7 @@ static int build_pieces(struct tokenizer *t, const struct tok_spec *s, const boo
     uint64_t size = table_size((uint64_t)s->n_vocab);
     t->piece_mask = size - 1;
     t->piece = arena_alloc(t->arena, size, sizeof *t->piece);
-    if (!t->piece) return no_memory(e, "index");
+    if (!t->piece) return tok_no_memory(e, "index");
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t id = 0; id < s->n_vocab; id++) {
             const uint8_t *p = t->bytes + t->offset[id];
@@ -215,13 +224,14 @@ static int build_pieces(struct tokenizer *t, const struct tok_spec *s, const boo
             if (other >= 0 && pass == 0)
                 return err_set(e, ERR_FORMAT,
                                "%s: tokenizer.ggml.tokens: '%.*s' is both token %d and token %lld", s->name,
-                               shown(s->token[id]), s->token[id].s, other, (long long)id);
+                               tok_shown(s->token[id]), s->token[id].s, other, (long long)id);
             if (other >= 0) continue;
             uint64_t i = tok_hash(p, n) & t->piece_mask;
             while (t->piece[i]) i = (i + 1) & t->piece_mask;
             t->piece[i] = (uint32_t)id + 1;
         }
     }
+    if (s->kind != TOK_GPT2) return tok_spm_byte_ids(t, s, e);
     for (int b = 0; b < 256; b++) {
         uint8_t c = (uint8_t)b;
         t->byte_id[b] = tok_find_piece(t, &c, 1);
@@ -240,8 +250,8 @@ static int merge_part(struct tokenizer *t, const struct tok_spec *s, uint64_t ra
     int32_t k = n > 0 ? tok_find_piece(t, work, (size_t)n) : -1;
     if (k < 0)
         return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.merges: merge %llu '%.*s': no token '%.*s'",
-                       s->name, (unsigned long long)rank, shown(s->merge[rank]), s->merge[rank].s,
-                       shown(part), part.s);
+                       s->name, (unsigned long long)rank, tok_shown(s->merge[rank]), s->merge[rank].s,
+                       tok_shown(part), part.s);
     *id = (uint32_t)k;
     return 0;
 }
@@ -256,43 +266,49 @@ static int build_merge(struct tokenizer *t, const struct tok_spec *s, uint64_t r
     if (!left.n || !right.n || memchr(right.s, ' ', right.n))
         return err_set(e, ERR_FORMAT,
                        "%s: tokenizer.ggml.merges: merge %llu '%.*s' (expected two tokens and one space)",
-                       s->name, (unsigned long long)rank, shown(m), m.s);
-    struct tok_rule *r = &t->rule[rank];
-    if (merge_part(t, s, rank, left, work, &r->left, e) || merge_part(t, s, rank, right, work, &r->right, e))
+                       s->name, (unsigned long long)rank, tok_shown(m), m.s);
+    struct tok_merge r = {.rank = (uint32_t)rank};
+    if (merge_part(t, s, rank, left, work, &r.left, e) || merge_part(t, s, rank, right, work, &r.right, e))
         return -1;
     int64_t nl = tok_from_alphabet(left.s, left.n, work), nr = tok_from_alphabet(right.s, right.n, work + nl);
     int32_t id = tok_find_piece(t, work, (size_t)(nl + nr));
     if (id < 0)
         return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.merges: merge %llu '%.*s': no token for the result",
-                       s->name, (unsigned long long)rank, shown(m), m.s);
-    r->id = (uint32_t)id;
-    if (tok_find_merge(t, r->left, r->right))
+                       s->name, (unsigned long long)rank, tok_shown(m), m.s);
+    r.id = (uint32_t)id;
+    if (tok_find_merge(t, r.left, r.right))
         return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.merges: merge %llu '%.*s' repeats an earlier one",
-                       s->name, (unsigned long long)rank, shown(m), m.s);
-    uint64_t h = (((uint64_t)r->left << 32) | r->right) * 0x9e3779b97f4a7c15u;
+                       s->name, (unsigned long long)rank, tok_shown(m), m.s);
+    tok_merge_put(t, r);
+    return 0;
+}
+
+void tok_merge_put(struct tokenizer *t, struct tok_merge m)
+{
+    uint64_t h = (((uint64_t)m.left << 32) | m.right) * 0x9e3779b97f4a7c15u;
     uint64_t i = (h >> 29) & t->merge_mask;
     while (t->merge[i].rank != TOK_NO_RANK) i = (i + 1) & t->merge_mask;
-    t->merge[i] = (struct tok_merge){r->left, r->right, (uint32_t)rank, r->id};
+    t->merge[i] = m;
+}
+
+int tok_merge_table(struct tokenizer *t, uint64_t n, struct err *e)
+{
+    uint64_t size = table_size(n);
+    t->merge_mask = size - 1;
+    t->merge = arena_alloc(t->arena, size, sizeof *t->merge);
+    if (!t->merge) return tok_no_memory(e, "merges");
+    for (uint64_t i = 0; i < size; i++) t->merge[i].rank = TOK_NO_RANK;
     return 0;
 }
 
 static int build_merges(struct tokenizer *t, const struct tok_spec *s, struct err *e)
 {
-    uint64_t size = table_size(s->n_merges), longest = 0;
-    if (s->n_merges >= TOK_NO_RANK)
-        return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.merges: %llu merges", s->name,
-                       (unsigned long long)s->n_merges);
+    uint64_t longest = 0;
     for (uint64_t i = 0; i < s->n_merges; i++)
         if (s->merge[i].n > longest) longest = s->merge[i].n;
-    t->merge_mask = size - 1;
-    t->merge = arena_alloc(t->arena, size, sizeof *t->merge);
-    t->rule = arena_alloc(t->arena, s->n_merges + 1, sizeof *t->rule);
+    if (tok_merge_table(t, s->n_merges, e)) return -1;
     uint8_t *work = mem_alloc(longest + 1);
-    if (!t->merge || !t->rule || !work) {
-        mem_free(work);
-        return no_memory(e, "merges");
-    }
-    for (uint64_t i = 0; i < size; i++) t->merge[i].rank = TOK_NO_RANK;
+    if (!work) return tok_no_memory(e, "merges");
     int rc = 0;
     for (uint64_t i = 0; i < s->n_merges && rc == 0; i++) rc = build_merge(t, s, i, work, e);
     mem_free(work);
@@ -306,29 +322,52 @@ static int by_bytes(const void *a, const void *b)
     return c ? c : (x->n > y->n) - (x->n < y->n);
 }
 
+/* A user-defined token that looks like a control token: files differ in which of a chat's markers they
+ * declare control tokens. */
+static bool is_marker(struct gguf_str s)
+{
+    return s.n >= 3 && (memcmp(s.s, "<|", 2) == 0 || memcmp(s.s + s.n - 2, "|>", 2) == 0);
+}
+
+static bool is_added(const struct tok_spec *s, int64_t id)
+{
+    int32_t type = s->type[id];
+    return s->token[id].n && (type == TOK_CONTROL || type == TOK_UNKNOWN || type == TOK_USER_DEFINED);
+}
+
 static int build_added(struct tokenizer *t, const struct tok_spec *s, struct err *e)
 {
+    uint64_t bytes = 0;
     for (int64_t id = 0; id < s->n_vocab; id++)
-        t->n_added += t->type[id] != TOK_NORMAL && t->type[id] != TOK_UNUSED && s->token[id].n;
+        if (is_added(s, id)) {
+            t->n_added++;
+            bytes += s->token[id].n;
+        }
     t->added = arena_alloc(t->arena, t->n_added + 1, sizeof *t->added);
-    if (!t->added) return no_memory(e, "special tokens");
+    uint8_t *text = arena_alloc(t->arena, bytes + 1, 1); /* as written: what they decode to may differ */
+    if (!t->added || !text) return tok_no_memory(e, "special tokens");
     uint32_t k = 0;
     for (int64_t id = 0; id < s->n_vocab; id++) {
-        if (t->type[id] == TOK_NORMAL || t->type[id] == TOK_UNUSED || !s->token[id].n) continue;
-        const uint8_t *p = t->bytes + t->offset[id];
+        if (!is_added(s, id)) continue;
         uint32_t n = (uint32_t)s->token[id].n;
+        memcpy(text, s->token[id].s, n);
         for (uint32_t i = 0; i < n;) {
-            int len = tok_utf8(p + i, n - i);
+            int len = tok_utf8(text + i, n - i);
             if (len <= 0)
                 return err_set(e, ERR_FORMAT,
                                "%s: tokenizer.ggml.tokens: special token %lld is not valid UTF-8", s->name,
                                (long long)id);
             i += (uint32_t)len;
         }
-        bool control = t->type[id] != TOK_USER_DEFINED;
-        t->added[k++] = (struct tok_added){p, n, (int32_t)id, control};
-        t->first[1][p[0]] = true;
-        if (!control) t->first[0][p[0]] = true;
+        unsigned in = 1u << TOK_SPECIAL_ALL;
+        if (s->type[id] == TOK_USER_DEFINED) {
+            in |= 1u << TOK_SPECIAL_NOT;
+            if (!is_marker(s->token[id])) in |= 1u << TOK_SPECIAL_CHAT;
+        }
+        t->added[k++] = (struct tok_added){text, n, (int32_t)id, (uint8_t)in};
+        for (int how = 0; how < 3; how++)
+            if (in >> how & 1) t->first[how][text[0]] = true;
+        text += n;
     }
     qsort(t->added, k, sizeof *t->added, by_bytes);
     for (uint32_t i = 1; i < k; i++)
@@ -370,21 +409,29 @@ int tok_build(struct tokenizer **out, const struct tok_spec *s, struct err *e)
         return err_set(e, ERR_FORMAT,
                        "%s: tokenizer.ggml.add_bos_token is set, but tokenizer.ggml.bos_token_id is missing",
                        s->name);
+    if (s->n_merges >= TOK_NO_RANK)
+        return err_set(e, ERR_FORMAT, "%s: %s: %llu merges", s->name, s->merge_key,
+                       (unsigned long long)s->n_merges);
     struct tokenizer *t = mem_calloc(1, sizeof *t);
     bool *spelled = mem_calloc((size_t)s->n_vocab, sizeof *spelled);
     int rc = -1;
     if (!t || !spelled || !(t->arena = arena_new())) {
-        no_memory(e, "tables");
+        tok_no_memory(e, "tables");
         goto done;
     }
+    t->kind = s->kind;
     t->pre = s->pre;
     t->nfc = s->nfc;
     t->ignore_merges = s->ignore_merges;
     t->add_bos = s->add_bos;
+    t->space_prefix = s->space_prefix;
     t->bos = s->bos;
     t->n_vocab = (int32_t)s->n_vocab;
-    rc = build_bytes(t, s, spelled, e) || build_pieces(t, s, spelled, e) || build_merges(t, s, e) ||
-                 build_added(t, s, e) || build_regex(t, e)
+    const bool spm = s->kind != TOK_GPT2;
+    rc = build_types(t, s, e) || (spm ? tok_spm_bytes : build_bytes)(t, s, spelled, e) ||
+                 build_pieces(t, s, spelled, e) ||
+                 (spm ? tok_spm_merges(t, s, spelled, e) : build_merges(t, s, e)) || build_added(t, s, e) ||
+                 (s->pre && build_regex(t, e))
              ? -1
              : 0;
 done:

@@ -59,10 +59,31 @@ static int reserve(struct tok_bpe *b, size_t n, struct err *e)
     return 0;
 }
 
+/* What merging starts from: bytes, or characters (the tokens of its bytes for one that is no token). p [n] to
+ * id [at most n]; returns how many. */
+static size_t symbols(const struct tokenizer *t, const uint8_t *p, size_t n, uint32_t *id)
+{
+    size_t k = 0, len;
+    if (t->kind == TOK_GPT2) {
+        for (; k < n; k++) id[k] = (uint32_t)t->byte_id[p[k]];
+        return n;
+    }
+    for (size_t i = 0; i < n; i += len) {
+        int utf8 = tok_utf8(p + i, n - i); /* ill-formed bytes come here as pieces of their own */
+        len = utf8 > 0 ? (size_t)utf8 : 1;
+        int32_t c = utf8 <= 0 ? -1 : len == 1 ? t->ascii_id[p[i]] : tok_find_piece(t, p + i, len);
+        if (c >= 0)
+            id[k++] = (uint32_t)c;
+        else
+            for (size_t j = 0; j < len; j++) id[k++] = (uint32_t)t->byte_id[p[i + j]];
+    }
+    return k;
+}
+
 static void merge_short(struct tok_bpe *b, const struct tokenizer *t, const uint8_t *p, size_t n)
 {
     uint32_t id[SHORT], rank[SHORT], made[SHORT];
-    for (size_t i = 0; i < n; i++) id[i] = (uint32_t)t->byte_id[p[i]];
+    n = symbols(t, p, n, id);
     for (size_t i = 0; i + 1 < n; i++) {
         const struct tok_merge *m = tok_find_merge(t, id[i], id[i + 1]);
         rank[i] = m ? m->rank : TOK_NO_RANK;
@@ -115,14 +136,13 @@ static void push_pair(struct tok_bpe *b, const struct tokenizer *t, uint32_t at)
 }
 
 /* The same with a heap of (rank, position) over a linked list of symbols. An entry whose pair has changed
- * meanwhile is dropped when it comes up: symbols only grow, so a pair that reads as the rule's is the pair
- * that was pushed. */
-static void merge_long(struct tok_bpe *b, const struct tokenizer *t, const uint8_t *p, uint32_t n)
+ * meanwhile is dropped when it comes up: unless the new pair has the same rank, and then it is due here too
+ * (where ranks are scores, several pairs share one). */
+static void merge_long(struct tok_bpe *b, const struct tokenizer *t, const uint8_t *p, size_t n_bytes)
 {
-    const uint32_t none = UINT32_MAX;
+    const uint32_t none = UINT32_MAX, n = (uint32_t)symbols(t, p, n_bytes, b->id);
     b->n_heap = 0;
     for (uint32_t i = 0; i < n; i++) {
-        b->id[i] = (uint32_t)t->byte_id[p[i]];
         b->next[i] = i + 1 < n ? i + 1 : none;
         b->prev[i] = i ? i - 1 : none;
     }
@@ -135,11 +155,12 @@ static void merge_long(struct tok_bpe *b, const struct tokenizer *t, const uint8
         uint64_t top = b->heap[0];
         b->heap[0] = b->heap[--b->n_heap];
         if (b->n_heap) sift_down(b->heap, b->n_heap, 0);
-        const struct tok_rule *r = &t->rule[top >> 32];
         uint32_t at = (uint32_t)top, right = b->next[at];
-        if (b->id[at] != r->left || right == none || b->id[right] != r->right) continue;
-        b->id[at] = r->id;
-        b->id[right] = none; /* swallowed: its own entries no longer read as a rule */
+        if (b->id[at] == none || right == none) continue;
+        const struct tok_merge *m = tok_find_merge(t, b->id[at], b->id[right]);
+        if (!m || m->rank != top >> 32) continue;
+        b->id[at] = m->id;
+        b->id[right] = none; /* swallowed: its own entries count no more */
         b->next[at] = b->next[right];
         if (b->next[at] != none) {
             b->prev[b->next[at]] = at;
@@ -171,7 +192,7 @@ int tok_bpe_piece(struct tok_bpe *b, const struct tokenizer *t, const uint8_t *p
     } else if (n <= SHORT) {
         merge_short(b, t, p, n);
     } else {
-        merge_long(b, t, p, (uint32_t)n);
+        merge_long(b, t, p, n);
     }
     *ids = b->ids;
     *n_ids = b->n_ids;

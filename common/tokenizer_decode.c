@@ -7,6 +7,7 @@
 struct tok_decoder {
     const struct tokenizer *t;
     bool special, failed;
+    bool started;   /* some text has been decoded: a space prefix is no longer due */
     uint64_t index; /* of the next id in the stream */
     uint8_t out[N_OUT];
     size_t n_out;
@@ -78,11 +79,22 @@ int tok_decode(struct tok_decoder *x, const int32_t *ids, size_t n, bool end, to
                            "token %llu of the stream: id %d is outside the vocabulary (expected 0 to %d)",
                            (unsigned long long)x->index, id, t->n_vocab - 1);
         }
-        if (!x->special && t->type[id] != TOK_NORMAL && t->type[id] != TOK_USER_DEFINED) continue;
-        if (put(x, t->bytes + t->offset[id], t->offset[id + 1] - t->offset[id], e)) return -1;
+        bool piece = t->type[id] == TOK_NORMAL || t->type[id] == TOK_BYTE;
+        if (!x->special && !piece && t->type[id] != TOK_USER_DEFINED) continue;
+        const uint8_t *p = t->bytes + t->offset[id];
+        size_t k = t->offset[id + 1] - t->offset[id];
+        if (piece && k && !x->started && t->space_prefix && p[0] == ' ') {
+            p++; /* the prefix that encoding put before the text */
+            k--;
+        }
+        if (piece || t->type[id] == TOK_USER_DEFINED) x->started = true;
+        if (put(x, p, k, e)) return -1;
     }
     if (flush(x, end, e)) return -1;
-    if (end) x->index = 0;
+    if (end) {
+        x->index = 0;
+        x->started = false;
+    }
     x->failed = false;
     return 0;
 }

@@ -3,12 +3,13 @@
  *
  *   scan    raw bytes: special tokens, ill-formed UTF-8, and the valid text between them (a segment)
  *   nfc     text of a segment to normalised text (tokenizer_nfc.c)
- *   split   normalised text to pieces by the model's regular expression, and pieces to ids (tokenizer_bpe.c)
+ *   split   normalised text to pieces by the model's regular expression, or between characters that no merge
+ *           ever brings together, and pieces to ids (tokenizer_bpe.c)
  *
  * Held back: in scan, an unfinished UTF-8 sequence or the beginning of a special token; in nfc, the last
  * character and its marks; in split, text of which PCRE2's hard partial matching says that the match looked
- * at its end. A segment's end releases everything. So the ids are a function of the bytes alone, however they
- * were cut. */
+ * at its end, or what follows the last place between such characters. A segment's end releases everything. So
+ * the ids are a function of the bytes alone, however they were cut. */
 #include <string.h>
 #include "tokenizer_priv.h"
 
@@ -17,11 +18,14 @@
 
 struct tok_encoder {
     const struct tokenizer *t;
-    bool special, nfc_on, failed;
+    enum tok_special special;
+    bool nfc_on, spaces_on, failed;
+    bool fresh;         /* a special token or nothing stands before the text to come: a space prefix is due */
     struct tok_buf raw; /* not yet scanned */
     struct tok_nfc nfc;
     struct tok_buf text; /* normalised, not yet split */
     size_t retry;        /* length of text at which to look for a piece again */
+    size_t seen;         /* SentencePiece style: text up to here has no place to split */
     struct tok_bpe bpe;
     pcre2_match_data *match;
     pcre2_match_context *context;
@@ -32,8 +36,8 @@ struct tok_encoder {
     void *fn_ctx;
 };
 
-int tok_encoder_new(struct tok_encoder **out, const struct tokenizer *t, bool special, bool normalize,
-                    struct err *e)
+int tok_encoder_new(struct tok_encoder **out, const struct tokenizer *t, enum tok_special special,
+                    bool normalize, struct err *e)
 {
     *out = NULL;
     struct tok_encoder *x = mem_calloc(1, sizeof *x);
@@ -41,6 +45,8 @@ int tok_encoder_new(struct tok_encoder **out, const struct tokenizer *t, bool sp
     x->t = t;
     x->special = special;
     x->nfc_on = normalize && t->nfc;
+    x->spaces_on = normalize && t->kind != TOK_GPT2;
+    x->fresh = t->space_prefix;
     x->match = pcre2_match_data_create(1, NULL);
     x->context = pcre2_match_context_create(NULL);
     x->stack = t->jit ? pcre2_jit_stack_create(32 * 1024, 8 * 1024 * 1024, NULL) : NULL;
@@ -110,9 +116,36 @@ static int64_t next_piece(struct tok_encoder *x, const uint8_t *p, size_t n, boo
     return rc > 0 ? (int64_t)pcre2_get_ovector_pointer(x->match)[1] : rc;
 }
 
+/* Pieces of SentencePiece-style text: between characters that no merge brings together (tok_joined). */
+static int split_joined(struct tok_encoder *x, bool end, struct err *e)
+{
+    const uint8_t *p = x->text.p;
+    const size_t n = x->text.n;
+    size_t head = 0, at = x->seen, len;
+    if (!n) return 0;
+    uint32_t c = tok_char(p + at, &len);
+    while (at + len < n) {
+        at += len;
+        uint32_t d = tok_char(p + at, &len);
+        if (!tok_joined(x->t, c, d)) {
+            if (emit_piece(x, p + head, at - head, e)) return -1;
+            head = at;
+        }
+        c = d;
+    }
+    if (end) {
+        if (emit_piece(x, p + head, n - head, e)) return -1;
+        head = at = n;
+    }
+    tok_buf_drop(&x->text, head);
+    x->seen = at - head;
+    return 0;
+}
+
 static int split(struct tok_encoder *x, bool end, struct err *e)
 {
     size_t head = 0;
+    if (x->t->kind != TOK_GPT2) return split_joined(x, end, e);
     /* After a partial match the text grows by a quarter before the next try, so that a long piece which
      * arrives in small cuts costs linear time. */
     if (!end && x->text.n < x->retry) return 0;
@@ -134,9 +167,28 @@ static int split(struct tok_encoder *x, bool end, struct err *e)
     return 0;
 }
 
+/* The normalisation of SentencePiece-style text: U+2581 is a space, and a space goes before the first text
+ * after a special token. Without it U+2581 is no token and becomes bytes, so that any text comes back as it
+ * was. */
+static int add_spaces(struct tok_encoder *x, const uint8_t *p, size_t n, struct err *e)
+{
+    static const uint8_t space[3] = {0xe2, 0x96, 0x81};
+    if (n && x->fresh && tok_buf_add(&x->text, " ", 1, e)) return -1;
+    if (n) x->fresh = false;
+    while (x->spaces_on && n) {
+        const uint8_t *q = memmem(p, n, space, 3);
+        if (!q) break;
+        if (tok_buf_add(&x->text, p, (size_t)(q - p), e) || tok_buf_add(&x->text, " ", 1, e)) return -1;
+        n -= (size_t)(q - p) + 3;
+        p = q + 3;
+    }
+    return tok_buf_add(&x->text, p, n, e);
+}
+
 /* Valid text of the current segment; end: the segment ends after it. */
 static int add_text(struct tok_encoder *x, const uint8_t *p, size_t n, bool end, struct err *e)
 {
+    if (x->t->kind != TOK_GPT2) return add_spaces(x, p, n, e) || split(x, end, e) ? -1 : 0;
     if (x->nfc_on ? tok_nfc_add(&x->nfc, p, n, end, &x->text, e) : tok_buf_add(&x->text, p, n, e)) return -1;
     return split(x, end, e);
 }
@@ -147,15 +199,16 @@ static int add_text(struct tok_encoder *x, const uint8_t *p, size_t n, bool end,
 static const struct tok_added *find_added(const struct tok_encoder *x, const uint8_t *p, size_t n, bool *more)
 {
     const struct tok_added *a = x->t->added, *found = NULL;
+    const unsigned mine = 1u << x->special;
     uint32_t lo = 0, hi = x->t->n_added;
     *more = false;
     for (uint32_t k = 0; lo < hi; k++) {
         if (a[lo].n == k && k) { /* the shortest of the range comes first: here it ends */
-            if (x->special || !a[lo].control) found = &a[lo];
+            if (a[lo].in & mine) found = &a[lo];
             if (++lo == hi) break;
         }
         if (k == n) {
-            for (uint32_t i = lo; i < hi && !*more; i++) *more = x->special || !a[i].control;
+            for (uint32_t i = lo; i < hi && !*more; i++) *more = a[i].in & mine;
             break;
         }
         uint32_t l = lo, r = hi;
@@ -179,8 +232,10 @@ static const struct tok_added *find_added(const struct tok_encoder *x, const uin
     return found;
 }
 
-/* Scan raw bytes; *used: how many need not be seen again. */
-static int scan(struct tok_encoder *x, const uint8_t *p, size_t n, bool end, size_t *used, struct err *e)
+/* Scan raw bytes; *used: how many need not be seen again. end: no token and no character goes on behind them;
+ * close: nor does the text. */
+static int scan(struct tok_encoder *x, const uint8_t *p, size_t n, bool end, bool close, size_t *used,
+                struct err *e)
 {
     const bool *first = x->t->first[x->special];
     size_t i = 0, run = 0;
@@ -191,6 +246,7 @@ static int scan(struct tok_encoder *x, const uint8_t *p, size_t n, bool end, siz
             if (more && !end) break;
             if (a) {
                 if (add_text(x, p + run, i - run, true, e) || emit(x, &a->id, 1, e)) return -1;
+                x->fresh = x->t->space_prefix;
                 run = i += a->n;
                 continue;
             }
@@ -205,10 +261,11 @@ static int scan(struct tok_encoder *x, const uint8_t *p, size_t n, bool end, siz
             continue;
         }
         if (add_text(x, p + run, i - run, true, e) || emit_piece(x, p + i, (size_t)-len, e)) return -1;
+        x->fresh = false;
         run = i += (size_t)-len;
     }
     *used = i;
-    return add_text(x, p + run, i - run, end, e);
+    return add_text(x, p + run, i - run, close, e);
 }
 
 int tok_encode(struct tok_encoder *x, const void *bytes, size_t n, bool end, tok_ids_fn out, void *ctx,
@@ -223,15 +280,31 @@ int tok_encode(struct tok_encoder *x, const void *bytes, size_t n, bool end, tok
         size_t k = n < STEP ? n : STEP, used;
         bool last = end && k == n;
         if (x->raw.n) {
-            if (tok_buf_add(&x->raw, p, k, e) || scan(x, x->raw.p, x->raw.n, last, &used, e)) return -1;
+            if (tok_buf_add(&x->raw, p, k, e) || scan(x, x->raw.p, x->raw.n, last, last, &used, e)) return -1;
             tok_buf_drop(&x->raw, used);
         } else if (k || last) {
-            if (scan(x, p, k, last, &used, e) || tok_buf_add(&x->raw, p + used, k - used, e)) return -1;
+            if (scan(x, p, k, last, last, &used, e) || tok_buf_add(&x->raw, p + used, k - used, e)) return -1;
         }
         p += k;
         n -= k;
     } while (n);
+    if (end) x->fresh = x->t->space_prefix;
     if (flush(x, e)) return -1;
+    x->failed = false;
+    return 0;
+}
+
+int tok_encoder_special(struct tok_encoder *x, enum tok_special special, tok_ids_fn out, void *ctx,
+                        struct err *e)
+{
+    size_t used;
+    if (x->failed) return err_set(e, ERR_IO, "the encoder has failed before");
+    x->fn = out;
+    x->fn_ctx = ctx;
+    x->failed = true;
+    if (x->raw.n && (scan(x, x->raw.p, x->raw.n, true, false, &used, e) || flush(x, e))) return -1;
+    x->raw.n = 0;
+    x->special = special;
     x->failed = false;
     return 0;
 }

@@ -36,13 +36,13 @@ static int refuse_true(const struct gguf *g, const char *key, struct err *e)
     return v ? err_set(e, ERR_FORMAT, "%s: %s: true is not supported", file_name(g), key) : 0;
 }
 
-static int refuse_others(const struct gguf *g, struct err *e)
+static int refuse_others(const struct gguf *g, const struct tok_spec *s, struct err *e)
 {
-    static const char *const keys[] = {PREFIX "add_space_prefix", PREFIX "add_eos_token",
-                                       PREFIX "add_sep_token", PREFIX "remove_extra_whitespaces"};
+    static const char *const keys[] = {PREFIX "add_eos_token", PREFIX "add_sep_token",
+                                       PREFIX "remove_extra_whitespaces"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (refuse_true(g, keys[i], e)) return -1;
-    return 0;
+    return s->kind == TOK_SPM ? 0 : refuse_true(g, PREFIX "add_space_prefix", e);
 }
 
 /* An id that must lie in the vocabulary; *v stays where the key is absent. */
@@ -65,9 +65,21 @@ static int get_kind(const struct gguf *g, struct tok_spec *s, struct err *e)
     int rc = gguf_get_str(g, PREFIX "model", &v, e);
     if (rc) return rc < 0 ? -1 : missing(g, PREFIX "model", e);
     if (gguf_str_is(v, "no_vocab")) return missing(g, PREFIX "tokens", e); /* as the ecosystem writes it */
+    s->merge_key = PREFIX "merges";
+    if (gguf_str_is(v, "gemma4")) {
+        s->kind = TOK_GEMMA;
+        return 0;
+    }
+    if (gguf_str_is(v, "llama")) {
+        s->kind = TOK_SPM;
+        s->space_prefix = true;
+        return gguf_get_bool(g, PREFIX "add_space_prefix", &s->space_prefix, e) < 0 ? -1 : 0;
+    }
     if (!gguf_str_is(v, "gpt2"))
         return err_set(e, ERR_FORMAT,
-                       "%s: " PREFIX "model: '%.*s' is not supported (expected 'gpt2', byte-level BPE)",
+                       "%s: " PREFIX
+                       "model: '%.*s' is not supported (expected 'gpt2', byte-level BPE, or 'gemma4' or "
+                       "'llama', SentencePiece)",
                        s->name, (int)(v.n > 60 ? 60 : v.n), v.s);
     rc = gguf_get_str(g, PREFIX "pre", &v, e);
     if (rc) return rc < 0 ? -1 : missing(g, PREFIX "pre", e);
@@ -100,18 +112,49 @@ static int get_ids(const struct gguf *g, struct tok_spec *s, struct err *e)
         if (get_id(g, ids[i], (uint64_t)s->n_vocab, &ignored, e)) return -1;
     s->bos = -1;
     if (get_id(g, PREFIX "bos_token_id", (uint64_t)s->n_vocab, &s->bos, e)) return -1;
-    s->add_bos = s->pre->add_bos && s->bos >= 0;
+    /* The ecosystem puts a bos before every text of Gemma 4, whatever the file says. */
+    s->add_bos = (s->kind != TOK_GPT2 || s->pre->add_bos) && s->bos >= 0;
+    if (s->kind == TOK_GEMMA) return 0;
     return gguf_get_bool(g, PREFIX "add_bos_token", &s->add_bos, e) < 0 ? -1 : 0;
+}
+
+/* What decides how symbols merge: merges; or, for "llama", our own merges of a tokenizer.json, else scores.
+ * *score is the caller's to free. */
+static int get_merges(const struct gguf *g, struct tok_spec *s, float **score, struct err *e)
+{
+    const struct gguf_kv *kv;
+    *score = NULL;
+    if (s->kind == TOK_SPM) s->merge_key = PREFIX "spm_merges";
+    if (s->kind != TOK_SPM || gguf_find(g, s->merge_key)) {
+        if (get_array(g, s->merge_key, true, &kv, e)) return -1;
+        s->merge = kv->strings;
+        s->n_merges = kv->count;
+        return 0;
+    }
+    kv = gguf_find(g, PREFIX "scores");
+    if (!kv) return missing(g, PREFIX "scores", e);
+    if (kv->type != GGUF_ARRAY || (kv->elem != GGUF_F32 && kv->elem != GGUF_I32))
+        return err_set(e, ERR_FORMAT, "%s: " PREFIX "scores: expected an array of f32, got %s%s", s->name,
+                       kv->type == GGUF_ARRAY ? "an array of " : "",
+                       gguf_type_name(kv->type == GGUF_ARRAY ? kv->elem : kv->type));
+    if (kv->count != (uint64_t)s->n_vocab)
+        return err_set(e, ERR_FORMAT, "%s: " PREFIX "scores: %llu elements (expected %lld, one a token)",
+                       s->name, (unsigned long long)kv->count, (long long)s->n_vocab);
+    *score = mem_calloc(kv->count, sizeof **score);
+    if (!*score) return err_set(e, ERR_IO, "out of memory (scores)");
+    for (uint64_t i = 0; i < kv->count; i++) (*score)[i] = (float)gguf_array_f64(kv, i);
+    s->score = *score;
+    return 0;
 }
 
 int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e)
 {
     struct tok_spec s = {.name = file_name(g)};
-    const struct gguf_kv *tokens, *types, *merges;
+    const struct gguf_kv *tokens, *types;
+    float *score = NULL;
     *t = NULL;
     if (get_kind(g, &s, e) || get_array(g, PREFIX "tokens", true, &tokens, e) ||
-        get_array(g, PREFIX "token_type", false, &types, e) ||
-        get_array(g, PREFIX "merges", true, &merges, e) || refuse_others(g, e))
+        get_array(g, PREFIX "token_type", false, &types, e) || refuse_others(g, &s, e))
         return -1;
     if (tokens->count == 0 || tokens->count >= INT32_MAX)
         return err_set(e, ERR_FORMAT, "%s: " PREFIX "tokens: %llu tokens", s.name,
@@ -121,11 +164,12 @@ int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e)
                        s.name, (unsigned long long)types->count, (unsigned long long)tokens->count);
     s.n_vocab = (int64_t)tokens->count;
     s.token = tokens->strings;
-    s.merge = merges->strings;
-    s.n_merges = merges->count;
-    if (get_ids(g, &s, e)) return -1;
+    if (get_ids(g, &s, e) || get_merges(g, &s, &score, e)) return -1;
     int32_t *type = mem_calloc(tokens->count, sizeof *type);
-    if (!type) return err_set(e, ERR_IO, "out of memory (token types)");
+    if (!type) {
+        mem_free(score);
+        return err_set(e, ERR_IO, "out of memory (token types)");
+    }
     for (uint64_t i = 0; i < tokens->count; i++) {
         int64_t v = gguf_array_i64(types, i);
         type[i] = v < 0 || v > 100 ? -1 : (int32_t)v; /* out of range either way: tok_build names it */
@@ -133,6 +177,7 @@ int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e)
     s.type = type;
     int rc = tok_build(t, &s, e);
     mem_free(type);
+    mem_free(score);
     return rc;
 }
 

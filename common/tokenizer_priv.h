@@ -18,6 +18,16 @@ enum tok_type { /* tokenizer.ggml.token_type */
                 TOK_CONTROL = 3,
                 TOK_USER_DEFINED = 4,
                 TOK_UNUSED = 5,
+                TOK_BYTE = 6, /* SentencePiece style only: "<0xXX>" stands for one byte */
+};
+
+/* How text becomes symbols that merge. The two SentencePiece-style kinds work on characters (a character that
+ * is no token becomes the tokens of its bytes), without a pre-tokenizer; they write a space as U+2581 in
+ * their files, which is undone when the tables are made: here a space is a space. */
+enum tok_kind {
+    TOK_GPT2,  /* tokenizer.ggml.model "gpt2": bytes, split by a regular expression, merges by rank */
+    TOK_GEMMA, /* "gemma4": characters, merges by rank */
+    TOK_SPM, /* "llama": characters; every two neighbours that make a token may merge, the best score first */
 };
 
 /* How text is split before merging: one row for each value of tokenizer.ggml.pre that we know. */
@@ -35,14 +45,18 @@ const struct tok_pre *tok_pre_by_regex(const char *hf); /* NULL argument: gpt-2;
 /* A vocabulary as its file has it. Everything is borrowed for the duration of tok_build. */
 struct tok_spec {
     const char *name; /* of the file, for messages */
-    const struct tok_pre *pre;
+    enum tok_kind kind;
+    const struct tok_pre *pre; /* TOK_GPT2, else NULL */
     bool nfc, ignore_merges, add_bos;
+    bool space_prefix;            /* a space goes before each text between special tokens (TOK_SPM) */
     int32_t bos;                  /* -1: none */
     const struct gguf_str *token; /* [n_vocab] */
     const int32_t *type;          /* [n_vocab] enum tok_type */
     int64_t n_vocab;
     const struct gguf_str *merge; /* [n_merges] "left right", the earlier the stronger */
     uint64_t n_merges;
+    const char *merge_key; /* where the merges stand, for messages */
+    const float *score;    /* [n_vocab], TOK_SPM without merges; else NULL */
 };
 int tok_build(struct tokenizer **t, const struct tok_spec *s, struct err *e);
 
@@ -51,20 +65,17 @@ struct tok_merge { /* an empty slot has rank TOK_NO_RANK */
 };
 #define TOK_NO_RANK UINT32_MAX
 
-struct tok_rule {
-    uint32_t left, right, id;
-};
-
 struct tok_added { /* a token that is found by its text, before anything else looks at it */
     const uint8_t *s;
     uint32_t n;
     int32_t id;
-    bool control; /* only with `special` */
+    uint8_t in; /* bits 1 << enum tok_special: which encoders find it */
 };
 
 struct tokenizer {
+    enum tok_kind kind;
     const struct tok_pre *pre;
-    bool nfc, ignore_merges, add_bos;
+    bool nfc, ignore_merges, add_bos, space_prefix;
     int32_t n_vocab, bos;
     uint8_t *type;    /* [n_vocab] */
     uint64_t *offset; /* [n_vocab + 1] into bytes */
@@ -72,12 +83,14 @@ struct tokenizer {
     uint32_t *piece;  /* [piece_mask + 1] hash of byte strings: id + 1, or 0 */
     uint64_t piece_mask;
     int32_t byte_id[256];    /* the token of each single byte */
+    int32_t ascii_id[128];   /* SentencePiece style: the token of each character below U+0080, or -1 */
     struct tok_merge *merge; /* [merge_mask + 1] hash of (left, right) */
     uint64_t merge_mask;
-    struct tok_rule *rule;   /* [n_merges] by rank */
+    uint64_t *joined; /* SentencePiece style: a bit for each pair of characters that a merge can put into one
+                         token; by hash, so a bit may stand for other pairs too (tok_joined) */
     struct tok_added *added; /* [n_added] sorted by bytes */
     uint32_t n_added;
-    bool first[2][256]; /* [special]: a byte with which a token to be found by its text begins */
+    bool first[3][256]; /* [enum tok_special]: a byte with which a token to be found by its text begins */
     pcre2_code *re;
     bool jit;
     struct arena *arena;
@@ -109,6 +122,40 @@ static inline const struct tok_merge *tok_find_merge(const struct tokenizer *t, 
         if (m->left == left && m->right == right) return m;
     }
 }
+
+#define TOK_JOINED_BITS 22
+/* No token that merging can make holds the characters a, b side by side: then no merge ever crosses a place
+ * between them, and what stands on either side is merged as if it were alone. True: it may be so. */
+static inline bool tok_joined(const struct tokenizer *t, uint32_t a, uint32_t b)
+{
+    uint64_t h = (((uint64_t)a << 32) | b) * 0x9e3779b97f4a7c15u >> (64 - TOK_JOINED_BITS);
+    return t->joined[h >> 6] >> (h & 63) & 1;
+}
+
+/* The character at the valid sequence p; *len: its bytes. */
+static inline uint32_t tok_char(const uint8_t *p, size_t *len)
+{
+    uint8_t c = p[0];
+    *len = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    switch (*len) {
+    case 1: return c;
+    case 2: return (c & 0x1fu) << 6 | (p[1] & 0x3fu);
+    case 3: return (c & 0x0fu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu);
+    default: return (c & 0x07u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
+    }
+}
+
+/* Parts of tok_build (tokenizer.c), for the SentencePiece-style kinds (tokenizer_spm.c) and shared with them.
+ * spelled [n_vocab]: the token can be the result or a part of a merge. */
+int tok_no_memory(struct err *e, const char *what);
+int tok_shown(struct gguf_str s); /* at most 60 bytes of a token's text for a message */
+int tok_merge_table(struct tokenizer *t, uint64_t n, struct err *e);
+void tok_merge_put(struct tokenizer *t, struct tok_merge m); /* not yet there */
+int tok_spm_bytes(struct tokenizer *t, const struct tok_spec *s, bool *spelled, struct err *e);
+int tok_spm_byte_ids(struct tokenizer *t, const struct tok_spec *s, struct err *e);
+int tok_spm_merges(struct tokenizer *t, const struct tok_spec *s, const bool *spelled, struct err *e);
+/* Text [n] with U+2581 as a space, to out [at most n]; returns the bytes written. */
+size_t tok_spm_spaces(const char *s, size_t n, uint8_t *out);
 
 /* The token that stands for exactly these bytes, or -1. */
 int32_t tok_find_piece(const struct tokenizer *t, const uint8_t *p, size_t n);
@@ -165,6 +212,8 @@ int tok_bpe_piece(struct tok_bpe *b, const struct tokenizer *t, const uint8_t *p
 struct tok_hf {
     const char *text[4];
     size_t size[4];
+    const char *chat; /* chat_template.jinja */
+    size_t chat_size;
 };
 enum { TOK_HF_TOKENIZER, TOK_HF_TOKENIZER_CONFIG, TOK_HF_GENERATION_CONFIG, TOK_HF_CONFIG };
 extern const char *const tok_hf_names[4];

@@ -5,14 +5,22 @@ For each pre-tokenizer P of gpt-2, qwen2, qwen35, llama-bpe:
     tok_P.json       a small tokenizer.json, trained on a few modules of the Python standard library
     tok_P.i32        ids of tok.txt, control tokens recognised (little-endian int32)
     tok_P_plain.i32  the same with control tokens as plain text
-and tok.txt, the text, and tok_nfc.txt, its NFC. Run in this directory. Characters are of Unicode 3.2, because the reference's
+and tok.txt, the text, and tok_nfc.txt, its NFC. Likewise for two SentencePiece-style vocabularies with byte fallback:
+    gemma4     spaces to U+2581, merges over the whole text
+    llama-spm  the same behind a space prefix
+and, by SentencePiece itself (pip install sentencepiece gguf; made with 0.2.3 and 0.19.0):
+    tok_spm.gguf  a vocabulary of scores, as the ecosystem writes those of Llama 2
+    tok_spm.i32   ids of tok.txt
+Run in this directory; with names of kinds (and spm) as arguments only theirs are made, from the tok.txt that is there. Characters are of Unicode 3.2, because the reference's
 own Unicode data is old (of Unicode 14, it misses the combining classes of 98 marks)."""
 import argparse
 import array
 import inspect
 import json
+import io
 import random
 import shlex
+import sys
 import textwrap
 import unicodedata
 
@@ -64,8 +72,7 @@ def make(kind):
     if kind.startswith("qwen"):
         t.normalizer = normalizers.NFC()
     t.decoder = decoders.ByteLevel()
-    corpus = [inspect.getsource(m) for m in (textwrap, shlex, json, argparse)] + SENTENCES * 3
-    t.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=620, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    t.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=620, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                                                       show_progress=False))
     t.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|im"])
     t.add_tokens([AddedToken(s, normalized=False) for s in ("<think>", "<think>\n\n", "\u65e5\u672c<x>")])
@@ -79,6 +86,71 @@ def make(kind):
     return t
 
 
+def corpus():
+    return [inspect.getsource(m) for m in (textwrap, shlex, json, argparse)] + SENTENCES * 3
+
+
+def make_spm(kind):
+    """Trained on words, so that merges look as in published vocabularies; the pre-tokenizer of the training is not kept."""
+    t = Tokenizer(models.BPE())
+    t.normalizer = normalizers.Replace(" ", "\u2581")
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("\u2581", "merged_with_next"),
+                                               pre_tokenizers.Split("\n", "contiguous")])
+    t.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=700, limit_alphabet=130, show_progress=False))
+    model = json.loads(t.to_str())["model"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|im_start|>", "<|im_end|>", "<|im"]
+    user = ["<think>", "<think>\n\n", "\u65e5\u672c<x>", "\u2581\u2581\u2581", "<|channel>"]
+    tokens = special + [f"<0x{b:02X}>" for b in range(256)]
+    tokens += [k for k, _ in sorted(model["vocab"].items(), key=lambda kv: kv[1]) if k not in tokens]
+    tokens += [u for u in user if u not in tokens]
+    vocab = {k: i for i, k in enumerate(tokens)}
+    added = [{"id": vocab[s], "content": s, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+              "special": s in special} for s in special + user]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    decoder = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    normalizer, pre = spaces, {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    if kind == "llama-spm":
+        normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, spaces]}
+        pre = None
+        decoder.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    bos = [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return Tokenizer.from_str(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": sorted(added, key=lambda a: a["id"]),
+        "normalizer": normalizer, "pre_tokenizer": pre, "decoder": {"type": "Sequence", "decoders": decoder},
+        "post_processor": {"type": "TemplateProcessing", "single": bos,
+                           "pair": bos + [{"Sequence": {"id": "B", "type_id": 1}}],
+                           "special_tokens": {"<bos>": {"id": "<bos>", "ids": [vocab["<bos>"]], "tokens": ["<bos>"]}}},
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+                  "vocab": vocab, "merges": model["merges"]}}))
+
+
+def write_sentencepiece(s):
+    import gguf
+    import sentencepiece
+    model = io.BytesIO()
+    lines = [line for part in corpus() for line in part.split("\n") if line]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=700, byte_fallback=True,
+        character_coverage=0.999, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True, minloglevel=2)
+    p = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(p.vocab_size())
+    w = gguf.GGUFWriter("tok_spm.gguf", "llama")
+    w.add_tokenizer_model("llama")
+    w.add_tokenizer_pre("default")
+    w.add_token_list([p.id_to_piece(i).encode() for i in ids])
+    w.add_token_scores([p.get_score(i) for i in ids])
+    w.add_token_types([2 if p.is_unknown(i) else 3 if p.is_control(i) else 6 if p.is_byte(i) else 1 for i in ids])
+    w.add_bos_token_id(p.bos_id())
+    w.add_eos_token_id(p.eos_id())
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    write_ids("tok_spm.i32", p.encode(s))
+
+
 def write_ids(name, ids):
     a = array.array("i", ids)
     assert a.itemsize == 4
@@ -86,20 +158,29 @@ def write_ids(name, ids):
         f.write(a.tobytes())
 
 
-def main():
-    s = text()
+def main(kinds):
+    if kinds:
+        with open("tok.txt", newline="") as f:
+            s = f.read()
+    else:
+        s = text()
+        for name, v in (("tok.txt", s), ("tok_nfc.txt", unicodedata.normalize("NFC", s))):
+            with open(name, "w", newline="") as f:
+                f.write(v)
+        kinds = ["gpt-2", "qwen2", "qwen35", "llama-bpe", "gemma4", "llama-spm", "spm"]
     nfc = unicodedata.normalize("NFC", s)
-    for name, v in (("tok.txt", s), ("tok_nfc.txt", nfc)):
-        with open(name, "w", newline="") as f:
-            f.write(v)
-    for kind in ("gpt-2", "qwen2", "qwen35", "llama-bpe"):
-        t = make(kind)
+    for kind in kinds:
+        if kind == "spm":
+            write_sentencepiece(s)
+            continue
+        spm = kind in ("gemma4", "llama-spm")
+        t = make_spm(kind) if spm else make(kind)
         t.save(f"tok_{kind}.json", pretty=False)
         for plain in (False, True):
             t.encode_special_tokens = plain
             ids = t.encode(s, add_special_tokens=False).ids
-            assert t.decode(ids, skip_special_tokens=False) == (nfc if kind.startswith("qwen") else s)
+            assert spm or t.decode(ids, skip_special_tokens=False) == (nfc if kind.startswith("qwen") else s)
             write_ids(f"tok_{kind}{'_plain' if plain else ''}.i32", ids)
 
 
-main()
+main(sys.argv[1:])

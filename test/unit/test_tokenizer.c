@@ -95,7 +95,8 @@ static void test_cuts(void **state)
             struct result want = {0}, r = {0};
             uint64_t seed = 1;
             open_fixture(&m, pres[i]);
-            must(tok_encoder_new(&x, m.t, special, true, NULL), &(struct err){0});
+            must(tok_encoder_new(&x, m.t, special ? TOK_SPECIAL_ALL : TOK_SPECIAL_NOT, true, NULL),
+                 &(struct err){0});
             encode(x, cutting, n, true, &want);
             for (size_t a = 0; a <= n; a++) check_cut(x, &want, a, n);
             for (int k = 0; k < 300; k++) {

@@ -82,7 +82,7 @@ static void apply(struct gguf_writer *w, const struct change *c)
 #define K "tokenizer.ggml."
 static const struct change changes[] = {
     {K "model", REMOVE, {0}, 0, "no tokenizer: the key tokenizer.ggml.model is missing"},
-    {K "model", STR, {"llama"}, 0, K "model: 'llama' is not supported (expected 'gpt2'"},
+    {K "model", STR, {"bert"}, 0, K "model: 'bert' is not supported (expected 'gpt2'"},
     {K "model", STR, {"no_vocab"}, 0, "no tokenizer: the key tokenizer.ggml.tokens is missing"},
     {K "model", U32, {0}, 1, K "model"},
     {K "pre", REMOVE, {0}, 0, K "pre is missing"},
@@ -226,28 +226,6 @@ static void test_copy(void **state)
 
 /* ---- tokenizer.json ---- */
 
-static char *with(const char *json, const char *old, const char *new)
-{
-    const char *at = strstr(json, old);
-    if (!at) fail_msg("the fixture has no %s", old);
-    size_t head = (size_t)(at - json), n = strlen(json) + strlen(new) + 1;
-    char *out = malloc(n);
-    assert_non_null(out);
-    snprintf(out, n, "%.*s%s%s", (int)head, json, new, at + strlen(old));
-    return out;
-}
-
-static int import(struct gguf_writer **w, const char *const text[4], int64_t n_vocab, struct err *e)
-{
-    struct tok_hf f = {0};
-    for (int i = 0; i < 4; i++) {
-        f.text[i] = text[i];
-        f.size[i] = text[i] ? strlen(text[i]) : 0;
-    }
-    must(gguf_writer_new(w, e), e);
-    return tok_import_texts(*w, &f, n_vocab, e);
-}
-
 static void test_import_refuses(void **state)
 {
     (void)state;
@@ -281,7 +259,8 @@ static void test_import_refuses(void **state)
         {"\"type\":\"BPE\"", "\"type\":\"WordPiece\"", "model.type: \"WordPiece\""},
         {"\"dropout\":null", "\"dropout\":0.1", "model.dropout: 0.1"},
         {"\"dropout\":null", "\"dropout\":0.0", NULL},
-        {"\"byte_fallback\":false", "\"byte_fallback\":true", "model.byte_fallback: true"},
+        {"\"byte_fallback\":false", "\"byte_fallback\":true",
+         "normalizer: {\"type\":\"NFC\"} is not supported (expected with byte_fallback"},
         {"\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"##\"",
          "model.continuing_subword_prefix: \"##\""},
         {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"",
@@ -564,7 +543,7 @@ static void test_import_no_memory(void **state)
     for (;; nth += step) {
         struct gguf_writer *w;
         struct err e = {0}, ignored = {0};
-        struct tok_hf f = {{json, NULL, "{\"eos_token_id\":[620,622]}", NULL}, {n, 0, 26, 0}};
+        struct tok_hf f = {{json, NULL, "{\"eos_token_id\":[620,622]}", NULL}, {n, 0, 26, 0}, NULL, 0};
         must(gguf_writer_new(&w, &ignored), &ignored);
         mem_fail_at(nth);
         int rc = tok_import_texts(w, &f, 700, &e);
