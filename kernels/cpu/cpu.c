@@ -108,7 +108,8 @@ static int cpu_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t n
         return cpu_fail(be, KN_EINVAL, "reserve: bad shape (%d rows, %lld in, %lld logits, %d heads of %d)",
                         n, (long long)n_in, (long long)n_vocab, n_head, head_dim);
     size_t a = cpu_attention_scratch(be, n, n_head, head_dim), b = cpu_pick_scratch(be, n, n_vocab);
-    size_t bytes = ((a > b ? a : b) + 63) & ~(size_t)63;
+    size_t c = cpu_delta_scratch(be), most = a > b ? a : b;
+    size_t bytes = ((most > c ? most : c) + 63) & ~(size_t)63; /* memory that no call touches costs nothing */
     if (bytes > be->scratch_rows_bytes) {
         void *p = aligned_alloc(64, bytes);
         if (!p) return cpu_fail(be, KN_EMEM, "out of memory (%zu bytes of scratch)", bytes);
@@ -159,6 +160,7 @@ static const struct kn_ops cpu_ops = {
     .route = cpu_route,
     .experts_gated = cpu_experts_gated,
     .experts_down = cpu_experts_down,
+    .delta = cpu_delta,
     .softcap = cpu_softcap,
     .pick = cpu_pick,
     .find_bad = cpu_find_bad,

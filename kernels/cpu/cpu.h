@@ -29,7 +29,7 @@ struct cpu_backend {
     void *scratch; /* of linear and friends: normed rows, quantised activations (mm.c) */
     size_t scratch_bytes;
     struct mm_arena *arena; /* packed weights (mm_pack.c) */
-    void *scratch_rows;     /* of attention and pick (rows.c) */
+    void *scratch_rows;     /* of attention, delta and pick (rows.c) */
     size_t scratch_rows_bytes;
     void *scratch_experts; /* of experts_gated and experts_down (experts.c) */
     size_t scratch_experts_bytes;
@@ -70,6 +70,10 @@ int cpu_pick(struct kn_backend *, const struct kn_pick *);
 int cpu_check_kv(struct cpu_backend *, const char *op, const struct kn_kv *);
 size_t cpu_attention_scratch(const struct cpu_backend *, int32_t n, int32_t n_head, int32_t head_dim);
 size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
+
+/* delta.c */
+int cpu_delta(struct kn_backend *, const struct kn_delta *);
+size_t cpu_delta_scratch(const struct cpu_backend *);
 
 /* mm.c */
 int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,

@@ -60,6 +60,22 @@ struct cpu_pick_work {
     uint64_t *heap; /* [n_vocab] candidates */
 };
 
+/* A run of tokens of a gated delta net layer: one key head and the value heads k_head + j * n_k, first <= j < end. */
+#define CPU_DELTA_TOKENS (2 * KN_DELTA_LOG) /* a run: what may be pending and what a call may add */
+#define CPU_DELTA_HEAD 256                  /* d_k and d_v at most */
+#define CPU_DELTA_TAPS 16                   /* n_conv at most */
+#define CPU_DELTA_FLOATS (CPU_DELTA_TAPS * CPU_DELTA_HEAD + CPU_DELTA_TOKENS * (4 * CPU_DELTA_HEAD + 3))
+struct cpu_delta {
+    const struct kn_delta *a;
+    const float *const *in;            /* [n_conv - 1 + n_tokens] rows of the convolution's input */
+    const float *const *alpha, *const *beta; /* [n_tokens] rows of n_v */
+    int32_t n_tokens, replay;          /* the first of them are replayed: they have no output */
+    int32_t advance;                   /* the committed state takes this many of them: none, replay, or all */
+    int32_t row;                       /* of out and z: that of the first token with output */
+    int32_t k_head, first, end;
+    float *scratch; /* [CPU_DELTA_FLOATS] of this thread */
+};
+
 struct cpu_rows {
     /* out = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). out may be x. Sum: v_dot's shape. Then x * (1/rms)
      * * weight. */
@@ -84,6 +100,7 @@ struct cpu_rows {
     /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the
      * vocabulary */
     int32_t (*pick)(const struct kn_pick *, int32_t row, const struct cpu_pick_work *);
+    void (*delta)(const struct cpu_delta *);
     void (*route)(const struct kn_route *, int32_t row);
     /* out[n] = sum over j ascending of w[j] * r[j, lanes], or out += that sum; n <= lanes <= 16 */
     void (*weigh)(float *out, const float *r, const float *w, int32_t n_used, int32_t lanes, int32_t n, bool add);

@@ -8,6 +8,7 @@
 #include "attention.inc.h"
 #include "pick.inc.h"
 #include "route.inc.h"
+#include "delta.inc.h"
 
 const struct cpu_rows cpu_rows_avx2 = {
     .rms_norm = rows_rms_norm,
@@ -22,6 +23,7 @@ const struct cpu_rows cpu_rows_avx2 = {
     .attn_merge = rows_attn_merge,
     .attn_finish = rows_attn_finish,
     .pick = rows_pick,
+    .delta = rows_delta,
     .route = rows_route,
     .weigh = rows_weigh,
     .exp = rows_exp,
