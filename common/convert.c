@@ -12,9 +12,21 @@
 #include "mem.h"
 #include "tokenizer.h"
 
-const struct conv_family *const conv_families[] = {&conv_qwen3, &conv_dflash, NULL};
+const struct conv_family *const conv_families[] = {&conv_qwen3, &conv_qwen3moe, &conv_llama, &conv_dflash,
+                                                   NULL};
 
-#define EXPECTED_FAMILIES "Qwen3ForCausalLM or DFlashDraftModel"
+/* Their names in config.json, for messages. */
+static const char *family_names(char *buf, size_t n)
+{
+    size_t used = 0;
+    for (int i = 0; conv_families[i] && used < n; i++)
+        used += (size_t)snprintf(buf + used, n - used, "%s%s",
+                                 !i                     ? ""
+                                 : conv_families[i + 1] ? ", "
+                                                        : " or ",
+                                 conv_families[i]->hf);
+    return buf;
+}
 
 const char *convert_dialect_names(void)
 {
@@ -62,18 +74,47 @@ int conv_put_common(struct conv *c, struct err *e)
         const char *key;
         int64_t v;
     } n[] = {
-        {"context_length", c->n_ctx},          {"embedding_length", c->dim[DIM_EMBD]},
-        {"block_count", c->n_layer},           {"feed_forward_length", c->dim[DIM_FF]},
-        {"attention.head_count", c->n_head},   {"attention.head_count_kv", c->n_head_kv},
-        {"attention.key_length", c->head_dim}, {"attention.value_length", c->head_dim},
+        {"context_length", c->n_ctx},
+        {"embedding_length", c->dim[DIM_EMBD]},
+        {"block_count", c->n_layer},
+        {"attention.head_count", c->n_head},
+        {"attention.head_count_kv", c->n_head_kv},
+        {"attention.key_length", c->head_dim},
+        {"attention.value_length", c->head_dim},
     };
-    /* Every family so far has SiLU, and its rule for hidden_act takes nothing else; but a config must say it. */
+    /* Every family so far has SiLU, and its rule for hidden_act takes nothing else; but a config must say it.
+     */
     if (c->cfg && !hf_has(c->cfg, "hidden_act"))
-        return err_set(e, ERR_FORMAT, "%s: hidden_act is missing (expected \"silu\")", hf_config_name(c->cfg));
+        return err_set(e, ERR_FORMAT, "%s: hidden_act is missing (expected \"silu\")",
+                       hf_config_name(c->cfg));
     for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
         if (conv_put_u32(c, n[i].key, n[i].v, e)) return -1;
+    if (c->dim[DIM_FF] && conv_put_u32(c, "feed_forward_length", c->dim[DIM_FF], e)) return -1;
     return conv_put_f32(c, "attention.layer_norm_rms_epsilon", c->rms_eps, e) ||
                    conv_put_f32(c, "rope.freq_base", c->rope_theta, e)
+               ? -1
+               : 0;
+}
+
+int conv_put_experts(struct conv *c, const char *used_key, struct err *e)
+{
+    static const char *const count_paths[] = {"num_experts", "num_local_experts", NULL};
+    int64_t n = c->dim[DIM_EXPERTS], said = n, used = 0;
+    const char *where = NULL;
+    int r = hf_find_i64(c->cfg, count_paths, 1, INT32_MAX, &said, &where, e);
+    if (r < 0) return -1;
+    if (r == 0 && said != n)
+        return err_set(e, ERR_FORMAT, "%s: %s does not match the tensors (expected %lld from %s, got %lld)",
+                       hf_config_name(c->cfg), where, (long long)n, c->dim_from[DIM_EXPERTS],
+                       (long long)said);
+    if (conv_witness(c, "moe_intermediate_size", c->dim[DIM_FFX], c->dim_from[DIM_FFX], e)) return -1;
+    r = hf_get_i64(c->cfg, used_key, 1, n, &used, e);
+    if (r == 1) return err_set(e, ERR_FORMAT, "%s: %s is missing", hf_config_name(c->cfg), used_key);
+    if (r < 0) return -1;
+    conv_say(c, CONVERT_DETAIL, "experts: %lld of width %lld, %lld used (%s)", (long long)n,
+             (long long)c->dim[DIM_FFX], (long long)used, used_key);
+    return conv_put_u32(c, "expert_count", n, e) || conv_put_u32(c, "expert_used_count", used, e) ||
+                   conv_put_u32(c, "expert_feed_forward_length", c->dim[DIM_FFX], e)
                ? -1
                : 0;
 }
@@ -83,8 +124,9 @@ int conv_put_common(struct conv *c, struct err *e)
 int conv_get_rope_theta(struct conv *c, struct err *e)
 {
     const char *where = NULL;
-    int r = c->cfg ? hf_get_rope_theta(c->cfg, &c->rope_theta, &where, e) : 1;
+    int r = c->cfg ? hf_get_rope(c->cfg, c->fam->rope_layers, c->fam->rope, &c->rope, &where, e) : 1;
     if (r < 0) return -1;
+    if (r == 0) c->rope_theta = c->rope.theta;
     if (c->o->rope_theta > 0) {
         if (r == 0 && c->rope_theta != c->o->rope_theta)
             conv_say(c, CONVERT_WARN, "--rope-theta %.9g is used, %s: %s says %.9g", c->o->rope_theta,
@@ -245,7 +287,9 @@ static int open_input(struct conv *c, struct err *e)
 static int refuse_relative(struct conv *c, struct err *e)
 {
     char key[160];
-    if (c->cfg && hf_key_with(c->cfg, "text_config", key, sizeof key))
+    if (c->nested) {
+        if (hf_config_nest(c->cfg, "text_config", e)) return -1;
+    } else if (c->cfg && hf_key_with(c->cfg, "text_config", key, sizeof key))
         return err_set(e, ERR_FORMAT,
                        "%s: key %s: a text model nested in another one's config is not supported (expected "
                        "the keys of a "
@@ -281,22 +325,24 @@ static int family_from_tensors(struct conv *c, struct err *e)
 static int find_family(struct conv *c, struct err *e)
 {
     const char *arch[8];
+    char names[512];
     int n = 0;
     if (!c->cfg) return family_from_tensors(c, e);
     int r = hf_get_str_list(c->cfg, "architectures", arch, 8, &n, e);
     if (r < 0) return -1;
     if (r == 1 || n != 1)
         return err_set(e, ERR_FORMAT,
-                       "%s: architectures does not name one model (expected " EXPECTED_FAMILIES
-                       ", got %d names)",
-                       hf_config_name(c->cfg), n);
+                       "%s: architectures does not name one model (expected one name, got %d: known are %s)",
+                       hf_config_name(c->cfg), n, family_names(names, sizeof names));
     for (int i = 0; conv_families[i]; i++)
-        if (!strcmp(conv_families[i]->hf, arch[0])) {
+        if (!strcmp(conv_families[i]->hf, arch[0]) ||
+            (conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]))) {
             c->fam = conv_families[i];
+            c->nested = strcmp(conv_families[i]->hf, arch[0]) != 0;
             return refuse_relative(c, e);
         }
-    return err_set(e, ERR_FORMAT, "%s: architecture %.100s is not supported (expected " EXPECTED_FAMILIES ")",
-                   hf_config_name(c->cfg), arch[0]);
+    return err_set(e, ERR_FORMAT, "%s: architecture %.100s is not supported (expected %s)",
+                   hf_config_name(c->cfg), arch[0], family_names(names, sizeof names));
 }
 
 static int check_flags(struct conv *c, struct err *e)
@@ -498,13 +544,20 @@ done:
     return ret;
 }
 
+/* Tensors and sizes: all that a checkpoint's shapes say. */
+static int map_input(struct conv *c, struct err *e)
+{
+    if (c->o->random && conv_sizes_from_config(c, e)) return -1;
+    if (conv_map_tensors(c, e)) return -1;
+    return c->fam->heads ? c->fam->heads(c, e) : conv_heads(c, e);
+}
+
 static int run(struct conv *c, struct err *e)
 {
     uint32_t file_type = 0;
     if (open_input(c, e) || find_family(c, e) || check_flags(c, e) || open_target(c, e)) return -1;
     if (c->fam->parts && c->fam->parts(c, e)) return -1;
-    if (c->o->random && conv_sizes_from_config(c, e)) return -1;
-    if (conv_map_tensors(c, e) || conv_heads(c, e)) return -1;
+    if (map_input(c, e)) return -1;
     if (conv_get_rope_theta(c, e) || conv_get_rms_eps(c, e) || get_context(c, e)) return -1;
     if (gguf_writer_new(&c->w, e) || put_general(c, e) || c->fam->keys(c, e) || check_rest(c, e)) return -1;
     if (conv_plan_types(c, e, &file_type) || gguf_put_u32(c->w, "general.file_type", file_type, e) ||
@@ -515,13 +568,27 @@ static int run(struct conv *c, struct err *e)
     return write_out(c, e);
 }
 
-int convert_run(const struct convert *o, struct err *e)
+int conv_open(struct conv **out, const struct convert *o, struct err *e)
 {
-    if (!is_dir(o->input) && is_gguf(o->input)) return convert_from_gguf(o, e);
     struct conv *c = mem_calloc(1, sizeof *c);
+    *out = NULL;
     if (!c) return err_set(e, ERR_IO, "out of memory");
     c->o = o;
-    int r = run(c, e);
+    if (open_input(c, e) || find_family(c, e) || map_input(c, e)) {
+        conv_close(c);
+        return -1;
+    }
+    *out = c;
+    return 0;
+}
+
+void conv_close(struct conv *c)
+{
+    if (!c) return;
+    for (int64_t i = 0; i < c->n_t; i++) {
+        mem_free(c->t[i].part);
+        mem_free(c->t[i].made);
+    }
     gguf_writer_free(c->w);
     gguf_close(c->target.gguf);
     hf_config_free(c->target.cfg);
@@ -532,5 +599,15 @@ int convert_run(const struct convert *o, struct err *e)
     mem_free(c->dir);
     mem_free(c->label);
     mem_free(c);
+}
+
+int convert_run(const struct convert *o, struct err *e)
+{
+    if (!is_dir(o->input) && is_gguf(o->input)) return convert_from_gguf(o, e);
+    struct conv *c = mem_calloc(1, sizeof *c);
+    if (!c) return err_set(e, ERR_IO, "out of memory");
+    c->o = o;
+    int r = run(c, e);
+    conv_close(c);
     return r;
 }

@@ -19,9 +19,11 @@ static bool match(const char *pattern, const char *name, int *layer)
 int convert_gguf_name(const char *hf, char *out, size_t n)
 {
     const char *name = !strncmp(hf, "model.", 6) ? hf + 6 : hf;
+    if (!strncmp(name, "language_model.", 15)) name += 15;
     for (size_t f = 0; conv_families[f]; f++)
         for (const struct conv_rule *r = conv_families[f]->rules; r->hf; r++) {
             int layer;
+            if (r->flags & CONV_STACK) continue;
             if (!match(r->hf, name, &layer)) continue;
             const char *hole = strstr(r->gguf, "%d");
             if (!hole)

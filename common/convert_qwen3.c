@@ -1,4 +1,5 @@
-/* convert_qwen3.c - Qwen3 dense (Qwen3ForCausalLM) to arch "qwen3" as llama.cpp names it.
+/* convert_qwen3.c - Qwen3 dense and MoE (Qwen3ForCausalLM, Qwen3MoeForCausalLM) to "qwen3" and "qwen3moe" as
+ * llama.cpp names them.
  *
  * Rope is NEOX in both worlds, so no rows move; norm weights are stored as they are. HF's
  * post_attention_layernorm is a norm before the feed-forward, hence ffn_norm. */
@@ -35,6 +36,51 @@ static const struct hf_rule config[] = {
     {NULL, NULL},
 };
 
+static const struct conv_rule moe_rules[] = {
+    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_EMBED},
+    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},
+    {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},
+    {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},
+    {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},
+    {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},
+    {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},
+    {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},
+    {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
+    {"layers.%d.mlp.gate.weight", "blk.%d.ffn_gate_inp.weight", {DIM_EXPERTS, DIM_EMBD}, 0},
+    CONV_EXPERT_RULES("layers.%d.mlp.experts."),
+    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
+    {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
+    {NULL, NULL, {DIM_NONE}, 0},
+};
+
+static const struct hf_rule moe_config[] = {
+    {"attention_bias", "[false]"},
+    {"decoder_sparse_step", "[1]"}, /* every layer has experts */
+    {"hidden_act", "[\"silu\"]"},
+    {"intermediate_size", NULL}, /* of dense layers, of which there are none */
+    {"mlp_bias", "[false]"},
+    {"mlp_only_layers", "[[]]"},
+    {"model_type", "[\"qwen3_moe\"]"},
+    {"norm_topk_prob", "[true]"}, /* the architecture always renormalises */
+    {"output_router_logits", NULL},
+    {"partial_rotary_factor", "[1]"},
+    {"router_aux_loss_coef", NULL},
+    {"sliding_window", NULL}, /* takes effect through use_sliding_window and layer_types alone */
+    {"use_sliding_window", "[false]"},
+    {NULL, NULL},
+};
+
+static int moe_sizes(struct conv *c, struct err *e)
+{
+    static const char *const count_paths[] = {"num_experts", "num_local_experts", NULL};
+    int64_t n = 0, ff;
+    int r = hf_find_i64(c->cfg, count_paths, 1, INT32_MAX, &n, NULL, e);
+    if (r < 0 || conv_need_i64(c, "moe_intermediate_size", &ff, e)) return -1;
+    if (r == 1) return err_set(e, ERR_FORMAT, "%s: num_experts is missing", hf_config_name(c->cfg));
+    conv_set_dim(c, DIM_EXPERTS, n, "num_experts");
+    return conv_set_dim(c, DIM_FFX, ff, "moe_intermediate_size");
+}
+
 static int keys(struct conv *c, struct err *e)
 {
     const char *types[DESC_MAX_LAYERS];
@@ -55,10 +101,31 @@ static int keys(struct conv *c, struct err *e)
     return conv_put_u32(c, "vocab_size", c->n_vocab, e);
 }
 
+/* norm_topk_prob false is Hugging Face's default, so that a config without it says false. */
+static int moe_keys(struct conv *c, struct err *e)
+{
+    if (!hf_has(c->cfg, "norm_topk_prob"))
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: norm_topk_prob is missing (expected true: the architecture renormalises the weights of the "
+            "chosen experts)",
+            hf_config_name(c->cfg));
+    return keys(c, e) || conv_put_experts(c, "num_experts_per_tok", e) ? -1 : 0;
+}
+
 const struct conv_family conv_qwen3 = {
     .hf = "Qwen3ForCausalLM",
     .arch = "qwen3",
     .rules = rules,
     .config = config,
     .keys = keys,
+};
+
+const struct conv_family conv_qwen3moe = {
+    .hf = "Qwen3MoeForCausalLM",
+    .arch = "qwen3moe",
+    .rules = moe_rules,
+    .config = moe_config,
+    .sizes = moe_sizes,
+    .keys = moe_keys,
 };

@@ -4,7 +4,7 @@
  * Every byte is a pure function of seed, tensor name and position (a hash of a counter), so any number of
  * threads on any machine makes the same file. Blocks of quantised types are made directly: their codes are
  * random bits under scales that give the matrix a standard deviation of about 0.02, which keeps logits
- * finite; norm weights lie within 0.1 of 1. */
+ * finite; vectors (norm weights) lie within 0.1 of 1, or of what their rule's flags say. */
 #include "convert_impl.h"
 
 #include <endian.h>
@@ -112,7 +112,9 @@ static void random_block(uint32_t type, uint8_t *p, uint64_t key)
 static float random_value(const struct conv_tensor *t, uint64_t key, uint64_t i)
 {
     float u = uniform(mix(key + i));
-    return t->n_dims == 1 ? 1.0f + 0.1f * u : (float)(SD * 1.7320508) * u;
+    if (t->n_dims > 1) return (float)(SD * 1.7320508) * u;
+    if (t->rule->flags & CONV_NEG_EXP) return -0.55f + 0.45f * u; /* a decay: below 0 */
+    return t->rule->flags & CONV_AROUND_0 ? 0.1f * u : 1.0f + 0.1f * u;
 }
 
 static void random_row(const struct conv_tensor *t, uint64_t key, int64_t row, uint8_t *dst)

@@ -12,6 +12,7 @@
 
 struct hf_config {
     json_t *root;
+    json_t *nested; /* borrowed from root: the object that hf_config_nest chose, looked at first; or NULL */
     char *name;
     char **asked;
     size_t n_asked, cap_asked;
@@ -146,9 +147,8 @@ static void ask(struct hf_config *c, const char *path)
 }
 
 /* NULL where absent or null. */
-static json_t *value_at(const struct hf_config *c, const char *path)
+static json_t *value_in(json_t *v, const char *path)
 {
-    json_t *v = c->root;
     char part[MAX_PATH];
     while (v && *path) {
         size_t n = strcspn(path, ".");
@@ -159,6 +159,22 @@ static json_t *value_at(const struct hf_config *c, const char *path)
         path += n + (path[n] == '.');
     }
     return v && !json_is_null(v) ? v : NULL;
+}
+
+static json_t *value_at(const struct hf_config *c, const char *path)
+{
+    json_t *v = c->nested ? value_in(c->nested, path) : NULL;
+    return v ? v : value_in(c->root, path);
+}
+
+int hf_config_nest(struct hf_config *c, const char *key, struct err *e)
+{
+    json_t *v = json_object_get(c->root, key);
+    if (!json_is_object(v))
+        return err_set(e, ERR_FORMAT, "%s: %s is missing (expected an object with the text model's keys)",
+                       c->name, key);
+    c->nested = v;
+    return 0;
 }
 
 bool hf_has(const struct hf_config *c, const char *path)
@@ -394,44 +410,109 @@ int hf_find_i32_list(struct hf_config *c, const char *const *paths, int32_t *v, 
 
 /* ---- rope ---- */
 
-static bool rope_default(const json_t *type)
+static const char *rope_allowed(unsigned allow)
 {
-    return json_is_string(type) && !strcmp(json_string_value(type), "default");
+    return allow & HF_ROPE_LLAMA3
+               ? "\"default\" or \"llama3\": no other rotation is implemented for this family"
+           : allow & HF_ROPE_PROPORTIONAL
+               ? "\"default\" or \"proportional\": no other rotation is implemented for "
+                 "this family"
+               : "\"default\": no other rotation is implemented for this family";
 }
 
-/* One object of rope parameters at path: only the default rotation passes. *theta is set where it is there
- * (return 0). */
-static int rope_object(struct hf_config *c, const char *path, const json_t *o, double *theta, struct err *e)
+static int rope_type(struct hf_config *c, const char *path, const json_t *v, unsigned allow,
+                     struct hf_rope *r, struct err *e)
+{
+    const char *s = json_is_string(v) ? json_string_value(v) : "";
+    if (!strcmp(s, "default"))
+        r->type = "default";
+    else if (!strcmp(s, "llama3") && allow & HF_ROPE_LLAMA3)
+        r->type = "llama3";
+    else if (!strcmp(s, "proportional") && allow & HF_ROPE_PROPORTIONAL)
+        r->type = "proportional";
+    else
+        return wrong(c, path, rope_allowed(allow), v, e);
+    return 0;
+}
+
+/* A number above 0 of llama3 scaling: 0, 1 where key is none, -1. */
+static int rope_scale(struct hf_config *c, const char *path, const char *key, const json_t *v, unsigned allow,
+                      struct hf_rope *r, struct err *e)
+{
+    const struct {
+        const char *key;
+        double *at;
+    } all[] = {{"factor", &r->factor},
+               {"low_freq_factor", &r->low_freq},
+               {"high_freq_factor", &r->high_freq},
+               {"original_max_position_embeddings", &r->original}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0] && allow & HF_ROPE_LLAMA3; i++) {
+        if (strcmp(key, all[i].key)) continue;
+        if (!json_is_number(v) || !(json_number_value(v) > 0))
+            return wrong(c, path, "a number above 0", v, e);
+        *all[i].at = json_number_value(v);
+        return 0;
+    }
+    return 1;
+}
+
+/* One object of rope parameters at path. r->theta is set where it is there (return 0). */
+static int rope_object(struct hf_config *c, const char *path, const json_t *o, unsigned allow,
+                       struct hf_rope *r, struct err *e)
 {
     const char *key;
     json_t *v;
     int found = 1;
     char sub[MAX_PATH + 64];
+    *r = (struct hf_rope){.type = "default", .partial = 1};
     json_object_foreach((json_t *)o, key, v)
     {
         snprintf(sub, sizeof sub, "%s.%.60s", path, key);
         if (json_is_null(v)) continue;
         if (!strcmp(key, "rope_theta")) {
             if (!json_is_number(v)) return wrong(c, sub, "a number", v, e);
-            *theta = json_number_value(v);
+            r->theta = json_number_value(v);
             found = 0;
         } else if (!strcmp(key, "rope_type") || !strcmp(key, "type")) {
-            if (!rope_default(v))
-                return wrong(c, sub, "\"default\": no other rotation is implemented for this family", v, e);
+            if (rope_type(c, sub, v, allow, r, e)) return -1;
         } else if (!strcmp(key, "partial_rotary_factor")) {
-            if (!json_is_number(v) || json_number_value(v) != 1)
+            r->partial = json_is_number(v) ? json_number_value(v) : 0;
+            if (!(r->partial > 0 && r->partial <= 1))
+                return wrong(c, sub, "a number above 0, at most 1", v, e);
+            if (!(allow & (HF_ROPE_PARTIAL | HF_ROPE_PROPORTIONAL)) && r->partial != 1)
                 return wrong(c, sub, "1: a partial rotation is not implemented for this family", v, e);
         } else if (!strcmp(key, "mrope_section") || !strcmp(key, "mrope_interleaved")) {
             continue; /* in text the three axes of a position are one number: the plain rotation */
         } else {
-            return wrong(c, sub, "no such key: it would change the rotation", v, e);
+            int scale = rope_scale(c, sub, key, v, allow, r, e);
+            if (scale < 0) return -1;
+            if (scale) return wrong(c, sub, "no such key: it would change the rotation", v, e);
         }
     }
+    if (!strcmp(r->type, "llama3") &&
+        !(r->factor > 0 && r->low_freq > 0 && r->high_freq > r->low_freq && r->original > 0))
+        return err_set(e, ERR_FORMAT,
+                       "%s: %s: llama3 scaling is not whole (expected factor, low_freq_factor below "
+                       "high_freq_factor, and "
+                       "original_max_position_embeddings)",
+                       c->name, path);
+    if (strcmp(r->type, "llama3") && (r->factor > 0 || r->low_freq > 0 || r->high_freq > 0))
+        return err_set(e, ERR_FORMAT,
+                       "%s: %s: has the numbers of llama3 scaling without \"rope_type\": \"llama3\"", c->name,
+                       path);
     return found;
 }
 
+static bool same_rope(const struct hf_rope *a, const struct hf_rope *b)
+{
+    return a->theta == b->theta && !strcmp(a->type, b->type) && a->partial == b->partial &&
+           a->factor == b->factor && a->low_freq == b->low_freq && a->high_freq == b->high_freq &&
+           a->original == b->original;
+}
+
 /* rope_parameters, flat or by layer type. */
-static int rope_parameters(struct hf_config *c, double *theta, const char **where, struct err *e)
+static int rope_parameters(struct hf_config *c, const char *layer_type, unsigned allow, struct hf_rope *r,
+                           const char **where, struct err *e)
 {
     const json_t *o = value_at(c, "rope_parameters");
     ask(c, "rope_parameters");
@@ -442,57 +523,100 @@ static int rope_parameters(struct hf_config *c, double *theta, const char **wher
     size_t nested = 0;
     json_object_foreach((json_t *)o, key, v) nested += json_is_object(v);
     *where = "rope_parameters.rope_theta";
-    if (!nested) return rope_object(c, "rope_parameters", o, theta, e);
+    if (!nested) return rope_object(c, "rope_parameters", o, allow, r, e);
     if (nested != json_object_size(o))
         return wrong(c, "rope_parameters", "either one set of values or an object a layer type", o, e);
     json_object_foreach((json_t *)o, key, v)
     {
         char path[MAX_PATH];
-        double t;
+        struct hf_rope one;
+        if (layer_type && strcmp(key, layer_type)) continue;
         snprintf(path, sizeof path, "rope_parameters.%.60s", key);
-        int r = rope_object(c, path, v, &t, e);
-        if (r < 0) return -1;
-        if (r == 1) return err_set(e, ERR_FORMAT, "%s: %s.rope_theta is missing", c->name, path);
-        if (first && t != *theta)
+        int rc = rope_object(c, path, v, allow, &one, e);
+        if (rc < 0) return -1;
+        if (rc == 1) return err_set(e, ERR_FORMAT, "%s: %s.rope_theta is missing", c->name, path);
+        if (first && one.theta != r->theta)
             return err_set(e, ERR_FORMAT,
                            "%s: rope_parameters: layer types disagree (%s has rope_theta %.9g, %s has %.9g): "
                            "one base for all "
                            "layers is implemented",
-                           c->name, first, *theta, key, t);
+                           c->name, first, r->theta, key, one.theta);
+        if (first && !same_rope(&one, r))
+            return err_set(
+                e, ERR_FORMAT,
+                "%s: rope_parameters: %s and %s disagree: one rotation for all layers is implemented",
+                c->name, first, key);
         first = key;
-        *theta = t;
+        *r = one;
     }
     *where = "rope_parameters.<layer type>.rope_theta";
     return first ? 0 : 1;
 }
 
-int hf_get_rope_theta(struct hf_config *c, double *theta, const char **where, struct err *e)
+/* The older spelling: rope_theta and partial_rotary_factor at top level, the rest in rope_scaling. */
+static int rope_top(struct hf_config *c, unsigned allow, bool have, struct hf_rope *r, struct err *e)
 {
-    double nested = 0, top = 0;
+    const json_t *s = value_at(c, "rope_scaling");
+    double partial = 1;
+    ask(c, "rope_scaling");
+    if (s) {
+        struct hf_rope own;
+        if (!json_is_object(s)) return wrong(c, "rope_scaling", "null", s, e);
+        int rc = rope_object(c, "rope_scaling", s, allow, &own, e);
+        if (rc < 0) return -1;
+        if (rc == 0)
+            return wrong(c, "rope_scaling.rope_theta", "it in rope_parameters or at top level", s, e);
+        own.theta = r->theta;
+        if (have && !same_rope(&own, r))
+            return err_set(e, ERR_FORMAT, "%s: rope_parameters and rope_scaling disagree", c->name);
+        *r = own;
+    }
+    if (!(allow & HF_ROPE_PARTIAL)) return 0; /* else a rule of the family looks at it */
+    int rc = hf_get_f64(c, "partial_rotary_factor", &partial, e);
+    if (rc < 0) return -1;
+    if (rc == 0 && have && partial != r->partial)
+        return err_set(e, ERR_FORMAT,
+                       "%s: partial_rotary_factor disagrees with rope_parameters (%.9g against %.9g)",
+                       c->name, partial, r->partial);
+    if (rc == 0) r->partial = partial;
+    if (!(r->partial > 0 && r->partial <= 1))
+        return err_set(e, ERR_FORMAT,
+                       "%s: partial_rotary_factor is out of range (expected above 0, at most 1, got %.9g)",
+                       c->name, r->partial);
+    return 0;
+}
+
+int hf_get_rope(struct hf_config *c, const char *layer_type, unsigned allow, struct hf_rope *r,
+                const char **where, struct err *e)
+{
+    struct hf_rope nested = {.type = "default", .partial = 1};
+    double top = 0;
     const char *from = NULL;
-    int a = rope_parameters(c, &nested, &from, e);
+    int a = rope_parameters(c, layer_type, allow, &nested, &from, e);
     if (a < 0) return -1;
     int b = hf_get_f64(c, "rope_theta", &top, e);
     if (b < 0) return -1;
-    const json_t *s = value_at(c, "rope_scaling");
-    ask(c, "rope_scaling");
-    if (s) {
-        double ignored;
-        if (!json_is_object(s)) return wrong(c, "rope_scaling", "null", s, e);
-        int r = rope_object(c, "rope_scaling", s, &ignored, e);
-        if (r < 0) return -1;
-        if (r == 0) return wrong(c, "rope_scaling.rope_theta", "it in rope_parameters or at top level", s, e);
-    }
-    if (a == 0 && b == 0 && nested != top)
+    bool have = value_at(c, "rope_parameters") != NULL;
+    if (a == 0 && b == 0 && nested.theta != top)
         return err_set(e, ERR_FORMAT, "%s: %s and rope_theta disagree (%.9g against %.9g)", c->name, from,
-                       nested, top);
+                       nested.theta, top);
+    if (rope_top(c, allow, have, &nested, e)) return -1;
     if (a == 1 && b == 1) return 1;
-    *theta = a == 0 ? nested : top;
+    *r = nested;
+    if (a) r->theta = top;
     *where = a == 0 ? from : "rope_theta";
-    if (!(*theta > 0) || !isfinite(*theta))
+    if (!(r->theta > 0) || !isfinite(r->theta))
         return err_set(e, ERR_FORMAT, "%s: %s is out of range (expected a positive number, got %.9g)",
-                       c->name, *where, *theta);
+                       c->name, *where, r->theta);
     return 0;
+}
+
+int hf_get_rope_theta(struct hf_config *c, double *theta, const char **where, struct err *e)
+{
+    struct hf_rope r;
+    int rc = hf_get_rope(c, NULL, 0, &r, where, e);
+    if (rc == 0) *theta = r.theta;
+    return rc;
 }
 
 /* ---- what is left ---- */
@@ -555,6 +679,7 @@ static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, jso
             strchr(key, '.'))
             return err_set(e, ERR_FORMAT, "%s: %.100s: not a key that is known", c->name, key);
         if (json_is_null(v) || was_asked(c, path)) continue;
+        if (v == c->nested) continue; /* gone through on its own */
         const struct hf_rule *r = rule_for(tables, path);
         if (r) {
             if (check_accept(c, r, v, e)) return -1;
@@ -574,5 +699,6 @@ static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, jso
 int hf_config_rest(struct hf_config *c, const struct hf_rule *const *tables, struct err *e)
 {
     if (c->failed) return err_set(e, ERR_IO, "out of memory (%s)", c->name);
+    if (c->nested && rest_of(c, tables, c->nested, "", e)) return -1;
     return rest_of(c, tables, c->root, "", e);
 }

@@ -49,11 +49,29 @@ int hf_find_bool(struct hf_config *c, const char *const *paths, bool *v, const c
 int hf_find_i32_list(struct hf_config *c, const char *const *paths, int32_t *v, int cap, int *n,
                      const char **where, struct err *e);
 
-/* The base of the rotary frequencies: rope_parameters (flat, or by layer type: then all types must agree),
- * else rope_theta at top level; where both are present they must agree. Anything but the default rotation
- * (rope_scaling, another rope_type, partial_rotary_factor other than 1, any further key) is an error naming
- * it. Return as the getters. */
+/* The rotation. partial, factor, ... stand where the config has them and allow admits them. */
+struct hf_rope {
+    double theta;
+    const char *type;                   /* "default", "llama3" or "proportional" */
+    double partial;                     /* partial_rotary_factor, 1 where absent */
+    double factor, low_freq, high_freq; /* of llama3 */
+    double original;                    /* original_max_position_embeddings, of llama3 */
+};
+#define HF_ROPE_LLAMA3 1u       /* rope_type "llama3" and its four numbers */
+#define HF_ROPE_PARTIAL 2u      /* partial_rotary_factor other than 1 */
+#define HF_ROPE_PROPORTIONAL 4u /* rope_type "proportional", with a partial_rotary_factor */
+/* rope_parameters (flat, or by layer type: that of layer_type; NULL: then all types must agree), else
+ * rope_theta at top level and rope_scaling; where several are present they must agree. What allow does not
+ * admit, and any further key, is an error naming it. *where becomes the place of theta. Return as the
+ * getters. */
+int hf_get_rope(struct hf_config *c, const char *layer_type, unsigned allow, struct hf_rope *r,
+                const char **where, struct err *e);
+/* Its base alone, of the default rotation: allow 0. */
 int hf_get_rope_theta(struct hf_config *c, double *theta, const char **where, struct err *e);
+
+/* A text model inside another one's config: from now on every path is looked for in the object at key first,
+ * then at top level; hf_config_rest goes over both. 0, or -1 where there is no such object. */
+int hf_config_nest(struct hf_config *c, const char *key, struct err *e);
 
 /* What may be left in a config. accept NULL: any value is harmless. Else a JSON list of the values that are:
  * any other one changes the forward pass and is an error saying so. An object is matched whole, or key by key

@@ -287,12 +287,19 @@ static inline void convert_ok(const struct convert *o)
     if (convert_run(o, &e)) fail_msg("%s", e.msg);
 }
 
+/* msg may end in "...": what follows is not looked at. */
 static inline void convert_bad(const struct convert *o, enum err_class code, const char *msg)
 {
     struct err e = {0};
+    size_t n = strlen(msg);
     unlink("out.gguf");
     assert_int_equal(convert_run(o, &e), -1);
-    assert_string_equal(e.msg, msg);
+    if (n > 3 && !strcmp(msg + n - 3, "...")) {
+        n -= 3;
+        if (strncmp(e.msg, msg, n)) fail_msg("got \"%s\", expected \"%s\"", e.msg, msg);
+    } else {
+        assert_string_equal(e.msg, msg);
+    }
     assert_int_equal(e.code, code);
     assert_int_equal(access("out.gguf", F_OK), -1);
 }
