@@ -303,8 +303,8 @@ static int refuse_relative(struct conv *c, struct err *e)
     return 0;
 }
 
-/* Without config.json: a drafter shows itself by a tensor that only it has. */
-static int family_from_tensors(struct conv *c, struct err *e)
+/* Without config.json: a drafter shows itself by a tensor that only it has. 1: none does. */
+static int family_from_tensors(struct conv *c)
 {
     char name[128];
     for (int i = 0; conv_families[i]; i++) {
@@ -317,9 +317,7 @@ static int family_from_tensors(struct conv *c, struct err *e)
             return 0;
         }
     }
-    return err_set(e, ERR_FORMAT,
-                   "%s: no config.json (only a DFlash drafter converts without, with its parts as flags)",
-                   c->label);
+    return 1;
 }
 
 static int find_family(struct conv *c, struct err *e)
@@ -327,7 +325,11 @@ static int find_family(struct conv *c, struct err *e)
     const char *arch[8];
     char names[512];
     int n = 0;
-    if (!c->cfg) return family_from_tensors(c, e);
+    if (!c->cfg && family_from_tensors(c))
+        return err_set(e, ERR_FORMAT,
+                       "%s: no config.json (only a DFlash drafter converts without, with its parts as flags)",
+                       c->label);
+    if (!c->cfg) return 0;
     int r = hf_get_str_list(c->cfg, "architectures", arch, 8, &n, e);
     if (r < 0) return -1;
     if (r == 1 || n != 1)
@@ -574,12 +576,15 @@ int conv_open(struct conv **out, const struct convert *o, struct err *e)
     *out = NULL;
     if (!c) return err_set(e, ERR_IO, "out of memory");
     c->o = o;
-    if (open_input(c, e) || find_family(c, e) || map_input(c, e)) {
+    int rc = open_input(c, e);
+    if (!rc && !c->cfg) rc = family_from_tensors(c);
+    if (!rc && !c->fam) rc = find_family(c, e);
+    if (!rc) rc = map_input(c, e);
+    if (rc)
         conv_close(c);
-        return -1;
-    }
-    *out = c;
-    return 0;
+    else
+        *out = c;
+    return rc;
 }
 
 void conv_close(struct conv *c)

@@ -203,8 +203,8 @@ int conv_heads(struct conv *c,
 int conv_check_sizes(struct conv *c,
                      struct err *e); /* the part of conv_heads after n_head, n_head_kv, head_dim */
 
-/* convert.c: as far as conv_map_tensors and the heads, for a checkpoint that is only read. conv_close frees
- * both. */
+/* convert.c: as far as conv_map_tensors and the heads, for a checkpoint that is only read. 1: there is no config.json
+ * and no tensor tells the family. conv_close frees what both this and a conversion take. */
 int conv_open(struct conv **c, const struct convert *o, struct err *e);
 void conv_close(struct conv *c);
 

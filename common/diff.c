@@ -4,13 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "convert.h"
+#include "convert_impl.h"
 #include "diff.h"
 #include "gguf.h"
 #include "mem.h"
 #include "safetensors.h"
 
-/* A tensor of either format under its GGUF name. */
+/* A tensor of either format under its GGUF name. Against a GGUF, a checkpoint whose family the converter knows is
+ * read through its tables, as the converter would have written it: experts stacked, rows in order, values changed. */
 struct side_tensor {
     char name[256];            /* GGUF name; the file's own where the tables do not know it */
     const char *own;           /* as the file spells it */
@@ -18,14 +19,18 @@ struct side_tensor {
     int64_t shape[4];          /* rows first, leading ones dropped */
     int n_dims;
     int64_t count;
-    const struct gguf_tensor *g; /* one of the two is set */
+    const struct gguf_tensor *g; /* one of the three is set */
     const struct st_tensor *s;
+    const struct conv *c; /* with ct */
+    const struct conv_tensor *ct;
     bool decodable;
 };
 
 struct side {
     struct gguf *g;
     struct st *s;
+    struct conv *c;
+    struct convert options; /* of c */
     struct side_tensor *t; /* sorted by name */
     size_t n;
 };
@@ -64,15 +69,38 @@ static int from_safetensors(struct side_tensor *t, const struct st_tensor *s)
     return 0;
 }
 
-static int side_open(struct side *d, const char *path, struct err *e)
+static void from_conv(struct side_tensor *t, const struct conv *c, const struct conv_tensor *ct)
+{
+    snprintf(t->name, sizeof t->name, "%s", ct->name);
+    t->own = ct->src ? ct->src->name : "(computed)";
+    t->type = ct->src ? st_dtype_name(ct->src->dtype) : "F32";
+    t->c = c;
+    t->ct = ct;
+    t->decodable = true;
+    t->n_dims = (int)ct->n_dims;
+    t->count = 1;
+    for (int i = 0; i < t->n_dims; i++) {
+        t->shape[i] = ct->ne[t->n_dims - 1 - i];
+        t->count *= t->shape[i];
+    }
+}
+
+/* as_gguf: the other side is one. */
+static int side_open(struct side *d, const char *path, bool as_gguf, struct err *e)
 {
     bool st = st_is_path(path);
-    if (st ? st_open(&d->s, path, e) : gguf_open(&d->g, path, e)) return -1;
-    d->n = (size_t)(st ? d->s->n_tensors : d->g->n_tensors);
+    convert_defaults(&d->options);
+    d->options.input = path;
+    int none = st && as_gguf ? conv_open(&d->c, &d->options, e) : 1;
+    if (none < 0) return -1;
+    if (none && (st ? st_open(&d->s, path, e) : gguf_open(&d->g, path, e))) return -1;
+    d->n = (size_t)(d->c ? (uint64_t)d->c->n_t : st ? d->s->n_tensors : d->g->n_tensors);
     d->t = mem_calloc(d->n + 1, sizeof *d->t);
     if (!d->t) return err_set(e, ERR_IO, "out of memory (%zu tensors)", d->n);
     for (size_t i = 0; i < d->n; i++) {
-        if (st)
+        if (d->c)
+            from_conv(&d->t[i], d->c, &d->c->t[i]);
+        else if (st)
             from_safetensors(&d->t[i], &d->s->tensor[i]);
         else
             from_gguf(&d->t[i], &d->g->tensor[i]);
@@ -85,12 +113,26 @@ static void side_close(struct side *d)
 {
     gguf_close(d->g);
     st_close(d->s);
+    conv_close(d->c);
     mem_free(d->t);
+}
+
+/* Elements of a converted tensor, through the whole rows that hold them. */
+static int read_converted(const struct side_tensor *t, int64_t first, int64_t n, float *x)
+{
+    const int64_t width = t->ct->ne[0], row = first / width, rows = (first + n - 1) / width - row + 1;
+    struct err e = {0};
+    float *all = mem_alloc((size_t)(rows * width) * sizeof *all);
+    int rc = all ? conv_read_rows(t->c, t->ct, row, rows, all, &e) : -1;
+    if (!rc) memcpy(x, all + (first - row * width), (size_t)n * sizeof *x);
+    mem_free(all);
+    return rc;
 }
 
 static int read_values(const struct side_tensor *t, int64_t first, int64_t n, float *x)
 {
     struct err e = {0};
+    if (t->ct) return read_converted(t, first, n, x);
     if (t->s) return st_read_f32(t->s, (uint64_t)first, (uint64_t)n, x, &e);
     const struct kn_type_info *ti = kn_type_info(t->g->type);
     return kn_decode_row(t->g->type, t->g->data + first / ti->block * ti->bytes, x, n);
@@ -230,7 +272,7 @@ int diff_files(const char *pa, const char *pb, int threads, diff_fn fn, void *ct
     int rc = -1;
     if (threads < 1) threads = omp_get_num_procs();
     memset(total, 0, sizeof *total);
-    if (side_open(&a, pa, e) || side_open(&b, pb, e)) goto done;
+    if (side_open(&a, pa, !st_is_path(pb), e) || side_open(&b, pb, !st_is_path(pa), e)) goto done;
     for (size_t i = 0, j = 0; i < a.n || j < b.n;) {
         int order = i == a.n ? 1 : j == b.n ? -1 : strcmp(a.t[i].name, b.t[j].name);
         struct diff_tensor r = {0};
