@@ -19,11 +19,13 @@ static int open_backend(struct models *m, struct err *e)
     char msg[256];
     const struct kn_open o = {
         .device = m->device ? m->device : default_device(), .isa = m->isa, .threads = m->threads,
-        .generic = m->kernels && !strcmp(m->kernels, "generic")};
+        .generic = m->kernels && !strcmp(m->kernels, "generic"),
+        .direct = m->kernels && !strcmp(m->kernels, "direct")};
     if (strcmp(o.device, "cpu") && strcmp(o.device, "cuda") && strncmp(o.device, "cuda:", 5))
         return err_set(e, ERR_USAGE, "--device: unknown device (expected cpu or cuda[:N], got %s)", o.device);
-    if (m->kernels && strcmp(m->kernels, "auto") && strcmp(m->kernels, "generic"))
-        return err_set(e, ERR_USAGE, "--kernels: unknown kernels (expected auto or generic, got %s)", m->kernels);
+    if (m->kernels && strcmp(m->kernels, "auto") && !o.generic && !o.direct)
+        return err_set(e, ERR_USAGE, "--kernels: unknown kernels (expected auto, generic or direct, got %s)",
+                       m->kernels);
     if (m->isa && strcmp(m->isa, "auto") && strcmp(m->isa, "scalar") && strcmp(m->isa, "avx2") &&
         strcmp(m->isa, "avx512"))
         return err_set(e, ERR_USAGE,

@@ -45,7 +45,7 @@ struct models {
          CLI_STR,                                                                                            \
          &(m).kernels,                                                                                       \
          "NAME",                                                                                             \
-         "cuda: auto, or generic: only kernels that run on any supported device",                            \
+         "cuda: auto; generic: kernels that run on any supported device; direct: nothing recorded",          \
          0,                                                                                                  \
          0},                                                                                                 \
         {"--isa",                                                                                            \

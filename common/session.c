@@ -1,8 +1,9 @@
 /* session.c - see session.h. */
-#include "session.h"
+#include "session_impl.h"
 
 #include <inttypes.h>
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 #include "mem.h"
 
@@ -11,6 +12,11 @@
 static int32_t round_up(int64_t n, int32_t to)
 {
     return (int32_t)((n + to - 1) / to * to);
+}
+
+static int32_t max32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
 }
 
 static void *take(struct session *s, uint64_t count, size_t size)
@@ -27,8 +33,9 @@ static int cache_failed(struct session *s, int layer, struct err *e)
 }
 
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
- * position; a sliding one its window and the rows of the largest pass, which are written before the first of
- * them looks back. */
+ * position; a sliding one its window and the rows that may be written ahead before the first of them looks
+ * back: those of the largest pass, or of two cycles, one of them started before the other's result was known.
+ */
 static int new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
                       struct err *e)
 {
@@ -38,8 +45,7 @@ static int new_caches(struct session *s, const struct model *m, int32_t pass_row
     if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
     for (int i = 0; i < d->n_layer; i++) {
         const struct desc_layer *y = &d->layer[i];
-        int64_t need = (int64_t)s->o.ctx + SESSION_MAX_ROWS;
-        int64_t window = (int64_t)y->window + pass_rows;
+        int64_t need = s->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
         kv[i] = (struct kn_kv){.type = s->o.kv_type,
@@ -65,8 +71,7 @@ static int new_deltas(struct session *s, struct err *e)
     for (int i = 0; i < d->n_layer; i++) any |= d->layer[i].recurrent;
     if (!any) return 0;
     s->delta = mem_calloc((size_t)d->n_layer, sizeof *s->delta);
-    s->d_pending = take(s, 1, sizeof *s->d_pending);
-    if (!s->delta || !s->d_pending) return err_set(e, ERR_IO, "out of memory (recurrent state)");
+    if (!s->delta) return err_set(e, ERR_IO, "out of memory (recurrent state)");
     for (int i = 0; i < d->n_layer; i++) {
         struct kn_delta_state *y = &s->delta[i];
         if (!d->layer[i].recurrent) continue;
@@ -76,11 +81,6 @@ static int new_deltas(struct session *s, struct err *e)
         if (!y->s || !y->conv || !y->log) return cache_failed(s, i, e);
     }
     return 0;
-}
-
-static int32_t max32(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
 }
 
 static int new_work(struct session *s, int32_t rows, struct err *e)
@@ -95,19 +95,16 @@ static int new_work(struct session *s, int32_t rows, struct err *e)
 
 static int new_lists(struct session *s, struct err *e)
 {
-    int32_t n = s->o.ctx + SESSION_MAX_ROWS, rc;
+    int32_t n = s->positions;
     s->history = mem_calloc((size_t)n, sizeof *s->history);
     s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
     s->d_pos = take(s, (uint64_t)n, sizeof *s->d_pos);
-    s->d_block = take(s, SESSION_MAX_ROWS, sizeof *s->d_block);
-    s->d_first = take(s, 1, sizeof *s->d_first);
-    s->d_picks = take(s, SESSION_MAX_ROWS, sizeof *s->d_picks);
-    if (!s->history || !s->d_history || !s->d_pos || !s->d_block || !s->d_first || !s->d_picks)
+    s->d = take(s, 1, sizeof *s->d);
+    s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
+    if (!s->history || !s->d_history || !s->d_pos || !s->d || !s->results)
         return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
     for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
-    rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
-    for (int32_t i = 0; i < SESSION_MAX_ROWS && s->drafter; i++) s->history[i] = s->drafter->d->mask_id;
-    if (rc == 0) rc = s->op->upload(s->be, s->d_block, s->history, SESSION_MAX_ROWS * sizeof *s->d_block);
+    int rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
     memset(s->history, 0, (size_t)n * sizeof *s->history);
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
@@ -156,6 +153,7 @@ int session_new(struct session **out, struct model *target, struct model *drafte
     if ((drafter && desc_pair(target->d, drafter->d, e)) || check_options(s, e)) goto fail;
     /* No pass is longer than the context, however large the chunk. */
     int32_t rows = max32(s->o.chunk < s->o.ctx ? s->o.chunk : s->o.ctx, SESSION_MAX_ROWS);
+    s->positions = s->o.ctx + AHEAD_ROWS;
     if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, e) ||
         (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
         goto fail;
@@ -179,8 +177,9 @@ static void free_caches(struct session *s, const struct model *m, struct kn_kv *
 void session_free(struct session *s)
 {
     if (!s) return;
-    void *device[] = {s->d_history, s->d_pos,    s->d_block, s->d_first,
-                      s->d_picks,   s->features, s->logits,  s->d_pending};
+    void *device[] = {s->d_history, s->d_pos, s->d, s->features, s->logits};
+    session_plays_free(s);
+    s->op->free_shared(s->be, s->results);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     work_free(&s->work, s->be);
     free_caches(s, s->target, s->kv);
@@ -205,54 +204,88 @@ static int set_history(struct session *s, int32_t pos, const int32_t *ids, int32
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
+int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct cursor c = {.pending = s->pending};
+    for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) {
+        c.pos[i] = s->n_past + i;
+        c.ids[i] = i < n ? ids[i] : 0;
+        c.block[i] = i && s->drafter ? s->drafter->d->mask_id : ids[0];
+    }
+    if (s->n_past > s->o.draft_window) c.first = s->n_past - s->o.draft_window;
+    int rc = s->op->upload(s->be, s->d, &c, offsetof(struct cursor, picks));
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
 /* How many rows of the last pass the delta nets replay before the next one. */
 static int set_pending(struct session *s, int32_t n, struct err *e)
 {
     if (!s->delta || s->pending == n) return 0;
     s->pending = n;
-    int rc = s->op->upload(s->be, s->d_pending, &s->pending, sizeof s->pending);
+    int rc = s->op->upload(s->be, &s->d->pending, &s->pending, sizeof s->pending);
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-/* The target over positions pos .. pos+n-1 of the history. commit: they are final, as in a prefill. */
-static int run_target(struct session *s, int32_t pos, int32_t n, bool commit, struct err *e)
+int session_run_target(struct session *s, const struct session_rows *r, bool commit, struct err *e)
 {
     const struct pass p = {.w = &s->work,
                            .kv = s->kv,
                            .delta = s->delta,
-                           .pending = s->d_pending,
+                           .pending = &s->d->pending,
                            .commit = commit,
-                           .n = n,
-                           .first_pos = pos,
-                           .ids = s->d_history + pos,
-                           .pos = s->d_pos + pos,
+                           .n = r->n,
+                           .first_pos = r->first_pos,
+                           .ids = r->ids,
+                           .pos = r->pos,
                            .features = s->features,
                            .tapped = s->drafter ? s->drafter->d : NULL,
                            .check = s->o.check_layers};
-    return model_pass(s->target, &p, e) || set_pending(s, 0, e) ? -1 : 0;
+    return model_pass(s->target, &p, e);
 }
 
-/* The features of the last target pass, first n rows, become context at pos .. pos+n-1. */
-static int give_context(struct session *s, int32_t pos, int32_t n, struct err *e)
+int session_run_context(struct session *s, const struct session_rows *r, struct err *e)
 {
     if (!s->drafter) return 0;
     const struct pass p = {.w = &s->work,
                            .kv = s->draft_kv,
-                           .n = n,
-                           .first_pos = pos,
-                           .pos = s->d_pos + pos,
+                           .n = r->n,
+                           .first_pos = r->first_pos,
+                           .pos = r->pos,
                            .features = s->features};
     return dflash_context(s->drafter, &p, e);
 }
 
-/* Logits of rows [row, row+n) of the activations. */
+int session_run_block(struct session *s, struct err *e)
+{
+    const struct pass p = {.w = &s->work,
+                           .kv = s->draft_kv,
+                           .n = s->o.block,
+                           .first_pos = s->n_past,
+                           .ids = s->d->block,
+                           .pos = s->d->pos,
+                           .visible_from = s->o.draft_window ? &s->d->first : NULL};
+    return dflash_block(s->drafter, s->target, &p, e);
+}
+
+int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e)
+{
+    return model_logits(m, s->target, s->work.x + (int64_t)row * m->d->n_embd, n, s->logits, e);
+}
+
+/* Logits of rows [row, row+n) of the activations, the first of them at pos. */
 static int run_head(struct session *s, const struct model *m, int32_t row, int32_t n, int32_t pos,
                     struct err *e)
 {
-    if (model_logits(m, s->target, s->work.x + (int64_t)row * m->d->n_embd, n, s->logits, e)) return -1;
+    if (session_run_head(s, m, row, n, e)) return -1;
     s->logits_pos = pos;
     s->logits_rows = n;
     return 0;
+}
+
+/* Rows of the history at positions pos .. pos+n-1. */
+static struct session_rows history_rows(struct session *s, int32_t pos, int32_t n)
+{
+    return (struct session_rows){.ids = s->d_history + pos, .pos = s->d_pos + pos, .n = n, .first_pos = pos};
 }
 
 /* ---- prefill ---- */
@@ -282,6 +315,12 @@ static int hand_out_rows(struct session *s, int32_t pos, int32_t n, float *host,
     return 0;
 }
 
+static int check_spent(const struct session *s, struct err *e)
+{
+    if (!s->spent) return 0;
+    return err_set(e, ERR_USAGE, "the session has generated and cannot go on (expected a new one)");
+}
+
 int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
                     struct err *e)
 {
@@ -293,20 +332,22 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         return err_set(e, ERR_USAGE,
                        "the prompt does not fit the context (expected at most %d tokens, got %" PRId64 ")",
                        s->o.ctx, end);
-    if (check_ids(s, ids, n, e)) return -1;
+    if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
     if (rows) {
         host = mem_alloc((size_t)SESSION_MAX_ROWS * (size_t)s->target->d->n_vocab * sizeof *host);
         if (!host) return err_set(e, ERR_IO, "out of memory (logits of %d rows)", SESSION_MAX_ROWS);
     }
-    if (set_history(s, s->n_past, ids, (int32_t)n, e)) goto out;
+    if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
         int32_t pos = s->n_past,
                 stop = pos - pos % s->o.chunk + s->o.chunk; /* chunks end at absolute multiples */
         int32_t some = (stop < end ? stop : (int32_t)end) - pos;
-        if (run_target(s, pos, some, true, e)) goto out;
+        const struct session_rows r = history_rows(s, pos, some);
+        kn_bound(s->be, pos + some);
+        if (session_run_target(s, &r, true, e) || set_pending(s, 0, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
-        if (give_context(s, pos, some, e)) goto out;
+        if (session_run_context(s, &r, e)) goto out;
         s->n_past += some;
         done += some;
         if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
@@ -314,6 +355,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     rc = s->op->sync(s->be);
     if (rc) rc = model_failed(s->target, "sync", rc, e);
 out:
+    kn_bound(s->be, 0);
     mem_free(host);
     return rc;
 }
@@ -326,12 +368,16 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
         return err_set(e, ERR_USAGE,
                        "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
                        SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
-    if (check_ids(s, ids, n, e) || set_history(s, s->n_past, ids, n, e)) return -1;
-    if (run_target(s, s->n_past, n, false, e)) return -1;
-    return run_head(s, s->target, 0, n, s->n_past, e);
+    if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
+    if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e))
+        return -1;
+    if (session_play(s, SESSION_FORWARD, n, e) || set_pending(s, 0, e)) return -1;
+    s->logits_pos = s->n_past;
+    s->logits_rows = n;
+    return 0;
 }
 
-static int no_number(const struct session *s, int32_t pos, struct err *e)
+int session_no_number(const struct session *s, int32_t pos, struct err *e)
 {
     if (s->o.check_layers) /* every layer passed */
         return err_set(
@@ -352,64 +398,36 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
                               .n = n,
                               .n_vocab = s->target->d->n_vocab,
                               .sampler = *sampler,
-                              .out = s->d_picks};
+                              .out = s->d->picks};
     int rc = s->op->pick(s->be, &p);
-    if (rc == 0) rc = s->op->download(s->be, picks, s->d_picks, (size_t)n * sizeof *picks);
+    if (rc == 0) rc = s->op->download(s->be, picks, s->d->picks, (size_t)n * sizeof *picks);
     if (rc) return model_failed(s->target, "pick", rc, e);
     for (int32_t i = 0; i < n; i++)
-        if (picks[i] == KN_PICK_NAN) return no_number(s, s->logits_pos + i, e);
+        if (picks[i] == KN_PICK_NAN) return session_no_number(s, s->logits_pos + i, e);
     return 0;
 }
 
 int session_commit(struct session *s, int32_t n, struct err *e)
 {
-    if (give_context(s, s->n_past, n, e) || set_pending(s, n, e)) return -1;
+    const struct session_rows r = history_rows(s, s->n_past, n);
+    if (session_run_context(s, &r, e) || set_pending(s, n, e)) return -1;
     s->n_past += n;
     return 0;
-}
-
-/* ---- drafting ---- */
-
-/* The oldest position that a block at n_past may see, where the context is bounded. */
-static int set_first(struct session *s, struct err *e)
-{
-    int32_t first = s->n_past > s->o.draft_window ? s->n_past - s->o.draft_window : 0;
-    int rc = s->op->upload(s->be, s->d_first, &first, sizeof first);
-    return rc ? model_failed(s->drafter, "upload", rc, e) : 0;
 }
 
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e)
 {
-    const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
-    int32_t n = s->o.block, skip = all_rows ? 0 : 1, picks[SESSION_MAX_ROWS];
-    const struct pass p = {.w = &s->work,
-                           .kv = s->draft_kv,
-                           .n = n,
-                           .first_pos = s->n_past,
-                           .ids = s->d_block,
-                           .pos = s->d_pos + s->n_past,
-                           .visible_from = s->o.draft_window ? s->d_first : NULL};
-    const struct kn_pick pick = {.logits = s->logits,
-                                 .pos = s->d_pos + s->n_past + skip,
-                                 .history = s->d_history,
-                                 .n = n - skip,
-                                 .n_vocab = s->target->d->n_vocab,
-                                 .sampler = greedy,
-                                 .out = s->d_picks};
-    int rc = s->op->upload(s->be, s->d_block, &anchor, sizeof anchor);
-    if (rc) return model_failed(s->drafter, "upload", rc, e);
-    if (s->o.draft_window && set_first(s, e)) return -1;
-    if (dflash_block(s->drafter, s->target, &p, e)) return -1;
-    if (run_head(s, s->drafter, skip, n - skip, s->n_past + skip, e)) return -1;
-    rc = s->op->pick(s->be, &pick);
-    if (rc == 0) rc = s->op->download(s->be, picks, s->d_picks, (size_t)(n - skip) * sizeof *picks);
+    int32_t n = s->o.block;
+    if (session_place(s, &anchor, 1, e)) return -1;
+    if (all_rows ? session_draft_rows(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
+    s->logits_pos = s->n_past + !all_rows;
+    s->logits_rows = n - !all_rows;
+    int rc = s->op->download(s->be, proposals, s->d->ids + 1, (size_t)(n - 1) * sizeof *proposals);
     if (rc) return model_failed(s->drafter, "pick", rc, e);
     *usable = true;
-    for (int32_t i = 1; i < n; i++) {
-        proposals[i - 1] = picks[i - skip];
-        if (proposals[i - 1] == KN_PICK_NAN) *usable = false;
-    }
+    for (int32_t i = 0; i < n - 1; i++)
+        if (proposals[i] == KN_PICK_NAN) *usable = false;
     return 0;
 }
 
@@ -430,5 +448,5 @@ int session_check_row(const struct session *s, const float *row, int32_t pos, st
         nan |= isnan(row[i]);
         if (row[i] > best) best = row[i];
     }
-    return nan || !isfinite(best) ? no_number(s, pos, e) : 0;
+    return nan || !isfinite(best) ? session_no_number(s, pos, e) : 0;
 }

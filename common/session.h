@@ -6,9 +6,10 @@
  * caches, nothing after it counts. Three verbs move a stream: session_prefill commits a prompt;
  * session_forward runs rows at n_past, n_past+1, ... without committing them (a decoding step is one row, a
  * verify is a whole block); session_commit keeps the first of those rows and gives their features to the
- * drafter. session_draft asks the drafter for a block after the token at n_past. The loop that puts them
- * together is spec.h. All memory is taken by session_new; no verb allocates. Models and backend are borrowed
- * and outlive the session.
+ * drafter. session_draft asks the drafter for a block after the token at n_past. A *cycle* (cycle.h) is all of
+ * these in one, without the host between them; the loop over cycles is spec.h. All memory is taken by
+ * session_new; no verb allocates, but that a backend which records keeps recordings of what is repeated.
+ * Models and backend are borrowed and outlive the session.
  *
  * Rows past n_past are simply written over later: a rejected row is never undone. Recurrent layers keep the
  * inputs of a forward's rows and replay those that were committed at the start of the next pass. */
@@ -35,30 +36,57 @@ struct session_options {
     void *progress_ctx;
 };
 
+/* Where a stream stands, on the device: all that differs from one step or cycle to the next, so that the same
+ * operations with the same pointers are the next one too. */
+struct cursor {
+    int32_t pos[SESSION_MAX_ROWS];   /* of the rows: n_past, n_past + 1, ... */
+    int32_t ids[SESSION_MAX_ROWS];   /* their tokens: the anchor, then what is tried */
+    int32_t block[SESSION_MAX_ROWS]; /* what the drafter reads: the anchor, mask, mask, ... */
+    int32_t first;                   /* first visible position of the context, for draft_window */
+    int32_t pending;                 /* rows of the last pass that were committed since, to be replayed */
+    /* The host writes what is above, the device alone what is below. */
+    int32_t picks[SESSION_MAX_ROWS];
+    uint32_t number; /* of the last cycle */
+    uint64_t stamp[KN_STAMPS];
+};
+
+enum session_play { SESSION_FORWARD, SESSION_DRAFT, SESSION_CYCLE, SESSION_PLAYS };
+enum { SESSION_RESULTS = 4 }; /* cycles whose results are kept */
+
 struct session {
     struct model *target, *drafter; /* drafter may be NULL */
     struct kn_backend *be;
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
     int32_t n_past;           /* committed positions */
-    int32_t *history; /* host [ctx + SESSION_MAX_ROWS]: ids of positions 0 .. n_past-1, then whatever is being
-                         tried */
+    int32_t pending;          /* the cursor's, where there is recurrent state; else 0 */
+    bool spent;               /* the recurrent state went on beyond n_past: nothing can follow */
+    int32_t *history; /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
     int32_t *d_history; /* the same on the device */
-    int32_t *d_pos;     /* device [ctx + SESSION_MAX_ROWS]: 0, 1, 2, ... */
-    int32_t *d_block;   /* device [block]: anchor, mask, mask, ... */
-    int32_t *d_first;   /* device: first visible position of the context, for draft_window */
-    int32_t *d_picks;   /* device [SESSION_MAX_ROWS] */
+    int32_t *d_pos;     /* device [positions]: 0, 1, 2, ... */
+    int32_t positions;  /* that fit the caches: ctx, and what is written ahead of it */
+    struct cursor *d;   /* device */
     struct work work;
     struct kn_kv *kv;             /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    int32_t *d_pending;     /* device: rows of the last forward that were committed and wait to be replayed */
-    int32_t pending;        /* the same, as the host knows it */
     struct kn_kv *draft_kv; /* [drafter n_layer] */
     float *features;        /* device [max(chunk, SESSION_MAX_ROWS), n_features], of the last pass */
     float *logits;          /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or drafter's) */
     int32_t logits_pos;     /* position of the input token of logits row 0 */
     int32_t logits_rows;
     uint64_t bytes; /* of device memory taken */
+
+    /* cycle.c */
+    struct kn_result *results; /* shared [SESSION_RESULTS] */
+    uint32_t started, finished; /* cycles so far; the device's number follows */
+    int32_t started_rows[SESSION_RESULTS];
+    struct kn_sampler sampler; /* of the cycles */
+    int32_t width;
+    struct {
+        void *recording; /* NULL: none */
+        int32_t bound;   /* positions that it was promised to stay below */
+        bool ran;        /* it has been run, and is worth recording */
+    } plays[SESSION_PLAYS][SESSION_MAX_ROWS + 1];
 };
 
 /* ERR_USAGE: block or draft_window out of range; ERR_FORMAT: the models do not fit (desc_pair); ERR_IO:

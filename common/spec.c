@@ -5,7 +5,9 @@
 #include <math.h>
 #include <string.h>
 #include <time.h>
+#include "cycle.h"
 #include "mem.h"
+#include "session_impl.h"
 
 static double now(void)
 {
@@ -13,13 +15,6 @@ static double now(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-
-/* One cycle's ids: row 0 is the anchor, row r the r-th proposal. */
-struct cycle {
-    int32_t row[SESSION_MAX_ROWS];
-    int32_t pick[SESSION_MAX_ROWS];
-    int32_t proposed; /* ids in row[1..]; all that the drafter said, also those not verified */
-};
 
 static bool is_stop(const struct spec_options *o, int32_t id)
 {
@@ -56,24 +51,20 @@ static int write_draft_rows(struct session *s, const struct spec_options *o, str
     return rc;
 }
 
-static int draft(struct session *s, const struct spec_options *o, struct spec_stats *st, struct cycle *c,
-                 struct err *e)
+/* The logits of the first block, from a draft of their own: the same bits as the first cycle's. */
+static int draft_logits(struct session *s, const struct spec_options *o, int32_t anchor, struct err *e)
 {
-    bool usable, first = st->cycles == 0 && o->draft_logits;
-    double t = now();
-    if (session_draft(s, c->row[0], c->row + 1, &usable, first, e)) return -1;
-    st->draft_s += now() - t;
-    c->proposed = usable ? s->o.block - 1 : 0;
-    st->nan_cycles += !usable;
-    if (first && o->draft_row && write_draft_rows(s, o, e)) return -1;
-    return usable && o->proposals ? o->proposals(o->ctx, c->row + 1, c->proposed, e) : 0;
+    int32_t proposals[SESSION_MAX_ROWS];
+    bool usable;
+    if (!s->drafter || !o->draft_logits || !o->draft_row) return 0;
+    return session_draft(s, anchor, proposals, &usable, true, e) || write_draft_rows(s, o, e) ? -1 : 0;
 }
 
-/* Count a cycle that verified rows rows, where the setting allows full. */
-static void count_cycle(struct spec_stats *st, const struct cycle *c, int32_t accepted, int32_t rows,
+/* Count a cycle of which rows rows can matter, where the setting allows full. */
+static void count_cycle(struct spec_stats *st, const struct session_cycle *c, int32_t accepted, int32_t rows,
                         int32_t full)
 {
-    bool would_go_on = accepted == rows - 1 && rows < full && c->pick[accepted] == c->row[rows];
+    bool would_go_on = accepted == rows - 1 && rows < full && c->picks[accepted] == c->ids[rows];
     st->cycles++;
     st->accepted[accepted]++;
     if (would_go_on) return;
@@ -81,27 +72,50 @@ static void count_cycle(struct spec_stats *st, const struct cycle *c, int32_t ac
     st->full_accepted += accepted;
 }
 
-/* Draft, verify, accept, commit. c->row[0] is the anchor, and the next one on return. */
-static int run_cycle(struct session *s, const struct spec_options *o, struct spec_stats *st, struct cycle *c,
-                     bool *ended, struct err *e)
+/* What a finished cycle says: counts, proposals, tokens. Rows beyond the tokens that are wanted do not exist,
+ * whether they were verified or not. *kept: rows of it that are written, or stay without having been. */
+static int take_cycle(const struct session *s, const struct spec_options *o, struct spec_stats *st,
+                      const struct session_cycle *c, int32_t *kept, bool *ended, struct err *e)
 {
     int64_t wanted = o->n - st->generated;
-    int32_t width = o->width ? o->width : s->o.block, accepted = 0;
-    c->proposed = 0;
-    if (s->drafter && draft(s, o, st, c, e)) return -1;
-    int32_t full = c->proposed + 1 < width || !s->drafter ? c->proposed + 1 : width;
+    int32_t full = !s->drafter || !c->usable ? 1 : o->width ? o->width : s->o.block;
     int32_t rows = full < wanted ? full : (int32_t)wanted;
-    double t = now();
-    if (session_forward(s, c->row, rows, e) || session_pick(s, &o->sampler, rows, c->pick, e)) return -1;
-    st->verify_s += now() - t;
+    *kept = c->kept < rows ? c->kept : rows;
     st->steps++;
-    while (accepted < rows - 1 && c->row[accepted + 1] == c->pick[accepted]) accepted++;
-    if (s->drafter) count_cycle(st, c, accepted, rows, full);
+    st->draft_s += c->draft_s;
+    st->verify_s += c->verify_s;
+    st->commit_s += c->commit_s;
+    if (s->drafter) {
+        st->nan_cycles += !c->usable;
+        if (c->usable && o->proposals && o->proposals(o->ctx, c->ids + 1, s->o.block - 1, e)) return -1;
+    }
     /* Accepted proposals are the picks before the first that differs, and that one follows them. */
-    if (write_out(o, st, c->pick, accepted + 1, ended, e)) return -1;
-    if (*ended || st->generated == o->n) return 0;
-    c->row[0] = c->pick[accepted];
-    return session_commit(s, accepted + 1, e);
+    if (c->picks[*kept - 1] == KN_PICK_NAN) return session_no_number(s, c->pos + *kept - 1, e);
+    if (s->drafter) count_cycle(st, c, *kept - 1, rows, full);
+    int64_t before = st->generated;
+    if (write_out(o, st, c->picks, *kept, ended, e)) return -1;
+    *kept = (int32_t)(st->generated - before);
+    return 0;
+}
+
+/* Every cycle started writes a token at least, so one is started only where another token is wanted for
+ * certain, but for a stop id. */
+static int run_cycles(struct session *s, const struct spec_options *o, struct spec_stats *st, double start,
+                      bool *ended, struct err *e)
+{
+    int32_t ahead = session_cycles_ahead(s), running = 0, kept = 1;
+    struct session_cycle c = {.pos = s->n_past};
+    while (!*ended && st->generated < o->n) {
+        for (; running <= ahead && st->generated + running < o->n; running++)
+            if (session_cycle_start(s, o->n - st->generated, e)) return -1;
+        int rc = session_cycle_finish(s, &c, e);
+        running--;
+        if (rc == 0) rc = take_cycle(s, o, st, &c, &kept, ended, e);
+        st->decode_s = now() - start;
+        if (rc) return -1;
+    }
+    session_cycles_end(s, c.pos + kept);
+    return 0;
 }
 
 static int check(const struct session *s, const struct spec_options *o, struct err *e)
@@ -124,21 +138,19 @@ static int check(const struct session *s, const struct spec_options *o, struct e
 
 int spec_generate(struct session *s, const struct spec_options *o, struct spec_stats *st, struct err *e)
 {
-    struct cycle c;
+    int32_t anchor;
     bool ended = false;
     memset(st, 0, sizeof *st);
     if (check(s, o, e)) return -1;
     double start = now();
-    if (session_pick(s, &o->sampler, 1, c.row, e)) return -1;
+    if (session_pick(s, &o->sampler, 1, &anchor, e)) return -1;
     st->first_s = now() - start;
-    if (write_out(o, st, c.row, 1, &ended, e)) return -1;
+    if (write_out(o, st, &anchor, 1, &ended, e)) return -1;
+    if (ended || st->generated == o->n) return 0;
+    if (draft_logits(s, o, anchor, e)) return -1;
     start = now();
-    while (!ended && st->generated < o->n) {
-        int rc = run_cycle(s, o, st, &c, &ended, e);
-        st->decode_s = now() - start;
-        if (rc) return -1;
-    }
-    return 0;
+    if (session_cycles_begin(s, anchor, o->width ? o->width : s->o.block, &o->sampler, e)) return -1;
+    return run_cycles(s, o, st, start, &ended, e);
 }
 
 double spec_tau(const struct spec_stats *st)

@@ -21,7 +21,7 @@ struct spec_options {
     int32_t n_stops;
     int32_t width;     /* verify rows a cycle at most, 1 .. block; 0: the block */
     bool draft_logits; /* call draft_rows once, for the first block */
-    /* Final tokens, as soon as they are; called once a cycle. */
+    /* Final tokens, as soon as they are; called once a cycle, while the next one may already run. */
     int (*tokens)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
     /* Proposals of a cycle: block - 1 ids. May be NULL. Not called where the drafter's logits were unusable.
      */
@@ -42,8 +42,8 @@ struct spec_stats {
     int64_t full_cycles, full_accepted; /* cycles that n did not cut, and their accepted proposals */
     double first_s;                     /* picking the first token */
     double decode_s;                    /* everything after it */
-    double draft_s,
-        verify_s; /* of decode_s: drafting with its proposals read back; target passes with their picks */
+    double draft_s, verify_s; /* of decode_s: drafts with their picks; target passes with theirs */
+    double commit_s;          /* of decode_s: the drafter's context, where it is part of a recorded cycle */
     enum spec_stop stop;
     int32_t stop_id; /* where stop is SPEC_STOP_TOKEN */
 };
@@ -53,8 +53,9 @@ struct spec_stats {
 double spec_tau(const struct spec_stats *st);
 
 /* Generate after the session's committed tokens. The session must hold logits of its last token
- * (session_prefill, or state_restore). st is filled as far as it went, also on failure. ERR_USAGE: n does not
- * fit ctx, or width is out of range. */
+ * (session_prefill, or state_restore). Afterwards all tokens written but the last are committed, with or
+ * without a drafter, and logits are those of no row. st is filled as far as it went, also on failure.
+ * ERR_USAGE: n does not fit ctx, or width is out of range. */
 int spec_generate(struct session *s, const struct spec_options *o, struct spec_stats *st, struct err *e);
 
 #endif

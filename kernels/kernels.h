@@ -95,6 +95,7 @@ uint16_t kn_f32_to_bf16(float f);
 #define KN_ETYPE (-2)   /* type or shape not supported */
 #define KN_EINVAL (-3)  /* bad argument or value */
 #define KN_EDEVICE (-4) /* the device failed, or there is none */
+#define KN_ESTALE (-5)  /* a recording made before memory moved: record again */
 
 /* ---- backends ---- */
 
@@ -106,6 +107,7 @@ struct kn_open {
         *isa; /* CPU only: NULL or "auto", "scalar", "avx2", "avx512". One not supported here is KN_EDEVICE */
     int threads;  /* CPU only: 0 = all online processors */
     bool generic; /* CUDA only: only kernels that run on any supported device */
+    bool direct;  /* CUDA only: operations are launched one by one, none recorded */
 };
 /* On failure *be is NULL and msg (size n) holds why. */
 int kn_backend_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
@@ -250,6 +252,43 @@ struct kn_delta {
                     KN_DELTA_LOG */
 };
 
+/* ---- cycles ----
+ * A cycle drafts, verifies, accepts and commits without the host: what changes from one to the next lies in
+ * device memory and is advanced by op->accept, so that the same operations with the same arguments, recorded
+ * once, are the next cycle as well. */
+#define KN_CYCLE_ROWS 64 /* rows of a cycle at most */
+#define KN_STAMPS 3      /* points in time a cycle: its start, the end of drafting, the end of the verify */
+
+/* What a cycle left for the host, in memory that host and device share (op->alloc_shared). */
+struct kn_result {
+    uint64_t stamp[KN_STAMPS]; /* ns: as op->stamp left them */
+    uint64_t accepted;         /* ns: when accept began */
+    int32_t pos;               /* of row 0 */
+    int32_t kept;              /* rows that stay: the anchor and the accepted proposals; 1 or more */
+    int32_t usable;            /* 0: a proposal is KN_PICK_NAN, and none was accepted */
+    int32_t ids[KN_CYCLE_ROWS];   /* the anchor, then the proposals */
+    int32_t picks[KN_CYCLE_ROWS]; /* of the verified rows */
+    uint32_t number;              /* of the cycle, from 1: written last */
+};
+
+/* Keep row r + 1 while proposal ids[r + 1] equals picks[r] and all proposals are ids; then advance everything
+ * by the rows kept. All but results in device memory. */
+struct kn_accept {
+    int32_t *ids;         /* [n_ids] anchor and proposals; ids[0] becomes the next anchor, picks[kept - 1] */
+    const int32_t *picks; /* [n] of the verified rows */
+    int32_t n, n_ids;     /* 1 <= n <= n_ids <= KN_CYCLE_ROWS */
+    int32_t *pos;         /* [KN_CYCLE_ROWS] ascending by one from row 0's; += kept */
+    int32_t *history;     /* [..] by position: the picks of kept rows are written behind their rows */
+    int32_t *anchor;      /* NULL, or the next anchor goes here too */
+    int32_t *first;       /* NULL, or becomes max(0, next row 0's position - window) */
+    int32_t window;
+    int32_t *kept;         /* becomes the number of rows kept */
+    uint32_t *number;      /* of the cycle before, += 1 */
+    const uint64_t *stamp; /* [KN_STAMPS] */
+    struct kn_result *results; /* [n_results] shared; this cycle's is number % n_results */
+    int32_t n_results;
+};
+
 struct kn_ops {
     const char *name; /* "cpu" */
     /* memory */
@@ -319,6 +358,25 @@ struct kn_ops {
     int (*pick)(struct kn_backend *, const struct kn_pick *);
     /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
     int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
+
+    /* Cycles. Memory that the host may read while the device writes it; zeroed. */
+    void *(*alloc_shared)(struct kn_backend *, size_t bytes);
+    void (*free_shared)(struct kn_backend *, void *);
+    /* history[pos[i]] = ids[i] */
+    int (*place)(struct kn_backend *, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n);
+    /* *at (device) = the time in ns, of a clock that only differences can be taken of */
+    int (*stamp)(struct kn_backend *, uint64_t *at);
+    int (*accept)(struct kn_backend *, const struct kn_accept *);
+    /* Waits until *number (shared, of a kn_result) is want. */
+    int (*await)(struct kn_backend *, const uint32_t *number, uint32_t want);
+    /* Recording. Between record_begin and record_end operations are kept, not run; replay then runs them all.
+     * Only operations that neither wait nor move memory to or from the host may be recorded; after one that
+     * fails record_end still ends it (and fails). KN_ESTALE from replay: reserve has moved the scratch since.
+     * All NULL where a backend does not record. */
+    int (*record_begin)(struct kn_backend *);
+    int (*record_end)(struct kn_backend *, void **recording);
+    int (*replay)(struct kn_backend *, void *recording);
+    void (*record_free)(struct kn_backend *, void *recording);
 };
 
 /* Every backend's struct begins so. */

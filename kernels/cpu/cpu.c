@@ -164,6 +164,12 @@ static const struct kn_ops cpu_ops = {
     .softcap = cpu_softcap,
     .pick = cpu_pick,
     .find_bad = cpu_find_bad,
+    .alloc_shared = cpu_alloc_shared,
+    .free_shared = cpu_free_shared,
+    .place = cpu_place,
+    .stamp = cpu_stamp,
+    .accept = cpu_accept,
+    .await = cpu_await,
 };
 
 /* Those that this process may run on. */

@@ -75,6 +75,14 @@ size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
 int cpu_delta(struct kn_backend *, const struct kn_delta *);
 size_t cpu_delta_scratch(const struct cpu_backend *);
 
+/* cycle.c */
+void *cpu_alloc_shared(struct kn_backend *, size_t bytes);
+void cpu_free_shared(struct kn_backend *, void *);
+int cpu_place(struct kn_backend *, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n);
+int cpu_stamp(struct kn_backend *, uint64_t *at);
+int cpu_accept(struct kn_backend *, const struct kn_accept *);
+int cpu_await(struct kn_backend *, const uint32_t *number, uint32_t want);
+
 /* mm.c */
 int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
                     const void *data, unsigned use);

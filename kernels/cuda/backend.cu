@@ -102,6 +102,7 @@ static int grow(struct cuda_backend *be, void **p, size_t *have, size_t want)
     if (want <= *have) return 0;
     cuda_free((struct kn_backend *)be, *p);
     *have = 0;
+    be->moved++;
     *p = cuda_alloc((struct kn_backend *)be, want);
     if (!*p) return KN_EMEM;
     *have = want;
@@ -133,9 +134,9 @@ static int cuda_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, con
 
 /* ---- the table ---- */
 
-static const struct kn_ops *table(void)
+static const struct kn_ops *table(bool direct)
 {
-    static struct kn_ops t;
+    static struct kn_ops tables[2], &t = tables[direct];
     t.name = "cuda";
     t.alloc = cuda_alloc;
     t.free = cuda_free;
@@ -159,6 +160,7 @@ static const struct kn_ops *table(void)
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;
     t.find_bad = cuda_find_bad;
+    cuda_cycle_table(&t, direct);
     return &t;
 }
 
@@ -237,7 +239,7 @@ int cuda_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_
         snprintf(msg, n, "out of memory (%zu bytes)", sizeof *be);
         return KN_EMEM;
     }
-    be->head.op = table();
+    be->head.op = table(o->direct);
     be->generic = o->generic;
     rc = parse_ordinal(o->device, &be->device, msg, n);
     if (rc == 0) rc = describe(be, msg, n);

@@ -42,6 +42,7 @@ struct cuda_backend {
     /* attention.cu, pick.cu and others: scratch of cuda_reserve and cuda_reserve_kv. */
     void *scratch_rows;
     size_t scratch_rows_bytes;
+    uint32_t moved; /* times that memory which launches name has moved: a recording must not be older */
     unsigned *count; /* [counters], zero between kernels: find_bad's at 0, pick's below 1024, attention's from there */
     int32_t counters;
 };

@@ -37,4 +37,7 @@ size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *, i
 int cuda_pick(struct kn_backend *, const struct kn_pick *);
 size_t cuda_pick_scratch(int32_t n, int64_t n_vocab);
 
+/* cycle.cu: put its operations into the table; direct: without those that record. */
+void cuda_cycle_table(struct kn_ops *t, bool direct);
+
 #endif

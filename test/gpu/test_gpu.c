@@ -596,6 +596,80 @@ static void check_pick(void)
     }
 }
 
+/* ---- accept, place ---- */
+
+/* What one accept leaves: the lists, and the result in shared memory. */
+struct accepted {
+    int32_t ids[64], pos[64], history[256], anchor, first, kept;
+    uint32_t number;
+    struct kn_result result[3];
+};
+
+static void run_accept(struct kn_backend *be, const struct accepted *in, const int32_t *picks, int32_t n,
+                       int32_t n_ids, struct accepted *out)
+{
+    const struct kn_ops *op = kn_op(be);
+    int32_t *d_picks = put(be, picks, 64 * 4);
+    struct accepted *d = put(be, in, sizeof *in);
+    uint64_t *stamp = put(be, NULL, KN_STAMPS * 8);
+    struct kn_result *shared = op->alloc_shared(be, sizeof in->result);
+    if (!shared) die("alloc_shared", kn_message(be));
+    const struct kn_accept a = {.ids = d->ids,
+                                .picks = d_picks,
+                                .n = n,
+                                .n_ids = n_ids,
+                                .pos = d->pos,
+                                .history = d->history,
+                                .anchor = &d->anchor,
+                                .first = &d->first,
+                                .window = 20,
+                                .kept = &d->kept,
+                                .number = &d->number,
+                                .stamp = stamp,
+                                .results = shared,
+                                .n_results = 3};
+    for (int i = 0; i < KN_STAMPS; i++) must(be, "stamp", op->stamp(be, stamp + i));
+    must(be, "place", op->place(be, d->history, d->pos, d->ids, n_ids));
+    must(be, "accept", op->accept(be, &a));
+    must(be, "await", op->await(be, &shared[in->number % 3].number, in->number + 1));
+    must(be, "download", op->download(be, out, d, sizeof *out));
+    memcpy(out->result, shared, sizeof out->result);
+    struct kn_result *r = &out->result[in->number % 3];
+    if (!r->stamp[0] || r->stamp[1] < r->stamp[0] || r->stamp[2] < r->stamp[1] || r->accepted < r->stamp[2])
+        verdict(false, "accept: times out of order");
+    memset(r->stamp, 0, sizeof r->stamp);
+    r->accepted = 0;
+    op->free_shared(be, shared);
+    drop(be, d), drop(be, d_picks), drop(be, stamp);
+}
+
+static void check_accept(void)
+{
+    static const struct {
+        int n, n_ids, equal; /* leading proposals that are their picks */
+        int bad_id, bad_pick; /* index of one that is none; -1 */
+    } c[] = {{1, 1, 0, -1, -1},    {1, 16, 0, -1, -1},   {16, 16, 0, -1, -1},  {16, 16, 7, -1, -1},
+             {16, 16, 15, -1, -1}, {8, 16, 15, -1, -1},  {64, 64, 31, -1, -1}, {64, 64, 32, -1, -1},
+             {64, 64, 40, -1, -1}, {64, 64, 63, -1, -1}, {33, 64, 63, -1, -1}, {16, 16, 9, 5, -1},
+             {16, 16, 9, 15, -1},  {8, 16, 9, 12, -1},   {16, 16, 9, -1, 9},   {16, 16, 15, 6, 5}};
+    for (size_t k = 0; k < sizeof c / sizeof *c; k++) {
+        static struct accepted in, out[2];
+        int32_t picks[64];
+        memset(&in, 0, sizeof in);
+        in.number = (uint32_t)k;
+        for (int i = 0; i < 64; i++) {
+            in.pos[i] = (int32_t)k + 11 + i;
+            picks[i] = 1000 + i;
+            in.ids[i] = i && i <= c[k].equal ? picks[i - 1] : 7;
+        }
+        if (c[k].bad_id >= 0) in.ids[c[k].bad_id] = KN_PICK_NAN;
+        if (c[k].bad_pick >= 0) picks[c[k].bad_pick] = KN_PICK_NAN;
+        for (int b = 0; b < 2; b++) run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, &out[b]);
+        verdict(!memcmp(&out[0], &out[1], sizeof out[0]), "accept %d of %d rows, %d equal: %d kept", c[k].n,
+                c[k].n_ids, c[k].equal, out[1].kept);
+    }
+}
+
 /* ---- refusals ---- */
 
 static void check_refusals(void)
@@ -900,6 +974,7 @@ int main(int argc, char **argv)
         check_attention();
         check_attention_extremes();
         check_pick();
+        check_accept();
         check_refusals();
         if (!small) {
             snprintf(path, sizeof path, "%s/target-%s.gguf", argv[1], pairs[0].target);

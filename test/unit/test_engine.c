@@ -12,6 +12,7 @@
 #include "../../common/session.h"
 #include "../../common/spec.h"
 #include "../../common/state.h"
+#include "recorder.h"
 #include "tiny_pair.h"
 
 static struct kn_backend *be;
@@ -259,6 +260,126 @@ static void test_stops(void **state)
     model_free(t);
 }
 
+/* ---- cycles that are recorded, and started before the last one's result is known ---- */
+
+/* As run, with a backend that records. */
+static void run_recorded(const struct way *y, struct run *r)
+{
+    recorder_on(be);
+    run(y, r);
+    recorder_off(be);
+    assert_true(recorder.replayed > 3 && recorder.recorded <= 2);
+}
+
+/* All that is counted, but for times. */
+static void same_counts(const struct spec_stats *a, const struct spec_stats *b)
+{
+    assert_int_equal(a->generated, b->generated);
+    assert_int_equal(a->cycles, b->cycles);
+    assert_int_equal(a->steps, b->steps);
+    assert_int_equal(a->nan_cycles, b->nan_cycles);
+    assert_memory_equal(a->accepted, b->accepted, sizeof a->accepted);
+    assert_int_equal(a->full_cycles, b->full_cycles);
+    assert_int_equal(a->full_accepted, b->full_accepted);
+    assert_int_equal(a->stop, b->stop);
+}
+
+static void test_recorded(void **state)
+{
+    static struct run plain, host, r;
+    static const int shape[][2] = {{5, 5}, {2, 2}, {5, 1}, {4, 3}, {3, 0}};
+    static const int length[] = {1, 33, 250, 256, 770};
+    (void)state;
+    for (int sampling = 0; sampling < 2; sampling++)
+        for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
+            struct way y = {.prompt = length[i], .chunk = 64, .sampler = sampling ? sampled : greedy};
+            run(&y, &plain);
+            run_recorded(&y, &r);
+            same_ids(&plain, &r);
+            same_counts(&plain.st, &r.st);
+            y.drafter = true;
+            y.draft_window = i == 2 ? 3 : 0;
+            y.block = shape[i][0];
+            y.width = shape[i][1];
+            run(&y, &host);
+            run_recorded(&y, &r);
+            same_ids(&plain, &r);
+            same_trace(&host, &r);
+            same_counts(&host.st, &r.st);
+        }
+}
+
+/* Lengths and stop ids cut a cycle, with another one started behind it; the session goes on from there as one
+ * that was prefilled. */
+static void test_recorded_ends(void **state)
+{
+    static struct run all, host, r;
+    struct err e = {0};
+    struct way y = {.prompt = 20, .sampler = sampled};
+    (void)state;
+    run(&y, &all);
+    for (int i = 0; i < 24; i++) {
+        const int32_t stop = i < 12 ? TINY_VOCAB : i - 12;
+        const struct spec_options o = {.n = i < 12 ? i + 1 : N_NEW,
+                                       .sampler = sampled,
+                                       .stops = &stop,
+                                       .n_stops = 1,
+                                       .tokens = take_tokens,
+                                       .proposals = take_proposals};
+        int32_t ids[2][9];
+        for (int recorded = 0; recorded < 2; recorded++) {
+            struct run *to = recorded ? &r : &host;
+            struct spec_options own = o;
+            if (recorded) recorder_on(be);
+            struct model *t = load(target_path, be), *d = load(drafter_path, be);
+            struct session *s = start(&y, t, d);
+            memset(to, 0, sizeof *to);
+            own.ctx = to;
+            must(session_prefill(s, prompt, y.prompt, NULL, NULL, &e), &e);
+            must(spec_generate(s, &own, &to->st, &e), &e);
+            assert_int_equal(s->n_past, y.prompt + to->n - 1);
+            assert_memory_equal(s->history + y.prompt, all.id, (size_t)(to->n - 1) * sizeof *to->id);
+            own.stops = NULL, own.n_stops = 0, own.n = 9, own.tokens = NULL, own.proposals = NULL;
+            if (to->n < 30) {
+                must(session_prefill(s, to->id + to->n - 1, 1, NULL, NULL, &e), &e);
+                struct spec_stats more;
+                struct run next = {0};
+                own.tokens = take_tokens, own.ctx = &next;
+                must(spec_generate(s, &own, &more, &e), &e);
+                memcpy(ids[recorded], next.id, sizeof ids[0]);
+                if (to->n + 9 <= N_NEW) assert_memory_equal(next.id, all.id + to->n, sizeof ids[0]);
+            }
+            session_free(s);
+            model_free(d);
+            model_free(t);
+            if (recorded) recorder_off(be);
+        }
+        assert_int_equal(host.n, r.n);
+        assert_memory_equal(host.id, r.id, sizeof r.id);
+        assert_memory_equal(r.id, all.id, (size_t)r.n * sizeof *r.id);
+        same_counts(&host.st, &r.st);
+        assert_int_equal(host.n_trace, r.n_trace);
+        assert_memory_equal(host.trace, r.trace, (size_t)r.n_trace * sizeof *r.trace);
+    }
+}
+
+/* A recording that memory has moved under is made anew. */
+static void test_recorded_stale(void **state)
+{
+    static struct run plain, r;
+    struct way y = {.prompt = 20, .drafter = true};
+    (void)state;
+    run(&y, &plain);
+    recorder_on(be);
+    recorder.stale_at = 3;
+    run(&y, &r);
+    recorder_off(be);
+    assert_true(recorder.replayed > 3);
+    assert_int_equal(recorder.recorded, 2);
+    same_ids(&plain, &r);
+    same_trace(&plain, &r);
+}
+
 /* ---- the draft trace does not depend on what must not change it ---- */
 
 /* Around the ends of the sliding layer's ring (256 positions with chunks of 64; 512 with chunks of 300). */
@@ -439,6 +560,8 @@ static void test_sliding_target(void **state)
     y.state = y.append = false;
     run(&y, &b);
     same_ids(&a, &b);
+    run_recorded(&y, &b);
+    same_ids(&a, &b);
     model_free(y.target_model);
 }
 
@@ -539,6 +662,16 @@ static void test_nan_drafter(void **state)
     run(&w, &r);
     same_ids(&plain, &r);
     assert_int_equal(r.st.cycles, N_NEW - 1);
+    assert_int_equal(r.st.nan_cycles, N_NEW - 1);
+    assert_int_equal(r.n_trace, 0);
+    w.sampler = sampled; /* with a penalty: proposals that are none enter the history */
+    w.drafter = false;
+    run(&w, &plain);
+    w.drafter = true;
+    recorder_on(be);
+    run(&w, &r);
+    recorder_off(be);
+    same_ids(&plain, &r);
     assert_int_equal(r.st.nan_cycles, N_NEW - 1);
     assert_int_equal(r.n_trace, 0);
     model_free(w.drafter_model);
@@ -863,7 +996,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lossless),       cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_stops),          cmocka_unit_test(test_trace_rings),
+        cmocka_unit_test(test_stops),          cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_recorded_ends),  cmocka_unit_test(test_recorded_stale),
+        cmocka_unit_test(test_trace_rings),
         cmocka_unit_test(test_trace_backends), cmocka_unit_test(test_draft_window),
         cmocka_unit_test(test_draft_causal),   cmocka_unit_test(test_trace_from_prefill),
         cmocka_unit_test(test_own_ends),       cmocka_unit_test(test_sliding_target),

@@ -1,0 +1,35 @@
+/* session_impl.h - what session.c and cycle.c share: the parts of a step, each a few operations on the
+ * session's buffers that neither wait nor move memory to or from the host. */
+#ifndef DFLASH_SESSION_IMPL_H
+#define DFLASH_SESSION_IMPL_H
+
+#include "session.h"
+
+enum { AHEAD_ROWS = 2 * SESSION_MAX_ROWS }; /* positions that cycles write past n_past: two blocks */
+
+/* Rows of a pass on the device. */
+struct session_rows {
+    const int32_t *ids, *pos; /* [n] */
+    int32_t n;
+    int32_t first_pos; /* of row 0, for messages */
+};
+
+/* Set the cursor to n_past: positions, n ids from the anchor on, the block, the draft window's first. */
+int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *e);
+/* commit: the rows are final, as in a prefill. */
+int session_run_target(struct session *s, const struct session_rows *r, bool commit, struct err *e);
+/* The features of the last target pass become context. */
+int session_run_context(struct session *s, const struct session_rows *r, struct err *e);
+int session_run_block(struct session *s, struct err *e);
+/* Logits of rows [row, row+n) of the activations. */
+int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);
+int session_no_number(const struct session *s, int32_t pos, struct err *e); /* target logits of no use */
+
+/* cycle.c. The operations of what at the cursor, rows rows: launched at the first call, recorded at the
+ * second where the backend records, and replayed from there on. */
+int session_play(struct session *s, enum session_play what, int32_t rows, struct err *e);
+void session_plays_free(struct session *s);
+/* A block and its picks, in ids from 1 on. all_rows: logits of row 0 too. */
+int session_draft_rows(struct session *s, bool all_rows, struct err *e);
+
+#endif

@@ -1,0 +1,74 @@
+/* cycle.c - what ends a cycle: ids into the history, acceptance, the result. Nothing is recorded here: every
+ * operation is done when it returns. */
+#include "cpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+void *cpu_alloc_shared(struct kn_backend *kb, size_t bytes)
+{
+    void *p = calloc(bytes ? bytes : 1, 1);
+    if (!p) cpu_fail(cpu_of(kb), KN_EMEM, "out of memory (%zu bytes)", bytes);
+    return p;
+}
+
+void cpu_free_shared(struct kn_backend *kb, void *p)
+{
+    (void)kb;
+    free(p);
+}
+
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int cpu_stamp(struct kn_backend *kb, uint64_t *at)
+{
+    (void)kb;
+    *at = now();
+    return 0;
+}
+
+int cpu_place(struct kn_backend *kb, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n)
+{
+    (void)kb;
+    for (int32_t i = 0; i < n; i++) history[pos[i]] = ids[i];
+    return 0;
+}
+
+int cpu_accept(struct kn_backend *kb, const struct kn_accept *a)
+{
+    if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
+        return cpu_fail(cpu_of(kb), KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
+                        a->n_ids, KN_CYCLE_ROWS, a->n_results);
+    struct kn_result *r = &a->results[*a->number % (uint32_t)a->n_results];
+    int32_t kept = 1, pos = a->pos[0];
+    r->accepted = now();
+    memcpy(r->stamp, a->stamp, sizeof r->stamp);
+    memcpy(r->ids, a->ids, (size_t)a->n_ids * sizeof *r->ids);
+    memcpy(r->picks, a->picks, (size_t)a->n * sizeof *r->picks);
+    r->usable = 1;
+    for (int32_t i = 1; i < a->n_ids; i++)
+        if (a->ids[i] < 0) r->usable = 0;
+    while (r->usable && kept < a->n && a->ids[kept] == a->picks[kept - 1]) kept++;
+    r->pos = pos;
+    r->kept = *a->kept = kept;
+    memcpy(a->history + pos + 1, a->picks, (size_t)kept * sizeof *a->history);
+    a->ids[0] = a->picks[kept - 1];
+    if (a->anchor) *a->anchor = a->ids[0];
+    for (int32_t i = 0; i < KN_CYCLE_ROWS; i++) a->pos[i] += kept;
+    if (a->first) *a->first = a->pos[0] > a->window ? a->pos[0] - a->window : 0;
+    r->number = ++*a->number;
+    return 0;
+}
+
+int cpu_await(struct kn_backend *kb, const uint32_t *number, uint32_t want)
+{
+    if (*number == want) return 0;
+    return cpu_fail(cpu_of(kb), KN_EINVAL, "await: cycle %u has not been run (the last was %u)", want,
+                    *number);
+}
