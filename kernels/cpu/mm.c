@@ -46,7 +46,7 @@ size_t mm_act_bytes(enum mm_act a, int64_t n_in)
     const size_t n = (size_t)n_in;
     if (a == MM_ACT_F32) return (n + 1) / 2 * 8;
     if (a == MM_ACT_Q32) return n + n / 32 * 12;
-    return n + n / 16 + n / 4 + n / 256 * 4;
+    return n + n / 16 + n / 4 + n / 256 * 8;
 }
 
 static size_t align64(size_t n)

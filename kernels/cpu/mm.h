@@ -38,8 +38,12 @@ enum mm_act {
  * - Q32: int8 q[n_in / 4][T][4]; float d[n_in / 32]; int32 nsum[n_in / 32] = -(sum of q);
  *   float s[n_in / 32] = d * (sum of q)
  * - Q256: int8 q[n_in / 4][T][4]; int16 s32[n_in / 64][T][2], sums of 32 q; int32 n16[n_in / 16] = -32 * (sum
- * of 16 q); float d[n_in / 256] */
+ * of 16 q), 0x8000 more where even; float d[n_in / 256]; int32 wide[n_in / 256], MM_WIDE_* */
 size_t mm_act_bytes(enum mm_act a, int64_t n_in);
+
+/* The block's activations are so large that the codes of a type could bring the sum of a sub-block over 16
+ * bits. */
+enum { MM_WIDE_4 = 1, MM_WIDE_5 = 2, MM_WIDE_6 = 4 }; /* Q4_K, Q5_K, Q6_K */
 
 /* One panel times one tile. */
 struct mm_call {

@@ -81,19 +81,41 @@ static void act_q32(uint8_t *act, const float *x, int64_t n_in, int t, int T)
     }
 }
 
+/* Which codes could make the sum of a sub-block leave 16 bits: MM_WIDE_* (mm.h). q [256], sum its sums of 16.
+ * The largest sum of unsigned codes is the largest code times the sum of the positive q, or of the negative
+ * ones, and twice the larger of these is sum |q| + |sum q|. Q6_K's codes are -32 to 31: 32 times sum |q|. */
+static inline int32_t act_wide(const int8_t *q, const int16_t *sum)
+{
+    int32_t most16 = 0, most32 = 0, size[16];
+    for (int j = 0; j < 16; j++) {
+        int32_t s = 0;
+        for (int i = 0; i < 16; i++) s += q[16 * j + i] < 0 ? -q[16 * j + i] : q[16 * j + i];
+        size[j] = s;
+        most16 = s > most16 ? s : most16;
+    }
+    for (int j = 0; j < 16; j += 2) {
+        const int32_t s = sum[j] + sum[j + 1], twice = size[j] + size[j + 1] + (s < 0 ? -s : s);
+        most32 = twice > most32 ? twice : most32;
+    }
+    return (15 * (most32 / 2) > 32767 ? MM_WIDE_4 : 0) | (31 * (most32 / 2) > 32767 ? MM_WIDE_5 : 0) |
+           (32 * most16 > 32767 ? MM_WIDE_6 : 0);
+}
+
 static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
 {
     const int64_t nb = n_in / 256;
     int16_t *s32 = (int16_t *)(act + n_in * T) + 2 * t;
     int32_t *n16 = (int32_t *)(act + (n_in + n_in / 16) * T) + t;
     float *d = (float *)(act + (n_in + n_in / 16 + n_in / 4) * T) + t;
+    int32_t *wide = (int32_t *)(act + (n_in + n_in / 16 + n_in / 4 + n_in / 256 * 4) * T) + t;
     int8_t q[256] = {0};
     int16_t sum[16] = {0};
     for (int64_t b = 0; b < nb; b++) {
         d[b * T] = x ? act_round(q, x + 256 * b, 256) : 0.0f;
         if (x) act_sums(sum, q, 256);
+        wide[b * T] = x ? act_wide(q, sum) : 0;
         act_spread(act + 256 * b * T, q, 256, t, T);
-        for (int j = 0; j < 16; j++, n16 += T) *n16 = -32 * sum[j];
+        for (int j = 0; j < 16; j++, n16 += T) *n16 = -32 * sum[j] + (j % 2 ? 0 : 0x8000);
         for (int j = 0; j < 4; j++, s32 += 2 * T) {
             s32[0] = (int16_t)(sum[4 * j] + sum[4 * j + 1]);
             s32[1] = (int16_t)(sum[4 * j + 2] + sum[4 * j + 3]);

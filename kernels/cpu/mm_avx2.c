@@ -39,6 +39,10 @@ INLINE vi vi_or(vi a, vi b)
 {
     return _mm256_or_si256(a, b);
 }
+INLINE vi vi_xor(vi a, vi b)
+{
+    return _mm256_xor_si256(a, b);
+}
 INLINE vi vi_add(vi a, vi b)
 {
     return _mm256_add_epi32(a, b);
@@ -82,6 +86,11 @@ INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     return vi_add(acc, _mm256_madd_epi16(pairs, vi_bcast(a)));
+}
+/* acc + the products of both 16-bit halves. */
+INLINE vi vi_dot2v(vi acc, vi a, vi b)
+{
+    return vi_add(acc, _mm256_madd_epi16(a, b));
 }
 INLINE vi vi_from_s8_pairs(const uint8_t *p)
 {

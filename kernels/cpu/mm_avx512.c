@@ -35,6 +35,10 @@ INLINE vi vi_or(vi a, vi b)
 {
     return _mm512_or_si512(a, b);
 }
+INLINE vi vi_xor(vi a, vi b)
+{
+    return _mm512_xor_si512(a, b);
+}
 INLINE vi vi_add(vi a, vi b)
 {
     return _mm512_add_epi32(a, b);
@@ -75,6 +79,11 @@ INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     return _mm512_dpwssd_epi32(acc, pairs, vi_bcast(a));
+}
+/* acc + the products of both 16-bit halves. */
+INLINE vi vi_dot2v(vi acc, vi a, vi b)
+{
+    return _mm512_dpwssd_epi32(acc, a, b);
 }
 INLINE vi vi_from_s8_pairs(const uint8_t *p)
 {

@@ -130,15 +130,12 @@ static void pack_6k(uint8_t *dst, const uint8_t *b, int lanes, int lane)
     for (int s = 0; s < 16; s++) {
         const int half = s / 8, quarter = s / 2 % 4, base = 16 * (s % 2);
         const uint8_t *ql = b + 64 * half + 32 * (quarter % 2) + base, *qh = b + 128 + 32 * half + base;
-        uint32_t low[4], high = 0;
-        for (int g = 0; g < 4; g++) {
-            low[g] = get_word(ql + 4 * g) >> 4 * (quarter / 2) & 0x0f0f0f0fu;
-            high |= (get_word(qh + 4 * g) >> 2 * quarter & 0x03030303u) << 2 * g;
-        }
-        put_word(dst, 4 + 3 * s, lanes, lane, low[0] | low[2] << 4);
-        put_word(dst, 5 + 3 * s, lanes, lane, low[1] | low[3] << 4);
-        /* Vector g of low nibbles holds groups g and g + 2: bits 2g of a byte are group g's. */
-        put_word(dst, 6 + 3 * s, lanes, lane, high);
+        uint32_t code[4];
+        for (int g = 0; g < 4; g++)
+            code[g] = (get_word(ql + 4 * g) >> 4 * (quarter / 2) & 0x0f0f0f0fu) |
+                      (get_word(qh + 4 * g) >> 2 * quarter & 0x03030303u) << 4;
+        for (int g = 0; g < 3; g++)
+            put_word(dst, 4 + 3 * s + g, lanes, lane, code[g] | (code[3] >> 2 * g & 0x03030303u) << 6);
     }
 }
 

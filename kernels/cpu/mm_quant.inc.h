@@ -88,6 +88,32 @@ static ALWAYS_INLINE void mul_q5_1(const struct mm_call *c, const int T)
     mul_32(c, T, 5, 1);
 }
 
+/* ---- K types: two sub-blocks in one multiplication ----
+ * A scale product costs as much as a dot4. Where the sums of both sub-blocks of a pair fit 16 bits (act_q256
+ * knows: the sizes of the activations bound them whatever the codes are), one dot2 with the pair of scales
+ * does both products. Tiles of 8 have registers for one sum a token: the odd sub-block's sum, shifted, is
+ * what the even one's starts from: odd * 65536 + even + 0x8000, where the last term keeps even from borrowing
+ * of odd, and pair_add takes it off again. Narrower tiles want the two chains side by side, and join them. */
+#define CHAINED (T == 8)
+
+static ALWAYS_INLINE vi pair_join(const vi even, const vi odd)
+{
+    return vi_or(vi_and(even, vi_set(0xffff)), vi_shl(odd, 16));
+}
+
+/* dots: odd * 65536 + even + 0x8000 */
+static ALWAYS_INLINE vi pair_add(const vi isum, const vi scales, const vi dots)
+{
+    return vi_dot2v(isum, scales, vi_xor(dots, vi_set(0x8000)));
+}
+
+static ALWAYS_INLINE int any_wide(const int32_t *wide, const int T, const int32_t bit)
+{
+    int32_t any = 0;
+    UNROLL for (int t = 0; t < T; t++) any |= wide[t];
+    return any & bit;
+}
+
 /* ---- Q4_K and Q5_K ----
  * Block: 3 vectors of 6-bit pairs, d [LANES] f16, dmin [LANES] f16, then 8 sub-blocks of 32: [fifth bits] 4
  * vectors of nibbles. A pair is (even, odd) in the low and high half of a lane's word; pairs 0..3 are
@@ -103,51 +129,77 @@ static ALWAYS_INLINE vi pair_6bit(const vi w[3], const int i)
     return vi_or(vi_and(vi_shr(w[1], 14), vi_set(0x00030003)), vi_and(vi_shr(w[2], 10), vi_set(0x003c003c)));
 }
 
+/* dot += a sub-block of 32 times its activations. */
+static ALWAYS_INLINE void dots_45k(vi *dot, const uint8_t *p, const uint8_t *a, const int T, const int bits)
+{
+    const uint8_t *q = bits == 5 ? p + V : p;
+    const vi h = bits == 5 ? vi_load(p) : vi_zero();
+    UNROLL for (int g = 0; g < 4; g++)
+    {
+        const vi v = vi_load(q + g * V);
+        vi low = vi_and(v, vi_set(0x0f0f0f0f)), high = vi_and(vi_shr(v, 4), vi_set(0x0f0f0f0f));
+        if (bits == 5) {
+            low = vi_or(low, vi_shl(vi_and(vi_shr(h, g), vi_set(0x01010101)), 4));
+            high = vi_or(high, vi_and(vi_shr(h, g), vi_set(0x10101010)));
+        }
+        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], low, a + (g * T + t) * 4);
+        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], high, a + ((g + 4) * T + t) * 4);
+    }
+}
+
+/* isum = sum over a block's sub-blocks of scale * dot. Returns the prefetched address. */
+static ALWAYS_INLINE const uint8_t *block_45k(vi *isum, const vi w[3], const uint8_t *p, const uint8_t *a,
+                                              const uint8_t *ahead, const int32_t step, const int T,
+                                              const int bits, const int narrow)
+{
+    const int sub = (bits == 5 ? 5 : 4) * V;
+    UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
+    for (int i = 4; i < 8; i++, p += 2 * sub, a += 64 * T) {
+        ahead = prefetch_lines(ahead, step);
+        const vi pair = i == 4   ? pair_6bit(w, 4)
+                        : i == 5 ? pair_6bit(w, 5)
+                        : i == 6 ? pair_6bit(w, 6)
+                                 : pair_6bit(w, 7);
+        vi dot[MM_TILE_MAX], odd[MM_TILE_MAX];
+        UNROLL for (int t = 0; t < T; t++) dot[t] = odd[t] = vi_zero();
+        if (CHAINED) dots_45k(odd, p + sub, a + 32 * T, T, bits);
+        if (CHAINED && narrow)
+            UNROLL for (int t = 0; t < T; t++) dot[t] = vi_add(vi_shl(odd[t], 16), vi_set(0x8000));
+        dots_45k(dot, p, a, T, bits);
+        if (!CHAINED) dots_45k(odd, p + sub, a + 32 * T, T, bits);
+        if (narrow) {
+            UNROLL for (int t = 0; t < T; t++) isum[t] =
+                CHAINED ? pair_add(isum[t], pair, dot[t])
+                        : vi_dot2v(isum[t], pair, pair_join(dot[t], odd[t]));
+        } else {
+            UNROLL for (int t = 0; t < T; t++)
+            {
+                isum[t] = vi_add(isum[t], vi_mul(dot[t], vi_and(pair, vi_set(0xffff))));
+                isum[t] = vi_add(isum[t], vi_mul(odd[t], vi_shr(pair, 16)));
+            }
+        }
+    }
+    return ahead;
+}
+
 static ALWAYS_INLINE void mul_45k(const struct mm_call *c, const int T, const int bits)
 {
     const int64_t nb = c->n_in / 256;
-    const int sub = (bits == 5 ? 5 : 4) * V;
+    const int block = 4 * V + 8 * (bits == 5 ? 5 : 4) * V;
     const uint8_t *p = c->panel, *a = c->act, *ahead = c->ahead;
     const uint8_t *s32 = a + c->n_in * T;
     const float *da = (const float *)(s32 + c->n_in / 16 * T + c->n_in / 4 * T);
+    const int32_t *wide = (const int32_t *)(da + nb * T);
     vf acc[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     for (int64_t b = 0; b < nb; b++) {
         const vi w[3] = {vi_load(p), vi_load(p + V), vi_load(p + 2 * V)};
         const vf d = vf_from_f16(p + 3 * V), dmin = vf_from_f16(p + 3 * V + 2 * LANES);
-        p += 4 * V;
         vi isum[MM_TILE_MAX], msum[MM_TILE_MAX];
-        UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
-        for (int half = 0; half < 4; half++) {
-            ahead = prefetch_lines(ahead, c->ahead_step);
-            const vi pair = half == 0   ? pair_6bit(w, 4)
-                            : half == 1 ? pair_6bit(w, 5)
-                            : half == 2 ? pair_6bit(w, 6)
-                                        : pair_6bit(w, 7);
-            UNROLL for (int j = 0; j < 2; j++)
-            {
-                vi dot[MM_TILE_MAX];
-                UNROLL for (int t = 0; t < T; t++) dot[t] = vi_zero();
-                const uint8_t *q = bits == 5 ? p + V : p;
-                const vi h = bits == 5 ? vi_load(p) : vi_zero();
-                UNROLL for (int g = 0; g < 4; g++)
-                {
-                    const vi v = vi_load(q + g * V);
-                    vi low = vi_and(v, vi_set(0x0f0f0f0f)), high = vi_and(vi_shr(v, 4), vi_set(0x0f0f0f0f));
-                    if (bits == 5) {
-                        low = vi_or(low, vi_shl(vi_and(vi_shr(h, g), vi_set(0x01010101)), 4));
-                        high = vi_or(high, vi_and(vi_shr(h, g), vi_set(0x10101010)));
-                    }
-                    UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], low, a + (g * T + t) * 4);
-                    UNROLL for (int t = 0; t < T; t++) dot[t] =
-                        vi_dot4(dot[t], high, a + ((g + 4) * T + t) * 4);
-                }
-                const vi sc = j ? vi_shr(pair, 16) : vi_and(pair, vi_set(0xffff));
-                UNROLL for (int t = 0; t < T; t++) isum[t] = vi_add(isum[t], vi_mul(dot[t], sc));
-                p += sub;
-                a += 32 * T;
-            }
-        }
+        if (any_wide(wide, T, bits == 5 ? MM_WIDE_5 : MM_WIDE_4))
+            ahead = block_45k(isum, w, p + 4 * V, a, ahead, c->ahead_step, T, bits, 0);
+        else
+            ahead = block_45k(isum, w, p + 4 * V, a, ahead, c->ahead_step, T, bits, 1);
         UNROLL for (int t = 0; t < T; t++) msum[t] = vi_zero();
         UNROLL for (int i = 0; i < 4; i++)
         {
@@ -159,8 +211,10 @@ static ALWAYS_INLINE void mul_45k(const struct mm_call *c, const int T, const in
             const vf low = vf_mul(vf_cvt(msum[t]), dmin);
             acc[t] = vf_fma(vf_fms(vf_cvt(isum[t]), d, low), vf_bcast(da + t), acc[t]);
         }
+        p += block;
+        a += 256 * T;
         s32 += 16 * T;
-        da += T;
+        da += T, wide += T;
     }
     UNROLL for (int t = 0; t < T; t++) vf_store(c->out + t * LANES, acc[t]);
 }
@@ -176,53 +230,80 @@ static ALWAYS_INLINE void mul_q5_k(const struct mm_call *c, const int T)
 
 /* ---- Q6_K ----
  * Block: d [LANES] f16, 8 half vectors of scales [LANES] int8 pairs (even, odd sub-block), then 16 sub-blocks
- * of 16: 2 vectors of low nibbles, 1 of high bit pairs (bits 2g, 2g+1 for group g). Codes 0..63, value code -
- * 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a load, where a multiplication
- * would take a slot from dot4. */
+ * of 16: 3 vectors, the codes of groups 0, 1 and 2 in bits 0-5, and group 3's bits 0-1, 2-3 and 4-5 in bits
+ * 6-7. Codes 0..63, value code - 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a
+ * load, where a multiplication would take a slot from dot4. An even sub-block's has the 0x8000 of a pair in
+ * it too. */
+
+/* dot += a sub-block of 16 times its activations. */
+static ALWAYS_INLINE void dots_6k(vi *dot, const uint8_t *p, const uint8_t *a, const int T)
+{
+    vi last = vi_zero();
+    UNROLL for (int g = 0; g < 3; g++)
+    {
+        const vi v = vi_load(p + g * V), code = vi_and(v, vi_set(0x3f3f3f3f));
+        last = vi_or(last, vi_and(vi_shr(v, 6 - 2 * g), vi_set(0x03030303 << 2 * g)));
+        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], code, a + (g * T + t) * 4);
+    }
+    UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], last, a + (3 * T + t) * 4);
+}
+
+/* isum = sum over a block's sub-blocks of scale * dot. Returns the prefetched address. */
+static ALWAYS_INLINE const uint8_t *block_6k(vi *isum, const uint8_t *scales, const uint8_t *p,
+                                             const uint8_t *a, const int32_t *n16, const uint8_t *ahead,
+                                             const int32_t step, const int T, const int narrow)
+{
+    UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
+    for (int i = 0; i < 8; i++, p += 6 * V, a += 32 * T, n16 += 2 * T, scales += 2 * LANES) {
+        if (i % 2 == 0) ahead = prefetch_lines(ahead, step);
+        const vi pair = vi_from_s8_pairs(scales);
+        vi dot[MM_TILE_MAX], odd[MM_TILE_MAX];
+        UNROLL for (int t = 0; t < T; t++) odd[t] = vi_bcast(n16 + T + t);
+        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_bcast(n16 + t);
+        if (CHAINED) dots_6k(odd, p + 3 * V, a + 16 * T, T);
+        if (CHAINED && narrow) UNROLL for (int t = 0; t < T; t++) dot[t] = vi_add(vi_shl(odd[t], 16), dot[t]);
+        dots_6k(dot, p, a, T);
+        if (!CHAINED) dots_6k(odd, p + 3 * V, a + 16 * T, T);
+        if (narrow) {
+            UNROLL for (int t = 0; t < T; t++) isum[t] =
+                pair_add(isum[t], pair, CHAINED ? dot[t] : pair_join(dot[t], odd[t]));
+        } else {
+            UNROLL for (int t = 0; t < T; t++)
+            {
+                const vi even = vi_sub(dot[t], vi_set(0x8000));
+                isum[t] = vi_add(isum[t], vi_mul(even, vi_sar(vi_shl(pair, 16), 16)));
+                isum[t] = vi_add(isum[t], vi_mul(odd[t], vi_sar(pair, 16)));
+            }
+        }
+    }
+    return ahead;
+}
+
 static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
 {
     const int64_t nb = c->n_in / 256;
     const uint8_t *p = c->panel, *a = c->act, *ahead = c->ahead;
     const int32_t *n16 = (const int32_t *)(a + c->n_in * T + c->n_in / 16 * T);
     const float *da = (const float *)(n16 + c->n_in / 16 * T);
+    const int32_t *wide = (const int32_t *)(da + nb * T);
     vf acc[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     for (int64_t b = 0; b < nb; b++) {
-        const uint8_t *scales = p + 2 * LANES;
         const vf d = vf_from_f16(p);
-        p += 18 * LANES;
+        const uint8_t *scales = p + 2 * LANES, *codes = p + 18 * LANES;
         vi isum[MM_TILE_MAX];
-        UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
-        for (int i = 0; i < 8; i++) {
-            if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
-            const vi pair = vi_from_s8_pairs(scales + i * 2 * LANES);
-            UNROLL for (int j = 0; j < 2; j++)
-            {
-                vi dot[MM_TILE_MAX];
-                UNROLL for (int t = 0; t < T; t++) dot[t] = vi_bcast(n16 + (2 * i + j) * T + t);
-                const vi h = vi_load(p + 2 * V);
-                UNROLL for (int g = 0; g < 2; g++)
-                {
-                    const vi v = vi_load(p + g * V);
-                    vi low = vi_and(v, vi_set(0x0f0f0f0f)), high = vi_and(vi_shr(v, 4), vi_set(0x0f0f0f0f));
-                    low = vi_or(low, vi_and(vi_shl(h, g ? 2 : 4), vi_set(0x30303030)));
-                    high = vi_or(high, vi_and(g ? vi_shr(h, 2) : h, vi_set(0x30303030)));
-                    UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], low, a + (g * T + t) * 4);
-                    UNROLL for (int t = 0; t < T; t++) dot[t] =
-                        vi_dot4(dot[t], high, a + ((g + 2) * T + t) * 4);
-                }
-                const vi sc = j ? vi_sar(pair, 16) : vi_sar(vi_shl(pair, 16), 16);
-                UNROLL for (int t = 0; t < T; t++) isum[t] = vi_add(isum[t], vi_mul(dot[t], sc));
-                p += 3 * V;
-                a += 16 * T;
-            }
-        }
+        if (any_wide(wide, T, MM_WIDE_6))
+            ahead = block_6k(isum, scales, codes, a, n16, ahead, c->ahead_step, T, 0);
+        else
+            ahead = block_6k(isum, scales, codes, a, n16, ahead, c->ahead_step, T, 1);
         UNROLL for (int t = 0; t < T; t++)
         {
             acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         }
+        p += 210 * LANES;
+        a += 256 * T;
         n16 += 16 * T;
-        da += T;
+        da += T, wide += T;
     }
     UNROLL for (int t = 0; t < T; t++) vf_store(c->out + t * LANES, acc[t]);
 }

@@ -45,6 +45,10 @@ INLINE vi vi_or(vi a, vi b)
 {
     return a | b;
 }
+INLINE vi vi_xor(vi a, vi b)
+{
+    return a ^ b;
+}
 INLINE vi vi_add(vi a, vi b)
 {
     return a + b;
@@ -88,6 +92,11 @@ INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
     int16_t q[2];
     memcpy(q, a, 4);
     return acc + vi_sar(pairs << 16, 16) * (uint32_t)q[0] + vi_sar(pairs, 16) * (uint32_t)q[1];
+}
+/* acc + the products of both 16-bit halves. */
+INLINE vi vi_dot2v(vi acc, vi a, vi b)
+{
+    return acc + vi_sar(a << 16, 16) * vi_sar(b << 16, 16) + vi_sar(a, 16) * vi_sar(b, 16);
 }
 INLINE vi vi_from_s8_pairs(const uint8_t *p)
 {

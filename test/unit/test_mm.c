@@ -392,6 +392,81 @@ static void test_code_ends(void **state)
     }
 }
 
+/* ---- sums at the end of 16 bits ----
+ * K types join the sums of two sub-blocks in 16 bits each where the activations allow it (mm_quant.inc.h). */
+
+/* Of 256 integers, 127 the largest: in every sub-block of n the sum of sizes is sum; signs + - + - or all
+ * one. */
+static void fill_sums(float *x, int n, int sum, int even, int odd)
+{
+    for (int j = 0; j < 256; j += n) {
+        const int first = j ? sum / n : 127, rest = sum - first;
+        for (int i = 0; i < n; i++) {
+            const int size = i == 0 ? first : rest / (n - 1) + (i <= rest % (n - 1));
+            x[j + i] = (float)((i % 2 ? odd : even) * size);
+        }
+    }
+}
+
+static void exact_sums(const float *x, const float *want, const struct kn_weight *w, struct kn_backend *kb,
+                       int rows, int out_n)
+{
+    static const int counts[] = {1, 2, 4, 8, 16};
+    float out[64 * 20];
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+        for (int i = 0; i + counts[c] <= rows; i += counts[c]) {
+            assert_int_equal(cpu_linear(kb, out, w, x + 256 * i, counts[c], false), 0);
+            assert_memory_equal(out, want + out_n * i, sizeof *out * (size_t)(counts[c] * out_n));
+        }
+}
+
+static void test_narrow_sums(void **state)
+{
+    (void)state;
+    enum { OUT = 20, ROWS = 48 };
+    static const uint32_t k_types[] = {KN_Q4_K, KN_Q5_K, KN_Q6_K};
+    static const int n[] = {32, 32, 16}, limit[] = {32767 / 15, 32767 / 31, 32767 / 32};
+    for (int k = 0; k < 3; k++) {
+        const size_t block = kn_type_info(k_types[k])->bytes;
+        uint8_t *data = random_weights(k_types[k], 256, OUT);
+        float x[ROWS * 256], w[256], want[ROWS * OUT];
+        for (int o = 0; o < OUT; o++) { /* d 1, dmin 0; scales and codes at their ends, then at random */
+            uint8_t *b = data + block * (size_t)o;
+            const uint16_t one = 0x3c00;
+            if (o < 8)
+                for (size_t i = 0; i < block; i++) b[i] = o / 4 ? 0x80 : 0xff;
+            if (o % 4 != 3 && o < 8)
+                for (size_t i = k == 2 ? 0 : 16; i < (k == 2 ? 192 : block); i++)
+                    b[i] = o % 4 == 2 ? 0 : (i % 2 == (size_t)o % 4) ? 0xff : 0;
+            if (k == 2 && o < 8) memset(b + 192, o / 4 ? 0x80 : 0x7f, 16);
+            if (k < 2) memset(b, 0, 4);
+            memcpy(k == 2 ? b + 208 : b, &one, 2);
+        }
+        for (int i = 0; i < ROWS; i++) {
+            const int sum = i % 3 == 0 ? limit[k] : i % 3 == 1 ? limit[k] + 1 : 127 * n[k];
+            fill_sums(x + 256 * i, n[k], sum, i / 3 % 2 ? 1 : -1, i / 6 % 2 ? 1 : -1);
+            if (i >= 24)
+                fill_sums(x + 256 * i, n[k], i % 8 == 5 ? limit[k] + 1 : limit[k], 1, i % 2 ? 1 : -1);
+            for (int o = 0; o < OUT; o++) {
+                double sum_o = 0;
+                assert_int_equal(kn_decode_row(k_types[k], data + block * (size_t)o, w, 256), 0);
+                for (int j = 0; j < 256; j++) sum_o += (double)w[j] * (double)x[256 * i + j];
+                want[OUT * i + o] = (float)sum_o; /* a sum of integers, rounded once, as the kernels do */
+            }
+        }
+        for (int s = 0; s < n_isas; s++) {
+            struct cpu_backend be;
+            struct kn_weight kw;
+            struct kn_backend *kb = open_cpu(&be, &isas[s], 1);
+            assert_int_equal(cpu_weight_load(kb, &kw, k_types[k], 256, OUT, data, KN_USE_LINEAR), 0);
+            exact_sums(x, want, &kw, kb, ROWS, OUT);
+            cpu_weight_free(kb, &kw);
+            close_cpu(&be);
+        }
+        free(data);
+    }
+}
+
 /* ---- refusals ---- */
 
 static void test_refusals(void **state)
@@ -479,7 +554,7 @@ int main(void)
         cmocka_unit_test(test_fused),     cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_bad_scale), cmocka_unit_test(test_code_ends),
         cmocka_unit_test(test_refusals),  cmocka_unit_test(test_packed_bytes),
-        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_arena),     cmocka_unit_test(test_narrow_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
