@@ -186,6 +186,7 @@ SUITES = "$(MAKE) -s --no-print-directory unit" \
          "$(MAKE) -s --no-print-directory fuzz-replay" \
          "test/cli/run.sh $(BIN) $(PAIR)" \
          "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
+         "test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
          "test/golden/golden.sh check $(BIN) $(PAIR)" \
          "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT)"
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt

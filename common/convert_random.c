@@ -75,6 +75,16 @@ static void random_block(uint32_t type, uint8_t *p, uint64_t key)
         put16(p, kn_f32_to_f16((float)(SD / 4.61) * w));
         fill_bits(p + 2, 16, key);
         break;
+    case KN_Q4_1: /* the least value of the block: half the codes below 0 */
+        put16(p, kn_f32_to_f16((float)(SD / 4.61) * w));
+        put16(p + 2, kn_f32_to_f16((float)(SD / 4.61) * w * -7.5f));
+        fill_bits(p + 4, 16, key);
+        break;
+    case KN_Q5_1:
+        put16(p, kn_f32_to_f16((float)(SD / 9.23) * w));
+        put16(p + 2, kn_f32_to_f16((float)(SD / 9.23) * w * -15.5f));
+        fill_bits(p + 4, 20, key);
+        break;
     case KN_Q4_K:
     case KN_Q5_K: { /* min m = scale sc, dmin = d * the mean code: centred on 0. sc in 32..63, mean 47.5 */
         float top = type == KN_Q4_K ? 15 : 31, dev = type == KN_Q4_K ? 4.61f : 9.23f;
@@ -144,7 +154,9 @@ int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, i
     case KN_BF16:
     case KN_Q8_0:
     case KN_Q5_0:
+    case KN_Q5_1:
     case KN_Q4_0:
+    case KN_Q4_1:
     case KN_Q4_K:
     case KN_Q5_K:
     case KN_Q6_K: break;

@@ -21,7 +21,8 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
         failed=1
     fi
 }
-for a in qwen3 dflash dflash_swa; do
+families="llama qwen3moe" # beside qwen3; each is one archive
+for a in qwen3 dflash dflash_swa $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 cd "$work" || exit 4
@@ -58,6 +59,17 @@ check "dflash_swa draft logits, masked oracle" bash -c "'$oracle' draft qwen3 df
 check "dflash_swa draft logits" draft s.gguf swa.f32
 # the window must show: the oracle with it differs from the stored logits without it
 check "the window shows" bash -c "! '$oracle' floats swa.f32 dflash_swa/draft_logits.f32 1e-2"
+
+# every other family: logits at every position in one pass and in chunks, 48 greedy ids, and the GGUF against the checkpoint
+family_ids() { dflash-generate -q -m f.gguf --kv f32 -n 48 --ignore-eos <"$1/prompt.i32" >got.i32 && cmp got.i32 "$1/greedy.i32" && echo "48 ids equal"; }
+family_logits() { dflash-prefill -q -m f.gguf --kv f32 --chunk "$2" --logits got.f32 <"$1/prompt.i32" >/dev/null && "$oracle" floats got.f32 "$1/logits.f32" 1e-4; }
+for f in $families; do
+    check "$f converts" convert "$f" f.gguf --type f32
+    check "$f logits f32" family_logits "$f" 512
+    check "$f logits f32, chunks of 7" family_logits "$f" 7
+    check "$f greedy ids" family_ids "$f"
+    check "$f against its checkpoint" dflash-inspect --diff "$f" f.gguf --tolerance 0
+done
 
 # every cycle of drafting on the trained pair
 if [ -f "$root/$here/pair_trace.json" ]; then
