@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#define RUN_FINAL 16
+
 struct delta_job {
     struct cpu_backend *be;
     const struct kn_delta *a;
@@ -43,8 +45,10 @@ static void delta_item(void *ctx, int64_t item, int thread)
                           .first = part * n_rep / j->parts,
                           .end = (part + 1) * n_rep / j->parts,
                           .scratch = (float *)j->be->scratch_rows + (size_t)thread * CPU_DELTA_FLOATS};
-    for (int32_t at = 0; at < all; at += w.n_tokens) { /* one run, but for many rows that are final */
-        w.n_tokens = all - at < CPU_DELTA_TOKENS ? all - at : CPU_DELTA_TOKENS;
+    /* One run, but for rows that are final: their q and k then stay in the first-level cache. */
+    const int32_t run = !a->commit ? CPU_DELTA_TOKENS : j->pending > RUN_FINAL ? j->pending : RUN_FINAL;
+    for (int32_t at = 0; at < all; at += w.n_tokens) {
+        w.n_tokens = all - at < run ? all - at : run;
         w.replay = at ? 0 : j->pending;
         w.advance = a->commit ? w.n_tokens : w.replay;
         w.row = at ? at - j->pending : 0;

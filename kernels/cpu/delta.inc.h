@@ -6,6 +6,7 @@
  * even and odd, their sum, then the tree. The state's products with k and with q are taken in one pass, of
  * the decayed state: o = S q + e (k q). */
 
+#define DELTA_ROWS 3
 #define DELTA_INLINE static inline __attribute__((always_inline))
 
 /* Scratch of a thread, for d_k and d_v rounded up to 16. */
@@ -59,40 +60,36 @@ static void delta_l2(float *x, int32_t n, float scale)
     for (int32_t i = 0; i < n; i += 16) v_store(x + i, v_mul(v_mul(v_load(x + i), s), t));
 }
 
-/* Tokens [from, to) of R rows of the state in s. Without output o is neither computed nor written. */
+/* Tokens [from, to) of R rows of the state in s. Without output o is neither computed nor written. Row after
+ * row, so that the processor multiplies one while the sums of another fold: no more than R rows' vectors fit
+ * its registers. */
 DELTA_INLINE void delta_tokens(struct vec (*s)[16], const struct delta_buf *b, const int nv, const int R,
                                int32_t row, int32_t from, int32_t to, const int output)
 {
     for (int32_t t = from; t < to; t++) {
         const float *k = b->k + (int64_t)t * b->dk, *q = b->q + (int64_t)t * b->dk,
                     *v = b->v + (int64_t)t * b->dv + row;
+        float *o = b->o + (int64_t)t * b->dv + row;
         const struct vec decay = v_set1(b->decay[t]);
-        struct vec ak[2][2], aq[2][2];
-#pragma GCC unroll 2
-        for (int r = 0; r < R; r++) ak[r][0] = ak[r][1] = aq[r][0] = aq[r][1] = v_zero();
-#pragma GCC unroll 8
-        for (int c = 0; c < nv; c++) {
-            const struct vec kc = v_load(k + 16 * c), qc = v_load(q + 16 * c);
-#pragma GCC unroll 2
-            for (int r = 0; r < R; r++) {
-                s[r][c] = v_mul(s[r][c], decay);
-                ak[r][c & 1] = v_fma(s[r][c], kc, ak[r][c & 1]);
-                if (output) aq[r][c & 1] = v_fma(s[r][c], qc, aq[r][c & 1]);
-            }
-        }
-        struct vec e[2];
-#pragma GCC unroll 2
+        const float beta = b->beta[t], kq = b->kq[t];
+        float e[DELTA_ROWS];
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const float x = b->beta[t] * (v[r] - v_sum(v_add(ak[r][0], ak[r][1])));
-            if (output)
-                b->o[(int64_t)t * b->dv + row + r] = fmaf(x, b->kq[t], v_sum(v_add(aq[r][0], aq[r][1])));
-            e[r] = v_set1(x);
-        }
+            struct vec ak[2] = {v_zero(), v_zero()}, aq[2] = {v_zero(), v_zero()};
 #pragma GCC unroll 8
-        for (int c = 0; c < nv; c++) {
-            const struct vec kc = v_load(k + 16 * c);
-#pragma GCC unroll 2
-            for (int r = 0; r < R; r++) s[r][c] = v_fma(e[r], kc, s[r][c]);
+            for (int c = 0; c < nv; c++) {
+                s[r][c] = v_mul(s[r][c], decay);
+                ak[c & 1] = v_fma(s[r][c], v_load(k + 16 * c), ak[c & 1]);
+                if (output) aq[c & 1] = v_fma(s[r][c], v_load(q + 16 * c), aq[c & 1]);
+            }
+            e[r] = beta * (v[r] - v_sum(v_add(ak[0], ak[1])));
+            if (output) o[r] = fmaf(e[r], kq, v_sum(v_add(aq[0], aq[1])));
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const struct vec x = v_set1(e[r]);
+#pragma GCC unroll 8
+            for (int c = 0; c < nv; c++) s[r][c] = v_fma(x, v_load(k + 16 * c), s[r][c]);
         }
     }
 }
@@ -102,9 +99,9 @@ DELTA_INLINE void delta_rows(const struct cpu_delta *w, const struct delta_buf *
                              const int R, int32_t row)
 {
     const int32_t d_k = w->a->d_k, n = w->n_tokens, replay = w->replay;
-    struct vec s[2][16];
+    struct vec s[DELTA_ROWS][16];
     float *at = state + (int64_t)row * d_k;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int c = 0; c < nv; c++) {
@@ -115,7 +112,7 @@ DELTA_INLINE void delta_rows(const struct cpu_delta *w, const struct delta_buf *
     for (int end = 0; end < 2; end++) {
         if (end) delta_tokens(s, b, nv, R, row, replay, n, 1);
         if (w->advance == 0 || w->advance != (end ? n : replay) || (end && n == replay)) continue;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
             for (int c = 0; c < nv; c++) {
@@ -130,7 +127,7 @@ static void delta_state(const struct cpu_delta *w, const struct delta_buf *b, fl
     const int32_t d_v = w->a->d_v, nv = b->dk / 16;
     int32_t r = 0;
     if (w->a->d_k == 128)
-        for (; r + 2 <= d_v; r += 2) delta_rows(w, b, state, 8, 2, r);
+        for (; r + DELTA_ROWS <= d_v; r += DELTA_ROWS) delta_rows(w, b, state, 8, DELTA_ROWS, r);
     for (; r < d_v; r++) delta_rows(w, b, state, nv, 1, r);
 }
 
@@ -140,10 +137,13 @@ static void delta_value_head(const struct cpu_delta *w, const struct delta_buf *
     const struct kn_delta *a = w->a;
     const int64_t first_v = 2 * (int64_t)a->n_k * a->d_k, size = (int64_t)a->n_v * a->d_v;
     for (int32_t t = 0; t < w->n_tokens; t++) {
-        float beta[16];
-        v_store(beta, v_sigmoid(v_set1(w->beta[t][h])));
-        b->beta[t] = beta[0];
-        b->decay[t] = cpu_expf(a->a[h] * cpu_softplus(w->alpha[t][h] + a->dt[h]));
+        b->beta[t] = w->beta[t][h];
+        b->decay[t] = a->a[h] * cpu_softplus(w->alpha[t][h] + a->dt[h]);
+    }
+    for (int32_t t = 0; t < w->n_tokens; t += 16) {
+        const int left = w->n_tokens - t < 16 ? w->n_tokens - t : 16;
+        v_store_n(b->beta + t, v_sigmoid(v_load_n(b->beta + t, left)), left);
+        v_store_n(b->decay + t, v_exp(v_load_n(b->decay + t, left)), left);
     }
     delta_conv(w, b->tap, b->v, b->dv, first_v + (int64_t)h * a->d_v, a->d_v);
     delta_state(w, b, a->state->s + (int64_t)h * a->d_v * a->d_k);

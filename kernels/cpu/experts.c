@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAIRS_MAX 4096 /* pairs a block, and results of a thread's panels on their way to a sum */
+#define PAIRS_MAX 4096                   /* pairs a block */
+#define RESULTS (4 * PAIRS_MAX)          /* of panels and pairs, of a thread, on their way to a sum */
 #define PAIRS_MIN 64   /* room for as many at least */
 #define SCRATCH_BYTES ((size_t)64 << 20) /* room for more where this many bytes suffice */
 #define ACT_CACHED ((size_t)512 << 10)   /* as mm.c */
@@ -56,7 +57,7 @@ struct experts {
     struct group *group;
     struct tile *tile;
     uint8_t *row[MM_ACT_COUNT], *tiled[MM_ACT_COUNT];
-    float *normed, *result; /* [threads][n_in], [threads][PAIRS_MAX, lanes] */
+    float *normed, *result; /* [threads][n_in], [threads][RESULTS, lanes] */
 };
 
 static size_t align64(size_t n)
@@ -98,7 +99,7 @@ static size_t scratch_need(const struct cpu_backend *be, size_t pairs, int64_t n
     size_t need =
         align64(((size_t)n_mat + 1) * 4) + align64(pairs * 4) + align64(pairs * sizeof(struct group)) +
         align64(pairs * sizeof(struct tile)) +
-        (size_t)be->threads * (align64((size_t)n_in * 4) + PAIRS_MAX * MM_LANES_MAX * sizeof(float));
+        (size_t)be->threads * (align64((size_t)n_in * 4) + RESULTS * MM_LANES_MAX * sizeof(float));
     for (int a = 0; a < MM_ACT_COUNT; a++)
         if (want[a]) need += align64((pairs + slots_of(pairs)) * mm_act_bytes((enum mm_act)a, n_in)) + 64;
     return need;
@@ -147,7 +148,7 @@ static int32_t divide_scratch(struct experts *e)
     e->group = carve(&at, pairs * sizeof *e->group);
     e->tile = carve(&at, pairs * sizeof *e->tile);
     e->normed = carve(&at, (size_t)be->threads * align64((size_t)n_in * 4));
-    e->result = carve(&at, (size_t)be->threads * PAIRS_MAX * MM_LANES_MAX * sizeof(float));
+    e->result = carve(&at, (size_t)be->threads * RESULTS * MM_LANES_MAX * sizeof(float));
     for (int a = 0; a < MM_ACT_COUNT; a++)
         if (want[a]) {
             e->row[a] = carve(&at, pairs * mm_act_bytes((enum mm_act)a, n_in));
@@ -321,7 +322,7 @@ static void down_item(void *ctx, int64_t chunk, int thread)
     const struct experts *e = ctx;
     const int lanes = e->be->isa->mm->lanes;
     const int64_t first = chunk * e->chunk, end = chunk_end(e, chunk), n_out = e->w[0]->n_out;
-    float *result = e->result + (size_t)thread * PAIRS_MAX * MM_LANES_MAX;
+    float *result = e->result + (size_t)thread * RESULTS * MM_LANES_MAX;
     for (int32_t g = 0; g < e->n_groups; g++) run_group(e, &e->group[g], first, end, result);
     for (int64_t k = first; k < end; k++, result += (size_t)e->pairs * (size_t)lanes) {
         const int64_t left = n_out - k * lanes, n = left < lanes ? left : lanes;
@@ -343,7 +344,7 @@ static void run_block(struct experts *e)
     const bool several = macs >= SMALL_MACS;
     const int64_t rows = e->pairs / e->per_row, panels = e->panels * (e->n_w == 2 ? e->n_groups : 1);
     int64_t chunk = panels / ((int64_t)e->be->threads * (e->n_w == 2 ? 32 : 16));
-    if (e->n_w == 1 && chunk > PAIRS_MAX / e->pairs) chunk = PAIRS_MAX / e->pairs;
+    if (e->n_w == 1 && chunk > RESULTS / e->pairs) chunk = RESULTS / e->pairs;
     if (e->n_w == 1 && chunk > 8) chunk = 8;
     if (chunk > e->panels) chunk = e->panels;
     e->chunk = chunk < 1 ? 1 : (int32_t)chunk;

@@ -1,5 +1,6 @@
-/* bench_ops.c - how long the CPU's operations take, matrix products aside. Usage: bench_ops [isa [threads]]
- * One line a case: the best of several calls, and for attention the bytes of keys and values read a second.
+/* bench_ops.c - how long the CPU's operations take, matrix products aside. Usage: bench_ops [isa [threads
+ * [families]]] One line a case: the best of several calls, and for attention the bytes of keys and values
+ * read a second.
  */
 #include <math.h>
 #include <stdio.h>
@@ -162,6 +163,97 @@ static void bench_small(struct kn_backend *be)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) kn_op(be)->free(be, all[i]);
 }
 
+/* Qwen3 30B A3B's experts in Q4_K, but 32 of them where it has 128: 88 MB. Bytes: what the panels of the
+ * chosen take. */
+static void bench_experts(struct kn_backend *be)
+{
+    enum { E = 2048, F = 768, MAT = 32, USED = 8, N = 512 };
+    const size_t bytes = kn_row_bytes(KN_Q4_K, E) * F * MAT;
+    uint8_t *data = kn_op(be)->alloc(be, bytes);
+    if (!data) exit(4);
+    for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)(i % 144 < 4 ? 0x11 : 256 * uniform());
+    struct kn_weight gate, up, down;
+    check(be, kn_op(be)->experts_load(be, &gate, KN_Q4_K, E, F, MAT, data));
+    check(be, kn_op(be)->experts_load(be, &up, KN_Q4_K, E, F, MAT, data));
+    check(be, kn_op(be)->experts_load(be, &down, KN_Q4_K, F, E, MAT, data));
+    float *x = floats(be, N * E, 1.0f), *norm = floats(be, E, 1.0f), *l = floats(be, N * MAT, 2.0f),
+          *h = floats(be, N * USED * F, 0.0f), *w = floats(be, N * USED, 0.0f);
+    static int32_t ids[N * USED];
+    static const int rows[] = {1, 2, 4, 8, 16, 64, 512};
+    for (int i = 0; i < 7; i++) {
+        const int n = rows[i];
+        bool used[MAT] = {false};
+        int count = 0;
+        double r, g, d;
+        struct kn_route route = {.logits = l,
+                                 .n = n,
+                                 .n_expert = MAT,
+                                 .n_used = USED,
+                                 .renorm = true,
+                                 .scale = 1,
+                                 .ids = ids,
+                                 .weights = w};
+        BEST(r, kn_op(be)->route(be, &route));
+        for (int k = 0; k < n * USED; k++) count += !used[ids[k]], used[ids[k]] = true;
+        BEST(g, kn_op(be)->experts_gated(be, h, &gate, &up, x, norm, 1e-6f, KN_ACT_SILU, ids, n, USED));
+        BEST(d, kn_op(be)->experts_down(be, x, &down, h, ids, w, n, USED, true));
+        printf("experts    8 of 32, 2048 x 768    rows %3d  route %6.2f us, gated %9.1f us %5.2f GB/s, down "
+               "%9.1f us %5.2f GB/s\n",
+               n, 1e6 * r, 1e6 * g, 2e-9 * (double)bytes * count / MAT / g, 1e6 * d,
+               1e-9 * (double)bytes * count / MAT / d);
+    }
+    kn_op(be)->weight_free(be, &gate);
+    kn_op(be)->weight_free(be, &up);
+    kn_op(be)->weight_free(be, &down);
+    void *all[] = {data, x, norm, l, h, w};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) kn_op(be)->free(be, all[i]);
+}
+
+/* A layer of Qwen3.5's gated delta nets. Rows: in doubt, or (-) final. */
+static void bench_delta(struct kn_backend *be)
+{
+    enum { K = 16, V = 32, D = 128, W = 2 * K * D + V * D, N = 512 };
+    float *qkv = floats(be, N * W, 1.0f), *gates = floats(be, 2 * N * V, 1.0f),
+          *z = floats(be, N * V * D, 1.0f), *w = floats(be, W * 4, 0.5f), *out = floats(be, N * V * D, 0.0f),
+          *s = floats(be, V * D * D, 0.0f), *conv = floats(be, 3 * W, 0.0f),
+          *log = floats(be, KN_DELTA_LOG * (W + 2 * V), 0.0f), *a = floats(be, V, 0.0f);
+    const struct kn_delta_state state_of = {s, conv, log};
+    static const struct {
+        int n, pending;
+        bool commit;
+    } cases[] = {{1, 0, true},   {1, 1, false},   {16, 1, false},
+                 {16, 8, false}, {64, 64, false}, {512, 0, true}};
+    for (int i = 0; i < V; i++) a[i] = -0.05f;
+    for (int i = 0; i < 6; i++) {
+        const int32_t pending = cases[i].pending;
+        struct kn_delta d = {.qkv = qkv,
+                             .alpha = gates,
+                             .beta = gates + N * V,
+                             .z = z,
+                             .conv = w,
+                             .a = a,
+                             .dt = a,
+                             .norm = w,
+                             .eps = 1e-6f,
+                             .out = out,
+                             .n = cases[i].n,
+                             .n_k = K,
+                             .n_v = V,
+                             .d_k = D,
+                             .d_v = D,
+                             .n_conv = 4,
+                             .state = &state_of,
+                             .pending = &pending,
+                             .commit = cases[i].commit};
+        double t;
+        BEST(t, kn_op(be)->delta(be, &d));
+        printf("delta      16, 32 heads of 128    rows %3d%s pending %2d  %9.1f us, %6.2f us a row\n", d.n,
+               d.commit ? "-" : " ", pending, 1e6 * t, 1e6 * t / (d.n + pending));
+    }
+    float *all[] = {qkv, gates, z, w, out, s, conv, log, a};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) kn_op(be)->free(be, all[i]);
+}
+
 int main(int argc, char **argv)
 {
     struct kn_open o = {
@@ -175,6 +267,12 @@ int main(int argc, char **argv)
     }
     if (o.threads == 1) clock_used = CLOCK_THREAD_CPUTIME_ID;
     check(be, kn_op(be)->reserve(be, 512, 0, 151936, 16, 128));
+    if (argc > 3) { /* only the parts of some families */
+        bench_experts(be);
+        bench_delta(be);
+        kn_backend_close(be);
+        return 0;
+    }
     static const int ctx[] = {512, 4096, 16384};
     for (int i = 0; i < 3; i++)
         for (int n = 1; n <= 16; n += 15) bench_attention(be, ctx[i], n);
@@ -182,6 +280,8 @@ int main(int argc, char **argv)
     bench_attention(be, 4096, 512);
     bench_pick(be);
     bench_small(be);
+    bench_experts(be);
+    bench_delta(be);
     kn_backend_close(be);
     return 0;
 }
