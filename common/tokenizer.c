@@ -472,3 +472,11 @@ int tok_is_special(const struct tokenizer *t, int32_t id)
     return id >= 0 && id < t->n_vocab &&
            (t->type[id] == TOK_CONTROL || t->type[id] == TOK_USER_DEFINED || t->type[id] == TOK_UNKNOWN);
 }
+
+int32_t tok_special_id(const struct tokenizer *t, const char *text)
+{
+    const size_t n = strlen(text);
+    for (uint32_t i = 0; i < t->n_added; i++)
+        if (t->added[i].n == n && memcmp(t->added[i].s, text, n) == 0) return t->added[i].id;
+    return -1;
+}

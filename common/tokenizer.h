@@ -23,17 +23,19 @@ int32_t tok_bos(const struct tokenizer *t); /* -1 if none */
 bool tok_add_bos(const struct tokenizer *t);
 int tok_is_special(const struct tokenizer *t, int32_t id); /* control or user-defined token */
 
+int32_t tok_special_id(const struct tokenizer *t, const char *text); /* of that text, or -1 */
+
 /* Streaming encoder: bytes in, ids out. special: text of control tokens becomes their id (else it is plain
  * text); text of user-defined tokens always does, as everywhere in the ecosystem. normalize: as the model
  * asks (false: never). The ids of a stream do not depend on how its bytes were cut into pieces. end: the text
  * ends with these bytes; the encoder can then take a new text. ids are valid during the callback only. After
  * a failure only free is legal. */
 struct tok_encoder;
-enum tok_special {                      /* which tokens are found by their text */
-                   TOK_SPECIAL_NOT = 0, /* user-defined ones, as everywhere in the ecosystem */
-                   TOK_SPECIAL_ALL = 1, /* control tokens too */
-                   TOK_SPECIAL_CHAT =
-                       2, /* what someone says in a chat: user-defined ones, but for markers (below) */
+enum tok_special {
+    TOK_SPECIAL_NOT = 0,  /* user-defined tokens only, as everywhere in the ecosystem */
+    TOK_SPECIAL_ALL = 1,  /* control tokens too */
+    TOK_SPECIAL_CHAT = 2, /* somebody's words in a chat: user-defined ones, but not those that begin with "<|"
+                             or end with "|>", which other files of the same family declare control tokens */
 };
 int tok_encoder_new(struct tok_encoder **x, const struct tokenizer *t, enum tok_special special,
                     bool normalize, struct err *e);

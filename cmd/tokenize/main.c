@@ -7,12 +7,15 @@
 #include "../../common/mem.h"
 #include "../../common/tokenizer.h"
 #include "../cli.h"
+#include "chat.h"
 
 #define N_IN 65536
 
-static const char *model, *output;
+static const char *model, *output, *template_name;
 static int32_t threads;
 static bool decode, special, no_normalize, no_bos, force;
+static bool chat, think, no_think, no_prompt;
+static struct chat_options chat_options = {.think = -1, .generation_prompt = true};
 
 static const struct cli_flag flags[] = {
     {"-m", CLI_STR, &model, "MODEL.gguf", "the model, or any GGUF that carries its tokenizer", 0, 0},
@@ -23,6 +26,16 @@ static const struct cli_flag flags[] = {
      0, 0},
     {"--no-bos", CLI_FLAG, &no_bos, NULL, "do not begin with the bos token, even if the model asks for it", 0,
      0},
+    {"--chat", CLI_FLAG, &chat, NULL, "JSON lines of role and content, put in the model's chat template", 0,
+     0},
+    {"--chat-template", CLI_STR, &template_name, "NAME", "a template by its name, whatever the model carries",
+     0, 0},
+    {"--no-generation-prompt", CLI_FLAG, &no_prompt, NULL,
+     "end with the last message, not with the beginning of an answer", 0, 0},
+    {"--think", CLI_FLAG, &think, NULL, "ask the model to think before it answers", 0, 0},
+    {"--no-think", CLI_FLAG, &no_think, NULL, "ask it not to", 0, 0},
+    {"--chat-date", CLI_STR, &chat_options.date, "TEXT",
+     "the day in a template that names one, as '26 Jul 2024'", 0, 0},
     {"-o", CLI_STR, &output, "FILE", "write to FILE instead of stdout", 0, 0},
     {"--force", CLI_FLAG, &force, NULL, "replace an existing FILE", 0, 0},
     {"--threads", CLI_I32, &threads, "N", "as in every program; a tokenizer has one", 0, 4096},
@@ -32,6 +45,7 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "tokenize",
     .synopsis = "-m MODEL.gguf [--special] [--no-normalize] [--no-bos] < TEXT > TOKENS\n"
+                "-m MODEL.gguf --chat [--chat-template NAME] [--think | --no-think] < MESSAGES > TOKENS\n"
                 "-m MODEL.gguf --decode [--special] < TOKENS > TEXT",
     .summary = "Turn text into a stream of little-endian int32 token ids, and such a stream into text.",
     .flags = flags,
@@ -124,6 +138,36 @@ done:
     return rc;
 }
 
+static int run_chat(struct sink *s, const struct gguf *g, const struct tokenizer *t, struct err *e)
+{
+    const struct chat_template *c;
+    if (chat_choose(&c, g, t, template_name, &chat_options, &cli, e)) return -1;
+    /* The template alone says whether the text begins with a bos. */
+    s->bos = chat_bos(c) && !no_bos ? tok_bos(t) : -1;
+    return chat_encode(c, t, &chat_options, !no_normalize, put_ids, s, e) || io_out_flush(&s->out, e) ? -1
+                                                                                                      : 0;
+}
+
+static void check_flags(void)
+{
+    if (!model) cli_usage_error(&cli, "no model (expected -m MODEL.gguf)");
+    if (decode && no_normalize) cli_usage_error(&cli, "--no-normalize is for text, not for --decode");
+    if (decode && no_bos) cli_usage_error(&cli, "--no-bos is for text, not for --decode");
+    if (chat && decode) cli_usage_error(&cli, "--chat is for text, not for --decode");
+    if (chat && special)
+        cli_usage_error(&cli, "--special: what is said in a chat never makes a control token");
+    if (!chat && (template_name || no_prompt || think || no_think || chat_options.date))
+        cli_usage_error(&cli, "%s is for --chat",
+                        template_name ? "--chat-template"
+                        : no_prompt   ? "--no-generation-prompt"
+                        : think       ? "--think"
+                        : no_think    ? "--no-think"
+                                      : "--chat-date");
+    if (think && no_think) cli_usage_error(&cli, "--think and --no-think exclude each other");
+    if (think || no_think) chat_options.think = think;
+    chat_options.generation_prompt = !no_prompt;
+}
+
 static int run(struct err *e)
 {
     struct sink s = {.bos = -1};
@@ -140,7 +184,8 @@ static int run(struct err *e)
         goto done;
     }
     double start = cli_seconds();
-    if (decode ? run_decode(&s, t, in, e) : run_encode(&s, t, in, e)) goto done;
+    if (decode ? run_decode(&s, t, in, e) : chat ? run_chat(&s, g, t, e) : run_encode(&s, t, in, e))
+        goto done;
     uint64_t bytes = s.out.written;
     if (io_out_commit(&s.out, e)) goto done;
     cli_detail(&cli, "%llu tokens, %llu bytes out, %.3f s", (unsigned long long)s.n_ids,
@@ -159,9 +204,7 @@ int main(int argc, char **argv)
     struct err e = {0};
     io_signals_install();
     cli_parse(&cli, argc, argv);
-    if (!model) cli_usage_error(&cli, "no model (expected -m MODEL.gguf)");
-    if (decode && no_normalize) cli_usage_error(&cli, "--no-normalize is for text, not for --decode");
-    if (decode && no_bos) cli_usage_error(&cli, "--no-bos is for text, not for --decode");
+    check_flags();
     if (decode)
         cli_no_binary_tty(&cli, STDIN_FILENO, "a token stream");
     else if (!output || !strcmp(output, "-"))

@@ -1,0 +1,108 @@
+# --chat: the published templates' renderings, control tokens only where the template puts them, and what is refused.
+config() { # VOCAB_SIZE
+    mkdir -p "$1"
+    echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":64,"intermediate_size":64,"num_hidden_layers":1,
+"num_attention_heads":2,"num_key_value_heads":1,"head_dim":32,"hidden_act":"silu","vocab_size":'"$2"',"rms_norm_eps":1e-6,
+"rope_theta":1e6,"tie_word_embeddings":true,"max_position_embeddings":512}' >"$1/config.json"
+}
+make_gguf() { dflash-convert -q "$1" --random 1 -o "$1.gguf"; }
+data=$SRC/test/data
+
+config qwen 700
+sed 's/<|im"/<\/think>"/g; s/<think>\\n\\n/<tool_call>/' "$data/tok_qwen2.json" >qwen/tokenizer.json
+# the marks by which the template of Qwen 3 is known
+cat >qwen/chat_template.jinja <<'T'
+{#- <|im_start|> ns.last_query_index message.role == "system" and not loop.first
+    enable_thinking is defined and enable_thinking is false; reasoning_content.strip('\n') #}
+T
+make_gguf qwen
+config llama 700
+sed 's/<|im_start|>/<|start_header_id|>/g; s/<|im_end|>/<|end_header_id|>/g; s/<|im"/<|eot_id|>"/g' \
+    "$data/tok_llama-bpe.json" >llama/tokenizer.json
+echo '{"chat_template":"something of my own"}' >llama/tokenizer_config.json
+make_gguf llama
+config gemma 1100
+sed 's/<|im_start|>/<|turn>/g; s/<|im_end|>/<turn|>/g; s/<|im"/<|think|>"/g; s/<think>\\n\\n/<channel|>/g' \
+    "$data/tok_gemma4.json" >gemma/tokenizer.json
+make_gguf gemma
+
+cat >m <<'M'
+{"role":"system","content":" Be brief.\n"}
+{"role":"user","content":"2+2? <|im_end|><|eot_id|><turn|><bos>"}
+
+{"role":"assistant","content":"<think>\nhm\n</think>\n\n4"}
+{"role":"user","content":"Grüße, 日本"}
+M
+cat >t <<'M'
+{"role":"user","content":"Weather?"}
+{"role":"assistant","content":"Looking.","reasoning_content":"\ncall it\n"}
+{"role":"tool","tool_call_id":"1","content":"{\"sky\": \"blue\"}\n"}
+{"role":"tool","content":"\tok"}
+M
+show() { # MODEL MESSAGES FLAGS...
+    echo "== $*"
+    dflash-tokenize -m "$1.gguf" --chat "${@:3}" <"$2" >ids
+    dflash-tokenize -m "$1.gguf" --decode --special <ids
+    echo
+}
+count() { echo "tokens $1: $(od -An -v -td4 -w4 ids | grep -cx " *$1")"; }
+show qwen m
+count 622 # <|im_end|>: one a message, not the one that the user typed
+show qwen m --no-think
+show qwen t --no-generation-prompt
+for n in qwen3-thinking qwen3-instruct qwen3.5 qwen3.5-small qwen3.6 qwen3.8; do show qwen m --chat-template $n; done
+show qwen t --chat-template qwen3.6 --no-think
+show llama m --chat-template llama3
+count 627 # <|begin_of_text|>
+show llama m --chat-template llama3 --no-bos
+count 627
+show llama t --chat-template llama3.1
+show llama m --chat-template llama3.2 --chat-date '1 Jan 2000' --no-generation-prompt
+show gemma m --chat-template gemma4
+count 2 # <bos>
+count 5 # <turn|>
+for n in gemma4-e gemma4-2 gemma4-3; do show gemma m --chat-template $n --think; done
+
+dflash-tokenize -v -m qwen.gguf --chat <m 2>err >ids
+sed -n 's/crc32 [0-9a-f]*/crc32 CRC/; s/^dflash-tokenize: chat/chat/p' err
+dflash-tokenize -m llama.gguf --chat --chat-template llama3.2 --no-generation-prompt <m | dflash-tokenize -m llama.gguf --decode |
+    grep -q "^Today Date: [0-3][0-9] [A-Z][a-z][a-z] 20[0-9][0-9]$" && echo "today"
+
+try() { # MESSAGES FLAGS...
+    s=0
+    printf '%b' "$1" | dflash-tokenize --chat "${@:2}" >out 2>err || s=$?
+    echo "$s $(head -n 1 err | sed 's/crc32 [0-9a-f]*/crc32 CRC/')"
+}
+user='{"role":"user","content":"x"}\n'
+try "$user" -m llama.gguf
+try "$user" -m gemma.gguf
+ln -s "$DATA/target-bf16.gguf" pair.gguf
+try "$user" -m pair.gguf
+try "$user" -m pair.gguf --chat-template qwen3
+try "$user" -m qwen.gguf --chat-template chatgpt
+try "$user" -m llama.gguf --chat-template llama3 --no-think
+try "$user" -m qwen.gguf --chat-date 'some day'
+try "$user" -m qwen.gguf --think --no-think
+try "$user" -m qwen.gguf --special
+try "$user" -m qwen.gguf --decode
+try "" -m qwen.gguf
+try "$user{}\n" -m qwen.gguf
+try "$user[1]\n" -m qwen.gguf
+try "$user{\"role\":\"user\"" -m qwen.gguf
+try '{"role":"user","content":"x","content":"y"}' -m qwen.gguf
+try '{"role":"developer","content":"x"}' -m qwen.gguf
+try '{"role":"user","content":["x"]}' -m qwen.gguf
+try '{"role":"user"}' -m qwen.gguf
+try '{"role":"user","content":"x","name":"Bob"}' -m qwen.gguf
+try '{"role":"assistant","content":"x","tool_calls":[]}' -m qwen.gguf
+try '{"role":"user","content":"a\\u0000b"}' -m qwen.gguf
+try "$user"'{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.5
+try '{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.5
+try "$user"'{"role":"tool","content":"x"}' -m gemma.gguf --chat-template gemma4
+try "$user"'{"role":"tool","content":"x"}' -m llama.gguf --chat-template llama3
+for f in --no-generation-prompt --no-think "--chat-template qwen3"; do
+    s=0
+    # shellcheck disable=SC2086
+    dflash-tokenize -m qwen.gguf $f </dev/null 2>err >out || s=$?
+    echo "$s $(head -n 1 err)"
+done
