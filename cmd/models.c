@@ -17,10 +17,11 @@ static const char *default_device(void)
 static int open_backend(struct models *m, struct err *e)
 {
     char msg[256];
-    const struct kn_open o = {
-        .device = m->device ? m->device : default_device(), .isa = m->isa, .threads = m->threads,
-        .generic = m->kernels && !strcmp(m->kernels, "generic"),
-        .direct = m->kernels && !strcmp(m->kernels, "direct")};
+    const struct kn_open o = {.device = m->device ? m->device : default_device(),
+                              .isa = m->isa,
+                              .threads = m->threads,
+                              .generic = m->kernels && !strcmp(m->kernels, "generic"),
+                              .direct = m->kernels && !strcmp(m->kernels, "direct")};
     if (strcmp(o.device, "cpu") && strcmp(o.device, "cuda") && strncmp(o.device, "cuda:", 5))
         return err_set(e, ERR_USAGE, "--device: unknown device (expected cpu or cuda[:N], got %s)", o.device);
     if (m->kernels && strcmp(m->kernels, "auto") && !o.generic && !o.direct)
@@ -66,8 +67,8 @@ static void describe_parts(const struct cli *c, const char *role, const struct d
         cli_detail(c, "%s: %d experts of %d, %d used%s", role, d->n_expert, d->n_ff_exp, d->n_expert_used,
                    d->n_ff_shexp ? ", and a shared one" : "");
     if (recurrent)
-        cli_detail(c, "%s: %d of %d layers are gated delta nets: %d key and %d value heads of %d and %d", role,
-                   recurrent, d->n_layer, d->n_k, d->n_v, d->d_k, d->d_v);
+        cli_detail(c, "%s: %d of %d layers are gated delta nets: %d key and %d value heads of %d and %d",
+                   role, recurrent, d->n_layer, d->n_k, d->n_v, d->d_k, d->d_v);
     if (sliding && d->arch != DESC_DFLASH)
         cli_detail(c, "%s: %d of %d layers are sliding", role, sliding, d->n_layer);
     if (d->rope[0].has_divisors || d->rope[1].has_divisors)
@@ -78,12 +79,11 @@ static void describe_parts(const struct cli *c, const char *role, const struct d
 static void describe(const struct cli *c, const char *role, const char *path, const struct desc *d)
 {
     const struct desc_layer *y = desc_attention(d);
-    char ids[256];
-    cli_detail(c,
-               "%s: %s: %s%s%s, %d layers, hidden size %d, %d/%d heads of %d, feed-forward %d, vocabulary "
-               "%d, theta %g",
+    char ids[256], ff[48] = "";
+    if (y->n_ff) snprintf(ff, sizeof ff, "feed-forward %d, ", y->n_ff);
+    cli_detail(c, "%s: %s: %s%s%s, %d layers, hidden size %d, %d/%d heads of %d, %svocabulary %d, theta %g",
                role, path, d->arch_name, *d->dialect ? ", dialect " : "", d->dialect, d->n_layer, d->n_embd,
-               y->n_head, y->n_head_kv, y->head_dim, y->n_ff, d->n_vocab, (double)d->rope[y->rope].theta);
+               y->n_head, y->n_head_kv, y->head_dim, ff, d->n_vocab, (double)d->rope[y->rope].theta);
     describe_parts(c, role, d);
     if (d->arch != DESC_DFLASH) {
         list_ids(ids, sizeof ids, d->stops, d->n_stops);

@@ -295,8 +295,10 @@ static int choose(struct conv *c, const struct conv_rule *r, struct conv_tensor 
         q++;
     } while (q->hf && q->flags & CONV_ALT);
     if (found || r->flags & CONV_OPTIONAL) return 0;
+    char first[160];
     fill_layer(hf, sizeof hf, r->hf, t->layer);
-    err_set(e, ERR_FORMAT, "%s: tensor %s is missing", c->label, hf);
+    fill_layer(first, sizeof first, hf, 0); /* of stacked experts */
+    err_set(e, ERR_FORMAT, "%s: tensor %s is missing", c->label, first);
     return t->layer >= 0 ? err_hint(e, "the highest layer number found is %d", c->n_layer - 1) : -1;
 }
 

@@ -36,10 +36,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     must_say(hf_find_i32_list(c, places, ids, 16, &n, &where, &e3), &e3);
     must_say(hf_find_i64(c, blocks, 1, 1024, &i, &where, &e4), &e4);
     must_say(hf_get_rope_theta(c, &d, &where, &e5), &e5);
+    struct hf_rope rope;
+    struct err r1 = {0}, r2 = {0};
+    must_say(hf_get_rope(c, "full_attention", HF_ROPE_PROPORTIONAL | HF_ROPE_PARTIAL, &rope, &where, &r1), &r1);
+    must_say(hf_get_rope(c, NULL, HF_ROPE_LLAMA3, &rope, &where, &r2), &r2);
     must_say(hf_get_bool(c, "tie_word_embeddings", &b, &e6), &e6);
     must_say(hf_get_i32_list(c, "eos_token_id", true, ids, 16, &n, &e7), &e7);
     (void)hf_key_with(c, "markov_", key, sizeof key);
     must_say(hf_config_rest(c, tables, &e8), &e8);
+    struct err n1 = {0}, n2 = {0}, n3 = {0};
+    r = hf_config_nest(c, "text_config", &n1);
+    must_say(r, &n1);
+    must_say(hf_get_rope(c, NULL, HF_ROPE_PARTIAL, &rope, &where, &n2), &n2);
+    must_say(hf_config_rest(c, tables, &n3), &n3);
     hf_config_free(c);
     return 0;
 }

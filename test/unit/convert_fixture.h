@@ -29,7 +29,7 @@ enum { EMBD = 32, FF = 64, HEADS = 2, KV = 1, HEAD = 16, LAYERS = 2, VOCAB = 40,
 
 struct spec_tensor {
     char name[96], dtype[8];
-    int64_t shape[2];
+    int64_t shape[3];
 };
 
 struct spec {
@@ -140,6 +140,13 @@ static inline void add(struct spec *s, int64_t rows, int64_t cols, const char *f
     strcpy(t->dtype, "BF16");
     t->shape[0] = rows;
     t->shape[1] = cols; /* 0: one dimension */
+    t->shape[2] = 0;
+}
+
+/* The last tensor added gets a third dimension. */
+static inline void add_dim(struct spec *s, int64_t n)
+{
+    s->t[s->n - 1].shape[2] = n;
 }
 
 static inline void add_layers(struct spec *s, const char *prefix, int embd, int ff, int head)
@@ -198,7 +205,8 @@ static inline uint16_t value_bits(const char *name, uint64_t i)
 
 static inline uint64_t count_of(const struct spec_tensor *t)
 {
-    return (uint64_t)t->shape[0] * (uint64_t)(t->shape[1] ? t->shape[1] : 1);
+    return (uint64_t)t->shape[0] * (uint64_t)(t->shape[1] ? t->shape[1] : 1) *
+           (uint64_t)(t->shape[2] ? t->shape[2] : 1);
 }
 
 /* Tensors from .. to of the list as one safetensors file. tied: lm_head takes the embedding's values. */
@@ -211,8 +219,11 @@ static inline void write_shard(const char *path, const struct spec *s, int from,
     for (int i = from; i < to; i++) {
         const struct spec_tensor *t = &s->t[i];
         size_t bytes = count_of(t) * (!strcmp(t->dtype, "F32") ? 4u : 2u);
-        char shape[48];
-        if (t->shape[1])
+        char shape[72];
+        if (t->shape[2])
+            snprintf(shape, sizeof shape, "%lld,%lld,%lld", (long long)t->shape[0], (long long)t->shape[1],
+                     (long long)t->shape[2]);
+        else if (t->shape[1])
             snprintf(shape, sizeof shape, "%lld,%lld", (long long)t->shape[0], (long long)t->shape[1]);
         else
             snprintf(shape, sizeof shape, "%lld", (long long)t->shape[0]);
