@@ -64,8 +64,11 @@ static const struct hf_rule moe_config[] = {
     {"norm_topk_prob", "[true]"}, /* the architecture always renormalises */
     {"output_router_logits", NULL},
     {"partial_rotary_factor", "[1]"},
+    {"qkv_bias", "[false]"},
     {"router_aux_loss_coef", NULL},
+    {"shared_expert_intermediate_size", "[0]"},
     {"sliding_window", NULL}, /* takes effect through use_sliding_window and layer_types alone */
+    {"use_qk_norm", "[true]"},
     {"use_sliding_window", "[false]"},
     {NULL, NULL},
 };
