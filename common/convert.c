@@ -73,14 +73,16 @@ int conv_put_common(struct conv *c, struct err *e)
     const struct {
         const char *key;
         int64_t v;
+        bool leave_out;
     } n[] = {
-        {"context_length", c->n_ctx},
-        {"embedding_length", c->dim[DIM_EMBD]},
-        {"block_count", c->n_layer},
-        {"attention.head_count", c->n_head},
-        {"attention.head_count_kv", c->n_head_kv},
-        {"attention.key_length", c->head_dim},
-        {"attention.value_length", c->head_dim},
+        {"context_length", c->n_ctx, false},
+        {"embedding_length", c->dim[DIM_EMBD], false},
+        {"block_count", c->n_layer, false},
+        {"feed_forward_length", c->dim[DIM_FF], !c->dim[DIM_FF]}, /* no dense layers */
+        {"attention.head_count", c->n_head, false},
+        {"attention.head_count_kv", c->n_head_kv, false},
+        {"attention.key_length", c->head_dim, false},
+        {"attention.value_length", c->head_dim, false},
     };
     /* Every family so far has SiLU, and its rule for hidden_act takes nothing else; but a config must say it.
      */
@@ -88,8 +90,7 @@ int conv_put_common(struct conv *c, struct err *e)
         return err_set(e, ERR_FORMAT, "%s: hidden_act is missing (expected \"silu\")",
                        hf_config_name(c->cfg));
     for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
-        if (conv_put_u32(c, n[i].key, n[i].v, e)) return -1;
-    if (c->dim[DIM_FF] && conv_put_u32(c, "feed_forward_length", c->dim[DIM_FF], e)) return -1;
+        if (!n[i].leave_out && conv_put_u32(c, n[i].key, n[i].v, e)) return -1;
     return conv_put_f32(c, "attention.layer_norm_rms_epsilon", c->rms_eps, e) ||
                    conv_put_f32(c, "rope.freq_base", c->rope_theta, e)
                ? -1
