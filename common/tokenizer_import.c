@@ -445,7 +445,8 @@ static int find_id(const struct tok_import *m, const char *token, const char *ke
  * is no generation_config.json). The end-of-turn token is one of them that is named so. */
 static int find_stops(struct tok_import *m, struct err *e)
 {
-    static const char *const turn[] = {"<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>"};
+    static const char *const turn[] = {"<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>",
+                                       "<turn|>"};
     m->eot = -1;
     for (int file = TOK_HF_GENERATION_CONFIG; file <= TOK_HF_CONFIG && !m->n_stop; file++) {
         int n = listed_ids(m, file, "eos_token_id", m->stop, e);

@@ -13,6 +13,7 @@
 #include "tokenizer_priv.h"
 
 #define SPACE "\xe2\x96\x81" /* U+2581 */
+#define MAX_SCORED 1024      /* bytes: cutting is quadratic, and trained tokens are short */
 
 size_t tok_spm_spaces(const char *s, size_t n, uint8_t *out)
 {
@@ -217,6 +218,10 @@ static int cut(struct tokenizer *t, const struct tok_spec *s, struct scored v, b
 {
     const uint8_t *p = t->bytes + t->offset[v.id];
     const size_t n = t->offset[v.id + 1] - t->offset[v.id];
+    if (n > MAX_SCORED)
+        return err_set(e, ERR_FORMAT,
+                       "%s: tokenizer.ggml.tokens: token %u is %zu bytes long (expected at most %d by score)",
+                       s->name, v.id, n, MAX_SCORED);
     size_t len;
     for (size_t i = 0; i < n; i += len) {
         tok_char(p + i, &len);

@@ -515,6 +515,21 @@ static void apply(struct gguf_writer *w, const struct change *c)
 static void test_open_refuses(void **state)
 {
     (void)state;
+    static char longest[2][1026];
+    for (int i = 0; i < 2; i++) { /* cut everywhere up to 1024 bytes, refused beyond */
+        struct change c = {"llama", K "tokens", TOKEN, 260, longest[i], NULL};
+        struct gguf_writer *w = tiny(c.model);
+        struct tokenizer *t;
+        struct err e = {0};
+        memset(longest[i], 'a', (size_t)1024 + (size_t)i);
+        apply(w, &c);
+        struct gguf *g = through_file(w);
+        assert_int_equal(tok_open(&t, g, &e), -i);
+        if (i)
+            assert_non_null(strstr(e.msg, "token 260 is 1025 bytes long (expected at most 1024 by score)"));
+        tok_close(t);
+        gguf_close(g);
+    }
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         struct gguf_writer *w = tiny(changes[i].model);
         apply(w, &changes[i]);
