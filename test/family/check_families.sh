@@ -7,9 +7,12 @@
 #   a saved state continues as if it had not been saved;  logits of one pass == logits of chunks of 1 row's size, to the bit;
 #   --check finds nothing;  a GGUF converted again is the same.
 # Vocabularies are tiny, so that even a random drafter has proposals accepted: none, some and several in a row occur.
+# DEVICE=cuda in the environment: the same on the GPU, where instruction sets are no axis and the chunk of the prompt is part of a
+# stream's identity.
 # Prints "ok   family/NAME/..." or "FAIL family/NAME/..." a check; exit 1 if any failed.
 set -u
 root=$PWD
+device=${DEVICE:-cpu}
 case $1 in /*) bin=$1 ;; *) bin=$root/$1 ;; esac
 work=$2
 shift 2
@@ -48,7 +51,7 @@ JSON
 run() { # OUT MODEL ARGS...: 40 tokens after the prompt
     local out=$1
     shift
-    dflash-generate -q -m "$@" -n 40 --ignore-eos --device cpu <p.i32 >"$out"
+    dflash-generate -q -m "$@" -n 40 --ignore-eos --device $device <p.i32 >"$out"
 }
 same() { # NAME A ARGS...: run ARGS and compare with A
     local name=$1 want=$2
@@ -71,14 +74,16 @@ check_type() { # NAME TYPE
         verdict $? "$name/$type/drafted $s" "accepted $(sed -n 's/.*"accepted_histogram":\(\[[0-9,]*\]\).*/\1/p' stats.json)"
         # the rest for a float and a block type
         [ "$type" = f32 ] || [ "$type" = q4_k_m ] || continue
+        [ "$device" = cpu ] && same "$name/$type/plain $s, scalar, 3 threads" plain.i32 t.gguf $s --isa scalar --threads 3
+        [ "$device" = cpu ] || run plain.i32 t.gguf $s --chunk 7
         same "$name/$type/drafted $s, block 3, chunk 7" plain.i32 t.gguf -d d.gguf $s --block 3 --chunk 7
-        same "$name/$type/plain $s, scalar, 3 threads" plain.i32 t.gguf $s --isa scalar --threads 3
     done
-    dflash-prefill -q -m t.gguf -d d.gguf --device cpu --chunk 16 -o state <p.i32 && run plain.i32 t.gguf --chunk 16 &&
-        dflash-generate -q -m t.gguf -d d.gguf --state state -n 40 --ignore-eos --device cpu >got.i32 && cmp -s got.i32 plain.i32
+    dflash-prefill -q -m t.gguf -d d.gguf --device $device --chunk 16 -o state <p.i32 && run plain.i32 t.gguf --chunk 16 &&
+        dflash-generate -q -m t.gguf -d d.gguf --state state -n 40 --ignore-eos --device $device >got.i32 && cmp -s got.i32 plain.i32
     verdict $? "$name/$type/state"
-    dflash-prefill -q -m t.gguf --device cpu --logits whole.f32 <p.i32 >state &&
-        dflash-prefill -q -m t.gguf --device cpu --chunk 1 --logits rows.f32 <p.i32 >state && cmp -s whole.f32 rows.f32
+    [ "$device" = cpu ] || return 0
+    dflash-prefill -q -m t.gguf --device $device --logits whole.f32 <p.i32 >state &&
+        dflash-prefill -q -m t.gguf --device $device --chunk 1 --logits rows.f32 <p.i32 >state && cmp -s whole.f32 rows.f32
     verdict $? "$name/$type/rows"
 }
 
