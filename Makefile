@@ -201,16 +201,21 @@ $(BUILD)/test/test_gpu: test/gpu/test_gpu.c $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+$(BUILD)/test/families_gpu: test/gpu/families_gpu.c $(CUDA_OBJ) $(LIB) $$(wildcard test/unit/*.h)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/test_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/test_gpu $(BUILD)/test/families_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(PAIR) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_gpu --generic $(PAIR) $(LOSSLESS_PROMPT)" \
+	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
 	    "$(BUILD)/test/lossless_gpu $(PAIR) $(LOSSLESS_PROMPT) --device cuda"
 
 # Golden streams anew: only where a change is meant to change the arithmetic.

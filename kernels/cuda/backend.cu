@@ -157,6 +157,10 @@ static const struct kn_ops *table(bool direct)
     t.rope_store = cuda_rope_store;
     t.attention = cuda_attention;
     t.tap = cuda_tap;
+    t.norm_add = cuda_norm_add;
+    t.gate = cuda_gate;
+    t.route = cuda_route;
+    t.delta = cuda_delta;
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;
     t.find_bad = cuda_find_bad;

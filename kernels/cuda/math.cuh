@@ -41,6 +41,13 @@ static __device__ __forceinline__ float dev_tanh(float x)
     return copysignf(y, x);
 }
 
+/* 3 ulp: 1 / (1 + e^-x), and below 0 e^x / (1 + e^x). */
+static __device__ __forceinline__ float dev_sigmoid(float x)
+{
+    const float e = dev_exp(-fabsf(x)), d = __fadd_rn(1.0f, e);
+    return __fdiv_rn(x < 0.0f ? e : 1.0f, d);
+}
+
 /* log in double, 1 ulp. */
 static __device__ __forceinline__ double dev_log(double x)
 {
@@ -68,6 +75,14 @@ static __device__ __forceinline__ double dev_log(double x)
     double low = __dmul_rn(s, __dsub_rn(f, __dmul_rn(z, p)));
     return __fma_rn((double)k, 0x1.62e42fefa3800p-1,
                     __dsub_rn(f, __fma_rn(-(double)k, 0x1.ef35793c76730p-45, low)));
+}
+
+/* 2 ulp: log(1 + e^x). */
+static __device__ __forceinline__ float dev_softplus(float x)
+{
+    const double e = (double)dev_exp(-fabsf(x));
+    const double l = e < 0x1p-20 ? __fma_rn(__dmul_rn(-0.5, e), e, e) : dev_log(__dadd_rn(1.0, e));
+    return __double2float_rn(__dadd_rn(x > 0.0f ? (double)x : 0.0, l));
 }
 
 /* sin and cos of x + tail, |x| <= 2^31, 1 ulp of 1. */

@@ -22,6 +22,9 @@ int cuda_check_kv(struct cuda_backend *, const char *op, const struct kn_kv *);
 /* rows.cu */
 int cuda_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
                   int64_t width, float eps);
+int cuda_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight, int32_t n,
+                  int64_t width, float eps, float scale);
+int cuda_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width);
 int cuda_softcap(struct kn_backend *, float *x, int64_t count, float cap);
@@ -36,6 +39,10 @@ size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *, i
 /* pick.cu */
 int cuda_pick(struct kn_backend *, const struct kn_pick *);
 size_t cuda_pick_scratch(int32_t n, int64_t n_vocab);
+
+/* route.cu, delta.cu */
+int cuda_route(struct kn_backend *, const struct kn_route *);
+int cuda_delta(struct kn_backend *, const struct kn_delta *);
 
 /* cycle.cu: put its operations into the table; direct: without those that record. */
 void cuda_cycle_table(struct kn_ops *t, bool direct);

@@ -57,7 +57,7 @@ struct store {
     const int32_t *pos;
     int32_t n_head, n_head_kv, d, n_rot, cap;
     uint32_t type;
-    bool interleaved;
+    bool interleaved, v_norm;
     float eps;
     void *k_dst, *v_dst;
 };
@@ -93,6 +93,19 @@ static __device__ void turn(const struct store &a, float *x, const float *norm, 
     for (int i = lane; i < a.d; i += 32) x[i] = y[i];
 }
 
+/* A head's values into the cache at to, RMS normed without a weight where asked. */
+static __device__ void keep(const struct store &a, const float *v, int64_t to, int lane)
+{
+    float sum = 0.0f, r = 1.0f;
+    if (a.v_norm) {
+        for (int i = lane; i < a.d; i += 32) sum = __fmaf_rn(v[i], v[i], sum);
+        for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
+        r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.d), a.eps)));
+    }
+    for (int i = lane; i < a.d; i += 32) put(a.v_dst, a.type, to + i, a.v_norm ? __fmul_rn(v[i], r) : v[i]);
+}
+
+/* Where v is k the key's warp stores the values first: no other may read what it rotates. */
 static __global__ void __launch_bounds__(32 * WARPS) rope_store_heads(const struct store a)
 {
     __shared__ float copy[WARPS][MAX_HEAD];
@@ -100,7 +113,8 @@ static __global__ void __launch_bounds__(32 * WARPS) rope_store_heads(const stru
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, n_q = a.q ? a.n_head : 0;
     const int64_t row = blockIdx.y;
     int head = (int)blockIdx.x * WARPS + w;
-    if (head >= n_q + 2 * a.n_head_kv) return;
+    const bool shared = a.v == a.k;
+    if (head >= n_q + (shared ? 1 : 2) * a.n_head_kv) return;
     const float *table = a.table + row * a.n_rot;
     if (head < n_q) {
         turn(a, a.q + (row * a.n_head + head) * a.d, a.q_norm, table, copy[w], lane);
@@ -111,13 +125,10 @@ static __global__ void __launch_bounds__(32 * WARPS) rope_store_heads(const stru
     if (!key) head -= a.n_head_kv;
     const int64_t from = (row * a.n_head_kv + head) * a.d,
                   to = ((int64_t)(a.pos[row] % a.cap) * a.n_head_kv + head) * a.d;
-    if (key) turn(a, a.k + from, a.k_norm, table, copy[w], lane);
-    for (int i = lane; i < a.d; i += 32) {
-        if (key)
-            put(a.k_dst, a.type, to + i, copy[w][i]);
-        else
-            put(a.v_dst, a.type, to + i, a.v[from + i]);
-    }
+    if (!key || shared) keep(a, a.v + from, to, lane);
+    if (!key) return;
+    turn(a, a.k + from, a.k_norm, table, copy[w], lane);
+    for (int i = lane; i < a.d; i += 32) put(a.k_dst, a.type, to + i, copy[w][i]);
 }
 
 int cuda_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
@@ -133,8 +144,8 @@ int cuda_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
         return cuda_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n, kv->cap);
     const struct store s = {a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
                             a->pos,   a->n_head,      kv->n_head_kv, kv->head_dim, a->n_rot,  kv->cap,
-                            kv->type, a->interleaved, a->eps,        kv->k,        kv->v};
-    const int heads = (a->q ? a->n_head : 0) + 2 * kv->n_head_kv;
+                            kv->type, a->interleaved, a->v_norm,     a->eps,       kv->k,     kv->v};
+    const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * kv->n_head_kv;
     dim3 grid((unsigned)((heads + WARPS - 1) / WARPS), (unsigned)a->n);
     return cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads, grid, dim3(32 * WARPS), 0, s));
 }

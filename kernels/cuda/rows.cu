@@ -1,4 +1,4 @@
-/* rows.cu - norm, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch at
+/* rows.cu - norms, gates, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch at
  * small n. */
 #include "math.cuh"
 #include "ops.cuh"
@@ -40,6 +40,53 @@ int cuda_rms_norm(struct kn_backend *kb, float *out, const float *x, const float
     return cuda_check(
         be, "rms_norm",
         cuda_launch(be, rms_norm_rows, dim3((unsigned)n), dim3(256), 0, out, x, weight, width, eps));
+}
+
+/* As rms_norm_rows, then a sum and a product. */
+static __global__ void __launch_bounds__(256)
+    norm_add_rows(float *out, const float *x, const float *y, const float *weight, int64_t width, float eps, float scale)
+{
+    __shared__ float warp[8];
+    cuda_grid_start();
+    const int64_t row = blockIdx.x * width;
+    float sum = 0.0f;
+    for (int64_t i = threadIdx.x; i < width; i += 256) sum = __fmaf_rn(y[row + i], y[row + i], sum);
+    sum = block_sum(sum, warp);
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
+    for (int64_t i = threadIdx.x; i < width; i += 256) {
+        float u = __fmul_rn(y[row + i], r);
+        if (weight) u = __fmul_rn(u, weight[i]);
+        out[row + i] = __fmul_rn(__fadd_rn(x[row + i], u), scale);
+    }
+}
+
+int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float *y, const float *weight, int32_t n,
+                  int64_t width, float eps, float scale)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (n < 1 || width < 1)
+        return cuda_fail(be, KN_EINVAL, "norm_add: %d rows of width %lld", n, (long long)width);
+    return cuda_check(be, "norm_add",
+                      cuda_launch(be, norm_add_rows, dim3((unsigned)n), dim3(256), 0, out, x, y, weight, width, eps, scale));
+}
+
+static __global__ void __launch_bounds__(256)
+    gate_rows(float *x, const float *g, int64_t n, int64_t width, int64_t g_width)
+{
+    cuda_grid_start();
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n * width; i += (int64_t)gridDim.x * 256)
+        x[i] = __fmul_rn(x[i], dev_sigmoid(g[g_width == 1 ? i / width : i]));
+}
+
+int cuda_gate(struct kn_backend *kb, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (n < 1 || width < 1 || (g_width != width && g_width != 1))
+        return cuda_fail(be, KN_EINVAL, "gate: %d rows of width %lld with %lld gates (expected as many, or 1)", n,
+                         (long long)width, (long long)g_width);
+    int64_t blocks = ((int64_t)n * width + 255) / 256;
+    dim3 grid((unsigned)(blocks < 8 * be->sm_count ? blocks : 8 * be->sm_count));
+    return cuda_check(be, "gate", cuda_launch(be, gate_rows, grid, dim3(256), 0, x, g, (int64_t)n, width, g_width));
 }
 
 static __global__ void __launch_bounds__(256)

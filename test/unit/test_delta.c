@@ -1,56 +1,14 @@
 /* test_delta.c - the gated delta net on the CPU: against plain code in double written here; the same bits
  * from every instruction set, thread count and cutting of rows into calls; what is accepted late equals what
  * was never in doubt. */
+#include "delta_ref.h"
 #include "ops_util.h"
-
-#define EPS32 0x1p-24
-
-struct shape {
-    int n_k, n_v, d_k, d_v, n_conv;
-};
 
 static const struct shape shapes[] = {
     {2, 4, 128, 128, 4}, {2, 6, 32, 32, 4},   {1, 1, 20, 9, 3},  {3, 3, 16, 48, 1},
     {2, 2, 128, 7, 2},   {1, 2, 256, 256, 4}, {4, 8, 64, 33, 5},
 };
 #define N_SHAPES (sizeof shapes / sizeof *shapes)
-
-/* The inputs of n rows and the layer's weights. */
-struct layer {
-    struct shape s;
-    int n;
-    size_t width, size; /* of a row of qkv, and of out and z */
-    float *qkv, *alpha, *beta, *z, *conv, *a, *dt, *norm;
-};
-
-static float *normal(size_t n, float sigma, uint64_t *seed)
-{
-    float *x = test_alloc(n * sizeof *x);
-    rnd_fill(x, n, sigma, seed);
-    return x;
-}
-
-static struct layer layer_make(const struct shape *s, int n, uint64_t seed)
-{
-    struct layer l = {.s = *s, .n = n, .size = (size_t)(s->n_v * s->d_v)};
-    l.width = 2 * (size_t)(s->n_k * s->d_k) + l.size;
-    l.qkv = normal((size_t)n * l.width, 1.0f, &seed);
-    l.alpha = normal((size_t)(n * s->n_v), 2.0f, &seed);
-    l.beta = normal((size_t)(n * s->n_v), 2.0f, &seed);
-    l.z = normal((size_t)n * l.size, 1.0f, &seed);
-    l.conv = normal(l.width * (size_t)s->n_conv, 0.5f, &seed);
-    l.a = normal((size_t)s->n_v, 1.0f, &seed);
-    l.dt = normal((size_t)s->n_v, 1.0f, &seed);
-    l.norm = normal((size_t)s->d_v, 1.0f, &seed);
-    for (int i = 0; i < s->n_v; i++) l.a[i] = -expf(l.a[i] - 2); /* decays from hardly any to a half */
-    return l;
-}
-
-static void layer_free(struct layer *l)
-{
-    free(l->qkv), free(l->alpha), free(l->beta), free(l->z), free(l->conv), free(l->a), free(l->dt),
-        free(l->norm);
-}
 
 struct memory {
     struct kn_delta_state s;
@@ -111,90 +69,6 @@ static struct kn_backend *opened(struct kn_backend *be)
 }
 
 /* ---- against double ---- */
-
-struct reference {
-    double *s, *out, *u, *bound_s, *bound_out;
-};
-
-static double silu(double x)
-{
-    return x / (1 + exp(-x));
-}
-
-/* One row of the layer; u [width] is scratch. The bounds beside: an element of S takes three roundings a
- * token of itself and the error of e; the latter's sums have d_k / 32 + 6 roundings of the masses |S||k| and
- * |S||q|. A token shrinks what it finds, so errors of tokens add. The inputs k, q, v carry the errors of a
- * convolution, silu and a norm: 12 roundings each.
- * All that is a worst case; of errors of random signs a 64th is asked for (a 16th of the state's), and a slip
- * shows. */
-static void reference_row(const struct layer *l, struct reference *r, int t)
-{
-    const struct shape *s = &l->s;
-    for (size_t c = 0; c < l->width; c++) {
-        double x = 0;
-        for (int j = 0; j < s->n_conv; j++) {
-            const int from = t - (s->n_conv - 1) + j;
-            if (from >= 0)
-                x += (double)l->conv[c * (size_t)s->n_conv + (size_t)j] * l->qkv[(size_t)from * l->width + c];
-        }
-        r->u[c] = silu(x);
-    }
-    for (int h = 0; h < 2 * s->n_k; h++) {
-        double *x = r->u + h * s->d_k, ss = 0;
-        for (int i = 0; i < s->d_k; i++) ss += x[i] * x[i];
-        for (int i = 0; i < s->d_k; i++) x[i] /= sqrt(ss + 1e-6) * (h < s->n_k ? sqrt(s->d_k) : 1);
-    }
-    for (int h = 0; h < s->n_v; h++) {
-        const double *q = r->u + h % s->n_k * s->d_k, *k = q + s->n_k * s->d_k,
-                     *v = r->u + 2 * s->n_k * s->d_k + h * s->d_v;
-        const double g = l->a[h] * log1p(exp((double)l->alpha[t * s->n_v + h] + l->dt[h])),
-                     b = 1 / (1 + exp(-(double)l->beta[t * s->n_v + h]));
-        double *o = r->out + (size_t)t * l->size + h * s->d_v,
-               *bo = r->bound_out + (size_t)t * l->size + h * s->d_v, ss = 0;
-        for (int i = 0; i < s->d_v; i++) {
-            double *S = r->s + (size_t)(h * s->d_v + i) * (size_t)s->d_k, *bs = r->bound_s + h * s->d_v + i;
-            double sk = 0, mass = 0, big = 0;
-            o[i] = 0, bo[i] = 0;
-            for (int j = 0; j < s->d_k; j++) {
-                S[j] *= exp(g);
-                sk += S[j] * k[j];
-                mass += fabs(S[j] * k[j]);
-                big = fmax(big, fabs(S[j]));
-            }
-            const double e = b * (v[i] - sk);
-            *bs += EPS32 * (3 * big + (s->d_k / 32 + 30) * (mass + fabs(v[i])));
-            for (int j = 0; j < s->d_k; j++) {
-                S[j] += e * k[j];
-                o[i] += S[j] * q[j];
-                bo[i] += fabs(S[j] * q[j]) * EPS32 * (s->d_k / 32 + 30) + *bs * fabs(q[j]);
-            }
-            ss += o[i] * o[i];
-        }
-        const double rms = sqrt(ss / s->d_v + 1e-6);
-        double worst = 0;
-        for (int i = 0; i < s->d_v; i++) worst = fmax(worst, bo[i]);
-        for (int i = 0; i < s->d_v; i++) {
-            const double z = silu(l->z[(size_t)t * l->size + (size_t)(h * s->d_v + i)]) * l->norm[i];
-            bo[i] =
-                (bo[i] + fabs(o[i]) / rms * worst) / rms * fabs(z) / 64 + EPS32 * 20 * fabs(o[i] / rms * z);
-            o[i] *= z / rms;
-        }
-    }
-}
-
-static struct reference reference_make(const struct layer *l)
-{
-    const size_t n = (size_t)l->n * l->size;
-    struct reference r = {test_alloc(l->size * (size_t)l->s.d_k * 8), test_alloc(n * 8),
-                          test_alloc(l->width * 8), test_alloc(l->size * 8), test_alloc(n * 8)};
-    for (int t = 0; t < l->n; t++) reference_row(l, &r, t);
-    return r;
-}
-
-static void reference_free(struct reference *r)
-{
-    free(r->s), free(r->out), free(r->u), free(r->bound_s), free(r->bound_out);
-}
 
 static void test_double(void **state)
 {

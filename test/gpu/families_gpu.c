@@ -1,0 +1,565 @@
+/* families_gpu.c - the CUDA backend's operations of some families (norms and gates of branches, values normed
+ * into the cache, routers, gated delta nets) against the CPU's or, for the delta nets, against double.
+ *
+ * usage: families_gpu [--generic] [--device DEVICE]   check; DEVICE cpu runs the checks themselves, without a
+ * GPU families_gpu --bench                         microseconds a call Each case is a line of a table. Rows
+ * are computed together and in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL
+ * gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "../../kernels/kernels.h"
+#include "../unit/delta_ref.h"
+
+static struct kn_backend *cpu, *gpu;
+static long passed, failed;
+
+static void verdict(bool ok, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    printf(ok ? "ok   gpu/" : "FAIL gpu/");
+    vprintf(fmt, ap);
+    va_end(ap);
+    printf("\n");
+    fflush(stdout);
+    passed += ok;
+    failed += !ok;
+}
+
+static void must(struct kn_backend *be, const char *what, int rc)
+{
+    if (!rc) return;
+    printf("FAIL gpu/%s: %s\n", what, kn_message(be));
+    exit(rc == KN_EDEVICE ? 5 : 1);
+}
+
+static void *put(struct kn_backend *be, const void *host, size_t bytes)
+{
+    void *p = kn_op(be)->alloc(be, bytes);
+    if (!p) must(be, "alloc", KN_EMEM);
+    if (host) must(be, "upload", kn_op(be)->upload(be, p, host, bytes));
+    return p;
+}
+
+static void *get(struct kn_backend *be, const void *p, size_t bytes)
+{
+    void *host = layer_alloc(bytes);
+    must(be, "download", kn_op(be)->download(be, host, p, bytes));
+    return host;
+}
+
+/* Download and free. */
+static void *take(struct kn_backend *be, void *p, size_t bytes)
+{
+    void *host = get(be, p, bytes);
+    kn_op(be)->free(be, p);
+    return host;
+}
+
+/* ---- norm_add, gate ---- */
+
+static void check_norm_add(void)
+{
+    static const struct {
+        int width;
+        bool weight, in_place;
+        float scale;
+    } cases[] = {{1, true, false, 1.0f},     {40, true, true, 0.5f},    {257, false, false, 1.0f},
+                 {2816, true, true, 0.061f}, {5120, true, false, 1.0f}, {2048, false, true, 2.0f}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const size_t w = (size_t)cases[c].width, n = 9, bytes = n * w * 4;
+        uint64_t seed = c + 1;
+        float *x = normal(n * w, 3.0f, &seed), *y = normal(n * w, 0.02f, &seed), *g = normal(w, 1.0f, &seed),
+              *out[3];
+        for (int b = 0; b < 3; b++) { /* the CPU, the device, the device row by row */
+            struct kn_backend *be = b ? gpu : cpu;
+            float *dx = put(be, x, bytes), *dy = put(be, y, bytes), *dg = put(be, g, w * 4),
+                  *to = cases[c].in_place ? dx : put(be, NULL, bytes);
+            const size_t step = b == 2 ? 1 : n;
+            for (size_t i = 0; i < n; i += step)
+                must(be, "norm_add",
+                     kn_op(be)->norm_add(be, to + i * w, dx + i * w, dy + i * w, cases[c].weight ? dg : NULL,
+                                         (int32_t)step, cases[c].width, 1e-6f, cases[c].scale));
+            out[b] = get(be, to, bytes);
+            if (!cases[c].in_place) kn_op(be)->free(be, to);
+            kn_op(be)->free(be, dx), kn_op(be)->free(be, dy), kn_op(be)->free(be, dg);
+        }
+        /* The two orders of the norm's sum, and root, division, products; then a sum and a product of the
+         * CPU's size. */
+        double worst = 0;
+        for (size_t i = 0; i < n * w; i++) {
+            const double sum = fabs(out[0][i] / cases[c].scale), t = fabs(sum - x[i]) + fabs(x[i]);
+            const double e = fabs((double)out[1][i] - out[0][i]) / fabs(cases[c].scale);
+            worst = fmax(worst, e / (EPS32 * ((double)w / 64 + (double)w / 512 + 30) * (t + 1e-30)));
+        }
+        const bool same = !memcmp(out[1], out[2], bytes);
+        verdict(worst <= 1 && same, "norm_add width %zu: %.2g of the bound%s", w, worst,
+                same ? "" : ", other bits row by row");
+        free(x), free(y), free(g), free(out[0]), free(out[1]), free(out[2]);
+    }
+}
+
+static void check_gate(void)
+{
+    static const int cases[][2] = {{1, 1}, {391, 391}, {2048, 1}, {4096, 4096}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const size_t w = (size_t)cases[c][0], gw = (size_t)cases[c][1], n = 17;
+        uint64_t seed = c + 1;
+        float *x = normal(n * w, 3.0f, &seed), *g = normal(n * gw, 10.0f, &seed), *out[3];
+        g[0] = -95.0f;
+        for (int b = 0; b < 3; b++) {
+            struct kn_backend *be = b ? gpu : cpu;
+            float *dx = put(be, x, n * w * 4), *dg = put(be, g, n * gw * 4);
+            const size_t step = b == 2 ? 1 : n;
+            for (size_t i = 0; i < n; i += step)
+                must(be, "gate",
+                     kn_op(be)->gate(be, dx + i * w, dg + i * gw, (int32_t)step, (int64_t)w, (int64_t)gw));
+            out[b] = take(be, dx, n * w * 4);
+            kn_op(be)->free(be, dg);
+        }
+        verdict(!memcmp(out[0], out[1], n * w * 4) && !memcmp(out[1], out[2], n * w * 4),
+                "gate %zu by %zu, the CPU's bits", w, gw);
+        free(x), free(g), free(out[0]), free(out[1]), free(out[2]);
+    }
+}
+
+/* ---- rope_store: values normed, and of one projection with the keys ---- */
+
+struct values {
+    float *k, *q;
+    void *ring_k, *ring_v;
+};
+
+static struct values values_run(struct kn_backend *be, const float *q, const float *k, const float *v,
+                                uint32_t type, int n, int d, bool v_norm, bool v_is_k, bool one_by_one)
+{
+    enum { HEADS = 4, KV = 2, CAP = 256, FIRST = 250 };
+    const size_t qb = (size_t)(n * HEADS * d) * 4, kb = (size_t)(n * KV * d) * 4,
+                 ring = (size_t)(CAP * KV * d) * (type == KN_F32 ? 4 : 2);
+    int32_t pos[64];
+    float *table = layer_alloc((size_t)(n * d) * 4), *norm = layer_alloc((size_t)d * 4);
+    for (int i = 0; i < n; i++) pos[i] = FIRST + i;
+    for (int i = 0; i < n * d; i++) table[i] = i % 2 ? sinf((float)i) : cosf((float)(i + 1));
+    for (int i = 0; i < d; i++) norm[i] = 1.0f + 0.01f * (float)i;
+    float *dq = put(be, q, qb), *dk = put(be, k, kb), *dv = put(be, v, kb),
+          *dt = put(be, table, (size_t)(n * d) * 4), *dn = put(be, norm, (size_t)d * 4);
+    int32_t *dp = put(be, pos, sizeof pos);
+    struct kn_kv kv = {put(be, NULL, ring), put(be, NULL, ring), type, CAP, KV, d};
+    const int step = one_by_one ? 1 : n;
+    for (int i = 0; i < n; i += step) {
+        struct kn_rope_store a = {.q = dq + i * HEADS * d,
+                                  .k = dk + i * KV * d,
+                                  .v = (v_is_k ? dk : dv) + i * KV * d,
+                                  .v_norm = v_norm,
+                                  .k_norm = dn,
+                                  .q_norm = dn,
+                                  .table = dt + i * d,
+                                  .pos = dp + i,
+                                  .n = step,
+                                  .n_head = HEADS,
+                                  .n_rot = d,
+                                  .eps = 1e-6f,
+                                  .kv = &kv};
+        must(be, "rope_store", kn_op(be)->rope_store(be, &a));
+    }
+    struct values out = {take(be, dk, kb), take(be, dq, qb), take(be, kv.k, ring), take(be, kv.v, ring)};
+    kn_op(be)->free(be, dv), kn_op(be)->free(be, dt), kn_op(be)->free(be, dn), kn_op(be)->free(be, dp);
+    free(table), free(norm);
+    return out;
+}
+
+static double cached(uint32_t type, const void *ring, size_t i)
+{
+    return type == KN_F32   ? ((const float *)ring)[i]
+           : type == KN_F16 ? kn_f16_to_f32(((const uint16_t *)ring)[i])
+                            : kn_bf16_to_f32(((const uint16_t *)ring)[i]);
+}
+
+static void check_values(void)
+{
+    static const struct {
+        int n, d;
+        uint32_t type;
+        bool v_norm, v_is_k;
+    } cases[] = {{1, 256, KN_F16, true, false},
+                 {16, 512, KN_BF16, true, true},
+                 {40, 128, KN_F32, false, true},
+                 {9, 80, KN_F32, true, true}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const int n = cases[c].n, d = cases[c].d;
+        const uint32_t type = cases[c].type;
+        const size_t q_size = (size_t)(n * 4 * d), k_size = (size_t)(n * 2 * d),
+                     slots = (size_t)(256 * 2 * d), ring = slots * (type == KN_F32 ? 4 : 2);
+        uint64_t seed = c + 1;
+        float *q = normal(q_size, 1.0f, &seed), *k = normal(k_size, 1.0f, &seed),
+              *v = normal(k_size, 1.0f, &seed);
+        struct values r[3];
+        for (int b = 0; b < 3; b++)
+            r[b] = values_run(b ? gpu : cpu, q, k, v, type, n, d, cases[c].v_norm, cases[c].v_is_k, b == 2);
+        double worst =
+            0; /* of a norm's sum in another order, of values to 6, and a step of the cache's type */
+        for (size_t i = 0; i < slots; i++) {
+            const double a = cached(type, r[0].ring_v, i), b = cached(type, r[1].ring_v, i),
+                         step = type == KN_F32   ? 0
+                                : type == KN_F16 ? 0x1p-10
+                                                 : 0x1p-7;
+            worst = fmax(worst, fabs(a - b) / (fabs(a) * step + EPS32 * (d / 16.0 + 40) * 6));
+        }
+        const bool rows = !memcmp(r[1].k, r[2].k, k_size * 4) && !memcmp(r[1].q, r[2].q, q_size * 4) &&
+                          !memcmp(r[1].ring_k, r[2].ring_k, ring) && !memcmp(r[1].ring_v, r[2].ring_v, ring);
+        const bool exact = cases[c].v_norm || !memcmp(r[0].ring_v, r[1].ring_v, ring);
+        verdict(worst <= 1 && rows && exact, "rope_store values%s%s, %d rows of %d: %.2g of the bound%s",
+                cases[c].v_norm ? ", normed" : "", cases[c].v_is_k ? ", of the keys" : "", n, d, worst,
+                rows ? "" : ", other bits row by row");
+        for (int b = 0; b < 3; b++) free(r[b].k), free(r[b].q), free(r[b].ring_k), free(r[b].ring_v);
+        free(q), free(k), free(v);
+    }
+}
+
+/* ---- route ---- */
+
+static void check_route(void)
+{
+    static const struct {
+        int n, n_expert, n_used;
+        bool renorm, scaled;
+    } cases[] = {{1, 1, 1, true, false},    {5, 17, 3, false, true},    {33, 128, 8, true, false},
+                 {20, 512, 10, true, true}, {70, 256, 8, false, false}, {3, 1000, 32, true, true}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const size_t n = (size_t)cases[c].n, e = (size_t)cases[c].n_expert, u = (size_t)cases[c].n_used;
+        uint64_t seed = c + 1;
+        float *l = normal(n * e, 3.0f, &seed), *s = normal(e, 1.0f, &seed), *w[3];
+        int32_t *ids[3];
+        for (size_t i = 0; i < n * e; i += 3) l[i] = rintf(l[i]); /* ties */
+        if (n > 4) l[2 * e] = NAN, l[3 * e + 1] = INFINITY;
+        if (n > 4)
+            for (size_t i = 1; i < e; i++) l[4 * e + i] = -INFINITY;
+        for (int b = 0; b < 3; b++) {
+            struct kn_backend *be = b ? gpu : cpu;
+            float *dl = put(be, l, n * e * 4), *ds = put(be, s, e * 4), *dw = put(be, NULL, n * u * 4);
+            int32_t *di = put(be, NULL, n * u * 4);
+            const size_t step = b == 2 ? 1 : n;
+            for (size_t i = 0; i < n; i += step) {
+                struct kn_route a = {.logits = dl + i * e,
+                                     .n = (int32_t)step,
+                                     .n_expert = (int32_t)e,
+                                     .n_used = (int32_t)u,
+                                     .renorm = cases[c].renorm,
+                                     .scale = cases[c].scaled ? 2.5f : 1.0f,
+                                     .expert_scale = cases[c].scaled ? ds : NULL,
+                                     .ids = di + i * u,
+                                     .weights = dw + i * u};
+                must(be, "route", kn_op(be)->route(be, &a));
+            }
+            w[b] = take(be, dw, n * u * 4);
+            ids[b] = take(be, di, n * u * 4);
+            kn_op(be)->free(be, dl), kn_op(be)->free(be, ds);
+        }
+        double worst = 0; /* the sums' orders: n_expert / 32 + 5 roundings of positive terms each */
+        for (size_t i = 0; i < n * u; i++) {
+            const double tol = EPS32 * ((double)e / 16 + 20) * fabs(w[0][i]) + 1e-37,
+                         d = fabs((double)w[0][i] - w[1][i]);
+            if (isnan(w[0][i]) && isnan(w[1][i])) continue;
+            worst = d != d ? INFINITY : fmax(worst, d / tol);
+        }
+        bool same = !memcmp(ids[1], ids[2], n * u * 4);
+        for (size_t i = 0; i < n * u; i++)
+            same &= !memcmp(w[1] + i, w[2] + i, 4) || (isnan(w[1][i]) && isnan(w[2][i]));
+        const bool chosen = !memcmp(ids[0], ids[1], n * u * 4);
+        verdict(worst <= 1 && same && chosen, "route %zu rows to %zu of %zu: %.2g of the bound%s%s", n, u, e,
+                worst, chosen ? "" : ", other experts", same ? "" : ", other bits row by row");
+        for (int b = 0; b < 3; b++) free(w[b]), free(ids[b]);
+        free(l), free(s);
+    }
+}
+
+/* ---- delta ---- */
+
+struct on_device {
+    const struct layer *l;
+    float *qkv, *alpha, *beta, *z, *conv, *a, *dt, *norm, *out;
+    struct kn_delta_state s;
+    size_t n_s, n_conv, n_log;
+    int32_t *pending;
+};
+
+static struct on_device delta_up(struct kn_backend *be, const struct layer *l)
+{
+    const struct shape *s = &l->s;
+    const size_t n = (size_t)l->n, v = (size_t)s->n_v;
+    struct on_device d = {.l = l,
+                          .n_s = l->size * (size_t)s->d_k * 4,
+                          .n_conv = l->width * (size_t)(s->n_conv - 1) * 4,
+                          .n_log = KN_DELTA_LOG * (l->width + 2 * v) * 4};
+    d.qkv = put(be, l->qkv, n * l->width * 4);
+    d.alpha = put(be, l->alpha, n * v * 4);
+    d.beta = put(be, l->beta, n * v * 4);
+    d.z = put(be, l->z, n * l->size * 4);
+    d.conv = put(be, l->conv, l->width * (size_t)s->n_conv * 4);
+    d.a = put(be, l->a, v * 4);
+    d.dt = put(be, l->dt, v * 4);
+    d.norm = put(be, l->norm, (size_t)s->d_v * 4);
+    d.out = put(be, NULL, n * l->size * 4);
+    d.s = (struct kn_delta_state){put(be, NULL, d.n_s), put(be, NULL, d.n_conv), put(be, NULL, d.n_log)};
+    d.pending = put(be, NULL, 4);
+    return d;
+}
+
+static void delta_down(struct kn_backend *be, struct on_device *d)
+{
+    void *all[] = {d->qkv,  d->alpha, d->beta, d->z,      d->conv,  d->a,      d->dt,
+                   d->norm, d->out,   d->s.s,  d->s.conv, d->s.log, d->pending};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) kn_op(be)->free(be, all[i]);
+}
+
+static void delta_rows(struct kn_backend *be, const struct on_device *d, int from, int n, int32_t pending,
+                       bool commit)
+{
+    const struct layer *l = d->l;
+    const struct shape *s = &l->s;
+    struct kn_delta a = {.qkv = d->qkv + (size_t)from * l->width,
+                         .alpha = d->alpha + from * s->n_v,
+                         .beta = d->beta + from * s->n_v,
+                         .z = d->z + (size_t)from * l->size,
+                         .conv = d->conv,
+                         .a = d->a,
+                         .dt = d->dt,
+                         .norm = d->norm,
+                         .eps = 1e-6f,
+                         .out = d->out + (size_t)from * l->size,
+                         .n = n,
+                         .n_k = s->n_k,
+                         .n_v = s->n_v,
+                         .d_k = s->d_k,
+                         .d_v = s->d_v,
+                         .n_conv = s->n_conv,
+                         .state = &d->s,
+                         .pending = d->pending,
+                         .commit = commit};
+    must(be, "upload", kn_op(be)->upload(be, d->pending, &pending, 4));
+    must(be, "delta", kn_op(be)->delta(be, &a));
+}
+
+static bool same(struct kn_backend *be, const void *device, const void *host, size_t bytes)
+{
+    void *p = get(be, device, bytes);
+    const bool ok = !memcmp(p, host, bytes);
+    free(p);
+    return ok;
+}
+
+/* The rows of a call, of which accepted; 0 ends, after which the rest is final. */
+static const int plans[][12] = {{1, 1, 1, 1, 1, 1, 2, 2, 0},
+                                {5, 3, 4, 0, 4, 4, 16, 1, 7, 2, 0},
+                                {16, 16, 0},
+                                {3, 2, 64, 9, 0},
+                                {17, 5, 16, 7, 0}};
+
+static bool delta_plan(struct kn_backend *be, const struct layer *l, const int *plan, const float *out,
+                       const float *s, const float *conv)
+{
+    struct on_device d = delta_up(be, l);
+    int32_t pending = 0;
+    int at = 0;
+    bool ok = true;
+    for (const int *c = plan; c[0]; c += 2) {
+        const int n = l->n - at < c[0] ? l->n - at : c[0];
+        void *before = get(be, d.s.s, d.n_s);
+        delta_rows(be, &d, at, n, pending, false);
+        if (!pending) ok &= same(be, d.s.s, before, d.n_s);
+        free(before);
+        pending = n < c[1] ? n : c[1];
+        at += pending;
+    }
+    if (plan == plans[1]) { /* replay alone */
+        delta_rows(be, &d, at, 0, pending, false);
+        pending = 0;
+    }
+    delta_rows(be, &d, at, l->n - at, pending, true);
+    ok &= same(be, d.out, out, (size_t)l->n * l->size * 4) && same(be, d.s.s, s, d.n_s) &&
+          same(be, d.s.conv, conv, d.n_conv);
+    delta_down(be, &d);
+    return ok;
+}
+
+static void check_delta(void)
+{
+    static const struct shape shapes[] = {{2, 4, 128, 128, 4}, {16, 48, 128, 128, 4}, {2, 6, 32, 32, 4},
+                                          {1, 2, 256, 256, 4}, {4, 8, 64, 33, 5},     {3, 3, 32, 48, 1},
+                                          {2, 2, 128, 7, 2}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct layer l = layer_make(shapes + i, i == 2 ? 300 : 45, i + 1);
+        struct reference r = reference_make(&l);
+        struct on_device d = delta_up(gpu, &l);
+        delta_rows(gpu, &d, 0, l.n, 0, true);
+        float *out = get(gpu, d.out, (size_t)l.n * l.size * 4), *s = get(gpu, d.s.s, d.n_s),
+              *conv = get(gpu, d.s.conv, d.n_conv);
+        double worst = 0, worst_s = 0;
+        for (size_t k = 0; k < (size_t)l.n * l.size; k++) {
+            const double e = fabs(out[k] - r.out[k]) / r.bound_out[k];
+            worst = e != e ? INFINITY : fmax(worst, e);
+        }
+        for (size_t k = 0; k < d.n_s / 4; k++) {
+            const double e = fabs(s[k] - r.s[k]) / (r.bound_s[k / (size_t)l.s.d_k] / 16);
+            worst_s = e != e ? INFINITY : fmax(worst_s, e);
+        }
+        int other = 0;
+        for (size_t p = 0; p < sizeof plans / sizeof *plans; p++)
+            other += !delta_plan(gpu, &l, plans[p], out, s, conv);
+        verdict(worst <= 1 && worst_s <= 1 && !other,
+                "delta %d, %d heads of %d, %d, %d rows: %.3f of the bound, state %.3f; %d of 5 cuttings with "
+                "other bits",
+                l.s.n_k, l.s.n_v, l.s.d_k, l.s.d_v, l.n, worst, worst_s, other);
+        delta_down(gpu, &d);
+        free(out), free(s), free(conv);
+        reference_free(&r);
+        layer_free(&l);
+    }
+}
+
+static void refused(int rc, int want, const char *word)
+{
+    verdict(rc == want && strstr(kn_message(gpu), word), "refused: %s", kn_message(gpu));
+}
+
+static void check_refusals(void)
+{
+    const struct shape s = {2, 4, 32, 32, 4};
+    struct layer l = layer_make(&s, 65, 1);
+    struct on_device d = delta_up(gpu, &l);
+    struct kn_delta a = {
+        .state = &d.s, .pending = d.pending, .n = 65, .n_k = 2, .n_v = 4, .d_k = 32, .d_v = 32, .n_conv = 4};
+    refused(kn_op(gpu)->delta(gpu, &a), KN_EINVAL, "delta: 65 rows");
+    a.n = 1, a.n_v = 3;
+    refused(kn_op(gpu)->delta(gpu, &a), KN_ETYPE, "delta: 3 value heads");
+    a.n_v = 4, a.d_k = 300;
+    refused(kn_op(gpu)->delta(gpu, &a), KN_ETYPE, "delta: heads of 300");
+    a.d_k = 32, a.n_conv = 99;
+    refused(kn_op(gpu)->delta(gpu, &a), KN_ETYPE, "delta: a convolution of 99");
+    struct kn_route r = {.n = 1, .n_expert = 4, .n_used = 5};
+    refused(kn_op(gpu)->route(gpu, &r), KN_EINVAL, "route");
+    refused(kn_op(gpu)->gate(gpu, d.out, d.out, 1, 8, 4), KN_EINVAL, "gate");
+    refused(kn_op(gpu)->norm_add(gpu, d.out, d.out, d.out, NULL, 0, 8, 1e-6f, 1.0f), KN_EINVAL, "norm_add");
+    delta_down(gpu, &d);
+    layer_free(&l);
+}
+
+/* ---- bench ---- */
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#define TIME(us, call)                                                                                       \
+    do {                                                                                                     \
+        us = 1e9;                                                                                            \
+        for (int r_ = 0; r_ < 5; r_++) {                                                                     \
+            must(gpu, "sync", kn_op(gpu)->sync(gpu));                                                        \
+            double t_ = now();                                                                               \
+            for (int k_ = 0; k_ < 200; k_++) call;                                                           \
+            must(gpu, "sync", kn_op(gpu)->sync(gpu));                                                        \
+            t_ = (now() - t_) * 1e6 / 200;                                                                   \
+            us = t_ < us ? t_ : us;                                                                          \
+        }                                                                                                    \
+    } while (0)
+
+static void bench(void)
+{
+    static const struct shape s = {16, 48, 128, 128, 4};
+    struct layer l = layer_make(&s, 64, 1);
+    struct on_device d = delta_up(gpu, &l);
+    const struct shape *sh = &l.s;
+    static const int cases[][3] = {{1, 0, 1}, {1, 1, 0}, {8, 4, 0}, {16, 1, 0}, {16, 16, 0}, {64, 0, 1}};
+    double us;
+    for (int i = 0; i < 6; i++) {
+        const int32_t pending = cases[i][1];
+        must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
+        struct kn_delta a = {.qkv = d.qkv,
+                             .alpha = d.alpha,
+                             .beta = d.beta,
+                             .z = d.z,
+                             .conv = d.conv,
+                             .a = d.a,
+                             .dt = d.dt,
+                             .norm = d.norm,
+                             .eps = 1e-6f,
+                             .out = d.out,
+                             .n = cases[i][0],
+                             .n_k = sh->n_k,
+                             .n_v = sh->n_v,
+                             .d_k = sh->d_k,
+                             .d_v = sh->d_v,
+                             .n_conv = sh->n_conv,
+                             .state = &d.s,
+                             .pending = d.pending,
+                             .commit = cases[i][2]};
+        TIME(us, must(gpu, "delta", kn_op(gpu)->delta(gpu, &a)));
+        printf("delta 16, 48 heads of 128, rows %2d%s pending %2d: %7.2f us\n", a.n, a.commit ? "-" : " ",
+               pending, us);
+    }
+    float *logits = put(gpu, l.qkv, 64 * 512 * 4);
+    struct kn_route r = {.logits = logits,
+                         .n_used = 8,
+                         .renorm = true,
+                         .scale = 1.0f,
+                         .ids = put(gpu, NULL, 64 * 8 * 4),
+                         .weights = put(gpu, NULL, 64 * 8 * 4)};
+    for (int i = 0; i < 4; i++) {
+        r.n = i % 2 ? 16 : 1, r.n_expert = i / 2 ? 512 : 128;
+        TIME(us, must(gpu, "route", kn_op(gpu)->route(gpu, &r)));
+        printf("route %d of %d, rows %2d: %7.2f us\n", r.n_used, r.n_expert, r.n, us);
+    }
+    TIME(us, must(gpu, "gate", kn_op(gpu)->gate(gpu, d.out, d.z, 16, 6144, 6144)));
+    printf("gate 16 rows of 6144: %7.2f us\n", us);
+    TIME(us,
+         must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, d.out, d.out, d.z, NULL, 16, 5120, 1e-6f, 1.0f)));
+    printf("norm_add 16 rows of 5120: %7.2f us\n", us);
+    delta_down(gpu, &d);
+    kn_op(gpu)->free(gpu, logits), kn_op(gpu)->free(gpu, r.ids), kn_op(gpu)->free(gpu, r.weights);
+    layer_free(&l);
+}
+
+int main(int argc, char **argv)
+{
+    char msg[256];
+    bool benching = false;
+    struct kn_open c = {.device = "cpu"}, g = {.device = "cuda"};
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--generic")) {
+            g.generic = true;
+        } else if (!strcmp(argv[i], "--bench")) {
+            benching = true;
+        } else if (!strcmp(argv[i], "--device") && i + 1 < argc) {
+            g.device = argv[++i];
+        } else {
+            fprintf(stderr, "usage: families_gpu [--generic] [--device DEVICE] [--bench]\n");
+            return 2;
+        }
+    }
+    if (kn_backend_open(&gpu, &g, msg, sizeof msg) || kn_backend_open(&cpu, &c, msg, sizeof msg)) {
+        fprintf(stderr, "families_gpu: %s\n", msg);
+        return 5;
+    }
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, 64, 0, 0, 4, 512));
+    if (benching) {
+        bench();
+    } else {
+        check_norm_add();
+        check_gate();
+        check_values();
+        check_route();
+        check_delta();
+        check_refusals();
+        printf("families_gpu: %ld passed, %ld failed%s\n", passed, failed,
+               g.generic ? " (generic kernels)" : "");
+    }
+    kn_backend_close(gpu);
+    kn_backend_close(cpu);
+    return failed != 0;
+}
