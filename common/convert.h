@@ -1,11 +1,11 @@
 /* convert.h - a Hugging Face checkpoint into a GGUF that says all of what its forward pass needs, or an
  * error.
  *
- * A family is a table (convert_qwen3.c, convert_dflash.c): the tensors with their names and symbolic shapes,
+ * A family is a table (convert_llama.c, convert_dflash.c): the tensors with their names and symbolic shapes,
  * the config keys with what is done about each, and a function that writes the family's GGUF keys. Sizes come
  * from the tensors' shapes, are checked against config.json and against the target, and are never taken from
  * the target. Tensor data streams through in slabs: memory stays bounded whatever the model's size. Tensor
- * order and bytes depend on the input alone. What is written: docs/drafter.md and docs/dflash-convert.1. */
+ * order and bytes depend on the input alone. What is written: docs/drafter.md, docs/targets.md and docs/dflash-convert.1. */
 #ifndef DFLASH_CONVERT_H
 #define DFLASH_CONVERT_H
 
