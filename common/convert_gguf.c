@@ -62,8 +62,8 @@ static int plan(struct regguf *c, struct err *e)
     const struct quant_model m = {.arch = c->d->arch_name,
                                   .n_layer = c->d->n_layer,
                                   .n_expert = c->d->n_expert,
-                                  .n_head = c->d->layer[0].n_head,
-                                  .n_head_kv = c->d->layer[0].n_head_kv};
+                                  .n_head = desc_attention(c->d)->n_head,
+                                  .n_head_kv = desc_attention(c->d)->n_head_kv};
     struct quant_tensor *q = mem_calloc((size_t)n + 1, sizeof *q);
     int rc = -1;
     c->to = mem_calloc((size_t)n + 1, sizeof *c->to);

@@ -191,6 +191,7 @@ void conv_say(const struct conv *c, enum convert_level level, const char *fmt, .
 /* convert_shape.c: tensors to sizes. */
 int conv_sizes_from_config(struct conv *c,
                            struct err *e); /* random: config.json's sizes, where no tensor says them */
+int conv_expert_sizes(struct conv *c, struct err *e); /* a sizes hook: number of experts and their width */
 int conv_set_dim(struct conv *c, enum conv_dim d, int64_t v, const char *from); /* returns 0 */
 /* A size that config.json must say (random), and one that it may say but must then say have. */
 int conv_need_i64(struct conv *c, const char *key, int64_t *v, struct err *e);
@@ -203,8 +204,8 @@ int conv_heads(struct conv *c,
 int conv_check_sizes(struct conv *c,
                      struct err *e); /* the part of conv_heads after n_head, n_head_kv, head_dim */
 
-/* convert.c: as far as conv_map_tensors and the heads, for a checkpoint that is only read. 1: there is no config.json
- * and no tensor tells the family. conv_close frees what both this and a conversion take. */
+/* convert.c: as far as conv_map_tensors and the heads, for a checkpoint that is only read. 1: there is no
+ * config.json and no tensor tells the family. conv_close frees what both this and a conversion take. */
 int conv_open(struct conv **c, const struct convert *o, struct err *e);
 void conv_close(struct conv *c);
 
@@ -231,7 +232,8 @@ int conv_put_common(struct conv *c, struct err *e); /* sizes, eps, rope base, co
 /* expert_count, expert_used_count, expert_feed_forward_length; used_key: config.json's key of the second. */
 int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 
-extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_llama, conv_dflash;
+extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
+    conv_dflash;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
 /* convert_gguf.c: the input is a GGUF. */

@@ -73,17 +73,6 @@ static const struct hf_rule moe_config[] = {
     {NULL, NULL},
 };
 
-static int moe_sizes(struct conv *c, struct err *e)
-{
-    static const char *const count_paths[] = {"num_experts", "num_local_experts", NULL};
-    int64_t n = 0, ff;
-    int r = hf_find_i64(c->cfg, count_paths, 1, INT32_MAX, &n, NULL, e);
-    if (r < 0 || conv_need_i64(c, "moe_intermediate_size", &ff, e)) return -1;
-    if (r == 1) return err_set(e, ERR_FORMAT, "%s: num_experts is missing", hf_config_name(c->cfg));
-    conv_set_dim(c, DIM_EXPERTS, n, "num_experts");
-    return conv_set_dim(c, DIM_FFX, ff, "moe_intermediate_size");
-}
-
 static int keys(struct conv *c, struct err *e)
 {
     const char *types[DESC_MAX_LAYERS];
@@ -129,6 +118,6 @@ const struct conv_family conv_qwen3moe = {
     .arch = "qwen3moe",
     .rules = moe_rules,
     .config = moe_config,
-    .sizes = moe_sizes,
+    .sizes = conv_expert_sizes,
     .keys = moe_keys,
 };

@@ -83,6 +83,17 @@ int conv_sizes_from_config(struct conv *c, struct err *e)
     return c->fam->sizes ? c->fam->sizes(c, e) : 0;
 }
 
+int conv_expert_sizes(struct conv *c, struct err *e)
+{
+    static const char *const count_paths[] = {"num_experts", "num_local_experts", NULL};
+    int64_t n = 0, ff;
+    int r = hf_find_i64(c->cfg, count_paths, 1, INT32_MAX, &n, NULL, e);
+    if (r < 0 || conv_need_i64(c, "moe_intermediate_size", &ff, e)) return -1;
+    if (r == 1) return err_set(e, ERR_FORMAT, "%s: num_experts is missing", hf_config_name(c->cfg));
+    conv_set_dim(c, DIM_EXPERTS, n, "num_experts");
+    return conv_set_dim(c, DIM_FFX, ff, "moe_intermediate_size");
+}
+
 /* ---- tensors to rules ---- */
 
 /* "layers.%d.x" with the layer's number in it. */

@@ -11,11 +11,12 @@
 #include "desc_impl.h"
 #include "mem.h"
 
-static const struct desc_family *const families[] = {&desc_qwen3, &desc_qwen3moe, &desc_llama, &desc_dflash};
+static const struct desc_family *const families[] = {&desc_qwen3,     &desc_qwen3moe, &desc_qwen35,
+                                                     &desc_qwen35moe, &desc_llama,    &desc_dflash};
 
 const char *desc_arch_names(void)
 {
-    return "qwen3, qwen3moe, llama or dflash";
+    return "qwen3, qwen3moe, qwen35, qwen35moe, llama or dflash";
 }
 
 const struct desc_layer *desc_attention(const struct desc *d)

@@ -24,7 +24,8 @@ struct desc_family {
     enum desc_arch arch;
     int (*read)(struct desc_reader *r); /* arch, arch_name, dialect "" and an embedding scale of 1 are set */
 };
-extern const struct desc_family desc_qwen3, desc_qwen3moe, desc_llama, desc_dflash;
+extern const struct desc_family desc_qwen3, desc_qwen3moe, desc_qwen35, desc_qwen35moe, desc_llama,
+    desc_dflash;
 
 /* ---- desc_read.c: one key, one tensor. Return 0, 1 (maybe_*: absent) or -1 with the error ---- */
 
@@ -68,7 +69,9 @@ int desc_layer_heads(struct desc_reader *r, int32_t layer, int32_t q_parts, int3
 int desc_dense(struct desc_reader *r);
 /* n_expert, n_expert_used, n_ff_exp, scale, fused or not; every layer becomes moe. */
 int desc_experts(struct desc_reader *r);
-/* rope[0]: one base for all layers, all dimensions of a head. */
+/* rope[0]: its base, and that nothing scales it. The sizes are the caller's. */
+int desc_rope_base(struct desc_reader *r);
+/* The same with all dimensions of a head, of all layers. */
 int desc_rope_plain(struct desc_reader *r);
 /* attention.sliding_window with a pattern a layer (true: sliding). Both absent: every layer sees all. */
 int desc_windows(struct desc_reader *r);

@@ -129,23 +129,27 @@ int desc_experts(struct desc_reader *r)
     return 0;
 }
 
-int desc_rope_plain(struct desc_reader *r)
+int desc_rope_base(struct desc_reader *r)
 {
     struct desc *d = r->d;
-    const int32_t head_dim = desc_attention(d)->head_dim;
     char key[160];
     struct gguf_str s;
-    int rc;
     d->n_rope = 1;
-    d->rope[0] = (struct desc_rope){.n_rot = head_dim, .base = head_dim};
-    if (desc_need_f32(r, "rope.freq_base", &d->rope[0].theta) ||
-        desc_agree_i32(r, "rope.dimension_count", head_dim, "the head size"))
-        return -1;
-    rc = gguf_get_str(r->g, desc_key(r, "rope.scaling.type", key, sizeof key), &s, r->e);
+    d->rope[0] = (struct desc_rope){0};
+    if (desc_need_f32(r, "rope.freq_base", &d->rope[0].theta)) return -1;
+    int rc = gguf_get_str(r->g, desc_key(r, "rope.scaling.type", key, sizeof key), &s, r->e);
     if (rc == 0 && !gguf_str_is(s, "none"))
         return desc_fail(r, "key '%s': rope scaling is not supported (expected none, got %.*s)", key,
                          (int)(s.n < 60 ? s.n : 60), s.s);
     return rc < 0 ? -1 : 0;
+}
+
+int desc_rope_plain(struct desc_reader *r)
+{
+    const int32_t head_dim = desc_attention(r->d)->head_dim;
+    if (desc_rope_base(r)) return -1;
+    r->d->rope[0].n_rot = r->d->rope[0].base = head_dim;
+    return desc_agree_i32(r, "rope.dimension_count", head_dim, "the head size");
 }
 
 int desc_windows(struct desc_reader *r)

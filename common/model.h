@@ -116,7 +116,7 @@ struct model_family {
     enum desc_arch arch;
     int (*block)(const struct model *m, const struct pass *p, int32_t i);
 };
-extern const struct model_family family_qwen3, family_qwen3moe, family_llama;
+extern const struct model_family family_qwen3, family_qwen3moe, family_qwen35, family_qwen35moe, family_llama;
 const struct model_family *model_family_of(enum desc_arch arch); /* NULL: none, or a drafter */
 
 /* pass.c: the causal pass of a target. Leaves the residual stream in w->x (before output_norm), keys and
@@ -128,6 +128,9 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e);
 int qwen3_attention(const struct model *m, const struct pass *p, int32_t i);
 /* qwen3.c: one dense Qwen3 block. A DFlash drafter is made of the same blocks. */
 int qwen3_block(const struct model *m, const struct pass *p, int32_t i);
+/* qwen35.c: take the state of every delta net over the *p->pending rows of the last pass that were kept, and
+ * no further: p->n is 0. Returns what the operation that failed returned. */
+int qwen35_replay(const struct model *m, const struct pass *p);
 
 /* dflash.c: keys and values of context rows from the features of the target, into kv at their positions. ids
  * unused. */
