@@ -43,6 +43,12 @@ struct cuda_backend {
     void *scratch_rows;
     size_t scratch_rows_bytes;
     uint32_t moved; /* times that memory which launches name has moved: a recording must not be older */
+    /* The newest rope_store: where it was the launch before attention's, all keys but its own are in place when
+     * attention starts, for it lets its successor start only after its own wait. */
+    mutable uint64_t launches; /* so far */
+    uint64_t store_launch;     /* launches just after it */
+    const void *store_k;       /* kv->k */
+    const int32_t *store_pos;
     unsigned *count; /* [counters], zero between kernels: find_bad's at 0, pick's below 1024, attention's from there */
     int32_t counters;
 };
@@ -80,6 +86,7 @@ static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kern
                                       dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
+    be->launches++;
     cudaLaunchAttribute early[1];
     config.gridDim = grid;
     config.blockDim = block;

@@ -33,7 +33,6 @@ int cuda_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width,
 /* attention.cu. scratch: bytes of be->scratch_rows that calls of up to n rows want. */
 int cuda_attention_open(struct cuda_backend *);
 int cuda_attention(struct kn_backend *, const struct kn_attention *);
-extern "C" int cuda_attention_apart; /* tuning, for benchmarks */
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *, int32_t window);
 
 /* pick.cu */

@@ -109,7 +109,9 @@ static __device__ void keep(const struct store &a, const float *v, int64_t to, i
 static __global__ void __launch_bounds__(32 * WARPS) rope_store_heads(const struct store a)
 {
     __shared__ float copy[WARPS][MAX_HEAD];
-    cuda_grid_start();
+    /* In this order: attention, which may start then, reads older keys before it waits. */
+    cuda_grid_wait();
+    cuda_grid_early();
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, n_q = a.q ? a.n_head : 0;
     const int64_t row = blockIdx.y;
     int head = (int)blockIdx.x * WARPS + w;
@@ -147,5 +149,9 @@ int cuda_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
                             kv->type, a->interleaved, a->v_norm,     a->eps,       kv->k,     kv->v};
     const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * kv->n_head_kv;
     dim3 grid((unsigned)((heads + WARPS - 1) / WARPS), (unsigned)a->n);
-    return cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads, grid, dim3(32 * WARPS), 0, s));
+    rc = cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads, grid, dim3(32 * WARPS), 0, s));
+    be->store_launch = be->launches;
+    be->store_k = kv->k;
+    be->store_pos = a->pos;
+    return rc;
 }

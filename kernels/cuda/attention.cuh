@@ -1,0 +1,428 @@
+/* attention.cuh - what the attention kernels share.
+ *
+ * Concepts. A *tile* is 16 query rows, (row, query head of one kv head) in the order row * n_rep + head: the
+ * M of mma m16n8k16. A *leaf* is 64 keys (32 where a head has 512) at an absolute multiple of 64; a *node* is
+ * NODE keys at an absolute multiple. A partial result has a top T, a sum of weights and an output without its
+ * division, all relative to 2^T. T is the maximum of the scores, in units of log 2, rounded up: it is whole,
+ * so two partial results are brought to one T by powers of two, which are exact, and only the order of the
+ * additions decides the bits: leaves of a node in order, then nodes by their number modulo CLASSES, then the
+ * classes in order, whichever block or kernel adds them. What a row gets depends on its own query and visible
+ * keys alone: a key that it does not see weighs an exact zero, and a leaf without visible keys adds zeros.
+ *
+ * Scores: float sums inside the tensor core, weights 2^(x - T) by ex2.approx. Queries and weights enter as
+ * PARTS halves: two (22 bits for f16, 16 for bf16) up to FEW rows, so that what is lost is below the cache's
+ * own rounding; one above. */
+#ifndef DFLASH_CUDA_ATTENTION_CUH
+#define DFLASH_CUDA_ATTENTION_CUH
+
+#include "ops.cuh"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#define DEV static __device__ __forceinline__
+
+#define TILE 16
+#define FEW 64 /* rows up to which keys are spread over blocks */
+#define NODE 512
+#define CLASSES 8
+
+struct attn {
+    const float *q;
+    float *out, *part;
+    const void *k, *v;
+    const int32_t *pos, *first;
+    unsigned *count;
+    int32_t n, n_head, n_kv, n_rep, d, cap, window;
+    uint32_t type;
+    float scale;
+    bool causal;
+    /* attn_few */
+    int32_t tiles;          /* of a block */
+    int32_t tile0, n_tiles; /* of 16 rows, this launch */
+    int32_t slots;          /* partial results a (tile, kv head) has room for */
+    int32_t leaves, nodes;  /* a unit is a leaf (leaves) or a node; */
+    int32_t per;            /* units a block */
+    int32_t stages;
+    bool apart; /* attn_merge follows */
+    bool early; /* all but this pass's own keys may be read before the wait */
+};
+typedef void (*attn_fn)(const attn);
+
+/* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512. tiles: 1, or the
+ * most a block takes (4; 2 for 512). *smem for so many stages. attention_prefill.cu: more rows; warps 4 or 8.
+ * NULL: no such kernel. */
+attn_fn attn_few_narrow(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem);
+attn_fn attn_few_wide(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem);
+attn_fn attn_merge_narrow(int32_t d);
+attn_fn attn_merge_wide(int32_t d);
+attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, int32_t parts, size_t *smem,
+                        int32_t *chunks);
+
+DEV int attn_leaf(int d)
+{
+    return d <= 256 ? 64 : 32;
+}
+
+struct span {
+    int lo, hi; /* positions [lo, hi) */
+};
+/* Row i sees these; pos0: the position of row 0, bound: *first or 0. */
+DEV struct span visible(const attn &a, int i, int pos0, int bound)
+{
+    const int64_t pos = (int64_t)pos0 + i, last = (int64_t)pos0 + a.n - 1;
+    int64_t from = a.window ? pos - a.window + 1 : 0, to = a.causal ? pos + 1 : last + 1;
+    if (!a.causal && a.window && to > pos + a.window) to = pos + a.window;
+    if (from < bound) from = bound;
+    if (from < 0) from = 0;
+    return {(int)from, (int)(to > from ? to : from)};
+}
+/* Of tiles [tile, tile + n): what any row sees; rows ascend, so the first row's lower end and the last's
+ * upper. Nothing where there are no rows. */
+DEV struct span visible_any(const attn &a, int tile, int n, int pos0, int bound)
+{
+    const int from = tile * TILE / a.n_rep, to = min(((tile + n) * TILE - 1) / a.n_rep, a.n - 1);
+    if (from >= a.n) return {0, 0};
+    const struct span v = {visible(a, from, pos0, bound).lo, visible(a, to, pos0, bound).hi};
+    return v.hi > v.lo ? v : span{0, 0};
+}
+/* What every row of the tile sees. */
+DEV struct span visible_all(const attn &a, int tile, int pos0, int bound)
+{
+    const int from = tile * TILE / a.n_rep, to = min(((tile + 1) * TILE - 1) / a.n_rep, a.n - 1);
+    return {visible(a, to, pos0, bound).lo, visible(a, min(from, a.n - 1), pos0, bound).hi};
+}
+
+/* ---- numbers ---- */
+
+template <bool BF16> DEV uint16_t to_half(float x)
+{
+    if (BF16) return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    return __half_as_ushort(__float2half_rn(x));
+}
+template <bool BF16> DEV float from_half(uint16_t h)
+{
+    if (BF16) return __uint_as_float((uint32_t)h << 16);
+    return __half2float(__ushort_as_half(h));
+}
+template <bool BF16> DEV uint32_t pair_of(float x, float y)
+{
+    if (BF16) {
+        const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+        return *(const uint32_t *)&h;
+    }
+    const __half2 h = __floats2half2_rn(x, y);
+    return *(const uint32_t *)&h;
+}
+/* x and y as PARTS pairs, the rest of each in the next; x in the low half of a word. */
+template <int PARTS, bool BF16> DEV void parts_of(float x, float y, uint32_t p[PARTS])
+{
+    p[0] = pair_of<BF16>(x, y);
+    if (PARTS == 2)
+        p[PARTS - 1] = pair_of<BF16>(__fsub_rn(x, from_half<BF16>((uint16_t)p[0])),
+                                     __fsub_rn(y, from_half<BF16>((uint16_t)(p[0] >> 16))));
+}
+DEV float exp_two(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* 2^(t - to), t <= to whole or -inf: what a result relative to 2^t is multiplied by. */
+DEV float factor(float t, float to)
+{
+    const float d = __fsub_rn(t, to);
+    return t == -INFINITY || d < -126.0f ? 0.0f : __int_as_float(((int)d + 127) << 23);
+}
+
+/* c[16, 8] += a[16, 16] b[16, 8] */
+template <bool BF16> DEV void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    if (BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Halves of w that are NaN or Inf become 0. */
+template <bool BF16> DEV bool make_finite(uint32_t &w)
+{
+    const uint32_t e = BF16 ? 0x7f80u : 0x7c00u;
+    const bool low = (w & e) == e, high = (w >> 16 & e) == e;
+    if (low) w &= 0xffff0000u;
+    if (high) w &= 0x0000ffffu;
+    return low || high;
+}
+
+/* ---- memory ---- */
+
+DEV unsigned shared_at(const void *p)
+{
+    return (unsigned)__cvta_generic_to_shared(p);
+}
+DEV void copy_async(unsigned to, const void *from, bool really)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(really ? 16 : 0)
+                 : "memory");
+}
+DEV void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Until all but the newest n groups have landed. */
+DEV void copy_wait(int n)
+{
+    switch (n) {
+    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    }
+}
+DEV uint4 load_matrices(unsigned at)
+{
+    uint4 r;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "r"(at)
+                 : "memory");
+    return r;
+}
+DEV uint4 load_transposed(unsigned at)
+{
+    uint4 r;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "r"(at)
+                 : "memory");
+    return r;
+}
+
+/* KEYS keys from p0 (which KEYS divides), COLS columns from col of a head of D, to rows of PITCH halves; keys
+ * that are not in v become zeros. */
+template <int D, int COLS, int KEYS, int PITCH, int THREADS>
+DEV void fetch(const attn &a, unsigned to, const void *cache, int p0, int kv_head, int col,
+               const struct span &v)
+{
+    constexpr int PIECES = COLS / 8; /* 16 bytes */
+    const int64_t stride = (int64_t)a.n_kv * D;
+    const uint16_t *base = (const uint16_t *)cache + (p0 % a.cap) * stride + kv_head * D + col;
+#pragma unroll
+    for (int i = 0; i < KEYS * PIECES / THREADS; i++) {
+        const int at = i * THREADS + (int)threadIdx.x, key = at / PIECES, piece = at % PIECES;
+        const bool in = p0 + key >= v.lo && p0 + key < v.hi;
+        copy_async(to + (unsigned)(key * PITCH + piece * 8) * 2, in ? base + key * stride + piece * 8 : base,
+                   in);
+    }
+}
+
+/* TILES tiles of queries as fragments q[TILES][D / 16][PARTS][32]; unit[TILES * 16]: what the scores are
+ * multiplied by. Each row is scaled by a power of two to at most 1, so that halves neither overflow nor lose
+ * low parts. All warps; no barrier inside. */
+template <int D, bool BF16, int TILES, int WARPS, int PARTS>
+DEV void load_queries(const attn &a, uint4 *to, float *unit, int tile, int kv_head)
+{
+    constexpr int N = TILES * TILE / WARPS, WIDE = D / 64;
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
+#pragma unroll(N < 4 ? N : 4)
+    for (int k = 0; k < N; k++) {
+        const int r = k * WARPS + w, at = tile * TILE + r, row = at / a.n_rep,
+                  head = kv_head * a.n_rep + at % a.n_rep;
+        const float *q = a.q + ((int64_t)row * a.n_head + head) * D;
+        float2 x[WIDE];
+        float top = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WIDE; i++)
+            x[i] = row < a.n ? *(const float2 *)(q + 64 * i + 2 * lane) : make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) top = fmaxf(top, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+        for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+        int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
+        e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
+        const float down = __int_as_float((127 - e) << 23);
+        if (lane == 0)
+            unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) {
+            const int d = 64 * i + 2 * lane, word = d % 16 / 8 * 2 + r % 16 / 8,
+                      at_lane = r % 8 * 4 + d % 8 / 2;
+            uint32_t p[PARTS];
+            parts_of<PARTS, BF16>(__fmul_rn(x[i].x, down), __fmul_rn(x[i].y, down), p);
+#pragma unroll
+            for (int j = 0; j < PARTS; j++)
+                ((uint32_t *)&to[((r / 16 * (D / 16) + d / 16) * PARTS + j) * 32 + at_lane])[word] = p[j];
+        }
+    }
+}
+
+/* ---- products ---- */
+
+/* x[N][4] = q k for 8 N keys at k (rows of PITCH halves). */
+template <int D, bool BF16, int N, int PITCH, int PARTS>
+DEV void scores(float x[N][4], const uint4 *q, unsigned k)
+{
+    const int lane = threadIdx.x % 32;
+    float low[N][4];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[j][e] = low[j][e] = 0.0f;
+    if (N == 1) { /* 8 keys by 32 columns a load */
+        k += (unsigned)(lane % 8 * PITCH + lane / 8 * 8) * 2;
+#pragma unroll
+        for (int s = 0; s < D / 16; s += 2) {
+            const uint4 b = load_matrices(k + s * 32);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                const uint4 f0 = q[(s * PARTS + p) * 32 + lane], f1 = q[((s + 1) * PARTS + p) * 32 + lane];
+                const uint32_t a0[4] = {f0.x, f0.y, f0.z, f0.w}, a1[4] = {f1.x, f1.y, f1.z, f1.w};
+                mma<BF16>(p ? low[0] : x[0], a0, b.x, b.y);
+                mma<BF16>(p ? low[0] : x[0], a1, b.z, b.w);
+            }
+        }
+    } else { /* 16 keys by 16 columns */
+        k += (unsigned)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+        for (int s = 0; s < D / 16; s++) {
+            uint4 b[N / 2 + 1];
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) b[j] = load_matrices(k + j * 16 * PITCH * 2 + s * 32);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                const uint4 f = q[(s * PARTS + p) * 32 + lane];
+                const uint32_t a[4] = {f.x, f.y, f.z, f.w};
+#pragma unroll
+                for (int j = 0; j < N / 2; j++) {
+                    mma<BF16>(p ? low[2 * j] : x[2 * j], a, b[j].x, b[j].y);
+                    mma<BF16>(p ? low[2 * j + 1] : x[2 * j + 1], a, b[j].z, b[j].w);
+                }
+            }
+        }
+    }
+    if (PARTS == 2)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[j][e] = __fadd_rn(x[j][e], low[j][e]);
+}
+
+/* acc[N][4] += p v over 16 S keys: p the fragments, v at its first column (rows of PITCH halves). clean: NaN
+ * and Inf count as zeros. */
+template <bool BF16, int S, int N, int PITCH, int PARTS>
+DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, bool clean)
+{
+    const int lane = threadIdx.x % 32;
+    v += (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8) * 2;
+#pragma unroll
+    for (int s = 0; s < S; s++)
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            uint4 b = load_transposed(v + (s * 16 * PITCH + j * 16) * 2);
+            if (clean) {
+                make_finite<BF16>(b.x);
+                make_finite<BF16>(b.y);
+                make_finite<BF16>(b.z);
+                make_finite<BF16>(b.w);
+            }
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                mma<BF16>(acc[2 * j], p[s][i], b.x, b.y);
+                mma<BF16>(acc[2 * j + 1], p[s][i], b.z, b.w);
+            }
+        }
+}
+
+/* Which of KEYS <= 64 keys hold a NaN or Inf in COLS columns at v: a bit a key, in all lanes. */
+template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t find_unfinite(const uint16_t *v)
+{
+    uint64_t bits = 0;
+#pragma unroll
+    for (int part = 0; part < KEYS / 32; part++) {
+        const uint4 *row = (const uint4 *)(v + (part * 32 + threadIdx.x % 32) * PITCH);
+        bool bad = false;
+        for (int i = 0; i < COLS / 8; i++) {
+            uint4 x = row[i];
+            bad |= make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) |
+                   make_finite<BF16>(x.w);
+        }
+        bits |= (uint64_t)__ballot_sync(~0u, bad) << (32 * part);
+    }
+    return bits;
+}
+/* Of the keys p0 .. p0 + 63 those in v, a bit each. */
+DEV uint64_t bits_of(const struct span &v, int p0)
+{
+    const int from = min(max(v.lo - p0, 0), 64), to = min(max(v.hi - p0, 0), 64);
+    const uint64_t below_to = to == 64 ? ~0ull : (1ull << to) - 1,
+                   below_from = from == 64 ? ~0ull : (1ull << from) - 1;
+    return below_to & ~below_from;
+}
+
+/* Row sums of the 8 N weights of a warp's rows g and g + 8, in every lane of a row. */
+DEV float quad_sum(float x)
+{
+    x = __fadd_rn(x, __shfl_xor_sync(~0u, x, 1));
+    return __fadd_rn(x, __shfl_xor_sync(~0u, x, 2));
+}
+DEV float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+/* Scores x[NT][4] of a warp's rows g and g + 8 (keys p0 + 8 j + 2 c and the next) times unit; those that a
+ * row does not see -inf. The rows' maxima, rounded up. */
+template <int NT>
+DEV void mask_scores(float x[NT][4], float top[2], const float unit[2], bool ragged, int p0,
+                     const struct span &v0, const struct span &v1)
+{
+    const int at = p0 + 2 * (threadIdx.x % 4);
+    top[0] = top[1] = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int p = at + 8 * j + e % 2;
+            const struct span &r = e < 2 ? v0 : v1;
+            x[j][e] = __fmul_rn(x[j][e], unit[e / 2]);
+            if (ragged && !(p >= r.lo && p < r.hi)) x[j][e] = -INFINITY;
+            top[e / 2] = fmaxf(top[e / 2], x[j][e]);
+        }
+    top[0] = ceilf(quad_max(top[0]));
+    top[1] = ceilf(quad_max(top[1]));
+}
+/* Weights relative to 2^top, as fragments of keys; and their sums. */
+template <int NT, int PARTS, bool BF16>
+DEV void make_weights(uint32_t p[NT / 2][PARTS][4], float sum[2], float x[NT][4], const float top[2])
+{
+    const float base[2] = {top[0] == -INFINITY ? 0.0f : top[0], top[1] == -INFINITY ? 0.0f : top[1]};
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            x[j][e] = exp_two(__fsub_rn(x[j][e], base[e / 2]));
+            sum[e / 2] = __fadd_rn(sum[e / 2], x[j][e]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t h[PARTS];
+            parts_of<PARTS, BF16>(x[j][2 * half], x[j][2 * half + 1], h);
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) p[j / 2][i][j % 2 * 2 + half] = h[i];
+        }
+    }
+}
+DEV float divided(float y, float sum)
+{
+    return sum == 0.0f ? 0.0f : __fdiv_rn(__fadd_rn(y, 0.0f), sum); /* + 0: a zero is positive */
+}
+
+#endif

@@ -1,0 +1,362 @@
+/* attention_few.cuh - attention of up to FEW rows: partial results of leaves or nodes, spread over blocks.
+ *
+ * A block takes TILES tiles of one kv head and some consecutive units of keys, which it streams through a
+ * ring of leaves in shared memory. Warps stand TILES by SIDE: the SIDE warps of a tile share a leaf's scores
+ * by keys and its output by columns; in between they exchange the scores, and each makes the weights of all
+ * of them for itself, so that a weight or an output has the same chain of operations whatever TILES is. A
+ * leaf begins anew at its own T; a node adds its leaves in registers. */
+#include "attention.cuh"
+
+template <int D, int TILES> struct few {
+    static constexpr int LEAF = D <= 256 ? 64 : 32;
+    static constexpr int LEAVES = NODE / LEAF; /* of a node */
+    static constexpr int WARPS = D <= 128 ? 4 : 8;
+    static constexpr int SIDE = WARPS / TILES;
+    static constexpr int NT = LEAF / 8;                  /* n8 tiles of scores */
+    static constexpr int KT = NT > SIDE ? NT / SIDE : 1; /* of a warp */
+    static constexpr int CT = D / 8 / SIDE;              /* n8 tiles of a warp's output */
+    static constexpr int PITCH =
+        2 * D + 8; /* halves of a key and its value: on different banks than the next */
+    static constexpr int STAGE = LEAF * PITCH * 2;             /* bytes */
+    static constexpr int SPITCH = LEAF + 8;                    /* floats of a row of scores */
+    static constexpr int QUERIES = TILES * (D / 16) * 2 * 512; /* bytes */
+    static constexpr int SCORES = SIDE > 1 ? TILES *TILE *SPITCH * 4 : 0;
+    static constexpr int FIXED = QUERIES + SCORES + TILES * TILE * 4 + 64;
+};
+
+/* One partial result: T[16], sums[16], outputs [16][D]. */
+DEV float *record_of(const attn &a, int tile, int kv_head, int slot, int d)
+{
+    return a.part + ((int64_t)(kv_head * a.n_tiles + tile - a.tile0) * a.slots + slot) * (TILE * (d + 2));
+}
+
+/* Add (t, sum, y) to (T, S, Y); N values each. */
+template <int N> DEV void add_result(float &T, float &S, float *Y, float t, float sum, const float *y)
+{
+    const float to = fmaxf(T, t), f = factor(T, to), g = factor(t, to);
+    S = __fmaf_rn(g, sum, __fmul_rn(S, f));
+#pragma unroll
+    for (int i = 0; i < N; i++) Y[i] = __fmaf_rn(g, y[i], __fmul_rn(Y[i], f));
+    T = to;
+}
+/* Merge the partial results of one row: N values a lane at column col. Leaves of a node in order, nodes of a
+ * class in order, classes in order. classes: which of them (a mask), so that warps may share the work. */
+template <int D, int N> struct merged {
+    float T, S, Y[N];
+    __device__ __forceinline__ void clear()
+    {
+        T = -INFINITY, S = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) Y[i] = 0.0f;
+    }
+    __device__ __forceinline__ void add(const merged &o)
+    {
+        add_result<N>(T, S, Y, o.T, o.S, o.Y);
+    }
+    __device__ __forceinline__ void load(const float *record, int r, int col)
+    {
+        T = __ldcg(record + r);
+        S = __ldcg(record + TILE + r);
+        const float *y = record + 2 * TILE + r * D + col;
+        if (N == 4) {
+            const float4 v = __ldcg((const float4 *)y);
+            Y[0] = v.x, Y[1] = v.y, Y[N - 2] = v.z, Y[N - 1] = v.w;
+        } else {
+            const float2 v = __ldcg((const float2 *)y);
+            Y[0] = v.x, Y[1] = v.y;
+        }
+    }
+};
+/* All nodes of one class, of the units [0, n) from absolute unit u0. */
+template <int D, int N>
+DEV merged<D, N> merge_class(const attn &a, const float *part, int u0, int n, int cls, int r, int col)
+{
+    constexpr int L = few<D, 1>::LEAVES, RECORD = TILE * (D + 2);
+    merged<D, N> all;
+    all.clear();
+    if (a.leaves) {
+        const int node0 = u0 / L, node1 = (u0 + n - 1) / L;
+        for (int node = node0 + (cls - node0 % CLASSES + CLASSES) % CLASSES; node <= node1; node += CLASSES) {
+            const int from = max(node * L, u0) - u0, to = min(node * L + L, u0 + n) - u0;
+            merged<D, N> sum, one[8];
+            sum.clear();
+#pragma unroll 1
+            for (int i = from; i < to; i += 8) {
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (i + j < to) one[j].load(part + (int64_t)(i + j) * RECORD, r, col);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (i + j < to) sum.add(one[j]);
+            }
+            all.add(sum);
+        }
+    } else {
+        for (int i = (cls - u0 % CLASSES + CLASSES) % CLASSES; i < n; i += 4 * CLASSES) {
+            merged<D, N> one[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (i + j * CLASSES < n) one[j].load(part + (int64_t)(i + j * CLASSES) * RECORD, r, col);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (i + j * CLASSES < n) all.add(one[j]);
+        }
+    }
+    return all;
+}
+
+/* The units that tiles [tile, tile + n) see. */
+struct units {
+    int first, count;
+};
+template <int D> DEV struct units units_of(const attn &a, const struct span &v)
+{
+    const int unit = a.leaves ? few<D, 1>::LEAF : NODE;
+    return v.hi > v.lo ? units{v.lo / unit, (v.hi - 1) / unit - v.lo / unit + 1} : units{0, 0};
+}
+
+/* The merge by the block that finishes last: a warp a row, class after class. */
+template <int D, int TILES> DEV void merge_here(const attn &a, int tile, int kv_head, const struct units &u)
+{
+    constexpr int N = D < 128 ? 2 : 4, WIDTH = 32 * N;
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32,
+              rows = min(TILES * TILE, a.n * a.n_rep - tile * TILE);
+    for (int item = w; item < rows * (D / WIDTH); item += few<D, TILES>::WARPS) {
+        const int r = item / (D / WIDTH), col = item % (D / WIDTH) * WIDTH + lane * N, at = tile * TILE + r;
+        const float *part = record_of(a, tile + r / TILE, kv_head, 0, D);
+        merged<D, N> all;
+        all.clear();
+        for (int cls = 0; cls < CLASSES; cls++)
+            all.add(merge_class<D, N>(a, part, u.first, u.count, cls, r % TILE, col));
+        float *out =
+            a.out + ((int64_t)(at / a.n_rep) * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + col;
+#pragma unroll
+        for (int i = 0; i < N; i++) out[i] = divided(all.Y[i], all.S);
+    }
+}
+
+/* The merge as a kernel of its own: a block a row and WIDTH columns, a warp a class. */
+template <int D> __global__ void __launch_bounds__(32 * CLASSES) attn_merge(const attn a)
+{
+    constexpr int N = D < 128 ? 2 : 4, WIDTH = 32 * N;
+    __shared__ merged<D, N> box[CLASSES][32];
+    cuda_grid_start();
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, kv_head = blockIdx.y;
+    const int at = a.tile0 * TILE + blockIdx.x, tile = at / TILE, row = at / a.n_rep,
+              col = blockIdx.z * WIDTH + lane * N;
+    if (row >= a.n) return;
+    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
+    /* as the block of attn_few saw it: its tiles' units start where its first row's do */
+    const int group = a.tile0 + (tile - a.tile0) / a.tiles * a.tiles;
+    const struct units u = units_of<D>(a, visible_any(a, group, a.tiles, pos0, bound));
+    if (u.count <= 1) return; /* written already */
+    box[w][lane] =
+        merge_class<D, N>(a, record_of(a, tile, kv_head, 0, D), u.first, u.count, w, at % TILE, col);
+    __syncthreads();
+    if (w) return;
+    merged<D, N> all;
+    all.clear();
+#pragma unroll
+    for (int i = 0; i < CLASSES; i++) all.add(box[i][lane]);
+    float *out = a.out + ((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + col;
+#pragma unroll
+    for (int i = 0; i < N; i++) out[i] = divided(all.Y[i], all.S);
+}
+
+template <int D, bool BF16, int TILES>
+__global__ void __launch_bounds__(32 * few<D, TILES>::WARPS, D <= 128 ? 2 : 1) attn_few(const attn a)
+{
+    using F = few<D, TILES>;
+    constexpr int LEAF = F::LEAF, PITCH = F::PITCH, THREADS = 32 * F::WARPS, CT = F::CT;
+    extern __shared__ __align__(128) unsigned char raw[];
+    __shared__ bool last;
+    uint4 *queries = (uint4 *)raw;
+    float *exchange = (float *)(raw + F::QUERIES), *units = (float *)(raw + F::QUERIES + F::SCORES);
+    const unsigned ring = shared_at(raw) + (F::FIXED + 127) / 128 * 128;
+    cuda_grid_early();
+
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    const int m = w % TILES, side = w / TILES; /* my tile, my share of it */
+    const int group = blockIdx.x, tile = a.tile0 + group * TILES, kv_head = blockIdx.y;
+    if (!a.early) cuda_grid_wait();
+    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
+    const struct span seen = visible_any(a, tile, TILES, pos0, bound);
+    const struct units u = units_of<D>(a, seen);
+    const int from_unit = (int)blockIdx.z * a.per;
+    if (from_unit >= max(u.count, 1)) return;
+    const int to_unit = min(from_unit + a.per, u.count);
+    const int scale = a.leaves ? 1 : F::LEAVES;
+    /* my leaves */
+    const int from = max((u.first + from_unit) * scale, seen.lo / LEAF),
+              to = u.count ? min((u.first + to_unit) * scale, (seen.hi - 1) / LEAF + 1) : from;
+
+    const int S = a.stages;
+    int filled = from; /* the next leaf to ask for */
+    auto fill = [&](int stage) {
+        if (filled < to) {
+            const unsigned at = ring + (unsigned)(stage * F::STAGE);
+            fetch<D, D, LEAF, PITCH, THREADS>(a, at, a.k, filled * LEAF, kv_head, 0, seen);
+            copy_commit();
+            fetch<D, D, LEAF, PITCH, THREADS>(a, at + D * 2, a.v, filled * LEAF, kv_head, 0, seen);
+            copy_commit();
+        } else {
+            copy_commit();
+            copy_commit();
+        }
+        filled++;
+    };
+    if (a.early) { /* this pass's own keys begin at pos0 */
+        while (filled - from < S - 1 && filled < to && (filled + 1) * LEAF <= pos0) fill(filled - from);
+        cuda_grid_wait();
+    }
+    while (filled - from < S - 1) fill(filled - from);
+
+    load_queries<D, BF16, TILES, F::WARPS, 2>(a, queries, units, tile, kv_head);
+
+    const bool active = (tile + m) * TILE < a.n * a.n_rep;
+    const int row0 = ((tile + m) * TILE + g) / a.n_rep, row1 = ((tile + m) * TILE + g + 8) / a.n_rep;
+    const struct span v0 = row0 < a.n ? visible(a, row0, pos0, bound) : span{0, 0},
+                      v1 = row1 < a.n ? visible(a, row1, pos0, bound) : span{0, 0};
+    const struct span full = visible_all(a, tile + m, pos0, bound);
+    const uint4 *my_q = queries + m * (D / 16) * 2 * 32;
+
+    float node[CT][4], node_top[2] = {-INFINITY, -INFINITY}, node_sum[2] = {};
+#pragma unroll
+    for (int t = 0; t < CT; t++) node[t][0] = node[t][1] = node[t][2] = node[t][3] = 0.0f;
+
+    /* Write what the node (or leaf) came to; the result itself where it is all there is. */
+    auto put = [&](float(&y)[CT][4], const float(&top)[2], const float(&sum)[2], int slot) {
+        if (!active) return;
+        float *record = record_of(a, tile + m, kv_head, slot, D);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int at = (tile + m) * TILE + g + 8 * half, row = at / a.n_rep;
+            if (row >= a.n) continue;
+            const bool alone = u.count <= 1;
+            float *dst = alone ? a.out + ((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D
+                               : record + 2 * TILE + (g + 8 * half) * D;
+            dst += side * CT * 8 + 2 * c;
+#pragma unroll
+            for (int t = 0; t < CT; t++) {
+                float2 z = make_float2(y[t][2 * half], y[t][2 * half + 1]);
+                if (alone) z = make_float2(divided(z.x, sum[half]), divided(z.y, sum[half]));
+                *(float2 *)(dst + 8 * t) = z;
+            }
+            if (!alone && side == 0 && c == 0) {
+                record[g + 8 * half] = top[half];
+                record[TILE + g + 8 * half] = sum[half];
+            }
+        }
+    };
+
+    int stage = 0;
+    for (int leaf = from; leaf < to; leaf++) {
+        const int p0 = leaf * LEAF;
+        if (S == 1) {
+            __syncthreads(); /* the stage is free */
+            fill(0);
+        }
+        copy_wait(S == 1 ? 1 : 2 * S - 3);
+        __syncthreads(); /* these keys are here, and all are done with the leaf before */
+        if (S > 1) fill(stage ? stage - 1 : S - 1);
+        const unsigned k = ring + (unsigned)(stage * F::STAGE), v = k + D * 2;
+        stage = stage + 1 == S ? 0 : stage + 1;
+        float x[F::NT][4];
+        if (F::SIDE == 1) {
+            if (active) scores<D, BF16, F::NT, PITCH, 2>(x, my_q, k);
+        } else if (active && side * F::KT < F::NT) {
+            float part[F::KT][4];
+            scores<D, BF16, F::KT, PITCH, 2>(part, my_q, k + side * F::KT * 8 * PITCH * 2);
+            float *to_row = exchange + (m * TILE + g) * F::SPITCH + side * F::KT * 8 + 2 * c;
+#pragma unroll
+            for (int j = 0; j < F::KT; j++) {
+                *(float2 *)(to_row + 8 * j) = make_float2(part[j][0], part[j][1]);
+                *(float2 *)(to_row + 8 * F::SPITCH + 8 * j) = make_float2(part[j][2], part[j][3]);
+            }
+        }
+        copy_wait(2 * S - 2);
+        __syncthreads(); /* all scores and these values are here */
+        if (!active) continue;
+        if (F::SIDE > 1) {
+            const float *row = exchange + (m * TILE + g) * F::SPITCH + 2 * c;
+#pragma unroll
+            for (int j = 0; j < F::NT; j++) {
+                const float2 y = *(const float2 *)(row + 8 * j),
+                             z = *(const float2 *)(row + 8 * F::SPITCH + 8 * j);
+                x[j][0] = y.x, x[j][1] = y.y, x[j][2] = z.x, x[j][3] = z.y;
+            }
+        }
+        const bool ragged = p0 < full.lo || p0 + LEAF > full.hi;
+        const float unit[2] = {units[m * TILE + g], units[m * TILE + g + 8]};
+        float top[2], sum[2];
+        uint32_t p[LEAF / 16][2][4];
+        mask_scores<F::NT>(x, top, unit, ragged, p0, v0, v1);
+        make_weights<F::NT, 2, BF16>(p, sum, x, top);
+        sum[0] = quad_sum(sum[0]);
+        sum[1] = quad_sum(sum[1]);
+        /* Some row of the tile does not see some key: a NaN there must not meet its zero weight. */
+        uint64_t bad = 0;
+        if (ragged)
+            bad = find_unfinite<BF16, LEAF, CT * 8, PITCH>((const uint16_t *)(raw + (v - shared_at(raw))) +
+                                                           side * CT * 8);
+        float acc[CT][4];
+#pragma unroll
+        for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+        weigh<BF16, LEAF / 16, CT, PITCH, 2>(acc, p, v + side * CT * 16, bad != 0);
+        if (bad) {
+            const bool nan0 = bad & bits_of(v0, p0), nan1 = bad & bits_of(v1, p0);
+#pragma unroll
+            for (int t = 0; t < CT; t++) {
+                if (nan0) acc[t][0] = acc[t][1] = __int_as_float(0x7fc00000);
+                if (nan1) acc[t][2] = acc[t][3] = __int_as_float(0x7fc00000);
+            }
+        }
+        if (a.leaves) {
+            put(acc, top, sum, leaf - u.first);
+            continue;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float t = fmaxf(node_top[half], top[half]), f = factor(node_top[half], t),
+                        h = factor(top[half], t);
+            node_sum[half] = __fmaf_rn(h, sum[half], __fmul_rn(node_sum[half], f));
+            node_top[half] = t;
+#pragma unroll
+            for (int i = 0; i < CT; i++)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++)
+                    node[i][e] = __fmaf_rn(h, acc[i][e], __fmul_rn(node[i][e], f));
+        }
+        if ((leaf + 1) % F::LEAVES == 0 || leaf + 1 == to) {
+            put(node, node_top, node_sum, leaf / F::LEAVES - u.first);
+#pragma unroll
+            for (int half = 0; half < 2; half++) node_top[half] = -INFINITY, node_sum[half] = 0.0f;
+#pragma unroll
+            for (int t = 0; t < CT; t++) node[t][0] = node[t][1] = node[t][2] = node[t][3] = 0.0f;
+        }
+    }
+    copy_wait(0);
+    if (u.count == 0) { /* nothing to see: zeros */
+        put(node, node_top, node_sum, 0);
+        return;
+    }
+    if (u.count == 1 || a.apart) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned *count = a.count + kv_head * gridDim.x + group;
+        last = atomicAdd(count, 1u) == (unsigned)((u.count + a.per - 1) / a.per) - 1;
+        if (last) *count = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    merge_here<D, TILES>(a, tile, kv_head, u);
+}
+
+template <int D, int TILES> static attn_fn few_of(uint32_t type, int32_t stages, size_t *smem)
+{
+    using F = few<D, TILES>;
+    *smem = (size_t)((F::FIXED + 127) / 128 * 128 + stages * F::STAGE);
+    return type == KN_BF16 ? attn_few<D, true, TILES> : attn_few<D, false, TILES>;
+}

@@ -1,0 +1,205 @@
+/* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
+ * memory.
+ *
+ * usage: attention_gpu [all]   (all: the variants of cuda_attention_tuning too)
+ * A graph holds one call a ring, over rings that together exceed the L2; it is replayed and timed by events.
+ * Three kinds of graph: attention alone, rope_store alone, and both in turn, as a layer has them. floor: the
+ * visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+#include "../../kernels/cuda/ops.cuh"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define CK(x)                                                                                                \
+    do {                                                                                                     \
+        cudaError_t e_ = (x);                                                                                \
+        if (e_ != cudaSuccess) {                                                                             \
+            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_));                        \
+            exit(5);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+#define OK(x)                                                                                                \
+    do {                                                                                                     \
+        if (x) {                                                                                             \
+            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, kn_message(be));                                \
+            exit(5);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+static struct kn_backend *be;
+extern "C" const char *kn_message(const struct kn_backend *b)
+{
+    return ((const struct kn_backend_head *)b)->message;
+}
+
+static __global__ void fill(uint16_t *p, size_t n) /* halves of 0.25 to 0.5, both signs */
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        p[i] = (uint16_t)(((i * 2654435761u >> 7) & 0x83ff) | 0x3400);
+}
+
+struct shape {
+    int n_head, n_kv, d, window;
+};
+struct data {
+    struct shape s;
+    int ctx, n;
+    std::vector<struct kn_kv> kv;
+    float *q, *out, *k, *table;
+    int32_t *pos;
+};
+
+static struct data make(const struct shape &s, int ctx, int n)
+{
+    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL};
+    const int cap = (ctx + n + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT;
+    const size_t ring = (size_t)cap * s.n_kv * s.d;
+    size_t rings = 150000000 / (4 * ring) + 1;
+    rings = std::min<size_t>(std::max<size_t>(rings, 2), 40);
+    for (size_t i = 0; i < rings; i++) {
+        struct kn_kv kv = {};
+        CK(cudaMalloc(&kv.k, 2 * ring));
+        CK(cudaMalloc(&kv.v, 2 * ring));
+        fill<<<1024, 256>>>((uint16_t *)kv.k, ring);
+        fill<<<1024, 256>>>((uint16_t *)kv.v, ring);
+        kv.type = KN_F16, kv.cap = cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
+        t.kv.push_back(kv);
+    }
+    const size_t row = (size_t)n * s.n_head * s.d;
+    CK(cudaMalloc(&t.q, row * 4));
+    CK(cudaMalloc(&t.out, row * 4));
+    CK(cudaMalloc(&t.k, (size_t)n * s.n_kv * s.d * 4));
+    CK(cudaMalloc(&t.table, (size_t)n * s.d * 4));
+    CK(cudaMalloc(&t.pos, (size_t)n * 4));
+    CK(cudaMemset(t.q, 0, row * 4));
+    CK(cudaMemset(t.k, 0, (size_t)n * s.n_kv * s.d * 4));
+    CK(cudaMemset(t.table, 0, (size_t)n * s.d * 4));
+    std::vector<int32_t> pos(n);
+    for (int i = 0; i < n; i++) pos[i] = ctx + i;
+    CK(cudaMemcpy(t.pos, pos.data(), 4 * (size_t)n, cudaMemcpyHostToDevice));
+    CK(cudaDeviceSynchronize());
+    OK(kn_op(be)->reserve_kv(be, n, s.n_head, &t.kv[0], s.window));
+    kn_bound(be, (ctx + n + 255) / 256 * 256);
+    return t;
+}
+static void drop(struct data &t)
+{
+    for (auto &kv : t.kv) {
+        CK(cudaFree(kv.k));
+        CK(cudaFree(kv.v));
+    }
+    CK(cudaFree(t.q));
+    CK(cudaFree(t.out));
+    CK(cudaFree(t.k));
+    CK(cudaFree(t.table));
+    CK(cudaFree(t.pos));
+}
+
+/* Microseconds a ring. */
+static double timed(const struct data &t, bool store, bool attend)
+{
+    cudaStream_t stream = cuda_of(be)->stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (const auto &kv : t.kv) {
+        if (store) {
+            struct kn_rope_store s = {};
+            s.q = t.q, s.k = t.k, s.v = t.k, s.table = t.table, s.pos = t.pos, s.n = t.n,
+            s.n_head = t.s.n_head, s.n_rot = t.s.d, s.eps = 1e-6f, s.kv = &kv;
+            OK(kn_op(be)->rope_store(be, &s));
+        }
+        if (attend) {
+            struct kn_attention a = {};
+            a.q = t.q, a.out = t.out, a.kv = &kv, a.pos = t.pos, a.n = t.n, a.n_head = t.s.n_head,
+            a.scale = 0.088f, a.causal = true, a.window = t.s.window;
+            OK(kn_op(be)->attention(be, &a));
+        }
+    }
+    CK(cudaStreamEndCapture(stream, &graph));
+    CK(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t from, to;
+    CK(cudaEventCreate(&from));
+    CK(cudaEventCreate(&to));
+    std::vector<float> ms;
+    for (int i = 0; i < 9; i++) {
+        float x;
+        CK(cudaEventRecord(from, stream));
+        CK(cudaGraphLaunch(exec, stream));
+        CK(cudaEventRecord(to, stream));
+        CK(cudaEventSynchronize(to));
+        CK(cudaEventElapsedTime(&x, from, to));
+        if (i >= 2) ms.push_back(x);
+    }
+    CK(cudaEventDestroy(from));
+    CK(cudaEventDestroy(to));
+    CK(cudaGraphExecDestroy(exec));
+    CK(cudaGraphDestroy(graph));
+    std::sort(ms.begin(), ms.end());
+    return (double)ms[ms.size() / 2] * 1e3 / (double)t.kv.size();
+}
+
+static void line(const struct data &t, const char *name)
+{
+    const double alone = timed(t, false, true), both = timed(t, true, true), store = timed(t, true, false);
+    const double keys = t.s.window ? std::min(t.s.window, t.ctx) : t.ctx;
+    const double floor_us = keys * t.s.n_kv * t.s.d * 4 / 4.54e6,
+                 flops = 4.0 * t.n * t.s.n_head * t.s.d * (keys + (t.s.window ? 0 : t.n / 2.0));
+    printf(
+        "%d/%d x %d%s ctx %6d rows %3d %-12s attention %8.2f us  with rope %8.2f  rope %6.2f  floor %6.2f  "
+        "ratio %6.2f  %6.1f TFLOP/s\n",
+        t.s.n_head, t.s.n_kv, t.s.d, t.s.window ? " window" : "", t.ctx, t.n, name, alone, both, store,
+        floor_us, alone / floor_us, flops / alone * 1e-6);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    const bool all = argc > 1 && !strcmp(argv[1], "all");
+    char msg[256];
+    struct kn_open o = {};
+    o.device = "cuda";
+    if (cuda_open(&be, &o, msg, sizeof msg)) {
+        printf("%s\n", msg);
+        return 5;
+    }
+    static const struct shape shapes[] = {
+        {32, 8, 128, 0}, {16, 2, 256, 0}, {16, 8, 128, 0}, {32, 16, 256, 1024}, {32, 4, 512, 0}};
+    static const int ctxs[] = {512, 4096, 16384, 65536}, rows[] = {1, 4, 16, 64, 512};
+    static const struct {
+        const char *name;
+        struct cuda_attention_tuning t;
+    } few[] = {{"leaves", {1, 0, 0, 0, 0, 0, 0}},     {"nodes", {2, 0, 0, 0, 0, 0, 0}},
+               {"merge here", {0, 1, 0, 0, 0, 0, 0}}, {"merge apart", {0, 2, 0, 0, 0, 0, 0}},
+               {"one tile", {0, 0, 1, 0, 0, 0, 0}},   {"per 1", {0, 0, 0, 1, 0, 0, 0}},
+               {"per 2", {0, 0, 0, 2, 0, 0, 0}},      {"late", {0, 0, 0, 0, 0, 0, 1}}},
+      many[] = {{"4 warps", {0, 0, 0, 0, 4, 0, 0}},
+                {"8 warps", {0, 0, 0, 0, 8, 0, 0}},
+                {"two halves", {0, 0, 0, 0, 0, 2, 0}}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int ctx : ctxs)
+            for (int n : rows) {
+                if (s > 1 && (ctx > 16384 || n == 4)) continue;
+                struct data t = make(shapes[s], ctx, n);
+                line(t, "");
+                if (all && s < 2 && n != 4) {
+                    if (n <= 64)
+                        for (const auto &v : few) {
+                            cuda_attention_tuning = v.t;
+                            line(t, v.name);
+                        }
+                    else
+                        for (const auto &v : many) {
+                            cuda_attention_tuning = v.t;
+                            line(t, v.name);
+                        }
+                    memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
+                }
+                drop(t);
+            }
+    cuda_close(be);
+    return 0;
+}
