@@ -252,7 +252,8 @@ static void multiply(const struct experts *e, int j, const struct group *g, int3
     struct mm_call c = {.panel = (const uint8_t *)e->w[j]->packed + (size_t)g->expert * p->matrix +
                                  (size_t)panel * p->panel,
                         .n_in = e->w[j]->n_in,
-                        .out = result};
+                        .out = result,
+                        .stride = e->be->isa->mm->lanes};
     if (t->width == 1)
         c.act = e->row[a] + (size_t)row_of(e, e->order[t->first]) * p->act;
     else

@@ -142,21 +142,26 @@ static int width_log2(int32_t width)
     return width == 8 ? 3 : width == 4 ? 2 : width - 1;
 }
 
-/* result[T, lanes] = a panel of w[j] times a tile. Each tile prefetches its share of the next panel. */
+/* out[T, lanes], a token every stride floats, = (or +=) a panel of w[j] times a tile. Each tile prefetches
+ * its share of the next panel. */
 static void multiply(const struct product *p, int j, int64_t panel, int32_t tile, const struct tile *t,
-                     float *result)
+                     float *out, int64_t stride, bool add)
 {
     const struct job *job = &p->job[j];
     struct mm_call c = {.panel = (const uint8_t *)p->w[j]->packed + (size_t)panel * job->panel,
                         .act = p->prepared[job->type->act] + (size_t)t->first * job->act,
                         .n_in = p->w[j]->n_in,
-                        .out = result,
+                        .out = out,
+                        .stride = stride,
+                        .add = add,
                         .ahead_step = job->ahead};
     if (job->ahead)
         c.ahead = c.panel + job->panel + (size_t)tile * (size_t)job->steps * (size_t)job->ahead * 64;
     job->kernel[width_log2(t->width)](&c);
 }
 
+/* out[first row of the tile, first row of the panel] of [n, n_out] = (or +=) result [T, lanes]: what is there
+ * of both. */
 static void store(const struct product *p, int j, int64_t panel, const struct tile *t, const float *result)
 {
     const int lanes = p->be->isa->mm->lanes;
@@ -173,14 +178,21 @@ static void store(const struct product *p, int j, int64_t panel, const struct ti
     }
 }
 
+/* A whole panel and tile goes where it belongs from the kernel's registers. */
 static void panel_tile(const struct product *p, int j, int64_t panel, int32_t tile)
 {
     const struct tile t = tile_at(p, tile);
+    const int lanes = p->be->isa->mm->lanes;
+    const int64_t n_out = p->w[j]->n_out;
     float a[MM_TILE_MAX * MM_LANES_MAX], b[MM_TILE_MAX * MM_LANES_MAX];
-    multiply(p, j, panel, tile, &t, a);
+    if (!p->gated && t.used == t.width && (panel + 1) * lanes <= n_out) {
+        multiply(p, j, panel, tile, &t, p->out[j] + (int64_t)t.first * n_out + panel * lanes, n_out, p->add);
+        return;
+    }
+    multiply(p, j, panel, tile, &t, a, lanes, false);
     if (p->gated) {
-        multiply(p, 1, panel, tile, &t, b);
-        p->be->isa->rows->gated(a, a, b, (int64_t)t.used * p->be->isa->mm->lanes, p->act);
+        multiply(p, 1, panel, tile, &t, b, lanes, false);
+        p->be->isa->rows->gated(a, a, b, (int64_t)t.used * lanes, p->act);
     }
     store(p, j, panel, &t, a);
 }

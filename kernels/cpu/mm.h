@@ -50,7 +50,9 @@ struct mm_call {
     const uint8_t *panel;
     const uint8_t *act; /* the tile */
     int64_t n_in;
-    float *out;           /* [T, lanes] */
+    float *out; /* [T, lanes], a token every stride floats */
+    int64_t stride;
+    bool add;             /* to what out holds */
     const uint8_t *ahead; /* prefetched while working; NULL: nothing */
     int32_t ahead_step;   /* 64-byte lines of ahead a block */
 };

@@ -18,7 +18,8 @@
                 odd[t] = vf_fma(w1, vf_bcast(x + T + t), odd[t]);                                            \
             }                                                                                                \
         }                                                                                                    \
-        UNROLL for (int t = 0; t < T; t++) vf_store(c->out + t * LANES, vf_add(even[t], odd[t]));            \
+        UNROLL for (int t = 0; t < T; t++) even[t] = vf_add(even[t], odd[t]);                                \
+        put_out(c, even, T);                                                                                 \
     }
 
 FLOAT_KERNEL(mul_f32, vf_load, 4)

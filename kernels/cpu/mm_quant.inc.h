@@ -64,7 +64,7 @@ static ALWAYS_INLINE void mul_32(const struct mm_call *c, const int T, const int
         a += 32 * T;
         da += T, s += T, nsum += T;
     }
-    UNROLL for (int t = 0; t < T; t++) vf_store(c->out + t * LANES, acc[t]);
+    put_out(c, acc, T);
 }
 
 static ALWAYS_INLINE void mul_q8_0(const struct mm_call *c, const int T)
@@ -216,7 +216,7 @@ static ALWAYS_INLINE void mul_45k(const struct mm_call *c, const int T, const in
         s32 += 16 * T;
         da += T, wide += T;
     }
-    UNROLL for (int t = 0; t < T; t++) vf_store(c->out + t * LANES, acc[t]);
+    put_out(c, acc, T);
 }
 
 static ALWAYS_INLINE void mul_q4_k(const struct mm_call *c, const int T)
@@ -305,5 +305,5 @@ static ALWAYS_INLINE void mul_q6_k(const struct mm_call *c, const int T)
         n16 += 16 * T;
         da += T, wide += T;
     }
-    UNROLL for (int t = 0; t < T; t++) vf_store(c->out + t * LANES, acc[t]);
+    put_out(c, acc, T);
 }

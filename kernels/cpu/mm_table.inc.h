@@ -12,6 +12,16 @@ static ALWAYS_INLINE const uint8_t *prefetch_lines(const uint8_t *p, int32_t lin
     return p + 64 * lines;
 }
 
+static ALWAYS_INLINE void put_out(const struct mm_call *c, const vf *result, const int T)
+{
+    float *out = c->out;
+    if (c->add)
+        UNROLL for (int t = 0; t < T; t++)
+            vf_store(out + t * c->stride, vf_add(vf_load((const uint8_t *)(out + t * c->stride)), result[t]));
+    else
+        UNROLL for (int t = 0; t < T; t++) vf_store(out + t * c->stride, result[t]);
+}
+
 #include "mm_act.inc.h"
 #include "mm_float.inc.h"
 #include "mm_quant.inc.h"
