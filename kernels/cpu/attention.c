@@ -145,6 +145,19 @@ static void wave_merge(const struct wave *w, int64_t r)
                             p->head_dim);
 }
 
+/* All that is seen lies in one group: a head is finished where it is computed. */
+static void only_group(void *ctx, int64_t kv_head, int thread)
+{
+    const struct wave *w = ctx;
+    const struct plan *p = w->p;
+    struct cpu_attn_tile t = *w->base;
+    float *part = thread_scratch(p, thread), *scratch = part + (size_t)t.n_rows * (size_t)p->n_rep * p->part;
+    t.kv_head = (int32_t)kv_head;
+    t.q += kv_head * p->n_rep * p->head_dim;
+    p->rows->attn_group(&t, w->first, part, scratch);
+    finish(p, 0, t.n_rows, t.kv_head, part);
+}
+
 static void few_rows(const struct plan *p, struct pool *pool)
 {
     const struct kn_attention *a = p->a;
@@ -155,6 +168,14 @@ static void few_rows(const struct plan *p, struct pool *pool)
     const struct cpu_attn_tile base = make_tile(p, 0, a->n, 0, lo, hi);
     const int64_t keys = group_range(&base, &first, &end);
     const bool share = keys * n_q * n_kv * p->head_dim >= SHARE;
+    if (end - first == 1) {
+        struct wave w = {p, &base, first, 1};
+        if (share)
+            pool_run(pool, n_kv, only_group, &w);
+        else
+            for (int64_t k = 0; k < n_kv; k++) only_group(&w, k, 0);
+        return;
+    }
     clear(p->total, n_q * n_kv, p->part);
     for (int64_t g0 = first; g0 < end; g0 += WAVE) {
         struct wave w = {p, &base, g0, end - g0 < WAVE ? end - g0 : WAVE};

@@ -8,7 +8,7 @@
  * value, acc) over the row's visible keys only, ascending A key that a row does not see costs arithmetic at
  * most: its number, even a NaN, reaches nothing. */
 
-#define ATTN_AHEAD 32 /* keys asked of memory ahead of use: one head's are far apart, which prefetchers do not follow */
+#define ATTN_AHEAD 32 /* keys asked of memory ahead of use */
 #if VEC_ISA == 2
 #define ATTN_KEYS 16 /* dot products in flight */
 #define ATTN_WIDTH 8 /* value vectors in flight */
@@ -17,25 +17,43 @@
 #define ATTN_WIDTH 4
 #endif
 
-/* Keys slot .. slot+16 of one kv head as floats: the cache itself where it is float, else converted into
- * tile. */
-static const float *attn_load(const struct cpu_attn_tile *t, const void *cache, int64_t slot, float *tile,
-                              int64_t *stride)
+/* What one split reads: keys [from, to), multiples of 16 relative to the split at slot, and then its values.
+ */
+struct attn_stream {
+    const struct cpu_attn_tile *t;
+    int64_t slot;
+    int32_t from, to;
+};
+
+/* Where key j lies, or for j from to on value j - (to - from); NULL past the end. */
+static inline const char *attn_at(const struct attn_stream *s, int32_t j)
 {
-    int64_t d = t->head_dim, row = (int64_t)t->kv->n_head_kv * d, at = slot * row + t->kv_head * d;
-    if (t->kv->type == KN_F32) {
-        *stride = row;
-        return (const float *)cache + at;
-    }
-    const uint16_t *src = (const uint16_t *)cache + at;
-    for (int j = 0; j < 16; j++, src += row) {
-        for (int64_t i = 0; i < d; i += 32)
-            __builtin_prefetch(src + ATTN_AHEAD * row + i);
+    const struct kn_kv *kv = s->t->kv;
+    const int64_t bytes = s->t->head_dim * (kv->type == KN_F32 ? 4 : 2);
+    const bool values = j >= s->to;
+    if (values) j -= s->to - s->from;
+    if (j >= s->to) return NULL;
+    return (const char *)(values ? kv->v : kv->k) + ((s->slot + j) * kv->n_head_kv + s->t->kv_head) * bytes;
+}
+
+/* 16 keys (or values) at j as floats: the cache itself where it is float, else converted into tile. One
+ * head's are far apart, which the hardware's prefetching does not follow, so those ATTN_AHEAD later are asked
+ * of memory; for the same reason they share few places of the first cache level, so the second is asked. */
+static const float *attn_load(const struct attn_stream *s, int32_t j, float *tile, int64_t *stride)
+{
+    const struct kn_kv *kv = s->t->kv;
+    const int64_t d = s->t->head_dim, size = kv->type == KN_F32 ? 4 : 2, row = kv->n_head_kv * d * size;
+    const char *src = attn_at(s, j), *ahead = attn_at(s, j + ATTN_AHEAD);
+    *stride = size == 4 ? kv->n_head_kv * d : d;
+    for (int k = 0; k < 16; k++) {
+        if (ahead)
+            for (int64_t i = 0; i < d * size; i += 64) __builtin_prefetch(ahead + k * row + i, 0, 2);
+        if (size == 4) continue;
+        const uint16_t *x = (const uint16_t *)(src + k * row);
         for (int64_t i = 0; i < d; i += 16)
-            v_store(tile + j * d + i, t->kv->type == KN_F16 ? v_load_f16(src + i) : v_load_bf16(src + i));
+            v_store(tile + k * d + i, kv->type == KN_F16 ? v_load_f16(x + i) : v_load_bf16(x + i));
     }
-    *stride = d;
-    return tile;
+    return size == 4 ? (const float *)src : tile;
 }
 
 /* 16 scores of one query row. */
@@ -135,8 +153,10 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
             to = hi > to ? hi : to;
         }
     from &= ~15;
+    to = (to + 15) & ~15;
+    const struct attn_stream stream = {t, slot, from, to};
     for (int32_t j = from; j < to; j += 16) {
-        const float *k = attn_load(t, t->kv->k, slot + j, tile, &stride);
+        const float *k = attn_load(&stream, j, tile, &stride);
         for (int32_t r = 0; r < n_q; r++) {
             if (!attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi)) continue;
             struct vec s = attn_scores(attn_query(t, r / t->n_rep, r % t->n_rep), k, stride, d);
@@ -147,7 +167,7 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
         if (attn_range(t, r / t->n_rep, start, KN_KV_SPLIT, &lo, &hi))
             attn_softmax(scores + (int64_t)r * KN_KV_SPLIT, lo, hi, part + r * size, part + r * size + 1);
     for (int32_t j = from; j < to; j += 16) {
-        const float *v = attn_load(t, t->kv->v, slot + j, tile, &stride);
+        const float *v = attn_load(&stream, to - from + j, tile, &stride);
         for (int32_t r = 0; r < n_q; r++)
             if (attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi))
                 attn_values(part + r * size + CPU_ATTN_ACC, scores + (int64_t)r * KN_KV_SPLIT + j, v, stride,
@@ -172,18 +192,33 @@ static void rows_attn_merge(float *total, const float *part, int32_t head_dim)
         v_store(total + i, v_fma(v_load(total + i), va, v_mul(v_load(part + i), vb)));
 }
 
+static bool attn_any(const struct cpu_attn_tile *t, int64_t start)
+{
+    int32_t lo, hi;
+    for (int32_t i = 0; i < t->n_rows; i++)
+        if (attn_range(t, i, start, KN_KV_SPLIT, &lo, &hi)) return true;
+    return false;
+}
+
+/* Where only one split is seen it is the group: merging it into nothing would copy it. */
 static void rows_attn_group(const struct cpu_attn_tile *t, int64_t g, float *part, float *scratch)
 {
     const int32_t n_q = t->n_rows * t->n_rep;
     const size_t size = cpu_attn_part(t->head_dim);
     float *split = scratch, *scores = split + (size_t)n_q * size, *tile = scores + (size_t)n_q * KN_KV_SPLIT;
-    int32_t lo, hi;
+    const int64_t end = (g + 1) * CPU_ATTN_GROUP;
+    int64_t only = 0;
+    int seen = 0;
+    for (int64_t start = end - CPU_ATTN_GROUP; start < end; start += KN_KV_SPLIT)
+        if (attn_any(t, start)) only = start, seen++;
+    if (seen == 1) {
+        attn_split(t, only, part, scores, tile);
+        return;
+    }
     memset(part, 0, (size_t)n_q * size * sizeof(float));
     for (int32_t r = 0; r < n_q; r++) part[(size_t)r * size] = -INFINITY;
-    for (int64_t start = g * CPU_ATTN_GROUP; start < (g + 1) * CPU_ATTN_GROUP; start += KN_KV_SPLIT) {
-        bool any = false;
-        for (int32_t i = 0; i < t->n_rows; i++) any |= attn_range(t, i, start, KN_KV_SPLIT, &lo, &hi);
-        if (!any) continue;
+    for (int64_t start = end - CPU_ATTN_GROUP; start < end; start += KN_KV_SPLIT) {
+        if (!attn_any(t, start)) continue;
         attn_split(t, start, split, scores, tile);
         for (int32_t r = 0; r < n_q; r++)
             rows_attn_merge(part + (size_t)r * size, split + (size_t)r * size, t->head_dim);
