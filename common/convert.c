@@ -13,7 +13,7 @@
 #include "tokenizer.h"
 
 const struct conv_family *const conv_families[] = {&conv_qwen3, &conv_qwen3moe, &conv_qwen35, &conv_qwen35moe,
-                                                   &conv_llama, &conv_dflash,   NULL};
+                                                   &conv_llama, &conv_gemma4, &conv_dflash, NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)
@@ -80,17 +80,22 @@ int conv_put_common(struct conv *c, struct err *e)
         {"block_count", c->n_layer, false},
         {"feed_forward_length", c->dim[DIM_FF], !c->dim[DIM_FF]}, /* no dense layers */
         {"attention.head_count", c->n_head, false},
-        {"attention.head_count_kv", c->n_head_kv, false},
+        {"attention.head_count_kv", c->n_head_kv, c->layer_kv[0] > 0},
         {"attention.key_length", c->head_dim, false},
         {"attention.value_length", c->head_dim, false},
     };
-    /* Every family so far has SiLU, and its rule for hidden_act takes nothing else; but a config must say it.
-     */
-    if (c->cfg && !hf_has(c->cfg, "hidden_act"))
-        return err_set(e, ERR_FORMAT, "%s: hidden_act is missing (expected \"silu\")",
-                       hf_config_name(c->cfg));
+    /* A family has one activation, and its rule for it takes nothing else; but a config must say it. */
+    const char *act_key = c->fam->act_key ? c->fam->act_key : "hidden_act";
+    if (c->cfg && !hf_has(c->cfg, act_key))
+        return err_set(e, ERR_FORMAT, "%s: %s is missing (expected \"%s\")", hf_config_name(c->cfg), act_key,
+                       c->fam->act ? c->fam->act : "silu");
     for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
         if (!n[i].leave_out && conv_put_u32(c, n[i].key, n[i].v, e)) return -1;
+    if (c->layer_kv[0]) {
+        char key[128];
+        snprintf(key, sizeof key, "%s.attention.head_count_kv", c->fam->arch);
+        if (gguf_put_array(c->w, key, GGUF_I32, c->layer_kv, (uint64_t)c->n_layer, e)) return -1;
+    }
     return conv_put_f32(c, "attention.layer_norm_rms_epsilon", c->rms_eps, e) ||
                    conv_put_f32(c, "rope.freq_base", c->rope_theta, e)
                ? -1

@@ -26,6 +26,7 @@ enum conv_dim {
     DIM_FEATURES, /* drafters: n_taps * width of the target */
     DIM_EXPERTS,  /* number of experts */
     DIM_FFX,      /* width of one expert */
+    DIM_FFX2,     /* twice that: gate and up in one */
     DIM_FFS,      /* width of the shared expert */
     DIM_Q2,       /* 2 * n_head * head_dim: [q | gate] a head */
     DIM_WIDTH,    /* delta nets: 2 n_k d_k + n_v d_v */
@@ -117,6 +118,8 @@ struct conv_family {
         *rope_layers; /* whose set under rope_parameters is c->rope and rope.freq_base; NULL: all agree */
     unsigned rope;    /* HF_ROPE_*: rotations beside the default that the family knows */
     const char *signature; /* drafters: a tensor that only this family has, for files without config.json */
+    const char *act_key,
+        *act; /* the key of the activation and its value, for messages; NULL: hidden_act, silu */
     /* Hooks; each may be NULL but keys. */
     int (*parts)(struct conv *c, struct err *e); /* before the shapes: read what they cannot say */
     int (*kinds)(struct conv *c, struct err *e); /* fill kind[0 .. n_layer) */
@@ -173,6 +176,7 @@ struct conv {
     int64_t dim[DIM_COUNT];
     char dim_from[DIM_COUNT][128]; /* the tensor or key that set it */
     int32_t n_layer, n_head, n_head_kv, head_dim;
+    int32_t layer_kv[DESC_MAX_LAYERS]; /* key heads a layer, where they differ; else all 0 */
     uint8_t kind[DESC_MAX_LAYERS]; /* what CONV_KIND looks at */
     int32_t n_k, n_v, d_k, d_v;    /* delta nets, set by their family */
     struct hf_rope rope;           /* the checkpoint's rotation, where the family reads more than a base */
@@ -233,7 +237,7 @@ int conv_put_common(struct conv *c, struct err *e); /* sizes, eps, rope base, co
 int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
-    conv_dflash;
+    conv_gemma4, conv_dflash;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
 /* convert_gguf.c: the input is a GGUF. */

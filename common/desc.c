@@ -12,11 +12,11 @@
 #include "mem.h"
 
 static const struct desc_family *const families[] = {&desc_qwen3,     &desc_qwen3moe, &desc_qwen35,
-                                                     &desc_qwen35moe, &desc_llama,    &desc_dflash};
+                                                     &desc_qwen35moe, &desc_llama,    &desc_gemma4, &desc_dflash};
 
 const char *desc_arch_names(void)
 {
-    return "qwen3, qwen3moe, qwen35, qwen35moe, llama or dflash";
+    return "qwen3, qwen3moe, qwen35, qwen35moe, llama, gemma4 or dflash";
 }
 
 const struct desc_layer *desc_attention(const struct desc *d)

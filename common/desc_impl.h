@@ -25,7 +25,7 @@ struct desc_family {
     int (*read)(struct desc_reader *r); /* arch, arch_name, dialect "" and an embedding scale of 1 are set */
 };
 extern const struct desc_family desc_qwen3, desc_qwen3moe, desc_qwen35, desc_qwen35moe, desc_llama,
-    desc_dflash;
+    desc_gemma4, desc_dflash;
 
 /* ---- desc_read.c: one key, one tensor. Return 0, 1 (maybe_*: absent) or -1 with the error ---- */
 

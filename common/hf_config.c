@@ -683,7 +683,7 @@ static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, jso
         const struct hf_rule *r = rule_for(tables, path);
         if (r) {
             if (check_accept(c, r, v, e)) return -1;
-        } else if (json_is_object(v) && !*prefix && known_below(c, tables, path)) {
+        } else if (json_is_object(v) && known_below(c, tables, path)) {
             if (rest_of(c, tables, v, path, e)) return -1;
         } else {
             err_set(e, ERR_FORMAT, "%s: %s is not a key that is known (its value: %s)", c->name, path,

@@ -27,7 +27,8 @@ struct model_layer {
     struct kn_weight wo;                   /* [n_embd, n_head*head_dim] */
     struct kn_weight gate, up, down;       /* [n_ff, n_embd] x2, [n_embd, n_ff] */
     struct kn_weight router;               /* [n_expert, n_embd] ffn_gate_inp */
-    float *router_scale, *expert_scale;    /* [n_embd], [n_expert]: ffn_gate_inp.scale, ffn_down_exps.scale */
+    float *router_scale, *expert_scale;    /* [n_embd] ffn_gate_inp.scale / sqrt(n_embd), the weight of the
+                                              router's norm; [n_expert] ffn_down_exps.scale */
     struct kn_weight gate_x, up_x, down_x; /* [n_expert, n_ff_exp, n_embd] x2, [n_expert, n_embd, n_ff_exp] */
     struct kn_weight gate_s, up_s,
         down_s;              /* the shared expert: [n_ff_shexp, n_embd] x2, [n_embd, n_ff_shexp] */
@@ -116,7 +117,8 @@ struct model_family {
     enum desc_arch arch;
     int (*block)(const struct model *m, const struct pass *p, int32_t i);
 };
-extern const struct model_family family_qwen3, family_qwen3moe, family_qwen35, family_qwen35moe, family_llama;
+extern const struct model_family family_qwen3, family_qwen3moe, family_qwen35, family_qwen35moe, family_llama,
+    family_gemma4;
 const struct model_family *model_family_of(enum desc_arch arch); /* NULL: none, or a drafter */
 
 /* pass.c: the causal pass of a target. Leaves the residual stream in w->x (before output_norm), keys and

@@ -20,7 +20,7 @@ struct loader {
 
 /* ---- fields ---- */
 
-enum kind { LINEAR, VECTOR, EXPERTS };
+enum kind { LINEAR, VECTOR, ROUTER_SCALE, EXPERTS };
 
 struct field {
     const char *name; /* after "blk.N." */
@@ -46,7 +46,7 @@ static const struct field fields[] = {
     {"ffn_up.weight", AT(up), LINEAR},
     {"ffn_down.weight", AT(down), LINEAR},
     {"ffn_gate_inp.weight", AT(router), LINEAR},
-    {"ffn_gate_inp.scale", AT(router_scale), VECTOR},
+    {"ffn_gate_inp.scale", AT(router_scale), ROUTER_SCALE},
     {"ffn_down_exps.scale", AT(expert_scale), VECTOR},
     {"ffn_gate_exps.weight", AT(gate_x), EXPERTS}, /* fused with up: load_fused_experts */
     {"ffn_up_exps.weight", AT(up_x), EXPERTS},
@@ -176,12 +176,14 @@ static float *values(struct loader *l, const char *name, int64_t *n)
     return host;
 }
 
-static int load_vector(struct loader *l, float **v, const char *name)
+/* times: a factor on the file's values. */
+static int load_scaled(struct loader *l, float **v, const char *name, float times)
 {
     int64_t n = 0;
     float *host = values(l, name, &n);
     int rc = -1;
     if (!host) return -1;
+    for (int64_t i = 0; i < n; i++) host[i] *= times;
     *v = l->op->alloc(l->m->be, (size_t)n * sizeof **v);
     if (!*v) {
         err_set(l->e, ERR_IO, "out of memory (tensor %s)", name);
@@ -192,6 +194,11 @@ static int load_vector(struct loader *l, float **v, const char *name)
 out:
     mem_free(host);
     return rc ? -1 : 0;
+}
+
+static int load_vector(struct loader *l, float **v, const char *name)
+{
+    return load_scaled(l, v, name, 1);
 }
 
 /* ---- parts ---- */
@@ -205,6 +212,8 @@ static int load_field(struct loader *l, int i, const struct field *f)
     const struct gguf_tensor *t = gguf_tensor(m->file, name);
     if (!t) return 0;
     if (f->kind == VECTOR) return load_vector(l, vector_at(&m->layer[i], f), name);
+    if (f->kind == ROUTER_SCALE) /* Gemma 4's router reads rms_norm(x) * scale / sqrt(n_embd) */
+        return load_scaled(l, vector_at(&m->layer[i], f), name, 1.0f / sqrtf((float)d->n_embd));
     if (f->kind == EXPERTS) {
         m->bytes_step += t->bytes / (uint64_t)d->n_expert * (uint64_t)d->n_expert_used;
         return load_experts(l, weight_at(&m->layer[i], f), name);
@@ -327,6 +336,7 @@ static int check_backend(struct loader *l)
     if (moe && !op->experts_down) return unsupported(l, "the experts", "experts_down");
     if (recurrent && !op->delta) return unsupported(l, "the delta nets", "delta");
     if ((d->gated_attention || d->n_ff_shexp) && !op->gate) return unsupported(l, "the gates", "gate");
+    if (d->has_softcap && !op->softcap) return unsupported(l, "the capped logits", "softcap");
     if (d->arch == DESC_GEMMA4 && !op->norm_add) return unsupported(l, "the norms of branches", "norm_add");
     l->m->family = model_family_of(d->arch);
     if (d->arch != DESC_DFLASH && !l->m->family)
@@ -380,7 +390,7 @@ void model_free(struct model *m)
     const struct kn_ops *op = kn_op(m->be);
     for (int i = 0; m->layer && i < m->d->n_layer; i++) {
         for (int j = 0; j < N_FIELDS; j++) {
-            if (fields[j].kind == VECTOR)
+            if (fields[j].kind == VECTOR || fields[j].kind == ROUTER_SCALE)
                 op->free(m->be, *vector_at(&m->layer[i], &fields[j]));
             else
                 op->weight_free(m->be, weight_at(&m->layer[i], &fields[j]));

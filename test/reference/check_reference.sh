@@ -21,7 +21,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
         failed=1
     fi
 }
-families="llama qwen3moe qwen35 qwen35moe" # beside qwen3; each is one archive
+families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
 for a in qwen3 dflash dflash_swa $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done

@@ -1,0 +1,117 @@
+/* gemma4.c - the block of a Gemma 4 target, dense or with experts beside the dense branch.
+ *
+ *     n = rms_norm(x; attn_norm)
+ *     q = rope(head_norm(Wq n; q_norm));  k = rope(head_norm(Wk n; k_norm));  v = head_norm(Wv n)
+ *     a = x + rms_norm(Wo attention(q, k, v); post_attention_norm)
+ *     dense:    y = Wdown (gelu(Wgate m) * (Wup m)),  m = rms_norm(a; ffn_norm)
+ *     experts:  y = rms_norm(y; post_ffw_norm_1) + rms_norm(z; post_ffw_norm_2)
+ *               p = softmax(Wrouter (rms_norm(a) * scale / sqrt(n_embd))); the largest few, their p divided
+ * by their sum, times the expert's own scale z = sum over them of p Wdown_e (gelu(Wgate_e h) * (Wup_e h)),  h
+ * = rms_norm(a; pre_ffw_norm_2) x = (a + rms_norm(y; post_ffw_norm)) * layer_output_scale
+ *
+ * Layers are sliding or full, with head sizes, key heads and rope sets of their own. The norms of q and k set
+ * the size of the scores, so they are not divided by sqrt(head_dim). The norm of v has no weight. Full layers
+ * may have no Wv: v is then made of Wk n, before k's norm and rotation. Of the pairs of a full layer's head
+ * only the first quarter turns (the rope set's divisors stop the rest). gelu is the tanh form. What is around
+ * the blocks: the embedding times sqrt(n_embd), and c tanh(logits / c). Source: the Gemma 4 text model of
+ * Hugging Face transformers. */
+#include "model.h"
+
+static int attention(const struct model *m, const struct pass *p, int32_t i)
+{
+    struct kn_backend *be = m->be;
+    const struct kn_ops *op = kn_op(be);
+    const struct desc *d = m->d;
+    const struct desc_layer *l = &d->layer[i];
+    const struct model_layer *y = &m->layer[i];
+    struct work *w = p->w;
+    float *qkv[] = {w->q, w->k, w->v};
+    const struct kn_weight *wqkv[] = {&y->wq, &y->wk, &y->wv};
+    const struct kn_rope_store rope = {.q = w->q,
+                                       .k = w->k,
+                                       .v = l->value_is_key ? w->k : w->v,
+                                       .v_norm = true,
+                                       .q_norm = y->q_norm,
+                                       .k_norm = y->k_norm,
+                                       .table = w->rope[l->rope],
+                                       .pos = p->pos,
+                                       .n = p->n,
+                                       .n_head = l->n_head,
+                                       .n_rot = d->rope[l->rope].n_rot,
+                                       .eps = d->rms_eps,
+                                       .kv = &p->kv[i]};
+    const struct kn_attention attn = {.q = w->q,
+                                      .out = w->attn,
+                                      .kv = &p->kv[i],
+                                      .pos = p->pos,
+                                      .n = p->n,
+                                      .n_head = l->n_head,
+                                      .scale = 1,
+                                      .causal = true,
+                                      .window = l->window};
+    int rc = op->norm_linear(be, qkv, wqkv, l->value_is_key ? 2 : 3, w->x, y->attn_norm, d->rms_eps, p->n);
+    if (rc == 0) rc = op->rope_store(be, &rope);
+    if (rc == 0) rc = op->attention(be, &attn);
+    if (rc == 0) rc = op->linear(be, w->y, &y->wo, w->attn, p->n, false);
+    return rc ? rc : op->norm_add(be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
+}
+
+/* w->y = the dense branch of w->x. */
+static int dense(const struct model *m, const struct pass *p, const struct model_layer *y)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    struct work *w = p->w;
+    int rc = op->norm_gated(m->be, w->ff, &y->gate, &y->up, w->x, y->ffn_norm, m->d->rms_eps,
+                            KN_ACT_GELU_TANH, p->n);
+    return rc ? rc : op->linear(m->be, w->y, &y->down, w->ff, p->n, false);
+}
+
+/* w->y2 = the branch of experts of w->x. router_scale was divided by sqrt(n_embd) when it was loaded. */
+static int experts(const struct model *m, const struct pass *p, const struct model_layer *y)
+{
+    struct kn_backend *be = m->be;
+    const struct kn_ops *op = kn_op(be);
+    const struct desc *d = m->d;
+    struct work *w = p->w;
+    const int32_t used = d->n_expert_used;
+    const struct kn_weight *router = &y->router;
+    const struct kn_route route = {.logits = w->router,
+                                   .n = p->n,
+                                   .n_expert = d->n_expert,
+                                   .n_used = used,
+                                   .renorm = true,
+                                   .scale = d->expert_weights_scale,
+                                   .expert_scale = y->expert_scale,
+                                   .ids = w->expert,
+                                   .weights = w->expert_w};
+    int rc = op->norm_linear(be, &w->router, &router, 1, w->x, y->router_scale, d->rms_eps, p->n);
+    if (rc == 0) rc = op->route(be, &route);
+    if (rc == 0)
+        rc = op->experts_gated(be, w->expert_ff, &y->gate_x, &y->up_x, w->x, y->pre_ffw_norm_2, d->rms_eps,
+                               KN_ACT_GELU_TANH, w->expert, p->n, used);
+    return rc ? rc
+              : op->experts_down(be, w->y2, &y->down_x, w->expert_ff, w->expert, w->expert_w, p->n, used,
+                                 false);
+}
+
+static int block(const struct model *m, const struct pass *p, int32_t i)
+{
+    struct kn_backend *be = m->be;
+    const struct kn_ops *op = kn_op(be);
+    const struct desc *d = m->d;
+    const struct model_layer *y = &m->layer[i];
+    struct work *w = p->w;
+    int rc = attention(m, p, i);
+    if (rc == 0) rc = dense(m, p, y);
+    if (rc == 0 && d->layer[i].moe) {
+        rc = experts(m, p, y);
+        if (rc == 0) rc = op->rms_norm(be, w->y, w->y, y->post_ffw_norm_1, p->n, d->n_embd, d->rms_eps);
+        if (rc == 0)
+            rc = op->norm_add(be, w->y, w->y, w->y2, y->post_ffw_norm_2, p->n, d->n_embd, d->rms_eps, 1);
+    }
+    return rc ? rc
+              : op->norm_add(be, w->x, w->x, w->y, y->post_ffw_norm, p->n, d->n_embd, d->rms_eps,
+                             y->out_scale);
+}
+
+const struct model_family family_gemma4 = {DESC_GEMMA4, block};
