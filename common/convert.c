@@ -13,7 +13,7 @@
 #include "tokenizer.h"
 
 const struct conv_family *const conv_families[] = {&conv_qwen3, &conv_qwen3moe, &conv_qwen35, &conv_qwen35moe,
-                                                   &conv_llama, &conv_gemma4, &conv_dflash, NULL};
+                                                   &conv_llama, &conv_gemma4,   &conv_dflash, NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)

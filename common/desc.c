@@ -11,8 +11,8 @@
 #include "desc_impl.h"
 #include "mem.h"
 
-static const struct desc_family *const families[] = {&desc_qwen3,     &desc_qwen3moe, &desc_qwen35,
-                                                     &desc_qwen35moe, &desc_llama,    &desc_gemma4, &desc_dflash};
+static const struct desc_family *const families[] = {
+    &desc_qwen3, &desc_qwen3moe, &desc_qwen35, &desc_qwen35moe, &desc_llama, &desc_gemma4, &desc_dflash};
 
 const char *desc_arch_names(void)
 {

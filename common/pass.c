@@ -2,8 +2,8 @@
  * head. */
 #include "model.h"
 
-static const struct model_family *const families[] = {&family_qwen3, &family_qwen3moe, &family_qwen35,
-                                                      &family_qwen35moe, &family_llama, &family_gemma4};
+static const struct model_family *const families[] = {&family_qwen3,     &family_qwen3moe, &family_qwen35,
+                                                      &family_qwen35moe, &family_llama,    &family_gemma4};
 
 const struct model_family *model_family_of(enum desc_arch arch)
 {
