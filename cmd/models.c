@@ -55,6 +55,24 @@ static void list_ids(char *out, size_t n, const int32_t *ids, int32_t count)
         used += (size_t)snprintf(out + used, n - used, "%s%d", i ? ", " : "", ids[i]);
 }
 
+/* Sliding layers and full ones, each with heads of their own. */
+static void describe_kinds(const struct cli *c, const char *role, const struct desc *d, int sliding)
+{
+    const struct desc_layer *window = NULL, *full = NULL;
+    for (int i = d->n_layer - 1; i >= 0; i--) {
+        if (d->layer[i].window)
+            window = &d->layer[i];
+        else
+            full = &d->layer[i];
+    }
+    cli_detail(c, "%s: %d of %d layers are sliding: window %d, %d/%d heads of %d, theta %g", role, sliding,
+               d->n_layer, window->window, window->n_head, window->n_head_kv, window->head_dim,
+               (double)d->rope[window->rope].theta);
+    if (full)
+        cli_detail(c, "%s: the full ones: %d/%d heads of %d, theta %g", role, full->n_head, full->n_head_kv,
+                   full->head_dim, (double)d->rope[full->rope].theta);
+}
+
 /* What only some families have. */
 static void describe_parts(const struct cli *c, const char *role, const struct desc *d)
 {
@@ -69,8 +87,7 @@ static void describe_parts(const struct cli *c, const char *role, const struct d
     if (recurrent)
         cli_detail(c, "%s: %d of %d layers are gated delta nets: %d key and %d value heads of %d and %d",
                    role, recurrent, d->n_layer, d->n_k, d->n_v, d->d_k, d->d_v);
-    if (sliding && d->arch != DESC_DFLASH)
-        cli_detail(c, "%s: %d of %d layers are sliding", role, sliding, d->n_layer);
+    if (sliding && d->arch != DESC_DFLASH) describe_kinds(c, role, d, sliding);
     if (d->rope[0].has_divisors || d->rope[1].has_divisors)
         cli_detail(c, "%s: rope frequencies scaled by rope_freqs.weight", role);
     if (*d->inferred) cli_detail(c, "%s: inferred: %s", role, d->inferred);

@@ -163,22 +163,25 @@ static int kinds(struct conv *c, struct err *e)
 
 /* ---- sizes ---- */
 
-/* What config.json says of the layers of one kind in per_layer_config, else v as it is. */
+/* What config.json says of the layers of one kind in per_layer_config, else v as it is. Layers are named 5, or
+ * 05 where the last one has two digits. */
 static int layer_config(struct conv *c, int kind, const char *key, int64_t *v, struct err *e)
 {
     int32_t first = -1;
     for (int32_t i = 0; i < c->n_layer; i++) {
-        char path[96];
+        char path[3][96];
+        const char *const paths[] = {path[0], path[1], path[2], NULL};
         int64_t one = 0;
         if (!(c->kind[i] & kind)) continue;
-        snprintf(path, sizeof path, "per_layer_config.%d.%s", i, key);
-        int r = hf_get_i64(c->cfg, path, 1, INT32_MAX, &one, e);
+        for (int w = 0; w < 3; w++)
+            snprintf(path[w], sizeof path[w], "per_layer_config.%0*d.%s", w + 1, i, key);
+        int r = hf_find_i64(c->cfg, paths, 1, INT32_MAX, &one, NULL, e);
         if (r < 0) return -1;
         if (r == 1) one = *v;
         if (first >= 0 && one != *v)
             return err_set(e, ERR_FORMAT,
                            "%s: %s differs between layers of a kind (expected %lld as in layer %d, got %lld)",
-                           hf_config_name(c->cfg), path, (long long)*v, first, (long long)one);
+                           hf_config_name(c->cfg), path[0], (long long)*v, first, (long long)one);
         if (first < 0) first = i;
         *v = one;
     }
