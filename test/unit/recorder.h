@@ -12,15 +12,18 @@
 enum { RECORDER_CALLS = 512, RECORDER_QUEUE = 8 };
 
 struct recorder_call {
-    enum { R_EMBED, R_TABLE, R_LINEAR, R_NORM_LINEAR, R_GATED, R_ROPE, R_ATTENTION, R_TAP, R_PICK, R_PLACE, R_STAMP, R_ACCEPT } op;
+    enum { R_EMBED, R_TABLE, R_LINEAR, R_NORM_LINEAR, R_GATED, R_ROPE, R_ATTENTION, R_TAP, R_PICK, R_PLACE, R_STAMP, R_ACCEPT,
+           R_RMS_NORM, R_NORM_ADD, R_GATE, R_ROUTE, R_EXPERTS_GATED, R_EXPERTS_DOWN, R_DELTA, R_SOFTCAP } op;
     void *out, *out4[4];
     const void *a, *b, *c, *w[4];
     int64_t n, i, j, k;
-    float f;
+    float f, g;
     struct kn_rope_store rope;
     struct kn_attention attention;
     struct kn_pick pick;
     struct kn_accept accept;
+    struct kn_route route;
+    struct kn_delta delta;
 };
 struct recording {
     int n;
@@ -72,6 +75,15 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_PLACE: return op->place(be, c->out, c->a, c->b, n);
     case R_STAMP: return op->stamp(be, c->out);
     case R_ACCEPT: return op->accept(be, &c->accept);
+    case R_RMS_NORM: return op->rms_norm(be, c->out, c->a, c->b, n, c->i, c->f);
+    case R_NORM_ADD: return op->norm_add(be, c->out, c->a, c->b, c->c, n, c->i, c->f, c->g);
+    case R_GATE: return op->gate(be, c->out, c->a, n, c->i, c->j);
+    case R_ROUTE: return op->route(be, &c->route);
+    case R_EXPERTS_GATED:
+        return op->experts_gated(be, c->out, c->w[0], c->w[1], c->a, c->b, c->f, (enum kn_act)c->i, c->c, n, (int32_t)c->j);
+    case R_EXPERTS_DOWN: return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
+    case R_DELTA: return op->delta(be, &c->delta);
+    case R_SOFTCAP: return op->softcap(be, c->out, c->n, c->f);
     }
     return KN_EINVAL;
 }
@@ -152,6 +164,67 @@ static int r_accept(struct kn_backend *be, const struct kn_accept *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_ACCEPT, .accept = *a});
 }
+static int r_rms_norm(struct kn_backend *be, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_RMS_NORM, .out = out, .a = x, .b = weight, .n = n, .i = width, .f = eps});
+}
+static int r_norm_add(struct kn_backend *be, float *out, const float *x, const float *y, const float *weight, int32_t n,
+                      int64_t width, float eps, float scale)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_NORM_ADD,
+                                                   .out = out,
+                                                   .a = x,
+                                                   .b = y,
+                                                   .c = weight,
+                                                   .n = n,
+                                                   .i = width,
+                                                   .f = eps,
+                                                   .g = scale});
+}
+static int r_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_GATE, .out = x, .a = g, .n = n, .i = width, .j = g_width});
+}
+static int r_route(struct kn_backend *be, const struct kn_route *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_ROUTE, .route = *a});
+}
+static int r_experts_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up,
+                           const float *x, const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n,
+                           int32_t n_used)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_EXPERTS_GATED,
+                                                   .out = out,
+                                                   .w = {gate, up},
+                                                   .a = x,
+                                                   .b = norm,
+                                                   .c = ids,
+                                                   .f = eps,
+                                                   .i = act,
+                                                   .n = n,
+                                                   .j = n_used});
+}
+static int r_experts_down(struct kn_backend *be, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
+                          const float *weights, int32_t n, int32_t n_used, bool add)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_EXPERTS_DOWN,
+                                                   .out = out,
+                                                   .w = {w},
+                                                   .a = h,
+                                                   .b = ids,
+                                                   .c = weights,
+                                                   .n = n,
+                                                   .j = n_used,
+                                                   .i = add});
+}
+static int r_delta(struct kn_backend *be, const struct kn_delta *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_DELTA, .delta = *a});
+}
+static int r_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_SOFTCAP, .out = x, .n = count, .f = cap});
+}
 static int r_await(struct kn_backend *be, const uint32_t *number, uint32_t want)
 {
     while (*number != want && recorder.queued) {
@@ -231,14 +304,14 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.upload = r_upload;
     recorder.op.download = r_download;
     recorder.op.free = r_free;
-    recorder.op.softcap = NULL; /* not kept above: a model that needs them cannot be used here */
-    recorder.op.rms_norm = NULL;
-    recorder.op.norm_add = NULL;
-    recorder.op.gate = NULL;
-    recorder.op.route = NULL;
-    recorder.op.experts_gated = NULL;
-    recorder.op.experts_down = NULL;
-    recorder.op.delta = NULL;
+    recorder.op.rms_norm = r_rms_norm;
+    recorder.op.norm_add = r_norm_add;
+    recorder.op.gate = r_gate;
+    recorder.op.route = r_route;
+    recorder.op.experts_gated = r_experts_gated;
+    recorder.op.experts_down = r_experts_down;
+    recorder.op.delta = r_delta;
+    recorder.op.softcap = r_softcap;
     recorder.op.record_begin = r_begin;
     recorder.op.record_end = r_end;
     recorder.op.replay = r_replay;
