@@ -243,6 +243,14 @@ int session_run_target(struct session *s, const struct session_rows *r, bool com
     return model_pass(s->target, &p, e);
 }
 
+int session_settle(struct session *s, struct err *e)
+{
+    const struct pass p = {.w = &s->work, .delta = s->delta, .pending = &s->d->pending, .commit = true};
+    if (!s->pending) return 0;
+    int rc = qwen35_replay(s->target, &p);
+    return rc ? model_failed(s->target, "replay", rc, e) : set_pending(s, 0, e);
+}
+
 int session_run_context(struct session *s, const struct session_rows *r, struct err *e)
 {
     if (!s->drafter) return 0;

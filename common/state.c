@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "mem.h"
+#include "session_impl.h"
 #include "snapshot.h"
 
 enum {
@@ -276,8 +277,9 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     struct snap_writer w;
     struct meta m;
     uint8_t meta[META_FIXED + 4 * DESC_MAX_TAPS];
-    if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1 || s->pending)
+    if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE, "nothing to save (expected a session that has just been prefilled)");
+    if (session_settle(s, e)) return -1;
     meta_of(s, &m);
     size_t size = meta_pack(&m, meta);
     if (snap_begin(&w, o, e) || snap_put(&w, "META", meta, size, e)) return -1;
