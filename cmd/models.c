@@ -90,6 +90,10 @@ static void describe_parts(const struct cli *c, const char *role, const struct d
     if (sliding && d->arch != DESC_DFLASH) describe_kinds(c, role, d, sliding);
     if (d->rope[0].has_divisors || d->rope[1].has_divisors)
         cli_detail(c, "%s: rope frequencies scaled by rope_freqs.weight", role);
+    if (d->n_nextn)
+        cli_note(c,
+                 "%s: the last %d of its %d blocks predict further tokens (nextn_predict_layers): not used",
+                 role, d->n_nextn, d->n_layer + d->n_nextn);
     if (*d->inferred) cli_detail(c, "%s: inferred: %s", role, d->inferred);
 }
 

@@ -56,6 +56,7 @@ struct desc {
     int32_t n_layer, n_embd;
     int32_t n_vocab;     /* 0: a drafter that does not say */
     int32_t n_ctx_train; /* 0: not known (a drafter converted without config.json) */
+    int32_t n_nextn;     /* blocks behind the n_layer that predict further tokens: left out */
     float rms_eps;
     bool tied_head; /* no output.weight: the embedding is the head */
     struct desc_layer layer[DESC_MAX_LAYERS];

@@ -57,26 +57,17 @@ static const char *const keys[] = {"expert_count",
                                    NULL};
 
 /* Blocks that predict further tokens stand behind the others and are no part of the pass. */
-static int leave_out_nextn(struct desc_reader *r, int32_t n)
+static void leave_out_nextn(struct desc_reader *r, int32_t n)
 {
     struct desc *d = r->d;
-    const int32_t trunk = d->n_layer - n;
-    uint64_t left_out = 0;
-    for (int32_t i = trunk; i < d->n_layer; i++) {
+    d->n_nextn = n;
+    d->n_layer -= n;
+    for (int32_t i = d->n_layer; i < d->n_layer + n; i++) {
         char start[32];
         int len = snprintf(start, sizeof start, "blk.%d.", i);
-        for (uint64_t j = 0; j < r->g->n_tensors; j++) {
-            if (strncmp(r->g->tensor[j].name, start, (size_t)len)) continue;
-            r->seen[j] = true;
-            left_out++;
-        }
+        for (uint64_t j = 0; j < r->g->n_tensors; j++)
+            if (!strncmp(r->g->tensor[j].name, start, (size_t)len)) r->seen[j] = true;
     }
-    d->n_layer = trunk;
-    if (n)
-        desc_infer(
-            r, "the last %d of %d blocks predict further tokens (nextn_predict_layers): left out, %d tensors",
-            n, trunk + n, (int)left_out);
-    return 0;
 }
 
 /* Which layers are delta nets: a bool a block, else all but every full_attention_interval-th. */
@@ -93,7 +84,7 @@ static int read_kinds(struct desc_reader *r)
         desc_infer(
             r,
             "no full_attention_interval: every fourth layer has attention, as the architecture's files mean");
-    if (leave_out_nextn(r, nextn)) return -1;
+    leave_out_nextn(r, nextn);
     for (int32_t i = 0; i < d->n_layer; i++) {
         d->layer[i].recurrent = rc == 0 ? recurrent[i] : (i + 1) % interval != 0;
         any |= !d->layer[i].recurrent;

@@ -14,6 +14,8 @@ static void check(const struct desc *d)
         if (y->n_ff < 0 || (!y->n_ff && !y->moe) || y->rope < 0 || y->rope >= d->n_rope) __builtin_trap();
         if (y->moe && (d->n_expert < 1 || d->n_expert_used < 1 || d->n_expert_used > d->n_expert || d->n_ff_exp < 1))
             __builtin_trap();
+        if (y->recurrent && (d->n_k < 1 || d->n_v < 1 || d->n_v % d->n_k || d->d_k < 1 || d->d_v < 1 || d->n_conv < 1))
+            __builtin_trap();
         if (y->recurrent) continue;
         if (y->head_dim < 2 || y->n_head_kv < 1 || y->n_head < 1 || y->n_head % y->n_head_kv) __builtin_trap();
     }
