@@ -320,8 +320,16 @@ static int put_sections(struct conv *c, struct err *e)
     return gguf_put_array(c->w, key, GGUF_I32, sections, 4, e);
 }
 
+/* Absent it is 0.25 to Hugging Face's class, and 1 to its other classes: it must be there. */
 static int put_rope(struct conv *c, struct err *e)
 {
+    if (!hf_has(c->cfg, "partial_rotary_factor") &&
+        !hf_has(c->cfg, "rope_parameters.partial_rotary_factor") &&
+        !hf_has(c->cfg, "rope_scaling.partial_rotary_factor"))
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: partial_rotary_factor is missing (expected it in rope_parameters or at top level)",
+            hf_config_name(c->cfg));
     const double n_rot = c->head_dim * c->rope.partial;
     const int32_t n = (int32_t)n_rot;
     if (n != n_rot || n < 2 || n % 2)

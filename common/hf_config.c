@@ -574,7 +574,8 @@ static int rope_top(struct hf_config *c, unsigned allow, bool have, struct hf_ro
     if (!(allow & HF_ROPE_PARTIAL)) return 0; /* else a rule of the family looks at it */
     int rc = hf_get_f64(c, "partial_rotary_factor", &partial, e);
     if (rc < 0) return -1;
-    if (rc == 0 && have && partial != r->partial)
+    bool said = have && (r->partial != 1 || hf_has(c, "rope_parameters.partial_rotary_factor"));
+    if (rc == 0 && said && partial != r->partial)
         return err_set(e, ERR_FORMAT,
                        "%s: partial_rotary_factor disagrees with rope_parameters (%.9g against %.9g)",
                        c->name, partial, r->partial);
