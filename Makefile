@@ -62,10 +62,13 @@ CUDA_TOOLS := prefill generate bench
 CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
 CUDA_SRC   := $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ   := $(OBJ)/kernels/backend_cuda.o $(CUDA_SRC:%.cu=$(OBJ)/%.cu.o)
-CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++
+# cublasLt is opened when a prompt is first run (kernels/cuda/many.cu): only its header is needed here.
+CUBLAS     ?= $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),1,0)
+CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++ \
+              $(if $(filter 1,$(CUBLAS)),-Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64:$(CUDA_HOME)/lib)
 NVCCFLAGS  := -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
               -Xcompiler -Wall,-Wextra $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
-              $(if $(filter 1,$(DEBUG_SYNC)),-DCUDA_DEBUG_SYNC) $(NVCC_EXTRA)
+              $(if $(filter 1,$(DEBUG_SYNC)),-DCUDA_DEBUG_SYNC) $(if $(filter 1,$(CUBLAS)),-DDFLASH_CUBLAS) $(NVCC_EXTRA)
 CUDA_STAMP := $(BUILD)/.cuda-$(CUDA)
 
 # A program is built once its directory holds sources.
@@ -73,6 +76,7 @@ PROGRAMS := $(foreach t,$(TOOLS),$(if $(wildcard cmd/$t/*.c),$(BIN)/dflash-$t))
 
 .PHONY: all
 all: check-layers $(LIB) $(PROGRAMS)
+	@[ "$(CUDA)" != 1 ] || [ "$(CUBLAS)" = 1 ] || echo "built without cuBLAS (no cublasLt.h): prompts run 64 rows at a time"
 	@[ "$(CUDA)" = 1 ] || echo "built for the CPU only: $(if $(shell command -v $(NVCC)),CUDA=0,no $(NVCC) here)"
 
 # Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
@@ -188,11 +192,12 @@ SUITES = "$(MAKE) -s --no-print-directory unit" \
          "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
          "test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
          "test/golden/golden.sh check $(BIN) $(PAIR)" \
-         "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT)"
+         "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT)" \
+         $(if $(filter 1,$(CUDA)),"$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 .PHONY: test
-test: all $(UNIT_BIN) $(REPLAY_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless $(PAIR_FILES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/test.log $(SUITES)
 
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
@@ -205,15 +210,28 @@ $(BUILD)/test/families_gpu: test/gpu/families_gpu.c $(CUDA_OBJ) $(LIB) $$(wildca
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
+# The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
+$(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@
+$(BUILD)/test/test_layout: $(BUILD)/test/test_layout.o $(CUDA_OBJ) $(LIB)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+$(BUILD)/test/test_many: test/gpu/test_many.c $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/test_gpu $(BUILD)/test/families_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(PAIR) $(LOSSLESS_PROMPT)" \
+	    "$(BUILD)/test/test_many" \
 	    "$(BUILD)/test/test_gpu --generic $(PAIR) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
 	    "$(BUILD)/test/lossless_gpu $(PAIR) $(LOSSLESS_PROMPT) --device cuda"

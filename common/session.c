@@ -134,6 +134,14 @@ static int check_options(struct session *s, struct err *e)
     return 0;
 }
 
+/* Rows of the longest prefill pass: several chunks where the device gains from it, and they are not so short
+ * that they run as decoding steps do. */
+static int32_t pass_rows(const struct session *s)
+{
+    int32_t several = s->o.chunk > SESSION_MAX_ROWS ? s->op->pass_rows / s->o.chunk : 1;
+    return s->o.chunk * max32(several, 1);
+}
+
 int session_new(struct session **out, struct model *target, struct model *drafter,
                 const struct session_options *o, struct err *e)
 {
@@ -152,7 +160,7 @@ int session_new(struct session **out, struct model *target, struct model *drafte
     }
     if ((drafter && desc_pair(target->d, drafter->d, e)) || check_options(s, e)) goto fail;
     /* No pass is longer than the context, however large the chunk. */
-    int32_t rows = max32(s->o.chunk < s->o.ctx ? s->o.chunk : s->o.ctx, SESSION_MAX_ROWS);
+    int32_t rows = max32(pass_rows(s) < s->o.ctx ? pass_rows(s) : s->o.ctx, SESSION_MAX_ROWS);
     s->positions = s->o.ctx + AHEAD_ROWS;
     if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, e) ||
         (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
@@ -329,6 +337,18 @@ static int check_spent(const struct session *s, struct err *e)
     return err_set(e, ERR_USAGE, "the session has generated and cannot go on (expected a new one)");
 }
 
+/* Rows of the pass at pos. Passes end at absolute multiples of the chunk, and a last chunk of few rows is one
+ * of its own: it runs as a decoding step does, whatever stands before it. */
+static int32_t next_pass(const struct session *s, int64_t end)
+{
+    int32_t chunk = s->o.chunk, pos = s->n_past;
+    int64_t stop = (int64_t)pos - pos % chunk + pass_rows(s), tail;
+    if (stop > end) stop = end;
+    tail = stop % chunk;
+    if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
+    return (int32_t)(stop - pos);
+}
+
 int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
                     struct err *e)
 {
@@ -347,9 +367,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     }
     if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
-        int32_t pos = s->n_past,
-                stop = pos - pos % s->o.chunk + s->o.chunk; /* chunks end at absolute multiples */
-        int32_t some = (stop < end ? stop : (int32_t)end) - pos;
+        int32_t pos = s->n_past, some = next_pass(s, end);
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
         if (session_run_target(s, &r, true, e) || set_pending(s, 0, e)) goto out;

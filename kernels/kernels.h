@@ -133,6 +133,7 @@ struct kn_weight {
     const void *rows; /* file layout, where KN_USE_ROWS */
     void *packed;     /* the backend's layout, where KN_USE_LINEAR */
     size_t packed_bytes;
+    int32_t exponent; /* CUDA: floor(log2) of the largest magnitude in packed */
 };
 
 /* ---- KV cache ---- */
@@ -291,6 +292,7 @@ struct kn_accept {
 
 struct kn_ops {
     const char *name; /* "cpu" */
+    int32_t pass_rows; /* a prefill pass is worth this many rows, where chunks are shorter; 0: the chunk's own are enough */
     /* memory */
     void *(*alloc)(struct kn_backend *, size_t bytes); /* zeroed, 64-byte aligned; NULL on failure */
     void (*free)(struct kn_backend *, void *);

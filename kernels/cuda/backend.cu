@@ -3,6 +3,7 @@
  * Everything goes through one stream, in order; only download, sync and find_bad wait for it. An error that
  * the device reports late is named by the operation that meets it; built with CUDA_DEBUG_SYNC (make
  * DEBUG_SYNC=1) every launch is waited for, so that it is the one that failed. */
+#include "many.cuh"
 #include "ops.cuh"
 
 #include <stdarg.h>
@@ -116,7 +117,8 @@ static int cuda_reserve(struct kn_backend *kb, int32_t n, int64_t n_in, int64_t 
     if (n < 1 || n_in < 0 || n_vocab < 0 || n_vocab > INT32_MAX || n_head < 0 || head_dim < 0)
         return cuda_fail(be, KN_EINVAL, "reserve: bad shape (%d rows, %lld in, %lld logits, %d heads of %d)",
                          n, (long long)n_in, (long long)n_vocab, n_head, head_dim);
-    return grow(be, &be->scratch_rows, &be->scratch_rows_bytes, cuda_pick_scratch(n, n_vocab));
+    const int rc = grow(be, &be->scratch_rows, &be->scratch_rows_bytes, cuda_pick_scratch(n, n_vocab));
+    return rc ? rc : many_reserve(be, n, n_in);
 }
 
 static int cuda_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv,
@@ -138,6 +140,7 @@ static const struct kn_ops *table(bool direct)
 {
     static struct kn_ops tables[2], &t = tables[direct];
     t.name = "cuda";
+    t.pass_rows = MANY_ROWS;
     t.alloc = cuda_alloc;
     t.free = cuda_free;
     t.upload = cuda_upload;
@@ -269,6 +272,7 @@ void cuda_close(struct kn_backend *kb)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (be->stream) {
+        many_close(be);
         cuda_mm_close(be);
         cuda_free(kb, be->scratch_rows);
         cuda_free(kb, be->count);

@@ -39,6 +39,8 @@ struct cuda_backend {
     void *mm_raw;   /* device twin of mm_stage */
     size_t mm_stage_bytes;
 
+    struct many_state *many; /* many.cu: products of more than 64 rows; NULL until such rows are reserved */
+
     /* attention.cu, pick.cu and others: scratch of cuda_reserve and cuda_reserve_kv. */
     void *scratch_rows;
     size_t scratch_rows_bytes;

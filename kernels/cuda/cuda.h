@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/* o->device is "cuda" or "cuda:N". On failure *be is NULL and msg says why (KN_EDEVICE, KN_EMEM, KN_EINVAL). */
+/* o->device is "cuda" or "cuda:N". On failure *be is NULL and msg says why (KN_EDEVICE, KN_EMEM, KN_EINVAL).
+ */
 int cuda_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
 void cuda_close(struct kn_backend *be);
 int cuda_devices(void); /* 0: none, or no driver */
@@ -25,6 +26,19 @@ struct cuda_attention_tuning {
     int late;  /* 1: nothing is read before the wait for the kernel before */
 };
 extern struct cuda_attention_tuning cuda_attention_tuning;
+/* How products of more than 64 rows are run (many.cuh). For benchmarks and tests. */
+struct many_tuning {
+    size_t panel_bytes; /* of dequantised weights, twice */
+    size_t gate_bytes;  /* of the outputs of gate and up, both halves together */
+    int rows;           /* of one pass over the weights */
+    bool alone;         /* dequantise on the stream of the products */
+    bool beside;        /* gate on a stream of its own */
+    bool together;      /* small weights as one */
+    int algorithm;      /* the n-th that the library proposes */
+};
+extern struct many_tuning many_tuning;
+/* TFLOP/s of the library's bf16 product of 8,192 cubed, random data: the ceiling of a prompt. Waits. */
+int many_ceiling(struct kn_backend *, double *tflops);
 
 #ifdef __cplusplus
 }

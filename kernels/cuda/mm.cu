@@ -1,4 +1,5 @@
 /* mm.cu - matrix products: types, plans, launches. The arithmetic is in mm_kernel.cuh and mm_frag.cuh. */
+#include "many.cuh"
 #include "mm.cuh"
 
 #include <string.h>
@@ -255,10 +256,9 @@ static int check(struct cuda_backend *be, const struct product *p)
     return 0;
 }
 
-static int run(struct kn_backend *kb, const struct product *p)
+static int run_rows(struct cuda_backend *be, const struct product *p)
 {
-    struct cuda_backend *be = cuda_of(kb);
-    int err = check(be, p);
+    int err = 0;
     bool done[MM_WIDTH_MAX] = {};
     for (int j = 0; j < p->n_w && !err; j++) {
         int list[MM_WIDTH_MAX], count = 0;
@@ -269,6 +269,25 @@ static int run(struct kn_backend *kb, const struct product *p)
                 list[count++] = i;
             }
         err = launch_group(be, p, list, count);
+    }
+    return err;
+}
+
+/* MANY_ROWS rows at a time (many_tuning.rows): through the library where that is wanted, else the row
+ * kernels. */
+static int run(struct kn_backend *kb, const struct product *p)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    int err = check(be, p);
+    if (err || !many_wanted(be, p->n)) return err ? err : run_rows(be, p);
+    for (int32_t row = 0; row < p->n && !err; row += many_tuning.rows) {
+        struct product part = *p;
+        part.n = p->n - row < many_tuning.rows ? p->n - row : many_tuning.rows;
+        part.x += (int64_t)row * p->w[0]->n_in;
+        for (int j = 0; j < p->n_w; j++) part.out[j] += (int64_t)row * p->w[j]->n_out;
+        const struct many_product q = {part.name, part.w,   part.out, part.n_w,   part.n,  part.x,
+                                       part.norm, part.eps, part.add, part.gated, part.act};
+        err = many_wanted(be, part.n) ? many_run(be, &q) : run_rows(be, &part);
     }
     return err;
 }

@@ -2,6 +2,7 @@
  * kernel re-tiles each piece (pack.cuh) into the streaming layout. Device memory taken: the bytes of the
  * file, rows rounded up to 16 and the columns of float types to 32; with KN_USE_ROWS, the file's rows as
  * well. */
+#include "many.cuh"
 #include "mm.cuh"
 #include "pack.cuh"
 
@@ -129,8 +130,10 @@ int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, 
     }
     w->packed_bytes = packed;
     err = stream_rows(be, w, (const uint8_t *)data);
-    if (err) cuda_weight_free(kb, w);
-    return cuda_check(be, "weight_load", err);
+    rc = cuda_check(be, "weight_load", err);
+    if (rc == 0 && packed) rc = many_exponent(be, w);
+    if (rc) cuda_weight_free(kb, w);
+    return rc;
 }
 
 void cuda_weight_free(struct kn_backend *, struct kn_weight *w)
