@@ -227,8 +227,23 @@ $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
+# The backend's speed as a table, over models of real shapes with random weights (45 GB in $(GPU_MODELS)).
+$(BUILD)/test/ceiling_gpu.o: test/gpu/ceiling_gpu.cu
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
+$(BUILD)/test/table_gpu: test/gpu/table_gpu.c $(BUILD)/test/ceiling_gpu.o $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+GPU_MODELS := $(BUILD)/gpu-models
+.PHONY: bench-gpu
+bench-gpu: all $(BUILD)/test/table_gpu
+	test/gpu/make_models.sh $(BIN) $(GPU_MODELS)
+	$(BUILD)/test/table_gpu $(GPU_MODELS)
+
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/table_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(PAIR) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_many" \
