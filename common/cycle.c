@@ -199,6 +199,7 @@ int session_cycles_begin(struct session *s, int32_t anchor, int32_t width, const
     if (!same_sampler(&s->sampler, sampler)) forget(s, SESSION_CYCLE);
     s->sampler = *sampler;
     s->width = s->drafter ? width : 1;
+    s->accepted = 0;
     s->finished = s->started; /* of cycles before: what was started early and not wanted */
     s->history[s->n_past] = anchor;
     int rc = s->op->upload(s->be, s->d_history + s->n_past, &anchor, sizeof anchor);
@@ -259,6 +260,8 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
     c->draft_s = s->drafter ? seconds(r->stamp[0], r->stamp[1]) : 0;
     c->verify_s = seconds(r->stamp[s->drafter ? 1 : 0], r->stamp[2]);
     c->commit_s = seconds(r->stamp[2], r->accepted);
+    c->idle_s = s->accepted ? seconds(s->accepted, r->stamp[0]) : 0;
+    s->accepted = r->accepted;
     memcpy(s->history + r->pos + 1, r->picks, (size_t)r->kept * sizeof *r->picks);
     if (!records(s)) {
         const struct session_rows kept = {.pos = s->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};

@@ -22,31 +22,62 @@
  * then commits there. Source: DFlash, and the attention rules of its reference implementation. */
 #include "model.h"
 
+/* Layers whose keys and values are computed in one product and stored in one call. The work of a layer is less
+ * than the time of a launch, and none depends on another: they all read the same normed features. */
+enum { GROUP = KN_MATRICES / 2 };
+
+int64_t dflash_context_width(const struct desc *d)
+{
+    int64_t most = 0;
+    for (int32_t i = 0; i < d->n_layer; i += GROUP) {
+        int64_t sum = 0;
+        for (int32_t j = i; j < d->n_layer && j < i + GROUP; j++)
+            sum += 2 * (int64_t)d->layer[j].n_head_kv * d->layer[j].head_dim;
+        if (sum > most) most = sum;
+    }
+    return most;
+}
+
+/* Keys and values of layers i .. i + n - 1 (n <= GROUP) from the features in w->x. */
+static int context_layers(const struct model *m, const struct pass *p, int32_t i, int32_t n)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct desc *d = m->d;
+    float *out[2 * GROUP], *at = p->w->context;
+    const struct kn_weight *w[2 * GROUP];
+    struct kn_rope_store store[GROUP];
+    for (int32_t j = 0; j < n; j++) {
+        const struct model_layer *y = &m->layer[i + j];
+        const int64_t size = (int64_t)p->n * d->layer[i + j].n_head_kv * d->layer[i + j].head_dim;
+        w[2 * j] = &y->wk;
+        w[2 * j + 1] = &y->wv;
+        out[2 * j] = at;
+        out[2 * j + 1] = at + size;
+        at += 2 * size;
+        store[j] = (struct kn_rope_store){.k = out[2 * j],
+                                          .v = out[2 * j + 1],
+                                          .k_norm = y->k_norm,
+                                          .table = p->w->rope[0],
+                                          .pos = p->pos,
+                                          .n = p->n,
+                                          .n_head = d->layer[i + j].n_head,
+                                          .n_rot = d->rope[0].n_rot,
+                                          .eps = d->rms_eps,
+                                          .kv = &p->kv[i + j],
+                                          .next = j + 1 < n ? &store[j + 1] : NULL};
+    }
+    int rc = op->norm_linear(m->be, out, w, 2 * n, p->w->x, m->hidden_norm, d->rms_eps, p->n);
+    return rc ? rc : op->rope_store(m->be, store);
+}
+
 int dflash_context(const struct model *m, const struct pass *p, struct err *e)
 {
-    struct kn_backend *be = m->be;
-    const struct kn_ops *op = kn_op(be);
+    const struct kn_ops *op = kn_op(m->be);
     const struct desc *d = m->d;
-    struct work *w = p->w;
-    float *kv[] = {w->k, w->v};
-    int rc = op->linear(be, w->x, &m->fc, p->features, p->n, false);
-    if (rc == 0) rc = op->rope_table(be, w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
-    for (int32_t i = 0; i < d->n_layer && rc == 0; i++) {
-        const struct model_layer *y = &m->layer[i];
-        const struct kn_weight *wkv[] = {&y->wk, &y->wv};
-        const struct kn_rope_store store = {.k = w->k,
-                                            .v = w->v,
-                                            .k_norm = y->k_norm,
-                                            .table = w->rope[0],
-                                            .pos = p->pos,
-                                            .n = p->n,
-                                            .n_head = d->layer[i].n_head,
-                                            .n_rot = d->rope[0].n_rot,
-                                            .eps = d->rms_eps,
-                                            .kv = &p->kv[i]};
-        rc = op->norm_linear(be, kv, wkv, 2, w->x, m->hidden_norm, d->rms_eps, p->n);
-        if (rc == 0) rc = op->rope_store(be, &store);
-    }
+    int rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
+    if (rc == 0) rc = op->linear(m->be, p->w->x, &m->fc, p->features, p->n, false);
+    for (int32_t i = 0; i < d->n_layer && rc == 0; i += GROUP)
+        rc = context_layers(m, p, i, d->n_layer - i < GROUP ? d->n_layer - i : GROUP);
     return rc ? model_failed(m, "drafter context", rc, e) : 0;
 }
 

@@ -76,6 +76,7 @@ struct work {
     float *q;                      /* [rows, n_head * head_dim] */
     float *g;                      /* [rows, n_head * head_dim] gates of the attention's output */
     float *k, *v;                  /* [rows, n_head_kv * head_dim] */
+    float *context;                /* [rows, dflash_context_width] keys and values of a drafter's context */
     float *attn;                   /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
     float *ff;                     /* [rows, max(n_ff, n_ff_shexp)] */
     float *rope[DESC_MAX_ROPES];   /* [rows, n_rot/2, 2] cos, sin */
@@ -137,6 +138,7 @@ int qwen35_replay(const struct model *m, const struct pass *p);
 /* dflash.c: keys and values of context rows from the features of the target, into kv at their positions. ids
  * unused. */
 int dflash_context(const struct model *m, const struct pass *p, struct err *e);
+int64_t dflash_context_width(const struct desc *d); /* values a row in w->context */
 /* dflash.c: one block. ids = [anchor, mask...]; target lends its embedding. Leaves the residual stream in
  * w->x. */
 int dflash_block(const struct model *m, const struct model *target, const struct pass *p, struct err *e);

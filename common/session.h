@@ -79,6 +79,7 @@ struct session {
     /* cycle.c */
     struct kn_result *results; /* shared [SESSION_RESULTS] */
     uint32_t started, finished; /* cycles so far; the device's number follows */
+    uint64_t accepted;          /* when the last one finished was, by the device's clock; 0: none in this run */
     int32_t started_rows[SESSION_RESULTS];
     struct kn_sampler sampler; /* of the cycles */
     int32_t width;

@@ -85,6 +85,8 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     st->draft_s += c->draft_s;
     st->verify_s += c->verify_s;
     st->commit_s += c->commit_s;
+    st->idle_s += c->idle_s;
+    if (c->idle_s > st->idle_max_s) st->idle_max_s = c->idle_s;
     if (s->drafter) {
         st->nan_cycles += !c->usable;
         if (c->usable && o->proposals && o->proposals(o->ctx, c->ids + 1, s->o.block - 1, e)) return -1;

@@ -120,6 +120,8 @@ int kn_cuda_devices(void); /* 0 if none or not built */
 
 /* ---- weights ---- */
 
+#define KN_MATRICES 16 /* matrices of one norm_linear, at most */
+
 #define KN_USE_LINEAR 1u /* for op->linear, norm_linear, norm_gated */
 #define KN_USE_ROWS 2u   /* for op->embed */
 
@@ -194,6 +196,8 @@ struct kn_rope_store {
     bool interleaved; /* false: pairs (i, i + n_rot/2), NEOX; true: pairs (2i, 2i+1) */
     float eps;
     const struct kn_kv *kv; /* k and v are rounded to its type and written at pos % cap */
+    const struct kn_rope_store
+        *next; /* NULL, or another layer's rows, as many, in the same call: the call takes the whole list */
 };
 
 struct kn_pick {
@@ -326,7 +330,7 @@ struct kn_ops {
     /* out[n, n_out] = W x, or out += W x where add */
     int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                   bool add);
-    /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= 4: one norm, several matrices of one n_in */
+    /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= KN_MATRICES: one norm, several matrices of one n_in */
     int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
                        const float *x, const float *norm, float eps, int32_t n);
     /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm) */

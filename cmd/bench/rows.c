@@ -67,7 +67,7 @@ static int measure_rows(struct session *s, struct plan *p, struct err *e)
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     int32_t picks[SESSION_MAX_ROWS];
     /* Not counted: the pass after something else finds caches and page tables cold (5 ms of 20 on Qwen3-0.6B's shapes). */
-    if (session_forward(s, p->ids, 1, e)) return -1;
+    if (session_forward(s, p->ids, 1, e) || session_pick(s, &greedy, 1, picks, e)) return -1; /* the pick waits for it */
     for (int i = 0; i < p->n_rows; i++) {
         double t = cli_seconds();
         if (session_forward(s, p->ids, p->rows[i], e) || session_pick(s, &greedy, p->rows[i], picks, e)) return -1;

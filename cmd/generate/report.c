@@ -126,6 +126,8 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "draft_s", number(st->draft_s));
     json_object_set_new(j, "verify_s", number(st->verify_s));
     json_object_set_new(j, "commit_s", number(st->commit_s));
+    json_object_set_new(j, "idle_s", number(st->idle_s));
+    json_object_set_new(j, "idle_max_s", number(st->idle_max_s));
     json_object_set_new(j, "rest_s", number(rest_s(st)));
     json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
     json_object_set_new(j, "settings", settings_json(set, s));

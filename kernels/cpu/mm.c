@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WIDTH_MAX 4 /* matrices a call */
+#define WIDTH_MAX KN_MATRICES
 
 struct product {
     struct cpu_backend *be;

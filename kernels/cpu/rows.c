@@ -209,9 +209,8 @@ static void rope_store_row(void *ctx, int64_t i, int thread)
     j->rows->rope(&r);
 }
 
-int cpu_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
+static int store_layer(struct cpu_backend *be, const struct kn_rope_store *a)
 {
-    struct cpu_backend *be = cpu_of(kb);
     const struct kn_kv *kv = a->kv;
     int rc = cpu_check_kv(be, "rope_store", kv);
     if (rc) return rc;
@@ -228,6 +227,13 @@ int cpu_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
     struct rope_store_job job = {be->isa->rows, a, slot_bytes};
     cpu_share(be, a->n, work >= SHARE, rope_store_row, &job);
     return 0;
+}
+
+int cpu_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
+{
+    int rc = 0;
+    for (; a && rc == 0; a = a->next) rc = store_layer(cpu_of(kb), a);
+    return rc;
 }
 
 int cpu_tap(struct kn_backend *kb, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,

@@ -32,7 +32,7 @@
 #endif
 #define MM_SLICE_MAX 1024 /* columns a slice: 32 lanes * 8 * 4 */
 #define MM_SLICES_MAX 64
-#define MM_WIDTH_MAX 4  /* matrices a call */
+#define MM_WIDTH_MAX KN_MATRICES
 #define MM_RECORD 128   /* floats of a partial sum of 16 rows x 8 tokens */
 #define MM_PREP_ROWS 64 /* rows prepared at a time */
 

@@ -3,7 +3,8 @@
  *
  * rope_store: one warp a head of a row: query heads, then key heads, then value heads. A row is 4 * head_dim
  * * (n_head + 2 n_head_kv) bytes; bound by the launch. The order of products in a rotation is the CPU's; the
- * sum of a norm is a tree. */
+ * sum of a norm is a tree. A list of layers is one launch (a drafter's context: a launch a layer took longer than
+ * its work). */
 #include "math.cuh"
 #include "ops.cuh"
 
@@ -62,6 +63,12 @@ struct store {
     void *k_dst, *v_dst;
 };
 
+/* Layers of one launch. One alone, as in every block of a model, carries no others' arguments. */
+#define LAYERS 8
+template <int N> struct stores {
+    struct store layer[N];
+};
+
 static __device__ __forceinline__ void put(void *dst, uint32_t type, int64_t i, float x)
 {
     if (type == KN_F32)
@@ -106,9 +113,12 @@ static __device__ void keep(const struct store &a, const float *v, int64_t to, i
 }
 
 /* Where v is k the key's warp stores the values first: no other may read what it rotates. */
-static __global__ void __launch_bounds__(32 * WARPS) rope_store_heads(const struct store a)
+template <int N>
+static __global__ void __launch_bounds__(32 * WARPS)
+    rope_store_heads(const __grid_constant__ struct stores<N> all)
 {
     __shared__ float copy[WARPS][MAX_HEAD];
+    const struct store &a = all.layer[N == 1 ? 0 : blockIdx.z];
     /* In this order: attention, which may start then, reads older keys before it waits. */
     cuda_grid_wait();
     cuda_grid_early();
@@ -133,9 +143,8 @@ static __global__ void __launch_bounds__(32 * WARPS) rope_store_heads(const stru
     for (int i = lane; i < a.d; i += 32) put(a.k_dst, a.type, to + i, copy[w][i]);
 }
 
-int cuda_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
+static int check_store(struct cuda_backend *be, const struct kn_rope_store *a, int32_t n)
 {
-    struct cuda_backend *be = cuda_of(kb);
     const struct kn_kv *kv = a->kv;
     int rc = cuda_check_kv(be, "rope_store", kv);
     if (rc) return rc;
@@ -144,14 +153,44 @@ int cuda_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
                          kv->head_dim);
     if (a->n < 1 || a->n > kv->cap || a->n > 65535)
         return cuda_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n, kv->cap);
-    const struct store s = {a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
-                            a->pos,   a->n_head,      kv->n_head_kv, kv->head_dim, a->n_rot,  kv->cap,
-                            kv->type, a->interleaved, a->v_norm,     a->eps,       kv->k,     kv->v};
-    const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * kv->n_head_kv;
-    dim3 grid((unsigned)((heads + WARPS - 1) / WARPS), (unsigned)a->n);
-    rc = cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads, grid, dim3(32 * WARPS), 0, s));
-    be->store_launch = be->launches;
-    be->store_k = kv->k;
-    be->store_pos = a->pos;
+    if (a->n != n)
+        return cuda_fail(be, KN_EINVAL, "rope_store: layers of %d and %d rows (expected the same)", n, a->n);
+    return 0;
+}
+
+/* As many layers as a launch takes, from *list on. */
+template <int N> static int store_layers(struct cuda_backend *be, const struct kn_rope_store **list)
+{
+    const struct kn_rope_store *first = *list;
+    const int32_t n = first->n;
+    struct stores<N> all = {};
+    int layers = 0, most = 0;
+    for (; *list && layers < N; *list = (*list)->next, layers++) {
+        const struct kn_rope_store *a = *list;
+        const int rc = check_store(be, a, n);
+        if (rc) return rc;
+        const struct kn_kv *kv = a->kv;
+        all.layer[layers] = {a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
+                             a->pos,   a->n_head,      kv->n_head_kv, kv->head_dim, a->n_rot,  kv->cap,
+                             kv->type, a->interleaved, a->v_norm,     a->eps,       kv->k,     kv->v};
+        const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * kv->n_head_kv;
+        if (heads > most) most = heads;
+    }
+    const dim3 grid((unsigned)((most + WARPS - 1) / WARPS), (unsigned)n, (unsigned)layers);
+    const int rc = cuda_check(be, "rope_store",
+                              cuda_launch(be, rope_store_heads<N>, grid, dim3(32 * WARPS), 0, all));
+    if (N == 1) { /* attention over this layer may follow */
+        be->store_launch = be->launches;
+        be->store_k = first->kv->k;
+        be->store_pos = first->pos;
+    }
+    return rc;
+}
+
+int cuda_rope_store(struct kn_backend *kb, const struct kn_rope_store *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    int rc = 0;
+    while (a && rc == 0) rc = a->next ? store_layers<LAYERS>(be, &a) : store_layers<1>(be, &a);
     return rc;
 }

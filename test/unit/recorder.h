@@ -9,16 +9,16 @@
 #include <string.h>
 #include "../../kernels/kernels.h"
 
-enum { RECORDER_CALLS = 512, RECORDER_QUEUE = 8 };
+enum { RECORDER_CALLS = 512, RECORDER_QUEUE = 8, RECORDER_LAYERS = 8 };
 
 struct recorder_call {
     enum { R_EMBED, R_TABLE, R_LINEAR, R_NORM_LINEAR, R_GATED, R_ROPE, R_ATTENTION, R_TAP, R_PICK, R_PLACE, R_STAMP, R_ACCEPT,
            R_RMS_NORM, R_NORM_ADD, R_GATE, R_ROUTE, R_EXPERTS_GATED, R_EXPERTS_DOWN, R_DELTA, R_SOFTCAP } op;
-    void *out, *out4[4];
-    const void *a, *b, *c, *w[4];
+    void *out, *outs[KN_MATRICES];
+    const void *a, *b, *c, *w[KN_MATRICES];
     int64_t n, i, j, k;
     float f, g;
-    struct kn_rope_store rope;
+    struct kn_rope_store rope[RECORDER_LAYERS]; /* i of them */
     struct kn_attention attention;
     struct kn_pick pick;
     struct kn_accept accept;
@@ -58,10 +58,17 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_TABLE: return op->rope_table(be, c->out, c->a, n, c->b, (int32_t)c->i);
     case R_LINEAR: return op->linear(be, c->out, c->a, c->b, n, c->i);
     case R_NORM_LINEAR:
-        return op->norm_linear(be, (float *const *)c->out4, (const struct kn_weight *const *)c->w, (int32_t)c->i, c->a,
+        return op->norm_linear(be, (float *const *)c->outs, (const struct kn_weight *const *)c->w, (int32_t)c->i, c->a,
                                c->b, c->f, n);
     case R_GATED: return op->norm_gated(be, c->out, c->w[0], c->w[1], c->a, c->b, c->f, (enum kn_act)c->i, n);
-    case R_ROPE: return op->rope_store(be, &c->rope);
+    case R_ROPE: { /* the list was the caller's */
+        struct kn_rope_store list[RECORDER_LAYERS];
+        for (int64_t i = 0; i < c->i; i++) {
+            list[i] = c->rope[i];
+            list[i].next = i + 1 < c->i ? &list[i + 1] : NULL;
+        }
+        return op->rope_store(be, list);
+    }
     case R_ATTENTION: /* the promise of kn_bound holds, also at a replay */
         if (c->i && c->attention.pos[c->attention.n - 1] >= c->i) return KN_EINVAL;
         return op->attention(be, &c->attention);
@@ -125,7 +132,7 @@ static int r_norm_linear(struct kn_backend *be, float *const *out, const struct 
                          const float *norm, float eps, int32_t n)
 {
     struct recorder_call c = {.op = R_NORM_LINEAR, .a = x, .b = norm, .n = n, .i = n_w, .f = eps};
-    for (int32_t i = 0; i < n_w; i++) c.out4[i] = out[i], c.w[i] = w[i];
+    for (int32_t i = 0; i < n_w; i++) c.outs[i] = out[i], c.w[i] = w[i];
     return recorder_do(be, &c);
 }
 static int r_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
@@ -136,7 +143,12 @@ static int r_gated(struct kn_backend *be, float *out, const struct kn_weight *ga
 }
 static int r_rope(struct kn_backend *be, const struct kn_rope_store *a)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_ROPE, .rope = *a});
+    struct recorder_call c = {.op = R_ROPE};
+    for (; a; a = a->next) {
+        if (c.i == RECORDER_LAYERS) return KN_EMEM;
+        c.rope[c.i++] = *a;
+    }
+    return recorder_do(be, &c);
 }
 static int r_attention(struct kn_backend *be, const struct kn_attention *a)
 {
