@@ -22,8 +22,8 @@
  * then commits there. Source: DFlash, and the attention rules of its reference implementation. */
 #include "model.h"
 
-/* Layers whose keys and values are computed in one product and stored in one call. The work of a layer is less
- * than the time of a launch, and none depends on another: they all read the same normed features. */
+/* Layers whose keys and values are computed in one product and stored in one call. The work of a layer is
+ * less than the time of a launch, and none depends on another: they all read the same normed features. */
 enum { GROUP = KN_MATRICES / 2 };
 
 int64_t dflash_context_width(const struct desc *d)

@@ -42,10 +42,10 @@ struct spec_stats {
     int64_t full_cycles, full_accepted; /* cycles that n did not cut, and their accepted proposals */
     double first_s;                     /* picking the first token */
     double decode_s;                    /* everything after it */
-    double draft_s, verify_s; /* of decode_s: drafts with their picks; target passes with theirs */
-    double commit_s;          /* of decode_s: the drafter's context, where it is part of a recorded cycle */
-    double idle_s, idle_max_s; /* of decode_s: from accepting in one cycle to the start of the next; the longest
-                                  of these, which is the one that recorded */
+    double draft_s, verify_s;           /* of decode_s: drafts with their picks; target passes with theirs */
+    double commit_s;           /* of decode_s: the drafter's context, where it is part of a recorded cycle */
+    double idle_s, idle_max_s; /* of decode_s: from accepting in one cycle to the start of the next; the
+                                  longest of these, which is the one that recorded */
     enum spec_stop stop;
     int32_t stop_id; /* where stop is SPEC_STOP_TOKEN */
 };

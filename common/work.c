@@ -10,7 +10,8 @@ static int64_t most(int64_t a, int64_t b)
 
 /* Values a row, of each buffer; 0: not needed. */
 struct widths {
-    int64_t x, y, q, g, k, context, attn, ff, rope[DESC_MAX_ROPES], router, used, expert_ff, shared, qkv, z, n_v;
+    int64_t x, y, q, g, k, context, attn, ff, rope[DESC_MAX_ROPES], router, used, expert_ff, shared, qkv, z,
+        n_v;
     int64_t n_head, head_dim, features;
 };
 
@@ -97,7 +98,7 @@ void work_free(struct work *w, struct kn_backend *be)
 {
     void *all[] = {w->x,    w->y,  w->y2,     w->q,      w->g,        w->k,         w->v,
                    w->attn, w->ff, w->router, w->expert, w->expert_w, w->expert_ff, w->shared,
-                   w->qkv,  w->z,  w->alpha,  w->beta,   w->rope[0],  w->rope[1],  w->context};
+                   w->qkv,  w->z,  w->alpha,  w->beta,   w->rope[0],  w->rope[1],   w->context};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kn_op(be)->free(be, all[i]);
     *w = (struct work){0};
 }

@@ -3,8 +3,8 @@
  *
  * rope_store: one warp a head of a row: query heads, then key heads, then value heads. A row is 4 * head_dim
  * * (n_head + 2 n_head_kv) bytes; bound by the launch. The order of products in a rotation is the CPU's; the
- * sum of a norm is a tree. A list of layers is one launch (a drafter's context: a launch a layer took longer than
- * its work). */
+ * sum of a norm is a tree. A list of layers is one launch (a drafter's context: a launch a layer took longer
+ * than its work). */
 #include "math.cuh"
 #include "ops.cuh"
 
@@ -163,7 +163,8 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
 {
     const struct kn_rope_store *first = *list;
     const int32_t n = first->n;
-    struct stores<N> all = {};
+    struct stores<N> all = {
+    };
     int layers = 0, most = 0;
     for (; *list && layers < N; *list = (*list)->next, layers++) {
         const struct kn_rope_store *a = *list;
@@ -177,8 +178,8 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
         if (heads > most) most = heads;
     }
     const dim3 grid((unsigned)((most + WARPS - 1) / WARPS), (unsigned)n, (unsigned)layers);
-    const int rc = cuda_check(be, "rope_store",
-                              cuda_launch(be, rope_store_heads<N>, grid, dim3(32 * WARPS), 0, all));
+    const int rc =
+        cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads<N>, grid, dim3(32 * WARPS), 0, all));
     if (N == 1) { /* attention over this layer may follow */
         be->store_launch = be->launches;
         be->store_k = first->kv->k;

@@ -279,6 +279,14 @@ static void check_fused(const struct cpu_isa *isa, enum kn_act act, float *keep)
     isa->rows->gated(two, out[0], out[2], N * A, act);
     assert_true(same_bits(one, two, N * A));
     memcpy(keep, one, N * A * sizeof *keep);
+    /* as many as a drafter's context wants, and no more */
+    const struct kn_weight *many[KN_MATRICES + 1];
+    float *each[KN_MATRICES + 1], *room = random_rows(KN_MATRICES + 1, N * A);
+    for (int j = 0; j <= KN_MATRICES; j++) many[j] = &w[j % 4], each[j] = room + j * N * A;
+    assert_int_equal(cpu_norm_linear(kb, each, many, KN_MATRICES, x, norm, 1e-6f, N), 0);
+    for (int j = 0; j < KN_MATRICES; j++) assert_true(same_bits(each[j], out[j % 4], (size_t)(N * w[j % 4].n_out)));
+    assert_int_equal(cpu_norm_linear(kb, each, many, KN_MATRICES + 1, x, norm, 1e-6f, N), KN_EINVAL);
+    free(room);
     /* a shape error names both */
     assert_int_equal(cpu_norm_gated(kb, one, &w[0], &w[3], x, norm, 1e-6f, act, N), KN_EINVAL);
     assert_non_null(strstr(be.head.message, "[17, 512]"));
