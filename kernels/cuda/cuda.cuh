@@ -82,22 +82,26 @@ int cuda_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gat
 
 /* ---- launching ---- */
 
-/* Launch on the backend's stream, dependent on the kernel before it where the device can. */
+/* Launch on the backend's stream, dependent on the kernel before it where the device can. Every kernel asks
+ * for the same division of a multiprocessor's memory (all shared): kernels that differ in it cannot stand
+ * side by side, which is the point of an early launch. */
 template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
                                       dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
     be->launches++;
-    cudaLaunchAttribute early[1];
+    cudaLaunchAttribute early[2];
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = smem;
     config.stream = be->stream;
     early[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early[0].val.programmaticStreamSerializationAllowed = 1;
+    early[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    early[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     config.attrs = early;
-    config.numAttrs = be->cc >= 90 && !be->generic ? 1 : 0;
+    config.numAttrs = be->cc >= 90 && !be->generic ? 2 : 0;
     return cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 

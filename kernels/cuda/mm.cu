@@ -1,4 +1,5 @@
-/* mm.cu - matrix products: types, plans, launches. The arithmetic is in mm_kernel.cuh and mm_frag.cuh. */
+/* mm.cu - matrix products: types, plans, launches. The arithmetic is in mm_kernel.cuh, mm_int.cuh,
+ * mm_frag.cuh. */
 #include "many.cuh"
 #include "mm.cuh"
 
@@ -6,19 +7,18 @@
 
 #define MM_PARTIAL_BYTES ((size_t)48 << 20)
 #define MM_ROWS_BYTES ((size_t)32 << 20) /* MM_PREP_ROWS rows of the longest kind */
-#define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors */
+#define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {2, 3, 0, 0, 0};
+struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8};
 
-/* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_frag.cuh. */
+/* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
+ * mm_frag.cuh. */
 static const struct mm_type mm_types[] = {
-    {KN_F32, 32, 2048, 2, 3, 512, 4, MM_SUMS_NONE},    {KN_F16, 32, 1024, 2, 2, 512, 4, MM_SUMS_NONE},
-    {KN_BF16, 32, 1024, 2, 3, 512, 4, MM_SUMS_NONE},   {KN_Q8_0, 32, 544, 8, 1, 1024, 8, MM_SUMS_NONE},
-    {KN_Q4_0, 32, 288, 8, 1, 1024, 8, MM_SUMS_NONE},   {KN_Q5_0, 32, 352, 8, 1, 1024, 8, MM_SUMS_NONE},
-    {KN_Q4_1, 32, 320, 8, 1, 1024, 8, MM_SUMS_32},     {KN_Q5_1, 32, 384, 8, 1, 1024, 8, MM_SUMS_32},
-    {KN_Q4_K, 256, 2304, 1, 1, 1024, 8, MM_SUMS_K},    {KN_Q5_K, 256, 2816, 1, 1, 1024, 8, MM_SUMS_K},
-    {KN_Q6_K, 256, 3360, 1, 1, 1024, 8, MM_SUMS_NONE},
+    {KN_F32, 32, 2048, MM_ACT_F32}, {KN_F16, 32, 1024, MM_ACT_F16}, {KN_BF16, 32, 1024, MM_ACT_BF16},
+    {KN_Q8_0, 32, 544, MM_ACT_32},  {KN_Q4_0, 32, 288, MM_ACT_32},  {KN_Q5_0, 32, 352, MM_ACT_32},
+    {KN_Q4_1, 32, 320, MM_ACT_32M}, {KN_Q5_1, 32, 384, MM_ACT_32M}, {KN_Q4_K, 256, 2304, MM_ACT_K},
+    {KN_Q5_K, 256, 2816, MM_ACT_K}, {KN_Q6_K, 256, 3360, MM_ACT_K},
 };
 #define MM_TYPES (int)(sizeof mm_types / sizeof mm_types[0])
 
@@ -29,31 +29,30 @@ const struct mm_type *mm_type_of(uint32_t type)
     return nullptr;
 }
 
-static mm_kernel_fn kernel_of(uint32_t type, int log2_tiles, bool generic)
+static bool is_whole(enum mm_act act)
 {
-    mm_kernel_fn f = mm_kernel_k(type, log2_tiles, generic);
-    if (!f) f = mm_kernel_32(type, log2_tiles, generic);
-    return f ? f : mm_kernel_float(type, log2_tiles, generic);
+    return act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M;
+}
+
+static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, bool generic)
+{
+    mm_kernel_fn f = mm_kernel_k(act, log2_tiles, generic);
+    if (!f) f = mm_kernel_32(act, log2_tiles, generic);
+    return f ? f : mm_kernel_float(act, log2_tiles, generic);
 }
 
 /* ---- opening ---- */
 
 int cuda_mm_open(struct cuda_backend *be)
 {
-    for (int i = 0; i < MM_TYPES; i++) {
-        const cudaError_t first = mm_prepare_open(&mm_types[i]);
-        if (first) return cuda_check(be, "matrix product kernels", first);
+    for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
         for (int l = 0; l < 8; l++) {
-            mm_kernel_fn f = kernel_of(mm_types[i].type, l % 4, l >= 4);
+            mm_kernel_fn f = kernel_of((enum mm_act)act, l % 4, l >= 4);
             if (!f) continue;
-            cudaError_t err =
+            const cudaError_t err =
                 cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
-            if (!err)
-                err = cudaFuncSetAttribute(f, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                           cudaSharedmemCarveoutMaxShared);
             if (err) return cuda_check(be, "matrix product kernels", err);
         }
-    }
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
@@ -89,31 +88,31 @@ struct product {
     enum kn_act act;
 };
 
-/* The slices of a panel: by the shape and the type alone, for they decide the bits. A number that 8 warps
- * share evenly: 1, 2, 4 or a multiple of 8; at least 4 from 1,024 columns on, so that a small matrix still
- * occupies the device. */
-static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t n_in, struct mm_args *a)
+/* Units of a copy. */
+static int32_t copy_units(enum mm_act act)
 {
-    const int64_t columns = mm_tuning.slice_k ? mm_tuning.slice_k : t->slice_k;
-    const int64_t units = (n_in + t->unit_k - 1) / t->unit_k;
-    int64_t slices = (units * t->unit_k + columns - 1) / columns;
-    if (n_in >= 1024 && slices < 4) slices = 4;
-    slices = slices <= 2 ? slices : slices <= 4 ? 4 : (slices + 7) / 8 * 8;
-    const int64_t even = (units + slices - 1) / slices;
-    a->units = (int32_t)units;
-    a->slice_units = (int32_t)((even + t->stage_units - 1) / t->stage_units * t->stage_units);
-    a->slices = (int32_t)((units + a->slice_units - 1) / a->slice_units);
-    a->slice_row = mm_slice_row(t->planes, t->sums, a->slice_units * t->unit_k);
-    if (a->slices > MM_SLICES_MAX ||
-        (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES || a->slices > be->sm_count)
-        return cuda_fail(be, KN_ETYPE, "matrix product: rows of %lld values are too long (at most %lld)",
-                         (long long)n_in, (long long)(columns * MM_SLICES_MAX));
-    return 0;
+    return act == MM_ACT_K ? mm_tuning.copy_k : is_whole(act) ? mm_tuning.copy_32 : mm_tuning.copy_float;
 }
 
-static size_t smem_of(const struct mm_type *t, const struct mm_args *a, int tiles)
+/* The slices of a panel: by the shape and the type alone, for they decide the bits. 8-bit kinds: four, two
+ * panels a block at a time, eight where rows are so long that a slice of eight tokens would not fit in shared
+ * memory. Float types: eight for every 4,096 columns. Of whole 256 columns: a short row has fewer. */
+static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t n_in, struct mm_args *a)
 {
-    return mm_memory_of(t->unit_bytes * t->stage_units, a, tiles).total;
+    const int64_t units = (n_in + t->unit_k - 1) / t->unit_k, blocks = (n_in + 255) / 256,
+                  per = 256 / t->unit_k;
+    int64_t slices = n_in > 14336 ? 2 * mm_tuning.slices : mm_tuning.slices;
+    if (!is_whole(t->act)) slices = (n_in + 4095) / 4096 * mm_tuning.slices_float;
+    const int64_t even = (blocks + slices - 1) / slices;
+    a->units = (int32_t)units;
+    a->slice_units = (int32_t)(even * per);
+    a->slices = (int32_t)((units + a->slice_units - 1) / a->slice_units);
+    a->slice_row = mm_slice_row(t->act, a->slice_units);
+    if (a->slices > MM_SLICES_MAX || blocks > MM_ROW_BLOCKS ||
+        (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES || a->slices > be->sm_count)
+        return cuda_fail(be, KN_ETYPE, "matrix product: rows of %lld values of %s are too long",
+                         (long long)n_in, kn_type_info(t->type)->name);
+    return 0;
 }
 
 static void put_together(struct mm_args *a, bool together)
@@ -123,31 +122,85 @@ static void put_together(struct mm_args *a, bool together)
     a->subs = MM_WARPS / a->slice_warps;
 }
 
-/* How many rows a launch takes, where its slices are, how deep its rings: the first that fits of
- *   slices together, the next launch's blocks beside; together; apart, beside; apart; and then with fewer
- *   rows.
- * None of these choices changes a bit. Fills a->n, stages, block_slices, slice_warps; returns log2 of the
- * tiles, or an error. */
-static int choose(struct cuda_backend *be, const struct mm_type *t, int32_t n, struct mm_args *a,
-                  size_t *smem)
+/* Shared memory of a block, in a->at; returns its bytes. */
+static size_t lay_out(struct mm_args *a, int tiles)
+{
+    struct mm_memory *m = &a->at;
+    const uint32_t row = (uint32_t)(a->block_slices * a->slice_row);
+    const uint32_t pairs = tiles == 1 ? (uint32_t)(a->n + 1) / 2 : 4;
+    m->row_bytes = (row + 63) / 128 * 128 + 64;
+    m->act = (MM_BARS + (uint32_t)(MM_WARPS * a->stages * a->stage_bytes) + 127) / 128 * 128;
+    m->merge = m->act + (uint32_t)a->n * m->row_bytes;
+    m->merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
+                         ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 128 * pairs
+                         : 0;
+    m->squares = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
+    m->total = m->squares + (a->x && a->norm ? (uint32_t)(a->n_in + 255) / 256 * 4 : 0);
+    return m->total;
+}
+
+/* How a launch may be distributed, best first: slices together or apart, blocks a multiprocessor, whether the
+ * next launch's blocks have room beside (so that their rings are filled when this one ends), stages at least.
+ */
+static const struct {
+    bool together, beside;
+    int blocks, stages;
+} plans[] = {
+    {true, false, 2, 2}, {true, true, 1, 3},   {true, false, 1, 2},
+    {false, true, 1, 2}, {false, false, 2, 2}, {false, false, 1, 2},
+};
+#define PLANS (int)(sizeof plans / sizeof plans[0])
+
+/* How many rows a launch takes and which plan: the first that fits, then with fewer rows. None of these
+ * choices changes a bit. Fills a->n, stages, block_slices, slice_warps, at; returns log2 of the tiles, or an
+ * error. */
+static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, struct mm_args *a,
+                  int *blocks)
 {
     const int most = be->generic || be->cc < 90 ? 4 : 8,
-              want = mm_tuning.stages < most ? mm_tuning.stages : most;
-    const size_t whole = (size_t)be->smem_block;
-    const int widest = be->cc < 90 ? 1 : be->generic ? 0 : 3; /* what is compiled: mm_kernel.cuh */
-    for (int log2_tiles = 3; log2_tiles >= 0; log2_tiles--) {
+              tuned = mm_tuning.stages < most ? mm_tuning.stages : most;
+    const int widest = be->cc < 90 ? 1 : be->generic ? 0 : 2; /* what is compiled: mm_kernel.cuh */
+    const float *x = a->x;
+    for (int log2_tiles = 2; log2_tiles >= 0; log2_tiles--) {
         const int tiles = 1 << log2_tiles;
-        if (tiles > t->tiles_max || (log2_tiles && 4 * tiles >= n) || log2_tiles > widest) continue;
+        if ((log2_tiles && 4 * tiles >= n) || log2_tiles > widest) continue;
         a->n = n < 8 * tiles ? n : 8 * tiles;
-        const size_t part = (size_t)be->smem_sm / (tiles == 1 ? MM_RESIDENT : 2) - 1024;
-        for (int pass = 0; pass < 4; pass++) {
-            const bool together = pass < 2, beside = pass % 2 == 0;
-            if (together && a->slices > 1 && (mm_tuning.apart == 1 || (mm_tuning.apart == 2 && !beside)))
-                continue;
-            put_together(a, together);
-            for (a->stages = want; a->stages >= (beside && MM_RESIDENT < 3 ? 3 : 2); a->stages--) {
-                *smem = smem_of(t, a, tiles);
-                if (*smem <= (beside && part < whole ? part : whole)) return log2_tiles;
+        /* Measured: with more rows the arithmetic covers latencies, and a shorter ring leaves room for sums.
+         */
+        const int fewer = !is_whole(act) || a->n == 1 ? tuned
+                          : tiles > 1                 ? 2
+                                                      : 3,
+                  want = fewer < tuned ? fewer : tuned;
+        for (int i = 0; i < PLANS; i++) {
+            if (!plans[i].together && a->slices == 1) continue;
+            if ((mm_tuning.skip >> i & 1) && i + 1 < PLANS) continue;
+            if (tiles == 4 && plans[i].blocks > 1)
+                continue; /* registers; blocks that wait must be resident */
+            const size_t part = ((size_t)be->smem_sm - 6144) /
+                                (size_t)(plans[i].blocks * (plans[i].beside ? 2 : 1)),
+                         most_bytes =
+                             (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
+            put_together(a, plans[i].together);
+            a->x = plans[i].together && n <= mm_tuning.prologue && is_whole(act) ? x : nullptr;
+            const int least = want < plans[i].stages ? want : plans[i].stages;
+            *blocks = plans[i].blocks;
+            const int32_t rounds = (panels - 1) / (be->sm_count * *blocks * a->subs) + 1;
+            for (a->stages = want; a->stages >= least; a->stages--) {
+                a->at.merge_rounds = 1;
+                a->at.merge_sets = tiles == 1 ? 2 : 1;
+                if (lay_out(a, tiles) > most_bytes) continue;
+                if (tiles > 1) { /* better, where there is room */
+                    a->at.merge_sets = 2;
+                    if (lay_out(a, tiles) > most_bytes) a->at.merge_sets = 1;
+                }
+                int32_t best = 1;
+                for (int32_t r = 2; r <= rounds && r <= mm_tuning.rounds; r++) {
+                    a->at.merge_rounds = r;
+                    if (lay_out(a, tiles) <= most_bytes) best = r;
+                }
+                a->at.merge_rounds = best;
+                lay_out(a, tiles);
+                return log2_tiles;
             }
         }
     }
@@ -156,22 +209,18 @@ static int choose(struct cuda_backend *be, const struct mm_type *t, int32_t n, s
 }
 
 /* Launch over all panels: as many at a time as the partial sums have room for. */
-static int launch_panels(struct cuda_backend *be, const char *name, const struct mm_type *t,
-                         struct mm_args *a, int log2_tiles, size_t smem, int32_t panels)
+static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
+                         int log2_tiles, int blocks, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn f = kernel_of(t->type, log2_tiles, be->generic || be->cc < 90);
-    const int fit =
-        log2_tiles > 1 ? 1
-                       : (int)((size_t)be->smem_sm / (smem + 1024)); /* blocks side by side: no second wave */
-    int32_t most = panels,
-            grid = be->sm_count * (mm_tuning.blocks_per_sm < fit ? mm_tuning.blocks_per_sm : fit);
-    if (!together) { /* blocks wait for each other: one a multiprocessor is always resident */
+    const mm_kernel_fn f = kernel_of(act, log2_tiles, be->generic || be->cc < 90);
+    const int32_t grid = be->sm_count * blocks; /* all resident: apart, blocks wait for each other */
+    int32_t most = panels;
+    if (!together) {
         const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) *
                             MM_RECORD * sizeof(float);
         const size_t room = be->mm_partial_bytes / item;
         if ((size_t)most > room) most = (int32_t)room;
-        grid = be->sm_count;
         a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
     }
     for (int32_t first = 0; first < panels; first += most) {
@@ -179,59 +228,66 @@ static int launch_panels(struct cuda_backend *be, const char *name, const struct
         a->n_items = panels - first < most ? panels - first : most;
         a->groups = together ? grid : grid / a->slices;
         if (a->groups > a->n_items) a->groups = a->n_items;
-        const int32_t blocks = together ? a->groups : a->groups * a->slices;
-        const int err =
-            cuda_check(be, name, cuda_launch(be, f, dim3((unsigned)blocks), dim3(32 * MM_WARPS), smem, *a));
+        if (!together && a->groups > MM_GROUPS) a->groups = MM_GROUPS;
+#ifdef MM_TRACE
+        a->trace = mm_trace_next(name);
+#endif
+        const int32_t n_blocks = together ? a->groups : a->groups * a->slices;
+        const int err = cuda_check(
+            be, name, cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(32 * MM_WARPS), a->at.total, *a));
         if (err) return err;
     }
     return 0;
 }
 
-/* The matrices `list` of one type. */
+/* The matrices `list`, which want the same activations. */
 static int launch_group(struct cuda_backend *be, const struct product *p, const int *list, int count)
 {
     const struct kn_weight *w0 = p->w[list[0]];
     const struct mm_type *t = mm_type_of(w0->type);
     struct mm_args a = {};
     int err = cut_slices(be, t, w0->n_in, &a);
-    int32_t panels = 0;
+    int32_t panels = 0, widest = 0;
     for (int i = 0; i < count; i++) {
         const struct kn_weight *w = p->w[list[i]];
         a.w[i] = (const uint8_t *)w->packed;
         a.n_out[i] = (int32_t)w->n_out;
+        a.type[i] = w->type;
+        a.unit_bytes[i] = mm_type_of(w->type)->unit_bytes;
+        if (a.unit_bytes[i] > widest) widest = a.unit_bytes[i];
         if (i == 0 || !p->gated) panels += (int32_t)((w->n_out + 15) / 16);
         a.panel_end[i] = panels;
     }
+    const int32_t copy = copy_units(t->act), most_units = copy < a.slice_units ? copy : a.slice_units;
     a.partial = be->mm_partial;
-    a.panel_bytes = mm_panel_bytes(t, w0->n_in);
     a.add = p->add;
     a.gated = p->gated;
     a.act = p->act;
-    a.magic = 0x64006400;
-#ifdef MM_PROBE
-    a.probe = mm_tuning.probe;
-#endif
+    a.norm = p->norm;
+    a.eps = p->eps;
+    a.n_in = (int32_t)w0->n_in;
     for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
         const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
-        const struct mm_prep prep = {p->x + (int64_t)row * w0->n_in,
-                                     p->norm,
-                                     be->mm_rows,
-                                     p->eps,
-                                     (int32_t)w0->n_in,
-                                     a.units,
-                                     t->unit_k,
-                                     a.slice_units,
-                                     a.slices,
-                                     a.slice_row};
-        err = cuda_check(be, p->name, mm_prepare(be, t, &prep, rows));
+        const float *x = p->x + (int64_t)row * w0->n_in;
+        const struct mm_prep prep = {x,       p->norm,   be->mm_rows,   p->eps,   a.n_in,
+                                     a.units, t->unit_k, a.slice_units, a.slices, a.slice_row};
+        bool prepared = false;
         for (int32_t i = 0; i < rows && !err; i += a.n) {
-            size_t smem = 0;
-            const int log2_tiles = choose(be, t, rows - i, &a, &smem);
-            if (log2_tiles < 0) return log2_tiles;
+            int blocks = 1;
+            int log2_tiles = -1; /* smaller copies where these do not fit */
+            for (int32_t copy = most_units; log2_tiles < 0; copy /= 2) {
+                a.x = p->n <= mm_tuning.prologue ? x : nullptr;
+                a.stage_units = copy;
+                a.stage_bytes = copy * widest;
+                log2_tiles = choose(be, t->act, rows - i, panels, &a, &blocks);
+                if (log2_tiles < 0 && copy == 1) return log2_tiles;
+            }
+            if (!a.x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, t->act, &prep, rows));
+            prepared = true;
             a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
             for (int j = 0; j < count; j++)
                 a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
-            err = launch_panels(be, p->name, t, &a, log2_tiles, smem, panels);
+            if (!err) err = launch_panels(be, p->name, t->act, &a, log2_tiles, blocks, panels);
         }
     }
     return err;
@@ -264,7 +320,7 @@ static int run_rows(struct cuda_backend *be, const struct product *p)
         int list[MM_WIDTH_MAX], count = 0;
         if (done[j]) continue;
         for (int i = j; i < p->n_w; i++)
-            if (!done[i] && p->w[i]->type == p->w[j]->type) {
+            if (!done[i] && mm_type_of(p->w[i]->type)->act == mm_type_of(p->w[j]->type)->act) {
                 done[i] = true;
                 list[count++] = i;
             }

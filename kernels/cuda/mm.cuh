@@ -2,50 +2,50 @@
  *
  * Concepts. A *unit* is 16 output rows by 32 or 256 columns of a weight: exactly the bytes of the file's
  * blocks, re-tiled so that the 32 lanes of a warp load them with 4- to 16-byte accesses and hold, after a few
- * logic operations, the A fragments of mma.sync m16n8k16. A *panel* is 16 rows: the units of all columns, in
- * order. A *slice* is a run of units of a panel, the same columns for all panels; slices depend on the shape
- * and the device alone. A *warp* multiplies the slice of one panel with up to 64 tokens in tiles of 8 columns
- * of the mma; tiles never meet, so a token's bits do not depend on the others. The sums of the slices are
- * added in ascending order, wherever they were computed.
+ * logic operations, the A fragments of mma.sync. A *panel* is 16 rows: the units of all columns, in order. A
+ * *slice* is a run of units of a panel, the same columns for all panels; slices depend on the shape alone. A
+ * *warp* multiplies the slice of one panel with up to 32 tokens in tiles of 8 columns of the mma; tiles never
+ * meet, so a token's bits do not depend on the others. The sums of the slices are added in ascending order,
+ * wherever they were computed.
  *
- * Columns. In every 32 columns, mma step s (0, 1) covers columns 16 s .. 16 s + 15, and lane quarter q holds
- * columns 16 s + 4 q + {0, 1} (registers a0, a1; b0) and + {2, 3} (a2, a3; b1). Rows: a0, a2 row g = lane /
- * 4; a1, a3 row g + 8.
+ * Columns. Every 32 columns are two steps s (0, 1) of 16, and lane quarter q holds columns 16 s + 4 q + {0,
+ * 1, 2, 3}. Rows: g = lane / 4 and g + 8.
  *
- * Arithmetic, one choice for every row count: x (times the norm's weight) is scaled by a power of two a token
- * and slice so that its largest magnitude lies in [512, 1024), then rounded. Products accumulate in float32
- * inside the tensor core.
- *   quantised weights   codes are exact in f16; activations one f16 (11 bits: a relative error of at most
- *                       2^-11 a value)
- *   F16                 activations f16 high + low part (22 bits)
- *   BF16                activations three bf16 (24 bits: the float32 value itself)
- *   F32                 weights three bf16, activations three bf16, the six largest cross products
- * A NaN or Inf in a token makes its outputs NaN or Inf. */
+ * Arithmetic, one choice for every row count:
+ *   quantised weights   activations (x, normed) are rounded to 8 bits: int8 and a float32 scale for 256
+ * columns (K types) or 32 (the others), as the CPU backend does. Codes times activations times the integer
+ * scales of sub-blocks are summed exactly in int32; a block's sum meets its float scales once, and blocks are
+ * added in float32 in ascending order of a slice. F16, BF16, F32      x (times the norm's weight) is scaled
+ * by a power of two a token and slice so that its largest magnitude lies in [512, 1024). Then F16:
+ * activations as f16 high + low part (22 bits); BF16: three bf16 (24 bits: the float32 value itself); F32:
+ * weights three bf16, activations three bf16, the six largest cross products. Products accumulate in float32
+ * inside the tensor core. A NaN or Inf in a token makes its outputs NaN or Inf. */
 #ifndef DFLASH_CUDA_MM_CUH
 #define DFLASH_CUDA_MM_CUH
 
 #include "cuda.cuh"
 
 #define MM_WARPS 8
-#ifndef MM_RESIDENT
-#define MM_RESIDENT 2 /* blocks a multiprocessor has registers for, at 8 rows */
+#ifndef MM_BLOCKS
+#define MM_BLOCKS 2 /* blocks a multiprocessor has registers for, 8-bit kinds at 8 rows */
 #endif
-#define MM_SLICE_MAX 1024 /* columns a slice: 32 lanes * 8 * 4 */
+#define MM_SLICE_MAX 1024 /* columns a slice of float weights: 32 lanes * 8 * 4 */
 #define MM_SLICES_MAX 64
 #define MM_WIDTH_MAX KN_MATRICES
-#define MM_RECORD 128   /* floats of a partial sum of 16 rows x 8 tokens */
-#define MM_PREP_ROWS 64 /* rows prepared at a time */
+#define MM_RECORD 128      /* floats of a partial sum of 16 rows x 8 tokens */
+#define MM_PREP_ROWS 64    /* rows prepared at a time */
+#define MM_ROW_BLOCKS 1024 /* 256-column blocks of a row, at most */
 
-enum mm_sums { MM_SUMS_NONE, MM_SUMS_K, MM_SUMS_32 }; /* sums of 32 activations that minimums need */
+/* What a weight type wants activations to be; matrices that want the same share a launch.
+ *   K      int8 and a scale for 256 columns, sums of 16 columns
+ *   32, 32M   int8 and a scale for 32 columns, and minus their sum; scale times their sum
+ *   F2, B3 two f16, three bf16 planes */
+enum mm_act { MM_ACT_K, MM_ACT_32, MM_ACT_32M, MM_ACT_F16, MM_ACT_BF16, MM_ACT_F32 };
 
 struct mm_type {
     uint32_t type;
     int32_t unit_k, unit_bytes; /* columns, bytes of 16 rows */
-    int32_t stage_units;        /* units of one bulk copy */
-    int32_t planes;             /* 16-bit parts of an activation */
-    int32_t slice_k;            /* columns of a slice, at most */
-    int32_t tiles_max;          /* widest kernel: tiles of 8 tokens */
-    enum mm_sums sums;
+    enum mm_act act;
 };
 const struct mm_type *mm_type_of(uint32_t type); /* NULL: cannot multiply */
 
@@ -53,6 +53,15 @@ static inline int64_t mm_panel_bytes(const struct mm_type *t, int64_t n_in)
 {
     return (n_in + t->unit_k - 1) / t->unit_k * t->unit_bytes;
 }
+
+/* Shared memory of a launch, in bytes from its start; the warps' rings follow the barriers at MM_BARS. */
+struct mm_memory {
+    uint32_t act, merge, merge_bytes, squares, total;
+    int32_t merge_rounds, merge_sets; /* sums of so many rounds between two barriers; sets that take turns */
+    uint32_t
+        row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
+};
+#define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages, one for the activations */
 
 /* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels).
  * Two distributions of the slices, chosen by what fits into shared memory, with the same bits:
@@ -65,82 +74,77 @@ struct mm_args {
     const uint8_t *w[MM_WIDTH_MAX];
     float *out[MM_WIDTH_MAX];
     int32_t n_out[MM_WIDTH_MAX], panel_end[MM_WIDTH_MAX]; /* panel_end: cumulated panels */
+    uint32_t type[MM_WIDTH_MAX];
+    int32_t unit_bytes[MM_WIDTH_MAX];
     const uint8_t *rows; /* prepared activations (prep.cu): [n][slices][slice_row] bytes */
     float *partial;      /* apart: [items][members][slices][tiles][MM_RECORD] */
     unsigned *count;     /* apart: one a group, of this number of slices */
-    int64_t panel_bytes;
     int32_t n;
     int32_t first_item, n_items;
     int32_t units, slice_units, slices; /* units a panel and a slice */
-    int32_t slice_row;                  /* bytes of a token's slice: planes, sums, 16 of factor */
+    int32_t slice_row;                  /* bytes of a token's slice */
     int32_t block_slices;               /* slices a block: slices (together) or 1 (apart) */
     int32_t slice_warps, subs;          /* warps an item: 1, 2, 4, 8; items at a time: 8 / slice_warps */
     int32_t groups;                     /* together: blocks; apart: blocks / slices */
-    int32_t stages;                     /* of a warp's ring */
+    int32_t stages, stage_units,
+        stage_bytes; /* of a warp's ring: stages; units of one copy; bytes of a stage */
     int32_t add, gated, act;
-    uint32_t magic; /* 0x64006400: from outside, it stays in a register, and and-or is one instruction */
-#ifdef MM_PROBE
-    int32_t probe; /* leave out: 1 the arithmetic, 2 the activations, 4 the results */
+    struct mm_memory at;
+    /* not NULL: the blocks prepare the activations themselves, from x [n, n_in] (8-bit kinds, together) */
+    const float *x, *norm;
+    float eps;
+    int32_t n_in;
+#ifdef MM_TRACE
+    unsigned long long *trace;
 #endif
 };
 typedef void (*mm_kernel_fn)(const mm_args);
-/* The kernel of a type for 1, 2, 4 or 8 tiles (log2), or NULL. generic: without bulk copies. mm_float.cu,
- * mm_32.cu, mm_k.cu. */
-mm_kernel_fn mm_kernel_float(uint32_t type, int log2_tiles, bool generic);
-mm_kernel_fn mm_kernel_32(uint32_t type, int log2_tiles, bool generic);
-mm_kernel_fn mm_kernel_k(uint32_t type, int log2_tiles, bool generic);
+/* The kernel of a kind of activations for 1, 2 or 4 tiles (log2), or NULL. generic: without bulk copies.
+ * mm_float.cu, mm_32.cu, mm_k.cu. */
+mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, bool generic);
+mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, bool generic);
+mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, bool generic);
 
 /* prep.cu: n tokens x [n, n_in], times norm [n_in] and 1 / rms where norm is not NULL, to rows as mm_args has
- * them. slice_units of unit_k columns a slice. Each value is x * norm * 2^e rounded to the type's planes; the
- * slice's factor, 2^-e / rms, is a float behind them. */
+ * them. slice_units of unit_k columns a slice. */
 struct mm_prep {
     const float *x, *norm;
     uint8_t *rows;
     float eps;
     int32_t n_in, units, unit_k, slice_units, slices, slice_row;
-};
-cudaError_t mm_prepare_open(const struct mm_type *t);
-cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p,
-                       int32_t n);
-
-static inline int32_t mm_slice_row(int planes, int sums, int32_t columns)
-{
-    return planes * 2 * columns + (sums == MM_SUMS_NONE ? 0 : columns / 8) + 16;
-}
-
-/* Shared memory of a launch, in bytes from its start; the ring follows the barriers at MM_BARS. */
-struct mm_memory {
-    uint32_t act, merge, merge_bytes, total;
-    uint32_t row_bytes; /* of a token */
-};
-#define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages, one for the activations */
-#ifdef __CUDACC__
-__host__ __device__
+#ifdef MM_TRACE
+    unsigned long long *trace;
 #endif
-    static inline struct mm_memory
-    mm_memory_of(int stage_bytes, const struct mm_args *a, int tiles)
+};
+cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n);
+#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times */
+unsigned long long *mm_trace_next(const char *what);
+#endif
+
+static inline int mm_planes(enum mm_act act)
 {
-    struct mm_memory m;
-    const uint32_t row = (uint32_t)(a->block_slices * a->slice_row);
-    m.row_bytes =
-        (row + 63) / 128 * 128 + 64; /* 64 modulo 128: the rows of two tokens fall on different banks */
-    m.act = MM_BARS + (uint32_t)(MM_WARPS * a->stages * stage_bytes);
-    m.merge = m.act + (uint32_t)a->n * m.row_bytes;
-    m.merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
-                        ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 512
-                        : 0;
-    m.total = m.merge + m.merge_bytes * (tiles == 1 ? 2 : 1);
-    return m;
+    return act == MM_ACT_F16 ? 2 : 3;
+}
+/* Bytes of a token's slice of `units` units; the parts are described in prep.cuh. */
+static inline int32_t mm_slice_row(enum mm_act act, int32_t units)
+{
+    if (act == MM_ACT_K) return (292 * units + 15) / 16 * 16;
+    if (act == MM_ACT_32 || act == MM_ACT_32M) return (40 * units + 15) / 16 * 16;
+    return mm_planes(act) * 64 * units + 16;
 }
 
 /* Chosen by measurement (SPEED.md); the bench program varies them. None of them changes a bit of the results
- * but slice_k. */
+ * but columns. */
 struct mm_tuning {
-    int blocks_per_sm; /* of a grid */
-    int stages;        /* at most */
-    int slice_k;       /* 0: the type's own */
-    int apart;         /* 1: never together; 2: together only where the next launch fits beside */
-    int probe;         /* builds with MM_PROBE: see mm_args */
+    int stages;       /* at most */
+    int copy_k;       /* units of 256 columns a copy, K types */
+    int copy_32;      /* units of 32 columns a copy, other quantised types */
+    int copy_float;   /* units of 32 columns a copy, float types */
+    int slices;       /* of a row of 2,048 columns or more */
+    int skip;         /* bits: entries of the list of plans (mm.cu) that are not considered */
+    int prologue;     /* rows up to which a product prepares its activations itself */
+    int rounds;       /* panels a block sums up between two barriers, at most */
+    int slices_float; /* of 4,096 columns, float types */
 };
 extern struct mm_tuning mm_tuning;
 

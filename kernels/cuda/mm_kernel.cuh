@@ -6,12 +6,20 @@
 #ifndef DFLASH_CUDA_MM_KERNEL_CUH
 #define DFLASH_CUDA_MM_KERNEL_CUH
 
-#include "mm_frag.cuh"
+#include "prep.cuh"
 
-#ifdef MM_PROBE /* to time a kernel without one of its parts */
-#define MM_SKIP(bit) (a.probe & (bit))
+#ifdef MM_TRACE /* where the times go: test/gpu/mm_gpu.cu */
+DEV void trace_stamp(unsigned long long *trace, int i)
+{
+    if (!trace || threadIdx.x || blockIdx.x) return;
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    trace[2 * i] = (unsigned long long)clock64();
+    trace[2 * i + 1] = t;
+}
+#define MM_STAMP(i) trace_stamp(a.trace, i)
 #else
-#define MM_SKIP(bit) false
+#define MM_STAMP(i) (void)0
 #endif
 
 /* ---- copies from memory to a warp's ring ---- */
@@ -87,13 +95,6 @@ DEV int item_matrix(const mm_args &a, int item, int member, int *panel)
     }
     return j;
 }
-DEV const uint8_t *item_bytes(const mm_args &a, int item, int member)
-{
-    int panel;
-    const int j = item_matrix(a, item, member, &panel);
-    return a.w[j] + (size_t)panel * (size_t)a.panel_bytes;
-}
-
 /* ---- results ---- */
 
 DEV float act_gate(int act, float g)
@@ -124,22 +125,29 @@ DEV void add_four(float v[4], const float4 &c)
     v[3] = __fadd_rn(v[3], c.w);
 }
 
-/* Together: the items of one round, from shared memory [member][sub][slice][tile][lane]. */
-template <int NT> DEV void merge_round(const mm_args &a, const float4 *merge, int first_item, int round)
+/* Together: a tile's sums of a slice, in shared memory [member][sub][slice][tile]: [row g][pairs of tokens]
+ * of float4; a.at.merge_rounds rounds, in a.at.merge_sets sets that take turns. */
+template <int NT> DEV int merge_pairs(const mm_args &a)
 {
-    const int subs = a.subs, lane = threadIdx.x % 32;
-    for (int i = (threadIdx.x / 32 + round) % MM_WARPS; i < subs * NT; i += MM_WARPS) {
-        const int sub = i / NT, t = i % NT, item = first_item + sub * a.groups;
+    return NT == 1 ? (a.n + 1) / 2 : 4;
+}
+template <int NT> DEV void merge_rounds(const mm_args &a, const uint8_t *merge, int first_item, int rounds)
+{
+    const int subs = a.subs, lane = threadIdx.x % 32, pairs = merge_pairs<NT>(a), step = NT * 8 * pairs;
+    for (int i = threadIdx.x / 32; i < rounds * subs * NT; i += MM_WARPS) {
+        const int sub = i / NT % subs, t = i % NT, round = i / NT / subs,
+                  item = first_item + (round * subs + sub) * a.groups;
         if (item >= a.n_items || 8 * t + 2 * (lane % 4) >= a.n) continue;
         float v[4], up[4];
         zero(v);
         zero(up);
-        const float4 *p = merge + (sub * a.slices * NT + t) * 32 + lane;
+        const float4 *p = (const float4 *)(merge + round * a.at.merge_bytes) +
+                          (sub * a.slices * NT + t) * 8 * pairs + lane / 4 * pairs + lane % 4;
 #pragma unroll 4
-        for (int s = 0; s < a.slices; s++) add_four(v, p[s * NT * 32]);
+        for (int s = 0; s < a.slices; s++) add_four(v, p[s * step]);
         if (a.gated)
 #pragma unroll 4
-            for (int s = 0; s < a.slices; s++) add_four(up, p[(subs * a.slices + s) * NT * 32]);
+            for (int s = 0; s < a.slices; s++) add_four(up, p[(subs * a.slices + s) * step]);
         write_tile(a, item, t, lane, v, up);
     }
 }
@@ -195,13 +203,13 @@ DEV void group_wait(const mm_args &a, int group)
 
 /* The block's slices of the n prepared tokens to shared memory. All threads call; on return the data is
  * there. */
-template <bool BULK>
-DEV void load_rows(const mm_args &a, uint8_t *act, uint32_t row_bytes, int first_slice, uint64_t *bar)
+template <bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, int first_slice, uint64_t *bar)
 {
     const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row);
     const size_t stride = (size_t)a.slices * (size_t)a.slice_row;
     const uint8_t *src = a.rows + (size_t)first_slice * (size_t)a.slice_row;
     cuda_grid_wait();
+    MM_STAMP(2);
     if (BULK) {
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x < 32) {
@@ -212,33 +220,53 @@ DEV void load_rows(const mm_args &a, uint8_t *act, uint32_t row_bytes, int first
                     : "memory");
             __syncwarp();
             for (int t = threadIdx.x; t < a.n; t += 32)
-                copy_bulk_to(act + t * row_bytes, src + t * stride, bytes, bar);
+                copy_bulk_to(act + t * a.at.row_bytes, src + t * stride, bytes, bar);
         }
 #endif
         bar_wait(bar, 0);
     } else {
         for (int t = threadIdx.x / 32; t < a.n; t += MM_WARPS)
             for (uint32_t o = 16 * (threadIdx.x % 32); o < bytes; o += 512)
-                *(uint4 *)(act + t * row_bytes + o) = __ldcg((const uint4 *)(src + t * stride + o));
+                *(uint4 *)(act + t * a.at.row_bytes + o) = __ldcg((const uint4 *)(src + t * stride + o));
+        __syncthreads();
+    }
+}
+/* The same from x, by this block: all slices. */
+template <enum mm_act ACT> DEV void make_rows(const mm_args &a, uint8_t *act, float *squares)
+{
+    const mm_prep p = {a.x,     a.norm, nullptr,       a.eps,    a.n_in,
+                       a.units, 256,    a.slice_units, a.slices, a.slice_row};
+    for (int t = 0; t < a.n; t++) {
+        prepare_row<ACT, MM_WARPS, 2>(p, a.x + (size_t)t * (size_t)a.n_in, act + t * a.at.row_bytes, 0,
+                                      (a.n_in + 255) / 256, squares);
         __syncthreads();
     }
 }
 
+/* A warp's way through the weights: items first, + stride, ...; of each its members, of these the slices
+ * first_slice + part, + slice_warps, ... Pointers move by constants where the matrix stays the same: what is
+ * computed here takes issue slots from the products. */
+struct walk {
+    int panel, matrix;       /* of the first member; panel counts from the first matrix on */
+    int member, local, left; /* left: units of the slice */
+    int unit_bytes;
+    const uint8_t *base, *p; /* of the first member's panel; of the next copy */
+};
+
 template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
-    constexpr int stage_bytes = F::unit_bytes * F::stage_units;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const mm_memory at = mm_memory_of(stage_bytes, &a, NT);
     /* Through a shuffle, so that the compiler keeps them in registers and does not load them anew from the
      * arguments. */
-    const int stages = __shfl_sync(0xffffffff, a.stages, 0),
-              warp_stage = __shfl_sync(0xffffffff, warp * a.stages, 0);
-    uint8_t *const ring = smem + MM_BARS + warp_stage * stage_bytes, *const act = smem + at.act;
-    uint64_t *const bars = (uint64_t *)smem + warp_stage, *const act_bar =
-                                                              (uint64_t *)smem + MM_WARPS * a.stages;
+    const int stages = __shfl_sync(0xffffffff, a.stages, 0), stage_bytes = a.stage_bytes,
+              stage_units = a.stage_units;
+    uint8_t *const ring = smem + MM_BARS + warp * stages * stage_bytes, *const act = smem + a.at.act;
+    uint64_t *const bars = (uint64_t *)smem + warp * stages, *const act_bar =
+                                                                 (uint64_t *)smem + MM_WARPS * stages;
 
     cuda_grid_early();
+    MM_STAMP(0);
     if (BULK) {
         if (lane == 0) {
             for (int i = 0; i < stages; i++) bar_init(bars + i);
@@ -248,7 +276,6 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
         __syncwarp();
     }
 
-    /* this warp's part: items first, + stride, ...; of each, slices first_slice + part, + slice_warps, ... */
     const bool together = a.block_slices == a.slices;
     const int group = together ? (int)blockIdx.x : (int)blockIdx.x / a.slices,
               first_slice = together ? 0 : (int)blockIdx.x % a.slices;
@@ -257,86 +284,112 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
 
     int slot = 0;
     uint32_t phase = 0;
-    int next_item = part < a.block_slices ? first : a.n_items, next_member = 0, next_local = part,
-        next_left = 0;
-    const uint8_t *next = nullptr;
-    auto seek = [&]() { /* the first stage of (next_item, next_member, next_local) */
-                        if (next_item >= a.n_items) return;
-                        const int unit0 = (first_slice + next_local) * a.slice_units;
-                        next = item_bytes(a, next_item, next_member) + (size_t)unit0 * F::unit_bytes;
-                        next_left = min(a.slice_units, a.units - unit0);
+    walk next = {
+        a.first_item + (part < a.block_slices ? first : a.n_items), 0, 0, part, 0, 0, nullptr, nullptr};
+    const int end_panel = a.first_item + a.n_items;
+    const ptrdiff_t up = a.gated ? a.w[1] - a.w[0] : 0;
+    auto find_panel = [&]() { /* base: of a panel in another matrix than before */
+                              if (!a.gated)
+                                  while (next.panel >= a.panel_end[next.matrix]) next.matrix++;
+                              const int j = next.matrix;
+                              next.unit_bytes = a.unit_bytes[j];
+                              next.base = a.w[j] + (size_t)(next.panel - (j ? a.panel_end[j - 1] : 0)) *
+                                                       (size_t)(a.units * next.unit_bytes);
+    };
+    auto find_slice = [&]() { /* p, left: the first unit of (panel, member, local) */
+                              const int unit0 = (first_slice + next.local) * a.slice_units;
+                              next.p =
+                                  next.base + (next.member ? up : 0) + (uint32_t)(unit0 * next.unit_bytes);
+                              next.left = min(a.slice_units, a.units - unit0);
     };
     auto issue = [&](int put) {
-        if (next_item < a.n_items) {
-            const int bytes =
-                F::stage_units == 1 ? stage_bytes : min(F::stage_units, next_left) * F::unit_bytes;
+        if (next.panel < end_panel) {
+            const int bytes = min(stage_units, next.left) * next.unit_bytes;
             uint8_t *dst = ring + put * stage_bytes;
             if (BULK) {
-                if (lane == 0) copy_bulk(dst, next, bytes, bars + put);
+                if (lane == 0) copy_bulk(dst, next.p, bytes, bars + put);
             } else {
-                for (int o = 16 * lane; o < bytes; o += 512) copy_async(dst + o, next + o);
+                for (int o = 16 * lane; o < bytes; o += 512) copy_async(dst + o, next.p + o);
             }
-            next += stage_bytes;
-            next_left -= F::stage_units;
-            if (next_left <= 0) {
-                next_local += a.slice_warps;
-                if (next_local >= a.block_slices) {
-                    next_local = part;
-                    if (++next_member == members) {
-                        next_member = 0;
-                        next_item += stride;
+            next.p += bytes;
+            next.left -= stage_units;
+            if (next.left <= 0) {
+                next.local += a.slice_warps;
+                if (next.local >= a.block_slices) {
+                    next.local = part;
+                    if (++next.member == members) {
+                        next.member = 0;
+                        next.panel += stride;
+                        if (next.panel < end_panel) {
+                            if (!a.gated && next.panel >= a.panel_end[next.matrix])
+                                find_panel();
+                            else
+                                next.base += (uint32_t)stride * (uint32_t)(a.units * next.unit_bytes);
+                        }
                     }
                 }
-                seek();
+                find_slice();
             }
         }
         if (!BULK) asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    seek();
+    if (next.panel < end_panel) {
+        find_panel();
+        find_slice();
+    }
     for (int i = 0; i < stages; i++) issue(i);
     if (BULK) __syncthreads(); /* act_bar is there */
-    if (MM_SKIP(2))
-        cuda_grid_wait();
-    else
-        load_rows<BULK>(a, act, at.row_bytes, first_slice, act_bar);
+    MM_STAMP(1);
+    bool made = false;
+    if constexpr (F::whole && NT == 1) {
+        made = a.x != nullptr;
+        if (made) make_rows<F::act>(a, act, (float *)(smem + a.at.squares));
+    }
+    if (!made) load_rows<BULK>(a, act, first_slice, act_bar);
+    MM_STAMP(3);
 
     mm_view<NT> view;
-    const int columns = a.slice_units * F::unit_k;
-    view.plane_bytes = 2 * columns;
-    view.row_bytes = at.row_bytes;
-    view.last = a.n - 1;
-    view.magic = __shfl_sync(0xffffffff, a.magic, 0);
+    view.plane_bytes = 64 * a.slice_units;
 #pragma unroll
-    for (int t = 0; t < NT; t++) view.row[t] = min(8 * t + lane / 4, a.n - 1) * at.row_bytes + lane % 4 * 16;
+    for (int t = 0; t < NT; t++) {
+        view.row[t] = min(8 * t + lane / 4, a.n - 1) * a.at.row_bytes + lane % 4 * 16;
+        view.pair[t][0] = min(8 * t + 2 * (lane % 4), a.n - 1) * a.at.row_bytes;
+        view.pair[t][1] = min(8 * t + 2 * (lane % 4) + 1, a.n - 1) * a.at.row_bytes;
+    }
 
     const bool in_shared = together && (a.slices > 1 || a.gated);
+    const int pairs = merge_pairs<NT>(a);
+    int set = 0, filled = 0; /* of the sums in shared memory */
     const int rounds =
-        (a.n_items - group + stride - 1) / stride; /* the same for all warps: they meet in merge_round */
+        (a.n_items - group + stride - 1) / stride; /* the same for all warps: they meet in merge_rounds */
     for (int round = 0; round < rounds; round++) {
         const int item = first + round * stride;
-        float4 *merge = (float4 *)(smem + at.merge + (NT == 1 ? round % 2 * at.merge_bytes : 0));
+        float4 *merge = (float4 *)(smem + a.at.merge + (set * a.at.merge_rounds + filled) * a.at.merge_bytes);
         for (int member = 0; member < members && item < a.n_items; member++)
             for (int local = part; local < a.block_slices; local += a.slice_warps) {
                 const int units = min(a.slice_units, a.units - (first_slice + local) * a.slice_units);
                 const uint8_t *x = act + local * a.slice_row;
+                int panel;
+                const uint32_t type = F::whole ? a.type[item_matrix(a, item, member, &panel)] : 0;
                 float fin[NT][4];
 #pragma unroll
                 for (int t = 0; t < NT; t++) zero(fin[t]);
                 view.b = x;
-                view.sums = x + F::planes * 2 * columns;
+                view.sums = x + F::b_unit * a.slice_units;
+                view.aux = x + (F::b_unit + F::sums_unit) * a.slice_units;
 #pragma unroll 1
-                for (int unit = 0; unit < units; unit += F::stage_units) {
+                for (int unit = 0; unit < units; unit += stage_units) {
                     if (BULK) {
                         bar_wait(bars + slot, phase);
                     } else {
                         copy_wait(stages);
                         __syncwarp();
                     }
-                    if (!MM_SKIP(1))
-                        F::template stage<NT>(fin, ring + slot * stage_bytes,
-                                              min(F::stage_units, units - unit), view, lane);
-                    view.b += F::stage_units * F::unit_k * 2;
-                    view.sums += F::stage_units * F::unit_k / 8;
+                    F::template stage<NT>(fin, ring + slot * stage_bytes, min(stage_units, units - unit),
+                                          type, view, lane);
+                    view.b += stage_units * F::b_unit;
+                    view.sums += stage_units * F::sums_unit;
+                    view.aux += stage_units * F::aux_unit;
                     __syncwarp();
                     issue(slot);
                     if (++slot == stages) {
@@ -347,14 +400,17 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
                     const int token = 8 * t + 2 * (lane % 4);
-                    if (token >= a.n || MM_SKIP(4)) break;
-                    const uint8_t *factor = x + token * at.row_bytes + a.slice_row - 16;
-                    const float f0 = *(const float *)factor,
-                                f1 = *(const float *)(factor + (token + 1 < a.n ? at.row_bytes : 0));
+                    if (token >= a.n) break;
+                    float f0 = 1.0f, f1 = 1.0f; /* the slice's factor, where there is one */
+                    if (!F::whole) {
+                        f0 = *(const float *)(x + view.pair[t][0] + a.slice_row - 16);
+                        f1 = *(const float *)(x + view.pair[t][1] + a.slice_row - 16);
+                    }
                     const float4 c = make_float4(__fmul_rn(fin[t][0], f0), __fmul_rn(fin[t][1], f1),
                                                  __fmul_rn(fin[t][2], f0), __fmul_rn(fin[t][3], f1));
                     if (in_shared) {
-                        merge[(((member * a.subs + sub) * a.slices + local) * NT + t) * 32 + lane] = c;
+                        merge[(((member * a.subs + sub) * a.slices + local) * NT + t) * 8 * pairs +
+                              lane / 4 * pairs + lane % 4] = c;
                     } else if (together) {
                         float v[4];
                         zero(v);
@@ -366,23 +422,30 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
                     }
                 }
             }
-        if (in_shared && !MM_SKIP(4)) {
+        if (in_shared && (++filled == a.at.merge_rounds || round == rounds - 1)) {
             __syncthreads();
-            merge_round<NT>(a, merge, group + round * stride, round);
-            if (NT > 1) __syncthreads();
+            merge_rounds<NT>(a, smem + a.at.merge + set * a.at.merge_rounds * a.at.merge_bytes,
+                             group + (round + 1 - filled) * stride, filled);
+            filled = 0;
+            if (a.at.merge_sets == 2) /* the next sums go elsewhere, and the barrier after them frees these */
+                set ^= 1;
+            else
+                __syncthreads();
         }
     }
-    if (!together && !MM_SKIP(4)) {
+    if (!together) {
         group_wait(a, group);
         merge_group<NT>(a, group, first_slice);
     }
     if (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
+    MM_STAMP(4);
 }
 
-/* Bulk copies need sm_90. To save compilation, the generic form exists for 8 and 16 tokens on what is older,
- * for 8 on sm_90. */
+/* Registers: at 8 rows, two blocks of this launch and two of the next, and between them the block that
+ * prepares activations. Bulk copies need sm_90. To save compilation, the generic form exists for 8 and 16
+ * tokens on what is older, for 8 on sm_90. */
 template <class F, int NT, bool BULK>
-__global__ void __launch_bounds__(32 * MM_WARPS, NT == 1   ? MM_RESIDENT
+__global__ void __launch_bounds__(32 * MM_WARPS, NT == 1   ? (F::whole ? MM_BLOCKS : 2)
                                                  : NT == 2 ? 2
                                                            : 1) mm_kernel(const __grid_constant__ mm_args a)
 {
@@ -397,9 +460,6 @@ template <class F, bool BULK> static mm_kernel_fn mm_pick(int log2_tiles)
     case 0: return mm_kernel<F, 1, BULK>;
     case 1: return mm_kernel<F, 2, BULK>;
     case 2: return mm_kernel<F, 4, BULK>;
-    case 3:
-        if constexpr (F::tiles_max >= 8) return mm_kernel<F, 8, BULK>;
-        return nullptr;
     default: return nullptr;
     }
 }

@@ -6,8 +6,8 @@
  *   nibbles       32-blocks [lane][s] words; K types [4][lane][4] words, word c of part v: group 2 v + c / 2,
  *                 s = c % 2. code (r, h) at bit 4 r + 16 h
  *   Q5 high bits  32-blocks [lane] 16-bit: (r, h) of step s at bit 2 s + r / 2 + 4 (r % 2) + 8 h; Q5_K
- *                 [lane][4] words, word v: group 2 v + i at bit 8 i + 2 s + r / 2 + 4 (r % 2) + 16 h
- *   Q6 high pairs [2][lane][4] words, word c of part v: group 4 v + c: (r, h) at bit 8 s + 2 (r / 2) + 4 (r %
+ *                 [lane][4] words, word v: group 2 v + i at bit i + 2 s + 8 (r / 2) + 4 (r % 2) + 16 h
+ *   Q6 high pairs [2][lane][4] words, word c of part v: group 4 v + c: (r, h) at bit 2 s + 8 (r / 2) + 4 (r %
  *   2) + 16 h
  *   Q8_0          [lane][4] words, word 2 s + r / 2: byte 2 (r % 2) + h, 128 added
  *   scales        32-blocks [g] words d of rows g, g + 8, then (types with minimums: interleaved) m of both;
@@ -134,7 +134,7 @@ MM_HD uint32_t mm_word_k(const mm_source &m, int64_t block, int i)
             for (int e = 0; e < 16; e++) {
                 const int s = e / 8, r = 2 * (e / 4 % 2) + e / 2 % 2, h = e % 2;
                 w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block), 32 * group + mm_col(lane, s, r, h))
-                     << (8 * s + 2 * (r / 2) + 4 * (r % 2) + 16 * h);
+                     << (2 * s + 8 * (r / 2) + 4 * (r % 2) + 16 * h);
             }
             return w;
         }
@@ -148,7 +148,7 @@ MM_HD uint32_t mm_word_k(const mm_source &m, int64_t block, int i)
         if (i < 128) {
             const int lane = i / 4;
             for (int e = 0; e < 32; e++) {
-                const int h = e / 16, j = e / 8 % 2, r = 2 * (e % 2) + e / 4 % 2, s = e / 2 % 2;
+                const int h = e / 16, j = e % 2, r = 2 * (e / 8 % 2) + e / 4 % 2, s = e / 2 % 2;
                 w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block),
                              32 * (2 * (i % 4) + j) + mm_col(lane, s, r, h))
                      << e;

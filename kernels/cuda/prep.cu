@@ -1,12 +1,13 @@
-/* prep.cu - activations for matrix products: normed, scaled, rounded, in the order that the mma wants
- * (mm.cuh).
+/* prep.cu - activations for matrix products as kernels of their own; bound by latency: they stand between two
+ * products.
  *
- * One block a token, one warp a slice at a time. Reads 4 bytes a value, writes 2 a plane; bound by latency:
- * it stands between two products. Doing this in each block of the product instead was measured and lost from
- * 8 rows on (SPEED.md). A row, slice by slice: [planes][columns] 16-bit values, in every 32 columns in the
- * order 4 (k % 16 / 4) + k % 4 + 4 (k / 16) pairs of quarters (lane quarter q finds its 8 values in 16
- * bytes); sums of 32 columns; the slice's factor, padded to 16 bytes. */
-#include "mm_frag.cuh"
+ * 8-bit kinds (prep.cuh): one block for 4,096 columns of a token. A norm needs the whole row's squares, and
+ * every block reads them for itself.
+ *
+ * Float kinds: one block a token, one warp a slice at a time. A row, slice by slice: [planes][columns] 16-bit
+ * values, in every 32 columns in the order 4 (k % 16 / 4) + k % 4 + 4 (k / 16) pairs of quarters (lane
+ * quarter q finds its 8 values in 16 bytes); the slice's factor, padded to 16 bytes. */
+#include "prep.cuh"
 
 #define WARPS 16
 
@@ -42,8 +43,35 @@ template <int PLANES, bool BF16> DEV void planes_of(uint32_t p[PLANES], float x,
     }
 }
 
-template <int PLANES, bool BF16, int SUMS>
-__global__ void __launch_bounds__(32 * WARPS) prep_kernel(const mm_prep a)
+#ifdef MM_TRACE
+DEV void stamp(const mm_prep &a, int i)
+{
+    if (!a.trace || threadIdx.x || blockIdx.x || blockIdx.y) return;
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    a.trace[2 * i] = (unsigned long long)clock64();
+    a.trace[2 * i + 1] = t;
+}
+#define MM_STAMP(i) stamp(a, i)
+#else
+#define MM_STAMP(i) (void)0
+#endif
+
+template <enum mm_act ACT>
+__global__ void __launch_bounds__(32 * WARPS, 2) prep_whole(const __grid_constant__ mm_prep a)
+{
+    __shared__ float squares[MM_ROW_BLOCKS];
+    const int first = (int)blockIdx.x * WARPS, blocks = (a.n_in + 255) / 256;
+    cuda_grid_early();
+    MM_STAMP(0);
+    prepare_row<ACT, WARPS, 1>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
+                               a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
+                               min(blocks, first + WARPS), squares);
+    MM_STAMP(4);
+}
+
+template <int PLANES, bool BF16>
+__global__ void __launch_bounds__(32 * WARPS) prep_float(const __grid_constant__ mm_prep a)
 {
     constexpr int parts = MM_SLICE_MAX / 128;
     __shared__ float squares[MM_SLICES_MAX], inverses[MM_SLICES_MAX];
@@ -96,7 +124,7 @@ __global__ void __launch_bounds__(32 * WARPS) prep_kernel(const mm_prep a)
             squares[s] = ss;
             inverses[s] = inverse;
         }
-        uint8_t *dst = row + (size_t)s * (size_t)a.slice_row, *sums = dst + PLANES * 2 * whole;
+        uint8_t *dst = row + (size_t)s * (size_t)a.slice_row;
 #pragma unroll
         for (int i = 0; i < parts; i++) {
             if (128 * i >= columns) continue;
@@ -109,25 +137,6 @@ __global__ void __launch_bounds__(32 * WARPS) prep_kernel(const mm_prep a)
                 for (int p = 0; p < PLANES; p++)
                     *(uint2 *)(dst + p * 2 * whole + at / 32 * 64 + at % 16 / 4 * 16 + at / 16 % 2 * 8) =
                         make_uint2(lo[p], hi[p]);
-            if (SUMS != MM_SUMS_NONE) { /* of the rounded values */
-                float t =
-                    __fadd_rn(__fadd_rn(h_low(lo[0]), h_high(lo[0])), __fadd_rn(h_low(hi[0]), h_high(hi[0])));
-                t = __fadd_rn(t, __shfl_xor_sync(0xffffffff, t, 1));
-                t = __fadd_rn(t, __shfl_xor_sync(0xffffffff, t, 2));
-                t = __fadd_rn(t, __shfl_xor_sync(0xffffffff, t, 4));
-                if (lane % 8 == 0 && at < columns) {
-                    const int group = at / 32;
-                    if (SUMS == MM_SUMS_K) { /* [256 columns][pair of groups][2 high, 2 low] */
-                        const __half h = __float2half_rn(t),
-                                     l = __float2half_rn(__fsub_rn(t, __half2float(h)));
-                        __half *d = (__half *)(sums + group / 8 * 32 + group % 8 / 2 * 8) + group % 2;
-                        d[0] = h;
-                        d[2] = l;
-                    } else {
-                        ((float *)sums)[group] = t;
-                    }
-                }
-            }
         }
     }
     __syncthreads();
@@ -142,27 +151,20 @@ __global__ void __launch_bounds__(32 * WARPS) prep_kernel(const mm_prep a)
     }
 }
 
-typedef void (*prep_fn)(const mm_prep);
-static prep_fn kernel_of(const struct mm_type *t)
+cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n)
 {
-    if (t->planes == 2) return prep_kernel<2, false, MM_SUMS_NONE>;
-    if (t->planes == 3) return prep_kernel<3, true, MM_SUMS_NONE>;
-    if (t->sums == MM_SUMS_K) return prep_kernel<1, false, MM_SUMS_K>;
-    if (t->sums == MM_SUMS_32) return prep_kernel<1, false, MM_SUMS_32>;
-    return prep_kernel<1, false, MM_SUMS_NONE>;
-}
-
-/* The products ask for all shared memory; a kernel that asks for another division cannot stand beside them.
- * */
-cudaError_t mm_prepare_open(const struct mm_type *t)
-{
-    return cudaFuncSetAttribute(kernel_of(t), cudaFuncAttributePreferredSharedMemoryCarveout,
-                                cudaSharedmemCarveoutMaxShared);
-}
-
-cudaError_t mm_prepare(const struct cuda_backend *be, const struct mm_type *t, const struct mm_prep *p,
-                       int32_t n)
-{
-    const dim3 grid((unsigned)n), block(32 * (p->slices < WARPS ? p->slices : WARPS));
-    return cuda_launch(be, kernel_of(t), grid, block, 0, *p);
+    struct mm_prep a = *p;
+#ifdef MM_TRACE
+    a.trace = mm_trace_next("prepare");
+#endif
+    if (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) {
+        const dim3 grid((unsigned)((a.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n);
+        return cuda_launch(be,
+                           act == MM_ACT_K    ? prep_whole<MM_ACT_K>
+                           : act == MM_ACT_32 ? prep_whole<MM_ACT_32>
+                                              : prep_whole<MM_ACT_32M>,
+                           grid, dim3(32 * WARPS), 0, a);
+    }
+    return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>, dim3((unsigned)n),
+                       dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
 }

@@ -161,9 +161,9 @@ template <uint32_t T, class F> MM_HD void unpack_k(const uint8_t *u, int lane, F
                 {
                     uint32_t c = quad_nibble(codes.w[2 * i + s], hi, e);
                     if (T == KN_Q5_K)
-                        c |= (high.w[part] >> (8 * i + 2 * s + e / 2 + 4 * hi + 16 * (e % 2)) & 1u) << 4;
+                        c |= (high.w[part] >> (i + 2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 1u) << 4;
                     if (T == KN_Q6_K)
-                        c |= (high.w[j % 4] >> (8 * s + 2 * (e / 2) + 4 * hi + 16 * (e % 2)) & 3u) << 4;
+                        c |= (high.w[j % 4] >> (2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 3u) << 4;
                     v[e] = T == KN_Q6_K ? unpack_mul(scale[hi], unpack_code(c, 32))
                                         : unpack_fma(scale[hi], unpack_code(c, 0), low[hi]);
                 }

@@ -3,6 +3,10 @@
  *   mm_gpu layout          take packed units apart on the host and compare with kn_decode_row: needs no GPU
  *   mm_gpu check           every type: accuracy against double precision, the same bits for every row count
  *                          and companions, NaN and Inf, norms, gates, residual adds
+ *   mm_gpu step            the products of a step of several models, 1, 8 and 16 rows, as a CUDA graph
+ *   mm_gpu variants [quick]   the same, one model, with other plans
+ *   mm_gpu trace [rows]    builds with MM_TRACE: when the parts of each launch ran
+ *   mm_gpu profile         a few products, for a profiler
  *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
  *                          same run
  * Exit: 0 all passed, 1 a check failed, 5 the device. */
@@ -46,6 +50,17 @@ int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...)
 int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err)
 {
     return err ? cuda_fail(be, KN_EDEVICE, "%s: %s", what, cudaGetErrorString(err)) : 0;
+}
+#endif
+
+#ifdef MM_ONLY_K /* a quick build of the K types alone */
+mm_kernel_fn mm_kernel_float(enum mm_act, int, bool)
+{
+    return nullptr;
+}
+mm_kernel_fn mm_kernel_32(enum mm_act, int, bool)
+{
+    return nullptr;
 }
 #endif
 
@@ -158,13 +173,13 @@ static double unit_value(uint32_t type, const uint8_t *u, int lane, int j, int s
     }
     int q = word(512 * (j / 2) + 16 * lane + 4 * (2 * (j % 2) + s)) >> (4 * r + 16 * h) & 15;
     if (type == KN_Q6_K) {
-        q |= (word(2048 + 512 * (j / 4) + 16 * lane + 4 * (j % 4)) >> (8 * s + 2 * rp + 4 * hi + 16 * h) & 3)
+        q |= (word(2048 + 512 * (j / 4) + 16 * lane + 4 * (j % 4)) >> (2 * s + 8 * rp + 4 * hi + 16 * h) & 3)
              << 4;
         const int sc = (int)u[3072 + 16 * row + 2 * j + s] - 128;
         return (float)(f16(u16(3328 + 4 * g + 2 * hi)) * sc) * (q - 32);
     }
     if (type == KN_Q5_K)
-        q |= (word(2048 + 16 * lane + 4 * (j / 2)) >> (8 * (j % 2) + 2 * s + rp + 4 * hi + 16 * h) & 1) << 4;
+        q |= (word(2048 + 16 * lane + 4 * (j / 2)) >> (j % 2 + 2 * s + 8 * rp + 4 * hi + 16 * h) & 1) << 4;
     const uint8_t *rec = u + (type == KN_Q5_K ? 2560 : 2048) + 16 * row, *p = rec + 4;
     const int sc = j < 4 ? p[j] & 63 : (p[j + 4] & 15) | p[j - 4] >> 6 << 4,
               m = j < 4 ? p[j + 4] & 63 : p[j + 4] >> 4 | p[j] >> 6 << 4;
@@ -278,12 +293,45 @@ static void reference(const matrix &m, const double *x, std::vector<double> &out
         out[r] = s, size[r] = std::sqrt(q);
     }
 }
-/* Quantised: an activation is off by at most 2^-11 of itself, 2e-4 in the root mean square over a random
- * mantissa; independent errors add to as much of |w . x|; five deviations, for some 1e6 outputs. Floats:
- * float32 sums of up to 4,096 products, cut (not rounded) inside the tensor core. */
+static bool is_float(uint32_t type)
+{
+    return type == KN_F32 || type == KN_F16 || type == KN_BF16;
+}
+/* The activations as quantised products see them: rounded to int8 with a scale for 256 or 32 values, by the
+ * rule of kernels/cpu/mm_act.inc.h; steps: the scales, a value each. */
+static void round_act(uint32_t type, std::vector<double> &x, std::vector<double> &steps)
+{
+    const size_t block = mm_type_of(type)->act == MM_ACT_K ? 256 : 32;
+    steps.resize(x.size());
+    for (size_t b = 0; b < x.size(); b += block) {
+        float amax = 0;
+        for (size_t i = b; i < b + block; i++) amax = std::max(amax, std::fabs((float)x[i]));
+        const float inverse = amax >= 1e-30f ? 127.0f / amax : 0, d = amax >= 1e-30f ? amax / 127.0f : 0;
+        for (size_t i = b; i < b + block; i++) {
+            const float y = (float)x[i] * inverse;
+            x[i] = (double)d * std::nearbyint(y);
+            steps[i] = d;
+        }
+    }
+}
+/* What errors are measured in. Floats: |w . x| in the 2-norm; float32 sums of up to 4,096 products, cut (not
+ * rounded) inside the tensor core. Quantised: rounding to a step d is off by d / sqrt(12) in the root mean
+ * square, so an output by the root of the sum of w^2 d^2 / 12; six and a half of these for some 1e6 outputs.
+ */
 static double tolerance(uint32_t type)
 {
-    return type == KN_F32 || type == KN_F16 || type == KN_BF16 ? 4e-6 : 1e-3;
+    return is_float(type) ? 4e-6 : 6.5;
+}
+static void stated(const matrix &m, const std::vector<double> &x, std::vector<double> &out,
+                   std::vector<double> &size)
+{
+    reference(m, x.data(), out, size);
+    if (is_float(m.w.type)) return;
+    std::vector<double> y(x), d, none;
+    round_act(m.w.type, y, d);
+    for (double &v : d) v /= std::sqrt(12.0);
+    reference(m, d.data(), none, size);
+    for (int64_t r = 0; r < m.w.n_out; r++) size[r] += 1e-6 * std::fabs(out[r]);
 }
 
 #define ROWS 64
@@ -342,14 +390,26 @@ static void check_linear(uint32_t type, int64_t n_out, int64_t n_in)
     float *dx = device(x), *out = poisoned(ROWS * n_out);
     OK(cuda_linear(kb(), out, &m.w, dx, ROWS, false));
     std::vector<float> got = host(out, ROWS * n_out);
-    double worst = 0;
+    double worst = 0, tight = 0;
     for (int t = 0; t < ROWS; t += (n_out * n_in > 300000 ? 9 : 1)) {
-        std::vector<double> xd(x.begin() + t * n_in, x.begin() + (t + 1) * n_in), ref, size;
-        reference(m, xd.data(), ref, size);
+        std::vector<double> xd(x.begin() + t * n_in, x.begin() + (t + 1) * n_in), ref, size, steps;
+        stated(m, xd, ref, size);
         for (int64_t r = 0; r < n_out; r++) {
             const double e = std::fabs(got[t * n_out + r] - ref[r]) / (size[r] + 1e-30);
             if (!(e <= worst)) worst = e;
         }
+        if (is_float(type)) continue;
+        round_act(type, xd, steps); /* with the same rounded activations only float32 additions differ */
+        reference(m, xd.data(), ref, size);
+        for (int64_t r = 0; r < n_out; r++) {
+            const double e = std::fabs(got[t * n_out + r] - ref[r]) / (size[r] + 1e-30);
+            if (!(e <= tight)) tight = e;
+        }
+    }
+    if (!(tight <= 4e-6)) {
+        printf("%-12s %-5s [%6lld, %6lld] error with the same activations %.2e (limit 4e-06) FAILED\n",
+               "linear", kn_type_info(type)->name, (long long)n_out, (long long)n_in, tight);
+        failures++;
     }
     const bool same = same_rows(dx, n_in, got, n_out, [&](float *o, const float *p, int n) {
         OK(cuda_linear(kb(), o, &m.w, p, n, false));
@@ -419,7 +479,7 @@ static void check_norm(uint32_t ta, uint32_t tb, uint32_t tc, int64_t n_in)
         double worst = 0;
         for (int t = 0; t < ROWS; t++) {
             std::vector<double> ref, size;
-            reference(m[j], y[t].data(), ref, size);
+            stated(m[j], y[t], ref, size);
             for (int64_t r = 0; r < n_out[j]; r++) {
                 const double e = std::fabs(got[j][t * n_out[j] + r] - ref[r]) / (size[r] + 1e-30);
                 if (!(e <= worst)) worst = e;
@@ -440,15 +500,16 @@ static void check_norm(uint32_t ta, uint32_t tb, uint32_t tc, int64_t n_in)
         double worst = 0;
         for (int t = 0; t < ROWS; t++) {
             std::vector<double> a, b, sa, sb;
-            reference(m[0], y[t].data(), a, sa);
-            reference(up, y[t].data(), b, sb);
+            stated(m[0], y[t], a, sa);
+            stated(up, y[t], b, sb);
             for (int64_t r = 0; r < n_out[0]; r++) {
                 const double v = a[r],
                              f = act ? 0.5 * v *
                                            (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)))
                                      : v / (1 + std::exp(-v));
-                const double e = std::fabs(g[t * n_out[0] + r] - f * b[r]) /
-                                 (1.2 * sa[r] * std::fabs(b[r]) + std::fabs(f) * sb[r] + 1e-30);
+                const double e =
+                    std::fabs(g[t * n_out[0] + r] - f * b[r]) /
+                    (1.2 * sa[r] * (std::fabs(b[r]) + 6.5 * sb[r]) + std::fabs(f) * sb[r] + 1e-30);
                 if (!(e <= worst)) worst = e;
             }
         }
@@ -514,7 +575,7 @@ static void check_all(bool quick)
                 if (!quick)
                     check_linear(type, 100, block == 32 ? 1056 : 2304), check_linear(type, 1, block),
                         check_linear(type, 2064, 512);
-                if (!quick) check_linear(type, 24, 12288);
+                if (!quick) check_linear(type, 24, 12288), check_linear(type, 20, 28672);
             }
         }
         check_norm(KN_Q4_K, KN_Q4_K, KN_Q6_K, 1280);
@@ -583,7 +644,8 @@ static void measure_read()
     std::vector<uint32_t> h(1 << 22);
     for (uint32_t &v : h) v = rnd();
     for (size_t o = 0; o < bytes; o += h.size() * 4)
-        CK(cudaMemcpy((char *)p + o, h.data(), std::min(h.size() * 4, bytes - o), cudaMemcpyHostToDevice));
+        CK(cudaMemcpy((char *)p + o, o ? (void *)p : (void *)h.data(), std::min(h.size() * 4, bytes - o),
+                      o ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice));
     const double us = median_us(
         [&] {
             read_kernel<<<be->sm_count * 8, 256, 0, be->stream>>>(p, bytes / 16, be->mm_count + MM_WARPS);
@@ -634,7 +696,10 @@ static void bench_matrix(uint32_t type, int64_t n_out, int64_t n_in, const char 
     for (auto &m : w) cuda_weight_free(kb(), &m);
 }
 
-/* The products of a Qwen3-8B step. */
+/* The products of a step; shapes of Qwen3-8B. */
+static struct {
+    int64_t hidden, heads, kv, ff, vocab;
+} width = {4096, 4096, 1024, 12288, 151936};
 struct layer {
     kn_weight q, k, v, o, gate, up, down;
 };
@@ -643,20 +708,34 @@ struct model {
     kn_weight head;
     size_t bytes;
 };
+/* The same bytes elsewhere: quicker than another load. */
+static kn_weight clone(const kn_weight &w)
+{
+    kn_weight c = w;
+    CK(cudaMalloc(&c.packed, w.packed_bytes));
+    CK(cudaMemcpy(c.packed, w.packed, w.packed_bytes, cudaMemcpyDeviceToDevice));
+    return c;
+}
 static model load_model(int n_layers, uint32_t type, uint32_t more, uint32_t head)
 {
     model m;
     m.bytes = 0;
+    const int64_t h = width.hidden, a = width.heads, kv = width.kv, f = width.ff;
     for (int i = 0; i < n_layers; i++) {
         const uint32_t big = i % 2 ? type : more; /* half of v and down in the larger type */
-        layer l = {load(type, 4096, 4096), load(type, 4096, 1024),  load(big, 4096, 1024),
-                   load(type, 4096, 4096), load(type, 4096, 12288), load(type, 4096, 12288),
-                   load(big, 12288, 4096)};
+        layer l;
+        if (i < 2)
+            l = {load(type, h, a), load(type, h, kv), load(big, h, kv), load(type, a, h),
+                 load(type, h, f), load(type, h, f),  load(big, f, h)};
+        else {
+            const layer &o = m.layers[i % 2];
+            l = {clone(o.q), clone(o.k), clone(o.v), clone(o.o), clone(o.gate), clone(o.up), clone(o.down)};
+        }
         for (const kn_weight *w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down})
             m.bytes += w->packed_bytes;
         m.layers.push_back(l);
     }
-    m.head = load(head, 4096, 151936);
+    m.head = load(head, h, width.vocab);
     m.bytes += m.head.packed_bytes;
     return m;
 }
@@ -691,6 +770,129 @@ static void free_model(model &m)
     cuda_weight_free(kb(), &m.head);
 }
 
+#ifdef MM_TRACE
+/* Times of the parts of each launch (mm_kernel.cuh, prep.cu): on one multiprocessor, or for the preparation
+ * wherever it ran. */
+#define TRACES 64
+static unsigned long long *traces;
+static std::vector<const char *> traced;
+unsigned long long *mm_trace_next(const char *what)
+{
+    if (!traces || traced.size() == TRACES) return nullptr;
+    traced.push_back(what);
+    return traces + 10 * (traced.size() - 1);
+}
+static void trace(int n)
+{
+    bench_open();
+    model m = load_model(4, KN_Q4_K, KN_Q6_K, KN_Q4_K);
+    CK(cudaMalloc(&traces, TRACES * 10 * sizeof *traces));
+    CK(cudaMemset(traces, 0, TRACES * 10 * sizeof *traces));
+    cudaGraph_t g;
+    cudaGraphExec_t e;
+    CK(cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
+    step(m, n);
+    CK(cudaStreamEndCapture(be->stream, &g));
+    CK(cudaGraphInstantiate(&e, g, 0));
+    for (int i = 0; i < 4; i++) CK(cudaGraphLaunch(e, be->stream));
+    CK(cudaStreamSynchronize(be->stream));
+    std::vector<unsigned long long> t(TRACES * 10);
+    CK(cudaMemcpy(t.data(), traces, t.size() * sizeof t[0], cudaMemcpyDeviceToHost));
+    printf("%d rows, times in ns of the device's clock (and cycles of the multiprocessor's since the launch "
+           "before), "
+           "launch by launch\n"
+           "product: start, ring asked for, wait over, activations there, last slice done; prepare: start, "
+           "norm read, "
+           "wait over, slices done, end\n",
+           n);
+    unsigned long long first = 0, clock = 0;
+    for (size_t i = 0; i < traced.size(); i++) {
+        const unsigned long long *p = &t[10 * i];
+        if (!first) first = p[1];
+        printf("%-12s", traced[i]);
+        for (int k = 0; k < 5; k++) printf(" %8lld", p[2 * k + 1] ? (long long)(p[2 * k + 1] - first) : -1ll);
+        if (strcmp(traced[i], "prepare")) {
+            printf("  |");
+            for (int k = 0; k < 5; k++) printf(" %8lld", p[2 * k] ? (long long)(p[2 * k] - clock) : -1ll);
+            clock = p[8];
+        }
+        printf("\n");
+    }
+    free_model(m);
+}
+#endif
+
+/* Variants of the plan, one line each. skip: see `plans` in mm.cu. */
+static void variants(int layers, bool quick)
+{
+    measure_read();
+    bench_open();
+    model m = load_model(layers, KN_Q4_K, KN_Q6_K, KN_Q6_K);
+    const struct mm_tuning best = mm_tuning;
+    struct {
+        const char *name;
+        struct mm_tuning t;
+    } v[] = {{"as tuned", best},
+             {"2 stages", {2, 2, 8, 4, 4, 0, 0, 8, 8}},
+             {"6 stages", {6, 2, 8, 4, 4, 0, 0, 8, 8}},
+             {"1 block beside", {4, 2, 8, 4, 4, 1, 0, 8, 8}},
+             {"1 block alone", {4, 2, 8, 4, 4, 3, 0, 8, 8}},
+             {"copies of 4", {4, 4, 8, 4, 4, 0, 0, 8, 8}},
+             {"copies of 4, 2 stages", {2, 4, 8, 4, 4, 0, 0, 8, 8}},
+             {"copies of 1", {6, 1, 8, 4, 4, 0, 0, 8, 8}},
+             {"prologue", {4, 2, 8, 4, 4, 0, 1, 8, 8}},
+             {"2 slices", {4, 2, 8, 4, 2, 0, 0, 8, 8}},
+             {"1 slice", {4, 2, 8, 4, 1, 0, 0, 8, 8}},
+             {"8 slices", {4, 2, 8, 4, 8, 0, 0, 8, 8}},
+             {"2 blocks apart", {4, 2, 8, 4, 4, 0x0f, 0, 8, 8}}};
+    for (auto &c : v) {
+        if (quick && &c > v + 4) break;
+        mm_tuning = c.t;
+        bench_model(m, c.name, true);
+    }
+    mm_tuning = best;
+    free_model(m);
+}
+
+/* The other models: all rows of the products of a step, few layers. */
+static void steps()
+{
+    measure_read();
+    bench_open();
+    const struct mm_tuning best = mm_tuning;
+    model m = load_model(36, KN_Q4_K, KN_Q6_K, KN_Q6_K);
+    bench_model(m, "Q4_K_M, 36 layers", true);
+    free_model(m);
+    const struct {
+        const char *name;
+        int stages, copy_32, copy_float, slices, skip, prologue, slices_float;
+    } v[] = {{"as tuned", 4, 8, 4, 4, 0, 0, 8},        {"1 block beside", 4, 8, 4, 4, 1, 0, 8},
+             {"copies of 16", 4, 16, 8, 4, 0, 0, 8},   {"copies of 4", 4, 4, 4, 4, 0, 0, 8},
+             {"half the slices", 4, 8, 4, 2, 0, 0, 4}, {"8 stages", 8, 8, 4, 4, 0, 0, 8},
+             {"prologue", 4, 8, 4, 4, 0, 1, 8}};
+    for (uint32_t type : {KN_Q8_0, KN_BF16}) {
+        m = type == KN_Q8_0 ? load_model(12, type, type, type) : load_model(6, type, type, type);
+        for (const auto &c : v) {
+            char name[64];
+            snprintf(name, sizeof name, "%s, %s", kn_type_info(type)->name, c.name);
+            mm_tuning = best;
+            mm_tuning.stages = c.stages, mm_tuning.copy_32 = c.copy_32, mm_tuning.copy_float = c.copy_float;
+            mm_tuning.slices = c.slices, mm_tuning.skip = c.skip, mm_tuning.prologue = c.prologue;
+            mm_tuning.slices_float = c.slices_float;
+            bench_model(m, name, true);
+        }
+        mm_tuning = best;
+        free_model(m);
+    }
+    width = {1024, 2048, 1024, 3072, 151936}; /* Qwen3-0.6B */
+    m = load_model(28, KN_Q4_K, KN_Q6_K, KN_Q6_K);
+    bench_model(m, "0.6B, Q4_K_M, 28 layers", true);
+    mm_tuning.skip = 1;
+    bench_model(m, "0.6B, 1 block beside", true);
+    mm_tuning = best;
+    free_model(m);
+}
+
 static void bench(bool quick)
 {
     measure_read();
@@ -711,26 +913,6 @@ static void bench(bool quick)
     be->generic = true;
     bench_model(m, "Q4_K_M, generic", true);
     be->generic = false;
-    const struct mm_tuning best = mm_tuning;
-    if (!quick)
-        for (int v = 0; v < 36; v++) {
-            mm_tuning = {1 + v % 3, v / 3 % 2 ? 5 : 3, v / 6 % 2 ? 512 : 1024, v / 12, 0};
-            char name[64];
-            snprintf(name, sizeof name, "%d blocks %d stages slice %4d apart %d", mm_tuning.blocks_per_sm,
-                     mm_tuning.stages, mm_tuning.slice_k, mm_tuning.apart);
-            bench_model(m, name, true);
-        }
-    mm_tuning = best;
-#ifdef MM_PROBE
-    for (int v = 0; v < 16; v++) {
-        mm_tuning = {2, 4, v / 8 ? 512 : 1024, 0, v % 8};
-        char name[64];
-        snprintf(name, sizeof name, "slices %d, without%s%s%s", mm_tuning.slice_k, v & 1 ? " arithmetic" : "",
-                 v & 2 ? " x" : "", v & 4 ? " results" : "");
-        bench_model(m, name, true);
-    }
-    mm_tuning = best;
-#endif
     free_model(m);
     m = load_model(12, KN_Q8_0, KN_Q8_0, KN_Q8_0);
     bench_model(m, "Q8_0, 12 layers", false);
@@ -756,6 +938,14 @@ int main(int argc, char **argv)
             for (int i = 0; i < 6; i++)
                 OK(cuda_linear(kb(), bench_out[0], &w, bench_x, i < 3 ? 1 : 16, false));
             CK(cudaStreamSynchronize(be->stream));
+        } else if (!strcmp(what, "variants")) {
+            variants(36, quick);
+        } else if (!strcmp(what, "step")) {
+            steps();
+#ifdef MM_TRACE
+        } else if (!strcmp(what, "trace")) {
+            trace(argc > 2 ? atoi(argv[2]) : 1);
+#endif
         } else if (!strcmp(what, "bench"))
             bench(quick);
         cuda_mm_close(be);

@@ -1,0 +1,291 @@
+/* mm_int.cuh - from a stage of packed quantised weights to sums: 8-bit activations, integer tensor cores.
+ *
+ * Codes are bytes of A as they are (unsigned): a word of eight codes and two logic operations are two
+ * registers. mma.m16n8k32 sums a sub-block of 32 columns exactly (k16: 16 columns), integer scales multiply
+ * these sums, and all stays within int32: Q4_K, Q5_K   8 sub-blocks: |code| <= 31, |x| <= 127: 31 * 127 * 32
+ * * 63 * 8 < 2^26; minimums: 63 * 4,064 * 8 < 2^22 Q6_K         16 sub-blocks of 16: 63 * 127 * 16 * 128 * 16
+ * < 2^28.1; minus 32 * 128 * 2,032 * 16 < 2^27.1 32-blocks    255 * 127 * 32 < 2^20 Below 2^22, an int
+ * becomes a float by an addition: 0x4b400000 + i are the bits of 12582912 + i. */
+#ifndef DFLASH_CUDA_MM_INT_CUH
+#define DFLASH_CUDA_MM_INT_CUH
+
+#include "mm_frag.cuh"
+
+#define MM_BITS_OF 0x4b400000
+DEV float of_bits(int i) /* MM_BITS_OF + value, |value| < 2^22 */
+{
+    return __fsub_rn(__int_as_float(i), 12582912.0f);
+}
+
+/* c = init + A B; A unsigned or signed bytes, B signed */
+template <bool SIGNED>
+DEV void mma_32(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, int i0, int i1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%10,%11};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i0), "r"(i1));
+}
+template <bool SIGNED> DEV void mma_16(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    if (SIGNED)
+        asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+            : "r"(a0), "r"(a1), "r"(b), "r"(0));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+            : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+/* sum (first: =) c times the scales of row g and of row g + 8 */
+DEV void scale_int(int sum[4], const int c[4], int low, int high, bool first)
+{
+    sum[0] = c[0] * low + (first ? 0 : sum[0]);
+    sum[1] = c[1] * low + (first ? 0 : sum[1]);
+    sum[2] = c[2] * high + (first ? 0 : sum[2]);
+    sum[3] = c[3] * high + (first ? 0 : sum[3]);
+}
+/* Byte i of w, its sign spread above it. (__byte_perm ignores the selector's sign bits.) */
+DEV int signed_byte(uint32_t w, int i)
+{
+    int v;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(v) : "r"(w), "r"(0x8880 + 0x1111 * i));
+    return v;
+}
+DEV float lds_float(const uint8_t *p)
+{
+    return *(const float *)p;
+}
+/* Codes of rows g and g + 8: 4 columns each. */
+DEV void code_words(uint32_t *a0, uint32_t *a1, uint32_t w)
+{
+    *a0 = w & 0x0f0f0f0f;
+    *a1 = w >> 4 & 0x0f0f0f0f;
+}
+
+struct frag_k {
+    static constexpr enum mm_act act = MM_ACT_K;
+    static constexpr bool whole = true;
+    static constexpr int planes = 1, b_unit = 256, sums_unit = 32, aux_unit = 4;
+
+    /* Q4_K, Q5_K: fin += (d sum of sc * (codes . x) - dmin sum of m * (sum of x)) * scale of x */
+    template <int BITS, int NT>
+    DEV void unit_45(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
+    {
+        const int g = lane / 4, q = lane % 4;
+        constexpr int records = BITS == 5 ? 2560 : 2048;
+        uint32_t sc[2][2], am[2];
+        float d[2], dmin[2];
+#pragma unroll
+        for (int hi = 0; hi < 2; hi++) {
+            const uint4 r = lds16(st + records + 128 * hi + 16 * g);
+            d[hi] = h_low(r.x), dmin[hi] = h_high(r.x);
+            sc[hi][0] = r.y & 0x3f3f3f3f;
+            sc[hi][1] = (r.w & 0x0f0f0f0f) | (r.y >> 2 & 0x30303030);
+            /* of the eight minimums, 2 q and 2 q + 1, twice: one for each 16 columns */
+            am[hi] = __byte_perm(r.z & 0x3f3f3f3f, (r.w >> 4 & 0x0f0f0f0f) | (r.z >> 2 & 0x30303030),
+                                 0x1100 + 0x2222 * q);
+        }
+        uint4 high = make_uint4(0, 0, 0, 0);
+        if (BITS == 5) high = lds16(st + 2048 + 16 * lane);
+        const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
+        int sum[NT][4];
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            const uint4 codes = lds16(st + 512 * part + 16 * lane);
+            const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+            uint4 b[NT];
+#pragma unroll
+            for (int t = 0; t < NT; t++) b[t] = lds16(v.b + 256 * at + v.row[t] + 64 * part);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int j = 2 * part + i;
+                uint32_t a[4];
+#pragma unroll
+                for (int s = 0; s < 2; s++) {
+                    code_words(a + 2 * s, a + 2 * s + 1, w[2 * i + s]);
+                    if (BITS == 5) {
+                        a[2 * s] |= shift(hw[part], 4 - (2 * s + i)) & 0x10101010;
+                        a[2 * s + 1] |= shift(hw[part], -(2 * s + i)) & 0x10101010;
+                    }
+                }
+                const int low = (int)__byte_perm(sc[0][j / 4], 0, 0x4440 + j % 4),
+                          top = (int)__byte_perm(sc[1][j / 4], 0, 0x4440 + j % 4);
+#pragma unroll
+                for (int t = 0; t < NT; t++) {
+                    int c[4];
+                    mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, 0, 0);
+                    scale_int(sum[t], c, low, top, j == 0);
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);
+            const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
+                                 lds_float(v.aux + 4 * at + v.pair[t][1])};
+            int lo[4], hi[4];
+            mma_16<false>(lo, am[0], am[1], s.x);
+            mma_16<false>(hi, am[0], am[1], s.y);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float m = of_bits((hi[i] << 7) + lo[i] + MM_BITS_OF);
+                const float y = __fmaf_rn(__int2float_rn(sum[t][i]), d[i / 2], -__fmul_rn(m, dmin[i / 2]));
+                fin[t][i] = __fmaf_rn(y, da[i % 2], fin[t][i]);
+            }
+        }
+    }
+
+    /* Q6_K: fin += sum of sc * ((codes - 32) . x) * (d * scale of x) */
+    template <int NT>
+    DEV void unit_6(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
+    {
+        const int g = lane / 4, q = lane % 4;
+        uint32_t sc[2][4], am[2];
+#pragma unroll
+        for (int hi = 0; hi < 2; hi++) {
+            const uint4 r = lds16(st + 3072 + 128 * hi + 16 * g);
+            sc[hi][0] = r.x ^ 0x80808080, sc[hi][1] = r.y ^ 0x80808080;
+            sc[hi][2] = r.z ^ 0x80808080, sc[hi][3] = r.w ^ 0x80808080;
+            am[hi] = lds4(st + 3072 + 128 * hi + 16 * g + 4 * q) ^ 0x80808080;
+        }
+        const uint32_t dd = lds4(st + 3328 + 4 * g);
+        const float d[2] = {h_low(dd), h_high(dd)};
+        int sum[NT][4];
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            const uint4 codes = lds16(st + 512 * part + 16 * lane);
+            const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+            const uint2 pairs = lds8(st + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2));
+            uint4 b[NT];
+#pragma unroll
+            for (int t = 0; t < NT; t++) b[t] = lds16(v.b + 256 * at + v.row[t] + 64 * part);
+#pragma unroll
+            for (int e = 0; e < 4; e++) { /* 16 columns each */
+                const int j = 4 * part + e, s = e % 2;
+                const uint32_t hw = e / 2 ? pairs.y : pairs.x;
+                uint32_t a0, a1;
+                code_words(&a0, &a1, w[e]);
+                a0 |= shift(hw, 4 - 2 * s) & 0x30303030;
+                a1 |= shift(hw, -2 * s) & 0x30303030;
+                const int low = signed_byte(sc[0][part], e), top = signed_byte(sc[1][part], e);
+#pragma unroll
+                for (int t = 0; t < NT; t++) {
+                    int c[4];
+                    mma_16<false>(c, a0, a1, e == 0 ? b[t].x : e == 1 ? b[t].y : e == 2 ? b[t].z : b[t].w);
+                    scale_int(sum[t], c, low, top, j == 0);
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);
+            const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
+                                 lds_float(v.aux + 4 * at + v.pair[t][1])};
+            int lo[4], hi[4];
+            mma_16<true>(lo, am[0], am[1], s.x);
+            mma_16<true>(hi, am[0], am[1], s.y);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                fin[t][i] = __fmaf_rn(__int2float_rn(sum[t][i] - 32 * ((hi[i] << 7) + lo[i])),
+                                      __fmul_rn(d[i / 2], da[i % 2]), fin[t][i]);
+        }
+    }
+
+    template <int NT>
+    DEV void stage(float fin[NT][4], const uint8_t *st, int units, uint32_t type, const mm_view<NT> &v,
+                   int lane)
+    {
+        if (type == KN_Q4_K)
+#pragma unroll 1
+            for (int u = 0; u < units; u++) unit_45<4, NT>(fin, st + 2304 * u, v, u, lane);
+        else if (type == KN_Q6_K)
+#pragma unroll 1
+            for (int u = 0; u < units; u++) unit_6<NT>(fin, st + 3360 * u, v, u, lane);
+        else
+#pragma unroll 1
+            for (int u = 0; u < units; u++) unit_45<5, NT>(fin, st + 2816 * u, v, u, lane);
+    }
+};
+
+/* 32-blocks: fin += (codes - offset) . x * (d * scale of x) [+ m * (scale of x * sum of x)] */
+template <bool MIN> struct frag_32 {
+    static constexpr enum mm_act act = MIN ? MM_ACT_32M : MM_ACT_32;
+    static constexpr bool whole = true;
+    static constexpr int planes = 1, b_unit = 32, sums_unit = 0, aux_unit = 8;
+
+    template <int BITS> DEV void codes(uint32_t a[4], const uint8_t *u, int lane)
+    {
+        if (BITS == 8) { /* 128 + code */
+            const uint4 c = lds16(u + 16 * lane);
+            a[0] = __byte_perm(c.x, c.y, 0x5140), a[1] = __byte_perm(c.x, c.y, 0x7362);
+            a[2] = __byte_perm(c.z, c.w, 0x5140), a[3] = __byte_perm(c.z, c.w, 0x7362);
+            return;
+        }
+        const uint2 c = lds8(u + 8 * lane);
+        code_words(a, a + 1, c.x);
+        code_words(a + 2, a + 3, c.y);
+        if (BITS == 5) { /* bit 2 s + 4 hi of each byte, its columns in the order of codes */
+            const uint32_t x = __byte_perm(*(const unsigned short *)(u + 256 + 2 * lane), 0, 0x1100);
+            const uint32_t high = (x & 0x00ff00ff) | (x >> 1 & 0x7f007f00);
+            a[0] |= high << 4 & 0x10101010, a[1] |= high & 0x10101010;
+            a[2] |= high << 2 & 0x10101010, a[3] |= high >> 2 & 0x10101010;
+        }
+    }
+    template <int BITS, int NT>
+    DEV void blocks(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
+    {
+        constexpr int unit_bytes = 64 * BITS + (MIN ? 64 : 32);
+        const int g = lane / 4;
+#pragma unroll 2
+        for (int first = 0; first < units; first += 2) {
+            uint4 b[NT];
+#pragma unroll
+            for (int t = 0; t < NT; t++) b[t] = lds16(v.b + 32 * first + v.row[t]);
+#pragma unroll
+            for (int i = 0; i < 2; i++, st += unit_bytes) {
+                if (first + i >= units) break;
+                uint32_t a[4], dd, mm = 0;
+                codes<BITS>(a, st, lane);
+                if (MIN) {
+                    const uint2 dm = lds8(st + 64 * BITS + 8 * g);
+                    dd = dm.x, mm = dm.y;
+                } else {
+                    dd = lds4(st + 64 * BITS + 4 * g);
+                }
+                const float d[2] = {h_low(dd), h_high(dd)}, m[2] = {h_low(mm), h_high(mm)};
+#pragma unroll
+                for (int t = 0; t < NT; t++) {
+                    const uint2 x0 = lds8(v.aux + 8 * (first + i) + v.pair[t][0]),
+                                x1 = lds8(v.aux + 8 * (first + i) + v.pair[t][1]);
+                    /* minus the offset: 128, 16 or 8 times the sum */
+                    constexpr int left = BITS == 8 ? 7 : BITS == 5 ? 4 : 3;
+                    const int i0 = MM_BITS_OF + (MIN ? 0 : (int)(x0.y << left)),
+                              i1 = MM_BITS_OF + (MIN ? 0 : (int)(x1.y << left));
+                    const float da[2] = {__uint_as_float(x0.x), __uint_as_float(x1.x)},
+                                ds[2] = {__uint_as_float(x0.y), __uint_as_float(x1.y)};
+                    int c[4];
+                    mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        fin[t][k] = __fmaf_rn(of_bits(c[k]), __fmul_rn(d[k / 2], da[k % 2]), fin[t][k]);
+                        if (MIN) fin[t][k] = __fmaf_rn(m[k / 2], ds[k % 2], fin[t][k]);
+                    }
+                }
+            }
+        }
+    }
+    template <int NT>
+    DEV void stage(float fin[NT][4], const uint8_t *st, int units, uint32_t type, const mm_view<NT> &v,
+                   int lane)
+    {
+        if (type == KN_Q8_0)
+            blocks<8, NT>(fin, st, units, v, lane);
+        else if (type == KN_Q4_0 || type == KN_Q4_1)
+            blocks<4, NT>(fin, st, units, v, lane);
+        else
+            blocks<5, NT>(fin, st, units, v, lane);
+    }
+};
+
+#endif
