@@ -8,6 +8,9 @@
 #include "math.cuh"
 
 struct cuda_attention_tuning cuda_attention_tuning;
+#ifdef ATTN_TRACE
+long long *attn_trace;
+#endif
 
 /* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
 DEV float weight(float x, float top)
@@ -89,6 +92,10 @@ static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t stage
     if (d == 64 || d == 128) return attn_few_narrow(d, type, tiles, stages, smem);
     return d == 256 || d == 512 ? attn_few_wide(d, type, tiles, stages, smem) : NULL;
 }
+static attn_fn near_kernel(int32_t d, uint32_t type, int32_t stages, size_t *smem)
+{
+    return d <= 128 ? attn_near_narrow(d, type, stages, smem) : attn_near_wide(d, type, stages, smem);
+}
 static attn_fn merge_kernel(int32_t d)
 {
     return d <= 128 ? attn_merge_narrow(d) : attn_merge_wide(d);
@@ -125,6 +132,60 @@ static int allow(struct cuda_backend *be, attn_fn f, size_t smem)
         cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
 }
 
+/* Launch a grid (tiles, kv heads, blocks) of clusters (1, 1, blocks). */
+static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, unsigned threads, size_t smem,
+                               const struct attn &p)
+{
+    cudaLaunchAttribute attr[2];
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem;
+    config.stream = be->stream;
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
+    attr[0].val.clusterDim.z = grid.z;
+    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[1].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attr;
+    config.numAttrs = 2;
+    be->launches++;
+    return cudaLaunchKernelEx(&config, f, p);
+}
+
+/* Which clusters the device can hold: be->attn_clusters[head size][16 blocks, not 8][leaves a block - 1]. */
+static int open_near(struct cuda_backend *be, int i, uint32_t type)
+{
+    const int32_t d = head_sizes[i];
+    for (int32_t wide = 0; wide < 2; wide++)
+        for (int32_t leaves = 1; leaves <= NEAR_LEAVES; leaves++) {
+            int most = 0;
+            size_t smem;
+            attn_fn f = near_kernel(d, type, leaves, &smem);
+            cudaLaunchAttribute attr[1];
+            cudaLaunchConfig_t config = {};
+            if (smem > (size_t)be->smem_block) break;
+            int rc = allow(be, f, smem);
+            if (rc) return rc;
+            config.gridDim = dim3(1, 1, wide ? 16 : 8);
+            config.blockDim = dim3(d <= 128 ? 128 : 256);
+            config.dynamicSmemBytes = smem;
+            attr[0].id = cudaLaunchAttributeClusterDimension;
+            attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
+            attr[0].val.clusterDim.z = config.gridDim.z;
+            config.attrs = attr;
+            config.numAttrs = 1;
+            if (cudaFuncSetAttribute((const void *)f, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+                    cudaSuccess ||
+                cudaOccupancyMaxActiveClusters(&most, (const void *)f, &config) != cudaSuccess) {
+                (void)cudaGetLastError(); /* a device without: not taken */
+                most = 0;
+            }
+            be->attn_clusters[i][wide][leaves - 1] = most;
+        }
+    return 0;
+}
+
 int cuda_attention_open(struct cuda_backend *be)
 {
     static const uint32_t types[] = {KN_F16, KN_BF16};
@@ -136,12 +197,13 @@ int cuda_attention_open(struct cuda_backend *be)
             const struct block b = block_of(be, d, type, k ? tiles_most(d) : 1);
             if (b.f) rc = allow(be, b.f, b.smem);
         }
-        for (int k = 0; k < 4 && rc == 0; k++) {
+        for (int k = 0; k < 2 && rc == 0; k++) {
             size_t smem = 0;
-            int32_t chunks;
-            attn_fn f = attn_prefill_of(d, type, k % 2 ? 8 : 4, 1 + k / 2, &smem, &chunks);
+            int32_t tiles, chunks;
+            attn_fn f = attn_prefill_of(d, type, k ? 8 : 4, &smem, &tiles, &chunks);
             if (f && smem <= (size_t)be->smem_block) rc = allow(be, f, smem);
         }
+        if (rc == 0 && be->cc >= 90 && !be->generic) rc = open_near(be, i / 2, type);
         if (rc) return rc;
     }
     return 0;
@@ -149,10 +211,9 @@ int cuda_attention_open(struct cuda_backend *be)
 
 /* The most units of so many keys that the rows of a call can see. positions are below bound where it is not
  * 0. */
-static int32_t most_units(const struct kn_kv *kv, int32_t n, int32_t window, bool causal, int32_t bound,
-                          int32_t unit)
+static int32_t most_units(int32_t cap, int32_t n, int32_t window, bool causal, int32_t bound, int32_t unit)
 {
-    int64_t keys = kv->cap, most;
+    int64_t keys = cap, most;
     if (window) {
         const int64_t some = (int64_t)window * (causal ? 1 : 2) + n;
         if (some < keys) keys = some;
@@ -168,6 +229,27 @@ static size_t record_bytes(int32_t d)
 static int32_t tiles_of(int32_t n, int32_t n_rep)
 {
     return (int32_t)(((int64_t)n * n_rep + TILE - 1) / TILE);
+}
+
+/* Clusters for a call that so many units of leaves may see: blocks of one (8 or 16), leaves a block; 0: none.
+ */
+static int32_t plan_near(const struct cuda_backend *be, const struct attn *p, int32_t bound, int32_t *leaves)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t clusters = tiles_of(p->n, p->n_rep) * p->n_kv,
+                  most = most_units(p->cap, p->n, p->window, p->causal, bound, p->d <= 256 ? 64 : 32);
+    if (p->type == KN_F32 || t->near == 1 || be->cc < 90 || be->generic) return 0;
+    for (int i = 0; i < 4; i++) {
+        if (head_sizes[i] != p->d) continue;
+        for (int32_t blocks = 16; blocks >= 8; blocks /= 2) {
+            *leaves = (most + blocks - 1) / blocks;
+            if (*leaves > NEAR_LEAVES || (blocks == 16 && most <= 8) || (t->cluster && t->cluster != blocks))
+                continue;
+            const int32_t room = be->attn_clusters[i][blocks / 16][*leaves - 1];
+            if (clusters <= room || (room && t->near == 2)) return blocks;
+        }
+    }
+    return 0;
 }
 
 /* How attn_few is launched: a pure function of shape, promise and device. Results do not depend on it. */
@@ -189,12 +271,12 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     p.groups = (tiles + p.b.tiles - 1) / p.b.tiles;
     const int64_t at_once = (int64_t)kv->n_head_kv * p.groups, chip = (int64_t)be->sm_count * p.b.resident;
     const int32_t bound = be->head.kv_bound, leaf = d <= 256 ? 64 : 32;
-    const int32_t nodes = most_units(kv, a->n, a->window, a->causal, bound, NODE);
+    const int32_t nodes = most_units(kv->cap, a->n, a->window, a->causal, bound, NODE);
     /* Leaves where nodes would leave much of the chip idle; for many rows their partial results are as many
      * bytes as the keys. */
     p.leaves = t->unit ? t->unit == 1 : nodes * at_once * 4 < be->sm_count * (p.b.tiles == 1 ? 6 : 3);
     for (;; p.leaves = 0) {
-        p.slots = p.leaves ? most_units(kv, a->n, a->window, a->causal, bound, leaf) : nodes;
+        p.slots = p.leaves ? most_units(kv->cap, a->n, a->window, a->causal, bound, leaf) : nodes;
         const size_t group = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)p.b.tiles * (size_t)p.slots;
         const int64_t room = (int64_t)(be->scratch_rows_bytes / group),
                       counted = (be->counters - 1024) / kv->n_head_kv;
@@ -215,8 +297,9 @@ size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv,
     const int32_t most = tiles_most(d),
                   tiles = (tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv) + most - 1) / most;
     const size_t one = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)most;
-    const size_t node = one * (size_t)most_units(kv, n, window, false, 0, NODE),
-                 leaf = one * (size_t)most_units(kv, n, window, false, 0, d <= 256 ? 64 : 32) * (size_t)tiles;
+    const size_t node = one * (size_t)most_units(kv->cap, n, window, false, 0, NODE),
+                 leaf = one * (size_t)most_units(kv->cap, n, window, false, 0, d <= 256 ? 64 : 32) *
+                        (size_t)tiles;
     size_t turn = BUDGET / node;
     if (turn > (size_t)tiles) turn = (size_t)tiles;
     if (turn < 1) turn = 1;
@@ -255,6 +338,21 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, str
     const struct plan plan = plan_few(be, a);
     const int32_t tiles = tiles_of(p.n, p.n_rep);
     int rc = 0;
+    /* Launched behind the rope_store that stored these rows, and nothing else. */
+    p.early = be->launches == be->store_launch && be->store_k == p.k && be->store_pos == p.pos &&
+              !be->generic && be->cc >= 90 && !cuda_attention_tuning.late;
+    int32_t leaves;
+    const int32_t blocks = plan_near(be, &p, be->head.kv_bound, &leaves);
+    if (blocks) {
+        size_t smem;
+        attn_fn f = near_kernel(p.d, p.type, leaves, &smem);
+        p.log_blocks = blocks == 16 ? 4 : 3;
+#ifdef ATTN_TRACE
+        p.trace = attn_trace;
+#endif
+        const dim3 grid((unsigned)tiles, (unsigned)p.n_kv, (unsigned)blocks);
+        return cuda_check(be, "attention", launch_near(be, f, grid, p.d <= 128 ? 128 : 256, smem, p));
+    }
     if (!plan.b.f)
         return cuda_check(
             be, "attention",
@@ -268,9 +366,6 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, str
     p.count = be->count + 1024; /* the first belong to find_bad and pick */
     p.tiles = plan.b.tiles, p.stages = plan.b.stages;
     p.slots = plan.slots, p.leaves = plan.leaves, p.per = plan.per, p.apart = plan.apart;
-    /* Launched behind the rope_store that stored these rows, and nothing else. */
-    p.early = be->launches == be->store_launch && be->store_k == p.k && be->store_pos == p.pos &&
-              !be->generic && be->cc >= 90 && !cuda_attention_tuning.late;
     const dim3 threads(p.d <= 128 ? 128 : 256);
     for (int32_t g = 0; g < plan.groups && rc == 0; g += plan.turn) {
         const int32_t groups = plan.groups - g < plan.turn ? plan.groups - g : plan.turn;
@@ -290,19 +385,18 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, str
 
 /* The kernel for more than FEW rows, or NULL: 8 warps a block where the blocks fill the chip. */
 static attn_fn prefill_kernel(const struct cuda_backend *be, const struct attn *p, int32_t *warps,
-                              size_t *smem, int32_t *chunks)
+                              size_t *smem, int32_t *tiles, int32_t *chunks)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    const int32_t tiles = tiles_of(p->n, p->n_rep), parts = t->parts == 2 ? 2 : 1;
+    const int32_t n = tiles_of(p->n, p->n_rep);
     if (p->type == KN_F32) return NULL;
-    *warps = p->d == 512                                                             ? 4
-             : p->d == 64                                                            ? 8
-             : t->warps                                                              ? t->warps
-             : (int64_t)((tiles + 7) / 8) * p->n_kv * 4 >= (int64_t)be->sm_count * 3 ? 8
-                                                                                     : 4;
-    attn_fn f = attn_prefill_of(p->d, p->type, *warps, parts, smem, chunks);
-    if (f && *smem > (size_t)be->smem_block && *warps == 8 && p->d > 64)
-        f = attn_prefill_of(p->d, p->type, *warps = 4, parts, smem, chunks);
+    *warps = p->d == 512                                                         ? 4
+             : t->warps                                                          ? t->warps
+             : (int64_t)((n + 7) / 8) * p->n_kv * 4 >= (int64_t)be->sm_count * 3 ? 8
+                                                                                 : 4;
+    attn_fn f = attn_prefill_of(p->d, p->type, *warps, smem, tiles, chunks);
+    if (f && *smem > (size_t)be->smem_block && *warps == 8)
+        f = attn_prefill_of(p->d, p->type, *warps = 4, smem, tiles, chunks);
     return f && *smem <= (size_t)be->smem_block ? f : NULL;
 }
 
@@ -324,11 +418,12 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
     p.n = a->n, p.n_head = a->n_head, p.n_kv = kv->n_head_kv, p.n_rep = a->n_head / kv->n_head_kv;
     p.d = kv->head_dim, p.cap = kv->cap, p.window = a->window, p.type = kv->type;
     p.scale = a->scale, p.causal = a->causal;
+    p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
     size_t smem;
-    int32_t warps, chunks;
-    attn_fn f = a->n > FEW ? prefill_kernel(be, &p, &warps, &smem, &chunks) : NULL;
+    int32_t warps, tiles, chunks;
+    attn_fn f = a->n > FEW ? prefill_kernel(be, &p, &warps, &smem, &tiles, &chunks) : NULL;
     if (!f) return launch_few(be, a, p);
-    const dim3 grid((unsigned)((tiles_of(p.n, p.n_rep) + warps - 1) / warps), (unsigned)p.n_kv,
+    const dim3 grid((unsigned)((tiles_of(p.n, p.n_rep) + tiles - 1) / tiles), (unsigned)p.n_kv,
                     (unsigned)chunks);
     return cuda_check(be, "attention", cuda_launch(be, f, grid, dim3((unsigned)(32 * warps)), smem, p));
 }

@@ -35,6 +35,7 @@ struct attn {
     unsigned *count;
     int32_t n, n_head, n_kv, n_rep, d, cap, window;
     uint32_t type;
+    uint32_t rep_inverse; /* 2^32 / n_rep + 1; 0 where n_rep is 1 */
     float scale;
     bool causal;
     /* attn_few */
@@ -46,22 +47,39 @@ struct attn {
     int32_t stages;
     bool apart; /* attn_merge follows */
     bool early; /* all but this pass's own keys may be read before the wait */
+    /* attn_near */
+    int32_t log_blocks; /* of a cluster */
+#ifdef ATTN_TRACE
+    long long *trace; /* [blocks][16] clocks */
+#endif
 };
 typedef void (*attn_fn)(const attn);
 
 /* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512. tiles: 1, or the
- * most a block takes (4; 2 for 512). *smem for so many stages. attention_prefill.cu: more rows; warps 4 or 8.
- * NULL: no such kernel. */
+ * most a block takes (4; 2 for 512). *smem for so many stages. near: clusters, stages: leaves a block.
+ * attention_prefill.cu: more rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
+ */
 attn_fn attn_few_narrow(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem);
 attn_fn attn_few_wide(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem);
+attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t stages, size_t *smem);
 attn_fn attn_merge_narrow(int32_t d);
 attn_fn attn_merge_wide(int32_t d);
-attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, int32_t parts, size_t *smem,
+attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 
-DEV int attn_leaf(int d)
+#ifdef ATTN_TRACE
+#define STAMP(i)                                                                                             \
+    if (a.trace && threadIdx.x == 0)                                                                         \
+    a.trace[((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 16 + (i)] = clock64()
+#else
+#define STAMP(i) (void)0
+#endif
+
+/* at / n_rep, for at * n_rep < 2^32. */
+DEV int row_of(const attn &a, int at)
 {
-    return d <= 256 ? 64 : 32;
+    return a.rep_inverse ? (int)__umulhi((unsigned)at, a.rep_inverse) : at;
 }
 
 struct span {
@@ -81,7 +99,7 @@ DEV struct span visible(const attn &a, int i, int pos0, int bound)
  * upper. Nothing where there are no rows. */
 DEV struct span visible_any(const attn &a, int tile, int n, int pos0, int bound)
 {
-    const int from = tile * TILE / a.n_rep, to = min(((tile + n) * TILE - 1) / a.n_rep, a.n - 1);
+    const int from = row_of(a, tile * TILE), to = min(row_of(a, (tile + n) * TILE - 1), a.n - 1);
     if (from >= a.n) return {0, 0};
     const struct span v = {visible(a, from, pos0, bound).lo, visible(a, to, pos0, bound).hi};
     return v.hi > v.lo ? v : span{0, 0};
@@ -89,7 +107,7 @@ DEV struct span visible_any(const attn &a, int tile, int n, int pos0, int bound)
 /* What every row of the tile sees. */
 DEV struct span visible_all(const attn &a, int tile, int pos0, int bound)
 {
-    const int from = tile * TILE / a.n_rep, to = min(((tile + 1) * TILE - 1) / a.n_rep, a.n - 1);
+    const int from = row_of(a, tile * TILE), to = min(row_of(a, (tile + 1) * TILE - 1), a.n - 1);
     return {visible(a, to, pos0, bound).lo, visible(a, min(from, a.n - 1), pos0, bound).hi};
 }
 
@@ -183,8 +201,41 @@ DEV void copy_wait(int n)
     case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
     case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
     case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
-    default: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    default:
+        asm volatile("cp.async.wait_group 5;" ::: "memory");
+        break; /* of more: earlier than it need be */
     }
+}
+/* The same place in the shared memory of block `rank` of my cluster, and what is there. */
+DEV unsigned cluster_at(unsigned at, unsigned rank)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+#else
+    return rank ? 0 : at;
+#endif
+}
+DEV float4 cluster_load(unsigned at)
+{
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+#endif
+    return v;
+}
+/* All threads of the cluster: what each wrote to shared memory before is there for the others after. */
+DEV void cluster_sync()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
 }
 DEV uint4 load_matrices(unsigned at)
 {
@@ -213,7 +264,8 @@ DEV void fetch(const attn &a, unsigned to, const void *cache, int p0, int kv_hea
 {
     constexpr int PIECES = COLS / 8; /* 16 bytes */
     const int64_t stride = (int64_t)a.n_kv * D;
-    const uint16_t *base = (const uint16_t *)cache + (p0 % a.cap) * stride + kv_head * D + col;
+    const uint16_t *base =
+        (const uint16_t *)cache + (p0 < a.cap ? p0 : p0 % a.cap) * stride + kv_head * D + col;
 #pragma unroll
     for (int i = 0; i < KEYS * PIECES / THREADS; i++) {
         const int at = i * THREADS + (int)threadIdx.x, key = at / PIECES, piece = at % PIECES;
@@ -223,42 +275,72 @@ DEV void fetch(const attn &a, unsigned to, const void *cache, int p0, int kv_hea
     }
 }
 
-/* TILES tiles of queries as fragments q[TILES][D / 16][PARTS][32]; unit[TILES * 16]: what the scores are
- * multiplied by. Each row is scaled by a power of two to at most 1, so that halves neither overflow nor lose
- * low parts. All warps; no barrier inside. */
+/* Rows of queries on their way to shared memory: row k of a warp is row (k0 + k) * WARPS + warp of the
+ * block's. */
+template <int D, int WARPS, int N> struct query_rows {
+    static constexpr int WIDE = D / 64;
+    float2 x[N][WIDE];
+    __device__ __forceinline__ void read(const attn &a, int tile, int kv_head, int k0)
+    {
+        const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const int at = tile * TILE + (k0 + k) * WARPS + w, row = row_of(a, at),
+                      head = kv_head * a.n_rep + at - row * a.n_rep;
+            const float *q = a.q + ((int64_t)row * a.n_head + head) * D;
+#pragma unroll
+            for (int i = 0; i < WIDE; i++)
+                x[k][i] = row < a.n ? *(const float2 *)(q + 64 * i + 2 * lane) : make_float2(0.0f, 0.0f);
+        }
+    }
+    /* As fragments to[tile][D / 16][PARTS][32]; unit[row]: what the scores are multiplied by. Each row is
+     * scaled by a power of two to at most 1, so that halves neither overflow nor lose low parts. */
+    template <bool BF16, int PARTS>
+    __device__ __forceinline__ void put(const attn &a, uint4 *to, float *unit, int k0)
+    {
+        const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
+        float top[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            top[k] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < WIDE; i++) top[k] = fmaxf(top[k], fmaxf(fabsf(x[k][i].x), fabsf(x[k][i].y)));
+        }
+#pragma unroll
+        for (int i = 16; i; i >>= 1)
+#pragma unroll
+            for (int k = 0; k < N; k++) top[k] = fmaxf(top[k], __shfl_xor_sync(~0u, top[k], i));
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const int r = (k0 + k) * WARPS + w;
+            int e = (__float_as_int(top[k]) >> 23) - 126; /* top < 2^e */
+            e = top[k] == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
+            const float down = __int_as_float((127 - e) << 23);
+            if (lane == 0)
+                unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+#pragma unroll
+            for (int i = 0; i < WIDE; i++) {
+                const int d = 64 * i + 2 * lane, word = d % 16 / 8 * 2 + r % 16 / 8,
+                          at_lane = r % 8 * 4 + d % 8 / 2;
+                uint32_t p[PARTS];
+                parts_of<PARTS, BF16>(__fmul_rn(x[k][i].x, down), __fmul_rn(x[k][i].y, down), p);
+#pragma unroll
+                for (int j = 0; j < PARTS; j++)
+                    ((uint32_t *)&to[((r / 16 * (D / 16) + d / 16) * PARTS + j) * 32 + at_lane])[word] = p[j];
+            }
+        }
+    }
+};
+/* TILES tiles of queries. All warps; no barrier inside. */
 template <int D, bool BF16, int TILES, int WARPS, int PARTS>
 DEV void load_queries(const attn &a, uint4 *to, float *unit, int tile, int kv_head)
 {
-    constexpr int N = TILES * TILE / WARPS, WIDE = D / 64;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
-#pragma unroll(N < 4 ? N : 4)
-    for (int k = 0; k < N; k++) {
-        const int r = k * WARPS + w, at = tile * TILE + r, row = at / a.n_rep,
-                  head = kv_head * a.n_rep + at % a.n_rep;
-        const float *q = a.q + ((int64_t)row * a.n_head + head) * D;
-        float2 x[WIDE];
-        float top = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WIDE; i++)
-            x[i] = row < a.n ? *(const float2 *)(q + 64 * i + 2 * lane) : make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int i = 0; i < WIDE; i++) top = fmaxf(top, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
-        for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-        int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
-        e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
-        const float down = __int_as_float((127 - e) << 23);
-        if (lane == 0)
-            unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
-#pragma unroll
-        for (int i = 0; i < WIDE; i++) {
-            const int d = 64 * i + 2 * lane, word = d % 16 / 8 * 2 + r % 16 / 8,
-                      at_lane = r % 8 * 4 + d % 8 / 2;
-            uint32_t p[PARTS];
-            parts_of<PARTS, BF16>(__fmul_rn(x[i].x, down), __fmul_rn(x[i].y, down), p);
-#pragma unroll
-            for (int j = 0; j < PARTS; j++)
-                ((uint32_t *)&to[((r / 16 * (D / 16) + d / 16) * PARTS + j) * 32 + at_lane])[word] = p[j];
-        }
+    constexpr int N = TILES * TILE / WARPS, M = D <= 128 && N % 8 == 0 ? 8 : N < 4 ? N : 4; /* at a time */
+#pragma unroll 1
+    for (int k = 0; k < N; k += M) {
+        struct query_rows<D, WARPS, M> rows;
+        rows.read(a, tile, kv_head, k);
+        rows.template put<BF16, PARTS>(a, to, unit, k);
     }
 }
 

@@ -24,6 +24,71 @@ template <int D, int TILES> struct few {
     static constexpr int FIXED = QUERIES + SCORES + TILES * TILE * 4 + 64;
 };
 
+/* A leaf in two steps, for the warp that has tile m of the block and share `side` of it. First the scores of
+ * its share of the keys at k: to x, or to exchange where several warps share a tile. */
+template <int D, bool BF16, int TILES>
+DEV void leaf_scores(float x[few<D, TILES>::NT][4], float *exchange, const uint4 *q, unsigned k, int m,
+                     int side)
+{
+    using F = few<D, TILES>;
+    if (F::SIDE == 1) {
+        scores<D, BF16, F::NT, F::PITCH, 2>(x, q, k);
+    } else if (side * F::KT < F::NT) {
+        const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+        float part[F::KT][4];
+        scores<D, BF16, F::KT, F::PITCH, 2>(part, q, k + side * F::KT * 8 * F::PITCH * 2);
+        float *row = exchange + (m * TILE + g) * F::SPITCH + side * F::KT * 8 + 2 * c;
+#pragma unroll
+        for (int j = 0; j < F::KT; j++) {
+            *(float2 *)(row + 8 * j) = make_float2(part[j][0], part[j][1]);
+            *(float2 *)(row + 8 * F::SPITCH + 8 * j) = make_float2(part[j][2], part[j][3]);
+        }
+    }
+}
+/* Then, all scores of the tile being there, its share of the output's columns, relative to 2^top; all weights
+ * are made by each warp. v: the values, also at `values`; rows g and g + 8 see v0 and v1, all of the tile's
+ * see full. */
+template <int D, bool BF16, int TILES>
+DEV void leaf_output(float acc[few<D, TILES>::CT][4], float top[2], float sum[2],
+                     float x[few<D, TILES>::NT][4], const float *exchange, const float *units, unsigned v,
+                     const unsigned char *values, int p0, const struct span &v0, const struct span &v1,
+                     const struct span &full, int m, int side)
+{
+    using F = few<D, TILES>;
+    constexpr int LEAF = F::LEAF, CT = F::CT;
+    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    if (F::SIDE > 1) {
+        const float *row = exchange + (m * TILE + g) * F::SPITCH + 2 * c;
+#pragma unroll
+        for (int j = 0; j < F::NT; j++) {
+            const float2 y = *(const float2 *)(row + 8 * j),
+                         z = *(const float2 *)(row + 8 * F::SPITCH + 8 * j);
+            x[j][0] = y.x, x[j][1] = y.y, x[j][2] = z.x, x[j][3] = z.y;
+        }
+    }
+    const bool ragged = p0 < full.lo || p0 + LEAF > full.hi;
+    const float unit[2] = {units[m * TILE + g], units[m * TILE + g + 8]};
+    uint32_t p[LEAF / 16][2][4];
+    mask_scores<F::NT>(x, top, unit, ragged, p0, v0, v1);
+    make_weights<F::NT, 2, BF16>(p, sum, x, top);
+    sum[0] = quad_sum(sum[0]);
+    sum[1] = quad_sum(sum[1]);
+    /* Some row of the tile does not see some key: a NaN there must not meet its zero weight. */
+    uint64_t bad = 0;
+    if (ragged) bad = find_unfinite<BF16, LEAF, CT * 8, F::PITCH>((const uint16_t *)values + side * CT * 8);
+#pragma unroll
+    for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+    weigh<BF16, LEAF / 16, CT, F::PITCH, 2>(acc, p, v + side * CT * 16, bad != 0);
+    if (bad) {
+        const bool nan0 = bad & bits_of(v0, p0), nan1 = bad & bits_of(v1, p0);
+#pragma unroll
+        for (int t = 0; t < CT; t++) {
+            if (nan0) acc[t][0] = acc[t][1] = __int_as_float(0x7fc00000);
+            if (nan1) acc[t][2] = acc[t][3] = __int_as_float(0x7fc00000);
+        }
+    }
+}
+
 /* One partial result: T[16], sums[16], outputs [16][D]. */
 DEV float *record_of(const attn &a, int tile, int kv_head, int slot, int d)
 {
@@ -129,7 +194,7 @@ template <int D, int TILES> DEV void merge_here(const attn &a, int tile, int kv_
         for (int cls = 0; cls < CLASSES; cls++)
             all.add(merge_class<D, N>(a, part, u.first, u.count, cls, r % TILE, col));
         float *out =
-            a.out + ((int64_t)(at / a.n_rep) * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + col;
+            a.out + ((int64_t)row_of(a, at) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
 #pragma unroll
         for (int i = 0; i < N; i++) out[i] = divided(all.Y[i], all.S);
     }
@@ -142,7 +207,7 @@ template <int D> __global__ void __launch_bounds__(32 * CLASSES) attn_merge(cons
     __shared__ merged<D, N> box[CLASSES][32];
     cuda_grid_start();
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, kv_head = blockIdx.y;
-    const int at = a.tile0 * TILE + blockIdx.x, tile = at / TILE, row = at / a.n_rep,
+    const int at = a.tile0 * TILE + blockIdx.x, tile = at / TILE, row = row_of(a, at),
               col = blockIdx.z * WIDTH + lane * N;
     if (row >= a.n) return;
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
@@ -158,7 +223,7 @@ template <int D> __global__ void __launch_bounds__(32 * CLASSES) attn_merge(cons
     all.clear();
 #pragma unroll
     for (int i = 0; i < CLASSES; i++) all.add(box[i][lane]);
-    float *out = a.out + ((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D + col;
+    float *out = a.out + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
 #pragma unroll
     for (int i = 0; i < N; i++) out[i] = divided(all.Y[i], all.S);
 }
@@ -214,7 +279,7 @@ __global__ void __launch_bounds__(32 * few<D, TILES>::WARPS, D <= 128 ? 2 : 1) a
     load_queries<D, BF16, TILES, F::WARPS, 2>(a, queries, units, tile, kv_head);
 
     const bool active = (tile + m) * TILE < a.n * a.n_rep;
-    const int row0 = ((tile + m) * TILE + g) / a.n_rep, row1 = ((tile + m) * TILE + g + 8) / a.n_rep;
+    const int row0 = row_of(a, (tile + m) * TILE + g), row1 = row_of(a, (tile + m) * TILE + g + 8);
     const struct span v0 = row0 < a.n ? visible(a, row0, pos0, bound) : span{0, 0},
                       v1 = row1 < a.n ? visible(a, row1, pos0, bound) : span{0, 0};
     const struct span full = visible_all(a, tile + m, pos0, bound);
@@ -230,10 +295,10 @@ __global__ void __launch_bounds__(32 * few<D, TILES>::WARPS, D <= 128 ? 2 : 1) a
         float *record = record_of(a, tile + m, kv_head, slot, D);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int at = (tile + m) * TILE + g + 8 * half, row = at / a.n_rep;
+            const int at = (tile + m) * TILE + g + 8 * half, row = half ? row1 : row0;
             if (row >= a.n) continue;
             const bool alone = u.count <= 1;
-            float *dst = alone ? a.out + ((int64_t)row * a.n_head + kv_head * a.n_rep + at % a.n_rep) * D
+            float *dst = alone ? a.out + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D
                                : record + 2 * TILE + (g + 8 * half) * D;
             dst += side * CT * 8 + 2 * c;
 #pragma unroll
@@ -261,56 +326,13 @@ __global__ void __launch_bounds__(32 * few<D, TILES>::WARPS, D <= 128 ? 2 : 1) a
         if (S > 1) fill(stage ? stage - 1 : S - 1);
         const unsigned k = ring + (unsigned)(stage * F::STAGE), v = k + D * 2;
         stage = stage + 1 == S ? 0 : stage + 1;
-        float x[F::NT][4];
-        if (F::SIDE == 1) {
-            if (active) scores<D, BF16, F::NT, PITCH, 2>(x, my_q, k);
-        } else if (active && side * F::KT < F::NT) {
-            float part[F::KT][4];
-            scores<D, BF16, F::KT, PITCH, 2>(part, my_q, k + side * F::KT * 8 * PITCH * 2);
-            float *to_row = exchange + (m * TILE + g) * F::SPITCH + side * F::KT * 8 + 2 * c;
-#pragma unroll
-            for (int j = 0; j < F::KT; j++) {
-                *(float2 *)(to_row + 8 * j) = make_float2(part[j][0], part[j][1]);
-                *(float2 *)(to_row + 8 * F::SPITCH + 8 * j) = make_float2(part[j][2], part[j][3]);
-            }
-        }
+        float x[F::NT][4], acc[CT][4], top[2], sum[2];
+        if (active) leaf_scores<D, BF16, TILES>(x, exchange, my_q, k, m, side);
         copy_wait(2 * S - 2);
         __syncthreads(); /* all scores and these values are here */
         if (!active) continue;
-        if (F::SIDE > 1) {
-            const float *row = exchange + (m * TILE + g) * F::SPITCH + 2 * c;
-#pragma unroll
-            for (int j = 0; j < F::NT; j++) {
-                const float2 y = *(const float2 *)(row + 8 * j),
-                             z = *(const float2 *)(row + 8 * F::SPITCH + 8 * j);
-                x[j][0] = y.x, x[j][1] = y.y, x[j][2] = z.x, x[j][3] = z.y;
-            }
-        }
-        const bool ragged = p0 < full.lo || p0 + LEAF > full.hi;
-        const float unit[2] = {units[m * TILE + g], units[m * TILE + g + 8]};
-        float top[2], sum[2];
-        uint32_t p[LEAF / 16][2][4];
-        mask_scores<F::NT>(x, top, unit, ragged, p0, v0, v1);
-        make_weights<F::NT, 2, BF16>(p, sum, x, top);
-        sum[0] = quad_sum(sum[0]);
-        sum[1] = quad_sum(sum[1]);
-        /* Some row of the tile does not see some key: a NaN there must not meet its zero weight. */
-        uint64_t bad = 0;
-        if (ragged)
-            bad = find_unfinite<BF16, LEAF, CT * 8, PITCH>((const uint16_t *)(raw + (v - shared_at(raw))) +
-                                                           side * CT * 8);
-        float acc[CT][4];
-#pragma unroll
-        for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-        weigh<BF16, LEAF / 16, CT, PITCH, 2>(acc, p, v + side * CT * 16, bad != 0);
-        if (bad) {
-            const bool nan0 = bad & bits_of(v0, p0), nan1 = bad & bits_of(v1, p0);
-#pragma unroll
-            for (int t = 0; t < CT; t++) {
-                if (nan0) acc[t][0] = acc[t][1] = __int_as_float(0x7fc00000);
-                if (nan1) acc[t][2] = acc[t][3] = __int_as_float(0x7fc00000);
-            }
-        }
+        leaf_output<D, BF16, TILES>(acc, top, sum, x, exchange, units, v, raw + (v - shared_at(raw)), p0, v0,
+                                    v1, full, m, side);
         if (a.leaves) {
             put(acc, top, sum, leaf - u.first);
             continue;

@@ -17,6 +17,8 @@
 
 #include <cuda_runtime.h>
 
+#define NEAR_LEAVES 6 /* of a block of attn_near at most */
+
 struct cuda_backend {
     struct kn_backend_head head;
     int device; /* CUDA ordinal */
@@ -53,6 +55,7 @@ struct cuda_backend {
     const int32_t *store_pos;
     unsigned *count; /* [counters], zero between kernels: find_bad's at 0, pick's below 1024, attention's from there */
     int32_t counters;
+    int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_near that are resident together */
 };
 static inline struct cuda_backend *cuda_of(struct kn_backend *be)
 {

@@ -1,7 +1,7 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all]   (all: the variants of cuda_attention_tuning too)
+ * usage: attention_gpu [all | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning too)
  * A graph holds one call a ring, over rings that together exceed the L2; it is replayed and timed by events.
  * Three kinds of graph: attention alone, rope_store alone, and both in turn, as a layer has them. floor: the
  * visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
@@ -156,6 +156,36 @@ static void line(const struct data &t, const char *name)
     fflush(stdout);
 }
 
+#ifdef ATTN_TRACE
+extern long long *attn_trace;
+/* Clocks of the last launch's blocks, behind rope_store: smallest, middle, largest after the block's start.
+ */
+static void traced(const struct data &t)
+{
+    static const char *names[] = {"start",           "positions",   "waited",      "queries stored",
+                                  "first keys here", "scores",      "values here", "output",
+                                  "all leaves",      "cluster met", "merged",      "end"};
+    const int blocks = 4096;
+    CK(cudaMalloc(&attn_trace, blocks * 128));
+    CK(cudaMemset(attn_trace, 0, blocks * 128));
+    (void)timed(t, true, true);
+    CK(cudaDeviceSynchronize());
+    std::vector<long long> all(blocks * 16);
+    CK(cudaMemcpy(all.data(), attn_trace, blocks * 128, cudaMemcpyDeviceToHost));
+    for (int i = 1; i < 12; i++) {
+        std::vector<long long> x;
+        for (int b = 0; b < blocks; b++)
+            if (all[b * 16] && all[b * 16 + i] >= all[b * 16]) x.push_back(all[b * 16 + i] - all[b * 16]);
+        std::sort(x.begin(), x.end());
+        if (x.size())
+            printf("trace ctx %d rows %d %-16s %4zu blocks %6lld %6lld %6lld\n", t.ctx, t.n, names[i],
+                   x.size(), x[0], x[x.size() / 2], x.back());
+    }
+    CK(cudaFree(attn_trace));
+    attn_trace = NULL;
+}
+#endif
+
 int main(int argc, char **argv)
 {
     const bool all = argc > 1 && !strcmp(argv[1], "all");
@@ -166,23 +196,58 @@ int main(int argc, char **argv)
         printf("%s\n", msg);
         return 5;
     }
+    if (argc > 3 && !strcmp(argv[1], "one")) { /* one CONTEXT ROWS: three calls, for a profiler */
+        struct data t = make({32, 8, 128, 0}, atoi(argv[2]), atoi(argv[3]));
+        for (int i = 0; i < 3; i++) {
+            struct kn_attention a = {};
+            a.q = t.q, a.out = t.out, a.kv = &t.kv[i % t.kv.size()], a.pos = t.pos, a.n = t.n, a.n_head = 32;
+            a.scale = 0.088f, a.causal = true;
+            OK(kn_op(be)->attention(be, &a));
+        }
+        CK(cudaDeviceSynchronize());
+        return 0;
+    }
+#ifdef ATTN_TRACE
+    if (argc > 1 && !strcmp(argv[1], "trace")) {
+        for (int n : {1, 16})
+            for (int ctx : {512, 2048}) {
+                struct data t = make({32, 8, 128, 0}, ctx, n);
+                traced(t);
+                drop(t);
+            }
+        return 0;
+    }
+#endif
     static const struct shape shapes[] = {
         {32, 8, 128, 0}, {16, 2, 256, 0}, {16, 8, 128, 0}, {32, 16, 256, 1024}, {32, 4, 512, 0}};
-    static const int ctxs[] = {512, 4096, 16384, 65536}, rows[] = {1, 4, 16, 64, 512};
-    static const struct {
+    static const int ctxs[] = {512, 1024, 2048, 4096, 16384, 65536}, rows[] = {1, 4, 16, 64, 512};
+    struct variant {
         const char *name;
         struct cuda_attention_tuning t;
-    } few[] = {{"leaves", {1, 0, 0, 0, 0, 0, 0}},     {"nodes", {2, 0, 0, 0, 0, 0, 0}},
-               {"merge here", {0, 1, 0, 0, 0, 0, 0}}, {"merge apart", {0, 2, 0, 0, 0, 0, 0}},
-               {"one tile", {0, 0, 1, 0, 0, 0, 0}},   {"per 1", {0, 0, 0, 1, 0, 0, 0}},
-               {"per 2", {0, 0, 0, 2, 0, 0, 0}},      {"late", {0, 0, 0, 0, 0, 0, 1}}},
-      many[] = {{"4 warps", {0, 0, 0, 0, 4, 0, 0}},
-                {"8 warps", {0, 0, 0, 0, 8, 0, 0}},
-                {"two halves", {0, 0, 0, 0, 0, 2, 0}}};
+    };
+    std::vector<variant> few, many;
+    auto add = [](std::vector<variant> &to, const char *name, int cuda_attention_tuning::*m, int v,
+                  int cuda_attention_tuning::*m2 = NULL, int v2 = 0) {
+        struct variant x = {name, {}};
+        x.t.*m = v;
+        if (m2) x.t.*m2 = v2;
+        to.push_back(x);
+    };
+    using T = struct cuda_attention_tuning;
+    add(few, "no clusters", &T::near, 1);
+    add(few, "of 8", &T::near, 2, &T::cluster, 8);
+    add(few, "of 16", &T::near, 2, &T::cluster, 16);
+    add(few, "nodes", &T::unit, 2, &T::near, 1);
+    add(few, "merge here", &T::merge, 1, &T::near, 1);
+    add(few, "merge apart", &T::merge, 2, &T::near, 1);
+    add(few, "one tile", &T::tiles, 1, &T::merge, 2);
+    add(few, "late", &T::late, 1);
+    add(many, "4 warps", &T::warps, 4);
+    add(many, "8 warps", &T::warps, 8);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int ctx : ctxs)
             for (int n : rows) {
-                if (s > 1 && (ctx > 16384 || n == 4)) continue;
+                if ((s > 1 && (ctx > 16384 || n == 4)) || (s && (ctx == 1024 || ctx == 2048))) continue;
                 struct data t = make(shapes[s], ctx, n);
                 line(t, "");
                 if (all && s < 2 && n != 4) {

@@ -473,13 +473,15 @@ static void check_attention(void)
             }
         }
         /* other ways to cut the work, the promise of a bound among them: the same bits */
-        static const struct cuda_attention_tuning others[] = {{.unit = 1},
-                                                              {.unit = 2},
-                                                              {.unit = 1, .merge = 1, .per = 3},
-                                                              {.unit = 1, .merge = 2, .tiles = 1},
-                                                              {.unit = 2, .merge = 1, .tiles = 1},
-                                                              {.unit = 2, .merge = 2, .per = 2, .warps = 4},
-                                                              {.warps = 8}};
+        static const struct cuda_attention_tuning others[] = {{.unit = 1, .near = 1},
+                                                              {.unit = 2, .near = 1},
+                                                              {.unit = 1, .merge = 1, .per = 3, .near = 1},
+                                                              {.unit = 1, .merge = 2, .tiles = 1, .near = 1},
+                                                              {.unit = 2, .merge = 1, .tiles = 1, .near = 1},
+                                                              {.unit = 2, .merge = 2, .per = 2, .warps = 4, .near = 1},
+                                                              {.warps = 8, .near = 1},
+                                                              {.near = 2, .cluster = 8},
+                                                              {.near = 2, .cluster = 16}};
         int other = -1;
         for (int i = 0; i < (int)(sizeof others / sizeof *others) && other < 0; i++) {
             cuda_attention_tuning = others[i];
