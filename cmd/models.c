@@ -14,6 +14,14 @@ static const char *default_device(void)
     return kn_cuda_built() && kn_cuda_devices() > 0 ? "cuda" : "cpu";
 }
 
+/* "cpu", "cuda" or "cuda:N". */
+static bool is_device(const char *name)
+{
+    if (!strcmp(name, "cpu") || !strcmp(name, "cuda")) return true;
+    size_t digits = strncmp(name, "cuda:", 5) ? 0 : strspn(name + 5, "0123456789");
+    return digits > 0 && digits <= 3 && !name[5 + digits];
+}
+
 static int open_backend(struct models *m, struct err *e)
 {
     char msg[256];
@@ -22,7 +30,7 @@ static int open_backend(struct models *m, struct err *e)
                               .threads = m->threads,
                               .generic = m->kernels && !strcmp(m->kernels, "generic"),
                               .direct = m->kernels && !strcmp(m->kernels, "direct")};
-    if (strcmp(o.device, "cpu") && strcmp(o.device, "cuda") && strncmp(o.device, "cuda:", 5))
+    if (!is_device(o.device))
         return err_set(e, ERR_USAGE, "--device: unknown device (expected cpu or cuda[:N], got %s)", o.device);
     if (m->kernels && strcmp(m->kernels, "auto") && !o.generic && !o.direct)
         return err_set(e, ERR_USAGE, "--kernels: unknown kernels (expected auto, generic or direct, got %s)",
@@ -157,13 +165,55 @@ static int load_drafter(struct models *m, const struct cli *c, struct err *e)
     return 0;
 }
 
+/* ---- the device's memory ---- */
+
+static int plan(struct models *m, const struct cli *c, const struct session_options *o, bool loaded,
+                struct err *e)
+{
+    const double gib = 1024.0 * 1024 * 1024;
+    struct plan_bytes p;
+    if (plan_session(m->planner, o, loaded, &p, e)) return -1;
+    cli_detail(c,
+               "%s: %s%d positions: weights %.2f GiB, caches %.2f, activations %.2f, scratch %.2f: %.2f of "
+               "%.2f free "
+               "of %.2f",
+               models_device(m), loaded ? "" : "plan for at least ", o->ctx, (double)p.weights / gib,
+               (double)p.caches / gib, (double)p.activations / gib, (double)p.scratch / gib,
+               (double)p.all / gib, (double)p.free / gib, (double)p.total / gib);
+    return plan_check(m->planner, o, loaded, &p, e);
+}
+
+/* Before anything is loaded. What is wrong with the files is said by loading them. */
+static int plan_first(struct models *m, const struct cli *c, struct err *e)
+{
+    const struct desc_override over = {.draft_causal = m->draft_causal};
+    struct session_options o = m->known;
+    struct err other = {0};
+    if (!kn_op(m->be)->memory) return 0;
+    if (models_kv_type(m, KN_F16, &o.kv_type, e)) return -1;
+    if (o.ctx < 1) o.ctx = 1;
+    if (plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
+    if (plan(m, c, &o, false, &other) == 0) return 0;
+    if (other.code != ERR_DEVICE) return 0;
+    *e = other;
+    return -1;
+}
+
+int models_session(struct models *m, const struct cli *c, const struct session_options *o, struct session **s,
+                   struct err *e)
+{
+    *s = NULL;
+    if (m->planner && plan(m, c, o, true, e)) return -1;
+    return session_new(s, m->target, m->drafter, o, e);
+}
+
 int models_open(struct models *m, const struct cli *c, struct err *e)
 {
     double start = cli_seconds();
     struct progress p = {c, "loading target"};
     const struct desc_override none = {.draft_causal = -1};
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
-    if (open_backend(m, e)) return -1;
+    if (open_backend(m, e) || plan_first(m, c, e)) return -1;
     if (model_load(&m->target, m->target_path, m->be, &none, show_progress, &p, e)) return -1;
     if (m->target->d->arch == DESC_DFLASH) {
         err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", m->target_path,
@@ -180,10 +230,12 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
 
 void models_close(struct models *m)
 {
+    plan_close(m->planner);
     model_free(m->drafter);
     model_free(m->target);
     if (m->be) kn_backend_close(m->be);
     m->drafter = m->target = NULL;
+    m->planner = NULL;
     m->be = NULL;
 }
 

@@ -8,15 +8,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "cli.h"
-#include "../common/model.h"
+#include "../common/plan.h"
 
 struct models {
-    const char *target_path, *drafter_path; /* drafter_path may be NULL */
+    const char *target_path, *drafter_path;  /* drafter_path may be NULL */
     const char *device, *isa, *kv, *kernels; /* NULL: the default */
     int32_t threads, draft_causal;
     bool check_layers;
+    /* What the flags say of the session to come, before the models are opened: for the plan of the device's
+     * memory. ctx: positions it will have at least. */
+    struct session_options known;
     struct kn_backend *be;
     struct model *target, *drafter;
+    struct planner *planner; /* NULL where nothing is planned */
     double load_s;
 };
 #define MODELS_INIT                                                                                          \
@@ -69,8 +73,11 @@ struct models {
     }
 
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
- * files. */
+ * files and what a device's memory will hold. ERR_DEVICE before anything is loaded where it cannot fit. */
 int models_open(struct models *m, const struct cli *c, struct err *e);
+/* session_new over the models; ERR_DEVICE where it does not fit the device's memory, saying what would. */
+int models_session(struct models *m, const struct cli *c, const struct session_options *o, struct session **s,
+                   struct err *e);
 void models_close(struct models *m);
 
 /* The cache type of --kv, or otherwise where the flag was not given. */

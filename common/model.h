@@ -149,5 +149,8 @@ int model_logits(const struct model *m, const struct model *target, const float 
                  struct err *e);
 /* Turn the failure of an operation into an error naming the model and the operation; returns -1. */
 int model_failed(const struct model *m, const char *what, int rc, struct err *e);
+/* op->alloc (or alloc_shared) has just failed: ERR_IO where memory is the host's, ERR_DEVICE with the device's own
+ * account where it is not. fmt: what it was for. Returns -1. */
+int model_no_memory(struct kn_backend *be, struct err *e, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 #endif

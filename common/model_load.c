@@ -8,6 +8,7 @@
 #include <string.h>
 #include "mem.h"
 #include "model.h"
+#include "plan.h"
 
 struct loader {
     struct model *m;
@@ -118,7 +119,8 @@ static int load_experts(struct loader *l, struct kn_weight *w, const char *name)
 static uint8_t *half_rows(struct loader *l, const struct gguf_tensor *t, int64_t run, int half)
 {
     size_t bytes = (size_t)run * kn_row_bytes(t->type, t->ne[0]), n = t->bytes / (2 * bytes);
-    uint8_t *copy = mem_alloc(t->bytes / 2 + 1);
+    uint8_t *copy = mem_alloc(plan_counts(l->m->be) ? 1 : t->bytes / 2 + 1);
+    if (plan_counts(l->m->be)) n = 0;
     if (!copy) err_set(l->e, ERR_IO, "out of memory (tensor %s)", t->name);
     for (size_t i = 0; copy && i < n; i++)
         memcpy(copy + i * bytes, t->data + (2 * i + (size_t)half) * bytes, bytes);
@@ -186,7 +188,7 @@ static int load_scaled(struct loader *l, float **v, const char *name, float time
     for (int64_t i = 0; i < n; i++) host[i] *= times;
     *v = l->op->alloc(l->m->be, (size_t)n * sizeof **v);
     if (!*v) {
-        err_set(l->e, ERR_IO, "out of memory (tensor %s)", name);
+        model_no_memory(l->m->be, l->e, "tensor %s", name);
         goto out;
     }
     rc = l->op->upload(l->m->be, *v, host, (size_t)n * sizeof *host);
@@ -257,8 +259,12 @@ static int load_rope(struct loader *l, int set)
     float *divisor = r->has_divisors ? values(l, "rope_freqs.weight", &n) : NULL;
     double **device = &l->m->rope_freq[set];
     *device = l->op->alloc(l->m->be, (size_t)half * sizeof *freq);
-    if (!freq || !*device) {
+    if (!freq) {
         err_set(l->e, ERR_IO, "out of memory (rope frequencies)");
+        goto out;
+    }
+    if (!*device) {
+        model_no_memory(l->m->be, l->e, "rope frequencies");
         goto out;
     }
     if (r->has_divisors && !divisor) goto out;

@@ -1,5 +1,8 @@
 /* pass.c - what is around a family's blocks and is the same for all: embedding, rope tables, taps, checks,
  * head. */
+#include <stdarg.h>
+#include <stdio.h>
+
 #include "model.h"
 
 static const struct model_family *const families[] = {&family_qwen3,     &family_qwen3moe, &family_qwen35,
@@ -14,8 +17,21 @@ const struct model_family *model_family_of(enum desc_arch arch)
 
 int model_failed(const struct model *m, const char *what, int rc, struct err *e)
 {
-    enum err_class code = rc == KN_EMEM ? ERR_IO : rc == KN_EDEVICE ? ERR_DEVICE : ERR_FORMAT;
+    bool memory =
+        rc == KN_EMEM && !kn_op(m->be)->memory; /* the host's; a device's own is the device's failure */
+    enum err_class code = memory ? ERR_IO : rc == KN_EDEVICE || rc == KN_EMEM ? ERR_DEVICE : ERR_FORMAT;
     return err_set(e, code, "%s: %s: %s", kn_op(m->be)->name, what, kn_message(m->be));
+}
+
+int model_no_memory(struct kn_backend *be, struct err *e, const char *fmt, ...)
+{
+    char what[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    if (!kn_op(be)->memory) return err_set(e, ERR_IO, "out of memory (%s)", what);
+    return err_set(e, ERR_DEVICE, "%s: %s: %s", kn_op(be)->name, what, kn_message(be));
 }
 
 static int leave_taps(const struct model *m, const struct pass *p, int32_t block)

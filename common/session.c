@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "mem.h"
+#include "plan.h"
 
 /* ---- making and freeing ---- */
 
@@ -28,8 +29,7 @@ static void *take(struct session *s, uint64_t count, size_t size)
 
 static int cache_failed(struct session *s, int layer, struct err *e)
 {
-    return err_set(e, ERR_IO, "out of memory (cache of layer %d, %d positions: lower --ctx or -n)", layer,
-                   s->o.ctx);
+    return model_no_memory(s->be, e, "cache of layer %d, %d positions: lower --ctx or -n", layer, s->o.ctx);
 }
 
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
@@ -89,7 +89,7 @@ static int new_work(struct session *s, int32_t rows, struct err *e)
     if (d) s->features = take(s, (uint64_t)rows * (uint64_t)d->n_features, sizeof *s->features);
     s->logits = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *s->logits);
     if (!s->logits || (d && !s->features))
-        return err_set(e, ERR_IO, "out of memory (activations of %d rows: lower --chunk)", rows);
+        return model_no_memory(s->be, e, "activations of %d rows: lower --chunk", rows);
     return work_new(&s->work, s->target, s->drafter, rows, &s->bytes, e);
 }
 
@@ -101,8 +101,10 @@ static int new_lists(struct session *s, struct err *e)
     s->d_pos = take(s, (uint64_t)n, sizeof *s->d_pos);
     s->d = take(s, 1, sizeof *s->d);
     s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
-    if (!s->history || !s->d_history || !s->d_pos || !s->d || !s->results)
-        return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
+    if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
+    if (!s->d_history || !s->d_pos || !s->d || !s->results)
+        return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
+    if (plan_counts(s->be)) return 0; /* however long: nothing is written */
     for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
     int rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
     memset(s->history, 0, (size_t)n * sizeof *s->history);

@@ -85,7 +85,7 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
         size_t size = (size_t)rows * (size_t)all[i].width * 4;
         void *p = size ? op->alloc(be, size) : NULL;
         if (size && !p)
-            return err_set(e, ERR_IO, "out of memory (activations of %d rows: lower --chunk)", rows);
+            return model_no_memory(be, e, "activations of %d rows: lower --chunk", rows);
         memcpy(all[i].at, &p, sizeof p);
         *bytes += size;
         if (all[i].at != (void *)&w->context) widest = most(widest, all[i].width); /* never an input */

@@ -294,9 +294,23 @@ struct kn_accept {
     int32_t n_results;
 };
 
+/* What operations that take memory would take, in bytes of the device, without taking it: for plans. */
+struct kn_memory {
+    int (*query)(struct kn_backend *, size_t *free_bytes, size_t *total); /* now */
+    size_t (*alloc)(size_t bytes);
+    size_t (*weight)(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use);
+    /* One scratch is as large as its largest user: reserve for n_vocab logits, reserve_kv. */
+    size_t (*scratch)(int32_t n, int64_t n_vocab);
+    size_t (*scratch_kv)(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
+    size_t (*products)(int32_t n, int64_t n_in); /* reserve for inputs of n_in */
+    size_t margin; /* to be left free: for loading, and for code that the device loads when it first runs */
+};
+
 struct kn_ops {
-    const char *name; /* "cpu" */
-    int32_t pass_rows; /* a prefill pass is worth this many rows, where chunks are shorter; 0: the chunk's own are enough */
+    const char *name;  /* "cpu" */
+    int32_t pass_rows; /* a prefill pass is worth this many rows, where chunks are shorter; 0: the chunk's own
+                          are enough */
+    const struct kn_memory *memory; /* NULL: the host's memory, which is not planned */
     /* memory */
     void *(*alloc)(struct kn_backend *, size_t bytes); /* zeroed, 64-byte aligned; NULL on failure */
     void (*free)(struct kn_backend *, void *);

@@ -178,7 +178,7 @@ int bench_rows(int argc, char **argv)
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
                 : bench_int_list("--rows", o.rows, p->rows, MAX_SIZES, &p->n_rows, 1, SESSION_MAX_ROWS, &e) ||
                       (o.prompts[0] && bench_int_list("--prompts", o.prompts, p->prompts, MAX_SIZES, &p->n_prompts, 1, 1 << 24, &e)) ||
-                      models_open(&o.m, &cli, &e) || measure(p, &e);
+                      (o.m.known.ctx = o.ctx ? o.ctx : longest(p) + SESSION_MAX_ROWS, models_open(&o.m, &cli, &e)) || measure(p, &e);
     if (rc) rc = cli_fail(&cli, &e);
     models_close(&o.m);
     mem_free(p);

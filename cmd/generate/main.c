@@ -195,7 +195,7 @@ static int make_session(struct run *u, struct err *e)
     if (!set.ctx) o.ctx = (int32_t)need;
     if (!o.chunk) o.chunk = u->info.chunk;
     if (models_kv_type(&set.m, u->state ? u->info.kv_type : KN_F16, &o.kv_type, e)) return -1;
-    if (session_new(&u->s, set.m.target, set.m.drafter, &o, e)) return -1;
+    if (models_session(&set.m, &cli, &o, &u->s, e)) return -1;
     return u->state ? state_restore(u->state, u->s, e) : 0;
 }
 
@@ -226,6 +226,10 @@ static int generate(struct run *u, struct err *e)
 
 static int run(struct run *u, struct err *e)
 {
+    set.m.known = (struct session_options){.ctx = set.ctx ? set.ctx : (int32_t)(set.n < 1 << 30 ? set.n : 1 << 30),
+                                           .chunk = set.chunk,
+                                           .block = set.block,
+                                           .draft_window = set.draft_window};
     if (open_outputs(&u->out, e) || models_open(&set.m, &cli, e)) return -1;
     if (make_stops(&u->stops, &u->n_stops, e) || read_inputs(u, e) || make_session(u, e)) return -1;
     if (prefill(u, e) || generate(u, e)) return -1;

@@ -84,7 +84,7 @@ static int make_session(struct session **s, size_t n, struct err *e)
     if (n > 1 << 30)
         return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", 1 << 30, n);
     if (models_kv_type(&m, KN_F16, &o.kv_type, e)) return -1;
-    return session_new(s, m.target, m.drafter, &o, e);
+    return models_session(&m, &cli, &o, s, e);
 }
 
 /* The state needs the last row checked: what it would resume into must hold numbers. */
@@ -115,6 +115,7 @@ static int run(struct err *e)
     double start;
     if (!nll && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
     if (logits_path && io_out_open(&logits, logits_path, true, inputs, 3, e)) goto done;
+    m.known = (struct session_options){.ctx = ctx_size, .chunk = chunk};
     if (models_open(&m, &cli, e) || io_read_tokens(STDIN_FILENO, "stdin", &ids, &r.n, e)) goto done;
     if (!r.n) {
         err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");

@@ -134,6 +134,45 @@ static int cuda_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, con
                 cuda_attention_scratch(n, n_head, kv, window));
 }
 
+/* ---- what would be taken ---- */
+
+static int memory_query(struct kn_backend *kb, size_t *free_bytes, size_t *total)
+{
+    return cuda_check(cuda_of(kb), "memory", cudaMemGetInfo(free_bytes, total));
+}
+
+/* The driver gives out whole pages of 2 MiB, and parts of one for what is small. */
+static size_t memory_alloc(size_t bytes)
+{
+    const size_t unit = bytes < (1u << 20) ? 512 : 2u << 20;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static size_t memory_weight(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use)
+{
+    size_t packed = 0, rows = 0;
+    cuda_weight_bytes(type, n_in, n_out, n_mat, use, &packed, &rows);
+    return memory_alloc(packed) + memory_alloc(rows);
+}
+
+static size_t memory_scratch(int32_t n, int64_t n_vocab)
+{
+    return memory_alloc(cuda_pick_scratch(n, n_vocab));
+}
+
+static size_t memory_scratch_kv(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
+{
+    return memory_alloc(cuda_attention_scratch(n, n_head, kv, window));
+}
+
+static size_t memory_products(int32_t n, int64_t n_in)
+{
+    return memory_alloc(many_bytes(n, n_in));
+}
+
+static const struct kn_memory memory_table = {memory_query,      memory_alloc,    memory_weight,      memory_scratch,
+                                              memory_scratch_kv, memory_products, (size_t)256 << 20};
+
 /* ---- the table ---- */
 
 static const struct kn_ops *table(bool direct)
@@ -141,6 +180,7 @@ static const struct kn_ops *table(bool direct)
     static struct kn_ops tables[2], &t = tables[direct];
     t.name = "cuda";
     t.pass_rows = MANY_ROWS;
+    t.memory = &memory_table;
     t.alloc = cuda_alloc;
     t.free = cuda_free;
     t.upload = cuda_upload;

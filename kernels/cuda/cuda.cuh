@@ -37,7 +37,8 @@ struct cuda_backend {
     unsigned *mm_count;
     uint8_t *mm_rows; /* prepared activations of a launch */
     size_t mm_rows_bytes;
-    void *mm_stage; /* pinned host memory of weight_load, allocated at its first call; 2 * mm_stage_bytes */
+    struct copy_crew *crew; /* pack.cu, from its first weight_load on: threads that copy */
+    void *mm_stage; /* its pinned host memory: pieces of mm_stage_bytes */
     void *mm_raw;   /* device twin of mm_stage */
     size_t mm_stage_bytes;
 
@@ -75,6 +76,9 @@ void cuda_mm_close(struct cuda_backend *be);
  * rows in device memory, in file layout, 256-byte aligned. Both belong to the weight. */
 int cuda_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
                      const void *data, unsigned use);
+/* Bytes of both parts of a weight. */
+void cuda_weight_bytes(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use, size_t *packed,
+                       size_t *rows);
 void cuda_weight_free(struct kn_backend *, struct kn_weight *);
 int cuda_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                 bool add);

@@ -1,5 +1,6 @@
 /* mm.cu - matrix products: types, plans, launches. The arithmetic is in mm_kernel.cuh, mm_int.cuh,
  * mm_frag.cuh. */
+#include "copy.cuh"
 #include "many.cuh"
 #include "mm.cuh"
 
@@ -69,6 +70,8 @@ void cuda_mm_close(struct cuda_backend *be)
     cudaFree(be->mm_rows);
     cudaFree(be->mm_raw);
     cudaFreeHost(be->mm_stage);
+    copy_close(be->crew);
+    be->crew = nullptr;
     be->mm_partial = nullptr;
     be->mm_count = nullptr;
     be->mm_rows = nullptr;

@@ -2,13 +2,15 @@
  * kernel re-tiles each piece (pack.cuh) into the streaming layout. Device memory taken: the bytes of the
  * file, rows rounded up to 16 and the columns of float types to 32; with KN_USE_ROWS, the file's rows as
  * well. */
+#include "copy.cuh"
 #include "many.cuh"
 #include "mm.cuh"
 #include "pack.cuh"
 
 #include <string.h>
 
-#define STAGE_BYTES ((size_t)16 << 20) /* one of two pieces */
+#define STAGE_BYTES ((size_t)8 << 20) /* one of the pieces */
+#define STAGES 4
 
 /* One thread a word of the packed panels. data: file layout of rows_total rows. */
 __global__ void __launch_bounds__(256)
@@ -31,9 +33,14 @@ __global__ void __launch_bounds__(256)
 
 static int open_stage(struct cuda_backend *be)
 {
-    if (be->mm_stage) return 0;
-    cudaError_t err = cudaMallocHost(&be->mm_stage, 2 * STAGE_BYTES);
-    if (!err) err = cudaMalloc(&be->mm_raw, 2 * STAGE_BYTES);
+    if (be->mm_raw) return 0;
+    if (be->crew) copy_close(be->crew); /* of a call that failed */
+    cudaFreeHost(be->mm_stage);
+    be->mm_stage = nullptr;
+    be->crew = copy_open();
+    if (!be->crew) return cuda_fail(be, KN_EMEM, "out of memory (to load weights)");
+    cudaError_t err = cudaMallocHost(&be->mm_stage, STAGES * STAGE_BYTES);
+    if (!err) err = cudaMalloc(&be->mm_raw, STAGES * STAGE_BYTES);
     be->mm_stage_bytes = STAGE_BYTES;
     return cuda_check(be, "memory to load weights", err);
 }
@@ -58,31 +65,42 @@ static cudaError_t place(struct cuda_backend *be, struct kn_weight *w, const uin
                        (int32_t)(panel / (size_t)t->unit_bytes), t->unit_bytes / 4, words);
 }
 
-/* Through two pieces of pinned memory: one is copied and packed while the host fills the other. */
+/* Through pieces of pinned memory in turn: the host's threads fill one while others are copied and packed. */
 static cudaError_t stream_rows(struct cuda_backend *be, struct kn_weight *w, const uint8_t *data)
 {
     const size_t row_bytes = kn_row_bytes(w->type, w->n_in);
     const int64_t piece = (int64_t)(be->mm_stage_bytes / (16 * row_bytes) * 16);
-    cudaEvent_t done[2] = {nullptr, nullptr};
-    cudaError_t err = cudaEventCreateWithFlags(&done[0], cudaEventDisableTiming);
-    if (!err) err = cudaEventCreateWithFlags(&done[1], cudaEventDisableTiming);
+    cudaEvent_t done[STAGES] = {};
+    cudaError_t err = cudaSuccess;
+    for (int i = 0; i < STAGES && !err; i++) err = cudaEventCreateWithFlags(&done[i], cudaEventDisableTiming);
     int side = 0;
-    for (int64_t first = 0; first < w->n_out && !err; first += piece, side ^= 1) {
+    for (int64_t first = 0; first < w->n_out && !err; first += piece, side = (side + 1) % STAGES) {
         const int64_t rows = w->n_out - first < piece ? w->n_out - first : piece;
         const size_t bytes = (size_t)rows * row_bytes;
         uint8_t *host = (uint8_t *)be->mm_stage + (size_t)side * be->mm_stage_bytes,
                 *raw = (uint8_t *)be->mm_raw + (host - (uint8_t *)be->mm_stage);
         err = cudaEventSynchronize(done[side]);
         if (err) break;
-        memcpy(host, data + (size_t)first * row_bytes, bytes);
+        copy_run(be->crew, host, data + (size_t)first * row_bytes, bytes);
         err = cudaMemcpyAsync(raw, host, bytes, cudaMemcpyHostToDevice, be->stream);
         if (!err) err = place(be, w, raw, first, rows);
         if (!err) err = cudaEventRecord(done[side], be->stream);
     }
     const cudaError_t last = cudaStreamSynchronize(be->stream);
-    if (done[0]) cudaEventDestroy(done[0]);
-    if (done[1]) cudaEventDestroy(done[1]);
+    for (int i = 0; i < STAGES; i++)
+        if (done[i]) cudaEventDestroy(done[i]);
     return err ? err : last;
+}
+
+void cuda_weight_bytes(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use,
+                       size_t *packed, size_t *rows)
+{
+    const struct mm_type *t = mm_type_of(type);
+    const size_t count = n_mat ? (size_t)n_mat : 1;
+    *packed = (use & KN_USE_LINEAR) && t
+                  ? count * (size_t)((n_out + 15) / 16) * (size_t)mm_panel_bytes(t, n_in)
+                  : 0;
+    *rows = (use & KN_USE_ROWS) ? count * (size_t)n_out * kn_row_bytes(type, n_in) + 16 : 0;
 }
 
 int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
@@ -112,12 +130,11 @@ int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, 
                          (long long)n_in, info->name);
     int rc = open_stage(be);
     if (rc) return rc;
-    const size_t packed =
-        (use & KN_USE_LINEAR) ? (size_t)((n_out + 15) / 16) * (size_t)mm_panel_bytes(t, n_in) : 0;
-    const size_t rows = (use & KN_USE_ROWS) ? (size_t)n_out * row_bytes : 0;
+    size_t packed = 0, rows = 0;
     cudaError_t err = cudaSuccess;
+    cuda_weight_bytes(type, n_in, n_out, 0, use, &packed, &rows);
     if (packed) err = cudaMalloc(&w->packed, packed);
-    if (!err && rows) err = cudaMalloc((void **)&w->rows, rows + 16);
+    if (!err && rows) err = cudaMalloc((void **)&w->rows, rows);
     if (err) {
         cuda_weight_free(kb, w);
         cudaGetLastError();
