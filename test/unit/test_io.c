@@ -296,6 +296,7 @@ static void out_signal(void **state)
         if (!pid) {
             struct io_out o;
             struct err e = {0};
+            signal(sigs[i], SIG_DFL); /* under nohup it is ignored, and stays so */
             io_signals_install();
             if (io_out_open(&o, scratch("killed"), false, NULL, 0, &e)) _exit(1);
             io_out_write(&o, "x", 1, &e);
