@@ -37,7 +37,9 @@ struct verdict verdict_of(const struct sample *a, const struct sample *b);
 json_t *verdict_json(const struct verdict *v);
 
 /* ceiling.c - reading memory once: bytes a second of a plain loop over bytes (256 MiB to 2 GiB), best of passes; 0: not measured.
- * One size and number of threads a process. */
+ * One size and number of threads a process. NaN, which JSON shows as null, for models on another device: its memory is not
+ * what this reads. */
+double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes);
 double bench_read_ceiling(uint64_t bytes, int threads, int passes);
 
 /* A line of JSON on stdout, or to o where it is open; steals j. Adds "schema" first. */

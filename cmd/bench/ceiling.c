@@ -3,6 +3,7 @@
  * A decoding step reads every weight once, so the floor of its time is bytes / bandwidth. The loop sums 64-bit words with
  * eight sums a thread; each thread reads its own contiguous part, which it also touched first. The buffer is kept: clearing
  * its pages anew would disturb what is measured next, and so would threads that go on spinning, so they end with a pass. */
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,4 +70,9 @@ double bench_read_ceiling(uint64_t bytes, int threads, int passes)
         if (t > 0 && (double)size / t > best) best = (double)size / t;
     }
     return best;
+}
+
+double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes)
+{
+    return strcmp(models_device(m), "cpu") ? NAN : bench_read_ceiling(bytes, threads, passes);
 }

@@ -151,7 +151,7 @@ static int measure(struct plan *p, struct err *e)
     models_check_length(&o.m, &cli, n);
     if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e)) goto done;
     for (int r = 0; r < o.rounds; r++) {
-        p->ceiling = fmax(p->ceiling, bench_read_ceiling(bytes, threads, 2));
+        p->ceiling = r ? fmax(p->ceiling, bench_ceiling(&o.m, bytes, threads, 2)) : bench_ceiling(&o.m, bytes, threads, 2);
         if (r == 0 && measure_rows(s, p, e)) goto done; /* warm up, then forget */
         if (r == 0) {
             for (int i = 0; i < p->n_rows; i++) p->row_s[i].n = 0;

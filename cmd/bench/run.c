@@ -212,14 +212,14 @@ static int measure(struct prompt *p, int n_prompts, struct sink *out, bool *equa
     uint64_t bytes = o.m.target->bytes_step;
     int threads = bench_threads(&o.m), rc = -1;
     if (!k) return err_set(e, ERR_IO, "out of memory (samples)");
-    double ceiling = bench_read_ceiling(bytes, threads, 3);
+    double ceiling = bench_ceiling(&o.m, bytes, threads, 3);
     for (int r = -o.warmup; r < o.runs; r++) {
         cli_progress(&cli, "runs", (uint64_t)(r + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
         for (int drafted = 0; drafted <= (o.m.drafter != NULL); drafted++)
             if (one_run(p, n_prompts, drafted, r >= 0, &k[drafted], out, equal, e)) goto done;
-        if (r == o.runs / 2) ceiling = fmax(ceiling, bench_read_ceiling(bytes, threads, 2));
+        if (r == o.runs / 2) ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 2));
     }
-    ceiling = fmax(ceiling, bench_read_ceiling(bytes, threads, 3));
+    ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 3));
     cli_progress(&cli, "runs", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
     rc = bench_emit(line(&k[0], &k[1], p, n_prompts, ceiling, *equal), e);
 done:
