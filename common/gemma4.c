@@ -5,9 +5,11 @@
  *     a = x + rms_norm(Wo attention(q, k, v); post_attention_norm)
  *     dense:    y = Wdown (gelu(Wgate m) * (Wup m)),  m = rms_norm(a; ffn_norm)
  *     experts:  y = rms_norm(y; post_ffw_norm_1) + rms_norm(z; post_ffw_norm_2)
- *               p = softmax(Wrouter (rms_norm(a) * scale / sqrt(n_embd))); the largest few, their p divided
- * by their sum, times the expert's own scale z = sum over them of p Wdown_e (gelu(Wgate_e h) * (Wup_e h)),  h
- * = rms_norm(a; pre_ffw_norm_2) x = (a + rms_norm(y; post_ffw_norm)) * layer_output_scale
+ *               p = softmax(Wrouter (rms_norm(a) * scale / sqrt(n_embd)))
+ *               the largest few, their p divided by their sum, times the expert's own scale
+ *               z = sum over them of p Wdown_e (gelu(Wgate_e h) * (Wup_e h))
+ *               h = rms_norm(a; pre_ffw_norm_2)
+ *     x = (a + rms_norm(y; post_ffw_norm)) * layer_output_scale
  *
  * Layers are sliding or full, with head sizes, key heads and rope sets of their own. The norms of q and k set
  * the size of the scores, so they are not divided by sqrt(head_dim). The norm of v has no weight. Full layers

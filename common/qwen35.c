@@ -2,15 +2,22 @@
  * attention in the others.
  *
  *     n = rms_norm(x; attn_norm)
+ *
  *     attention:  q, k = rope(head_norm(Wq n)), rope(head_norm(Wk n));  v = Wv n
- *                 x += Wo (attention(q, k, v) * sigmoid(Wg n))       rope turns the first dimensions of a
- * head delta net:  u = silu(conv(Wqkv n)), a short causal convolution a channel;  q, k, v = u, q and k of
- * norm 1 S = exp(g) S;  S += b (v - S k) k^T;  o = S q / sqrt(d_k)                a state S a head with g = a
- * softplus(Walpha n + dt), b = sigmoid(Wbeta n) x += Wout (rms_norm(o; ssm_norm) * silu(Wz n)) m =
- * rms_norm(x; post_attention_norm) dense:      x += Wdown (silu(Wgate m) * (Wup m)) experts:    p =
- * softmax(Wrouter m); the largest few, their p divided by their sum x += sum over them of p Wdown_e
- * (silu(Wgate_e m) * (Wup_e m)) x += Wdown_s (sigmoid(w m) (silu(Wgate_s m) * (Wup_s m)))         the expert
- * that all share
+ *                 x += Wo (attention(q, k, v) * sigmoid(Wg n))
+ *                 rope turns the first dimensions of a head
+ *
+ *     delta net:  u = silu(conv(Wqkv n)), a short causal convolution a channel
+ *                 q, k, v = u, q and k of norm 1
+ *                 S = exp(g) S;  S += b (v - S k) k^T;  o = S q / sqrt(d_k)      a state S a head
+ *                 with g = a softplus(Walpha n + dt), b = sigmoid(Wbeta n)
+ *                 x += Wout (rms_norm(o; ssm_norm) * silu(Wz n))
+ *
+ *     m = rms_norm(x; post_attention_norm)
+ *     dense:      x += Wdown (silu(Wgate m) * (Wup m))
+ *     experts:    p = softmax(Wrouter m); the largest few, their p divided by their sum
+ *                 x += sum over them of p Wdown_e (silu(Wgate_e m) * (Wup_e m))
+ *                 x += Wdown_s (sigmoid(w m) (silu(Wgate_s m) * (Wup_s m)))      the expert that all share
  *
  * Wq and Wg lie in one tensor, [q | gate] a head, and are parted when they are loaded; the gate of the shared
  * expert is a number a row, so it may come before Wdown_s. Source: the Qwen3.5 and Qwen3.5 MoE models of

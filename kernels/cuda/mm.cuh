@@ -12,14 +12,15 @@
  * 1, 2, 3}. Rows: g = lane / 4 and g + 8.
  *
  * Arithmetic, one choice for every row count:
- *   quantised weights   activations (x, normed) are rounded to 8 bits: int8 and a float32 scale for 256
- * columns (K types) or 32 (the others), as the CPU backend does. Codes times activations times the integer
- * scales of sub-blocks are summed exactly in int32; a block's sum meets its float scales once, and blocks are
- * added in float32 in ascending order of a slice. F16, BF16, F32      x (times the norm's weight) is scaled
- * by a power of two a token and slice so that its largest magnitude lies in [512, 1024). Then F16:
- * activations as f16 high + low part (22 bits); BF16: three bf16 (24 bits: the float32 value itself); F32:
- * weights three bf16, activations three bf16, the six largest cross products. Products accumulate in float32
- * inside the tensor core. A NaN or Inf in a token makes its outputs NaN or Inf. */
+ *   quantised weights: activations (x, normed) are rounded to 8 bits, int8 and a float32 scale for
+ *     256 columns (K types) or 32 (the others), as the CPU backend does. Codes times activations times
+ *     the integer scales of sub-blocks are summed exactly in int32; a block's sum meets its float scales
+ *     once, and blocks are added in float32 in ascending order of a slice.
+ *   F16, BF16, F32: x (times the norm's weight) is scaled by a power of two a token and slice so that
+ *     its largest magnitude lies in [512, 1024). Then F16: activations as f16 high + low part (22 bits);
+ *     BF16: three bf16 (24 bits: the float32 value itself); F32: weights three bf16, activations three
+ *     bf16, the six largest cross products. Products accumulate in float32 inside the tensor core.
+ * A NaN or Inf in a token makes its outputs NaN or Inf. */
 #ifndef DFLASH_CUDA_MM_CUH
 #define DFLASH_CUDA_MM_CUH
 

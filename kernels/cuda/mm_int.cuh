@@ -2,10 +2,13 @@
  *
  * Codes are bytes of A as they are (unsigned): a word of eight codes and two logic operations are two
  * registers. mma.m16n8k32 sums a sub-block of 32 columns exactly (k16: 16 columns), integer scales multiply
- * these sums, and all stays within int32: Q4_K, Q5_K   8 sub-blocks: |code| <= 31, |x| <= 127: 31 * 127 * 32
- * * 63 * 8 < 2^26; minimums: 63 * 4,064 * 8 < 2^22 Q6_K         16 sub-blocks of 16: 63 * 127 * 16 * 128 * 16
- * < 2^28.1; minus 32 * 128 * 2,032 * 16 < 2^27.1 32-blocks    255 * 127 * 32 < 2^20 Below 2^22, an int
- * becomes a float by an addition: 0x4b400000 + i are the bits of 12582912 + i. */
+ * these sums, and all stays within int32:
+ *   Q4_K, Q5_K   8 sub-blocks of 32: |code| <= 31, |x| <= 127: 31 * 127 * 32 * 63 * 8 < 2^26
+ *                minimums: 63 * 4,064 * 8 < 2^22
+ *   Q6_K         16 sub-blocks of 16: 63 * 127 * 16 * 128 * 16 < 2^28,
+ *                minus 32 * 128 * 2,032 * 16 < 2^27.1
+ *   32-blocks    255 * 127 * 32 < 2^20
+ * Below 2^22, an int becomes a float by an addition: 0x4b400000 + i are the bits of 12582912 + i. */
 #ifndef DFLASH_CUDA_MM_INT_CUH
 #define DFLASH_CUDA_MM_INT_CUH
 
