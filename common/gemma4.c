@@ -29,31 +29,13 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     struct work *w = p->w;
     float *qkv[] = {w->q, w->k, w->v};
     const struct kn_weight *wqkv[] = {&y->wq, &y->wk, &y->wv};
-    const struct kn_rope_store rope = {.q = w->q,
-                                       .k = w->k,
-                                       .v = l->value_is_key ? w->k : w->v,
-                                       .v_norm = true,
-                                       .q_norm = y->q_norm,
-                                       .k_norm = y->k_norm,
-                                       .table = w->rope[l->rope],
-                                       .pos = p->pos,
-                                       .n = p->n,
-                                       .n_head = l->n_head,
-                                       .n_rot = d->rope[l->rope].n_rot,
-                                       .eps = d->rms_eps,
-                                       .kv = &p->kv[i]};
-    const struct kn_attention attn = {.q = w->q,
-                                      .out = w->attn,
-                                      .kv = &p->kv[i],
-                                      .pos = p->pos,
-                                      .n = p->n,
-                                      .n_head = l->n_head,
-                                      .scale = 1,
-                                      .causal = true,
-                                      .window = l->window};
+    struct pass_heads h = pass_heads(m, p, i);
+    if (l->value_is_key) h.rope.v = w->k;
+    h.rope.v_norm = true;
+    h.attention.scale = 1;
     int rc = op->norm_linear(be, qkv, wqkv, l->value_is_key ? 2 : 3, w->x, y->attn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->rope_store(be, &rope);
-    if (rc == 0) rc = op->attention(be, &attn);
+    if (rc == 0) rc = op->rope_store(be, &h.rope);
+    if (rc == 0) rc = op->attention(be, &h.attention);
     if (rc == 0) rc = op->linear(be, w->y, &y->wo, w->attn, p->n, false);
     return rc ? rc : op->norm_add(be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
 }
@@ -69,31 +51,14 @@ static int dense(const struct model *m, const struct pass *p, const struct model
 }
 
 /* w->y2 = the branch of experts of w->x. router_scale was divided by sqrt(n_embd) when it was loaded. */
-static int experts(const struct model *m, const struct pass *p, const struct model_layer *y)
+static int experts(const struct model *m, const struct pass *p, int32_t i)
 {
-    struct kn_backend *be = m->be;
-    const struct kn_ops *op = kn_op(be);
-    const struct desc *d = m->d;
-    struct work *w = p->w;
-    const int32_t used = d->n_expert_used;
+    const struct model_layer *y = &m->layer[i];
     const struct kn_weight *router = &y->router;
-    const struct kn_route route = {.logits = w->router,
-                                   .n = p->n,
-                                   .n_expert = d->n_expert,
-                                   .n_used = used,
-                                   .renorm = true,
-                                   .scale = d->expert_weights_scale,
-                                   .expert_scale = y->expert_scale,
-                                   .ids = w->expert,
-                                   .weights = w->expert_w};
-    int rc = op->norm_linear(be, &w->router, &router, 1, w->x, y->router_scale, d->rms_eps, p->n);
-    if (rc == 0) rc = op->route(be, &route);
-    if (rc == 0)
-        rc = op->experts_gated(be, w->expert_ff, &y->gate_x, &y->up_x, w->x, y->pre_ffw_norm_2, d->rms_eps,
-                               KN_ACT_GELU_TANH, w->expert, p->n, used);
-    return rc ? rc
-              : op->experts_down(be, w->y2, &y->down_x, w->expert_ff, w->expert, w->expert_w, p->n, used,
-                                 false);
+    struct work *w = p->w;
+    int rc =
+        kn_op(m->be)->norm_linear(m->be, &w->router, &router, 1, w->x, y->router_scale, m->d->rms_eps, p->n);
+    return rc ? rc : pass_experts(m, p, i, y->pre_ffw_norm_2, KN_ACT_GELU_TANH, w->y2, false);
 }
 
 static int block(const struct model *m, const struct pass *p, int32_t i)
@@ -106,7 +71,7 @@ static int block(const struct model *m, const struct pass *p, int32_t i)
     int rc = attention(m, p, i);
     if (rc == 0) rc = dense(m, p, y);
     if (rc == 0 && d->layer[i].moe) {
-        rc = experts(m, p, y);
+        rc = experts(m, p, i);
         if (rc == 0) rc = op->rms_norm(be, w->y, w->y, y->post_ffw_norm_1, p->n, d->n_embd, d->rms_eps);
         if (rc == 0)
             rc = op->norm_add(be, w->y, w->y, w->y2, y->post_ffw_norm_2, p->n, d->n_embd, d->rms_eps, 1);

@@ -126,6 +126,18 @@ const struct model_family *model_family_of(enum desc_arch arch); /* NULL: none, 
  * values in kv, the taps in features. ERR_DEVICE where the device fails, or with check where a layer leaves a
  * NaN or Inf. */
 int model_pass(const struct model *m, const struct pass *p, struct err *e);
+/* What a layer's heads do, as its description says (heads, rope set, causal, window): queries, keys and
+ * values in w->q, w->k, w->v, the result in w->attn, scores over sqrt(head_dim). A family changes what
+ * differs. */
+struct pass_heads {
+    struct kn_rope_store rope;
+    struct kn_attention attention;
+};
+struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
+/* The experts of a layer over w->x: the router's logits stand in w->router. expert_scale may be NULL. out =
+ * their weighted sum, or += where add. Returns what the operation that failed returned. */
+int pass_experts(const struct model *m, const struct pass *p, int32_t i, const float *norm, enum kn_act act,
+                 float *out, bool add);
 /* qwen3.c: attention of layer i over w->x as its description says (causal, window, heads, rope set), added to
  * w->x. norms of heads where the layer has them. Also Llama's and the drafters'. */
 int qwen3_attention(const struct model *m, const struct pass *p, int32_t i);
@@ -149,8 +161,9 @@ int model_logits(const struct model *m, const struct model *target, const float 
                  struct err *e);
 /* Turn the failure of an operation into an error naming the model and the operation; returns -1. */
 int model_failed(const struct model *m, const char *what, int rc, struct err *e);
-/* op->alloc (or alloc_shared) has just failed: ERR_IO where memory is the host's, ERR_DEVICE with the device's own
- * account where it is not. fmt: what it was for. Returns -1. */
-int model_no_memory(struct kn_backend *be, struct err *e, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* op->alloc (or alloc_shared) has just failed: ERR_IO where memory is the host's, ERR_DEVICE with the
+ * device's own account where it is not. fmt: what it was for. Returns -1. */
+int model_no_memory(struct kn_backend *be, struct err *e, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #endif

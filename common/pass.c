@@ -1,5 +1,6 @@
 /* pass.c - what is around a family's blocks and is the same for all: embedding, rope tables, taps, checks,
  * head. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -55,6 +56,64 @@ static int check_block(const struct model *m, const struct pass *p, int32_t bloc
         return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the embedding", p->first_pos + bad);
     return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the output of layer %d, the first that has one",
                    p->first_pos + bad, block);
+}
+
+struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i)
+{
+    const struct desc *d = m->d;
+    const struct desc_layer *l = &d->layer[i];
+    const struct model_layer *y = &m->layer[i];
+    const struct desc_rope *r = &d->rope[l->rope];
+    struct work *w = p->w;
+    return (struct pass_heads){.rope = {.q = w->q,
+                                        .k = w->k,
+                                        .v = w->v,
+                                        .q_norm = y->q_norm,
+                                        .k_norm = y->k_norm,
+                                        .table = w->rope[l->rope],
+                                        .pos = p->pos,
+                                        .n = p->n,
+                                        .n_head = l->n_head,
+                                        .n_rot = r->n_rot,
+                                        .interleaved = r->interleaved,
+                                        .eps = d->rms_eps,
+                                        .kv = &p->kv[i]},
+                               .attention = {.q = w->q,
+                                             .out = w->attn,
+                                             .kv = &p->kv[i],
+                                             .pos = p->pos,
+                                             .n = p->n,
+                                             .n_head = l->n_head,
+                                             .scale = 1.0f / sqrtf((float)l->head_dim),
+                                             .causal = l->causal,
+                                             .window = l->window,
+                                             .first = p->visible_from}};
+}
+
+int pass_experts(const struct model *m, const struct pass *p, int32_t i, const float *norm, enum kn_act act,
+                 float *out, bool add)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct desc *d = m->d;
+    const struct model_layer *y = &m->layer[i];
+    struct work *w = p->w;
+    const int32_t used = d->n_expert_used;
+    const struct kn_route route = {.logits = w->router,
+                                   .n = p->n,
+                                   .n_expert = d->n_expert,
+                                   .n_used = used,
+                                   .renorm = true,
+                                   .scale = d->expert_weights_scale,
+                                   .expert_scale = y->expert_scale,
+                                   .ids = w->expert,
+                                   .weights = w->expert_w};
+    int rc = op->route(m->be, &route);
+    if (rc == 0)
+        rc = op->experts_gated(m->be, w->expert_ff, &y->gate_x, &y->up_x, w->x, norm, d->rms_eps, act,
+                               w->expert, p->n, used);
+    return rc ? rc
+              : op->experts_down(m->be, out, &y->down_x, w->expert_ff, w->expert, w->expert_w, p->n, used,
+                                 add);
 }
 
 int model_pass(const struct model *m, const struct pass *p, struct err *e)

@@ -10,7 +10,6 @@
  *
  * The last block's x is left for model_logits, which norms it. Source: the Qwen3 and Qwen3MoE models of
  * Hugging Face transformers. */
-#include <math.h>
 #include "model.h"
 
 int qwen3_attention(const struct model *m, const struct pass *p, int32_t i)
@@ -18,37 +17,14 @@ int qwen3_attention(const struct model *m, const struct pass *p, int32_t i)
     struct kn_backend *be = m->be;
     const struct kn_ops *op = kn_op(be);
     const struct desc *d = m->d;
-    const struct desc_layer *l = &d->layer[i];
     const struct model_layer *y = &m->layer[i];
     struct work *w = p->w;
     float *qkv[] = {w->q, w->k, w->v};
     const struct kn_weight *wqkv[] = {&y->wq, &y->wk, &y->wv};
-    const struct kn_rope_store rope = {.q = w->q,
-                                       .k = w->k,
-                                       .v = w->v,
-                                       .q_norm = y->q_norm,
-                                       .k_norm = y->k_norm,
-                                       .table = w->rope[l->rope],
-                                       .pos = p->pos,
-                                       .n = p->n,
-                                       .n_head = l->n_head,
-                                       .n_rot = d->rope[l->rope].n_rot,
-                                       .interleaved = d->rope[l->rope].interleaved,
-                                       .eps = d->rms_eps,
-                                       .kv = &p->kv[i]};
-    const struct kn_attention attn = {.q = w->q,
-                                      .out = w->attn,
-                                      .kv = &p->kv[i],
-                                      .pos = p->pos,
-                                      .n = p->n,
-                                      .n_head = l->n_head,
-                                      .scale = 1.0f / sqrtf((float)l->head_dim),
-                                      .causal = l->causal,
-                                      .window = l->window,
-                                      .first = p->visible_from};
+    const struct pass_heads h = pass_heads(m, p, i);
     int rc = op->norm_linear(be, qkv, wqkv, 3, w->x, y->attn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->rope_store(be, &rope);
-    if (rc == 0) rc = op->attention(be, &attn);
+    if (rc == 0) rc = op->rope_store(be, &h.rope);
+    if (rc == 0) rc = op->attention(be, &h.attention);
     return rc ? rc : op->linear(be, w->x, &y->wo, w->attn, p->n, true);
 }
 
@@ -66,30 +42,13 @@ int qwen3_block(const struct model *m, const struct pass *p, int32_t i)
 
 static int moe_block(const struct model *m, const struct pass *p, int32_t i)
 {
-    struct kn_backend *be = m->be;
-    const struct kn_ops *op = kn_op(be);
-    const struct desc *d = m->d;
     const struct model_layer *y = &m->layer[i];
-    struct work *w = p->w;
-    const int32_t used = d->n_expert_used;
     const struct kn_weight *router = &y->router;
-    const struct kn_route route = {.logits = w->router,
-                                   .n = p->n,
-                                   .n_expert = d->n_expert,
-                                   .n_used = used,
-                                   .renorm = true,
-                                   .scale = d->expert_weights_scale,
-                                   .ids = w->expert,
-                                   .weights = w->expert_w};
+    struct work *w = p->w;
     int rc = qwen3_attention(m, p, i);
-    if (rc == 0) rc = op->norm_linear(be, &w->router, &router, 1, w->x, y->ffn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->route(be, &route);
     if (rc == 0)
-        rc = op->experts_gated(be, w->expert_ff, &y->gate_x, &y->up_x, w->x, y->ffn_norm, d->rms_eps,
-                               KN_ACT_SILU, w->expert, p->n, used);
-    return rc ? rc
-              : op->experts_down(be, w->x, &y->down_x, w->expert_ff, w->expert, w->expert_w, p->n, used,
-                                 true);
+        rc = kn_op(m->be)->norm_linear(m->be, &w->router, &router, 1, w->x, y->ffn_norm, m->d->rms_eps, p->n);
+    return rc ? rc : pass_experts(m, p, i, y->ffn_norm, KN_ACT_SILU, w->x, true);
 }
 
 const struct model_family family_qwen3 = {DESC_QWEN3, qwen3_block};

@@ -22,7 +22,6 @@
  * Wq and Wg lie in one tensor, [q | gate] a head, and are parted when they are loaded; the gate of the shared
  * expert is a number a row, so it may come before Wdown_s. Source: the Qwen3.5 and Qwen3.5 MoE models of
  * Hugging Face transformers; "Gated Delta Networks", arXiv 2412.06464. */
-#include <math.h>
 #include "model.h"
 
 static int attention(const struct model *m, const struct pass *p, int32_t i)
@@ -35,30 +34,11 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     struct work *w = p->w;
     float *qgkv[] = {w->q, w->g, w->k, w->v};
     const struct kn_weight *weights[] = {&y->wq, &y->wg, &y->wk, &y->wv};
-    const struct kn_rope_store rope = {.q = w->q,
-                                       .k = w->k,
-                                       .v = w->v,
-                                       .q_norm = y->q_norm,
-                                       .k_norm = y->k_norm,
-                                       .table = w->rope[l->rope],
-                                       .pos = p->pos,
-                                       .n = p->n,
-                                       .n_head = l->n_head,
-                                       .n_rot = d->rope[l->rope].n_rot,
-                                       .eps = d->rms_eps,
-                                       .kv = &p->kv[i]};
-    const struct kn_attention attn = {.q = w->q,
-                                      .out = w->attn,
-                                      .kv = &p->kv[i],
-                                      .pos = p->pos,
-                                      .n = p->n,
-                                      .n_head = l->n_head,
-                                      .scale = 1.0f / sqrtf((float)l->head_dim),
-                                      .causal = true};
+    const struct pass_heads h = pass_heads(m, p, i);
     const int64_t width = (int64_t)l->n_head * l->head_dim;
     int rc = op->norm_linear(be, qgkv, weights, 4, w->x, y->attn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->rope_store(be, &rope);
-    if (rc == 0) rc = op->attention(be, &attn);
+    if (rc == 0) rc = op->rope_store(be, &h.rope);
+    if (rc == 0) rc = op->attention(be, &h.attention);
     if (rc == 0) rc = op->gate(be, w->attn, w->g, p->n, width, width);
     return rc ? rc : op->linear(be, w->x, &y->wo, w->attn, p->n, true);
 }
@@ -131,27 +111,13 @@ static int experts(const struct model *m, const struct pass *p, int32_t i)
     const struct model_layer *y = &m->layer[i];
     struct work *w = p->w;
     const float *norm = y->post_attn_norm;
-    const int32_t used = d->n_expert_used;
     float *out[] = {w->router, w->shared};
     const struct kn_weight *weights[] = {&y->router, &y->shared};
-    const struct kn_route route = {.logits = w->router,
-                                   .n = p->n,
-                                   .n_expert = d->n_expert,
-                                   .n_used = used,
-                                   .renorm = true,
-                                   .scale = d->expert_weights_scale,
-                                   .ids = w->expert,
-                                   .weights = w->expert_w};
     int rc = op->norm_linear(be, out, weights, 2, w->x, norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->route(be, &route);
-    if (rc == 0)
-        rc = op->experts_gated(be, w->expert_ff, &y->gate_x, &y->up_x, w->x, norm, d->rms_eps, KN_ACT_SILU,
-                               w->expert, p->n, used);
     if (rc == 0)
         rc = op->norm_gated(be, w->ff, &y->gate_s, &y->up_s, w->x, norm, d->rms_eps, KN_ACT_SILU, p->n);
     if (rc == 0) rc = op->gate(be, w->ff, w->shared, p->n, d->n_ff_shexp, 1);
-    if (rc == 0)
-        rc = op->experts_down(be, w->x, &y->down_x, w->expert_ff, w->expert, w->expert_w, p->n, used, true);
+    if (rc == 0) rc = pass_experts(m, p, i, norm, KN_ACT_SILU, w->x, true);
     return rc ? rc : op->linear(be, w->x, &y->down_s, w->ff, p->n, true);
 }
 
