@@ -66,7 +66,12 @@ CUDA_OBJ   := $(OBJ)/kernels/backend_cuda.o $(CUDA_SRC:%.cu=$(OBJ)/%.cu.o)
 CUBLAS     ?= $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),1,0)
 CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++ \
               $(if $(filter 1,$(CUBLAS)),-Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64:$(CUDA_HOME)/lib)
-NVCCFLAGS  := -O3 -std=c++17 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+# Machine code of these architectures, and what a newer driver compiles for devices that have none: one of them alone
+# compiles in half the time.
+CUDA_ARCHS ?= 80 90a
+CUDA_PTX   ?= 80
+NVCCFLAGS  := -O3 -std=c++17 $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) \
+              $(foreach a,$(CUDA_PTX),-gencode arch=compute_$a$(comma)code=compute_$a) \
               -Xcompiler -Wall,-Wextra $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
               $(if $(filter 1,$(DEBUG_SYNC)),-DCUDA_DEBUG_SYNC) $(if $(filter 1,$(CUBLAS)),-DDFLASH_CUBLAS) $(NVCC_EXTRA)
 CUDA_STAMP := $(BUILD)/.cuda-$(CUDA)

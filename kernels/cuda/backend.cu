@@ -235,6 +235,25 @@ static int parse_ordinal(const char *name, int *ordinal, char *msg, size_t n)
     return 0;
 }
 
+/* Asked which of the architectures that this program was compiled for the device runs. */
+static __global__ void which_code(void) {}
+
+/* Lowers be->cc to the architecture of the code that runs: a device newer than every machine code in the program gets
+ * what its driver compiled from the oldest, which lacks the instructions that be->cc would promise. */
+static int code_of(struct cuda_backend *be, char *msg, size_t n)
+{
+    cudaFuncAttributes attr;
+    const cudaError_t err = cudaFuncGetAttributes(&attr, which_code);
+    if (err != cudaSuccess) {
+        (void)cudaGetLastError();
+        snprintf(msg, n, "cuda:%d: compute capability %d.%d: no code for it in this build: %s", be->device,
+                 be->cc / 10, be->cc % 10, cudaGetErrorString(err));
+        return KN_EDEVICE;
+    }
+    if (attr.ptxVersion < be->cc) be->cc = attr.ptxVersion;
+    return 0;
+}
+
 static int describe(struct cuda_backend *be, char *msg, size_t n)
 {
     int count = 0, major = 0, minor = 0, l2 = 0;
@@ -274,7 +293,7 @@ static int describe(struct cuda_backend *be, char *msg, size_t n)
                  major, minor);
         return KN_EDEVICE;
     }
-    return 0;
+    return code_of(be, msg, n);
 }
 
 int cuda_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_t n)

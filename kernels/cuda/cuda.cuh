@@ -22,7 +22,7 @@
 struct cuda_backend {
     struct kn_backend_head head;
     int device; /* CUDA ordinal */
-    int cc;     /* compute capability * 10: 80, 90 */
+    int cc;     /* architecture of the code that runs * 10: 80, 90; at most the device's compute capability */
     int sm_count;
     int smem_block; /* bytes of shared memory a block may have (opt-in limit) */
     int smem_sm;    /* bytes of shared memory a multiprocessor has */
