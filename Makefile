@@ -366,6 +366,7 @@ help:
 	@echo "make fuzz            libFuzzer on every parser (clang)"
 	@echo "make bench           the benchmark matrix"
 	@echo "make install PREFIX=/usr/local"
+	@echo "CUDA_ARCHS='80 90a' CUDA_PTX=80: machine code of these, and what newer drivers compile for newer devices"
 	@echo "CUDA=0|1  DEBUG_SYNC=1  WERROR=1  SANITIZE=address,undefined  V=1"
 
 .PHONY: clean
