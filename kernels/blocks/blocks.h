@@ -43,4 +43,20 @@ static inline void get_scale_min(const uint8_t s[12], int j, unsigned *sc, unsig
     }
 }
 
+/* The 6-bit scale of sub-block j (0..15) out of the 12 bytes of Q3_K; 32 is still to be taken off. */
+static inline int get_scale_q3(const uint8_t s[12], int j)
+{
+    const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4;
+    return low | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4;
+}
+
+/* The 6-bit scale of sub-block j (0..7) of IQ4_XS; s: u16 high bit pairs, 4 bytes of low nibbles. */
+static inline int get_scale_iq4(const uint8_t s[6], int j)
+{
+    return (s[2 + j / 2] >> 4 * (j % 2) & 15) | (get_u16(s) >> 2 * j & 3) << 4;
+}
+
+/* What the codes of IQ4_NL and IQ4_XS stand for. */
+static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
 #endif

@@ -96,6 +96,52 @@ static void decode_q6_k(const uint8_t *b, float *y)
     }
 }
 
+static void decode_q2_k(const uint8_t *b, float *y)
+{
+    const float d = kn_f16_to_f32(get_u16(b + 80)), dmin = kn_f16_to_f32(get_u16(b + 82));
+    for (int j = 0; j < 16; j++) { /* sub-blocks of 16; 8 a half of 128 */
+        const uint8_t *q = b + 16 + 32 * (j / 8) + 16 * (j % 2);
+        const float ds = d * (float)(b[j] & 15), dm = dmin * (float)(b[j] >> 4);
+        const int shift = 2 * (j / 2 % 4);
+        for (int l = 0; l < 16; l++) y[16 * j + l] = ds * (float)(q[l] >> shift & 3) - dm;
+    }
+}
+
+static void decode_q3_k(const uint8_t *b, float *y)
+{
+    const float d = kn_f16_to_f32(get_u16(b + 108));
+    for (int j = 0; j < 16; j++) {
+        const uint8_t *high = b + 16 * (j % 2), *q = b + 32 + 32 * (j / 8) + 16 * (j % 2);
+        const float ds = d * (float)(get_scale_q3(b + 96, j) - 32);
+        const int shift = 2 * (j / 2 % 4), bit = j / 2;
+        for (int l = 0; l < 16; l++)
+            y[16 * j + l] = ds * (float)((q[l] >> shift & 3) - (high[l] >> bit & 1 ? 0 : 4));
+    }
+}
+
+static void decode_iq4_nl(const uint8_t *b, float *y)
+{
+    const float d = kn_f16_to_f32(get_u16(b));
+    const uint8_t *q = b + 2;
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)iq4_values[q[j] & 15];
+        y[j + 16] = d * (float)iq4_values[q[j] >> 4];
+    }
+}
+
+static void decode_iq4_xs(const uint8_t *b, float *y)
+{
+    const float d = kn_f16_to_f32(get_u16(b));
+    for (int j = 0; j < 8; j++) {
+        const float ds = d * (float)(get_scale_iq4(b + 2, j) - 32);
+        const uint8_t *q = b + 8 + 16 * j;
+        for (int l = 0; l < 16; l++) {
+            y[32 * j + l] = ds * (float)iq4_values[q[l] & 15];
+            y[32 * j + l + 16] = ds * (float)iq4_values[q[l] >> 4];
+        }
+    }
+}
+
 /* kn_f16_to_f32 without branches, so that the loop becomes vectors: the multiplication by 2^112 moves the
  * exponent's bias and is exact for subnormals too; Inf and NaN come out as 65536 and above and get their
  * exponent back. */
@@ -161,6 +207,10 @@ int kn_decode_row(uint32_t type, const void *src, float *dst, int64_t n)
     case KN_Q4_K: block = decode_q4_k; break;
     case KN_Q5_K: block = decode_q5_k; break;
     case KN_Q6_K: block = decode_q6_k; break;
+    case KN_Q2_K: block = decode_q2_k; break;
+    case KN_Q3_K: block = decode_q3_k; break;
+    case KN_IQ4_NL: block = decode_iq4_nl; break;
+    case KN_IQ4_XS: block = decode_iq4_xs; break;
     default: return KN_ETYPE;
     }
     const uint8_t *b = src;

@@ -12,7 +12,7 @@
  * one fused multiply-add a block. A NaN or Inf in an activation block makes the block's scale NaN, and so
  * every output of the row.
  *
- * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_float.inc.h:
+ * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_low.inc.h, mm_float.inc.h:
  * the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c and mm_avx512.c define.
  */
 #ifndef DFLASH_CPU_MM_H
@@ -45,6 +45,12 @@ size_t mm_act_bytes(enum mm_act a, int64_t n_in);
  * bits. */
 enum { MM_WIDE_4 = 1, MM_WIDE_5 = 2, MM_WIDE_6 = 4 }; /* Q4_K, Q5_K, Q6_K */
 
+/* iq4_values (blocks.h) + 128, as codes of a byte are packed. */
+#define MM_IQ4_BIASED                                                                                        \
+    {                                                                                                        \
+        1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241                              \
+    }
+
 /* One panel times one tile. */
 struct mm_call {
     const uint8_t *panel;
@@ -74,7 +80,7 @@ size_t mm_panel_bytes(const struct mm_type *t, int64_t n_in, int lanes);
 void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
                    int64_t first, int lanes);
 
-#define MM_TYPES 11
+#define MM_TYPES 15
 
 /* What an instruction set supplies. kernel[type][log2 of the tile's width]. */
 struct cpu_mm {

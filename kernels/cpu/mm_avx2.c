@@ -87,6 +87,12 @@ INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     return vi_add(acc, _mm256_madd_epi16(pairs, vi_bcast(a)));
 }
+/* Bytes 0..15: the values of IQ4_NL + 128. */
+INLINE vi vi_iq4(vi nibbles)
+{
+    static const uint8_t table[16] = MM_IQ4_BIASED;
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), nibbles);
+}
 /* acc + the products of both 16-bit halves. */
 INLINE vi vi_dot2v(vi acc, vi a, vi b)
 {

@@ -3,6 +3,7 @@
  * A panel interleaves the codes of `lanes` rows so that a kernel's vector is [lanes][4 consecutive k]. Apart
  * from rows filled up to whole panels it takes the bytes of the file, not one more: f16 scales stay f16,
  * 6-bit scales 6-bit. */
+#include "../blocks/blocks.h"
 #include "mm.h"
 
 #include <stdlib.h>
@@ -14,6 +15,8 @@ static const struct mm_type mm_types[MM_TYPES] = {
     {KN_Q8_0, MM_ACT_Q32, 32, 34},    {KN_Q4_0, MM_ACT_Q32, 32, 18},    {KN_Q5_0, MM_ACT_Q32, 32, 22},
     {KN_Q4_1, MM_ACT_Q32, 32, 20},    {KN_Q5_1, MM_ACT_Q32, 32, 24},    {KN_Q4_K, MM_ACT_Q256, 256, 144},
     {KN_Q5_K, MM_ACT_Q256, 256, 176}, {KN_Q6_K, MM_ACT_Q256, 256, 210},
+    {KN_IQ4_NL, MM_ACT_Q32, 32, 18},  {KN_IQ4_XS, MM_ACT_Q256, 256, 136}, {KN_Q2_K, MM_ACT_Q256, 256, 84},
+    {KN_Q3_K, MM_ACT_Q256, 256, 110},
 };
 
 int mm_type_index(uint32_t type)
@@ -91,23 +94,30 @@ static void pack_32(uint32_t type, uint8_t *dst, const uint8_t *b, int lanes, in
     if (five) put_word(dst, 0, lanes, lane, fifth);
 }
 
-/* Q4_K, Q5_K. The file: d, dmin, 12 bytes of 6-bit scales and minimums, [32 bytes of fifth bits], 128 bytes
- * of nibbles. */
-static void pack_45k(int bits, uint8_t *dst, const uint8_t *b, int lanes, int lane)
+/* 8 pairs of 6-bit numbers (low and high half of a word) as three words: pair_6bit of mm_quant.inc.h. */
+static void put_pairs(uint8_t *dst, int lanes, int lane, const uint32_t pair[8])
 {
-    const uint8_t *s = b + 4, *high = b + 16, *q = bits == 5 ? b + 48 : b + 16;
-    uint32_t pair[8] = {0}, w[3];
-    for (int j = 0; j < 8; j++) {
-        const uint32_t sc = j < 4 ? s[j] & 63u : (s[j + 4] & 15u) | (uint32_t)(s[j - 4] >> 6) << 4;
-        const uint32_t m = j < 4 ? s[j + 4] & 63u : (uint32_t)(s[j + 4] >> 4) | (uint32_t)(s[j] >> 6) << 4;
-        pair[j / 2] |= m << 16 * (j % 2);
-        pair[4 + j / 2] |= sc << 16 * (j % 2);
-    }
+    uint32_t w[3];
     for (int i = 0; i < 3; i++) w[i] = pair[2 * i] | pair[2 * i + 1] << 6;
     w[0] |= (pair[6] & 0x000f000fu) << 12;
     w[1] |= (pair[6] & 0x00300030u) << 8 | (pair[7] & 0x00030003u) << 14;
     w[2] |= (pair[7] & 0x003c003cu) << 10;
     for (int i = 0; i < 3; i++) put_word(dst, i, lanes, lane, w[i]);
+}
+
+/* Q4_K, Q5_K. The file: d, dmin, 12 bytes of 6-bit scales and minimums, [32 bytes of fifth bits], 128 bytes
+ * of nibbles. */
+static void pack_45k(int bits, uint8_t *dst, const uint8_t *b, int lanes, int lane)
+{
+    const uint8_t *high = b + 16, *q = bits == 5 ? b + 48 : b + 16;
+    uint32_t pair[8] = {0};
+    for (int j = 0; j < 8; j++) {
+        unsigned sc, m;
+        get_scale_min(b + 4, j, &sc, &m);
+        pair[j / 2] |= m << 16 * (j % 2);
+        pair[4 + j / 2] |= sc << 16 * (j % 2);
+    }
+    put_pairs(dst, lanes, lane, pair);
     memcpy(dst + 12 * lanes + 2 * lane, b, 2);
     memcpy(dst + 14 * lanes + 2 * lane, b + 2, 2);
     for (int j = 0; j < 8; j++) {
@@ -139,12 +149,74 @@ static void pack_6k(uint8_t *dst, const uint8_t *b, int lanes, int lane)
     }
 }
 
+/* IQ4_XS. The file: d, u16 high bit pairs and 4 bytes of low nibbles of the scales, 128 bytes of nibbles. */
+static void pack_iq4_xs(uint8_t *dst, const uint8_t *b, int lanes, int lane)
+{
+    memcpy(dst + 2 * lane, b, 2);
+    memcpy(dst + 2 * lanes + 2 * lane, b + 2, 2);
+    put_word(dst, 1, lanes, lane, get_word(b + 4));
+    for (int j = 0; j < 8; j++) {
+        uint8_t code[32];
+        codes_32(code, b + 8 + 16 * j, NULL);
+        put_nibbles(dst, 2 + 4 * j, lanes, lane, code);
+    }
+}
+
+/* The 2-bit codes of sub-block j (0..15) of Q2_K or Q3_K, in a word: group g in bits 2g of each byte. */
+static uint32_t two_bits(const uint8_t *qs, int j)
+{
+    const uint8_t *q = qs + 32 * (j / 8) + 16 * (j % 2);
+    uint32_t w = 0;
+    for (int g = 0; g < 4; g++) w |= (get_word(q + 4 * g) >> 2 * (j / 2 % 4) & 0x03030303u) << 2 * g;
+    return w;
+}
+
+/* Q2_K. The file: 16 bytes of scale (low) and minimum (high nibble), 64 bytes of codes, d, dmin. */
+static void pack_2k(uint8_t *dst, const uint8_t *b, int lanes, int lane)
+{
+    memcpy(dst + 2 * lane, b + 80, 2);
+    memcpy(dst + 2 * lanes + 2 * lane, b + 82, 2);
+    dst += 4 * lanes;
+    for (int i = 0; i < 8; i++) memcpy(dst + (i * lanes + lane) * 2, b + 2 * i, 2);
+    for (int j = 0; j < 16; j++) put_word(dst, 4 + j, lanes, lane, two_bits(b + 16, j));
+}
+
+/* Q3_K. The file: 32 bytes of third bits, 64 of codes, 12 of 6-bit scales, d. */
+static void pack_3k(uint8_t *dst, const uint8_t *b, int lanes, int lane)
+{
+    uint32_t pair[8] = {0};
+    for (int j = 0; j < 16; j++) pair[j / 2] |= (uint32_t)get_scale_q3(b + 96, j) << 16 * (j % 2);
+    put_pairs(dst, lanes, lane, pair);
+    memcpy(dst + 12 * lanes + 2 * lane, b + 108, 2);
+    dst += 14 * lanes;
+    for (int i = 0; i < 8; i++) {
+        uint32_t high = 0;
+        for (int g = 0; g < 8; g++) high |= (get_word(b + 4 * g) >> i & 0x01010101u) << g;
+        put_word(dst, 3 * i, lanes, lane, two_bits(b + 32, 2 * i));
+        put_word(dst, 3 * i + 1, lanes, lane, two_bits(b + 32, 2 * i + 1));
+        put_word(dst, 3 * i + 2, lanes, lane, high);
+    }
+}
+
 static void pack_float(const struct mm_type *t, uint8_t *dst, const uint8_t *row, int64_t n_in, int lanes,
                        int lane)
 {
     const size_t size = (size_t)t->lane_bytes / 2;
     for (int64_t k = 0; k < n_in; k++)
         memcpy(dst + ((size_t)k * (size_t)lanes + (size_t)lane) * size, row + (size_t)k * size, size);
+}
+
+static void pack_block(const struct mm_type *t, uint8_t *dst, const uint8_t *b, int lanes, int lane)
+{
+    switch (t->type) {
+    case KN_Q2_K: pack_2k(dst, b, lanes, lane); break;
+    case KN_Q3_K: pack_3k(dst, b, lanes, lane); break;
+    case KN_Q4_K: pack_45k(4, dst, b, lanes, lane); break;
+    case KN_Q5_K: pack_45k(5, dst, b, lanes, lane); break;
+    case KN_Q6_K: pack_6k(dst, b, lanes, lane); break;
+    case KN_IQ4_XS: pack_iq4_xs(dst, b, lanes, lane); break;
+    default: pack_32(t->type, dst, b, lanes, lane); /* IQ4_NL too: where its nibbles lie is as in Q4_0 */
+    }
 }
 
 void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
@@ -162,12 +234,7 @@ void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int6
         const size_t file_block = row_bytes / (size_t)blocks;
         for (int64_t b = 0; b < blocks; b++, row += file_block) {
             uint8_t *block = dst + (size_t)b * (size_t)t->lane_bytes * (size_t)lanes;
-            if (t->type == KN_Q6_K)
-                pack_6k(block, row, lanes, lane);
-            else if (t->act == MM_ACT_Q256)
-                pack_45k(t->type == KN_Q5_K ? 5 : 4, block, row, lanes, lane);
-            else
-                pack_32(t->type, block, row, lanes, lane);
+            pack_block(t, block, row, lanes, lane);
         }
     }
 }

@@ -93,6 +93,15 @@ INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
     memcpy(q, a, 4);
     return acc + vi_sar(pairs << 16, 16) * (uint32_t)q[0] + vi_sar(pairs, 16) * (uint32_t)q[1];
 }
+/* Bytes 0..15: the values of IQ4_NL + 128. */
+INLINE vi vi_iq4(vi nibbles)
+{
+    static const uint8_t table[16] = MM_IQ4_BIASED;
+    uint8_t b[4 * LANES];
+    memcpy(b, &nibbles, sizeof b);
+    for (int i = 0; i < 4 * LANES; i++) b[i] = table[b[i]];
+    return vi_load(b);
+}
 /* acc + the products of both 16-bit halves. */
 INLINE vi vi_dot2v(vi acc, vi a, vi b)
 {

@@ -25,6 +25,7 @@ static ALWAYS_INLINE void put_out(const struct mm_call *c, const vf *result, con
 #include "mm_act.inc.h"
 #include "mm_float.inc.h"
 #include "mm_quant.inc.h"
+#include "mm_low.inc.h"
 
 #if TILE == 8
 #define WIDTHS(NAME) WIDTH(NAME, 1) WIDTH(NAME, 2) WIDTH(NAME, 4) WIDTH(NAME, 8)
@@ -56,6 +57,10 @@ WIDTHS(mul_q5_1)
 WIDTHS(mul_q4_k)
 WIDTHS(mul_q5_k)
 WIDTHS(mul_q6_k)
+WIDTHS(mul_iq4_nl)
+WIDTHS(mul_iq4_xs)
+WIDTHS(mul_q2_k)
+WIDTHS(mul_q3_k)
 
 /* In the order of mm_types (mm_pack.c). */
 const struct cpu_mm MM_NAME = {
@@ -63,5 +68,6 @@ const struct cpu_mm MM_NAME = {
     .tile = TILE,
     .prepare = act_prepare,
     .kernel = {ROW(mul_f32), ROW(mul_f16), ROW(mul_bf16), ROW(mul_q8_0), ROW(mul_q4_0), ROW(mul_q5_0),
-               ROW(mul_q4_1), ROW(mul_q5_1), ROW(mul_q4_k), ROW(mul_q5_k), ROW(mul_q6_k)},
+               ROW(mul_q4_1), ROW(mul_q5_1), ROW(mul_q4_k), ROW(mul_q5_k), ROW(mul_q6_k), ROW(mul_iq4_nl),
+               ROW(mul_iq4_xs), ROW(mul_q2_k), ROW(mul_q3_k)},
 };

@@ -29,6 +29,13 @@ static __device__ __forceinline__ void scale_min(const uint8_t *s, int j, unsign
     }
 }
 
+/* What the codes of IQ4_NL and IQ4_XS stand for, + 128. */
+static __device__ __forceinline__ int iq4_value(unsigned code)
+{
+    const unsigned word = code < 8 ? (code < 4 ? 0x3f2d1801u : 0x766a5d4fu) : code < 12 ? 0xa6998d81u : 0xf1d9c5b5u;
+    return (int)(word >> 8 * (code & 3) & 255) - 128;
+}
+
 /* Blocks of 32: code l of the block at b. */
 static __device__ float decode_32(uint32_t type, const uint8_t *b, int l)
 {
@@ -42,11 +49,29 @@ static __device__ float decode_32(uint32_t type, const uint8_t *b, int l)
         int h = b[2 + l / 8] >> (l & 7) & 1;
         return __fmul_rn(d, (float)(((b[6 + half] >> 4 * high & 15) | h << 4) - 16));
     }
+    case KN_IQ4_NL: return __fmul_rn(d, (float)iq4_value(b[2 + half] >> 4 * high & 15));
     default: { /* Q5_1 */
         int h = b[4 + l / 8] >> (l & 7) & 1;
         return __fadd_rn(__fmul_rn(d, (float)((b[8 + half] >> 4 * high & 15) | h << 4)), get_f16(b + 2));
     }
     }
+}
+
+/* Q2_K, Q3_K, IQ4_XS: code l of the block at b. */
+static __device__ float decode_low(uint32_t type, const uint8_t *b, int l)
+{
+    if (type == KN_IQ4_XS) {
+        const int j = l / 32, nibble = b[8 + 16 * j + l % 16] >> 4 * (l / 16 % 2) & 15;
+        const int sc = (b[4 + j / 2] >> 4 * (j % 2) & 15) | (int)(get_u16(b + 2) >> 2 * j & 3) << 4;
+        return __fmul_rn(__fmul_rn(get_f16(b), (float)(sc - 32)), (float)iq4_value((unsigned)nibble));
+    }
+    const int j = l / 16, at = 32 * (j / 8) + l % 32, shift = 2 * (j / 2 % 4);
+    if (type == KN_Q2_K)
+        return __fsub_rn(__fmul_rn(__fmul_rn(get_f16(b + 80), (float)(b[j] & 15)), (float)(b[16 + at] >> shift & 3)),
+                         __fmul_rn(get_f16(b + 82), (float)(b[j] >> 4)));
+    const int low = j < 8 ? b[96 + j] & 15 : b[88 + j] >> 4, sc = low | (b[104 + j % 4] >> 2 * (j / 4) & 3) << 4;
+    const int code = (b[32 + at] >> shift & 3) - (b[l % 32] >> j / 2 & 1 ? 0 : 4);
+    return __fmul_rn(__fmul_rn(get_f16(b + 108), (float)(sc - 32)), (float)code);
 }
 
 /* Blocks of 256: code l of the block at b. */
@@ -59,6 +84,7 @@ static __device__ float decode_256(uint32_t type, const uint8_t *b, int l)
         return __fmul_rn(__fmul_rn(get_f16(b + 208), (float)(int8_t)b[192 + j]),
                          (float)((low | high << 4) - 32));
     }
+    if (type == KN_Q2_K || type == KN_Q3_K || type == KN_IQ4_XS) return decode_low(type, b, l);
     unsigned sc, m;
     const int j = l / 32;
     scale_min(b + 4, j, &sc, &m);

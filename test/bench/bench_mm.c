@@ -82,7 +82,8 @@ static uint8_t *random_file(uint32_t type, int64_t n_in, int64_t n_out)
         memcpy(p + i, &r, 4);
     }
     for (size_t i = 0; t->block > 1 && i < bytes; i += t->bytes) {
-        memcpy(p + i + (type == KN_Q6_K ? 208 : 0), &d, 2);
+        memcpy(p + i + (type == KN_Q6_K ? 208 : type == KN_Q3_K ? 108 : type == KN_Q2_K ? 80 : 0), &d, 2);
+        if (type == KN_Q2_K) memcpy(p + i + 82, &d, 2);
         if (type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q4_K || type == KN_Q5_K)
             memcpy(p + i + 2, &d, 2);
     }
@@ -225,7 +226,8 @@ static void parse_rows(char *list)
 int main(int argc, char **argv)
 {
     static const uint32_t types[] = {KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q8_0, KN_Q4_0, KN_Q5_0,
-                                     KN_Q4_1, KN_Q5_1, KN_F32,  KN_F16,  KN_BF16};
+                                     KN_Q4_1, KN_Q5_1, KN_F32,  KN_F16,  KN_BF16,
+                                     KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
     struct kn_open o = {.device = "cpu"};
     char message[256];
     struct kn_backend *be;

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as T
 from gguf import quants
 
 SCALES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2],
-          "Q6_K": [208]}
+          "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0]}
 rng = np.random.default_rng(20)
 for name, at in SCALES.items():
     t = T[name]

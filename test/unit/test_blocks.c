@@ -159,6 +159,10 @@ static void test_decode(void **state)
     check_fixture(KN_Q4_K, "q4_k");
     check_fixture(KN_Q5_K, "q5_k");
     check_fixture(KN_Q6_K, "q6_k");
+    check_fixture(KN_Q2_K, "q2_k");
+    check_fixture(KN_Q3_K, "q3_k");
+    check_fixture(KN_IQ4_NL, "iq4_nl");
+    check_fixture(KN_IQ4_XS, "iq4_xs");
     static uint16_t h[65536];
     static float f[65536], g[65536];
     for (int i = 0; i < 65536; i++) h[i] = (uint16_t)i;
@@ -183,7 +187,7 @@ static void test_arguments(void **state)
     uint8_t b[1024] = {0};
     assert_int_equal(kn_decode_row(KN_Q4_K, b, x, 255), KN_EINVAL);
     assert_int_equal(kn_decode_row(KN_Q4_K, NULL, x, 256), KN_EINVAL);
-    assert_int_equal(kn_decode_row(KN_IQ4_XS, b, x, 256), KN_ETYPE);
+    assert_int_equal(kn_decode_row(KN_IQ3_S, b, x, 256), KN_ETYPE);
     assert_int_equal(kn_decode_row(99, b, x, 256), KN_ETYPE);
     assert_int_equal(kn_encode_row(KN_Q4_K, x, b, 128, NULL), KN_EINVAL);
     assert_int_equal(kn_encode_row(KN_Q8_0, x, b, -32, NULL), KN_EINVAL);

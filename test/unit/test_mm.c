@@ -16,7 +16,8 @@
 #define N_MAX 65
 
 static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
-                                 KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+                                 KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K,
+                                 KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
 #define N_TYPES (int)(sizeof types / sizeof *types)
 
 static struct cpu_isa isas[3] = {{"scalar", &cpu_rows_scalar, &cpu_mm_scalar}};
@@ -86,7 +87,9 @@ static uint8_t *random_weights(uint32_t type, int64_t n_in, int64_t n_out)
     else
         for (size_t i = 0; i < bytes; i += block) {
             const uint16_t d = kn_f32_to_f16(rnd_float() * 0.02f), m = kn_f32_to_f16(rnd_float() * 0.02f);
-            memcpy(w + i + (type == KN_Q6_K ? 208 : 0), &d, 2);
+            const size_t at = type == KN_Q6_K ? 208 : type == KN_Q3_K ? 108 : type == KN_Q2_K ? 80 : 0;
+            memcpy(w + i + at, &d, 2);
+            if (type == KN_Q2_K) memcpy(w + i + 82, &m, 2);
             if (type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q4_K || type == KN_Q5_K)
                 memcpy(w + i + 2, &m, 2);
         }
@@ -147,11 +150,12 @@ static double bound(uint32_t type, const float *w, const float *x, int64_t n_in,
 }
 
 /* The largest |part| of a weight that the kernel sums apart: code * scale or minimum, from the file's own
- * ranges: |d|, |dmin| < 0.07 in random_weights; codes up to 255 (Q8_0), 63 * 128 (Q6_K, with scales), 31 * 63
- * (Q5_K). */
+ * ranges: |d|, |dmin| < 0.07 in random_weights; codes up to 255 (Q8_0, IQ4_NL; 32 with IQ4_XS's
+ * scales), 63 * 128 (Q6_K, with scales), 31 * 63 (Q5_K; above what Q2_K and Q3_K have). */
 static double offset_of(uint32_t type)
 {
-    return type == KN_Q6_K ? 0.09 * 63 * 128 : type == KN_Q8_0 ? 0.09 * 255 : 0.09 * 31 * 63;
+    if (type == KN_IQ4_XS) return 0.09 * 255 * 32;
+    return type == KN_Q6_K ? 0.09 * 63 * 128 : type == KN_Q8_0 || type == KN_IQ4_NL ? 0.09 * 255 : 0.09 * 31 * 63;
 }
 
 static void test_accuracy(void **state)
@@ -489,8 +493,8 @@ static void test_refusals(void **state)
     assert_non_null(strstr(be.head.message, "12345"));
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 250, 1, data, KN_USE_LINEAR), KN_ETYPE);
     assert_non_null(strstr(be.head.message, "250"));
-    assert_int_equal(cpu_weight_load(kb, &w, KN_IQ4_XS, 256, 1, data, KN_USE_LINEAR), KN_ETYPE);
-    assert_non_null(strstr(be.head.message, "IQ4_XS"));
+    assert_int_equal(cpu_weight_load(kb, &w, KN_IQ3_S, 256, 1, data, KN_USE_LINEAR), KN_ETYPE);
+    assert_non_null(strstr(be.head.message, "IQ3_S"));
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 256, 0, data, KN_USE_LINEAR), KN_EINVAL);
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 256, 1, NULL, KN_USE_LINEAR), KN_EINVAL);
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 256, 1, data, 0), KN_EINVAL);
