@@ -1,4 +1,4 @@
-/* quantize.c - recipes and rows. The rules of Q4_K_M are those of the ecosystem's quantiser
+/* quantize.c - recipes and rows. The rules of the mixes are those of the ecosystem's quantiser
  * (docs/dflash-quantize.1), so that a file of ours has the types that a file of that name is expected to
  * have. */
 #include "quantize.h"
@@ -20,12 +20,14 @@ static const struct {
     [QUANT_Q4_0] = {"Q4_0", KN_Q4_0, 2},      [QUANT_Q5_0] = {"Q5_0", KN_Q5_0, 8},
     [QUANT_Q4_K] = {"Q4_K", KN_Q4_K, 14}, /* 14, 16: the small mixes, the closest that the key can say */
     [QUANT_Q5_K] = {"Q5_K", KN_Q5_K, 16},     [QUANT_Q6_K] = {"Q6_K", KN_Q6_K, 18},
-    [QUANT_Q4_K_M] = {"Q4_K_M", KN_Q4_K, 15},
+    [QUANT_Q4_1] = {"Q4_1", KN_Q4_1, 3},      [QUANT_Q5_1] = {"Q5_1", KN_Q5_1, 9},
+    [QUANT_Q4_K_S] = {"Q4_K_S", KN_Q4_K, 14}, [QUANT_Q4_K_M] = {"Q4_K_M", KN_Q4_K, 15},
+    [QUANT_Q5_K_S] = {"Q5_K_S", KN_Q5_K, 16}, [QUANT_Q5_K_M] = {"Q5_K_M", KN_Q5_K, 17},
 };
 
 const char *quant_recipe_names(void)
 {
-    return "F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q4_K, Q5_K, Q6_K, Q4_K_M";
+    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M";
 }
 
 int quant_recipe_by_name(const char *name, enum quant_recipe *r, struct err *e)
@@ -41,6 +43,11 @@ int quant_recipe_by_name(const char *name, enum quant_recipe *r, struct err *e)
 const char *quant_recipe_name(enum quant_recipe r)
 {
     return recipes[r].name;
+}
+
+bool quant_recipe_is_mix(enum quant_recipe r)
+{
+    return r >= QUANT_Q4_K_S;
 }
 
 uint32_t quant_recipe_file_type(enum quant_recipe r)
@@ -146,6 +153,7 @@ static bool more_bits(int64_t i, int64_t n)
 }
 
 struct mix {
+    enum quant_recipe r;
     const struct quant_model *m;
     bool tied;
     int64_t n_attn_v;
@@ -158,24 +166,36 @@ static bool is_70b(const struct quant_model *m)
            m->n_head != m->n_head_kv;
 }
 
-static uint32_t mix_q4_k_m(const struct mix *x, const struct quant_tensor *t, int64_t i)
+static uint32_t mix_attn_v(const struct mix *x, int64_t i)
+{
+    const bool medium = x->r == QUANT_Q4_K_M || x->r == QUANT_Q5_K_M;
+    uint32_t type = recipes[x->r].type;
+    if (x->m->n_expert == 8) return KN_Q8_0;
+    if (medium && more_bits(x->rank[i], x->n_attn_v)) return KN_Q6_K;
+    if (x->r == QUANT_Q4_K_S && x->rank[i] < 4) return KN_Q5_K;
+    return type == KN_Q4_K && is_70b(x->m) ? KN_Q5_K : type;
+}
+
+static uint32_t mix_ffn_down(const struct mix *x, const char *name, int64_t i)
+{
+    const bool medium = x->r == QUANT_Q4_K_M || x->r == QUANT_Q5_K_M;
+    const int64_t layer = x->m->n_expert > 1 && layer_of(name) >= 0 ? layer_of(name) : x->rank[i];
+    if (medium && more_bits(layer, x->m->n_layer)) return KN_Q6_K;
+    return x->r == QUANT_Q4_K_S && layer < x->m->n_layer / 8 ? KN_Q5_K : recipes[x->r].type;
+}
+
+static uint32_t mix_type(const struct mix *x, const struct quant_tensor *t, int64_t i)
 {
     const char *name = t[i].name;
+    const uint32_t type = recipes[x->r].type;
     const bool eight = x->m->n_expert == 8;
     if (!strcmp(name, "output.weight")) return KN_Q6_K;
-    if (!strcmp(name, "token_embd.weight")) return x->tied ? KN_Q6_K : KN_Q4_K;
-    if (is_attn_v(name)) {
-        if (eight) return KN_Q8_0;
-        if (more_bits(x->rank[i], x->n_attn_v)) return KN_Q6_K;
-        return is_70b(x->m) ? KN_Q5_K : KN_Q4_K;
-    }
+    if (!strcmp(name, "token_embd.weight") || !strcmp(name, "per_layer_token_embd.weight"))
+        return x->tied ? (uint32_t)KN_Q6_K : type;
+    if (is_attn_v(name)) return mix_attn_v(x, i);
     if (eight && has(name, "attn_k.weight")) return KN_Q8_0;
-    if (eight && has(name, "attn_output.weight")) return KN_Q5_K;
-    if (is_ffn_down(name)) {
-        const int64_t layer = x->m->n_expert > 1 && layer_of(name) >= 0 ? layer_of(name) : x->rank[i];
-        return more_bits(layer, x->m->n_layer) ? KN_Q6_K : KN_Q4_K;
-    }
-    return KN_Q4_K;
+    if (eight && type == KN_Q4_K && has(name, "attn_output.weight")) return KN_Q5_K;
+    return is_ffn_down(name) ? mix_ffn_down(x, name, i) : type;
 }
 
 /* A type whose blocks divide the row, one step better than the one that does not. */
@@ -224,10 +244,10 @@ static int apply_overrides(const struct quant_tensor *t, int64_t n, const struct
     return 0;
 }
 
-static int mix_init(struct mix *x, const struct quant_model *m, const struct quant_tensor *t, int64_t n,
-                    struct err *e)
+static int mix_init(struct mix *x, enum quant_recipe r, const struct quant_model *m,
+                    const struct quant_tensor *t, int64_t n, struct err *e)
 {
-    *x = (struct mix){.m = m, .tied = true};
+    *x = (struct mix){.r = r, .m = m, .tied = true};
     for (int64_t i = 0; i < n; i++)
         if (!strcmp(t[i].name, "output.weight")) x->tied = false;
     x->rank = mem_calloc((size_t)n + 1, sizeof *x->rank);
@@ -246,13 +266,13 @@ int quant_plan(enum quant_recipe r, const struct quant_model *m, const struct qu
                uint32_t keep, const struct quant_override *o, int n_override, uint32_t *to, struct err *e)
 {
     struct mix x;
-    int rc = mix_init(&x, m, t, n, e);
+    int rc = mix_init(&x, r, m, t, n, e);
     for (int64_t i = 0; i < n && !rc; i++) {
         const struct kn_type_info *from = kn_type_info(t[i].from);
         if (!from) {
             rc = err_set(e, ERR_FORMAT, "%s: unknown type %u", t[i].name, t[i].from);
         } else if (quant_may_quantize(&t[i]) && (from->can_decode || from->block > 1)) {
-            const uint32_t type = r == QUANT_Q4_K_M ? mix_q4_k_m(&x, t, i) : recipes[r].type;
+            const uint32_t type = quant_recipe_is_mix(r) ? mix_type(&x, t, i) : recipes[r].type;
             to[i] = fallback(type, t[i].ne[0]);
         } else if (is_float(from->type)) {
             to[i] = r == QUANT_F32 ? (uint32_t)KN_F32 : keep == KN_TYPE_NONE ? from->type : keep;
@@ -271,7 +291,7 @@ int quant_plan(enum quant_recipe r, const struct quant_model *m, const struct qu
 
 int64_t quant_fell_back(enum quant_recipe r, const struct quant_tensor *t, int64_t n, int64_t *first)
 {
-    const int64_t block = kn_type_info(r == QUANT_Q4_K_M ? KN_Q4_K : recipes[r].type)->block;
+    const int64_t block = kn_type_info(recipes[r].type)->block;
     int64_t count = 0;
     *first = -1;
     for (int64_t i = 0; i < n; i++) {

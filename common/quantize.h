@@ -1,6 +1,6 @@
 /* quantize.h - which type each tensor of a file gets, and the rows encoded with threads.
  *
- * A *recipe* is a file's target: a plain type, or a mix with rules a tensor (Q4_K_M). A *plan* is the recipe
+ * A *recipe* is a file's target: a plain type, or a mix with rules a tensor (Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M). A *plan* is the recipe
  * applied to the whole list of a file's tensors (rules look at names, shapes and neighbours), with overrides
  * by pattern. convert and quantize make the same plan and encode through quant_rows. The caller owns every
  * array named here. docs/dflash-quantize.1. */
@@ -22,13 +22,19 @@ enum quant_recipe {
     QUANT_Q4_K,
     QUANT_Q5_K,
     QUANT_Q6_K,
+    QUANT_Q4_1,
+    QUANT_Q5_1,
+    QUANT_Q4_K_S, /* mixes from here on */
     QUANT_Q4_K_M,
+    QUANT_Q5_K_S,
+    QUANT_Q5_K_M,
     QUANT_RECIPES,
 };
 /* Any case. On failure ERR_USAGE with the list of names. */
 int quant_recipe_by_name(const char *name, enum quant_recipe *r, struct err *e);
 const char *quant_recipe_name(enum quant_recipe r);   /* "Q4_K_M" */
 const char *quant_recipe_names(void);                 /* "F32, F16, ...", for messages and --help */
+bool quant_recipe_is_mix(enum quant_recipe r);        /* its rules look at quant_model */
 uint32_t quant_recipe_file_type(enum quant_recipe r); /* the value of general.file_type */
 
 /* A tensor as the plan sees it, in file order. ne[0] is the contiguous dimension (n_in), unused are 1. */

@@ -183,6 +183,61 @@ static void test_special_mixes(void **state)
         assert_int_equal(to[i], i / 2 < 2 || i / 2 >= 14 || (i / 2 - 2) % 3 == 2 ? KN_Q6_K : KN_Q4_K);
 }
 
+/* The small mixes and Q5_K_M, whose rules differ from Q4_K_M's in a few places. */
+static void test_other_mixes(void **state)
+{
+    (void)state;
+    static const int six_36[] = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 31, 32, 33, 34, 35, -1};
+    const struct quant_model m = {"qwen3", 36, 0, 32, 8};
+    char name[64];
+    qwen3_8b();
+    plan(QUANT_Q5_K_M, &m);
+    assert_int_equal(number(KN_Q5_K), 217);
+    assert_int_equal(number(KN_Q6_K), 37);
+    assert_int_equal(type_of("token_embd.weight"), KN_Q5_K);
+    for (int i = 0, k = 0; i < 36; i++) {
+        const bool more = six_36[k] == i;
+        k += more;
+        snprintf(name, sizeof name, "blk.%d.ffn_down.weight", i);
+        assert_int_equal(type_of(name), more ? KN_Q6_K : KN_Q5_K);
+    }
+    plan(QUANT_Q5_K_S, &m); /* the head alone has more */
+    assert_int_equal(number(KN_Q5_K), 253);
+    assert_int_equal(type_of("output.weight"), KN_Q6_K);
+    plan(QUANT_Q4_K_S, &m); /* four of attn_v, the first eighth (4) of ffn_down */
+    assert_int_equal(number(KN_Q5_K), 8);
+    assert_int_equal(number(KN_Q6_K), 1);
+    for (int i = 0; i < 36; i++) {
+        snprintf(name, sizeof name, "blk.%d.ffn_down.weight", i);
+        assert_int_equal(type_of(name), i < 4 ? KN_Q5_K : KN_Q4_K);
+        snprintf(name, sizeof name, "blk.%d.attn_v.weight", i);
+        assert_int_equal(type_of(name), i < 4 ? KN_Q5_K : KN_Q4_K);
+    }
+    drafter(); /* 5 layers: no eighth */
+    plan(QUANT_Q4_K_S, &(struct quant_model){"dflash", 5, 0, 32, 8});
+    assert_int_equal(number(KN_Q5_K), 4);
+    assert_int_equal(type_of("blk.4.attn_v.weight"), KN_Q4_K);
+    assert_int_equal(type_of("blk.0.ffn_down.weight"), KN_Q4_K);
+    qwen3_06b(); /* tied */
+    plan(QUANT_Q5_K_S, &(struct quant_model){"qwen3", 28, 0, 16, 8});
+    assert_int_equal(type_of("token_embd.weight"), KN_Q6_K);
+
+    count = 0; /* eight experts: more for what they share, where the mix is of 4 bits */
+    for (int i = 0; i < 32; i++) {
+        add(2, 4096, 1024, 1, "blk.%d.attn_k.weight", i);
+        add(2, 4096, 1024, 1, "blk.%d.attn_v.weight", i);
+        add(2, 4096, 4096, 1, "blk.%d.attn_output.weight", i);
+        add(3, 14336, 4096, 8, "blk.%d.ffn_down_exps.weight", i);
+    }
+    plan(QUANT_Q4_K_S, &(struct quant_model){"llama", 32, 8, 32, 8});
+    assert_int_equal(number(KN_Q8_0), 64);
+    assert_int_equal(number(KN_Q5_K), 32 + 4);
+    plan(QUANT_Q5_K_M, &(struct quant_model){"llama", 32, 8, 32, 8});
+    assert_int_equal(number(KN_Q8_0), 64);
+    assert_int_equal(type_of("blk.9.attn_output.weight"), KN_Q5_K);
+    assert_int_equal(type_of("blk.3.ffn_down_exps.weight"), KN_Q6_K);
+}
+
 /* A file may list layer 10 before layer 2. */
 static void test_order(void **state)
 {
@@ -208,23 +263,34 @@ static void test_plain_recipes(void **state)
 {
     (void)state;
     static const uint32_t type[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0,
-                                    KN_Q5_0, KN_Q4_K, KN_Q5_K, KN_Q6_K};
-    static const uint32_t file_type[] = {0, 1, 32, 7, 2, 8, 14, 16, 18};
+                                    KN_Q5_0, KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q4_1, KN_Q5_1};
+    static const uint32_t file_type[] = {0, 1, 32, 7, 2, 8, 14, 16, 18, 3, 9};
     const struct quant_model m = {"qwen3", 28, 0, 16, 8};
     struct err e = {0};
-    for (int r = QUANT_F32; r <= QUANT_Q6_K; r++) {
+    for (int r = QUANT_F32; r <= QUANT_Q5_1; r++) {
         enum quant_recipe back;
         qwen3_06b();
         plan((enum quant_recipe)r, &m);
         assert_int_equal(quant_recipe_file_type((enum quant_recipe)r), file_type[r]);
         assert_int_equal(quant_recipe_by_name(quant_recipe_name((enum quant_recipe)r), &back, &e), 0);
         assert_int_equal(back, r);
+        assert_false(quant_recipe_is_mix(back));
         for (int i = 0; i < count; i++) assert_int_equal(to[i], list[i].n_dims > 1 ? type[r] : KN_F32);
     }
     enum quant_recipe mix;
     assert_int_equal(quant_recipe_by_name("q4_k_m", &mix, &e), 0);
     assert_int_equal(mix, QUANT_Q4_K_M);
-    assert_int_equal(quant_recipe_file_type(QUANT_Q4_K_M), 15);
+    static const struct {
+        const char *name;
+        enum quant_recipe r;
+        uint32_t file_type;
+    } mixes[] = {{"Q4_K_S", QUANT_Q4_K_S, 14}, {"Q4_K_M", QUANT_Q4_K_M, 15}, {"Q5_K_S", QUANT_Q5_K_S, 16}, {"Q5_K_M", QUANT_Q5_K_M, 17}};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(quant_recipe_by_name(mixes[i].name, &mix, &e), 0);
+        assert_int_equal(mix, mixes[i].r);
+        assert_true(quant_recipe_is_mix(mix));
+        assert_int_equal(quant_recipe_file_type(mix), mixes[i].file_type);
+    }
     assert_int_equal(quant_recipe_by_name("q4_k_l", &mix, &e), -1);
     assert_int_equal(e.code, ERR_USAGE);
     assert_non_null(strstr(e.msg, "q4_k_l"));
@@ -252,7 +318,8 @@ static void test_kept_and_fallbacks(void **state)
     } want[] = {{QUANT_Q4_K, KN_Q5_0, KN_F16, KN_Q4_K},  {QUANT_Q5_K, KN_Q5_1, KN_F16, KN_Q5_K},
                 {QUANT_Q6_K, KN_Q8_0, KN_F16, KN_Q6_K},  {QUANT_Q8_0, KN_Q8_0, KN_F16, KN_Q8_0},
                 {QUANT_Q4_0, KN_Q4_0, KN_F16, KN_Q4_0},  {QUANT_F16, KN_F16, KN_F16, KN_F16},
-                {QUANT_Q4_K_M, KN_Q5_0, KN_F16, KN_Q4_K}};
+                {QUANT_Q4_K_M, KN_Q5_0, KN_F16, KN_Q4_K}, {QUANT_Q5_K_M, KN_Q5_1, KN_F16, KN_Q5_K},
+                {QUANT_Q4_1, KN_Q4_1, KN_F16, KN_Q4_1},  {QUANT_Q5_1, KN_Q5_1, KN_F16, KN_Q5_1}};
     struct err e = {0};
     for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
         plan(want[k].r, &m);
@@ -453,7 +520,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_q4_k_m),
-        cmocka_unit_test(test_special_mixes),
+        cmocka_unit_test(test_special_mixes), cmocka_unit_test(test_other_mixes),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_plain_recipes),
         cmocka_unit_test(test_kept_and_fallbacks),
