@@ -132,9 +132,9 @@ static int read_delta(struct desc_reader *r)
     int32_t i = first_delta(d), inner, width;
     char name[48];
     if (i < 0) return 0;
-    if (desc_need_i32(r, "ssm.group_count", 1, 1 << 16, &d->n_k) ||
+    if (desc_need_i32(r, "ssm.group_count", 1, INT16_MAX, &d->n_k) ||
         desc_need_i32(r, "ssm.state_size", 1, 1 << 14, &d->d_k) ||
-        desc_need_i32(r, "ssm.time_step_rank", 1, 1 << 16, &d->n_v) ||
+        desc_need_i32(r, "ssm.time_step_rank", 1, INT16_MAX, &d->n_v) ||
         desc_need_i32(r, "ssm.inner_size", 1, 1 << 29, &inner) ||
         desc_need_i32(r, "ssm.conv_kernel", 1, 64, &d->n_conv))
         return -1;

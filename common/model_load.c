@@ -324,6 +324,24 @@ static int unsupported(struct loader *l, const char *what, const char *op)
                    l->op->name, what, l->m->d->arch_name, op);
 }
 
+/* The shape of a delta net. */
+static int check_delta(struct loader *l)
+{
+    const struct desc *d = l->m->d;
+    const struct {
+        const char *key, *what;
+        int32_t found, most;
+    } limits[] = {{"ssm.state_size", "keys", d->d_k, KN_DELTA_HEAD},
+                  {"ssm.inner_size", "values (of ssm.time_step_rank heads)", d->d_v, KN_DELTA_HEAD},
+                  {"ssm.conv_kernel", "convolutions", d->n_conv, KN_DELTA_TAPS}};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
+        if (limits[i].found > limits[i].most)
+            return err_set(l->e, ERR_FORMAT,
+                           "key '%s.%s': %s of this length are not supported (expected at most %d, got %d)", d->arch_name,
+                           limits[i].key, limits[i].what, limits[i].most, limits[i].found);
+    return l->op->delta ? 0 : unsupported(l, "the delta nets", "delta");
+}
+
 static int check_backend(struct loader *l)
 {
     const struct desc *d = l->m->d;
@@ -340,7 +358,7 @@ static int check_backend(struct loader *l)
     if (moe && !op->route) return unsupported(l, "the experts", "route");
     if (moe && !op->experts_gated) return unsupported(l, "the experts", "experts_gated");
     if (moe && !op->experts_down) return unsupported(l, "the experts", "experts_down");
-    if (recurrent && !op->delta) return unsupported(l, "the delta nets", "delta");
+    if (recurrent && check_delta(l)) return -1;
     if ((d->gated_attention || d->n_ff_shexp) && !op->gate) return unsupported(l, "the gates", "gate");
     if (d->has_softcap && !op->softcap) return unsupported(l, "the capped logits", "softcap");
     if (d->arch == DESC_GEMMA4 && !op->norm_add) return unsupported(l, "the norms of branches", "norm_add");

@@ -87,6 +87,13 @@ static int count_reserve_kv(struct kn_backend *be, int32_t n, int32_t n_head, co
     return 0;
 }
 
+static int count_reserve_delta(struct kn_backend *be, const struct kn_delta *shape)
+{
+    struct counter *c = counter_of(be);
+    c->scratch = larger(c->scratch, c->memory->scratch_delta(shape));
+    return 0;
+}
+
 static int count_experts(struct kn_backend *be, struct kn_weight *w, uint32_t type, int64_t n_in,
                          int64_t n_out, int32_t n_mat, const void *data)
 {
@@ -121,6 +128,7 @@ static void counter_init(struct counter *c, struct kn_backend *be)
     c->op.upload = count_upload;
     c->op.reserve = count_reserve;
     c->op.reserve_kv = count_reserve_kv;
+    if (c->op.reserve_delta) c->op.reserve_delta = count_reserve_delta;
     c->op.weight_load = count_weight;
     if (c->op.experts_load) c->op.experts_load = count_experts;
     c->op.weight_free = count_weight_free;

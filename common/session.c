@@ -62,8 +62,9 @@ static int new_caches(struct session *s, const struct model *m, int32_t pass_row
     return 0;
 }
 
-/* The state of every delta net layer, zero as at the start of a sequence. */
-static int new_deltas(struct session *s, struct err *e)
+/* The state of every delta net layer, zero as at the start of a sequence, and the scratch that passes over them
+ * want. */
+static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 {
     const struct desc *d = s->target->d;
     uint64_t width = (uint64_t)desc_delta_width(d), n_v = (uint64_t)d->n_v;
@@ -72,6 +73,10 @@ static int new_deltas(struct session *s, struct err *e)
     if (!any) return 0;
     s->delta = mem_calloc((size_t)d->n_layer, sizeof *s->delta);
     if (!s->delta) return err_set(e, ERR_IO, "out of memory (recurrent state)");
+    const struct kn_delta shape = {
+        .n = pass_rows, .n_k = d->n_k, .n_v = d->n_v, .d_k = d->d_k, .d_v = d->d_v, .n_conv = d->n_conv};
+    int rc = s->op->reserve_delta ? s->op->reserve_delta(s->be, &shape) : 0;
+    if (rc) return model_failed(s->target, "reserve", rc, e);
     for (int i = 0; i < d->n_layer; i++) {
         struct kn_delta_state *y = &s->delta[i];
         if (!d->layer[i].recurrent) continue;
@@ -164,7 +169,7 @@ int session_new(struct session **out, struct model *target, struct model *drafte
     /* No pass is longer than the context, however large the chunk. */
     int32_t rows = max32(pass_rows(s) < s->o.ctx ? pass_rows(s) : s->o.ctx, SESSION_MAX_ROWS);
     s->positions = s->o.ctx + AHEAD_ROWS;
-    if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, e) ||
+    if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, rows, e) ||
         (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
         goto fail;
     if (new_work(s, rows, e) || new_lists(s, e)) goto fail;

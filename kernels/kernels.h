@@ -10,7 +10,7 @@
  * Memory: pointers named in an operation are device pointers, taken from op->alloc (zeroed) and returned to
  * op->free; on the CPU they are ordinary memory. Shapes in comments are C order, the last dimension
  * contiguous. Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of
- * text. No operation prints, exits, allocates (except alloc, weight_load, reserve and reserve_kv) or waits
+ * text. No operation prints, exits, allocates (except alloc, weight_load and those named reserve) or waits
  * for the device (except download and sync). */
 #ifndef DFLASH_KERNELS_H
 #define DFLASH_KERNELS_H
@@ -234,13 +234,16 @@ struct kn_delta_state {
                     in kn_delta */
     float *log;  /* [KN_DELTA_LOG, width + 2 * n_v]: qkv, alpha and beta of the last call's rows */
 };
-#define KN_DELTA_LOG 64 /* rows at most in a call without commit */
+#define KN_DELTA_LOG 64   /* rows at most in a call without commit */
+#define KN_DELTA_HEAD 256 /* d_k and d_v at most, on every backend */
+#define KN_DELTA_TAPS 16  /* n_conv at most */
 
 /* Rows of a gated delta net layer (Qwen3.5), from the projections to the gated norm. width = 2 * n_k * d_k +
  * n_v * d_v. For every row, in order: u = silu(causal depthwise convolution of qkv); q, k, v its parts; q and
  * k l2-normed a head (x / sqrt(sum of squares + 1e-6)), q / sqrt(d_k); g = a * softplus(alpha + dt), b =
  * sigmoid(beta); a value head h uses key head h % n_k: S *= exp(g); e = b (v - S k); S += e k^T; o = S q; out
- * = rms_norm(o; norm) * silu(z). */
+ * = rms_norm(o; norm) * silu(z). A call of more than KN_DELTA_LOG rows is a prompt's, whose bits a device may
+ * let depend on where the call begins (as its matrix products may); what is pending is replayed exactly first. */
 struct kn_delta {
     const float *qkv;                      /* [n, width] */
     const float *alpha, *beta;             /* [n, n_v] */
@@ -299,9 +302,10 @@ struct kn_memory {
     int (*query)(struct kn_backend *, size_t *free_bytes, size_t *total); /* now */
     size_t (*alloc)(size_t bytes);
     size_t (*weight)(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use);
-    /* One scratch is as large as its largest user: reserve for n_vocab logits, reserve_kv. */
+    /* One scratch is as large as its largest user: reserve for n_vocab logits, reserve_kv, reserve_delta. */
     size_t (*scratch)(int32_t n, int64_t n_vocab);
     size_t (*scratch_kv)(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
+    size_t (*scratch_delta)(const struct kn_delta *);
     size_t (*products)(int32_t n, int64_t n_in); /* reserve for inputs of n_in */
     size_t margin; /* to be left free: for loading, and for code that the device loads when it first runs */
 };
@@ -325,6 +329,9 @@ struct kn_ops {
     /* Scratch of attention: calls of up to n rows of n_head heads over rings like kv (its k and v are not
      * looked at), with that window (0: none). After reserve, once for every kind of layer. */
     int (*reserve_kv)(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
+    /* Scratch of delta: calls of up to n rows of heads of that shape (nothing else of it is looked at). NULL
+     * where reserve is enough. */
+    int (*reserve_delta)(struct kn_backend *, const struct kn_delta *);
     int (*weight_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                        const void *data, unsigned use);
     /* n_mat matrices of one shape, for experts_gated and experts_down. data need not outlive the call. */

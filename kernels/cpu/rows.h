@@ -62,8 +62,8 @@ struct cpu_pick_work {
 
 /* A run of tokens of a gated delta net layer: one key head and the value heads k_head + j * n_k, first <= j < end. */
 #define CPU_DELTA_TOKENS (2 * KN_DELTA_LOG) /* a run: what may be pending and what a call may add */
-#define CPU_DELTA_HEAD 256                  /* d_k and d_v at most */
-#define CPU_DELTA_TAPS 16                   /* n_conv at most */
+#define CPU_DELTA_HEAD KN_DELTA_HEAD
+#define CPU_DELTA_TAPS KN_DELTA_TAPS
 #define CPU_DELTA_FLOATS (CPU_DELTA_TAPS * CPU_DELTA_HEAD + CPU_DELTA_TOKENS * (4 * CPU_DELTA_HEAD + 3))
 struct cpu_delta {
     const struct kn_delta *a;

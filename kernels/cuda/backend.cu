@@ -134,6 +134,12 @@ static int cuda_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, con
                 cuda_attention_scratch(n, n_head, kv, window));
 }
 
+static int cuda_reserve_delta(struct kn_backend *kb, const struct kn_delta *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    return grow(be, &be->scratch_rows, &be->scratch_rows_bytes, cuda_delta_scratch(a));
+}
+
 /* ---- what would be taken ---- */
 
 static int memory_query(struct kn_backend *kb, size_t *free_bytes, size_t *total)
@@ -165,13 +171,18 @@ static size_t memory_scratch_kv(int32_t n, int32_t n_head, const struct kn_kv *k
     return memory_alloc(cuda_attention_scratch(n, n_head, kv, window));
 }
 
+static size_t memory_scratch_delta(const struct kn_delta *a)
+{
+    return memory_alloc(cuda_delta_scratch(a));
+}
+
 static size_t memory_products(int32_t n, int64_t n_in)
 {
     return memory_alloc(many_bytes(n, n_in));
 }
 
-static const struct kn_memory memory_table = {memory_query,      memory_alloc,    memory_weight,      memory_scratch,
-                                              memory_scratch_kv, memory_products, (size_t)256 << 20};
+static const struct kn_memory memory_table = {memory_query,      memory_alloc,         memory_weight,   memory_scratch,
+                                              memory_scratch_kv, memory_scratch_delta, memory_products, (size_t)256 << 20};
 
 /* ---- the table ---- */
 
@@ -189,6 +200,7 @@ static const struct kn_ops *table(bool direct)
     t.sync = cuda_sync;
     t.reserve = cuda_reserve;
     t.reserve_kv = cuda_reserve_kv;
+    t.reserve_delta = cuda_reserve_delta;
     t.weight_load = cuda_weight_load;
     t.weight_free = cuda_weight_free;
     t.embed = cuda_embed;

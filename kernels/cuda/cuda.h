@@ -27,6 +27,12 @@ struct cuda_attention_tuning {
     int cluster; /* blocks of a cluster: 8 or 16 */
 };
 extern struct cuda_attention_tuning cuda_attention_tuning;
+/* How the delta nets of a prompt are run (delta_many.cu). For benchmarks and tests. */
+struct delta_tuning {
+    int segment; /* rows whose blocks are made at a time, a multiple of 32 */
+    bool rows;   /* token by token, as a step is */
+};
+extern struct delta_tuning delta_tuning;
 /* How products of more than 64 rows are run (many.cuh). For benchmarks and tests. */
 struct many_tuning {
     size_t panel_bytes; /* of dequantised weights, twice */

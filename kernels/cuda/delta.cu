@@ -1,4 +1,4 @@
-/* delta.cu - a gated delta net layer: convolution, norms, state and log.
+/* delta.cu - a gated delta net layer, token by token: convolution, norms, state and log.
  *
  * Two kernels. delta_state: a block has 32 rows of one value head's state [d_v, d_k] in registers, 8 lanes a
  * row, and takes them through the tokens of the call: first those pending in the log, then its own. What all
@@ -10,47 +10,14 @@
  *
  * A token's numbers do not depend on the chunk or call that it is in; the state passes through memory
  * exactly. So any cutting of tokens into calls gives the same bits. The sums over d_k are 8 lanes' chains and
- * a tree: other bits than the CPU's. */
-#include "math.cuh"
-#include "ops.cuh"
+ * a tree: other bits than the CPU's. Keys of any length are filled up with zeros to the next that there is code
+ * for, which changes no sum. More than KN_DELTA_LOG final rows are a prompt's: delta_many.cu. */
+#include "delta.cuh"
 
 #define ROWS 32 /* of a head's state a block */
 #define LANES 8 /* a row */
 #define THREADS (ROWS * LANES)
-#define TAPS 8     /* n_conv at most */
-#define STRIP 8    /* tokens that a thread convolves together */
-#define V_MAX 1024 /* d_v at most */
-
-struct layer {
-    struct kn_delta a;
-    struct kn_delta_state s;
-    int64_t width;
-};
-
-/* The rows pending. The caller promises 0 to KN_DELTA_LOG; nothing beyond the log is read. */
-static __device__ __forceinline__ int32_t pending_of(const struct layer &l)
-{
-    return min(max(*l.a.pending, 0), KN_DELTA_LOG);
-}
-
-/* The row of the convolution's inputs that token t of the call has; below 0 what went before it. */
-static __device__ __forceinline__ const float *input(const struct layer &l, int32_t t, int32_t pending)
-{
-    if (t < 0) return l.s.conv + (t + l.a.n_conv - 1) * l.width;
-    if (t < pending) return l.s.log + t * (l.width + 2 * l.a.n_v);
-    return l.a.qkv + (t - pending) * l.width;
-}
-
-static __device__ __forceinline__ float silu(float x)
-{
-    return __fdiv_rn(x, __fadd_rn(1.0f, dev_exp(-x)));
-}
-
-static __device__ __forceinline__ float warp_sum(float x)
-{
-    for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
-    return x;
-}
+#define STRIP 8 /* tokens that a thread convolves together */
 
 template <int D, int CHUNK> struct shared {
     float q[CHUNK][D], k[CHUNK][D], v[CHUNK][ROWS];
@@ -59,7 +26,7 @@ template <int D, int CHUNK> struct shared {
 
 /* Channels of the block for the tokens [t0, t0 + n): a thread has one channel of STRIP tokens. The oldest tap
  * first. */
-template <int D, int CHUNK>
+template <int D, int CHUNK, int TAPS>
 static __device__ void convolve(const struct layer &l, struct shared<D, CHUNK> &m, int32_t t0, int32_t n,
                                 int32_t pending, int row0)
 {
@@ -69,9 +36,13 @@ static __device__ void convolve(const struct layer &l, struct shared<D, CHUNK> &
     for (int i = threadIdx.x; i < strips * (2 * D + ROWS); i += THREADS) {
         const int c = i % (2 * D + ROWS), from = i / (2 * D + ROWS) * STRIP;
         if (c >= 2 * D + rows) continue;
-        const int64_t channel = c < D       ? (int64_t)(h % a.n_k) * D + c
-                                : c < 2 * D ? (int64_t)(a.n_k + h % a.n_k) * D + c - D
-                                            : 2 * (int64_t)a.n_k * D + (int64_t)h * a.d_v + row0 + c - 2 * D;
+        const int64_t channel = c < D       ? (int64_t)(h % a.n_k) * a.d_k + c
+                                : c < 2 * D ? (int64_t)(a.n_k + h % a.n_k) * a.d_k + c - D
+                                            : 2 * (int64_t)a.n_k * a.d_k + (int64_t)h * a.d_v + row0 + c - 2 * D;
+        if (c < 2 * D && c % D >= a.d_k) { /* beyond the head */
+            for (int t = from; t < min(from + STRIP, n); t++) (c < D ? m.q : m.k)[t][c % D] = 0.0f;
+            continue;
+        }
         float w[TAPS], x[TAPS + STRIP - 1];
 #pragma unroll
         for (int j = 0; j < TAPS; j++) w[j] = j < taps ? a.conv[channel * taps + j] : 0.0f;
@@ -105,7 +76,7 @@ static __device__ void prepare(const struct layer &l, struct shared<D, CHUNK> &m
 {
     const struct kn_delta &a = l.a;
     const int lane = threadIdx.x % 32, h = blockIdx.y;
-    const float scale = __fdiv_rn(1.0f, __fsqrt_rn((float)D));
+    const float scale = __fdiv_rn(1.0f, __fsqrt_rn((float)a.d_k));
     for (int t = threadIdx.x / 32; t < n; t += THREADS / 32) {
         float qq = 0.0f, kk = 0.0f, kq = 0.0f;
 #pragma unroll
@@ -175,50 +146,62 @@ static __device__ __forceinline__ float step(float *s, const struct shared<D, CH
     return __fmaf_rn(e, m.kq[t], y);
 }
 
+/* A row of the state [d_k], from or to memory. */
 template <int D, bool STORE>
-static __device__ __forceinline__ void move_state(float *s, float *state, int lane)
+static __device__ __forceinline__ void move_state(float *s, float *state, int lane, int d_k)
 {
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
-        float4 *at = (float4 *)(state + 32 * i + 4 * lane);
-        if (STORE)
-            *at = *(float4 *)(s + 4 * i);
-        else
-            *(float4 *)(s + 4 * i) = *at;
+        const int c = 32 * i + 4 * lane;
+        if (d_k == D) { /* rows are whole groups of 16 bytes */
+            if (STORE)
+                *(float4 *)(state + c) = *(float4 *)(s + 4 * i);
+            else
+                *(float4 *)(s + 4 * i) = *(float4 *)(state + c);
+            continue;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (c + j >= d_k) break;
+            if (STORE)
+                state[c + j] = s[4 * i + j];
+            else
+                s[4 * i + j] = state[c + j];
+        }
     }
 }
 
-template <int D, int CHUNK>
+template <int D, int CHUNK, int TAPS>
 static __global__ void __launch_bounds__(THREADS) delta_state(const struct layer l)
 {
     __shared__ __align__(16) struct shared<D, CHUNK> m;
     const struct kn_delta &a = l.a;
     const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES, row0 = (int)blockIdx.x * ROWS;
     const bool mine = row0 + row < a.d_v;
-    float *state = l.s.s + ((int64_t)blockIdx.y * a.d_v + row0 + row) * D;
+    float *state = l.s.s + ((int64_t)blockIdx.y * a.d_v + row0 + row) * a.d_k;
     __align__(16) float s[D / LANES];
     cuda_grid_start();
     const int32_t pending = pending_of(l), all = pending + a.n;
     if (!all) return;
 #pragma unroll
     for (int i = 0; i < D / LANES; i++) s[i] = 0.0f;
-    if (mine) move_state<D, false>(s, state, lane);
+    if (mine) move_state<D, false>(s, state, lane, a.d_k);
     for (int32_t t0 = 0; t0 < all; t0 += CHUNK) {
         const int32_t n = min(CHUNK, all - t0);
         __syncthreads();
-        convolve(l, m, t0, n, pending, row0);
+        convolve<D, CHUNK, TAPS>(l, m, t0, n, pending, row0);
         __syncthreads();
         prepare(l, m, t0, n, pending);
         __syncthreads();
         for (int t = 0; t < n; t++) {
             const int32_t r = t0 + t - pending;
-            if (r == 0 && pending && !a.commit && mine) move_state<D, true>(s, state, lane);
+            if (r == 0 && pending && !a.commit && mine) move_state<D, true>(s, state, lane, a.d_k);
             const float o = step(s, m, t, row, lane, r >= 0);
             if (r >= 0 && mine && lane == 0)
                 a.out[((int64_t)r * a.n_v + blockIdx.y) * a.d_v + row0 + row] = o;
         }
     }
-    if ((a.commit || !a.n) && mine) move_state<D, true>(s, state, lane);
+    if ((a.commit || !a.n) && mine) move_state<D, true>(s, state, lane, a.d_k);
 }
 
 /* A thread has one column of the log, so that it reads what the convolution keeps of it before it writes. */
@@ -229,12 +212,12 @@ static __device__ void keep_column(const struct layer &l, int64_t c)
     const int64_t stride = l.width + 2 * a.n_v;
     if (c >= stride) return;
     if (c < l.width && done) {
-        float x[TAPS - 1];
+        float x[KN_DELTA_TAPS - 1];
 #pragma unroll
-        for (int j = 0; j < TAPS - 1; j++)
+        for (int j = 0; j < KN_DELTA_TAPS - 1; j++)
             if (j < a.n_conv - 1) x[j] = input(l, done - (a.n_conv - 1) + j, pending)[c];
 #pragma unroll
-        for (int j = 0; j < TAPS - 1; j++)
+        for (int j = 0; j < KN_DELTA_TAPS - 1; j++)
             if (j < a.n_conv - 1) l.s.conv[j * l.width + c] = x[j];
     }
     if (a.commit) return;
@@ -249,7 +232,6 @@ static __device__ void finish_head(const struct layer &l, int64_t at)
 {
     const struct kn_delta &a = l.a;
     const int lane = threadIdx.x % 32;
-    if (at >= (int64_t)a.n * a.n_v) return;
     float *o = a.out + at * a.d_v, sum = 0.0f;
     const float *z = a.z + at * a.d_v;
     for (int i = lane; i < a.d_v; i += 32) sum = __fmaf_rn(o[i], o[i], sum);
@@ -258,26 +240,38 @@ static __device__ void finish_head(const struct layer &l, int64_t at)
         o[i] = __fmul_rn(__fmul_rn(__fmul_rn(o[i], r), a.norm[i]), silu(z[i]));
 }
 
-/* The first blocks have the columns, the others the heads. */
-static __global__ void __launch_bounds__(THREADS) delta_finish(const struct layer l, int32_t columns)
+/* The first blocks have the columns, the others heads [at, end). */
+static __global__ void __launch_bounds__(THREADS)
+    delta_finish(const struct layer l, int32_t columns, int64_t at, int64_t end)
 {
     cuda_grid_start();
-    if ((int32_t)blockIdx.x < columns)
+    if ((int32_t)blockIdx.x < columns) {
         keep_column(l, (int64_t)blockIdx.x * THREADS + threadIdx.x);
-    else
-        finish_head(l, (int64_t)(blockIdx.x - columns) * (THREADS / 32) + threadIdx.x / 32);
+    } else {
+        at += (int64_t)(blockIdx.x - columns) * (THREADS / 32) + threadIdx.x / 32;
+        if (at < end) finish_head(l, at);
+    }
+}
+
+int cuda_delta_finish(struct cuda_backend *be, const struct layer *l, int32_t from, int32_t n)
+{
+    const int64_t all = l->width + 2 * l->a.n_v, heads = (int64_t)n * l->a.n_v, at = (int64_t)from * l->a.n_v,
+                  columns = from + n == l->a.n ? (all + THREADS - 1) / THREADS : 0,
+                  blocks = columns + (heads + THREADS / 32 - 1) / (THREADS / 32);
+    return cuda_check(be, "delta",
+                      cuda_launch(be, delta_finish, dim3((unsigned)blocks), dim3(THREADS), 0, *l,
+                                  (int32_t)columns, at, at + heads));
 }
 
 static int check(struct cuda_backend *be, const struct kn_delta *a)
 {
     if (a->n_k < 1 || a->n_v < 1 || a->n_v % a->n_k || a->n_v > 65535)
         return cuda_fail(be, KN_ETYPE, "delta: %d value heads over %d key heads", a->n_v, a->n_k);
-    if ((a->d_k != 32 && a->d_k != 64 && a->d_k != 128 && a->d_k != 256) || a->d_v < 1 || a->d_v > V_MAX)
-        return cuda_fail(be, KN_ETYPE,
-                         "delta: heads of %d and %d (expected keys of 32, 64, 128 or 256, values of 1 to %d)",
-                         a->d_k, a->d_v, V_MAX);
-    if (a->n_conv < 1 || a->n_conv > TAPS)
-        return cuda_fail(be, KN_ETYPE, "delta: a convolution of %d (expected 1 to %d)", a->n_conv, TAPS);
+    if (a->d_k < 1 || a->d_v < 1 || a->d_k > KN_DELTA_HEAD || a->d_v > KN_DELTA_HEAD)
+        return cuda_fail(be, KN_ETYPE, "delta: heads of %d and %d (expected 1 to %d)", a->d_k, a->d_v,
+                         KN_DELTA_HEAD);
+    if (a->n_conv < 1 || a->n_conv > KN_DELTA_TAPS)
+        return cuda_fail(be, KN_ETYPE, "delta: a convolution of %d (expected 1 to %d)", a->n_conv, KN_DELTA_TAPS);
     if (a->n < 0 || (!a->commit && a->n > KN_DELTA_LOG))
         return cuda_fail(be, KN_EINVAL, "delta: %d rows (expected at most %d that may still be rejected)",
                          a->n, KN_DELTA_LOG);
@@ -286,22 +280,31 @@ static int check(struct cuda_backend *be, const struct kn_delta *a)
     return 0;
 }
 
+/* All rows of the layer, and those pending before them. */
+static int run_rows(struct cuda_backend *be, const struct layer *l)
+{
+    typedef void (*kernel)(const struct layer);
+    static const kernel kernels[4][2] = {{delta_state<32, 32, 4>, delta_state<32, 32, KN_DELTA_TAPS>},
+                                         {delta_state<64, 32, 4>, delta_state<64, 32, KN_DELTA_TAPS>},
+                                         {delta_state<128, 32, 4>, delta_state<128, 32, KN_DELTA_TAPS>},
+                                         {delta_state<256, 16, 4>, delta_state<256, 16, KN_DELTA_TAPS>}};
+    const int d_k = l->a.d_k, size = (d_k > 32) + (d_k > 64) + (d_k > 128);
+    const dim3 grid((unsigned)((l->a.d_v + ROWS - 1) / ROWS), (unsigned)l->a.n_v);
+    const int rc = cuda_check(
+        be, "delta", cuda_launch(be, kernels[size][l->a.n_conv > 4], grid, dim3(THREADS), 0, *l));
+    return rc ? rc : cuda_delta_finish(be, l, 0, l->a.n);
+}
+
 int cuda_delta(struct kn_backend *kb, const struct kn_delta *a)
 {
     struct cuda_backend *be = cuda_of(kb);
     int rc = check(be, a);
     if (rc) return rc;
-    const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * a->d_k + (int64_t)a->n_v * a->d_v};
-    void (*kernel)(const struct layer) = a->d_k == 32    ? delta_state<32, 32>
-                                         : a->d_k == 64  ? delta_state<64, 32>
-                                         : a->d_k == 128 ? delta_state<128, 32>
-                                                         : delta_state<256, 16>;
-    dim3 grid((unsigned)((a->d_v + ROWS - 1) / ROWS), (unsigned)a->n_v);
-    rc = cuda_check(be, "delta", cuda_launch(be, kernel, grid, dim3(THREADS), 0, l));
-    if (rc) return rc;
-    const int64_t columns = (l.width + 2 * a->n_v + THREADS - 1) / THREADS,
-                  heads = ((int64_t)a->n * a->n_v + THREADS / 32 - 1) / (THREADS / 32);
-    return cuda_check(be, "delta",
-                      cuda_launch(be, delta_finish, dim3((unsigned)(columns + heads)), dim3(THREADS), 0, l,
-                                  (int32_t)columns));
+    struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * a->d_k + (int64_t)a->n_v * a->d_v, false};
+    if (a->n <= KN_DELTA_LOG || !cuda_delta_many_has(a)) return run_rows(be, &l);
+    l.a.n = 0; /* what is pending goes through the code that it was verified by */
+    rc = run_rows(be, &l);
+    l.a.n = a->n;
+    l.settled = true;
+    return rc ? rc : cuda_delta_many(be, &l);
 }

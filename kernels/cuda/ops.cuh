@@ -42,6 +42,7 @@ size_t cuda_pick_scratch(int32_t n, int64_t n_vocab);
 /* route.cu, delta.cu */
 int cuda_route(struct kn_backend *, const struct kn_route *);
 int cuda_delta(struct kn_backend *, const struct kn_delta *);
+size_t cuda_delta_scratch(const struct kn_delta *); /* bytes of be->scratch_rows that calls of up to n rows want */
 
 /* cycle.cu: put its operations into the table; direct: without those that record. */
 void cuda_cycle_table(struct kn_ops *t, bool direct);

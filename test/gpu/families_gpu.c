@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "../../kernels/kernels.h"
+#include "../../kernels/cuda/cuda.h"
 #include "../unit/delta_ref.h"
 
 static struct kn_backend *cpu, *gpu;
@@ -305,6 +305,9 @@ static struct on_device delta_up(struct kn_backend *be, const struct layer *l)
     d.out = put(be, NULL, n * l->size * 4);
     d.s = (struct kn_delta_state){put(be, NULL, d.n_s), put(be, NULL, d.n_conv), put(be, NULL, d.n_log)};
     d.pending = put(be, NULL, 4);
+    const struct kn_delta a = {
+        .n = l->n, .n_k = s->n_k, .n_v = s->n_v, .d_k = s->d_k, .d_v = s->d_v, .n_conv = s->n_conv};
+    if (kn_op(be)->reserve_delta) must(be, "reserve_delta", kn_op(be)->reserve_delta(be, &a));
     return d;
 }
 
@@ -385,27 +388,37 @@ static bool delta_plan(struct kn_backend *be, const struct layer *l, const int *
     return ok;
 }
 
+static const struct shape delta_shapes[] = {
+    {2, 4, 128, 128, 4}, {16, 48, 128, 128, 4}, {2, 6, 32, 32, 4},   {1, 2, 256, 256, 4}, {4, 8, 64, 33, 5},
+    {3, 3, 32, 48, 1},   {2, 2, 128, 7, 2},     {3, 3, 20, 28, 3},   {1, 1, 1, 1, 2},     {1, 3, 255, 13, 16},
+    {2, 2, 33, 256, 7},  {1, 2, 130, 100, 4},   {5, 10, 127, 65, 4}, {1, 9, 96, 192, 4}};
+
+/* The largest error of a run over the bound, of outputs and of the state. */
+static void delta_errors(const struct layer *l, const struct reference *r, const float *out, const float *s,
+                         double *worst, double *worst_s)
+{
+    *worst = *worst_s = 0;
+    for (size_t k = 0; k < (size_t)l->n * l->size; k++) {
+        const double e = fabs(out[k] - r->out[k]) / r->bound_out[k];
+        *worst = e != e ? INFINITY : fmax(*worst, e);
+    }
+    for (size_t k = 0; k < l->size * (size_t)l->s.d_k; k++) {
+        const double e = fabs(s[k] - r->s[k]) / (r->bound_s[k / (size_t)l->s.d_k] / (r->mass ? 4 : 16));
+        *worst_s = e != e ? INFINITY : fmax(*worst_s, e);
+    }
+}
+
 static void check_delta(void)
 {
-    static const struct shape shapes[] = {{2, 4, 128, 128, 4}, {16, 48, 128, 128, 4}, {2, 6, 32, 32, 4},
-                                          {1, 2, 256, 256, 4}, {4, 8, 64, 33, 5},     {3, 3, 32, 48, 1},
-                                          {2, 2, 128, 7, 2}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        struct layer l = layer_make(shapes + i, i == 2 ? 300 : 45, i + 1);
+    for (size_t i = 0; i < sizeof delta_shapes / sizeof *delta_shapes; i++) {
+        struct layer l = layer_make(delta_shapes + i, i == 2 ? 64 : 45, i + 1);
         struct reference r = reference_make(&l);
         struct on_device d = delta_up(gpu, &l);
         delta_rows(gpu, &d, 0, l.n, 0, true);
         float *out = get(gpu, d.out, (size_t)l.n * l.size * 4), *s = get(gpu, d.s.s, d.n_s),
               *conv = get(gpu, d.s.conv, d.n_conv);
-        double worst = 0, worst_s = 0;
-        for (size_t k = 0; k < (size_t)l.n * l.size; k++) {
-            const double e = fabs(out[k] - r.out[k]) / r.bound_out[k];
-            worst = e != e ? INFINITY : fmax(worst, e);
-        }
-        for (size_t k = 0; k < d.n_s / 4; k++) {
-            const double e = fabs(s[k] - r.s[k]) / (r.bound_s[k / (size_t)l.s.d_k] / 16);
-            worst_s = e != e ? INFINITY : fmax(worst_s, e);
-        }
+        double worst, worst_s;
+        delta_errors(&l, &r, out, s, &worst, &worst_s);
         int other = 0;
         for (size_t p = 0; p < sizeof plans / sizeof *plans; p++)
             other += !delta_plan(gpu, &l, plans[p], out, s, conv);
@@ -418,6 +431,66 @@ static void check_delta(void)
         reference_free(&r);
         layer_free(&l);
     }
+}
+
+/* ---- delta, prompts ---- */
+
+/* Final rows [0, n) in calls of these lengths (0: the rest), after `first` rows that a call without commit had
+ * and all of which stay. */
+static bool prompt_same(const struct layer *l, const int *cuts, int first, const float *out, const float *s,
+                        const float *conv)
+{
+    struct on_device d = delta_up(gpu, l);
+    int at = first;
+    if (first) delta_rows(gpu, &d, 0, first, 0, false);
+    for (int pending = first; at < l->n; cuts++, pending = 0) {
+        const int n = *cuts && *cuts < l->n - at ? *cuts : l->n - at;
+        delta_rows(gpu, &d, at, n, pending, true);
+        at += n;
+    }
+    const bool ok = same(gpu, d.out, out, (size_t)l->n * l->size * 4) && same(gpu, d.s.s, s, d.n_s) &&
+                    same(gpu, d.s.conv, conv, d.n_conv);
+    delta_down(gpu, &d);
+    return ok;
+}
+
+/* Prompts: against double; the same bits again, cut at multiples of 32, and after rows whose acceptance was pending
+ * where they were final before. */
+static void check_prompt(void)
+{
+    static const int lengths[] = {65, 96, 300, 2083};
+    static const int again[] = {0}, cut[] = {96, 128, 1056, 0};
+    for (size_t i = 0; i < sizeof delta_shapes / sizeof *delta_shapes; i++)
+        for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+            const struct shape *sh = delta_shapes + i;
+            if (i == 1 && k != 2) continue; /* for the double's time */
+            if (k == 3 && i != 0 && i != 7) continue;
+            struct layer l = layer_make(sh, lengths[k], 100 * i + k);
+            struct reference r = reference_of(&l, sh->d_k <= 128); /* longer keys: row by row */
+            struct on_device d = delta_up(gpu, &l);
+            delta_rows(gpu, &d, 0, l.n, 0, true);
+            float *out = get(gpu, d.out, (size_t)l.n * l.size * 4), *s = get(gpu, d.s.s, d.n_s),
+                  *conv = get(gpu, d.s.conv, d.n_conv);
+            double worst, worst_s;
+            delta_errors(&l, &r, out, s, &worst, &worst_s);
+            bool ok = prompt_same(&l, again, 0, out, s, conv) && (l.n < 300 || prompt_same(&l, cut, 0, out, s, conv));
+            delta_down(gpu, &d);
+            if (l.n >= 96) { /* 9 rows first: final, and pending */
+                d = delta_up(gpu, &l);
+                delta_rows(gpu, &d, 0, 9, 0, true);
+                delta_rows(gpu, &d, 9, l.n - 9, 0, true);
+                float *out9 = get(gpu, d.out, (size_t)l.n * l.size * 4), *s9 = get(gpu, d.s.s, d.n_s);
+                delta_down(gpu, &d);
+                ok &= prompt_same(&l, again, 9, out9, s9, conv);
+                free(out9), free(s9);
+            }
+            verdict(worst <= 1 && worst_s <= 1 && ok,
+                    "delta prompt %d, %d heads of %d, %d, taps %d, %d rows: %.3f of the bound, state %.3f%s", sh->n_k,
+                    sh->n_v, sh->d_k, sh->d_v, sh->n_conv, l.n, worst, worst_s, ok ? "" : ", other bits");
+            free(out), free(s), free(conv);
+            reference_free(&r);
+            layer_free(&l);
+        }
 }
 
 static void refused(int rc, int want, const char *word)
@@ -439,6 +512,8 @@ static void check_refusals(void)
     refused(kn_op(gpu)->delta(gpu, &a), KN_ETYPE, "delta: heads of 300");
     a.d_k = 32, a.n_conv = 99;
     refused(kn_op(gpu)->delta(gpu, &a), KN_ETYPE, "delta: a convolution of 99");
+    a.n_conv = 4, a.n = 1 << 20, a.commit = true, a.n_k = 128, a.n_v = 1024; /* more than any before it */
+    if (kn_op(gpu)->reserve_delta) refused(kn_op(gpu)->delta(gpu, &a), KN_EINVAL, "of scratch for 1048576 rows");
     struct kn_route r = {.n = 1, .n_expert = 4, .n_used = 5};
     refused(kn_op(gpu)->route(gpu, &r), KN_EINVAL, "route");
     refused(kn_op(gpu)->gate(gpu, d.out, d.out, 1, 8, 4), KN_EINVAL, "gate");
@@ -456,15 +531,16 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static int repeats = 200;
 #define TIME(us, call)                                                                                       \
     do {                                                                                                     \
         us = 1e9;                                                                                            \
         for (int r_ = 0; r_ < 5; r_++) {                                                                     \
             must(gpu, "sync", kn_op(gpu)->sync(gpu));                                                        \
             double t_ = now();                                                                               \
-            for (int k_ = 0; k_ < 200; k_++) call;                                                           \
+            for (int k_ = 0; k_ < repeats; k_++) call;                                                           \
             must(gpu, "sync", kn_op(gpu)->sync(gpu));                                                        \
-            t_ = (now() - t_) * 1e6 / 200;                                                                   \
+            t_ = (now() - t_) * 1e6 / repeats;                                                                   \
             us = t_ < us ? t_ : us;                                                                          \
         }                                                                                                    \
     } while (0)
@@ -472,13 +548,24 @@ static double now(void)
 static void bench(void)
 {
     static const struct shape s = {16, 48, 128, 128, 4};
-    struct layer l = layer_make(&s, 64, 1);
+    struct layer l = layer_make(&s, 4096, 1);
     struct on_device d = delta_up(gpu, &l);
     const struct shape *sh = &l.s;
-    static const int cases[][3] = {{1, 0, 1}, {1, 1, 0}, {8, 4, 0}, {16, 1, 0}, {16, 16, 0}, {64, 0, 1}};
+    /* rows, pending, final, token by token, rows a segment */
+    static const int cases[][5] = {
+        {1, 0, 1},           {1, 1, 0},           {8, 4, 0},           {16, 1, 0},          {16, 16, 0},
+        {64, 0, 1},          {512, 0, 1, 1},      {2048, 0, 1, 1},     {4096, 0, 1, 1},     {512, 0, 1, 0, 512},
+        {2048, 0, 1, 0, 512}, {2048, 0, 1, 0, 1024}, {2048, 0, 1, 0, 2048}, {4096, 0, 1, 0, 512}, {4096, 0, 1, 0, 1024},
+        {4096, 0, 1, 0, 2048}, {4096, 0, 1, 0, 4096}};
+    const struct delta_tuning usual = delta_tuning;
     double us;
-    for (int i = 0; i < 6; i++) {
+    delta_tuning.segment = 4096;
+    struct kn_delta most = {.n = 4096, .n_k = 16, .n_v = 48, .d_k = 128, .d_v = 128, .n_conv = 4};
+    must(gpu, "reserve_delta", kn_op(gpu)->reserve_delta(gpu, &most));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int32_t pending = cases[i][1];
+        delta_tuning.rows = cases[i][3];
+        delta_tuning.segment = cases[i][4] ? cases[i][4] : usual.segment;
         must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
         struct kn_delta a = {.qkv = d.qkv,
                              .alpha = d.alpha,
@@ -499,10 +586,13 @@ static void bench(void)
                              .state = &d.s,
                              .pending = d.pending,
                              .commit = cases[i][2]};
+        repeats = a.n > 64 ? 10 : 200;
         TIME(us, must(gpu, "delta", kn_op(gpu)->delta(gpu, &a)));
-        printf("delta 16, 48 heads of 128, rows %2d%s pending %2d: %7.2f us\n", a.n, a.commit ? "-" : " ",
-               pending, us);
+        printf("delta 16, 48 heads of 128, rows %4d%s pending %2d: %7.2f us%s, segments of %d\n", a.n,
+               a.commit ? "-" : " ", pending, us, delta_tuning.rows ? ", token by token" : "", delta_tuning.segment);
     }
+    delta_tuning = usual;
+    repeats = 200;
     float *logits = put(gpu, l.qkv, 64 * 512 * 4);
     struct kn_route r = {.logits = logits,
                          .n_used = 8,
@@ -555,6 +645,7 @@ int main(int argc, char **argv)
         check_values();
         check_route();
         check_delta();
+        check_prompt();
         check_refusals();
         printf("families_gpu: %ld passed, %ld failed%s\n", passed, failed,
                g.generic ? " (generic kernels)" : "");

@@ -4,6 +4,7 @@
 #define TEST_DELTA_REF_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,7 +62,12 @@ static inline void layer_free(struct layer *l)
 
 struct reference {
     double *s, *out, *u, *bound_s, *bound_out;
+    double *mass; /* NULL; in blocks: of every element of s, the sum of the sizes of what makes it */
 };
+
+/* Products of blocks of tokens on tensor cores, of factors that are two bf16 each: 2^-18 a factor, the product of
+ * the low parts 2^-18, and sums that truncate, 2^-18 in 24 steps. */
+#define UNIT_BLOCKS 0x1p-16
 
 static inline double silu(double x)
 {
@@ -73,7 +79,13 @@ static inline double silu(double x)
  * |S||q|. A token shrinks what it finds, so errors of tokens add. The inputs k, q, v carry the errors of a
  * convolution, silu and a norm: 12 roundings each.
  * All that is a worst case; of errors of random signs a 64th is asked for (a 16th of the state's), and a slip
- * shows. */
+ * shows.
+ *
+ * In blocks (r->mass) products have errors of UNIT_BLOCKS of the sizes of their terms, which are those of the state
+ * taken apart: mass, |e_j| |k_j|^T decayed. Of e_t: S k and the block's k_t . k_j, each mass |k_t|; the inverse
+ * T and its product with X, to first order another two of mass |k_t| and |v|. A token's decay shrinks errors as it
+ * shrinks the state. Of o: the products with q and P, each mass |q|. Of S itself: mass (reference_of). Such errors are
+ * fewer and larger than those of single roundings, so a quarter is asked for (also of the state's). */
 static inline void reference_row(const struct layer *l, struct reference *r, int t)
 {
     const struct shape *s = &l->s;
@@ -100,20 +112,23 @@ static inline void reference_row(const struct layer *l, struct reference *r, int
                *bo = r->bound_out + (size_t)t * l->size + h * s->d_v, ss = 0;
         for (int i = 0; i < s->d_v; i++) {
             double *S = r->s + (size_t)(h * s->d_v + i) * (size_t)s->d_k, *bs = r->bound_s + h * s->d_v + i;
-            double sk = 0, mass = 0, big = 0;
+            double *M = r->mass ? r->mass + (S - r->s) : NULL, sk = 0, mass = 0, big = 0, apart = 0;
             o[i] = 0, bo[i] = 0;
             for (int j = 0; j < s->d_k; j++) {
                 S[j] *= exp(g);
                 sk += S[j] * k[j];
                 mass += fabs(S[j] * k[j]);
                 big = fmax(big, fabs(S[j]));
+                if (M) M[j] *= exp(g), apart += M[j] * fabs(k[j]);
             }
             const double e = b * (v[i] - sk);
+            if (M) *bs = *bs * exp(g) + UNIT_BLOCKS * (4 * apart + 2 * fabs(v[i]));
             *bs += EPS32 * (3 * big + (s->d_k / 32 + 30) * (mass + fabs(v[i])));
             for (int j = 0; j < s->d_k; j++) {
                 S[j] += e * k[j];
                 o[i] += S[j] * q[j];
                 bo[i] += fabs(S[j] * q[j]) * EPS32 * (s->d_k / 32 + 30) + *bs * fabs(q[j]);
+                if (M) M[j] += fabs(e * k[j]), bo[i] += 2 * UNIT_BLOCKS * M[j] * fabs(q[j]);
             }
             ss += o[i] * o[i];
         }
@@ -122,25 +137,39 @@ static inline void reference_row(const struct layer *l, struct reference *r, int
         for (int i = 0; i < s->d_v; i++) worst = fmax(worst, bo[i]);
         for (int i = 0; i < s->d_v; i++) {
             const double z = silu(l->z[(size_t)t * l->size + (size_t)(h * s->d_v + i)]) * l->norm[i];
-            bo[i] =
-                (bo[i] + fabs(o[i]) / rms * worst) / rms * fabs(z) / 64 + EPS32 * 20 * fabs(o[i] / rms * z);
+            bo[i] = (bo[i] + fabs(o[i]) / rms * worst) / rms * fabs(z) / (r->mass ? 4 : 64) +
+                    EPS32 * 20 * fabs(o[i] / rms * z);
             o[i] *= z / rms;
         }
     }
 }
 
+static inline struct reference reference_of(const struct layer *l, bool blocks)
+{
+    const size_t n = (size_t)l->n * l->size, n_s = l->size * (size_t)l->s.d_k;
+    struct reference r = {.s = layer_alloc(n_s * 8),
+                          .out = layer_alloc(n * 8),
+                          .u = layer_alloc(l->width * 8),
+                          .bound_s = layer_alloc(l->size * 8),
+                          .bound_out = layer_alloc(n * 8),
+                          .mass = blocks ? layer_alloc(n_s * 8) : NULL};
+    for (int t = 0; t < l->n; t++) reference_row(l, &r, t);
+    for (size_t i = 0; blocks && i < l->size; i++) {
+        double most = 0;
+        for (size_t j = 0; j < (size_t)l->s.d_k; j++) most = fmax(most, r.mass[i * (size_t)l->s.d_k + j]);
+        r.bound_s[i] += UNIT_BLOCKS * most;
+    }
+    return r;
+}
+
 static inline struct reference reference_make(const struct layer *l)
 {
-    const size_t n = (size_t)l->n * l->size;
-    struct reference r = {layer_alloc(l->size * (size_t)l->s.d_k * 8), layer_alloc(n * 8),
-                          layer_alloc(l->width * 8), layer_alloc(l->size * 8), layer_alloc(n * 8)};
-    for (int t = 0; t < l->n; t++) reference_row(l, &r, t);
-    return r;
+    return reference_of(l, false);
 }
 
 static inline void reference_free(struct reference *r)
 {
-    free(r->s), free(r->out), free(r->u), free(r->bound_s), free(r->bound_out);
+    free(r->s), free(r->out), free(r->u), free(r->bound_s), free(r->bound_out), free(r->mass);
 }
 
 #endif

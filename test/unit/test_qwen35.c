@@ -2,6 +2,8 @@
  * what is left out, and what its configs and files must say. */
 #include "family_fixture.h"
 
+#include "../../common/model.h"
+
 enum {
     BLOCKS = 3, /* linear, full, linear */
     N_K = 2,
@@ -560,13 +562,68 @@ static void test_nextn(void **state)
     gguf_close(g);
 }
 
+/* Sizes that no backend has code for are refused when the model is loaded, by key. */
+static void test_limits(void **state)
+{
+    (void)state;
+    static const struct {
+        struct pair change[2];
+        int d_k, d_v, taps;
+        const char *msg;
+    } c[] = {
+        {{{"linear_key_head_dim", "256"}}, 256, D_V, TAPS_OF_CONV, NULL},
+        {{{"linear_conv_kernel_dim", "16"}}, D_K, D_V, 16, NULL},
+        {{{"linear_key_head_dim", "257"}}, 257, D_V, TAPS_OF_CONV,
+         "out.gguf: key 'qwen35.ssm.state_size': keys of this length are not supported (expected at most 256, got 257)"},
+        {{{"linear_value_head_dim", "260"}}, D_K, 260, TAPS_OF_CONV,
+         "out.gguf: key 'qwen35.ssm.inner_size': values (of ssm.time_step_rank heads) of this length are not supported "
+         "(expected at most 256, got 260)"},
+        {{{"linear_conv_kernel_dim", "17"}}, D_K, D_V, 17,
+         "out.gguf: key 'qwen35.ssm.conv_kernel': convolutions of this length are not supported (expected at most 16, "
+         "got 17)"},
+    };
+    struct kn_open open = {.device = "cpu"};
+    struct kn_backend *be;
+    char msg[128];
+    assert_int_equal(kn_backend_open(&be, &open, msg, sizeof msg), 0);
+    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+        struct spec s = delta_spec("model.", false);
+        struct err e = {0};
+        struct model *m = NULL;
+        const int64_t value = N_V * c[i].d_v, width = 2 * N_K * c[i].d_k + value;
+        for (int layer = 0; layer < BLOCKS; layer += 2) {
+            const struct {
+                const char *name;
+                int dim;
+                int64_t size;
+            } t[] = {{"in_proj_qkv.weight", 0, width}, {"in_proj_z.weight", 0, value},
+                     {"conv1d.weight", 0, width},      {"conv1d.weight", 2, c[i].taps},
+                     {"out_proj.weight", 1, value},    {"norm.weight", 0, c[i].d_v}};
+            for (size_t j = 0; j < sizeof t / sizeof t[0]; j++) {
+                char name[80];
+                snprintf(name, sizeof name, "model.layers.%d.linear_attn.%s", layer, t[j].name);
+                find(&s, name)->shape[t[j].dim] = t[j].size;
+            }
+        }
+        write_weights("t", &s);
+        family_config("t", parts, c[i].change);
+        struct convert o = options("t");
+        convert_ok(&o);
+        const int rc = model_load(&m, "out.gguf", be, NULL, NULL, NULL, &e);
+        if (rc != (c[i].msg ? -1 : 0) || (c[i].msg && strcmp(e.msg, c[i].msg))) fail_msg("case %zu: \"%s\"", i, e.msg);
+        if (c[i].msg) assert_int_equal(e.code, ERR_FORMAT);
+        model_free(m);
+    }
+    kn_backend_close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensors), cmocka_unit_test(test_multimodal), cmocka_unit_test(test_experts),
         cmocka_unit_test(test_kinds),   cmocka_unit_test(test_config),     cmocka_unit_test(test_moe_config),
         cmocka_unit_test(test_shapes),  cmocka_unit_test(test_desc),       cmocka_unit_test(test_moe_desc),
-        cmocka_unit_test(test_nextn),
+        cmocka_unit_test(test_nextn),   cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,0 +1,54 @@
+/* delta.cuh - what the files of the gated delta net share: a layer as its kernels get it, and where its inputs
+ * lie. delta.cu: token by token, for rows that may be rejected, replays and short runs; delta_many.cu: blocks of
+ * tokens, for prompts. */
+#ifndef DFLASH_CUDA_DELTA_CUH
+#define DFLASH_CUDA_DELTA_CUH
+
+#include "math.cuh"
+#include "ops.cuh"
+
+struct layer {
+    struct kn_delta a;
+    struct kn_delta_state s;
+    int64_t width;
+    bool settled; /* the log has been replayed, whatever *pending still says */
+};
+
+/* delta_many.cu. Rows that are final, more than KN_DELTA_LOG, once the log has been replayed. */
+int cuda_delta_many(struct cuda_backend *, const struct layer *);
+/* Whether it has code for these heads. */
+bool cuda_delta_many_has(const struct kn_delta *a);
+/* delta.cu. Norm and gate of the outputs of rows [from, from + n); with the last of them the convolution's state
+ * and the log. */
+int cuda_delta_finish(struct cuda_backend *, const struct layer *, int32_t from, int32_t n);
+
+#ifdef __CUDACC__
+#define DEV static __device__ __forceinline__
+
+/* The rows pending. The caller promises 0 to KN_DELTA_LOG; nothing beyond the log is read. */
+static __device__ __forceinline__ int32_t pending_of(const struct layer &l)
+{
+    return l.settled ? 0 : min(max(*l.a.pending, 0), KN_DELTA_LOG);
+}
+
+/* The row of the convolution's inputs that token t of the call has; below 0 what went before it. */
+static __device__ __forceinline__ const float *input(const struct layer &l, int32_t t, int32_t pending)
+{
+    if (t < 0) return l.s.conv + (t + l.a.n_conv - 1) * l.width;
+    if (t < pending) return l.s.log + t * (l.width + 2 * l.a.n_v);
+    return l.a.qkv + (t - pending) * l.width;
+}
+
+static __device__ __forceinline__ float silu(float x)
+{
+    return __fdiv_rn(x, __fadd_rn(1.0f, dev_exp(-x)));
+}
+
+static __device__ __forceinline__ float warp_sum(float x)
+{
+    for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
+    return x;
+}
+#endif
+
+#endif
