@@ -281,15 +281,21 @@ sanitize-suites: all $(UNIT_BIN) $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(PAIR)"
 
 # Fuzz targets: every test/fuzz/fuzz_NAME.c holds LLVMFuzzerTestOneInput over the library. `make fuzz` (clang) runs each for
-# FUZZ_SECONDS from its corpus test/fuzz/corpus/NAME; new finds land in build-fuzz/corpus/NAME, those worth keeping are copied.
-# `make fuzz-replay` feeds the committed corpus to the same functions, built as everything else.
+# FUZZ_SECONDS from its corpus test/fuzz/corpus/NAME; new finds land in build-fuzz/corpus/NAME, and `make fuzz-merge` adds
+# those that reach something new to the committed corpus, the smallest for each thing reached. docs/fuzz-log.md has the long
+# runs (test/fuzz/long.sh). `make fuzz-replay` feeds the committed corpus to the same functions, built as everything else.
 FUZZ_SECONDS ?= 60
 FUZZ_CC      ?= clang
 FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 FUZZ_SRC     := $(COMMON_SRC) $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
 FUZZ_OBJ     := $(FUZZ_SRC:%.c=build-fuzz/obj/%.o)
 FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanitize=address,undefined \
-                -fno-sanitize-recover=all
+                -fno-sanitize-recover=all -DTOK_CACHE=16
+FUZZ_WRAP    := $(foreach f,read fstat lseek open close,-Wl$(comma)--wrap=$f) # test/fuzz/stream.h
+FUZZ_RUN     := -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
+# Bytes an input at most: what one find needs, no more, for the speed.
+FUZZ_LEN     := chat=512 config_json=2048 desc=4096 gguf=2048 safetensors=2048 snapshot=1024 state=1024 tokenize=192 tokenizer_json=4096 tokens=512
+fuzz_args     = -max_len=$(patsubst $1=%,%,$(firstword $(filter $1=%,$(FUZZ_LEN)) $1=4096)) $(if $(wildcard test/fuzz/$1.dict),-dict=test/fuzz/$1.dict)
 build-fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(SAY) CC $@
@@ -297,21 +303,30 @@ build-fuzz/obj/%.o: %.c
 build-fuzz/libdflash.a: $(FUZZ_OBJ)
 	@rm -f $@
 	$(Q)ar rcs $@ $^
-build-fuzz/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/no_backend.c build-fuzz/libdflash.a
+build-fuzz/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/no_backend.c test/fuzz/stream.c test/fuzz/stream.h build-fuzz/libdflash.a
 	$(SAY) LINK $@
-	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer $^ -o $@ $(LIBS)
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter-out %.h,$^) -o $@ $(FUZZ_WRAP) $(FUZZ_LIBS)
+FUZZ_LIBS    ?= $(LIBS)
 
-.PHONY: fuzz
+.PHONY: fuzz fuzz-build fuzz-merge fuzz-clang
+fuzz-clang:
+	@command -v $(FUZZ_CC) >/dev/null || { echo "make fuzz needs clang with libFuzzer: apt-get install clang libclang-rt-14-dev (Debian 12; no $(FUZZ_CC) here; FUZZ_CC=clang-14 names another compiler)" >&2; exit 4; }
+$(FUZZ_OBJ) $(FUZZ_NAMES:%=build-fuzz/fuzz_%): | fuzz-clang
+fuzz-build: $(FUZZ_NAMES:%=build-fuzz/fuzz_%)
 fuzz: $(FUZZ_NAMES:%=build-fuzz/fuzz_%)
-	@set -e; for t in $(FUZZ_NAMES); do mkdir -p build-fuzz/corpus/$$t test/fuzz/corpus/$$t; \
-	    echo "== fuzz $$t, $(FUZZ_SECONDS) s"; \
-	    build-fuzz/fuzz_$$t -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
-	        -artifact_prefix=build-fuzz/find-$$t- build-fuzz/corpus/$$t test/fuzz/corpus/$$t; done
+	@set -e; $(foreach t,$(FUZZ_NAMES),mkdir -p build-fuzz/corpus/$t test/fuzz/corpus/$t; echo "== fuzz $t, $(FUZZ_SECONDS) s"; \
+	    build-fuzz/fuzz_$t -max_total_time=$(FUZZ_SECONDS) $(FUZZ_RUN) $(call fuzz_args,$t) \
+	        -artifact_prefix=build-fuzz/find-$t- build-fuzz/corpus/$t test/fuzz/corpus/$t;)
+fuzz-merge: $(FUZZ_NAMES:%=build-fuzz/fuzz_%)
+	@set -e; $(foreach t,$(FUZZ_NAMES),mkdir -p build-fuzz/corpus/$t build-fuzz/new/$t; rm -f build-fuzz/new/$t/*; \
+	    build-fuzz/fuzz_$t -merge=1 -use_counters=0 $(call fuzz_args,$t) build-fuzz/new/$t build-fuzz/corpus/$t test/fuzz/corpus/$t 2>/dev/null; \
+	    rm -f test/fuzz/corpus/$t/*; cp build-fuzz/new/$t/* test/fuzz/corpus/$t; \
+	    echo "$t: $$(ls test/fuzz/corpus/$t | wc -l) inputs";)
 
-$(BUILD)/test/replay_%: test/fuzz/fuzz_%.c test/fuzz/replay.c $(LIB)
+$(BUILD)/test/replay_%: test/fuzz/fuzz_%.c test/fuzz/replay.c test/fuzz/stream.c test/fuzz/stream.h $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(FUZZ_WRAP) $(LIBS)
 
 .PHONY: fuzz-replay
 fuzz-replay: $(REPLAY_BIN)

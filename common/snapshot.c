@@ -221,7 +221,7 @@ int snap_section_check(struct snap_reader *r, struct err *e)
 int snap_read_section(struct snap_reader *r, uint64_t cap, uint8_t **data, struct err *e)
 {
     uint8_t *p = NULL, *q;
-    uint64_t have = 0, room = 1 << 20;
+    uint64_t have = 0, room = 64 << 10;
     *data = NULL;
     if (r->size > cap)
         return err_set(e, ERR_FORMAT,
