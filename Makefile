@@ -182,7 +182,18 @@ $(PAIR)/drafter-%.gguf: $(PAIR_HF)/drafter/model.safetensors $(BIN)/dflash-conve
 $(PAIR)/target-q4_0.gguf $(PAIR)/target-q5_0.gguf $(PAIR)/target-q4_k.gguf $(PAIR)/target-q5_k.gguf $(PAIR)/target-q6_k.gguf: $(PAIR)/target-%.gguf: $(PAIR)/target-f32.gguf $(BIN)/dflash-quantize
 	$(SAY) GGUF $@
 	$(Q)$(BIN)/dflash-quantize -q --force $< -o $@ --type $*
-PAIR_FILES := $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$(PAIR)/target-$t.gguf $(PAIR)/drafter-$t.gguf) \
+# The drafter as other engines' writers spell it.
+DIALECTS := $(PAIR)/dialects
+$(BUILD)/test/make_dialects: test/make_dialects.c test/dialect_files.h $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+$(DIALECTS)/made: $(BUILD)/test/make_dialects $(PAIR)/drafter-q4_k_m.gguf
+	@mkdir -p $(@D)
+	$(SAY) GGUF $(@D)
+	$(Q)$< $(PAIR)/drafter-q4_k_m.gguf $(@D) && touch $@
+
+PAIR_FILES := $(DIALECTS)/made $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$(PAIR)/target-$t.gguf $(PAIR)/drafter-$t.gguf) \
               $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(PAIR)/target-$t.gguf)
 
 $(BUILD)/test/lossless: test/lossless.c $(LIB)

@@ -102,7 +102,13 @@ static void describe_parts(const struct cli *c, const char *role, const struct d
         cli_note(c,
                  "%s: the last %d of its %d blocks predict further tokens (nextn_predict_layers): not used",
                  role, d->n_nextn, d->n_layer + d->n_nextn);
-    if (*d->inferred) cli_detail(c, "%s: inferred: %s", role, d->inferred);
+    if (*d->inferred && d->arch != DESC_DFLASH) cli_detail(c, "%s: inferred: %s", role, d->inferred);
+}
+
+static void tell_line(void *ctx, const char *subject, const char *text)
+{
+    const struct cli *c = ctx;
+    cli_detail(c, "drafter: %s: %s", subject, text);
 }
 
 static void describe(const struct cli *c, const char *role, const char *path, const struct desc *d)
@@ -119,8 +125,8 @@ static void describe(const struct cli *c, const char *role, const char *path, co
         cli_detail(c, "%s: stop ids: %s", role, d->n_stops ? ids : "none in the file");
         return;
     }
-    list_ids(ids, sizeof ids, d->taps, d->n_taps);
-    cli_detail(c, "%s: block %d, mask id %d, taps after blocks %s", role, d->block_size, d->mask_id, ids);
+    cli_detail(c, "%s: block %d, mask id %d", role, d->block_size, d->mask_id);
+    desc_tell(d, NULL, tell_line, (void *)(uintptr_t)c);
     int sliding = 0;
     for (int i = 0; i < d->n_layer; i++) sliding += d->layer[i].window > 0;
     if (!sliding) cli_detail(c, "%s: all layers see the whole context", role);
@@ -144,10 +150,17 @@ static void tell_inferred(const struct cli *c, const struct desc *d)
              causal, d->n_layer);
 }
 
+static void overrides(const struct models *m, const struct cli *c, struct desc_override *o)
+{
+    *o = (struct desc_override){.draft_causal = m->draft_causal};
+    drafter_flags_read(c, &m->draft, "--draft-", o);
+}
+
 static int load_drafter(struct models *m, const struct cli *c, struct err *e)
 {
     struct progress p = {c, "loading drafter"};
-    const struct desc_override o = {.draft_causal = m->draft_causal};
+    struct desc_override o;
+    overrides(m, c, &o);
     if (model_load(&m->drafter, m->drafter_path, m->be, &o, show_progress, &p, e)) {
         char word[300];
         size_t n = strlen(e->hint);
@@ -186,10 +199,11 @@ static int plan(struct models *m, const struct cli *c, const struct session_opti
 /* Before anything is loaded. What is wrong with the files is said by loading them. */
 static int plan_first(struct models *m, const struct cli *c, struct err *e)
 {
-    const struct desc_override over = {.draft_causal = m->draft_causal};
+    struct desc_override over;
     struct session_options o = m->known;
     struct err other = {0};
     if (!kn_op(m->be)->memory) return 0;
+    overrides(m, c, &over);
     if (models_kv_type(m, KN_F16, &o.kv_type, e)) return -1;
     if (o.ctx < 1) o.ctx = 1;
     if (plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
@@ -213,6 +227,8 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     struct progress p = {c, "loading target"};
     const struct desc_override none = {.draft_causal = -1};
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
+    if (!m->drafter_path && drafter_flags_given(&m->draft))
+        cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
     if (open_backend(m, e) || plan_first(m, c, e)) return -1;
     if (model_load(&m->target, m->target_path, m->be, &none, show_progress, &p, e)) return -1;
     if (m->target->d->arch == DESC_DFLASH) {

@@ -8,12 +8,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "cli.h"
+#include "drafter_flags.h"
 #include "../common/plan.h"
 
 struct models {
     const char *target_path, *drafter_path;  /* drafter_path may be NULL */
     const char *device, *isa, *kv, *kernels; /* NULL: the default */
     int32_t threads, draft_causal;
+    struct drafter_flags draft;
     bool check_layers;
     /* What the flags say of the session to come, before the models are opened: for the plan of the device's
      * memory. ctx: positions it will have at least. */
@@ -25,7 +27,7 @@ struct models {
 };
 #define MODELS_INIT                                                                                          \
     {                                                                                                        \
-        .draft_causal = -1                                                                                   \
+        .draft_causal = -1, .draft = DRAFTER_FLAGS_INIT                                                      \
     }
 
 #define MODELS_FLAGS(m)                                                                                      \
@@ -67,6 +69,7 @@ struct models {
          "drafter layers see ahead in the block (0) or not (1)",                                             \
          0,                                                                                                  \
          1},                                                                                                 \
+        DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"),                                             \
     {                                                                                                        \
         "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \
             "name the first layer that leaves a NaN or Inf (slow)", 0, 0                                     \

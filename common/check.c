@@ -125,7 +125,7 @@ static void scan_tensors(struct report *r, const struct gguf *g, int threads, vo
     if (!bad) say(r, CHECK_OK, NULL, "values", "no NaN and no Inf in %llu tensors", (unsigned long long)(g->n_tensors - skipped));
 }
 
-int check_gguf(const char *path, int threads, check_fn fn, void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
+int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn, void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
 {
     struct report r = {fn, ctx, 0};
     struct gguf *g = NULL;
@@ -147,7 +147,7 @@ int check_gguf(const char *path, int threads, check_fn fn, void (*progress)(void
             unknown++;
         }
     memset(&mine, 0, sizeof mine);
-    if (desc_read(&d, g, NULL, &mine)) {
+    if (desc_read(&d, g, o, &mine)) {
         if (mine.code != ERR_FORMAT) {
             *e = mine;
             gguf_close(g);
@@ -291,7 +291,7 @@ static void pair_tokens(struct report *r, const struct desc *t, const struct des
             t->tokenizer_crc, d->tokenizer_crc);
 }
 
-int check_pair(const char *target, const char *drafter, check_fn fn, void *ctx, struct err *e)
+int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx, struct err *e)
 {
     struct report r = {fn, ctx, 0};
     struct gguf *tg = NULL, *dg = NULL;
@@ -302,7 +302,7 @@ int check_pair(const char *target, const char *drafter, check_fn fn, void *ctx, 
         err_prefix(e, "target %s", target);
         goto done;
     }
-    if (desc_read(&d, dg, NULL, e)) {
+    if (desc_read(&d, dg, o, e)) {
         err_prefix(e, "drafter %s", drafter);
         goto done;
     }

@@ -6,6 +6,7 @@
 #define DFLASH_CHECK_H
 
 #include <stdint.h>
+#include "desc.h"
 #include "err.h"
 
 enum check_level { CHECK_OK, CHECK_WARN, CHECK_BAD };
@@ -19,13 +20,13 @@ typedef void (*check_fn)(void *ctx, const struct check_finding *f);
 
 /* A GGUF: structure, keys and types known, keys agree with tensor shapes, no NaN or Inf in any decodable tensor.
  * threads: 0 = all. progress may be NULL: bytes examined of total. */
-int check_gguf(const char *path, int threads, check_fn fn, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                struct err *e);
 /* A safetensors file, index or directory: structure, and NaN or Inf in float tensors. */
 int check_safetensors(const char *path, int threads, check_fn fn, void (*progress)(void *ctx, uint64_t done, uint64_t total),
                       void *ctx, struct err *e);
 /* Target and drafter, both GGUF: hidden size, taps, vocabulary, mask id and its embedding row, rope, windows and causality,
  * block, tokenizer, one finding each. */
-int check_pair(const char *target, const char *drafter, check_fn fn, void *ctx, struct err *e);
+int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx, struct err *e);
 
 #endif

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "dialect.h"
 #include "io.h"
 #include "mem.h"
 #include "tokenizer.h"
@@ -30,13 +31,14 @@ static const char *family_names(char *buf, size_t n)
 
 const char *convert_dialect_names(void)
 {
-    return "upstream";
+    return dialect_names();
 }
 
 void convert_defaults(struct convert *o)
 {
     memset(o, 0, sizeof *o);
     o->mask_id = -1;
+    o->causal = -1;
 }
 
 void conv_say(const struct conv *c, enum convert_level level, const char *fmt, ...)
@@ -55,7 +57,7 @@ void conv_say(const struct conv *c, enum convert_level level, const char *fmt, .
 int conv_put_u32(struct conv *c, const char *key, int64_t v, struct err *e)
 {
     char full[128];
-    snprintf(full, sizeof full, "%s.%s", c->fam->arch, key);
+    snprintf(full, sizeof full, "%s.%s", conv_arch(c), key);
     if (v < 0 || v > UINT32_MAX)
         return err_set(e, ERR_FORMAT, "%s: %s is out of range (got %lld)", c->label, full, (long long)v);
     return gguf_put_u32(c->w, full, (uint32_t)v, e);
@@ -64,7 +66,7 @@ int conv_put_u32(struct conv *c, const char *key, int64_t v, struct err *e)
 int conv_put_f32(struct conv *c, const char *key, double v, struct err *e)
 {
     char full[128];
-    snprintf(full, sizeof full, "%s.%s", c->fam->arch, key);
+    snprintf(full, sizeof full, "%s.%s", conv_arch(c), key);
     return gguf_put_f32(c->w, full, (float)v, e);
 }
 
@@ -93,7 +95,7 @@ int conv_put_common(struct conv *c, struct err *e)
         if (!n[i].leave_out && conv_put_u32(c, n[i].key, n[i].v, e)) return -1;
     if (c->layer_kv[0]) {
         char key[128];
-        snprintf(key, sizeof key, "%s.attention.head_count_kv", c->fam->arch);
+        snprintf(key, sizeof key, "%s.attention.head_count_kv", conv_arch(c));
         if (gguf_put_array(c->w, key, GGUF_I32, c->layer_kv, (uint64_t)c->n_layer, e)) return -1;
     }
     return conv_put_f32(c, "attention.layer_norm_rms_epsilon", c->rms_eps, e) ||
@@ -353,6 +355,19 @@ static int find_family(struct conv *c, struct err *e)
                    hf_config_name(c->cfg), arch[0], family_names(names, sizeof names));
 }
 
+int conv_dialect(const struct convert *o, const char *otherwise, const struct dialect **x, struct err *e)
+{
+    const char *name = o->dialect ? o->dialect : otherwise;
+    *x = dialect_by_name(name);
+    if (*x && !(*x)->refused) return 0;
+    return err_set(e, ERR_USAGE, "--dialect %s is not known (expected %s)", name, dialect_names());
+}
+
+const char *conv_arch(const struct conv *c)
+{
+    return c->fam->drafter ? c->dialect->arch : c->fam->arch;
+}
+
 static int check_flags(struct conv *c, struct err *e)
 {
     const struct convert *o = c->o;
@@ -367,10 +382,19 @@ static int check_flags(struct conv *c, struct err *e)
                                            : NULL;
     if (flag && !c->fam->drafter)
         return err_set(e, ERR_USAGE, "%s: %s is for drafters, this is a %s", c->label, flag, c->fam->hf);
-    if (o->dialect && strcmp(o->dialect, "upstream"))
-        return err_set(e, ERR_USAGE, "--dialect %s is not known (expected %s)", o->dialect,
-                       convert_dialect_names());
-    return 0;
+    const char *gguf_only = o->from_dialect      ? "--from-dialect"
+                            : o->has_tap_shift   ? "--tap-shift"
+                            : o->sliding_window  ? "--sliding-window"
+                            : o->sliding_pattern ? "--sliding-pattern"
+                            : o->causal >= 0     ? "--causal"
+                                                 : NULL;
+    if (gguf_only)
+        return err_set(e, ERR_USAGE, "%s: %s says how a drafter's GGUF is read, this is a checkpoint",
+                       c->label, gguf_only);
+    if (o->dialect && !c->fam->drafter && strcmp(o->dialect, "upstream"))
+        return err_set(e, ERR_USAGE, "%s: --dialect %s is for drafters, this is a %s", c->label, o->dialect,
+                       c->fam->hf);
+    return conv_dialect(o, "upstream", &c->dialect, e);
 }
 
 /* ---- target ---- */
@@ -499,6 +523,8 @@ static int put_tokenizer(struct conv *c, struct err *e)
     if (!found)
         conv_say(c, CONVERT_NOTE, "%s: the drafter file has no tokenizer",
                  c->o->target ? "the target has no tokenizer" : "no --target");
+    c->d.tokenizer = found;
+    if (c->dialect->mask_key && !c->dialect->mask_too) return 0; /* it has its own place */
     return gguf_put_u32(c->w, "tokenizer.ggml.mask_token_id", (uint32_t)c->d.mask_id, e);
 }
 
@@ -518,7 +544,7 @@ static int put_general(struct conv *c, struct err *e)
         n -= 5;
     else if (!c->o->name && ends_with(name, ".safetensors"))
         n -= 12;
-    int r = gguf_put_str(c->w, "general.architecture", c->fam->arch, strlen(c->fam->arch), e) ||
+    int r = gguf_put_str(c->w, "general.architecture", conv_arch(c), strlen(conv_arch(c)), e) ||
             gguf_put_str(c->w, "general.type", "model", 5, e) ||
             gguf_put_str(c->w, "general.name", name, n, e) ||
             gguf_put_u32(c->w, "general.quantization_version", 2, e);
@@ -571,8 +597,15 @@ static int run(struct conv *c, struct err *e)
     if (conv_plan_types(c, e, &file_type) || gguf_put_u32(c->w, "general.file_type", file_type, e) ||
         put_tokenizer(c, e))
         return -1;
-    for (int64_t i = 0; i < c->n_t; i++)
-        if (gguf_add_tensor(c->w, c->t[i].name, c->t[i].to, c->t[i].n_dims, c->t[i].ne, e)) return -1;
+    if (c->fam->finish && c->fam->finish(c, e)) return -1;
+    for (int64_t i = 0; i < c->n_t; i++) {
+        char name[128];
+        if (c->fam->drafter)
+            dialect_from_upstream(c->dialect, c->t[i].name, name, sizeof name);
+        else
+            snprintf(name, sizeof name, "%s", c->t[i].name);
+        if (gguf_add_tensor(c->w, name, c->t[i].to, c->t[i].n_dims, c->t[i].ne, e)) return -1;
+    }
     return write_out(c, e);
 }
 

@@ -5,7 +5,8 @@
  * the config keys with what is done about each, and a function that writes the family's GGUF keys. Sizes come
  * from the tensors' shapes, are checked against config.json and against the target, and are never taken from
  * the target. Tensor data streams through in slabs: memory stays bounded whatever the model's size. Tensor
- * order and bytes depend on the input alone. What is written: docs/drafter.md, docs/targets.md and docs/dflash-convert.1. */
+ * order and bytes depend on the input alone. What is written: docs/drafter.md, docs/targets.md and
+ * docs/dflash-convert.1. */
 #ifndef DFLASH_CONVERT_H
 #define DFLASH_CONVERT_H
 
@@ -24,7 +25,7 @@ struct convert {
                             .json file */
     const char *output;  /* NULL or "-": stdout */
     const char *target;  /* drafters: the target's directory or GGUF, or NULL */
-    const char *dialect; /* NULL: "upstream" */
+    const char *dialect; /* drafters; NULL: of a checkpoint "upstream", of a GGUF its own */
     const char *name;    /* general.name; NULL: the input's own file name */
     bool type_given;
     enum quant_recipe type; /* where !type_given: the type the weights are stored in */
@@ -40,6 +41,15 @@ struct convert {
     int32_t block_size, mask_id, n_ctx;
     int32_t n_taps, taps[CONVERT_MAX_TAPS];
 
+    /* How a drafter's GGUF is to be read, and which of its parts are other ones. The parts above are taken
+     * from the fields above. */
+    const char *from_dialect;
+    bool has_tap_shift;
+    int32_t tap_shift;
+    int32_t sliding_window;      /* 0: as the file says */
+    const char *sliding_pattern; /* NULL: as the file says */
+    int32_t causal;              /* -1: as the file says; 0, 1 */
+
     void (*say)(void *ctx, enum convert_level level,
                 const char *text);                              /* one line, no newline; may be NULL */
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes of tensor data; may be NULL */
@@ -54,6 +64,6 @@ int convert_run(const struct convert *o, struct err *e);
  * table has it. */
 int convert_gguf_name(const char *hf, char *out, size_t n);
 
-const char *convert_dialect_names(void); /* "upstream", for messages and --help */
+const char *convert_dialect_names(void); /* "upstream, ...", for messages and --help */
 
 #endif

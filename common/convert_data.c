@@ -24,7 +24,7 @@ static enum quant_recipe source_recipe(const struct conv *c)
 int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
 {
     enum quant_recipe recipe = c->o->type_given ? c->o->type : source_recipe(c);
-    struct quant_model m = {.arch = c->fam->arch,
+    struct quant_model m = {.arch = conv_arch(c),
                             .n_layer = c->n_layer,
                             .n_expert = (int32_t)c->dim[DIM_EXPERTS],
                             .n_head = c->n_head,

@@ -1,8 +1,13 @@
-/* convert_dflash.c - DFlash drafters (DFlashDraftModel) to arch "dflash", the dialect of upstream llama.cpp.
+/* convert_dflash.c - DFlash drafters (DFlashDraftModel) to the dialect asked for; the tables spell
+ * upstream's.
  *
  * Every part is looked for where exporters are known to put it: under dflash_config, then at top level.
  * Nothing has a default. docs/drafter.md lists the keys, those of the dialect and our own. */
 #include "convert_impl.h"
+
+#include "dialect.h"
+#include "mem.h"
+#include "relabel.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -249,6 +254,7 @@ static int put_attention(struct conv *c, struct err *e)
 {
     struct conv_drafter *d = &c->d;
     uint8_t pattern[DESC_MAX_LAYERS];
+    char key[160];
     bool is_causal = false;
     const char *where = NULL;
     int r = c->cfg ? hf_find_bool(c->cfg, causal_paths, &is_causal, &where, e) : 1;
@@ -257,11 +263,14 @@ static int put_attention(struct conv *c, struct err *e)
     if (d->any_sliding) {
         for (int i = 0; i < c->n_layer; i++) pattern[i] = d->sliding[i];
         if (conv_put_u32(c, "attention.sliding_window", d->window, e) ||
-            gguf_put_array(c->w, "dflash.attention.sliding_window_pattern", GGUF_BOOL, pattern,
-                           (uint64_t)c->n_layer, e))
+            gguf_put_array(c->w, dialect_key(c->dialect, "attention.sliding_window_pattern", key, sizeof key),
+                           GGUF_BOOL, pattern, (uint64_t)c->n_layer, e))
             return -1;
     }
-    if (r == 0 && gguf_put_bool(c->w, "dflash.attention.causal", is_causal, e)) return -1;
+    const bool put = c->dialect->causal == CAUSAL_ALWAYS || (r == 0 && c->dialect->causal == CAUSAL_OPTIONAL);
+    if (put && gguf_put_bool(c->w, dialect_key(c->dialect, "attention.causal", key, sizeof key),
+                             r == 0 && is_causal, e))
+        return -1;
     char text[DESC_MAX_LAYERS + 1];
     for (int i = 0; i < c->n_layer; i++) {
         pattern[i] = d->causal[i];
@@ -272,8 +281,8 @@ static int put_attention(struct conv *c, struct err *e)
              d->any_sliding ? "" : ", none", r == 0 ? ", " : ": sliding layers are, no is_causal",
              r == 0 ? where : "");
     if (d->any_sliding) conv_say(c, CONVERT_DETAIL, "window: %lld", (long long)d->window);
-    return gguf_put_array(c->w, "dflash.attention.causal_pattern", GGUF_BOOL, pattern, (uint64_t)c->n_layer,
-                          e);
+    return gguf_put_array(c->w, dialect_key(c->dialect, "attention.causal_pattern", key, sizeof key),
+                          GGUF_BOOL, pattern, (uint64_t)c->n_layer, e);
 }
 
 /* input_embedding_scale and the softcap: written where the config has them, else they are the target's. */
@@ -286,6 +295,7 @@ static int put_scales(struct conv *c, struct err *e)
         return err_set(e, ERR_FORMAT,
                        "%s: input_embedding_scale is out of range (expected a positive number, got %.9g)",
                        hf_config_name(c->cfg), v);
+    c->d.has_scale = r == 0;
     if (r == 0 && conv_put_f32(c, "embedding_scale", v, e)) return -1;
     if (r == 1) conv_say(c, CONVERT_DETAIL, "embedding scale: the target's own (no input_embedding_scale)");
     r = c->cfg ? hf_find_f64(c->cfg, softcap_paths, &v, NULL, e) : 1;
@@ -294,6 +304,7 @@ static int put_scales(struct conv *c, struct err *e)
         return err_set(e, ERR_FORMAT,
                        "%s: final_logit_softcapping is out of range (expected a positive number, got %.9g)",
                        hf_config_name(c->cfg), v);
+    c->d.has_softcap = r == 0;
     if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e)) return -1;
     if (r == 1) conv_say(c, CONVERT_DETAIL, "softcap: the target's own (no final_logit_softcapping)");
     return 0;
@@ -349,16 +360,39 @@ static int check_target(struct conv *c, struct err *e)
 static int keys(struct conv *c, struct err *e)
 {
     const struct conv_drafter *d = &c->d;
-    int32_t shifted[CONVERT_MAX_TAPS];
+    const struct dialect_parts p = {.n_taps = d->n_taps,
+                                    .taps = d->taps,
+                                    .block_size = (int32_t)d->block_size,
+                                    .mask_id = (int32_t)d->mask_id,
+                                    .n_features = (int32_t)c->dim[DIM_FEATURES]};
     if (check_target(c, e) || get_window(c, e) || conv_put_common(c, e)) return -1;
     if (c->n_vocab && conv_put_u32(c, "vocab_size", c->n_vocab, e)) return -1;
-    for (int i = 0; i < d->n_taps; i++)
-        shifted[i] = d->taps[i] + 1; /* the dialect counts from the embeddings */
-    if (conv_put_u32(c, "block_size", d->block_size, e) ||
-        gguf_put_array(c->w, "dflash.target_layers", GGUF_I32, shifted, (uint64_t)d->n_taps, e) ||
-        gguf_put_u32(c->w, "tokenizer.ggml.mask_token_id", (uint32_t)d->mask_id, e))
-        return -1;
+    if (dialect_put(c->w, c->dialect, &p, e)) return -1;
     return put_attention(c, e) || put_scales(c, e) ? -1 : 0;
+}
+
+/* Does the dialect have a place for all of it. */
+static int finish(struct conv *c, struct err *e)
+{
+    const struct conv_drafter *d = &c->d;
+    struct desc_layer *layer = mem_calloc((size_t)c->n_layer, sizeof *layer);
+    if (!layer) return err_set(e, ERR_IO, "out of memory (layers)");
+    for (int i = 0; i < c->n_layer; i++) {
+        layer[i].window = d->sliding[i] ? (int32_t)d->window : 0;
+        layer[i].causal = d->causal[i];
+    }
+    const struct relabel_facts f = {.label = c->label,
+                                    .kind = c->fam->hf,
+                                    .pieces = "",
+                                    .n_layer = c->n_layer,
+                                    .layer = layer,
+                                    .has_scale = d->has_scale,
+                                    .has_softcap = d->has_softcap,
+                                    .tokenizer = d->tokenizer || !c->dialect->tokenizer || !c->o->dialect,
+                                    .rms_eps = c->rms_eps};
+    int rc = c->o->dialect ? relabel_check(c->dialect, &f, c->o, e) : 0;
+    mem_free(layer);
+    return rc;
 }
 
 const struct conv_family conv_dflash = {
@@ -371,4 +405,5 @@ const struct conv_family conv_dflash = {
     .signature = "hidden_norm.weight",
     .parts = parts,
     .keys = keys,
+    .finish = finish,
 };

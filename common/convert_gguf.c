@@ -2,20 +2,25 @@
  * so that nothing that is not understood passes, then rewritten in the dialect asked for, with what a reader
  * had to infer said by our own keys, in the types asked for (else its own).
  *
- * There is one dialect to write, so the names stay; keys and tensors keep their order. */
+ * A drafter changes its dialect on the way where --dialect says so (relabel.h): keys and names change, tensor
+ * bytes do not. Keys and tensors keep their order. */
 #include <math.h>
 #include <string.h>
 #include "convert_impl.h"
 #include "desc.h"
+#include "dialect.h"
 #include "gguf.h"
 #include "io.h"
 #include "mem.h"
+#include "relabel.h"
 #include "tokenizer.h"
 
 struct regguf {
     const struct convert *o;
     struct gguf *in, *target;
     struct desc *d, *target_desc;
+    struct desc_override over;
+    const struct dialect *dialect; /* drafters: to write */
     struct gguf_writer *w;
     struct io_out out;
     uint32_t *to; /* [n_tensors] */
@@ -27,22 +32,58 @@ static void say(const struct regguf *c, enum convert_level level, const char *te
     if (c->o->say) c->o->say(c->o->ctx, level, text);
 }
 
-/* What describes a checkpoint without config.json has no place here: a GGUF says it all, or is refused. */
+/* What only makes sense for a checkpoint has no place here, nor have a drafter's parts with a target. */
 static int check_flags(const struct convert *o, struct err *e)
 {
-    const char *flag = o->random           ? "--random"
-                       : o->rope_theta > 0 ? "--rope-theta"
-                       : o->rms_eps > 0    ? "--rms-eps"
-                       : o->n_taps > 0     ? "--taps"
-                       : o->mask_id >= 0   ? "--mask-id"
-                       : o->block_size > 0 ? "--block-size"
-                       : o->n_head > 0     ? "--heads"
-                       : o->n_ctx > 0      ? "--context-length"
-                                           : NULL;
+    const char *flag = o->random        ? "--random"
+                       : o->rms_eps > 0 ? "--rms-eps"
+                       : o->n_head > 0  ? "--heads"
+                       : o->n_ctx > 0   ? "--context-length"
+                                        : NULL;
     if (flag) return err_set(e, ERR_USAGE, "%s: %s is for checkpoints, this is a GGUF", o->input, flag);
-    if (o->dialect && strcmp(o->dialect, "upstream"))
-        return err_set(e, ERR_USAGE, "--dialect %s is not known (expected %s)", o->dialect,
-                       convert_dialect_names());
+    return 0;
+}
+
+/* The flags that say how a drafter is read, or replace parts of it. */
+static const char *overrides(const struct convert *o, struct desc_override *v)
+{
+    *v = (struct desc_override){.draft_causal = o->causal,
+                                .dialect = o->from_dialect,
+                                .n_taps = o->n_taps,
+                                .has_tap_shift = o->has_tap_shift,
+                                .tap_shift = o->tap_shift,
+                                .has_mask_id = o->mask_id >= 0,
+                                .mask_id = o->mask_id,
+                                .block_size = o->block_size,
+                                .rope_theta = (float)o->rope_theta,
+                                .sliding_window = o->sliding_window,
+                                .sliding_pattern = o->sliding_pattern,
+                                .flag = "--"};
+    memcpy(v->taps, o->taps, sizeof o->taps);
+    return o->from_dialect      ? "--from-dialect"
+           : o->n_taps > 0      ? "--taps"
+           : o->has_tap_shift   ? "--tap-shift"
+           : o->mask_id >= 0    ? "--mask-id"
+           : o->block_size > 0  ? "--block-size"
+           : o->rope_theta > 0  ? "--rope-theta"
+           : o->sliding_window  ? "--sliding-window"
+           : o->sliding_pattern ? "--sliding-pattern"
+           : o->causal >= 0     ? "--causal"
+           : o->dialect         ? "--dialect"
+                                : NULL;
+}
+
+static int open_input(struct regguf *c, struct err *e)
+{
+    const struct convert *o = c->o;
+    const char *given = overrides(o, &c->over);
+    const struct dialect *x;
+    if (o->dialect && conv_dialect(o, NULL, &x, e)) return -1;
+    if (gguf_open(&c->in, o->input, e) || desc_read(&c->d, c->in, &c->over, e)) return -1;
+    if (c->d->arch == DESC_DFLASH) return conv_dialect(o, c->d->dialect, &c->dialect, e);
+    if (given && (strcmp(given, "--dialect") || strcmp(o->dialect, "upstream")))
+        return err_set(e, ERR_USAGE, "%s: %s is for drafters, this is a %s", o->input, given,
+                       c->d->arch_name);
     return 0;
 }
 
@@ -87,8 +128,9 @@ done:
     return rc;
 }
 
-static int put_key(struct regguf *c, const struct gguf_kv *kv, struct err *e)
+static int put_key(void *ctx, const struct gguf_kv *kv, struct err *e)
 {
+    struct regguf *c = ctx;
     if (c->o->type_given && !strcmp(kv->key, "general.file_type"))
         return gguf_put_u32(c->w, kv->key, quant_recipe_file_type(c->o->type), e);
     if (c->o->name && !strcmp(kv->key, "general.name"))
@@ -96,33 +138,67 @@ static int put_key(struct regguf *c, const struct gguf_kv *kv, struct err *e)
     return gguf_put_kv(c->w, kv, e);
 }
 
-static int put_keys(struct regguf *c, struct err *e)
+static int put_target_keys(struct regguf *c, struct err *e)
 {
-    const struct desc *d = c->d;
-    bool found = true;
     for (uint64_t i = 0; i < c->in->n_kv; i++)
         if (put_key(c, &c->in->kv[i], e)) return -1;
+    return 0;
+}
+
+static int put_drafter_keys(struct regguf *c, struct err *e)
+{
+    const struct desc *d = c->d;
+    char key[160];
+    bool found = d->has_tokenizer;
+    if (!gguf_find(c->in, dialect_key(d->spelling, "attention.causal_pattern", key, sizeof key)))
+        say(c, CONVERT_NOTE,
+            d->causal_inferred
+                ? "the file does not say which layers are causal in the block: written as inferred, the "
+                  "sliding ones"
+                : "which layers are causal in the block: written a layer, as attention.causal says");
+    if (*d->inferred) say(c, CONVERT_NOTE, d->inferred);
+    if (relabel_keys(c->w, c->in, d, c->dialect, &c->over, put_key, c, e)) return -1;
+    if (c->target && !found) {
+        if (tok_copy(c->w, c->target, &found, e)) return -1;
+        if (!found) say(c, CONVERT_NOTE, "the target has no tokenizer: the drafter file has no tokenizer");
+        if ((!c->dialect->mask_key || c->dialect->mask_too) && /* in place of a mask id of the target's own */
+            gguf_put_u32(c->w, "tokenizer.ggml.mask_token_id", (uint32_t)d->mask_id, e))
+            return -1;
+    }
+    const struct relabel_facts f = {.label = c->o->input,
+                                    .kind = d->kind,
+                                    .pieces = d->pieces,
+                                    .from = d->spelling,
+                                    .n_layer = d->n_layer,
+                                    .layer = d->layer,
+                                    .own_embed = gguf_tensor(c->in, "token_embd.weight") != NULL,
+                                    .own_head = gguf_tensor(c->in, "output.weight") != NULL,
+                                    .tied = d->tied_head,
+                                    .has_scale = d->has_embedding_scale,
+                                    .has_softcap = d->has_softcap,
+                                    .tokenizer = found,
+                                    .rms_eps = (double)d->rms_eps};
+    return relabel_check(c->dialect, &f, c->o, e);
+}
+
+static int put_keys(struct regguf *c, struct err *e)
+{
+    if (c->dialect ? put_drafter_keys(c, e) : put_target_keys(c, e)) return -1;
     if (c->o->name && !gguf_find(c->in, "general.name") &&
         gguf_put_str(c->w, "general.name", c->o->name, strlen(c->o->name), e))
         return -1;
     if (c->o->type_given && !gguf_find(c->in, "general.file_type") &&
         gguf_put_u32(c->w, "general.file_type", quant_recipe_file_type(c->o->type), e))
         return -1;
-    if (d->arch == DESC_DFLASH && !gguf_find(c->in, "dflash.attention.causal_pattern")) {
-        uint8_t pattern[DESC_MAX_LAYERS];
-        for (int i = 0; i < d->n_layer; i++) pattern[i] = d->layer[i].causal;
-        if (gguf_put_array(c->w, "dflash.attention.causal_pattern", GGUF_BOOL, pattern, (uint64_t)d->n_layer,
-                           e))
-            return -1;
-        say(c, CONVERT_NOTE,
-            d->causal_inferred
-                ? "the file does not say which layers are causal in the block: written as inferred, the "
-                  "sliding ones"
-                : "which layers are causal in the block: written a layer, as dflash.attention.causal says");
-    }
-    if (c->target && !d->has_tokenizer && tok_copy(c->w, c->target, &found, e)) return -1;
-    if (!found) say(c, CONVERT_NOTE, "the target has no tokenizer: the drafter file has no tokenizer");
     return 0;
+}
+
+/* Name of a tensor in the output. */
+static const char *out_name(const struct regguf *c, const char *name, char *buf, size_t n)
+{
+    char upstream[256];
+    if (!c->dialect) return name;
+    return dialect_from_upstream(c->dialect, dialect_to_upstream(name, upstream, sizeof upstream), buf, n);
 }
 
 /* What is copied is looked at as well, as in every conversion: a NaN must not travel on in silence. x:
@@ -176,7 +252,9 @@ static int write_all(struct regguf *c, struct err *e)
     if (gguf_writer_new(&c->w, e) || put_keys(c, e)) return -1;
     for (uint64_t i = 0; i < c->in->n_tensors; i++) {
         const struct gguf_tensor *t = &c->in->tensor[i];
-        if (gguf_add_tensor(c->w, t->name, c->to[i], t->n_dims, t->ne, e)) return -1;
+        char name[256];
+        if (gguf_add_tensor(c->w, out_name(c, t->name, name, sizeof name), c->to[i], t->n_dims, t->ne, e))
+            return -1;
     }
     if (io_out_open(&c->out, c->o->output, c->o->force, inputs, 2, e) || gguf_write_header(c->w, &c->out, e))
         return -1;
@@ -191,7 +269,7 @@ int convert_from_gguf(const struct convert *o, struct err *e)
 {
     struct regguf c = {.o = o, .out = {.fd = -1}};
     int rc = -1;
-    if (check_flags(o, e) || gguf_open(&c.in, o->input, e) || desc_read(&c.d, c.in, NULL, e)) goto done;
+    if (check_flags(o, e) || open_input(&c, e)) goto done;
     if (open_target(&c, e) || plan(&c, e)) goto done;
     rc = write_all(&c, e);
 done:

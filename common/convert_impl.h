@@ -132,6 +132,7 @@ struct conv_family {
     int64_t (*col)(const struct conv *c, const struct conv_rule *r, int64_t i);
     int (*keys)(struct conv *c,
                 struct err *e); /* after the shapes: check, and put the family's own GGUF keys */
+    int (*finish)(struct conv *c, struct err *e); /* with all keys put, before anything is written */
 };
 
 /* One tensor of the output. */
@@ -158,17 +159,20 @@ struct conv_drafter {
     int32_t n_taps, taps[CONVERT_MAX_TAPS];
     int64_t block_size, mask_id, window;
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
+    bool has_scale, has_softcap;
+    bool tokenizer; /* in the file */
 };
 
 struct conv {
     const struct convert *o;
     const struct conv_family *fam;
-    bool nested;           /* the text model's keys are in text_config */
-    char *dir;             /* directory of config.json and tokenizer.json, NULL if none */
-    char *label;           /* input, for messages */
-    struct hf_config *cfg; /* NULL: no config.json */
-    struct hf_config *gen; /* generation_config.json or NULL */
-    struct st *st;         /* NULL: random */
+    const struct dialect *dialect; /* drafters: to write */
+    bool nested;                   /* the text model's keys are in text_config */
+    char *dir;                     /* directory of config.json and tokenizer.json, NULL if none */
+    char *label;                   /* input, for messages */
+    struct hf_config *cfg;         /* NULL: no config.json */
+    struct hf_config *gen;         /* generation_config.json or NULL */
+    struct st *st;                 /* NULL: random */
     struct gguf_writer *w;
     struct conv_target target;
     struct conv_drafter d;
@@ -177,9 +181,9 @@ struct conv {
     char dim_from[DIM_COUNT][128]; /* the tensor or key that set it */
     int32_t n_layer, n_head, n_head_kv, head_dim;
     int32_t layer_kv[DESC_MAX_LAYERS]; /* key heads a layer, where they differ; else all 0 */
-    uint8_t kind[DESC_MAX_LAYERS]; /* what CONV_KIND looks at */
-    int32_t n_k, n_v, d_k, d_v;    /* delta nets, set by their family */
-    struct hf_rope rope;           /* the checkpoint's rotation, where the family reads more than a base */
+    uint8_t kind[DESC_MAX_LAYERS];     /* what CONV_KIND looks at */
+    int32_t n_k, n_v, d_k, d_v;        /* delta nets, set by their family */
+    struct hf_rope rope; /* the checkpoint's rotation, where the family reads more than a base */
     int64_t n_ctx,
         n_vocab; /* n_vocab: rows of the embedding; of a drafter: what config.json says, 0 if nothing */
     double rms_eps, rope_theta;
@@ -239,6 +243,10 @@ int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
     conv_gemma4, conv_dflash;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
+
+/* The row that --dialect names, else that of the name otherwise; ERR_USAGE for one that is not known. */
+int conv_dialect(const struct convert *o, const char *otherwise, const struct dialect **x, struct err *e);
+const char *conv_arch(const struct conv *c); /* general.architecture of the output */
 
 /* convert_gguf.c: the input is a GGUF. */
 int convert_from_gguf(const struct convert *o, struct err *e);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <zlib.h>
 #include "desc_impl.h"
+#include "dialect.h"
 #include "mem.h"
 
 static const struct desc_family *const families[] = {
@@ -123,9 +124,28 @@ static void hash_sample(struct hash *h, const uint8_t *data, uint64_t n)
     hash_bytes(h, data + n - RUN, RUN);
 }
 
+/* Flags that change what a drafter's context is made of make it another drafter: a state that was made
+ * without them does not go with it. */
+static void hash_override(struct hash *h, const struct desc_override *o)
+{
+    uint32_t theta;
+    if (!o ||
+        (!o->n_taps && !o->has_tap_shift && o->rope_theta == 0 && !o->sliding_window && !o->sliding_pattern))
+        return;
+    memcpy(&theta, &o->rope_theta, sizeof theta);
+    hash_bytes(h, "flags", 6);
+    hash_u64(h, (uint64_t)o->n_taps);
+    for (int i = 0; i < o->n_taps; i++) hash_u64(h, (uint64_t)o->taps[i]);
+    hash_u64(h, o->has_tap_shift ? (uint64_t)o->tap_shift + 1 : 0);
+    hash_u64(h, theta);
+    hash_u64(h, (uint64_t)o->sliding_window);
+    if (o->sliding_pattern) hash_bytes(h, o->sliding_pattern, strlen(o->sliding_pattern));
+}
+
 static void read_identity(struct desc_reader *r)
 {
     struct hash h = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
+    hash_override(&h, r->o);
     for (uint64_t i = 0; i < r->g->n_kv; i++) {
         const struct gguf_kv *kv = &r->g->kv[i];
         hash_bytes(&h, kv->key, strlen(kv->key) + 1);
@@ -168,9 +188,7 @@ static const struct desc_family *find_family(const struct desc_reader *r)
 {
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
         if (gguf_str_is(r->arch, families[i]->name)) return families[i];
-    for (size_t i = 0; i + 6 <= r->arch.n; i++)
-        if (!memcmp(r->arch.s + i, "dflash", 6)) return &desc_dflash;
-    return NULL;
+    return dialect_is_drafter(r->arch) ? &desc_dflash : NULL;
 }
 
 static int read_any(struct desc_reader *r)
@@ -183,6 +201,9 @@ static int read_any(struct desc_reader *r)
     if (gguf_find(r->g, "general.name"))
         snprintf(d->name, sizeof d->name, "%.*s", (int)(name.n < 127 ? name.n : 127), name.s);
     const struct desc_family *f = find_family(r);
+    if (!f && desc_stranger(r->arch))
+        return desc_fail(r, "architecture %.*s: %s: running it is not supported", (int)r->arch.n, r->arch.s,
+                         desc_stranger(r->arch));
     if (!f)
         return desc_fail(r, "key 'general.architecture': is not supported (expected %s, got %.*s)",
                          desc_arch_names(), (int)(r->arch.n < 63 ? r->arch.n : 63), r->arch.s);
@@ -228,7 +249,7 @@ int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
         return err_set(e, ERR_FORMAT, "target: is a drafter (expected a target architecture, got %s)",
                        t->arch_name);
     if (d->arch != DESC_DFLASH)
-        return err_set(e, ERR_FORMAT, "drafter: is a target (expected architecture dflash, got %s)",
+        return err_set(e, ERR_FORMAT, "drafter: is a target (expected the architecture of a drafter, got %s)",
                        d->arch_name);
     if ((int64_t)t->n_embd * d->n_taps != d->n_features)
         return err_set(e, ERR_FORMAT,

@@ -51,7 +51,9 @@ struct desc {
     enum desc_arch arch;
     const char *arch_name;                  /* general.architecture */
     const char *dialect;                    /* drafters: "upstream", ... ; targets: "" */
-    const char *fc_name, *hidden_norm_name; /* drafters: tensors as the dialect names them */
+    const struct dialect *spelling;         /* drafters: its row (dialect.h), else NULL */
+    const char *fc_name, *hidden_norm_name; /* drafters: tensors as the file names them */
+    const char *ffn_norm_name;              /* the same, after "blk.N." */
     char name[128];                         /* general.name, may be "" */
     int32_t n_layer, n_embd;
     int32_t n_vocab;     /* 0: a drafter that does not say */
@@ -76,7 +78,17 @@ struct desc {
     int32_t n_taps,
         taps[DESC_MAX_TAPS]; /* zero-based blocks whose output is tapped, in the order of fc's columns */
     int32_t n_features;      /* width of fc's input = n_taps * the target's n_embd */
+    int32_t tap_shift;       /* what was taken off the ids that the file stores; taps_given: nothing was */
+    bool taps_given;         /* by a flag, not by the file */
     bool causal_inferred;    /* layer[].causal stands neither in the file nor in a flag */
+    /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...), which can be described and not be run;
+     * then the keys and tensors that show it. */
+    const char *kind;
+    char pieces[512];                  /* "" where it is a plain DFlash drafter */
+    int32_t conv_kernel, conv_group;   /* DFlash2, else 0 */
+    int32_t selector_rank, selector_k; /* DFlash2, else 0 */
+    int32_t markov_rank;               /* DSpark, else 0 */
+    int32_t n_vocab_draft;             /* rows of d2t, 0: the whole vocabulary */
     /* Where has_*; else the target's own. Targets always have a scale. */
     bool has_embedding_scale, has_softcap;
     float embedding_scale, softcap;
@@ -91,9 +103,18 @@ struct desc {
     uint8_t identity[16];   /* of the file: over its keys, tensor infos and samples of every tensor's data */
 };
 
-/* Flags that override or supply drafter parts; -1 / 0 / NULL where not given. */
+/* Flags that override or supply drafter parts, or say how to read them. */
 struct desc_override {
-    int32_t draft_causal; /* -1: as the file says; 0, 1: force every layer */
+    int32_t draft_causal;                /* -1: as the file says; 0, 1: force every layer */
+    const char *dialect;                 /* of the file; NULL: recognise it */
+    int32_t n_taps, taps[DESC_MAX_TAPS]; /* zero-based blocks; n_taps 0: as the file says */
+    bool has_tap_shift, has_mask_id;
+    int32_t tap_shift, mask_id;
+    int32_t block_size;          /* 0: as the file says */
+    float rope_theta;            /* 0: as the file says */
+    int32_t sliding_window;      /* 0: as the file says */
+    const char *sliding_pattern; /* a letter a layer, s (sliding) or f (full); NULL: as the file says */
+    const char *flag;            /* what the names of these flags begin with, for hints; NULL: "--draft-" */
 };
 
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
@@ -101,6 +122,18 @@ void desc_free(struct desc *d);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);
+
+/* What an error about a drafter that cannot be run says: "a DFlash2 drafter: ..." with what shows it. Returns
+ * -1; 0 where it can. */
+int desc_runnable(const struct desc *d, struct err *e);
+
+/* What a drafter that is no DFlash drafter is, by its architecture ("a Gemma 4 MTP assistant ..."); NULL:
+ * none of those that are known. */
+const char *desc_stranger(struct gguf_str arch);
+/* What is worth telling about a drafter's file: dialect, taps in both conventions, what was inferred. One
+ * call a line. flag as in desc_override. */
+void desc_tell(const struct desc *d, const char *flag,
+               void (*say)(void *ctx, const char *subject, const char *text), void *ctx);
 
 /* The first layer with attention (layer 0 where none has any): what is said of a model in one line. */
 const struct desc_layer *desc_attention(const struct desc *d);

@@ -1,8 +1,10 @@
 /* desc_dflash.c - DFlash drafters, whatever dialect spells their parts. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include "desc_impl.h"
+#include "dialect.h"
 
 static const struct desc_expect tensors[] = {
     {"output_norm.weight", {NE_EMBD}, 0},
@@ -13,61 +15,99 @@ static const struct desc_expect tensors[] = {
     {"blk.%d.attn_output.weight", {NE_Q, NE_EMBD}, 0},
     {"blk.%d.attn_q_norm.weight", {NE_HEAD}, 0},
     {"blk.%d.attn_k_norm.weight", {NE_HEAD}, 0},
-    {"blk.%d.ffn_norm.weight", {NE_EMBD}, 0},
     {"blk.%d.ffn_gate.weight", {NE_EMBD, NE_FF}, 0},
     {"blk.%d.ffn_up.weight", {NE_EMBD, NE_FF}, 0},
     {"blk.%d.ffn_down.weight", {NE_FF, NE_EMBD}, 0},
     {0},
 };
 
-/* How a dialect spells what the dialects disagree about. A dialect is recognised by its architecture and its
- * taps key. */
-struct dialect {
-    const char *name, *arch, *taps_key;
-    int taps_shift;       /* stored id - zero-based block whose output is tapped */
-    const char *mask_key; /* whole key */
-    const char *fc, *hidden_norm;
-};
-static const struct dialect dialects[] = {
-    {"upstream", "dflash", "dflash.target_layers", 1, "tokenizer.ggml.mask_token_id", "fc.weight",
-     "enc.output_norm.weight"},
-};
+static const char *flag(const struct desc_reader *r)
+{
+    return r->o && r->o->flag ? r->o->flag : "--draft-";
+}
 
-static const char *const drafter_keys[] = {"block_size",
-                                           "target_layers",
-                                           "attention.causal",
+/* A part that is not in the file, but that a flag can give. */
+static int absent(struct desc_reader *r, const char *key, const char *expected, const char *by)
+{
+    desc_missing(r, key, expected);
+    return err_hint(r->e, "%s%s gives it", flag(r), by);
+}
+
+/* ---- keys ---- */
+
+/* What every dialect may have, beside those that its row names. */
+static const char *const drafter_keys[] = {"attention.causal",
                                            "attention.causal_pattern",
                                            "embedding_scale",
                                            "final_logit_softcapping",
+                                           "logit_scale",
                                            "rope.dimension_sections",
                                            "attention.sliding_window",
                                            "attention.sliding_window_pattern",
-                                           NULL};
+                                           "tie_word_embeddings"};
+enum { N_DRAFTER_KEYS = sizeof drafter_keys / sizeof drafter_keys[0], MAX_KEYS = 128 };
 
-static int find_dialect(struct desc_reader *r, const struct dialect **out)
+static int check_keys(struct desc_reader *r, const struct dialect *x)
 {
-    /* A branch of upstream writes the same taps key unshifted, and this one beside it. */
-    const struct gguf_kv *odd = gguf_find(r->g, "dflash.target_hidden_size");
-    for (size_t i = 0; i < sizeof dialects / sizeof dialects[0] && !odd; i++)
-        if (gguf_str_is(r->arch, dialects[i].arch) && gguf_find(r->g, dialects[i].taps_key)) {
-            *out = &dialects[i];
-            return 0;
-        }
-    for (uint64_t i = 0; i < r->g->n_kv && !odd; i++)
-        if (strstr(r->g->kv[i].key, "target_layer")) odd = &r->g->kv[i];
-    return desc_fail(
-        r,
-        "drafter dialect not supported (expected architecture dflash with the key dflash.target_layers, got "
-        "architecture %.*s %s %s)",
-        (int)(r->arch.n < 63 ? r->arch.n : 63), r->arch.s, odd ? "with" : "and",
-        odd ? odd->key : "no key that lists target layers");
+    const char *known[MAX_KEYS + 1];
+    const size_t prefix = strlen(x->arch) + 1;
+    int n = 0;
+    for (int i = 0; i < N_DRAFTER_KEYS; i++) known[n++] = drafter_keys[i];
+    known[n++] = x->taps_key;
+    known[n++] = x->block_key;
+    if (x->mask_key) known[n++] = x->mask_key;
+    if (!x->mask_key) known[n++] = "mask_token_id"; /* see read_mask */
+    if (x->width_key) known[n++] = x->width_key;
+    if (r->o && r->o->dialect) { /* which of the two counts is said */
+        known[n++] = "target_layers";
+        known[n++] = "target_layer_ids";
+    }
+    for (uint64_t i = 0; i < r->g->n_kv && n < MAX_KEYS; i++)
+        if (desc_piece_key(r->g->kv[i].key, x->arch)) known[n++] = r->g->kv[i].key + prefix;
+    known[n] = NULL;
+    return desc_known_keys(r, desc_stack_keys, known);
+}
+
+/* Keys that are there in some dialects, with the one value that changes nothing. */
+static int check_scale(struct desc_reader *r)
+{
+    float scale = 1;
+    if (desc_maybe_f32(r, "logit_scale", &scale) < 0) return -1;
+    return scale == 1 ? 0
+                      : desc_fail(r, "key '%s.logit_scale': is not supported (expected 1, got %g)",
+                                  r->d->arch_name, (double)scale);
+}
+
+/* ---- taps ---- */
+
+/* Two writers use the same key, one counts from the embeddings and one from block 0; where the mask's id
+ * stands tells them apart, and the key that only the second one has. */
+static int check_shift(struct desc_reader *r, const struct dialect *x)
+{
+    if (strcmp(x->name, "upstream") || (r->o && (r->o->has_tap_shift || r->o->dialect))) return 0;
+    if (gguf_find(r->g, "tokenizer.ggml.mask_token_id") || !gguf_find(r->g, "dflash.mask_token_id")) return 0;
+    desc_fail(
+        r, "key 'dflash.target_layers': whether it counts from the embeddings or from block 0 is not known "
+           "(expected tokenizer.ggml.mask_token_id beside it, or dflash.target_hidden_size, got "
+           "dflash.mask_token_id alone)");
+    return err_hint(r->e, "%stap-shift 1 (from the embeddings) or %stap-shift 0 (from block 0) says it",
+                    flag(r), flag(r));
 }
 
 static int read_taps(struct desc_reader *r, const struct dialect *x)
 {
     struct desc *d = r->d;
-    const struct gguf_kv *kv = gguf_find(r->g, x->taps_key);
-    char text[96];
+    char text[96], key[160];
+    const struct gguf_kv *kv = gguf_find(r->g, dialect_key(x, x->taps_key, key, sizeof key));
+    d->tap_shift = r->o && r->o->has_tap_shift ? r->o->tap_shift : x->tap_shift;
+    if (r->o && r->o->n_taps > 0) {
+        d->taps_given = true;
+        d->n_taps = r->o->n_taps;
+        memcpy(d->taps, r->o->taps, (size_t)d->n_taps * sizeof d->taps[0]);
+        return 0;
+    }
+    if (!kv) return absent(r, key, "the tapped blocks of the target, one by one", "taps LIST");
+    if (check_shift(r, x)) return -1;
     desc_value_text(kv, text, sizeof text);
     if (kv->type != GGUF_ARRAY || (kv->elem != GGUF_I32 && kv->elem != GGUF_U32) || !kv->count ||
         kv->count > DESC_MAX_TAPS)
@@ -75,13 +115,171 @@ static int read_taps(struct desc_reader *r, const struct dialect *x)
                          DESC_MAX_TAPS, text);
     d->n_taps = (int32_t)kv->count;
     for (int i = 0; i < d->n_taps; i++) {
-        int64_t id = gguf_array_i64(kv, (uint64_t)i) - x->taps_shift;
+        int64_t id = gguf_array_i64(kv, (uint64_t)i) - d->tap_shift;
         if (id < 0 || id >= DESC_MAX_LAYERS)
             return desc_fail(r, "key '%s': element %d out of range (expected %d to %d, got %" PRId64 ")",
-                             kv->key, i, x->taps_shift, DESC_MAX_LAYERS - 1 + x->taps_shift,
-                             id + x->taps_shift);
+                             kv->key, i, d->tap_shift, DESC_MAX_LAYERS - 1 + d->tap_shift, id + d->tap_shift);
         d->taps[i] = (int32_t)id;
     }
+    return 0;
+}
+
+static int read_mask(struct desc_reader *r, const struct dialect *x)
+{
+    struct desc *d = r->d;
+    char key[160];
+    dialect_key(x, x->mask_key, key, sizeof key);
+    int rc = gguf_get_i32(r->g, key, &d->mask_id, r->e);
+    if (rc >= 0 && (!x->mask_key || x->mask_too)) { /* writers of dflash did not agree where */
+        const char *other = x->mask_key ? "tokenizer.ggml.mask_token_id" : "dflash.mask_token_id";
+        int32_t v = d->mask_id;
+        int rc2 = gguf_get_i32(r->g, other, &v, r->e);
+        if (rc2 < 0) return -1;
+        if (rc2 == 0 && rc == 0 && v != d->mask_id && !(r->o && r->o->has_mask_id)) {
+            desc_fail(r, "keys '%s' and '%s': disagree about the mask token (got %d and %d)", key, other,
+                      d->mask_id, v);
+            return err_hint(r->e, "%smask-id N says which", flag(r));
+        }
+        if (rc2 == 0 && rc > 0) desc_infer(r, "mask id from %s", other);
+        d->mask_id = v;
+        rc = rc && rc2;
+    }
+    if (r->o && r->o->has_mask_id) {
+        d->mask_id = r->o->mask_id;
+        rc = rc < 0 ? -1 : 0;
+    }
+    if (rc) return rc > 0 ? absent(r, key, "the id of the mask token", "mask-id N") : -1;
+    if (d->mask_id < 0)
+        return desc_fail(r, "key '%s': out of range (expected 0 or more, got %d)", key, d->mask_id);
+    return 0;
+}
+
+static int read_block(struct desc_reader *r, const struct dialect *x)
+{
+    char key[160];
+    if (r->o && r->o->block_size) {
+        r->d->block_size = r->o->block_size;
+        return 0;
+    }
+    int rc = desc_maybe_i32(r, x->block_key, 2, 64, &r->d->block_size);
+    return rc > 0 ? absent(r, dialect_key(x, x->block_key, key, sizeof key), "an integer", "block-size N")
+                  : rc;
+}
+
+/* ---- fc and the names of tensors ---- */
+
+static const char *spelled(const struct desc_reader *r, const char *name, const char *too)
+{
+    return too && !gguf_tensor(r->g, name) && gguf_tensor(r->g, too) ? too : name;
+}
+
+static void find_names(struct desc_reader *r, const struct dialect *x)
+{
+    struct desc *d = r->d;
+    char block0[64];
+    d->fc_name = spelled(r, x->fc, x->fc_too);
+    d->hidden_norm_name = spelled(r, x->hidden_norm, x->hidden_norm_too);
+    d->ffn_norm_name = x->ffn_norm;
+    snprintf(block0, sizeof block0, "blk.0.%s", x->ffn_norm);
+    if (x->ffn_norm_too && !gguf_tensor(r->g, block0)) {
+        snprintf(block0, sizeof block0, "blk.0.%s", x->ffn_norm_too);
+        if (gguf_tensor(r->g, block0)) d->ffn_norm_name = x->ffn_norm_too;
+    }
+}
+
+/* What the key beside the taps says of fc's width, against fc. */
+static int check_width(struct desc_reader *r, const struct dialect *x)
+{
+    struct desc *d = r->d;
+    int32_t v = 0;
+    int rc = x->width == WIDTH_NONE ? 1 : desc_maybe_i32(r, x->width_key, 0, INT32_MAX, &v);
+    if (rc) return rc < 0 ? -1 : 0;
+    if (x->width == WIDTH_TAPS) {
+        if (v != d->n_taps)
+            desc_infer(r, "%s.%s says %d: not used, there are %d taps", x->arch, x->width_key, v, d->n_taps);
+        return 0;
+    }
+    const int32_t have = x->width == WIDTH_FEATURES ? d->n_features : d->n_features / d->n_taps;
+    return v == have ? 0
+                     : desc_fail(r, "key '%s.%s': disagrees with %s (expected %d, got %d)", x->arch,
+                                 x->width_key, d->fc_name, have, v);
+}
+
+static int read_fc(struct desc_reader *r, const struct dialect *x)
+{
+    struct desc *d = r->d;
+    if (desc_dim(r, d->fc_name, 0, &d->n_features)) return -1;
+    if (d->n_features % d->n_taps)
+        return desc_fail(r, "tensor '%s': its width %d is no multiple of the %d taps of %s%s%s", d->fc_name,
+                         d->n_features, d->n_taps, d->taps_given ? flag(r) : x->arch,
+                         d->taps_given ? "" : ".", d->taps_given ? "taps" : x->taps_key);
+    const int64_t fc[3] = {d->n_features, d->n_embd, 0}, norm[3] = {d->n_embd, 0, 0};
+    if (desc_shape(r, fc, d->fc_name) || desc_shape(r, norm, d->hidden_norm_name)) return -1;
+    for (int i = 0; i < d->n_layer; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.%s", i, d->ffn_norm_name);
+        if (desc_shape(r, norm, name)) return -1;
+    }
+    return check_width(r, x);
+}
+
+/* ---- attention ---- */
+
+/* The flags for sliding layers, over the file or in place of what it lacks. */
+static int read_windows(struct desc_reader *r)
+{
+    const struct desc_override *o = r->o;
+    struct desc *d = r->d;
+    int32_t window = 0;
+    if (!o || (!o->sliding_window && !o->sliding_pattern)) {
+        if (!desc_windows(r)) return 0;
+        return strstr(r->e->msg, "sliding_window") && strstr(r->e->msg, "is missing")
+                   ? err_hint(
+                         r->e,
+                         "%ssliding-pattern TEXT (a letter a layer, s or f) and %ssliding-window N say it",
+                         flag(r), flag(r))
+                   : -1;
+    }
+    if (o->sliding_window) window = o->sliding_window;
+    if (!window && desc_maybe_i32(r, "attention.sliding_window", 0, INT32_MAX, &window) < 0) return -1;
+    bool sliding[DESC_MAX_LAYERS] = {false};
+    if (!o->sliding_pattern) {
+        char key[160];
+        int rc = desc_maybe_bools(r, "attention.sliding_window_pattern", sliding);
+        if (rc)
+            return rc < 0 ? -1
+                          : absent(r, desc_key(r, "attention.sliding_window_pattern", key, sizeof key),
+                                   "which layers slide", "sliding-pattern TEXT");
+    } else if (strlen(o->sliding_pattern) != (size_t)d->n_layer ||
+               strspn(o->sliding_pattern, "sf") != (size_t)d->n_layer)
+        return err_set(r->e, ERR_USAGE,
+                       "%ssliding-pattern: expected %d letters s or f, one a layer, got %.80s", flag(r),
+                       d->n_layer, o->sliding_pattern);
+    for (int i = 0; i < d->n_layer; i++) {
+        if (o->sliding_pattern) sliding[i] = o->sliding_pattern[i] == 's';
+        if (sliding[i] && !window)
+            return err_set(r->e, ERR_USAGE,
+                           "%ssliding-pattern: layer %d slides, over which window is not known "
+                           "(expected %ssliding-window N)",
+                           flag(r), i, flag(r));
+        d->layer[i].window = sliding[i] ? window : 0;
+    }
+    return 0;
+}
+
+/* The base: a flag's, then the file's. */
+static int read_rope(struct desc_reader *r)
+{
+    char key[160];
+    const bool given = r->o && r->o->rope_theta > 0;
+    desc_key(r, "rope.freq_base", key, sizeof key);
+    if (given && !gguf_find(r->g, key)) {
+        r->d->n_rope = 1;
+        r->d->rope[0] = (struct desc_rope){.n_rot = r->d->layer[0].head_dim, .base = r->d->layer[0].head_dim};
+    } else if (desc_rope_plain(r)) {
+        return gguf_find(r->g, key) ? -1 : err_hint(r->e, "%srope-theta X gives it", flag(r));
+    }
+    if (given) r->d->rope[0].theta = r->o->rope_theta;
     return 0;
 }
 
@@ -91,9 +289,10 @@ static int read_causal(struct desc_reader *r)
 {
     const struct desc_override *o = r->o;
     struct desc *d = r->d;
-    const struct gguf_kv *kv = gguf_find(r->g, "dflash.attention.causal_pattern");
+    char key[160];
+    const struct gguf_kv *kv = gguf_find(r->g, desc_key(r, "attention.causal_pattern", key, sizeof key));
     bool all = false;
-    int rc = gguf_get_bool(r->g, "dflash.attention.causal", &all, r->e);
+    int rc = gguf_get_bool(r->g, desc_key(r, "attention.causal", key, sizeof key), &all, r->e);
     if (rc < 0) return -1;
     if (kv && (kv->type != GGUF_ARRAY || kv->elem != GGUF_BOOL || kv->count != (uint64_t)d->n_layer)) {
         char text[96];
@@ -116,24 +315,27 @@ static int read_causal(struct desc_reader *r)
 static int read_scalars(struct desc_reader *r)
 {
     struct desc *d = r->d;
-    int scale = gguf_get_f32(r->g, "dflash.embedding_scale", &d->embedding_scale, r->e);
-    int cap = scale < 0 ? -1 : gguf_get_f32(r->g, "dflash.final_logit_softcapping", &d->softcap, r->e);
-    if (scale < 0 || cap < 0) return -1;
+    char key[160];
+    int scale =
+        gguf_get_f32(r->g, desc_key(r, "embedding_scale", key, sizeof key), &d->embedding_scale, r->e);
+    if (scale < 0) return -1;
     d->has_embedding_scale = scale == 0;
-    d->has_softcap = cap == 0;
     if (d->has_embedding_scale && (!isfinite(d->embedding_scale) || d->embedding_scale <= 0))
-        return desc_fail(r, "key 'dflash.embedding_scale': out of range (expected above 0, got %g)",
-                         d->embedding_scale);
+        return desc_fail(r, "key '%s': out of range (expected above 0, got %g)", key,
+                         (double)d->embedding_scale);
+    int cap = gguf_get_f32(r->g, desc_key(r, "final_logit_softcapping", key, sizeof key), &d->softcap, r->e);
+    if (cap < 0) return -1;
+    d->has_softcap = cap == 0;
     if (d->has_softcap && (!isfinite(d->softcap) || d->softcap < 0))
-        return desc_fail(r, "key 'dflash.final_logit_softcapping': out of range (expected 0 or more, got %g)",
-                         d->softcap);
-    return 0;
+        return desc_fail(r, "key '%s': out of range (expected 0 or more, got %g)", key, (double)d->softcap);
+    return check_scale(r);
 }
 
 /* M-RoPE targets leave [head_dim/2, 0, 0, 0] here, which is plain rope; anything else is not. */
 static int check_sections(struct desc_reader *r)
 {
-    const struct gguf_kv *kv = gguf_find(r->g, "dflash.rope.dimension_sections");
+    char key[160];
+    const struct gguf_kv *kv = gguf_find(r->g, desc_key(r, "rope.dimension_sections", key, sizeof key));
     if (!kv) return 0;
     bool plain = kv->type == GGUF_ARRAY && (kv->elem == GGUF_I32 || kv->elem == GGUF_U32) && kv->count >= 1 &&
                  gguf_array_i64(kv, 0) == r->d->layer[0].head_dim / 2;
@@ -143,20 +345,31 @@ static int check_sections(struct desc_reader *r)
                              kv->key, r->d->layer[0].head_dim / 2);
 }
 
-static int read_own_vocabulary(struct desc_reader *r)
+/* An embedding and a head of the drafter's own, both optional: what it lacks is the target's. With d2t the
+ * head has a row for each of the tokens that d2t lists. */
+static int read_own_ends(struct desc_reader *r, const struct dialect *x)
 {
     struct desc *d = r->d;
     static const char *const name[] = {"token_embd.weight", "output.weight"};
+    bool tie = x->ties, own[2];
+    char key[160];
+    if (gguf_get_bool(r->g, desc_key(r, "tie_word_embeddings", key, sizeof key), &tie, r->e) < 0) return -1;
     for (int i = 0; i < 2; i++) {
-        if (!gguf_tensor(r->g, name[i])) continue;
-        if (!d->n_vocab && desc_dim(r, name[i], 1, &d->n_vocab)) return -1;
-        const int64_t ne[3] = {d->n_embd, d->n_vocab, 0};
+        own[i] = gguf_tensor(r->g, name[i]) != NULL;
+        if (!own[i]) continue;
+        int32_t *rows = i && d->n_vocab_draft ? &d->n_vocab_draft : &d->n_vocab;
+        if (!*rows && desc_dim(r, name[i], 1, rows)) return -1;
+        const int64_t ne[3] = {d->n_embd, *rows, 0};
         if (desc_shape(r, ne, name[i])) return -1;
     }
+    d->tied_head = own[0] && !own[1] && tie;
+    if (own[0] && !own[1])
+        desc_infer(r, "an embedding of its own and no head: the head is %s",
+                   tie ? "the embedding" : "the target's");
     int32_t v = 0;
     int rc = desc_maybe_i32(r, "vocab_size", 1, INT32_MAX, &v);
     if (rc == 0 && d->n_vocab && v != d->n_vocab)
-        return desc_fail(r, "key 'dflash.vocab_size': disagrees with the tensors (expected %d, got %d)",
+        return desc_fail(r, "key '%s.vocab_size': disagrees with the tensors (expected %d, got %d)", x->arch,
                          d->n_vocab, v);
     if (rc == 0) d->n_vocab = v;
     return rc < 0 ? -1 : 0;
@@ -166,27 +379,17 @@ static int read_dflash(struct desc_reader *r)
 {
     struct desc *d = r->d;
     const struct dialect *x;
-    if (find_dialect(r, &x)) return -1;
+    const struct desc_override *o = r->o;
+    if (dialect_find(&x, r->g, o ? o->dialect : NULL, o && o->n_taps > 0, flag(r), r->e)) return -1;
     d->arch_name = x->arch;
     d->dialect = x->name;
-    d->fc_name = x->fc;
-    d->hidden_norm_name = x->hidden_norm;
-    if (desc_known_keys(r, desc_stack_keys, drafter_keys) || desc_base(r, false) || desc_heads(r) ||
-        desc_dense(r) || desc_rope_plain(r) || check_sections(r) || desc_windows(r) || read_causal(r) ||
-        read_scalars(r) || read_taps(r, x) || read_own_vocabulary(r))
+    d->spelling = x;
+    find_names(r, x);
+    if (check_keys(r, x) || desc_base(r, false) || desc_heads(r) || desc_dense(r) || read_rope(r) ||
+        check_sections(r) || read_windows(r) || read_causal(r) || read_scalars(r) || read_taps(r, x) ||
+        desc_pieces(r) || read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) || read_fc(r, x))
         return -1;
-    if (desc_need_i32(r, "block_size", 2, 64, &d->block_size)) return -1;
-    int rc = gguf_get_i32(r->g, x->mask_key, &d->mask_id, r->e);
-    if (rc) return rc > 0 ? desc_missing(r, x->mask_key, "the id of the mask token") : -1;
-    if (d->mask_id < 0)
-        return desc_fail(r, "key '%s': out of range (expected 0 or more, got %d)", x->mask_key, d->mask_id);
-    if (desc_dim(r, x->fc, 0, &d->n_features)) return -1;
-    if (d->n_features % d->n_taps)
-        return desc_fail(r, "tensor '%s': its width %d is no multiple of the %d taps of %s", x->fc,
-                         d->n_features, d->n_taps, x->taps_key);
-    const int64_t fc[3] = {d->n_features, d->n_embd, 0}, norm[3] = {d->n_embd, 0, 0};
-    if (desc_shape(r, fc, x->fc) || desc_shape(r, norm, x->hidden_norm)) return -1;
-    return desc_expect_all(r, tensors);
+    return desc_expect_all(r, tensors) || desc_piece_shapes(r) ? -1 : 0;
 }
 
 const struct desc_family desc_dflash = {"dflash", DESC_DFLASH, read_dflash};

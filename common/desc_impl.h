@@ -76,6 +76,15 @@ int desc_rope_plain(struct desc_reader *r);
 /* attention.sliding_window with a pattern a layer (true: sliding). Both absent: every layer sees all. */
 int desc_windows(struct desc_reader *r);
 
+/* ---- desc_pieces.c: relatives of DFlash drafters ---- */
+
+/* The kind of drafter that a key below arch belongs to, NULL if it is no piece of a relative. */
+const char *desc_piece_key(const char *key, const char *arch);
+/* Find the pieces: kind, pieces, n_vocab_draft; their tensors count as known. */
+int desc_pieces(struct desc_reader *r);
+/* Their keys and shapes, where the format is known (DFlash2, DSpark). After the sizes of the drafter. */
+int desc_piece_shapes(struct desc_reader *r);
+
 /* Sizes that tensors are spelled with, of a model or of one layer of it. */
 enum desc_size {
     NE_NONE,

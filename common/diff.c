@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "convert_impl.h"
+#include "dialect.h"
 #include "diff.h"
 #include "gguf.h"
 #include "mem.h"
@@ -40,10 +41,14 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct side_tensor *)a)->name, ((const struct side_tensor *)b)->name);
 }
 
-static void from_gguf(struct side_tensor *t, const struct gguf_tensor *g)
+/* drafter: its names differ between dialects, upstream's stand for them. */
+static void from_gguf(struct side_tensor *t, const struct gguf_tensor *g, bool drafter)
 {
     const struct kn_type_info *ti = kn_type_info(g->type);
-    snprintf(t->name, sizeof t->name, "%s", g->name);
+    if (drafter)
+        dialect_to_upstream(g->name, t->name, sizeof t->name);
+    else
+        snprintf(t->name, sizeof t->name, "%s", g->name);
     t->own = g->name;
     t->type = ti->name;
     t->g = g;
@@ -97,13 +102,17 @@ static int side_open(struct side *d, const char *path, bool as_gguf, struct err 
     d->n = (size_t)(d->c ? (uint64_t)d->c->n_t : st ? d->s->n_tensors : d->g->n_tensors);
     d->t = mem_calloc(d->n + 1, sizeof *d->t);
     if (!d->t) return err_set(e, ERR_IO, "out of memory (%zu tensors)", d->n);
+    struct gguf_str arch = {0};
+    struct err ignored = {0};
+    const bool drafter =
+        d->g && !gguf_get_str(d->g, "general.architecture", &arch, &ignored) && dialect_is_drafter(arch);
     for (size_t i = 0; i < d->n; i++) {
         if (d->c)
             from_conv(&d->t[i], d->c, &d->c->t[i]);
         else if (st)
             from_safetensors(&d->t[i], &d->s->tensor[i]);
         else
-            from_gguf(&d->t[i], &d->g->tensor[i]);
+            from_gguf(&d->t[i], &d->g->tensor[i], drafter);
     }
     qsort(d->t, d->n, sizeof *d->t, by_name);
     return 0;

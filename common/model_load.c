@@ -211,6 +211,9 @@ static int load_field(struct loader *l, int i, const struct field *f)
     const struct desc *d = m->d;
     char name[64];
     snprintf(name, sizeof name, "blk.%d.%s", i, f->name);
+    if (d->arch == DESC_DFLASH && f->at == AT(ffn_norm)) /* in some dialects the name of another norm */
+        snprintf(name, sizeof name, "blk.%d.%s", i, d->ffn_norm_name);
+    if (d->arch == DESC_DFLASH && f->at == AT(post_attn_norm)) return 0;
     const struct gguf_tensor *t = gguf_tensor(m->file, name);
     if (!t) return 0;
     if (f->kind == VECTOR) return load_vector(l, vector_at(&m->layer[i], f), name);
@@ -388,7 +391,7 @@ int model_load_gguf(struct model **out, struct gguf *g, struct kn_backend *be, c
         goto fail;
     }
     for (uint64_t i = 0; i < g->n_tensors; i++) l.total += g->tensor[i].bytes;
-    if (check_backend(&l) || load_all(&l)) {
+    if (desc_runnable(m->d, e) || check_backend(&l) || load_all(&l)) {
         err_prefix(e, "%s", g->map.path ? g->map.path : "model");
         goto fail;
     }

@@ -7,6 +7,7 @@
 #include "../../common/convert.h"
 #include "../../common/io.h"
 #include "../cli.h"
+#include "../drafter_flags.h"
 
 static void say(void *ctx, enum convert_level level, const char *text)
 {
@@ -24,27 +25,6 @@ static void progress(void *ctx, uint64_t done, uint64_t total)
     cli_progress(ctx, "writing", done, total, "B");
 }
 
-/* "1,9,17": at most cap integers in 0 .. INT32_MAX. */
-static int parse_list(const struct cli *c, const char *flag, const char *text, int32_t *v, int cap)
-{
-    int n = 0;
-    const char *s = text;
-    for (;;) {
-        char *end;
-        if (*s < '0' || *s > '9')
-            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got %s)", flag, text);
-        long long x = strtoll(s, &end, 10);
-        if (x > INT32_MAX)
-            cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", flag, INT32_MAX, text);
-        if (n == cap) cli_usage_error(c, "%s: too many (expected at most %d, got %s)", flag, cap, text);
-        v[n++] = (int32_t)x;
-        if (!*end) return n;
-        if (*end != ',')
-            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got %s)", flag, text);
-        s = end + 1;
-    }
-}
-
 static uint64_t parse_seed(const struct cli *c, const char *text)
 {
     char *end;
@@ -52,16 +32,6 @@ static uint64_t parse_seed(const struct cli *c, const char *text)
     unsigned long long v = strtoull(text, &end, 10);
     if (*text < '0' || *text > '9' || *end || errno)
         cli_usage_error(c, "--random: not a seed (expected 0 to 18446744073709551615, got %s)", text);
-    return v;
-}
-
-/* A positive number, or the flag's complaint. */
-static double parse_positive(const struct cli *c, const char *flag, const char *text)
-{
-    char *end;
-    double v = strtod(text, &end);
-    if (end == text || *end || !(v > 0) || v > 1e30)
-        cli_usage_error(c, "%s: not a positive number (got %s)", flag, text);
     return v;
 }
 
@@ -85,14 +55,28 @@ int main(int argc, char **argv)
     struct err e = {0};
     const char *type = NULL, *taps = NULL, *heads = NULL, *seed = NULL, *theta = NULL, *eps = NULL;
     convert_defaults(&o);
-    int32_t block = 0, mask = -1, ctx = 0, threads = 0;
+    int32_t block = 0, mask = -1, ctx = 0, threads = 0, shift = -1, causal = -1, window = 0;
     bool force = false;
     const struct cli_flag flags[] = {
         {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
         {"--type", CLI_STR, &type, "TYPE", "f32, f16, bf16, q8_0 or q4_k_m (default: as stored)", 0, 0},
         {"--target", CLI_STR, &o.target, "DIR|GGUF",
          "a drafter's target: checked against it, its tokenizer copied", 0, 0},
-        {"--dialect", CLI_STR, &o.dialect, "NAME", "names of a drafter's keys and tensors: upstream", 0, 0},
+        {"--dialect", CLI_STR, &o.dialect, "NAME",
+         "names of a drafter's keys and tensors: upstream, unshifted, rx, ik, buun, lucebox, lucebox-gemma4 "
+         "or "
+         "lucebox-draft (default: upstream; of a GGUF its own)",
+         0, 0},
+        {"--from-dialect", CLI_STR, &o.from_dialect, "NAME",
+         "drafter GGUF: its dialect (default: recognised)", 0, 0},
+        {"--tap-shift", CLI_I32, &shift, "0|1",
+         "drafter GGUF: its taps count from block 0 (0) or from the embeddings (1)", 0, 1},
+        {"--sliding-window", CLI_I32, &window, "N", "drafter GGUF: window of its sliding layers", 1,
+         2147483647},
+        {"--sliding-pattern", CLI_STR, &o.sliding_pattern, "TEXT",
+         "drafter GGUF: a letter a layer, s (sliding) or f (full)", 0, 0},
+        {"--causal", CLI_I32, &causal, "0|1",
+         "drafter GGUF: its layers see ahead in the block (0) or not (1)", 0, 1},
         {"--name", CLI_STR, &o.name, "TEXT", "general.name (default: the input's own)", 0, 0},
         {"--random", CLI_STR, &seed, "SEED", "random weights at the sizes of config.json", 0, 0},
         {"--rope-theta", CLI_STR, &theta, "X", "drafter: rotary base", 0, 0},
@@ -110,7 +94,8 @@ int main(int argc, char **argv)
         .tool = "convert",
         .synopsis = "HF_DIR|FILE.safetensors|FILE.gguf [-o OUT.gguf] [--type TYPE] [--target HF_DIR|GGUF]\n"
                     "HF_DIR|CONFIG.json --random SEED [-o OUT.gguf] [--type TYPE]",
-        .summary = "Convert a Qwen3 target or a DFlash drafter from Hugging Face form to GGUF.",
+        .summary = "Convert a target or a DFlash drafter from Hugging Face form to GGUF, or a drafter's GGUF "
+                   "to another dialect.",
         .flags = flags,
         .min_args = 1,
         .max_args = 1,
@@ -120,18 +105,22 @@ int main(int argc, char **argv)
     o.block_size = block;
     o.mask_id = mask;
     o.n_ctx = ctx;
+    o.has_tap_shift = shift >= 0;
+    o.tap_shift = shift;
+    o.causal = causal;
+    o.sliding_window = window;
     o.threads = threads;
     o.force = force;
     o.ctx = &c;
     o.say = say;
     o.progress = progress;
     if (type) parse_type(&c, type, &o);
-    if (theta) o.rope_theta = parse_positive(&c, "--rope-theta", theta);
-    if (eps) o.rms_eps = parse_positive(&c, "--rms-eps", eps);
-    if (taps) o.n_taps = parse_list(&c, "--taps", taps, o.taps, CONVERT_MAX_TAPS);
+    if (theta) o.rope_theta = cli_positive(&c, "--rope-theta", theta);
+    if (eps) o.rms_eps = cli_positive(&c, "--rms-eps", eps);
+    if (taps) o.n_taps = cli_int_list(&c, "--taps", taps, o.taps, CONVERT_MAX_TAPS);
     if (heads) {
         int32_t h[2];
-        if (parse_list(&c, "--heads", heads, h, 2) != 2 || h[0] < 1 || h[1] < 1)
+        if (cli_int_list(&c, "--heads", heads, h, 2) != 2 || h[0] < 1 || h[1] < 1)
             cli_usage_error(&c, "--heads: not two positive integers (expected N,N, got %s)", heads);
         o.n_head = h[0];
         o.n_head_kv = h[1];

@@ -8,6 +8,7 @@
 #include "../../common/gguf.h"
 #include "../../common/safetensors.h"
 #include "../cli.h"
+#include "../drafter_flags.h"
 #include "../redirect.h"
 #include "show.h"
 
@@ -17,9 +18,12 @@ struct options {
     float tolerance;
     const char *out;
     bool force;
+    struct drafter_flags draft;
+    int32_t causal;
 };
 
-static struct options o = {.tolerance = -1};
+static struct options o = {.tolerance = -1, .draft = DRAFTER_FLAGS_INIT, .causal = -1};
+static struct desc_override over;
 
 static const struct cli_flag flags[] = {
     {"--check", CLI_FLAG, &o.check, NULL, "examine the whole file: structure, keys, types, NaN and Inf; exit 1 if it is bad", 0, 0},
@@ -29,6 +33,8 @@ static const struct cli_flag flags[] = {
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
     {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, 4096},
+    DRAFTER_FLAGS(o.draft, "--", "--from-dialect"),
+    {"--causal", CLI_I32, &o.causal, "0|1", "drafter: its layers see ahead in the block (0) or not (1)", 0, 1},
     REDIRECT_FLAGS(o.out, o.force),
     {0},
 };
@@ -93,8 +99,9 @@ static int run_show(const char *path)
     struct gguf *g;
     if (gguf_open(&g, path, &e)) return cli_fail(&cli, &e);
     show_gguf(g, path, o.tensors, o.json);
+    int rc = show_drafter(g, &over, o.json, &e);
     gguf_close(g);
-    return 0;
+    return rc ? cli_fail(&cli, &e) : 0;
 }
 
 int main(int argc, char **argv)
@@ -109,15 +116,20 @@ int main(int argc, char **argv)
     if (cli.n_args != (o.pair || o.diff ? 2 : 1))
         cli_usage_error(&cli, "expected %s, got %d argument%s", o.pair ? "TARGET DRAFTER" : o.diff ? "two files" : "one FILE", cli.n_args,
                         cli.n_args == 1 ? "" : "s");
+    if (o.diff && (drafter_flags_given(&o.draft) || o.causal >= 0))
+        cli_usage_error(&cli, "--%s does not go with --diff",
+                        drafter_flags_given(&o.draft) ? drafter_flags_given(&o.draft) : "causal");
+    drafter_flags_read(&cli, &o.draft, "--", &over);
+    over.draft_causal = o.causal;
     if (redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     if (o.pair)
-        rc = verdict("pair", check_pair(cli.args[0], cli.args[1], print_finding, NULL, &e), &e);
+        rc = verdict("pair", check_pair(cli.args[0], cli.args[1], &over, print_finding, NULL, &e), &e);
     else if (o.diff)
         rc = run_diff(cli.args[0], cli.args[1]);
     else if (o.check)
         rc = verdict("check",
                      st_is_path(cli.args[0]) ? check_safetensors(cli.args[0], o.threads, print_finding, print_progress, NULL, &e)
-                                                 : check_gguf(cli.args[0], o.threads, print_finding, print_progress, NULL, &e),
+                                                 : check_gguf(cli.args[0], &over, o.threads, print_finding, print_progress, NULL, &e),
                      &e);
     else
         rc = run_show(cli.args[0]);

@@ -9,8 +9,9 @@
 #define ARRAY_SHOWN 6 /* elements of an array for people; JSON has all of numbers and of up to JSON_SHOWN strings */
 #define JSON_SHOWN 64
 
-static void json_line(json_t *j)
+void show_json_line(json_t *j)
 {
+    if (!j) return;
     json_dumpf(j, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
     putchar('\n');
     json_decref(j);
@@ -106,7 +107,7 @@ static void show_key(const struct gguf_kv *kv, bool json)
             json_object_set_new(line, "count", json_integer((json_int_t)kv->count));
         }
         json_object_set_new(line, "value", value);
-        json_line(line);
+        show_json_line(line);
         return;
     }
     printf("%-44s %-6s ", kv->key, array ? gguf_type_name(type) : gguf_type_name(kv->type));
@@ -136,7 +137,7 @@ static void show_tensor(const char *name, const char *type, const int64_t *d, ui
                         uint64_t bytes, bool json)
 {
     if (json) {
-        json_line(json_pack("{s:i,s:s,s:s,s:s,s:o,s:I,s:I}", "schema", 1, "kind", "tensor", "name", name, "type", type, "shape",
+        show_json_line(json_pack("{s:i,s:s,s:s,s:s,s:o,s:I,s:I}", "schema", 1, "kind", "tensor", "name", name, "type", type, "shape",
                             json_shape(d, n, reversed), "offset_bytes", (json_int_t)offset, "size_bytes", (json_int_t)bytes));
         return;
     }
@@ -167,7 +168,7 @@ static void tally_show(const struct tally *t, size_t n, bool json)
         char size[32];
         human_bytes(size, sizeof size, t[i].bytes);
         if (json)
-            json_line(json_pack("{s:i,s:s,s:s,s:I,s:I,s:I}", "schema", 1, "kind", "type", "type", t[i].type, "tensors",
+            show_json_line(json_pack("{s:i,s:s,s:s,s:I,s:I,s:I}", "schema", 1, "kind", "type", "type", t[i].type, "tensors",
                                 (json_int_t)t[i].tensors, "elements", (json_int_t)t[i].elements, "size_bytes", (json_int_t)t[i].bytes));
         else
             printf("%-8s %6" PRIu64 " tensors %14" PRIu64 " values %12s\n", t[i].type, t[i].tensors, t[i].elements, size);
@@ -181,7 +182,7 @@ void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
     char size[32];
     human_bytes(size, sizeof size, g->map.size);
     if (json)
-        json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
                             "gguf", "version", (int)g->version, "keys", (json_int_t)g->n_kv, "tensors", (json_int_t)g->n_tensors,
                             "size_bytes", (json_int_t)g->map.size));
     else
@@ -203,7 +204,7 @@ void show_safetensors(const struct st *s, const char *path, bool tensors, bool j
     struct tally tally[64];
     size_t n = 0;
     if (json)
-        json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
                             "safetensors", "files", (int)s->n_files, "tensors", (json_int_t)s->n_tensors));
     else
         printf("%s: safetensors, %u file%s, %" PRIu64 " tensors\n\n", path, s->n_files, s->n_files == 1 ? "" : "s", s->n_tensors);
@@ -222,7 +223,7 @@ void show_json_finding(const struct check_finding *f)
     json_t *line = json_pack("{s:i,s:s,s:s,s:o,s:o}", "schema", 1, "kind", "finding", "level", level[f->level], "subject",
                              json_text(f->subject, strlen(f->subject)), "text", json_text(f->text, strlen(f->text)));
     if (f->hint) json_object_set_new(line, "hint", json_string(f->hint));
-    json_line(line);
+    show_json_line(line);
 }
 
 void show_diff_tensor(void *ctx, const struct diff_tensor *t)
@@ -242,7 +243,7 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
             json_object_set_new(line, "shape_a", json_string(t->shape_a));
             json_object_set_new(line, "shape_b", json_string(t->shape_b));
         }
-        json_line(line);
+        show_json_line(line);
         return;
     }
     if (!t->name_a || !t->name_b)
@@ -259,7 +260,7 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
 void show_diff_total(const struct show_diff *d, const struct diff_total *t)
 {
     if (d->json) {
-        json_line(json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind", "total", "tensors", (json_int_t)t->tensors,
+        show_json_line(json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind", "total", "tensors", (json_int_t)t->tensors,
                             "compared", (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing", (json_int_t)t->missing,
                             "shapes_differ", (json_int_t)t->shape, "undecodable", (json_int_t)t->undecodable, "not_finite",
                             (json_int_t)t->not_finite, "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));

@@ -4,8 +4,10 @@ try dflash-convert
 try dflash-convert "$SRC/data/pair/target" --type q3_k -o x.gguf
 try dflash-convert "$SRC/data/pair/target" --taps 1,3 -o x.gguf
 try dflash-convert "$SRC/data/pair/drafter" --taps 1,x -o x.gguf
-try dflash-convert "$SRC/data/pair/drafter" --dialect ik -o x.gguf
-try dflash-convert "$DATA/drafter-f32.gguf" --taps 1,2,3,4,5 -o x.gguf
+try dflash-convert "$SRC/data/pair/drafter" --dialect gguf -o x.gguf
+try dflash-convert "$DATA/drafter-f32.gguf" --heads 4,2 -o x.gguf
+try dflash-convert "$DATA/target-bf16.gguf" --tap-shift 0 -o x.gguf
+try dflash-convert "$SRC/data/pair/drafter" --tap-shift 0 -o x.gguf
 try dflash-convert "$SRC/data/configs/qwen3-8b.json" -o x.gguf
 try dflash-convert nowhere -o x.gguf
 cp "$SRC/data/pair/drafter/model.safetensors" bare.safetensors

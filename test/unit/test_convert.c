@@ -416,13 +416,13 @@ static void test_flags(void **state)
     o.input = "out.gguf";
     write_file("in.gguf", "GGUF\3\0\0\0", 8);
     o.input = "in.gguf";
-    o.mask_id = 3;
-    convert_bad(&o, ERR_USAGE, "in.gguf: --mask-id is for checkpoints, this is a GGUF");
-    o.mask_id = -1;
+    o.n_head = 3;
+    convert_bad(&o, ERR_USAGE, "in.gguf: --heads is for checkpoints, this is a GGUF");
+    o.n_head = 0;
     convert_bad(&o, ERR_FORMAT, "in.gguf: header: the file ends early (expected 8 bytes at offset 8, got 0)");
     o = options("d");
-    o.dialect = "ik";
-    convert_bad(&o, ERR_USAGE, "--dialect ik is not known (expected upstream)");
+    o.dialect = "gguf";
+    convert_bad(&o, ERR_USAGE, "--dialect gguf is not known (expected upstream...");
     o = options("d");
     o.output = "d/model.safetensors";
     struct err e = {0};

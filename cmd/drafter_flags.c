@@ -1,0 +1,76 @@
+/* drafter_flags.c - see drafter_flags.h. */
+#include "drafter_flags.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_t *v, int cap)
+{
+    int n = 0;
+    const char *s = text;
+    for (;;) {
+        char *end;
+        if (*s < '0' || *s > '9')
+            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got %s)", flag, text);
+        long long x = strtoll(s, &end, 10);
+        if (x > INT32_MAX)
+            cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", flag, INT32_MAX, text);
+        if (n == cap) cli_usage_error(c, "%s: too many (expected at most %d, got %s)", flag, cap, text);
+        v[n++] = (int32_t)x;
+        if (!*end) return n;
+        if (*end != ',')
+            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got %s)", flag, text);
+        s = end + 1;
+    }
+}
+
+double cli_positive(const struct cli *c, const char *flag, const char *text)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || !(v > 0) || v > 1e30)
+        cli_usage_error(c, "%s: not a positive number (got %s)", flag, text);
+    return v;
+}
+
+void drafter_flags_read(const struct cli *c, const struct drafter_flags *f, const char *p,
+                        struct desc_override *o)
+{
+    char name[64];
+    o->flag = p;
+    o->dialect = f->dialect;
+    if (f->taps) {
+        snprintf(name, sizeof name, "%staps", p);
+        o->n_taps = cli_int_list(c, name, f->taps, o->taps, DESC_MAX_TAPS);
+        for (int i = 0; i < o->n_taps; i++)
+            if (o->taps[i] >= DESC_MAX_LAYERS)
+                cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", name,
+                                DESC_MAX_LAYERS - 1, f->taps);
+    }
+    if (f->theta) {
+        snprintf(name, sizeof name, "%srope-theta", p);
+        o->rope_theta = (float)cli_positive(c, name, f->theta);
+    }
+    o->has_tap_shift = f->tap_shift >= 0;
+    o->tap_shift = f->tap_shift;
+    o->has_mask_id = f->mask_id >= 0;
+    o->mask_id = f->mask_id;
+    o->block_size = f->block_size;
+    o->sliding_window = f->window;
+    o->sliding_pattern = f->pattern;
+}
+
+const char *drafter_flags_given(const struct drafter_flags *f)
+{
+    return f->dialect          ? "dialect"
+           : f->taps           ? "taps"
+           : f->tap_shift >= 0 ? "tap-shift"
+           : f->mask_id >= 0   ? "mask-id"
+           : f->block_size > 0 ? "block-size"
+           : f->theta          ? "rope-theta"
+           : f->window > 0     ? "sliding-window"
+           : f->pattern        ? "sliding-pattern"
+                               : NULL;
+}

@@ -1,0 +1,85 @@
+/* drafter.c - what a drafter's file says of itself: dialect, taps in both readings, what was inferred. */
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include "../../common/desc.h"
+#include "../../common/dialect.h"
+#include "show.h"
+
+static void print_line(void *ctx, const char *subject, const char *text)
+{
+    (void)ctx;
+    printf("%-12s %s\n", subject, text);
+}
+
+static json_t *ints(const int32_t *v, int32_t n)
+{
+    json_t *a = json_array();
+    for (int32_t i = 0; i < n; i++) json_array_append_new(a, json_integer(v[i]));
+    return a;
+}
+
+static json_t *as_json(const struct desc *d)
+{
+    json_t *windows = json_array(), *causal = json_array();
+    for (int32_t i = 0; i < d->n_layer; i++) {
+        json_array_append_new(windows, json_integer(d->layer[i].window));
+        json_array_append_new(causal, json_boolean(d->layer[i].causal));
+    }
+    return json_pack("{s:i,s:s,s:b,s:s,s:s,s:s,s:o,s:i,s:b,s:i,s:i,s:f,s:o,s:o,s:b,s:b,s:s}", "schema", 1, "kind", "drafter",
+                     "understood", 1, "dialect", d->dialect, "is_a", d->kind, "pieces", d->pieces, "taps",
+                     ints(d->taps, d->n_taps), "tap_shift", d->tap_shift, "taps_given", d->taps_given,
+                     "block_size", d->block_size, "mask_id", d->mask_id, "rope_theta", (double)d->rope[0].theta,
+                     "windows", windows, "causal", causal, "causal_inferred", d->causal_inferred, "tokenizer",
+                     d->has_tokenizer, "inferred", d->inferred);
+}
+
+static void print_layers(const struct desc *d)
+{
+    char text[1024] = "";
+    for (int32_t i = 0; i < d->n_layer && strlen(text) < sizeof text - 64; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        const size_t n = strlen(text);
+        snprintf(text + n, sizeof text - n, "%s%c%s", i ? " " : "", y->window ? 's' : 'f', y->causal ? "+" : "");
+    }
+    printf("%-12s %s (f full, s sliding; + causal in the block%s)\n", "layers", text,
+           d->causal_inferred ? ", inferred" : "");
+}
+
+int show_drafter(const struct gguf *g, const struct desc_override *o, bool json, struct err *e)
+{
+    struct gguf_str arch = {0};
+    struct err mine = {0};
+    struct desc *d = NULL;
+    if (gguf_get_str(g, "general.architecture", &arch, &mine) || (!dialect_is_drafter(arch) && !desc_stranger(arch)))
+        return 0;
+    if (desc_read(&d, g, o, &mine)) {
+        if (mine.code != ERR_FORMAT) {
+            *e = mine;
+            return -1;
+        }
+        if (json) {
+            json_t *line = json_pack("{s:i,s:s,s:b,s:s}", "schema", 1, "kind", "drafter", "understood", 0, "why", mine.msg);
+            if (line && mine.hint[0]) json_object_set_new(line, "hint", json_string(mine.hint));
+            show_json_line(line);
+        } else {
+            printf("\n%-12s not understood: %s\n", "drafter", mine.msg);
+            if (mine.hint[0]) printf("%-12s %s\n", "hint", mine.hint);
+        }
+        return 0;
+    }
+    if (json) {
+        show_json_line(as_json(d));
+    } else {
+        putchar('\n');
+        desc_tell(d, "--", print_line, NULL);
+        print_layers(d);
+        printf("%-12s %d rows, mask id %d, theta %g\n", "block", d->block_size, d->mask_id, (double)d->rope[0].theta);
+        if (d->has_tokenizer)
+            printf("%-12s %d tokens, crc32 %08x\n", "tokenizer", d->n_tokens, d->tokenizer_crc);
+        else
+            printf("%-12s none in the file\n", "tokenizer");
+    }
+    desc_free(d);
+    return 0;
+}

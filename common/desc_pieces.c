@@ -1,0 +1,259 @@
+/* desc_pieces.c - what makes a drafter another one than a plain DFlash drafter, found by keys and tensors.
+ *
+ * Relatives are recognised, named and described, so that inspect, convert and quantize can work on their
+ * files; they are not run, because leaving a piece out would still draft, only worse. Shapes are checked
+ * where the format is known. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include "desc_impl.h"
+#include "dialect.h"
+
+/* A key (below the architecture's prefix) or a tensor that begins so; after "blk.N." where it is a layer's.
+ */
+struct piece {
+    const char *begins, *kind;
+    bool key, layer;
+};
+static const struct piece pieces[] = {
+    {"conv_kernel_size", "DFlash2", true, false},
+    {"conv_group_size", "DFlash2", true, false},
+    {"selector_", "DFlash2", true, false},
+    {"attn_conv", "DFlash2", false, true},
+    {"ffn_conv", "DFlash2", false, true},
+    {"selector", "DFlash2", false, false},
+    {"sample_from_anchor", "DSpark", true, false},
+    {"has_confidence_head", "DSpark", true, false},
+    {"dflash.dspark.", "DSpark", true, false},
+    {"hyper_connection", "DSpark", true, false},
+    {"markov_", "DSpark", false, false},
+    {"conf_proj", "DSpark", false, false},
+    {"dflash.dspark.", "DSpark", false, false},
+    {"dflash.domino.", "Domino", true, false},
+    {"dflash.domino.", "Domino", false, false},
+    {"d2t", "reduced-vocabulary", false, false},
+    {"t2d", "reduced-vocabulary", false, false},
+    {"dflash.laguna", "Laguna", true, false},
+    {"dflash.context_kv_layer_norm", "Laguna", true, false},
+    {"attention.value_scale", "Laguna", true, false},
+    {"dflash_aux_hidden_norm.", "Laguna", false, false},
+    {"dflash.aux_hidden_norm.", "Laguna", false, false},
+    {"attn_gate.", "gated-attention", false, true},
+    {"attn_sinks", "attention-sink", false, true},
+    {"attn_q.bias", "biased", false, true},
+    {"attn_k.bias", "biased", false, true},
+    {"attn_v.bias", "biased", false, true},
+    {"attn_output.bias", "biased", false, true},
+    {"fc.scale", "scaled-fc", false, false},
+};
+enum { N_PIECES = sizeof pieces / sizeof pieces[0] };
+
+static const struct piece *find(const char *name, bool key, bool layer)
+{
+    for (int i = 0; i < N_PIECES; i++)
+        if (pieces[i].key == key && pieces[i].layer == layer &&
+            !strncmp(name, pieces[i].begins, strlen(pieces[i].begins)))
+            return &pieces[i];
+    return NULL;
+}
+
+const char *desc_piece_key(const char *key, const char *arch)
+{
+    const size_t n = strlen(arch);
+    if (strncmp(key, arch, n) || key[n] != '.') return NULL;
+    const struct piece *p = find(key + n + 1, true, false);
+    return p ? p->kind : NULL;
+}
+
+static const struct piece *tensor_piece(const char *name, int32_t *layer)
+{
+    int at = 0;
+    *layer = -1;
+    return sscanf(name, "blk.%9d.%n", layer, &at) == 1 && at ? find(name + at, false, true)
+                                                             : find(name, false, false);
+}
+
+/* A switch that is off, or says what a DFlash drafter does anyway, is no piece. */
+static bool idle(const struct gguf_kv *kv)
+{
+    static const char *const off[] = {"sample_from_anchor", "context_kv_layer_norm", ".enabled",
+                                      "has_confidence_head", "dflash.laguna"};
+    if (kv->type == GGUF_ARRAY || kv->type == GGUF_STRING || kv->type == GGUF_F32 || kv->type == GGUF_F64)
+        return false;
+    for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
+        if (strstr(kv->key, off[i])) return gguf_array_i64(kv, 0) == 0;
+    return false;
+}
+
+static void note(struct desc *d, const struct piece *p, const char *name, const char *value)
+{
+    const size_t n = strlen(d->pieces), left = sizeof d->pieces - n;
+    if (!d->kind) d->kind = p->kind;
+    if (left < strlen(name) + strlen(value) + 16) return;
+    snprintf(d->pieces + n, left, "%s%s %s", n ? ", " : "", name, value);
+}
+
+static void note_tensor(struct desc_reader *r, const struct gguf_tensor *t)
+{
+    int32_t layer;
+    char shape[100] = "[";
+    const struct piece *p = tensor_piece(t->name, &layer);
+    if (!p) return;
+    r->seen[t - r->g->tensor] = true;
+    if (layer > 0) return; /* one layer of them says it */
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%" PRId64, i ? ", " : "", t->ne[i]);
+    snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "]");
+    note(r->d, p, t->name, shape);
+}
+
+int desc_pieces(struct desc_reader *r)
+{
+    struct desc *d = r->d;
+    const size_t prefix = strlen(d->arch_name) + 1;
+    char value[96];
+    for (uint64_t i = 0; i < r->g->n_kv; i++) {
+        const struct gguf_kv *kv = &r->g->kv[i];
+        if (!desc_piece_key(kv->key, d->arch_name) || idle(kv)) continue;
+        desc_value_text(kv, value, sizeof value);
+        note(d, find(kv->key + prefix, true, false), kv->key, value);
+    }
+    for (uint64_t i = 0; i < r->g->n_tensors; i++) note_tensor(r, &r->g->tensor[i]);
+    if (!d->kind) d->kind = "DFlash";
+    const struct gguf_tensor *d2t = gguf_tensor(r->g, "d2t");
+    if (!d2t) return 0;
+    if (d2t->n_dims != 1 || d2t->ne[0] > INT32_MAX)
+        return desc_fail(r, "tensor 'd2t': has the wrong shape (expected one dimension, got %u)",
+                         d2t->n_dims);
+    d->n_vocab_draft = (int32_t)d2t->ne[0];
+    return 0;
+}
+
+/* ---- shapes, where the format is known ---- */
+
+static int dflash2_shapes(struct desc_reader *r)
+{
+    struct desc *d = r->d;
+    int32_t vocab;
+    if (desc_need_i32(r, "conv_kernel_size", 1, 64, &d->conv_kernel) ||
+        desc_need_i32(r, "conv_group_size", 1, d->n_embd, &d->conv_group) ||
+        desc_need_i32(r, "selector_rank", 1, INT32_MAX / 4, &d->selector_rank) ||
+        desc_need_i32(r, "selector_top_k", 1, INT32_MAX / 4, &d->selector_k))
+        return -1;
+    if (d->n_embd % d->conv_group)
+        return desc_fail(
+            r, "key '%s.conv_group_size': does not divide the width (expected a divisor of %d, got %d)",
+            d->arch_name, d->n_embd, d->conv_group);
+    const int64_t base[3] = {d->n_embd, d->conv_kernel, 2};
+    const int64_t proj[3] = {d->n_embd, (int64_t)2 * d->conv_kernel * (d->n_embd / d->conv_group), 0};
+    for (int i = 0; i < d->n_layer; i++)
+        for (int j = 0; j < 2; j++) {
+            char name[64];
+            snprintf(name, sizeof name, "blk.%d.%s_conv_base", i, j ? "ffn" : "attn");
+            if (desc_shape(r, base, name)) return -1;
+            snprintf(name, sizeof name, "blk.%d.%s_conv_proj.weight", i, j ? "ffn" : "attn");
+            if (desc_shape(r, proj, name)) return -1;
+        }
+    if (desc_dim(r, "selector_predecessor.weight", 1, &vocab)) return -1;
+    if (d->n_vocab && d->n_vocab != vocab)
+        return desc_fail(r,
+                         "tensor 'selector_predecessor.weight': rows (expected the vocabulary's %d, got %d)",
+                         d->n_vocab, vocab);
+    const int64_t book[3] = {d->selector_rank, vocab, 0}, hidden[3] = {d->n_embd, d->selector_rank, 0};
+    return desc_shape(r, book, "selector_predecessor.weight") ||
+                   desc_shape(r, book, "selector_successor.weight") ||
+                   desc_shape(r, hidden, "selector_hidden.weight")
+               ? -1
+               : 0;
+}
+
+static int dspark_shapes(struct desc_reader *r)
+{
+    struct desc *d = r->d;
+    int32_t vocab, draft;
+    if (!gguf_tensor(r->g, "markov_w1.weight")) return 0; /* lucebox's, or a head of another kind */
+    if (desc_dim(r, "markov_w1.weight", 0, &d->markov_rank) || desc_dim(r, "markov_w1.weight", 1, &vocab) ||
+        desc_dim(r, "markov_w2.weight", 1, &draft))
+        return -1;
+    const int32_t want = d->n_vocab_draft ? d->n_vocab_draft : vocab;
+    if ((d->n_vocab && vocab != d->n_vocab) || draft != want)
+        return desc_fail(
+            r, "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected %d and %d, got %d and %d)",
+            d->n_vocab ? d->n_vocab : vocab, want, vocab, draft);
+    const int64_t w2[3] = {d->markov_rank, draft, 0};
+    return desc_shape(r, w2, "markov_w2.weight");
+}
+
+int desc_piece_shapes(struct desc_reader *r)
+{
+    const struct gguf *g = r->g;
+    bool conv = gguf_tensor(g, "blk.0.attn_conv_base") || gguf_tensor(g, "selector_hidden.weight");
+    char key[160];
+    conv |= gguf_find(g, desc_key(r, "conv_kernel_size", key, sizeof key)) != NULL;
+    conv |= gguf_find(g, desc_key(r, "selector_rank", key, sizeof key)) != NULL;
+    if (conv && dflash2_shapes(r)) return -1;
+    return dspark_shapes(r);
+}
+
+int desc_runnable(const struct desc *d, struct err *e)
+{
+    if (d->arch != DESC_DFLASH || !d->pieces[0]) return 0;
+    return err_set(e, ERR_FORMAT, "a %s drafter: running it is not supported (found %s)", d->kind, d->pieces);
+}
+
+/* ---- drafters that are no DFlash at all ---- */
+
+const char *desc_stranger(struct gguf_str arch)
+{
+    static const struct {
+        const char *arch, *what;
+    } known[] = {
+        {"gemma4_assistant", "a Gemma 4 MTP assistant (its layers read the target's own keys and values)"},
+        {"gemma4-assistant", "a Gemma 4 MTP assistant (its layers read the target's own keys and values)"},
+        {"eagle", "an EAGLE drafter"},
+        {"eagle3", "an EAGLE-3 drafter"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (gguf_str_is(arch, known[i].arch)) return known[i].what;
+    return NULL;
+}
+
+/* ---- telling ---- */
+
+static void ids_text(char *out, size_t n, const int32_t *ids, int32_t count, int32_t add)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int32_t i = 0; i < count && used < n; i++)
+        used += (size_t)snprintf(out + used, n - used, "%s%d", i ? "," : "", ids[i] + add);
+}
+
+void desc_tell(const struct desc *d, const char *flag,
+               void (*say)(void *ctx, const char *subject, const char *text), void *ctx)
+{
+    char text[2400], here[512], there[512], key[160];
+    const struct dialect *x = d->spelling;
+    if (!flag) flag = "--draft-";
+    snprintf(text, sizeof text, "%s (%s), architecture %s", x->name, x->whose, x->arch);
+    say(ctx, "dialect", text);
+    if (d->pieces[0]) {
+        snprintf(text, sizeof text, "a %s drafter, which cannot be run here: %s", d->kind, d->pieces);
+        say(ctx, "kind", text);
+    }
+    ids_text(here, sizeof here, d->taps, d->n_taps, 0);
+    if (d->taps_given) {
+        snprintf(text, sizeof text, "the output of blocks %s, zero-based, as %staps says", here, flag);
+    } else {
+        char stored[512];
+        const int32_t other = d->tap_shift ? 0 : 1;
+        ids_text(stored, sizeof stored, d->taps, d->n_taps, d->tap_shift);
+        ids_text(there, sizeof there, d->taps, d->n_taps, d->tap_shift - other);
+        snprintf(text, sizeof text,
+                 "%s is %s, %s: the output of blocks %s, zero-based (the other reading, %stap-shift %d: %s)",
+                 dialect_key(x, x->taps_key, key, sizeof key), stored,
+                 d->tap_shift ? "counted from the embeddings" : "counted from block 0", here, flag, other,
+                 there);
+    }
+    say(ctx, "taps", text);
+    if (*d->inferred) say(ctx, "inferred", d->inferred);
+}

@@ -1,0 +1,25 @@
+# The pair's drafter as every engine's own writer spells it ($DATA/dialects): recognised, told, the same drafts as the file of
+# upstream, the same after relabelling; and what its own readers would take another way.
+printf '\5\0\0\0\6\0\0\0\7\0\0\0' >p
+draft() { # DRAFTER TRACE FLAGS...: text and proposals
+    d=$1 t=$2
+    shift 2
+    dflash-generate -q -m "$DATA/target-q8_0.gguf" -d "$d" -n 48 --draft-trace "$t" "$@" <p >out
+    cat out >>"$t"
+}
+draft "$DATA/drafter-q4_k_m.gguf" want --draft-causal 0
+draft "$DATA/drafter-q4_k_m.gguf" other --draft-causal 0 --draft-tap-shift 0
+cmp -s want other && echo "the other taps draft the same?" # then nothing below could fail
+for f in "$DATA"/dialects/*.gguf; do
+    name=$(basename "$f" .gguf)
+    dflash-inspect "$f" | sed -n "s|^dialect  *|$name: |p"
+    case $name in small-*) continue ;; esac
+    draft "$f" t --draft-causal 0 # rx has no windows: 256 positions are not reached
+    cmp want t || echo "$name: drafts differ from upstream's"
+    dflash-convert -q "$f" -o up.gguf --force --dialect upstream --causal 0
+    dflash-inspect --diff "$f" up.gguf | tail -n 1
+    draft up.gguf t
+    cmp want t || echo "$name to upstream: drafts differ"
+done
+dflash-generate -v -m "$DATA/target-q8_0.gguf" -d "$DATA/dialects/unshifted.gguf" -n 1 <p 2>err >out
+sed -n 's/^dflash-generate: drafter: taps: //p' err
