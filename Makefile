@@ -226,6 +226,10 @@ $(BUILD)/test/families_gpu: test/gpu/families_gpu.c $(CUDA_OBJ) $(LIB) $$(wildca
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
+$(BUILD)/test/experts_gpu: test/gpu/experts_gpu.c $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
 $(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
 	@mkdir -p $(@D)
@@ -263,13 +267,14 @@ bench-gpu: all $(BUILD)/test/table_gpu
 	$(BUILD)/test/table_gpu $(GPU_MODELS)
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(PAIR) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_many" \
 	    "$(BUILD)/test/memory_gpu $(PAIR)/target-bf16.gguf $(PAIR)/drafter-bf16.gguf" \
 	    "$(BUILD)/test/test_gpu --generic $(PAIR) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
+	    "$(BUILD)/test/experts_gpu" "$(BUILD)/test/experts_gpu --generic" \
 	    "$(BUILD)/test/lossless_gpu $(PAIR) $(LOSSLESS_PROMPT) --device cuda"
 
 # Golden streams anew: only where a change is meant to change the arithmetic.

@@ -13,6 +13,7 @@ struct counter {
     struct kn_ops op; /* those that take memory; no other is ever called */
     const struct kn_memory *memory;
     uint64_t taken;             /* by alloc and weights */
+    bool experts;               /* some were loaded */
     uint64_t scratch, products; /* each the largest that was asked for */
 };
 
@@ -101,6 +102,8 @@ static int count_experts(struct kn_backend *be, struct kn_weight *w, uint32_t ty
     (void)data;
     *w = (struct kn_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_mat = n_mat};
     c->taken += c->memory->weight(type, n_in, n_out, n_mat, KN_USE_LINEAR);
+    if (!c->experts && c->memory->experts) c->taken += c->memory->experts();
+    c->experts = true;
     return 0;
 }
 

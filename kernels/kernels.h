@@ -307,6 +307,7 @@ struct kn_memory {
     size_t (*scratch_kv)(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
     size_t (*scratch_delta)(const struct kn_delta *);
     size_t (*products)(int32_t n, int64_t n_in); /* reserve for inputs of n_in */
+    size_t (*experts)(void); /* the first experts_load, beside the weight; NULL: nothing */
     size_t margin; /* to be left free: for loading, and for code that the device loads when it first runs */
 };
 

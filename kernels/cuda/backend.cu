@@ -181,8 +181,14 @@ static size_t memory_products(int32_t n, int64_t n_in)
     return memory_alloc(many_bytes(n, n_in));
 }
 
-static const struct kn_memory memory_table = {memory_query,      memory_alloc,         memory_weight,   memory_scratch,
-                                              memory_scratch_kv, memory_scratch_delta, memory_products, (size_t)256 << 20};
+static size_t memory_experts(void)
+{
+    return memory_alloc(cuda_experts_bytes());
+}
+
+static const struct kn_memory memory_table = {memory_query,    memory_alloc,      memory_weight,
+                                              memory_scratch,  memory_scratch_kv, memory_scratch_delta,
+                                              memory_products, memory_experts,    (size_t)256 << 20};
 
 /* ---- the table ---- */
 
@@ -202,6 +208,7 @@ static const struct kn_ops *table(bool direct)
     t.reserve_kv = cuda_reserve_kv;
     t.reserve_delta = cuda_reserve_delta;
     t.weight_load = cuda_weight_load;
+    t.experts_load = cuda_experts_load;
     t.weight_free = cuda_weight_free;
     t.embed = cuda_embed;
     t.rope_table = cuda_rope_table;
@@ -215,6 +222,8 @@ static const struct kn_ops *table(bool direct)
     t.norm_add = cuda_norm_add;
     t.gate = cuda_gate;
     t.route = cuda_route;
+    t.experts_gated = cuda_experts_gated;
+    t.experts_down = cuda_experts_down;
     t.delta = cuda_delta;
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;
@@ -248,10 +257,13 @@ static int parse_ordinal(const char *name, int *ordinal, char *msg, size_t n)
 }
 
 /* Asked which of the architectures that this program was compiled for the device runs. */
-static __global__ void which_code(void) {}
+static __global__ void which_code(void)
+{
+}
 
-/* Lowers be->cc to the architecture of the code that runs: a device newer than every machine code in the program gets
- * what its driver compiled from the oldest, which lacks the instructions that be->cc would promise. */
+/* Lowers be->cc to the architecture of the code that runs: a device newer than every machine code in the
+ * program gets what its driver compiled from the oldest, which lacks the instructions that be->cc would
+ * promise. */
 static int code_of(struct cuda_backend *be, char *msg, size_t n)
 {
     cudaFuncAttributes attr;
@@ -344,6 +356,7 @@ void cuda_close(struct kn_backend *kb)
     struct cuda_backend *be = cuda_of(kb);
     if (be->stream) {
         many_close(be);
+        cuda_experts_close(be);
         cuda_mm_close(be);
         cuda_free(kb, be->scratch_rows);
         cuda_free(kb, be->count);

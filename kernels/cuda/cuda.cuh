@@ -42,6 +42,8 @@ struct cuda_backend {
     void *mm_raw;   /* device twin of mm_stage */
     size_t mm_stage_bytes;
 
+    float *experts_sums; /* experts.cu, from the first experts_load on */
+
     struct many_state *many; /* many.cu: products of more than 64 rows; NULL until such rows are reserved */
 
     /* attention.cu, pick.cu and others: scratch of cuda_reserve and cuda_reserve_kv. */

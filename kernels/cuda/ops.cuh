@@ -44,6 +44,18 @@ int cuda_route(struct kn_backend *, const struct kn_route *);
 int cuda_delta(struct kn_backend *, const struct kn_delta *);
 size_t cuda_delta_scratch(const struct kn_delta *); /* bytes of be->scratch_rows that calls of up to n rows want */
 
+/* pack.cu, experts.cu. open: from the first load on; bytes: what it takes. */
+int cuda_experts_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat,
+                      const void *data);
+int cuda_experts_open(struct cuda_backend *);
+void cuda_experts_close(struct cuda_backend *);
+size_t cuda_experts_bytes(void);
+int cuda_experts_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
+                       const float *x, const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n,
+                       int32_t n_used);
+int cuda_experts_down(struct kn_backend *, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
+                      const float *weights, int32_t n, int32_t n_used, bool add);
+
 /* cycle.cu: put its operations into the table; direct: without those that record. */
 void cuda_cycle_table(struct kn_ops *t, bool direct);
 

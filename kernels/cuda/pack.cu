@@ -3,8 +3,9 @@
  * file, rows rounded up to 16 and the columns of float types to 32; with KN_USE_ROWS, the file's rows as
  * well. */
 #include "copy.cuh"
+#include "experts.cuh"
 #include "many.cuh"
-#include "mm.cuh"
+#include "ops.cuh"
 #include "pack.cuh"
 
 #include <string.h>
@@ -103,10 +104,10 @@ void cuda_weight_bytes(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat
     *rows = (use & KN_USE_ROWS) ? count * (size_t)n_out * kn_row_bytes(type, n_in) + 16 : 0;
 }
 
-int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
-                     const void *data, unsigned use)
+/* What a weight may be; fills all but its memory. */
+static int describe(struct cuda_backend *be, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                    const void *data, unsigned use)
 {
-    struct cuda_backend *be = cuda_of(kb);
     const struct kn_type_info *info = kn_type_info(type);
     *w = {};
     w->type = type;
@@ -121,34 +122,70 @@ int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, 
                          info->name, (long long)n_in, info->block);
     if ((use & KN_USE_ROWS) && !info->can_decode)
         return cuda_fail(be, KN_ETYPE, "%s weight: the type cannot be decoded (rows)", info->name);
-    const struct mm_type *t = mm_type_of(type);
-    if ((use & KN_USE_LINEAR) && !t)
+    if ((use & KN_USE_LINEAR) && !mm_type_of(type))
         return cuda_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", info->name);
-    const size_t row_bytes = kn_row_bytes(type, n_in);
-    if (n_in > INT32_MAX - 64 || n_out > INT32_MAX - 16 || row_bytes > STAGE_BYTES / 16)
+    if (n_in > INT32_MAX - 64 || n_out > INT32_MAX - 16 || kn_row_bytes(type, n_in) > STAGE_BYTES / 16)
         return cuda_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)n_out,
                          (long long)n_in, info->name);
-    int rc = open_stage(be);
-    if (rc) return rc;
+    return 0;
+}
+
+static int take_memory(struct cuda_backend *be, struct kn_weight *w, unsigned use)
+{
     size_t packed = 0, rows = 0;
     cudaError_t err = cudaSuccess;
-    cuda_weight_bytes(type, n_in, n_out, 0, use, &packed, &rows);
+    cuda_weight_bytes(w->type, w->n_in, w->n_out, w->n_mat, use, &packed, &rows);
     if (packed) err = cudaMalloc(&w->packed, packed);
     if (!err && rows) err = cudaMalloc((void **)&w->rows, rows);
-    if (err) {
-        cuda_weight_free(kb, w);
-        cudaGetLastError();
-        size_t left = 0, total = 0;
-        cudaMemGetInfo(&left, &total);
-        return cuda_fail(
-            be, KN_EMEM,
-            "no device memory for %zu bytes of a weight [%lld, %lld] of %s (%zu of %zu MiB free)",
-            packed + rows, (long long)n_out, (long long)n_in, info->name, left >> 20, total >> 20);
-    }
     w->packed_bytes = packed;
-    err = stream_rows(be, w, (const uint8_t *)data);
-    rc = cuda_check(be, "weight_load", err);
-    if (rc == 0 && packed) rc = many_exponent(be, w);
+    if (!err) return 0;
+    const struct kn_weight shape = *w;
+    cuda_weight_free((struct kn_backend *)be, w);
+    cudaGetLastError();
+    size_t left = 0, total = 0;
+    cudaMemGetInfo(&left, &total);
+    return cuda_fail(be, KN_EMEM,
+                     "no device memory for %zu bytes of a weight [%d, %lld, %lld] of %s (%zu of %zu MiB free)",
+                     packed + rows, shape.n_mat ? shape.n_mat : 1, (long long)shape.n_out, (long long)shape.n_in,
+                     kn_type_info(shape.type)->name, left >> 20, total >> 20);
+}
+
+int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                     const void *data, unsigned use)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    int rc = describe(be, w, type, n_in, n_out, data, use);
+    if (rc == 0) rc = open_stage(be);
+    if (rc == 0) rc = take_memory(be, w, use);
+    if (rc) return rc;
+    rc = cuda_check(be, "weight_load", stream_rows(be, w, (const uint8_t *)data));
+    if (rc == 0 && w->packed) rc = many_exponent(be, w);
+    if (rc) cuda_weight_free(kb, w);
+    return rc;
+}
+
+/* Matrices of whole panels are one tall matrix; others are loaded one by one. */
+int cuda_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                      int32_t n_mat, const void *data)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    int rc = describe(be, w, type, n_in, n_out, data, KN_USE_LINEAR);
+    if (rc == 0 && (n_mat < 1 || n_mat > EXPERTS_MATRICES || n_out * n_mat > INT32_MAX - 16))
+        rc = cuda_fail(be, n_mat < 1 ? KN_EINVAL : KN_ETYPE, "%d matrices [%lld, %lld] of %s (expected 1 to %d)", n_mat,
+                       (long long)n_out, (long long)n_in, kn_type_info(type)->name, EXPERTS_MATRICES);
+    w->n_mat = n_mat;
+    if (rc == 0) rc = open_stage(be);
+    if (rc == 0) rc = cuda_experts_open(be);
+    if (rc == 0) rc = take_memory(be, w, KN_USE_LINEAR);
+    if (rc) return rc;
+    const bool tall = n_out % 16 == 0;
+    struct kn_weight part = *w;
+    if (tall) part.n_out = n_out * n_mat;
+    for (int32_t i = 0; i < (tall ? 1 : n_mat) && rc == 0; i++) {
+        part.packed = (uint8_t *)w->packed + (size_t)i * (w->packed_bytes / (size_t)n_mat);
+        rc = cuda_check(be, "experts_load",
+                        stream_rows(be, &part, (const uint8_t *)data + (size_t)i * (size_t)n_out * kn_row_bytes(type, n_in)));
+    }
     if (rc) cuda_weight_free(kb, w);
     return rc;
 }

@@ -1,0 +1,192 @@
+/* experts.cuh - products of rows with the matrices that each of them chose (mixtures of experts).
+ *
+ * Concepts. A *pair* is a row and one of its experts. Pairs of one expert, up to 8, 16 or 32 of them, are a
+ * *tile*: what a warp multiplies with 16 rows of the expert's matrix at a time, with the fragments, the
+ * streaming layout and the prepared activations of dense products (mm.cuh), so that an expert's weights are
+ * read once for all pairs of a tile. Tiles are found on the device, by every block for itself (sort_*
+ * below): nothing is known to the host but the number of rows, and a recorded launch serves whatever experts
+ * the next rows choose. A token of a tile never meets another, slices of a row depend on its length and type
+ * alone, and a row's experts are added in the order of its list: a row has the same bits in every company
+ * and in every form of the kernel.
+ *
+ * Forms. PLAIN: a block takes a few panels of one tile; activations come through the caches. STAGED: a run of
+ * panels, the tile's activations in shared memory. OWNED (down only): a block has the same 16 output rows of
+ * all experts and so adds up a row's experts itself; in the other forms sums of pairs go to memory and a
+ * kernel adds them. */
+#ifndef DFLASH_CUDA_EXPERTS_CUH
+#define DFLASH_CUDA_EXPERTS_CUH
+
+#include "mm.cuh"
+
+#define EXPERTS_PAIRS 16384 /* of a launch, at most */
+#define EXPERTS_MATRICES 1024
+#define EXPERTS_USED 32                       /* of a row, at most; as route.cu */
+#define EXPERTS_SUMS_BYTES ((size_t)64 << 20) /* sums of pairs on their way to rows */
+#define EXPERTS_GROUPS 8                      /* warps that sort */
+
+enum experts_form { EXPERTS_PLAIN, EXPERTS_STAGED, EXPERTS_OWNED, EXPERTS_FORMS };
+
+struct experts_tile {
+    uint16_t expert, count, first, unused; /* pairs order[first ..] */
+};
+
+/* Shared memory of a block, bytes from its start; the rings follow the barriers at MM_BARS. sums: of slices
+ * on their way to one (PLAIN, STAGED), or of pairs (OWNED); act: STAGED, a tile's activations, row_bytes
+ * apart. Sorting has the place of both before. */
+struct experts_memory {
+    uint32_t tiles, order, sums, act, row_bytes, total;
+};
+
+struct experts_args {
+    const uint8_t *w[2]; /* gate and up, or down: [matrices][all_panels][units] */
+    uint32_t type[2];
+    int32_t unit_bytes[2];
+    const uint8_t *rows; /* prepared activations [rows][slices][slice_row] */
+    const int32_t *ids;  /* [n, used] */
+    const float *weights;
+    float *out; /* gated: [n, used, ld]; PLAIN, STAGED: sums [n, used, ld]; OWNED: [n, ld] */
+    int64_t ld;
+    int32_t n, used, pairs, n_mat;
+    uint32_t per_row; /* 2^32 / pairs that share a row of activations, rounded up; 0: each has its own */
+    int32_t all_panels, first_panel, panels; /* of a matrix; of this launch */
+    int32_t n_out;
+    int32_t units, slice_units, slices, slice_row;
+    int32_t members, slice_warps, warps;
+    int32_t tile; /* pairs of a tile at most */
+    int32_t run;  /* panels that a block takes of a tile at a time */
+    int32_t stages, stage_units, stage_bytes;
+    int32_t act, add;
+    int32_t early; /* ids may be read before the wait */
+    struct experts_memory at;
+};
+
+/* Chosen by measurement (SPEED.md); none of it changes a bit. */
+struct experts_tuning {
+    int own_rows;   /* rows up to which the owning form is used */
+    int copy_k;     /* units of 256 columns a copy */
+    int copy_32;    /* units of 32 columns a copy, quantised types */
+    int copy_float; /* units of 32 columns a copy, float types */
+};
+extern struct experts_tuning experts_tuning;
+
+typedef void (*experts_kernel_fn)(const experts_args);
+/* The kernel of a kind of activations for tiles of 8, 16 or 32 pairs (log2_tiles 0, 1, 2), or NULL where it
+ * is not compiled. experts_k.cu, experts_32.cu, experts_float.cu. */
+experts_kernel_fn experts_kernel_k(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
+experts_kernel_fn experts_kernel_32(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
+experts_kernel_fn experts_kernel_float(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
+
+/* ---- pairs to tiles ----
+ * A counting sort by expert, stable, by EXPERTS_GROUPS warps: each counts the experts of its run of pairs, a
+ * lane those of its residue modulo 32, so no two lanes share a counter. The steps stand between barriers;
+ * the test runs them on the host, step by step. */
+
+#ifdef __CUDACC__
+#define EXPERTS_HD static __host__ __device__ __forceinline__
+#else
+#define EXPERTS_HD static inline
+#endif
+
+struct experts_sort {
+    uint16_t *ids;    /* [pairs rounded up to 8] */
+    uint16_t *counts; /* [EXPERTS_GROUPS][n_mat]: a group's pairs of an expert; then where they go */
+    uint16_t *total;  /* [n_mat] */
+    uint16_t *sums;   /* [32][2] pairs and tiles of a lane's run of experts */
+    int32_t pairs, n_mat, tile;
+};
+
+static inline size_t experts_sort_bytes(int32_t pairs, int32_t n_mat)
+{
+    return 2 * ((size_t)(pairs + 7) / 8 * 8 + (size_t)(EXPERTS_GROUPS + 1) * (size_t)n_mat + 64);
+}
+EXPERTS_HD struct experts_sort experts_sort_at(uint8_t *p, int32_t pairs, int32_t n_mat, int32_t tile)
+{
+    uint16_t *ids = (uint16_t *)p, *counts = ids + (pairs + 7) / 8 * 8,
+             *total = counts + EXPERTS_GROUPS * n_mat;
+    return experts_sort{ids, counts, total, total + n_mat, pairs, n_mat, tile};
+}
+/* Tiles at most. */
+static inline int32_t experts_most_tiles(int32_t pairs, int32_t n_mat, int32_t tile)
+{
+    const int32_t distinct = pairs < n_mat ? pairs : n_mat, most = distinct + pairs / tile;
+    return most < pairs ? most : pairs;
+}
+
+/* A pair's expert, from memory that an earlier launch wrote: not through a cache that may hold what was there
+ * before. */
+EXPERTS_HD uint16_t experts_id(const int32_t *ids, int pair, int32_t n_mat)
+{
+#ifdef __CUDA_ARCH__
+    const int32_t id = __ldcg(ids + pair);
+#else
+    const int32_t id = ids[pair];
+#endif
+    return (uint16_t)((uint32_t)id < (uint32_t)n_mat ? id : n_mat - 1); /* no memory is read but a matrix's */
+}
+/* Step 1: thread `i` of `threads`. */
+EXPERTS_HD void experts_sort_load(const experts_sort &s, const int32_t *ids, int i, int threads)
+{
+    for (int p = i; p < s.pairs; p += threads) s.ids[p] = experts_id(ids, p, s.n_mat);
+    for (int c = i; c < EXPERTS_GROUPS * s.n_mat; c += threads) s.counts[c] = 0;
+}
+/* Steps 2 and 6: the group's pairs in order; those of the lane are given to f(pair, counter). */
+template <class F> EXPERTS_HD void experts_sort_walk(const experts_sort &s, int group, int lane, F f)
+{
+    const int run = (s.pairs + EXPERTS_GROUPS - 1) / EXPERTS_GROUPS, first = group * run;
+    const int end = first + run < s.pairs ? first + run : s.pairs;
+    for (int p = first; p < end; p++) {
+        const int e = s.ids[p];
+        if (e % 32 == lane) f(p, s.counts + group * s.n_mat + e);
+    }
+}
+EXPERTS_HD void experts_sort_count(const experts_sort &s, int group, int lane)
+{
+    experts_sort_walk(s, group, lane, [](int, uint16_t *c) { ++*c; });
+}
+/* Step 3: counts of an expert become where a group's pairs of it begin, from the expert's first. */
+EXPERTS_HD void experts_sort_total(const experts_sort &s, int i, int threads)
+{
+    for (int e = i; e < s.n_mat; e += threads) {
+        int sum = 0;
+        for (int g = 0; g < EXPERTS_GROUPS; g++) {
+            uint16_t *c = s.counts + g * s.n_mat + e;
+            const int n = *c;
+            *c = (uint16_t)sum;
+            sum += n;
+        }
+        s.total[e] = (uint16_t)sum;
+    }
+}
+/* Steps 4 and 5: lane l has a run of experts: sums, then tiles and beginnings. Step 5 returns the number of
+ * tiles in lane 31. */
+EXPERTS_HD void experts_sort_sums(const experts_sort &s, int lane)
+{
+    const int run = (s.n_mat + 31) / 32;
+    int pairs = 0, tiles = 0;
+    for (int e = lane * run; e < (lane + 1) * run && e < s.n_mat; e++)
+        pairs += s.total[e], tiles += (s.total[e] + s.tile - 1) / s.tile;
+    s.sums[2 * lane] = (uint16_t)pairs;
+    s.sums[2 * lane + 1] = (uint16_t)tiles;
+}
+EXPERTS_HD int experts_sort_tiles(const experts_sort &s, experts_tile *tile, int lane)
+{
+    const int run = (s.n_mat + 31) / 32;
+    int at = 0, t = 0;
+    for (int l = 0; l < lane; l++) at += s.sums[2 * l], t += s.sums[2 * l + 1];
+    for (int e = lane * run; e < (lane + 1) * run && e < s.n_mat; e++) {
+        const int n = s.total[e];
+        s.total[e] = (uint16_t)at;
+        for (int i = 0; i < n; i += s.tile)
+            tile[t++] =
+                experts_tile{(uint16_t)e, (uint16_t)(n - i < s.tile ? n - i : s.tile), (uint16_t)(at + i), 0};
+        at += n;
+    }
+    return t;
+}
+EXPERTS_HD void experts_sort_place(const experts_sort &s, uint16_t *order, int group, int lane)
+{
+    experts_sort_walk(s, group, lane,
+                      [&](int p, uint16_t *c) { order[s.total[s.ids[p]] + (*c)++] = (uint16_t)p; });
+}
+
+#endif
