@@ -14,7 +14,8 @@ struct check_finding {
     enum check_level level;
     const char *subject; /* "tensor blk.0.attn_q.weight", "taps", ... */
     const char *text;
-    const char *hint;    /* or NULL */
+    const char *hint;             /* or NULL */
+    const char *expected, *found; /* of a misfit of a pair; else NULL */
 };
 typedef void (*check_fn)(void *ctx, const struct check_finding *f);
 
@@ -25,8 +26,8 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
 /* A safetensors file, index or directory: structure, and NaN or Inf in float tensors. */
 int check_safetensors(const char *path, int threads, check_fn fn, void (*progress)(void *ctx, uint64_t done, uint64_t total),
                       void *ctx, struct err *e);
-/* Target and drafter, both GGUF: hidden size, taps, vocabulary, mask id and its embedding row, rope, windows and causality,
- * block, tokenizer, one finding each. */
+/* doctor.c: target and drafter, both GGUF, as docs/dflash-inspect.1 lists it, one finding an aspect; o: how the drafter is
+ * to be read, or NULL. A file that is a GGUF and not understood is a finding. */
 int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx, struct err *e);
 
 #endif

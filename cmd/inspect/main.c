@@ -27,7 +27,7 @@ static struct desc_override over;
 
 static const struct cli_flag flags[] = {
     {"--check", CLI_FLAG, &o.check, NULL, "examine the whole file: structure, keys, types, NaN and Inf; exit 1 if it is bad", 0, 0},
-    {"--pair", CLI_FLAG, &o.pair, NULL, "do TARGET and DRAFTER fit? one line an aspect; exit 1 on a misfit", 0, 0},
+    {"--pair", CLI_FLAG, &o.pair, NULL, "why does DRAFTER (not) work with TARGET? one line an aspect; exit 1 on a misfit", 0, 0},
     {"--diff", CLI_FLAG, &o.diff, NULL, "compare two files tensor by tensor (GGUF or safetensors on either side)", 0, 0},
     {"--tolerance", CLI_F32, &o.tolerance, "X", "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
@@ -58,6 +58,34 @@ static void print_finding(void *ctx, const struct check_finding *f)
     }
     printf("%-4s  %s: %s\n", level[f->level], f->subject, f->text);
     if (f->hint && f->level != CHECK_OK) printf("      hint: %s\n", f->hint);
+}
+
+/* The same of a pair: what, expected, found. */
+static int pair_notes;
+static void print_pair_finding(void *ctx, const struct check_finding *f)
+{
+    static const char *const level[] = {"ok", "note", "misfit"};
+    (void)ctx;
+    pair_notes += f->level == CHECK_WARN;
+    if (o.json) {
+        show_json_pair_finding(f);
+        return;
+    }
+    printf("%-7s %s: %s", level[f->level], f->subject, f->text);
+    if (f->expected) printf(" (expected %s, found %s)", f->expected, f->found);
+    putchar('\n');
+    if (f->hint) printf("        hint: %s\n", f->hint);
+}
+
+static int pair_verdict(int bad, struct err *e)
+{
+    if (bad < 0) return cli_fail(&cli, e);
+    if (o.json)
+        printf("{\"schema\":1,\"kind\":\"verdict\",\"of\":\"pair\",\"good\":%s,\"bad\":%d,\"notes\":%d}\n", bad ? "false" : "true", bad,
+               pair_notes);
+    else
+        printf("pair: %s: %d misfit%s, %d note%s\n", bad ? "bad" : "good", bad, bad == 1 ? "" : "s", pair_notes, pair_notes == 1 ? "" : "s");
+    return bad ? ERR_NEGATIVE : 0;
 }
 
 static void print_progress(void *ctx, uint64_t done, uint64_t total)
@@ -123,7 +151,7 @@ int main(int argc, char **argv)
     over.draft_causal = o.causal;
     if (redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     if (o.pair)
-        rc = verdict("pair", check_pair(cli.args[0], cli.args[1], &over, print_finding, NULL, &e), &e);
+        rc = pair_verdict(check_pair(cli.args[0], cli.args[1], &over, print_pair_finding, NULL, &e), &e);
     else if (o.diff)
         rc = run_diff(cli.args[0], cli.args[1]);
     else if (o.check)

@@ -217,13 +217,26 @@ void show_safetensors(const struct st *s, const char *path, bool tensors, bool j
     tally_show(tally, n, json);
 }
 
+static void json_finding(const struct check_finding *f, const char *level)
+{
+    json_t *line = json_pack("{s:i,s:s,s:s,s:o,s:o}", "schema", 1, "kind", "finding", "level", level, "subject",
+                             json_text(f->subject, strlen(f->subject)), "text", json_text(f->text, strlen(f->text)));
+    if (line && f->expected) json_object_set_new(line, "expected", json_text(f->expected, strlen(f->expected)));
+    if (line && f->found) json_object_set_new(line, "found", json_text(f->found, strlen(f->found)));
+    if (line && f->hint) json_object_set_new(line, "hint", json_string(f->hint));
+    show_json_line(line);
+}
+
 void show_json_finding(const struct check_finding *f)
 {
     static const char *const level[] = {"ok", "warning", "bad"};
-    json_t *line = json_pack("{s:i,s:s,s:s,s:o,s:o}", "schema", 1, "kind", "finding", "level", level[f->level], "subject",
-                             json_text(f->subject, strlen(f->subject)), "text", json_text(f->text, strlen(f->text)));
-    if (f->hint) json_object_set_new(line, "hint", json_string(f->hint));
-    show_json_line(line);
+    json_finding(f, level[f->level]);
+}
+
+void show_json_pair_finding(const struct check_finding *f)
+{
+    static const char *const level[] = {"ok", "note", "misfit"};
+    json_finding(f, level[f->level]);
 }
 
 void show_diff_tensor(void *ctx, const struct diff_tensor *t)
