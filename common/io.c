@@ -365,6 +365,22 @@ int io_out_write(struct io_out *o, const void *data, size_t n, struct err *e)
     return 0;
 }
 
+int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, struct err *e)
+{
+    const uint8_t *p = data;
+    if (!o->tmp)
+        return err_set(e, ERR_USAGE, "%s: cannot be written out of order (expected a file)", o->path ? o->path : "stdout");
+    while (n) {
+        const ssize_t done = pwrite(o->fd, p, n, (off_t)offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return err_errno(e, "%s: cannot write", o->path);
+        p += done;
+        n -= (size_t)done;
+        offset += (uint64_t)done;
+    }
+    return 0;
+}
+
 /* Without --force a file that appeared meanwhile is not replaced, where the file system can tell. */
 static int rename_tmp(struct io_out *o, struct err *e)
 {

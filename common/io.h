@@ -43,6 +43,9 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
 int io_out_write(struct io_out *o, const void *data, size_t n,
                  struct err *e); /* buffered; handles short writes */
 int io_out_flush(struct io_out *o, struct err *e);
+/* The n bytes at an offset of a file, whatever was written before; not mixed with io_out_write. ERR_USAGE where
+ * the output is not a file of its own (stdout, a pipe, a device). */
+int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
 void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
 /* Remove temporaries when SIGINT, SIGTERM, SIGHUP or SIGPIPE end the program, which they still do; a write

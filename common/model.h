@@ -94,6 +94,16 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
              uint64_t *bytes, struct err *e);
 void work_free(struct work *w, struct kn_backend *be);
 
+/* Who wants to see the residual stream. A plane is what a layer leaves: 0 the embeddings (scaled), i the rows after
+ * block i - 1; the last, n_layer, after output_norm. So the planes are the hidden_states of Hugging Face
+ * transformers, and the tap of block i is plane i + 1. */
+struct hidden {
+    /* rows: host [n, n_embd] of a plane, of positions first_pos ..; planes ascending within a pass. */
+    int (*fn)(void *ctx, int32_t plane, const float *rows, int32_t n, int32_t first_pos, struct err *e);
+    void *ctx;
+    float *normed, *host; /* device and host [rows, n_embd]: scratch */
+};
+
 /* The rows of one pass: n tokens at n consecutive positions, and what they read and leave. */
 struct pass {
     struct work *w;
@@ -109,6 +119,7 @@ struct pass {
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
+    const struct hidden *hidden; /* NULL, or show it every layer (slow; waits for the device) */
 };
 
 /* A family's forward pass is one block, in a file of its own that reads beside the paper; what is around the

@@ -58,6 +58,23 @@ static int check_block(const struct model *m, const struct pass *p, int32_t bloc
                    p->first_pos + bad, block);
 }
 
+/* Show what stands in x as a plane. */
+static int show(const struct model *m, const struct pass *p, int32_t plane, struct err *e)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct hidden *h = p->hidden;
+    const float *x = p->w->x;
+    int rc = 0;
+    if (!h) return 0;
+    if (plane == m->d->n_layer) {
+        rc = op->rms_norm(m->be, h->normed, x, m->output_norm, p->n, m->d->n_embd, m->d->rms_eps);
+        x = h->normed;
+    }
+    if (rc == 0)
+        rc = op->download(m->be, h->host, x, (size_t)p->n * (size_t)m->d->n_embd * sizeof *h->host);
+    return rc ? model_failed(m, "hidden states", rc, e) : h->fn(h->ctx, plane, h->host, p->n, p->first_pos, e);
+}
+
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i)
 {
     const struct desc *d = m->d;
@@ -124,12 +141,12 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e)
     for (int32_t i = 0; i < d->n_rope && rc == 0; i++)
         rc = op->rope_table(m->be, p->w->rope[i], p->pos, p->n, m->rope_freq[i], d->rope[i].n_rot);
     if (rc) return model_failed(m, "embedding", rc, e);
-    if (p->check && check_block(m, p, -1, e)) return -1;
+    if ((p->check && check_block(m, p, -1, e)) || show(m, p, 0, e)) return -1;
     for (int32_t i = 0; i < d->n_layer; i++) {
         rc = m->family->block(m, p, i);
         if (rc == 0) rc = leave_taps(m, p, i);
         if (rc) return model_failed(m, "forward pass", rc, e);
-        if (p->check && check_block(m, p, i, e)) return -1;
+        if ((p->check && check_block(m, p, i, e)) || show(m, p, i + 1, e)) return -1;
     }
     return 0;
 }

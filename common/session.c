@@ -98,6 +98,18 @@ static int new_work(struct session *s, int32_t rows, struct err *e)
     return work_new(&s->work, s->target, s->drafter, rows, &s->bytes, e);
 }
 
+static int new_hidden(struct session *s, int32_t rows, struct err *e)
+{
+    const uint64_t count = (uint64_t)rows * (uint64_t)s->target->d->n_embd;
+    if (!s->o.hidden) return 0;
+    s->hidden = (struct hidden){.fn = s->o.hidden,
+                                .ctx = s->o.hidden_ctx,
+                                .normed = take(s, count, sizeof(float)),
+                                .host = mem_alloc(plan_counts(s->be) ? 1 : count * sizeof(float))};
+    if (!s->hidden.host) return err_set(e, ERR_IO, "out of memory (hidden states of %d rows)", rows);
+    return s->hidden.normed ? 0 : model_no_memory(s->be, e, "hidden states of %d rows: lower --chunk", rows);
+}
+
 static int new_lists(struct session *s, struct err *e)
 {
     int32_t n = s->positions;
@@ -172,7 +184,7 @@ int session_new(struct session **out, struct model *target, struct model *drafte
     if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, rows, e) ||
         (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
         goto fail;
-    if (new_work(s, rows, e) || new_lists(s, e)) goto fail;
+    if (new_work(s, rows, e) || new_hidden(s, rows, e) || new_lists(s, e)) goto fail;
     *out = s;
     return 0;
 fail:
@@ -192,7 +204,7 @@ static void free_caches(struct session *s, const struct model *m, struct kn_kv *
 void session_free(struct session *s)
 {
     if (!s) return;
-    void *device[] = {s->d_history, s->d_pos, s->d, s->features, s->logits};
+    void *device[] = {s->d_history, s->d_pos, s->d, s->features, s->logits, s->hidden.normed};
     session_plays_free(s);
     s->op->free_shared(s->be, s->results);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
@@ -205,6 +217,7 @@ void session_free(struct session *s)
     }
     mem_free(s->delta);
     if (s->drafter) free_caches(s, s->drafter, s->draft_kv);
+    mem_free(s->hidden.host);
     mem_free(s->history);
     mem_free(s);
 }
@@ -254,7 +267,8 @@ int session_run_target(struct session *s, const struct session_rows *r, bool com
                            .pos = r->pos,
                            .features = s->features,
                            .tapped = s->drafter ? s->drafter->d : NULL,
-                           .check = s->o.check_layers};
+                           .check = s->o.check_layers,
+                           .hidden = commit && s->hidden.fn ? &s->hidden : NULL};
     return model_pass(s->target, &p, e);
 }
 

@@ -34,6 +34,9 @@ struct session_options {
     bool check_layers; /* name the first layer that leaves a NaN or Inf */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;
+    /* Of a prefill: every layer's rows (model.h); NULL: nobody wants them. */
+    int (*hidden)(void *ctx, int32_t plane, const float *rows, int32_t n, int32_t first_pos, struct err *e);
+    void *hidden_ctx;
 };
 
 /* Where a stream stands, on the device: all that differs from one step or cycle to the next, so that the same
@@ -67,6 +70,7 @@ struct session {
     int32_t positions;  /* that fit the caches: ctx, and what is written ahead of it */
     struct cursor *d;   /* device */
     struct work work;
+    struct hidden hidden; /* fn NULL: not wanted */
     struct kn_kv *kv;             /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
     struct kn_kv *draft_kv; /* [drafter n_layer] */

@@ -14,7 +14,7 @@
 #include "../../common/state.h"
 
 static struct models m = MODELS_INIT;
-static const char *out_path, *logits_path;
+static const char *out_path, *logits_path, *hidden_path;
 static int32_t chunk, ctx_size;
 static bool force, nll;
 
@@ -27,16 +27,31 @@ static const struct cli_flag flags[] = {
      1 << 30},
     {"--logits", CLI_STR, &logits_path, "FILE",
      "write the logits of every position, float32 [n_prompt, n_vocab]", 0, 0},
+    {"--hidden", CLI_STR, &hidden_path, "FILE",
+     "write what every layer leaves, float32 [n_layer + 1, n_prompt, n_embd]", 0, 0},
     {"--nll", CLI_FLAG, &nll, NULL, "print the perplexity of the prompt instead of writing a state", 0, 0},
     {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
 };
 static struct cli cli = {
     .tool = "prefill",
-    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-o STATE] [--chunk N] [--logits FILE] < tokens > state\n"
+    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-o STATE] [--chunk N] [--logits FILE] [--hidden FILE] < tokens > state\n"
                 "-m TARGET.gguf --nll < tokens",
     .summary = "Run a prompt of raw int32 token ids and write the state that dflash-generate resumes from.",
     .flags = flags,
 };
+
+/* The file of --hidden. */
+struct planes {
+    struct io_out out;
+    size_t n; /* tokens of the prompt */
+};
+
+static int take_plane(void *ctx, int32_t plane, const float *rows, int32_t n, int32_t pos, struct err *e)
+{
+    struct planes *p = ctx;
+    const uint64_t width = (uint64_t)m.target->d->n_embd * sizeof *rows;
+    return io_out_place(&p->out, ((uint64_t)plane * p->n + (uint64_t)pos) * width, rows, (size_t)n * width, e);
+}
 
 /* What is made of the logits of all positions. */
 struct rows {
@@ -75,11 +90,13 @@ static void progress(void *ctx, int64_t done, int64_t total)
     cli_progress(&cli, "prefill", (uint64_t)done, (uint64_t)total, "tokens");
 }
 
-static int make_session(struct session **s, size_t n, struct err *e)
+static int make_session(struct session **s, size_t n, struct planes *planes, struct err *e)
 {
     struct session_options o = {.ctx = ctx_size ? ctx_size : (int32_t)n,
                                 .chunk = chunk,
                                 .progress = progress,
+                                .hidden = hidden_path ? take_plane : NULL,
+                                .hidden_ctx = planes,
                                 .check_layers = m.check_layers};
     if (n > 1 << 30)
         return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", 1 << 30, n);
@@ -108,6 +125,7 @@ static int run(struct err *e)
 {
     const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path, "-"};
     struct io_out out = {.fd = -1}, logits = {.fd = -1};
+    struct planes planes = {.out = {.fd = -1}};
     struct session *s = NULL;
     struct rows r = {0};
     int32_t *ids = NULL;
@@ -115,7 +133,9 @@ static int run(struct err *e)
     double start;
     if (!nll && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
     if (logits_path && io_out_open(&logits, logits_path, true, inputs, 3, e)) goto done;
-    m.known = (struct session_options){.ctx = ctx_size, .chunk = chunk};
+    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 3, e) || io_out_place(&planes.out, 0, NULL, 0, e)))
+        goto done;
+    m.known = (struct session_options){.ctx = ctx_size, .chunk = chunk, .hidden = hidden_path ? take_plane : NULL};
     if (models_open(&m, &cli, e) || io_read_tokens(STDIN_FILENO, "stdin", &ids, &r.n, e)) goto done;
     if (!r.n) {
         err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
@@ -125,9 +145,10 @@ static int run(struct err *e)
         err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
         goto done;
     }
-    if (models_check_ids(&m, ids, r.n, e) || make_session(&s, r.n, e)) goto done;
+    if (models_check_ids(&m, ids, r.n, e) || make_session(&s, r.n, &planes, e)) goto done;
     models_check_bos(&m, &cli, ids, r.n);
     models_check_length(&m, &cli, (int64_t)r.n);
+    planes.n = r.n;
     r.ids = ids;
     r.n_vocab = m.target->d->n_vocab;
     r.logits = logits_path ? &logits : NULL;
@@ -137,6 +158,7 @@ static int run(struct err *e)
     start = cli_seconds() - start;
     if (!nll && (write_state(s, &out, e) || io_out_commit(&out, e))) goto done;
     if (logits_path && io_out_commit(&logits, e)) goto done;
+    if (hidden_path && io_out_commit(&planes.out, e)) goto done;
     if (nll) print_nll(&r);
     cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
     cli_detail(&cli, "%.1f MiB of caches and activations", (double)s->bytes / 1048576);
@@ -144,6 +166,7 @@ static int run(struct err *e)
 done:
     io_out_abort(&out);
     io_out_abort(&logits);
+    io_out_abort(&planes.out);
     session_free(s);
     mem_free(ids);
     models_close(&m);
@@ -157,8 +180,9 @@ int main(int argc, char **argv)
     if (!m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
     if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
     const struct cli_output out[] = {{nll ? "the perplexity" : "-o", out_path ? out_path : "-"},
-                                     {"--logits", logits_path}};
-    cli_distinct_outputs(&cli, out, 2);
+                                     {"--logits", logits_path},
+                                     {"--hidden", hidden_path}};
+    cli_distinct_outputs(&cli, out, 3);
     cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
     if (!nll && (!out_path || !strcmp(out_path, "-"))) cli_no_binary_tty(&cli, STDOUT_FILENO, "the state");
     if (run(&e)) return cli_fail(&cli, &e);

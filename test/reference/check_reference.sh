@@ -2,9 +2,11 @@
 # check_reference.sh - the engine against the reference implementation's numbers and against the float64 oracle.
 #
 # usage: test/reference/check_reference.sh BIN_DIR WORK_DIR      (run from the repository's root)
+# DEVICE=cuda in the environment: the same on the GPU, whose prompts of more than 64 rows round factors to 11 bits.
 # Prints "ok   reference/NAME" or "FAIL reference/NAME" a check; exit 1 if any failed.
 set -u
 bin=$1 work=$2
+device=${DEVICE:-cpu}
 here=test/reference
 oracle=$(dirname "$bin")/test/oracle
 PATH="$bin:$PATH"
@@ -25,6 +27,7 @@ families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each
 for a in qwen3 dflash dflash_swa $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
+[ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
 cd "$work" || exit 4
 root=$OLDPWD
 oracle=$root/$oracle
@@ -36,6 +39,29 @@ convert() { # IN OUT ARGS...
     rm -f "$out"
     dflash-convert -q "$in" -o "$out" "$@"
 }
+dflash-prefill() { command dflash-prefill --device "$device" "$@"; }
+dflash-generate() { command dflash-generate --device "$device" "$@"; }
+# What every layer leaves, against the reference's, which are rounded to float16: names the first layer at fault.
+hidden() { # FAMILY MODEL CHUNK TOLERANCE
+    dflash-prefill -q -m "$2" --kv f32 --chunk "$3" --hidden h.f32 <"$1/prompt.i32" >/dev/null && "$oracle" hidden h.f32 "hidden/$1.npy" "$4"
+}
+family_ids() { dflash-generate -q -m f.gguf --kv f32 --chunk "${2:-512}" -n 48 --ignore-eos <"$1/prompt.i32" >got.i32 && cmp got.i32 "$1/greedy.i32" && echo "48 ids equal"; }
+family_logits() { dflash-prefill -q -m f.gguf --kv f32 --chunk "$2" --logits got.f32 <"$1/prompt.i32" >/dev/null && "$oracle" floats got.f32 "$1/logits.f32" 1e-4; }
+
+# A device: passes of up to 64 rows are as near as the CPU's. Longer ones round both factors of a product to 11 bits, 2^-12 of its
+# size in the mean of the squares; a plane is a sum of up to 16 products' results (four layers), its largest of 40,000 values 4.5
+# deviations off: 4.5 * 2^-12 * 4 = 4.4e-3.
+if [ "$device" != cpu ]; then
+    for f in qwen3 ${FAMILIES:-$families}; do
+        check "$f converts" convert "$f" f.gguf --type f32
+        check "$f hidden states, passes of 64 rows" hidden "$f" f.gguf 64 1e-4
+        check "$f hidden states, one pass" hidden "$f" f.gguf 512 4.4e-3
+        check "$f logits, passes of 64 rows" family_logits "$f" 64
+        check "$f greedy ids" family_ids "$f" 64
+    done
+    exit $failed
+fi
+
 # float32 weights and cache: the engine's distance from the reference is rounding alone (1e-4: README.md)
 convert qwen3 t.gguf --type f32 && convert dflash d.gguf --type f32 --target qwen3 && convert dflash_swa s.gguf --type f32 --target qwen3 || {
     echo "FAIL reference/convert"
@@ -46,6 +72,11 @@ compare_logits() { logits "$1" "$2" "$3" && "$oracle" floats got.f32 "$4" "$5"; 
 check "oracle logits" bash -c "'$oracle' logits qwen3 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 qwen3/logits.f32 1e-4"
 check "qwen3 logits f32" compare_logits t.gguf f32 512 qwen3/logits.f32 1e-4
 check "qwen3 logits f32, chunks of 7" compare_logits t.gguf f32 7 qwen3/logits.f32 1e-4
+check "qwen3 hidden states" hidden qwen3 t.gguf 512 1e-4
+check "qwen3 hidden states, chunks of 7" hidden qwen3 t.gguf 7 1e-4
+# a fault in one block must be found there
+fault_found() { rm -f b.gguf; dflash-quantize -q t.gguf -o b.gguf --type f32 --tensor-type 'blk.1.*=q8_0' && ! hidden qwen3 b.gguf 512 1e-4 >fault.txt && grep "plane 2 of 4, what block 1 leaves" fault.txt; }
+check "a fault in block 1 is named" fault_found
 same_ids() { dflash-generate -q -m t.gguf --kv f32 -n 48 --ignore-eos "$@" <qwen3/prompt.i32 >got.i32 && cmp got.i32 "$ids" && echo "48 ids equal"; }
 ids=qwen3/greedy.i32
 check "qwen3 greedy ids" same_ids
@@ -60,13 +91,13 @@ check "dflash_swa draft logits" draft s.gguf swa.f32
 # the window must show: the oracle with it differs from the stored logits without it
 check "the window shows" bash -c "! '$oracle' floats swa.f32 dflash_swa/draft_logits.f32 1e-2"
 
-# every other family: logits at every position in one pass and in chunks, 48 greedy ids, and the GGUF against the checkpoint
-family_ids() { dflash-generate -q -m f.gguf --kv f32 -n 48 --ignore-eos <"$1/prompt.i32" >got.i32 && cmp got.i32 "$1/greedy.i32" && echo "48 ids equal"; }
-family_logits() { dflash-prefill -q -m f.gguf --kv f32 --chunk "$2" --logits got.f32 <"$1/prompt.i32" >/dev/null && "$oracle" floats got.f32 "$1/logits.f32" 1e-4; }
+# every other family: logits at every position in one pass and in chunks, hidden states, 48 greedy ids, and the GGUF against the
+# checkpoint
 for f in $families; do
     check "$f converts" convert "$f" f.gguf --type f32
     check "$f logits f32" family_logits "$f" 512
     check "$f logits f32, chunks of 7" family_logits "$f" 7
+    check "$f hidden states" hidden "$f" f.gguf 512 1e-4
     check "$f greedy ids" family_ids "$f"
     check "$f against its checkpoint" dflash-inspect --diff "$f" f.gguf --tolerance 0
 done

@@ -4,6 +4,7 @@
  *        oracle draft TARGET_DIR DRAFTER_DIR < ids > logits.f32  first block after the prompt: [block, V], anchor = argmax
  *        oracle trace TARGET_DIR DRAFTER_DIR N NAME=IDS... > trace.json
  *        oracle floats A B TOLERANCE                             max |A - B|; exit 1 above the tolerance, or where sizes differ
+ *        oracle hidden GOT.f32 REFERENCE.npy TOLERANCE           planes of hidden states; exit 1 naming the first that is out of it
  *        oracle check TRACE.json NAME GREEDY.i32 TRACE.i32 MARGIN   an engine's ids and proposals, near-ties below MARGIN excused
  *        oracle tops TRACE.json NAME LOGITS.f32 TOLERANCE        the best logit of each row of an engine's first block [block, V]
  *        oracle prompt TRACE.json NAME > ids
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "oracle.h"
+#include "../../kernels/kernels.h"
 
 static void *slurp(FILE *f, size_t *n)
 {
@@ -231,6 +233,67 @@ static int run_floats(const char *a_path, const char *b_path, double tolerance)
     return worst <= tolerance ? 0 : 1;
 }
 
+/* The header of an array of float16 in numpy's format: where its values begin, 0 if it is none. */
+static size_t npy_start(uint8_t *file, size_t n, long shape[3])
+{
+    if (n < 10 || memcmp(file, "\x93NUMPY\1", 7)) return 0;
+    const size_t start = 10 + (size_t)file[8] + 256 * (size_t)file[9];
+    if (start >= n) return 0;
+    file[start - 1] = 0; /* the newline that ends it */
+    const char *text = (char *)file + 10, *s = strstr(text, "'shape': (");
+    return strstr(text, "'descr': '<f2'") && s && sscanf(s, "'shape': (%ld, %ld, %ld)", shape, shape + 1, shape + 2) == 3 ? start : 0;
+}
+
+static double f16_at(const uint8_t *p)
+{
+    return (double)kn_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
+}
+
+/* The largest difference of n values from float16 ones, beyond half a unit of each, in sizes of the plane (roots of
+ * its mean square). */
+static double plane_error(const float *got, const uint8_t *want, size_t n, size_t *where)
+{
+    double squares = 0, worst = 0;
+    for (size_t i = 0; i < n; i++) squares += f16_at(want + 2 * i) * f16_at(want + 2 * i);
+    for (size_t i = 0; i < n; i++) {
+        const double x = f16_at(want + 2 * i), d = (fabs(got[i] - x) - fmax(fabs(x) * 0x1p-11, 0x1p-25)) / sqrt(squares / (double)n);
+        if (d <= worst) continue;
+        worst = d; /* a NaN too, and it stays */
+        *where = i;
+        if (d != d) break;
+    }
+    return worst;
+}
+
+/* What layers leave, [planes, n, width] of float32, against float16: the embeddings, every block's rows, the last after
+ * the final norm. */
+static int run_hidden(const char *got_path, const char *want_path, double tolerance)
+{
+    size_t n_got, n_want, where = 0, p = 0;
+    long shape[3] = {0};
+    float *got = slurp_path(got_path, &n_got);
+    uint8_t *file = slurp_path(want_path, &n_want);
+    const size_t start = npy_start(file, n_want, shape), planes = (size_t)shape[0], size = (size_t)(shape[1] * shape[2]);
+    double worst = 0;
+    if (!start || n_want - start != planes * size * 2 || n_got != planes * size * 4) {
+        fprintf(stderr, "oracle: %s has %zu bytes, %s %ld planes of %ld x %ld\n", got_path, n_got, want_path, shape[0], shape[1], shape[2]);
+        return 2;
+    }
+    for (; p < planes; p++) {
+        const double e = plane_error(got + p * size, file + start + p * size * 2, size, &where);
+        if (e > worst || e != e) worst = e;
+        if (!(e <= tolerance)) break;
+    }
+    if (p < planes)
+        printf("plane %zu of %zu, what block %d leaves, is the first out of tolerance: %.2e of its size (position %zu, element %zu; tolerance %.0e)\n",
+               p, planes, (int)p - 1, worst, where / (size_t)shape[2], where % (size_t)shape[2], tolerance);
+    else
+        printf("%zu planes, at most %.2e of a plane's size beyond the reference's rounding (tolerance %.0e)\n", planes, worst, tolerance);
+    free(got);
+    free(file);
+    return p < planes;
+}
+
 static json_t *find_prompt(const char *path, const char *name, json_t **root)
 {
     json_t *p;
@@ -344,10 +407,11 @@ int main(int argc, char **argv)
     if (!strcmp(verb, "logits") && argc == 3) return run_logits(argv[2], NULL);
     if (!strcmp(verb, "draft") && argc == 4) return run_logits(argv[2], argv[3]);
     if (!strcmp(verb, "trace") && argc > 5) return run_trace(argc - 2, argv + 2);
+    if (!strcmp(verb, "hidden") && argc == 5) return run_hidden(argv[2], argv[3], strtod(argv[4], NULL));
     if (!strcmp(verb, "floats") && argc == 5) return run_floats(argv[2], argv[3], strtod(argv[4], NULL));
     if (!strcmp(verb, "check") && argc == 7) return run_check(argv[2], argv[3], argv[4], argv[5], strtod(argv[6], NULL));
     if (!strcmp(verb, "tops") && argc == 6) return run_tops(argv[2], argv[3], argv[4], strtod(argv[5], NULL));
     if (!strcmp(verb, "prompt") && argc == 4) return run_prompt(argv[2], argv[3]);
-    fprintf(stderr, "usage: oracle logits|draft|trace|floats|check|prompt ... (see test/reference/oracle_main.c)\n");
+    fprintf(stderr, "usage: oracle logits|draft|trace|floats|hidden|check|prompt ... (see test/reference/oracle_main.c)\n");
     return 2;
 }
