@@ -13,8 +13,9 @@
 #include "mem.h"
 #include "tokenizer.h"
 
-const struct conv_family *const conv_families[] = {&conv_qwen3, &conv_qwen3moe, &conv_qwen35, &conv_qwen35moe,
-                                                   &conv_llama, &conv_gemma4,   &conv_dflash, NULL};
+const struct conv_family *const conv_families[] = {&conv_qwen3,     &conv_qwen3moe, &conv_qwen35,
+                                                   &conv_qwen35moe, &conv_llama,    &conv_gemma4,
+                                                   &conv_dflash2,   &conv_dflash,   NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)
@@ -351,6 +352,16 @@ static int find_family(struct conv *c, struct err *e)
             c->nested = strcmp(conv_families[i]->hf, arch[0]) != 0;
             return refuse_relative(c, e);
         }
+    static const struct conv_relative strangers[] = {{"DSpark", "DSpark"},
+                                                     {"Domino", "Domino"},
+                                                     {"Eagle", "EAGLE"},
+                                                     {"Assistant", "MTP assistant"},
+                                                     {NULL, NULL}};
+    for (const struct conv_relative *s = strangers; s->part; s++)
+        if (strstr(arch[0], s->part))
+            return err_set(e, ERR_FORMAT,
+                           "%s: architecture %.100s: %s drafters are not supported (expected %s)",
+                           hf_config_name(c->cfg), arch[0], s->name, family_names(names, sizeof names));
     return err_set(e, ERR_FORMAT, "%s: architecture %.100s is not supported (expected %s)",
                    hf_config_name(c->cfg), arch[0], family_names(names, sizeof names));
 }

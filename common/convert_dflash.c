@@ -13,21 +13,61 @@
 #include <string.h>
 #include <unistd.h>
 
+/* The stack that DFlash and DFlash2 have in common. */
+#define STACK_BEGINS                                                                                         \
+    {"fc.weight", "fc.weight", {DIM_EMBD, DIM_FEATURES}, 0},                                                 \
+    {                                                                                                        \
+        "hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0                                        \
+    }
+#define STACK_LAYERS                                                                                         \
+    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},                          \
+        {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},                 \
+        {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},                   \
+        {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},                \
+        {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},                   \
+        {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},                \
+        {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},            \
+        {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},              \
+        {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                 \
+        {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                     \
+    {                                                                                                        \
+        "layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0                    \
+    }
 static const struct conv_rule rules[] = {
-    {"fc.weight", "fc.weight", {DIM_EMBD, DIM_FEATURES}, 0},
-    {"hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0},
-    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},
-    {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},
-    {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},
-    {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},
-    {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},
-    {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},
-    {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},
-    {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
-    {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
+    STACK_BEGINS,
+    STACK_LAYERS,
     {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
+    {NULL, NULL, {DIM_NONE}, 0},
+};
+
+/* DFlash2: a short convolution before and after attention and feed-forward of every layer, with kernels that
+ * are part fixed (base), part made of the layer's input (proj), and a selector that chooses among the best
+ * candidates of a row by the token before it. */
+static const struct conv_rule rules2[] = {
+    STACK_BEGINS,
+    STACK_LAYERS,
+    {"layers.%d.attention_conv.base_kernel", "blk.%d.attn_conv_base", {DIM_SIDES, DIM_CONV, DIM_EMBD}, 0},
+    {"layers.%d.attention_conv.kernel_projection.weight",
+     "blk.%d.attn_conv_proj.weight",
+     {DIM_CONV_PROJ, DIM_EMBD},
+     0},
+    {"layers.%d.mlp_conv.base_kernel", "blk.%d.ffn_conv_base", {DIM_SIDES, DIM_CONV, DIM_EMBD}, 0},
+    {"layers.%d.mlp_conv.kernel_projection.weight",
+     "blk.%d.ffn_conv_proj.weight",
+     {DIM_CONV_PROJ, DIM_EMBD},
+     0},
+    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
+    {"candidate_selector.predecessor_codebook", "selector_predecessor.weight", {DIM_VOCAB, DIM_SELECT}, 0},
+    {"candidate_selector.predecessor_codebook.weight",
+     "selector_predecessor.weight",
+     {DIM_VOCAB, DIM_SELECT},
+     CONV_ALT},
+    {"candidate_selector.successor_codebook", "selector_successor.weight", {DIM_VOCAB, DIM_SELECT}, 0},
+    {"candidate_selector.successor_codebook.weight",
+     "selector_successor.weight",
+     {DIM_VOCAB, DIM_SELECT},
+     CONV_ALT},
+    {"candidate_selector.hidden_projection.weight", "selector_hidden.weight", {DIM_SELECT, DIM_EMBD}, 0},
     {NULL, NULL, {DIM_NONE}, 0},
 };
 
@@ -65,7 +105,7 @@ static const struct conv_relative relatives[] = {
     {"candidate_selector.", "DFlash2"},
     {"conv_kernel_size", "DFlash2"},
     {"selector_rank", "DFlash2"},
-    {"markov_", "DSpark"},
+    {"markov_", "DSpark"}, /* from here on: DFlash2's relatives, too */
     {"conf_proj", "DSpark"},
     {"confidence_head", "DSpark"},
     {"domino", "Domino"},
@@ -74,6 +114,7 @@ static const struct conv_relative relatives[] = {
     {"draft_vocab_size", "reduced-vocabulary"},
     {NULL, NULL},
 };
+enum { OWN_OF_DFLASH2 = 5 };
 
 static const char *const taps_paths[] = {"dflash_config.target_layer_ids",
                                          "dflash_config.aux_hidden_state_layer_ids", "target_layer_ids",
@@ -88,6 +129,11 @@ static const char *const scale_paths[] = {"dflash_config.input_embedding_scale",
                                           NULL};
 static const char *const softcap_paths[] = {"dflash_config.final_logit_softcapping",
                                             "final_logit_softcapping", NULL};
+
+static const char *const kernel_paths[] = {"dflash_config.conv_kernel_size", "conv_kernel_size", NULL};
+static const char *const group_paths[] = {"dflash_config.conv_group_size", "conv_group_size", NULL};
+static const char *const rank_paths[] = {"dflash_config.selector_rank", "selector_rank", NULL};
+static const char *const top_k_paths[] = {"dflash_config.selector_top_k", "selector_top_k", NULL};
 
 static int missing(const struct conv *c, const char *what, const char *places, const char *flag,
                    struct err *e)
@@ -192,6 +238,46 @@ static int parts(struct conv *c, struct err *e)
     return 0;
 }
 
+/* DFlash2: sizes that config.json must say. */
+static int parts2(struct conv *c, struct err *e)
+{
+    int64_t rank = 0;
+    const struct {
+        const char *what;
+        const char *const *paths;
+        int64_t max, *v;
+    } n[] = {{"conv_kernel_size", kernel_paths, 64, &c->d.conv_kernel},
+             {"conv_group_size", group_paths, INT32_MAX, &c->d.conv_group},
+             {"selector_rank", rank_paths, INT32_MAX, &rank},
+             {"selector_top_k", top_k_paths, INT32_MAX, &c->d.selector_k}};
+    if (parts(c, e)) return -1;
+    if (!c->cfg)
+        return err_set(e, ERR_FORMAT, "%s: a DFlash2 drafter does not convert without its config.json",
+                       c->label);
+    for (size_t i = 0; i < sizeof n / sizeof n[0]; i++) {
+        const char *where = NULL;
+        int r = hf_find_i64(c->cfg, n[i].paths, 1, n[i].max, n[i].v, &where, e);
+        if (r < 0) return -1;
+        if (r == 1)
+            return err_set(e, ERR_FORMAT, "%s: %s is missing (expected at dflash_config.%s or %s)",
+                           hf_config_name(c->cfg), n[i].what, n[i].what, n[i].what);
+        conv_say(c, CONVERT_DETAIL, "%s: %lld (%s)", n[i].what, (long long)*n[i].v, where);
+    }
+    conv_set_dim(c, DIM_SIDES, 2, "the two sides of a convolution");
+    conv_set_dim(c, DIM_CONV, c->d.conv_kernel, "conv_kernel_size");
+    return conv_set_dim(c, DIM_SELECT, rank, "selector_rank");
+}
+
+/* Random weights: what the stack's sizes do not say. */
+static int sizes2(struct conv *c, struct err *e)
+{
+    int64_t vocab;
+    if (conv_need_i64(c, "vocab_size", &vocab, e)) return -1;
+    conv_set_dim(c, DIM_VOCAB, vocab, "vocab_size");
+    return conv_set_dim(c, DIM_CONV_PROJ, 2 * c->d.conv_kernel * (c->dim[DIM_EMBD] / c->d.conv_group),
+                        "2 x conv_kernel_size x hidden_size / conv_group_size");
+}
+
 /* Which layers slide, over which window. */
 static int get_window(struct conv *c, struct err *e)
 {
@@ -259,7 +345,8 @@ static int put_attention(struct conv *c, struct err *e)
     const char *where = NULL;
     int r = c->cfg ? hf_find_bool(c->cfg, causal_paths, &is_causal, &where, e) : 1;
     if (r < 0) return -1;
-    for (int i = 0; i < c->n_layer; i++) d->causal[i] = r == 0 ? is_causal : d->sliding[i];
+    for (int i = 0; i < c->n_layer; i++)
+        d->causal[i] = r == 0 ? is_causal : d->sliding[i] && !c->d.conv_kernel;
     if (d->any_sliding) {
         for (int i = 0; i < c->n_layer; i++) pattern[i] = d->sliding[i];
         if (conv_put_u32(c, "attention.sliding_window", d->window, e) ||
@@ -278,7 +365,10 @@ static int put_attention(struct conv *c, struct err *e)
     }
     text[c->n_layer] = 0;
     conv_say(c, CONVERT_DETAIL, "attention: %s (f full, s sliding%s; capital: causal in the block%s%s)", text,
-             d->any_sliding ? "" : ", none", r == 0 ? ", " : ": sliding layers are, no is_causal",
+             d->any_sliding ? "" : ", none",
+             r == 0             ? ", "
+             : c->d.conv_kernel ? ": none in a DFlash2, no is_causal"
+                                : ": sliding layers are, no is_causal",
              r == 0 ? where : "");
     if (d->any_sliding) conv_say(c, CONVERT_DETAIL, "window: %lld", (long long)d->window);
     return gguf_put_array(c->w, dialect_key(c->dialect, "attention.causal_pattern", key, sizeof key),
@@ -371,6 +461,35 @@ static int keys(struct conv *c, struct err *e)
     return put_attention(c, e) || put_scales(c, e) ? -1 : 0;
 }
 
+/* DFlash2: the same and its own, whose shapes must agree with what was said of them. */
+static int keys2(struct conv *c, struct err *e)
+{
+    const struct conv_drafter *d = &c->d;
+    const int64_t embd = c->dim[DIM_EMBD], vocab = c->dim[DIM_VOCAB], proj = c->dim[DIM_CONV_PROJ];
+    if (embd % d->conv_group)
+        return err_set(e, ERR_FORMAT,
+                       "%s: conv_group_size does not divide the width (expected a divisor of %lld, got %lld)",
+                       hf_config_name(c->cfg), (long long)embd, (long long)d->conv_group);
+    if (proj != 2 * d->conv_kernel * (embd / d->conv_group))
+        return err_set(e, ERR_FORMAT,
+                       "%s: %s does not fit conv_kernel_size %lld and conv_group_size %lld (expected %lld "
+                       "rows, got %lld)",
+                       c->label, c->dim_from[DIM_CONV_PROJ], (long long)d->conv_kernel,
+                       (long long)d->conv_group, (long long)(2 * d->conv_kernel * (embd / d->conv_group)),
+                       (long long)proj);
+    const int64_t want = c->n_vocab ? c->n_vocab : c->target.n_vocab;
+    if (want && vocab != want)
+        return err_set(e, ERR_FORMAT, "%s: %s: rows (expected the vocabulary's %lld, got %lld)", c->label,
+                       c->dim_from[DIM_VOCAB], (long long)want, (long long)vocab);
+    if (keys(c, e)) return -1;
+    return conv_put_u32(c, "conv_kernel_size", d->conv_kernel, e) ||
+                   conv_put_u32(c, "conv_group_size", d->conv_group, e) ||
+                   conv_put_u32(c, "selector_rank", c->dim[DIM_SELECT], e) ||
+                   conv_put_u32(c, "selector_top_k", d->selector_k, e)
+               ? -1
+               : 0;
+}
+
 /* Does the dialect have a place for all of it. */
 static int finish(struct conv *c, struct err *e)
 {
@@ -382,8 +501,8 @@ static int finish(struct conv *c, struct err *e)
         layer[i].causal = d->causal[i];
     }
     const struct relabel_facts f = {.label = c->label,
-                                    .kind = c->fam->hf,
-                                    .pieces = "",
+                                    .kind = d->conv_kernel ? "DFlash2" : "DFlash",
+                                    .pieces = d->conv_kernel ? "convolutions, a candidate selector" : "",
                                     .n_layer = c->n_layer,
                                     .layer = layer,
                                     .has_scale = d->has_scale,
@@ -405,5 +524,19 @@ const struct conv_family conv_dflash = {
     .signature = "hidden_norm.weight",
     .parts = parts,
     .keys = keys,
+    .finish = finish,
+};
+
+const struct conv_family conv_dflash2 = {
+    .hf = "DFlash2DraftModel",
+    .arch = "dflash",
+    .drafter = true,
+    .rules = rules2,
+    .config = config,
+    .relatives = relatives + OWN_OF_DFLASH2,
+    .signature = "candidate_selector.hidden_projection.weight",
+    .parts = parts2,
+    .sizes = sizes2,
+    .keys = keys2,
     .finish = finish,
 };

@@ -152,7 +152,11 @@ static int put_drafter_keys(struct regguf *c, struct err *e)
     bool found = d->has_tokenizer;
     if (!gguf_find(c->in, dialect_key(d->spelling, "attention.causal_pattern", key, sizeof key)))
         say(c, CONVERT_NOTE,
-            d->causal_inferred
+            d->causal_inferred && !strcmp(d->kind, "DFlash2")
+                ? "the file does not say which layers are causal in the block: written as inferred, none of "
+                  "a "
+                  "DFlash2"
+            : d->causal_inferred
                 ? "the file does not say which layers are causal in the block: written as inferred, the "
                   "sliding ones"
                 : "which layers are causal in the block: written a layer, as attention.causal says");

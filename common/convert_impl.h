@@ -37,8 +37,11 @@ enum conv_dim {
     DIM_Q_FULL,   /* as DIM_Q, DIM_KV, DIM_HEAD, of full layers where sliding ones have another shape */
     DIM_KV_FULL,
     DIM_HEAD_FULL,
-    DIM_ROT, /* pairs of a rope set with divisors */
-    DIM_ONE, /* 1 */
+    DIM_ROT,       /* pairs of a rope set with divisors */
+    DIM_SIDES,     /* DFlash2: 2, before and after a part of a layer */
+    DIM_CONV_PROJ, /* DFlash2: 2 * taps of the convolution * groups of channels */
+    DIM_SELECT,    /* DFlash2: rank of the candidate selector */
+    DIM_ONE,       /* 1 */
     DIM_COUNT,
 };
 
@@ -159,6 +162,7 @@ struct conv_drafter {
     int32_t n_taps, taps[CONVERT_MAX_TAPS];
     int64_t block_size, mask_id, window;
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
+    int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
     bool has_scale, has_softcap;
     bool tokenizer; /* in the file */
 };
@@ -241,7 +245,7 @@ int conv_put_common(struct conv *c, struct err *e); /* sizes, eps, rope base, co
 int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
-    conv_gemma4, conv_dflash;
+    conv_gemma4, conv_dflash, conv_dflash2;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
 /* The row that --dialect names, else that of the name otherwise; ERR_USAGE for one that is not known. */

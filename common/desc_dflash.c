@@ -300,11 +300,12 @@ static int read_causal(struct desc_reader *r)
         return desc_fail(r, "key '%s': has the wrong type (expected bool[%d], got %s)", kv->key, d->n_layer,
                          text);
     }
+    const bool dflash2 = !strcmp(d->kind, "DFlash2"); /* its reference has no causal layers */
     d->causal_inferred = !kv && rc > 0;
     for (int i = 0; i < d->n_layer; i++)
         d->layer[i].causal = kv        ? gguf_array_i64(kv, (uint64_t)i) != 0
                              : rc == 0 ? all
-                                       : d->layer[i].window > 0;
+                                       : d->layer[i].window > 0 && !dflash2;
     if (o && o->draft_causal >= 0) {
         d->causal_inferred = false;
         for (int i = 0; i < d->n_layer; i++) d->layer[i].causal = o->draft_causal != 0;
@@ -375,6 +376,15 @@ static int read_own_ends(struct desc_reader *r, const struct dialect *x)
     return rc < 0 ? -1 : 0;
 }
 
+static int read_parts(struct desc_reader *r, const struct dialect *x)
+{
+    if (check_keys(r, x) || desc_base(r, false) || desc_heads(r) || desc_dense(r) || read_rope(r) ||
+        check_sections(r) || read_windows(r) || read_causal(r) || read_scalars(r) || read_taps(r, x) ||
+        read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) || read_fc(r, x))
+        return -1;
+    return desc_expect_all(r, tensors) || desc_piece_shapes(r) ? -1 : 0;
+}
+
 static int read_dflash(struct desc_reader *r)
 {
     struct desc *d = r->d;
@@ -385,11 +395,12 @@ static int read_dflash(struct desc_reader *r)
     d->dialect = x->name;
     d->spelling = x;
     find_names(r, x);
-    if (check_keys(r, x) || desc_base(r, false) || desc_heads(r) || desc_dense(r) || read_rope(r) ||
-        check_sections(r) || read_windows(r) || read_causal(r) || read_scalars(r) || read_taps(r, x) ||
-        desc_pieces(r) || read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) || read_fc(r, x))
-        return -1;
-    return desc_expect_all(r, tensors) || desc_piece_shapes(r) ? -1 : 0;
+    if (desc_pieces(r)) return -1;
+    if (!read_parts(r, x)) return 0;
+    /* A relative whose file is not understood is a relative in the first place. */
+    return d->pieces[0] ? err_prefix(r->e, "a %s drafter: running it is not supported (found %.300s)",
+                                     d->kind, d->pieces)
+                        : -1;
 }
 
 const struct desc_family desc_dflash = {"dflash", DESC_DFLASH, read_dflash};

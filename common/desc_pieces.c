@@ -39,7 +39,7 @@ static const struct piece pieces[] = {
     {"dflash_aux_hidden_norm.", "Laguna", false, false},
     {"dflash.aux_hidden_norm.", "Laguna", false, false},
     {"attn_gate.", "gated-attention", false, true},
-    {"attn_sinks", "attention-sink", false, true},
+    {"attn_sinks", "sink-attention", false, true},
     {"attn_q.bias", "biased", false, true},
     {"attn_k.bias", "biased", false, true},
     {"attn_v.bias", "biased", false, true},

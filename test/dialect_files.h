@@ -90,12 +90,18 @@ struct df_drafter {
     float *values; /* of the made one */
 };
 
+struct df_extra {
+    const char *name;
+    int64_t ne[3]; /* 0: no such dimension */
+};
+
 /* How a file differs from the plain one of its dialect; all zero: not at all. */
 struct df_change {
     bool windows;             /* the first layer slides */
     const char *drop, *drop2; /* keys to leave out, after spelling ("@." is the architecture) */
     const char *drop_tensor;
-    const char *extra_tensor; /* [DF_EMBD] */
+    const char *extra_tensor;     /* [DF_EMBD] */
+    const struct df_extra *extra; /* of zeros; ends with name NULL */
     int (*edit)(struct gguf_writer *w, struct err *e);
 };
 
@@ -301,7 +307,7 @@ static inline const char *df_name(const struct spelling *s, const char *name, ch
 static inline int df_write(const char *path, const struct df_drafter *d, const struct spelling *s,
                            const struct df_change *c, struct err *e)
 {
-    static const float extra[DF_EMBD];
+    static const float extra[8192];
     const int64_t extra_ne[GGUF_MAX_DIMS] = {DF_EMBD, 1, 1, 1};
     struct gguf_writer *w = NULL;
     struct io_out o = {.fd = -1};
@@ -315,12 +321,23 @@ static inline int df_write(const char *path, const struct df_drafter *d, const s
             goto out;
     }
     if (c->extra_tensor && gguf_add_tensor(w, c->extra_tensor, KN_F32, 1, extra_ne, e)) goto out;
+    for (const struct df_extra *x = c->extra; x && x->name; x++)
+        if (gguf_add_tensor(w, x->name, KN_F32,
+                            x->ne[2]   ? 3
+                            : x->ne[1] ? 2
+                                       : 1,
+                            (int64_t[]){x->ne[0], x->ne[1] ? x->ne[1] : 1, x->ne[2] ? x->ne[2] : 1, 1}, e))
+            goto out;
     if (io_out_open(&o, path, true, NULL, 0, e) || gguf_write_header(w, &o, e)) goto out;
     for (int i = 0; i < d->n; i++)
         if (!(c->drop_tensor && !strcmp(d->t[i].name, c->drop_tensor)) &&
             gguf_write_data(w, &o, d->t[i].data, d->t[i].bytes, e))
             goto out;
-    if (c->extra_tensor && gguf_write_data(w, &o, extra, sizeof extra, e)) goto out;
+    if (c->extra_tensor && gguf_write_data(w, &o, extra, DF_EMBD * sizeof extra[0], e)) goto out;
+    for (const struct df_extra *x = c->extra; x && x->name; x++) {
+        const int64_t n = x->ne[0] * (x->ne[1] ? x->ne[1] : 1) * (x->ne[2] ? x->ne[2] : 1);
+        if (n > 8192 || gguf_write_data(w, &o, extra, (uint64_t)n * sizeof extra[0], e)) goto out;
+    }
     if (gguf_write_end(w, &o, e) || io_out_commit(&o, e)) goto out;
     rc = 0;
 out:

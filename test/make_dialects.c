@@ -1,7 +1,8 @@
 /* make_dialects.c - a drafter's file as every engine's own writer would have it, for the command line tests.
  *
  * usage: make_dialects DRAFTER.gguf DIR     DRAFTER: dialect upstream
- * Writes DIR/NAME.gguf of that drafter, and DIR/small-NAME.gguf of a few KB. */
+ * Writes DIR/NAME.gguf of that drafter, and DIR/small-NAME.gguf of a few KB;
+ * DIR/relative-NAME.gguf: drafters of other kinds, recognised and not run. */
 #include "dialect_files.h"
 
 static int write_all(const char *dir, const char *prefix, const struct df_drafter *d, struct err *e)
@@ -11,6 +12,74 @@ static int write_all(const char *dir, const char *prefix, const struct df_drafte
         const struct df_change plain = {.windows = spellings[i].pattern && d->window > 0};
         snprintf(path, sizeof path, "%s/%s%s.gguf", dir, prefix, spellings[i].name);
         if (df_write(path, d, &spellings[i], &plain, e)) return -1;
+    }
+    return 0;
+}
+
+/* ---- relatives of a few KB, which cannot be run ---- */
+
+static int dflash2_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_u32(w, "dflash.conv_kernel_size", 2, e) |
+           gguf_put_u32(w, "dflash.conv_group_size", 16, e) | gguf_put_u32(w, "dflash.selector_rank", 8, e) |
+           gguf_put_u32(w, "dflash.selector_top_k", 4, e);
+}
+static int dspark_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash.sample_from_anchor", true, e);
+}
+static int domino_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_u32(w, "qwen35-dflash-draft.dflash.domino.enabled", 1, e) |
+           gguf_put_u32(w, "qwen35-dflash-draft.dflash.domino.gru_hidden_dim", 8, e);
+}
+static int laguna_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash-draft.dflash.laguna", true, e);
+}
+static int assistant_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_str(w, "general.architecture", "gemma4-assistant", 16, e);
+}
+
+static const struct df_extra dflash2[] = {
+    {"blk.0.attn_conv_base", {DF_EMBD, 2, 2}},      {"blk.0.attn_conv_proj.weight", {DF_EMBD, 8}},
+    {"blk.0.ffn_conv_base", {DF_EMBD, 2, 2}},       {"blk.0.ffn_conv_proj.weight", {DF_EMBD, 8}},
+    {"blk.1.attn_conv_base", {DF_EMBD, 2, 2}},      {"blk.1.attn_conv_proj.weight", {DF_EMBD, 8}},
+    {"blk.1.ffn_conv_base", {DF_EMBD, 2, 2}},       {"blk.1.ffn_conv_proj.weight", {DF_EMBD, 8}},
+    {"selector_predecessor.weight", {8, DF_VOCAB}}, {"selector_successor.weight", {8, DF_VOCAB}},
+    {"selector_hidden.weight", {DF_EMBD, 8}},       {NULL, {0}}};
+static const struct df_extra dspark[] = {{"markov_w1.weight", {4, DF_VOCAB}},
+                                         {"markov_w2.weight", {4, DF_VOCAB}},
+                                         {"conf_proj.weight", {DF_EMBD + 4, 1}},
+                                         {NULL, {0}}};
+static const struct df_extra domino[] = {{"dflash.domino.gru.weight_hh", {8, 24}}, {NULL, {0}}};
+static const struct df_extra reduced[] = {{"d2t", {24}}, {"output.weight", {DF_EMBD, 24}}, {NULL, {0}}};
+static const struct df_extra laguna[] = {{"dflash_aux_hidden_norm.0.weight", {DF_EMBD}}, {NULL, {0}}};
+static const struct df_extra sinks[] = {
+    {"blk.0.attn_sinks.weight", {DF_HEADS}}, {"blk.1.attn_sinks.weight", {DF_HEADS}}, {NULL, {0}}};
+static const struct df_extra biased[] = {{"blk.0.attn_q.bias", {DF_HEADS * DF_HEAD}}, {NULL, {0}}};
+
+static int write_relatives(const char *dir, const struct df_drafter *d, struct err *e)
+{
+    static const struct {
+        const char *name, *dialect;
+        struct df_change c;
+    } r[] = {{"dflash2", "upstream", {.edit = dflash2_keys, .extra = dflash2}},
+             {"dflash2-torn", "upstream", {.edit = dflash2_keys}},
+             {"dspark", "upstream", {.edit = dspark_keys, .extra = dspark}},
+             {"domino", "lucebox", {.edit = domino_keys, .extra = domino}},
+             {"reduced", "upstream", {.extra = reduced}},
+             {"laguna", "ik", {.edit = laguna_keys, .extra = laguna}},
+             {"sinks", "upstream", {.extra = sinks}},
+             {"biased", "ik", {.extra = biased}},
+             {"assistant", "upstream", {.edit = assistant_keys}}};
+    char path[4096];
+    for (size_t i = 0; i < sizeof r / sizeof r[0]; i++) {
+        const struct spelling *s = spellings;
+        while (strcmp(s->name, r[i].dialect)) s++;
+        snprintf(path, sizeof path, "%s/relative-%s.gguf", dir, r[i].name);
+        if (df_write(path, d, s, &r[i].c, e)) return -1;
     }
     return 0;
 }
@@ -25,7 +94,7 @@ int main(int argc, char **argv)
     }
     df_make(&small);
     int rc = df_open(&d, argv[1], &e) || write_all(argv[2], "", &d, &e) ||
-             write_all(argv[2], "small-", &small, &e);
+             write_all(argv[2], "small-", &small, &e) || write_relatives(argv[2], &small, &e);
     if (rc) fprintf(stderr, "make_dialects: %s\n", e.msg);
     df_free(&small);
     df_free(&d);

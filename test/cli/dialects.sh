@@ -12,6 +12,7 @@ draft "$DATA/drafter-q4_k_m.gguf" other --draft-causal 0 --draft-tap-shift 0
 cmp -s want other && echo "the other taps draft the same?" # then nothing below could fail
 for f in "$DATA"/dialects/*.gguf; do
     name=$(basename "$f" .gguf)
+    case $name in relative-*) continue ;; esac # relatives.sh
     dflash-inspect "$f" | sed -n "s|^dialect  *|$name: |p"
     case $name in small-*) continue ;; esac
     draft "$f" t --draft-causal 0 # rx has no windows: 256 positions are not reached

@@ -103,8 +103,8 @@ static void test_target_config(void **state)
          "t/config.json: tie_word_embeddings is missing and there is no lm_head.weight"},
         {{{"architectures", "[\"PhiForCausalLM\"]"}},
          "t/config.json: architecture PhiForCausalLM is not supported (expected Qwen3ForCausalLM, ..."},
-        {{{"architectures", "[\"DFlash2DraftModel\"]"}},
-         "t/config.json: architecture DFlash2DraftModel is not supported (expected "
+        {{{"architectures", "[\"MambaForCausalLM\"]"}},
+         "t/config.json: architecture MambaForCausalLM is not supported (expected "
          "Qwen3ForCausalLM, ..."},
         {{{"architectures", NULL}},
          "t/config.json: architectures does not name one model (expected one name, got 0: known are "

@@ -176,7 +176,8 @@ static void patch(const char *path, const char *name, int64_t first, int64_t n, 
     FILE *f = fopen(path, "r+b");
     assert_non_null(f);
     fseek(f, at, SEEK_SET);
-    for (int64_t i = 0; i < n; i++) assert_int_equal(fwrite(size == 2 ? (const void *)&h : &v, (size_t)size, 1, f), 1);
+    for (int64_t i = 0; i < n; i++)
+        assert_int_equal(fwrite(size == 2 ? (const void *)&h : &v, (size_t)size, 1, f), 1);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -193,46 +194,135 @@ struct sick {
 };
 
 static const struct sick sick[] = {
-    {.subject = "taps", .level = CHECK_BAD, .text = "output of blocks 0,3, zero-based (1,4 counted from the embeddings)",
-     .expected = "blocks 0 to 2 of the target", .found = "3", .d.edit = far_tap},
-    {.subject = "taps twice", .level = CHECK_WARN, .text = "block 1 is tapped more than once", .d.edit = tap_twice},
-    {.subject = "features", .level = CHECK_BAD, .text = "fc takes 80", .expected = "40", .found = "80", .d.edit = one_tap},
-    {.subject = "vocabulary", .level = CHECK_BAD, .text = "rows", .expected = "11", .found = "12", .d.edit = vocab},
-    {.subject = "tokenizer", .level = CHECK_BAD, .text = "tokens differ, first at 10", .expected = "\"<mask>\"",
-     .found = "\"<msk>\"", .d.edit = other_token},
-    {.subject = "tokenizer", .level = CHECK_BAD, .text = "merges differ, first at 0", .expected = "\"a b\"",
-     .found = "\"a c\"", .d.edit = other_merge},
+    {.subject = "taps",
+     .level = CHECK_BAD,
+     .text = "output of blocks 0,3, zero-based (1,4 counted from the embeddings)",
+     .expected = "blocks 0 to 2 of the target",
+     .found = "3",
+     .d.edit = far_tap},
+    {.subject = "taps twice",
+     .level = CHECK_WARN,
+     .text = "block 1 is tapped more than once",
+     .d.edit = tap_twice},
+    {.subject = "features",
+     .level = CHECK_BAD,
+     .text = "fc takes 80",
+     .expected = "40",
+     .found = "80",
+     .d.edit = one_tap},
+    {.subject = "vocabulary",
+     .level = CHECK_BAD,
+     .text = "rows",
+     .expected = "11",
+     .found = "12",
+     .d.edit = vocab},
+    {.subject = "tokenizer",
+     .level = CHECK_BAD,
+     .text = "tokens differ, first at 10",
+     .expected = "\"<mask>\"",
+     .found = "\"<msk>\"",
+     .d.edit = other_token},
+    {.subject = "tokenizer",
+     .level = CHECK_BAD,
+     .text = "merges differ, first at 0",
+     .expected = "\"a b\"",
+     .found = "\"a c\"",
+     .d.edit = other_merge},
     {.subject = "tokenizer", .level = CHECK_WARN, .text = "the drafter's file has none", .d.edit = wordless},
-    {.subject = "special tokens", .level = CHECK_WARN, .text = "eos 1 in the target, 2 in the drafter", .d.edit = other_eos},
-    {.subject = "chat template", .level = CHECK_WARN, .text = "the drafter's copy has one, the target has none",
+    {.subject = "special tokens",
+     .level = CHECK_WARN,
+     .text = "eos 1 in the target, 2 in the drafter",
+     .d.edit = other_eos},
+    {.subject = "chat template",
+     .level = CHECK_WARN,
+     .text = "the drafter's copy has one, the target has none",
      .d.edit = instruct},
-    {.subject = "chat template", .level = CHECK_WARN, .text = "they differ", .t.edit = instruct_t, .d.edit = instruct},
-    {.subject = "mask id", .level = CHECK_BAD, .text = "an id of the target's vocabulary", .expected = "0 to 10",
-     .found = "11", .d.edit = mask_out},
-    {.subject = "mask id", .level = CHECK_BAD, .text = "10 (\"<mask>\"), its embedding row has RMS 0,",
-     .expected = "a row that is not zero", .found = "0", .patch_t = "token_embd.weight",
-     .first = TINY_MASK * TINY_EMBD, .n = TINY_EMBD},
-    {.subject = "mask id", .level = CHECK_WARN, .text = "has RMS 1e-05", .patch_t = "token_embd.weight",
-     .first = TINY_MASK * TINY_EMBD, .n = TINY_EMBD, .value = 1e-5f},
-    {.subject = "mask token", .level = CHECK_WARN, .text = "10 is also a token that ends the text", .t.edit = mask_stops},
-    {.subject = "rope", .level = CHECK_WARN, .text = "theta 10000 in the target, 1e+06 in the drafter", .d.edit = theta},
-    {.subject = "layers", .level = CHECK_WARN, .text = "0: window 12, causal; 1: full, bidirectional", .d.edit = silent},
-    {.subject = "context", .level = CHECK_WARN, .text = "trained to 4096 positions, drafter to 128", .d.edit = short_context},
+    {.subject = "chat template",
+     .level = CHECK_WARN,
+     .text = "they differ",
+     .t.edit = instruct_t,
+     .d.edit = instruct},
+    {.subject = "mask id",
+     .level = CHECK_BAD,
+     .text = "an id of the target's vocabulary",
+     .expected = "0 to 10",
+     .found = "11",
+     .d.edit = mask_out},
+    {.subject = "mask id",
+     .level = CHECK_BAD,
+     .text = "10 (\"<mask>\"), its embedding row has RMS 0,",
+     .expected = "a row that is not zero",
+     .found = "0",
+     .patch_t = "token_embd.weight",
+     .first = TINY_MASK * TINY_EMBD,
+     .n = TINY_EMBD},
+    {.subject = "mask id",
+     .level = CHECK_WARN,
+     .text = "has RMS 1e-05",
+     .patch_t = "token_embd.weight",
+     .first = TINY_MASK * TINY_EMBD,
+     .n = TINY_EMBD,
+     .value = 1e-5f},
+    {.subject = "mask token",
+     .level = CHECK_WARN,
+     .text = "10 is also a token that ends the text",
+     .t.edit = mask_stops},
+    {.subject = "rope",
+     .level = CHECK_WARN,
+     .text = "theta 10000 in the target, 1e+06 in the drafter",
+     .d.edit = theta},
+    {.subject = "layers",
+     .level = CHECK_WARN,
+     .text = "0: window 12, causal; 1: full, bidirectional",
+     .d.edit = silent},
+    {.subject = "context",
+     .level = CHECK_WARN,
+     .text = "trained to 4096 positions, drafter to 128",
+     .d.edit = short_context},
     {.subject = "embedding scale", .level = CHECK_WARN, .text = "3, the target's is 1", .d.edit = scale},
     {.subject = "softcap", .level = CHECK_WARN, .text = "30, the target's is 0", .d.edit = cap},
-    {.subject = "weights", .level = CHECK_BAD, .text = "fc.weight: F32", .expected = "numbers",
-     .found = "1 NaN or Inf of 3200", .patch_d = "fc.weight", .first = 5, .n = 1, .value = INFINITY},
-    {.subject = "weights", .level = CHECK_BAD, .text = "enc.output_norm.weight: F32", .expected = "not all zero",
-     .found = "40 zeros", .patch_d = "enc.output_norm.weight"},
-    {.subject = "weights", .level = CHECK_BAD, .text = "output_norm.weight: F32", .expected = "numbers",
-     .found = "1 NaN or Inf of 40", .patch_d = "output_norm.weight", .n = 1, .value = NAN},
+    {.subject = "weights",
+     .level = CHECK_BAD,
+     .text = "fc.weight: F32",
+     .expected = "numbers",
+     .found = "1 NaN or Inf of 3200",
+     .patch_d = "fc.weight",
+     .first = 5,
+     .n = 1,
+     .value = INFINITY},
+    {.subject = "weights",
+     .level = CHECK_BAD,
+     .text = "enc.output_norm.weight: F32",
+     .expected = "not all zero",
+     .found = "40 zeros",
+     .patch_d = "enc.output_norm.weight"},
+    {.subject = "weights",
+     .level = CHECK_BAD,
+     .text = "output_norm.weight: F32",
+     .expected = "numbers",
+     .found = "1 NaN or Inf of 40",
+     .patch_d = "output_norm.weight",
+     .n = 1,
+     .value = NAN},
     {.subject = "weights", .level = CHECK_WARN, .text = "fc.weight: F16", .d.type = KN_F16},
-    {.subject = "drafter", .level = CHECK_BAD, .text = "the file is not understood", .expected = "a model that is known",
-     .found = "key 'dflash.rope.freq_base': is missing", .d.edit = no_theta},
-    {.subject = "target", .level = CHECK_BAD, .text = "the file is not understood", .expected = "a model that is known",
-     .found = "tensor 'blk.0.attn_q.weight': is missing", .t.drop_tensor = "blk.0.attn_q.weight"},
-    {.subject = "kind", .level = CHECK_BAD, .text = "a DSpark drafter, which cannot be run here",
-     .expected = "a plain DFlash drafter", .found = "dflash.has_confidence_head 1", .d.edit = confidence},
+    {.subject = "drafter",
+     .level = CHECK_BAD,
+     .text = "the file is not understood",
+     .expected = "a model that is known",
+     .found = "key 'dflash.rope.freq_base': is missing",
+     .d.edit = no_theta},
+    {.subject = "target",
+     .level = CHECK_BAD,
+     .text = "the file is not understood",
+     .expected = "a model that is known",
+     .found = "tensor 'blk.0.attn_q.weight': is missing",
+     .t.drop_tensor = "blk.0.attn_q.weight"},
+    {.subject = "kind",
+     .level = CHECK_BAD,
+     .text = "a DSpark drafter, which cannot be run here",
+     .expected = "a plain DFlash drafter",
+     .found = "dflash.has_confidence_head 1",
+     .d.edit = confidence},
 };
 
 static void write_pair(const struct sick *s, const char *target, const char *drafter)
@@ -279,10 +369,10 @@ static void test_sick(void **state)
         write_pair(s, scratch("t.gguf"), scratch("d.gguf"));
         int bad = examine(scratch("t.gguf"), scratch("d.gguf"), NULL, &e);
         w = worst(s->subject);
-        if (!w || w->level != s->level || !strstr(w->text, s->text) || (s->expected && !strstr(w->expected, s->expected)) ||
-            (s->found && !strstr(w->found, s->found)))
-            fail_msg("%s: level %d: %s (expected %s, found %s)", s->subject, w ? (int)w->level : -1, w ? w->text : "nothing",
-                     w ? w->expected : "", w ? w->found : "");
+        if (!w || w->level != s->level || !strstr(w->text, s->text) ||
+            (s->expected && !strstr(w->expected, s->expected)) || (s->found && !strstr(w->found, s->found)))
+            fail_msg("%s: level %d: %s (expected %s, found %s)", s->subject, w ? (int)w->level : -1,
+                     w ? w->text : "nothing", w ? w->expected : "", w ? w->found : "");
         if ((bad > 0) != (s->level == CHECK_BAD)) fail_msg("%s: %d misfits", s->subject, bad);
     }
 }
@@ -321,8 +411,10 @@ static void test_ways(void **state)
 
 static int small_heads(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_u32(w, "dflash.attention.head_count", 8, e) | gguf_put_u32(w, "dflash.attention.head_count_kv", 4, e) |
-           gguf_put_u32(w, "dflash.attention.key_length", 8, e) | gguf_put_u32(w, "dflash.attention.value_length", 8, e);
+    return gguf_put_u32(w, "dflash.attention.head_count", 8, e) |
+           gguf_put_u32(w, "dflash.attention.head_count_kv", 4, e) |
+           gguf_put_u32(w, "dflash.attention.key_length", 8, e) |
+           gguf_put_u32(w, "dflash.attention.value_length", 8, e);
 }
 static int lie(struct gguf_writer *w, struct err *e)
 {
@@ -348,7 +440,8 @@ static void test_foreign(void **state)
     (void)state;
     struct df_drafter d;
     const struct sick none = {0};
-    const struct df_change plain = {0}, windows = {.windows = true}, liar = {.edit = lie}, heads = {.edit = small_heads};
+    const struct df_change plain = {0}, windows = {.windows = true}, liar = {.edit = lie},
+                           heads = {.edit = small_heads};
     write_pair(&none, scratch("t.gguf"), scratch("d.gguf"));
     df_make(&d);
     foreign(&d, "upstream", &plain, "hidden size", CHECK_BAD, "need the target's 40");
@@ -356,25 +449,30 @@ static void test_foreign(void **state)
     assert_string_equal(worst("hidden size")->found, "32");
     foreign(&d, "upstream", &plain, "heads", CHECK_OK, "drafter 4/2 of 16");
     foreign(&d, "buun", &plain, "dialect", CHECK_OK, "dflash-draft: buun (ht, Anbeeld and buun");
-    foreign(&d, "lucebox", &windows, "target", CHECK_WARN, "qwen35-dflash-draft names another family than the target's qwen3");
+    foreign(&d, "lucebox", &windows, "target", CHECK_WARN,
+            "qwen35-dflash-draft names another family than the target's qwen3");
     assert_null(worst("windows"));
-    foreign(&d, "lucebox", &plain, "windows", CHECK_WARN, "no sliding layers; converters of this dialect leave them out");
+    foreign(&d, "lucebox", &plain, "windows", CHECK_WARN,
+            "no sliding layers; converters of this dialect leave them out");
     foreign(&d, "lucebox", &liar, "inferred", CHECK_WARN, "n_target_layers says 60: not used");
     foreign(&d, "buun", &windows, "layers", CHECK_WARN, "0: window 12, causal");
     assert_null(worst("causality"));
     foreign(&d, "ik", &windows, "causality", CHECK_WARN, "attention.causal is false for all layers");
     for (int i = 0; i < d.n; i++)
-        if (strstr(d.t[i].name, "_q_norm") || strstr(d.t[i].name, "_k_norm")) d.t[i].ne[0] = 8, d.t[i].bytes = 32;
+        if (strstr(d.t[i].name, "_q_norm") || strstr(d.t[i].name, "_k_norm"))
+            d.t[i].ne[0] = 8, d.t[i].bytes = 32;
     foreign(&d, "upstream", &heads, "heads", CHECK_BAD, "heads of a multiple of 16");
     assert_string_equal(worst("heads")->found, "8");
     df_free(&d);
     df_make(&d);
     for (int i = 0; i < d.n; i++)
-        if (!strcmp(d.t[i].name, "blk.1.ffn_up.weight")) d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_EMBD * DF_FF / 32 * 17;
+        if (!strcmp(d.t[i].name, "blk.1.ffn_up.weight"))
+            d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_EMBD * DF_FF / 32 * 17;
     foreign(&d, "upstream", &plain, "types", CHECK_BAD, "blk.1.ffn_up.weight cannot be multiplied here");
     assert_string_equal(worst("types")->found, "MXFP4");
     for (int i = 0; i < d.n; i++)
-        if (!strcmp(d.t[i].name, "fc.weight")) d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_TAPS * DF_EMBD * DF_EMBD / 32 * 17;
+        if (!strcmp(d.t[i].name, "fc.weight"))
+            d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_TAPS * DF_EMBD * DF_EMBD / 32 * 17;
     foreign(&d, "upstream", &plain, "weights", CHECK_WARN, "fc.weight: MXFP4, not decoded here");
     df_free(&d);
 }
@@ -394,8 +492,9 @@ static void test_no_taps(void **state)
     write_pair(&s, scratch("t.gguf"), scratch("d.gguf"));
     assert_int_equal(examine(scratch("t.gguf"), scratch("d.gguf"), NULL, &e), 1);
     assert_non_null(strstr(worst("drafter")->found, "the taps are missing"));
-    assert_string_equal(worst("taps")->text,
-                        "the file says none; for 2 taps of 3 blocks lucebox would take 1,2 (qwen35) or 1,0 (others)");
+    assert_string_equal(
+        worst("taps")->text,
+        "the file says none; for 2 taps of 3 blocks lucebox would take 1,2 (qwen35) or 1,0 (others)");
     assert_string_equal(worst("taps")->hint, "try them: --taps LIST");
 }
 
@@ -416,11 +515,8 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_well),
-        cmocka_unit_test(test_sick),
-        cmocka_unit_test(test_ways),
-        cmocka_unit_test(test_foreign),
-        cmocka_unit_test(test_no_taps),
+        cmocka_unit_test(test_well),    cmocka_unit_test(test_sick),    cmocka_unit_test(test_ways),
+        cmocka_unit_test(test_foreign), cmocka_unit_test(test_no_taps),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
