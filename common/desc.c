@@ -168,6 +168,21 @@ static void read_identity(struct desc_reader *r)
 
 /* ---- entry points ---- */
 
+const char *desc_override_given(const struct desc_override *o)
+{
+    return !o                     ? NULL
+           : o->dialect           ? "dialect"
+           : o->n_taps > 0        ? "taps"
+           : o->has_tap_shift     ? "tap-shift"
+           : o->has_mask_id       ? "mask-id"
+           : o->block_size > 0    ? "block-size"
+           : o->rope_theta > 0    ? "rope-theta"
+           : o->sliding_window    ? "sliding-window"
+           : o->sliding_pattern   ? "sliding-pattern"
+           : o->draft_causal >= 0 ? "causal"
+                                  : NULL;
+}
+
 static int refuse_unknown_tensors(struct desc_reader *r)
 {
     for (uint64_t i = 0; i < r->g->n_tensors; i++) {
@@ -227,7 +242,13 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
         goto out;
     }
     r.d->bos_id = r.d->eos_id = r.d->mask_id = -1;
-    if (read_any(&r) || read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
+    if (read_any(&r)) goto out;
+    if (r.d->arch != DESC_DFLASH && desc_override_given(o)) { /* nothing is passed over */
+        err_set(e, ERR_USAGE, "%s: %s%s is for drafters, this is a %s", g->map.path ? g->map.path : "model",
+                o->flag ? o->flag : "--draft-", desc_override_given(o), r.d->arch_name);
+        goto out;
+    }
+    if (read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
     read_identity(&r);
     *out = r.d;
     r.d = NULL;

@@ -117,6 +117,9 @@ struct desc_override {
     const char *flag;            /* what the names of these flags begin with, for hints; NULL: "--draft-" */
 };
 
+/* The name of the first of these flags that is given, without what it begins with ("taps"), or NULL. */
+const char *desc_override_given(const struct desc_override *o);
+
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First

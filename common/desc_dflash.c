@@ -47,6 +47,9 @@ static const char *const drafter_keys[] = {"attention.causal",
                                            "tie_word_embeddings"};
 enum { N_DRAFTER_KEYS = sizeof drafter_keys / sizeof drafter_keys[0], MAX_KEYS = 128 };
 
+/* Writers of A.dflash.* give one of these, some both. */
+static const char *const width_keys[] = {"dflash.n_target_features", "dflash.n_target_layers"};
+
 static int check_keys(struct desc_reader *r, const struct dialect *x)
 {
     const char *known[MAX_KEYS + 1];
@@ -58,6 +61,7 @@ static int check_keys(struct desc_reader *r, const struct dialect *x)
     if (x->mask_key) known[n++] = x->mask_key;
     if (!x->mask_key) known[n++] = "mask_token_id"; /* see read_mask */
     if (x->width_key) known[n++] = x->width_key;
+    for (int i = 0; !strncmp(x->taps_key, "dflash.", 7) && i < 2; i++) known[n++] = width_keys[i];
     if (r->o && r->o->dialect) { /* which of the two counts is said */
         known[n++] = "target_layers";
         known[n++] = "target_layer_ids";
@@ -187,22 +191,31 @@ static void find_names(struct desc_reader *r, const struct dialect *x)
     }
 }
 
-/* What the key beside the taps says of fc's width, against fc. */
-static int check_width(struct desc_reader *r, const struct dialect *x)
+/* What a key beside the taps says of fc's width, against fc. */
+static int check_width(struct desc_reader *r, const struct dialect *x, const char *key,
+                       enum dialect_width width)
 {
     struct desc *d = r->d;
     int32_t v = 0;
-    int rc = x->width == WIDTH_NONE ? 1 : desc_maybe_i32(r, x->width_key, 0, INT32_MAX, &v);
+    int rc = width == WIDTH_NONE ? 1 : desc_maybe_i32(r, key, 0, INT32_MAX, &v);
     if (rc) return rc < 0 ? -1 : 0;
-    if (x->width == WIDTH_TAPS) {
+    if (width == WIDTH_TAPS) {
         if (v != d->n_taps)
-            desc_infer(r, "%s.%s says %d: not used, there are %d taps", x->arch, x->width_key, v, d->n_taps);
+            desc_infer(r, "%s.%s says %d: not used, there are %d taps", x->arch, key, v, d->n_taps);
         return 0;
     }
-    const int32_t have = x->width == WIDTH_FEATURES ? d->n_features : d->n_features / d->n_taps;
+    const int32_t have = width == WIDTH_FEATURES ? d->n_features : d->n_features / d->n_taps;
     return v == have ? 0
-                     : desc_fail(r, "key '%s.%s': disagrees with %s (expected %d, got %d)", x->arch,
-                                 x->width_key, d->fc_name, have, v);
+                     : desc_fail(r, "key '%s.%s': disagrees with %s (expected %d, got %d)", x->arch, key,
+                                 d->fc_name, have, v);
+}
+
+static int check_widths(struct desc_reader *r, const struct dialect *x)
+{
+    if (strncmp(x->taps_key, "dflash.", 7)) return check_width(r, x, x->width_key, x->width);
+    return check_width(r, x, width_keys[0], WIDTH_FEATURES) || check_width(r, x, width_keys[1], WIDTH_TAPS)
+               ? -1
+               : 0;
 }
 
 static int read_fc(struct desc_reader *r, const struct dialect *x)
@@ -220,7 +233,7 @@ static int read_fc(struct desc_reader *r, const struct dialect *x)
         snprintf(name, sizeof name, "blk.%d.%s", i, d->ffn_norm_name);
         if (desc_shape(r, norm, name)) return -1;
     }
-    return check_width(r, x);
+    return check_widths(r, x);
 }
 
 /* ---- attention ---- */

@@ -117,7 +117,8 @@ static bool is_part(const struct relabel *r, const struct gguf_kv *kv)
 {
     const struct dialect *x = r->from;
     return is_key(kv, x, x->taps_key) || is_key(kv, x, x->block_key) || is_key(kv, x, x->mask_key) ||
-           (x->width_key && is_key(kv, x, x->width_key)) ||
+           (x->width_key && is_key(kv, x, x->width_key)) || is_key(kv, x, "dflash.n_target_features") ||
+           is_key(kv, x, "dflash.n_target_layers") ||
            (!strcmp(x->arch, "dflash") && (is_key(kv, x, "mask_token_id") || is_key(kv, x, "target_layers") ||
                                            is_key(kv, x, "target_layer_ids"))) ||
            ((!r->to->mask_key || r->to->mask_too || x->mask_too) &&

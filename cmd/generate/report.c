@@ -93,6 +93,25 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "append", json_boolean(set->append));
     json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
+    const struct drafter_flags *f = &set->m.draft;
+    const struct {
+        const char *key, *v;
+    } text[] = {{"draft_dialect", f->dialect},
+                {"draft_taps", f->taps},
+                {"draft_rope_theta", f->theta},
+                {"draft_sliding_pattern", f->pattern}};
+    const struct {
+        const char *key;
+        int32_t v, none;
+    } number_of[] = {{"draft_tap_shift", f->tap_shift, -1},
+                     {"draft_mask_id", f->mask_id, -1},
+                     {"draft_block_size", f->block_size, 0},
+                     {"draft_sliding_window", f->window, 0}};
+    for (size_t i = 0; i < 4; i++) {
+        json_object_set_new(j, text[i].key, text[i].v ? json_string(text[i].v) : json_null());
+        json_object_set_new(j, number_of[i].key,
+                            number_of[i].v != number_of[i].none ? json_integer(number_of[i].v) : json_null());
+    }
     json_object_set_new(j, "draft_causal",
                         set->m.draft_causal < 0 ? json_null() : json_integer(set->m.draft_causal));
     return j;

@@ -51,8 +51,11 @@ int show_drafter(const struct gguf *g, const struct desc_override *o, bool json,
     struct gguf_str arch = {0};
     struct err mine = {0};
     struct desc *d = NULL;
-    if (gguf_get_str(g, "general.architecture", &arch, &mine) || (!dialect_is_drafter(arch) && !desc_stranger(arch)))
-        return 0;
+    const bool drafter = !gguf_get_str(g, "general.architecture", &arch, &mine) &&
+                         (dialect_is_drafter(arch) || desc_stranger(arch));
+    if (!drafter && desc_override_given(o))
+        return err_set(e, ERR_USAGE, "--%s is for drafters (expected a drafter's GGUF)", desc_override_given(o));
+    if (!drafter) return 0;
     if (desc_read(&d, g, o, &mine)) {
         if (mine.code != ERR_FORMAT) {
             *e = mine;

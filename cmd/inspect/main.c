@@ -149,6 +149,8 @@ int main(int argc, char **argv)
                         drafter_flags_given(&o.draft) ? drafter_flags_given(&o.draft) : "causal");
     drafter_flags_read(&cli, &o.draft, "--", &over);
     over.draft_causal = o.causal;
+    if (!o.pair && !o.diff && st_is_path(cli.args[0]) && desc_override_given(&over))
+        cli_usage_error(&cli, "--%s is for a drafter's GGUF", desc_override_given(&over));
     if (redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     if (o.pair)
         rc = pair_verdict(check_pair(cli.args[0], cli.args[1], &over, print_pair_finding, NULL, &e), &e);
