@@ -21,6 +21,7 @@ struct doctor {
     check_fn fn;
     void *ctx;
     int bad;
+    bool no_memory; /* something was not looked at */
     struct gguf *tg, *dg;
     struct desc *t, *d;
 };
@@ -333,6 +334,7 @@ static void see_mask(struct doctor *p)
         return;
     }
     float *x = embd ? mem_alloc((size_t)embd->ne[0] * sizeof *x) : NULL;
+    p->no_memory |= embd && !x;
     if (x && d->mask_id < embd->ne[1])
         see_mask_row(p, embd, x);
     else
@@ -410,10 +412,11 @@ struct values {
     bool decoded;
 };
 
-static struct values look(const struct gguf_tensor *t)
+static struct values look(struct doctor *p, const struct gguf_tensor *t)
 {
     struct values v = {.decoded = true};
     float *x = mem_alloc((size_t)t->ne[0] * sizeof *x);
+    p->no_memory |= !x;
     for (int64_t r = 0; r < t->ne[1] && v.decoded; r++) {
         v.decoded = x && read_row(t, r, x);
         for (int64_t i = 0; i < t->ne[0] && v.decoded; i++) {
@@ -434,7 +437,7 @@ static void see_features(struct doctor *p)
     const char *const names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
     for (int i = 0; i < 3; i++) {
         const struct gguf_tensor *t = gguf_tensor(p->dg, names[i]);
-        const struct values v = look(t);
+        const struct values v = look(p, t);
         const char *type = kn_type_info(t->type)->name;
         const struct text what = textf("%s: %s, largest value %.4g", names[i], type, v.max);
         if (!v.decoded)
@@ -543,7 +546,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
                "dflash-inspect --pair TARGET DRAFTER");
     else
         see_all(&p);
-    rc = p.bad;
+    rc = p.no_memory ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter) : p.bad;
 done:
     desc_free(p.t);
     desc_free(p.d);

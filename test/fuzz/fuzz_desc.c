@@ -1,6 +1,8 @@
-/* fuzz_desc.c - any bytes that are a GGUF through the description: what it accepts is whole and in range. */
+/* fuzz_desc.c - any bytes that are a GGUF through the description: what it accepts is whole and in range. Drafters also
+ * with flags over the file, told as text, and their keys written in every dialect. */
 #include "../../common/desc.h"
 #include "../../common/gguf.h"
+#include "../../common/relabel.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -35,6 +37,50 @@ static void check(const struct desc *d)
         if (d->taps[i] < 0) __builtin_trap();
 }
 
+static void hear(void *ctx, const char *subject, const char *text)
+{
+    (void)ctx;
+    if (!*subject || !*text) __builtin_trap();
+}
+
+static int put(void *ctx, const struct gguf_kv *kv, struct err *e)
+{
+    return gguf_put_kv(ctx, kv, e);
+}
+
+static void relabel(const struct desc *d, const struct gguf *g)
+{
+    for (const struct dialect *x = dialects; x->name; x++) {
+        struct gguf_writer *w;
+        struct err e = {0};
+        if (x->refused) continue;
+        if (gguf_writer_new(&w, &e)) return;
+        if (relabel_keys(w, g, d, x, NULL, put, w, &e) && !e.msg[0]) __builtin_trap();
+        gguf_writer_free(w);
+    }
+}
+
+static void drafter(const struct gguf *g)
+{
+    const struct desc_override o = {.draft_causal = 1,
+                                    .n_taps = 2,
+                                    .taps = {0, 1},
+                                    .has_mask_id = true,
+                                    .mask_id = 3,
+                                    .block_size = 4,
+                                    .rope_theta = 100,
+                                    .sliding_window = 5,
+                                    .sliding_pattern = "sf"};
+    struct err e = {0};
+    struct desc *d = NULL;
+    if (!desc_read(&d, g, &o, &e)) {
+        check(d);
+        if (d->arch == DESC_DFLASH && (d->n_taps != 2 || d->block_size != 4)) __builtin_trap();
+    } else if (d || !e.msg[0])
+        __builtin_trap();
+    desc_free(d);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct gguf *g;
@@ -44,9 +90,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!desc_read(&d, g, NULL, &e)) {
         check(d);
         desc_pair(d, d, &e);
+        if (d->arch == DESC_DFLASH) {
+            desc_tell(d, NULL, hear, NULL);
+            relabel(d, g);
+        }
     } else if (d || e.code != ERR_FORMAT || !e.msg[0])
         __builtin_trap();
     desc_free(d);
+    drafter(g);
     gguf_close(g);
     return 0;
 }

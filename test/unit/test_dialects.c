@@ -12,6 +12,7 @@
 #include "../../common/convert.h"
 #include "../../common/desc.h"
 #include "../../common/dialect.h"
+#include "../../common/mem.h"
 #include "../dialect_files.h"
 #include "scratch.h"
 
@@ -627,6 +628,27 @@ static void test_convert_flags(void **state)
     desc_free(d);
 }
 
+/* The nth allocation of a relabelling fails: no output is left, and the reason is said. */
+static void test_memory(void **state)
+{
+    (void)state;
+    char in[256], out[256];
+    int n = 0, rc;
+    snprintf(in, sizeof in, "%s", write_file("a.gguf", "lucebox", &plain));
+    snprintf(out, sizeof out, "%s", scratch("memory.gguf"));
+    do {
+        struct err e = {0};
+        mem_fail_at((uint64_t)++n);
+        rc = convert(in, out, "ik", &e);
+        mem_fail_at(0);
+        if (rc && (e.code != ERR_IO || !strstr(e.msg, "out of memory")))
+            fail_msg("allocation %d: %s", n, e.msg);
+        assert_int_equal(access(out, F_OK), rc ? -1 : 0);
+    } while (rc && n < 2000);
+    assert_int_equal(rc, 0);
+    assert_true(n > 40);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -652,6 +674,7 @@ int main(void)
         cmocka_unit_test(test_identity),       cmocka_unit_test(test_names),
         cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_inexpressible),
         cmocka_unit_test(test_own_embedding),  cmocka_unit_test(test_convert_flags),
+        cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

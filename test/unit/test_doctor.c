@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include "../../common/check.h"
+#include "../../common/mem.h"
 #include "../dialect_files.h"
 #include "tiny_pair.h"
 
@@ -498,6 +499,25 @@ static void test_no_taps(void **state)
     assert_string_equal(worst("taps")->hint, "try them: --taps LIST");
 }
 
+/* The nth allocation fails: that is said, whatever it was for. */
+static void test_memory(void **state)
+{
+    (void)state;
+    const struct sick none = {0};
+    int n = 0, rc;
+    write_pair(&none, scratch("t.gguf"), scratch("d.gguf"));
+    do {
+        struct err e = {0};
+        mem_fail_at((uint64_t)++n);
+        rc = examine(scratch("t.gguf"), scratch("d.gguf"), NULL, &e);
+        mem_fail_at(0);
+        if (rc < 0 && (e.code != ERR_IO || !strstr(e.msg, "out of memory")))
+            fail_msg("allocation %d: %s", n, e.msg);
+    } while (rc < 0 && n < 1000);
+    assert_int_equal(rc, 0);
+    assert_true(n > 10);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -516,7 +536,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_well),    cmocka_unit_test(test_sick),    cmocka_unit_test(test_ways),
-        cmocka_unit_test(test_foreign), cmocka_unit_test(test_no_taps),
+        cmocka_unit_test(test_foreign), cmocka_unit_test(test_no_taps), cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
