@@ -52,6 +52,11 @@ struct model {
     float *hidden_norm;                /* drafters: [n_embd] */
     double *rope_freq[DESC_MAX_ROPES]; /* [n_rot/2] device: what desc_rope says */
     struct model_layer *layer;         /* [n_layer] */
+    struct model_matrix {
+        const struct kn_weight *w;
+        const char *name;
+    } *matrix; /* [n_matrix] the weights of products and their tensors; of one stored in halves, the first */
+    int32_t n_matrix;
     uint64_t
         bytes_step; /* weight bytes read by a one-row step, as stored in the file; of experts, those used */
 };

@@ -99,10 +99,17 @@ static int loaded(struct loader *l, const struct gguf_tensor *t, int rc)
     return err_prefix(l->e, "tensor '%s'", t->name);
 }
 
+/* A tensor is loaded once, so there is room (model_load_gguf). */
+static void remember(struct loader *l, const struct kn_weight *w, const struct gguf_tensor *t)
+{
+    l->m->matrix[l->m->n_matrix++] = (struct model_matrix){w, t->name};
+}
+
 static int load_weight(struct loader *l, struct kn_weight *w, unsigned use, const char *name)
 {
     const struct gguf_tensor *t = tensor(l, name);
     if (!t) return -1;
+    if (use & KN_USE_LINEAR) remember(l, w, t);
     return loaded(l, t, l->op->weight_load(l->m->be, w, t->type, t->ne[0], t->ne[1], t->data, use));
 }
 
@@ -110,6 +117,7 @@ static int load_experts(struct loader *l, struct kn_weight *w, const char *name)
 {
     const struct gguf_tensor *t = tensor(l, name);
     if (!t) return -1;
+    remember(l, w, t);
     return loaded(l, t,
                   l->op->experts_load(l->m->be, w, t->type, t->ne[0], t->ne[1], (int32_t)t->ne[2], t->data));
 }
@@ -133,6 +141,7 @@ static int load_gated_query(struct loader *l, int i, const char *name)
     struct model_layer *y = &l->m->layer[i];
     struct kn_weight *w[] = {&y->wq, &y->wg};
     const struct gguf_tensor *t = tensor(l, name);
+    if (t) remember(l, w[0], t);
     for (int half = 0; half < 2; half++) {
         uint8_t *rows = t ? half_rows(l, t, l->m->d->layer[i].head_dim, half) : NULL;
         if (!rows) return -1;
@@ -149,6 +158,7 @@ static int load_fused_experts(struct loader *l, int i, const char *name)
     struct model_layer *y = &l->m->layer[i];
     struct kn_weight *w[] = {&y->gate_x, &y->up_x};
     const struct gguf_tensor *t = tensor(l, name);
+    if (t) remember(l, w[0], t);
     for (int half = 0; half < 2; half++) {
         uint8_t *rows = t ? half_rows(l, t, l->m->d->n_ff_exp, half) : NULL;
         if (!rows) return -1;
@@ -386,7 +396,8 @@ int model_load_gguf(struct model **out, struct gguf *g, struct kn_backend *be, c
     m->file = g;
     if (desc_read(&m->d, g, o, e)) goto fail;
     m->layer = mem_calloc((size_t)m->d->n_layer, sizeof *m->layer);
-    if (!m->layer) {
+    m->matrix = mem_calloc((size_t)g->n_tensors + 1, sizeof *m->matrix);
+    if (!m->layer || !m->matrix) {
         err_set(e, ERR_IO, "out of memory (layers of a model)");
         goto fail;
     }
@@ -431,6 +442,7 @@ void model_free(struct model *m)
     op->free(m->be, m->hidden_norm);
     for (int i = 0; i < DESC_MAX_ROPES; i++) op->free(m->be, m->rope_freq[i]);
     mem_free(m->layer);
+    mem_free(m->matrix);
     desc_free(m->d);
     gguf_close(m->file);
     mem_free(m);

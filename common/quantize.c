@@ -351,6 +351,7 @@ struct job {
     int64_t n_in;
     size_t src_row, dst_row;
     bool measure;
+    const float *importance; /* [n_in] or NULL */
 };
 
 /* scratch: [2, n_in] */
@@ -365,7 +366,7 @@ static int one_row(const struct job *b, int64_t r, float *scratch, struct quant_
         x = scratch;
     }
     uint8_t *d = b->dst + (size_t)r * b->dst_row;
-    if (!rc) rc = kn_encode_row(b->to, x, d, b->n_in, NULL);
+    if (!rc) rc = kn_encode_row(b->to, x, d, b->n_in, b->importance);
     if (!rc && b->measure) {
         float *y = scratch + b->n_in;
         rc = kn_decode_row(b->to, d, y, b->n_in);
@@ -425,8 +426,16 @@ out:
 int quant_rows(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
                int64_t n_rows, int64_t row0, int threads, struct quant_error *q, struct err *e)
 {
+    return quant_rows_weighted(name, from, src, to, dst, n_in, n_rows, row0, NULL, threads, q, e);
+}
+
+int quant_rows_weighted(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
+                        int64_t n_rows, int64_t row0, const float *importance, int threads, struct quant_error *q,
+                        struct err *e)
+{
     const struct kn_type_info *f = kn_type_info(from), *t = kn_type_info(to);
-    struct job b = {from, to, src, dst, n_in, kn_row_bytes(from, n_in), kn_row_bytes(to, n_in), q != NULL};
+    struct job b = {from, to, src, dst, n_in, kn_row_bytes(from, n_in), kn_row_bytes(to, n_in), q != NULL,
+                    importance};
     if (n_in <= 0 || n_rows <= 0) return 0;
     if (!f || !t || (from != to && (!f->can_decode || !t->can_encode)))
         return err_set(e, ERR_FORMAT, "%s: cannot make %s from %s", name, t ? t->name : "an unknown type",

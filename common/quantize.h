@@ -94,6 +94,12 @@ void quant_error_add(struct quant_error *sum, const struct quant_error *part);
 int quant_rows(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
                int64_t n_rows, int64_t row0, int threads, struct quant_error *q, struct err *e);
 
+/* The same with weights of the squared error: importance[n_in], above 0, for every row of the call (imatrix.h). What q
+ * reports stays unweighted. Types without a search (floats, Q8_0) do not look at it. */
+int quant_rows_weighted(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
+                        int64_t n_rows, int64_t row0, const float *importance, int threads, struct quant_error *q,
+                        struct err *e);
+
 /* How many rows to pass at a time so that source, result and scratch stay near 32 MiB; at least 1. */
 int64_t quant_slab_rows(uint32_t from, uint32_t to, int64_t n_in);
 

@@ -1,5 +1,5 @@
-/* dflash-prefill - run a prompt once and keep what it leaves: a state for dflash-generate, logits, or a
- * perplexity. */
+/* dflash-prefill - run a prompt once and keep what it leaves: a state for dflash-generate, logits, a
+ * perplexity, or an importance matrix. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,13 +8,14 @@
 
 #include "../cli.h"
 #include "../models.h"
+#include "../../common/imatrix.h"
 #include "../../common/io.h"
 #include "../../common/mem.h"
 #include "../../common/session.h"
 #include "../../common/state.h"
 
 static struct models m = MODELS_INIT;
-static const char *out_path, *logits_path, *hidden_path;
+static const char *out_path, *logits_path, *hidden_path, *imatrix_path, *dataset;
 static int32_t chunk, ctx_size;
 static bool force, nll;
 
@@ -29,13 +30,17 @@ static const struct cli_flag flags[] = {
      "write the logits of every position, float32 [n_prompt, n_vocab]", 0, 0},
     {"--hidden", CLI_STR, &hidden_path, "FILE",
      "write what every layer leaves, float32 [n_layer + 1, n_prompt, n_embd]", 0, 0},
+    {"--imatrix", CLI_STR, &imatrix_path, "FILE",
+     "add the squares of the inputs of the target's products to this importance matrix; no state without -o", 0, 0},
+    {"--dataset", CLI_STR, &dataset, "NAME", "what FILE says of the tokens (default stdin)", 0, 0},
     {"--nll", CLI_FLAG, &nll, NULL, "print the perplexity of the prompt instead of writing a state", 0, 0},
     {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
 };
 static struct cli cli = {
     .tool = "prefill",
     .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-o STATE] [--chunk N] [--logits FILE] [--hidden FILE] < tokens > state\n"
-                "-m TARGET.gguf --nll < tokens",
+                "-m TARGET.gguf --nll < tokens\n"
+                "-m TARGET.gguf --imatrix FILE [--dataset NAME] < tokens",
     .summary = "Run a prompt of raw int32 token ids and write the state that dflash-generate resumes from.",
     .flags = flags,
 };
@@ -60,6 +65,7 @@ struct rows {
     int32_t n_vocab;
     struct io_out *logits; /* NULL: not wanted */
     double nll;            /* sum over the tokens that a row predicts */
+    struct imatrix_watch *watch; /* NULL: none */
     const struct session *s;
 };
 
@@ -81,6 +87,8 @@ static int take_rows(void *ctx, const float *rows, int32_t n, int32_t pos, struc
         if (session_check_row(r->s, row, pos + i, e)) return -1;
         if ((size_t)(pos + i) + 1 < r->n) r->nll += row_nll(row, r->n_vocab, r->ids[pos + i + 1]);
     }
+    /* The head runs once more over the last row, for the state: that one is not to count twice. */
+    if (r->watch && (size_t)(pos + n) == r->n) imatrix_watch_stop(r->watch);
     return r->logits ? io_out_write(r->logits, rows, (size_t)n * (size_t)r->n_vocab * sizeof *rows, e) : 0;
 }
 
@@ -121,17 +129,38 @@ static void print_nll(const struct rows *r)
     printf("tokens %zu\nnll %.6f\nppl %.4f\n", r->n - 1, mean, exp(mean));
 }
 
+/* What is in the file already is added to. */
+static int open_imatrix(struct imatrix **im, struct io_out *out, const char *const *inputs, struct err *e)
+{
+    const bool exists = access(imatrix_path, F_OK) == 0;
+    if (exists ? imatrix_read(im, imatrix_path, e) : imatrix_new(im, e)) return -1;
+    (*im)->chunk_size = (uint32_t)(chunk ? chunk : SESSION_CHUNK);
+    if (imatrix_add_dataset(*im, dataset ? dataset : "stdin", e)) return -1;
+    return io_out_open(out, imatrix_path, true, inputs, 3, e);
+}
+
+static int close_imatrix(const struct imatrix *im, struct io_out *out, struct err *e)
+{
+    if (imatrix_write(im, out, e) || io_out_commit(out, e)) return -1;
+    cli_note(&cli, "%s: %" PRId64 " products, %" PRIu32 " chunks of %" PRIu32 " tokens", imatrix_path, im->n,
+             imatrix_chunks(im), im->chunk_size);
+    return 0;
+}
+
 static int run(struct err *e)
 {
     const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path, "-"};
-    struct io_out out = {.fd = -1}, logits = {.fd = -1};
+    struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1};
     struct planes planes = {.out = {.fd = -1}};
+    const bool state = !nll && (!imatrix_path || out_path);
+    struct imatrix *im = NULL;
     struct session *s = NULL;
     struct rows r = {0};
     int32_t *ids = NULL;
     int rc = -1;
     double start;
-    if (!nll && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
+    if (state && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
+    if (imatrix_path && open_imatrix(&im, &importance, inputs, e)) goto done;
     if (logits_path && io_out_open(&logits, logits_path, true, inputs, 3, e)) goto done;
     if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 3, e) || io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
@@ -145,7 +174,12 @@ static int run(struct err *e)
         err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
         goto done;
     }
-    if (models_check_ids(&m, ids, r.n, e) || make_session(&s, r.n, &planes, e)) goto done;
+    if (models_check_ids(&m, ids, r.n, e)) goto done;
+    if (im && imatrix_watch_new(&r.watch, m.target, im, e)) {
+        err_prefix(e, "%s", imatrix_path);
+        goto done;
+    }
+    if (make_session(&s, r.n, &planes, e)) goto done;
     models_check_bos(&m, &cli, ids, r.n);
     models_check_length(&m, &cli, (int64_t)r.n);
     planes.n = r.n;
@@ -154,9 +188,10 @@ static int run(struct err *e)
     r.logits = logits_path ? &logits : NULL;
     r.s = s;
     start = cli_seconds();
-    if (session_prefill(s, ids, (int64_t)r.n, nll || logits_path ? take_rows : NULL, &r, e)) goto done;
+    if (session_prefill(s, ids, (int64_t)r.n, nll || logits_path || im ? take_rows : NULL, &r, e)) goto done;
     start = cli_seconds() - start;
-    if (!nll && (write_state(s, &out, e) || io_out_commit(&out, e))) goto done;
+    if (state && (write_state(s, &out, e) || io_out_commit(&out, e))) goto done;
+    if (im && close_imatrix(im, &importance, e)) goto done;
     if (logits_path && io_out_commit(&logits, e)) goto done;
     if (hidden_path && io_out_commit(&planes.out, e)) goto done;
     if (nll) print_nll(&r);
@@ -167,7 +202,10 @@ done:
     io_out_abort(&out);
     io_out_abort(&logits);
     io_out_abort(&planes.out);
+    io_out_abort(&importance);
     session_free(s);
+    imatrix_watch_free(r.watch);
+    imatrix_free(im);
     mem_free(ids);
     models_close(&m);
     return rc;
@@ -179,12 +217,17 @@ int main(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     if (!m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
     if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
-    const struct cli_output out[] = {{nll ? "the perplexity" : "-o", out_path ? out_path : "-"},
+    if (dataset && !imatrix_path) cli_usage_error(&cli, "--dataset %s: there is no --imatrix to name it in", dataset);
+    if (imatrix_path && !strcmp(imatrix_path, "-"))
+        cli_usage_error(&cli, "--imatrix -: an importance matrix is added to (give it a file)");
+    const bool state = !nll && (!imatrix_path || out_path);
+    const struct cli_output out[] = {{nll ? "the perplexity" : "-o", nll || state ? (out_path ? out_path : "-") : NULL},
                                      {"--logits", logits_path},
-                                     {"--hidden", hidden_path}};
-    cli_distinct_outputs(&cli, out, 3);
+                                     {"--hidden", hidden_path},
+                                     {"--imatrix", imatrix_path}};
+    cli_distinct_outputs(&cli, out, 4);
     cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
-    if (!nll && (!out_path || !strcmp(out_path, "-"))) cli_no_binary_tty(&cli, STDOUT_FILENO, "the state");
+    if (state && (!out_path || !strcmp(out_path, "-"))) cli_no_binary_tty(&cli, STDOUT_FILENO, "the state");
     if (run(&e)) return cli_fail(&cli, &e);
     return cli_close_stdout(&cli);
 }

@@ -8,11 +8,12 @@
 #include <unistd.h>
 
 #include "../../common/gguf.h"
+#include "../../common/imatrix.h"
 #include "../../common/mem.h"
 #include "../../common/quantize.h"
 #include "../cli.h"
 
-static const char *out_path, *type_name;
+static const char *out_path, *type_name, *imatrix_path;
 static struct cli_list override_args;
 static int32_t threads;
 static bool force, json;
@@ -23,6 +24,8 @@ static const struct cli_flag flags[] = {
      "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K or a mix: Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M", 0, 0},
     {"--tensor-type", CLI_LIST, &override_args, "PATTERN=TYPE",
      "type of the tensors whose names match; repeatable, the last match wins", 0, 0},
+    {"--imatrix", CLI_STR, &imatrix_path, "FILE",
+     "importance matrix of the model (dflash-prefill --imatrix): its columns weigh the error", 0, 0},
     {"--threads", CLI_I32, &threads, "N",
      "threads (default 0: one a processor); the bytes do not depend on it", 0, 4096},
     {"--force", CLI_FLAG, &force, NULL, "overwrite an existing file", 0, 0},
@@ -34,7 +37,7 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "quantize",
     .synopsis =
-        "IN.gguf -o OUT.gguf --type TYPE [--tensor-type PATTERN=TYPE]...\n [--threads N] [--force] [--json]",
+        "IN.gguf -o OUT.gguf --type TYPE [--tensor-type PATTERN=TYPE]...\n [--imatrix FILE] [--threads N] [--force] [--json]",
     .summary = "Change the tensor types of a GGUF file and report the error that it costs.",
     .flags = flags,
     .min_args = 1,
@@ -47,6 +50,7 @@ struct work {
     struct io_out out;
     enum quant_recipe recipe;
     struct quant_override *override;
+    struct imatrix *imatrix; /* NULL: none */
     uint32_t *to;   /* [n_tensors] */
     int name_width; /* of the table */
     struct quant_error total;
@@ -142,10 +146,68 @@ static void warn_requantise(const struct work *k)
                  k->in->map.path, count, what);
 }
 
+/* ---- importance ---- */
+
+/* Does the search of this tensor's new type look at importance? */
+static bool searched(const struct gguf_tensor *t, uint32_t to)
+{
+    return t->type != to && kn_type_info(to)->block > 1 && to != KN_Q8_0;
+}
+
+/* Every entry must be of this model; tensors without one, and experts that saw no row, are told. */
+static int check_imatrix(const struct work *k, struct err *e)
+{
+    const struct imatrix *m = k->imatrix;
+    const char *first = NULL, *idle_first = NULL;
+    uint64_t without = 0, idle = 0;
+    for (int64_t i = 0; i < m->n; i++) {
+        const struct imatrix_entry *x = &m->entry[i];
+        const struct gguf_tensor *t = gguf_tensor(k->in, x->name);
+        if (!t)
+            return err_set(e, ERR_FORMAT, "%s: has '%s', which %s has not", imatrix_path, x->name, k->in->map.path);
+        if (t->ne[0] != x->n_in || t->ne[2] * t->ne[3] != x->n_mat)
+            return err_set(e, ERR_FORMAT,
+                           "%s: '%s' is of another shape (expected %" PRId64 " columns of %" PRId64 " matrices, got %" PRId64
+                           " of %" PRId64 ")",
+                           imatrix_path, x->name, t->ne[0], t->ne[2] * t->ne[3], x->n_in, x->n_mat);
+        for (int64_t j = 0; j < x->n_mat; j++)
+            if (!(x->count[j] > 0) && !idle++) idle_first = x->name;
+    }
+    for (uint64_t i = 0; i < k->in->n_tensors; i++)
+        if (searched(&k->in->tensor[i], k->to[i]) && !imatrix_find(m, k->in->tensor[i].name) && !without++)
+            first = k->in->tensor[i].name;
+    if (without)
+        cli_note(&cli, "%s: %" PRIu64 " tensors have no importance and are quantised without (the first: %s)", imatrix_path,
+                 without, first);
+    if (idle)
+        cli_note(&cli, "%s: %" PRIu64 " matrices saw no row and are quantised with equal columns (the first: in %s)",
+                 imatrix_path, idle, idle_first);
+    return 0;
+}
+
+/* What the ecosystem's quantiser writes of an importance matrix; keys of an earlier one do not stay. */
+static int imatrix_keys(struct work *k, struct err *e)
+{
+    static const char *const keys[] = {"quantize.imatrix.file", "quantize.imatrix.dataset",
+                                       "quantize.imatrix.entries_count", "quantize.imatrix.chunks_count"};
+    const struct imatrix *m = k->imatrix;
+    char sets[1024] = "";
+    size_t at = 0;
+    for (int i = 0; i < 4; i++) gguf_remove(k->w, keys[i]);
+    if (!m) return 0;
+    for (int64_t i = 0; i < m->n_dataset && at < sizeof sets - 1; i++)
+        at += (size_t)snprintf(sets + at, sizeof sets - at, "%s%s", i ? ", " : "", m->dataset[i]);
+    if (gguf_put_str(k->w, keys[0], imatrix_path, strlen(imatrix_path), e)) return -1;
+    if (sets[0] && gguf_put_str(k->w, keys[1], sets, strlen(sets), e)) return -1;
+    if (gguf_put_u32(k->w, keys[2], (uint32_t)m->n, e)) return -1;
+    return m->chunk_size ? gguf_put_u32(k->w, keys[3], imatrix_chunks(m), e) : 0;
+}
+
 static int copy_keys(struct work *k, struct err *e)
 {
     for (uint64_t i = 0; i < k->in->n_kv; i++)
         if (gguf_put_kv(k->w, &k->in->kv[i], e)) return -1;
+    if (imatrix_keys(k, e)) return -1;
     if (gguf_put_u32(k->w, "general.quantization_version", 2, e)) return -1;
     return gguf_put_u32(k->w, "general.file_type", quant_recipe_file_type(k->recipe), e);
 }
@@ -210,7 +272,8 @@ static int report(const struct work *k, uint64_t i, const struct quant_error *q,
                       e);
 }
 
-/* One tensor through a slab of rows; slab is [bytes of the rows in the new type]. */
+/* One tensor through a slab of rows; slab is [bytes of the rows in the new type]. With importance a slab ends with its
+ * matrix, for the next one weighs its columns differently. */
 static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struct err *e)
 {
     const struct gguf_tensor *t = &k->in->tensor[i];
@@ -218,18 +281,23 @@ static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struc
     if (t->type == to) return gguf_write_data(k->w, &k->out, t->data, t->bytes, e);
     const int64_t n_rows = t->ne[1] * t->ne[2] * t->ne[3], step = quant_slab_rows(t->type, to, t->ne[0]);
     const size_t in_row = kn_row_bytes(t->type, t->ne[0]), out_row = kn_row_bytes(to, t->ne[0]);
+    const struct imatrix_entry *x = k->imatrix && searched(t, to) ? imatrix_find(k->imatrix, t->name) : NULL;
     uint8_t *slab = mem_alloc(out_row * (size_t)(step < n_rows ? step : n_rows) + 1);
-    int rc = slab ? 0 : err_set(e, ERR_IO, "out of memory (%" PRId64 " rows of %s)", step, t->name);
-    for (int64_t r = 0; r < n_rows && !rc; r += step) {
-        const int64_t rows = n_rows - r < step ? n_rows - r : step;
-        rc = quant_rows(t->name, t->type, t->data + (size_t)r * in_row, to, slab, t->ne[0], rows, r, threads,
-                        q, e);
+    float *weight = x ? mem_alloc((size_t)t->ne[0] * sizeof *weight) : NULL;
+    int rc = slab && (weight || !x) ? 0 : err_set(e, ERR_IO, "out of memory (%" PRId64 " rows of %s)", step, t->name);
+    for (int64_t r = 0, rows; r < n_rows && !rc; r += rows) {
+        const int64_t end = x ? (r / t->ne[1] + 1) * t->ne[1] : n_rows;
+        rows = end - r < step ? end - r : step;
+        if (x && r % t->ne[1] == 0) imatrix_weights(x, r / t->ne[1], weight);
+        rc = quant_rows_weighted(t->name, t->type, t->data + (size_t)r * in_row, to, slab, t->ne[0], rows, r, weight,
+                                 threads, q, e);
         if (rc) err_prefix(e, "%s", k->in->map.path);
         if (!rc) rc = gguf_write_data(k->w, &k->out, slab, out_row * (size_t)rows, e);
         if (!rc)
             cli_progress(&cli, "quantize", k->bytes_in + (uint64_t)(r + rows) * in_row, k->in->map.size, "B");
     }
     mem_free(slab);
+    mem_free(weight);
     return rc;
 }
 
@@ -281,7 +349,9 @@ static int quantize(const char *path, struct err *e)
     int rc = -1;
     if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || make_plan(&k, e))
         goto out;
-    if (io_out_open(&k.out, out_path, force, &path, 1, e)) goto out;
+    if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
+    const char *inputs[] = {path, imatrix_path ? imatrix_path : path};
+    if (io_out_open(&k.out, out_path, force, inputs, 2, e)) goto out;
     warn_requantise(&k);
     const double begin = cli_seconds();
     if (write_all(&k, e)) goto out;
@@ -292,6 +362,7 @@ out:
     for (int i = 0; k.override && i < override_args.n; i++) quant_override_free(&k.override[i]);
     mem_free(k.override);
     mem_free(k.to);
+    imatrix_free(k.imatrix);
     gguf_close(k.in);
     return rc;
 }

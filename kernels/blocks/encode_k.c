@@ -149,7 +149,7 @@ void encode_k6(const struct search *s, const float *x, uint8_t *dst, int64_t n, 
     struct search_cols c = {.len = 16};
     for (int64_t i = 0; i < n; i += 256, dst += 210) {
         search_load(&c, x + i, importance ? importance + i : NULL, SEARCH_COLS);
-        weigh(&c, importance != NULL, 16);
+        if (!importance) weigh(&c, false, 16);
         s->symmetric(&c, 32);
         float peak = 0;
         for (int k = 0; k < 16; k++) peak = fabsf(c.scale[k]) > fabsf(peak) ? c.scale[k] : peak;

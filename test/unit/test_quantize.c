@@ -463,6 +463,36 @@ static void test_error(void **state)
     assert_true(q.err2 == 0 && q.ref2 > 0 && quant_rel_rms(&q) == 0); /* lossless, and measured */
 }
 
+/* Weights move error from columns that matter to columns that do not, whatever the threads. */
+static void test_weighted_rows(void **state)
+{
+    (void)state;
+    static const uint32_t types[] = {KN_Q4_0, KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+    static float w[IN], y[IN];
+    struct err e = {0};
+    for (int i = 0; i < ROWS * IN; i++) x[i] = (float)((i * 2654435761u >> 8) % 2001) * 1e-3f - 1;
+    for (int i = 0; i < IN; i++) w[i] = i % 8 == 3 ? 4.0f : 0.25f;
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        const size_t row = kn_row_bytes(types[k], IN);
+        double loss[2] = {0, 0};
+        struct quant_error q = {0}, one = {0};
+        assert_int_equal(quant_rows_weighted("t", KN_F32, x, types[k], a, IN, ROWS, 0, w, 3, &q, &e), 0);
+        assert_int_equal(quant_rows_weighted("t", KN_F32, x, types[k], b, IN, ROWS, 0, w, 1, &one, &e), 0);
+        assert_memory_equal(a, b, row * ROWS);
+        assert_true(q.err2 == one.err2);
+        assert_int_equal(quant_rows("t", KN_F32, x, types[k], b, IN, ROWS, 0, 1, NULL, &e), 0);
+        for (int s = 0; s < 2; s++)
+            for (int r = 0; r < ROWS; r++) {
+                assert_int_equal(kn_decode_row(types[k], (s ? b : a) + row * (size_t)r, y, IN), 0);
+                for (int i = 0; i < IN; i++) {
+                    const double d = (double)y[i] - (double)x[r * IN + i];
+                    loss[s] += (double)w[i] * d * d;
+                }
+            }
+        if (!(loss[0] < 0.97 * loss[1])) fail_msg("%s: %g weighted, %g not", kn_type_info(types[k])->name, loss[0], loss[1]);
+    }
+}
+
 static void test_bad_rows(void **state)
 {
     (void)state;
@@ -527,7 +557,7 @@ int main(void)
         cmocka_unit_test(test_overrides),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_error),
-        cmocka_unit_test(test_bad_rows),
+        cmocka_unit_test(test_weighted_rows), cmocka_unit_test(test_bad_rows),
         cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,26 @@
+# An importance matrix is gathered over two runs, reads back, weighs a quantised file's error, and is recorded there.
+dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/common/quantize.h" >a.tok
+dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/kernels/kernels.h" | head -c 4000 >b.tok
+dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix im.gguf --dataset one <a.tok
+dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix im.gguf --dataset two --threads 1 <b.tok
+dflash-inspect im.gguf | grep -E 'general.type|datasets|chunk_size'
+# the same rows in another order add up to the same, but for the file's float32 between the runs (2^-24 = 6e-8)
+dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix turned.gguf --dataset two --isa scalar <b.tok
+dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix turned.gguf --dataset one <a.tok
+dflash-inspect --diff im.gguf turned.gguf | tail -n 1 | awk '{ print $3, $4, ($NF < 1e-7) ? "equal" : "different" }'
+# a state beside it is the state without it
+dflash-prefill -q -m "$DATA/target-f16.gguf" -o with --imatrix im2.gguf <a.tok
+dflash-prefill -q -m "$DATA/target-f16.gguf" -o without <a.tok
+cmp with without && echo the same state
+dflash-quantize -q "$DATA/target-f16.gguf" -o plain.gguf --type q4_k_m
+dflash-quantize -q "$DATA/target-f16.gguf" -o weighed.gguf --type q4_k_m --imatrix im.gguf
+dflash-quantize -q "$DATA/target-f16.gguf" --type q4_k_m --imatrix im.gguf --threads 1 | cmp - weighed.gguf && echo any threads
+cmp -s plain.gguf weighed.gguf || echo weighed differently
+dflash-inspect weighed.gguf | grep quantize.imatrix
+dflash-quantize -q weighed.gguf --type f16 -o again.gguf 2>/dev/null # the keys say nothing about this file
+dflash-inspect again.gguf | grep -c quantize.imatrix || true
+# a prompt's likelihood suffers less
+nll() { dflash-prefill -q -m "$1" --nll <b.tok | sed -n 's/nll //p'; }
+dflash-quantize -q "$DATA/target-f16.gguf" -o p4.gguf --type q4_0
+dflash-quantize -q "$DATA/target-f16.gguf" -o w4.gguf --type q4_0 --imatrix im.gguf
+awk "BEGIN { print ($(nll w4.gguf) < $(nll p4.gguf)) ? \"better\" : \"worse\" }"
