@@ -204,6 +204,12 @@ int cpu_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_t
         free(be);
         return KN_EMEM;
     }
+    if (cpu_mm_open(be)) {
+        snprintf(msg, n, "out of memory (%d threads)", be->threads);
+        pool_free(be->pool);
+        free(be);
+        return KN_EMEM;
+    }
     *out = (struct kn_backend *)be;
     return 0;
 }
@@ -211,7 +217,7 @@ int cpu_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_t
 void cpu_close(struct kn_backend *kb)
 {
     struct cpu_backend *be = cpu_of(kb);
-    free(be->scratch);
+    cpu_mm_close(be);
     free(be->scratch_rows);
     free(be->scratch_experts);
     pool_free(be->pool);

@@ -28,6 +28,7 @@ struct cpu_backend {
     struct pool *pool;     /* of that many threads */
     void *scratch; /* of linear and friends: normed rows, quantised activations (mm.c) */
     size_t scratch_bytes;
+    struct stretch *stretch; /* [threads], of the call at hand (mm.c) */
     struct mm_arena *arena; /* packed weights (mm_pack.c) */
     void *scratch_rows;     /* of attention, delta and pick (rows.c) */
     size_t scratch_rows_bytes;
@@ -89,6 +90,8 @@ int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int6
 int cpu_experts_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat,
                      const void *data);
 void cpu_weight_free(struct kn_backend *, struct kn_weight *);
+int cpu_mm_open(struct cpu_backend *); /* be->threads is known */
+void cpu_mm_close(struct cpu_backend *);
 int cpu_mm_reserve(struct cpu_backend *, int32_t n, int64_t n_in);
 int cpu_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                bool add);

@@ -1,7 +1,7 @@
 /* mm.c - matrix products: shapes, scratch, threads. The arithmetic is in mm_<isa>.c.
  *
  * First the rows are normalised and rounded, each once and shared by all matrices of the call; then the panels of
- * all matrices are dealt out in chunks. A panel meets every tile of tokens while it is in the cache, so weights
+ * all matrices are dealt out, a stretch a thread. A panel meets every tile of tokens while it is in the cache, so weights
  * come from memory once a call whatever the number of rows. */
 #include "mm.h"
 #include "rows.h"
@@ -32,7 +32,6 @@ struct product {
         int32_t steps, ahead;    /* places where a kernel prefetches, lines at each */
         int64_t panel_end;       /* cumulated number of panels */
     } job[WIDTH_MAX];
-    atomic_llong *next; /* first panel, of all matrices', that no thread has taken */
     int n_jobs, threads;
     bool panel_by_panel;
 };
@@ -47,6 +46,15 @@ size_t mm_act_bytes(enum mm_act a, int64_t n_in)
     if (a == MM_ACT_F32) return (n + 1) / 2 * 8;
     if (a == MM_ACT_Q32) return n + n / 32 * 12;
     return n + n / 16 + n / 4 + n / 256 * 8;
+}
+
+static inline void prefetch_write(const void *p)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p)); /* processors without it take it for nothing */
+#else
+    __builtin_prefetch(p, 1);
+#endif
 }
 
 static size_t align64(size_t n)
@@ -117,7 +125,7 @@ int cpu_mm_reserve(struct cpu_backend *be, int32_t n, int64_t n_in)
 
 /* Normalise (where asked) and round the rows of one tile slot: slot is a token index, those past n are
  * filling. */
-static void prepare_row(const struct product *p, int32_t slot, float *normed)
+static void prepare_row(const struct product *p, int32_t slot, float *normed, bool but_q256)
 {
     const struct cpu_mm *mm = p->be->isa->mm;
     const int64_t n_in = p->w[0]->n_in;
@@ -132,9 +140,21 @@ static void prepare_row(const struct product *p, int32_t slot, float *normed)
         x = normed;
     }
     for (int a = 0; a < MM_ACT_COUNT; a++)
-        if (p->prepared[a])
+        if (p->prepared[a] && !(but_q256 && a == MM_ACT_Q256))
             mm->prepare((enum mm_act)a, p->prepared[a] + (size_t)t.first * mm_act_bytes((enum mm_act)a, n_in),
                         x, n_in, slot - t.first, t.width);
+}
+
+/* A tile of the widest width, norm and all, where the instruction set has that. */
+static void prepare_q256(const struct product *p, const struct tile *t)
+{
+    const int64_t n_in = p->w[0]->n_in;
+    struct mm_rows r = {.scaled = p->has_norm, .norm = p->norm};
+    for (int32_t i = 0; i < t->used; i++) {
+        r.x[i] = p->x + (t->first + i) * n_in;
+        if (r.scaled) r.scale[i] = p->be->isa->rows->rms_scale(r.x[i], n_in, p->eps);
+    }
+    p->be->isa->mm->prepare_q256(p->prepared[MM_ACT_Q256] + (size_t)t->first * mm_act_bytes(MM_ACT_Q256, n_in), &r, n_in);
 }
 
 static int width_log2(int32_t width)
@@ -178,6 +198,15 @@ static void store(const struct product *p, int j, int64_t panel, const struct ti
     }
 }
 
+/* Ask for the lines that a panel and tile will write while the product is still being computed: of a long head's
+ * logits no line is in a cache (SPEED.md). */
+static void prefetch_out(const struct product *p, int j, int64_t panel, const struct tile *t)
+{
+    const int64_t n_out = p->w[j]->n_out;
+    const float *out = p->out[j] + (int64_t)t->first * n_out + panel * p->be->isa->mm->lanes;
+    for (int32_t i = 0; i < t->used; i++, out += n_out) prefetch_write(out);
+}
+
 /* A whole panel and tile goes where it belongs from the kernel's registers. */
 static void panel_tile(const struct product *p, int j, int64_t panel, int32_t tile)
 {
@@ -185,6 +214,7 @@ static void panel_tile(const struct product *p, int j, int64_t panel, int32_t ti
     const int lanes = p->be->isa->mm->lanes;
     const int64_t n_out = p->w[j]->n_out;
     float a[MM_TILE_MAX * MM_LANES_MAX], b[MM_TILE_MAX * MM_LANES_MAX];
+    prefetch_out(p, j, panel, &t);
     if (!p->gated && t.used == t.width && (panel + 1) * lanes <= n_out) {
         multiply(p, j, panel, tile, &t, p->out[j] + (int64_t)t.first * n_out + panel * lanes, n_out, p->add);
         return;
@@ -207,26 +237,75 @@ static void run_panels(const struct product *p, int j, int64_t first, int64_t en
             for (int64_t k = i; k < end && k < i + group; k++) panel_tile(p, j, k, t);
 }
 
-/* Take panels, a share of what is left at a time and one at the end, until there are none. Which thread takes
- * which has no effect on the bits. */
-static void work(const struct product *p, int n_jobs, int threads)
+/* A thread's stretch of the call's panels: first << 32 | end of what nobody has taken. */
+struct stretch {
+    _Alignas(64) atomic_uint_fast64_t left;
+};
+
+int cpu_mm_open(struct cpu_backend *be)
 {
-    const int64_t total = p->job[n_jobs - 1].panel_end;
-    long long first = atomic_load(p->next), size;
-    for (;;) {
-        do {
-            if (first >= total) return;
-            size = (total - first) / (2 * threads);
-            if (size < 1) size = 1;
-        } while (!atomic_compare_exchange_weak(p->next, &first, first + size));
-        int64_t at = first, end = first + size;
-        for (int j = 0; j < n_jobs && at < end; j++) {
-            const int64_t from = j ? p->job[j - 1].panel_end : 0;
-            const int64_t stop = end < p->job[j].panel_end ? end : p->job[j].panel_end;
-            if (at < stop) run_panels(p, j, at - from, stop - from);
-            if (at < stop) at = stop;
-        }
-        first = atomic_load(p->next);
+    be->stretch = aligned_alloc(64, (size_t)be->threads * sizeof *be->stretch);
+    for (int i = 0; be->stretch && i < be->threads; i++) atomic_init(&be->stretch[i].left, 0);
+    return be->stretch ? 0 : KN_EMEM;
+}
+
+void cpu_mm_close(struct cpu_backend *be)
+{
+    free(be->stretch);
+    free(be->scratch);
+}
+
+/* Every thread gets a stretch of its own and takes it from the front, so that it reads memory as a stream and
+ * what it prefetches is what it needs next. Done, it takes from the ends of others'. */
+static void deal(const struct product *p)
+{
+    const uint64_t total = (uint64_t)p->job[p->n_jobs - 1].panel_end, n = (uint64_t)p->threads;
+    for (uint64_t i = 0; i < n; i++)
+        atomic_store_explicit(&p->be->stretch[i].left, total * i / n << 32 | total * (i + 1) / n, memory_order_relaxed);
+}
+
+/* Up to 8 panels, an eighth of a stretch at most so that its end can be shared: from the front, or for another
+ * thread a quarter from the back. Returns how many. */
+static int64_t take(struct stretch *s, bool own, int64_t *first)
+{
+    uint64_t w = atomic_load_explicit(&s->left, memory_order_relaxed), from, end, n;
+    do {
+        from = w >> 32, end = w & UINT32_MAX;
+        if (from >= end) return 0;
+        n = (end - from) / (own ? 8 : 4);
+        n = n < 1 ? 1 : own && n > 8 ? 8 : n;
+        *first = (int64_t)(own ? from : end - n);
+    } while (!atomic_compare_exchange_weak_explicit(&s->left, &w, own ? w + (n << 32) : w - n, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return (int64_t)n;
+}
+
+static void run_taken(const struct product *p, int64_t at, int64_t end)
+{
+    for (int j = 0; j < p->n_jobs && at < end; j++) {
+        const int64_t from = j ? p->job[j - 1].panel_end : 0;
+        const int64_t stop = end < p->job[j].panel_end ? end : p->job[j].panel_end;
+        if (at < stop) run_panels(p, j, at - from, stop - from);
+        if (at < stop) at = stop;
+    }
+}
+
+static bool none_left(const struct product *p)
+{
+    for (int i = 0; i < p->threads; i++) {
+        const uint64_t w = atomic_load_explicit(&p->be->stretch[i].left, memory_order_relaxed);
+        if (w >> 32 < (w & UINT32_MAX)) return false;
+    }
+    return true;
+}
+
+/* Which thread takes which has no effect on the bits. */
+static void work(const struct product *p, int thread)
+{
+    int64_t first, n;
+    for (int k = 0; k < p->threads; k++) {
+        struct stretch *s = &p->be->stretch[(thread + k) % p->threads];
+        while ((n = take(s, k == 0, &first))) run_taken(p, first, first + n);
     }
 }
 
@@ -292,8 +371,12 @@ static float *normed_of(const struct product *p, int thread)
 /* The rows of a tile are interleaved by four bytes, so one thread writes all of a tile: two that shared its lines took longer. */
 static void prepare_tile(void *ctx, int64_t i, int thread)
 {
-    const struct tile t = tile_at(ctx, (int32_t)i);
-    for (int32_t slot = t.first; slot < t.first + t.width; slot++) prepare_row(ctx, slot, normed_of(ctx, thread));
+    const struct product *p = ctx;
+    const struct tile t = tile_at(p, (int32_t)i);
+    const bool whole = t.width == p->be->isa->mm->tile && p->prepared[MM_ACT_Q256] && p->be->isa->mm->prepare_q256;
+    if (whole) prepare_q256(p, &t);
+    if (whole && !p->prepared[MM_ACT_Q32] && !p->prepared[MM_ACT_F32]) return;
+    for (int32_t slot = t.first; slot < t.first + t.width; slot++) prepare_row(p, slot, normed_of(p, thread), whole);
 }
 
 /* An item is a thread's whole part of the panels: one that comes late finds none left. */
@@ -301,21 +384,19 @@ static void work_item(void *ctx, int64_t item, int thread)
 {
     const struct product *p = ctx;
     (void)item;
-    (void)thread;
-    work(p, p->n_jobs, p->threads);
+    work(p, thread);
 }
 
 /* A row takes less time to prepare than threads take to meet: each has its own copy. */
 static void one_row_item(void *ctx, int64_t item, int thread)
 {
     struct product own = *(const struct product *)ctx;
-    const int64_t total = own.job[own.n_jobs - 1].panel_end;
     (void)item;
-    if (atomic_load(own.next) >= total) return;
+    if (none_left(&own)) return;
     for (int a = 0; a < MM_ACT_COUNT; a++)
         if (own.prepared[a]) own.prepared[a] += (size_t)thread * align64(mm_act_bytes((enum mm_act)a, own.w[0]->n_in));
-    prepare_row(&own, 0, normed_of(&own, thread));
-    work(&own, own.n_jobs, own.threads);
+    prepare_row(&own, 0, normed_of(&own, thread), false);
+    work(&own, thread);
 }
 
 static int product(struct product *p)
@@ -339,15 +420,16 @@ static int product(struct product *p)
         if (want[a]) at += prepared_bytes(be, p->n, (enum mm_act)a, n_in);
     }
     plan_tiles(p);
-    const int n_jobs = p->gated ? 1 : p->n_w;
+    p->n_jobs = p->gated ? 1 : p->n_w;
     const double macs = plan_jobs(p, n_in);
+    if (p->job[p->n_w - 1].panel_end > UINT32_MAX) /* what a stretch can count */
+        return cpu_fail(be, KN_EINVAL, "matrix product of %lld panels of %d rows (at most %u)",
+                        (long long)p->job[p->n_w - 1].panel_end, be->isa->mm->lanes, UINT32_MAX);
     const struct tile end = tile_at(p, p->n_tiles - 1);
     const int32_t slots = end.first + end.width;
-    atomic_llong next = 0;
-    p->next = &next;
-    p->n_jobs = n_jobs;
     /* Handing work over costs a microsecond or more: small products stay on this thread. */
     p->threads = macs < 100e3 ? 1 : be->threads;
+    deal(p);
     if (slots == 1) {
         pool_run(be->pool, p->threads, one_row_item, p);
         return 0;

@@ -82,12 +82,23 @@ void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int6
 
 #define MM_TYPES 15
 
+/* Rows that fill a whole tile. x [n_in] each, NULL: a token of zeros. scaled: x * scale, and that * norm (NULL: 1),
+ * stand for x, each product rounded: the bits of rms_norm. */
+struct mm_rows {
+    const float *x[MM_TILE_MAX];
+    bool scaled;
+    float scale[MM_TILE_MAX];
+    const float *norm; /* [n_in] */
+};
+
 /* What an instruction set supplies. kernel[type][log2 of the tile's width]. */
 struct cpu_mm {
     int lanes; /* output rows a panel: 16 or 8 */
     int tile;  /* widest tile: 4 or 8 */
     /* Write token t of a tile of T: x [n_in] to act. x NULL: a token of zeros, which fills a tile up. */
     void (*prepare)(enum mm_act a, uint8_t *act, const float *x, int64_t n_in, int t, int T);
+    /* The same bytes of MM_ACT_Q256 for all of a tile of the widest width at once; NULL: a token at a time. */
+    void (*prepare_q256)(uint8_t *act, const struct mm_rows *r, int64_t n_in);
     mm_kernel kernel[MM_TYPES][4];
 };
 extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avx512;

@@ -6,6 +6,7 @@
 #define LANES 16
 #define TILE 8
 #define MM_NAME cpu_mm_avx512
+#define MM_PREPARE_Q256 act_q256_tile
 #define INLINE static inline __attribute__((always_inline))
 
 typedef __m512i vi;

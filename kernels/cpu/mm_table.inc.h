@@ -23,6 +23,9 @@ static ALWAYS_INLINE void put_out(const struct mm_call *c, const vf *result, con
 }
 
 #include "mm_act.inc.h"
+#ifdef MM_PREPARE_Q256
+#include "mm_tile512.inc.h"
+#endif
 #include "mm_float.inc.h"
 #include "mm_quant.inc.h"
 #include "mm_low.inc.h"
@@ -67,6 +70,9 @@ const struct cpu_mm MM_NAME = {
     .lanes = LANES,
     .tile = TILE,
     .prepare = act_prepare,
+#ifdef MM_PREPARE_Q256
+    .prepare_q256 = MM_PREPARE_Q256,
+#endif
     .kernel = {ROW(mul_f32), ROW(mul_f16), ROW(mul_bf16), ROW(mul_q8_0), ROW(mul_q4_0), ROW(mul_q5_0),
                ROW(mul_q4_1), ROW(mul_q5_1), ROW(mul_q4_k), ROW(mul_q5_k), ROW(mul_q6_k), ROW(mul_iq4_nl),
                ROW(mul_iq4_xs), ROW(mul_q2_k), ROW(mul_q3_k)},

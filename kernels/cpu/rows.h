@@ -80,6 +80,7 @@ struct cpu_rows {
     /* out = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). out may be x. Sum: v_dot's shape. Then x * (1/rms)
      * * weight. */
     void (*rms_norm)(float *out, const float *x, const float *weight, int64_t width, float eps);
+    float (*rms_scale)(const float *x, int64_t width, float eps); /* rms_norm's 1 / sqrt(..) */
     /* out = (x + rms_norm(y; weight)) * scale, each step rounded; out may be x */
     void (*norm_add)(float *out, const float *x, const float *y, const float *weight, int64_t width, float eps,
                      float scale);

@@ -1,10 +1,14 @@
 /* rows.inc.h - norms, rope, soft capping and the like, over the vectors of vec.h. Included by rows_<isa>.c.
  */
 
+static float rows_rms_scale(const float *x, int64_t width, float eps)
+{
+    return 1.0f / sqrtf(v_dot(x, x, width) / (float)width + eps);
+}
+
 static void rows_rms_norm(float *out, const float *x, const float *weight, int64_t width, float eps)
 {
-    float r = 1.0f / sqrtf(v_dot(x, x, width) / (float)width + eps);
-    struct vec s = v_set1(r);
+    struct vec s = v_set1(rows_rms_scale(x, width, eps));
     int64_t i = 0;
     for (; i + 16 <= width; i += 16) {
         struct vec y = v_mul(v_load(x + i), s);

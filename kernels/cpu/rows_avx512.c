@@ -12,6 +12,7 @@
 
 const struct cpu_rows cpu_rows_avx512 = {
     .rms_norm = rows_rms_norm,
+    .rms_scale = rows_rms_scale,
     .norm_add = rows_norm_add,
     .gate = rows_gate,
     .scale = rows_scale,

@@ -38,6 +38,8 @@ static void set_threads(struct cpu_backend *be, int threads)
     be->threads = threads;
     be->pool = pool_new(threads);
     assert_non_null(be->pool);
+    free(be->stretch);
+    assert_int_equal(cpu_mm_open(be), 0);
 }
 
 static struct kn_backend *open_cpu(struct cpu_backend *be, const struct cpu_isa *isa, int threads)
@@ -51,7 +53,7 @@ static struct kn_backend *open_cpu(struct cpu_backend *be, const struct cpu_isa 
 
 static void close_cpu(struct cpu_backend *be)
 {
-    free(be->scratch);
+    cpu_mm_close(be);
     pool_free(be->pool);
 }
 
@@ -558,6 +560,55 @@ static void test_arena(void **state)
     close_cpu(&be);
 }
 
+/* ---- a tile at once is its tokens one by one ---- */
+
+static void check_tile(const struct cpu_isa *isa, const float *x, const float *norm, bool scaled, int used)
+{
+    enum { IN = 1024, T = 8 };
+    const size_t bytes = mm_act_bytes(MM_ACT_Q256, IN) * T;
+    uint8_t *one = aligned_alloc(64, bytes), *all = aligned_alloc(64, bytes);
+    struct mm_rows r = {.scaled = scaled, .norm = norm};
+    float y[IN];
+    memset(one, 0x11, bytes), memset(all, 0x22, bytes);
+    for (int t = 0; t < T; t++) {
+        const float *row = t < used ? x + t * IN : NULL;
+        if (row && scaled) {
+            r.scale[t] = isa->rows->rms_scale(row, IN, 1e-6f);
+            isa->rows->rms_norm(y, row, norm, IN, 1e-6f);
+        }
+        r.x[t] = row;
+        isa->mm->prepare(MM_ACT_Q256, one, row && scaled ? y : row, IN, t, T);
+    }
+    isa->mm->prepare_q256(all, &r, IN);
+    assert_memory_equal(one, all, bytes);
+    free(one), free(all);
+}
+
+static void test_whole_tile(void **state)
+{
+    (void)state;
+    enum { IN = 1024, T = 8 };
+    for (int s = 0; s < n_isas; s++) {
+        if (!isas[s].mm->prepare_q256) continue;
+        assert_int_equal(isas[s].mm->tile, T);
+        float *x = random_rows(T, IN), *norm = random_rows(1, IN);
+        for (int scaled = 0; scaled < 3; scaled++) check_tile(&isas[s], x, scaled == 2 ? norm : NULL, scaled > 0, T);
+        for (int k = 0; k < IN; k++) {
+            x[0 * IN + k] = k < 512 ? 0.0f : -0.0f;
+            x[1 * IN + k] *= k < 256 ? 1e-41f : k < 512 ? 1e-31f : 1e37f;
+            x[2 * IN + k] = k / 256 == 1 ? 127.0f : k / 256 == 2 ? -127.0f : (float)(k % 255 - 127) / 2; /* wide; ties */
+            fill_sums(x + 3 * IN + k / 256 * 256, k / 256 % 2 ? 16 : 32, 32767 / (k < 512 ? 15 : 31) + k / 256 % 2, 1, -1);
+        }
+        x[4 * IN + 300] = NAN;
+        x[5 * IN + 1023] = INFINITY;
+        x[6 * IN + 0] = -INFINITY;
+        for (int used = 1; used <= T; used++)
+            for (int scaled = 0; scaled < 3; scaled++)
+                check_tile(&isas[s], x, scaled == 2 ? norm : NULL, scaled > 0, used);
+        free(x), free(norm);
+    }
+}
+
 int main(void)
 {
     find_isas();
@@ -567,6 +618,7 @@ int main(void)
         cmocka_unit_test(test_bad_scale), cmocka_unit_test(test_code_ends),
         cmocka_unit_test(test_refusals),  cmocka_unit_test(test_packed_bytes),
         cmocka_unit_test(test_arena),     cmocka_unit_test(test_narrow_sums),
+        cmocka_unit_test(test_whole_tile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
