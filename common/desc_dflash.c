@@ -98,34 +98,45 @@ static int check_shift(struct desc_reader *r, const struct dialect *x)
                     flag(r), flag(r));
 }
 
+/* The ids that the file stores, less the shift, into out [DESC_MAX_TAPS]: how many, or -1. */
+static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t *out)
+{
+    const int32_t shift = r->d->tap_shift;
+    char text[96];
+    desc_value_text(kv, text, sizeof text);
+    if (kv->type != GGUF_ARRAY || (kv->elem != GGUF_I32 && kv->elem != GGUF_U32) || !kv->count ||
+        kv->count > DESC_MAX_TAPS)
+        return desc_fail(r, "key '%s': has the wrong type (expected 1 to %d of i32, got %s)", kv->key,
+                         DESC_MAX_TAPS, text);
+    for (uint64_t i = 0; i < kv->count; i++) {
+        const int64_t id = gguf_array_i64(kv, i) - shift;
+        if (id < 0 || id >= DESC_MAX_LAYERS)
+            return desc_fail(r, "key '%s': element %d out of range (expected %d to %d, got %" PRId64 ")",
+                             kv->key, (int)i, shift, DESC_MAX_LAYERS - 1 + shift, id + shift);
+        out[i] = (int32_t)id;
+    }
+    return (int)kv->count;
+}
+
 static int read_taps(struct desc_reader *r, const struct dialect *x)
 {
     struct desc *d = r->d;
-    char text[96], key[160];
+    char key[160];
     const struct gguf_kv *kv = gguf_find(r->g, dialect_key(x, x->taps_key, key, sizeof key));
     d->tap_shift = r->o && r->o->has_tap_shift ? r->o->tap_shift : x->tap_shift;
     if (r->o && r->o->n_taps > 0) {
         d->taps_given = true;
         d->n_taps = r->o->n_taps;
         memcpy(d->taps, r->o->taps, (size_t)d->n_taps * sizeof d->taps[0]);
+        if (kv) desc_infer(r, "%staps in place of %s", flag(r), key);
         return 0;
     }
     if (!kv) return absent(r, key, "the tapped blocks of the target, one by one", "taps LIST");
     if (check_shift(r, x)) return -1;
-    desc_value_text(kv, text, sizeof text);
-    if (kv->type != GGUF_ARRAY || (kv->elem != GGUF_I32 && kv->elem != GGUF_U32) || !kv->count ||
-        kv->count > DESC_MAX_TAPS)
-        return desc_fail(r, "key '%s': has the wrong type (expected 1 to %d of i32, got %s)", kv->key,
-                         DESC_MAX_TAPS, text);
-    d->n_taps = (int32_t)kv->count;
-    for (int i = 0; i < d->n_taps; i++) {
-        int64_t id = gguf_array_i64(kv, (uint64_t)i) - d->tap_shift;
-        if (id < 0 || id >= DESC_MAX_LAYERS)
-            return desc_fail(r, "key '%s': element %d out of range (expected %d to %d, got %" PRId64 ")",
-                             kv->key, i, d->tap_shift, DESC_MAX_LAYERS - 1 + d->tap_shift, id + d->tap_shift);
-        d->taps[i] = (int32_t)id;
-    }
-    return 0;
+    if (r->o && r->o->has_tap_shift && r->o->tap_shift != x->tap_shift)
+        desc_infer(r, "%stap-shift %d, where the dialect has %d", flag(r), r->o->tap_shift, x->tap_shift);
+    d->n_taps = stored_taps(r, kv, d->taps);
+    return d->n_taps < 0 ? -1 : 0;
 }
 
 static int read_mask(struct desc_reader *r, const struct dialect *x)
@@ -149,6 +160,8 @@ static int read_mask(struct desc_reader *r, const struct dialect *x)
         rc = rc && rc2;
     }
     if (r->o && r->o->has_mask_id) {
+        if (rc == 0 && d->mask_id != r->o->mask_id)
+            desc_infer(r, "%smask-id %d, the file says %d", flag(r), r->o->mask_id, d->mask_id);
         d->mask_id = r->o->mask_id;
         rc = rc < 0 ? -1 : 0;
     }
@@ -160,14 +173,16 @@ static int read_mask(struct desc_reader *r, const struct dialect *x)
 
 static int read_block(struct desc_reader *r, const struct dialect *x)
 {
+    const int32_t given = r->o ? r->o->block_size : 0;
     char key[160];
-    if (r->o && r->o->block_size) {
-        r->d->block_size = r->o->block_size;
-        return 0;
-    }
-    int rc = desc_maybe_i32(r, x->block_key, 2, 64, &r->d->block_size);
-    return rc > 0 ? absent(r, dialect_key(x, x->block_key, key, sizeof key), "an integer", "block-size N")
-                  : rc;
+    int32_t v = 0;
+    int rc = desc_maybe_i32(r, x->block_key, given ? INT32_MIN : 2, given ? INT32_MAX : 64, &v);
+    if (rc < 0) return -1;
+    if (rc > 0 && !given)
+        return absent(r, dialect_key(x, x->block_key, key, sizeof key), "an integer", "block-size N");
+    if (given && rc == 0 && v != given) desc_infer(r, "%sblock-size %d, the file says %d", flag(r), given, v);
+    r->d->block_size = given ? given : v;
+    return 0;
 }
 
 /* ---- fc and the names of tensors ---- */
@@ -244,6 +259,7 @@ static int read_windows(struct desc_reader *r)
     const struct desc_override *o = r->o;
     struct desc *d = r->d;
     int32_t window = 0;
+    char key[160];
     if (!o || (!o->sliding_window && !o->sliding_pattern)) {
         if (!desc_windows(r)) return 0;
         return strstr(r->e->msg, "sliding_window") && strstr(r->e->msg, "is missing")
@@ -253,11 +269,13 @@ static int read_windows(struct desc_reader *r)
                          flag(r), flag(r))
                    : -1;
     }
+    if (gguf_find(r->g, desc_key(r, "attention.sliding_window", key, sizeof key)))
+        desc_infer(r, "%s%s in place of the file's", flag(r),
+                   o->sliding_pattern ? "sliding-pattern" : "sliding-window");
     if (o->sliding_window) window = o->sliding_window;
     if (!window && desc_maybe_i32(r, "attention.sliding_window", 0, INT32_MAX, &window) < 0) return -1;
     bool sliding[DESC_MAX_LAYERS] = {false};
     if (!o->sliding_pattern) {
-        char key[160];
         int rc = desc_maybe_bools(r, "attention.sliding_window_pattern", sliding);
         if (rc)
             return rc < 0 ? -1
@@ -292,6 +310,9 @@ static int read_rope(struct desc_reader *r)
     } else if (desc_rope_plain(r)) {
         return gguf_find(r->g, key) ? -1 : err_hint(r->e, "%srope-theta X gives it", flag(r));
     }
+    if (given && r->d->rope[0].theta > 0 && r->d->rope[0].theta != r->o->rope_theta)
+        desc_infer(r, "%srope-theta %g, the file says %g", flag(r), (double)r->o->rope_theta,
+                   (double)r->d->rope[0].theta);
     if (given) r->d->rope[0].theta = r->o->rope_theta;
     return 0;
 }

@@ -1,9 +1,9 @@
 /* doctor.c - why a drafter does not work with a target: check_pair of check.h.
  *
- * Each finding is one aspect: what, expected, found. A misfit (CHECK_BAD) is what makes proposals wrong or a run
- * impossible; a note (CHECK_WARN) is what was inferred, or what can be right and is often the reason where it is not.
- * The order is that of a consultation: is it one, does it read the right things, does it know the words, is it the
- * arithmetic. */
+ * Each finding is one aspect: what, expected, found. A misfit (CHECK_BAD) is what makes proposals wrong or a
+ * run impossible; a note (CHECK_WARN) is what was inferred, or what can be right and is often the reason
+ * where it is not. The order is that of a consultation: is it one, does it read the right things, does it
+ * know the words, is it the arithmetic. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -57,8 +57,8 @@ static void note(struct doctor *p, const char *subject, struct text text, const 
     say(p, &(struct check_finding){.level = CHECK_WARN, .subject = subject, .text = text.s, .hint = hint});
 }
 
-static void misfit(struct doctor *p, const char *subject, struct text text, struct text expected, struct text found,
-                   const char *hint)
+static void misfit(struct doctor *p, const char *subject, struct text text, struct text expected,
+                   struct text found, const char *hint)
 {
     say(p, &(struct check_finding){.level = CHECK_BAD,
                                    .subject = subject,
@@ -91,14 +91,19 @@ static struct text list_text(const int32_t *v, int32_t n, int32_t add)
 static void see_dialect(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
-    const char *family = !strcmp(d->dialect, "lucebox") ? "qwen35" : !strcmp(d->dialect, "lucebox-gemma4") ? "gemma4" : NULL;
-    ok(p, "dialect", textf("target %s, drafter %s: %s (%s)", t->arch_name, d->arch_name, d->dialect, d->spelling->whose));
+    const char *family = !strcmp(d->dialect, "lucebox")          ? "qwen35"
+                         : !strcmp(d->dialect, "lucebox-gemma4") ? "gemma4"
+                                                                 : NULL;
+    ok(p, "dialect",
+       textf("target %s, drafter %s: %s (%s)", t->arch_name, d->arch_name, d->dialect, d->spelling->whose));
     if (family && strncmp(t->arch_name, family, strlen(family)))
-        note(p, "target", textf("the drafter's architecture %s names another family than the target's %s", d->arch_name, t->arch_name),
+        note(p, "target",
+             textf("the drafter's architecture %s names another family than the target's %s", d->arch_name,
+                   t->arch_name),
              "a drafter goes with the model that it was trained beside");
     if (d->pieces[0])
-        misfit(p, "kind", textf("a %s drafter, which cannot be run here", d->kind), textf("a plain DFlash drafter"),
-               textf("%s", d->pieces), NULL);
+        misfit(p, "kind", textf("a %s drafter, which cannot be run here", d->kind),
+               textf("a plain DFlash drafter"), textf("%s", d->pieces), NULL);
     else
         ok(p, "kind", textf("a DFlash drafter of %d layers", d->n_layer));
     if (*d->inferred) note(p, "inferred", textf("%s", d->inferred), NULL);
@@ -108,24 +113,30 @@ static void see_sizes(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
     const struct desc_layer *y = desc_attention(t), *z = desc_attention(d);
-    same(p, "features", textf("fc takes %d, the target gives %d taps x %d", d->n_features, d->n_taps, t->n_embd),
-         (int64_t)d->n_taps * t->n_embd, d->n_features, "the taps may be too few or too many, or the target another one");
-    same(p, "hidden size", textf("the borrowed embedding and head need the target's %d", t->n_embd), t->n_embd, d->n_embd, NULL);
+    same(p, "features",
+         textf("fc takes %d, the target gives %d taps x %d", d->n_features, d->n_taps, t->n_embd),
+         (int64_t)d->n_taps * t->n_embd, d->n_features,
+         "the taps may be too few or too many, or the target another one");
+    same(p, "hidden size", textf("the borrowed embedding and head need the target's %d", t->n_embd),
+         t->n_embd, d->n_embd, NULL);
     if (z->head_dim % 16)
-        misfit(p, "heads", textf("attention works in heads of a multiple of 16"), textf("a multiple of 16"), textf("%d", z->head_dim), NULL);
+        misfit(p, "heads", textf("attention works in heads of a multiple of 16"), textf("a multiple of 16"),
+               textf("%d", z->head_dim), NULL);
     else
-        ok(p, "heads", textf("target %d/%d of %d, drafter %d/%d of %d: each its own", y->n_head, y->n_head_kv, y->head_dim, z->n_head,
-                             z->n_head_kv, z->head_dim));
+        ok(p, "heads",
+           textf("target %d/%d of %d, drafter %d/%d of %d: each its own", y->n_head, y->n_head_kv,
+                 y->head_dim, z->n_head, z->n_head_kv, z->head_dim));
 }
 
 /* ---- taps ---- */
 
-/* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise: evenly from
- * block 1 to the third last. Round half to even, as the exporters do. */
+/* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise:
+ * evenly from block 1 to the third last. Round half to even, as the exporters do. */
 static void default_taps(int32_t n_layer, int32_t n, int32_t *out)
 {
     if (n == 1) out[0] = n_layer / 2;
-    for (int32_t i = 0; n > 1 && i < n; i++) out[i] = (int32_t)nearbyint(1 + i * (double)(n_layer - 4) / (n - 1));
+    for (int32_t i = 0; n > 1 && i < n; i++)
+        out[i] = (int32_t)nearbyint(1 + i * (double)(n_layer - 4) / (n - 1));
 }
 
 static bool taps_are(const struct desc *d, const int32_t *v, int32_t add)
@@ -145,10 +156,12 @@ static void see_taps(struct doctor *p)
         for (int32_t j = 0; j < i; j++)
             if (d->taps[j] == d->taps[i]) twice = d->taps[i];
     }
-    const struct text what = textf("output of blocks %.300s, zero-based (%.300s counted from the embeddings)", here.s, counted.s);
+    const struct text what =
+        textf("output of blocks %.300s, zero-based (%.300s counted from the embeddings)", here.s, counted.s);
     if (out >= 0)
         misfit(p, "taps", what, textf("blocks 0 to %d of the target", t->n_layer - 1), textf("%d", out),
-               d->taps_given || d->tap_shift ? "was the drafter made for this target?" : "are they shifted by one? --tap-shift 1");
+               d->taps_given || d->tap_shift ? "was the drafter made for this target?"
+                                             : "are they shifted by one? --tap-shift 1");
     else
         ok(p, "taps", what);
     if (twice >= 0) note(p, "taps twice", textf("block %d is tapped more than once", twice), NULL);
@@ -158,9 +171,11 @@ static void see_taps(struct doctor *p)
     const struct text want = list_text(usual, d->n_taps, 0);
     if (taps_are(d, usual, 1) || taps_are(d, usual, -1))
         note(p, "tap shift",
-             textf("one off the usual blocks of a target of %d, which are %.300s: the file may count the other way than its dialect does",
+             textf("one off the usual blocks of a target of %d, which are %.300s: the file may count the "
+                   "other way than its dialect does",
                    t->n_layer, want.s),
-             taps_are(d, usual, 1) ? "--tap-shift 0 reads them one higher, where the file is shifted" : "--tap-shift 1 reads them one lower");
+             taps_are(d, usual, 1) ? "--tap-shift 0 reads them one higher, where the file is shifted"
+                                   : "--tap-shift 1 reads them one lower");
 }
 
 /* Two rules that readers fall back to, for a file without taps. */
@@ -176,8 +191,9 @@ static void suggest_taps(struct doctor *p)
     for (int32_t i = 0; i < n; i++) steps[i] = 1 + i * ((p->t->n_layer - 2) / ((int32_t)n - 1));
     const struct text a = list_text(even, (int32_t)n, 0), b = list_text(steps, (int32_t)n, 0);
     note(p, "taps",
-         textf("the file says none; for %d taps of %d blocks lucebox would take %.300s (qwen35) or %.300s (others)", (int)n, p->t->n_layer,
-               b.s, a.s),
+         textf("the file says none; for %d taps of %d blocks lucebox would take %.300s (qwen35) or %.300s "
+               "(others)",
+               (int)n, p->t->n_layer, b.s, a.s),
          "try them: --taps LIST");
 }
 
@@ -189,7 +205,8 @@ static int64_t first_difference(const struct gguf_kv *a, const struct gguf_kv *b
     if (!a || !b || !a->strings || !b->strings) return a || b ? 0 : -1;
     const uint64_t n = a->count < b->count ? a->count : b->count;
     for (uint64_t i = 0; i < n; i++)
-        if (a->strings[i].n != b->strings[i].n || memcmp(a->strings[i].s, b->strings[i].s, a->strings[i].n)) return (int64_t)i;
+        if (a->strings[i].n != b->strings[i].n || memcmp(a->strings[i].s, b->strings[i].s, a->strings[i].n))
+            return (int64_t)i;
     return a->count == b->count ? -1 : (int64_t)n;
 }
 
@@ -208,12 +225,15 @@ static void see_tokenizer(struct doctor *p)
     else
         same(p, "vocabulary", textf("rows of embedding and head"), t->n_vocab, d->n_vocab, NULL);
     if (!t->has_tokenizer || !d->has_tokenizer) {
-        note(p, "tokenizer", textf("%s", t->has_tokenizer ? "the drafter's file has none" : "the target's file has none"),
-             "the target's is used; other engines may want it in the drafter's file: dflash-convert --target");
+        note(
+            p, "tokenizer",
+            textf("%s", t->has_tokenizer ? "the drafter's file has none" : "the target's file has none"),
+            "the target's is used; other engines may want it in the drafter's file: dflash-convert --target");
         return;
     }
     if (t->tokenizer_crc == d->tokenizer_crc) {
-        ok(p, "tokenizer", textf("%d tokens, tokens and merges crc32 %08x in both", t->n_tokens, t->tokenizer_crc));
+        ok(p, "tokenizer",
+           textf("%d tokens, tokens and merges crc32 %08x in both", t->n_tokens, t->tokenizer_crc));
         return;
     }
     for (int i = 0; i < 2; i++) {
@@ -221,15 +241,15 @@ static void see_tokenizer(struct doctor *p)
         const int64_t at = first_difference(a, b);
         if (at < 0) continue;
         misfit(p, "tokenizer",
-               textf("crc32 %08x in the target, %08x in the drafter: %s differ, first at %" PRId64, t->tokenizer_crc, d->tokenizer_crc,
-                     lists[i] + 15, at),
+               textf("crc32 %08x in the target, %08x in the drafter: %s differ, first at %" PRId64,
+                     t->tokenizer_crc, d->tokenizer_crc, lists[i] + 15, at),
                element(a, at), element(b, at), "the drafter was trained with another vocabulary");
         return;
     }
 }
 
-/* Special tokens and chat template of the drafter's copy against the target's: the copy shows which model the drafter
- * was trained beside. */
+/* Special tokens and chat template of the drafter's copy against the target's: the copy shows which model the
+ * drafter was trained beside. */
 static void see_special(struct doctor *p)
 {
     static const char *const ids[] = {"bos", "eos", "eot", "padding", "unknown"};
@@ -244,12 +264,13 @@ static void see_special(struct doctor *p)
         gguf_get_i32(p->tg, key, &a, &ignored);
         gguf_get_i32(p->dg, key, &b, &ignored);
         if (a != b)
-            snprintf(list.s + strlen(list.s), sizeof list.s - strlen(list.s), "%s%s %d in the target, %d in the drafter",
-                     list.s[0] ? "; " : "", ids[i], a, b);
+            snprintf(list.s + strlen(list.s), sizeof list.s - strlen(list.s),
+                     "%s%s %d in the target, %d in the drafter", list.s[0] ? "; " : "", ids[i], a, b);
     }
     if (list.s[0])
         note(p, "special tokens", list,
-             "a base model under a drafter of the instruct model (or the other way) differs so; proposals are poor then");
+             "a base model under a drafter of the instruct model (or the other way) differs so; proposals "
+             "are poor then");
     else
         ok(p, "special tokens", textf("the same in both"));
     struct gguf_str a = {0}, b = {0};
@@ -261,8 +282,11 @@ static void see_special(struct doctor *p)
         ok(p, "chat template", textf("%s", in_t ? "the same in both" : "none in either"));
     else
         note(p, "chat template",
-             textf("%s", in_t && in_d ? "they differ" : in_d ? "the drafter's copy has one, the target has none" : "the target has one, the drafter's copy has none"),
-             in_d && !in_t ? "a base model under a drafter of the instruct model?" : "was the drafter made for another version of the target?");
+             textf("%s", in_t && in_d ? "they differ"
+                         : in_d       ? "the drafter's copy has one, the target has none"
+                                      : "the target has one, the drafter's copy has none"),
+             in_d && !in_t ? "a base model under a drafter of the instruct model?"
+                           : "was the drafter made for another version of the target?");
 }
 
 /* ---- the mask ---- */
@@ -301,7 +325,7 @@ static struct text token_text(const struct gguf *g, int32_t id)
 {
     const struct gguf_kv *tokens = gguf_find(g, "tokenizer.ggml.tokens");
     return tokens && tokens->strings && (uint64_t)id < tokens->count ? element(tokens, id)
-                                                                       : textf("no token of the tokenizer");
+                                                                     : textf("no token of the tokenizer");
 }
 
 static void see_mask_row(struct doctor *p, const struct gguf_tensor *embd, float *x)
@@ -309,13 +333,18 @@ static void see_mask_row(struct doctor *p, const struct gguf_tensor *embd, float
     const struct desc *d = p->d;
     const struct text token = token_text(p->tg, d->mask_id);
     if (!read_row(embd, d->mask_id, x)) {
-        note(p, "mask id", textf("%d: its embedding row (%s) could not be decoded", d->mask_id, kn_type_info(embd->type)->name), NULL);
+        note(p, "mask id",
+             textf("%d: its embedding row (%s) could not be decoded", d->mask_id,
+                   kn_type_info(embd->type)->name),
+             NULL);
         return;
     }
     const double rms = row_rms(x, embd->ne[0]), usual = median_rms(embd, x);
-    const struct text what = textf("%d (%.100s), its embedding row has RMS %.4g, others %.4g", d->mask_id, token.s, rms, usual);
+    const struct text what =
+        textf("%d (%.100s), its embedding row has RMS %.4g, others %.4g", d->mask_id, token.s, rms, usual);
     if (!(rms > 0))
-        misfit(p, "mask id", what, textf("a row that is not zero"), textf("%g", rms), "the drafter would see nothing");
+        misfit(p, "mask id", what, textf("a row that is not zero"), textf("%g", rms),
+               "the drafter would see nothing");
     else if (rms < usual / 100)
         note(p, "mask id", what, "nearly nothing: was the row ever trained, is it the right id?");
     else
@@ -329,8 +358,8 @@ static void see_mask(struct doctor *p)
     const struct gguf_tensor *own = gguf_tensor(p->dg, "token_embd.weight");
     const struct gguf_tensor *embd = own ? own : gguf_tensor(p->tg, "token_embd.weight");
     if (d->mask_id < 0 || d->mask_id >= t->n_vocab) {
-        misfit(p, "mask id", textf("an id of the target's vocabulary"), textf("0 to %d", t->n_vocab - 1), textf("%d", d->mask_id),
-               "--mask-id N");
+        misfit(p, "mask id", textf("an id of the target's vocabulary"), textf("0 to %d", t->n_vocab - 1),
+               textf("%d", d->mask_id), "--mask-id N");
         return;
     }
     float *x = embd ? mem_alloc((size_t)embd->ne[0] * sizeof *x) : NULL;
@@ -342,7 +371,8 @@ static void see_mask(struct doctor *p)
     mem_free(x);
     for (int i = 0; i < t->n_stops; i++)
         if (t->stops[i] == d->mask_id)
-            note(p, "mask token", textf("%d is also a token that ends the text", d->mask_id), "is it the right id? --mask-id N");
+            note(p, "mask token", textf("%d is also a token that ends the text", d->mask_id),
+                 "is it the right id? --mask-id N");
 }
 
 /* ---- positions ---- */
@@ -355,12 +385,15 @@ static void see_rope(struct doctor *p)
     if (known)
         ok(p, "rope", textf("theta %g, as the target's", (double)b->theta));
     else
-        note(p, "rope", textf("theta %g in the target, %g in the drafter", (double)a->theta, (double)b->theta),
+        note(p, "rope",
+             textf("theta %g in the target, %g in the drafter", (double)a->theta, (double)b->theta),
              b->theta == 1e6f || b->theta == 1e4f
-                 ? "right where it was trained so; converters that miss rope_parameters.rope_theta write this number: compare config.json, --rope-theta X"
+                 ? "right where it was trained so; converters that miss rope_parameters.rope_theta write "
+                   "this number: compare config.json, --rope-theta X"
                  : "right where it was trained so: compare the drafter's config.json, --rope-theta X");
     if (a->has_divisors && !b->has_divisors)
-        note(p, "rope scaling", textf("the target's frequencies are scaled (rope_freqs.weight), the drafter's are not"),
+        note(p, "rope scaling",
+             textf("the target's frequencies are scaled (rope_freqs.weight), the drafter's are not"),
              "right where the drafter was trained so");
 }
 
@@ -374,26 +407,33 @@ static void see_layers(struct doctor *p)
         const size_t n = strlen(text.s);
         slides |= y->window > 0;
         if (y->window)
-            snprintf(text.s + n, sizeof text.s - n, "%s%d: window %d, %s", i ? "; " : "", i, y->window, y->causal ? "causal" : "bidirectional");
+            snprintf(text.s + n, sizeof text.s - n, "%s%d: window %d, %s", i ? "; " : "", i, y->window,
+                     y->causal ? "causal" : "bidirectional");
         else
-            snprintf(text.s + n, sizeof text.s - n, "%s%d: full, %s", i ? "; " : "", i, y->causal ? "causal" : "bidirectional");
+            snprintf(text.s + n, sizeof text.s - n, "%s%d: full, %s", i ? "; " : "", i,
+                     y->causal ? "causal" : "bidirectional");
     }
     if (d->causal_inferred)
-        note(p, "layers", text, "the file does not say which layers are causal inside the block; --causal (--draft-causal) overrides");
+        note(p, "layers", text,
+             "the file does not say which layers are causal inside the block; --causal (--draft-causal) "
+             "overrides");
     else
         ok(p, "layers", text);
     if (!slides && !strncmp(d->dialect, "lucebox", 7))
         note(p, "windows", textf("no sliding layers; converters of this dialect leave them out"),
              "compare layer_types in the drafter's config.json: --sliding-window N --sliding-pattern ssssf");
     if (slides && !strcmp(d->dialect, "ik") && !d->layer[0].causal)
-        note(p, "causality", textf("attention.causal is false for all layers: this dialect's converter always writes that"),
-             "the reference makes sliding layers causal unless config.json has is_causal: false; compare, --causal");
+        note(p, "causality",
+             textf("attention.causal is false for all layers: this dialect's converter always writes that"),
+             "the reference makes sliding layers causal unless config.json has is_causal: false; compare, "
+             "--causal");
 }
 
 static void see_lengths(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
-    const struct text text = textf("target trained to %d positions, drafter to %d", t->n_ctx_train, d->n_ctx_train);
+    const struct text text =
+        textf("target trained to %d positions, drafter to %d", t->n_ctx_train, d->n_ctx_train);
     if (d->n_ctx_train && d->n_ctx_train < t->n_ctx_train)
         note(p, "context", text, "--draft-window bounds what the drafter sees");
     else
@@ -430,8 +470,8 @@ static struct values look(struct doctor *p, const struct gguf_tensor *t)
     return v;
 }
 
-/* The path of the features: the target's residual stream has values that f16 cannot hold, and what makes context of
- * them must not be broken. */
+/* The path of the features: the target's residual stream has values that f16 cannot hold, and what makes
+ * context of them must not be broken. */
 static void see_features(struct doctor *p)
 {
     const char *const names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
@@ -443,13 +483,16 @@ static void see_features(struct doctor *p)
         if (!v.decoded)
             note(p, "weights", textf("%s: %s, not decoded here", names[i], type), NULL);
         else if (v.bad)
-            misfit(p, "weights", what, textf("numbers"), textf("%" PRIu64 " NaN or Inf of %" PRIu64, v.bad, v.n),
+            misfit(p, "weights", what, textf("numbers"),
+                   textf("%" PRIu64 " NaN or Inf of %" PRIu64, v.bad, v.n),
                    "a conversion from bf16 to f16 overflows so");
         else if (v.zero == v.n)
-            misfit(p, "weights", what, textf("numbers that are not all zero"), textf("%" PRIu64 " zeros", v.n), NULL);
+            misfit(p, "weights", what, textf("numbers that are not all zero"),
+                   textf("%" PRIu64 " zeros", v.n), NULL);
         else if (!i && t->type == KN_F16)
             note(p, "weights", what,
-                 "here the features stay float32; an engine that multiplies them in f16 overflows on real models");
+                 "here the features stay float32; an engine that multiplies them in f16 overflows on real "
+                 "models");
         else
             ok(p, "weights", what);
     }
@@ -461,16 +504,18 @@ static void see_types(struct doctor *p)
         const struct gguf_tensor *t = &p->dg->tensor[i];
         const struct kn_type_info *ti = kn_type_info(t->type);
         if (t->n_dims != 2 || ti->can_multiply) continue;
-        misfit(p, "types", textf("%s cannot be multiplied here", t->name), textf("a type of docs/types.md"), textf("%s", ti->name),
-               "dflash-quantize makes another one");
+        misfit(p, "types", textf("%s cannot be multiplied here", t->name), textf("a type of docs/types.md"),
+               textf("%s", ti->name), "dflash-quantize makes another one");
         return;
     }
-    const struct gguf_tensor *own = gguf_tensor(p->dg, "output.weight"), *head = own ? own : gguf_tensor(p->tg, "output.weight");
+    const struct gguf_tensor *own = gguf_tensor(p->dg, "output.weight"),
+                             *head = own ? own : gguf_tensor(p->tg, "output.weight");
     if (!head) head = gguf_tensor(p->tg, "token_embd.weight");
     if (!head) return;
     const struct kn_type_info *ti = kn_type_info(head->type);
     const double bits = 8.0 * ti->bytes / ti->block;
-    const struct text what = textf("%s: %s, %.2f bits a weight", own ? "the drafter's own" : "borrowed from the target", ti->name, bits);
+    const struct text what = textf("%s: %s, %.2f bits a weight",
+                                   own ? "the drafter's own" : "borrowed from the target", ti->name, bits);
     if (bits < 6)
         note(p, "head", what, "proposals are the head's as well: a head of 6 bits or more costs little");
     else
@@ -485,18 +530,20 @@ static void see_scales(struct doctor *p)
     else if (d->embedding_scale == t->embedding_scale)
         ok(p, "embedding scale", textf("%g, as the target's", (double)d->embedding_scale));
     else
-        note(p, "embedding scale", textf("%g, the target's is %g", (double)d->embedding_scale, (double)t->embedding_scale),
+        note(p, "embedding scale",
+             textf("%g, the target's is %g", (double)d->embedding_scale, (double)t->embedding_scale),
              "right where the drafter was trained so (input_embedding_scale)");
     if (d->has_softcap && d->softcap != (t->has_softcap ? t->softcap : 0))
-        note(p, "softcap", textf("%g, the target's is %g", (double)d->softcap, t->has_softcap ? (double)t->softcap : 0.0),
+        note(p, "softcap",
+             textf("%g, the target's is %g", (double)d->softcap, t->has_softcap ? (double)t->softcap : 0.0),
              "right where the drafter was trained so");
 }
 
 /* ---- the consultation ---- */
 
 /* A description that cannot be made is the finding, and the last one. 1: so it was. */
-static int describe(struct doctor *p, const char *subject, const struct gguf *g, const struct desc_override *o, struct desc **d,
-                    struct err *e)
+static int describe(struct doctor *p, const char *subject, const struct gguf *g,
+                    const struct desc_override *o, struct desc **d, struct err *e)
 {
     struct err mine = {0};
     if (!desc_read(d, g, o, &mine)) return 0;
@@ -504,8 +551,8 @@ static int describe(struct doctor *p, const char *subject, const struct gguf *g,
         *e = mine;
         return -1;
     }
-    misfit(p, subject, textf("the file is not understood"), textf("a model that is known"), textf("%s", mine.msg),
-           mine.hint[0] ? mine.hint : NULL);
+    misfit(p, subject, textf("the file is not understood"), textf("a model that is known"),
+           textf("%s", mine.msg), mine.hint[0] ? mine.hint : NULL);
     if (o && p->t && strstr(mine.msg, "target_layer") && strstr(mine.msg, "missing")) suggest_taps(p);
     return 1;
 }
@@ -526,7 +573,8 @@ static void see_all(struct doctor *p)
     see_types(p);
 }
 
-int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx, struct err *e)
+int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx,
+               struct err *e)
 {
     struct doctor p = {.fn = fn, .ctx = ctx};
     struct desc_override over = o ? *o : (struct desc_override){.draft_causal = -1};
@@ -542,7 +590,8 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
     const bool t_drafts = p.t->arch == DESC_DFLASH, d_drafts = p.d->arch == DESC_DFLASH;
     if (t_drafts || !d_drafts)
         misfit(&p, "roles", textf("first a target, then a drafter"), textf("a target and a drafter"),
-               textf("%s is a %s, %s is a %s", target, t_drafts ? "drafter" : "target", drafter, d_drafts ? "drafter" : "target"),
+               textf("%s is a %s, %s is a %s", target, t_drafts ? "drafter" : "target", drafter,
+                     d_drafts ? "drafter" : "target"),
                "dflash-inspect --pair TARGET DRAFTER");
     else
         see_all(&p);

@@ -2,6 +2,7 @@
 #include "convert_fixture.h"
 
 #include "../../common/desc.h"
+#include "../../common/diff.h"
 
 enum { KERNEL = 2, GROUP = 16, RANK = 8, TOP_K = 4 };
 
@@ -256,6 +257,28 @@ static void test_dialects(void **state)
                 "up.gguf: dialect lucebox has no place for the parts of a DFlash2 drafter (dflash.con...");
 }
 
+static void ignore(void *ctx, const struct diff_tensor *t)
+{
+    (void)ctx;
+    (void)t;
+}
+
+/* The checkpoint against its GGUF, through the same tables. */
+static void test_diff(void **state)
+{
+    (void)state;
+    struct spec s = dflash2_spec(".weight");
+    struct err e = {0};
+    struct diff_total total;
+    write_all(&s, NULL);
+    struct convert o = options("d");
+    convert_ok(&o);
+    if (diff_files("d", "out.gguf", 1, ignore, NULL, &total, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(total.tensors, 3 + 15 * LAYERS + 3);
+    assert_int_equal(total.identical, total.tensors);
+    assert_int_equal(total.missing, 0);
+}
+
 /* The published shape has 81 tensors. */
 static void test_random(void **state)
 {
@@ -287,7 +310,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_convert), cmocka_unit_test(test_described), cmocka_unit_test(test_causal),
         cmocka_unit_test(test_refused), cmocka_unit_test(test_torn),      cmocka_unit_test(test_dialects),
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_random),  cmocka_unit_test(test_diff),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
