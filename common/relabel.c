@@ -75,6 +75,12 @@ int relabel_check(const struct dialect *to, const struct relabel_facts *f, const
     if (check_parts(to, f, e)) return -1;
     if (f->from == to) return 0; /* as it was */
     note_causal(to, f, o);
+    if (to->width == WIDTH_TARGET)
+        note(o,
+             "the taps under %s.%s count from block 0: llama.cpp as merged reads the same key as counting "
+             "from the "
+             "embeddings",
+             to->arch, to->taps_key);
     if (f->has_scale)
         note(o,
              "embedding scale: only our key %s.embedding_scale says it, other readers of the %s dialect do "

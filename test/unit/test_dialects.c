@@ -540,6 +540,9 @@ static void test_inexpressible(void **state)
     must_convert(write_file("a.gguf", "upstream", &c), scratch("b.gguf"), "lucebox");
     assert_null(strstr(said, "causal in the block: only")); /* its own rule is the same */
     assert_null(strstr(said, "tokenizer"));
+    must_convert(write_file("a.gguf", "upstream", &c), scratch("b.gguf"), "unshifted");
+    assert_non_null(
+        strstr(said, "the taps under dflash.target_layers count from block 0: llama.cpp as merged reads"));
     c = (struct df_change){.edit = scale_and_cap};
     must_convert(write_file("a.gguf", "upstream", &c), scratch("b.gguf"), "buun");
     assert_non_null(strstr(said, "embedding scale: only our key dflash-draft.embedding_scale"));
