@@ -3,10 +3,8 @@
  * Numbers against the reference implementation are test/reference's; here bits are compared with bits. */
 #include "family_fixture.h"
 
-#include "../../common/session.h"
-#include "../../common/spec.h"
-#include "../../common/state.h"
 #include "recorder.h"
+#include "streams.h"
 
 enum { HEAD_FULL = 32, KV_FULL = 2, EXPERTS = 3, FFX = 24 };
 
@@ -338,10 +336,9 @@ static void test_desc(void **state)
 
 /* ---- sessions ---- */
 
-enum { WINDOW = 19, VOCAB_RUN = 11, N_NEW = 24, BLOCK = 5, MAX_PROMPT = 1000 };
+enum { WINDOW = 19, VOCAB_RUN = 11, N_RUN = 24, BLOCK = 5 };
 
 static struct kn_backend *be;
-static int32_t prompt[MAX_PROMPT];
 
 static const struct pair target_sizes[] = {
     {"hidden_size", "80"},
@@ -391,14 +388,10 @@ static void make_model(const char *path, const struct pair *base, const struct p
 
 static void make_models(void)
 {
-    uint32_t x = 7;
     make_model("target-0.gguf", base_gemma, target_sizes, NULL, NULL);
     make_model("target-1.gguf", base_gemma, target_sizes, "enable_moe_block", "true");
     make_model("drafter.gguf", base_drafter, drafter_sizes, NULL, NULL);
-    for (int i = 0; i < MAX_PROMPT; i++) {
-        x = x * 1664525u + 1013904223u;
-        prompt[i] = (int32_t)((x >> 16) % (VOCAB_RUN - 1));
-    }
+    make_prompt(VOCAB_RUN - 1);
 }
 
 static struct model *load(const char *path)
@@ -409,52 +402,27 @@ static struct model *load(const char *path)
     return m;
 }
 
-static void must(int rc, const struct err *e)
-{
-    if (rc) fail_msg("(%d) %s", e->code, e->msg);
-}
-
 static struct session *start(struct model *t, struct model *d, int n, int chunk, uint32_t kv)
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = n + N_NEW + BLOCK, .chunk = chunk, .kv_type = kv};
+    const struct session_options o = {.ctx = n + N_RUN + BLOCK, .chunk = chunk, .kv_type = kv};
     must(session_new(&s, t, d, &o, &e), &e);
     return s;
 }
 
-struct run {
-    int32_t id[N_NEW], trace[N_NEW * BLOCK];
-    int n, n_trace;
+struct run_logits {
+    struct run r;
     float last[VOCAB_RUN]; /* logits of the prompt's last token */
     float end[VOCAB_RUN];  /* and of the last one written */
 };
 
-static int take_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
-{
-    struct run *r = ctx;
-    (void)e;
-    memcpy(r->id + r->n, ids, (size_t)n * sizeof *ids);
-    r->n += n;
-    return 0;
-}
-
-static int take_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *e)
-{
-    struct run *r = ctx;
-    (void)e;
-    memcpy(r->trace + r->n_trace, ids, (size_t)n * sizeof *ids);
-    r->n_trace += n;
-    return 0;
-}
-
 static void through_state(struct session **s, struct model *t, struct model *d, int n, int chunk)
 {
     struct err e = {0};
-    struct io_out o;
     struct state *st;
     struct state_info info;
-    must(io_out_open(&o, "state", true, NULL, 0, &e) || state_save(*s, &o, &e) || io_out_commit(&o, &e), &e);
+    save(*s, "state");
     session_free(*s);
     must(state_open(&st, "state", &info, &e), &e);
     *s = start(t, d, n, chunk, KN_F16);
@@ -462,12 +430,12 @@ static void through_state(struct session **s, struct model *t, struct model *d, 
     state_close(st);
 }
 
-static void run(struct model *t, struct model *d, int n, int chunk, bool state, struct run *r)
+static void run(struct model *t, struct model *d, int n, int chunk, bool state,
+                struct run_logits *r)
 {
     struct err e = {0};
-    struct spec_stats st;
     struct session *s = start(t, d, n, chunk, KN_F16);
-    const struct spec_options o = {.n = N_NEW,
+    const struct spec_options o = {.n = N_RUN,
                                    .sampler = {.temp = 0.9f, .top_p = 1, .repeat_penalty = 1, .seed = 5},
                                    .tokens = take_tokens,
                                    .proposals = take_proposals,
@@ -476,9 +444,9 @@ static void run(struct model *t, struct model *d, int n, int chunk, bool state, 
     must(session_prefill(s, prompt, n, NULL, NULL, &e), &e);
     must(session_logits(s, 0, r->last, &e), &e);
     if (state) through_state(&s, t, d, n, chunk);
-    must(spec_generate(s, &o, &st, &e), &e);
-    assert_int_equal(r->n, N_NEW);
-    must(session_forward(s, &r->id[N_NEW - 1], 1, &e), &e);
+    must(spec_generate(s, &o, &r->r.st, &e), &e);
+    assert_int_equal(r->r.n, N_RUN);
+    must(session_forward(s, &r->r.id[N_RUN - 1], 1, &e), &e);
     must(session_logits(s, 0, r->end, &e), &e);
     session_free(s);
 }
@@ -489,27 +457,25 @@ static void run(struct model *t, struct model *d, int n, int chunk, bool state, 
 static void test_rings(void **state)
 {
     static const int length[] = {1, WINDOW - 1, WINDOW, WINDOW + 1, 255, 256, 257, 768};
-    static struct run want, r;
+    static struct run_logits want, r;
     (void)state;
     for (int moe = 0; moe < 2; moe++) {
         struct model *t = load(moe ? "target-1.gguf" : "target-0.gguf"), *d = load("drafter.gguf");
         for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
-            static struct run traced;
+            static struct run_logits traced;
             const int n = length[i];
             run(t, NULL, n, 1000, false, &want);
             run(t, d, n, 1000, false, &traced);
-            assert_memory_equal(want.id, traced.id, sizeof want.id);
-            assert_true(traced.n_trace > 0);
+            same_ids(&want.r, &traced.r);
             for (int way = 0; way < 5; way++) {
                 static const int chunk[] = {64, 300, 7, 64, 64};
                 if (way == 4) recorder_on(be);
                 run(t, d, n, chunk[way], way == 3, &r);
                 if (way == 4) recorder_off(be);
                 assert_memory_equal(want.last, r.last, sizeof want.last);
-                assert_memory_equal(want.id, r.id, sizeof want.id);
+                same_ids(&want.r, &r.r);
                 assert_memory_equal(want.end, r.end, sizeof want.end);
-                assert_int_equal(traced.n_trace, r.n_trace);
-                assert_memory_equal(traced.trace, r.trace, sizeof r.trace);
+                same_trace(&traced.r, &r.r);
             }
         }
         model_free(d);
@@ -520,7 +486,7 @@ static void test_rings(void **state)
 /* A window of one more shows from the first row on that can see one more key, and not before. */
 static void test_window(void **state)
 {
-    static struct run a, b;
+    static struct run_logits a, b;
     (void)state;
     make_model("wider.gguf", base_gemma, target_sizes, "sliding_window", "20");
     struct model *t = load("target-0.gguf"), *w = load("wider.gguf");

@@ -5,12 +5,10 @@
  * streams, resumed with uninterrupted ones, and state files with each other. */
 #include "family_fixture.h"
 
-#include "../../common/session.h"
-#include "../../common/spec.h"
-#include "../../common/state.h"
 #include "recorder.h"
+#include "streams.h"
 
-enum { IDS = 9, BLOCK = 6, N_ROWS = 150, N_NEW = 40 };
+enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
 
 /* ---- models: random weights at the sizes of three configs ---- */
 
@@ -62,11 +60,6 @@ static const struct pair drafter_parts[] = {
 
 static struct kn_backend *be;
 
-static void must(int rc, const struct err *e)
-{
-    if (rc) fail_msg("(%d) %s", e->code, e->msg);
-}
-
 static struct model *make(const char *dir, uint64_t seed, enum quant_recipe type)
 {
     struct err e = {0};
@@ -95,8 +88,6 @@ static struct model *drafter(void)
     write_config("drafter", base_drafter, drafter_parts);
     return make("drafter", 5, QUANT_F32);
 }
-
-static int32_t prompt[1000];
 
 static struct session *start(struct model *t, struct model *d, int32_t chunk, uint32_t kv)
 {
@@ -205,30 +196,6 @@ static void test_state_matters(void **state)
 
 /* ---- streams ---- */
 
-struct run {
-    int32_t id[N_NEW + 1], trace[N_NEW * BLOCK];
-    int n, n_trace;
-    struct spec_stats st;
-};
-
-static int take_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
-{
-    struct run *r = ctx;
-    (void)e;
-    memcpy(r->id + r->n, ids, (size_t)n * sizeof *ids);
-    r->n += n;
-    return 0;
-}
-
-static int take_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *e)
-{
-    struct run *r = ctx;
-    (void)e;
-    memcpy(r->trace + r->n_trace, ids, (size_t)n * sizeof *ids);
-    r->n_trace += n;
-    return 0;
-}
-
 static const struct kn_sampler samplers[] = {
     {.top_p = 1, .repeat_penalty = 1},
     {.temp = 2, .top_k = 7, .top_p = 0.95f, .repeat_penalty = 1.1f, .repeat_last = 20, .seed = 3},
@@ -259,10 +226,8 @@ static void run(struct model *t, struct model *d, int32_t n_prompt, int sampler,
 
 static void same(const struct run *a, const struct run *b, bool traces)
 {
-    assert_memory_equal(a->id, b->id, N_NEW * sizeof *a->id);
-    if (!traces) return;
-    assert_int_equal(a->n_trace, b->n_trace);
-    assert_memory_equal(a->trace, b->trace, (size_t)a->n_trace * sizeof *a->trace);
+    same_ids(a, b);
+    if (traces) same_trace(a, b);
 }
 
 /* Drafted as undrafted, with the host between the parts of a cycle and with cycles recorded and started
@@ -323,13 +288,6 @@ static void test_no_proposals(void **state)
 }
 
 /* ---- states ---- */
-
-static void save(struct session *s, const char *path)
-{
-    struct err e = {0};
-    struct io_out o;
-    must(io_out_open(&o, path, true, NULL, 0, &e) || state_save(s, &o, &e) || io_out_commit(&o, &e), &e);
-}
 
 static struct session *restore(const char *path, struct model *t, struct model *d)
 {
@@ -472,11 +430,7 @@ static int open_all(void **state)
 {
     const struct kn_open o = {.device = "cpu", .threads = 1};
     char msg[128];
-    uint32_t x = 7;
-    for (size_t i = 0; i < sizeof prompt / sizeof prompt[0]; i++) {
-        x = x * 1664525u + 1013904223u;
-        prompt[i] = (int32_t)((x >> 16) % (IDS - 1));
-    }
+    make_prompt(IDS - 1);
     return setup(state) || kn_backend_open(&be, &o, msg, sizeof msg) ? -1 : 0;
 }
 

@@ -1,0 +1,166 @@
+/* test_engine_trace.c - what the drafter proposes does not depend on what must not change it.
+ *
+ * What is compared is bytes: the draft trace with that of another way to the same point (other chunks, hence other ring
+ * sizes; a state; other threads and instruction sets), or with that of a drafter that must draft otherwise. */
+#include "engine_fixture.h"
+
+/* Around the ends of the sliding layer's ring (256 positions with chunks of 64; 512 with chunks of 300). */
+static void test_trace_rings(void **state)
+{
+    static const int length[] = {1, 11, 12, 13, 255, 256, 257, 768};
+    static const int chunk[] = {300, 7};
+    static struct run a, b;
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    (void)state;
+    for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
+        struct way y = {
+            .prompt = length[i], .chunk = 64, .drafter = true, .target_model = t, .drafter_model = d};
+        run(&y, &a);
+        for (size_t j = 0; j < sizeof chunk / sizeof chunk[0]; j++) {
+            y.chunk = chunk[j];
+            run(&y, &b);
+            same_ids(&a, &b);
+            same_trace(&a, &b);
+        }
+        y.chunk = 64;
+        y.state = true;
+        run(&y, &b);
+        same_ids(&a, &b);
+        same_trace(&a, &b);
+        y.append = length[i] > 9;
+        run(&y, &b);
+        same_ids(&a, &b);
+        same_trace(&a, &b);
+    }
+    model_free(d);
+    model_free(t);
+}
+
+static void test_trace_backends(void **state)
+{
+    static const char *const isa[] = {"scalar", "avx2", "avx512"};
+    static struct run a, b;
+    struct way y = {.prompt = 40, .chunk = 64, .drafter = true, .sampler = sampled};
+    (void)state;
+    run(&y, &a);
+    for (int i = 0; i < 3; i++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            struct kn_backend *own = be;
+            be = open_backend(isa[i], threads);
+            if (be) {
+                run(&y, &b);
+                same_ids(&a, &b);
+                same_trace(&a, &b);
+                kn_backend_close(be);
+            }
+            be = own;
+        }
+}
+
+/* The context that commits leave is the one a prefill of the same tokens makes: every cycle's proposals
+ * again, from a new session that prefilled everything before the anchor. */
+static void test_trace_from_prefill(void **state)
+{
+    static struct run r;
+    static int32_t text[MAX_PROMPT];
+    struct err e = {0};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct way y = {.prompt = 30, .drafter = true, .target_model = t, .drafter_model = d};
+    int several = 0, cycle = 0;
+    (void)state;
+    run(&y, &r);
+    memcpy(text, prompt, sizeof text);
+    memcpy(text + y.prompt, r.id, sizeof r.id);
+    for (; cycle < r.st.cycles; cycle++) {
+        int32_t proposals[TINY_BLOCK], anchor = y.prompt + r.made[cycle] - 1;
+        bool usable;
+        struct session *s = start(&y, t, d);
+        several += cycle && r.made[cycle] > r.made[cycle - 1] + 1;
+        must(session_prefill(s, text, anchor, NULL, NULL, &e), &e);
+        must(session_draft(s, text[anchor], proposals, &usable, cycle % 2, &e), &e);
+        assert_true(usable);
+        assert_memory_equal(proposals, r.trace + cycle * (TINY_BLOCK - 1),
+                            (TINY_BLOCK - 1) * sizeof *proposals);
+        session_free(s);
+    }
+    assert_true(several > 0); /* commits of more than one row among them */
+    model_free(d);
+    model_free(t);
+}
+
+/* A bound on the context must bite, must not change the stream, and a bound larger than the context must do
+ * nothing. */
+static void test_draft_window(void **state)
+{
+    static struct run a, b, c;
+    struct way y = {.prompt = 100, .drafter = true};
+    (void)state;
+    run(&y, &a);
+    y.draft_window = 3;
+    run(&y, &b);
+    y.draft_window = 1000;
+    run(&y, &c);
+    same_ids(&a, &b);
+    same_trace(&a, &c);
+    other_trace(&a, &b);
+}
+
+/* Causal or not in the block must show in the drafts, and only there. */
+static void test_draft_causal(void **state)
+{
+    static struct run r[3];
+    struct err e = {0};
+    (void)state;
+    for (int causal = -1; causal < 2; causal++) {
+        const struct desc_override o = {.draft_causal = causal};
+        struct model *d;
+        must(model_load(&d, drafter_path, be, &o, NULL, NULL, &e), &e);
+        assert_int_equal(d->d->causal_inferred, causal < 0);
+        assert_int_equal(d->d->layer[0].causal, causal != 0);
+        assert_int_equal(d->d->layer[1].causal, causal == 1);
+        struct model *t = load(target_path, be);
+        struct way y = {.prompt = 30, .drafter = true, .target_model = t, .drafter_model = d};
+        run(&y, &r[causal + 1]);
+        model_free(d);
+        model_free(t);
+    }
+    same_ids(&r[0], &r[1]);
+    same_ids(&r[0], &r[2]);
+    other_trace(&r[0], &r[1]);
+    other_trace(&r[0], &r[2]);
+}
+
+/* A drafter that brings the same embedding and head as its target drafts the same. */
+static void test_own_ends(void **state)
+{
+    static struct run a, b;
+    struct err e = {0};
+    const char *path = scratch("own.gguf");
+    struct way y = {.prompt = 30, .drafter = true};
+    (void)state;
+    run(&y, &a);
+    must(tiny_write(path, &(struct tiny){.seed = 2, .drafter = true, .own_ends = true}, &e), &e);
+    y.drafter_model = load(path, be);
+    assert_non_null(y.drafter_model->head);
+    assert_int_equal(y.drafter_model->d->n_vocab, TINY_VOCAB);
+    run(&y, &b);
+    same_ids(&a, &b);
+    same_trace(&a, &b);
+    model_free(y.drafter_model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_trace_rings),
+        cmocka_unit_test(test_trace_backends),
+        cmocka_unit_test(test_draft_window),
+        cmocka_unit_test(test_draft_causal),
+        cmocka_unit_test(test_trace_from_prefill),
+        cmocka_unit_test(test_own_ends),
+    };
+    if (engine_begin()) return 4;
+    int rc = cmocka_run_group_tests_name("engine_trace", tests, NULL, NULL);
+    engine_end();
+    return rc;
+}
