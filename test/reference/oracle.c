@@ -37,32 +37,90 @@ static int64_t rows_of(const struct st *s, const char *prefix, const char *name)
     return t ? t->shape[0] : 0;
 }
 
+struct part {
+    const char *name;
+    double **dst;
+    int64_t rows, cols;
+    bool plus; /* stored as w - 1 where the model is a hybrid */
+};
+
+static int load_parts(struct oracle *o, int i, const struct st *s, const char *prefix, const struct part *part, size_t n,
+                      struct err *e)
+{
+    for (size_t p = 0; p < n; p++) {
+        char name[128];
+        snprintf(name, sizeof name, "layers.%d.%s", i, part[p].name);
+        double *w = *part[p].dst = load(s, prefix, name, part[p].rows, part[p].cols, e);
+        if (!w) return -1;
+        for (int64_t k = 0; part[p].plus && o->hybrid && k < part[p].cols; k++) w[k] += 1;
+    }
+    return 0;
+}
+
 static int load_layer(struct oracle *o, int i, const struct st *s, const char *prefix, struct err *e)
 {
     struct oracle_layer *l = &o->layer[i];
-    struct {
-        const char *name;
-        double **dst;
-        int64_t rows, cols;
-    } part[] = {
-        {"input_layernorm", &l->attn_norm, 1, o->E},
-        {"post_attention_layernorm", &l->ffn_norm, 1, o->E},
-        {"self_attn.q_norm", &l->q_norm, 1, o->D},
-        {"self_attn.k_norm", &l->k_norm, 1, o->D},
-        {"self_attn.q_proj", &l->q, o->H * o->D, o->E},
-        {"self_attn.k_proj", &l->k, o->G * o->D, o->E},
-        {"self_attn.v_proj", &l->v, o->G * o->D, o->E},
-        {"self_attn.o_proj", &l->o, o->E, o->H * o->D},
-        {"mlp.gate_proj", &l->gate, o->F, o->E},
-        {"mlp.up_proj", &l->up, o->F, o->E},
-        {"mlp.down_proj", &l->down, o->E, o->F},
+    const struct part every[] = {
+        {"input_layernorm.weight", &l->attn_norm, 1, o->E, true},
+        {"post_attention_layernorm.weight", &l->ffn_norm, 1, o->E, true},
+        {"mlp.gate_proj.weight", &l->gate, o->F, o->E, false},
+        {"mlp.up_proj.weight", &l->up, o->F, o->E, false},
+        {"mlp.down_proj.weight", &l->down, o->E, o->F, false},
     };
-    for (size_t p = 0; p < sizeof part / sizeof *part; p++) {
-        char name[128];
-        snprintf(name, sizeof name, "layers.%d.%s.weight", i, part[p].name);
-        *part[p].dst = load(s, prefix, name, part[p].rows, part[p].cols, e);
-        if (!*part[p].dst) return -1;
+    const struct part attention[] = {
+        {"self_attn.q_norm.weight", &l->q_norm, 1, o->D, true},
+        {"self_attn.k_norm.weight", &l->k_norm, 1, o->D, true},
+        {"self_attn.q_proj.weight", &l->q, (o->hybrid ? 2 : 1) * o->H * o->D, o->E, false},
+        {"self_attn.k_proj.weight", &l->k, o->G * o->D, o->E, false},
+        {"self_attn.v_proj.weight", &l->v, o->G * o->D, o->E, false},
+        {"self_attn.o_proj.weight", &l->o, o->E, o->H * o->D, false},
+    };
+    const struct part delta[] = {
+        {"linear_attn.in_proj_qkv.weight", &l->qkv, (2 * o->K + o->M) * o->d, o->E, false},
+        {"linear_attn.in_proj_z.weight", &l->z, o->M * o->d, o->E, false},
+        {"linear_attn.in_proj_a.weight", &l->alpha, o->M, o->E, false},
+        {"linear_attn.in_proj_b.weight", &l->beta, o->M, o->E, false},
+        {"linear_attn.conv1d.weight", &l->conv, (2 * o->K + o->M) * o->d, o->n_conv, false},
+        {"linear_attn.A_log", &l->a_log, 1, o->M, false},
+        {"linear_attn.dt_bias", &l->dt, 1, o->M, false},
+        {"linear_attn.norm.weight", &l->delta_norm, 1, o->d, false},
+        {"linear_attn.out_proj.weight", &l->out, o->E, o->M * o->d, false},
+    };
+    char name[128];
+    snprintf(name, sizeof name, "%slayers.%d.linear_attn.A_log", prefix, i);
+    if (load_parts(o, i, s, prefix, every, sizeof every / sizeof *every, e)) return -1;
+    return o->hybrid && st_tensor(s, name) ? load_parts(o, i, s, prefix, delta, sizeof delta / sizeof *delta, e)
+                                           : load_parts(o, i, s, prefix, attention, sizeof attention / sizeof *attention, e);
+}
+
+/* Sizes of a hybrid's delta nets; the first layer of attention tells the head size. */
+static int read_hybrid_config(struct oracle *o, json_t *c, const struct st *s, const char *prefix, struct err *e)
+{
+    const char *type = json_string_value(json_object_get(c, "model_type"));
+    char name[128];
+    int full = 0;
+    o->hybrid = type && !strcmp(type, "qwen3_5_text");
+    if (o->hybrid) {
+        o->K = (int)json_integer_value(json_object_get(c, "linear_num_key_heads"));
+        o->M = (int)json_integer_value(json_object_get(c, "linear_num_value_heads"));
+        o->d = (int)json_integer_value(json_object_get(c, "linear_key_head_dim"));
+        o->n_conv = (int)json_integer_value(json_object_get(c, "linear_conv_kernel_dim"));
+        if (o->K < 1 || o->M < 1 || o->M % o->K || o->d < 1 || o->n_conv < 1 ||
+            o->d != json_integer_value(json_object_get(c, "linear_value_head_dim")))
+            return err_set(e, ERR_FORMAT, "oracle: sizes of delta nets missing, or value heads not of the key heads' size");
+        for (;; full++) {
+            snprintf(name, sizeof name, "layers.%d.self_attn.q_norm.weight", full);
+            if (rows_of(s, prefix, name) || full == o->L - 1) break;
+        }
     }
+    snprintf(name, sizeof name, "layers.%d.self_attn.q_norm.weight", full);
+    if (!(o->D = (int)rows_of(s, prefix, name))) return err_set(e, ERR_FORMAT, "oracle: no layer has attention");
+    snprintf(name, sizeof name, "layers.%d.self_attn.q_proj.weight", full);
+    o->H = (int)rows_of(s, prefix, name) / o->D / (o->hybrid ? 2 : 1);
+    snprintf(name, sizeof name, "layers.%d.self_attn.k_proj.weight", full);
+    o->G = (int)rows_of(s, prefix, name) / o->D;
+    json_t *partial = json_object_get(json_object_get(c, "rope_parameters"), "partial_rotary_factor");
+    o->n_rot = partial ? (int)(o->D * json_number_value(partial)) : o->D;
     return 0;
 }
 
@@ -102,13 +160,11 @@ int oracle_open(struct oracle **out, const char *dir, struct err *e)
     o->eps = json_number_value(json_object_get(c, "rms_norm_eps"));
     o->theta = json_number_value(json_object_get(json_object_get(c, "rope_parameters"), "rope_theta"));
     o->E = (int)rows_of(s, prefix, "norm.weight");
-    o->D = (int)rows_of(s, prefix, "layers.0.self_attn.q_norm.weight");
-    if (o->L < 1 || o->D < 1 || !(o->eps > 0) || !(o->theta > 0)) {
-        err_set(e, ERR_FORMAT, "oracle: %s: layers, head size, eps or theta missing", dir);
+    if (o->L < 1 || !(o->eps > 0) || !(o->theta > 0)) {
+        err_set(e, ERR_FORMAT, "oracle: %s: layers, eps or theta missing", dir);
         goto done;
     }
-    o->H = (int)rows_of(s, prefix, "layers.0.self_attn.q_proj.weight") / o->D;
-    o->G = (int)rows_of(s, prefix, "layers.0.self_attn.k_proj.weight") / o->D;
+    if (read_hybrid_config(o, c, s, prefix, e)) goto done;
     o->F = (int)rows_of(s, prefix, "layers.0.mlp.gate_proj.weight");
     o->V = (int)rows_of(s, prefix, "embed_tokens.weight");
     o->layer = calloc((size_t)o->L, sizeof *o->layer);
@@ -117,6 +173,7 @@ int oracle_open(struct oracle **out, const char *dir, struct err *e)
         if (load_layer(o, i, s, prefix, e)) goto done;
     }
     if (!(o->norm = load(s, prefix, "norm.weight", 1, o->E, e))) goto done;
+    for (int i = 0; o->hybrid && i < o->E; i++) o->norm[i] += 1;
     if (o->V) {
         if (!(o->embed = load(s, prefix, "embed_tokens.weight", o->V, o->E, e))) goto done;
         o->head = st_tensor(s, "lm_head.weight") ? load(s, "", "lm_head.weight", o->V, o->E, e) : o->embed;
@@ -143,7 +200,8 @@ void oracle_close(struct oracle *o)
     if (!o) return;
     for (int i = 0; o->layer && i < o->L; i++) {
         struct oracle_layer *l = &o->layer[i];
-        double *all[] = {l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm, l->q, l->k, l->v, l->o, l->gate, l->up, l->down};
+        double *all[] = {l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm, l->q,    l->k,     l->v,  l->o,         l->gate, l->up,
+                         l->down,      l->qkv,      l->z,      l->alpha,  l->beta, l->a_log, l->dt, l->delta_norm, l->conv, l->out};
         for (size_t p = 0; p < sizeof all / sizeof *all; p++) free(all[p]);
     }
     if (o->head != o->embed) free(o->head);
@@ -158,26 +216,40 @@ void oracle_close(struct oracle *o)
 struct oracle_cache *oracle_cache_new(const struct oracle *o, int cap)
 {
     struct oracle_cache *c = calloc(1, sizeof *c);
+    size_t L = (size_t)o->L, rows = (size_t)cap, W = (size_t)((2 * o->K + o->M) * o->d), M = (size_t)o->M, d = (size_t)o->d;
     c->cap = cap;
-    c->k = calloc((size_t)o->L, sizeof *c->k);
-    c->v = calloc((size_t)o->L, sizeof *c->v);
-    for (int i = 0; i < o->L; i++) {
-        c->k[i] = calloc((size_t)cap * (size_t)o->G * (size_t)o->D, sizeof(double));
-        c->v[i] = calloc((size_t)cap * (size_t)o->G * (size_t)o->D, sizeof(double));
+    c->k = calloc(L, sizeof *c->k);
+    c->v = calloc(L, sizeof *c->v);
+    c->u = calloc(L, sizeof *c->u);
+    c->g = calloc(L, sizeof *c->g);
+    c->S = calloc(L, sizeof *c->S);
+    c->n_state = calloc(L, sizeof *c->n_state);
+    for (size_t i = 0; i < L; i++) {
+        if (o->layer[i].qkv) {
+            c->u[i] = calloc(rows * W, sizeof(double));
+            c->g[i] = calloc(rows * 2 * M, sizeof(double));
+            c->S[i] = calloc(M * d * d, sizeof(double));
+        } else {
+            c->k[i] = calloc(rows * (size_t)o->G * (size_t)o->D, sizeof(double));
+            c->v[i] = calloc(rows * (size_t)o->G * (size_t)o->D, sizeof(double));
+        }
     }
     return c;
 }
 
 void oracle_cache_free(const struct oracle *o, struct oracle_cache *c)
 {
-    for (int i = 0; c && i < o->L; i++) {
-        free(c->k[i]);
-        free(c->v[i]);
+    if (!c) return;
+    for (int i = 0; i < o->L; i++) {
+        double *all[] = {c->k[i], c->v[i], c->u[i], c->g[i], c->S[i]};
+        for (size_t p = 0; p < sizeof all / sizeof *all; p++) free(all[p]);
     }
-    if (c) {
-        free(c->k);
-        free(c->v);
-    }
+    free(c->k);
+    free(c->v);
+    free(c->u);
+    free(c->g);
+    free(c->S);
+    free(c->n_state);
     free(c);
 }
 
@@ -204,10 +276,11 @@ static void rms_norm(double *out, const double *x, const double *w, int64_t n, d
 
 static void rope(const struct oracle *o, double *x, int pos)
 {
-    for (int i = 0; i < o->D / 2; i++) {
-        double a = pos * pow(o->theta, -2.0 * i / o->D), c = cos(a), s = sin(a), u = x[i], v = x[i + o->D / 2];
+    const int half = o->n_rot / 2;
+    for (int i = 0; i < half; i++) {
+        double a = pos * pow(o->theta, -2.0 * i / o->n_rot), c = cos(a), s = sin(a), u = x[i], v = x[i + half];
         x[i] = u * c - v * s;
-        x[i + o->D / 2] = v * c + u * s;
+        x[i + half] = v * c + u * s;
     }
 }
 
@@ -256,36 +329,128 @@ static void attend(const struct oracle *o, int layer, const struct oracle_cache 
     for (int d = 0; d < o->D; d++) out[d] /= sum;
 }
 
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+/* Attention of n rows y [n, E], already normed, added to x. */
+static void attention(const struct oracle *o, int layer, struct oracle_cache *c, double *x, const double *y, int n, int pos0)
+{
+    const struct oracle_layer *l = &o->layer[layer];
+    const int D = o->D, step = (o->hybrid ? 2 : 1) * D; /* a head's query, and its gate behind it */
+    size_t rows = (size_t)n, HD = (size_t)o->H * (size_t)D, E = (size_t)o->E;
+    double *q = malloc(rows * (size_t)o->H * (size_t)step * sizeof *q), *a = malloc(rows * HD * sizeof *a),
+           *sum = malloc(rows * E * sizeof *sum);
+    put_keys(o, layer, c, y, n, pos0);
+    matmul(q, l->q, y, n, (int64_t)o->H * step, o->E);
+#pragma omp parallel for schedule(dynamic)
+    for (int ih = 0; ih < n * o->H; ih++) {
+        int i = ih / o->H, h = ih % o->H;
+        double *qh = q + (size_t)ih * (size_t)step, *ah = a + (size_t)ih * (size_t)D;
+        double *score = malloc((size_t)(pos0 + n) * sizeof *score);
+        rms_norm(qh, qh, l->q_norm, D, o->eps);
+        rope(o, qh, pos0 + i);
+        attend(o, layer, c, qh, h, pos0 + i, pos0 + n, ah, score);
+        for (int d = 0; o->hybrid && d < D; d++) ah[d] *= sigmoid(qh[D + d]);
+        free(score);
+    }
+    matmul(sum, l->o, a, n, o->E, (int64_t)HD);
+    for (size_t i = 0; i < rows * E; i++) x[i] += sum[i];
+    free(q);
+    free(a);
+    free(sum);
+}
+
+/* Position p enters the state S of value head h; out [d], what the head gives there, or NULL. */
+static void delta_step(const struct oracle *o, int layer, const struct oracle_cache *c, int p, int h, double *S, double *out)
+{
+    const struct oracle_layer *l = &o->layer[layer];
+    const int d = o->d, W = (2 * o->K + o->M) * d, key = h / (o->M / o->K);
+    const int first[3] = {key * d, (o->K + key) * d, (2 * o->K + h) * d};
+    double *part = malloc((size_t)d * 3 * sizeof *part), *e = malloc((size_t)d * sizeof *e); /* q, k, v */
+    for (int w = 0; w < 3; w++) {
+        double norm = 0;
+        for (int i = 0; i < d; i++) {
+            double s = 0;
+            for (int t = 0; t < o->n_conv; t++) { /* the last tap meets the current position */
+                int at = p - o->n_conv + 1 + t;
+                if (at >= 0) s += l->conv[(first[w] + i) * o->n_conv + t] * c->u[layer][(size_t)at * (size_t)W + (size_t)(first[w] + i)];
+            }
+            part[w * d + i] = s * sigmoid(s);
+            norm += part[w * d + i] * part[w * d + i];
+        }
+        for (int i = 0; w < 2 && i < d; i++) part[w * d + i] /= sqrt(norm + 1e-6) * (w ? 1 : sqrt(d));
+    }
+    const double *q = part, *k = part + d, *v = part + 2 * d, *g = c->g[layer] + (size_t)p * 2 * (size_t)o->M;
+    const double decay = exp(g[h]), beta = g[o->M + h];
+    for (int j = 0; j < d; j++) {
+        double s = 0;
+        for (int i = 0; i < d; i++) s += (S[i * d + j] *= decay) * k[i];
+        e[j] = beta * (v[j] - s);
+        double y = 0;
+        for (int i = 0; i < d; i++) y += (S[i * d + j] += k[i] * e[j]) * q[i];
+        if (out) out[j] = y;
+    }
+    free(part);
+    free(e);
+}
+
+/* A gated delta net over n rows y [n, E], already normed, added to x. The kept state first takes in the rows that were
+ * committed since the last call; the new rows advance a copy of it. */
+static void delta_net(const struct oracle *o, int layer, struct oracle_cache *c, double *x, const double *y, int n, int pos0)
+{
+    const struct oracle_layer *l = &o->layer[layer];
+    size_t rows = (size_t)n, M = (size_t)o->M, d = (size_t)o->d, E = (size_t)o->E, W = (size_t)((2 * o->K + o->M) * o->d);
+    double *z = malloc(rows * M * d * sizeof *z), *a = malloc(rows * M * sizeof *a), *b = malloc(rows * M * sizeof *b);
+    double *out = malloc(rows * M * d * sizeof *out), *sum = malloc(rows * E * sizeof *sum), *S = malloc(M * d * d * sizeof *S);
+    matmul(c->u[layer] + (size_t)pos0 * W, l->qkv, y, n, (int64_t)W, o->E);
+    matmul(z, l->z, y, n, (int64_t)(M * d), o->E);
+    matmul(a, l->alpha, y, n, o->M, o->E);
+    matmul(b, l->beta, y, n, o->M, o->E);
+    for (size_t i = 0; i < rows; i++)
+        for (size_t h = 0; h < M; h++) {
+            double *g = c->g[layer] + ((size_t)pos0 + i) * 2 * M, w = a[i * M + h] + l->dt[h];
+            g[h] = -exp(l->a_log[h]) * (w > 30 ? w : log1p(exp(w)));
+            g[M + h] = sigmoid(b[i * M + h]);
+        }
+#pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < o->M; h++) {
+        double *kept = c->S[layer] + (size_t)h * d * d, *now = S + (size_t)h * d * d;
+        for (int p = c->n_state[layer]; p < pos0; p++) delta_step(o, layer, c, p, h, kept, NULL);
+        memcpy(now, kept, d * d * sizeof *now);
+        for (int i = 0; i < n; i++) {
+            double *y_h = out + ((size_t)i * M + (size_t)h) * d, *z_h = z + ((size_t)i * M + (size_t)h) * d;
+            delta_step(o, layer, c, pos0 + i, h, now, y_h);
+            rms_norm(y_h, y_h, l->delta_norm, o->d, o->eps);
+            for (size_t k = 0; k < d; k++) y_h[k] *= z_h[k] * sigmoid(z_h[k]);
+        }
+    }
+    c->n_state[layer] = pos0;
+    matmul(sum, l->out, out, n, o->E, (int64_t)(M * d));
+    for (size_t i = 0; i < rows * E; i++) x[i] += sum[i];
+    double *all[] = {z, a, b, out, sum, S};
+    for (size_t p = 0; p < sizeof all / sizeof *all; p++) free(all[p]);
+}
+
 /* One block over x [n, E] at positions pos0 ..; keys 0 .. pos0+n-1 are in the cache after it. */
 static void block(const struct oracle *o, int layer, struct oracle_cache *c, double *x, int n, int pos0)
 {
     const struct oracle_layer *l = &o->layer[layer];
-    size_t E = (size_t)o->E, HD = (size_t)o->H * (size_t)o->D, F = (size_t)o->F, rows = (size_t)n;
-    double *y = malloc(rows * E * sizeof *y), *q = malloc(rows * HD * sizeof *q), *a = malloc(rows * HD * sizeof *a);
-    double *g = malloc(rows * F * sizeof *g), *u = malloc(rows * F * sizeof *u);
+    size_t E = (size_t)o->E, F = (size_t)o->F, rows = (size_t)n;
+    double *y = malloc(rows * E * sizeof *y), *g = malloc(rows * F * sizeof *g), *u = malloc(rows * F * sizeof *u);
     for (int i = 0; i < n; i++) rms_norm(y + (size_t)i * E, x + (size_t)i * E, l->attn_norm, o->E, o->eps);
-    put_keys(o, layer, c, y, n, pos0);
-    matmul(q, l->q, y, n, (int64_t)HD, o->E);
-#pragma omp parallel for schedule(dynamic)
-    for (int ih = 0; ih < n * o->H; ih++) {
-        int i = ih / o->H, h = ih % o->H;
-        double *qh = q + (size_t)ih * (size_t)o->D, *score = malloc((size_t)(pos0 + n) * sizeof *score);
-        rms_norm(qh, qh, l->q_norm, o->D, o->eps);
-        rope(o, qh, pos0 + i);
-        attend(o, layer, c, qh, h, pos0 + i, pos0 + n, a + (size_t)ih * (size_t)o->D, score);
-        free(score);
-    }
-    matmul(y, l->o, a, n, o->E, (int64_t)HD);
-    for (size_t i = 0; i < rows * E; i++) x[i] += y[i];
+    if (l->qkv)
+        delta_net(o, layer, c, x, y, n, pos0);
+    else
+        attention(o, layer, c, x, y, n, pos0);
     for (int i = 0; i < n; i++) rms_norm(y + (size_t)i * E, x + (size_t)i * E, l->ffn_norm, o->E, o->eps);
     matmul(g, l->gate, y, n, o->F, o->E);
     matmul(u, l->up, y, n, o->F, o->E);
-    for (size_t i = 0; i < rows * F; i++) g[i] = g[i] / (1 + exp(-g[i])) * u[i];
+    for (size_t i = 0; i < rows * F; i++) g[i] *= sigmoid(g[i]) * u[i];
     matmul(y, l->down, g, n, o->E, o->F);
     for (size_t i = 0; i < rows * E; i++) x[i] += y[i];
     free(y);
-    free(q);
-    free(a);
     free(g);
     free(u);
 }

@@ -1,9 +1,11 @@
-/* oracle.h - a slow, plain float64 reference of a Qwen3 target, its DFlash drafter, and the greedy loop over the two.
+/* oracle.h - a slow, plain float64 reference of a Qwen3 or dense Qwen3.5 target, its DFlash drafter, and the greedy loop
+ * over the two.
  *
  * It reads Hugging Face directories, shares no code with the engine but the file readers, and keeps whole sequences
  * instead of caches where that is simpler to believe. The tests compare the engine with it: logits within a stated
- * tolerance, ids up to near-ties, every cycle's proposals. Sources: the Qwen3 block; DFlash, arXiv 2602.06036 (taps are
- * the residual stream after a block; context features skip input_layernorm; the block is [anchor, mask...]). */
+ * tolerance, ids up to near-ties, every cycle's proposals. Sources: the Qwen3 block; the Qwen3.5 block and "Gated Delta
+ * Networks", arXiv 2412.06464; DFlash, arXiv 2602.06036 (taps are the residual stream after a block; context features
+ * skip input_layernorm; the block is [anchor, mask...]). */
 #ifndef DFLASH_ORACLE_H
 #define DFLASH_ORACLE_H
 
@@ -17,10 +19,16 @@ struct oracle_layer {
     double *gate, *up, *down;                       /* [F, E] x2, [E, F] */
     int window;                                     /* 0: full */
     bool causal;
+    /* a gated delta net in place of attention: qkv is not NULL; W = 2*K*d + M*d channels */
+    double *qkv, *z, *alpha, *beta, *out;    /* [W, E], [M*d, E], [M, E] x2, [E, M*d] */
+    double *conv, *a_log, *dt, *delta_norm; /* [W, conv], [M] x2, [d] */
 };
 
 struct oracle {
     int L, E, H, G, D, F, V; /* layers, hidden, query heads, kv heads, head size, ffn, vocabulary (targets) */
+    int n_rot;               /* dimensions of a head that rope turns */
+    bool hybrid;             /* Qwen3.5: queries with gates, norms stored as w - 1, delta nets */
+    int K, M, d, n_conv;     /* of delta nets: key heads, value heads, head size, taps of the convolution */
     double eps, theta;
     struct oracle_layer *layer;
     double *embed, *head, *norm; /* [V, E] x2 (targets), [E] */
@@ -29,10 +37,14 @@ struct oracle {
     int block, mask_id, n_taps, taps[64];
 };
 
-/* Keys and values of every layer: k, v [G, cap, D]. */
+/* Keys and values of every layer: k, v [cap, G, D]. A delta net keeps its inputs at every position, u [cap, W], and
+ * the decay and step of every value head, g [cap, 2*M]; its state S [M, d, d] (key by value) is that before position
+ * n_state, which is never past n at the last call: rows that were rejected since have not entered it. */
 struct oracle_cache {
     int n, cap;
-    double **k, **v; /* [L] */
+    double **k, **v;      /* [L] */
+    double **u, **g, **S; /* [L] */
+    int *n_state;         /* [L] */
 };
 
 int oracle_open(struct oracle **o, const char *dir, struct err *e);
