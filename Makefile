@@ -169,32 +169,36 @@ $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) test/reference/oracle_main.c test/reference/oracle.c $(LIB) -o $@ $(LIBS)
 
-PAIR := $(BUILD)/pair
-PAIR_HF := data/pair
-$(PAIR)/target-%.gguf: $(PAIR_HF)/target/model.safetensors $(BIN)/dflash-convert
-	@mkdir -p $(@D)
-	$(SAY) GGUF $@
-	$(Q)$(BIN)/dflash-convert -q --force $(PAIR_HF)/target -o $@ --type $*
-$(PAIR)/drafter-%.gguf: $(PAIR_HF)/drafter/model.safetensors $(BIN)/dflash-convert
-	@mkdir -p $(@D)
-	$(SAY) GGUF $@
-	$(Q)$(BIN)/dflash-convert -q --force $(PAIR_HF)/drafter -o $@ --type $* --target $(PAIR_HF)/target
-$(PAIR)/target-q4_0.gguf $(PAIR)/target-q5_0.gguf $(PAIR)/target-q4_k.gguf $(PAIR)/target-q5_k.gguf $(PAIR)/target-q6_k.gguf: $(PAIR)/target-%.gguf: $(PAIR)/target-f32.gguf $(BIN)/dflash-quantize
-	$(SAY) GGUF $@
-	$(Q)$(BIN)/dflash-quantize -q --force $< -o $@ --type $*
-# The drafter as other engines' writers spell it.
-DIALECTS := $(PAIR)/dialects
+DENSE := $(BUILD)/pair
+HYBRID := $(BUILD)/pair-hybrid
+define pair_rules
+$(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
+	@mkdir -p $$(@D)
+	$$(SAY) GGUF $$@
+	$$(Q)$(BIN)/dflash-convert -q --force data/$1/target -o $$@ --type $$*
+$(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-convert
+	@mkdir -p $$(@D)
+	$$(SAY) GGUF $$@
+	$$(Q)$(BIN)/dflash-convert -q --force data/$1/drafter -o $$@ --type $$* --target data/$1/target
+$(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
+	$$(SAY) GGUF $$@
+	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
+endef
+$(foreach p,pair pair-hybrid,$(eval $(call pair_rules,$p)))
+files_of = $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$1/target-$t.gguf $1/drafter-$t.gguf) $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$1/target-$t.gguf)
+DIALECTS := $(DENSE)/dialects
 $(BUILD)/test/make_dialects: test/make_dialects.c test/dialect_files.h $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
-$(DIALECTS)/made: $(BUILD)/test/make_dialects $(PAIR)/drafter-q4_k_m.gguf
+$(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	@mkdir -p $(@D)
 	$(SAY) GGUF $(@D)
-	$(Q)$< $(PAIR)/drafter-q4_k_m.gguf $(@D) && touch $@
+	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
-PAIR_FILES := $(DIALECTS)/made $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$(PAIR)/target-$t.gguf $(PAIR)/drafter-$t.gguf) \
-              $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(PAIR)/target-$t.gguf)
+PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf)
+# The types of the hybrid pair that every run tests; test-exhaustive tests all.
+HYBRID_TYPES := bf16,q8_0,q4_k_m
 
 $(BUILD)/test/lossless: test/lossless.c $(LIB)
 	@mkdir -p $(@D)
@@ -204,11 +208,13 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 # The suites of `make test`; test/run.sh runs them and counts.
 SUITES = "$(MAKE) -s --no-print-directory unit" \
          "$(MAKE) -s --no-print-directory fuzz-replay" \
-         "test/cli/run.sh $(BIN) $(PAIR)" \
+         "test/cli/run.sh $(BIN) $(DENSE)" \
          "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
          "test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
-         "test/golden/golden.sh check $(BIN) $(PAIR)" \
-         "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT)" \
+         "test/golden/golden.sh check $(BIN) $(DENSE)" \
+         "test/golden/golden.sh check $(BIN) $(HYBRID)" \
+         "$(BUILD)/test/lossless $(DENSE) $(LOSSLESS_PROMPT)" \
+         "$(BUILD)/test/lossless $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
          $(if $(filter 1,$(CUDA)),"$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
@@ -269,23 +275,26 @@ bench-gpu: all $(BUILD)/test/table_gpu
 .PHONY: test-gpu test-gpu-build
 test-gpu-build: $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(PAIR) $(LOSSLESS_PROMPT)" \
+	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_many" \
-	    "$(BUILD)/test/memory_gpu $(PAIR)/target-bf16.gguf $(PAIR)/drafter-bf16.gguf" \
-	    "$(BUILD)/test/test_gpu --generic $(PAIR) $(LOSSLESS_PROMPT)" \
+	    "$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
+	    "$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
 	    "$(BUILD)/test/experts_gpu" "$(BUILD)/test/experts_gpu --generic" \
-	    "$(BUILD)/test/lossless_gpu $(PAIR) $(LOSSLESS_PROMPT) --device cuda"
+	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
+	    "$(BUILD)/test/lossless_gpu $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)"
 
 # Golden streams anew: only where a change is meant to change the arithmetic.
 .PHONY: golden
 golden: all $(PAIR_FILES)
-	test/golden/golden.sh make $(BIN) $(PAIR)
+	test/golden/golden.sh make $(BIN) $(DENSE)
+	test/golden/golden.sh make $(BIN) $(HYBRID)
 
-# The whole losslessness matrix: an hour or two on two cores, a process a core.
+# The whole losslessness matrix of both pairs: three hours or so on two cores, a process a core.
 .PHONY: test-exhaustive
-test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(PAIR) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)"
+test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES) $(call files_of,$(HYBRID))
+	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(DENSE) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)" \
+	    "$(BUILD)/test/lossless $(HYBRID) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)"
 
 # The unit and command line tests under the sanitizers, in a build directory of their own.
 .PHONY: test-sanitize
@@ -294,7 +303,7 @@ test-sanitize:
 
 .PHONY: sanitize-suites
 sanitize-suites: all $(UNIT_BIN) $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(PAIR)"
+	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(DENSE)"
 
 # Fuzz targets: every test/fuzz/fuzz_NAME.c holds LLVMFuzzerTestOneInput over the library. `make fuzz` (clang) runs each for
 # FUZZ_SECONDS from its corpus test/fuzz/corpus/NAME; new finds land in build-fuzz/corpus/NAME, and `make fuzz-merge` adds
@@ -365,17 +374,18 @@ $(BUILD)/test/bench_quant: test/bench/bench_quant.c $(LIB)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
-# The main job on the pair in data/, step by step.
+# The main job on a pair in data/, step by step: PAIR=pair or PAIR=pair-hybrid.
+PAIR ?= pair
 .PHONY: demo
 demo: all
-	@data/demo.sh $(BIN) $(BUILD)/demo
+	@data/demo.sh $(BIN) $(BUILD)/demo data/$(PAIR)
 
 # The benchmark matrix on the pair: resumes where it stopped; the report is $(BUILD)/matrix/report.md.
 # MATRIX="..." adds or changes flags of dflash-bench matrix.
 .PHONY: bench
 bench: all
 	@mkdir -p $(BUILD)/matrix
-	@PATH="$(abspath $(BIN)):$$PATH" dflash-bench matrix --target $(PAIR_HF)/target --drafter $(PAIR_HF)/drafter --out $(BUILD)/matrix \
+	@PATH="$(abspath $(BIN)):$$PATH" dflash-bench matrix --target data/$(PAIR)/target --drafter data/$(PAIR)/drafter --out $(BUILD)/matrix \
 	    $(MATRIX) $(wildcard data/prompts/*-medium.txt) > $(BUILD)/matrix/matrix.mk
 	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
 	@cat $(BUILD)/matrix/report.md
@@ -390,7 +400,7 @@ install: all
 .PHONY: help
 help:
 	@echo "make                 the programs, in $(BIN)"
-	@echo "make demo            the main job on the pair in data/"
+	@echo "make demo            the main job on the pair in data/ (PAIR=pair-hybrid: on the hybrid pair)"
 	@echo "make test            all tests that need no GPU;  make test-exhaustive: the whole losslessness matrix"
 	@echo "make test-gpu        the tests of the CUDA backend, on a machine with a device"
 	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"

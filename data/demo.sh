@@ -1,10 +1,9 @@
 #!/bin/bash
 # demo.sh - the main job, from Hugging Face files to text, each step a program: what `make demo` runs.
 #
-# usage: data/demo.sh BIN_DIR OUT_DIR [PROMPT.txt]      (from the repository's root)
+# usage: data/demo.sh BIN_DIR OUT_DIR [PAIR_DIR [PROMPT.txt]]      (from the repository's root)
 set -euo pipefail
-bin=$1 out=$2 prompt=${3:-}
-hf=$(dirname "$0")/pair
+bin=$1 out=$2 hf=${3:-$(dirname "$0")/pair} prompt=${4:-}
 [ -n "$prompt" ] || prompt=$(ls "$(dirname "$0")"/prompts/python-*-medium.txt | head -n 1)
 mkdir -p "$out"
 PATH="$(cd "$bin" && pwd):$PATH"

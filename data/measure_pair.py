@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from pair_model import Drafter, Generator, Target, accepted_lengths
+from pair_model import Drafter, Generator, accepted_lengths, load_target
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TINY = DEVICE.type == "cpu"
@@ -82,7 +82,7 @@ def measure(pair, corpus, path):
     torch.manual_seed(4)
     random.seed(4)
     start = time.time()
-    target = Target.load(os.path.join(pair, "target"), DEVICE)
+    target = load_target(os.path.join(pair, "target"), DEVICE)
     drafter = Drafter.load(os.path.join(pair, "drafter"), DEVICE)
     tokenizer = Tokenizer.from_file(os.path.join(pair, "target", "tokenizer.json"))
     held_out = read_held_out(corpus, tokenizer)

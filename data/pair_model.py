@@ -1,12 +1,13 @@
-"""The small pair as PyTorch modules: a Qwen3 target, and the DFlash drafter that proposes tokens for it.
+"""The small pairs as PyTorch modules: a Qwen3 or a Qwen3.5 target, and the DFlash drafter that proposes tokens for it.
 
-Both keep the weights of all layers in stacks, one tensor [n_layer, out, in] a kind, in float32; a pass runs in the dtype that it
-is given (the residual stream and the norms always in float32). Rope angles are float32 throughout: a bf16 cast of the
-frequencies moves logits visibly. save() and load() speak the Hugging Face layout.
+All keep the weights of their layers in stacks, one tensor [layers that have it, out, in] a kind, in float32; a pass runs in the
+dtype that it is given (the residual stream, the norms and the delta nets' states always in float32). Rope angles are float32
+throughout: a bf16 cast of the frequencies moves logits visibly. save() and load() speak the Hugging Face layout.
 
 Letters: b batch, T tokens, E hidden size, H query heads, G key/value heads, D head size, N anchors, B block size, V vocabulary.
 """
 import json
+import math
 import os
 
 import torch
@@ -14,9 +15,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-STACKS = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj", "gate": "mlp.gate_proj",
-          "up": "mlp.up_proj", "down": "mlp.down_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
-          "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm"}
+from pair_delta import delta_chunks, delta_step
+
+EVERY = {"gate": "mlp.gate_proj.weight", "up": "mlp.up_proj.weight", "down": "mlp.down_proj.weight",
+         "norm_1": "input_layernorm.weight", "norm_2": "post_attention_layernorm.weight"}
+ATTENTION = {name: "self_attn.%s.weight" % theirs for name, theirs in (
+    ("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "o_proj"), ("q_norm", "q_norm"), ("k_norm", "k_norm"))}
+DELTA = {name: "linear_attn." + theirs for name, theirs in (
+    ("qkv", "in_proj_qkv.weight"), ("z", "in_proj_z.weight"), ("alpha", "in_proj_a.weight"), ("beta", "in_proj_b.weight"),
+    ("conv", "conv1d.weight"), ("a_log", "A_log"), ("dt", "dt_bias"), ("delta_norm", "norm.weight"), ("out", "out_proj.weight"))}
+NOT_MATRICES = ("conv", "alpha", "beta")  # stacks of small rows, which AdamW trains
 
 
 def rms_norm(x, weight, dtype, eps=1e-6):
@@ -25,13 +33,14 @@ def rms_norm(x, weight, dtype, eps=1e-6):
 
 
 def rope(x, cos, sin):
-    """x [..., D] float32; cos, sin broadcast to [..., D/2]. Pairs are (i, i + D/2)."""
-    u, v = x.chunk(2, -1)
-    return torch.cat([u * cos - v * sin, v * cos + u * sin], -1)
+    """x [..., D] float32; cos, sin broadcast to [..., R/2]. Pairs are (i, i + R/2) of the first R dimensions; the rest stay."""
+    u, v, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    return torch.cat([u * cos - v * sin, v * cos + u * sin, rest], -1)
 
 
 class Stack(nn.Module):
-    """What target and drafter share: weights, projections, the MLP, files."""
+    """What targets and drafter share: weights, projections, the MLP, files."""
+    gated, plus = False, 0.0  # an output gate beside each query; what norms add to their weight
 
     def __init__(self, config):
         super().__init__()
@@ -39,42 +48,65 @@ class Stack(nn.Module):
         E, H, G, D, M, L = (config[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
                                                 "intermediate_size", "num_hidden_layers"))
         self.H, self.G, self.D, self.L = H, G, D, L
-        shapes = {"q": (H * D, E), "k": (G * D, E), "v": (G * D, E), "o": (E, H * D), "gate": (M, E), "up": (M, E), "down": (E, M)}
-        for name, (rows, columns) in shapes.items():
-            start = torch.zeros if name in ("o", "down") else torch.randn  # residual branches start silent
-            setattr(self, name, nn.Parameter(start(L, rows, columns) * 0.5 * columns ** -0.5))
-        for name, size in (("q_norm", D), ("k_norm", D), ("norm_1", E), ("norm_2", E)):
-            setattr(self, name, nn.Parameter(torch.ones(L, size)))
-        self.norm = nn.Parameter(torch.ones(E))
+        self.delta = [kind == "linear_attention" for kind in config["layer_types"]]
+        self.row = [sum(d == self.delta[i] for d in self.delta[:i]) for i in range(L)]  # a layer's place in the stacks of its kind
+        attending = L - sum(self.delta)
+        self.matrices({"q": (H * D * (1 + self.gated), E), "k": (G * D, E), "v": (G * D, E), "o": (E, H * D)}, attending)
+        self.matrices({"gate": (M, E), "up": (M, E), "down": (E, M)}, L)
+        for name, layers, size in (("q_norm", attending, D), ("k_norm", attending, D), ("norm_1", L, E), ("norm_2", L, E)):
+            setattr(self, name, nn.Parameter(torch.ones(layers, size) - self.plus))
+        self.norm = nn.Parameter(torch.ones(E) - self.plus)
+        turned = int(D * config["rope_parameters"].get("partial_rotary_factor", 1))
         theta = config["rope_parameters"]["rope_theta"]
-        frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+        frequency = theta ** (-torch.arange(0, turned, 2, dtype=torch.float64) / turned)
         angle = torch.arange(config["max_position_embeddings"], dtype=torch.float64)[:, None] * frequency
-        self.register_buffer("cos", angle.cos().float(), persistent=False)  # [positions, D/2]
+        self.register_buffer("cos", angle.cos().float(), persistent=False)  # [positions, turned / 2]
         self.register_buffer("sin", angle.sin().float(), persistent=False)
+
+    def matrices(self, shapes, layers):
+        for name, (rows, columns) in shapes.items():
+            start = torch.zeros if name in ("o", "down", "out") else torch.randn  # residual branches start silent
+            setattr(self, name, nn.Parameter(start(layers, rows, columns) * 0.5 * columns ** -0.5))
+
+    def normed(self, x, name, layer, dtype):
+        return rms_norm(x, getattr(self, name)[layer] + self.plus, dtype)
+
+    def final(self, x, dtype):
+        return rms_norm(x, self.norm + self.plus, dtype)
 
     def heads(self, x, name, layer, count, positions):
         """[..., E] -> [..., count, D], normed per head and rotated; positions index the tables and have x's leading shape."""
-        y = F.linear(x, getattr(self, name)[layer].to(x.dtype)).unflatten(-1, (count, self.D))
-        y = rms_norm(y, getattr(self, name + "_norm")[layer], torch.float32)
-        return rope(y, self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)).to(x.dtype)
+        y = F.linear(x, getattr(self, name)[self.row[layer]].to(x.dtype)).unflatten(-1, (count, self.D))
+        return self.turned(y, name, layer, positions)
+
+    def turned(self, y, name, layer, positions):
+        z = self.normed(y, name + "_norm", self.row[layer], torch.float32)
+        return rope(z, self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)).to(y.dtype)
 
     def values(self, x, layer):
-        return F.linear(x, self.v[layer].to(x.dtype)).unflatten(-1, (self.G, self.D))
+        return F.linear(x, self.v[self.row[layer]].to(x.dtype)).unflatten(-1, (self.G, self.D))
 
     def mlp(self, x, layer):
         gate, up, down = (w[layer].to(x.dtype) for w in (self.gate, self.up, self.down))
         return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
-    def files(self):
-        """-> {name in the file: bf16 tensor}."""
+    def named(self):
+        """-> {name in the file: the parameter, or its part}."""
         out = {}
-        for own, theirs in STACKS.items():
-            for layer in range(self.L):
-                out["layers.%d.%s.weight" % (layer, theirs)] = getattr(self, own)[layer]
+        for layer in range(self.L):
+            for own, theirs in EVERY.items():
+                out["layers.%d.%s" % (layer, theirs)] = getattr(self, own)[layer]
+            for own, theirs in (DELTA if self.delta[layer] else ATTENTION).items():
+                part = getattr(self, own)[self.row[layer]]
+                out["layers.%d.%s" % (layer, theirs)] = part.unsqueeze(1) if own == "conv" else part
         out["norm.weight"] = self.norm
         for own, theirs in self.extra.items():
             out[theirs] = getattr(self, own)
-        return {self.prefix + k: v.detach().to(torch.bfloat16).cpu().contiguous() for k, v in out.items()}
+        return {self.prefix + k: v for k, v in out.items()}
+
+    def files(self):
+        """-> {name in the file: bf16 tensor}."""
+        return {k: v.detach().to(torch.bfloat16).cpu().contiguous() for k, v in self.named().items()}
 
     def save(self, folder):
         os.makedirs(folder, exist_ok=True)
@@ -90,11 +122,8 @@ class Stack(nn.Module):
             model = cls(json.load(f))
         weights = load_file(os.path.join(folder, "model.safetensors"))
         with torch.no_grad():
-            for own, theirs in STACKS.items():
-                for layer in range(model.L):
-                    getattr(model, own)[layer].copy_(weights[model.prefix + "layers.%d.%s.weight" % (layer, theirs)])
-            for own, theirs in {"norm": "norm.weight", **model.extra}.items():
-                getattr(model, own).copy_(weights[model.prefix + theirs])
+            for name, part in model.named().items():
+                part.copy_(weights[name])
         return model.to(device).requires_grad_(False)
 
 
@@ -105,44 +134,140 @@ class Target(Stack):
         super().__init__(config)
         self.embed = nn.Parameter(torch.randn(config["vocab_size"], config["hidden_size"]) * 0.02)
 
+    def layer_cache(self, i, batch, length, dtype):
+        """-> (keys, values) [batch, length, G, D]"""
+        return tuple(torch.zeros(2, batch, length, self.G, self.D, dtype=dtype, device=self.embed.device).unbind())
+
+    def empty_cache(self, batch, length, dtype):
+        return [self.layer_cache(i, batch, length, dtype) for i in range(self.L)]
+
+    def attend(self, n, i, cache):
+        """n [b, T, E] -> the attention's part of the residual stream [b, T, E]; keys and values go into cache from position 0."""
+        positions = torch.arange(n.shape[1], device=n.device)
+        q, gate = self.queries(n, i, positions)
+        k, v = self.heads(n, "k", i, self.G, positions), self.values(n, i)
+        if cache is not None:
+            cache[0][:, :n.shape[1]], cache[1][:, :n.shape[1]] = k, v
+        k, v = (y.transpose(1, 2).repeat_interleave(self.H // self.G, 1) for y in (k, v))
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True).transpose(1, 2)
+        return F.linear(gate(y).flatten(2), self.o[self.row[i]].to(n.dtype))
+
+    def attend_step(self, n, i, cache, position):
+        """n [b, E], one token. The cache is read whole; positions ahead of this one are masked."""
+        keys, values = cache
+        keys.index_copy_(1, position, self.heads(n, "k", i, self.G, position)[:, None])
+        values.index_copy_(1, position, self.values(n, i)[:, None])
+        q, gate = self.queries(n, i, position)
+        q = q.view(len(n), self.G, self.H // self.G, self.D)
+        scores = (q @ keys.permute(0, 2, 3, 1)).float() * self.D ** -0.5  # [b, G, R, T]
+        ahead = torch.arange(keys.shape[1], device=n.device) > position
+        weights = scores.masked_fill(ahead, -torch.inf).softmax(-1).to(n.dtype)
+        y = (weights @ values.transpose(1, 2)).flatten(1, 2)
+        return F.linear(gate(y).flatten(1), self.o[self.row[i]].to(n.dtype))
+
+    def queries(self, n, i, positions):
+        """-> [..., H, D], what is done with the heads' output."""
+        return self.heads(n, "q", i, self.H, positions), lambda y: y
+
+    def mix(self, n, i, cache):
+        return self.attend(n, i, cache)
+
+    def mix_step(self, n, i, cache, position):
+        return self.attend_step(n, i, cache, position)
+
     def forward(self, tokens, taps=(), dtype=torch.bfloat16, cache=None):
         """tokens [b, T], causal from position 0 -> final-normed rows [b, T, E] in dtype, taps [b, T, n_taps * E] (the residual stream
-        after the blocks named) or None. cache: list a layer of (keys, values) [b, T', G, D], filled in place from position 0."""
+        after the blocks named) or None. cache: of empty_cache, filled in place."""
         x, after = F.embedding(tokens, self.embed), []
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        R = self.H // self.G
         for i in range(self.L):
-            n = rms_norm(x, self.norm_1[i], dtype)
-            q, k, v = self.heads(n, "q", i, self.H, positions), self.heads(n, "k", i, self.G, positions), self.values(n, i)
-            if cache is not None:
-                cache[i][0][:, :tokens.shape[1]], cache[i][1][:, :tokens.shape[1]] = k, v
-            k, v = (y.transpose(1, 2).repeat_interleave(R, 1) for y in (k, v))
-            y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True)
-            x = x + F.linear(y.transpose(1, 2).flatten(2), self.o[i].to(dtype)).float()
-            x = x + self.mlp(rms_norm(x, self.norm_2[i], dtype), i).float()
+            x = x + self.mix(self.normed(x, "norm_1", i, dtype), i, cache and cache[i]).float()
+            x = x + self.mlp(self.normed(x, "norm_2", i, dtype), i).float()
             after.append(x)
-        return rms_norm(x, self.norm, dtype), torch.cat([after[t].to(dtype) for t in taps], -1) if len(taps) else None
+        return self.final(x, dtype), torch.cat([after[t].to(dtype) for t in taps], -1) if len(taps) else None
 
     def logits(self, rows):
         return F.linear(rows, self.embed.to(rows.dtype))
 
     def decode(self, token, position, cache, dtype):
-        """token [b], position a tensor [1] -> logits [b, V]. The cache is read whole; positions ahead of this one are masked."""
-        b, R = len(token), self.H // self.G
+        """token [b], position a tensor [1] -> logits [b, V]."""
         x = F.embedding(token, self.embed)
-        ahead = torch.arange(cache[0][0].shape[1], device=token.device) > position
         for i in range(self.L):
-            n = rms_norm(x, self.norm_1[i], dtype)
-            keys, values = cache[i]
-            keys.index_copy_(1, position, self.heads(n, "k", i, self.G, position)[:, None])
-            values.index_copy_(1, position, self.values(n, i)[:, None])
-            q = self.heads(n, "q", i, self.H, position).view(b, self.G, R, self.D)
-            scores = (q @ keys.permute(0, 2, 3, 1)).float() * self.D ** -0.5  # [b, G, R, T]
-            weights = scores.masked_fill(ahead, -torch.inf).softmax(-1).to(dtype)
-            y = (weights @ values.transpose(1, 2)).flatten(1)
-            x = x + F.linear(y, self.o[i].to(dtype)).float()
-            x = x + self.mlp(rms_norm(x, self.norm_2[i], dtype), i).float()
-        return self.logits(rms_norm(x, self.norm, dtype))
+            x = x + self.mix_step(self.normed(x, "norm_1", i, dtype), i, cache[i], position).float()
+            x = x + self.mlp(self.normed(x, "norm_2", i, dtype), i).float()
+        return self.logits(self.final(x, dtype))
+
+
+class HybridTarget(Target):
+    """Qwen3.5: gated delta nets, and every few layers attention with an output gate and a partial rope. Norms but the delta net's
+    own are stored as w - 1."""
+    gated, plus = True, 1.0
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.K, self.V, self.d, dv, self.taps = (config["linear_" + k] for k in (
+            "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"))
+        E, L, V, width = config["hidden_size"], sum(self.delta), self.V, (2 * self.K + self.V) * self.d
+        if dv != self.d:
+            raise ValueError("linear_value_head_dim differs from linear_key_head_dim (%d and %d)" % (dv, self.d))
+        self.matrices({"qkv": (width, E), "z": (V * dv, E), "alpha": (V, E), "beta": (V, E), "out": (E, V * dv)}, L)
+        self.conv = nn.Parameter((torch.rand(L, width, self.taps) * 2 - 1) * self.taps ** -0.5)
+        self.a_log = nn.Parameter((1 + 15 * torch.rand(L, V)).log())
+        step = torch.exp(torch.rand(L, V) * math.log(100) + math.log(1e-3))  # 1e-3 to 0.1: memories of a token to a thousand
+        self.dt = nn.Parameter(step + torch.log(-torch.expm1(-step)))       # softplus of it is the step
+        self.delta_norm = nn.Parameter(torch.ones(L, dv))
+
+    def layer_cache(self, i, batch, length, dtype):
+        """-> (keys, values), or a delta net's last inputs [batch, taps - 1, width] and its states [batch, V, d, d]"""
+        if not self.delta[i]:
+            return super().layer_cache(i, batch, length, dtype)
+        device = self.embed.device
+        return (torch.zeros(batch, self.taps - 1, self.qkv.shape[1], dtype=dtype, device=device),
+                torch.zeros(batch, self.V, self.d, self.d, device=device))
+
+    def queries(self, n, i, positions):
+        y = F.linear(n, self.q[self.row[i]].to(n.dtype)).unflatten(-1, (self.H, 2 * self.D))
+        q, gate = y.split(self.D, -1)
+        return self.turned(q, "q", i, positions), lambda y: y * gate.sigmoid()
+
+    def parts(self, mixed, n, r):
+        """mixed [..., width] after the convolution, float32 -> q, k, v, log decay, beta of delta_chunks and delta_step."""
+        q, k, v = mixed.split([self.K * self.d, self.K * self.d, self.V * self.d], -1)
+        q, k, v = (x.unflatten(-1, (-1, self.d)) for x in (q, k, v))
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+        decay = -self.a_log[r].exp() * F.softplus(F.linear(n, self.alpha[r].to(n.dtype)).float() + self.dt[r])
+        return q * self.d ** -0.5, k, v, decay, F.linear(n, self.beta[r].to(n.dtype)).float().sigmoid()
+
+    def gated_out(self, o, n, r):
+        z = F.linear(n, self.z[r].to(n.dtype)).unflatten(-1, (self.V, self.d))
+        y = rms_norm(o, self.delta_norm[r], torch.float32) * F.silu(z.float())
+        return F.linear(y.flatten(-2).to(n.dtype), self.out[r].to(n.dtype))
+
+    def mix(self, n, i, cache):
+        if not self.delta[i]:
+            return self.attend(n, i, cache)
+        r, T = self.row[i], n.shape[1]
+        rows = F.pad(F.linear(n, self.qkv[r].to(n.dtype)), (0, 0, self.taps - 1, 0))
+        mixed = F.silu(sum(rows[:, j:j + T].float() * self.conv[r, :, j] for j in range(self.taps)))
+        o, state = delta_chunks(*self.parts(mixed, n, r))
+        if cache is not None:
+            cache[0].copy_(rows[:, T:])
+            cache[1].copy_(state)
+        return self.gated_out(o, n, r)
+
+    def mix_step(self, n, i, cache, position):
+        if not self.delta[i]:
+            return self.attend_step(n, i, cache, position)
+        r = self.row[i]
+        rows = torch.cat([cache[0], F.linear(n, self.qkv[r].to(n.dtype))[:, None]], 1)
+        mixed = F.silu((rows.float() * self.conv[r].mT).sum(1))
+        cache[0].copy_(rows[:, 1:])
+        return self.gated_out(delta_step(*self.parts(mixed, n, r), cache[1]), n, r)
+
+
+def load_target(folder, device):
+    with open(os.path.join(folder, "config.json")) as f:
+        kind = json.load(f)["model_type"]
+    return {"qwen3": Target, "qwen3_5_text": HybridTarget}[kind].load(folder, device)
 
 
 class Drafter(Stack):
@@ -174,7 +299,7 @@ class Drafter(Stack):
         near = seen & (position[..., None] - key_position < self.W)
         causal = torch.ones(B, B, dtype=torch.bool, device=device).tril()
         for i in range(self.L):
-            n = rms_norm(x, self.norm_1[i], dtype)
+            n = self.normed(x, "norm_1", i, dtype)
             q = self.heads(n, "q", i, self.H, position).unflatten(3, (self.G, R)).permute(0, 3, 4, 1, 2, 5)  # [b, G, R, N, B, D]
             k_own = self.heads(n, "k", i, self.G, position).permute(0, 3, 1, 2, 4).unsqueeze(2)              # [b, G, 1, N, B, D]
             v_own = self.values(n, i).permute(0, 3, 1, 2, 4).unsqueeze(2)
@@ -189,8 +314,8 @@ class Drafter(Stack):
             y = (weights[..., :T].flatten(2, 4) @ v).unflatten(2, (R, N, B)) + weights[..., T:] @ v_own
             y = y.permute(0, 3, 4, 1, 2, 5).flatten(3)
             x = x + F.linear(y, self.o[i].to(dtype)).float()
-            x = x + self.mlp(rms_norm(x, self.norm_2[i], dtype), i).float()
-        return rms_norm(x, self.norm, dtype)
+            x = x + self.mlp(self.normed(x, "norm_2", i, dtype), i).float()
+        return self.final(x, dtype)
 
 
 class Generator:
@@ -199,9 +324,7 @@ class Generator:
     def __init__(self, target, batch, n_prompt, n_new, dtype=torch.bfloat16):
         self.target, self.n_prompt, self.n_new, self.dtype = target, n_prompt, n_new, dtype
         device = target.embed.device
-        shape = (batch, n_prompt + n_new, target.G, target.D)
-        self.cache = [(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-                      for _ in range(target.L)]
+        self.cache = target.empty_cache(batch, n_prompt + n_new, dtype)
         self.out = torch.zeros(batch, n_prompt + n_new, dtype=torch.long, device=device)
         self.token = torch.zeros(batch, dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
@@ -236,7 +359,7 @@ class Generator:
         self.temperature.copy_(temperature)
         slices = range(0, len(prompts), max(1, 2 ** 19 // self.n_prompt))
         rows = [slice(a, a + slices.step) for a in slices]
-        last = [self.target(prompts[r], dtype=self.dtype, cache=[(k[r], v[r]) for k, v in self.cache])[0][:, -1] for r in rows]
+        last = [self.target(prompts[r], dtype=self.dtype, cache=[(x[r], y[r]) for x, y in self.cache])[0][:, -1] for r in rows]
         self.token.copy_(self.pick(self.target.logits(torch.cat(last))))
         self.out[:, :self.n_prompt] = prompts
         self.out[:, self.n_prompt] = self.token

@@ -1,27 +1,28 @@
 #!/usr/bin/env python3
-"""Train the small pair: a Qwen3 target of 7.3 M parameters, and a DFlash drafter for it.
+"""Train a small pair: a target of 7 to 8 M parameters, Qwen3 or Qwen3.5 (hybrid), and a DFlash drafter for it.
 
-usage: train_pair.py tokens CORPUS_DIR WORK_DIR    train the tokenizer, encode the corpus of make_corpus.py (no GPU)
-       train_pair.py target WORK_DIR               T_TARGET seconds
-       train_pair.py generate WORK_DIR             T_GENERATE seconds: streams that the target writes itself
-       train_pair.py drafter WORK_DIR              T_DRAFTER seconds
+usage: train_pair.py tokens CORPUS_DIR WORK_DIR                     train the tokenizer, encode the corpus of make_corpus.py (no GPU)
+       train_pair.py target WORK_DIR [--family qwen3|qwen35]        T_TARGET seconds
+       train_pair.py generate WORK_DIR                              T_GENERATE seconds: streams that the target writes itself
+       train_pair.py drafter WORK_DIR                               T_DRAFTER seconds
 
 Run in this order; each stage leaves its result in WORK_DIR, so one can be run again. The budgets are environment variables and
-exclude compilation. The device is cuda where there is one, else the CPU (with budgets of seconds: a check of the script). Then
-measure_pair.py WORK_DIR measures what came out. Needs torch, numpy, safetensors; tokens needs tokenizers too.
+exclude compilation; TEXT is the number of bytes of training text that tokens takes of either kind (all by default). A tokenizer.json
+that lies in WORK_DIR is used instead of a new one. The device is cuda where there is one, else the CPU (with budgets of seconds: a
+check of the script). Then measure_pair.py measures what came out. Needs torch, numpy, safetensors; tokens needs tokenizers too.
 """
+import argparse
 import json
 import os
 import random
 import shutil
-import sys
 import time
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pair_model import Drafter, Generator, Target
+from pair_model import NOT_MATRICES, Drafter, Generator, HybridTarget, Target, load_target
 
 VOCABULARY, END_OF_TEXT, MASK = 4096, 0, 1
 QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -32,13 +33,25 @@ TARGET = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "layer_types": ["full_attention"] * 8, "sliding_window": None,
     "use_sliding_window": False, "initializer_range": 0.02, "tie_word_embeddings": True, "use_cache": True,
     "bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT}
+HYBRID = {
+    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "dtype": "bfloat16", "vocab_size": VOCABULARY,
+    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "attention_bias": False,
+    "attention_dropout": 0.0, "attn_output_gate": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 64,
+    "mamba_ssm_dtype": "float32", "initializer_range": 0.02, "tie_word_embeddings": True, "use_cache": True,
+    "bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT}
+FAMILIES = {"qwen3": (Target, TARGET), "qwen35": (HybridTarget, HYBRID)}
+TAPS = {"qwen3": [1, 2, 4, 5, 6], "qwen3_5_text": [1, 3, 4, 5, 6]}  # 3 is the hybrid's first layer of attention
 DRAFTER = {  # a head size of its own, which must never be taken from the target
     "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dtype": "bfloat16", "vocab_size": VOCABULARY, "hidden_size": 256,
     "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "attention_bias": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "layer_types": ["sliding_attention"] + ["full_attention"] * 3,
     "use_sliding_window": True, "sliding_window": 256, "tie_word_embeddings": False, "block_size": 8, "num_target_layers": 8,
-    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 2, 4, 5, 6]}}
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": None}}
 GENERATION = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT}
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,6 +121,9 @@ def stage_tokens(corpus, work):
         for kind in ("python", "manual"):
             own = [d for d in all_documents if d[0] == kind]
             random.shuffle(own)
+            if split == "train" and "TEXT" in os.environ:
+                ends = np.cumsum([len(d[2].encode()) for d in own])
+                own = own[:int(np.searchsorted(ends, int(os.environ["TEXT"]))) + 1]
             starts, ids, size = [], [], 0
             for a in range(0, len(own), 2048):
                 for e in tokenizer.encode_batch([d[2] for d in own[a:a + 2048]], add_special_tokens=False):
@@ -202,8 +218,9 @@ class Optimiser:
 
     def __init__(self, model, matrix_rate, rest_rate, decay):
         named = list(model.named_parameters())
-        self.matrices = [p for n, p in named if n == "fc" or p.dim() == 3]
-        rest = [p for n, p in named if not (n == "fc" or p.dim() == 3)]
+        matrix = {n: n == "fc" or p.dim() == 3 and n not in NOT_MATRICES for n, p in named}
+        self.matrices = [p for n, p in named if matrix[n]]
+        rest = [p for n, p in named if not matrix[n]]
         self.momentum = [torch.zeros_like(p) for p in self.matrices]
         self.adam = torch.optim.AdamW(rest, lr=rest_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=DEVICE.type == "cuda")
         self.matrix_rate, self.rest_rate, self.decay = matrix_rate, rest_rate, decay
@@ -245,13 +262,16 @@ def run_schedule(step, optimiser, seconds, name, save):
 
 # ---- target ----------------------------------------------------------------------------------------------------------
 
-def stage_target(work):
+def stage_target(work, family):
     torch.manual_seed(1)
     random.seed(1)
     text = Text(work)
-    target = Target(TARGET).to(DEVICE)
+    kind, config = FAMILIES[family]
+    target = kind(config).to(DEVICE)
     log("target: %.2f M parameters" % (sum(p.numel() for p in target.parameters()) / 1e6))
     shapes = [(2, 768), (1, 1024)] if TINY else [(32, 2048), (16, 4096)]  # the last fifth of the time is for the longer context
+    if family == "qwen35":
+        shapes = shapes[:1]  # one context: compiling the other takes longer than its fifth of the time is worth
     pools = [text.needles(16 if TINY else n, length) for (_, length), n in zip(shapes, (24000, 8000))]
     log("needles made")
 
@@ -263,7 +283,7 @@ def stage_target(work):
     optimiser = Optimiser(target, budget("RATE_MATRIX", 0.02), budget("RATE_REST", 4e-3), 0.05)
 
     def step(progress, which=None):
-        which = int(progress > 0.8) if which is None else which
+        which = int(progress > 0.8 and len(shapes) > 1) if which is None else which
         count, length = shapes[which]
         tokens = text.windows(count, length)
         planted = pools[which][torch.randint(0, len(pools[which]), (count,), device=DEVICE)].long()
@@ -285,7 +305,7 @@ def stage_target(work):
             json.dump(GENERATION, f, indent=2)
             f.write("\n")
 
-    for which in (1, 0):  # compile both shapes outside the budget
+    for which in range(len(shapes))[::-1]:  # compile outside the budget
         for _ in range(2):
             step(0.0, which)
     for p in target.parameters():
@@ -300,7 +320,7 @@ def stage_target(work):
 def stage_generate(work):
     """WORK_DIR/streams.npz: for each shape the streams, where generation began, and the temperature of each."""
     torch.manual_seed(2)
-    text, target = Text(work), Target.load(os.path.join(work, "target"), DEVICE)
+    text, target = Text(work), load_target(os.path.join(work, "target"), DEVICE)
     seconds = budget("T_GENERATE", 75)
     plan = [(4096, 128, 128, 0.50), (4096, 32, 224, 0.15), (2048, 128, 384, 0.15), (384, 1664, 384, 0.20)]  # batch, prompt, new, share
     if TINY:
@@ -326,9 +346,11 @@ def stage_generate(work):
 # ---- drafter ---------------------------------------------------------------------------------------------------------
 
 class Streams:
-    """The generated streams on the device, joined by length."""
+    """The generated streams on the device, joined by length, and what the target makes of them: its taps, and its final rows
+    (3 KB a token; each stream is drawn many times)."""
 
-    def __init__(self, work):
+    @torch.no_grad()
+    def __init__(self, work, target, taps):
         arrays = np.load(os.path.join(work, "streams.npz"))
         groups = {}
         for index in range(sum(name.startswith("streams_") for name in arrays)):
@@ -337,22 +359,31 @@ class Streams:
             first = torch.full((len(tokens),), int(arrays["first_%d" % index]), device=DEVICE)
             groups.setdefault(tokens.shape[1], []).append((tokens, temperature, first))
         self.groups = {length: [torch.cat(parts) for parts in zip(*members)] for length, members in sorted(groups.items())}
+        for length, group in self.groups.items():
+            tokens, step = group[0], max(1, 2 ** 16 // length)
+            finals = torch.empty(*tokens.shape, target.config["hidden_size"], dtype=torch.bfloat16, device=DEVICE)
+            features = torch.empty(*tokens.shape, len(taps) * finals.shape[2], dtype=torch.bfloat16, device=DEVICE)
+            for a in range(0, len(tokens), step):
+                finals[a:a + step], features[a:a + step] = target(tokens[a:a + step].long(), taps)
+            group += [finals, features]
 
     def batch(self, length, count, n_anchors, block):
-        """-> tokens [count, length], temperature [count], anchors [count, n_anchors] within the generated part."""
-        tokens, temperature, first = self.groups[length]
+        """-> tokens [count, length], temperature [count], anchors [count, n_anchors] within the generated part, the target's final
+        rows [count, length, E] and taps [count, length, n_taps * E]."""
+        tokens, temperature, first, finals, features = self.groups[length]
         rows = torch.randint(0, len(tokens), (count,), device=DEVICE)
         choice = torch.rand(count, length - block + 1, device=DEVICE)
         choice = choice.masked_fill(torch.arange(length - block + 1, device=DEVICE) < first[rows, None], -1)
-        return tokens[rows].long(), temperature[rows], choice.topk(n_anchors, 1).indices
+        return tokens[rows].long(), temperature[rows], choice.topk(n_anchors, 1).indices, finals[rows], features[rows]
 
 
 def stage_drafter(work):
     torch.manual_seed(3)
     random.seed(3)
-    streams, target = Streams(work), Target.load(os.path.join(work, "target"), DEVICE)
+    target = load_target(os.path.join(work, "target"), DEVICE)
+    DRAFTER["dflash_config"]["target_layer_ids"] = TAPS[target.config["model_type"]]
     drafter = Drafter(DRAFTER).to(DEVICE)
-    B = drafter.B
+    streams, B = Streams(work, target, drafter.taps), drafter.B
     log("drafter: %.2f M parameters, streams" % (sum(p.numel() for p in drafter.parameters()) / 1e6),
         {length: len(group[0]) for length, group in streams.groups.items()})
     lengths = sorted(streams.groups)  # three of them, drawn 70 : 15 : 15
@@ -360,13 +391,12 @@ def stage_drafter(work):
         {lengths[0]: (64, 48), lengths[1]: (40, 48), lengths[2]: (12, 48)}
     fade = torch.exp(-torch.arange(B - 1, device=DEVICE) / 4)
 
-    def loss_of(tokens, temperature, anchors):
+    def loss_of(tokens, temperature, anchors, finals, features):
         """Cross entropy with the target's own distribution at each stream's temperature, a slot counting for more where the
         drafter is likely to have got the slots before it right."""
         with torch.no_grad():
-            rows, features = target(tokens, drafter.taps)
             place = anchors[:, :, None] + torch.arange(B - 1, device=DEVICE)  # the row before each drafted position predicts it
-            goal = target.logits(rows[torch.arange(len(tokens), device=DEVICE)[:, None, None], place]).float()
+            goal = target.logits(finals[torch.arange(len(tokens), device=DEVICE)[:, None, None], place]).float()
             truth = tokens.gather(1, (place + 1).flatten(1)).view_as(place)
             goal = (goal / temperature[:, None, None, None].clamp(min=0.05)).softmax(-1)
         rows = drafter(features, tokens, anchors, target.embed)[:, :, 1:]
@@ -384,8 +414,7 @@ def stage_drafter(work):
 
     def step(progress, length=None):
         length = length or random.choices(lengths, (70, 15, 15))[0]
-        tokens, temperature, anchors = streams.batch(length, *batches[length], B)
-        loss, right = compiled(tokens, temperature, anchors)
+        loss, right = compiled(*streams.batch(length, *batches[length], B))
         loss.backward()
         return loss.detach(), lambda: "length %d, right by slot %s, tau %.2f" % (
             length, " ".join("%.2f" % r for r in right.float().mean((0, 1)).tolist()),
@@ -405,11 +434,18 @@ def stage_drafter(work):
 
 
 def main():
-    stages = {"tokens": (stage_tokens, 2), "target": (stage_target, 1), "generate": (stage_generate, 1), "drafter": (stage_drafter, 1)}
-    if len(sys.argv) < 3 or sys.argv[1] not in stages or len(sys.argv) != 2 + stages[sys.argv[1]][1]:
-        sys.exit(__doc__)
-    torch.set_float32_matmul_precision("highest")
-    stages[sys.argv[1]][0](*sys.argv[2:])
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    stages = arguments.add_subparsers(dest="stage", required=True)
+    for name, folders in (("tokens", ("corpus", "work")), ("target", ("work",)), ("generate", ("work",)), ("drafter", ("work",))):
+        stage = stages.add_parser(name)
+        for folder in folders:
+            stage.add_argument(folder)
+        if name == "target":
+            stage.add_argument("--family", choices=FAMILIES, default="qwen3")
+    options = vars(arguments.parse_args())
+    # delta nets multiply float32 numbers, all else bf16 ones
+    torch.set_float32_matmul_precision("high")
+    {"tokens": stage_tokens, "target": stage_target, "generate": stage_generate, "drafter": stage_drafter}[options.pop("stage")](**options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 /* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
  *
- * usage: lossless PAIR_DIR PROMPT.txt [--all] [--device NAME] [--jobs N | --part I/N]
+ * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs N | --part I/N]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x drafter types x
  * blocks x widths x sampling x cache types x resumed states x chunks x instruction sets x threads. Without --all a set of
  * cases is run in which every pair of values of two axes occurs; with it, every combination of what shapes the stream (prompt,
@@ -10,6 +10,7 @@
  * chunk size, uninterrupted).
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt is part of a
  * stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
+ * --types LIST: only these types of target, joined by commas.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ enum axis { PROMPT, TARGET, DRAFTER, BLOCK, WIDTH, SAMPLING, CACHE, RESUME, CHUN
 /* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The first eight are
  * those of the pairwise set. */
 static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
-static const char *const target_type[] = {"bf16", "f32", "f16", "q8_0", "q4_k_m", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k"};
+static const char *target_type[] = {"bf16", "f32", "f16", "q8_0", "q4_k_m", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k"};
 static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m"};
 static const int block_rows[] = {8, 2, 5};
 static const int width_rows[] = {8, 1, 3};
@@ -437,6 +438,22 @@ static void run_jobs(int jobs)
     free(part);
 }
 
+/* Keep the types of target that the list names, in its order; an unknown one is -1. */
+static int take_types(char *list)
+{
+    const char *kept_types[10];
+    int n = 0, known = axis_size[TARGET];
+    for (char *name = strtok(list, ","); name; name = strtok(NULL, ",")) {
+        int i = 0;
+        while (i < known && strcmp(name, target_type[i])) i++;
+        if (i == known || n == known) return -1;
+        kept_types[n++] = target_type[i];
+    }
+    memcpy(target_type, kept_types, (size_t)n * sizeof *kept_types);
+    axis_size[TARGET] = n;
+    return n ? 0 : -1;
+}
+
 int main(int argc, char **argv)
 {
     int jobs = 1;
@@ -447,6 +464,8 @@ int main(int argc, char **argv)
             all = true;
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)
             device = argv[++i];
+        else if (!strcmp(argv[i], "--types") && i + 1 < argc)
+            usage = take_types(argv[++i]);
         else if (!strcmp(argv[i], "--jobs") && i + 1 < argc)
             usage = (jobs = atoi(argv[++i])) < 1;
         else if (!strcmp(argv[i], "--part") && i + 1 < argc)
@@ -454,7 +473,7 @@ int main(int argc, char **argv)
         else
             usage = true;
     if (usage) {
-        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--device NAME] [--jobs N | --part I/N]\n");
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs N | --part I/N]\n");
         return 2;
     }
     dir = argv[1];

@@ -70,6 +70,7 @@ convert qwen3 t.gguf --type f32 && convert dflash d.gguf --type f32 --target qwe
 logits() { dflash-prefill -q -m "$1" --kv "$2" --chunk "$3" --logits got.f32 <qwen3/prompt.i32 >/dev/null; }
 compare_logits() { logits "$1" "$2" "$3" && "$oracle" floats got.f32 "$4" "$5"; }
 check "oracle logits" bash -c "'$oracle' logits qwen3 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 qwen3/logits.f32 1e-4"
+check "oracle logits, qwen35" bash -c "'$oracle' logits qwen35 <qwen35/prompt.i32 >o.f32 && '$oracle' floats o.f32 qwen35/logits.f32 1e-4"
 check "qwen3 logits f32" compare_logits t.gguf f32 512 qwen3/logits.f32 1e-4
 check "qwen3 logits f32, chunks of 7" compare_logits t.gguf f32 7 qwen3/logits.f32 1e-4
 check "qwen3 hidden states" hidden qwen3 t.gguf 512 1e-4
@@ -102,26 +103,24 @@ for f in $families; do
     check "$f against its checkpoint" dflash-inspect --diff "$f" f.gguf --tolerance 0
 done
 
-# every cycle of drafting on the trained pair
-if [ -f "$root/$here/pair_trace.json" ]; then
-    for name in $(sed 's/"name":"/\n&/g' "$root/$here/pair_trace.json" | sed -n 's/^"name":"\([^"]*\)".*/\1/p'); do
-        "$oracle" prompt "$root/$here/pair_trace.json" "$name" >p.i32
-        for kv in f32 f16 bf16; do
-            limit=0.02
-            [ $kv = bf16 ] && limit=0.1
-            [ $kv = f32 ] && limit=0.001
-            pair_trace() {
-                dflash-generate -q -m "$root/build/pair/target-bf16.gguf" -d "$root/build/pair/drafter-bf16.gguf" --kv $kv -n 48 --ignore-eos \
-                    --draft-trace got.trace <p.i32 >got.i32 && "$oracle" check "$root/$here/pair_trace.json" "$name" got.i32 got.trace $limit
-            }
-            check "trace $name kv $kv" pair_trace
-        done
-        # the first block's logits: an error of one in a window shows here long before it changes an id
-        first_block() {
-            dflash-generate -q -m "$root/build/pair/target-bf16.gguf" -d "$root/build/pair/drafter-bf16.gguf" --kv f32 -n 2 --ignore-eos \
-                --draft-logits got.f32 <p.i32 >got.i32 && "$oracle" tops "$root/$here/pair_trace.json" "$name" got.f32 1e-3
-        }
-        check "first block's logits $name" first_block
+# every cycle of drafting on the trained pairs
+generate() { # KV FLAGS...
+    local kv=$1
+    shift
+    dflash-generate -q -m "$pair/target-bf16.gguf" -d "$pair/drafter-bf16.gguf" --kv "$kv" --ignore-eos "$@" <p.i32 >got.i32
+}
+pair_trace() { generate "$1" -n 48 --draft-trace got.trace && "$oracle" check "$trace" "$name" got.i32 got.trace "$2"; }
+# the first block's logits: an error of one in a window shows here long before it changes an id
+first_block() { generate f32 -n 2 --draft-logits got.f32 && "$oracle" tops "$trace" "$name" got.f32 1e-3; }
+for which in pair pair-hybrid; do
+    trace=$root/$here/${which}_trace.json pair=$root/build/$which label=
+    [ $which = pair ] || label="hybrid "
+    for name in $(sed 's/"name":"/\n&/g' "$trace" | sed -n 's/^"name":"\([^"]*\)".*/\1/p'); do
+        "$oracle" prompt "$trace" "$name" >p.i32
+        check "${label}trace $name kv f32" pair_trace f32 0.001
+        check "${label}trace $name kv f16" pair_trace f16 0.02
+        check "${label}trace $name kv bf16" pair_trace bf16 0.1
+        check "${label}first block's logits $name" first_block
     done
-fi
+done
 exit $failed
