@@ -232,10 +232,10 @@ $(BUILD)/test/families_gpu: test/gpu/families_gpu.c $(CUDA_OBJ) $(LIB) $$(wildca
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/experts_gpu: test/gpu/experts_gpu.c $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/experts_%: test/gpu/experts_%.c $(CUDA_OBJ) $(LIB) test/gpu/experts_data.h
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
 $(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
 	@mkdir -p $(@D)
@@ -268,12 +268,13 @@ $(BUILD)/test/table_gpu: test/gpu/table_gpu.c $(BUILD)/test/ceiling_gpu.o $(CUDA
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 GPU_MODELS := $(BUILD)/gpu-models
 .PHONY: bench-gpu
-bench-gpu: all $(BUILD)/test/table_gpu
+bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 	test/gpu/make_models.sh $(BIN) $(GPU_MODELS)
 	$(BUILD)/test/table_gpu $(GPU_MODELS)
+	$(BUILD)/test/experts_bench
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_many" \

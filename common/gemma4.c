@@ -54,11 +54,9 @@ static int dense(const struct model *m, const struct pass *p, const struct model
 static int experts(const struct model *m, const struct pass *p, int32_t i)
 {
     const struct model_layer *y = &m->layer[i];
-    const struct kn_weight *router = &y->router;
-    struct work *w = p->w;
-    int rc =
-        kn_op(m->be)->norm_linear(m->be, &w->router, &router, 1, w->x, y->router_scale, m->d->rms_eps, p->n);
-    return rc ? rc : pass_experts(m, p, i, y->pre_ffw_norm_2, KN_ACT_GELU_TANH, w->y2, false);
+    const struct pass_mixture x = {
+        y->router_scale, y->pre_ffw_norm_2, KN_ACT_GELU_TANH, p->w->y2, false, false};
+    return pass_experts(m, p, i, &x);
 }
 
 static int block(const struct model *m, const struct pass *p, int32_t i)

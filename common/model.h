@@ -86,9 +86,9 @@ struct work {
     float *ff;                     /* [rows, max(n_ff, n_ff_shexp)] */
     float *rope[DESC_MAX_ROPES];   /* [rows, n_rot/2, 2] cos, sin */
     float *router;                 /* [rows, n_expert] */
-    int32_t *expert;               /* [rows, n_expert_used] ids */
-    float *expert_w;               /* [rows, n_expert_used] their weights */
-    float *expert_ff;              /* [rows, n_expert_used, n_ff_exp] */
+    int32_t *expert;               /* [rows, n_expert_used] ids; with a shared expert room for one more a row */
+    float *expert_w;               /* [rows, n_expert_used] their weights; the same */
+    float *expert_ff;              /* [rows, n_expert_used, n_ff_exp]; the same */
     float *shared;                 /* [rows, 1] gate of the shared expert */
     float *qkv, *z, *alpha, *beta; /* [rows, width], [rows, n_v * d_v], [rows, n_v] x2 */
 };
@@ -150,10 +150,17 @@ struct pass_heads {
     struct kn_attention attention;
 };
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
-/* The experts of a layer over w->x: the router's logits stand in w->router. expert_scale may be NULL. out =
- * their weighted sum, or += where add. Returns what the operation that failed returned. */
-int pass_experts(const struct model *m, const struct pass *p, int32_t i, const float *norm, enum kn_act act,
-                 float *out, bool add);
+/* Router and experts of a layer over w->x. expert_scale may be NULL. Returns what the operation that failed returned. */
+struct pass_mixture {
+    const float *router_norm, *norm; /* what the router and what the experts read x through */
+    enum kn_act act;
+    float *out; /* the weighted sum goes here, */
+    bool add;   /* or is added to it */
+    bool shared; /* with the expert that all rows share: only where pass_shares */
+};
+int pass_experts(const struct model *m, const struct pass *p, int32_t i, const struct pass_mixture *x);
+/* May the backend run layer i's shared expert as one of the others? */
+bool pass_shares(const struct model *m, int32_t i);
 /* qwen3.c: attention of layer i over w->x as its description says (causal, window, heads, rope set), added to
  * w->x. norms of heads where the layer has them. Also Llama's and the drafters'. */
 int qwen3_attention(const struct model *m, const struct pass *p, int32_t i);

@@ -107,14 +107,22 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                                              .first = p->visible_from}};
 }
 
-int pass_experts(const struct model *m, const struct pass *p, int32_t i, const float *norm, enum kn_act act,
-                 float *out, bool add)
+bool pass_shares(const struct model *m, int32_t i)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct model_layer *y = &m->layer[i];
+    return op->mixture && op->mixture_shares(&y->gate_x, &y->gate_s) &&
+           op->mixture_shares(&y->up_x, &y->up_s) && op->mixture_shares(&y->down_x, &y->down_s);
+}
+
+int pass_experts(const struct model *m, const struct pass *p, int32_t i, const struct pass_mixture *x)
 {
     const struct kn_ops *op = kn_op(m->be);
     const struct desc *d = m->d;
     const struct model_layer *y = &m->layer[i];
     struct work *w = p->w;
     const int32_t used = d->n_expert_used;
+    const struct kn_weight *router = &y->router;
     const struct kn_route route = {.logits = w->router,
                                    .n = p->n,
                                    .n_expert = d->n_expert,
@@ -124,13 +132,36 @@ int pass_experts(const struct model *m, const struct pass *p, int32_t i, const f
                                    .expert_scale = y->expert_scale,
                                    .ids = w->expert,
                                    .weights = w->expert_w};
-    int rc = op->route(m->be, &route);
+    if (op->mixture) {
+        struct kn_mixture all = {.route = route,
+                                 .x = w->x,
+                                 .norm = x->norm,
+                                 .eps = d->rms_eps,
+                                 .act = x->act,
+                                 .router = router,
+                                 .router_norm = x->router_norm,
+                                 .logits = w->router,
+                                 .gate = &y->gate_x,
+                                 .up = &y->up_x,
+                                 .down = &y->down_x,
+                                 .h = w->expert_ff,
+                                 .out = x->out,
+                                 .add = x->add};
+        if (x->shared) {
+            all.shared[0] = &y->gate_s, all.shared[1] = &y->up_s, all.shared[2] = &y->down_s;
+            all.shared_gate = &y->shared;
+            all.shared_logits = w->shared;
+        }
+        return op->mixture(m->be, &all);
+    }
+    int rc = op->norm_linear(m->be, &w->router, &router, 1, w->x, x->router_norm, d->rms_eps, p->n);
+    if (rc == 0) rc = op->route(m->be, &route);
     if (rc == 0)
-        rc = op->experts_gated(m->be, w->expert_ff, &y->gate_x, &y->up_x, w->x, norm, d->rms_eps, act,
+        rc = op->experts_gated(m->be, w->expert_ff, &y->gate_x, &y->up_x, w->x, x->norm, d->rms_eps, x->act,
                                w->expert, p->n, used);
     return rc ? rc
-              : op->experts_down(m->be, out, &y->down_x, w->expert_ff, w->expert, w->expert_w, p->n, used,
-                                 add);
+              : op->experts_down(m->be, x->out, &y->down_x, w->expert_ff, w->expert, w->expert_w, p->n, used,
+                                 x->add);
 }
 
 int model_pass(const struct model *m, const struct pass *p, struct err *e)

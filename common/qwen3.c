@@ -42,13 +42,10 @@ int qwen3_block(const struct model *m, const struct pass *p, int32_t i)
 
 static int moe_block(const struct model *m, const struct pass *p, int32_t i)
 {
-    const struct model_layer *y = &m->layer[i];
-    const struct kn_weight *router = &y->router;
-    struct work *w = p->w;
+    const float *norm = m->layer[i].ffn_norm;
+    const struct pass_mixture x = {norm, norm, KN_ACT_SILU, p->w->x, true, false};
     int rc = qwen3_attention(m, p, i);
-    if (rc == 0)
-        rc = kn_op(m->be)->norm_linear(m->be, &w->router, &router, 1, w->x, y->ffn_norm, m->d->rms_eps, p->n);
-    return rc ? rc : pass_experts(m, p, i, y->ffn_norm, KN_ACT_SILU, w->x, true);
+    return rc ? rc : pass_experts(m, p, i, &x);
 }
 
 const struct model_family family_qwen3 = {DESC_QWEN3, qwen3_block};

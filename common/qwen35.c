@@ -20,8 +20,8 @@
  *                 x += Wdown_s (sigmoid(w m) (silu(Wgate_s m) * (Wup_s m)))      the expert that all share
  *
  * Wq and Wg lie in one tensor, [q | gate] a head, and are parted when they are loaded; the gate of the shared
- * expert is a number a row, so it may come before Wdown_s. Source: the Qwen3.5 and Qwen3.5 MoE models of
- * Hugging Face transformers; "Gated Delta Networks", arXiv 2412.06464. */
+ * expert is a number a row, so it may come before Wdown_s, or after it. Source: the Qwen3.5 and Qwen3.5 MoE
+ * models of Hugging Face transformers; "Gated Delta Networks", arXiv 2412.06464. */
 #include "model.h"
 
 static int attention(const struct model *m, const struct pass *p, int32_t i)
@@ -111,13 +111,14 @@ static int experts(const struct model *m, const struct pass *p, int32_t i)
     const struct model_layer *y = &m->layer[i];
     struct work *w = p->w;
     const float *norm = y->post_attn_norm;
-    float *out[] = {w->router, w->shared};
-    const struct kn_weight *weights[] = {&y->router, &y->shared};
-    int rc = op->norm_linear(be, out, weights, 2, w->x, norm, d->rms_eps, p->n);
+    const struct kn_weight *gate = &y->shared;
+    const struct pass_mixture routed = {norm, norm, KN_ACT_SILU, w->x, true, pass_shares(m, i)};
+    if (routed.shared) return pass_experts(m, p, i, &routed);
+    int rc = op->norm_linear(be, &w->shared, &gate, 1, w->x, norm, d->rms_eps, p->n);
     if (rc == 0)
         rc = op->norm_gated(be, w->ff, &y->gate_s, &y->up_s, w->x, norm, d->rms_eps, KN_ACT_SILU, p->n);
     if (rc == 0) rc = op->gate(be, w->ff, w->shared, p->n, d->n_ff_shexp, 1);
-    if (rc == 0) rc = pass_experts(m, p, i, norm, KN_ACT_SILU, w->x, true);
+    if (rc == 0) rc = pass_experts(m, p, i, &routed);
     return rc ? rc : op->linear(be, w->x, &y->down_s, w->ff, p->n, true);
 }
 

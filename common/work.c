@@ -37,8 +37,9 @@ static void widen(struct widths *w, const struct desc *d)
     }
     for (int i = 0; i < d->n_rope; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
     w->router = most(w->router, d->n_expert);
-    w->used = most(w->used, d->n_expert_used);
-    w->expert_ff = most(w->expert_ff, (int64_t)d->n_expert_used * d->n_ff_exp);
+    int64_t used = d->n_expert_used + (d->n_ff_shexp ? 1 : 0); /* the shared one among them, where it may be */
+    w->used = most(w->used, used);
+    w->expert_ff = most(w->expert_ff, used * d->n_ff_exp);
     w->ff = most(w->ff, d->n_ff_shexp);
     if (d->n_ff_shexp) w->shared = 1;
     w->features = most(w->features, d->n_features);

@@ -224,6 +224,26 @@ struct kn_route {
     float *weights;            /* [n, n_used] */
 };
 
+/* A mixture of experts in one operation: the router (where there is one; else route.logits are there), route,
+ * experts_gated and experts_down and, where there is one, the expert that all rows share, which is one more in every row's
+ * list, the last, with the weight sigmoid(logit). Its matrices have the shape of one expert's. */
+struct kn_mixture {
+    struct kn_route route; /* n, n_used; ids and weights [n, n_used + (shared)] are filled */
+    const float *x, *norm; /* [n, n_in], [n_in]: experts read rms_norm(x; norm) */
+    float eps;
+    enum kn_act act;
+    const struct kn_weight *router; /* or NULL: logits = router rms_norm(x; router_norm) */
+    const float *router_norm;
+    float *logits; /* [n, n_expert] */
+    const struct kn_weight *gate, *up, *down;
+    const struct kn_weight *shared[3];   /* gate, up, down of the shared expert, or all NULL */
+    const struct kn_weight *shared_gate; /* of one row, read as the router is; NULL: shared_logits are there */
+    float *shared_logits;                /* [n] */
+    float *h;                            /* [n, n_used + (shared), n_ff]: scratch */
+    float *out;                          /* [n, n_out]; may be x */
+    bool add;                            /* out += */
+};
+
 /* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
  * be rejected: a call without commit leaves its rows' inputs in log, and the next call first replays the
  * *pending rows of it that were accepted, with the same code and so the same bits. All zero at the start of a
@@ -380,6 +400,10 @@ struct kn_ops {
      * where add; h [n, n_used, n_in] */
     int (*experts_down)(struct kn_backend *, float *out, const struct kn_weight *w, const float *h,
                         const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add);
+    /* NULL: norm_linear, route, experts_gated and experts_down, and products of the shared expert's own. */
+    int (*mixture)(struct kn_backend *, const struct kn_mixture *);
+    /* May mixture take this matrix of a shared expert with those of the others? */
+    bool (*mixture_shares)(const struct kn_weight *experts, const struct kn_weight *shared);
     int (*delta)(struct kn_backend *, const struct kn_delta *);
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);

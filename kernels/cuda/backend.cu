@@ -224,6 +224,8 @@ static const struct kn_ops *table(bool direct)
     t.route = cuda_route;
     t.experts_gated = cuda_experts_gated;
     t.experts_down = cuda_experts_down;
+    t.mixture = cuda_mixture;
+    t.mixture_shares = cuda_mixture_shares;
     t.delta = cuda_delta;
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;

@@ -43,6 +43,7 @@ struct cuda_backend {
     size_t mm_stage_bytes;
 
     float *experts_sums; /* experts.cu, from the first experts_load on */
+    unsigned *experts_count; /* behind them: zero between kernels */
 
     struct many_state *many; /* many.cu: products of more than 64 rows; NULL until such rows are reserved */
 

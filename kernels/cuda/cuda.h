@@ -44,6 +44,19 @@ struct many_tuning {
     int algorithm;      /* the n-th that the library proposes */
 };
 extern struct many_tuning many_tuning;
+/* How products of rows with the experts they chose are run (experts.cu). For benchmarks and tests; none of it changes a
+ * bit. */
+struct experts_tuning {
+    int spread_rows; /* rows up to which several warps share a panel */
+    int held_rows;   /* rows up to which all rows' activations may stand in shared memory */
+    int made_rows;   /* rows up to which the blocks of the owning form round activations themselves */
+    int slice_warps; /* that share a panel's slices */
+    int copy_k;      /* units of 256 columns a copy */
+    int copy_32;     /* units of 32 columns a copy, quantised types */
+    int copy_float;  /* units of 32 columns a copy, float types */
+    int form;        /* only this one (enum experts_form), or, where it does not fit, the plain one; -1: any */
+};
+extern struct experts_tuning experts_tuning;
 /* TFLOP/s of the library's bf16 product of 8,192 cubed, random data: the ceiling of a prompt. Waits. */
 int many_ceiling(struct kn_backend *, double *tflops);
 

@@ -1,19 +1,17 @@
 /* experts.cu - products with the matrices that rows chose: plans and launches. The kernel is in
  * experts_kernel.cuh, its arithmetic in mm_int.cuh and mm_frag.cuh.
  *
- * experts_gated: one small kernel rounds the rows' activations, one multiplies. experts_down: the same for
- * [rows, chosen], and where rows are too many for the owning form a kernel adds the pairs of a row. The small
- * kernel lets the product start only after its own wait, so that the router's choice may be read, tiles found
- * and rings filled while it rounds. */
+ * experts_gated: one small kernel rounds the rows' activations (experts_rows.cu), one multiplies.
+ * experts_down: the same for [rows, chosen], and where rows are too many for the owning form a kernel adds
+ * the pairs of a row. A mixture is both, with the choice made beside the rounding. */
 #include "experts.cuh"
 #include "ops.cuh"
-#include "prep.cuh"
 
-struct experts_tuning experts_tuning = {16, 2, 8, 4};
+struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, -1};
 
 struct experts_product {
     const char *name;
-    const struct kn_weight *w[2];
+    const struct kn_weight *w[2], *shared[2]; /* shared: or NULL; then one of used is it */
     int32_t members, n, used;
     const float *x, *norm;
     float eps;
@@ -22,6 +20,7 @@ struct experts_product {
     const float *weights;
     float *out;
     bool add;
+    const struct kn_mixture *mixture; /* NULL, or whose router runs beside the preparation */
 };
 
 static bool is_whole(enum mm_act act)
@@ -50,7 +49,11 @@ int cuda_experts_open(struct cuda_backend *be)
                     cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
                 if (err) return cuda_check(be, "kernels of experts", err);
             }
-    return cuda_check(be, "memory for sums of experts", cudaMalloc(&be->experts_sums, EXPERTS_SUMS_BYTES));
+    cudaError_t err = cudaMalloc(&be->experts_sums, EXPERTS_SUMS_BYTES + EXPERTS_COUNT_BYTES);
+    if (err) return cuda_check(be, "memory for sums of experts", err);
+    be->experts_count = (unsigned *)((uint8_t *)be->experts_sums + EXPERTS_SUMS_BYTES);
+    return cuda_check(be, "memory for sums of experts",
+                      cudaMemset(be->experts_count, 0, EXPERTS_COUNT_BYTES));
 }
 
 void cuda_experts_close(struct cuda_backend *be)
@@ -61,40 +64,7 @@ void cuda_experts_close(struct cuda_backend *be)
 
 size_t cuda_experts_bytes(void)
 {
-    return EXPERTS_SUMS_BYTES;
-}
-
-/* ---- activations ---- */
-
-/* As prep_whole (prep.cu), but what follows may start only when the kernel before is complete: it may then
- * read the router's choice before its own wait. */
-template <enum mm_act ACT, int WARPS>
-static __global__ void __launch_bounds__(32 * WARPS, WARPS == 4 ? 4 : 2)
-    experts_rows(const __grid_constant__ mm_prep a)
-{
-    __shared__ float squares[MM_ROW_BLOCKS];
-    const int first = (int)blockIdx.x * WARPS, blocks = (a.n_in + 255) / 256;
-    cuda_grid_wait();
-    cuda_grid_early();
-    prepare_row<ACT, WARPS, 1>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
-                               a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
-                               min(blocks, first + WARPS), squares);
-}
-template <int WARPS>
-static cudaError_t launch_rows(const struct cuda_backend *be, enum mm_act act, const struct mm_prep &p,
-                               int32_t n)
-{
-    const dim3 grid((unsigned)((p.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n);
-    return cuda_launch(be,
-                       act == MM_ACT_K    ? experts_rows<MM_ACT_K, WARPS>
-                       : act == MM_ACT_32 ? experts_rows<MM_ACT_32, WARPS>
-                                          : experts_rows<MM_ACT_32M, WARPS>,
-                       grid, dim3(32 * WARPS), 0, p);
-}
-static cudaError_t prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n)
-{
-    if (!is_whole(act)) return mm_prepare(be, act, p, n);
-    return p->n_in <= 1024 ? launch_rows<4>(be, act, *p, n) : launch_rows<16>(be, act, *p, n);
+    return EXPERTS_SUMS_BYTES + EXPERTS_COUNT_BYTES;
 }
 
 /* ---- plans ---- */
@@ -113,21 +83,40 @@ static int cut_slices(struct cuda_backend *be, const struct experts_product *p, 
     if (a->slices > MM_SLICES_MAX || blocks > MM_ROW_BLOCKS)
         return cuda_fail(be, KN_ETYPE, "%s: rows of %lld values of %s are too long", p->name, (long long)n_in,
                          kn_type_info(t->type)->name);
-    const int most = 8 / p->members;
-    a->slice_warps = a->slices < most ? a->slices : most;
     return 0;
+}
+
+/* How many warps have a part of a job's slices, and how many a block has. */
+static void share_out(struct experts_args *a, enum experts_form form)
+{
+    const int32_t most = form == EXPERTS_PLAIN                ? 8 / a->members
+                         : form == EXPERTS_HELD               ? experts_tuning.slice_warps
+                         : form == EXPERTS_OWNED && a->n == 1 ? 2
+                                                              : 1;
+    a->slice_warps = a->slices < most ? a->slices : most;
+    a->parts = a->slice_warps == 1 ? 1 : a->slices;
+    a->warps = form == EXPERTS_PLAIN || form == EXPERTS_STAGED ? 8 : 16;
+}
+/* Panels that a block takes at a time. */
+static int32_t jobs_of(const struct experts_args *a, enum experts_form form)
+{
+    return form == EXPERTS_SOLO || form == EXPERTS_STAGED ? a->warps
+                                                          : a->warps / (a->members * a->slice_warps);
 }
 
 /* Shared memory of a block; returns its bytes. */
 static size_t lay_out(struct experts_args *a, int tiles, enum experts_form form)
 {
     struct experts_memory *m = &a->at;
-    const size_t jobs = (size_t)(a->warps / (a->members * a->slice_warps)), slices = (size_t)a->slices;
+    const size_t jobs = (size_t)jobs_of(a, form), parts = (size_t)a->parts;
     const size_t sort = a->n == 1 ? 0 : experts_sort_bytes(a->pairs, a->n_mat);
-    const size_t sums = form == EXPERTS_OWNED ? (size_t)a->pairs * slices * 64
-                        : a->members > 1 || a->slices > 1
-                            ? 2 * jobs * (size_t)a->members * slices * (size_t)tiles * 512
-                            : 0;
+    const bool adding = (form == EXPERTS_PLAIN || form == EXPERTS_HELD) && a->members * a->slice_warps > 1;
+    const size_t sums = form == EXPERTS_OWNED ? (size_t)a->pairs * parts * 64
+                        : adding              ? 2 * jobs * (size_t)a->members * parts * (size_t)tiles * 512
+                                              : 0;
+    const size_t rows = form == EXPERTS_PLAIN    ? 0
+                        : form == EXPERTS_STAGED ? (size_t)a->tile
+                                                 : (size_t)(a->members == 2 ? a->n : a->pairs);
     m->row_bytes = ((uint32_t)(a->slices * a->slice_row) + 63) / 128 * 128 + 64;
     size_t at = MM_BARS + (size_t)(a->warps * a->stages * a->stage_bytes);
     m->tiles = (uint32_t)at;
@@ -135,25 +124,26 @@ static size_t lay_out(struct experts_args *a, int tiles, enum experts_form form)
     m->order = (uint32_t)at;
     m->sums = (uint32_t)((at + 2 * (size_t)a->pairs + 127) / 128 * 128);
     m->act = (uint32_t)((m->sums + sums + 127) / 128 * 128);
-    at = m->act + (form == EXPERTS_STAGED ? (size_t)a->tile * m->row_bytes : 0);
+    at = m->act + rows * m->row_bytes;
     if (at < m->sums + sort) at = m->sums + sort;
     m->total = (uint32_t)at;
     return at;
 }
 
-/* Does the form fit with rings of so many stages? Smaller copies where it does not. */
+/* Does the form fit with rings of two stages or more? Smaller copies where it does not. */
 static bool fit(const struct cuda_backend *be, struct experts_args *a, enum mm_act act, int log2_tiles,
                 enum experts_form form)
 {
-    const int blocks = form == EXPERTS_OWNED || log2_tiles == 2 ? 1 : 2;
-    const size_t part = ((size_t)be->smem_sm - 6144) / (size_t)blocks - 1024,
+    const size_t part = ((size_t)be->smem_sm - 6144) / (form == EXPERTS_PLAIN ? 2 : 1) - 1024,
                  most = (size_t)be->smem_block < part ? (size_t)be->smem_block : part;
-    const int32_t widest = a->unit_bytes[0] > a->unit_bytes[1] ? a->unit_bytes[0] : a->unit_bytes[1];
     const int copy = act == MM_ACT_K ? experts_tuning.copy_k
                      : is_whole(act) ? experts_tuning.copy_32
                                      : experts_tuning.copy_float;
-    a->warps = form == EXPERTS_OWNED ? 16 : 8;
     const int32_t least = act == MM_ACT_K ? 1 : 2; /* 64 columns are one step of the others */
+    int32_t widest = 0;
+    for (int j = 0; j < 4; j++)
+        if (a->unit_bytes[j] > widest) widest = a->unit_bytes[j];
+    share_out(a, form);
     for (a->stage_units = copy < a->slice_units ? copy : a->slice_units; a->stage_units >= least;
          a->stage_units /= 2) {
         a->stage_bytes = a->stage_units * widest;
@@ -171,34 +161,42 @@ static double expected_experts(const struct experts_args *a)
     return a->n_mat * (1 - left);
 }
 
-/* OWNED: few enough rows, and panels that divide well among multiprocessors, or so few rows that it does not
- * matter beside another launch. */
-static bool may_own(const struct cuda_backend *be, const struct experts_product *p,
-                    const struct experts_args *a, enum mm_act act)
+/* OWNED: panels that divide well among multiprocessors, or so few rows that it does not matter beside another
+ * launch. */
+static bool may_own(const struct cuda_backend *be, const struct experts_args *a)
 {
-    if (p->members != 1 || !is_whole(act) || p->n > experts_tuning.own_rows) return false;
     const int32_t rounds = (a->all_panels + be->sm_count - 1) / be->sm_count;
-    return p->n < 4 || rounds * be->sm_count <= a->all_panels * 5 / 4;
+    return a->members == 1 && (a->n < 4 || rounds * be->sm_count <= a->all_panels * 5 / 4);
 }
 
-/* The kernel and the form of a launch; none of it changes a bit. NULL: none fits. */
-static experts_kernel_fn choose(const struct cuda_backend *be, const struct experts_product *p,
-                                struct experts_args *a, enum mm_act act, enum experts_form *form,
-                                unsigned *grid)
+/* The kernel and the form of a launch, the first that is there and fits; none of it changes a bit. NULL:
+ * none. */
+static experts_kernel_fn choose(const struct cuda_backend *be, struct experts_args *a, enum mm_act act,
+                                enum experts_form *form, unsigned *grid)
 {
     const bool generic = be->generic || be->cc < 90;
-    const int widest = !generic ? 2 : be->cc < 90 ? 1 : 0;
-    for (int l = p->n <= 8 ? 0 : p->n <= 16 ? 1 : 2; l >= 0; l--) {
-        if (l > widest) continue;
-        for (int f = EXPERTS_FORMS - 1; f >= 0; f--) {
-            if (f == EXPERTS_OWNED && !may_own(be, p, a, act)) continue;
-            const experts_kernel_fn k = kernel_of(act, l, (enum experts_form)f, generic);
-            a->tile = 8 << l;
-            if (!k || !fit(be, a, act, l, (enum experts_form)f)) continue;
-            *form = (enum experts_form)f;
-            *grid = (unsigned)(be->sm_count * (f == EXPERTS_OWNED || l == 2 ? 1 : 2));
-            return k;
-        }
+    const int widest = !generic ? 2 : be->cc < 90 ? 1 : 0, few = a->n <= 8 ? 0 : 1;
+    const enum experts_form first = a->n <= experts_tuning.spread_rows ? EXPERTS_HELD : EXPERTS_SOLO,
+                            second = first == EXPERTS_HELD ? EXPERTS_SOLO : EXPERTS_HELD;
+    const struct {
+        int log2_tiles;
+        enum experts_form form;
+    } list[] = {{few, EXPERTS_OWNED}, {few, first},       {few, second},     {2, EXPERTS_STAGED},
+                {few, EXPERTS_PLAIN}, {1, EXPERTS_PLAIN}, {0, EXPERTS_PLAIN}};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        const int l = list[i].log2_tiles;
+        const enum experts_form f = list[i].form;
+        const bool rows = f == EXPERTS_OWNED || f == EXPERTS_HELD || f == EXPERTS_SOLO;
+        if (l > widest || (rows && a->n > experts_tuning.held_rows) ||
+            (f == EXPERTS_OWNED && !may_own(be, a)))
+            continue;
+        if (experts_tuning.form >= 0 && f != EXPERTS_PLAIN && (int)f != experts_tuning.form) continue;
+        const experts_kernel_fn k = kernel_of(act, l, f, generic);
+        a->tile = 8 << l;
+        if (!k || !fit(be, a, act, l, f)) continue;
+        *form = f;
+        *grid = (unsigned)(be->sm_count * (f == EXPERTS_PLAIN ? 2 : 1));
+        return k;
     }
     return nullptr;
 }
@@ -206,14 +204,14 @@ static experts_kernel_fn choose(const struct cuda_backend *be, const struct expe
 /* Panels a block takes of a tile at a time: STAGED: as many as leave every block some runs of its own. */
 static void cut_runs(struct experts_args *a, enum experts_form form, unsigned grid)
 {
-    const int32_t jobs = a->warps / (a->members * a->slice_warps);
+    const int32_t jobs = jobs_of(a, form), most = (a->panels + jobs - 1) / jobs;
     a->run = jobs;
     if (form != EXPERTS_STAGED) return;
     const double full = (double)a->pairs / a->tile, some = expected_experts(a),
                  tiles = full > some ? full : some;
     const double runs = 6.0 * grid / tiles; /* of a tile */
-    const int32_t even = (int32_t)(a->panels / (runs < 1 ? 1 : runs));
-    a->run = even < jobs ? jobs : even / jobs * jobs;
+    const int32_t parts = runs < 1 ? 1 : runs < most ? (int32_t)runs : most;
+    a->run = (most + parts - 1) / parts * jobs;
 }
 /* Blocks that have something to do. */
 static unsigned blocks_of(const struct experts_args *a, enum experts_form form, unsigned grid)
@@ -274,53 +272,94 @@ static cudaError_t launch_down(struct cuda_backend *be, const struct experts_pro
     return err;
 }
 
+/* The logits of a mixture by a product of their own. */
+static int router(struct cuda_backend *be, const struct kn_mixture *m)
+{
+    float *const out[] = {m->logits, m->shared_logits};
+    const struct kn_weight *const w[] = {m->router, m->shared_gate};
+    if (!m->router) return 0;
+    return cuda_norm_linear((struct kn_backend *)be, out, w, m->shared_gate ? 2 : 1, m->x, m->router_norm,
+                            m->eps, m->route.n);
+}
+
+struct experts_plan {
+    struct experts_args a;
+    experts_kernel_fn kernel; /* NULL: none fits */
+    enum experts_form form;
+    unsigned grid;
+};
+/* How n of the product's rows are run. */
+static int make_plan(struct cuda_backend *be, const struct experts_product *p, int32_t n,
+                     struct experts_plan *plan)
+{
+    const struct kn_weight *w0 = p->w[0];
+    const struct mm_type *t = mm_type_of(w0->type);
+    struct experts_args *a = &plan->a;
+    *plan = {};
+    const int rc = cut_slices(be, p, t, a);
+    if (rc) return rc;
+    for (int j = 0; j < 4; j++) {
+        const struct kn_weight *w = j % 2 >= p->members ? nullptr : j < 2 ? p->w[j] : p->shared[j - 2];
+        if (!w) continue;
+        a->w[j] = (const uint8_t *)w->packed;
+        a->type[j] = w->type;
+        a->unit_bytes[j] = mm_type_of(w->type)->unit_bytes;
+    }
+    a->rows = be->mm_rows;
+    a->ids = p->ids;
+    a->weights = p->weights;
+    a->out = p->out;
+    a->ld = w0->n_out;
+    a->n = n;
+    a->used = p->used;
+    a->pairs = n * p->used;
+    a->n_mat = w0->n_mat + (p->shared[0] ? 1 : 0);
+    a->shared = p->shared[0] ? w0->n_mat : -1;
+    if (p->members == 2 && p->used > 1)
+        a->per_row = (uint32_t)((0x100000000u + (uint32_t)p->used - 1) / (uint32_t)p->used);
+    a->all_panels = a->panels = (int32_t)((w0->n_out + 15) / 16);
+    a->n_out = (int32_t)w0->n_out;
+    a->members = p->members;
+    a->act = (int32_t)p->act;
+    a->add = p->add;
+    plan->kernel = choose(be, a, t->act, &plan->form, &plan->grid);
+    return 0;
+}
+
 /* Rows of one launch of each kernel. */
 static int run_rows(struct cuda_backend *be, const struct experts_product *p)
 {
     const struct kn_weight *w0 = p->w[0];
     const struct mm_type *t = mm_type_of(w0->type);
-    struct experts_args a = {};
-    enum experts_form form = EXPERTS_PLAIN;
-    unsigned grid = 0;
-    const int rc = cut_slices(be, p, t, &a);
+    struct experts_plan plan;
+    struct experts_args &a = plan.a;
+    int rc = make_plan(be, p, p->n, &plan);
     if (rc) return rc;
-    for (int j = 0; j < p->members; j++) {
-        a.w[j] = (const uint8_t *)p->w[j]->packed;
-        a.type[j] = p->w[j]->type;
-        a.unit_bytes[j] = mm_type_of(p->w[j]->type)->unit_bytes;
-    }
-    a.rows = be->mm_rows;
-    a.ids = p->ids;
-    a.weights = p->weights;
-    a.out = p->out;
-    a.ld = w0->n_out;
-    a.n = p->n;
-    a.used = p->used;
-    a.pairs = p->n * p->used;
-    a.n_mat = w0->n_mat;
-    a.per_row = p->members == 2 && p->used > 1
-                    ? (uint32_t)((0x100000000u + (uint32_t)p->used - 1) / (uint32_t)p->used)
-                    : 0;
-    a.all_panels = a.panels = (int32_t)((w0->n_out + 15) / 16);
-    a.n_out = (int32_t)w0->n_out;
-    a.members = p->members;
-    a.act = (int32_t)p->act;
-    a.add = p->add;
-    a.early = is_whole(t->act);
-    const experts_kernel_fn f = choose(be, p, &a, t->act, &form, &grid);
-    if (!f)
-        return cuda_fail(be, KN_ETYPE,
-                         "%s: %d bytes of shared memory a block are too few for rows of %lld values of %s",
-                         p->name, be->smem_block, (long long)w0->n_in, kn_type_info(w0->type)->name);
     const struct mm_prep prep = {p->x,    p->norm,   be->mm_rows,   p->eps,   (int32_t)w0->n_in,
                                  a.units, t->unit_k, a.slice_units, a.slices, a.slice_row};
-    cudaError_t err = prepare(be, t->act, &prep, p->members == 2 ? p->n : a.pairs);
-    if (!err && p->members == 1 && form != EXPERTS_OWNED) {
-        err = launch_down(be, p, &a, f, form, grid);
-    } else if (!err) {
-        cut_runs(&a, form, grid);
-        err =
-            cuda_launch(be, f, dim3(blocks_of(&a, form, grid)), dim3(32 * (unsigned)a.warps), a.at.total, a);
+    bool early = false;
+    if (plan.form == EXPERTS_OWNED && p->n <= experts_tuning.made_rows) {
+        a.x = p->x;
+        a.n_in = (int32_t)w0->n_in;
+    } else if (p->mixture && p->mixture->router && experts_router_fits(be, p->mixture, t->act)) {
+        rc = experts_router(be, p->mixture, t->act, &prep);
+    } else {
+        rc = p->mixture ? router(be, p->mixture) : 0;
+        if (rc == 0)
+            rc = experts_prepare(be, p->name, t->act, &prep, p->members == 2 ? p->n : a.pairs,
+                                 p->mixture ? &p->mixture->route : nullptr,
+                                 p->mixture && p->mixture->shared[0] ? p->mixture->shared_logits : nullptr,
+                                 &early);
+    }
+    if (rc) return rc;
+    a.early = early;
+    cudaError_t err = cudaSuccess;
+    if (p->members == 1 && plan.form != EXPERTS_OWNED) {
+        err = launch_down(be, p, &a, plan.kernel, plan.form, plan.grid);
+    } else {
+        cut_runs(&a, plan.form, plan.grid);
+        err = cuda_launch(be, plan.kernel, dim3(blocks_of(&a, plan.form, plan.grid)),
+                          dim3(32 * (unsigned)a.warps), a.at.total, a);
     }
     return cuda_check(be, p->name, err);
 }
@@ -345,22 +384,40 @@ static int check(struct cuda_backend *be, const struct experts_product *p)
     return 0;
 }
 
-/* As many rows at a time as the tables of pairs and the prepared activations have room for. */
+/* Rows at a time: as many as the tables of pairs and the prepared activations have room for, in equal parts.
+ */
+static int cut_rows(struct cuda_backend *be, const struct experts_product *p, int32_t *rows)
+{
+    struct experts_plan plan;
+    const int32_t each = p->members == 2 ? 1 : p->used; /* rows of activations a row */
+    int rc = make_plan(be, p, 1, &plan);
+    if (rc) return rc;
+    const size_t room = be->mm_rows_bytes / ((size_t)each * (size_t)plan.a.slices * (size_t)plan.a.slice_row);
+    int32_t most = EXPERTS_PAIRS / p->used;
+    if (room < (size_t)most) most = (int32_t)room;
+    if (p->n < most) most = p->n;
+    for (; most > 0 && rc == 0; most /= 2) {
+        rc = make_plan(be, p, most, &plan);
+        if (rc || plan.kernel) break;
+    }
+    if (rc) return rc;
+    if (most < 1)
+        return cuda_fail(
+            be, KN_ETYPE, "%s: %d bytes of shared memory a block are too few for rows of %lld values of %s",
+            p->name, be->smem_block, (long long)p->w[0]->n_in, kn_type_info(p->w[0]->type)->name);
+    const int32_t parts = (p->n - 1) / most + 1;
+    *rows = (p->n - 1) / parts + 1;
+    return 0;
+}
+
 static int run(struct kn_backend *kb, const struct experts_product *p)
 {
     struct cuda_backend *be = cuda_of(kb);
+    const int32_t each = p->members == 2 ? 1 : p->used;
+    int32_t most = 0;
     int rc = check(be, p);
+    if (rc == 0) rc = cut_rows(be, p, &most);
     if (rc) return rc;
-    struct experts_args cut = {};
-    rc = cut_slices(be, p, mm_type_of(p->w[0]->type), &cut);
-    if (rc) return rc;
-    const int32_t each = p->members == 2 ? 1 : p->used; /* rows of activations a row */
-    const size_t room = be->mm_rows_bytes / ((size_t)each * (size_t)cut.slices * (size_t)cut.slice_row);
-    int32_t most = EXPERTS_PAIRS / p->used;
-    if (room < 1)
-        return cuda_fail(be, KN_ETYPE, "%s: rows of %lld values are too long", p->name,
-                         (long long)p->w[0]->n_in);
-    if (room < (size_t)most) most = (int32_t)room;
     for (int32_t i = 0; i < p->n && rc == 0; i += most) {
         struct experts_product part = *p;
         part.n = p->n - i < most ? p->n - i : most;
@@ -368,6 +425,18 @@ static int run(struct kn_backend *kb, const struct experts_product *p)
         part.out += (int64_t)i * p->w[0]->n_out * (p->members == 2 ? p->used : 1);
         part.ids += (int64_t)i * p->used;
         if (part.weights) part.weights += (int64_t)i * p->used;
+        struct kn_mixture m = {};
+        if (p->mixture) {
+            m = *p->mixture;
+            m.route.n = part.n;
+            m.route.logits += (int64_t)i * m.route.n_expert;
+            m.route.ids += (int64_t)i * p->used;
+            m.route.weights += (int64_t)i * p->used;
+            m.x = part.x;
+            if (m.logits) m.logits += (int64_t)i * m.route.n_expert;
+            if (m.shared_logits) m.shared_logits += i;
+            part.mixture = &m;
+        }
         rc = run_rows(be, &part);
     }
     return rc;
@@ -377,15 +446,95 @@ int cuda_experts_gated(struct kn_backend *kb, float *out, const struct kn_weight
                        const struct kn_weight *up, const float *x, const float *norm, float eps,
                        enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
 {
-    const struct experts_product p = {"experts_gated", {gate, up}, 2,    n, n_used, x, norm, eps, act, ids,
-                                      nullptr,         out,        false};
+    struct experts_product p = {};
+    p.name = "experts_gated";
+    p.w[0] = gate;
+    p.w[1] = up;
+    p.members = 2;
+    p.n = n;
+    p.used = n_used;
+    p.x = x;
+    p.norm = norm;
+    p.eps = eps;
+    p.act = act;
+    p.ids = ids;
+    p.out = out;
     return run(kb, &p);
 }
 
 int cuda_experts_down(struct kn_backend *kb, float *out, const struct kn_weight *w, const float *h,
                       const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add)
 {
-    const struct experts_product p = {"experts_down", {w, nullptr}, 1,   n,       n_used, h,  nullptr,
-                                      0.0f,           KN_ACT_SILU,  ids, weights, out,    add};
+    struct experts_product p = {};
+    p.name = "experts_down";
+    p.w[0] = w;
+    p.members = 1;
+    p.n = n;
+    p.used = n_used;
+    p.x = h;
+    p.ids = ids;
+    p.weights = weights;
+    p.out = out;
+    p.add = add;
+    return run(kb, &p);
+}
+
+bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared)
+{
+    const struct mm_type *a = mm_type_of(experts->type), *b = mm_type_of(shared->type);
+    return a && b && a->act == b->act && shared->n_mat == 0 && shared->n_in == experts->n_in &&
+           shared->n_out == experts->n_out;
+}
+
+int cuda_mixture(struct kn_backend *kb, const struct kn_mixture *m)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const struct kn_weight *const own[3] = {m->gate, m->up, m->down};
+    struct experts_product p = {};
+    const bool shared = m->shared[0] != nullptr;
+    const struct kn_route *r = &m->route;
+    for (int j = 0; shared && j < 3; j++)
+        if (!m->shared[j] || !m->shared_logits || !m->shared[j]->packed ||
+            !cuda_mixture_shares(own[j], m->shared[j]))
+            return cuda_fail(be, KN_EINVAL,
+                             "mixture: a shared expert of another shape or kind than the others");
+    if (r->n < 1 || r->n_used < 1 || r->n_used > r->n_expert || r->n_expert != m->gate->n_mat)
+        return cuda_fail(be, KN_EINVAL, "mixture: %d rows to %d of %d experts, with %d matrices", r->n,
+                         r->n_used, r->n_expert, m->gate->n_mat);
+    if (m->router &&
+        (m->router->n_in != m->gate->n_in || m->router->n_out != r->n_expert || !m->logits ||
+         (m->shared_gate && (m->shared_gate->n_in != m->gate->n_in || m->shared_gate->n_out != 1)) ||
+         (shared && !m->shared_gate)))
+        return cuda_fail(be, KN_EINVAL, "mixture: a router of another shape than the experts");
+    if (r->n_used > EXPERTS_USED - 1 || r->n_expert > EXPERTS_MATRICES)
+        return cuda_fail(be, KN_ETYPE, "mixture: %d of %d experts (at most %d of %d)", r->n_used, r->n_expert,
+                         EXPERTS_USED - 1, EXPERTS_MATRICES);
+    p.name = "mixture";
+    p.w[0] = m->gate;
+    p.w[1] = m->up;
+    p.members = 2;
+    p.n = r->n;
+    p.used = r->n_used + (shared ? 1 : 0);
+    p.x = m->x;
+    p.norm = m->norm;
+    p.eps = m->eps;
+    p.act = m->act;
+    p.ids = r->ids;
+    p.out = m->h;
+    p.mixture = m;
+    p.shared[0] = m->shared[0];
+    p.shared[1] = m->shared[1];
+    const int rc = run(kb, &p);
+    if (rc) return rc;
+    p.w[0] = m->down;
+    p.w[1] = p.shared[1] = nullptr;
+    p.shared[0] = m->shared[2];
+    p.members = 1;
+    p.x = m->h;
+    p.norm = nullptr;
+    p.weights = r->weights;
+    p.out = m->out;
+    p.add = m->add;
+    p.mixture = nullptr;
     return run(kb, &p);
 }

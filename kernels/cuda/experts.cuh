@@ -9,22 +9,26 @@
  * alone, and a row's experts are added in the order of its list: a row has the same bits in every company
  * and in every form of the kernel.
  *
- * Forms. PLAIN: a block takes a few panels of one tile; activations come through the caches. STAGED: a run of
- * panels, the tile's activations in shared memory. OWNED (down only): a block has the same 16 output rows of
- * all experts and so adds up a row's experts itself; in the other forms sums of pairs go to memory and a
+ * Forms. PLAIN: a block takes a few panels of one tile, a panel is the work of several warps (members and
+ * slices apart), activations come through the caches. HELD: the same with the activations of all rows in
+ * shared memory. SOLO: so, and a warp does a panel alone. STAGED: a warp alone; a block takes a run of panels
+ * of a tile, whose activations are in shared memory. OWNED (down only): a block has the same 16 output rows
+ * of all experts and so adds up a row's experts itself; in the other forms sums of pairs go to memory and a
  * kernel adds them. */
 #ifndef DFLASH_CUDA_EXPERTS_CUH
 #define DFLASH_CUDA_EXPERTS_CUH
 
 #include "mm.cuh"
 
-#define EXPERTS_PAIRS 16384 /* of a launch, at most */
+#define EXPERTS_PAIRS 18432 /* of a launch, at most: 2,048 rows of 8 and a shared one */
+#define EXPERTS_COUNT_BYTES 256
+#define EXPERTS_ROUTER_ROWS 64 /* that the router's own kernel takes */
 #define EXPERTS_MATRICES 1024
-#define EXPERTS_USED 32                       /* of a row, at most; as route.cu */
+#define EXPERTS_USED 33                       /* of a row, at most: as route.cu, and a shared one */
 #define EXPERTS_SUMS_BYTES ((size_t)64 << 20) /* sums of pairs on their way to rows */
 #define EXPERTS_GROUPS 8                      /* warps that sort */
 
-enum experts_form { EXPERTS_PLAIN, EXPERTS_STAGED, EXPERTS_OWNED, EXPERTS_FORMS };
+enum experts_form { EXPERTS_PLAIN, EXPERTS_HELD, EXPERTS_SOLO, EXPERTS_STAGED, EXPERTS_OWNED, EXPERTS_FORMS };
 
 struct experts_tile {
     uint16_t expert, count, first, unused; /* pairs order[first ..] */
@@ -38,36 +42,32 @@ struct experts_memory {
 };
 
 struct experts_args {
-    const uint8_t *w[2]; /* gate and up, or down: [matrices][all_panels][units] */
-    uint32_t type[2];
-    int32_t unit_bytes[2];
+    const uint8_t
+        *w[4]; /* gate and up, or down: [matrices][all_panels][units]; from 2 on, of the shared expert */
+    uint32_t type[4];
+    int32_t unit_bytes[4];
     const uint8_t *rows; /* prepared activations [rows][slices][slice_row] */
+    const float *x;      /* OWNED: not NULL: every block prepares them for itself, from [rows, n_in] */
+    int32_t n_in;
     const int32_t *ids;  /* [n, used] */
     const float *weights;
     float *out; /* gated: [n, used, ld]; PLAIN, STAGED: sums [n, used, ld]; OWNED: [n, ld] */
     int64_t ld;
-    int32_t n, used, pairs, n_mat;
+    int32_t n, used, pairs, n_mat; /* the shared expert, the last, included */
+    int32_t shared;                /* its id, or -1 */
     uint32_t per_row; /* 2^32 / pairs that share a row of activations, rounded up; 0: each has its own */
     int32_t all_panels, first_panel, panels; /* of a matrix; of this launch */
     int32_t n_out;
     int32_t units, slice_units, slices, slice_row;
     int32_t members, slice_warps, warps;
-    int32_t tile; /* pairs of a tile at most */
-    int32_t run;  /* panels that a block takes of a tile at a time */
+    int32_t parts; /* sums that a member's warps leave: slices, or 1 where one warp has them all */
+    int32_t tile;  /* pairs of a tile at most */
+    int32_t run;   /* panels that a block takes of a tile at a time */
     int32_t stages, stage_units, stage_bytes;
     int32_t act, add;
     int32_t early; /* ids may be read before the wait */
     struct experts_memory at;
 };
-
-/* Chosen by measurement (SPEED.md); none of it changes a bit. */
-struct experts_tuning {
-    int own_rows;   /* rows up to which the owning form is used */
-    int copy_k;     /* units of 256 columns a copy */
-    int copy_32;    /* units of 32 columns a copy, quantised types */
-    int copy_float; /* units of 32 columns a copy, float types */
-};
-extern struct experts_tuning experts_tuning;
 
 typedef void (*experts_kernel_fn)(const experts_args);
 /* The kernel of a kind of activations for tiles of 8, 16 or 32 pairs (log2_tiles 0, 1, 2), or NULL where it
@@ -75,6 +75,15 @@ typedef void (*experts_kernel_fn)(const experts_args);
 experts_kernel_fn experts_kernel_k(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_32(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_float(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
+
+/* experts_router.cu: router, choice and rows to p->rows, in one launch, where it fits. */
+bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act);
+int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act,
+                   const struct mm_prep *p);
+/* experts_rows.cu: n rows to p->rows. route, if not NULL, is made as well (of n rows; kn_mixture says where
+ * the shared logits, if not NULL, go). early: whether the next kernel may read the choice before its wait. */
+int experts_prepare(struct cuda_backend *be, const char *name, enum mm_act act, const struct mm_prep *p,
+                    int32_t n, const struct kn_route *route, const float *shared_logits, bool *early);
 
 /* ---- pairs to tiles ----
  * A counting sort by expert, stable, by EXPERTS_GROUPS warps: each counts the experts of its run of pairs, a

@@ -41,6 +41,8 @@ size_t cuda_pick_scratch(int32_t n, int64_t n_vocab);
 
 /* route.cu, delta.cu */
 int cuda_route(struct kn_backend *, const struct kn_route *);
+/* The same; with shared_logits [n] (or NULL) ids and weights are [n, n_used + 1]: see kn_mixture. */
+int cuda_route_shared(struct cuda_backend *, const struct kn_route *, const float *shared_logits);
 int cuda_delta(struct kn_backend *, const struct kn_delta *);
 size_t cuda_delta_scratch(const struct kn_delta *); /* bytes of be->scratch_rows that calls of up to n rows want */
 
@@ -55,6 +57,8 @@ int cuda_experts_gated(struct kn_backend *, float *out, const struct kn_weight *
                        int32_t n_used);
 int cuda_experts_down(struct kn_backend *, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
                       const float *weights, int32_t n, int32_t n_used, bool add);
+int cuda_mixture(struct kn_backend *, const struct kn_mixture *);
+bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared);
 
 /* cycle.cu: put its operations into the table; direct: without those that record. */
 void cuda_cycle_table(struct kn_ops *t, bool direct);

@@ -1,26 +1,17 @@
 /* experts_gpu.c - products with the experts that rows chose, on the CUDA backend, against double precision.
  *
- * usage: experts_gpu [--generic] [--device DEVICE] [--small]   check; DEVICE cpu runs the checks themselves,
- *                                                      without a GPU; --small: few cases, for
- * compute-sanitizer experts_gpu --bench                           microseconds and bytes of real shapes
+ * usage: experts_gpu [--generic] [--device DEVICE] [--small]
+ *   --device cpu    runs the checks themselves, without a GPU
+ *   --small         few cases, for compute-sanitizer
  *
  * Activations are integers of at most 127, the largest of every 32 columns 127: rounding them to 8 bits is
  * exact, also after a norm with one weight for all columns, so what is left is the error of float sums and a
  * wrong code, scale, column or expert shows. (Rounding itself is that of the dense products: mm_gpu.) Every
- * case is computed for all rows at once, for each row alone and in uneven groups, and must have the same
- * bits; outputs are NaN before. Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if
- * there is no device. */
-#include <math.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+ * case is computed for all rows at once, for each row alone, in uneven groups and by every form of the
+ * kernel, and must have the same bits; outputs are NaN before. Prints "ok   gpu/..." or "FAIL gpu/..." a
+ * case; exit 1 if any failed, 5 if there is no device. */
+#include "experts_data.h"
 
-#include "../../kernels/kernels.h"
-
-static struct kn_backend *gpu;
 static long passed, failed;
 
 static void verdict(bool ok, const char *fmt, ...)
@@ -36,106 +27,9 @@ static void verdict(bool ok, const char *fmt, ...)
     failed += !ok;
 }
 
-static void must(const char *what, int rc)
-{
-    if (!rc) return;
-    printf("FAIL gpu/%s: %s\n", what, kn_message(gpu));
-    exit(rc == KN_EDEVICE ? 5 : 1);
-}
-
-static void *host_alloc(size_t bytes)
-{
-    void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) {
-        printf("FAIL gpu/experts: no memory\n");
-        exit(1);
-    }
-    return p;
-}
-
-static void *put(const void *host, size_t bytes)
-{
-    void *p = kn_op(gpu)->alloc(gpu, bytes);
-    if (!p) must("alloc", KN_EMEM);
-    if (host) must("upload", kn_op(gpu)->upload(gpu, p, host, bytes));
-    return p;
-}
-
 static void get(void *host, const void *p, size_t bytes)
 {
     must("download", kn_op(gpu)->download(gpu, host, p, bytes));
-}
-
-static uint64_t rnd_state = 1;
-static uint32_t rnd(void)
-{
-    rnd_state = rnd_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(rnd_state >> 32);
-}
-
-/* ---- weights, activations, choices ---- */
-
-struct matrices {
-    uint32_t type;
-    int32_t n_mat;
-    int64_t n_in, n_out;
-    uint8_t *file;
-    struct kn_weight w;
-};
-
-static void encode_row(uint32_t type, uint8_t *dst, int64_t n)
-{
-    const struct kn_type_info *t = kn_type_info(type);
-    float *x = host_alloc((size_t)n * sizeof *x);
-    for (int64_t i = 0; i < n; i++) x[i] = (float)((int32_t)rnd() * 0x1p-31);
-    if (kn_encode_row(type, x, dst, n, NULL)) /* any codes; no scale that is NaN */
-        for (size_t i = 0; i < kn_row_bytes(t->type, n); i++) dst[i] = (uint8_t)(rnd() & 0x3f);
-    free(x);
-}
-
-static struct matrices matrices_make(uint32_t type, int32_t n_mat, int64_t n_out, int64_t n_in)
-{
-    struct matrices m = {.type = type, .n_mat = n_mat, .n_in = n_in, .n_out = n_out};
-    const size_t row = kn_row_bytes(type, n_in), rows = (size_t)(n_mat * n_out);
-    m.file = host_alloc(rows * row);
-    for (size_t i = 0; i < rows; i++)
-        if (i < 300)
-            encode_row(type, m.file + i * row, n_in);
-        else /* of those, in another order */
-            memcpy(m.file + i * row, m.file + rnd() % 300 * row, row);
-    must("experts_load", kn_op(gpu)->experts_load(gpu, &m.w, type, n_in, n_out, n_mat, m.file));
-    return m;
-}
-
-static void matrices_free(struct matrices *m)
-{
-    kn_op(gpu)->weight_free(gpu, &m->w);
-    free(m->file);
-}
-
-static void integers(float *x, size_t n, float scale)
-{
-    for (size_t i = 0; i < n; i++) {
-        const int32_t v = (int32_t)(rnd() % 255) - 127;
-        x[i] = scale * (float)(i % 32 == 5 ? 127 : v);
-    }
-}
-
-enum routing { MIXED, SAME, APART };
-static const char *const routing_names[] = {"mixed", "the same", "apart"};
-
-static void choose(int32_t *ids, int n, int used, int n_mat, enum routing how)
-{
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < used; j++) {
-            int id = how == SAME ? j : how == APART ? (i * used + j) % n_mat : (int)(rnd() % (uint32_t)n_mat);
-            for (bool again = how == MIXED; again;) { /* a row's experts differ */
-                again = false;
-                for (int k = 0; k < j; k++)
-                    if (ids[i * used + k] == id) id = (id + 1) % n_mat, again = true;
-            }
-            ids[i * used + j] = id;
-        }
 }
 
 /* ---- references ---- */
@@ -168,61 +62,6 @@ static double sum_error(uint32_t type, int64_t n_in, double terms)
 {
     const bool whole = type != KN_F32 && type != KN_F16 && type != KN_BF16;
     return whole ? terms * 0x1p-24 * ((double)n_in / 32 + 24) : terms * 0x1p-20;
-}
-
-struct shape {
-    const char *name;
-    int32_t n_mat, used;
-    int64_t embd, ff;
-    uint32_t gate, down;
-    enum kn_act act;
-};
-
-struct data {
-    const struct shape *s;
-    struct matrices gate, up, down;
-    int n;
-    float *x, *h, *weights, *old; /* [n, embd], [n, used, ff], [n, used], [n, embd] */
-    float *norm;
-    int32_t *ids;
-    float *d_x, *d_h, *d_weights, *d_norm, *d_out;
-    int32_t *d_ids;
-    size_t hidden, out; /* values of a row */
-};
-static const float norm_weight = 0.75f, eps = 1e-6f;
-
-static void data_make(struct data *d, const struct shape *s, int n, enum routing how)
-{
-    d->n = n;
-    d->hidden = (size_t)(s->used * s->ff), d->out = (size_t)s->embd;
-    d->x = host_alloc((size_t)n * d->out * 4);
-    d->h = host_alloc((size_t)n * d->hidden * 4);
-    d->weights = host_alloc((size_t)(n * s->used) * 4);
-    d->old = host_alloc((size_t)n * d->out * 4);
-    d->norm = host_alloc(d->out * 4);
-    d->ids = host_alloc((size_t)(n * s->used) * 4);
-    integers(d->x, (size_t)n * d->out, 0.125f);
-    integers(d->h, (size_t)n * d->hidden, 0.25f);
-    for (int i = 0; i < n * s->used; i++) d->weights[i] = (float)(rnd() >> 8) * 0x1p-24f;
-    for (size_t i = 0; i < (size_t)n * d->out; i++) d->old[i] = (float)((int32_t)rnd() * 0x1p-28);
-    for (size_t i = 0; i < d->out; i++) d->norm[i] = norm_weight;
-    choose(d->ids, n, s->used, s->n_mat, how);
-    d->d_x = put(d->x, (size_t)n * d->out * 4);
-    d->d_h = put(d->h, (size_t)n * d->hidden * 4);
-    d->d_weights = put(d->weights, (size_t)(n * s->used) * 4);
-    d->d_norm = put(d->norm, d->out * 4);
-    d->d_ids = put(d->ids, (size_t)(n * s->used) * 4);
-    d->d_out = put(NULL, (size_t)n * (d->hidden > d->out ? d->hidden : d->out) * 4);
-}
-
-static void data_free(struct data *d)
-{
-    void *device[] = {d->d_x, d->d_h, d->d_weights, d->d_norm, d->d_ids, d->d_out};
-    void *host[] = {d->x, d->h, d->weights, d->old, d->norm, d->ids};
-    for (int i = 0; i < 6; i++) {
-        kn_op(gpu)->free(gpu, device[i]);
-        free(host[i]);
-    }
 }
 
 /* Rows in groups of at most `step`, 0: of 1, 2, 3, ... */
@@ -322,7 +161,7 @@ static double down_error(const struct data *d, bool add, const float *out)
 /* ---- cases ---- */
 
 static const int row_counts[] = {1, 2, 5, 8, 9, 16, 17, 40, 64, 0};
-static const int few_counts[] = {1, 3, 11, 20, 0};
+static const int few_counts[] = {1, 3, 11, 20, 0}, odd_counts[] = {1, 3, 11, 20, 2100, 0};
 
 static void check_rows(struct data *d, int n, enum routing how)
 {
@@ -337,6 +176,11 @@ static void check_rows(struct data *d, int n, enum routing how)
         run_gated(d, step, part);
         same &= !memcmp(all, part, hidden);
     }
+    for (experts_tuning.form = 0; experts_tuning.form < 5; experts_tuning.form++) {
+        run_gated(d, n, part);
+        same &= !memcmp(all, part, hidden);
+    }
+    experts_tuning.form = -1;
     verdict(worst <= 1 && same, "experts_gated %s, %d rows choose %s: %.3f of the bound%s", s->name, n,
             routing_names[how], worst, same ? "" : ", other bits in other company");
     const bool add = n % 2;
@@ -347,6 +191,11 @@ static void check_rows(struct data *d, int n, enum routing how)
         run_down(d, step, add, part);
         same &= !memcmp(all, part, outs);
     }
+    for (experts_tuning.form = 0; experts_tuning.form < 5; experts_tuning.form++) {
+        run_down(d, n, add, part);
+        same &= !memcmp(all, part, outs);
+    }
+    experts_tuning.form = -1;
     verdict(worst <= 1 && same, "experts_down %s, %d rows choose %s: %.3f of the bound%s", s->name, n,
             routing_names[how], worst, same ? "" : ", other bits in other company");
     free(all), free(part);
@@ -411,6 +260,280 @@ static void check_replay(struct data *d)
     data_free(d);
 }
 
+/* ---- the mixture: all in one operation ---- */
+
+struct mixed {
+    float *logits, *shared_logits, *weights, *h, *out; /* on the device */
+    int32_t *ids;
+    const struct kn_weight *router, *shared_gate; /* or NULL: the logits are there */
+};
+
+/* Rows first .. of a mixture; shared: NULL, or its three matrices. */
+static void mix(const struct data *d, const struct mixed *m, const struct kn_weight *const *shared, int first,
+                int n)
+{
+    const struct shape *s = d->s;
+    const int used = s->used + (shared ? 1 : 0);
+    struct kn_mixture a = {.route = {.logits = m->logits + first * s->n_mat,
+                                     .n = n,
+                                     .n_expert = s->n_mat,
+                                     .n_used = s->used,
+                                     .renorm = true,
+                                     .scale = 1.5f,
+                                     .ids = m->ids + first * used,
+                                     .weights = m->weights + first * used},
+                           .x = d->d_x + (size_t)first * d->out,
+                           .norm = d->d_norm,
+                           .eps = eps,
+                           .act = s->act,
+                           .gate = &d->gate.w,
+                           .up = &d->up.w,
+                           .down = &d->down.w,
+                           .h = m->h + (size_t)(first * used) * (size_t)s->ff,
+                           .out = m->out + (size_t)first * d->out,
+                           .add = true};
+    for (int j = 0; shared && j < 3; j++) a.shared[j] = shared[j];
+    if (shared) a.shared_logits = m->shared_logits + first;
+    if (m->router) {
+        a.router = m->router;
+        a.router_norm = d->d_norm;
+        a.logits = m->logits + first * s->n_mat;
+        if (shared) a.shared_gate = m->shared_gate;
+    }
+    must("mixture", kn_op(gpu)->mixture(gpu, &a));
+}
+
+/* The same by operations of their own: the shared expert as one more matrix, where all[] are such. */
+static void mix_apart(const struct data *d, const struct mixed *m, const struct matrices *all, int n)
+{
+    const struct kn_ops *op = kn_op(gpu);
+    const struct shape *s = d->s;
+    const size_t used = (size_t)s->used + (all ? 1 : 0), pairs = (size_t)n * used;
+    int32_t *ids = put(NULL, pairs * 4), *host_ids = host_alloc(pairs * 4);
+    float *weights = put(NULL, pairs * 4), *host_weights = host_alloc(pairs * 4),
+          *gates = host_alloc((size_t)n * 4);
+    const struct kn_route r = {m->logits, n, s->n_mat, s->used, true, 1.5f, NULL, ids, weights};
+    must("route", op->route(gpu, &r));
+    get(host_ids, ids, (size_t)(n * s->used) * 4);
+    get(host_weights, weights, (size_t)(n * s->used) * 4);
+    for (int i = 0; i < n; i++) gates[i] = 1;
+    float *d_gates = put(gates, (size_t)n * 4);
+    must("gate", op->gate(gpu, d_gates, m->shared_logits, n, 1, 1));
+    get(gates, d_gates, (size_t)n * 4);
+    for (int i = n - 1; i >= 0 && all; i--) {
+        memmove(host_ids + (size_t)i * used, host_ids + i * s->used, (size_t)s->used * 4);
+        memmove(host_weights + (size_t)i * used, host_weights + i * s->used, (size_t)s->used * 4);
+        host_ids[(size_t)i * used + used - 1] = s->n_mat;
+        host_weights[(size_t)i * used + used - 1] = gates[i];
+    }
+    must("upload", op->upload(gpu, m->ids, host_ids, pairs * 4));
+    must("upload", op->upload(gpu, m->weights, host_weights, pairs * 4));
+    must("experts_gated",
+         op->experts_gated(gpu, m->h, all ? &all[0].w : &d->gate.w, all ? &all[1].w : &d->up.w, d->d_x,
+                           d->d_norm, eps, s->act, m->ids, n, (int32_t)used));
+    must("experts_down", op->experts_down(gpu, m->out, all ? &all[2].w : &d->down.w, m->h, m->ids, m->weights,
+                                          n, (int32_t)used, true));
+    op->free(gpu, ids), op->free(gpu, weights), op->free(gpu, d_gates);
+    free(host_ids), free(host_weights), free(gates);
+}
+
+/* All that a mixture leaves, and its sizes. */
+struct left {
+    uint8_t *all;
+    size_t bytes;
+};
+static struct left left_of(const struct data *d, const struct mixed *m, int n, int used)
+{
+    const size_t pairs = (size_t)(n * used) * 4, h = pairs * (size_t)d->s->ff, out = (size_t)n * d->out * 4;
+    struct left l = {host_alloc(2 * pairs + h + out), 2 * pairs + h + out};
+    get(l.all, m->ids, pairs);
+    get(l.all + pairs, m->weights, pairs);
+    get(l.all + 2 * pairs, m->h, h);
+    get(l.all + 2 * pairs + h, m->out, out);
+    return l;
+}
+
+/* Logits of the router against double, in bounds of float32 sums. */
+static double logits_error(const struct data *d, const struct matrices *router, const float *logits, int n,
+                           int width)
+{
+    const struct shape *s = d->s;
+    float *decoded = host_alloc((size_t)s->embd * 4);
+    double worst = 0;
+    for (int i = 0; i < n; i++) {
+        const float *x = d->x + (size_t)i * d->out;
+        double squares = 0, terms;
+        for (int64_t k = 0; k < s->embd; k++) squares += (double)x[k] * x[k];
+        const double r = norm_weight / sqrt(squares / (double)s->embd + (double)eps);
+        for (int e = 0; e < width; e++) {
+            const double want = dot(router, 0, e, x, r, decoded, &terms),
+                         bound = 0x1p-24 * ((double)s->embd / 16 + 32) * terms + 1e-30;
+            const double off = fabs(logits[i * width + e] - want) / bound;
+            worst = off != off ? INFINITY : fmax(worst, off);
+        }
+    }
+    free(decoded);
+    return worst;
+}
+
+/* router: NULL, or two matrices, of the experts and of the shared one's gate. */
+static void mixture_rows(struct data *d, const struct matrices *one, const struct matrices *all,
+                         const struct matrices *router, int n)
+{
+    const struct shape *s = d->s;
+    const int used = s->used + (one ? 1 : 0);
+    const size_t pairs = (size_t)(n * used), lb = (size_t)(n * s->n_mat) * 4, gb = (size_t)n * 4;
+    const struct kn_weight *shared[3] = {0};
+    data_make(d, s, n, MIXED);
+    float *logits = host_alloc(lb), *gates = host_alloc(gb), *again = host_alloc(lb);
+    for (int i = 0; i < n * s->n_mat; i++) logits[i] = (float)((int32_t)rnd() * 0x1p-29);
+    for (int i = 0; i < n; i++) gates[i] = (float)((int32_t)rnd() * 0x1p-30);
+    for (int j = 0; j < 3 && one; j++) shared[j] = &one[j].w;
+    struct left l[3];
+    bool same = true;
+    double worst = 0;
+    for (int how = 0; how < 3;
+         how++) { /* at once, row by row, by operations of their own from the first's logits */
+        struct mixed m = {put(logits, lb),
+                          put(gates, gb),
+                          put(NULL, pairs * 4),
+                          put(NULL, pairs * (size_t)s->ff * 4),
+                          put(d->old, (size_t)n * d->out * 4),
+                          put(NULL, pairs * 4),
+                          router ? &router[0].w : NULL,
+                          router ? &router[1].w : NULL};
+        for (int i = 0; how < 2 && i < n; i += how ? 1 : n) mix(d, &m, one ? shared : NULL, i, how ? 1 : n);
+        if (how == 2) mix_apart(d, &m, all, n);
+        l[how] = left_of(d, &m, n, used);
+        if (router && how < 2) {
+            get(how ? again : logits, m.logits, lb);
+            if (how) same &= !memcmp(again, logits, lb);
+            if (!how) worst = logits_error(d, &router[0], logits, n, s->n_mat);
+            if (!how && one) get(gates, m.shared_logits, gb);
+            if (!how && one) worst = fmax(worst, logits_error(d, &router[1], gates, n, 1));
+        }
+        void *const device[] = {m.logits, m.shared_logits, m.weights, m.h, m.out, m.ids};
+        for (int i = 0; i < 6; i++) kn_op(gpu)->free(gpu, device[i]);
+    }
+    same &= !memcmp(l[0].all, l[1].all, l[0].bytes);
+    const bool apart = !memcmp(l[0].all, l[2].all, l[0].bytes);
+    verdict(same && apart && worst <= 1, "mixture %s%s%s, %d rows: %.3f of the logits' bound%s%s", s->name,
+            one ? ", a shared expert" : "", router ? ", its router" : "", n, worst,
+            same ? "" : ", other bits row by row", apart ? "" : ", other bits by separate operations");
+    for (int how = 0; how < 3; how++) free(l[how].all);
+    free(logits), free(gates), free(again);
+    data_free(d);
+}
+
+/* A tensor of n_mat + 1 matrices, and the last of them as the shared expert. */
+static void check_mixture(struct data *d, const int *counts)
+{
+    const struct kn_ops *op = kn_op(gpu);
+    struct matrices all[3], one[3], router[2];
+    struct matrices *const own[3] = {&d->gate, &d->up, &d->down};
+    if (!op->mixture) return;
+    for (int j = 0; j < 3; j++) {
+        const struct matrices *m = own[j];
+        const size_t bytes = (size_t)m->n_out * kn_row_bytes(m->type, m->n_in),
+                     before = bytes * (size_t)m->n_mat;
+        all[j] =
+            (struct matrices){.type = m->type, .n_mat = m->n_mat + 1, .n_in = m->n_in, .n_out = m->n_out};
+        all[j].file = host_alloc(before + bytes);
+        memcpy(all[j].file, m->file, before);
+        memcpy(all[j].file + before, m->file + (m->n_mat / 2) * (int64_t)bytes, bytes / 2);
+        memcpy(all[j].file + before + bytes / 2, m->file, bytes - bytes / 2);
+        must("experts_load",
+             op->experts_load(gpu, &all[j].w, m->type, m->n_in, m->n_out, m->n_mat + 1, all[j].file));
+        one[j] = (struct matrices){.type = m->type, .n_in = m->n_in, .n_out = m->n_out};
+        must("weight_load", op->weight_load(gpu, &one[j].w, m->type, m->n_in, m->n_out, all[j].file + before,
+                                            KN_USE_LINEAR));
+    }
+    const bool fits = op->mixture_shares(&d->gate.w, &one[0].w) &&
+                      op->mixture_shares(&d->down.w, &one[2].w) &&
+                      !op->mixture_shares(&d->gate.w, &d->down.w);
+    verdict(fits, "mixture_shares %s", d->s->name);
+    for (int j = 0; j < 2; j++) {
+        const size_t rows = j ? 1 : (size_t)d->s->n_mat, width = (size_t)d->s->embd;
+        router[j] = (struct matrices){.type = KN_F32, .n_in = d->s->embd, .n_out = (int64_t)rows};
+        router[j].file = host_alloc(rows * width * 4);
+        for (size_t i = 0; i < rows * width; i++)
+            ((float *)router[j].file)[i] = (float)((int32_t)rnd() * 0x1p-33);
+        must("weight_load", op->weight_load(gpu, &router[j].w, KN_F32, (int64_t)width, (int64_t)rows,
+                                            router[j].file, KN_USE_LINEAR));
+    }
+    for (int i = 0; counts[i]; i++)
+        for (int with = 0; with < 2; with++) {
+            if (with && counts[i] > 64) continue; /* a prompt's logits are a product's of f16 factors */
+            mixture_rows(d, NULL, NULL, with ? router : NULL, counts[i]);
+            if (d->s->used < 32) mixture_rows(d, one, all, with ? router : NULL, counts[i]);
+        }
+    for (int j = 0; j < 3; j++) matrices_free(all + j), matrices_free(one + j);
+    matrices_free(router), matrices_free(router + 1);
+}
+
+/* A shared expert of other types than the others': its part of h, and what it adds, against itself alone. */
+static void check_other_types(void)
+{
+    static const struct shape s = {
+        "12 of [256, 512] Q4_K, shared Q6_K", 12, 3, 512, 256, KN_Q4_K, KN_Q4_K, KN_ACT_SILU};
+    const struct kn_ops *op = kn_op(gpu);
+    enum { N = 5 };
+    struct data d = {.s = &s};
+    struct matrices one[3];
+    if (!op->mixture) return;
+    d.gate = matrices_make(s.gate, s.n_mat, s.ff, s.embd);
+    d.up = matrices_make(s.gate, s.n_mat, s.ff, s.embd);
+    d.down = matrices_make(s.down, s.n_mat, s.embd, s.ff);
+    for (int j = 0; j < 3; j++) {
+        one[j] = matrices_make(j == 1 ? KN_Q5_K : KN_Q6_K, 1, j < 2 ? s.ff : s.embd, j < 2 ? s.embd : s.ff);
+        one[j].w.n_mat = 0; /* one matrix is packed as a weight of its own */
+    }
+    const struct kn_weight *shared[3] = {&one[0].w, &one[1].w, &one[2].w};
+    data_make(&d, &s, N, MIXED);
+    float logits[N * 12], gates[N], ones[N], h[N * 4 * 256], own[N * 256], out[2][N * 512], alone[N * 512];
+    int32_t zero[N] = {0};
+    for (int i = 0; i < N * 12; i++) logits[i] = (float)((int32_t)rnd() * 0x1p-29);
+    for (int i = 0; i < N; i++) gates[i] = (float)((int32_t)rnd() * 0x1p-30), ones[i] = 1;
+    struct mixed m = {put(logits, sizeof logits),
+                      put(gates, sizeof gates),
+                      put(NULL, N * 4 * 4),
+                      put(NULL, sizeof h),
+                      put(NULL, sizeof alone),
+                      put(NULL, N * 4 * 4),
+                      NULL,
+                      NULL};
+    for (int with = 0; with < 2; with++) {
+        must("upload", op->upload(gpu, m.out, d.old, sizeof alone));
+        mix(&d, &m, with ? shared : NULL, 0, N);
+        get(out[with], m.out, sizeof alone);
+    }
+    get(h, m.h, sizeof h);
+    for (int j = 0; j < 3; j++) one[j].w.n_mat = 1;
+    int32_t *ids = put(zero, sizeof zero);
+    float *w = put(ones, sizeof ones), *own_h = put(NULL, sizeof own);
+    must("gate", op->gate(gpu, w, m.shared_logits, N, 1, 1));
+    must("experts_gated",
+         op->experts_gated(gpu, own_h, &one[0].w, &one[1].w, d.d_x, d.d_norm, eps, s.act, ids, N, 1));
+    must("experts_down", op->experts_down(gpu, m.out, &one[2].w, own_h, ids, w, N, 1, false));
+    get(own, own_h, sizeof own);
+    get(alone, m.out, sizeof alone);
+    bool same = true;
+    double worst = 0;
+    for (int i = 0; i < N; i++) same &= !memcmp(h + (size_t)(i * 4 + 3) * 256, own + (size_t)i * 256, 1024);
+    for (int i = 0; i < N * 512; i++) { /* two sums, of which one rounds at the size of either */
+        const double e = fabs((double)out[1][i] - out[0][i] - alone[i]),
+                     bound = 0x1p-22 * (fabs(out[0][i]) + fabs(out[1][i]) + fabs(alone[i]) + fabs(d.old[i]));
+        worst = fmax(worst, e / bound);
+    }
+    verdict(same && worst <= 1, "mixture %s: %.3f of the bound%s", s.name, worst,
+            same ? "" : ", other bits of h");
+    void *const device[] = {m.logits, m.shared_logits, m.weights, m.h, m.out, m.ids, ids, w, own_h};
+    for (int i = 0; i < 9; i++) op->free(gpu, device[i]);
+    data_free(&d);
+    for (int j = 0; j < 3; j++) matrices_free(one + j);
+    matrices_free(&d.gate), matrices_free(&d.up), matrices_free(&d.down);
+}
+
 static void check_shape(const struct shape *s, const int *counts, bool rest)
 {
     struct data d = {.s = s};
@@ -426,6 +549,8 @@ static void check_shape(const struct shape *s, const int *counts, bool rest)
         check_rows(&d, 70, SAME);
         check_nan(&d);
         check_replay(&d);
+        static const int mixed_counts[] = {1, 3, 9, 16, 17, 64, 70, 0};
+        check_mixture(&d, mixed_counts);
     }
     matrices_free(&d.gate), matrices_free(&d.up), matrices_free(&d.down);
 }
@@ -456,13 +581,13 @@ static void check_shapes(bool small)
         const struct shape s = {name, 11,       3,        embd,
                                 ff,   types[i], types[i], i % 2 ? KN_ACT_SILU : KN_ACT_GELU_TANH};
         snprintf(name, sizeof name, "11 of [%lld, %lld] %s", (long long)ff, (long long)embd, t->name);
-        check_shape(&s, few_counts, true);
+        check_shape(&s, odd_counts, true);
     }
     static const struct shape
         one = {"1 of [17, 64] Q8_0, down BF16", 1, 1, 64, 17, KN_Q8_0, KN_BF16, KN_ACT_SILU},
         wide = {"40 of [32, 512] F32, 32 a row", 40, 32, 512, 32, KN_F32, KN_Q8_0, KN_ACT_SILU};
     check_shape(&one, few_counts, false);
-    check_shape(&wide, few_counts, true);
+    check_shape(&wide, odd_counts, true);
 }
 
 static void refused(int rc, int want, const char *word)
@@ -492,102 +617,20 @@ static void check_refusals(void)
     matrices_free(&a), matrices_free(&b), matrices_free(&c);
 }
 
-/* ---- bench ---- */
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-enum { SETS = 32 }; /* of choices, so that experts come from memory */
-
-/* Microseconds of one call, of the recording of SETS. */
-static double timed(const struct data *d, const struct shape *s, float *h, int n, bool gated, int sets)
-{
-    const struct kn_ops *op = kn_op(gpu);
-    void *recording;
-    must("record_begin", op->record_begin(gpu));
-    for (int i = 0; i < sets; i++) {
-        const int32_t *ids = d->d_ids + (size_t)i * (size_t)(n * s->used);
-        must("experts",
-             gated ? op->experts_gated(gpu, h, &d->gate.w, &d->up.w, d->d_x, d->d_norm, eps, s->act, ids, n,
-                                       s->used)
-                   : op->experts_down(gpu, d->d_out, &d->down.w, h, ids, d->d_weights, n, s->used, true));
-    }
-    must("record_end", op->record_end(gpu, &recording));
-    double best = 1e9;
-    for (int r = 0; r < 5; r++) {
-        must("sync", op->sync(gpu));
-        const double t = now();
-        must("replay", op->replay(gpu, recording));
-        must("sync", op->sync(gpu));
-        best = fmin(best, (now() - t) * 1e6 / sets);
-    }
-    op->record_free(gpu, recording);
-    return best;
-}
-
-static void bench(void)
-{
-    static const struct shape shapes[] = {
-        {"35B-A3B", 256, 8, 2048, 512, KN_Q4_K, KN_Q4_K, KN_ACT_SILU},
-        {"35B-A3B, down Q6_K", 256, 8, 2048, 512, KN_Q4_K, KN_Q6_K, KN_ACT_SILU},
-        {"30B-A3B", 128, 8, 2048, 768, KN_Q4_K, KN_Q4_K, KN_ACT_SILU},
-        {"26B-A4B, down Q5_0", 128, 8, 2816, 704, KN_Q4_K, KN_Q5_0, KN_ACT_GELU_TANH}};
-    static const int counts[] = {1, 2, 4, 8, 16, 32, 64, 512, 2048};
-    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
-        const struct shape *s = shapes + k;
-        struct data d = {.s = s};
-        d.gate = matrices_make(s->gate, s->n_mat, s->ff, s->embd);
-        d.up = matrices_make(s->gate, s->n_mat, s->ff, s->embd);
-        d.down = matrices_make(s->down, s->n_mat, s->embd, s->ff);
-        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
-            const int n = counts[c], sets = n > 64 ? 4 : SETS;
-            data_make(&d, s, n * sets, MIXED);
-            float *h = put(d.h, (size_t)n * d.hidden * 4);
-            double distinct = 0;
-            for (int i = 0; i < sets; i++) {
-                char seen[1024] = {0};
-                for (int j = 0; j < n * s->used; j++) {
-                    char *was = seen + d.ids[i * n * s->used + j];
-                    distinct += !*was;
-                    *was = 1;
-                }
-            }
-            distinct /= sets;
-            for (int gated = 1; gated >= 0; gated--) {
-                const double us = timed(&d, s, h, n, gated, sets),
-                             bytes = distinct * (gated ? 2 : 1) *
-                                     (double)(gated ? d.gate : d.down).w.packed_bytes / s->n_mat;
-                printf("%-20s %-5s rows %4d, %5.1f experts: %8.2f us, %6.1f MB, %.2f TB/s\n", s->name,
-                       gated ? "gated" : "down", n, distinct, us, bytes * 1e-6, bytes / us * 1e-6);
-                fflush(stdout);
-            }
-            kn_op(gpu)->free(gpu, h);
-            data_free(&d);
-        }
-        matrices_free(&d.gate), matrices_free(&d.up), matrices_free(&d.down);
-    }
-}
-
 int main(int argc, char **argv)
 {
     char msg[256];
-    bool benching = false, small = false;
+    bool small = false;
     struct kn_open g = {.device = "cuda"};
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--generic")) {
             g.generic = true;
-        } else if (!strcmp(argv[i], "--bench")) {
-            benching = true;
         } else if (!strcmp(argv[i], "--small")) {
             small = true;
         } else if (!strcmp(argv[i], "--device") && i + 1 < argc) {
             g.device = argv[++i];
         } else {
-            fprintf(stderr, "usage: experts_gpu [--generic] [--device DEVICE] [--small] [--bench]\n");
+            fprintf(stderr, "usage: experts_gpu [--generic] [--device DEVICE] [--small]\n");
             return 2;
         }
     }
@@ -595,14 +638,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "experts_gpu: %s\n", msg);
         return 5;
     }
-    if (benching) {
-        bench();
-    } else {
-        check_shapes(small);
-        check_refusals();
-        printf("experts_gpu: %ld passed, %ld failed%s\n", passed, failed,
-               g.generic ? " (generic kernels)" : "");
-    }
+    check_shapes(small);
+    check_other_types();
+    check_refusals();
+    printf("experts_gpu: %ld passed, %ld failed%s\n", passed, failed, g.generic ? " (generic kernels)" : "");
     kn_backend_close(gpu);
     return failed != 0;
 }

@@ -13,6 +13,12 @@ for name in ${@:-8b-q4_k_m 8b-draft-q8_0 8b-draft-q4_k_m 0.6b-q4_k_m 8b-q8_0 8b-
         8b-draft-*) make_one "$name" qwen3-8b-dflash "${name#8b-draft-}" ;;
         8b-*) make_one "$name" qwen3-8b "${name#8b-}" ;;
         0.6b-*) make_one "$name" qwen3-0.6b "${name#0.6b-}" ;;
+        35b-a3b-draft-*) make_one "$name" qwen3.5-35b-a3b-dflash "${name#35b-a3b-draft-}" ;;
+        35b-a3b-*) make_one "$name" qwen3.5-35b-a3b "${name#35b-a3b-}" ;;
+        30b-a3b-draft-*) make_one "$name" qwen3-30b-a3b-dflash "${name#30b-a3b-draft-}" ;;
+        30b-a3b-*) make_one "$name" qwen3-30b-a3b "${name#30b-a3b-}" ;;
+        26b-a4b-draft-*) make_one "$name" gemma-4-26b-a4b-dflash "${name#26b-a4b-draft-}" ;;
+        26b-a4b-*) make_one "$name" gemma-4-26b-a4b "${name#26b-a4b-}" ;;
         *) echo "make_models.sh: $name: unknown" >&2; exit 2 ;;
     esac
 done

@@ -3,7 +3,8 @@
  *
  * usage: table_gpu DIR      DIR/8b-q4_k_m.gguf, 8b-q8_0.gguf, 8b-bf16.gguf, 8b-draft-q8_0.gguf, 8b-draft-q4_k_m.gguf, 0.6b-q4_k_m.gguf:
  *                           Qwen3-8B, its drafter and Qwen3-0.6B at their real shapes, weights random (dflash-convert
- *                           --random; `make bench-gpu` makes them). What is missing is said and left out.
+ *                           --random; `make bench-gpu` makes them). What is missing is said and left out, as are models with experts, which
+ *                           make_models.sh makes where they are named (35b-a3b-q4_k_m, 30b-a3b-..., 26b-a4b-..., drafters -draft-q8_0).
  *
  * A step is a cycle as generate runs it: started ahead, recorded and replayed. Its time is the host's, from one result to the
  * next, median of the last two thirds; draft and verify within a cycle are the device's own stamps. Contexts are positions that
@@ -223,6 +224,26 @@ static void of_8b(void)
     model_free(m);
 }
 
+/* Models with experts; a step's bytes are those of one row's experts. */
+static void of_experts(void)
+{
+    static const char *const names[][3] = {
+        {"Qwen3.5-35B-A3B Q4_K_M decode, share of one read", "35b-a3b-q4_k_m", "35b-a3b-draft-q8_0"},
+        {"Qwen3-30B-A3B Q4_K_M decode, share of one read", "30b-a3b-q4_k_m", "30b-a3b-draft-q8_0"},
+        {"Gemma 4 26B-A4B Q4_K_M decode, share of one read", "26b-a4b-q4_k_m", "26b-a4b-draft-q8_0"}};
+    for (int i = 0; i < 3; i++) {
+        struct model *m = load(names[i][1]), *d;
+        struct times one;
+        if (!m) continue;
+        decode_row(names[i][0], m, 0.35, 0.5);
+        if (cycles(m, NULL, 512, 1, &one) && (d = load(names[i][2]))) {
+            draft_rows(m, d, "Q8_0", one.all, 0, 0);
+            model_free(d);
+        }
+        model_free(m);
+    }
+}
+
 int main(int argc, char **argv)
 {
     char msg[256];
@@ -256,6 +277,7 @@ int main(int argc, char **argv)
     if ((m = load("0.6b-q4_k_m")) && cycles(m, NULL, 512, 1, &t))
         row("Qwen3-0.6B Q4_K_M decode", t.all * 1e3, "ms", 0.55, 0.30, "");
     model_free(m);
+    of_experts();
     kn_backend_close(gpu);
     return failures != 0;
 }
