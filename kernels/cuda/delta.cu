@@ -253,14 +253,13 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-int cuda_delta_finish(struct cuda_backend *be, const struct layer *l, int32_t from, int32_t n)
+cudaError_t cuda_delta_finish(struct cuda_backend *be, const struct layer *l, int32_t from, int32_t n)
 {
     const int64_t all = l->width + 2 * l->a.n_v, heads = (int64_t)n * l->a.n_v, at = (int64_t)from * l->a.n_v,
                   columns = from + n == l->a.n ? (all + THREADS - 1) / THREADS : 0,
                   blocks = columns + (heads + THREADS / 32 - 1) / (THREADS / 32);
-    return cuda_check(be, "delta",
-                      cuda_launch(be, delta_finish, dim3((unsigned)blocks), dim3(THREADS), 0, *l,
-                                  (int32_t)columns, at, at + heads));
+    return cuda_launch(be, delta_finish, dim3((unsigned)blocks), dim3(THREADS), 0, *l, (int32_t)columns, at,
+                       at + heads);
 }
 
 static int check(struct cuda_backend *be, const struct kn_delta *a)
@@ -292,7 +291,7 @@ static int run_rows(struct cuda_backend *be, const struct layer *l)
     const dim3 grid((unsigned)((l->a.d_v + ROWS - 1) / ROWS), (unsigned)l->a.n_v);
     const int rc = cuda_check(
         be, "delta", cuda_launch(be, kernels[size][l->a.n_conv > 4], grid, dim3(THREADS), 0, *l));
-    return rc ? rc : cuda_delta_finish(be, l, 0, l->a.n);
+    return rc ? rc : cuda_check(be, "delta", cuda_delta_finish(be, l, 0, l->a.n));
 }
 
 int cuda_delta(struct kn_backend *kb, const struct kn_delta *a)

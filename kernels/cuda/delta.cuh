@@ -20,7 +20,7 @@ int cuda_delta_many(struct cuda_backend *, const struct layer *);
 bool cuda_delta_many_has(const struct kn_delta *a);
 /* delta.cu. Norm and gate of the outputs of rows [from, from + n); with the last of them the convolution's state
  * and the log. */
-int cuda_delta_finish(struct cuda_backend *, const struct layer *, int32_t from, int32_t n);
+cudaError_t cuda_delta_finish(struct cuda_backend *, const struct layer *, int32_t from, int32_t n);
 
 #ifdef __CUDACC__
 #define DEV static __device__ __forceinline__

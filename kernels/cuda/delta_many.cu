@@ -26,18 +26,20 @@
  * counts, and what lost. Longer keys than 128: delta.cu, token by token. */
 #include "delta.cuh"
 
-#include <cuda_bf16.h>
+#include <stddef.h>
 
 #define BLOCK 32        /* tokens */
 #define HEAD 128        /* d_k at most; shorter keys are filled up with zeros */
 #define WIDE 64         /* rows of a state that a block of delta_scan has */
-#define SEGMENT 1024    /* rows whose blocks are in scratch at a time */
+#define SEGMENT 2048    /* rows whose blocks are in scratch at a time */
 #define KTHREADS 256    /* of delta_blocks */
+#define SLOTS (KTHREADS / 32)
 #define STHREADS (WIDE * 2)
 #define KPITCH (HEAD + 8) /* of keys and queries in delta_blocks' memory, elements */
 #define PLANE (BLOCK * HEAD * 2)  /* bytes of keys or queries, high or low */
 #define SQUARE (BLOCK * BLOCK * 2) /* bytes of T or P, high or low */
 #define GATES (3 * BLOCK)
+#define LOG2E 1.4426950408889634f
 
 /* What delta_blocks leaves for delta_scan. All by block of tokens, [head][block]. */
 struct blocks {
@@ -90,6 +92,18 @@ DEV uint4 load_transposed(unsigned at)
                  : "r"(at));
     return v;
 }
+/* 2^x, 2 ulp. */
+DEV float exp_two(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* silu to |x| 2^-24 of it, an eighth of delta.cu's instructions. */
+DEV float quick_silu(float x)
+{
+    return __fdividef(x, __fadd_rn(1.0f, exp_two(__fmul_rn(x, -LOG2E))));
+}
 DEV unsigned shared_at(const void *p)
 {
     return (unsigned)__cvta_generic_to_shared(p);
@@ -100,8 +114,8 @@ DEV unsigned shared_at(const void *p)
 struct work {
     __align__(16) uint16_t k[2][BLOCK * KPITCH], q[2][BLOCK * KPITCH]; /* high, low */
     float kk[BLOCK][BLOCK + 1], qk[BLOCK][BLOCK + 1];
-    __align__(16) float a[KTHREADS / 32][BLOCK][BLOCK + 4]; /* a warp's A */
-    int32_t next;                                           /* item that no warp has taken */
+    int32_t next;                                /* item that no warp has taken */
+    __align__(16) float a[SLOTS][BLOCK][BLOCK + 4]; /* A of a head, or of a warp where heads are more than warps */
 };
 
 /* Four values at p, those from left on zeros. */
@@ -144,7 +158,7 @@ static __device__ void convolve(const struct layer &l, float4 u[STRIP], int64_t 
                 s.z = __fmaf_rn(w[2][j], x[i + j].z, s.z);
                 s.w = __fmaf_rn(w[3][j], x[i + j].w, s.w);
             }
-        u[i] = t + i < end ? make_float4(silu(s.x), silu(s.y), silu(s.z), silu(s.w))
+        u[i] = t + i < end ? make_float4(quick_silu(s.x), quick_silu(s.y), quick_silu(s.z), quick_silu(s.w))
                            : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 }
@@ -206,20 +220,22 @@ static __device__ void dots_of(struct work &m)
             to[row + lane / 4 + e / 2 * 8][col + 8 * n + 2 * (lane % 4) + e % 2] = c[n][e];
 }
 
-/* Element [t, lane] of a square, a warp a row. */
-DEV void keep(uint8_t *high, int t, int lane, float x)
+/* Element [t, lane] of a square, a warp a row: an even lane stores the high parts of two, an odd one the low. */
+DEV void keep(uint8_t *square, int t, int lane, float x)
 {
-    const __nv_bfloat16 h = __float2bfloat16_rn(x), s = __float2bfloat16_rn(__fsub_rn(x, __bfloat162float(h)));
-    *(__nv_bfloat16 *)(high + (t * BLOCK + lane) * 2) = h;
-    *(__nv_bfloat16 *)(high + SQUARE + (t * BLOCK + lane) * 2) = s;
+    const float y = __shfl_xor_sync(~0u, x, 1);
+    const bool odd = lane % 2;
+    uint32_t low;
+    const uint32_t high = split(odd ? y : x, odd ? x : y, &low);
+    *(uint32_t *)(square + (odd ? SQUARE : 0) + (t * BLOCK + lane - odd) * 2) = odd ? low : high;
 }
 
 /* Gates, T and P of one value head, by one warp: lane j has column j. */
-static __device__ void head_of(const struct layer &l, const struct blocks &b, struct work &m, int32_t h, int32_t t0,
-                               int32_t end)
+static __device__ void head_of(const struct layer &l, const struct blocks &b, struct work &m, int slot, int32_t h,
+                               int32_t t0, int32_t end)
 {
     const struct kn_delta &a = l.a;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
     const bool there = t0 + lane < end;
     const int64_t at = (int64_t)h * b.n_blocks + blockIdx.x, gate = (int64_t)(t0 + lane) * a.n_v + h;
     const float beta = there ? dev_sigmoid(a.beta[gate]) : 0.0f;
@@ -228,18 +244,19 @@ static __device__ void head_of(const struct layer &l, const struct blocks &b, st
         const double before = __shfl_up_sync(~0u, g, i);
         if (lane >= i) g += before;
     }
+    g *= 1.4426950408889634; /* powers of two from here on */
     const double all = __shfl_sync(~0u, g, 31);
     float *gates = b.gates + at * GATES;
-    gates[lane] = dev_exp((float)g);
-    gates[BLOCK + lane] = dev_exp((float)(all - g));
+    gates[lane] = exp_two((float)g);
+    gates[BLOCK + lane] = exp_two((float)(all - g));
     gates[2 * BLOCK + lane] = beta;
     uint8_t *square = b.squares + at * (4 * SQUARE);
-    float(*A)[BLOCK + 4] = m.a[warp];
+    float(*A)[BLOCK + 4] = m.a[slot];
     float T[BLOCK];
 #pragma unroll 4
     for (int t = 0; t < BLOCK; t++) {
         const double gt = __shfl_sync(~0u, g, t);
-        const float bt = __shfl_sync(~0u, beta, t), d = lane <= t ? dev_exp((float)(gt - g)) : 0.0f;
+        const float bt = __shfl_sync(~0u, beta, t), d = lane <= t ? exp_two((float)(gt - g)) : 0.0f;
         A[t][lane] = lane < t ? __fmul_rn(bt, __fmul_rn(d, m.kk[t][lane])) : 0.0f;
         keep(square + 2 * SQUARE, t, lane, lane <= t ? __fmul_rn(d, m.qk[t][lane]) : 0.0f);
     }
@@ -279,7 +296,7 @@ static __device__ void values_of(const struct layer &l, const struct blocks &b, 
 
 /* Block x of key head y: its keys and queries first, then value heads and pieces of values as warps come. */
 template <int TAPS>
-static __global__ void __launch_bounds__(KTHREADS) delta_blocks(const struct layer l, const struct blocks b)
+static __global__ void __launch_bounds__(KTHREADS, TAPS <= 4 ? 3 : 1) delta_blocks(const struct layer l, const struct blocks b)
 {
     extern __shared__ __align__(16) uint8_t memory[];
     struct work &m = *(struct work *)memory;
@@ -298,7 +315,7 @@ static __global__ void __launch_bounds__(KTHREADS) delta_blocks(const struct lay
         i = __shfl_sync(~0u, i, 0);
         if (i >= items) break;
         if (i < rep) {
-            head_of(l, b, m, (int32_t)blockIdx.y + i * l.a.n_k, t0, end);
+            head_of(l, b, m, rep <= SLOTS ? i : (int)threadIdx.x / 32, (int32_t)blockIdx.y + i * l.a.n_k, t0, end);
         } else {
             const int32_t piece = (i - rep) % (BLOCK / 8 * columns);
             values_of<TAPS>(l, b, (int32_t)blockIdx.y + (i - rep) / (BLOCK / 8 * columns) * l.a.n_k, piece % 4 * 8,
@@ -387,35 +404,58 @@ DEV void project(float r[4][4], float o[4][4], const float s[16][4], unsigned ke
     }
 }
 
-/* c += x Y^T, Y a square at y (T or P), zero above its diagonal. */
+/* c += x Y^T, Y a square at y (T or P), zero above its diagonal. Products of high parts and the others are chains of
+ * their own. */
 DEV void by_square(float c[4][4], const uint32_t xh[2][4], const uint32_t xl[2][4], unsigned y)
 {
     const int lane = threadIdx.x % 32, t = lane % 8 + lane / 16 * 8;
+    float small[4][4] = {};
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int i = 0; i < 2; i++) {
+        uint4 h[2], s[2];
 #pragma unroll
-        for (int i = 0; i <= n; i++) {
+        for (int n = i; n < 2; n++) {
             const unsigned at = y + (t + 16 * n) * 64 + ((2 * i + lane / 8 % 2) ^ t / 2 % 4) * 16;
-            const uint4 h = load_matrices(at), s = load_matrices(at + SQUARE);
-            mma(c[2 * n], xl[i], h.x, h.y), mma(c[2 * n + 1], xl[i], h.z, h.w);
-            mma(c[2 * n], xh[i], s.x, s.y), mma(c[2 * n + 1], xh[i], s.z, s.w);
-            mma(c[2 * n], xh[i], h.x, h.y), mma(c[2 * n + 1], xh[i], h.z, h.w);
+            h[n] = load_matrices(at), s[n] = load_matrices(at + SQUARE);
         }
+#pragma unroll
+        for (int n = i; n < 2; n++) {
+            mma(small[2 * n], xl[i], h[n].x, h[n].y), mma(small[2 * n + 1], xl[i], h[n].z, h[n].w);
+            mma(c[2 * n], xh[i], h[n].x, h[n].y), mma(c[2 * n + 1], xh[i], h[n].z, h[n].w);
+        }
+#pragma unroll
+        for (int n = i; n < 2; n++)
+            mma(small[2 * n], xh[i], s[n].x, s[n].y), mma(small[2 * n + 1], xh[i], s[n].z, s[n].w);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[n][e] = __fadd_rn(c[n][e], small[n][e]);
 }
 
-/* s += x K: 16 rows of the state, and the block's keys. */
+/* s += x K: 16 rows of the state, and the block's keys; eight chains side by side. */
 DEV void update(float s[16][4], const uint32_t xh[2][4], const uint32_t xl[2][4], unsigned keys)
 {
     const int lane = threadIdx.x % 32, t = lane % 16; /* matrices: tokens 0 and 8, then the next 8 columns */
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int j = 0; j < 8; j += 4)
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const unsigned at = keys + (t + 16 * i) * 256 + ((2 * n + lane / 16) ^ t % 8) * 16;
-            const uint4 h = load_transposed(at), g = load_transposed(at + PLANE);
-            mma(s[2 * n], xl[i], h.x, h.y), mma(s[2 * n + 1], xl[i], h.z, h.w);
-            mma(s[2 * n], xh[i], g.x, g.y), mma(s[2 * n + 1], xh[i], g.z, g.w);
-            mma(s[2 * n], xh[i], h.x, h.y), mma(s[2 * n + 1], xh[i], h.z, h.w);
+        for (int i = 0; i < 2; i++) {
+            uint4 h[4], g[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const unsigned at = keys + (t + 16 * i) * 256 + ((2 * (j + n) + lane / 16) ^ t % 8) * 16;
+                h[n] = load_transposed(at), g[n] = load_transposed(at + PLANE);
+            }
+#pragma unroll
+            for (int part = 0; part < 3; part++) {
+                const uint32_t *f = part ? xh[i] : xl[i];
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    const uint4 y = part == 1 ? g[n] : h[n];
+                    mma(s[2 * (j + n)], f, y.x, y.y), mma(s[2 * (j + n) + 1], f, y.z, y.w);
+                }
+            }
         }
 }
 
@@ -538,31 +578,42 @@ static cudaError_t allow(const void *kernel, size_t bytes)
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 }
 
-int cuda_delta_many(struct cuda_backend *be, const struct layer *l)
+/* Shared memory of delta_blocks: no more slots than heads. */
+static size_t work_bytes(const struct kn_delta *a)
+{
+    const int rep = a->n_v / a->n_k, slots = rep < SLOTS ? rep : SLOTS;
+    return offsetof(struct work, a) + (size_t)slots * sizeof(((struct work *)nullptr)->a[0]);
+}
+
+/* Rows [from, from + n) of the call. */
+static cudaError_t run_segment(struct cuda_backend *be, const struct layer *l, int32_t from, int32_t n)
 {
     const struct kn_delta *a = &l->a;
-    const size_t want = cuda_delta_scratch(a);
-    if (want > be->scratch_rows_bytes)
-        return cuda_fail(be, KN_EINVAL, "delta: %zu bytes of scratch for %d rows, %zu are reserved", want, a->n,
-                         be->scratch_rows_bytes);
-    void (*const blocks)(const struct layer, const struct blocks) =
+    void (*const make)(const struct layer, const struct blocks) =
         a->n_conv <= 4 ? delta_blocks<4> : delta_blocks<KN_DELTA_TAPS>;
-    int rc = cuda_check(be, "delta", allow((const void *)blocks, sizeof(struct work)));
-    if (rc == 0) rc = cuda_check(be, "delta", allow((const void *)delta_scan, 2 * sizeof(struct stage)));
-    for (int32_t from = 0; from < a->n && rc == 0; from += delta_tuning.segment) {
-        struct blocks b;
-        const int32_t n = a->n - from < delta_tuning.segment ? a->n - from : delta_tuning.segment;
-        divide(&b, a, n, (uint8_t *)be->scratch_rows);
-        b.from = from;
-        b.n = n;
-        rc = cuda_check(be, "delta",
-                        cuda_launch(be, blocks, dim3((unsigned)b.n_blocks, (unsigned)a->n_k), dim3(KTHREADS),
-                                    sizeof(struct work), *l, b));
-        if (rc == 0)
-            rc = cuda_check(be, "delta",
-                            cuda_launch(be, delta_scan, dim3((unsigned)(b.wide / WIDE), (unsigned)a->n_v),
-                                        dim3(STHREADS), 2 * sizeof(struct stage), *l, b));
-        if (rc == 0) rc = cuda_delta_finish(be, l, from, n);
-    }
-    return rc;
+    struct blocks b;
+    divide(&b, a, n, (uint8_t *)be->scratch_rows);
+    b.from = from;
+    b.n = n;
+    cudaError_t err = allow((const void *)make, work_bytes(a));
+    if (!err) err = allow((const void *)delta_scan, 2 * sizeof(struct stage));
+    if (!err)
+        err = cuda_launch(be, make, dim3((unsigned)b.n_blocks, (unsigned)a->n_k), dim3(KTHREADS), work_bytes(a), *l, b);
+    if (!err)
+        err = cuda_launch(be, delta_scan, dim3((unsigned)(b.wide / WIDE), (unsigned)a->n_v), dim3(STHREADS),
+                          2 * sizeof(struct stage), *l, b);
+    return err ? err : cuda_delta_finish(be, l, from, n);
+}
+
+int cuda_delta_many(struct cuda_backend *be, const struct layer *l)
+{
+    const int32_t all = l->a.n, most = delta_tuning.segment;
+    const size_t want = cuda_delta_scratch(&l->a);
+    cudaError_t err = cudaSuccess;
+    if (want > be->scratch_rows_bytes)
+        return cuda_fail(be, KN_EINVAL, "delta: %zu bytes of scratch for %d rows, %zu are reserved", want, all,
+                         be->scratch_rows_bytes);
+    for (int32_t from = 0; from < all && !err; from += most)
+        err = run_segment(be, l, from, all - from < most ? all - from : most);
+    return cuda_check(be, "delta", err);
 }

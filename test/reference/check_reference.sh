@@ -42,20 +42,21 @@ convert() { # IN OUT ARGS...
 dflash-prefill() { command dflash-prefill --device "$device" "$@"; }
 dflash-generate() { command dflash-generate --device "$device" "$@"; }
 # What every layer leaves, against the reference's, which are rounded to float16: names the first layer at fault.
-hidden() { # FAMILY MODEL CHUNK TOLERANCE
-    dflash-prefill -q -m "$2" --kv f32 --chunk "$3" --hidden h.f32 <"$1/prompt.i32" >/dev/null && "$oracle" hidden h.f32 "hidden/$1.npy" "$4"
+hidden() { # FAMILY MODEL CHUNK TOLERANCE [VERB]
+    dflash-prefill -q -m "$2" --kv f32 --chunk "$3" --hidden h.f32 <"$1/prompt.i32" >/dev/null && "$oracle" "${5:-hidden}" h.f32 "hidden/$1.npy" "$4"
 }
 family_ids() { dflash-generate -q -m f.gguf --kv f32 --chunk "${2:-512}" -n 48 --ignore-eos <"$1/prompt.i32" >got.i32 && cmp got.i32 "$1/greedy.i32" && echo "48 ids equal"; }
 family_logits() { dflash-prefill -q -m f.gguf --kv f32 --chunk "$2" --logits got.f32 <"$1/prompt.i32" >/dev/null && "$oracle" floats got.f32 "$1/logits.f32" 1e-4; }
 
-# A device: passes of up to 64 rows are as near as the CPU's. Longer ones round both factors of a product to 11 bits, 2^-12 of its
-# size in the mean of the squares; a plane is a sum of up to 16 products' results (four layers), its largest of 40,000 values 4.5
-# deviations off: 4.5 * 2^-12 * 4 = 4.4e-3.
+# A device: passes of up to 64 rows are as near as the CPU's. Longer ones round the factors of a product to 11 bits, so a value is off by
+# 2^-11 of it at most. A block has six products one after another (q and k, scores, values, out, up, down): 6 * 2^-11 = 2.9e-3 of the
+# norm of what it leaves, and the errors of blocks add at worst. (One value may be further off; q8_0 in one block is 5e-2.) Not for
+# experts: a row whose second and third are close gets others by such an error.
 if [ "$device" != cpu ]; then
     for f in qwen3 ${FAMILIES:-$families}; do
         check "$f converts" convert "$f" f.gguf --type f32
         check "$f hidden states, passes of 64 rows" hidden "$f" f.gguf 64 1e-4
-        check "$f hidden states, one pass" hidden "$f" f.gguf 512 4.4e-3
+        [ "${f%moe}" != "$f" ] || check "$f hidden states, one pass" hidden "$f" f.gguf 512 2.9e-3 hidden-norm
         check "$f logits, passes of 64 rows" family_logits "$f" 64
         check "$f greedy ids" family_ids "$f" 64
     done

@@ -4,7 +4,8 @@
  *        oracle draft TARGET_DIR DRAFTER_DIR < ids > logits.f32  first block after the prompt: [block, V], anchor = argmax
  *        oracle trace TARGET_DIR DRAFTER_DIR N NAME=IDS... > trace.json
  *        oracle floats A B TOLERANCE                             max |A - B|; exit 1 above the tolerance, or where sizes differ
- *        oracle hidden GOT.f32 REFERENCE.npy TOLERANCE           planes of hidden states; exit 1 naming the first that is out of it
+ *        oracle hidden|hidden-norm GOT.f32 REFERENCE.npy TOLERANCE  planes of hidden states, the largest difference, or its 2-norm
+ *                                                                a block; exit 1 naming the first plane that is out of it
  *        oracle check TRACE.json NAME GREEDY.i32 TRACE.i32 MARGIN   an engine's ids and proposals, near-ties below MARGIN excused
  *        oracle tops TRACE.json NAME LOGITS.f32 TOLERANCE        the best logit of each row of an engine's first block [block, V]
  *        oracle prompt TRACE.json NAME > ids
@@ -265,9 +266,20 @@ static double plane_error(const float *got, const uint8_t *want, size_t n, size_
     return worst;
 }
 
+/* The 2-norm of the difference over that of the plane. */
+static double plane_norm(const float *got, const uint8_t *want, size_t n)
+{
+    double squares = 0, sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double x = f16_at(want + 2 * i), d = got[i] - x;
+        squares += x * x, sum += d * d;
+    }
+    return sqrt(sum / squares);
+}
+
 /* What layers leave, [planes, n, width] of float32, against float16: the embeddings, every block's rows, the last after
- * the final norm. */
-static int run_hidden(const char *got_path, const char *want_path, double tolerance)
+ * the final norm. norm: what blocks may err adds up, tolerance each. */
+static int run_hidden(const char *got_path, const char *want_path, double tolerance, bool norm)
 {
     size_t n_got, n_want, where = 0, p = 0;
     long shape[3] = {0};
@@ -280,11 +292,17 @@ static int run_hidden(const char *got_path, const char *want_path, double tolera
         return 2;
     }
     for (; p < planes; p++) {
-        const double e = plane_error(got + p * size, file + start + p * size * 2, size, &where);
+        const uint8_t *want = file + start + p * size * 2;
+        const double e = norm ? plane_norm(got + p * size, want, size) : plane_error(got + p * size, want, size, &where);
         if (e > worst || e != e) worst = e;
-        if (!(e <= tolerance)) break;
+        if (!(e <= tolerance * (norm && p ? (double)p : 1))) break;
     }
-    if (p < planes)
+    if (p < planes && norm)
+        printf("plane %zu of %zu, what block %d leaves, is the first out of tolerance: a difference of %.2e of its norm (tolerance %.1e a block)\n", p, planes,
+               (int)p - 1, worst, tolerance);
+    else if (norm)
+        printf("%zu planes, differences of at most %.2e of a plane's norm (tolerance %.1e a block)\n", planes, worst, tolerance);
+    else if (p < planes)
         printf("plane %zu of %zu, what block %d leaves, is the first out of tolerance: %.2e of its size (position %zu, element %zu; tolerance %.0e)\n",
                p, planes, (int)p - 1, worst, where / (size_t)shape[2], where % (size_t)shape[2], tolerance);
     else
@@ -408,7 +426,8 @@ int main(int argc, char **argv)
     if (!strcmp(verb, "logits") && argc == 3) return run_logits(argv[2], NULL);
     if (!strcmp(verb, "draft") && argc == 4) return run_logits(argv[2], argv[3]);
     if (!strcmp(verb, "trace") && argc > 5) return run_trace(argc - 2, argv + 2);
-    if (!strcmp(verb, "hidden") && argc == 5) return run_hidden(argv[2], argv[3], strtod(argv[4], NULL));
+    if (!strcmp(verb, "hidden") && argc == 5) return run_hidden(argv[2], argv[3], strtod(argv[4], NULL), false);
+    if (!strcmp(verb, "hidden-norm") && argc == 5) return run_hidden(argv[2], argv[3], strtod(argv[4], NULL), true);
     if (!strcmp(verb, "floats") && argc == 5) return run_floats(argv[2], argv[3], strtod(argv[4], NULL));
     if (!strcmp(verb, "check") && argc == 7) return run_check(argv[2], argv[3], argv[4], argv[5], strtod(argv[6], NULL));
     if (!strcmp(verb, "tops") && argc == 6) return run_tops(argv[2], argv[3], argv[4], strtod(argv[5], NULL));
