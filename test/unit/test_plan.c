@@ -54,12 +54,23 @@ static size_t products(int32_t n, int64_t n_in)
 {
     return (size_t)n * (size_t)n_in;
 }
+static size_t experts(void)
+{
+    return 0;
+}
 static size_t scratch_delta(const struct kn_delta *shape)
 {
     return (size_t)shape->n * (size_t)shape->n_v;
 }
-static const struct kn_memory memory = {query,         as_it_is, weight, logits_scratch, scratch_kv,
-                                        scratch_delta, products, 1000};
+static const struct kn_memory memory = {.query = query,
+                                        .alloc = as_it_is,
+                                        .weight = weight,
+                                        .scratch = logits_scratch,
+                                        .scratch_kv = scratch_kv,
+                                        .scratch_delta = scratch_delta,
+                                        .products = products,
+                                        .experts = experts,
+                                        .margin = 1000};
 
 static struct device device;
 static struct kn_backend *cpu;
