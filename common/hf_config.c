@@ -334,59 +334,42 @@ static int disagree(struct hf_config *c, const char *a, const char *b, struct er
                    show(value_at(c, a), x, sizeof x), show(value_at(c, b), y, sizeof y));
 }
 
+/* The first of paths that has a value, taken by get into x; any other that has one must agree with it.
+ * Returns from the function: 0, 1 where none has, -1. */
+#define FIND(get)                                                                                            \
+    do {                                                                                                     \
+        const char *found = NULL;                                                                            \
+        for (; *paths; paths++) {                                                                            \
+            int r = get;                                                                                     \
+            if (r < 0) return -1;                                                                            \
+            if (r == 1) continue;                                                                            \
+            if (found && x != *v) return disagree(c, found, *paths, e);                                      \
+            if (!found) {                                                                                    \
+                found = *paths;                                                                              \
+                *v = x;                                                                                      \
+            }                                                                                                \
+        }                                                                                                    \
+        if (found && where) *where = found;                                                                  \
+        return found ? 0 : 1;                                                                                \
+    } while (0)
+
 int hf_find_i64(struct hf_config *c, const char *const *paths, int64_t min, int64_t max, int64_t *v,
                 const char **where, struct err *e)
 {
-    const char *found = NULL;
-    for (; *paths; paths++) {
-        int64_t x;
-        int r = hf_get_i64(c, *paths, min, max, &x, e);
-        if (r < 0) return -1;
-        if (r == 1) continue;
-        if (found && x != *v) return disagree(c, found, *paths, e);
-        if (!found) {
-            found = *paths;
-            *v = x;
-        }
-    }
-    if (found && where) *where = found;
-    return found ? 0 : 1;
+    int64_t x;
+    FIND(hf_get_i64(c, *paths, min, max, &x, e));
 }
 
 int hf_find_f64(struct hf_config *c, const char *const *paths, double *v, const char **where, struct err *e)
 {
-    const char *found = NULL;
-    for (; *paths; paths++) {
-        double x;
-        int r = hf_get_f64(c, *paths, &x, e);
-        if (r < 0) return -1;
-        if (r == 1) continue;
-        if (found && x != *v) return disagree(c, found, *paths, e);
-        if (!found) {
-            found = *paths;
-            *v = x;
-        }
-    }
-    if (found && where) *where = found;
-    return found ? 0 : 1;
+    double x;
+    FIND(hf_get_f64(c, *paths, &x, e));
 }
 
 int hf_find_bool(struct hf_config *c, const char *const *paths, bool *v, const char **where, struct err *e)
 {
-    const char *found = NULL;
-    for (; *paths; paths++) {
-        bool x;
-        int r = hf_get_bool(c, *paths, &x, e);
-        if (r < 0) return -1;
-        if (r == 1) continue;
-        if (found && x != *v) return disagree(c, found, *paths, e);
-        if (!found) {
-            found = *paths;
-            *v = x;
-        }
-    }
-    if (found && where) *where = found;
-    return found ? 0 : 1;
+    bool x;
+    FIND(hf_get_bool(c, *paths, &x, e));
 }
 
 int hf_find_i32_list(struct hf_config *c, const char *const *paths, int32_t *v, int cap, int *n,
@@ -493,8 +476,7 @@ static int rope_object(struct hf_config *c, const char *path, const json_t *o, u
         !(r->factor > 0 && r->low_freq > 0 && r->high_freq > r->low_freq && r->original > 0))
         return err_set(e, ERR_FORMAT,
                        "%s: %s: llama3 scaling is not whole (expected factor, low_freq_factor below "
-                       "high_freq_factor, and "
-                       "original_max_position_embeddings)",
+                       "high_freq_factor, and original_max_position_embeddings)",
                        c->name, path);
     if (strcmp(r->type, "llama3") && (r->factor > 0 || r->low_freq > 0 || r->high_freq > 0))
         return err_set(e, ERR_FORMAT,
@@ -538,8 +520,7 @@ static int rope_parameters(struct hf_config *c, const char *layer_type, unsigned
         if (first && one.theta != r->theta)
             return err_set(e, ERR_FORMAT,
                            "%s: rope_parameters: layer types disagree (%s has rope_theta %.9g, %s has %.9g): "
-                           "one base for all "
-                           "layers is implemented",
+                           "one base for all layers is implemented",
                            c->name, first, r->theta, key, one.theta);
         if (first && !same_rope(&one, r))
             return err_set(

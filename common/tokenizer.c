@@ -301,7 +301,7 @@ int tok_merge_table(struct tokenizer *t, uint64_t n, struct err *e)
     return 0;
 }
 
-static int build_merges(struct tokenizer *t, const struct tok_spec *s, struct err *e)
+int tok_merges_each(struct tokenizer *t, const struct tok_spec *s, tok_merge_fn *add, struct err *e)
 {
     uint64_t longest = 0;
     for (uint64_t i = 0; i < s->n_merges; i++)
@@ -310,7 +310,7 @@ static int build_merges(struct tokenizer *t, const struct tok_spec *s, struct er
     uint8_t *work = mem_alloc(longest + 1);
     if (!work) return tok_no_memory(e, "merges");
     int rc = 0;
-    for (uint64_t i = 0; i < s->n_merges && rc == 0; i++) rc = build_merge(t, s, i, work, e);
+    for (uint64_t i = 0; i < s->n_merges && rc == 0; i++) rc = add(t, s, i, work, e);
     mem_free(work);
     return rc;
 }
@@ -430,7 +430,7 @@ int tok_build(struct tokenizer **out, const struct tok_spec *s, struct err *e)
     const bool spm = s->kind != TOK_GPT2;
     rc = build_types(t, s, e) || (spm ? tok_spm_bytes : build_bytes)(t, s, spelled, e) ||
                  build_pieces(t, s, spelled, e) ||
-                 (spm ? tok_spm_merges(t, s, spelled, e) : build_merges(t, s, e)) || build_added(t, s, e) ||
+                 (spm ? tok_spm_merges(t, s, spelled, e) : tok_merges_each(t, s, build_merge, e)) || build_added(t, s, e) ||
                  (s->pre && build_regex(t, e))
              ? -1
              : 0;

@@ -149,7 +149,11 @@ static inline uint32_t tok_char(const uint8_t *p, size_t *len)
  * spelled [n_vocab]: the token can be the result or a part of a merge. */
 int tok_no_memory(struct err *e, const char *what);
 int tok_shown(struct gguf_str s); /* at most 60 bytes of a token's text for a message */
-int tok_merge_table(struct tokenizer *t, uint64_t n, struct err *e);
+int tok_merge_table(struct tokenizer *t, uint64_t n, struct err *e); /* for n merges, empty */
+/* The table, and each merge of s in it by add; work [longest merge + 1] is add's scratch. */
+typedef int tok_merge_fn(struct tokenizer *t, const struct tok_spec *s, uint64_t rank, uint8_t *work,
+                         struct err *e);
+int tok_merges_each(struct tokenizer *t, const struct tok_spec *s, tok_merge_fn *add, struct err *e);
 void tok_merge_put(struct tokenizer *t, struct tok_merge m); /* not yet there */
 int tok_spm_bytes(struct tokenizer *t, const struct tok_spec *s, bool *spelled, struct err *e);
 int tok_spm_byte_ids(struct tokenizer *t, const struct tok_spec *s, struct err *e);

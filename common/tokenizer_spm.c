@@ -158,20 +158,6 @@ static int add_merge(struct tokenizer *t, const struct tok_spec *s, uint64_t ran
     return 0;
 }
 
-static int by_rank(struct tokenizer *t, const struct tok_spec *s, struct err *e)
-{
-    uint64_t longest = 0;
-    for (uint64_t i = 0; i < s->n_merges; i++)
-        if (s->merge[i].n > longest) longest = s->merge[i].n;
-    if (tok_merge_table(t, s->n_merges, e)) return -1;
-    uint8_t *work = mem_alloc(longest + 1);
-    if (!work) return tok_no_memory(e, "merges");
-    int rc = 0;
-    for (uint64_t i = 0; i < s->n_merges && rc == 0; i++) rc = add_merge(t, s, i, work, e);
-    mem_free(work);
-    return rc;
-}
-
 /* ---- merges by score ---- */
 
 struct scored {
@@ -260,5 +246,5 @@ int tok_spm_merges(struct tokenizer *t, const struct tok_spec *s, const bool *sp
 {
     t->joined = arena_alloc(t->arena, (size_t)1 << (TOK_JOINED_BITS - 6), sizeof *t->joined);
     if (!t->joined) return tok_no_memory(e, "merges");
-    return s->score ? by_score(t, s, spelled, e) : by_rank(t, s, e);
+    return s->score ? by_score(t, s, spelled, e) : tok_merges_each(t, s, add_merge, e);
 }

@@ -31,8 +31,8 @@ static void check_ids(const struct tokenizer *t, const char *file, bool special)
         if (memcmp(&r.ids[i], ids + 4 * i, 4)) fail_msg("%s: id %zu is %d", name, i, r.ids[i]);
     decode_all(t, true, r.ids, r.n, &b);
     if (t->kind != TOK_SPM || !special) {
-        /* without a special token in it the text comes back; llama-spm's user-defined ones add a space each
-         */
+        /* without a special token in it the text comes back; llama-spm's
+         * user-defined ones add a space each */
         size_t extra = strncmp(file, "llama", 5) ? 0 : b.n - n_text;
         assert_int_equal(b.n, n_text + extra);
         if (!extra) assert_memory_equal(b.bytes, text, n_text);
@@ -76,9 +76,8 @@ static void test_getters(void **state)
     close_model(&m);
 }
 
-/* By the book: characters, or the bytes of one that is no token; then the leftmost pair of the lowest rank.
- */
-static size_t merge_by_the_book(const struct tokenizer *t, const uint8_t *p, size_t n, int32_t *ids)
+/* Characters, or the bytes of one that is no token. Returns how many. */
+static size_t split_by_the_book(const struct tokenizer *t, const uint8_t *p, size_t n, int32_t *ids)
 {
     size_t k = 0;
     for (size_t i = 0; i < n;) {
@@ -88,18 +87,7 @@ static size_t merge_by_the_book(const struct tokenizer *t, const uint8_t *p, siz
         for (size_t j = 0; id < 0 && j < len; j++) ids[k++] = t->byte_id[p[i + j]];
         i += len;
     }
-    for (;;) {
-        const struct tok_merge *best = NULL;
-        size_t at = 0;
-        for (size_t i = 0; i + 1 < k; i++) {
-            const struct tok_merge *m = tok_find_merge(t, (uint32_t)ids[i], (uint32_t)ids[i + 1]);
-            if (m && (!best || m->rank < best->rank)) best = m, at = i;
-        }
-        if (!best) return k;
-        ids[at] = (int32_t)best->id;
-        memmove(ids + at + 1, ids + at + 2, (k - at - 2) * sizeof *ids);
-        k--;
-    }
+    return k;
 }
 
 /* The whole text is one piece by the book; the encoder splits it where no merge reaches across, and holds
@@ -135,7 +123,7 @@ static void test_merging(void **state)
                 memcpy(p + n, pool + at, (size_t)len);
                 n += (size_t)len;
             }
-            size_t n_want = merge_by_the_book(m.t, p, n, want);
+            size_t n_want = merge_by_the_book(m.t, want, split_by_the_book(m.t, p, n, want));
             struct result whole = {0}, cut = {0};
             encode(x, p, n, true, &whole);
             for (size_t i = 0; i < n;) {
@@ -405,8 +393,8 @@ static void test_decode_bytes(void **state)
 #define K "tokenizer.ggml."
 #define N_TOKENS 264
 
-/* 256 bytes, a control token, the characters of "ab" and a space, "ab", " a", "  " user-defined, one unused.
- */
+/* 256 bytes, a control token, the characters of "ab" and a space, "ab", " a", "  " user-defined,
+ * one unused. */
 static struct gguf_writer *tiny(const char *model)
 {
     static char text[256][8];
@@ -599,21 +587,12 @@ static void test_import_refuses(void **state)
         {"llama-spm", "\"type\":\"Prepend\"", "\"type\":\"Prepend\"", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct gguf_writer *w;
-        struct err e = {0};
         size_t n;
         char name[64];
         snprintf(name, sizeof name, "tok_%s.json", cases[i].file);
         char *json = read_data(name, &n), *changed = with(json, cases[i].old, cases[i].new);
-        int rc = import(&w, (const char *const[4]){changed, "{\"bos_token\":\"<bos>\"}"}, 1100, &e);
-        if (!cases[i].message) {
-            must(rc, &e);
-        } else {
-            if (rc != -1) fail_msg("case %zu: %s was accepted", i, cases[i].new);
-            assert_int_equal(e.code, ERR_FORMAT);
-            if (!strstr(e.msg, cases[i].message)) fail_msg("case %zu: got '%s'", i, e.msg);
-        }
-        gguf_writer_free(w);
+        check_import(i, cases[i].new, (const char *const[4]){changed, "{\"bos_token\":\"<bos>\"}"}, 1100,
+                     cases[i].message);
         free(changed);
         free(json);
     }

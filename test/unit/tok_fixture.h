@@ -81,6 +81,41 @@ static inline int import(struct gguf_writer **w, const char *const text[4], int6
     return tok_import_texts(*w, &f, n_vocab, e);
 }
 
+/* The definition: again and again the leftmost pair of the lowest rank, of the k ids there. Returns how many
+ * are left. */
+static inline size_t merge_by_the_book(const struct tokenizer *t, int32_t *ids, size_t k)
+{
+    for (;;) {
+        const struct tok_merge *best = NULL;
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < k; i++) {
+            const struct tok_merge *m = tok_find_merge(t, (uint32_t)ids[i], (uint32_t)ids[i + 1]);
+            if (m && (!best || m->rank < best->rank)) best = m, at = i;
+        }
+        if (!best) return k;
+        ids[at] = (int32_t)best->id;
+        memmove(ids + at + 1, ids + at + 2, (k - at - 2) * sizeof *ids);
+        k--;
+    }
+}
+
+/* An import of changed texts that must open (message NULL), or be refused with the message. */
+static inline void check_import(size_t number, const char *change, const char *const text[4], int64_t n_vocab,
+                                const char *message)
+{
+    struct gguf_writer *w;
+    struct err e = {0};
+    int rc = import(&w, text, n_vocab, &e);
+    if (!message) {
+        must(rc, &e);
+    } else {
+        if (rc != -1) fail_msg("case %zu: %s was accepted", number, change);
+        assert_int_equal(e.code, ERR_FORMAT);
+        if (!strstr(e.msg, message)) fail_msg("case %zu: got '%s'", number, e.msg);
+    }
+    gguf_writer_free(w);
+}
+
 static inline void open_fixture(struct model *m, const char *pre)
 {
     struct err e = {0};
