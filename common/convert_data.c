@@ -49,8 +49,7 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
     if (count)
         conv_say(c, CONVERT_NOTE,
                  "%lld tensors have rows that the blocks of %s do not divide and got another type (the "
-                 "first: %s, rows of "
-                 "%lld, %s)",
+                 "first: %s, rows of %lld, %s)",
                  (long long)count, quant_recipe_name(recipe), q[first].name, (long long)q[first].ne[0],
                  kn_type_info(to[first])->name);
     if (!c->o->type_given)

@@ -154,8 +154,7 @@ static int put_drafter_keys(struct regguf *c, struct err *e)
         say(c, CONVERT_NOTE,
             d->causal_inferred && !strcmp(d->kind, "DFlash2")
                 ? "the file does not say which layers are causal in the block: written as inferred, none of "
-                  "a "
-                  "DFlash2"
+                  "a DFlash2"
             : d->causal_inferred
                 ? "the file does not say which layers are causal in the block: written as inferred, the "
                   "sliding ones"

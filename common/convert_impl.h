@@ -54,8 +54,8 @@ enum conv_dim {
 /* hf holds a second "%d", the expert: [n_expert] tensors of shape dim[1..] are stacked along dim[0],
  * DIM_EXPERTS */
 #define CONV_STACK 0x10u
-/* the source's last dimension but one is twice as long: the first, or the second half of it (in every matrix)
- */
+/* the source's last dimension but one is twice as long: the first, or the second
+ * half of it (in every matrix) */
 #define CONV_HALF_1 0x20u
 #define CONV_HALF_2 0x40u
 #define CONV_SQUEEZE 0x80u   /* dimensions of 1 in the source do not count */
@@ -65,8 +65,8 @@ enum conv_dim {
 #define CONV_COLS 0x800u     /* columns (elements of a vector) are: the family's col hook */
 #define CONV_MADE 0x1000u    /* not in the checkpoint: the family's make hook computes it, or leaves it out */
 #define CONV_AROUND_0 0x2000u /* random weights: a vector around 0 instead of 1 */
-/* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what the bits mean is its own).
- */
+/* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what
+ * the bits mean is its own). */
 #define CONV_KIND(mask) ((unsigned)(mask) << 16)
 
 /* One tensor of a family, or one a layer where the names hold "%d". hf is written without the prefixes

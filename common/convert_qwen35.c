@@ -215,8 +215,8 @@ static int moe_sizes(struct conv *c, struct err *e)
     return conv_set_dim(c, DIM_FFS, shared, "shared_expert_intermediate_size");
 }
 
-/* The tensors tell the value heads; how the rest of in_proj_qkv divides into key heads only config.json does.
- */
+/* The tensors tell the value heads; how the rest of in_proj_qkv divides into key
+ * heads only config.json does. */
 static int delta_heads(struct conv *c, struct err *e)
 {
     const int64_t n_v = c->dim[DIM_N_V], d_v = c->dim[DIM_D_V], keys = c->dim[DIM_WIDTH] - n_v * d_v;
@@ -231,8 +231,7 @@ static int delta_heads(struct conv *c, struct err *e)
     if (keys != 2 * n_k * d_k)
         return err_set(e, ERR_FORMAT,
                        "%s: %s: rows are not those of the heads (expected 2 x %lld key heads of %lld and "
-                       "%lld value heads "
-                       "of %lld, got %lld rows)",
+                       "%lld value heads of %lld, got %lld rows)",
                        c->label, c->dim_from[DIM_WIDTH], (long long)n_k, (long long)d_k, (long long)n_v,
                        (long long)d_v, (long long)c->dim[DIM_WIDTH]);
     if (n_v % n_k)

@@ -9,8 +9,8 @@
 #include "desc_impl.h"
 #include "dialect.h"
 
-/* A key (below the architecture's prefix) or a tensor that begins so; after "blk.N." where it is a layer's.
- */
+/* A key (below the architecture's prefix) or a tensor that begins so; after
+ * "blk.N." where it is a layer's. */
 struct piece {
     const char *begins, *kind;
     bool key, layer;

@@ -1,5 +1,5 @@
-/* desc_read.c - one key or one tensor of a description: found, of the right type and in range, or an error.
- */
+/* desc_read.c - one key or one tensor of a description: found, of the right type
+ * and in range, or an error. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>

@@ -54,8 +54,7 @@ int desc_layer_heads(struct desc_reader *r, int32_t layer, int32_t q_parts, int3
     if (head_dim % 2 || q_rows % (q_parts * head_dim) || k_rows % head_dim)
         return desc_fail(r,
                          "blk.%d: heads do not divide (expected an even head size that divides the rows of "
-                         "attn_q and attn_k, "
-                         "got %d, %d and %d)",
+                         "attn_q and attn_k, got %d, %d and %d)",
                          layer, head_dim, q_rows, k_rows);
     y->head_dim = head_dim;
     y->n_head = q_rows / (q_parts * head_dim);

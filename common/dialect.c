@@ -160,8 +160,8 @@ static const struct dialect *first(const struct gguf *g, struct gguf_str arch, b
     return NULL;
 }
 
-/* Keys that begin with another dialect's architecture, of a file that has none of its own: its name, or NULL.
- */
+/* Keys that begin with another dialect's architecture, of a file that has none of
+ * its own: its name, or NULL. */
 static const char *other_prefix(const struct gguf *g, struct gguf_str arch)
 {
     const char *other = NULL;

@@ -22,8 +22,8 @@ struct err {
     char hint[768]; /* "" if none */
 };
 
-/* Fill e (a first error stays: a later call on a filled struct is ignored); always returns -1. e may be NULL.
- */
+/* Fill e (a first error stays: a later call on a filled struct is ignored);
+ * always returns -1. e may be NULL. */
 int err_set(struct err *e, enum err_class code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 int err_hint(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* returns -1 */
 /* As err_set, and appends ": strerror(errno)". */

@@ -237,8 +237,7 @@ int plan_check(struct planner *p, const struct session_options *o, bool loaded, 
     if (plan->all <= plan->free) return 0;
     err_set(e, ERR_DEVICE,
             "%s: too little memory (expected %.2f GiB free for %d positions: weights %.2f, caches %.2f, "
-            "activations %.2f, "
-            "scratch %.2f; got %.2f of %.2f)",
+            "activations %.2f, scratch %.2f; got %.2f of %.2f)",
             p->c.op.name, (double)plan->all / gib, o->ctx, (double)plan->weights / gib,
             (double)plan->caches / gib, (double)plan->activations / gib, (double)plan->scratch / gib,
             (double)plan->free / gib, (double)plan->total / gib);

@@ -63,8 +63,7 @@ static void note_causal(const struct dialect *to, const struct relabel_facts *f,
         return;
     note(o,
          "%d of %d layers are causal in the block: only our key %s.attention.causal_pattern says so, readers "
-         "of "
-         "the %s dialect take %s",
+         "of the %s dialect take %s",
          causal, f->n_layer, to->arch, to->name,
          lucebox ? "the sliding ones as causal" : "all layers as bidirectional");
 }
@@ -78,8 +77,7 @@ int relabel_check(const struct dialect *to, const struct relabel_facts *f, const
     if (to->width == WIDTH_TARGET)
         note(o,
              "the taps under %s.%s count from block 0: llama.cpp as merged reads the same key as counting "
-             "from the "
-             "embeddings",
+             "from the embeddings",
              to->arch, to->taps_key);
     if (f->has_scale)
         note(o,

@@ -23,8 +23,8 @@ struct spec_options {
     bool draft_logits; /* call draft_rows once, for the first block */
     /* Final tokens, as soon as they are; called once a cycle, while the next one may already run. */
     int (*tokens)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
-    /* Proposals of a cycle: block - 1 ids. May be NULL. Not called where the drafter's logits were unusable.
-     */
+    /* Proposals of a cycle: block - 1 ids. May be NULL. Not called where the
+     * drafter's logits were unusable. */
     int (*proposals)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
     /* Logits of the first block, row by row [n_vocab], block times. May be NULL unless draft_logits. */
     int (*draft_row)(void *ctx, const float *row, int32_t n_vocab, struct err *e);

@@ -174,8 +174,8 @@ static int read_decoder(const json_t *v, struct err *e)
                                                : 0;
 }
 
-/* The options of the model. unk_token and fuse_unk have no effect: tok_build demands a token for every byte.
- */
+/* The options of the model. unk_token and fuse_unk have no effect: tok_build
+ * demands a token for every byte. */
 static int read_model(struct tok_import *m, const json_t *v, struct err *e)
 {
     static const char *const known[] = {"type",
@@ -403,8 +403,8 @@ static int named_token(const struct tok_import *m, const char *key, int32_t *id,
                    : 0;
 }
 
-/* The ids under key (a number or a list) of file; -1 stands for none. Returns their count, or -1 with e set.
- */
+/* The ids under key (a number or a list) of file; -1 stands for none. Returns
+ * their count, or -1 with e set. */
 static int listed_ids(const struct tok_import *m, int file, const char *key, int32_t *ids, struct err *e)
 {
     const json_t *v = json_object_get(m->j[file], key);

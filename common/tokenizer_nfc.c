@@ -1,5 +1,5 @@
-/* tokenizer_nfc.c - Unicode normalisation form C of a stream (Unicode Standard Annex 15), data from utf8proc.
- */
+/* tokenizer_nfc.c - Unicode normalisation form C of a stream (Unicode Standard
+ * Annex 15), data from utf8proc. */
 #include <string.h>
 #include <utf8proc.h>
 #include "tokenizer_priv.h"
@@ -19,8 +19,8 @@ bool tok_nfc_boundary(int32_t c)
            p->category != UTF8PROC_CATEGORY_MC && p->category != UTF8PROC_CATEGORY_ME;
 }
 
-/* True if c alone is its own NFC because it does not decompose (or is a Hangul syllable, which recomposes).
- */
+/* True if c alone is its own NFC because it does not decompose (or is a Hangul
+ * syllable, which recomposes). */
 static bool inert(int32_t c)
 {
     if (c < 0x300 || (c >= 0xac00 && c <= 0xd7a3)) return true;

@@ -430,8 +430,7 @@ static void st_entries(void)
        "tensor 'a': dtype: missing, or no string");
     st("{\"a\":" T("F4", "[1]", "[0,1]") "}", 1, "dtype-f4.safetensors",
        "tensor 'a': unsupported dtype 'F4' (expected F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, I16, "
-       "I8, U8 or "
-       "BOOL)");
+       "I8, U8 or BOOL)");
     st("{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "shape-missing.safetensors",
        "tensor 'a': shape: missing, or no array");
     st("{\"a\":" T("U8", "[1,-1]", "[0,1]") "}", 1, "shape-negative.safetensors",
@@ -503,12 +502,10 @@ static void st_shards(void)
             "index-value/model.safetensors.index.json: weight_map: the file of 'a' is no string");
     sharded("index-path", "{\"weight_map\":{\"a\":\"../one.safetensors\"}}",
             "index-path/model.safetensors.index.json: weight_map: '../one.safetensors' is no name of a file "
-            "beside the "
-            "index (tensor 'a')");
+            "beside the index (tensor 'a')");
     sharded("index-shard", "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":\"three.safetensors\"}}",
             "index-shard/model.safetensors.index.json: shard 'three.safetensors': "
-            "index-shard/three.safetensors: No such "
-            "file or directory");
+            "index-shard/three.safetensors: No such file or directory");
     sharded(
         "index-tensor",
         "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":\"two.safetensors\",\"c\":\"two.safetensors\"}}",

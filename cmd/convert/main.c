@@ -64,8 +64,7 @@ int main(int argc, char **argv)
          "a drafter's target: checked against it, its tokenizer copied", 0, 0},
         {"--dialect", CLI_STR, &o.dialect, "NAME",
          "names of a drafter's keys and tensors: upstream, unshifted, rx, ik, buun, lucebox, lucebox-gemma4 "
-         "or "
-         "lucebox-draft (default: upstream; of a GGUF its own)",
+         "or lucebox-draft (default: upstream; of a GGUF its own)",
          0, 0},
         {"--from-dialect", CLI_STR, &o.from_dialect, "NAME",
          "drafter GGUF: its dialect (default: recognised)", 0, 0},

@@ -8,8 +8,8 @@
 #include "../../common/tokenizer.h"
 #include "../cli.h"
 
-/* The template of g, or the one of that name (NULL: g's own), checked against the tokenizer and the options.
- */
+/* The template of g, or the one of that name (NULL: g's own), checked against
+ * the tokenizer and the options. */
 int chat_choose(const struct chat_template **t, const struct gguf *g, const struct tokenizer *tok,
                 const char *name, const struct chat_options *o, const struct cli *cli, struct err *e);
 /* Read stdin to its end and encode. */

@@ -5,8 +5,8 @@
 #include "blocks.h"
 #include "search.h"
 
-/* Transpose n columns of c->len values (and their weights; 1 where importance is NULL); the rest are zeros.
- */
+/* Transpose n columns of c->len values (and their weights; 1 where importance is
+ * NULL); the rest are zeros. */
 void search_load(struct search_cols *c, const float *x, const float *importance, int n);
 /* f clamped to f16's finite range and rounded: *h and its value. */
 float search_round_f16(float f, uint16_t *h);

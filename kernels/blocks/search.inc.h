@@ -80,8 +80,8 @@ static inline vf v_clamp(vf a, float top)
     return v_min(v_max(a, v_set(0.0f)), v_set(top));
 }
 
-/* Inverse scales tried: (top + FROM + STEP*k) / range. POLISH: rounds of codes and scale in turn after that.
- */
+/* Inverse scales tried: (top + FROM + STEP*k) / range. POLISH: rounds of codes
+ * and scale in turn after that. */
 #ifndef SEARCH_TRIES
 #define SEARCH_FROM (-1.0f)
 #define SEARCH_STEP 0.1f

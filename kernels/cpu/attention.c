@@ -81,8 +81,8 @@ static struct cpu_attn_tile make_tile(const struct plan *p, int32_t row, int32_t
     };
 }
 
-/* Groups [*first, *end) hold what the tile sees; returns the number of keys from the first seen to the last.
- */
+/* Groups [*first, *end) hold what the tile sees; returns the number of keys from
+ * the first seen to the last. */
 static int64_t group_range(const struct cpu_attn_tile *t, int64_t *first, int64_t *end)
 {
     int64_t lo = INT64_MAX, hi = 0;

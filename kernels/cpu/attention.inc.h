@@ -17,8 +17,8 @@
 #define ATTN_WIDTH 4
 #endif
 
-/* What one split reads: keys [from, to), multiples of 16 relative to the split at slot, and then its values.
- */
+/* What one split reads: keys [from, to), multiples of 16 relative to the split
+ * at slot, and then its values. */
 struct attn_stream {
     const struct cpu_attn_tile *t;
     int64_t slot;
@@ -76,8 +76,8 @@ static inline struct vec attn_scores(const float *q, const float *k, int64_t str
     return v_sum16(s);
 }
 
-/* Scores s[KN_KV_SPLIT] to weights, lo <= visible < hi within the split (not empty). Writes maximum and sum.
- */
+/* Scores s[KN_KV_SPLIT] to weights, lo <= visible < hi within the split (not
+ * empty). Writes maximum and sum. */
 static void attn_softmax(float *s, int32_t lo, int32_t hi, float *maximum, float *sum)
 {
     int32_t a = lo & ~15, b = (hi + 15) & ~15;

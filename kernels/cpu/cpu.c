@@ -1,5 +1,5 @@
-/* cpu.c - the CPU backend: which instruction set, how many threads, memory, and the table of its operations.
- */
+/* cpu.c - the CPU backend: which instruction set, how many threads, memory, and
+ * the table of its operations. */
 #include "cpu.h"
 #include "rows.h"
 

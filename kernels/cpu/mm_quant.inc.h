@@ -11,8 +11,8 @@
 
 /* ---- 32-blocks ---- */
 
-/* Block: d [LANES] f16, [minimum [LANES] f16], [1 vector of fifth bits], 4 vectors of nibbles or 8 of bytes.
- */
+/* Block: d [LANES] f16, [minimum [LANES] f16], [1 vector of fifth bits], 4
+ * vectors of nibbles or 8 of bytes. */
 static ALWAYS_INLINE void mul_32(const struct mm_call *c, const int T, const int bits, const int has_min)
 {
     const int64_t nb = c->n_in / 32;

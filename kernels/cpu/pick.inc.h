@@ -149,8 +149,7 @@ static void pick_any(struct pick *s)
     }
 }
 
-/* ---- candidates in order: a heap of 64-bit keys, smallest first = highest logit first, then lowest id ----
- */
+/* ---- candidates in order: a heap of 64-bit keys, smallest first = highest logit first, then lowest id ---- */
 
 static inline uint64_t pick_key(float l, int32_t id)
 {

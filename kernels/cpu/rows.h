@@ -15,8 +15,8 @@
 #define CPU_ATTN_GROUP (4 * KN_KV_SPLIT)
 #define CPU_ATTN_ROWS 16 /* rows of a tile: they share every load of a key or value */
 
-/* One kv head, one tile of rows. A query row is (row, query head): r = i * n_rep + h, i < n_rows, h < n_rep.
- */
+/* One kv head, one tile of rows. A query row is (row, query head):
+ * r = i * n_rep + h, i < n_rows, h < n_rep. */
 struct cpu_attn_tile {
     const float
         *q; /* row i, head h at q + (i * n_head + h) * head_dim: already at the kv head's first query head */

@@ -1,5 +1,5 @@
-/* rows.inc.h - norms, rope, soft capping and the like, over the vectors of vec.h. Included by rows_<isa>.c.
- */
+/* rows.inc.h - norms, rope, soft capping and the like, over the vectors of
+ * vec.h. Included by rows_<isa>.c. */
 
 static float rows_rms_scale(const float *x, int64_t width, float eps)
 {

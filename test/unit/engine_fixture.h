@@ -1,7 +1,7 @@
 /* engine_fixture.h - one way to generate on a tiny random pair, and what of two runs must be equal.
  *
- * Of the programs test_engine*.c. The pair, its backend and a prompt live from engine_begin to engine_end; a run loads models
- * of its own unless its way brings them, which stay the caller's. */
+ * Of the programs test_engine*.c. The pair, its backend and a prompt live from engine_begin to engine_end; a
+ * run loads models of its own unless its way brings them, which stay the caller's. */
 #ifndef TEST_ENGINE_FIXTURE_H
 #define TEST_ENGINE_FIXTURE_H
 
@@ -63,7 +63,8 @@ static inline struct session *start(const struct way *y, struct model *t, struct
     return s;
 }
 
-static inline struct session *through_state(struct session *s, const struct way *y, struct model *t, struct model *d)
+static inline struct session *through_state(struct session *s, const struct way *y, struct model *t,
+                                            struct model *d)
 {
     struct err e = {0};
     struct state *st;

@@ -1,6 +1,8 @@
-/* streams.h - what the speculative loop writes, kept for comparing: tokens, proposals, counts; a prompt; a state on disk.
+/* streams.h - what the speculative loop writes, kept for comparing: tokens, proposals, counts; a prompt; a
+ * state on disk.
  *
- * Of the programs that hold streams against each other byte by byte (test_engine*.c, test_gemma4.c, test_recurrent.c). */
+ * Of the programs that hold streams against each other byte by byte (test_engine*.c, test_gemma4.c,
+ * test_recurrent.c). */
 #ifndef TEST_STREAMS_H
 #define TEST_STREAMS_H
 

@@ -16,8 +16,8 @@
 
 typedef int (*job)(struct err *e);
 
-/* Runs job with the first, second, ... allocation failing until it succeeds; returns how many had to be made.
- */
+/* Runs job with the first, second, ... allocation failing until it succeeds;
+ * returns how many had to be made. */
 static uint64_t until_success(job f, uint64_t at_least)
 {
     int files = scratch_files();

@@ -38,8 +38,7 @@ static void test_target_config(void **state)
          "t/config.json: rope_theta is not usable (expected a number, got \"1e6\")"},
         {{{"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4.0}"}},
          "t/config.json: rope_scaling.rope_type is not usable (expected \"default\": no other rotation is "
-         "implemented for "
-         "this family, got \"yarn\")"},
+         "implemented for this family, got \"yarn\")"},
         {{{"rope_scaling", "{\"factor\": 4.0}"}},
          "t/config.json: rope_scaling.factor is not usable (expected no such key: it would change the "
          "rotation, got 4.0)"},
@@ -58,8 +57,7 @@ static void test_target_config(void **state)
          "got true)"},
         {{{"layer_types", "[\"full_attention\", \"sliding_attention\"]"}},
          "t/config.json: layer_types[1] changes the forward pass and is not implemented for Qwen3 targets "
-         "(expected "
-         "\"full_attention\", got \"sliding_attention\")"},
+         "(expected \"full_attention\", got \"sliding_attention\")"},
         {{{"layer_types", "[\"full_attention\"]"}},
          "t/config.json: layer_types has the wrong length (expected 2 layers, got 1)"},
         {{{"layer_types", "[\"full_attention\", \"full_attention\"]"}}, NULL},
@@ -131,14 +129,12 @@ static void test_drafter_config(void **state)
         {{{"rope_parameters",
            "{\"full_attention\": {\"rope_theta\": 1e6}, \"sliding_attention\": {\"rope_theta\": 1e4}}"}},
          "d/config.json: rope_parameters: layer types disagree (full_attention has rope_theta 1000000, "
-         "sliding_attention has "
-         "10000): one base for all layers is implemented"},
+         "sliding_attention has 10000): one base for all layers is implemented"},
         {{{"rope_parameters", "{\"full_attention\": {\"rope_type\": \"default\"}}"}},
          "d/config.json: rope_parameters.full_attention.rope_theta is missing"},
         {{{"rope_parameters", "{\"rope_theta\": 1e6, \"partial_rotary_factor\": 0.5}"}},
          "d/config.json: rope_parameters.partial_rotary_factor is not usable (expected 1: a partial rotation "
-         "is not "
-         "implemented for this family, got 0.5)"},
+         "is not implemented for this family, got 0.5)"},
         {{{"block_size", NULL}},
          "d/config.json: the block size is missing (expected at dflash_config.block_size or block_size)"},
         {{{"block_size", NULL},
@@ -152,8 +148,7 @@ static void test_drafter_config(void **state)
         {{{"dflash_config", "{\"target_layer_ids\": [0, 1]}"}, {"mask_token_id", "39"}}, NULL},
         {{{"dflash_config", "{\"mask_token_id\": 39}"}},
          "d/config.json: the list of tapped target layers is missing (expected at "
-         "dflash_config.target_layer_ids, "
-         "dflash_config.aux_hidden_state_layer_ids, or either at top level)"},
+         "dflash_config.target_layer_ids, dflash_config.aux_hidden_state_layer_ids, or either at top level)"},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": \"0,1\"}"}},
          "d/config.json: dflash_config.target_layer_ids is not usable (expected a list of integers, got "
          "\"0,1\")"},
@@ -181,8 +176,7 @@ static void test_drafter_config(void **state)
         {{{"dflash_config",
            "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"conv_kernel_size\": 2}"}},
          "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
-         "(expected a plain "
-         "DFlashDraftModel)"},
+         "(expected a plain DFlashDraftModel)"},
         {{{"markov_rank", "256"}},
          "d/config.json: key markov_rank shows a DSpark drafter, which is not supported (expected a plain "
          "DFlashDraftModel)"},
@@ -200,8 +194,7 @@ static void test_drafter_config(void **state)
         {{{"layer_types", NULL}, {"use_sliding_window", "false"}}, NULL},
         {{{"layer_types", "[\"full_attention\", \"linear_attention\"]"}},
          "d/config.json: layer_types[1] is not implemented (expected \"full_attention\" or "
-         "\"sliding_attention\", got "
-         "\"linear_attention\")"},
+         "\"sliding_attention\", got \"linear_attention\")"},
         {{{"dflash_config",
            "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"num_target_layers\": 4}"}},
          "d/config.json: dflash_config.num_target_layers and num_target_layers disagree (4 against 3)"},
@@ -213,20 +206,17 @@ static void test_drafter_config(void **state)
         {{{"dflash_config",
            "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"domino\"}"}},
          "d/config.json: dflash_config.projector_type changes the forward pass and is not implemented "
-         "(expected \"dflash\", got "
-         "\"domino\")"},
+         "(expected \"dflash\", got \"domino\")"},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"gru_hidden_dim\": 8}"}},
          "d/config.json: key dflash_config.gru_hidden_dim shows a Domino drafter, which is not supported "
-         "(expected a plain "
-         "DFlashDraftModel)"},
+         "(expected a plain DFlashDraftModel)"},
         {{{"rope_parameters",
            "{\"rope_theta\": 1e7, \"mrope_section\": [3, 3, 2], \"mrope_interleaved\": true}"}},
          NULL},
         {{{"num_anchors", "64"}, {"loss_decay_gamma", "7.0"}, {"image_token_id", "5"}}, NULL},
         {{{"model_type", "\"llama\""}},
          "d/config.json: model_type changes the forward pass and is not implemented (expected one of "
-         "[\"qwen3\",\"dflash\"], "
-         "got \"llama\")"},
+         "[\"qwen3\",\"dflash\"], got \"llama\")"},
     };
     struct spec s = drafter_spec("");
     write_config("d", base_drafter, NULL);

@@ -164,18 +164,15 @@ static void test_refused(void **state)
         {{{"dflash_config", CONFIG("\"conv_kernel_size\": 3, \"conv_group_size\": 16, \"selector_rank\": 8, "
                                    "\"selector_top_k\": 4")}},
          "d: layers.0.attention_conv.base_kernel has the wrong shape: dimension 1 (expected 3 as in "
-         "conv_kernel_size, "
-         "got 2)"},
+         "conv_kernel_size, got 2)"},
         {{{"dflash_config", CONFIG("\"conv_kernel_size\": 2, \"conv_group_size\": 16, \"selector_rank\": 9, "
                                    "\"selector_top_k\": 4")}},
          "d: candidate_selector.predecessor_codebook has the wrong shape: dimension 1 (expected 9 as in "
-         "selector_rank, "
-         "got 8)"},
+         "selector_rank, got 8)"},
         {{{"dflash_config", CONFIG("\"conv_kernel_size\": 2, \"conv_group_size\": 8, \"selector_rank\": 8, "
                                    "\"selector_top_k\": 4")}},
          "d: layers.0.attention_conv.kernel_projection.weight does not fit conv_kernel_size 2 and "
-         "conv_group_size 8 "
-         "(expected 16 rows, got 8)"},
+         "conv_group_size 8 (expected 16 rows, got 8)"},
         {{{"dflash_config", CONFIG("\"conv_kernel_size\": 2, \"conv_group_size\": 7, \"selector_rank\": 8, "
                                    "\"selector_top_k\": 4")}},
          "d/config.json: conv_group_size does not divide the width (expected a divisor of 32, got 7)"},

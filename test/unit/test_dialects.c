@@ -552,8 +552,8 @@ static void test_inexpressible(void **state)
     assert_non_null(strstr(said, "epsilon of the norms is 1e-05: lucebox takes 1e-06"));
 }
 
-/* An embedding of the drafter's own: not every dialect has a place for it, and without a head two readings.
- */
+/* An embedding of the drafter's own: not every dialect has a place for it, and
+ * without a head two readings. */
 static void test_own_embedding(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
 /* test_engine.c - models, sessions and the speculative loop, on a tiny random pair: streams and logits.
  *
- * What is compared is bytes: the drafted stream with the target's own, recorded cycles with those launched one by one. */
+ * What is compared is bytes: the drafted stream with the target's own, recorded cycles with those launched
+ * one by one. */
 #include "engine_fixture.h"
 
 /* ---- drafted equals undrafted ---- */
@@ -33,8 +34,8 @@ static void test_lossless(void **state)
                 cycles += drafted.st.cycles;
             }
         }
-    /* The pair is random over 11 ids: some proposals must have been right, or the loop was never exercised.
-     */
+    /* The pair is random over 11 ids: some proposals must have been right, or
+     * the loop was never exercised. */
     assert_true(accepted > cycles / 20 && accepted < 3 * cycles);
     model_free(d);
     model_free(t);

@@ -1,4 +1,5 @@
-/* test_engine_refuses.c - files, pairs, sessions and states that must be refused, with what the message must say. */
+/* test_engine_refuses.c - files, pairs, sessions and states that must be refused, with what the message must
+ * say. */
 #include "engine_fixture.h"
 
 /* ---- refusals ---- */
@@ -67,7 +68,8 @@ static void test_desc_refuses(void **state)
         {{.wide_tensor = "blk.1.ffn_up.weight"}, "(expected [40, 52], got [40, 53])"},
         {{.wide_tensor = "blk.1.attn_norm.weight"}, "(expected [40], got [41])"},
         {{.drafter = true, .edit = other_dialect}, "keys begin with 'dflash.' (expected 'dflash-draft.', as"},
-        {{.drafter = true, .edit = conv_key}, "a DFlash2 drafter: running it is not supported (found dflash.conv_kernel_size 2)"},
+        {{.drafter = true, .edit = conv_key},
+         "a DFlash2 drafter: running it is not supported (found dflash.conv_kernel_size 2)"},
         {{.drafter = true, .edit = short_pattern}, "(expected bool[2], got bool[1])"},
         {{.drafter = true, .edit = tap_zero}, "element 0 out of range (expected 1 to 1024, got 0)"},
         {{.drafter = true, .edit = three_taps}, "is no multiple of the 3 taps"},
@@ -261,12 +263,9 @@ static void test_state_broken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_desc_refuses),
-        cmocka_unit_test(test_pair_refuses),
-        cmocka_unit_test(test_session_refuses),
-        cmocka_unit_test(test_forms_refused),
-        cmocka_unit_test(test_state_refuses),
-        cmocka_unit_test(test_state_broken),
+        cmocka_unit_test(test_desc_refuses),    cmocka_unit_test(test_pair_refuses),
+        cmocka_unit_test(test_session_refuses), cmocka_unit_test(test_forms_refused),
+        cmocka_unit_test(test_state_refuses),   cmocka_unit_test(test_state_broken),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("engine_refuses", tests, NULL, NULL);

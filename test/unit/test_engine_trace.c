@@ -1,7 +1,8 @@
 /* test_engine_trace.c - what the drafter proposes does not depend on what must not change it.
  *
- * What is compared is bytes: the draft trace with that of another way to the same point (other chunks, hence other ring
- * sizes; a state; other threads and instruction sets), or with that of a drafter that must draft otherwise. */
+ * What is compared is bytes: the draft trace with that of another way to the same point (other chunks, hence
+ * other ring sizes; a state; other threads and instruction sets), or with that of a drafter that must draft
+ * otherwise. */
 #include "engine_fixture.h"
 
 /* Around the ends of the sliding layer's ring (256 positions with chunks of 64; 512 with chunks of 300). */
@@ -152,12 +153,9 @@ static void test_own_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_trace_rings),
-        cmocka_unit_test(test_trace_backends),
-        cmocka_unit_test(test_draft_window),
-        cmocka_unit_test(test_draft_causal),
-        cmocka_unit_test(test_trace_from_prefill),
-        cmocka_unit_test(test_own_ends),
+        cmocka_unit_test(test_trace_rings),        cmocka_unit_test(test_trace_backends),
+        cmocka_unit_test(test_draft_window),       cmocka_unit_test(test_draft_causal),
+        cmocka_unit_test(test_trace_from_prefill), cmocka_unit_test(test_own_ends),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("engine_trace", tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* test_families.c - the families beside Qwen3: where their tensors' rows go, and what their files must say.
- */
+/* test_families.c - the families beside Qwen3: where their tensors' rows go, and
+ * what their files must say. */
 #include "family_fixture.h"
 
 #include "../../common/hf_config.h"
@@ -252,8 +252,7 @@ static void test_experts_refused(void **state)
     write_weights("t", &s);
     convert_bad(&o, ERR_FORMAT,
                 "t: model.layers.0.mlp.experts.0.down_proj.weight and model.layers.0.mlp.experts.down_proj "
-                "are both there "
-                "(expected one)");
+                "are both there (expected one)");
     s = moe_spec(true);
     find(&s, "model.layers.0.mlp.experts.gate_up_proj")->shape[1]--;
     write_weights("t", &s);

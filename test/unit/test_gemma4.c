@@ -226,12 +226,10 @@ static void test_config(void **state)
         {{{"num_attention_heads", "4"}}, "t/config.json: num_attention_heads does not match the tensors..."},
         {{{"hidden_size_per_layer_input", "256"}},
          "t/config.json: hidden_size_per_layer_input: per-layer embeddings (as in E2B and E4B) are not "
-         "supported "
-         "(expected 0, got 256)"},
+         "supported (expected 0, got 256)"},
         {{{"num_kv_shared_layers", "1"}},
          "t/config.json: num_kv_shared_layers: layers that share another layer's keys and values (as in E2B "
-         "and "
-         "E4B) are not supported (expected 0, got 1)"},
+         "and E4B) are not supported (expected 0, got 1)"},
         {{{"use_double_wide_mlp", "true"}},
          "t/config.json: use_double_wide_mlp: double-wide feed-forwards..."},
         {{{"attention_k_eq_v", "false"}}, "t: tensor layers.1.self_attn.v_proj.weight is missing"},
@@ -240,8 +238,7 @@ static void test_config(void **state)
         {{{"layer_types", NULL}}, "t/config.json: layer_types is missing (expected 2 layers, got 0)"},
         {{{"layer_types", "[\"sliding_attention\", \"linear_attention\"]"}},
          "t/config.json: layer_types[1] is not known (expected \"sliding_attention\" or \"full_attention\", "
-         "got "
-         "\"linear_attention\")"},
+         "got \"linear_attention\")"},
         {{{"layer_types", "[\"full_attention\", \"sliding_attention\"]"}},
          "t: tensor layers.1.self_attn.v_proj.weight is missing"},
         {{{"sliding_window", NULL}}, "t/config.json: sliding_window is missing"},

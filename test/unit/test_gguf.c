@@ -297,8 +297,7 @@ static void writer_refuses(void **state)
           "key 'a': a bool is neither 0 nor 1 (element 0 is 2)");
     WRONG(gguf_add_tensor(w, long_name, KN_F32, 1, ne, &e),
           "tensor 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn': bad length of its name "
-          "(expected 1 to "
-          "63 bytes, got 64)");
+          "(expected 1 to 63 bytes, got 64)");
     WRONG(gguf_add_tensor(w, "t", 31, 1, ne, &e), "tensor 't': unknown tensor type 31");
     WRONG(gguf_add_tensor(w, "t", KN_F32, 5, ne, &e),
           "tensor 't': bad number of dimensions (expected 1 to 4, got 5)");

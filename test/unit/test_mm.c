@@ -173,8 +173,8 @@ static void test_accuracy(void **state)
             float *x = random_rows(3, n_in), *out = random_rows(3, n_out), *row = random_rows(1, n_in);
             for (int64_t k = 0; k < n_in; k++) {
                 x[n_in + k] *= k == 5 ? 1e6f : 1e-3f; /* an outlier */
-                /* Whole numbers with 127 in each block are their own 8-bit form: only float rounding is left.
-                 */
+                /* Whole numbers with 127 in each block are their own 8-bit form:
+                 * only float rounding is left. */
                 x[2 * n_in + k] = k % 32 == 9 ? 127.0f : (float)(int)(rnd() % 255) - 127.0f;
             }
             double worst = 0;

@@ -1,5 +1,5 @@
-/* test_quantize.c - recipes over the tensor lists of real models, overrides, and rows encoded with threads.
- */
+/* test_quantize.c - recipes over the tensor lists of real models, overrides, and
+ * rows encoded with threads. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -98,8 +98,8 @@ static void plan(enum quant_recipe r, const struct quant_model *m)
     if (quant_plan(r, m, list, count, KN_TYPE_NONE, NULL, 0, to, &e)) fail_msg("%s", e.msg);
 }
 
-/* The layers of each list whose attn_v and ffn_down get Q6_K: the first and last eighth, every third between.
- */
+/* The layers of each list whose attn_v and ffn_down get Q6_K: the first and last
+ * eighth, every third between. */
 static void check_layers(int n_layer, const int *six, uint32_t other)
 {
     for (int i = 0, k = 0; i < n_layer; i++) {

@@ -252,8 +252,8 @@ static void test_tensors(void **state)
     gguf_close(g);
 }
 
-/* A checkpoint of text and pictures: keys under text_config, other names, parts that are left out and listed.
- */
+/* A checkpoint of text and pictures: keys under text_config, other names, parts
+ * that are left out and listed. */
 static void test_multimodal(void **state)
 {
     (void)state;
@@ -391,8 +391,7 @@ static void test_config(void **state)
         {{{"linear_num_key_heads", NULL}}, "t/config.json: linear_num_key_heads is missing..."},
         {{{"linear_num_key_heads", "4"}},
          "t: model.layers.0.linear_attn.in_proj_qkv.weight: rows are not those of the heads (expected 2 x 4 "
-         "key heads of "
-         "8 and 6 value heads of 4, got 56 rows)"},
+         "key heads of 8 and 6 value heads of 4, got 56 rows)"},
         {{{"linear_num_key_heads", "4"}, {"linear_key_head_dim", "4"}},
          "t/config.json: linear_num_value_heads is no multiple of linear_num_key_heads (got 6 and 4)"},
         {{{"linear_num_value_heads", "12"}},
@@ -458,8 +457,7 @@ static void test_shapes(void **state)
     } c[] = {
         {"model.layers.1.self_attn.q_proj.weight", 0, 32,
          "t: model.layers.1.self_attn.q_proj.weight: rows are not queries and their gates (expected 2 x 32 "
-         "from "
-         "model.layers.1.self_attn.o_proj.weight, got 32)"},
+         "from model.layers.1.self_attn.o_proj.weight, got 32)"},
         {"model.layers.0.linear_attn.norm.weight", 0, 8,
          "t: model.layers.2.linear_attn.norm.weight has the wrong shape: dimension 0 (expected 8 as in "
          "model.layers.0.linear_attn.norm.weight, got 4)"},
