@@ -205,10 +205,24 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
+# Calls that fail: every program with the nth allocation, read, write ... failing (test/inject). `make test` has INJECT_POINTS
+# of each kind a program; `make test-faults` all of them.
+INJECT := $(BUILD)/test/inject.so
+INJECT_POINTS ?= 5
+$(INJECT): test/inject/inject.c
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -fPIC -shared $< -o $@ -ldl -lpthread
+
+.PHONY: test-faults
+test-faults: all $(INJECT) $(PAIR_FILES)
+	@test/run.sh $(BUILD)/test/faults.log "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) all"
+
 # The suites of `make test`; test/run.sh runs them and counts.
 SUITES = "$(MAKE) -s --no-print-directory unit" \
          "$(MAKE) -s --no-print-directory fuzz-replay" \
          "test/cli/run.sh $(BIN) $(DENSE)" \
+         "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(INJECT_POINTS)" \
          "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
          "test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
          "test/golden/golden.sh check $(BIN) $(DENSE)" \
@@ -219,7 +233,7 @@ SUITES = "$(MAKE) -s --no-print-directory unit" \
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 .PHONY: test
-test: all $(UNIT_BIN) $(REPLAY_BIN) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/test.log $(SUITES)
 
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
@@ -303,8 +317,9 @@ test-sanitize:
 	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined sanitize-suites
 
 .PHONY: sanitize-suites
-sanitize-suites: all $(UNIT_BIN) $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(DENSE)"
+sanitize-suites: all $(UNIT_BIN) $(INJECT) $(PAIR_FILES)
+	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(DENSE)" \
+	    "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2"
 
 # Fuzz targets: every test/fuzz/fuzz_NAME.c holds LLVMFuzzerTestOneInput over the library. `make fuzz` (clang) runs each for
 # FUZZ_SECONDS from its corpus test/fuzz/corpus/NAME; new finds land in build-fuzz/corpus/NAME, and `make fuzz-merge` adds
@@ -316,7 +331,7 @@ FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 FUZZ_SRC     := $(COMMON_SRC) $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
 FUZZ_OBJ     := $(FUZZ_SRC:%.c=build-fuzz/obj/%.o)
 FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanitize=address,undefined \
-                -fno-sanitize-recover=all -DTOK_CACHE=16
+                -fno-sanitize-recover=all -DTOK_CACHE=16 -DMAX_VOCAB=512
 FUZZ_WRAP    := $(foreach f,read fstat lseek open close,-Wl$(comma)--wrap=$f) # test/fuzz/stream.h
 FUZZ_RUN     := -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
 # Bytes an input at most: what one find needs, no more, for the speed.
@@ -404,6 +419,7 @@ help:
 	@echo "make demo            the main job on the pair in data/ (PAIR=pair-hybrid: on the hybrid pair)"
 	@echo "make test            all tests that need no GPU;  make test-exhaustive: the whole losslessness matrix"
 	@echo "make test-gpu        the tests of the CUDA backend, on a machine with a device"
+	@echo "make test-faults     every program with every single allocation, read, write, ... failing"
 	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"
 	@echo "make fuzz            libFuzzer on every parser (clang)"
 	@echo "make bench           the benchmark matrix"

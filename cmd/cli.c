@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "../common/io.h"
+#include "../common/json.h"
 #include "../common/mem.h"
 
 double cli_seconds(void)
@@ -369,6 +370,7 @@ void cli_parse(struct cli *c, int argc, char **argv)
     static const char **volatile kept; /* to the end of the program, and seen to be by a leak checker */
     bool ended = false;
     io_signals_install();
+    json_use_mem();
     c->n_args = 0;
     kept = c->args = mem_calloc((size_t)argc + 1, sizeof *c->args);
     (void)kept;

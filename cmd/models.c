@@ -40,7 +40,8 @@ static int open_backend(struct models *m, struct err *e)
         return err_set(e, ERR_USAGE,
                        "--isa: unknown instruction set (expected auto, scalar, avx2 or avx512, got %s)",
                        m->isa);
-    if (kn_backend_open(&m->be, &o, msg, sizeof msg)) return err_set(e, ERR_DEVICE, "%s", msg);
+    int rc = kn_backend_open(&m->be, &o, msg, sizeof msg);
+    if (rc) return err_set(e, rc == KN_EMEM && !strcmp(o.device, "cpu") ? ERR_IO : ERR_DEVICE, "%s", msg);
     return 0;
 }
 

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../common/mem.h"
+
 int redirect_open(struct redirect *r, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e)
 {
     memset(r, 0, sizeof *r);
@@ -23,6 +25,10 @@ int redirect_close(struct redirect *r, const struct cli *c, int status)
 {
     struct err e = {0};
     int closed = cli_close_stdout(c);
+    if (!closed && mem_failures() && (status == 0 || status == ERR_NEGATIVE)) { /* lines or members of JSON may be lost */
+        err_set(&e, ERR_IO, "out of memory (what was printed is not whole)");
+        closed = cli_fail(c, &e);
+    }
     if (!r->active) return closed ? closed : status;
     if (closed || (status != 0 && status != ERR_NEGATIVE))
         io_out_abort(&r->out);

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "desc.h"
 #include "gguf.h"
+#include "io.h"
 #include "mem.h"
 #include "safetensors.h"
 
@@ -73,16 +74,18 @@ static int read_safetensors(const void *tensor, int64_t first, int64_t n, float 
     return st_read_f32(tensor, (uint64_t)first, (uint64_t)n, x, &e);
 }
 
-static int scan(const void *tensor, read_fn read, int64_t count, int threads, struct bad_values *b)
+/* 0; 1: values that cannot be decoded; -1: an error. */
+static int scan(const void *tensor, read_fn read, int64_t count, int threads, struct bad_values *b, struct err *e)
 {
     int64_t slabs = (count + SLAB - 1) / SLAB, nan = 0, inf = 0, first = INT64_MAX;
-    int failed = 0;
+    int failed = 0; /* 1: not decoded, 2: no memory */
+    io_team_begin();
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : nan, inf) reduction(min : first) reduction(| : failed)
     for (int64_t s = 0; s < slabs; s++) {
         int64_t from = s * SLAB, n = count - from < SLAB ? count - from : SLAB;
         float *x = mem_alloc(SLAB * sizeof *x);
         if (!x || read(tensor, from, n, x)) {
-            failed |= 1;
+            failed |= x ? 1 : 2;
             n = 0;
         }
         for (int64_t i = 0; i < n; i++)
@@ -93,11 +96,13 @@ static int scan(const void *tensor, read_fn read, int64_t count, int threads, st
             }
         mem_free(x);
     }
+    io_team_end();
     *b = (struct bad_values){nan, inf, first};
-    return failed ? -1 : 0;
+    return failed & 2 ? err_set(e, ERR_IO, "out of memory (%d values of a tensor)", SLAB) : failed;
 }
 
-static void scan_tensors(struct report *r, const struct gguf *g, int threads, void (*progress)(void *, uint64_t, uint64_t))
+static int scan_tensors(struct report *r, const struct gguf *g, int threads, void (*progress)(void *, uint64_t, uint64_t),
+                        struct err *e)
 {
     uint64_t total = 0, done = 0, skipped = 0, bad = 0;
     for (uint64_t i = 0; i < g->n_tensors; i++) total += g->tensor[i].bytes;
@@ -108,10 +113,15 @@ static void scan_tensors(struct report *r, const struct gguf *g, int threads, vo
         struct bad_values b;
         char subject[256];
         snprintf(subject, sizeof subject, "tensor %s", t->name);
+        int rc = ti->can_decode ? scan(t, read_gguf, count, threads, &b, e) : 0;
+        if (rc < 0) {
+            err_prefix(e, "%s: %s", g->map.path, subject);
+            return -1;
+        }
         if (!ti->can_decode) {
             skipped++;
             say(r, CHECK_WARN, NULL, subject, "type %s is known but not decoded here: its values were not examined", ti->name);
-        } else if (scan(t, read_gguf, count, threads, &b)) {
+        } else if (rc) {
             bad++;
             say(r, CHECK_BAD, NULL, subject, "values could not be decoded");
         } else if (b.nan || b.inf) {
@@ -123,6 +133,7 @@ static void scan_tensors(struct report *r, const struct gguf *g, int threads, vo
         if (progress) progress(r->ctx, done, total);
     }
     if (!bad) say(r, CHECK_OK, NULL, "values", "no NaN and no Inf in %llu tensors", (unsigned long long)(g->n_tensors - skipped));
+    return 0;
 }
 
 int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn, void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
@@ -159,10 +170,10 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
             d->dialect);
         if (!unknown) say(&r, CHECK_OK, NULL, "keys", "those of %s each known; general.*, tokenizer.*, quantize.*, split.* by their names' beginning", d->arch_name);
     }
-    scan_tensors(&r, g, threads, progress);
+    int rc = scan_tensors(&r, g, threads, progress, e);
     desc_free(d);
     gguf_close(g);
-    return r.bad;
+    return rc ? -1 : r.bad;
 }
 
 int check_safetensors(const char *path, int threads, check_fn fn, void (*progress)(void *, uint64_t, uint64_t), void *ctx,
@@ -184,7 +195,13 @@ int check_safetensors(const char *path, int threads, check_fn fn, void (*progres
         char subject[256];
         snprintf(subject, sizeof subject, "tensor %s", t->name);
         bool real = t->dtype <= ST_F8_E5M2;
-        if (real && scan(t, read_safetensors, (int64_t)t->count, threads, &b)) {
+        int rc = real ? scan(t, read_safetensors, (int64_t)t->count, threads, &b, e) : 0;
+        if (rc < 0) {
+            err_prefix(e, "%s: %s", path, subject);
+            st_close(s);
+            return -1;
+        }
+        if (rc) {
             bad++;
             say(&r, CHECK_BAD, NULL, subject, "values could not be decoded");
         } else if (b.nan || b.inf) {

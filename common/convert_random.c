@@ -167,7 +167,9 @@ int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, i
     size_t bytes = kn_row_bytes(t->to, t->ne[0]);
     /* Blocks take about 0.3 ns a byte, ten times faster than a disk: a team would cost more than it saves. */
     int team = kn_type_info(t->to)->block > 1 ? 1 : threads > 0 ? threads : omp_get_max_threads();
+    io_team_begin();
 #pragma omp parallel for schedule(static) num_threads(team) if (team > 1 && n_rows > 1)
     for (int64_t r = 0; r < n_rows; r++) random_row(t, key, row0 + r, (uint8_t *)dst + (size_t)r * bytes);
+    io_team_end();
     return 0;
 }

@@ -188,11 +188,13 @@ static int compare(const struct side_tensor *a, const struct side_tensor *b, int
     struct sums *part = mem_calloc((size_t)slabs + 1, sizeof *part);
     int failed = 0;
     if (!part) return -1;
+    io_team_begin();
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
     for (int64_t s = 0; s < slabs; s++) {
         int64_t from = s * SLAB, n = a->count - from < SLAB ? a->count - from : SLAB;
         failed |= compare_slab(a, b, from, n, &part[s]) != 0;
     }
+    io_team_end();
     *out = (struct sums){.same = true, .finite = true};
     for (int64_t s = 0; s < slabs; s++) { /* in order: the same sums for any thread count */
         out->a2 += part[s].a2;

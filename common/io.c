@@ -195,8 +195,29 @@ static void on_signal(int sig)
     raise(sig); /* SA_RESETHAND: the default action follows, so the parent sees the signal */
 }
 
+static atomic_int teams; /* parallel regions that are running */
+
+void io_team_begin(void)
+{
+    atomic_fetch_add(&teams, 1);
+}
+
+void io_team_end(void)
+{
+    atomic_fetch_sub(&teams, 1);
+}
+
+static void on_exit_of_team(void)
+{
+    if (!atomic_load(&teams)) return;
+    remove_temporaries();
+    _exit(ERR_IO); /* libgomp has said why */
+}
+
 void io_signals_install(void)
 {
+    static atomic_flag installed = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&installed)) atexit(on_exit_of_team);
     static const int sigs[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     for (size_t i = 0; i < sizeof sigs / sizeof *sigs; i++) {
         struct sigaction old, sa;
@@ -396,44 +417,57 @@ static int rename_tmp(struct io_out *o, struct err *e)
     return 0;
 }
 
-int io_out_commit(struct io_out *o, struct err *e)
+int io_out_prepare(struct io_out *o, struct err *e)
+{
+    if (!o->buf) return 0;
+    if (io_out_flush(o, e) || io_maps_check(e)) return -1;
+    if (o->to_stdout || o->fd < 0) return 0;
+    /* A pipe or a device has nothing to sync and says EINVAL. */
+    if (fsync(o->fd) && o->tmp) return err_errno(e, "%s: cannot write", o->path);
+    int fd = o->fd;
+    o->fd = -1;
+    return close(fd) ? err_errno(e, "%s: cannot write", o->path) : 0;
+}
+
+/* The names of all of them; where one fails, those before it are taken back. */
+static int name_all(struct io_out *const *o, int n, struct err *e)
+{
+    for (int i = 0; i < n; i++) {
+        if (!o[i]->tmp) continue;
+        if (rename_tmp(o[i], e)) {
+            for (int k = 0; k < i; k++)
+                if (o[k]->tmp) unlink(o[k]->path);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int io_outs_commit(struct io_out *const *o, int n, struct err *e)
 {
     char dir[PATH_MAX];
-    int fd;
-    if (!o->buf) return 0;
-    if (io_out_flush(o, e) || io_maps_check(e)) goto fail;
-    if (o->to_stdout) {
-        io_out_abort(o);
-        return 0;
-    }
-    /* A pipe or a device has nothing to sync and says EINVAL. */
-    if (fsync(o->fd) && o->tmp) {
-        err_errno(e, "%s: cannot write", o->path);
-        goto fail;
-    }
-    fd = o->fd;
-    o->fd = -1;
-    if (close(fd)) {
-        err_errno(e, "%s: cannot write", o->path);
-        goto fail;
-    }
-    if (o->tmp) {
-        if (rename_tmp(o, e)) goto fail;
-        tmp_leave(o->tmp);
-        mem_free(o->tmp);
-        o->tmp = NULL;
-        dir_of(o->path, dir); /* best effort: the bytes are safe, only the name may be lost with the power */
-        fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = 0;
+    for (int i = 0; i < n && !rc; i++) rc = io_out_prepare(o[i], e);
+    if (!rc) rc = name_all(o, n, e);
+    for (int i = 0; i < n && !rc; i++) {
+        if (!o[i]->tmp) continue;
+        tmp_leave(o[i]->tmp);
+        mem_free(o[i]->tmp);
+        o[i]->tmp = NULL;
+        dir_of(o[i]->path, dir); /* best effort: the bytes are safe, only the name may be lost with the power */
+        int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd >= 0) {
             fsync(fd);
             close(fd);
         }
     }
-    io_out_abort(o);
-    return 0;
-fail:
-    io_out_abort(o);
-    return -1;
+    for (int i = 0; i < n; i++) io_out_abort(o[i]);
+    return rc;
+}
+
+int io_out_commit(struct io_out *o, struct err *e)
+{
+    return io_outs_commit(&o, 1, e);
 }
 
 void io_out_abort(struct io_out *o)

@@ -47,11 +47,23 @@ int io_out_flush(struct io_out *o, struct err *e);
  * the output is not a file of its own (stdout, a pipe, a device). */
 int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
+/* The same for n outputs of one run: all of their bytes are safe before the first gets its name, and where one cannot get
+ * it, none of them stays. */
+int io_outs_commit(struct io_out *const *o, int n, struct err *e);
+/* The part of a commit that a full disk can fail: flush, fsync and close, but no name yet. Nothing is written after it.
+ * On failure abort the output. */
+int io_out_prepare(struct io_out *o, struct err *e);
 void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
 /* Remove temporaries when SIGINT, SIGTERM, SIGHUP or SIGPIPE end the program, which they still do; a write
  * past the limit on file sizes fails instead of ending it. Reading a mapped file that another process cut
  * ends the program with a message and exit status 4 (ERR_IO), temporaries removed. */
 void io_signals_install(void);
+
+/* Around a parallel region of OpenMP. Its runtime ends the program where it gets no threads or no memory, with status 1,
+ * which would read as a negative answer: between these two, an exit has status 4 (ERR_IO) and removes the temporaries, once
+ * io_signals_install was called. */
+void io_team_begin(void);
+void io_team_end(void);
 
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */
 int io_read_all(int fd, const char *name, uint64_t cap, uint8_t **data, uint64_t *size, struct err *e);

@@ -7,6 +7,11 @@
 #include "io.h"
 #include "mem.h"
 
+void json_use_mem(void)
+{
+    json_set_alloc_funcs(mem_alloc, mem_free);
+}
+
 int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struct err *e)
 {
     json_error_t why;
@@ -14,7 +19,7 @@ int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struc
     *j = NULL;
     memset(&why, 0, sizeof why);
     /* jansson reports some failed allocations as bad tokens; through our functions they can be told apart. */
-    json_set_alloc_funcs(mem_alloc, mem_free);
+    json_use_mem();
     if (n > SIZE_MAX) return err_set(e, ERR_IO, "%s: out of memory (%" PRIu64 " bytes of JSON)", name, n);
     *j = json_loadb(n ? data : "", (size_t)n, JSON_REJECT_DUPLICATES, &why);
     if (*j) return 0;

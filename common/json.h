@@ -10,6 +10,10 @@
 #include <stdint.h>
 #include "err.h"
 
+/* jansson's memory from mem.h from now on, so that mem_failures() counts what fails there. Building a JSON value reports no
+ * failed allocation that loses a member: whoever prints one asks mem_failures() before the output counts as good. Called by
+ * json_parse; a program that only prints calls it first. */
+void json_use_mem(void);
 /* Parse n bytes; name is for messages. ERR_FORMAT for bad JSON, ERR_IO when out of memory. */
 int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struct err *e);
 /* The same for a whole file of at most cap bytes. */

@@ -2,6 +2,7 @@
  * (docs/dflash-quantize.1), so that a file of ours has the types that a file of that name is expected to
  * have. */
 #include "quantize.h"
+#include "io.h"
 #include "mem.h"
 
 #include <fnmatch.h>
@@ -404,6 +405,7 @@ static int run_rows(const char *name, const struct job *b, int64_t n_rows, int64
         rc = err_set(e, ERR_IO, "out of memory (scratch for rows of %lld)", (long long)b->n_in);
         goto out;
     }
+    io_team_begin();
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 4) reduction(min : bad)
     for (int64_t r = 0; r < n_rows; r++) {
         struct quant_error one = {0};
@@ -412,6 +414,7 @@ static int run_rows(const char *name, const struct job *b, int64_t n_rows, int64
         else if (part)
             part[r] = one;
     }
+    io_team_end();
     if (bad < n_rows) {
         rc = row_failed(name, b, bad, row0, scratch, e);
         goto out;

@@ -7,13 +7,17 @@
 #include <string.h>
 #include <unistd.h>
 #include "../../common/io.h"
+#include "../../common/mem.h"
 #include "bench.h"
 
 int bench_emit(json_t *j, struct err *e)
 {
     char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(6));
     json_decref(j);
-    if (!text) return err_set(e, ERR_IO, "out of memory (a line of JSON)");
+    if (!text || mem_failures()) {
+        free(text);
+        return err_set(e, ERR_IO, "out of memory (a line of JSON)");
+    }
     int bad = printf("%s\n", text) < 0 || fflush(stdout);
     free(text);
     return bad ? err_errno(e, "stdout: cannot write") : 0;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "../../common/io.h"
+#include "../../common/json.h"
 #include "../../common/mem.h"
 #include "../redirect.h"
 #include "bench.h"
@@ -187,17 +188,19 @@ static int read_lines(const char *path, json_t *lines, struct err *e)
     while (p && p < end && !rc) {
         const char *nl = memchr(p, '\n', (size_t)(end - p));
         size_t len = nl ? (size_t)(nl - p) : (size_t)(end - p);
-        json_error_t je;
-        json_t *j = len ? json_loadb(p, len, 0, &je) : NULL;
+        struct err je = {0};
+        json_t *j = NULL;
         number++;
-        if (len && !json_is_object(j)) {
-            rc = err_set(e, ERR_FORMAT, "%s: line %d: not a JSON object%s%s", in ? "stdin" : path, number, j ? "" : ": ", j ? "" : je.text);
+        if (len && json_parse(&j, p, len, "JSON", &je) && je.code != ERR_FORMAT) {
+            rc = err_set(e, je.code, "%s: line %d: %s", in ? "stdin" : path, number, je.msg);
+        } else if (len && !json_is_object(j)) {
+            rc = err_set(e, ERR_FORMAT, "%s: line %d: not a JSON object%s%s", in ? "stdin" : path, number, j ? "" : ": ", j ? "" : je.msg);
             json_decref(j);
         } else if (len && json_integer_value(json_object_get(j, "schema")) != 1) {
             rc = err_set(e, ERR_FORMAT, "%s: line %d: unknown schema (expected 1)", in ? "stdin" : path, number);
             json_decref(j);
-        } else if (len)
-            json_array_append_new(lines, j);
+        } else if (len && json_array_append_new(lines, j))
+            rc = err_set(e, ERR_IO, "%s: line %d: out of memory (JSON)", in ? "stdin" : path, number);
         p += len + 1;
     }
     mem_free(data);
@@ -208,9 +211,9 @@ int bench_report(int argc, char **argv)
 {
     struct err e = {0};
     struct redirect file;
-    json_t *lines = json_array();
     int rc = 0;
     cli_parse(&cli, argc, argv);
+    json_t *lines = json_array(); /* after cli_parse, which says where jansson's memory comes from */
     if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     for (int i = 0; i < cli.n_args && !rc; i++)
         if (read_lines(cli.args[i], lines, &e)) rc = cli_fail(&cli, &e);

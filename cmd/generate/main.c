@@ -100,10 +100,8 @@ static int open_outputs(struct outputs *o, struct err *e)
 
 static int commit_outputs(struct outputs *o, struct err *e)
 {
-    struct io_out *all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits};
-    for (int i = 0; i < 4; i++)
-        if (io_out_commit(all[i], e)) return -1;
-    return 0;
+    struct io_out *const all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits};
+    return io_outs_commit(all, 4, e);
 }
 
 static void abort_outputs(struct outputs *o)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "generate.h"
+#include "../../common/mem.h"
 
 /* Tokens a second of decoding: the first token is the prefill's. */
 static double decode_rate(const struct spec_stats *st)
@@ -151,7 +152,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
     json_object_set_new(j, "settings", settings_json(set, s));
     char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    if (!text)
+    if (!text || mem_failures())
         err_set(e, ERR_IO, "out of memory (statistics)");
     else
         rc = io_out_write(o, text, strlen(text), e) || io_out_write(o, "\n", 1, e) ? -1 : 0;

@@ -123,10 +123,12 @@ static int write_state(struct session *s, struct io_out *out, struct err *e)
     return rc;
 }
 
-static void print_nll(const struct rows *r)
+/* Flushed at once: the logits beside it appear only if it could be printed. */
+static int print_nll(const struct rows *r, struct err *e)
 {
     double mean = r->nll / (double)(r->n - 1);
-    printf("tokens %zu\nnll %.6f\nppl %.4f\n", r->n - 1, mean, exp(mean));
+    int n = printf("tokens %zu\nnll %.6f\nppl %.4f\n", r->n - 1, mean, exp(mean));
+    return n < 0 || fflush(stdout) ? err_errno(e, "stdout: cannot write") : 0;
 }
 
 /* What is in the file already is added to. */
@@ -139,12 +141,10 @@ static int open_imatrix(struct imatrix **im, struct io_out *out, const char *con
     return io_out_open(out, imatrix_path, true, inputs, 3, e);
 }
 
-static int close_imatrix(const struct imatrix *im, struct io_out *out, struct err *e)
+static void note_imatrix(const struct imatrix *im)
 {
-    if (imatrix_write(im, out, e) || io_out_commit(out, e)) return -1;
     cli_note(&cli, "%s: %" PRId64 " products, %" PRIu32 " chunks of %" PRIu32 " tokens", imatrix_path, im->n,
              imatrix_chunks(im), im->chunk_size);
-    return 0;
 }
 
 static int run(struct err *e)
@@ -190,11 +190,11 @@ static int run(struct err *e)
     start = cli_seconds();
     if (session_prefill(s, ids, (int64_t)r.n, nll || logits_path || im ? take_rows : NULL, &r, e)) goto done;
     start = cli_seconds() - start;
-    if (state && (write_state(s, &out, e) || io_out_commit(&out, e))) goto done;
-    if (im && close_imatrix(im, &importance, e)) goto done;
-    if (logits_path && io_out_commit(&logits, e)) goto done;
-    if (hidden_path && io_out_commit(&planes.out, e)) goto done;
-    if (nll) print_nll(&r);
+    if (state && write_state(s, &out, e)) goto done;
+    if (im && imatrix_write(im, &importance, e)) goto done;
+    if (nll && print_nll(&r, e)) goto done;
+    if (io_outs_commit((struct io_out *const[]){&out, &logits, &planes.out, &importance}, 4, e)) goto done;
+    if (im) note_imatrix(im);
     cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
     cli_detail(&cli, "%.1f MiB of caches and activations", (double)s->bytes / 1048576);
     rc = 0;

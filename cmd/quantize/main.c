@@ -229,7 +229,10 @@ static int print_json(json_t *line, struct err *e)
 {
     char *s = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(line);
-    if (!s) return err_set(e, ERR_IO, "out of memory (JSON)");
+    if (!s || mem_failures()) {
+        free(s);
+        return err_set(e, ERR_IO, "out of memory (JSON)");
+    }
     puts(s);
     free(s);
     return 0;
@@ -322,10 +325,10 @@ static int write_all(struct work *k, struct err *e)
         if (report(k, i, &q, seconds, e)) return -1;
     }
     cli_progress(&cli, "quantize", k->in->map.size, k->in->map.size, "B");
-    return gguf_write_end(k->w, &k->out, e) ? -1 : io_out_commit(&k->out, e);
+    return gguf_write_end(k->w, &k->out, e) ? -1 : io_out_prepare(&k->out, e);
 }
 
-static int report_total(const struct work *k, double seconds, struct err *e)
+static void note_total(const struct work *k, double seconds)
 {
     cli_note(&cli,
              "%s: %" PRIu64
@@ -334,13 +337,18 @@ static int report_total(const struct work *k, double seconds, struct err *e)
              (double)k->bytes_out * 1e-6,
              k->elements ? 8.0 * (double)k->bytes_out / (double)k->elements : 0.0, quant_rel_rms(&k->total),
              seconds, (double)k->bytes_in * 1e-6 / (seconds > 0 ? seconds : 1e-9));
-    if (!json) return 0;
-    return print_json(json_pack("{si,ss,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "kind", "total", "total", 1,
+}
+
+static int json_total(const struct work *k, double seconds, struct err *e)
+{
+    if (print_json(json_pack("{si,ss,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "kind", "total", "total", 1,
                                 "type", quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
                                 "bytes_in", (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out,
                                 "relative_rms", quant_rel_rms(&k->total), "seconds", seconds,
                                 "bytes_in_per_second", (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),
-                      e);
+                   e))
+        return -1;
+    return fflush(stdout) || ferror(stdout) ? err_errno(e, "stdout: cannot write") : 0;
 }
 
 static int quantize(const char *path, struct err *e)
@@ -355,7 +363,11 @@ static int quantize(const char *path, struct err *e)
     warn_requantise(&k);
     const double begin = cli_seconds();
     if (write_all(&k, e)) goto out;
-    rc = report_total(&k, cli_seconds() - begin, e);
+    const double seconds = cli_seconds() - begin;
+    /* The file appears only if the lines of --json could be printed. */
+    if ((json && json_total(&k, seconds, e)) || io_out_commit(&k.out, e)) goto out;
+    note_total(&k, seconds);
+    rc = 0;
 out:
     io_out_abort(&k.out);
     gguf_writer_free(k.w);

@@ -3,6 +3,7 @@
 #include "cpu.h"
 #include "rows.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -200,7 +201,7 @@ int cpu_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_t
     be->threads = o->threads ? o->threads : online_processors();
     be->pool = pool_new(be->threads);
     if (!be->pool) {
-        snprintf(msg, n, "%d threads could not be started", be->threads);
+        snprintf(msg, n, "%d threads could not be started: %s", be->threads, strerror(errno));
         free(be);
         return KN_EMEM;
     }

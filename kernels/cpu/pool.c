@@ -5,6 +5,7 @@
  * fields it read belong to the item it took. The fields change only while every item of the last run is taken and done. */
 #include "pool.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -121,9 +122,11 @@ struct pool *pool_new(int threads)
     pthread_cond_init(&p->wake, NULL);
     for (int i = 0; i + 1 < threads; i++) {
         p->worker[i] = (struct worker){.pool = p, .number = i + 1};
-        if (pthread_create(&p->worker[i].id, NULL, worker_main, &p->worker[i])) {
+        int rc = pthread_create(&p->worker[i].id, NULL, worker_main, &p->worker[i]);
+        if (rc) {
             stop_workers(p, i);
             destroy(p);
+            errno = rc;
             return NULL;
         }
     }

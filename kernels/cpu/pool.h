@@ -12,7 +12,8 @@
 struct pool;
 #define POOL_MAX_ITEMS ((1 << 20) - 1) /* items a run */
 
-/* threads counts the caller: threads - 1 are started. NULL: no memory or no thread could be started. */
+/* threads counts the caller: threads - 1 are started. NULL: no memory or no thread could be started;
+ * errno says which. */
 struct pool *pool_new(int threads);
 void pool_free(struct pool *p); /* NULL is legal */
 int pool_threads(const struct pool *p);

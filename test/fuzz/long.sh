@@ -13,7 +13,7 @@ goal=${3:-10000000} seconds=${4:-150}
 mkdir -p "$2" && bin=$(cd "$1" && pwd) && out=$(cd "$2" && pwd) && here=$(cd "$(dirname "$0")" && pwd) || exit 4
 shift $(($# < 4 ? $# : 4))
 names=("$@")
-# How many of 64 processors, and bytes an input at most.
+# Share of the processors, and bytes an input at most.
 share=(tokenize=15=192 tokenizer_json=16=4096 config_json=10=2048 desc=6=4096 chat=4=512 gguf=3=2048 safetensors=3=2048
     snapshot=3=1024 state=3=1024 tokens=1=512)
 [ ${#names[@]} -gt 0 ] || names=("${share[@]%%=*}")
@@ -42,7 +42,7 @@ fuzz_target() { # NAME PROCESSES MAX_LEN
     local have left each i part
     [ -f "$here/$t.dict" ] && flags+=(-dict="$here/$t.dict")
     mkdir -p "$out/corpus/$t" "$out/log"
-    cp -n "$here/corpus/$t"/* "$out/corpus/$t"
+    for i in "$here/corpus/$t"/*; do [ -e "$out/corpus/$t/${i##*/}" ] || cp "$i" "$out/corpus/$t"; done
     have=$(cat "$out/$t.total" 2>/dev/null || echo 0)
     for part in $((goal / 10)) $((goal / 2)) "$goal"; do
         [ "$have" -lt "$part" ] || continue
@@ -65,13 +65,17 @@ fuzz_target() { # NAME PROCESSES MAX_LEN
     echo "$t: $(tail -n 1 "$out/$t.tsv" | tr '\t' ' ') (executions, edges, features, files, seconds), merged to $(ls "$out/all/$t" | wc -l) and $(ls "$out/min/$t" | wc -l) files"
 }
 
-cores=$(nproc)
+cores=$(nproc) all=0
+for s in "${share[@]}"; do
+    IFS== read -r name parts len <<<"$s"
+    [[ " ${names[*]} " != *" $name "* ]] || all=$((all + parts))
+done
 for s in "${share[@]}"; do
     IFS== read -r name parts len <<<"$s"
     [[ " ${names[*]} " == *" $name "* ]] || continue
-    n=$((parts * cores / 64))
+    n=$((parts * cores / all))
     fuzz_target "$name" $((n < 1 ? 1 : n)) "$len" &
 done
 wait
-ls "$out"/find-* 2>/dev/null | sed 's/^/FIND /'
+for f in "$out"/find-*; do [ ! -e "$f" ] || echo "FIND $f"; done
 echo "all in $((SECONDS - begun)) s"

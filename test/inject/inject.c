@@ -1,0 +1,245 @@
+/* inject.c - a library to preload that makes the nth call of a kind fail, or delivers reads and writes in small pieces.
+ *
+ * INJECT_FAIL=KIND:N    the Nth call of KIND fails, and KIND:N+ every one after it too. Kinds: alloc (malloc, calloc, realloc
+ *                       and the aligned ones; ENOMEM), mmap (ENOMEM), thread (pthread_create; EAGAIN), open (EMFILE), read
+ *                       and pread (EIO), write (ENOSPC), fsync, close (EIO), rename (EIO)
+ * INJECT_SHORT=1        a read or a write moves at most 1, 2, 3 ... 61 bytes, and every third call is first interrupted (EINTR);
+ *                       writes to stderr are left alone
+ * INJECT_COUNT=FILE     at exit: a line "KIND N" a kind, how many calls there were
+ *
+ * Counting begins when the program's own code does. Calls within the C library that pass none of its public names (stdio's
+ * own reads and writes) are not seen. Works under a sanitizer (ASAN_OPTIONS=verify_asan_link_order=0): what is not made to
+ * fail goes to the next definition, which is the sanitizer's. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+enum kind { ALLOC, MMAP, THREAD, OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, N_KINDS };
+static const char *const names[N_KINDS] = {"alloc", "mmap", "thread", "open", "read", "write", "fsync", "close", "rename"};
+static const int why[N_KINDS] = {ENOMEM, ENOMEM, EAGAIN, EMFILE, EIO, ENOSPC, EIO, EIO, EIO};
+static atomic_ulong count[N_KINDS];
+static unsigned long fail_at[N_KINDS];
+static bool fail_after[N_KINDS], begun, pieces;
+static const char *count_path;
+
+static bool fails(enum kind k)
+{
+    if (!begun) return false;
+    unsigned long n = atomic_fetch_add(&count[k], 1) + 1;
+    if (!fail_at[k] || n < fail_at[k] || (n > fail_at[k] && !fail_after[k])) return false;
+    errno = why[k];
+    return true;
+}
+
+/* ---- the next definitions ----
+ * dlsym may allocate: what is asked for meanwhile comes from a small buffer that is never given back. */
+
+static char early[64 << 10] __attribute__((aligned(16)));
+static atomic_size_t early_used;
+static __thread bool resolving;
+
+static void *early_alloc(size_t n)
+{
+    size_t at = atomic_fetch_add(&early_used, (n + 31) / 16 * 16);
+    if (at + n + 16 > sizeof early) _exit(99);
+    memcpy(early + at, &n, sizeof n);
+    return early + at + 16;
+}
+
+static bool is_early(const void *p)
+{
+    return (const char *)p >= early && (const char *)p < early + sizeof early;
+}
+
+static void *next(const char *name)
+{
+    resolving = true;
+    void *p = dlsym(RTLD_NEXT, name);
+    resolving = false;
+    if (!p) _exit(98);
+    return p;
+}
+/* real(f): the next definition of f, with its type. */
+#define NEXT(f)                                                                                              \
+    static __typeof__(&f) real_##f;                                                                          \
+    if (!real_##f) *(void **)&real_##f = next(#f)
+
+/* ---- memory ---- */
+
+void *malloc(size_t n)
+{
+    if (resolving) return early_alloc(n);
+    NEXT(malloc);
+    return fails(ALLOC) ? NULL : real_malloc(n);
+}
+
+void *calloc(size_t count_of, size_t size)
+{
+    if (resolving) return early_alloc(count_of * size); /* zero as it is */
+    NEXT(calloc);
+    return fails(ALLOC) ? NULL : real_calloc(count_of, size);
+}
+
+void *realloc(void *p, size_t n)
+{
+    if (resolving || is_early(p)) {
+        size_t old = 0;
+        if (p) memcpy(&old, (char *)p - 16, sizeof old);
+        void *q = resolving ? early_alloc(n) : malloc(n);
+        if (q && p) memcpy(q, p, old < n ? old : n);
+        return q;
+    }
+    NEXT(realloc);
+    return fails(ALLOC) ? NULL : real_realloc(p, n);
+}
+
+void free(void *p)
+{
+    if (!p || is_early(p)) return;
+    NEXT(free);
+    real_free(p);
+}
+
+int posix_memalign(void **p, size_t alignment, size_t n)
+{
+    NEXT(posix_memalign);
+    return fails(ALLOC) ? ENOMEM : real_posix_memalign(p, alignment, n);
+}
+
+void *aligned_alloc(size_t alignment, size_t n)
+{
+    NEXT(aligned_alloc);
+    return fails(ALLOC) ? NULL : real_aligned_alloc(alignment, n);
+}
+
+void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
+{
+    NEXT(mmap);
+    return fails(MMAP) ? MAP_FAILED : real_mmap(at, n, prot, flags, fd, offset);
+}
+
+int pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*f)(void *), void *arg)
+{
+    NEXT(pthread_create);
+    return fails(THREAD) ? EAGAIN : real_pthread_create(id, attr, f, arg);
+}
+
+/* ---- files ---- */
+
+int open(const char *path, int flags, ...)
+{
+    va_list ap;
+    mode_t mode = 0;
+    NEXT(open);
+    if (flags & (O_CREAT | __O_TMPFILE)) {
+        va_start(ap, flags);
+        mode = va_arg(ap, mode_t);
+        va_end(ap);
+    }
+    return fails(OPEN) ? -1 : real_open(path, flags, mode);
+}
+
+/* How many of n bytes this call may move; 0: it is interrupted. */
+static size_t piece(size_t n)
+{
+    static atomic_uint turn;
+    unsigned t = atomic_fetch_add(&turn, 1);
+    if (!pieces || !n) return n ? n : 1;
+    if (t % 3 == 2) return 0;
+    return n < 1 + t % 61 ? n : 1 + t % 61;
+}
+
+static ssize_t interrupted(void)
+{
+    errno = EINTR;
+    return -1;
+}
+
+ssize_t read(int fd, void *buf, size_t n)
+{
+    NEXT(read);
+    if (fails(READ)) return -1;
+    size_t k = piece(n);
+    return k ? real_read(fd, buf, n ? k : 0) : interrupted();
+}
+
+ssize_t pread(int fd, void *buf, size_t n, off_t offset)
+{
+    NEXT(pread);
+    if (fails(READ)) return -1;
+    size_t k = piece(n);
+    return k ? real_pread(fd, buf, n ? k : 0, offset) : interrupted();
+}
+
+ssize_t write(int fd, const void *buf, size_t n)
+{
+    NEXT(write);
+    if (fd == STDERR_FILENO) return real_write(fd, buf, n);
+    if (fails(WRITE)) return -1;
+    size_t k = piece(n);
+    return k ? real_write(fd, buf, n ? k : 0) : interrupted();
+}
+
+int fsync(int fd)
+{
+    NEXT(fsync);
+    return fails(FSYNC) ? -1 : real_fsync(fd);
+}
+
+int close(int fd)
+{
+    NEXT(close);
+    if (!fails(CLOSE)) return real_close(fd);
+    real_close(fd);
+    errno = EIO;
+    return -1;
+}
+
+int rename(const char *from, const char *to)
+{
+    NEXT(rename);
+    return fails(RENAME) ? -1 : real_rename(from, to);
+}
+
+int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+    NEXT(renameat2);
+    return fails(RENAME) ? -1 : real_renameat2(from_dir, from, to_dir, to, flags);
+}
+
+/* ---- begin and end ---- */
+
+__attribute__((constructor)) static void begin(void)
+{
+    const char *fail = getenv("INJECT_FAIL");
+    for (int k = 0; fail && k < N_KINDS; k++) {
+        size_t n = strlen(names[k]);
+        if (strncmp(fail, names[k], n) || fail[n] != ':') continue;
+        char *end;
+        fail_at[k] = strtoul(fail + n + 1, &end, 10);
+        fail_after[k] = *end == '+';
+    }
+    pieces = getenv("INJECT_SHORT") != NULL;
+    count_path = getenv("INJECT_COUNT");
+    unsetenv("LD_PRELOAD"); /* not for the programs that this one starts */
+    begun = true;
+}
+
+__attribute__((destructor)) static void end(void)
+{
+    begun = false;
+    FILE *f = count_path ? fopen(count_path, "w") : NULL;
+    for (int k = 0; f && k < N_KINDS; k++) fprintf(f, "%s %lu\n", names[k], atomic_load(&count[k]));
+    if (f) fclose(f);
+}

@@ -1,0 +1,156 @@
+#!/bin/bash
+# sweep.sh - every program with one call made to fail: the nth allocation, map, thread, open, read, write, fsync, close,
+# rename (inject.c), for every n, or for POINTS of them spread over each kind.
+#
+# usage: test/inject/sweep.sh BIN_DIR DATA_DIR INJECT.so POINTS|all [JOB...]
+# Each must end in one of two ways: status 4 with a message that names the cause, and no file at its outputs nor beside
+# them; or, where the program can do without what failed, status 0 and the same bytes as without. Never another status, a
+# signal, or a report of a sanitizer. Then once with all reads and writes in small pieces and interrupted: status 0, same bytes.
+set -u
+here=$(cd "$(dirname "$0")" && pwd) src=${0%/*}/../..
+src=$(cd "$src" && pwd) bin=$(cd "$1" && pwd) data=$(cd "$2" && pwd) inject=$(cd "$(dirname "$3")" && pwd)/$(basename "$3")
+points=$4
+shift 4
+export PATH="$bin:$PATH" LC_ALL=C OMP_NUM_THREADS=2 ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+shopt -s dotglob nullglob
+T=$data/target-q8_0.gguf D=$data/drafter-q8_0.gguf hf=$src/data/pair
+begun=$SECONDS runs=0 failed=0
+
+# Inputs, made once.
+cd "$work" || exit 4
+mkdir in
+printf 'Names of things, and what they cost: 1, 2, 3.\n' >in/text
+printf '{"role":"system","content":"Be brief."}\n{"role":"user","content":"Hi"}\n' >in/chat
+dflash-tokenize -m "$T" <in/text >in/tokens
+dflash-prefill -q -m "$T" -d "$D" -o in/state <in/tokens
+dflash-convert -q "$src/test/family/gemma4moe.json" --random 1 -o in/moe.gguf 2>/dev/null
+dflash-bench run -q -m "$T" -d "$D" -n 4 --runs 1 --warmup 0 --ignore-eos in/tokens >in/cell.jsonl
+mkdir qwen
+sed 's/<|im"/<\/think>"/g; s/<think>\\n\\n/<tool_call>/' "$src/test/data/tok_qwen2.json" >qwen/tokenizer.json
+echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":64,"intermediate_size":64,"num_hidden_layers":1,"num_attention_heads":2,
+"num_key_value_heads":1,"head_dim":32,"hidden_act":"silu","vocab_size":700,"rms_norm_eps":1e-6,"rope_theta":1e6,
+"tie_word_embeddings":true,"max_position_embeddings":512}' >qwen/config.json
+dflash-convert -q qwen --random 1 -o in/qwen.gguf
+printf '\1\0\0\0\2\0\0\0' >in/ids
+printf '\5\0\0\0\6\0\0\0' >in/a
+printf '\5\0\0\0\7\0\0\0' >in/b
+i=$work/in
+
+# NAME | which of its outputs are compared (- none: they hold times) | stdin | command; outputs are o* in its folder
+jobs="
+convert-target   | * | text   | dflash-convert $hf/target -o o --threads 2
+convert-q4_k_m   | * | text   | dflash-convert $hf/drafter --target $hf/target --type q4_k_m -o o --threads 2
+convert-random   | * | text   | dflash-convert $src/test/family/qwen35moe.json --random 3 --type q8_0 -o o --threads 2
+convert-gguf     | * | text   | dflash-convert $D --target $T -o o --threads 2
+quantize         | o | text   | dflash-quantize $data/drafter-bf16.gguf --type q4_k_m --tensor-type blk.0.*=q6_k --json -o o --threads 2
+inspect          | * | text   | dflash-inspect --tensors $T -o o
+inspect-json     | * | text   | dflash-inspect --tensors --json $T -o o
+inspect-st       | * | text   | dflash-inspect --json $hf/target/model.safetensors -o o
+inspect-check    | * | text   | dflash-inspect --check $D -o o --threads 2
+inspect-pair     | * | text   | dflash-inspect --pair --json $T $D -o o
+inspect-diff     | * | text   | dflash-inspect --diff $hf/drafter $D -o o --threads 2
+tokenize         | * | text   | dflash-tokenize -m $T -o o
+tokenize-moe     | * | text   | dflash-tokenize -m $src/test/data/tok_spm.gguf -o o
+decode           | * | tokens | dflash-tokenize -m $T --decode -o o
+chat             | * | chat   | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3 -o o
+prefill          | * | tokens | dflash-prefill -m $T -d $D -o o --logits o2 --threads 2
+prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2
+prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2
+generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --draft-trace o2 --draft-logits o3 --threads 2
+generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2
+generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --threads 2
+generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2
+bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --warmup 0 --ignore-eos $i/tokens -o o --threads 2
+bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2
+bench-compare    | * | text   | dflash-bench compare --json $i/a $i/b -m $T --prompt $i/tokens -o o --threads 2
+bench-report     | * | text   | dflash-bench report $i/cell.jsonl -o o
+bench-matrix     | * | text   | dflash-bench matrix --target $hf/target --drafter $hf/drafter $hf/x-1.tok -o o
+"
+
+complain() { # WHAT: the job, the point, and what the program said
+    failed=$((failed + 1))
+    bad=1
+    echo "    $name $point: $1; status $status: $(head -c 600 err | tr '\n' '~')"
+}
+
+# Was this run, in the current folder, one of the two good ways?
+judge() {
+    local f left=() want=$ok
+    for f in *; do
+        case $f in out | err) ;; *) left+=("$f") ;; esac
+    done
+    if [ "$status" = "$ok" ]; then
+        [ "$compare" = - ] && return
+        for f in ../ref/$compare; do
+            cmp -s "$f" "${f##*/}" || { [ "${f##*/}" = err ] || complain "status $ok, but ${f##*/} differs"; }
+        done
+    elif [ "$status" = 4 ]; then
+        [ ${#left[@]} = 0 ] || complain "left behind: ${left[*]}"
+        case $kind:$(<err) in
+        alloc:*[Oo]"ut of memory"* | alloc:*"no memory for"* | alloc:*"Cannot allocate memory"*) ;;
+        mmap:*"annot allocate memory"* | mmap:*"out of memory"*) ;;
+        thread:*[Tt]hread* | open:*"Too many open files"* | read:*"Input/output error"*) ;;
+        write:*"No space left on device"* | fsync:*"Input/output error"* | close:*"Input/output error"* | rename:*"Input/output error"*) ;;
+        *) complain "the message does not say why" ;;
+        esac
+    else
+        complain "status $status"
+    fi
+}
+
+run_once() { # VARIABLES...: the job with these, in a new folder
+    rm -rf now
+    mkdir now
+    cd now || exit 4
+    set -f
+    env "$@" LD_PRELOAD="$inject" $command <"$i/$stdin" >out 2>err
+    status=$?
+    set +f
+    runs=$((runs + 1))
+}
+
+while IFS='|' read -r name compare stdin command; do
+    name=${name// /} compare=${compare// /} stdin=${stdin// /}
+    [ -n "$name" ] || continue
+    [ $# = 0 ] || [[ " $* " == *" $name "* ]] || continue
+    bad=0 from=$runs
+    set -f
+    rm -rf "$work/job"
+    mkdir -p "$work/job/ref"
+    cd "$work/job/ref" || exit 4
+    $command <"$i/$stdin" >out 2>err
+    ok=$?
+    cd ..
+    kind=count point=without status=$ok
+    set +f
+    run_once "INJECT_COUNT=$work/job/count"
+    [ "$status" = "$ok" ] && [ "$ok" -lt 2 ] || complain "status differs (expected $ok)"
+    cd ..
+    while read -r kind n; do
+        # bench measures the memory's speed, most of a second a run
+        most=$points
+        case $name in bench-ro* | bench-run) [ "$points" = all ] && most=50 || most=1 ;; esac
+        step=1
+        [ "$most" = all ] || step=$(((n + most - 1) / most))
+        [ "$step" -gt 0 ] || continue
+        # with a stride, a start that differs from job to job: all of them together see more
+        for ((k = 1 + (${#name} * 7 + from) % step; k <= n; k += step)); do
+            point=$kind:$k
+            run_once "INJECT_FAIL=$point"
+            judge
+            cd ..
+        done
+    done <count
+    for kind in short; do
+        point=short
+        run_once INJECT_SHORT=1
+        [ "$status" = "$ok" ] || complain "status differs (expected $ok)"
+        [ "$status" != "$ok" ] || judge
+        cd ..
+    done
+    [ "$bad" = 1 ] && echo "FAIL inject/$name ($((runs - from)) runs)" || echo "ok   inject/$name ($((runs - from)) runs)"
+done <<<"$jobs"
+echo "inject: $runs runs in $((SECONDS - begun)) s, $failed bad"
+[ "$failed" = 0 ]
