@@ -216,7 +216,9 @@ static bool ends_with(const char *s, const char *end)
 static bool is_gguf(const char *path)
 {
     char magic[4] = {0};
-    FILE *f = fopen(path, "rb");
+    struct stat st;
+    /* A pipe would be waited for here; the map that follows says that it cannot be one. */
+    FILE *f = !stat(path, &st) && S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
     bool yes = f && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4);
     if (f) fclose(f);
     return yes;
@@ -569,13 +571,40 @@ static int check_rest(struct conv *c, struct err *e)
     return c->cfg ? hf_config_rest(c->cfg, tables, e) : 0;
 }
 
+#define MAX_BESIDE 16
+
+/* What is read of a folder beside the tensors, where path is one; paths [at most MAX_BESIDE] to free. */
+static int folder_inputs(const char *path, char **out, int n)
+{
+    static const char *const names[] = {"config.json",           "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json", "chat_template.jinja",    "model.safetensors.index.json",
+                                        "model.safetensors"};
+    struct stat st;
+    if (!path || stat(path, &st) || !S_ISDIR(st.st_mode)) return n;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t room = strlen(path) + strlen(names[i]) + 2;
+        char *p = mem_alloc(room);
+        if (!p) return -1;
+        snprintf(p, room, "%s/%s", path, names[i]);
+        out[n++] = p;
+    }
+    return n;
+}
+
 static int write_out(struct conv *c, struct err *e)
 {
+    char *own[MAX_BESIDE] = {0};
     struct io_out out;
     int n = 0, ret = -1;
     uint32_t n_files = c->st ? c->st->n_files : 0;
-    const char **inputs = mem_calloc(n_files + 3u, sizeof *inputs);
-    if (!inputs) return err_set(e, ERR_IO, "out of memory (%u files)", n_files);
+    const char **inputs = mem_calloc(n_files + 3u + MAX_BESIDE, sizeof *inputs);
+    int n_own = folder_inputs(c->o->input, own, 0);
+    if (n_own >= 0) n_own = folder_inputs(c->o->target, own, n_own);
+    if (!inputs || n_own < 0) {
+        err_set(e, ERR_IO, "out of memory (%u files)", n_files);
+        goto done;
+    }
+    for (int i = 0; i < n_own; i++) inputs[n++] = own[i];
     for (uint32_t i = 0; i < n_files; i++) inputs[n++] = c->st->file[i].path;
     if (c->cfg) inputs[n++] = hf_config_name(c->cfg);
     if (c->target.gguf) inputs[n++] = c->o->target;
@@ -585,6 +614,7 @@ static int write_out(struct conv *c, struct err *e)
         ret = 0;
     if (ret) io_out_abort(&out);
 done:
+    for (int i = 0; i < MAX_BESIDE; i++) mem_free(own[i]);
     mem_free(inputs);
     return ret;
 }

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include "../cli.h"
 #include "../models.h"
+#include "../redirect.h"
 
 int bench_run(int argc, char **argv);
 int bench_rows(int argc, char **argv);
@@ -49,6 +50,8 @@ json_t *bench_machine(const struct models *m);
 int bench_threads(const struct models *m);
 /* Token file, whole; ids are mem_alloc'ed. */
 int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e);
+/* redirect_open with the models and the n files in more (at most 4096) as inputs that the output may not be. */
+int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m, const char *const *more, int n, struct err *e);
 /* "1,2,4" into v (at most room); ERR_USAGE naming the flag. */
 int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max, struct err *e);
 json_t *bench_model_json(const char *path, const struct model *m);

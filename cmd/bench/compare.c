@@ -138,7 +138,8 @@ int bench_compare(int argc, char **argv)
     int rc = 0;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path != !o.prompt) cli_usage_error(&cli, "-m and --prompt go together");
-    if (redirect_open(&file, out_path, force, cli.args, 2, &e)) return cli_fail(&cli, &e);
+    const char *read[] = {cli.args[0], cli.args[1], o.prompt ? o.prompt : cli.args[0]};
+    if (bench_redirect(&file, out_path, force, &o.m, read, 3, &e)) return cli_fail(&cli, &e);
     if (bench_read_tokens(cli.args[0], &a.id, &a.n, &e) || bench_read_tokens(cli.args[1], &b.id, &b.n, &e)) {
         rc = cli_fail(&cli, &e);
         goto done;

@@ -173,7 +173,7 @@ int bench_rows(int argc, char **argv)
     struct redirect file;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (redirect_open(&file, out_path, force, NULL, 0, &e)) return cli_fail(&cli, &e);
+    if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     struct plan *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
                 : bench_int_list("--rows", o.rows, p->rows, MAX_SIZES, &p->n_rows, 1, SESSION_MAX_ROWS, &e) ||

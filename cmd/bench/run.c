@@ -239,7 +239,7 @@ int bench_run(int argc, char **argv)
     if (o.sampler.top_p <= 0) cli_usage_error(&cli, "--top-p: out of range (expected above 0 and at most 1, got 0)");
     if (o.sampler.repeat_penalty <= 0) cli_usage_error(&cli, "--repeat-penalty: out of range (expected above 0, got 0)");
     if (!o.m.drafter_path && (o.block || o.width || o.draft_window)) cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
-    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
     out.id = mem_alloc((size_t)(o.n + SESSION_MAX_ROWS) * sizeof *out.id);
     if (!p || !out.id) {

@@ -43,17 +43,19 @@ static bool fails(enum kind k)
 }
 
 /* ---- the next definitions ----
- * dlsym may allocate: what is asked for meanwhile comes from a small buffer that is never given back. */
+ * dlsym may allocate, and a sanitizer allocates before this library is even relocated: until the constructor has run, and
+ * within dlsym, memory comes from a buffer that is never given back, and nothing but its own functions is called. */
 
-static char early[64 << 10] __attribute__((aligned(16)));
+static char early[4 << 20] __attribute__((aligned(16)));
 static atomic_size_t early_used;
+static bool ready;
 static __thread bool resolving;
 
 static void *early_alloc(size_t n)
 {
     size_t at = atomic_fetch_add(&early_used, (n + 31) / 16 * 16);
-    if (at + n + 16 > sizeof early) _exit(99);
-    memcpy(early + at, &n, sizeof n);
+    if (at + n + 16 > sizeof early) __builtin_trap();
+    *(size_t *)(void *)(early + at) = n;
     return early + at + 16;
 }
 
@@ -79,25 +81,24 @@ static void *next(const char *name)
 
 void *malloc(size_t n)
 {
-    if (resolving) return early_alloc(n);
+    if (!ready || resolving) return early_alloc(n);
     NEXT(malloc);
     return fails(ALLOC) ? NULL : real_malloc(n);
 }
 
 void *calloc(size_t count_of, size_t size)
 {
-    if (resolving) return early_alloc(count_of * size); /* zero as it is */
+    if (!ready || resolving) return early_alloc(count_of * size); /* zero as it is */
     NEXT(calloc);
     return fails(ALLOC) ? NULL : real_calloc(count_of, size);
 }
 
 void *realloc(void *p, size_t n)
 {
-    if (resolving || is_early(p)) {
-        size_t old = 0;
-        if (p) memcpy(&old, (char *)p - 16, sizeof old);
-        void *q = resolving ? early_alloc(n) : malloc(n);
-        if (q && p) memcpy(q, p, old < n ? old : n);
+    if (!ready || resolving || is_early(p)) {
+        size_t old = p ? *(size_t *)(void *)((char *)p - 16) : 0;
+        char *q = !ready || resolving ? early_alloc(n) : malloc(n);
+        for (size_t i = 0; q && i < old && i < n; i++) q[i] = ((char *)p)[i];
         return q;
     }
     NEXT(realloc);
@@ -233,7 +234,7 @@ __attribute__((constructor)) static void begin(void)
     pieces = getenv("INJECT_SHORT") != NULL;
     count_path = getenv("INJECT_COUNT");
     unsetenv("LD_PRELOAD"); /* not for the programs that this one starts */
-    begun = true;
+    ready = begun = true;
 }
 
 __attribute__((destructor)) static void end(void)
