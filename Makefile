@@ -319,7 +319,9 @@ test-sanitize:
 .PHONY: sanitize-suites
 sanitize-suites: all $(UNIT_BIN) $(INJECT) $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(DENSE)" \
-	    "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2"
+	    "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)"
+# Half a second a run: one job of each kind.
+SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-spm chat prefill generate generate-state bench-report
 
 # Fuzz targets: every test/fuzz/fuzz_NAME.c holds LLVMFuzzerTestOneInput over the library. `make fuzz` (clang) runs each for
 # FUZZ_SECONDS from its corpus test/fuzz/corpus/NAME; new finds land in build-fuzz/corpus/NAME, and `make fuzz-merge` adds

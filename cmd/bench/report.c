@@ -213,8 +213,8 @@ int bench_report(int argc, char **argv)
     struct redirect file;
     int rc = 0;
     cli_parse(&cli, argc, argv);
-    json_t *lines = json_array(); /* after cli_parse, which says where jansson's memory comes from */
     if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    json_t *lines = json_array(); /* after cli_parse, which says where jansson's memory comes from */
     for (int i = 0; i < cli.n_args && !rc; i++)
         if (read_lines(cli.args[i], lines, &e)) rc = cli_fail(&cli, &e);
     if (!rc) warn_unknown(lines);

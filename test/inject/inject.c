@@ -2,7 +2,7 @@
  *
  * INJECT_FAIL=KIND:N    the Nth call of KIND fails, and KIND:N+ every one after it too. Kinds: alloc (malloc, calloc, realloc
  *                       and the aligned ones; ENOMEM), mmap (ENOMEM), thread (pthread_create; EAGAIN), open (EMFILE), read
- *                       and pread (EIO), write (ENOSPC), fsync, close (EIO), rename (EIO)
+ *                       and pread (EIO), write and pwrite (ENOSPC), fsync, close (EIO), rename (EIO)
  * INJECT_SHORT=1        a read or a write moves at most 1, 2, 3 ... 61 bytes, and every third call is first interrupted (EINTR);
  *                       writes to stderr are left alone
  * INJECT_COUNT=FILE     at exit: a line "KIND N" a kind, how many calls there were
@@ -190,6 +190,14 @@ ssize_t write(int fd, const void *buf, size_t n)
     if (fails(WRITE)) return -1;
     size_t k = piece(n);
     return k ? real_write(fd, buf, n ? k : 0) : interrupted();
+}
+
+ssize_t pwrite(int fd, const void *buf, size_t n, off_t offset)
+{
+    NEXT(pwrite);
+    if (fails(WRITE)) return -1;
+    size_t k = piece(n);
+    return k ? real_pwrite(fd, buf, n ? k : 0, offset) : interrupted();
 }
 
 int fsync(int fd)
