@@ -208,7 +208,7 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 # Calls that fail: every program with the nth allocation, read, write ... failing (test/inject). `make test` has INJECT_POINTS
 # of each kind a program; `make test-faults` all of them.
 INJECT := $(BUILD)/test/inject.so
-INJECT_POINTS ?= 5
+INJECT_POINTS ?= 3
 $(INJECT): test/inject/inject.c
 	@mkdir -p $(@D)
 	$(SAY) LINK $@

@@ -30,7 +30,8 @@ double cli_positive(const struct cli *c, const char *flag, const char *text)
 {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || *end || !(v > 0) || v > 1e30)
+    /* Decimal numbers alone: strtod takes hexadecimal ones and leading blanks too. */
+    if (end == text || *end || text[strspn(text, "+-.eE0123456789")] || !(v > 0) || v > 1e30)
         cli_usage_error(c, "%s: not a positive number (got %s)", flag, text);
     return v;
 }

@@ -230,6 +230,8 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
+    struct desc_override seen; /* what is wrong with flags is said before anything is read */
+    overrides(m, c, &seen);
     if (open_backend(m, e) || plan_first(m, c, e)) return -1;
     if (model_load(&m->target, m->target_path, m->be, &none, show_progress, &p, e)) return -1;
     if (m->target->d->arch == DESC_DFLASH) {

@@ -207,17 +207,17 @@ void io_team_end(void)
     atomic_fetch_sub(&teams, 1);
 }
 
-static void on_exit_of_team(void)
+/* A usage error that is seen late ends the program too: what is not committed by then is not wanted. */
+static void on_program_exit(void)
 {
-    if (!atomic_load(&teams)) return;
     remove_temporaries();
-    _exit(ERR_IO); /* libgomp has said why */
+    if (atomic_load(&teams)) _exit(ERR_IO); /* libgomp has said why */
 }
 
 void io_signals_install(void)
 {
     static atomic_flag installed = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&installed)) atexit(on_exit_of_team);
+    if (!atomic_flag_test_and_set(&installed)) atexit(on_program_exit);
     static const int sigs[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     for (size_t i = 0; i < sizeof sigs / sizeof *sigs; i++) {
         struct sigaction old, sa;

@@ -54,7 +54,8 @@ int io_outs_commit(struct io_out *const *o, int n, struct err *e);
  * On failure abort the output. */
 int io_out_prepare(struct io_out *o, struct err *e);
 void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
-/* Remove temporaries when SIGINT, SIGTERM, SIGHUP or SIGPIPE end the program, which they still do; a write
+/* Remove temporaries when the program exits with outputs open, and when SIGINT, SIGTERM, SIGHUP or SIGPIPE end it, which they
+ * still do; a write
  * past the limit on file sizes fails instead of ending it. Reading a mapped file that another process cut
  * ends the program with a message and exit status 4 (ERR_IO), temporaries removed. */
 void io_signals_install(void);

@@ -87,9 +87,10 @@ int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int
         char *end;
         errno = 0;
         long x = strtol(p, &end, 10);
-        if (end == p || errno || (*end && *end != ',') || x < min || x > max || *n == room)
+        if (*p < '0' || *p > '9' || errno || (*end && *end != ',') || x < min || x > max || *n == room)
             return err_set(e, ERR_USAGE, "%s: expected up to %d numbers from %d to %d with commas between, got '%s'", flag, room, min, max, text);
         v[(*n)++] = (int32_t)x;
+        if (*end && !end[1]) return err_set(e, ERR_USAGE, "%s: ends with a comma: '%s'", flag, text);
         p = *end ? end + 1 : end;
     }
     return *n ? 0 : err_set(e, ERR_USAGE, "%s: empty", flag);

@@ -89,7 +89,7 @@ judge() {
     elif [ "$status" = 4 ]; then
         [ ${#left[@]} = 0 ] || complain "left behind: ${left[*]}"
         case $kind:$(<err) in
-        alloc:*[Oo]"ut of memory"* | alloc:*"no memory for"* | alloc:*"Cannot allocate memory"*) ;;
+        alloc:*[Oo]"ut of memory"* | alloc:*"no memory for"* | alloc:*"failed to allocate"* | alloc:*"Cannot allocate memory"*) ;;
         mmap:*"annot allocate memory"* | mmap:*"out of memory"*) ;;
         thread:*[Tt]hread* | open:*"Too many open files"* | read:*"Input/output error"*) ;;
         write:*"No space left on device"* | fsync:*"Input/output error"* | close:*"Input/output error"* | rename:*"Input/output error"*) ;;

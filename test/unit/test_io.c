@@ -497,6 +497,33 @@ static void tokens(void **state)
     close(fd);
 }
 
+/* Several outputs of a run: all of them or none. */
+static void together(void **state)
+{
+    struct io_out a, b, none = {0};
+    struct err e = {0};
+    char path_a[512], path_b[512];
+    (void)state;
+    snprintf(path_a, sizeof path_a, "%s", scratch("together-a"));
+    snprintf(path_b, sizeof path_b, "%s", scratch("together-b"));
+    for (int clash = 0; clash < 2; clash++) {
+        int files = scratch_files();
+        assert_int_equal(io_out_open(&a, path_a, false, NULL, 0, &e), 0);
+        assert_int_equal(io_out_open(&b, path_b, false, NULL, 0, &e), 0);
+        assert_int_equal(io_out_write(&a, "one", 3, &e), 0);
+        assert_int_equal(io_out_write(&b, "two", 3, &e), 0);
+        if (clash) scratch_write(path_b, "else", 4); /* appears while it is written: b cannot get its name */
+        struct io_out *const all[] = {&a, &none, &b};
+        assert_int_equal(io_out_prepare(&a, &e), 0); /* twice is legal */
+        assert_int_equal(io_outs_commit(all, 3, &e), clash ? -1 : 0);
+        assert_int_equal(e.code, clash ? ERR_USAGE : ERR_NONE);
+        assert_int_equal(scratch_files(), files + (clash ? 1 : 2));
+        assert_int_equal(access(path_a, F_OK), clash ? -1 : 0);
+        remove(path_a);
+        remove(path_b);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -505,6 +532,7 @@ int main(void)
         cmocka_unit_test(out_full),    cmocka_unit_test(out_stdout),   cmocka_unit_test(out_signal),
         cmocka_unit_test(map_changes), cmocka_unit_test(out_zeroed),   cmocka_unit_test(read_all),
         cmocka_unit_test(interrupted), cmocka_unit_test(tokens),
+        cmocka_unit_test(together),
     };
     int rc;
     scratch_begin();
