@@ -221,8 +221,8 @@ int bench_matrix(int argc, char **argv)
     check_word("--target", o.target);
     check_word("--drafter", o.drafter);
     check_word("--out", o.out);
-    if (o.random && (!*o.random || o.random[strspn(o.random, "0123456789")]))
-        cli_usage_error(&cli, "--random: not a seed (expected a whole number, got '%s')", o.random);
+    if (o.random && (!*o.random || o.random[strspn(o.random, "0123456789")] || strlen(o.random) > 19))
+        cli_usage_error(&cli, "--random: not a seed (expected a whole number of at most 19 digits, got '%s')", o.random);
     check_prompts();
     for (int s = 0; s < n_set; s++) check_setting(set[s]);
     if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
