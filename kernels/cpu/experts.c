@@ -217,14 +217,6 @@ static void prepare_row(void *ctx, int64_t i, int thread)
                 (enum mm_act)a, e->row[a] + (size_t)i * mm_act_bytes((enum mm_act)a, n_in), x, n_in, 0, 1);
 }
 
-static void deal(uint32_t *dst, const uint8_t *src, size_t words, int32_t T)
-{
-    if (src)
-        for (size_t w = 0; w < words; w++) memcpy(dst + w * (size_t)T, src + 4 * w, 4);
-    else
-        for (size_t w = 0; w < words; w++) dst[w * (size_t)T] = 0;
-}
-
 static void deal_tile(void *ctx, int64_t i, int thread)
 {
     const struct experts *e = ctx;
@@ -234,10 +226,10 @@ static void deal_tile(void *ctx, int64_t i, int thread)
     for (int a = 0; a < MM_ACT_COUNT; a++) {
         const size_t bytes = mm_act_bytes((enum mm_act)a, e->w[0]->n_in);
         if (!e->row[a]) continue;
-        uint32_t *dst = (uint32_t *)(e->tiled[a] + (size_t)t->slot * bytes);
+        uint8_t *dst = e->tiled[a] + (size_t)t->slot * bytes;
         for (int32_t k = 0; k < t->width; k++)
-            deal(dst + k, k < t->used ? e->row[a] + (size_t)row_of(e, e->order[t->first + k]) * bytes : NULL,
-                 bytes / 4, t->width);
+            mm_act_deal((enum mm_act)a, dst, k < t->used ? e->row[a] + (size_t)row_of(e, e->order[t->first + k]) * bytes : NULL,
+                        e->w[0]->n_in, k, t->width);
     }
 }
 

@@ -48,6 +48,32 @@ size_t mm_act_bytes(enum mm_act a, int64_t n_in)
     return n + n / 16 + n / 4 + n / 256 * 8;
 }
 
+/* n bytes of a token, in units of 4 or 8 that those of the others stand between. */
+static void deal_units(uint8_t *tile, const uint8_t *row, size_t n, size_t unit, int t, int T)
+{
+    tile += unit * (size_t)t;
+    for (size_t i = 0; i < n; i += unit, tile += unit * (size_t)T) {
+        if (!row)
+            memset(tile, 0, unit);
+        else if (unit == 8)
+            memcpy(tile, row + i, 8);
+        else
+            memcpy(tile, row + i, 4);
+    }
+}
+
+void mm_act_deal(enum mm_act a, uint8_t *tile, const uint8_t *row, int64_t n_in, int t, int T)
+{
+    const size_t n = (size_t)n_in, all = mm_act_bytes(a, n_in);
+    if (a != MM_ACT_Q256) {
+        deal_units(tile, row, all, 4, t, T);
+        return;
+    }
+    const size_t end[] = {0, n, n + n / 16, n + n / 16 + n / 4, all};
+    for (int i = 0; i < 4; i++) /* q, s32, n16, d and wide */
+        deal_units(tile + end[i] * (size_t)T, row ? row + end[i] : NULL, end[i + 1] - end[i], i % 2 ? 4 : 8, t, T);
+}
+
 static inline void prefetch_write(const void *p)
 {
 #if defined(__x86_64__)

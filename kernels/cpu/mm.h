@@ -37,9 +37,13 @@ enum mm_act {
  * - F32: float x[n_in up to even]
  * - Q32: int8 q[n_in / 4][T][4]; float d[n_in / 32]; int32 nsum[n_in / 32] = -(sum of q);
  *   float s[n_in / 32] = d * (sum of q)
- * - Q256: int8 q[n_in / 4][T][4]; int16 s32[n_in / 64][T][2], sums of 32 q; int32 n16[n_in / 16] = -32 * (sum
- * of 16 q), 0x8000 more where even; float d[n_in / 256]; int32 wide[n_in / 256], MM_WIDE_* */
+ * - Q256: int8 q[n_in / 64][8][T][2][4]: group g of 4 of the first and of the second 32; int16 s32[n_in / 64][T][2],
+ *   sums of 32 q; int32 n16[n_in / 64][2][T][2] = -32 * (sum of 16 q), the h-th 16 of the first and of the second
+ *   32; float d[n_in / 256]; int32 wide[n_in / 256], MM_WIDE_* */
 size_t mm_act_bytes(enum mm_act a, int64_t n_in);
+
+/* Copy token t of a tile of T from what was prepared for it alone, as a tile of one; row NULL: zeros. */
+void mm_act_deal(enum mm_act a, uint8_t *tile, const uint8_t *row, int64_t n_in, int t, int T);
 
 /* The block's activations are so large that the codes of a type could bring the sum of a sub-block over 16
  * bits. */

@@ -101,11 +101,22 @@ static inline int32_t act_wide(const int8_t *q, const int16_t *sum)
            (32 * most16 > 32767 ? MM_WIDE_6 : 0);
 }
 
+/* MM_ACT_Q256: where token 0's four codes from k on lie, those of token t 8 t bytes later, and among n16 the number of
+ * sub-block s of 16, 2 t later. */
+static inline int64_t act_at(int64_t k, int T)
+{
+    return (k / 64 * 64 + k % 32 / 4 * 8) * T + k / 32 % 2 * 4;
+}
+static inline int64_t act_n16_at(int64_t s, int T)
+{
+    return (s / 4 * 2 + s % 2) * 2 * T + s / 2 % 2;
+}
+
 static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
 {
     const int64_t nb = n_in / 256;
     int16_t *s32 = (int16_t *)(act + n_in * T) + 2 * t;
-    int32_t *n16 = (int32_t *)(act + (n_in + n_in / 16) * T) + t;
+    int32_t *n16 = (int32_t *)(act + (n_in + n_in / 16) * T) + 2 * t;
     float *d = (float *)(act + (n_in + n_in / 16 + n_in / 4) * T) + t;
     int32_t *wide = (int32_t *)(act + (n_in + n_in / 16 + n_in / 4 + n_in / 256 * 4) * T) + t;
     int8_t q[256] = {0};
@@ -114,8 +125,8 @@ static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
         d[b * T] = x ? act_round(q, x + 256 * b, 256) : 0.0f;
         if (x) act_sums(sum, q, 256);
         wide[b * T] = x ? act_wide(q, sum) : 0;
-        act_spread(act + 256 * b * T, q, 256, t, T);
-        for (int j = 0; j < 16; j++, n16 += T) *n16 = -32 * sum[j] + (j % 2 ? 0 : 0x8000);
+        for (int k = 0; k < 256; k += 4) memcpy(act + 256 * b * T + act_at(k, T) + 8 * t, q + k, 4);
+        for (int j = 0; j < 16; j++) n16[16 * b * T + act_n16_at(j, T)] = -32 * sum[j];
         for (int j = 0; j < 4; j++, s32 += 2 * T) {
             s32[0] = (int16_t)(sum[4 * j] + sum[4 * j + 1]);
             s32[1] = (int16_t)(sum[4 * j + 2] + sum[4 * j + 3]);

@@ -67,9 +67,40 @@ INLINE vi vi_sar(vi a, int n)
 {
     return _mm256_srai_epi32(a, n);
 }
+INLINE vi vi_dot4v(vi acc, vi codes, vi a)
+{
+    return vi_add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, a), _mm256_set1_epi16(1)));
+}
 INLINE vi vi_dot4(vi acc, vi codes, const uint8_t *a)
 {
-    return vi_add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, vi_bcast(a)), _mm256_set1_epi16(1)));
+    return vi_dot4v(acc, codes, vi_bcast(a));
+}
+/* 8 bytes over and over. */
+INLINE vi vi_bcast8(const void *p)
+{
+    int64_t x;
+    __builtin_memcpy(&x, p, 8);
+    return _mm256_set1_epi64x(x);
+}
+/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words; the
+ * numbers fit them. */
+INLINE vi vi_join(vi low, vi high)
+{
+    return _mm256_packs_epi32(low, high);
+}
+/* Of each four lanes: low 0, low 2, high 0, high 2, and the others. */
+INLINE vi vi_evens(vi low, vi high)
+{
+    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), 0x88));
+}
+INLINE vi vi_odds(vi low, vi high)
+{
+    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), 0xdd));
+}
+/* a where mask has ones, else b. */
+INLINE vi vi_pick(vi mask, vi a, vi b)
+{
+    return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
 }
 /* Codes are signed, stored with 128 added. The sum starts at zero, for the codes are made signed again. */
 INLINE vi vi_dot_s8_start(const int32_t *nsum)

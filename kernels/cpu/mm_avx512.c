@@ -68,6 +68,37 @@ INLINE vi vi_dot4(vi acc, vi codes, const uint8_t *a)
 {
     return _mm512_dpbusd_epi32(acc, codes, vi_bcast(a));
 }
+INLINE vi vi_dot4v(vi acc, vi codes, vi a)
+{
+    return _mm512_dpbusd_epi32(acc, codes, a);
+}
+/* 8 bytes over and over. */
+INLINE vi vi_bcast8(const void *p)
+{
+    int64_t x;
+    __builtin_memcpy(&x, p, 8);
+    return _mm512_set1_epi64(x);
+}
+/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words; the
+ * numbers fit them. */
+INLINE vi vi_join(vi low, vi high)
+{
+    return _mm512_packs_epi32(low, high);
+}
+/* Of each four lanes: low 0, low 2, high 0, high 2, and the others. */
+INLINE vi vi_evens(vi low, vi high)
+{
+    return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0x88));
+}
+INLINE vi vi_odds(vi low, vi high)
+{
+    return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0xdd));
+}
+/* a where mask has ones, else b. */
+INLINE vi vi_pick(vi mask, vi a, vi b)
+{
+    return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
+}
 /* Codes are signed, stored with 128 added: take 128 * sum of q off at the start. */
 INLINE vi vi_dot_s8_start(const int32_t *nsum)
 {

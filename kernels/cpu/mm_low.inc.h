@@ -3,15 +3,15 @@
 
 /* ---- IQ4_NL ----
  * Block: d [LANES] f16, 4 vectors of nibbles, as Q4_0. A nibble becomes its value + 128 by a table, and what remains
- * is Q8_0. */
-static ALWAYS_INLINE void dots_iq4(vi *dot, const uint8_t *p, const uint8_t *a, const int T)
+ * is Q8_0. unit: bytes from a token to the next. */
+static ALWAYS_INLINE void dots_iq4(vi *dot, const uint8_t *p, const uint8_t *a, const int T, const int unit)
 {
     UNROLL for (int g = 0; g < 4; g++)
     {
         const vi w = vi_load(p + g * V);
         const vi low = vi_iq4(vi_and(w, vi_set(0x0f0f0f0f))), high = vi_iq4(vi_and(vi_shr(w, 4), vi_set(0x0f0f0f0f)));
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], low, a + (g * T + t) * 4);
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], high, a + ((g + 4) * T + t) * 4);
+        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], low, a + (g * T + t) * unit);
+        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], high, a + ((g + 4) * T + t) * unit);
     }
 }
 
@@ -28,7 +28,7 @@ static ALWAYS_INLINE void mul_iq4_nl(const struct mm_call *c, const int T)
         const vf d = vf_from_f16(p);
         vi dot[MM_TILE_MAX];
         UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8_start(nsum + t);
-        dots_iq4(dot, p + 2 * LANES, a, T);
+        dots_iq4(dot, p + 2 * LANES, a, T, 4);
         UNROLL for (int t = 0; t < T; t++) acc[t] = vf_fma(vf_cvt(dot[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         p += 18 * LANES;
         a += 32 * T;
@@ -56,7 +56,7 @@ static ALWAYS_INLINE void mul_iq4_xs(const struct mm_call *c, const int T)
         vi isum[MM_TILE_MAX];
         UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
         p += 2 * V;
-        for (int i = 0; i < 8; i++, p += 4 * V, a += 32 * T, n16 += 2 * T) {
+        for (int i = 0; i < 8; i++, p += 4 * V) {
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
             const vi scale = vi_sub(vi_or(vi_and(low, vi_set(15)), vi_and(vi_shl(high, 4), vi_set(0x30))), vi_set(32));
             vi dot[MM_TILE_MAX];
@@ -64,13 +64,15 @@ static ALWAYS_INLINE void mul_iq4_xs(const struct mm_call *c, const int T)
             high = vi_shr(high, 2);
             UNROLL for (int t = 0; t < T; t++)
             {
-                const int32_t nsum = (n16[t] - 0x8000 + n16[T + t]) / 32;
+                const int32_t nsum = (n16[act_n16_at(2 * i, T) + 2 * t] + n16[act_n16_at(2 * i + 1, T) + 2 * t]) / 32;
                 dot[t] = vi_dot_s8_start(&nsum);
             }
-            dots_iq4(dot, p, a, T);
+            dots_iq4(dot, p, a + act_at(32 * i, T), T, 8);
             UNROLL for (int t = 0; t < T; t++) isum[t] = vi_add(isum[t], vi_mul(dot[t], scale));
         }
         UNROLL for (int t = 0; t < T; t++) acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
+        a += 256 * T;
+        n16 += 16 * T;
         da += T;
     }
     put_out(c, acc, T);
@@ -89,23 +91,29 @@ static ALWAYS_INLINE void dots_23k(vi *dot, const uint8_t *p, const vi h, const 
     {
         vi code = vi_and(vi_shr(v, 2 * g), vi_set(0x03030303));
         if (bits == 3) code = vi_or(code, vi_shl(vi_and(vi_shr(h, 4 * odd + g), vi_set(0x01010101)), 2));
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], code, a + (g * T + t) * 4);
+        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], code, a + (g * T + t) * 8);
     }
 }
 
-/* isum += a pair of sub-blocks' sums times their scales (low and high half of a lane's word). */
-static ALWAYS_INLINE void pair_23k(vi *isum, const vi scales, const uint8_t *p, const uint8_t *a, const int32_t *n16,
-                                   const int T, const int bits)
+static ALWAYS_INLINE vi pair_join(const vi even, const vi odd)
 {
+    return vi_or(vi_and(even, vi_set(0xffff)), vi_shl(odd, 16));
+}
+
+/* isum += the sums of pair i of a block's sub-blocks times their scales (low and high half of a lane's word). */
+static ALWAYS_INLINE void pair_23k(vi *isum, const vi scales, const uint8_t *p, const uint8_t *a, const int32_t *n16,
+                                   const int i, const int T, const int bits)
+{
+    const int32_t *start = n16 + act_n16_at(2 * i, T), *odd_start = n16 + act_n16_at(2 * i + 1, T);
     const vi h = bits == 3 ? vi_load(p + 2 * V) : vi_zero();
     vi dot[MM_TILE_MAX], odd[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++)
     {
-        odd[t] = bits == 3 ? vi_sar(vi_bcast(n16 + T + t), 3) : vi_zero();
-        dot[t] = bits == 3 ? vi_sub(vi_sar(vi_bcast(n16 + t), 3), vi_set(0x1000)) : vi_zero();
+        odd[t] = bits == 3 ? vi_sar(vi_bcast(odd_start + 2 * t), 3) : vi_zero();
+        dot[t] = bits == 3 ? vi_sar(vi_bcast(start + 2 * t), 3) : vi_zero();
     }
-    dots_23k(odd, p + V, h, 1, a + 16 * T, T, bits);
-    dots_23k(dot, p, h, 0, a, T, bits);
+    dots_23k(odd, p + V, h, 1, a + act_at(32 * i + 16, T), T, bits);
+    dots_23k(dot, p, h, 0, a + act_at(32 * i, T), T, bits);
     UNROLL for (int t = 0; t < T; t++) isum[t] = vi_dot2v(isum[t], scales, pair_join(dot[t], odd[t]));
 }
 
@@ -125,13 +133,14 @@ static ALWAYS_INLINE void mul_q2_k(const struct mm_call *c, const int T)
         vi isum[MM_TILE_MAX], msum[MM_TILE_MAX]; /* msum: minus the sum of minimums times activations */
         UNROLL for (int t = 0; t < T; t++) isum[t] = msum[t] = vi_zero();
         p += 20 * LANES;
-        for (int i = 0; i < 8; i++, p += 2 * V, s += 2 * LANES, a += 32 * T, n16 += 2 * T) {
+        for (int i = 0; i < 8; i++, p += 2 * V, s += 2 * LANES) {
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
             const vi bytes = vi_from_s8_pairs(s), m = vi_and(vi_shr(bytes, 4), vi_set(0x000f000f));
-            pair_23k(isum, vi_and(bytes, vi_set(0x000f000f)), p, a, n16, T, 2);
+            pair_23k(isum, vi_and(bytes, vi_set(0x000f000f)), p, a, n16, i, T, 2);
             UNROLL for (int t = 0; t < T; t++)
             {
-                const int16_t neg[2] = {(int16_t)((n16[t] - 0x8000) / 32), (int16_t)(n16[T + t] / 32)};
+                const int16_t neg[2] = {(int16_t)(n16[act_n16_at(2 * i, T) + 2 * t] / 32),
+                                        (int16_t)(n16[act_n16_at(2 * i + 1, T) + 2 * t] / 32)};
                 msum[t] = vi_dot2(msum[t], m, (const uint8_t *)neg);
             }
         }
@@ -140,6 +149,8 @@ static ALWAYS_INLINE void mul_q2_k(const struct mm_call *c, const int T)
             const vf low = vf_mul(vf_cvt(msum[t]), dmin);
             acc[t] = vf_fma(vf_fma(vf_cvt(isum[t]), d, low), vf_bcast(da + t), acc[t]);
         }
+        a += 256 * T;
+        n16 += 16 * T;
         da += T;
     }
     put_out(c, acc, T);
@@ -167,11 +178,13 @@ static ALWAYS_INLINE void mul_q3_k(const struct mm_call *c, const int T)
         }
         UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
         p += 14 * LANES;
-        for (int i = 0; i < 8; i++, p += 3 * V, a += 32 * T, n16 += 2 * T) {
+        for (int i = 0; i < 8; i++, p += 3 * V) {
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
-            pair_23k(isum, scales[i], p, a, n16, T, 3);
+            pair_23k(isum, scales[i], p, a, n16, i, T, 3);
         }
         UNROLL for (int t = 0; t < T; t++) acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
+        a += 256 * T;
+        n16 += 16 * T;
         da += T;
     }
     put_out(c, acc, T);

@@ -94,6 +94,21 @@ static void pack_32(uint32_t type, uint8_t *dst, const uint8_t *b, int lanes, in
     if (five) put_word(dst, 0, lanes, lane, fifth);
 }
 
+/* The K types' order of codes: sub-blocks 32 apart are a pair, (even, odd) beside each other in the vectors of half of the
+ * lanes: the first two of every four (0, low), the others (1, high). */
+static int half_of(int lane)
+{
+    return lane % 4 / 2;
+}
+
+/* w << shift into the word of a lane's even or odd sub-block. */
+static void put_half(uint8_t *dst, int vector, int lanes, int lane, int odd, uint32_t w, int shift)
+{
+    uint8_t *at = dst + ((size_t)vector * (size_t)lanes + (size_t)(lane / 4 * 4 + lane % 2 * 2 + odd)) * 4;
+    w = get_word(at) | w << shift;
+    memcpy(at, &w, 4);
+}
+
 /* 8 pairs of 6-bit numbers (low and high half of a word) as three words: pair_6bit of mm_quant.inc.h. */
 static void put_pairs(uint8_t *dst, int lanes, int lane, const uint32_t pair[8])
 {
@@ -120,15 +135,14 @@ static void pack_45k(int bits, uint8_t *dst, const uint8_t *b, int lanes, int la
     put_pairs(dst, lanes, lane, pair);
     memcpy(dst + 12 * lanes + 2 * lane, b, 2);
     memcpy(dst + 14 * lanes + 2 * lane, b + 2, 2);
-    for (int j = 0; j < 8; j++) {
-        uint8_t code[32];
-        for (int i = 0; i < 32; i++) code[i] = q[32 * (j / 2) + i] >> 4 * (j % 2) & 15;
-        if (bits == 5)
-            for (int i = 0; i < 32; i++) code[i] |= (uint8_t)((high[i] >> j & 1) << 4);
-        const int vector = 4 + j * (bits == 5 ? 5 : 4);
-        const uint32_t fifth = put_nibbles(dst, vector + (bits == 5), lanes, lane, code);
-        if (bits == 5) put_word(dst, vector, lanes, lane, fifth);
-    }
+    for (int j = 0; j < 8; j++)
+        for (int g = 0; g < 8; g++) {
+            const uint32_t low = get_word(q + 32 * (j / 2) + 4 * g) >> 4 * (j % 2) & 0x0f0f0f0fu;
+            const int vector = 4 + (j / 2 * 2 + g / 4) * (bits == 5 ? 5 : 4), half = half_of(lane), odd = j % 2;
+            put_half(dst, vector + (bits == 5) + g % 4, lanes, lane, odd, low, 4 * half);
+            if (bits == 5)
+                put_half(dst, vector, lanes, lane, odd, get_word(high + 4 * g) >> j & 0x01010101u, g % 4 + 4 * half);
+        }
 }
 
 /* Q6_K. The file: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d. */
@@ -136,16 +150,20 @@ static void pack_6k(uint8_t *dst, const uint8_t *b, int lanes, int lane)
 {
     memcpy(dst + 2 * lane, b + 208, 2);
     dst += 2 * lanes;
-    for (int i = 0; i < 8; i++) memcpy(dst + (i * lanes + lane) * 2, b + 192 + 2 * i, 2);
     for (int s = 0; s < 16; s++) {
+        const int i = s / 4 * 2 + s % 2, odd = s / 2 % 2; /* its pair, and which of it */
+        dst[(i * lanes + lane) * 2 + odd] = b[192 + s];
         const int half = s / 8, quarter = s / 2 % 4, base = 16 * (s % 2);
         const uint8_t *ql = b + 64 * half + 32 * (quarter % 2) + base, *qh = b + 128 + 32 * half + base;
         uint32_t code[4];
         for (int g = 0; g < 4; g++)
             code[g] = (get_word(ql + 4 * g) >> 4 * (quarter / 2) & 0x0f0f0f0fu) |
                       (get_word(qh + 4 * g) >> 2 * quarter & 0x03030303u) << 4;
-        for (int g = 0; g < 3; g++)
-            put_word(dst, 4 + 3 * s + g, lanes, lane, code[g] | (code[3] >> 2 * g & 0x03030303u) << 6);
+        for (int g = 0; g < 3; g++) {
+            const int last = 3 * half_of(lane) + g; /* vectors 0 to 2 hold low's last group, 3 to 5 high's */
+            put_half(dst, 4 + 6 * i + 2 * g + half_of(lane), lanes, lane, odd, code[g], 0);
+            put_half(dst, 4 + 6 * i + last, lanes, lane, odd, code[3] >> 2 * g & 0x03030303u, 6);
+        }
     }
 }
 

@@ -91,20 +91,34 @@ static ALWAYS_INLINE void mul_q5_1(const struct mm_call *c, const int T)
 /* ---- K types: two sub-blocks in one multiplication ----
  * A scale product costs as much as a dot4. Where the sums of both sub-blocks of a pair fit 16 bits (act_q256
  * knows: the sizes of the activations bound them whatever the codes are), one dot2 with the pair of scales
- * does both products. Tiles of 8 have registers for one sum a token: the odd sub-block's sum, shifted, is
- * what the even one's starts from: odd * 65536 + even + 0x8000, where the last term keeps even from borrowing
- * of odd, and pair_add takes it off again. Narrower tiles want the two chains side by side, and join them. */
-#define CHAINED (T == 8)
+ * does both products. So that joining them is one instruction, a vector of codes holds both sub-blocks of half
+ * of a panel's rows: of every four lanes `low` has the even and the odd one's codes of the first row, then of
+ * the second, `high` those of the third and fourth, and activations come as the 4 of the even and the 4 of the
+ * odd sub-block. vi_join puts (even, odd) of the rows, in order, into the halves of words. */
 
-static ALWAYS_INLINE vi pair_join(const vi even, const vi odd)
+/* low, high += one group of codes of each sub-block of a pair times its activations. */
+static ALWAYS_INLINE void dot_pair(vi *low, vi *high, const vi code_low, const vi code_high, const uint8_t *a, const int T)
 {
-    return vi_or(vi_and(even, vi_set(0xffff)), vi_shl(odd, 16));
+    UNROLL for (int t = 0; t < T; t++)
+    {
+        const vi q = vi_bcast8(a + 8 * t);
+        low[t] = vi_dot4v(low[t], code_low, q);
+        high[t] = vi_dot4v(high[t], code_high, q);
+    }
 }
 
-/* dots: odd * 65536 + even + 0x8000 */
-static ALWAYS_INLINE vi pair_add(const vi isum, const vi scales, const vi dots)
+/* isum += the sums of a pair's sub-blocks times their scales; narrow: the sums fit 16 bits. */
+static ALWAYS_INLINE void scale_pair(vi *isum, const vi scales, const vi *low, const vi *high, const int T, const int narrow)
 {
-    return vi_dot2v(isum, scales, vi_xor(dots, vi_set(0x8000)));
+    UNROLL for (int t = 0; t < T; t++)
+    {
+        if (narrow) {
+            isum[t] = vi_dot2v(isum[t], scales, vi_join(low[t], high[t]));
+            continue;
+        }
+        isum[t] = vi_add(isum[t], vi_mul(vi_evens(low[t], high[t]), vi_sar(vi_shl(scales, 16), 16)));
+        isum[t] = vi_add(isum[t], vi_mul(vi_odds(low[t], high[t]), vi_sar(scales, 16)));
+    }
 }
 
 static ALWAYS_INLINE int any_wide(const int32_t *wide, const int T, const int32_t bit)
@@ -115,8 +129,8 @@ static ALWAYS_INLINE int any_wide(const int32_t *wide, const int T, const int32_
 }
 
 /* ---- Q4_K and Q5_K ----
- * Block: 3 vectors of 6-bit pairs, d [LANES] f16, dmin [LANES] f16, then 8 sub-blocks of 32: [fifth bits] 4
- * vectors of nibbles. A pair is (even, odd) in the low and high half of a lane's word; pairs 0..3 are
+ * Block: 3 vectors of 6-bit pairs, d [LANES] f16, dmin [LANES] f16, then 4 pairs of sub-blocks of 32: twice
+ * [fifth bits] and 4 vectors of nibbles (low, high). A pair is (even, odd) in the low and high half of a lane's word; pairs 0..3 are
  * minimums, 4..7 scales. Words 0..2 hold pairs 0..5 in bits 0-5 and 6-11 of each half; pairs 6 and 7 are in
  * the spare bits 12-15. */
 static ALWAYS_INLINE vi pair_6bit(const vi w[3], const int i)
@@ -127,24 +141,6 @@ static ALWAYS_INLINE vi pair_6bit(const vi w[3], const int i)
         return vi_or(vi_and(vi_shr(w[0], 12), vi_set(0x000f000f)),
                      vi_and(vi_shr(w[1], 8), vi_set(0x00300030)));
     return vi_or(vi_and(vi_shr(w[1], 14), vi_set(0x00030003)), vi_and(vi_shr(w[2], 10), vi_set(0x003c003c)));
-}
-
-/* dot += a sub-block of 32 times its activations. */
-static ALWAYS_INLINE void dots_45k(vi *dot, const uint8_t *p, const uint8_t *a, const int T, const int bits)
-{
-    const uint8_t *q = bits == 5 ? p + V : p;
-    const vi h = bits == 5 ? vi_load(p) : vi_zero();
-    UNROLL for (int g = 0; g < 4; g++)
-    {
-        const vi v = vi_load(q + g * V);
-        vi low = vi_and(v, vi_set(0x0f0f0f0f)), high = vi_and(vi_shr(v, 4), vi_set(0x0f0f0f0f));
-        if (bits == 5) {
-            low = vi_or(low, vi_shl(vi_and(vi_shr(h, g), vi_set(0x01010101)), 4));
-            high = vi_or(high, vi_and(vi_shr(h, g), vi_set(0x10101010)));
-        }
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], low, a + (g * T + t) * 4);
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], high, a + ((g + 4) * T + t) * 4);
-    }
 }
 
 /* isum = sum over a block's sub-blocks of scale * dot. Returns the prefetched address. */
@@ -160,24 +156,21 @@ static ALWAYS_INLINE const uint8_t *block_45k(vi *isum, const vi w[3], const uin
                         : i == 5 ? pair_6bit(w, 5)
                         : i == 6 ? pair_6bit(w, 6)
                                  : pair_6bit(w, 7);
-        vi dot[MM_TILE_MAX], odd[MM_TILE_MAX];
-        UNROLL for (int t = 0; t < T; t++) dot[t] = odd[t] = vi_zero();
-        if (CHAINED) dots_45k(odd, p + sub, a + 32 * T, T, bits);
-        if (CHAINED && narrow)
-            UNROLL for (int t = 0; t < T; t++) dot[t] = vi_add(vi_shl(odd[t], 16), vi_set(0x8000));
-        dots_45k(dot, p, a, T, bits);
-        if (!CHAINED) dots_45k(odd, p + sub, a + 32 * T, T, bits);
-        if (narrow) {
-            UNROLL for (int t = 0; t < T; t++) isum[t] =
-                CHAINED ? pair_add(isum[t], pair, dot[t])
-                        : vi_dot2v(isum[t], pair, pair_join(dot[t], odd[t]));
-        } else {
-            UNROLL for (int t = 0; t < T; t++)
-            {
-                isum[t] = vi_add(isum[t], vi_mul(dot[t], vi_and(pair, vi_set(0xffff))));
-                isum[t] = vi_add(isum[t], vi_mul(odd[t], vi_shr(pair, 16)));
+        vi low[MM_TILE_MAX], high[MM_TILE_MAX];
+        UNROLL for (int t = 0; t < T; t++) low[t] = high[t] = vi_zero();
+        UNROLL for (int g = 0; g < 8; g++)
+        {
+            const uint8_t *q = p + g / 4 * sub;
+            const vi v = vi_load(q + (g % 4 + (bits == 5)) * V);
+            vi l = vi_and(v, vi_set(0x0f0f0f0f)), h = vi_and(vi_shr(v, 4), vi_set(0x0f0f0f0f));
+            if (bits == 5) {
+                const vi fifth = vi_shr(vi_load(q), g % 4);
+                l = vi_or(l, vi_shl(vi_and(fifth, vi_set(0x01010101)), 4));
+                h = vi_or(h, vi_and(fifth, vi_set(0x10101010)));
             }
+            dot_pair(low, high, l, h, a + 8 * g * T, T);
         }
+        scale_pair(isum, pair, low, high, T, narrow);
     }
     return ahead;
 }
@@ -229,52 +222,36 @@ static ALWAYS_INLINE void mul_q5_k(const struct mm_call *c, const int T)
 }
 
 /* ---- Q6_K ----
- * Block: d [LANES] f16, 8 half vectors of scales [LANES] int8 pairs (even, odd sub-block), then 16 sub-blocks
- * of 16: 3 vectors, the codes of groups 0, 1 and 2 in bits 0-5, and group 3's bits 0-1, 2-3 and 4-5 in bits
- * 6-7. Codes 0..63, value code - 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a
- * load, where a multiplication would take a slot from dot4. An even sub-block's has the 0x8000 of a pair in
- * it too. */
-
-/* dot += a sub-block of 16 times its activations. */
-static ALWAYS_INLINE void dots_6k(vi *dot, const uint8_t *p, const uint8_t *a, const int T)
-{
-    vi last = vi_zero();
-    UNROLL for (int g = 0; g < 3; g++)
-    {
-        const vi v = vi_load(p + g * V), code = vi_and(v, vi_set(0x3f3f3f3f));
-        last = vi_or(last, vi_and(vi_shr(v, 6 - 2 * g), vi_set(0x03030303 << 2 * g)));
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], code, a + (g * T + t) * 4);
-    }
-    UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], last, a + (3 * T + t) * 4);
-}
+ * Block: d [LANES] f16, 8 half vectors of scales [LANES] int8 pairs (even, odd sub-block), then 8 pairs of
+ * sub-blocks of 16 that lie 32 apart: 6 vectors, (low, high) of groups 0, 1 and 2 in bits 0-5. Bits 6-7 of the
+ * first three hold bits 0-1, 2-3 and 4-5 of low's group 3, those of the others high's. Codes 0..63, value
+ * code - 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a load, where a multiplication
+ * would take a slot from dot4. */
 
 /* isum = sum over a block's sub-blocks of scale * dot. Returns the prefetched address. */
 static ALWAYS_INLINE const uint8_t *block_6k(vi *isum, const uint8_t *scales, const uint8_t *p,
                                              const uint8_t *a, const int32_t *n16, const uint8_t *ahead,
                                              const int32_t step, const int T, const int narrow)
 {
+    const vi six = vi_set(0x3f3f3f3f), two = vi_set(0x03030303), four = vi_set(0x0f0f0f0f);
     UNROLL for (int t = 0; t < T; t++) isum[t] = vi_zero();
     for (int i = 0; i < 8; i++, p += 6 * V, a += 32 * T, n16 += 2 * T, scales += 2 * LANES) {
         if (i % 2 == 0) ahead = prefetch_lines(ahead, step);
-        const vi pair = vi_from_s8_pairs(scales);
-        vi dot[MM_TILE_MAX], odd[MM_TILE_MAX];
-        UNROLL for (int t = 0; t < T; t++) odd[t] = vi_bcast(n16 + T + t);
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_bcast(n16 + t);
-        if (CHAINED) dots_6k(odd, p + 3 * V, a + 16 * T, T);
-        if (CHAINED && narrow) UNROLL for (int t = 0; t < T; t++) dot[t] = vi_add(vi_shl(odd[t], 16), dot[t]);
-        dots_6k(dot, p, a, T);
-        if (!CHAINED) dots_6k(odd, p + 3 * V, a + 16 * T, T);
-        if (narrow) {
-            UNROLL for (int t = 0; t < T; t++) isum[t] =
-                pair_add(isum[t], pair, CHAINED ? dot[t] : pair_join(dot[t], odd[t]));
-        } else {
-            UNROLL for (int t = 0; t < T; t++)
-            {
-                const vi even = vi_sub(dot[t], vi_set(0x8000));
-                isum[t] = vi_add(isum[t], vi_mul(even, vi_sar(vi_shl(pair, 16), 16)));
-                isum[t] = vi_add(isum[t], vi_mul(odd[t], vi_sar(pair, 16)));
-            }
-        }
+        vi low[MM_TILE_MAX], high[MM_TILE_MAX];
+        UNROLL for (int t = 0; t < T; t++) low[t] = high[t] = vi_bcast8(n16 + 2 * t);
+        const vi v0 = vi_load(p), v1 = vi_load(p + V);
+        vi last = vi_pick(two, vi_shr(v0, 6), vi_shr(v1, 4));
+        dot_pair(low, high, vi_and(v0, six), vi_and(v1, six), a, T);
+        const vi v2 = vi_load(p + 2 * V), v3 = vi_load(p + 3 * V);
+        last = vi_and(vi_pick(four, last, vi_shr(v2, 2)), six);
+        vi last_high = vi_shr(v3, 6);
+        dot_pair(low, high, vi_and(v2, six), vi_and(v3, six), a + 8 * T, T);
+        const vi v4 = vi_load(p + 4 * V), v5 = vi_load(p + 5 * V);
+        last_high = vi_pick(two, last_high, vi_shr(v4, 4));
+        last_high = vi_and(vi_pick(four, last_high, vi_shr(v5, 2)), six);
+        dot_pair(low, high, vi_and(v4, six), vi_and(v5, six), a + 16 * T, T);
+        dot_pair(low, high, last, last_high, a + 24 * T, T);
+        scale_pair(isum, vi_from_s8_pairs(scales), low, high, T, narrow);
     }
     return ahead;
 }

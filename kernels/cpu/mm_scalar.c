@@ -78,6 +78,44 @@ INLINE vi vi_dot4(vi acc, vi codes, const uint8_t *a)
     for (int i = 0; i < 4; i++) acc += (codes >> 8 * i & 255) * (uint32_t)(int8_t)a[i];
     return acc;
 }
+INLINE vi vi_dot4v(vi acc, vi codes, vi a)
+{
+    for (int i = 0; i < 32; i += 8) acc += (codes >> i & 255) * vi_sar(a << (24 - i), 24);
+    return acc;
+}
+/* 8 bytes over and over. */
+INLINE vi vi_bcast8(const void *p)
+{
+    uint32_t x[2];
+    vi r;
+    memcpy(x, p, 8);
+    EACH r[l] = x[l % 2];
+    return r;
+}
+/* Of each four lanes: low 0, low 2, high 0, high 2, and the others. */
+INLINE vi vi_evens(vi low, vi high)
+{
+    vi r;
+    EACH r[l] = l % 4 < 2 ? low[l / 4 * 4 + l % 2 * 2] : high[l / 4 * 4 + l % 2 * 2];
+    return r;
+}
+INLINE vi vi_odds(vi low, vi high)
+{
+    vi r;
+    EACH r[l] = l % 4 < 2 ? low[l / 4 * 4 + l % 2 * 2 + 1] : high[l / 4 * 4 + l % 2 * 2 + 1];
+    return r;
+}
+/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words; the
+ * numbers fit them. */
+INLINE vi vi_join(vi low, vi high)
+{
+    return (vi_evens(low, high) & 0xffff) | vi_odds(low, high) << 16;
+}
+/* a where mask has ones, else b. */
+INLINE vi vi_pick(vi mask, vi a, vi b)
+{
+    return (a & mask) | (b & ~mask);
+}
 /* Codes are signed, stored with 128 added: take 128 * sum of q off at the start. */
 INLINE vi vi_dot_s8_start(const int32_t *nsum)
 {

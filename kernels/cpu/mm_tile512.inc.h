@@ -13,7 +13,7 @@ INLINE __m512 tile_load(const struct mm_rows *r, int t, int64_t k)
     return r->norm ? _mm512_mul_ps(x, _mm512_loadu_ps(r->norm + k)) : x;
 }
 
-/* Codes of 256 values at k of token t: dword 4 l + w of code[c] is group 16 c + 4 w + l. Returns d. */
+/* Codes of 256 values at k of token t: quadword 2 l + h of code[c] is groups 16 c + 4 h + l and 8 later. Returns d. */
 INLINE float tile_round(__m512i code[4][8], const struct mm_rows *r, int t, int64_t k)
 {
     const __m512i size = _mm512_set1_epi32(0x7fffffff);
@@ -36,69 +36,56 @@ INLINE float tile_round(__m512i code[4][8], const struct mm_rows *r, int t, int6
     {
         __m512i q[4];
         UNROLL for (int i = 0; i < 4; i++) q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(v[4 * c + i], inverse));
-        code[c][t] = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+        code[c][t] = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[2]), _mm512_packs_epi32(q[1], q[3]));
     }
     return amax / 127.0f;
 }
 
-/* out[w][2]: groups 4 w .. 4 w + 3 of 8 tokens, [group][token][4]. */
-INLINE void tile_turn(__m512i out[4][2], const __m512i code[8])
+/* out[4 h + l] = quadword 2 l + h of 8 tokens. */
+INLINE void tile_turn(__m512i out[8], const __m512i code[8])
 {
-    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    __m512i v[4][2];
     UNROLL for (int h = 0; h < 2; h++)
     {
-        const __m512i *q = code + 4 * h;
-        const __m512i lo01 = _mm512_unpacklo_epi32(q[0], q[1]), lo23 = _mm512_unpacklo_epi32(q[2], q[3]);
-        const __m512i hi01 = _mm512_unpackhi_epi32(q[0], q[1]), hi23 = _mm512_unpackhi_epi32(q[2], q[3]);
-        v[0][h] = _mm512_unpacklo_epi64(lo01, lo23);
-        v[1][h] = _mm512_unpackhi_epi64(lo01, lo23);
-        v[2][h] = _mm512_unpacklo_epi64(hi01, hi23);
-        v[3][h] = _mm512_unpackhi_epi64(hi01, hi23);
-    }
-    UNROLL for (int w = 0; w < 4; w++)
-    {
-        out[w][0] = _mm512_permutex2var_epi64(v[w][0], first, v[w][1]);
-        out[w][1] = _mm512_permutex2var_epi64(v[w][0], second, v[w][1]);
+        __m512i two[4]; /* of lane l of each: tokens 2 i and 2 i + 1 */
+        UNROLL for (int i = 0; i < 4; i++) two[i] = h ? _mm512_unpackhi_epi64(code[2 * i], code[2 * i + 1])
+                                                      : _mm512_unpacklo_epi64(code[2 * i], code[2 * i + 1]);
+        const __m512i a = _mm512_shuffle_i32x4(two[0], two[1], 0x44), b = _mm512_shuffle_i32x4(two[2], two[3], 0x44);
+        const __m512i c = _mm512_shuffle_i32x4(two[0], two[1], 0xee), d = _mm512_shuffle_i32x4(two[2], two[3], 0xee);
+        out[4 * h] = _mm512_shuffle_i32x4(a, b, 0x88);
+        out[4 * h + 1] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        out[4 * h + 2] = _mm512_shuffle_i32x4(c, d, 0x88);
+        out[4 * h + 3] = _mm512_shuffle_i32x4(c, d, 0xdd);
     }
 }
 
-INLINE __m256i tile_halves(__m512i a)
-{
-    return _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
-}
-
-/* 64 values of 8 tokens to q [512], n16 [4][8], s32 [8]; the largest sizes so far in most16 and most32 (act_wide). */
-INLINE void tile_chunk(uint8_t *q, int32_t *n16, int32_t *s32, const __m512i code[8], __m256i *most16,
-                       __m256i *most32)
+/* 64 codes of 8 tokens and what goes with them: of each token's two words, the even and the odd sub-block's. most16
+ * and most32: the largest sums of |q| of 16, and |q| and |sum q| of 32. */
+INLINE void tile_chunk(uint8_t *q, int32_t *n16, int32_t *s32, const __m512i code[8], __m512i *most16, __m512i *most32)
 {
     const __m512i ones = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
-    __m512i o[4][2];
-    __m256i sum[4], size[4];
+    __m512i o[8], sum[2], size[2];
     tile_turn(o, code);
-    UNROLL for (int w = 0; w < 4; w++)
+    UNROLL for (int h = 0; h < 2; h++)
     {
-        __m512i s = zero, a = zero;
-        UNROLL for (int h = 0; h < 2; h++)
+        sum[h] = size[h] = zero;
+        UNROLL for (int l = 0; l < 4; l++)
         {
-            _mm512_storeu_si512(q + 128 * w + 64 * h, o[w][h]);
-            s = _mm512_dpbusd_epi32(s, ones, o[w][h]);
-            a = _mm512_dpbusd_epi32(a, _mm512_abs_epi8(o[w][h]), ones);
+            _mm512_storeu_si512(q + 64 * (4 * h + l), o[4 * h + l]);
+            sum[h] = _mm512_dpbusd_epi32(sum[h], ones, o[4 * h + l]);
+            size[h] = _mm512_dpbusd_epi32(size[h], _mm512_abs_epi8(o[4 * h + l]), ones);
         }
-        sum[w] = tile_halves(s);
-        size[w] = tile_halves(a);
-        *most16 = _mm256_max_epi32(*most16, size[w]);
-        _mm256_storeu_si256((__m256i *)(n16 + 8 * w),
-                            _mm256_sub_epi32(_mm256_set1_epi32(w % 2 ? 0 : 0x8000), _mm256_slli_epi32(sum[w], 5)));
+        *most16 = _mm512_max_epi32(*most16, size[h]);
+        _mm512_storeu_si512(n16 + 16 * h, _mm512_sub_epi32(zero, _mm512_slli_epi32(sum[h], 5)));
     }
-    const __m256i even = _mm256_add_epi32(sum[0], sum[1]), odd = _mm256_add_epi32(sum[2], sum[3]);
-    _mm256_storeu_si256((__m256i *)s32, _mm256_or_si256(_mm256_and_si256(even, _mm256_set1_epi32(0xffff)),
-                                                        _mm256_slli_epi32(odd, 16)));
-    *most32 = _mm256_max_epi32(
-        *most32, _mm256_add_epi32(_mm256_add_epi32(size[0], size[1]), _mm256_abs_epi32(even)));
-    *most32 = _mm256_max_epi32(
-        *most32, _mm256_add_epi32(_mm256_add_epi32(size[2], size[3]), _mm256_abs_epi32(odd)));
+    const __m512i all = _mm512_add_epi32(sum[0], sum[1]);
+    _mm256_storeu_si256((__m256i *)s32, _mm512_cvtepi32_epi16(all));
+    *most32 = _mm512_max_epi32(*most32, _mm512_add_epi32(_mm512_add_epi32(size[0], size[1]), _mm512_abs_epi32(all)));
+}
+
+/* The larger of each token's two words. */
+INLINE __m256i tile_larger(__m512i m)
+{
+    return _mm512_cvtepi64_epi32(_mm512_max_epi32(m, _mm512_srli_epi64(m, 32)));
 }
 
 static void act_q256_tile(uint8_t *act, const struct mm_rows *r, int64_t n_in)
@@ -108,7 +95,7 @@ static void act_q256_tile(uint8_t *act, const struct mm_rows *r, int64_t n_in)
     int32_t *wide = (int32_t *)(d + n_in / 256 * 8);
     for (int64_t b = 0; b < n_in / 256; b++, n16 += 128, s32 += 32, d += 8, wide += 8) {
         __m512i code[4][8];
-        __m256i most16 = _mm256_setzero_si256(), most32 = most16;
+        __m512i m16 = _mm512_setzero_si512(), m32 = m16;
         for (int t = 0; t < 8; t++) {
             if (r->x[t]) {
                 d[t] = tile_round(code, r, t, 256 * b);
@@ -118,8 +105,8 @@ static void act_q256_tile(uint8_t *act, const struct mm_rows *r, int64_t n_in)
             for (int c = 0; c < 4; c++) code[c][t] = _mm512_setzero_si512();
         }
         for (int c = 0; c < 4; c++, act += 512)
-            tile_chunk(act, n16 + 32 * c, s32 + 8 * c, code[c], &most16, &most32);
-        most32 = _mm256_srli_epi32(most32, 1);
+            tile_chunk(act, n16 + 32 * c, s32 + 8 * c, code[c], &m16, &m32);
+        const __m256i most16 = tile_larger(m16), most32 = _mm256_srli_epi32(tile_larger(m32), 1);
         const __mmask8 four = _mm256_cmpgt_epi32_mask(most32, _mm256_set1_epi32(32767 / 15));
         const __mmask8 five = _mm256_cmpgt_epi32_mask(most32, _mm256_set1_epi32(32767 / 31));
         const __mmask8 six = _mm256_cmpgt_epi32_mask(most16, _mm256_set1_epi32(32767 / 32));
