@@ -158,7 +158,7 @@ static void only_group(void *ctx, int64_t kv_head, int thread)
     finish(p, 0, t.n_rows, t.kv_head, part);
 }
 
-static void few_rows(const struct plan *p, struct pool *pool)
+static void few_rows(const struct plan *p, struct cpu_backend *be)
 {
     const struct kn_attention *a = p->a;
     const int32_t n_q = a->n * p->n_rep, n_kv = p->n_kv;
@@ -171,7 +171,7 @@ static void few_rows(const struct plan *p, struct pool *pool)
     if (end - first == 1) {
         struct wave w = {p, &base, first, 1};
         if (share)
-            pool_run(pool, n_kv, only_group, &w);
+            cpu_share_near(be, n_kv, only_group, &w);
         else
             for (int64_t k = 0; k < n_kv; k++) only_group(&w, k, 0);
         return;
@@ -180,7 +180,7 @@ static void few_rows(const struct plan *p, struct pool *pool)
     for (int64_t g0 = first; g0 < end; g0 += WAVE) {
         struct wave w = {p, &base, g0, end - g0 < WAVE ? end - g0 : WAVE};
         if (share)
-            pool_run(pool, w.n * n_kv, wave_group, &w);
+            pool_run(be->pool, w.n * n_kv, wave_group, &w);
         else
             for (int64_t u = 0; u < w.n * n_kv; u++) wave_group(&w, u, 0);
         /* merging is a small part: here, not where another hand-over costs as much */
@@ -261,7 +261,7 @@ int cpu_attention(struct kn_backend *kb, const struct kn_attention *a)
                         "attention: %d rows of %d heads of %d want %zu bytes of scratch, %zu are reserved",
                         a->n, a->n_head, p.head_dim, need, be->scratch_rows_bytes);
     if (a->n <= CPU_ATTN_ROWS)
-        few_rows(&p, be->pool);
+        few_rows(&p, be);
     else
         many_rows(&p, be->pool);
     return 0;

@@ -47,6 +47,10 @@ int cpu_fail(struct cpu_backend *be, int code, const char *fmt, ...) __attribute
 #define CPU_SHARE (1 << 16)
 void cpu_share(struct cpu_backend *be, int64_t n, bool pays, void (*fn)(void *, int64_t, int), void *ctx);
 
+/* fn for items 0 .. n-1 like pool_run, each thread from its own part of them on, which is the same from call to call as
+ * far as threads come in time: what one computed it finds in its cache. mm.c: products deal their rows likewise. */
+void cpu_share_near(struct cpu_backend *be, int64_t n, void (*fn)(void *ctx, int64_t item, int thread), void *ctx);
+
 /* cpu.c */
 int cpu_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
 void cpu_close(struct kn_backend *be);

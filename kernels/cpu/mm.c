@@ -282,12 +282,29 @@ void cpu_mm_close(struct cpu_backend *be)
 }
 
 /* Every thread gets a stretch of its own and takes it from the front, so that it reads memory as a stream and
- * what it prefetches is what it needs next. Done, it takes from the ends of others'. */
+ * what it prefetches is what it needs next. Done, it takes from the ends of others'. A stretch is the thread's part
+ * of each matrix, one after the other: what a thread computes of q, k and v are the same heads, which it then
+ * finds in its own cache (cpu_share_near). */
+static int64_t part_of(const struct product *p, int j, int64_t thread)
+{
+    return (p->job[j].panel_end - (j ? p->job[j - 1].panel_end : 0)) * thread / p->threads;
+}
+
+static int64_t stretch_at(const struct product *p, int64_t thread)
+{
+    int64_t at = 0;
+    for (int j = 0; j < p->n_jobs; j++) at += part_of(p, j, thread);
+    return at;
+}
+
+static void deal_range(struct stretch *s, int64_t first, int64_t end)
+{
+    atomic_store_explicit(&s->left, (uint64_t)first << 32 | (uint64_t)end, memory_order_relaxed);
+}
+
 static void deal(const struct product *p)
 {
-    const uint64_t total = (uint64_t)p->job[p->n_jobs - 1].panel_end, n = (uint64_t)p->threads;
-    for (uint64_t i = 0; i < n; i++)
-        atomic_store_explicit(&p->be->stretch[i].left, total * i / n << 32 | total * (i + 1) / n, memory_order_relaxed);
+    for (int i = 0; i < p->threads; i++) deal_range(&p->be->stretch[i], stretch_at(p, i), stretch_at(p, i + 1));
 }
 
 /* Up to 8 panels, an eighth of a stretch at most so that its end can be shared: from the front, or for another
@@ -306,13 +323,14 @@ static int64_t take(struct stretch *s, bool own, int64_t *first)
     return (int64_t)n;
 }
 
-static void run_taken(const struct product *p, int64_t at, int64_t end)
+static void run_taken(const struct product *p, int owner, int64_t at, int64_t end)
 {
+    int64_t from = stretch_at(p, owner);
     for (int j = 0; j < p->n_jobs && at < end; j++) {
-        const int64_t from = j ? p->job[j - 1].panel_end : 0;
-        const int64_t stop = end < p->job[j].panel_end ? end : p->job[j].panel_end;
-        if (at < stop) run_panels(p, j, at - from, stop - from);
+        const int64_t first = part_of(p, j, owner), to = from + part_of(p, j, owner + 1) - first, stop = end < to ? end : to;
+        if (at < stop) run_panels(p, j, first + at - from, first + stop - from);
         if (at < stop) at = stop;
+        from = to;
     }
 }
 
@@ -330,9 +348,32 @@ static void work(const struct product *p, int thread)
 {
     int64_t first, n;
     for (int k = 0; k < p->threads; k++) {
-        struct stretch *s = &p->be->stretch[(thread + k) % p->threads];
-        while ((n = take(s, k == 0, &first))) run_taken(p, first, first + n);
+        const int owner = (thread + k) % p->threads;
+        while ((n = take(&p->be->stretch[owner], k == 0, &first))) run_taken(p, owner, first, first + n);
     }
+}
+
+struct near {
+    struct cpu_backend *be;
+    void (*fn)(void *, int64_t, int);
+    void *ctx;
+};
+
+static void near_item(void *ctx, int64_t item, int thread)
+{
+    const struct near *w = ctx;
+    int64_t first, n;
+    (void)item;
+    for (int k = 0; k < w->be->threads; k++)
+        while ((n = take(&w->be->stretch[(thread + k) % w->be->threads], k == 0, &first)))
+            for (int64_t i = first; i < first + n; i++) w->fn(w->ctx, i, thread);
+}
+
+void cpu_share_near(struct cpu_backend *be, int64_t n, void (*fn)(void *, int64_t, int), void *ctx)
+{
+    struct near w = {be, fn, ctx};
+    for (int i = 0; i < be->threads; i++) deal_range(&be->stretch[i], n * i / be->threads, n * (i + 1) / be->threads);
+    pool_run(be->pool, be->threads, near_item, &w);
 }
 
 #define ACT_CACHED ((size_t)512 << 10) /* activations that a core keeps beside the panels it streams */

@@ -178,25 +178,26 @@ struct rope_store_job {
     const struct cpu_rows *rows;
     const struct kn_rope_store *a;
     size_t slot_bytes;
+    int parts; /* that heads are cut into */
 };
 
-static void rope_store_row(void *ctx, int64_t i, int thread)
+/* n KV heads of row i from head on, and the query heads that share them. */
+static void rope_store_heads(const struct rope_store_job *j, int64_t i, int32_t head, int32_t n)
 {
-    const struct rope_store_job *j = ctx;
     const struct kn_rope_store *a = j->a;
     const struct kn_kv *kv = a->kv;
-    const int64_t d = kv->head_dim, slot = kv->n_head_kv * d;
-    const size_t at = (size_t)(a->pos[i] % kv->cap) * j->slot_bytes;
+    const int64_t d = kv->head_dim, slot = kv->n_head_kv * d, n_rep = a->q ? a->n_head / kv->n_head_kv : 0;
+    const size_t at = (size_t)(a->pos[i] % kv->cap) * j->slot_bytes + j->slot_bytes / (size_t)kv->n_head_kv * (size_t)head;
     struct cpu_rope r = {
-        .k = a->k + i * slot,
-        .q = a->q ? a->q + i * a->n_head * d : NULL,
-        .v = a->v + i * slot,
+        .k = a->k + i * slot + head * d,
+        .q = a->q ? a->q + (i * a->n_head + head * n_rep) * d : NULL,
+        .v = a->v + i * slot + head * d,
         .v_norm = a->v_norm,
         .q_norm = a->q_norm,
         .k_norm = a->k_norm,
         .table = a->table + (int64_t)i * a->n_rot,
-        .n_head = a->n_head,
-        .n_head_kv = kv->n_head_kv,
+        .n_head = n == kv->n_head_kv ? a->n_head : n * (int32_t)n_rep,
+        .n_head_kv = n,
         .head_dim = kv->head_dim,
         .n_rot = a->n_rot,
         .interleaved = a->interleaved,
@@ -205,8 +206,25 @@ static void rope_store_row(void *ctx, int64_t i, int thread)
         .k_dst = (char *)kv->k + at,
         .v_dst = (char *)kv->v + at,
     };
-    (void)thread;
     j->rows->rope(&r);
+}
+
+static void rope_store_row(void *ctx, int64_t i, int thread)
+{
+    const struct rope_store_job *j = ctx;
+    (void)thread;
+    rope_store_heads(j, i, 0, j->a->kv->n_head_kv);
+}
+
+/* The heads of one part of a row, by the thread that computed them and whose attention reads them. Row after row of all
+ * its heads: one head's rows lie multiples of 4096 bytes apart, where a load waits for stores that it has nothing to
+ * do with. */
+static void rope_store_part(void *ctx, int64_t i, int thread)
+{
+    const struct rope_store_job *j = ctx;
+    const int64_t part = i / j->a->n, n_kv = j->a->kv->n_head_kv, first = n_kv * part / j->parts;
+    (void)thread;
+    rope_store_heads(j, i % j->a->n, (int32_t)first, (int32_t)(n_kv * (part + 1) / j->parts - first));
 }
 
 static int store_layer(struct cpu_backend *be, const struct kn_rope_store *a)
@@ -224,8 +242,12 @@ static int store_layer(struct cpu_backend *be, const struct kn_rope_store *a)
     const int64_t d = kv->head_dim, slot = kv->n_head_kv * d,
                   work = a->n * (slot * 2 + (a->q ? a->n_head * d : 0));
     const size_t slot_bytes = (size_t)slot * (kv->type == KN_F32 ? 4 : 2);
-    struct rope_store_job job = {be->isa->rows, a, slot_bytes};
-    cpu_share(be, a->n, work >= SHARE, rope_store_row, &job);
+    struct rope_store_job job = {be->isa->rows, a, slot_bytes, be->threads};
+    const bool whole = !a->q || a->n_head % kv->n_head_kv == 0;
+    if (work >= SHARE && whole && kv->n_head_kv >= be->threads && a->n <= CPU_ATTN_ROWS)
+        cpu_share_near(be, (int64_t)be->threads * a->n, rope_store_part, &job);
+    else
+        cpu_share(be, a->n, work >= SHARE, rope_store_row, &job);
     return 0;
 }
 
