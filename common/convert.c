@@ -30,11 +30,6 @@ static const char *family_names(char *buf, size_t n)
     return buf;
 }
 
-const char *convert_dialect_names(void)
-{
-    return dialect_names();
-}
-
 void convert_defaults(struct convert *o)
 {
     memset(o, 0, sizeof *o);

@@ -64,6 +64,4 @@ int convert_run(const struct convert *o, struct err *e);
  * table has it. */
 int convert_gguf_name(const char *hf, char *out, size_t n);
 
-const char *convert_dialect_names(void); /* "upstream, ...", for messages and --help */
-
 #endif

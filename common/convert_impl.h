@@ -188,8 +188,8 @@ struct conv {
     uint8_t kind[DESC_MAX_LAYERS];     /* what CONV_KIND looks at */
     int32_t n_k, n_v, d_k, d_v;        /* delta nets, set by their family */
     struct hf_rope rope; /* the checkpoint's rotation, where the family reads more than a base */
-    int64_t n_ctx,
-        n_vocab; /* n_vocab: rows of the embedding; of a drafter: what config.json says, 0 if nothing */
+    int64_t n_ctx;
+    int64_t n_vocab; /* rows of the embedding; of a drafter: what config.json says, 0 if nothing */
     double rms_eps, rope_theta;
     bool tied;
 
@@ -201,20 +201,20 @@ void conv_say(const struct conv *c, enum convert_level level, const char *fmt, .
     __attribute__((format(printf, 3, 4)));
 
 /* convert_shape.c: tensors to sizes. */
-int conv_sizes_from_config(struct conv *c,
-                           struct err *e); /* random: config.json's sizes, where no tensor says them */
+/* Random: config.json's sizes, where no tensor says them. */
+int conv_sizes_from_config(struct conv *c, struct err *e);
 int conv_expert_sizes(struct conv *c, struct err *e); /* a sizes hook: number of experts and their width */
 int conv_set_dim(struct conv *c, enum conv_dim d, int64_t v, const char *from); /* returns 0 */
 /* A size that config.json must say (random), and one that it may say but must then say have. */
 int conv_need_i64(struct conv *c, const char *key, int64_t *v, struct err *e);
 int conv_witness(struct conv *c, const char *key, int64_t have, const char *from, struct err *e);
 bool conv_uses(const struct conv *c, enum conv_dim d); /* does any rule of the family have this dimension */
-int conv_map_tensors(struct conv *c,
-                     struct err *e); /* fills t, dim, n_layer; every tensor of the input is accounted for */
-int conv_heads(struct conv *c,
-               struct err *e); /* head_dim, n_head, n_head_kv; checks all sizes with config.json */
-int conv_check_sizes(struct conv *c,
-                     struct err *e); /* the part of conv_heads after n_head, n_head_kv, head_dim */
+/* Fills t, dim, n_layer; every tensor of the input is accounted for. */
+int conv_map_tensors(struct conv *c, struct err *e);
+/* Sets head_dim, n_head, n_head_kv; checks all sizes with config.json. */
+int conv_heads(struct conv *c, struct err *e);
+/* The part of conv_heads after n_head, n_head_kv, head_dim. */
+int conv_check_sizes(struct conv *c, struct err *e);
 
 /* convert.c: as far as conv_map_tensors and the heads, for a checkpoint that is only read. 1: there is no
  * config.json and no tensor tells the family. conv_close frees what both this and a conversion take. */

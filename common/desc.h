@@ -120,6 +120,8 @@ struct desc_override {
 /* The name of the first of these flags that is given, without what it begins with ("taps"), or NULL. */
 const char *desc_override_given(const struct desc_override *o);
 
+/* The description of a file, of any architecture in desc_arch_names, to be freed; o may be NULL. ERR_FORMAT: a
+ * part that is missing, unknown or does not fit, by its name; ERR_USAGE: a flag for drafters and a target. */
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First

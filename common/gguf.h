@@ -69,6 +69,7 @@ struct gguf {
     struct arena *arena;
 };
 
+/* Map a file and check all of it but the tensors' values. ERR_FORMAT: malformed, naming key or tensor; ERR_IO. */
 int gguf_open(struct gguf **g, const char *path, struct err *e);
 /* The same over memory that outlives it (tests, fuzzing); name is for messages. */
 int gguf_open_memory(struct gguf **g, const void *data, uint64_t size, const char *name, struct err *e);
@@ -106,8 +107,8 @@ int gguf_put_array(struct gguf_writer *w, const char *key, uint32_t elem, const 
                    struct err *e);
 int gguf_put_strings(struct gguf_writer *w, const char *key, const struct gguf_str *s, uint64_t n,
                      struct err *e);
-int gguf_put_kv(struct gguf_writer *w, const struct gguf_kv *kv,
-                struct err *e); /* copy of a read value, verbatim */
+/* Copy of a read value, verbatim. */
+int gguf_put_kv(struct gguf_writer *w, const struct gguf_kv *kv, struct err *e);
 int gguf_remove(struct gguf_writer *w, const char *key);
 /* Describe a tensor; order here is the order of the data. bytes follow from type and ne. */
 int gguf_add_tensor(struct gguf_writer *w, const char *name, uint32_t type, uint32_t n_dims,

@@ -17,6 +17,7 @@ struct hf_config;
 
 #define HF_CONFIG_MAX_BYTES (16u << 20)
 
+/* Read a file of at most HF_CONFIG_MAX_BYTES. ERR_FORMAT: no JSON object; ERR_IO. */
 int hf_config_open(struct hf_config **c, const char *path, struct err *e);
 /* The same over text; name is for messages. */
 int hf_config_parse(struct hf_config **c, const char *text, size_t n, const char *name, struct err *e);
@@ -33,8 +34,8 @@ int hf_get_str(struct hf_config *c, const char *path, const char **v, struct err
 int hf_get_i32_list(struct hf_config *c, const char *path, bool one_ok, int32_t *v, int cap, int *n,
                     struct err *e);
 int hf_get_str_list(struct hf_config *c, const char *path, const char **v, int cap, int *n, struct err *e);
-bool hf_has(const struct hf_config *c,
-            const char *path); /* present and not null; does not count as asked for */
+/* Present and not null; does not count as asked for. */
+bool hf_has(const struct hf_config *c, const char *path);
 
 /* The path of the first key, at top level or one level down, whose name holds part; NULL if there is none.
  * Its text is in buf. */

@@ -16,8 +16,8 @@ void mem_free(void *p);
 
 struct arena;
 struct arena *arena_new(void);
-void *arena_alloc(struct arena *a, size_t count,
-                  size_t size); /* zeroed, 16-byte aligned; NULL on overflow or failure */
+/* Zeroed, 16-byte aligned; NULL on overflow or failure. */
+void *arena_alloc(struct arena *a, size_t count, size_t size);
 char *arena_strndup(struct arena *a, const char *s, size_t n); /* NUL-terminated */
 void arena_free(struct arena *a);
 

@@ -49,8 +49,8 @@ struct st {
  * no hole), dtype sizes and index entries are all checked; a dtype that is not in the list is refused by
  * name. */
 int st_open(struct st **s, const char *path, struct err *e);
-int st_open_memory(struct st **s, const void *data, uint64_t size, const char *name,
-                   struct err *e); /* one file */
+/* One file, over memory that outlives it. */
+int st_open_memory(struct st **s, const void *data, uint64_t size, const char *name, struct err *e);
 /* By its name: a directory, *.safetensors or *.index.json. */
 bool st_is_path(const char *path);
 void st_close(struct st *s);

@@ -62,7 +62,7 @@ int snap_section_check(struct snap_reader *r, struct err *e);
  * the section is larger than cap. Memory grows with the bytes that arrive, so that a false length costs
  * nothing. */
 int snap_read_section(struct snap_reader *r, uint64_t cap, uint8_t **data, struct err *e);
-int snap_skip(struct snap_reader *r,
-              struct err *e); /* reads over what is left of the payload, and checks it */
+/* Reads over what is left of the payload, and checks it. */
+int snap_skip(struct snap_reader *r, struct err *e);
 
 #endif

@@ -400,8 +400,8 @@ int tok_build(struct tokenizer **out, const struct tok_spec *s, struct err *e)
 {
     *out = NULL;
     if (s->n_vocab < 1 || s->n_vocab > INT32_MAX - 1)
-        return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.tokens: %lld tokens", s->name,
-                       (long long)s->n_vocab);
+        return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.tokens: %lld tokens (expected 1 to %d)", s->name,
+                       (long long)s->n_vocab, INT32_MAX - 1);
     if (s->bos < -1 || s->bos >= s->n_vocab)
         return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.bos_token_id: %d (expected 0 to %lld)", s->name,
                        s->bos, (long long)s->n_vocab - 1);
@@ -410,8 +410,8 @@ int tok_build(struct tokenizer **out, const struct tok_spec *s, struct err *e)
                        "%s: tokenizer.ggml.add_bos_token is set, but tokenizer.ggml.bos_token_id is missing",
                        s->name);
     if (s->n_merges >= TOK_NO_RANK)
-        return err_set(e, ERR_FORMAT, "%s: %s: %llu merges", s->name, s->merge_key,
-                       (unsigned long long)s->n_merges);
+        return err_set(e, ERR_FORMAT, "%s: %s: %llu merges (expected below %llu)", s->name, s->merge_key,
+                       (unsigned long long)s->n_merges, (unsigned long long)TOK_NO_RANK);
     struct tokenizer *t = mem_calloc(1, sizeof *t);
     bool *spelled = mem_calloc((size_t)s->n_vocab, sizeof *spelled);
     int rc = -1;

@@ -29,8 +29,8 @@ int tok_hf_bad(struct err *e, const char *what, const char *expected, const json
 bool tok_hf_null(const json_t *v);        /* absent or null */
 const char *tok_hf_type(const json_t *v); /* its member "type", or "" */
 int tok_hf_only_keys(const json_t *o, const char *where, const char *const *known, struct err *e);
-int tok_hf_off(const json_t *o, const char *where, const char *key,
-               struct err *e); /* absent, null or false */
+/* Absent, null or false. */
+int tok_hf_off(const json_t *o, const char *where, const char *key, struct err *e);
 
 /* The three parts in which a vocabulary with byte_fallback differs; they set the kind and space_prefix. */
 int tok_hf_spm_normalizer(struct tok_import *m, const json_t *v, struct err *e);

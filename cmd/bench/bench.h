@@ -10,6 +10,7 @@
 #include "../models.h"
 #include "../redirect.h"
 
+/* The verbs: argv[0] is the verb's own name; they return the exit status. */
 int bench_run(int argc, char **argv);
 int bench_rows(int argc, char **argv);
 int bench_matrix(int argc, char **argv);
