@@ -76,18 +76,26 @@ static inline struct vec attn_scores(const float *q, const float *k, int64_t str
     return v_sum16(s);
 }
 
-/* Scores s[KN_KV_SPLIT] to weights, lo <= visible < hi within the split (not
- * empty). Writes maximum and sum. */
+/* s[j, j + 16) with -inf for keys outside [lo, hi). In registers: storing them one by one makes the load after wait. */
+static inline struct vec attn_seen(const float *s, int32_t j, int32_t lo, int32_t hi)
+{
+    static const float count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const struct vec x = v_load(s + j), none = v_set1(-INFINITY);
+    if (j >= lo && j + 16 <= hi) return x;
+    const struct vec at = v_add(v_set1((float)j), v_load(count));
+    return v_if_lt(at, v_set1((float)lo), none, v_if_lt(at, v_set1((float)hi), x, none));
+}
+
+/* Scores s[KN_KV_SPLIT] to weights, lo <= visible < hi within the split (not empty). Writes maximum and sum.
+ */
 static void attn_softmax(float *s, int32_t lo, int32_t hi, float *maximum, float *sum)
 {
     int32_t a = lo & ~15, b = (hi + 15) & ~15;
-    for (int32_t j = a; j < lo; j++) s[j] = -INFINITY;
-    for (int32_t j = hi; j < b; j++) s[j] = -INFINITY;
     struct vec m = v_set1(-INFINITY), l = v_zero();
-    for (int32_t j = a; j < b; j += 16) m = v_max(m, v_load(s + j));
+    for (int32_t j = a; j < b; j += 16) m = v_max(m, attn_seen(s, j, lo, hi));
     struct vec top = v_set1(v_hmax(m));
     for (int32_t j = a; j < b; j += 16) {
-        struct vec p = v_exp(v_sub(v_load(s + j), top));
+        struct vec p = v_exp(v_sub(attn_seen(s, j, lo, hi), top));
         v_store(s + j, p);
         l = v_add(l, p);
     }

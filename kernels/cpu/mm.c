@@ -171,11 +171,11 @@ static void prepare_row(const struct product *p, int32_t slot, float *normed, bo
                         x, n_in, slot - t.first, t.width);
 }
 
-/* A tile of the widest width, norm and all, where the instruction set has that. */
-static void prepare_q256(const struct product *p, const struct tile *t)
+/* Blocks [first, end) of a tile of the widest width, norm and all, where the instruction set has that. */
+static void prepare_q256(const struct product *p, const struct tile *t, int64_t first, int64_t end)
 {
     const int64_t n_in = p->w[0]->n_in;
-    struct mm_rows r = {.scaled = p->has_norm, .norm = p->norm};
+    struct mm_rows r = {.scaled = p->has_norm, .norm = p->norm, .first = first, .end = end};
     for (int32_t i = 0; i < t->used; i++) {
         r.x[i] = p->x + (t->first + i) * n_in;
         if (r.scaled) r.scale[i] = p->be->isa->rows->rms_scale(r.x[i], n_in, p->eps);
@@ -441,9 +441,26 @@ static void prepare_tile(void *ctx, int64_t i, int thread)
     const struct product *p = ctx;
     const struct tile t = tile_at(p, (int32_t)i);
     const bool whole = t.width == p->be->isa->mm->tile && p->prepared[MM_ACT_Q256] && p->be->isa->mm->prepare_q256;
-    if (whole) prepare_q256(p, &t);
+    if (whole) prepare_q256(p, &t, 0, p->w[0]->n_in / 256);
     if (whole && !p->prepared[MM_ACT_Q32] && !p->prepared[MM_ACT_F32]) return;
     for (int32_t slot = t.first; slot < t.first + t.width; slot++) prepare_row(p, slot, normed_of(p, thread), whole);
+}
+
+/* What another product or attention has written is rounded by the thread that wrote it, a part of the columns: the lines
+ * stay its own, to read now and to write in the next layer. A norm wants whole rows. */
+static bool by_columns(const struct product *p)
+{
+    return !p->has_norm && p->prepared[MM_ACT_Q256] && !p->prepared[MM_ACT_Q32] && !p->prepared[MM_ACT_F32] &&
+           p->be->isa->mm->prepare_q256 && p->n % p->be->isa->mm->tile == 0 && p->w[0]->n_in / 256 >= p->threads;
+}
+
+static void prepare_columns(void *ctx, int64_t i, int thread)
+{
+    const struct product *p = ctx;
+    const struct tile t = tile_at(p, (int32_t)(i % p->n_tiles));
+    const int64_t blocks = p->w[0]->n_in / 256, part = i / p->n_tiles;
+    (void)thread;
+    prepare_q256(p, &t, blocks * part / p->threads, blocks * (part + 1) / p->threads);
 }
 
 /* An item is a thread's whole part of the panels: one that comes late finds none left. */
@@ -496,15 +513,18 @@ static int product(struct product *p)
     const int32_t slots = end.first + end.width;
     /* Handing work over costs a microsecond or more: small products stay on this thread. */
     p->threads = macs < 100e3 ? 1 : be->threads;
-    deal(p);
     if (slots == 1) {
+        deal(p);
         pool_run(be->pool, p->threads, one_row_item, p);
         return 0;
     }
     if (p->threads == 1)
         for (int32_t i = 0; i < p->n_tiles; i++) prepare_tile(p, i, 0);
+    else if (by_columns(p))
+        cpu_share_near(be, (int64_t)p->threads * p->n_tiles, prepare_columns, p);
     else
         pool_run(be->pool, p->n_tiles, prepare_tile, p);
+    deal(p);
     pool_run(be->pool, p->threads, work_item, p);
     return 0;
 }

@@ -93,6 +93,7 @@ struct mm_rows {
     bool scaled;
     float scale[MM_TILE_MAX];
     const float *norm; /* [n_in] */
+    int64_t first, end; /* blocks of 256 to write */
 };
 
 /* What an instruction set supplies. kernel[type][log2 of the tile's width]. */

@@ -93,7 +93,8 @@ static void act_q256_tile(uint8_t *act, const struct mm_rows *r, int64_t n_in)
     int32_t *s32 = (int32_t *)(act + n_in * 8), *n16 = (int32_t *)(act + (n_in + n_in / 16) * 8);
     float *d = (float *)(act + (n_in + n_in / 16 + n_in / 4) * 8);
     int32_t *wide = (int32_t *)(d + n_in / 256 * 8);
-    for (int64_t b = 0; b < n_in / 256; b++, n16 += 128, s32 += 32, d += 8, wide += 8) {
+    act += 2048 * r->first, n16 += 128 * r->first, s32 += 32 * r->first, d += 8 * r->first, wide += 8 * r->first;
+    for (int64_t b = r->first; b < r->end; b++, n16 += 128, s32 += 32, d += 8, wide += 8) {
         __m512i code[4][8];
         __m512i m16 = _mm512_setzero_si512(), m32 = m16;
         for (int t = 0; t < 8; t++) {

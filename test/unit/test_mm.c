@@ -567,7 +567,7 @@ static void check_tile(const struct cpu_isa *isa, const float *x, const float *n
     enum { IN = 1024, T = 8 };
     const size_t bytes = mm_act_bytes(MM_ACT_Q256, IN) * T;
     uint8_t *one = aligned_alloc(64, bytes), *all = aligned_alloc(64, bytes);
-    struct mm_rows r = {.scaled = scaled, .norm = norm};
+    struct mm_rows r = {.scaled = scaled, .norm = norm, .end = IN / 256};
     float y[IN];
     memset(one, 0x11, bytes), memset(all, 0x22, bytes);
     for (int t = 0; t < T; t++) {
@@ -580,6 +580,10 @@ static void check_tile(const struct cpu_isa *isa, const float *x, const float *n
         isa->mm->prepare(MM_ACT_Q256, one, row && scaled ? y : row, IN, t, T);
     }
     isa->mm->prepare_q256(all, &r, IN);
+    assert_memory_equal(one, all, bytes);
+    memset(all, 0x22, bytes); /* the same from parts, in any order */
+    r.first = 1, isa->mm->prepare_q256(all, &r, IN);
+    r.first = 0, r.end = 1, isa->mm->prepare_q256(all, &r, IN);
     assert_memory_equal(one, all, bytes);
     free(one), free(all);
 }
