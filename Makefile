@@ -277,11 +277,7 @@ $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
 # The backend's speed as a table, over models of real shapes with random weights (45 GB in $(GPU_MODELS)).
-$(BUILD)/test/ceiling_gpu.o: test/gpu/ceiling_gpu.cu
-	@mkdir -p $(@D)
-	$(SAY) NVCC $<
-	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
-$(BUILD)/test/table_gpu: test/gpu/table_gpu.c $(BUILD)/test/ceiling_gpu.o $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/table_gpu: test/gpu/table_gpu.c $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)

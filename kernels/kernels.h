@@ -410,6 +410,9 @@ struct kn_ops {
     int (*pick)(struct kn_backend *, const struct kn_pick *);
     /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
     int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
+    /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes memory for a
+     * moment and waits. NULL: rows are in the host's memory. */
+    double (*read_speed)(struct kn_backend *);
 
     /* Cycles. Memory that the host may read while the device writes it; zeroed. */
     void *(*alloc_shared)(struct kn_backend *, size_t bytes);

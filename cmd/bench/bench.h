@@ -13,6 +13,7 @@
 /* The verbs: argv[0] is the verb's own name; they return the exit status. */
 int bench_run(int argc, char **argv);
 int bench_rows(int argc, char **argv);
+int bench_ops(int argc, char **argv);
 int bench_matrix(int argc, char **argv);
 int bench_compare(int argc, char **argv);
 int bench_report(int argc, char **argv);
@@ -38,9 +39,9 @@ struct verdict {
 struct verdict verdict_of(const struct sample *a, const struct sample *b);
 json_t *verdict_json(const struct verdict *v);
 
-/* ceiling.c - reading memory once: bytes a second of a plain loop over bytes (256 MiB to 2 GiB), best of passes; 0: not measured.
- * One size and number of threads a process. NaN, which JSON shows as null, for models on another device: its memory is not
- * what this reads. */
+/* ceiling.c - reading memory once, bytes a second: where the models are on the CPU a plain loop over bytes (256 MiB to
+ * 2 GiB), best of passes, one size and number of threads a process; on a device its own measurement. NaN, which JSON shows
+ * as null (bench_read_ceiling: 0): not measured. */
 double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes);
 double bench_read_ceiling(uint64_t bytes, int threads, int passes);
 

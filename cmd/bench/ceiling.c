@@ -2,7 +2,8 @@
  *
  * A decoding step reads every weight once, so the floor of its time is bytes / bandwidth. The loop sums 64-bit words with
  * eight sums a thread; each thread reads its own contiguous part, which it also touched first. The buffer is kept: clearing
- * its pages anew would disturb what is measured next, and so would threads that go on spinning, so they end with a pass. */
+ * its pages anew would disturb what is measured next, and so would threads that go on spinning, so they end with a pass.
+ * A device measures its own. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -74,5 +75,8 @@ double bench_read_ceiling(uint64_t bytes, int threads, int passes)
 
 double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes)
 {
-    return strcmp(models_device(m), "cpu") ? NAN : bench_read_ceiling(bytes, threads, passes);
+    double speed;
+    if (!strcmp(models_device(m), "cpu")) return bench_read_ceiling(bytes, threads, passes);
+    speed = kn_op(m->be)->read_speed ? kn_op(m->be)->read_speed(m->be) : 0;
+    return speed > 0 ? speed : NAN;
 }

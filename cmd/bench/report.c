@@ -26,7 +26,7 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "bench report",
     .synopsis = "[--gnuplot] FILE.jsonl...        (- is stdin)",
-    .summary = "Tables from the JSON lines of run, rows and compare.",
+    .summary = "Tables from the JSON lines of run, rows, ops and compare.",
     .flags = flags,
     .min_args = 1,
     .max_args = 4096,
@@ -92,6 +92,23 @@ static void draft_row(const json_t *j)
            num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1), num(j, "share_of_ceiling", NULL, NULL, 2, 1));
 }
 
+static void op_row(const json_t *j)
+{
+    const double calls = json_number_value(json_object_get(j, "calls"));
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"), num(j, "rows", NULL, NULL, 0, 1), str(j, NULL, "op"),
+           str(j, NULL, "shape"), num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 1, 1e6),
+           num(j, "seconds", "median", NULL, 2, calls > 0 ? 1e6 / calls : 0), num(j, "weight_bytes", NULL, NULL, 1, 1e-6),
+           num(j, "share_of_ceiling", NULL, NULL, 2, 1), num(j, "seconds_beside_bytes", NULL, NULL, 2, 1e6));
+}
+
+static void ops_row(const json_t *j)
+{
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"), num(j, "rows", NULL, NULL, 0, 1),
+           num(j, "context", NULL, NULL, 0, 1), num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3),
+           num(j, "apart_seconds", "median", NULL, 3, 1e3), num(j, "weight_bytes", NULL, NULL, 1, 1e-6),
+           num(j, "stamp_seconds", NULL, NULL, 2, 1e6));
+}
+
 static const struct {
     const char *kind, *head;
     void (*row)(const json_t *);
@@ -104,6 +121,16 @@ static const struct {
      rows_row},
     {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
     {"draft", "| drafter | target | block | ms | one-row steps | share of reading |\n| --- | --- | ---: | ---: | ---: | ---: |\n", draft_row},
+    {"ops",
+     "Passes, and the sums of their operations timed apart. Operations that are timed apart do not overlap as they do in a pass, and what a\n"
+     "stamp takes is taken off each: read them against each other, not as parts of the pass.\n\n"
+     "| model | rows | context | operations | ms a pass | ms apart | MB of weights | us a stamp |\n"
+     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+     ops_row},
+    {"op",
+     "| model | rows | operation | shape | calls | us | us a call | MB of weights | share of reading | us a call beside its bytes |\n"
+     "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+     op_row},
 };
 
 /* Streams compared: how many, and those that differ by name. */
@@ -131,7 +158,7 @@ static void warn_unknown(json_t *lines)
         const json_t *j = json_array_get(lines, i);
         bool known = is(j, "compare");
         for (size_t t = 0; t < sizeof table / sizeof *table; t++) known |= is(j, table[t].kind);
-        if (!known) cli_warn(&cli, "a line of kind '%.40s' is not shown (expected cell, rows, prompt, draft or compare)", str(j, NULL, "kind"));
+        if (!known) cli_warn(&cli, "a line of kind '%.40s' is not shown (expected cell, rows, prompt, draft, ops, op or compare)", str(j, NULL, "kind"));
     }
     if (!json_array_size(lines)) cli_warn(&cli, "no lines to report");
 }

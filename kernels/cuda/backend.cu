@@ -230,6 +230,7 @@ static const struct kn_ops *table(bool direct)
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;
     t.find_bad = cuda_find_bad;
+    t.read_speed = cuda_read_speed;
     cuda_cycle_table(&t, direct);
     return &t;
 }

@@ -20,7 +20,6 @@
 #include "../../common/session.h"
 #include "../../kernels/cuda/cuda.h"
 
-double ceiling_read(void); /* ceiling_gpu.cu */
 
 enum { STEPS = 90 };
 static struct kn_backend *gpu;
@@ -255,12 +254,12 @@ int main(int argc, char **argv)
         return 2;
     }
     dir = argv[1];
-    read_speed = ceiling_read();
     if (kn_backend_open(&gpu, &o, msg, sizeof msg)) {
         fprintf(stderr, "table_gpu: %s\n", msg);
         return 5;
     }
     double tflops = 0;
+    read_speed = kn_op(gpu)->read_speed(gpu);
     if (!(read_speed > 0) || many_ceiling(gpu, &tflops)) {
         fprintf(stderr, "table_gpu: the ceilings: %s\n", kn_message(gpu));
         kn_backend_close(gpu);
