@@ -632,8 +632,8 @@ static bool same_value(const json_t *a, const json_t *b)
 static int check_accept(const struct hf_config *c, const struct hf_rule *r, const json_t *v, struct err *e)
 {
     if (!r->accept) return 0;
-    json_t *list = json_loads(r->accept, 0, NULL);
-    if (!list) return err_set(e, ERR_IO, "out of memory (%s)", c->name);
+    json_t *list;
+    if (json_parse(&list, r->accept, strlen(r->accept), c->name, e)) return -1;
     bool ok = false;
     for (size_t i = 0; i < json_array_size(list) && !ok; i++) ok = same_value(json_array_get(list, i), v);
     int ret = 0;

@@ -18,12 +18,17 @@ int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struc
     uint64_t failures = mem_failures();
     *j = NULL;
     memset(&why, 0, sizeof why);
-    /* jansson reports some failed allocations as bad tokens; through our functions they can be told apart. */
+    /* jansson reports some failed allocations as bad tokens, and where the buffer of a string cannot grow it loses a
+     * character and goes on: through our functions both can be told apart. */
     json_use_mem();
     if (n > SIZE_MAX) return err_set(e, ERR_IO, "%s: out of memory (%" PRIu64 " bytes of JSON)", name, n);
     *j = json_loadb(n ? data : "", (size_t)n, JSON_REJECT_DUPLICATES, &why);
+    if (mem_failures() != failures) {
+        json_decref(*j);
+        *j = NULL;
+        return err_set(e, ERR_IO, "%s: out of memory (JSON)", name);
+    }
     if (*j) return 0;
-    if (mem_failures() != failures) return err_set(e, ERR_IO, "%s: out of memory (JSON)", name);
     for (char *p = why.text; *p; p++) /* it quotes the file, and a terminal may read the message */
         if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
     return err_set(e, ERR_FORMAT, "%s: bad JSON in line %d, column %d: %.160s", name, why.line, why.column,

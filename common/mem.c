@@ -9,13 +9,14 @@
 /* Counters are atomic because threads allocate too; relaxed order is enough, tests count on one thread. */
 static atomic_uint_fast64_t made;     /* allocations since the last mem_fail_at */
 static atomic_uint_fast64_t fail_nth; /* 0: off */
+static atomic_bool fail_rest;         /* those after it too */
 static atomic_uint_fast64_t failed;   /* for ever */
 
 static bool refuse(void)
 {
     uint64_t n = atomic_fetch_add_explicit(&made, 1, memory_order_relaxed) + 1;
     uint64_t f = atomic_load_explicit(&fail_nth, memory_order_relaxed);
-    return f && n >= f;
+    return f && (n == f || (n > f && atomic_load_explicit(&fail_rest, memory_order_relaxed)));
 }
 
 static void *note(void *p)
@@ -29,11 +30,22 @@ uint64_t mem_failures(void)
     return atomic_load(&failed);
 }
 
-uint64_t mem_fail_at(uint64_t nth)
+static uint64_t fail_from(uint64_t nth, bool rest)
 {
     uint64_t n = atomic_exchange(&made, 0);
+    atomic_store(&fail_rest, rest);
     atomic_store(&fail_nth, nth);
     return n;
+}
+
+uint64_t mem_fail_at(uint64_t nth)
+{
+    return fail_from(nth, true);
+}
+
+uint64_t mem_fail_one(uint64_t nth)
+{
+    return fail_from(nth, false);
 }
 
 void *mem_alloc(size_t n)

@@ -24,6 +24,7 @@ void arena_free(struct arena *a);
 /* Tests: the nth allocation from now (1-based) and every one after it fails; 0 switches off. Returns how many
  * were made since the last call. */
 uint64_t mem_fail_at(uint64_t nth);
+uint64_t mem_fail_one(uint64_t nth); /* the same, but those after it succeed */
 /* How many allocations failed in this process so far, for libraries that report no reason (common/json.c). */
 uint64_t mem_failures(void);
 

@@ -167,6 +167,30 @@ static void json(void **state)
     assert_int_equal(e.code, ERR_FORMAT);
 }
 
+/* One allocation alone fails: no half-read text comes out as if it were whole. */
+static void json_one(void **state)
+{
+    static const char text[] = "{\"a name of more than sixteen bytes\":\"and a value whose buffer grows again and again\"}";
+    json_t *j, *whole;
+    struct err e = {0};
+    uint64_t n = 0;
+    (void)state;
+    assert_int_equal(json_parse(&whole, text, sizeof text - 1, "text", &e), 0);
+    for (bool failed = true; failed;) {
+        uint64_t before = mem_failures();
+        memset(&e, 0, sizeof e);
+        mem_fail_one(++n);
+        int rc = json_parse(&j, text, sizeof text - 1, "text", &e);
+        mem_fail_one(0);
+        failed = mem_failures() != before;
+        if (rc ? !failed || j || e.code != ERR_IO || !strstr(e.msg, "out of memory") : failed || !json_equal(j, whole))
+            fail_msg("allocation %d: %d, (%d) %s", (int)n, rc, e.code, e.msg);
+        json_decref(j);
+    }
+    json_decref(whole);
+    assert_true(n > 6);
+}
+
 static int job_snapshot(struct err *e)
 {
     struct snap_reader r;
@@ -214,6 +238,7 @@ int main(void)
         cmocka_unit_test(gguf),
         cmocka_unit_test(safetensors),
         cmocka_unit_test(json),
+        cmocka_unit_test(json_one),
         cmocka_unit_test(streams),
     };
     int rc;
