@@ -138,6 +138,13 @@ void io_map_done(const void *p, uint64_t n)
         (void)madvise((void *)from, to - from, MADV_DONTNEED); /* a hint: failure changes nothing */
 }
 
+int io_exists(const char *path, struct err *e)
+{
+    struct stat st;
+    if (!lstat(path, &st)) return 1;
+    return errno == ENOENT ? 0 : err_errno(e, "%s", path);
+}
+
 /* ---- temporaries and signals ----
  * The names of the temporaries that exist, for the handler. A name is entered before the file is created and
  * taken out before its memory is freed, so that a signal at any time leaves no file behind. */
@@ -189,10 +196,36 @@ static void on_bus_error(int sig, siginfo_t *info, void *context)
     raise(sig);
 }
 
+/* While the outputs of a commit get their names, a signal waits: it would leave some new and others old. The
+ * handler may run on any thread, so one word says who goes first. */
+enum { NOBODY, NAMING, ENDING };
+static atomic_int turn;
+static atomic_int waiting; /* a signal that came while NAMING */
+
 static void on_signal(int sig)
 {
+    int nobody = NOBODY;
+    if (!atomic_compare_exchange_strong(&turn, &nobody, ENDING) && nobody == NAMING) {
+        atomic_store(&waiting, sig);
+        return;
+    }
     remove_temporaries();
     raise(sig); /* SA_RESETHAND: the default action follows, so the parent sees the signal */
+}
+
+static void naming_begin(void)
+{
+    for (int nobody = NOBODY; !atomic_compare_exchange_strong(&turn, &nobody, NAMING); nobody = NOBODY)
+        poll(NULL, 0, 1); /* a handler is ending the program */
+}
+
+static void naming_end(void)
+{
+    atomic_store(&turn, NOBODY);
+    int sig = atomic_exchange(&waiting, 0);
+    if (!sig) return;
+    remove_temporaries();
+    raise(sig); /* its action is the default one since the handler ran */
 }
 
 static atomic_int teams; /* parallel regions that are running */
@@ -304,12 +337,12 @@ static int open_existing(struct io_out *o, const struct stat *st, struct err *e)
         err_set(e, ERR_USAGE, "%s: exists already", o->path);
         return err_hint(e, "--force replaces it");
     }
-    if (realpath(o->path, real)) { /* through a link: replace what it points at, keep the link */
-        char *p = mem_strdup(real);
-        if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", o->path);
-        mem_free(o->path);
-        o->path = p;
-    }
+    /* Through a link: what it points at is replaced, and the link stays. */
+    if (!realpath(o->path, real)) return err_errno(e, "%s: cannot follow the link", o->path);
+    char *p = mem_strdup(real);
+    if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", o->path);
+    mem_free(o->path);
+    o->path = p;
     return 0;
 }
 
@@ -429,18 +462,79 @@ int io_out_prepare(struct io_out *o, struct err *e)
     return close(fd) ? err_errno(e, "%s: cannot write", o->path) : 0;
 }
 
-/* The names of all of them; where one fails, those before it are taken back. */
+/* What has the name of o now stays beside it as o->old, until all outputs of the commit have their names: as a
+ * second link, or, where the file system has none, under that name alone. */
+static int keep_old(struct io_out *o, struct err *e)
+{
+    struct stat st;
+    size_t n = strlen(o->path) + 48;
+    if (!o->force || lstat(o->path, &st) || S_ISDIR(st.st_mode)) return 0; /* nothing that would be replaced */
+    char *old = mem_alloc(n);
+    if (!old) return err_set(e, ERR_IO, "%s: out of memory (name of the file that is there)", o->path);
+    for (unsigned k = 0; k < 1000; k++) {
+        snprintf(old, n, "%s.%ld-%u.old", o->path, (long)getpid(), k);
+        if (link(o->path, old) == 0) goto kept;
+        if (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK) {
+            /* A folder that takes no new name for it (sticky, another's file) takes no rename either. */
+            if (lstat(old, &st) == 0) continue;
+            if (rename(o->path, old) == 0) goto kept;
+        }
+        if (errno != EEXIST) break;
+    }
+    err_errno(e, "%s: cannot keep the file that is there as %s", o->path, old);
+    mem_free(old);
+    return -1;
+kept:
+    o->old = old;
+    return 0;
+}
+
+/* Back to what was there before; named: o has its name already. */
+static void take_back(struct io_out *o, bool named, struct err *e)
+{
+    if (!o->old) {
+        if (named) unlink(o->path);
+    } else if (rename(o->old, o->path)) {
+        err_hint(e, "%s is now %s: it could not be put back (%s)", o->path, o->old, strerror(errno));
+    } else {
+        unlink(o->old); /* two links to one file: rename leaves both */
+    }
+}
+
+/* The names of all of them; where one fails, all is as it was. A rename that fails changes nothing, so the last one
+ * needs no old file kept. */
 static int name_all(struct io_out *const *o, int n, struct err *e)
 {
-    for (int i = 0; i < n; i++) {
+    int last = n - 1;
+    while (last > 0 && !o[last]->tmp) last--;
+    for (int i = 0; i <= last; i++) {
         if (!o[i]->tmp) continue;
-        if (rename_tmp(o[i], e)) {
-            for (int k = 0; k < i; k++)
-                if (o[k]->tmp) unlink(o[k]->path);
-            return -1;
-        }
+        if ((i == last || keep_old(o[i], e) == 0) && rename_tmp(o[i], e) == 0) continue;
+        for (int k = i; k >= 0; k--)
+            if (o[k]->tmp) take_back(o[k], k < i, e);
+        return -1;
     }
+    for (int i = 0; i <= last; i++)
+        if (o[i]->old) unlink(o[i]->old);
     return 0;
+}
+
+/* All named: their temporaries are no more. */
+static int give_names(struct io_out *const *o, int n, struct err *e)
+{
+    naming_begin();
+    int rc = name_all(o, n, e);
+    for (int i = 0; i < n; i++) {
+        mem_free(o[i]->old);
+        o[i]->old = NULL;
+        if (!o[i]->tmp || rc) continue;
+        tmp_leave(o[i]->tmp);
+        mem_free(o[i]->tmp);
+        o[i]->tmp = NULL;
+        o[i]->named = true;
+    }
+    naming_end();
+    return rc;
 }
 
 int io_outs_commit(struct io_out *const *o, int n, struct err *e)
@@ -448,12 +542,9 @@ int io_outs_commit(struct io_out *const *o, int n, struct err *e)
     char dir[PATH_MAX];
     int rc = 0;
     for (int i = 0; i < n && !rc; i++) rc = io_out_prepare(o[i], e);
-    if (!rc) rc = name_all(o, n, e);
+    if (!rc) rc = give_names(o, n, e);
     for (int i = 0; i < n && !rc; i++) {
-        if (!o[i]->tmp) continue;
-        tmp_leave(o[i]->tmp);
-        mem_free(o[i]->tmp);
-        o[i]->tmp = NULL;
+        if (!o[i]->named) continue;
         dir_of(o[i]->path, dir); /* best effort: the bytes are safe, only the name may be lost with the power */
         int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd >= 0) {

@@ -25,6 +25,11 @@ int io_maps_check(struct err *e);
  * that is not a map. */
 void io_map_done(const void *p, uint64_t n);
 
+/* 1 where there is something at path, also a link that points nowhere; 0 where there is nothing; -1 where that cannot be
+ * told (a folder that may not be searched, a loop of links). For files that may be absent: what is there is then opened,
+ * and said to be missing only where it is. */
+int io_exists(const char *path, struct err *e);
+
 /* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and
  * renamed by io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP
  * (io_signals_install). Without force an existing path is refused, and a path that is the same file as one of
@@ -34,6 +39,8 @@ struct io_out {
     int fd;
     bool to_stdout, force;
     char *path, *tmp; /* tmp NULL: written through */
+    char *old;        /* within a commit: where the file that is replaced waits; else NULL */
+    bool named;       /* the commit has renamed it */
     uint64_t written; /* bytes handed to io_out_write */
     uint8_t *buf;     /* NULL: not open (a zeroed struct is legal everywhere but in write) */
     size_t used;
@@ -48,7 +55,10 @@ int io_out_flush(struct io_out *o, struct err *e);
 int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
 /* The same for n outputs of one run: all of their bytes are safe before the first gets its name, and where one cannot get
- * it, none of them stays. */
+ * it, none of them stays and files that were to be replaced (force) are what and where they were. Until the last has its
+ * name they are kept beside as PATH.PID-N.old: by a second link, so that PATH is never missing, or, on a file system
+ * without links, by a rename. SIGINT, SIGTERM and SIGHUP wait for that moment. Only SIGKILL or a crash of the machine
+ * within it leaves .old files, which then hold what was replaced. */
 int io_outs_commit(struct io_out *const *o, int n, struct err *e);
 /* The part of a commit that a full disk can fail: flush, fsync and close, but no name yet. Nothing is written after it.
  * On failure abort the output. */
