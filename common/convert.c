@@ -1,6 +1,8 @@
 /* convert.c - the course of a conversion: find the input's parts, check them against each other, write. */
 #include "convert_impl.h"
 
+#include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -208,15 +210,20 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && !strcmp(s + n - m, end);
 }
 
-static bool is_gguf(const char *path)
+/* 1 yes, 0 no (or nothing that can be read here, which is said where it is opened), -1 it cannot be told. */
+static int is_gguf(const char *path, struct err *e)
 {
     char magic[4] = {0};
     struct stat st;
+    size_t have = 0, got = 1;
     /* A pipe would be waited for here; the map that follows says that it cannot be one. */
-    FILE *f = !stat(path, &st) && S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
-    bool yes = f && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4);
-    if (f) fclose(f);
-    return yes;
+    if (stat(path, &st) || !S_ISREG(st.st_mode)) return 0;
+    int rc = 0, fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return err_errno(e, "%s", path);
+    for (; have < sizeof magic && got && !rc; have += got)
+        rc = io_read_some(fd, path, magic + have, sizeof magic - have, &got, e);
+    close(fd);
+    return rc ? -1 : have == sizeof magic && !memcmp(magic, "GGUF", 4);
 }
 
 /* Is there such a file in the directory of path, or in path itself? */
@@ -236,8 +243,8 @@ static int open_beside(struct hf_config **c, const char *dir, const char *file, 
     *c = NULL;
     if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, file) >= sizeof path)
         return err_set(e, ERR_USAGE, "%s: path too long", dir);
-    if (access(path, F_OK)) return 0;
-    return hf_config_open(c, path, e);
+    int there = io_exists(path, e);
+    return there > 0 ? hf_config_open(c, path, e) : there;
 }
 
 static int open_input(struct conv *c, struct err *e)
@@ -540,12 +547,11 @@ static int put_tokenizer(struct conv *c, struct err *e)
 
 static int put_general(struct conv *c, struct err *e)
 {
-    char *path = NULL;
+    char path[PATH_MAX];
     const char *name = c->o->name;
     if (!name) { /* "." and "x/.." have a name too */
-        path = realpath(c->o->input, NULL);
-        const char *slash = path ? strrchr(path, '/') : NULL;
-        name = slash ? slash + 1 : c->o->input;
+        if (!realpath(c->o->input, path)) return err_errno(e, "%s: cannot find its name", c->o->input);
+        name = strrchr(path, '/') + 1;
     }
     size_t n = strlen(name);
     if (!c->o->name && ends_with(name, ".json"))
@@ -556,7 +562,6 @@ static int put_general(struct conv *c, struct err *e)
             gguf_put_str(c->w, "general.type", "model", 5, e) ||
             gguf_put_str(c->w, "general.name", name, n, e) ||
             gguf_put_u32(c->w, "general.quantization_version", 2, e);
-    free(path);
     return r ? -1 : 0;
 }
 
@@ -683,7 +688,8 @@ void conv_close(struct conv *c)
 
 int convert_run(const struct convert *o, struct err *e)
 {
-    if (!is_dir(o->input) && is_gguf(o->input)) return convert_from_gguf(o, e);
+    int gguf = is_dir(o->input) ? 0 : is_gguf(o->input, e);
+    if (gguf) return gguf < 0 ? -1 : convert_from_gguf(o, e);
     struct conv *c = mem_calloc(1, sizeof *c);
     if (!c) return err_set(e, ERR_IO, "out of memory");
     c->o = o;

@@ -227,8 +227,11 @@ static int parts(struct conv *c, struct err *e)
     if (c->dir) { /* some exports keep the mask's embedding apart, because the target's table has no row for
                      it */
         char path[4096];
-        snprintf(path, sizeof path, "%s/mask_embedding.pt", c->dir);
-        if (!access(path, F_OK))
+        if ((size_t)snprintf(path, sizeof path, "%s/mask_embedding.pt", c->dir) >= sizeof path)
+            return err_set(e, ERR_USAGE, "%s: path too long", c->dir);
+        int there = io_exists(path, e);
+        if (there < 0) return -1;
+        if (there)
             return err_set(
                 e, ERR_FORMAT,
                 "%s: a mask embedding of the drafter's own is not supported (expected the mask token "

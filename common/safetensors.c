@@ -466,7 +466,6 @@ static bool ends_with(const char *s, const char *end)
 static int open_dir(struct st **out, const char *dir, struct err *e)
 {
     static const char *const name[] = {"model.safetensors", "model.safetensors.index.json"};
-    struct stat st;
     size_t n = strlen(dir) + 40;
     char *p = mem_alloc(n);
     int r = 1;
@@ -474,8 +473,9 @@ static int open_dir(struct st **out, const char *dir, struct err *e)
     if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", dir);
     for (int i = 0; i < 2 && r == 1; i++) {
         snprintf(p, n, "%s%s%s", dir, ends_with(dir, "/") ? "" : "/", name[i]);
-        if (stat(p, &st) && errno == ENOENT) continue;
-        r = i ? open_index(out, p, e) : open_single(out, p, e);
+        int there = io_exists(p, e);
+        if (there == 0) continue;
+        r = there < 0 ? -1 : i ? open_index(out, p, e) : open_single(out, p, e);
     }
     mem_free(p);
     if (r == 1)

@@ -3,7 +3,6 @@
  *
  * Every member that can change which ids a text gets is either understood or refused by name; what is
  * understood is listed in docs/tokenizer.md. The result goes through tok_build before anything is written. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -598,8 +597,10 @@ static int read_file(const char *dir, const char *name, uint8_t **data, uint64_t
     char path[4096];
     if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
         return err_set(e, ERR_IO, "%s: the path is too long", dir);
+    int there = io_exists(path, e);
+    if (there < 1) return there;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return errno == ENOENT ? 0 : err_errno(e, "%s: cannot open", path);
+    if (fd < 0) return err_errno(e, "%s: cannot open", path);
     int rc = io_read_all(fd, path, MAX_FILE, data, size, e);
     close(fd);
     return rc;
