@@ -286,12 +286,12 @@ void models_check_length(const struct models *m, const struct cli *c, int64_t po
                      i ? "proposals may be poor past that" : "the text may fall apart past that");
 }
 
-int models_check_ids(const struct models *m, const int32_t *ids, size_t n, struct err *e)
+int models_check_ids(const struct models *m, const char *name, const int32_t *ids, size_t n, struct err *e)
 {
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= m->target->d->n_vocab)
             return err_set(e, ERR_FORMAT,
-                           "stdin: token %zu: id out of the vocabulary (expected 0 to %d, got %d)", i,
+                           "%s: token %zu: id out of the vocabulary (expected 0 to %d, got %d)", name, i,
                            m->target->d->n_vocab - 1, ids[i]);
     return 0;
 }

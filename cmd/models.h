@@ -89,8 +89,8 @@ int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, s
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);
 /* Warn where a run may go past the positions that the target was trained for, or the drafter. */
 void models_check_length(const struct models *m, const struct cli *c, int64_t positions);
-/* Refuse ids that the target does not have: the index and the id. */
-int models_check_ids(const struct models *m, const int32_t *ids, size_t n, struct err *e);
+/* Refuse ids that the target does not have, naming their file (or stdin), the index and the id. */
+int models_check_ids(const struct models *m, const char *name, const int32_t *ids, size_t n, struct err *e);
 const char *models_device(const struct models *m); /* "cpu" */
 
 #endif

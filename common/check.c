@@ -170,7 +170,7 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
             d->dialect);
         if (!unknown) say(&r, CHECK_OK, NULL, "keys", "those of %s each known; general.*, tokenizer.*, quantize.*, split.* by their names' beginning", d->arch_name);
     }
-    int rc = scan_tensors(&r, g, threads, progress, e);
+    int rc = scan_tensors(&r, g, threads, progress, e) || io_maps_check(e);
     desc_free(d);
     gguf_close(g);
     return rc ? -1 : r.bad;
@@ -213,6 +213,7 @@ int check_safetensors(const char *path, int threads, check_fn fn, void (*progres
         if (progress) progress(ctx, done, total);
     }
     if (!bad) say(&r, CHECK_OK, NULL, "values", "no NaN and no Inf");
+    int changed = io_maps_check(e);
     st_close(s);
-    return r.bad;
+    return changed ? -1 : r.bad;
 }

@@ -8,6 +8,7 @@
 #include "dialect.h"
 #include "diff.h"
 #include "gguf.h"
+#include "io.h"
 #include "mem.h"
 #include "safetensors.h"
 
@@ -293,7 +294,7 @@ int diff_files(const char *pa, const char *pb, int threads, diff_fn fn, void *ct
         j += order >= 0;
     }
     total->rel_rms = all.a2 > 0 ? sqrt(all.d2 / all.a2) : all.d2 > 0 ? INFINITY : 0;
-    rc = 0;
+    rc = io_maps_check(e);
 done:
     side_close(&a);
     side_close(&b);

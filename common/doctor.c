@@ -15,6 +15,7 @@
 #include "desc.h"
 #include "dialect.h"
 #include "gguf.h"
+#include "io.h"
 #include "mem.h"
 
 struct doctor {
@@ -595,7 +596,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
                "dflash-inspect --pair TARGET DRAFTER");
     else
         see_all(&p);
-    rc = p.no_memory ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter) : p.bad;
+    rc = p.no_memory ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter) : io_maps_check(e) ? -1 : p.bad;
 done:
     desc_free(p.t);
     desc_free(p.d);

@@ -4,6 +4,7 @@
  * squares are added in float64, rows in order, so the sums depend on the rows alone and not on threads. Then the
  * operation runs as ever: what a watched model computes is bit for bit what it computes unwatched. */
 #include "imatrix.h"
+#include "io.h"
 #include "mem.h"
 #include "model.h"
 
@@ -97,12 +98,14 @@ static int sum_columns(struct imatrix_watch *k, int32_t n, int64_t n_in, const c
     if (!grow(&k->sum, &k->sum_n, (size_t)n_in, sizeof *k->sum)) return fail(k, KN_EMEM, "out of memory", name);
     double *sum = k->sum;
     const float *x = k->x;
+    io_team_begin();
 #pragma omp parallel for if (n * n_in > 1 << 16)
     for (int64_t c = 0; c < n_in; c += PART) {
         const int64_t some = n_in - c < PART ? n_in - c : PART;
         memset(sum + c, 0, (size_t)some * sizeof *sum);
         for (int32_t i = 0; i < n; i++) add_squares(sum + c, x + (int64_t)i * n_in + c, some);
     }
+    io_team_end();
     for (int64_t c = 0; c < n_in; c++)
         if (!isfinite(sum[c])) return fail(k, KN_EDEVICE, "a NaN or Inf in the input", name);
     return 0;

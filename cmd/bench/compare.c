@@ -59,8 +59,8 @@ static int margin_at(const struct stream *a, const struct stream *b, size_t at, 
         err_set(e, ERR_FORMAT, "%s: the prompt is empty", o.prompt);
         goto done;
     }
-    if (models_open(&o.m, &cli, e) || models_check_ids(&o.m, p.id, p.n, e) || models_check_ids(&o.m, a->id, at + 1, e) ||
-        models_check_ids(&o.m, b->id, at + 1, e))
+    if (models_open(&o.m, &cli, e) || models_check_ids(&o.m, o.prompt, p.id, p.n, e) || models_check_ids(&o.m, cli.args[0], a->id, at + 1, e) ||
+        models_check_ids(&o.m, cli.args[1], b->id, at + 1, e))
         goto done;
     int32_t V = o.m.target->d->n_vocab;
     all = mem_alloc((p.n + at) * sizeof *all);

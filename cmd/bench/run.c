@@ -250,7 +250,7 @@ int bench_run(int argc, char **argv)
         .ctx = o.ctx ? o.ctx : (int32_t)(o.n + SESSION_MAX_ROWS), .chunk = o.chunk, .block = o.block, .draft_window = o.draft_window};
     if (models_open(&o.m, &cli, &e)) goto done;
     for (int i = 0; i < cli.n_args; i++) {
-        if (bench_read_tokens(cli.args[i], &p[i].id, &p[i].n, &e) || models_check_ids(&o.m, p[i].id, p[i].n, &e)) goto done;
+        if (bench_read_tokens(cli.args[i], &p[i].id, &p[i].n, &e) || models_check_ids(&o.m, cli.args[i], p[i].id, p[i].n, &e)) goto done;
         if (!p[i].n) {
             err_set(&e, ERR_FORMAT, "%s: the prompt is empty", cli.args[i]);
             goto done;

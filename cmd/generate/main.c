@@ -162,7 +162,7 @@ static int read_inputs(struct run *u, struct err *e)
     if (from_stdin && io_read_tokens(STDIN_FILENO, "stdin", &u->prompt, &u->n_prompt, e)) return -1;
     if (!set.state_path && !u->n_prompt)
         return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
-    if (models_check_ids(&set.m, u->prompt, u->n_prompt, e)) return -1;
+    if (models_check_ids(&set.m, "stdin", u->prompt, u->n_prompt, e)) return -1;
     if (!set.state_path) models_check_bos(&set.m, &cli, u->prompt, u->n_prompt);
     models_check_length(&set.m, &cli, (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + set.n);
     return 0;

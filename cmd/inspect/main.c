@@ -6,6 +6,7 @@
 #include "../../common/check.h"
 #include "../../common/diff.h"
 #include "../../common/gguf.h"
+#include "../../common/io.h"
 #include "../../common/safetensors.h"
 #include "../cli.h"
 #include "../drafter_flags.h"
@@ -121,13 +122,14 @@ static int run_show(const char *path)
         struct st *s;
         if (st_open(&s, path, &e)) return cli_fail(&cli, &e);
         show_safetensors(s, path, o.tensors, o.json);
+        int changed = io_maps_check(&e);
         st_close(s);
-        return 0;
+        return changed ? cli_fail(&cli, &e) : 0;
     }
     struct gguf *g;
     if (gguf_open(&g, path, &e)) return cli_fail(&cli, &e);
     show_gguf(g, path, o.tensors, o.json);
-    int rc = show_drafter(g, &over, o.json, &e);
+    int rc = show_drafter(g, &over, o.json, &e) || io_maps_check(&e);
     gguf_close(g);
     return rc ? cli_fail(&cli, &e) : 0;
 }

@@ -1,5 +1,6 @@
 /* dflash-prefill - run a prompt once and keep what it leaves: a state for dflash-generate, logits, a
  * perplexity, or an importance matrix. */
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -135,6 +136,7 @@ static int print_nll(const struct rows *r, struct err *e)
 static int open_imatrix(struct imatrix **im, struct io_out *out, const char *const *inputs, struct err *e)
 {
     const bool exists = access(imatrix_path, F_OK) == 0;
+    if (!exists && errno != ENOENT) return err_errno(e, "%s", imatrix_path);
     if (exists ? imatrix_read(im, imatrix_path, e) : imatrix_new(im, e)) return -1;
     (*im)->chunk_size = (uint32_t)(chunk ? chunk : SESSION_CHUNK);
     if (imatrix_add_dataset(*im, dataset ? dataset : "stdin", e)) return -1;
@@ -174,7 +176,7 @@ static int run(struct err *e)
         err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
         goto done;
     }
-    if (models_check_ids(&m, ids, r.n, e)) goto done;
+    if (models_check_ids(&m, "stdin", ids, r.n, e)) goto done;
     if (im && imatrix_watch_new(&r.watch, m.target, im, e)) {
         err_prefix(e, "%s", imatrix_path);
         goto done;

@@ -40,6 +40,20 @@ wait $! || s=$?
 printf '\n' >&6
 timeout 5 grep -q -m1 'm.gguf: \(changed while it was read\|was cut by another process\)' <&6 || echo "quantize, cut: another message"
 [ -z "$(ls -A d)" ] || echo "quantize, cut: left behind: $(ls -A d)"
+# A list that is being printed: held by a pipe that takes no more.
+for how in 'grew:printf x >>m.gguf' 'touched:touch m.gguf'; do
+    cp "$DATA/target-f32.gguf" m.gguf
+    exec 6<>full
+    head -c 65536 /dev/zero >&6
+    s=0
+    dflash-inspect --tensors --json m.gguf >full 2>err &
+    until grep -q m.gguf "/proc/$!/maps"; do sleep 0.01; done
+    bash -c "${how#*:}"
+    head -c 65536 <&6 >/dev/null
+    wait $! || s=$?
+    exec 6<&-
+    [ "$s" = 4 ] && grep -q 'm.gguf: changed while it was read' err || echo "inspect, ${how%%:*}: status $s: $(cat err)"
+done
 # The same for a checkpoint.
 cp -r "$SRC/data/pair/drafter" hf
 dflash-convert -q hf -o d/o --type f32 &
