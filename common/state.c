@@ -144,8 +144,9 @@ static int save_layer(struct session *s, const struct kn_kv *kv, const struct de
 {
     size_t row = row_bytes(kv);
     int32_t first, n, rc = -1;
-    uint8_t header[LAYER_HEADER], *k = new_staging(kv, e), *v = k + SLICE * row, *both = v + SLICE * row;
+    uint8_t header[LAYER_HEADER], *k = new_staging(kv, e);
     if (!k) return -1;
+    uint8_t *v = k + SLICE * row, *both = v + SLICE * row;
     live(y, s->n_past, &first, &n);
     const uint32_t h[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
     for (int i = 0; i < 4; i++) put_u32(header + 4 * i, h[i]);
@@ -193,8 +194,9 @@ static int load_layer(struct state *st, struct session *s, const struct kn_kv *k
 {
     size_t row = row_bytes(kv);
     int32_t first, n, n_past = (int32_t)st->m.n_tokens, rc = -1;
-    uint8_t header[LAYER_HEADER], *k = new_staging(kv, e), *v = k + SLICE * row, *both = v + SLICE * row;
+    uint8_t header[LAYER_HEADER], *k = new_staging(kv, e);
     if (!k) return -1;
+    uint8_t *v = k + SLICE * row, *both = v + SLICE * row;
     live(y, n_past, &first, &n);
     const uint32_t want[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
     if (open_section(st, tag, LAYER_HEADER + 2 * row * (uint64_t)n, e) ||
