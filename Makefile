@@ -211,7 +211,8 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
 # Calls that fail: every program with the nth allocation, read, write ... failing (test/inject). `make test` has INJECT_POINTS
-# of each kind a program; `make test-faults` all of them.
+# of each kind a program; `make test-faults` those that stand for every path of calls; FAULTS=all is every single one.
+FAULTS ?= paths
 INJECT := $(BUILD)/test/inject.so
 INJECT_POINTS ?= 3
 $(INJECT): test/inject/inject.c
@@ -221,7 +222,7 @@ $(INJECT): test/inject/inject.c
 
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/faults.log "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) all"
+	@test/run.sh $(BUILD)/test/faults.log "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
 
 # The suites of `make test`; test/run.sh runs them and counts.
 SUITES = "$(MAKE) -s --no-print-directory unit" \
@@ -422,7 +423,7 @@ help:
 	@echo "make demo            the main job on the pair in data/ (PAIR=pair-hybrid: on the hybrid pair)"
 	@echo "make test            all tests that need no GPU;  make test-exhaustive: the whole losslessness matrix"
 	@echo "make test-gpu        the tests of the CUDA backend, on a machine with a device"
-	@echo "make test-faults     every program with every single allocation, read, write, ... failing"
+	@echo "make test-faults     every program with an allocation, read, write, ... failing, on every path of calls"
 	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"
 	@echo "make fuzz            libFuzzer on every parser (clang)"
 	@echo "make bench           the benchmark matrix"

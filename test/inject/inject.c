@@ -2,18 +2,24 @@
  *
  * INJECT_FAIL=KIND:N    the Nth call of KIND fails, and KIND:N+ every one after it too. Kinds: alloc (malloc, calloc, realloc
  *                       and the aligned ones; ENOMEM), mmap (ENOMEM), thread (pthread_create; EAGAIN), open (EMFILE), read
- *                       and pread (EIO), write and pwrite (ENOSPC), fsync, close (EIO), rename (EIO)
+ *                       and pread (EIO), write and pwrite (ENOSPC), fsync, close (EIO), rename (EIO), link (EPERM, as on a
+ *                       file system without them)
+ * INJECT_RAISE=KIND:N   SIGTERM comes before the Nth call of KIND
  * INJECT_SHORT=1        a read or a write moves at most 1, 2, 3 ... 61 bytes, and every third call is first interrupted (EINTR);
  *                       writes to stderr are left alone
- * INJECT_COUNT=FILE     at exit: a line "KIND N" a kind, how many calls there were
+ * INJECT_COUNT=FILE     at exit: a line "KIND N" a kind, how many calls there were; behind it, with INJECT_PATHS=1, the
+ *                       numbers of those that stand for all: of every path of calls (24 levels) that led to one, the first,
+ *                       the last, and the one whose number on that path is the largest power of two
  *
  * Counting begins when the program's own code does. Calls within the C library that pass none of its public names (stdio's
  * own reads and writes) are not seen. Works under a sanitizer (ASAN_OPTIONS=verify_asan_link_order=0): what is not made to
  * fail goes to the next definition, which is the sanitizer's. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -25,18 +31,53 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum kind { ALLOC, MMAP, THREAD, OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, N_KINDS };
-static const char *const names[N_KINDS] = {"alloc", "mmap", "thread", "open", "read", "write", "fsync", "close", "rename"};
-static const int why[N_KINDS] = {ENOMEM, ENOMEM, EAGAIN, EMFILE, EIO, ENOSPC, EIO, EIO, EIO};
+enum kind { ALLOC, MMAP, THREAD, OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, LINK, N_KINDS };
+static const char *const names[N_KINDS] = {"alloc", "mmap", "thread", "open", "read", "write", "fsync", "close", "rename", "link"};
+static const int why[N_KINDS] = {ENOMEM, ENOMEM, EAGAIN, EMFILE, EIO, ENOSPC, EIO, EIO, EIO, EPERM};
 static atomic_ulong count[N_KINDS];
-static unsigned long fail_at[N_KINDS];
+static unsigned long fail_at[N_KINDS], raise_at[N_KINDS];
 static bool fail_after[N_KINDS], begun, pieces;
 static const char *count_path;
+static bool ready, paths;
+static __thread bool resolving; /* within dlsym or backtrace: nothing counts */
+
+/* ---- paths of calls ---- */
+
+#define PATHS (1 << 16)
+static struct path {
+    uint64_t hash; /* 0: free */
+    enum kind kind;
+    unsigned long calls, first, power, last;
+} path[PATHS];
+static atomic_flag path_lock = ATOMIC_FLAG_INIT;
+
+static void note_path(enum kind k, unsigned long n)
+{
+    void *at[26];
+    uint64_t h = 0x9e3779b97f4a7c15u + k;
+    resolving = true;
+    int depth = backtrace(at, 26);
+    resolving = false;
+    for (int i = 2; i < depth; i++) h = (h ^ (uint64_t)(uintptr_t)at[i]) * 0x100000001b3u; /* without this and fails */
+    if (!h) h = 1;
+    while (atomic_flag_test_and_set(&path_lock)) continue;
+    size_t i = h >> 20 & (PATHS - 1), steps = 0;
+    while (path[i].hash && path[i].hash != h && steps++ < PATHS) i = (i + 1) & (PATHS - 1);
+    if (steps < PATHS) {
+        struct path *p = &path[i];
+        p->hash = h, p->kind = k, p->last = n;
+        if (!p->calls++) p->first = n;
+        if (!(p->calls & (p->calls - 1))) p->power = n;
+    }
+    atomic_flag_clear(&path_lock);
+}
 
 static bool fails(enum kind k)
 {
-    if (!begun) return false;
+    if (!begun || resolving) return false;
     unsigned long n = atomic_fetch_add(&count[k], 1) + 1;
+    if (paths) note_path(k, n);
+    if (raise_at[k] == n) kill(getpid(), SIGTERM);
     if (!fail_at[k] || n < fail_at[k] || (n > fail_at[k] && !fail_after[k])) return false;
     errno = why[k];
     return true;
@@ -48,8 +89,6 @@ static bool fails(enum kind k)
 
 static char early[4 << 20] __attribute__((aligned(16)));
 static atomic_size_t early_used;
-static bool ready;
-static __thread bool resolving;
 
 static void *early_alloc(size_t n)
 {
@@ -227,28 +266,53 @@ int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsign
     return fails(RENAME) ? -1 : real_renameat2(from_dir, from, to_dir, to, flags);
 }
 
+int link(const char *from, const char *to)
+{
+    NEXT(link);
+    return fails(LINK) ? -1 : real_link(from, to);
+}
+
 /* ---- begin and end ---- */
+
+static void read_point(const char *text, unsigned long at[N_KINDS], bool after[N_KINDS])
+{
+    for (int k = 0; text && k < N_KINDS; k++) {
+        size_t n = strlen(names[k]);
+        if (strncmp(text, names[k], n) || text[n] != ':') continue;
+        char *end;
+        at[k] = strtoul(text + n + 1, &end, 10);
+        after[k] = *end == '+';
+    }
+}
 
 __attribute__((constructor)) static void begin(void)
 {
-    const char *fail = getenv("INJECT_FAIL");
-    for (int k = 0; fail && k < N_KINDS; k++) {
-        size_t n = strlen(names[k]);
-        if (strncmp(fail, names[k], n) || fail[n] != ':') continue;
-        char *end;
-        fail_at[k] = strtoul(fail + n + 1, &end, 10);
-        fail_after[k] = *end == '+';
-    }
+    bool ignored[N_KINDS];
+    void *warm[4];
+    read_point(getenv("INJECT_FAIL"), fail_at, fail_after);
+    read_point(getenv("INJECT_RAISE"), raise_at, ignored);
     pieces = getenv("INJECT_SHORT") != NULL;
     count_path = getenv("INJECT_COUNT");
     unsetenv("LD_PRELOAD"); /* not for the programs that this one starts */
-    ready = begun = true;
+    ready = true;
+    paths = getenv("INJECT_PATHS") && backtrace(warm, 4); /* its first call loads a library */
+    begun = true;
 }
 
 __attribute__((destructor)) static void end(void)
 {
     begun = false;
     FILE *f = count_path ? fopen(count_path, "w") : NULL;
-    for (int k = 0; f && k < N_KINDS; k++) fprintf(f, "%s %lu\n", names[k], atomic_load(&count[k]));
+    for (int k = 0; f && k < N_KINDS; k++) {
+        fprintf(f, "%s %lu", names[k], atomic_load(&count[k]));
+        for (size_t i = 0; i < PATHS; i++) {
+            const struct path *p = &path[i];
+            if (!p->hash || p->kind != (enum kind)k) continue;
+            fprintf(f, " %lu", p->first);
+            if (p->power != p->first) fprintf(f, " %lu", p->power);
+            if (p->last != p->first && p->last != p->power) fprintf(f, " %lu", p->last);
+        }
+        fprintf(f, "\n");
+    }
     if (f) fclose(f);
 }

@@ -1,15 +1,19 @@
 #!/bin/bash
 # sweep.sh - every program with one call made to fail: the nth allocation, map, thread, open, read, write, fsync, close,
-# rename (inject.c), for every n, or for POINTS of them spread over each kind.
+# rename, link (inject.c), for POINTS of them spread over each kind, for those that stand for every path of calls that leads
+# to one (paths: its first, its last, one between), or for every n (all: half a day).
 #
-# usage: test/inject/sweep.sh BIN_DIR DATA_DIR INJECT.so POINTS|all [JOB...]
-# Each must end in one of two ways: status 4 with a message that names the cause, and no file at its outputs nor beside
-# them; or, where the program can do without what failed, status 0 and the same bytes as without. Never another status, a
-# signal, or a report of a sanitizer. Then once with all reads and writes in small pieces and interrupted: status 0, same bytes.
+# usage: test/inject/sweep.sh BIN_DIR DATA_DIR INJECT.so POINTS|paths|all [JOB...]
+# Each must end in one of two ways: status 4 with a message that names the cause, no file at its outputs nor beside them, and
+# those that were there before as they were; or, where the program can do without what failed, status 0 and the same bytes as
+# without. Never another status, a signal, or a report of a sanitizer. Then SIGTERM before each open, read, write, fsync,
+# close, rename and link: the program ends by it, and its outputs are all there, whole, or none is. Then once with all reads
+# and writes in small pieces and interrupted: status 0, same bytes.
 set -u
 here=$(cd "$(dirname "$0")" && pwd) src=${0%/*}/../..
 src=$(cd "$src" && pwd) bin=$(cd "$1" && pwd) data=$(cd "$2" && pwd) inject=$(cd "$(dirname "$3")" && pwd)/$(basename "$3")
-points=$4
+points=$4 paths= whole=
+case $points in paths) paths=1 whole=1 points=all ;; all) whole=1 ;; esac
 shift 4
 export PATH="$bin:$PATH" LC_ALL=C OMP_NUM_THREADS=2 ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0
 work=$(mktemp -d)
@@ -33,6 +37,11 @@ echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":64,"intermediate_size"
 "num_key_value_heads":1,"head_dim":32,"hidden_act":"silu","vocab_size":700,"rms_norm_eps":1e-6,"rope_theta":1e6,
 "tie_word_embeddings":true,"max_position_embeddings":512}' >qwen/config.json
 dflash-convert -q qwen --random 1 -o in/qwen.gguf
+dflash-prefill -q -m "$T" --imatrix in/imatrix <in/tokens
+# files that are there before a job runs: pre-JOB
+mkdir in/pre-none in/pre-prefill-imatrix in/pre-prefill-force in/pre-generate-force
+cp in/imatrix in/pre-prefill-imatrix/o
+for f in o o2 o3; do echo "old $f" | tee in/pre-prefill-force/$f >in/pre-generate-force/$f; done
 printf '\1\0\0\0\2\0\0\0' >in/ids
 printf '\5\0\0\0\6\0\0\0' >in/a
 printf '\5\0\0\0\7\0\0\0' >in/b
@@ -44,6 +53,8 @@ convert-target   | * | text   | dflash-convert $hf/target -o o --threads 2
 convert-q4_k_m   | * | text   | dflash-convert $hf/drafter --target $hf/target --type q4_k_m -o o --threads 2
 convert-random   | * | text   | dflash-convert $src/test/family/qwen35moe.json --random 3 --type q8_0 -o o --threads 2
 convert-gguf     | * | text   | dflash-convert $D --target $T -o o --threads 2
+convert-dialect  | * | text   | dflash-convert $D --target $T --dialect ik -o o --threads 2
+quantize-imatrix | * | text   | dflash-quantize $T --type q4_k_m --imatrix $i/imatrix -o o --threads 2
 quantize         | o | text   | dflash-quantize $data/drafter-bf16.gguf --type q4_k_m --tensor-type blk.0.*=q6_k --json -o o --threads 2
 inspect          | * | text   | dflash-inspect --tensors $T -o o
 inspect-json     | * | text   | dflash-inspect --tensors --json $T -o o
@@ -56,9 +67,13 @@ tokenize-spm     | * | text   | dflash-tokenize -m $src/test/data/tok_spm.gguf -
 decode           | * | tokens | dflash-tokenize -m $T --decode -o o
 chat             | * | chat   | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3 -o o
 prefill          | * | tokens | dflash-prefill -m $T -d $D -o o --logits o2 --hidden o3 --threads 2
+prefill-hidden   | * | tokens | dflash-prefill -m $T --chunk 4 --hidden o2 -o o --threads 2
+prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more --threads 2
+prefill-force    | * | tokens | dflash-prefill -m $T -d $D --force -o o --logits o2 --hidden o3 --threads 2
 prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2
 prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2
 generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --draft-trace o2 --draft-logits o3 --threads 2
+generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --draft-trace o2 --draft-logits o3 --threads 2
 generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2
 generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --threads 2
 generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2
@@ -75,22 +90,44 @@ complain() { # WHAT: the job, the point, and what the program said
     echo "    $name $point: $1; status $status: $(head -c 600 err | tr '\n' '~')"
 }
 
-# Was this run, in the current folder, one of the two good ways?
-judge() {
-    local f left=() want=$ok
+# The files here are those that were there before, and as they were.
+as_before() {
+    local f
     for f in *; do
-        case $f in out | err) ;; *) left+=("$f") ;; esac
+        case $f in out | err) continue ;; esac
+        [ -f "$pre/$f" ] || complain "left behind: $f"
     done
+    for f in "$pre"/*; do cmp -s "$f" "${f##*/}" || complain "not as it was before: ${f##*/}"; done
+}
+
+# The outputs are those of a run without: by bytes, or (they hold times) by their names.
+as_meant() {
+    local f
+    if [ "$compare" = - ]; then
+        [ "$(cd ../ref && ls -A)" = "$(ls -A)" ] || complain "status $status, with other files: $(ls -A | tr '\n' ' ')"
+        return
+    fi
+    for f in ../ref/$compare; do
+        case ${f##*/} in err) continue ;; out) [ "$status" = "$ok" ] || continue ;; esac
+        cmp -s "$f" "${f##*/}" || complain "status $status, but ${f##*/} differs"
+    done
+    for f in *; do [ -e "../ref/$f" ] || complain "left behind: $f"; done
+}
+
+# Was this run, in the current folder, one of the good ways?
+judge() {
     if [ "$status" = "$ok" ]; then
-        [ "$compare" = - ] && return
-        for f in ../ref/$compare; do
-            cmp -s "$f" "${f##*/}" || { [ "${f##*/}" = err ] || complain "status $ok, but ${f##*/} differs"; }
-        done
+        as_meant
+    elif [ "$status" = 143 ] && [ "$how" = RAISE ]; then
+        local new=0 f
+        for f in *; do case $f in out | err) ;; *) cmp -s "$pre/$f" "$f" || new=1 ;; esac; done
+        if [ $new = 1 ]; then as_meant; else as_before; fi
     elif [ "$status" = 4 ]; then
-        [ ${#left[@]} = 0 ] || complain "left behind: ${left[*]}"
+        as_before
         case $kind:$(<err) in
         alloc:*[Oo]"ut of memory"* | alloc:*"no memory for"* | alloc:*"failed to allocate"* | alloc:*"Cannot allocate memory"*) ;;
         mmap:*"annot allocate memory"* | mmap:*"out of memory"*) ;;
+        alloc:*"threads could not be started"* | alloc:*"Thread creation failed"*) ;; # the C library had no memory for one
         thread:*[Tt]hread* | open:*"Too many open files"* | read:*"Input/output error"*) ;;
         write:*"No space left on device"* | fsync:*"Input/output error"* | close:*"Input/output error"* | rename:*"Input/output error"*) ;;
         *) complain "the message does not say why" ;;
@@ -104,10 +141,11 @@ judge() {
 
 run_once() { # VARIABLES...: the job with these, in a new folder
     rm -rf now
-    mkdir now
+    cp -r "$pre" now
     cd now || exit 4
     set -f
-    env "$@" LD_PRELOAD="$inject" $command <"$i/$stdin" >out 2>err
+    # in a shell of its own, which tells err, not us, of a program that was terminated
+    (env "$@" LD_PRELOAD="$inject" $command <"$i/$stdin" || exit $?) >out 2>err
     status=$?
     set +f
     runs=$((runs + 1))
@@ -120,33 +158,41 @@ while IFS='|' read -r name compare stdin command; do
     bad=0 from=$runs
     set -f
     rm -rf "$work/job"
-    mkdir -p "$work/job/ref"
+    mkdir "$work/job"
+    pre=$i/pre-$name
+    [ -d "$pre" ] || pre=$i/pre-none
+    cp -r "$pre" "$work/job/ref"
     cd "$work/job/ref" || exit 4
     $command <"$i/$stdin" >out 2>err
     ok=$?
     cd ..
-    kind=count point=without status=$ok
+    kind=count point=without status=$ok how=FAIL
     set +f
-    run_once "INJECT_COUNT=$work/job/count"
+    run_once "INJECT_COUNT=$work/job/count" ${paths:+INJECT_PATHS=1}
     [ "$status" = "$ok" ] && [ "$ok" -lt 2 ] || complain "status differs (expected $ok)"
     cd ..
-    while read -r kind n; do
-        # bench measures the memory's speed, most of a second a run
-        most=$points
-        case $name in bench-ro* | bench-run) [ "$points" = all ] && most=50 || most=1 ;; esac
-        step=1
-        [ "$most" = all ] || step=$(((n + most - 1) / most))
-        [ "$step" -gt 0 ] || continue
-        # with a stride, a start that differs from job to job: all of them together see more
-        for ((k = 1 + (${#name} * 7 + from) % step; k <= n; k += step)); do
-            point=$kind:$k
-            run_once "INJECT_FAIL=$point"
-            judge
-            cd ..
-        done
-    done <count
+    for how in FAIL RAISE; do
+        while read -r kind n stand; do
+            case $how:$kind in RAISE:alloc | RAISE:mmap | RAISE:thread) continue ;; esac
+            # shellcheck disable=SC2086
+            if [ -n "$paths" ]; then list=($stand); else mapfile -t list < <(seq "$n"); fi
+            # bench measures the memory's speed, most of a second a run
+            most=$points
+            case $name in bench-ro* | bench-run) [ -z "$whole" ] && most=1 || most=25 ;; esac
+            step=1 n=${#list[@]}
+            [ "$most" = all ] || step=$(((n + most - 1) / most))
+            [ "$step" -gt 0 ] || continue
+            # with a stride, a start that differs from job to job: all of them together see more
+            for ((k = (${#name} * 7 + from) % step; k < n; k += step)); do
+                point=$how:$kind:${list[k]}
+                run_once "INJECT_$how=$kind:${list[k]}"
+                judge
+                cd ..
+            done
+        done <count
+    done
     for kind in short; do
-        point=short
+        point=short how=FAIL
         run_once INJECT_SHORT=1
         [ "$status" = "$ok" ] || complain "status differs (expected $ok)"
         [ "$status" != "$ok" ] || judge
