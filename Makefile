@@ -339,7 +339,7 @@ FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanit
 FUZZ_WRAP    := $(foreach f,read fstat lseek open close,-Wl$(comma)--wrap=$f) # test/fuzz/stream.h
 FUZZ_RUN     := -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
 # Bytes an input at most: what one find needs, no more, for the speed.
-FUZZ_LEN     := chat=512 config_json=2048 desc=4096 gguf=2048 safetensors=2048 snapshot=1024 state=1024 tokenize=192 tokenizer_json=4096 tokens=512
+FUZZ_LEN     := chat=512 config_json=2048 desc=4096 gguf=2048 safetensors=2048 session=16384 snapshot=1024 state=1024 tokenize=192 tokenizer_json=8192 tokens=512
 fuzz_args     = -max_len=$(patsubst $1=%,%,$(firstword $(filter $1=%,$(FUZZ_LEN)) $1=4096)) $(if $(wildcard test/fuzz/$1.dict),-dict=test/fuzz/$1.dict)
 build-fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -348,6 +348,23 @@ build-fuzz/obj/%.o: %.c
 build-fuzz/libdflash.a: $(FUZZ_OBJ)
 	@rm -f $@
 	$(Q)ar rcs $@ $^
+# Not counted as coverage: mutations of JSON by its structure, for the targets that read it.
+build-fuzz/json_mutate.o: test/fuzz/json_mutate.c test/fuzz/json_mutate.h
+	$(SAY) CC $@
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -c $< -o $@
+build-fuzz/fuzz_config_json build-fuzz/fuzz_tokenizer_json: build-fuzz/json_mutate.o
+# A session wants the engine too: the CPU's kernels, watched by the sanitizer, not counted as coverage (by $(CC): clang 14
+# does not know all features that __builtin_cpu_supports is asked for).
+FUZZ_KERNELS := $(KERNEL_SRC:%.c=build-fuzz/kernels/%.o)
+build-fuzz/kernels/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
+build-fuzz/kernels/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
+build-fuzz/kernels/%.o: %.c
+	@mkdir -p $(@D)
+	$(SAY) CC $@
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O1 -w -ffp-contract=off -fno-math-errno -fno-omit-frame-pointer -fsanitize=address $(CFLAGS_ISA) -MMD -MP -c $< -o $@
+build-fuzz/fuzz_session: test/fuzz/fuzz_session.c test/fuzz/no_openmp.c test/fuzz/stream.c test/fuzz/stream.h test/unit/tiny_pair.h build-fuzz/libdflash.a $(FUZZ_KERNELS)
+	$(SAY) LINK $@
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter %.c %.o,$^) build-fuzz/libdflash.a -o $@ $(FUZZ_WRAP) $(FUZZ_LIBS)
 build-fuzz/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/no_backend.c test/fuzz/stream.c test/fuzz/stream.h build-fuzz/libdflash.a
 	$(SAY) LINK $@
 	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter-out %.h,$^) -o $@ $(FUZZ_WRAP) $(FUZZ_LIBS)
@@ -372,6 +389,16 @@ $(BUILD)/test/replay_%: test/fuzz/fuzz_%.c test/fuzz/replay.c test/fuzz/stream.c
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(FUZZ_WRAP) $(LIBS)
+
+# The states that the corpus of the session's target begins with, anew: after a change of their layout.
+.PHONY: fuzz-states
+fuzz-states: $(BUILD)/test/session_seeds
+	@mkdir -p test/fuzz/corpus/session
+	$< test/fuzz/corpus/session
+$(BUILD)/test/session_seeds: test/fuzz/session_seeds.c test/fuzz/fuzz_session.c test/fuzz/stream.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(FUZZ_WRAP) $(LIBS)
 
 .PHONY: fuzz-replay
 fuzz-replay: $(REPLAY_BIN)
@@ -435,4 +462,4 @@ help:
 clean:
 	rm -rf build build-*
 
--include $(shell find $(BUILD)/obj build-fuzz/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj build-fuzz/obj build-fuzz/kernels -name '*.d' 2>/dev/null)

@@ -3,6 +3,58 @@
 #include <stdlib.h>
 
 #include "../../common/hf_config.h"
+#include "json_mutate.h"
+
+const char *const json_words[] = {"architectures",
+                                  "Qwen3ForCausalLM",
+                                  "DFlashDraftModel",
+                                  "model_type",
+                                  "qwen3",
+                                  "dflash_config",
+                                  "dflash_config.target_layer_ids",
+                                  "target_layer_ids",
+                                  "block_size",
+                                  "output_multiplier",
+                                  "mask_token_id",
+                                  "hidden_act",
+                                  "silu",
+                                  "rope_parameters",
+                                  "rope_theta",
+                                  "rope_type",
+                                  "type",
+                                  "default",
+                                  "llama3",
+                                  "proportional",
+                                  "yarn",
+                                  "partial_rotary_factor",
+                                  "full_attention",
+                                  "sliding_attention",
+                                  "factor",
+                                  "low_freq_factor",
+                                  "high_freq_factor",
+                                  "original_max_position_embeddings",
+                                  "rope_scaling",
+                                  "tie_word_embeddings",
+                                  "eos_token_id",
+                                  "markov_",
+                                  "markov_head",
+                                  "text_config",
+                                  "sliding_window",
+                                  "layer_types",
+                                  "is_encoder_decoder",
+                                  "add_cross_attention",
+                                  "pruned_heads",
+                                  "torch_dtype",
+                                  "bfloat16",
+                                  "use_cache",
+                                  "vocab_size",
+                                  "rms_norm_eps",
+                                  "attention_dropout",
+                                  "attention_bias",
+                                  "quantization_config",
+                                  "a.b",
+                                  "unknown",
+                                  NULL};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -14,6 +66,8 @@ static void must_say(int r, const struct err *e)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const places[] = {"dflash_config.target_layer_ids", "target_layer_ids", NULL};
+    static const char *const scales[] = {"output_multiplier", "dflash_config.output_multiplier", NULL};
+    static const char *const ties[] = {"tie_word_embeddings", "dflash_config.tie_word_embeddings", NULL};
     static const char *const blocks[] = {"dflash_config.block_size", "block_size", NULL};
     static const struct hf_rule rules[] = {
         {"hidden_act", "[\"silu\", 1, {}, null]"}, {"dflash_config.output_multiplier", "[1]"}, {NULL, NULL}};
@@ -38,12 +92,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     must_say(hf_get_rope_theta(c, &d, &where, &e5), &e5);
     struct hf_rope rope;
     struct err r1 = {0}, r2 = {0};
-    must_say(hf_get_rope(c, "full_attention", HF_ROPE_PROPORTIONAL | HF_ROPE_PARTIAL, &rope, &where, &r1), &r1);
+    must_say(hf_get_rope(c, "full_attention", HF_ROPE_PROPORTIONAL | HF_ROPE_PARTIAL, &rope, &where, &r1),
+             &r1);
     must_say(hf_get_rope(c, NULL, HF_ROPE_LLAMA3, &rope, &where, &r2), &r2);
     must_say(hf_get_bool(c, "tie_word_embeddings", &b, &e6), &e6);
     must_say(hf_get_i32_list(c, "eos_token_id", true, ids, 16, &n, &e7), &e7);
     (void)hf_key_with(c, "markov_", key, sizeof key);
     must_say(hf_config_rest(c, tables, &e8), &e8);
+    struct err f1 = {0}, f2 = {0};
+    must_say(hf_find_f64(c, scales, &d, &where, &f1), &f1);
+    must_say(hf_find_bool(c, ties, &b, &where, &f2), &f2);
+    if (hf_config_name(c)[0] != 'f') abort();
     struct err n1 = {0}, n2 = {0}, n3 = {0};
     r = hf_config_nest(c, "text_config", &n1);
     must_say(r, &n1);

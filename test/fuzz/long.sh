@@ -4,8 +4,8 @@
 # usage: test/fuzz/long.sh FUZZ_DIR OUT [EXECUTIONS [SECONDS [TARGET...]]]
 # FUZZ_DIR holds fuzz_NAME (make fuzz-build) and, beside test/fuzz, the corpora; OUT is made. A target gets a share of the
 # processors; its processes share one corpus, begun with the committed one (and with OUT/corpus of an earlier run, which is
-# continued: executions add up over the runs in OUT/NAME.total). Coverage is counted at a tenth, half and all of EXECUTIONS
-# (default 10000000), by one process that reads the corpus as it then is. After SECONDS (default 150) no new work is begun.
+# continued: executions add up over the runs in OUT/NAME.total). Coverage is counted at a tenth, half, four fifths and all of
+# EXECUTIONS (default 10000000), by one process that reads the corpus as it then is; a plateau is no new edge in the last fifth. After SECONDS (default 150) no new work is begun.
 # OUT: NAME.tsv (executions, edges, features, corpus files), find-NAME-* (must not exist), corpus/NAME, and
 # of it all/NAME (the inputs that reach every feature) and min/NAME (every edge).
 set -u
@@ -14,8 +14,8 @@ mkdir -p "$2" && bin=$(cd "$1" && pwd) && out=$(cd "$2" && pwd) && here=$(cd "$(
 shift $(($# < 4 ? $# : 4))
 names=("$@")
 # Share of the processors, and bytes an input at most.
-share=(tokenize=15=192 tokenizer_json=16=4096 config_json=10=2048 desc=6=4096 chat=4=512 gguf=3=2048 safetensors=3=2048
-    snapshot=3=1024 state=3=1024 tokens=1=512)
+share=(tokenize=15=192 tokenizer_json=16=8192 config_json=10=2048 desc=6=4096 chat=4=512 gguf=3=2048 safetensors=3=2048
+    session=24=16384 snapshot=3=1024 state=3=1024 tokens=1=512)
 [ ${#names[@]} -gt 0 ] || names=("${share[@]%%=*}")
 export ASAN_OPTIONS=quarantine_size_mb=16:${ASAN_OPTIONS:-} LC_ALL=C
 begun=$SECONDS
@@ -44,7 +44,7 @@ fuzz_target() { # NAME PROCESSES MAX_LEN
     mkdir -p "$out/corpus/$t" "$out/log"
     for i in "$here/corpus/$t"/*; do [ -e "$out/corpus/$t/${i##*/}" ] || cp "$i" "$out/corpus/$t"; done
     have=$(cat "$out/$t.total" 2>/dev/null || echo 0)
-    for part in $((goal / 10)) $((goal / 2)) "$goal"; do
+    for part in $((goal / 10)) $((goal / 2)) $((goal / 5 * 4)) "$goal"; do
         [ "$have" -lt "$part" ] || continue
         left=$((seconds - (SECONDS - begun)))
         [ "$left" -gt 5 ] || break
@@ -62,7 +62,7 @@ fuzz_target() { # NAME PROCESSES MAX_LEN
     done
     merge "$t" all "$3"                   # what the next run begins with
     merge "$t" min "$3" -use_counters=0   # a file an edge: what the repository keeps
-    echo "$t: $(tail -n 1 "$out/$t.tsv" | tr '\t' ' ') (executions, edges, features, files, seconds), merged to $(ls "$out/all/$t" | wc -l) and $(ls "$out/min/$t" | wc -l) files"
+    echo "$t: $(tail -n 1 "$out/$t.tsv" | tr '\t' ' ') (executions, edges, features, files, seconds), $(tail -n 2 "$out/$t.tsv" | awk '{ e[NR] = $2 } END { print NR == 2 && e[1] == e[2] ? "plateau" : "no plateau" }'), merged to $(ls "$out/all/$t" | wc -l) and $(ls "$out/min/$t" | wc -l) files"
 }
 
 cores=$(nproc) all=0
