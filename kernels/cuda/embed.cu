@@ -32,7 +32,9 @@ static __device__ __forceinline__ void scale_min(const uint8_t *s, int j, unsign
 /* What the codes of IQ4_NL and IQ4_XS stand for, + 128. */
 static __device__ __forceinline__ int iq4_value(unsigned code)
 {
-    const unsigned word = code < 8 ? (code < 4 ? 0x3f2d1801u : 0x766a5d4fu) : code < 12 ? 0xa6998d81u : 0xf1d9c5b5u;
+    const unsigned word = code < 8    ? (code < 4 ? 0x3f2d1801u : 0x766a5d4fu)
+                          : code < 12 ? 0xa6998d81u
+                                      : 0xf1d9c5b5u;
     return (int)(word >> 8 * (code & 3) & 255) - 128;
 }
 
@@ -67,9 +69,11 @@ static __device__ float decode_low(uint32_t type, const uint8_t *b, int l)
     }
     const int j = l / 16, at = 32 * (j / 8) + l % 32, shift = 2 * (j / 2 % 4);
     if (type == KN_Q2_K)
-        return __fsub_rn(__fmul_rn(__fmul_rn(get_f16(b + 80), (float)(b[j] & 15)), (float)(b[16 + at] >> shift & 3)),
-                         __fmul_rn(get_f16(b + 82), (float)(b[j] >> 4)));
-    const int low = j < 8 ? b[96 + j] & 15 : b[88 + j] >> 4, sc = low | (b[104 + j % 4] >> 2 * (j / 4) & 3) << 4;
+        return __fsub_rn(
+            __fmul_rn(__fmul_rn(get_f16(b + 80), (float)(b[j] & 15)), (float)(b[16 + at] >> shift & 3)),
+            __fmul_rn(get_f16(b + 82), (float)(b[j] >> 4)));
+    const int low = j < 8 ? b[96 + j] & 15 : b[88 + j] >> 4, high = b[104 + j % 4] >> 2 * (j / 4) & 3;
+    const int sc = low | high << 4;
     const int code = (b[32 + at] >> shift & 3) - (b[l % 32] >> j / 2 & 1 ? 0 : 4);
     return __fmul_rn(__fmul_rn(get_f16(b + 108), (float)(sc - 32)), (float)code);
 }

@@ -28,9 +28,12 @@ static bool is_whole(enum mm_act act)
     return act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M;
 }
 
-static experts_kernel_fn kernel_of(enum mm_act act, int log2_tiles, enum experts_form form, bool generic)
+/* low: some matrix is of such a type (mm_is_low). */
+static experts_kernel_fn kernel_of(enum mm_act act, int log2_tiles, enum experts_form form, bool generic,
+                                   bool low)
 {
-    experts_kernel_fn f = experts_kernel_k(act, log2_tiles, form, generic);
+    experts_kernel_fn f = low ? experts_kernel_low(act, log2_tiles, form, generic)
+                              : experts_kernel_k(act, log2_tiles, form, generic);
     if (!f) f = experts_kernel_32(act, log2_tiles, form, generic);
     return f ? f : experts_kernel_float(act, log2_tiles, form, generic);
 }
@@ -42,8 +45,9 @@ int cuda_experts_open(struct cuda_backend *be)
     if (be->experts_sums) return 0;
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
         for (int form = 0; form < EXPERTS_FORMS; form++)
-            for (int l = 0; l < 6; l++) {
-                experts_kernel_fn f = kernel_of((enum mm_act)act, l % 3, (enum experts_form)form, l >= 3);
+            for (int l = 0; l < 12; l++) {
+                experts_kernel_fn f =
+                    kernel_of((enum mm_act)act, l % 3, (enum experts_form)form, l / 3 % 2, l >= 6);
                 if (!f) continue;
                 const cudaError_t err =
                     cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
@@ -175,6 +179,8 @@ static experts_kernel_fn choose(const struct cuda_backend *be, struct experts_ar
                                 enum experts_form *form, unsigned *grid)
 {
     const bool generic = be->generic || be->cc < 90;
+    bool low = false;
+    for (int j = 0; j < 4; j++) low |= mm_is_low(a->type[j]);
     const int widest = !generic ? 2 : be->cc < 90 ? 1 : 0, few = a->n <= 8 ? 0 : 1;
     const enum experts_form first = a->n <= experts_tuning.spread_rows ? EXPERTS_HELD : EXPERTS_SOLO,
                             second = first == EXPERTS_HELD ? EXPERTS_SOLO : EXPERTS_HELD;
@@ -191,7 +197,7 @@ static experts_kernel_fn choose(const struct cuda_backend *be, struct experts_ar
             (f == EXPERTS_OWNED && !may_own(be, a)))
             continue;
         if (experts_tuning.form >= 0 && f != EXPERTS_PLAIN && (int)f != experts_tuning.form) continue;
-        const experts_kernel_fn k = kernel_of(act, l, f, generic);
+        const experts_kernel_fn k = kernel_of(act, l, f, generic, low);
         a->tile = 8 << l;
         if (!k || !fit(be, a, act, l, f)) continue;
         *form = f;

@@ -71,8 +71,9 @@ struct experts_args {
 
 typedef void (*experts_kernel_fn)(const experts_args);
 /* The kernel of a kind of activations for tiles of 8, 16 or 32 pairs (log2_tiles 0, 1, 2), or NULL where it
- * is not compiled. experts_k.cu, experts_32.cu, experts_float.cu. */
+ * is not compiled. experts_k.cu, experts_low.cu, experts_32.cu, experts_float.cu. */
 experts_kernel_fn experts_kernel_k(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
+experts_kernel_fn experts_kernel_low(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_32(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_float(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 

@@ -16,10 +16,11 @@ struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8};
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
 static const struct mm_type mm_types[] = {
-    {KN_F32, 32, 2048, MM_ACT_F32}, {KN_F16, 32, 1024, MM_ACT_F16}, {KN_BF16, 32, 1024, MM_ACT_BF16},
-    {KN_Q8_0, 32, 544, MM_ACT_32},  {KN_Q4_0, 32, 288, MM_ACT_32},  {KN_Q5_0, 32, 352, MM_ACT_32},
-    {KN_Q4_1, 32, 320, MM_ACT_32M}, {KN_Q5_1, 32, 384, MM_ACT_32M}, {KN_Q4_K, 256, 2304, MM_ACT_K},
-    {KN_Q5_K, 256, 2816, MM_ACT_K}, {KN_Q6_K, 256, 3360, MM_ACT_K},
+    {KN_F32, 32, 2048, MM_ACT_F32},   {KN_F16, 32, 1024, MM_ACT_F16}, {KN_BF16, 32, 1024, MM_ACT_BF16},
+    {KN_Q8_0, 32, 544, MM_ACT_32},    {KN_Q4_0, 32, 288, MM_ACT_32},  {KN_Q5_0, 32, 352, MM_ACT_32},
+    {KN_Q4_1, 32, 320, MM_ACT_32M},   {KN_Q5_1, 32, 384, MM_ACT_32M}, {KN_Q4_K, 256, 2304, MM_ACT_K},
+    {KN_Q5_K, 256, 2816, MM_ACT_K},   {KN_Q6_K, 256, 3360, MM_ACT_K}, {KN_IQ4_NL, 32, 288, MM_ACT_32},
+    {KN_IQ4_XS, 256, 2176, MM_ACT_K}, {KN_Q3_K, 256, 1760, MM_ACT_K}, {KN_Q2_K, 256, 1344, MM_ACT_K},
 };
 #define MM_TYPES (int)(sizeof mm_types / sizeof mm_types[0])
 
@@ -35,9 +36,10 @@ static bool is_whole(enum mm_act act)
     return act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M;
 }
 
-static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, bool generic)
+/* low: some matrix is of such a type (mm_is_low). */
+static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, bool generic, bool low)
 {
-    mm_kernel_fn f = mm_kernel_k(act, log2_tiles, generic);
+    mm_kernel_fn f = low ? mm_kernel_low(act, log2_tiles, generic) : mm_kernel_k(act, log2_tiles, generic);
     if (!f) f = mm_kernel_32(act, log2_tiles, generic);
     return f ? f : mm_kernel_float(act, log2_tiles, generic);
 }
@@ -47,8 +49,8 @@ static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, bool generic)
 int cuda_mm_open(struct cuda_backend *be)
 {
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
-        for (int l = 0; l < 8; l++) {
-            mm_kernel_fn f = kernel_of((enum mm_act)act, l % 4, l >= 4);
+        for (int l = 0; l < 16; l++) {
+            mm_kernel_fn f = kernel_of((enum mm_act)act, l % 4, l / 4 % 2, l >= 8);
             if (!f) continue;
             const cudaError_t err =
                 cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
@@ -213,10 +215,12 @@ static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t p
 
 /* Launch over all panels: as many at a time as the partial sums have room for. */
 static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
-                         int log2_tiles, int blocks, int32_t panels)
+                         int matrices, int log2_tiles, int blocks, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn f = kernel_of(act, log2_tiles, be->generic || be->cc < 90);
+    bool low = false;
+    for (int j = 0; j < matrices; j++) low |= mm_is_low(a->type[j]);
+    const mm_kernel_fn f = kernel_of(act, log2_tiles, be->generic || be->cc < 90, low);
     const int32_t grid = be->sm_count * blocks; /* all resident: apart, blocks wait for each other */
     int32_t most = panels;
     if (!together) {
@@ -290,7 +294,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
             for (int j = 0; j < count; j++)
                 a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
-            if (!err) err = launch_panels(be, p->name, t->act, &a, log2_tiles, blocks, panels);
+            if (!err) err = launch_panels(be, p->name, t->act, &a, count, log2_tiles, blocks, panels);
         }
     }
     return err;

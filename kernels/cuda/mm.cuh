@@ -101,10 +101,16 @@ struct mm_args {
 };
 typedef void (*mm_kernel_fn)(const mm_args);
 /* The kernel of a kind of activations for 1, 2 or 4 tiles (log2), or NULL. generic: without bulk copies.
- * mm_float.cu, mm_32.cu, mm_k.cu. */
+ * mm_float.cu, mm_32.cu, mm_k.cu, mm_low.cu. */
 mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, bool generic);
 mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, bool generic);
 mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, bool generic);
+mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, bool generic);
+/* Types that mm_kernel_low and experts_kernel_low are for. */
+static inline bool mm_is_low(uint32_t type)
+{
+    return type == KN_Q2_K || type == KN_Q3_K || type == KN_IQ4_XS;
+}
 
 /* prep.cu: n tokens x [n, n_in], times norm [n_in] and 1 / rms where norm is not NULL, to rows as mm_args has
  * them. slice_units of unit_k columns a slice. */

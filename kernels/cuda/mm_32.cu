@@ -1,5 +1,5 @@
-/* mm_32.cu - the product kernels of the types with blocks of 32: Q8_0, Q4_0, Q5_0, and, with minimums, Q4_1
- * and Q5_1. */
+/* mm_32.cu - the product kernels of the types with blocks of 32: Q8_0, Q4_0, Q5_0, IQ4_NL, and, with
+ * minimums, Q4_1 and Q5_1. */
 #include "mm_int.cuh"
 #include "mm_kernel.cuh"
 

@@ -66,7 +66,10 @@ DEV void code_words(uint32_t *a0, uint32_t *a1, uint32_t w)
     *a1 = w >> 4 & 0x0f0f0f0f;
 }
 
-struct frag_k {
+#include "mm_low.cuh"
+
+/* LOW: Q2_K, Q3_K and IQ4_XS as well. The kernel without them is a few hundredths faster for the others. */
+template <bool LOW> struct frag_k {
     static constexpr enum mm_act act = MM_ACT_K;
     static constexpr bool whole = true;
     static constexpr int planes = 1, b_unit = 256, sums_unit = 32, aux_unit = 4;
@@ -205,9 +208,18 @@ struct frag_k {
         else if (type == KN_Q6_K)
 #pragma unroll 1
             for (int u = 0; u < units; u++) unit_6<NT>(fin, st + 3360 * u, v, u, lane);
-        else
+        else if (!LOW || type == KN_Q5_K)
 #pragma unroll 1
             for (int u = 0; u < units; u++) unit_45<5, NT>(fin, st + 2816 * u, v, u, lane);
+        else if (type == KN_IQ4_XS)
+#pragma unroll 1
+            for (int u = 0; u < units; u++) unit_iq4_xs<NT>(fin, st + 2176 * u, v, u, lane);
+        else if (type == KN_Q3_K)
+#pragma unroll 1
+            for (int u = 0; u < units; u++) unit_23<3, NT>(fin, st + 1760 * u, v, u, lane);
+        else
+#pragma unroll 1
+            for (int u = 0; u < units; u++) unit_23<2, NT>(fin, st + 1344 * u, v, u, lane);
     }
 };
 
@@ -235,7 +247,7 @@ template <bool MIN> struct frag_32 {
             a[2] |= high << 2 & 0x10101010, a[3] |= high >> 2 & 0x10101010;
         }
     }
-    template <int BITS, int NT>
+    template <int BITS, int NT, bool TABLE = false> /* TABLE: IQ4_NL, signed values without an offset */
     DEV void blocks(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         constexpr int unit_bytes = 64 * BITS + (MIN ? 64 : 32);
@@ -249,7 +261,13 @@ template <bool MIN> struct frag_32 {
             for (int i = 0; i < 2; i++, st += unit_bytes) {
                 if (first + i >= units) break;
                 uint32_t a[4], dd, mm = 0;
-                codes<BITS>(a, st, lane);
+                if (TABLE) {
+                    const uint2 w = lds8(st + 8 * lane);
+                    iq4_words(a, a + 1, w.x);
+                    iq4_words(a + 2, a + 3, w.y);
+                } else {
+                    codes<BITS>(a, st, lane);
+                }
                 if (MIN) {
                     const uint2 dm = lds8(st + 64 * BITS + 8 * g);
                     dd = dm.x, mm = dm.y;
@@ -263,12 +281,15 @@ template <bool MIN> struct frag_32 {
                                 x1 = lds8(v.aux + 8 * (first + i) + v.pair[t][1]);
                     /* minus the offset: 128, 16 or 8 times the sum */
                     constexpr int left = BITS == 8 ? 7 : BITS == 5 ? 4 : 3;
-                    const int i0 = MM_BITS_OF + (MIN ? 0 : (int)(x0.y << left)),
-                              i1 = MM_BITS_OF + (MIN ? 0 : (int)(x1.y << left));
+                    const int i0 = MM_BITS_OF + (MIN || TABLE ? 0 : (int)(x0.y << left)),
+                              i1 = MM_BITS_OF + (MIN || TABLE ? 0 : (int)(x1.y << left));
                     const float da[2] = {__uint_as_float(x0.x), __uint_as_float(x1.x)},
                                 ds[2] = {__uint_as_float(x0.y), __uint_as_float(x1.y)};
                     int c[4];
-                    mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
+                    if (TABLE)
+                        mma_32_signed(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
+                    else
+                        mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
 #pragma unroll
                     for (int k = 0; k < 4; k++) {
                         fin[t][k] = __fmaf_rn(of_bits(c[k]), __fmul_rn(d[k / 2], da[k % 2]), fin[t][k]);
@@ -286,6 +307,8 @@ template <bool MIN> struct frag_32 {
             blocks<8, NT>(fin, st, units, v, lane);
         else if (type == KN_Q4_0 || type == KN_Q4_1)
             blocks<4, NT>(fin, st, units, v, lane);
+        else if (!MIN && type == KN_IQ4_NL)
+            blocks<4, NT, !MIN>(fin, st, units, v, lane);
         else
             blocks<5, NT>(fin, st, units, v, lane);
     }

@@ -4,5 +4,5 @@
 
 mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, bool generic)
 {
-    return act == MM_ACT_K ? mm_pick_kernel<frag_k>(log2_tiles, generic) : nullptr;
+    return act == MM_ACT_K ? mm_pick_kernel<frag_k<false>>(log2_tiles, generic) : nullptr;
 }

@@ -1,6 +1,6 @@
 /* unpack.cuh - values from the streaming layout (pack.cuh): what pack.cuh put together, taken apart again.
- * Compiled for the device (many_panel.cu) and for the host, where test/gpu/test_layout.cc compares it with the
- * reference codecs.
+ * Compiled for the device (many_panel.cu) and for the host, where test/gpu/test_layout.cc compares it with
+ * the reference codecs.
  *
  * unpack_unit<TYPE>(u, lane, put): lane `lane` of a warp takes its share of the unit at u: it calls put(hi,
  * column, v) with v[4] = the values of columns column .. column + 3 of row lane / 4 + 8 * hi, hi 0 and 1, for
@@ -117,6 +117,12 @@ MM_HD uint32_t quad_nibble(uint32_t w, int hi, int e)
     return w >> (4 * (hi + 2 * (e / 2)) + 16 * (e % 2)) & 15u;
 }
 
+/* The same of IQ4_NL and IQ4_XS. */
+MM_HD uint32_t quad_table(uint32_t w, int hi, int e)
+{
+    return w >> (4 * (e / 2) + 8 * (e % 2) + 16 * hi) & 15u;
+}
+
 template <uint32_t T, class F> MM_HD void unpack_k(const uint8_t *u, int lane, F put)
 {
     const int g = lane / 4, q = lane % 4;
@@ -173,6 +179,62 @@ template <uint32_t T, class F> MM_HD void unpack_k(const uint8_t *u, int lane, F
     }
 }
 
+template <class F> MM_HD void unpack_iq4_xs(const uint8_t *u, int lane, F put)
+{
+    const int g = lane / 4, q = lane % 4;
+    const unpack_words rec[2] = {load_8(u + 2048 + 8 * g), load_8(u + 2112 + 8 * g)};
+    UNPACK_UNROLL for (int j = 0; j < 8; j++)
+    {
+        const unpack_words codes = load_8(u + 512 * (j / 2) + 16 * lane + 8 * (j % 2));
+        UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        {
+            const uint32_t sc = (rec[hi].w[1] >> 4 * j & 15) | (rec[hi].w[0] >> (16 + 2 * j) & 3) << 4;
+            const float scale = unpack_mul(unpack_f16(rec[hi].w[0]), unpack_code(sc, 32));
+            float v[4];
+            UNPACK_UNROLL for (int e = 0; e < 4; e++) v[e] =
+                unpack_mul(scale, (float)mm_iq4(quad_table(codes.w[s], hi, e)));
+            put(hi, 32 * j + 16 * s + 4 * q, v);
+        }
+    }
+}
+
+template <uint32_t T, class F> MM_HD void unpack_23(const uint8_t *u, int lane, F put)
+{
+    constexpr bool three = T == KN_Q3_K;
+    const int g = lane / 4, q = lane % 4;
+    const uint32_t dd = load_4(u + (three ? 1728 + 4 * g : 1280 + 8 * g)),
+                   mm = three ? 0 : load_4(u + 1284 + 8 * g);
+    const unpack_words high = three ? load_16(u + 1024 + 16 * lane) : unpack_words{};
+    UNPACK_UNROLL for (int j = 0; j < 8; j++) /* 32 columns, two sub-blocks */
+    {
+        const uint32_t codes = load_4(u + 512 * (j / 4) + 16 * lane + 4 * (j % 4));
+        UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        {
+            const int at = 2 * j + s, byte = 8 * (at % 4), row = g + 8 * hi;
+            float scale, low = 0, v[4];
+            if (three) {
+                const uint8_t *r = u + 1536 + 12 * row;
+                const uint32_t sc = (load_4(r + 4 * (at / 4 % 2)) >> byte >> 4 * (at / 8) & 15) |
+                                    (load_4(r + 8) >> byte >> 2 * (at / 4) & 3) << 4;
+                scale = unpack_mul(unpack_f16(dd >> 16 * hi), unpack_code(sc, 32));
+            } else {
+                const uint32_t sc = load_4(u + 1024 + 16 * row + 4 * (at / 4)) >> byte;
+                scale = unpack_mul(unpack_f16(dd >> 16 * hi), unpack_code(sc & 15, 0));
+                low = -unpack_mul(unpack_f16(mm >> 16 * hi), unpack_code(sc >> 4 & 15, 0));
+            }
+            UNPACK_UNROLL for (int e = 0; e < 4; e++)
+            {
+                const int bit = 2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2);
+                uint32_t c = codes >> bit & 3u;
+                if (three) c |= (high.w[j / 2] >> (bit + j % 2) & 1u) << 2;
+                v[e] =
+                    three ? unpack_mul(scale, unpack_code(c, 4)) : unpack_fma(scale, unpack_code(c, 0), low);
+            }
+            put(hi, 32 * j + 16 * s + 4 * q, v);
+        }
+    }
+}
+
 template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, F put)
 {
     constexpr bool five = T == KN_Q5_0 || T == KN_Q5_1, minimum = T == KN_Q4_1 || T == KN_Q5_1;
@@ -193,9 +255,11 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
             if (T == KN_Q8_0)
                 c = codes.w[2 * s + e / 2] >> 8 * (2 * hi + e % 2) & 255u;
             else
-                c = quad_nibble(codes.w[s], hi, e);
+                c = T == KN_IQ4_NL ? quad_table(codes.w[s], hi, e) : quad_nibble(codes.w[s], hi, e);
             if (five) c |= (high >> (2 * s + e / 2 + 4 * hi + 8 * (e % 2)) & 1u) << 4;
-            v[e] = minimum ? unpack_fma(d, unpack_code(c, 0), m) : unpack_mul(d, unpack_code(c, offset));
+            v[e] = minimum          ? unpack_fma(d, unpack_code(c, 0), m)
+                   : T == KN_IQ4_NL ? unpack_mul(d, (float)mm_iq4(c))
+                                    : unpack_mul(d, unpack_code(c, offset));
         }
         put(hi, 16 * s + 4 * q, v);
     }
@@ -229,6 +293,10 @@ template <uint32_t T, class F> MM_HD void unpack_unit(const uint8_t *u, int lane
 {
     if constexpr (T == KN_Q4_K || T == KN_Q5_K || T == KN_Q6_K)
         unpack_k<T>(u, lane, put);
+    else if constexpr (T == KN_IQ4_XS)
+        unpack_iq4_xs(u, lane, put);
+    else if constexpr (T == KN_Q2_K || T == KN_Q3_K)
+        unpack_23<T>(u, lane, put);
     else if constexpr (T == KN_F32 || T == KN_F16 || T == KN_BF16)
         unpack_float<T>(u, lane, put);
     else

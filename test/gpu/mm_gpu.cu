@@ -7,6 +7,7 @@
  *   mm_gpu variants [quick]   the same, one model, with other plans
  *   mm_gpu trace [rows]    builds with MM_TRACE: when the parts of each launch ran
  *   mm_gpu profile         a few products, for a profiler
+ *   mm_gpu types           every type, two shapes of Qwen3-8B, as bench
  *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
  *                          same run
  * Exit: 0 all passed, 1 a check failed, 5 the device. */
@@ -84,8 +85,9 @@ static float normal()
     return s * 0.7071f;
 }
 
-static const uint32_t all_types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
-                                     KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+static const uint32_t all_types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
+                                     KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
+                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
 
 /* Blocks of random bits, so that every code and scale occurs; only the f16 scales are drawn (some negative,
  * some zero). */
@@ -117,6 +119,10 @@ static void random_block(uint32_t type, uint8_t *b)
     case KN_Q4_K:
     case KN_Q5_K: half(0, 0.0003f * uniform()), half(2, 0.002f * uniform()); break;
     case KN_Q6_K: half(208, 0.00003f * uniform()); break;
+    case KN_Q3_K: half(108, 0.001f * uniform()); break;
+    case KN_Q2_K: half(80, 0.003f * uniform()), half(82, 0.003f * uniform()); break;
+    case KN_IQ4_NL: half(0, 0.0005f * uniform()); break;
+    case KN_IQ4_XS: half(0, 0.00002f * uniform()); break;
     default: abort();
     }
 }
@@ -171,7 +177,30 @@ static double unit_value(uint32_t type, const uint8_t *u, int lane, int j, int s
         if (!min) return (q - (five ? 16 : 8)) * f16(u16(at + 4 * g + 2 * hi));
         return q * f16(u16(at + 8 * g + 2 * hi)) + f16(u16(at + 8 * g + 4 + 2 * hi));
     }
+    if (type == KN_Q2_K || type == KN_Q3_K) {
+        const bool three = type == KN_Q3_K;
+        const int bit = 2 * s + 8 * rp + 4 * hi + 16 * h, sub = 2 * j + s;
+        int c = word(512 * (j / 4) + 16 * lane + 4 * (j % 4)) >> bit & 3;
+        if (!three) {
+            const int m = u[1024 + 16 * row + sub];
+            return f16(u16(1280 + 8 * g + 2 * hi)) * (m & 15) * c -
+                   f16(u16(1284 + 8 * g + 2 * hi)) * (m >> 4);
+        }
+        c |= (word(1024 + 16 * lane + 4 * (j / 2)) >> (bit + j % 2) & 1) << 2;
+        const uint8_t *p = u + 1536 + 12 * row;
+        const int sc = (p[sub % 8] >> 4 * (sub / 8) & 15) | (p[8 + sub % 4] >> 2 * (sub / 4) & 3) << 4;
+        return f16(u16(1728 + 4 * g + 2 * hi)) * (sc - 32) * (c - 4);
+    }
+    if (type == KN_IQ4_NL)
+        return f16(u16(256 + 4 * g + 2 * hi)) *
+               mm_iq4(word(8 * lane + 4 * s) >> (4 * rp + 8 * h + 16 * hi) & 15);
     int q = word(512 * (j / 2) + 16 * lane + 4 * (2 * (j % 2) + s)) >> (4 * r + 16 * h) & 15;
+    if (type == KN_IQ4_XS) {
+        const uint8_t *p = u + 2048 + 8 * row;
+        const int sc = (p[4 + j / 2] >> 4 * (j % 2) & 15) | ((p[2] | p[3] << 8) >> 2 * j & 3) << 4;
+        q = word(512 * (j / 2) + 16 * lane + 4 * (2 * (j % 2) + s)) >> (4 * rp + 8 * h + 16 * hi) & 15;
+        return f16(p[0] | p[1] << 8) * (sc - 32) * mm_iq4((uint32_t)q);
+    }
     if (type == KN_Q6_K) {
         q |= (word(2048 + 512 * (j / 4) + 16 * lane + 4 * (j % 4)) >> (2 * s + 8 * rp + 4 * hi + 16 * h) & 3)
              << 4;
@@ -232,6 +261,7 @@ static void check_layout()
 
 /* ---- check ---- */
 
+__global__ void read_kernel(const uint4 *p, size_t n, unsigned *out);
 static void open_device()
 {
     cudaDeviceProp p;
@@ -242,6 +272,10 @@ static void open_device()
     be->smem_block = (int)p.sharedMemPerBlockOptin;
     be->smem_sm = (int)p.sharedMemPerMultiprocessor;
     be->l2_bytes = (size_t)p.l2CacheSize;
+    cudaFuncAttributes
+        code; /* as backend.cu: the kernels of sm_90 are empty where only compute_80 was compiled */
+    CK(cudaFuncGetAttributes(&code, read_kernel));
+    be->cc = std::min(be->cc, code.ptxVersion);
     CK(cudaStreamCreate(&be->stream));
     OK(cuda_mm_open(be));
     printf("%s, cc %d, %d SMs\n", p.name, be->cc, be->sm_count);
@@ -673,13 +707,22 @@ static void bench_open()
 }
 static const int bench_rows[] = {1, 8, 16, 32, 64};
 
+/* The same bytes elsewhere: quicker than another load. */
+static kn_weight clone(const kn_weight &w)
+{
+    kn_weight c = w;
+    CK(cudaMalloc(&c.packed, w.packed_bytes));
+    CK(cudaMemcpy(c.packed, w.packed, w.packed_bytes, cudaMemcpyDeviceToDevice));
+    return c;
+}
 /* One matrix, rotating among copies beyond the L2. */
 static void bench_matrix(uint32_t type, int64_t n_out, int64_t n_in, const char *note)
 {
     const size_t bytes = kn_row_bytes(type, n_in) * (size_t)n_out;
     const int copies = (int)std::max<size_t>(2, std::min<size_t>(64, ((size_t)400 << 20) / bytes));
     std::vector<kn_weight> w;
-    for (int i = 0; i < copies; i++) w.push_back(load(type, n_in, n_out));
+    w.push_back(load(type, n_in, n_out));
+    for (int i = 1; i < copies; i++) w.push_back(clone(w[0]));
     printf("%-6s %6lld x %-5lld %-10s", kn_type_info(type)->name, (long long)n_out, (long long)n_in, note);
     for (int n : bench_rows) {
         const double us = graph_us(
@@ -708,14 +751,6 @@ struct model {
     kn_weight head;
     size_t bytes;
 };
-/* The same bytes elsewhere: quicker than another load. */
-static kn_weight clone(const kn_weight &w)
-{
-    kn_weight c = w;
-    CK(cudaMalloc(&c.packed, w.packed_bytes));
-    CK(cudaMemcpy(c.packed, w.packed, w.packed_bytes, cudaMemcpyDeviceToDevice));
-    return c;
-}
 static model load_model(int n_layers, uint32_t type, uint32_t more, uint32_t head)
 {
     model m;
@@ -922,6 +957,17 @@ static void bench(bool quick)
     free_model(m);
 }
 
+static void bench_types()
+{
+    measure_read();
+    bench_open();
+    printf("columns: rows 1, 8, 16, 32, 64: time, share of the ceiling\n");
+    for (uint32_t type : all_types) {
+        bench_matrix(type, 12288, 4096, "");
+        bench_matrix(type, 4096, 12288, "");
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "check";
@@ -942,6 +988,8 @@ int main(int argc, char **argv)
             variants(36, quick);
         } else if (!strcmp(what, "step")) {
             steps();
+        } else if (!strcmp(what, "types")) {
+            bench_types();
 #ifdef MM_TRACE
         } else if (!strcmp(what, "trace")) {
             trace(argc > 2 ? atoi(argv[2]) : 1);

@@ -31,8 +31,9 @@ struct found {
 /* The scales of a block: ordinary numbers, where random bits would give Inf and NaN. */
 static void set_scales(const struct kn_type_info *t, uint8_t *b)
 {
-    const int at = t->type == KN_Q6_K ? 208 : 0;
-    const bool two = t->type == KN_Q4_K || t->type == KN_Q5_K || t->type == KN_Q4_1 || t->type == KN_Q5_1;
+    const int at = t->type == KN_Q6_K ? 208 : t->type == KN_Q3_K ? 108 : t->type == KN_Q2_K ? 80 : 0;
+    const bool two = t->type == KN_Q2_K || t->type == KN_Q4_K || t->type == KN_Q5_K || t->type == KN_Q4_1 ||
+                     t->type == KN_Q5_1;
     for (int i = 0; i < (two ? 2 : 1); i++) {
         const uint16_t h = kn_f32_to_f16((float)((int32_t)rnd() * 0x1p-33));
         memcpy(b + at + 2 * i, &h, 2);
@@ -161,7 +162,8 @@ int main()
 {
     const int failed = both<KN_F32>() + both<KN_F16>() + both<KN_BF16>() + both<KN_Q8_0>() + both<KN_Q4_0>() +
                        both<KN_Q4_1>() + both<KN_Q5_0>() + both<KN_Q5_1>() + both<KN_Q4_K>() +
-                       both<KN_Q5_K>() + both<KN_Q6_K>() + all_tiles();
+                       both<KN_Q5_K>() + both<KN_Q6_K>() + both<KN_Q2_K>() + both<KN_Q3_K>() +
+                       both<KN_IQ4_NL>() + both<KN_IQ4_XS>() + all_tiles();
     printf("test_layout: %d failed\n", failed);
     return failed != 0;
 }

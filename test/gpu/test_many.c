@@ -85,11 +85,13 @@ static struct matrix make_matrix(uint32_t type, int n_in, int n_out, float sigma
         } else if (t->can_encode) {
             if (kn_encode_row(type, x, at, n_in, NULL)) abort();
         } else { /* any codes, scales of the size of sigma */
-            uint16_t d = kn_f32_to_f16(sigma / 8), low = kn_f32_to_f16(-sigma);
+            const float parts = type == KN_IQ4_XS ? 2000 : type == KN_Q2_K ? 20 : 64; /* codes times scales */
+            const uint32_t at_d = type == KN_Q3_K ? 108 : type == KN_Q2_K ? 80 : 0;
+            const uint16_t d = kn_f32_to_f16(sigma / parts);
             for (size_t b = 0; b < blocks; b++) {
                 for (uint32_t j = 0; j < t->bytes; j++) at[b * t->bytes + j] = (unsigned char)rnd();
-                memcpy(at + b * t->bytes, &d, 2);
-                memcpy(at + b * t->bytes + 2, &low, 2);
+                memcpy(at + b * t->bytes + at_d, &d, 2);
+                if (type == KN_Q2_K) memcpy(at + b * t->bytes + 82, &d, 2);
             }
         }
         if (kn_decode_row(type, at, m.y + (size_t)i * (size_t)n_in, n_in)) abort();
@@ -312,8 +314,9 @@ static void show_bits(uint32_t type, int n_in, int n_out)
 
 static void check(bool small)
 {
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,
-                                     KN_Q5_0, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
+                                     KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
+                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
     static const struct shape plain[] = {{77, 21, 65}, {1000, 333, 130}},
                               whole[] = {{256, 37, 65}, {768, 304, 130}};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
