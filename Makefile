@@ -39,6 +39,7 @@ ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
 endif
 comma := ,
+space := $(subst ,, )
 ifneq ($(SANITIZE),)
 CFLAGS_BASE += -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
 LDFLAGS     += -fsanitize=$(SANITIZE)
@@ -176,6 +177,8 @@ $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/
 
 DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
+# Every matrix in one of these; as recipes of dflash-quantize they are mixes.
+LOW := iq4_nl iq4_xs q3_k q2_k
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
 	@mkdir -p $$(@D)
@@ -188,6 +191,9 @@ $(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-conv
 $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
+$(foreach t,$(LOW),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
+	$$(SAY) GGUF $$@
+	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type q8_0 --tensor-type '*=$$*'
 endef
 $(foreach p,pair pair-hybrid,$(eval $(call pair_rules,$p)))
 files_of = $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$1/target-$t.gguf $1/drafter-$t.gguf) $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$1/target-$t.gguf)
@@ -201,7 +207,7 @@ $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	$(SAY) GGUF $(@D)
 	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
-PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf)
+PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf)
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
@@ -234,6 +240,7 @@ SUITES = "$(MAKE) -s --no-print-directory unit" \
          "test/golden/golden.sh check $(BIN) $(DENSE)" \
          "test/golden/golden.sh check $(BIN) $(HYBRID)" \
          "$(BUILD)/test/lossless $(DENSE) $(LOSSLESS_PROMPT)" \
+         "$(BUILD)/test/lossless $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW))" \
          "$(BUILD)/test/lossless $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
          $(if $(filter 1,$(CUDA)),"$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
@@ -299,6 +306,7 @@ test-gpu: all test-gpu-build $(PAIR_FILES)
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
 	    "$(BUILD)/test/experts_gpu" "$(BUILD)/test/experts_gpu --generic" \
 	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
+	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
 	    "$(BUILD)/test/lossless_gpu $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)"
 
 # Golden streams anew: only where a change is meant to change the arithmetic.

@@ -24,11 +24,15 @@ static const struct {
     [QUANT_Q4_1] = {"Q4_1", KN_Q4_1, 3},      [QUANT_Q5_1] = {"Q5_1", KN_Q5_1, 9},
     [QUANT_Q4_K_S] = {"Q4_K_S", KN_Q4_K, 14}, [QUANT_Q4_K_M] = {"Q4_K_M", KN_Q4_K, 15},
     [QUANT_Q5_K_S] = {"Q5_K_S", KN_Q5_K, 16}, [QUANT_Q5_K_M] = {"Q5_K_M", KN_Q5_K, 17},
+    [QUANT_Q2_K] = {"Q2_K", KN_Q2_K, 10},     [QUANT_Q3_K_S] = {"Q3_K_S", KN_Q3_K, 11},
+    [QUANT_Q3_K_M] = {"Q3_K_M", KN_Q3_K, 12}, [QUANT_Q3_K_L] = {"Q3_K_L", KN_Q3_K, 13},
+    [QUANT_IQ4_NL] = {"IQ4_NL", KN_IQ4_NL, 25}, [QUANT_IQ4_XS] = {"IQ4_XS", KN_IQ4_XS, 30},
 };
 
 const char *quant_recipe_names(void)
 {
-    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M";
+    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, "
+           "Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, IQ4_NL, IQ4_XS";
 }
 
 int quant_recipe_by_name(const char *name, enum quant_recipe *r, struct err *e)
@@ -70,7 +74,7 @@ int quant_override_parse(struct quant_override *o, const char *arg, struct err *
         return err_set(
             e, ERR_USAGE,
             "--tensor-type %s: cannot write type %s (expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
-            "Q4_K, Q5_K or Q6_K)",
+            "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL or IQ4_XS)",
             arg, eq + 1);
     o->pattern = mem_strdup(arg);
     if (!o->pattern) return err_set(e, ERR_IO, "out of memory (pattern of --tensor-type)");
@@ -167,22 +171,47 @@ static bool is_70b(const struct quant_model *m)
            m->n_head != m->n_head_kv;
 }
 
+static bool is_medium(enum quant_recipe r)
+{
+    return r == QUANT_Q4_K_M || r == QUANT_Q5_K_M;
+}
+static bool is_iq4(enum quant_recipe r)
+{
+    return r == QUANT_IQ4_NL || r == QUANT_IQ4_XS;
+}
+
 static uint32_t mix_attn_v(const struct mix *x, int64_t i)
 {
-    const bool medium = x->r == QUANT_Q4_K_M || x->r == QUANT_Q5_K_M;
+    const bool shared = x->m->n_head_kv > 0 && x->m->n_head / x->m->n_head_kv >= 4; /* by four heads or more */
     uint32_t type = recipes[x->r].type;
     if (x->m->n_expert == 8) return KN_Q8_0;
-    if (medium && more_bits(x->rank[i], x->n_attn_v)) return KN_Q6_K;
+    if (is_medium(x->r) && more_bits(x->rank[i], x->n_attn_v)) return KN_Q6_K;
     if (x->r == QUANT_Q4_K_S && x->rank[i] < 4) return KN_Q5_K;
-    return type == KN_Q4_K && is_70b(x->m) ? KN_Q5_K : type;
+    if (x->r == QUANT_Q3_K_L || (is_iq4(x->r) && shared)) return KN_Q5_K;
+    if (x->r == QUANT_Q3_K_M) type = x->rank[i] < 2 ? KN_Q5_K : KN_Q4_K;
+    if (x->r == QUANT_Q2_K) type = shared ? KN_Q4_K : KN_Q3_K;
+    return (type == KN_Q3_K || type == KN_Q4_K) && is_70b(x->m) ? KN_Q5_K : type;
 }
 
 static uint32_t mix_ffn_down(const struct mix *x, const char *name, int64_t i)
 {
-    const bool medium = x->r == QUANT_Q4_K_M || x->r == QUANT_Q5_K_M;
     const int64_t layer = x->m->n_expert > 1 && layer_of(name) >= 0 ? layer_of(name) : x->rank[i];
-    if (medium && more_bits(layer, x->m->n_layer)) return KN_Q6_K;
-    return x->r == QUANT_Q4_K_S && layer < x->m->n_layer / 8 ? KN_Q5_K : recipes[x->r].type;
+    const bool early = layer < x->m->n_layer / 8;
+    if (is_medium(x->r) && more_bits(layer, x->m->n_layer)) return KN_Q6_K;
+    if (early && (x->r == QUANT_Q4_K_S || (is_iq4(x->r) && !x->m->importance))) return KN_Q5_K;
+    if (x->r == QUANT_Q2_K) return KN_Q3_K;
+    if (x->r == QUANT_Q3_K_L) return KN_Q5_K;
+    if (x->r == QUANT_Q3_K_M) return layer < x->m->n_layer / 16 ? KN_Q5_K : KN_Q4_K;
+    return recipes[x->r].type;
+}
+
+static uint32_t mix_attn_output(const struct mix *x)
+{
+    const uint32_t type = recipes[x->r].type;
+    if (x->m->n_expert == 8) return type == KN_Q5_K || x->r == QUANT_Q3_K_L ? type : (uint32_t)KN_Q5_K;
+    if (x->r == QUANT_Q2_K) return KN_Q3_K;
+    if (x->r == QUANT_Q3_K_L) return KN_Q5_K;
+    return x->r == QUANT_Q3_K_M ? (uint32_t)KN_Q4_K : type;
 }
 
 static uint32_t mix_type(const struct mix *x, const struct quant_tensor *t, int64_t i)
@@ -195,18 +224,20 @@ static uint32_t mix_type(const struct mix *x, const struct quant_tensor *t, int6
         return x->tied ? (uint32_t)KN_Q6_K : type;
     if (is_attn_v(name)) return mix_attn_v(x, i);
     if (eight && has(name, "attn_k.weight")) return KN_Q8_0;
-    if (eight && type == KN_Q4_K && has(name, "attn_output.weight")) return KN_Q5_K;
+    if (has(name, "attn_output.weight")) return mix_attn_output(x);
     return is_ffn_down(name) ? mix_ffn_down(x, name, i) : type;
 }
 
-/* A type whose blocks divide the row, one step better than the one that does not. */
+/* A type whose blocks divide the row, no worse than the one whose do not. */
 static uint32_t fallback(uint32_t type, int64_t n_in)
 {
     if (n_in % kn_type_info(type)->block == 0) return type;
-    const uint32_t next = type == KN_Q4_K   ? KN_Q5_0
-                          : type == KN_Q5_K ? KN_Q5_1
-                          : type == KN_Q6_K ? KN_Q8_0
-                                            : KN_F16;
+    const uint32_t next = type == KN_Q2_K || type == KN_Q3_K ? KN_Q4_0
+                          : type == KN_IQ4_XS                ? KN_IQ4_NL
+                          : type == KN_Q4_K                  ? KN_Q5_0
+                          : type == KN_Q5_K                  ? KN_Q5_1
+                          : type == KN_Q6_K                  ? KN_Q8_0
+                                                             : KN_F16;
     return n_in % kn_type_info(next)->block == 0 ? next : KN_F16;
 }
 

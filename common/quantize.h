@@ -1,6 +1,6 @@
 /* quantize.h - which type each tensor of a file gets, and the rows encoded with threads.
  *
- * A *recipe* is a file's target: a plain type, or a mix with rules a tensor (Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M). A *plan* is the recipe
+ * A *recipe* is a file's target: a plain type, or a mix with rules a tensor (Q4_K_M, IQ4_XS and others). A *plan* is the recipe
  * applied to the whole list of a file's tensors (rules look at names, shapes and neighbours), with overrides
  * by pattern. convert and quantize make the same plan and encode through quant_rows. The caller owns every
  * array named here. docs/dflash-quantize.1. */
@@ -28,6 +28,12 @@ enum quant_recipe {
     QUANT_Q4_K_M,
     QUANT_Q5_K_S,
     QUANT_Q5_K_M,
+    QUANT_Q2_K,
+    QUANT_Q3_K_S,
+    QUANT_Q3_K_M,
+    QUANT_Q3_K_L,
+    QUANT_IQ4_NL,
+    QUANT_IQ4_XS,
     QUANT_RECIPES,
 };
 /* Any case. On failure ERR_USAGE with the list of names. */
@@ -49,7 +55,8 @@ struct quant_model {
     const char *arch;          /* general.architecture */
     int32_t n_layer;           /* block_count */
     int32_t n_expert;          /* expert_count, 0 if none */
-    int32_t n_head, n_head_kv; /* of the first layer, 0 if unknown: only the 70B rule looks */
+    int32_t n_head, n_head_kv; /* of the first layer, 0 if unknown: heads that share a v get it in more bits */
+    bool importance;           /* there is an importance matrix: IQ4_NL and IQ4_XS have a rule without */
 };
 
 /* From "PATTERN=TYPE": an fnmatch(3) pattern over the whole tensor name. */

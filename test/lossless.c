@@ -10,7 +10,7 @@
  * chunk size, uninterrupted).
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt is part of a
  * stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
- * --types LIST: only these types of target, joined by commas.
+ * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k and q2_k are run only so.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,9 @@ enum axis { PROMPT, TARGET, DRAFTER, BLOCK, WIDTH, SAMPLING, CACHE, RESUME, CHUN
 /* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The first eight are
  * those of the pairwise set. */
 static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
-static const char *target_type[] = {"bf16", "f32", "f16", "q8_0", "q4_k_m", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k"};
+#define TYPES 14 /* the last four only where --types names them */
+static const char *target_type[TYPES] = {"bf16", "f32",  "f16",  "q8_0", "q4_k_m", "q4_0", "q5_0",
+                                         "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k", "q2_k"};
 static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m"};
 static const int block_rows[] = {8, 2, 5};
 static const int width_rows[] = {8, 1, 3};
@@ -70,15 +72,15 @@ static void die(const char *what, const struct err *e)
 /* ---- models: loaded once a backend, dropped when the backend changes ---- */
 static struct kn_backend *be;
 static int be_isa = -1, be_threads = -1;
-static struct model *loaded[2][10];
+static struct model *loaded[2][TYPES];
 
 static void use_backend(int isa, int threads)
 {
     char msg[256];
     if (be && be_isa == isa && be_threads == threads) return;
-    for (int i = 0; i < 20; i++) {
-        model_free(loaded[i / 10][i % 10]);
-        loaded[i / 10][i % 10] = NULL;
+    for (int i = 0; i < 2 * TYPES; i++) {
+        model_free(loaded[i / TYPES][i % TYPES]);
+        loaded[i / TYPES][i % TYPES] = NULL;
     }
     if (be) kn_backend_close(be);
     struct kn_open o = {.device = device, .isa = on_cpu ? isa_name[isa_of[isa]] : NULL, .threads = thread_count[threads]};
@@ -441,8 +443,8 @@ static void run_jobs(int jobs)
 /* Keep the types of target that the list names, in its order; an unknown one is -1. */
 static int take_types(char *list)
 {
-    const char *kept_types[10];
-    int n = 0, known = axis_size[TARGET];
+    const char *kept_types[TYPES];
+    int n = 0, known = TYPES;
     for (char *name = strtok(list, ","); name; name = strtok(NULL, ",")) {
         int i = 0;
         while (i < known && strcmp(name, target_type[i])) i++;

@@ -21,7 +21,8 @@ static bool force, json;
 static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &out_path, "FILE", "write the quantised file here (default: standard output)", 0, 0},
     {"--type", CLI_STR, &type_name, "TYPE",
-     "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K or a mix: Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M", 0, 0},
+     "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K or a mix: Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, "
+     "IQ4_NL, IQ4_XS, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M", 0, 0},
     {"--tensor-type", CLI_LIST, &override_args, "PATTERN=TYPE",
      "type of the tensors whose names match; repeatable, the last match wins", 0, 0},
     {"--imatrix", CLI_STR, &imatrix_path, "FILE",
@@ -101,6 +102,7 @@ static int make_plan(struct work *k, struct err *e)
     char arch[128];
     struct quant_model m = {0};
     if (quant_recipe_is_mix(k->recipe) && read_model(k->in, arch, &m, e)) return -1; /* plain types ask no model */
+    m.importance = imatrix_path != NULL;
     struct quant_tensor *t = mem_calloc((size_t)n + 1, sizeof *t);
     k->to = mem_calloc((size_t)n + 1, sizeof *k->to);
     k->override = mem_calloc((size_t)override_args.n + 1, sizeof *k->override);

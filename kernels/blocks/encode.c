@@ -35,6 +35,10 @@ static float largest(uint32_t type)
     case KN_Q4_K:
     case KN_Q5_K: return h * 63;
     case KN_Q6_K: return h * 127 * 31;
+    case KN_IQ4_NL: return h * 113;
+    case KN_IQ4_XS: return h * 31 * 113;
+    case KN_Q3_K: return h * 31 * 3;
+    case KN_Q2_K: return h * 15;
     default: return 0x1.fffffep127f;
     }
 }
@@ -176,6 +180,10 @@ int encode_with(const struct search *s, uint32_t type, const float *src, void *d
     case KN_Q4_K:
     case KN_Q5_K: encode_k45(s, src, dst, n, importance, type == KN_Q5_K); return 0;
     case KN_Q6_K: encode_k6(s, src, dst, n, importance); return 0;
+    case KN_IQ4_NL: encode_iq4_nl(s, src, dst, n, importance); return 0;
+    case KN_IQ4_XS: encode_iq4_xs(s, src, dst, n, importance); return 0;
+    case KN_Q3_K: encode_k3(s, src, dst, n, importance); return 0;
+    case KN_Q2_K: encode_k2(s, src, dst, n, importance); return 0;
     default: return KN_ETYPE;
     }
 }

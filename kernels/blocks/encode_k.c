@@ -8,9 +8,7 @@
 
 #include <math.h>
 
-/* Without importance: the root of the mean square of the column plus |x|, so that large values count more.
- * With it: importance * sqrt(2 * mean square of the super-block + x^2). */
-static void weigh(struct search_cols *c, bool importance, int cols_a_block)
+void encode_weigh(struct search_cols *c, bool importance, int cols_a_block)
 {
     float ms[SEARCH_COLS];
     for (int k = 0; k < SEARCH_COLS; k++) ms[k] = 0;
@@ -103,7 +101,7 @@ void encode_k45(const struct search *s, const float *x, uint8_t *dst, int64_t n,
     for (int64_t i = 0; i < n; i += 512) {
         const int blocks = n - i >= 512 ? 2 : 1;
         search_load(&c, x + i, importance ? importance + i : NULL, 8 * blocks);
-        weigh(&c, importance != NULL, 8);
+        encode_weigh(&c, importance != NULL, 8);
         s->affine(&c, top, true);
         struct super45 z;
         for (int b = 0; b < 2; b++) {
@@ -149,7 +147,7 @@ void encode_k6(const struct search *s, const float *x, uint8_t *dst, int64_t n, 
     struct search_cols c = {.len = 16};
     for (int64_t i = 0; i < n; i += 256, dst += 210) {
         search_load(&c, x + i, importance ? importance + i : NULL, SEARCH_COLS);
-        if (!importance) weigh(&c, false, 16);
+        if (!importance) encode_weigh(&c, false, 16);
         s->symmetric(&c, 32);
         float peak = 0;
         for (int k = 0; k < 16; k++) peak = fabsf(c.scale[k]) > fabsf(peak) ? c.scale[k] : peak;

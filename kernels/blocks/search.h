@@ -38,6 +38,10 @@ struct search {
     /* Only the error of scale and min, no codes written. */
     void (*affine_error)(struct search_cols *c, int top);
     void (*symmetric_error)(struct search_cols *c, int bias);
+    /* x ~ scale * iq4_values[code], code 0..15: the same three (scale of either sign). */
+    void (*table)(struct search_cols *c);
+    void (*table_code)(struct search_cols *c);
+    void (*table_error)(struct search_cols *c);
     /* n values, a multiple of 32, into Q8_0 blocks. */
     void (*q8_0)(const float *x, uint8_t *dst, int64_t n);
     void (*f16)(const float *x, uint8_t *dst, int64_t n);

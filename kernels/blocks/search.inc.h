@@ -90,6 +90,8 @@ static inline vf v_clamp(vf a, float top)
 #define SYMMETRIC_FROM (-0.9f)
 #define SYMMETRIC_STEP 0.1f
 #define SYMMETRIC_TRIES 19
+#define TABLE_STEP 6.0f /* of the table's value that the peak is tried at */
+#define TABLE_TRIES 9
 #endif
 
 /* 1 / a, or 0 where a is 0. */
@@ -256,6 +258,100 @@ static void symmetric_error(struct search_cols *c, int bias)
                                           (float)(2 * bias - 1), (float)bias, false));
 }
 
+/* The value of IQ4's table next to y; code: its number. Boundaries are at least 11.5 apart: of the 32 runs of 8 from
+ * -128 on none has two. Where vectors hold the table, a run's boundary and the number of those below it are looked
+ * up; elsewhere all fifteen are compared. Both are exact, so they agree. */
+static inline vf nearest_value(vf y, vf *code)
+{
+#if W == 16
+    static const float bound[32] __attribute__((aligned(64))) = {
+        INFINITY, -115.5f, INFINITY, INFINITY, -93.5f, INFINITY, -74, INFINITY, -57, INFINITY, -42, INFINITY, -28.5f, INFINITY, -16, -4.5f,
+        7,   INFINITY,     19,  31.5f, INFINITY,  45.5f, INFINITY, 61, INFINITY, 79,  INFINITY, INFINITY, 101,   INFINITY, INFINITY, INFINITY};
+    static const float below[32] __attribute__((aligned(64))) = {0, 0, 1, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,
+                                                                 8, 9, 9, 10, 11, 11, 12, 12, 13, 13, 14, 14, 14, 15, 15, 15};
+    static const float value[16] __attribute__((aligned(64))) = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                                 1,    13,   25,  38,  53,  69,  89,  113};
+    const vf run = v_min(v_max((y + v_set(128.0f)) * v_set(0.125f), v_set(0.0f)), v_set(31.0f));
+    const vi at = __builtin_convertvector(run, vi);
+    const vf limit = __builtin_shuffle(v_load(bound), v_load(bound + 16), at);
+    const vf n = __builtin_shuffle(v_load(below), v_load(below + 16), at) + (vf)((vi)(y > limit) & (vi)v_set(1.0f));
+    if (code) *code = n;
+    return __builtin_shuffle(v_load(value), __builtin_convertvector(n, vi));
+#else
+    vf v = v_set(-127.0f), n = v_set(0.0f);
+    for (int k = 0; k < 15; k++) {
+        const vi above = (vi)(y > v_set(0.5f * (float)(iq4_values[k] + iq4_values[k + 1])));
+        v += (vf)(above & (vi)v_set((float)(iq4_values[k + 1] - iq4_values[k])));
+        if (code) n += (vf)(above & (vi)v_set(1.0f));
+    }
+    if (code) *code = n;
+    return v;
+#endif
+}
+
+/* The peak is tried at both ends of the table, which are not alike. */
+static void table_lanes(struct search_cols *c, int at)
+{
+    const vf zero = v_set(0.0f);
+    vf lo = v_load(&c->x[0][at]), hi = lo;
+    for (int i = 1; i < c->len; i++) {
+        const vf x = v_load(&c->x[i][at]);
+        lo = v_min(lo, x);
+        hi = v_max(hi, x);
+    }
+    const vf peak = v_pick((vi)(hi > zero - lo), hi, lo), per = v_inverse(peak);
+    vf scale = peak * (-1.0f / 127.0f), best = v_set(-1.0f);
+    for (int k = 0; k < 2 * TABLE_TRIES + SEARCH_POLISH; k++) {
+        vf inv = v_inverse(scale);
+        if (k < 2 * TABLE_TRIES) {
+            const float step = TABLE_STEP * (float)(k / 2 - TABLE_TRIES / 2);
+            inv = per * (k % 2 ? 113.0f + step : -127.0f - step);
+        }
+        vf ll = zero, xl = zero;
+        for (int i = 0; i < c->len; i++) {
+            const vf x = v_load(&c->x[i][at]), q = nearest_value(x * inv, NULL), wq = v_load(&c->w[i][at]) * q;
+            ll += wq * q;
+            xl += wq * x;
+        }
+        const vf a = xl * v_inverse(ll), gain = a * xl;
+        const vi better = (vi)(gain > best) & (vi)(a != zero);
+        scale = v_pick(better, a, scale);
+        best = v_pick(better, gain, best);
+    }
+    v_store(&c->scale[at], scale);
+}
+
+static void table_round(struct search_cols *c, bool keep)
+{
+    for (int at = 0; at < SEARCH_COLS; at += W) {
+        const vf scale = v_load(&c->scale[at]), inv = v_inverse(scale);
+        vf error = v_set(0.0f), code;
+        for (int i = 0; i < c->len; i++) {
+            const vf x = v_load(&c->x[i][at]), d = x - scale * nearest_value(x * inv, &code);
+            error += v_load(&c->w[i][at]) * d * d;
+            if (!keep) continue;
+            const vb b = __builtin_convertvector(__builtin_convertvector(code, vi), vb);
+            memcpy(&c->code[i][at], &b, W);
+        }
+        v_store(&c->error[at], error);
+    }
+}
+
+static void table(struct search_cols *c)
+{
+    for (int at = 0; at < SEARCH_COLS; at += W) table_lanes(c, at);
+}
+
+static void table_code(struct search_cols *c)
+{
+    table_round(c, true);
+}
+
+static void table_error(struct search_cols *c)
+{
+    table_round(c, false);
+}
+
 static void q8_0(const float *x, uint8_t *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i += 32, x += 32, dst += 34) {
@@ -298,6 +394,9 @@ const struct search SEARCH_NAME = {
     .symmetric_code = symmetric_code,
     .affine_error = affine_error,
     .symmetric_error = symmetric_error,
+    .table = table,
+    .table_code = table_code,
+    .table_error = table_error,
     .q8_0 = q8_0,
     .f16 = f16,
 };

@@ -6,7 +6,6 @@
 /* Types 4, 5, 31..33 and 36..38 existed once and were withdrawn by the format; a file with one is refused. */
 #define PLAIN false, false, false
 #define FULL true, true, true
-#define READ true, false, true
 static const struct kn_type_info table[] = {
     {KN_F32, "F32", 1, 4, FULL},
     {KN_F16, "F16", 1, 2, FULL},
@@ -16,8 +15,8 @@ static const struct kn_type_info table[] = {
     {KN_Q5_1, "Q5_1", 32, 24, FULL},
     {KN_Q8_0, "Q8_0", 32, 34, FULL},
     {KN_Q8_1, "Q8_1", 32, 36, PLAIN}, /* two f16 and 32 codes; an activation format that no file holds */
-    {KN_Q2_K, "Q2_K", 256, 84, READ},
-    {KN_Q3_K, "Q3_K", 256, 110, READ},
+    {KN_Q2_K, "Q2_K", 256, 84, FULL},
+    {KN_Q3_K, "Q3_K", 256, 110, FULL},
     {KN_Q4_K, "Q4_K", 256, 144, FULL},
     {KN_Q5_K, "Q5_K", 256, 176, FULL},
     {KN_Q6_K, "Q6_K", 256, 210, FULL},
@@ -26,10 +25,10 @@ static const struct kn_type_info table[] = {
     {KN_IQ2_XS, "IQ2_XS", 256, 74, PLAIN},
     {KN_IQ3_XXS, "IQ3_XXS", 256, 98, PLAIN},
     {KN_IQ1_S, "IQ1_S", 256, 50, PLAIN},
-    {KN_IQ4_NL, "IQ4_NL", 32, 18, READ},
+    {KN_IQ4_NL, "IQ4_NL", 32, 18, FULL},
     {KN_IQ3_S, "IQ3_S", 256, 110, PLAIN},
     {KN_IQ2_S, "IQ2_S", 256, 82, PLAIN},
-    {KN_IQ4_XS, "IQ4_XS", 256, 136, READ},
+    {KN_IQ4_XS, "IQ4_XS", 256, 136, FULL},
     {KN_I8, "I8", 1, 1, PLAIN},
     {KN_I16, "I16", 1, 2, PLAIN},
     {KN_I32, "I32", 1, 4, PLAIN},

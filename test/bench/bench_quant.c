@@ -87,7 +87,8 @@ static double encode_rate(const struct search *s, uint32_t type, const float *x,
 int main(int argc, char **argv)
 {
     static const uint32_t types[] = {KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,
-                                     KN_Q5_0, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K};
+                                     KN_Q5_0, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K,
+                                     KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
     int64_t n = 2 << 20;
     float *x = argc > 1 ? read_floats(argv[1], &n) : bell(n), *y = malloc((size_t)n * 4 + 1);
     uint8_t *b = malloc((size_t)n * 4 + 1);
@@ -99,11 +100,11 @@ int main(int argc, char **argv)
     int n_sets = 1;
     if (search_best() != &search_base) sets[n_sets++] = &search_avx2;
     if (search_best() == &search_avx512) sets[n_sets++] = &search_avx512;
-    printf("%lld values; encode, MB/s of float32 on one core:\n%-5s", (long long)n, "type");
+    printf("%lld values; encode, MB/s of float32 on one core:\n%-6s", (long long)n, "type");
     for (int s = 0; s < n_sets; s++) printf(" %8s", sets[s]->name);
     printf(" %8s %10s %10s\n", "decode", "rel. RMS", "weighted");
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
-        printf("%-5s", kn_type_info(types[k])->name);
+        printf("%-6s", kn_type_info(types[k])->name);
         for (int s = 0; s < n_sets; s++) printf(" %8.0f", encode_rate(sets[s], types[k], x, b, n));
         double best = 1e30, plain, weighted;
         for (int r = 0; r < RUNS; r++) {

@@ -96,9 +96,9 @@ static float from16(uint32_t type, uint16_t h)
 
 static void check_embed(void)
 {
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,
-                                     KN_Q5_0, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K,
-                                     KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
+                                     KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
+                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         enum { N_OUT = 37, N = 9 };
         const int64_t n_in = 768;
@@ -815,6 +815,8 @@ static const struct {
     {"f32", "bf16", 3e-4, PROMPT_FLOAT, 0.02},  {"f16", "bf16", 3e-4, PROMPT_FLOAT, 0.02},
     {"bf16", "bf16", 3e-4, PROMPT_FLOAT, 0.02}, {"q8_0", "q8_0", 2e-2, 2e-2, 0.3},
     {"q4_k_m", "q4_k_m", 3e-2, 3e-2, 0.4},      {"q5_0", "q8_0", 3e-2, 3e-2, 0.4},
+    {"iq4_nl", "q4_k_m", 3e-2, 3e-2, 0.4},      {"iq4_xs", "q4_k_m", 3e-2, 3e-2, 0.4},
+    {"q3_k", "q4_k_m", 3e-2, 3e-2, 0.4},        {"q2_k", "q4_k_m", 3e-2, 3e-2, 0.4},
 };
 
 static void check_pair(const char *dir)

@@ -120,7 +120,7 @@ static void test_q4_k_m(void **state)
     static const int six_28[] = {0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27, -1};
     static const int six_5[] = {2, 4, -1};
     qwen3_8b();
-    plan(QUANT_Q4_K_M, &(struct quant_model){"qwen3", 36, 0, 32, 8});
+    plan(QUANT_Q4_K_M, &(struct quant_model){"qwen3", 36, 0, 32, 8, false});
     assert_int_equal(count, 399);
     assert_int_equal(number(KN_F32), 145);
     assert_int_equal(number(KN_Q4_K), 217);
@@ -130,14 +130,14 @@ static void test_q4_k_m(void **state)
     check_layers(36, six_36, KN_Q4_K);
 
     qwen3_06b(); /* tied: the embedding is the head too */
-    plan(QUANT_Q4_K_M, &(struct quant_model){"qwen3", 28, 0, 16, 8});
+    plan(QUANT_Q4_K_M, &(struct quant_model){"qwen3", 28, 0, 16, 8, false});
     assert_int_equal(number(KN_Q6_K), 29);
     assert_int_equal(number(KN_Q4_K), 168);
     assert_int_equal(type_of("token_embd.weight"), KN_Q6_K);
     check_layers(28, six_28, KN_Q4_K);
 
     drafter();
-    plan(QUANT_Q4_K_M, &(struct quant_model){"dflash", 5, 0, 32, 8});
+    plan(QUANT_Q4_K_M, &(struct quant_model){"dflash", 5, 0, 32, 8, false});
     assert_int_equal(count, 58);
     assert_int_equal(number(KN_F32), 22);
     assert_int_equal(type_of("fc.weight"), KN_Q4_K);
@@ -152,9 +152,9 @@ static void test_special_mixes(void **state)
                                  66, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, -1};
     count = 0;
     add_layers(80, 8192, 8192, 1024, 128, 28672);
-    plan(QUANT_Q4_K_M, &(struct quant_model){"llama", 80, 0, 64, 8});
+    plan(QUANT_Q4_K_M, &(struct quant_model){"llama", 80, 0, 64, 8, false});
     check_layers(80, six_80, KN_Q5_K); /* 70B: eight heads share a v */
-    plan(QUANT_Q4_K_M, &(struct quant_model){"llama", 80, 0, 64, 64});
+    plan(QUANT_Q4_K_M, &(struct quant_model){"llama", 80, 0, 64, 64, false});
     check_layers(80, six_80, KN_Q4_K); /* 65B */
 
     count = 0; /* 8 experts */
@@ -165,7 +165,7 @@ static void test_special_mixes(void **state)
         add(2, 4096, 8, 1, "blk.%d.ffn_gate_inp.weight", i);
         add(3, 14336, 4096, 8, "blk.%d.ffn_down_exps.weight", i);
     }
-    plan(QUANT_Q4_K_M, &(struct quant_model){"llama", 32, 8, 32, 8});
+    plan(QUANT_Q4_K_M, &(struct quant_model){"llama", 32, 8, 32, 8, false});
     assert_int_equal(number(KN_Q8_0), 64);
     assert_int_equal(number(KN_Q5_K), 32);
     assert_int_equal(number(KN_BF16), 32); /* routers stay */
@@ -178,7 +178,7 @@ static void test_special_mixes(void **state)
         add(3, 1024, 2048, 64, "blk.%d.ffn_down_exps.weight", i);
         add(2, 1024, 2048, 1, "blk.%d.ffn_down_shexp.weight", i);
     }
-    plan(QUANT_Q4_K_M, &(struct quant_model){"qwen3moe", 16, 64, 32, 4});
+    plan(QUANT_Q4_K_M, &(struct quant_model){"qwen3moe", 16, 64, 32, 4, false});
     for (int i = 0; i < 32; i++)
         assert_int_equal(to[i], i / 2 < 2 || i / 2 >= 14 || (i / 2 - 2) % 3 == 2 ? KN_Q6_K : KN_Q4_K);
 }
@@ -188,7 +188,7 @@ static void test_other_mixes(void **state)
 {
     (void)state;
     static const int six_36[] = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 31, 32, 33, 34, 35, -1};
-    const struct quant_model m = {"qwen3", 36, 0, 32, 8};
+    const struct quant_model m = {"qwen3", 36, 0, 32, 8, false};
     char name[64];
     qwen3_8b();
     plan(QUANT_Q5_K_M, &m);
@@ -214,12 +214,12 @@ static void test_other_mixes(void **state)
         assert_int_equal(type_of(name), i < 4 ? KN_Q5_K : KN_Q4_K);
     }
     drafter(); /* 5 layers: no eighth */
-    plan(QUANT_Q4_K_S, &(struct quant_model){"dflash", 5, 0, 32, 8});
+    plan(QUANT_Q4_K_S, &(struct quant_model){"dflash", 5, 0, 32, 8, false});
     assert_int_equal(number(KN_Q5_K), 4);
     assert_int_equal(type_of("blk.4.attn_v.weight"), KN_Q4_K);
     assert_int_equal(type_of("blk.0.ffn_down.weight"), KN_Q4_K);
     qwen3_06b(); /* tied */
-    plan(QUANT_Q5_K_S, &(struct quant_model){"qwen3", 28, 0, 16, 8});
+    plan(QUANT_Q5_K_S, &(struct quant_model){"qwen3", 28, 0, 16, 8, false});
     assert_int_equal(type_of("token_embd.weight"), KN_Q6_K);
 
     count = 0; /* eight experts: more for what they share, where the mix is of 4 bits */
@@ -229,13 +229,75 @@ static void test_other_mixes(void **state)
         add(2, 4096, 4096, 1, "blk.%d.attn_output.weight", i);
         add(3, 14336, 4096, 8, "blk.%d.ffn_down_exps.weight", i);
     }
-    plan(QUANT_Q4_K_S, &(struct quant_model){"llama", 32, 8, 32, 8});
+    plan(QUANT_Q4_K_S, &(struct quant_model){"llama", 32, 8, 32, 8, false});
     assert_int_equal(number(KN_Q8_0), 64);
     assert_int_equal(number(KN_Q5_K), 32 + 4);
-    plan(QUANT_Q5_K_M, &(struct quant_model){"llama", 32, 8, 32, 8});
+    plan(QUANT_Q5_K_M, &(struct quant_model){"llama", 32, 8, 32, 8, false});
     assert_int_equal(number(KN_Q8_0), 64);
     assert_int_equal(type_of("blk.9.attn_output.weight"), KN_Q5_K);
     assert_int_equal(type_of("blk.3.ffn_down_exps.weight"), KN_Q6_K);
+}
+
+/* The types of layer i's attn_v, ffn_down and attn_output. */
+static void check_three(int i, uint32_t v, uint32_t down, uint32_t output)
+{
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.attn_v.weight", i);
+    assert_int_equal(type_of(name), v);
+    snprintf(name, sizeof name, "blk.%d.ffn_down.weight", i);
+    assert_int_equal(type_of(name), down);
+    snprintf(name, sizeof name, "blk.%d.attn_output.weight", i);
+    assert_int_equal(type_of(name), output);
+}
+
+static void test_low_mixes(void **state)
+{
+    (void)state;
+    const struct quant_model four = {"qwen3", 36, 0, 32, 8, false}, two = {"qwen3", 36, 0, 16, 8, false},
+                             weighed = {"qwen3", 36, 0, 32, 8, true};
+    qwen3_8b();
+    plan(QUANT_Q2_K, &four);
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q4_K, KN_Q3_K, KN_Q3_K);
+    assert_int_equal(number(KN_Q2_K), 36 * 4 + 1); /* q, k, gate, up; the embedding */
+    assert_int_equal(type_of("output.weight"), KN_Q6_K);
+    plan(QUANT_Q2_K, &two);
+    check_three(7, KN_Q3_K, KN_Q3_K, KN_Q3_K);
+    plan(QUANT_Q3_K_S, &four);
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q3_K, KN_Q3_K, KN_Q3_K);
+    plan(QUANT_Q3_K_M, &four); /* two of attn_v, the first sixteenth (2) of ffn_down */
+    for (int i = 0; i < 36; i++)
+        check_three(i, i < 2 ? KN_Q5_K : KN_Q4_K, i < 2 ? KN_Q5_K : KN_Q4_K, KN_Q4_K);
+    plan(QUANT_Q3_K_L, &four);
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q5_K, KN_Q5_K, KN_Q5_K);
+    assert_int_equal(type_of("token_embd.weight"), KN_Q3_K);
+    plan(QUANT_IQ4_XS, &four); /* the first eighth (4) of ffn_down, where no importance matrix says better */
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q5_K, i < 4 ? KN_Q5_K : KN_IQ4_XS, KN_IQ4_XS);
+    plan(QUANT_IQ4_XS, &weighed);
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q5_K, KN_IQ4_XS, KN_IQ4_XS);
+    plan(QUANT_IQ4_NL, &two);
+    check_three(3, KN_IQ4_NL, KN_Q5_K, KN_IQ4_NL);
+    check_three(4, KN_IQ4_NL, KN_IQ4_NL, KN_IQ4_NL);
+    qwen3_06b(); /* tied */
+    plan(QUANT_IQ4_XS, &(struct quant_model){"qwen3", 28, 0, 16, 8, false});
+    assert_int_equal(type_of("token_embd.weight"), KN_Q6_K);
+
+    count = 0; /* 70B */
+    add_layers(80, 8192, 8192, 1024, 128, 28672);
+    plan(QUANT_Q2_K, &(struct quant_model){"llama", 80, 0, 64, 8, false});
+    check_three(40, KN_Q5_K, KN_Q3_K, KN_Q3_K);
+    plan(QUANT_Q3_K_S, &(struct quant_model){"llama", 80, 0, 64, 8, false});
+    check_three(40, KN_Q5_K, KN_Q3_K, KN_Q3_K);
+
+    count = 0; /* 8 experts: all the mixes of four bits or fewer but Q3_K_L */
+    add(2, 4096, 1024, 1, "blk.0.attn_v.weight");
+    add(2, 4096, 1024, 1, "blk.0.attn_k.weight");
+    add(2, 4096, 4096, 1, "blk.0.attn_output.weight");
+    for (enum quant_recipe r = QUANT_Q2_K; r <= QUANT_IQ4_XS; r++) {
+        plan(r, &(struct quant_model){"llama", 32, 8, 32, 8, false});
+        assert_int_equal(to[0], KN_Q8_0);
+        assert_int_equal(to[1], KN_Q8_0);
+        assert_int_equal(to[2], r == QUANT_Q3_K_L ? KN_Q3_K : KN_Q5_K);
+    }
 }
 
 /* A file may list layer 10 before layer 2. */
@@ -244,7 +306,7 @@ static void test_order(void **state)
     (void)state;
     static uint32_t sorted[MAX];
     static char name[MAX][64];
-    const struct quant_model m = {"qwen3", 36, 0, 32, 8};
+    const struct quant_model m = {"qwen3", 36, 0, 32, 8, false};
     qwen3_8b();
     plan(QUANT_Q4_K_M, &m);
     memcpy(sorted, to, sizeof to);
@@ -265,7 +327,7 @@ static void test_plain_recipes(void **state)
     static const uint32_t type[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0,
                                     KN_Q5_0, KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q4_1, KN_Q5_1};
     static const uint32_t file_type[] = {0, 1, 32, 7, 2, 8, 14, 16, 18, 3, 9};
-    const struct quant_model m = {"qwen3", 28, 0, 16, 8};
+    const struct quant_model m = {"qwen3", 28, 0, 16, 8, false};
     struct err e = {0};
     for (int r = QUANT_F32; r <= QUANT_Q5_1; r++) {
         enum quant_recipe back;
@@ -284,8 +346,10 @@ static void test_plain_recipes(void **state)
         const char *name;
         enum quant_recipe r;
         uint32_t file_type;
-    } mixes[] = {{"Q4_K_S", QUANT_Q4_K_S, 14}, {"Q4_K_M", QUANT_Q4_K_M, 15}, {"Q5_K_S", QUANT_Q5_K_S, 16}, {"Q5_K_M", QUANT_Q5_K_M, 17}};
-    for (size_t i = 0; i < 4; i++) {
+    } mixes[] = {{"Q4_K_S", QUANT_Q4_K_S, 14}, {"Q4_K_M", QUANT_Q4_K_M, 15}, {"Q5_K_S", QUANT_Q5_K_S, 16}, {"Q5_K_M", QUANT_Q5_K_M, 17},
+                 {"Q2_K", QUANT_Q2_K, 10},     {"Q3_K_S", QUANT_Q3_K_S, 11}, {"Q3_K_M", QUANT_Q3_K_M, 12}, {"Q3_K_L", QUANT_Q3_K_L, 13},
+                 {"IQ4_NL", QUANT_IQ4_NL, 25}, {"IQ4_XS", QUANT_IQ4_XS, 30}};
+    for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++) {
         assert_int_equal(quant_recipe_by_name(mixes[i].name, &mix, &e), 0);
         assert_int_equal(mix, mixes[i].r);
         assert_true(quant_recipe_is_mix(mix));
@@ -300,7 +364,7 @@ static void test_plain_recipes(void **state)
 static void test_kept_and_fallbacks(void **state)
 {
     (void)state;
-    const struct quant_model m = {"x", 2, 0, 4, 2};
+    const struct quant_model m = {"x", 2, 0, 4, 2, false};
     count = 0;
     add(2, 512, 64, 1, "a_norm.weight");
     add(2, 512, 8, 1, "blk.0.ffn_gate_inp.weight");
@@ -319,7 +383,9 @@ static void test_kept_and_fallbacks(void **state)
                 {QUANT_Q6_K, KN_Q8_0, KN_F16, KN_Q6_K},  {QUANT_Q8_0, KN_Q8_0, KN_F16, KN_Q8_0},
                 {QUANT_Q4_0, KN_Q4_0, KN_F16, KN_Q4_0},  {QUANT_F16, KN_F16, KN_F16, KN_F16},
                 {QUANT_Q4_K_M, KN_Q5_0, KN_F16, KN_Q4_K}, {QUANT_Q5_K_M, KN_Q5_1, KN_F16, KN_Q5_K},
-                {QUANT_Q4_1, KN_Q4_1, KN_F16, KN_Q4_1},  {QUANT_Q5_1, KN_Q5_1, KN_F16, KN_Q5_1}};
+                {QUANT_Q4_1, KN_Q4_1, KN_F16, KN_Q4_1},  {QUANT_Q5_1, KN_Q5_1, KN_F16, KN_Q5_1},
+                {QUANT_Q2_K, KN_Q4_0, KN_F16, KN_Q2_K},  {QUANT_Q3_K_M, KN_Q4_0, KN_F16, KN_Q3_K},
+                {QUANT_IQ4_XS, KN_IQ4_NL, KN_F16, KN_IQ4_XS}, {QUANT_IQ4_NL, KN_IQ4_NL, KN_F16, KN_IQ4_NL}};
     struct err e = {0};
     for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
         plan(want[k].r, &m);
@@ -349,7 +415,7 @@ static void override_fails(const char *arg, const char *part)
 {
     struct err e = {0};
     struct quant_override o;
-    const struct quant_model m = {"qwen3", 28, 0, 16, 8};
+    const struct quant_model m = {"qwen3", 28, 0, 16, 8, false};
     int rc = quant_override_parse(&o, arg, &e);
     if (!rc) rc = quant_plan(QUANT_Q4_K_M, &m, list, count, KN_TYPE_NONE, &o, 1, to, &e);
     quant_override_free(&o);
@@ -363,7 +429,7 @@ static void test_overrides(void **state)
     (void)state;
     static const char *const args[] = {"blk.*.attn_*=q8_0", "blk.[01].attn_v.weight=F16",
                                        "token_embd.weight=Q4_1"};
-    const struct quant_model m = {"qwen3", 28, 0, 16, 8};
+    const struct quant_model m = {"qwen3", 28, 0, 16, 8, false};
     struct quant_override o[3];
     struct err e = {0};
     qwen3_06b();
@@ -521,7 +587,7 @@ static void test_bad_rows(void **state)
 static void test_memory(void **state)
 {
     (void)state;
-    const struct quant_model m = {"qwen3", 28, 0, 16, 8};
+    const struct quant_model m = {"qwen3", 28, 0, 16, 8, false};
     struct quant_error q = {0};
     fill();
     qwen3_06b();
@@ -551,6 +617,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_q4_k_m),
         cmocka_unit_test(test_special_mixes), cmocka_unit_test(test_other_mixes),
+        cmocka_unit_test(test_low_mixes),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_plain_recipes),
         cmocka_unit_test(test_kept_and_fallbacks),
