@@ -392,7 +392,8 @@ static int write_all(struct io_out *o, const uint8_t *p, size_t n, struct err *e
             poll(&pf, 1, -1);
             continue;
         }
-        if (k < 0) return err_errno(e, "%s: cannot write", o->path);
+        if (k == 0) errno = EIO; /* a device that takes nothing and does not say why */
+        if (k <= 0) return err_errno(e, "%s: cannot write", o->path);
         p += k;
         n -= (size_t)k;
     }
@@ -427,6 +428,7 @@ int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, 
     while (n) {
         const ssize_t done = pwrite(o->fd, p, n, (off_t)offset);
         if (done < 0 && errno == EINTR) continue;
+        if (done == 0) errno = EIO;
         if (done <= 0) return err_errno(e, "%s: cannot write", o->path);
         p += done;
         n -= (size_t)done;
@@ -455,11 +457,14 @@ int io_out_prepare(struct io_out *o, struct err *e)
     if (!o->buf) return 0;
     if (io_out_flush(o, e) || io_maps_check(e)) return -1;
     if (o->to_stdout || o->fd < 0) return 0;
+    int rc = fsync(o->fd);
+    while (rc && errno == EINTR) rc = fsync(o->fd); /* network file systems let signals interrupt it */
     /* A pipe or a device has nothing to sync and says EINVAL. */
-    if (fsync(o->fd) && o->tmp) return err_errno(e, "%s: cannot write", o->path);
+    if (rc && o->tmp) return err_errno(e, "%s: cannot write", o->path);
     int fd = o->fd;
     o->fd = -1;
-    return close(fd) ? err_errno(e, "%s: cannot write", o->path) : 0;
+    /* Interrupted, it is closed all the same, and the bytes are safe. */
+    return close(fd) && errno != EINTR ? err_errno(e, "%s: cannot write", o->path) : 0;
 }
 
 /* What has the name of o now stays beside it as o->old, until all outputs of the commit have their names: as a

@@ -5,8 +5,8 @@
  *                       and pread (EIO), write and pwrite (ENOSPC), fsync, close (EIO), rename (EIO), link (EPERM, as on a
  *                       file system without them)
  * INJECT_RAISE=KIND:N   SIGTERM comes before the Nth call of KIND
- * INJECT_SHORT=1        a read or a write moves at most 1, 2, 3 ... 61 bytes, and every third call is first interrupted (EINTR);
- *                       writes to stderr are left alone
+ * INJECT_SHORT=1        a read or a write moves at most 1, 2, 3 ... 61 bytes, and every third call is first interrupted (EINTR),
+ *                       as is every other fsync; writes to stderr are left alone
  * INJECT_COUNT=FILE     at exit: a line "KIND N" a kind, how many calls there were; behind it, with INJECT_PATHS=1, the
  *                       numbers of those that stand for all: of every path of calls (24 levels) that led to one, the first,
  *                       the last, and the one whose number on that path is the largest power of two
@@ -241,8 +241,11 @@ ssize_t pwrite(int fd, const void *buf, size_t n, off_t offset)
 
 int fsync(int fd)
 {
+    static atomic_uint turn;
     NEXT(fsync);
-    return fails(FSYNC) ? -1 : real_fsync(fd);
+    if (fails(FSYNC)) return -1;
+    if (pieces && atomic_fetch_add(&turn, 1) % 2 == 0) return (int)interrupted();
+    return real_fsync(fd);
 }
 
 int close(int fd)
