@@ -34,8 +34,7 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     h.rope.v_norm = true;
     h.attention.scale = 1;
     int rc = op->norm_linear(be, qkv, wqkv, l->value_is_key ? 2 : 3, w->x, y->attn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->rope_store(be, &h.rope);
-    if (rc == 0) rc = op->attention(be, &h.attention);
+    if (rc == 0) rc = pass_attend(m, &h);
     if (rc == 0) rc = op->linear(be, w->y, &y->wo, w->attn, p->n, false);
     return rc ? rc : op->norm_add(be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
 }

@@ -150,6 +150,8 @@ struct pass_heads {
     struct kn_attention attention;
 };
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
+/* rope_store and attention. Returns what the operation that failed returned. */
+int pass_attend(const struct model *m, const struct pass_heads *h);
 /* Router and experts of a layer over w->x. expert_scale may be NULL. Returns what the operation that failed returned. */
 struct pass_mixture {
     const float *router_norm, *norm; /* what the router and what the experts read x through */

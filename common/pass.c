@@ -104,7 +104,16 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                                              .scale = 1.0f / sqrtf((float)l->head_dim),
                                              .causal = l->causal,
                                              .window = l->window,
-                                             .first = p->visible_from}};
+                                             .first = p->visible_from,
+                                             .then = &y->wo}};
+}
+
+int pass_attend(const struct model *m, const struct pass_heads *h)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    if (op->attend) return op->attend(m->be, &h->rope, &h->attention);
+    int rc = op->rope_store(m->be, &h->rope);
+    return rc ? rc : op->attention(m->be, &h->attention);
 }
 
 bool pass_shares(const struct model *m, int32_t i)

@@ -23,8 +23,7 @@ int qwen3_attention(const struct model *m, const struct pass *p, int32_t i)
     const struct kn_weight *wqkv[] = {&y->wq, &y->wk, &y->wv};
     const struct pass_heads h = pass_heads(m, p, i);
     int rc = op->norm_linear(be, qkv, wqkv, 3, w->x, y->attn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->rope_store(be, &h.rope);
-    if (rc == 0) rc = op->attention(be, &h.attention);
+    if (rc == 0) rc = pass_attend(m, &h);
     return rc ? rc : op->linear(be, w->x, &y->wo, w->attn, p->n, true);
 }
 

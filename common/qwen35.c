@@ -34,11 +34,11 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     struct work *w = p->w;
     float *qgkv[] = {w->q, w->g, w->k, w->v};
     const struct kn_weight *weights[] = {&y->wq, &y->wg, &y->wk, &y->wv};
-    const struct pass_heads h = pass_heads(m, p, i);
+    struct pass_heads h = pass_heads(m, p, i);
     const int64_t width = (int64_t)l->n_head * l->head_dim;
+    h.attention.then = NULL; /* the gate is between */
     int rc = op->norm_linear(be, qgkv, weights, 4, w->x, y->attn_norm, d->rms_eps, p->n);
-    if (rc == 0) rc = op->rope_store(be, &h.rope);
-    if (rc == 0) rc = op->attention(be, &h.attention);
+    if (rc == 0) rc = pass_attend(m, &h);
     if (rc == 0) rc = op->gate(be, w->attn, w->g, p->n, width, width);
     return rc ? rc : op->linear(be, w->x, &y->wo, w->attn, p->n, true);
 }

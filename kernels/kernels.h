@@ -181,6 +181,8 @@ struct kn_attention {
                        causal */
     const int32_t
         *first; /* NULL, or one int32 in device memory: keys at positions < *first are not visible */
+    const struct kn_weight *then; /* NULL, or what linear will multiply out with next, with nothing between: a device
+                                     may prepare for it. Results do not depend on it */
 };
 
 struct kn_rope_store {
@@ -381,6 +383,9 @@ struct kn_ops {
                       enum kn_act act, int32_t n);
     int (*rope_store)(struct kn_backend *, const struct kn_rope_store *);
     int (*attention)(struct kn_backend *, const struct kn_attention *);
+    /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv. q and
+     * k may be left as they were. The same results as the two. NULL: the two. */
+    int (*attend)(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);
     /* dst[i, offset .. offset+width) = x[i]: a tap into the features [n, stride] */
     int (*tap)(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
                int64_t width);

@@ -134,6 +134,15 @@ static int t_attention(struct kn_backend *be, const struct kn_attention *a)
                 a->kv->head_dim, window);
 }
 
+static int t_attend(struct kn_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    struct watch *k = watch_of(be);
+    char window[32] = "";
+    if (a->window) snprintf(window, sizeof window, ", window %d", a->window);
+    return done(k, k->inner->attend(be, s, a), "attend", 0, "%d heads over %d of %d%s", a->n_head, a->kv->n_head_kv, a->kv->head_dim,
+                window);
+}
+
 static int t_tap(struct kn_backend *be, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width)
 {
     struct watch *k = watch_of(be);
@@ -281,6 +290,7 @@ int watch_open(struct watch *k, struct kn_backend *be)
     t->norm_gated = t_norm_gated;
     t->rope_store = t_rope_store;
     t->attention = t_attention;
+    if (in->attend) t->attend = t_attend;
     t->tap = t_tap;
     if (in->norm_add) t->norm_add = t_norm_add;
     if (in->gate) t->gate = t_gate;

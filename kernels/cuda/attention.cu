@@ -82,19 +82,23 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
-#define MERGE_HERE 20           /* units that the last block merges at most */
+#define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
+#define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
+#define SLOTS 2                 /* of attn_step's ring: 3 and 5 were measured to be slower up to 16K */
 
 static const int head_sizes[] = {64, 128, 256, 512};
 
 static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem)
 {
-    if (type == KN_F32) return NULL;
-    if (d == 64 || d == 128) return attn_few_narrow(d, type, tiles, stages, smem);
-    return d == 256 || d == 512 ? attn_few_wide(d, type, tiles, stages, smem) : NULL;
+    if (type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
+    if (tiles == 1)
+        return d <= 128 ? attn_step_narrow(d, type, stages, smem) : attn_step_wide(d, type, stages, smem);
+    return d <= 128 ? attn_few_narrow(d, type, stages, smem) : attn_few_wide(d, type, stages, smem);
 }
-static attn_fn near_kernel(int32_t d, uint32_t type, int32_t stages, size_t *smem)
+static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {
-    return d <= 128 ? attn_near_narrow(d, type, stages, smem) : attn_near_wide(d, type, stages, smem);
+    return d <= 128 ? attn_near_narrow(d, type, blocks, leaves, smem)
+                    : attn_near_wide(d, type, blocks, leaves, smem);
 }
 static attn_fn merge_kernel(int32_t d)
 {
@@ -104,8 +108,13 @@ static int32_t tiles_most(int32_t d)
 {
     return d == 512 ? 2 : 4;
 }
+static unsigned threads_of(int32_t d, int32_t tiles)
+{
+    return d == 64 || (d == 128 && tiles > 1) ? 128 : 256;
+}
 
-/* A block of attn_few: as many stages as fit, where heads are small two blocks a multiprocessor. */
+/* A block of attn_few or attn_step: as many stages as fit, where heads are small two blocks a multiprocessor.
+ */
 struct block {
     attn_fn f;
     size_t smem;
@@ -113,10 +122,16 @@ struct block {
 };
 static struct block block_of(const struct cuda_backend *be, int32_t d, uint32_t type, int32_t tiles)
 {
-    struct block b = {NULL, 0, tiles, 3, d <= 128 ? 2 : 1};
+    const int32_t slots = cuda_attention_tuning.slots, most = tiles > 1                 ? 3
+                                                              : slots >= 2 && slots < 6 ? slots
+                                                                                        : 6;
+    struct block b = {NULL, 0, tiles, most, d <= 128 ? 2 : 1};
     for (; b.resident; b.resident--)
-        for (b.stages = 3; b.stages > (b.resident == 2 ? 1 : 0); b.stages--) {
+        for (b.stages = most; b.stages > (tiles == 1 || b.resident == 2 ? 1 : 0); b.stages--) {
             b.f = few_kernel(d, type, tiles, b.stages, &b.smem);
+            /* No more of them on one multiprocessor than on another. */
+            const size_t least = (size_t)be->smem_sm / (size_t)(b.resident + 1);
+            if (b.f && b.smem < least) b.smem = least;
             if (b.f && b.smem <= (size_t)be->smem_block &&
                 (size_t)b.resident * (b.smem + 1024) <= (size_t)be->smem_sm)
                 return b;
@@ -136,7 +151,7 @@ static int allow(struct cuda_backend *be, attn_fn f, size_t smem)
 static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, unsigned threads, size_t smem,
                                const struct attn &p)
 {
-    cudaLaunchAttribute attr[2];
+    cudaLaunchAttribute attr[3];
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(threads);
@@ -147,8 +162,10 @@ static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, un
     attr[0].val.clusterDim.z = grid.z;
     attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[1].val.programmaticStreamSerializationAllowed = 1;
+    attr[2].id = cudaLaunchAttributePreferredSharedMemoryCarveout; /* as cuda_launch */
+    attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     config.attrs = attr;
-    config.numAttrs = 2;
+    config.numAttrs = 3;
     be->launches++;
     return cudaLaunchKernelEx(&config, f, p);
 }
@@ -161,14 +178,14 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
         for (int32_t leaves = 1; leaves <= NEAR_LEAVES; leaves++) {
             int most = 0;
             size_t smem;
-            attn_fn f = near_kernel(d, type, leaves, &smem);
+            attn_fn f = near_kernel(d, type, wide ? 16 : 8, leaves, &smem);
             cudaLaunchAttribute attr[1];
             cudaLaunchConfig_t config = {};
             if (smem > (size_t)be->smem_block) break;
-            int rc = allow(be, f, smem);
+            int rc = allow(be, f, (size_t)be->smem_block);
             if (rc) return rc;
             config.gridDim = dim3(1, 1, wide ? 16 : 8);
-            config.blockDim = dim3(d <= 128 ? 128 : 256);
+            config.blockDim = dim3(threads_of(d, 1));
             config.dynamicSmemBytes = smem;
             attr[0].id = cudaLaunchAttributeClusterDimension;
             attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
@@ -195,7 +212,7 @@ int cuda_attention_open(struct cuda_backend *be)
         int rc = 0;
         for (int k = 0; k < 2 && rc == 0; k++) {
             const struct block b = block_of(be, d, type, k ? tiles_most(d) : 1);
-            if (b.f) rc = allow(be, b.f, b.smem);
+            if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
         }
         for (int k = 0; k < 2 && rc == 0; k++) {
             size_t smem = 0;
@@ -256,8 +273,7 @@ static int32_t plan_near(const struct cuda_backend *be, const struct attn *p, in
 struct plan {
     struct block b;
     int32_t groups, turn; /* blocks' worth of tiles; as many at a time */
-    int32_t leaves, slots, per;
-    bool apart;
+    int32_t leaves, slots, blocks;
 };
 static struct plan plan_few(const struct cuda_backend *be, const struct kn_attention *a)
 {
@@ -265,28 +281,33 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     const struct kn_kv *kv = a->kv;
     const int32_t n_rep = a->n_head / kv->n_head_kv, tiles = tiles_of(a->n, n_rep), d = kv->head_dim;
     struct plan p = {};
-    if (tiles > 1 && t->tiles != 1) p.b = block_of(be, d, kv->type, tiles_most(d));
+    /* One tile a block where there is little to read: keys are read once a tile then. */
+    const int64_t leaves_now =
+        (int64_t)tiles * kv->n_head_kv *
+        most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, d <= 256 ? 64 : 32);
+    const bool one = t->tiles ? t->tiles == 1 : leaves_now <= 4 * (int64_t)be->sm_count;
+    if (tiles > 1 && !one) p.b = block_of(be, d, kv->type, tiles_most(d));
     if (!p.b.f) p.b = block_of(be, d, kv->type, 1);
     if (!p.b.f) return p;
     p.groups = (tiles + p.b.tiles - 1) / p.b.tiles;
     const int64_t at_once = (int64_t)kv->n_head_kv * p.groups, chip = (int64_t)be->sm_count * p.b.resident;
     const int32_t bound = be->head.kv_bound, leaf = d <= 256 ? 64 : 32;
     const int32_t nodes = most_units(kv->cap, a->n, a->window, a->causal, bound, NODE);
+    const int64_t fill = chip * (t->spread ? t->spread : 100) / 100 / at_once; /* blocks a (group, kv head) */
     /* Leaves where nodes would leave much of the chip idle; for many rows their partial results are as many
      * bytes as the keys. */
-    p.leaves = t->unit ? t->unit == 1 : nodes * at_once * 4 < be->sm_count * (p.b.tiles == 1 ? 6 : 3);
+    p.leaves = t->unit         ? t->unit == 1
+               : p.b.tiles > 1 ? nodes * at_once * 4 < be->sm_count * 3
+                               : nodes <= fill && nodes <= LEAF_NODES;
     for (;; p.leaves = 0) {
         p.slots = p.leaves ? most_units(kv->cap, a->n, a->window, a->causal, bound, leaf) : nodes;
         const size_t group = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)p.b.tiles * (size_t)p.slots;
-        const int64_t room = (int64_t)(be->scratch_rows_bytes / group),
-                      counted = (be->counters - 1024) / kv->n_head_kv;
-        p.turn = (int32_t)(room < counted ? room : counted);
-        if (p.turn > p.groups) p.turn = p.groups;
+        const int64_t room = (int64_t)(be->scratch_rows_bytes / group);
+        p.turn = room < p.groups ? (int32_t)room : p.groups;
         if (!p.leaves || p.turn == p.groups) break;
     }
-    const int64_t units = p.slots * at_once;
-    p.per = t->per ? t->per : (int32_t)((units + chip - 1) / chip);
-    p.apart = t->merge ? t->merge == 2 : p.slots > MERGE_HERE || p.b.tiles > 1;
+    /* Of the positions' bound, not of what is there when the kernel runs: the blocks share that evenly. */
+    p.blocks = fill < 1 ? 1 : fill < p.slots ? (int32_t)fill : p.slots;
     return p;
 }
 
@@ -333,25 +354,68 @@ static int check_ring(struct cuda_backend *be, const struct kn_attention *a)
 }
 #endif
 
-static int launch_few(struct cuda_backend *be, const struct kn_attention *a, struct attn p)
+/* May attention start to read keys before its predecessor is complete? All but those of this pass, which
+ * begin at pos[0]. stored: by a launch of its own. */
+static bool reads_early(const struct cuda_backend *be, const struct kn_attention *a, bool stored)
+{
+    const uint64_t written = cuda_ring_launch(be, a->kv->k);
+    if (be->generic || be->cc < 90 || cuda_attention_tuning.late || be->positions >= be->settled)
+        return false;
+    if (written < be->settled) return true;
+    return stored && written == be->settled && be->store_launch == written && be->store_k == a->kv->k &&
+           be->store_pos == a->pos;
+}
+
+/* Has the kernel with one tile a block this rope_store's arithmetic? */
+static bool can_fold(const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    const int32_t d = a->kv->head_dim, half = s->n_rot / 2,
+                  most = cuda_attention_tuning.fold ? cuda_attention_tuning.fold : FOLD_ROWS;
+    return !s->interleaved && (half == d / 2 || half == 32 || half == 0) && a->n <= most &&
+           !cuda_attention_tuning.apart;
+}
+
+static void fold(struct attn *p, const struct kn_rope_store *s)
+{
+    p->duty = (p->n + tiles_of(p->n, p->n_rep) - 1) / tiles_of(p->n, p->n_rep);
+    p->fold = true, p->v_norm = s->v_norm, p->half = s->n_rot / 2, p->eps = s->eps;
+    p->new_k = s->k, p->new_v = s->v, p->q_norm = s->q_norm, p->k_norm = s->k_norm, p->table = s->table;
+}
+
+/* s: NULL, or what comes before. */
+static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
+                      struct attn p)
 {
     const struct plan plan = plan_few(be, a);
     const int32_t tiles = tiles_of(p.n, p.n_rep);
     int rc = 0;
-    /* Launched behind the rope_store that stored these rows, and nothing else. */
-    p.early = be->launches == be->store_launch && be->store_k == p.k && be->store_pos == p.pos &&
-              !be->generic && be->cc >= 90 && !cuda_attention_tuning.late;
     int32_t leaves;
     const int32_t blocks = plan_near(be, &p, be->head.kv_bound, &leaves);
+    if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.b.tiles == 1 && plan.turn == plan.groups)))
+        fold(&p, s);
+    else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
+        return rc;
+    p.early = reads_early(be, a, !p.fold);
+    /* Whole blocks of 256 of a token in each kv head. */
+    p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
+                a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && plan.slots > 1)) &&
+                mm_preparing(be, a->then, &p.then, &p.act);
     if (blocks) {
         size_t smem;
-        attn_fn f = near_kernel(p.d, p.type, leaves, &smem);
+        attn_fn f = near_kernel(p.d, p.type, blocks, leaves, &smem);
         p.log_blocks = blocks == 16 ? 4 : 3;
+        p.stages = 2 * leaves;
+        p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS &&
+                    p.n_rep * p.d % 256 == 0 && a->then->n_in == (int64_t)p.n_head * p.d &&
+                    mm_preparing(be, a->then, &p.then, &p.act);
 #ifdef ATTN_TRACE
         p.trace = attn_trace;
 #endif
         const dim3 grid((unsigned)tiles, (unsigned)p.n_kv, (unsigned)blocks);
-        return cuda_check(be, "attention", launch_near(be, f, grid, p.d <= 128 ? 128 : 256, smem, p));
+        rc = cuda_check(be, "attention", launch_near(be, f, grid, threads_of(p.d, 1), smem, p));
+        if (p.fold) cuda_ring_written(be, p.k);
+        if (p.prepare && rc == 0) mm_prepared(be, p.out, p.n, &p.then, p.act);
+        return rc;
     }
     if (!plan.b.f)
         return cuda_check(
@@ -363,23 +427,24 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, str
                          "reserved (reserve_kv)",
                          a->n_head, p.d, p.cap, be->scratch_rows_bytes);
     p.part = (float *)be->scratch_rows;
-    p.count = be->count + 1024; /* the first belong to find_bad and pick */
     p.tiles = plan.b.tiles, p.stages = plan.b.stages;
-    p.slots = plan.slots, p.leaves = plan.leaves, p.per = plan.per, p.apart = plan.apart;
-    const dim3 threads(p.d <= 128 ? 128 : 256);
+    p.slots = plan.slots, p.leaves = plan.leaves;
+    p.per = cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
     for (int32_t g = 0; g < plan.groups && rc == 0; g += plan.turn) {
         const int32_t groups = plan.groups - g < plan.turn ? plan.groups - g : plan.turn;
         p.tile0 = g * plan.b.tiles;
         p.n_tiles = groups * plan.b.tiles;
-        const dim3 grid((unsigned)groups, (unsigned)p.n_kv,
-                        (unsigned)((plan.slots + plan.per - 1) / plan.per));
-        rc = cuda_check(be, "attention", cuda_launch(be, plan.b.f, grid, threads, plan.b.smem, p));
+        const dim3 grid((unsigned)groups, (unsigned)p.n_kv, (unsigned)plan.blocks);
+        rc = cuda_check(be, "attention",
+                        cuda_launch(be, plan.b.f, grid, dim3(threads_of(p.d, plan.b.tiles)), plan.b.smem, p));
+        if (p.fold) cuda_ring_written(be, p.k);
         p.early = false; /* what comes next writes where this one reads */
-        if (!p.apart || plan.slots < 2 || rc) continue;
+        if (plan.slots < 2 || rc) continue;
         const int32_t rows = (tiles - p.tile0 < p.n_tiles ? tiles - p.tile0 : p.n_tiles) * TILE;
-        const dim3 merge((unsigned)rows, (unsigned)p.n_kv, (unsigned)(p.d <= 128 ? 1 : p.d / 128));
-        rc = cuda_check(be, "attention", cuda_launch(be, merge_kernel(p.d), merge, dim3(32 * CLASSES), 0, p));
+        const dim3 merge((unsigned)(rows * p.d / 256), (unsigned)p.n_kv);
+        rc = cuda_check(be, "attention", cuda_launch(be, merge_kernel(p.d), merge, dim3(64 * CLASSES), 0, p));
     }
+    if (p.prepare && rc == 0) mm_prepared(be, p.out, p.n, &p.then, p.act);
     return rc;
 }
 
@@ -400,9 +465,9 @@ static attn_fn prefill_kernel(const struct cuda_backend *be, const struct attn *
     return f && *smem <= (size_t)be->smem_block ? f : NULL;
 }
 
-int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
+/* s: NULL, or what comes before. */
+static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
 {
-    struct cuda_backend *be = cuda_of(kb);
     const struct kn_kv *kv = a->kv;
     int rc = cuda_check_kv(be, "attention", kv);
     if (rc) return rc;
@@ -422,8 +487,24 @@ int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
     size_t smem;
     int32_t warps, tiles, chunks;
     attn_fn f = a->n > FEW ? prefill_kernel(be, &p, &warps, &smem, &tiles, &chunks) : NULL;
-    if (!f) return launch_few(be, a, p);
+    if (!f) return launch_few(be, a, s, p);
+    if (s && (rc = cuda_rope_store((struct kn_backend *)be, s))) return rc;
     const dim3 grid((unsigned)((tiles_of(p.n, p.n_rep) + tiles - 1) / tiles), (unsigned)p.n_kv,
                     (unsigned)chunks);
     return cuda_check(be, "attention", cuda_launch(be, f, grid, dim3((unsigned)(32 * warps)), smem, p));
+}
+
+int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
+{
+    return attend(cuda_of(kb), NULL, a);
+}
+
+int cuda_attend(struct kn_backend *kb, const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const int rc = cuda_check_store(be, s, a->n);
+    if (rc) return rc;
+    if (s->next || s->q != a->q || s->pos != a->pos || s->n_head != a->n_head || s->kv->k != a->kv->k)
+        return cuda_fail(be, KN_EINVAL, "attend: rope_store and attention of different rows");
+    return attend(be, s, a);
 }

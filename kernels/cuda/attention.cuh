@@ -6,7 +6,8 @@
  * division, all relative to 2^T. T is the maximum of the scores, in units of log 2, rounded up: it is whole,
  * so two partial results are brought to one T by powers of two, which are exact, and only the order of the
  * additions decides the bits: leaves of a node in order, then nodes by their number modulo CLASSES, then the
- * classes in order, whichever block or kernel adds them. What a row gets depends on its own query and visible
+ * classes in order, whichever block or kernel adds them. The sum of a leaf's weights is a tree: neighbours,
+ * then keys 8, 16 and 32 apart, then 2 and 4. What a row gets depends on its own query and visible
  * keys alone: a key that it does not see weighs an exact zero, and a leaf without visible keys adds zeros.
  *
  * Scores: float sums inside the tensor core, weights 2^(x - T) by ex2.approx. Queries and weights enter as
@@ -15,6 +16,7 @@
 #ifndef DFLASH_CUDA_ATTENTION_CUH
 #define DFLASH_CUDA_ATTENTION_CUH
 
+#include "mm.cuh"
 #include "ops.cuh"
 
 #include <cuda_bf16.h>
@@ -30,39 +32,49 @@
 struct attn {
     const float *q;
     float *out, *part;
-    const void *k, *v;
+    void *k, *v;
     const int32_t *pos, *first;
-    unsigned *count;
     int32_t n, n_head, n_kv, n_rep, d, cap, window;
     uint32_t type;
     uint32_t rep_inverse; /* 2^32 / n_rep + 1; 0 where n_rep is 1 */
     float scale;
     bool causal;
-    /* attn_few */
+    /* attn_few, attn_step */
     int32_t tiles;          /* of a block */
     int32_t tile0, n_tiles; /* of 16 rows, this launch */
     int32_t slots;          /* partial results a (tile, kv head) has room for */
-    int32_t leaves, nodes;  /* a unit is a leaf (leaves) or a node; */
-    int32_t per;            /* units a block */
-    int32_t stages;
-    bool apart; /* attn_merge follows */
-    bool early; /* all but this pass's own keys may be read before the wait */
-    /* attn_near */
-    int32_t log_blocks; /* of a cluster */
+    int32_t leaves;         /* a unit is a leaf (leaves) or a node */
+    int32_t per;            /* units a block, at least: more where there are more than blocks times that */
+    int32_t stages;         /* attn_few: leaves in its ring; attn_step: keys or values of a leaf */
+    bool early;             /* all but this pass's own keys may be read before the wait */
+    int32_t log_blocks;     /* of a cluster: attn_step in clusters */
+    /* attn_step: q, new_k and new_v are what the projections gave. Norms and rotation are rope_store's. */
+    bool fold, v_norm;
+    int32_t half; /* pairs that turn: D / 2, 32 or 0 */
+    int32_t duty; /* new keys that the blocks of a tile write to the ring */
+    float eps;
+    const float *new_k, *new_v, *q_norm, *k_norm, *table;
+    /* attn_step in clusters: results are also rounded for the product that follows (prep_block.cuh). */
+    bool prepare;
+    enum mm_act act;
+    struct mm_prep then;
 #ifdef ATTN_TRACE
     long long *trace; /* [blocks][16] clocks */
 #endif
 };
 typedef void (*attn_fn)(const attn);
 
-/* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512. tiles: 1, or the
- * most a block takes (4; 2 for 512). *smem for so many stages. near: clusters, stages: leaves a block.
- * attention_prefill.cu: more rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
+/* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512. few: the most
+ * tiles a block takes (4; 2 for 512); step: one; near: one in clusters of so many blocks, which hold so many
+ * leaves each. *smem for so many stages. attention_prefill.cu: more rows; warps 4 or 8; *tiles of a block,
+ * *chunks of columns. NULL: no such kernel.
  */
-attn_fn attn_few_narrow(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem);
-attn_fn attn_few_wide(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem);
-attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t stages, size_t *smem);
-attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_few_narrow(int32_t d, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_few_wide(int32_t d, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_step_narrow(int32_t d, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_step_wide(int32_t d, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
+attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 attn_fn attn_merge_narrow(int32_t d);
 attn_fn attn_merge_wide(int32_t d);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
@@ -189,6 +201,10 @@ DEV void copy_async(unsigned to, const void *from, bool really)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(really ? 16 : 0)
                  : "memory");
 }
+DEV void copy_async(unsigned to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 DEV void copy_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -218,23 +234,49 @@ DEV unsigned cluster_at(unsigned at, unsigned rank)
     return rank ? 0 : at;
 #endif
 }
-DEV float4 cluster_load(unsigned at)
+/* Two floats to a block of the cluster, whose barrier at `bar` counts the bytes: addresses of cluster_at. */
+DEV void cluster_store(unsigned at, float2 v, unsigned bar)
 {
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(at),
+        "f"(v.x), "f"(v.y), "r"(bar)
+        : "memory");
+#endif
+}
+/* One thread, before cluster_arrive: a barrier that one arrival, with the number of bytes, completes. */
+DEV void cluster_bar_init(unsigned bar)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" ::"r"(bar)
                  : "memory");
 #endif
-    return v;
 }
-/* All threads of the cluster: what each wrote to shared memory before is there for the others after. */
-DEV void cluster_sync()
+DEV void cluster_bar_expect(unsigned bar, unsigned bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+#endif
+}
+DEV void cluster_bar_wait(unsigned bar)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n@p bra "
+                 "done;\nbra again;\ndone:\n}" ::"r"(bar)
+                 : "memory");
+#endif
+}
+/* All threads of the cluster have arrived when any goes on behind the wait; in between, other work. */
+DEV void cluster_arrive()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+DEV void cluster_wait()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 DEV uint4 load_matrices(unsigned at)
@@ -485,14 +527,13 @@ template <int NT, int PARTS, bool BF16>
 DEV void make_weights(uint32_t p[NT / 2][PARTS][4], float sum[2], float x[NT][4], const float top[2])
 {
     const float base[2] = {top[0] == -INFINITY ? 0.0f : top[0], top[1] == -INFINITY ? 0.0f : top[1]};
-    sum[0] = sum[1] = 0.0f;
+    float tree[2][NT];
 #pragma unroll
     for (int j = 0; j < NT; j++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            x[j][e] = exp_two(__fsub_rn(x[j][e], base[e / 2]));
-            sum[e / 2] = __fadd_rn(sum[e / 2], x[j][e]);
-        }
+        for (int e = 0; e < 4; e++) x[j][e] = exp_two(__fsub_rn(x[j][e], base[e / 2]));
+        tree[0][j] = __fadd_rn(x[j][0], x[j][1]);
+        tree[1][j] = __fadd_rn(x[j][2], x[j][3]);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t h[PARTS];
@@ -501,6 +542,15 @@ DEV void make_weights(uint32_t p[NT / 2][PARTS][4], float sum[2], float x[NT][4]
             for (int i = 0; i < PARTS; i++) p[j / 2][i][j % 2 * 2 + half] = h[i];
         }
     }
+#pragma unroll
+    for (int i = 1; i < NT; i *= 2)
+#pragma unroll
+        for (int j = 0; j < NT; j += 2 * i) {
+            tree[0][j] = __fadd_rn(tree[0][j], tree[0][j + i]);
+            tree[1][j] = __fadd_rn(tree[1][j], tree[1][j + i]);
+        }
+    sum[0] = tree[0][0];
+    sum[1] = tree[1][0];
 }
 DEV float divided(float y, float sum)
 {

@@ -1,4 +1,5 @@
-/* attention_few.cuh - attention of up to FEW rows: partial results of leaves or nodes, spread over blocks.
+/* attention_few.cuh - attention of up to FEW rows in several tiles: partial results of leaves or nodes,
+ * spread over blocks; and how partial results are added.
  *
  * A block takes TILES tiles of one kv head and some consecutive units of keys, which it streams through a
  * ring of leaves in shared memory. Warps stand TILES by SIDE: the SIDE warps of a tile share a leaf's scores
@@ -6,6 +7,7 @@
  * of them for itself, so that a weight or an output has the same chain of operations whatever TILES is. A
  * leaf begins anew at its own T; a node adds its leaves in registers. */
 #include "attention.cuh"
+#include "prep_block.cuh"
 
 template <int D, int TILES> struct few {
     static constexpr int LEAF = D <= 256 ? 64 : 32;
@@ -132,41 +134,36 @@ template <int D, int N> struct merged {
         }
     }
 };
-/* All nodes of one class, of the units [0, n) from absolute unit u0. */
+/* All nodes of one class, of the units [0, n) from absolute unit u0: four at a time, of the leaves of a node
+ * or of the nodes. */
 template <int D, int N>
 DEV merged<D, N> merge_class(const attn &a, const float *part, int u0, int n, int cls, int r, int col)
 {
     constexpr int L = few<D, 1>::LEAVES, RECORD = TILE * (D + 2);
-    merged<D, N> all;
+    const int log_unit = a.leaves ? L == 8 ? 3 : 4 : 0, node0 = u0 >> log_unit, step = a.leaves ? 1 : CLASSES;
+    merged<D, N> all, sum;
     all.clear();
-    if (a.leaves) {
-        const int node0 = u0 / L, node1 = (u0 + n - 1) / L;
-        for (int node = node0 + (cls - node0 % CLASSES + CLASSES) % CLASSES; node <= node1; node += CLASSES) {
-            const int from = max(node * L, u0) - u0, to = min(node * L + L, u0 + n) - u0;
-            merged<D, N> sum, one[8];
-            sum.clear();
-#pragma unroll 1
-            for (int i = from; i < to; i += 8) {
+    sum.clear();
+    for (int node = node0 + ((cls - node0) & (CLASSES - 1)), i = max((node << log_unit) - u0, 0), left;
+         i < n;) {
+        merged<D, N> one[4];
+        left = a.leaves ? ((node + 1) << log_unit) - u0 - i : 4; /* units of this batch */
+        left = min(left, (n - i + step - 1) / step);
 #pragma unroll
-                for (int j = 0; j < 8; j++)
-                    if (i + j < to) one[j].load(part + (int64_t)(i + j) * RECORD, r, col);
+        for (int j = 0; j < 4; j++)
+            if (j < left) one[j].load(part + (int64_t)(i + j * step) * RECORD, r, col);
 #pragma unroll
-                for (int j = 0; j < 8; j++)
-                    if (i + j < to) sum.add(one[j]);
-            }
+        for (int j = 0; j < 4; j++)
+            if (j < left) sum.add(one[j]);
+        i += 4 * step;
+        if (a.leaves && i + u0 >= (node + 1) << log_unit) {
             all.add(sum);
-        }
-    } else {
-        for (int i = (cls - u0 % CLASSES + CLASSES) % CLASSES; i < n; i += 4 * CLASSES) {
-            merged<D, N> one[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (i + j * CLASSES < n) one[j].load(part + (int64_t)(i + j * CLASSES) * RECORD, r, col);
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (i + j * CLASSES < n) all.add(one[j]);
+            sum.clear();
+            node += CLASSES;
+            i = (node << log_unit) - u0;
         }
     }
+    all.add(sum);
     return all;
 }
 
@@ -180,52 +177,65 @@ template <int D> DEV struct units units_of(const attn &a, const struct span &v)
     return v.hi > v.lo ? units{v.lo / unit, (v.hi - 1) / unit - v.lo / unit + 1} : units{0, 0};
 }
 
-/* The merge by the block that finishes last: a warp a row, class after class. */
-template <int D, int TILES> DEV void merge_here(const attn &a, int tile, int kv_head, const struct units &u)
+/* The block at blockIdx.z takes units [from, from + per) of them; nothing where there are fewer blocks at
+ * work. */
+DEV int units_a_block(const attn &a, const struct units &u)
 {
-    constexpr int N = D < 128 ? 2 : 4, WIDTH = 32 * N;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32,
-              rows = min(TILES * TILE, a.n * a.n_rep - tile * TILE);
-    for (int item = w; item < rows * (D / WIDTH); item += few<D, TILES>::WARPS) {
-        const int r = item / (D / WIDTH), col = item % (D / WIDTH) * WIDTH + lane * N, at = tile * TILE + r;
-        const float *part = record_of(a, tile + r / TILE, kv_head, 0, D);
-        merged<D, N> all;
-        all.clear();
-        for (int cls = 0; cls < CLASSES; cls++)
-            all.add(merge_class<D, N>(a, part, u.first, u.count, cls, r % TILE, col));
-        float *out =
-            a.out + ((int64_t)row_of(a, at) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
-#pragma unroll
-        for (int i = 0; i < N; i++) out[i] = divided(all.Y[i], all.S);
-    }
+    return max(a.per, (u.count + (int)gridDim.z - 1) / (int)gridDim.z);
 }
 
-/* The merge as a kernel of its own: a block a row and WIDTH columns, a warp a class. */
-template <int D> __global__ void __launch_bounds__(32 * CLASSES) attn_merge(const attn a)
+/* 256 results of a token's part of a kv head, block by block as the product that follows wants them. All
+ * threads; warp 0 works. x: shared memory; at_row, col: where in the tiles' rows they begin. */
+template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_head, int at_row, int col)
 {
-    constexpr int N = D < 128 ? 2 : 4, WIDTH = 32 * N;
-    __shared__ merged<D, N> box[CLASSES][32];
+    const int lane = threadIdx.x % 32, row = row_of(a, at_row),
+              block = ((kv_head * a.n_rep + at_row - row * a.n_rep) * D + col) / 256;
+    const float4 y = *(const float4 *)(x + lane * 8), z = *(const float4 *)(x + lane * 8 + 4);
+    const float v[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
+    uint8_t *to = a.then.rows + (size_t)row * (size_t)(a.then.slices * a.then.slice_row);
+    if (a.act == MM_ACT_K)
+        store_block<MM_ACT_K>(a.then, to, block, v);
+    else if (a.act == MM_ACT_32)
+        store_block<MM_ACT_32>(a.then, to, block, v);
+    else
+        store_block<MM_ACT_32M>(a.then, to, block, v);
+}
+
+/* The merge: a block 256 results of a tile, row after row; two warps, side by side, a class. */
+#define MERGE_THREADS (64 * CLASSES)
+template <int D> __global__ void __launch_bounds__(MERGE_THREADS) attn_merge(const __grid_constant__ attn a)
+{
+    __shared__ merged<D, 4> box[CLASSES][64];
+    __shared__ __align__(16) float copy[256];
     cuda_grid_start();
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, kv_head = blockIdx.y;
-    const int at = a.tile0 * TILE + blockIdx.x, tile = at / TILE, row = row_of(a, at),
-              col = blockIdx.z * WIDTH + lane * N;
-    if (row >= a.n) return;
+    const int cls = threadIdx.x / 64, mine = threadIdx.x % 64 * 4, kv_head = blockIdx.y;
+    const int from = a.tile0 * TILE * D + (int)blockIdx.x * 256, at = (from + mine) / D, tile = at / TILE,
+              row = row_of(a, at), col = (from + mine) % D;
+    if (row_of(a, from / D) >= a.n) return;
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     /* as the block of attn_few saw it: its tiles' units start where its first row's do */
     const int group = a.tile0 + (tile - a.tile0) / a.tiles * a.tiles;
     const struct units u = units_of<D>(a, visible_any(a, group, a.tiles, pos0, bound));
-    if (u.count <= 1) return; /* written already */
-    box[w][lane] =
-        merge_class<D, N>(a, record_of(a, tile, kv_head, 0, D), u.first, u.count, w, at % TILE, col);
-    __syncthreads();
-    if (w) return;
-    merged<D, N> all;
-    all.clear();
-#pragma unroll
-    for (int i = 0; i < CLASSES; i++) all.add(box[i][lane]);
     float *out = a.out + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
+    if (u.count > 1) { /* else written already */
+        if (row < a.n)
+            box[cls][threadIdx.x % 64] = merge_class<D, 4>(a, record_of(a, tile, kv_head, 0, D), u.first,
+                                                           u.count, cls, at % TILE, col);
+        __syncthreads();
+        if (cls == 0 && row < a.n) {
+            merged<D, 4> all;
+            all.clear();
+#pragma unroll 2
+            for (int i = 0; i < CLASSES; i++) all.add(box[i][threadIdx.x % 64]);
 #pragma unroll
-    for (int i = 0; i < N; i++) out[i] = divided(all.Y[i], all.S);
+            for (int i = 0; i < 4; i++) copy[mine + i] = out[i] = divided(all.Y[i], all.S);
+        }
+    } else if (cls == 0 && row < a.n && a.prepare) {
+        *(float4 *)(copy + mine) = __ldcg((const float4 *)out);
+    }
+    if (!a.prepare) return;
+    __syncthreads();
+    if (threadIdx.x < 32) prepare_strip<D>(a, copy, kv_head, from / D, from % D);
 }
 
 template <int D, bool BF16, int TILES>
@@ -234,7 +244,6 @@ __global__ void __launch_bounds__(32 * few<D, TILES>::WARPS, D <= 128 ? 2 : 1) a
     using F = few<D, TILES>;
     constexpr int LEAF = F::LEAF, PITCH = F::PITCH, THREADS = 32 * F::WARPS, CT = F::CT;
     extern __shared__ __align__(128) unsigned char raw[];
-    __shared__ bool last;
     uint4 *queries = (uint4 *)raw;
     float *exchange = (float *)(raw + F::QUERIES), *units = (float *)(raw + F::QUERIES + F::SCORES);
     const unsigned ring = shared_at(raw) + (F::FIXED + 127) / 128 * 128;
@@ -247,9 +256,9 @@ __global__ void __launch_bounds__(32 * few<D, TILES>::WARPS, D <= 128 ? 2 : 1) a
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     const struct span seen = visible_any(a, tile, TILES, pos0, bound);
     const struct units u = units_of<D>(a, seen);
-    const int from_unit = (int)blockIdx.z * a.per;
+    const int per = units_a_block(a, u), from_unit = (int)blockIdx.z * per;
     if (from_unit >= max(u.count, 1)) return;
-    const int to_unit = min(from_unit + a.per, u.count);
+    const int to_unit = min(from_unit + per, u.count);
     const int scale = a.leaves ? 1 : F::LEAVES;
     /* my leaves */
     const int from = max((u.first + from_unit) * scale, seen.lo / LEAF),
@@ -358,22 +367,7 @@ __global__ void __launch_bounds__(32 * few<D, TILES>::WARPS, D <= 128 ? 2 : 1) a
         }
     }
     copy_wait(0);
-    if (u.count == 0) { /* nothing to see: zeros */
-        put(node, node_top, node_sum, 0);
-        return;
-    }
-    if (u.count == 1 || a.apart) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned *count = a.count + kv_head * gridDim.x + group;
-        last = atomicAdd(count, 1u) == (unsigned)((u.count + a.per - 1) / a.per) - 1;
-        if (last) *count = 0;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    merge_here<D, TILES>(a, tile, kv_head, u);
+    if (u.count == 0) put(node, node_top, node_sum, 0); /* nothing to see: zeros */
 }
 
 template <int D, int TILES> static attn_fn few_of(uint32_t type, int32_t stages, size_t *smem)

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNTERS 65536 /* one a (kv head, tile) of attention, one a row of pick */
+#define COUNTERS 1024 /* find_bad's, and one a row of pick */
 
 int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...)
 {
@@ -218,6 +218,7 @@ static const struct kn_ops *table(bool direct)
     t.norm_gated = cuda_norm_gated;
     t.rope_store = cuda_rope_store;
     t.attention = cuda_attention;
+    t.attend = cuda_attend;
     t.tap = cuda_tap;
     t.norm_add = cuda_norm_add;
     t.gate = cuda_gate;
@@ -340,7 +341,6 @@ int cuda_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_
         rc = cuda_check(be, "stream", cudaStreamCreateWithFlags(&be->stream, cudaStreamNonBlocking));
         if (rc == 0) {
             be->count = (unsigned *)cuda_alloc((struct kn_backend *)be, COUNTERS * sizeof *be->count);
-            be->counters = COUNTERS;
             rc = be->count ? cuda_mm_open(be) : KN_EDEVICE;
         }
         if (rc == 0) rc = cuda_attention_open(be);

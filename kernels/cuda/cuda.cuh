@@ -17,7 +17,8 @@
 
 #include <cuda_runtime.h>
 
-#define NEAR_LEAVES 6 /* of a block of attn_near at most */
+#define NEAR_LEAVES 2 /* of a block of attention in clusters at most */
+#define CUDA_RINGS 512  /* of which the newest write is known */
 
 struct cuda_backend {
     struct kn_backend_head head;
@@ -37,6 +38,11 @@ struct cuda_backend {
     unsigned *mm_count;
     uint8_t *mm_rows; /* prepared activations of a launch */
     size_t mm_rows_bytes;
+    struct {            /* which they are, where a kernel that made them prepared them and nothing was launched since */
+        const float *x;
+        int32_t n, act, slice_units;
+        uint64_t launch;
+    } ready;
     struct copy_crew *crew; /* pack.cu, from its first weight_load on: threads that copy */
     void *mm_stage; /* its pinned host memory: pieces of mm_stage_bytes */
     void *mm_raw;   /* device twin of mm_stage */
@@ -51,16 +57,49 @@ struct cuda_backend {
     void *scratch_rows;
     size_t scratch_rows_bytes;
     uint32_t moved; /* times that memory which launches name has moved: a recording must not be older */
-    /* The newest rope_store: where it was the launch before attention's, all keys but its own are in place when
-     * attention starts, for it lets its successor start only after its own wait. */
+    /* What may be read before a kernel waits. Launches are counted; `settled` is the newest whose kernel lets its
+     * successor start only after its own wait: when a later kernel starts, all launches before it are complete.
+     * (Copies and sets on the stream are complete for every kernel after them.) */
     mutable uint64_t launches; /* so far */
-    uint64_t store_launch;     /* launches just after it */
-    const void *store_k;       /* kv->k */
+    uint64_t settled;
+    uint64_t positions;        /* the newest that wrote positions (accept) */
+    struct {
+        const void *k;         /* kv->k of a ring, near its hash: */
+        uint64_t launch;       /* the newest launch that wrote it */
+    } rings[CUDA_RINGS];
+    uint64_t rings_else;       /* the newest of those that found no place */
+    const void *store_k;       /* the newest rope_store of one layer: kv->k, */
     const int32_t *store_pos;
-    unsigned *count; /* [counters], zero between kernels: find_bad's at 0, pick's below 1024, attention's from there */
-    int32_t counters;
-    int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_near that are resident together */
+    uint64_t store_launch;     /* and its launch */
+    unsigned *count; /* [counters], zero between kernels: find_bad's at 0, then pick's */
+    int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together */
 };
+/* The place of a ring, or, where it has none, the one that was written longest ago of some. */
+static inline int cuda_ring_place(const struct cuda_backend *be, const void *k)
+{
+    const uint32_t at = (uint32_t)((uintptr_t)k >> 9) * 2654435761u;
+    int best = (int)(at % CUDA_RINGS);
+    for (uint32_t i = 0; i < 16; i++) {
+        const int here = (int)((at + i) % CUDA_RINGS);
+        if (be->rings[here].k == k) return here;
+        if (be->rings[here].launch < be->rings[best].launch) best = here;
+    }
+    return best;
+}
+/* The newest launch wrote to the ring with these keys. */
+static inline void cuda_ring_written(struct cuda_backend *be, const void *k)
+{
+    auto &r = be->rings[cuda_ring_place(be, k)];
+    if (r.k != k && r.launch > be->rings_else) be->rings_else = r.launch;
+    r.k = k;
+    r.launch = be->launches;
+}
+/* The newest launch that may have. */
+static inline uint64_t cuda_ring_launch(const struct cuda_backend *be, const void *k)
+{
+    const auto &r = be->rings[cuda_ring_place(be, k)];
+    return r.k == k ? r.launch : be->rings_else;
+}
 static inline struct cuda_backend *cuda_of(struct kn_backend *be)
 {
     return (struct cuda_backend *)be;

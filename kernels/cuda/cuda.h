@@ -18,9 +18,13 @@ int cuda_devices(void); /* 0: none, or no driver */
  * attention.cu chooses. */
 struct cuda_attention_tuning {
     int unit;    /* partial results of 1: leaves; 2: nodes */
-    int merge;   /* 1: by the last block; 2: by a kernel of its own */
-    int tiles;   /* 1: one tile a block */
-    int per;     /* units a block */
+    int tiles;   /* 1: one tile a block; 2: as many as it takes */
+    int per;     /* units a block, at least */
+    int spread;  /* blocks in place of as many as are resident, in percent of these */
+    int slots;   /* of the ring of a block with one tile, at most */
+    int apart;   /* 1: rope_store is a launch of its own */
+    int fold;    /* rows up to which it is not */
+    int plain;   /* 1: nothing is prepared for the product that follows */
     int warps;   /* of a prefill block: 4 or 8 */
     int late;    /* 1: nothing is read before the wait for the kernel before */
     int near;    /* clusters at short contexts: 1: never; 2: also where they take turns */

@@ -113,7 +113,9 @@ static int accept(struct kn_backend *kb, const struct kn_accept *a)
     if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
         return cuda_fail(be, KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
                          a->n_ids, KN_CYCLE_ROWS, a->n_results);
-    return cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a));
+    const int rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a));
+    be->positions = be->launches;
+    return rc;
 }
 
 /* The stream is asked now and then, so that a kernel that failed ends the wait. */
@@ -148,6 +150,7 @@ struct recording {
 static int record_begin(struct kn_backend *kb)
 {
     struct cuda_backend *be = cuda_of(kb);
+    be->settled = ++be->launches; /* a recording starts when all before it is complete */
     return cuda_check(be, "record", cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeRelaxed));
 }
 
@@ -157,6 +160,7 @@ static int record_end(struct kn_backend *kb, void **out)
     cudaGraph_t graph = NULL;
     struct recording *r = NULL;
     *out = NULL;
+    be->settled = 0; /* what was recorded has not run */
     int rc = cuda_check(be, "record", cudaStreamEndCapture(be->stream, &graph));
     if (rc == 0) {
         r = (struct recording *)calloc(1, sizeof *r);

@@ -120,6 +120,24 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
     return 0;
 }
 
+bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, struct mm_prep *a, enum mm_act *act)
+{
+    const struct mm_type *t = mm_type_of(w->type);
+    struct mm_args m = {};
+    if (!t || !is_whole(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
+    *a = {};
+    a->rows = be->mm_rows, a->n_in = (int32_t)w->n_in, a->units = m.units, a->unit_k = t->unit_k;
+    a->slice_units = m.slice_units, a->slices = m.slices, a->slice_row = m.slice_row;
+    *act = t->act;
+    return true;
+}
+
+void mm_prepared(struct cuda_backend *be, const float *x, int32_t n, const struct mm_prep *a, enum mm_act act)
+{
+    be->ready.x = x, be->ready.n = n, be->ready.act = act;
+    be->ready.slice_units = a->slice_units, be->ready.launch = be->launches;
+}
+
 static void put_together(struct mm_args *a, bool together)
 {
     a->block_slices = together ? a->slices : 1;
@@ -278,7 +296,8 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         const float *x = p->x + (int64_t)row * w0->n_in;
         const struct mm_prep prep = {x,       p->norm,   be->mm_rows,   p->eps,   a.n_in,
                                      a.units, t->unit_k, a.slice_units, a.slices, a.slice_row};
-        bool prepared = false;
+        bool prepared = !p->norm && be->ready.x == x && be->ready.n == p->n && be->ready.act == t->act &&
+                        be->ready.slice_units == a.slice_units && be->ready.launch == be->launches;
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             int blocks = 1;
             int log2_tiles = -1; /* smaller copies where these do not fit */

@@ -124,6 +124,10 @@ struct mm_prep {
 #endif
 };
 cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n);
+/* mm.cu: how rows for w are prepared, so that another kernel may do it: fills a (rows from the backend's memory) and
+ * *act; false where it must not, for w wants floats. mm_prepared: the newest launch has done it for the n rows x. */
+bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, struct mm_prep *a, enum mm_act *act);
+void mm_prepared(struct cuda_backend *be, const float *x, int32_t n, const struct mm_prep *a, enum mm_act act);
 #ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times */
 unsigned long long *mm_trace_next(const char *what);
 #endif

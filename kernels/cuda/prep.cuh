@@ -1,20 +1,11 @@
 /* prep.cuh - 8-bit activations of a token, prepared by the warps of one block: normed, rounded, in the order
  * that the mma wants (mm.cuh). Used by the kernel of prep.cu and, for few rows, by the products themselves:
- * the same function, so the same bits, whatever the number of warps.
- *
- * A slice of U units:
- *   K types    [U][256] int8; [U][32] sums of 16 columns; [U] float scales
- *   32-blocks  [U][32] int8; [U] of {float scale, int32 minus the sum | float scale times sum}
- * The int8 of 64 columns: lane quarter q finds its 16 in bytes 16 q .. 16 q + 15: [32 columns][step] words; a
- * word is columns 0, 2, 1, 3 of four (so that w & 0x0f0f0f0f is a register of A: pack.cuh). The sums: [4][low
- * byte of four sums, high byte of four], sum = low + 128 high.
- *
- * Rounding: that of kernels/cpu/mm_act.inc.h. Of the largest |x| of a block, amax: q = x * (127 / amax), ties
- * to even, scale amax / 127; not finite: scale NaN, q zero; amax below 1e-30: zeros. */
+ * the same function, so the same bits, whatever the number of warps. The layout: prep_block.cuh. */
 #ifndef DFLASH_CUDA_PREP_CUH
 #define DFLASH_CUDA_PREP_CUH
 
 #include "mm_frag.cuh"
+#include "prep_block.cuh"
 
 /* Columns 8 lane .. 8 lane + 7 of a 256-column block; zeros beyond the row's end. */
 DEV void load_eight(float v[8], const float *x, int k, int n_in)
@@ -36,59 +27,6 @@ DEV float block_squares(const float v[8])
     for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
     return s;
 }
-/* Four activations times inverse, rounded: bytes 0, 2, 1, 3. */
-DEV uint32_t round_four(const float *v, float inverse)
-{
-    uint32_t u[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) u[i] = __float_as_uint(__fadd_rn(__fmul_rn(v[i], inverse), 12582912.0f));
-    return __byte_perm(__byte_perm(u[0], u[2], 0x0040), __byte_perm(u[1], u[3], 0x0040), 0x5410);
-}
-
-/* Block `block` of a row (v normed) to its place in the prepared row. */
-template <enum mm_act ACT> DEV void store_block(const mm_prep &a, uint8_t *row, int block, const float v[8])
-{
-    const int lane = threadIdx.x % 32;
-    uint32_t top = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) top = max(top, __float_as_uint(v[i]) & 0x7fffffff);
-    if (ACT == MM_ACT_K) {
-        top = __reduce_max_sync(0xffffffff, top);
-    } else {
-        top = max(top, __shfl_xor_sync(0xffffffff, top, 1));
-        top = max(top, __shfl_xor_sync(0xffffffff, top, 2));
-    }
-    const bool odd = top >= 0x7f800000, none = odd || __uint_as_float(top) < 1e-30f;
-    const float amax = none ? 1.0f : __uint_as_float(top), inverse = __fdiv_rn(127.0f, amax);
-    const float d = odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : __fdiv_rn(amax, 127.0f);
-    const uint32_t w0 = none ? 0 : round_four(v, inverse), w1 = none ? 0 : round_four(v + 4, inverse);
-    int sum = __dp4a((int)w0, 0x01010101, __dp4a((int)w1, 0x01010101, 0));
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    if (ACT != MM_ACT_K) sum += __shfl_xor_sync(0xffffffff, sum, 2);
-
-    constexpr int per = ACT == MM_ACT_K ? 1 : 8; /* units of a block */
-    const int slice = per * block / a.slice_units, local = per * block - slice * a.slice_units;
-    uint8_t *dst = row + (size_t)slice * (size_t)a.slice_row;
-    if (per * block + (per == 1 ? 0 : lane / 4) >= a.units) return;
-    uint8_t *q = dst + (256 / per) * local + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) +
-                 4 * (lane / 2 % 2);
-    *(uint32_t *)q = w0;
-    *(uint32_t *)(q + 16) = w1;
-    if (ACT == MM_ACT_K) {
-        uint8_t *sums = dst + 256 * a.slice_units + 32 * local + 8 * (lane / 8) + lane / 2 % 4;
-        const int low = ((sum + 64) & 127) - 64;
-        if (lane % 2 == 0)
-            sums[0] = (uint8_t)low;
-        else
-            sums[4] = (uint8_t)((sum - low) >> 7);
-        if (lane == 0) *(float *)(dst + 288 * a.slice_units + 4 * local) = d;
-    } else if (lane % 4 == 0) {
-        *(uint2 *)(dst + 32 * a.slice_units + 8 * (local + lane / 4)) =
-            make_uint2(__float_as_uint(d),
-                       ACT == MM_ACT_32 ? (uint32_t)-sum : __float_as_uint(__fmul_rn(d, (float)sum)));
-    }
-}
-
 /* Blocks first .. end - 1 of the token x to `row`. WARPS warps call, all threads; each keeps CACHE blocks in
  * registers between the two passes. squares: shared memory, one float a block of the row. Waits for the grid
  * before it (norm is constant and read before). */

@@ -17,7 +17,8 @@
 static __global__ void __launch_bounds__(128)
     rope_table_rows(float *out, const int32_t *pos, int32_t n, const double *freq, int32_t half)
 {
-    cuda_grid_start();
+    cuda_grid_wait(); /* in this order: once a pass, all before it is complete for those that come after */
+    cuda_grid_early();
     int64_t at = (int64_t)blockIdx.x * 128 + threadIdx.x;
     if (at >= (int64_t)n * half) return;
     double p = (double)pos[at / half], f = freq[at % half], x = __dmul_rn(p, f), s, c;
@@ -33,9 +34,11 @@ int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32
     if (n < 1 || n_rot < 2 || n_rot % 2)
         return cuda_fail(be, KN_EINVAL, "rope_table: %d rows, n_rot %d (expected an even number)", n, n_rot);
     int64_t blocks = ((int64_t)n * (n_rot / 2) + 127) / 128;
-    return cuda_check(
+    const int rc = cuda_check(
         be, "rope_table",
         cuda_launch(be, rope_table_rows, dim3((unsigned)blocks), dim3(128), 0, out, pos, n, freq, n_rot / 2));
+    be->settled = be->launches;
+    return rc;
 }
 
 int cuda_check_kv(struct cuda_backend *be, const char *op, const struct kn_kv *kv)
@@ -143,7 +146,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     for (int i = lane; i < a.d; i += 32) put(a.k_dst, a.type, to + i, copy[w][i]);
 }
 
-static int check_store(struct cuda_backend *be, const struct kn_rope_store *a, int32_t n)
+int cuda_check_store(struct cuda_backend *be, const struct kn_rope_store *a, int32_t n)
 {
     const struct kn_kv *kv = a->kv;
     int rc = cuda_check_kv(be, "rope_store", kv);
@@ -168,7 +171,7 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
     int layers = 0, most = 0;
     for (; *list && layers < N; *list = (*list)->next, layers++) {
         const struct kn_rope_store *a = *list;
-        const int rc = check_store(be, a, n);
+        const int rc = cuda_check_store(be, a, n);
         if (rc) return rc;
         const struct kn_kv *kv = a->kv;
         all.layer[layers] = {a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
@@ -180,6 +183,8 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
     const dim3 grid((unsigned)((most + WARPS - 1) / WARPS), (unsigned)n, (unsigned)layers);
     const int rc =
         cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads<N>, grid, dim3(32 * WARPS), 0, all));
+    be->settled = be->launches;
+    for (int i = 0; i < layers; i++) cuda_ring_written(be, all.layer[i].k_dst);
     if (N == 1) { /* attention over this layer may follow */
         be->store_launch = be->launches;
         be->store_k = first->kv->k;

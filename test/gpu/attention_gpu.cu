@@ -1,10 +1,12 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning too)
- * A graph holds one call a ring, over rings that together exceed the L2; it is replayed and timed by events.
- * Three kinds of graph: attention alone, rope_store alone, and both in turn, as a layer has them. floor: the
- * visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+ * usage: attention_gpu [all | quick | trace | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
+ * too; quick: few rows of one shape; trace: clocks within a block, where built with -DATTN_TRACE) A graph
+ * holds one call a ring, over rings that together exceed the L2; it is replayed and timed by events. Three
+ * kinds of graph: attention alone, both as one operation (as a layer has them), and rope_store and attention
+ * in turn. floor: the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are
+ * test_gpu's. */
 #include "../../kernels/cuda/ops.cuh"
 
 #include <algorithm>
@@ -48,13 +50,13 @@ struct data {
     struct shape s;
     int ctx, n;
     std::vector<struct kn_kv> kv;
-    float *q, *out, *k, *table;
+    float *q, *out, *k, *table, *norm;
     int32_t *pos;
 };
 
 static struct data make(const struct shape &s, int ctx, int n)
 {
-    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL};
+    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL, NULL};
     const int cap = (ctx + n + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT;
     const size_t ring = (size_t)cap * s.n_kv * s.d;
     size_t rings = 150000000 / (4 * ring) + 1;
@@ -73,6 +75,8 @@ static struct data make(const struct shape &s, int ctx, int n)
     CK(cudaMalloc(&t.out, row * 4));
     CK(cudaMalloc(&t.k, (size_t)n * s.n_kv * s.d * 4));
     CK(cudaMalloc(&t.table, (size_t)n * s.d * 4));
+    CK(cudaMalloc(&t.norm, (size_t)s.d * 4));
+    CK(cudaMemset(t.norm, 0, (size_t)s.d * 4));
     CK(cudaMalloc(&t.pos, (size_t)n * 4));
     CK(cudaMemset(t.q, 0, row * 4));
     CK(cudaMemset(t.k, 0, (size_t)n * s.n_kv * s.d * 4));
@@ -95,29 +99,32 @@ static void drop(struct data &t)
     CK(cudaFree(t.out));
     CK(cudaFree(t.k));
     CK(cudaFree(t.table));
+    CK(cudaFree(t.norm));
     CK(cudaFree(t.pos));
 }
 
 /* Microseconds a ring. */
-static double timed(const struct data &t, bool store, bool attend)
+enum kind { ALONE, TOGETHER, IN_TURN };
+static double timed(const struct data &t, enum kind kind)
 {
     cudaStream_t stream = cuda_of(be)->stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
+    CK(cudaDeviceSynchronize());
+    cuda_of(be)->settled = ++cuda_of(be)->launches; /* as a recording starts */
     CK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     for (const auto &kv : t.kv) {
-        if (store) {
-            struct kn_rope_store s = {};
-            s.q = t.q, s.k = t.k, s.v = t.k, s.table = t.table, s.pos = t.pos, s.n = t.n,
-            s.n_head = t.s.n_head, s.n_rot = t.s.d, s.eps = 1e-6f, s.kv = &kv;
-            OK(kn_op(be)->rope_store(be, &s));
-        }
-        if (attend) {
-            struct kn_attention a = {};
-            a.q = t.q, a.out = t.out, a.kv = &kv, a.pos = t.pos, a.n = t.n, a.n_head = t.s.n_head,
-            a.scale = 0.088f, a.causal = true, a.window = t.s.window;
+        struct kn_rope_store s = {};
+        s.q = t.q, s.k = t.k, s.v = t.k, s.table = t.table, s.pos = t.pos, s.n = t.n,
+        s.q_norm = s.k_norm = t.norm, s.n_head = t.s.n_head, s.n_rot = t.s.d, s.eps = 1e-6f, s.kv = &kv;
+        struct kn_attention a = {};
+        a.q = t.q, a.out = t.out, a.kv = &kv, a.pos = t.pos, a.n = t.n, a.n_head = t.s.n_head,
+        a.scale = 0.088f, a.causal = true, a.window = t.s.window;
+        if (kind == IN_TURN) OK(kn_op(be)->rope_store(be, &s));
+        if (kind == TOGETHER)
+            OK(kn_op(be)->attend(be, &s, &a));
+        else
             OK(kn_op(be)->attention(be, &a));
-        }
     }
     CK(cudaStreamEndCapture(stream, &graph));
     CK(cudaGraphInstantiate(&exec, graph, 0));
@@ -144,21 +151,21 @@ static double timed(const struct data &t, bool store, bool attend)
 
 static void line(const struct data &t, const char *name)
 {
-    const double alone = timed(t, false, true), both = timed(t, true, true), store = timed(t, true, false);
+    const double alone = timed(t, ALONE), both = timed(t, TOGETHER), turn = timed(t, IN_TURN);
     const double keys = t.s.window ? std::min(t.s.window, t.ctx) : t.ctx;
     const double floor_us = keys * t.s.n_kv * t.s.d * 4 / 4.54e6,
                  flops = 4.0 * t.n * t.s.n_head * t.s.d * (keys + (t.s.window ? 0 : t.n / 2.0));
     printf(
-        "%d/%d x %d%s ctx %6d rows %3d %-12s attention %8.2f us  with rope %8.2f  rope %6.2f  floor %6.2f  "
+        "%d/%d x %d%s ctx %6d rows %3d %-12s attention %8.2f us  attend %8.2f  in turn %8.2f  floor %6.2f  "
         "ratio %6.2f  %6.1f TFLOP/s\n",
-        t.s.n_head, t.s.n_kv, t.s.d, t.s.window ? " window" : "", t.ctx, t.n, name, alone, both, store,
+        t.s.n_head, t.s.n_kv, t.s.d, t.s.window ? " window" : "", t.ctx, t.n, name, alone, both, turn,
         floor_us, alone / floor_us, flops / alone * 1e-6);
     fflush(stdout);
 }
 
 #ifdef ATTN_TRACE
 extern long long *attn_trace;
-/* Clocks of the last launch's blocks, behind rope_store: smallest, middle, largest after the block's start.
+/* Clocks of the last launch's blocks, of attend: smallest, middle, largest after the block's start.
  */
 static void traced(const struct data &t)
 {
@@ -168,7 +175,7 @@ static void traced(const struct data &t)
     const int blocks = 4096;
     CK(cudaMalloc(&attn_trace, blocks * 128));
     CK(cudaMemset(attn_trace, 0, blocks * 128));
-    (void)timed(t, true, true);
+    (void)timed(t, TOGETHER);
     CK(cudaDeviceSynchronize());
     std::vector<long long> all(blocks * 16);
     CK(cudaMemcpy(all.data(), attn_trace, blocks * 128, cudaMemcpyDeviceToHost));
@@ -188,7 +195,7 @@ static void traced(const struct data &t)
 
 int main(int argc, char **argv)
 {
-    const bool all = argc > 1 && !strcmp(argv[1], "all");
+    const bool all = argc > 1 && !strcmp(argv[1], "all"), quick = argc > 1 && !strcmp(argv[1], "quick");
     char msg[256];
     struct kn_open o = {};
     o.device = "cuda";
@@ -238,19 +245,26 @@ int main(int argc, char **argv)
     add(few, "of 8", &T::near, 2, &T::cluster, 8);
     add(few, "of 16", &T::near, 2, &T::cluster, 16);
     add(few, "nodes", &T::unit, 2, &T::near, 1);
-    add(few, "merge here", &T::merge, 1, &T::near, 1);
-    add(few, "merge apart", &T::merge, 2, &T::near, 1);
-    add(few, "one tile", &T::tiles, 1, &T::merge, 2);
+    add(few, "leaves", &T::unit, 1, &T::near, 1);
+    add(few, "one tile", &T::tiles, 1, &T::near, 1);
+    add(few, "half the blocks", &T::spread, 50, &T::near, 1);
+    add(few, "double", &T::spread, 200, &T::near, 1);
+    add(few, "2 slots", &T::slots, 2, &T::near, 1);
+    add(few, "5 slots", &T::slots, 5, &T::near, 1);
+    add(few, "4 tiles", &T::tiles, 2, &T::near, 1);
+    add(few, "fold 16", &T::fold, 16);
+    add(few, "in turn", &T::apart, 1);
     add(few, "late", &T::late, 1);
     add(many, "4 warps", &T::warps, 4);
     add(many, "8 warps", &T::warps, 8);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int ctx : ctxs)
             for (int n : rows) {
+                if (quick && (s > 0 || n > 16)) continue;
                 if ((s > 1 && (ctx > 16384 || n == 4)) || (s && (ctx == 1024 || ctx == 2048))) continue;
                 struct data t = make(shapes[s], ctx, n);
                 line(t, "");
-                if (all && s < 2 && n != 4) {
+                if ((all && s < 2 && n != 4) || (quick && ctx != 1024)) {
                     if (n <= 64)
                         for (const auto &v : few) {
                             cuda_attention_tuning = v.t;

@@ -430,6 +430,7 @@ static void time_operations(bool on)
     timed.norm_gated = t_gated;
     timed.rope_store = t_store;
     timed.attention = t_attention;
+    timed.attend = NULL; /* the two of it */
     memset(timed_s, 0, sizeof timed_s);
     memset(timed_n, 0, sizeof timed_n);
     ((struct kn_backend_head *)gpu)->op = &timed;
