@@ -3,9 +3,11 @@
  * The description has checked that a family's tensors are all there and that nothing else is, so one list of
  * names serves every family: what the file has of it is loaded into its field. */
 #include <math.h>
+#include <omp.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include "io.h"
 #include "mem.h"
 #include "model.h"
 #include "plan.h"
@@ -130,8 +132,14 @@ static uint8_t *half_rows(struct loader *l, const struct gguf_tensor *t, int64_t
     uint8_t *copy = mem_alloc(plan_counts(l->m->be) ? 1 : t->bytes / 2 + 1);
     if (plan_counts(l->m->be)) n = 0;
     if (!copy) err_set(l->e, ERR_IO, "out of memory (tensor %s)", t->name);
-    for (size_t i = 0; copy && i < n; i++)
+    if (!copy) n = 0;
+    /* One thread copies, and takes the pages of, 2.5 GB/s. */
+    const int threads = t->bytes < ((uint64_t)32 << 20) ? 1 : omp_get_num_procs() < 8 ? omp_get_num_procs() : 8;
+    io_team_begin();
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (size_t i = 0; i < n; i++)
         memcpy(copy + i * bytes, t->data + (2 * i + (size_t)half) * bytes, bytes);
+    io_team_end();
     return copy;
 }
 
