@@ -69,6 +69,9 @@ static int block(const struct model *m, const struct pass *p, int32_t i)
     if (rc == 0) rc = dense(m, p, y);
     if (rc == 0 && d->layer[i].moe) {
         rc = experts(m, p, i);
+        if (rc == 0 && op->norm_join)
+            return op->norm_join(be, w->x, w->x, w->y, y->post_ffw_norm_1, w->y2, y->post_ffw_norm_2,
+                                 y->post_ffw_norm, p->n, d->n_embd, d->rms_eps, y->out_scale);
         if (rc == 0) rc = op->rms_norm(be, w->y, w->y, y->post_ffw_norm_1, p->n, d->n_embd, d->rms_eps);
         if (rc == 0)
             rc = op->norm_add(be, w->y, w->y, w->y2, y->post_ffw_norm_2, p->n, d->n_embd, d->rms_eps, 1);

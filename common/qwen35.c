@@ -39,36 +39,36 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     h.attention.then = NULL; /* the gate is between */
     int rc = op->norm_linear(be, qgkv, weights, 4, w->x, y->attn_norm, d->rms_eps, p->n);
     if (rc == 0) rc = pass_attend(m, &h);
+    if (rc == 0 && op->gate_linear) return op->gate_linear(be, w->x, &y->wo, w->attn, w->g, p->n);
     if (rc == 0) rc = op->gate(be, w->attn, w->g, p->n, width, width);
     return rc ? rc : op->linear(be, w->x, &y->wo, w->attn, p->n, true);
 }
 
 /* The state of layer i through the rows of the pass: n of them, after those that are pending. */
-static int state_rows(const struct model *m, const struct pass *p, int32_t i)
+static struct kn_delta state_rows(const struct model *m, const struct pass *p, int32_t i)
 {
     const struct desc *d = m->d;
     const struct model_layer *y = &m->layer[i];
     const struct work *w = p->w;
-    const struct kn_delta delta = {.qkv = w->qkv,
-                                   .alpha = w->alpha,
-                                   .beta = w->beta,
-                                   .z = w->z,
-                                   .conv = y->conv,
-                                   .a = y->a,
-                                   .dt = y->dt,
-                                   .norm = y->ssm_norm,
-                                   .eps = d->rms_eps,
-                                   .out = w->attn,
-                                   .n = p->n,
-                                   .n_k = d->n_k,
-                                   .n_v = d->n_v,
-                                   .d_k = d->d_k,
-                                   .d_v = d->d_v,
-                                   .n_conv = d->n_conv,
-                                   .state = &p->delta[i],
-                                   .pending = p->pending,
-                                   .commit = p->commit};
-    return kn_op(m->be)->delta(m->be, &delta);
+    return (struct kn_delta){.qkv = w->qkv,
+                             .alpha = w->alpha,
+                             .beta = w->beta,
+                             .z = w->z,
+                             .conv = y->conv,
+                             .a = y->a,
+                             .dt = y->dt,
+                             .norm = y->ssm_norm,
+                             .eps = d->rms_eps,
+                             .out = w->attn,
+                             .n = p->n,
+                             .n_k = d->n_k,
+                             .n_v = d->n_v,
+                             .d_k = d->d_k,
+                             .d_v = d->d_v,
+                             .n_conv = d->n_conv,
+                             .state = &p->delta[i],
+                             .pending = p->pending,
+                             .commit = p->commit};
 }
 
 static int delta_net(const struct model *m, const struct pass *p, int32_t i)
@@ -80,15 +80,20 @@ static int delta_net(const struct model *m, const struct pass *p, int32_t i)
     float *out[] = {w->qkv, w->z, w->alpha, w->beta};
     const struct kn_weight *weights[] = {&y->qkv, &y->z, &y->alpha, &y->beta};
     int rc = op->norm_linear(be, out, weights, 4, w->x, y->attn_norm, m->d->rms_eps, p->n);
-    if (rc == 0) rc = state_rows(m, p, i);
+    const struct kn_delta delta = state_rows(m, p, i);
+    if (rc == 0 && op->delta_linear) return op->delta_linear(be, &delta, w->x, &y->ssm_out);
+    if (rc == 0) rc = op->delta(be, &delta);
     return rc ? rc : op->linear(be, w->x, &y->ssm_out, w->attn, p->n, true);
 }
 
 int qwen35_replay(const struct model *m, const struct pass *p)
 {
     int rc = 0;
-    for (int32_t i = 0; i < m->d->n_layer && rc == 0; i++)
-        if (m->d->layer[i].recurrent) rc = state_rows(m, p, i);
+    for (int32_t i = 0; i < m->d->n_layer && rc == 0; i++) {
+        if (!m->d->layer[i].recurrent) continue;
+        const struct kn_delta delta = state_rows(m, p, i);
+        rc = kn_op(m->be)->delta(m->be, &delta);
+    }
     return rc;
 }
 

@@ -394,6 +394,10 @@ struct kn_ops {
     /* out[n, width] = (x + rms_norm(y; weight)) * scale; weight NULL: 1; out may be x */
     int (*norm_add)(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
                     int32_t n, int64_t width, float eps, float scale);
+    /* out[n, width] = (x + rms_norm(rms_norm(y; y_weight) + rms_norm(z; z_weight); weight)) * scale; out may be x. NULL:
+     * rms_norm, then norm_add twice. */
+    int (*norm_join)(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight, const float *z,
+                     const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale);
     /* x[n, width] *= sigmoid(g); g is [n, g_width], g_width = width, or 1 for one gate a row */
     int (*gate)(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
     int (*route)(struct kn_backend *, const struct kn_route *);
@@ -410,6 +414,11 @@ struct kn_ops {
     /* May mixture take this matrix of a shared expert with those of the others? */
     bool (*mixture_shares)(const struct kn_weight *experts, const struct kn_weight *shared);
     int (*delta)(struct kn_backend *, const struct kn_delta *);
+    /* out[n, n_out] += W (x * sigmoid(g)), x and g [n, n_in]; x may be left gated. NULL: gate, then linear. */
+    int (*gate_linear)(struct kn_backend *, float *out, const struct kn_weight *w, float *x, const float *g,
+                       int32_t n);
+    /* out[n, n_out] += W of the outputs of delta, which may be left in its out. NULL: delta, then linear. */
+    int (*delta_linear)(struct kn_backend *, const struct kn_delta *, float *out, const struct kn_weight *w);
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*pick)(struct kn_backend *, const struct kn_pick *);

@@ -211,6 +211,31 @@ static int t_delta(struct kn_backend *be, const struct kn_delta *a)
     return done(k, k->inner->delta(be, a), "delta", 0, "%d heads of %d over %d of %d", a->n_v, a->d_v, a->n_k, a->d_k);
 }
 
+static int t_norm_join(struct kn_backend *be, float *out, const float *x, const float *y, const float *y_weight, const float *z,
+                       const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->norm_join(be, out, x, y, y_weight, z, z_weight, weight, n, width, eps, scale), "norm_join", 0, "[%lld]",
+                (long long)width);
+}
+
+static int t_delta_linear(struct kn_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w)
+{
+    struct watch *k = watch_of(be);
+    char shape[160] = "";
+    put_weight(shape, sizeof shape, w);
+    return done(k, k->inner->delta_linear(be, a, out, w), "delta_linear", bytes_of(w), "%d heads of %d over %d of %d, %s", a->n_v, a->d_v,
+                a->n_k, a->d_k, shape);
+}
+
+static int t_gate_linear(struct kn_backend *be, float *out, const struct kn_weight *w, float *x, const float *g, int32_t n)
+{
+    struct watch *k = watch_of(be);
+    char shape[160] = "";
+    put_weight(shape, sizeof shape, w);
+    return done(k, k->inner->gate_linear(be, out, w, x, g, n), "gate_linear", bytes_of(w), "%s", shape);
+}
+
 static int t_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
 {
     struct watch *k = watch_of(be);
@@ -293,12 +318,15 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->attend) t->attend = t_attend;
     t->tap = t_tap;
     if (in->norm_add) t->norm_add = t_norm_add;
+    if (in->norm_join) t->norm_join = t_norm_join;
     if (in->gate) t->gate = t_gate;
     if (in->route) t->route = t_route;
     if (in->experts_gated) t->experts_gated = t_experts_gated;
     if (in->experts_down) t->experts_down = t_experts_down;
     if (in->mixture) t->mixture = t_mixture;
     if (in->delta) t->delta = t_delta;
+    if (in->delta_linear) t->delta_linear = t_delta_linear;
+    if (in->gate_linear) t->gate_linear = t_gate_linear;
     if (in->softcap) t->softcap = t_softcap;
     t->pick = t_pick;
     if (in->replay) {

@@ -221,6 +221,7 @@ static const struct kn_ops *table(bool direct)
     t.attend = cuda_attend;
     t.tap = cuda_tap;
     t.norm_add = cuda_norm_add;
+    t.norm_join = cuda_norm_join;
     t.gate = cuda_gate;
     t.route = cuda_route;
     t.experts_gated = cuda_experts_gated;
@@ -228,6 +229,8 @@ static const struct kn_ops *table(bool direct)
     t.mixture = cuda_mixture;
     t.mixture_shares = cuda_mixture_shares;
     t.delta = cuda_delta;
+    t.gate_linear = cuda_gate_linear;
+    t.delta_linear = cuda_delta_linear;
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;
     t.find_bad = cuda_find_bad;
@@ -340,7 +343,9 @@ int cuda_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_
     if (rc == 0) {
         rc = cuda_check(be, "stream", cudaStreamCreateWithFlags(&be->stream, cudaStreamNonBlocking));
         if (rc == 0) {
-            be->count = (unsigned *)cuda_alloc((struct kn_backend *)be, COUNTERS * sizeof *be->count);
+            be->count = (unsigned *)cuda_alloc((struct kn_backend *)be,
+                                               (COUNTERS + DELTA_COUNTERS) * sizeof *be->count);
+            be->delta_count = be->count ? be->count + COUNTERS : NULL;
             rc = be->count ? cuda_mm_open(be) : KN_EDEVICE;
         }
         if (rc == 0) rc = cuda_attention_open(be);

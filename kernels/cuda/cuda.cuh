@@ -19,6 +19,7 @@
 
 #define NEAR_LEAVES 2 /* of a block of attention in clusters at most */
 #define CUDA_RINGS 512  /* of which the newest write is known */
+#define DELTA_COUNTERS 1024
 
 struct cuda_backend {
     struct kn_backend_head head;
@@ -50,6 +51,8 @@ struct cuda_backend {
 
     float *experts_sums; /* experts.cu, from the first experts_load on */
     unsigned *experts_count; /* behind them: zero between kernels */
+
+    unsigned *delta_count; /* delta_step.cu: one a key head, zero between kernels */
 
     struct many_state *many; /* many.cu: products of more than 64 rows; NULL until such rows are reserved */
 

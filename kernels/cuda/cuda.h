@@ -35,6 +35,8 @@ extern struct cuda_attention_tuning cuda_attention_tuning;
 struct delta_tuning {
     int segment; /* rows whose blocks are made at a time, a multiple of 32 */
     bool rows;   /* token by token, as a step is */
+    bool early;  /* kernels start while the one before still runs */
+    bool apart;  /* rows that may be rejected: state, norm and rounding for the next product as kernels of their own */
 };
 extern struct delta_tuning delta_tuning;
 /* How products of more than 64 rows are run (many.cuh). For benchmarks and tests. */
@@ -58,9 +60,12 @@ struct experts_tuning {
     int copy_k;      /* units of 256 columns a copy */
     int copy_32;     /* units of 32 columns a copy, quantised types */
     int copy_float;  /* units of 32 columns a copy, float types */
+    int chosen_rows; /* rows up to which the products' blocks choose for themselves */
+    int staged_rows[2]; /* from, to: rows of the first product whose tiles' activations blocks take into shared memory */
     int form;        /* only this one (enum experts_form), or, where it does not fit, the plain one; -1: any */
 };
 extern struct experts_tuning experts_tuning;
+extern bool gate_apart; /* gate_linear as gate and linear: for benchmarks and tests */
 /* TFLOP/s of the library's bf16 product of 8,192 cubed, random data: the ceiling of a prompt. Waits. */
 int many_ceiling(struct kn_backend *, double *tflops);
 

@@ -18,12 +18,16 @@ struct layer {
 int cuda_delta_many(struct cuda_backend *, const struct layer *);
 /* Whether it has code for these heads. */
 bool cuda_delta_many_has(const struct kn_delta *a);
+/* delta.cu. 0, or the message of what is wrong with a. */
+int cuda_delta_check(struct cuda_backend *, const struct kn_delta *a);
 /* delta.cu. Norm and gate of the outputs of rows [from, from + n); with the last of them the convolution's state
- * and the log. */
-cudaError_t cuda_delta_finish(struct cuda_backend *, const struct layer *, int32_t from, int32_t n);
+ * and the log. early: launched while the kernel before still runs. */
+cudaError_t cuda_delta_finish(struct cuda_backend *, const struct layer *, int32_t from, int32_t n, bool early);
 
 #ifdef __CUDACC__
+#ifndef DEV
 #define DEV static __device__ __forceinline__
+#endif
 
 /* The rows pending. The caller promises 0 to KN_DELTA_LOG; nothing beyond the log is read. */
 static __device__ __forceinline__ int32_t pending_of(const struct layer &l)

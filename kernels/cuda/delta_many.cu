@@ -539,7 +539,7 @@ static __global__ void __launch_bounds__(STHREADS) delta_scan(const struct layer
 
 /* ---- launch ---- */
 
-struct delta_tuning delta_tuning = {SEGMENT, false};
+struct delta_tuning delta_tuning = {SEGMENT, false, false, false};
 
 bool cuda_delta_many_has(const struct kn_delta *a)
 {
@@ -597,12 +597,21 @@ static cudaError_t run_segment(struct cuda_backend *be, const struct layer *l, i
     b.n = n;
     cudaError_t err = allow((const void *)make, work_bytes(a));
     if (!err) err = allow((const void *)delta_scan, 2 * sizeof(struct stage));
-    if (!err)
-        err = cuda_launch(be, make, dim3((unsigned)b.n_blocks, (unsigned)a->n_k), dim3(KTHREADS), work_bytes(a), *l, b);
-    if (!err)
-        err = cuda_launch(be, delta_scan, dim3((unsigned)(b.wide / WIDE), (unsigned)a->n_v), dim3(STHREADS),
-                          2 * sizeof(struct stage), *l, b);
-    return err ? err : cuda_delta_finish(be, l, from, n);
+    if (err) return err;
+    const dim3 blocks((unsigned)b.n_blocks, (unsigned)a->n_k), scans((unsigned)(b.wide / WIDE), (unsigned)a->n_v);
+    if (delta_tuning.early) {
+        err = cuda_launch(be, make, blocks, dim3(KTHREADS), work_bytes(a), *l, b);
+        if (!err) err = cuda_launch(be, delta_scan, scans, dim3(STHREADS), 2 * sizeof(struct stage), *l, b);
+    } else { /* the scan's blocks, waiting, would take the memory that two of the others' need */
+        be->launches += 2;
+        make<<<blocks, KTHREADS, work_bytes(a), be->stream>>>(*l, b);
+        err = cudaGetLastError();
+        if (!err) {
+            delta_scan<<<scans, STHREADS, 2 * sizeof(struct stage), be->stream>>>(*l, b);
+            err = cudaGetLastError();
+        }
+    }
+    return err ? err : cuda_delta_finish(be, l, from, n, delta_tuning.early);
 }
 
 int cuda_delta_many(struct cuda_backend *be, const struct layer *l)

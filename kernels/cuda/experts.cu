@@ -7,7 +7,7 @@
 #include "experts.cuh"
 #include "ops.cuh"
 
-struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, -1};
+struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, 2, {3, 6}, -1};
 
 struct experts_product {
     const char *name;
@@ -21,6 +21,7 @@ struct experts_product {
     float *out;
     bool add;
     const struct kn_mixture *mixture; /* NULL, or whose router runs beside the preparation */
+    const struct kn_mixture *choice;  /* NULL, or from whose logits the blocks choose */
 };
 
 static bool is_whole(enum mm_act act)
@@ -113,7 +114,8 @@ static size_t lay_out(struct experts_args *a, int tiles, enum experts_form form)
 {
     struct experts_memory *m = &a->at;
     const size_t jobs = (size_t)jobs_of(a, form), parts = (size_t)a->parts;
-    const size_t sort = a->n == 1 ? 0 : experts_sort_bytes(a->pairs, a->n_mat);
+    a->few = (a->pairs + 7) / 8 * 8 <= 32 * a->warps;
+    const size_t sort = a->n == 1 || a->few ? 0 : experts_sort_bytes(a->pairs, a->n_mat);
     const bool adding = (form == EXPERTS_PLAIN || form == EXPERTS_HELD) && a->members * a->slice_warps > 1;
     const size_t sums = form == EXPERTS_OWNED ? (size_t)a->pairs * parts * 64
                         : adding              ? 2 * jobs * (size_t)a->members * parts * (size_t)tiles * 512
@@ -126,7 +128,13 @@ static size_t lay_out(struct experts_args *a, int tiles, enum experts_form form)
     m->tiles = (uint32_t)at;
     at += sizeof(experts_tile) * (size_t)experts_most_tiles(a->pairs, a->n_mat, a->tile);
     m->order = (uint32_t)at;
-    m->sums = (uint32_t)((at + 2 * (size_t)a->pairs + 127) / 128 * 128);
+    at = (at + 2 * (size_t)a->pairs + 15) / 16 * 16;
+    m->few = (uint32_t)at;
+    if (a->few && a->n > 1) at += experts_few_bytes(a->pairs);
+    m->ids = (uint32_t)at;
+    m->weights = m->ids + 4 * (uint32_t)a->pairs;
+    if (a->chooses) at += 8 * (size_t)a->pairs;
+    m->sums = (uint32_t)((at + 127) / 128 * 128);
     m->act = (uint32_t)((m->sums + sums + 127) / 128 * 128);
     at = m->act + rows * m->row_bytes;
     if (at < m->sums + sort) at = m->sums + sort;
@@ -182,13 +190,17 @@ static experts_kernel_fn choose(const struct cuda_backend *be, struct experts_ar
     bool low = false;
     for (int j = 0; j < 4; j++) low |= mm_is_low(a->type[j]);
     const int widest = !generic ? 2 : be->cc < 90 ? 1 : 0, few = a->n <= 8 ? 0 : 1;
-    const enum experts_form first = a->n <= experts_tuning.spread_rows ? EXPERTS_HELD : EXPERTS_SOLO,
-                            second = first == EXPERTS_HELD ? EXPERTS_SOLO : EXPERTS_HELD;
+    const int *const staged = experts_tuning.staged_rows;
+    const bool stage = a->members == 2 && a->n >= staged[0] && a->n <= staged[1];
+    const enum experts_form first = stage                                ? EXPERTS_STAGED
+                                    : a->n <= experts_tuning.spread_rows ? EXPERTS_HELD
+                                                                         : EXPERTS_SOLO,
+                            second = first == EXPERTS_SOLO ? EXPERTS_HELD : EXPERTS_SOLO;
     const struct {
         int log2_tiles;
         enum experts_form form;
-    } list[] = {{few, EXPERTS_OWNED}, {few, first},       {few, second},     {2, EXPERTS_STAGED},
-                {few, EXPERTS_PLAIN}, {1, EXPERTS_PLAIN}, {0, EXPERTS_PLAIN}};
+    } list[] = {{few, EXPERTS_OWNED}, {stage ? 2 : few, first}, {few, second},     {2, EXPERTS_STAGED},
+                {few, EXPERTS_PLAIN}, {1, EXPERTS_PLAIN},       {0, EXPERTS_PLAIN}};
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         const int l = list[i].log2_tiles;
         const enum experts_form f = list[i].form;
@@ -311,6 +323,12 @@ static int make_plan(struct cuda_backend *be, const struct experts_product *p, i
         a->type[j] = w->type;
         a->unit_bytes[j] = mm_type_of(w->type)->unit_bytes;
     }
+    if (p->choice) {
+        a->chooses = 1;
+        a->route = p->choice->route;
+        a->route.logits = p->choice->logits;
+        a->shared_logits = p->choice->shared[0] ? p->choice->shared_logits : nullptr;
+    }
     a->rows = be->mm_rows;
     a->ids = p->ids;
     a->weights = p->weights;
@@ -347,8 +365,14 @@ static int run_rows(struct cuda_backend *be, const struct experts_product *p)
     if (plan.form == EXPERTS_OWNED && p->n <= experts_tuning.made_rows) {
         a.x = p->x;
         a.n_in = (int32_t)w0->n_in;
+        early = p->choice; /* the logits were there before the product before */
     } else if (p->mixture && p->mixture->router && experts_router_fits(be, p->mixture, t->act)) {
-        rc = experts_router(be, p->mixture, t->act, &prep);
+        const struct kn_mixture *m = p->mixture;
+        struct kn_route route = m->route;
+        route.logits = m->logits;
+        rc = experts_router(be, m, t->act, &prep);
+        if (rc == 0 && !p->choice)
+            rc = cuda_route_shared(be, &route, m->shared[0] ? m->shared_logits : nullptr);
     } else {
         rc = p->mixture ? router(be, p->mixture) : 0;
         if (rc == 0)
@@ -416,6 +440,20 @@ static int cut_rows(struct cuda_backend *be, const struct experts_product *p, in
     return 0;
 }
 
+/* m from row i on, n rows. */
+static struct kn_mixture rows_of(const struct kn_mixture *m, int32_t i, int32_t n, int32_t used)
+{
+    struct kn_mixture part = *m;
+    part.route.n = n;
+    part.route.logits += (int64_t)i * m->route.n_expert;
+    part.route.ids += (int64_t)i * used;
+    part.route.weights += (int64_t)i * used;
+    part.x += (int64_t)i * m->gate->n_in;
+    if (part.logits) part.logits += (int64_t)i * m->route.n_expert;
+    if (part.shared_logits) part.shared_logits += i;
+    return part;
+}
+
 static int run(struct kn_backend *kb, const struct experts_product *p)
 {
     struct cuda_backend *be = cuda_of(kb);
@@ -433,16 +471,10 @@ static int run(struct kn_backend *kb, const struct experts_product *p)
         if (part.weights) part.weights += (int64_t)i * p->used;
         struct kn_mixture m = {};
         if (p->mixture) {
-            m = *p->mixture;
-            m.route.n = part.n;
-            m.route.logits += (int64_t)i * m.route.n_expert;
-            m.route.ids += (int64_t)i * p->used;
-            m.route.weights += (int64_t)i * p->used;
-            m.x = part.x;
-            if (m.logits) m.logits += (int64_t)i * m.route.n_expert;
-            if (m.shared_logits) m.shared_logits += i;
+            m = rows_of(p->mixture, i, part.n, p->used);
             part.mixture = &m;
         }
+        if (most < p->n) part.choice = nullptr; /* in parts: the choice is in memory */
         rc = run_rows(be, &part);
     }
     return rc;
@@ -528,6 +560,10 @@ int cuda_mixture(struct kn_backend *kb, const struct kn_mixture *m)
     p.ids = r->ids;
     p.out = m->h;
     p.mixture = m;
+    const struct mm_type *t = mm_type_of(m->gate->type);
+    if (m->router && t && r->n <= experts_tuning.chosen_rows && r->n_expert <= EXPERTS_CHOICE &&
+        experts_router_fits(be, m, t->act))
+        p.choice = m;
     p.shared[0] = m->shared[0];
     p.shared[1] = m->shared[1];
     const int rc = run(kb, &p);

@@ -1,31 +1,76 @@
 /* experts_kernel.cuh - the kernel of experts' products: tiles, rings of packed weights, sums.
  *
- * Grid: blocks of a.warps warps, as many as are resident or have work; block b takes the jobs b, b + grid,
- * ... A job is a run of panels of a tile (OWNED: a panel of all tiles). Of a job's panels a block's warps
- * take `jobs` at a time, members * slice_warps warps each. Bound: the bytes of the chosen matrices, once (a
- * tile has up to 32 pairs; with more, the second reading comes from the second-level cache). */
+ * Grid: blocks of a.warps warps, as many as are resident or have work. Members * slice_warps warps of a block
+ * take a panel of a tile at a time, `jobs` such groups a block: group s of block b takes panels b + s * grid,
+ * and then every (jobs * grid)th, so that where panels run out every multiprocessor still has some. STAGED
+ * and OWNED: block b takes the runs b, b + grid, ... of panels of a tile (OWNED: a panel of all tiles),
+ * `jobs` at a time. Bound: the bytes of the chosen matrices, once (a tile has up to 32 pairs; with more, the
+ * second reading comes from the second-level cache). */
 #ifndef DFLASH_CUDA_EXPERTS_KERNEL_CUH
 #define DFLASH_CUDA_EXPERTS_KERNEL_CUH
 
 #include "experts.cuh"
 #include "mm_kernel.cuh"
+#include "route.cuh"
+
+/* Every row's experts and weights from its logits, to shared memory; for whoever wants them later, of one
+ * block of the first product also to memory. A warp a row. All threads call; they have met before it is read.
+ */
+DEV void experts_choose(const experts_args &a, uint8_t *smem)
+{
+    int32_t *ids = (int32_t *)(smem + a.at.ids);
+    float *weights = (float *)(smem + a.at.weights);
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < a.n; row += blockDim.x / 32) {
+        const float *l = a.route.logits + (size_t)row * (size_t)a.route.n_expert,
+                    *shared = a.shared_logits ? a.shared_logits + row : nullptr;
+        const int at = row * a.used;
+        route_logits<EXPERTS_CHOICE / 32>(a.route, l, shared, ids + at, weights + at);
+        if (a.members == 1 || blockIdx.x) continue;
+        __syncwarp();
+#pragma unroll 1
+        for (int i = lane; i < a.used; i += 32) {
+            a.route.ids[at + i] = ids[at + i];
+            a.route.weights[at + i] = weights[at + i];
+        }
+    }
+}
 
 /* The tiles of the launch, in shared memory; returns their number. All threads call. */
 DEV int experts_find_tiles(const experts_args &a, uint8_t *smem)
 {
+    const int32_t *pair_ids = a.chooses ? (const int32_t *)(smem + a.at.ids) : a.ids;
+    if (a.chooses) {
+        experts_choose(a, smem);
+        __syncthreads();
+    }
     experts_tile *tiles = (experts_tile *)(smem + a.at.tiles);
     uint16_t *order = (uint16_t *)(smem + a.at.order);
     const int i = threadIdx.x, lane = i % 32, warp = i / 32;
     if (a.n == 1) { /* as many tiles as pairs */
         if (i < a.pairs) {
-            tiles[i] = experts_tile{experts_id(a.ids, i, a.n_mat), 1, (uint16_t)i, 0};
+            tiles[i] = experts_tile{experts_id(pair_ids, i, a.n_mat), 1, (uint16_t)i, 0};
             order[i] = (uint16_t)i;
         }
         __syncthreads();
         return a.pairs;
     }
+    if (a.few) {
+        const experts_few s = experts_few_at(smem + a.at.few, a.pairs, a.n_mat, a.tile);
+        experts_few_load(s, pair_ids, i);
+        __syncthreads();
+        experts_few_place(s, order, i);
+        __syncthreads();
+        experts_few_head(s, i);
+        __syncthreads();
+        const int n = experts_few_tile(s, tiles, i);
+        if (n) *s.found = n; /* one thread */
+        __syncthreads();
+        return *s.found;
+    }
     const experts_sort s = experts_sort_at(smem + a.at.sums, a.pairs, a.n_mat, a.tile);
-    experts_sort_load(s, a.ids, i, blockDim.x);
+    experts_sort_load(s, pair_ids, i, blockDim.x);
     __syncthreads();
     if (warp < EXPERTS_GROUPS) experts_sort_count(s, warp, lane);
     __syncthreads();
@@ -53,23 +98,28 @@ DEV int experts_find_tiles(const experts_args &a, uint8_t *smem)
 struct experts_way {
     int n_outer, n_inner, jobs, groups, n_tiles;
 };
-template <bool OWNED> DEV experts_way experts_way_of(const experts_args &a, int n_tiles, int jobs)
+template <int FORM> DEV experts_way experts_way_of(const experts_args &a, int n_tiles, int jobs)
 {
-    if (OWNED) return experts_way{a.panels, (n_tiles + jobs - 1) / jobs, jobs, 1, n_tiles};
+    if (FORM == EXPERTS_OWNED) return experts_way{a.panels, (n_tiles + jobs - 1) / jobs, jobs, 1, n_tiles};
+    if (FORM != EXPERTS_STAGED) return experts_way{n_tiles * a.panels, 1, jobs, a.panels, n_tiles};
     const int groups = (a.panels + a.run - 1) / a.run;
     return experts_way{n_tiles * groups, (a.run + jobs - 1) / jobs, jobs, groups, n_tiles};
 }
 /* Tile and panel (of the launch) of a place of the way; false: there is none. */
-template <bool OWNED>
+template <int FORM>
 DEV bool experts_locate(const experts_args &a, const experts_way &y, int outer, int inner, int sub, int *tile,
                         int *panel)
 {
     const int i = inner * y.jobs + sub;
-    if (OWNED) {
+    if (FORM == EXPERTS_OWNED) {
         *tile = i, *panel = outer;
         return i < y.n_tiles;
     }
     *tile = outer / y.groups;
+    if (FORM != EXPERTS_STAGED) {
+        *panel = outer - *tile * y.groups;
+        return true;
+    }
     *panel = (outer - *tile * y.groups) * a.run + i;
     return i < a.run && *panel < a.panels;
 }
@@ -99,6 +149,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     const uint16_t *order;
     experts_way way;
     int sub, member, part; /* of this warp */
+    int first, stride;     /* its way */
     /* its ring, and the way of the copies through the weights */
     int stages, stage_units, stage_bytes;
     uint8_t *ring;
@@ -142,7 +193,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     __device__ __forceinline__ void seek()
     {
         while (next.outer < way.n_outer) {
-            if (experts_locate<owned>(a, way, next.outer, next.inner, sub, &next.tile, &next.panel)) {
+            if (experts_locate<FORM>(a, way, next.outer, next.inner, sub, &next.tile, &next.panel)) {
                 next.member = member;
                 find_matrix();
                 return;
@@ -154,7 +205,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     {
         if (++next.inner == way.n_inner) {
             next.inner = 0;
-            next.outer += gridDim.x;
+            next.outer += stride;
         }
     }
     __device__ __forceinline__ void issue(int put)
@@ -165,6 +216,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
             if (BULK) {
                 if (lane == 0) copy_bulk(dst, next.p, bytes, bars + put);
             } else {
+#pragma unroll 1
                 for (int o = 16 * lane; o < bytes; o += 512) copy_async(dst + o, next.p + o);
             }
             next.p += bytes;
@@ -355,7 +407,9 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
             for (int j = 0; j < a.used; j++) {
                 float v = 0.0f;
                 for (int s = 0; s < a.parts; s++) v = __fadd_rn(v, p[(j * a.parts + s) * 16]);
-                y = __fmaf_rn(__ldcg(a.weights + row * a.used + j), v, y);
+                y = __fmaf_rn(a.chooses ? ((const float *)(smem + a.at.weights))[row * a.used + j]
+                                        : __ldcg(a.weights + row * a.used + j),
+                              v, y);
             }
             float *out = a.out + (size_t)row * (size_t)a.ld + column;
             *out = a.add ? __fadd_rn(__ldcg(out), y) : y;
@@ -365,13 +419,12 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     /* ---- activations in shared memory ---- */
 
     /* `rows` rows, the i-th of them row_of_i(i); of all warps the first asks, all wait. */
-    template <class G>
-    __device__ __forceinline__ void load_rows(int rows, uint64_t *bar, uint32_t act_phase, G row_of_i)
+    template <class G> __device__ __forceinline__ void ask_rows(int rows, uint64_t *bar, G row_of_i)
     {
-        const uint32_t bytes = (uint32_t)(a.slices * a.slice_row);
-        uint8_t *act = smem + a.at.act;
         if (BULK) {
 #if __CUDA_ARCH__ >= 900
+            const uint32_t bytes = (uint32_t)(a.slices * a.slice_row);
+            uint8_t *act = smem + a.at.act;
             if (warp == 0) {
                 if (lane == 0)
                     asm volatile(
@@ -379,10 +432,20 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
                         "r"(bytes * rows)
                         : "memory");
                 __syncwarp();
+#pragma unroll 1
                 for (int i = lane; i < rows; i += 32)
                     copy_bulk_to(act + i * a.at.row_bytes, a.rows + (size_t)row_of_i(i) * bytes, bytes, bar);
             }
 #endif
+        }
+    }
+    template <class G>
+    __device__ __forceinline__ void load_rows(int rows, uint64_t *bar, uint32_t act_phase, G row_of_i)
+    {
+        const uint32_t bytes = (uint32_t)(a.slices * a.slice_row);
+        uint8_t *act = smem + a.at.act;
+        if (BULK) {
+            ask_rows(rows, bar, row_of_i);
             bar_wait(bar, act_phase);
         } else {
             for (int i = warp; i < rows; i += blockDim.x / 32) {
@@ -427,13 +490,23 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
         ring = smem + MM_BARS + warp * stages * stage_bytes;
         bars = (uint64_t *)smem + warp * stages;
         uint64_t *const act_bar = (uint64_t *)smem + blockDim.x / 32 * stages;
-        cuda_grid_early();
+        if (a.early) cuda_grid_early();
         if (BULK && lane == 0) {
+#pragma unroll 1
             for (int i = 0; i < stages; i++) bar_init(bars + i);
             if (warp == 0) bar_init(act_bar);
             bar_fence();
         }
-        if (!a.early) cuda_grid_wait();
+        if (!a.early) { /* in this order: the next product may start once the choice that it reads is there */
+            cuda_grid_wait();
+            cuda_grid_early();
+        }
+        /* Rows that are there, on their way while pairs are sorted (not where their place is wanted for
+         * that). */
+        const int n_rows = a.per_row || a.members == 2 ? a.n : a.pairs;
+        const auto same = [](int i) { return (uint32_t)i; };
+        const bool asked = BULK && held && !a.early && (a.n == 1 || a.few) && !(owned && a.x);
+        if (asked) ask_rows(n_rows, act_bar, same);
         const int tasks = solo ? 1 : a.members * a.slice_warps, jobs = blockDim.x / 32 / tasks;
         sub = warp / tasks;
         member = warp % tasks / a.slice_warps;
@@ -441,12 +514,15 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
         const bool busy = sub < jobs;
         tiles = (const experts_tile *)(smem + a.at.tiles);
         order = (const uint16_t *)(smem + a.at.order);
-        way = experts_way_of<owned>(a, experts_find_tiles(a, smem), jobs);
+        way = experts_way_of<FORM>(a, experts_find_tiles(a, smem), jobs);
         slot = 0;
         phase = 0;
-        next.outer = busy ? (int)blockIdx.x : way.n_outer;
+        first = (int)(staged || owned ? blockIdx.x : blockIdx.x + gridDim.x * sub);
+        stride = (int)(staged || owned ? gridDim.x : gridDim.x * jobs);
+        next.outer = busy ? first : way.n_outer;
         next.inner = 0;
         seek();
+#pragma unroll 1
         for (int i = 0; i < stages; i++) issue(i);
         cuda_grid_wait();
         bool made = false;
@@ -454,16 +530,17 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
             made = a.x != nullptr;
             if (made) make_rows();
         }
-        if (held && !made)
-            load_rows(a.per_row || a.members == 2 ? a.n : a.pairs, act_bar, 0,
-                      [](int i) { return (uint32_t)i; });
+        if (asked)
+            bar_wait(act_bar, 0);
+        else if (held && !made)
+            load_rows(n_rows, act_bar, 0, same);
 
         const bool adding = !owned && tasks > 1;
         float4 *const sums = (float4 *)(smem + a.at.sums);
         const int set = a.members * a.parts * NT * 32; /* of a job; two sets, which take turns */
         int turn = 0;
         uint32_t act_phase = 0;
-        for (int outer = blockIdx.x; outer < way.n_outer; outer += gridDim.x) {
+        for (int outer = first; outer < way.n_outer; outer += stride) {
             if (staged) {
                 const experts_tile t = tiles[outer / way.groups];
                 __syncthreads(); /* all have done with the tile before */
@@ -472,7 +549,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
             }
             for (int inner = 0; inner < way.n_inner && busy; inner++) {
                 int tile, panel;
-                if (!experts_locate<owned>(a, way, outer, inner, sub, &tile, &panel)) continue;
+                if (!experts_locate<FORM>(a, way, outer, inner, sub, &tile, &panel)) continue;
                 float4 *const to = adding ? sums + (turn % 2 * jobs + sub) * set : sums;
                 const experts_tile t = tiles[tile];
                 dispatch(t, panel, to);

@@ -28,6 +28,8 @@ int cuda_rms_norm(struct kn_backend *, float *out, const float *x, const float *
                   int64_t width, float eps);
 int cuda_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight, int32_t n,
                   int64_t width, float eps, float scale);
+int cuda_norm_join(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight, const float *z,
+                   const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale);
 int cuda_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width);
@@ -49,6 +51,9 @@ int cuda_route(struct kn_backend *, const struct kn_route *);
 /* The same; with shared_logits [n] (or NULL) ids and weights are [n, n_used + 1]: see kn_mixture. */
 int cuda_route_shared(struct cuda_backend *, const struct kn_route *, const float *shared_logits);
 int cuda_delta(struct kn_backend *, const struct kn_delta *);
+/* delta_step.cu, gate_rows.cu: an operation and the rounding of its outputs for the product behind it. */
+int cuda_delta_linear(struct kn_backend *, const struct kn_delta *, float *out, const struct kn_weight *w);
+int cuda_gate_linear(struct kn_backend *, float *out, const struct kn_weight *w, float *x, const float *g, int32_t n);
 size_t cuda_delta_scratch(const struct kn_delta *); /* bytes of be->scratch_rows that calls of up to n rows want */
 
 /* pack.cu, experts.cu. open: from the first load on; bytes: what it takes. */

@@ -11,59 +11,65 @@
 #define ROUTE_USED 32 /* at most: a lane keeps one choice */
 #define ROUTE_EXPERTS 1024
 
-/* A warp chooses for a row. Where all rows share an expert (its logits [n]), that is one more, the last: id
- * n_expert, weight sigmoid(logit). PER logits a lane: expert i in lane i % 32; none of the results depends on
- * PER. */
-template <int PER>
-static __device__ __forceinline__ void route_row(const struct kn_route &a, int row,
-                                                 const float *shared_logits)
+/* Floats as integers in the same order; 0 is below them all. -0 is 0. */
+static __device__ __forceinline__ uint32_t route_key(float x)
 {
-    const int stride = a.n_used + (shared_logits ? 1 : 0);
+    const uint32_t u = __float_as_uint(__fadd_rn(x, 0.0f));
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+static __device__ __forceinline__ float route_value(uint32_t key)
+{
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+/* A warp chooses for a row, to ids and weights [n_used], or one more: where all rows share an expert
+ * (shared_logit, or NULL), that is the last, id n_expert, weight sigmoid(logit). PER logits a lane: expert i
+ * in lane i % 32; none of the results depends on PER. */
+template <int PER>
+static __device__ __forceinline__ void route_logits(const struct kn_route &a, const float *l,
+                                                    const float *shared_logit, int32_t *ids, float *weights)
+{
     const int lane = threadIdx.x % 32;
-    const float *l = a.logits + (int64_t)row * a.n_expert;
+    uint32_t key[PER];
     float x[PER], top = -INFINITY, sum = 0.0f;
     bool bad = false;
 #pragma unroll
+    for (int i = 0; i < PER; i++) x[i] = 32 * i + lane < a.n_expert ? __ldcg(l + 32 * i + lane) : -INFINITY;
+#pragma unroll
     for (int i = 0; i < PER; i++) {
-        const int id = 32 * i + lane;
-        x[i] = id < a.n_expert ? l[id] : -INFINITY;
         bad |= x[i] != x[i];
         top = fmaxf(top, x[i]);
+        key[i] = 32 * i + lane < a.n_expert ? route_key(x[i]) : 0;
     }
     for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
     bad = __any_sync(~0u, bad) || !(__fsub_rn(top, top) == 0.0f);
+    /* Round j takes the largest of those left, of equal ones the lowest id. */
+    float mine = 0.0f;
+    int my_id = 0;
+    for (int j = 0; j < a.n_used; j++) {
+        uint32_t best = 0, id = ~0u;
+#pragma unroll
+        for (int i = 0; i < PER; i++) best = max(best, key[i]);
+        best = __reduce_max_sync(~0u, best);
+#pragma unroll
+        for (int i = PER - 1; i >= 0; i--)
+            if (key[i] == best) id = 32 * i + lane;
+        id = __reduce_min_sync(~0u, id);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (32 * i + lane == (int)id) key[i] = 0;
+        if (lane == j) mine = route_value(best), my_id = (int)id;
+    }
 #pragma unroll
     for (int i = 0; i < PER; i++) sum = __fadd_rn(sum, dev_exp(__fsub_rn(x[i], top)));
     for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
-    /* Round j takes the best of what comes after round j - 1's in the order of falling logit, then rising id.
-     */
-    float last = INFINITY, mine = 0.0f;
-    int last_id = -1, my_id = 0;
-    for (int j = 0; j < a.n_used; j++) {
-        float best = -INFINITY;
-        int best_id = a.n_expert;
-#pragma unroll
-        for (int i = 0; i < PER; i++) {
-            const int id = 32 * i + lane;
-            const bool left = x[i] < last || (x[i] == last && id > last_id);
-            if (id < a.n_expert && left && (x[i] > best || best_id == a.n_expert)) best = x[i], best_id = id;
-        }
-        for (int i = 16; i; i >>= 1) {
-            const float y = __shfl_xor_sync(~0u, best, i);
-            const int id = __shfl_xor_sync(~0u, best_id, i);
-            if (id < a.n_expert && (best_id == a.n_expert || y > best || (y == best && id < best_id)))
-                best = y, best_id = id;
-        }
-        last = best, last_id = best_id;
-        if (lane == j) mine = best, my_id = best_id;
-    }
     float p = __fdiv_rn(dev_exp(__fsub_rn(mine, top)), sum), chosen = 0.0f;
     for (int j = 0; j < a.n_used; j++) chosen = __fadd_rn(chosen, __shfl_sync(~0u, p, j));
     if (a.renorm) p = __fdiv_rn(p, chosen);
     p = __fmul_rn(p, a.scale);
-    if (shared_logits && lane == 0) {
-        a.ids[(int64_t)row * stride + a.n_used] = a.n_expert;
-        a.weights[(int64_t)row * stride + a.n_used] = dev_sigmoid(shared_logits[row]);
+    if (shared_logit && lane == 0) {
+        ids[a.n_used] = a.n_expert;
+        weights[a.n_used] = dev_sigmoid(__ldcg(shared_logit));
     }
     if (lane >= a.n_used) return;
     if (bad) { /* no distribution: the weights say so, and every output of the row will */
@@ -72,8 +78,17 @@ static __device__ __forceinline__ void route_row(const struct kn_route &a, int r
     } else if (a.expert_scale) {
         p = __fmul_rn(p, a.expert_scale[my_id]);
     }
-    a.ids[(int64_t)row * stride + lane] = my_id;
-    a.weights[(int64_t)row * stride + lane] = p;
+    ids[lane] = my_id;
+    weights[lane] = p;
+}
+/* The same of a row of a, to its ids and weights; shared_logits [n]. */
+template <int PER>
+static __device__ __forceinline__ void route_row(const struct kn_route &a, int row,
+                                                 const float *shared_logits)
+{
+    const int64_t at = (int64_t)row * (a.n_used + (shared_logits ? 1 : 0));
+    route_logits<PER>(a, a.logits + (int64_t)row * a.n_expert, shared_logits ? shared_logits + row : nullptr,
+                      a.ids + at, a.weights + at);
 }
 
 #endif

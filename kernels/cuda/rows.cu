@@ -70,6 +70,52 @@ int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float
                       cuda_launch(be, norm_add_rows, dim3((unsigned)n), dim3(256), 0, out, x, y, weight, width, eps, scale));
 }
 
+struct join {
+    float *out;
+    const float *x, *y, *y_weight, *z, *z_weight, *weight;
+    int64_t width;
+    float eps, scale;
+};
+/* 1 / rms of what the block's threads have squared. */
+static __device__ __forceinline__ float inverse_rms(float sum, const struct join &a, float *warp)
+{
+    sum = block_sum(sum, warp);
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.width), a.eps)));
+}
+/* The values of rms_norm_rows and norm_add_rows, one after another. */
+static __global__ void __launch_bounds__(256) norm_join_rows(const __grid_constant__ struct join a)
+{
+    __shared__ float warp[3][8];
+    cuda_grid_start();
+    const int64_t row = blockIdx.x * a.width;
+    float y = 0.0f, z = 0.0f, w = 0.0f;
+    for (int64_t i = threadIdx.x; i < a.width; i += 256) {
+        y = __fmaf_rn(a.y[row + i], a.y[row + i], y);
+        z = __fmaf_rn(a.z[row + i], a.z[row + i], z);
+    }
+    const float ry = inverse_rms(y, a, warp[0]), rz = inverse_rms(z, a, warp[1]);
+    const auto joined = [&](int64_t i) {
+        return __fadd_rn(__fmul_rn(__fmul_rn(a.y[row + i], ry), a.y_weight[i]),
+                         __fmul_rn(__fmul_rn(a.z[row + i], rz), a.z_weight[i]));
+    };
+    for (int64_t i = threadIdx.x; i < a.width; i += 256) w = __fmaf_rn(joined(i), joined(i), w);
+    const float r = inverse_rms(w, a, warp[2]);
+    for (int64_t i = threadIdx.x; i < a.width; i += 256)
+        a.out[row + i] =
+            __fmul_rn(__fadd_rn(a.x[row + i], __fmul_rn(__fmul_rn(joined(i), r), a.weight[i])), a.scale);
+}
+
+int cuda_norm_join(struct kn_backend *kb, float *out, const float *x, const float *y, const float *y_weight, const float *z,
+                   const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (n < 1 || width < 1)
+        return cuda_fail(be, KN_EINVAL, "norm_join: %d rows of width %lld", n, (long long)width);
+    const struct join a = {out, x, y, y_weight, z, z_weight, weight, width, eps, scale};
+    return cuda_check(be, "norm_join",
+                      cuda_launch(be, norm_join_rows, dim3((unsigned)n), dim3(256), 0, a));
+}
+
 static __global__ void __launch_bounds__(256)
     gate_rows(float *x, const float *g, int64_t n, int64_t width, int64_t g_width)
 {

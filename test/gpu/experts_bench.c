@@ -3,7 +3,8 @@
  * usage: experts_bench [--variants]    --variants: every form of the kernel, not the chosen one alone
  * A line a product: the rows, the experts that they met (choices are random and independent), the time of one
  * call of a recording of 32 with other choices each, so that matrices come from memory, and the bytes of the
- * experts met over it. Rounding activations is in it. Exit 5 if there is no device. */
+ * experts met over it. Rounding activations is in it. Then whole mixtures, with their routers. Exit 5 if
+ * there is no device. */
 #include "experts_data.h"
 
 static double now(void)
@@ -73,6 +74,123 @@ static double experts_met(const struct data *d, const struct shape *s, int n, in
     return distinct / sets;
 }
 
+/* Gate and up of eight layers in turn, as in a model: their matrices lie in gigabytes. */
+static void bench_spread(struct data *d, const struct shape *s, const int *counts)
+{
+    enum { LAYERS = 8 };
+    const struct kn_ops *op = kn_op(gpu);
+    struct kn_weight gate[LAYERS], up[LAYERS];
+    for (int i = 0; i < LAYERS; i++) {
+        must("experts_load",
+             op->experts_load(gpu, &gate[i], s->gate, s->embd, s->ff, s->n_mat, d->gate.file));
+        must("experts_load", op->experts_load(gpu, &up[i], s->gate, s->embd, s->ff, s->n_mat, d->up.file));
+    }
+    for (; *counts && *counts <= 64; counts++) {
+        const int n = *counts;
+        data_make(d, s, n * SETS, MIXED);
+        float *h = put(d->h, (size_t)n * d->hidden * 4);
+        void *recording;
+        double best = 1e9;
+        must("record_begin", op->record_begin(gpu));
+        for (int i = 0; i < SETS; i++)
+            must("experts_gated",
+                 op->experts_gated(gpu, h, &gate[i % LAYERS], &up[i % LAYERS], d->d_x, d->d_norm, eps, s->act,
+                                   d->d_ids + (size_t)i * (size_t)(n * s->used), n, s->used));
+        must("record_end", op->record_end(gpu, &recording));
+        for (int r = 0; r < 5; r++) {
+            must("sync", op->sync(gpu));
+            const double t = now();
+            must("replay", op->replay(gpu, recording));
+            must("sync", op->sync(gpu));
+            best = fmin(best, (now() - t) * 1e6 / SETS);
+        }
+        printf("%-20s gated rows %4d: %8.2f us, of %d layers in turn\n", s->name, n, best, LAYERS);
+        op->record_free(gpu, recording);
+        op->free(gpu, h);
+        data_free(d);
+    }
+    for (int i = 0; i < LAYERS; i++) op->weight_free(gpu, &gate[i]), op->weight_free(gpu, &up[i]);
+}
+
+/* A mixture with its router, and a shared expert of its experts' type or none: of blocks that choose for
+ * themselves, and with the choice made by a kernel of its own. */
+static void bench_mixture(struct data *d, const struct shape *s, bool one, const int *counts)
+{
+    const struct kn_ops *op = kn_op(gpu);
+    const int used = s->used + one, chosen = experts_tuning.chosen_rows;
+    struct matrices router[2];
+    struct kn_weight shared[3];
+    const struct matrices *const own[3] = {&d->gate, &d->up, &d->down};
+    for (int j = 0; j < 2; j++) {
+        const size_t rows = j ? 1 : (size_t)s->n_mat, size = rows * (size_t)s->embd;
+        router[j] = (struct matrices){.file = host_alloc(size * 4)};
+        for (size_t i = 0; i < size; i++) ((float *)router[j].file)[i] = (float)((int32_t)rnd() * 0x1p-33);
+        must("weight_load", op->weight_load(gpu, &router[j].w, KN_F32, s->embd, (int64_t)rows, router[j].file,
+                                            KN_USE_LINEAR));
+    }
+    for (int j = 0; j < 3; j++)
+        must("weight_load", op->weight_load(gpu, &shared[j], own[j]->type, own[j]->n_in, own[j]->n_out,
+                                            own[j]->file, KN_USE_LINEAR));
+    for (; *counts && *counts <= 64; counts++) {
+        const int n = *counts;
+        data_make(d, s, n * SETS, MIXED);
+        float *logits = put(NULL, (size_t)(n * s->n_mat) * 4), *gates = put(NULL, (size_t)n * 4),
+              *weights = put(NULL, (size_t)(n * used) * 4),
+              *h = put(NULL, (size_t)(n * used) * (size_t)s->ff * 4);
+        int32_t *ids = put(NULL, (size_t)(n * used) * 4);
+        for (int how = 0; how < 2; how++) {
+            void *recording;
+            double best = 1e9;
+            experts_tuning.chosen_rows = how ? 0 : 64;
+            must("record_begin", op->record_begin(gpu));
+            for (int i = 0; i < SETS; i++) {
+                struct kn_mixture a = {.route = {.logits = logits,
+                                                 .n = n,
+                                                 .n_expert = s->n_mat,
+                                                 .n_used = s->used,
+                                                 .renorm = true,
+                                                 .scale = 1,
+                                                 .ids = ids,
+                                                 .weights = weights},
+                                       .x = d->d_x + (size_t)(i * n) * d->out,
+                                       .norm = d->d_norm,
+                                       .eps = eps,
+                                       .act = s->act,
+                                       .router = &router[0].w,
+                                       .router_norm = d->d_norm,
+                                       .logits = logits,
+                                       .gate = &d->gate.w,
+                                       .up = &d->up.w,
+                                       .down = &d->down.w,
+                                       .h = h,
+                                       .out = d->d_out,
+                                       .add = true};
+                for (int j = 0; one && j < 3; j++) a.shared[j] = &shared[j];
+                if (one) a.shared_gate = &router[1].w, a.shared_logits = gates;
+                must("mixture", op->mixture(gpu, &a));
+            }
+            must("record_end", op->record_end(gpu, &recording));
+            for (int r = 0; r < 5; r++) {
+                must("sync", op->sync(gpu));
+                const double t = now();
+                must("replay", op->replay(gpu, recording));
+                must("sync", op->sync(gpu));
+                best = fmin(best, (now() - t) * 1e6 / SETS);
+            }
+            op->record_free(gpu, recording);
+            printf("%-20s mixture%s rows %4d: %8.2f us%s\n", s->name, one ? ", a shared expert," : "", n,
+                   best, how ? ", chosen by a kernel" : "");
+            fflush(stdout);
+        }
+        experts_tuning.chosen_rows = chosen;
+        void *const device[] = {logits, gates, weights, h, ids};
+        for (int i = 0; i < 5; i++) op->free(gpu, device[i]);
+        data_free(d);
+    }
+    for (int j = 0; j < 3; j++) op->weight_free(gpu, &shared[j]);
+    for (int j = 0; j < 2; j++) matrices_free(&router[j]);
+}
+
 static void bench(bool all)
 {
     static const struct shape shapes[] = {
@@ -80,14 +198,14 @@ static void bench(bool all)
         {"35B-A3B, down Q6_K", 256, 8, 2048, 512, KN_Q4_K, KN_Q6_K, KN_ACT_SILU},
         {"30B-A3B", 128, 8, 2048, 768, KN_Q4_K, KN_Q4_K, KN_ACT_SILU},
         {"26B-A4B, down Q5_0", 128, 8, 2816, 704, KN_Q4_K, KN_Q5_0, KN_ACT_GELU_TANH}};
-    static const int counts[] = {1, 2, 4, 8, 16, 32, 64, 512, 2048};
+    static const int counts[] = {1, 2, 4, 8, 16, 32, 64, 512, 2048, 0};
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
         const struct shape *s = shapes + k;
         struct data d = {.s = s};
         d.gate = matrices_make(s->gate, s->n_mat, s->ff, s->embd);
         d.up = matrices_make(s->gate, s->n_mat, s->ff, s->embd);
         d.down = matrices_make(s->down, s->n_mat, s->embd, s->ff);
-        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        for (size_t c = 0; counts[c]; c++) {
             const int n = counts[c], sets = n > 64 ? 2 : SETS;
             data_make(&d, s, n * sets, MIXED);
             float *h = put(d.h, (size_t)n * d.hidden * 4);
@@ -109,6 +227,8 @@ static void bench(bool all)
             kn_op(gpu)->free(gpu, h);
             data_free(&d);
         }
+        if (k == 0) bench_spread(&d, s, counts);
+        if (k != 1) bench_mixture(&d, s, k == 0, counts);
         matrices_free(&d.gate), matrices_free(&d.up), matrices_free(&d.down);
     }
 }

@@ -104,6 +104,38 @@ static void check_norm_add(void)
     }
 }
 
+static void check_norm_join(void)
+{
+    static const int widths[] = {1, 40, 257, 2816, 5120};
+    const struct kn_ops *op = kn_op(gpu);
+    if (!op->norm_join) return;
+    for (size_t c = 0; c < sizeof widths / sizeof *widths; c++) {
+        const size_t w = (size_t)widths[c], n = 9, bytes = n * w * 4;
+        uint64_t seed = c + 1;
+        float *x = normal(n * w, 3.0f, &seed), *y = normal(n * w, 0.02f, &seed), *z = normal(n * w, 1.0f, &seed),
+              *g = normal(3 * w, 1.0f, &seed), *out[3];
+        for (int how = 0; how < 3; how++) { /* at once, row by row, by three operations */
+            float *dx = put(gpu, x, bytes), *dy = put(gpu, y, bytes), *dz = put(gpu, z, bytes), *dg = put(gpu, g, 3 * w * 4);
+            const size_t step = how == 1 ? 1 : n;
+            for (size_t i = 0; how < 2 && i < n; i += step)
+                must(gpu, "norm_join", op->norm_join(gpu, dx + i * w, dx + i * w, dy + i * w, dg, dz + i * w, dg + w, dg + 2 * w,
+                                                     (int32_t)step, widths[c], 1e-6f, 0.061f));
+            if (how == 2) {
+                must(gpu, "rms_norm", op->rms_norm(gpu, dy, dy, dg, (int32_t)n, widths[c], 1e-6f));
+                must(gpu, "norm_add", op->norm_add(gpu, dy, dy, dz, dg + w, (int32_t)n, widths[c], 1e-6f, 1.0f));
+                must(gpu, "norm_add", op->norm_add(gpu, dx, dx, dy, dg + 2 * w, (int32_t)n, widths[c], 1e-6f, 0.061f));
+            }
+            out[how] = get(gpu, dx, bytes);
+            float *all[] = {dx, dy, dz, dg};
+            for (int i = 0; i < 4; i++) op->free(gpu, all[i]);
+        }
+        const bool rows = !memcmp(out[0], out[1], bytes), apart = !memcmp(out[0], out[2], bytes);
+        verdict(rows && apart, "norm_join width %zu%s%s", w, rows ? "" : ", other bits row by row",
+                apart ? "" : ", other bits by three operations");
+        free(x), free(y), free(z), free(g), free(out[0]), free(out[1]), free(out[2]);
+    }
+}
+
 static void check_gate(void)
 {
     static const int cases[][2] = {{1, 1}, {391, 391}, {2048, 1}, {4096, 4096}};
@@ -320,12 +352,11 @@ static void delta_down(struct kn_backend *be, struct on_device *d)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) kn_op(be)->free(be, all[i]);
 }
 
-static void delta_rows(struct kn_backend *be, const struct on_device *d, int from, int n, int32_t pending,
-                       bool commit)
+static struct kn_delta delta_args(const struct on_device *d, int from, int n, bool commit)
 {
     const struct layer *l = d->l;
     const struct shape *s = &l->s;
-    struct kn_delta a = {.qkv = d->qkv + (size_t)from * l->width,
+    return (struct kn_delta){.qkv = d->qkv + (size_t)from * l->width,
                          .alpha = d->alpha + from * s->n_v,
                          .beta = d->beta + from * s->n_v,
                          .z = d->z + (size_t)from * l->size,
@@ -344,6 +375,12 @@ static void delta_rows(struct kn_backend *be, const struct on_device *d, int fro
                          .state = &d->s,
                          .pending = d->pending,
                          .commit = commit};
+}
+
+static void delta_rows(struct kn_backend *be, const struct on_device *d, int from, int n, int32_t pending,
+                       bool commit)
+{
+    const struct kn_delta a = delta_args(d, from, n, commit);
     must(be, "upload", kn_op(be)->upload(be, d->pending, &pending, 4));
     must(be, "delta", kn_op(be)->delta(be, &a));
 }
@@ -431,6 +468,131 @@ static void check_delta(void)
         delta_down(gpu, &d);
         free(out), free(s), free(conv);
         reference_free(&r);
+        layer_free(&l);
+    }
+}
+
+/* ---- with the product behind them ---- */
+
+static struct kn_weight weight_make(struct kn_backend *be, uint32_t type, int64_t n_in, int64_t n_out, void **file,
+                                    uint64_t *seed)
+{
+    const size_t row = kn_row_bytes(type, n_in);
+    float *x = normal((size_t)n_in, 0.05f, seed);
+    struct kn_weight w;
+    *file = malloc(row * (size_t)n_out);
+    for (int64_t i = 0; i < n_out; i++) {
+        for (int64_t k = 0; k < n_in; k++) x[k] = (float)((int32_t)((uint32_t)(i * 7919 + k) * 2654435761u)) * 0x1p-36f;
+        if (kn_encode_row(type, x, (char *)*file + row * (size_t)i, n_in, NULL)) exit(1);
+    }
+    free(x);
+    must(be, "weight_load", kn_op(be)->weight_load(be, &w, type, n_in, n_out, *file, KN_USE_LINEAR));
+    return w;
+}
+
+static void check_gate_linear(void)
+{
+    static const struct {
+        int n_in, n_out, n;
+        uint32_t type;
+    } cases[] = {{4096, 2048, 1, KN_Q4_K}, {4096, 96, 16, KN_Q6_K}, {2048, 40, 64, KN_Q8_0}, {96, 17, 5, KN_Q5_1},
+                 {5120, 64, 70, KN_Q4_K},  {256, 33, 3, KN_BF16}};
+    if (!kn_op(gpu)->gate_linear) return;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const size_t w = (size_t)cases[c].n_in, n = (size_t)cases[c].n, size = n * w * 4,
+                     out_size = n * (size_t)cases[c].n_out * 4;
+        uint64_t seed = c + 1;
+        void *file;
+        float *x = normal(n * w, 1.0f, &seed), *g = normal(n * w, 2.0f, &seed),
+              *old = normal(n * (size_t)cases[c].n_out, 1.0f, &seed), *out[3];
+        if (c == 1) x[3] = NAN;
+        struct kn_weight m = weight_make(gpu, cases[c].type, cases[c].n_in, cases[c].n_out, &file, &seed);
+        must(gpu, "reserve", kn_op(gpu)->reserve(gpu, 70, cases[c].n_in, 0, 4, 512));
+        for (int how = 0; how < 3; how++) { /* at once, row by row, apart */
+            float *dx = put(gpu, x, size), *dg = put(gpu, g, size), *to = put(gpu, old, out_size);
+            const size_t step = how == 1 && n <= 64 ? 1 : n; /* a prompt's bits are of its length */
+            for (size_t i = 0; how < 2 && i < n; i += step)
+                must(gpu, "gate_linear",
+                     kn_op(gpu)->gate_linear(gpu, to + i * (size_t)cases[c].n_out, &m, dx + i * w, dg + i * w,
+                                             (int32_t)step));
+            if (how == 2) {
+                must(gpu, "gate", kn_op(gpu)->gate(gpu, dx, dg, (int32_t)n, (int64_t)w, (int64_t)w));
+                must(gpu, "linear", kn_op(gpu)->linear(gpu, to, &m, dx, (int32_t)n, true));
+            }
+            out[how] = get(gpu, to, out_size);
+            kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, dg), kn_op(gpu)->free(gpu, to);
+        }
+        const bool rows = !memcmp(out[0], out[1], out_size), apart = !memcmp(out[0], out[2], out_size);
+        verdict(rows && apart, "gate_linear %s [%d, %d], %zu rows%s%s", kn_type_info(cases[c].type)->name,
+                cases[c].n_out, cases[c].n_in, n, rows ? "" : ", other bits row by row",
+                apart ? "" : ", other bits apart");
+        kn_op(gpu)->weight_free(gpu, &m);
+        free(file), free(x), free(g), free(old), free(out[0]), free(out[1]), free(out[2]);
+    }
+}
+
+/* The calls of a plan with the product behind delta, as one operation or as two; all that is left behind each. */
+static void *delta_linear_plan(const struct layer *l, const int *plan, const struct kn_weight *w, bool apart, size_t *bytes)
+{
+    struct on_device d = delta_up(gpu, l);
+    const size_t n_out = (size_t)w->n_out * 4, part = d.n_s + d.n_conv + d.n_log;
+    float *to = put(gpu, NULL, n_out * (size_t)l->n);
+    char *all = calloc(8, part + n_out * (size_t)l->n);
+    int32_t pending = 0;
+    int at = 0;
+    *bytes = 0;
+    for (const int *c = plan;; c += 2) {
+        const bool last = !c[0];
+        const int n = last || l->n - at < c[0] ? l->n - at : c[0];
+        float *rows = to + (size_t)at * (size_t)w->n_out;
+        if (apart) {
+            delta_rows(gpu, &d, at, n, pending, last);
+            must(gpu, "linear", kn_op(gpu)->linear(gpu, rows, w, d.out + (size_t)at * l->size, n, true));
+        } else {
+            struct kn_delta a = delta_args(&d, at, n, last);
+            must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
+            must(gpu, "delta_linear", kn_op(gpu)->delta_linear(gpu, &a, rows, w));
+        }
+        const void *const left[] = {d.s.s, d.s.conv, d.s.log, to};
+        const size_t size[] = {d.n_s, d.n_conv, d.n_log, n_out * (size_t)l->n};
+        for (int i = 0; i < 4; i++) {
+            must(gpu, "download", kn_op(gpu)->download(gpu, all + *bytes, left[i], size[i]));
+            *bytes += size[i];
+        }
+        if (last) break;
+        pending = n < c[1] ? n : c[1];
+        at += pending;
+    }
+    kn_op(gpu)->free(gpu, to);
+    delta_down(gpu, &d);
+    return all;
+}
+
+static void check_delta_linear(void)
+{
+    static const struct {
+        struct shape s;
+        uint32_t type;
+    } cases[] = {{{16, 32, 128, 128, 4}, KN_Q4_K}, {{16, 48, 128, 128, 4}, KN_Q6_K}, {{2, 2, 128, 128, 2}, KN_Q8_0},
+                 {{3, 6, 128, 128, 3}, KN_Q5_1},   {{1, 4, 128, 128, 1}, KN_Q5_K},   {{3, 3, 128, 128, 4}, KN_Q8_0},
+                 {{2, 4, 64, 64, 4}, KN_Q4_K},     {{2, 4, 128, 128, 4}, KN_BF16}};
+    if (!kn_op(gpu)->delta_linear) return;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint64_t seed = 5 + i;
+        void *file;
+        struct layer l = layer_make(&cases[i].s, 45, i + 31);
+        struct kn_weight w = weight_make(gpu, cases[i].type, (int64_t)l.size, 72, &file, &seed);
+        int other = 0;
+        for (size_t p = 0; p < sizeof plans / sizeof *plans; p++) {
+            size_t a, b;
+            void *one = delta_linear_plan(&l, plans[p], &w, false, &a), *two = delta_linear_plan(&l, plans[p], &w, true, &b);
+            other += a != b || memcmp(one, two, a);
+            free(one), free(two);
+        }
+        verdict(!other, "delta_linear %d, %d heads of %d, %s: %d of 5 cuttings with other bits than delta and linear",
+                l.s.n_k, l.s.n_v, l.s.d_k, kn_type_info(cases[i].type)->name, other);
+        kn_op(gpu)->weight_free(gpu, &w);
+        free(file);
         layer_free(&l);
     }
 }
@@ -649,10 +811,13 @@ int main(int argc, char **argv)
         printf("families_gpu: %ld passed, %ld failed\n", passed, failed);
     } else {
         check_norm_add();
+        check_norm_join();
         check_gate();
         check_values();
         check_route();
         check_delta();
+        check_gate_linear();
+        check_delta_linear();
         check_prompt();
         check_refusals();
         printf("families_gpu: %ld passed, %ld failed%s\n", passed, failed,

@@ -1,8 +1,8 @@
 /* test_layout.cc - the streaming layout of weights on CUDA, checked on the host: every type's rows are packed
  * as pack.cu packs them (pack.cuh), taken apart as products of many rows take them (unpack.cuh), and compared
  * with kn_decode_row. Needs no GPU. Every value has the codec's bits, padding is zero, and every value is
- * given once. And the sorting of rows' experts into tiles (experts.cuh), its steps run one after another for all
- * threads as the blocks of a launch run them between barriers. */
+ * given once. And the sorting of rows' experts into tiles (experts.cuh), its steps run one after another for
+ * all threads as the blocks of a launch run them between barriers. */
 #include "../../kernels/cuda/experts.cuh"
 #include "../../kernels/cuda/unpack.cuh"
 
@@ -98,27 +98,43 @@ template <uint32_t T> static int both()
     return failed + !check<T>(block == 1 ? 1 : block, 1);
 }
 
-/* Every pair in one tile of its expert, in order, tiles full but an expert's last, as many as are made room for. */
-static bool check_tiles(int n_mat, const std::vector<int32_t> &ids, int tile_size, int threads)
+/* Every pair in one tile of its expert, in order, tiles full but an expert's last, as many as are made room
+ * for. */
+static bool check_tiles(int n_mat, const std::vector<int32_t> &ids, int tile_size, int threads, bool few)
 {
     const int pairs = (int)ids.size();
-    std::vector<uint8_t> memory(experts_sort_bytes(pairs, n_mat), 0xee);
-    std::vector<experts_tile> tile((size_t)experts_most_tiles(pairs, n_mat, tile_size) + 1, experts_tile{7, 7, 7, 7});
+    std::vector<uint8_t> memory(few ? experts_few_bytes(pairs) : experts_sort_bytes(pairs, n_mat), 0xee);
+    std::vector<experts_tile> tile((size_t)experts_most_tiles(pairs, n_mat, tile_size) + 1,
+                                   experts_tile{7, 7, 7, 7});
     std::vector<uint16_t> order((size_t)pairs, 0xffff);
-    const experts_sort s = experts_sort_at(memory.data(), pairs, n_mat, tile_size);
     int n = 0;
-    for (int i = threads - 1; i >= 0; i--) experts_sort_load(s, ids.data(), i, threads);
-    for (int i = 0; i < 32 * EXPERTS_GROUPS; i++) experts_sort_count(s, i / 32, i % 32);
-    for (int i = 0; i < threads; i++) experts_sort_total(s, i, threads);
-    for (int lane = 0; lane < 32; lane++) experts_sort_sums(s, lane);
-    for (int lane = 0; lane < 32; lane++) n = experts_sort_tiles(s, tile.data(), lane);
-    for (int i = 32 * EXPERTS_GROUPS - 1; i >= 0; i--) experts_sort_place(s, order.data(), i / 32, i % 32);
-    bool ok = (size_t)n < tile.size() && tile.back().expert == 7 && (uint8_t *)(s.sums + 64) <= memory.data() + memory.size();
+    const uint8_t *end;
+    if (few) {
+        const experts_few s = experts_few_at(memory.data(), pairs, n_mat, tile_size);
+        const int whole = (pairs + 7) / 8 * 8;
+        for (int i = whole - 1; i >= 0; i--) experts_few_load(s, ids.data(), i);
+        for (int i = 0; i < whole; i++) experts_few_place(s, order.data(), i);
+        for (int i = 0; i < whole; i++) experts_few_head(s, i);
+        for (int i = 0; i < whole; i++) n += experts_few_tile(s, tile.data(), i);
+        end = (uint8_t *)(s.head + whole);
+    } else {
+        const experts_sort s = experts_sort_at(memory.data(), pairs, n_mat, tile_size);
+        for (int i = threads - 1; i >= 0; i--) experts_sort_load(s, ids.data(), i, threads);
+        for (int i = 0; i < 32 * EXPERTS_GROUPS; i++) experts_sort_count(s, i / 32, i % 32);
+        for (int i = 0; i < threads; i++) experts_sort_total(s, i, threads);
+        for (int lane = 0; lane < 32; lane++) experts_sort_sums(s, lane);
+        for (int lane = 0; lane < 32; lane++) n = experts_sort_tiles(s, tile.data(), lane);
+        for (int i = 32 * EXPERTS_GROUPS - 1; i >= 0; i--)
+            experts_sort_place(s, order.data(), i / 32, i % 32);
+        end = (uint8_t *)(s.sums + 64);
+    }
+    bool ok = (size_t)n < tile.size() && tile.back().expert == 7 && end <= memory.data() + memory.size();
     int next = 0, last = -1;
     for (int t = 0; t < n && ok; t++) {
         const experts_tile &a = tile[(size_t)t];
         const bool more = t + 1 < n && tile[(size_t)t + 1].expert == a.expert;
-        ok = a.first == next && a.count >= 1 && a.count <= tile_size && (!more || a.count == tile_size) && a.expert >= last;
+        ok = a.first == next && a.count >= 1 && a.count <= tile_size && (!more || a.count == tile_size) &&
+             a.expert >= last;
         for (int i = 0; i < a.count && ok; i++) {
             const int p = order[(size_t)(next + i)];
             const int32_t id = p < pairs ? ids[(size_t)p] : -1;
@@ -135,17 +151,20 @@ static bool check_tiles(int n_mat, const std::vector<int32_t> &ids, int tile_siz
 
 static int all_tiles()
 {
-    static const int cases[][4] = {{1, 1, 8, 256},      {16, 5, 8, 256},     {64, 128, 8, 256},   {128, 256, 16, 256},
-                                   {128, 256, 16, 512}, {512, 256, 32, 256}, {16384, 256, 32, 256}, {16384, 1024, 32, 256},
-                                   {16384, 1, 32, 256}, {333, 33, 8, 512},   {8, 1000, 8, 512}};
+    static const int cases[][4] = {{1, 1, 8, 256},        {16, 5, 8, 256},        {64, 128, 8, 256},
+                                   {128, 256, 16, 256},   {128, 256, 16, 512},    {512, 256, 32, 256},
+                                   {16384, 256, 32, 256}, {16384, 1024, 32, 256}, {16384, 1, 32, 256},
+                                   {333, 33, 8, 512},     {8, 1000, 8, 512}};
     int failed = 0;
     for (const auto &c : cases)
-        for (int how = 0; how < 3; how++) { /* mixed; all the same; one beside a few, and one that names no matrix */
+        for (int how = 0; how < 3;
+             how++) { /* mixed; all the same; one beside a few, and one that names no matrix */
             std::vector<int32_t> ids((size_t)c[0]);
             for (size_t i = 0; i < ids.size(); i++)
                 ids[i] = how == 1 ? c[1] / 2 : how == 2 && i % 17 ? 0 : (int32_t)(rnd() % (uint32_t)c[1]);
             if (how == 2) ids[0] = -5;
-            failed += !check_tiles(c[1], ids, c[2], c[3]);
+            failed += !check_tiles(c[1], ids, c[2], c[3], false);
+            if (c[0] <= 512) failed += !check_tiles(c[1], ids, c[2], c[3], true);
         }
     /* The magic division of pairs by the experts a row. */
     for (uint32_t used = 2; used <= EXPERTS_USED; used++) {
