@@ -4,6 +4,7 @@
  * registers. mma.m16n8k32 sums a sub-block of 32 columns exactly (k16: 16 columns), integer scales multiply
  * these sums, and all stays within int32:
  *   Q4_K, Q5_K   8 sub-blocks of 32: |code| <= 31, |x| <= 127: 31 * 127 * 32 * 63 * 8 < 2^26
+ *                Q4_K's codes of rows g + 8 stay 16 times as large, where they lie in their bytes: < 2^29
  *                minimums: 63 * 4,064 * 8 < 2^22
  *   Q6_K         16 sub-blocks of 16: 63 * 127 * 16 * 128 * 16 < 2^28,
  *                minus 32 * 128 * 2,032 * 16 < 2^27.1
@@ -94,6 +95,7 @@ template <bool LOW> struct frag_k {
         }
         uint4 high = make_uint4(0, 0, 0, 0);
         if (BITS == 5) high = lds16(st + 2048 + 16 * lane);
+        if (BITS == 4) d[1] = __fmul_rn(d[1], 0.0625f); /* exact: codes 16 times as large */
         const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
         int sum[NT][4];
 #pragma unroll
@@ -110,6 +112,7 @@ template <bool LOW> struct frag_k {
 #pragma unroll
                 for (int s = 0; s < 2; s++) {
                     code_words(a + 2 * s, a + 2 * s + 1, w[2 * i + s]);
+                    if (BITS == 4) a[2 * s + 1] = w[2 * i + s] & 0xf0f0f0f0;
                     if (BITS == 5) {
                         a[2 * s] |= shift(hw[part], 4 - (2 * s + i)) & 0x10101010;
                         a[2 * s + 1] |= shift(hw[part], -(2 * s + i)) & 0x10101010;
