@@ -36,6 +36,7 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     int rc = op->norm_linear(be, qkv, wqkv, l->value_is_key ? 2 : 3, w->x, y->attn_norm, d->rms_eps, p->n);
     if (rc == 0) rc = pass_attend(m, &h);
     if (rc == 0) rc = op->linear(be, w->y, &y->wo, w->attn, p->n, false);
+    kn_next(be, &y->gate, y->ffn_norm);
     return rc ? rc : op->norm_add(be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
 }
 
@@ -76,6 +77,7 @@ static int block(const struct model *m, const struct pass *p, int32_t i)
         if (rc == 0)
             rc = op->norm_add(be, w->y, w->y, w->y2, y->post_ffw_norm_2, p->n, d->n_embd, d->rms_eps, 1);
     }
+    if (i + 1 < d->n_layer) kn_next(be, &m->layer[i + 1].wq, m->layer[i + 1].attn_norm);
     return rc ? rc
               : op->norm_add(be, w->x, w->x, w->y, y->post_ffw_norm, p->n, d->n_embd, d->rms_eps,
                              y->out_scale);

@@ -453,6 +453,8 @@ struct kn_backend_head {
     const struct kn_ops *op;
     char message[256];
     int32_t kv_bound; /* see kn_bound */
+    const struct kn_weight *next_w; /* see kn_next */
+    const float *next_norm;
 };
 static inline const struct kn_ops *kn_op(struct kn_backend *be)
 {
@@ -465,6 +467,16 @@ static inline const struct kn_ops *kn_op(struct kn_backend *be)
 static inline void kn_bound(struct kn_backend *be, int32_t bound)
 {
     ((struct kn_backend_head *)be)->kv_bound = bound;
+}
+
+/* What the operation that follows is good for: its out will be read by norm_linear or norm_gated with that norm, w the
+ * first of its matrices. norm_add may then prepare out for it as well; results do not depend on it. Forgotten
+ * with the next norm_add. */
+static inline void kn_next(struct kn_backend *be, const struct kn_weight *w, const float *norm)
+{
+    struct kn_backend_head *head = (struct kn_backend_head *)be;
+    head->next_w = w;
+    head->next_norm = norm;
 }
 
 #ifdef __cplusplus

@@ -40,6 +40,7 @@ void *cuda_alloc(struct kn_backend *kb, size_t bytes)
     struct cuda_backend *be = cuda_of(kb);
     void *p = NULL;
     size_t free_bytes = 0, total = 0;
+    be->rounded.x = be->ready.x = nullptr; /* a new buffer may stand where theirs was */
     cudaError_t err = cudaMalloc(&p, bytes ? bytes : 1);
     if (err == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
@@ -69,6 +70,7 @@ void cuda_free(struct kn_backend *kb, void *p)
 static int cuda_upload(struct kn_backend *kb, void *dst, const void *host, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);
+    be->rounded.x = be->ready.x = nullptr;
     return bytes ? cuda_check(be, "upload",
                               cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, be->stream))
                  : 0;
@@ -86,6 +88,7 @@ static int cuda_download(struct kn_backend *kb, void *host, const void *src, siz
 static int cuda_copy(struct kn_backend *kb, void *dst, const void *src, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);
+    be->rounded.x = be->ready.x = nullptr;
     return bytes ? cuda_check(be, "copy",
                               cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, be->stream))
                  : 0;

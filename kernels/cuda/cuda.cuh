@@ -44,6 +44,14 @@ struct cuda_backend {
         int32_t n, act, slice_units;
         uint64_t launch;
     } ready;
+    /* The newest rows in mm_rows that a norm_add left there: they hold while nothing has been launched
+     * or copied since. */
+    struct {
+        uint64_t launches;
+        const float *x, *norm;
+        float eps;
+        int32_t n, act, n_in;
+    } rounded;
     struct copy_crew *crew; /* pack.cu, from its first weight_load on: threads that copy */
     void *mm_stage; /* its pinned host memory: pieces of mm_stage_bytes */
     void *mm_raw;   /* device twin of mm_stage */

@@ -11,7 +11,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8};
+struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -37,11 +37,11 @@ static bool is_whole(enum mm_act act)
 }
 
 /* low: some matrix is of such a type (mm_is_low). */
-static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, bool generic, bool low)
+static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low)
 {
-    mm_kernel_fn f = low ? mm_kernel_low(act, log2_tiles, generic) : mm_kernel_k(act, log2_tiles, generic);
-    if (!f) f = mm_kernel_32(act, log2_tiles, generic);
-    return f ? f : mm_kernel_float(act, log2_tiles, generic);
+    mm_kernel_fn f = low ? mm_kernel_low(act, log2_tiles, warps, generic) : mm_kernel_k(act, log2_tiles, warps, generic);
+    if (!f) f = mm_kernel_32(act, log2_tiles, warps, generic);
+    return f ? f : mm_kernel_float(act, log2_tiles, warps, generic);
 }
 
 /* ---- opening ---- */
@@ -49,8 +49,8 @@ static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, bool generic, boo
 int cuda_mm_open(struct cuda_backend *be)
 {
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
-        for (int l = 0; l < 16; l++) {
-            mm_kernel_fn f = kernel_of((enum mm_act)act, l % 4, l / 4 % 2, l >= 8);
+        for (int l = 0; l < 20; l++) { /* tiles; generic or not, of low types or not; 16 warps */
+            mm_kernel_fn f = kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST, l < 16 && l / 4 % 2, l < 16 && l >= 8);
             if (!f) continue;
             const cudaError_t err =
                 cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
@@ -106,7 +106,7 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
 {
     const int64_t units = (n_in + t->unit_k - 1) / t->unit_k, blocks = (n_in + 255) / 256,
                   per = 256 / t->unit_k;
-    int64_t slices = n_in > 14336 ? 2 * mm_tuning.slices : mm_tuning.slices;
+    int64_t slices = n_in > mm_tuning.long_row ? 2 * mm_tuning.slices : mm_tuning.slices;
     if (!is_whole(t->act)) slices = (n_in + 4095) / 4096 * mm_tuning.slices_float;
     const int64_t even = (blocks + slices - 1) / slices;
     a->units = (int32_t)units;
@@ -138,21 +138,23 @@ void mm_prepared(struct cuda_backend *be, const float *x, int32_t n, const struc
     be->ready.slice_units = a->slice_units, be->ready.launch = be->launches;
 }
 
-static void put_together(struct mm_args *a, bool together)
+static void put_together(struct mm_args *a, bool together, int warps)
 {
     a->block_slices = together ? a->slices : 1;
     a->slice_warps = !together || a->slices == 1 ? 1 : a->slices == 2 ? 2 : a->slices <= 4 ? 4 : 8;
-    a->subs = MM_WARPS / a->slice_warps;
+    a->subs = warps / a->slice_warps;
+    a->split = a->gated && a->subs > 1 && !mm_tuning.no_split;
+    a->subs >>= a->split;
 }
 
 /* Shared memory of a block, in a->at; returns its bytes. */
-static size_t lay_out(struct mm_args *a, int tiles)
+static size_t lay_out(struct mm_args *a, int tiles, int warps)
 {
     struct mm_memory *m = &a->at;
     const uint32_t row = (uint32_t)(a->block_slices * a->slice_row);
     const uint32_t pairs = tiles == 1 ? (uint32_t)(a->n + 1) / 2 : 4;
     m->row_bytes = (row + 63) / 128 * 128 + 64;
-    m->act = (MM_BARS + (uint32_t)(MM_WARPS * a->stages * a->stage_bytes) + 127) / 128 * 128;
+    m->act = (MM_BARS + (uint32_t)(warps * a->stages * a->stage_bytes) + 127) / 128 * 128;
     m->merge = m->act + (uint32_t)a->n * m->row_bytes;
     m->merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
                          ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 128 * pairs
@@ -162,31 +164,94 @@ static size_t lay_out(struct mm_args *a, int tiles)
     return m->total;
 }
 
-/* How a launch may be distributed, best first: slices together or apart, blocks a multiprocessor, whether the
- * next launch's blocks have room beside (so that their rings are filled when this one ends), stages at least.
- */
-static const struct {
+/* How a launch may be distributed, best first: slices together or apart, blocks a multiprocessor and warps of one,
+ * whether the next launch's blocks have room beside (so that their rings are filled when this one ends), stages
+ * at least. Two blocks of 8 warps or one of 16 hide the latency of a unit; one of 16 holds the activations once. */
+static const struct plan {
     bool together, beside;
-    int blocks, stages;
+    int blocks, warps, stages;
 } plans[] = {
-    {true, false, 2, 2}, {true, true, 1, 3},   {true, false, 1, 2},
-    {false, true, 1, 2}, {false, false, 2, 2}, {false, false, 1, 2},
+    {true, false, 2, 8, 2},   {true, false, 1, 16, 2}, {true, true, 1, 8, 3},   {true, false, 1, 8, 2},
+    {false, false, 1, 16, 2}, {false, true, 1, 8, 2},  {false, false, 2, 8, 2}, {false, false, 1, 8, 2},
 };
 #define PLANS (int)(sizeof plans / sizeof plans[0])
 
-/* How many rows a launch takes and which plan: the first that fits, then with fewer rows. None of these
- * choices changes a bit. Fills a->n, stages, block_slices, slice_warps, at; returns log2 of the tiles, or an
- * error. */
-static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, struct mm_args *a,
-                  int *blocks)
+/* Units of the copies that a plan is tried with, down from *most to *least; false: the plan is not for this launch.
+ * K types alone have a choice. Measured, product by product (SPEED.md):
+ *   1 row          blocks of 8 warps; copies of one unit where types of several sizes share a launch, which have no
+ *                  room for two blocks else
+ *   up to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit
+ *   up to 16       16 warps with copies of one unit; apart, copies as they are */
+static bool suits(const struct plan *p, enum mm_act act, const struct mm_args *a, bool mixed, int32_t *most, int32_t *least)
 {
-    const int most = be->generic || be->cc < 90 ? 4 : 8,
-              tuned = mm_tuning.stages < most ? mm_tuning.stages : most;
-    const int widest = be->cc < 90 ? 1 : be->generic ? 0 : 2; /* what is compiled: mm_kernel.cuh */
+    const bool wide = p->warps > MM_WARPS;
+    *least = *most;
+    if (act != MM_ACT_K) return !wide;
+    if (a->n == 1) {
+        if (p->blocks == 2 && mixed) *least = 1;
+        return !wide;
+    }
+    if (a->n <= 8 && a->gated) return !wide;
+    if (wide && p->together) *most = 1, *least = 1;
+    if (a->n <= 8 && p->blocks == 1 && p->together) *least = 1;
+    return true;
+}
+
+/* The sums that a block keeps between two barriers: as many rounds as there is room for. */
+static void fill_rest(struct mm_args *a, int tiles, int warps, int32_t rounds, size_t most_bytes)
+{
+    int32_t best = 1;
+    if (tiles > 1) { /* better, where there is room */
+        a->at.merge_sets = 2;
+        if (lay_out(a, tiles, warps) > most_bytes) a->at.merge_sets = 1;
+    }
+    for (int32_t r = 2; r <= rounds && r <= mm_tuning.rounds; r++) {
+        a->at.merge_rounds = r;
+        if (lay_out(a, tiles, warps) <= most_bytes) best = r;
+    }
+    a->at.merge_rounds = best;
+    lay_out(a, tiles, warps);
+}
+
+/* Does the plan fit with copies of `most` units or fewer, down to `least_copy`? want: stages. Fills the rest of a. */
+static bool fits(struct cuda_backend *be, const struct plan *p, struct mm_args *a, int tiles, int want, int32_t most,
+                 int32_t least_copy, int32_t widest, int32_t panels)
+{
+    const size_t part = ((size_t)be->smem_sm - 6144) / (size_t)(p->blocks * (p->beside ? 2 : 1)),
+                 most_bytes = (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
+    const int limit = be->generic || be->cc < 90 || p->warps > MM_WARPS ? 4 : 8;
+    put_together(a, p->together, p->warps);
+    const int32_t rounds = (panels - 1) / (be->sm_count * p->blocks * a->subs) + 1;
+    for (int32_t copy = most; copy >= least_copy; copy /= 2) {
+        const int full = want * (most / copy), stages = full < limit ? full : limit,
+                  least = p->stages + (copy < most);
+        a->stage_units = copy;
+        a->stage_bytes = copy * widest;
+        for (a->stages = stages; a->stages >= (stages < least ? stages : least); a->stages--) {
+            a->at.merge_rounds = 1;
+            a->at.merge_sets = tiles == 1 ? 2 : 1;
+            if (lay_out(a, tiles, p->warps) > most_bytes) continue;
+            fill_rest(a, tiles, p->warps, rounds, most_bytes);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* How many rows a launch takes and which plan: the first that fits, then with fewer rows. None of these
+ * choices changes a bit. most: units of a copy. mixed: matrices of types of several sizes;
+ * low: some of a low type. Fills a->n, stages, stage_units, block_slices, slice_warps, at and
+ * *plan; returns log2 of the tiles, or -1. */
+static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most, int32_t widest,
+                  bool mixed, bool low, struct mm_args *a, const struct plan **plan)
+{
+    const bool bulk = !be->generic && be->cc >= 90;
+    const int deepest = bulk ? 8 : 4, tuned = mm_tuning.stages < deepest ? mm_tuning.stages : deepest;
+    const int widest_tiles = be->cc < 90 ? 1 : be->generic ? 0 : 2; /* what is compiled: mm_kernel.cuh */
     const float *x = a->x;
     for (int log2_tiles = 2; log2_tiles >= 0; log2_tiles--) {
         const int tiles = 1 << log2_tiles;
-        if ((log2_tiles && 4 * tiles >= n) || log2_tiles > widest) continue;
+        if ((log2_tiles && 4 * tiles >= n) || log2_tiles > widest_tiles) continue;
         a->n = n < 8 * tiles ? n : 8 * tiles;
         /* Measured: with more rows the arithmetic covers latencies, and a shorter ring leaves room for sums.
          */
@@ -195,51 +260,28 @@ static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t p
                                                       : 3,
                   want = fewer < tuned ? fewer : tuned;
         for (int i = 0; i < PLANS; i++) {
-            if (!plans[i].together && a->slices == 1) continue;
+            const struct plan *p = &plans[i];
+            if (!p->together && a->slices == 1) continue;
             if ((mm_tuning.skip >> i & 1) && i + 1 < PLANS) continue;
-            if (tiles == 4 && plans[i].blocks > 1)
-                continue; /* registers; blocks that wait must be resident */
-            const size_t part = ((size_t)be->smem_sm - 6144) /
-                                (size_t)(plans[i].blocks * (plans[i].beside ? 2 : 1)),
-                         most_bytes =
-                             (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
-            put_together(a, plans[i].together);
-            a->x = plans[i].together && n <= mm_tuning.prologue && is_whole(act) ? x : nullptr;
-            const int least = want < plans[i].stages ? want : plans[i].stages;
-            *blocks = plans[i].blocks;
-            const int32_t rounds = (panels - 1) / (be->sm_count * *blocks * a->subs) + 1;
-            for (a->stages = want; a->stages >= least; a->stages--) {
-                a->at.merge_rounds = 1;
-                a->at.merge_sets = tiles == 1 ? 2 : 1;
-                if (lay_out(a, tiles) > most_bytes) continue;
-                if (tiles > 1) { /* better, where there is room */
-                    a->at.merge_sets = 2;
-                    if (lay_out(a, tiles) > most_bytes) a->at.merge_sets = 1;
-                }
-                int32_t best = 1;
-                for (int32_t r = 2; r <= rounds && r <= mm_tuning.rounds; r++) {
-                    a->at.merge_rounds = r;
-                    if (lay_out(a, tiles) <= most_bytes) best = r;
-                }
-                a->at.merge_rounds = best;
-                lay_out(a, tiles);
-                return log2_tiles;
-            }
+            if (tiles == 4 && p->blocks > 1) continue; /* registers; blocks that wait must be resident */
+            int32_t copy = most, least = most;
+            if (!kernel_of(act, log2_tiles, p->warps, !bulk, low)) continue;
+            if (!mm_tuning.any && !suits(p, act, a, mixed, &copy, &least)) continue;
+            a->x = p->together && n <= mm_tuning.prologue && is_whole(act) ? x : nullptr;
+            *plan = p;
+            if (fits(be, p, a, tiles, want, copy, least, widest, panels)) return log2_tiles;
         }
     }
-    return cuda_fail(be, KN_EDEVICE, "matrix product: %d bytes of shared memory a block are too few",
-                     be->smem_block);
+    return -1;
 }
 
 /* Launch over all panels: as many at a time as the partial sums have room for. */
 static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
-                         int matrices, int log2_tiles, int blocks, int32_t panels)
+                         int log2_tiles, const struct plan *plan, bool low, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    bool low = false;
-    for (int j = 0; j < matrices; j++) low |= mm_is_low(a->type[j]);
-    const mm_kernel_fn f = kernel_of(act, log2_tiles, be->generic || be->cc < 90, low);
-    const int32_t grid = be->sm_count * blocks; /* all resident: apart, blocks wait for each other */
+    const mm_kernel_fn f = kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
+    const int32_t grid = be->sm_count * plan->blocks; /* all resident: apart, blocks wait for each other */
     int32_t most = panels;
     if (!together) {
         const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) *
@@ -259,10 +301,36 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
 #endif
         const int32_t n_blocks = together ? a->groups : a->groups * a->slices;
         const int err = cuda_check(
-            be, name, cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(32 * MM_WARPS), a->at.total, *a));
+            be, name, cuda_launch(be, f, dim3((unsigned)n_blocks), dim3((unsigned)(32 * plan->warps)), a->at.total, *a));
         if (err) return err;
     }
     return 0;
+}
+
+int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, int64_t width, bool *done)
+{
+    const struct kn_weight *w = be->head.next_w;
+    const float *norm = be->head.next_norm;
+    const struct mm_type *t = w ? mm_type_of(w->type) : nullptr;
+    struct mm_args a = {};
+    be->head.next_w = nullptr;
+    *done = t && norm && add->weight && is_whole(t->act) && w->n_in == width && width % 8 == 0 &&
+            width <= MM_ADD_WIDTH && n <= MM_PREP_ROWS && ((uintptr_t)norm & 15) == 0;
+    if (!*done) return 0;
+    const int rc = cut_slices(be, t, width, &a);
+    if (rc) return rc;
+    const struct mm_prep prep = {add->out, norm,      be->mm_rows,   add->eps, (int32_t)width,
+                                 a.units,  t->unit_k, a.slice_units, a.slices, a.slice_row};
+    const int err = cuda_check(be, "norm_add", mm_add_prepare(be, t->act, add, &prep, n));
+    be->rounded = {be->launches, add->out, norm, add->eps, n, t->act, (int32_t)width};
+    return err;
+}
+/* Has norm_add just left the product's rows in mm_rows? */
+static bool is_rounded(const struct cuda_backend *be, const struct product *p, enum mm_act act)
+{
+    return be->rounded.x && be->rounded.launches == be->launches && be->rounded.x == p->x && be->rounded.norm == p->norm &&
+           be->rounded.eps == p->eps && be->rounded.n == p->n && be->rounded.act == act &&
+           be->rounded.n_in == p->w[0]->n_in;
 }
 
 /* The matrices `list`, which want the same activations. */
@@ -273,17 +341,22 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
     struct mm_args a = {};
     int err = cut_slices(be, t, w0->n_in, &a);
     int32_t panels = 0, widest = 0;
+    bool mixed = false, low = false;
     for (int i = 0; i < count; i++) {
         const struct kn_weight *w = p->w[list[i]];
         a.w[i] = (const uint8_t *)w->packed;
         a.n_out[i] = (int32_t)w->n_out;
         a.type[i] = w->type;
         a.unit_bytes[i] = mm_type_of(w->type)->unit_bytes;
+        mixed |= a.unit_bytes[i] != a.unit_bytes[0];
+        low |= mm_is_low(w->type);
         if (a.unit_bytes[i] > widest) widest = a.unit_bytes[i];
         if (i == 0 || !p->gated) panels += (int32_t)((w->n_out + 15) / 16);
         a.panel_end[i] = panels;
     }
     const int32_t copy = copy_units(t->act), most_units = copy < a.slice_units ? copy : a.slice_units;
+    /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh). */
+    const int32_t least_units = t->act == MM_ACT_K || most_units < 2 ? 1 : 2;
     a.partial = be->mm_partial;
     a.add = p->add;
     a.gated = p->gated;
@@ -296,24 +369,25 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         const float *x = p->x + (int64_t)row * w0->n_in;
         const struct mm_prep prep = {x,       p->norm,   be->mm_rows,   p->eps,   a.n_in,
                                      a.units, t->unit_k, a.slice_units, a.slices, a.slice_row};
-        bool prepared = !p->norm && be->ready.x == x && be->ready.n == p->n && be->ready.act == t->act &&
-                        be->ready.slice_units == a.slice_units && be->ready.launch == be->launches;
+        bool prepared = is_rounded(be, p, t->act);
+        prepared |= !p->norm && be->ready.x == x && be->ready.n == p->n && be->ready.act == t->act &&
+                    be->ready.slice_units == a.slice_units && be->ready.launch == be->launches;
         for (int32_t i = 0; i < rows && !err; i += a.n) {
-            int blocks = 1;
+            const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
-            for (int32_t copy = most_units; log2_tiles < 0; copy /= 2) {
+            for (int32_t most = most_units; log2_tiles < 0 && most >= least_units; most /= 2) {
                 a.x = p->n <= mm_tuning.prologue ? x : nullptr;
-                a.stage_units = copy;
-                a.stage_bytes = copy * widest;
-                log2_tiles = choose(be, t->act, rows - i, panels, &a, &blocks);
-                if (log2_tiles < 0 && copy == 1) return log2_tiles;
+                log2_tiles = choose(be, t->act, rows - i, panels, most, widest, mixed, low, &a, &plan);
             }
+            if (log2_tiles < 0)
+                return cuda_fail(be, KN_EDEVICE, "matrix product: %d bytes of shared memory a block are too few",
+                                 be->smem_block);
             if (!a.x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, t->act, &prep, rows));
             prepared = true;
             a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
             for (int j = 0; j < count; j++)
                 a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
-            if (!err) err = launch_panels(be, p->name, t->act, &a, count, log2_tiles, blocks, panels);
+            if (!err) err = launch_panels(be, p->name, t->act, &a, log2_tiles, plan, low, panels);
         }
     }
     return err;

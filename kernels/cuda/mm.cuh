@@ -26,7 +26,8 @@
 
 #include "cuda.cuh"
 
-#define MM_WARPS 8
+#define MM_WARPS 8       /* of a block, */
+#define MM_WARPS_MOST 16 /* or so many */
 #ifndef MM_BLOCKS
 #define MM_BLOCKS 2 /* blocks a multiprocessor has registers for, 8-bit kinds at 8 rows */
 #endif
@@ -62,7 +63,7 @@ struct mm_memory {
     uint32_t
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
 };
-#define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages, one for the activations */
+#define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
 
 /* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels).
  * Two distributions of the slices, chosen by what fits into shared memory, with the same bits:
@@ -85,7 +86,8 @@ struct mm_args {
     int32_t units, slice_units, slices; /* units a panel and a slice */
     int32_t slice_row;                  /* bytes of a token's slice */
     int32_t block_slices;               /* slices a block: slices (together) or 1 (apart) */
-    int32_t slice_warps, subs;          /* warps an item: 1, 2, 4, 8; items at a time: 8 / slice_warps */
+    int32_t slice_warps, subs; /* warps an item (split: and member): 1, 2, 4, 8; items at a time: of all warps */
+    int32_t split;             /* 1: gates and ups by different warps */
     int32_t groups;                     /* together: blocks; apart: blocks / slices */
     int32_t stages, stage_units,
         stage_bytes; /* of a warp's ring: stages; units of one copy; bytes of a stage */
@@ -100,12 +102,12 @@ struct mm_args {
 #endif
 };
 typedef void (*mm_kernel_fn)(const mm_args);
-/* The kernel of a kind of activations for 1, 2 or 4 tiles (log2), or NULL. generic: without bulk copies.
- * mm_float.cu, mm_32.cu, mm_k.cu, mm_low.cu. */
-mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, bool generic);
-mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, bool generic);
-mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, bool generic);
-mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, bool generic);
+/* The kernel of a kind of activations for 1, 2 or 4 tiles (log2) and blocks of 8 or 16 warps, or NULL. generic:
+ * without bulk copies. mm_float.cu, mm_32.cu, mm_k.cu, mm_low.cu. */
+mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, int warps, bool generic);
+mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, int warps, bool generic);
+mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, int warps, bool generic);
+mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool generic);
 /* Types that mm_kernel_low and experts_kernel_low are for. */
 static inline bool mm_is_low(uint32_t type)
 {
@@ -128,6 +130,19 @@ cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const str
  * *act; false where it must not, for w wants floats. mm_prepared: the newest launch has done it for the n rows x. */
 bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, struct mm_prep *a, enum mm_act *act);
 void mm_prepared(struct cuda_backend *be, const float *x, int32_t n, const struct mm_prep *a, enum mm_act act);
+
+/* A norm_add whose out is p->x, and mm_prepare of it, in one launch. MM_ADD_WIDTH columns at most, a multiple of 8;
+ * 8-bit kinds. */
+#define MM_ADD_WIDTH 8192
+struct mm_add {
+    float *out;
+    const float *x, *y, *weight;
+    float eps, scale;
+};
+cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
+                           const struct mm_prep *p, int32_t n);
+/* mm.cu: norm_add, prepared for be->head.next_w; *done false, and nothing launched, where it cannot be. */
+int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, int64_t width, bool *done);
 #ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times */
 unsigned long long *mm_trace_next(const char *what);
 #endif
@@ -156,6 +171,9 @@ struct mm_tuning {
     int prologue;     /* rows up to which a product prepares its activations itself */
     int rounds;       /* panels a block sums up between two barriers, at most */
     int slices_float; /* of 4,096 columns, float types */
+    int any;          /* 1: any plan for any launch, copies of one size */
+    int no_split;     /* 1: gates and ups by the same warps */
+    int long_row;     /* columns beyond which there are twice as many slices, 8-bit kinds */
 };
 extern struct mm_tuning mm_tuning;
 

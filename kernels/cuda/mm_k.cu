@@ -2,7 +2,7 @@
 #include "mm_int.cuh"
 #include "mm_kernel.cuh"
 
-mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, bool generic)
+mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, int warps, bool generic)
 {
-    return act == MM_ACT_K ? mm_pick_kernel<frag_k<false>>(log2_tiles, generic) : nullptr;
+    return act == MM_ACT_K ? mm_pick_kernel<frag_k<false>, true>(log2_tiles, warps, generic) : nullptr;
 }

@@ -1,6 +1,6 @@
 /* mm_kernel.cuh - the product kernel: rings of packed weights, activations, the loop, the sums of slices.
  *
- * Grid: groups blocks (slices together) or groups * slices blocks (apart) of 8 warps, see mm_args. Nothing
+ * Grid: groups blocks (slices together) or groups * slices blocks (apart) of W warps, 8 or 16, see mm_args. Nothing
  * but weights is touched before cuda_grid_wait(): each warp has its ring filled by then. Bound: the bytes of
  * the weights, once. */
 #ifndef DFLASH_CUDA_MM_KERNEL_CUH
@@ -131,10 +131,10 @@ template <int NT> DEV int merge_pairs(const mm_args &a)
 {
     return NT == 1 ? (a.n + 1) / 2 : 4;
 }
-template <int NT> DEV void merge_rounds(const mm_args &a, const uint8_t *merge, int first_item, int rounds)
+template <int NT, int W> DEV void merge_rounds(const mm_args &a, const uint8_t *merge, int first_item, int rounds)
 {
     const int subs = a.subs, lane = threadIdx.x % 32, pairs = merge_pairs<NT>(a), step = NT * 8 * pairs;
-    for (int i = threadIdx.x / 32; i < rounds * subs * NT; i += MM_WARPS) {
+    for (int i = threadIdx.x / 32; i < rounds * subs * NT; i += W) {
         const int sub = i / NT % subs, t = i % NT, round = i / NT / subs,
                   item = first_item + (round * subs + sub) * a.groups;
         if (item >= a.n_items || 8 * t + 2 * (lane % 4) >= a.n) continue;
@@ -159,11 +159,11 @@ DEV float *record_of(const mm_args &a, int item, int member, int slice, int tile
 }
 /* Apart: all blocks of the group have left their sums; this one adds up its share of the group's (item,
  * tile)s. */
-template <int NT> DEV void merge_group(const mm_args &a, int group, int slice)
+template <int NT, int W> DEV void merge_group(const mm_args &a, int group, int slice)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int items = (a.n_items - group + a.groups - 1) / a.groups;
-    for (int i = slice * MM_WARPS + warp; i < items * NT; i += a.slices * MM_WARPS) {
+    for (int i = slice * W + warp; i < items * NT; i += a.slices * W) {
         const int item = group + i / NT * a.groups, t = i % NT;
         if (8 * t + 2 * (lane % 4) >= a.n) continue;
         float v[4], up[4];
@@ -203,7 +203,7 @@ DEV void group_wait(const mm_args &a, int group)
 
 /* The block's slices of the n prepared tokens to shared memory. All threads call; on return the data is
  * there. */
-template <bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, int first_slice, uint64_t *bar)
+template <int W, bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, int first_slice, uint64_t *bar)
 {
     const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row);
     const size_t stride = (size_t)a.slices * (size_t)a.slice_row;
@@ -225,19 +225,19 @@ template <bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, int firs
 #endif
         bar_wait(bar, 0);
     } else {
-        for (int t = threadIdx.x / 32; t < a.n; t += MM_WARPS)
+        for (int t = threadIdx.x / 32; t < a.n; t += W)
             for (uint32_t o = 16 * (threadIdx.x % 32); o < bytes; o += 512)
                 *(uint4 *)(act + t * a.at.row_bytes + o) = __ldcg((const uint4 *)(src + t * stride + o));
         __syncthreads();
     }
 }
 /* The same from x, by this block: all slices. */
-template <enum mm_act ACT> DEV void make_rows(const mm_args &a, uint8_t *act, float *squares)
+template <enum mm_act ACT, int W> DEV void make_rows(const mm_args &a, uint8_t *act, float *squares)
 {
     const mm_prep p = {a.x,     a.norm, nullptr,       a.eps,    a.n_in,
                        a.units, 256,    a.slice_units, a.slices, a.slice_row};
     for (int t = 0; t < a.n; t++) {
-        prepare_row<ACT, MM_WARPS, 2>(p, a.x + (size_t)t * (size_t)a.n_in, act + t * a.at.row_bytes, 0,
+        prepare_row<ACT, W, 16 / W>(p, a.x + (size_t)t * (size_t)a.n_in, act + t * a.at.row_bytes, 0,
                                       (a.n_in + 255) / 256, squares);
         __syncthreads();
     }
@@ -253,7 +253,7 @@ struct walk {
     const uint8_t *base, *p; /* of the first member's panel; of the next copy */
 };
 
-template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
+template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -263,7 +263,7 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
               stage_units = a.stage_units;
     uint8_t *const ring = smem + MM_BARS + warp * stages * stage_bytes, *const act = smem + a.at.act;
     uint64_t *const bars = (uint64_t *)smem + warp * stages, *const act_bar =
-                                                                 (uint64_t *)smem + MM_WARPS * stages;
+                                                                 (uint64_t *)smem + W * stages;
 
     cuda_grid_early();
     MM_STAMP(0);
@@ -279,13 +279,15 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     const bool together = a.block_slices == a.slices;
     const int group = together ? (int)blockIdx.x : (int)blockIdx.x / a.slices,
               first_slice = together ? 0 : (int)blockIdx.x % a.slices;
-    const int sub = warp / a.slice_warps, part = warp % a.slice_warps, members = a.gated ? 2 : 1;
+    /* Split: half of the warps have the gates, the others the ups; else a warp has one after the other. */
+    const int sub = warp / a.slice_warps >> a.split, part = warp % a.slice_warps;
+    const int member0 = a.split ? warp / a.slice_warps % 2 : 0, member_last = a.split ? member0 : a.gated ? 1 : 0;
     const int first = group + sub * a.groups, stride = a.subs * a.groups;
 
     int slot = 0;
     uint32_t phase = 0;
     walk next = {
-        a.first_item + (part < a.block_slices ? first : a.n_items), 0, 0, part, 0, 0, nullptr, nullptr};
+        a.first_item + (part < a.block_slices ? first : a.n_items), 0, member0, part, 0, 0, nullptr, nullptr};
     const int end_panel = a.first_item + a.n_items;
     const ptrdiff_t up = a.gated ? a.w[1] - a.w[0] : 0;
     auto find_panel = [&]() { /* base: of a panel in another matrix than before */
@@ -317,8 +319,8 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
                 next.local += a.slice_warps;
                 if (next.local >= a.block_slices) {
                     next.local = part;
-                    if (++next.member == members) {
-                        next.member = 0;
+                    if (next.member++ == member_last) {
+                        next.member = member0;
                         next.panel += stride;
                         if (next.panel < end_panel) {
                             if (!a.gated && next.panel >= a.panel_end[next.matrix])
@@ -343,9 +345,9 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     bool made = false;
     if constexpr (F::whole && NT == 1) {
         made = a.x != nullptr;
-        if (made) make_rows<F::act>(a, act, (float *)(smem + a.at.squares));
+        if (made) make_rows<F::act, W>(a, act, (float *)(smem + a.at.squares));
     }
-    if (!made) load_rows<BULK>(a, act, first_slice, act_bar);
+    if (!made) load_rows<W, BULK>(a, act, first_slice, act_bar);
     MM_STAMP(3);
 
     mm_view<NT> view;
@@ -365,7 +367,7 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     for (int round = 0; round < rounds; round++) {
         const int item = first + round * stride;
         float4 *merge = (float4 *)(smem + a.at.merge + (set * a.at.merge_rounds + filled) * a.at.merge_bytes);
-        for (int member = 0; member < members && item < a.n_items; member++)
+        for (int member = member0; member <= member_last && item < a.n_items; member++)
             for (int local = part; local < a.block_slices; local += a.slice_warps) {
                 const int units = min(a.slice_units, a.units - (first_slice + local) * a.slice_units);
                 const uint8_t *x = act + local * a.slice_row;
@@ -424,7 +426,7 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
             }
         if (in_shared && (++filled == a.at.merge_rounds || round == rounds - 1)) {
             __syncthreads();
-            merge_rounds<NT>(a, smem + a.at.merge + set * a.at.merge_rounds * a.at.merge_bytes,
+            merge_rounds<NT, W>(a, smem + a.at.merge + set * a.at.merge_rounds * a.at.merge_bytes,
                              group + (round + 1 - filled) * stride, filled);
             filled = 0;
             if (a.at.merge_sets == 2) /* the next sums go elsewhere, and the barrier after them frees these */
@@ -435,37 +437,44 @@ template <class F, int NT, bool BULK> DEV void product(const mm_args &a)
     }
     if (!together) {
         group_wait(a, group);
-        merge_group<NT>(a, group, first_slice);
+        merge_group<NT, W>(a, group, first_slice);
     }
     if (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
     MM_STAMP(4);
 }
 
-/* Registers: at 8 rows, two blocks of this launch and two of the next, and between them the block that
- * prepares activations. Bulk copies need sm_90. To save compilation, the generic form exists for 8 and 16
- * tokens on what is older, for 8 on sm_90. */
-template <class F, int NT, bool BULK>
-__global__ void __launch_bounds__(32 * MM_WARPS, NT == 1   ? (F::whole ? MM_BLOCKS : 2)
-                                                 : NT == 2 ? 2
-                                                           : 1) mm_kernel(const __grid_constant__ mm_args a)
+/* Registers: two blocks of 8 warps or one of 16 (8-bit kinds, up to 16 rows). Bulk copies need sm_90. To save
+ * compilation, the generic form exists for 8 and 16 tokens on what is older, for 8 on sm_90. */
+template <class F, int NT, int W, bool BULK>
+__global__ void __launch_bounds__(32 * W, W > MM_WARPS ? 1
+                                          : NT == 1    ? (F::whole ? MM_BLOCKS : 2)
+                                          : NT == 2    ? 2
+                                                       : 1) mm_kernel(const __grid_constant__ mm_args a)
 {
 #ifdef __CUDA_ARCH__
-    if constexpr (BULK ? __CUDA_ARCH__ >= 900 : NT <= (__CUDA_ARCH__ >= 900 ? 1 : 2)) product<F, NT, BULK>(a);
+    if constexpr (BULK ? __CUDA_ARCH__ >= 900 : NT <= (__CUDA_ARCH__ >= 900 ? 1 : 2)) product<F, NT, W, BULK>(a);
 #endif
 }
 
-template <class F, bool BULK> static mm_kernel_fn mm_pick(int log2_tiles)
+template <class F, int W, bool BULK> static mm_kernel_fn mm_pick(int log2_tiles)
 {
     switch (log2_tiles) {
-    case 0: return mm_kernel<F, 1, BULK>;
-    case 1: return mm_kernel<F, 2, BULK>;
-    case 2: return mm_kernel<F, 4, BULK>;
+    case 0: return mm_kernel<F, 1, W, BULK>;
+    case 1: return mm_kernel<F, 2, W, BULK>;
+    case 2:
+        if constexpr (W == MM_WARPS) return mm_kernel<F, 4, W, BULK>;
+        return nullptr;
     default: return nullptr;
     }
 }
-template <class F> static mm_kernel_fn mm_pick_kernel(int log2_tiles, bool generic)
+/* WIDE: also blocks of 16 warps. */
+template <class F, bool WIDE> static mm_kernel_fn mm_pick_kernel(int log2_tiles, int warps, bool generic)
 {
-    return generic ? mm_pick<F, false>(log2_tiles) : mm_pick<F, true>(log2_tiles);
+    if (warps == MM_WARPS)
+        return generic ? mm_pick<F, MM_WARPS, false>(log2_tiles) : mm_pick<F, MM_WARPS, true>(log2_tiles);
+    if constexpr (WIDE)
+        if (!generic && warps == MM_WARPS_MOST) return mm_pick<F, MM_WARPS_MOST, true>(log2_tiles);
+    return nullptr;
 }
 
 #endif

@@ -2,7 +2,8 @@
 #include "mm_int.cuh"
 #include "mm_kernel.cuh"
 
-mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, bool generic)
+mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool generic)
 {
-    return act == MM_ACT_K ? mm_pick_kernel<frag_k<true>>(log2_tiles, generic) : nullptr;
+    if (act != MM_ACT_K || warps != MM_WARPS) return nullptr;
+    return mm_pick_kernel<frag_k<true>, false>(log2_tiles, warps, generic);
 }

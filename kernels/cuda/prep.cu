@@ -151,6 +151,65 @@ __global__ void __launch_bounds__(32 * WARPS) prep_float(const __grid_constant__
     }
 }
 
+/* ---- a residual added, normed and rounded ---- */
+
+#define ADD_WARPS (MM_ADD_WIDTH / 256)
+
+/* The sum over all blocks' squares, as prepare_row has it. */
+DEV float inverse_rms(const float *squares, int blocks, int n_in, float eps)
+{
+    float s = 0.0f;
+    for (int b = threadIdx.x % 32; b < blocks; b += 32) s = __fadd_rn(s, squares[b]);
+#pragma unroll
+    for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)n_in), eps)));
+}
+
+/* One block a token, a warp 256 columns: two norms, one after the other, and all values in registers. */
+template <enum mm_act ACT>
+__global__ void __launch_bounds__(32 * ADD_WARPS)
+    add_whole(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add)
+{
+    __shared__ float squares[2][ADD_WARPS];
+    const int lane = threadIdx.x % 32, b = threadIdx.x / 32, blocks = (a.n_in + 255) / 256, k = 256 * b + 8 * lane;
+    const size_t at = (size_t)blockIdx.x * (size_t)a.n_in;
+    float v[8], x[8], w[8], norm[8];
+    cuda_grid_early();
+    load_eight(w, add.weight, k, a.n_in);
+    load_eight(norm, a.norm, k, a.n_in);
+    cuda_grid_wait();
+    load_eight(v, add.y + at, k, a.n_in);
+    load_eight(x, add.x + at, k, a.n_in);
+    float s = block_squares(v);
+    if (lane == 0) squares[0][b] = s;
+    __syncthreads();
+    float r = inverse_rms(squares[0], blocks, a.n_in, add.eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
+    if (k < a.n_in) {
+        *(float4 *)(add.out + at + k) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4 *)(add.out + at + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    }
+    s = block_squares(v);
+    if (lane == 0) squares[1][b] = s;
+    __syncthreads();
+    r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
+    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.x * (size_t)a.slices * (size_t)a.slice_row, b, v);
+}
+
+cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
+                           const struct mm_prep *p, int32_t n)
+{
+    return cuda_launch(be,
+                       act == MM_ACT_K    ? add_whole<MM_ACT_K>
+                       : act == MM_ACT_32 ? add_whole<MM_ACT_32>
+                                          : add_whole<MM_ACT_32M>,
+                       dim3((unsigned)n), dim3(32 * ADD_WARPS), 0, *p, *add);
+}
+
 cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n)
 {
     struct mm_prep a = *p;

@@ -1,73 +1,133 @@
 /* rows.cu - norms, gates, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch at
  * small n. */
 #include "math.cuh"
+#include "mm.cuh"
 #include "ops.cuh"
 
-/* The sum over a block of 256, in every thread: a tree in the warp, then the warps in order. */
+#define NORM_THREADS 512
+#define NORM_KEPT 3 /* groups of four values that a thread keeps: rows of 6,144 */
+
+/* The sum over a block, in every thread: a tree in the warp, then the warps in order. */
 static __device__ __forceinline__ float block_sum(float x, float *warp)
 {
     for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
     if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = x;
     __syncthreads();
     float sum = warp[0];
-    for (int i = 1; i < 8; i++) sum = __fadd_rn(sum, warp[i]);
+    for (int i = 1; i < NORM_THREADS / 32; i++) sum = __fadd_rn(sum, warp[i]);
     return sum;
 }
-
-/* One block a row; thread t adds the squares of t, t + 256, ... */
-static __global__ void __launch_bounds__(256)
-    rms_norm_rows(float *out, const float *x, const float *weight, int64_t width, float eps)
+/* Values 4 i .. 4 i + 3 of a row; of a row whose length is no multiple of four, one at a time, and zeros. */
+static __device__ __forceinline__ float4 four(const float *p, int i, int width, bool whole)
 {
-    __shared__ float warp[8];
-    cuda_grid_start();
-    x += blockIdx.x * width;
-    out += blockIdx.x * width;
+    if (whole) return *(const float4 *)(p + 4 * i);
+    float4 v = make_float4(p[4 * i], 0.0f, 0.0f, 0.0f);
+    if (4 * i + 1 < width) v.y = p[4 * i + 1];
+    if (4 * i + 2 < width) v.z = p[4 * i + 2];
+    if (4 * i + 3 < width) v.w = p[4 * i + 3];
+    return v;
+}
+static __device__ __forceinline__ void put_four(float *p, int i, int width, bool whole, float4 v)
+{
+    if (whole) {
+        *(float4 *)(p + 4 * i) = v;
+        return;
+    }
+    p[4 * i] = v.x;
+    if (4 * i + 1 < width) p[4 * i + 1] = v.y;
+    if (4 * i + 2 < width) p[4 * i + 2] = v.z;
+    if (4 * i + 3 < width) p[4 * i + 3] = v.w;
+}
+static __device__ __forceinline__ float square_four(float sum, float4 v)
+{
+    return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
+}
+/* (x + y r w) scale, or y r w */
+template <bool ADD> static __device__ __forceinline__ float normed(float x, float y, float r, float w, float scale)
+{
+    const float u = __fmul_rn(__fmul_rn(y, r), w);
+    return ADD ? __fmul_rn(__fadd_rn(x, u), scale) : u;
+}
+template <bool ADD>
+static __device__ __forceinline__ float4 normed_four(float4 x, float4 y, float r, float4 w, float scale)
+{
+    return make_float4(normed<ADD>(x.x, y.x, r, w.x, scale), normed<ADD>(x.y, y.y, r, w.y, scale),
+                       normed<ADD>(x.z, y.z, r, w.z, scale), normed<ADD>(x.w, y.w, r, w.w, scale));
+}
+
+/* One block a row: out = y / rms(y) * weight, or (x + that) * scale. Thread t has the groups t, t + 512, ... of four
+ * values; the first of them stay in registers, all loads in flight at once: between two products the latency counts. */
+template <bool ADD>
+static __global__ void __launch_bounds__(NORM_THREADS, 2)
+    norm_rows(float *out, const float *x, const float *y, const float *weight, int width, float eps, float scale, bool whole)
+{
+    __shared__ float warp[NORM_THREADS / 32];
+    const int groups = (width + 3) / 4;
+    const int64_t row = (int64_t)blockIdx.x * width;
+    const float4 one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    float4 u[NORM_KEPT], v[NORM_KEPT], w[NORM_KEPT];
+    cuda_grid_early();
+#pragma unroll
+    for (int k = 0; k < NORM_KEPT; k++) {
+        const int i = threadIdx.x + k * NORM_THREADS;
+        w[k] = weight && i < groups ? four(weight, i, width, whole) : one;
+    }
+    cuda_grid_wait();
+    x += row, y += row, out += row;
     float sum = 0.0f;
-    for (int64_t i = threadIdx.x; i < width; i += 256) sum = __fmaf_rn(x[i], x[i], sum);
+#pragma unroll
+    for (int k = 0; k < NORM_KEPT; k++) {
+        const int i = threadIdx.x + k * NORM_THREADS;
+        v[k] = i < groups ? four(y, i, width, whole) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (ADD && i < groups) u[k] = four(x, i, width, whole);
+    }
+#pragma unroll
+    for (int k = 0; k < NORM_KEPT; k++) sum = square_four(sum, v[k]);
+    for (int i = threadIdx.x + NORM_KEPT * NORM_THREADS; i < groups; i += NORM_THREADS)
+        sum = square_four(sum, four(y, i, width, whole));
     sum = block_sum(sum, warp);
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
-    for (int64_t i = threadIdx.x; i < width; i += 256) {
-        float y = __fmul_rn(x[i], r);
-        out[i] = weight ? __fmul_rn(y, weight[i]) : y;
+#pragma unroll
+    for (int k = 0; k < NORM_KEPT; k++) {
+        const int i = threadIdx.x + k * NORM_THREADS;
+        if (i < groups) put_four(out, i, width, whole, normed_four<ADD>(ADD ? u[k] : v[k], v[k], r, w[k], scale));
     }
+    for (int i = threadIdx.x + NORM_KEPT * NORM_THREADS; i < groups; i += NORM_THREADS)
+        put_four(out, i, width, whole,
+                 normed_four<ADD>(four(ADD ? x : y, i, width, whole), four(y, i, width, whole), r,
+                                  weight ? four(weight, i, width, whole) : one, scale));
+}
+
+/* Rows that begin at multiples of 16 bytes and are whole groups of four. */
+static bool is_whole(const float *out, const float *x, const float *y, const float *weight, int64_t width)
+{
+    return width % 4 == 0 && (((uintptr_t)out | (uintptr_t)x | (uintptr_t)y | (uintptr_t)weight) & 15) == 0;
 }
 
 int cuda_rms_norm(struct kn_backend *kb, float *out, const float *x, const float *weight, int32_t n,
                   int64_t width, float eps)
 {
     struct cuda_backend *be = cuda_of(kb);
-    if (n < 1 || width < 1) return cuda_fail(be, KN_EINVAL, "rms_norm: %d rows of %lld", n, (long long)width);
+    if (n < 1 || width < 1 || width > INT32_MAX) return cuda_fail(be, KN_EINVAL, "rms_norm: %d rows of %lld", n, (long long)width);
     return cuda_check(
         be, "rms_norm",
-        cuda_launch(be, rms_norm_rows, dim3((unsigned)n), dim3(256), 0, out, x, weight, width, eps));
-}
-
-/* As rms_norm_rows, then a sum and a product. */
-static __global__ void __launch_bounds__(256)
-    norm_add_rows(float *out, const float *x, const float *y, const float *weight, int64_t width, float eps, float scale)
-{
-    __shared__ float warp[8];
-    cuda_grid_start();
-    const int64_t row = blockIdx.x * width;
-    float sum = 0.0f;
-    for (int64_t i = threadIdx.x; i < width; i += 256) sum = __fmaf_rn(y[row + i], y[row + i], sum);
-    sum = block_sum(sum, warp);
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), eps)));
-    for (int64_t i = threadIdx.x; i < width; i += 256) {
-        float u = __fmul_rn(y[row + i], r);
-        if (weight) u = __fmul_rn(u, weight[i]);
-        out[row + i] = __fmul_rn(__fadd_rn(x[row + i], u), scale);
-    }
+        cuda_launch(be, norm_rows<false>, dim3((unsigned)n), dim3(NORM_THREADS), 0, out, x, x, weight, (int)width, eps, 1.0f,
+                    is_whole(out, x, x, weight, width)));
 }
 
 int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float *y, const float *weight, int32_t n,
                   int64_t width, float eps, float scale)
 {
     struct cuda_backend *be = cuda_of(kb);
-    if (n < 1 || width < 1)
+    if (n < 1 || width < 1 || width > INT32_MAX)
         return cuda_fail(be, KN_EINVAL, "norm_add: %d rows of width %lld", n, (long long)width);
+    const struct mm_add add = {out, x, y, weight, eps, scale};
+    bool done = false;
+    const int rc = is_whole(out, x, y, weight, width) ? mm_norm_add(be, &add, n, width, &done) : 0;
+    if (rc || done) return rc;
     return cuda_check(be, "norm_add",
-                      cuda_launch(be, norm_add_rows, dim3((unsigned)n), dim3(256), 0, out, x, y, weight, width, eps, scale));
+                      cuda_launch(be, norm_rows<true>, dim3((unsigned)n), dim3(NORM_THREADS), 0, out, x, y, weight, (int)width, eps, scale,
+                                  is_whole(out, x, y, weight, width)));
 }
 
 struct join {
@@ -82,38 +142,45 @@ static __device__ __forceinline__ float inverse_rms(float sum, const struct join
     sum = block_sum(sum, warp);
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.width), a.eps)));
 }
-/* The values of rms_norm_rows and norm_add_rows, one after another. */
-static __global__ void __launch_bounds__(256) norm_join_rows(const __grid_constant__ struct join a)
+
+/* As norm_rows has it, group by group: the bits of three operations. */
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_join_rows(const __grid_constant__ struct join a, bool whole)
 {
-    __shared__ float warp[3][8];
-    cuda_grid_start();
-    const int64_t row = blockIdx.x * a.width;
+    __shared__ float warp[3][NORM_THREADS / 32];
+    const int width = (int)a.width, groups = (width + 3) / 4;
+    const int64_t row = (int64_t)blockIdx.x * a.width;
     float y = 0.0f, z = 0.0f, w = 0.0f;
-    for (int64_t i = threadIdx.x; i < a.width; i += 256) {
-        y = __fmaf_rn(a.y[row + i], a.y[row + i], y);
-        z = __fmaf_rn(a.z[row + i], a.z[row + i], z);
+    cuda_grid_start();
+    for (int i = threadIdx.x; i < groups; i += NORM_THREADS) {
+        y = square_four(y, four(a.y + row, i, width, whole));
+        z = square_four(z, four(a.z + row, i, width, whole));
     }
     const float ry = inverse_rms(y, a, warp[0]), rz = inverse_rms(z, a, warp[1]);
-    const auto joined = [&](int64_t i) {
-        return __fadd_rn(__fmul_rn(__fmul_rn(a.y[row + i], ry), a.y_weight[i]),
-                         __fmul_rn(__fmul_rn(a.z[row + i], rz), a.z_weight[i]));
+    const auto joined = [&](int i) {
+        const float4 u = four(a.y + row, i, width, whole), v = four(a.z + row, i, width, whole);
+        const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        return normed_four<true>(normed_four<false>(none, u, ry, four(a.y_weight, i, width, whole), 1.0f), v, rz,
+                                 four(a.z_weight, i, width, whole), 1.0f);
     };
-    for (int64_t i = threadIdx.x; i < a.width; i += 256) w = __fmaf_rn(joined(i), joined(i), w);
+    for (int i = threadIdx.x; i < groups; i += NORM_THREADS) w = square_four(w, joined(i));
     const float r = inverse_rms(w, a, warp[2]);
-    for (int64_t i = threadIdx.x; i < a.width; i += 256)
-        a.out[row + i] =
-            __fmul_rn(__fadd_rn(a.x[row + i], __fmul_rn(__fmul_rn(joined(i), r), a.weight[i])), a.scale);
+    for (int i = threadIdx.x; i < groups; i += NORM_THREADS)
+        put_four(a.out + row, i, width, whole,
+                 normed_four<true>(four(a.x + row, i, width, whole), joined(i), r, four(a.weight, i, width, whole),
+                                   a.scale));
 }
 
 int cuda_norm_join(struct kn_backend *kb, float *out, const float *x, const float *y, const float *y_weight, const float *z,
                    const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale)
 {
     struct cuda_backend *be = cuda_of(kb);
-    if (n < 1 || width < 1)
+    if (n < 1 || width < 1 || width > INT32_MAX)
         return cuda_fail(be, KN_EINVAL, "norm_join: %d rows of width %lld", n, (long long)width);
     const struct join a = {out, x, y, y_weight, z, z_weight, weight, width, eps, scale};
     return cuda_check(be, "norm_join",
-                      cuda_launch(be, norm_join_rows, dim3((unsigned)n), dim3(256), 0, a));
+                      cuda_launch(be, norm_join_rows, dim3((unsigned)n), dim3(NORM_THREADS), 0, a,
+                                  is_whole(out, x, y, y_weight, width) && is_whole(out, z, z_weight, weight, width)));
 }
 
 static __global__ void __launch_bounds__(256)

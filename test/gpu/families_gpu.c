@@ -70,7 +70,8 @@ static void check_norm_add(void)
         bool weight, in_place;
         float scale;
     } cases[] = {{1, true, false, 1.0f},     {40, true, true, 0.5f},    {257, false, false, 1.0f},
-                 {2816, true, true, 0.061f}, {5120, true, false, 1.0f}, {2048, false, true, 2.0f}};
+                 {2816, true, true, 0.061f}, {5376, true, true, 0.7f},
+                 {5120, true, false, 1.0f}, {2048, false, true, 2.0f}, {9001, true, false, 1.0f}, {8192, true, true, 1.0f}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const size_t w = (size_t)cases[c].width, n = 9, bytes = n * w * 4;
         uint64_t seed = c + 1;
@@ -134,6 +135,45 @@ static void check_norm_join(void)
                 apart ? "" : ", other bits by three operations");
         free(x), free(y), free(z), free(g), free(out[0]), free(out[1]), free(out[2]);
     }
+}
+
+/* What a norm_add that knows its reader leaves: x as the CPU has it, and a product of it with the bits of one that rounds
+ * for itself. changed: x is written between the two, and what was prepared must not be taken. */
+static void check_norm_next(uint32_t type, int64_t width, bool gated, bool changed)
+{
+    const size_t n = 9, w = (size_t)width, n_out = 40, bytes = n * w * 4;
+    uint64_t seed = (uint64_t)width + type;
+    float *x = normal(n * w, 3.0f, &seed), *y = normal(n * w, 0.02f, &seed), *g = normal(2 * w, 1.0f, &seed),
+          *flat = normal(n_out * w, 1.0f, &seed), *xs[2], *out[2];
+    void *packed = layer_alloc(n_out * kn_row_bytes(type, width));
+    struct kn_weight m;
+    if (kn_encode_row(type, flat, packed, (int64_t)(n_out * w), NULL)) abort();
+    must(gpu, "weight_load", kn_op(gpu)->weight_load(gpu, &m, type, width, (int64_t)n_out, packed, KN_USE_LINEAR));
+    float *dg = put(gpu, g, 2 * w * 4), *dy = put(gpu, y, bytes), *dx = put(gpu, x, bytes), *other = put(gpu, x, bytes);
+    const struct kn_weight *list[] = {&m};
+    float *to[2] = {put(gpu, NULL, n * n_out * 4), put(gpu, NULL, n * n_out * 4)};
+    kn_next(gpu, &m, dg + w);
+    must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, dx, dx, dy, dg, (int32_t)n, width, 1e-6f, 0.7f));
+    if (changed) must(gpu, "copy", kn_op(gpu)->copy(gpu, dx, other, bytes));
+    for (int i = 0; i < 2; i++) { /* the second has nothing prepared */
+        const int rc = gated ? kn_op(gpu)->norm_gated(gpu, to[i], &m, &m, dx, dg + w, 1e-6f, KN_ACT_SILU, (int32_t)n)
+                             : kn_op(gpu)->norm_linear(gpu, &to[i], list, 1, dx, dg + w, 1e-6f, (int32_t)n);
+        must(gpu, "product", rc);
+    }
+    for (int i = 0; i < 2; i++) out[i] = get(gpu, to[i], n * n_out * 4);
+    xs[0] = get(gpu, dx, bytes);
+    kn_op(gpu)->free(gpu, dx), dx = put(gpu, x, bytes);
+    must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, dx, dx, dy, dg, (int32_t)n, width, 1e-6f, 0.7f));
+    xs[1] = changed ? get(gpu, other, bytes) : get(gpu, dx, bytes);
+    double worst = 0;
+    for (size_t i = 0; i < n * w; i++) /* two orders of the norm's sum */
+        worst = fmax(worst, fabs((double)xs[0][i] - xs[1][i]) / (EPS32 * 60 * (fabs(xs[1][i]) + fabs(x[i]) + 1e-30)));
+    verdict(worst <= 1 && !memcmp(out[0], out[1], n * n_out * 4), "norm_add before %s %s width %lld%s: %.2g of the bound",
+            kn_type_info(type)->name, gated ? "gated" : "linear", (long long)width, changed ? ", x changed" : "", worst);
+    kn_op(gpu)->weight_free(gpu, &m);
+    for (int i = 0; i < 2; i++) kn_op(gpu)->free(gpu, to[i]), free(out[i]), free(xs[i]);
+    kn_op(gpu)->free(gpu, dg), kn_op(gpu)->free(gpu, dy), kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, other);
+    free(x), free(y), free(g), free(flat), free(packed);
 }
 
 static void check_gate(void)
@@ -803,7 +843,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "families_gpu: %s\n", msg);
         return 5;
     }
-    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, 64, 0, 0, 4, 512));
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, 64, 8224, 0, 4, 512));
     if (benching) {
         bench();
     } else if (small) {
@@ -812,6 +852,11 @@ int main(int argc, char **argv)
     } else {
         check_norm_add();
         check_norm_join();
+        for (int i = 0; i < 4; i++) {
+            check_norm_next(KN_Q4_K, 5376, i % 2, i / 2), check_norm_next(KN_Q6_K, 256, i % 2, i / 2);
+            check_norm_next(KN_Q8_0, 2816, i % 2, i / 2), check_norm_next(KN_Q5_1, 8192, i % 2, i / 2);
+            check_norm_next(KN_BF16, 5376, i % 2, i / 2), check_norm_next(KN_Q4_0, 8224, i % 2, i / 2);
+        }
         check_gate();
         check_values();
         check_route();

@@ -5,6 +5,7 @@
  *                          and companions, NaN and Inf, norms, gates, residual adds
  *   mm_gpu step            the products of a step of several models, 1, 8 and 16 rows, as a CUDA graph
  *   mm_gpu variants [quick]   the same, one model, with other plans
+ *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu trace [rows]    builds with MM_TRACE: when the parts of each launch ran
  *   mm_gpu profile         a few products, for a profiler
  *   mm_gpu types           every type, two shapes of Qwen3-8B, as bench
@@ -55,11 +56,11 @@ int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err)
 #endif
 
 #ifdef MM_ONLY_K /* a quick build of the K types alone */
-mm_kernel_fn mm_kernel_float(enum mm_act, int, bool)
+mm_kernel_fn mm_kernel_float(enum mm_act, int, int, bool)
 {
     return nullptr;
 }
-mm_kernel_fn mm_kernel_32(enum mm_act, int, bool)
+mm_kernel_fn mm_kernel_32(enum mm_act, int, int, bool)
 {
     return nullptr;
 }
@@ -398,10 +399,13 @@ static bool same_rows(const float *x, int64_t k, const std::vector<float> &whole
             CK(cudaMemset(out, 0xff, ROWS * width * sizeof(float)));
             run(out, x + first * k, n);
             std::vector<float> got = host(out, n * width);
-            if (memcmp(got.data(), whole.data() + first * width, got.size() * 4)) {
-                if (same) printf("  rows %d..%d differ from those of %d rows\n", first, first + n - 1, ROWS);
-                same = false;
-            }
+            size_t count = 0, at = 0;
+            for (size_t i = 0; i < got.size(); i++)
+                if (memcmp(&got[i], &whole[first * width + i], 4) && !count++) at = i;
+            if (count && same)
+                printf("  rows %d..%d differ from those of %d rows: %zu values, first row %zu column %zu: %g, %g\n", first,
+                       first + n - 1, ROWS, count, at / width, at % width, got[at], whole[first * width + at]);
+            same &= !count;
         }
     CK(cudaFree(out));
     return same;
@@ -699,8 +703,8 @@ static kn_weight load(uint32_t type, int64_t n_in, int64_t n_out)
 static float *bench_x, *bench_out[4], *bench_norm;
 static void bench_open()
 {
-    std::vector<float> x, norm(16384, 1.0f);
-    fill_x(x, 16384, 64);
+    std::vector<float> x, norm(24576, 1.0f);
+    fill_x(x, 24576, 64);
     bench_x = device(x);
     bench_norm = device(norm);
     for (int j = 0; j < 4; j++) bench_out[j] = poisoned((size_t)64 * (j ? 32768 : 160000));
@@ -715,6 +719,68 @@ static kn_weight clone(const kn_weight &w)
     CK(cudaMemcpy(c.packed, w.packed, w.packed_bytes, cudaMemcpyDeviceToDevice));
     return c;
 }
+/* Are they the same bits? Else how many differ, the first, and by how much at most. */
+static bool show_differences(const std::vector<float> &got, const std::vector<float> &want, size_t width, int n, int variant)
+{
+    size_t count = 0, first = 0;
+    double most = 0;
+    for (size_t i = 0; i < got.size(); i++)
+        if (memcmp(&got[i], &want[i], 4)) {
+            if (!count++) first = i;
+            most = std::max(most, std::fabs((double)got[i] - want[i]) / (std::fabs(want[i]) + 1e-30));
+        }
+    if (count)
+        printf("  %d rows, variant %d: %zu of %zu values differ, first row %zu column %zu: %g, expected %g; by %.2g at most\n", n,
+               variant, count, got.size(), first / width, first % width, got[first], want[first], most);
+    return !count;
+}
+
+/* Every plan, copies of any size, gates and ups on the same warps or not: the same bits, at shapes that fill the
+ * device more than once. */
+static void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
+{
+    const struct mm_tuning best = mm_tuning;
+    const int rows[] = {1, 2, 8, 16, 17, 64};
+    kn_weight w = load(type, n_in, n_out), up = load(type, n_in, n_out);
+    std::vector<float> x, norm((size_t)n_in);
+    fill_x(x, n_in, 64);
+    for (float &v : norm) v = 1.0f + 0.5f * uniform();
+    float *dx = device(x), *dn = device(norm), *out = poisoned((size_t)(64 * n_out));
+    for (int gated = 0; gated < 2; gated++) {
+        bool same = true, written = true;
+        std::vector<float> want;
+        for (int n : rows)
+            for (int i = -1; i < 10; i++) {
+                mm_tuning = best;
+                if (i >= 0 && i < 8) mm_tuning.skip = 0xff & ~(1 << i); /* only this one, and the last */
+                mm_tuning.any = i >= 0 && i < 9;
+                mm_tuning.copy_k = i % 2 ? 2 : 1;
+                mm_tuning.no_split = i == 9;
+                CK(cudaMemset(out, 0xff, sizeof(float) * 64 * (size_t)n_out));
+                if (gated)
+                    OK(cuda_norm_gated(kb(), out, &w, &up, dx, dn, 1e-6f, KN_ACT_SILU, n));
+                else
+                    OK(cuda_linear(kb(), out, &w, dx, n, false));
+                std::vector<float> got = host(out, (size_t)(n * n_out));
+                for (float v : got) written &= std::isfinite(v);
+                if (i < 0 && n == 1) want = got;
+                if (i < 0 && memcmp(got.data(), want.data(), std::min(got.size(), want.size()) * 4)) {
+                    printf("  %d rows: other bits than of fewer\n", n);
+                    same = false;
+                }
+                if (i < 0) want = got;
+                same &= show_differences(got, want, (size_t)n_out, n, i);
+            }
+        verdict(gated ? "plans, gated" : "plans, linear", type, n_out, n_in, written ? 0 : 1, 0.5, same);
+    }
+    mm_tuning = best;
+    cuda_weight_free(kb(), &w);
+    cuda_weight_free(kb(), &up);
+    CK(cudaFree(dx));
+    CK(cudaFree(dn));
+    CK(cudaFree(out));
+}
+
 /* One matrix, rotating among copies beyond the L2. */
 static void bench_matrix(uint32_t type, int64_t n_out, int64_t n_in, const char *note)
 {
@@ -868,18 +934,19 @@ static void variants(int layers, bool quick)
         const char *name;
         struct mm_tuning t;
     } v[] = {{"as tuned", best},
-             {"2 stages", {2, 2, 8, 4, 4, 0, 0, 8, 8}},
-             {"6 stages", {6, 2, 8, 4, 4, 0, 0, 8, 8}},
-             {"1 block beside", {4, 2, 8, 4, 4, 1, 0, 8, 8}},
-             {"1 block alone", {4, 2, 8, 4, 4, 3, 0, 8, 8}},
-             {"copies of 4", {4, 4, 8, 4, 4, 0, 0, 8, 8}},
-             {"copies of 4, 2 stages", {2, 4, 8, 4, 4, 0, 0, 8, 8}},
-             {"copies of 1", {6, 1, 8, 4, 4, 0, 0, 8, 8}},
-             {"prologue", {4, 2, 8, 4, 4, 0, 1, 8, 8}},
-             {"2 slices", {4, 2, 8, 4, 2, 0, 0, 8, 8}},
-             {"1 slice", {4, 2, 8, 4, 1, 0, 0, 8, 8}},
-             {"8 slices", {4, 2, 8, 4, 8, 0, 0, 8, 8}},
-             {"2 blocks apart", {4, 2, 8, 4, 4, 0x0f, 0, 8, 8}}};
+             {"2 stages", {2, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
+             {"6 stages", {6, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
+             {"16 warps together", {4, 2, 8, 4, 4, 1, 0, 8, 8, 0, 0, 14336}},
+             {"1 block beside", {4, 2, 8, 4, 4, 3, 0, 8, 8, 0, 0, 14336}},
+             {"1 block alone", {4, 2, 8, 4, 4, 7, 0, 8, 8, 0, 0, 14336}},
+             {"copies of 4", {4, 4, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
+             {"copies of 4, 2 stages", {2, 4, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
+             {"copies of 1", {6, 1, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
+             {"prologue", {4, 2, 8, 4, 4, 0, 1, 8, 8, 0, 0, 14336}},
+             {"2 slices", {4, 2, 8, 4, 2, 0, 0, 8, 8, 0, 0, 14336}},
+             {"1 slice", {4, 2, 8, 4, 1, 0, 0, 8, 8, 0, 0, 14336}},
+             {"8 slices", {4, 2, 8, 4, 8, 0, 0, 8, 8, 0, 0, 14336}},
+             {"2 blocks apart", {4, 2, 8, 4, 4, 0x3f, 0, 8, 8, 0, 0, 14336}}};
     for (auto &c : v) {
         if (quick && &c > v + 4) break;
         mm_tuning = c.t;
@@ -887,6 +954,80 @@ static void variants(int layers, bool quick)
     }
     mm_tuning = best;
     free_model(m);
+}
+
+/* One product of the layers from `from` on, every second one or (step 1) each: microseconds a call. */
+static double product_us(const model &m, char what, int from, int step, int n)
+{
+    int calls = 0;
+    const auto run = [&] {
+        calls = 0;
+        for (size_t i = (size_t)from; i < m.layers.size(); i += (size_t)step, calls++) {
+            const layer &l = m.layers[i];
+            const kn_weight *w[3] = {&l.q, &l.k, &l.v};
+            if (what == 'q') OK(cuda_norm_linear(kb(), bench_out + 1, w, 3, bench_x, bench_norm, 1e-6f, n));
+            if (what == 'o') OK(cuda_linear(kb(), bench_out[2], &l.o, bench_x, n, true));
+            if (what == 'g')
+                OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
+            if (what == 'd') OK(cuda_linear(kb(), bench_out[2], &l.down, bench_x, n, true));
+        }
+        if (what == 'h') {
+            kn_weight const *w[1] = {&m.head};
+            OK(cuda_norm_linear(kb(), bench_out, w, 1, bench_x, bench_norm, 1e-6f, n));
+            calls++;
+        }
+    };
+    const double us = graph_us(run, 7);
+    return us / calls;
+}
+
+/* Plans at the shapes of several models, product by product. skip: as in variants. */
+static void plans()
+{
+    measure_read();
+    bench_open();
+    const struct mm_tuning best = mm_tuning;
+    const struct {
+        const char *name;
+        int64_t hidden, heads, kv, ff;
+    } shapes[] = {{"8B", 4096, 4096, 1024, 12288}, {"31B", 5376, 8192, 4096, 21504}, {"27B", 5120, 6144, 5120, 17408}};
+    const struct {
+        const char *name;
+        int stages, copy_k, slices, skip, any, no_split, long_row;
+    } v[] = {{"as tuned", 4, 2, 4, 0, 0, 0, best.long_row},
+             {"8 warps, copies of 2, not split", 4, 2, 4, 0x12, 1, 1, 14336},
+             {"8 warps, copies of 2", 4, 2, 4, 0x12, 1, 0, 14336},
+             {"8 warps, copies of 1", 8, 1, 4, 0x12, 1, 0, 14336},
+             {"8 warps, copies of 4", 4, 4, 4, 0x12, 1, 0, 14336},
+             {"1 block of 8, copies of 2", 4, 2, 4, 0x17, 1, 0, 14336},
+             {"1 block of 8, copies of 1", 8, 1, 4, 0x17, 1, 0, 14336},
+             {"16 warps second, copies of 1", 8, 1, 4, 0, 1, 0, 14336},
+             {"16 warps first, copies of 1", 8, 1, 4, 1, 1, 0, 14336},
+             {"16 warps first, copies of 2", 4, 2, 4, 1, 1, 0, 14336},
+             {"16 warps first, smaller copies", 4, 2, 4, 1, 0, 0, 14336},
+             {"4 slices, 8 warps, copies of 2", 4, 2, 4, 0x12, 1, 0, 1 << 30},
+             {"4 slices, 8 warps, copies of 1", 8, 1, 4, 0x12, 1, 0, 1 << 30},
+             {"4 slices, 16 first, copies of 1", 8, 1, 4, 1, 1, 0, 1 << 30},
+             {"4 slices, 16 first, of 2", 4, 2, 4, 1, 1, 0, 1 << 30},
+             {"8 slices, 8 warps, copies of 1", 8, 1, 8, 0x12, 1, 0, 14336}};
+    printf("microseconds: q, k, v in Q4_K; with v in Q6_K; o; gate and up; down in Q4_K; in Q6_K; head of 32,768 in Q6_K\n");
+    for (auto &s : shapes) {
+        width = {s.hidden, s.heads, s.kv, s.ff, 32768};
+        model m = load_model(12, KN_Q4_K, KN_Q6_K, KN_Q6_K);
+        for (int n : {1, 8, 16})
+            for (auto &c : v) {
+                mm_tuning.stages = c.stages, mm_tuning.copy_k = c.copy_k, mm_tuning.slices = c.slices;
+                mm_tuning.skip = c.skip, mm_tuning.any = c.any, mm_tuning.no_split = c.no_split;
+                mm_tuning.long_row = c.long_row;
+                printf("%-4s %2d rows %-32s", s.name, n, c.name);
+                for (const char *p = "q1q0o0g0d1d0h0"; *p; p += 2)
+                    printf(" %7.2f", product_us(m, *p, p[1] - '0', *p == 'q' || *p == 'd' ? 2 : 1, n));
+                printf(" | step %.3f ms\n", graph_us([&] { step(m, n); }, 7) / 1e3);
+            }
+        fflush(stdout);
+        mm_tuning = best;
+        free_model(m);
+    }
 }
 
 /* The other models: all rows of the products of a step, few layers. */
@@ -901,7 +1042,7 @@ static void steps()
     const struct {
         const char *name;
         int stages, copy_32, copy_float, slices, skip, prologue, slices_float;
-    } v[] = {{"as tuned", 4, 8, 4, 4, 0, 0, 8},        {"1 block beside", 4, 8, 4, 4, 1, 0, 8},
+    } v[] = {{"as tuned", 4, 8, 4, 4, 0, 0, 8},        {"1 block beside", 4, 8, 4, 4, 3, 0, 8},
              {"copies of 16", 4, 16, 8, 4, 0, 0, 8},   {"copies of 4", 4, 4, 4, 4, 0, 0, 8},
              {"half the slices", 4, 8, 4, 2, 0, 0, 4}, {"8 stages", 8, 8, 4, 4, 0, 0, 8},
              {"prologue", 4, 8, 4, 4, 0, 1, 8}};
@@ -922,7 +1063,7 @@ static void steps()
     width = {1024, 2048, 1024, 3072, 151936}; /* Qwen3-0.6B */
     m = load_model(28, KN_Q4_K, KN_Q6_K, KN_Q6_K);
     bench_model(m, "0.6B, Q4_K_M, 28 layers", true);
-    mm_tuning.skip = 1;
+    mm_tuning.skip = 3;
     bench_model(m, "0.6B, 1 block beside", true);
     mm_tuning = best;
     free_model(m);
@@ -978,6 +1119,9 @@ int main(int argc, char **argv)
         open_device();
         if (!strcmp(what, "check")) {
             check_all(quick);
+            check_plans(KN_Q4_K, 5376, 4096), check_plans(KN_Q6_K, 4200, 5376), check_plans(KN_Q5_K, 2064, 21504);
+            check_plans(KN_Q8_0, 5000, 2048), check_plans(KN_Q5_1, 2064, 12288), check_plans(KN_BF16, 2064, 4096);
+            check_plans(KN_Q3_K, 2064, 5376);
         } else if (!strcmp(what, "profile")) { /* for a profiler: one product at 1 row and at 16 */
             bench_open();
             kn_weight w = load(KN_Q4_K, 4096, 24576);
@@ -986,6 +1130,8 @@ int main(int argc, char **argv)
             CK(cudaStreamSynchronize(be->stream));
         } else if (!strcmp(what, "variants")) {
             variants(36, quick);
+        } else if (!strcmp(what, "plans")) {
+            plans();
         } else if (!strcmp(what, "step")) {
             steps();
         } else if (!strcmp(what, "types")) {
