@@ -116,7 +116,9 @@ as_meant() {
 
 # Was this run, in the current folder, one of the good ways?
 judge() {
-    if [ "$status" = "$ok" ]; then
+    if [ "$status" -gt 0 ] && [[ $(<err) == *"AddressSanitizer: CHECK failed: sanitizer_"* ]]; then
+        : # the sanitizer's own allocation, as it starts a thread
+    elif [ "$status" = "$ok" ]; then
         as_meant
     elif [ "$status" = 143 ] && [ "$how" = RAISE ]; then
         local new=0 f
@@ -132,8 +134,6 @@ judge() {
         write:*"No space left on device"* | fsync:*"Input/output error"* | close:*"Input/output error"* | rename:*"Input/output error"*) ;;
         *) complain "the message does not say why" ;;
         esac
-    elif [[ $(<err) == *"AddressSanitizer: CHECK failed: sanitizer_"* ]]; then
-        : # the sanitizer's own allocation, as it starts a thread
     else
         complain "status $status"
     fi
