@@ -225,7 +225,10 @@ static int cycle_in_parts(struct session *s, int64_t most, int32_t *rows, struct
         for (int32_t i = 1; i < s->o.block; i++)
             if (ids[i] == KN_PICK_NAN) *rows = 1;
     }
+    s->trying = true;
+    s->fault = (struct fault){INT32_MAX, 0};
     int rc = verify_part(s, *rows, e) || accept_part(s, *rows, e) ? -1 : 0;
+    s->trying = false;
     kn_bound(s->be, 0);
     return rc;
 }

@@ -124,8 +124,16 @@ struct pass {
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
+    struct fault *fault;         /* NULL: what is found is an error; else it is left here, for rows may be rejected */
     const struct hidden *hidden; /* NULL, or show it every layer (slow; waits for the device) */
 };
+
+/* The earliest row that a layer left a NaN or Inf in: its position (INT32_MAX: none) and the first such layer, -1 for
+ * the embedding. */
+struct fault {
+    int32_t pos, layer;
+};
+int model_fault(const struct fault *f, struct err *e); /* sets e, returns -1 */
 
 /* A family's forward pass is one block, in a file of its own that reads beside the paper; what is around the
  * blocks is the same for all (model_pass). block runs layer i over p->w->x and returns what the operation

@@ -46,16 +46,23 @@ static int leave_taps(const struct model *m, const struct pass *p, int32_t block
     return rc;
 }
 
+int model_fault(const struct fault *f, struct err *e)
+{
+    if (f->layer < 0) return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the embedding", f->pos);
+    return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the output of layer %d, the first that has one",
+                   f->pos, f->layer);
+}
+
 static int check_block(const struct model *m, const struct pass *p, int32_t block, struct err *e)
 {
     int32_t bad;
     int rc = kn_op(m->be)->find_bad(m->be, p->w->x, p->n, m->d->n_embd, &bad);
     if (rc) return model_failed(m, "find_bad", rc, e);
     if (bad < 0) return 0;
-    if (block < 0)
-        return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the embedding", p->first_pos + bad);
-    return err_set(e, ERR_DEVICE, "position %d: NaN or Inf in the output of layer %d, the first that has one",
-                   p->first_pos + bad, block);
+    const struct fault f = {p->first_pos + bad, block};
+    if (!p->fault) return model_fault(&f, e);
+    if (f.pos < p->fault->pos) *p->fault = f;
+    return 0;
 }
 
 /* Show what stands in x as a plane. */

@@ -268,6 +268,7 @@ int session_run_target(struct session *s, const struct session_rows *r, bool com
                            .features = s->features,
                            .tapped = s->drafter ? s->drafter->d : NULL,
                            .check = s->o.check_layers,
+                           .fault = s->trying ? &s->fault : NULL,
                            .hidden = commit && s->hidden.fn ? &s->hidden : NULL};
     return model_pass(s->target, &p, e);
 }

@@ -31,7 +31,7 @@ struct session_options {
     int32_t
         draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
     uint32_t kv_type;  /* KN_F16, KN_BF16 or KN_F32 */
-    bool check_layers; /* name the first layer that leaves a NaN or Inf, in any row: also one that would be rejected */
+    bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;
     /* Of a prefill: every layer's rows (model.h); NULL: nobody wants them. */
@@ -87,6 +87,8 @@ struct session {
     int32_t started_rows[SESSION_RESULTS];
     struct kn_sampler sampler; /* of the cycles */
     int32_t width;
+    bool trying;        /* the rows of a cycle, of which some may be rejected, are being run */
+    struct fault fault; /* of the last cycle's rows, where layers are checked */
     struct {
         void *recording; /* NULL: none */
         int32_t bound;   /* positions that it was promised to stay below */

@@ -91,11 +91,17 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
         st->nan_cycles += !c->usable;
         if (c->usable && o->proposals && o->proposals(o->ctx, c->ids + 1, s->o.block - 1, e)) return -1;
     }
-    /* Accepted proposals are the picks before the first that differs, and that one follows them. */
-    if (c->picks[*kept - 1] == KN_PICK_NAN) return session_no_number(s, c->pos + *kept - 1, e);
-    if (s->drafter) count_cycle(st, c, *kept - 1, rows, full);
+    /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row that stays
+     * came to no number, what stands before it is written as it is without a drafter, and may end the run. */
+    int32_t good = *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
+    const bool fault = s->o.check_layers && s->fault.pos - c->pos < good;
+    if (fault) good = s->fault.pos - c->pos;
+    if (s->drafter && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
     int64_t before = st->generated;
-    if (write_out(o, st, c->picks, *kept, ended, e)) return -1;
+    if (good && write_out(o, st, c->picks, good, ended, e)) return -1;
+    if (good < *kept && !*ended)
+        return fault || (s->o.check_layers && s->fault.pos - c->pos == good) ? model_fault(&s->fault, e)
+                                                                              : session_no_number(s, c->pos + good, e);
     *kept = (int32_t)(st->generated - before);
     return 0;
 }
