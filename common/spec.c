@@ -93,15 +93,13 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     }
     /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row that stays
      * came to no number, what stands before it is written as it is without a drafter, and may end the run. */
-    int32_t good = *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
-    const bool fault = s->o.check_layers && s->fault.pos - c->pos < good;
-    if (fault) good = s->fault.pos - c->pos;
+    const bool fault = s->o.check_layers && s->fault.pos - c->pos < *kept;
+    const int32_t good = fault ? s->fault.pos - c->pos : *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
     if (s->drafter && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
     int64_t before = st->generated;
     if (good && write_out(o, st, c->picks, good, ended, e)) return -1;
     if (good < *kept && !*ended)
-        return fault || (s->o.check_layers && s->fault.pos - c->pos == good) ? model_fault(&s->fault, e)
-                                                                              : session_no_number(s, c->pos + good, e);
+        return fault ? model_fault(&s->fault, e) : session_no_number(s, c->pos + good, e);
     *kept = (int32_t)(st->generated - before);
     return 0;
 }
