@@ -251,11 +251,8 @@ test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test
 
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
 # the losslessness of drafted output on the device.
-$(BUILD)/test/test_gpu: test/gpu/test_gpu.c $(CUDA_OBJ) $(LIB)
-	@mkdir -p $(@D)
-	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/families_gpu: test/gpu/families_gpu.c $(CUDA_OBJ) $(LIB) $$(wildcard test/unit/*.h)
+GPU_TESTS := test_gpu families_gpu memory_gpu test_many table_gpu
+$(GPU_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/gpu/%.c $$(wildcard test/gpu/$$*_*.c) test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/*.h test/unit/*.h)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
@@ -271,24 +268,12 @@ $(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.c
 $(BUILD)/test/test_layout: $(BUILD)/test/test_layout.o $(CUDA_OBJ) $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/memory_gpu: test/gpu/memory_gpu.c $(CUDA_OBJ) $(LIB)
-	@mkdir -p $(@D)
-	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/test_many: test/gpu/test_many.c $(CUDA_OBJ) $(LIB)
-	@mkdir -p $(@D)
-	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
 # The backend's speed as a table, over models of real shapes with random weights (45 GB in $(GPU_MODELS)).
-$(BUILD)/test/table_gpu: test/gpu/table_gpu.c $(CUDA_OBJ) $(LIB)
-	@mkdir -p $(@D)
-	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 GPU_MODELS := $(BUILD)/gpu-models
 .PHONY: bench-gpu
 bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench

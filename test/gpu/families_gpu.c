@@ -6,60 +6,12 @@
  *        families_gpu --bench                         microseconds a call
  * Each case is a line of a table. Rows are computed together and in other groups, and must have the same bits.
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <time.h>
-
 #include "../../kernels/cuda/cuda.h"
 #include "../unit/delta_ref.h"
+#include "harness.h"
 
 static struct kn_backend *cpu, *gpu;
 static bool small;
-static long passed, failed;
-
-static void verdict(bool ok, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    printf(ok ? "ok   gpu/" : "FAIL gpu/");
-    vprintf(fmt, ap);
-    va_end(ap);
-    printf("\n");
-    fflush(stdout);
-    passed += ok;
-    failed += !ok;
-}
-
-static void must(struct kn_backend *be, const char *what, int rc)
-{
-    if (!rc) return;
-    printf("FAIL gpu/%s: %s\n", what, kn_message(be));
-    exit(rc == KN_EDEVICE ? 5 : 1);
-}
-
-static void *put(struct kn_backend *be, const void *host, size_t bytes)
-{
-    void *p = kn_op(be)->alloc(be, bytes);
-    if (!p) must(be, "alloc", KN_EMEM);
-    if (host) must(be, "upload", kn_op(be)->upload(be, p, host, bytes));
-    return p;
-}
-
-static void *get(struct kn_backend *be, const void *p, size_t bytes)
-{
-    void *host = layer_alloc(bytes);
-    must(be, "download", kn_op(be)->download(be, host, p, bytes));
-    return host;
-}
-
-/* Download and free. */
-static void *take(struct kn_backend *be, void *p, size_t bytes)
-{
-    void *host = get(be, p, bytes);
-    kn_op(be)->free(be, p);
-    return host;
-}
 
 /* ---- norm_add, gate ---- */
 
@@ -87,8 +39,8 @@ static void check_norm_add(void)
                      kn_op(be)->norm_add(be, to + i * w, dx + i * w, dy + i * w, cases[c].weight ? dg : NULL,
                                          (int32_t)step, cases[c].width, 1e-6f, cases[c].scale));
             out[b] = get(be, to, bytes);
-            if (!cases[c].in_place) kn_op(be)->free(be, to);
-            kn_op(be)->free(be, dx), kn_op(be)->free(be, dy), kn_op(be)->free(be, dg);
+            if (!cases[c].in_place) drop(be, to);
+            drop(be, dx), drop(be, dy), drop(be, dg);
         }
         /* The two orders of the norm's sum, and root, division, products; then a sum and a product of the
          * CPU's size. */
@@ -162,7 +114,7 @@ static void check_norm_next(uint32_t type, int64_t width, bool gated, bool chang
     }
     for (int i = 0; i < 2; i++) out[i] = get(gpu, to[i], n * n_out * 4);
     xs[0] = get(gpu, dx, bytes);
-    kn_op(gpu)->free(gpu, dx), dx = put(gpu, x, bytes);
+    drop(gpu, dx), dx = put(gpu, x, bytes);
     must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, dx, dx, dy, dg, (int32_t)n, width, 1e-6f, 0.7f));
     xs[1] = changed ? get(gpu, other, bytes) : get(gpu, dx, bytes);
     double worst = 0;
@@ -171,8 +123,8 @@ static void check_norm_next(uint32_t type, int64_t width, bool gated, bool chang
     verdict(worst <= 1 && !memcmp(out[0], out[1], n * n_out * 4), "norm_add before %s %s width %lld%s: %.2g of the bound",
             kn_type_info(type)->name, gated ? "gated" : "linear", (long long)width, changed ? ", x changed" : "", worst);
     kn_op(gpu)->weight_free(gpu, &m);
-    for (int i = 0; i < 2; i++) kn_op(gpu)->free(gpu, to[i]), free(out[i]), free(xs[i]);
-    kn_op(gpu)->free(gpu, dg), kn_op(gpu)->free(gpu, dy), kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, other);
+    for (int i = 0; i < 2; i++) drop(gpu, to[i]), free(out[i]), free(xs[i]);
+    drop(gpu, dg), drop(gpu, dy), drop(gpu, dx), drop(gpu, other);
     free(x), free(y), free(g), free(flat), free(packed);
 }
 
@@ -192,7 +144,7 @@ static void check_gate(void)
                 must(be, "gate",
                      kn_op(be)->gate(be, dx + i * w, dg + i * gw, (int32_t)step, (int64_t)w, (int64_t)gw));
             out[b] = take(be, dx, n * w * 4);
-            kn_op(be)->free(be, dg);
+            drop(be, dg);
         }
         verdict(!memcmp(out[0], out[1], n * w * 4) && !memcmp(out[1], out[2], n * w * 4),
                 "gate %zu by %zu, the CPU's bits", w, gw);
@@ -240,7 +192,7 @@ static struct values values_run(struct kn_backend *be, const float *q, const flo
         must(be, "rope_store", kn_op(be)->rope_store(be, &a));
     }
     struct values out = {take(be, dk, kb), take(be, dq, qb), take(be, kv.k, ring), take(be, kv.v, ring)};
-    kn_op(be)->free(be, dv), kn_op(be)->free(be, dt), kn_op(be)->free(be, dn), kn_op(be)->free(be, dp);
+    drop(be, dv), drop(be, dt), drop(be, dn), drop(be, dp);
     free(table), free(norm);
     return out;
 }
@@ -330,7 +282,7 @@ static void check_route(void)
             }
             w[b] = take(be, dw, n * u * 4);
             ids[b] = take(be, di, n * u * 4);
-            kn_op(be)->free(be, dl), kn_op(be)->free(be, ds);
+            drop(be, dl), drop(be, ds);
         }
         double worst = 0; /* the sums' orders: n_expert / 32 + 5 roundings of positive terms each */
         for (size_t i = 0; i < n * u; i++) {
@@ -389,7 +341,7 @@ static void delta_down(struct kn_backend *be, struct on_device *d)
 {
     void *all[] = {d->qkv,  d->alpha, d->beta, d->z,      d->conv,  d->a,      d->dt,
                    d->norm, d->out,   d->s.s,  d->s.conv, d->s.log, d->pending};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) kn_op(be)->free(be, all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(be, all[i]);
 }
 
 static struct kn_delta delta_args(const struct on_device *d, int from, int n, bool commit)
@@ -560,7 +512,7 @@ static void check_gate_linear(void)
                 must(gpu, "linear", kn_op(gpu)->linear(gpu, to, &m, dx, (int32_t)n, true));
             }
             out[how] = get(gpu, to, out_size);
-            kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, dg), kn_op(gpu)->free(gpu, to);
+            drop(gpu, dx), drop(gpu, dg), drop(gpu, to);
         }
         const bool rows = !memcmp(out[0], out[1], out_size), apart = !memcmp(out[0], out[2], out_size);
         verdict(rows && apart, "gate_linear %s [%d, %d], %zu rows%s%s", kn_type_info(cases[c].type)->name,
@@ -603,7 +555,7 @@ static void *delta_linear_plan(const struct layer *l, const int *plan, const str
         pending = n < c[1] ? n : c[1];
         at += pending;
     }
-    kn_op(gpu)->free(gpu, to);
+    drop(gpu, to);
     delta_down(gpu, &d);
     return all;
 }
@@ -729,23 +681,16 @@ static void check_refusals(void)
 
 /* ---- bench ---- */
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int repeats = 200;
 #define TIME(us, call)                                                                                       \
     do {                                                                                                     \
         us = 1e9;                                                                                            \
         for (int r_ = 0; r_ < 5; r_++) {                                                                     \
             must(gpu, "sync", kn_op(gpu)->sync(gpu));                                                        \
-            double t_ = now();                                                                               \
+            double t_ = seconds_now();                                                                               \
             for (int k_ = 0; k_ < repeats; k_++) call;                                                           \
             must(gpu, "sync", kn_op(gpu)->sync(gpu));                                                        \
-            t_ = (now() - t_) * 1e6 / repeats;                                                                   \
+            t_ = (seconds_now() - t_) * 1e6 / repeats;                                                                   \
             us = t_ < us ? t_ : us;                                                                          \
         }                                                                                                    \
     } while (0)
@@ -816,7 +761,7 @@ static void bench(void)
          must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, d.out, d.out, d.z, NULL, 16, 5120, 1e-6f, 1.0f)));
     printf("norm_add 16 rows of 5120: %7.2f us\n", us);
     delta_down(gpu, &d);
-    kn_op(gpu)->free(gpu, logits), kn_op(gpu)->free(gpu, r.ids), kn_op(gpu)->free(gpu, r.weights);
+    drop(gpu, logits), drop(gpu, r.ids), drop(gpu, r.weights);
     layer_free(&l);
 }
 

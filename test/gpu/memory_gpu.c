@@ -2,26 +2,10 @@
  *
  * usage: memory_gpu TARGET.gguf [DRAFTER.gguf]
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "../../common/plan.h"
+#include "harness.h"
 
 static struct kn_backend *gpu;
-static int passed, failed;
-
-static void verdict(bool ok, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    printf(ok ? "ok   gpu/" : "FAIL gpu/");
-    vprintf(fmt, ap);
-    va_end(ap);
-    printf("\n");
-    passed += ok;
-    failed += !ok;
-}
 
 static size_t free_now(void)
 {
@@ -122,7 +106,7 @@ int main(int argc, char **argv)
         run_out(p, argv[1]);
         plan_close(p);
     }
-    printf("memory_gpu: %d passed, %d failed\n", passed, failed);
+    printf("memory_gpu: %ld passed, %ld failed\n", passed, failed);
     kn_backend_close(gpu);
     return failed != 0;
 }

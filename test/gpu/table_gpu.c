@@ -9,30 +9,17 @@
  * A step is a cycle as generate runs it: started ahead, recorded and replayed. Its time is the host's, from one result to the
  * next, median of the last two thirds; draft and verify within a cycle are the device's own stamps. Contexts are positions that
  * nothing was written to: zeros take the time that anything else takes. Exit 0, 1 (something failed), 5 (no device). */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../../common/cycle.h"
 #include "../../common/session.h"
 #include "../../kernels/cuda/cuda.h"
-
+#include "harness.h"
 
 enum { STEPS = 90 };
 static struct kn_backend *gpu;
 static const char *dir;
 static double read_speed, product_speed; /* bytes/s, operations/s */
-static int failures;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int ascending(const void *a, const void *b)
 {
@@ -51,10 +38,10 @@ static void row(const char *what, double value, const char *unit, double bar, do
     fflush(stdout);
 }
 
-static bool failed(const char *what, const struct err *e)
+static bool failure(const char *what, const struct err *e)
 {
     printf("FAIL %s: %s\n", what, e->msg);
-    failures++;
+    failed++;
     return false;
 }
 
@@ -69,12 +56,12 @@ static struct model *load(const char *name)
         printf("(no %s)\n", path);
         return NULL;
     }
-    double from = now();
+    double from = seconds_now();
     if (model_load(&m, path, gpu, &o, NULL, NULL, &e)) {
-        failed(path, &e);
+        failure(path, &e);
         return NULL;
     }
-    double s = now() - from;
+    double s = seconds_now() - from;
     printf("(%s: loaded in %.2f s, %.1f GB/s)\n", name, s, (double)m->file->map.size / s * 1e-9);
     return m;
 }
@@ -96,18 +83,18 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
     struct session *s;
     struct err e = {0};
     bool ok = false;
-    if (session_new(&s, t, d, &o, &e)) return failed("session", &e);
+    if (session_new(&s, t, d, &o, &e)) return failure("session", &e);
     s->n_past = context;
     if (session_cycles_begin(s, token, width, &greedy, &e)) goto out;
     int32_t ahead = session_cycles_ahead(s), running = 0;
-    double last = now();
+    double last = seconds_now();
     for (int i = 0; i < STEPS; i++) {
         struct session_cycle c;
         for (; running <= ahead; running++)
             if (session_cycle_start(s, 1000, &e)) goto out;
         if (session_cycle_finish(s, &c, &e)) goto out;
         running--;
-        double t1 = now();
+        double t1 = seconds_now();
         all[i] = t1 - last, draft[i] = c.draft_s, verify[i] = c.verify_s, commit[i] = c.commit_s;
         last = t1;
     }
@@ -117,7 +104,7 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
                           median(commit + STEPS / 3, STEPS - STEPS / 3)};
     ok = true;
 out:
-    if (!ok) failed("cycle", &e);
+    if (!ok) failure("cycle", &e);
     session_free(s);
     return ok;
 }
@@ -171,13 +158,13 @@ static void prompt_row(struct model *m, int32_t n, double bar, double goal)
     for (int32_t i = 0; i < n; i++) ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)m->d->n_vocab);
     int bad = session_new(&s, m, NULL, &o, &e);
     for (int i = 0; i < 5 && !bad; i++) {
-        double from = now();
+        double from = seconds_now();
         s->n_past = 0;
         bad = session_prefill(s, ids, n, NULL, NULL, &e);
-        t[i] = now() - from;
+        t[i] = seconds_now() - from;
     }
     if (bad) {
-        failed("prompt", &e);
+        failure("prompt", &e);
     } else {
         double s0 = median(t + 1, 4);
         snprintf(what, sizeof what, "prompt of %d, share of the product's ceiling", n);
@@ -278,5 +265,5 @@ int main(int argc, char **argv)
     model_free(m);
     of_experts();
     kn_backend_close(gpu);
-    return failures != 0;
+    return failed != 0;
 }

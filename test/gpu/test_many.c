@@ -4,63 +4,11 @@
  * bits again test_many --prompt MODEL   a prompt of 512 and of 4096 tokens: time by operation, share of the
  * library's product, variants Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if
  * there is no device. */
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
 #include "../../common/session.h"
 #include "../../kernels/cuda/cuda.h"
+#include "harness.h"
 
 static struct kn_backend *gpu;
-static long passed, failed;
-
-static void verdict(bool ok, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    printf(ok ? "ok   gpu/" : "FAIL gpu/");
-    vprintf(fmt, ap);
-    va_end(ap);
-    printf("\n");
-    fflush(stdout);
-    passed += ok;
-    failed += !ok;
-}
-static void must(const char *what, int rc)
-{
-    if (!rc) return;
-    printf("FAIL gpu/%s: %s\n", what, kn_message(gpu));
-    exit(1);
-}
-static uint64_t rnd_state;
-static uint64_t rnd(void)
-{
-    uint64_t z = rnd_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-static float normal(float sigma)
-{
-    double u = ((double)(rnd() >> 12) + 0.5) * 0x1p-52, v = ((double)(rnd() >> 12) + 0.5) * 0x1p-52;
-    return (float)(sigma * sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v));
-}
-static void *put(const void *host, size_t bytes)
-{
-    void *p = kn_op(gpu)->alloc(gpu, bytes);
-    must("alloc", !p);
-    if (host) must("upload", kn_op(gpu)->upload(gpu, p, host, bytes));
-    return p;
-}
-static float *get(const float *p, size_t count)
-{
-    float *h = malloc(count * sizeof *h);
-    must("download", kn_op(gpu)->download(gpu, h, p, count * sizeof *h));
-    return h;
-}
 
 /* ---- a weight, and what it decodes to ---- */
 
@@ -79,7 +27,7 @@ static struct matrix make_matrix(uint32_t type, int n_in, int n_out, float sigma
     float *x = malloc((size_t)n_in * 4);
     for (int i = 0; i < n_out; i++) {
         unsigned char *at = data + (size_t)i * row;
-        for (int k = 0; k < n_in; k++) x[k] = normal(sigma);
+        for (int k = 0; k < n_in; k++) x[k] = gaussian(sigma);
         if (type == KN_F32) {
             memcpy(at, x, row);
         } else if (t->can_encode) {
@@ -96,7 +44,7 @@ static struct matrix make_matrix(uint32_t type, int n_in, int n_out, float sigma
         }
         if (kn_decode_row(type, at, m.y + (size_t)i * (size_t)n_in, n_in)) abort();
     }
-    must("weight_load", kn_op(gpu)->weight_load(gpu, &m.w, type, n_in, n_out, data, KN_USE_LINEAR));
+    must(gpu, "weight_load", kn_op(gpu)->weight_load(gpu, &m.w, type, n_in, n_out, data, KN_USE_LINEAR));
     free(data), free(x);
     return m;
 }
@@ -138,7 +86,7 @@ static float *make_rows(int n, int n_in)
     for (int i = 0; i < n; i++)
         for (int k = 0; k < n_in; k++)
             x[(size_t)i * (size_t)n_in + (size_t)k] = i == 9 ? 0
-                                                             : normal(i == 3   ? 1e7f
+                                                             : gaussian(i == 3   ? 1e7f
                                                                       : i == 5 ? 1e-9f
                                                                                : 1.0f);
     x[7 * (size_t)n_in + 2] = NAN;
@@ -203,16 +151,16 @@ static void check_linear(uint32_t type, const struct shape *s)
     struct matrix m = make_matrix(type, s->n_in, s->n_out, 0.03f);
     size_t outs = (size_t)s->n * (size_t)s->n_out;
     float *x = make_rows(s->n, s->n_in), *r = malloc(outs * 4);
-    for (size_t i = 0; i < outs; i++) r[i] = normal(2.0f);
-    float *dx = put(x, (size_t)s->n * (size_t)s->n_in * 4), *dout = put(NULL, outs * 4);
-    must("reserve", kn_op(gpu)->reserve(gpu, s->n, s->n_in, 8, 1, 64));
-    must("linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
-    float *out = get(dout, outs);
-    must("linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
-    float *again = get(dout, outs);
-    must("upload", kn_op(gpu)->upload(gpu, dout, r, outs * 4));
-    must("linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, true));
-    float *sum = get(dout, outs);
+    for (size_t i = 0; i < outs; i++) r[i] = gaussian(2.0f);
+    float *dx = put(gpu, x, (size_t)s->n * (size_t)s->n_in * 4), *dout = put(gpu, NULL, outs * 4);
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, s->n, s->n_in, 8, 1, 64));
+    must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
+    float *out = get(gpu, dout, outs * 4);
+    must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
+    float *again = get(gpu, dout, outs * 4);
+    must(gpu, "upload", kn_op(gpu)->upload(gpu, dout, r, outs * 4));
+    must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, true));
+    float *sum = get(gpu, dout, outs * 4);
     bool nan_right = true;
     double a = worst_of(&m, x, NULL, out, NULL, s->n, &nan_right),
            b = worst_of(&m, x, NULL, sum, r, s->n, &nan_right);
@@ -225,7 +173,7 @@ static void check_linear(uint32_t type, const struct shape *s)
             kn_type_info(type)->name, s->n_out, s->n_in, s->n, a, b, ROUNDING, c, limit,
             nan_right ? "" : ", NaN lost", same ? "" : ", other bits again");
     free(x), free(r), free(out), free(again), free(sum);
-    kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, dout);
+    drop(gpu, dx), drop(gpu, dout);
     drop_matrix(&m);
 }
 
@@ -235,17 +183,17 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
                           make_matrix(type, s->n_in, s->n_out, 0.2f),
                           make_matrix(other, s->n_in, s->n_out / 2, 0.05f)};
     float *x = make_rows(s->n, s->n_in), *norm = malloc((size_t)s->n_in * 4);
-    for (int k = 0; k < s->n_in; k++) norm[k] = 1.0f + normal(0.3f);
-    float *dx = put(x, (size_t)s->n * (size_t)s->n_in * 4), *dn = put(norm, (size_t)s->n_in * 4), *dout[3],
+    for (int k = 0; k < s->n_in; k++) norm[k] = 1.0f + gaussian(0.3f);
+    float *dx = put(gpu, x, (size_t)s->n * (size_t)s->n_in * 4), *dn = put(gpu, norm, (size_t)s->n_in * 4), *dout[3],
           *out[3];
     const struct kn_weight *w[3] = {&m[0].w, &m[1].w, &m[2].w};
-    must("reserve", kn_op(gpu)->reserve(gpu, s->n, s->n_in, 8, 1, 64));
-    for (int j = 0; j < 3; j++) dout[j] = put(NULL, (size_t)s->n * (size_t)m[j].n_out * 4);
-    must("norm_linear", kn_op(gpu)->norm_linear(gpu, dout, w, 3, dx, dn, 1e-6f, s->n));
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, s->n, s->n_in, 8, 1, 64));
+    for (int j = 0; j < 3; j++) dout[j] = put(gpu, NULL, (size_t)s->n * (size_t)m[j].n_out * 4);
+    must(gpu, "norm_linear", kn_op(gpu)->norm_linear(gpu, dout, w, 3, dx, dn, 1e-6f, s->n));
     double worst = 0;
     bool nan_right = true;
     for (int j = 0; j < 3; j++) {
-        out[j] = get(dout[j], (size_t)s->n * (size_t)m[j].n_out);
+        out[j] = get(gpu, dout[j], (size_t)s->n * (size_t)m[j].n_out * 4);
         worst = fmax(worst, worst_of(&m[j], x, norm, out[j], NULL, s->n, &nan_right));
     }
     verdict(worst <= ROUNDING && nan_right, "many norm_linear %s, %s [%d, %d] x %d: error %.2g of %.2g%s",
@@ -253,9 +201,9 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
             nan_right ? "" : ", NaN lost");
     /* gated, of the first two */
     for (int act = 0; act < 2; act++) {
-        must("norm_gated",
+        must(gpu, "norm_gated",
              kn_op(gpu)->norm_gated(gpu, dout[0], w[0], w[1], dx, dn, 1e-6f, (enum kn_act)act, s->n));
-        float *g = get(dout[0], (size_t)s->n * (size_t)s->n_out);
+        float *g = get(gpu, dout[0], (size_t)s->n * (size_t)s->n_out * 4);
         double *y = malloc((size_t)s->n_in * sizeof *y), top = 0;
         for (int i = 0; i < s->n; i++) {
             normed(y, x + (size_t)i * (size_t)s->n_in, norm, s->n_in);
@@ -274,8 +222,8 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
                 act ? "gelu" : "silu", kn_type_info(type)->name, s->n_out, s->n_in, s->n, top);
         free(g), free(y);
     }
-    for (int j = 0; j < 3; j++) free(out[j]), kn_op(gpu)->free(gpu, dout[j]), drop_matrix(&m[j]);
-    free(x), free(norm), kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, dn);
+    for (int j = 0; j < 3; j++) free(out[j]), drop(gpu, dout[j]), drop_matrix(&m[j]);
+    free(x), free(norm), drop(gpu, dx), drop(gpu, dn);
 }
 
 /* A row's bits against those it has in calls of other sizes and from panels of other sizes: said, not asked
@@ -286,14 +234,14 @@ static void show_bits(uint32_t type, int n_in, int n_out)
     const int n = 2048;
     struct matrix m = make_matrix(type, n_in, n_out, 0.03f);
     float *x = malloc((size_t)n * (size_t)n_in * 4);
-    for (size_t i = 0; i < (size_t)n * (size_t)n_in; i++) x[i] = normal(1.0f);
-    float *dx = put(x, (size_t)n * (size_t)n_in * 4), *dout = put(NULL, (size_t)n * (size_t)n_out * 4);
-    must("reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
-    must("linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
-    float *all = get(dout, (size_t)n * (size_t)n_out);
+    for (size_t i = 0; i < (size_t)n * (size_t)n_in; i++) x[i] = gaussian(1.0f);
+    float *dx = put(gpu, x, (size_t)n * (size_t)n_in * 4), *dout = put(gpu, NULL, (size_t)n * (size_t)n_out * 4);
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
+    must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
+    float *all = get(gpu, dout, (size_t)n * (size_t)n_out * 4);
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
-        must("linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, rows[k], false));
-        float *some = get(dout, (size_t)rows[k] * (size_t)n_out);
+        must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, rows[k], false));
+        float *some = get(gpu, dout, (size_t)rows[k] * (size_t)n_out * 4);
         printf("note bits %s [%d, %d], %d rows: %s as of %d\n", kn_type_info(type)->name, n_out, n_in,
                rows[k], memcmp(some, all, (size_t)rows[k] * (size_t)n_out * 4) ? "OTHER" : "the same", n);
         free(some);
@@ -301,15 +249,15 @@ static void show_bits(uint32_t type, int n_in, int n_out)
     for (int a = 1; a < 6; a++) {
         size_t panel = many_tuning.panel_bytes;
         many_tuning.panel_bytes = panel >> a;
-        must("reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
-        must("linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
-        float *some = get(dout, (size_t)n * (size_t)n_out);
+        must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
+        must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
+        float *some = get(gpu, dout, (size_t)n * (size_t)n_out * 4);
         printf("note bits %s [%d, %d], panels of %zu KiB: %s\n", kn_type_info(type)->name, n_out, n_in,
                panel >> a >> 10, memcmp(some, all, (size_t)n * (size_t)n_out * 4) ? "OTHER" : "the same");
         free(some);
         many_tuning.panel_bytes = panel;
     }
-    free(all), free(x), kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, dout), drop_matrix(&m);
+    free(all), free(x), drop(gpu, dx), drop(gpu, dout), drop_matrix(&m);
 }
 
 static void check(bool small)
@@ -359,57 +307,51 @@ static const char *const timed_name[T_COUNT] = {"embed",      "rope_table", "lin
                                                 "norm_gated", "rope_store", "attention"};
 static double timed_s[T_COUNT];
 static long timed_n[T_COUNT];
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 static int took(int what, double from, int rc)
 {
     real.sync(gpu);
-    timed_s[what] += now() - from;
+    timed_s[what] += seconds_now() - from;
     timed_n[what]++;
     return rc;
 }
 static int t_embed(struct kn_backend *b, float *o, const struct kn_weight *t, const int32_t *ids, int32_t n,
                    float f)
 {
-    double from = now();
+    double from = seconds_now();
     return took(T_EMBED, from, real.embed(b, o, t, ids, n, f));
 }
 static int t_table(struct kn_backend *b, float *o, const int32_t *pos, int32_t n, const double *f,
                    int32_t rot)
 {
-    double from = now();
+    double from = seconds_now();
     return took(T_TABLE, from, real.rope_table(b, o, pos, n, f, rot));
 }
 static int t_linear(struct kn_backend *b, float *o, const struct kn_weight *w, const float *x, int32_t n,
                     bool add)
 {
-    double from = now();
+    double from = seconds_now();
     return took(T_LINEAR, from, real.linear(b, o, w, x, n, add));
 }
 static int t_norm_linear(struct kn_backend *b, float *const *o, const struct kn_weight *const *w, int32_t n_w,
                          const float *x, const float *norm, float eps, int32_t n)
 {
-    double from = now();
+    double from = seconds_now();
     return took(T_NORM_LINEAR, from, real.norm_linear(b, o, w, n_w, x, norm, eps, n));
 }
 static int t_gated(struct kn_backend *b, float *o, const struct kn_weight *g, const struct kn_weight *u,
                    const float *x, const float *norm, float eps, enum kn_act act, int32_t n)
 {
-    double from = now();
+    double from = seconds_now();
     return took(T_GATED, from, real.norm_gated(b, o, g, u, x, norm, eps, act, n));
 }
 static int t_store(struct kn_backend *b, const struct kn_rope_store *a)
 {
-    double from = now();
+    double from = seconds_now();
     return took(T_STORE, from, real.rope_store(b, a));
 }
 static int t_attention(struct kn_backend *b, const struct kn_attention *a)
 {
-    double from = now();
+    double from = seconds_now();
     return took(T_ATTENTION, from, real.attention(b, a));
 }
 
@@ -446,20 +388,20 @@ static double time_prompt(struct model *m, int n, int chunk, int times, bool by_
     for (int i = 0; i < n; i++) ids[i] = (int32_t)(rnd() % 100000 % (uint64_t)m->d->n_vocab);
     if (session_new(&s, m, NULL, &o, &e)) goto out;
     for (int i = 0; i < times + 1; i++) {
-        double from = now();
+        double from = seconds_now();
         s->n_past = 0;
         if (session_prefill(s, ids, n, NULL, NULL, &e)) goto out;
-        if (i && now() - from < best) best = now() - from;
-        if (i == 0) printf("  (first run of %d tokens, chunk %d: %.1f ms)\n", n, chunk, (now() - from) * 1e3);
+        if (i && seconds_now() - from < best) best = seconds_now() - from;
+        if (i == 0) printf("  (first run of %d tokens, chunk %d: %.1f ms)\n", n, chunk, (seconds_now() - from) * 1e3);
     }
     if (by_operation) {
         time_operations(true);
         s->op = kn_op(gpu);
         s->n_past = 0;
-        double from = now();
+        double from = seconds_now();
         if (session_prefill(s, ids, n, NULL, NULL, &e)) goto out;
         printf("time all of a prompt of %d, waiting after each operation: %.2f ms\n", n,
-               (now() - from) * 1e3);
+               (seconds_now() - from) * 1e3);
         time_operations(false);
         s->op = &real;
     }
@@ -478,12 +420,12 @@ static void bench_matrices(struct model *m, int n)
     const struct model_layer *y = &m->layer[0];
     int n_ff = (int)y->gate.n_out, widest = n_ff > d->n_embd ? n_ff : d->n_embd;
     float *x = malloc((size_t)n * (size_t)widest * 4);
-    for (size_t i = 0; i < (size_t)n * (size_t)widest; i++) x[i] = normal(1.0f);
-    float *dx = put(x, (size_t)n * (size_t)widest * 4), *a = put(NULL, (size_t)n * (size_t)widest * 4);
-    float *b = put(NULL, (size_t)n * (size_t)widest * 4), *c = put(NULL, (size_t)n * (size_t)widest * 4);
+    for (size_t i = 0; i < (size_t)n * (size_t)widest; i++) x[i] = gaussian(1.0f);
+    float *dx = put(gpu, x, (size_t)n * (size_t)widest * 4), *a = put(gpu, NULL, (size_t)n * (size_t)widest * 4);
+    float *b = put(gpu, NULL, (size_t)n * (size_t)widest * 4), *c = put(gpu, NULL, (size_t)n * (size_t)widest * 4);
     float *out[3] = {a, b, c};
     const struct kn_weight *qkv[] = {&y->wq, &y->wk, &y->wv};
-    must("reserve", kn_op(gpu)->reserve(gpu, n, widest, 8, 1, 64));
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, widest, 8, 1, 64));
     double flops[4] = {2.0 * n * (double)d->n_embd * (double)(y->wq.n_out + y->wk.n_out + y->wv.n_out),
                        2.0 * n * (double)y->wo.n_in * d->n_embd, 4.0 * n * (double)d->n_embd * n_ff,
                        2.0 * n * (double)d->n_embd * n_ff};
@@ -494,37 +436,37 @@ static void bench_matrices(struct model *m, int n)
         for (int i = 0; i < 25; i++) {
             if (i == 5) {
                 kn_op(gpu)->sync(gpu);
-                from = now();
+                from = seconds_now();
             }
-            must(name[k], k == 0   ? kn_op(gpu)->norm_linear(gpu, out, qkv, 3, dx, y->attn_norm, 1e-6f, n)
+            must(gpu, name[k], k == 0   ? kn_op(gpu)->norm_linear(gpu, out, qkv, 3, dx, y->attn_norm, 1e-6f, n)
                           : k == 1 ? kn_op(gpu)->linear(gpu, a, &y->wo, dx, n, true)
                           : k == 2 ? kn_op(gpu)->norm_gated(gpu, a, &y->gate, &y->up, dx, y->ffn_norm, 1e-6f,
                                                             KN_ACT_SILU, n)
                                    : kn_op(gpu)->linear(gpu, a, &y->down, dx, n, true));
         }
         kn_op(gpu)->sync(gpu);
-        double s = (now() - from) / 20;
+        double s = (seconds_now() - from) / 20;
         printf("bench %s, %d rows: %.1f us, %.0f TFLOP/s\n", name[k], n, s * 1e6, flops[k] / s * 1e-12);
         total += s, all += flops[k];
     }
     printf("bench layer's products, %d rows: %.1f us, %.0f TFLOP/s\n", n, total * 1e6, all / total * 1e-12);
     free(x);
-    kn_op(gpu)->free(gpu, dx), kn_op(gpu)->free(gpu, a), kn_op(gpu)->free(gpu, b), kn_op(gpu)->free(gpu, c);
+    drop(gpu, dx), drop(gpu, a), drop(gpu, b), drop(gpu, c);
 }
 
 static void prompt(const char *path)
 {
     struct err e = {0};
     struct model *m;
-    double ceiling, from = now();
-    must("ceiling", many_ceiling(gpu, &ceiling));
-    printf("bench library, bf16, 8192 cubed: %.0f TFLOP/s (%.2f s with opening it)\n", ceiling, now() - from);
-    from = now();
+    double ceiling, from = seconds_now();
+    must(gpu, "ceiling", many_ceiling(gpu, &ceiling));
+    printf("bench library, bf16, 8192 cubed: %.0f TFLOP/s (%.2f s with opening it)\n", ceiling, seconds_now() - from);
+    from = seconds_now();
     if (model_load(&m, path, gpu, NULL, NULL, NULL, &e)) {
         printf("FAIL gpu/load: %s\n", e.msg);
         exit(1);
     }
-    printf("bench load: %.2f s, %.2f GB of a step\n", now() - from, (double)m->bytes_step * 1e-9);
+    printf("bench load: %.2f s, %.2f GB of a step\n", seconds_now() - from, (double)m->bytes_step * 1e-9);
     static const struct {
         size_t panel, gate;
         int rows;
