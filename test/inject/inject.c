@@ -10,14 +10,24 @@
  * INJECT_COUNT=FILE     at exit: a line "KIND N" a kind, how many calls there were; behind it, with INJECT_PATHS=1, the
  *                       numbers of those that stand for all: of every path of calls (24 levels) that led to one, the first,
  *                       the last, and the one whose number on that path is the largest power of two
+ * INJECT_FORK=FOLDER    before each call a copy of the program (fork) in which it fails, and before each on files one that
+ *                       gets SIGTERM: the same as a run with INJECT_FAIL or INJECT_RAISE each, in the time that what comes
+ *                       after the call takes. Only as long as the program has one thread and has opened nothing to write,
+ *                       which a copy would share with it. Each copy runs in a new folder FOLDER/N, with its stdout and stderr
+ *                       in out and err there. FOLDER/made gets, at exit, "upto KIND N" for each kind (copies were made of its
+ *                       first N calls), and "HOW KIND N STATUS COPIES FOLDER" for copies that ended alike: kind, status, stderr,
+ *                       and nothing on stdout nor in the folder. The folder of the first is kept. One that wrote something
+ *                       stands alone.
  *
  * Counting begins when the program's own code does. Calls within the C library that pass none of its public names (stdio's
  * own reads and writes) are not seen. Works under a sanitizer (ASAN_OPTIONS=verify_asan_link_order=0): what is not made to
  * fail goes to the next definition, which is the sanitizer's. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -28,7 +38,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum kind { ALLOC, MMAP, THREAD, OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, LINK, N_KINDS };
@@ -40,6 +52,9 @@ static bool fail_after[N_KINDS], begun, pieces;
 static const char *count_path;
 static bool ready, paths;
 static __thread bool resolving; /* within dlsym or backtrace: nothing counts */
+static __thread bool aside;     /* this library's own calls: nothing counts */
+static const char *fork_folder; /* NULL: no copies */
+static bool fork_on, is_copy;
 
 /* ---- paths of calls ---- */
 
@@ -72,10 +87,141 @@ static void note_path(enum kind k, unsigned long n)
     atomic_flag_clear(&path_lock);
 }
 
+/* ---- copies ---- */
+
+static unsigned long fork_upto[N_KINDS];
+static struct alike {
+    uint64_t hash;
+    enum kind kind;
+    bool raised;
+    int status, folder;
+    unsigned long n, copies;
+} *alike;
+static int n_alike, room_alike;
+
+/* fd ends up as a new file at path that begins with what is in old. */
+static void redirect_copy(int fd, const char *path, const char *old)
+{
+    char part[4096];
+    int to = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666), from = open(old, O_RDONLY);
+    if (to < 0) _exit(97);
+    for (ssize_t n; from >= 0 && (n = read(from, part, sizeof part)) > 0;)
+        if (write(to, part, (size_t)n) != n) _exit(97);
+    if (from >= 0) close(from);
+    if (dup2(to, fd) < 0) _exit(97);
+    close(to);
+}
+
+static uint64_t add_bytes(uint64_t h, const void *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) h = (h ^ ((const unsigned char *)p)[i]) * 0x100000001b3u;
+    return h;
+}
+
+/* 0: the folder holds more than stderr. */
+static uint64_t what_copy_left(const char *folder, int status, enum kind k, bool raised)
+{
+    char path[PATH_MAX + 8], part[4096];
+    uint64_t h = 0x9e3779b97f4a7c15u;
+    struct stat st;
+    DIR *d = opendir(folder);
+    if (!d) _exit(97);
+    for (struct dirent *f; (f = readdir(d));)
+        if (strcmp(f->d_name, ".") && strcmp(f->d_name, "..") && strcmp(f->d_name, "out") && strcmp(f->d_name, "err")) h = 0;
+    closedir(d);
+    snprintf(path, sizeof path, "%s/out", folder);
+    if (!h || stat(path, &st) || st.st_size) return 0;
+    h = add_bytes(add_bytes(add_bytes(h, &status, sizeof status), &k, sizeof k), &raised, sizeof raised);
+    snprintf(path, sizeof path, "%s/err", folder);
+    int fd = open(path, O_RDONLY);
+    for (ssize_t n; fd >= 0 && (n = read(fd, part, sizeof part)) > 0;) h = add_bytes(h, part, (size_t)n);
+    close(fd);
+    return h ? h : 1;
+}
+
+/* What the copy in folder number i left, noted; its folder goes if there was one like it. */
+static void note_copy(const char *folder, int i, int status, enum kind k, bool raised, unsigned long n)
+{
+    char path[PATH_MAX + 8];
+    const uint64_t h = what_copy_left(folder, status, k, raised);
+    for (int a = 0; h && a < n_alike; a++) {
+        if (alike[a].hash != h) continue;
+        alike[a].copies++;
+        for (int f = 0; f < 2; f++) {
+            snprintf(path, sizeof path, "%s/%s", folder, f ? "err" : "out");
+            unlink(path);
+        }
+        rmdir(folder);
+        return;
+    }
+    if (n_alike == room_alike) {
+        room_alike = room_alike * 2 + 64;
+        alike = realloc(alike, (size_t)room_alike * sizeof *alike);
+        if (!alike) _exit(97);
+    }
+    alike[n_alike++] = (struct alike){h, k, raised, status, i, n, 1};
+}
+
+/* Returns in the copy with true, in the program with false. */
+static bool made_copy(enum kind k, unsigned long n, bool raised)
+{
+    static int made;
+    enum { FILES = 64 };
+    char folder[PATH_MAX], path[PATH_MAX + 8];
+    off_t at[FILES];
+    int status;
+    snprintf(folder, sizeof folder, "%s/%d", fork_folder, ++made);
+    if (mkdir(folder, 0777)) _exit(97);
+    for (int fd = 0; fd < FILES; fd++) at[fd] = lseek(fd, 0, SEEK_CUR);
+    const pid_t pid = fork();
+    if (pid < 0) _exit(97);
+    if (!pid) {
+        is_copy = true;
+        fork_on = false;
+        snprintf(path, sizeof path, "%s/out", folder);
+        redirect_copy(STDOUT_FILENO, path, "out");
+        snprintf(path, sizeof path, "%s/err", folder);
+        redirect_copy(STDERR_FILENO, path, "err");
+        if (chdir(folder)) _exit(97);
+        return true;
+    }
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+    for (int fd = 0; fd < FILES; fd++) /* a copy's reads move what it shares with us */
+        if (at[fd] >= 0) lseek(fd, at[fd], SEEK_SET);
+    note_copy(folder, made, WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), k, raised, n);
+    return false;
+}
+
+/* Before the nth call of a kind: true in the copy in which it fails. */
+static bool fails_in_copy(enum kind k, unsigned long n)
+{
+    const int was = errno;
+    aside = true;
+    fork_upto[k] = n;
+    const bool here = made_copy(k, n, false);
+    if (!here && k >= OPEN && made_copy(k, n, true)) kill(getpid(), SIGTERM);
+    aside = false;
+    errno = here ? why[k] : was;
+    return here;
+}
+
+static void write_copies(void)
+{
+    char path[PATH_MAX + 8];
+    snprintf(path, sizeof path, "%s/made", fork_folder);
+    FILE *f = fopen(path, "w");
+    for (int k = 0; f && k < N_KINDS; k++) fprintf(f, "upto %s %lu\n", names[k], fork_upto[k]);
+    for (int i = 0; f && i < n_alike; i++)
+        fprintf(f, "%s %s %lu %d %lu %d\n", alike[i].raised ? "RAISE" : "FAIL", names[alike[i].kind], alike[i].n, alike[i].status,
+                alike[i].copies, alike[i].folder);
+    if (f) fclose(f);
+}
+
 static bool fails(enum kind k)
 {
-    if (!begun || resolving) return false;
+    if (!begun || resolving || aside) return false;
     unsigned long n = atomic_fetch_add(&count[k], 1) + 1;
+    if (fork_on && fails_in_copy(k, n)) return true;
     if (paths) note_path(k, n);
     if (raise_at[k] == n) kill(getpid(), SIGTERM);
     if (!fail_at[k] || n < fail_at[k] || (n > fail_at[k] && !fail_after[k])) return false;
@@ -172,7 +318,9 @@ void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
 int pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*f)(void *), void *arg)
 {
     NEXT(pthread_create);
-    return fails(THREAD) ? EAGAIN : real_pthread_create(id, attr, f, arg);
+    if (fails(THREAD)) return EAGAIN;
+    fork_on = false;
+    return real_pthread_create(id, attr, f, arg);
 }
 
 /* ---- files ---- */
@@ -187,7 +335,9 @@ int open(const char *path, int flags, ...)
         mode = va_arg(ap, mode_t);
         va_end(ap);
     }
-    return fails(OPEN) ? -1 : real_open(path, flags, mode);
+    if (fails(OPEN)) return -1;
+    if (!aside && (flags & O_ACCMODE) != O_RDONLY) fork_on = false;
+    return real_open(path, flags, mode);
 }
 
 /* How many of n bytes this call may move; 0: it is interrupted. */
@@ -296,6 +446,8 @@ __attribute__((constructor)) static void begin(void)
     read_point(getenv("INJECT_RAISE"), raise_at, ignored);
     pieces = getenv("INJECT_SHORT") != NULL;
     count_path = getenv("INJECT_COUNT");
+    fork_folder = getenv("INJECT_FORK");
+    fork_on = fork_folder != NULL;
     unsetenv("LD_PRELOAD"); /* not for the programs that this one starts */
     ready = true;
     paths = getenv("INJECT_PATHS") && backtrace(warm, 4); /* its first call loads a library */
@@ -305,6 +457,8 @@ __attribute__((constructor)) static void begin(void)
 __attribute__((destructor)) static void end(void)
 {
     begun = false;
+    if (is_copy) return;
+    if (fork_folder) write_copies();
     FILE *f = count_path ? fopen(count_path, "w") : NULL;
     for (int k = 0; f && k < N_KINDS; k++) {
         fprintf(f, "%s %lu", names[k], atomic_load(&count[k]));

@@ -1,7 +1,8 @@
 #!/bin/bash
 # sweep.sh - every program with one call made to fail: the nth allocation, map, thread, open, read, write, fsync, close,
 # rename, link (inject.c), for POINTS of them spread over each kind, for those that stand for every path of calls that leads
-# to one (paths: its first, its last, one between), or for every n (all: half a day).
+# to one (paths: its first, its last, one between), or for every n (all: an hour or so; the program makes copies of itself for the
+# calls before its first output and its first thread, and copies that ended alike are looked at once; SWEEP_FORK=0: it does not).
 #
 # usage: test/inject/sweep.sh BIN_DIR DATA_DIR INJECT.so POINTS|paths|all [JOB...]
 # Each must end in one of two ways: status 4 with a message that names the cause, no file at its outputs nor beside them, and
@@ -12,8 +13,8 @@
 set -u
 here=$(cd "$(dirname "$0")" && pwd) src=${0%/*}/../..
 src=$(cd "$src" && pwd) bin=$(cd "$1" && pwd) data=$(cd "$2" && pwd) inject=$(cd "$(dirname "$3")" && pwd)/$(basename "$3")
-points=$4 paths= whole=
-case $points in paths) paths=1 whole=1 points=all ;; all) whole=1 ;; esac
+points=$4 paths= whole= forks=0
+case $points in paths) paths=1 whole=paths points=all ;; all) whole=all forks=${SWEEP_FORK:-1} ;; esac
 shift 4
 export PATH="$bin:$PATH" LC_ALL=C OMP_NUM_THREADS=2 ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0
 work=$(mktemp -d)
@@ -168,6 +169,28 @@ while IFS='|' read -r name compare stdin command; do
     cd ..
     kind=count point=without status=$ok how=FAIL
     set +f
+    declare -A upto=()
+    if [ "$forks" = 1 ] && [ "$pre" = "$i/pre-none" ]; then
+        mkdir copies
+        run_once "INJECT_FORK=$work/job/copies"
+        [ "$status" = "$ok" ] || complain "status differs (expected $ok)"
+        cd ..
+        while read -r how kind n status many at; do
+            if [ "$how" = upto ]; then
+                upto[$kind]=$n
+                continue
+            fi
+            point="$how:$kind:$n (and $((many - 1)) that ended alike)"
+            mv "copies/$at" now-copy
+            cd now-copy || exit 4
+            runs=$((runs + many))
+            judge
+            cd ..
+            rm -rf now-copy
+        done <copies/made
+        rm -rf copies
+        kind=count point=without status=$ok how=FAIL
+    fi
     run_once "INJECT_COUNT=$work/job/count" ${paths:+INJECT_PATHS=1}
     [ "$status" = "$ok" ] && [ "$ok" -lt 2 ] || complain "status differs (expected $ok)"
     cd ..
@@ -175,10 +198,10 @@ while IFS='|' read -r name compare stdin command; do
         while read -r kind n stand; do
             case $how:$kind in RAISE:alloc | RAISE:mmap | RAISE:thread) continue ;; esac
             # shellcheck disable=SC2086
-            if [ -n "$paths" ]; then list=($stand); else mapfile -t list < <(seq "$n"); fi
+            if [ -n "$paths" ]; then list=($stand); else mapfile -t list < <(seq $((${upto[$kind]:-0} + 1)) "$n"); fi
             # bench measures the memory's speed, most of a second a run
             most=$points
-            case $name in bench-ro* | bench-run) [ -z "$whole" ] && most=1 || most=25 ;; esac
+            case $name:${whole:-few} in bench-ro*:few | bench-run:few) most=1 ;; bench-ro*:paths | bench-run:paths) most=25 ;; esac
             step=1 n=${#list[@]}
             [ "$most" = all ] || step=$(((n + most - 1) / most))
             [ "$step" -gt 0 ] || continue
