@@ -55,6 +55,45 @@ static float wobble(uint64_t bits)
     return 1.0f + 0.25f * uniform(bits);
 }
 
+/* Each two bits of r alike: the top of a scale of 6 bits, 00 or 11, so that less 32 it is of either sign and 16 to 32. */
+static uint8_t alike(uint64_t r)
+{
+    return (uint8_t)((r & 0x55) * 3);
+}
+
+/* The types of the small mixes. Root mean squares of uniform codes: the table of IQ4 67.4, -4..3 2.35; of scales (alike)
+ * 24.4, 8..15 11.7. */
+static void random_low_block(uint32_t type, uint8_t *p, uint64_t key, float w)
+{
+    const uint64_t r = mix(key + 62);
+    switch (type) {
+    case KN_IQ4_NL: /* the table's mean is not 0: either sign */
+        put16(p, kn_f32_to_f16((float)(SD / 67.4) * (r & 1 ? w : -w)));
+        fill_bits(p + 2, 16, key);
+        break;
+    case KN_IQ4_XS:
+        put16(p, kn_f32_to_f16((float)(SD / (67.4 * 24.4)) * w));
+        p[2] = alike(r);
+        p[3] = alike(r >> 8);
+        fill_bits(p + 4, 132, key);
+        break;
+    case KN_Q3_K: /* high bits 32, low bits 64, scales 8 and 4, d */
+        fill_bits(p, 104, key);
+        for (int j = 0; j < 4; j++) p[104 + j] = alike(r >> 8 * j);
+        put16(p + 108, kn_f32_to_f16((float)(SD / (2.35 * 24.4)) * w));
+        break;
+    case KN_Q2_K: { /* min = scale, dmin = d * the mean code: centred on 0; deviation of 0..3 1.12 */
+        const float d = (float)(SD / (11.7 * 1.12)) * w;
+        fill_bits(p + 16, 64, key);
+        for (int j = 0; j < 16; j++) p[j] = (uint8_t)((8 + (r >> 3 * j & 7)) * 0x11);
+        put16(p + 80, kn_f32_to_f16(d));
+        put16(p + 82, kn_f32_to_f16(1.5f * d));
+        break;
+    }
+    default: break;
+    }
+}
+
 /* One block of type at p. key: of this block, with room for 64 draws. Deviations of uniform codes:
  * 0..15 4.61, 0..31 9.23, 0..63 18.5, -127..127 73.3. */
 static void random_block(uint32_t type, uint8_t *p, uint64_t key)
@@ -71,8 +110,8 @@ static void random_block(uint32_t type, uint8_t *p, uint64_t key)
         put16(p, kn_f32_to_f16((float)(SD / 9.23) * w));
         fill_bits(p + 2, 20, key);
         break;
-    case KN_Q4_0:
-        put16(p, kn_f32_to_f16((float)(SD / 4.61) * w));
+    case KN_Q4_0: /* codes -8 to 7: either sign, or the mean is a ninth of the deviation */
+        put16(p, kn_f32_to_f16((float)(SD / 4.61) * (mix(key + 62) & 1 ? w : -w)));
         fill_bits(p + 2, 16, key);
         break;
     case KN_Q4_1: /* the least value of the block: half the codes below 0 */
@@ -115,7 +154,7 @@ static void random_block(uint32_t type, uint8_t *p, uint64_t key)
         put16(p + 208, kn_f32_to_f16((float)(SD / (97.2 * 18.5)) * w));
         break;
     }
-    default: break;
+    default: random_low_block(type, p, key, w); break;
     }
 }
 
@@ -159,7 +198,11 @@ int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, i
     case KN_Q4_1:
     case KN_Q4_K:
     case KN_Q5_K:
-    case KN_Q6_K: break;
+    case KN_Q6_K:
+    case KN_IQ4_NL:
+    case KN_IQ4_XS:
+    case KN_Q3_K:
+    case KN_Q2_K: break;
     default:
         return err_set(e, ERR_FORMAT, "%s: no random weights of type %s", t->name, kn_type_info(t->to)->name);
     }

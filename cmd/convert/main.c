@@ -37,16 +37,10 @@ static uint64_t parse_seed(const struct cli *c, const char *text)
 
 static void parse_type(const struct cli *c, const char *text, struct convert *o)
 {
-    static const enum quant_recipe known[] = {QUANT_F32, QUANT_F16, QUANT_BF16, QUANT_Q8_0, QUANT_Q4_K_M};
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (!strcasecmp(text, quant_recipe_name(known[i]))) {
-            o->type = known[i];
-            o->type_given = true;
-            return;
-        }
-    cli_usage_error(
-        c, "--type %s is not known (expected f32, f16, bf16, q8_0 or q4_k_m; dflash-quantize has more)",
-        text);
+    struct err ignored = {0};
+    if (quant_recipe_by_name(text, &o->type, &ignored))
+        cli_usage_error(c, "--type %s is not known (expected one of %s)", text, quant_recipe_names());
+    o->type_given = true;
 }
 
 int main(int argc, char **argv)
@@ -59,7 +53,7 @@ int main(int argc, char **argv)
     bool force = false;
     const struct cli_flag flags[] = {
         {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
-        {"--type", CLI_STR, &type, "TYPE", "f32, f16, bf16, q8_0 or q4_k_m (default: as stored)", 0, 0},
+        {"--type", CLI_STR, &type, "TYPE", "f32, bf16, q8_0, q4_k_m or another of dflash-quantize (default: as stored)", 0, 0},
         {"--target", CLI_STR, &o.target, "DIR|GGUF",
          "a drafter's target: checked against it, its tokenizer copied", 0, 0},
         {"--dialect", CLI_STR, &o.dialect, "NAME",

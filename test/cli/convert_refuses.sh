@@ -1,7 +1,7 @@
 # One line on stderr and the documented status for each misuse; nothing is left behind.
 try() { "$@" && s=0 || s=$?; echo "$s" >>statuses; }
 try dflash-convert
-try dflash-convert "$SRC/data/pair/target" --type q3_k -o x.gguf
+try dflash-convert "$SRC/data/pair/target" --type q3_x -o x.gguf
 try dflash-convert "$SRC/data/pair/target" --taps 1,3 -o x.gguf
 try dflash-convert "$SRC/data/pair/drafter" --taps 1,x -o x.gguf
 try dflash-convert "$SRC/data/pair/drafter" --dialect gguf -o x.gguf
