@@ -11,7 +11,6 @@
 
 #define SUMS ".in_sum2"
 #define COUNTS ".counts"
-#define MEANS ".in_sum"
 
 int imatrix_new(struct imatrix **m, struct err *e)
 {
@@ -33,24 +32,51 @@ void imatrix_free(struct imatrix *m)
     mem_free(m);
 }
 
+static int by_entry(const void *a, const void *b)
+{
+    return strcmp(((const struct imatrix_entry *)a)->name, ((const struct imatrix_entry *)b)->name);
+}
+
+int imatrix_sort(struct imatrix *m, struct err *e)
+{
+    if (m->n) qsort(m->entry, (size_t)m->n, sizeof *m->entry, by_entry);
+    m->sorted = true;
+    for (int64_t i = 1; i < m->n; i++)
+        if (!by_entry(&m->entry[i - 1], &m->entry[i]))
+            return err_set(e, ERR_FORMAT, "'%s': stands twice", m->entry[i].name);
+    return 0;
+}
+
 struct imatrix_entry *imatrix_find(const struct imatrix *m, const char *name)
 {
+    const struct imatrix_entry key = {.name = (char *)(uintptr_t)name};
+    if (m->sorted) return m->n ? bsearch(&key, m->entry, (size_t)m->n, sizeof key, by_entry) : NULL;
     for (int64_t i = 0; i < m->n; i++)
         if (!strcmp(m->entry[i].name, name)) return &m->entry[i];
     return NULL;
 }
 
-int imatrix_entry(struct imatrix *m, const char *name, int64_t n_in, int64_t n_mat, struct imatrix_entry **at,
-                  struct err *e)
+int imatrix_fit(struct imatrix_entry *t, int64_t n_in, int64_t n_mat, struct err *e)
 {
-    struct imatrix_entry *t = imatrix_find(m, name);
-    *at = t;
-    if (t && (t->n_in != n_in || t->n_mat != n_mat))
+    int64_t all;
+    if (t->n_in == n_in && t->n_mat == n_mat) return 0;
+    if (t->n_mat != 1 || __builtin_mul_overflow(n_in, n_mat, &all) || t->n_in != all)
         return err_set(e, ERR_FORMAT,
                        "%s: the importance matrix is of another shape (expected %" PRId64 " columns of %" PRId64
                        " matrices, got %" PRId64 " of %" PRId64 ")",
-                       name, n_in, n_mat, t->n_in, t->n_mat);
-    if (t) return 0;
+                       t->name, n_in, n_mat, t->n_in, t->n_mat);
+    double *count = mem_realloc(t->count, (size_t)n_mat * sizeof *count);
+    if (!count) return err_set(e, ERR_IO, "out of memory (importance of %s)", t->name);
+    for (int64_t i = 1; i < n_mat; i++) count[i] = count[0];
+    t->count = count;
+    t->n_in = n_in;
+    t->n_mat = n_mat;
+    return 0;
+}
+
+int imatrix_append(struct imatrix *m, const char *name, int64_t n_in, int64_t n_mat, struct imatrix_entry **at,
+                   struct err *e)
+{
     if (m->n == m->cap) {
         const int64_t cap = m->cap ? 2 * m->cap : 64;
         struct imatrix_entry *more = mem_realloc(m->entry, (size_t)cap * sizeof *more);
@@ -58,16 +84,18 @@ int imatrix_entry(struct imatrix *m, const char *name, int64_t n_in, int64_t n_m
         m->entry = more;
         m->cap = cap;
     }
-    t = &m->entry[m->n];
+    struct imatrix_entry *t = &m->entry[m->n];
     *t = (struct imatrix_entry){.n_in = n_in, .n_mat = n_mat};
     t->name = mem_strdup(name);
     t->count = mem_calloc((size_t)n_mat, sizeof *t->count);
     if ((uint64_t)n_in <= SIZE_MAX / sizeof *t->sum2 / (uint64_t)n_mat)
         t->sum2 = mem_calloc((size_t)n_mat * (size_t)n_in, sizeof *t->sum2);
-    m->n++;
     *at = t;
-    if (t->name && t->count && t->sum2) return 0;
-    m->n--;
+    if (t->name && t->count && t->sum2) {
+        m->n++;
+        m->sorted = false;
+        return 0;
+    }
     mem_free(t->name);
     mem_free(t->count);
     mem_free(t->sum2);
@@ -76,9 +104,18 @@ memory:
     return err_set(e, ERR_IO, "out of memory (importance of %s)", name);
 }
 
+int imatrix_entry(struct imatrix *m, const char *name, int64_t n_in, int64_t n_mat, struct imatrix_entry **at,
+                  struct err *e)
+{
+    *at = imatrix_find(m, name);
+    return *at ? imatrix_fit(*at, n_in, n_mat, e) : imatrix_append(m, name, n_in, n_mat, at, e);
+}
+
 int imatrix_add_dataset(struct imatrix *m, const char *name, struct err *e)
 {
-    char **more = mem_realloc(m->dataset, ((size_t)m->n_dataset + 1) * sizeof *more);
+    const size_t n = (size_t)m->n_dataset;
+    char **more = m->dataset;
+    if (!(n & (n - 1))) more = mem_realloc(more, (n ? 2 * n : 1) * sizeof *more); /* full at each power of two */
     if (more) m->dataset = more;
     if (!more || !(more[m->n_dataset] = mem_strdup(name)))
         return err_set(e, ERR_IO, "out of memory (data sets of an importance matrix)");
@@ -89,6 +126,7 @@ int imatrix_add_dataset(struct imatrix *m, const char *name, struct err *e)
 uint32_t imatrix_chunks(const struct imatrix *m)
 {
     double most = 0;
+    if (m->by_chunks) return m->n_chunks;
     for (int64_t i = 0; i < m->n; i++)
         for (int64_t k = 0; k < m->entry[i].n_mat; k++) most = fmax(most, m->entry[i].count[k]);
     const double chunks = m->chunk_size ? ceil(most / m->chunk_size) : 0;
@@ -149,7 +187,7 @@ static int read_entry(struct imatrix *m, const struct gguf *g, const struct gguf
     if (n != n_mat && n != 1) /* one count for all matrices: of a tensor whose matrices see the same rows */
         return bad_tensor(counts, "the number of counts is not that of the matrices", e);
     name[stem] = 0;
-    if (imatrix_entry(m, name, sums->ne[0], n_mat, &t, e)) return -1;
+    if (imatrix_append(m, name, sums->ne[0], n_mat, &t, e)) return -1;
     for (int64_t i = 0; i < n_mat * t->n_in; i++) {
         float v;
         memcpy(&v, sums->data + 4 * i, 4);
@@ -196,25 +234,39 @@ static int read_all(struct imatrix *m, const struct gguf *g, struct err *e)
         } else if (ends_with(t->name, COUNTS, &stem)) {
             snprintf(name, sizeof name, "%.*s" SUMS, (int)stem, t->name);
             if (!gguf_tensor(g, name)) return err_set(e, ERR_FORMAT, "tensor '%s': has no sums (expected '%s')", t->name, name);
-        } else if (!ends_with(t->name, MEANS, &stem)) {
-            return bad_tensor(t, "does not belong in an importance matrix (expected *" SUMS " and *" COUNTS ")", e);
+        } else { /* NAME.in_sum, NAME.stats and what else a tool says of an entry */
+            const char *dot = strrchr(t->name, '.');
+            snprintf(name, sizeof name, "%.*s" SUMS, dot ? (int)(dot - t->name) : 0, t->name);
+            if (!dot || !gguf_tensor(g, name))
+                return bad_tensor(t, "does not belong in an importance matrix (expected *" SUMS " and *" COUNTS ")", e);
         }
     }
-    return m->n ? 0 : err_set(e, ERR_FORMAT, "is an importance matrix without entries");
+    return m->n ? imatrix_sort(m, e) : err_set(e, ERR_FORMAT, "is an importance matrix without entries");
+}
+
+static int read_gguf(struct imatrix *m, const char *path, struct err *e)
+{
+    struct gguf *g;
+    if (gguf_open(&g, path, e)) return -1;
+    const int rc = read_all(m, g, e) ? err_prefix(e, "%s", path) : 0;
+    gguf_close(g); /* nothing of it is kept: the file may be replaced */
+    return rc;
 }
 
 int imatrix_read(struct imatrix **out, const char *path, struct err *e)
 {
-    struct gguf *g = NULL;
     struct imatrix *m = NULL;
+    struct io_map map = {0};
     int rc = -1;
     *out = NULL;
-    if (gguf_open(&g, path, e)) return -1;
-    if (imatrix_new(&m, e)) goto out;
-    rc = read_all(m, g, e);
-    if (rc) err_prefix(e, "%s", path);
+    if (imatrix_new(&m, e) || io_map_open(&map, path, e)) goto out;
+    if (map.size >= 4 && !memcmp(map.data, "GGUF", 4))
+        rc = read_gguf(m, path, e);
+    else
+        rc = imatrix_read_dat(m, map.data, map.size, e) ? err_prefix(e, "%s", path) : 0;
+    if (!rc) rc = io_maps_check(e);
 out:
-    gguf_close(g); /* nothing of it is kept: the file may be replaced */
+    io_map_close(&map);
     if (rc) imatrix_free(m);
     if (!rc) *out = m;
     return rc;
@@ -254,11 +306,12 @@ static int write_floats(struct gguf_writer *w, struct io_out *out, const double 
 static int describe(struct gguf_writer *w, const struct imatrix_entry *t, struct err *e)
 {
     const int64_t sums[2] = {t->n_in, t->n_mat}, counts[2] = {1, t->n_mat};
+    const uint32_t n_dims = t->n_mat > 1 ? 2 : 1; /* the ecosystem's writer leaves out dimensions of 1 at the end */
     char name[300];
     snprintf(name, sizeof name, "%s" SUMS, t->name);
-    if (gguf_add_tensor(w, name, KN_F32, 2, sums, e)) return -1;
+    if (gguf_add_tensor(w, name, KN_F32, n_dims, sums, e)) return -1;
     snprintf(name, sizeof name, "%s" COUNTS, t->name);
-    return gguf_add_tensor(w, name, KN_F32, 2, counts, e);
+    return gguf_add_tensor(w, name, KN_F32, n_dims, counts, e);
 }
 
 static bool has_rows(const struct imatrix_entry *t)

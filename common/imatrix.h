@@ -3,7 +3,7 @@
  * An *entry* belongs to a weight tensor and holds, for each matrix in it (experts have one each), the sum over rows of the
  * square of every input column, and the number of rows. Their quotient, the mean square of a column, says how much an
  * error in that column of the weights costs. A file is a GGUF as the ecosystem's tools write it (docs/imatrix.md), so
- * that files go both ways; files are merged by adding. A *watch* (imatrix_watch.c) stands between a model and its
+ * that files go both ways; files are merged by adding. Their older binary form is read too (imatrix_dat.c). A *watch* (imatrix_watch.c) stands between a model and its
  * backend and fills entries while rows run. The caller owns an imatrix; entries live as long. */
 #ifndef DFLASH_IMATRIX_H
 #define DFLASH_IMATRIX_H
@@ -24,30 +24,43 @@ struct imatrix_entry {
 };
 
 struct imatrix {
-    struct imatrix_entry *entry; /* [n], any order */
+    struct imatrix_entry *entry; /* [n] */
     int64_t n, cap;
+    bool sorted; /* by name; else in any order */
     char **dataset; /* [n_dataset] what was run, in order */
     int64_t n_dataset;
     uint32_t chunk_size; /* rows a pass; 0: unknown */
+    bool by_chunks;      /* of the binary form: counts are of chunks, sums those times the mean; nothing can be added */
+    uint32_t n_chunks;   /* by_chunks: how many were run; 0: unknown */
 };
 
 int imatrix_new(struct imatrix **m, struct err *e);
 void imatrix_free(struct imatrix *m);
 
-/* Read a file. ERR_FORMAT: no importance matrix (general.type), a tensor that is none of *.in_sum2, *.counts and *.in_sum
- * (means, which some tools add: not used), sums without counts, shapes that do not fit, sums or counts that are
- * negative or not finite. */
+/* Read a file, a GGUF or the binary form. ERR_FORMAT: no importance matrix (general.type), sums without counts or counts
+ * without sums, another tensor NAME.* that belongs to no entry (NAME.in_sum, NAME.stats and the like of an entry are not
+ * used), shapes that do not fit, sums or counts that are negative or not finite. */
 int imatrix_read(struct imatrix **m, const char *path, struct err *e);
 /* Entries by name, those without a row left out. The bytes depend on the contents alone. */
 int imatrix_write(const struct imatrix *m, struct io_out *out, struct err *e);
 
 struct imatrix_entry *imatrix_find(const struct imatrix *m, const char *name); /* NULL if absent */
-/* The entry of that name, made with zeros where it is new. ERR_FORMAT where it has another shape. */
+/* The entry takes the shape of its tensor: as it is, or, where it is one row of all matrices' columns with one count (as
+ * files that come from the binary form have experts), cut into them. ERR_FORMAT where neither is so. */
+int imatrix_fit(struct imatrix_entry *t, int64_t n_in, int64_t n_mat, struct err *e);
+/* The entry of that name, fitted, or made with zeros where it is new. ERR_FORMAT where it has another shape. */
 int imatrix_entry(struct imatrix *m, const char *name, int64_t n_in, int64_t n_mat, struct imatrix_entry **at,
                   struct err *e);
 int imatrix_add_dataset(struct imatrix *m, const char *name, struct err *e);
-/* The most rows of any matrix in chunks, rounded up; 0 where the size of a chunk is unknown. */
+/* The most rows of any matrix in chunks, rounded up, or what the binary form says; 0 where that is unknown. */
 uint32_t imatrix_chunks(const struct imatrix *m);
+
+/* For readers: a new entry, without looking for its name; and the end of reading, ERR_FORMAT where a name stands twice. */
+int imatrix_append(struct imatrix *m, const char *name, int64_t n_in, int64_t n_mat, struct imatrix_entry **at,
+                   struct err *e);
+int imatrix_sort(struct imatrix *m, struct err *e);
+/* The binary form at data [n] (imatrix_dat.c), into an empty m. */
+int imatrix_read_dat(struct imatrix *m, const uint8_t *data, uint64_t n, struct err *e);
 
 /* w[n_in]: mean squares of matrix i of an entry, divided by their mean and at least IMATRIX_LEAST, as kn_encode_row wants
  * them. A matrix without rows or with nothing but zeros gets ones; returns whether it was so. */

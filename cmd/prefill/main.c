@@ -138,6 +138,11 @@ static int open_imatrix(struct imatrix **im, struct io_out *out, const char *con
     const bool exists = access(imatrix_path, F_OK) == 0;
     if (!exists && errno != ENOENT) return err_errno(e, "%s", imatrix_path);
     if (exists ? imatrix_read(im, imatrix_path, e) : imatrix_new(im, e)) return -1;
+    if ((*im)->by_chunks) {
+        err_set(e, ERR_FORMAT, "%s: an importance matrix in the older binary form counts chunks, not rows: nothing can be added to it",
+                imatrix_path);
+        return err_hint(e, "dflash-quantize takes it as it is");
+    }
     (*im)->chunk_size = (uint32_t)(chunk ? chunk : SESSION_CHUNK);
     if (imatrix_add_dataset(*im, dataset ? dataset : "stdin", e)) return -1;
     return io_out_open(out, imatrix_path, true, inputs, 3, e);

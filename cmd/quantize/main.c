@@ -163,15 +163,11 @@ static int check_imatrix(const struct work *k, struct err *e)
     const char *first = NULL, *idle_first = NULL;
     uint64_t without = 0, idle = 0;
     for (int64_t i = 0; i < m->n; i++) {
-        const struct imatrix_entry *x = &m->entry[i];
+        struct imatrix_entry *x = &m->entry[i];
         const struct gguf_tensor *t = gguf_tensor(k->in, x->name);
         if (!t)
             return err_set(e, ERR_FORMAT, "%s: has '%s', which %s has not", imatrix_path, x->name, k->in->map.path);
-        if (t->ne[0] != x->n_in || t->ne[2] * t->ne[3] != x->n_mat)
-            return err_set(e, ERR_FORMAT,
-                           "%s: '%s' is of another shape (expected %" PRId64 " columns of %" PRId64 " matrices, got %" PRId64
-                           " of %" PRId64 ")",
-                           imatrix_path, x->name, t->ne[0], t->ne[2] * t->ne[3], x->n_in, x->n_mat);
+        if (imatrix_fit(x, t->ne[0], t->ne[2] * t->ne[3], e)) return err_prefix(e, "%s", imatrix_path);
         for (int64_t j = 0; j < x->n_mat; j++)
             if (!(x->count[j] > 0) && !idle++) idle_first = x->name;
     }
@@ -202,7 +198,8 @@ static int imatrix_keys(struct work *k, struct err *e)
     if (gguf_put_str(k->w, keys[0], imatrix_path, strlen(imatrix_path), e)) return -1;
     if (sets[0] && gguf_put_str(k->w, keys[1], sets, strlen(sets), e)) return -1;
     if (gguf_put_u32(k->w, keys[2], (uint32_t)m->n, e)) return -1;
-    return m->chunk_size ? gguf_put_u32(k->w, keys[3], imatrix_chunks(m), e) : 0;
+    const uint32_t chunks = imatrix_chunks(m);
+    return chunks ? gguf_put_u32(k->w, keys[3], chunks, e) : 0;
 }
 
 static int copy_keys(struct work *k, struct err *e)

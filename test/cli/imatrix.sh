@@ -24,3 +24,17 @@ nll() { dflash-prefill -q -m "$1" --nll <b.tok | sed -n 's/nll //p'; }
 dflash-quantize -q "$DATA/target-f16.gguf" -o p4.gguf --type q4_0
 dflash-quantize -q "$DATA/target-f16.gguf" -o w4.gguf --type q4_0 --imatrix im.gguf
 awk "BEGIN { print ($(nll w4.gguf) < $(nll p4.gguf)) ? \"better\" : \"worse\" }"
+# the older binary form: one product of 256 x (1, 2, 16), one chunk, a data set's name
+printf '\1\0\0\0\25\0\0\0blk.0.ffn_down.weight\1\0\0\0\0\3\0\0' >old.dat
+for i in {1..256}; do printf '\0\0\200\77\0\0\0\100\0\0\200\101'; done >>old.dat
+printf '\1\0\0\0\3\0\0\0two' >>old.dat
+dflash-quantize "$DATA/target-f16.gguf" -o old.gguf --type q4_k_m --imatrix old.dat 2>err
+grep -o '[0-9]* tensors have no importance' err
+dflash-inspect old.gguf | grep quantize.imatrix
+for f in plain old; do dflash-quantize -q $f.gguf -o $f.f32 --type f32 2>/dev/null; done
+dflash-inspect --diff plain.f32 old.f32 | tail -n 1 | cut -d' ' -f1-6
+dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix old.dat <b.tok 2>&1 || echo status $?
+head -c 100 old.dat >cut.dat
+dflash-quantize -q "$DATA/target-f16.gguf" -o cut.gguf --type q4_k --imatrix cut.dat 2>&1 || echo status $?
+dflash-quantize -q "$DATA/target-f16.gguf" -o cut.gguf --type q4_k --imatrix b.tok 2>&1 || echo status $?
+ls cut.gguf 2>/dev/null || true

@@ -39,6 +39,11 @@ echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":64,"intermediate_size"
 "tie_word_embeddings":true,"max_position_embeddings":512}' >qwen/config.json
 dflash-convert -q qwen --random 1 -o in/qwen.gguf
 dflash-prefill -q -m "$T" --imatrix in/imatrix <in/tokens
+{ # the binary form of one
+    printf '\1\0\0\0\25\0\0\0blk.0.ffn_down.weight\1\0\0\0\0\3\0\0'
+    for k in {1..256}; do printf '\0\0\200\77\0\0\0\100\0\0\200\101'; done
+    printf '\1\0\0\0\3\0\0\0two'
+} >in/imatrix.dat
 # files that are there before a job runs: pre-JOB
 mkdir in/pre-none in/pre-prefill-imatrix in/pre-prefill-force in/pre-generate-force
 cp in/imatrix in/pre-prefill-imatrix/o
@@ -56,6 +61,7 @@ convert-random   | * | text   | dflash-convert $src/test/family/qwen35moe.json -
 convert-gguf     | * | text   | dflash-convert $D --target $T -o o --threads 2
 convert-dialect  | * | text   | dflash-convert $D --target $T --dialect ik -o o --threads 2
 quantize-imatrix | * | text   | dflash-quantize $T --type q4_k_m --imatrix $i/imatrix -o o --threads 2
+quantize-dat     | * | text   | dflash-quantize $T --type q2_k --imatrix $i/imatrix.dat -o o --threads 2
 quantize         | o | text   | dflash-quantize $data/drafter-bf16.gguf --type q4_k_m --tensor-type blk.0.*=q6_k --json -o o --threads 2
 inspect          | * | text   | dflash-inspect --tensors $T -o o
 inspect-json     | * | text   | dflash-inspect --tensors --json $T -o o

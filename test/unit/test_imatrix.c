@@ -330,7 +330,8 @@ static void test_refused(void **state)
         {"imatrix", "a.in_sum2", "a.counts", 4, 2, 2, KN_F32, NAN, "element 3 is "},
         {"imatrix", "a.in_sum2", "a.counts", 4, 2, 2, KN_F16, 1, "another type than F32"},
         {"imatrix", "a.weight", NULL, 4, 2, 2, KN_F32, 1, "does not belong"},
-        {"imatrix", "a.in_sum", NULL, 4, 2, 2, KN_F32, 1, "without entries"},
+        {"imatrix", "a.in_sum", NULL, 4, 2, 2, KN_F32, 1, "does not belong"},
+        {"imatrix", NULL, NULL, 4, 2, 2, KN_F32, 1, "without entries"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct imatrix *m;
@@ -347,6 +348,146 @@ static void test_refused(void **state)
         }
         imatrix_free(m);
     }
+}
+
+/* ---- files of others (test/data/make_imatrix.py, which shares no code with the library) ---- */
+
+static struct imatrix *of_others(const char *name)
+{
+    char path[300];
+    struct imatrix *m;
+    struct err e = {0};
+    snprintf(path, sizeof path, TEST_DATA "/%s", name);
+    if (imatrix_read(&m, path, &e)) fail_msg("%s", e.msg);
+    return m;
+}
+
+/* What quantising takes of two files is the same: relative weights, up to the float32 that the binary form is in. */
+static void same_weights(const struct imatrix *a, const struct imatrix *b)
+{
+    static const int64_t shape[3][2] = {{5, 1}, {512, 1}, {4, 3}};
+    struct err e = {0};
+    assert_int_equal(a->n, 3);
+    assert_int_equal(b->n, 3);
+    for (int i = 0; i < 3; i++) {
+        struct imatrix_entry *x = &a->entry[i], *y = &b->entry[i];
+        float v[512], w[512];
+        assert_string_equal(x->name, y->name);
+        assert_int_equal(imatrix_fit(x, shape[i][0], shape[i][1], &e), 0);
+        assert_int_equal(imatrix_fit(y, shape[i][0], shape[i][1], &e), 0);
+        for (int64_t k = 0; k < shape[i][1]; k++) {
+            imatrix_weights(x, k, v);
+            imatrix_weights(y, k, w);
+            for (int64_t c = 0; c < shape[i][0]; c++)
+                if (!(fabsf(v[c] - w[c]) <= 3e-7f * w[c])) /* two roundings of 2^-24 relative each, and the division's */
+                    fail_msg("%s, matrix %d, column %d: %g, expected %g", x->name, (int)k, (int)c, (double)v[c], (double)w[c]);
+        }
+    }
+}
+
+static void test_others(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"imatrix_stats.gguf", "imatrix_flat.gguf", "imatrix.dat", "imatrix_first.dat"};
+    struct imatrix *m = of_others("imatrix.gguf");
+    const struct imatrix_entry *x = imatrix_find(m, "blk.1.ffn_gate_exps.weight");
+    assert_true(x->n_in == 4 && x->n_mat == 3 && x->count[0] == 700 && x->count[1] == 0 && x->count[2] == 8);
+    assert_true(x->sum2[3] == 1400 && x->sum2[4] == 0 && x->sum2[11] == 4);
+    assert_int_equal(m->n_dataset, 2);
+    assert_string_equal(m->dataset[1], "two");
+    assert_int_equal(m->chunk_size, 512);
+    assert_int_equal(imatrix_chunks(m), 2);
+    save(m, scratch("mine")); /* the same bytes */
+    size_t na, nb;
+    char *a = scratch_read(scratch("mine"), &na), *b = scratch_read(TEST_DATA "/imatrix.gguf", &nb);
+    assert_int_equal(na, nb);
+    assert_memory_equal(a, b, na);
+    free(a);
+    free(b);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct imatrix *o = of_others(names[i]);
+        const bool dat = i > 1;
+        assert_true(o->by_chunks == dat);
+        assert_int_equal(imatrix_chunks(o), i == 3 ? 0 : 2);
+        assert_int_equal(o->n_dataset, i == 3 ? 0 : dat ? 1 : 2);
+        if (o->n_dataset) assert_string_equal(o->dataset[o->n_dataset - 1], "two");
+        same_weights(o, m);
+        imatrix_free(o);
+    }
+    /* experts in one row do not fit anything else */
+    struct imatrix *flat = of_others("imatrix_flat.gguf");
+    struct err e = {0};
+    assert_int_equal(imatrix_fit(&flat->entry[2], 5, 3, &e), -1);
+    assert_non_null(strstr(e.msg, "expected 5 columns of 3 matrices, got 12 of 1"));
+    imatrix_free(flat);
+    imatrix_free(m);
+}
+
+/* The binary form cut at every byte, but where the first versions ended and after the number of chunks; and wrong in one
+ * way each. */
+static void test_dat_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t at;
+        int32_t v;
+        const char *msg;
+    } bad[] = {
+        {0, 0, "offset 0: number of entries: expected 1 to "},
+        {0, -1, "number of entries: "},
+        {0, 4, "length of a name: "}, /* the chunks of all are taken for one more name's length */
+        {0, 0x7fffffff, "number of entries: "},
+        {4, 0, "length of a name: expected 1 to 255, got 0"},
+        {4, 256, "length of a name: expected 1 to 255, got 256"},
+        {8, 0x1b6b6c62, "length of a name: a control character"},
+        {32, -1, "chunks of an entry: "},
+        {36, 0, "values of an entry: expected 1 to "},
+        {36, 0x7fffffff, "values of an entry: expected 1 to "},
+        {44, (int32_t)0x7fc00000, "'blk.0.attn_output.weight': value 1 is "},
+        {44, (int32_t)0xbf800000, "value 1 is -1"},
+        {44, 0x7f800000, "value 1 is inf"},
+    };
+    size_t n = 0;
+    char *whole = scratch_read(TEST_DATA "/imatrix.dat", &n);
+    struct imatrix *m;
+    int ok = 0;
+    for (size_t k = 0; k <= n; k++) {
+        struct err e = {0};
+        uint8_t *part = malloc(k + 1); /* exactly as long, for the sanitizer */
+        memcpy(part, whole, k);
+        assert_int_equal(imatrix_new(&m, &e), 0);
+        if (imatrix_read_dat(m, part, k, &e))
+            assert_int_equal(e.code, ERR_FORMAT);
+        else
+            ok++;
+        imatrix_free(m);
+        free(part);
+    }
+    assert_int_equal(ok, 3);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct err e = {0};
+        char *copy = malloc(n);
+        memcpy(copy, whole, n);
+        memcpy(copy + bad[i].at, &bad[i].v, 4);
+        assert_int_equal(imatrix_new(&m, &e), 0);
+        const int rc = imatrix_read_dat(m, (const uint8_t *)copy, n, &e);
+        if (rc != -1 || !strstr(e.msg, bad[i].msg) || e.code != ERR_FORMAT) fail_msg("case %zu: %d, \"%s\"", i, rc, e.msg);
+        imatrix_free(m);
+        free(copy);
+    }
+    /* a name that stands twice */
+    struct err e = {0};
+    memcpy(whole + 8, "blk.1", 5);
+    char *at = memmem(whole, n, "blk.0.ffn_down.weight", 21);
+    assert_non_null(at);
+    assert_int_equal(imatrix_new(&m, &e), 0);
+    struct imatrix_entry *t;
+    assert_int_equal(imatrix_append(m, "blk.0.ffn_down.weight", 1, 1, &t, &e), 0);
+    assert_int_equal(imatrix_read_dat(m, (const uint8_t *)whole, n, &e), -1);
+    assert_string_equal(e.msg, "'blk.0.ffn_down.weight': stands twice");
+    imatrix_free(m);
+    free(whole);
+    assert_int_equal(imatrix_read(&m, TEST_DATA "/tok.txt", &(struct err){0}), -1);
 }
 
 /* Every allocation of a read and a write fails once. */
@@ -378,7 +519,8 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_sums), cmocka_unit_test(test_model), cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_memory)};
+                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_others),
+                                       cmocka_unit_test(test_dat_refused), cmocka_unit_test(test_memory)};
     scratch_begin();
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();
