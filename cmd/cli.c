@@ -15,6 +15,7 @@
 #include "../common/io.h"
 #include "../common/json.h"
 #include "../common/mem.h"
+#include "../common/text.h"
 
 double cli_seconds(void)
 {
@@ -35,10 +36,10 @@ static void clear_progress(void)
 
 static void say(const struct cli *c, const char *prefix, const char *fmt, va_list ap)
 {
+    char text[8192]; /* of no allocation that could fail; what is longer is cut */
     clear_progress();
-    fprintf(stderr, "dflash-%s: %s", c->tool, prefix);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    vsnprintf(text, sizeof text, fmt, ap);
+    fprintf(stderr, "dflash-%s: %s%s\n", c->tool, prefix, text_printable(text));
 }
 
 int cli_fail(const struct cli *c, const struct err *e)

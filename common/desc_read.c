@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "desc_impl.h"
+#include "text.h"
 
 /* ---- messages ---- */
 
@@ -37,7 +38,7 @@ void desc_value_text(const struct gguf_kv *kv, char *out, size_t n)
     if (kv->type == GGUF_ARRAY)
         snprintf(out, n, "%s[%" PRIu64 "]", gguf_type_name(type), kv->count);
     else if (type == GGUF_STRING)
-        snprintf(out, n, "\"%.*s\"", (int)(kv->strings[0].n < 60 ? kv->strings[0].n : 60), kv->strings[0].s);
+        text_quote(out, n, kv->strings[0].s, kv->strings[0].n, 60);
     else if (type == GGUF_F32 || type == GGUF_F64)
         snprintf(out, n, "%g", gguf_array_f64(kv, 0));
     else

@@ -17,6 +17,7 @@
 #include "gguf.h"
 #include "io.h"
 #include "mem.h"
+#include "text.h"
 
 struct doctor {
     check_fn fn;
@@ -214,7 +215,9 @@ static int64_t first_difference(const struct gguf_kv *a, const struct gguf_kv *b
 static struct text element(const struct gguf_kv *kv, int64_t i)
 {
     if (!kv || !kv->strings || (uint64_t)i >= kv->count) return textf("nothing");
-    return textf("\"%.*s\"", (int)(kv->strings[i].n < 60 ? kv->strings[i].n : 60), kv->strings[i].s);
+    struct text t;
+    text_quote(t.s, sizeof t.s, kv->strings[i].s, kv->strings[i].n, 60);
+    return t;
 }
 
 static void see_tokenizer(struct doctor *p)

@@ -6,19 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Messages quote files and paths, and a terminal may read them. */
-static void make_printable(char *p)
-{
-    for (; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
-}
+#include "text.h"
 
 static void fill(struct err *e, enum err_class code, const char *fmt, va_list ap)
 {
     e->code = code;
     e->hint[0] = 0;
     vsnprintf(e->msg, sizeof e->msg, fmt, ap);
-    make_printable(e->msg);
+    text_printable(e->msg); /* it quotes files and paths, and a terminal may read it */
 }
 
 int err_set(struct err *e, enum err_class code, const char *fmt, ...)
@@ -39,7 +34,7 @@ int err_hint(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(e->hint, sizeof e->hint, fmt, ap);
     va_end(ap);
-    make_printable(e->hint);
+    text_printable(e->hint);
     return -1;
 }
 
@@ -66,6 +61,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    text_printable(text);
     n = strlen(text);
     if (n > sizeof text - 3) n = sizeof text - 3;
     memcpy(text + n, ": ", 2);

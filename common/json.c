@@ -29,8 +29,6 @@ int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struc
         return err_set(e, ERR_IO, "%s: out of memory (JSON)", name);
     }
     if (*j) return 0;
-    for (char *p = why.text; *p; p++) /* it quotes the file, and a terminal may read the message */
-        if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
     return err_set(e, ERR_FORMAT, "%s: bad JSON in line %d, column %d: %.160s", name, why.line, why.column,
                    why.text);
 }

@@ -8,6 +8,7 @@
 #include "../../common/io.h"
 #include "../../common/json.h"
 #include "../../common/mem.h"
+#include "../../common/text.h"
 #include "../redirect.h"
 #include "bench.h"
 
@@ -32,10 +33,17 @@ static struct cli cli = {
     .max_args = 4096,
 };
 
+/* The text at key or outer.key, as a terminal and a table may have it. Good until eight more. */
 static const char *str(const json_t *j, const char *outer, const char *key)
 {
     const char *s = json_string_value(json_object_get(outer ? json_object_get(j, outer) : j, key));
-    return s ? s : "";
+    static char text[8][512];
+    static int turn;
+    char *t = text[turn = (turn + 1) % 8];
+    snprintf(t, sizeof text[0], "%s", s ? s : "");
+    for (char *p = text_printable(t); *p; p++)
+        if (*p == '|') *p = '/'; /* it would end a cell of the table */
+    return t;
 }
 
 /* The number at a, a.b or a.b.c times scale, with digits after the point; "-" where there is none. Good until eight more. */

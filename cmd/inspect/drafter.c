@@ -9,7 +9,7 @@
 static void print_line(void *ctx, const char *subject, const char *text)
 {
     (void)ctx;
-    printf("%-12s %s\n", subject, text);
+    printf("%-12s %s\n", subject, show_text(text));
 }
 
 static json_t *ints(const int32_t *v, int32_t n)
@@ -27,11 +27,11 @@ static json_t *as_json(const struct desc *d)
         json_array_append_new(causal, json_boolean(d->layer[i].causal));
     }
     return json_pack("{s:i,s:s,s:b,s:s,s:s,s:s,s:o,s:i,s:b,s:i,s:i,s:f,s:o,s:o,s:b,s:b,s:s}", "schema", 1, "kind", "drafter",
-                     "understood", 1, "dialect", d->dialect, "is_a", d->kind, "pieces", d->pieces, "taps",
+                     "understood", 1, "dialect", d->dialect, "is_a", d->kind, "pieces", show_text(d->pieces), "taps",
                      ints(d->taps, d->n_taps), "tap_shift", d->tap_shift, "taps_given", d->taps_given,
                      "block_size", d->block_size, "mask_id", d->mask_id, "rope_theta", (double)d->rope[0].theta,
                      "windows", windows, "causal", causal, "causal_inferred", d->causal_inferred, "tokenizer",
-                     d->has_tokenizer, "inferred", d->inferred);
+                     d->has_tokenizer, "inferred", show_text(d->inferred));
 }
 
 static void print_layers(const struct desc *d)

@@ -57,8 +57,8 @@ static void print_finding(void *ctx, const struct check_finding *f)
         show_json_finding(f);
         return;
     }
-    printf("%-4s  %s: %s\n", level[f->level], f->subject, f->text);
-    if (f->hint && f->level != CHECK_OK) printf("      hint: %s\n", f->hint);
+    printf("%-4s  %s: %s\n", level[f->level], show_text(f->subject), show_text(f->text));
+    if (f->hint && f->level != CHECK_OK) printf("      hint: %s\n", show_text(f->hint));
 }
 
 /* The same of a pair: what, expected, found. */
@@ -72,10 +72,10 @@ static void print_pair_finding(void *ctx, const struct check_finding *f)
         show_json_pair_finding(f);
         return;
     }
-    printf("%-7s %s: %s", level[f->level], f->subject, f->text);
-    if (f->expected) printf(" (expected %s, found %s)", f->expected, f->found);
+    printf("%-7s %s: %s", level[f->level], show_text(f->subject), show_text(f->text));
+    if (f->expected) printf(" (expected %s, found %s)", show_text(f->expected), show_text(f->found));
     putchar('\n');
-    if (f->hint) printf("        hint: %s\n", f->hint);
+    if (f->hint) printf("        hint: %s\n", show_text(f->hint));
 }
 
 static int pair_verdict(int bad, struct err *e)

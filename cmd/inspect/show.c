@@ -1,9 +1,11 @@
-/* show.c - see show.h. JSON is built by jansson, so that any byte of a file comes out as valid JSON or not at all. */
+/* show.c - see show.h. JSON is built by jansson, so that any byte of a file comes out as valid JSON: text that is not
+ * UTF-8 as {"hex": ...}. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "../../common/text.h"
 #include "show.h"
 
 #define ARRAY_SHOWN 6 /* elements of an array for people; JSON has all of numbers and of up to JSON_SHOWN strings */
@@ -30,6 +32,11 @@ static json_t *json_text(const char *s, size_t n)
     return json_pack("{s:o}", "hex", bytes);
 }
 
+static json_t *json_name(const char *s)
+{
+    return s ? json_text(s, strlen(s)) : NULL;
+}
+
 static json_t *json_float(double x)
 {
     return isfinite(x) ? json_real(x) : json_string(isnan(x) ? "NaN" : x > 0 ? "Infinity" : "-Infinity");
@@ -47,22 +54,19 @@ static void human_bytes(char *out, size_t n, uint64_t b)
     snprintf(out, n, u ? "%.1f %s" : "%.0f %s", x, unit[u]);
 }
 
-/* Printable, quoted, control bytes and broken UTF-8 escaped, cut at max characters. */
+const char *show_text(const char *s)
+{
+    static char text[4][4096];
+    static int turn;
+    char *t = text[turn = (turn + 1) % 4];
+    snprintf(t, sizeof text[0], "%s", s);
+    return text_printable(t);
+}
+
 static void put_quoted(const char *s, uint64_t n, uint64_t max)
 {
-    putchar('"');
-    for (uint64_t i = 0; i < n && i < max; i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (c == '\n')
-            fputs("\\n", stdout);
-        else if (c == '"' || c == '\\')
-            printf("\\%c", c);
-        else if (c < 0x20 || c == 0x7f)
-            printf("\\x%02x", c);
-        else
-            putchar(c);
-    }
-    fputs(n > max ? "\"..." : "\"", stdout);
+    char text[512];
+    fputs(text_quote(text, sizeof text, s, n, max), stdout);
 }
 
 static bool is_float(uint32_t type)
@@ -101,7 +105,7 @@ static void show_key(const struct gguf_kv *kv, bool json)
     if (json) {
         json_t *value = array ? json_array() : json_element(kv, type, 0);
         for (uint64_t i = 0; array && i < shown; i++) json_array_append_new(value, json_element(kv, type, i));
-        json_t *line = json_pack("{s:i,s:s,s:s,s:s}", "schema", 1, "kind", "key", "key", kv->key, "type", gguf_type_name(kv->type));
+        json_t *line = json_pack("{s:i,s:s,s:o,s:s}", "schema", 1, "kind", "key", "key", json_text(kv->key, strlen(kv->key)), "type", gguf_type_name(kv->type));
         if (array) {
             json_object_set_new(line, "element", json_string(gguf_type_name(type)));
             json_object_set_new(line, "count", json_integer((json_int_t)kv->count));
@@ -110,7 +114,7 @@ static void show_key(const struct gguf_kv *kv, bool json)
         show_json_line(line);
         return;
     }
-    printf("%-44s %-6s ", kv->key, array ? gguf_type_name(type) : gguf_type_name(kv->type));
+    printf("%-44s %-6s ", show_text(kv->key), array ? gguf_type_name(type) : gguf_type_name(kv->type));
     if (array) printf("[%" PRIu64 "] ", kv->count);
     for (uint64_t i = 0; i < shown; i++) {
         if (i) fputs(", ", stdout);
@@ -137,14 +141,14 @@ static void show_tensor(const char *name, const char *type, const int64_t *d, ui
                         uint64_t bytes, bool json)
 {
     if (json) {
-        show_json_line(json_pack("{s:i,s:s,s:s,s:s,s:o,s:I,s:I}", "schema", 1, "kind", "tensor", "name", name, "type", type, "shape",
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:o,s:I,s:I}", "schema", 1, "kind", "tensor", "name", json_text(name, strlen(name)), "type", type, "shape",
                             json_shape(d, n, reversed), "offset_bytes", (json_int_t)offset, "size_bytes", (json_int_t)bytes));
         return;
     }
     char shape[128], size[32];
     shape_text(shape, sizeof shape, d, n, reversed);
     human_bytes(size, sizeof size, bytes);
-    printf("%-48s %-8s %-16s %10s\n", name, type, shape, size);
+    printf("%-48s %-8s %-16s %10s\n", show_text(name), type, shape, size);
 }
 
 struct tally {
@@ -186,7 +190,7 @@ void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
                             "gguf", "version", (int)g->version, "keys", (json_int_t)g->n_kv, "tensors", (json_int_t)g->n_tensors,
                             "size_bytes", (json_int_t)g->map.size));
     else
-        printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", path, g->version, g->n_kv, g->n_tensors, size);
+        printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path), g->version, g->n_kv, g->n_tensors, size);
     for (uint64_t i = 0; i < g->n_kv; i++) show_key(&g->kv[i], json);
     if (!json) putchar('\n');
     for (uint64_t i = 0; i < g->n_tensors; i++) {
@@ -207,7 +211,7 @@ void show_safetensors(const struct st *s, const char *path, bool tensors, bool j
         show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
                             "safetensors", "files", (int)s->n_files, "tensors", (json_int_t)s->n_tensors));
     else
-        printf("%s: safetensors, %u file%s, %" PRIu64 " tensors\n\n", path, s->n_files, s->n_files == 1 ? "" : "s", s->n_tensors);
+        printf("%s: safetensors, %u file%s, %" PRIu64 " tensors\n\n", show_text(path), s->n_files, s->n_files == 1 ? "" : "s", s->n_tensors);
     for (uint64_t i = 0; i < s->n_tensors; i++) {
         const struct st_tensor *t = &s->tensor[i];
         if (tensors) show_tensor(t->name, st_dtype_name(t->dtype), t->shape, t->n_dims, false, 0, t->bytes, json);
@@ -223,7 +227,7 @@ static void json_finding(const struct check_finding *f, const char *level)
                              json_text(f->subject, strlen(f->subject)), "text", json_text(f->text, strlen(f->text)));
     if (line && f->expected) json_object_set_new(line, "expected", json_text(f->expected, strlen(f->expected)));
     if (line && f->found) json_object_set_new(line, "found", json_text(f->found, strlen(f->found)));
-    if (line && f->hint) json_object_set_new(line, "hint", json_string(f->hint));
+    if (line && f->hint) json_object_set_new(line, "hint", json_text(f->hint, strlen(f->hint)));
     show_json_line(line);
 }
 
@@ -245,8 +249,8 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
     bool above = t->comparable && d->tolerance >= 0 && !(t->rel_rms <= (double)d->tolerance);
     d->above += above;
     if (d->json) {
-        json_t *line = json_pack("{s:i,s:s,s:s,s:s*,s:s*,s:s*,s:s*,s:b}", "schema", 1, "kind", "tensor", "name", t->name, "name_a", t->name_a,
-                                 "name_b", t->name_b, "type_a", t->type_a, "type_b", t->type_b, "comparable", t->comparable);
+        json_t *line = json_pack("{s:i,s:s,s:o,s:o*,s:o*,s:s*,s:s*,s:b}", "schema", 1, "kind", "tensor", "name", json_name(t->name), "name_a",
+                                 json_name(t->name_a), "name_b", json_name(t->name_b), "type_a", t->type_a, "type_b", t->type_b, "comparable", t->comparable);
         if (t->comparable) {
             json_object_set_new(line, "relative_rms", json_float(t->rel_rms));
             json_object_set_new(line, "max_abs", json_float(t->max_abs));
@@ -260,13 +264,13 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
         return;
     }
     if (!t->name_a || !t->name_b)
-        printf("%-44s only in %s (%s)\n", t->name, t->name_a ? "the first" : "the second", t->name_a ? t->shape_a : t->shape_b);
+        printf("%-44s only in %s (%s)\n", show_text(t->name), t->name_a ? "the first" : "the second", t->name_a ? t->shape_a : t->shape_b);
     else if (!t->comparable && strcmp(t->shape_a, t->shape_b))
-        printf("%-44s shapes differ: %s and %s\n", t->name, t->shape_a, t->shape_b);
+        printf("%-44s shapes differ: %s and %s\n", show_text(t->name), t->shape_a, t->shape_b);
     else if (!t->comparable)
-        printf("%-44s %s and %s cannot be decoded here\n", t->name, t->type_a, t->type_b);
+        printf("%-44s %s and %s cannot be decoded here\n", show_text(t->name), t->type_a, t->type_b);
     else if (!t->same_bits || d->tensors || above)
-        printf("%-44s %-6s %-6s %s %10.4g  max %10.4g at %" PRId64 "%s\n", t->name, t->type_a, t->type_b,
+        printf("%-44s %-6s %-6s %s %10.4g  max %10.4g at %" PRId64 "%s\n", show_text(t->name), t->type_a, t->type_b,
                t->same_bits ? "identical   " : "relative RMS", t->rel_rms, t->max_abs, t->max_at, above ? "  ABOVE" : "");
 }
 

@@ -10,6 +10,8 @@
 #include "../../common/gguf.h"
 #include "../../common/safetensors.h"
 
+/* s as a terminal may have it (common/text.h). Good until four more; 4,095 bytes at most. */
+const char *show_text(const char *s);
 void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json);
 void show_safetensors(const struct st *s, const char *path, bool tensors, bool json);
 void show_json_finding(const struct check_finding *f);

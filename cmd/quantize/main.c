@@ -11,6 +11,7 @@
 #include "../../common/imatrix.h"
 #include "../../common/mem.h"
 #include "../../common/quantize.h"
+#include "../../common/text.h"
 #include "../cli.h"
 
 static const char *out_path, *type_name, *imatrix_path;
@@ -242,12 +243,13 @@ static void row(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void row(const char *fmt, ...)
 {
     va_list ap;
+    char text[1024];
     if (cli.quiet) return;
     if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s\n", text_printable(text));
 }
 
 static int report(const struct work *k, uint64_t i, const struct quant_error *q, double seconds,

@@ -23,6 +23,28 @@ dflash-convert -q "$SRC/test/family/llama.json" --random 1 -o llama.gguf
 pair 1 'rope scaling' llama.gguf "$D"
 pair 0 causality "$T" "$DATA/dialects/ik.gguf"
 pair 1 roles "$D" "$T"
+# the mask's embedding row, id 1, zeroed in the target's file; then other windows, blocks and taps than it was trained with
+cp "$DATA/target-f32.gguf" zero.gguf
+row() { dflash-inspect --tensors --json "$1" | sed -n 's/.*"name":"token_embd.weight".*"shape":\[\([0-9]*\),\([0-9]*\)\],"offset_bytes":\([0-9]*\),.*/\2 \3/p'; }
+read -r width offset < <(row zero.gguf)
+data=$(($(stat -c %s zero.gguf) - $(dflash-inspect --tensors --json zero.gguf | sed -n 's/.*"offset_bytes":\([0-9]*\),"size_bytes":\([0-9]*\).*/\1 \2/p' | awk '{ e = $1 + $2; m = e > m ? e : m } END { print int((m + 31) / 32) * 32 }')))
+dd if=/dev/zero of=zero.gguf bs=1 seek=$((data + offset + 4 * width)) count=$((4 * width)) conv=notrunc status=none
+pair 1 'mask id' zero.gguf "$D"
+pair 0 inferred "$T" "$D" --sliding-window 16 --sliding-pattern sfff
+pair 0 'block size' "$T" "$D" --block-size 5
+pair 1 drafter "$T" "$D" --taps 1,2,3
+# a base model under a drafter of the instruct model: the drafter's copy has another end of text and a chat template
+mkdir instruct
+cp "$SRC"/data/pair/target/* instruct/
+printf '{"chat_template":"{{ messages }}"}' >instruct/tokenizer_config.json
+sed -i 's/"eos_token_id": *[0-9]*/"eos_token_id": 1/' instruct/*config.json
+dflash-convert -q "$SRC/data/pair/drafter" --target instruct --type q8_0 -o instruct.gguf
+pair 0 'special tokens' "$T" instruct.gguf
+pair 0 'chat template' "$T" instruct.gguf
+# relatives, each named
+for f in "$DATA"/dialects/relative-*.gguf; do
+    dflash-inspect --pair "$T" "$f" >out || echo "$? $(grep -E '^misfit +(kind|drafter):' out | sed "s|$DATA|DATA|g; s/, found.*//")"
+done
 rc=0
 dflash-inspect --json --pair "$T" "$D" --mask-id 4096 >out || rc=$?
 echo $rc
