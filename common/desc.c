@@ -11,6 +11,7 @@
 #include "desc_impl.h"
 #include "dialect.h"
 #include "mem.h"
+#include "text.h"
 
 static const struct desc_family *const families[] = {
     &desc_qwen3, &desc_qwen3moe, &desc_qwen35, &desc_qwen35moe, &desc_llama, &desc_gemma4, &desc_dflash};
@@ -215,6 +216,7 @@ static int read_any(struct desc_reader *r)
     if (gguf_get_str(r->g, "general.name", &name, r->e) < 0) return -1;
     if (gguf_find(r->g, "general.name"))
         snprintf(d->name, sizeof d->name, "%.*s", (int)(name.n < 127 ? name.n : 127), name.s);
+    text_printable(d->name);
     const struct desc_family *f = find_family(r);
     if (!f && desc_stranger(r->arch))
         return desc_fail(r, "architecture %.*s: %s: running it is not supported", (int)r->arch.n, r->arch.s,

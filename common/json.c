@@ -2,6 +2,7 @@
 #include "json.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "io.h"
@@ -46,4 +47,44 @@ int json_parse_file(json_t **j, const char *path, uint64_t cap, struct err *e)
         r = json_parse(j, m.data, m.size, path, e);
     io_map_close(&m);
     return r;
+}
+
+json_t *json_text(const char *s, size_t n)
+{
+    json_t *j = json_stringn(s, n); /* NULL where the bytes are not UTF-8 */
+    if (j) return j;
+    char hex[3];
+    json_t *bytes = json_array();
+    for (size_t i = 0; i < n; i++) {
+        snprintf(hex, sizeof hex, "%02x", (unsigned char)s[i]);
+        json_array_append_new(bytes, json_string(hex));
+    }
+    return json_pack("{s:o}", "hex", bytes);
+}
+
+/* Bytes of the character at p that are to be escaped, or 0. */
+static size_t to_escape(const uint8_t *p)
+{
+    return p[0] == 0x7f ? 1 : p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0 ? 2 : 0;
+}
+
+char *json_line(const json_t *j, int digits)
+{
+    char *s = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION((size_t)digits)) : NULL, *out, *to;
+    size_t n = 0;
+    if (!s) return NULL;
+    for (const uint8_t *p = (const uint8_t *)s; *p; p++) n += to_escape(p) != 0;
+    if (!n) return s;
+    to = out = mem_alloc(strlen(s) + 5 * n + 1);
+    for (const uint8_t *p = (const uint8_t *)s; out && *p;) { /* only within strings is there anything but ASCII */
+        const size_t k = to_escape(p);
+        if (k)
+            to += snprintf(to, 7, "\\u%04x", k == 1 ? p[0] : p[1]);
+        else
+            *to++ = (char)*p;
+        p += k ? k : 1;
+    }
+    if (out) *to = 0;
+    mem_free(s);
+    return out;
 }

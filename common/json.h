@@ -1,4 +1,4 @@
-/* json.h - JSON text from files, through jansson.
+/* json.h - JSON text from files, and lines of it for output, through jansson.
  *
  * One way in for every JSON file we read (config.json, tokenizer.json, index and header of safetensors):
  * strict RFC 8259, a duplicate key is an error, and a failure names the file, line and column. Own what you
@@ -18,5 +18,11 @@ void json_use_mem(void);
 int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struct err *e);
 /* The same for a whole file of at most cap bytes. */
 int json_parse_file(json_t **j, const char *path, uint64_t cap, struct err *e);
+
+/* s [n] as a JSON value: a string, or {"hex": [...]}, a byte each, where it is not UTF-8. */
+json_t *json_text(const char *s, size_t n);
+/* j in one line, reals with digits digits; DEL and U+0080 to U+009F, some of which begin terminal commands, are escaped as
+ * those below U+0020 are. mem_free it. NULL when out of memory, or where j is NULL. */
+char *json_line(const json_t *j, int digits);
 
 #endif

@@ -7,12 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 #include "../../common/io.h"
+#include "../../common/json.h"
 #include "../../common/mem.h"
 #include "bench.h"
 
 int bench_emit(json_t *j, struct err *e)
 {
-    char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(6));
+    char *text = json_line(j, 6);
     json_decref(j);
     if (!text || mem_failures()) {
         free(text);
@@ -55,7 +56,8 @@ json_t *bench_machine(const struct models *m)
 json_t *bench_model_json(const char *path, const struct model *m)
 {
     const char *base = strrchr(path, '/');
-    return json_pack("{s:s,s:s,s:s,s:i,s:i,s:I}", "file", base ? base + 1 : path, "name", m->d->name, "architecture", m->d->arch_name, "layers",
+    const char *file = base ? base + 1 : path;
+    return json_pack("{s:o,s:o,s:s,s:i,s:i,s:I}", "file", json_text(file, strlen(file)), "name", json_text(m->d->name, strlen(m->d->name)), "architecture", m->d->arch_name, "layers",
                      m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step);
 }
 

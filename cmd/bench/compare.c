@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "../../common/json.h"
 #include "../../common/mem.h"
 #include "../../common/session.h"
 #include "../redirect.h"
@@ -101,7 +102,8 @@ done:
 static int tell(const struct stream *a, const struct stream *b, size_t at, bool equal, const struct margin *m, struct err *e)
 {
     if (o.json) {
-        json_t *j = json_pack("{s:i,s:s,s:s,s:s,s:b,s:I,s:I}", "schema", 1, "kind", "compare", "a", cli.args[0], "b", cli.args[1], "equal", equal,
+        json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:b,s:I,s:I}", "schema", 1, "kind", "compare", "a", json_text(cli.args[0], strlen(cli.args[0])), "b",
+                              json_text(cli.args[1], strlen(cli.args[1])), "equal", equal,
                               "tokens_a", (json_int_t)a->n, "tokens_b", (json_int_t)b->n);
         if (!equal) {
             json_object_set_new(j, "first_difference", json_integer((json_int_t)at));

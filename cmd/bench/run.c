@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "../../common/json.h"
 #include "../../common/mem.h"
 #include "../../common/session.h"
 #include "../../common/spec.h"
@@ -193,7 +194,7 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
     json_int_t prompt_tokens = 0;
     for (int i = 0; i < n_prompts; i++) prompt_tokens += (json_int_t)p[i].n;
     double decode = sample_quantile(&plain->decode, 0.5);
-    json_t *j = json_pack("{s:i,s:s,s:s,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label", o.label, "target",
+    json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label", json_text(o.label, strlen(o.label)), "target",
                           bench_model_json(o.m.target_path, o.m.target), "prompts", n_prompts, "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(),
                           "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", bench_number(ceiling), "plain_share_of_ceiling",
                           bench_number(decode * (double)o.m.target->bytes_step / ceiling), "machine", bench_machine(&o.m));

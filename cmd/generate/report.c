@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "generate.h"
+#include "../../common/json.h"
 #include "../../common/mem.h"
 
 /* Tokens a second of decoding: the first token is the prefill's. */
@@ -67,8 +68,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
 {
     const struct kn_sampler *k = &set->sampler;
     json_t *j = json_object();
-    json_object_set_new(j, "target", json_string(set->m.target_path));
-    json_object_set_new(j, "drafter", set->m.drafter_path ? json_string(set->m.drafter_path) : json_null());
+    json_object_set_new(j, "target", json_text(set->m.target_path, strlen(set->m.target_path)));
+    json_object_set_new(j, "drafter", set->m.drafter_path ? json_text(set->m.drafter_path, strlen(set->m.drafter_path)) : json_null());
     json_object_set_new(j, "n", json_integer(set->n));
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
@@ -90,7 +91,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
         json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
     else /* more than JSON readers hold as an integer */
         json_object_set_new(j, "seed", json_sprintf("%" PRIu64, k->seed));
-    json_object_set_new(j, "state", set->state_path ? json_string(set->state_path) : json_null());
+    json_object_set_new(j, "state", set->state_path ? json_text(set->state_path, strlen(set->state_path)) : json_null());
     json_object_set_new(j, "append", json_boolean(set->append));
     json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
@@ -151,7 +152,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "rest_s", number(rest_s(st)));
     json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
     json_object_set_new(j, "settings", settings_json(set, s));
-    char *text = json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    char *text = json_line(j, 9);
     if (!text || mem_failures())
         err_set(e, ERR_IO, "out of memory (statistics)");
     else

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "../../common/json.h"
+#include "../../common/mem.h"
 #include "../../common/text.h"
 #include "show.h"
 
@@ -14,22 +16,10 @@
 void show_json_line(json_t *j)
 {
     if (!j) return;
-    json_dumpf(j, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    putchar('\n');
+    char *text = json_line(j, 9);
+    if (text) puts(text); /* no memory: redirect_close sees it */
+    mem_free(text);
     json_decref(j);
-}
-
-static json_t *json_text(const char *s, size_t n)
-{
-    json_t *j = json_stringn(s, n); /* NULL where the bytes are not UTF-8 */
-    if (j) return j;
-    char hex[3];
-    json_t *bytes = json_array();
-    for (size_t i = 0; i < n; i++) {
-        snprintf(hex, sizeof hex, "%02x", (unsigned char)s[i]);
-        json_array_append_new(bytes, json_string(hex));
-    }
-    return json_pack("{s:o}", "hex", bytes);
 }
 
 static json_t *json_name(const char *s)

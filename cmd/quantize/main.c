@@ -9,6 +9,7 @@
 
 #include "../../common/gguf.h"
 #include "../../common/imatrix.h"
+#include "../../common/json.h"
 #include "../../common/mem.h"
 #include "../../common/quantize.h"
 #include "../../common/text.h"
@@ -227,7 +228,7 @@ static uint64_t tensor_bytes(const struct gguf_tensor *t, uint32_t type)
 
 static int print_json(json_t *line, struct err *e)
 {
-    char *s = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    char *s = json_line(line, 9);
     json_decref(line);
     if (!s || mem_failures()) {
         free(s);
@@ -269,8 +270,8 @@ static int report(const struct work *k, uint64_t i, const struct quant_error *q,
     if (!json) return 0;
     json_t *ne = json_array();
     for (uint32_t d = 0; d < t->n_dims; d++) json_array_append_new(ne, json_integer(t->ne[d]));
-    return print_json(json_pack("{si,ss,ss,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "tensor",
-                                t->name, "from", from, "to", to, "shape", ne, "bytes_in",
+    return print_json(json_pack("{si,ss,so,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "tensor",
+                                json_text(t->name, strlen(t->name)), "from", from, "to", to, "shape", ne, "bytes_in",
                                 (json_int_t)t->bytes, "bytes_out", (json_int_t)tensor_bytes(t, k->to[i]),
                                 "relative_rms", same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
                       e);

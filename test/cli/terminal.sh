@@ -23,6 +23,8 @@ calm json dflash-inspect --json --pair token.gguf "$D"
 grep -c '"subject":"tokenizer"' out
 calm diff dflash-inspect --diff tensor.gguf "$T"
 calm quantize dflash-quantize tensor.gguf -o q.gguf --type q8_0
+dflash-quantize -q tensor.gguf --json -o q2.gguf --type q8_0 >out || echo "$?"
+wc -l <out
 calm generate dflash-generate -m tensor.gguf -n 1 </dev/null
 for f in tensor key; do
     calm json-$f dflash-inspect --tensors --json $f.gguf
@@ -38,5 +40,8 @@ grep -a '^a' out | cut -c1-20
 calm safetensors-json dflash-inspect --tensors --json x.safetensors
 printf '{"schema":1,"kind":"compare","op":"\\u001b","a":"x\\u001b[2J","b":"\\u009b|","first_difference":1,"model":{"file":"\\u001b"}}\n' >cell.jsonl
 sed 's/"kind":"compare"/"kind":"op"/' cell.jsonl >>cell.jsonl
+printf 'a\1\2\3' >$'c\xff'; printf "b\1\2\3" >four
+calm compare dflash-bench compare --json $'c\xff' four
+grep -o '"a":{"hex":\["63","ff"\]}' out
 calm report dflash-bench report cell.jsonl
 echo done
