@@ -56,7 +56,7 @@ static int add_stop(struct desc_reader *r, const char *key, int64_t id)
 static uint32_t crc_strings(uint32_t crc, const struct gguf_kv *kv)
 {
     for (uint64_t i = 0; kv && kv->strings && i < kv->count; i++) {
-        crc = (uint32_t)crc32(crc, (const Bytef *)kv->strings[i].s, (uInt)kv->strings[i].n);
+        crc = (uint32_t)crc32_z(crc, (const Bytef *)kv->strings[i].s, kv->strings[i].n);
         crc = (uint32_t)crc32(crc, (const Bytef *)"", 1); /* so that a border counts */
     }
     return crc;

@@ -335,11 +335,18 @@ static bool is_added(const struct tok_spec *s, int64_t id)
     return s->token[id].n && (type == TOK_CONTROL || type == TOK_UNKNOWN || type == TOK_USER_DEFINED);
 }
 
+/* At each byte of a text the longest special token is looked for, in time of its length: text that nearly holds long ones
+ * over and over would take seconds a kilobyte. Published ones have up to some fifty bytes. */
+#define MAX_ADDED 1024
+
 static int build_added(struct tokenizer *t, const struct tok_spec *s, struct err *e)
 {
     uint64_t bytes = 0;
     for (int64_t id = 0; id < s->n_vocab; id++)
         if (is_added(s, id)) {
+            if (s->token[id].n > MAX_ADDED)
+                return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.tokens: special token %lld has %llu bytes (expected at most %d)",
+                               s->name, (long long)id, (unsigned long long)s->token[id].n, MAX_ADDED);
             t->n_added++;
             bytes += s->token[id].n;
         }

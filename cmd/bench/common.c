@@ -38,7 +38,7 @@ static void processor_name(char *out, size_t n)
     while (f && fgets(line, sizeof line, f)) {
         char *colon = strchr(line, ':');
         if (strncmp(line, "model name", 10) || !colon) continue;
-        snprintf(out, n, "%s", colon + 2);
+        snprintf(out, n, "%s", colon + 1 + strspn(colon + 1, " "));
         out[strcspn(out, "\n")] = 0;
         break;
     }

@@ -111,8 +111,8 @@ static int tell(const struct stream *a, const struct stream *b, size_t at, bool 
             if (at < b->n) json_object_set_new(j, "id_b", json_integer(b->id[at]));
         }
         if (m)
-            json_object_set_new(j, "logits", json_pack("{s:f,s:f,s:f,s:f,s:i}", "a", m->a, "b", m->b, "first", m->first, "second", m->second,
-                                                       "best_id", m->best));
+            json_object_set_new(j, "logits", json_pack("{s:o,s:o,s:o,s:o,s:i}", "a", bench_number(m->a), "b", bench_number(m->b), "first",
+                                                       bench_number(m->first), "second", bench_number(m->second), "best_id", m->best));
         return bench_emit(j, e);
     }
     if (equal) {

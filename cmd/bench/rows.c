@@ -102,17 +102,17 @@ static int emit(struct plan *p, struct err *e)
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++) {
         double s = sample_quantile(&p->row_s[i], 0.5);
-        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:f,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target", bench_model_json(o.m.target_path, t),
+        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target", bench_model_json(o.m.target_path, t),
                               "rows", p->rows[i], "context", o.context, "seconds", sample_json(&p->row_s[i]), "weight_bytes_per_s",
-                              (double)t->bytes_step / s, "read_ceiling_bytes_per_s", bench_number(p->ceiling), "share_of_ceiling",
+                              bench_number((double)t->bytes_step / s), "read_ceiling_bytes_per_s", bench_number(p->ceiling), "share_of_ceiling",
                               bench_number((double)t->bytes_step / s / p->ceiling), "machine", bench_machine(&o.m));
         if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
         if (bench_emit(j, e)) return -1;
     }
     for (int i = 0; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
-        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:f,s:o}", "schema", 1, "kind", "prompt", "target", bench_model_json(o.m.target_path, t),
-                                 "tokens", p->prompts[i], "seconds", sample_json(&p->prompt_s[i]), "tokens_per_s", p->prompts[i] / s, "machine",
+        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target", bench_model_json(o.m.target_path, t),
+                                 "tokens", p->prompts[i], "seconds", sample_json(&p->prompt_s[i]), "tokens_per_s", bench_number(p->prompts[i] / s), "machine",
                                  bench_machine(&o.m)),
                        e))
             return -1;
@@ -123,9 +123,9 @@ static int emit(struct plan *p, struct err *e)
     double s = sample_quantile(&p->draft_s, 0.5), bytes = (double)o.m.drafter->bytes_step;
     if (!head) head = gguf_tensor(t->file, "token_embd.weight");
     if (!o.m.drafter->head && head) bytes += (double)head->bytes;
-    json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:f,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target", bench_model_json(o.m.target_path, t), "drafter",
+    json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target", bench_model_json(o.m.target_path, t), "drafter",
                           bench_model_json(o.m.drafter_path, o.m.drafter), "block", o.m.drafter->d->block_size, "context", o.context, "seconds",
-                          sample_json(&p->draft_s), "weight_bytes_per_s", bytes / s, "read_ceiling_bytes_per_s", bench_number(p->ceiling),
+                          sample_json(&p->draft_s), "weight_bytes_per_s", bench_number(bytes / s), "read_ceiling_bytes_per_s", bench_number(p->ceiling),
                           "share_of_ceiling", bench_number(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
     return bench_emit(j, e);

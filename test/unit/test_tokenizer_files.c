@@ -167,6 +167,39 @@ static void test_open_needs_bytes(void **state)
     assert_non_null(strstr(e.msg, "bos_token_id is missing"));
 }
 
+/* A special token of as many bytes as there may be, and of one more. */
+static void test_long_special(void **state)
+{
+    (void)state;
+    size_t n;
+    char *json = read_data("tok_qwen2.json", &n);
+    for (int more = 0; more < 2; more++) {
+        struct gguf_writer *w;
+        struct tokenizer *t = NULL;
+        struct err e = {0};
+        char name[1026];
+        memset(name, 'a', sizeof name);
+        name[1024 + more] = 0;
+        char *changed = with(json, "\xe6\x97\xa5\xe6\x9c\xac<x>", name);
+        const char *const text[4] = {changed};
+        int rc = import(&w, text, 700, &e);
+        struct gguf *g = NULL;
+        if (rc)
+            gguf_writer_free(w);
+        else
+            rc = tok_open(&t, g = through_file(w), &e);
+        assert_int_equal(rc, more ? -1 : 0);
+        if (more) {
+            assert_int_equal(e.code, ERR_FORMAT);
+            assert_non_null(strstr(e.msg, "special token 626 has 1025 bytes (expected at most 1024)"));
+        }
+        tok_close(t);
+        gguf_close(g);
+        free(changed);
+    }
+    free(json);
+}
+
 /* Where the keys are absent: what the ecosystem means by that. */
 static void test_open_defaults(void **state)
 {
@@ -551,6 +584,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_refuses),          cmocka_unit_test(test_open_needs_bytes),
+        cmocka_unit_test(test_long_special),
         cmocka_unit_test(test_open_defaults),         cmocka_unit_test(test_copy),
         cmocka_unit_test(test_import_refuses),        cmocka_unit_test(test_import_ids),
         cmocka_unit_test(test_import_config_refuses), cmocka_unit_test(test_import_ignore_merges),
