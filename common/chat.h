@@ -18,7 +18,7 @@
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL };
 
 struct chat_text {
-    const char *s; /* NULL: none */
+    const char *s; /* NULL: none; whole, valid UTF-8 characters */
     size_t n;
 };
 

@@ -10,8 +10,9 @@
 #include "../../common/text.h"
 #include "show.h"
 
-#define ARRAY_SHOWN 6 /* elements of an array for people; JSON has all of numbers and of up to JSON_SHOWN strings */
-#define JSON_SHOWN 64
+#define ARRAY_SHOWN 6 /* elements of an array for people; JSON has all of up to so many numbers or strings */
+#define JSON_NUMBERS (1u << 20) /* forty bytes of memory each */
+#define JSON_STRINGS 64
 
 void show_json_line(json_t *j)
 {
@@ -90,7 +91,7 @@ static void show_key(const struct gguf_kv *kv, bool json)
 {
     bool array = kv->type == GGUF_ARRAY;
     uint32_t type = array ? kv->elem : kv->type;
-    uint64_t shown = !array ? 1 : json && (type != GGUF_STRING || kv->count <= JSON_SHOWN) ? kv->count : ARRAY_SHOWN;
+    uint64_t shown = !array ? 1 : json && kv->count <= (type == GGUF_STRING ? JSON_STRINGS : JSON_NUMBERS) ? kv->count : ARRAY_SHOWN;
     if (shown > kv->count) shown = kv->count;
     if (json) {
         json_t *value = array ? json_array() : json_element(kv, type, 0);
