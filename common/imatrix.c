@@ -244,31 +244,43 @@ static int read_all(struct imatrix *m, const struct gguf *g, struct err *e)
     return m->n ? imatrix_sort(m, e) : err_set(e, ERR_FORMAT, "is an importance matrix without entries");
 }
 
-static int read_gguf(struct imatrix *m, const char *path, struct err *e)
+static int read_gguf(struct imatrix *m, const uint8_t *data, uint64_t n, const char *name, struct err *e)
 {
     struct gguf *g;
-    if (gguf_open(&g, path, e)) return -1;
-    const int rc = read_all(m, g, e) ? err_prefix(e, "%s", path) : 0;
-    gguf_close(g); /* nothing of it is kept: the file may be replaced */
+    if (gguf_open_memory(&g, data, n, name, e)) return -1;
+    const int rc = read_all(m, g, e) ? err_prefix(e, "%s", name) : 0;
+    gguf_close(g);
+    return rc;
+}
+
+int imatrix_read_memory(struct imatrix **out, const uint8_t *data, uint64_t n, const char *name, struct err *e)
+{
+    struct imatrix *m;
+    int rc;
+    *out = NULL;
+    if (imatrix_new(&m, e)) return -1;
+    if (n >= 4 && !memcmp(data, "GGUF", 4))
+        rc = read_gguf(m, data, n, name, e);
+    else
+        rc = imatrix_read_dat(m, data, n, e) ? err_prefix(e, "%s", name) : 0;
+    if (rc)
+        imatrix_free(m);
+    else
+        *out = m;
     return rc;
 }
 
 int imatrix_read(struct imatrix **out, const char *path, struct err *e)
 {
-    struct imatrix *m = NULL;
-    struct io_map map = {0};
-    int rc = -1;
+    struct io_map map;
     *out = NULL;
-    if (imatrix_new(&m, e) || io_map_open(&map, path, e)) goto out;
-    if (map.size >= 4 && !memcmp(map.data, "GGUF", 4))
-        rc = read_gguf(m, path, e);
-    else
-        rc = imatrix_read_dat(m, map.data, map.size, e) ? err_prefix(e, "%s", path) : 0;
-    if (!rc) rc = io_maps_check(e);
-out:
-    io_map_close(&map);
-    if (rc) imatrix_free(m);
-    if (!rc) *out = m;
+    if (io_map_open(&map, path, e)) return -1;
+    int rc = imatrix_read_memory(out, map.data, map.size, path, e);
+    if (!rc && (rc = io_maps_check(e)) != 0) {
+        imatrix_free(*out);
+        *out = NULL;
+    }
+    io_map_close(&map); /* nothing of it is kept: the file may be replaced */
     return rc;
 }
 

@@ -41,6 +41,7 @@ void imatrix_free(struct imatrix *m);
  * without sums, another tensor NAME.* that belongs to no entry (NAME.in_sum, NAME.stats and the like of an entry are not
  * used), shapes that do not fit, sums or counts that are negative or not finite. */
 int imatrix_read(struct imatrix **m, const char *path, struct err *e);
+int imatrix_read_memory(struct imatrix **m, const uint8_t *data, uint64_t n, const char *name, struct err *e);
 /* Entries by name, those without a row left out. The bytes depend on the contents alone. */
 int imatrix_write(const struct imatrix *m, struct io_out *out, struct err *e);
 

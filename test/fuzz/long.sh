@@ -14,7 +14,7 @@ mkdir -p "$2" && bin=$(cd "$1" && pwd) && out=$(cd "$2" && pwd) && here=$(cd "$(
 shift $(($# < 4 ? $# : 4))
 names=("$@")
 # Share of the processors, and bytes an input at most.
-share=(tokenize=15=192 tokenizer_json=16=8192 config_json=10=2048 desc=6=4096 chat=4=512 gguf=3=2048 safetensors=3=2048
+share=(tokenize=15=192 tokenizer_json=16=8192 config_json=10=2048 desc=6=4096 chat=4=512 gguf=3=2048 imatrix=2=2048 safetensors=3=2048
     session=24=16384 snapshot=3=1024 state=3=1024 tokens=1=512)
 [ ${#names[@]} -gt 0 ] || names=("${share[@]%%=*}")
 export ASAN_OPTIONS=quarantine_size_mb=16:${ASAN_OPTIONS:-} LC_ALL=C
