@@ -11,7 +11,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336};
+struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -56,6 +56,11 @@ int cuda_mm_open(struct cuda_backend *be)
                 cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
             if (err) return cuda_check(be, "matrix product kernels", err);
         }
+    for (int l = 0; l < 4; l++) {
+        const cudaError_t err = cudaFuncSetAttribute(mm_kernel_few(l % 2, l / 2),
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
+        if (err) return cuda_check(be, "matrix product kernels", err);
+    }
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
@@ -177,16 +182,18 @@ static const struct plan {
 #define PLANS (int)(sizeof plans / sizeof plans[0])
 
 /* Units of the copies that a plan is tried with, down from *most to *least; false: the plan is not for this launch.
- * K types alone have a choice. Measured, product by product (SPEED.md):
+ * K types have a choice. Measured, product by product (SPEED.md):
  *   1 row          blocks of 8 warps; copies of one unit where types of several sizes share a launch, which have no
  *                  room for two blocks else
  *   up to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit
- *   up to 16       16 warps with copies of one unit; apart, copies as they are */
+ *   up to 16       16 warps with copies of one unit; apart, copies as they are
+ * (mm_few.cuh has taken most calls of K types by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8
+ * rows that are so long that slices are apart. */
 static bool suits(const struct plan *p, enum mm_act act, const struct mm_args *a, bool mixed, int32_t *most, int32_t *least)
 {
     const bool wide = p->warps > MM_WARPS;
     *least = *most;
-    if (act != MM_ACT_K) return !wide;
+    if (act != MM_ACT_K) return !wide || (a->n > 8 && !p->together && is_whole(act));
     if (a->n == 1) {
         if (p->blocks == 2 && mixed) *least = 1;
         return !wide;
@@ -238,6 +245,53 @@ static bool fits(struct cuda_backend *be, const struct plan *p, struct mm_args *
     return false;
 }
 
+/* ---- plans of mm_few.cuh ---- */
+
+/* Shared memory of a block: barriers, rings, activations, side, the sums of slices. */
+static size_t few_lay_out(struct mm_args *a, int tiles)
+{
+    struct mm_memory *m = &a->at;
+    m->row_bytes = ((uint32_t)(a->block_slices * a->slice_row) + 63) / 128 * 128 + 64;
+    m->ring = (8 * (uint32_t)(MM_WARPS_MOST * a->stages + 1) + 127) / 128 * 128;
+    m->act = (m->ring + (uint32_t)(MM_WARPS_MOST * a->stages * a->stage_bytes) + 127) / 128 * 128;
+    m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
+    m->merge = (m->side + 288 * (uint32_t)(tiles * a->block_slices * a->slice_units) + 127) / 128 * 128;
+    m->total = m->merge;
+    if (a->block_slices == a->slices)
+        m->total += (uint32_t)(m->merge_sets * a->subs * a->slices * tiles * 512) << a->split;
+    return m->total;
+}
+
+/* A plan for mm_few.cuh; false: none fits, or others were quicker. Measured (SPEED.md): for 2 rows and more; rings of
+ * three units at up to 8 rows, of two beyond. */
+static bool choose_few(struct cuda_backend *be, int32_t n, int32_t widest, struct mm_args *a, int *log2_tiles,
+                       const struct plan **plan)
+{
+    static const struct plan few_plans[] = {{true, false, 1, MM_WARPS_MOST, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
+    const int tiles = n > 8 ? 2 : 1, stages = mm_tuning.few_stages ? mm_tuning.few_stages : 4 - tiles;
+    if (mm_tuning.no_few || be->generic || be->cc < 90 || n < (mm_tuning.few_from ? mm_tuning.few_from : 2)) return false;
+    a->n = n < 8 * tiles ? n : 8 * tiles;
+    a->x = nullptr;
+    a->stage_units = 1;
+    a->stage_bytes = widest;
+    for (const struct plan &p : few_plans) {
+        if (mm_tuning.few_apart && p.together != (mm_tuning.few_apart == 2)) continue;
+        if (!p.together && a->slices == 1) continue;
+        put_together(a, p.together, p.warps);
+        if (a->block_slices > a->slice_warps || a->gated != a->split) continue; /* a warp has one slice, of one matrix */
+        a->log2_slice_warps = __builtin_ctz((unsigned)a->slice_warps);
+        a->stages = stages;
+        a->at.merge_sets = mm_tuning.few_sets ? 1 : 2;
+        while (few_lay_out(a, tiles) > (size_t)be->smem_block && (a->stages > p.stages || a->at.merge_sets > 1))
+            a->stages > p.stages ? a->stages-- : a->at.merge_sets--;
+        if (few_lay_out(a, tiles) > (size_t)be->smem_block) continue;
+        *log2_tiles = tiles - 1;
+        *plan = &p;
+        return true;
+    }
+    return false;
+}
+
 /* How many rows a launch takes and which plan: the first that fits, then with fewer rows. None of these
  * choices changes a bit. most: units of a copy. mixed: matrices of types of several sizes;
  * low: some of a low type. Fills a->n, stages, stage_units, block_slices, slice_warps, at and
@@ -277,10 +331,11 @@ static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t p
 
 /* Launch over all panels: as many at a time as the partial sums have room for. */
 static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
-                         int log2_tiles, const struct plan *plan, bool low, int32_t panels)
+                         int log2_tiles, const struct plan *plan, bool low, bool few, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn f = kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
+    const mm_kernel_fn f = few ? mm_kernel_few(log2_tiles, low)
+                               : kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
     const int32_t grid = be->sm_count * plan->blocks; /* all resident: apart, blocks wait for each other */
     int32_t most = panels;
     if (!together) {
@@ -375,7 +430,8 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
-            for (int32_t most = most_units; log2_tiles < 0 && most >= least_units; most /= 2) {
+            const bool few = t->act == MM_ACT_K && rows - i <= 16 && choose_few(be, rows - i, widest, &a, &log2_tiles, &plan);
+            for (int32_t most = most_units; !few && log2_tiles < 0 && most >= least_units; most /= 2) {
                 a.x = p->n <= mm_tuning.prologue ? x : nullptr;
                 log2_tiles = choose(be, t->act, rows - i, panels, most, widest, mixed, low, &a, &plan);
             }
@@ -387,7 +443,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
             for (int j = 0; j < count; j++)
                 a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
-            if (!err) err = launch_panels(be, p->name, t->act, &a, log2_tiles, plan, low, panels);
+            if (!err) err = launch_panels(be, p->name, t->act, &a, log2_tiles, plan, low, few, panels);
         }
     }
     return err;

@@ -62,6 +62,7 @@ struct mm_memory {
     int32_t merge_rounds, merge_sets; /* sums of so many rounds between two barriers; sets that take turns */
     uint32_t
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
+    uint32_t ring, side; /* mm_few.cuh */
 };
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
 
@@ -97,6 +98,7 @@ struct mm_args {
     const float *x, *norm;
     float eps;
     int32_t n_in;
+    int32_t log2_slice_warps; /* mm_few.cuh */
 #ifdef MM_TRACE
     unsigned long long *trace;
 #endif
@@ -108,6 +110,8 @@ mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, int warps, bool ge
 mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool generic);
+/* The same of K types for 1 or 2 tiles, 16 warps, sm_90; low: also of mm_is_low types. mm_few.cu. */
+mm_kernel_fn mm_kernel_few(int log2_tiles, bool low);
 /* Types that mm_kernel_low and experts_kernel_low are for. */
 static inline bool mm_is_low(uint32_t type)
 {
@@ -174,6 +178,11 @@ struct mm_tuning {
     int any;          /* 1: any plan for any launch, copies of one size */
     int no_split;     /* 1: gates and ups by the same warps */
     int long_row;     /* columns beyond which there are twice as many slices, 8-bit kinds */
+    int no_few;       /* 1: no kernel of mm_few.cuh */
+    int few_stages;   /* of its rings at most; 0: as measured */
+    int few_sets;     /* 1: sums in one place; 0: in two, where there is room */
+    int few_from;     /* rows from which on; 0: as measured */
+    int few_apart;    /* 1: slices apart, 2: together; 0: as measured */
 };
 extern struct mm_tuning mm_tuning;
 

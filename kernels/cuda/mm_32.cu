@@ -6,8 +6,8 @@
 mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, int warps, bool generic)
 {
     switch (act) {
-    case MM_ACT_32: return mm_pick_kernel<frag_32<false>, false>(log2_tiles, warps, generic);
-    case MM_ACT_32M: return mm_pick_kernel<frag_32<true>, false>(log2_tiles, warps, generic);
+    case MM_ACT_32: return mm_pick_kernel<frag_32<false>, true>(log2_tiles, warps, generic);
+    case MM_ACT_32M: return mm_pick_kernel<frag_32<true>, true>(log2_tiles, warps, generic);
     default: return nullptr;
     }
 }

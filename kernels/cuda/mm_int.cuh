@@ -41,13 +41,12 @@ template <bool SIGNED> DEV void mma_16(int c[4], uint32_t a0, uint32_t a1, uint3
             : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
             : "r"(a0), "r"(a1), "r"(b), "r"(0));
 }
-/* sum (first: =) c times the scales of row g and of row g + 8 */
-DEV void scale_int(int sum[4], const int c[4], int low, int high, bool first)
+/* sum (first: start) += c times the scales of row g and of row g + 8; modulo 2^32 */
+DEV void scale_int(int sum[4], const int c[4], int low, int high, bool first, uint32_t start = 0)
 {
-    sum[0] = c[0] * low + (first ? 0 : sum[0]);
-    sum[1] = c[1] * low + (first ? 0 : sum[1]);
-    sum[2] = c[2] * high + (first ? 0 : sum[2]);
-    sum[3] = c[3] * high + (first ? 0 : sum[3]);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sum[i] = (int)((uint32_t)c[i] * (uint32_t)(i / 2 ? high : low) + (first ? start : (uint32_t)sum[i]));
 }
 /* Byte i of w, its sign spread above it. (__byte_perm ignores the selector's sign bits.) */
 DEV int signed_byte(uint32_t w, int i)
@@ -67,6 +66,103 @@ DEV void code_words(uint32_t *a0, uint32_t *a1, uint32_t w)
     *a1 = w >> 4 & 0x0f0f0f0f;
 }
 
+/* ---- sums of codes times activations times integer scales of a unit, without what is common to the unit ----
+ *
+ * act(t, part): the 16 int8 of 64 columns, those of this lane's token of tile t (prep_block.cuh). */
+
+/* Q4_K, Q5_K. mins: of rows g and g + 8, eight bytes each. Q4_K's d of row g + 8 is divided by 16. */
+template <int BITS, int NT, class ACT>
+DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane, ACT act)
+{
+    const int g = lane / 4;
+    constexpr int records = BITS == 5 ? 2560 : 2048;
+    uint32_t sc[2][2];
+#pragma unroll
+    for (int hi = 0; hi < 2; hi++) {
+        const uint4 r = lds16(st + records + 128 * hi + 16 * g);
+        d[hi] = h_low(r.x), dmin[hi] = h_high(r.x);
+        sc[hi][0] = r.y & 0x3f3f3f3f;
+        sc[hi][1] = (r.w & 0x0f0f0f0f) | (r.y >> 2 & 0x30303030);
+        mins[hi][0] = r.z & 0x3f3f3f3f;
+        mins[hi][1] = (r.w >> 4 & 0x0f0f0f0f) | (r.z >> 2 & 0x30303030);
+    }
+    uint4 high = make_uint4(0, 0, 0, 0);
+    if (BITS == 5) high = lds16(st + 2048 + 16 * lane);
+    if (BITS == 4) d[1] = __fmul_rn(d[1], 0.0625f); /* exact: codes 16 times as large */
+    const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const uint4 codes = lds16(st + 512 * part + 16 * lane);
+        const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+        uint4 b[NT];
+#pragma unroll
+        for (int t = 0; t < NT; t++) b[t] = act(t, part);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int j = 2 * part + i;
+            uint32_t a[4];
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                code_words(a + 2 * s, a + 2 * s + 1, w[2 * i + s]);
+                if (BITS == 4) a[2 * s + 1] = w[2 * i + s] & 0xf0f0f0f0;
+                if (BITS == 5) {
+                    a[2 * s] |= shift(hw[part], 4 - (2 * s + i)) & 0x10101010;
+                    a[2 * s + 1] |= shift(hw[part], -(2 * s + i)) & 0x10101010;
+                }
+            }
+            const int low = (int)__byte_perm(sc[0][j / 4], 0, 0x4440 + j % 4),
+                      top = (int)__byte_perm(sc[1][j / 4], 0, 0x4440 + j % 4);
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                int c[4];
+                mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, 0, 0);
+                scale_int(sum[t], c, low, top, j == 0);
+            }
+        }
+    }
+}
+
+/* Q6_K, of codes with their offset; sums count from `start`. */
+template <int NT, class ACT>
+DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start = 0)
+{
+    const int g = lane / 4;
+    uint32_t sc[2][4];
+#pragma unroll
+    for (int hi = 0; hi < 2; hi++) {
+        const uint4 r = lds16(st + 3072 + 128 * hi + 16 * g);
+        sc[hi][0] = r.x ^ 0x80808080, sc[hi][1] = r.y ^ 0x80808080;
+        sc[hi][2] = r.z ^ 0x80808080, sc[hi][3] = r.w ^ 0x80808080;
+    }
+    const uint32_t dd = lds4(st + 3328 + 4 * g);
+    d[0] = h_low(dd), d[1] = h_high(dd);
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const uint4 codes = lds16(st + 512 * part + 16 * lane);
+        const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+        const uint2 pairs = lds8(st + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2));
+        uint4 b[NT];
+#pragma unroll
+        for (int t = 0; t < NT; t++) b[t] = act(t, part);
+#pragma unroll
+        for (int e = 0; e < 4; e++) { /* 16 columns each */
+            const int j = 4 * part + e, s = e % 2;
+            const uint32_t hw = e / 2 ? pairs.y : pairs.x;
+            uint32_t a0, a1;
+            code_words(&a0, &a1, w[e]);
+            a0 |= shift(hw, 4 - 2 * s) & 0x30303030;
+            a1 |= shift(hw, -2 * s) & 0x30303030;
+            const int low = signed_byte(sc[0][part], e), top = signed_byte(sc[1][part], e);
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                int c[4];
+                mma_16<false>(c, a0, a1, e == 0 ? b[t].x : e == 1 ? b[t].y : e == 2 ? b[t].z : b[t].w);
+                scale_int(sum[t], c, low, top, j == 0, start);
+            }
+        }
+    }
+}
+
 #include "mm_low.cuh"
 
 /* LOW: Q2_K, Q3_K and IQ4_XS as well. The kernel without them is a few hundredths faster for the others. */
@@ -79,55 +175,15 @@ template <bool LOW> struct frag_k {
     template <int BITS, int NT>
     DEV void unit_45(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
     {
-        const int g = lane / 4, q = lane % 4;
-        constexpr int records = BITS == 5 ? 2560 : 2048;
-        uint32_t sc[2][2], am[2];
-        float d[2], dmin[2];
-#pragma unroll
-        for (int hi = 0; hi < 2; hi++) {
-            const uint4 r = lds16(st + records + 128 * hi + 16 * g);
-            d[hi] = h_low(r.x), dmin[hi] = h_high(r.x);
-            sc[hi][0] = r.y & 0x3f3f3f3f;
-            sc[hi][1] = (r.w & 0x0f0f0f0f) | (r.y >> 2 & 0x30303030);
-            /* of the eight minimums, 2 q and 2 q + 1, twice: one for each 16 columns */
-            am[hi] = __byte_perm(r.z & 0x3f3f3f3f, (r.w >> 4 & 0x0f0f0f0f) | (r.z >> 2 & 0x30303030),
-                                 0x1100 + 0x2222 * q);
-        }
-        uint4 high = make_uint4(0, 0, 0, 0);
-        if (BITS == 5) high = lds16(st + 2048 + 16 * lane);
-        if (BITS == 4) d[1] = __fmul_rn(d[1], 0.0625f); /* exact: codes 16 times as large */
-        const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
+        const int q = lane % 4;
         int sum[NT][4];
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-            const uint4 codes = lds16(st + 512 * part + 16 * lane);
-            const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
-            uint4 b[NT];
-#pragma unroll
-            for (int t = 0; t < NT; t++) b[t] = lds16(v.b + 256 * at + v.row[t] + 64 * part);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int j = 2 * part + i;
-                uint32_t a[4];
-#pragma unroll
-                for (int s = 0; s < 2; s++) {
-                    code_words(a + 2 * s, a + 2 * s + 1, w[2 * i + s]);
-                    if (BITS == 4) a[2 * s + 1] = w[2 * i + s] & 0xf0f0f0f0;
-                    if (BITS == 5) {
-                        a[2 * s] |= shift(hw[part], 4 - (2 * s + i)) & 0x10101010;
-                        a[2 * s + 1] |= shift(hw[part], -(2 * s + i)) & 0x10101010;
-                    }
-                }
-                const int low = (int)__byte_perm(sc[0][j / 4], 0, 0x4440 + j % 4),
-                          top = (int)__byte_perm(sc[1][j / 4], 0, 0x4440 + j % 4);
-#pragma unroll
-                for (int t = 0; t < NT; t++) {
-                    int c[4];
-                    mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, 0, 0);
-                    scale_int(sum[t], c, low, top, j == 0);
-                }
-            }
-        }
+        float d[2], dmin[2];
+        uint32_t mins[2][2];
+        codes_45<BITS, NT>(sum, d, dmin, mins, st, lane,
+                           [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
+        /* of the eight minimums, 2 q and 2 q + 1, twice: one for each 16 columns */
+        const uint32_t am[2] = {__byte_perm(mins[0][0], mins[0][1], 0x1100 + 0x2222 * q),
+                                __byte_perm(mins[1][0], mins[1][1], 0x1100 + 0x2222 * q)};
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);
@@ -150,42 +206,11 @@ template <bool LOW> struct frag_k {
     DEV void unit_6(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
     {
         const int g = lane / 4, q = lane % 4;
-        uint32_t sc[2][4], am[2];
-#pragma unroll
-        for (int hi = 0; hi < 2; hi++) {
-            const uint4 r = lds16(st + 3072 + 128 * hi + 16 * g);
-            sc[hi][0] = r.x ^ 0x80808080, sc[hi][1] = r.y ^ 0x80808080;
-            sc[hi][2] = r.z ^ 0x80808080, sc[hi][3] = r.w ^ 0x80808080;
-            am[hi] = lds4(st + 3072 + 128 * hi + 16 * g + 4 * q) ^ 0x80808080;
-        }
-        const uint32_t dd = lds4(st + 3328 + 4 * g);
-        const float d[2] = {h_low(dd), h_high(dd)};
         int sum[NT][4];
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-            const uint4 codes = lds16(st + 512 * part + 16 * lane);
-            const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
-            const uint2 pairs = lds8(st + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2));
-            uint4 b[NT];
-#pragma unroll
-            for (int t = 0; t < NT; t++) b[t] = lds16(v.b + 256 * at + v.row[t] + 64 * part);
-#pragma unroll
-            for (int e = 0; e < 4; e++) { /* 16 columns each */
-                const int j = 4 * part + e, s = e % 2;
-                const uint32_t hw = e / 2 ? pairs.y : pairs.x;
-                uint32_t a0, a1;
-                code_words(&a0, &a1, w[e]);
-                a0 |= shift(hw, 4 - 2 * s) & 0x30303030;
-                a1 |= shift(hw, -2 * s) & 0x30303030;
-                const int low = signed_byte(sc[0][part], e), top = signed_byte(sc[1][part], e);
-#pragma unroll
-                for (int t = 0; t < NT; t++) {
-                    int c[4];
-                    mma_16<false>(c, a0, a1, e == 0 ? b[t].x : e == 1 ? b[t].y : e == 2 ? b[t].z : b[t].w);
-                    scale_int(sum[t], c, low, top, j == 0);
-                }
-            }
-        }
+        float d[2];
+        const uint32_t am[2] = {lds4(st + 3072 + 16 * g + 4 * q) ^ 0x80808080,
+                                lds4(st + 3200 + 16 * g + 4 * q) ^ 0x80808080};
+        codes_6<NT>(sum, d, st, lane, [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);

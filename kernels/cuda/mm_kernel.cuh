@@ -212,14 +212,14 @@ template <int W, bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, i
     MM_STAMP(2);
     if (BULK) {
 #if __CUDA_ARCH__ >= 900
-        if (threadIdx.x < 32) {
+        if (threadIdx.x % 32 == 0) { /* all warps ask; the barrier may hear of bytes before it knows how many */
             if (threadIdx.x == 0)
                 asm volatile(
                     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
                     "r"(bytes * a.n)
                     : "memory");
-            __syncwarp();
-            for (int t = threadIdx.x; t < a.n; t += 32)
+#pragma unroll 1
+            for (int t = threadIdx.x / 32; t < a.n; t += W)
                 copy_bulk_to(act + t * a.at.row_bytes, src + t * stride, bytes, bar);
         }
 #endif

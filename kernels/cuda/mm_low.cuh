@@ -33,21 +33,21 @@ DEV void iq4_words(uint32_t *a0, uint32_t *a1, uint32_t w)
                      pick_bytes(0x26190d01, 0x71594535, in >> 16), which >> 16);
 }
 
-/* IQ4_XS: fin += sum of sc * (values . x) * (d * scale of x) */
-template <int NT>
-DEV void unit_iq4_xs(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
+/* ---- as codes_45 (mm_int.cuh) ---- */
+
+template <int NT, class ACT>
+DEV void codes_iq4_xs(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act)
 {
     const int g = lane / 4;
     const uint2 r0 = lds8(st + 2048 + 8 * g), r1 = lds8(st + 2112 + 8 * g); /* d, high bits; low nibbles */
-    const float d[2] = {h_low(r0.x), h_low(r1.x)};
-    int sum[NT][4];
+    d[0] = h_low(r0.x), d[1] = h_low(r1.x);
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         const uint4 codes = lds16(st + 512 * part + 16 * lane);
         const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
         uint4 b[NT];
 #pragma unroll
-        for (int t = 0; t < NT; t++) b[t] = lds16(v.b + 256 * at + v.row[t] + 64 * part);
+        for (int t = 0; t < NT; t++) b[t] = act(t, part);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int j = 2 * part + i;
@@ -64,14 +64,6 @@ DEV void unit_iq4_xs(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, 
             }
         }
     }
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
-                             lds_float(v.aux + 4 * at + v.pair[t][1])};
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            fin[t][i] = __fmaf_rn(__int2float_rn(sum[t][i]), __fmul_rn(d[i / 2], da[i % 2]), fin[t][i]);
-    }
 }
 
 /* Scales of 16 sub-blocks of Q3_K, four a word, signed. k: the word. w: the 12 bytes. */
@@ -82,14 +74,14 @@ DEV uint32_t scales_q3(const uint32_t w[3], int k)
     return t | (t & 0x20202020) * 6; /* bit 5, the sign, into bits 6 and 7 */
 }
 
-/* Q2_K: fin += (d sum of sc * (codes . x) - dmin sum of m * (sum of x)) * scale of x
- * Q3_K: fin += sum of sc * ((codes - 4) . x) * (d * scale of x) */
-template <int BITS, int NT>
-DEV void unit_23(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
+/* Q2_K, Q3_K of codes with their offset; sums count from `start`. am: of rows g and g + 8, Q2_K's minimums and Q3_K's
+ * scales (signed) of sub-blocks 4 q .. 4 q + 3. dmin: Q2_K. */
+template <int BITS, int NT, class ACT>
+DEV void codes_23(int sum[NT][4], float d[2], float dmin[2], uint32_t am[2], const uint8_t *st, int lane, ACT act,
+                  uint32_t start = 0)
 {
     const int g = lane / 4, q = lane % 4;
-    uint32_t sc[2][4], am[2], high[4] = {0, 0, 0, 0};
-    float d[2], dmin[2] = {0, 0};
+    uint32_t sc[2][4], high[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int hi = 0; hi < 2; hi++) {
         if (BITS == 2) {
@@ -114,13 +106,12 @@ DEV void unit_23(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int 
         const uint4 h = lds16(st + 1024 + 16 * lane);
         high[0] = h.x, high[1] = h.y, high[2] = h.z, high[3] = h.w;
     }
-    int sum[NT][4];
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         const uint2 pairs = lds8(st + 512 * (part / 2) + 16 * lane + 8 * (part % 2));
         uint4 b[NT];
 #pragma unroll
-        for (int t = 0; t < NT; t++) b[t] = lds16(v.b + 256 * at + v.row[t] + 64 * part);
+        for (int t = 0; t < NT; t++) b[t] = act(t, part);
 #pragma unroll
         for (int e = 0; e < 4; e++) { /* 16 columns each */
             const int j = 4 * part + e, s = e % 2, i = e / 2;
@@ -135,13 +126,44 @@ DEV void unit_23(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int 
             for (int t = 0; t < NT; t++) {
                 int c[4];
                 mma_16<false>(c, a0, a1, e == 0 ? b[t].x : e == 1 ? b[t].y : e == 2 ? b[t].z : b[t].w);
-                scale_int(sum[t], c, low, top, j == 0);
+                scale_int(sum[t], c, low, top, j == 0, start);
             }
         }
     }
+}
+
+/* ---- units ---- */
+
+/* IQ4_XS: fin += sum of sc * (values . x) * (d * scale of x) */
+template <int NT>
+DEV void unit_iq4_xs(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
+{
+    int sum[NT][4];
+    float d[2];
+    codes_iq4_xs<NT>(sum, d, st, lane, [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);
+        const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
+                             lds_float(v.aux + 4 * at + v.pair[t][1])};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            fin[t][i] = __fmaf_rn(__int2float_rn(sum[t][i]), __fmul_rn(d[i / 2], da[i % 2]), fin[t][i]);
+    }
+}
+
+/* Q2_K: fin += (d sum of sc * (codes . x) - dmin sum of m * (sum of x)) * scale of x
+ * Q3_K: fin += sum of sc * ((codes - 4) . x) * (d * scale of x) */
+template <int BITS, int NT>
+DEV void unit_23(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
+{
+    int sum[NT][4];
+    float d[2], dmin[2] = {0, 0};
+    uint32_t am[2];
+    codes_23<BITS, NT>(sum, d, dmin, am, st, lane,
+                       [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * (lane % 4));
         const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
                              lds_float(v.aux + 4 * at + v.pair[t][1])};
         int lo[4], hi[4];
