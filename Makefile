@@ -260,6 +260,12 @@ $(BUILD)/test/experts_%: test/gpu/experts_%.c $(CUDA_OBJ) $(LIB) test/gpu/expert
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
+# Matrix products on the GPU: `mm_gpu check` and, by its other words, times. Needs nvcc.
+$(BUILD)/test/mm_gpu: $(wildcard test/gpu/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/gpu/mm_gpu.cuh
+	@mkdir -p $(@D)
+	$(SAY) NVCC $@
+	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
+
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
 $(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
 	@mkdir -p $(@D)
