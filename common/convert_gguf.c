@@ -5,6 +5,7 @@
  * A drafter changes its dialect on the way where --dialect says so (relabel.h): keys and names change, tensor
  * bytes do not. Keys and tensors keep their order. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include "convert_impl.h"
 #include "desc.h"
@@ -121,6 +122,15 @@ static int plan(struct regguf *c, struct err *e)
     if (c->o->type_given && quant_plan(c->o->type, &m, q, n, KN_F32, NULL, 0, c->to, e)) {
         err_prefix(e, "%s", c->o->input);
         goto done;
+    }
+    int64_t first, count = c->o->type_given ? quant_fell_back(c->o->type, q, n, &first) : 0;
+    if (count) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "%lld tensors have rows that the blocks of %s do not divide and got another type (the first: %s, rows of %lld, %s)",
+                 (long long)count, quant_recipe_name(c->o->type), q[first].name, (long long)q[first].ne[0],
+                 kn_type_info(c->to[first])->name);
+        say(c, CONVERT_NOTE, text);
     }
     rc = 0;
 done:

@@ -123,34 +123,11 @@ static void token_file(int i, char *out, size_t n)
     snprintf(out, n, "$(OUT)/%.*s.tok", (int)strcspn(b, "."), b);
 }
 
-/* convert writes some types itself; the others are quantised from float32. */
-static bool converts(const char *type)
-{
-    static const char *const known[] = {"f32", "f16", "bf16", "q8_0", "q4_k_m"};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (!strcmp(known[i], type)) return true;
-    return false;
-}
-
 static void model_rules(const char *role, const char *hf, const char *extra, const char **type, int n)
 {
-    bool f32 = false;
-    for (int i = 0; i < n; i++) {
-        if (converts(type[i]))
-            printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q --force %s -o $@ --type %s%s%s%s\n", role,
-                   type[i], hf, hf, hf, hf, type[i], extra, o.random ? " --random " : "",
-                   o.random ? o.random : "");
-        else
-            printf("$(OUT)/%s-%s.gguf: $(OUT)/%s-f32.gguf\n\tdflash-quantize -q --force $< -o $@ --type %s\n", role, type[i], role, type[i]);
-        f32 |= !strcmp(type[i], "f32");
-    }
-    for (int i = 0; i < n && !f32; i++)
-        if (!converts(type[i])) {
-            printf("$(OUT)/%s-f32.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q --force %s -o $@ --type f32%s%s%s\n", role,
-                   hf, hf, hf, hf, extra, o.random ? " --random " : "",
-                   o.random ? o.random : "");
-            break;
-        }
+    for (int i = 0; i < n; i++)
+        printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q --force %s -o $@ --type %s%s%s%s\n", role,
+               type[i], hf, hf, hf, hf, type[i], extra, o.random ? " --random " : "", o.random ? o.random : "");
 }
 
 static void prompt_rules(const char *type)
