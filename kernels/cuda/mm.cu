@@ -263,12 +263,12 @@ static size_t few_lay_out(struct mm_args *a, int tiles)
 }
 
 /* A plan for mm_few.cuh; false: none fits, or others were quicker. Measured (SPEED.md): for 2 rows and more; rings of
- * three units at up to 8 rows, of two beyond. */
+ * two units, of three at up to 8 rows of more than 4,096 columns. */
 static bool choose_few(struct cuda_backend *be, int32_t n, int32_t widest, struct mm_args *a, int *log2_tiles,
                        const struct plan **plan)
 {
     static const struct plan few_plans[] = {{true, false, 1, MM_WARPS_MOST, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
-    const int tiles = n > 8 ? 2 : 1, stages = mm_tuning.few_stages ? mm_tuning.few_stages : 4 - tiles;
+    const int tiles = n > 8 ? 2 : 1, stages = mm_tuning.few_stages ? mm_tuning.few_stages : tiles == 2 || a->n_in <= 4096 ? 2 : 3;
     if (mm_tuning.no_few || be->generic || be->cc < 90 || n < (mm_tuning.few_from ? mm_tuning.few_from : 2)) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;
     a->x = nullptr;
