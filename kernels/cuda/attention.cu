@@ -84,59 +84,76 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
 #define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
-#define SLOTS 2                 /* of attn_step's ring: 3 and 5 were measured to be slower up to 16K */
+#define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
 
 static const int head_sizes[] = {64, 128, 256, 512};
 
-static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t stages, size_t *smem)
+static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t warps, int32_t stages,
+                          size_t *smem)
 {
     if (type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
-    if (tiles == 1)
-        return d <= 128 ? attn_step_narrow(d, type, stages, smem) : attn_step_wide(d, type, stages, smem);
-    return d <= 128 ? attn_few_narrow(d, type, stages, smem) : attn_few_wide(d, type, stages, smem);
+    return d <= 128 ? attn_step_narrow(d, tiles, warps, type, stages, smem)
+                    : attn_step_wide(d, tiles, warps, type, stages, smem);
 }
 static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {
     return d <= 128 ? attn_near_narrow(d, type, blocks, leaves, smem)
                     : attn_near_wide(d, type, blocks, leaves, smem);
 }
-static attn_fn merge_kernel(int32_t d)
+static attn_fn merge_kernel(int32_t d, bool few)
 {
-    return d <= 128 ? attn_merge_narrow(d) : attn_merge_wide(d);
+    return d <= 128 ? attn_merge_narrow(d, few) : attn_merge_wide(d, few);
 }
 static int32_t tiles_most(int32_t d)
 {
     return d == 512 ? 2 : 4;
 }
-static unsigned threads_of(int32_t d, int32_t tiles)
+/* Blocks that one multiprocessor has registers for: step<>::RESIDENT. */
+static int32_t resident_of(int32_t d, int32_t tiles)
 {
-    return d == 64 || (d == 128 && tiles > 1) ? 128 : 256;
+    return d <= 128 || (d == 256 && tiles == 1) ? 2 : 1;
+}
+/* Bytes of shared memory that so many blocks may have on a multiprocessor. */
+static size_t room_of(const struct cuda_backend *be, int32_t resident)
+{
+    const size_t part = (size_t)be->smem_sm / (size_t)resident - 1024;
+    return part < (size_t)be->smem_block ? part : (size_t)be->smem_block;
 }
 
-/* A block of attn_few or attn_step: as many stages as fit, where heads are small two blocks a multiprocessor.
- */
+/* A block of attn_step: as many as there are registers for, then as many stages as fit. */
 struct block {
     attn_fn f;
     size_t smem;
-    int32_t tiles, stages, resident;
+    int32_t tiles, warps, stages, resident;
 };
-static struct block block_of(const struct cuda_backend *be, int32_t d, uint32_t type, int32_t tiles)
+static struct block block_of(const struct cuda_backend *be, int32_t d, uint32_t type, int32_t tiles,
+                             int32_t warps)
 {
-    const int32_t slots = cuda_attention_tuning.slots, most = tiles > 1                 ? 3
-                                                              : slots >= 2 && slots < 6 ? slots
-                                                                                        : 6;
-    struct block b = {NULL, 0, tiles, most, d <= 128 ? 2 : 1};
+    const int32_t slots = cuda_attention_tuning.slots, most = slots >= 2 && slots <= 6   ? slots
+                                                              : tiles == 4 && warps == 4 ? 2 * SLOTS
+                                                                                         : SLOTS;
+    struct block b = {NULL, 0, tiles, d == 64 ? 4 : warps, most, resident_of(d, tiles)};
     for (; b.resident; b.resident--)
-        for (b.stages = most; b.stages > (tiles == 1 || b.resident == 2 ? 1 : 0); b.stages--) {
-            b.f = few_kernel(d, type, tiles, b.stages, &b.smem);
+        for (b.stages = most; b.stages > 1; b.stages--) {
+            b.f = few_kernel(d, type, tiles, b.warps, b.stages, &b.smem);
+            if (!b.f) return b;
             /* No more of them on one multiprocessor than on another. */
             const size_t least = (size_t)be->smem_sm / (size_t)(b.resident + 1);
-            if (b.f && b.smem < least) b.smem = least;
-            if (b.f && b.smem <= (size_t)be->smem_block &&
-                (size_t)b.resident * (b.smem + 1024) <= (size_t)be->smem_sm)
-                return b;
+            if (b.smem < least) b.smem = least;
+            if (b.smem <= room_of(be, b.resident)) return b;
         }
     b.f = NULL;
+    return b;
+}
+
+/* A block of attn_stream. f: NULL where there is none. */
+static struct block stream_block(const struct cuda_backend *be, int32_t d, uint32_t type)
+{
+    struct block b = {NULL, 0, 1, 8, 2, d <= 128 ? 2 : 1};
+    b.f = attn_stream_of(d, type, &b.smem);
+    const size_t least = (size_t)be->smem_sm / (size_t)(b.resident + 1);
+    if (b.f && b.smem < least) b.smem = least;
+    if (b.f && b.smem > room_of(be, b.resident)) b.f = NULL;
     return b;
 }
 
@@ -185,7 +202,7 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
             int rc = allow(be, f, (size_t)be->smem_block);
             if (rc) return rc;
             config.gridDim = dim3(1, 1, wide ? 16 : 8);
-            config.blockDim = dim3(threads_of(d, 1));
+            config.blockDim = dim3(d == 64 ? 128 : 256);
             config.dynamicSmemBytes = smem;
             attr[0].id = cudaLaunchAttributeClusterDimension;
             attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
@@ -210,10 +227,14 @@ int cuda_attention_open(struct cuda_backend *be)
         const int32_t d = head_sizes[i / 2];
         const uint32_t type = types[i % 2];
         int rc = 0;
-        for (int k = 0; k < 2 && rc == 0; k++) {
-            const struct block b = block_of(be, d, type, k ? tiles_most(d) : 1);
-            if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
+        for (int k = 1; k <= 4 && rc == 0; k *= 2) {
+            for (int warps = 4; warps <= 8 && rc == 0; warps += 4) {
+                const struct block b = block_of(be, d, type, k, warps);
+                if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
+            }
         }
+        const struct block stream = stream_block(be, d, type);
+        if (stream.f && rc == 0) rc = allow(be, stream.f, (size_t)be->smem_block);
         for (int k = 0; k < 2 && rc == 0; k++) {
             size_t smem = 0;
             int32_t tiles, chunks;
@@ -269,11 +290,13 @@ static int32_t plan_near(const struct cuda_backend *be, const struct attn *p, in
     return 0;
 }
 
-/* How attn_few is launched: a pure function of shape, promise and device. Results do not depend on it. */
+/* How attn_step is launched else: a pure function of shape, promise and device. Results do not depend on it.
+ */
 struct plan {
     struct block b;
     int32_t groups, turn; /* blocks' worth of tiles; as many at a time */
     int32_t leaves, slots, blocks;
+    bool stream; /* attn_stream, not attn_step */
 };
 static struct plan plan_few(const struct cuda_backend *be, const struct kn_attention *a)
 {
@@ -285,18 +308,32 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     const int64_t leaves_now =
         (int64_t)tiles * kv->n_head_kv *
         most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, d <= 256 ? 64 : 32);
-    const bool one = t->tiles ? t->tiles == 1 : leaves_now <= 4 * (int64_t)be->sm_count;
-    if (tiles > 1 && !one) p.b = block_of(be, d, kv->type, tiles_most(d));
-    if (!p.b.f) p.b = block_of(be, d, kv->type, 1);
+    const int32_t nodes = most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, NODE);
+    int32_t most = t->tiles ? t->tiles : leaves_now <= 12 * (int64_t)be->sm_count ? 1 : tiles_most(d);
+    while (most >= 2 * tiles) most /= 2;
+    for (; most && !p.b.f; most /= 2) {
+        /* Four warps add up nodes faster; eight make rows and leaves faster. */
+        const int64_t all = (int64_t)nodes * kv->n_head_kv * ((tiles + most - 1) / most);
+        p.b = block_of(be, d, kv->type, most, most == 4 && d == 128 && all > 2 * be->sm_count ? 4 : 8);
+    }
     if (!p.b.f) return p;
+    /* Nodes of one tile of few rows: a leaf a warp. */
+    const int64_t chip_one = (int64_t)be->sm_count * p.b.resident;
+    const bool far = nodes > LEAF_NODES || nodes * kv->n_head_kv > (d <= 128 ? be->sm_count : chip_one);
+    if (tiles == 1 && a->n * n_rep <= STREAM_ROWS && be->cc >= 90 && !be->generic && !t->slots &&
+        (t->unit ? t->unit == 2 : far)) {
+        const struct block b = stream_block(be, d, kv->type);
+        p.stream = b.f != NULL;
+        if (p.stream) p.b = b;
+    }
     p.groups = (tiles + p.b.tiles - 1) / p.b.tiles;
     const int64_t at_once = (int64_t)kv->n_head_kv * p.groups, chip = (int64_t)be->sm_count * p.b.resident;
     const int32_t bound = be->head.kv_bound, leaf = d <= 256 ? 64 : 32;
-    const int32_t nodes = most_units(kv->cap, a->n, a->window, a->causal, bound, NODE);
     const int64_t fill = chip * (t->spread ? t->spread : 100) / 100 / at_once; /* blocks a (group, kv head) */
     /* Leaves where nodes would leave much of the chip idle; for many rows their partial results are as many
      * bytes as the keys. */
-    p.leaves = t->unit         ? t->unit == 1
+    p.leaves = p.stream        ? 0
+               : t->unit       ? t->unit == 1
                : p.b.tiles > 1 ? nodes * at_once * 4 < be->sm_count * 3
                                : nodes <= fill && nodes <= LEAF_NODES;
     for (;; p.leaves = 0) {
@@ -375,9 +412,11 @@ static bool can_fold(const struct kn_rope_store *s, const struct kn_attention *a
            !cuda_attention_tuning.apart;
 }
 
-static void fold(struct attn *p, const struct kn_rope_store *s)
+/* tiles: of a block. */
+static void fold(struct attn *p, const struct kn_rope_store *s, int32_t tiles)
 {
-    p->duty = (p->n + tiles_of(p->n, p->n_rep) - 1) / tiles_of(p->n, p->n_rep);
+    const int32_t groups = (tiles_of(p->n, p->n_rep) + tiles - 1) / tiles;
+    p->duty = (p->n + groups - 1) / groups;
     p->fold = true, p->v_norm = s->v_norm, p->half = s->n_rot / 2, p->eps = s->eps;
     p->new_k = s->k, p->new_v = s->v, p->q_norm = s->q_norm, p->k_norm = s->k_norm, p->table = s->table;
 }
@@ -391,28 +430,25 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     int rc = 0;
     int32_t leaves;
     const int32_t blocks = plan_near(be, &p, be->head.kv_bound, &leaves);
-    if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.b.tiles == 1 && plan.turn == plan.groups)))
-        fold(&p, s);
+    if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
+        fold(&p, s, blocks ? 1 : plan.b.tiles);
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
-    p.early = reads_early(be, a, !p.fold);
+    p.early = p.known = reads_early(be, a, !p.fold);
     /* Whole blocks of 256 of a token in each kv head. */
     p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
                 a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && plan.slots > 1)) &&
                 mm_preparing(be, a->then, &p.then, &p.act);
+#ifdef ATTN_TRACE
+    p.trace = attn_trace;
+#endif
     if (blocks) {
         size_t smem;
         attn_fn f = near_kernel(p.d, p.type, blocks, leaves, &smem);
         p.log_blocks = blocks == 16 ? 4 : 3;
         p.stages = 2 * leaves;
-        p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS &&
-                    p.n_rep * p.d % 256 == 0 && a->then->n_in == (int64_t)p.n_head * p.d &&
-                    mm_preparing(be, a->then, &p.then, &p.act);
-#ifdef ATTN_TRACE
-        p.trace = attn_trace;
-#endif
         const dim3 grid((unsigned)tiles, (unsigned)p.n_kv, (unsigned)blocks);
-        rc = cuda_check(be, "attention", launch_near(be, f, grid, threads_of(p.d, 1), smem, p));
+        rc = cuda_check(be, "attention", launch_near(be, f, grid, p.d == 64 ? 128 : 256, smem, p));
         if (p.fold) cuda_ring_written(be, p.k);
         if (p.prepare && rc == 0) mm_prepared(be, p.out, p.n, &p.then, p.act);
         return rc;
@@ -436,13 +472,16 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         p.n_tiles = groups * plan.b.tiles;
         const dim3 grid((unsigned)groups, (unsigned)p.n_kv, (unsigned)plan.blocks);
         rc = cuda_check(be, "attention",
-                        cuda_launch(be, plan.b.f, grid, dim3(threads_of(p.d, plan.b.tiles)), plan.b.smem, p));
+                        cuda_launch(be, plan.b.f, grid, dim3((unsigned)(32 * plan.b.warps)), plan.b.smem, p));
         if (p.fold) cuda_ring_written(be, p.k);
         p.early = false; /* what comes next writes where this one reads */
         if (plan.slots < 2 || rc) continue;
         const int32_t rows = (tiles - p.tile0 < p.n_tiles ? tiles - p.tile0 : p.n_tiles) * TILE;
         const dim3 merge((unsigned)(rows * p.d / 256), (unsigned)p.n_kv);
-        rc = cuda_check(be, "attention", cuda_launch(be, merge_kernel(p.d), merge, dim3(64 * CLASSES), 0, p));
+        /* attn_stream leaves room for blocks of fewer registers only, which start early. */
+        const bool few = !plan.stream && (int64_t)p.n * p.n_rep * p.d / 256 * p.n_kv <= be->sm_count;
+        rc = cuda_check(be, "attention",
+                        cuda_launch(be, merge_kernel(p.d, few), merge, dim3(64 * CLASSES), 0, p));
     }
     if (p.prepare && rc == 0) mm_prepared(be, p.out, p.n, &p.then, p.act);
     return rc;

@@ -28,6 +28,7 @@
 #define FEW 64 /* rows up to which keys are spread over blocks */
 #define NODE 512
 #define CLASSES 8
+#define STREAM_ROWS 8 /* of attn_stream: their results fit a slot of its ring */
 
 struct attn {
     const float *q;
@@ -39,14 +40,15 @@ struct attn {
     uint32_t rep_inverse; /* 2^32 / n_rep + 1; 0 where n_rep is 1 */
     float scale;
     bool causal;
-    /* attn_few, attn_step */
+    /* attn_step */
     int32_t tiles;          /* of a block */
     int32_t tile0, n_tiles; /* of 16 rows, this launch */
     int32_t slots;          /* partial results a (tile, kv head) has room for */
     int32_t leaves;         /* a unit is a leaf (leaves) or a node */
     int32_t per;            /* units a block, at least: more where there are more than blocks times that */
-    int32_t stages;         /* attn_few: leaves in its ring; attn_step: keys or values of a leaf */
+    int32_t stages;         /* of the ring: keys or values of a leaf */
     bool early;             /* all but this pass's own keys may be read before the wait */
+    bool known;             /* and positions, by the merge */
     int32_t log_blocks;     /* of a cluster: attn_step in clusters */
     /* attn_step: q, new_k and new_v are what the projections gave. Norms and rotation are rope_store's. */
     bool fold, v_norm;
@@ -64,19 +66,20 @@ struct attn {
 };
 typedef void (*attn_fn)(const attn);
 
-/* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512. few: the most
- * tiles a block takes (4; 2 for 512); step: one; near: one in clusters of so many blocks, which hold so many
- * leaves each. *smem for so many stages. attention_prefill.cu: more rows; warps 4 or 8; *tiles of a block,
- * *chunks of columns. NULL: no such kernel.
+/* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512; blocks of so many
+ * tiles (1, 2, 4), warps (8; 4 for heads of 64, and for four tiles of 128 where asked) and stages. near: one
+ * tile, in clusters of so many blocks, which hold so many leaves each. *smem of a block.
+ * attention_prefill.cu: more rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
  */
-attn_fn attn_few_narrow(int32_t d, uint32_t type, int32_t stages, size_t *smem);
-attn_fn attn_few_wide(int32_t d, uint32_t type, int32_t stages, size_t *smem);
-attn_fn attn_step_narrow(int32_t d, uint32_t type, int32_t stages, size_t *smem);
-attn_fn attn_step_wide(int32_t d, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_step_narrow(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages,
+                         size_t *smem);
+attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages, size_t *smem);
 attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
-attn_fn attn_merge_narrow(int32_t d);
-attn_fn attn_merge_wide(int32_t d);
+/* attention_stream.cu: one tile of up to STREAM_ROWS rows, units are nodes. */
+attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_merge_narrow(int32_t d, bool few);
+attn_fn attn_merge_wide(int32_t d, bool few);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 

@@ -1,69 +1,76 @@
-/* attention_step.cuh - attention of one tile a block: decoding, and few rows at short contexts.
+/* attention_step.cuh - attention of up to FEW rows: one, two or four tiles a block.
  *
  * What such a call costs is a chain of latencies and, as long, the fetching of instructions that are executed
  * once: code is kept short and in loops, and every thread has a small share of each step. A block streams its
- * leaves through a ring whose slots hold the keys or the values of one. Warps share a leaf's scores by keys;
- * then a warp makes the weights of a row, a lane two keys; then warps share the output by columns. Numbers
- * and the order of additions are those of attn_few.
+ * leaves through a ring whose slots hold the keys or the values of one. Its warps stand T tiles by SIDE: the
+ * warps of a tile share a leaf's scores by keys and its output by columns. In between, with one tile, a warp
+ * makes the weights of a row, a lane two keys, and all meet once more; with several, each warp makes all
+ * weights of its tile for itself, in registers. A weight or a result has the same chain of operations either
+ * way: a leaf begins anew at its own T, and a node adds its leaves in order. One tile is for little to read
+ * and for decoding; several read keys once for all of them.
  *
  * Folded (a.fold), q, k and v come as the projections left them: each block norms and rotates its own queries
  * and the new keys of its leaves, and some blocks write the new keys and values to the ring; a warp a head,
  * in the order of rope_store's kernel, so with its bits. Nobody reads new positions from the ring.
  *
- * In clusters, all leaves of a (tile, kv head) are in the shared memory of one cluster. A leaf's results go,
- * in strips of 256, to the blocks of the cluster that add them; these wait for as many bytes as there must
- * be. No result crosses global memory, and no fence is needed, which would wait for the ring's writes as
- * well. Else partial results go to memory and attn_merge adds them. */
+ * In clusters (NEAR, one tile), all leaves of a (tile, kv head) are in the shared memory of one cluster. A
+ * leaf's results go, in strips of 256, to the blocks of the cluster that add them; these wait for as many
+ * bytes as there must be. No result crosses global memory, and no fence is needed, which would wait for the
+ * ring's writes as well. Else partial results go to memory and attn_merge adds them. */
 #include "attention_few.cuh"
 
-template <int D> struct step {
-    static constexpr int LEAF = few<D, 1>::LEAF;
-    static constexpr int LEAVES = NODE / LEAF; /* of a node */
-    static constexpr int WARPS = D == 64 ? 4 : 8;
+template <int D, int T, int W = D == 64 ? 4 : 8> struct step {
+    static constexpr int LEAF = few<D>::LEAF, LEAVES = few<D>::LEAVES;
+    static constexpr int WARPS = W;
     static constexpr int THREADS = 32 * WARPS;
-    static constexpr int NT = LEAF / 8;                    /* n8 tiles of scores */
-    static constexpr int KT = NT > WARPS ? NT / WARPS : 1; /* of a warp */
-    static constexpr int CT = D / 8 / WARPS;               /* n8 tiles of a warp's output */
-    static constexpr int LANES = LEAF / 2;                 /* of a row of weights */
-    static constexpr int PITCH = D + 8;                    /* halves of a key: on other banks than the next */
-    static constexpr int SLOT = LEAF * PITCH * 2;          /* bytes */
-    static constexpr int SPITCH = LEAF + 8;                /* floats of a row of scores */
-    static constexpr int QUERIES = (D / 16) * 2 * 512;     /* bytes, [D / 16][part][lane] */
-    static constexpr int WEIGHTS = (LEAF / 16) * 2 * 512;  /* [LEAF / 16][part][lane] */
-    static constexpr int SCORES = TILE * SPITCH * 4;
-    static constexpr int ROWS = TILE * (4 + 8 + 8) + 16; /* units, (top, sum), spans; a barrier */
-    static constexpr int FIXED = (QUERIES + WEIGHTS + SCORES + ROWS + 127) / 128 * 128;
-    /* A strip is 256 results of a tile, row after row: what one block of a cluster adds. Strips of a block at
-     * most, and bytes of a leaf's results in it with (top, sum) of the rows. */
+    static constexpr int RESIDENT = D <= 128 || (D == 256 && T == 1) ? 2 : 1; /* blocks a multiprocessor */
+    static constexpr int SIDE = WARPS / T;                                    /* warps of a tile */
+    static constexpr int ROWS = T * TILE;
+    static constexpr int NT = LEAF / 8;                  /* n8 tiles of scores */
+    static constexpr int KT = NT > SIDE ? NT / SIDE : 1; /* of a warp */
+    static constexpr int CT = D / 8 / SIDE;              /* n8 tiles of a warp's output */
+    static constexpr int LANES = LEAF / 2;               /* of a row of weights */
+    static constexpr int PITCH = D + 8;                  /* halves of a key: on other banks than the next */
+    static constexpr int SLOT = LEAF * PITCH * 2;        /* bytes */
+    static constexpr int SPITCH = LEAF + 8;              /* floats of a row of scores */
+    static constexpr int QUERY = (D / 16) * 2 * 512;     /* bytes of a tile, [D / 16][part][lane] */
+    static constexpr int WEIGHT = T == 1 ? (LEAF / 16) * 2 * 512 : 0; /* [LEAF / 16][part][lane] */
+    static constexpr int SCORES = SIDE > 1 ? ROWS *SPITCH * 4 : 0;
+    static constexpr int NOTES = ROWS * (4 + 8 + 8) + 16; /* units, (top, sum), spans; a barrier */
+    static constexpr int FIXED = (T * QUERY + T * WEIGHT + SCORES + NOTES + 127) / 128 * 128;
+    /* A strip is 256 results of the tiles, row after row: what one block of a cluster adds. Strips of a block
+     * at most, and bytes of a leaf's results in it with (top, sum) of the rows. */
     static __host__ __device__ constexpr int strips(int blocks)
     {
-        return (TILE * D / 256 + blocks - 1) / blocks;
+        return (ROWS * D / 256 + blocks - 1) / blocks;
     }
     static __host__ __device__ constexpr int box_bytes(int blocks)
     {
-        return strips(blocks) * 1024 + TILE * 8;
+        return strips(blocks) * 1024 + ROWS * 8;
     }
 };
 
 /* A head's vector in a warp: value j of a lane is column lane + 32 j. As turn of rope.cu. */
 template <int D> struct head_of {
     static constexpr int W = D / 32;
-    float x[W];
-    __device__ __forceinline__ void read(const attn &a, const float *src, const float *norm, bool normed,
+    float x[W], g[W];
+    float2 cs[W / 2];
+    __device__ __forceinline__ void load(const attn &a, const float *src, const float *norm,
                                          const float2 *table)
     {
         const int lane = threadIdx.x % 32;
-        float g[W];
-        float2 cs[W / 2];
 #pragma unroll
         for (int j = 0; j < W; j++) x[j] = __ldcg(src + lane + 32 * j);
         if (table)
 #pragma unroll
             for (int j = 0; j < W / 2; j++)
                 if (32 * j < a.half) cs[j] = __ldcg(table + lane + 32 * j);
-        if (normed) {
 #pragma unroll
-            for (int j = 0; j < W; j++) g[j] = norm ? __ldg(norm + lane + 32 * j) : 1.0f;
+        for (int j = 0; j < W; j++) g[j] = norm ? __ldg(norm + lane + 32 * j) : 1.0f;
+    }
+    __device__ __forceinline__ void turn(const attn &a, bool normed, bool turned)
+    {
+        if (normed) {
             float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < W; j++) sum = __fmaf_rn(x[j], x[j], sum);
@@ -73,7 +80,7 @@ template <int D> struct head_of {
 #pragma unroll
             for (int j = 0; j < W; j++) x[j] = __fmul_rn(__fmul_rn(x[j], r), g[j]);
         }
-        if (!table) return;
+        if (!turned) return;
         if (a.half == D / 2) {
 #pragma unroll
             for (int j = 0; j < W / 2; j++) rotate(x[j], x[j + W / 2], cs[j]);
@@ -87,7 +94,7 @@ template <int D> struct head_of {
         p = __fmaf_rn(u, cs.x, -__fmul_rn(w, cs.y));
         q = __fmaf_rn(u, cs.y, __fmul_rn(w, cs.x));
     }
-    /* As row r of the tile's queries: fragments, and what the scores are multiplied by. As query_rows::put.
+    /* As row r of the tiles' queries: fragments, and what the scores are multiplied by. As query_rows::put.
      */
     template <bool BF16>
     __device__ __forceinline__ void put_query(const attn &a, uint4 *to, float *unit, int r)
@@ -102,8 +109,8 @@ template <int D> struct head_of {
         const float down = __int_as_float((127 - e) << 23);
         if (lane == 0)
             unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
-        uint16_t *at = (uint16_t *)&to[lane / 16 * 64 + r % 8 * 4 + lane % 8 / 2] +
-                       (lane % 16 / 8 * 2 + r / 8) * 2 + lane % 2;
+        uint16_t *at = (uint16_t *)&to[r / TILE * (D / 16 * 64) + lane / 16 * 64 + r % 8 * 4 + lane % 8 / 2] +
+                       (lane % 16 / 8 * 2 + r / 8 % 2) * 2 + lane % 2;
 #pragma unroll
         for (int j = 0; j < W; j++) {
             const float y = __fmul_rn(x[j], down);
@@ -118,18 +125,6 @@ template <int D> struct head_of {
         for (int j = 0; j < W; j++) to[threadIdx.x % 32 + 32 * j] = to_half<BF16>(x[j]);
     }
 };
-
-/* Key (or value) of row j of the pass: to a slot's row, the ring, or both (NULL: not there). */
-template <int D, bool BF16>
-DEV void new_row(const attn &a, int j, bool value, int kv_head, uint16_t *slot, uint16_t *ring)
-{
-    struct head_of<D> h;
-    h.read(a, (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D, value ? NULL : a.k_norm,
-           value ? a.v_norm : a.k_norm != NULL,
-           value || !a.half ? NULL : (const float2 *)a.table + (int64_t)j * a.half);
-    if (slot) h.template put<BF16>(slot);
-    if (ring) h.template put<BF16>(ring);
-}
 
 /* Rows of values at my columns that hold a NaN or Inf: a bit a key, and zeros in their place. */
 template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t clean_values(uint16_t *v)
@@ -166,7 +161,7 @@ template <int D, bool BF16, bool NEAR>
 DEV void step_weights(const float *exchange, const float *units, const int2 *spans, uint32_t *weights,
                       float2 *tops, int rows, int p0, unsigned box, unsigned bar, unsigned blocks)
 {
-    using F = step<D>;
+    using F = step<D, 1>;
     constexpr int LANES = F::LANES, AT_ONCE = 32 / LANES;
     const int w = threadIdx.x / 32, lane = threadIdx.x % 32, l = lane % LANES;
 #pragma unroll 1
@@ -206,11 +201,11 @@ DEV void step_weights(const float *exchange, const float *units, const int2 *spa
 }
 
 /* Leaves [0, count), the first being leaf `first` absolutely, of row r: values lie a leaf `leaf_bytes` apart
- * from y on, tops and sums 8 * TILE bytes from ts on. Leaves of a node in order, nodes by class. */
-template <int D>
+ * from y on, tops and sums 8 * TILES * TILE bytes from ts on. Leaves of a node in order, nodes by class. */
+template <int D, int TILES>
 DEV float near_sum(const unsigned char *y, const float2 *ts, int leaf_bytes, int first, int count)
 {
-    constexpr int L = step<D>::LEAVES;
+    constexpr int L = few<D>::LEAVES;
     const int node0 = first / L, node1 = (first + count - 1) / L;
     float T = -INFINITY, S = 0.0f, Y = 0.0f;
 #pragma unroll 1
@@ -221,7 +216,7 @@ DEV float near_sum(const unsigned char *y, const float2 *ts, int leaf_bytes, int
         float t = -INFINITY, s = 0.0f, z = 0.0f;
 #pragma unroll 4
         for (int i = from; i < to; i++) {
-            const float2 one = ts[i * TILE];
+            const float2 one = ts[i * TILES * TILE];
             add_result<1>(t, s, &z, one.x, one.y, (const float *)(y + i * leaf_bytes));
         }
         add_result<1>(T, S, &Y, t, s, &z);
@@ -229,20 +224,20 @@ DEV float near_sum(const unsigned char *y, const float2 *ts, int leaf_bytes, int
     return divided(Y, S);
 }
 
-template <int D, bool BF16, bool NEAR>
-__global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
+template <int D, bool BF16, bool NEAR, int T, int W>
+__global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDENT)
     attn_step(const __grid_constant__ attn a)
 {
-    using F = step<D>;
+    using F = step<D, T, W>;
     constexpr int LEAF = F::LEAF, PITCH = F::PITCH, THREADS = F::THREADS, CT = F::CT, WARPS = F::WARPS;
     extern __shared__ __align__(128) unsigned char raw[];
-    uint4 *queries = (uint4 *)raw, *weights = (uint4 *)(raw + F::QUERIES);
-    float *exchange = (float *)(raw + F::QUERIES + F::WEIGHTS), *units = exchange + F::SCORES / 4;
-    float2 *tops = (float2 *)(units + TILE);
-    int2 *spans = (int2 *)(tops + TILE);
+    uint4 *queries = (uint4 *)raw, *weights = (uint4 *)(raw + T * F::QUERY);
+    float *exchange = (float *)(raw + T * (F::QUERY + F::WEIGHT)), *units = exchange + F::SCORES / 4;
+    float2 *tops = (float2 *)(units + F::ROWS);
+    int2 *spans = (int2 *)(tops + F::ROWS);
     unsigned char *slots = raw + F::FIXED;
     const unsigned ring = shared_at(slots);
-    const unsigned bar = shared_at(spans + TILE);
+    const unsigned bar = shared_at(spans + F::ROWS);
     cuda_grid_early();
     if (NEAR) {
         if (threadIdx.x == 0) cluster_bar_init(bar);
@@ -252,10 +247,12 @@ __global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
     STAMP(0);
 
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    const int tile = a.tile0 + blockIdx.x, kv_head = blockIdx.y, rank = blockIdx.z, blocks = gridDim.z;
+    const int m = w % T, side = w / T; /* my tile of the block's, my share of it */
+    const int tile = a.tile0 + (int)blockIdx.x * T, kv_head = blockIdx.y, rank = blockIdx.z,
+              blocks = gridDim.z;
     if (!a.early) cuda_grid_wait();
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
-    const struct span seen = visible_any(a, tile, 1, pos0, bound);
+    const struct span seen = visible_any(a, tile, T, pos0, bound);
     int first, count, from, to, busy; /* leaves of all: first, how many; mine: from, to; blocks at work */
     struct units u = {0, 0};
     if (NEAR) {
@@ -312,30 +309,18 @@ __global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
         asked++;
         if (++slot == S) slot = 0;
     };
-    const int ahead = NEAR ? S : S - 1;
     if (a.early) { /* this pass's own keys begin at pos0 */
-        while (asked < ahead && asked < items && (a.fold || (from + asked / 2 + 1) * LEAF <= pos0)) ask();
+        while (asked < S && asked < items && (a.fold || (from + asked / 2 + 1) * LEAF <= pos0)) ask();
     }
-    const int real = min(TILE, a.n * a.n_rep - tile * TILE); /* rows of the tile */
-    if (threadIdx.x < TILE) {
+    const int real = min(F::ROWS, a.n * a.n_rep - tile * TILE); /* rows of the tiles */
+    if (threadIdx.x < F::ROWS) {
         const int row = row_of(a, tile * TILE + (int)threadIdx.x);
         const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
-    const struct span full = visible_all(a, tile, pos0, bound);
+    const struct span full = visible_all(a, tile + m, pos0, bound);
+    const bool active = m * TILE < real;
 
-    /* Rows of this block, a warp one at a time: queries; new keys and values of its leaves, where the slots
-     * are theirs from the start; those that it writes to the ring: of the tile's, every busy-th. */
-    const int n_q = from < to ? real : 0, duty = (int)blockIdx.x * a.duty + rank;
-    int mine = 0, mine_to = 0, n_duty = 0;
-    if (a.fold) {
-        for (int j = duty; j < min(((int)blockIdx.x + 1) * a.duty, a.n); j += busy) n_duty++;
-        if (NEAR) {
-            mine = max(from * LEAF, new_lo) - pos0;
-            mine_to = max(min(to * LEAF, seen.hi) - pos0, mine);
-        }
-    }
-    const int n_mine = 2 * (mine_to - mine), all = n_q + n_mine + 2 * n_duty;
     const int strips = (real * D + 255) / 256; /* of results, of all; mine: rank, rank + blocks, ... */
     if (NEAR && threadIdx.x == 0) {
         int values = (strips - rank + blocks - 1) >> a.log_blocks << 8;
@@ -343,59 +328,33 @@ __global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
         if (rank >= strips) values = 0;
         cluster_bar_expect(bar, (unsigned)(4 * count * (values + 2 * real)));
     }
+    /* New keys that this block writes to the ring: of the tiles', every busy-th. */
+    const int duty = (int)blockIdx.x * a.duty + rank;
+    int n_duty = 0;
+    if (a.fold)
+        for (int j = duty; j < min(((int)blockIdx.x + 1) * a.duty, a.n); j += busy) n_duty++;
 
     if (a.early) cuda_grid_wait();
     STAMP(2);
-    while (asked < ahead) ask();
-    {
-#pragma unroll 1
-        for (int it = w; it < all; it += WARPS) {
-            struct head_of<D> h;
-            const int k = it - n_q - (it - n_q < n_mine ? 0 : n_mine), row = row_of(a, tile * TILE + it);
-            const bool query = it < n_q, local = it - n_q < n_mine, value = !query && k % 2;
-            const int j = query ? row : local ? mine + k / 2 : duty + k / 2 * busy;
-            const float *src =
-                query ? a.q + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + it) * D
-                : value ? a.new_v + ((int64_t)j * a.n_kv + kv_head) * D
-                        : a.new_k + ((int64_t)j * a.n_kv + kv_head) * D;
-            const float *norm = query ? a.q_norm : value ? NULL : a.k_norm;
-            h.read(a, src, norm, value ? a.v_norm : norm != NULL,
-                   value || !a.half ? NULL : (const float2 *)a.table + (int64_t)j * a.half);
-            if (query) {
-                h.template put_query<BF16>(a, queries, units, it);
-            } else {
-                const int p = pos0 + j;
-                uint16_t *dst =
-                    local ? (uint16_t *)(slots + (2 * (p / LEAF - from) + value) * F::SLOT) + p % LEAF * PITCH
-                          : (uint16_t *)(value ? a.v : a.k) + (p < a.cap ? p : p % a.cap) * stride +
-                                kv_head * D;
-                h.template put<BF16>(dst);
-            }
-        }
-    }
-    STAMP(3);
-    if (NEAR) {
-        __syncwarp();
-        cluster_wait(); /* the others have started */
-    }
+    while (asked < S) ask();
 
     float node[NEAR ? 1 : CT][4], node_top[2] = {-INFINITY, -INFINITY}, node_sum[2] = {};
 #pragma unroll
     for (int t = 0; t < (NEAR ? 1 : CT); t++) node[t][0] = node[t][1] = node[t][2] = node[t][3] = 0.0f;
     /* Write what the node (or leaf) came to; the result itself where it is all there is. */
     auto put = [&](int unit) {
-        float *record = record_of(a, tile, kv_head, unit, D);
+        float *record = record_of(a, tile + m, kv_head, unit, D);
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
-            const int r = g + 8 * half, at_row = tile * TILE + r;
-            if (r >= real) break;
+            const int r = g + 8 * half, at_row = (tile + m) * TILE + r;
+            if (m * TILE + r >= real) break;
             const bool alone = count <= 1;
             float *dst =
                 alone
                     ? a.out +
                           ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D
                     : record + 2 * TILE + r * D;
-            dst += w * CT * 8 + 2 * c;
+            dst += side * CT * 8 + 2 * c;
             const float sum = half ? node_sum[1] : node_sum[0];
 #pragma unroll
             for (int t = 0; t < (NEAR ? 1 : CT); t++) {
@@ -403,80 +362,183 @@ __global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
                 if (alone) z = make_float2(divided(z.x, sum), divided(z.y, sum));
                 *(float2 *)(dst + 8 * t) = z;
             }
-            if (!alone && w == 0 && c == 0) {
+            if (!alone && side == 0 && c == 0) {
                 record[r] = half ? node_top[1] : node_top[0];
                 record[TILE + r] = sum;
             }
         }
     };
 
-    const unsigned box_leaf = (unsigned)((TILE * D / 256 + blocks - 1) >> a.log_blocks) * 1024;
+    const unsigned box_leaf = (unsigned)((F::ROWS * D / 256 + blocks - 1) >> a.log_blocks) * 1024;
     const unsigned tops_at = ring + (unsigned)(S * F::SLOT),
-                   box = tops_at + (unsigned)(NEAR ? blocks * S / 2 : 0) * TILE * 8;
+                   box = tops_at + (unsigned)(NEAR ? blocks * S / 2 : 0) * F::ROWS * 8;
     int here = 0; /* slot of this leaf's keys */
+    /* Rows that are normed and rotated here, a warp one at a time (several tiles: the next one's loads
+     * before): queries; new keys and values of the leaf, or, in a cluster, whose slots are their leaf's from
+     * the start, of all; those to write. Were there any? */
+    const auto make_rows = [&](int leaf, bool begins) {
+        const int p0 = leaf * LEAF, n_q = begins && from < to ? real : 0;
+        int mine = 0, mine_to = 0;
+        if (a.fold) {
+            mine = max(p0, new_lo) - pos0;
+            mine_to = max(min(NEAR ? to * LEAF : p0 + LEAF, seen.hi) - pos0, mine);
+        }
+        const int n_mine = 2 * (mine_to - mine), all = n_q + n_mine + (begins ? 2 * n_duty : 0);
+        const auto is = [&](int i, int &j, bool &query, bool &local, bool &value) {
+            const int at = i - n_q - (i - n_q < n_mine ? 0 : n_mine);
+            query = i < n_q, local = i - n_q < n_mine, value = !query && at % 2;
+            j = query ? row_of(a, tile * TILE + i) : local ? mine + at / 2 : duty + at / 2 * busy;
+        };
+        const auto load = [&](struct head_of<D> &h, int i, int j, bool query, bool value) {
+            const float *src =
+                query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
+                      : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D;
+            h.load(a, src,
+                   query   ? a.q_norm
+                   : value ? NULL
+                           : a.k_norm,
+                   value || !a.half ? NULL : (const float2 *)a.table + (int64_t)j * a.half);
+        };
+        constexpr int BEFORE = T == 1 ? 0 : WARPS; /* one tile: a row or two a warp, and shorter code */
+        struct head_of<D> h, ahead;
+#pragma unroll 1
+        for (int it = w - BEFORE; it < all; it += WARPS) {
+            int j;
+            bool query, local, value;
+            if (BEFORE) {
+                h = ahead;
+                if (it + WARPS < all) {
+                    is(it + WARPS, j, query, local, value);
+                    load(ahead, it + WARPS, j, query, value);
+                }
+                if (it < 0) continue;
+            }
+            is(it, j, query, local, value);
+            if (!BEFORE) load(h, it, j, query, value);
+            h.turn(a, value ? a.v_norm : (query ? a.q_norm : a.k_norm) != NULL, !value && a.half);
+            if (query) {
+                h.template put_query<BF16>(a, queries, units, it);
+            } else {
+                const int p = pos0 + j;
+                int at = here + 2 * (p / LEAF - leaf) + value;
+                if (at >= S) at -= S;
+                uint16_t *dst = local ? (uint16_t *)(slots + at * F::SLOT) + p % LEAF * PITCH
+                                      : (uint16_t *)(value ? a.v : a.k) +
+                                            (p < a.cap ? p : p % a.cap) * stride + kv_head * D;
+                h.template put<BF16>(dst);
+            }
+        }
+        return all > 0;
+    };
+    if (NEAR || from >= to) {
+        make_rows(from, true);
+        STAMP(3);
+        if (NEAR) {
+            __syncwarp();
+            cluster_wait(); /* the others have started */
+        }
+    }
     for (int leaf = from; leaf < to; leaf++) {
         const int p0 = leaf * LEAF, next = here + 1 == S ? 0 : here + 1;
         const unsigned k = ring + (unsigned)(here * F::SLOT), v = ring + (unsigned)(next * F::SLOT);
-        copy_wait(NEAR ? S - 1 - 2 * (leaf - from) : S - 2);
-        __syncthreads(); /* queries and these keys are here, and all are done with the leaf before */
-        if (leaf == from) STAMP(4);
-        if (!NEAR) {
-            ask();
-            if (a.fold && p0 + LEAF > new_lo && p0 < seen.hi) {
-                const int j0 = max(p0, new_lo) - pos0, j1 = min(p0 + LEAF, seen.hi) - pos0;
-#pragma unroll 1
-                for (int it = 2 * j0 + w; it < 2 * j1; it += WARPS)
-                    new_row<D, BF16>(a, it / 2, it % 2, kv_head,
-                                     (uint16_t *)(slots + (it % 2 ? next : here) * F::SLOT) +
-                                         (pos0 + it / 2 - p0) * PITCH,
-                                     NULL);
-                __syncthreads();
+        const int before = 2 * (leaf - from); /* items of leaves before */
+        if (NEAR || leaf != from) {
+            copy_wait(asked - before - 1);
+            __syncthreads(); /* these keys are here, and all are done with the leaf before */
+        }
+        if constexpr (!NEAR) {
+            if (leaf != from) ask();
+            if (make_rows(leaf, leaf == from)) {
+                if (leaf == from) copy_wait(asked - 1);
+                __syncthreads(); /* and the rows that are made here */
             }
         }
-        if (w * F::KT < F::NT) {
+        if (leaf == from) STAMP(4);
+        float x[F::NT][4]; /* scores, where a warp has all of its tile's */
+        if constexpr (F::SIDE == 1) {
+            if (active) scores<D, BF16, F::NT, PITCH, 2>(x, queries + m * (F::QUERY / 16), k);
+        } else if (active && side * F::KT < F::NT) {
             float part[F::KT][4];
-            scores<D, BF16, F::KT, PITCH, 2>(part, queries, k + w * F::KT * 8 * PITCH * 2);
-            float *row = exchange + g * F::SPITCH + w * F::KT * 8 + 2 * c;
+            scores<D, BF16, F::KT, PITCH, 2>(part, queries + m * (F::QUERY / 16),
+                                             k + side * F::KT * 8 * PITCH * 2);
+            float *row = exchange + (m * TILE + g) * F::SPITCH + side * F::KT * 8 + 2 * c;
 #pragma unroll
             for (int j = 0; j < F::KT; j++) {
                 *(float2 *)(row + 8 * j) = make_float2(part[j][0], part[j][1]);
                 *(float2 *)(row + 8 * F::SPITCH + 8 * j) = make_float2(part[j][2], part[j][3]);
             }
         }
-        __syncthreads(); /* all scores are here, the keys are done with */
+        if (T > 1) copy_wait(asked - before - 2);
+        __syncthreads(); /* all scores are here (and these values); the keys are done with */
         if (leaf == from) STAMP(5);
         if (!NEAR) ask();
-        step_weights<D, BF16, NEAR>(exchange, units, spans, (uint32_t *)weights, tops, real, p0,
-                                    tops_at + (unsigned)(leaf - first) * TILE * 8, bar, (unsigned)blocks);
-        copy_wait(NEAR ? S - 2 - 2 * (leaf - from) : S - 1);
-        __syncthreads(); /* weights and these values are here */
+        if (T == 1) {
+            step_weights<D, BF16, NEAR>(exchange, units, spans, (uint32_t *)weights, tops, real, p0,
+                                        tops_at + (unsigned)(leaf - first) * F::ROWS * 8, bar,
+                                        (unsigned)blocks);
+            copy_wait(asked - before - 2);
+            __syncthreads(); /* weights and these values are here */
+        }
         if (leaf == from) STAMP(6);
-        /* Some row of the tile sees a key that another does not: a NaN there must not meet its zero weight.
+        here = next + 1 == S ? 0 : next + 1;
+        if (!active) continue; /* no rows in my tile */
+        /* Several tiles: each warp makes all weights of its tile, in registers. */
+        uint32_t p[LEAF / 16][2][4];
+        float top[2], sum[2];
+        if constexpr (T > 1) {
+            const float *row = exchange + (m * TILE + g) * F::SPITCH + 2 * c;
+            const float unit[2] = {units[m * TILE + g], units[m * TILE + g + 8]};
+            const int2 s0 = spans[m * TILE + g], s1 = spans[m * TILE + g + 8];
+#pragma unroll
+            for (int j = 0; j < F::NT && F::SIDE > 1; j++) {
+                const float2 y = *(const float2 *)(row + 8 * j),
+                             z = *(const float2 *)(row + 8 * F::SPITCH + 8 * j);
+                x[j][0] = y.x, x[j][1] = y.y, x[j][2] = z.x, x[j][3] = z.y;
+            }
+            mask_scores<F::NT>(x, top, unit, p0 < full.lo || p0 + LEAF > full.hi, p0, {s0.x, s0.y},
+                               {s1.x, s1.y});
+            make_weights<F::NT, 2, BF16>(p, sum, x, top);
+            sum[0] = quad_sum(sum[0]);
+            sum[1] = quad_sum(sum[1]);
+        }
+        /* Some row sees a key that another of the tiles does not: a NaN there must not meet its zero weight.
          */
         uint64_t bad = 0;
-        if ((full.lo > seen.lo && p0 < full.lo) || (full.hi < seen.hi && p0 + LEAF > full.hi))
-            bad = clean_values<BF16, LEAF, CT * 8, PITCH>((uint16_t *)(slots + next * F::SLOT) + w * CT * 8);
+        if ((full.lo > seen.lo && p0 < full.lo) || (full.hi < seen.hi && p0 + LEAF > full.hi)) {
+            uint16_t *mine = (uint16_t *)(slots + (v - ring)) + side * CT * 8;
+            bad = T == 1 ? clean_values<BF16, LEAF, CT * 8, PITCH>(mine)
+                         : find_unfinite<BF16, LEAF, CT * 8, PITCH>(mine);
+        }
         float acc[CT][4];
 #pragma unroll
         for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
         const unsigned values =
-            v + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + w * CT * 8) * 2;
+            v + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
 #pragma unroll
         for (int s = 0; s < LEAF / 16; s++) {
-            const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
-            const uint32_t p[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
+            if constexpr (T == 1) {
+                const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
+                p[s][0][0] = f0.x, p[s][0][1] = f0.y, p[s][0][2] = f0.z, p[s][0][3] = f0.w;
+                p[s][1][0] = f1.x, p[s][1][1] = f1.y, p[s][1][2] = f1.z, p[s][1][3] = f1.w;
+            }
 #pragma unroll
             for (int j = 0; j < CT / 2; j++) {
-                const uint4 b = load_transposed(values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
+                uint4 b = load_transposed(values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
+                if (T > 1 && bad) {
+                    make_finite<BF16>(b.x);
+                    make_finite<BF16>(b.y);
+                    make_finite<BF16>(b.z);
+                    make_finite<BF16>(b.w);
+                }
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    mma<BF16>(acc[2 * j], p[i], b.x, b.y);
-                    mma<BF16>(acc[2 * j + 1], p[i], b.z, b.w);
+                    mma<BF16>(acc[2 * j], p[s][i], b.x, b.y);
+                    mma<BF16>(acc[2 * j + 1], p[s][i], b.z, b.w);
                 }
             }
         }
         if (bad) {
-            const int2 s0 = spans[g], s1 = spans[g + 8];
+            const int2 s0 = spans[m * TILE + g], s1 = spans[m * TILE + g + 8];
             const bool nan0 = bad & bits_of({s0.x, s0.y}, p0), nan1 = bad & bits_of({s1.x, s1.y}, p0);
 #pragma unroll
             for (int t = 0; t < CT; t++) {
@@ -485,29 +547,31 @@ __global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
             }
         }
         if (leaf == from) STAMP(7);
-        here = next + 1 == S ? 0 : next + 1;
         if constexpr (NEAR) {
 #pragma unroll
             for (int half = 0; half < 2; half++) { /* a warp's columns are in one strip */
-                const unsigned at_value = (unsigned)((g + 8 * half) * D + w * CT * 8 + 2 * c),
-                               strip = at_value / 256,
+                const int r = m * TILE + g + 8 * half;
+                const unsigned at_value = (unsigned)(r * D + side * CT * 8 + 2 * c), strip = at_value / 256,
                                bar_there = cluster_at(bar, strip & (unsigned)(blocks - 1)),
                                there = bar_there - bar + box + (unsigned)(leaf - first) * box_leaf +
                                        (strip >> a.log_blocks) * 1024 + at_value % 256 * 4;
-                if (g + 8 * half >= real) continue;
+                if (r >= real) continue;
 #pragma unroll
                 for (int t = 0; t < CT; t++)
                     cluster_store(there + 32 * t, make_float2(acc[t][2 * half], acc[t][2 * half + 1]),
                                   bar_there);
             }
         } else {
-            const float2 ts[2] = {tops[g], tops[g + 8]};
+            if (T == 1) {
+                const float2 t0 = tops[g], t1 = tops[g + 8];
+                top[0] = t0.x, sum[0] = t0.y, top[1] = t1.x, sum[1] = t1.y;
+            }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const float top = fmaxf(node_top[half], ts[half].x), f = factor(node_top[half], top),
-                            h = factor(ts[half].x, top);
-                node_sum[half] = __fmaf_rn(h, ts[half].y, __fmul_rn(node_sum[half], f));
-                node_top[half] = top;
+                const float to_top = fmaxf(node_top[half], top[half]), f = factor(node_top[half], to_top),
+                            h = factor(top[half], to_top);
+                node_sum[half] = __fmaf_rn(h, sum[half], __fmul_rn(node_sum[half], f));
+                node_top[half] = to_top;
 #pragma unroll
                 for (int t = 0; t < CT; t++)
 #pragma unroll
@@ -530,14 +594,14 @@ __global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
         cluster_bar_wait(bar); /* all results are here */
         STAMP(9);
         float *copy = (float *)queries; /* which are done with: nothing arrives before all blocks' are */
-        static_assert(F::strips(8) * 1024 <= F::QUERIES, "no room for the results");
+        static_assert(F::strips(8) * 1024 <= T * F::QUERY, "no room for the results");
 #pragma unroll 1
         for (int strip = rank, i = threadIdx.x; strip < strips;) {
             const int at_value = strip * 256 + i, r = at_value / D, at_row = tile * TILE + r;
             if (r < real) {
-                const float y =
-                    near_sum<D>(slots + (box - ring) + ((strip >> a.log_blocks) * 256 + i) * 4,
-                                (const float2 *)(slots + (tops_at - ring)) + r, (int)box_leaf, first, count);
+                const float y = near_sum<D, T>(slots + (box - ring) + ((strip >> a.log_blocks) * 256 + i) * 4,
+                                               (const float2 *)(slots + (tops_at - ring)) + r, (int)box_leaf,
+                                               first, count);
                 a.out[((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D +
                       at_value % D] = y;
                 copy[(strip >> a.log_blocks) * 256 + i] = y;
@@ -558,15 +622,16 @@ __global__ void __launch_bounds__(step<D>::THREADS, D <= 128 ? 2 : 1)
 }
 
 /* stages: slots of the ring. */
-template <int D> static attn_fn step_of(uint32_t type, int32_t stages, size_t *smem)
+template <int D, int T, int W = D == 64 ? 4 : 8>
+static attn_fn step_of(uint32_t type, int32_t stages, size_t *smem)
 {
-    using F = step<D>;
+    using F = step<D, T, W>;
     *smem = (size_t)(F::FIXED + stages * F::SLOT);
-    return type == KN_BF16 ? attn_step<D, true, false> : attn_step<D, false, false>;
+    return type == KN_BF16 ? attn_step<D, true, false, T, W> : attn_step<D, false, false, T, W>;
 }
 template <int D> static attn_fn near_of(uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {
-    using F = step<D>;
+    using F = step<D, 1>;
     *smem = (size_t)(F::FIXED + 2 * leaves * F::SLOT + leaves * blocks * F::box_bytes(blocks));
-    return type == KN_BF16 ? attn_step<D, true, true> : attn_step<D, false, true>;
+    return type == KN_BF16 ? attn_step<D, true, true, 1, F::WARPS> : attn_step<D, false, true, 1, F::WARPS>;
 }

@@ -2,11 +2,11 @@
  * memory.
  *
  * usage: attention_gpu [all | quick | trace | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
- * too; quick: few rows of one shape; trace: clocks within a block, where built with -DATTN_TRACE) A graph
- * holds one call a ring, over rings that together exceed the L2; it is replayed and timed by events. Three
- * kinds of graph: attention alone, both as one operation (as a layer has them), and rope_store and attention
- * in turn. floor: the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are
- * test_gpu's. */
+ * too; quick: few rows of four shapes, with them; trace: clocks within a block, where built with
+ * -DATTN_TRACE) A graph holds one call a ring, over rings that together exceed the L2; it is replayed and
+ * timed by events. Three kinds of graph: attention alone, both as one operation (as a layer has them), and
+ * rope_store and attention in turn. floor: the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the
+ * device fails. Checks are test_gpu's. */
 #include "../../kernels/cuda/ops.cuh"
 
 #include <algorithm>
@@ -217,7 +217,7 @@ int main(int argc, char **argv)
 #ifdef ATTN_TRACE
     if (argc > 1 && !strcmp(argv[1], "trace")) {
         for (int n : {1, 16})
-            for (int ctx : {512, 2048}) {
+            for (int ctx : {512, 4096}) {
                 struct data t = make({32, 8, 128, 0}, ctx, n);
                 traced(t);
                 drop(t);
@@ -226,8 +226,8 @@ int main(int argc, char **argv)
     }
 #endif
     static const struct shape shapes[] = {
-        {32, 8, 128, 0}, {16, 2, 256, 0}, {16, 8, 128, 0}, {32, 16, 256, 1024}, {32, 4, 512, 0}};
-    static const int ctxs[] = {512, 1024, 2048, 4096, 16384, 65536}, rows[] = {1, 4, 16, 64, 512};
+        {32, 8, 128, 0}, {32, 16, 256, 1024}, {32, 4, 512, 0}, {16, 2, 256, 0}, {16, 8, 128, 0}};
+    static const int ctxs[] = {512, 1024, 2048, 4096, 8192, 16384, 65536}, rows[] = {1, 4, 8, 16, 64, 512};
     struct variant {
         const char *name;
         struct cuda_attention_tuning t;
@@ -241,32 +241,40 @@ int main(int argc, char **argv)
         to.push_back(x);
     };
     using T = struct cuda_attention_tuning;
-    add(few, "no clusters", &T::near, 1);
     add(few, "of 8", &T::near, 2, &T::cluster, 8);
     add(few, "of 16", &T::near, 2, &T::cluster, 16);
-    add(few, "nodes", &T::unit, 2, &T::near, 1);
-    add(few, "leaves", &T::unit, 1, &T::near, 1);
-    add(few, "one tile", &T::tiles, 1, &T::near, 1);
+    for (int tiles : {1, 2, 4})
+        for (int unit : {1, 2}) {
+            static char names[3][2][40];
+            char *name = names[tiles / 2][unit - 1];
+            snprintf(name, 40, "%d, %s", tiles, unit == 1 ? "leaves" : "nodes");
+            add(few, name, &T::near, 1, &T::unit, unit);
+            few.back().t.tiles = tiles;
+        }
+    add(few, "nodes, 2 slots", &T::unit, 2, &T::near, 1);
+    few.back().t.slots = 2;
+    add(few, "nodes, 5 slots", &T::unit, 2, &T::near, 1);
+    few.back().t.slots = 5;
+    add(few, "4 slots", &T::slots, 4);
     add(few, "half the blocks", &T::spread, 50, &T::near, 1);
-    add(few, "double", &T::spread, 200, &T::near, 1);
-    add(few, "2 slots", &T::slots, 2, &T::near, 1);
-    add(few, "5 slots", &T::slots, 5, &T::near, 1);
-    add(few, "4 tiles", &T::tiles, 2, &T::near, 1);
-    add(few, "fold 16", &T::fold, 16);
     add(few, "in turn", &T::apart, 1);
-    add(few, "late", &T::late, 1);
+    add(few, "fold 64", &T::fold, 64);
     add(many, "4 warps", &T::warps, 4);
     add(many, "8 warps", &T::warps, 8);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int ctx : ctxs)
             for (int n : rows) {
-                if (quick && (s > 0 || n > 16)) continue;
-                if ((s > 1 && (ctx > 16384 || n == 4)) || (s && (ctx == 1024 || ctx == 2048))) continue;
+                if (quick && (s > 3 || (s == 3 && (ctx > 16384 || n > 1 || ctx < 4096)) || n > 16 || n == 4 ||
+                              n == 8 || ctx == 1024 || (s == 1 && ctx > 2048) || (s == 2 && ctx > 2048)))
+                    continue;
+                if (!quick && ((s > 1 && (ctx > 16384 || n == 4)) || (s && (ctx == 1024 || ctx == 2048))))
+                    continue;
                 struct data t = make(shapes[s], ctx, n);
                 line(t, "");
-                if ((all && s < 2 && n != 4) || (quick && ctx != 1024)) {
+                if ((all && s < 2 && n != 4) || quick) {
                     if (n <= 64)
                         for (const auto &v : few) {
+                            if (n == 1 && v.t.tiles > 1) continue;
                             cuda_attention_tuning = v.t;
                             line(t, v.name);
                         }

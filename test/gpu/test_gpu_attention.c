@@ -256,7 +256,12 @@ void check_attention(void)
             {.unit = 2, .per = 2, .slots = 3, .warps = 4, .near = 1},
             {.warps = 8, .near = 1},
             {.near = 2, .cluster = 8},
-            {.near = 2, .cluster = 16}};
+            {.near = 2, .cluster = 16},
+            {.unit = 1, .tiles = 2, .near = 1},
+            {.unit = 2, .tiles = 2, .slots = 4, .near = 1},
+            {.unit = 2, .tiles = 1, .near = 1},
+            {.unit = 2, .tiles = 4, .near = 1},
+            {.unit = 2, .tiles = 1, .per = 2, .near = 1}};
         int other = -1;
         for (int i = 0; i < (int)(sizeof others / sizeof *others) && other < 0; i++) {
             cuda_attention_tuning = others[i];
@@ -444,12 +449,19 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
 
 void check_attend(void)
 {
-    static const struct cuda_attention_tuning others[] = {{},
-                                                          {.near = 1},
-                                                          {.near = 1, .unit = 1, .slots = 2},
-                                                          {.near = 1, .unit = 2, .spread = 40},
-                                                          {.near = 2, .cluster = 8},
-                                                          {.near = 2, .cluster = 16}};
+    static const struct cuda_attention_tuning others[] = {
+        {},
+        {.near = 1},
+        {.near = 1, .unit = 1, .slots = 2},
+        {.near = 1, .unit = 2, .spread = 40},
+        {.near = 2, .cluster = 8},
+        {.near = 2, .cluster = 16},
+        {.near = 1, .unit = 1, .tiles = 2},
+        {.near = 1, .unit = 1, .tiles = 4, .slots = 3},
+        {.near = 1, .unit = 2, .tiles = 4},
+        {.near = 1, .unit = 2, .tiles = 2, .slots = 4},
+        {.near = 1, .unit = 2, .tiles = 1},
+        {.near = 1, .unit = 2, .tiles = 1, .slots = 3}};
     for (size_t i = 0; i < sizeof attend_cases / sizeof *attend_cases; i++) {
         const struct attend_case *c = &attend_cases[i];
         if (small && c->cap > 4096) continue;
