@@ -94,7 +94,7 @@ static int whole_cycle(struct session *s, int32_t rows, struct err *e)
 {
     const struct session_rows r = rows_at(s, rows);
     if (draft_part(s, e) || verify_part(s, rows, e)) return -1;
-    return session_run_context(s, &r, e) || accept_part(s, rows, e) ? -1 : 0;
+    return session_run_context(s, &r, rows <= s->o.block, e) || accept_part(s, rows, e) ? -1 : 0;
 }
 
 /* ---- playing ---- */
@@ -268,7 +268,7 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
     memcpy(s->history + r->pos + 1, r->picks, (size_t)r->kept * sizeof *r->picks);
     if (!records(s)) {
         const struct session_rows kept = {.pos = s->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};
-        if (session_run_context(s, &kept, e)) return -1;
+        if (session_run_context(s, &kept, false, e)) return -1;
     }
     s->n_past = r->pos + r->kept;
     if (s->delta) s->pending = r->kept;

@@ -85,6 +85,7 @@ struct work {
     float *attn;                   /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
     float *ff;                     /* [rows, max(n_ff, n_ff_shexp)] */
     float *rope[DESC_MAX_ROPES];   /* [rows, n_rot/2, 2] cos, sin */
+    float *draft_rope;             /* the same of a drafter: a block's are those of the context that follows */
     float *router;                 /* [rows, n_expert] */
     int32_t *expert;               /* [rows, n_expert_used] ids; with a shared expert room for one more a row */
     float *expert_w;               /* [rows, n_expert_used] their weights; the same */
@@ -121,6 +122,7 @@ struct pass {
     const int32_t *ids; /* [n] device */
     const int32_t *pos; /* [n] device, ascending by one */
     float *features;    /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
+    bool angles;        /* context of a drafter: the last block began at these positions, and its angles are there */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */

@@ -281,10 +281,20 @@ int session_settle(struct session *s, struct err *e)
     return rc ? model_failed(s->target, "replay", rc, e) : set_pending(s, 0, e);
 }
 
-int session_run_context(struct session *s, const struct session_rows *r, struct err *e)
+/* What a drafter works with: its own angles, the rest as the target. */
+static struct work draft_work(const struct session *s)
+{
+    struct work w = s->work;
+    w.rope[0] = w.draft_rope;
+    return w;
+}
+
+int session_run_context(struct session *s, const struct session_rows *r, bool angles, struct err *e)
 {
     if (!s->drafter) return 0;
-    const struct pass p = {.w = &s->work,
+    struct work w = draft_work(s);
+    const struct pass p = {.w = &w,
+                           .angles = angles,
                            .kv = s->draft_kv,
                            .n = r->n,
                            .first_pos = r->first_pos,
@@ -295,7 +305,8 @@ int session_run_context(struct session *s, const struct session_rows *r, struct 
 
 int session_run_block(struct session *s, struct err *e)
 {
-    const struct pass p = {.w = &s->work,
+    struct work w = draft_work(s);
+    const struct pass p = {.w = &w,
                            .kv = s->draft_kv,
                            .n = s->o.block,
                            .first_pos = s->n_past,
@@ -395,7 +406,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         if (session_run_target(s, &r, true, e) || set_pending(s, 0, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
-        if (session_run_context(s, &r, e)) goto out;
+        if (session_run_context(s, &r, false, e)) goto out;
         s->n_past += some;
         done += some;
         if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
@@ -458,7 +469,7 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
 int session_commit(struct session *s, int32_t n, struct err *e)
 {
     const struct session_rows r = history_rows(s, s->n_past, n);
-    if (session_run_context(s, &r, e) || set_pending(s, n, e)) return -1;
+    if (session_run_context(s, &r, false, e) || set_pending(s, n, e)) return -1;
     s->n_past += n;
     return 0;
 }

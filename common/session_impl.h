@@ -20,8 +20,8 @@ int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *
 int session_run_target(struct session *s, const struct session_rows *r, bool commit, struct err *e);
 /* Take recurrent state over the rows that were committed since the last pass: nothing is pending then. */
 int session_settle(struct session *s, struct err *e);
-/* The features of the last target pass become context. */
-int session_run_context(struct session *s, const struct session_rows *r, struct err *e);
+/* The features of the last target pass become context. angles: the last block began at these positions. */
+int session_run_context(struct session *s, const struct session_rows *r, bool angles, struct err *e);
 int session_run_block(struct session *s, struct err *e);
 /* Logits of rows [row, row+n) of the activations. */
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);

@@ -10,7 +10,7 @@ static int64_t most(int64_t a, int64_t b)
 
 /* Values a row, of each buffer; 0: not needed. */
 struct widths {
-    int64_t x, y, q, g, k, context, attn, ff, rope[DESC_MAX_ROPES], router, used, expert_ff, shared, qkv, z,
+    int64_t x, y, q, g, k, context, attn, ff, rope[DESC_MAX_ROPES], draft_rope, router, used, expert_ff, shared, qkv, z,
         n_v;
     int64_t n_head, head_dim, features;
 };
@@ -35,7 +35,9 @@ static void widen(struct widths *w, const struct desc *d)
         w->z = most(w->z, (int64_t)d->n_v * d->d_v);
         w->n_v = most(w->n_v, d->n_v);
     }
-    for (int i = 0; i < d->n_rope; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
+    const bool drafts = d->arch == DESC_DFLASH;
+    for (int i = 0; i < d->n_rope && !drafts; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
+    if (drafts) w->draft_rope = d->rope[0].n_rot;
     w->router = most(w->router, d->n_expert);
     int64_t used = d->n_expert_used + (d->n_ff_shexp ? 1 : 0); /* the shared one among them, where it may be */
     w->used = most(w->used, used);
@@ -79,6 +81,7 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
         {&w->expert_ff, n.expert_ff},
         {&w->rope[0], n.rope[0]},
         {&w->rope[1], n.rope[1]},
+        {&w->draft_rope, n.draft_rope},
     };
     int64_t widest = n.features;
     w->rows = rows;
@@ -99,7 +102,8 @@ void work_free(struct work *w, struct kn_backend *be)
 {
     void *all[] = {w->x,    w->y,  w->y2,     w->q,      w->g,        w->k,         w->v,
                    w->attn, w->ff, w->router, w->expert, w->expert_w, w->expert_ff, w->shared,
-                   w->qkv,  w->z,  w->alpha,  w->beta,   w->rope[0],  w->rope[1],   w->context};
+                   w->qkv,  w->z,  w->alpha,  w->beta,   w->rope[0],  w->rope[1],   w->context,
+                   w->draft_rope};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kn_op(be)->free(be, all[i]);
     *w = (struct work){0};
 }

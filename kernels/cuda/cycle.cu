@@ -62,19 +62,21 @@ static int place(struct kn_backend *kb, int32_t *history, const int32_t *pos, co
                       cuda_launch(be, place_ids, dim3(1), dim3(KN_CYCLE_ROWS), 0, history, pos, ids, n));
 }
 
-static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct kn_accept a)
+/* settled: everything that is read here is there when the kernel starts, for the one before it (the context's last)
+ * lets it start only when those before are complete. */
+static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct kn_accept a, bool settled)
 {
     __shared__ int32_t ids[KN_CYCLE_ROWS + 1], picks[KN_CYCLE_ROWS];
     __shared__ uint32_t equal[KN_CYCLE_ROWS / 32];
-    cuda_grid_start();
+    cuda_grid_early();
+    if (!settled) cuda_grid_wait();
     const int32_t t = (int32_t)threadIdx.x;
-    const uint64_t began = device_ns();
     const uint32_t number = *a.number;
     const int32_t pos = a.pos[t], pos0 = a.pos[0];
     struct kn_result *r = &a.results[number % (uint32_t)a.n_results];
     ids[t] = t < a.n_ids ? a.ids[t] : 0;
     picks[t] = t < a.n ? a.picks[t] : KN_PICK_NAN;
-    if (t < KN_STAMPS) r->stamp[t] = a.stamp[t];
+    const uint64_t stamp = t < KN_STAMPS ? a.stamp[t] : 0;
     const bool usable = !__syncthreads_or(t > 0 && ids[t] < 0); /* and everything is read */
     const uint32_t here =
         __ballot_sync(~0u, usable && t + 1 < a.n && ids[t + 1] == picks[t]); /* row t + 1 stays */
@@ -86,6 +88,9 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
         kept += run;
         if (run < 32) break;
     }
+    if (settled) cuda_grid_wait();
+    const uint64_t began = device_ns();
+    if (t < KN_STAMPS) r->stamp[t] = stamp;
     a.pos[t] = pos + kept;
     if (t < kept) a.history[pos0 + 1 + t] = picks[t];
     if (t < a.n_ids) r->ids[t] = ids[t];
@@ -102,9 +107,11 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
         r->kept = kept;
         r->usable = usable;
     }
-    __threadfence_system();
     __syncthreads();
-    if (t == 0) *(volatile uint32_t *)&r->number = number + 1;
+    if (t == 0) {
+        __threadfence_system(); /* all threads' writes, for they stand before the barrier */
+        *(volatile uint32_t *)&r->number = number + 1;
+    }
 }
 
 static int accept(struct kn_backend *kb, const struct kn_accept *a)
@@ -113,7 +120,9 @@ static int accept(struct kn_backend *kb, const struct kn_accept *a)
     if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
         return cuda_fail(be, KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
                          a->n_ids, KN_CYCLE_ROWS, a->n_results);
-    const int rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a));
+    const bool settled = be->settled && be->settled == be->launches;
+    const int rc =
+        cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
     be->positions = be->launches;
     return rc;
 }
