@@ -58,7 +58,8 @@ struct cuda_backend {
     size_t mm_stage_bytes;
 
     float *experts_sums; /* experts.cu, from the first experts_load on */
-    unsigned *experts_count; /* behind them: zero between kernels */
+    unsigned *experts_tag; /* behind them: experts_whole.cu's, and what its blocks hand each other */
+    unsigned long long *experts_values;
 
     unsigned *delta_count; /* delta_step.cu: one a key head, zero between kernels */
 

@@ -60,9 +60,9 @@ struct experts_tuning {
     int copy_k;      /* units of 256 columns a copy */
     int copy_32;     /* units of 32 columns a copy, quantised types */
     int copy_float;  /* units of 32 columns a copy, float types */
-    int chosen_rows; /* rows up to which the products' blocks choose for themselves */
     int staged_rows[2]; /* from, to: rows of the first product whose tiles' activations blocks take into shared memory */
     int form;        /* only this one (enum experts_form), or, where it does not fit, the plain one; -1: any */
+    int whole;       /* rows up to which a mixture is one launch a row, where it fits */
 };
 extern struct experts_tuning experts_tuning;
 extern bool gate_apart; /* gate_linear as gate and linear: for benchmarks and tests */

@@ -3,11 +3,12 @@
  *
  * experts_gated: one small kernel rounds the rows' activations (experts_rows.cu), one multiplies.
  * experts_down: the same for [rows, chosen], and where rows are too many for the owning form a kernel adds
- * the pairs of a row. A mixture is both, with the choice made beside the rounding. */
+ * the pairs of a row. A mixture is both, with its router and the choice beside the rounding (experts_router.cu), or,
+ * of one row, one launch (experts_whole.cu). */
 #include "experts.cuh"
 #include "ops.cuh"
 
-struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, 2, {3, 6}, -1};
+struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, {3, 6}, -1, 1};
 
 struct experts_product {
     const char *name;
@@ -21,7 +22,7 @@ struct experts_product {
     float *out;
     bool add;
     const struct kn_mixture *mixture; /* NULL, or whose router runs beside the preparation */
-    const struct kn_mixture *choice;  /* NULL, or from whose logits the blocks choose */
+    bool chosen; /* ids and weights were there before the product before */
 };
 
 static bool is_whole(enum mm_act act)
@@ -54,11 +55,13 @@ int cuda_experts_open(struct cuda_backend *be)
                     cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
                 if (err) return cuda_check(be, "kernels of experts", err);
             }
-    cudaError_t err = cudaMalloc(&be->experts_sums, EXPERTS_SUMS_BYTES + EXPERTS_COUNT_BYTES);
+    const int rc = experts_whole_open(be);
+    if (rc) return rc;
+    cudaError_t err = cudaMalloc(&be->experts_sums, EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES);
     if (err) return cuda_check(be, "memory for sums of experts", err);
-    be->experts_count = (unsigned *)((uint8_t *)be->experts_sums + EXPERTS_SUMS_BYTES);
-    return cuda_check(be, "memory for sums of experts",
-                      cudaMemset(be->experts_count, 0, EXPERTS_COUNT_BYTES));
+    be->experts_tag = (unsigned *)((uint8_t *)be->experts_sums + EXPERTS_SUMS_BYTES);
+    be->experts_values = (unsigned long long *)(be->experts_tag + 64);
+    return cuda_check(be, "memory for sums of experts", cudaMemset(be->experts_tag, 0, EXPERTS_VALUES_BYTES));
 }
 
 void cuda_experts_close(struct cuda_backend *be)
@@ -69,7 +72,7 @@ void cuda_experts_close(struct cuda_backend *be)
 
 size_t cuda_experts_bytes(void)
 {
-    return EXPERTS_SUMS_BYTES + EXPERTS_COUNT_BYTES;
+    return EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES;
 }
 
 /* ---- plans ---- */
@@ -131,9 +134,6 @@ static size_t lay_out(struct experts_args *a, int tiles, enum experts_form form)
     at = (at + 2 * (size_t)a->pairs + 15) / 16 * 16;
     m->few = (uint32_t)at;
     if (a->few && a->n > 1) at += experts_few_bytes(a->pairs);
-    m->ids = (uint32_t)at;
-    m->weights = m->ids + 4 * (uint32_t)a->pairs;
-    if (a->chooses) at += 8 * (size_t)a->pairs;
     m->sums = (uint32_t)((at + 127) / 128 * 128);
     m->act = (uint32_t)((m->sums + sums + 127) / 128 * 128);
     at = m->act + rows * m->row_bytes;
@@ -323,12 +323,6 @@ static int make_plan(struct cuda_backend *be, const struct experts_product *p, i
         a->type[j] = w->type;
         a->unit_bytes[j] = mm_type_of(w->type)->unit_bytes;
     }
-    if (p->choice) {
-        a->chooses = 1;
-        a->route = p->choice->route;
-        a->route.logits = p->choice->logits;
-        a->shared_logits = p->choice->shared[0] ? p->choice->shared_logits : nullptr;
-    }
     a->rows = be->mm_rows;
     a->ids = p->ids;
     a->weights = p->weights;
@@ -365,14 +359,9 @@ static int run_rows(struct cuda_backend *be, const struct experts_product *p)
     if (plan.form == EXPERTS_OWNED && p->n <= experts_tuning.made_rows) {
         a.x = p->x;
         a.n_in = (int32_t)w0->n_in;
-        early = p->choice; /* the logits were there before the product before */
+        early = p->chosen;
     } else if (p->mixture && p->mixture->router && experts_router_fits(be, p->mixture, t->act)) {
-        const struct kn_mixture *m = p->mixture;
-        struct kn_route route = m->route;
-        route.logits = m->logits;
-        rc = experts_router(be, m, t->act, &prep);
-        if (rc == 0 && !p->choice)
-            rc = cuda_route_shared(be, &route, m->shared[0] ? m->shared_logits : nullptr);
+        rc = experts_router(be, p->mixture, t->act, &prep);
     } else {
         rc = p->mixture ? router(be, p->mixture) : 0;
         if (rc == 0)
@@ -474,7 +463,6 @@ static int run(struct kn_backend *kb, const struct experts_product *p)
             m = rows_of(p->mixture, i, part.n, p->used);
             part.mixture = &m;
         }
-        if (most < p->n) part.choice = nullptr; /* in parts: the choice is in memory */
         rc = run_rows(be, &part);
     }
     return rc;
@@ -560,13 +548,12 @@ int cuda_mixture(struct kn_backend *kb, const struct kn_mixture *m)
     p.ids = r->ids;
     p.out = m->h;
     p.mixture = m;
-    const struct mm_type *t = mm_type_of(m->gate->type);
-    if (m->router && t && r->n <= experts_tuning.chosen_rows && r->n_expert <= EXPERTS_CHOICE &&
-        experts_router_fits(be, m, t->act))
-        p.choice = m;
     p.shared[0] = m->shared[0];
     p.shared[1] = m->shared[1];
-    const int rc = run(kb, &p);
+    bool whole;
+    int rc = experts_whole(be, m, &whole);
+    if (rc || whole) return rc;
+    rc = run(kb, &p);
     if (rc) return rc;
     p.w[0] = m->down;
     p.w[1] = p.shared[1] = nullptr;
@@ -578,5 +565,6 @@ int cuda_mixture(struct kn_backend *kb, const struct kn_mixture *m)
     p.out = m->out;
     p.add = m->add;
     p.mixture = nullptr;
+    p.chosen = true;
     return run(kb, &p);
 }

@@ -21,9 +21,13 @@
 #include "mm.cuh"
 
 #define EXPERTS_PAIRS 18432 /* of a launch, at most: 2,048 rows of 8 and a shared one */
-#define EXPERTS_COUNT_BYTES 256
+#define EXPERTS_WHOLE_FF 1024 /* columns of an expert's h, at most, where one launch is a row's whole mixture */
+#define WHOLE_LOGITS 512
+/* What blocks hand each other (experts_whole.cu, experts_router.cu), behind the tag. */
+#define EXPERTS_WHOLE_VALUES ((size_t)WHOLE_LOGITS + 32 * EXPERTS_WHOLE_FF)
+#define EXPERTS_ROUTER_VALUES ((size_t)320 << 10) /* experts_router.cu's */
+#define EXPERTS_VALUES_BYTES (256 + 8 * (EXPERTS_WHOLE_VALUES + EXPERTS_ROUTER_VALUES))
 #define EXPERTS_ROUTER_ROWS 64 /* that the router's own kernel takes */
-#define EXPERTS_CHOICE 256 /* experts at most among which a product's own blocks choose */
 #define EXPERTS_MATRICES 1024
 #define EXPERTS_USED 33                       /* of a row, at most: as route.cu, and a shared one */
 #define EXPERTS_SUMS_BYTES ((size_t)64 << 20) /* sums of pairs on their way to rows */
@@ -41,7 +45,7 @@ struct experts_tile {
  * both before. */
 struct experts_memory {
     uint32_t tiles, order, sums, act, row_bytes, total;
-    uint32_t few, ids, weights; /* sorting few pairs; what the block chose: int32, float [pairs] */
+    uint32_t few; /* sorting few pairs */
 };
 
 struct experts_args {
@@ -70,10 +74,6 @@ struct experts_args {
     int32_t act, add;
     int32_t early; /* ids may be read before the wait */
     int32_t few;   /* a thread a pair sorts */
-    /* The block chooses for itself, from logits: nothing else waits for a kernel that does. */
-    int32_t chooses;
-    struct kn_route route;
-    const float *shared_logits;
     struct experts_memory at;
 };
 
@@ -85,10 +85,13 @@ experts_kernel_fn experts_kernel_low(enum mm_act act, int log2_tiles, enum exper
 experts_kernel_fn experts_kernel_32(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_float(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 
-/* experts_router.cu: the router's logits, and rows to p->rows, in one launch, where it fits. */
+/* experts_router.cu: the router's logits, the choice, and rows to p->rows, in one launch, where it fits. */
 bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act);
 int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act,
                    const struct mm_prep *p);
+/* experts_whole.cu: m in one launch a row, where it has few rows (experts_tuning.whole) and fits: *done. open: once, before. */
+int experts_whole_open(struct cuda_backend *be);
+int experts_whole(struct cuda_backend *be, const struct kn_mixture *m, bool *done);
 /* experts_rows.cu: n rows to p->rows. route, if not NULL, is made as well (of n rows; kn_mixture says where
  * the shared logits, if not NULL, go). early: whether the next kernel may read the choice before its wait. */
 int experts_prepare(struct cuda_backend *be, const char *name, enum mm_act act, const struct mm_prep *p,
@@ -136,12 +139,12 @@ static inline int32_t experts_most_tiles(int32_t pairs, int32_t n_mat, int32_t t
     return most < pairs ? most : pairs;
 }
 
-/* A pair's expert: that the block chose, or from memory that an earlier launch wrote, and then not through a cache
- * that may hold what was there before. */
+/* A pair's expert, from memory that an earlier launch wrote: not through a cache that may hold what was there
+ * before. */
 EXPERTS_HD uint16_t experts_id(const int32_t *ids, int pair, int32_t n_mat)
 {
 #ifdef __CUDA_ARCH__
-    const int32_t id = __isShared(ids) ? ids[pair] : __ldcg(ids + pair);
+    const int32_t id = __ldcg(ids + pair);
 #else
     const int32_t id = ids[pair];
 #endif

@@ -11,46 +11,16 @@
 
 #include "experts.cuh"
 #include "mm_kernel.cuh"
-#include "route.cuh"
-
-/* Every row's experts and weights from its logits, to shared memory; for whoever wants them later, of one
- * block of the first product also to memory. A warp a row. All threads call; they have met before it is read.
- */
-DEV void experts_choose(const experts_args &a, uint8_t *smem)
-{
-    int32_t *ids = (int32_t *)(smem + a.at.ids);
-    float *weights = (float *)(smem + a.at.weights);
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int row = threadIdx.x / 32; row < a.n; row += blockDim.x / 32) {
-        const float *l = a.route.logits + (size_t)row * (size_t)a.route.n_expert,
-                    *shared = a.shared_logits ? a.shared_logits + row : nullptr;
-        const int at = row * a.used;
-        route_logits<EXPERTS_CHOICE / 32>(a.route, l, shared, ids + at, weights + at);
-        if (a.members == 1 || blockIdx.x) continue;
-        __syncwarp();
-#pragma unroll 1
-        for (int i = lane; i < a.used; i += 32) {
-            a.route.ids[at + i] = ids[at + i];
-            a.route.weights[at + i] = weights[at + i];
-        }
-    }
-}
 
 /* The tiles of the launch, in shared memory; returns their number. All threads call. */
 DEV int experts_find_tiles(const experts_args &a, uint8_t *smem)
 {
-    const int32_t *pair_ids = a.chooses ? (const int32_t *)(smem + a.at.ids) : a.ids;
-    if (a.chooses) {
-        experts_choose(a, smem);
-        __syncthreads();
-    }
     experts_tile *tiles = (experts_tile *)(smem + a.at.tiles);
     uint16_t *order = (uint16_t *)(smem + a.at.order);
     const int i = threadIdx.x, lane = i % 32, warp = i / 32;
     if (a.n == 1) { /* as many tiles as pairs */
         if (i < a.pairs) {
-            tiles[i] = experts_tile{experts_id(pair_ids, i, a.n_mat), 1, (uint16_t)i, 0};
+            tiles[i] = experts_tile{experts_id(a.ids, i, a.n_mat), 1, (uint16_t)i, 0};
             order[i] = (uint16_t)i;
         }
         __syncthreads();
@@ -58,7 +28,7 @@ DEV int experts_find_tiles(const experts_args &a, uint8_t *smem)
     }
     if (a.few) {
         const experts_few s = experts_few_at(smem + a.at.few, a.pairs, a.n_mat, a.tile);
-        experts_few_load(s, pair_ids, i);
+        experts_few_load(s, a.ids, i);
         __syncthreads();
         experts_few_place(s, order, i);
         __syncthreads();
@@ -70,7 +40,7 @@ DEV int experts_find_tiles(const experts_args &a, uint8_t *smem)
         return *s.found;
     }
     const experts_sort s = experts_sort_at(smem + a.at.sums, a.pairs, a.n_mat, a.tile);
-    experts_sort_load(s, pair_ids, i, blockDim.x);
+    experts_sort_load(s, a.ids, i, blockDim.x);
     __syncthreads();
     if (warp < EXPERTS_GROUPS) experts_sort_count(s, warp, lane);
     __syncthreads();
@@ -407,9 +377,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
             for (int j = 0; j < a.used; j++) {
                 float v = 0.0f;
                 for (int s = 0; s < a.parts; s++) v = __fadd_rn(v, p[(j * a.parts + s) * 16]);
-                y = __fmaf_rn(a.chooses ? ((const float *)(smem + a.at.weights))[row * a.used + j]
-                                        : __ldcg(a.weights + row * a.used + j),
-                              v, y);
+                y = __fmaf_rn(__ldcg(a.weights + row * a.used + j), v, y);
             }
             float *out = a.out + (size_t)row * (size_t)a.ld + column;
             *out = a.add ? __fadd_rn(__ldcg(out), y) : y;

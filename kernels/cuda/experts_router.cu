@@ -1,28 +1,32 @@
-/* experts_router.cu - the router's logits of a mixture, and the rows' activations for the experts, in one
- * launch: two small kernels' work that would wait for each other. The choice is made by the experts' own
- * blocks, or by route.cu.
+/* experts_router.cu - the router of a mixture of up to EXPERTS_ROUTER_ROWS rows, the choice of their experts,
+ * and their activations for the experts, in one launch: small kernels' work that would wait for each other.
  *
- * Grid: a cluster for every panel of 16 logits, a block for 512 columns of it, then a cluster's worth of
- * blocks for every so many rows' activations. A warp of the former has 16 x 32 weights in registers, loaded
- * before the wait, and meets all rows, ROWS at a time; a block adds its warps' sums, 256 columns together,
- * and the blocks of a cluster add each other's through their shared memory, in ascending order, a share of
- * the logits each, and norm them. Weights are float32 and so are all products: a row's logits do not depend
- * on the other rows. Bound: latency; 2 MB of weights are half a microsecond. */
+ * Grid: blocks that make sums, a *task* (16 logits' 256 columns of all rows) each or a few in turn; then a
+ * block a row that rounds it. A warp of the former has 16 x 32 weights in registers, loaded before the wait;
+ * rows, times the norm's weights, pass through shared memory 16 at a time. A task's sums go to whoever
+ * chooses for the row as words {value, tag} (tagged.cuh). The first blocks choose, a row each: slices of 256
+ * columns are added in ascending order, normed, and a warp chooses. Nobody whom others wait for waits itself,
+ * and all blocks are resident. Weights are float32 and so are all products: a row's logits do not depend on
+ * the other rows. Bound: latency; 2 MB of weights are half a microsecond. */
 #include "experts.cuh"
 #include "prep.cuh"
+#include "route.cuh"
+#include "tagged.cuh"
 #include "unpack.cuh"
 
-#define WARPS 16 /* two slices of 256 columns */
-#define SLICES 2
-#define ROWS 8
-#define CLUSTER 8 /* blocks at most: 4,096 columns */
+#define WARPS 16
+#define ROWS 16 /* at a time: a warp reads one */
+#define UNITS 8 /* of 32 columns, a task */
 
 struct router_args {
     const uint8_t *w[2]; /* packed F32: of the experts, of the shared one (or NULL) */
     const float *x, *norm;
     float *logits, *shared_logits; /* [n, n_expert], [n] */
+    struct kn_route route;
+    unsigned long long *values; /* {value, tag}: [n][slices][stride]: logits in panels' order, then squares */
+    unsigned *tag;
     float eps;
-    int32_t n, n_in, n_expert, units, panels, own_panels, slices;
+    int32_t n, n_in, units, own_panels, slices, tasks, blocks, stride;
 };
 
 struct take_weights {
@@ -34,152 +38,197 @@ struct take_weights {
     }
 };
 
-/* Four columns from k on; 0 past the end. */
-DEV void load_four(float v[4], const float *x, int k, int n_in, bool aligned)
-{
-    if (aligned && k + 3 < n_in) {
-        const float4 f = __ldcg((const float4 *)(x + k));
-        v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
-        return;
-    }
-#pragma unroll
-    for (int e = 0; e < 4; e++) v[e] = k + e < n_in ? __ldcg(x + k + e) : 0.0f;
-}
-
 struct router_memory {
-    float red[WARPS][ROWS][17]; /* of a warp: 16 logits and the squares */
-    float part[EXPERTS_ROUTER_ROWS][SLICES][17];
-    float squares[MM_ROW_BLOCKS];
+    float row[ROWS][32 * UNITS]; /* times the norm's weights */
+    float sums[UNITS][ROWS][16]; /* of a warp */
+    float logits[ROUTE_EXPERTS];
+    float shared;
+    unsigned tag;
 };
 
-/* Sums of this block's columns for all rows, to m.part. */
-DEV void block_sums(const router_args &a, int panel, int rank, struct router_memory &m)
+DEV float add_quarters(float v)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, q = lane % 4, unit = rank * WARPS + warp;
-    const bool aligned = a.n_in % 4 == 0;
-    float w[2][8] = {}, g[8] = {};
+    v = __fadd_rn(v, __shfl_xor_sync(~0u, v, 1));
+    return __fadd_rn(v, __shfl_xor_sync(~0u, v, 2));
+}
+
+/* Sums of a task's columns for all rows, to whoever chooses. first: nothing has waited yet. */
+DEV void router_sums(const router_args &a, struct router_memory &m, int task, bool first)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, q = lane % 4, panel = task / a.slices,
+              slice = task - panel * a.slices;
+    const int unit = UNITS * slice + warp % UNITS, mine = UNITS * slice + lane / 4, k = 32 * mine + 4 * q;
+    float w[2][8] = {};
+    float4 g[2] = {};
     if (unit < a.units) {
-        const int own = panel < a.own_panels ? panel : panel - a.own_panels;
+        const bool own = panel < a.own_panels;
         const uint8_t *u =
-            (panel < a.own_panels ? a.w[0] : a.w[1]) + ((size_t)own * (size_t)a.units + (size_t)unit) * 2048;
+            (own ? a.w[0] : a.w[1]) +
+            ((size_t)(own ? panel : panel - a.own_panels) * (size_t)a.units + (size_t)unit) * 2048;
         unpack_unit<KN_F32>(u, lane, take_weights{w});
-        load_four(g, a.norm, 32 * unit + 4 * q, a.n_in, aligned);
-        load_four(g + 4, a.norm, 32 * unit + 16 + 4 * q, a.n_in, aligned);
     }
-    cuda_grid_wait();
+    if (mine < a.units)
+        g[0] = __ldg((const float4 *)(a.norm + k)), g[1] = __ldg((const float4 *)(a.norm + k + 16));
+    if (first) {
+        cuda_grid_wait();
+        if (threadIdx.x == 0) m.tag = __ldcg(a.tag) + 1;
+    }
+#pragma unroll 1
     for (int row0 = 0; row0 < a.n; row0 += ROWS) {
-        float v[ROWS][8] = {};
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (unit < a.units && row0 + r < a.n) {
-                const float *x = a.x + (size_t)(row0 + r) * (size_t)a.n_in;
-                load_four(v[r], x, 32 * unit + 4 * q, a.n_in, aligned);
-                load_four(v[r] + 4, x, 32 * unit + 16 + 4 * q, a.n_in, aligned);
+        const int rows = min(ROWS, a.n - row0);
+        float squares = 0.0f;
+        if (warp < rows) {
+            float4 v[2] = {};
+            if (mine < a.units) {
+                const float *x = a.x + (size_t)(row0 + warp) * (size_t)a.n_in + k;
+                v[0] = __ldcg((const float4 *)x), v[1] = __ldcg((const float4 *)(x + 16));
             }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            float low = 0.0f, high = 0.0f, squares = 0.0f;
-            if (row0 + r >= a.n) break;
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                const float y = __fmul_rn(v[r][e], g[e]);
-                low = __fmaf_rn(y, w[0][e], low);
-                high = __fmaf_rn(y, w[1][e], high);
-                squares = __fmaf_rn(v[r][e], v[r][e], squares);
-            }
-#pragma unroll
-            for (int o = 1; o < 4; o *= 2) {
-                low = __fadd_rn(low, __shfl_xor_sync(~0u, low, o));
-                high = __fadd_rn(high, __shfl_xor_sync(~0u, high, o));
-                squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, o));
-            }
-            if (q == 0) {
-                m.red[warp][r][lane / 4] = low;
-                m.red[warp][r][lane / 4 + 8] = high;
-                if (lane == 0) m.red[warp][r][16] = squares;
-            }
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < 17 * ROWS * SLICES; i += 32 * WARPS) {
-            const int o = i % 17, r = i / 17 % ROWS, slice = i / (17 * ROWS);
-            if (row0 + r >= a.n) continue;
             float s = 0.0f;
-            for (int k = 0; k < WARPS / SLICES; k++)
-                s = __fadd_rn(s, m.red[slice * (WARPS / SLICES) + k][r][o]);
-            m.part[row0 + r][slice][o] = s;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                s = __fmaf_rn(v[i].x, v[i].x, s), s = __fmaf_rn(v[i].y, v[i].y, s);
+                s = __fmaf_rn(v[i].z, v[i].z, s), s = __fmaf_rn(v[i].w, v[i].w, s);
+                *(float4 *)&m.row[warp][32 * (lane / 4) + 4 * q + 16 * i] =
+                    make_float4(__fmul_rn(v[i].x, g[i].x), __fmul_rn(v[i].y, g[i].y),
+                                __fmul_rn(v[i].z, g[i].z), __fmul_rn(v[i].w, g[i].w));
+            }
+            s = add_quarters(s);
+#pragma unroll
+            for (int i = 0; i < UNITS; i++) squares = __fadd_rn(squares, __shfl_sync(~0u, s, 4 * i));
         }
         __syncthreads();
+        unsigned long long *const to = a.values + (size_t)(row0 * a.slices + slice) * (size_t)a.stride;
+        const size_t next = (size_t)a.slices * (size_t)a.stride;
+        if (panel == 0 && warp < rows && lane == 0)
+            value_put(to + (size_t)warp * next + a.stride - 1, squares, m.tag);
+#pragma unroll 2
+        for (int r = warp / UNITS; r < rows; r += WARPS / UNITS) {
+            const float4 y[2] = {*(const float4 *)&m.row[r][32 * (warp % UNITS) + 4 * q],
+                                 *(const float4 *)&m.row[r][32 * (warp % UNITS) + 4 * q + 16]};
+            float s[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int hi = 0; hi < 2; hi++) {
+                    s[hi] = __fmaf_rn(y[i].x, w[hi][4 * i], s[hi]);
+                    s[hi] = __fmaf_rn(y[i].y, w[hi][4 * i + 1], s[hi]);
+                    s[hi] = __fmaf_rn(y[i].z, w[hi][4 * i + 2], s[hi]);
+                    s[hi] = __fmaf_rn(y[i].w, w[hi][4 * i + 3], s[hi]);
+                }
+            const float low = add_quarters(s[0]), high = add_quarters(s[1]);
+            if (q == 0) {
+                m.sums[warp % UNITS][r][lane / 4] = low;
+                m.sums[warp % UNITS][r][lane / 4 + 8] = high;
+            }
+        }
+        __syncthreads();
+        if ((int)threadIdx.x < 16 * rows) {
+            const int r = threadIdx.x / 16, o = threadIdx.x % 16;
+            float s = 0.0f;
+#pragma unroll
+            for (int i = 0; i < UNITS; i++) s = __fadd_rn(s, m.sums[i][r][o]);
+            value_put(to + (size_t)r * next + 16 * panel + o, s, m.tag);
+        }
     }
 }
 
-/* A float in the shared memory of block `rank` of the cluster. */
-DEV float there(const float *p, int rank)
+/* A row's logits, and its choice. */
+template <int PER> DEV void router_choose(const router_args &a, struct router_memory &m, int row)
 {
-    float v = 0.0f;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .u32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.f32 %0, [at];\n}"
-                 : "=f"(v)
-                 : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank)
-                 : "memory");
-#endif
-    return v;
-}
-/* All slices' sum of an output of a row. */
-DEV float slices_sum(const router_args &a, const struct router_memory &m, int row, int o)
-{
-    float s = 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < a.slices; i++) s = __fadd_rn(s, there(&m.part[row][i % SLICES][o], i / SLICES));
-    return s;
+    constexpr int ahead = 8;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.route.n_expert, groups = (n + 31) / 32;
+    const unsigned tag = m.tag;
+    const unsigned long long *const from = a.values + (size_t)(row * a.slices) * (size_t)a.stride;
+#pragma unroll 1
+    for (int group = warp; group < groups + (a.w[1] ? 1 : 0); group += WARPS) {
+        const int e = 32 * group + lane, at = group < groups ? min(e, n - 1) : 16 * a.own_panels;
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll 1
+        for (int slice = 0; slice < a.slices; slice += ahead) {
+            unsigned long long v[ahead], s; /* s: a lane a slice */
+            bool there;
+            do {
+                there = true;
+#pragma unroll
+                for (int i = 0; i < ahead; i++)
+                    v[i] = value_ask(from + (uint32_t)(min(slice + i, a.slices - 1) * a.stride + at));
+                s = value_ask(from +
+                              (uint32_t)((min(slice + lane % ahead, a.slices - 1) + 1) * a.stride - 1));
+                there = (unsigned)(s >> 32) == tag;
+#pragma unroll
+                for (int i = 0; i < ahead; i++) there = there && (unsigned)(v[i] >> 32) == tag;
+            } while (!__all_sync(~0u, there));
+#pragma unroll
+            for (int i = 0; i < ahead; i++) {
+                const float of = __shfl_sync(~0u, __uint_as_float((unsigned)s), i);
+                if (slice + i >= a.slices) break;
+                sum = __fadd_rn(sum, __uint_as_float((unsigned)v[i]));
+                squares = __fadd_rn(squares, of);
+            }
+        }
+        const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)a.n_in), a.eps))),
+                    y = __fmul_rn(sum, r);
+        if (group == groups) {
+            if (lane == 0) a.shared_logits[row] = m.shared = y;
+        } else if (e < n) {
+            a.logits[(size_t)row * (size_t)n + e] = m.logits[e] = y;
+        }
+    }
+    __syncthreads();
+    if (warp == 0) {
+        const size_t at = (size_t)row * (size_t)(a.route.n_used + (a.w[1] ? 1 : 0));
+        float x[PER];
+#pragma unroll
+        for (int i = 0; i < PER; i++) x[i] = 32 * i + lane < n ? m.logits[32 * i + lane] : -INFINITY;
+        route_weigh<PER>(a.route, route_choose<PER>(a.route, x), x, a.w[1] ? &m.shared : nullptr,
+                         a.route.ids + at, a.route.weights + at);
+    }
+    __syncthreads();
 }
 
-/* One cluster's meeting. */
-DEV void meet()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-#endif
-}
-
-template <enum mm_act ACT>
-static __global__ void __launch_bounds__(32 * WARPS)
+template <enum mm_act ACT, int PER>
+static __global__ void __launch_bounds__(32 * WARPS, PER == 8 ? 2 : 1)
     router_kernel(const __grid_constant__ router_args a, const __grid_constant__ mm_prep p)
 {
-    __shared__ struct router_memory m;
-    const int blocks = gridDim.x, rank = blockIdx.x, panel = blockIdx.y;
+    __shared__ __align__(16) struct router_memory m;
+    const int block = blockIdx.x;
     cuda_grid_early();
-    if (panel >= a.panels) { /* rows */
-        const int row = (panel - a.panels) * blocks + rank;
-        const size_t i = (size_t)row;
-        if (row >= a.n) return;
+    if (block >= a.blocks) { /* rows */
+        const size_t i = (size_t)(block - a.blocks);
         prepare_row<ACT, WARPS, 1>(p, p.x + i * (size_t)p.n_in,
                                    p.rows + i * (size_t)p.slices * (size_t)p.slice_row, 0,
-                                   (p.n_in + 255) / 256, m.squares);
+                                   (p.n_in + 255) / 256, m.row[0]);
         return;
     }
-    block_sums(a, panel, rank, m);
-    meet();
-    for (int i = (int)threadIdx.x + 32 * WARPS * rank; i < 16 * a.n; i += 32 * WARPS * blocks) {
-        const int row = i / 16, o = 16 * panel + i % 16;
-        const bool own = panel < a.own_panels;
-        if (own ? o >= a.n_expert : i % 16 > 0) continue;
-        const float squares = slices_sum(a, m, row, 16),
-                    r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)a.n_in), a.eps))),
-                    y = __fmul_rn(slices_sum(a, m, row, i % 16), r);
-        if (own)
-            a.logits[(size_t)row * (size_t)a.n_expert + o] = y;
-        else
-            a.shared_logits[row] = y;
+#pragma unroll 1
+    for (int task = block; task < a.tasks; task += a.blocks) {
+        if (task != block) __syncthreads();
+        router_sums(a, m, task, task == block);
     }
-    meet(); /* nobody leaves while another reads its sums */
+#pragma unroll 1
+    for (int row = block; row < a.n; row += a.blocks) router_choose<PER>(a, m, row);
+    /* It has seen sums of all blocks, which had read the tag by then. */
+    if (block == 0 && threadIdx.x == 0) *(volatile unsigned *)a.tag = m.tag;
+}
+
+static int32_t router_slices(const struct kn_mixture *m)
+{
+    return (int32_t)((m->router->n_in + 255) / 256);
+}
+static int32_t router_stride(const struct kn_mixture *m)
+{
+    return (m->route.n_expert + 15) / 16 * 16 + 32;
 }
 
 bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act)
 {
     return be->cc >= 90 && !be->generic && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) &&
-           m->route.n <= EXPERTS_ROUTER_ROWS && m->router->n_in <= 32 * WARPS * CLUSTER &&
-           m->router->type == KN_F32 && (!m->shared_gate || m->shared_gate->type == KN_F32);
+           m->route.n <= EXPERTS_ROUTER_ROWS && m->router->n_in % 32 == 0 &&
+           m->route.n_expert <= ROUTE_EXPERTS && m->route.n_used <= ROUTE_USED &&
+           (size_t)m->route.n * (size_t)router_slices(m) * (size_t)router_stride(m) <=
+               EXPERTS_ROUTER_VALUES &&
+           ((uintptr_t)m->x | (uintptr_t)m->router_norm) % 16 == 0 && m->router->type == KN_F32 &&
+           (!m->shared_gate || m->shared_gate->type == KN_F32) && !m->shared[0] == !m->shared_gate;
 }
 
 int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act,
@@ -193,34 +242,36 @@ int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_
     a.norm = m->router_norm;
     a.logits = m->logits;
     a.shared_logits = s ? m->shared_logits : nullptr;
+    a.route = m->route;
+    a.values = be->experts_values + EXPERTS_WHOLE_VALUES;
+    a.tag = be->experts_tag;
     a.eps = m->eps;
     a.n = m->route.n;
     a.n_in = (int32_t)w->n_in;
-    a.n_expert = m->route.n_expert;
     a.units = (a.n_in + 31) / 32;
-    a.own_panels = (a.n_expert + 15) / 16;
-    a.panels = a.own_panels + (s ? 1 : 0);
-    a.slices = (a.n_in + 255) / 256;
-    const int32_t blocks = (a.slices + SLICES - 1) / SLICES;
-    cudaLaunchAttribute attr[3];
-    cudaLaunchConfig_t config = {};
-    be->launches++;
-    config.gridDim = dim3((unsigned)blocks, (unsigned)(a.panels + (a.n + blocks - 1) / blocks));
-    config.blockDim = dim3(32 * WARPS);
-    config.stream = be->stream;
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = (unsigned)blocks;
-    attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
-    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[1].val.programmaticStreamSerializationAllowed = 1;
-    attr[2].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    config.attrs = attr;
-    config.numAttrs = 3;
-    return cuda_check(be, "mixture",
-                      cudaLaunchKernelEx(&config,
-                                         act == MM_ACT_K    ? router_kernel<MM_ACT_K>
-                                         : act == MM_ACT_32 ? router_kernel<MM_ACT_32>
-                                                            : router_kernel<MM_ACT_32M>,
-                                         a, *p));
+    a.own_panels = (m->route.n_expert + 15) / 16;
+    a.slices = router_slices(m);
+    a.tasks = (a.own_panels + (s ? 1 : 0)) * a.slices;
+    a.stride = router_stride(m);
+    /* All blocks are resident beside the n that round. */
+    const bool few = m->route.n_expert <= 256;
+    const int32_t room = (few ? 2 : 1) * be->sm_count - a.n;
+    if (room < 1)
+        return cuda_fail(be, KN_EINVAL, "mixture: %d rows on %d multiprocessors", a.n, be->sm_count);
+    a.blocks = a.tasks < room ? a.tasks : room;
+    const dim3 grid((unsigned)(a.blocks + a.n)), block(32 * WARPS);
+    cudaError_t err;
+    if (few)
+        err = cuda_launch(be,
+                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 8>
+                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 8>
+                                             : router_kernel<MM_ACT_32M, 8>,
+                          grid, block, 0, a, *p);
+    else
+        err = cuda_launch(be,
+                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 32>
+                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 32>
+                                             : router_kernel<MM_ACT_32M, 32>,
+                          grid, block, 0, a, *p);
+    return cuda_check(be, "mixture", err);
 }

@@ -1,6 +1,7 @@
 /* experts_bench.c - microseconds and bytes of products with experts on the CUDA backend, at real shapes.
  *
- * usage: experts_bench [--variants]    --variants: every form of the kernel, not the chosen one alone
+ * usage: experts_bench [--variants | --mixtures]    --variants: every form of the kernel, not the chosen one alone;
+ * --mixtures: whole mixtures alone
  * A line a product: the rows, the experts that they met (choices are random and independent), the time of one
  * call of a recording of 32 with other choices each, so that matrices come from memory, and the bytes of the
  * experts met over it. Rounding activations is in it. Then whole mixtures, with their routers. Exit 5 if
@@ -112,12 +113,12 @@ static void bench_spread(struct data *d, const struct shape *s, const int *count
     for (int i = 0; i < LAYERS; i++) op->weight_free(gpu, &gate[i]), op->weight_free(gpu, &up[i]);
 }
 
-/* A mixture with its router, and a shared expert of its experts' type or none: of blocks that choose for
- * themselves, and with the choice made by a kernel of its own. */
+
+/* A mixture with its router, and a shared expert of its experts' type or none; of one row also in one launch a row. */
 static void bench_mixture(struct data *d, const struct shape *s, bool one, const int *counts)
 {
     const struct kn_ops *op = kn_op(gpu);
-    const int used = s->used + one, chosen = experts_tuning.chosen_rows;
+    const int used = s->used + one;
     struct matrices router[2];
     struct kn_weight shared[3];
     const struct matrices *const own[3] = {&d->gate, &d->up, &d->down};
@@ -138,10 +139,10 @@ static void bench_mixture(struct data *d, const struct shape *s, bool one, const
               *weights = put(NULL, (size_t)(n * used) * 4),
               *h = put(NULL, (size_t)(n * used) * (size_t)s->ff * 4);
         int32_t *ids = put(NULL, (size_t)(n * used) * 4);
-        for (int how = 0; how < 2; how++) {
+        for (int how = n <= 4 ? -1 : 0; how < 1; how++) { /* -1: one launch a row */
             void *recording;
             double best = 1e9;
-            experts_tuning.chosen_rows = how ? 0 : 64;
+            experts_tuning.whole = how < 0 ? n : 0;
             must("record_begin", op->record_begin(gpu));
             for (int i = 0; i < SETS; i++) {
                 struct kn_mixture a = {.route = {.logits = logits,
@@ -179,10 +180,10 @@ static void bench_mixture(struct data *d, const struct shape *s, bool one, const
             }
             op->record_free(gpu, recording);
             printf("%-20s mixture%s rows %4d: %8.2f us%s\n", s->name, one ? ", a shared expert," : "", n,
-                   best, how ? ", chosen by a kernel" : "");
+                   best, how < 0 ? ", one launch a row" : "");
             fflush(stdout);
         }
-        experts_tuning.chosen_rows = chosen;
+        experts_tuning.whole = 1;
         void *const device[] = {logits, gates, weights, h, ids};
         for (int i = 0; i < 5; i++) op->free(gpu, device[i]);
         data_free(d);
@@ -191,7 +192,7 @@ static void bench_mixture(struct data *d, const struct shape *s, bool one, const
     for (int j = 0; j < 2; j++) matrices_free(&router[j]);
 }
 
-static void bench(bool all)
+static void bench(bool all, bool mixtures)
 {
     static const struct shape shapes[] = {
         {"35B-A3B", 256, 8, 2048, 512, KN_Q4_K, KN_Q4_K, KN_ACT_SILU},
@@ -205,7 +206,7 @@ static void bench(bool all)
         d.gate = matrices_make(s->gate, s->n_mat, s->ff, s->embd);
         d.up = matrices_make(s->gate, s->n_mat, s->ff, s->embd);
         d.down = matrices_make(s->down, s->n_mat, s->embd, s->ff);
-        for (size_t c = 0; counts[c]; c++) {
+        for (size_t c = 0; counts[c] && !mixtures; c++) {
             const int n = counts[c], sets = n > 64 ? 2 : SETS;
             data_make(&d, s, n * sets, MIXED);
             float *h = put(d.h, (size_t)n * d.hidden * 4);
@@ -227,8 +228,8 @@ static void bench(bool all)
             kn_op(gpu)->free(gpu, h);
             data_free(&d);
         }
-        if (k == 0) bench_spread(&d, s, counts);
-        if (k != 1) bench_mixture(&d, s, k == 0, counts);
+        if (k == 0 && !mixtures) bench_spread(&d, s, counts);
+        bench_mixture(&d, s, k < 2, counts);
         matrices_free(&d.gate), matrices_free(&d.up), matrices_free(&d.down);
     }
 }
@@ -237,15 +238,17 @@ int main(int argc, char **argv)
 {
     char msg[256];
     const struct kn_open g = {.device = "cuda"};
-    if (argc > 2 || (argc == 2 && strcmp(argv[1], "--variants"))) {
-        fprintf(stderr, "usage: experts_bench [--variants]\n");
+    const bool variants_all = argc == 2 && !strcmp(argv[1], "--variants"),
+               mixtures = argc == 2 && !strcmp(argv[1], "--mixtures");
+    if (argc > 2 || (argc == 2 && !variants_all && !mixtures)) {
+        fprintf(stderr, "usage: experts_bench [--variants | --mixtures]\n");
         return 2;
     }
     if (kn_backend_open(&gpu, &g, msg, sizeof msg)) {
         fprintf(stderr, "experts_bench: %s\n", msg);
         return 5;
     }
-    bench(argc == 2);
+    bench(variants_all, mixtures);
     kn_backend_close(gpu);
     return 0;
 }

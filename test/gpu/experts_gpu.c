@@ -564,6 +564,7 @@ static void check_shapes(bool small)
         {"256 of [512, 2048] Q4_K", 256, 8, 2048, 512, KN_Q4_K, KN_Q4_K, KN_ACT_SILU},
         {"64 of [768, 2048] Q4_K, down Q6_K", 64, 8, 2048, 768, KN_Q4_K, KN_Q6_K, KN_ACT_SILU},
         {"32 of [704, 2816] Q4_K, down Q5_0", 32, 8, 2816, 704, KN_Q4_K, KN_Q5_0, KN_ACT_GELU_TANH},
+        {"32 of [704, 2816] Q4_K, down Q8_0", 32, 8, 2816, 704, KN_Q4_K, KN_Q8_0, KN_ACT_GELU_TANH},
         {"8 of [704, 2816] Q6_K, down Q8_0", 8, 8, 2816, 704, KN_Q6_K, KN_Q8_0, KN_ACT_GELU_TANH},
         {"4 of [1408, 5120] Q5_K, down Q5_1", 4, 4, 5120, 1408, KN_Q5_K, KN_Q5_1, KN_ACT_SILU}};
     static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,

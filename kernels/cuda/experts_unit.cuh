@@ -1,0 +1,215 @@
+/* experts_unit.cuh - two units (16 rows x 256 columns each) times one row's activations of their columns: the
+ * term of every output, for a mixture of one row (experts_whole.cu) and tiles of one pair
+ * (experts_kernel.cuh).
+ *
+ * One row needs one column of the mma's B. Here its eight columns are the sub-blocks of the 256: lane (g =
+ * lane / 4, q = lane % 4) makes column g from the activations of sub-block g, and zeros elsewhere, step j of
+ * the mma adds sub-block j to column j of the accumulator, and lane q finds those of sub-blocks 2 q and 2 q +
+ * 1 in it. It multiplies them by their integer scales; four lanes add up in two exchanges that leave lane q
+ * the row g + 8 (q % 2) of unit q / 2. All of it is exact in int32 (mm_int.cuh), so a term, and a sum of
+ * terms in order of the columns, has the bits that the kernels for more rows give it.
+ *
+ * Activations of 256 columns, UNIT_ACT bytes: [256] int8 in the order of prep_block.cuh; [16] int16 sums of
+ * 16 columns; [8] int16 sums of 32; the float scale. */
+#ifndef DFLASH_CUDA_EXPERTS_UNIT_CUH
+#define DFLASH_CUDA_EXPERTS_UNIT_CUH
+
+#include "mm_int.cuh"
+#include "prep.cuh"
+
+#define UNIT_ACT 320 /* bytes; 308 are used */
+#define UNIT_SUMS 256
+#define UNIT_SUMS_32 288
+#define UNIT_SCALE 304
+
+/* v: columns 8 lane .. of a block; rounded as store_block rounds (prep_block.cuh). */
+DEV void unit_round(uint8_t *act, const float v[8])
+{
+    const int lane = threadIdx.x % 32;
+    uint32_t top = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) top = max(top, __float_as_uint(v[i]) & 0x7fffffff);
+    top = __reduce_max_sync(0xffffffff, top);
+    const bool odd = top >= 0x7f800000, none = odd || __uint_as_float(top) < 1e-30f;
+    const float amax = none ? 1.0f : __uint_as_float(top), inverse = __fdiv_rn(127.0f, amax);
+    const float d = odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : __fdiv_rn(amax, 127.0f);
+    const uint32_t w0 = none ? 0 : round_four(v, inverse), w1 = none ? 0 : round_four(v + 4, inverse);
+    int sum = __dp4a((int)w0, 0x01010101, __dp4a((int)w1, 0x01010101, 0));
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    const int both = sum + __shfl_xor_sync(0xffffffff, sum, 2);
+    uint8_t *q = act + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2);
+    *(uint32_t *)q = w0;
+    *(uint32_t *)(q + 16) = w1;
+    if (lane % 2 == 0) *(short *)(act + UNIT_SUMS + lane) = (short)sum;
+    if (lane % 4 == 0) *(short *)(act + UNIT_SUMS_32 + lane / 2) = (short)both;
+    if (lane == 0) *(float *)(act + UNIT_SCALE) = d;
+}
+
+/* The two int16 of a times bytes 2, 3 of b */
+DEV int unit_dot_high(uint32_t a, uint32_t b)
+{
+    int d;
+    asm("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0));
+    return d;
+}
+/* c + the two int16 of a times bytes 2, 3 (high) or 0, 1 of b */
+DEV int unit_dot_signed(uint32_t a, uint32_t b, bool high, int c)
+{
+    int d;
+    if (high)
+        asm("dp2a.hi.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else
+        asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+/* c += A B */
+DEV void unit_mma_32(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEV void unit_mma_16(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+/* Four rows' sums of a lane (unit 0: g, g + 8; unit 1: the same) to the row of lane q, over q. */
+DEV int unit_gather(const int v[4], int q)
+{
+    const bool odd = q & 1, second = q & 2;
+    int w[2];
+#pragma unroll
+    for (int p = 0; p < 2; p++)
+        w[p] =
+            (odd ? v[2 * p + 1] : v[2 * p]) + __shfl_xor_sync(0xffffffff, odd ? v[2 * p] : v[2 * p + 1], 1);
+    return (second ? w[1] : w[0]) + __shfl_xor_sync(0xffffffff, second ? w[0] : w[1], 2);
+}
+
+/* Of a record of Q4_K or Q5_K: the scales (bytes 0, 1) and minimums (2, 3) of sub-blocks 2 q and 2 q + 1. */
+DEV uint32_t unit_fields(uint4 r, int q)
+{
+    const uint32_t pick = q & 1 ? 0x7632 : 0x5410;
+    const uint32_t u = __byte_perm(r.y, r.z, pick), w = __byte_perm(r.w, r.w >> 4, pick);
+    return q < 2 ? u & 0x3f3f3f3f : (w & 0x0f0f0f0f) | (u >> 2 & 0x30303030);
+}
+
+/* Q4_K, Q5_K: units st[0], st[1] and their activations. {the term's sum, its factor}. */
+template <int BITS> DEV float2 unit_45(const uint8_t *const st[2], const uint8_t *const x[2], int lane)
+{
+    const int g = lane / 4, q = lane % 4;
+    constexpr int records = BITS == 5 ? 2560 : 2048;
+    uint2 b[2];
+    int c[2][4] = {};
+    uint4 high[2];
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        b[p] = lds8(x[p] + 64 * (g / 2) + 16 * q + 8 * (g % 2));
+        if (BITS == 5) high[p] = lds16(st[p] + 2048 + 16 * lane);
+    }
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        uint4 codes[2];
+#pragma unroll
+        for (int p = 0; p < 2; p++) codes[p] = lds16(st[p] + 512 * part + 16 * lane);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const bool mine = g == 2 * part + i;
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                const uint32_t b0 = mine ? b[p].x : 0, b1 = mine ? b[p].y : 0;
+                const uint32_t w0 = i ? codes[p].z : codes[p].x, w1 = i ? codes[p].w : codes[p].y;
+                if (BITS == 4) { /* rows g + 8: 16 times the code */
+                    unit_mma_32(c[p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f, w1 & 0xf0f0f0f0, b0,
+                                b1);
+                } else {
+                    const uint32_t hw[4] = {high[p].x, high[p].y, high[p].z, high[p].w}, h = hw[part];
+                    unit_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
+                                (w0 >> 4 & 0x0f0f0f0f) | (shift(h, -i) & 0x10101010),
+                                (w1 & 0x0f0f0f0f) | (shift(h, 2 - i) & 0x10101010),
+                                (w1 >> 4 & 0x0f0f0f0f) | (shift(h, -2 - i) & 0x10101010), b0, b1);
+                }
+            }
+        }
+    }
+    int sum[4], low[4];
+    uint32_t dd = 0; /* of this lane's row */
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+#pragma unroll
+        for (int hi = 0; hi < 2; hi++) {
+            const uint4 r = lds16(st[p] + records + 128 * hi + 16 * g);
+            const uint32_t f = unit_fields(r, q);
+            dd = q == 2 * p + hi ? r.x : dd;
+            sum[2 * p + hi] =
+                c[p][2 * hi] * (int)(f & 255) + c[p][2 * hi + 1] * (int)__byte_perm(f, 0, 0x4441);
+            low[2 * p + hi] = unit_dot_high(lds4(x[p] + UNIT_SUMS_32 + 4 * q), f);
+        }
+    }
+    const int s = unit_gather(sum, q), m = unit_gather(low, q);
+    return make_float2(__fmaf_rn(__int2float_rn(BITS == 4 && q % 2 ? s >> 4 : s), h_low(dd),
+                                 -__fmul_rn(__int2float_rn(m), h_high(dd))),
+                       q < 2 ? lds_float(x[0] + UNIT_SCALE) : lds_float(x[1] + UNIT_SCALE));
+}
+
+/* Q6_K, the same. */
+DEV float2 unit_6(const uint8_t *const st[2], const uint8_t *const x[2], int lane)
+{
+    const int g = lane / 4, q = lane % 4;
+    int sum[4];
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        uint32_t b[2];
+        int c[2][4] = {}; /* columns 0 to 7 are sub-blocks 0 to 7, 8 to 15 */
+#pragma unroll
+        for (int h = 0; h < 2; h++) b[h] = lds4(x[p] + 128 * h + 64 * (g / 4) + 16 * q + 4 * (g % 4));
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            const uint4 codes = lds16(st[p] + 512 * part + 16 * lane);
+            const uint2 pairs = lds8(st[p] + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2));
+            const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const uint32_t h = e / 2 ? pairs.y : pairs.x;
+                unit_mma_16(c[part / 2], (w[e] & 0x0f0f0f0f) | (shift(h, 4 - 2 * (e % 2)) & 0x30303030),
+                            (w[e] >> 4 & 0x0f0f0f0f) | (shift(h, -2 * (e % 2)) & 0x30303030),
+                            g == 4 * (part % 2) + e ? b[part / 2] : 0);
+            }
+        }
+        /* sums of sub-blocks 2 q, 2 q + 1 and 8 + these */
+        const uint32_t s[2] = {lds4(x[p] + UNIT_SUMS + 4 * q), lds4(x[p] + UNIT_SUMS + 16 + 4 * q)};
+#pragma unroll
+        for (int hi = 0; hi < 2; hi++) {
+            const uint8_t *r = st[p] + 3072 + 128 * hi + 16 * g + 2 * q;
+            const uint32_t f = ((uint32_t) * (const unsigned short *)r |
+                                (uint32_t) * (const unsigned short *)(r + 8) << 16) ^
+                               0x80808080;
+            const int low = unit_dot_signed(s[0], f, false, unit_dot_signed(s[1], f, true, 0));
+            sum[2 * p + hi] = c[0][2 * hi] * signed_byte(f, 0) + c[0][2 * hi + 1] * signed_byte(f, 1) +
+                              c[1][2 * hi] * signed_byte(f, 2) + c[1][2 * hi + 1] * signed_byte(f, 3) -
+                              32 * low;
+        }
+    }
+    const int v = unit_gather(sum, q);
+    const uint32_t dd = q < 2 ? lds4(st[0] + 3328 + 4 * g) : lds4(st[1] + 3328 + 4 * g);
+    return make_float2(__int2float_rn(v),
+                       __fmul_rn(q % 2 ? h_high(dd) : h_low(dd),
+                                 q < 2 ? lds_float(x[0] + UNIT_SCALE) : lds_float(x[1] + UNIT_SCALE)));
+}
+
+/* Of whichever of the three types. A call: instructions that one product has fetched are there for the next.
+ */
+static __device__ __noinline__ float2 unit_terms(uint32_t type, const uint8_t *st0, const uint8_t *st1,
+                                                 const uint8_t *x0, const uint8_t *x1)
+{
+    const uint8_t *const st[2] = {st0, st1}, *const x[2] = {x0, x1};
+    const int lane = threadIdx.x % 32;
+    return type == KN_Q4_K   ? unit_45<4>(st, x, lane)
+           : type == KN_Q6_K ? unit_6(st, x, lane)
+                             : unit_45<5>(st, x, lane);
+}
+
+#endif
