@@ -265,7 +265,10 @@ $(BUILD)/test/mm_gpu: $(wildcard test/gpu/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
-
+$(BUILD)/test/chain_gpu: test/gpu/chain_gpu.c $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
 $(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
 	@mkdir -p $(@D)
@@ -288,7 +291,7 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 	$(BUILD)/test/experts_bench
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/mm_gpu check" "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_many" \
@@ -296,6 +299,7 @@ test-gpu: all test-gpu-build $(PAIR_FILES)
 	    "$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
 	    "$(BUILD)/test/experts_gpu" "$(BUILD)/test/experts_gpu --generic" \
+	    "$(BUILD)/test/chain_gpu" \
 	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
 	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
 	    "$(BUILD)/test/lossless_gpu $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)"

@@ -5,6 +5,7 @@
  * (f16, bf16); above, tensor operations. attention.cuh has the concepts. attn_any (f32 caches and other head
  * sizes): one block a query row, keys by threads, plain float arithmetic. For completeness, not speed. */
 #include "attention.cuh"
+#include "chain.cuh"
 #include "math.cuh"
 
 struct cuda_attention_tuning cuda_attention_tuning;
@@ -509,6 +510,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
 {
     const struct kn_kv *kv = a->kv;
     int rc = cuda_check_kv(be, "attention", kv);
+    if (rc == 0) rc = cuda_flush(be);
     if (rc) return rc;
     if (a->n < 1 || a->n > 65535 || a->n_head < 1 || a->n_head % kv->n_head_kv || a->window < 0 ||
         kv->n_head_kv > 65535)
@@ -545,5 +547,14 @@ int cuda_attend(struct kn_backend *kb, const struct kn_rope_store *s, const stru
     if (rc) return rc;
     if (s->next || s->q != a->q || s->pos != a->pos || s->n_head != a->n_head || s->kv->k != a->kv->k)
         return cuda_fail(be, KN_EINVAL, "attend: rope_store and attention of different rows");
+    if (be->chain_steps && a->n == 1) {
+        const int kept = chain_attend(be, s, a);
+        if (kept) return kept < 0 ? kept : 0;
+    }
+    return attend(be, s, a);
+}
+
+int chain_attend_alone(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
+{
     return attend(be, s, a);
 }

@@ -61,6 +61,7 @@ void cuda_free(struct kn_backend *kb, void *p)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (!p) return;
+    (void)cuda_flush(be);
     cudaStreamSynchronize(be->stream); /* a kernel may still read it */
     cudaFree(p);
 }
@@ -70,7 +71,9 @@ void cuda_free(struct kn_backend *kb, void *p)
 static int cuda_upload(struct kn_backend *kb, void *dst, const void *host, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);
+    const int rc = cuda_flush(be);
     be->rounded.x = be->ready.x = nullptr;
+    if (rc) return rc;
     return bytes ? cuda_check(be, "upload",
                               cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, be->stream))
                  : 0;
@@ -80,15 +83,18 @@ static int cuda_download(struct kn_backend *kb, void *host, const void *src, siz
 {
     struct cuda_backend *be = cuda_of(kb);
     if (!bytes) return 0;
-    int rc =
-        cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, be->stream));
+    int rc = cuda_flush(be);
+    if (rc == 0)
+        rc = cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, be->stream));
     return rc ? rc : cuda_check(be, "download", cudaStreamSynchronize(be->stream));
 }
 
 static int cuda_copy(struct kn_backend *kb, void *dst, const void *src, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);
+    const int rc = cuda_flush(be);
     be->rounded.x = be->ready.x = nullptr;
+    if (rc) return rc;
     return bytes ? cuda_check(be, "copy",
                               cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, be->stream))
                  : 0;
@@ -97,7 +103,8 @@ static int cuda_copy(struct kn_backend *kb, void *dst, const void *src, size_t b
 static int cuda_sync(struct kn_backend *kb)
 {
     struct cuda_backend *be = cuda_of(kb);
-    return cuda_check(be, "sync", cudaStreamSynchronize(be->stream));
+    const int rc = cuda_flush(be);
+    return rc ? rc : cuda_check(be, "sync", cudaStreamSynchronize(be->stream));
 }
 
 /* Grow a buffer; what it held is lost. */

@@ -85,6 +85,8 @@ struct cuda_backend {
     uint64_t store_launch;     /* and its launch */
     unsigned *count; /* [counters], zero between kernels: find_bad's at 0, then pick's */
     int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together */
+    struct chain_state *chain; /* chain.cu; NULL where the device has no bulk copies */
+    mutable int32_t chain_steps; /* collected, not launched */
 };
 /* The place of a ring, or, where it has none, the one that was written longest ago of some. */
 static inline int cuda_ring_place(const struct cuda_backend *be, const void *k)
@@ -143,6 +145,14 @@ int cuda_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gat
 
 /* ---- launching ---- */
 
+/* chain.cu: launch the products that were collected. */
+int chain_flush(const struct cuda_backend *be);
+/* To be called before anything is put on the stream, or waited for, except by cuda_launch. */
+static inline int cuda_flush(const struct cuda_backend *be)
+{
+    return be->chain_steps ? chain_flush(be) : 0;
+}
+
 /* Launch on the backend's stream, dependent on the kernel before it where the device can. Every kernel asks
  * for the same division of a multiprocessor's memory (all shared): kernels that differ in it cannot stand
  * side by side, which is the point of an early launch. */
@@ -151,6 +161,7 @@ static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kern
                                       dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
+    if (cuda_flush(be)) return cudaErrorLaunchFailure;
     be->launches++;
     cudaLaunchAttribute early[2];
     config.gridDim = grid;

@@ -5,6 +5,7 @@
  * bytes over the bus). A recording keeps the launches of a stream as they are; programmatic dependent
  * launches become programmatic edges, so a replayed kernel starts as early as a launched one. The arguments
  * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory. */
+#include "chain.cuh"
 #include "ops.cuh"
 
 #include <stdlib.h>
@@ -25,6 +26,7 @@ static void free_shared(struct kn_backend *kb, void *p)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (!p) return;
+    (void)cuda_flush(be);
     cudaStreamSynchronize(be->stream); /* a kernel may still write it */
     cudaFreeHost(p);
 }
@@ -154,11 +156,14 @@ static int await(struct kn_backend *kb, const uint32_t *number, uint32_t want)
 struct recording {
     cudaGraphExec_t exec;
     uint32_t moved; /* be->moved when it was made */
+    void *chains;   /* of chain_take */
 };
 
 static int record_begin(struct kn_backend *kb)
 {
     struct cuda_backend *be = cuda_of(kb);
+    const int rc = cuda_flush(be);
+    if (rc) return rc;
     be->settled = ++be->launches; /* a recording starts when all before it is complete */
     return cuda_check(be, "record", cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeRelaxed));
 }
@@ -169,8 +174,10 @@ static int record_end(struct kn_backend *kb, void **out)
     cudaGraph_t graph = NULL;
     struct recording *r = NULL;
     *out = NULL;
+    int rc = cuda_flush(be);
     be->settled = 0; /* what was recorded has not run */
-    int rc = cuda_check(be, "record", cudaStreamEndCapture(be->stream, &graph));
+    const int end = cuda_check(be, "record", cudaStreamEndCapture(be->stream, &graph));
+    if (rc == 0) rc = end;
     if (rc == 0) {
         r = (struct recording *)calloc(1, sizeof *r);
         if (!r) rc = cuda_fail(be, KN_EMEM, "out of memory (a recording)");
@@ -181,9 +188,11 @@ static int record_end(struct kn_backend *kb, void **out)
     if (rc) {
         if (r && r->exec) cudaGraphExecDestroy(r->exec);
         free(r);
+        chain_give(be, chain_take(be));
         return rc;
     }
     r->moved = be->moved;
+    r->chains = chain_take(be);
     *out = r;
     return 0;
 }
@@ -193,7 +202,8 @@ static int replay(struct kn_backend *kb, void *recording)
     struct cuda_backend *be = cuda_of(kb);
     const struct recording *r = (const struct recording *)recording;
     if (r->moved != be->moved) return cuda_fail(be, KN_ESTALE, "the recording is older than the scratch");
-    return cuda_check(be, "replay", cudaGraphLaunch(r->exec, be->stream));
+    const int rc = cuda_flush(be);
+    return rc ? rc : cuda_check(be, "replay", cudaGraphLaunch(r->exec, be->stream));
 }
 
 static void record_free(struct kn_backend *kb, void *recording)
@@ -202,6 +212,7 @@ static void record_free(struct kn_backend *kb, void *recording)
     if (!r) return;
     cudaStreamSynchronize(cuda_of(kb)->stream); /* it may still run */
     cudaGraphExecDestroy(r->exec);
+    chain_give(cuda_of(kb), r->chains);
     free(r);
 }
 #endif

@@ -147,6 +147,7 @@ int cuda_delta(struct kn_backend *kb, const struct kn_delta *a)
 {
     struct cuda_backend *be = cuda_of(kb);
     int rc = cuda_delta_check(be, a);
+    if (rc == 0) rc = cuda_flush(be);
     if (rc) return rc;
     struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * a->d_k + (int64_t)a->n_v * a->d_v, false};
     if (a->n <= KN_DELTA_LOG || !cuda_delta_many_has(a)) return run_rows(be, &l);

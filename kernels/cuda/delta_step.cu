@@ -329,6 +329,7 @@ static cudaError_t launch(struct cuda_backend *be,
     attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     config.attrs = attr;
     config.numAttrs = 3;
+    if (cuda_flush(be)) return cudaErrorLaunchFailure;
     return cudaLaunchKernelEx(&config, kernel, *l, *p, be->delta_count);
 }
 

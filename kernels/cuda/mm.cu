@@ -1,5 +1,6 @@
 /* mm.cu - matrix products: types, plans, launches. The arithmetic is in mm_kernel.cuh, mm_int.cuh,
  * mm_frag.cuh. */
+#include "chain.cuh"
 #include "copy.cuh"
 #include "many.cuh"
 #include "mm.cuh"
@@ -67,11 +68,13 @@ int cuda_mm_open(struct cuda_backend *be)
     if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
     if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * MM_COUNTERS);
     if (!err) err = cudaMemset(be->mm_count, 0, sizeof(unsigned) * MM_COUNTERS);
-    return cuda_check(be, "memory for matrix products", err);
+    const int rc = cuda_check(be, "memory for matrix products", err);
+    return rc ? rc : chain_open(be);
 }
 
 void cuda_mm_close(struct cuda_backend *be)
 {
+    chain_close(be);
     cudaFree(be->mm_partial);
     cudaFree(be->mm_count);
     cudaFree(be->mm_rows);
@@ -107,16 +110,20 @@ static int32_t copy_units(enum mm_act act)
 /* The slices of a panel: by the shape and the type alone, for they decide the bits. 8-bit kinds: four, two
  * panels a block at a time, eight where rows are so long that a slice of eight tokens would not fit in shared
  * memory. Float types: eight for every 4,096 columns. Of whole 256 columns: a short row has fewer. */
+void mm_slices(const struct mm_type *t, int64_t n_in, int32_t *slice_units, int32_t *slices)
+{
+    const int64_t units = (n_in + t->unit_k - 1) / t->unit_k, blocks = (n_in + 255) / 256;
+    int64_t most = n_in > mm_tuning.long_row ? 2 * mm_tuning.slices : mm_tuning.slices;
+    if (!is_whole(t->act)) most = (n_in + 4095) / 4096 * mm_tuning.slices_float;
+    *slice_units = (int32_t)((blocks + most - 1) / most * (256 / t->unit_k));
+    *slices = (int32_t)((units + *slice_units - 1) / *slice_units);
+}
+
 static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t n_in, struct mm_args *a)
 {
-    const int64_t units = (n_in + t->unit_k - 1) / t->unit_k, blocks = (n_in + 255) / 256,
-                  per = 256 / t->unit_k;
-    int64_t slices = n_in > mm_tuning.long_row ? 2 * mm_tuning.slices : mm_tuning.slices;
-    if (!is_whole(t->act)) slices = (n_in + 4095) / 4096 * mm_tuning.slices_float;
-    const int64_t even = (blocks + slices - 1) / slices;
-    a->units = (int32_t)units;
-    a->slice_units = (int32_t)(even * per);
-    a->slices = (int32_t)((units + a->slice_units - 1) / a->slice_units);
+    const int64_t blocks = (n_in + 255) / 256;
+    a->units = (int32_t)((n_in + t->unit_k - 1) / t->unit_k);
+    mm_slices(t, n_in, &a->slice_units, &a->slices);
     a->slice_row = mm_slice_row(t->act, a->slice_units);
     if (a->slices > MM_SLICES_MAX || blocks > MM_ROW_BLOCKS ||
         (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES || a->slices > be->sm_count)
@@ -485,12 +492,31 @@ static int run_rows(struct cuda_backend *be, const struct product *p)
     return err;
 }
 
+static int add_to_chain(struct cuda_backend *be, const struct product *p)
+{
+    struct chain_product c = {p->name, {}, {}, p->n_w, p->x, p->norm, p->eps, p->add, p->gated, p->act};
+    for (int32_t j = 0; j < p->n_w; j++) c.w[j] = p->w[j], c.out[j] = p->out[j];
+    return chain_add(be, &c);
+}
+int chain_alone(struct cuda_backend *be, const struct chain_product *c)
+{
+    struct product p = {c->name, {}, {}, c->n_w, 1, c->x, c->norm, c->eps, c->add, c->gated, c->act};
+    for (int32_t j = 0; j < c->n_w; j++) p.w[j] = c->w[j], p.out[j] = c->out[j];
+    return run_rows(be, &p);
+}
+
 /* MANY_ROWS rows at a time (many_tuning.rows): through the library where that is wanted, else the row
  * kernels. */
 static int run(struct kn_backend *kb, const struct product *p)
 {
     struct cuda_backend *be = cuda_of(kb);
     int err = check(be, p);
+    if (err) return err;
+    if (p->n == 1 && p->n_w <= CHAIN_MATRICES) {
+        const int rc = add_to_chain(be, p);
+        if (rc) return rc < 0 ? rc : 0;
+    }
+    err = cuda_flush(be);
     if (err || !many_wanted(be, p->n)) return err ? err : run_rows(be, p);
     for (int32_t row = 0; row < p->n && !err; row += many_tuning.rows) {
         struct product part = *p;

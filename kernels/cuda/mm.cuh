@@ -51,6 +51,9 @@ struct mm_type {
 };
 const struct mm_type *mm_type_of(uint32_t type); /* NULL: cannot multiply */
 
+/* mm.cu: the slices of a row, by its length and the type alone, for they decide the bits. */
+void mm_slices(const struct mm_type *t, int64_t n_in, int32_t *slice_units, int32_t *slices);
+
 static inline int64_t mm_panel_bytes(const struct mm_type *t, int64_t n_in)
 {
     return (n_in + t->unit_k - 1) / t->unit_k * t->unit_bytes;

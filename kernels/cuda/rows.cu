@@ -262,6 +262,7 @@ int cuda_find_bad(struct kn_backend *kb, const float *x, int32_t n, int64_t widt
         cuda_check(be, "find_bad",
                    cuda_launch(be, find_bad_rows, dim3((unsigned)n), dim3(256), 0, x, n, width, be->count));
     if (rc == 0) rc = be->head.op->download(kb, &first, be->count, sizeof first);
+    if (rc == 0) rc = cuda_flush(be);
     if (rc == 0) rc = cuda_check(be, "find_bad", cudaMemsetAsync(be->count, 0, sizeof first, be->stream));
     if (rc == 0 && first) *bad = n - (int32_t)first;
     return rc;

@@ -1,0 +1,360 @@
+/* chain.cu - operations on one row, collected into chains (chain.cuh). */
+#include "chain.cuh"
+
+#include <stdlib.h>
+
+#define CHAIN_TERMS (40 << 10) /* bytes of shared memory for terms, at most */
+
+#ifndef CHAIN_OFF
+#define CHAIN_OFF 0
+#endif
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 4096, 4};
+long chain_launched;
+
+/* One of the operations, in full, should it be launched by itself. */
+struct chain_op {
+    bool attend;
+    struct chain_product product;
+    struct kn_rope_store store;
+    struct kn_attention attention;
+    struct kn_kv kv;
+};
+struct chain_state {
+    struct chain_step step[CHAIN_STEPS];
+    struct chain_op op[CHAIN_STEPS];
+    bool bf16, attends;
+    const int32_t *pos;          /* of all attention of the chain */
+    struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
+    struct chain_places *places; /* the largest; behind it those that recordings may still name */
+    void *
+        recorded; /* the descriptors of the recording that is being made: a list, each begins with the next */
+};
+
+/* What launches hand on: device memory. */
+struct chain_places {
+    struct chain_places *next;
+    float *values;
+    size_t set;
+    uint2 *parts;
+    unsigned *state;
+};
+static cudaError_t new_places(struct chain_state *c, size_t set)
+{
+    struct chain_places *p = (struct chain_places *)calloc(1, sizeof *p);
+    const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * CHAIN_PARTS * (CHAIN_HEAD + 2);
+    if (!p) return cudaErrorMemoryAllocation;
+    p->next = c->places;
+    c->places = p;
+    p->set = set;
+    cudaError_t err = cudaMalloc(&p->values, values + parts + 16);
+    if (err) return err;
+    p->parts = (uint2 *)(p->values + 2 * set);
+    p->state = (unsigned *)((uint8_t *)p->parts + parts);
+    err = cudaMemset(p->values, 0xff, values);           /* CHAIN_NOT_YET */
+    if (!err) err = cudaMemset(p->parts, 0, parts + 16); /* no tag is 0, but once in 2^32 */
+    return err ? err : cudaStreamSynchronize(nullptr);
+}
+
+int chain_open(struct cuda_backend *be)
+{
+    if (be->cc < 90 || be->generic) return 0;
+    struct chain_state *c = (struct chain_state *)calloc(1, sizeof *c);
+    if (!c) return cuda_fail(be, KN_EMEM, "chains: out of memory (%zu bytes)", sizeof *c);
+    be->chain = c;
+    cudaError_t err = chain_kernel_open(be->smem_block);
+    if (!err) err = cudaMalloc(&c->direct, sizeof c->step);
+    return cuda_check(be, "chains", err);
+}
+
+void chain_close(struct cuda_backend *be)
+{
+    if (!be->chain) return;
+    chain_give(be, be->chain->recorded);
+    for (struct chain_places *p = be->chain->places, *next; p; p = next) {
+        next = p->next;
+        cudaFree(p->values);
+        free(p);
+    }
+    cudaFree(be->chain->direct);
+    free(be->chain);
+    be->chain = nullptr;
+    be->chain_steps = 0;
+}
+
+struct chain_kept {
+    struct chain_kept *next;
+    struct chain_step *step; /* device memory */
+};
+void *chain_take(struct cuda_backend *be)
+{
+    if (!be->chain) return nullptr;
+    void *p = be->chain->recorded;
+    be->chain->recorded = nullptr;
+    return p;
+}
+void chain_give(struct cuda_backend *be, void *descriptors)
+{
+    (void)be;
+    for (struct chain_kept *k = (struct chain_kept *)descriptors, *next; k; k = next) {
+        next = k->next;
+        cudaFree(k->step);
+        free(k);
+    }
+}
+
+/* ---- what fits ---- */
+
+static int32_t pairs_a_block(const struct chain_step *s, int blocks)
+{
+    return (s->pairs - 1) / blocks + 1;
+}
+
+/* The product as a step; false: not one. */
+static bool step_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
+{
+    const int64_t n_in = p->w[0]->n_in;
+    int64_t column = 0;
+    *s = {};
+    s->n_m = p->n_w, s->gated = p->gated, s->act = p->act;
+    s->x = p->x, s->norm = p->norm, s->eps = p->eps;
+    s->old = p->add ? p->out[0] : nullptr;
+    if (n_in % 256 || n_in > 256 * CHAIN_BLOCKS || (p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS))
+        return false;
+    s->units = (int32_t)(n_in / 256);
+    mm_slices(mm_type_of(p->w[0]->type), n_in, &s->slice_units, &s->slices);
+    bool own = false; /* factors beside the terms */
+    for (int32_t j = 0; j < p->n_w; j++) {
+        const struct kn_weight *w = p->w[j];
+        if (w->type != KN_Q4_K && w->type != KN_Q5_K && w->type != KN_Q6_K) return false;
+        if (j == 0 || !p->gated)
+            s->pairs += (int32_t)(p->gated ? (w->n_out + 15) / 16 : (w->n_out + 31) / 32);
+        s->m[j] = {(const uint8_t *)w->packed,      p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
+                   mm_type_of(w->type)->unit_bytes, w->type};
+        column += w->n_out;
+        own = own || w->type == KN_Q6_K;
+    }
+    /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
+    s->per = own || pairs_a_block(s, be->sm_count) * s->units < 16 ? 1 : 2;
+    s->cuts = (s->units + s->per - 1) / s->per;
+    s->terms = (uint32_t)(64 * s->units * (own ? 2 : 1)) + 64; /* the other panel's on other banks */
+    return column <= CHAIN_WIDTH && s->slices <= 8 &&
+           2 * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
+}
+
+static uint32_t tile_bytes(const struct chain_step *s)
+{
+    uint32_t most = 0;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (2 * (uint32_t)(s->per * s->m[j].unit_bytes) > most)
+            most = 2 * (uint32_t)(s->per * s->m[j].unit_bytes);
+    return most;
+}
+
+/* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
+ * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
+static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                      struct chain_args *a, int *blocks)
+{
+    int32_t units = 0, most = 0;
+    uint32_t terms = 0;
+    a->slot_bytes = 0;
+    for (int32_t i = 0; i < count; i++) {
+        const struct chain_step *s = &c->step[i];
+        if (s->n_m == 0) continue;
+        if (s->units > units) units = s->units;
+        if (s->pass_on && s->pairs > most) most = s->pairs;
+        if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
+    }
+    *blocks = most < be->sm_count ? most : be->sm_count;
+    if (!*blocks) return 0;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        if (s->n_m == 0) {
+            s->rest = s[-1].rest;
+            continue;
+        }
+        const uint32_t t = 2 * s->terms * (uint32_t)pairs_a_block(s, *blocks);
+        if (t > terms) terms = t;
+        s->rounds = s->pairs / *blocks;
+        s->rest = s->pairs % *blocks;
+        if (s->keep && pairs_a_block(s, *blocks) * 32 > CHAIN_KEEP) return 0;
+    }
+    int32_t place = 0;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        s->from = i ? c->step[i - 1].at : 0;
+        s->at = place;
+        if (s->n_m == 0)
+            place += s->n_head * CHAIN_HEAD;
+        else if (s->pass_on)
+            place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
+    }
+    a->extent = (unsigned)place;
+    const uint32_t row = ((uint32_t)(CHAIN_ROW * units) + 127) / 128 * 128;
+    uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
+    if (c->attends) {
+        const uint32_t least_rest = ((uint32_t)chain_attend_bytes() + 127) / 128 * 128;
+        if (rest < least_rest) rest = least_rest;
+        keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
+    }
+    const uint32_t all = CHAIN_RING + rest + keys + 512;
+    if (all >= (uint32_t)be->smem_block) return 0;
+    a->slots = (int32_t)(((uint32_t)be->smem_block - all) / a->slot_bytes);
+    if (a->slots > CHAIN_SLOTS) a->slots = CHAIN_SLOTS;
+    a->slots &= ~1;
+    a->act = CHAIN_RING + ((uint32_t)a->slots * a->slot_bytes + 127) / 128 * 128;
+    a->terms = a->act + row;
+    a->keys = a->act + rest;
+    /* A warp may be eight tiles before another, and what it waits for must not have been asked for again. */
+    const int32_t most_ahead = a->slots - CHAIN_WARPS;
+    a->some = chain_tuning.some;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        if (s->n_m == 0) continue;
+        s->ahead = chain_tuning.ahead / (int32_t)tile_bytes(s);
+        if (s->ahead > most_ahead) s->ahead = most_ahead;
+        s->ahead = s->ahead < 2 ? 2 : s->ahead & ~1;
+        if (a->some > s->ahead / 2) a->some = s->ahead / 2;
+    }
+    if (a->some < 1) a->some = 1;
+    return most_ahead < 2 ? 0 : a->keys + keys;
+}
+
+/* ---- collecting ---- */
+
+static const struct chain_step *newest(const struct cuda_backend *be)
+{
+    return be->chain_steps ? &be->chain->step[be->chain_steps - 1] : nullptr;
+}
+
+int chain_add(struct cuda_backend *be, const struct chain_product *p)
+{
+    struct chain_state *c = be->chain;
+    struct chain_step s;
+    if (!c) return 0;
+    if (chain_tuning.off || !step_of(be, p, &s)) return cuda_flush(be);
+    struct chain_step *last = (struct chain_step *)newest(be);
+    bool linked = false;
+    if (last && be->chain_steps < CHAIN_STEPS)
+        linked = last->n_m == 0 ? last->attn == p->x && (int64_t)last->n_head * CHAIN_HEAD == p->w[0]->n_in
+                                : (last->n_m == 1 || last->gated) && last->m[0].out == p->x &&
+                                      last->m[0].n_out == p->w[0]->n_in;
+    if (!linked) {
+        const int rc = cuda_flush(be);
+        if (rc) return rc;
+        c->attends = false;
+    } else {
+        last->pass_on = 1;
+        if (s.old)
+            for (int32_t i = be->chain_steps - 1; i >= 0; i--)
+                if (c->step[i].n_m == 1 && c->step[i].m[0].out == s.old &&
+                    c->step[i].m[0].n_out == s.m[0].n_out) {
+                    /* The newest outputs there are still this block's, and nobody needs the older ones in
+                     * memory. */
+                    c->step[i].keep = s.kept = 1;
+                    c->step[i].m[0].out = nullptr;
+                    break;
+                }
+    }
+    c->step[be->chain_steps] = s;
+    struct chain_op *op = &c->op[be->chain_steps++];
+    op->attend = false;
+    op->product = *p;
+    return 1;
+}
+
+int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    struct chain_state *c = be->chain;
+    struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr;
+    const struct kn_kv *kv = a->kv;
+    if (!last) return 0;
+    const int32_t n_kv = kv->n_head_kv,
+                  bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
+    const int32_t leaves = (bound - 1) / 64 + 1;
+    const bool fits = !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal &&
+                      !a->window && !a->first && kv->head_dim == CHAIN_HEAD && kv->type != KN_F32 &&
+                      kv->cap % 64 == 0 && a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
+                      leaves <= CHAIN_LEAVES && leaves * a->n_head <= CHAIN_PARTS && !s->v_norm &&
+                      !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
+                      (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->pos == a->pos));
+    const bool linked = last->n_m == 3 && !last->gated && last->m[0].out == s->q && last->m[1].out == s->k &&
+                        last->m[2].out == s->v && last->m[0].n_out == a->n_head * CHAIN_HEAD &&
+                        last->m[1].n_out == n_kv * CHAIN_HEAD && last->m[2].n_out == n_kv * CHAIN_HEAD;
+    if (!fits || !linked) return cuda_flush(be);
+    last->pass_on = 1;
+    struct chain_step *t = &c->step[be->chain_steps];
+    struct chain_op *op = &c->op[be->chain_steps++];
+    *t = {};
+    t->k = kv->k, t->v = kv->v, t->pos = a->pos, t->q_norm = s->q_norm, t->k_norm = s->k_norm,
+    t->table = s->table;
+    t->attn = a->out, t->n_head = a->n_head, t->n_kv = n_kv, t->n_rep = a->n_head / n_kv, t->cap = kv->cap;
+    t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
+    op->attend = true;
+    op->kv = *kv;
+    op->store = *s, op->store.kv = &op->kv;
+    op->attention = *a, op->attention.kv = &op->kv;
+    c->attends = true;
+    c->pos = a->pos;
+    c->bf16 = kv->type == KN_BF16;
+    return 1;
+}
+
+/* ---- launching ---- */
+
+static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
+{
+    int rc = 0;
+    for (int32_t i = 0; i < count && rc == 0; i++)
+        rc = c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
+                             : chain_alone(be, &c->op[i].product);
+    return rc;
+}
+
+/* The descriptors to device memory: of a recording's own, since they must be there whenever it is replayed.
+ */
+static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                             struct chain_args *a)
+{
+    const size_t bytes = sizeof *c->step * (size_t)count;
+    cudaStreamCaptureStatus status;
+    cudaError_t err = cudaStreamIsCapturing(be->stream, &status);
+    if (err) return err;
+    a->step = c->direct;
+    if (status == cudaStreamCaptureStatusNone)
+        return cudaMemcpyAsync(c->direct, c->step, bytes, cudaMemcpyHostToDevice, be->stream);
+    struct chain_kept *k = (struct chain_kept *)calloc(1, sizeof *k);
+    if (!k) return cudaErrorMemoryAllocation;
+    k->next = (struct chain_kept *)c->recorded;
+    c->recorded = k;
+    err = cudaMalloc(&k->step, bytes);
+    a->step = k->step;
+    if (!err) err = cudaMemcpy(k->step, c->step, bytes, cudaMemcpyHostToDevice);
+    return err ? err
+               : cudaStreamSynchronize(
+                     nullptr); /* a copy from pageable memory may return before it is done */
+}
+
+int chain_flush(const struct cuda_backend *const_be)
+{
+    struct cuda_backend *be = const_cast<struct cuda_backend *>(const_be);
+    struct chain_state *c = be->chain;
+    const int32_t count = be->chain_steps;
+    struct chain_args a = {};
+    int blocks = 0;
+    be->chain_steps = 0; /* what is launched below must not come here again */
+    if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
+    const size_t smem = lay_out(be, c, count, &a, &blocks);
+    if (!smem) return go_alone(be, c, count);
+    cudaError_t err = cudaSuccess;
+    if (!c->places || c->places->set < a.extent) err = new_places(c, a.extent);
+    a.count = count;
+    a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
+    a.state = c->places->state;
+    if (!err) err = put_steps(be, c, count, &a);
+    if (!err) err = chain_kernel_launch(be, &a, c->attends && c->bf16, blocks, smem);
+    chain_launched++;
+    for (int32_t i = 0; i < count; i++)
+        if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
+    return cuda_check(be, "layers of one row", err);
+}

@@ -1,0 +1,149 @@
+/* chain.cuh - one row through many operations in a single launch: products, each of which reads what the one
+ * before wrote, and attention between them; all layers of a dense model.
+ *
+ * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of the K types,
+ * or attend of one row. A *chain* is a run of steps. The operations collect steps (chain_add, chain_attend);
+ * whatever else is launched, copied or waited for first launches what was collected (chain_flush), so that
+ * the stream's order is kept. A chain too short to pay, or without room, goes out as the launches it stands
+ * for.
+ *
+ * A launch is one block a multiprocessor, all of them resident. In a block two warps ask for weights, through
+ * all steps and without waiting for any activations, as far as a ring in shared memory has room; one also
+ * fetches the descriptors of steps. The others multiply and attend. Blocks do not meet between steps: every
+ * step has a place of its own for its outputs, where CHAIN_NOT_YET stands (a NaN that no arithmetic gives)
+ * until they are written, and whoever needs a value reads until it is another. So a step costs one trip
+ * through the L2 cache, where a flag would need a fence, a flag's trip and the value's. Launches take two
+ * sets of places in turn; each makes the set of the launch before, as much of it as that one used, what it
+ * has to be again: launches do not overlap in what they write, so nothing is ever overrun.
+ *
+ * Attention's partial results are many, and have one place for all layers: each comes as {value, tag} in one
+ * store, with a tag that is used once. They are read in the step that writes them. A block writes those of
+ * the next layer when it has seen queries there, which depend on all outputs of the product before, so on all
+ * results of attention, so on whatever was read for them.
+ *
+ * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit. One row needs one column of the mma's B;
+ * here its eight columns are the sub-blocks of a 256-column block, so that one accumulator holds all of their
+ * sums and the integer scales are applied once a lane. A unit's sum and its float factor are a *term*; terms
+ * of a row are added as mm_kernel.cuh adds them: by units within a slice, then slices. Two panels are
+ * multiplied at a time and share what is made from the activations. */
+#ifndef DFLASH_CUDA_CHAIN_CUH
+#define DFLASH_CUDA_CHAIN_CUH
+
+#include "mm.cuh"
+
+#define CHAIN_STEPS 640 /* of a chain, at most */
+#ifndef CHAIN_LEAST
+#define CHAIN_LEAST 8 /* steps below which the launches go out one by one */
+#endif
+#ifndef CHAIN_WARPS
+#define CHAIN_WARPS 8 /* that multiply */
+#endif
+#define CHAIN_HEADS 8     /* of them, that attend: attention's structure */
+#define CHAIN_MATRICES 4  /* of a step */
+#define CHAIN_WIDTH 65536 /* outputs of a step, at most */
+#ifndef CHAIN_NORM_BLOCKS
+#define CHAIN_NORM_BLOCKS 2 /* of 256 columns that a warp keeps of a row that is normed */
+#endif
+#ifndef CHAIN_ROW_BLOCKS
+#define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
+#endif
+#define CHAIN_ROW 308    /* bytes of activations for 256 columns: chain_unit.cuh */
+#define CHAIN_KEEP 128   /* outputs of a block that it adds to later */
+#define CHAIN_HEAD 128   /* columns of a head */
+#define CHAIN_LEAVES 64  /* of 64 keys that a row may see, at most: eight nodes */
+#define CHAIN_PARTS 4096 /* partial results of a row of a head, at most: heads times leaves */
+#define CHAIN_DESCS 8    /* descriptors in shared memory */
+
+struct chain_matrix {
+    const uint8_t *w;
+    float *out;                 /* or NULL */
+    int32_t n_out, pair_end;    /* pairs of panels of this matrix and those before it */
+    int32_t column, unit_bytes; /* column: of its first output among the step's values */
+    uint32_t type;
+};
+struct __align__(16) chain_step
+{
+    struct chain_matrix m[CHAIN_MATRICES]; /* gated: gate, up: a pair is a panel of each */
+    int32_t n_m, gated, act;               /* n_m: 0: attention */
+    const float *x;                        /* [n_in]: of the first step; the others read the step before */
+    const float *norm;                     /* [n_in] or NULL */
+    const float *old;                      /* NULL, or what is added to matrix 0's outputs */
+    int32_t keep, kept; /* its outputs are added to later, by this block; what is added are those */
+    float eps;
+    int32_t units, slice_units, slices, pairs, per, cuts; /* per: units of a tile; cuts: tiles of a pair */
+    int32_t rounds, rest;                                 /* pairs of a block; of the first blocks one more */
+    int32_t ahead;                                        /* tiles on the way, at most */
+    int32_t pass_on;                                      /* the next step reads the outputs */
+    int32_t from, at;                                     /* places of what it reads and of what it writes */
+    uint32_t terms;                                       /* bytes of a panel's terms, in shared memory */
+    /* attention: q, k and v are the values of the step before, in this order */
+    void *k, *v; /* the ring */
+    const int32_t *pos;
+    const float *q_norm, *k_norm, *table;
+    float *attn; /* [n_head][CHAIN_HEAD] or NULL: results */
+    int32_t n_head, n_kv, n_rep, cap, turn;
+    float scale;
+};
+struct chain_args {
+    const struct chain_step *step; /* device memory */
+    int32_t count, slots, some;    /* some: tiles asked for at once */
+    uint32_t slot_bytes, act, terms,
+        keys;      /* of shared memory: where activations, terms, keys and values begin */
+    float *values; /* [2][set]: places */
+    size_t set;
+    unsigned extent; /* places that the launch uses */
+    uint2 *parts;    /* partial results: chain_attend.cuh */
+    unsigned *state; /* [4]: the newest tag, launches, places that the newest used */
+};
+#define CHAIN_SLOTS 64   /* of the ring, at most */
+#define CHAIN_BLOCKS 128 /* of 256 columns of a row, at most */
+/* Shared memory before the ring: barriers of slots, of descriptors; squares; outputs kept; descriptors. */
+#define CHAIN_AT_SQUARES (16 * CHAIN_SLOTS + 16 * CHAIN_DESCS)
+#define CHAIN_AT_KEEP (CHAIN_AT_SQUARES + 4 * CHAIN_BLOCKS)
+#define CHAIN_AT_STEPS ((CHAIN_AT_KEEP + 4 * CHAIN_KEEP + 127) / 128 * 128)
+#define CHAIN_RING ((CHAIN_AT_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 127) / 128 * 128)
+
+/* chain_kernel.cu */
+cudaError_t chain_kernel_open(int smem);
+cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
+                                int blocks, size_t smem);
+/* Bytes of attention in shared memory: in place of activations and terms; keys and values. */
+size_t chain_attend_bytes(void);
+size_t chain_keys_bytes(void);
+
+/* chain.cu. What was collected, and what it is if it stays alone. */
+struct chain_product { /* of one row */
+    const char *name;
+    const struct kn_weight *w[CHAIN_MATRICES];
+    float *out[CHAIN_MATRICES];
+    int32_t n_w;
+    const float *x, *norm;
+    float eps;
+    bool add, gated;
+    enum kn_act act;
+};
+int chain_open(struct cuda_backend *be);
+void chain_close(struct cuda_backend *be);
+/* Collects the operation and returns 1, or 0 where it does not fit a chain (what was collected is launched
+ * then), or an error. */
+int chain_add(struct cuda_backend *be, const struct chain_product *p);
+int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
+/* mm.cu, attention.cu: launch it by itself. */
+int chain_alone(struct cuda_backend *be, const struct chain_product *p);
+int chain_attend_alone(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
+/* Descriptors that the recording being made needs: to whoever frees them; and that. */
+void *chain_take(struct cuda_backend *be);
+void chain_give(struct cuda_backend *be, void *descriptors);
+
+/* Chosen by measurement (SPEED.md). */
+struct chain_tuning {
+    int off;     /* 1: no chains */
+    int ahead;   /* bytes on the way to a multiprocessor, about */
+    int least;   /* steps; 0: CHAIN_LEAST */
+    int context; /* positions beyond which attention is a launch */
+    int some;    /* copies at once */
+};
+extern struct chain_tuning chain_tuning;
+extern long chain_launched; /* chains, by this process: for tests */
+
+#endif

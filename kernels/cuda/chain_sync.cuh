@@ -1,0 +1,213 @@
+/* chain_sync.cuh - how the warps and blocks of a chain wait for each other. */
+#ifndef DFLASH_CUDA_CHAIN_SYNC_CUH
+#define DFLASH_CUDA_CHAIN_SYNC_CUH
+
+#include "chain.cuh"
+
+#define DEV static __device__ __forceinline__
+
+#ifdef CHAIN_TRACE /* clocks of thread 0 of all blocks, by the step (of five) and what they went by for */
+#define CHAIN_STAMPS 56
+static __device__ unsigned long long chain_times[CHAIN_STAMPS];
+static __shared__ unsigned long long chain_clock[CHAIN_STAMPS + 1];
+static __shared__ int chain_kind;
+DEV void chain_stamp(int i)
+{
+    if (threadIdx.x) return;
+    const unsigned long long t = clock64();
+    chain_clock[8 * chain_kind + i] += t - chain_clock[CHAIN_STAMPS];
+    chain_clock[CHAIN_STAMPS] = t;
+}
+#define CHAIN_STAMP(i) chain_stamp(i)
+#define CHAIN_SPENT(i, thread, what)                                                                         \
+    do {                                                                                                     \
+        const unsigned long long from = clock64();                                                           \
+        what;                                                                                                \
+        if (threadIdx.x == (thread)) chain_clock[i] += clock64() - from;                                     \
+    } while (0)
+#else
+#define CHAIN_STAMP(i) (void)0
+#define CHAIN_SPENT(i, thread, what) what
+#endif
+
+/* A wait that is no wait any more is a fault of this code: the launch ends with an error, not never. With
+ * CHAIN_CHECK who waited for what is left in memory of the host. */
+#ifdef CHAIN_CHECK
+static __device__ unsigned *chain_fault_at;
+#define CHAIN_PATIENCE (1u << 19)
+#else
+#define CHAIN_PATIENCE (1u << 23)
+#endif
+static __device__ __noinline__ void chain_fault(int line, unsigned what)
+{
+#ifdef CHAIN_CHECK
+    unsigned *f = chain_fault_at;
+    if (f && atomicExch_system(f, 1u) == 0) {
+        f[1] = (unsigned)line, f[2] = blockIdx.x, f[3] = threadIdx.x, f[4] = what;
+        __threadfence_system();
+    }
+#endif
+    __trap();
+}
+
+/* ---- in a block ---- */
+
+DEV uint32_t chain_shared(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+DEV void chain_meet() /* the warps that multiply */
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * CHAIN_WARPS) : "memory");
+}
+DEV void chain_heads_meet() /* those that attend */
+{
+    asm volatile("bar.sync 2, %0;" ::"n"(32 * CHAIN_HEADS) : "memory");
+}
+DEV void bar_open(uint64_t *b, int arrivals)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(chain_shared(b)), "r"(arrivals) : "memory");
+#endif
+}
+DEV void bar_opened()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+DEV void bar_arrive(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(chain_shared(b)) : "memory");
+#endif
+}
+DEV void bar_expect(uint64_t *b, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(chain_shared(b)), "r"(bytes)
+                 : "memory");
+#endif
+}
+DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
+{
+#if __CUDA_ARCH__ >= 900
+#ifdef CHAIN_CHECK
+    for (unsigned turns = 0, there = 0; !there;) {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, "
+                     "1, 0, p;\n}"
+                     : "=r"(there)
+                     : "r"(chain_shared(b)), "r"(phase)
+                     : "memory");
+        if (++turns == CHAIN_PATIENCE) chain_fault(line, (unsigned)(chain_shared(b)));
+    }
+#else
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
+                 "done;\nbra again;\ndone:\n}" ::"r"(chain_shared(b)),
+                 "r"(phase)
+                 : "memory");
+#endif
+#endif
+}
+#define bar_pass(b, phase) bar_pass_at(b, phase, __LINE__)
+/* Bytes that the barrier was told to expect. */
+DEV void bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            chain_shared(dst)),
+        "l"(src), "r"(bytes), "r"(chain_shared(b))
+        : "memory");
+#endif
+}
+
+/* ---- between blocks ----
+ * Values: a word that stands for itself; until it is written, CHAIN_NOT_YET stands there, a NaN that no
+ * arithmetic gives. Partial results of attention: {value, tag}. */
+#define CHAIN_NOT_YET 0xffffffffu
+DEV void value_put(float *to, float v)
+{
+    const uint32_t x = __float_as_uint(v);
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x == CHAIN_NOT_YET ? 0x7fffffff : x)
+                 : "memory");
+}
+DEV bool value_get(float *v, const float *from)
+{
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    *v = __uint_as_float(x);
+    return x != CHAIN_NOT_YET;
+}
+/* Two neighbours at `to`; each half of the 16 bytes bears the tag. */
+DEV void pair_put(uint2 *to, float v, float w, unsigned tag)
+{
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(__float_as_uint(v)),
+                 "r"(tag), "r"(__float_as_uint(w))
+                 : "memory");
+}
+DEV bool one_try(float *v, const uint2 *from, unsigned tag)
+{
+    uint32_t x, t;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(x), "=r"(t) : "l"(from) : "memory");
+    *v = __uint_as_float(x);
+    return t == tag;
+}
+DEV bool pair_try(float *v, float *w, const uint2 *from, unsigned tag)
+{
+    uint32_t x, t, y, u;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(t), "=r"(y), "=r"(u)
+                 : "l"(from)
+                 : "memory");
+    *v = __uint_as_float(x);
+    *w = __uint_as_float(y);
+    return t == tag && u == tag;
+}
+struct value_wait {
+    unsigned turns = 0;
+    __device__ __forceinline__ bool more(bool again, int line, unsigned tag)
+    {
+        if (again && ++turns == CHAIN_PATIENCE) chain_fault(line, tag);
+        return again;
+    }
+};
+/* Columns 8 lane .. of n <= B blocks of a row, of which p is the first and STRIDE to the next. Ask: all at
+ * once, one trip. Settle: until they are there; only what was not is asked for again. */
+template <int B, int STRIDE> DEV void values_ask(float v[B][8], const float *p, int n, unsigned there)
+{
+#pragma unroll
+    for (int c = 0; c < B; c++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            asm volatile(
+                "{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
+                "[%5];\n}"
+                : "+f"(v[c][4 * i]), "+f"(v[c][4 * i + 1]), "+f"(v[c][4 * i + 2]), "+f"(v[c][4 * i + 3])
+                : "r"((there >> (2 * c + i) & 1) | (c < n ? 0u : 1u)),
+                  "l"(p + 256 * STRIDE * c + threadIdx.x % 32 * 8 + 4 * i)
+                : "memory");
+}
+template <int B, int STRIDE> DEV void values_settle(float v[B][8], const float *p, int n)
+{
+    value_wait wait;
+    for (;;) {
+        unsigned there = 0;
+        bool all = true;
+#pragma unroll
+        for (int c = 0; c < B; c++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                bool here = true;
+#pragma unroll
+                for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[c][4 * i + j]) != CHAIN_NOT_YET;
+                here = here || c >= n;
+                there |= here ? 1u << (2 * c + i) : 0;
+                all = all && here;
+            }
+        if (!wait.more(!__all_sync(0xffffffff, all), __LINE__, (unsigned)n)) return;
+        values_ask<B, STRIDE>(v, p, n, there);
+    }
+}
+
+#endif

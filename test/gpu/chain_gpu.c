@@ -1,0 +1,436 @@
+/* chain_gpu.c - all layers of one row in one launch (kernels/cuda/chain.cuh) against the same operations
+ * launched one by one: every output, and every key and value stored, has the same bits.
+ *
+ * usage: chain_gpu [--small]     check; --small: little shapes, for compute-sanitizer
+ *        chain_gpu --stress      recordings made in many ways, replayed often
+ *        chain_gpu --bench       microseconds a layer, both ways, out of memory
+ * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../../kernels/cuda/cuda.h"
+
+struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
+    int off, ahead, least, context, some;
+};
+extern struct chain_tuning chain_tuning;
+extern long chain_launched;
+
+static struct kn_backend *gpu;
+static long passed, failed;
+static uint64_t seed = 1;
+
+static uint32_t rnd(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 32);
+}
+
+static void verdict(bool ok, const char *what)
+{
+    printf("%s gpu/%s\n", ok ? "ok  " : "FAIL", what);
+    fflush(stdout);
+    passed += ok;
+    failed += !ok;
+}
+
+static void must(const char *what, int rc)
+{
+    if (!rc) return;
+    printf("FAIL gpu/%s: %s\n", what, kn_message(gpu));
+#ifdef CHAIN_CHECK
+    extern void chain_fault_get(unsigned f[5]);
+    unsigned f[5];
+    chain_fault_get(f);
+    printf("     line %u, block %u, thread %u, %u\n", f[1], f[2], f[3], f[4]);
+#endif
+    exit(rc == KN_EDEVICE ? 5 : 1);
+}
+
+static void *take(size_t bytes)
+{
+    void *p = malloc(bytes);
+    if (!p) exit(4);
+    return p;
+}
+
+static float *put(const float *host, size_t n)
+{
+    float *p = kn_op(gpu)->alloc(gpu, n * sizeof *p);
+    if (!p) must("alloc", KN_EMEM);
+    if (host) must("upload", kn_op(gpu)->upload(gpu, p, host, n * sizeof *p));
+    return p;
+}
+
+static float *values(size_t n, float size)
+{
+    float *v = take(n * sizeof *v);
+    for (size_t i = 0; i < n; i++)
+        v[i] = size * (float)((int32_t)rnd() * (1.0 / 2147483648.0)) * (rnd() % 256 ? 1.0f : 20.0f);
+    return v;
+}
+
+static void set_half(uint8_t *b, float v)
+{
+    const uint16_t h = kn_f32_to_f16(rnd() % 64 ? v : 0.0f);
+    memcpy(b, &h, 2);
+}
+
+/* Random codes and scales, a pattern of up to 4 MB over and over. */
+static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
+{
+    const struct kn_type_info *t = kn_type_info(type);
+    const size_t bytes = kn_row_bytes(type, n_in) * (size_t)n_out, blocks = bytes / t->bytes;
+    const size_t own = blocks < 30011 ? blocks : 30011;
+    uint8_t *w = take(bytes);
+    for (size_t i = 0; i < own * t->bytes; i++) w[i] = (uint8_t)rnd();
+    for (size_t i = 0; i < own; i++) {
+        uint8_t *b = w + i * t->bytes;
+        const float u = (float)((int32_t)rnd() * (1.0 / 2147483648.0));
+        if (type == KN_Q6_K) {
+            set_half(b + 208, 0.00003f * u);
+        } else {
+            set_half(b, 0.0003f * u);
+            set_half(b + 2, 0.002f * u);
+        }
+    }
+    for (size_t i = own; i < blocks; i += own)
+        memcpy(w + i * t->bytes, w, (blocks - i < own ? blocks - i : own) * t->bytes);
+    struct kn_weight k = {0};
+    must("weight_load", kn_op(gpu)->weight_load(gpu, &k, type, n_in, n_out, w, KN_USE_LINEAR));
+    free(w);
+    return k;
+}
+
+struct shape {
+    const char *name;
+    int64_t hidden, ff;
+    int32_t n_head, n_kv, layers, cap;
+    uint32_t o, gate, down, qk, v, cache;
+    bool norms, turn, small;
+};
+#define K4 KN_Q4_K
+#define K5 KN_Q5_K
+#define K6 KN_Q6_K
+static const struct shape shapes[] = {
+    {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true},
+    {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true},
+    {"768 2304, mixed", 768, 2304, 16, 1, 4, 1024, K6, K5, K6, K4, K6, KN_F16, true, false, true},
+    {"1280 768, one head a kv head", 1280, 768, 6, 6, 3, 768, K4, K4, K6, K4, K4, KN_BF16, true, true, true},
+    {"Qwen3-0.6B", 1024, 3072, 16, 8, 28, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false},
+    {"Qwen3-8B", 4096, 12288, 32, 8, 12, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false},
+    {"Qwen3-8B, Q4_K", 4096, 12288, 32, 8, 12, 4096, K4, K4, K4, K4, K4, KN_F16, true, true, false},
+    {"Llama-3.1-8B, Q5_K", 4096, 14336, 32, 8, 6, 4096, K5, K5, K6, K5, K6, KN_F16, false, true, false},
+};
+enum { LAYERS = 28 };
+
+struct layer {
+    struct kn_weight o, gate, up, down, q, k, v;
+    struct kn_kv kv;
+    float *attn_norm, *ffn_norm, *q_norm, *k_norm;
+};
+struct model {
+    const struct shape *s;
+    struct layer l[LAYERS];
+    float *x, *q, *k, *v, *attn, *h, *table;
+    int32_t *pos;
+};
+
+static size_t ring(const struct shape *s)
+{
+    return (size_t)s->cap * (size_t)s->n_kv * 128;
+}
+/* Keys or values: numbers of about 1. */
+static void *halves(const struct shape *s)
+{
+    uint16_t *h = take(2 * ring(s));
+    for (size_t i = 0; i < ring(s); i++)
+        h[i] = (uint16_t)((rnd() & 0x83ff) |
+                          (s->cache == KN_F16 ? 0x3400 + (rnd() % 3 << 10) : 0x3e00 + (rnd() % 2 << 8)));
+    void *p = kn_op(gpu)->alloc(gpu, 2 * ring(s));
+    if (!p) must("alloc", KN_EMEM);
+    must("upload", kn_op(gpu)->upload(gpu, p, h, 2 * ring(s)));
+    free(h);
+    return p;
+}
+static float *random_row(int64_t n, float size)
+{
+    float *v = values((size_t)n, size), *p = put(v, (size_t)n);
+    free(v);
+    return p;
+}
+
+static void make(struct model *m, const struct shape *s)
+{
+    const int64_t q = 128 * s->n_head, kv = 128 * s->n_kv;
+    m->s = s;
+    for (int i = 0; i < s->layers; i++) {
+        struct layer *l = &m->l[i];
+        l->o = weight(s->o, q, s->hidden), l->down = weight(s->down, s->ff, s->hidden);
+        l->gate = weight(s->gate, s->hidden, s->ff), l->up = weight(s->gate, s->hidden, s->ff);
+        l->q = weight(s->qk, s->hidden, q), l->k = weight(s->qk, s->hidden, kv),
+        l->v = weight(s->v, s->hidden, kv);
+        l->kv = (struct kn_kv){halves(s), halves(s), s->cache, s->cap, s->n_kv, 128};
+        l->attn_norm = random_row(s->hidden, 1.0f), l->ffn_norm = random_row(s->hidden, 1.0f);
+        l->q_norm = random_row(128, 1.0f), l->k_norm = random_row(128, 1.0f);
+    }
+    m->x = put(NULL, (size_t)s->hidden), m->q = put(NULL, (size_t)q), m->k = put(NULL, (size_t)kv);
+    m->v = put(NULL, (size_t)kv), m->attn = put(NULL, (size_t)q), m->h = put(NULL, (size_t)s->ff);
+    m->pos = (int32_t *)put(NULL, 1);
+    float turns[128];
+    for (int i = 0; i < 64; i++) {
+        const double angle = rnd() * 1e-6;
+        turns[2 * i] = (float)cos(angle), turns[2 * i + 1] = (float)sin(angle);
+    }
+    m->table = put(turns, 128);
+    must("reserve_kv", kn_op(gpu)->reserve_kv(gpu, 1, s->n_head, &m->l[0].kv, 0));
+}
+
+static void unmake(struct model *m)
+{
+    for (int i = 0; i < m->s->layers; i++) {
+        struct layer *l = &m->l[i];
+        struct kn_weight *w[] = {&l->o, &l->gate, &l->up, &l->down, &l->q, &l->k, &l->v};
+        void *p[] = {l->kv.k, l->kv.v, l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm};
+        for (size_t j = 0; j < sizeof w / sizeof *w; j++) kn_op(gpu)->weight_free(gpu, w[j]);
+        for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
+    }
+    void *p[] = {m->x, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table};
+    for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
+}
+
+static void run(struct model *m, int layers)
+{
+    const struct shape *s = m->s;
+    for (int i = 0; i < layers; i++) {
+        struct layer *l = &m->l[i];
+        float *const out[] = {m->q, m->k, m->v};
+        const struct kn_weight *const w[] = {&l->q, &l->k, &l->v};
+        const struct kn_rope_store store = {.q = m->q,
+                                            .k = m->k,
+                                            .v = m->v,
+                                            .q_norm = s->norms ? l->q_norm : NULL,
+                                            .k_norm = s->norms ? l->k_norm : NULL,
+                                            .table = m->table,
+                                            .pos = m->pos,
+                                            .n = 1,
+                                            .n_head = s->n_head,
+                                            .n_rot = s->turn ? 128 : 0,
+                                            .eps = 1e-6f,
+                                            .kv = &l->kv};
+        const struct kn_attention attention = {.q = m->q,
+                                               .out = m->attn,
+                                               .kv = &l->kv,
+                                               .pos = m->pos,
+                                               .n = 1,
+                                               .n_head = s->n_head,
+                                               .scale = 0.088f,
+                                               .causal = true,
+                                               .then = &l->o};
+        must("norm_linear", kn_op(gpu)->norm_linear(gpu, out, w, 3, m->x, l->attn_norm, 1e-6f, 1));
+        must("attend", kn_op(gpu)->attend(gpu, &store, &attention));
+        must("linear", kn_op(gpu)->linear(gpu, m->x, &l->o, m->attn, 1, true));
+        must("norm_gated",
+             kn_op(gpu)->norm_gated(gpu, m->h, &l->gate, &l->up, m->x, l->ffn_norm, 1e-6f, KN_ACT_SILU, 1));
+        must("linear", kn_op(gpu)->linear(gpu, m->x, &l->down, m->h, 1, true));
+    }
+}
+
+/* What a pass leaves: x, attn, h, keys and values at pos of all layers. */
+static uint8_t *results(struct model *m, const float *x, int32_t pos, int times, bool recorded, size_t *n)
+{
+    const struct shape *s = m->s;
+    const size_t row = (size_t)s->n_kv * 256,
+                 sizes[] = {4 * (size_t)s->hidden, 512 * (size_t)s->n_head, 4 * (size_t)s->ff};
+    const void *from[] = {m->x, m->attn, m->h};
+    int32_t bound = 64;
+    while (bound <= pos) bound *= 2;
+    kn_bound(gpu, bound);
+    must("upload", kn_op(gpu)->upload(gpu, m->x, x, sizes[0]));
+    must("upload", kn_op(gpu)->upload(gpu, m->pos, &pos, sizeof pos));
+    if (recorded) {
+        void *rec = NULL;
+        must("record_begin", kn_op(gpu)->record_begin(gpu));
+        run(m, s->layers);
+        must("record_end", kn_op(gpu)->record_end(gpu, &rec));
+        for (int i = 0; i < times; i++) must("replay", kn_op(gpu)->replay(gpu, rec));
+        must("sync", kn_op(gpu)->sync(gpu));
+        kn_op(gpu)->record_free(gpu, rec);
+    } else {
+        for (int i = 0; i < times; i++) run(m, s->layers);
+    }
+    *n = sizes[0] + sizes[1] + sizes[2] + 2 * row * (size_t)s->layers;
+    uint8_t *all = take(*n), *to = all;
+    for (int i = 0; i < 3; to += sizes[i++])
+        must("download", kn_op(gpu)->download(gpu, to, from[i], sizes[i]));
+    for (int i = 0; i < 2 * s->layers; i++, to += row) {
+        const uint8_t *p = i % 2 ? m->l[i / 2].kv.v : m->l[i / 2].kv.k;
+        must("download", kn_op(gpu)->download(gpu, to, p + (size_t)pos * row, row));
+    }
+    kn_bound(gpu, 0);
+    return all;
+}
+
+static void compare(struct model *m, const float *x, int32_t pos, int times, bool recorded, const char *what)
+{
+    char line[200];
+    size_t n, differ = 0, odd = 0, first = 0;
+    chain_tuning.off = 1;
+    const long before = chain_launched;
+    uint8_t *want = results(m, x, pos, times, recorded, &n);
+    const long plain = chain_launched;
+    chain_tuning.off = 0;
+    uint8_t *got = results(m, x, pos, times, recorded, &n);
+    const bool taken = plain == before && chain_launched == plain + (recorded ? 1 : times);
+    for (size_t i = n / 4; i-- > 0;)
+        if (memcmp(got + 4 * i, want + 4 * i, 4)) differ++, first = i;
+    for (size_t i = 0; i < (size_t)m->s->hidden; i++) {
+        float y;
+        memcpy(&y, want + 4 * i, 4);
+        odd += !isfinite(y);
+    }
+    snprintf(line, sizeof line,
+             "chain %s, %s position %d, %d times%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
+             m->s->name, what, pos, times, recorded ? ", recorded" : "", differ, n / 4, first, odd,
+             taken ? "" : ", no chain");
+    verdict(taken && differ == 0 && (strncmp(what, "a NaN", 5) ? *what || odd == 0 : odd > 0), line);
+    free(want), free(got);
+}
+
+static void check(const struct shape *s, bool quick)
+{
+    static const int32_t positions[] = {0,   1,   62,  63,   64,   65,   127, 511,
+                                        512, 513, 575, 1000, 1023, 1024, 2047};
+    static struct model m;
+    make(&m, s);
+    float *x = values((size_t)s->hidden, 1.0f);
+    for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
+        if (positions[i] >= s->cap || (quick && i % 3)) continue;
+        compare(&m, x, positions[i], 1, false, "");
+    }
+    compare(&m, x, 100, 3, true, "");
+    if (!quick) compare(&m, x, 130 % s->cap, 1000, true, "");
+    x[3] = (float)(0.0 * HUGE_VAL); /* shows where the launches show it */
+    compare(&m, x, 70, 1, false, "a NaN,");
+    free(x);
+    unmake(&m);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double bytes_of(const struct shape *s)
+{
+    const int64_t q = 128 * s->n_head, kv = 128 * s->n_kv;
+    return (double)kn_row_bytes(s->o, q) * (double)s->hidden +
+           2 * (double)kn_row_bytes(s->gate, s->hidden) * (double)s->ff +
+           (double)kn_row_bytes(s->down, s->ff) * (double)s->hidden +
+           (double)kn_row_bytes(s->qk, s->hidden) * (double)(q + kv) +
+           (double)kn_row_bytes(s->v, s->hidden) * (double)kv;
+}
+
+static void bench(const struct shape *s)
+{
+    static struct model m;
+    make(&m, s);
+    float *x = values((size_t)s->hidden, 1.0f);
+    static const struct {
+        int context, ahead, some;
+    } runs[] = {{512, 0, 0},      {512, 46080, 2}, {512, 64512, 1}, {512, 64512, 2},
+                {512, 82944, 1},  {512, 82944, 2}, {512, 82944, 4}, {1024, 0, 0},
+                {1024, 82944, 4}, {4096, 0, 0},    {4096, 82944, 4}};
+    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
+        const int context = runs[r].context, off = runs[r].ahead == 0;
+        const int32_t pos = context - 2;
+        void *rec = NULL;
+        chain_tuning.off = off, chain_tuning.ahead = runs[r].ahead, chain_tuning.some = runs[r].some;
+        kn_bound(gpu, context);
+        must("upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
+        must("upload", kn_op(gpu)->upload(gpu, m.pos, &pos, sizeof pos));
+        must("record_begin", kn_op(gpu)->record_begin(gpu));
+        for (int i = 0; i < 36 / s->layers; i++) run(&m, s->layers);
+        must("record_end", kn_op(gpu)->record_end(gpu, &rec));
+        const int layers = 36 / s->layers * s->layers;
+        double best = 1e9;
+        for (int i = 0; i < 20; i++) {
+            const double t = now();
+            for (int j = 0; j < 10; j++) must("replay", kn_op(gpu)->replay(gpu, rec));
+            must("sync", kn_op(gpu)->sync(gpu));
+            const double d = (now() - t) / 10;
+            if (i && d < best) best = d;
+        }
+        printf("%-20s context %4d %s %6d ahead, %d at once: %7.2f us a layer, %.2f TB/s\n", s->name, context,
+               off ? "launches" : "chain   ", runs[r].ahead, runs[r].some, 1e6 * best / layers,
+               bytes_of(s) / best * 1e-12 * layers);
+#ifdef CHAIN_TRACE
+        extern void chain_times_get(unsigned long long t[56]);
+        unsigned long long tt[56];
+        chain_times_get(tt);
+        static const char *const names[6] = {"q, k, v", "attend", "o", "gate, up", "down", "all"};
+        for (int i = 0; !off && i < 6; i++) {
+            printf("    %-8s", names[i]);
+            for (int j = 0; j < 6; j++) printf(" %6.2f", (double)tt[8 * i + j] / 200 / layers / 132 / 1980);
+            printf("\n");
+        }
+        if (!off)
+            printf("    asker: ring full %.2f, too many on the way %.2f; sums wait for weights %.2f\n",
+                   (double)tt[48] / 200 / layers / 132 / 1980, (double)tt[49] / 200 / layers / 132 / 1980,
+                   (double)tt[50] / 200 / layers / 132 / 1980);
+#endif
+        fflush(stdout);
+        kn_op(gpu)->record_free(gpu, rec);
+        kn_bound(gpu, 0);
+    }
+    free(x);
+    unmake(&m);
+}
+
+/* Recordings made in many ways, each replayed often: the same bits as the launches', and an end. */
+static void stress(const struct shape *s)
+{
+    static struct model m;
+    make(&m, s);
+    float *x = values((size_t)s->hidden, 1.0f);
+    for (int i = 0; i < 30; i++) {
+        chain_tuning.ahead = 20000 + (int)(rnd() % 90000), chain_tuning.some = 1 + (int)(rnd() % 8);
+        char what[64];
+        snprintf(what, sizeof what, "%d bytes ahead, %d at once,", chain_tuning.ahead, chain_tuning.some);
+        compare(&m, x, (int32_t)(rnd() % 1000), 150, true, what);
+    }
+    free(x);
+    unmake(&m);
+}
+
+int main(int argc, char **argv)
+{
+    char msg[256];
+    const struct kn_open open = {.device = "cuda"};
+    const bool small = argc > 1 && !strcmp(argv[1], "--small"),
+               timing = argc > 1 && !strcmp(argv[1], "--bench"),
+               often = argc > 1 && !strcmp(argv[1], "--stress");
+    if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
+        fprintf(stderr, "chain_gpu: %s\n", msg);
+        return 5;
+    }
+    chain_tuning.context = 4096;
+    must("reserve", kn_op(gpu)->reserve(gpu, 1, 32768, 0, 0, 0));
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (timing && !shapes[i].small)
+            bench(&shapes[i]);
+        else if (often && !shapes[i].small)
+            stress(&shapes[i]);
+        else if (!often && !timing && (!small || shapes[i].small))
+            check(&shapes[i], small);
+    kn_backend_close(gpu);
+    if (timing) return 0;
+    printf("%ld passed, %ld failed\n", passed, failed);
+    return failed != 0;
+}
