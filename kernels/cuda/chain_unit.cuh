@@ -13,8 +13,8 @@
 #define DFLASH_CUDA_CHAIN_UNIT_CUH
 
 #include "chain.cuh"
-#include "mm_int.cuh"
 #include "prep.cuh"
+#include "row_units.cuh"
 
 #ifndef CHAIN_FIVES
 #define CHAIN_FIVES 2
@@ -75,56 +75,6 @@ static __device__ __noinline__ void chain_round_two(uint8_t *act, int units, int
     }
 }
 
-/* d = c + the two int16 of a times bytes 2, 3 (hi) or 0, 1 of b */
-DEV int dot_high(uint32_t a, uint32_t b)
-{
-    int d;
-    asm("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0));
-    return d;
-}
-DEV int dot_signed(uint32_t a, uint32_t b, bool high, int c)
-{
-    int d;
-    if (high)
-        asm("dp2a.hi.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    else
-        asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-DEV void chain_mma_32(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEV void chain_mma_16(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-
-/* Four rows' sums of a lane (panel 0: g, g + 8; panel 1: the same) to the row of lane q, over q. */
-DEV int chain_gather(const int v[4], int q)
-{
-    const bool odd = q & 1, second = q & 2;
-    int w[2];
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-        w[p] =
-            (odd ? v[2 * p + 1] : v[2 * p]) + __shfl_xor_sync(0xffffffff, odd ? v[2 * p] : v[2 * p + 1], 1);
-    return (second ? w[1] : w[0]) + __shfl_xor_sync(0xffffffff, second ? w[0] : w[1], 2);
-}
-
-/* Of a record of Q4_K or Q5_K: the scales (bytes 0, 1) and minimums (2, 3) of sub-blocks 2 q and 2 q + 1. */
-DEV uint32_t chain_fields(uint4 r, int q)
-{
-    const uint32_t pick = q & 1 ? 0x7632 : 0x5410;
-    const uint32_t u = __byte_perm(r.y, r.z, pick), w = __byte_perm(r.w, r.w >> 4, pick);
-    return q < 2 ? u & 0x3f3f3f3f : (w & 0x0f0f0f0f) | (u >> 2 & 0x30303030);
-}
-
 /* Q4_K, Q5_K: y: the terms' sums, their factors the blocks' scales; of N pairs of units at st, of columns u:
  * what is independent hides what waits. bytes: from the first panel's units to the second's. */
 template <int BITS, int N>
@@ -159,11 +109,11 @@ DEV void chain_45(float y[N], const uint8_t *const st[N], int bytes, const chain
                 const uint32_t b0 = mine ? b[p / 2].x : 0, b1 = mine ? b[p / 2].y : 0;
                 const uint32_t w0 = i ? codes[p].z : codes[p].x, w1 = i ? codes[p].w : codes[p].y;
                 if (BITS == 4) { /* rows g + 8: 16 times the code */
-                    chain_mma_32(c[p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f, w1 & 0xf0f0f0f0, b0,
+                    row_mma_32(c[p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f, w1 & 0xf0f0f0f0, b0,
                                  b1);
                 } else {
                     const uint32_t hw[4] = {high[p].x, high[p].y, high[p].z, high[p].w}, h = hw[part];
-                    chain_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
+                    row_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
                                  (w0 >> 4 & 0x0f0f0f0f) | (shift(h, -i) & 0x10101010),
                                  (w1 & 0x0f0f0f0f) | (shift(h, 2 - i) & 0x10101010),
                                  (w1 >> 4 & 0x0f0f0f0f) | (shift(h, -2 - i) & 0x10101010), b0, b1);
@@ -177,14 +127,14 @@ DEV void chain_45(float y[N], const uint8_t *const st[N], int bytes, const chain
         const uint32_t sums = lds4(x.s32 + 16 * u[p / 2] + 4 * q);
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) {
-            const uint32_t f = chain_fields(lds16(at[p] + records + 128 * hi + 16 * g), q);
+            const uint32_t f = row_fields(lds16(at[p] + records + 128 * hi + 16 * g), q);
             sum[p][hi] = c[p][2 * hi] * (int)(f & 255) + c[p][2 * hi + 1] * (int)__byte_perm(f, 0, 0x4441);
-            low[p][hi] = dot_high(sums, f);
+            low[p][hi] = row_dot_high(sums, f);
         }
     }
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        const int s = chain_gather(sum[2 * n], q), m = chain_gather(low[2 * n], q);
+        const int s = row_gather(sum[2 * n], q), m = row_gather(low[2 * n], q);
         const uint32_t dd = lds4((q / 2 ? at[2 * n + 1] : at[2 * n]) + records + 128 * (q % 2) + 16 * g);
         y[n] = __fmaf_rn(__int2float_rn(BITS == 4 && q % 2 ? s >> 4 : s), h_low(dd),
                          -__fmul_rn(__int2float_rn(m), h_high(dd)));
@@ -209,7 +159,7 @@ DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int l
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const uint32_t h = e / 2 ? pairs.y : pairs.x;
-                chain_mma_16(c[p][part / 2], (w[e] & 0x0f0f0f0f) | (shift(h, 4 - 2 * (e % 2)) & 0x30303030),
+                row_mma_16(c[p][part / 2], (w[e] & 0x0f0f0f0f) | (shift(h, 4 - 2 * (e % 2)) & 0x30303030),
                              (w[e] >> 4 & 0x0f0f0f0f) | (shift(h, -2 * (e % 2)) & 0x30303030),
                              g == 4 * (part % 2) + e ? b[part / 2] : 0);
             }
@@ -225,12 +175,12 @@ DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int l
             const uint32_t f = ((uint32_t) * (const unsigned short *)r |
                                 (uint32_t) * (const unsigned short *)(r + 8) << 16) ^
                                0x80808080;
-            const int low = dot_signed(s[0], f, false, dot_signed(s[1], f, true, 0));
+            const int low = row_dot_signed(s[0], f, false, row_dot_signed(s[1], f, true, 0));
             sum[2 * p + hi] = c[p][0][2 * hi] * signed_byte(f, 0) + c[p][0][2 * hi + 1] * signed_byte(f, 1) +
                               c[p][1][2 * hi] * signed_byte(f, 2) + c[p][1][2 * hi + 1] * signed_byte(f, 3) -
                               32 * low;
         }
-    const int v = chain_gather(sum, q);
+    const int v = row_gather(sum, q);
     const uint32_t dd = lds4(st + q / 2 * bytes + 3328 + 4 * g);
     *factor = __fmul_rn(q % 2 ? h_high(dd) : h_low(dd), x.scale[u]);
     return __int2float_rn(v);

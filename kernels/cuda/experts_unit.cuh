@@ -14,8 +14,8 @@
 #ifndef DFLASH_CUDA_EXPERTS_UNIT_CUH
 #define DFLASH_CUDA_EXPERTS_UNIT_CUH
 
-#include "mm_int.cuh"
 #include "prep.cuh"
+#include "row_units.cuh"
 
 #define UNIT_ACT 320 /* bytes; 308 are used */
 #define UNIT_SUMS 256
@@ -45,58 +45,6 @@ DEV void unit_round(uint8_t *act, const float v[8])
     if (lane == 0) *(float *)(act + UNIT_SCALE) = d;
 }
 
-/* The two int16 of a times bytes 2, 3 of b */
-DEV int unit_dot_high(uint32_t a, uint32_t b)
-{
-    int d;
-    asm("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0));
-    return d;
-}
-/* c + the two int16 of a times bytes 2, 3 (high) or 0, 1 of b */
-DEV int unit_dot_signed(uint32_t a, uint32_t b, bool high, int c)
-{
-    int d;
-    if (high)
-        asm("dp2a.hi.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    else
-        asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-/* c += A B */
-DEV void unit_mma_32(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEV void unit_mma_16(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-
-/* Four rows' sums of a lane (unit 0: g, g + 8; unit 1: the same) to the row of lane q, over q. */
-DEV int unit_gather(const int v[4], int q)
-{
-    const bool odd = q & 1, second = q & 2;
-    int w[2];
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-        w[p] =
-            (odd ? v[2 * p + 1] : v[2 * p]) + __shfl_xor_sync(0xffffffff, odd ? v[2 * p] : v[2 * p + 1], 1);
-    return (second ? w[1] : w[0]) + __shfl_xor_sync(0xffffffff, second ? w[0] : w[1], 2);
-}
-
-/* Of a record of Q4_K or Q5_K: the scales (bytes 0, 1) and minimums (2, 3) of sub-blocks 2 q and 2 q + 1. */
-DEV uint32_t unit_fields(uint4 r, int q)
-{
-    const uint32_t pick = q & 1 ? 0x7632 : 0x5410;
-    const uint32_t u = __byte_perm(r.y, r.z, pick), w = __byte_perm(r.w, r.w >> 4, pick);
-    return q < 2 ? u & 0x3f3f3f3f : (w & 0x0f0f0f0f) | (u >> 2 & 0x30303030);
-}
-
 /* Q4_K, Q5_K: units st[0], st[1] and their activations. {the term's sum, its factor}. */
 template <int BITS> DEV float2 unit_45(const uint8_t *const st[2], const uint8_t *const x[2], int lane)
 {
@@ -123,11 +71,11 @@ template <int BITS> DEV float2 unit_45(const uint8_t *const st[2], const uint8_t
                 const uint32_t b0 = mine ? b[p].x : 0, b1 = mine ? b[p].y : 0;
                 const uint32_t w0 = i ? codes[p].z : codes[p].x, w1 = i ? codes[p].w : codes[p].y;
                 if (BITS == 4) { /* rows g + 8: 16 times the code */
-                    unit_mma_32(c[p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f, w1 & 0xf0f0f0f0, b0,
+                    row_mma_32(c[p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f, w1 & 0xf0f0f0f0, b0,
                                 b1);
                 } else {
                     const uint32_t hw[4] = {high[p].x, high[p].y, high[p].z, high[p].w}, h = hw[part];
-                    unit_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
+                    row_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
                                 (w0 >> 4 & 0x0f0f0f0f) | (shift(h, -i) & 0x10101010),
                                 (w1 & 0x0f0f0f0f) | (shift(h, 2 - i) & 0x10101010),
                                 (w1 >> 4 & 0x0f0f0f0f) | (shift(h, -2 - i) & 0x10101010), b0, b1);
@@ -142,14 +90,14 @@ template <int BITS> DEV float2 unit_45(const uint8_t *const st[2], const uint8_t
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) {
             const uint4 r = lds16(st[p] + records + 128 * hi + 16 * g);
-            const uint32_t f = unit_fields(r, q);
+            const uint32_t f = row_fields(r, q);
             dd = q == 2 * p + hi ? r.x : dd;
             sum[2 * p + hi] =
                 c[p][2 * hi] * (int)(f & 255) + c[p][2 * hi + 1] * (int)__byte_perm(f, 0, 0x4441);
-            low[2 * p + hi] = unit_dot_high(lds4(x[p] + UNIT_SUMS_32 + 4 * q), f);
+            low[2 * p + hi] = row_dot_high(lds4(x[p] + UNIT_SUMS_32 + 4 * q), f);
         }
     }
-    const int s = unit_gather(sum, q), m = unit_gather(low, q);
+    const int s = row_gather(sum, q), m = row_gather(low, q);
     return make_float2(__fmaf_rn(__int2float_rn(BITS == 4 && q % 2 ? s >> 4 : s), h_low(dd),
                                  -__fmul_rn(__int2float_rn(m), h_high(dd))),
                        q < 2 ? lds_float(x[0] + UNIT_SCALE) : lds_float(x[1] + UNIT_SCALE));
@@ -174,7 +122,7 @@ DEV float2 unit_6(const uint8_t *const st[2], const uint8_t *const x[2], int lan
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const uint32_t h = e / 2 ? pairs.y : pairs.x;
-                unit_mma_16(c[part / 2], (w[e] & 0x0f0f0f0f) | (shift(h, 4 - 2 * (e % 2)) & 0x30303030),
+                row_mma_16(c[part / 2], (w[e] & 0x0f0f0f0f) | (shift(h, 4 - 2 * (e % 2)) & 0x30303030),
                             (w[e] >> 4 & 0x0f0f0f0f) | (shift(h, -2 * (e % 2)) & 0x30303030),
                             g == 4 * (part % 2) + e ? b[part / 2] : 0);
             }
@@ -187,13 +135,13 @@ DEV float2 unit_6(const uint8_t *const st[2], const uint8_t *const x[2], int lan
             const uint32_t f = ((uint32_t) * (const unsigned short *)r |
                                 (uint32_t) * (const unsigned short *)(r + 8) << 16) ^
                                0x80808080;
-            const int low = unit_dot_signed(s[0], f, false, unit_dot_signed(s[1], f, true, 0));
+            const int low = row_dot_signed(s[0], f, false, row_dot_signed(s[1], f, true, 0));
             sum[2 * p + hi] = c[0][2 * hi] * signed_byte(f, 0) + c[0][2 * hi + 1] * signed_byte(f, 1) +
                               c[1][2 * hi] * signed_byte(f, 2) + c[1][2 * hi + 1] * signed_byte(f, 3) -
                               32 * low;
         }
     }
-    const int v = unit_gather(sum, q);
+    const int v = row_gather(sum, q);
     const uint32_t dd = q < 2 ? lds4(st[0] + 3328 + 4 * g) : lds4(st[1] + 3328 + 4 * g);
     return make_float2(__int2float_rn(v),
                        __fmul_rn(q % 2 ? h_high(dd) : h_low(dd),
