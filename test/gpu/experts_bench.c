@@ -8,13 +8,6 @@
  * there is no device. */
 #include "experts_data.h"
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 enum { SETS = 32 }; /* of choices, so that experts come from memory */
 
 /* Microseconds of one call, of the recording of SETS. */
@@ -22,22 +15,22 @@ static double timed(const struct data *d, const struct shape *s, float *h, int n
 {
     const struct kn_ops *op = kn_op(gpu);
     void *recording;
-    must("record_begin", op->record_begin(gpu));
+    must(gpu, "record_begin", op->record_begin(gpu));
     for (int i = 0; i < sets; i++) {
         const int32_t *ids = d->d_ids + (size_t)i * (size_t)(n * s->used);
-        must("experts",
+        must(gpu, "experts",
              gated ? op->experts_gated(gpu, h, &d->gate.w, &d->up.w, d->d_x, d->d_norm, eps, s->act, ids, n,
                                        s->used)
                    : op->experts_down(gpu, d->d_out, &d->down.w, h, ids, d->d_weights, n, s->used, true));
     }
-    must("record_end", op->record_end(gpu, &recording));
+    must(gpu, "record_end", op->record_end(gpu, &recording));
     double best = 1e9;
     for (int r = 0; r < 5; r++) {
-        must("sync", op->sync(gpu));
-        const double t = now();
-        must("replay", op->replay(gpu, recording));
-        must("sync", op->sync(gpu));
-        best = fmin(best, (now() - t) * 1e6 / sets);
+        must(gpu, "sync", op->sync(gpu));
+        const double t = seconds_now();
+        must(gpu, "replay", op->replay(gpu, recording));
+        must(gpu, "sync", op->sync(gpu));
+        best = fmin(best, (seconds_now() - t) * 1e6 / sets);
     }
     op->record_free(gpu, recording);
     return best;
@@ -82,28 +75,28 @@ static void bench_spread(struct data *d, const struct shape *s, const int *count
     const struct kn_ops *op = kn_op(gpu);
     struct kn_weight gate[LAYERS], up[LAYERS];
     for (int i = 0; i < LAYERS; i++) {
-        must("experts_load",
+        must(gpu, "experts_load",
              op->experts_load(gpu, &gate[i], s->gate, s->embd, s->ff, s->n_mat, d->gate.file));
-        must("experts_load", op->experts_load(gpu, &up[i], s->gate, s->embd, s->ff, s->n_mat, d->up.file));
+        must(gpu, "experts_load", op->experts_load(gpu, &up[i], s->gate, s->embd, s->ff, s->n_mat, d->up.file));
     }
     for (; *counts && *counts <= 64; counts++) {
         const int n = *counts;
         data_make(d, s, n * SETS, MIXED);
-        float *h = put(d->h, (size_t)n * d->hidden * 4);
+        float *h = put(gpu, d->h, (size_t)n * d->hidden * 4);
         void *recording;
         double best = 1e9;
-        must("record_begin", op->record_begin(gpu));
+        must(gpu, "record_begin", op->record_begin(gpu));
         for (int i = 0; i < SETS; i++)
-            must("experts_gated",
+            must(gpu, "experts_gated",
                  op->experts_gated(gpu, h, &gate[i % LAYERS], &up[i % LAYERS], d->d_x, d->d_norm, eps, s->act,
                                    d->d_ids + (size_t)i * (size_t)(n * s->used), n, s->used));
-        must("record_end", op->record_end(gpu, &recording));
+        must(gpu, "record_end", op->record_end(gpu, &recording));
         for (int r = 0; r < 5; r++) {
-            must("sync", op->sync(gpu));
-            const double t = now();
-            must("replay", op->replay(gpu, recording));
-            must("sync", op->sync(gpu));
-            best = fmin(best, (now() - t) * 1e6 / SETS);
+            must(gpu, "sync", op->sync(gpu));
+            const double t = seconds_now();
+            must(gpu, "replay", op->replay(gpu, recording));
+            must(gpu, "sync", op->sync(gpu));
+            best = fmin(best, (seconds_now() - t) * 1e6 / SETS);
         }
         printf("%-20s gated rows %4d: %8.2f us, of %d layers in turn\n", s->name, n, best, LAYERS);
         op->record_free(gpu, recording);
@@ -125,25 +118,25 @@ static void bench_mixture(struct data *d, const struct shape *s, bool one, const
     for (int j = 0; j < 2; j++) {
         const size_t rows = j ? 1 : (size_t)s->n_mat, size = rows * (size_t)s->embd;
         router[j] = (struct matrices){.file = host_alloc(size * 4)};
-        for (size_t i = 0; i < size; i++) ((float *)router[j].file)[i] = (float)((int32_t)rnd() * 0x1p-33);
-        must("weight_load", op->weight_load(gpu, &router[j].w, KN_F32, s->embd, (int64_t)rows, router[j].file,
+        for (size_t i = 0; i < size; i++) ((float *)router[j].file)[i] = (float)((int32_t)rnd32() * 0x1p-33);
+        must(gpu, "weight_load", op->weight_load(gpu, &router[j].w, KN_F32, s->embd, (int64_t)rows, router[j].file,
                                             KN_USE_LINEAR));
     }
     for (int j = 0; j < 3; j++)
-        must("weight_load", op->weight_load(gpu, &shared[j], own[j]->type, own[j]->n_in, own[j]->n_out,
+        must(gpu, "weight_load", op->weight_load(gpu, &shared[j], own[j]->type, own[j]->n_in, own[j]->n_out,
                                             own[j]->file, KN_USE_LINEAR));
     for (; *counts && *counts <= 64; counts++) {
         const int n = *counts;
         data_make(d, s, n * SETS, MIXED);
-        float *logits = put(NULL, (size_t)(n * s->n_mat) * 4), *gates = put(NULL, (size_t)n * 4),
-              *weights = put(NULL, (size_t)(n * used) * 4),
-              *h = put(NULL, (size_t)(n * used) * (size_t)s->ff * 4);
-        int32_t *ids = put(NULL, (size_t)(n * used) * 4);
+        float *logits = put(gpu, NULL, (size_t)(n * s->n_mat) * 4), *gates = put(gpu, NULL, (size_t)n * 4),
+              *weights = put(gpu, NULL, (size_t)(n * used) * 4),
+              *h = put(gpu, NULL, (size_t)(n * used) * (size_t)s->ff * 4);
+        int32_t *ids = put(gpu, NULL, (size_t)(n * used) * 4);
         for (int how = n <= 4 ? -1 : 0; how < 1; how++) { /* -1: one launch a row */
             void *recording;
             double best = 1e9;
             experts_tuning.whole = how < 0 ? n : 0;
-            must("record_begin", op->record_begin(gpu));
+            must(gpu, "record_begin", op->record_begin(gpu));
             for (int i = 0; i < SETS; i++) {
                 struct kn_mixture a = {.route = {.logits = logits,
                                                  .n = n,
@@ -168,15 +161,15 @@ static void bench_mixture(struct data *d, const struct shape *s, bool one, const
                                        .add = true};
                 for (int j = 0; one && j < 3; j++) a.shared[j] = &shared[j];
                 if (one) a.shared_gate = &router[1].w, a.shared_logits = gates;
-                must("mixture", op->mixture(gpu, &a));
+                must(gpu, "mixture", op->mixture(gpu, &a));
             }
-            must("record_end", op->record_end(gpu, &recording));
+            must(gpu, "record_end", op->record_end(gpu, &recording));
             for (int r = 0; r < 5; r++) {
-                must("sync", op->sync(gpu));
-                const double t = now();
-                must("replay", op->replay(gpu, recording));
-                must("sync", op->sync(gpu));
-                best = fmin(best, (now() - t) * 1e6 / SETS);
+                must(gpu, "sync", op->sync(gpu));
+                const double t = seconds_now();
+                must(gpu, "replay", op->replay(gpu, recording));
+                must(gpu, "sync", op->sync(gpu));
+                best = fmin(best, (seconds_now() - t) * 1e6 / SETS);
             }
             op->record_free(gpu, recording);
             printf("%-20s mixture%s rows %4d: %8.2f us%s\n", s->name, one ? ", a shared expert," : "", n,
@@ -209,7 +202,7 @@ static void bench(bool all, bool mixtures)
         for (size_t c = 0; counts[c] && !mixtures; c++) {
             const int n = counts[c], sets = n > 64 ? 2 : SETS;
             data_make(&d, s, n * sets, MIXED);
-            float *h = put(d.h, (size_t)n * d.hidden * 4);
+            float *h = put(gpu, d.h, (size_t)n * d.hidden * 4);
             const double distinct = experts_met(&d, s, n, sets);
             for (int gated = 1; gated >= 0; gated--) {
                 const double bytes =
@@ -225,7 +218,7 @@ static void bench(bool all, bool mixtures)
                 }
                 use_variant(variants);
             }
-            kn_op(gpu)->free(gpu, h);
+            drop(gpu, h);
             data_free(&d);
         }
         if (k == 0 && !mixtures) bench_spread(&d, s, counts);

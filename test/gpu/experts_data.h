@@ -3,24 +3,10 @@
 #ifndef DFLASH_EXPERTS_DATA_H
 #define DFLASH_EXPERTS_DATA_H
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
 #include "../../kernels/cuda/cuda.h"
+#include "harness.h"
 
 static struct kn_backend *gpu;
-
-static void must(const char *what, int rc)
-{
-    if (!rc) return;
-    printf("FAIL gpu/%s: %s\n", what, kn_message(gpu));
-    exit(rc == KN_EDEVICE ? 5 : 1);
-}
 
 static void *host_alloc(size_t bytes)
 {
@@ -32,19 +18,9 @@ static void *host_alloc(size_t bytes)
     return p;
 }
 
-static void *put(const void *host, size_t bytes)
+static uint32_t rnd32(void)
 {
-    void *p = kn_op(gpu)->alloc(gpu, bytes);
-    if (!p) must("alloc", KN_EMEM);
-    if (host) must("upload", kn_op(gpu)->upload(gpu, p, host, bytes));
-    return p;
-}
-
-static uint64_t rnd_state = 1;
-static uint32_t rnd(void)
-{
-    rnd_state = rnd_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(rnd_state >> 32);
+    return (uint32_t)(rnd() >> 32);
 }
 
 /* ---- weights, activations, choices ---- */
@@ -61,9 +37,9 @@ static void encode_row(uint32_t type, uint8_t *dst, int64_t n)
 {
     const struct kn_type_info *t = kn_type_info(type);
     float *x = host_alloc((size_t)n * sizeof *x);
-    for (int64_t i = 0; i < n; i++) x[i] = (float)((int32_t)rnd() * 0x1p-31);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)((int32_t)rnd32() * 0x1p-31);
     if (kn_encode_row(type, x, dst, n, NULL)) /* any codes; no scale that is NaN */
-        for (size_t i = 0; i < kn_row_bytes(t->type, n); i++) dst[i] = (uint8_t)(rnd() & 0x3f);
+        for (size_t i = 0; i < kn_row_bytes(t->type, n); i++) dst[i] = (uint8_t)(rnd32() & 0x3f);
     free(x);
 }
 
@@ -76,8 +52,8 @@ static struct matrices matrices_make(uint32_t type, int32_t n_mat, int64_t n_out
         if (i < 300)
             encode_row(type, m.file + i * row, n_in);
         else /* of those, in another order */
-            memcpy(m.file + i * row, m.file + rnd() % 300 * row, row);
-    must("experts_load", kn_op(gpu)->experts_load(gpu, &m.w, type, n_in, n_out, n_mat, m.file));
+            memcpy(m.file + i * row, m.file + rnd32() % 300 * row, row);
+    must(gpu, "experts_load", kn_op(gpu)->experts_load(gpu, &m.w, type, n_in, n_out, n_mat, m.file));
     return m;
 }
 
@@ -90,7 +66,7 @@ static void matrices_free(struct matrices *m)
 static void integers(float *x, size_t n, float scale)
 {
     for (size_t i = 0; i < n; i++) {
-        const int32_t v = (int32_t)(rnd() % 255) - 127;
+        const int32_t v = (int32_t)(rnd32() % 255) - 127;
         x[i] = scale * (float)(i % 32 == 5 ? 127 : v);
     }
 }
@@ -102,7 +78,7 @@ static void choose(int32_t *ids, int n, int used, int n_mat, enum routing how)
 {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < used; j++) {
-            int id = how == SAME ? j : how == APART ? (i * used + j) % n_mat : (int)(rnd() % (uint32_t)n_mat);
+            int id = how == SAME ? j : how == APART ? (i * used + j) % n_mat : (int)(rnd32() % (uint32_t)n_mat);
             for (bool again = how == MIXED; again;) { /* a row's experts differ */
                 again = false;
                 for (int k = 0; k < j; k++)
@@ -145,16 +121,16 @@ static void data_make(struct data *d, const struct shape *s, int n, enum routing
     d->ids = host_alloc((size_t)(n * s->used) * 4);
     integers(d->x, (size_t)n * d->out, 0.125f);
     integers(d->h, (size_t)n * d->hidden, 0.25f);
-    for (int i = 0; i < n * s->used; i++) d->weights[i] = (float)(rnd() >> 8) * 0x1p-24f;
-    for (size_t i = 0; i < (size_t)n * d->out; i++) d->old[i] = (float)((int32_t)rnd() * 0x1p-28);
+    for (int i = 0; i < n * s->used; i++) d->weights[i] = (float)(rnd32() >> 8) * 0x1p-24f;
+    for (size_t i = 0; i < (size_t)n * d->out; i++) d->old[i] = (float)((int32_t)rnd32() * 0x1p-28);
     for (size_t i = 0; i < d->out; i++) d->norm[i] = norm_weight;
     choose(d->ids, n, s->used, s->n_mat, how);
-    d->d_x = put(d->x, (size_t)n * d->out * 4);
-    d->d_h = put(d->h, (size_t)n * d->hidden * 4);
-    d->d_weights = put(d->weights, (size_t)(n * s->used) * 4);
-    d->d_norm = put(d->norm, d->out * 4);
-    d->d_ids = put(d->ids, (size_t)(n * s->used) * 4);
-    d->d_out = put(NULL, (size_t)n * (d->hidden > d->out ? d->hidden : d->out) * 4);
+    d->d_x = put(gpu, d->x, (size_t)n * d->out * 4);
+    d->d_h = put(gpu, d->h, (size_t)n * d->hidden * 4);
+    d->d_weights = put(gpu, d->weights, (size_t)(n * s->used) * 4);
+    d->d_norm = put(gpu, d->norm, d->out * 4);
+    d->d_ids = put(gpu, d->ids, (size_t)(n * s->used) * 4);
+    d->d_out = put(gpu, NULL, (size_t)n * (d->hidden > d->out ? d->hidden : d->out) * 4);
 }
 
 static void data_free(struct data *d)
@@ -162,7 +138,7 @@ static void data_free(struct data *d)
     void *device[] = {d->d_x, d->d_h, d->d_weights, d->d_norm, d->d_ids, d->d_out};
     void *host[] = {d->x, d->h, d->weights, d->old, d->norm, d->ids};
     for (int i = 0; i < 6; i++) {
-        kn_op(gpu)->free(gpu, device[i]);
+        drop(gpu, device[i]);
         free(host[i]);
     }
 }

@@ -12,24 +12,9 @@
  * case; exit 1 if any failed, 5 if there is no device. */
 #include "experts_data.h"
 
-static long passed, failed;
-
-static void verdict(bool ok, const char *fmt, ...)
+static void fetch(void *host, const void *p, size_t bytes)
 {
-    va_list ap;
-    va_start(ap, fmt);
-    printf(ok ? "ok   gpu/" : "FAIL gpu/");
-    vprintf(fmt, ap);
-    va_end(ap);
-    printf("\n");
-    fflush(stdout);
-    passed += ok;
-    failed += !ok;
-}
-
-static void get(void *host, const void *p, size_t bytes)
-{
-    must("download", kn_op(gpu)->download(gpu, host, p, bytes));
+    must(gpu, "download", kn_op(gpu)->download(gpu, host, p, bytes));
 }
 
 /* ---- references ---- */
@@ -70,30 +55,30 @@ static void run_gated(const struct data *d, int step, float *out)
     const struct shape *s = d->s;
     const size_t bytes = (size_t)d->n * d->hidden * 4;
     memset(out, 0xff, bytes);
-    must("upload", kn_op(gpu)->upload(gpu, d->d_out, out, bytes));
+    must(gpu, "upload", kn_op(gpu)->upload(gpu, d->d_out, out, bytes));
     for (int i = 0, k = 1, some; i < d->n; i += some, k++) {
         some = step ? step : k;
         if (some > d->n - i) some = d->n - i;
-        must("experts_gated", kn_op(gpu)->experts_gated(gpu, d->d_out + (size_t)i * d->hidden, &d->gate.w,
+        must(gpu, "experts_gated", kn_op(gpu)->experts_gated(gpu, d->d_out + (size_t)i * d->hidden, &d->gate.w,
                                                         &d->up.w, d->d_x + (size_t)i * d->out, d->d_norm, eps,
                                                         s->act, d->d_ids + i * s->used, some, s->used));
     }
-    get(out, d->d_out, bytes);
+    fetch(out, d->d_out, bytes);
 }
 static void run_down(const struct data *d, int step, bool add, float *out)
 {
     const struct shape *s = d->s;
     const size_t bytes = (size_t)d->n * d->out * 4;
     memset(out, 0xff, bytes);
-    must("upload", kn_op(gpu)->upload(gpu, d->d_out, add ? d->old : out, bytes));
+    must(gpu, "upload", kn_op(gpu)->upload(gpu, d->d_out, add ? d->old : out, bytes));
     for (int i = 0, k = 1, some; i < d->n; i += some, k++) {
         some = step ? step : k;
         if (some > d->n - i) some = d->n - i;
-        must("experts_down", kn_op(gpu)->experts_down(gpu, d->d_out + (size_t)i * d->out, &d->down.w,
+        must(gpu, "experts_down", kn_op(gpu)->experts_down(gpu, d->d_out + (size_t)i * d->out, &d->down.w,
                                                       d->d_h + (size_t)i * d->hidden, d->d_ids + i * s->used,
                                                       d->d_weights + i * s->used, some, s->used, add));
     }
-    get(out, d->d_out, bytes);
+    fetch(out, d->d_out, bytes);
 }
 
 /* Of the outputs of a row: the first and last 16 and every 29th. */
@@ -209,8 +194,8 @@ static void check_nan(struct data *d)
     data_make(d, s, 5, MIXED);
     d->x[2 * d->out + 7] = NAN;
     d->h[2 * d->hidden + (size_t)s->ff + 3] = NAN;
-    must("upload", kn_op(gpu)->upload(gpu, d->d_x, d->x, 5 * d->out * 4));
-    must("upload", kn_op(gpu)->upload(gpu, d->d_h, d->h, 5 * d->hidden * 4));
+    must(gpu, "upload", kn_op(gpu)->upload(gpu, d->d_x, d->x, 5 * d->out * 4));
+    must(gpu, "upload", kn_op(gpu)->upload(gpu, d->d_h, d->h, 5 * d->hidden * 4));
     float *out = host_alloc(5 * (d->hidden > d->out ? d->hidden : d->out) * 4);
     int wrong = 0;
     run_gated(d, 5, out);
@@ -232,27 +217,27 @@ static void check_replay(struct data *d)
     if (!op->record_begin) return;
     data_make(d, s, n, SAME);
     const size_t bytes = (size_t)n * d->out * 4;
-    float *want = host_alloc(bytes), *got = host_alloc(bytes), *h = put(NULL, (size_t)n * d->hidden * 4);
+    float *want = host_alloc(bytes), *got = host_alloc(bytes), *h = put(gpu, NULL, (size_t)n * d->hidden * 4);
     for (int turn = 0; turn < 2; turn++) {
         int rc = 0;
-        if (turn) must("record_begin", op->record_begin(gpu));
+        if (turn) must(gpu, "record_begin", op->record_begin(gpu));
         if (!turn || !rc)
             rc = op->experts_gated(gpu, h, &d->gate.w, &d->up.w, d->d_x, d->d_norm, eps, s->act, d->d_ids, n,
                                    s->used);
         if (!rc)
             rc = op->experts_down(gpu, d->d_out, &d->down.w, h, d->d_ids, d->d_weights, n, s->used, false);
-        must("experts", rc);
-        if (turn) must("record_end", op->record_end(gpu, &recording));
+        must(gpu, "experts", rc);
+        if (turn) must(gpu, "record_end", op->record_end(gpu, &recording));
     }
     choose(d->ids, n, s->used, s->n_mat, MIXED);
-    must("upload", op->upload(gpu, d->d_ids, d->ids, (size_t)(n * s->used) * 4));
-    must("replay", op->replay(gpu, recording));
-    get(got, d->d_out, bytes);
-    must("experts", op->experts_gated(gpu, h, &d->gate.w, &d->up.w, d->d_x, d->d_norm, eps, s->act, d->d_ids,
+    must(gpu, "upload", op->upload(gpu, d->d_ids, d->ids, (size_t)(n * s->used) * 4));
+    must(gpu, "replay", op->replay(gpu, recording));
+    fetch(got, d->d_out, bytes);
+    must(gpu, "experts", op->experts_gated(gpu, h, &d->gate.w, &d->up.w, d->d_x, d->d_norm, eps, s->act, d->d_ids,
                                       n, s->used));
-    must("experts",
+    must(gpu, "experts",
          op->experts_down(gpu, d->d_out, &d->down.w, h, d->d_ids, d->d_weights, n, s->used, false));
-    get(want, d->d_out, bytes);
+    fetch(want, d->d_out, bytes);
     verdict(!memcmp(want, got, bytes), "experts %s, recorded with other experts than replayed", s->name);
     op->record_free(gpu, recording);
     op->free(gpu, h);
@@ -300,7 +285,7 @@ static void mix(const struct data *d, const struct mixed *m, const struct kn_wei
         a.logits = m->logits + first * s->n_mat;
         if (shared) a.shared_gate = m->shared_gate;
     }
-    must("mixture", kn_op(gpu)->mixture(gpu, &a));
+    must(gpu, "mixture", kn_op(gpu)->mixture(gpu, &a));
 }
 
 /* The same by operations of their own: the shared expert as one more matrix, where all[] are such. */
@@ -309,29 +294,29 @@ static void mix_apart(const struct data *d, const struct mixed *m, const struct 
     const struct kn_ops *op = kn_op(gpu);
     const struct shape *s = d->s;
     const size_t used = (size_t)s->used + (all ? 1 : 0), pairs = (size_t)n * used;
-    int32_t *ids = put(NULL, pairs * 4), *host_ids = host_alloc(pairs * 4);
-    float *weights = put(NULL, pairs * 4), *host_weights = host_alloc(pairs * 4),
+    int32_t *ids = put(gpu, NULL, pairs * 4), *host_ids = host_alloc(pairs * 4);
+    float *weights = put(gpu, NULL, pairs * 4), *host_weights = host_alloc(pairs * 4),
           *gates = host_alloc((size_t)n * 4);
     const struct kn_route r = {m->logits, n, s->n_mat, s->used, true, 1.5f, NULL, ids, weights};
-    must("route", op->route(gpu, &r));
-    get(host_ids, ids, (size_t)(n * s->used) * 4);
-    get(host_weights, weights, (size_t)(n * s->used) * 4);
+    must(gpu, "route", op->route(gpu, &r));
+    fetch(host_ids, ids, (size_t)(n * s->used) * 4);
+    fetch(host_weights, weights, (size_t)(n * s->used) * 4);
     for (int i = 0; i < n; i++) gates[i] = 1;
-    float *d_gates = put(gates, (size_t)n * 4);
-    must("gate", op->gate(gpu, d_gates, m->shared_logits, n, 1, 1));
-    get(gates, d_gates, (size_t)n * 4);
+    float *d_gates = put(gpu, gates, (size_t)n * 4);
+    must(gpu, "gate", op->gate(gpu, d_gates, m->shared_logits, n, 1, 1));
+    fetch(gates, d_gates, (size_t)n * 4);
     for (int i = n - 1; i >= 0 && all; i--) {
         memmove(host_ids + (size_t)i * used, host_ids + i * s->used, (size_t)s->used * 4);
         memmove(host_weights + (size_t)i * used, host_weights + i * s->used, (size_t)s->used * 4);
         host_ids[(size_t)i * used + used - 1] = s->n_mat;
         host_weights[(size_t)i * used + used - 1] = gates[i];
     }
-    must("upload", op->upload(gpu, m->ids, host_ids, pairs * 4));
-    must("upload", op->upload(gpu, m->weights, host_weights, pairs * 4));
-    must("experts_gated",
+    must(gpu, "upload", op->upload(gpu, m->ids, host_ids, pairs * 4));
+    must(gpu, "upload", op->upload(gpu, m->weights, host_weights, pairs * 4));
+    must(gpu, "experts_gated",
          op->experts_gated(gpu, m->h, all ? &all[0].w : &d->gate.w, all ? &all[1].w : &d->up.w, d->d_x,
                            d->d_norm, eps, s->act, m->ids, n, (int32_t)used));
-    must("experts_down", op->experts_down(gpu, m->out, all ? &all[2].w : &d->down.w, m->h, m->ids, m->weights,
+    must(gpu, "experts_down", op->experts_down(gpu, m->out, all ? &all[2].w : &d->down.w, m->h, m->ids, m->weights,
                                           n, (int32_t)used, true));
     op->free(gpu, ids), op->free(gpu, weights), op->free(gpu, d_gates);
     free(host_ids), free(host_weights), free(gates);
@@ -346,10 +331,10 @@ static struct left left_of(const struct data *d, const struct mixed *m, int n, i
 {
     const size_t pairs = (size_t)(n * used) * 4, h = pairs * (size_t)d->s->ff, out = (size_t)n * d->out * 4;
     struct left l = {host_alloc(2 * pairs + h + out), 2 * pairs + h + out};
-    get(l.all, m->ids, pairs);
-    get(l.all + pairs, m->weights, pairs);
-    get(l.all + 2 * pairs, m->h, h);
-    get(l.all + 2 * pairs + h, m->out, out);
+    fetch(l.all, m->ids, pairs);
+    fetch(l.all + pairs, m->weights, pairs);
+    fetch(l.all + 2 * pairs, m->h, h);
+    fetch(l.all + 2 * pairs + h, m->out, out);
     return l;
 }
 
@@ -386,34 +371,34 @@ static void mixture_rows(struct data *d, const struct matrices *one, const struc
     const struct kn_weight *shared[3] = {0};
     data_make(d, s, n, MIXED);
     float *logits = host_alloc(lb), *gates = host_alloc(gb), *again = host_alloc(lb);
-    for (int i = 0; i < n * s->n_mat; i++) logits[i] = (float)((int32_t)rnd() * 0x1p-29);
-    for (int i = 0; i < n; i++) gates[i] = (float)((int32_t)rnd() * 0x1p-30);
+    for (int i = 0; i < n * s->n_mat; i++) logits[i] = (float)((int32_t)rnd32() * 0x1p-29);
+    for (int i = 0; i < n; i++) gates[i] = (float)((int32_t)rnd32() * 0x1p-30);
     for (int j = 0; j < 3 && one; j++) shared[j] = &one[j].w;
     struct left l[3];
     bool same = true;
     double worst = 0;
     for (int how = 0; how < 3;
          how++) { /* at once, row by row, by operations of their own from the first's logits */
-        struct mixed m = {put(logits, lb),
-                          put(gates, gb),
-                          put(NULL, pairs * 4),
-                          put(NULL, pairs * (size_t)s->ff * 4),
-                          put(d->old, (size_t)n * d->out * 4),
-                          put(NULL, pairs * 4),
+        struct mixed m = {put(gpu, logits, lb),
+                          put(gpu, gates, gb),
+                          put(gpu, NULL, pairs * 4),
+                          put(gpu, NULL, pairs * (size_t)s->ff * 4),
+                          put(gpu, d->old, (size_t)n * d->out * 4),
+                          put(gpu, NULL, pairs * 4),
                           router ? &router[0].w : NULL,
                           router ? &router[1].w : NULL};
         for (int i = 0; how < 2 && i < n; i += how ? 1 : n) mix(d, &m, one ? shared : NULL, i, how ? 1 : n);
         if (how == 2) mix_apart(d, &m, all, n);
         l[how] = left_of(d, &m, n, used);
         if (router && how < 2) {
-            get(how ? again : logits, m.logits, lb);
+            fetch(how ? again : logits, m.logits, lb);
             if (how) same &= !memcmp(again, logits, lb);
             if (!how) worst = logits_error(d, &router[0], logits, n, s->n_mat);
-            if (!how && one) get(gates, m.shared_logits, gb);
+            if (!how && one) fetch(gates, m.shared_logits, gb);
             if (!how && one) worst = fmax(worst, logits_error(d, &router[1], gates, n, 1));
         }
         void *const device[] = {m.logits, m.shared_logits, m.weights, m.h, m.out, m.ids};
-        for (int i = 0; i < 6; i++) kn_op(gpu)->free(gpu, device[i]);
+        for (int i = 0; i < 6; i++) drop(gpu, device[i]);
     }
     same &= !memcmp(l[0].all, l[1].all, l[0].bytes);
     const bool apart = !memcmp(l[0].all, l[2].all, l[0].bytes);
@@ -442,10 +427,10 @@ static void check_mixture(struct data *d, const int *counts)
         memcpy(all[j].file, m->file, before);
         memcpy(all[j].file + before, m->file + (m->n_mat / 2) * (int64_t)bytes, bytes / 2);
         memcpy(all[j].file + before + bytes / 2, m->file, bytes - bytes / 2);
-        must("experts_load",
+        must(gpu, "experts_load",
              op->experts_load(gpu, &all[j].w, m->type, m->n_in, m->n_out, m->n_mat + 1, all[j].file));
         one[j] = (struct matrices){.type = m->type, .n_in = m->n_in, .n_out = m->n_out};
-        must("weight_load", op->weight_load(gpu, &one[j].w, m->type, m->n_in, m->n_out, all[j].file + before,
+        must(gpu, "weight_load", op->weight_load(gpu, &one[j].w, m->type, m->n_in, m->n_out, all[j].file + before,
                                             KN_USE_LINEAR));
     }
     const bool fits = op->mixture_shares(&d->gate.w, &one[0].w) &&
@@ -457,8 +442,8 @@ static void check_mixture(struct data *d, const int *counts)
         router[j] = (struct matrices){.type = KN_F32, .n_in = d->s->embd, .n_out = (int64_t)rows};
         router[j].file = host_alloc(rows * width * 4);
         for (size_t i = 0; i < rows * width; i++)
-            ((float *)router[j].file)[i] = (float)((int32_t)rnd() * 0x1p-33);
-        must("weight_load", op->weight_load(gpu, &router[j].w, KN_F32, (int64_t)width, (int64_t)rows,
+            ((float *)router[j].file)[i] = (float)((int32_t)rnd32() * 0x1p-33);
+        must(gpu, "weight_load", op->weight_load(gpu, &router[j].w, KN_F32, (int64_t)width, (int64_t)rows,
                                             router[j].file, KN_USE_LINEAR));
     }
     for (int i = 0; counts[i]; i++)
@@ -492,31 +477,31 @@ static void check_other_types(void)
     data_make(&d, &s, N, MIXED);
     float logits[N * 12], gates[N], ones[N], h[N * 4 * 256], own[N * 256], out[2][N * 512], alone[N * 512];
     int32_t zero[N] = {0};
-    for (int i = 0; i < N * 12; i++) logits[i] = (float)((int32_t)rnd() * 0x1p-29);
-    for (int i = 0; i < N; i++) gates[i] = (float)((int32_t)rnd() * 0x1p-30), ones[i] = 1;
-    struct mixed m = {put(logits, sizeof logits),
-                      put(gates, sizeof gates),
-                      put(NULL, N * 4 * 4),
-                      put(NULL, sizeof h),
-                      put(NULL, sizeof alone),
-                      put(NULL, N * 4 * 4),
+    for (int i = 0; i < N * 12; i++) logits[i] = (float)((int32_t)rnd32() * 0x1p-29);
+    for (int i = 0; i < N; i++) gates[i] = (float)((int32_t)rnd32() * 0x1p-30), ones[i] = 1;
+    struct mixed m = {put(gpu, logits, sizeof logits),
+                      put(gpu, gates, sizeof gates),
+                      put(gpu, NULL, N * 4 * 4),
+                      put(gpu, NULL, sizeof h),
+                      put(gpu, NULL, sizeof alone),
+                      put(gpu, NULL, N * 4 * 4),
                       NULL,
                       NULL};
     for (int with = 0; with < 2; with++) {
-        must("upload", op->upload(gpu, m.out, d.old, sizeof alone));
+        must(gpu, "upload", op->upload(gpu, m.out, d.old, sizeof alone));
         mix(&d, &m, with ? shared : NULL, 0, N);
-        get(out[with], m.out, sizeof alone);
+        fetch(out[with], m.out, sizeof alone);
     }
-    get(h, m.h, sizeof h);
+    fetch(h, m.h, sizeof h);
     for (int j = 0; j < 3; j++) one[j].w.n_mat = 1;
-    int32_t *ids = put(zero, sizeof zero);
-    float *w = put(ones, sizeof ones), *own_h = put(NULL, sizeof own);
-    must("gate", op->gate(gpu, w, m.shared_logits, N, 1, 1));
-    must("experts_gated",
+    int32_t *ids = put(gpu, zero, sizeof zero);
+    float *w = put(gpu, ones, sizeof ones), *own_h = put(gpu, NULL, sizeof own);
+    must(gpu, "gate", op->gate(gpu, w, m.shared_logits, N, 1, 1));
+    must(gpu, "experts_gated",
          op->experts_gated(gpu, own_h, &one[0].w, &one[1].w, d.d_x, d.d_norm, eps, s.act, ids, N, 1));
-    must("experts_down", op->experts_down(gpu, m.out, &one[2].w, own_h, ids, w, N, 1, false));
-    get(own, own_h, sizeof own);
-    get(alone, m.out, sizeof alone);
+    must(gpu, "experts_down", op->experts_down(gpu, m.out, &one[2].w, own_h, ids, w, N, 1, false));
+    fetch(own, own_h, sizeof own);
+    fetch(alone, m.out, sizeof alone);
     bool same = true;
     double worst = 0;
     for (int i = 0; i < N; i++) same &= !memcmp(h + (size_t)(i * 4 + 3) * 256, own + (size_t)i * 256, 1024);
@@ -603,8 +588,8 @@ static void check_refusals(void)
     struct matrices a = matrices_make(KN_Q8_0, 3, 16, 64), b = matrices_make(KN_Q8_0, 3, 32, 64),
                     c = matrices_make(KN_F16, 3, 16, 64);
     struct kn_weight none = {0}, w;
-    float *x = put(NULL, 1 << 16);
-    int32_t *ids = put(NULL, 1 << 10);
+    float *x = put(gpu, NULL, 1 << 16);
+    int32_t *ids = put(gpu, NULL, 1 << 10);
     refused(op->experts_gated(gpu, x, &a.w, &b.w, x, x, eps, KN_ACT_SILU, ids, 1, 2), KN_EINVAL,
             "unequal shapes");
     if (!strcmp(op->name, "cuda"))
