@@ -18,7 +18,7 @@ int cuda_devices(void); /* 0: none, or no driver */
  * attention.cu chooses. */
 struct cuda_attention_tuning {
     int unit;    /* partial results of 1: leaves; 2: nodes */
-    int tiles;   /* 1: one tile a block; 2: as many as it takes */
+    int tiles;   /* of a block, at most: 1, 2 or 4 */
     int per;     /* units a block, at least */
     int spread;  /* blocks in place of as many as are resident, in percent of these */
     int slots;   /* of the ring of a block with one tile, at most */
