@@ -10,8 +10,8 @@ printf '\5\0' >&5
 mkdir d
 cut() { # NAME SIGNAL COMMAND: outputs go to d
     local s=0 i
-    # a shell's background jobs ignore SIGINT; env undoes that
-    env --default-signal=INT bash -c "exec $3" 2>err >out &
+    # a shell's background jobs ignore SIGINT, and what nohup starts SIGHUP; env undoes that
+    env --default-signal=INT,TERM,HUP bash -c "exec $3" 2>err >out &
     for ((i = 0; i < 3000; i++)); do
         [ -z "$(ls -A d)" ] || break
         sleep 0.01
