@@ -30,14 +30,6 @@ static cudaError_t chain_fault_open(void)
 }
 #endif
 
-/* As mm_kernel.cuh's. */
-DEV float chain_gate(int act, float g)
-{
-    if (act == KN_ACT_SILU) return __fdiv_rn(g, __fadd_rn(1.0f, expf(-g)));
-    const float c = __fmul_rn(0.7978845608028654f, __fmul_rn(g, __fmaf_rn(__fmul_rn(0.044715f, g), g, 1.0f)));
-    return __fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, tanhf(c)));
-}
-
 /* ---- weights ---- */
 
 /* The matrix of a pair, its panel in it (the first of two, where not gated), and whether there is a second.
@@ -81,7 +73,7 @@ DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
             const int next = i + 2, at = next % CHAIN_DESCS;
             if (next >= CHAIN_DESCS) bar_pass(m.read + at, (next / CHAIN_DESCS - 1) & 1);
             bar_expect(m.told + at, sizeof(chain_step));
-            bulk_to(m.steps + at, a.step + next, sizeof(chain_step), m.told + at);
+            copy_bulk_to(m.steps + at, a.step + next, sizeof(chain_step), m.told + at);
         }
         __syncwarp();
         const chain_step &s = m.steps[i % CHAIN_DESCS];
@@ -125,8 +117,8 @@ DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
                 __syncwarp();
                 if (now) {
                     bar_expect(m.full + slot, q ? 2 * bytes : bytes);
-                    bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
-                    if (q) bulk_to(m.ring + (size_t)slot * a.slot_bytes + apart, q, bytes, m.full + slot);
+                    copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
+                    if (q) copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes + apart, q, bytes, m.full + slot);
                 }
                 __syncwarp();
             }
@@ -313,7 +305,7 @@ DEV void chain_write(const chain_step &s, float *values, const uint8_t *act, con
         }
         if (s.gated) {
             const float up = __shfl_down_sync(0xffffffff, y, 16);
-            y = __fmul_rn(chain_gate(s.act, y), up);
+            y = __fmul_rn(act_gate(s.act, y), up);
         }
         if (!mine) continue;
         if (s.old) y = __fadd_rn(old, y);
@@ -348,10 +340,10 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             bar_open(r.told + i, 1);
             bar_open(r.read + i, CHAIN_WARPS + 1); /* and the warp that asks but does not fetch them */
         }
-        bar_opened();
+        bar_fence();
         for (int i = 0; i < 2 && i < a.count; i++) {
             bar_expect(r.told + i, sizeof(chain_step));
-            bulk_to(r.steps + i, a.step + i, sizeof(chain_step), r.told + i);
+            copy_bulk_to(r.steps + i, a.step + i, sizeof(chain_step), r.told + i);
         }
     }
     __syncthreads();

@@ -2,6 +2,7 @@
 #ifndef DFLASH_CUDA_CHAIN_SYNC_CUH
 #define DFLASH_CUDA_CHAIN_SYNC_CUH
 
+#include "bulk.cuh"
 #include "chain.cuh"
 
 #define DEV static __device__ __forceinline__
@@ -52,10 +53,6 @@ static __device__ __noinline__ void chain_fault(int line, unsigned what)
 
 /* ---- in a block ---- */
 
-DEV uint32_t chain_shared(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
 DEV void chain_meet() /* the warps that multiply */
 {
     asm volatile("bar.sync 1, %0;" ::"n"(32 * CHAIN_WARPS) : "memory");
@@ -67,26 +64,13 @@ DEV void chain_heads_meet() /* those that attend */
 DEV void bar_open(uint64_t *b, int arrivals)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(chain_shared(b)), "r"(arrivals) : "memory");
-#endif
-}
-DEV void bar_opened()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 #endif
 }
 DEV void bar_arrive(uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(chain_shared(b)) : "memory");
-#endif
-}
-DEV void bar_expect(uint64_t *b, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(chain_shared(b)), "r"(bytes)
-                 : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 #endif
 }
 DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
@@ -97,31 +81,19 @@ DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
         asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, "
                      "1, 0, p;\n}"
                      : "=r"(there)
-                     : "r"(chain_shared(b)), "r"(phase)
+                     : "r"(shared_address(b)), "r"(phase)
                      : "memory");
-        if (++turns == CHAIN_PATIENCE) chain_fault(line, (unsigned)(chain_shared(b)));
+        if (++turns == CHAIN_PATIENCE) chain_fault(line, (unsigned)(shared_address(b)));
     }
 #else
     asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
-                 "done;\nbra again;\ndone:\n}" ::"r"(chain_shared(b)),
+                 "done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)),
                  "r"(phase)
                  : "memory");
 #endif
 #endif
 }
 #define bar_pass(b, phase) bar_pass_at(b, phase, __LINE__)
-/* Bytes that the barrier was told to expect. */
-DEV void bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            chain_shared(dst)),
-        "l"(src), "r"(bytes), "r"(chain_shared(b))
-        : "memory");
-#endif
-}
-
 /* ---- between blocks ----
  * Values: a word that stands for itself; until it is written, CHAIN_NOT_YET stands there, a NaN that no
  * arithmetic gives. Partial results of attention: {value, tag}. */

@@ -172,13 +172,6 @@ DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
 
 /* ---- weights ---- */
 
-DEV void bar_expect(uint64_t *b, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
-                 : "memory");
-#endif
-}
 /* All logits, x: expert 32 i + lane, and the shared one's, once all blocks have put them. */
 DEV void whole_logits(const whole_args &a, const struct whole_memory *m, float x[CHOICE / 32], float *shared)
 {

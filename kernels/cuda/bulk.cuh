@@ -1,0 +1,59 @@
+/* bulk.cuh - what kernels that stream weights share: barriers in shared memory that count bytes, copies that they count
+ * (compute capability 9.0; nothing elsewhere), and the gate's activation, whose bits all of them must give alike. */
+#ifndef DFLASH_CUDA_BULK_CUH
+#define DFLASH_CUDA_BULK_CUH
+
+#include "mm_int.cuh"
+
+DEV uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+DEV void bar_init(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b)) : "memory");
+#endif
+}
+DEV void bar_fence()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+DEV void bar_wait(uint64_t *b, uint32_t phase)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
+                 "done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)),
+                 "r"(phase)
+                 : "memory");
+#endif
+}
+DEV void bar_expect(uint64_t *b, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+                 : "memory");
+#endif
+}
+/* Bytes that the barrier was told to expect. */
+DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(dst)),
+        "l"(src), "r"(bytes), "r"(shared_address(b))
+        : "memory");
+#endif
+}
+
+DEV float act_gate(int act, float g)
+{
+    if (act == KN_ACT_SILU) return __fdiv_rn(g, __fadd_rn(1.0f, expf(-g)));
+    const float c = __fmul_rn(0.7978845608028654f, __fmul_rn(g, __fmaf_rn(__fmul_rn(0.044715f, g), g, 1.0f)));
+    return __fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, tanhf(c)));
+}
+
+#endif
