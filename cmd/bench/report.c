@@ -83,8 +83,9 @@ static void cell_row(const json_t *j)
 
 static void rows_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "rows", NULL, NULL, 0, 1), num(j, "context", NULL, NULL, 0, 1),
-           num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1), num(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9),
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "rows", NULL, NULL, 0, 1),
+           num(j, "context", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1),
+           num(j, "experts_met", NULL, NULL, 1, 1), num(j, "weight_bytes", NULL, NULL, 1, 1e-6), num(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9),
            num(j, "share_of_ceiling", NULL, NULL, 2, 1));
 }
 
@@ -125,7 +126,9 @@ static const struct {
      "| target | drafter | cell | plain t/s | share of reading | drafted t/s | tau | speedup (quartiles) | verdict | equal |\n"
      "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | --- | --- |\n",
      cell_row},
-    {"rows", "| target | rows | context | ms | one-row steps | GB/s of weights | share of reading |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+    {"rows",
+     "| target | rows | context | ms | one-row steps | experts | MB of weights | GB/s of weights | share of reading |\n"
+     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
      rows_row},
     {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
     {"draft", "| drafter | target | block | ms | one-row steps | share of reading |\n| --- | --- | ---: | ---: | ---: | ---: |\n", draft_row},

@@ -2,7 +2,7 @@
  *
  * Every size is measured once a round, round after round, so that a drift of the machine meets all of them; the median of
  * the rounds is reported, its ratio to one row, and for rows the share of the memory's speed that reading the weights
- * once in that time means. */
+ * once in that time means: of experts those that the rows meet, counted in a pass before. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "../../common/session.h"
 #include "../redirect.h"
 #include "bench.h"
+#include "experts_met.h"
 
 #define MAX_SIZES 64
 
@@ -43,6 +44,7 @@ struct plan {
     int32_t rows[MAX_SIZES], prompts[MAX_SIZES];
     int n_rows, n_prompts;
     struct sample row_s[MAX_SIZES], prompt_s[MAX_SIZES], draft_s;
+    double bytes[MAX_SIZES], experts[MAX_SIZES]; /* of rows: weight bytes; experts met a layer, NaN without */
     double ceiling;
     int32_t *ids; /* any ids: [longest] */
 };
@@ -102,10 +104,10 @@ static int emit(struct plan *p, struct err *e)
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++) {
         double s = sample_quantile(&p->row_s[i], 0.5);
-        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target", bench_model_json(o.m.target_path, t),
-                              "rows", p->rows[i], "context", o.context, "seconds", sample_json(&p->row_s[i]), "weight_bytes_per_s",
-                              bench_number((double)t->bytes_step / s), "read_ceiling_bytes_per_s", bench_number(p->ceiling), "share_of_ceiling",
-                              bench_number((double)t->bytes_step / s / p->ceiling), "machine", bench_machine(&o.m));
+        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target", bench_model_json(o.m.target_path, t),
+                              "rows", p->rows[i], "context", o.context, "seconds", sample_json(&p->row_s[i]), "weight_bytes", json_integer((json_int_t)p->bytes[i]),
+                              "experts_met", bench_number(p->experts[i]), "weight_bytes_per_s", bench_number(p->bytes[i] / s), "read_ceiling_bytes_per_s",
+                              bench_number(p->ceiling), "share_of_ceiling", bench_number(p->bytes[i] / s / p->ceiling), "machine", bench_machine(&o.m));
         if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
         if (bench_emit(j, e)) return -1;
     }
@@ -131,6 +133,26 @@ static int emit(struct plan *p, struct err *e)
     return bench_emit(j, e);
 }
 
+/* What passes of these rows at this context read. */
+static int count_bytes(struct plan *p, struct err *e)
+{
+    struct experts_met met;
+    struct session *s = NULL;
+    for (int i = 0; i < p->n_rows; i++) p->bytes[i] = (double)o.m.target->bytes_step, p->experts[i] = NAN;
+    if (!o.m.target->d->n_expert) return 0;
+    experts_met_open(&met, o.m.target->be);
+    int rc = new_session(&s, o.context, false, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e) ? -1 : 0;
+    for (int i = 0; i < p->n_rows && rc == 0; i++) {
+        experts_met_start(&met);
+        rc = session_forward(s, p->ids, p->rows[i], e);
+        p->bytes[i] += met.bytes;
+        p->experts[i] = met.experts / (double)met.lists;
+    }
+    session_free(s);
+    experts_met_close(&met);
+    return rc;
+}
+
 static int measure(struct plan *p, struct err *e)
 {
     struct session *s = NULL;
@@ -149,6 +171,7 @@ static int measure(struct plan *p, struct err *e)
         goto done;
     }
     models_check_length(&o.m, &cli, n);
+    if (count_bytes(p, e)) goto done;
     if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e)) goto done;
     for (int r = 0; r < o.rounds; r++) {
         p->ceiling = r ? fmax(p->ceiling, bench_ceiling(&o.m, bytes, threads, 2)) : bench_ceiling(&o.m, bytes, threads, 2);
