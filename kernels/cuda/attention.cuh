@@ -23,6 +23,7 @@
 #include <cuda_fp16.h>
 
 #define DEV static __device__ __forceinline__
+#include "cluster.cuh"
 
 #define TILE 16
 #define FEW 64 /* rows up to which keys are spread over blocks */
@@ -195,10 +196,6 @@ template <bool BF16> DEV bool make_finite(uint32_t &w)
 
 /* ---- memory ---- */
 
-DEV unsigned shared_at(const void *p)
-{
-    return (unsigned)__cvta_generic_to_shared(p);
-}
 DEV void copy_async(unsigned to, const void *from, bool really)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(really ? 16 : 0)
@@ -225,62 +222,6 @@ DEV void copy_wait(int n)
         asm volatile("cp.async.wait_group 5;" ::: "memory");
         break; /* of more: earlier than it need be */
     }
-}
-/* The same place in the shared memory of block `rank` of my cluster, and what is there. */
-DEV unsigned cluster_at(unsigned at, unsigned rank)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    unsigned there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    return there;
-#else
-    return rank ? 0 : at;
-#endif
-}
-/* Two floats to a block of the cluster, whose barrier at `bar` counts the bytes: addresses of cluster_at. */
-DEV void cluster_store(unsigned at, float2 v, unsigned bar)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(at),
-        "f"(v.x), "f"(v.y), "r"(bar)
-        : "memory");
-#endif
-}
-/* One thread, before cluster_arrive: a barrier that one arrival, with the number of bytes, completes. */
-DEV void cluster_bar_init(unsigned bar)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" ::"r"(bar)
-                 : "memory");
-#endif
-}
-DEV void cluster_bar_expect(unsigned bar, unsigned bytes)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-#endif
-}
-DEV void cluster_bar_wait(unsigned bar)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n@p bra "
-                 "done;\nbra again;\ndone:\n}" ::"r"(bar)
-                 : "memory");
-#endif
-}
-/* All threads of the cluster have arrived when any goes on behind the wait; in between, other work. */
-DEV void cluster_arrive()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-DEV void cluster_wait()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
 }
 DEV uint4 load_matrices(unsigned at)
 {

@@ -48,6 +48,37 @@ static __device__ __forceinline__ float silu(float x)
     return __fdiv_rn(x, __fadd_rn(1.0f, dev_exp(-x)));
 }
 
+/* silu of each, the same bits. A division by itself ends in a branch to its rare cases, so that one waits for the other;
+ * these go side by side, and one branch stands behind all of them. */
+template <int N> static __device__ __forceinline__ void silu_all(float (&v)[N])
+{
+    float y[N];
+    bool plain = true;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float x = v[i], d = __fadd_rn(1.0f, dev_exp(-x));
+        float r;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+        r = __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
+        float q = __fmul_rn(x, r);
+        q = __fmaf_rn(__fmaf_rn(-d, q, x), r, q);
+        y[i] = __fmaf_rn(__fmaf_rn(-d, q, x), r, q);
+        plain = plain && fabsf(x) > 0x1p-60f && fabsf(x) < 0x1p60f && d < 0x1p60f;
+    }
+    if (plain) {
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = y[i];
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < N; i++) {
+            float x = v[0];
+#pragma unroll
+            for (int j = 0; j < N - 1; j++) v[j] = v[j + 1];
+            v[N - 1] = silu(x); /* all turned round once: no index that is not known */
+        }
+    }
+}
+
 static __device__ __forceinline__ float warp_sum(float x)
 {
     for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));

@@ -74,47 +74,69 @@ static __device__ void convolve(const struct layer &l, struct shared<D, CHUNK> &
     }
 }
 
-/* Norms of q and k and their product: a warp a token. */
+/* Norms of q and k and their product: a warp a token, two at a time; the four roots are made by four lanes at once. */
 template <int D, class M> static __device__ void norms(const struct layer &l, M &m, int32_t n)
 {
     const int lane = threadIdx.x % 32;
     const float scale = __fdiv_rn(1.0f, __fsqrt_rn((float)l.a.d_k));
 #pragma unroll 1
-    for (int t = threadIdx.x / 32; t < n; t += THREADS / 32) {
-        float qq = 0.0f, kk = 0.0f, kq = 0.0f, *const tq = m.q_of(t), *const tk = m.k_of(t);
+    for (int t = threadIdx.x / 32; t < n; t += 2 * (THREADS / 32)) {
+        const int u = t + THREADS / 32 < n ? t + THREADS / 32 : t; /* or the same once more */
+        float *const at[4] = {m.q_of(t), m.k_of(t), m.q_of(u), m.k_of(u)};
+        float x[4][D / 32], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, kq[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            const float q = tq[32 * i + lane], k = tk[32 * i + lane];
-            qq = __fmaf_rn(q, q, qq);
-            kk = __fmaf_rn(k, k, kk);
-        }
-        const float rq = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(qq), 1e-6f))),
-                    rk = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(kk), 1e-6f)));
+        for (int i = 0; i < D / 32; i++)
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            const float q = __fmul_rn(__fmul_rn(tq[32 * i + lane], rq), scale),
-                        k = __fmul_rn(tk[32 * i + lane], rk);
-            tq[32 * i + lane] = q;
-            tk[32 * i + lane] = k;
-            kq = __fmaf_rn(k, q, kq);
-        }
-        kq = warp_sum(kq);
-        if (lane == 0) m.kq[t] = kq;
+            for (int j = 0; j < 4; j++) {
+                x[j][i] = at[j][32 * i + lane];
+                sum[j] = __fmaf_rn(x[j][i], x[j][i], sum[j]);
+            }
+#pragma unroll
+        for (int o = 16; o; o >>= 1)
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(~0u, sum[j], o));
+        const float mine = lane & 2 ? (lane & 1 ? sum[3] : sum[2]) : (lane & 1 ? sum[1] : sum[0]),
+                    root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mine, 1e-6f)));
+        float r[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) r[j] = __shfl_sync(~0u, root, j);
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float q = __fmul_rn(__fmul_rn(x[2 * j][i], r[2 * j]), scale), k = __fmul_rn(x[2 * j + 1][i], r[2 * j + 1]);
+                at[2 * j][32 * i + lane] = q;
+                at[2 * j + 1][32 * i + lane] = k;
+                kq[j] = __fmaf_rn(k, q, kq[j]);
+            }
+#pragma unroll
+        for (int o = 16; o; o >>= 1)
+#pragma unroll
+            for (int j = 0; j < 2; j++) kq[j] = __fadd_rn(kq[j], __shfl_xor_sync(~0u, kq[j], o));
+        if (lane == 0) m.kq[t] = kq[0], m.kq[u] = kq[1];
     }
 }
-/* The gates, a thread a token: of the block's last warps, which have fewer norms. */
-template <class M>
-static __device__ void gates(const struct layer &l, M &m, int32_t t0, int32_t n, int32_t pending)
+/* The gates, a thread a token: of the block's last warp. In two parts, for what they read comes from far. */
+struct gate_inputs {
+    float alpha, beta;
+};
+static __device__ __forceinline__ struct gate_inputs gate_inputs_of(const struct layer &l, int32_t t0, int32_t n, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const int h = blockIdx.y, t = THREADS - 1 - (int)threadIdx.x;
-    if (t >= n) return; /* n <= THREADS */
+    if (t >= n) return {}; /* n <= THREADS */
     const int32_t row = t0 + t - pending;
-    const float *alpha = row < 0 ? l.s.log + (t0 + t) * (l.width + 2 * a.n_v) + l.width
-                                 : a.alpha + (int64_t)row * a.n_v,
+    const float *alpha = row < 0 ? l.s.log + (t0 + t) * (l.width + 2 * a.n_v) + l.width : a.alpha + (int64_t)row * a.n_v,
                 *beta = row < 0 ? alpha + a.n_v : a.beta + (int64_t)row * a.n_v;
-    m.decay[t] = dev_exp(__fmul_rn(a.a[h], dev_softplus(__fadd_rn(alpha[h], a.dt[h]))));
-    m.beta[t] = dev_sigmoid(beta[h]);
+    return {alpha[h], beta[h]};
+}
+template <class M> static __device__ void gates(const struct layer &l, M &m, const struct gate_inputs &g, int32_t n)
+{
+    const struct kn_delta &a = l.a;
+    const int h = blockIdx.y, t = THREADS - 1 - (int)threadIdx.x;
+    if (t >= n) return;
+    m.decay[t] = dev_exp(__fmul_rn(a.a[h], dev_softplus(__fadd_rn(g.alpha, a.dt[h]))));
+    m.beta[t] = dev_sigmoid(g.beta);
 }
 
 /* A token: s is the thread's part of its row, elements 32 i + 4 lane .. + 3. Returns o = S q, in every lane

@@ -3,13 +3,14 @@
  * for each other.
  *
  * A cluster has two neighbouring value heads, 256 outputs of a row: what is rounded together (prep.cuh). Its
- * eight blocks, 32 rows of a state each, take the tokens through the state as delta.cu's do and leave the
- * outputs in shared memory; a warp a token then gathers 256 of them from the blocks, norms, gates and rounds.
+ * eight blocks, 32 rows of a state each, take the tokens through the state as delta.cu's do; a token's outputs go
+ * straight to the block of the cluster that has it, where a warp norms, gates and rounds 256 of them.
  * The log and the convolution's state, which blocks of other clusters read as well, are written by the last
  * block that has read them: of a key head's, the last of its value heads' blocks.
  *
  * Every value has the bits of the three kernels. Bound: latency, from the last projection to the rounded row.
  */
+#include "cluster.cuh"
 #include "delta_rows.cuh"
 #include "prep.cuh"
 
@@ -21,10 +22,11 @@
 
 #define COLUMNS (2 * D + ROWS) /* of the convolution that a block needs: a key head's q and k, its own v */
 
-/* Rows of the convolution's inputs, the oldest TAPS - 1 from before the chunk. A thread that has a column
- * walks down it and leaves token t's output in row t, which it needs no more. */
+/* Rows of the convolution's inputs, the oldest TAPS - 1 from before the chunk. A thread that has a column of q or k
+ * walks down it and leaves token t's output in row t, which it needs no more; those of v stand apart. */
 struct tokens {
     float rows[CHUNK + TAPS - 1][COLUMNS];
+    float v[CHUNK][ROWS];
     float decay[CHUNK], beta[CHUNK], kq[CHUNK];
     __device__ __forceinline__ float *q_of(int t)
     {
@@ -36,47 +38,18 @@ struct tokens {
     }
     __device__ __forceinline__ float *v_of(int t)
     {
-        return rows[t] + 2 * D;
+        return v[t];
     }
 };
+#define MINE (CHUNK / BLOCKS) /* tokens of a chunk that a block finishes: every eighth */
 struct step_memory {
     struct tokens m;
-    float o[CHUNK][ROWS];
+    __align__(16) float o[MINE][BLOCKS * ROWS]; /* their outputs, from all blocks of the cluster */
+    uint64_t come[MINE];                        /* count the bytes of each */
     bool last;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-DEV uint32_t there_of(const void *p, unsigned rank)
-{
-    uint32_t at;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(at)
-                 : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank));
-    return at;
-}
-DEV float there_one(uint32_t at)
-{
-    float v;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-    return v;
-}
-DEV float4 there_four(uint32_t at)
-{
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-DEV void cluster_arrive()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-DEV void cluster_wait()
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 DEV void to_l2(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
@@ -141,52 +114,71 @@ DEV float4 taps_of(const struct kn_delta &a, int64_t channel)
                        w[3 - skip]);
 }
 /* As convolve: the oldest tap first, whichever that is. */
-DEV float convolved(const float4 &w, float x0, float x1, float x2, float x3, int skip)
+DEV float convolved(const float4 &w, const float *x, int skip)
 {
-    float s = __fmul_rn(w.w, x3);
-    if (skip == 2) s = __fmaf_rn(w.w, x3, __fmul_rn(w.z, x2));
-    if (skip == 1) s = __fmaf_rn(w.w, x3, __fmaf_rn(w.z, x2, __fmul_rn(w.y, x1)));
-    if (skip == 0) s = __fmaf_rn(w.w, x3, __fmaf_rn(w.z, x2, __fmaf_rn(w.y, x1, __fmul_rn(w.x, x0))));
-    return silu(s);
+    float s = __fmul_rn(w.w, x[3]);
+    if (skip == 2) s = __fmaf_rn(w.w, x[3], __fmul_rn(w.z, x[2]));
+    if (skip == 1) s = __fmaf_rn(w.w, x[3], __fmaf_rn(w.z, x[2], __fmul_rn(w.y, x[1])));
+    if (skip == 0) s = __fmaf_rn(w.w, x[3], __fmaf_rn(w.z, x[2], __fmaf_rn(w.y, x[1], __fmul_rn(w.x, x[0]))));
+    return s;
 }
-/* q and k: a thread a column. v: a thread of one warp a column. */
-DEV void convolve_column(struct tokens &m, const float4 &w, int column, int32_t n, int skip)
+/* A thread has a column of q or k and walks down it, then one of v for an eighth of the tokens, by the same code (which is
+ * fetched once), two tokens at a time. */
+DEV void convolve_columns(struct tokens &m, const float4 &w, const float4 &w_v, int32_t n, int skip)
 {
-    float x0 = m.rows[0][column], x1 = m.rows[1][column], x2 = m.rows[2][column];
-#pragma unroll 2
-    for (int t = 0; t < n; t++) {
-        const float x3 = m.rows[t + TAPS - 1][column];
-        m.rows[t][column] = convolved(w, x0, x1, x2, x3, skip);
-        x0 = x1, x1 = x2, x2 = x3;
+    const int i = threadIdx.x, each = (n + THREADS / 32 - 1) / (THREADS / 32);
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+        const int column = pass ? 2 * D + i % 32 : i, from = pass ? i / 32 * each : 0, to = pass ? min(from + each, n) : n,
+                  stride = pass ? ROWS : COLUMNS;
+        const float4 taps = pass ? w_v : w;
+        float *out = pass ? &m.v[from][i % 32] : &m.rows[0][i];
+        const float *in = &m.rows[from][column];
+        if (from >= to) continue;
+        float x[TAPS + 1] = {in[0], in[COLUMNS], in[2 * COLUMNS]};
+#pragma unroll 1
+        for (int t = from; t < to; t += 2) {
+            const bool two = t + 1 < to;
+            float y[2];
+            in += 2 * COLUMNS;
+            x[3] = in[COLUMNS];
+            x[4] = two ? in[2 * COLUMNS] : 0.0f;
+            y[0] = convolved(taps, x, skip);
+            y[1] = two ? convolved(taps, x + 1, skip) : 1.0f;
+            silu_all(y);
+            out[0] = y[0];
+            if (two) out[stride] = y[1];
+            out += 2 * stride;
+            x[0] = x[2], x[1] = x[3], x[2] = x[4];
+        }
     }
 }
 
-/* A warp: row r of the cluster's two heads, token t of the chunk. */
+/* A warp: row r of the cluster's two heads, whose outputs are o. */
 template <enum mm_act ACT>
-DEV void finish_row(const struct layer &l, const mm_prep &p, const struct step_memory &m, int t, int64_t r,
-                    const float z[8], const float norm[8])
+DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCKS * ROWS], int64_t r, float gate[8],
+                    const float norm[8])
 {
     const struct kn_delta &a = l.a;
     const int lane = threadIdx.x % 32;
-    float v[8], rms[2];
-    {
-        const uint32_t at = there_of(&m.o[t][8 * (lane % 4)], lane / 4);
-        const float4 x = there_four(at), y = there_four(at + 16);
-        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w, v[4] = y.x, v[5] = y.y, v[6] = y.z, v[7] = y.w;
-    }
-    float o[BLOCKS];
+    __align__(16) float v[8];
+    float sum[2] = {0.0f, 0.0f};
+    *(float4 *)v = *(const float4 *)(o + 8 * lane);
+    *(float4 *)(v + 4) = *(const float4 *)(o + 8 * lane + 4);
 #pragma unroll
-    for (int j = 0; j < BLOCKS; j++) o[j] = there_one(there_of(&m.o[t][lane], j));
+    for (int j = 0; j < QUARTERS; j++)
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float sum = 0.0f;
+        for (int h = 0; h < 2; h++) {
+            const float x = o[32 * (QUARTERS * h + j) + lane];
+            sum[h] = __fmaf_rn(x, x, sum[h]);
+        }
 #pragma unroll
-        for (int j = 0; j < QUARTERS; j++) sum = __fmaf_rn(o[QUARTERS * h + j], o[QUARTERS * h + j], sum);
-        rms[h] = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(warp_sum(sum), (float)D), a.eps)));
-    }
-    const float rr = lane < 16 ? rms[0] : rms[1];
+    for (int i = 16; i; i >>= 1)
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fmul_rn(v[i], rr), norm[i]), silu(z[i]));
+        for (int h = 0; h < 2; h++) sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(~0u, sum[h], i));
+    const float rr = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lane < 16 ? sum[0] : sum[1], (float)D), a.eps)));
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fmul_rn(v[i], rr), norm[i]), gate[i]);
     store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v);
 }
 
@@ -239,10 +231,15 @@ DEV void step_block(const struct layer &l, const mm_prep &p, unsigned *count, st
               warp = threadIdx.x / 32, rank = (int)(blockIdx.x + QUARTERS * (blockIdx.y % 2));
     float *state = l.s.s + ((int64_t)blockIdx.y * D + row0 + row) * D;
     __align__(16) float s[D / LANES];
-    float z[8], norm[8];
+    float norm[8];
     const struct columns c = columns_of(a, row0);
     const int i = threadIdx.x, skip = TAPS - a.n_conv;
+    const unsigned come = shared_at(m.come), to = shared_at(&m.o[0][rank * ROWS + row]);
+    unsigned turn = 0; /* of the warp's barrier */
     cuda_grid_early();
+    if (i == 0)
+        for (int j = 0; j < MINE; j++) cluster_bar_init(come + 8 * j);
+    cluster_arrive();
     ask_early(l, c, row0);
     const float4 w = taps_of(a, (int64_t)(i / D * a.n_k + blockIdx.y % a.n_k) * D + i % D),
                  w_v = taps_of(a, 2 * (int64_t)a.n_k * D + (int64_t)blockIdx.y * D + row0 + i % 32);
@@ -252,54 +249,54 @@ DEV void step_block(const struct layer &l, const mm_prep &p, unsigned *count, st
     move_state<D, false>(s, state, lane, D);
     for (int32_t t0 = 0; t0 < all; t0 += CHUNK) {
         const int32_t n = min(CHUNK, all - t0);
-        const bool end = t0 + n == all;
-        if (t0) {
-            cluster_arrive(); /* others have read the outputs of the chunk before */
-            cluster_wait();
+        if (t0) { /* the chunk before has been finished: the place of its outputs is free, and here that of its inputs */
+            cluster_arrive();
+            __syncthreads();
         }
+        const struct gate_inputs g = gate_inputs_of(l, t0, n, pending);
         load_inputs(l, m.m, c, t0, n, pending);
-        gates(l, m.m, t0, n, pending);
         __syncthreads();
-        convolve_column(m.m, w, i, n, skip);
+        convolve_columns(m.m, w, w_v, n, skip);
         __syncthreads();
-        if (warp == THREADS / 32 - 1) convolve_column(m.m, w_v, 2 * D + i % 32, n, skip);
+        gates(l, m.m, g, n);
         norms<D>(l, m.m, n);
         __syncthreads();
-        if (end && threadIdx.x == THREADS - 1) { /* all that this block reads of the log has been read */
+        if (t0 + n == all && i == THREADS - 1) { /* all that this block reads of the log has been read */
             const unsigned blocks = (unsigned)(QUARTERS * (a.n_v / a.n_k));
             __threadfence();
             m.last = atomicInc(count + blockIdx.y % a.n_k, blocks - 1) == blocks - 1;
         }
+        const int mine = rank + BLOCKS * warp; /* the token that this warp finishes */
+        const int64_t r = t0 + mine - pending;
+        const bool finishes = warp < MINE && mine < n && r >= 0;
+        if (finishes && i % 32 == 0) cluster_bar_expect(come + 8 * warp, BLOCKS * ROWS * 4);
+        cluster_wait(); /* all have barriers */
 #pragma unroll 1
         for (int t = 0; t < n; t++) {
-            const int32_t r = t0 + t - pending;
-            if (r == 0 && pending && !a.commit) move_state<D, true>(s, state, lane, D);
-            const float o = step<D>(s, m.m, t, row, lane, r >= 0);
-            if (lane == 0) m.o[t][row] = o;
+            const int32_t rt = t0 + t - pending;
+            if (rt == 0 && pending && !a.commit) move_state<D, true>(s, state, lane, D);
+            const float o = step<D>(s, m.m, t, row, lane, rt >= 0);
+            if (lane == 0 && rt >= 0)
+                cluster_store(cluster_at(to + t / BLOCKS * (BLOCKS * ROWS * 4), t % BLOCKS), o,
+                              cluster_at(come + t / BLOCKS * 8, t % BLOCKS));
         }
-        cluster_arrive();
-        /* A block's tokens are every eighth, a warp's every eighth of these. */
-        const int first = rank + BLOCKS * warp;
-#pragma unroll 1
-        for (int t = first, k = 0; k == 0 || t < n; t += BLOCKS * (THREADS / 32), k++) {
-            const int64_t r = t0 + t - pending;
-            const bool mine = t < n && r >= 0;
-            if (mine)
-                load_eight(z, a.z + (r * a.n_v + (int64_t)(blockIdx.y & ~1)) * D, 8 * (threadIdx.x % 32),
-                           2 * D);
-            if (k == 0) cluster_wait();
-            if (mine) finish_row<ACT>(l, p, m, t, r, z, norm);
+        if (finishes) {
+            float gate[8];
+            load_eight(gate, a.z + (r * a.n_v + (int64_t)(blockIdx.y & ~1)) * D, 8 * (threadIdx.x % 32), 2 * D);
+            silu_all(gate);
+            cluster_bar_wait(come + 8 * warp, turn);
+            turn ^= 1;
+            finish_row<ACT>(l, p, m.o[warp], r, gate, norm);
         }
     }
+    __syncthreads(); /* m.last */
     if (a.commit) move_state<D, true>(s, state, lane, D);
     keep_columns(l, c, pending, m.last);
-    cluster_arrive(); /* nobody leaves while another reads its outputs */
-    cluster_wait();
 }
 #endif
 
 template <enum mm_act ACT>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 2)
     delta_step(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
