@@ -183,6 +183,7 @@ struct kn_attention {
         *first; /* NULL, or one int32 in device memory: keys at positions < *first are not visible */
     const struct kn_weight *then; /* NULL, or what linear will multiply out with next, with nothing between: a device
                                      may prepare for it. Results do not depend on it */
+    const float *gate; /* NULL, or what gate_linear will gate out with before that, [n, n_head, head_dim] */
 };
 
 struct kn_rope_store {

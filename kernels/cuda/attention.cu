@@ -439,7 +439,8 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     /* Whole blocks of 256 of a token in each kv head. */
     p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
                 a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && plan.slots > 1)) &&
-                mm_preparing(be, a->then, &p.then, &p.act);
+                (!a->gate || !gate_apart) && mm_preparing(be, a->then, &p.then, &p.act);
+    p.gate = a->gate;
 #ifdef ATTN_TRACE
     p.trace = attn_trace;
 #endif
@@ -451,7 +452,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         const dim3 grid((unsigned)tiles, (unsigned)p.n_kv, (unsigned)blocks);
         rc = cuda_check(be, "attention", launch_near(be, f, grid, p.d == 64 ? 128 : 256, smem, p));
         if (p.fold) cuda_ring_written(be, p.k);
-        if (p.prepare && rc == 0) mm_prepared(be, p.out, p.n, &p.then, p.act);
+        if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
         return rc;
     }
     if (!plan.b.f)
@@ -484,7 +485,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         rc = cuda_check(be, "attention",
                         cuda_launch(be, merge_kernel(p.d, few), merge, dim3(64 * CLASSES), 0, p));
     }
-    if (p.prepare && rc == 0) mm_prepared(be, p.out, p.n, &p.then, p.act);
+    if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
     return rc;
 }
 

@@ -300,8 +300,6 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     return 1;
 }
 
-/* ---- launching ---- */
-
 static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
 {
     int rc = 0;
@@ -310,6 +308,22 @@ static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_
                              : chain_alone(be, &c->op[i].product);
     return rc;
 }
+
+bool chain_last(const struct cuda_backend *be, const float *out, struct chain_product *p)
+{
+    const int32_t last = be->chain_steps - 1;
+    if (last < 0 || last > 3 || be->chain->op[last].attend) return false; /* more may be worth a chain */
+    *p = be->chain->op[last].product;
+    return p->n_w == 1 && p->add && !p->norm && !p->gated && p->out[0] == out;
+}
+int chain_drop_last(struct cuda_backend *be)
+{
+    const int32_t rest = be->chain_steps - 1;
+    be->chain_steps = 0;
+    return go_alone(be, be->chain, rest);
+}
+
+/* ---- launching ---- */
 
 /* The descriptors to device memory: of a recording's own, since they must be there whenever it is replayed.
  */

@@ -128,6 +128,9 @@ void chain_close(struct cuda_backend *be);
  * then), or an error. */
 int chain_add(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
+/* The newest of what was collected, where it is out += W x. drop: launches all but it; it is the caller's then. */
+bool chain_last(const struct cuda_backend *be, const float *out, struct chain_product *p);
+int chain_drop_last(struct cuda_backend *be);
 /* mm.cu, attention.cu: launch it by itself. */
 int chain_alone(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend_alone(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);

@@ -40,7 +40,7 @@ struct cuda_backend {
     uint8_t *mm_rows; /* prepared activations of a launch */
     size_t mm_rows_bytes;
     struct {            /* which they are, where a kernel that made them prepared them and nothing was launched since */
-        const float *x;
+        const float *x, *gate; /* gate: NULL, or what they were gated with */
         int32_t n, act, slice_units;
         uint64_t launch;
     } ready;
@@ -60,6 +60,8 @@ struct cuda_backend {
     float *experts_sums; /* experts.cu, from the first experts_load on */
     unsigned *experts_tag; /* behind them: experts_whole.cu's, and what its blocks hand each other */
     unsigned long long *experts_values;
+    struct experts_waiting *waiting; /* experts_whole.cu: a mixture of one row that is not launched yet */
+    mutable bool waits;              /* there is one */
 
     unsigned *delta_count; /* delta_step.cu: one a key head, zero between kernels */
 
@@ -145,11 +147,19 @@ int cuda_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gat
 
 /* ---- launching ---- */
 
-/* chain.cu: launch the products that were collected. */
+/* chain.cu, experts_whole.cu: launch the products that were collected; the mixture that waits. */
 int chain_flush(const struct cuda_backend *be);
-/* To be called before anything is put on the stream, or waited for, except by cuda_launch. */
+int experts_flush(const struct cuda_backend *be);
+/* Products behind the mixture that waits: into its launch, and returns 1, or 0 where they do not fit. And what the launch
+ * behind that will read first: into the second-level cache. */
+struct chain_product;
+int experts_then(struct cuda_backend *be, const struct chain_product *p);
+void experts_soon(struct cuda_backend *be, const void *p, size_t bytes);
+/* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a mixture
+ * one alone waits. */
 static inline int cuda_flush(const struct cuda_backend *be)
 {
+    if (be->waits) return experts_flush(be);
     return be->chain_steps ? chain_flush(be) : 0;
 }
 

@@ -63,6 +63,7 @@ struct experts_tuning {
     int staged_rows[2]; /* from, to: rows of the first product whose tiles' activations blocks take into shared memory */
     int form;        /* only this one (enum experts_form), or, where it does not fit, the plain one; -1: any */
     int whole;       /* rows up to which a mixture is one launch a row, where it fits */
+    int apart;       /* such a launch leaves alone: 1: the product before it; 2: those behind it */
 };
 extern struct experts_tuning experts_tuning;
 extern bool gate_apart; /* gate_linear as gate and linear: for benchmarks and tests */

@@ -312,6 +312,7 @@ static cudaError_t launch(struct cuda_backend *be,
 {
     cudaLaunchAttribute attr[3];
     cudaLaunchConfig_t config = {};
+    if (cuda_flush(be)) return cudaErrorLaunchFailure;
     be->launches++;
     config.gridDim = dim3(QUARTERS, (unsigned)l->a.n_v);
     config.blockDim = dim3(THREADS);
@@ -326,7 +327,6 @@ static cudaError_t launch(struct cuda_backend *be,
     attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     config.attrs = attr;
     config.numAttrs = 3;
-    if (cuda_flush(be)) return cudaErrorLaunchFailure;
     return cudaLaunchKernelEx(&config, kernel, *l, *p, be->delta_count);
 }
 
@@ -353,6 +353,6 @@ int cuda_delta_linear(struct kn_backend *kb, const struct kn_delta *a, float *ou
                                               : delta_step<MM_ACT_32M>,
                            &l, &p));
     if (rc) return rc;
-    mm_prepared(be, a->out, a->n, &p, act);
+    mm_prepared(be, a->out, nullptr, a->n, &p, act);
     return cuda_linear(kb, out, w, a->out, a->n, true);
 }

@@ -66,6 +66,7 @@ int cuda_experts_open(struct cuda_backend *be)
 
 void cuda_experts_close(struct cuda_backend *be)
 {
+    experts_whole_close(be);
     cudaFree(be->experts_sums);
     be->experts_sums = nullptr;
 }

@@ -23,8 +23,9 @@
 #define EXPERTS_PAIRS 18432 /* of a launch, at most: 2,048 rows of 8 and a shared one */
 #define EXPERTS_WHOLE_FF 1024 /* columns of an expert's h, at most, where one launch is a row's whole mixture */
 #define WHOLE_LOGITS 512
+#define WHOLE_ROW 3072 /* columns of a row, at most, that blocks of such a launch hand each other */
 /* What blocks hand each other (experts_whole.cu, experts_router.cu), behind the tag. */
-#define EXPERTS_WHOLE_VALUES ((size_t)WHOLE_LOGITS + 32 * EXPERTS_WHOLE_FF)
+#define EXPERTS_WHOLE_VALUES ((size_t)WHOLE_LOGITS + 32 * EXPERTS_WHOLE_FF + 2 * WHOLE_ROW)
 #define EXPERTS_ROUTER_VALUES ((size_t)320 << 10) /* experts_router.cu's */
 #define EXPERTS_VALUES_BYTES (256 + 8 * (EXPERTS_WHOLE_VALUES + EXPERTS_ROUTER_VALUES))
 #define EXPERTS_ROUTER_ROWS 64 /* that the router's own kernel takes */
@@ -91,6 +92,7 @@ int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_
                    const struct mm_prep *p);
 /* experts_whole.cu: m in one launch a row, where it has few rows (experts_tuning.whole) and fits: *done. open: once, before. */
 int experts_whole_open(struct cuda_backend *be);
+void experts_whole_close(struct cuda_backend *be);
 int experts_whole(struct cuda_backend *be, const struct kn_mixture *m, bool *done);
 /* experts_rows.cu: n rows to p->rows. route, if not NULL, is made as well (of n rows; kn_mixture says where
  * the shared logits, if not NULL, go). early: whether the next kernel may read the choice before its wait. */

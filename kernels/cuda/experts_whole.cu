@@ -1,4 +1,6 @@
-/* experts_whole.cu - the mixture of one row in a single launch: router, choice, gate and up, down.
+/* experts_whole.cu - the mixture of one row in a single launch: router, choice, gate and up, down; and with
+ * it, where they fit, the product before (that of attention's or a delta net's outputs) and those behind (of
+ * the next layer).
  *
  * Grid: one block a multiprocessor, all of them resident, so that blocks may wait for each other. What one
  * makes and others read, logits and h, passes as words {value, tag} (tagged.cuh); the first block, which has
@@ -15,406 +17,10 @@
  *
  * The bits are those of the kernels for more rows: logits (experts_router.cu), rounding (prep.cuh), the order
  * of all float sums (experts_kernel.cuh). */
-#include "experts.cuh"
-#include "experts_unit.cuh"
-#include "mm_kernel.cuh"
-#include "ops.cuh"
-#include "route.cuh"
-#include "tagged.cuh"
+#include "chain.cuh"
+#include "experts_around.cuh"
 
-#define WARPS 24      /* that multiply; one more chooses */
-#define PAIRS_MOST 8  /* of a block: panels of gate, and the same of up */
-#define PANELS_MOST 2 /* of a block: of outputs */
-#define SLOTS_MOST 16 /* experts of a row */
-#define CHOICE 256    /* experts at most */
-#define ROW_UNITS (WARPS / 2)
-
-struct whole_memory { /* at the start of a block's */
-    uint64_t pair[PAIRS_MOST], slot[SLOTS_MOST];
-    float squares[ROW_UNITS], part[3][ROW_UNITS], weights[SLOTS_MOST];
-    float old[PANELS_MOST][16]; /* what outputs are added to */
-    int32_t ids[SLOTS_MOST];
-    unsigned tag;
-};
-#define WHOLE_HEAD ((sizeof(struct whole_memory) + 127) / 128 * 128)
-
-struct whole_args {
-    const uint8_t *router[2];                 /* packed F32: of the experts, of the shared one (or NULL) */
-    const uint8_t *gate[2], *up[2], *down[2]; /* of the experts, of the shared one */
-    uint32_t type[2], down_type[2];
-    int32_t bytes[2], down_bytes[2]; /* of a unit */
-    const float *x, *norm, *router_norm;
-    float eps;
-    struct kn_route route;
-    float *logits, *shared_logits, *h, *out;
-    unsigned long long
-        *values; /* {value, tag}: [n_expert + 1] logits, WHOLE_LOGITS in all; [slots][h_blocks][256] h */
-    unsigned *tag;
-    int32_t units, slice_units; /* of 256 columns: a row, its slices */
-    int32_t h_units, h_blocks, h_terms,
-        ff; /* of h of an expert: down's units, runs of 256 columns, terms of a sum */
-    int32_t h_panels, out_panels, n_out, h_row; /* h_row: bytes of an expert's rounded h */
-    int32_t small; /* down's units are of 32 columns: a warp has all of an expert's for a panel */
-    int32_t over;  /* down's weights lie where gate's and up's were */
-    int32_t slots, pairs, per,
-        outs; /* experts a row; h_panels of all; a block's, at most; panels of outputs a block */
-    int32_t act, add;
-    uint32_t at_act, at_h, at_terms, at_pair, at_down; /* shared memory */
-};
-
-DEV void warps_meet(int bar, int warps)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(32 * warps) : "memory");
-}
-
-/* ---- values that bear their tag ---- */
-
-/* Where a column of h lies in its 256, so that lane c / 8 finds its eight in four 16-byte reads, each 512
- * bytes of the warp. */
-DEV int value_at(int column)
-{
-    return column / 256 * 256 + column % 8 / 2 * 64 + column % 256 / 8 * 2 + column % 2;
-}
-/* The first `columns` of 256; zeros behind. */
-DEV void values_get(float v[8], const unsigned long long *values, int columns, unsigned tag)
-{
-    const bool mine = 8 * (int)(threadIdx.x % 32) < columns;
-    const unsigned long long *p = values + 2 * (threadIdx.x % 32);
-    bool there;
-    do {
-        unsigned long long a[8];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                         : "=l"(a[2 * i]), "=l"(a[2 * i + 1])
-                         : "l"(p + 64 * i)
-                         : "memory");
-        there = true;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            there = there && (!mine || (unsigned)(a[i] >> 32) == tag);
-            v[i] = mine ? __uint_as_float((unsigned)a[i]) : 0.0f;
-        }
-    } while (!__all_sync(~0u, there));
-}
-
-/* ---- router ---- */
-
-/* Sums of logits (1 / rms of the row is still to come) of experts 16 panel + g and + 8 more (of the shared
- * one: 0 alone), put if `put`, and of the row's squares, by warps 0 .. units - 1. A thread has the eight
- * columns that a lane of experts_router.cu has. */
-DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, bool put, int panel, int g)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, unit = threadIdx.x / 4, q = lane % 4;
-    const float4 *w = (const float4 *)((own ? a.router[0] : a.router[1]) +
-                                       ((size_t)panel * (size_t)(8 * a.units) + (size_t)unit) * 2048) +
-                      4 * g + q;
-    float4 f[4];
-    float v[8], n[8];
-#pragma unroll
-    for (int i = 0; i < 4; i++) f[i] = __ldg(w + 32 * i);
-    const int k = 32 * unit + 4 * q;
-    *(float4 *)n = __ldg((const float4 *)(a.router_norm + k));
-    *(float4 *)(n + 4) = __ldg((const float4 *)(a.router_norm + k + 16));
-    cuda_grid_wait();
-    *(float4 *)v = __ldcg((const float4 *)(a.x + k));
-    *(float4 *)(v + 4) = __ldcg((const float4 *)(a.x + k + 16));
-    const unsigned tag = __ldcg(a.tag) + 1;
-    float low = 0.0f, high = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const float4 &c = f[e / 2];
-        const float y = __fmul_rn(v[e], n[e]);
-        low = __fmaf_rn(y, e % 2 ? c.y : c.x, low);
-        high = __fmaf_rn(y, e % 2 ? c.w : c.z, high);
-        squares = __fmaf_rn(v[e], v[e], squares);
-    }
-#pragma unroll
-    for (int o = 1; o < 4; o *= 2) {
-        low = __fadd_rn(low, __shfl_xor_sync(~0u, low, o));
-        high = __fadd_rn(high, __shfl_xor_sync(~0u, high, o));
-        squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, o));
-    }
-    /* 256 columns: what was a warp's there is a lane's here */
-    const float mine = q == 0 ? low : q == 1 ? high : squares;
-    float s = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) s = __fadd_rn(s, __shfl_sync(~0u, mine, 4 * i + q));
-    if (lane < 3) m->part[lane][warp] = s;
-    warps_meet(2, a.units);
-    if (!put || threadIdx.x >= (own ? 2 : 1)) return;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < a.units; i++) sum = __fadd_rn(sum, m->part[threadIdx.x][i]);
-    const int id = 16 * panel + g + 8 * (int)threadIdx.x;
-    if (!own || id < a.route.n_expert) value_put(a.values + (own ? id : a.route.n_expert), sum, tag);
-}
-
-/* The row, normed and rounded, by warps units .. 2 units - 1: as prepare_row. */
-DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
-{
-    const int lane = threadIdx.x % 32, unit = threadIdx.x / 32 - a.units, n_in = 256 * a.units;
-    float v[8], w[8];
-    load_eight(w, a.norm, 256 * unit + 8 * lane, n_in);
-    cuda_grid_wait();
-    load_eight(v, a.x, 256 * unit + 8 * lane, n_in);
-    const float squares = block_squares(v);
-    if (lane == 0) m->squares[unit] = squares;
-    warps_meet(3, a.units);
-    float s = __fadd_rn(0.0f, lane < a.units ? m->squares[lane] : 0.0f);
-#pragma unroll
-    for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)n_in), a.eps)));
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
-    unit_round(act + UNIT_ACT * unit, v);
-}
-
-/* ---- weights ---- */
-
-/* All logits, x: expert 32 i + lane, and the shared one's, once all blocks have put them. */
-DEV void whole_logits(const whole_args &a, const struct whole_memory *m, float x[CHOICE / 32], float *shared)
-{
-    constexpr int per = CHOICE / 32;
-    const int lane = threadIdx.x % 32, n = a.route.n_expert;
-    const unsigned tag = m->tag;
-    float all = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < a.units; i++) all = __fadd_rn(all, m->part[2][i]);
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(all, (float)(256 * a.units)), a.eps)));
-    unsigned long long got[per + 1];
-    bool there;
-    do {
-        there = true;
-#pragma unroll
-        for (int i = 0; i <= per; i++)
-            got[i] = i < per ? value_ask(a.values + min(32 * i + lane, n - 1))
-                             : value_ask(a.values + (a.router[1] ? n : 0));
-#pragma unroll
-        for (int i = 0; i <= per; i++) there = there && (unsigned)(got[i] >> 32) == tag;
-    } while (!__all_sync(~0u, there));
-#pragma unroll
-    for (int i = 0; i < per; i++)
-        x[i] = 32 * i + lane < n ? __fmul_rn(__uint_as_float((unsigned)got[i]), r) : -INFINITY;
-    *shared = __fmul_rn(__uint_as_float((unsigned)got[per]), r);
-}
-
-/* The warp that chooses and asks: a lane a pair of panels of gate and up, then a lane an expert of down.
- * First for what is read of the shared expert, by the same code, so that its instructions are there when they
- * are urgent. */
-DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
-{
-    constexpr int per = CHOICE / 32;
-    const int lane = threadIdx.x % 32, n = a.route.n_expert, last = a.router[1] ? a.slots - 1 : a.slots;
-    const int pair = (int)blockIdx.x + lane * (int)gridDim.x, slot = pair / a.h_panels,
-              panel = pair - slot * a.h_panels;
-    const int outs = (a.out_panels - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
-    const bool asks = lane < a.per && pair < a.pairs;
-    uint8_t *const to_pair = smem + a.at_pair + lane * 2 * (a.units * max(a.bytes[0], a.bytes[1])),
-                   *const to_down =
-                       smem + a.at_down + lane * a.h_units * max(a.down_bytes[0], a.down_bytes[1]);
-    const int next_down = a.slots * a.h_units * max(a.down_bytes[0], a.down_bytes[1]);
-    struct route_pick c = {};
-    float x[per], shared = 0.0f;
-#pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-        if (pass) {
-            cuda_grid_wait();
-            if (lane == 0) m->tag = __ldcg(a.tag) + 1;
-            warps_meet(0, WARPS + 1);
-            whole_logits(a, m, x, &shared);
-            c = route_choose<per>(a.route, x);
-        }
-        const bool of_shared = !pass;
-        const int his = __shfl_sync(~0u, c.id, slot % 32);
-        if (asks && (slot == last) == of_shared) {
-            const uint32_t bytes = (uint32_t)(a.units * a.bytes[of_shared]);
-            const size_t at = (size_t)(uint32_t)((of_shared ? 0 : his) * a.h_panels + panel) * bytes;
-            bar_expect(m->pair + lane, 2 * bytes);
-            copy_bulk_to(to_pair, a.gate[of_shared] + at, bytes, m->pair + lane);
-            copy_bulk_to(to_pair + bytes, a.up[of_shared] + at, bytes, m->pair + lane);
-        }
-        __syncwarp();
-        if (pass) /* less on its way at a time: what is wanted first comes first */
-#pragma unroll 1
-            for (int i = 0; i < a.per; i++)
-                if ((int)blockIdx.x + i * (int)gridDim.x < a.pairs) bar_wait(m->pair + i, 0);
-        if (pass && a.over) warps_meet(1, WARPS + 1);
-        if (lane < a.slots && outs > 0 && (lane == last) == of_shared) {
-            const uint32_t bytes = (uint32_t)(a.h_units * a.down_bytes[of_shared]);
-            bar_expect(m->slot + lane, (uint32_t)outs * bytes);
-#pragma unroll 1
-            for (int o = 0; o < outs; o++)
-                copy_bulk_to(to_down + o * next_down,
-                             a.down[of_shared] + (size_t)(uint32_t)((of_shared ? 0 : c.id) * a.out_panels +
-                                                                    (int)blockIdx.x + o * (int)gridDim.x) *
-                                                     bytes,
-                             bytes, m->slot + lane);
-        }
-        __syncwarp();
-    }
-    if (!a.over) warps_meet(1, WARPS + 1);
-    route_weigh<per>(a.route, c, x, a.router[1] ? &shared : nullptr, m->ids, m->weights);
-    __syncwarp();
-    if (blockIdx.x) return;
-    if (lane < a.slots) {
-        a.route.ids[lane] = m->ids[lane];
-        a.route.weights[lane] = m->weights[lane];
-    }
-#pragma unroll
-    for (int i = 0; i < per; i++)
-        if (32 * i + lane < n) a.logits[32 * i + lane] = x[i];
-    if (lane == 0 && a.router[1]) *a.shared_logits = shared;
-}
-
-/* ---- products ---- */
-
-/* Terms of outputs [16] of unit `unit`, and of the next: a lane of the unit lane % 4 / 2. */
-DEV void put_terms(float2 *terms, int second, float2 y, bool both)
-{
-    const int lane = threadIdx.x % 32, q = lane % 4;
-    if (q < 2 || both) terms[q / 2 * second + 8 * (q % 2) + lane / 4] = y;
-}
-
-/* From terms of gate (lanes 0 to 15) and up [units][16]: h, in lanes 0 to 15. */
-DEV float gate_sum(const float2 *p, int units, int slice_units, int act)
-{
-    float y = 0.0f, fin = 0.0f;
-    int left = slice_units;
-#pragma unroll 1
-    for (int u = 0; u < units; u += 4) {
-        float2 t[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) t[k] = p[16 * min(u + k, units - 1)];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (u + k < units) {
-                fin = __fmaf_rn(t[k].x, t[k].y, fin);
-                if (--left == 0 || u + k + 1 == units) {
-                    y = __fadd_rn(y, fin);
-                    fin = 0.0f;
-                    left = slice_units;
-                }
-            }
-    }
-    const float up = __shfl_down_sync(~0u, y, 16);
-    return __fmul_rn(act_gate(act, y), up);
-}
-/* Of half a warp, a lane an expert with its terms [n][16] and weight: the row's sum. */
-DEV float expert_sum(const float2 *p, int n, int slots, float weight)
-{
-    float fin = 0.0f, y = 0.0f;
-#pragma unroll 2
-    for (int u = 0; u < n; u++) fin = __fmaf_rn(p[16 * u].x, p[16 * u].y, fin);
-#pragma unroll 3
-    for (int e = 0; e < slots; e++)
-        y = __fmaf_rn(__shfl_sync(~0u, weight, e, 16), __shfl_sync(~0u, fin, e, 16), y);
-    return y;
-}
-/* Gate and up: h of this block's pairs, to everyone. */
-DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem, unsigned tag)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int mine = (a.pairs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
-    const int last = a.router[1] ? a.slots - 1 : a.slots;
-    float2 *const terms = (float2 *)(smem + a.at_terms); /* [pair][gate, up][unit][16] */
-#pragma unroll 1
-    for (int t = warp; t < mine * a.units; t += WARPS) {
-        const int i = t / a.units, u = t - i * a.units;
-        const bool shared = ((int)blockIdx.x + i * (int)gridDim.x) / a.h_panels == last;
-        const int bytes = a.bytes[shared];
-        const uint8_t *to = smem + a.at_pair + i * 2 * a.units * max(a.bytes[0], a.bytes[1]) + u * bytes;
-        const uint8_t *const st[2] = {to, to + a.units * bytes}, *const x[2] = {
-                                                                     smem + a.at_act + UNIT_ACT * u,
-                                                                     smem + a.at_act + UNIT_ACT * u};
-        bar_wait(m->pair + i, 0);
-        const float2 y = unit_terms(a.type[shared], st[0], st[1], x[0], x[1]);
-        put_terms(terms + (2 * i * a.units + u) * 16, a.units * 16, y, true);
-    }
-    warps_meet(1, WARPS + 1);
-#pragma unroll 1
-    for (int i = warp; i < mine; i += WARPS) { /* lanes: gate, up of 16 columns */
-        const float2 *p = terms + (2 * i + lane / 16) * a.units * 16 + lane % 16;
-        const float y = gate_sum(p, a.units, a.slice_units, a.act);
-        const int pair = (int)blockIdx.x + i * (int)gridDim.x, slot = pair / a.h_panels;
-        if (lane < 16) {
-            value_put(a.values + WHOLE_LOGITS + slot * 256 * a.h_blocks +
-                          value_at(16 * (pair - slot * a.h_panels) + lane),
-                      y, tag);
-            a.h[16 * pair + lane] = y;
-        }
-    }
-}
-
-/* Down: h of all experts, rounded; terms of this block's outputs. */
-DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, unsigned tag, int outs)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = a.router[1] ? a.slots - 1 : a.slots;
-    uint8_t *const act = smem + a.at_h;
-    const mm_prep prep = {nullptr, nullptr, nullptr, 0.0f, a.ff, a.h_units, 0, a.h_units, 1, a.h_row};
-#pragma unroll 1
-    for (int b = warp; b < a.slots * a.h_blocks; b += WARPS) {
-        const int slot = b / a.h_blocks, block = b - slot * a.h_blocks;
-        float v[8];
-        values_get(v, a.values + WHOLE_LOGITS + 256 * b, a.ff - 256 * block, tag);
-        if (a.small)
-            store_block<MM_ACT_32>(prep, act + slot * a.h_row, block, v);
-        else
-            unit_round(act + UNIT_ACT * b, v);
-    }
-    warps_meet(1, WARPS);
-    const int per = a.small ? 1 : (a.h_units + 1) / 2, down_bytes = max(a.down_bytes[0], a.down_bytes[1]);
-    float2 *const terms = (float2 *)(smem + a.at_terms); /* [panel][slot][term][16] */
-#pragma unroll 1
-    for (int t = warp; t < outs * a.slots * per; t += WARPS) {
-        const int i = t / per, u = 2 * (t - i * per), slot = i % a.slots;
-        const bool shared = slot == last;
-        const uint8_t *to = smem + a.at_down + i * a.h_units * down_bytes, *h = act + a.h_row * slot;
-        bar_wait(m->slot + slot, 0);
-        if (a.small) {
-            const mm_view<1> view = {h, nullptr, h + 32 * a.h_units, {16u * (lane % 4)}, {{0, 0}}, 0};
-            float fin[1][4] = {};
-            frag_32<false>::stage<1>(fin, to, a.h_units, a.down_type[shared], view, lane);
-            if (lane % 4 == 0) { /* of the row: the mma's first column */
-                terms[i * 16 + lane / 4] = make_float2(fin[0][0], 1.0f);
-                terms[i * 16 + lane / 4 + 8] = make_float2(fin[0][2], 1.0f);
-            }
-        } else {
-            const bool both = u + 1 < a.h_units;
-            to += u * a.down_bytes[shared];
-            h += UNIT_ACT * u;
-            const float2 y = unit_terms(a.down_type[shared], to, both ? to + a.down_bytes[shared] : to, h,
-                                        both ? h + UNIT_ACT : h);
-            put_terms(terms + (i * a.h_units + u) * 16, 16, y, both);
-        }
-    }
-}
-
-/* The outputs, by the last eight warps that multiply (which had nothing to do in the beginning): half a warp
- * a row of a panel, a lane an expert. i: such a thread's number. */
-DEV int whole_row_of(int i, int panel)
-{
-    return 16 * ((int)blockIdx.x + panel * (int)gridDim.x) + i / 16;
-}
-DEV void whole_old(const whole_args &a, struct whole_memory *m, int i)
-{
-    if (i < 0 || i % 16 || !a.add) return;
-#pragma unroll
-    for (int o = 0; o < PANELS_MOST; o++)
-        if (whole_row_of(i, o) < a.n_out) m->old[o][i / 16] = __ldcg(a.out + whole_row_of(i, o));
-}
-DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
-{
-    const int slot = min(i % 16, a.slots - 1);
-    const float2 *p = (const float2 *)(smem + a.at_terms) + slot * a.h_terms * 16 + i / 16;
-    const float weight = m->weights[slot];
-#pragma unroll 1
-    for (int o = 0; o < outs; o++, p += a.slots * a.h_terms * 16) {
-        const float y = expert_sum(p, a.h_terms, a.slots, weight);
-        const int row = whole_row_of(i, o);
-        if (i % 16 == 0 && row < a.n_out) a.out[row] = a.add ? __fadd_rn(m->old[o][i / 16], y) : y;
-    }
-}
+#include <stdlib.h>
 
 static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     whole_kernel(const __grid_constant__ whole_args a)
@@ -431,18 +37,27 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     if (warp == WARPS) {
         if (lane == 0) {
 #pragma unroll 1
-            for (int i = 0; i < PAIRS_MOST + SLOTS_MOST; i++) bar_init(m->pair + i);
+            for (int i = 0; i < PAIRS_MOST + SLOTS_MOST + 1 + BEHIND_MOST; i++) bar_init(m->pair + i);
             bar_fence();
+            before_ask(a, m, smem);
         }
         __syncwarp();
+        if (a.before.w) warps_meet(0, WARPS + 1);
         whole_choose(a, m, smem);
     } else {
+        if (a.before.w) {
+            if (warp < a.units && routes)
+                ask_router(a, block != own || !a.router[1], block < own ? block / 8 : 0,
+                           block < own ? block % 8 : 0);
+            warps_meet(0, WARPS + 1); /* barriers are there */
+            whole_product_before(a, m, smem);
+        }
         if (warp < a.units) {
             whole_router(a, m, block != own || !a.router[1], routes, block < own ? block / 8 : 0,
                          block < own ? block % 8 : 0);
         } else if (warp < 2 * a.units) {
             whole_row(a, m, smem + a.at_act);
-        } else {
+        } else if (!a.before.w) {
             cuda_grid_wait();
         }
         whole_old(a, m, adds);
@@ -453,16 +68,40 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     }
     warps_meet(0, WARPS + 1);
     if (adds >= 0 && warp < WARPS) whole_add(a, m, smem, adds, outs);
+    if (a.behind.panels) {
+        if (warp == WARPS)
+            behind_ask(a, m, smem, a.behind.early, a.behind.per);
+        else
+            whole_products_behind(a, m, smem);
+    }
     if (block == 0 && threadIdx.x == 0) *(volatile unsigned *)a.tag = m->tag;
 }
 
 /* ---- launching ---- */
 
+/* A launch that waits for what comes behind it. */
+struct experts_waiting {
+    struct whole_args a;
+    unsigned grid;
+    size_t smem;
+    uint32_t terms; /* bytes of shared memory that there are for terms */
+};
+
 int experts_whole_open(struct cuda_backend *be)
 {
+    if (!be->waiting) be->waiting = (struct experts_waiting *)calloc(1, sizeof *be->waiting);
+    if (!be->waiting)
+        return cuda_fail(be, KN_EMEM, "mixtures: out of memory (%zu bytes)", sizeof *be->waiting);
     return cuda_check(
         be, "kernels of experts",
         cudaFuncSetAttribute(whole_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block));
+}
+
+void experts_whole_close(struct cuda_backend *be)
+{
+    free(be->waiting);
+    be->waiting = nullptr;
+    be->waits = false;
 }
 
 static bool takes(const struct kn_weight *w)
@@ -514,48 +153,153 @@ static bool whole_weights(const struct kn_mixture *m, struct whole_args *a)
     return true;
 }
 
-/* How m is run, or false: it does not fit. *smem: bytes of shared memory of a block. */
-static bool whole_plan(const struct cuda_backend *be, const struct kn_mixture *m, struct whole_args *a,
-                       unsigned *grid, size_t *smem)
+/* Places in shared memory; false: there is no room. */
+static bool lay_out(const struct cuda_backend *be, bool shared, struct experts_waiting *l)
 {
+    struct whole_args *a = &l->a;
+    const size_t bytes = (size_t)(a->bytes[0] > a->bytes[1] ? a->bytes[0] : a->bytes[1]),
+                 down = (size_t)(a->down_bytes[0] > a->down_bytes[1] ? a->down_bytes[0] : a->down_bytes[1]),
+                 tiles = (size_t)(a->outs * a->slots * a->h_units), pairs = 2 * (size_t)(a->per * a->units),
+                 sums = (size_t)(a->outs * a->slots * a->h_terms),
+                 before = a->before.w ? (size_t)a->before.units : 0,
+                 weights = before * (size_t)a->before.bytes;
+    size_t terms = pairs > sums ? pairs : sums, h = (size_t)(a->slots * a->h_row);
+    /* The shared expert's weights of down are there from the start, behind the others'. */
+    if (before && (a->over || (shared && weights > (size_t)((a->slots - 1) * a->h_units) * down)))
+        return false;
+    if (before > terms) terms = before;
+    if (before * UNIT_ACT > h) h = before * UNIT_ACT;
+    l->terms = (uint32_t)(128 * terms);
+    a->at_act = (uint32_t)WHOLE_HEAD;
+    a->at_h = a->at_act + UNIT_ACT * (uint32_t)a->units;
+    a->at_terms = (uint32_t)(a->at_h + h);
+    a->at_pair = (uint32_t)((a->at_terms + 128 * terms + 127) / 128 * 128);
+    a->at_down = (uint32_t)((a->at_pair + pairs * bytes + 127) / 128 * 128);
+    l->smem = a->at_down + (tiles * down > weights ? tiles * down : weights);
+    if (a->over || (l->smem > (size_t)be->smem_block && !shared && !before)) {
+        a->over = 1;
+        a->at_down = a->at_pair;
+        l->smem = a->at_pair + (pairs * bytes > tiles * down ? pairs * bytes : tiles * down);
+    }
+    return l->smem <= (size_t)be->smem_block;
+}
+
+/* How m is run, or false: it does not fit. */
+static bool whole_plan(const struct cuda_backend *be, const struct kn_mixture *m, struct experts_waiting *l)
+{
+    struct whole_args *a = &l->a;
     const int32_t slots = m->route.n_used + (m->shared[0] ? 1 : 0);
     if (!whole_weights(m, a) || slots > SLOTS_MOST || m->route.n_expert > CHOICE ||
         ((uintptr_t)m->x | (uintptr_t)m->norm | (uintptr_t)m->router_norm) % 16)
         return false;
     a->slots = slots;
     a->pairs = slots * a->h_panels;
-    *grid = (unsigned)(be->sm_count < a->pairs ? be->sm_count : a->pairs);
-    a->per = (a->pairs + (int32_t)*grid - 1) / (int32_t)*grid;
-    a->outs = (a->out_panels + (int32_t)*grid - 1) / (int32_t)*grid;
-    if ((m->route.n_expert + 15) / 16 * 8 + 1 > (int32_t)*grid || a->per > PAIRS_MOST ||
+    l->grid = (unsigned)(be->sm_count < a->pairs ? be->sm_count : a->pairs);
+    a->per = (a->pairs + (int32_t)l->grid - 1) / (int32_t)l->grid;
+    a->outs = (a->out_panels + (int32_t)l->grid - 1) / (int32_t)l->grid;
+    if ((m->route.n_expert + 15) / 16 * 8 + 1 > (int32_t)l->grid || a->per > PAIRS_MOST ||
         a->outs > PANELS_MOST)
         return false;
-    const size_t bytes = (size_t)(a->bytes[0] > a->bytes[1] ? a->bytes[0] : a->bytes[1]),
-                 down = (size_t)(a->down_bytes[0] > a->down_bytes[1] ? a->down_bytes[0] : a->down_bytes[1]),
-                 tiles = (size_t)(a->outs * slots * a->h_units), pairs = 2 * (size_t)(a->per * a->units),
-                 sums = (size_t)(a->outs * slots * a->h_terms), terms = pairs > sums ? pairs : sums;
-    a->at_act = (uint32_t)WHOLE_HEAD;
-    a->at_h = a->at_act + UNIT_ACT * (uint32_t)a->units;
-    a->at_terms = a->at_h + (uint32_t)(slots * a->h_row);
-    a->at_pair = (uint32_t)((a->at_terms + 128 * terms + 127) / 128 * 128);
-    a->at_down = (uint32_t)((a->at_pair + pairs * bytes + 127) / 128 * 128);
-    *smem = a->at_down + tiles * down;
-    if (*smem > (size_t)be->smem_block && !m->shared[0]) {
-        a->over = 1;
-        a->at_down = a->at_pair;
-        *smem = a->at_pair + (pairs * bytes > tiles * down ? pairs * bytes : tiles * down);
-    }
-    return *smem <= (size_t)be->smem_block;
+    return lay_out(be, m->shared[0] != nullptr, l);
 }
 
+/* The product that waits, if it is out += W row with out the mixture's x and to be added to, of a row that
+ * lies rounded in memory: into the mixture's launch. Whatever waits else is launched. */
+static int take_before(struct cuda_backend *be, const struct kn_mixture *m, struct experts_waiting *l)
+{
+    struct chain_product p;
+    struct mm_prep prep;
+    enum mm_act act;
+    const bool may = !(experts_tuning.apart & 1) && m->route.n == 1 && m->add && m->x == m->out &&
+                     l->a.outs == 1 && l->a.n_out == 256 * l->a.units && chain_last(be, m->x, &p) &&
+                     takes(p.w[0]) && p.w[0]->n_out == l->a.n_out && p.w[0]->n_in % 256 == 0 &&
+                     p.w[0]->n_in <= 256 * BEFORE_UNITS;
+    if (!may) return cuda_flush(be);
+    const int rc = chain_drop_last(be);
+    if (rc) return rc;
+    if (!mm_preparing(be, p.w[0], &prep, &act) || act != MM_ACT_K ||
+        !mm_is_prepared(be, p.x, nullptr, 1, &prep, act))
+        return chain_alone(be, &p);
+    struct experts_waiting with = *l;
+    with.a.before = {(const uint8_t *)p.w[0]->packed,
+                     prep.rows,
+                     p.w[0]->type,
+                     mm_type_of(p.w[0]->type)->unit_bytes,
+                     prep.units,
+                     prep.slice_units,
+                     prep.slice_row};
+    if (!lay_out(be, m->shared[0] != nullptr, &with)) return chain_alone(be, &p);
+    *l = with;
+    return 0;
+}
+
+int experts_flush(const struct cuda_backend *be)
+{
+    struct cuda_backend *b = const_cast<struct cuda_backend *>(be);
+    if (!be->waits) return 0;
+    be->waits = false; /* the launch must not come here again */
+    const struct experts_waiting *l = be->waiting;
+    return cuda_check(b, "mixture",
+                      cuda_launch(be, whole_kernel, dim3(l->grid), dim3(32 * (WARPS + 1)), l->smem, l->a));
+}
+
+int experts_then(struct cuda_backend *be, const struct chain_product *p)
+{
+    if (!be->waits || (experts_tuning.apart & 2) || be->waiting->a.behind.panels) return 0;
+    struct experts_waiting *l = be->waiting;
+    struct whole_args *a = &l->a;
+    struct whole_behind b = {};
+    const int32_t units = a->units;
+    if (p->x != a->out || !p->norm || (uintptr_t)p->norm % 16 || p->add || p->gated ||
+        a->n_out != 256 * units || p->w[0]->n_in != 256 * units)
+        return 0;
+    int32_t slices, widest = 0;
+    mm_slices(mm_type_of(p->w[0]->type), 256 * units, &b.slice_units, &slices);
+    for (int32_t j = 0; j < p->n_w; j++) {
+        const struct kn_weight *w = p->w[j];
+        if (!takes(w) || w->n_in != 256 * units || w->n_out > 1 << 20) return 0;
+        b.w[j] = (const uint8_t *)w->packed;
+        b.out[j] = p->out[j];
+        b.n_out[j] = (int32_t)w->n_out;
+        b.type[j] = w->type;
+        b.bytes[j] = mm_type_of(w->type)->unit_bytes;
+        if (b.bytes[j] > widest) widest = b.bytes[j];
+        b.panel_end[j] = b.panels += (int32_t)((w->n_out + 15) / 16);
+    }
+    b.norm = p->norm;
+    b.eps = p->eps;
+    b.slot = (uint32_t)(units * widest);
+    b.per = (b.panels + (int32_t)l->grid - 1) / (int32_t)l->grid;
+    const size_t end = a->at_pair + (size_t)b.per * b.slot;
+    if (b.per > BEHIND_MOST || 128u * (uint32_t)(b.per * units) > l->terms || end > (size_t)be->smem_block)
+        return 0;
+    b.early = a->over ? 0 : (int32_t)((a->at_down - a->at_pair) / b.slot);
+    if (b.early > b.per) b.early = b.per;
+    if (end > l->smem) l->smem = end;
+    a->behind = b;
+    return 1;
+}
+
+void experts_soon(struct cuda_backend *be, const void *p, size_t bytes)
+{
+    struct whole_soon *s = be->waits ? &be->waiting->a.soon : nullptr;
+    if (!s || !be->waiting->a.behind.panels || (uintptr_t)p % 16) return;
+    for (int i = 0; i < SOON_MOST; i++)
+        if (!s->bytes[i]) {
+            s->p[i] = (const uint8_t *)p;
+            s->bytes[i] = (uint32_t)(bytes / 16 * 16);
+            return;
+        }
+}
+
+/* A row: launched with what comes behind it, or when anything else is. */
 static int launch_row(struct cuda_backend *be, const struct kn_mixture *m, bool *done)
 {
-    struct whole_args a = {};
-    unsigned grid = 0;
-    size_t smem = 0;
+    struct experts_waiting l = {};
+    struct whole_args &a = l.a;
     *done = false;
     if (!mm_type_of(m->gate->type) || !experts_router_fits(be, m, mm_type_of(m->gate->type)->act) ||
-        !whole_plan(be, m, &a, &grid, &smem))
+        !whole_plan(be, m, &l))
         return 0;
     *done = true;
     a.router[0] = (const uint8_t *)m->router->packed;
@@ -573,8 +317,11 @@ static int launch_row(struct cuda_backend *be, const struct kn_mixture *m, bool 
     a.tag = be->experts_tag;
     a.act = (int32_t)m->act;
     a.add = m->add;
-    return cuda_check(be, "mixture",
-                      cuda_launch(be, whole_kernel, dim3(grid), dim3(32 * (WARPS + 1)), smem, a));
+    const int rc = take_before(be, m, &l);
+    if (rc) return rc;
+    *be->waiting = l;
+    be->waits = true;
+    return 0;
 }
 
 int experts_whole(struct cuda_backend *be, const struct kn_mixture *m, bool *done)

@@ -39,6 +39,10 @@ int cuda_gate_linear(struct kn_backend *kb, float *out, const struct kn_weight *
         const int rc = cuda_gate(kb, x, g, n, w->n_in, w->n_in);
         return rc ? rc : cuda_linear(kb, out, w, x, n, true);
     }
+    if (mm_is_prepared(be, x, g, n, &p, act)) { /* attention has */
+        mm_prepared(be, x, nullptr, n, &p, act);
+        return cuda_linear(kb, out, w, x, n, true);
+    }
     p.x = x;
     const dim3 grid((unsigned)((p.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n);
     const int rc = cuda_check(be, "gate_linear",
@@ -48,6 +52,6 @@ int cuda_gate_linear(struct kn_backend *kb, float *out, const struct kn_weight *
                                                              : gate_and_round<MM_ACT_32M>,
                                           grid, dim3(32 * WARPS), 0, p, g));
     if (rc) return rc;
-    mm_prepared(be, x, n, &p, act);
+    mm_prepared(be, x, nullptr, n, &p, act);
     return cuda_linear(kb, out, w, x, n, true);
 }

@@ -144,10 +144,18 @@ bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, struct mm_
     return true;
 }
 
-void mm_prepared(struct cuda_backend *be, const float *x, int32_t n, const struct mm_prep *a, enum mm_act act)
+void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
+                 enum mm_act act)
 {
-    be->ready.x = x, be->ready.n = n, be->ready.act = act;
+    be->ready.x = x, be->ready.gate = gate, be->ready.n = n, be->ready.act = act;
     be->ready.slice_units = a->slice_units, be->ready.launch = be->launches;
+}
+
+bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
+                    enum mm_act act)
+{
+    return be->ready.x == x && be->ready.gate == gate && be->ready.n == n && be->ready.act == act &&
+           be->ready.slice_units == a->slice_units && be->ready.launch == be->launches;
 }
 
 static void put_together(struct mm_args *a, bool together, int warps)
@@ -432,8 +440,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         const struct mm_prep prep = {x,       p->norm,   be->mm_rows,   p->eps,   a.n_in,
                                      a.units, t->unit_k, a.slice_units, a.slices, a.slice_row};
         bool prepared = is_rounded(be, p, t->act);
-        prepared |= !p->norm && be->ready.x == x && be->ready.n == p->n && be->ready.act == t->act &&
-                    be->ready.slice_units == a.slice_units && be->ready.launch == be->launches;
+        prepared |= !p->norm && mm_is_prepared(be, x, nullptr, p->n, &prep, t->act);
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
@@ -496,7 +503,8 @@ static int add_to_chain(struct cuda_backend *be, const struct product *p)
 {
     struct chain_product c = {p->name, {}, {}, p->n_w, p->x, p->norm, p->eps, p->add, p->gated, p->act};
     for (int32_t j = 0; j < p->n_w; j++) c.w[j] = p->w[j], c.out[j] = p->out[j];
-    return chain_add(be, &c);
+    const int with = experts_then(be, &c);
+    return with ? with : chain_add(be, &c);
 }
 int chain_alone(struct cuda_backend *be, const struct chain_product *c)
 {

@@ -134,9 +134,13 @@ struct mm_prep {
 };
 cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n);
 /* mm.cu: how rows for w are prepared, so that another kernel may do it: fills a (rows from the backend's memory) and
- * *act; false where it must not, for w wants floats. mm_prepared: the newest launch has done it for the n rows x. */
+ * *act; false where it must not, for w wants floats. mm_prepared: the newest launch has done it for the n rows x; gate: NULL, or what they were gated with before. */
 bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, struct mm_prep *a, enum mm_act *act);
-void mm_prepared(struct cuda_backend *be, const float *x, int32_t n, const struct mm_prep *a, enum mm_act act);
+void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
+                 enum mm_act act);
+/* Has it? Gated by `gate`, where that is not NULL. a, act: mm_preparing's. */
+bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
+                    enum mm_act act);
 
 /* A norm_add whose out is p->x, and mm_prepare of it, in one launch. MM_ADD_WIDTH columns at most, a multiple of 8;
  * 8-bit kinds. */

@@ -351,8 +351,9 @@ static const struct attend_case attend_cases[] = {
     {"nothing turns", 2, 8, 2, 64, 0, 512, 300, 0, true, true, false, false, false, KN_F16},
 };
 
-/* Two passes over two layers, one after the other; in the order of a model, or each operation waited for.
- * Results of both passes, what a product makes of each, then the rings. */
+/* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The second
+ * layer's results are gated before their product. Results of both passes (zeros where they were gated, which is done in
+ * place or is not), what a product makes of each, then the rings. */
 static char *attend_run(const struct attend_case *c, bool apart, const float *data, size_t *bytes)
 {
     enum { LAYERS = 2, PASSES = 2, N_OUT = 48 };
@@ -370,7 +371,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     const size_t q = (size_t)c->n * (size_t)c->n_head * (size_t)c->d, row = (size_t)c->n_kv * (size_t)c->d,
                  k = (size_t)c->n * row, ring = (size_t)c->cap * row;
     float *x = put(gpu, data, (q + 2 * k) * 4 * LAYERS * PASSES), *norm = put(gpu, data, (size_t)c->d * 8),
-          *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
+          *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *zeros = put(gpu, NULL, q * 4), *gate = put(gpu, data, q * 4),
+          *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
     uint16_t *old = malloc(ring * 2);
     double freq[256];
     int32_t at[PASSES * 64];
@@ -415,7 +417,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
                                            .scale = (float)(1.0 / sqrt(c->d)),
                                            .causal = c->causal,
                                            .window = c->window,
-                                           .then = apart ? NULL : &weight};
+                                           .then = apart ? NULL : &weight,
+                                           .gate = l ? gate : NULL};
             if (apart) {
                 must(gpu, "rope_store", op->rope_store(gpu, &s));
                 must(gpu, "sync", op->sync(gpu));
@@ -424,9 +427,18 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
             } else {
                 must(gpu, "attend", op->attend(gpu, &s, &a));
             }
-            must(gpu, "linear",
-                 op->linear(gpu, y + (size_t)(p * LAYERS + l) * (size_t)c->n * N_OUT, &weight, a.out, c->n,
-                            false));
+            float *to = y + (size_t)(p * LAYERS + l) * (size_t)c->n * N_OUT;
+            if (!l) {
+                must(gpu, "linear", op->linear(gpu, to, &weight, a.out, c->n, false));
+                continue;
+            }
+            if (apart) {
+                must(gpu, "gate", op->gate(gpu, a.out, gate, c->n, (int64_t)(q / (size_t)c->n), (int64_t)(q / (size_t)c->n)));
+                must(gpu, "linear", op->linear(gpu, to, &weight, a.out, c->n, true));
+            } else {
+                must(gpu, "gate_linear", op->gate_linear(gpu, to, &weight, a.out, gate, c->n));
+            }
+            must(gpu, "copy", op->copy(gpu, a.out, zeros, q * 4));
         }
     }
     *bytes = (q * LAYERS * PASSES + y_all) * 4 + 2 * LAYERS * ring * 2;
@@ -440,7 +452,7 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
         must(gpu, "download", op->download(gpu, to + ring * 2, kv[l].v, ring * 2));
         drop(gpu, kv[l].k), drop(gpu, kv[l].v);
     }
-    drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, table), drop(gpu, f), drop(gpu, pos),
+    drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, zeros), drop(gpu, gate), drop(gpu, table), drop(gpu, f), drop(gpu, pos),
         drop(gpu, y);
     op->weight_free(gpu, &weight);
     free(old), free(packed);
