@@ -12,7 +12,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0};
+struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -57,9 +57,10 @@ int cuda_mm_open(struct cuda_backend *be)
                 cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
             if (err) return cuda_check(be, "matrix product kernels", err);
         }
-    for (int l = 0; l < 4; l++) {
-        const cudaError_t err = cudaFuncSetAttribute(mm_kernel_few(l % 2, l / 2),
-                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
+    for (int l = 0; l < 4 * MM_ACT_F32; l++) {
+        mm_kernel_fn f = mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2);
+        const cudaError_t err =
+            f ? cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block) : cudaSuccess;
         if (err) return cuda_check(be, "matrix product kernels", err);
     }
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
@@ -202,7 +203,7 @@ static const struct plan {
  *                  room for two blocks else
  *   up to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit
  *   up to 16       16 warps with copies of one unit; apart, copies as they are
- * (mm_few.cuh has taken most calls of K types by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8
+ * (mm_few.cuh has taken most calls of 2 to 16 rows by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8
  * rows that are so long that slices are apart. */
 static bool suits(const struct plan *p, enum mm_act act, const struct mm_args *a, bool mixed, int32_t *most, int32_t *least)
 {
@@ -262,46 +263,83 @@ static bool fits(struct cuda_backend *be, const struct plan *p, struct mm_args *
 
 /* ---- plans of mm_few.cuh ---- */
 
-/* Shared memory of a block: barriers, rings, activations, side, the sums of slices. */
-static size_t few_lay_out(struct mm_args *a, int tiles)
+/* Shared memory of a block: barriers, rings, activations, side (mm_few_k.cuh, mm_few_32.cuh), the sums of slices. */
+static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles)
 {
     struct mm_memory *m = &a->at;
+    const uint32_t units = (uint32_t)(a->block_slices * a->slice_units), n = (uint32_t)tiles,
+                   side = act == MM_ACT_K  ? 288 * n * units
+                          : is_whole(act) ? (64 * n * (act == MM_ACT_32M ? 2 : 1) + 16) * (units / 2)
+                                          : 0;
     m->row_bytes = ((uint32_t)(a->block_slices * a->slice_row) + 63) / 128 * 128 + 64;
     m->ring = (8 * (uint32_t)(MM_WARPS_MOST * a->stages + 1) + 127) / 128 * 128;
     m->act = (m->ring + (uint32_t)(MM_WARPS_MOST * a->stages * a->stage_bytes) + 127) / 128 * 128;
     m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
-    m->merge = (m->side + 288 * (uint32_t)(tiles * a->block_slices * a->slice_units) + 127) / 128 * 128;
+    m->merge = (m->side + side + 127) / 128 * 128;
     m->total = m->merge;
     if (a->block_slices == a->slices)
         m->total += (uint32_t)(m->merge_sets * a->subs * a->slices * tiles * 512) << a->split;
     return m->total;
 }
 
-/* A plan for mm_few.cuh; false: none fits, or others were quicker. Measured (SPEED.md): for 2 rows and more; rings of
- * two units, of three at up to 8 rows of more than 4,096 columns. */
-static bool choose_few(struct cuda_backend *be, int32_t n, int32_t widest, struct mm_args *a, int *log2_tiles,
-                       const struct plan **plan)
+/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured (SPEED.md). */
+struct few_copies {
+    int units, stages, least;
+};
+static int few_copies_of(enum mm_act act, int tiles, int32_t n_in, struct few_copies c[2])
+{
+    if (mm_tuning.few_copy || mm_tuning.few_stages) {
+        const int units = mm_tuning.few_copy ? mm_tuning.few_copy : 4, stages = mm_tuning.few_stages;
+        c[0] = {act == MM_ACT_K ? 1 : units, stages ? stages : 2, 2};
+        return 1;
+    }
+    if (act == MM_ACT_K) {
+        c[0] = {1, tiles == 2 || n_in <= 4096 ? 2 : 3, 2};
+        return 1;
+    }
+    const int units = is_whole(act) ? 8 : 4;
+    c[0] = {units, 2, 2};
+    c[1] = {units / 2, 3, 2};
+    return 2;
+}
+
+/* The first of the copies that fit beside the rest, with sums in two places if there is room. */
+static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int32_t widest, struct mm_args *a)
+{
+    struct few_copies copies[2];
+    const int count = few_copies_of(act, tiles, a->n_in, copies);
+    for (int i = 0; i < count; i++) {
+        a->stage_units = copies[i].units < a->slice_units ? copies[i].units : a->slice_units;
+        a->stage_bytes = a->stage_units * widest;
+        for (a->at.merge_sets = mm_tuning.few_sets ? 1 : 2; a->at.merge_sets > 0; a->at.merge_sets--)
+            for (a->stages = copies[i].stages; a->stages >= copies[i].least; a->stages--)
+                if (few_lay_out(a, act, tiles) <= (size_t)be->smem_block) return true;
+    }
+    return false;
+}
+
+/* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were quicker. Slices are
+ * together where there is room, but for the eight of long rows of 8-bit kinds, which were quicker apart. */
+static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t widest, struct mm_args *a,
+                       int *log2_tiles, const struct plan **plan)
 {
     static const struct plan few_plans[] = {{true, false, 1, MM_WARPS_MOST, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
-    const int tiles = n > 8 ? 2 : 1, stages = mm_tuning.few_stages ? mm_tuning.few_stages : tiles == 2 || a->n_in <= 4096 ? 2 : 3;
-    if (mm_tuning.no_few || be->generic || be->cc < 90 || n < (mm_tuning.few_from ? mm_tuning.few_from : 2)) return false;
+    const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
+              from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
+              first = is_whole(act) && a->slices > mm_tuning.slices;
+    if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;
     a->x = nullptr;
-    a->stage_units = 1;
-    a->stage_bytes = widest;
-    for (const struct plan &p : few_plans) {
-        if (mm_tuning.few_apart && p.together != (mm_tuning.few_apart == 2)) continue;
-        if (!p.together && a->slices == 1) continue;
-        put_together(a, p.together, p.warps);
+    for (int i = 0; i < 2; i++) {
+        const struct plan *p = &few_plans[first ^ i];
+        if (mm_tuning.few_apart && p->together != (mm_tuning.few_apart == 2)) continue;
+        if (!p->together && a->slices == 1) continue;
+        put_together(a, p->together, p->warps);
         if (a->block_slices > a->slice_warps || a->gated != a->split) continue; /* a warp has one slice, of one matrix */
         a->log2_slice_warps = __builtin_ctz((unsigned)a->slice_warps);
-        a->stages = stages;
-        a->at.merge_sets = mm_tuning.few_sets ? 1 : 2;
-        while (few_lay_out(a, tiles) > (size_t)be->smem_block && (a->stages > p.stages || a->at.merge_sets > 1))
-            a->stages > p.stages ? a->stages-- : a->at.merge_sets--;
-        if (few_lay_out(a, tiles) > (size_t)be->smem_block) continue;
+        if (!few_fits(be, act, tiles, widest, a)) continue;
         *log2_tiles = tiles - 1;
-        *plan = &p;
+        *plan = p;
         return true;
     }
     return false;
@@ -349,7 +387,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
                          int log2_tiles, const struct plan *plan, bool low, bool few, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn f = few ? mm_kernel_few(log2_tiles, low)
+    const mm_kernel_fn f = few ? mm_kernel_few(act, log2_tiles, low)
                                : kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
     const int32_t grid = be->sm_count * plan->blocks; /* all resident: apart, blocks wait for each other */
     int32_t most = panels;
@@ -444,7 +482,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
-            const bool few = t->act == MM_ACT_K && rows - i <= 16 && choose_few(be, rows - i, widest, &a, &log2_tiles, &plan);
+            const bool few = rows - i <= 16 && choose_few(be, t->act, rows - i, widest, &a, &log2_tiles, &plan);
             for (int32_t most = most_units; !few && log2_tiles < 0 && most >= least_units; most /= 2) {
                 a.x = p->n <= mm_tuning.prologue ? x : nullptr;
                 log2_tiles = choose(be, t->act, rows - i, panels, most, widest, mixed, low, &a, &plan);

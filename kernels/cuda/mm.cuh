@@ -113,8 +113,17 @@ mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, int warps, bool ge
 mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool generic);
-/* The same of K types for 1 or 2 tiles, 16 warps, sm_90; low: also of mm_is_low types. mm_few.cu. */
-mm_kernel_fn mm_kernel_few(int log2_tiles, bool low);
+/* The same for 1 or 2 tiles, 16 warps, sm_90, or NULL. low: K types with mm_is_low types among them. mm_few_k.cu,
+ * mm_few_32.cu, mm_few_float.cu. */
+mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low);
+mm_kernel_fn mm_kernel_few_32(int log2_tiles, bool min);
+mm_kernel_fn mm_kernel_few_float(enum mm_act act, int log2_tiles);
+static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool low)
+{
+    return act == MM_ACT_K                          ? mm_kernel_few_k(log2_tiles, low)
+           : act == MM_ACT_32 || act == MM_ACT_32M ? mm_kernel_few_32(log2_tiles, act == MM_ACT_32M)
+                                                    : mm_kernel_few_float(act, log2_tiles);
+}
 /* Types that mm_kernel_low and experts_kernel_low are for. */
 static inline bool mm_is_low(uint32_t type)
 {
@@ -190,6 +199,7 @@ struct mm_tuning {
     int few_sets;     /* 1: sums in one place; 0: in two, where there is room */
     int few_from;     /* rows from which on; 0: as measured */
     int few_apart;    /* 1: slices apart, 2: together; 0: as measured */
+    int few_copy;     /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
 };
 extern struct mm_tuning mm_tuning;
 

@@ -1,113 +1,19 @@
-/* mm_few.cuh - the product kernel for 2 to 16 rows of K types on sm_90: the arithmetic and the bits of
- * mm_kernel.cuh and mm_int.cuh, with fewer instructions around units.
+/* mm_few.cuh - the product kernel for up to 16 rows on sm_90: the arithmetic and the bits of mm_kernel.cuh, mm_int.cuh
+ * and mm_frag.cuh, with fewer instructions around units and fewer conflicts of shared memory.
  *
  * A warp has one slice of every panel it takes part in, so nothing but pointers that move by constants is
  * computed between panels; the warps of an item (its slices; gates and ups) meet by themselves and write its
- * outputs, a thread one output at a time. *Side*: for each unit the sums of 16 columns as f16 (|sum| <=
- * 2,032) and the scales of all tokens, put together once a block: one tensor operation multiplies the sums by
- * the minimums (by the scales, for the codes' offset), exactly: all are integers below 2^22, or such times
- * 2^-24. Bound: the bytes of the weights, once. */
+ * outputs, a thread one output at a time. What depends on the type, as F (mm_few_k.cuh, mm_few_32.cuh):
+ *   single        a copy is one unit; else a.stage_units of them
+ *   prepare<NT>   what is put together once a block from its rows (a.at.side); all threads call
+ *   view<NT>      what a lane reads of a slice's rows
+ *   slice<NT>     fin = the sum of a slice of a panel
+ * Bound: the bytes of the weights, once. */
 #ifndef DFLASH_CUDA_MM_FEW_CUH
 #define DFLASH_CUDA_MM_FEW_CUH
 
 #include "mm_int.cuh"
 #include "mm_kernel.cuh"
-
-/* ---- units: y, which the float sum takes as fin += y * (scale of the token), or * (d * that): few_has_mins
- * ---- */
-
-/* What a unit is multiplied with: activations of this lane's token of each tile; sums; scales. */
-template <int NT> struct few_view {
-    const uint8_t *b[NT], *sums, *scales;
-};
-
-/* y of minimums m (a: as f16, their integers times 2^-24), dmin times 2^24. */
-template <int NT>
-DEV void few_less_mins(float y[NT][4], const int sum[NT][4], const float d[2], const float dmin[2],
-                       const uint32_t a[4], const few_view<NT> &v)
-{
-    const float up[2] = {__fmul_rn(dmin[0], 16777216.0f), __fmul_rn(dmin[1], 16777216.0f)};
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const uint2 s = lds8(v.sums + 256 * t);
-        float m[4];
-        zero(m);
-        mma<false>(m, a, s.x, s.y);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            y[t][i] = __fmaf_rn(__int2float_rn(sum[t][i]), d[i / 2], -__fmul_rn(m[i], up[i / 2]));
-    }
-}
-/* y of signed scales (128 added: four bytes of rows g and g + 8), less `offset` times the sums that they
- * multiply. sum counts from offset times MM_BITS_OF, what the bits of m + 12582912 count from. */
-template <int NT>
-DEV void few_less_offset(float y[NT][4], const int sum[NT][4], const uint32_t scales[2], uint32_t offset,
-                         const few_view<NT> &v)
-{
-    uint32_t a[4];
-#pragma unroll
-    for (int hi = 0; hi < 2; hi++) { /* as f16: 1024 + (128 + scale) - 1152 */
-        const uint32_t even = (scales[hi] & 0x00ff00ff) | 0x64006400,
-                       odd = __byte_perm(scales[hi], 0x64646464, 0x4341);
-        asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(a[hi]) : "r"(even), "r"(0x64806480));
-        asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(a[2 + hi]) : "r"(odd), "r"(0x64806480));
-    }
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const uint2 s = lds8(v.sums + 256 * t);
-        float m[4];
-        zero(m);
-        mma<false>(m, a, s.x, s.y);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            y[t][i] = __int2float_rn(
-                (int)((uint32_t)sum[t][i] - offset * __float_as_uint(__fadd_rn(m[i], 12582912.0f))));
-    }
-}
-
-/* Types whose float sum takes y * (scale of the token); of the others it takes y * (d * that). */
-DEV constexpr bool few_has_mins(uint32_t type)
-{
-    return type == KN_Q4_K || type == KN_Q5_K || type == KN_Q2_K;
-}
-template <uint32_t TYPE, int NT>
-DEV void few_unit(float y[NT][4], float d[2], const uint8_t *st, const few_view<NT> &v, int lane)
-{
-    const auto act = [&](int t, int part) { return lds16(v.b[t] + 64 * part); };
-    int sum[NT][4];
-    float dmin[2];
-    if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
-        uint32_t mins[2][2], a[4];
-        codes_45<TYPE == KN_Q4_K ? 4 : 5, NT>(sum, d, dmin, mins, st, lane, act);
-#pragma unroll
-        for (int hi = 0; hi < 2; hi++) /* minimums 2 q and 2 q + 1: each for two sums */
-            a[hi] = a[2 + hi] =
-                __byte_perm(mins[hi][0], mins[hi][1], 0x0100 + 0x0202 * (lane % 4)) & 0x00ff00ff;
-        few_less_mins<NT>(y, sum, d, dmin, a, v);
-    } else if constexpr (TYPE == KN_Q6_K) {
-        const uint32_t scales[2] = {lds4(st + 3072 + 4 * lane), lds4(st + 3200 + 4 * lane)};
-        codes_6<NT>(sum, d, st, lane, act, 32u * MM_BITS_OF);
-        few_less_offset<NT>(y, sum, scales, 32, v);
-    } else if constexpr (TYPE == KN_IQ4_XS) {
-        codes_iq4_xs<NT>(sum, d, st, lane, act);
-#pragma unroll
-        for (int t = 0; t < NT; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) y[t][i] = __int2float_rn(sum[t][i]);
-    } else {
-        uint32_t am[2];
-        codes_23<TYPE == KN_Q2_K ? 2 : 3, NT>(sum, d, dmin, am, st, lane, act,
-                                              TYPE == KN_Q2_K ? 0 : 4u * MM_BITS_OF);
-        if (TYPE == KN_Q2_K) {
-            const uint32_t a[4] = {am[0] & 0x00ff00ff, am[1] & 0x00ff00ff, am[0] >> 8 & 0x00ff00ff,
-                                   am[1] >> 8 & 0x00ff00ff};
-            few_less_mins<NT>(y, sum, d, dmin, a, v);
-        } else {
-            const uint32_t scales[2] = {am[0] ^ 0x80808080, am[1] ^ 0x80808080};
-            few_less_offset<NT>(y, sum, scales, 4, v);
-        }
-    }
-}
 
 /* ---- copies ---- */
 
@@ -164,99 +70,55 @@ DEV void few_seek(const mm_args &a, few_source &c, int unit0, int units)
     c.p = a.w[c.w.matrix] +
           (size_t)((a.first_item + c.w.item - c.w.before) * a.units + unit0) * (size_t)c.unit_bytes;
 }
+template <bool SINGLE>
 DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit0, int units, uint8_t *to,
                    uint64_t *full)
 {
     if (c.w.item >= a.n_items) return;
-    copy_bulk(to, c.p, (uint32_t)c.unit_bytes, full);
-    c.p += c.unit_bytes;
-    if (--c.left == 0) {
+    const int some = SINGLE ? 1 : min(a.stage_units, c.left), bytes = some * c.unit_bytes;
+    copy_bulk(to, c.p, (uint32_t)bytes, full);
+    c.p += bytes;
+    if ((c.left -= some) == 0) {
         c.w.item += s.stride;
         few_seek(a, c, unit0, units);
     }
 }
 
-/* ---- side: [unit]{[token][sums of columns 64 k + 16 {0, 2, 1, 3}], [token] scales} ---- */
+/* A warp's ring of copies, as it takes them: wait() gives the next, next() gives its place back. */
+template <bool SINGLE> struct few_ring {
+    const mm_args &a;
+    const few_share &s;
+    few_source source; /* of one lane */
+    uint8_t *bytes;
+    uint64_t *full;
+    int unit0, units, slot;
+    uint32_t phase;
 
-#define FEW_SIDE(NT) (288 * (NT)) /* bytes of a unit */
-
-/* f16 of bytes (0, 2) or (1, 3) of w, which have 128 added, less 128 */
-DEV __half2 few_halves(uint32_t w, uint32_t which)
-{
-    const uint32_t h = __byte_perm(w, 0x64646464, which), offset = 0x64806480;
-    return __hsub2(*(const __half2 *)&h, *(const __half2 *)&offset);
-}
-/* A warp a token; then they meet. */
-template <int NT> DEV void few_side(const mm_args &a, uint8_t *smem)
-{
-    const uint8_t *act = smem + a.at.act;
-    const __half2 high = __float2half2_rn(128.0f);
-    const int t = threadIdx.x / 32;
-    if (t < a.n)
+    __device__ __forceinline__ void fill()
+    {
+        few_seek(a, source, unit0, units);
 #pragma unroll 1
-        for (int slice = 0; slice < a.block_slices; slice++) {
-            const uint8_t *src = act + t * a.at.row_bytes + slice * a.slice_row + 256 * a.slice_units;
-            uint8_t *to = smem + a.at.side + FEW_SIDE(NT) * slice * a.slice_units;
-            for (int i = threadIdx.x % 32; i < 4 * a.slice_units; i += 32) {
-                uint2 w = lds8(src + 8 * i);
-                w.x ^= 0x80808080, w.y ^= 0x80808080;
-                const __half2 even = __hfma2(few_halves(w.y, 0x4240), high, few_halves(w.x, 0x4240)),
-                              odd = __hfma2(few_halves(w.y, 0x4341), high, few_halves(w.x, 0x4341));
-                uint8_t *u = to + FEW_SIDE(NT) * (i / 4);
-                *(uint2 *)(u + 32 * t + 8 * (i % 4)) =
-                    make_uint2(*(const uint32_t *)&even, *(const uint32_t *)&odd);
-                if (i % 4 == 0) *(float *)(u + 256 * NT + 4 * t) = lds_float(src + 32 * a.slice_units + i);
-            }
-        }
-}
-
-/* ---- a slice ---- */
-
-/* fin = the sum of `units` units. next(slot): the ring's slot is free. */
-template <uint32_t TYPE, int NT, class N>
-DEV void few_slice(const mm_args &a, float fin[NT][4], const uint8_t *ring, uint64_t *full, int &slot,
-                   uint32_t &phase, few_view<NT> v, int units, int lane, N next)
-{
-#pragma unroll
-    for (int t = 0; t < NT; t++) zero(fin[t]);
-#pragma unroll 1
-    for (; units > 0; units--) {
-        float y[NT][4], d[2];
+        for (int i = 0; i < a.stages; i++)
+            few_issue<SINGLE>(a, s, source, unit0, units, bytes + i * a.stage_bytes, full + i);
+    }
+    __device__ __forceinline__ const uint8_t *wait()
+    {
         bar_wait(full + slot, phase);
-        few_unit<TYPE, NT>(y, d, ring + slot * a.stage_bytes, v, lane);
-#pragma unroll
-        for (int t = 0; t < NT; t++) {
-            const float2 da = *(const float2 *)(v.scales + 32 * t);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float f = i % 2 ? da.y : da.x;
-                fin[t][i] = __fmaf_rn(y[t][i], few_has_mins(TYPE) ? f : __fmul_rn(d[i / 2], f), fin[t][i]);
-            }
-            v.b[t] += 256;
-        }
-        v.sums += FEW_SIDE(NT), v.scales += FEW_SIDE(NT);
+        return bytes + slot * a.stage_bytes;
+    }
+    __device__ __forceinline__ void next()
+    {
         __syncwarp();
-        next(slot);
+        if (threadIdx.x % 32 == 0)
+            few_issue<SINGLE>(a, s, source, unit0, units, bytes + slot * a.stage_bytes, full + slot);
         if (++slot == a.stages) slot = 0, phase ^= 1;
     }
-}
-template <uint32_t TYPE> struct few_type {
-    static constexpr uint32_t type = TYPE;
 };
-template <bool LOW, class F> DEV void few_of_type(uint32_t type, F f)
+
+/* Of the block's rows, slice `local` of a token: the last of those that there are. */
+DEV const uint8_t *few_row(const mm_args &a, const uint8_t *smem, int local, int token)
 {
-    if (type == KN_Q4_K)
-        f(few_type<KN_Q4_K>());
-    else if (type == KN_Q6_K)
-        f(few_type<KN_Q6_K>());
-    else if (!LOW || type == KN_Q5_K)
-        f(few_type<KN_Q5_K>());
-    else if (type == KN_IQ4_XS)
-        f(few_type<KN_IQ4_XS>());
-    else if (type == KN_Q3_K)
-        f(few_type<KN_Q3_K>());
-    else
-        f(few_type<KN_Q2_K>());
+    return smem + a.at.act + min(token, a.n - 1) * a.at.row_bytes + local * a.slice_row;
 }
 
 /* ---- results ---- */
@@ -289,14 +151,15 @@ template <bool SHARED, int N> DEV float few_add_some(float v, const float *p, in
     for (int s = 0; s < N; s++) v = __fadd_rn(v, u[s]);
     return v;
 }
-/* The sum of `slices` slices: four or eight of them, but for short rows. */
+/* The sum of `slices` slices. */
 template <bool SHARED> DEV float few_add(const float *p, int slices, int step)
 {
     if (slices == 4) return few_add_some<SHARED, 4>(0.0f, p, step);
-    if (slices == 8) return few_add_some<SHARED, 8>(0.0f, p, step);
     float v = 0.0f;
 #pragma unroll 1
-    for (int s = 0; s < slices; s++) v = few_add_some<SHARED, 1>(v, p + s * step, step);
+    for (; slices >= 8; slices -= 8, p += 8 * step) v = few_add_some<SHARED, 8>(v, p, step);
+#pragma unroll 1
+    for (; slices > 0; slices--, p += step) v = few_add_some<SHARED, 1>(v, p, step);
     return v;
 }
 /* Apart: this block's share of the group's sums in memory. */
@@ -316,32 +179,28 @@ template <int NT, int W> DEV void few_merge_group(const mm_args &a, int group, i
     }
 }
 
-/* LOW: Q2_K, Q3_K and IQ4_XS as well. */
-template <int NT, int W, bool LOW> DEV void few_product(const mm_args &a)
+template <class F, int NT, int W> DEV void few_product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool together = a.block_slices == a.slices;
     const int group = together ? (int)blockIdx.x : (int)blockIdx.x / a.slices,
               first_slice = together ? 0 : (int)blockIdx.x % a.slices;
-    uint64_t *const act_bar = (uint64_t *)smem, *const full = act_bar + 1 + warp * a.stages;
-    uint8_t *const ring = smem + a.at.ring + warp * a.stages * a.stage_bytes;
+    uint64_t *const act_bar = (uint64_t *)smem;
     const few_share s = few_share_of(a, warp, group);
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
-    few_source source = {w, 0, 0, nullptr};
+    few_ring<F::single> ring = {a, s, {w, 0, 0, nullptr}, smem + a.at.ring + warp * a.stages * a.stage_bytes,
+                                act_bar + 1 + warp * a.stages, unit0, units, 0, 0};
 
     cuda_grid_early();
     MM_STAMP(0);
     if (lane == 0) {
 #pragma unroll 1
-        for (int i = 0; i < a.stages; i++) bar_init(full + i);
+        for (int i = 0; i < a.stages; i++) bar_init(ring.full + i);
         if (warp == 0) bar_init(act_bar);
         bar_fence();
-        few_seek(a, source, unit0, units);
-#pragma unroll 1
-        for (int i = 0; i < a.stages; i++)
-            few_issue(a, s, source, unit0, units, ring + i * a.stage_bytes, full + i);
+        ring.fill();
     }
     __syncthreads();
     MM_STAMP(1);
@@ -363,35 +222,23 @@ template <int NT, int W, bool LOW> DEV void few_product(const mm_args &a)
     }
 #endif
     bar_wait(act_bar, 0);
-    few_side<NT>(a, smem);
+    F::template prepare<NT>(a, smem);
     __syncthreads();
     MM_STAMP(3);
 
-    few_view<NT> view;
-    view.sums = smem + a.at.side + FEW_SIDE(NT) * a.slice_units * s.local + 8 * lane;
-    view.scales = smem + a.at.side + FEW_SIDE(NT) * a.slice_units * s.local + 256 * NT + lane % 4 * 8;
-#pragma unroll
-    for (int t = 0; t < NT; t++)
-        view.b[t] = smem + a.at.act + min(8 * t + lane / 4, a.n - 1) * a.at.row_bytes +
-                    s.local * a.slice_row + lane % 4 * 16;
+    const auto view = F::template view<NT>(a, smem, s.local, lane);
     /* Sums that meet in shared memory: [sub][set][matrix][slice][tile]. Bytes. */
     const int record = NT * MM_RECORD * 4, sums = a.slices * record,
               warps = 1 << (a.log2_slice_warps + a.split);
     const unsigned me = threadIdx.x & (32u * warps - 1);
     uint8_t *const meet = smem + a.at.merge + s.sub * a.at.merge_sets * (sums << a.split);
     uint8_t *const to = meet + s.matrix * sums + s.local * record + 16 * lane;
-    int slot = 0, set = 0;
-    uint32_t phase = 0;
-    const auto next = [&](int free) {
-        if (lane == 0) few_issue(a, s, source, unit0, units, ring + free * a.stage_bytes, full + free);
-    };
+    int set = 0;
     /* All warps of an item take as many turns, those without a slice too. */
     for (w.item = s.first; few_find(a, w); w.item += s.stride) {
         float fin[NT][4];
         if (s.local < a.block_slices)
-            few_of_type<LOW>(a.type[w.matrix], [&](auto of) {
-                few_slice<of.type, NT>(a, fin, ring, full, slot, phase, view, units, lane, next);
-            });
+            F::template slice<NT>(a, fin, ring, a.type[w.matrix], view, units, lane);
         if (!together) {
 #pragma unroll
             for (int t = 0; t < NT; t++)
@@ -420,18 +267,19 @@ template <int NT, int W, bool LOW> DEV void few_product(const mm_args &a)
         else
             few_meet(s.sub, warps);
     }
+    MM_STAMP(4);
     if (!together) {
         group_wait(a, group);
         few_merge_group<NT, W>(a, group, first_slice);
     }
-    MM_STAMP(4);
+    MM_STAMP(5);
 }
 
-template <int NT, int W, int BLOCKS, bool LOW>
-__global__ void __launch_bounds__(32 * W, BLOCKS) mm_few(const __grid_constant__ mm_args a)
+template <class F, int NT, int W>
+__global__ void __launch_bounds__(32 * W, 1) mm_few(const __grid_constant__ mm_args a)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    few_product<NT, W, LOW>(a);
+    few_product<F, NT, W>(a);
 #endif
 }
 

@@ -7,7 +7,8 @@
  *   mm_gpu variants [quick]   the same, one model, with other plans
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
- *   mm_gpu trace [rows]    builds with MM_TRACE: when the parts of each launch ran
+ *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
+ *   mm_gpu trace [rows [context]]   builds with MM_TRACE: when the parts of each launch ran
  *   mm_gpu profile         a few products, for a profiler
  *   mm_gpu types           every type, two shapes of Qwen3-8B, as bench
  *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
@@ -177,7 +178,8 @@ int main(int argc, char **argv)
             check_all(quick);
             check_plans(KN_Q4_K, 5376, 4096), check_plans(KN_Q6_K, 4200, 5376), check_plans(KN_Q5_K, 2064, 21504);
             check_plans(KN_Q8_0, 5000, 2048), check_plans(KN_Q5_1, 2064, 12288), check_plans(KN_BF16, 2064, 4096);
-            check_plans(KN_Q3_K, 2064, 5376);
+            check_plans(KN_Q3_K, 2064, 5376), check_plans(KN_Q8_0, 4100, 20480), check_plans(KN_Q4_0, 2064, 4096);
+            check_plans(KN_Q5_0, 2064, 5376), check_plans(KN_Q4_1, 2064, 2080), check_plans(KN_IQ4_NL, 2064, 12288);
         } else if (!strcmp(what, "profile")) { /* for a profiler: products at 16 rows */
             profile(argc > 2 ? argv[2] : "");
         } else if (!strcmp(what, "variants")) {
@@ -186,13 +188,15 @@ int main(int argc, char **argv)
             plans();
         } else if (!strcmp(what, "few")) {
             few(quick);
+        } else if (!strcmp(what, "few-types")) {
+            few_types(argc > 2 ? argv[2] : "Q8_0");
         } else if (!strcmp(what, "step")) {
             steps();
         } else if (!strcmp(what, "types")) {
             bench_types();
 #ifdef MM_TRACE
         } else if (!strcmp(what, "trace")) {
-            trace(argc > 2 ? atoi(argv[2]) : 1);
+            trace(argc > 2 ? atoi(argv[2]) : 1, argc > 3 ? argv[3] : "");
 #endif
         } else if (!strcmp(what, "bench"))
             bench(quick);

@@ -79,9 +79,10 @@ void profile(const char *which);
 void variants(int layers, bool quick);
 void plans();
 void few(bool quick);
+void few_types(const char *which);
 void steps();
 #ifdef MM_TRACE
-void trace(int n);
+void trace(int n, const char *what);
 #endif
 
 #endif

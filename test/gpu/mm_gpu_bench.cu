@@ -186,44 +186,68 @@ unsigned long long *mm_trace_next(const char *what)
 {
     if (!traces || traced.size() == TRACES) return nullptr;
     traced.push_back(what);
-    return traces + 10 * (traced.size() - 1);
+    return traces + 12 * (traced.size() - 1);
 }
-void trace(int n)
+/* run's launches, recorded: the times of the fourth replay. */
+static void show_trace(int n, const std::function<void()> &run)
 {
-    bench_open();
-    model m = load_model(4, KN_Q4_K, KN_Q6_K, KN_Q4_K);
-    CK(cudaMalloc(&traces, TRACES * 10 * sizeof *traces));
-    CK(cudaMemset(traces, 0, TRACES * 10 * sizeof *traces));
+    CK(cudaMalloc(&traces, TRACES * 12 * sizeof *traces));
+    CK(cudaMemset(traces, 0, TRACES * 12 * sizeof *traces));
     cudaGraph_t g;
     cudaGraphExec_t e;
     CK(cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
-    step(m, n);
+    run();
     CK(cudaStreamEndCapture(be->stream, &g));
     CK(cudaGraphInstantiate(&e, g, 0));
     for (int i = 0; i < 4; i++) CK(cudaGraphLaunch(e, be->stream));
     CK(cudaStreamSynchronize(be->stream));
-    std::vector<unsigned long long> t(TRACES * 10);
+    std::vector<unsigned long long> t(TRACES * 12);
     CK(cudaMemcpy(t.data(), traces, t.size() * sizeof t[0], cudaMemcpyDeviceToHost));
     printf("%d rows, times in ns of the device's clock (and cycles of the multiprocessor's since the launch "
            "before), "
            "launch by launch\n"
-           "product: start, ring asked for, wait over, activations there, last slice done; prepare: start, "
+           "product: start, ring asked for, wait over, activations there, last slice done, sums of slices in memory added; prepare: start, "
            "norm read, "
            "wait over, slices done, end\n",
            n);
     unsigned long long first = 0, clock = 0;
     for (size_t i = 0; i < traced.size(); i++) {
-        const unsigned long long *p = &t[10 * i];
+        const unsigned long long *p = &t[12 * i];
         if (!first) first = p[1];
         printf("%-12s", traced[i]);
-        for (int k = 0; k < 5; k++) printf(" %8lld", p[2 * k + 1] ? (long long)(p[2 * k + 1] - first) : -1ll);
+        for (int k = 0; k < 6; k++) printf(" %8lld", p[2 * k + 1] ? (long long)(p[2 * k + 1] - first) : -1ll);
         if (strcmp(traced[i], "prepare")) {
             printf("  |");
-            for (int k = 0; k < 5; k++) printf(" %8lld", p[2 * k] ? (long long)(p[2 * k] - clock) : -1ll);
+            for (int k = 0; k < 6; k++) printf(" %8lld", p[2 * k] ? (long long)(p[2 * k] - clock) : -1ll);
             clock = p[8];
         }
         printf("\n");
     }
+    CK(cudaFree(traces));
+    traced.clear();
+}
+/* A drafter's context: features to one row, keys and values of five layers from it; Q8_0. */
+static void trace_context(int n)
+{
+    std::vector<kn_weight> fc{load(KN_Q8_0, 20480, 4096)}, kv{load(KN_Q8_0, 4096, 1024)};
+    for (int i = 1; i < 4; i++) fc.push_back(clone(fc[0]));
+    while (kv.size() < 40) kv.push_back(clone(kv[0]));
+    show_trace(n, [&] {
+        for (int i = 0; i < 4; i++) {
+            const kn_weight *w[10];
+            float *out[10];
+            for (int j = 0; j < 10; j++) w[j] = &kv[10 * i + j], out[j] = bench_out[1] + j * 16384;
+            OK(cuda_linear(kb(), bench_out[0], &fc[i], bench_x, n, false));
+            OK(cuda_norm_linear(kb(), out, w, 10, bench_out[0], bench_norm, 1e-6f, n));
+        }
+    });
+}
+void trace(int n, const char *what)
+{
+    bench_open();
+    if (!strcmp(what, "context")) return trace_context(n);
+    model m = load_model(4, KN_Q4_K, KN_Q6_K, KN_Q4_K);
+    show_trace(n, [&] { step(m, n); });
     free_model(m);
 }
 #endif
@@ -460,4 +484,65 @@ void profile(const char *which)
     for (const kn_weight &m : w)
         for (int i = 0; i < 2; i++) OK(cuda_linear(kb(), bench_out[0], &m, bench_x, 16, false));
     CK(cudaStreamSynchronize(be->stream));
+}
+
+/* Products of other types by mm_few.cuh, one shape at a time: those of a drafter's context, of layers. */
+static double shape_us(const std::vector<kn_weight> &w, bool gated, int n)
+{
+    const size_t each = gated ? 2 : 1, calls = w.size() / each;
+    return graph_us(
+               [&] {
+                   for (size_t i = 0; i + each <= w.size(); i += each) {
+                       const kn_weight *p = &w[i];
+                       if (gated)
+                           OK(cuda_norm_gated(kb(), bench_out[0], p, p + 1, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
+                       else
+                           OK(cuda_norm_linear(kb(), bench_out, &p, 1, bench_x, bench_norm, 1e-6f, n));
+                   }
+               },
+               9) /
+           calls;
+}
+void few_types(const char *which)
+{
+    measure_read();
+    bench_open();
+    const struct mm_tuning best = mm_tuning;
+    const struct {
+        const char *name;
+        int64_t n_out, n_in;
+        bool gated;
+    } shapes[] = {{"fc", 4096, 20480, false},         {"keys, values", 10240, 4096, false}, {"q, k, v", 6144, 4096, false},
+                  {"o", 4096, 4096, false},           {"gate, up", 12288, 4096, true},      {"down", 4096, 12288, false},
+                  {"27B gate, up", 17408, 5120, true}, {"27B down", 5120, 17408, false},     {"31B gate, up", 21504, 5376, true},
+                  {"31B down", 5376, 21504, false}};
+    const struct {
+        const char *name;
+        int none, copy, stages, apart;
+    } v[] = {{"without", 1, 0, 0, 0}, {"tuned", 0, 0, 0, 0},     {"4x3", 0, 4, 3, 2}, {"8x2", 0, 8, 2, 2},
+             {"16x2", 0, 16, 2, 2},   {"apart 4x3", 0, 4, 3, 1}, {"8x2", 0, 8, 2, 1}};
+    printf("microseconds (bytes at the speed of the read) by copies of units x stages, together and apart\n%-32s", "");
+    for (const auto &c : v) printf(" %9s", c.name);
+    printf("\n");
+    for (uint32_t type : all_types) {
+        const struct kn_type_info *t = kn_type_info(type);
+        if (strcmp(which, t->name)) continue;
+        for (const auto &s : shapes) {
+            const size_t bytes = kn_row_bytes(type, s.n_in) * (size_t)s.n_out, copies = std::max<size_t>(4, ((size_t)300 << 20) / bytes / 2 * 2);
+            std::vector<kn_weight> w{load(type, s.n_in, s.n_out)};
+            while (w.size() < copies) w.push_back(clone(w[0]));
+            for (int n : {1, 2, 4, 8, 16}) {
+                printf("%-5s %-12s %2d (%5.1f)   ", t->name, s.name, n, bytes * (s.gated ? 2 : 1) / read_tbs / 1e6);
+                for (const auto &c : v) {
+                    mm_tuning.no_few = c.none, mm_tuning.few_copy = c.copy, mm_tuning.few_stages = c.stages;
+                    mm_tuning.few_apart = c.apart, mm_tuning.few_from = c.copy ? 1 : 0;
+                    printf(" %9.2f", shape_us(w, s.gated, n));
+                }
+                mm_tuning = best;
+                printf("\n");
+                fflush(stdout);
+            }
+            for (auto &m : w) cuda_weight_free(kb(), &m);
+        }
+    }
 }

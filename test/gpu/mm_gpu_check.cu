@@ -352,6 +352,7 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
                     mm_tuning.few_apart = 1 + i % 2;
                     mm_tuning.few_stages = i < 12 ? 2 : i < 14 ? 3 : 8;
                     mm_tuning.few_sets = i >= 14;
+                    mm_tuning.few_copy = i < 12 ? 2 : i < 14 ? 4 : 8;
                 }
                 if (i >= 0 && i < 8) mm_tuning.skip = 0xff & ~(1 << i); /* only this one, and the last */
                 mm_tuning.any = i >= 0 && i < 9;

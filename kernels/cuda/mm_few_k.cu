@@ -1,0 +1,12 @@
+/* mm_few_k.cu - the product kernels of K types for 2 to 16 rows; those that know Q2_K, Q3_K and IQ4_XS as
+ * well take calls with one of these. */
+#include "mm_few_k.cuh"
+
+mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low)
+{
+    switch (log2_tiles) {
+    case 0: return low ? mm_few<few_k<true>, 1, MM_WARPS_MOST> : mm_few<few_k<false>, 1, MM_WARPS_MOST>;
+    case 1: return low ? mm_few<few_k<true>, 2, MM_WARPS_MOST> : mm_few<few_k<false>, 2, MM_WARPS_MOST>;
+    default: return nullptr;
+    }
+}
