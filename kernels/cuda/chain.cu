@@ -8,7 +8,7 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 4096, 4};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 4096, 4, 4608, 65536};
 long chain_launched;
 
 /* One of the operations, in full, should it be launched by itself. */
@@ -109,6 +109,47 @@ static int32_t pairs_a_block(const struct chain_step *s, int blocks)
     return (s->pairs - 1) / blocks + 1;
 }
 
+/* What the kernel divides by (item_divide): exact for dividends below 2^32 / d. */
+static uint32_t chain_divisor(int32_t d)
+{
+    return d == 1 ? 0 : (uint32_t)((((uint64_t)1 << 32) + (uint64_t)d - 1) / (uint64_t)d);
+}
+
+/* The same of types whose units are of 32 columns: chain_items.cuh. */
+static bool items_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
+{
+    const int64_t n_in = p->w[0]->n_in;
+    const enum mm_act act = mm_type_of(p->w[0]->type)->act;
+    int64_t column = 0;
+    int32_t widest = 0;
+    if (act != MM_ACT_32 && act != MM_ACT_F16 && act != MM_ACT_BF16) return false;
+    s->kind = act == MM_ACT_32 ? CHAIN_32 : act == MM_ACT_F16 ? CHAIN_F16 : CHAIN_BF16;
+    if (act == MM_ACT_32 ? p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
+        return false;
+    s->units = (int32_t)(n_in / 32);
+    s->members = p->gated || p->n_w == 1 ? 2 : 1;
+    for (int32_t j = 0; j < p->n_w; j++) {
+        const struct kn_weight *w = p->w[j];
+        const struct mm_type *t = mm_type_of(w->type);
+        if (!t || t->act != act) return false;
+        if (j == 0 || !p->gated) s->pairs += (int32_t)((w->n_out + 15) / 16);
+        s->m[j] = {(const uint8_t *)w->packed, p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column, t->unit_bytes, w->type};
+        column += w->n_out;
+        if (t->unit_bytes > widest) widest = t->unit_bytes;
+    }
+    if (p->n_w == 1) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
+    const int32_t step = act == MM_ACT_32 ? 8 : 4; /* units that are multiplied side by side */
+    s->per = chain_tuning.tile / widest / step * step;
+    if (s->per < step) s->per = step;
+    if (s->per > s->slice_units) s->per = s->slice_units;
+    s->parts = (s->slice_units - 1) / s->per + 1;
+    s->items = s->members * s->slices;
+    s->per_items = chain_divisor(s->items), s->per_parts = chain_divisor(s->parts);
+    s->terms = (uint32_t)(64 * s->slices) + 64;
+    return column <= CHAIN_WIDTH && s->slices <= MM_SLICES_MAX &&
+           (uint32_t)s->members * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
+}
+
 /* The product as a step; false: not one. */
 static bool step_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
 {
@@ -118,10 +159,11 @@ static bool step_of(const struct cuda_backend *be, const struct chain_product *p
     s->n_m = p->n_w, s->gated = p->gated, s->act = p->act;
     s->x = p->x, s->norm = p->norm, s->eps = p->eps;
     s->old = p->add ? p->out[0] : nullptr;
-    if (n_in % 256 || n_in > 256 * CHAIN_BLOCKS || (p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS))
-        return false;
-    s->units = (int32_t)(n_in / 256);
+    if (n_in % 256 || n_in > 256 * CHAIN_BLOCKS) return false;
     mm_slices(mm_type_of(p->w[0]->type), n_in, &s->slice_units, &s->slices);
+    if (mm_type_of(p->w[0]->type)->unit_k != 256) return items_of(be, p, s);
+    s->units = (int32_t)(n_in / 256);
+    if (p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS) return false;
     bool own = false; /* factors beside the terms */
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
@@ -143,11 +185,18 @@ static bool step_of(const struct cuda_backend *be, const struct chain_product *p
 
 static uint32_t tile_bytes(const struct chain_step *s)
 {
+    const uint32_t panels = s->kind == CHAIN_K ? 2 : 1;
     uint32_t most = 0;
     for (int32_t j = 0; j < s->n_m; j++)
-        if (2 * (uint32_t)(s->per * s->m[j].unit_bytes) > most)
-            most = 2 * (uint32_t)(s->per * s->m[j].unit_bytes);
+        if (panels * (uint32_t)(s->per * s->m[j].unit_bytes) > most)
+            most = panels * (uint32_t)(s->per * s->m[j].unit_bytes);
     return most;
+}
+/* Of the row's activations. */
+static uint32_t row_bytes(const struct chain_step *s)
+{
+    static const uint32_t unit[] = {CHAIN_ROW, 40, 128, 192}; /* by kind */
+    return unit[s->kind] * (uint32_t)s->units;
 }
 
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
@@ -155,13 +204,15 @@ static uint32_t tile_bytes(const struct chain_step *s)
 static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
                       struct chain_args *a, int *blocks)
 {
-    int32_t units = 0, most = 0;
-    uint32_t terms = 0;
+    int32_t most = 0;
+    uint32_t terms = 0, row = 0;
+    bool items = false;
     a->slot_bytes = 0;
     for (int32_t i = 0; i < count; i++) {
         const struct chain_step *s = &c->step[i];
         if (s->n_m == 0) continue;
-        if (s->units > units) units = s->units;
+        if (row_bytes(s) > row) row = row_bytes(s);
+        items = items || s->kind != CHAIN_K;
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
@@ -173,7 +224,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
             s->rest = s[-1].rest;
             continue;
         }
-        const uint32_t t = 2 * s->terms * (uint32_t)pairs_a_block(s, *blocks);
+        const uint32_t t = (s->kind == CHAIN_K ? 2 : (uint32_t)s->members) * s->terms * (uint32_t)pairs_a_block(s, *blocks);
         if (t > terms) terms = t;
         s->rounds = s->pairs / *blocks;
         s->rest = s->pairs % *blocks;
@@ -190,7 +241,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
             place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
     }
     a->extent = (unsigned)place;
-    const uint32_t row = ((uint32_t)(CHAIN_ROW * units) + 127) / 128 * 128;
+    row = (row + 127) / 128 * 128;
     uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
     if (c->attends) {
         const uint32_t least_rest = ((uint32_t)chain_attend_bytes() + 127) / 128 * 128;
@@ -201,17 +252,18 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     if (all >= (uint32_t)be->smem_block) return 0;
     a->slots = (int32_t)(((uint32_t)be->smem_block - all) / a->slot_bytes);
     if (a->slots > CHAIN_SLOTS) a->slots = CHAIN_SLOTS;
-    a->slots &= ~1;
+    /* A warp may be eight tiles before another, and what it waits for must not have been asked for again. With
+     * slots by the eight that is its own of the lap before. */
+    a->slots &= items ? ~(CHAIN_WARPS - 1) : ~1;
     a->act = CHAIN_RING + ((uint32_t)a->slots * a->slot_bytes + 127) / 128 * 128;
     a->terms = a->act + row;
     a->keys = a->act + rest;
-    /* A warp may be eight tiles before another, and what it waits for must not have been asked for again. */
-    const int32_t most_ahead = a->slots - CHAIN_WARPS;
+    const int32_t most_ahead = items ? a->slots : a->slots - CHAIN_WARPS;
     a->some = chain_tuning.some;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         if (s->n_m == 0) continue;
-        s->ahead = chain_tuning.ahead / (int32_t)tile_bytes(s);
+        s->ahead = (s->kind == CHAIN_K ? chain_tuning.ahead : chain_tuning.items) / (int32_t)tile_bytes(s);
         if (s->ahead > most_ahead) s->ahead = most_ahead;
         s->ahead = s->ahead < 2 ? 2 : s->ahead & ~1;
         if (a->some > s->ahead / 2) a->some = s->ahead / 2;
@@ -365,8 +417,10 @@ int chain_flush(const struct cuda_backend *const_be)
     a.count = count;
     a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
     a.state = c->places->state;
+    bool items = false;
+    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     if (!err) err = put_steps(be, c, count, &a);
-    if (!err) err = chain_kernel_launch(be, &a, c->attends && c->bf16, blocks, smem);
+    if (!err) err = chain_kernel_launch(be, &a, c->attends && c->bf16, items, blocks, smem);
     chain_launched++;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);

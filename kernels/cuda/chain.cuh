@@ -1,11 +1,11 @@
 /* chain.cuh - one row through many operations in a single launch: products, each of which reads what the one
  * before wrote, and attention between them; all layers of a dense model.
  *
- * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of the K types,
- * or attend of one row. A *chain* is a run of steps. The operations collect steps (chain_add, chain_attend);
- * whatever else is launched, copied or waited for first launches what was collected (chain_flush), so that
- * the stream's order is kept. A chain too short to pay, or without room, goes out as the launches it stands
- * for.
+ * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q4_K, Q5_K
+ * and Q6_K, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16 or of BF16, or attend of one row. A *chain* is a run of
+ * steps. The operations collect steps (chain_add, chain_attend); whatever else is launched, copied or waited
+ * for first launches what was collected (chain_flush), so that the stream's order is kept. A chain too short
+ * to pay, or without room, goes out as the launches it stands for.
  *
  * A launch is one block a multiprocessor, all of them resident. In a block two warps ask for weights, through
  * all steps and without waiting for any activations, as far as a ring in shared memory has room; one also
@@ -21,11 +21,11 @@
  * the next layer when it has seen queries there, which depend on all outputs of the product before, so on all
  * results of attention, so on whatever was read for them.
  *
- * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit. One row needs one column of the mma's B;
- * here its eight columns are the sub-blocks of a 256-column block, so that one accumulator holds all of their
- * sums and the integer scales are applied once a lane. A unit's sum and its float factor are a *term*; terms
- * of a row are added as mm_kernel.cuh adds them: by units within a slice, then slices. Two panels are
- * multiplied at a time and share what is made from the activations. */
+ * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit; of types other than K: chain_items.cuh.
+ * One row needs one column of the mma's B; here its eight columns are the sub-blocks of a 256-column block,
+ * so that one accumulator holds all of their sums and the integer scales are applied once a lane. A unit's
+ * sum and its float factor are a *term*; terms of a row are added as mm_kernel.cuh adds them: by units within
+ * a slice, then slices. Two panels are multiplied at a time and share what is made from the activations. */
 #ifndef DFLASH_CUDA_CHAIN_CUH
 #define DFLASH_CUDA_CHAIN_CUH
 
@@ -54,6 +54,9 @@
 #define CHAIN_PARTS 4096 /* partial results of a row of a head, at most: heads times leaves */
 #define CHAIN_DESCS 8    /* descriptors in shared memory */
 
+/* What the activations of a step are. */
+enum chain_kind { CHAIN_K, CHAIN_32, CHAIN_F16, CHAIN_BF16 };
+
 struct chain_matrix {
     const uint8_t *w;
     float *out;                 /* or NULL */
@@ -76,6 +79,11 @@ struct __align__(16) chain_step
     int32_t pass_on;                                      /* the next step reads the outputs */
     int32_t from, at;                                     /* places of what it reads and of what it writes */
     uint32_t terms;                                       /* bytes of a panel's terms, in shared memory */
+    /* Types other than K (chain_items.cuh): units are of 32 columns, `pairs` are groups of members panels. */
+    int32_t kind;            /* enum chain_kind */
+    int32_t members, items;  /* panels of a group; items of it: of each slice of each panel one */
+    int32_t parts;           /* tiles of an item, of `per` units each */
+    uint32_t per_items, per_parts; /* chain_divisor of these */
     /* attention: q, k and v are the values of the step before, in this order */
     void *k, *v; /* the ring */
     const int32_t *pos;
@@ -103,10 +111,10 @@ struct chain_args {
 #define CHAIN_AT_STEPS ((CHAIN_AT_KEEP + 4 * CHAIN_KEEP + 127) / 128 * 128)
 #define CHAIN_RING ((CHAIN_AT_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 127) / 128 * 128)
 
-/* chain_kernel.cu */
+/* chain_kernel.cu. bf16: keys and values; items: some step is not of K types. */
 cudaError_t chain_kernel_open(int smem);
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
-                                int blocks, size_t smem);
+                                bool items, int blocks, size_t smem);
 /* Bytes of attention in shared memory: in place of activations and terms; keys and values. */
 size_t chain_attend_bytes(void);
 size_t chain_keys_bytes(void);
@@ -145,6 +153,9 @@ struct chain_tuning {
     int least;   /* steps; 0: CHAIN_LEAST */
     int context; /* positions beyond which attention is a launch */
     int some;    /* copies at once */
+    /* of types other than K: */
+    int tile;  /* bytes of a tile, at most */
+    int items; /* bytes on the way */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched; /* chains, by this process: for tests */

@@ -4,7 +4,7 @@
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #include "chain_attend.cuh"
-#include "chain_unit.cuh"
+#include "chain_items.cuh"
 
 #ifdef CHAIN_TRACE
 extern "C" void chain_times_get(unsigned long long t[CHAIN_STAMPS])
@@ -47,12 +47,6 @@ DEV const chain_matrix &pair_of(const chain_step &s, int pair, int *panel, bool 
     *two = 16 * *panel + 16 < s.m[j].n_out;
     return s.m[j];
 }
-/* Pairs of this block: blockIdx.x, + gridDim.x, ... */
-DEV int pairs_here(const chain_step &s)
-{
-    return s.rounds + ((int)blockIdx.x < s.rest ? 1 : 0);
-}
-
 /* A block's rings in shared memory. Barriers: of slots, filled and free; of descriptors. */
 struct chain_room {
     uint64_t *full, *empty, *told, *read;
@@ -60,10 +54,16 @@ struct chain_room {
     chain_step *steps;
 };
 
+/* Is it a step of other types than K? Kernels of chains without any know that there is none. */
+template <bool ITEMS> DEV bool has_items(const chain_step &s)
+{
+    return ITEMS && s.kind != CHAIN_K;
+}
+
 /* A warp that asks, one of two: for every other tile (s.per units of two panels at the same columns), a lane
  * a tile, a.some of them at a time. The ring has an even number of slots and s.ahead is even, so each waits
  * for its own only. */
-DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
+template <bool ITEMS> DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
 {
     const int lane = threadIdx.x % 32, slots = a.slots;
     int base = 0, base_lap = 0; /* the slot of the step's first tile; how often the ring had gone round */
@@ -78,7 +78,8 @@ DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
         __syncwarp();
         const chain_step &s = m.steps[i % CHAIN_DESCS];
         bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
-        const int units = s.units, cuts = s.cuts, per = s.per, tiles = pairs_here(s) * cuts, ahead = s.ahead;
+        const int units = s.units, cuts = s.cuts, per = s.per, ahead = s.ahead,
+                  tiles = has_items<ITEMS>(s) ? item_tiles(s) : pairs_here(s) * cuts;
         const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
         const int t0 = ((base ^ which) & 1) + 2 * lane;
         int cut = t0, pair = (int)blockIdx.x, slot = base + t0, lap = base_lap;
@@ -88,8 +89,10 @@ DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
             const bool mine = first + t0 < tiles;
             const uint8_t *p = nullptr, *q = nullptr;
             uint32_t bytes = 0, apart = 0;
-            while (cut >= cuts) cut -= cuts, pair += (int)gridDim.x;
-            if (mine) {
+            while (!has_items<ITEMS>(s) && cut >= cuts) cut -= cuts, pair += (int)gridDim.x;
+            if (mine && has_items<ITEMS>(s)) {
+                p = item_tile(s, first + t0, &bytes);
+            } else if (mine) {
                 int panel = s.gated ? pair : 2 * pair;
                 bool two = true;
                 const chain_matrix &x = plain ? s.m[0] : pair_of(s, pair, &panel, &two);
@@ -117,7 +120,7 @@ DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
                 __syncwarp();
                 if (now) {
                     bar_expect(m.full + slot, q ? 2 * bytes : bytes);
-                    copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
+                    if (!ITEMS || bytes) copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
                     if (q) copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes + apart, q, bytes, m.full + slot);
                 }
                 __syncwarp();
@@ -317,7 +320,7 @@ DEV void chain_write(const chain_step &s, float *values, const uint8_t *act, con
 
 /* ---- the kernel ---- */
 
-template <bool BF16>
+template <bool BF16, bool ITEMS>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     chain_kernel(const __grid_constant__ chain_args a)
 {
@@ -350,7 +353,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place
                         */
     if (threadIdx.x / 32 > CHAIN_WARPS) {
-        chain_ask(a, r, (int)threadIdx.x / 32 - CHAIN_WARPS - 1);
+        chain_ask<ITEMS>(a, r, (int)threadIdx.x / 32 - CHAIN_WARPS - 1);
         return;
     }
 #ifdef CHAIN_TRACE
@@ -406,6 +409,12 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             if (threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, unit, in, out, a.parts, tag, act, keys);
             chain_meet();
+        } else if (has_items<ITEMS>(s) && pairs_here(s)) {
+            chain_items(a, s, base, base_lap, i == 0, in, out, smem);
+            chain_meet();
+            base += item_tiles(s);
+            while (base >= a.slots) base -= a.slots, base_lap++;
+            CHAIN_STAMP(5);
         } else if (pairs_here(s)) {
             const bool rounds = !s.norm && chain_own(s);
             if (s.norm)
@@ -446,23 +455,27 @@ size_t chain_keys_bytes(void)
     return 2 * chain_few::SLOT;
 }
 
+static auto kernel_of(bool bf16, bool items)
+{
+    return items ? bf16 ? chain_kernel<true, true> : chain_kernel<false, true>
+           : bf16 ? chain_kernel<true, false> : chain_kernel<false, false>;
+}
 cudaError_t chain_kernel_open(int smem)
 {
 #ifdef CHAIN_TRACE
     smem -= 512; /* of the trace's own */
 #endif
-    cudaError_t err =
-        cudaFuncSetAttribute(chain_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    cudaError_t err = cudaSuccess;
 #ifdef CHAIN_CHECK
-    if (!err) err = chain_fault_open();
+    err = chain_fault_open();
 #endif
-    return err ? err
-               : cudaFuncSetAttribute(chain_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    for (int i = 0; i < 4 && !err; i++)
+        err = cudaFuncSetAttribute(kernel_of(i & 1, i & 2), cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    return err;
 }
 
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
-                                int blocks, size_t smem)
+                                bool items, int blocks, size_t smem)
 {
-    return cuda_launch(be, bf16 ? chain_kernel<true> : chain_kernel<false>, dim3((unsigned)blocks),
-                       dim3(32 * (CHAIN_WARPS + 3)), smem, *a);
+    return cuda_launch(be, kernel_of(bf16, items), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 3)), smem, *a);
 }

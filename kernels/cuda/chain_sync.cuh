@@ -53,6 +53,12 @@ static __device__ __noinline__ void chain_fault(int line, unsigned what)
 
 /* ---- in a block ---- */
 
+/* Pairs of this block: blockIdx.x, + gridDim.x, ... */
+DEV int pairs_here(const chain_step &s)
+{
+    return s.rounds + ((int)blockIdx.x < s.rest ? 1 : 0);
+}
+
 DEV void chain_meet() /* the warps that multiply */
 {
     asm volatile("bar.sync 1, %0;" ::"n"(32 * CHAIN_WARPS) : "memory");

@@ -12,7 +12,7 @@
 #ifndef DFLASH_CUDA_CHAIN_UNIT_CUH
 #define DFLASH_CUDA_CHAIN_UNIT_CUH
 
-#include "chain.cuh"
+#include "chain_sync.cuh"
 #include "prep.cuh"
 #include "row_units.cuh"
 

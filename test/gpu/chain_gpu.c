@@ -4,6 +4,7 @@
  * usage: chain_gpu [--small]     check; --small: little shapes, for compute-sanitizer
  *        chain_gpu --stress      recordings made in many ways, replayed often
  *        chain_gpu --bench       microseconds a layer, both ways, out of memory
+ *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
 #include <math.h>
 #include <stdbool.h>
@@ -15,7 +16,7 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some;
+    int off, ahead, least, context, some, tile, items;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -91,7 +92,14 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
     for (size_t i = 0; i < own; i++) {
         uint8_t *b = w + i * t->bytes;
         const float u = (float)((int32_t)rnd() * (1.0 / 2147483648.0));
-        if (type == KN_Q6_K) {
+        if (type == KN_F16 || type == KN_BF16) { /* from 1/128 on; zeros */
+            const uint16_t h = (uint16_t)(type == KN_BF16 ? (rnd() & 0x80ff) | 0x3c00
+                                                          : (rnd() & 0x83ff) | (0x2000 + (rnd() % 3 << 10)));
+            memcpy(b, &h, 2);
+            if (rnd() % 64 == 0) memset(b, 0, 2);
+        } else if (t->block == 32) {
+            set_half(b, (type == KN_Q8_0 ? 0.0005f : type == KN_IQ4_NL ? 0.0003f : 0.004f) * u);
+        } else if (type == KN_Q6_K) {
             set_half(b + 208, 0.00003f * u);
         } else {
             set_half(b, 0.0003f * u);
@@ -111,20 +119,34 @@ struct shape {
     int64_t hidden, ff;
     int32_t n_head, n_kv, layers, cap;
     uint32_t o, gate, down, qk, v, cache;
-    bool norms, turn, small;
+    bool norms, turn, small, cut; /* cut: no chain fits */
 };
 #define K4 KN_Q4_K
 #define K5 KN_Q5_K
 #define K6 KN_Q6_K
+#define Q8 KN_Q8_0
+#define BF KN_BF16
 static const struct shape shapes[] = {
-    {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true},
-    {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true},
-    {"768 2304, mixed", 768, 2304, 16, 1, 4, 1024, K6, K5, K6, K4, K6, KN_F16, true, false, true},
-    {"1280 768, one head a kv head", 1280, 768, 6, 6, 3, 768, K4, K4, K6, K4, K4, KN_BF16, true, true, true},
-    {"Qwen3-0.6B", 1024, 3072, 16, 8, 28, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false},
-    {"Qwen3-8B", 4096, 12288, 32, 8, 12, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false},
-    {"Qwen3-8B, Q4_K", 4096, 12288, 32, 8, 12, 4096, K4, K4, K4, K4, K4, KN_F16, true, true, false},
-    {"Llama-3.1-8B, Q5_K", 4096, 14336, 32, 8, 6, 4096, K5, K5, K6, K5, K6, KN_F16, false, true, false},
+    {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, false},
+    {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true, false},
+    {"768 2304, mixed", 768, 2304, 16, 1, 4, 1024, K6, K5, K6, K4, K6, KN_F16, true, false, true, false},
+    {"1280 768, one head a kv head", 1280, 768, 6, 6, 3, 768, K4, K4, K6, K4, K4, KN_BF16, true, true, true, false},
+    {"Qwen3-0.6B", 1024, 3072, 16, 8, 28, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"Qwen3-8B", 4096, 12288, 32, 8, 12, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"Qwen3-8B, Q4_K", 4096, 12288, 32, 8, 12, 4096, K4, K4, K4, K4, K4, KN_F16, true, true, false, false},
+    {"256 512, Q8_0", 256, 512, 2, 1, 3, 256, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, true, false},
+    {"512 1280, 32-blocks", 512, 1280, 6, 2, 3, 256, KN_Q4_0, Q8, KN_Q5_0, KN_IQ4_NL, Q8, KN_BF16, false, true, true, false},
+    {"768 2304, BF16", 768, 2304, 16, 1, 4, 1024, BF, BF, BF, BF, BF, KN_F16, true, false, true, false},
+    {"1280 768, F16", 1280, 768, 6, 6, 3, 768, KN_F16, KN_F16, KN_F16, KN_F16, KN_F16, KN_BF16, true, true, true, false},
+    {"768 1280, all kinds", 768, 1280, 6, 2, 4, 768, Q8, K4, BF, KN_F16, KN_F16, KN_BF16, true, true, true, false},
+    {"1280 2304, all kinds", 1280, 2304, 6, 2, 4, 768, BF, Q8, K6, KN_Q5_0, Q8, KN_F16, true, true, true, false},
+    {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true, true},
+    {"Qwen3-0.6B, Q8_0", 1024, 3072, 16, 8, 28, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
+    {"Qwen3-0.6B, BF16", 1024, 3072, 16, 8, 28, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
+    {"Qwen3-8B, Q8_0", 4096, 12288, 32, 8, 12, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
+    {"Qwen3-8B, BF16", 4096, 12288, 32, 8, 9, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
+    {"Llama-3.1-8B, BF16, F16", 4096, 14336, 32, 8, 6, 4096, BF, BF, KN_F16, BF, BF, KN_F16, false, true, false, false},
+    {"Llama-3.1-8B, Q5_K", 4096, 14336, 32, 8, 6, 4096, K5, K5, K6, K5, K6, KN_F16, false, true, false, false},
 };
 enum { LAYERS = 28 };
 
@@ -285,7 +307,7 @@ static void compare(struct model *m, const float *x, int32_t pos, int times, boo
     const long plain = chain_launched;
     chain_tuning.off = 0;
     uint8_t *got = results(m, x, pos, times, recorded, &n);
-    const bool taken = plain == before && chain_launched == plain + (recorded ? 1 : times);
+    const bool taken = plain == before && chain_launched == plain + (m->s->cut ? 0 : recorded ? 1 : times);
     for (size_t i = n / 4; i-- > 0;)
         if (memcmp(got + 4 * i, want + 4 * i, 4)) differ++, first = i;
     for (size_t i = 0; i < (size_t)m->s->hidden; i++) {
@@ -342,16 +364,28 @@ static void bench(const struct shape *s)
     static struct model m;
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
-    static const struct {
-        int context, ahead, some;
-    } runs[] = {{512, 0, 0},      {512, 46080, 2}, {512, 64512, 1}, {512, 64512, 2},
-                {512, 82944, 1},  {512, 82944, 2}, {512, 82944, 4}, {1024, 0, 0},
-                {1024, 82944, 4}, {4096, 0, 0},    {4096, 82944, 4}};
-    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
-        const int context = runs[r].context, off = runs[r].ahead == 0;
+    static const struct run {
+        int context, ahead, some, tile, items;
+    } runs[] = {{512, 0, 0, 0, 0},      {512, 46080, 2, 0, 0}, {512, 64512, 1, 0, 0}, {512, 64512, 2, 0, 0},
+                {512, 82944, 1, 0, 0},  {512, 82944, 2, 0, 0}, {512, 82944, 4, 0, 0}, {1024, 0, 0, 0, 0},
+                {1024, 82944, 4, 0, 0}, {4096, 0, 0, 0, 0},    {4096, 82944, 4, 0, 0}},
+      others[] = {{512, 0, 0, 0, 0},
+                  {512, 1, 4, 4608, 147456},
+                  {512, 1, 2, 4608, 147456},
+                  {512, 1, 4, 4608, 98304},
+                  {512, 1, 4, 4608, 65536},
+                  {512, 1, 4, 8704, 147456},
+                  {512, 1, 2, 8704, 98304},
+                  {4096, 0, 0, 0, 0},
+                  {4096, 1, 4, 4608, 147456}};
+    const bool low = s->down == K4 || s->down == K5 || s->down == K6;
+    const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
+    for (const struct run *r = low ? runs : others, *end = r + n_runs; r < end; r++) {
+        const int context = r->context, off = r->ahead == 0;
         const int32_t pos = context - 2;
         void *rec = NULL;
-        chain_tuning.off = off, chain_tuning.ahead = runs[r].ahead, chain_tuning.some = runs[r].some;
+        chain_tuning.off = off, chain_tuning.ahead = r->ahead, chain_tuning.some = r->some;
+        chain_tuning.tile = r->tile, chain_tuning.items = r->items;
         kn_bound(gpu, context);
         must("upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must("upload", kn_op(gpu)->upload(gpu, m.pos, &pos, sizeof pos));
@@ -367,9 +401,9 @@ static void bench(const struct shape *s)
             const double d = (now() - t) / 10;
             if (i && d < best) best = d;
         }
-        printf("%-20s context %4d %s %6d ahead, %d at once: %7.2f us a layer, %.2f TB/s\n", s->name, context,
-               off ? "launches" : "chain   ", runs[r].ahead, runs[r].some, 1e6 * best / layers,
-               bytes_of(s) / best * 1e-12 * layers);
+        printf("%-20s context %4d %s %6d ahead, %d at once, tiles of %d: %7.2f us a layer, %.2f TB/s\n", s->name,
+               context, off ? "launches" : "chain   ", low ? r->ahead : r->items, r->some, r->tile,
+               1e6 * best / layers, bytes_of(s) / best * 1e-12 * layers);
 #ifdef CHAIN_TRACE
         extern void chain_times_get(unsigned long long t[56]);
         unsigned long long tt[56];
@@ -401,6 +435,7 @@ static void stress(const struct shape *s)
     float *x = values((size_t)s->hidden, 1.0f);
     for (int i = 0; i < 30; i++) {
         chain_tuning.ahead = 20000 + (int)(rnd() % 90000), chain_tuning.some = 1 + (int)(rnd() % 8);
+        chain_tuning.items = 2 * chain_tuning.ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
         char what[64];
         snprintf(what, sizeof what, "%d bytes ahead, %d at once,", chain_tuning.ahead, chain_tuning.some);
         compare(&m, x, (int32_t)(rnd() % 1000), 150, true, what);
@@ -415,7 +450,7 @@ int main(int argc, char **argv)
     const struct kn_open open = {.device = "cuda"};
     const bool small = argc > 1 && !strcmp(argv[1], "--small"),
                timing = argc > 1 && !strcmp(argv[1], "--bench"),
-               often = argc > 1 && !strcmp(argv[1], "--stress");
+               often = argc > 1 && !strcmp(argv[1], "--stress"); /* else --check or nothing */
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_gpu: %s\n", msg);
         return 5;
@@ -423,7 +458,9 @@ int main(int argc, char **argv)
     chain_tuning.context = 4096;
     must("reserve", kn_op(gpu)->reserve(gpu, 1, 32768, 0, 0, 0));
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (timing && !shapes[i].small)
+        if (argc > 2 && !strstr(shapes[i].name, argv[2]))
+            continue;
+        else if (timing && !shapes[i].small)
             bench(&shapes[i]);
         else if (often && !shapes[i].small)
             stress(&shapes[i]);
