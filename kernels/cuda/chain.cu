@@ -2,13 +2,14 @@
 #include "chain.cuh"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define CHAIN_TERMS (40 << 10) /* bytes of shared memory for terms, at most */
 
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 4096, 4, 4608, 65536};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4, 4608, 65536, 4096};
 long chain_launched;
 
 /* One of the operations, in full, should it be launched by itself. */
@@ -21,8 +22,10 @@ struct chain_op {
 };
 struct chain_state {
     struct chain_step step[CHAIN_STEPS];
+    struct chain_map map[CHAIN_STEPS]; /* two of each attention over a long context */
     struct chain_op op[CHAIN_STEPS];
-    bool bf16, attends;
+    bool bf16, attends, far;
+    size_t parts;                /* partial results that the chain has, at most */
     const int32_t *pos;          /* of all attention of the chain */
     struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
     struct chain_places *places; /* the largest; behind it those that recordings may still name */
@@ -34,18 +37,23 @@ struct chain_state {
 struct chain_places {
     struct chain_places *next;
     float *values;
-    size_t set;
+    size_t set, room; /* room: partial results */
     uint2 *parts;
     unsigned *state;
 };
-static cudaError_t new_places(struct chain_state *c, size_t set)
+/* Of the margin that plans leave: 4 MB, and 17 MB for 32 heads over 262,144 positions. */
+static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
 {
     struct chain_places *p = (struct chain_places *)calloc(1, sizeof *p);
-    const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * CHAIN_PARTS * (CHAIN_HEAD + 2);
+    if (c->places && set < c->places->set) set = c->places->set;
+    if (c->places && room < c->places->room) room = c->places->room;
+    if (room < CHAIN_PARTS) room = CHAIN_PARTS;
+    const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * room * (CHAIN_HEAD + 2);
     if (!p) return cudaErrorMemoryAllocation;
     p->next = c->places;
     c->places = p;
     p->set = set;
+    p->room = room;
     cudaError_t err = cudaMalloc(&p->values, values + parts + 16);
     if (err) return err;
     p->parts = (uint2 *)(p->values + 2 * set);
@@ -55,14 +63,21 @@ static cudaError_t new_places(struct chain_state *c, size_t set)
     return err ? err : cudaStreamSynchronize(nullptr);
 }
 
+/* Where maps stand behind so many descriptors. */
+static size_t maps_at(int32_t count)
+{
+    return (sizeof(struct chain_step) * (size_t)count + 127) / 128 * 128;
+}
+
 int chain_open(struct cuda_backend *be)
 {
     if (be->cc < 90 || be->generic) return 0;
-    struct chain_state *c = (struct chain_state *)calloc(1, sizeof *c);
+    struct chain_state *c = (struct chain_state *)aligned_alloc(alignof(struct chain_state), sizeof *c);
+    if (c) memset((void *)c, 0, sizeof *c);
     if (!c) return cuda_fail(be, KN_EMEM, "chains: out of memory (%zu bytes)", sizeof *c);
     be->chain = c;
     cudaError_t err = chain_kernel_open(be->smem_block);
-    if (!err) err = cudaMalloc(&c->direct, sizeof c->step);
+    if (!err) err = cudaMalloc(&c->direct, maps_at(CHAIN_STEPS) + sizeof c->map);
     return cuda_check(be, "chains", err);
 }
 
@@ -133,7 +148,13 @@ static bool items_of(const struct cuda_backend *be, const struct chain_product *
         const struct mm_type *t = mm_type_of(w->type);
         if (!t || t->act != act) return false;
         if (j == 0 || !p->gated) s->pairs += (int32_t)((w->n_out + 15) / 16);
-        s->m[j] = {(const uint8_t *)w->packed, p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column, t->unit_bytes, w->type};
+        s->m[j] = {(const uint8_t *)w->packed,
+                   p->out[j],
+                   (int32_t)w->n_out,
+                   s->pairs,
+                   (int32_t)column,
+                   t->unit_bytes,
+                   w->type};
         column += w->n_out;
         if (t->unit_bytes > widest) widest = t->unit_bytes;
     }
@@ -199,23 +220,32 @@ static uint32_t row_bytes(const struct chain_step *s)
     return unit[s->kind] * (uint32_t)s->units;
 }
 
+static bool map_rings(struct chain_state *c, const struct chain_step *s)
+{
+    return chain_map_ring(&c->map[s->map], s->k, c->bf16, s->n_kv, s->cap, 16 * s->far) &&
+           chain_map_ring(&c->map[s->map + 1], s->v, c->bf16, s->n_kv, s->cap, 16 * s->far);
+}
+
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
  * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
 static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
                       struct chain_args *a, int *blocks)
 {
-    int32_t most = 0;
+    int32_t most = 0, n_rep = 0;
     uint32_t terms = 0, row = 0;
     bool items = false;
     a->slot_bytes = 0;
     for (int32_t i = 0; i < count; i++) {
         const struct chain_step *s = &c->step[i];
+        if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
         if (s->n_m == 0) continue;
         if (row_bytes(s) > row) row = row_bytes(s);
         items = items || s->kind != CHAIN_K;
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
+    if (items && c->attends && c->far) return 0; /* not yet run on a device */
+    if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     *blocks = most < be->sm_count ? most : be->sm_count;
     if (!*blocks) return 0;
     for (int32_t i = 0; i < count; i++) {
@@ -224,7 +254,8 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
             s->rest = s[-1].rest;
             continue;
         }
-        const uint32_t t = (s->kind == CHAIN_K ? 2 : (uint32_t)s->members) * s->terms * (uint32_t)pairs_a_block(s, *blocks);
+        const uint32_t t =
+            (s->kind == CHAIN_K ? 2 : (uint32_t)s->members) * s->terms * (uint32_t)pairs_a_block(s, *blocks);
         if (t > terms) terms = t;
         s->rounds = s->pairs / *blocks;
         s->rest = s->pairs % *blocks;
@@ -244,29 +275,41 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     row = (row + 127) / 128 * 128;
     uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
     if (c->attends) {
-        const uint32_t least_rest = ((uint32_t)chain_attend_bytes() + 127) / 128 * 128;
+        const size_t bytes = c->far ? chain_far_bytes(n_rep) : chain_attend_bytes();
+        const uint32_t least_rest = ((uint32_t)bytes + 127) / 128 * 128;
         if (rest < least_rest) rest = least_rest;
-        keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
+        if (!c->far) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
     }
     const uint32_t all = CHAIN_RING + rest + keys + 512;
     if (all >= (uint32_t)be->smem_block) return 0;
     a->slots = (int32_t)(((uint32_t)be->smem_block - all) / a->slot_bytes);
     if (a->slots > CHAIN_SLOTS) a->slots = CHAIN_SLOTS;
-    /* A warp may be eight tiles before another, and what it waits for must not have been asked for again. With
-     * slots by the eight that is its own of the lap before. */
+    /* A warp may be eight tiles before another, and what it waits for must not have been asked for again.
+     * With slots by the eight that is its own of the lap before. */
     a->slots &= items ? ~(CHAIN_WARPS - 1) : ~1;
     a->act = CHAIN_RING + ((uint32_t)a->slots * a->slot_bytes + 127) / 128 * 128;
     a->terms = a->act + row;
     a->keys = a->act + rest;
     const int32_t most_ahead = items ? a->slots : a->slots - CHAIN_WARPS;
     a->some = chain_tuning.some;
+    int32_t maps = 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->n_m == 0) continue;
-        s->ahead = (s->kind == CHAIN_K ? chain_tuning.ahead : chain_tuning.items) / (int32_t)tile_bytes(s);
+        if (s->n_m == 0) { /* keys and values of a long context: as many a tile as there is room for */
+            while (s->far && s->far < 4 && 32u * (uint32_t)s->far * (CHAIN_HEAD * 2) <= a->slot_bytes)
+                s->far *= 2;
+            if (16u * (uint32_t)s->far * (CHAIN_HEAD * 2) > a->slot_bytes) return 0;
+            s->map = maps;
+            if (s->far && !map_rings(c, s)) return 0;
+            maps += 2;
+            s->ahead = s->far ? chain_tuning.ahead / (s->far * 16 * CHAIN_HEAD * 2) : 2;
+        } else {
+            s->ahead =
+                (s->kind == CHAIN_K ? chain_tuning.ahead : chain_tuning.items) / (int32_t)tile_bytes(s);
+        }
         if (s->ahead > most_ahead) s->ahead = most_ahead;
         s->ahead = s->ahead < 2 ? 2 : s->ahead & ~1;
-        if (a->some > s->ahead / 2) a->some = s->ahead / 2;
+        if (s->n_m && a->some > s->ahead / 2) a->some = s->ahead / 2;
     }
     if (a->some < 1) a->some = 1;
     return most_ahead < 2 ? 0 : a->keys + keys;
@@ -295,6 +338,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
         const int rc = cuda_flush(be);
         if (rc) return rc;
         c->attends = false;
+        c->parts = 0;
     } else {
         last->pass_on = 1;
         if (s.old)
@@ -323,13 +367,15 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     if (!last) return 0;
     const int32_t n_kv = kv->n_head_kv,
                   bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
-    const int32_t leaves = (bound - 1) / 64 + 1;
-    const bool fits = !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal &&
-                      !a->window && !a->first && kv->head_dim == CHAIN_HEAD && kv->type != KN_F32 &&
-                      kv->cap % 64 == 0 && a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
-                      leaves <= CHAIN_LEAVES && leaves * a->n_head <= CHAIN_PARTS && !s->v_norm &&
-                      !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
-                      (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->pos == a->pos));
+    const bool far = bound > chain_tuning.near;
+    const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
+    const bool fits =
+        !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&
+        !a->first && kv->head_dim == CHAIN_HEAD && kv->type != KN_F32 && kv->cap % 64 == 0 &&
+        a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
+        (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
+        !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
+        (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->far == far && c->pos == a->pos));
     const bool linked = last->n_m == 3 && !last->gated && last->m[0].out == s->q && last->m[1].out == s->k &&
                         last->m[2].out == s->v && last->m[0].n_out == a->n_head * CHAIN_HEAD &&
                         last->m[1].n_out == n_kv * CHAIN_HEAD && last->m[2].n_out == n_kv * CHAIN_HEAD;
@@ -342,6 +388,8 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     t->table = s->table;
     t->attn = a->out, t->n_head = a->n_head, t->n_kv = n_kv, t->n_rep = a->n_head / n_kv, t->cap = kv->cap;
     t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
+    t->far = c->far = far;
+    if ((size_t)parts > c->parts) c->parts = (size_t)parts;
     op->attend = true;
     op->kv = *kv;
     op->store = *s, op->store.kv = &op->kv;
@@ -382,20 +430,30 @@ int chain_drop_last(struct cuda_backend *be)
 static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *c, int32_t count,
                              struct chain_args *a)
 {
-    const size_t bytes = sizeof *c->step * (size_t)count;
+    const size_t bytes = sizeof *c->step * (size_t)count, at = maps_at(count),
+                 maps = c->attends && c->far ? sizeof *c->map * (size_t)count : 0;
     cudaStreamCaptureStatus status;
     cudaError_t err = cudaStreamIsCapturing(be->stream, &status);
     if (err) return err;
-    a->step = c->direct;
-    if (status == cudaStreamCaptureStatusNone)
-        return cudaMemcpyAsync(c->direct, c->step, bytes, cudaMemcpyHostToDevice, be->stream);
-    struct chain_kept *k = (struct chain_kept *)calloc(1, sizeof *k);
-    if (!k) return cudaErrorMemoryAllocation;
-    k->next = (struct chain_kept *)c->recorded;
-    c->recorded = k;
-    err = cudaMalloc(&k->step, bytes);
-    a->step = k->step;
-    if (!err) err = cudaMemcpy(k->step, c->step, bytes, cudaMemcpyHostToDevice);
+    const bool now = status == cudaStreamCaptureStatusNone;
+    uint8_t *to = (uint8_t *)c->direct;
+    if (!now) {
+        struct chain_kept *k = (struct chain_kept *)calloc(1, sizeof *k);
+        if (!k) return cudaErrorMemoryAllocation;
+        k->next = (struct chain_kept *)c->recorded;
+        c->recorded = k;
+        err = cudaMalloc(&k->step, at + maps);
+        to = (uint8_t *)k->step;
+    }
+    a->step = (const struct chain_step *)to;
+    a->maps = (const struct chain_map *)(to + at);
+    if (now) {
+        err = cudaMemcpyAsync(to, c->step, bytes, cudaMemcpyHostToDevice, be->stream);
+        if (!err && maps) err = cudaMemcpyAsync(to + at, c->map, maps, cudaMemcpyHostToDevice, be->stream);
+        return err;
+    }
+    if (!err) err = cudaMemcpy(to, c->step, bytes, cudaMemcpyHostToDevice);
+    if (!err && maps) err = cudaMemcpy(to + at, c->map, maps, cudaMemcpyHostToDevice);
     return err ? err
                : cudaStreamSynchronize(
                      nullptr); /* a copy from pageable memory may return before it is done */
@@ -413,14 +471,16 @@ int chain_flush(const struct cuda_backend *const_be)
     const size_t smem = lay_out(be, c, count, &a, &blocks);
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
-    if (!c->places || c->places->set < a.extent) err = new_places(c, a.extent);
+    if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
+        err = new_places(c, a.extent, c->parts);
     a.count = count;
     a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
     a.state = c->places->state;
     bool items = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     if (!err) err = put_steps(be, c, count, &a);
-    if (!err) err = chain_kernel_launch(be, &a, c->attends && c->bf16, items, blocks, smem);
+    const bool far = c->attends && c->far;
+    if (!err) err = chain_kernel_launch(be, &a, c->attends && c->bf16, items, far, blocks, smem);
     chain_launched++;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);

@@ -21,6 +21,10 @@
  * the next layer when it has seen queries there, which depend on all outputs of the product before, so on all
  * results of attention, so on whatever was read for them.
  *
+ * Over a short context keys and values have a place of their own beside the ring, asked for during the step
+ * before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
+ * like weights (chain_far.cuh), in a kernel of its own.
+ *
  * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit; of types other than K: chain_items.cuh.
  * One row needs one column of the mma's B; here its eight columns are the sub-blocks of a 256-column block,
  * so that one accumulator holds all of their sums and the integer scales are applied once a lane. A unit's
@@ -47,12 +51,13 @@
 #ifndef CHAIN_ROW_BLOCKS
 #define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
 #endif
-#define CHAIN_ROW 308    /* bytes of activations for 256 columns: chain_unit.cuh */
-#define CHAIN_KEEP 128   /* outputs of a block that it adds to later */
-#define CHAIN_HEAD 128   /* columns of a head */
-#define CHAIN_LEAVES 64  /* of 64 keys that a row may see, at most: eight nodes */
-#define CHAIN_PARTS 4096 /* partial results of a row of a head, at most: heads times leaves */
-#define CHAIN_DESCS 8    /* descriptors in shared memory */
+#define CHAIN_ROW 308     /* bytes of activations for 256 columns: chain_unit.cuh */
+#define CHAIN_KEEP 128    /* outputs of a block that it adds to later */
+#define CHAIN_HEAD 128    /* columns of a head */
+#define CHAIN_LEAVES 64   /* of 64 keys that a row may see, at most: eight nodes; more: chain_far.cuh */
+#define CHAIN_PARTS 4096  /* partial results of a row of a head that there is room for, at least */
+#define CHAIN_FAR_HEADS 8 /* of a kv head over long contexts, at most */
+#define CHAIN_DESCS 8     /* descriptors in shared memory */
 
 /* What the activations of a step are. */
 enum chain_kind { CHAIN_K, CHAIN_32, CHAIN_F16, CHAIN_BF16 };
@@ -80,9 +85,9 @@ struct __align__(16) chain_step
     int32_t from, at;                                     /* places of what it reads and of what it writes */
     uint32_t terms;                                       /* bytes of a panel's terms, in shared memory */
     /* Types other than K (chain_items.cuh): units are of 32 columns, `pairs` are groups of members panels. */
-    int32_t kind;            /* enum chain_kind */
-    int32_t members, items;  /* panels of a group; items of it: of each slice of each panel one */
-    int32_t parts;           /* tiles of an item, of `per` units each */
+    int32_t kind;                  /* enum chain_kind */
+    int32_t members, items;        /* panels of a group; items of it: of each slice of each panel one */
+    int32_t parts;                 /* tiles of an item, of `per` units each */
     uint32_t per_items, per_parts; /* chain_divisor of these */
     /* attention: q, k and v are the values of the step before, in this order */
     void *k, *v; /* the ring */
@@ -91,6 +96,13 @@ struct __align__(16) chain_step
     float *attn; /* [n_head][CHAIN_HEAD] or NULL: results */
     int32_t n_head, n_kv, n_rep, cap, turn;
     float scale;
+    int32_t map; /* of the launch's maps, the keys'; then the values' */
+    int32_t far; /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
+};
+/* What the device must know of a ring of keys or values to gather rows of a head: chain_map.cu. */
+struct __align__(128) chain_map
+{
+    uint64_t opaque[16];
 };
 struct chain_args {
     const struct chain_step *step; /* device memory */
@@ -99,9 +111,10 @@ struct chain_args {
         keys;      /* of shared memory: where activations, terms, keys and values begin */
     float *values; /* [2][set]: places */
     size_t set;
-    unsigned extent; /* places that the launch uses */
-    uint2 *parts;    /* partial results: chain_attend.cuh */
-    unsigned *state; /* [4]: the newest tag, launches, places that the newest used */
+    unsigned extent;              /* places that the launch uses */
+    const struct chain_map *maps; /* device memory */
+    uint2 *parts;                 /* partial results: chain_attend.cuh */
+    unsigned *state;              /* [4]: the newest tag, launches, places that the newest used */
 };
 #define CHAIN_SLOTS 64   /* of the ring, at most */
 #define CHAIN_BLOCKS 128 /* of 256 columns of a row, at most */
@@ -109,15 +122,18 @@ struct chain_args {
 #define CHAIN_AT_SQUARES (16 * CHAIN_SLOTS + 16 * CHAIN_DESCS)
 #define CHAIN_AT_KEEP (CHAIN_AT_SQUARES + 4 * CHAIN_BLOCKS)
 #define CHAIN_AT_STEPS ((CHAIN_AT_KEEP + 4 * CHAIN_KEEP + 127) / 128 * 128)
-#define CHAIN_RING ((CHAIN_AT_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 127) / 128 * 128)
+#define CHAIN_RING ((CHAIN_AT_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 1023) / 1024 * 1024)
 
 /* chain_kernel.cu. bf16: keys and values; items: some step is not of K types. */
 cudaError_t chain_kernel_open(int smem);
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
-                                bool items, int blocks, size_t smem);
+                                bool items, bool far, int blocks, size_t smem);
+/* chain_map.cu: boxes of `rows` rows of half a head. False: this driver has no such maps. */
+bool chain_map_ring(struct chain_map *map, void *ring, bool bf16, int32_t n_kv, int32_t cap, int32_t rows);
 /* Bytes of attention in shared memory: in place of activations and terms; keys and values. */
 size_t chain_attend_bytes(void);
 size_t chain_keys_bytes(void);
+size_t chain_far_bytes(int32_t n_rep); /* over a long context, in place of both; n_rep: heads a kv head */
 
 /* chain.cu. What was collected, and what it is if it stays alone. */
 struct chain_product { /* of one row */
@@ -136,7 +152,8 @@ void chain_close(struct cuda_backend *be);
  * then), or an error. */
 int chain_add(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
-/* The newest of what was collected, where it is out += W x. drop: launches all but it; it is the caller's then. */
+/* The newest of what was collected, where it is out += W x. drop: launches all but it; it is the caller's
+ * then. */
 bool chain_last(const struct cuda_backend *be, const float *out, struct chain_product *p);
 int chain_drop_last(struct cuda_backend *be);
 /* mm.cu, attention.cu: launch it by itself. */
@@ -156,6 +173,7 @@ struct chain_tuning {
     /* of types other than K: */
     int tile;  /* bytes of a tile, at most */
     int items; /* bytes on the way */
+    int near;  /* positions beyond which keys and values come through the ring */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched; /* chains, by this process: for tests */

@@ -3,7 +3,7 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
-#include "chain_attend.cuh"
+#include "chain_far.cuh"
 #include "chain_items.cuh"
 
 #ifdef CHAIN_TRACE
@@ -63,10 +63,11 @@ template <bool ITEMS> DEV bool has_items(const chain_step &s)
 /* A warp that asks, one of two: for every other tile (s.per units of two panels at the same columns), a lane
  * a tile, a.some of them at a time. The ring has an even number of slots and s.ahead is even, so each waits
  * for its own only. */
-template <bool ITEMS> DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
+template <bool ITEMS, bool FAR> DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
 {
     const int lane = threadIdx.x % 32, slots = a.slots;
     int base = 0, base_lap = 0; /* the slot of the step's first tile; how often the ring had gone round */
+    int pos = -1;
 #pragma unroll 1
     for (int i = 0; i < a.count; i++) {
         if (lane == 0 && which == 0 && i + 2 < a.count) {
@@ -78,6 +79,18 @@ template <bool ITEMS> DEV void chain_ask(const chain_args &a, const chain_room &
         __syncwarp();
         const chain_step &s = m.steps[i % CHAIN_DESCS];
         bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
+        if (FAR && s.n_m == 0) {
+            if (pos < 0) {
+                cuda_grid_wait(); /* for the position, and keys of the launch before */
+                pos = __ldcg(s.pos);
+            }
+            far_ask(a, s, pos, which, base, base_lap);
+            base += far_tiles(s, pos);
+            base_lap += base / slots;
+            base %= slots;
+            if (which && lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
+            continue;
+        }
         const int units = s.units, cuts = s.cuts, per = s.per, ahead = s.ahead,
                   tiles = has_items<ITEMS>(s) ? item_tiles(s) : pairs_here(s) * cuts;
         const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
@@ -120,8 +133,10 @@ template <bool ITEMS> DEV void chain_ask(const chain_args &a, const chain_room &
                 __syncwarp();
                 if (now) {
                     bar_expect(m.full + slot, q ? 2 * bytes : bytes);
-                    if (!ITEMS || bytes) copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
-                    if (q) copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes + apart, q, bytes, m.full + slot);
+                    if (!ITEMS || bytes)
+                        copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
+                    if (q)
+                        copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes + apart, q, bytes, m.full + slot);
                 }
                 __syncwarp();
             }
@@ -320,7 +335,8 @@ DEV void chain_write(const chain_step &s, float *values, const uint8_t *act, con
 
 /* ---- the kernel ---- */
 
-template <bool BF16, bool ITEMS>
+/* ITEMS: some step is not of K types; FAR: attention is over a long context (chain_far.cuh). */
+template <bool BF16, bool ITEMS, bool FAR>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     chain_kernel(const __grid_constant__ chain_args a)
 {
@@ -353,7 +369,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place
                         */
     if (threadIdx.x / 32 > CHAIN_WARPS) {
-        chain_ask<ITEMS>(a, r, (int)threadIdx.x / 32 - CHAIN_WARPS - 1);
+        chain_ask<ITEMS, FAR>(a, r, (int)threadIdx.x / 32 - CHAIN_WARPS - 1);
         return;
     }
 #ifdef CHAIN_TRACE
@@ -396,6 +412,8 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             bar_pass(r.told + (i + 1) % CHAIN_DESCS, (i + 1) / CHAIN_DESCS & 1);
             if (next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
+            }
+            if (!FAR && next.n_m == 0) {
                 unit =
                     (int)blockIdx.x - next.rest; /* blocks with less of the projections have leaves first */
                 if (unit < 0) unit += (int)gridDim.x;
@@ -405,7 +423,13 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             }
         }
         CHAIN_STAMP(0); /* descriptors, and asking for keys */
-        if (s.n_m == 0) {
+        if (FAR && s.n_m == 0) {
+            far_attention<BF16>(a, s, pos, base, base_lap, in, out, tag);
+            base += far_tiles(s, pos);
+            base_lap += base / a.slots;
+            base %= a.slots;
+            chain_meet();
+        } else if (s.n_m == 0) {
             if (threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, unit, in, out, a.parts, tag, act, keys);
             chain_meet();
@@ -454,11 +478,21 @@ size_t chain_keys_bytes(void)
 {
     return 2 * chain_few::SLOT;
 }
-
-static auto kernel_of(bool bf16, bool items)
+size_t chain_far_bytes(int32_t n_rep)
 {
-    return items ? bf16 ? chain_kernel<true, true> : chain_kernel<false, true>
-           : bf16 ? chain_kernel<true, false> : chain_kernel<false, false>;
+    return (size_t)(FAR_FIXED + CHAIN_HEADS * n_rep * FAR_ROW * 4);
+}
+
+typedef void (*kernel_fn)(chain_args);
+template <bool FAR> static kernel_fn kernel_of(bool bf16, bool items)
+{
+    return items  ? bf16 ? chain_kernel<true, true, FAR> : chain_kernel<false, true, FAR>
+            : bf16 ? chain_kernel<true, false, FAR>
+                  : chain_kernel<false, false, FAR>;
+}
+static kernel_fn kernel_of(bool bf16, bool items, bool far)
+{
+    return far ? kernel_of<true>(bf16, items) : kernel_of<false>(bf16, items);
 }
 cudaError_t chain_kernel_open(int smem)
 {
@@ -469,13 +503,15 @@ cudaError_t chain_kernel_open(int smem)
 #ifdef CHAIN_CHECK
     err = chain_fault_open();
 #endif
-    for (int i = 0; i < 4 && !err; i++)
-        err = cudaFuncSetAttribute(kernel_of(i & 1, i & 2), cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    for (int i = 0; i < 8 && !err; i++)
+        err = cudaFuncSetAttribute(kernel_of(i & 1, i & 2, i & 4),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return err;
 }
 
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
-                                bool items, int blocks, size_t smem)
+                                bool items, bool far, int blocks, size_t smem)
 {
-    return cuda_launch(be, kernel_of(bf16, items), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 3)), smem, *a);
+    return cuda_launch(be, kernel_of(bf16, items, far), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 3)),
+                       smem, *a);
 }

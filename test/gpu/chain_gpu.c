@@ -2,6 +2,7 @@
  * launched one by one: every output, and every key and value stored, has the same bits.
  *
  * usage: chain_gpu [--small]     check; --small: little shapes, for compute-sanitizer
+ *        chain_gpu --far         check long contexts alone
  *        chain_gpu --stress      recordings made in many ways, replayed often
  *        chain_gpu --bench       microseconds a layer, both ways, out of memory
  *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names
@@ -16,7 +17,7 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some, tile, items;
+    int off, ahead, least, context, some, tile, items, near;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -130,25 +131,56 @@ static const struct shape shapes[] = {
     {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, false},
     {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true, false},
     {"768 2304, mixed", 768, 2304, 16, 1, 4, 1024, K6, K5, K6, K4, K6, KN_F16, true, false, true, false},
-    {"1280 768, one head a kv head", 1280, 768, 6, 6, 3, 768, K4, K4, K6, K4, K4, KN_BF16, true, true, true, false},
+    {"1280 768, one head a kv head", 1280, 768, 6, 6, 3, 768, K4, K4, K6, K4, K4, KN_BF16, true, true, true,
+     false},
     {"Qwen3-0.6B", 1024, 3072, 16, 8, 28, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
     {"Qwen3-8B", 4096, 12288, 32, 8, 12, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
     {"Qwen3-8B, Q4_K", 4096, 12288, 32, 8, 12, 4096, K4, K4, K4, K4, K4, KN_F16, true, true, false, false},
     {"256 512, Q8_0", 256, 512, 2, 1, 3, 256, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, true, false},
-    {"512 1280, 32-blocks", 512, 1280, 6, 2, 3, 256, KN_Q4_0, Q8, KN_Q5_0, KN_IQ4_NL, Q8, KN_BF16, false, true, true, false},
+    {"512 1280, 32-blocks", 512, 1280, 6, 2, 3, 256, KN_Q4_0, Q8, KN_Q5_0, KN_IQ4_NL, Q8, KN_BF16, false,
+     true, true, false},
     {"768 2304, BF16", 768, 2304, 16, 1, 4, 1024, BF, BF, BF, BF, BF, KN_F16, true, false, true, false},
-    {"1280 768, F16", 1280, 768, 6, 6, 3, 768, KN_F16, KN_F16, KN_F16, KN_F16, KN_F16, KN_BF16, true, true, true, false},
-    {"768 1280, all kinds", 768, 1280, 6, 2, 4, 768, Q8, K4, BF, KN_F16, KN_F16, KN_BF16, true, true, true, false},
-    {"1280 2304, all kinds", 1280, 2304, 6, 2, 4, 768, BF, Q8, K6, KN_Q5_0, Q8, KN_F16, true, true, true, false},
-    {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true, true},
+    {"1280 768, F16", 1280, 768, 6, 6, 3, 768, KN_F16, KN_F16, KN_F16, KN_F16, KN_F16, KN_BF16, true, true,
+     true, false},
+    {"768 1280, all kinds", 768, 1280, 6, 2, 4, 768, Q8, K4, BF, KN_F16, KN_F16, KN_BF16, true, true, true,
+     false},
+    {"1280 2304, all kinds", 1280, 2304, 6, 2, 4, 768, BF, Q8, K6, KN_Q5_0, Q8, KN_F16, true, true, true,
+     false},
+    {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true,
+     true},
     {"Qwen3-0.6B, Q8_0", 1024, 3072, 16, 8, 28, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
     {"Qwen3-0.6B, BF16", 1024, 3072, 16, 8, 28, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
     {"Qwen3-8B, Q8_0", 4096, 12288, 32, 8, 12, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
     {"Qwen3-8B, BF16", 4096, 12288, 32, 8, 9, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
-    {"Llama-3.1-8B, BF16, F16", 4096, 14336, 32, 8, 6, 4096, BF, BF, KN_F16, BF, BF, KN_F16, false, true, false, false},
-    {"Llama-3.1-8B, Q5_K", 4096, 14336, 32, 8, 6, 4096, K5, K5, K6, K5, K6, KN_F16, false, true, false, false},
+    {"Llama-3.1-8B, BF16, F16", 4096, 14336, 32, 8, 6, 4096, BF, BF, KN_F16, BF, BF, KN_F16, false, true,
+     false, false},
+    {"Llama-3.1-8B, Q5_K", 4096, 14336, 32, 8, 6, 4096, K5, K5, K6, K5, K6, KN_F16, false, true, false,
+     false},
 };
-enum { LAYERS = 28 };
+/* Long contexts: capacities that are no power of two, heads a kv head from 1 to 8. */
+static const struct shape far_shapes[] = {
+    {"256 512, 8 heads over 1, far", 256, 512, 8, 1, 3, 8448, K4, K4, K4, K4, K4, KN_BF16, true, true, true,
+     false},
+    {"512 1280, 6 heads over 6, far", 512, 1280, 6, 6, 3, 5376, K5, K6, K5, K6, K5, KN_F16, false, true, true,
+     false},
+    {"Qwen3-0.6B, far", 1024, 3072, 16, 8, 3, 20224, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"Qwen3-8B, far", 4096, 12288, 32, 8, 3, 65536, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"4096 12288, 64 heads over 8, far", 4096, 12288, 64, 8, 2, 36864, K4, K4, K6, K4, K6, KN_BF16, true,
+     true, false, false},
+    {"Qwen3-8B, farthest", 4096, 12288, 32, 8, 2, 163840, K4, K4, K4, K4, K4, KN_F16, true, true, false,
+     false},
+    {"1280 768, all kinds, far", 1280, 768, 6, 2, 3, 4864, BF, Q8, K6, KN_F16, Q8, KN_BF16, true, true, true,
+     true},
+    {"Qwen3-8B, Q8_0, far", 4096, 12288, 32, 8, 2, 17152, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false,
+     true},
+    {"Qwen3-0.6B, BF16, far", 1024, 3072, 16, 8, 2, 17152, BF, BF, BF, BF, BF, KN_F16, true, true, false,
+     true},
+};
+enum {
+    LAYERS = 28,
+    PERIOD = 1000003 /* of keys and values: no row of a head is like another */,
+    AHEAD = 82944
+};
 
 struct layer {
     struct kn_weight o, gate, up, down, q, k, v;
@@ -170,9 +202,11 @@ static size_t ring(const struct shape *s)
 static void *halves(const struct shape *s)
 {
     uint16_t *h = take(2 * ring(s));
-    for (size_t i = 0; i < ring(s); i++)
+    const size_t own = ring(s) < PERIOD ? ring(s) : PERIOD;
+    for (size_t i = 0; i < own; i++)
         h[i] = (uint16_t)((rnd() & 0x83ff) |
                           (s->cache == KN_F16 ? 0x3400 + (rnd() % 3 << 10) : 0x3e00 + (rnd() % 2 << 8)));
+    for (size_t i = own; i < ring(s); i += own) memcpy(h + i, h, 2 * (ring(s) - i < own ? ring(s) - i : own));
     void *p = kn_op(gpu)->alloc(gpu, 2 * ring(s));
     if (!p) must("alloc", KN_EMEM);
     must("upload", kn_op(gpu)->upload(gpu, p, h, 2 * ring(s)));
@@ -262,6 +296,7 @@ static void run(struct model *m, int layers)
     }
 }
 
+static bool whole; /* nothing is promised of positions */
 /* What a pass leaves: x, attn, h, keys and values at pos of all layers. */
 static uint8_t *results(struct model *m, const float *x, int32_t pos, int times, bool recorded, size_t *n)
 {
@@ -271,7 +306,7 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, int times,
     const void *from[] = {m->x, m->attn, m->h};
     int32_t bound = 64;
     while (bound <= pos) bound *= 2;
-    kn_bound(gpu, bound);
+    kn_bound(gpu, whole ? 0 : bound);
     must("upload", kn_op(gpu)->upload(gpu, m->x, x, sizes[0]));
     must("upload", kn_op(gpu)->upload(gpu, m->pos, &pos, sizeof pos));
     if (recorded) {
@@ -342,6 +377,42 @@ static void check(const struct shape *s, bool quick)
     unmake(&m);
 }
 
+/* Keys and values through the ring, from little that there is to see to all of it. */
+static void check_far(const struct shape *s, bool quick)
+{
+    static const int32_t positions[] = {0,     63,    511,   512,   1000,  2047,   3333,   4094,
+                                        4095,  4096,  4159,  5055,  8191,  8192,   8255,   16383,
+                                        16384, 20000, 36863, 65535, 99999, 131071, 131072, 163839};
+    static struct model m;
+    make(&m, s);
+    const int near = chain_tuning.near;
+    float *x = values((size_t)s->hidden, 1.0f);
+    for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
+        const int32_t pos = positions[i];
+        if (pos >= s->cap || (quick && pos > 600 && pos % 64 != 63)) continue;
+        chain_tuning.near = pos < near ? 0 : near;
+        compare(&m, x, pos, 1, false, "far,");
+        if (pos < 64 || pos % 5 == 0) {
+            whole = true;
+            compare(&m, x, pos, 2, true, "of the whole,");
+            whole = false;
+        }
+    }
+    chain_tuning.near = near;
+    compare(&m, x, s->cap - 1, 3, true, "far,");
+    if (!quick) compare(&m, x, 4100, 500, true, "far,");
+    if (s->cap > 20000) compare(&m, x, 20031, 300, true, "far,");
+    chain_tuning.ahead = 20000;
+    compare(&m, x, s->cap - 64, quick ? 2 : 30, true, "little ahead, far,");
+    chain_tuning.ahead = 110000;
+    compare(&m, x, s->cap - 65, quick ? 2 : 30, true, "much ahead, far,");
+    chain_tuning.ahead = AHEAD;
+    x[3] = (float)(0.0 * HUGE_VAL);
+    compare(&m, x, s->cap - 2, 1, false, "a NaN,");
+    free(x);
+    unmake(&m);
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -359,33 +430,38 @@ static double bytes_of(const struct shape *s)
            (double)kn_row_bytes(s->v, s->hidden) * (double)kv;
 }
 
-static void bench(const struct shape *s)
+static void bench(const struct shape *of)
 {
     static struct model m;
+    struct shape longer = *of, *s = &longer;
+    s->cap = of->gate == K4 && of->v == K6 && of->layers <= 12 ? 65536 : 16384; /* Q4_K_M's mix */
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
     static const struct run {
-        int context, ahead, some, tile, items;
-    } runs[] = {{512, 0, 0, 0, 0},      {512, 46080, 2, 0, 0}, {512, 64512, 1, 0, 0}, {512, 64512, 2, 0, 0},
-                {512, 82944, 1, 0, 0},  {512, 82944, 2, 0, 0}, {512, 82944, 4, 0, 0}, {1024, 0, 0, 0, 0},
-                {1024, 82944, 4, 0, 0}, {4096, 0, 0, 0, 0},    {4096, 82944, 4, 0, 0}},
-      others[] = {{512, 0, 0, 0, 0},
-                  {512, 1, 4, 4608, 147456},
-                  {512, 1, 2, 4608, 147456},
-                  {512, 1, 4, 4608, 98304},
-                  {512, 1, 4, 4608, 65536},
-                  {512, 1, 4, 8704, 147456},
-                  {512, 1, 2, 8704, 98304},
-                  {4096, 0, 0, 0, 0},
-                  {4096, 1, 4, 4608, 147456}};
+        int context, ahead, some, tile, items, near;
+    } runs[] = {{512, 0, 0, 0, 0, 4096},      {512, AHEAD, 2, 0, 0, 4096},  {512, AHEAD, 4, 0, 0, 4096},
+                {2048, AHEAD, 4, 0, 0, 4096}, {2048, AHEAD, 4, 0, 0, 0},    {4096, 0, 0, 0, 0, 4096},
+                {4096, AHEAD, 4, 0, 0, 4096}, {4096, AHEAD, 4, 0, 0, 0},    {8192, 0, 0, 0, 0, 4096},
+                {8192, AHEAD, 4, 0, 0, 4096}, {16384, 0, 0, 0, 0, 4096},    {16384, AHEAD, 4, 0, 0, 4096},
+                {65536, 0, 0, 0, 0, 4096},    {65536, AHEAD, 4, 0, 0, 4096}},
+      others[] = {{512, 0, 0, 0, 0, 4096},
+                  {512, AHEAD, 4, 4608, 147456, 4096},
+                  {512, AHEAD, 4, 4608, 65536, 4096},
+                  {512, AHEAD, 4, 8704, 147456, 4096},
+                  {512, AHEAD, 2, 8704, 98304, 4096},
+                  {4096, 0, 0, 0, 0, 4096},
+                  {4096, AHEAD, 4, 4608, 65536, 4096},
+                  {16384, 0, 0, 0, 0, 4096},
+                  {16384, AHEAD, 4, 4608, 65536, 4096}};
     const bool low = s->down == K4 || s->down == K5 || s->down == K6;
     const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
     for (const struct run *r = low ? runs : others, *end = r + n_runs; r < end; r++) {
+        if (r->context > s->cap) continue;
         const int context = r->context, off = r->ahead == 0;
         const int32_t pos = context - 2;
         void *rec = NULL;
         chain_tuning.off = off, chain_tuning.ahead = r->ahead, chain_tuning.some = r->some;
-        chain_tuning.tile = r->tile, chain_tuning.items = r->items;
+        chain_tuning.tile = r->tile, chain_tuning.items = r->items, chain_tuning.near = r->near;
         kn_bound(gpu, context);
         must("upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must("upload", kn_op(gpu)->upload(gpu, m.pos, &pos, sizeof pos));
@@ -401,9 +477,13 @@ static void bench(const struct shape *s)
             const double d = (now() - t) / 10;
             if (i && d < best) best = d;
         }
-        printf("%-20s context %4d %s %6d ahead, %d at once, tiles of %d: %7.2f us a layer, %.2f TB/s\n", s->name,
-               context, off ? "launches" : "chain   ", low ? r->ahead : r->items, r->some, r->tile,
-               1e6 * best / layers, bytes_of(s) / best * 1e-12 * layers);
+        printf("%-20s context %5d %s %6d ahead, %d at once, tiles of %d: %7.2f us a layer, %.2f TB/s\n",
+               s->name, context,
+               off                 ? "launches"
+               : context > r->near ? "far     "
+                                   : "chain   ",
+               low ? r->ahead : r->items, r->some, r->tile, 1e6 * best / layers,
+               bytes_of(s) / best * 1e-12 * layers);
 #ifdef CHAIN_TRACE
         extern void chain_times_get(unsigned long long t[56]);
         unsigned long long tt[56];
@@ -450,12 +530,12 @@ int main(int argc, char **argv)
     const struct kn_open open = {.device = "cuda"};
     const bool small = argc > 1 && !strcmp(argv[1], "--small"),
                timing = argc > 1 && !strcmp(argv[1], "--bench"),
-               often = argc > 1 && !strcmp(argv[1], "--stress"); /* else --check or nothing */
+               often = argc > 1 && !strcmp(argv[1], "--stress"), far = argc > 1 && !strcmp(argv[1], "--far");
+    /* else --check or nothing */
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_gpu: %s\n", msg);
         return 5;
     }
-    chain_tuning.context = 4096;
     must("reserve", kn_op(gpu)->reserve(gpu, 1, 32768, 0, 0, 0));
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         if (argc > 2 && !strstr(shapes[i].name, argv[2]))
@@ -464,8 +544,12 @@ int main(int argc, char **argv)
             bench(&shapes[i]);
         else if (often && !shapes[i].small)
             stress(&shapes[i]);
-        else if (!often && !timing && (!small || shapes[i].small))
+        else if (!often && !timing && !far && (!small || shapes[i].small))
             check(&shapes[i], small);
+    for (size_t i = 0; i < sizeof far_shapes / sizeof *far_shapes; i++)
+        if (!often && !timing && (!small || far_shapes[i].small) &&
+            (argc < 3 || strstr(far_shapes[i].name, argv[2])))
+            check_far(&far_shapes[i], small);
     kn_backend_close(gpu);
     if (timing) return 0;
     printf("%ld passed, %ld failed\n", passed, failed);
