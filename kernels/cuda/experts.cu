@@ -8,7 +8,7 @@
 #include "experts.cuh"
 #include "ops.cuh"
 
-struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, {3, 6}, -1, 1};
+struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, {3, 6}, -1, 1, 0};
 
 struct experts_product {
     const char *name;
