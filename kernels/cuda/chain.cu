@@ -9,7 +9,7 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4, 4608, 65536, 4096};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4, 4608, 65536, 4096, 64512};
 long chain_launched;
 
 /* One of the operations, in full, should it be launched by itself. */
@@ -77,6 +77,7 @@ int chain_open(struct cuda_backend *be)
     if (!c) return cuda_fail(be, KN_EMEM, "chains: out of memory (%zu bytes)", sizeof *c);
     be->chain = c;
     cudaError_t err = chain_kernel_open(be->smem_block);
+    if (!err) err = chain_k_open(be->smem_block);
     if (!err) err = cudaMalloc(&c->direct, maps_at(CHAIN_STEPS) + sizeof c->map);
     return cuda_check(be, "chains", err);
 }
@@ -315,6 +316,49 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     return most_ahead < 2 ? 0 : a->keys + keys;
 }
 
+/* The same for the kernel of K types; smem: as lay_out has it, of which the ring and what is before it are
+ * laid out anew. Returns bytes, or 0. */
+static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                        struct chain_args *a, int blocks, size_t smem)
+{
+    const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
+                   all = CHAIN_K_RING + rest + keys + 512;
+    uint32_t least = UINT32_MAX;
+    if (all >= (uint32_t)be->smem_block) return 0;
+    a->ring = ((uint32_t)be->smem_block - all) / 128 * 128;
+    a->act = CHAIN_K_RING + a->ring;
+    a->terms = a->act + row;
+    a->keys = a->act + rest;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        if (s->n_m == 0) continue;
+        s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
+        s->cuts = (s->units + s->per - 1) / s->per;
+        s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
+                   (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0);
+        for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
+        /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
+         * normed are taken by units in turn. */
+        s->own = s->units % s->per == 0 &&
+                 (pairs_a_block(s, blocks) == 1 || (s->norm && s->units % CHAIN_WARPS == 0));
+        s->tile = tile_bytes(s);
+        s->per_tile = 1.0f / (float)s->tile;
+        if (s->tile < least) least = s->tile;
+    }
+    /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
+    if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 128 * 128;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        const int32_t most = CHAIN_TILES - 4 - (int32_t)(a->ring / least);
+        if (s->n_m == 0) continue;
+        s->cap_tiles = (int32_t)(a->ring / s->tile);
+        if (s->cap_tiles < 4) return 0;
+        s->ahead = chain_tuning.k_ahead / (int32_t)s->tile;
+        if (s->ahead > most) s->ahead = 0;
+    }
+    return a->keys + keys;
+}
+
 /* ---- collecting ---- */
 
 static const struct chain_step *newest(const struct cuda_backend *be)
@@ -468,7 +512,11 @@ int chain_flush(const struct cuda_backend *const_be)
     int blocks = 0;
     be->chain_steps = 0; /* what is launched below must not come here again */
     if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
-    const size_t smem = lay_out(be, c, count, &a, &blocks);
+    size_t smem = lay_out(be, c, count, &a, &blocks);
+    bool items = false;
+    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
+    const bool far = c->attends && c->far, k = !items && !far; /* K types and a short context: chain_k.cu */
+    if (smem && k) smem = lay_out_k(be, c, count, &a, blocks, smem);
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
     if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
@@ -476,11 +524,12 @@ int chain_flush(const struct cuda_backend *const_be)
     a.count = count;
     a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
     a.state = c->places->state;
-    bool items = false;
-    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     if (!err) err = put_steps(be, c, count, &a);
-    const bool far = c->attends && c->far;
-    if (!err) err = chain_kernel_launch(be, &a, c->attends && c->bf16, items, far, blocks, smem);
+    const bool bf16 = c->attends && c->bf16;
+    if (!err && k)
+        err = chain_k_launch(be, &a, bf16, blocks, smem);
+    else if (!err)
+        err = chain_kernel_launch(be, &a, bf16, items, far, blocks, smem);
     chain_launched++;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);

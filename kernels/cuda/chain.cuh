@@ -16,6 +16,10 @@
  * sets of places in turn; each makes the set of the launch before, as much of it as that one used, what it
  * has to be again: launches do not overlap in what they write, so nothing is ever overrun.
  *
+ * Chains of K types over short contexts have a kernel of their own (chain_k.cu), the same but for how weights
+ * come: its ring has no slots (chain_ring.cuh), one warp asks, and the one that fetches descriptors makes of
+ * them what is the block's own.
+ *
  * Attention's partial results are many, and have one place for all layers: each comes as {value, tag} in one
  * store, with a tag that is used once. They are read in the step that writes them. A block writes those of
  * the next layer when it has seen queries there, which depend on all outputs of the product before, so on all
@@ -89,6 +93,12 @@ struct __align__(16) chain_step
     int32_t members, items;        /* panels of a group; items of it: of each slice of each panel one */
     int32_t parts;                 /* tiles of an item, of `per` units each */
     uint32_t per_items, per_parts; /* chain_divisor of these */
+    /* Of the kernel of K types: */
+    int32_t cap_tiles; /* tiles in a turn of the ring */
+    uint32_t tile;     /* bytes of one */
+    float per_tile;    /* 1 / tile */
+    uint32_t flags;    /* CHAIN_GATED ... */
+    int32_t own;       /* each warp rounds what it multiplies */
     /* attention: q, k and v are the values of the step before, in this order */
     void *k, *v; /* the ring */
     const int32_t *pos;
@@ -104,9 +114,13 @@ struct __align__(128) chain_map
 {
     uint64_t opaque[16];
 };
+/* Of a step: its matrices are gate and up; something is added, which the block has kept; its outputs are
+ * kept, read by the next step, in memory. */
+enum { CHAIN_GATED = 1, CHAIN_OLD = 2, CHAIN_KEPT = 4, CHAIN_KEEPS = 8, CHAIN_PASS = 16, CHAIN_OUT = 32 };
 struct chain_args {
     const struct chain_step *step; /* device memory */
     int32_t count, slots, some;    /* some: tiles asked for at once */
+    uint32_t ring;                 /* bytes: chain_ring.cuh */
     uint32_t slot_bytes, act, terms,
         keys;      /* of shared memory: where activations, terms, keys and values begin */
     float *values; /* [2][set]: places */
@@ -124,6 +138,22 @@ struct chain_args {
 #define CHAIN_AT_STEPS ((CHAIN_AT_KEEP + 4 * CHAIN_KEEP + 127) / 128 * 128)
 #define CHAIN_RING ((CHAIN_AT_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 1023) / 1024 * 1024)
 
+/* The same of the kernel of K types: barriers of tiles and of descriptors; squares; who is where, the state;
+ * plans; tiles; outputs kept; descriptors. */
+#define CHAIN_TILES 64 /* tiles in the ring, fewer than */
+#define CHAIN_K_SQUARES (8 * CHAIN_TILES + 24 * CHAIN_DESCS)
+#define CHAIN_K_DONE (CHAIN_K_SQUARES + 4 * CHAIN_BLOCKS)
+#define CHAIN_K_STATE (CHAIN_K_DONE + 16 + 128)
+#define CHAIN_K_PLAN (CHAIN_K_STATE + 16)
+#define CHAIN_K_TILES (CHAIN_K_PLAN + 32 * CHAIN_DESCS)
+#define CHAIN_K_KEEP (CHAIN_K_TILES + 16 * CHAIN_TILES)
+#define CHAIN_K_STEPS ((CHAIN_K_KEEP + 4 * CHAIN_KEEP + 127) / 128 * 128)
+#define CHAIN_K_RING ((CHAIN_K_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 127) / 128 * 128)
+
+/* chain_k.cu */
+cudaError_t chain_k_open(int smem);
+cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, int blocks,
+                           size_t smem);
 /* chain_kernel.cu. bf16: keys and values; items: some step is not of K types. */
 cudaError_t chain_kernel_open(int smem);
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
@@ -174,6 +204,7 @@ struct chain_tuning {
     int tile;  /* bytes of a tile, at most */
     int items; /* bytes on the way */
     int near;  /* positions beyond which keys and values come through the ring */
+    int k_ahead; /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched; /* chains, by this process: for tests */

@@ -17,7 +17,7 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some, tile, items, near;
+    int off, ahead, least, context, some, tile, items, near, k_ahead;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -516,6 +516,7 @@ static void stress(const struct shape *s)
     for (int i = 0; i < 30; i++) {
         chain_tuning.ahead = 20000 + (int)(rnd() % 90000), chain_tuning.some = 1 + (int)(rnd() % 8);
         chain_tuning.items = 2 * chain_tuning.ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
+        chain_tuning.k_ahead = i % 3 ? chain_tuning.ahead : 0;
         char what[64];
         snprintf(what, sizeof what, "%d bytes ahead, %d at once,", chain_tuning.ahead, chain_tuning.some);
         compare(&m, x, (int32_t)(rnd() % 1000), 150, true, what);

@@ -1,0 +1,394 @@
+/* chain_k.cu - the kernel of a chain (chain.cuh) whose weights are all of the K types. Bound: the bytes of
+ * the weights, once, or what the steps of one row take after another, whichever is longer. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#pragma nv_diag_suppress 177 /* nothing of this is for such a device */
+#endif
+#include "chain_attend.cuh"
+#include "chain_ring.cuh"
+#include "chain_pair.cuh"
+
+#ifdef CHAIN_TRACE
+extern "C" void chain_k_times_get(unsigned long long t[CHAIN_STAMPS])
+{
+    cudaMemcpyFromSymbol(t, chain_times, sizeof chain_times);
+    unsigned long long z[CHAIN_STAMPS] = {};
+    cudaMemcpyToSymbol(chain_times, z, sizeof z);
+}
+#endif
+
+#ifdef CHAIN_CHECK
+static unsigned *chain_fault_host;
+extern "C" void chain_k_fault_get(unsigned f[5])
+{
+    for (int i = 0; i < 5; i++) f[i] = chain_fault_host ? ((volatile unsigned *)chain_fault_host)[i] : 0;
+}
+static cudaError_t chain_fault_open(void)
+{
+    cudaError_t err = cudaHostAlloc(&chain_fault_host, 64, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (err) return err;
+    for (int i = 0; i < 16; i++) chain_fault_host[i] = 0;
+    return cudaMemcpyToSymbol(chain_fault_at, &chain_fault_host, sizeof chain_fault_host);
+}
+#endif
+
+/* ---- the row ---- */
+
+/* Places of the launch's values. (Volatile: read again where they are needed, not kept in registers.) */
+DEV float *values_of(const chain_args &a, const chain_room &r)
+{
+    return a.values + (((const volatile uint32_t *)r.state)[1] & 1 ? a.set : 0);
+}
+/* What a step reads. */
+DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_step &s, bool first)
+{
+    return first ? s.x : values_of(a, r) + s.from;
+}
+
+/* Blocks `block` and, with two, `block` + apart of the row. */
+template <int B>
+DEV void round_blocks(uint8_t *act, int units, int block, int apart, bool two, const float v[B][8])
+{
+    chain_some<B> e;
+#pragma unroll
+    for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
+    chain_round<B>(shared_address(act), units, block, two ? block + apart : block, e);
+}
+/* The row, normed as prepare_row does, rounded, in shared memory; where s.own, the warp waits for nobody but
+ * for the squares, and each has what itself needs. First: of x, which earlier kernels wrote; else of the
+ * values of the step before. B blocks a warp. */
+template <int B>
+DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &s, bool first, uint8_t *act,
+                    float *squares)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units,
+              n = B > 1 && warp + CHAIN_WARPS < units ? 2
+                  : warp < units                      ? 1
+                                                      : 0;
+    float v[B][8] = {}, w[B][8] = {};
+    const float *const p = row_of(a, r, s, first) + 256 * warp;
+    static_assert(B <= 2 && B * CHAIN_WARPS <= 32, "a lane a block's squares");
+    values_ask<B, CHAIN_WARPS>(v, p, n, 0);
+#pragma unroll
+    for (int c = 0; c < B; c++)
+        if (c < n) load_eight(w[c], s.norm, 256 * (warp + c * CHAIN_WARPS) + 8 * lane, 256 * units);
+    if (!first) values_settle<B, CHAIN_WARPS>(v, p, n);
+    CHAIN_STAMP(1);
+#pragma unroll
+    for (int c = 0; c < B; c++) {
+        const float ss = block_squares(v[c]);
+        if (lane == 0 && c < n) squares[warp + c * CHAIN_WARPS] = ss;
+    }
+    chain_meet();
+    float ss = lane < units ? __fadd_rn(0.0f, squares[lane]) : 0.0f;
+#pragma unroll
+    for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
+    const float near = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)(256 * units)), s.eps)));
+#pragma unroll
+    for (int c = 0; c < B; c++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], near), w[c][i]);
+    if (n > 0) round_blocks<B>(act, units, warp, CHAIN_WARPS, n > 1, v);
+    if (s.own)
+        __syncwarp();
+    else
+        chain_meet();
+}
+/* The same without a norm, all of it. */
+DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_step &s, bool first,
+                        uint8_t *act)
+{
+    constexpr int B = CHAIN_ROW_BLOCKS;
+    const int warp = threadIdx.x / 32, units = s.units;
+    const float *const p = row_of(a, r, s, first);
+    float v[B][8] = {};
+#pragma unroll 1
+    for (int b = warp; b < units; b += B * CHAIN_WARPS) {
+        const int n = (units - b + CHAIN_WARPS - 1) / CHAIN_WARPS;
+        values_ask<B, CHAIN_WARPS>(v, p + 256 * b, n, 0);
+        if (!first) values_settle<B, CHAIN_WARPS>(v, p + 256 * b, n);
+        if (b == warp) CHAIN_STAMP(1);
+        round_blocks<B>(act, units, b, CHAIN_WARPS, n > 1, v);
+    }
+    chain_meet();
+}
+
+/* ---- sums and results ---- */
+
+/* Terms of the block's tiles, a unit a warp in turn. rounds: the warp first rounds the columns of each unit,
+ * which it has asked for during the one before. */
+DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_plan &plan, const chain_room &r,
+                        bool rounds, bool first, uint8_t *act, float *terms)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units, two = s.per - 1,
+              on = CHAIN_WARPS >> two, until = plan.total + plan.tiles;
+    int number = plan.total + (warp >> two), mine = warp;
+    const chain_row x = chain_row_at(act, units);
+    float v[1][8] = {};
+    if (rounds && warp < units) {
+        const float *const row = row_of(a, r, s, first) + 256 * warp;
+        values_ask<1, 1>(v, row, 1, 0);
+        if (!first) values_settle<1, 1>(v, row, 1);
+        CHAIN_STAMP(1);
+    }
+    if (lane == 0) r.done[warp] = min(number, until);
+#pragma unroll 1
+    for (; number < until; number += on) {
+        if (rounds) {
+            const float *const row = row_of(a, r, s, first) + 256 * mine;
+            if (!first) values_settle<1, 1>(v, row, 1);
+            round_blocks<1>(act, units, mine, 1, false, v);
+            __syncwarp();
+            mine += CHAIN_WARPS;
+            if (number + on < until) values_ask<1, 1>(v, row + 256 * CHAIN_WARPS, 1, 0);
+        }
+        CHAIN_SPENT(50, 0, bar_pass(r.full + number % CHAIN_TILES, number / CHAIN_TILES & 1));
+        const uint4 tile = r.tile[number % CHAIN_TILES];
+        const int sub = two & warp, unit = (int)(tile.z & 0xffff) + sub, bytes = (int)(tile.w >> 2),
+                  apart = bytes << two;
+        const uint8_t *at = r.ring + tile.x + (sub ? bytes : 0);
+        float y, factor = 0.0f;
+        if (unit < units) {
+            const unsigned type = tile.w & 3;
+            if (type == 0)
+                y = chain_45<4>(at, apart, x, unit, lane);
+            else if (type == 2)
+                y = chain_6(at, apart, x, unit, lane, &factor);
+            else
+                y = chain_45<5>(at, apart, x, unit, lane);
+            float *to = terms + (int)((2 * (tile.z >> 16) + lane % 4 / 2) * (s.terms / 4)) + 16 * unit +
+                        8 * (lane % 2) + lane / 4;
+            *to = y;
+            if (type == 2) to[16 * units] = factor;
+        }
+        __syncwarp();
+        if (lane == 0) r.done[warp] = min(number + on, until);
+    }
+}
+
+/* Outputs from terms: 2^share lanes an output, each with every so manieth slice. */
+struct chain_output {
+    int at;        /* among the step's values; -1: none */
+    unsigned bits; /* of its term, 14; whether the factors are the terms' own, 1; its matrix, 2; its number of
+                      the block's outputs, 15 */
+};
+static __device__ __noinline__ chain_output output_of(const chain_step &s, int pairs, int item, int share)
+{
+    const int lane = threadIdx.x % 32, term = (int)s.terms / 4, log = 5 - share, width = 1 << log,
+              at = lane & (width - 1), pair = item >> share, part = item & ((1 << share) - 1);
+    chain_output c = {-1, 0};
+    if (pair >= pairs) return c;
+    const int all = (int)blockIdx.x + pair * (int)gridDim.x;
+    int j = 0, panel = all, which = at + (part << log);
+    if (s.gated) { /* half of the lanes gates, half their ups */
+        const int half = width / 2;
+        which = (at & (half - 1)) + half * part + (at >= half ? 16 : 0);
+    } else {
+        while (all >= s.m[j].pair_end) j++;
+        panel = 2 * (j ? all - s.m[j - 1].pair_end : all);
+    }
+    const int row = 16 * panel + (s.gated ? which & 15 : which);
+    if (row < s.m[j].n_out) c.at = s.m[j].column + row;
+    c.bits = (unsigned)((2 * pair + which / 16) * term + which % 16) |
+             (s.m[j].type == KN_Q6_K ? 1u << 14 : 0) | (unsigned)j << 15 |
+             (unsigned)(32 * pair + which) << 17;
+    return c;
+}
+template <int SHARE>
+DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c, unsigned flags,
+                     float *values, const uint8_t *act, const float *terms, float *keep)
+{
+    constexpr int lanes = 1 << SHARE, width = 32 / lanes;
+    const int lane = threadIdx.x % 32, j = lane / width, items = plan.pairs << SHARE, units = s.units,
+              slices = s.slices, slice_units = s.slice_units;
+    const float *const scale = chain_row_at(act, units).scale;
+#pragma unroll 1
+    for (int item = threadIdx.x / 32; item < items;) {
+        const bool mine = c.at >= 0 && lane < (flags & CHAIN_GATED ? width / 2 : width),
+                   own = c.bits >> 14 & 1;
+        const int term = (int)(c.bits & 0x3fff), o = (int)(c.bits >> 17);
+        const chain_matrix &m = s.m[c.bits >> 15 & 3];
+        float old = 0.0f;
+        if (flags & CHAIN_OLD && mine) old = flags & CHAIN_KEPT ? keep[o] : __ldcg(s.old + c.at);
+        float y = 0.0f;
+#pragma unroll 1
+        for (int slice = 0; slice < slices; slice += lanes) {
+            float fin = 0.0f;
+            int u = (slice + j) * slice_units;
+            const int end = c.at < 0 ? 0 : min(units, u + slice_units), on = own ? 16 : 1;
+            const float *p = terms + term + 16 * u, *f = own ? p + 16 * units : scale + u;
+#pragma unroll 4
+            for (; u < end; u++, p += 16, f += on) fin = __fmaf_rn(*p, *f, fin);
+#pragma unroll
+            for (int n = 0; n < lanes; n++)
+                y = __fadd_rn(y, __shfl_sync(0xffffffff, fin, n * width + lane % width));
+        }
+        if (flags & CHAIN_GATED) {
+            const float up = __shfl_down_sync(0xffffffff, y, width / 2);
+            y = __fmul_rn(act_gate(s.act, y), up);
+        }
+        if (mine) {
+            if (flags & CHAIN_OLD) y = __fadd_rn(old, y);
+            if (flags & CHAIN_PASS) value_put(values + c.at, y);
+            if (flags & CHAIN_KEEPS) keep[o] = y;
+            if (flags & CHAIN_OUT && m.out) m.out[c.at - m.column] = y;
+        }
+        item += CHAIN_WARPS;
+        if (item < items) c = output_of(s, plan.pairs, item, SHARE);
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <bool BF16>
+static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
+    chain_k_kernel(const __grid_constant__ chain_args a)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) uint8_t smem[];
+    chain_room r;
+    r.full = (uint64_t *)smem, r.told = r.full + CHAIN_TILES, r.read = r.told + CHAIN_DESCS,
+    r.planned = r.read + CHAIN_DESCS;
+    r.plan = (chain_plan *)(smem + CHAIN_K_PLAN), r.state = (uint32_t *)(smem + CHAIN_K_STATE);
+    r.done = (volatile int *)(smem + CHAIN_K_DONE);
+    r.tile = (uint4 *)(smem + CHAIN_K_TILES);
+    r.ring = smem + CHAIN_K_RING, r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
+    float *const squares = (float *)(smem + CHAIN_K_SQUARES), *const keep = (float *)(smem + CHAIN_K_KEEP),
+                 *const terms = (float *)(smem + a.terms);
+    uint8_t *const act = smem + a.act, *const keys = smem + a.keys;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < CHAIN_TILES; i++) bar_open(r.full + i, 1);
+        for (int i = 0; i < CHAIN_WARPS; i++) r.done[i] = 0;
+        for (int i = 0; i < CHAIN_DESCS; i++) {
+            bar_open(r.told + i, 1);
+            bar_open(r.planned + i, 1);
+            bar_open(r.read + i, CHAIN_WARPS + 2); /* and those that ask and fetch */
+        }
+        bar_fence();
+        for (int i = 0; i < 2 && i < a.count; i++) {
+            bar_expect(r.told + i, sizeof(chain_step));
+            copy_bulk_to(r.steps + i, a.step + i, sizeof(chain_step), r.told + i);
+        }
+    }
+    __syncthreads();
+    cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place
+                        */
+    if (threadIdx.x / 32 >= CHAIN_WARPS) {
+        if (threadIdx.x / 32 > CHAIN_WARPS)
+            chain_fetch(a, r);
+        else
+            chain_ask(a, r);
+        return;
+    }
+#ifdef CHAIN_TRACE
+    if (threadIdx.x == 0)
+        for (int i = 0; i < CHAIN_STAMPS; i++) chain_clock[i] = 0;
+    if (threadIdx.x == 0) chain_clock[CHAIN_STAMPS] = clock64();
+    unsigned long long ns_0, clock_0 = clock64();
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns_0));
+#endif
+    cuda_grid_wait();
+#ifdef CHAIN_TRACE
+    chain_kind = 5;
+#endif
+    CHAIN_STAMP(3);
+    const uint4 state = __ldcg((const uint4 *)a.state);
+    if (threadIdx.x == 0) r.state[0] = state.x, r.state[1] = state.y;
+    /* The state has come (the operands wait for it) before any of the block's outputs go. */
+    asm volatile("bar.sync 3, %0; // %1 %2" ::"n"(32 * CHAIN_WARPS), "r"(state.x), "r"(state.z) : "memory");
+    { /* what the launch before wrote is to be what is not yet there */
+        uint4 *old = (uint4 *)(a.values + (state.y & 1 ? 0 : a.set));
+        for (unsigned i = blockIdx.x * 32 * CHAIN_WARPS + threadIdx.x; i < state.z / 4;
+             i += gridDim.x * 32 * CHAIN_WARPS)
+            __stcg(old + i, make_uint4(CHAIN_NOT_YET, CHAIN_NOT_YET, CHAIN_NOT_YET, CHAIN_NOT_YET));
+    }
+    bar_pass(r.planned, 0);
+    int pos = -1;
+#pragma unroll 1
+    for (int i = 0; i < a.count; i++) {
+        const chain_step &s = r.steps[i % CHAIN_DESCS];
+        const chain_plan &plan = r.plan[i % CHAIN_DESCS];
+#ifdef CHAIN_TRACE
+        if (threadIdx.x == 0) chain_kind = i % 5;
+#endif
+        if (i + 1 < a.count) {
+            const int at = (i + 1) % CHAIN_DESCS;
+            const chain_step &next = r.steps[at];
+            bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
+            if (next.n_m == 0) {
+                if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
+                if (threadIdx.x < 32 * CHAIN_HEADS && r.plan[at].leaf <= pos / chain_few::LEAF)
+                    chain_keys(next, pos, r.plan[at].leaf, r.plan[at].kv_head, keys);
+            }
+        }
+        CHAIN_STAMP(0); /* descriptors, and asking for keys */
+        if (s.n_m == 0) {
+            if (threadIdx.x < 32 * CHAIN_HEADS)
+                chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
+                                      a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
+            chain_meet();
+        } else if (plan.pairs) {
+            const bool rounds = !s.norm && s.own;
+            const int share = plan.share;
+            const unsigned flags = s.flags;
+            const chain_output c = output_of(s, plan.pairs, (int)threadIdx.x / 32, share);
+            if (s.norm && s.units <= CHAIN_WARPS)
+                chain_norm<1>(a, r, s, i == 0, act, squares);
+            else if (s.norm)
+                chain_norm<2>(a, r, s, i == 0, act, squares);
+            else if (!rounds)
+                chain_row_load(a, r, s, i == 0, act);
+            CHAIN_STAMP(2);
+            chain_multiply(a, s, plan, r, rounds, i == 0, act, terms);
+            CHAIN_STAMP(3);
+            chain_meet();
+            CHAIN_STAMP(4);
+            if (share == 2)
+                chain_write<2>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
+            else if (share == 0)
+                chain_write<0>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
+            else
+                chain_write<1>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
+            chain_meet(); /* activations and terms have been read; and who polls is in the way of who writes
+                           */
+            CHAIN_STAMP(5);
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) bar_arrive(r.read + i % CHAIN_DESCS);
+    }
+    /* All blocks have read the state: this one has read outputs of all of them, which came after. */
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        __stcg((uint4 *)a.state, make_uint4(r.state[0] + (unsigned)a.count, r.state[1] + 1, a.extent, 0));
+#ifdef CHAIN_TRACE
+    if (threadIdx.x == 0) {
+        unsigned long long ns;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+        chain_clock[51] = clock64() - clock_0, chain_clock[52] = ns - ns_0;
+    }
+    if (threadIdx.x == 0)
+        for (int i = 0; i < CHAIN_STAMPS; i++) atomicAdd(&chain_times[i], chain_clock[i]);
+#endif
+#endif
+}
+
+cudaError_t chain_k_open(int smem)
+{
+#ifdef CHAIN_TRACE
+    smem -= 512; /* of the trace's own */
+#endif
+    cudaError_t err =
+        cudaFuncSetAttribute(chain_k_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+#ifdef CHAIN_CHECK
+    if (!err) err = chain_fault_open();
+#endif
+    return err ? err
+               : cudaFuncSetAttribute(chain_k_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      smem);
+}
+
+cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, int blocks,
+                           size_t smem)
+{
+    return cuda_launch(be, bf16 ? chain_k_kernel<true> : chain_k_kernel<false>, dim3((unsigned)blocks),
+                       dim3(32 * (CHAIN_WARPS + 2)), smem, *a);
+}

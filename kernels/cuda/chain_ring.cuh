@@ -1,0 +1,250 @@
+/* chain_ring.cuh - weights of a chain, from memory to shared memory: one warp of a block asks for tiles
+ * through all steps, as far as the ring has room; another fetches the descriptors of steps and plans them.
+ *
+ * A *tile* is s.per units of two panels at the same columns. Tiles are numbered through the launch; number n
+ * has barrier n % CHAIN_TILES, told when its bytes have come, and the ring holds fewer than CHAIN_TILES, so
+ * that a parity tells one filling from the next. They stand in the ring one after the other, whatever their
+ * size, which a step's tiles share. Whoever multiplies says which number it needs next: all bytes before the
+ * least of these are free. */
+#ifndef DFLASH_CUDA_CHAIN_RING_CUH
+#define DFLASH_CUDA_CHAIN_RING_CUH
+
+#include "chain_sync.cuh"
+
+/* The matrix of a pair, its panel in it (the first of two, where not gated), and whether there is a second.
+ */
+DEV const chain_matrix &pair_of(const chain_step &s, int pair, int *panel, bool *two)
+{
+    int j = 0;
+    if (s.gated) {
+        *panel = pair;
+        *two = true;
+        return s.m[0];
+    }
+    while (pair >= s.m[j].pair_end) j++;
+    *panel = 2 * (j ? pair - s.m[j - 1].pair_end : pair);
+    *two = 16 * *panel + 16 < s.m[j].n_out;
+    return s.m[j];
+}
+struct chain_plan;
+/* A block's rings in shared memory. Barriers: of tiles, filled; of descriptors. */
+struct chain_room {
+    uint64_t *full, *told, *planned, *read;
+    chain_plan *plan;
+    uint32_t *state;
+    uint8_t *ring;
+    chain_step *steps;
+    uint4 *tile;        /* [CHAIN_TILES]: what is in the ring: chain_tile */
+    volatile int *done; /* [CHAIN_WARPS]: the tile that the warp needs next */
+};
+/* Weights are read once a launch: the L2 cache may forget them before values, norms and keys. */
+DEV uint64_t once_policy()
+{
+    uint64_t p = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+#endif
+    return p;
+}
+DEV void copy_bulk_once(void *dst, const void *src, uint32_t bytes, uint64_t *b, uint64_t policy)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+        "%2, [%3], %4;" ::"r"(shared_address(dst)),
+        "l"(src), "r"(bytes), "r"(shared_address(b)), "l"(policy)
+        : "memory");
+#endif
+}
+DEV void prefetch_line(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+
+/* Where tiles stand in the ring. Bytes are counted through all its turns (modulo 2^32), and who is done with
+ * them says so by that count; a tile that would not fit before the ring's end begins at its start. */
+struct chain_place {
+    int i, n;             /* the tile, of those in this turn */
+    uint32_t first, turn; /* where the first of them begins in the ring; the turn's begin, counted */
+};
+DEV chain_place place_at(uint32_t at, uint32_t turn, const chain_step &s, uint32_t ring)
+{
+    const uint32_t rest = ring - at; /* / s.tile, without a division */
+    uint32_t n = (uint32_t)__fmul_rz((float)rest, s.per_tile);
+    if ((n + 1) * s.tile <= rest) n++;
+    return {0, (int)n, at, turn};
+}
+DEV void place_on(chain_place &p, int tiles, int cap, uint32_t ring)
+{
+    p.i += tiles;
+    while (p.i >= p.n) p.i -= p.n, p.n = cap, p.first = 0, p.turn += ring;
+}
+DEV uint32_t place_of(const chain_place &p, uint32_t tile)
+{
+    return p.first + (uint32_t)p.i * tile;
+}
+
+/* What is the block's own of a step, made in advance. */
+struct chain_plan {
+    int total, tiles;        /* tiles before the step, and of it */
+    int pairs, share;        /* pairs of panels; 2^share lanes an output */
+    int unit, leaf, kv_head; /* of attention: the first unit, and which it is */
+};
+
+/* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
+ * unit, and 65536 times the pair, of the block's; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times the bytes of
+ * a unit. */
+DEV unsigned code_of(uint32_t type)
+{
+    return type == KN_Q4_K ? 0 : type == KN_Q6_K ? 2 : 1;
+}
+
+/* What a tile is copied from: of the first panel, and of the second. */
+struct chain_source {
+    const uint8_t *p, *q;
+    uint32_t bytes, apart, kind;
+};
+DEV chain_source source_of(const chain_step &s, bool plain, int pair, int cut)
+{
+    const int units = s.units, per = s.per, unit = cut * per;
+    int panel = s.gated ? pair : 2 * pair;
+    bool two = true;
+    const chain_matrix &x = plain ? s.m[0] : pair_of(s, pair, &panel, &two);
+    if (!s.gated) two = 16 * panel + 16 < x.n_out;
+    chain_source c;
+    c.bytes = (uint32_t)(min(per, units - unit) * x.unit_bytes);
+    c.apart = (uint32_t)(per * x.unit_bytes);
+    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 2;
+    const size_t at = (size_t)(panel * units + unit) * (size_t)x.unit_bytes;
+    c.p = x.w + at;
+    c.q = s.gated ? s.m[1].w + at : two ? c.p + (size_t)(units * x.unit_bytes) : nullptr;
+    return c;
+}
+DEV bool bar_test(uint64_t *b, uint32_t phase)
+{
+    unsigned there = 1;
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+        "p;\n}"
+        : "=r"(there)
+        : "r"(shared_address(b)), "r"(phase)
+        : "memory");
+#endif
+    return there;
+}
+
+/* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
+ * nobody needs what stands in its place. */
+DEV void chain_ask(const chain_args &a, const chain_room &m)
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t ring = a.ring;
+    const uint64_t policy = once_policy();
+    uint32_t at = 0, turn = 0, until_asked = 0; /* the end of the last asked for */
+    int total = 0, asked = 0;
+#pragma unroll 1
+    for (int i = 0; i < a.count; i++) {
+        const chain_step &s = m.steps[i % CHAIN_DESCS];
+        bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
+        const int cuts = s.cuts, tiles = pairs_here(s) * cuts, ahead = s.ahead, cap = s.cap_tiles;
+        if (tiles) {
+            const uint32_t tile = s.tile;
+            const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
+            chain_place p = place_at(at, turn, s, ring), end = p;
+            place_on(p, lane, cap, ring);
+            place_on(end, tiles, cap, ring);
+            at = place_of(end, tile), turn = end.turn;
+            int cut = lane, here = 0;
+#pragma unroll 1
+            for (int first = 0; first < tiles; first += 32) {
+                bool left = first + lane < tiles;
+                const int number = total + first + lane;
+                chain_source c = {};
+                while (cut >= cuts) cut -= cuts, here++;
+                if (left) c = source_of(s, plain, (int)blockIdx.x + here * (int)gridDim.x, cut);
+                const uint32_t to = place_of(p, tile);
+                const uint4 known =
+                    make_uint4(to, p.turn + to, (uint32_t)(cut * s.per + (here << 16)), c.kind);
+                cut += 32;
+                const int before = number - ahead;
+                uint64_t *const bar = m.full + number % CHAIN_TILES;
+                for (;;) {
+                    /* The tile that somebody needs and nobody an earlier one, and where it stands: what was
+                     * asked for last if it is not yet there. */
+                    const int oldest = __reduce_min_sync(0xffffffff, m.done[lane % CHAIN_WARPS]);
+                    const uint32_t low = oldest < asked ? m.tile[oldest % CHAIN_TILES].y : until_asked;
+                    bool ready = left && (int)(known.y + tile - ring - low) <= 0;
+                    if (ahead && ready && before >= 0)
+                        ready = bar_test(m.full + before % CHAIN_TILES, before / CHAIN_TILES & 1);
+                    const unsigned held = __ballot_sync(0xffffffff, left && !ready);
+                    ready = ready && (!held || lane < __ffs((int)held) - 1); /* in order */
+                    if (ready) {
+                        m.tile[number % CHAIN_TILES] = known;
+                        bar_expect(bar, c.q ? 2 * c.bytes : c.bytes);
+                        copy_bulk_once(m.ring + to, c.p, c.bytes, bar, policy);
+                        if (c.q) copy_bulk_once(m.ring + to + c.apart, c.q, c.bytes, bar, policy);
+                        left = false;
+                    }
+                    __syncwarp();
+                    const unsigned all = __ballot_sync(0xffffffff, left);
+                    const unsigned now = __ballot_sync(0xffffffff, ready);
+                    if (now) {
+                        asked = total + min(tiles, first + (all ? __ffs((int)all) - 1 : 32));
+                        until_asked = __shfl_sync(0xffffffff, known.y + tile, 31 - __clz((int)now));
+                    }
+                    if (!all) break;
+                    if (!now) __nanosleep(40);
+                }
+                place_on(p, 32, cap, ring);
+            }
+            total += tiles;
+        }
+        if (lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
+    }
+}
+/* The warp that fetches descriptors, plans steps, and has what they read beside weights and keys brought to
+ * the L2 cache. */
+DEV void chain_fetch(const chain_args &a, const chain_room &m)
+{
+    const int lane = threadIdx.x % 32;
+    int total = 0;
+#pragma unroll 1
+    for (int i = 0; i < a.count; i++) {
+        if (lane == 0 && i + 2 < a.count) {
+            const int next = i + 2, at = next % CHAIN_DESCS;
+            if (next >= CHAIN_DESCS) bar_pass(m.read + at, (next / CHAIN_DESCS - 1) & 1);
+            bar_expect(m.told + at, sizeof(chain_step));
+            copy_bulk_to(m.steps + at, a.step + next, sizeof(chain_step), m.told + at);
+        }
+        __syncwarp();
+        const chain_step &s = m.steps[i % CHAIN_DESCS];
+        bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
+        /* What a step reads beside weights and keys: one block for all. */
+        if (blockIdx.x == i % gridDim.x) {
+            const int near = s.n_m ? 0 : CHAIN_HEAD;
+            for (int k = 32 * lane; s.norm && k < 256 * s.units; k += 1024) prefetch_line(s.norm + k);
+            if (32 * lane < near) {
+                if (s.q_norm) prefetch_line(s.q_norm + 32 * lane);
+                if (s.k_norm) prefetch_line(s.k_norm + 32 * lane);
+            }
+        }
+        const int cuts = s.cuts, tiles = s.n_m ? pairs_here(s) * cuts : 0;
+        chain_plan g = {};
+        g.total = total, g.tiles = tiles, g.pairs = tiles ? pairs_here(s) : 0;
+        g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
+        if (!s.n_m) {
+            g.unit = (int)blockIdx.x - s.rest; /* blocks with less of the projections have leaves first */
+            if (g.unit < 0) g.unit += (int)gridDim.x;
+            g.leaf = g.unit / s.n_kv, g.kv_head = g.unit - g.leaf * s.n_kv;
+        }
+        if (lane == 0) {
+            m.plan[i % CHAIN_DESCS] = g;
+            bar_arrive(m.planned + i % CHAIN_DESCS);
+        }
+        total += tiles;
+        if (lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
+    }
+}
+
+#endif
