@@ -17,10 +17,10 @@ static int fail(struct experts_met *k, int code, const char *what)
     return code;
 }
 
-/* Different ids among those of n rows of n_used, rows `stride` apart, that are experts of w; what reading them in the n_w
- * matrices of their kind takes. */
-static int count(struct experts_met *k, const struct kn_weight *const *w, int n_w, const int32_t *ids, int32_t n, int32_t n_used,
-                 int32_t stride)
+/* Different ids among those of n rows of n_used, rows `stride` apart, that are experts of w; what reading
+ * them in the n_w matrices of their kind takes. */
+static int count(struct experts_met *k, const struct kn_weight *const *w, int n_w, const int32_t *ids,
+                 int32_t n, int32_t n_used, int32_t stride)
 {
     const size_t all = (size_t)n * (size_t)stride;
     const int32_t n_mat = w[0]->n_mat;
@@ -44,15 +44,17 @@ static int count(struct experts_met *k, const struct kn_weight *const *w, int n_
             seen[id] = 1;
         }
     for (int j = 0; j < n_w; j++) {
-        k->bytes += (double)(met - n_used) * (double)w[j]->n_out * (double)kn_row_bytes(w[j]->type, w[j]->n_in);
+        k->bytes +=
+            (double)(met - n_used) * (double)w[j]->n_out * (double)kn_row_bytes(w[j]->type, w[j]->n_in);
         k->experts += (double)met;
         k->lists++;
     }
     return 0;
 }
 
-static int met_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
-                     const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
+static int met_gated(struct kn_backend *be, float *out, const struct kn_weight *gate,
+                     const struct kn_weight *up, const float *x, const float *norm, float eps,
+                     enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
 {
     struct experts_met *k = met_of(be);
     const struct kn_weight *w[] = {gate, up};
@@ -60,8 +62,8 @@ static int met_gated(struct kn_backend *be, float *out, const struct kn_weight *
     return rc ? rc : k->inner->experts_gated(be, out, gate, up, x, norm, eps, act, ids, n, n_used);
 }
 
-static int met_down(struct kn_backend *be, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
-                    const float *weights, int32_t n, int32_t n_used, bool add)
+static int met_down(struct kn_backend *be, float *out, const struct kn_weight *w, const float *h,
+                    const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add)
 {
     struct experts_met *k = met_of(be);
     const int rc = count(k, &w, 1, ids, n, n_used, n_used);

@@ -1,8 +1,9 @@
-/* experts_met.h - a table of operations that stands before the backend's own and counts the experts that a pass meets.
+/* experts_met.h - a table of operations that stands before the backend's own and counts the experts that a
+ * pass meets.
  *
- * Rows of a pass choose experts for themselves; a backend reads each expert that any of them chose once. So what a pass of
- * several rows reads depends on the choices, and is counted, not expected: the ids are fetched behind every operation that
- * has experts. Passes are slow meanwhile, and nothing is recorded. */
+ * Rows of a pass choose experts for themselves; a backend reads each expert that any of them chose once. So
+ * what a pass of several rows reads depends on the choices, and is counted, not expected: the ids are fetched
+ * behind every operation that has experts. Passes are slow meanwhile, and nothing is recorded. */
 #ifndef DFLASH_BENCH_EXPERTS_MET_H
 #define DFLASH_BENCH_EXPERTS_MET_H
 

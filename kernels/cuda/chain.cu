@@ -245,7 +245,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
-    if (items && c->attends && c->far) return 0; /* not yet run on a device */
+    if (items && c->attends && c->far) return 0;                      /* not yet run on a device */
     if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     *blocks = most < be->sm_count ? most : be->sm_count;
     if (!*blocks) return 0;

@@ -201,9 +201,9 @@ struct chain_tuning {
     int context; /* positions beyond which attention is a launch */
     int some;    /* copies at once */
     /* of types other than K: */
-    int tile;  /* bytes of a tile, at most */
-    int items; /* bytes on the way */
-    int near;  /* positions beyond which keys and values come through the ring */
+    int tile;    /* bytes of a tile, at most */
+    int items;   /* bytes on the way */
+    int near;    /* positions beyond which keys and values come through the ring */
     int k_ahead; /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
 };
 extern struct chain_tuning chain_tuning;

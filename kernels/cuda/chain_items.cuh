@@ -14,7 +14,8 @@
  *   CHAIN_32   [units][32] int8 and [units] of {float scale, minus the sum}, as prep_block.cuh orders them
  *   floats     [planes][units][32] of 16 bits, as prep.cu orders them; squares: of each slice the sum of
  *              squares, then (from ITEM_INVERSE on) what its sums are to be multiplied by
- * Bound: bytes; eight units of Q8_0 (4,352 bytes) are 173 instructions of a warp, eight of BF16 (8 KB) 120. */
+ * Bound: bytes; eight units of Q8_0 (4,352 bytes) are 173 instructions of a warp, eight of BF16 (8 KB) 120.
+ */
 #ifndef DFLASH_CUDA_CHAIN_ITEMS_CUH
 #define DFLASH_CUDA_CHAIN_ITEMS_CUH
 
@@ -190,11 +191,12 @@ DEV void item_ask(float v[ITEM_PARTS][4], const float *p, int parts, unsigned th
 {
 #pragma unroll
     for (int i = 0; i < ITEM_PARTS; i++)
-        asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
-                     "[%5];\n}"
-                     : "+f"(v[i][0]), "+f"(v[i][1]), "+f"(v[i][2]), "+f"(v[i][3])
-                     : "r"((there >> i & 1) | (i < parts ? 0u : 1u)), "l"(p + 128 * i + threadIdx.x % 32 * 4)
-                     : "memory");
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
+            "[%5];\n}"
+            : "+f"(v[i][0]), "+f"(v[i][1]), "+f"(v[i][2]), "+f"(v[i][3])
+            : "r"((there >> i & 1) | (i < parts ? 0u : 1u)), "l"(p + 128 * i + threadIdx.x % 32 * 4)
+            : "memory");
 }
 DEV void item_settle(float v[ITEM_PARTS][4], const float *p, int parts)
 {
@@ -232,8 +234,8 @@ template <bool BF16> DEV void item_planes(uint32_t *p, float x, float y)
 }
 /* A slice, scaled so that its largest magnitude is in [512, 1024), in planes. */
 template <bool BF16>
-DEV void item_slice(const chain_step &s, int slice, int parts, float v[ITEM_PARTS][4], const float w[ITEM_PARTS][4],
-                    uint8_t *act, float *squares)
+DEV void item_slice(const chain_step &s, int slice, int parts, float v[ITEM_PARTS][4],
+                    const float w[ITEM_PARTS][4], uint8_t *act, float *squares)
 {
     constexpr int planes = BF16 ? 3 : 2;
     const int lane = threadIdx.x % 32;
@@ -404,7 +406,8 @@ DEV void item_multiply(const chain_args &a, const chain_step &s, int base, int l
         const item_at i = item_of(s, CHAIN_WARPS * round + warp);
         float fin[2] = {0.0f, 0.0f};
         int left = i.units;
-        const uint8_t *b = act + (floats ? 64 : 32) * i.unit + 16 * (lane % 4), *aux = act + 32 * s.units + 8 * i.unit;
+        const uint8_t *b = act + (floats ? 64 : 32) * i.unit + 16 * (lane % 4),
+                      *aux = act + 32 * s.units + 8 * i.unit;
 #pragma unroll 1
         for (int part = 0; part < s.parts; part++) {
             const uint8_t *st = smem + CHAIN_RING + (size_t)slot * a.slot_bytes;
@@ -437,7 +440,8 @@ DEV void item_multiply(const chain_args &a, const chain_step &s, int base, int l
     }
 }
 
-/* Outputs from terms: a warp two panels, a lane an output (gated: half of the warp the gates, half the ups). */
+/* Outputs from terms: a warp two panels, a lane an output (gated: half of the warp the gates, half the ups).
+ */
 DEV void item_write(const chain_step &s, float *values, const float *terms, float *keep)
 {
     const int lane = threadIdx.x % 32, locals = pairs_here(s) * s.members, two = s.members - 1;

@@ -1,6 +1,7 @@
-/* cluster.cuh - how the blocks of a cluster give each other values (compute capability 9.0; nothing elsewhere). A store goes
- * straight to the shared memory of the block that needs it, whose barrier counts the bytes: no fence, which would be one of all of
- * the device's memory, and nobody waits for more than he needs. */
+/* cluster.cuh - how the blocks of a cluster give each other values (compute capability 9.0; nothing
+ * elsewhere). A store goes straight to the shared memory of the block that needs it, whose barrier counts the
+ * bytes: no fence, which would be one of all of the device's memory, and nobody waits for more than he needs.
+ */
 #ifndef DFLASH_CUDA_CLUSTER_CUH
 #define DFLASH_CUDA_CLUSTER_CUH
 
@@ -23,12 +24,13 @@ DEV unsigned cluster_at(unsigned at, unsigned rank)
     return rank ? 0 : at;
 #endif
 }
-/* A float, or two, to a block of the cluster, whose barrier at `bar` counts the bytes: addresses of cluster_at. */
+/* A float, or two, to a block of the cluster, whose barrier at `bar` counts the bytes: addresses of
+ * cluster_at. */
 DEV void cluster_store(unsigned at, float v, unsigned bar)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v),
-                 "r"(bar)
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at),
+                 "f"(v), "r"(bar)
                  : "memory");
 #endif
 }

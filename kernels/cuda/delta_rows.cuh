@@ -74,7 +74,8 @@ static __device__ void convolve(const struct layer &l, struct shared<D, CHUNK> &
     }
 }
 
-/* Norms of q and k and their product: a warp a token, two at a time; the four roots are made by four lanes at once. */
+/* Norms of q and k and their product: a warp a token, two at a time; the four roots are made by four lanes at
+ * once. */
 template <int D, class M> static __device__ void norms(const struct layer &l, M &m, int32_t n)
 {
     const int lane = threadIdx.x % 32;
@@ -104,7 +105,8 @@ template <int D, class M> static __device__ void norms(const struct layer &l, M 
         for (int i = 0; i < D / 32; i++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const float q = __fmul_rn(__fmul_rn(x[2 * j][i], r[2 * j]), scale), k = __fmul_rn(x[2 * j + 1][i], r[2 * j + 1]);
+                const float q = __fmul_rn(__fmul_rn(x[2 * j][i], r[2 * j]), scale),
+                            k = __fmul_rn(x[2 * j + 1][i], r[2 * j + 1]);
                 at[2 * j][32 * i + lane] = q;
                 at[2 * j + 1][32 * i + lane] = k;
                 kq[j] = __fmaf_rn(k, q, kq[j]);
@@ -120,17 +122,20 @@ template <int D, class M> static __device__ void norms(const struct layer &l, M 
 struct gate_inputs {
     float alpha, beta;
 };
-static __device__ __forceinline__ struct gate_inputs gate_inputs_of(const struct layer &l, int32_t t0, int32_t n, int32_t pending)
+static __device__ __forceinline__ struct gate_inputs gate_inputs_of(const struct layer &l, int32_t t0,
+                                                                    int32_t n, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const int h = blockIdx.y, t = THREADS - 1 - (int)threadIdx.x;
     if (t >= n) return {}; /* n <= THREADS */
     const int32_t row = t0 + t - pending;
-    const float *alpha = row < 0 ? l.s.log + (t0 + t) * (l.width + 2 * a.n_v) + l.width : a.alpha + (int64_t)row * a.n_v,
+    const float *alpha = row < 0 ? l.s.log + (t0 + t) * (l.width + 2 * a.n_v) + l.width
+                                 : a.alpha + (int64_t)row * a.n_v,
                 *beta = row < 0 ? alpha + a.n_v : a.beta + (int64_t)row * a.n_v;
     return {alpha[h], beta[h]};
 }
-template <class M> static __device__ void gates(const struct layer &l, M &m, const struct gate_inputs &g, int32_t n)
+template <class M>
+static __device__ void gates(const struct layer &l, M &m, const struct gate_inputs &g, int32_t n)
 {
     const struct kn_delta &a = l.a;
     const int h = blockIdx.y, t = THREADS - 1 - (int)threadIdx.x;

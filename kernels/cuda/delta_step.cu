@@ -3,10 +3,10 @@
  * for each other.
  *
  * A cluster has two neighbouring value heads, 256 outputs of a row: what is rounded together (prep.cuh). Its
- * eight blocks, 32 rows of a state each, take the tokens through the state as delta.cu's do; a token's outputs go
- * straight to the block of the cluster that has it, where a warp norms, gates and rounds 256 of them.
- * The log and the convolution's state, which blocks of other clusters read as well, are written by the last
- * block that has read them: of a key head's, the last of its value heads' blocks.
+ * eight blocks, 32 rows of a state each, take the tokens through the state as delta.cu's do; a token's
+ * outputs go straight to the block of the cluster that has it, where a warp norms, gates and rounds 256 of
+ * them. The log and the convolution's state, which blocks of other clusters read as well, are written by the
+ * last block that has read them: of a key head's, the last of its value heads' blocks.
  *
  * Every value has the bits of the three kernels. Bound: latency, from the last projection to the rounded row.
  */
@@ -22,8 +22,9 @@
 
 #define COLUMNS (2 * D + ROWS) /* of the convolution that a block needs: a key head's q and k, its own v */
 
-/* Rows of the convolution's inputs, the oldest TAPS - 1 from before the chunk. A thread that has a column of q or k
- * walks down it and leaves token t's output in row t, which it needs no more; those of v stand apart. */
+/* Rows of the convolution's inputs, the oldest TAPS - 1 from before the chunk. A thread that has a column of
+ * q or k walks down it and leaves token t's output in row t, which it needs no more; those of v stand apart.
+ */
 struct tokens {
     float rows[CHUNK + TAPS - 1][COLUMNS];
     float v[CHUNK][ROWS];
@@ -122,15 +123,15 @@ DEV float convolved(const float4 &w, const float *x, int skip)
     if (skip == 0) s = __fmaf_rn(w.w, x[3], __fmaf_rn(w.z, x[2], __fmaf_rn(w.y, x[1], __fmul_rn(w.x, x[0]))));
     return s;
 }
-/* A thread has a column of q or k and walks down it, then one of v for an eighth of the tokens, by the same code (which is
- * fetched once), two tokens at a time. */
+/* A thread has a column of q or k and walks down it, then one of v for an eighth of the tokens, by the same
+ * code (which is fetched once), two tokens at a time. */
 DEV void convolve_columns(struct tokens &m, const float4 &w, const float4 &w_v, int32_t n, int skip)
 {
     const int i = threadIdx.x, each = (n + THREADS / 32 - 1) / (THREADS / 32);
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
-        const int column = pass ? 2 * D + i % 32 : i, from = pass ? i / 32 * each : 0, to = pass ? min(from + each, n) : n,
-                  stride = pass ? ROWS : COLUMNS;
+        const int column = pass ? 2 * D + i % 32 : i, from = pass ? i / 32 * each : 0,
+                  to = pass ? min(from + each, n) : n, stride = pass ? ROWS : COLUMNS;
         const float4 taps = pass ? w_v : w;
         float *out = pass ? &m.v[from][i % 32] : &m.rows[0][i];
         const float *in = &m.rows[from][column];
@@ -156,8 +157,8 @@ DEV void convolve_columns(struct tokens &m, const float4 &w, const float4 &w_v, 
 
 /* A warp: row r of the cluster's two heads, whose outputs are o. */
 template <enum mm_act ACT>
-DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCKS * ROWS], int64_t r, float gate[8],
-                    const float norm[8])
+DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCKS * ROWS], int64_t r,
+                    float gate[8], const float norm[8])
 {
     const struct kn_delta &a = l.a;
     const int lane = threadIdx.x % 32;
@@ -176,7 +177,8 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
     for (int i = 16; i; i >>= 1)
 #pragma unroll
         for (int h = 0; h < 2; h++) sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(~0u, sum[h], i));
-    const float rr = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lane < 16 ? sum[0] : sum[1], (float)D), a.eps)));
+    const float rr =
+        __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lane < 16 ? sum[0] : sum[1], (float)D), a.eps)));
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fmul_rn(v[i], rr), norm[i]), gate[i]);
     store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v);
@@ -249,7 +251,8 @@ DEV void step_block(const struct layer &l, const mm_prep &p, unsigned *count, st
     move_state<D, false>(s, state, lane, D);
     for (int32_t t0 = 0; t0 < all; t0 += CHUNK) {
         const int32_t n = min(CHUNK, all - t0);
-        if (t0) { /* the chunk before has been finished: the place of its outputs is free, and here that of its inputs */
+        if (t0) { /* the chunk before has been finished: the place of its outputs is free, and here that of
+                     its inputs */
             cluster_arrive();
             __syncthreads();
         }
@@ -282,7 +285,8 @@ DEV void step_block(const struct layer &l, const mm_prep &p, unsigned *count, st
         }
         if (finishes) {
             float gate[8];
-            load_eight(gate, a.z + (r * a.n_v + (int64_t)(blockIdx.y & ~1)) * D, 8 * (threadIdx.x % 32), 2 * D);
+            load_eight(gate, a.z + (r * a.n_v + (int64_t)(blockIdx.y & ~1)) * D, 8 * (threadIdx.x % 32),
+                       2 * D);
             silu_all(gate);
             cluster_bar_wait(come + 8 * warp, turn);
             turn ^= 1;

@@ -1,5 +1,5 @@
-/* mm_few.cuh - the product kernel for up to 16 rows on sm_90: the arithmetic and the bits of mm_kernel.cuh, mm_int.cuh
- * and mm_frag.cuh, with fewer instructions around units and fewer conflicts of shared memory.
+/* mm_few.cuh - the product kernel for up to 16 rows on sm_90: the arithmetic and the bits of mm_kernel.cuh,
+ * mm_int.cuh and mm_frag.cuh, with fewer instructions around units and fewer conflicts of shared memory.
  *
  * A warp has one slice of every panel it takes part in, so nothing but pointers that move by constants is
  * computed between panels; the warps of an item (its slices; gates and ups) meet by themselves and write its
@@ -190,8 +190,15 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     const few_share s = few_share_of(a, warp, group);
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
-    few_ring<F::single> ring = {a, s, {w, 0, 0, nullptr}, smem + a.at.ring + warp * a.stages * a.stage_bytes,
-                                act_bar + 1 + warp * a.stages, unit0, units, 0, 0};
+    few_ring<F::single> ring = {a,
+                                s,
+                                {w, 0, 0, nullptr},
+                                smem + a.at.ring + warp * a.stages * a.stage_bytes,
+                                act_bar + 1 + warp * a.stages,
+                                unit0,
+                                units,
+                                0,
+                                0};
 
     cuda_grid_early();
     MM_STAMP(0);

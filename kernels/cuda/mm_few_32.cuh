@@ -67,8 +67,9 @@ template <uint32_t TYPE> struct few_codes {
     }
 };
 
-#define FEW_PAIR(NT, MIN) (64 * (NT) * ((MIN) ? 2 : 1) + 16) /* bytes of a pair of units; 16: for the banks  \
-                                                              */
+#define FEW_PAIR(NT, MIN)                                                                                    \
+    (64 * (NT) * ((MIN) ? 2 : 1) + 16) /* bytes of a pair of units; 16: for the banks                        \
+                                        */
 
 /* What a pair of units is multiplied with: activations of this lane's token of each tile; scales. */
 template <int NT> struct few_view_32 {
