@@ -529,7 +529,7 @@ int chain_flush(const struct cuda_backend *const_be)
     if (!err && k)
         err = chain_k_launch(be, &a, bf16, blocks, smem);
     else if (!err)
-        err = chain_kernel_launch(be, &a, bf16, items, far, blocks, smem);
+        err = chain_kernel_launch(be, &a, bf16, far, blocks, smem);
     chain_launched++;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);

@@ -154,10 +154,11 @@ struct chain_args {
 cudaError_t chain_k_open(int smem);
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, int blocks,
                            size_t smem);
-/* chain_kernel.cu. bf16: keys and values; items: some step is not of K types. */
+/* chain_kernel.cu. bf16: keys and values; far: of chains of K types over long contexts; else of others over
+ * short ones. */
 cudaError_t chain_kernel_open(int smem);
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
-                                bool items, bool far, int blocks, size_t smem);
+                                bool far, int blocks, size_t smem);
 /* chain_map.cu: boxes of `rows` rows of half a head. False: this driver has no such maps. */
 bool chain_map_ring(struct chain_map *map, void *ring, bool bf16, int32_t n_kv, int32_t cap, int32_t rows);
 /* Bytes of attention in shared memory: in place of activations and terms; keys and values. */

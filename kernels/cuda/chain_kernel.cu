@@ -54,16 +54,16 @@ struct chain_room {
     chain_step *steps;
 };
 
-/* Is it a step of other types than K? Kernels of chains without any know that there is none. */
-template <bool ITEMS> DEV bool has_items(const chain_step &s)
+/* Is it a step of other types than K? Over a long context there is none. */
+template <bool FAR> DEV bool has_items(const chain_step &s)
 {
-    return ITEMS && s.kind != CHAIN_K;
+    return !FAR && s.kind != CHAIN_K;
 }
 
 /* A warp that asks, one of two: for every other tile (s.per units of two panels at the same columns), a lane
  * a tile, a.some of them at a time. The ring has an even number of slots and s.ahead is even, so each waits
  * for its own only. */
-template <bool ITEMS, bool FAR> DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
+template <bool FAR> DEV void chain_ask(const chain_args &a, const chain_room &m, int which)
 {
     const int lane = threadIdx.x % 32, slots = a.slots;
     int base = 0, base_lap = 0; /* the slot of the step's first tile; how often the ring had gone round */
@@ -92,7 +92,7 @@ template <bool ITEMS, bool FAR> DEV void chain_ask(const chain_args &a, const ch
             continue;
         }
         const int units = s.units, cuts = s.cuts, per = s.per, ahead = s.ahead,
-                  tiles = has_items<ITEMS>(s) ? item_tiles(s) : pairs_here(s) * cuts;
+                  tiles = has_items<FAR>(s) ? item_tiles(s) : pairs_here(s) * cuts;
         const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
         const int t0 = ((base ^ which) & 1) + 2 * lane;
         int cut = t0, pair = (int)blockIdx.x, slot = base + t0, lap = base_lap;
@@ -102,8 +102,8 @@ template <bool ITEMS, bool FAR> DEV void chain_ask(const chain_args &a, const ch
             const bool mine = first + t0 < tiles;
             const uint8_t *p = nullptr, *q = nullptr;
             uint32_t bytes = 0, apart = 0;
-            while (!has_items<ITEMS>(s) && cut >= cuts) cut -= cuts, pair += (int)gridDim.x;
-            if (mine && has_items<ITEMS>(s)) {
+            while (!has_items<FAR>(s) && cut >= cuts) cut -= cuts, pair += (int)gridDim.x;
+            if (mine && has_items<FAR>(s)) {
                 p = item_tile(s, first + t0, &bytes);
             } else if (mine) {
                 int panel = s.gated ? pair : 2 * pair;
@@ -133,7 +133,7 @@ template <bool ITEMS, bool FAR> DEV void chain_ask(const chain_args &a, const ch
                 __syncwarp();
                 if (now) {
                     bar_expect(m.full + slot, q ? 2 * bytes : bytes);
-                    if (!ITEMS || bytes)
+                    if (FAR || bytes)
                         copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
                     if (q)
                         copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes + apart, q, bytes, m.full + slot);
@@ -335,8 +335,9 @@ DEV void chain_write(const chain_step &s, float *values, const uint8_t *act, con
 
 /* ---- the kernel ---- */
 
-/* ITEMS: some step is not of K types; FAR: attention is over a long context (chain_far.cuh). */
-template <bool BF16, bool ITEMS, bool FAR>
+/* FAR: attention is over a long context (chain_far.cuh), all steps are of K types; else some step is not.
+ * Steps of K types alone over a short context have a kernel of their own (chain_k.cu). */
+template <bool BF16, bool FAR>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     chain_kernel(const __grid_constant__ chain_args a)
 {
@@ -369,7 +370,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place
                         */
     if (threadIdx.x / 32 > CHAIN_WARPS) {
-        chain_ask<ITEMS, FAR>(a, r, (int)threadIdx.x / 32 - CHAIN_WARPS - 1);
+        chain_ask<FAR>(a, r, (int)threadIdx.x / 32 - CHAIN_WARPS - 1);
         return;
     }
 #ifdef CHAIN_TRACE
@@ -433,7 +434,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             if (threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, unit, in, out, a.parts, tag, act, keys);
             chain_meet();
-        } else if (has_items<ITEMS>(s) && pairs_here(s)) {
+        } else if (has_items<FAR>(s) && pairs_here(s)) {
             chain_items(a, s, base, base_lap, i == 0, in, out, smem);
             chain_meet();
             base += item_tiles(s);
@@ -484,15 +485,10 @@ size_t chain_far_bytes(int32_t n_rep)
 }
 
 typedef void (*kernel_fn)(chain_args);
-template <bool FAR> static kernel_fn kernel_of(bool bf16, bool items)
+static kernel_fn kernel_of(bool bf16, bool far)
 {
-    return items  ? bf16 ? chain_kernel<true, true, FAR> : chain_kernel<false, true, FAR>
-            : bf16 ? chain_kernel<true, false, FAR>
-                  : chain_kernel<false, false, FAR>;
-}
-static kernel_fn kernel_of(bool bf16, bool items, bool far)
-{
-    return far ? kernel_of<true>(bf16, items) : kernel_of<false>(bf16, items);
+    if (far) return bf16 ? chain_kernel<true, true> : chain_kernel<false, true>;
+    return bf16 ? chain_kernel<true, false> : chain_kernel<false, false>;
 }
 cudaError_t chain_kernel_open(int smem)
 {
@@ -503,15 +499,15 @@ cudaError_t chain_kernel_open(int smem)
 #ifdef CHAIN_CHECK
     err = chain_fault_open();
 #endif
-    for (int i = 0; i < 8 && !err; i++)
-        err = cudaFuncSetAttribute(kernel_of(i & 1, i & 2, i & 4),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    for (int i = 0; i < 4 && !err; i++)
+        err =
+            cudaFuncSetAttribute(kernel_of(i & 1, i & 2), cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return err;
 }
 
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
-                                bool items, bool far, int blocks, size_t smem)
+                                bool far, int blocks, size_t smem)
 {
-    return cuda_launch(be, kernel_of(bf16, items, far), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 3)),
-                       smem, *a);
+    return cuda_launch(be, kernel_of(bf16, far), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 3)), smem,
+                       *a);
 }
