@@ -4,32 +4,12 @@
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #include "chain_attend.cuh"
+#include "chain_debug.cuh"
 #include "chain_ring.cuh"
 #include "chain_pair.cuh"
 
-#ifdef CHAIN_TRACE
-extern "C" void chain_k_times_get(unsigned long long t[CHAIN_STAMPS])
-{
-    cudaMemcpyFromSymbol(t, chain_times, sizeof chain_times);
-    unsigned long long z[CHAIN_STAMPS] = {};
-    cudaMemcpyToSymbol(chain_times, z, sizeof z);
-}
-#endif
-
-#ifdef CHAIN_CHECK
-static unsigned *chain_fault_host;
-extern "C" void chain_k_fault_get(unsigned f[5])
-{
-    for (int i = 0; i < 5; i++) f[i] = chain_fault_host ? ((volatile unsigned *)chain_fault_host)[i] : 0;
-}
-static cudaError_t chain_fault_open(void)
-{
-    cudaError_t err = cudaHostAlloc(&chain_fault_host, 64, cudaHostAllocMapped | cudaHostAllocPortable);
-    if (err) return err;
-    for (int i = 0; i < 16; i++) chain_fault_host[i] = 0;
-    return cudaMemcpyToSymbol(chain_fault_at, &chain_fault_host, sizeof chain_fault_host);
-}
-#endif
+CHAIN_TIMES_GET(chain_k_times_get)
+CHAIN_FAULT_GET(chain_k_fault_get)
 
 /* ---- the row ---- */
 
@@ -378,9 +358,7 @@ cudaError_t chain_k_open(int smem)
 #endif
     cudaError_t err =
         cudaFuncSetAttribute(chain_k_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-#ifdef CHAIN_CHECK
     if (!err) err = chain_fault_open();
-#endif
     return err ? err
                : cudaFuncSetAttribute(chain_k_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       smem);

@@ -3,32 +3,12 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
+#include "chain_debug.cuh"
 #include "chain_far.cuh"
 #include "chain_items.cuh"
 
-#ifdef CHAIN_TRACE
-extern "C" void chain_times_get(unsigned long long t[CHAIN_STAMPS])
-{
-    cudaMemcpyFromSymbol(t, chain_times, sizeof chain_times);
-    unsigned long long z[CHAIN_STAMPS] = {};
-    cudaMemcpyToSymbol(chain_times, z, sizeof z);
-}
-#endif
-
-#ifdef CHAIN_CHECK
-static unsigned *chain_fault_host;
-extern "C" void chain_fault_get(unsigned f[5])
-{
-    for (int i = 0; i < 5; i++) f[i] = chain_fault_host ? ((volatile unsigned *)chain_fault_host)[i] : 0;
-}
-static cudaError_t chain_fault_open(void)
-{
-    cudaError_t err = cudaHostAlloc(&chain_fault_host, 64, cudaHostAllocMapped | cudaHostAllocPortable);
-    if (err) return err;
-    for (int i = 0; i < 16; i++) chain_fault_host[i] = 0;
-    return cudaMemcpyToSymbol(chain_fault_at, &chain_fault_host, sizeof chain_fault_host);
-}
-#endif
+CHAIN_TIMES_GET(chain_times_get)
+CHAIN_FAULT_GET(chain_fault_get)
 
 /* ---- weights ---- */
 
@@ -495,10 +475,7 @@ cudaError_t chain_kernel_open(int smem)
 #ifdef CHAIN_TRACE
     smem -= 512; /* of the trace's own */
 #endif
-    cudaError_t err = cudaSuccess;
-#ifdef CHAIN_CHECK
-    err = chain_fault_open();
-#endif
+    cudaError_t err = chain_fault_open();
     for (int i = 0; i < 4 && !err; i++)
         err =
             cudaFuncSetAttribute(kernel_of(i & 1, i & 2), cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
