@@ -283,6 +283,7 @@ DEV void behind_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
 
 DEV void soon_ask(const whole_args &a)
 {
+#if __CUDA_ARCH__ >= 900
     const int j = min((int)threadIdx.x % 32, SOON_MOST - 1);
     const uint32_t all = a.soon.bytes[j], part = (all / gridDim.x + 16) / 16 * 16, from = blockIdx.x * part;
     if ((int)threadIdx.x % 32 < SOON_MOST && from < all)
@@ -290,6 +291,7 @@ DEV void soon_ask(const whole_args &a)
                      "r"(min(part, all - from))
                      : "memory");
     __syncwarp();
+#endif
 }
 
 /* The warp that chooses and asks: a lane a pair of panels of gate and up, then a lane an expert of down.
