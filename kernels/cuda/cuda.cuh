@@ -150,11 +150,9 @@ int cuda_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gat
 /* chain.cu, experts_whole.cu: launch the products that were collected; the mixture that waits. */
 int chain_flush(const struct cuda_backend *be);
 int experts_flush(const struct cuda_backend *be);
-/* Products behind the mixture that waits: into its launch, and returns 1, or 0 where they do not fit. And what the launch
- * behind that will read first: into the second-level cache. */
+/* Products behind the mixture that waits: into its launch, and returns 1, or 0 where they do not fit. */
 struct chain_product;
 int experts_then(struct cuda_backend *be, const struct chain_product *p);
-void experts_soon(struct cuda_backend *be, const void *p, size_t bytes);
 /* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a mixture
  * one alone waits. */
 static inline int cuda_flush(const struct cuda_backend *be)

@@ -280,18 +280,6 @@ int experts_then(struct cuda_backend *be, const struct chain_product *p)
     return 1;
 }
 
-void experts_soon(struct cuda_backend *be, const void *p, size_t bytes)
-{
-    struct whole_soon *s = be->waits ? &be->waiting->a.soon : nullptr;
-    if (!s || !be->waiting->a.behind.panels || (uintptr_t)p % 16) return;
-    for (int i = 0; i < SOON_MOST; i++)
-        if (!s->bytes[i]) {
-            s->p[i] = (const uint8_t *)p;
-            s->bytes[i] = (uint32_t)(bytes / 16 * 16);
-            return;
-        }
-}
-
 /* A row: launched with what comes behind it, or when anything else is. */
 static int launch_row(struct cuda_backend *be, const struct kn_mixture *m, bool *done)
 {

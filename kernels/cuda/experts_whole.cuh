@@ -48,11 +48,6 @@ struct whole_behind {
     int32_t per, early; /* panels of a block, at most; of them asked for when gate and up are done with */
     uint32_t slot;      /* bytes of a panel, at most */
 };
-#define SOON_MOST 4 /* runs of memory that the launch behind reads first: into the second-level cache */
-struct whole_soon {
-    const uint8_t *p[SOON_MOST];
-    uint32_t bytes[SOON_MOST];
-};
 struct whole_args {
     const uint8_t *router[2];                 /* packed F32: of the experts, of the shared one (or NULL) */
     const uint8_t *gate[2], *up[2], *down[2]; /* of the experts, of the shared one */
@@ -77,7 +72,6 @@ struct whole_args {
     uint32_t at_act, at_h, at_terms, at_pair, at_down; /* shared memory */
     struct whole_before before;
     struct whole_behind behind;
-    struct whole_soon soon;
 };
 
 DEV void warps_meet(int bar, int warps)
@@ -281,19 +275,6 @@ DEV void behind_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
     __syncwarp();
 }
 
-DEV void soon_ask(const whole_args &a)
-{
-#if __CUDA_ARCH__ >= 900
-    const int j = min((int)threadIdx.x % 32, SOON_MOST - 1);
-    const uint32_t all = a.soon.bytes[j], part = (all / gridDim.x + 16) / 16 * 16, from = blockIdx.x * part;
-    if ((int)threadIdx.x % 32 < SOON_MOST && from < all)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a.soon.p[j] + from),
-                     "r"(min(part, all - from))
-                     : "memory");
-    __syncwarp();
-#endif
-}
-
 /* The warp that chooses and asks: a lane a pair of panels of gate and up, then a lane an expert of down.
  * First for what is read of the shared expert, by the same code, so that its instructions are there when they
  * are urgent. */
@@ -350,7 +331,6 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     }
     if (!a.over) warps_meet(1, WARPS + 1);
     behind_ask(a, m, smem, 0, a.behind.early);
-    soon_ask(a);
     route_weigh<per>(a.route, c, x, a.router[1] ? &shared : nullptr, m->ids, m->weights);
     __syncwarp();
     if (blockIdx.x) return;
