@@ -167,6 +167,19 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
     CHAIN_STAMP(2);
 }
 
+/* A warp: a column a lane of n sums (T, S, Y) in box, added up and handed on. */
+DEV void join_write(const chain_step &s, int n, int head, int col, int lane, float *out, float *box)
+{
+    float T = -INFINITY, S = 0.0f, Y = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < n; i++)
+        add_result<1>(T, S, &Y, box[3 * i * 32 + lane], box[(3 * i + 1) * 32 + lane],
+                      box + (3 * i + 2) * 32 + lane);
+    const float y = divided(Y, S);
+    value_put(out + head * CHAIN_HEAD + col, y);
+    if (s.attn) s.attn[head * CHAIN_HEAD + col] = y;
+}
+
 /* 32 columns of the result: leaves added up, handed on. box: [8][32] of (T, S, Y) in shared memory. */
 DEV void chain_join(const chain_step &s, int count, int group, const uint2 *parts, unsigned tag, float *out,
                     float *box)
@@ -202,14 +215,7 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
     CHAIN_STAMP(3);
     if (nodes > 1) chain_heads_meet();
     if (w) return;
-    float T = -INFINITY, S = 0.0f, Y = 0.0f;
-#pragma unroll 1
-    for (int i = 0; i < nodes; i++)
-        add_result<1>(T, S, &Y, box[3 * i * 32 + lane], box[(3 * i + 1) * 32 + lane],
-                      box + (3 * i + 2) * 32 + lane);
-    const float y = divided(Y, S);
-    value_put(out + head * D + col, y);
-    if (s.attn) s.attn[head * D + col] = y;
+    join_write(s, nodes, head, col, lane, out, box);
 }
 
 /* The first CHAIN_HEADS warps. in: the values of the step before. */

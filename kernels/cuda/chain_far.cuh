@@ -395,14 +395,7 @@ DEV void far_join(const chain_step &s, int nodes, int group, const uint2 *parts,
     CHAIN_STAMP(3);
     chain_heads_meet();
     if (w) return;
-    float T = -INFINITY, S = 0.0f, Y = 0.0f;
-#pragma unroll 1
-    for (int i = 0; i < min(nodes, CLASSES); i++)
-        add_result<1>(T, S, &Y, box[3 * i * 32 + lane], box[(3 * i + 1) * 32 + lane],
-                      box + (3 * i + 2) * 32 + lane);
-    const float y = divided(Y, S);
-    value_put(out + head * D + col, y);
-    if (s.attn) s.attn[head * D + col] = y;
+    join_write(s, min(nodes, CLASSES), head, col, lane, out, box);
 }
 
 /* All warps that multiply. base, lap: as far as the ring was read; in, out: values of the step before and of

@@ -149,11 +149,7 @@ DEV void item_norm_32(const chain_step &s, bool first, const float *values, uint
             if (lane == 0) squares[warp + c * CHAIN_WARPS] = ss;
         }
     chain_meet();
-    float ss = 0.0f;
-    for (int b = lane; b < blocks; b += 32) ss = __fadd_rn(ss, squares[b]);
-#pragma unroll
-    for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)n_in), s.eps)));
+    const float r = norm_factor(s, squares, lane, blocks, n_in);
 #pragma unroll
     for (int c = 0; c < B; c++)
 #pragma unroll

@@ -245,10 +245,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             bar_open(r.read + i, CHAIN_WARPS + 2); /* and those that ask and fetch */
         }
         bar_fence();
-        for (int i = 0; i < 2 && i < a.count; i++) {
-            bar_expect(r.told + i, sizeof(chain_step));
-            copy_bulk_to(r.steps + i, a.step + i, sizeof(chain_step), r.told + i);
-        }
+        first_steps(a, r.steps, r.told);
     }
     __syncthreads();
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place

@@ -12,21 +12,6 @@ CHAIN_FAULT_GET(chain_fault_get)
 
 /* ---- weights ---- */
 
-/* The matrix of a pair, its panel in it (the first of two, where not gated), and whether there is a second.
- */
-DEV const chain_matrix &pair_of(const chain_step &s, int pair, int *panel, bool *two)
-{
-    int j = 0;
-    if (s.gated) {
-        *panel = pair;
-        *two = true;
-        return s.m[0];
-    }
-    while (pair >= s.m[j].pair_end) j++;
-    *panel = 2 * (j ? pair - s.m[j - 1].pair_end : pair);
-    *two = 16 * *panel + 16 < s.m[j].n_out;
-    return s.m[j];
-}
 /* A block's rings in shared memory. Barriers: of slots, filled and free; of descriptors. */
 struct chain_room {
     uint64_t *full, *empty, *told, *read;
@@ -175,11 +160,7 @@ DEV void chain_norm(const chain_step &s, bool first, const float *values, uint8_
             if (lane == 0) squares[from + c * step] = ss;
         }
     chain_meet();
-    float ss = 0.0f;
-    for (int b = lane; b < units; b += 32) ss = __fadd_rn(ss, squares[b]);
-#pragma unroll
-    for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)n_in), s.eps)));
+    const float r = norm_factor(s, squares, lane, units, n_in);
 #pragma unroll
     for (int c = 0; c < B; c++)
 #pragma unroll
@@ -341,10 +322,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             bar_open(r.read + i, CHAIN_WARPS + 1); /* and the warp that asks but does not fetch them */
         }
         bar_fence();
-        for (int i = 0; i < 2 && i < a.count; i++) {
-            bar_expect(r.told + i, sizeof(chain_step));
-            copy_bulk_to(r.steps + i, a.step + i, sizeof(chain_step), r.told + i);
-        }
+        first_steps(a, r.steps, r.told);
     }
     __syncthreads();
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place

@@ -11,21 +11,6 @@
 
 #include "chain_sync.cuh"
 
-/* The matrix of a pair, its panel in it (the first of two, where not gated), and whether there is a second.
- */
-DEV const chain_matrix &pair_of(const chain_step &s, int pair, int *panel, bool *two)
-{
-    int j = 0;
-    if (s.gated) {
-        *panel = pair;
-        *two = true;
-        return s.m[0];
-    }
-    while (pair >= s.m[j].pair_end) j++;
-    *panel = 2 * (j ? pair - s.m[j - 1].pair_end : pair);
-    *two = 16 * *panel + 16 < s.m[j].n_out;
-    return s.m[j];
-}
 struct chain_plan;
 /* A block's rings in shared memory. Barriers: of tiles, filled; of descriptors. */
 struct chain_room {

@@ -53,6 +53,21 @@ static __device__ __noinline__ void chain_fault(int line, unsigned what)
 
 /* ---- in a block ---- */
 
+/* The matrix of a pair, its panel in it (the first of two, where not gated), and whether there is a second.
+ */
+DEV const chain_matrix &pair_of(const chain_step &s, int pair, int *panel, bool *two)
+{
+    int j = 0;
+    if (s.gated) {
+        *panel = pair;
+        *two = true;
+        return s.m[0];
+    }
+    while (pair >= s.m[j].pair_end) j++;
+    *panel = 2 * (j ? pair - s.m[j - 1].pair_end : pair);
+    *two = 16 * *panel + 16 < s.m[j].n_out;
+    return s.m[j];
+}
 /* Pairs of this block: blockIdx.x, + gridDim.x, ... */
 DEV int pairs_here(const chain_step &s)
 {
@@ -70,7 +85,8 @@ DEV void chain_heads_meet() /* those that attend */
 DEV void bar_open(uint64_t *b, int arrivals)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals)
+                 : "memory");
 #endif
 }
 DEV void bar_arrive(uint64_t *b)
@@ -100,6 +116,23 @@ DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
 #endif
 }
 #define bar_pass(b, phase) bar_pass_at(b, phase, __LINE__)
+/* A thread: the first descriptors are on their way. */
+DEV void first_steps(const chain_args &a, chain_step *steps, uint64_t *told)
+{
+    for (int i = 0; i < 2 && i < a.count; i++) {
+        bar_expect(told + i, sizeof(chain_step));
+        copy_bulk_to(steps + i, a.step + i, sizeof(chain_step), told + i);
+    }
+}
+/* The factor of a norm of n_in columns, from the squares of its blocks of 256, as prepare_row adds them. */
+DEV float norm_factor(const chain_step &s, const float *squares, int lane, int blocks, int n_in)
+{
+    float ss = 0.0f;
+    for (int b = lane; b < blocks; b += 32) ss = __fadd_rn(ss, squares[b]);
+#pragma unroll
+    for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)n_in), s.eps)));
+}
 /* ---- between blocks ----
  * Values: a word that stands for itself; until it is written, CHAIN_NOT_YET stands there, a NaN that no
  * arithmetic gives. Partial results of attention: {value, tag}. */
