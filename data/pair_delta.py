@@ -16,11 +16,12 @@ Letters: b batch, T tokens, K key heads, H value heads, d head size, n chunks, C
 """
 import torch
 import torch.nn.functional as F
+from torch import library
 
 C = 64
 
 
-@torch.library.custom_op("pair::unit_lower_inverse", mutates_args=())
+@library.custom_op("pair::unit_lower_inverse", mutates_args=())
 def unit_lower_inverse(a: torch.Tensor) -> torch.Tensor:
     """(I + a)^-1 of strictly lower triangular a [batch, C, C]: blocks of 8 by their power series, then pairs of blocks, so that
     no power is taken that could grow."""
@@ -39,12 +40,12 @@ def unit_lower_inverse(a: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@torch.library.custom_op("pair::unit_lower_inverse_gradient", mutates_args=())
+@library.custom_op("pair::unit_lower_inverse_gradient", mutates_args=())
 def unit_lower_inverse_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return -(x.mT @ gradient @ x.mT)
 
 
-@torch.library.custom_op("pair::chain", mutates_args=())
+@library.custom_op("pair::chain", mutates_args=())
 def chain(m: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """S_0 = 0, S_(i+1) = m_i S_i + n_i for m, n [batch, chunks, d, d] -> all of them [batch, chunks + 1, d, d]."""
     states = [torch.zeros_like(n[:, 0])]
@@ -53,7 +54,7 @@ def chain(m: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return torch.stack(states, 1)
 
 
-@torch.library.custom_op("pair::chain_gradient", mutates_args=())
+@library.custom_op("pair::chain_gradient", mutates_args=())
 def chain_gradient(m: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """-> gradient of n_i, that of S_(i+1) with all that follows from it; [batch, chunks, d, d]."""
     after = [gradient[:, -1]]
