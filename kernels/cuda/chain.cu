@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHAIN_TERMS (40 << 10) /* bytes of shared memory for terms, at most */
+#define CHAIN_TERMS (40 << 10)   /* bytes of shared memory for terms, at most */
+#define CHAIN_K_TERMS (64 << 10) /* the same of K types: what chain_output has bits for */
 
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
@@ -185,7 +186,7 @@ static bool step_of(const struct cuda_backend *be, const struct chain_product *p
     mm_slices(mm_type_of(p->w[0]->type), n_in, &s->slice_units, &s->slices);
     if (mm_type_of(p->w[0]->type)->unit_k != 256) return items_of(be, p, s);
     s->units = (int32_t)(n_in / 256);
-    if (p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS) return false;
+    if (p->norm && n_in > 256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS) return false;
     bool own = false; /* factors beside the terms */
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
@@ -202,7 +203,7 @@ static bool step_of(const struct cuda_backend *be, const struct chain_product *p
     s->cuts = (s->units + s->per - 1) / s->per;
     s->terms = (uint32_t)(64 * s->units * (own ? 2 : 1)) + 64; /* the other panel's on other banks */
     return column <= CHAIN_WIDTH && s->slices <= 8 &&
-           2 * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
+           2 * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_K_TERMS;
 }
 
 static uint32_t tile_bytes(const struct chain_step *s)
@@ -234,7 +235,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
 {
     int32_t most = 0, n_rep = 0;
     uint32_t terms = 0, row = 0;
-    bool items = false;
+    bool items = false, wide = false;
     a->slot_bytes = 0;
     for (int32_t i = 0; i < count; i++) {
         const struct chain_step *s = &c->step[i];
@@ -242,10 +243,12 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         if (s->n_m == 0) continue;
         if (row_bytes(s) > row) row = row_bytes(s);
         items = items || s->kind != CHAIN_K;
+        wide = wide || (s->kind == CHAIN_K && s->norm && s->units > CHAIN_NORM_BLOCKS * CHAIN_WARPS);
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
     if (items && c->attends && c->far) return 0;                      /* not yet run on a device */
+    if (wide && (items || (c->attends && c->far))) return 0;          /* chain_k.cu alone has such norms */
     if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     *blocks = most < be->sm_count ? most : be->sm_count;
     if (!*blocks) return 0;

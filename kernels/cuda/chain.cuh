@@ -52,6 +52,7 @@
 #ifndef CHAIN_NORM_BLOCKS
 #define CHAIN_NORM_BLOCKS 2 /* of 256 columns that a warp keeps of a row that is normed */
 #endif
+#define CHAIN_K_NORM_BLOCKS 3 /* the same in chain_k.cu */
 #ifndef CHAIN_ROW_BLOCKS
 #define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
 #endif

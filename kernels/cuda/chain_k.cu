@@ -26,7 +26,7 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
 
 /* Blocks `block` and, with two, `block` + apart of the row. */
 template <int B>
-DEV void round_blocks(uint8_t *act, int units, int block, int apart, bool two, const float v[B][8])
+DEV void round_blocks(uint8_t *act, int units, int block, int apart, bool two, const float (*v)[8])
 {
     chain_some<B> e;
 #pragma unroll
@@ -41,12 +41,13 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
                     float *squares)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units,
-              n = B > 1 && warp + CHAIN_WARPS < units ? 2
-                  : warp < units                      ? 1
-                                                      : 0;
+              n = B > 2 && warp + 2 * CHAIN_WARPS < units ? 3
+                  : B > 1 && warp + CHAIN_WARPS < units   ? 2
+                  : warp < units                          ? 1
+                                                          : 0;
     float v[B][8] = {}, w[B][8] = {};
     const float *const p = row_of(a, r, s, first) + 256 * warp;
-    static_assert(B <= 2 && B * CHAIN_WARPS <= 32, "a lane a block's squares");
+    static_assert(B <= CHAIN_K_NORM_BLOCKS && B * CHAIN_WARPS <= 32, "a lane a block's squares");
     values_ask<B, CHAIN_WARPS>(v, p, n, 0);
 #pragma unroll
     for (int c = 0; c < B; c++)
@@ -67,7 +68,9 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
     for (int c = 0; c < B; c++)
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], near), w[c][i]);
-    if (n > 0) round_blocks<B>(act, units, warp, CHAIN_WARPS, n > 1, v);
+    constexpr int T = B < 2 ? B : 2; /* that are rounded together */
+    if (n > 0) round_blocks<T>(act, units, warp, CHAIN_WARPS, n > 1, v);
+    if (B > 2 && n > 2) round_blocks<1>(act, units, warp + 2 * CHAIN_WARPS, 0, false, v + (B - 1));
     if (s.own)
         __syncwarp();
     else
@@ -311,8 +314,10 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             const chain_output c = output_of(s, plan.pairs, (int)threadIdx.x / 32, share);
             if (s.norm && s.units <= CHAIN_WARPS)
                 chain_norm<1>(a, r, s, i == 0, act, squares);
-            else if (s.norm)
+            else if (s.norm && s.units <= 2 * CHAIN_WARPS)
                 chain_norm<2>(a, r, s, i == 0, act, squares);
+            else if (s.norm)
+                chain_norm<3>(a, r, s, i == 0, act, squares);
             else if (!rounds)
                 chain_row_load(a, r, s, i == 0, act);
             CHAIN_STAMP(2);

@@ -6,6 +6,7 @@
  *        chain_gpu --stress      recordings made in many ways, replayed often
  *        chain_gpu --bench       microseconds a layer, both ways, out of memory
  *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names
+ *        chain_gpu --bench NAME CONTEXT   over contexts up to that
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
 #include <math.h>
 #include <stdbool.h>
@@ -137,6 +138,15 @@ static const struct shape shapes[] = {
     {"Qwen3-0.6B", 1024, 3072, 16, 8, 28, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
     {"Qwen3-8B", 4096, 12288, 32, 8, 12, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
     {"Qwen3-8B, Q4_K", 4096, 12288, 32, 8, 12, 4096, K4, K4, K4, K4, K4, KN_F16, true, true, false, false},
+    {"1792 4352", 1792, 4352, 6, 2, 3, 256, K4, K4, K6, K4, K6, KN_F16, true, true, true, false},
+    {"2304 768, mixed", 2304, 768, 4, 2, 3, 768, K6, K5, K4, K6, K5, KN_BF16, true, true, true, false},
+    {"5376 512", 5376, 512, 2, 1, 2, 256, K5, K6, K6, K4, K6, KN_F16, true, true, true, false},
+    {"5120 17408", 5120, 17408, 48, 8, 4, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"5120 17408, Q6_K", 5120, 17408, 40, 8, 2, 4096, K6, K6, K6, K6, K6, KN_BF16, true, true, false, false},
+    {"5376 21504", 5376, 21504, 64, 32, 4, 1024, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"5376 21504, Q6_K", 5376, 21504, 64, 32, 2, 1024, K6, K6, K6, K6, K6, KN_F16, true, true, false, false},
+    {"Qwen3-32B, 5120 25600", 5120, 25600, 64, 8, 3, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false,
+     false},
     {"256 512, Q8_0", 256, 512, 2, 1, 3, 256, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, true, false},
     {"512 1280, 32-blocks", 512, 1280, 6, 2, 3, 256, KN_Q4_0, Q8, KN_Q5_0, KN_IQ4_NL, Q8, KN_BF16, false,
      true, true, false},
@@ -431,11 +441,15 @@ static double bytes_of(const struct shape *s)
            (double)kn_row_bytes(s->v, s->hidden) * (double)kv;
 }
 
-static void bench(const struct shape *of)
+/* most: context, 0: any */
+static void bench(const struct shape *of, int32_t most)
 {
     static struct model m;
     struct shape longer = *of, *s = &longer;
-    s->cap = of->gate == K4 && of->v == K6 && of->layers <= 12 ? 65536 : 16384; /* Q4_K_M's mix */
+    s->cap = s->hidden > 4096                                    ? 2048  /* over long contexts launches */
+             : of->gate == K4 && of->v == K6 && of->layers <= 12 ? 65536 /* Q4_K_M's mix */
+                                                                 : 16384;
+    if (most && s->cap > most) s->cap = most;
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
     static const struct run {
@@ -544,7 +558,7 @@ int main(int argc, char **argv)
         if (argc > 2 && !strstr(shapes[i].name, argv[2]))
             continue;
         else if (timing && !shapes[i].small)
-            bench(&shapes[i]);
+            bench(&shapes[i], argc > 3 ? atoi(argv[3]) : 0);
         else if (often && !shapes[i].small)
             stress(&shapes[i]);
         else if (!often && !timing && !far && (!small || shapes[i].small))
