@@ -10,7 +10,7 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4, 4608, 65536, 4096, 64512};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4, 4608, 65536, 4096, 64512, 1};
 long chain_launched;
 
 /* One of the operations, in full, should it be launched by itself. */
@@ -228,6 +228,14 @@ static bool map_rings(struct chain_state *c, const struct chain_step *s)
            chain_map_ring(&c->map[s->map + 1], s->v, c->bf16, s->n_kv, s->cap, 16 * s->far);
 }
 
+/* Of the last round of pairs, too few for all blocks, two blocks have a panel each. (By pairs alone, so that
+ * who keeps an output adds to it.) */
+static void halve(struct chain_step *s, int blocks)
+{
+    s->half = !s->gated && s->rounds && s->rest && 2 * s->rest <= blocks;
+    if (s->half) s->rest *= 2;
+}
+
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
  * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
 static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
@@ -250,6 +258,8 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     if (items && c->attends && c->far) return 0;                      /* not yet run on a device */
     if (wide && (items || (c->attends && c->far))) return 0;          /* chain_k.cu alone has such norms */
     if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
+    const bool k = !items && !(c->attends && c->far);
+    a->halves = k && wide && chain_tuning.halves;
     *blocks = most < be->sm_count ? most : be->sm_count;
     if (!*blocks) return 0;
     for (int32_t i = 0; i < count; i++) {
@@ -258,11 +268,12 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
             s->rest = s[-1].rest;
             continue;
         }
-        const uint32_t t =
-            (s->kind == CHAIN_K ? 2 : (uint32_t)s->members) * s->terms * (uint32_t)pairs_a_block(s, *blocks);
-        if (t > terms) terms = t;
         s->rounds = s->pairs / *blocks;
         s->rest = s->pairs % *blocks;
+        if (a->halves) halve(s, *blocks);
+        const uint32_t of = s->kind == CHAIN_K ? 2 : (uint32_t)s->members,
+                       t = s->terms * (of * (uint32_t)pairs_a_block(s, *blocks) - (s->half ? 1 : 0));
+        if (t > terms) terms = t;
         if (s->keep && pairs_a_block(s, *blocks) * 32 > CHAIN_KEEP) return 0;
     }
     int32_t place = 0;
@@ -342,8 +353,11 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
         /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
          * normed are taken by units in turn. */
-        s->own = s->units % s->per == 0 &&
-                 (pairs_a_block(s, blocks) == 1 || (s->norm && s->units % CHAIN_WARPS == 0));
+        s->own = s->units % s->per || (s->half && !s->rounds) ? 0
+                 : s->norm && s->units % CHAIN_WARPS == 0     ? s->rounds + (s->rest && !s->half)
+                 : pairs_a_block(s, blocks) == 1              ? 1
+                 : a->halves && !s->norm && s->rounds         ? 1
+                                                              : 0;
         s->tile = tile_bytes(s);
         s->per_tile = 1.0f / (float)s->tile;
         if (s->tile < least) least = s->tile;
@@ -530,7 +544,7 @@ int chain_flush(const struct cuda_backend *const_be)
     if (!err) err = put_steps(be, c, count, &a);
     const bool bf16 = c->attends && c->bf16;
     if (!err && k)
-        err = chain_k_launch(be, &a, bf16, blocks, smem);
+        err = chain_k_launch(be, &a, bf16, a.halves, blocks, smem);
     else if (!err)
         err = chain_kernel_launch(be, &a, bf16, far, blocks, smem);
     chain_launched++;

@@ -99,7 +99,8 @@ struct __align__(16) chain_step
     uint32_t tile;     /* bytes of one */
     float per_tile;    /* 1 / tile */
     uint32_t flags;    /* CHAIN_GATED ... */
-    int32_t own;       /* each warp rounds what it multiplies */
+    int32_t own;       /* pairs of a block of which each warp rounds what it multiplies */
+    int32_t half;      /* the last round of pairs is by panels: chain_ring.cuh */
     /* attention: q, k and v are the values of the step before, in this order */
     void *k, *v; /* the ring */
     const int32_t *pos;
@@ -121,6 +122,7 @@ enum { CHAIN_GATED = 1, CHAIN_OLD = 2, CHAIN_KEPT = 4, CHAIN_KEEPS = 8, CHAIN_PA
 struct chain_args {
     const struct chain_step *step; /* device memory */
     int32_t count, slots, some;    /* some: tiles asked for at once */
+    int32_t halves;                /* steps have halves: chain_ring.cuh */
     uint32_t ring;                 /* bytes: chain_ring.cuh */
     uint32_t slot_bytes, act, terms,
         keys;      /* of shared memory: where activations, terms, keys and values begin */
@@ -153,8 +155,8 @@ struct chain_args {
 
 /* chain_k.cu */
 cudaError_t chain_k_open(int smem);
-cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, int blocks,
-                           size_t smem);
+cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
+                           int blocks, size_t smem);
 /* chain_kernel.cu. bf16: keys and values; far: of chains of K types over long contexts; else of others over
  * short ones. */
 cudaError_t chain_kernel_open(int smem);
@@ -207,6 +209,7 @@ struct chain_tuning {
     int items;   /* bytes on the way */
     int near;    /* positions beyond which keys and values come through the ring */
     int k_ahead; /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
+    int halves;  /* 1: pairs of panels that divide badly are halved where rows are wide */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched; /* chains, by this process: for tests */

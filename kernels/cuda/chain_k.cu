@@ -97,13 +97,25 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
 
 /* ---- sums and results ---- */
 
+/* The term of a tile's two units at `at`, of columns `unit` and, LONG, the next. */
+template <bool LONG>
+DEV float chain_term(unsigned type, const uint8_t *at, int apart, const chain_row &x, int unit, int lane,
+                     float *factor)
+{
+    if (type == 0) return chain_45<4, LONG>(at, apart, x, unit, lane);
+    if (type == 2) return chain_6<LONG>(at, apart, x, unit, lane, factor);
+    return chain_45<5, LONG>(at, apart, x, unit, lane);
+}
 /* Terms of the block's tiles, a unit a warp in turn. rounds: the warp first rounds the columns of each unit,
- * which it has asked for during the one before. */
+ * which it has asked for during the one before. When those are done whose columns a warp has rounded itself
+ * (plan.alone), all have been rounded. */
+template <bool HALVES>
 DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_plan &plan, const chain_room &r,
                         bool rounds, bool first, uint8_t *act, float *terms)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units, two = s.per - 1,
               on = CHAIN_WARPS >> two, until = plan.total + plan.tiles;
+    int stop = plan.total + plan.alone;
     int number = plan.total + (warp >> two), mine = warp;
     const chain_row x = chain_row_at(act, units);
     float v[1][8] = {};
@@ -115,33 +127,38 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
     }
     if (lane == 0) r.done[warp] = min(number, until);
 #pragma unroll 1
-    for (; number < until; number += on) {
+    for (;; number += on) {
+        if (number >= stop) {
+            if (!HALVES || stop == until) break;
+            chain_meet();
+            stop = until, rounds = false;
+            if (number >= until) break;
+        }
         if (rounds) {
             const float *const row = row_of(a, r, s, first) + 256 * mine;
             if (!first) values_settle<1, 1>(v, row, 1);
             round_blocks<1>(act, units, mine, 1, false, v);
             __syncwarp();
             mine += CHAIN_WARPS;
-            if (number + on < until) values_ask<1, 1>(v, row + 256 * CHAIN_WARPS, 1, 0);
+            if (number + on < stop) values_ask<1, 1>(v, row + 256 * CHAIN_WARPS, 1, 0);
         }
         CHAIN_SPENT(50, 0, bar_pass(r.full + number % CHAIN_TILES, number / CHAIN_TILES & 1));
         const uint4 tile = r.tile[number % CHAIN_TILES];
-        const int sub = two & warp, unit = (int)(tile.z & 0xffff) + sub, bytes = (int)(tile.w >> 2),
-                  apart = bytes << two;
-        const uint8_t *at = r.ring + tile.x + (sub ? bytes : 0);
-        float y, factor = 0.0f;
+        const bool along = HALVES && tile.w & CHAIN_LONG;
+        const int sub = along ? 2 * (two & warp) : two & warp, unit = (int)(tile.z & 0xffff) + sub,
+                  bytes = (int)(tile.w >> 2 & 0xffff), term = (int)s.terms / 4;
+        const uint8_t *at = r.ring + tile.x + sub * bytes;
         if (unit < units) {
             const unsigned type = tile.w & 3;
-            if (type == 0)
-                y = chain_45<4>(at, apart, x, unit, lane);
-            else if (type == 2)
-                y = chain_6(at, apart, x, unit, lane, &factor);
-            else
-                y = chain_45<5>(at, apart, x, unit, lane);
-            float *to = terms + (int)((2 * (tile.z >> 16) + lane % 4 / 2) * (s.terms / 4)) + 16 * unit +
-                        8 * (lane % 2) + lane / 4;
-            *to = y;
-            if (type == 2) to[16 * units] = factor;
+            float factor = 0.0f;
+            const float y = along ? chain_term<true>(type, at, bytes, x, unit, lane, &factor)
+                                  : chain_term<false>(type, at, bytes << two, x, unit, lane, &factor);
+            float *to = terms + (int)(tile.z >> 16) * 2 * term + 16 * unit + 8 * (lane % 2) + lane / 4;
+            if (lane & 2) to += along ? 16 : term;
+            if (!along || !(lane & 2) || unit + 1 < units) {
+                *to = y;
+                if (type == 2) to[16 * units] = factor;
+            }
         }
         __syncwarp();
         if (lane == 0) r.done[warp] = min(number + on, until);
@@ -160,17 +177,18 @@ static __device__ __noinline__ chain_output output_of(const chain_step &s, int p
               at = lane & (width - 1), pair = item >> share, part = item & ((1 << share) - 1);
     chain_output c = {-1, 0};
     if (pair >= pairs) return c;
-    const int all = (int)blockIdx.x + pair * (int)gridDim.x;
+    const bool alone = half_at(s, pair);
+    const int all = pair_at(s, pair);
     int j = 0, panel = all, which = at + (part << log);
     if (s.gated) { /* half of the lanes gates, half their ups */
         const int half = width / 2;
         which = (at & (half - 1)) + half * part + (at >= half ? 16 : 0);
     } else {
         while (all >= s.m[j].pair_end) j++;
-        panel = 2 * (j ? all - s.m[j - 1].pair_end : all);
+        panel = 2 * (j ? all - s.m[j - 1].pair_end : all) + (alone ? (int)blockIdx.x & 1 : 0);
     }
     const int row = 16 * panel + (s.gated ? which & 15 : which);
-    if (row < s.m[j].n_out) c.at = s.m[j].column + row;
+    if (row < s.m[j].n_out && !(alone && which > 15)) c.at = s.m[j].column + row;
     c.bits = (unsigned)((2 * pair + which / 16) * term + which % 16) |
              (s.m[j].type == KN_Q6_K ? 1u << 14 : 0) | (unsigned)j << 15 |
              (unsigned)(32 * pair + which) << 17;
@@ -222,7 +240,8 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
 
 /* ---- the kernel ---- */
 
-template <bool BF16>
+/* HALVES: a step has some, for which every tile costs more. */
+template <bool BF16, bool HALVES>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
 {
@@ -321,7 +340,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             else if (!rounds)
                 chain_row_load(a, r, s, i == 0, act);
             CHAIN_STAMP(2);
-            chain_multiply(a, s, plan, r, rounds, i == 0, act, terms);
+            chain_multiply<HALVES>(a, s, plan, r, rounds, i == 0, act, terms);
             CHAIN_STAMP(3);
             chain_meet();
             CHAIN_STAMP(4);
@@ -353,22 +372,25 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
 #endif
 }
 
+using chain_k_fn = void (*)(chain_args);
+static const chain_k_fn chain_k_kernels[2][2] = {{chain_k_kernel<false, false>, chain_k_kernel<false, true>},
+                                                 {chain_k_kernel<true, false>, chain_k_kernel<true, true>}};
+
 cudaError_t chain_k_open(int smem)
 {
 #ifdef CHAIN_TRACE
     smem -= 512; /* of the trace's own */
 #endif
-    cudaError_t err =
-        cudaFuncSetAttribute(chain_k_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-    if (!err) err = chain_fault_open();
-    return err ? err
-               : cudaFuncSetAttribute(chain_k_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      smem);
+    cudaError_t err = chain_fault_open();
+    for (int i = 0; i < 4 && !err; i++)
+        err = cudaFuncSetAttribute(chain_k_kernels[i / 2][i % 2], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   smem);
+    return err;
 }
 
-cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, int blocks,
-                           size_t smem)
+cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
+                           int blocks, size_t smem)
 {
-    return cuda_launch(be, bf16 ? chain_k_kernel<true> : chain_k_kernel<false>, dim3((unsigned)blocks),
+    return cuda_launch(be, chain_k_kernels[bf16][halves], dim3((unsigned)blocks),
                        dim3(32 * (CHAIN_WARPS + 2)), smem, *a);
 }

@@ -1,11 +1,11 @@
-/* chain_pair.cuh - a pair of units (two panels, the same 256 columns) times one row: the term of every
- * output.
+/* chain_pair.cuh - a pair of units (two panels, the same 256 columns; or one panel, 512 columns) times one
+ * row: the term of every output.
  *
  * Lane (g = lane / 4, q = lane % 4) makes column g of B from the activations of sub-block g, and zeros
  * elsewhere: step j of the mma then adds sub-block j to column j of the accumulator, where lane q finds those
  * of sub-blocks 2 q and 2 q + 1. It multiplies them by their scales; four lanes add up in two exchanges that
  * leave lane q the row of panel q / 2, g + 8 (q % 2). All of it is exact in int32 (mm_int.cuh), so the order
- * does not matter.
+ * does not matter. LONG: both units are of one panel, and each has a B of its own.
  *
  * Activations of a row: [units][256] int8 as in prep.cuh; [units][16] int16 sums of 16 columns; [units][8]
  * int16 sums of 32; [units] float scales. */
@@ -87,13 +87,17 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
     }
 }
 
-/* Q4_K, Q5_K: the term's sum; its factor is the block's scale. bytes: from the first panel's unit to the
- * second's; u: of which columns. */
-template <int BITS> DEV float chain_45(const uint8_t *st, int bytes, const chain_row &x, int u, int lane)
+/* Q4_K, Q5_K: the term's sum; its factor is the block's scale. bytes: from the first unit to the second; u:
+ * of which columns the first is. */
+template <int BITS, bool LONG>
+DEV float chain_45(const uint8_t *st, int bytes, const chain_row &x, int u, int lane)
 {
     const int g = lane / 4, q = lane % 4;
     constexpr int records = BITS == 5 ? 2560 : 2048;
-    const uint2 b = lds8(x.q + 256 * u + 64 * (g / 2) + 16 * q + 8 * (g % 2));
+    uint2 b[2];
+#pragma unroll
+    for (int p = 0; p < (LONG ? 2 : 1); p++)
+        b[p] = lds8(x.q + 256 * (u + p) + 64 * (g / 2) + 16 * q + 8 * (g % 2));
     const uint8_t *const at[2] = {st, st + bytes};
     int c[2][2][4] = {}; /* of columns 0 to 3, 4 to 7: two chains are half as long */
     uint4 high[2];
@@ -108,9 +112,9 @@ template <int BITS> DEV float chain_45(const uint8_t *st, int bytes, const chain
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const bool mine = g == 2 * part + i;
-            const uint32_t b0 = mine ? b.x : 0, b1 = mine ? b.y : 0;
 #pragma unroll
             for (int p = 0; p < 2; p++) {
+                const uint32_t b0 = mine ? b[LONG ? p : 0].x : 0, b1 = mine ? b[LONG ? p : 0].y : 0;
                 const uint32_t w0 = i ? codes[p].z : codes[p].x, w1 = i ? codes[p].w : codes[p].y;
                 if (BITS == 4) { /* rows g + 8: 16 times the code */
                     row_mma_32(c[part / 2][p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f,
@@ -130,9 +134,9 @@ template <int BITS> DEV float chain_45(const uint8_t *st, int bytes, const chain
 #pragma unroll
         for (int i = 0; i < 4; i++) c[0][p][i] += c[1][p][i];
     int sum[4], low[4]; /* of the panels' rows g and g + 8 */
-    const uint32_t sums = lds4(x.s32 + 16 * u + 4 * q);
 #pragma unroll
-    for (int p = 0; p < 2; p++)
+    for (int p = 0; p < 2; p++) {
+        const uint32_t sums = lds4(x.s32 + 16 * (u + (LONG ? p : 0)) + 4 * q);
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) {
             const uint32_t f = row_fields(lds16(at[p] + records + 128 * hi + 16 * g), q);
@@ -140,6 +144,7 @@ template <int BITS> DEV float chain_45(const uint8_t *st, int bytes, const chain
                 c[0][p][2 * hi] * (int)(f & 255) + c[0][p][2 * hi + 1] * (int)__byte_perm(f, 0, 0x4441);
             low[2 * p + hi] = row_dot_high(sums, f);
         }
+    }
     const int s = row_gather(sum, q), m = row_gather(low, q);
     const uint32_t dd = lds4((q / 2 ? at[1] : at[0]) + records + 128 * (q % 2) + 16 * g);
     return __fmaf_rn(__int2float_rn(BITS == 4 && q % 2 ? s >> 4 : s), h_low(dd),
@@ -147,12 +152,16 @@ template <int BITS> DEV float chain_45(const uint8_t *st, int bytes, const chain
 }
 
 /* Q6_K: the term's sum; *factor: d * the block's scale. */
+template <bool LONG>
 DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int lane, float *factor)
 {
     const int g = lane / 4, q = lane % 4;
-    uint32_t b[2];
+    uint32_t b[2][2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) b[h] = lds4(x.q + 256 * u + 128 * h + 64 * (g / 4) + 16 * q + 4 * (g % 4));
+    for (int p = 0; p < (LONG ? 2 : 1); p++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            b[p][h] = lds4(x.q + 256 * (u + p) + 128 * h + 64 * (g / 4) + 16 * q + 4 * (g % 4));
     int sum[4] = {}, low[4] = {}; /* of the panels' rows g and g + 8 */
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* columns are sub-blocks 8 half .. */
@@ -170,10 +179,10 @@ DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int l
             for (int p = 0; p < 2; p++) codes[p] = lds16(st + p * bytes + 512 * (2 * half + k) + 16 * lane);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const uint32_t b0 = g == 4 * k + 2 * e ? b[half] : 0,
-                               b1 = g == 4 * k + 2 * e + 1 ? b[half] : 0;
 #pragma unroll
                 for (int p = 0; p < 2; p++) {
+                    const uint32_t mine = b[LONG ? p : 0][half], b0 = g == 4 * k + 2 * e ? mine : 0,
+                                   b1 = g == 4 * k + 2 * e + 1 ? mine : 0;
                     const uint32_t w0 = e ? codes[p].z : codes[p].x, w1 = e ? codes[p].w : codes[p].y,
                                    t = k   ? e ? high[p].w : high[p].z
                                        : e ? high[p].y
@@ -184,9 +193,10 @@ DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int l
                 }
             }
         }
-        const uint32_t s = lds4(x.s16 + 32 * u + 16 * half + 4 * q); /* of sub-blocks 2 q, 2 q + 1 */
 #pragma unroll
-        for (int p = 0; p < 2; p++)
+        for (int p = 0; p < 2; p++) {
+            /* of sub-blocks 2 q, 2 q + 1 */
+            const uint32_t s = lds4(x.s16 + 32 * (u + (LONG ? p : 0)) + 16 * half + 4 * q);
 #pragma unroll
             for (int hi = 0; hi < 2; hi++) {
                 const uint8_t *r = st + p * bytes + 3072 + 128 * hi + 16 * g + 2 * q + 8 * half;
@@ -197,12 +207,13 @@ DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int l
                 sum[2 * p + hi] +=
                     (hi ? even >> 4 : even) * signed_byte(f, 0) + (hi ? odd >> 4 : odd) * signed_byte(f, 1);
             }
+        }
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[i] -= 32 * low[i];
     const int v = row_gather(sum, q);
     const uint32_t dd = lds4(st + q / 2 * bytes + 3328 + 4 * g);
-    *factor = __fmul_rn(q % 2 ? h_high(dd) : h_low(dd), x.scale[u]);
+    *factor = __fmul_rn(q % 2 ? h_high(dd) : h_low(dd), x.scale[u + (LONG ? q / 2 : 0)]);
     return __int2float_rn(v);
 }
 

@@ -1,11 +1,11 @@
 /* chain_ring.cuh - weights of a chain, from memory to shared memory: one warp of a block asks for tiles
  * through all steps, as far as the ring has room; another fetches the descriptors of steps and plans them.
  *
- * A *tile* is s.per units of two panels at the same columns. Tiles are numbered through the launch; number n
- * has barrier n % CHAIN_TILES, told when its bytes have come, and the ring holds fewer than CHAIN_TILES, so
- * that a parity tells one filling from the next. They stand in the ring one after the other, whatever their
- * size, which a step's tiles share. Whoever multiplies says which number it needs next: all bytes before the
- * least of these are free. */
+ * A *tile* is s.per units of two panels at the same columns, or twice as many of one (s.half). Tiles are
+ * numbered through the launch; number n has barrier n % CHAIN_TILES, told when its bytes have come, and the
+ * ring holds fewer than CHAIN_TILES, so that a parity tells one filling from the next. They stand in the ring
+ * one after the other, whatever their size, which a step's tiles share. Whoever multiplies says which number
+ * it needs next: all bytes before the least of these are free. */
 #ifndef DFLASH_CUDA_CHAIN_RING_CUH
 #define DFLASH_CUDA_CHAIN_RING_CUH
 
@@ -69,38 +69,62 @@ DEV uint32_t place_of(const chain_place &p, uint32_t tile)
     return p.first + (uint32_t)p.i * tile;
 }
 
+/* Where the last round of pairs is too few for all blocks, two blocks share one, a panel each (s.half;
+ * s.rest: blocks that have such a half). */
+DEV bool half_at(const chain_step &s, int here)
+{
+    return s.half && here == s.rounds;
+}
+/* The pair that is the block's `here`th, among the step's. */
+DEV int pair_at(const chain_step &s, int here)
+{
+    const int b = (int)blockIdx.x;
+    return here * (int)gridDim.x + (half_at(s, here) ? b / 2 : b);
+}
+DEV int tiles_here(const chain_step &s)
+{
+    const int more = (int)blockIdx.x < s.rest ? s.half ? (s.cuts + 1) / 2 : s.cuts : 0;
+    return s.rounds * s.cuts + more;
+}
+
 /* What is the block's own of a step, made in advance. */
 struct chain_plan {
     int total, tiles;        /* tiles before the step, and of it */
+    int alone;               /* of these, whose columns the warp that multiplies them rounds itself; or all */
     int pairs, share;        /* pairs of panels; 2^share lanes an output */
     int unit, leaf, kv_head; /* of attention: the first unit, and which it is */
 };
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
  * unit, and 65536 times the pair, of the block's; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times the bytes of
- * a unit. */
+ * a unit, CHAIN_LONG. */
 DEV unsigned code_of(uint32_t type)
 {
     return type == KN_Q4_K ? 0 : type == KN_Q6_K ? 2 : 1;
 }
 
 /* What a tile is copied from: of the first panel, and of the second. */
+#define CHAIN_LONG 0x80000000u /* in kind: twice as many units of one panel */
 struct chain_source {
     const uint8_t *p, *q;
     uint32_t bytes, apart, kind;
+    int unit;
 };
-DEV chain_source source_of(const chain_step &s, bool plain, int pair, int cut)
+DEV chain_source source_of(const chain_step &s, bool plain, int here, int cut)
 {
-    const int units = s.units, per = s.per, unit = cut * per;
+    const bool half = half_at(s, here);
+    const int units = s.units, per = s.per << (half ? 1 : 0), pair = pair_at(s, here);
     int panel = s.gated ? pair : 2 * pair;
     bool two = true;
     const chain_matrix &x = plain ? s.m[0] : pair_of(s, pair, &panel, &two);
     if (!s.gated) two = 16 * panel + 16 < x.n_out;
+    if (half && two) panel += (int)blockIdx.x & 1, two = false;
     chain_source c;
-    c.bytes = (uint32_t)(min(per, units - unit) * x.unit_bytes);
+    c.unit = cut * per;
+    c.bytes = (uint32_t)(min(per, units - c.unit) * x.unit_bytes);
     c.apart = (uint32_t)(per * x.unit_bytes);
-    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 2;
-    const size_t at = (size_t)(panel * units + unit) * (size_t)x.unit_bytes;
+    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 2 | (half ? CHAIN_LONG : 0);
+    const size_t at = (size_t)(panel * units + c.unit) * (size_t)x.unit_bytes;
     c.p = x.w + at;
     c.q = s.gated ? s.m[1].w + at : two ? c.p + (size_t)(units * x.unit_bytes) : nullptr;
     return c;
@@ -132,7 +156,7 @@ DEV void chain_ask(const chain_args &a, const chain_room &m)
     for (int i = 0; i < a.count; i++) {
         const chain_step &s = m.steps[i % CHAIN_DESCS];
         bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
-        const int cuts = s.cuts, tiles = pairs_here(s) * cuts, ahead = s.ahead, cap = s.cap_tiles;
+        const int cuts = s.cuts, tiles = tiles_here(s), ahead = s.ahead, cap = s.cap_tiles;
         if (tiles) {
             const uint32_t tile = s.tile;
             const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
@@ -147,10 +171,9 @@ DEV void chain_ask(const chain_args &a, const chain_room &m)
                 const int number = total + first + lane;
                 chain_source c = {};
                 while (cut >= cuts) cut -= cuts, here++;
-                if (left) c = source_of(s, plain, (int)blockIdx.x + here * (int)gridDim.x, cut);
+                if (left) c = source_of(s, plain, here, cut);
                 const uint32_t to = place_of(p, tile);
-                const uint4 known =
-                    make_uint4(to, p.turn + to, (uint32_t)(cut * s.per + (here << 16)), c.kind);
+                const uint4 known = make_uint4(to, p.turn + to, (uint32_t)(c.unit + (here << 16)), c.kind);
                 cut += 32;
                 const int before = number - ahead;
                 uint64_t *const bar = m.full + number % CHAIN_TILES;
@@ -214,9 +237,10 @@ DEV void chain_fetch(const chain_args &a, const chain_room &m)
                 if (s.k_norm) prefetch_line(s.k_norm + 32 * lane);
             }
         }
-        const int cuts = s.cuts, tiles = s.n_m ? pairs_here(s) * cuts : 0;
+        const int tiles = s.n_m ? tiles_here(s) : 0;
         chain_plan g = {};
         g.total = total, g.tiles = tiles, g.pairs = tiles ? pairs_here(s) : 0;
+        g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
         g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
         if (!s.n_m) {
             g.unit = (int)blockIdx.x - s.rest; /* blocks with less of the projections have leaves first */

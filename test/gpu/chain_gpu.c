@@ -5,7 +5,7 @@
  *        chain_gpu --far         check long contexts alone
  *        chain_gpu --stress      recordings made in many ways, replayed often
  *        chain_gpu --bench       microseconds a layer, both ways, out of memory
- *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names
+ *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names; =NAME: of that one
  *        chain_gpu --bench NAME CONTEXT   over contexts up to that
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
 #include <math.h>
@@ -18,7 +18,7 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some, tile, items, near, k_ahead;
+    int off, ahead, least, context, some, tile, items, near, k_ahead, halves;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -449,7 +449,7 @@ static void bench(const struct shape *of, int32_t most)
     s->cap = s->hidden > 4096                                    ? 2048  /* over long contexts launches */
              : of->gate == K4 && of->v == K6 && of->layers <= 12 ? 65536 /* Q4_K_M's mix */
                                                                  : 16384;
-    if (most && s->cap > most) s->cap = most;
+    if (most && s->cap > most) s->cap = (most + 255) / 256 * 256;
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
     static const struct run {
@@ -471,7 +471,7 @@ static void bench(const struct shape *of, int32_t most)
     const bool low = s->down == K4 || s->down == K5 || s->down == K6;
     const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
     for (const struct run *r = low ? runs : others, *end = r + n_runs; r < end; r++) {
-        if (r->context > s->cap) continue;
+        if (r->context > s->cap || (most && r->context > most)) continue;
         const int context = r->context, off = r->ahead == 0;
         const int32_t pos = context - 2;
         void *rec = NULL;
@@ -532,13 +532,19 @@ static void stress(const struct shape *s)
     for (int i = 0; i < 30; i++) {
         chain_tuning.ahead = 20000 + (int)(rnd() % 90000), chain_tuning.some = 1 + (int)(rnd() % 8);
         chain_tuning.items = 2 * chain_tuning.ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
-        chain_tuning.k_ahead = i % 3 ? chain_tuning.ahead : 0;
+        chain_tuning.k_ahead = i % 3 ? chain_tuning.ahead : 0, chain_tuning.halves = i % 4 > 0;
         char what[64];
         snprintf(what, sizeof what, "%d bytes ahead, %d at once,", chain_tuning.ahead, chain_tuning.some);
         compare(&m, x, (int32_t)(rnd() % 1000), 150, true, what);
     }
     free(x);
     unmake(&m);
+}
+
+/* what: a part of the name, or =NAME. */
+static bool called(const char *name, const char *what)
+{
+    return *what == '=' ? !strcmp(name, what + 1) : strstr(name, what) != NULL;
 }
 
 int main(int argc, char **argv)
@@ -555,7 +561,7 @@ int main(int argc, char **argv)
     }
     must("reserve", kn_op(gpu)->reserve(gpu, 1, 32768, 0, 0, 0));
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (argc > 2 && !strstr(shapes[i].name, argv[2]))
+        if (argc > 2 && !called(shapes[i].name, argv[2]))
             continue;
         else if (timing && !shapes[i].small)
             bench(&shapes[i], argc > 3 ? atoi(argv[3]) : 0);
@@ -565,7 +571,7 @@ int main(int argc, char **argv)
             check(&shapes[i], small);
     for (size_t i = 0; i < sizeof far_shapes / sizeof *far_shapes; i++)
         if (!often && !timing && (!small || far_shapes[i].small) &&
-            (argc < 3 || strstr(far_shapes[i].name, argv[2])))
+            (argc < 3 || called(far_shapes[i].name, argv[2])))
             check_far(&far_shapes[i], small);
     kn_backend_close(gpu);
     if (timing) return 0;
