@@ -4,7 +4,7 @@
  * usage: test_gpu [--generic] PAIR_DIR PROMPT.txt
  *        test_gpu [--generic] --ops   without the pair
  *        test_gpu --bench          microseconds of the sampler (attention: attention_gpu.cu)
- *        test_gpu [--generic] --pair PAIR_DIR PROMPT.txt   the pair alone
+ *        test_gpu [--generic] --pair PAIR_DIR PROMPT.txt   the pair alone; --cycles: of it recorded cycles alone
  *        test_gpu --small          the small cases of the operations, for compute-sanitizer
  * Each case is a line of a table: shape, type, tolerance. A tolerance of 0 asks for the CPU's bits. Rows are
  * computed together and in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL gpu/..."
@@ -388,18 +388,19 @@ static void bench(void)
 int main(int argc, char **argv)
 {
     char msg[256];
-    bool generic = false, benching = false, ops = false, pair = false;
+    bool generic = false, benching = false, ops = false, pair = false, cycles = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
         small |= !strcmp(argv[1], "--small");
         ops |= !strcmp(argv[1], "--ops");
-        pair |= !strcmp(argv[1], "--pair");
+        cycles |= !strcmp(argv[1], "--cycles");
+        pair |= cycles || !strcmp(argv[1], "--pair");
     }
     ops |= small;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
-        fprintf(stderr, "usage: test_gpu [--generic] [--pair] PAIR_DIR PROMPT.txt | test_gpu [--generic] "
+        fprintf(stderr, "usage: test_gpu [--generic] [--pair|--cycles] PAIR_DIR PROMPT.txt | test_gpu [--generic] "
                         "--ops | --bench | "
                         "--small\n");
         return 2;
@@ -424,7 +425,8 @@ int main(int argc, char **argv)
             check_accept();
             check_refusals();
         }
-        if (!ops) check_pair(argv[1], argv[2]);
+        if (!ops && !cycles) check_pair(argv[1], argv[2]);
+        if (!ops) check_cycles(argv[1], argv[2], generic);
         printf("test_gpu: %ld passed, %ld failed%s\n", passed, failed, generic ? " (generic kernels)" : "");
     }
     kn_backend_close(gpu);

@@ -16,5 +16,7 @@ void check_attend(void);
 
 /* test_gpu_pair.c: logits and drafts of the pairs in dir, over the text at prompt. */
 void check_pair(const char *dir, const char *prompt);
+/* The same file: recorded cycles against those that are launched one by one. */
+void check_cycles(const char *dir, const char *prompt, bool generic);
 
 #endif

@@ -1,4 +1,6 @@
-/* test_gpu_pair.c - logits and drafts of the trained pair against the CPU's (test_gpu.c). */
+/* test_gpu_pair.c - logits and drafts of the trained pair against the CPU's, recorded cycles against launched ones
+ * (test_gpu.c). */
+#include "../../common/cycle.h"
 #include "../../common/mem.h"
 #include "../../common/session.h"
 #include "../../common/spec.h"
@@ -21,13 +23,16 @@ static int add_ids(void *ctx, const int32_t *ids, size_t n, struct err *e)
     return 0;
 }
 
-static void read_prompt(const char *model, const char *path)
+static void read_prompt(const char *dir, const char *path)
 {
+    char model[512];
     struct err e = {0};
     struct gguf *g;
     struct tokenizer *t;
     struct tok_encoder *x;
     struct io_map m;
+    if (text) return;
+    snprintf(model, sizeof model, "%s/target-bf16.gguf", dir);
     if (gguf_open(&g, model, &e) || tok_open(&t, g, &e) || io_map_open(&m, path, &e) ||
         tok_encoder_new(&x, t, false, true, &e))
         die("prompt", e.msg);
@@ -98,9 +103,7 @@ static const struct {
 
 void check_pair(const char *dir, const char *prompt)
 {
-    char first[512];
-    snprintf(first, sizeof first, "%s/target-%s.gguf", dir, pairs[0].target);
-    read_prompt(first, prompt);
+    read_prompt(dir, prompt);
     static const int lens[] = {1, 40, 256, 300};
     for (size_t k = 0; k < sizeof pairs / sizeof *pairs; k++) {
         struct err e = {0};
@@ -173,4 +176,69 @@ void check_pair(const char *dir, const char *prompt)
         }
         for (int b = 0; b < 2; b++) free(rows[b]), free(one[b]), model_free(t[b]), model_free(d[b]);
     }
+}
+
+/* ---- cycles ---- */
+
+enum { CYCLES = 40 };
+struct cycled {
+    int32_t pos, kept, ids[SESSION_MAX_ROWS], picks[SESSION_MAX_ROWS];
+};
+
+/* Cycles after n tokens of the text, width rows verified of a block. */
+static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t width, struct cycled *out)
+{
+    static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
+    struct session *s;
+    struct err e = {0};
+    const struct session_options o = {.ctx = n + (CYCLES + 4) * SESSION_MAX_ROWS, .chunk = 64, .kv_type = KN_F16};
+    if (session_new(&s, t, d, &o, &e) || session_prefill(s, text, n, NULL, NULL, &e) ||
+        session_cycles_begin(s, text[n], width, &greedy, &e))
+        die("cycles", e.msg);
+    const int32_t ahead = session_cycles_ahead(s);
+    for (int32_t i = 0, running = 0; i < CYCLES; i++, running--) {
+        struct session_cycle c;
+        for (; running <= ahead; running++)
+            if (session_cycle_start(s, 1000, &e)) die("cycle", e.msg);
+        if (session_cycle_finish(s, &c, &e)) die("cycle", e.msg);
+        out[i] = (struct cycled){.pos = c.pos, .kept = c.kept};
+        memcpy(out[i].ids, c.ids, (size_t)s->o.block * sizeof *c.ids);
+        memcpy(out[i].picks, c.picks, (size_t)c.kept * sizeof *c.picks);
+    }
+    session_cycles_end(s, s->n_past);
+    session_free(s);
+}
+
+/* What is recorded, the context beside the target's head, proposes and keeps what operations one by one do. A wrong
+ * context would still give the target's tokens, so proposals are compared. */
+void check_cycles(const char *dir, const char *prompt, bool generic)
+{
+    static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
+    static const int32_t widths[] = {8, 3, 2, 1}, lens[] = {40, 300};
+    char msg[256];
+    struct kn_backend *direct;
+    const struct kn_open o = {.device = "cuda", .generic = generic, .direct = true};
+    read_prompt(dir, prompt);
+    if (kn_backend_open(&direct, &o, msg, sizeof msg)) die("direct", msg);
+    for (int k = 0; k < 3; k++) {
+        struct err e = {0};
+        struct model *t[2], *d[2];
+        char path[2][512];
+        snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, types[k]);
+        snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, types[k]);
+        for (int b = 0; b < 2; b++)
+            if (model_load(&t[b], path[0], b ? direct : gpu, NULL, NULL, NULL, &e) ||
+                model_load(&d[b], path[1], b ? direct : gpu, NULL, NULL, NULL, &e))
+                die(path[0], e.msg);
+        for (int i = 0; i < 8; i++) {
+            static struct cycled c[2][CYCLES];
+            int32_t wrong = 0, kept = 0;
+            for (int b = 0; b < 2; b++) run_cycles(t[b], d[b], lens[i / 4], widths[i % 4], c[b]);
+            for (int j = 0; j < CYCLES; j++) wrong += memcmp(&c[0][j], &c[1][j], sizeof c[0][j]) != 0, kept += c[0][j].kept;
+            verdict(!wrong, "cycles of %s, %d rows after %d: %d of %d other than one by one, %d tokens", types[k], widths[i % 4],
+                    lens[i / 4], wrong, CYCLES, kept);
+        }
+        for (int b = 0; b < 2; b++) model_free(d[b]), model_free(t[b]);
+    }
+    kn_backend_close(direct);
 }
