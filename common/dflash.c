@@ -38,7 +38,7 @@ int64_t dflash_context_width(const struct desc *d)
     return most;
 }
 
-/* Keys and values of layers i .. i + n - 1 (n <= GROUP) from the features in w->x. */
+/* Keys and values of layers i .. i + n - 1 (n <= GROUP) from the features in w->fused. */
 static int context_layers(const struct model *m, const struct pass *p, int32_t i, int32_t n)
 {
     const struct kn_ops *op = kn_op(m->be);
@@ -66,7 +66,7 @@ static int context_layers(const struct model *m, const struct pass *p, int32_t i
                                           .kv = &p->kv[i + j],
                                           .next = j + 1 < n ? &store[j + 1] : NULL};
     }
-    int rc = op->norm_linear(m->be, out, w, 2 * n, p->w->x, m->hidden_norm, d->rms_eps, p->n);
+    int rc = op->norm_linear(m->be, out, w, 2 * n, p->w->fused, m->hidden_norm, d->rms_eps, p->n);
     return rc ? rc : op->rope_store(m->be, store);
 }
 
@@ -76,7 +76,7 @@ int dflash_context(const struct model *m, const struct pass *p, struct err *e)
     const struct desc *d = m->d;
     int rc = p->angles ? 0
                        : op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
-    if (rc == 0) rc = op->linear(m->be, p->w->x, &m->fc, p->features, p->n, false);
+    if (rc == 0) rc = op->linear(m->be, p->w->fused, &m->fc, p->features, p->n, false);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i += GROUP)
         rc = context_layers(m, p, i, d->n_layer - i < GROUP ? d->n_layer - i : GROUP);
     return rc ? model_failed(m, "drafter context", rc, e) : 0;

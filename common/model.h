@@ -81,6 +81,7 @@ struct work {
     float *q;                      /* [rows, n_head * head_dim] */
     float *g;                      /* [rows, n_head * head_dim] gates of the attention's output */
     float *k, *v;                  /* [rows, n_head_kv * head_dim] */
+    float *fused;                  /* [rows, n_embd] a drafter's features through fc: x may be in use beside it */
     float *context;                /* [rows, dflash_context_width] keys and values of a drafter's context */
     float *attn;                   /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
     float *ff;                     /* [rows, max(n_ff, n_ff_shexp)] */

@@ -10,7 +10,7 @@ static int64_t most(int64_t a, int64_t b)
 
 /* Values a row, of each buffer; 0: not needed. */
 struct widths {
-    int64_t x, y, q, g, k, context, attn, ff, rope[DESC_MAX_ROPES], draft_rope, router, used, expert_ff, shared, qkv, z,
+    int64_t x, y, q, g, k, fused, context, attn, ff, rope[DESC_MAX_ROPES], draft_rope, router, used, expert_ff, shared, qkv, z,
         n_v;
     int64_t n_head, head_dim, features;
 };
@@ -45,7 +45,7 @@ static void widen(struct widths *w, const struct desc *d)
     w->ff = most(w->ff, d->n_ff_shexp);
     if (d->n_ff_shexp) w->shared = 1;
     w->features = most(w->features, d->n_features);
-    if (d->arch == DESC_DFLASH) w->context = dflash_context_width(d);
+    if (drafts) w->context = dflash_context_width(d), w->fused = d->n_embd;
 }
 
 int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
@@ -67,6 +67,7 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
         {&w->g, n.g},
         {&w->k, n.k},
         {&w->v, n.k},
+        {&w->fused, n.fused},
         {&w->context, n.context},
         {&w->attn, n.attn},
         {&w->ff, n.ff},
@@ -103,7 +104,7 @@ void work_free(struct work *w, struct kn_backend *be)
     void *all[] = {w->x,    w->y,  w->y2,     w->q,      w->g,        w->k,         w->v,
                    w->attn, w->ff, w->router, w->expert, w->expert_w, w->expert_ff, w->shared,
                    w->qkv,  w->z,  w->alpha,  w->beta,   w->rope[0],  w->rope[1],   w->context,
-                   w->draft_rope};
+                   w->fused, w->draft_rope};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kn_op(be)->free(be, all[i]);
     *w = (struct work){0};
 }

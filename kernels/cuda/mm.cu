@@ -12,7 +12,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0};
+struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -67,8 +67,14 @@ int cuda_mm_open(struct cuda_backend *be)
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
     if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
-    if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * MM_COUNTERS);
-    if (!err) err = cudaMemset(be->mm_count, 0, sizeof(unsigned) * MM_COUNTERS);
+    if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * 2 * MM_COUNTERS);
+    if (!err) err = cudaMemset(be->mm_count, 0, sizeof(unsigned) * 2 * MM_COUNTERS);
+    if (!err && mm_beside(be)) {
+        be->beside.count = be->mm_count + MM_COUNTERS;
+        be->beside.partial_bytes = MM_PARTIAL_BYTES / 4;
+        err = cudaMalloc(&be->beside.partial, be->beside.partial_bytes);
+        if (!err) err = cudaMalloc(&be->beside.rows, MM_ROWS_BYTES / MM_PREP_ROWS * MM_BESIDE_ROWS);
+    }
     const int rc = cuda_check(be, "memory for matrix products", err);
     return rc ? rc : chain_open(be);
 }
@@ -77,6 +83,8 @@ void cuda_mm_close(struct cuda_backend *be)
 {
     chain_close(be);
     cudaFree(be->mm_partial);
+    cudaFree(be->beside.partial);
+    cudaFree(be->beside.rows);
     cudaFree(be->mm_count);
     cudaFree(be->mm_rows);
     cudaFree(be->mm_raw);
@@ -157,6 +165,11 @@ bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *
 {
     return be->ready.x == x && be->ready.gate == gate && be->ready.n == n && be->ready.act == act &&
            be->ready.slice_units == a->slice_units && be->ready.launch == be->launches;
+}
+
+static int32_t product_sms(const struct cuda_backend *be)
+{
+    return be->product_sms ? be->product_sms : be->sm_count;
 }
 
 static void put_together(struct mm_args *a, bool together, int warps)
@@ -244,7 +257,7 @@ static bool fits(struct cuda_backend *be, const struct plan *p, struct mm_args *
                  most_bytes = (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
     const int limit = be->generic || be->cc < 90 || p->warps > MM_WARPS ? 4 : 8;
     put_together(a, p->together, p->warps);
-    const int32_t rounds = (panels - 1) / (be->sm_count * p->blocks * a->subs) + 1;
+    const int32_t rounds = (panels - 1) / (product_sms(be) * p->blocks * a->subs) + 1;
     for (int32_t copy = most; copy >= least_copy; copy /= 2) {
         const int full = want * (most / copy), stages = full < limit ? full : limit,
                   least = p->stages + (copy < most);
@@ -264,7 +277,7 @@ static bool fits(struct cuda_backend *be, const struct plan *p, struct mm_args *
 /* ---- plans of mm_few.cuh ---- */
 
 /* Shared memory of a block: barriers, rings, activations, side (mm_few_k.cuh, mm_few_32.cuh), the sums of slices. */
-static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles)
+static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int warps)
 {
     struct mm_memory *m = &a->at;
     const uint32_t units = (uint32_t)(a->block_slices * a->slice_units), n = (uint32_t)tiles,
@@ -272,8 +285,8 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles)
                           : is_whole(act) ? (64 * n * (act == MM_ACT_32M ? 2 : 1) + 16) * (units / 2)
                                           : 0;
     m->row_bytes = ((uint32_t)(a->block_slices * a->slice_row) + 63) / 128 * 128 + 64;
-    m->ring = (8 * (uint32_t)(MM_WARPS_MOST * a->stages + 1) + 127) / 128 * 128;
-    m->act = (m->ring + (uint32_t)(MM_WARPS_MOST * a->stages * a->stage_bytes) + 127) / 128 * 128;
+    m->ring = (8 * (uint32_t)(warps * a->stages + 1) + 127) / 128 * 128;
+    m->act = (m->ring + (uint32_t)(warps * a->stages * a->stage_bytes) + 127) / 128 * 128;
     m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
     m->merge = (m->side + side + 127) / 128 * 128;
     m->total = m->merge;
@@ -304,7 +317,7 @@ static int few_copies_of(enum mm_act act, int tiles, int32_t n_in, struct few_co
 }
 
 /* The first of the copies that fit beside the rest, with sums in two places if there is room. */
-static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int32_t widest, struct mm_args *a)
+static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest, struct mm_args *a)
 {
     struct few_copies copies[2];
     const int count = few_copies_of(act, tiles, a->n_in, copies);
@@ -313,31 +326,37 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
         a->stage_bytes = a->stage_units * widest;
         for (a->at.merge_sets = mm_tuning.few_sets ? 1 : 2; a->at.merge_sets > 0; a->at.merge_sets--)
             for (a->stages = copies[i].stages; a->stages >= copies[i].least; a->stages--)
-                if (few_lay_out(a, act, tiles) <= (size_t)be->smem_block) return true;
+                if (few_lay_out(a, act, tiles, warps) <= (size_t)be->smem_block) return true;
     }
     return false;
 }
 
 /* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were quicker. Slices are
- * together where there is room, but for the eight of long rows of 8-bit kinds, which were quicker apart. */
-static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t widest, struct mm_args *a,
-                       int *log2_tiles, const struct plan **plan)
+ * together where there is room, but for the eight of long rows of 8-bit kinds, which were quicker apart. A head has so many panels
+ * that sums which meet in memory would cost more than warps do: blocks of 12 where those of 16 leave no room. */
+#define FEW_PANELS 4096
+static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest,
+                       struct mm_args *a, int *log2_tiles, const struct plan **plan)
 {
-    static const struct plan few_plans[] = {{true, false, 1, MM_WARPS_MOST, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
+    static const struct plan few_plans[] = {
+        {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
     const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
               from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
               first = is_whole(act) && a->slices > mm_tuning.slices;
     if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;
     a->x = nullptr;
-    for (int i = 0; i < 2; i++) {
-        const struct plan *p = &few_plans[first ^ i];
+    for (int i = 0; i < 3; i++) {
+        const struct plan *p = &few_plans[first ? 2 - i : i];
+        if (p->warps < MM_WARPS_MOST && (a->gated || first || (panels < FEW_PANELS && !mm_tuning.few_warps))) continue;
+        if (i == 0 && mm_tuning.few_warps && !a->gated && !first) continue;
         if (mm_tuning.few_apart && p->together != (mm_tuning.few_apart == 2)) continue;
         if (!p->together && a->slices == 1) continue;
         put_together(a, p->together, p->warps);
         if (a->block_slices > a->slice_warps || a->gated != a->split) continue; /* a warp has one slice, of one matrix */
+        if (a->slice_warps * (a->subs << a->split) != p->warps) continue;
         a->log2_slice_warps = __builtin_ctz((unsigned)a->slice_warps);
-        if (!few_fits(be, act, tiles, widest, a)) continue;
+        if (!few_fits(be, act, tiles, p->warps, widest, a)) continue;
         *log2_tiles = tiles - 1;
         *plan = p;
         return true;
@@ -382,6 +401,40 @@ static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t p
     return -1;
 }
 
+/* Blocks that are given their rows together: pairs for 4 rows and more. Measured: K types start later by more than it
+ * saves, and fours leave multiprocessors without work. Slices apart: none, for such blocks wait for others, which must
+ * be resident. Beside others: none, for what those leave are not pairs of neighbours, and some would wait for their end. */
+static int few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a)
+{
+    const int most = a->block_slices < a->slices || be->product_sms ? 1
+                     : mm_tuning.few_cluster                         ? mm_tuning.few_cluster
+                     : act != MM_ACT_K && a->n >= 4                  ? 2
+                                                                     : 1;
+    return a->groups % most ? 1 : most;
+}
+/* As cuda_launch, in clusters. */
+static cudaError_t launch_clusters(struct cuda_backend *be, mm_kernel_fn f, unsigned blocks, unsigned threads,
+                                   const struct mm_args &a)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attr[3];
+    if (cuda_flush(be)) return cudaErrorLaunchFailure;
+    be->launches++;
+    config.gridDim = dim3(blocks), config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = a.at.total;
+    config.stream = be->stream;
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim.x = (unsigned)a.cluster, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[2].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attr;
+    config.numAttrs = 3 - be->late;
+    be->late = false;
+    return cudaLaunchKernelEx(&config, f, a);
+}
+
 /* Launch over all panels: as many at a time as the partial sums have room for. */
 static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
                          int log2_tiles, const struct plan *plan, bool low, bool few, int32_t panels)
@@ -389,9 +442,12 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
     const bool together = a->block_slices == a->slices;
     const mm_kernel_fn f = few ? mm_kernel_few(act, log2_tiles, low)
                                : kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
-    const int32_t grid = be->sm_count * plan->blocks; /* all resident: apart, blocks wait for each other */
+    /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly: those of a
+     * group are neighbours, so of each launch one group at most is resident in part, and all others end. */
+    int32_t grid = product_sms(be) * plan->blocks;
     int32_t most = panels;
     if (!together) {
+        if (grid < a->slices) grid = a->slices;
         const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) *
                             MM_RECORD * sizeof(float);
         const size_t room = be->mm_partial_bytes / item;
@@ -408,10 +464,14 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
         a->trace = mm_trace_next(name);
 #endif
         const int32_t n_blocks = together ? a->groups : a->groups * a->slices;
-        const int err = cuda_check(
-            be, name, cuda_launch(be, f, dim3((unsigned)n_blocks), dim3((unsigned)(32 * plan->warps)), a->at.total, *a));
+        a->cluster = few ? few_cluster(be, act, a) : 1;
+        const unsigned threads = (unsigned)(32 * plan->warps);
+        const int err = cuda_check(be, name,
+                                   a->cluster > 1 ? launch_clusters(be, f, (unsigned)n_blocks, threads, *a)
+                                                  : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
         if (err) return err;
     }
+    be->late = be->beside.joins; /* small blocks that came early would take the places of what runs beside */
     return 0;
 }
 
@@ -482,7 +542,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
-            const bool few = rows - i <= 16 && choose_few(be, t->act, rows - i, widest, &a, &log2_tiles, &plan);
+            const bool few = rows - i <= 16 && choose_few(be, t->act, rows - i, panels, widest, &a, &log2_tiles, &plan);
             for (int32_t most = most_units; !few && log2_tiles < 0 && most >= least_units; most /= 2) {
                 a.x = p->n <= mm_tuning.prologue ? x : nullptr;
                 log2_tiles = choose(be, t->act, rows - i, panels, most, widest, mixed, low, &a, &plan);

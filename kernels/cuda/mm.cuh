@@ -36,6 +36,7 @@
 #define MM_WIDTH_MAX KN_MATRICES
 #define MM_RECORD 128      /* floats of a partial sum of 16 rows x 8 tokens */
 #define MM_PREP_ROWS 64    /* rows prepared at a time */
+#define MM_BESIDE_ROWS 16  /* rows at most beside others (kn_ops.beside_begin) */
 #define MM_ROW_BLOCKS 1024 /* 256-column blocks of a row, at most */
 
 /* What a weight type wants activations to be; matrices that want the same share a launch.
@@ -102,6 +103,7 @@ struct mm_args {
     float eps;
     int32_t n_in;
     int32_t log2_slice_warps; /* mm_few.cuh */
+    int32_t cluster;          /* blocks that are given the same rows together: 1 or a power of two */
 #ifdef MM_TRACE
     unsigned long long *trace;
 #endif
@@ -123,6 +125,11 @@ static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool l
     return act == MM_ACT_K                          ? mm_kernel_few_k(log2_tiles, low)
            : act == MM_ACT_32 || act == MM_ACT_32M ? mm_kernel_few_32(log2_tiles, act == MM_ACT_32M)
                                                     : mm_kernel_few_float(act, log2_tiles);
+}
+/* Does the device run products beside others (kn_ops.beside_begin)? Where launches are early: what is older has not been tried. */
+static inline bool mm_beside(const struct cuda_backend *be)
+{
+    return !be->generic && be->cc >= 90;
 }
 /* Types that mm_kernel_low and experts_kernel_low are for. */
 static inline bool mm_is_low(uint32_t type)
@@ -198,7 +205,9 @@ struct mm_tuning {
     int few_stages;   /* of its rings at most; 0: as measured */
     int few_sets;     /* 1: sums in one place; 0: in two, where there is room */
     int few_from;     /* rows from which on; 0: as measured */
+    int few_cluster;  /* blocks of a cluster; 0: as measured */
     int few_apart;    /* 1: slices apart, 2: together; 0: as measured */
+    int few_warps;    /* 1: blocks of 12 warps, where they hold all slices; 0: as measured */
     int few_copy;     /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
 };
 extern struct mm_tuning mm_tuning;

@@ -12,6 +12,7 @@
 #ifndef DFLASH_CUDA_MM_FEW_CUH
 #define DFLASH_CUDA_MM_FEW_CUH
 
+#include "cluster.cuh"
 #include "mm_int.cuh"
 #include "mm_kernel.cuh"
 
@@ -115,6 +116,20 @@ template <bool SINGLE> struct few_ring {
     }
 };
 
+/* A row to the same place in all blocks of the cluster, each of whose barriers counts it. */
+DEV void few_row_to_all(void *dst, const void *src, uint32_t bytes, uint64_t *b, int cluster)
+{
+#if __CUDA_ARCH__ >= 900
+    if (cluster == 1)
+        copy_bulk_to(dst, src, bytes, b);
+    else
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], "
+                     "%2, [%3], %4;" ::"r"(shared_address(dst)),
+                     "l"(src), "r"(bytes), "r"(shared_address(b)), "h"((unsigned short)((1 << cluster) - 1))
+                     : "memory");
+#endif
+}
+
 /* Of the block's rows, slice `local` of a token: the last of those that there are. */
 DEV const uint8_t *few_row(const mm_args &a, const uint8_t *smem, int local, int token)
 {
@@ -210,24 +225,21 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
         ring.fill();
     }
     __syncthreads();
+    if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
     MM_STAMP(1);
     cuda_grid_wait();
+    if (a.cluster > 1) cluster_wait();
     MM_STAMP(2);
-#if __CUDA_ARCH__ >= 900
     if (lane == 0) { /* every warp asks for a row; the barrier may hear of bytes before it knows how many */
         const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row);
-        if (warp == 0)
-            asm volatile(
-                "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(act_bar)),
-                "r"(bytes * a.n)
-                : "memory");
-        if (warp < a.n)
-            copy_bulk_to(smem + a.at.act + warp * a.at.row_bytes,
-                         a.rows + (size_t)warp * (size_t)(a.slices * a.slice_row) +
-                             (size_t)(first_slice * a.slice_row),
-                         bytes, act_bar);
+        if (warp == 0) bar_expect(act_bar, bytes * a.n);
+#pragma unroll 1
+        for (int t = warp; t < a.n; t += blockDim.x / 32)
+            if ((t & (a.cluster - 1)) == ((int)blockIdx.x & (a.cluster - 1)))
+                few_row_to_all(smem + a.at.act + t * a.at.row_bytes,
+                               a.rows + (size_t)t * (size_t)(a.slices * a.slice_row) + (size_t)(first_slice * a.slice_row),
+                               bytes, act_bar, a.cluster);
     }
-#endif
     bar_wait(act_bar, 0);
     F::template prepare<NT>(a, smem);
     __syncthreads();

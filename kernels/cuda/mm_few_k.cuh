@@ -118,8 +118,8 @@ template <int NT> DEV void few_side(const mm_args &a, uint8_t *smem)
 {
     const uint8_t *act = smem + a.at.act;
     const __half2 high = __float2half2_rn(128.0f);
-    const int t = threadIdx.x / 32;
-    if (t < a.n)
+#pragma unroll 1
+    for (int t = threadIdx.x / 32; t < a.n; t += blockDim.x / 32)
 #pragma unroll 1
         for (int slice = 0; slice < a.block_slices; slice++) {
             const uint8_t *src = act + t * a.at.row_bytes + slice * a.slice_row + 256 * a.slice_units;

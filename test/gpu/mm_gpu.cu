@@ -190,6 +190,8 @@ int main(int argc, char **argv)
             few(quick);
         } else if (!strcmp(what, "few-types")) {
             few_types(argc > 2 ? argv[2] : "Q8_0");
+        } else if (!strcmp(what, "heads")) {
+            heads();
         } else if (!strcmp(what, "step")) {
             steps();
         } else if (!strcmp(what, "types")) {

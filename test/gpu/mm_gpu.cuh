@@ -80,6 +80,7 @@ void variants(int layers, bool quick);
 void plans();
 void few(bool quick);
 void few_types(const char *which);
+void heads();
 void steps();
 #ifdef MM_TRACE
 void trace(int n, const char *what);

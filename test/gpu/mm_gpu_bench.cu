@@ -546,3 +546,41 @@ void few_types(const char *which)
         }
     }
 }
+
+/* Heads, and what else is of wide rows in Q6_K, by blocks of 16 warps and of 12. */
+void heads()
+{
+    measure_read();
+    bench_open();
+    const struct mm_tuning best = mm_tuning;
+    const struct {
+        const char *name;
+        uint32_t type;
+        int64_t n_out, n_in;
+    } shapes[] = {{"8B head", KN_Q6_K, 151936, 4096},  {"27B head", KN_Q6_K, 248320, 5120}, {"31B head", KN_Q6_K, 262144, 5376},
+                  {"31B v", KN_Q6_K, 4096, 5376},      {"31B q, k, v", KN_Q6_K, 16384, 5376}, {"31B q, k, v", KN_Q4_K, 16384, 5376},
+                  {"27B q, k, v", KN_Q6_K, 16384, 5120}, {"27B o", KN_Q4_K, 5120, 6144}, {"31B o", KN_Q4_K, 5376, 8192}};
+    const struct {
+        const char *name;
+        int no_few, warps, cluster;
+    } v[] = {{"without", 1, 0, 0}, {"as tuned", 0, 0, 0}, {"12 warps", 0, 1, 1}, {"pairs", 0, 0, 2}};
+    printf("microseconds (bytes at the speed of the read)\n%-32s", "");
+    for (const auto &c : v) printf(" %11s", c.name);
+    printf("\n");
+    for (const auto &s : shapes) {
+        const size_t bytes = kn_row_bytes(s.type, s.n_in) * (size_t)s.n_out, copies = std::max<size_t>(1, ((size_t)300 << 20) / bytes);
+        std::vector<kn_weight> w{load(s.type, s.n_in, s.n_out)};
+        while (w.size() < copies) w.push_back(clone(w[0]));
+        for (int n : {2, 8, 12, 16}) {
+            printf("%-5s %-12s %2d (%5.1f)   ", kn_type_info(s.type)->name, s.name, n, bytes / read_tbs / 1e6);
+            for (const auto &c : v) {
+                mm_tuning.no_few = c.no_few, mm_tuning.few_warps = c.warps, mm_tuning.few_cluster = c.cluster;
+                printf(" %11.2f", shape_us(w, false, n));
+            }
+            mm_tuning = best;
+            printf("\n");
+            fflush(stdout);
+        }
+        for (auto &m : w) cuda_weight_free(kb(), &m);
+    }
+}

@@ -344,15 +344,18 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
         bool same = true, written = true;
         std::vector<float> want;
         for (int n : rows)
-            for (int i = -1; i < 16; i++) {
+            for (int i = -1; i < 19; i++) {
                 mm_tuning = best;
                 mm_tuning.no_few = i >= 0 && i < 10;
-                if (i >= 10) { /* mm_few.cuh: together and apart, rings of any length */
+                be->product_sms = i < 17 ? 0 : i < 18 ? 20 : 3;
+                if (i == 16) mm_tuning.few_warps = 1;
+                if (i >= 10 && i < 16) { /* mm_few.cuh: together and apart, rings of any length */
                     mm_tuning.few_from = 1;
                     mm_tuning.few_apart = 1 + i % 2;
                     mm_tuning.few_stages = i < 12 ? 2 : i < 14 ? 3 : 8;
                     mm_tuning.few_sets = i >= 14;
                     mm_tuning.few_copy = i < 12 ? 2 : i < 14 ? 4 : 8;
+                    mm_tuning.few_cluster = i < 12 ? 1 : i < 14 ? 2 : 4;
                 }
                 if (i >= 0 && i < 8) mm_tuning.skip = 0xff & ~(1 << i); /* only this one, and the last */
                 mm_tuning.any = i >= 0 && i < 9;
@@ -373,6 +376,7 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
                 if (i < 0) want = got;
                 same &= show_differences(got, want, (size_t)n_out, n, i);
             }
+        be->product_sms = 0;
         verdict(gated ? "plans, gated" : "plans, linear", type, n_out, n_in, written ? 0 : 1, 0.5, same);
     }
     mm_tuning = best;
