@@ -10,7 +10,8 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4, 4608, 65536, 4096, 64512, 1};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4,    4608, 65536,
+                                    4096,      64512, 1, 65536,  1024, 8704};
 long chain_launched;
 
 /* One of the operations, in full, should it be launched by itself. */
@@ -25,11 +26,11 @@ struct chain_state {
     struct chain_step step[CHAIN_STEPS];
     struct chain_map map[CHAIN_STEPS]; /* two of each attention over a long context */
     struct chain_op op[CHAIN_STEPS];
-    bool bf16, attends, far;
-    size_t parts;                /* partial results that the chain has, at most */
-    const int32_t *pos;          /* of all attention of the chain */
-    struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
-    struct chain_places *places; /* the largest; behind it those that recordings may still name */
+    bool bf16, attends, far, items; /* items: steps of other types than K */
+    size_t parts;                   /* partial results that the chain has, at most */
+    const int32_t *pos;             /* of all attention of the chain */
+    struct chain_step *direct;      /* device memory: the descriptors of a launch that is not recorded */
+    struct chain_places *places;    /* the largest; behind it those that recordings may still name */
     void *
         recorded; /* the descriptors of the recording that is being made: a list, each begins with the next */
 };
@@ -132,13 +133,26 @@ static uint32_t chain_divisor(int32_t d)
     return d == 1 ? 0 : (uint32_t)((((uint64_t)1 << 32) + (uint64_t)d - 1) / (uint64_t)d);
 }
 
+/* Tiles of `bytes` at most, of units of 32 columns. */
+static void cut_items(struct chain_step *s, int32_t bytes)
+{
+    const int32_t step = s->kind == CHAIN_32 ? 8 : 4; /* units that are multiplied side by side */
+    int32_t widest = 0;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
+    s->per = bytes / widest / step * step;
+    if (s->per < step) s->per = step;
+    if (s->per > s->slice_units) s->per = s->slice_units;
+    s->parts = (s->slice_units - 1) / s->per + 1;
+    s->per_parts = chain_divisor(s->parts);
+}
+
 /* The same of types whose units are of 32 columns: chain_items.cuh. */
 static bool items_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
 {
     const int64_t n_in = p->w[0]->n_in;
     const enum mm_act act = mm_type_of(p->w[0]->type)->act;
     int64_t column = 0;
-    int32_t widest = 0;
     if (act != MM_ACT_32 && act != MM_ACT_F16 && act != MM_ACT_BF16) return false;
     s->kind = act == MM_ACT_32 ? CHAIN_32 : act == MM_ACT_F16 ? CHAIN_F16 : CHAIN_BF16;
     if (act == MM_ACT_32 ? p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
@@ -158,16 +172,11 @@ static bool items_of(const struct cuda_backend *be, const struct chain_product *
                    t->unit_bytes,
                    w->type};
         column += w->n_out;
-        if (t->unit_bytes > widest) widest = t->unit_bytes;
     }
     if (p->n_w == 1) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
-    const int32_t step = act == MM_ACT_32 ? 8 : 4; /* units that are multiplied side by side */
-    s->per = chain_tuning.tile / widest / step * step;
-    if (s->per < step) s->per = step;
-    if (s->per > s->slice_units) s->per = s->slice_units;
-    s->parts = (s->slice_units - 1) / s->per + 1;
+    cut_items(s, chain_tuning.tile);
     s->items = s->members * s->slices;
-    s->per_items = chain_divisor(s->items), s->per_parts = chain_divisor(s->parts);
+    s->per_items = chain_divisor(s->items);
     s->terms = (uint32_t)(64 * s->slices) + 64;
     return column <= CHAIN_WIDTH && s->slices <= MM_SLICES_MAX &&
            (uint32_t)s->members * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
@@ -246,17 +255,17 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     bool items = false, wide = false;
     a->slot_bytes = 0;
     for (int32_t i = 0; i < count; i++) {
-        const struct chain_step *s = &c->step[i];
+        struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
         if (s->n_m == 0) continue;
+        if (c->attends && c->far && s->kind == CHAIN_32) cut_items(s, chain_tuning.far_tile);
         if (row_bytes(s) > row) row = row_bytes(s);
         items = items || s->kind != CHAIN_K;
         wide = wide || (s->kind == CHAIN_K && s->norm && s->units > CHAIN_NORM_BLOCKS * CHAIN_WARPS);
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
-    if (items && c->attends && c->far) return 0;                      /* not yet run on a device */
-    if (wide && (items || (c->attends && c->far))) return 0;          /* chain_k.cu alone has such norms */
+    if (wide && items) return 0;                                      /* chain_k.cu alone has such norms */
     if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     const bool k = !items && !(c->attends && c->far);
     a->halves = k && wide && chain_tuning.halves;
@@ -315,7 +324,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
                 s->far *= 2;
             if (16u * (uint32_t)s->far * (CHAIN_HEAD * 2) > a->slot_bytes) return 0;
             s->map = maps;
-            if (s->far && !map_rings(c, s)) return 0;
+            if (s->far && items && !map_rings(c, s)) return 0;
             maps += 2;
             s->ahead = s->far ? chain_tuning.ahead / (s->far * 16 * CHAIN_HEAD * 2) : 2;
         } else {
@@ -330,22 +339,37 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     return most_ahead < 2 ? 0 : a->keys + keys;
 }
 
+/* Keys and values of a long context as tiles of the ring of bytes. */
+static bool far_tiles_of(struct chain_state *c, struct chain_step *s)
+{
+    s->far = 2;
+    s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
+    s->per_tile = 1.0f / (float)s->tile;
+    return map_rings(c, s);
+}
+
 /* The same for the kernel of K types; smem: as lay_out has it, of which the ring and what is before it are
  * laid out anew. Returns bytes, or 0. */
 static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, int32_t count,
                         struct chain_args *a, int blocks, size_t smem)
 {
+    const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
-                   all = CHAIN_K_RING + rest + keys + 512;
+                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + 512;
     uint32_t least = UINT32_MAX;
     if (all >= (uint32_t)be->smem_block) return 0;
-    a->ring = ((uint32_t)be->smem_block - all) / 128 * 128;
-    a->act = CHAIN_K_RING + a->ring;
+    a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
+    a->act = before + a->ring;
     a->terms = a->act + row;
     a->keys = a->act + rest;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->n_m == 0) continue;
+        if (s->n_m == 0 && !far) continue;
+        if (s->n_m == 0) {
+            if (!far_tiles_of(c, s)) return 0;
+            if (s->tile < least) least = s->tile;
+            continue;
+        }
         s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
         s->cuts = (s->units + s->per - 1) / s->per;
         s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
@@ -363,14 +387,14 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         if (s->tile < least) least = s->tile;
     }
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
-    if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 128 * 128;
+    if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         const int32_t most = CHAIN_TILES - 4 - (int32_t)(a->ring / least);
-        if (s->n_m == 0) continue;
+        if (s->n_m == 0 && !far) continue;
         s->cap_tiles = (int32_t)(a->ring / s->tile);
         if (s->cap_tiles < 4) return 0;
-        s->ahead = chain_tuning.k_ahead / (int32_t)s->tile;
+        s->ahead = (s->n_m ? chain_tuning.k_ahead : chain_tuning.far_ahead) / (int32_t)s->tile;
         if (s->ahead > most) s->ahead = 0;
     }
     return a->keys + keys;
@@ -398,7 +422,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     if (!linked) {
         const int rc = cuda_flush(be);
         if (rc) return rc;
-        c->attends = false;
+        c->attends = c->items = false;
         c->parts = 0;
     } else {
         last->pass_on = 1;
@@ -413,6 +437,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
                     break;
                 }
     }
+    c->items |= s.kind != CHAIN_K;
     c->step[be->chain_steps] = s;
     struct chain_op *op = &c->op[be->chain_steps++];
     op->attend = false;
@@ -428,7 +453,7 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     if (!last) return 0;
     const int32_t n_kv = kv->n_head_kv,
                   bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
-    const bool far = bound > chain_tuning.near;
+    const bool far = bound > (c->items ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
     const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
     const bool fits =
         !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&
@@ -532,7 +557,7 @@ int chain_flush(const struct cuda_backend *const_be)
     size_t smem = lay_out(be, c, count, &a, &blocks);
     bool items = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
-    const bool far = c->attends && c->far, k = !items && !far; /* K types and a short context: chain_k.cu */
+    const bool far = c->attends && c->far, k = !items; /* chain_k.cu */
     if (smem && k) smem = lay_out_k(be, c, count, &a, blocks, smem);
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
@@ -544,7 +569,7 @@ int chain_flush(const struct cuda_backend *const_be)
     if (!err) err = put_steps(be, c, count, &a);
     const bool bf16 = c->attends && c->bf16;
     if (!err && k)
-        err = chain_k_launch(be, &a, bf16, a.halves, blocks, smem);
+        err = chain_k_launch(be, &a, bf16, a.halves, far, blocks, smem);
     else if (!err)
         err = chain_kernel_launch(be, &a, bf16, far, blocks, smem);
     chain_launched++;

@@ -16,9 +16,9 @@
  * sets of places in turn; each makes the set of the launch before, as much of it as that one used, what it
  * has to be again: launches do not overlap in what they write, so nothing is ever overrun.
  *
- * Chains of K types over short contexts have a kernel of their own (chain_k.cu), the same but for how weights
- * come: its ring has no slots (chain_ring.cuh), one warp asks, and the one that fetches descriptors makes of
- * them what is the block's own.
+ * Chains of K types have a kernel of their own (chain_k.cu), the same but for how weights come: its ring has
+ * no slots (chain_ring.cuh), one warp asks, and the one that fetches descriptors makes of them what is the
+ * block's own.
  *
  * Attention's partial results are many, and have one place for all layers: each comes as {value, tag} in one
  * store, with a tag that is used once. They are read in the step that writes them. A block writes those of
@@ -27,7 +27,8 @@
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
  * before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
- * like weights (chain_far.cuh), in a kernel of its own.
+ * like weights (chain_far.cuh; which ring: chain_far_ring.cuh, chain_far_slots.cuh): of either kernel there
+ * are two.
  *
  * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit; of types other than K: chain_items.cuh.
  * One row needs one column of the mma's B; here its eight columns are the sub-blocks of a 256-column block,
@@ -155,10 +156,10 @@ struct chain_args {
 
 /* chain_k.cu */
 cudaError_t chain_k_open(int smem);
+/* halves: some step has; far: keys and values through the ring; not both. */
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
-                           int blocks, size_t smem);
-/* chain_kernel.cu. bf16: keys and values; far: of chains of K types over long contexts; else of others over
- * short ones. */
+                           bool far, int blocks, size_t smem);
+/* chain_kernel.cu: of chains with other types. bf16: keys and values; far: over long contexts. */
 cudaError_t chain_kernel_open(int smem);
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
                                 bool far, int blocks, size_t smem);
@@ -205,11 +206,14 @@ struct chain_tuning {
     int context; /* positions beyond which attention is a launch */
     int some;    /* copies at once */
     /* of types other than K: */
-    int tile;    /* bytes of a tile, at most */
-    int items;   /* bytes on the way */
-    int near;    /* positions beyond which keys and values come through the ring */
-    int k_ahead; /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
-    int halves;  /* 1: pairs of panels that divide badly are halved where rows are wide */
+    int tile;      /* bytes of a tile, at most */
+    int items;     /* bytes on the way */
+    int near;      /* positions beyond which keys and values come through the ring of slots */
+    int k_ahead;   /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
+    int halves;    /* 1: pairs of panels that divide badly are halved where rows are wide */
+    int far_ahead; /* as k_ahead: keys and values of a long context */
+    int k_near;    /* positions beyond which they come through that kernel's ring */
+    int far_tile;  /* bytes of a tile of blocks of 32 over a long context: as much as one of keys */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched; /* chains, by this process: for tests */

@@ -52,13 +52,14 @@ DEV int far_tiles(const chain_step &s, int pos)
 /* ---- asking ---- */
 
 /* Rows from `row` of a head, 64 columns: as many rows as the map's box has. */
-DEV void copy_box(uint8_t *dst, const chain_map *map, int column, int head, int row, uint64_t *b)
+DEV void copy_box(uint8_t *dst, const chain_map *map, int column, int head, int row, uint64_t *b,
+                  uint64_t policy)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
-        "%4}], [%5];" ::"r"(shared_address(dst)),
-        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(b))
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(dst)),
+        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(b)), "l"(policy)
         : "memory");
 #endif
 }
@@ -70,82 +71,8 @@ DEV void bulk_fence()
 #endif
 }
 
-/* Every other tile of the step, as chain_ask asks for weights; base, lap: the slot of its first. Tile t is
- * warp t % CHAIN_HEADS's; its leaf's keys come first. Leaves behind the newest are empty tiles. */
-DEV void far_ask(const chain_args &a, const chain_step &s, int pos, int which, int base, int lap)
-{
-    extern __shared__ __align__(128) uint8_t smem[];
-    uint64_t *const full = (uint64_t *)smem, *const empty = full + CHAIN_SLOTS;
-    const int lane = threadIdx.x % 32, slots = a.slots, ahead = s.ahead, rows = 16 * s.far, log = far_log(s),
-              tiles = far_tiles(s, pos), t0 = (base ^ which) & 1;
-    const far_share f = far_share_of(s, pos);
-    int w = t0, chunk = 0, head = f.first / f.nodes, node = f.first - head * f.nodes, slot = base + t0;
-    if (slot >= slots) slot -= slots, lap++;
-#pragma unroll 1
-    for (int t = t0; t < tiles; t += 2) {
-        const int before = slot - ahead, slot_before = before < 0 ? before + slots : before,
-                  lap_before = before < 0 ? lap - 1 : lap;
-        const int leaf = (node * chain_few::LEAVES + w) * chain_few::LEAF,
-                  p0 = leaf + (chunk & ((1 << log) / 2 - 1)) * rows, at = p0 < s.cap ? p0 : p0 % s.cap;
-        const chain_map *map = a.maps + s.map + (chunk >> (log - 1));
-        uint8_t *dst = smem + CHAIN_RING + (size_t)slot * a.slot_bytes;
-        if (lap > 0) CHAIN_SPENT(48, 32 * CHAIN_WARPS + 32, bar_pass(empty + slot, (lap - 1) & 1));
-        if (lap_before >= 0)
-            CHAIN_SPENT(49, 32 * CHAIN_WARPS + 32, bar_pass(full + slot_before, lap_before & 1));
-        __syncwarp();
-        if (lane == 0) {
-            if (leaf <= pos) {
-                bar_expect(full + slot, (uint32_t)rows * 256);
-                copy_box(dst, map, 0, head, at, full + slot);
-                copy_box(dst + rows * 128, map, 64, head, at, full + slot);
-            } else {
-                bar_arrive(full + slot);
-            }
-        }
-        __syncwarp();
-        slot += 2;
-        if (slot >= slots) slot -= slots, lap++;
-        w += 2;
-        if (w >= CHAIN_HEADS) {
-            w -= CHAIN_HEADS;
-            if (++chunk >> log) {
-                chunk = 0;
-                if (++node == f.nodes) node = 0, head++;
-            }
-        }
-    }
-}
-
 /* ---- leaves ---- */
 
-/* Where a warp is in the ring, and what it reads of a tile: 16 rows at a time. */
-struct far_ring {
-    uint64_t *full; /* empty: CHAIN_SLOTS further */
-    uint8_t *ring;
-    uint32_t slot_bytes;
-    int slots, slot, lap, far;
-    /* Rows 16 part .. of the leaf's keys or values: their first halves. */
-    __device__ __forceinline__ uint8_t *take(int part)
-    {
-        const int in = part & (far - 1);
-        if (in == 0) bar_pass(full + slot, lap & 1);
-        return ring + (size_t)slot * slot_bytes + in * (16 * 128);
-    }
-    __device__ __forceinline__ void leave()
-    {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            bulk_fence();
-            bar_arrive(full + CHAIN_SLOTS + slot);
-        }
-        slot += CHAIN_HEADS;
-        if (slot >= slots) slot -= slots, lap++;
-    }
-    __device__ __forceinline__ void done(int part)
-    {
-        if (((part + 1) & (far - 1)) == 0) leave();
-    }
-};
 /* Row `row` of 16 at `to` (half a row a tile's half) is that at `from`, or zeros. */
 DEV void far_row(uint8_t *to, int row, const uint16_t *from, int far)
 {
@@ -202,8 +129,8 @@ DEV void far_weights(uint32_t p[8][2], float x[8][2], float2 ts[2], const float2
 
 /* The leaf from p0 on: acc[t][2 i + e] is column 16 t + 8 i + g of row 2 c + e. fresh: this pass's key and
  * value. ts: (top, sum) of rows 2 c and 2 c + 1. Keys and values are the mma's rows, queries its columns. */
-template <bool BF16>
-DEV void far_leaf(float acc[8][4], float2 ts[2], far_ring &r, const uint4 *queries, const float *units,
+template <bool BF16, class R>
+DEV void far_leaf(float acc[8][4], float2 ts[2], R &r, const uint4 *queries, const float *units,
                   const uint16_t *fresh, int p0, int pos)
 {
     const int lane = threadIdx.x % 32;
@@ -398,22 +325,16 @@ DEV void far_join(const chain_step &s, int nodes, int group, const uint2 *parts,
     join_write(s, min(nodes, CLASSES), head, col, lane, out, box);
 }
 
-/* All warps that multiply. base, lap: as far as the ring was read; in, out: values of the step before and of
- * this one. Results of leaves take the place of keys and values of short contexts. */
-template <bool BF16>
-static __device__ __noinline__ void far_attention(const chain_args &a, const chain_step &s, int pos, int base,
-                                                  int lap, const float *in, float *out, unsigned tag)
+/* All warps that multiply. f: the block's nodes; r: the ring, at the warp's first tile; in, out: values of
+ * the step before and of this one; at: room in shared memory. Results of leaves take the place of keys and
+ * values of short contexts. */
+template <bool BF16, class R>
+static __device__ __noinline__ void far_attention(const chain_step &s, int pos, far_share f, R r, uint8_t *at,
+                                                  uint2 *parts, const float *in, float *out, unsigned tag)
 {
-    extern __shared__ __align__(128) uint8_t smem[];
-    uint8_t *const at = smem + a.act;
-    far_ring r = {(uint64_t *)smem, smem + CHAIN_RING, a.slot_bytes, a.slots, base, lap, s.far};
-    uint2 *const parts = a.parts;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    const far_share f = far_share_of(s, pos);
     const far_room m = far_room_at(at);
     int known = -1; /* the kv head whose queries are there */
-    r.slot += w;
-    if (r.slot >= r.slots) r.slot -= r.slots, r.lap++;
 #pragma unroll 1
     for (int u = f.first; u < f.first + f.n; u++) {
         const int kv_head = u / f.nodes, node = u - kv_head * f.nodes, leaf0 = node * chain_few::LEAVES,
@@ -436,6 +357,7 @@ static __device__ __noinline__ void far_attention(const chain_args &a, const cha
                 r.done(part);
             }
         }
+        CHAIN_STAMP(6);
         chain_heads_meet(); /* results of the node before are done with */
         if (w < count)
 #pragma unroll
@@ -448,10 +370,11 @@ static __device__ __noinline__ void far_attention(const chain_args &a, const cha
                 if (g == 0) m.tops[w * 8 + row] = ts[e];
             }
         chain_heads_meet();
+        CHAIN_STAMP(7);
         far_node(s, count, m.results, m.tops,
                  parts + (size_t)(node * s.n_kv + kv_head) * (size_t)LEAF_PAIRS(s.n_rep), tag);
+        CHAIN_STAMP(2);
     }
-    CHAIN_STAMP(2);
 #pragma unroll 1
     for (int i = blockIdx.x; i < s.n_head * (CHAIN_HEAD / 32); i += gridDim.x) {
         chain_heads_meet(); /* queries, or the columns before, are done with */

@@ -5,7 +5,7 @@
 #endif
 #include "chain_attend.cuh"
 #include "chain_debug.cuh"
-#include "chain_ring.cuh"
+#include "chain_far_ring.cuh"
 #include "chain_pair.cuh"
 
 CHAIN_TIMES_GET(chain_k_times_get)
@@ -240,8 +240,9 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
 
 /* ---- the kernel ---- */
 
-/* HALVES: a step has some, for which every tile costs more. */
-template <bool BF16, bool HALVES>
+/* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys or
+ * far_keys. */
+template <bool BF16, bool HALVES, class KV>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
 {
@@ -253,7 +254,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     r.plan = (chain_plan *)(smem + CHAIN_K_PLAN), r.state = (uint32_t *)(smem + CHAIN_K_STATE);
     r.done = (volatile int *)(smem + CHAIN_K_DONE);
     r.tile = (uint4 *)(smem + CHAIN_K_TILES);
-    r.ring = smem + CHAIN_K_RING, r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
+    r.ring = smem + CHAIN_K_RING;
+    if (KV::ring) r.ring += (0u - shared_address(r.ring)) & 1023; /* tiles of keys are turned by addresses */
+    r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
     float *const squares = (float *)(smem + CHAIN_K_SQUARES), *const keep = (float *)(smem + CHAIN_K_KEEP),
                  *const terms = (float *)(smem + a.terms);
     uint8_t *const act = smem + a.act, *const keys = smem + a.keys;
@@ -274,9 +277,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
                         */
     if (threadIdx.x / 32 >= CHAIN_WARPS) {
         if (threadIdx.x / 32 > CHAIN_WARPS)
-            chain_fetch(a, r);
+            chain_fetch(a, r, KV());
         else
-            chain_ask(a, r);
+            chain_ask(a, r, KV());
         return;
     }
 #ifdef CHAIN_TRACE
@@ -316,12 +319,16 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
             if (next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
-                if (threadIdx.x < 32 * CHAIN_HEADS && r.plan[at].leaf <= pos / chain_few::LEAF)
+                if (!KV::ring && threadIdx.x < 32 * CHAIN_HEADS && r.plan[at].leaf <= pos / chain_few::LEAF)
                     chain_keys(next, pos, r.plan[at].leaf, r.plan[at].kv_head, keys);
             }
         }
         CHAIN_STAMP(0); /* descriptors, and asking for keys */
-        if (s.n_m == 0) {
+        if (KV::ring && s.n_m == 0) {
+            far_attention<BF16>(s, pos, far_share_of(s, pos), far_bytes_at(r, s, plan), act, a.parts,
+                                row_of(a, r, s, false), values_of(a, r) + s.at, r.state[0] + 1 + (unsigned)i);
+            chain_meet();
+        } else if (!KV::ring && s.n_m == 0) {
             if (threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
                                       a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
@@ -373,24 +380,27 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
 }
 
 using chain_k_fn = void (*)(chain_args);
-static const chain_k_fn chain_k_kernels[2][2] = {{chain_k_kernel<false, false>, chain_k_kernel<false, true>},
-                                                 {chain_k_kernel<true, false>, chain_k_kernel<true, true>}};
-
+static chain_k_fn kernel_of(bool bf16, bool halves, bool far)
+{
+    if (far) return bf16 ? chain_k_kernel<true, false, far_keys> : chain_k_kernel<false, false, far_keys>;
+    if (halves) return bf16 ? chain_k_kernel<true, true, near_keys> : chain_k_kernel<false, true, near_keys>;
+    return bf16 ? chain_k_kernel<true, false, near_keys> : chain_k_kernel<false, false, near_keys>;
+}
 cudaError_t chain_k_open(int smem)
 {
 #ifdef CHAIN_TRACE
     smem -= 512; /* of the trace's own */
 #endif
     cudaError_t err = chain_fault_open();
-    for (int i = 0; i < 4 && !err; i++)
-        err = cudaFuncSetAttribute(chain_k_kernels[i / 2][i % 2], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   smem);
+    for (int i = 0; i < 6 && !err; i++)
+        err = cudaFuncSetAttribute(kernel_of(i & 1, i / 2 == 1, i / 2 == 2),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return err;
 }
 
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
-                           int blocks, size_t smem)
+                           bool far, int blocks, size_t smem)
 {
-    return cuda_launch(be, chain_k_kernels[bf16][halves], dim3((unsigned)blocks),
-                       dim3(32 * (CHAIN_WARPS + 2)), smem, *a);
+    return cuda_launch(be, kernel_of(bf16, halves, far), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 2)),
+                       smem, *a);
 }

@@ -4,7 +4,7 @@
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #include "chain_debug.cuh"
-#include "chain_far.cuh"
+#include "chain_far_slots.cuh"
 #include "chain_items.cuh"
 
 CHAIN_TIMES_GET(chain_times_get)
@@ -19,10 +19,10 @@ struct chain_room {
     chain_step *steps;
 };
 
-/* Is it a step of other types than K? Over a long context there is none. */
-template <bool FAR> DEV bool has_items(const chain_step &s)
+/* Is it a step of other types than K? */
+DEV bool has_items(const chain_step &s)
 {
-    return !FAR && s.kind != CHAIN_K;
+    return s.kind != CHAIN_K;
 }
 
 /* A warp that asks, one of two: for every other tile (s.per units of two panels at the same columns), a lane
@@ -57,7 +57,7 @@ template <bool FAR> DEV void chain_ask(const chain_args &a, const chain_room &m,
             continue;
         }
         const int units = s.units, cuts = s.cuts, per = s.per, ahead = s.ahead,
-                  tiles = has_items<FAR>(s) ? item_tiles(s) : pairs_here(s) * cuts;
+                  tiles = has_items(s) ? item_tiles(s) : pairs_here(s) * cuts;
         const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
         const int t0 = ((base ^ which) & 1) + 2 * lane;
         int cut = t0, pair = (int)blockIdx.x, slot = base + t0, lap = base_lap;
@@ -67,8 +67,8 @@ template <bool FAR> DEV void chain_ask(const chain_args &a, const chain_room &m,
             const bool mine = first + t0 < tiles;
             const uint8_t *p = nullptr, *q = nullptr;
             uint32_t bytes = 0, apart = 0;
-            while (!has_items<FAR>(s) && cut >= cuts) cut -= cuts, pair += (int)gridDim.x;
-            if (mine && has_items<FAR>(s)) {
+            while (!has_items(s) && cut >= cuts) cut -= cuts, pair += (int)gridDim.x;
+            if (mine && has_items(s)) {
                 p = item_tile(s, first + t0, &bytes);
             } else if (mine) {
                 int panel = s.gated ? pair : 2 * pair;
@@ -98,8 +98,7 @@ template <bool FAR> DEV void chain_ask(const chain_args &a, const chain_room &m,
                 __syncwarp();
                 if (now) {
                     bar_expect(m.full + slot, q ? 2 * bytes : bytes);
-                    if (FAR || bytes)
-                        copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
+                    if (bytes) copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes, p, bytes, m.full + slot);
                     if (q)
                         copy_bulk_to(m.ring + (size_t)slot * a.slot_bytes + apart, q, bytes, m.full + slot);
                 }
@@ -296,8 +295,8 @@ DEV void chain_write(const chain_step &s, float *values, const uint8_t *act, con
 
 /* ---- the kernel ---- */
 
-/* FAR: attention is over a long context (chain_far.cuh), all steps are of K types; else some step is not.
- * Steps of K types alone over a short context have a kernel of their own (chain_k.cu). */
+/* FAR: attention is over a long context (chain_far.cuh). Steps of K types alone have a kernel of their own
+ * (chain_k.cu). */
 template <bool BF16, bool FAR>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     chain_kernel(const __grid_constant__ chain_args a)
@@ -383,7 +382,10 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
         }
         CHAIN_STAMP(0); /* descriptors, and asking for keys */
         if (FAR && s.n_m == 0) {
-            far_attention<BF16>(a, s, pos, base, base_lap, in, out, tag);
+            far_ring ring = {r.full,   r.ring, a.slot_bytes, a.slots, base + (int)threadIdx.x / 32,
+                             base_lap, s.far};
+            if (ring.slot >= a.slots) ring.slot -= a.slots, ring.lap++;
+            far_attention<BF16>(s, pos, far_share_of(s, pos), ring, act, a.parts, in, out, tag);
             base += far_tiles(s, pos);
             base_lap += base / a.slots;
             base %= a.slots;
@@ -392,7 +394,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             if (threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, unit, in, out, a.parts, tag, act, keys);
             chain_meet();
-        } else if (has_items<FAR>(s) && pairs_here(s)) {
+        } else if (has_items(s) && pairs_here(s)) {
             chain_items(a, s, base, base_lap, i == 0, in, out, smem);
             chain_meet();
             base += item_tiles(s);

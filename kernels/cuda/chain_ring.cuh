@@ -22,15 +22,6 @@ struct chain_room {
     uint4 *tile;        /* [CHAIN_TILES]: what is in the ring: chain_tile */
     volatile int *done; /* [CHAIN_WARPS]: the tile that the warp needs next */
 };
-/* Weights are read once a launch: the L2 cache may forget them before values, norms and keys. */
-DEV uint64_t once_policy()
-{
-    uint64_t p = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-#endif
-    return p;
-}
 DEV void copy_bulk_once(void *dst, const void *src, uint32_t bytes, uint64_t *b, uint64_t policy)
 {
 #if __CUDA_ARCH__ >= 900
@@ -143,9 +134,15 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
     return there;
 }
 
+/* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
+ */
+struct near_keys {
+    static constexpr bool ring = false;
+};
+
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
  * nobody needs what stands in its place. */
-DEV void chain_ask(const chain_args &a, const chain_room &m)
+template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m, KV keys)
 {
     const int lane = threadIdx.x % 32;
     const uint32_t ring = a.ring;
@@ -156,7 +153,11 @@ DEV void chain_ask(const chain_args &a, const chain_room &m)
     for (int i = 0; i < a.count; i++) {
         const chain_step &s = m.steps[i % CHAIN_DESCS];
         bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
-        const int cuts = s.cuts, tiles = tiles_here(s), ahead = s.ahead, cap = s.cap_tiles;
+        const int cuts = s.cuts, ahead = s.ahead, cap = s.cap_tiles;
+        const bool kv = KV::ring && s.n_m == 0;
+        int tiles = kv ? 0 : tiles_here(s);
+        if constexpr (KV::ring)
+            if (kv) tiles = keys.begin(s), at = keys.align(at);
         if (tiles) {
             const uint32_t tile = s.tile;
             const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
@@ -170,13 +171,16 @@ DEV void chain_ask(const chain_args &a, const chain_room &m)
                 bool left = first + lane < tiles;
                 const int number = total + first + lane;
                 chain_source c = {};
-                while (cut >= cuts) cut -= cuts, here++;
-                if (left) c = source_of(s, plain, here, cut);
+                while (!kv && cut >= cuts) cut -= cuts, here++;
+                if (left && !kv) c = source_of(s, plain, here, cut);
+                if constexpr (KV::ring)
+                    if (left && kv) c = keys.source(a, s, first + lane);
                 const uint32_t to = place_of(p, tile);
                 const uint4 known = make_uint4(to, p.turn + to, (uint32_t)(c.unit + (here << 16)), c.kind);
                 cut += 32;
                 const int before = number - ahead;
                 uint64_t *const bar = m.full + number % CHAIN_TILES;
+                CHAIN_ASKER_BEGIN();
                 for (;;) {
                     /* The tile that somebody needs and nobody an earlier one, and where it stands: what was
                      * asked for last if it is not yet there. */
@@ -189,10 +193,15 @@ DEV void chain_ask(const chain_args &a, const chain_room &m)
                     ready = ready && (!held || lane < __ffs((int)held) - 1); /* in order */
                     if (ready) {
                         m.tile[number % CHAIN_TILES] = known;
+                        left = false;
+                    }
+                    if (ready && !kv) {
                         bar_expect(bar, c.q ? 2 * c.bytes : c.bytes);
                         copy_bulk_once(m.ring + to, c.p, c.bytes, bar, policy);
                         if (c.q) copy_bulk_once(m.ring + to + c.apart, c.q, c.bytes, bar, policy);
-                        left = false;
+                    }
+                    if constexpr (KV::ring) {
+                        if (ready && kv) keys.copy(m.ring + to, c, bar, policy);
                     }
                     __syncwarp();
                     const unsigned all = __ballot_sync(0xffffffff, left);
@@ -202,6 +211,7 @@ DEV void chain_ask(const chain_args &a, const chain_room &m)
                         until_asked = __shfl_sync(0xffffffff, known.y + tile, 31 - __clz((int)now));
                     }
                     if (!all) break;
+                    CHAIN_ASKER_IDLE(now, kv, (int)(known.y + tile - ring - low) > 0, held);
                     if (!now) __nanosleep(40);
                 }
                 place_on(p, 32, cap, ring);
@@ -213,7 +223,7 @@ DEV void chain_ask(const chain_args &a, const chain_room &m)
 }
 /* The warp that fetches descriptors, plans steps, and has what they read beside weights and keys brought to
  * the L2 cache. */
-DEV void chain_fetch(const chain_args &a, const chain_room &m)
+template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &m, KV keys)
 {
     const int lane = threadIdx.x % 32;
     int total = 0;
@@ -237,12 +247,15 @@ DEV void chain_fetch(const chain_args &a, const chain_room &m)
                 if (s.k_norm) prefetch_line(s.k_norm + 32 * lane);
             }
         }
-        const int tiles = s.n_m ? tiles_here(s) : 0;
+        int tiles = s.n_m ? tiles_here(s) : 0;
         chain_plan g = {};
-        g.total = total, g.tiles = tiles, g.pairs = tiles ? pairs_here(s) : 0;
+        g.pairs = tiles ? pairs_here(s) : 0;
+        if constexpr (KV::ring)
+            if (!s.n_m) tiles = keys.begin(s);
+        g.total = total, g.tiles = tiles;
         g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
         g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
-        if (!s.n_m) {
+        if (!KV::ring && !s.n_m) {
             g.unit = (int)blockIdx.x - s.rest; /* blocks with less of the projections have leaves first */
             if (g.unit < 0) g.unit += (int)gridDim.x;
             g.leaf = g.unit / s.n_kv, g.kv_head = g.unit - g.leaf * s.n_kv;

@@ -26,7 +26,19 @@ DEV void chain_stamp(int i)
         what;                                                                                                \
         if (threadIdx.x == (thread)) chain_clock[i] += clock64() - from;                                     \
     } while (0)
+/* The warp that asks for tiles: clocks in which it could not, for want of room or of tiles that have come. */
+#define CHAIN_ASKER_BEGIN() long long asker_clock = clock64()
+#define CHAIN_ASKER_IDLE(now, kv, full, held)                                                                \
+    do {                                                                                                     \
+        const bool room = __shfl_sync(0xffffffff, full, __ffs((int)(held ? held : 1)) - 1);                  \
+        const long long t = clock64();                                                                       \
+        if (!now && threadIdx.x % 32 == 0)                                                                   \
+            chain_clock[(kv ? 53 : 48) + (room ? 0 : 1)] += (unsigned long long)(t - asker_clock);           \
+        asker_clock = t;                                                                                     \
+    } while (0)
 #else
+#define CHAIN_ASKER_BEGIN() (void)0
+#define CHAIN_ASKER_IDLE(now, kv, full, held) (void)0
 #define CHAIN_STAMP(i) (void)0
 #define CHAIN_SPENT(i, thread, what) what
 #endif
@@ -116,6 +128,15 @@ DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
 #endif
 }
 #define bar_pass(b, phase) bar_pass_at(b, phase, __LINE__)
+/* What is read once a launch: the L2 cache may forget it before values, norms and what else is read again. */
+DEV uint64_t once_policy()
+{
+    uint64_t p = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+#endif
+    return p;
+}
 /* A thread: the first descriptors are on their way. */
 DEV void first_steps(const chain_args &a, chain_step *steps, uint64_t *told)
 {

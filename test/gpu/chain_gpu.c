@@ -18,7 +18,7 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some, tile, items, near, k_ahead, halves;
+    int off, ahead, least, context, some, tile, items, near, k_ahead, halves, far_ahead, k_near, far_tile;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -180,12 +180,16 @@ static const struct shape far_shapes[] = {
      true, false, false},
     {"Qwen3-8B, farthest", 4096, 12288, 32, 8, 2, 163840, K4, K4, K4, K4, K4, KN_F16, true, true, false,
      false},
-    {"1280 768, all kinds, far", 1280, 768, 6, 2, 3, 4864, BF, Q8, K6, KN_F16, Q8, KN_BF16, true, true, true,
-     true},
+    {"1280 768, all kinds, far", 1280, 768, 6, 2, 3, 4864, BF, Q8, K6, KN_F16, KN_F16, KN_BF16, true, true,
+     true, false},
     {"Qwen3-8B, Q8_0, far", 4096, 12288, 32, 8, 2, 17152, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false,
-     true},
+     false},
     {"Qwen3-0.6B, BF16, far", 1024, 3072, 16, 8, 2, 17152, BF, BF, BF, BF, BF, KN_F16, true, true, false,
-     true},
+     false},
+    {"1280 2304, 32-blocks, far", 1280, 2304, 12, 4, 2, 5120, KN_IQ4_NL, Q8, KN_Q5_0, KN_Q4_0, Q8, KN_F16,
+     true, true, true, false},
+    {"5376 1280, wide norms, far", 5376, 1280, 16, 2, 2, 5120, K4, K5, K6, K4, K6, KN_BF16, true, true, true,
+     false},
 };
 enum {
     LAYERS = 28,
@@ -396,12 +400,12 @@ static void check_far(const struct shape *s, bool quick)
                                         16384, 20000, 36863, 65535, 99999, 131071, 131072, 163839};
     static struct model m;
     make(&m, s);
-    const int near = chain_tuning.near;
+    const int near = chain_tuning.near, k_near = chain_tuning.k_near;
     float *x = values((size_t)s->hidden, 1.0f);
     for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
         const int32_t pos = positions[i];
         if (pos >= s->cap || (quick && pos > 600 && pos % 64 != 63)) continue;
-        chain_tuning.near = pos < near ? 0 : near;
+        chain_tuning.near = pos < near ? 0 : near, chain_tuning.k_near = pos < k_near ? 0 : k_near;
         compare(&m, x, pos, 1, false, "far,");
         if (pos < 64 || pos % 5 == 0) {
             whole = true;
@@ -409,7 +413,7 @@ static void check_far(const struct shape *s, bool quick)
             whole = false;
         }
     }
-    chain_tuning.near = near;
+    chain_tuning.near = near, chain_tuning.k_near = k_near;
     compare(&m, x, s->cap - 1, 3, true, "far,");
     if (!quick) compare(&m, x, 4100, 500, true, "far,");
     if (s->cap > 20000) compare(&m, x, 20031, 300, true, "far,");
@@ -418,6 +422,15 @@ static void check_far(const struct shape *s, bool quick)
     chain_tuning.ahead = 110000;
     compare(&m, x, s->cap - 65, quick ? 2 : 30, true, "much ahead, far,");
     chain_tuning.ahead = AHEAD;
+    const int far_ahead = chain_tuning.far_ahead;
+    for (int i = 0; i < 4; i++) {
+        char what[80];
+        chain_tuning.far_ahead = i ? 16384 + (int)(rnd() % 130000) : 0;
+        snprintf(what, sizeof what, "%d bytes of keys ahead, far,", chain_tuning.far_ahead);
+        compare(&m, x, s->cap - 1 - 65 * i, 1, false, what);
+        compare(&m, x, s->cap - 2 - 65 * i, quick ? 2 : 60, true, what);
+    }
+    chain_tuning.far_ahead = far_ahead;
     x[3] = (float)(0.0 * HUGE_VAL);
     compare(&m, x, s->cap - 2, 1, false, "a NaN,");
     free(x);
@@ -446,19 +459,21 @@ static void bench(const struct shape *of, int32_t most)
 {
     static struct model m;
     struct shape longer = *of, *s = &longer;
-    s->cap = s->hidden > 4096                                    ? 2048  /* over long contexts launches */
+    s->cap = s->hidden > 4096                                    ? 16384
              : of->gate == K4 && of->v == K6 && of->layers <= 12 ? 65536 /* Q4_K_M's mix */
-                                                                 : 16384;
+             : of->gate == Q8 && of->layers <= 12                ? 65536
+                                                                 : 20480;
     if (most && s->cap > most) s->cap = (most + 255) / 256 * 256;
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
     static const struct run {
         int context, ahead, some, tile, items, near;
-    } runs[] = {{512, 0, 0, 0, 0, 4096},      {512, AHEAD, 2, 0, 0, 4096},  {512, AHEAD, 4, 0, 0, 4096},
-                {2048, AHEAD, 4, 0, 0, 4096}, {2048, AHEAD, 4, 0, 0, 0},    {4096, 0, 0, 0, 0, 4096},
-                {4096, AHEAD, 4, 0, 0, 4096}, {4096, AHEAD, 4, 0, 0, 0},    {8192, 0, 0, 0, 0, 4096},
-                {8192, AHEAD, 4, 0, 0, 4096}, {16384, 0, 0, 0, 0, 4096},    {16384, AHEAD, 4, 0, 0, 4096},
-                {65536, 0, 0, 0, 0, 4096},    {65536, AHEAD, 4, 0, 0, 4096}},
+    } runs[] = {{512, 0, 0, 0, 0, 4096},       {512, AHEAD, 4, 0, 0, 4096}, {512, AHEAD, 4, 0, 0, 0},
+                {1024, AHEAD, 4, 0, 0, 4096},  {1024, AHEAD, 4, 0, 0, 0},   {2048, AHEAD, 4, 0, 0, 4096},
+                {2048, AHEAD, 4, 0, 0, 0},     {4096, 0, 0, 0, 0, 4096},    {4096, AHEAD, 4, 0, 0, 4096},
+                {4096, AHEAD, 4, 0, 0, 0},     {8192, 0, 0, 0, 0, 4096},    {8192, AHEAD, 4, 0, 0, 4096},
+                {12288, AHEAD, 4, 0, 0, 4096}, {16384, 0, 0, 0, 0, 4096},   {16384, AHEAD, 4, 0, 0, 4096},
+                {20480, AHEAD, 4, 0, 0, 4096}, {65536, 0, 0, 0, 0, 4096},   {65536, AHEAD, 4, 0, 0, 4096}},
       others[] = {{512, 0, 0, 0, 0, 4096},
                   {512, AHEAD, 4, 4608, 147456, 4096},
                   {512, AHEAD, 4, 4608, 65536, 4096},
@@ -467,7 +482,11 @@ static void bench(const struct shape *of, int32_t most)
                   {4096, 0, 0, 0, 0, 4096},
                   {4096, AHEAD, 4, 4608, 65536, 4096},
                   {16384, 0, 0, 0, 0, 4096},
-                  {16384, AHEAD, 4, 4608, 65536, 4096}};
+                  {16384, AHEAD, 4, 4608, 65536, 4096},
+                  {16384, AHEAD, 4, 8704, 65536, 4096},
+                  {65536, 0, 0, 0, 0, 4096},
+                  {65536, AHEAD, 4, 4608, 65536, 4096},
+                  {65536, AHEAD, 4, 8704, 65536, 4096}};
     const bool low = s->down == K4 || s->down == K5 || s->down == K6;
     const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
     for (const struct run *r = low ? runs : others, *end = r + n_runs; r < end; r++) {
@@ -476,7 +495,8 @@ static void bench(const struct shape *of, int32_t most)
         const int32_t pos = context - 2;
         void *rec = NULL;
         chain_tuning.off = off, chain_tuning.ahead = r->ahead, chain_tuning.some = r->some;
-        chain_tuning.tile = r->tile, chain_tuning.items = r->items, chain_tuning.near = r->near;
+        chain_tuning.tile = chain_tuning.far_tile = r->tile, chain_tuning.items = r->items,
+        chain_tuning.near = chain_tuning.k_near = r->near;
         kn_bound(gpu, context);
         must("upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must("upload", kn_op(gpu)->upload(gpu, m.pos, &pos, sizeof pos));
