@@ -13,6 +13,7 @@
 #include "experts_met.h"
 
 #define MAX_SIZES 64
+#define SETTLE_S 0.1 /* passes before those that count */
 
 static struct {
     struct models m;
@@ -68,8 +69,12 @@ static int measure_rows(struct session *s, struct plan *p, struct err *e)
 {
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     int32_t picks[SESSION_MAX_ROWS];
-    /* Not counted: the pass after something else finds caches and page tables cold (5 ms of 20 on Qwen3-0.6B's shapes). */
-    if (session_forward(s, p->ids, 1, e) || session_pick(s, &greedy, 1, picks, e)) return -1; /* the pick waits for it */
+    /* Not counted: passes after something else find caches and page tables cold (5 ms of 20 on Qwen3-0.6B's shapes), a device's clock
+     * lowered by the power that a prompt drew, and memory that was freed being cleared (up to 9 % for 10 to 100 ms: SPEED.md). */
+    const double from = cli_seconds();
+    do
+        if (session_forward(s, p->ids, 1, e) || session_pick(s, &greedy, 1, picks, e)) return -1; /* the pick waits for it */
+    while (cli_seconds() - from < SETTLE_S);
     for (int i = 0; i < p->n_rows; i++) {
         double t = cli_seconds();
         if (session_forward(s, p->ids, p->rows[i], e) || session_pick(s, &greedy, p->rows[i], picks, e)) return -1;

@@ -506,6 +506,20 @@ static attn_fn prefill_kernel(const struct cuda_backend *be, const struct attn *
     return f && *smem <= (size_t)be->smem_block ? f : NULL;
 }
 
+/* More than FEW rows by attention_group.cu, which norms and rotates queries itself. */
+static int attend_group(struct cuda_backend *be, const struct kn_rope_store *s, struct attn *p)
+{
+    int rc = 0;
+    if (s) {
+        struct kn_rope_store rest = *s;
+        p->fold = !s->interleaved && (s->n_rot == p->d || s->n_rot == 0) && !cuda_attention_tuning.apart;
+        p->half = s->n_rot / 2, p->q_norm = s->q_norm, p->table = s->table, p->eps = s->eps;
+        if (p->fold) rest.q = NULL;
+        rc = cuda_rope_store((struct kn_backend *)be, &rest);
+    }
+    return rc ? rc : attn_group_launch(be, p);
+}
+
 /* s: NULL, or what comes before. */
 static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
 {
@@ -528,6 +542,8 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
     size_t smem;
     int32_t warps, tiles, chunks;
+    if (a->n > FEW && !cuda_attention_tuning.prefill && attn_group_takes(be, &p))
+        return attend_group(be, s, &p);
     attn_fn f = a->n > FEW ? prefill_kernel(be, &p, &warps, &smem, &tiles, &chunks) : NULL;
     if (!f) return launch_few(be, a, s, p);
     if (s && (rc = cuda_rope_store((struct kn_backend *)be, s))) return rc;

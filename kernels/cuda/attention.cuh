@@ -82,6 +82,10 @@ attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves,
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_merge_narrow(int32_t d, bool few);
 attn_fn attn_merge_wide(int32_t d, bool few);
+/* attention_group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
+ * a->fold queries come as the projections left them (half: 64 or 0); keys and values are in the ring. */
+bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);
+int attn_group_launch(struct cuda_backend *be, const struct attn *a);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 

@@ -348,6 +348,11 @@ static const struct attend_case attend_cases[] = {
     {"head 512, values of the keys, long", 3, 32, 4, 512, 512, 4096, 4001, 0, true, true, true, true, false,
      KN_BF16},
     {"pairs side by side", 2, 8, 2, 64, 64, 512, 300, 0, true, false, false, false, true, KN_F16},
+    {"300 rows", 300, 32, 8, 128, 128, 1024, 260, 0, true, true, false, false, false, KN_F16},
+    {"130 rows from the first, bf16, three heads a kv head", 130, 6, 2, 128, 128, 1024, 0, 0, true, false, false, false,
+     false, KN_BF16},
+    {"100 rows, a window and a wrap", 100, 4, 2, 128, 128, 512, 1333, 300, true, true, false, false, false, KN_F16},
+    {"70 rows, nothing turns", 70, 8, 8, 128, 0, 512, 300, 0, true, true, false, false, false, KN_F16},
     {"nothing turns", 2, 8, 2, 64, 0, 512, 300, 0, true, true, false, false, false, KN_F16},
 };
 
@@ -375,7 +380,7 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
           *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
     uint16_t *old = malloc(ring * 2);
     double freq[256];
-    int32_t at[PASSES * 64];
+    int32_t at[PASSES * 512];
     struct kn_kv kv[LAYERS];
     for (int i = 0; i < 256; i++) freq[i] = pow(1e6, -i / 128.0);
     for (int i = 0; i < PASSES * c->n; i++) at[i] = c->from + i;
@@ -388,7 +393,7 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     for (int l = 0; l < LAYERS; l++)
         kv[l] =
             (struct kn_kv){put(gpu, old, ring * 2), put(gpu, old, ring * 2), c->type, c->cap, c->n_kv, c->d};
-    must(gpu, "reserve", op->reserve(gpu, c->n, 0, 8, c->n_head, c->d));
+    must(gpu, "reserve", op->reserve(gpu, c->n, n_in, 8, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv[0], c->window));
     for (int p = 0; p < PASSES; p++) {
         if (c->n_rot) must(gpu, "rope_table", op->rope_table(gpu, table, pos + p * c->n, c->n, f, c->n_rot));
