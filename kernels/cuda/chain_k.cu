@@ -97,14 +97,29 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
 
 /* ---- sums and results ---- */
 
-/* The term of a tile's two units at `at`, of columns `unit` and, LONG, the next. */
-template <bool LONG>
-DEV float chain_term(unsigned type, const uint8_t *at, int apart, const chain_row &x, int unit, int lane,
-                     float *factor)
+/* The terms of a tile's two units, of TYPE (as chain_ring.cuh has it), the warp's: LONG: of one panel. */
+template <int TYPE, bool LONG>
+DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int units, int term,
+                    chain_lane &l, float *terms)
 {
-    if (type == 0) return chain_45<4, LONG>(at, apart, x, unit, lane);
-    if (type == 2) return chain_6<LONG>(at, apart, x, unit, lane, factor);
-    return chain_45<5, LONG>(at, apart, x, unit, lane);
+    constexpr int bytes = TYPE == 0 ? 2304 : TYPE == 1 ? 2816 : 3360;
+    const int lane = threadIdx.x % 32, by = LONG ? 2 * sub : sub, unit = (int)(tile.z & 0xffff) + by,
+              at = unit + (LONG ? lane / 2 % 2 : 0);
+    if (unit >= units) return;
+    const uint8_t *const st = ring + tile.x + by * bytes;
+    const uint32_t apart = LONG || !two ? bytes : 2 * bytes;
+    float y, factor = 0.0f;
+    if (TYPE == 0)
+        y = chain_45<4, LONG>(st, apart, l, (uint32_t)unit);
+    else if (TYPE == 1)
+        y = chain_45<5, LONG>(st, apart, l, (uint32_t)unit);
+    else
+        y = chain_6<LONG>(st, apart, l, (uint32_t)unit, &factor);
+    float *const to =
+        terms + (int)(tile.z >> 16) + 16 * at + 8 * (lane % 2) + lane / 4 + (!LONG && lane & 2 ? term : 0);
+    if (LONG && at >= units) return;
+    *to = y;
+    if (TYPE == 2) to[16 * units] = factor;
 }
 /* Terms of the block's tiles, a unit a warp in turn. rounds: the warp first rounds the columns of each unit,
  * which it has asked for during the one before. When those are done whose columns a warp has rounded itself
@@ -114,10 +129,10 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
                         bool rounds, bool first, uint8_t *act, float *terms)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units, two = s.per - 1,
-              on = CHAIN_WARPS >> two, until = plan.total + plan.tiles;
-    int stop = plan.total + plan.alone;
-    int number = plan.total + (warp >> two), mine = warp;
-    const chain_row x = chain_row_at(act, units);
+              on = CHAIN_WARPS >> two, until = plan.total + plan.tiles, sub = two & warp,
+              term = (int)s.terms / 4;
+    int number = plan.total + (warp >> two), stop = plan.total + plan.alone, mine = warp;
+    chain_lane l = chain_lane_at(act, units);
     float v[1][8] = {};
     if (rounds && warp < units) {
         const float *const row = row_of(a, r, s, first) + 256 * warp;
@@ -126,42 +141,39 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
         CHAIN_STAMP(1);
     }
     if (lane == 0) r.done[warp] = min(number, until);
+    for (;;) {
 #pragma unroll 1
-    for (;; number += on) {
-        if (number >= stop) {
-            if (!HALVES || stop == until) break;
-            chain_meet();
-            stop = until, rounds = false;
-            if (number >= until) break;
-        }
-        if (rounds) {
-            const float *const row = row_of(a, r, s, first) + 256 * mine;
-            if (!first) values_settle<1, 1>(v, row, 1);
-            round_blocks<1>(act, units, mine, 1, false, v);
-            __syncwarp();
-            mine += CHAIN_WARPS;
-            if (number + on < stop) values_ask<1, 1>(v, row + 256 * CHAIN_WARPS, 1, 0);
-        }
-        CHAIN_SPENT(50, 0, bar_pass(r.full + number % CHAIN_TILES, number / CHAIN_TILES & 1));
-        const uint4 tile = r.tile[number % CHAIN_TILES];
-        const bool along = HALVES && tile.w & CHAIN_LONG;
-        const int sub = along ? 2 * (two & warp) : two & warp, unit = (int)(tile.z & 0xffff) + sub,
-                  bytes = (int)(tile.w >> 2 & 0xffff), term = (int)s.terms / 4;
-        const uint8_t *at = r.ring + tile.x + sub * bytes;
-        if (unit < units) {
-            const unsigned type = tile.w & 3;
-            float factor = 0.0f;
-            const float y = along ? chain_term<true>(type, at, bytes, x, unit, lane, &factor)
-                                  : chain_term<false>(type, at, bytes << two, x, unit, lane, &factor);
-            float *to = terms + (int)(tile.z >> 16) * 2 * term + 16 * unit + 8 * (lane % 2) + lane / 4;
-            if (lane & 2) to += along ? 16 : term;
-            if (!along || !(lane & 2) || unit + 1 < units) {
-                *to = y;
-                if (type == 2) to[16 * units] = factor;
+        for (; number < stop; number += on) {
+            if (rounds) {
+                const float *const row = row_of(a, r, s, first) + 256 * mine;
+                if (!first) values_settle<1, 1>(v, row, 1);
+                round_blocks<1>(act, units, mine, 1, false, v);
+                __syncwarp();
+                mine += CHAIN_WARPS;
+                if (number + on < stop) values_ask<1, 1>(v, row + 256 * CHAIN_WARPS, 1, 0);
             }
+            const unsigned slot = (unsigned)number % CHAIN_TILES;
+            CHAIN_SPENT(50, 0, bar_pass(r.full + slot, (unsigned)number / CHAIN_TILES & 1));
+            const uint4 tile = r.tile[slot];
+            const unsigned what = tile.w & (HALVES ? CHAIN_LONG | 3 : 3);
+            if (what == 0)
+                chain_term<0, false>(r.ring, tile, sub, two, units, term, l, terms);
+            else if (what == 2)
+                chain_term<2, false>(r.ring, tile, sub, two, units, term, l, terms);
+            else if (HALVES && what == CHAIN_LONG)
+                chain_term<0, true>(r.ring, tile, sub, two, units, term, l, terms);
+            else if (HALVES && what == (CHAIN_LONG | 2))
+                chain_term<2, true>(r.ring, tile, sub, two, units, term, l, terms);
+            else if (!HALVES || what == 1)
+                chain_term<1, false>(r.ring, tile, sub, two, units, term, l, terms);
+            else
+                chain_term<1, true>(r.ring, tile, sub, two, units, term, l, terms);
+            __syncwarp();
+            if (lane == 0) r.done[warp] = min(number + on, until);
         }
-        __syncwarp();
-        if (lane == 0) r.done[warp] = min(number + on, until);
+        if (!HALVES || stop == until) break;
+        chain_meet();
+        stop = until, rounds = false;
     }
 }
 

@@ -55,9 +55,13 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
     float d[N];
     int sum[N], both[N];
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < N; n++) {
+        float most = fabsf(e.v[n][0]); /* a NaN stays one */
 #pragma unroll
-        for (int i = 0; i < 8; i++) top[n] = max(top[n], __float_as_uint(e.v[n][i]) & 0x7fffffff);
+        for (int i = 1; i < 8; i++)
+            asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(most), "f"(fabsf(e.v[n][i])));
+        top[n] = __float_as_uint(most) & 0x7fffffff;
+    }
 #pragma unroll
     for (int n = 0; n < N; n++) top[n] = __reduce_max_sync(0xffffffff, top[n]);
 #pragma unroll
@@ -87,119 +91,184 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
     }
 }
 
-/* Q4_K, Q5_K: the term's sum; its factor is the block's scale. bytes: from the first unit to the second; u:
- * of which columns the first is. */
-template <int BITS, bool LONG>
-DEV float chain_45(const uint8_t *st, int bytes, const chain_row &x, int u, int lane)
+/* What a lane has of its own while a row is multiplied: addresses in shared memory of its first unit's
+ * activations, and B of unit after unit. Integer instructions are what a unit costs (64 lanes a clock), so
+ * all of it is kept, and nothing is made again. */
+struct chain_lane {
+    uint32_t b_32, b_16, sums_32, sums_16, scale; /* activations: by 32 and by 16 columns, sums, scales */
+    uint32_t codes, record;                       /* of a unit */
+    uint32_t pick, shift, plain, joined;          /* row_fields, without a choice */
+    uint2 b[8];                                   /* b[j] is zero but where j is the lane's column */
+    uint32_t half[8];                             /* the same of 16 columns, of Q6_K */
+};
+DEV uint32_t kept(uint32_t v) /* not to be made again */
 {
-    const int g = lane / 4, q = lane % 4;
-    constexpr int records = BITS == 5 ? 2560 : 2048;
-    uint2 b[2];
+    asm volatile("" : "+r"(v));
+    return v;
+}
+DEV chain_lane chain_lane_at(const uint8_t *act, int units)
+{
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, at = shared_address(act),
+                   n = (uint32_t)units;
+    chain_lane l;
+    l.b_32 = kept(at + 64 * (g / 2) + 16 * q + 8 * (g % 2));
+    l.b_16 = at + 64 * (g / 4) + 16 * q + 4 * (g % 4);
+    l.sums_32 = kept(at + 288 * n + 4 * q);
+    l.sums_16 = at + 256 * n + 4 * q;
+    l.scale = at + 304 * n;
+    l.codes = kept(16 * lane);
+    l.record = kept(16 * g);
+    l.pick = kept(q & 1 ? 0x7632 : 0x5410);
+    l.shift = kept(q < 2 ? 0 : 2);
+    l.plain = kept(q < 2 ? 0x3f3f3f3f : 0x30303030);
+    l.joined = kept(q < 2 ? 0 : 0x0f0f0f0f);
 #pragma unroll
-    for (int p = 0; p < (LONG ? 2 : 1); p++)
-        b[p] = lds8(x.q + 256 * (u + p) + 64 * (g / 2) + 16 * q + 8 * (g % 2));
-    const uint8_t *const at[2] = {st, st + bytes};
-    int c[2][2][4] = {}; /* of columns 0 to 3, 4 to 7: two chains are half as long */
+    for (int j = 0; j < 8; j++) l.b[j] = make_uint2(0, 0), l.half[j] = 0;
+    return l;
+}
+DEV uint32_t row_fields_at(uint4 r, const chain_lane &l)
+{
+    const uint32_t u = __byte_perm(r.y, r.z, l.pick), w = __byte_perm(r.w, r.w >> 4, l.pick);
+    return (u >> l.shift & l.plain) | (w & l.joined);
+}
+/* v = what stands at `at`, in lanes of column j. */
+DEV void column_8(uint2 &v, uint32_t at, int j)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %2, %3;\n@p ld.shared.v2.u32 {%0, %1}, [%4];\n}"
+                 : "+r"(v.x), "+r"(v.y)
+                 : "r"(threadIdx.x % 32 / 4), "r"(j), "r"(at));
+}
+DEV void column_4(uint32_t &v, uint32_t at, int j)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %1, %2;\n@p ld.shared.u32 %0, [%3];\n}"
+                 : "+r"(v)
+                 : "r"(threadIdx.x % 32 / 4), "r"(j), "r"(at));
+}
+DEV uint32_t shared_4(uint32_t at)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
+/* Q4_K, Q5_K: the term's sum; its factor is the block's scale. st: the first unit, of columns u; bytes: from
+ * there to the second. */
+template <int BITS, bool LONG>
+DEV float chain_45(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u)
+{
+    constexpr int records = BITS == 5 ? 2560 : 2048;
+    const int q = threadIdx.x % 4;
+    uint2 second[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        column_8(l.b[j], l.b_32 + 256 * u, j);
+        if (LONG) {
+            second[j] = make_uint2(0, 0);
+            column_8(second[j], l.b_32 + 256 * u + 256, j);
+        }
+    }
+    const uint8_t *const at[2] = {st + l.codes, st + l.codes + bytes};
+    int c[2][4] = {};
     uint4 high[2];
     if (BITS == 5)
 #pragma unroll
-        for (int p = 0; p < 2; p++) high[p] = lds16(at[p] + 2048 + 16 * lane);
+        for (int p = 0; p < 2; p++) high[p] = lds16(at[p] + 2048);
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         uint4 codes[2];
 #pragma unroll
-        for (int p = 0; p < 2; p++) codes[p] = lds16(at[p] + 512 * part + 16 * lane);
+        for (int p = 0; p < 2; p++) codes[p] = lds16(at[p] + 512 * part);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const bool mine = g == 2 * part + i;
+        for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++) {
-                const uint32_t b0 = mine ? b[LONG ? p : 0].x : 0, b1 = mine ? b[LONG ? p : 0].y : 0;
+                const uint2 b = LONG && p ? second[2 * part + i] : l.b[2 * part + i];
                 const uint32_t w0 = i ? codes[p].z : codes[p].x, w1 = i ? codes[p].w : codes[p].y;
-                if (BITS == 4) { /* rows g + 8: 16 times the code */
-                    row_mma_32(c[part / 2][p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f,
-                               w1 & 0xf0f0f0f0, b0, b1);
+                if (BITS == 4) { /* rows g + 8: 16 times the code, and the code of row g */
+                    row_mma_32(c[p], w0 & 0x0f0f0f0f, w0, w1 & 0x0f0f0f0f, w1, b.x, b.y);
                 } else {
                     const uint32_t hw[4] = {high[p].x, high[p].y, high[p].z, high[p].w}, h = hw[part];
-                    row_mma_32(c[part / 2][p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
+                    row_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
                                (w0 >> 4 & 0x0f0f0f0f) | (shift(h, -i) & 0x10101010),
                                (w1 & 0x0f0f0f0f) | (shift(h, 2 - i) & 0x10101010),
-                               (w1 >> 4 & 0x0f0f0f0f) | (shift(h, -2 - i) & 0x10101010), b0, b1);
+                               (w1 >> 4 & 0x0f0f0f0f) | (shift(h, -2 - i) & 0x10101010), b.x, b.y);
                 }
             }
-        }
     }
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) c[0][p][i] += c[1][p][i];
     int sum[4], low[4]; /* of the panels' rows g and g + 8 */
 #pragma unroll
     for (int p = 0; p < 2; p++) {
-        const uint32_t sums = lds4(x.s32 + 16 * (u + (LONG ? p : 0)) + 4 * q);
+        const uint32_t sums = shared_4(l.sums_32 + 16 * u + (LONG ? 16 * p : 0));
+        if (BITS == 4) c[p][2] -= c[p][0], c[p][3] -= c[p][1];
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) {
-            const uint32_t f = row_fields(lds16(at[p] + records + 128 * hi + 16 * g), q);
+            const uint32_t f = row_fields_at(lds16(st + l.record + (p ? bytes : 0) + records + 128 * hi), l);
             sum[2 * p + hi] =
-                c[0][p][2 * hi] * (int)(f & 255) + c[0][p][2 * hi + 1] * (int)__byte_perm(f, 0, 0x4441);
+                c[p][2 * hi] * (int)(f & 255) + c[p][2 * hi + 1] * (int)__byte_perm(f, 0, 0x4441);
             low[2 * p + hi] = row_dot_high(sums, f);
         }
     }
     const int s = row_gather(sum, q), m = row_gather(low, q);
-    const uint32_t dd = lds4((q / 2 ? at[1] : at[0]) + records + 128 * (q % 2) + 16 * g);
+    const uint32_t dd = lds4(st + l.record + (q / 2 ? bytes : 0) + records + 128 * (q % 2));
     return __fmaf_rn(__int2float_rn(BITS == 4 && q % 2 ? s >> 4 : s), h_low(dd),
                      -__fmul_rn(__int2float_rn(m), h_high(dd)));
 }
 
 /* Q6_K: the term's sum; *factor: d * the block's scale. */
 template <bool LONG>
-DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int lane, float *factor)
+DEV float chain_6(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, float *factor)
 {
-    const int g = lane / 4, q = lane % 4;
-    uint32_t b[2][2];
-#pragma unroll
-    for (int p = 0; p < (LONG ? 2 : 1); p++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            b[p][h] = lds4(x.q + 256 * (u + p) + 128 * h + 64 * (g / 4) + 16 * q + 4 * (g % 4));
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const uint8_t *const at[2] = {st + l.codes, st + l.codes + bytes};
     int sum[4] = {}, low[4] = {}; /* of the panels' rows g and g + 8 */
+    uint32_t second[8];
+    if (LONG)
+#pragma unroll
+        for (int j = 0; j < 8; j++) second[j] = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* columns are sub-blocks 8 half .. */
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            column_4(l.half[j], l.b_16 + 256 * u + 128 * half, j);
+            if (LONG) column_4(second[j], l.b_16 + 256 * u + 256 + 128 * half, j);
+        }
         /* Low four bits and high two apart, where they lie in their bytes: a mask each and no shift. Rows g +
-         * 8 have 16 times the low ones; of the high ones even columns have 1 and 16 times, odd ones 4 and 64.
-         */
+         * 8 have 16 times the low ones, and those of row g; of the high ones even columns have 1 and 16
+         * times, odd ones 4 and 64. */
         int c[2][4] = {}, h[2][4] = {};
         uint4 high[2];
 #pragma unroll
-        for (int p = 0; p < 2; p++) high[p] = lds16(st + p * bytes + 2048 + 512 * half + 16 * lane);
+        for (int p = 0; p < 2; p++) high[p] = lds16(at[p] + 2048 + 512 * half);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             uint4 codes[2];
 #pragma unroll
-            for (int p = 0; p < 2; p++) codes[p] = lds16(st + p * bytes + 512 * (2 * half + k) + 16 * lane);
+            for (int p = 0; p < 2; p++) codes[p] = lds16(at[p] + 512 * (2 * half + k));
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
+            for (int e = 0; e < 2; e++) /* words x and z, y and w stand where the mma has its operands */
 #pragma unroll
                 for (int p = 0; p < 2; p++) {
-                    const uint32_t mine = b[LONG ? p : 0][half], b0 = g == 4 * k + 2 * e ? mine : 0,
-                                   b1 = g == 4 * k + 2 * e + 1 ? mine : 0;
-                    const uint32_t w0 = e ? codes[p].z : codes[p].x, w1 = e ? codes[p].w : codes[p].y,
-                                   t = k   ? e ? high[p].w : high[p].z
-                                       : e ? high[p].y
-                                           : high[p].x;
-                    row_mma_32(c[p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f, w1 & 0xf0f0f0f0, b0,
-                               b1);
-                    row_mma_32(h[p], t & 0x03030303, t & 0x30303030, t & 0x0c0c0c0c, t & 0xc0c0c0c0, b0, b1);
+                    const uint32_t *const b = LONG && p ? second : l.half;
+                    const uint32_t b0 = b[4 * k + e], b1 = b[4 * k + 2 + e];
+                    const uint32_t w0 = e ? codes[p].y : codes[p].x, w1 = e ? codes[p].w : codes[p].z,
+                                   t0 = k ? high[p].z : high[p].x, t1 = k ? high[p].w : high[p].y;
+                    row_mma_32(c[p], w0 & 0x0f0f0f0f, w0, w1 & 0x0f0f0f0f, w1, b0, b1);
+                    if (e)
+                        row_mma_32(h[p], t0 & 0x0c0c0c0c, t0 & 0xc0c0c0c0, t1 & 0x0c0c0c0c, t1 & 0xc0c0c0c0,
+                                   b0, b1);
+                    else
+                        row_mma_32(h[p], t0 & 0x03030303, t0 & 0x30303030, t1 & 0x03030303, t1 & 0x30303030,
+                                   b0, b1);
                 }
-            }
         }
 #pragma unroll
         for (int p = 0; p < 2; p++) {
             /* of sub-blocks 2 q, 2 q + 1 */
-            const uint32_t s = lds4(x.s16 + 32 * (u + (LONG ? p : 0)) + 16 * half + 4 * q);
+            const uint32_t s = shared_4(l.sums_16 + 32 * u + (LONG ? 32 * p : 0) + 16 * half);
+            c[p][2] -= c[p][0], c[p][3] -= c[p][1];
 #pragma unroll
             for (int hi = 0; hi < 2; hi++) {
-                const uint8_t *r = st + p * bytes + 3072 + 128 * hi + 16 * g + 2 * q + 8 * half;
+                const uint8_t *r = st + (p ? bytes : 0) + 3072 + 128 * hi + 16 * g + 2 * q + 8 * half;
                 const uint32_t f = (uint32_t) * (const unsigned short *)r ^ 0x8080;
                 const int even = c[p][2 * hi] + 16 * h[p][2 * hi],
                           odd = c[p][2 * hi + 1] + 4 * h[p][2 * hi + 1];
@@ -212,8 +281,9 @@ DEV float chain_6(const uint8_t *st, int bytes, const chain_row &x, int u, int l
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[i] -= 32 * low[i];
     const int v = row_gather(sum, q);
-    const uint32_t dd = lds4(st + q / 2 * bytes + 3328 + 4 * g);
-    *factor = __fmul_rn(q % 2 ? h_high(dd) : h_low(dd), x.scale[u + (LONG ? q / 2 : 0)]);
+    const uint32_t dd = lds4(st + (q / 2 ? bytes : 0) + 3328 + 4 * g);
+    const float scale = __uint_as_float(shared_4(l.scale + 4 * u + (LONG ? q / 2 * 4 : 0)));
+    *factor = __fmul_rn(q % 2 ? h_high(dd) : h_low(dd), scale);
     return __int2float_rn(v);
 }
 

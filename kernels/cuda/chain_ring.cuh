@@ -87,8 +87,8 @@ struct chain_plan {
 };
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
- * unit, and 65536 times the pair, of the block's; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times the bytes of
- * a unit, CHAIN_LONG. */
+ * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times
+ * the bytes of a unit, CHAIN_LONG. */
 DEV unsigned code_of(uint32_t type)
 {
     return type == KN_Q4_K ? 0 : type == KN_Q6_K ? 2 : 1;
@@ -160,6 +160,7 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
             if (kv) tiles = keys.begin(s), at = keys.align(at);
         if (tiles) {
             const uint32_t tile = s.tile;
+            const int term = (int)s.terms / 4;
             const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
             chain_place p = place_at(at, turn, s, ring), end = p;
             place_on(p, lane, cap, ring);
@@ -176,7 +177,8 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                 if constexpr (KV::ring)
                     if (left && kv) c = keys.source(a, s, first + lane);
                 const uint32_t to = place_of(p, tile);
-                const uint4 known = make_uint4(to, p.turn + to, (uint32_t)(c.unit + (here << 16)), c.kind);
+                const uint4 known =
+                    make_uint4(to, p.turn + to, (uint32_t)(c.unit + (here * 2 * term << 16)), c.kind);
                 cut += 32;
                 const int before = number - ahead;
                 uint64_t *const bar = m.full + number % CHAIN_TILES;
