@@ -251,7 +251,7 @@ test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test
 
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
 # the losslessness of drafted output on the device.
-GPU_TESTS := test_gpu families_gpu memory_gpu test_many table_gpu
+GPU_TESTS := test_gpu families_gpu memory_gpu test_many table_gpu chain_delta_gpu
 $(GPU_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/gpu/%.c $$(wildcard test/gpu/$$*_*.c) test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/*.h test/unit/*.h)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
@@ -291,7 +291,7 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 	$(BUILD)/test/experts_bench
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/mm_gpu check" "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/test_many" \
@@ -299,7 +299,7 @@ test-gpu: all test-gpu-build $(PAIR_FILES)
 	    "$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
 	    "$(BUILD)/test/experts_gpu" "$(BUILD)/test/experts_gpu --generic" \
-	    "$(BUILD)/test/chain_gpu" \
+	    "$(BUILD)/test/chain_gpu" "$(BUILD)/test/chain_delta_gpu" \
 	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
 	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
 	    "$(BUILD)/test/lossless_gpu $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)"

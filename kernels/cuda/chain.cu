@@ -16,8 +16,10 @@ long chain_launched;
 
 /* One of the operations, in full, should it be launched by itself. */
 struct chain_op {
-    bool attend;
+    bool attend, net; /* net: a delta net, whose product is the next */
     struct chain_product product;
+    struct kn_delta delta;
+    struct kn_delta_state delta_state;
     struct kn_rope_store store;
     struct kn_attention attention;
     struct kn_kv kv;
@@ -27,6 +29,8 @@ struct chain_state {
     struct chain_map map[CHAIN_STEPS]; /* two of each attention over a long context */
     struct chain_op op[CHAIN_STEPS];
     bool bf16, attends, far, items; /* items: steps of other types than K */
+    bool nets;                      /* delta nets or gated rows: an instance of chain_k.cu alone has them */
+    bool rounded;                   /* the row that it begins with may not be in memory, but rounded */
     size_t parts;                   /* partial results that the chain has, at most */
     const int32_t *pos;             /* of all attention of the chain */
     struct chain_step *direct;      /* device memory: the descriptors of a launch that is not recorded */
@@ -265,6 +269,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
+    if (c->nets && (items || c->attends)) return 0;
     if (wide && items) return 0;                                      /* chain_k.cu alone has such norms */
     if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     const bool k = !items && !(c->attends && c->far);
@@ -273,6 +278,15 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     if (!*blocks) return 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
+        if (s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) {
+            const int32_t most = *blocks / s->d.n_k, each = most ? (s->d.units - 1) / most + 1 : 0;
+            if (each < 1 || each > 2) return 0;
+            s->d.per = (s->d.units - 1) / each + 1;
+            /* Before the product in front of the projections, whose row comes late to the blocks that have
+             * units. (Not before what the net in front has kept is written.) */
+            const int32_t back = s->n_m ? 0 : i > 1 && s[-2].d.what != CHAIN_STATE_ROW ? 2 : 1;
+            if (back) s[-back].replays = back;
+        }
         if (s->n_m == 0) {
             s->rest = s[-1].rest;
             continue;
@@ -290,11 +304,13 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         struct chain_step *s = &c->step[i];
         s->from = i ? c->step[i - 1].at : 0;
         s->at = place;
+        if (s->d.what) s->d.gates = (s->n_m ? s->from : place) + s->d.n_v * CHAIN_HEAD;
         if (s->n_m == 0)
-            place += s->n_head * CHAIN_HEAD;
+            place += s->n_head * CHAIN_HEAD * (s->d.what ? 2 : 1);
         else if (s->pass_on)
             place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
     }
+    if (c->nets && terms < chain_gated_bytes()) terms = (uint32_t)chain_gated_bytes();
     a->extent = (unsigned)place;
     row = (row + 127) / 128 * 128;
     uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
@@ -355,7 +371,8 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
 {
     const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
-                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + 512;
+                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : 0,
+                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
     uint32_t least = UINT32_MAX;
     if (all >= (uint32_t)be->smem_block) return 0;
     a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
@@ -377,11 +394,11 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
         /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
          * normed are taken by units in turn. */
-        s->own = s->units % s->per || (s->half && !s->rounds) ? 0
-                 : s->norm && s->units % CHAIN_WARPS == 0     ? s->rounds + (s->rest && !s->half)
-                 : pairs_a_block(s, blocks) == 1              ? 1
-                 : a->halves && !s->norm && s->rounds         ? 1
-                                                              : 0;
+        s->own = s->d.what || s->units % s->per || (s->half && !s->rounds) ? 0
+                 : s->norm && s->units % CHAIN_WARPS == 0                  ? s->rounds + (s->rest && !s->half)
+                 : pairs_a_block(s, blocks) == 1                           ? 1
+                 : a->halves && !s->norm && s->rounds                      ? 1
+                                                                           : 0;
         s->tile = tile_bytes(s);
         s->per_tile = 1.0f / (float)s->tile;
         if (s->tile < least) least = s->tile;
@@ -397,7 +414,8 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         s->ahead = (s->n_m ? chain_tuning.k_ahead : chain_tuning.far_ahead) / (int32_t)s->tile;
         if (s->ahead > most) s->ahead = 0;
     }
-    return a->keys + keys;
+    a->net = a->keys + keys;
+    return a->net + net;
 }
 
 /* ---- collecting ---- */
@@ -405,6 +423,25 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
 static const struct chain_step *newest(const struct cuda_backend *be)
 {
     return be->chain_steps ? &be->chain->step[be->chain_steps - 1] : nullptr;
+}
+
+/* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
+ * memory. */
+static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
+{
+    for (int32_t i = steps - 1; s->old && i >= 0; i--)
+        if (c->step[i].n_m == 1 && c->step[i].m[0].out == s->old && c->step[i].m[0].n_out == s->m[0].n_out) {
+            c->step[i].keep = s->kept = 1;
+            c->step[i].m[0].out = nullptr;
+            break;
+        }
+}
+/* The first of a chain comes. x: its row. */
+static void begin(const struct cuda_backend *be, struct chain_state *c, const float *x)
+{
+    c->attends = c->items = c->nets = false;
+    c->parts = 0;
+    c->rounded = x && be->ready.x == x && be->ready.launch == be->launches;
 }
 
 int chain_add(struct cuda_backend *be, const struct chain_product *p)
@@ -415,32 +452,23 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     if (chain_tuning.off || !step_of(be, p, &s)) return cuda_flush(be);
     struct chain_step *last = (struct chain_step *)newest(be);
     bool linked = false;
-    if (last && be->chain_steps < CHAIN_STEPS)
+    if (last && be->chain_steps < CHAIN_STEPS && !p->gate && !c->rounded && !(c->nets && s.kind != CHAIN_K))
         linked = last->n_m == 0 ? last->attn == p->x && (int64_t)last->n_head * CHAIN_HEAD == p->w[0]->n_in
                                 : (last->n_m == 1 || last->gated) && last->m[0].out == p->x &&
                                       last->m[0].n_out == p->w[0]->n_in;
     if (!linked) {
         const int rc = cuda_flush(be);
         if (rc) return rc;
-        c->attends = c->items = false;
-        c->parts = 0;
+        begin(be, c, p->x);
     } else {
         last->pass_on = 1;
-        if (s.old)
-            for (int32_t i = be->chain_steps - 1; i >= 0; i--)
-                if (c->step[i].n_m == 1 && c->step[i].m[0].out == s.old &&
-                    c->step[i].m[0].n_out == s.m[0].n_out) {
-                    /* The newest outputs there are still this block's, and nobody needs the older ones in
-                     * memory. */
-                    c->step[i].keep = s.kept = 1;
-                    c->step[i].m[0].out = nullptr;
-                    break;
-                }
+        keep_old(c, be->chain_steps, &s);
     }
+    if (p->gate) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
     c->items |= s.kind != CHAIN_K;
     c->step[be->chain_steps] = s;
     struct chain_op *op = &c->op[be->chain_steps++];
-    op->attend = false;
+    op->attend = op->net = false;
     op->product = *p;
     return 1;
 }
@@ -462,9 +490,10 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
         (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
         !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
         (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->far == far && c->pos == a->pos));
-    const bool linked = last->n_m == 3 && !last->gated && last->m[0].out == s->q && last->m[1].out == s->k &&
-                        last->m[2].out == s->v && last->m[0].n_out == a->n_head * CHAIN_HEAD &&
-                        last->m[1].n_out == n_kv * CHAIN_HEAD && last->m[2].n_out == n_kv * CHAIN_HEAD;
+    const bool linked = !c->nets && last->n_m == 3 && !last->gated && last->m[0].out == s->q &&
+                        last->m[1].out == s->k && last->m[2].out == s->v &&
+                        last->m[0].n_out == a->n_head * CHAIN_HEAD && last->m[1].n_out == n_kv * CHAIN_HEAD &&
+                        last->m[2].n_out == n_kv * CHAIN_HEAD;
     if (!fits || !linked) return cuda_flush(be);
     last->pass_on = 1;
     struct chain_step *t = &c->step[be->chain_steps];
@@ -476,7 +505,7 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
     t->far = c->far = far;
     if ((size_t)parts > c->parts) c->parts = (size_t)parts;
-    op->attend = true;
+    op->attend = true, op->net = false;
     op->kv = *kv;
     op->store = *s, op->store.kv = &op->kv;
     op->attention = *a, op->attention.kv = &op->kv;
@@ -486,27 +515,72 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     return 1;
 }
 
+int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w)
+{
+    struct chain_state *c = be->chain;
+    struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr, s;
+    const struct kn_delta_state *y = a->state;
+    const struct chain_product p = {"delta_linear", {w},  {out}, 1,           a->out, nullptr,
+                                    0.0f,           true, false, KN_ACT_SILU, nullptr};
+    const int64_t inner = (int64_t)a->n_v * CHAIN_HEAD, width = 2 * (int64_t)a->n_k * CHAIN_HEAD + inner;
+    if (!last) return 0;
+    const struct chain_matrix *m = last->m;
+    const bool fits = !chain_tuning.off && be->chain_steps + 2 <= CHAIN_STEPS && a->n == 1 &&
+                      a->d_k == CHAIN_HEAD && a->d_v == CHAIN_HEAD && a->n_conv == 4 &&
+                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && !c->attends && w->n_in == inner &&
+                      !(((uintptr_t)y->s | (uintptr_t)y->conv | (uintptr_t)y->log | (uintptr_t)a->conv |
+                         (uintptr_t)a->norm) %
+                        16);
+    const bool linked = last->n_m == 4 && !last->gated && m[0].out == a->qkv && m[1].out == a->z &&
+                        m[2].out == a->alpha && m[3].out == a->beta && m[0].n_out == width &&
+                        m[1].n_out == inner && m[2].n_out == a->n_v && m[3].n_out == a->n_v;
+    if (!fits || !linked || !step_of(be, &p, &s) || s.kind != CHAIN_K) return 0;
+    struct chain_step *t = &c->step[be->chain_steps];
+    last->pass_on = 1;
+    *t = {};
+    t->n_head = a->n_v, t->pass_on = 1;
+    t->d = {CHAIN_STATE, a->n_k,  a->n_v,  a->commit, 0,       4 * (a->n_v / a->n_k),
+            0,           nullptr, a->norm, y->s,      y->conv, y->log,
+            a->conv,     a->a,    a->dt,   a->pending};
+    s.d = t->d, s.d.what = CHAIN_STATE_ROW, s.eps = a->eps;
+    keep_old(c, be->chain_steps, &s);
+    c->step[be->chain_steps + 1] = s;
+    struct chain_op *op = &c->op[be->chain_steps];
+    op[0].attend = op[1].attend = op[1].net = false;
+    op[0].net = true;
+    op[0].delta = *a, op[0].delta_state = *y, op[0].delta.state = &op[0].delta_state;
+    op[0].product = op[1].product = p;
+    be->chain_steps += 2;
+    c->nets = true;
+    return 1;
+}
+
 static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
 {
     int rc = 0;
     for (int32_t i = 0; i < count && rc == 0; i++)
-        rc = c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
-                             : chain_alone(be, &c->op[i].product);
+        rc = c->op[i].net      ? chain_delta_alone(be, &c->op[i].delta, c->op[i].product.w[0])
+             : c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
+                               : chain_alone(be, &c->op[i].product);
     return rc;
 }
 
 bool chain_last(const struct cuda_backend *be, const float *out, struct chain_product *p)
 {
     const int32_t last = be->chain_steps - 1;
-    if (last < 0 || last > 3 || be->chain->op[last].attend) return false; /* more may be worth a chain */
+    if (last < 0 || last > 3 || be->chain->op[last].attend || be->chain->op[last].net)
+        return false; /* more may be worth a chain */
     *p = be->chain->op[last].product;
+    p->gate = nullptr;
     return p->n_w == 1 && p->add && !p->norm && !p->gated && p->out[0] == out;
 }
 int chain_drop_last(struct cuda_backend *be)
 {
     const int32_t rest = be->chain_steps - 1;
     be->chain_steps = 0;
-    return go_alone(be, be->chain, rest);
+    const struct chain_product *p = &be->chain->op[rest].product;
+    const int rc = go_alone(be, be->chain, rest);
+    return rc || !p->gate ? rc : chain_gate_alone(be, p);
 }
 
 /* ---- launching ---- */
@@ -569,7 +643,7 @@ int chain_flush(const struct cuda_backend *const_be)
     if (!err) err = put_steps(be, c, count, &a);
     const bool bf16 = c->attends && c->bf16;
     if (!err && k)
-        err = chain_k_launch(be, &a, bf16, a.halves, far, blocks, smem);
+        err = chain_k_launch(be, &a, bf16, a.halves, far, c->nets, blocks, smem);
     else if (!err)
         err = chain_kernel_launch(be, &a, bf16, far, blocks, smem);
     chain_launched++;

@@ -2,10 +2,10 @@
  * before wrote, and attention between them; all layers of a dense model.
  *
  * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q4_K, Q5_K
- * and Q6_K, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16 or of BF16, or attend of one row. A *chain* is a run of
- * steps. The operations collect steps (chain_add, chain_attend); whatever else is launched, copied or waited
- * for first launches what was collected (chain_flush), so that the stream's order is kept. A chain too short
- * to pay, or without room, goes out as the launches it stands for.
+ * and Q6_K, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16 or of BF16, or attend or delta of one row. A *chain* is a
+ * run of steps. The operations collect steps (chain_add, chain_attend); whatever else is launched, copied or
+ * waited for first launches what was collected (chain_flush), so that the stream's order is kept. A chain too
+ * short to pay, or without room, goes out as the launches it stands for.
  *
  * A launch is one block a multiprocessor, all of them resident. In a block two warps ask for weights, through
  * all steps and without waiting for any activations, as far as a ring in shared memory has room; one also
@@ -24,6 +24,9 @@
  * store, with a tag that is used once. They are read in the step that writes them. A block writes those of
  * the next layer when it has seen queries there, which depend on all outputs of the product before, so on all
  * results of attention, so on whatever was read for them.
+ *
+ * A gated delta net is a step between its projections and the product of its outputs (chain_delta.cuh), with
+ * weights of K types, in an instance of chain_k.cu's kernel that has no attention.
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
  * before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
@@ -75,6 +78,18 @@ struct chain_matrix {
     int32_t column, unit_bytes; /* column: of its first output among the step's values */
     uint32_t type;
 };
+/* A gated delta net (chain_delta.cuh), as the step of its state and as the product that reads it have it; or
+ * a row in memory that is gated. */
+enum chain_what { CHAIN_PLAIN, CHAIN_STATE, CHAIN_STATE_ROW, CHAIN_GATED_ROW };
+struct chain_net {
+    int32_t what, n_k, n_v, commit;
+    int32_t per, units;       /* blocks of a key head, and units of one: 32 rows of a value head's state */
+    int32_t gates;            /* place of the gates, behind the outputs */
+    const float *gate, *norm; /* of a row in memory; of outputs [CHAIN_HEAD] */
+    float *s, *conv, *log;    /* kn_delta_state */
+    const float *taps, *a, *dt;
+    const int32_t *pending;
+};
 struct __align__(16) chain_step
 {
     struct chain_matrix m[CHAIN_MATRICES]; /* gated: gate, up: a pair is a panel of each */
@@ -109,8 +124,10 @@ struct __align__(16) chain_step
     float *attn; /* [n_head][CHAIN_HEAD] or NULL: results */
     int32_t n_head, n_kv, n_rep, cap, turn;
     float scale;
-    int32_t map; /* of the launch's maps, the keys'; then the values' */
-    int32_t far; /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
+    int32_t map;     /* of the launch's maps, the keys'; then the values' */
+    int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
+    int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
+    struct chain_net d;
 };
 /* What the device must know of a ring of keys or values to gather rows of a head: chain_map.cu. */
 struct __align__(128) chain_map
@@ -127,6 +144,7 @@ struct chain_args {
     uint32_t ring;                 /* bytes: chain_ring.cuh */
     uint32_t slot_bytes, act, terms,
         keys;      /* of shared memory: where activations, terms, keys and values begin */
+    uint32_t net;  /* and what delta nets have there */
     float *values; /* [2][set]: places */
     size_t set;
     unsigned extent;              /* places that the launch uses */
@@ -156,9 +174,10 @@ struct chain_args {
 
 /* chain_k.cu */
 cudaError_t chain_k_open(int smem);
-/* halves: some step has; far: keys and values through the ring; not both. */
+/* halves: some step has; far: keys and values through the ring; not both. nets: delta nets or gated rows; no
+ * attention then. */
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
-                           bool far, int blocks, size_t smem);
+                           bool far, bool nets, int blocks, size_t smem);
 /* chain_kernel.cu: of chains with other types. bf16: keys and values; far: over long contexts. */
 cudaError_t chain_kernel_open(int smem);
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
@@ -168,6 +187,8 @@ bool chain_map_ring(struct chain_map *map, void *ring, bool bf16, int32_t n_kv, 
 /* Bytes of attention in shared memory: in place of activations and terms; keys and values. */
 size_t chain_attend_bytes(void);
 size_t chain_keys_bytes(void);
+size_t chain_delta_bytes(void);        /* of delta nets and gated rows */
+size_t chain_gated_bytes(void);        /* of the latter where terms are */
 size_t chain_far_bytes(int32_t n_rep); /* over a long context, in place of both; n_rep: heads a kv head */
 
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -180,6 +201,7 @@ struct chain_product { /* of one row */
     float eps;
     bool add, gated;
     enum kn_act act;
+    const float *gate; /* or NULL: x is multiplied by sigmoid of that first */
 };
 int chain_open(struct cuda_backend *be);
 void chain_close(struct cuda_backend *be);
@@ -187,13 +209,18 @@ void chain_close(struct cuda_backend *be);
  * then), or an error. */
 int chain_add(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
-/* The newest of what was collected, where it is out += W x. drop: launches all but it; it is the caller's
- * then. */
+/* The same of a delta net and of out += W times its outputs. */
+int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w);
+/* The newest of what was collected, where it is out += W x. drop: launches all but it, and what gates its
+ * row; it is the caller's then. */
 bool chain_last(const struct cuda_backend *be, const float *out, struct chain_product *p);
 int chain_drop_last(struct cuda_backend *be);
-/* mm.cu, attention.cu: launch it by itself. */
+/* mm.cu, attention.cu, delta_step.cu, gate_rows.cu: launch it by itself; the delta net so that its outputs
+ * lie rounded for w, or in a->out; the row of p gated, and rounded for the product. */
 int chain_alone(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend_alone(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
+int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const struct kn_weight *w);
+int chain_gate_alone(struct cuda_backend *be, const struct chain_product *p);
 /* Descriptors that the recording being made needs: to whoever frees them; and that. */
 void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);

@@ -7,6 +7,7 @@
 #include "chain_debug.cuh"
 #include "chain_far_ring.cuh"
 #include "chain_pair.cuh"
+#include "chain_delta.cuh"
 
 CHAIN_TIMES_GET(chain_k_times_get)
 CHAIN_FAULT_GET(chain_k_fault_get)
@@ -253,7 +254,7 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
 /* ---- the kernel ---- */
 
 /* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys or
- * far_keys. */
+ * far_keys; or net_steps: gated delta nets or gated rows are among the steps, and no attention. */
 template <bool BF16, bool HALVES, class KV>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -329,18 +330,28 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             const int at = (i + 1) % CHAIN_DESCS;
             const chain_step &next = r.steps[at];
             bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
-            if (next.n_m == 0) {
+            if (!KV::nets && next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
                 if (!KV::ring && threadIdx.x < 32 * CHAIN_HEADS && r.plan[at].leaf <= pos / chain_few::LEAF)
                     chain_keys(next, pos, r.plan[at].leaf, r.plan[at].kv_head, keys);
             }
         }
-        CHAIN_STAMP(0); /* descriptors, and asking for keys */
-        if (KV::ring && s.n_m == 0) {
+        if (KV::nets && s.replays) {
+            const int then = i + s.replays, at = then % CHAIN_DESCS;
+            bar_pass(r.planned + at, then / CHAIN_DESCS & 1);
+            chain_delta_run(r.steps[at], r.plan[at], false, nullptr, nullptr,
+                            *(chain_delta_room *)(smem + a.net));
+        }
+        CHAIN_STAMP(0); /* descriptors, asking for keys, rows that are replayed */
+        if (KV::nets && s.d.what == CHAIN_STATE) {
+            chain_delta_run(s, plan, true, row_of(a, r, s, false), values_of(a, r) + s.at,
+                            *(chain_delta_room *)(smem + a.net));
+            chain_meet();
+        } else if (KV::ring && s.n_m == 0) {
             far_attention<BF16>(s, pos, far_share_of(s, pos), far_bytes_at(r, s, plan), act, a.parts,
                                 row_of(a, r, s, false), values_of(a, r) + s.at, r.state[0] + 1 + (unsigned)i);
             chain_meet();
-        } else if (!KV::ring && s.n_m == 0) {
+        } else if (!KV::ring && !KV::nets && s.n_m == 0) {
             if (threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
                                       a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
@@ -356,6 +367,10 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
                 chain_norm<2>(a, r, s, i == 0, act, squares);
             else if (s.norm)
                 chain_norm<3>(a, r, s, i == 0, act, squares);
+            else if (KV::nets && s.d.what)
+                chain_row_gated(s, row_of(a, r, s, i == 0),
+                                s.d.what == CHAIN_STATE_ROW ? values_of(a, r) + s.d.gates : s.d.gate, act,
+                                terms);
             else if (!rounds)
                 chain_row_load(a, r, s, i == 0, act);
             CHAIN_STAMP(2);
@@ -369,9 +384,13 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
                 chain_write<0>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
             else
                 chain_write<1>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
+            if (KV::nets && s.d.what == CHAIN_STATE_ROW)
+                chain_delta_keep(s, plan, false, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
             chain_meet(); /* activations and terms have been read; and who polls is in the way of who writes
                            */
             CHAIN_STAMP(5);
+        } else if (KV::nets && s.d.what == CHAIN_STATE_ROW) {
+            chain_delta_keep(s, plan, true, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) bar_arrive(r.read + i % CHAIN_DESCS);
@@ -392,12 +411,24 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
 }
 
 using chain_k_fn = void (*)(chain_args);
-static chain_k_fn kernel_of(bool bf16, bool halves, bool far)
+static chain_k_fn kernel_of(bool bf16, bool halves, bool far, bool nets)
 {
+    if (nets)
+        return halves ? chain_k_kernel<false, true, net_steps> : chain_k_kernel<false, false, net_steps>;
     if (far) return bf16 ? chain_k_kernel<true, false, far_keys> : chain_k_kernel<false, false, far_keys>;
     if (halves) return bf16 ? chain_k_kernel<true, true, near_keys> : chain_k_kernel<false, true, near_keys>;
     return bf16 ? chain_k_kernel<true, false, near_keys> : chain_k_kernel<false, false, near_keys>;
 }
+
+size_t chain_gated_bytes(void)
+{
+    return sizeof(float[CHAIN_WARPS][DELTA_GATED][2 * DELTA]);
+}
+size_t chain_delta_bytes(void)
+{
+    return sizeof(struct chain_delta_room);
+}
+
 cudaError_t chain_k_open(int smem)
 {
 #ifdef CHAIN_TRACE
@@ -405,14 +436,17 @@ cudaError_t chain_k_open(int smem)
 #endif
     cudaError_t err = chain_fault_open();
     for (int i = 0; i < 6 && !err; i++)
-        err = cudaFuncSetAttribute(kernel_of(i & 1, i / 2 == 1, i / 2 == 2),
+        err = cudaFuncSetAttribute(kernel_of(i & 1, i / 2 == 1, i / 2 == 2, false),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    for (int i = 0; i < 2 && !err; i++)
+        err = cudaFuncSetAttribute(kernel_of(false, i, false, true),
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return err;
 }
 
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
-                           bool far, int blocks, size_t smem)
+                           bool far, bool nets, int blocks, size_t smem)
 {
-    return cuda_launch(be, kernel_of(bf16, halves, far), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 2)),
-                       smem, *a);
+    return cuda_launch(be, kernel_of(bf16, halves, far, nets), dim3((unsigned)blocks),
+                       dim3(32 * (CHAIN_WARPS + 2)), smem, *a);
 }

@@ -83,8 +83,41 @@ struct chain_plan {
     int total, tiles;        /* tiles before the step, and of it */
     int alone;               /* of these, whose columns the warp that multiplies them rounds itself; or all */
     int pairs, share;        /* pairs of panels; 2^share lanes an output */
-    int unit, leaf, kv_head; /* of attention: the first unit, and which it is */
+    int unit, leaf, kv_head; /* of attention: the first unit, and which it is; of a delta net: the first of
+                                the key head's units, how many, and the key head */
 };
+DEV void prefetch_bulk(const void *p, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#endif
+}
+/* The block's units of a delta net; and what the step reads beside values, to the L2 cache: all lanes. */
+DEV void chain_delta_plan(const chain_net &d, chain_plan &g)
+{
+    const int b = (int)(gridDim.x - 1 - blockIdx.x); /* the last blocks have fewer pairs of products */
+    g.kv_head = b / d.per;
+    g.unit = b - g.kv_head * d.per;
+    g.leaf = g.kv_head >= d.n_k ? 0 : (g.unit < d.units) + (g.unit + d.per < d.units);
+}
+DEV void chain_delta_early(const chain_net &d, const chain_plan &g)
+{
+    constexpr int D = CHAIN_HEAD, R = 32; /* rows of a unit */
+    const int lane = threadIdx.x % 32, width = (2 * d.n_k + d.n_v) * D;
+    const int j = lane / 8 % 2;
+    if (!g.leaf || (lane < 16 && j >= g.leaf)) return;
+    const int u = g.unit + (lane < 16 && j ? d.per : 0),
+              rows = R * (4 * (g.kv_head + d.n_k * (u / 4)) + u % 4);
+    /* Lanes 0 to 15: of a unit the state, its columns of v; 16 to 31: columns of q and k */
+    const int c = lane < 16 ? 2 * d.n_k * D + rows : (j * d.n_k + g.kv_head) * D;
+    const uint32_t n = lane < 16 ? R : D;
+    const int what = lane % 8;
+    if (what < 3) prefetch_bulk(d.conv + (size_t)what * (size_t)width + c, 4 * n);
+    if (what == 3) prefetch_bulk(d.log + c, 4 * n);
+    if (what == 4) prefetch_bulk(d.taps + 4 * (size_t)c, 16 * n);
+    if (what == 5 && lane < 16) prefetch_bulk(d.s + (size_t)rows * D, 4 * R * D);
+    if (what == 6) prefetch_line(lane < 16 ? d.log + width + g.kv_head : j ? d.a : d.dt);
+}
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
  * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times
@@ -137,7 +170,11 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 /* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
  */
 struct near_keys {
-    static constexpr bool ring = false;
+    static constexpr bool ring = false, nets = false;
+};
+/* No attention, but gated delta nets or gated rows. */
+struct net_steps {
+    static constexpr bool ring = false, nets = true;
 };
 
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
@@ -257,11 +294,13 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         g.total = total, g.tiles = tiles;
         g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
         g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
-        if (!KV::ring && !s.n_m) {
+        if (!KV::ring && !KV::nets && !s.n_m) {
             g.unit = (int)blockIdx.x - s.rest; /* blocks with less of the projections have leaves first */
             if (g.unit < 0) g.unit += (int)gridDim.x;
             g.leaf = g.unit / s.n_kv, g.kv_head = g.unit - g.leaf * s.n_kv;
         }
+        if (KV::nets && (s.d.what == CHAIN_STATE || s.d.what == CHAIN_STATE_ROW)) chain_delta_plan(s.d, g);
+        if (KV::nets && s.d.what == CHAIN_STATE) chain_delta_early(s.d, g);
         if (lane == 0) {
             m.plan[i % CHAIN_DESCS] = g;
             bar_arrive(m.planned + i % CHAIN_DESCS);

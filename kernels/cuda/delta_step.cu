@@ -10,6 +10,7 @@
  *
  * Every value has the bits of the three kernels. Bound: latency, from the last projection to the rounded row.
  */
+#include "chain.cuh"
 #include "cluster.cuh"
 #include "delta_rows.cuh"
 #include "prep.cuh"
@@ -334,29 +335,35 @@ static cudaError_t launch(struct cuda_backend *be,
     return cudaLaunchKernelEx(&config, kernel, *l, *p, be->delta_count);
 }
 
-int cuda_delta_linear(struct kn_backend *kb, const struct kn_delta *a, float *out, const struct kn_weight *w)
+int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const struct kn_weight *w)
 {
-    struct cuda_backend *be = cuda_of(kb);
     enum mm_act act;
     struct mm_prep p;
     const bool fits = be->cc >= 90 && !be->generic && !delta_tuning.apart && a->n > 0 &&
                       a->n <= KN_DELTA_LOG && a->d_k == D && a->d_v == D && a->n_v % 2 == 0 &&
                       a->n_k <= DELTA_COUNTERS && a->n_conv <= TAPS && w->n_in == (int64_t)a->n_v * D &&
                       mm_preparing(be, w, &p, &act);
-    int rc = cuda_delta_check(be, a);
-    if (rc) return rc;
-    if (!fits) {
-        rc = cuda_delta(kb, a);
-        return rc ? rc : cuda_linear(kb, out, w, a->out, a->n, true);
-    }
+    if (!fits) return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
-    rc = cuda_check(be, "delta",
+    const int rc = cuda_check(be, "delta",
                     launch(be,
                            act == MM_ACT_K    ? delta_step<MM_ACT_K>
                            : act == MM_ACT_32 ? delta_step<MM_ACT_32>
                                               : delta_step<MM_ACT_32M>,
                            &l, &p));
+    if (rc == 0) mm_prepared(be, a->out, nullptr, a->n, &p, act);
+    return rc;
+}
+
+int cuda_delta_linear(struct kn_backend *kb, const struct kn_delta *a, float *out, const struct kn_weight *w)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    int rc = cuda_delta_check(be, a);
     if (rc) return rc;
-    mm_prepared(be, a->out, nullptr, a->n, &p, act);
-    return cuda_linear(kb, out, w, a->out, a->n, true);
+    if (a->n == 1) {
+        const int kept = chain_delta(be, a, out, w);
+        if (kept) return kept < 0 ? kept : 0;
+    }
+    rc = chain_delta_alone(be, a, w);
+    return rc ? rc : cuda_linear(kb, out, w, a->out, a->n, true);
 }

@@ -3,6 +3,7 @@
  *
  * A warp has 256 columns of a row, which are what is rounded together (prep.cuh); the gated values have the
  * bits of op->gate's, so the product has those of gate and linear. */
+#include "chain.cuh"
 #include "math.cuh"
 #include "mm.cuh"
 #include "ops.cuh"
@@ -28,6 +29,31 @@ static __global__ void __launch_bounds__(32 * WARPS)
     store_block<ACT>(a, a.rows + row * (size_t)a.slices * (size_t)a.slice_row, block, v);
 }
 
+/* p, act: of mm_preparing. */
+static int launch(struct cuda_backend *be, struct mm_prep *p, enum mm_act act, const float *x, const float *g,
+                  int32_t n)
+{
+    p->x = x;
+    const dim3 grid((unsigned)((p->n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n);
+    const int rc = cuda_check(be, "gate_linear",
+                              cuda_launch(be,
+                                          act == MM_ACT_K    ? gate_and_round<MM_ACT_K>
+                                          : act == MM_ACT_32 ? gate_and_round<MM_ACT_32>
+                                                             : gate_and_round<MM_ACT_32M>,
+                                          grid, dim3(32 * WARPS), 0, *p, g));
+    if (rc == 0) mm_prepared(be, x, nullptr, n, p, act);
+    return rc;
+}
+
+int chain_gate_alone(struct cuda_backend *be, const struct chain_product *c)
+{
+    enum mm_act act;
+    struct mm_prep p;
+    if (!mm_preparing(be, c->w[0], &p, &act))
+        return cuda_fail(be, KN_EINVAL, "gate_linear: a row that nothing rounds");
+    return launch(be, &p, act, c->x, c->gate, 1);
+}
+
 int cuda_gate_linear(struct kn_backend *kb, float *out, const struct kn_weight *w, float *x, const float *g,
                      int32_t n)
 {
@@ -43,15 +69,11 @@ int cuda_gate_linear(struct kn_backend *kb, float *out, const struct kn_weight *
         mm_prepared(be, x, nullptr, n, &p, act);
         return cuda_linear(kb, out, w, x, n, true);
     }
-    p.x = x;
-    const dim3 grid((unsigned)((p.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n);
-    const int rc = cuda_check(be, "gate_linear",
-                              cuda_launch(be,
-                                          act == MM_ACT_K    ? gate_and_round<MM_ACT_K>
-                                          : act == MM_ACT_32 ? gate_and_round<MM_ACT_32>
-                                                             : gate_and_round<MM_ACT_32M>,
-                                          grid, dim3(32 * WARPS), 0, p, g));
-    if (rc) return rc;
-    mm_prepared(be, x, nullptr, n, &p, act);
-    return cuda_linear(kb, out, w, x, n, true);
+    if (n == 1 && act == MM_ACT_K) { /* the first product of a chain, perhaps */
+        const struct chain_product c = {"gate_linear", {w}, {out}, 1, x, nullptr, 0.0f, true, false, KN_ACT_SILU, g};
+        const int rc = chain_add(be, &c);
+        if (rc) return rc < 0 ? rc : 0;
+    }
+    const int rc = launch(be, &p, act, x, g, n);
+    return rc ? rc : cuda_linear(kb, out, w, x, n, true);
 }

@@ -599,7 +599,8 @@ static int run_rows(struct cuda_backend *be, const struct product *p)
 
 static int add_to_chain(struct cuda_backend *be, const struct product *p)
 {
-    struct chain_product c = {p->name, {}, {}, p->n_w, p->x, p->norm, p->eps, p->add, p->gated, p->act};
+    struct chain_product c = {p->name, {}, {}, p->n_w, p->x, p->norm, p->eps, p->add, p->gated, p->act,
+                              nullptr};
     for (int32_t j = 0; j < p->n_w; j++) c.w[j] = p->w[j], c.out[j] = p->out[j];
     const int with = experts_then(be, &c);
     return with ? with : chain_add(be, &c);
@@ -608,7 +609,8 @@ int chain_alone(struct cuda_backend *be, const struct chain_product *c)
 {
     struct product p = {c->name, {}, {}, c->n_w, 1, c->x, c->norm, c->eps, c->add, c->gated, c->act};
     for (int32_t j = 0; j < c->n_w; j++) p.w[j] = c->w[j], p.out[j] = c->out[j];
-    return run_rows(be, &p);
+    const int rc = c->gate ? chain_gate_alone(be, c) : 0;
+    return rc ? rc : run_rows(be, &p);
 }
 
 /* MANY_ROWS rows at a time (many_tuning.rows): through the library where that is wanted, else the row
