@@ -29,6 +29,7 @@ struct chain_state {
     struct chain_map map[CHAIN_STEPS]; /* two of each attention over a long context */
     struct chain_op op[CHAIN_STEPS];
     bool bf16, attends, far, items; /* items: steps of other types than K */
+    bool wide;                      /* rows of more than 4,096 columns are normed */
     bool nets;                      /* delta nets or gated rows: an instance of chain_k.cu alone has them */
     bool rounded;                   /* the row that it begins with may not be in memory, but rounded */
     size_t parts;                   /* partial results that the chain has, at most */
@@ -439,7 +440,7 @@ static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
 /* The first of a chain comes. x: its row. */
 static void begin(const struct cuda_backend *be, struct chain_state *c, const float *x)
 {
-    c->attends = c->items = c->nets = false;
+    c->attends = c->items = c->wide = c->nets = false;
     c->parts = 0;
     c->rounded = x && be->ready.x == x && be->ready.launch == be->launches;
 }
@@ -466,6 +467,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     }
     if (p->gate) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
     c->items |= s.kind != CHAIN_K;
+    c->wide |= s.kind == CHAIN_K && s.norm && s.units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
     c->step[be->chain_steps] = s;
     struct chain_op *op = &c->op[be->chain_steps++];
     op->attend = op->net = false;
@@ -481,7 +483,8 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     if (!last) return 0;
     const int32_t n_kv = kv->n_head_kv,
                   bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
-    const bool far = bound > (c->items ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
+    const bool late = c->items || c->wide, /* slots, no halves: longer contexts pay */
+        far = bound > (late ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
     const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
     const bool fits =
         !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&

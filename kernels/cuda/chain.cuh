@@ -235,7 +235,7 @@ struct chain_tuning {
     /* of types other than K: */
     int tile;      /* bytes of a tile, at most */
     int items;     /* bytes on the way */
-    int near;      /* positions beyond which keys and values come through the ring of slots */
+    int near;      /* positions beyond which keys and values come through the ring, also of wide rows */
     int k_ahead;   /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
     int halves;    /* 1: pairs of panels that divide badly are halved where rows are wide */
     int far_ahead; /* as k_ahead: keys and values of a long context */
