@@ -401,14 +401,15 @@ static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t p
     return -1;
 }
 
-/* Blocks that are given their rows together: pairs for 4 rows and more. Measured: K types start later by more than it
- * saves, and fours leave multiprocessors without work. Slices apart: none, for such blocks wait for others, which must
+/* Blocks that are given their rows together: pairs for 4 rows and more, K types where rows are long. Measured: else these
+ * start later by more than it saves, and fours leave multiprocessors without work. Slices apart: none, for such blocks wait for others, which must
  * be resident. Beside others: none, for what those leave are not pairs of neighbours, and some would wait for their end. */
 static int few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a)
 {
+    const bool pairs = act == MM_ACT_K ? a->n_in > 4096 : a->n >= 4;
     const int most = a->block_slices < a->slices || be->product_sms ? 1
                      : mm_tuning.few_cluster                         ? mm_tuning.few_cluster
-                     : act != MM_ACT_K && a->n >= 4                  ? 2
+                     : pairs                                         ? 2
                                                                      : 1;
     return a->groups % most ? 1 : most;
 }
