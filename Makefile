@@ -265,10 +265,10 @@ $(BUILD)/test/mm_gpu: $(wildcard test/gpu/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
-$(BUILD)/test/chain_gpu: test/gpu/chain_gpu.c $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/chain_gpu: test/gpu/chain_gpu.c test/gpu/chain_wide.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
 $(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
 	@mkdir -p $(@D)

@@ -1,5 +1,6 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
 #include "chain.cuh"
+#include "ops.cuh"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,13 +11,21 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4,    4608, 65536,
-                                    4096,      64512, 1, 65536,  1024, 8704};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0,     262144, 4,    4608, 65536, 4096,
+                                    64512,     1,     65536, 1024,   8704, 1,    110000};
 long chain_launched;
 
-/* One of the operations, in full, should it be launched by itself. */
+/* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. */
+struct chain_add_op {
+    struct mm_add add;
+    int64_t width;
+    const struct kn_weight *w;
+    const float *norm;
+};
+/* One of the operations, in full, should it be launched by itself. post: before it. */
 struct chain_op {
     bool attend, net; /* net: a delta net, whose product is the next */
+    struct chain_add_op post;
     struct chain_product product;
     struct kn_delta delta;
     struct kn_delta_state delta_state;
@@ -32,6 +41,9 @@ struct chain_state {
     bool wide;                      /* rows of more than 4,096 columns are normed */
     bool nets;                      /* delta nets or gated rows: an instance of chain_k.cu alone has them */
     bool rounded;                   /* the row that it begins with may not be in memory, but rounded */
+    bool gemma;                     /* chain_post.cuh, chain_wide.cuh */
+    struct chain_add_op waits;      /* behind the newest step, for the product that reads it */
+    int32_t post;                   /* the newest step with one before it; -1: none */
     size_t parts;                   /* partial results that the chain has, at most */
     const int32_t *pos;             /* of all attention of the chain */
     struct chain_step *direct;      /* device memory: the descriptors of a launch that is not recorded */
@@ -44,16 +56,19 @@ struct chain_state {
 struct chain_places {
     struct chain_places *next;
     float *values;
-    size_t set, room; /* room: partial results */
+    size_t set, room, kept; /* room: partial results; kept: floats */
     uint2 *parts;
+    float *rows;
     unsigned *state;
 };
-/* Of the margin that plans leave: 4 MB, and 17 MB for 32 heads over 262,144 positions. */
-static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
+/* Of the margin that plans leave: 4 MB, and 17 MB for 32 heads over 262,144 positions; of 60 layers of 5,376
+ * columns 27 MB, 3 MB of rows that are kept and 17 MB for heads of 512 over 4,096 positions. */
+static cudaError_t new_places(struct chain_state *c, size_t set, size_t room, size_t kept)
 {
     struct chain_places *p = (struct chain_places *)calloc(1, sizeof *p);
     if (c->places && set < c->places->set) set = c->places->set;
     if (c->places && room < c->places->room) room = c->places->room;
+    if (c->places && kept < c->places->kept) kept = c->places->kept;
     if (room < CHAIN_PARTS) room = CHAIN_PARTS;
     const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * room * (CHAIN_HEAD + 2);
     if (!p) return cudaErrorMemoryAllocation;
@@ -61,10 +76,12 @@ static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
     c->places = p;
     p->set = set;
     p->room = room;
-    cudaError_t err = cudaMalloc(&p->values, values + parts + 16);
+    p->kept = kept;
+    cudaError_t err = cudaMalloc(&p->values, values + parts + 16 + sizeof(float) * kept);
     if (err) return err;
     p->parts = (uint2 *)(p->values + 2 * set);
     p->state = (unsigned *)((uint8_t *)p->parts + parts);
+    p->rows = (float *)(p->state + 4);
     err = cudaMemset(p->values, 0xff, values);           /* CHAIN_NOT_YET */
     if (!err) err = cudaMemset(p->parts, 0, parts + 16); /* no tag is 0, but once in 2^32 */
     return err ? err : cudaStreamSynchronize(nullptr);
@@ -249,19 +266,44 @@ static void halve(struct chain_step *s, int blocks)
     s->half = !s->gated && s->rounds && s->rest && 2 * s->rest <= blocks;
     if (s->half) s->rest *= 2;
 }
+/* The first of the old rows that are kept comes from memory, and the newest goes there: every block must have
+ * read the one before any writes the other, so must have had outputs that all wait for in between. */
+static bool posts_in_turn(const struct chain_state *c, int32_t count, int32_t blocks)
+{
+    int32_t first = 0;
+    if (c->post < 0) return true;
+    while (!c->step[first].post) first++;
+    for (int32_t i = first; i < c->post && i < count; i++)
+        if (c->step[i].n_m && c->step[i].pass_on && c->step[i].pairs >= blocks) return true;
+    return false;
+}
+/* Of outputs that later steps write again only the newest are wanted in memory. */
+static void newest_outputs(struct chain_state *c, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t k = i + 1; k < count && k <= i + 5; k++) {
+            struct chain_step *s = &c->step[i], *t = &c->step[k];
+            if (!s->n_m && !t->n_m && s->attn == t->attn && s->n_head * s->head <= t->n_head * t->head)
+                s->attn = nullptr;
+            for (int32_t j = 0; j < s->n_m; j++)
+                for (int32_t l = 0; l < t->n_m && s->m[j].out; l++)
+                    if (t->m[l].out == s->m[j].out && t->m[l].n_out >= s->m[j].n_out) s->m[j].out = nullptr;
+        }
+}
 
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
  * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
 static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
                       struct chain_args *a, int *blocks)
 {
-    int32_t most = 0, n_rep = 0;
+    int32_t most = 0, n_rep = 0, head = 0;
     uint32_t terms = 0, row = 0;
     bool items = false, wide = false;
     a->slot_bytes = 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
+        if (s->n_m == 0 && s->head > head) head = s->head;
         if (s->n_m == 0) continue;
         if (c->attends && c->far && s->kind == CHAIN_32) cut_items(s, chain_tuning.far_tile);
         if (row_bytes(s) > row) row = row_bytes(s);
@@ -270,13 +312,15 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
-    if (c->nets && (items || c->attends)) return 0;
-    if (wide && items) return 0;                                      /* chain_k.cu alone has such norms */
+    if (c->nets && (items || c->attends || c->gemma)) return 0;
+    wide = wide || c->gemma;
+    if (wide && items) return 0; /* chain_k.cu alone has such norms */
+    if (c->gemma && c->attends && c->far) return 0;
     if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     const bool k = !items && !(c->attends && c->far);
     a->halves = k && wide && chain_tuning.halves;
     *blocks = most < be->sm_count ? most : be->sm_count;
-    if (!*blocks) return 0;
+    if (!*blocks || !posts_in_turn(c, count, *blocks)) return 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         if (s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) {
@@ -307,7 +351,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         s->at = place;
         if (s->d.what) s->d.gates = (s->n_m ? s->from : place) + s->d.n_v * CHAIN_HEAD;
         if (s->n_m == 0)
-            place += s->n_head * CHAIN_HEAD * (s->d.what ? 2 : 1);
+            place += s->n_head * (s->d.what ? 2 * CHAIN_HEAD : s->head);
         else if (s->pass_on)
             place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
     }
@@ -316,10 +360,12 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     row = (row + 127) / 128 * 128;
     uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
     if (c->attends) {
-        const size_t bytes = c->far ? chain_far_bytes(n_rep) : chain_attend_bytes();
+        const size_t bytes = c->far     ? chain_far_bytes(n_rep)
+                             : c->gemma ? chain_wide_bytes(head)
+                                        : chain_attend_bytes();
         const uint32_t least_rest = ((uint32_t)bytes + 127) / 128 * 128;
         if (rest < least_rest) rest = least_rest;
-        if (!c->far) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
+        if (!c->far && !c->gemma) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
     }
     const uint32_t all = CHAIN_RING + rest + keys + 512;
     if (all >= (uint32_t)be->smem_block) return 0;
@@ -412,7 +458,10 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         if (s->n_m == 0 && !far) continue;
         s->cap_tiles = (int32_t)(a->ring / s->tile);
         if (s->cap_tiles < 4) return 0;
-        s->ahead = (s->n_m ? chain_tuning.k_ahead : chain_tuning.far_ahead) / (int32_t)s->tile;
+        s->ahead = (!s->n_m    ? chain_tuning.far_ahead
+                    : c->gemma ? chain_tuning.wide_ahead
+                               : chain_tuning.k_ahead) /
+                   (int32_t)s->tile;
         if (s->ahead > most) s->ahead = 0;
     }
     a->net = a->keys + keys;
@@ -441,8 +490,30 @@ static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
 static void begin(const struct cuda_backend *be, struct chain_state *c, const float *x)
 {
     c->attends = c->items = c->wide = c->nets = false;
+    c->gemma = false;
+    c->post = -1;
     c->parts = 0;
     c->rounded = x && be->ready.x == x && be->ready.launch == be->launches;
+}
+/* Is it the product that the norm_add is promised to? Then that is the first thing it does. */
+static bool link_post(struct chain_state *c, struct chain_step *last, const struct chain_product *p,
+                      struct chain_step *s)
+{
+    const struct chain_add_op *o = &c->waits;
+    struct chain_step *before = c->post < 0 ? nullptr : &c->step[c->post];
+    if (c->nets || c->rounded || p->gate || s->kind != CHAIN_K || s->old || p->x != o->add.out ||
+        p->norm != o->norm || p->w[0] != o->w || p->eps != o->add.eps || p->w[0]->n_in != o->width ||
+        (before && before->post_out != o->add.x))
+        return false;
+    for (int32_t j = 0; j < p->n_w; j++)
+        if (p->out[j] == o->add.x) return false;
+    for (struct chain_step *i = c->step; i <= last; i++)
+        if (i->n_m && (i->kind != CHAIN_K || i->old)) return false;
+    s->post = o->add.weight, s->post_eps = o->add.eps, s->post_scale = o->add.scale;
+    s->post_out = o->add.out;
+    s->post_x = before ? nullptr : o->add.x;
+    if (before) before->post_out = nullptr;
+    return true;
 }
 
 int chain_add(struct cuda_backend *be, const struct chain_product *p)
@@ -453,8 +524,11 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     if (chain_tuning.off || !step_of(be, p, &s)) return cuda_flush(be);
     struct chain_step *last = (struct chain_step *)newest(be);
     bool linked = false;
-    if (last && be->chain_steps < CHAIN_STEPS && !p->gate && !c->rounded && !(c->nets && s.kind != CHAIN_K))
-        linked = last->n_m == 0 ? last->attn == p->x && (int64_t)last->n_head * CHAIN_HEAD == p->w[0]->n_in
+    if (last && c->waits.add.y)
+        linked = be->chain_steps < CHAIN_STEPS && link_post(c, last, p, &s);
+    else if (last && be->chain_steps < CHAIN_STEPS && !p->gate && !c->rounded &&
+             !((c->nets || c->gemma) && s.kind != CHAIN_K) && !(c->post >= 0 && s.old))
+        linked = last->n_m == 0 ? last->attn == p->x && (int64_t)last->n_head * last->head == p->w[0]->n_in
                                 : (last->n_m == 1 || last->gated) && last->m[0].out == p->x &&
                                       last->m[0].n_out == p->w[0]->n_in;
     if (!linked) {
@@ -472,6 +546,103 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     struct chain_op *op = &c->op[be->chain_steps++];
     op->attend = op->net = false;
     op->product = *p;
+    op->post = c->waits;
+    if (c->waits.add.y) {
+        c->post = be->chain_steps - 1;
+        c->gemma = true;
+        c->waits = {};
+    }
+    return 1;
+}
+
+/* How a norm_add is launched by itself where what it is promised to is known (mm_norm_add): with those bits.
+ */
+int chain_norm_add(struct cuda_backend *be, const struct mm_add *add, int64_t width)
+{
+    struct chain_state *c = be->chain;
+    const struct chain_step *last = c ? newest(be) : nullptr;
+    const struct kn_weight *w = be->head.next_w;
+    const float *norm = be->head.next_norm;
+    if (!last) return 0;
+    if (chain_tuning.off || !chain_tuning.wide || c->nets || c->rounded || c->waits.add.y || !w || !norm ||
+        !add->weight || add->out != add->x || last->n_m != 1 || last->gated || last->old ||
+        last->m[0].out != add->y || last->m[0].n_out != width || last->kind != CHAIN_K || width % 256 ||
+        width > CHAIN_POST_WIDTH || w->n_in != width ||
+        ((uintptr_t)add->x | (uintptr_t)add->weight | (uintptr_t)norm) & 15)
+        return cuda_flush(be);
+    c->waits = {*add, width, w, norm};
+    be->head.next_w = nullptr;
+    return 1;
+}
+static int norm_add_alone(struct cuda_backend *be, const struct chain_add_op *o)
+{
+    const struct kn_weight *w = be->head.next_w;
+    const float *norm = be->head.next_norm;
+    kn_next((struct kn_backend *)be, o->w, o->norm);
+    const int rc = cuda_norm_add((struct kn_backend *)be, o->add.out, o->add.x, o->add.y, o->add.weight, 1,
+                                 o->width, o->add.eps, o->add.scale);
+    kn_next((struct kn_backend *)be, w, norm);
+    return rc;
+}
+
+/* The step, and the operation in full. */
+static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_rope_store *s,
+                                     const struct kn_attention *a, size_t parts)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim;
+    struct chain_step *t = &c->step[be->chain_steps];
+    struct chain_op *op = &c->op[be->chain_steps++];
+    t[-1].pass_on = 1;
+    *t = {};
+    t->k = kv->k, t->v = kv->v, t->pos = a->pos, t->q_norm = s->q_norm, t->k_norm = s->k_norm,
+    t->table = s->table;
+    t->attn = a->out, t->n_head = a->n_head, t->n_kv = kv->n_head_kv, t->n_rep = a->n_head / kv->n_head_kv,
+    t->cap = kv->cap;
+    t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
+    t->head = d, t->window = a->window, t->v_norm = s->v_norm;
+    t->v_from = (a->n_head + (s->k == s->v ? 0 : t->n_kv)) * d;
+    if (parts > c->parts) c->parts = parts;
+    op->attend = true, op->net = false;
+    op->post = {};
+    op->kv = *kv;
+    op->store = *s, op->store.kv = &op->kv;
+    op->attention = *a, op->attention.kv = &op->kv;
+    c->attends = true;
+    c->pos = a->pos;
+    c->bf16 = kv->type == KN_BF16;
+    return t;
+}
+/* Windows and heads that chain_wide.cuh alone has. */
+static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
+                       const struct chain_step *last)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, n_kv = kv->n_head_kv, n_rep = a->n_head / n_kv, half = s->n_rot / 2,
+                  bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap,
+                  leaf = d == 512 ? 32 : 64, window = a->window && a->window < bound ? a->window : 0,
+                  keys = window ? window : bound, /* that are seen, at most */
+        leaves = (keys - 1) / leaf + 1 + (window ? 1 : 0);
+    const bool same = s->k == s->v;
+    const bool fits = !chain_tuning.off && chain_tuning.wide && be->chain_steps < CHAIN_STEPS && a->causal &&
+                      !a->first && (d == 128 || d == 256 || d == 512) && kv->type != KN_F32 &&
+                      kv->cap % 64 == 0 && kv->cap >= keys && n_rep <= 16 &&
+                      keys <= (window                     ? 6 * 512
+                               : chain_tuning.near < 4096 ? chain_tuning.near
+                                                          : 4096) &&
+                      !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
+                      (!c->attends || (c->bf16 == (kv->type == KN_BF16) && !c->far && c->pos == a->pos));
+    const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == (same ? 2 : 3) &&
+                        last->m[0].out == s->q && last->m[1].out == s->k &&
+                        last->m[0].n_out == a->n_head * d && last->m[1].n_out == n_kv * d &&
+                        (same || (last->m[2].out == s->v && last->m[2].n_out == n_kv * d));
+    if (!fits || !linked || c->items || c->nets || c->rounded) return cuda_flush(be);
+    (void)put_attend(be, s, a,
+                     ((size_t)leaves * (size_t)a->n_head * (size_t)(d + 2) - 1) / (CHAIN_HEAD + 2) + 1);
+    c->far = false;
+    c->gemma = true;
     return 1;
 }
 
@@ -481,6 +652,9 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr;
     const struct kn_kv *kv = a->kv;
     if (!last) return 0;
+    if (a->n != 1 || c->waits.add.y || a->gate || a->n_head % kv->n_head_kv) return cuda_flush(be);
+    if (a->window || kv->head_dim != CHAIN_HEAD || s->v_norm || s->k == s->v)
+        return attend_wide(be, s, a, last);
     const int32_t n_kv = kv->n_head_kv,
                   bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
     const bool late = c->items || c->wide, /* slots, no halves: longer contexts pay */
@@ -492,29 +666,14 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
         a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
         (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
         !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
-        (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->far == far && c->pos == a->pos));
+        (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->far == far && c->pos == a->pos)) &&
+        !(far && c->gemma);
     const bool linked = !c->nets && last->n_m == 3 && !last->gated && last->m[0].out == s->q &&
                         last->m[1].out == s->k && last->m[2].out == s->v &&
                         last->m[0].n_out == a->n_head * CHAIN_HEAD && last->m[1].n_out == n_kv * CHAIN_HEAD &&
                         last->m[2].n_out == n_kv * CHAIN_HEAD;
     if (!fits || !linked) return cuda_flush(be);
-    last->pass_on = 1;
-    struct chain_step *t = &c->step[be->chain_steps];
-    struct chain_op *op = &c->op[be->chain_steps++];
-    *t = {};
-    t->k = kv->k, t->v = kv->v, t->pos = a->pos, t->q_norm = s->q_norm, t->k_norm = s->k_norm,
-    t->table = s->table;
-    t->attn = a->out, t->n_head = a->n_head, t->n_kv = n_kv, t->n_rep = a->n_head / n_kv, t->cap = kv->cap;
-    t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
-    t->far = c->far = far;
-    if ((size_t)parts > c->parts) c->parts = (size_t)parts;
-    op->attend = true, op->net = false;
-    op->kv = *kv;
-    op->store = *s, op->store.kv = &op->kv;
-    op->attention = *a, op->attention.kv = &op->kv;
-    c->attends = true;
-    c->pos = a->pos;
-    c->bf16 = kv->type == KN_BF16;
+    put_attend(be, s, a, (size_t)parts)->far = c->far = far;
     return 1;
 }
 
@@ -530,7 +689,8 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     const struct chain_matrix *m = last->m;
     const bool fits = !chain_tuning.off && be->chain_steps + 2 <= CHAIN_STEPS && a->n == 1 &&
                       a->d_k == CHAIN_HEAD && a->d_v == CHAIN_HEAD && a->n_conv == 4 &&
-                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && !c->attends && w->n_in == inner &&
+                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && !c->attends && !c->gemma &&
+                      !c->waits.add.y && w->n_in == inner &&
                       !(((uintptr_t)y->s | (uintptr_t)y->conv | (uintptr_t)y->log | (uintptr_t)a->conv |
                          (uintptr_t)a->norm) %
                         16);
@@ -551,6 +711,7 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     struct chain_op *op = &c->op[be->chain_steps];
     op[0].attend = op[1].attend = op[1].net = false;
     op[0].net = true;
+    op[0].post = op[1].post = {};
     op[0].delta = *a, op[0].delta_state = *y, op[0].delta.state = &op[0].delta_state;
     op[0].product = op[1].product = p;
     be->chain_steps += 2;
@@ -561,17 +722,21 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
 static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
 {
     int rc = 0;
-    for (int32_t i = 0; i < count && rc == 0; i++)
-        rc = c->op[i].net      ? chain_delta_alone(be, &c->op[i].delta, c->op[i].product.w[0])
-             : c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
-                               : chain_alone(be, &c->op[i].product);
+    for (int32_t i = 0; i < count && rc == 0; i++) {
+        if (c->op[i].post.add.y) rc = norm_add_alone(be, &c->op[i].post);
+        if (rc == 0)
+            rc = c->op[i].net      ? chain_delta_alone(be, &c->op[i].delta, c->op[i].product.w[0])
+                 : c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
+                                   : chain_alone(be, &c->op[i].product);
+    }
     return rc;
 }
 
 bool chain_last(const struct cuda_backend *be, const float *out, struct chain_product *p)
 {
     const int32_t last = be->chain_steps - 1;
-    if (last < 0 || last > 3 || be->chain->op[last].attend || be->chain->op[last].net)
+    if (last < 0 || last > 3 || be->chain->waits.add.y || be->chain->op[last].attend ||
+        be->chain->op[last].net)
         return false; /* more may be worth a chain */
     *p = be->chain->op[last].product;
     p->gate = nullptr;
@@ -622,15 +787,13 @@ static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *
                      nullptr); /* a copy from pageable memory may return before it is done */
 }
 
-int chain_flush(const struct cuda_backend *const_be)
+static int launch_steps(struct cuda_backend *be, int32_t count)
 {
-    struct cuda_backend *be = const_cast<struct cuda_backend *>(const_be);
     struct chain_state *c = be->chain;
-    const int32_t count = be->chain_steps;
     struct chain_args a = {};
     int blocks = 0;
-    be->chain_steps = 0; /* what is launched below must not come here again */
     if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
+    if (c->gemma) newest_outputs(c, count);
     size_t smem = lay_out(be, c, count, &a, &blocks);
     bool items = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
@@ -638,19 +801,36 @@ int chain_flush(const struct cuda_backend *const_be)
     if (smem && k) smem = lay_out_k(be, c, count, &a, blocks, smem);
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
-    if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
-        err = new_places(c, a.extent, c->parts);
+    const size_t kept = c->post < 0 ? 0 : (size_t)blocks * CHAIN_POST_WIDTH;
+    if (!c->places || c->places->set < a.extent || c->places->room < c->parts || c->places->kept < kept)
+        err = new_places(c, a.extent, c->parts, kept);
     a.count = count;
     a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
     a.state = c->places->state;
+    a.rows = c->places->rows;
     if (!err) err = put_steps(be, c, count, &a);
     const bool bf16 = c->attends && c->bf16;
+    const enum chain_form form = c->nets    ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
+                                 : c->gemma ? CHAIN_GEMMA
+                                 : far      ? CHAIN_FAR
+                                 : a.halves ? CHAIN_HALVES
+                                            : CHAIN_PAIRS;
     if (!err && k)
-        err = chain_k_launch(be, &a, bf16, a.halves, far, c->nets, blocks, smem);
+        err = chain_k_launch(be, &a, bf16, form, blocks, smem);
     else if (!err)
         err = chain_kernel_launch(be, &a, bf16, far, blocks, smem);
     chain_launched++;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
     return cuda_check(be, "layers of one row", err);
+}
+int chain_flush(const struct cuda_backend *const_be)
+{
+    struct cuda_backend *be = const_cast<struct cuda_backend *>(const_be);
+    const int32_t count = be->chain_steps;
+    const struct chain_add_op waits = be->chain->waits;
+    be->chain_steps = 0; /* what is launched below must not come here again */
+    be->chain->waits = {};
+    const int rc = launch_steps(be, count);
+    return rc == 0 && waits.add.y ? norm_add_alone(be, &waits) : rc;
 }

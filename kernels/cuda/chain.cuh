@@ -16,6 +16,11 @@
  * sets of places in turn; each makes the set of the launch before, as much of it as that one used, what it
  * has to be again: launches do not overlap in what they write, so nothing is ever overrun.
  *
+ * A norm_add between a product and the norm of the next is part of the step behind it (chain_post.cuh).
+ * Windows, heads of 256 and 512 and values that are normed or made of the keys' projection: chain_wide.cuh,
+ * over what short contexts are. Both are of K types alone, in an instance of their kernel that other chains
+ * do not use.
+ *
  * Chains of K types have a kernel of their own (chain_k.cu), the same but for how weights come: its ring has
  * no slots (chain_ring.cuh), one warp asks, and the one that fetches descriptors makes of them what is the
  * block's own.
@@ -57,6 +62,7 @@
 #define CHAIN_NORM_BLOCKS 2 /* of 256 columns that a warp keeps of a row that is normed */
 #endif
 #define CHAIN_K_NORM_BLOCKS 3 /* the same in chain_k.cu */
+#define CHAIN_POST_WIDTH (256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS)
 #ifndef CHAIN_ROW_BLOCKS
 #define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
 #endif
@@ -128,6 +134,13 @@ struct __align__(16) chain_step
     int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
     int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
     struct chain_net d;
+    int32_t head, window, v_norm; /* columns of a head; 0: all positions; values are normed */
+    int32_t v_from;               /* of what is read, where values begin: those of the keys, or behind them */
+    /* What the row is before its norm, chain_post.cuh: (old row + norm(what the step before gives) * post) *
+     * post_scale. post: NULL: that itself. */
+    const float *post, *post_x; /* post_x: the old row in memory; NULL: the block has kept it */
+    float *post_out;            /* the new one, or NULL */
+    float post_eps, post_scale;
 };
 /* What the device must know of a ring of keys or values to gather rows of a head: chain_map.cu. */
 struct __align__(128) chain_map
@@ -150,6 +163,7 @@ struct chain_args {
     unsigned extent;              /* places that the launch uses */
     const struct chain_map *maps; /* device memory */
     uint2 *parts;                 /* partial results: chain_attend.cuh */
+    float *rows;                  /* [blocks][CHAIN_POST_WIDTH]: what blocks keep: chain_post.cuh */
     unsigned *state;              /* [4]: the newest tag, launches, places that the newest used */
 };
 #define CHAIN_SLOTS 64   /* of the ring, at most */
@@ -174,10 +188,20 @@ struct chain_args {
 
 /* chain_k.cu */
 cudaError_t chain_k_open(int smem);
-/* halves: some step has; far: keys and values through the ring; not both. nets: delta nets or gated rows; no
- * attention then. */
-cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
-                           bool far, bool nets, int blocks, size_t smem);
+/* What the kernel of a chain can do beside the rest: some step has halves (chain_ring.cuh); keys and values
+ * come through the ring; halves, chain_post.cuh and chain_wide.cuh, which has all attention then; delta nets
+ * or gated rows, and no attention then; these and halves. */
+enum chain_form {
+    CHAIN_PAIRS,
+    CHAIN_HALVES,
+    CHAIN_FAR,
+    CHAIN_GEMMA,
+    CHAIN_NETS,
+    CHAIN_NETS_HALVES,
+    CHAIN_FORMS
+};
+cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
+                           enum chain_form form, int blocks, size_t smem);
 /* chain_kernel.cu: of chains with other types. bf16: keys and values; far: over long contexts. */
 cudaError_t chain_kernel_open(int smem);
 cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
@@ -189,6 +213,7 @@ size_t chain_attend_bytes(void);
 size_t chain_keys_bytes(void);
 size_t chain_delta_bytes(void);        /* of delta nets and gated rows */
 size_t chain_gated_bytes(void);        /* of the latter where terms are */
+size_t chain_wide_bytes(int32_t head); /* both in place of activations and terms */
 size_t chain_far_bytes(int32_t n_rep); /* over a long context, in place of both; n_rep: heads a kv head */
 
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -209,6 +234,7 @@ void chain_close(struct cuda_backend *be);
  * then), or an error. */
 int chain_add(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
+int chain_norm_add(struct cuda_backend *be, const struct mm_add *add, int64_t width);
 /* The same of a delta net and of out += W times its outputs. */
 int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w);
 /* The newest of what was collected, where it is out += W x. drop: launches all but it, and what gates its
@@ -233,14 +259,16 @@ struct chain_tuning {
     int context; /* positions beyond which attention is a launch */
     int some;    /* copies at once */
     /* of types other than K: */
-    int tile;      /* bytes of a tile, at most */
-    int items;     /* bytes on the way */
-    int near;      /* positions beyond which keys and values come through the ring, also of wide rows */
-    int k_ahead;   /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
-    int halves;    /* 1: pairs of panels that divide badly are halved where rows are wide */
-    int far_ahead; /* as k_ahead: keys and values of a long context */
-    int k_near;    /* positions beyond which they come through that kernel's ring */
-    int far_tile;  /* bytes of a tile of blocks of 32 over a long context: as much as one of keys */
+    int tile;       /* bytes of a tile, at most */
+    int items;      /* bytes on the way */
+    int near;       /* positions beyond which keys and values come through the ring, also of wide rows */
+    int k_ahead;    /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
+    int halves;     /* 1: pairs of panels that divide badly are halved where rows are wide */
+    int far_ahead;  /* as k_ahead: keys and values of a long context */
+    int k_near;     /* positions beyond which they come through that kernel's ring */
+    int far_tile;   /* bytes of a tile of blocks of 32 over a long context: as much as one of keys */
+    int wide;       /* 1: chain_wide.cuh and chain_post.cuh */
+    int wide_ahead; /* k_ahead of such chains */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched; /* chains, by this process: for tests */

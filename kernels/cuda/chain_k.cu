@@ -8,6 +8,8 @@
 #include "chain_far_ring.cuh"
 #include "chain_pair.cuh"
 #include "chain_delta.cuh"
+#include "chain_post.cuh"
+#include "chain_wide.cuh"
 
 CHAIN_TIMES_GET(chain_k_times_get)
 CHAIN_FAULT_GET(chain_k_fault_get)
@@ -253,8 +255,9 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
 
 /* ---- the kernel ---- */
 
-/* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys or
- * far_keys; or net_steps: gated delta nets or gated rows are among the steps, and no attention. */
+/* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys,
+ * far_keys or, with chain_post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
+ * steps, and no attention. */
 template <bool BF16, bool HALVES, class KV>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -332,7 +335,8 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
             if (!KV::nets && next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
-                if (!KV::ring && threadIdx.x < 32 * CHAIN_HEADS && r.plan[at].leaf <= pos / chain_few::LEAF)
+                if (!KV::ring && !KV::wide && threadIdx.x < 32 * CHAIN_HEADS &&
+                    r.plan[at].leaf <= pos / chain_few::LEAF)
                     chain_keys(next, pos, r.plan[at].leaf, r.plan[at].kv_head, keys);
             }
         }
@@ -351,17 +355,22 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             far_attention<BF16>(s, pos, far_share_of(s, pos), far_bytes_at(r, s, plan), act, a.parts,
                                 row_of(a, r, s, false), values_of(a, r) + s.at, r.state[0] + 1 + (unsigned)i);
             chain_meet();
-        } else if (!KV::ring && !KV::nets && s.n_m == 0) {
-            if (threadIdx.x < 32 * CHAIN_HEADS)
+        } else if (!KV::nets && s.n_m == 0) {
+            if (KV::wide)
+                chain_attention_wide<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
+                                           a.parts, r.state[0] + 1 + (unsigned)i, act);
+            else if (!KV::ring && threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
                                       a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();
-        } else if (plan.pairs) {
+        } else if (plan.pairs || (KV::wide && s.post)) {
             const bool rounds = !s.norm && s.own;
             const int share = plan.share;
             const unsigned flags = s.flags;
             const chain_output c = output_of(s, plan.pairs, (int)threadIdx.x / 32, share);
-            if (s.norm && s.units <= CHAIN_WARPS)
+            if (KV::wide && s.post)
+                chain_post(s, a.rows, row_of(a, r, s, false), act, squares);
+            else if (s.norm && s.units <= CHAIN_WARPS)
                 chain_norm<1>(a, r, s, i == 0, act, squares);
             else if (s.norm && s.units <= 2 * CHAIN_WARPS)
                 chain_norm<2>(a, r, s, i == 0, act, squares);
@@ -411,13 +420,16 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
 }
 
 using chain_k_fn = void (*)(chain_args);
-static chain_k_fn kernel_of(bool bf16, bool halves, bool far, bool nets)
+static chain_k_fn kernel_of(bool bf16, int form)
 {
-    if (nets)
-        return halves ? chain_k_kernel<false, true, net_steps> : chain_k_kernel<false, false, net_steps>;
-    if (far) return bf16 ? chain_k_kernel<true, false, far_keys> : chain_k_kernel<false, false, far_keys>;
-    if (halves) return bf16 ? chain_k_kernel<true, true, near_keys> : chain_k_kernel<false, true, near_keys>;
-    return bf16 ? chain_k_kernel<true, false, near_keys> : chain_k_kernel<false, false, near_keys>;
+    static const chain_k_fn all[CHAIN_FORMS][2] = {
+        {chain_k_kernel<false, false, near_keys>, chain_k_kernel<true, false, near_keys>},
+        {chain_k_kernel<false, true, near_keys>, chain_k_kernel<true, true, near_keys>},
+        {chain_k_kernel<false, false, far_keys>, chain_k_kernel<true, false, far_keys>},
+        {chain_k_kernel<false, true, wide_keys>, chain_k_kernel<true, true, wide_keys>},
+        {chain_k_kernel<false, false, net_steps>, chain_k_kernel<false, false, net_steps>},
+        {chain_k_kernel<false, true, net_steps>, chain_k_kernel<false, true, net_steps>}};
+    return all[form][bf16];
 }
 
 size_t chain_gated_bytes(void)
@@ -435,18 +447,24 @@ cudaError_t chain_k_open(int smem)
     smem -= 512; /* of the trace's own */
 #endif
     cudaError_t err = chain_fault_open();
-    for (int i = 0; i < 6 && !err; i++)
-        err = cudaFuncSetAttribute(kernel_of(i & 1, i / 2 == 1, i / 2 == 2, false),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-    for (int i = 0; i < 2 && !err; i++)
-        err = cudaFuncSetAttribute(kernel_of(false, i, false, true),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    for (int i = 0; i < 2 * CHAIN_FORMS && !err; i++)
+        err =
+            cudaFuncSetAttribute(kernel_of(i & 1, i / 2), cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return err;
 }
 
-cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16, bool halves,
-                           bool far, bool nets, int blocks, size_t smem)
+cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
+                           enum chain_form form, int blocks, size_t smem)
 {
-    return cuda_launch(be, kernel_of(bf16, halves, far, nets), dim3((unsigned)blocks),
-                       dim3(32 * (CHAIN_WARPS + 2)), smem, *a);
+    return cuda_launch(be, kernel_of(bf16, form), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 2)), smem,
+                       *a);
+}
+
+template <int D> static size_t wide_bytes_of()
+{
+    return step<D, 1>::FIXED + step<D, 1>::SLOT + 2 * D;
+}
+size_t chain_wide_bytes(int32_t head)
+{
+    return head == 512 ? wide_bytes_of<512>() : head == 256 ? wide_bytes_of<256>() : wide_bytes_of<128>();
 }

@@ -170,11 +170,14 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 /* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
  */
 struct near_keys {
-    static constexpr bool ring = false, nets = false;
+    static constexpr bool ring = false, nets = false, wide = false;
 };
 /* No attention, but gated delta nets or gated rows. */
 struct net_steps {
-    static constexpr bool ring = false, nets = true;
+    static constexpr bool ring = false, nets = true, wide = false;
+};
+struct wide_keys { /* of chain_wide.cuh */
+    static constexpr bool ring = false, nets = false, wide = true;
 };
 
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
@@ -279,8 +282,10 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
         /* What a step reads beside weights and keys: one block for all. */
         if (blockIdx.x == i % gridDim.x) {
-            const int near = s.n_m ? 0 : CHAIN_HEAD;
+            const int near = s.n_m ? 0 : KV::wide ? s.head : CHAIN_HEAD;
             for (int k = 32 * lane; s.norm && k < 256 * s.units; k += 1024) prefetch_line(s.norm + k);
+            if (KV::wide)
+                for (int k = 32 * lane; s.post && k < 256 * s.units; k += 1024) prefetch_line(s.post + k);
             if (32 * lane < near) {
                 if (s.q_norm) prefetch_line(s.q_norm + 32 * lane);
                 if (s.k_norm) prefetch_line(s.k_norm + 32 * lane);

@@ -1,5 +1,6 @@
 /* rows.cu - norms, gates, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch at
  * small n. */
+#include "chain.cuh"
 #include "math.cuh"
 #include "mm.cuh"
 #include "ops.cuh"
@@ -123,6 +124,10 @@ int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float
         return cuda_fail(be, KN_EINVAL, "norm_add: %d rows of width %lld", n, (long long)width);
     const struct mm_add add = {out, x, y, weight, eps, scale};
     bool done = false;
+    if (n == 1 && be->chain_steps) {
+        const int kept = chain_norm_add(be, &add, width);
+        if (kept) return kept < 0 ? kept : 0;
+    }
     const int rc = is_whole(out, x, y, weight, width) ? mm_norm_add(be, &add, n, width, &done) : 0;
     if (rc || done) return rc;
     return cuda_check(be, "norm_add",

@@ -18,7 +18,8 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some, tile, items, near, k_ahead, halves, far_ahead, k_near, far_tile;
+    int off, ahead, least, context, some, tile, items, near, k_ahead, halves, far_ahead, k_near, far_tile,
+        wide, wide_ahead;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -444,6 +445,27 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+#ifdef CHAIN_TRACE
+/* Of so many layers in all. */
+static void trace(double layers, bool show)
+{
+    extern void chain_times_get(unsigned long long t[56]), chain_k_times_get(unsigned long long t[56]);
+    unsigned long long tt[56], more[56]; /* of either kernel: one of them ran */
+    chain_times_get(tt), chain_k_times_get(more);
+    for (int i = 0; i < 56; i++) tt[i] += more[i];
+    static const char *const names[6] = {"q, k, v", "attend", "o", "gate, up", "down", "all"};
+    for (int i = 0; show && i < 6; i++) {
+        printf("    %-8s", names[i]);
+        for (int j = 0; j < 6; j++) printf(" %6.2f", (double)tt[8 * i + j] / layers / 132 / 1980);
+        printf("\n");
+    }
+    if (show)
+        printf("    asker: ring full %.2f, too many on the way %.2f; sums wait for weights %.2f\n",
+               (double)tt[48] / layers / 132 / 1980, (double)tt[49] / layers / 132 / 1980,
+               (double)tt[50] / layers / 132 / 1980);
+}
+#endif
+
 static double bytes_of(const struct shape *s)
 {
     const int64_t q = 128 * s->n_head, kv = 128 * s->n_kv;
@@ -520,20 +542,7 @@ static void bench(const struct shape *of, int32_t most)
                low ? r->ahead : r->items, r->some, r->tile, 1e6 * best / layers,
                bytes_of(s) / best * 1e-12 * layers);
 #ifdef CHAIN_TRACE
-        extern void chain_times_get(unsigned long long t[56]), chain_k_times_get(unsigned long long t[56]);
-        unsigned long long tt[56], more[56]; /* of either kernel: one of them ran */
-        chain_times_get(tt), chain_k_times_get(more);
-        for (int i = 0; i < 56; i++) tt[i] += more[i];
-        static const char *const names[6] = {"q, k, v", "attend", "o", "gate, up", "down", "all"};
-        for (int i = 0; !off && i < 6; i++) {
-            printf("    %-8s", names[i]);
-            for (int j = 0; j < 6; j++) printf(" %6.2f", (double)tt[8 * i + j] / 200 / layers / 132 / 1980);
-            printf("\n");
-        }
-        if (!off)
-            printf("    asker: ring full %.2f, too many on the way %.2f; sums wait for weights %.2f\n",
-                   (double)tt[48] / 200 / layers / 132 / 1980, (double)tt[49] / 200 / layers / 132 / 1980,
-                   (double)tt[50] / 200 / layers / 132 / 1980);
+        trace(200 * layers, !off);
 #endif
         fflush(stdout);
         kn_op(gpu)->record_free(gpu, rec);
@@ -542,6 +551,8 @@ static void bench(const struct shape *of, int32_t most)
     free(x);
     unmake(&m);
 }
+
+#include "chain_wide.h"
 
 /* Recordings made in many ways, each replayed often: the same bits as the launches', and an end. */
 static void stress(const struct shape *s)
@@ -593,6 +604,13 @@ int main(int argc, char **argv)
         if (!often && !timing && (!small || far_shapes[i].small) &&
             (argc < 3 || called(far_shapes[i].name, argv[2])))
             check_far(&far_shapes[i], small);
+    for (size_t i = 0; i < sizeof wide_shapes / sizeof *wide_shapes; i++)
+        if ((argc > 2 && !called(wide_shapes[i].name, argv[2])) || often || far)
+            continue;
+        else if (timing && !wide_shapes[i].small)
+            bench_wide(&wide_shapes[i]);
+        else if (!timing && (!small || wide_shapes[i].small))
+            check_wide(&wide_shapes[i], small);
     kn_backend_close(gpu);
     if (timing) return 0;
     printf("%ld passed, %ld failed\n", passed, failed);
