@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNTERS 1024 /* find_bad's, and one a row of pick */
+#define COUNTERS 1024 /* find_bad's, one a row of pick, and from 512 on pick's words of greedy rows */
 
 int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...)
 {
@@ -382,5 +382,7 @@ void cuda_close(struct kn_backend *kb)
         cuda_cycle_close(be);
         cudaStreamDestroy(be->stream);
     }
+    free(be->around);
+    free(be->picking);
     free(be);
 }

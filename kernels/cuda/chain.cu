@@ -1,4 +1,5 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
+#include "around.cuh"
 #include "chain.cuh"
 #include "ops.cuh"
 
@@ -11,9 +12,9 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0,     262144, 4,    4608, 65536, 4096,
-                                    64512,     1,     65536, 1024,   8704, 1,    110000};
-long chain_launched;
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0,    262144, 4,      4608,  65536, 4096,  64512, 1,
+                                    65536,     1024,  8704, 1,      110000, 20480, 2560,  64512, 1};
+long chain_launched, chain_heads;
 
 /* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. */
 struct chain_add_op {
@@ -29,6 +30,7 @@ struct chain_op {
     struct chain_product product;
     struct kn_delta delta;
     struct kn_delta_state delta_state;
+    bool head, part; /* of a product of several steps; and it stands whole in an operation before */
     struct kn_rope_store store;
     struct kn_attention attention;
     struct kn_kv kv;
@@ -347,7 +349,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     int32_t place = 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        s->from = i ? c->step[i - 1].at : 0;
+        s->from = !i ? 0 : s->again ? s[-1].from : s[-1].at;
         s->at = place;
         if (s->d.what) s->d.gates = (s->n_m ? s->from : place) + s->d.n_v * CHAIN_HEAD;
         if (s->n_m == 0)
@@ -458,9 +460,10 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         if (s->n_m == 0 && !far) continue;
         s->cap_tiles = (int32_t)(a->ring / s->tile);
         if (s->cap_tiles < 4) return 0;
-        s->ahead = (!s->n_m    ? chain_tuning.far_ahead
-                    : c->gemma ? chain_tuning.wide_ahead
-                               : chain_tuning.k_ahead) /
+        s->ahead = (!s->n_m         ? chain_tuning.far_ahead
+                    : c->op[i].head ? chain_tuning.head_ahead
+                    : c->gemma      ? chain_tuning.wide_ahead
+                                    : chain_tuning.k_ahead) /
                    (int32_t)s->tile;
         if (s->ahead > most) s->ahead = 0;
     }
@@ -473,6 +476,14 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
 static const struct chain_step *newest(const struct cuda_backend *be)
 {
     return be->chain_steps ? &be->chain->step[be->chain_steps - 1] : nullptr;
+}
+
+/* Does the product read what the newest step writes? */
+static bool reads(const struct chain_step *last, const struct chain_product *p)
+{
+    if (!last) return false;
+    if (last->n_m == 0) return last->attn == p->x && (int64_t)last->n_head * last->head == p->w[0]->n_in;
+    return (last->n_m == 1 || last->gated) && last->m[0].out == p->x && last->m[0].n_out == p->w[0]->n_in;
 }
 
 /* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
@@ -516,23 +527,68 @@ static bool link_post(struct chain_state *c, struct chain_step *last, const stru
     return true;
 }
 
+/* A product too wide for a step (a head), behind a chain that fills the device: as many steps as its terms
+ * want, which all read the same row. Each has the same number of pairs for every block, but the last, and no
+ * block waits for another between them. Returns as chain_add; it is the last of its chain. */
+static int add_wide(struct cuda_backend *be, const struct chain_product *p)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_weight *w = p->w[0];
+    const struct mm_type *t = mm_type_of(w->type);
+    int32_t most = 0, count = be->chain_steps;
+    for (int32_t i = 0; i < count; i++)
+        if (c->step[i].pass_on && c->step[i].pairs > most) most = c->step[i].pairs;
+    if (count < CHAIN_LEAST || w->n_in > chain_tuning.head_columns || most < be->sm_count || p->n_w != 1 ||
+        p->add || p->gate || c->rounded || c->nets || c->gemma || c->waits.add.y || !t ||
+        !reads(newest(be), p))
+        return cuda_flush(be);
+    struct kn_weight part_w = *w;
+    struct chain_product part = *p;
+    struct chain_step s;
+    int64_t rows = 0;
+    part.w[0] = &part_w;
+    for (int64_t pairs = 1; pairs <= 64; pairs++) { /* of a block */
+        part_w.n_out = 32 * pairs * be->sm_count;
+        if (part_w.n_out > w->n_out + 32 * be->sm_count || !step_of(be, &part, &s) ||
+            (pairs > 1 && 2 * (int64_t)s.terms * pairs > chain_tuning.head))
+            break;
+        rows = part_w.n_out;
+    }
+    if (!rows || count + (w->n_out + rows - 1) / rows > CHAIN_STEPS) return cuda_flush(be);
+    c->step[count - 1].pass_on = 1;
+    for (int64_t first = 0; first < w->n_out; first += rows) {
+        struct chain_op *op = &c->op[be->chain_steps];
+        op->attend = op->net = false;
+        op->product = *p;
+        op->post = {};
+        op->head = true, op->part = first > 0;
+        part_w.packed = (uint8_t *)w->packed + first / 16 * mm_panel_bytes(t, w->n_in);
+        part_w.n_out = w->n_out - first < rows ? w->n_out - first : rows;
+        part.out[0] = p->out[0] + first;
+        if (!step_of(be, &part, &s)) return cuda_fail(be, KN_EINVAL, "%s: a part that is no step", p->name);
+        s.again = first > 0;
+        c->step[be->chain_steps++] = s;
+    }
+    return 1;
+}
+
 int chain_add(struct cuda_backend *be, const struct chain_product *p)
 {
     struct chain_state *c = be->chain;
     struct chain_step s;
     if (!c) return 0;
-    if (chain_tuning.off || !step_of(be, p, &s)) return cuda_flush(be);
+    if (chain_tuning.off) return cuda_flush(be);
+    if (!step_of(be, p, &s)) return add_wide(be, p);
     struct chain_step *last = (struct chain_step *)newest(be);
     bool linked = false;
     if (last && c->waits.add.y)
         linked = be->chain_steps < CHAIN_STEPS && link_post(c, last, p, &s);
-    else if (last && be->chain_steps < CHAIN_STEPS && !p->gate && !c->rounded &&
+    else if (be->chain_steps < CHAIN_STEPS && !p->gate && !c->rounded &&
              !((c->nets || c->gemma) && s.kind != CHAIN_K) && !(c->post >= 0 && s.old))
-        linked = last->n_m == 0 ? last->attn == p->x && (int64_t)last->n_head * last->head == p->w[0]->n_in
-                                : (last->n_m == 1 || last->gated) && last->m[0].out == p->x &&
-                                      last->m[0].n_out == p->w[0]->n_in;
+        linked = reads(last, p);
     if (!linked) {
-        const int rc = cuda_flush(be);
+        const bool first = be->around_waits == AROUND_START && !be->chain_steps && !be->waits;
+        const int rc = first ? 0 : cuda_flush(be);
         if (rc) return rc;
         begin(be, c, p->x);
     } else {
@@ -544,7 +600,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     c->wide |= s.kind == CHAIN_K && s.norm && s.units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
     c->step[be->chain_steps] = s;
     struct chain_op *op = &c->op[be->chain_steps++];
-    op->attend = op->net = false;
+    op->attend = op->net = op->head = op->part = false;
     op->product = *p;
     op->post = c->waits;
     if (c->waits.add.y) {
@@ -604,7 +660,7 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     t->head = d, t->window = a->window, t->v_norm = s->v_norm;
     t->v_from = (a->n_head + (s->k == s->v ? 0 : t->n_kv)) * d;
     if (parts > c->parts) c->parts = parts;
-    op->attend = true, op->net = false;
+    op->attend = true, op->net = op->head = op->part = false;
     op->post = {};
     op->kv = *kv;
     op->store = *s, op->store.kv = &op->kv;
@@ -710,6 +766,7 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     c->step[be->chain_steps + 1] = s;
     struct chain_op *op = &c->op[be->chain_steps];
     op[0].attend = op[1].attend = op[1].net = false;
+    op[0].head = op[1].head = op[0].part = op[1].part = false;
     op[0].net = true;
     op[0].post = op[1].post = {};
     op[0].delta = *a, op[0].delta_state = *y, op[0].delta.state = &op[0].delta_state;
@@ -724,7 +781,7 @@ static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_
     int rc = 0;
     for (int32_t i = 0; i < count && rc == 0; i++) {
         if (c->op[i].post.add.y) rc = norm_add_alone(be, &c->op[i].post);
-        if (rc == 0)
+        if (rc == 0 && !c->op[i].part)
             rc = c->op[i].net      ? chain_delta_alone(be, &c->op[i].delta, c->op[i].product.w[0])
                  : c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
                                    : chain_alone(be, &c->op[i].product);
@@ -809,6 +866,10 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     a.state = c->places->state;
     a.rows = c->places->rows;
     if (!err) err = put_steps(be, c, count, &a);
+    if (!err && be->around_waits) {
+        const int rc = around_start_flush(be, !chain_tuning.late);
+        if (rc) return rc;
+    }
     const bool bf16 = c->attends && c->bf16;
     const enum chain_form form = c->nets    ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
                                  : c->gemma ? CHAIN_GEMMA
@@ -820,6 +881,7 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     else if (!err)
         err = chain_kernel_launch(be, &a, bf16, far, blocks, smem);
     chain_launched++;
+    chain_heads += c->op[count - 1].part;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
     return cuda_check(be, "layers of one row", err);

@@ -133,6 +133,7 @@ struct __align__(16) chain_step
     int32_t map;     /* of the launch's maps, the keys'; then the values' */
     int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
     int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
+    int32_t again;   /* it reads what the step before it reads */
     struct chain_net d;
     int32_t head, window, v_norm; /* columns of a head; 0: all positions; values are normed */
     int32_t v_from;               /* of what is read, where values begin: those of the keys, or behind them */
@@ -259,18 +260,22 @@ struct chain_tuning {
     int context; /* positions beyond which attention is a launch */
     int some;    /* copies at once */
     /* of types other than K: */
-    int tile;       /* bytes of a tile, at most */
-    int items;      /* bytes on the way */
-    int near;       /* positions beyond which keys and values come through the ring, also of wide rows */
-    int k_ahead;    /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
-    int halves;     /* 1: pairs of panels that divide badly are halved where rows are wide */
-    int far_ahead;  /* as k_ahead: keys and values of a long context */
-    int k_near;     /* positions beyond which they come through that kernel's ring */
-    int far_tile;   /* bytes of a tile of blocks of 32 over a long context: as much as one of keys */
-    int wide;       /* 1: chain_wide.cuh and chain_post.cuh */
-    int wide_ahead; /* k_ahead of such chains */
+    int tile;         /* bytes of a tile, at most */
+    int items;        /* bytes on the way */
+    int near;         /* positions beyond which keys and values come through the ring, also of wide rows */
+    int k_ahead;      /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
+    int halves;       /* 1: pairs of panels that divide badly are halved where rows are wide */
+    int far_ahead;    /* as k_ahead: keys and values of a long context */
+    int k_near;       /* positions beyond which they come through that kernel's ring */
+    int far_tile;     /* bytes of a tile of blocks of 32 over a long context: as much as one of keys */
+    int wide;         /* 1: chain_wide.cuh and chain_post.cuh */
+    int wide_ahead;   /* k_ahead of such chains */
+    int head;         /* bytes of terms of a part of a head */
+    int head_columns; /* of rows of a head that is steps of a chain, at most */
+    int head_ahead;   /* k_ahead of those */
+    int late;         /* 1: nothing is asked for before what is before the layers has begun */
 };
 extern struct chain_tuning chain_tuning;
-extern long chain_launched; /* chains, by this process: for tests */
+extern long chain_launched, chain_heads; /* chains, and of them with a head, by this process: for tests */
 
 #endif

@@ -103,6 +103,9 @@ struct cuda_backend {
     int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together */
     struct chain_state *chain; /* chain.cu; NULL where the device has no bulk copies */
     mutable int32_t chain_steps; /* collected, not launched */
+    struct around_pick *picking; /* pick.cu */
+    struct around_state *around; /* embed.cu: small operations that wait to be launched together, */
+    mutable int32_t around_waits; /* and which (enum around_waits): before anything else that waits */
 };
 /* The place of a ring, or, where it has none, the one that was written longest ago of some. */
 static inline int cuda_ring_place(const struct cuda_backend *be, const void *k)
@@ -167,23 +170,28 @@ int experts_flush(const struct cuda_backend *be);
 /* Products behind the mixture that waits: into its launch, and returns 1, or 0 where they do not fit. */
 struct chain_product;
 int experts_then(struct cuda_backend *be, const struct chain_product *p);
+/* embed.cu: launch what waits at an end of a pass. */
+int around_flush(const struct cuda_backend *be);
 /* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a mixture
  * one alone waits. */
 static inline int cuda_flush(const struct cuda_backend *be)
 {
+    if (be->around_waits) {
+        const int rc = around_flush(be);
+        if (rc) return rc;
+    }
     if (be->waits) return experts_flush(be);
     return be->chain_steps ? chain_flush(be) : 0;
 }
 
-/* Launch on the backend's stream, dependent on the kernel before it where the device can. Every kernel asks
- * for the same division of a multiprocessor's memory (all shared): kernels that differ in it cannot stand
+/* Launch on the backend's stream, dependent on the kernel before it where the device can, before what waits. Every
+ * kernel asks for the same division of a multiprocessor's memory (all shared): kernels that differ in it cannot stand
  * side by side, which is the point of an early launch. */
 template <class... P, class... A>
-static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
-                                      dim3 block, size_t smem, A... args)
+static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
+                                            dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
-    if (cuda_flush(be)) return cudaErrorLaunchFailure;
     be->launches++;
     cudaLaunchAttribute early[2];
     config.gridDim = grid;
@@ -198,6 +206,14 @@ static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kern
     config.numAttrs = be->cc >= 90 && !be->generic ? 2 - be->late : 0;
     be->late = false;
     return cudaLaunchKernelEx(&config, kernel, P(args)...);
+}
+/* The same behind what waits. */
+template <class... P, class... A>
+static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
+                                      dim3 block, size_t smem, A... args)
+{
+    return cuda_flush(be) ? cudaErrorLaunchFailure
+                          : cuda_launch_first(be, kernel, grid, block, smem, args...);
 }
 
 #ifdef __CUDACC__

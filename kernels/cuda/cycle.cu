@@ -4,7 +4,12 @@
  * accept is one block: a thread a row, bound by its latency and the writes to the host's memory (some 400
  * bytes over the bus). A recording keeps the launches of a stream as they are; programmatic dependent
  * launches become programmatic edges, so a replayed kernel starts as early as a launched one. The arguments
- * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory. */
+ * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory.
+ *
+ * Between two graphs nothing runs for some 4 us. A recording of few launches, one after another (a decoding
+ * step of one launch for all layers), can therefore be replayed launch by launch, its first kernel, if it is
+ * that of around.cuh, while the last of the step before still runs (cycle_tuning; off). */
+#include "around.cuh"
 #include "chain.cuh"
 #include "ops.cuh"
 
@@ -31,23 +36,16 @@ static void free_shared(struct kn_backend *kb, void *p)
     cudaFreeHost(p);
 }
 
-static __device__ __forceinline__ uint64_t device_ns()
-{
-    uint64_t t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    return t;
-}
-
-static __global__ void stamp_now(uint64_t *at)
-{
-    cuda_grid_start();
-    *at = device_ns();
-}
-
 static int stamp(struct kn_backend *kb, uint64_t *at)
 {
     struct cuda_backend *be = cuda_of(kb);
-    return cuda_check(be, "stamp", cuda_launch(be, stamp_now, dim3(1), dim3(1), 0, at));
+    const int with = around_end_stamp(be, at);
+    if (with) return with < 0 ? with : 0;
+    if (be->around_waits && cuda_flush(be)) return KN_EDEVICE; /* when what waits has been done */
+    struct around_start *a = around_starting(be);
+    if (!a) return KN_EDEVICE;
+    a->stamp = at;
+    return 0;
 }
 
 static __global__ void __launch_bounds__(KN_CYCLE_ROWS)
@@ -64,8 +62,8 @@ static int place(struct kn_backend *kb, int32_t *history, const int32_t *pos, co
                       cuda_launch(be, place_ids, dim3(1), dim3(KN_CYCLE_ROWS), 0, history, pos, ids, n));
 }
 
-/* settled: everything that is read here is there when the kernel starts, for the one before it (the context's last)
- * lets it start only when those before are complete. */
+/* settled: everything that is read here is there when the kernel starts, for the one before it (the context's
+ * last) lets it start only when those before are complete. */
 static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct kn_accept a, bool settled)
 {
     __shared__ int32_t ids[KN_CYCLE_ROWS + 1], picks[KN_CYCLE_ROWS];
@@ -122,14 +120,17 @@ static int accept(struct kn_backend *kb, const struct kn_accept *a)
 {
     struct cuda_backend *be = cuda_of(kb);
     const bool joins = be->beside.joins;
-    const int bad = join(be);
+    const bool alone = !joins && be->around_waits == AROUND_END;
+    int bad = alone ? 0 : cuda_flush(be); /* what waits is not behind what ran beside */
+    if (!bad) bad = join(be);
     if (bad) return bad;
     if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
         return cuda_fail(be, KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
                          a->n_ids, KN_CYCLE_ROWS, a->n_results);
+    int rc = around_end_accept(be, a);
+    if (rc) return rc < 0 ? rc : 0;
     const bool settled = joins || (be->settled && be->settled == be->launches);
-    const int rc =
-        cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
+    rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
     be->positions = be->launches;
     return rc;
 }
@@ -166,6 +167,8 @@ static int join(struct cuda_backend *be)
     return cuda_check(be, "beside", cudaStreamWaitEvent(be->stream, be->beside.ended, 0));
 }
 
+struct cycle_tuning cycle_tuning = {0};
+
 #ifndef CUDA_DEBUG_SYNC /* which waits after every launch: nothing is recorded then */
 
 /* The stream, and what its products hand on in memory. */
@@ -179,8 +182,9 @@ static void exchange(struct cuda_backend *be)
     be->beside.rows = be->mm_rows, be->mm_rows = b.rows;
 }
 
-/* Multiprocessors for `work`, so that it ends when the others do. Bytes: each receives its share of the memory's speed.
- * What runs beside is a chain of launches, whose latencies, less the pick behind the others, take as long as so many. */
+/* Multiprocessors for `work`, so that it ends when the others do. Bytes: each receives its share of the
+ * memory's speed. What runs beside is a chain of launches, whose latencies, less the pick behind the others,
+ * take as long as so many. */
 static int32_t share_of(const struct cuda_backend *be, uint64_t work, uint64_t others)
 {
     const double latency = 500e3;
@@ -219,18 +223,102 @@ static int beside_end(struct kn_backend *kb)
     be->product_sms = be->sm_count - be->beside.sms;
     be->late = false;
     be->settled = be->beside.settled;
-    if (be->rounded.launches == be->beside.launch) be->rounded.launches += more; /* they have their own rows */
+    if (be->rounded.launches == be->beside.launch)
+        be->rounded.launches += more; /* they have their own rows */
     if (be->ready.launch == be->beside.launch) be->ready.launch += more;
     return rc;
 }
 
 /* ---- recordings ---- */
 
+#define LINE 24
+/* A recording of a few launches one after another: replayed as such. */
+struct line {
+    cudaGraph_t graph; /* whose arguments they are */
+    int n;
+    cudaKernelNodeParams launch[LINE];
+    bool early[LINE]; /* it may start before the one before it has ended */
+};
 struct recording {
     cudaGraphExec_t exec;
     uint32_t moved; /* be->moved when it was made */
     void *chains;   /* of chain_take */
+    struct line line;
 };
+
+/* The graph's nodes, each behind the one before; false: it is no line. */
+static bool in_line(cudaGraph_t graph, cudaGraphNode_t *node, size_t *n)
+{
+    cudaGraphNode_t some[LINE], from[LINE], to[LINE];
+    cudaGraphEdgeData how[LINE];
+    size_t edges = 0;
+    if (cudaGraphGetNodes(graph, NULL, n) || !*n || *n > LINE || cudaGraphGetNodes(graph, some, n))
+        return false;
+#if CUDART_VERSION >= 13000
+    if (cudaGraphGetEdges(graph, NULL, NULL, NULL, &edges) || edges != *n - 1 ||
+        (edges && cudaGraphGetEdges(graph, from, to, how, &edges)))
+        return false;
+#else
+    if (cudaGraphGetEdges_v2(graph, NULL, NULL, NULL, &edges) || edges != *n - 1 ||
+        (edges && cudaGraphGetEdges_v2(graph, from, to, how, &edges)))
+        return false;
+#endif
+    for (size_t i = 0; i < *n; i++) { /* the first: nothing leads to it */
+        bool first = true;
+        for (size_t e = 0; e < edges; e++) first = first && to[e] != some[i];
+        if (first) node[0] = some[i];
+    }
+    for (size_t i = 0; i < edges; i++) {
+        size_t e = 0;
+        while (e < edges && from[e] != node[i]) e++;
+        if (e == edges) return false;
+        node[i + 1] = to[e];
+    }
+    return true;
+}
+
+/* Fills the line, or leaves it empty where the graph is not one. */
+static void line_of(struct line *l, cudaGraph_t graph)
+{
+    cudaGraphNode_t node[LINE];
+    size_t n = 0;
+    l->n = 0;
+    if (!in_line(graph, node, &n)) {
+        (void)cudaGetLastError();
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        cudaGraphNodeType type;
+        cudaLaunchAttributeValue v = {};
+        if (cudaGraphNodeGetType(node[i], &type) || type != cudaGraphNodeTypeKernel ||
+            cudaGraphKernelNodeGetParams(node[i], &l->launch[i]))
+            return;
+        if (cudaGraphKernelNodeGetAttribute(node[i], cudaLaunchAttributeClusterDimension, &v) ||
+            v.clusterDim.x * v.clusterDim.y * v.clusterDim.z > 1)
+            return;
+        l->early[i] = i > 0 || (cycle_tuning.line == 2 && l->launch[0].func == around_start_kernel());
+    }
+    l->graph = graph;
+    l->n = (int)n;
+}
+static cudaError_t replay_line(struct cuda_backend *be, const struct line *l)
+{
+    cudaError_t err = cudaSuccess;
+    for (int i = 0; i < l->n && !err; i++) {
+        const cudaKernelNodeParams *p = &l->launch[i];
+        cudaLaunchAttribute a[2];
+        cudaLaunchConfig_t config = {};
+        config.gridDim = p->gridDim, config.blockDim = p->blockDim;
+        config.dynamicSmemBytes = p->sharedMemBytes, config.stream = be->stream;
+        a[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+        a[0].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+        a[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        a[1].val.programmaticStreamSerializationAllowed = 1;
+        config.attrs = a, config.numAttrs = l->early[i] ? 2 : 1;
+        err = cudaLaunchKernelExC(&config, p->func, p->kernelParams);
+    }
+    return err;
+}
 
 static int record_begin(struct kn_backend *kb)
 {
@@ -262,7 +350,8 @@ static int record_end(struct kn_backend *kb, void **out)
     }
     if (rc == 0) rc = cuda_check(be, "record", cudaGraphInstantiate(&r->exec, graph, 0));
     if (rc == 0) rc = cuda_check(be, "record", cudaGraphUpload(r->exec, be->stream));
-    if (graph) cudaGraphDestroy(graph);
+    if (rc == 0 && cycle_tuning.line && be->cc >= 90 && !be->generic) line_of(&r->line, graph);
+    if (graph && (rc || !r->line.n)) cudaGraphDestroy(graph);
     if (rc) {
         if (r && r->exec) cudaGraphExecDestroy(r->exec);
         free(r);
@@ -281,7 +370,9 @@ static int replay(struct kn_backend *kb, void *recording)
     const struct recording *r = (const struct recording *)recording;
     if (r->moved != be->moved) return cuda_fail(be, KN_ESTALE, "the recording is older than the scratch");
     const int rc = cuda_flush(be);
-    return rc ? rc : cuda_check(be, "replay", cudaGraphLaunch(r->exec, be->stream));
+    if (rc) return rc;
+    return cuda_check(be, "replay",
+                      r->line.n ? replay_line(be, &r->line) : cudaGraphLaunch(r->exec, be->stream));
 }
 
 static void record_free(struct kn_backend *kb, void *recording)
@@ -290,6 +381,7 @@ static void record_free(struct kn_backend *kb, void *recording)
     if (!r) return;
     cudaStreamSynchronize(cuda_of(kb)->stream); /* it may still run */
     cudaGraphExecDestroy(r->exec);
+    if (r->line.n) cudaGraphDestroy(r->line.graph);
     chain_give(cuda_of(kb), r->chains);
     free(r);
 }

@@ -4,9 +4,12 @@
  * bound by the launch. Each value is computed as kernels/blocks/decode.c does, every step rounded, so the
  * bits are the CPU's. An id outside the table gives a row of NaN, which the checks of the logits report: the
  * host refuses such ids before they come here. */
+#include "around.cuh"
+#include "math.cuh"
 #include "ops.cuh"
 
 #include <cuda_fp16.h>
+#include <stdlib.h>
 
 static __device__ __forceinline__ unsigned get_u16(const uint8_t *b)
 {
@@ -112,20 +115,92 @@ static __device__ float decode(uint32_t type, const uint8_t *row, int64_t i, uin
     return block == 32 ? decode_32(type, b, (int)(i % 32)) : decode_256(type, b, (int)(i % 256));
 }
 
-static __global__ void __launch_bounds__(256)
-    embed_rows(float *out, const uint8_t *table, const int32_t *ids, uint32_t type, uint32_t block,
-               uint32_t bytes, int64_t n_in, int64_t n_out, size_t row_bytes, float scale)
+/* ---- the beginning of a pass: around.cuh ---- */
+
+static __device__ void embed_at(const around_start &a, int row, int column)
 {
-    cuda_grid_start();
-    const int32_t id = ids[blockIdx.y];
-    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (i >= n_in) return;
+    const int32_t id = a.ids[row];
+    const int64_t i = (int64_t)column * 256 + threadIdx.x;
+    if (i >= a.n_in) return;
     float x = __int_as_float(0x7fc00000);
-    if (id >= 0 && id < n_out) {
-        x = decode(type, table + (size_t)id * row_bytes, i, block, bytes);
-        if (scale != 1.0f) x = __fmul_rn(x, scale);
+    if (id >= 0 && id < a.n_out) {
+        x = decode(a.type, a.rows + (size_t)id * a.row_bytes, i, a.block, a.bytes);
+        if (a.scale != 1.0f) x = __fmul_rn(x, a.scale);
     }
-    out[blockIdx.y * n_in + i] = x;
+    a.x[row * a.n_in + i] = x;
+}
+
+static __device__ void table_at(const around_table &a, int64_t at)
+{
+    if (at >= (int64_t)a.n * a.half) return;
+    double p = (double)a.pos[at / a.half], f = a.freq[at % a.half], x = __dmul_rn(p, f), s, c;
+    dev_sincos(x, __fma_rn(p, f, -x), &s, &c);
+    a.out[2 * at] = __double2float_rn(c);
+    a.out[2 * at + 1] = __double2float_rn(s);
+}
+
+/* Blocks: of the tables, then those of the rows. */
+static __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ around_start a)
+{
+    if (a.early) cuda_grid_early();
+    cuda_grid_wait();
+    if (!a.early) cuda_grid_early(); /* in this order: all before it is complete for those that come after */
+    if (a.stamp && blockIdx.x == 0 && threadIdx.x == 0) *a.stamp = device_ns();
+    int64_t at = blockIdx.x;
+    for (int j = 0; j < a.n_tables; j++) {
+        const int64_t blocks = ((int64_t)a.table[j].n * a.table[j].half + 255) / 256;
+        if (at < blocks) {
+            table_at(a.table[j], 256 * at + threadIdx.x);
+            return;
+        }
+        at -= blocks;
+    }
+    if (a.x && at < (int64_t)a.n * a.columns) embed_at(a, (int)(at / a.columns), (int)(at % a.columns));
+}
+const void *around_start_kernel(void)
+{
+    return (const void *)start_rows;
+}
+
+struct around_state {
+    struct around_start start;
+};
+
+struct around_start *around_starting(struct cuda_backend *be)
+{
+    if (!be->around) be->around = (struct around_state *)calloc(1, sizeof *be->around);
+    if (!be->around) {
+        (void)cuda_fail(be, KN_EMEM, "out of memory (%zu bytes)", sizeof *be->around);
+        return nullptr;
+    }
+    if (be->around_waits == AROUND_START && !be->chain_steps && !be->waits) return &be->around->start;
+    if (cuda_flush(be)) return nullptr;
+    be->around->start = {};
+    be->around_waits = AROUND_START;
+    return &be->around->start;
+}
+
+int around_start_flush(struct cuda_backend *be, bool early)
+{
+    struct around_start *a = &be->around->start;
+    int64_t blocks = a->x ? (int64_t)a->n * a->columns : 0;
+    be->around_waits = AROUND_NOTHING;
+    for (int32_t j = 0; j < a->n_tables; j++)
+        blocks += ((int64_t)a->table[j].n * a->table[j].half + 255) / 256;
+    a->early = early;
+    const int rc = cuda_check(
+        be, "the beginning of a pass",
+        cuda_launch_first(be, start_rows, dim3((unsigned)(blocks ? blocks : 1)), dim3(256), 0, *a));
+    be->settled = early ? 0 : be->launches;
+    return rc;
+}
+
+int around_flush(const struct cuda_backend *const_be)
+{
+    struct cuda_backend *be = const_cast<struct cuda_backend *>(const_be);
+    if (be->around_waits == AROUND_END) return around_end_flush(be);
+    return be->chain_steps ? chain_flush(be)
+                           : around_start_flush(be, false); /* which knows what comes next */
 }
 
 int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, const int32_t *ids,
@@ -140,8 +215,27 @@ int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table,
     if (t->block != 1 && t->block != 32 && t->block != 256)
         return cuda_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded on the device", t->name);
     if (n < 1 || n > 65535) return cuda_fail(be, KN_EINVAL, "embed: %d rows (expected 1 to 65535)", n);
-    dim3 grid((unsigned)((table->n_in + 255) / 256), (unsigned)n);
-    return cuda_check(be, "embed",
-                      cuda_launch(be, embed_rows, grid, dim3(256), 0, out, (const uint8_t *)table->rows, ids,
-                                  table->type, t->block, t->bytes, table->n_in, table->n_out, row, scale));
+    struct around_start *a = around_starting(be);
+    if (a && a->x) a = cuda_flush(be) ? nullptr : around_starting(be);
+    if (!a) return KN_EDEVICE;
+    be->rounded.x = be->ready.x = nullptr; /* out may be what was rounded */
+    a->x = out, a->rows = (const uint8_t *)table->rows, a->ids = ids;
+    a->type = table->type, a->block = t->block, a->bytes = t->bytes;
+    a->n = n, a->columns = (int32_t)((table->n_in + 255) / 256), a->n_in = table->n_in,
+    a->n_out = table->n_out;
+    a->row_bytes = row, a->scale = scale;
+    return 0;
+}
+
+int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
+                    int32_t n_rot)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (n < 1 || n_rot < 2 || n_rot % 2)
+        return cuda_fail(be, KN_EINVAL, "rope_table: %d rows, n_rot %d (expected an even number)", n, n_rot);
+    struct around_start *a = around_starting(be);
+    if (a && a->n_tables == AROUND_TABLES) a = cuda_flush(be) ? nullptr : around_starting(be);
+    if (!a) return KN_EDEVICE;
+    a->table[a->n_tables++] = {out, pos, freq, n, n_rot / 2};
+    return 0;
 }

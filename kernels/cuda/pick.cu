@@ -11,8 +11,11 @@
  * probabilities are added as integers in units of 2^-44 (the CPU adds float32 exponentials in double: an id
  * at the very edge of top-p may differ, as between any two orders of adding). Noise and scores have the CPU's
  * bits. */
+#include "around.cuh"
 #include "math.cuh"
 #include "ops.cuh"
+
+#include <stdlib.h>
 
 #define SCAN 4096 /* logits a block of pick_scan */
 #define GREEDY_ROWS 64
@@ -51,9 +54,10 @@ struct pick {
     struct best *best;        /* [n, n_blocks + 1]: the row's, then the slices' */
     int32_t *bad;             /* [n] the history holds an id outside the vocabulary; NULL without penalty */
     unsigned *count;          /* [n] */
+    unsigned long long *key;  /* [n] of pick_greedy */
 };
 
-enum want { WANT_TOP, WANT_ARGMAX, WANT_SAMPLE };
+enum want { WANT_TOP, WANT_SAMPLE };
 
 /* The four words of ids 4 i .. 4 i + 3. */
 static __device__ __forceinline__ void philox(uint64_t seed, uint32_t position, uint32_t i, uint32_t c[4])
@@ -164,7 +168,42 @@ static __device__ __forceinline__ struct best *row_best(const pick &p, int row)
     return p.best + (int64_t)row * (p.n_blocks + 1);
 }
 
-template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(const pick p)
+/* Acceptance of one row, by a warp: its pick is the next anchor (cycle.cu has the rule for more). */
+static __device__ void accept_one(const struct kn_accept &a, int32_t id, uint64_t stamp, bool stamped)
+{
+    const int lane = threadIdx.x;
+    const uint32_t number = *a.number;
+    const int32_t pos0 = a.pos[0];
+    struct kn_result *r = &a.results[number % (uint32_t)a.n_results];
+    const uint64_t began = device_ns();
+    int32_t pos[KN_CYCLE_ROWS / 32];
+    for (int i = 0; i < KN_CYCLE_ROWS / 32; i++) pos[i] = a.pos[lane + 32 * i];
+    __syncwarp();
+    for (int i = 0; i < KN_CYCLE_ROWS / 32; i++) a.pos[lane + 32 * i] = pos[i] + 1;
+    if (lane < KN_STAMPS) r->stamp[lane] = stamped && lane == 2 ? stamp : a.stamp[lane];
+    if (lane == 0) {
+        a.history[pos0 + 1] = id;
+        r->ids[0] = a.ids[0];
+        r->picks[0] = id;
+        a.ids[0] = id;
+        if (a.anchor) *a.anchor = id;
+        if (a.first) *a.first = pos0 + 1 > a.window ? pos0 + 1 - a.window : 0;
+        *a.kept = 1;
+        *a.number = number + 1;
+        r->accepted = began;
+        r->pos = pos0;
+        r->kept = 1;
+        r->usable = true;
+    }
+    __syncwarp();
+    if (lane == 0) {
+        __threadfence_system(); /* all lanes' writes, for they stand before the barrier */
+        *(volatile uint32_t *)&r->number = number + 1;
+    }
+}
+
+template <int WANT>
+static __global__ void __launch_bounds__(256) pick_scan(const pick p, const __grid_constant__ around_end end)
 {
     __shared__ struct best warp[8];
     __shared__ bool last;
@@ -221,11 +260,17 @@ template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(cons
         o.nan = __shfl_xor_sync(~0u, b.nan, i);
         b = join(b, o);
     }
-    if (threadIdx.x) return;
-    p.count[row] = 0;
     b.nan |= !isfinite(b.top) || (p.bad && p.bad[row]);
-    *row_best(p, row) = b;
-    p.out[row] = b.nan ? KN_PICK_NAN : WANT == WANT_SAMPLE ? b.id : b.top_id;
+    const int32_t id = b.nan ? KN_PICK_NAN : WANT == WANT_SAMPLE ? b.id : b.top_id;
+    if (threadIdx.x == 0) {
+        p.count[row] = 0;
+        *row_best(p, row) = b;
+        p.out[row] = id;
+    }
+    if (WANT == WANT_TOP || !end.stamp) return; /* all else of one row alone */
+    const uint64_t now = device_ns();
+    if (threadIdx.x == 0) *end.stamp = now;
+    if (end.accepts) accept_one(end.accept, id, now, end.stamp == end.accept.stamp + 2);
 }
 
 /* ---- filters ---- */
@@ -559,6 +604,118 @@ static int check(struct cuda_backend *be, const struct kn_pick *p)
     return 0;
 }
 
+bool around_apart;
+/* Greedy rows: the whole device, and a word a row that all blocks' best meet in: of the largest logit the
+ * first id. Words and counters are zero between kernels. */
+#define GREEDY 1024 /* logits a block */
+static __device__ __forceinline__ unsigned long long greedy_key(float x, uint32_t id)
+{
+    const uint32_t u = __float_as_uint(__fadd_rn(x, 0.0f)); /* -0 and 0 tie */
+    return (unsigned long long)(u >> 31 ? ~u : u | 0x80000000u) << 32 | ~id;
+}
+static __global__ void __launch_bounds__(256)
+    pick_greedy(const pick p, const __grid_constant__ around_end end)
+{
+    __shared__ unsigned long long warp[8];
+    __shared__ bool odd[8], last;
+    const int row = blockIdx.y, t = threadIdx.x, lane = t % 32;
+    const int32_t at = (int32_t)blockIdx.x * GREEDY + 4 * t;
+    cuda_grid_start();
+    const float *l = row_of(p, row);
+    float x[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    if (((uintptr_t)l & 15) == 0 && at + 3 < p.n_vocab) {
+        const float4 v = *(const float4 *)(l + at);
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+        for (int j = 0; j < 4; j++)
+            if (at + j < p.n_vocab) x[j] = l[at + j];
+    }
+    unsigned long long best = 0;
+    bool nan = false;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        nan |= x[j] != x[j];
+        best = max(best, greedy_key(x[j], (uint32_t)(at + j)));
+    }
+    const uint32_t top = __reduce_max_sync(~0u, (uint32_t)(best >> 32));
+    const uint32_t id = __reduce_max_sync(~0u, (uint32_t)(best >> 32) == top ? (uint32_t)best : 0u);
+    nan = __any_sync(~0u, nan);
+    if (lane == 0) warp[t / 32] = (unsigned long long)top << 32 | id, odd[t / 32] = nan;
+    __syncthreads();
+    if (t == 0) {
+        for (int w = 1; w < 8; w++) {
+            if (warp[w] > warp[0]) warp[0] = warp[w];
+            odd[0] |= odd[w];
+        }
+        atomicMax(&p.key[row], odd[0] ? ~0ull : warp[0]); /* a NaN is above all */
+        __threadfence();
+        last = atomicAdd(&p.count[row], 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last || t >= 32) return;
+    __threadfence();
+    best = __ldcg(&p.key[row]);
+    __syncwarp();
+    const uint32_t high =
+        (uint32_t)(best >> 32); /* of an infinity, or of NaN: above and below the finite ones */
+    const bool bad = high >= 0xff800000u || high <= 0x007fffffu || (p.bad && p.bad[row]);
+    const int32_t pick = bad ? KN_PICK_NAN : (int32_t) ~(uint32_t)best;
+    if (lane == 0) {
+        p.key[row] = 0;
+        p.count[row] = 0;
+        p.out[row] = pick;
+    }
+    if (!end.stamp) return;
+    const uint64_t now = device_ns();
+    if (lane == 0) *end.stamp = now;
+    if (end.accepts) accept_one(end.accept, pick, now, end.stamp == end.accept.stamp + 2);
+}
+
+/* The pick that waits for what is behind it: around.cuh. */
+struct around_pick {
+    struct pick pick;
+    bool sample;
+    struct around_end end;
+};
+static struct around_pick *waiting(struct cuda_backend *be)
+{
+    if (!be->picking) be->picking = (struct around_pick *)calloc(1, sizeof *be->picking);
+    return be->picking;
+}
+
+static dim3 greedy_grid(const struct pick *p)
+{
+    return dim3((unsigned)((p->n_vocab + GREEDY - 1) / GREEDY), (unsigned)p->n);
+}
+int around_end_flush(struct cuda_backend *be)
+{
+    const struct around_pick *w = be->picking;
+    const dim3 scan((unsigned)w->pick.n_blocks, (unsigned)w->pick.n);
+    be->around_waits = AROUND_NOTHING;
+    const dim3 greedy = greedy_grid(&w->pick);
+    return cuda_check(be, "pick",
+                      cuda_launch_first(be, w->sample ? pick_scan<WANT_SAMPLE> : pick_greedy,
+                                        w->sample ? scan : greedy, dim3(256), 0, w->pick, w->end));
+}
+int around_end_stamp(struct cuda_backend *be, uint64_t *at)
+{
+    if (be->around_waits != AROUND_END || be->picking->end.stamp) return 0;
+    be->picking->end.stamp = at;
+    return 1;
+}
+int around_end_accept(struct cuda_backend *be, const struct kn_accept *a)
+{
+    struct around_pick *w = be->picking;
+    if (be->around_waits != AROUND_END || !w->end.stamp || a->n != 1 || a->n_ids != 1 ||
+        a->picks != w->pick.out || a->pos != w->pick.pos)
+        return 0;
+    w->end.accept = *a;
+    w->end.accepts = true;
+    const int rc = around_end_flush(be);
+    be->positions = be->launches;
+    return rc ? rc : 1;
+}
+
 /* A token of the history outside the vocabulary gives KN_PICK_NAN in its row: the host checks ids before they
  * come here. */
 int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
@@ -583,7 +740,7 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
                          a->n_vocab, need, be->scratch_rows_bytes);
     struct pick p = {};
     p.n_vocab = a->n_vocab, p.n_blocks = blocks_of(a->n_vocab), p.s = *s, p.history = a->history;
-    p.best = (struct best *)at, p.count = be->count + 1;
+    p.best = (struct best *)at, p.count = be->count + 1, p.key = (unsigned long long *)(be->count + 512);
     p.bad = penalty ? (int32_t *)(at + best_bytes) : NULL;
     p.bound = (struct bound *)(at + best_bytes + 256);
     p.mass = (unsigned long long *)(at + best_bytes + 256 + 1024);
@@ -598,10 +755,21 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
         if (penalty && rc == 0)
             rc = cuda_check(be, "pick", cuda_launch(be, pick_penalise, each, block, 0, p));
         if (rc) return rc;
-        void (*one)(pick) = !sample   ? pick_scan<WANT_ARGMAX>
-                            : filters ? pick_scan<WANT_TOP>
-                                      : pick_scan<WANT_SAMPLE>;
-        rc = cuda_check(be, "pick", cuda_launch(be, one, scan, block, 0, p));
+        void (*one)(pick, around_end) = !sample   ? pick_greedy
+                                        : filters ? pick_scan<WANT_TOP>
+                                                  : pick_scan<WANT_SAMPLE>;
+        const struct around_end nothing = {};
+        if (a->n == 1 && !filters &&
+            !around_apart) { /* with the stamp and the acceptance behind it, if they come */
+            struct around_pick *w = waiting(be);
+            rc = w ? cuda_flush(be) : cuda_fail(be, KN_EMEM, "out of memory (%zu bytes)", sizeof *w);
+            if (rc) return rc;
+            w->pick = p, w->sample = sample, w->end = nothing;
+            be->around_waits = AROUND_END;
+            return 0;
+        }
+        rc = cuda_check(be, "pick",
+                        cuda_launch(be, one, sample ? scan : greedy_grid(&p), block, 0, p, nothing));
         if (filters && rc == 0)
             rc = cuda_check(be, "pick", cuda_launch(be, pick_hist, scan, dim3(1024), 0, p));
         if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_list, scan, block, 0, p));

@@ -14,33 +14,6 @@
 #define MAX_HEAD 512
 #define WARPS 4
 
-static __global__ void __launch_bounds__(128)
-    rope_table_rows(float *out, const int32_t *pos, int32_t n, const double *freq, int32_t half)
-{
-    cuda_grid_wait(); /* in this order: once a pass, all before it is complete for those that come after */
-    cuda_grid_early();
-    int64_t at = (int64_t)blockIdx.x * 128 + threadIdx.x;
-    if (at >= (int64_t)n * half) return;
-    double p = (double)pos[at / half], f = freq[at % half], x = __dmul_rn(p, f), s, c;
-    dev_sincos(x, __fma_rn(p, f, -x), &s, &c);
-    out[2 * at] = __double2float_rn(c);
-    out[2 * at + 1] = __double2float_rn(s);
-}
-
-int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
-                    int32_t n_rot)
-{
-    struct cuda_backend *be = cuda_of(kb);
-    if (n < 1 || n_rot < 2 || n_rot % 2)
-        return cuda_fail(be, KN_EINVAL, "rope_table: %d rows, n_rot %d (expected an even number)", n, n_rot);
-    int64_t blocks = ((int64_t)n * (n_rot / 2) + 127) / 128;
-    const int rc = cuda_check(
-        be, "rope_table",
-        cuda_launch(be, rope_table_rows, dim3((unsigned)blocks), dim3(128), 0, out, pos, n, freq, n_rot / 2));
-    be->settled = be->launches;
-    return rc;
-}
-
 int cuda_check_kv(struct cuda_backend *be, const char *op, const struct kn_kv *kv)
 {
     if (kv->type != KN_F16 && kv->type != KN_BF16 && kv->type != KN_F32)

@@ -19,10 +19,10 @@
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
     int off, ahead, least, context, some, tile, items, near, k_ahead, halves, far_ahead, k_near, far_tile,
-        wide, wide_ahead;
+        wide, wide_ahead, head, head_columns, head_ahead, late;
 };
 extern struct chain_tuning chain_tuning;
-extern long chain_launched;
+extern long chain_launched, chain_heads;
 
 static struct kn_backend *gpu;
 static long passed, failed;
@@ -194,6 +194,7 @@ static const struct shape far_shapes[] = {
 };
 enum {
     LAYERS = 28,
+    HEAD = 70003, /* wider than a step of a chain, no whole panels */
     PERIOD = 1000003 /* of keys and values: no row of a head is like another */,
     AHEAD = 82944
 };
@@ -206,8 +207,9 @@ struct layer {
 struct model {
     const struct shape *s;
     struct layer l[LAYERS];
-    float *x, *q, *k, *v, *attn, *h, *table;
+    float *x, *q, *k, *v, *attn, *h, *table, *logits, *out_norm;
     int32_t *pos;
+    struct kn_weight head; /* of HEAD outputs, where the shape is no small one */
 };
 
 static size_t ring(const struct shape *s)
@@ -259,6 +261,9 @@ static void make(struct model *m, const struct shape *s)
         turns[2 * i] = (float)cos(angle), turns[2 * i + 1] = (float)sin(angle);
     }
     m->table = put(turns, 128);
+    m->head = (struct kn_weight){0};
+    m->logits = put(NULL, HEAD), m->out_norm = random_row(s->hidden, 1.0f);
+    if (!s->small) m->head = weight(s->v == K4 || s->v == K5 ? K6 : s->v, s->hidden, HEAD);
     must("reserve_kv", kn_op(gpu)->reserve_kv(gpu, 1, s->n_head, &m->l[0].kv, 0));
 }
 
@@ -271,10 +276,12 @@ static void unmake(struct model *m)
         for (size_t j = 0; j < sizeof w / sizeof *w; j++) kn_op(gpu)->weight_free(gpu, w[j]);
         for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
     }
-    void *p[] = {m->x, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table};
+    if (!m->s->small) kn_op(gpu)->weight_free(gpu, &m->head);
+    void *p[] = {m->x, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table, m->logits, m->out_norm};
     for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
 }
 
+static bool heads = true; /* a head behind the layers */
 static void run(struct model *m, int layers)
 {
     const struct shape *s = m->s;
@@ -310,6 +317,9 @@ static void run(struct model *m, int layers)
              kn_op(gpu)->norm_gated(gpu, m->h, &l->gate, &l->up, m->x, l->ffn_norm, 1e-6f, KN_ACT_SILU, 1));
         must("linear", kn_op(gpu)->linear(gpu, m->x, &l->down, m->h, 1, true));
     }
+    const struct kn_weight *const head = &m->head;
+    if (m->head.packed && heads)
+        must("norm_linear", kn_op(gpu)->norm_linear(gpu, &m->logits, &head, 1, m->x, m->out_norm, 1e-6f, 1));
 }
 
 static bool whole; /* nothing is promised of positions */
@@ -318,8 +328,9 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, int times,
 {
     const struct shape *s = m->s;
     const size_t row = (size_t)s->n_kv * 256,
-                 sizes[] = {4 * (size_t)s->hidden, 512 * (size_t)s->n_head, 4 * (size_t)s->ff};
-    const void *from[] = {m->x, m->attn, m->h};
+                 sizes[] = {4 * (size_t)s->hidden, 512 * (size_t)s->n_head, 4 * (size_t)s->ff,
+                            m->head.packed ? 4 * HEAD : 0};
+    const void *from[] = {m->x, m->attn, m->h, m->logits};
     int32_t bound = 64;
     while (bound <= pos) bound *= 2;
     kn_bound(gpu, whole ? 0 : bound);
@@ -336,9 +347,9 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, int times,
     } else {
         for (int i = 0; i < times; i++) run(m, s->layers);
     }
-    *n = sizes[0] + sizes[1] + sizes[2] + 2 * row * (size_t)s->layers;
+    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3] + 2 * row * (size_t)s->layers;
     uint8_t *all = take(*n), *to = all;
-    for (int i = 0; i < 3; to += sizes[i++])
+    for (int i = 0; i < 4; to += sizes[i++])
         must("download", kn_op(gpu)->download(gpu, to, from[i], sizes[i]));
     for (int i = 0; i < 2 * s->layers; i++, to += row) {
         const uint8_t *p = i % 2 ? m->l[i / 2].kv.v : m->l[i / 2].kv.k;
@@ -357,8 +368,11 @@ static void compare(struct model *m, const float *x, int32_t pos, int times, boo
     uint8_t *want = results(m, x, pos, times, recorded, &n);
     const long plain = chain_launched;
     chain_tuning.off = 0;
+    const long headless = chain_heads;
     uint8_t *got = results(m, x, pos, times, recorded, &n);
-    const bool taken = plain == before && chain_launched == plain + (m->s->cut ? 0 : recorded ? 1 : times);
+    const long expected = m->s->cut ? 0 : recorded ? 1 : times;
+    const bool taken = plain == before && chain_launched == plain + expected &&
+                       chain_heads == headless + (m->head.packed ? expected : 0);
     for (size_t i = n / 4; i-- > 0;)
         if (memcmp(got + 4 * i, want + 4 * i, 4)) differ++, first = i;
     for (size_t i = 0; i < (size_t)m->s->hidden; i++) {
@@ -585,7 +599,8 @@ int main(int argc, char **argv)
     const bool small = argc > 1 && !strcmp(argv[1], "--small"),
                timing = argc > 1 && !strcmp(argv[1], "--bench"),
                often = argc > 1 && !strcmp(argv[1], "--stress"), far = argc > 1 && !strcmp(argv[1], "--far");
-    /* else --check or nothing */
+    chain_tuning.head_columns = 1 << 20;
+    heads = !timing; /* what is timed is layers */
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_gpu: %s\n", msg);
         return 5;
