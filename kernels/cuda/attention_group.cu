@@ -14,7 +14,10 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
+#define mma attention_mma /* the products of bulk.cuh have an mma of their own */
 #include "attention_many.cuh"
+#undef mma
+#include "bulk.cuh"
 #include "chain.cuh"
 
 namespace group
@@ -53,28 +56,6 @@ DEV void products_end()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
-}
-DEV void bar_wait(uint64_t *b, uint32_t phase)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
-                 "done;\nbra again;\ndone:\n}" ::"r"(shared_at(b)),
-                 "r"(phase)
-                 : "memory");
-#endif
-}
-DEV void bar_expect(uint64_t *b, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes)
-                 : "memory");
-#endif
-}
-DEV void bar_fence()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 DEV void bar_arrive_one(uint64_t *b)
