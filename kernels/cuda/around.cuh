@@ -44,8 +44,6 @@ enum around_waits { AROUND_NOTHING, AROUND_START, AROUND_END };
 
 /* embed.cu: launch the start. early: a chain is what comes next. */
 int around_start_flush(struct cuda_backend *be, bool early);
-/* embed.cu: of a recording that begins with it, what comes after waits for the recording before. */
-const void *around_start_kernel(void);
 /* pick.cu: launch the pick and what is behind it. */
 int around_end_flush(struct cuda_backend *be);
 /* The start that waits, to which an operation can be added; launches whatever else waits. NULL: an error. */

@@ -67,12 +67,6 @@ struct experts_tuning {
     int apart;       /* such a launch leaves alone: 1: the product before it; 2: those behind it */
 };
 extern struct experts_tuning experts_tuning;
-/* How recordings are replayed. For benchmarks and tests. */
-struct cycle_tuning {
-    int line; /* 1: few launches one after another as such; 2: the first, too, before the recording before has ended */
-};
-extern struct cycle_tuning cycle_tuning;
-extern bool around_apart; /* pick, stamp and accept as launches of their own, too */
 extern bool gate_apart; /* gate_linear as gate and linear: for benchmarks and tests */
 /* TFLOP/s of the library's bf16 product of 8,192 cubed, random data: the ceiling of a prompt. Waits. */
 int many_ceiling(struct kn_backend *, double *tflops);

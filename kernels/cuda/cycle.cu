@@ -4,11 +4,7 @@
  * accept is one block: a thread a row, bound by its latency and the writes to the host's memory (some 400
  * bytes over the bus). A recording keeps the launches of a stream as they are; programmatic dependent
  * launches become programmatic edges, so a replayed kernel starts as early as a launched one. The arguments
- * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory.
- *
- * Between two graphs nothing runs for some 4 us. A recording of few launches, one after another (a decoding
- * step of one launch for all layers), can therefore be replayed launch by launch, its first kernel, if it is
- * that of around.cuh, while the last of the step before still runs (cycle_tuning; off). */
+ * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory. */
 #include "around.cuh"
 #include "chain.cuh"
 #include "ops.cuh"
@@ -167,8 +163,6 @@ static int join(struct cuda_backend *be)
     return cuda_check(be, "beside", cudaStreamWaitEvent(be->stream, be->beside.ended, 0));
 }
 
-struct cycle_tuning cycle_tuning = {0};
-
 #ifndef CUDA_DEBUG_SYNC /* which waits after every launch: nothing is recorded then */
 
 /* The stream, and what its products hand on in memory. */
@@ -231,94 +225,11 @@ static int beside_end(struct kn_backend *kb)
 
 /* ---- recordings ---- */
 
-#define LINE 24
-/* A recording of a few launches one after another: replayed as such. */
-struct line {
-    cudaGraph_t graph; /* whose arguments they are */
-    int n;
-    cudaKernelNodeParams launch[LINE];
-    bool early[LINE]; /* it may start before the one before it has ended */
-};
 struct recording {
     cudaGraphExec_t exec;
     uint32_t moved; /* be->moved when it was made */
     void *chains;   /* of chain_take */
-    struct line line;
 };
-
-/* The graph's nodes, each behind the one before; false: it is no line. */
-static bool in_line(cudaGraph_t graph, cudaGraphNode_t *node, size_t *n)
-{
-    cudaGraphNode_t some[LINE], from[LINE], to[LINE];
-    cudaGraphEdgeData how[LINE];
-    size_t edges = 0;
-    if (cudaGraphGetNodes(graph, NULL, n) || !*n || *n > LINE || cudaGraphGetNodes(graph, some, n))
-        return false;
-#if CUDART_VERSION >= 13000
-    if (cudaGraphGetEdges(graph, NULL, NULL, NULL, &edges) || edges != *n - 1 ||
-        (edges && cudaGraphGetEdges(graph, from, to, how, &edges)))
-        return false;
-#else
-    if (cudaGraphGetEdges_v2(graph, NULL, NULL, NULL, &edges) || edges != *n - 1 ||
-        (edges && cudaGraphGetEdges_v2(graph, from, to, how, &edges)))
-        return false;
-#endif
-    for (size_t i = 0; i < *n; i++) { /* the first: nothing leads to it */
-        bool first = true;
-        for (size_t e = 0; e < edges; e++) first = first && to[e] != some[i];
-        if (first) node[0] = some[i];
-    }
-    for (size_t i = 0; i < edges; i++) {
-        size_t e = 0;
-        while (e < edges && from[e] != node[i]) e++;
-        if (e == edges) return false;
-        node[i + 1] = to[e];
-    }
-    return true;
-}
-
-/* Fills the line, or leaves it empty where the graph is not one. */
-static void line_of(struct line *l, cudaGraph_t graph)
-{
-    cudaGraphNode_t node[LINE];
-    size_t n = 0;
-    l->n = 0;
-    if (!in_line(graph, node, &n)) {
-        (void)cudaGetLastError();
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        cudaGraphNodeType type;
-        cudaLaunchAttributeValue v = {};
-        if (cudaGraphNodeGetType(node[i], &type) || type != cudaGraphNodeTypeKernel ||
-            cudaGraphKernelNodeGetParams(node[i], &l->launch[i]))
-            return;
-        if (cudaGraphKernelNodeGetAttribute(node[i], cudaLaunchAttributeClusterDimension, &v) ||
-            v.clusterDim.x * v.clusterDim.y * v.clusterDim.z > 1)
-            return;
-        l->early[i] = i > 0 || (cycle_tuning.line == 2 && l->launch[0].func == around_start_kernel());
-    }
-    l->graph = graph;
-    l->n = (int)n;
-}
-static cudaError_t replay_line(struct cuda_backend *be, const struct line *l)
-{
-    cudaError_t err = cudaSuccess;
-    for (int i = 0; i < l->n && !err; i++) {
-        const cudaKernelNodeParams *p = &l->launch[i];
-        cudaLaunchAttribute a[2];
-        cudaLaunchConfig_t config = {};
-        config.gridDim = p->gridDim, config.blockDim = p->blockDim;
-        config.dynamicSmemBytes = p->sharedMemBytes, config.stream = be->stream;
-        a[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-        a[0].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-        a[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        a[1].val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = a, config.numAttrs = l->early[i] ? 2 : 1;
-        err = cudaLaunchKernelExC(&config, p->func, p->kernelParams);
-    }
-    return err;
-}
 
 static int record_begin(struct kn_backend *kb)
 {
@@ -350,8 +261,7 @@ static int record_end(struct kn_backend *kb, void **out)
     }
     if (rc == 0) rc = cuda_check(be, "record", cudaGraphInstantiate(&r->exec, graph, 0));
     if (rc == 0) rc = cuda_check(be, "record", cudaGraphUpload(r->exec, be->stream));
-    if (rc == 0 && cycle_tuning.line && be->cc >= 90 && !be->generic) line_of(&r->line, graph);
-    if (graph && (rc || !r->line.n)) cudaGraphDestroy(graph);
+    if (graph) cudaGraphDestroy(graph);
     if (rc) {
         if (r && r->exec) cudaGraphExecDestroy(r->exec);
         free(r);
@@ -371,8 +281,7 @@ static int replay(struct kn_backend *kb, void *recording)
     if (r->moved != be->moved) return cuda_fail(be, KN_ESTALE, "the recording is older than the scratch");
     const int rc = cuda_flush(be);
     if (rc) return rc;
-    return cuda_check(be, "replay",
-                      r->line.n ? replay_line(be, &r->line) : cudaGraphLaunch(r->exec, be->stream));
+    return cuda_check(be, "replay", cudaGraphLaunch(r->exec, be->stream));
 }
 
 static void record_free(struct kn_backend *kb, void *recording)
@@ -381,7 +290,6 @@ static void record_free(struct kn_backend *kb, void *recording)
     if (!r) return;
     cudaStreamSynchronize(cuda_of(kb)->stream); /* it may still run */
     cudaGraphExecDestroy(r->exec);
-    if (r->line.n) cudaGraphDestroy(r->line.graph);
     chain_give(cuda_of(kb), r->chains);
     free(r);
 }

@@ -157,10 +157,6 @@ static __global__ void __launch_bounds__(256) start_rows(const __grid_constant__
     }
     if (a.x && at < (int64_t)a.n * a.columns) embed_at(a, (int)(at / a.columns), (int)(at % a.columns));
 }
-const void *around_start_kernel(void)
-{
-    return (const void *)start_rows;
-}
 
 struct around_state {
     struct around_start start;

@@ -604,7 +604,6 @@ static int check(struct cuda_backend *be, const struct kn_pick *p)
     return 0;
 }
 
-bool around_apart;
 /* Greedy rows: the whole device, and a word a row that all blocks' best meet in: of the largest logit the
  * first id. Words and counters are zero between kernels. */
 #define GREEDY 1024 /* logits a block */
@@ -759,8 +758,7 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
                                         : filters ? pick_scan<WANT_TOP>
                                                   : pick_scan<WANT_SAMPLE>;
         const struct around_end nothing = {};
-        if (a->n == 1 && !filters &&
-            !around_apart) { /* with the stamp and the acceptance behind it, if they come */
+        if (a->n == 1 && !filters) { /* with the stamp and the acceptance behind it, if they come */
             struct around_pick *w = waiting(be);
             rc = w ? cuda_flush(be) : cuda_fail(be, KN_EMEM, "out of memory (%zu bytes)", sizeof *w);
             if (rc) return rc;
