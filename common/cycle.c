@@ -53,10 +53,10 @@ static int context_beside(struct session *s, int32_t n, bool *done, struct err *
 }
 
 /* context: NULL, or becomes true where the rows' context has been made as well, beside the head. */
-static int forward_rows(struct session *s, int32_t n, bool *context, struct err *e)
+static int forward_rows(struct session *s, int32_t n, enum session_fate fate, bool *context, struct err *e)
 {
     const struct session_rows r = rows_at(s, n);
-    if (session_run_target(s, &r, false, e)) return -1;
+    if (session_run_target(s, &r, fate, e)) return -1;
     if (context && s->drafter && s->op->beside_begin && context_beside(s, n, context, e)) return -1;
     return session_run_head(s, s->target, 0, n, e);
 }
@@ -70,6 +70,13 @@ static int stamp(struct session *s, int i, struct err *e)
 static bool looks_back(const struct kn_sampler *sampler)
 {
     return sampler->repeat_penalty != 1 && sampler->repeat_last > 0;
+}
+
+/* Without a drafter the row of a cycle is the anchor alone, which always stays: recurrent state takes it along at once,
+ * and nothing is left to be replayed. */
+static bool all_stay(const struct session *s)
+{
+    return !s->drafter;
 }
 
 static int draft_part(struct session *s, struct err *e)
@@ -91,7 +98,7 @@ static int verify_part(struct session *s, int32_t rows, bool *context, struct er
     if (rows > 1 && looks_back(&s->sampler))
         rc = s->op->place(s->be, s->d_history, s->d->pos, s->d->ids, rows);
     if (rc) return model_failed(s->target, "place", rc, e);
-    if (forward_rows(s, rows, context, e)) return -1;
+    if (forward_rows(s, rows, all_stay(s) ? SESSION_FINAL : SESSION_TRIED, context, e)) return -1;
     rc = s->op->pick(s->be, &pick);
     return rc ? model_failed(s->target, "pick", rc, e) : stamp(s, 2, e);
 }
@@ -108,7 +115,7 @@ static int accept_part(struct session *s, int32_t rows, struct err *e)
                                      .anchor = d->block,
                                      .first = &d->first,
                                      .window = s->o.draft_window,
-                                     .kept = &d->pending,
+                                     .kept = all_stay(s) ? &d->kept : &d->pending,
                                      .number = &d->number,
                                      .stamp = d->stamp,
                                      .results = s->results,
@@ -134,7 +141,7 @@ static int launch(struct session *s, enum session_play what, int32_t rows, int32
     int rc;
     kn_bound(s->be, bound);
     switch (what) {
-    case SESSION_FORWARD: rc = forward_rows(s, rows, NULL, e); break;
+    case SESSION_FORWARD: rc = forward_rows(s, rows, SESSION_TRIED, NULL, e); break;
     case SESSION_DRAFT: rc = session_draft_rows(s, false, e); break;
     default: rc = whole_cycle(s, rows, e);
     }
@@ -227,6 +234,7 @@ int session_cycles_begin(struct session *s, int32_t anchor, int32_t width, const
                          struct err *e)
 {
     if (!same_sampler(&s->sampler, sampler)) forget(s, SESSION_CYCLE);
+    if (all_stay(s) && session_settle(s, e)) return -1;
     s->sampler = *sampler;
     s->width = s->drafter ? width : 1;
     s->accepted = 0;
@@ -301,14 +309,14 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
         if (session_run_context(s, &kept, false, e)) return -1;
     }
     s->n_past = r->pos + r->kept;
-    if (s->delta) s->pending = r->kept;
+    if (s->delta && !all_stay(s)) s->pending = r->kept;
     return 0;
 }
 
 void session_cycles_end(struct session *s, int32_t n_past)
 {
-    if (s->delta) s->pending -= s->n_past - n_past;
-    s->spent = s->delta && s->started != s->finished;
+    if (s->delta && !all_stay(s)) s->pending -= s->n_past - n_past;
+    s->spent = s->delta && (s->started != s->finished || (all_stay(s) && n_past != s->n_past));
     s->n_past = n_past;
     s->logits_rows = 0;
 }

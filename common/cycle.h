@@ -44,7 +44,7 @@ int session_cycle_start(struct session *s, int64_t most, struct err *e);
 int session_cycle_finish(struct session *s, struct session_cycle *c, struct err *e);
 /* End cycles: positions before n_past are committed. What was started beyond is never looked at, its rows lie
  * past n_past; but recurrent state it has taken along, and then nothing can follow in this session (spent).
- */
+ * Without a drafter positions before n_past are all that were finished, and nothing is left to be replayed. */
 void session_cycles_end(struct session *s, int32_t n_past);
 
 #endif

@@ -254,13 +254,13 @@ static int set_pending(struct session *s, int32_t n, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-int session_run_target(struct session *s, const struct session_rows *r, bool commit, struct err *e)
+int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
     const struct pass p = {.w = &s->work,
                            .kv = s->kv,
                            .delta = s->delta,
                            .pending = &s->d->pending,
-                           .commit = commit,
+                           .commit = fate != SESSION_TRIED,
                            .n = r->n,
                            .first_pos = r->first_pos,
                            .ids = r->ids,
@@ -269,7 +269,7 @@ int session_run_target(struct session *s, const struct session_rows *r, bool com
                            .tapped = s->drafter ? s->drafter->d : NULL,
                            .check = s->o.check_layers,
                            .fault = s->trying ? &s->fault : NULL,
-                           .hidden = commit && s->hidden.fn ? &s->hidden : NULL};
+                           .hidden = fate == SESSION_PROMPT && s->hidden.fn ? &s->hidden : NULL};
     return model_pass(s->target, &p, e);
 }
 
@@ -403,7 +403,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         int32_t pos = s->n_past, some = next_pass(s, end);
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
-        if (session_run_target(s, &r, true, e) || set_pending(s, 0, e)) goto out;
+        if (session_run_target(s, &r, SESSION_PROMPT, e) || set_pending(s, 0, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
         if (session_run_context(s, &r, false, e)) goto out;

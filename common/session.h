@@ -12,7 +12,8 @@
  * Models and backend are borrowed and outlive the session.
  *
  * Rows past n_past are simply written over later: a rejected row is never undone. Recurrent layers keep the
- * inputs of a forward's rows and replay those that were committed at the start of the next pass. */
+ * inputs of a forward's rows and replay those that were committed at the start of the next pass. The row of a
+ * cycle without a drafter always stays, so they take it along at once. */
 #ifndef DFLASH_SESSION_H
 #define DFLASH_SESSION_H
 
@@ -49,6 +50,7 @@ struct cursor {
     int32_t pending;                 /* rows of the last pass that were committed since, to be replayed */
     /* The host writes what is above, the device alone what is below. */
     int32_t picks[SESSION_MAX_ROWS];
+    int32_t kept;    /* rows of the last cycle that stay, where none of them is pending */
     uint32_t number; /* of the last cycle */
     uint64_t stamp[KN_STAMPS];
 };

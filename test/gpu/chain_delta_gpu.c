@@ -197,7 +197,7 @@ static const struct pass {
     int n, pending, commit, replays;
 } passes[] = {{1, 0, 0, 0}, {1, 1, 0, 0}, {1, 1, 0, 0}, {1, 1, 0, 3}, {6, 1, 0, 0},
               {1, 4, 0, 0}, {1, 1, 0, 0}, {1, 1, 1, 0}, {1, 0, 1, 0}, {6, 0, 0, 0},
-              {1, 6, 1, 0}, {1, 0, 0, 2}, {1, 1, 0, 40}};
+              {1, 6, 1, 0}, {1, 0, 0, 2}, {1, 1, 0, 40}, {1, 1, 1, 0}, {1, 0, 1, 40}};
 enum { PASSES = sizeof passes / sizeof *passes };
 
 /* All that passes leave. */
@@ -310,8 +310,8 @@ static void bench(const struct shape *s)
     static struct model m;
     make(&m, s);
     float *x = gaussians((size_t)(ROWS * s->hidden), 1.0f);
-    for (int how = 0; how < 4; how++) {
-        const int32_t pending = how != 3;
+    for (int how = 0; how < 5; how++) {
+        const int32_t pending = how < 3;
         const int times = 36 / s->layers, layers = times * s->layers;
         void *rec = NULL;
         chain_tuning.off = how == 0;
@@ -319,7 +319,7 @@ static void bench(const struct shape *s)
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.pending, &pending, 4));
         must(gpu, "record_begin", kn_op(gpu)->record_begin(gpu));
-        for (int i = 0; i < times; i++) run(&m, 1, false, false);
+        for (int i = 0; i < times; i++) run(&m, 1, how == 4, false);
         must(gpu, "record_end", kn_op(gpu)->record_end(gpu, &rec));
         double best = 1e9;
         for (int i = 0; i < 20; i++) {
@@ -333,7 +333,8 @@ static void bench(const struct shape *s)
                how == 0   ? "launches          "
                : how == 1 ? "chain             "
                : how == 2 ? "chain, ring full  "
-                          : "chain, none pending",
+               : how == 3 ? "chain, none pending"
+                          : "chain, final rows ",
                1e6 * best / layers, bytes_of(s) / best * 1e-12 * layers);
 #ifdef CHAIN_TRACE
         if (how) trace(layers, 200);

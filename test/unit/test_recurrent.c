@@ -426,6 +426,110 @@ static void test_after(void **state)
     model_free(d);
 }
 
+/* n tokens without a drafter, and the state after all of them: a file. */
+static void state_after(struct session *s, int n, const struct kn_sampler *sampler, struct run *r)
+{
+    struct err e = {0};
+    const struct spec_options o = {.n = n, .sampler = *sampler, .tokens = take_tokens, .ctx = r};
+    memset(r, 0, sizeof *r);
+    must(spec_generate(s, &o, &r->st, &e), &e);
+    assert_int_equal(r->n, n);
+    assert_int_equal(s->pending, 0); /* each row was final */
+    assert_false(s->spent);
+    must(session_prefill(s, r->id + n - 1, 1, NULL, NULL, &e), &e);
+    save(s, "decoded");
+}
+
+/* Decoded without a drafter, the state is that of a prefill of the same tokens to the byte; also where rows of a
+ * forward were pending before the first cycle, and where a drafter goes on from it. */
+static void test_decoded(void **state)
+{
+    static struct run r, next, whole;
+    static int32_t all[MAX_PROMPT];
+    struct err e = {0};
+    (void)state;
+    struct model *d = drafter();
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (int i = 0; i < 24; i++) {
+            const int n = 2 + i / 4, recorded = i % 2, forward = i / 2 % 2;
+            if (recorded) recorder_on(be);
+            struct session *s = start(t, NULL, 16, KN_F16);
+            must(session_prefill(s, prompt, 20 - 2 * forward, NULL, NULL, &e), &e);
+            if (forward) {
+                must(session_forward(s, prompt + 18, 1, &e) || session_commit(s, 1, &e), &e);
+                must(session_forward(s, prompt + 19, 1, &e) || session_commit(s, 1, &e), &e);
+                assert_int_equal(s->pending, 1);
+            }
+            state_after(s, n, &samplers[1], &r);
+            go_on(s, 1, 9, 0, &next);
+            session_free(s);
+            if (recorded) recorder_off(be);
+            memcpy(all, prompt, 20 * sizeof *all);
+            memcpy(all + 20, r.id, (size_t)n * sizeof *all);
+            s = start(t, NULL, 16, KN_F16);
+            must(session_prefill(s, all, 20 + n, NULL, NULL, &e), &e);
+            save(s, "state");
+            same_files("state", "decoded");
+            session_free(s);
+            s = restore("decoded", t, NULL);
+            go_on(s, 1, 9, 0, &whole);
+            assert_memory_equal(next.id, whole.id, 9 * sizeof *r.id);
+            session_free(s);
+            s = start(t, d, 16, KN_F16);
+            must(session_prefill(s, all, 20 + n, NULL, NULL, &e), &e);
+            go_on(s, 1, 9, 0, &whole);
+            assert_memory_equal(next.id, whole.id, 9 * sizeof *r.id);
+            session_free(s);
+        }
+        model_free(t);
+    }
+    model_free(d);
+}
+
+/* A stop id ends undrafted cycles, where they are recorded with one more that has been started, whose row the state
+ * has taken along; else anything may follow. */
+static void test_stopped(void **state)
+{
+    static struct run whole, r, next;
+    int spent = 0;
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        run(t, NULL, 20, 1, 0, &whole);
+        for (int recorded = 0; recorded < 2; recorded++)
+            for (int32_t stop = 0; stop < IDS - 1; stop++) {
+                struct err e = {0};
+                const struct spec_options o = {
+                    .n = 16, .sampler = samplers[1], .stops = &stop, .n_stops = 1, .tokens = take_tokens, .ctx = &r};
+                int n = 0;
+                while (n < 16 && whole.id[n++] != stop)
+                    ;
+                if (recorded) recorder_on(be);
+                struct session *s = start(t, NULL, 16, KN_F16);
+                must(session_prefill(s, prompt, 20, NULL, NULL, &e), &e);
+                memset(&r, 0, sizeof r);
+                must(spec_generate(s, &o, &r.st, &e), &e);
+                assert_int_equal(r.n, n);
+                assert_memory_equal(r.id, whole.id, (size_t)n * sizeof *r.id);
+                assert_int_equal(s->n_past, 20 + n - 1);
+                assert_int_equal(s->spent, recorded && n > 1 && n < 16);
+                if (s->spent) {
+                    refused(s);
+                    spent++;
+                } else {
+                    must(session_prefill(s, r.id + n - 1, 1, NULL, NULL, &e), &e);
+                    go_on(s, 1, 9, 0, &next);
+                    assert_memory_equal(next.id, whole.id + n, 9 * sizeof *r.id);
+                }
+                session_free(s);
+                if (recorded) recorder_off(be);
+            }
+        model_free(t);
+    }
+    assert_true(spent > 0);
+}
+
 static int open_all(void **state)
 {
     const struct kn_open o = {.device = "cpu", .threads = 1};
@@ -445,7 +549,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),   cmocka_unit_test(test_state_matters), cmocka_unit_test(test_lossless),
         cmocka_unit_test(test_resume), cmocka_unit_test(test_no_proposals),  cmocka_unit_test(test_settled),
-        cmocka_unit_test(test_after),
+        cmocka_unit_test(test_after),  cmocka_unit_test(test_decoded),       cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
