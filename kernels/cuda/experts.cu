@@ -57,11 +57,13 @@ int cuda_experts_open(struct cuda_backend *be)
             }
     const int rc = experts_whole_open(be);
     if (rc) return rc;
-    cudaError_t err = cudaMalloc(&be->experts_sums, EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES);
+    cudaError_t err = cudaMalloc(&be->experts_sums, EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES);
     if (err) return cuda_check(be, "memory for sums of experts", err);
     be->experts_tag = (unsigned *)((uint8_t *)be->experts_sums + EXPERTS_SUMS_BYTES);
     be->experts_values = (unsigned long long *)(be->experts_tag + 64);
-    return cuda_check(be, "memory for sums of experts", cudaMemset(be->experts_tag, 0, EXPERTS_VALUES_BYTES));
+    err = cudaMemset(be->experts_tag, 0, EXPERTS_VALUES_BYTES);
+    if (!err) err = cudaMemset((uint8_t *)be->experts_tag + EXPERTS_VALUES_BYTES, 0xff, EXPERTS_WORDS_BYTES);
+    return cuda_check(be, "memory for sums of experts", err);
 }
 
 void cuda_experts_close(struct cuda_backend *be)
@@ -73,7 +75,7 @@ void cuda_experts_close(struct cuda_backend *be)
 
 size_t cuda_experts_bytes(void)
 {
-    return EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES;
+    return EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES;
 }
 
 /* ---- plans ---- */

@@ -25,9 +25,11 @@
 #define WHOLE_LOGITS 512
 #define WHOLE_ROW 3072 /* columns of a row, at most, that blocks of such a launch hand each other */
 /* What blocks hand each other (experts_whole.cu, experts_router.cu), behind the tag. */
-#define EXPERTS_WHOLE_VALUES ((size_t)WHOLE_LOGITS + 32 * EXPERTS_WHOLE_FF + 2 * WHOLE_ROW)
+#define EXPERTS_WHOLE_VALUES ((size_t)WHOLE_LOGITS)
+#define WHOLE_WORDS (16 * EXPERTS_WHOLE_FF + 2 * WHOLE_ROW) /* of a set: experts_whole.cuh */
 #define EXPERTS_ROUTER_VALUES ((size_t)320 << 10) /* experts_router.cu's */
 #define EXPERTS_VALUES_BYTES (256 + 8 * (EXPERTS_WHOLE_VALUES + EXPERTS_ROUTER_VALUES))
+#define EXPERTS_WORDS_BYTES ((size_t)8 * WHOLE_WORDS) /* two sets, behind the values */
 #define EXPERTS_ROUTER_ROWS 64 /* that the router's own kernel takes */
 #define EXPERTS_MATRICES 1024
 #define EXPERTS_USED 33                       /* of a row, at most: as route.cu, and a shared one */

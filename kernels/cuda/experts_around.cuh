@@ -3,7 +3,7 @@
  *
  * before  a block a panel (16 outputs) of W, which lies where down's weights will. The row was rounded by the
  * launch before. What the outputs come to is the residual that the block adds the mixture to; everyone gets
- * it as words {value, tag} and norms it for itself.  behind  up to BEHIND_MOST panels a block, which lie
+ * it as words and norms it for itself.  behind  up to BEHIND_MOST panels a block, which lie
  * where gate's and up's weights were (those that reach into down's are asked for when these are done with),
  * so they come while h is handed over. Sums as mm_kernel.cuh adds them: by units within a slice, then slices.
  */
@@ -48,7 +48,7 @@ DEV void whole_product_before(const whole_args &a, struct whole_memory *m, uint8
     float2 *const terms = (float2 *)(smem + a.at_terms);
     float old = 0.0f;
     cuda_grid_wait();
-    if (threadIdx.x == 0) m->tag = __ldcg(a.tag) + 1;
+    if (threadIdx.x == 0) whole_turn(a, m);
     if (adds) old = __ldcg(a.out + 16 * block + lane);
     for (int u = warp; u < b.units; u += WARPS) unit_of_row(b, u, act + UNIT_ACT * u);
     warps_meet(1, WARPS);
@@ -63,7 +63,7 @@ DEV void whole_product_before(const whole_args &a, struct whole_memory *m, uint8
     warps_meet(1, WARPS);
     if (adds) {
         const float x = __fadd_rn(old, slices_sum(terms + lane, b.units, b.slice_units));
-        value_put(a.values + WHOLE_X + value_at(16 * block + lane), x, m->tag);
+        word_put(m->words + WHOLE_X + word_at(16 * block + lane), x);
         m->old[0][lane] = x;
     }
     warps_meet(1, WARPS); /* who reads others' values would delay the block's own */
@@ -81,7 +81,7 @@ DEV void whole_products_behind(const whole_args &a, struct whole_memory *m, uint
         float v[8], w[8];
         load_eight(w, b.norm, 256 * warp + 8 * lane, 256 * units);
         warps_meet(2, units + 8);
-        values_get(v, a.values + WHOLE_Y + 256 * warp, 256, m->tag);
+        words_get(v, m->words + WHOLE_Y + 256 * warp, 256);
         norm_unit(m, act, warp, units, b.eps, v, w);
     } else if (warp >= WARPS - 8) {
         warps_meet(2, units + 8);

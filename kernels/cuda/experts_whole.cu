@@ -3,8 +3,9 @@
  * the next layer).
  *
  * Grid: one block a multiprocessor, all of them resident, so that blocks may wait for each other. What one
- * makes and others read, logits and h, passes as words {value, tag} (tagged.cuh); the first block, which has
- * seen h of all others, leaves the tag behind.
+ * makes and others read passes without flags: logits as words {value, tag} (tagged.cuh), h and the row as
+ * words that stand for themselves, in one of two sets (experts_whole.cuh). The first block, which has seen h
+ * of all others, leaves the tag and the set behind.
  *
  * A block: in turn
  *   router   two rows of the router's matrix (its weights in registers before the wait), and every block
@@ -22,6 +23,8 @@
 
 #include <stdlib.h>
 
+/* SMALL: down's units are of 32 columns. Two kernels, for what is not run is in the way of what is. */
+template <bool SMALL>
 static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     whole_kernel(const __grid_constant__ whole_args a)
 {
@@ -62,9 +65,9 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
         }
         whole_old(a, m, adds);
         warps_meet(0, WARPS + 1);
-        const unsigned tag = m->tag;
-        whole_gated(a, m, smem, tag);
-        whole_down(a, m, smem, tag, outs);
+        if (adds >= 0) whole_clear(a, m, adds, 256);
+        whole_gated(a, m, smem);
+        whole_down<SMALL>(a, m, smem, outs);
     }
     warps_meet(0, WARPS + 1);
     if (adds >= 0 && warp < WARPS) whole_add(a, m, smem, adds, outs);
@@ -74,7 +77,8 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
         else
             whole_products_behind(a, m, smem);
     }
-    if (block == 0 && threadIdx.x == 0) *(volatile unsigned *)a.tag = m->tag;
+    if (block == 0 && threadIdx.x == 0)
+        __stcg((uint2 *)a.tag, make_uint2(m->tag, m->words == a.words ? 0 : 1));
 }
 
 /* ---- launching ---- */
@@ -92,9 +96,10 @@ int experts_whole_open(struct cuda_backend *be)
     if (!be->waiting) be->waiting = (struct experts_waiting *)calloc(1, sizeof *be->waiting);
     if (!be->waiting)
         return cuda_fail(be, KN_EMEM, "mixtures: out of memory (%zu bytes)", sizeof *be->waiting);
-    return cuda_check(
-        be, "kernels of experts",
-        cudaFuncSetAttribute(whole_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block));
+    const cudaFuncAttribute what = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    cudaError_t err = cudaFuncSetAttribute(whole_kernel<false>, what, be->smem_block);
+    if (!err) err = cudaFuncSetAttribute(whole_kernel<true>, what, be->smem_block);
+    return cuda_check(be, "kernels of experts", err);
 }
 
 void experts_whole_close(struct cuda_backend *be)
@@ -240,7 +245,8 @@ int experts_flush(const struct cuda_backend *be)
     be->waits = false; /* the launch must not come here again */
     const struct experts_waiting *l = be->waiting;
     return cuda_check(b, "mixture",
-                      cuda_launch(be, whole_kernel, dim3(l->grid), dim3(32 * (WARPS + 1)), l->smem, l->a));
+                      cuda_launch(be, l->a.small ? whole_kernel<true> : whole_kernel<false>, dim3(l->grid),
+                                  dim3(32 * (WARPS + 1)), l->smem, l->a));
 }
 
 int experts_then(struct cuda_backend *be, const struct chain_product *p)
@@ -302,6 +308,7 @@ static int launch_row(struct cuda_backend *be, const struct kn_mixture *m, bool 
     a.h = m->h;
     a.out = m->out;
     a.values = be->experts_values;
+    a.words = (uint32_t *)(be->experts_values + EXPERTS_WHOLE_VALUES + EXPERTS_ROUTER_VALUES);
     a.tag = be->experts_tag;
     a.act = (int32_t)m->act;
     a.add = m->add;

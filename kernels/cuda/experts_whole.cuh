@@ -17,7 +17,7 @@
 #define ROW_UNITS (WARPS / 2)
 #define BEFORE_UNITS 32 /* of 256 columns of the row of the product before, at most */
 #define BEHIND_MOST 8   /* panels of a block, of the products behind */
-#define WHOLE_X (WHOLE_LOGITS + 32 * EXPERTS_WHOLE_FF) /* among the values: x before, x after the mixture */
+#define WHOLE_X (16 * EXPERTS_WHOLE_FF) /* in a set of words: h; x before, x after the mixture */
 #define WHOLE_Y (WHOLE_X + WHOLE_ROW)
 
 struct whole_memory { /* at the start of a block's */
@@ -26,6 +26,7 @@ struct whole_memory { /* at the start of a block's */
     float old[PANELS_MOST][16]; /* what outputs are added to */
     int32_t ids[SLOTS_MOST];
     unsigned tag;
+    uint32_t *words; /* the set that this launch uses */
 };
 #define WHOLE_HEAD ((sizeof(struct whole_memory) + 127) / 128 * 128)
 
@@ -57,9 +58,9 @@ struct whole_args {
     float eps;
     struct kn_route route;
     float *logits, *shared_logits, *h, *out;
-    unsigned long long *values; /* {value, tag}: [n_expert + 1] logits, WHOLE_LOGITS in all;
-                                   [slots][h_blocks][256] h; WHOLE_X */
-    unsigned *tag;
+    unsigned long long *values; /* {value, tag}: [n_expert + 1] logits */
+    uint32_t *words;            /* two sets of WHOLE_WORDS: [slots][h_blocks][256] h; WHOLE_X */
+    unsigned *tag;              /* and the set */
     int32_t units, slice_units; /* of 256 columns: a row, its slices */
     int32_t h_units, h_blocks, h_terms,
         ff; /* of h of an expert: down's units, runs of 256 columns, terms of a sum */
@@ -79,35 +80,61 @@ DEV void warps_meet(int bar, int warps)
     asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(32 * warps) : "memory");
 }
 
-/* ---- values that bear their tag ---- */
+/* ---- values that blocks hand each other ---- */
 
-/* Where a column of h lies in its 256, so that lane c / 8 finds its eight in four 16-byte reads, each 512
- * bytes of the warp. */
-DEV int value_at(int column)
+/* Words that stand for themselves (as in chain_sync.cuh): until one is written, WHOLE_NOT_YET stands there, a
+ * NaN that no arithmetic gives. A launch uses one of two sets and clears the other, which the one before has
+ * used. */
+#define WHOLE_NOT_YET 0xffffffffu
+
+/* Where a column lies in its 256, so that lane c / 8 finds its eight in two 16-byte reads, each 512 bytes of
+ * the warp. */
+DEV int word_at(int column)
 {
-    return column / 256 * 256 + column % 8 / 2 * 64 + column % 256 / 8 * 2 + column % 2;
+    return column / 256 * 256 + column % 8 / 4 * 128 + column % 256 / 8 * 4 + column % 4;
+}
+DEV void word_put(uint32_t *p, float v)
+{
+    const uint32_t x = __float_as_uint(v);
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x == WHOLE_NOT_YET ? 0x7fffffff : x)
+                 : "memory");
 }
 /* The first `columns` of 256; zeros behind. */
-DEV void values_get(float v[8], const unsigned long long *values, int columns, unsigned tag)
+DEV void words_get(float v[8], const uint32_t *words, int columns)
 {
     const bool mine = 8 * (int)(threadIdx.x % 32) < columns;
-    const unsigned long long *p = values + 2 * (threadIdx.x % 32);
+    const uint32_t *p = words + 4 * (threadIdx.x % 32);
+    uint32_t a[8];
     bool there;
     do {
-        unsigned long long a[8];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                         : "=l"(a[2 * i]), "=l"(a[2 * i + 1])
-                         : "l"(p + 64 * i)
+        for (int i = 0; i < 2; i++)
+            asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(a[4 * i]), "=r"(a[4 * i + 1]), "=r"(a[4 * i + 2]), "=r"(a[4 * i + 3])
+                         : "l"(p + 128 * i)
                          : "memory");
         there = true;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            there = there && (!mine || (unsigned)(a[i] >> 32) == tag);
-            v[i] = mine ? __uint_as_float((unsigned)a[i]) : 0.0f;
-        }
-    } while (!__all_sync(~0u, there));
+        for (int i = 0; i < 8; i++) there = there && a[i] != WHOLE_NOT_YET;
+    } while (!__all_sync(~0u, there || !mine));
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = mine ? __uint_as_float(a[i]) : 0.0f;
+}
+/* Tag and set of this launch, once the one before is complete. */
+DEV void whole_turn(const whole_args &a, struct whole_memory *m)
+{
+    const uint2 last = __ldcg((const uint2 *)a.tag);
+    m->tag = last.x + 1;
+    m->words = a.words + (last.y ? 0 : WHOLE_WORDS);
+}
+/* The other set, for the next launch: thread i of the n of a block that call. */
+DEV void whole_clear(const whole_args &a, const struct whole_memory *m, int i, int n)
+{
+    uint4 *const other = (uint4 *)(a.words + (m->words == a.words ? WHOLE_WORDS : 0));
+    const uint4 none = make_uint4(WHOLE_NOT_YET, WHOLE_NOT_YET, WHOLE_NOT_YET, WHOLE_NOT_YET);
+#pragma unroll 1
+    for (int k = (int)blockIdx.x + (int)gridDim.x * i; k < WHOLE_WORDS / 4; k += (int)gridDim.x * n)
+        __stcg(other + k, none);
 }
 
 /* ---- router ---- */
@@ -146,7 +173,7 @@ DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, boo
     if (a.before.w) {
         float y[8];
         tag = m->tag;
-        values_get(y, a.values + WHOLE_X + 256 * warp, 256, tag);
+        words_get(y, m->words + WHOLE_X + 256 * warp, 256);
 #pragma unroll
         for (int e = 0; e < 8;
              e++) { /* column k + e % 4 + 16 (e / 4): lane 4 (unit % 8) + q / 2 + e / 4 * 2 has it */
@@ -213,7 +240,7 @@ DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
     float v[8], w[8];
     load_eight(w, a.norm, 256 * unit + 8 * lane, n_in);
     if (a.before.w) {
-        values_get(v, a.values + WHOLE_X + 256 * unit, 256, m->tag);
+        words_get(v, m->words + WHOLE_X + 256 * unit, 256);
     } else {
         cuda_grid_wait();
         load_eight(v, a.x, 256 * unit + 8 * lane, n_in);
@@ -296,7 +323,7 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     for (int pass = 0; pass < 2; pass++) {
         if (pass) {
             cuda_grid_wait();
-            if (lane == 0) m->tag = __ldcg(a.tag) + 1;
+            if (lane == 0) whole_turn(a, m);
             warps_meet(0, WARPS + 1);
             whole_logits(a, m, x, &shared);
             c = route_choose<per>(a.route, x);
@@ -394,7 +421,7 @@ DEV float expert_sum(const float2 *p, int n, int slots, float weight)
     return y;
 }
 /* Gate and up: h of this block's pairs, to everyone. */
-DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem, unsigned tag)
+DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int mine = (a.pairs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
@@ -420,16 +447,15 @@ DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem,
         const float y = gate_sum(p, a.units, a.slice_units, a.act);
         const int pair = (int)blockIdx.x + i * (int)gridDim.x, slot = pair / a.h_panels;
         if (lane < 16) {
-            value_put(a.values + WHOLE_LOGITS + slot * 256 * a.h_blocks +
-                          value_at(16 * (pair - slot * a.h_panels) + lane),
-                      y, tag);
+            word_put(m->words + slot * 256 * a.h_blocks + word_at(16 * (pair - slot * a.h_panels) + lane), y);
             a.h[16 * pair + lane] = y;
         }
     }
 }
 
 /* Down: h of all experts, rounded; terms of this block's outputs. */
-DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, unsigned tag, int outs)
+template <bool SMALL>
+DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, int outs)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = a.router[1] ? a.slots - 1 : a.slots;
     uint8_t *const act = smem + a.at_h;
@@ -438,14 +464,14 @@ DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
     for (int b = warp; b < a.slots * a.h_blocks; b += WARPS) {
         const int slot = b / a.h_blocks, block = b - slot * a.h_blocks;
         float v[8];
-        values_get(v, a.values + WHOLE_LOGITS + 256 * b, a.ff - 256 * block, tag);
-        if (a.small)
+        words_get(v, m->words + 256 * b, a.ff - 256 * block);
+        if (SMALL)
             store_block<MM_ACT_32>(prep, act + slot * a.h_row, block, v);
         else
             unit_round(act + UNIT_ACT * b, v);
     }
     warps_meet(1, WARPS);
-    const int per = a.small ? 1 : (a.h_units + 1) / 2, down_bytes = max(a.down_bytes[0], a.down_bytes[1]);
+    const int per = SMALL ? 1 : (a.h_units + 1) / 2, down_bytes = max(a.down_bytes[0], a.down_bytes[1]);
     float2 *const terms = (float2 *)(smem + a.at_terms); /* [panel][slot][term][16] */
 #pragma unroll 1
     for (int t = warp; t < outs * a.slots * per; t += WARPS) {
@@ -453,7 +479,7 @@ DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
         const bool shared = slot == last;
         const uint8_t *to = smem + a.at_down + i * a.h_units * down_bytes, *h = act + a.h_row * slot;
         bar_wait(m->slot + slot, 0);
-        if (a.small) {
+        if (SMALL) {
             const mm_view<1> view = {h, nullptr, h + 32 * a.h_units, {16u * (lane % 4)}, {{0, 0}}, 0};
             float fin[1][4] = {};
             frag_32<false>::stage<1>(fin, to, a.h_units, a.down_type[shared], view, lane);
@@ -496,7 +522,7 @@ DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint
         const int row = whole_row_of(i, o);
         if (i % 16 == 0 && row < a.n_out) {
             const float x = a.add ? __fadd_rn(m->old[o][i / 16], y) : y;
-            if (a.behind.panels) value_put(a.values + WHOLE_Y + value_at(row), x, m->tag);
+            if (a.behind.panels) word_put(m->words + WHOLE_Y + word_at(row), x);
             a.out[row] = x;
         }
     }
