@@ -13,7 +13,7 @@
 #define CHAIN_OFF 0
 #endif
 struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0,    262144, 4,      4608,  65536, 4096,  64512, 1,
-                                    65536,     1024,  8704, 1,      110000, 20480, 2560,  64512, 1};
+                                    65536,     1024,  8704, 1,      110000, 20480, 2560,  64512, 1,     1};
 long chain_launched, chain_heads;
 
 /* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. */
@@ -41,15 +41,15 @@ struct chain_state {
     struct chain_op op[CHAIN_STEPS];
     bool bf16, attends, far, items; /* items: steps of other types than K */
     bool wide;                      /* rows of more than 4,096 columns are normed */
-    bool nets;                      /* delta nets or gated rows: an instance of chain_k.cu alone has them */
-    bool rounded;                   /* the row that it begins with may not be in memory, but rounded */
-    bool gemma;                     /* chain_post.cuh, chain_wide.cuh */
-    struct chain_add_op waits;      /* behind the newest step, for the product that reads it */
-    int32_t post;                   /* the newest step with one before it; -1: none */
-    size_t parts;                   /* partial results that the chain has, at most */
-    const int32_t *pos;             /* of all attention of the chain */
-    struct chain_step *direct;      /* device memory: the descriptors of a launch that is not recorded */
-    struct chain_places *places;    /* the largest; behind it those that recordings may still name */
+    bool nets;    /* delta nets, gated rows or gated attention: forms of chain_k.cu alone have them */
+    bool rounded; /* the row that it begins with may not be in memory, but rounded */
+    bool gemma;   /* chain_post.cuh, chain_wide.cuh */
+    struct chain_add_op waits;   /* behind the newest step, for the product that reads it */
+    int32_t post;                /* the newest step with one before it; -1: none */
+    size_t parts;                /* partial results that the chain has, at most */
+    const int32_t *pos;          /* of all attention of the chain */
+    struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
+    struct chain_places *places; /* the largest; behind it those that recordings may still name */
     void *
         recorded; /* the descriptors of the recording that is being made: a list, each begins with the next */
 };
@@ -314,7 +314,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         if (s->pass_on && s->pairs > most) most = s->pairs;
         if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
-    if (c->nets && (items || c->attends || c->gemma)) return 0;
+    if (c->nets && (items || c->gemma)) return 0;
     wide = wide || c->gemma;
     if (wide && items) return 0; /* chain_k.cu alone has such norms */
     if (c->gemma && c->attends && c->far) return 0;
@@ -362,12 +362,13 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     row = (row + 127) / 128 * 128;
     uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
     if (c->attends) {
-        const size_t bytes = c->far     ? chain_far_bytes(n_rep)
-                             : c->gemma ? chain_wide_bytes(head)
-                                        : chain_attend_bytes();
+        const bool far = c->far, wide = c->gemma || c->nets;
+        const size_t bytes = far    ? chain_far_bytes(n_rep)
+                             : wide ? chain_wide_bytes(head)
+                                    : chain_attend_bytes();
         const uint32_t least_rest = ((uint32_t)bytes + 127) / 128 * 128;
         if (rest < least_rest) rest = least_rest;
-        if (!c->far && !c->gemma) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
+        if (!far && !wide) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
     }
     const uint32_t all = CHAIN_RING + rest + keys + 512;
     if (all >= (uint32_t)be->smem_block) return 0;
@@ -486,6 +487,18 @@ static bool reads(const struct chain_step *last, const struct chain_product *p)
     return (last->n_m == 1 || last->gated) && last->m[0].out == p->x && last->m[0].n_out == p->w[0]->n_in;
 }
 
+/* Is the row, which the product gates, the results of attention whose projections gave the gates
+ * (attend_gated)? Then it is handed on gated. */
+static bool link_gates(struct chain_step *last, const struct chain_product *p)
+{
+    if (!last || last->n_m || last->d.what || last->k_from != 2 * last->n_head * last->head) return false;
+    const struct chain_matrix *gates = &last[-1].m[1];
+    if (gates->out != p->gate || gates->n_out != p->w[0]->n_in || !reads(last, p)) return false;
+    last->gates_from = gates->column;
+    last->attn = nullptr; /* nobody reads it but who gates it */
+    return true;
+}
+
 /* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
  * memory. */
 static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
@@ -583,9 +596,9 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     bool linked = false;
     if (last && c->waits.add.y)
         linked = be->chain_steps < CHAIN_STEPS && link_post(c, last, p, &s);
-    else if (be->chain_steps < CHAIN_STEPS && !p->gate && !c->rounded &&
-             !((c->nets || c->gemma) && s.kind != CHAIN_K) && !(c->post >= 0 && s.old))
-        linked = reads(last, p);
+    else if (be->chain_steps < CHAIN_STEPS && !c->rounded && !((c->nets || c->gemma) && s.kind != CHAIN_K) &&
+             !(c->post >= 0 && s.old))
+        linked = p->gate ? link_gates(last, p) : reads(last, p);
     if (!linked) {
         const bool first = be->around_waits == AROUND_START && !be->chain_steps && !be->waits;
         const int rc = first ? 0 : cuda_flush(be);
@@ -595,7 +608,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
         last->pass_on = 1;
         keep_old(c, be->chain_steps, &s);
     }
-    if (p->gate) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
+    if (p->gate && !linked) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
     c->items |= s.kind != CHAIN_K;
     c->wide |= s.kind == CHAIN_K && s.norm && s.units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
     c->step[be->chain_steps] = s;
@@ -658,7 +671,7 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     t->cap = kv->cap;
     t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
     t->head = d, t->window = a->window, t->v_norm = s->v_norm;
-    t->v_from = (a->n_head + (s->k == s->v ? 0 : t->n_kv)) * d;
+    t->k_from = a->n_head * d, t->v_from = t->k_from + (s->k == s->v ? 0 : t->n_kv) * d;
     if (parts > c->parts) c->parts = parts;
     op->attend = true, op->net = op->head = op->part = false;
     op->post = {};
@@ -670,6 +683,12 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     c->bf16 = kv->type == KN_BF16;
     return t;
 }
+/* Positions that a row may see, however often what is collected is replayed. */
+static int32_t bound_of(const struct cuda_backend *be, const struct kn_kv *kv)
+{
+    return be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
+}
+
 /* Windows and heads that chain_wide.cuh alone has. */
 static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
                        const struct chain_step *last)
@@ -677,8 +696,8 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
     struct chain_state *c = be->chain;
     const struct kn_kv *kv = a->kv;
     const int32_t d = kv->head_dim, n_kv = kv->n_head_kv, n_rep = a->n_head / n_kv, half = s->n_rot / 2,
-                  bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap,
-                  leaf = d == 512 ? 32 : 64, window = a->window && a->window < bound ? a->window : 0,
+                  bound = bound_of(be, kv), leaf = d == 512 ? 32 : 64,
+                  window = a->window && a->window < bound ? a->window : 0,
                   keys = window ? window : bound, /* that are seen, at most */
         leaves = (keys - 1) / leaf + 1 + (window ? 1 : 0);
     const bool same = s->k == s->v;
@@ -702,6 +721,35 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
     return 1;
 }
 
+/* Attention that will be gated, it seems, for its projections have a matrix more: q, gates, k, v. (Where
+ * fewer steps are before it they would be launches without it.) */
+static int attend_gated(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
+                        const struct chain_step *last)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, n_kv = kv->n_head_kv, half = s->n_rot / 2, keys = bound_of(be, kv),
+                  inner = a->n_head * d, wide = n_kv * d;
+    const bool fits = !chain_tuning.off && chain_tuning.gated && be->chain_steps < CHAIN_STEPS &&
+                      be->chain_steps >= (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST) &&
+                      a->causal && !a->first && !a->window && d == CHAIN_GATED_HEAD && kv->type != KN_F32 &&
+                      kv->cap % 64 == 0 && a->n_head / n_kv <= 16 &&
+                      keys <= (chain_tuning.near < 4096 ? chain_tuning.near : 4096) && !s->v_norm &&
+                      s->k != s->v && !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
+                      (!c->attends || (c->nets && c->bf16 == (kv->type == KN_BF16) && c->pos == a->pos));
+    const struct chain_matrix *m = last->m;
+    const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == 4 && m[0].out == s->q &&
+                        m[2].out == s->k && m[3].out == s->v && m[0].n_out == inner && m[1].n_out == inner &&
+                        m[2].n_out == wide && m[3].n_out == wide;
+    if (!fits || !linked || c->items || c->gemma || c->rounded) return cuda_flush(be);
+    const size_t leaves = ((size_t)keys - 1) / 64 + 1;
+    struct chain_step *t =
+        put_attend(be, s, a, (leaves * (size_t)a->n_head * (size_t)(d + 2) - 1) / (CHAIN_HEAD + 2) + 1);
+    t->k_from = 2 * inner, t->v_from = 2 * inner + wide;
+    c->far = false;
+    c->nets = true;
+    return 1;
+}
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
 {
     struct chain_state *c = be->chain;
@@ -709,10 +757,10 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     const struct kn_kv *kv = a->kv;
     if (!last) return 0;
     if (a->n != 1 || c->waits.add.y || a->gate || a->n_head % kv->n_head_kv) return cuda_flush(be);
+    if (last->n_m == 4) return attend_gated(be, s, a, last);
     if (a->window || kv->head_dim != CHAIN_HEAD || s->v_norm || s->k == s->v)
         return attend_wide(be, s, a, last);
-    const int32_t n_kv = kv->n_head_kv,
-                  bound = be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
+    const int32_t n_kv = kv->n_head_kv, bound = bound_of(be, kv);
     const bool late = c->items || c->wide, /* slots, no halves: longer contexts pay */
         far = bound > (late ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
     const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
@@ -745,8 +793,8 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     const struct chain_matrix *m = last->m;
     const bool fits = !chain_tuning.off && be->chain_steps + 2 <= CHAIN_STEPS && a->n == 1 &&
                       a->d_k == CHAIN_HEAD && a->d_v == CHAIN_HEAD && a->n_conv == 4 &&
-                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && !c->attends && !c->gemma &&
-                      !c->waits.add.y && w->n_in == inner &&
+                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && (!c->attends || c->nets) &&
+                      !c->gemma && !c->waits.add.y && w->n_in == inner &&
                       !(((uintptr_t)y->s | (uintptr_t)y->conv | (uintptr_t)y->log | (uintptr_t)a->conv |
                          (uintptr_t)a->norm) %
                         16);
@@ -850,7 +898,7 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     struct chain_args a = {};
     int blocks = 0;
     if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
-    if (c->gemma) newest_outputs(c, count);
+    if (c->gemma || c->nets) newest_outputs(c, count);
     size_t smem = lay_out(be, c, count, &a, &blocks);
     bool items = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
@@ -871,7 +919,9 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
         if (rc) return rc;
     }
     const bool bf16 = c->attends && c->bf16;
-    const enum chain_form form = c->nets    ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
+    const enum chain_form form = c->nets && c->attends
+                                     ? a.halves ? CHAIN_GATED_HALVES : CHAIN_GATED_ATTENTION
+                                 : c->nets  ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
                                  : c->gemma ? CHAIN_GEMMA
                                  : far      ? CHAIN_FAR
                                  : a.halves ? CHAIN_HALVES

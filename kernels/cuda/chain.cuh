@@ -31,7 +31,9 @@
  * results of attention, so on whatever was read for them.
  *
  * A gated delta net is a step between its projections and the product of its outputs (chain_delta.cuh), with
- * weights of K types, in an instance of chain_k.cu's kernel that has no attention.
+ * weights of K types, in forms of chain_k.cu's kernel of their own. There may be attention between delta nets
+ * whose results are multiplied by sigmoid of gates, which are values of the same projections: heads of 256,
+ * over what short contexts are, by chain_wide.cuh. They are handed on gated.
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
  * before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
@@ -66,13 +68,14 @@
 #ifndef CHAIN_ROW_BLOCKS
 #define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
 #endif
-#define CHAIN_ROW 308     /* bytes of activations for 256 columns: chain_unit.cuh */
-#define CHAIN_KEEP 128    /* outputs of a block that it adds to later */
-#define CHAIN_HEAD 128    /* columns of a head */
-#define CHAIN_LEAVES 64   /* of 64 keys that a row may see, at most: eight nodes; more: chain_far.cuh */
-#define CHAIN_PARTS 4096  /* partial results of a row of a head that there is room for, at least */
-#define CHAIN_FAR_HEADS 8 /* of a kv head over long contexts, at most */
-#define CHAIN_DESCS 8     /* descriptors in shared memory */
+#define CHAIN_ROW 308        /* bytes of activations for 256 columns: chain_unit.cuh */
+#define CHAIN_KEEP 128       /* outputs of a block that it adds to later */
+#define CHAIN_HEAD 128       /* columns of a head */
+#define CHAIN_GATED_HEAD 256 /* the same of attention that is gated */
+#define CHAIN_LEAVES 64      /* of 64 keys that a row may see, at most: eight nodes; more: chain_far.cuh */
+#define CHAIN_PARTS 4096     /* partial results of a row of a head that there is room for, at least */
+#define CHAIN_FAR_HEADS 8    /* of a kv head over long contexts, at most */
+#define CHAIN_DESCS 8        /* descriptors in shared memory */
 
 /* What the activations of a step are. */
 enum chain_kind { CHAIN_K, CHAIN_32, CHAIN_F16, CHAIN_BF16 };
@@ -136,7 +139,8 @@ struct __align__(16) chain_step
     int32_t again;   /* it reads what the step before it reads */
     struct chain_net d;
     int32_t head, window, v_norm; /* columns of a head; 0: all positions; values are normed */
-    int32_t v_from;               /* of what is read, where values begin: those of the keys, or behind them */
+    int32_t k_from, v_from;       /* of what is read, where keys begin; values: with them, or behind them */
+    int32_t gates_from; /* the same of gates that results are multiplied by, sigmoid of them; 0: none */
     /* What the row is before its norm, chain_post.cuh: (old row + norm(what the step before gives) * post) *
      * post_scale. post: NULL: that itself. */
     const float *post, *post_x; /* post_x: the old row in memory; NULL: the block has kept it */
@@ -191,7 +195,8 @@ struct chain_args {
 cudaError_t chain_k_open(int smem);
 /* What the kernel of a chain can do beside the rest: some step has halves (chain_ring.cuh); keys and values
  * come through the ring; halves, chain_post.cuh and chain_wide.cuh, which has all attention then; delta nets
- * or gated rows, and no attention then; these and halves. */
+ * or gated rows, and no attention then; these and halves; these and gated attention of chain_wide.cuh, heads
+ * of CHAIN_GATED_HEAD; and halves. */
 enum chain_form {
     CHAIN_PAIRS,
     CHAIN_HALVES,
@@ -199,6 +204,8 @@ enum chain_form {
     CHAIN_GEMMA,
     CHAIN_NETS,
     CHAIN_NETS_HALVES,
+    CHAIN_GATED_ATTENTION,
+    CHAIN_GATED_HALVES,
     CHAIN_FORMS
 };
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
@@ -274,6 +281,7 @@ struct chain_tuning {
     int head_columns; /* of rows of a head that is steps of a chain, at most */
     int head_ahead;   /* k_ahead of those */
     int late;         /* 1: nothing is asked for before what is before the layers has begun */
+    int gated;        /* 1: attention that is gated */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads; /* chains, and of them with a head, by this process: for tests */

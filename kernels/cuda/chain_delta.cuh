@@ -136,6 +136,28 @@ DEV void delta_token(float s[2][DELTA / DELTA_LANES], const chain_delta_room &m,
     }
 }
 
+/* What stands before the row, where no rows are pending: to shared memory. */
+static __device__ __noinline__ void chain_delta_before(const chain_net &d, const chain_plan &plan,
+                                                       chain_delta_room &m)
+{
+    const int i = threadIdx.x, kh = plan.kv_head, width = (2 * d.n_k + d.n_v) * DELTA, warp = i / 32,
+              u = plan.unit + (warp & 1 ? d.per : 0), head = 2 * d.n_k + kh + d.n_k * (u / 4);
+    const float *const q = d.conv + (i / DELTA * d.n_k + kh) * DELTA + i % DELTA;
+    const float *const v = d.conv + head * DELTA + DELTA_ROWS * (u % 4) + i % 32;
+    float x[3], y[3];
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        x[j] = __ldcg(q + j * width);
+        y[j] = warp < plan.leaf ? __ldcg(v + j * width) : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        m.raw[j][i] = x[j];
+        if (warp < plan.leaf) m.raw_v[j][i] = y[j];
+    }
+    m.pending = 0;
+}
+
 /* The rows pending (row: false), or the row itself: the step. in: the values of the projections (qkv, z,
  * alpha, beta); out: outputs of all heads, then silu of z. The convolution's inputs before the row pass from
  * one call to the other in m, the state in memory. */
@@ -147,6 +169,10 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
     const int rep = d.units / 4, width = (2 * d.n_k + d.n_v) * DELTA, stride = width + 2 * d.n_v;
     if (!units) return;
     const int pending = row ? m.pending : min(max(__ldcg(d.pending), 0), KN_DELTA_LOG);
+    if (!row && !pending) {
+        chain_delta_before(d, plan, m);
+        return;
+    }
     int head[2], unit[2]; /* of the key head's; by rows of 32, of all heads */
     float st[2][DELTA / DELTA_LANES];
 #pragma unroll
@@ -156,10 +182,11 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
         unit[j] = 4 * (kh + d.n_k * head[j]) + u % 4;
         state_load(st[j], d.s + (size_t)(DELTA_ROWS * unit[j] + i / DELTA_LANES) * DELTA, i % DELTA_LANES);
     }
+    const int mine = warp & 1 ? unit[1] : unit[0];
     /* The thread's columns: of q or k, and, with warps 0 and 1, of v; warps 2 and 3: of z; warps 4 and 6:
      * alpha and beta of a head. */
     const int half = i / DELTA, c = (half * d.n_k + kh) * DELTA + i % DELTA,
-              c_v = (2 * d.n_k) * DELTA + DELTA_ROWS * unit[warp & 1] + lane;
+              c_v = (2 * d.n_k) * DELTA + DELTA_ROWS * mine + lane;
     const bool has_v = warp < units, has_z = row && warp >= 2 && warp < 2 + units,
                has_gate = (warp == 4 || warp == 6) && lane < rep;
     const int gate = kh + d.n_k * lane + (warp == 6 ? d.n_v : 0); /* among alphas, then betas */
@@ -177,7 +204,7 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
         const int turn = t & 1;
         float x = 0.0f, xv = 0.0f, xo = 0.0f, y[2], o[2];
         if (row) {
-            const float *const other = has_z ? in + width + DELTA_ROWS * unit[warp & 1] + lane
+            const float *const other = has_z ? in + width + DELTA_ROWS * mine + lane
                                              : in + width + DELTA * d.n_v + gate; /* z; gates */
             value_wait wait;
             bool there;
@@ -198,7 +225,7 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
         silu_all(y);
         (half ? m.k : m.q)[turn][i % DELTA] = y[0];
         if (has_v) m.v[turn][i] = y[1];
-        if (has_z) value_put(out + DELTA * d.n_v + DELTA_ROWS * unit[warp & 1] + lane, y[1]);
+        if (has_z) value_put(out + DELTA * d.n_v + DELTA_ROWS * mine + lane, y[1]);
         chain_meet();
         if (row) CHAIN_STAMP(2);
         if (warp == 5) {

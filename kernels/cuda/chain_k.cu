@@ -255,9 +255,22 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
 
 /* ---- the kernel ---- */
 
+/* Attention over heads of CHAIN_GATED_HEAD, which may be gated, as step i. (Called, and with little: what it
+ * needs would otherwise be in registers, or in local memory, meanwhile.) */
+template <bool BF16>
+static __device__ __noinline__ void chain_attention_gated(const chain_args &a, int i, uint8_t *smem)
+{
+    const chain_step &s = ((chain_step *)(smem + CHAIN_K_STEPS))[i % CHAIN_DESCS];
+    const chain_plan &plan = ((chain_plan *)(smem + CHAIN_K_PLAN))[i % CHAIN_DESCS];
+    const uint32_t *const state = (const uint32_t *)(smem + CHAIN_K_STATE);
+    float *const values = a.values + (state[1] & 1 ? a.set : 0);
+    wide_attention<CHAIN_GATED_HEAD, BF16, true>(s, plan.kv_head, plan.unit, values + s.from, values + s.at,
+                                                 a.parts, state[0] + 1 + (unsigned)i, smem + a.act);
+}
+
 /* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys,
  * far_keys or, with chain_post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
- * steps, and no attention. */
+ * steps, and no attention; or gated_keys: these, and attention over heads of 256. */
 template <bool BF16, bool HALVES, class KV>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -322,8 +335,13 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     }
     bar_pass(r.planned, 0);
     int pos = -1;
+    /* The step: a register, where there is one; elsewhere it would be in local memory, far away. */
+    constexpr bool apart = KV::nets && KV::wide;
+    volatile int *const number = (volatile int *)(smem + CHAIN_K_DONE + 64) + threadIdx.x / 32;
+    int i = 0;
 #pragma unroll 1
-    for (int i = 0; i < a.count; i++) {
+    for (; i < a.count; i++) {
+        if (apart) *number = i;
         const chain_step &s = r.steps[i % CHAIN_DESCS];
         const chain_plan &plan = r.plan[i % CHAIN_DESCS];
 #ifdef CHAIN_TRACE
@@ -355,6 +373,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             far_attention<BF16>(s, pos, far_share_of(s, pos), far_bytes_at(r, s, plan), act, a.parts,
                                 row_of(a, r, s, false), values_of(a, r) + s.at, r.state[0] + 1 + (unsigned)i);
             chain_meet();
+        } else if (KV::nets && KV::wide && s.n_m == 0) {
+            chain_attention_gated<BF16>(a, *number, smem);
+            chain_meet();
         } else if (!KV::nets && s.n_m == 0) {
             if (KV::wide)
                 chain_attention_wide<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
@@ -363,27 +384,27 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
                 chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
                                       a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();
-        } else if (plan.pairs || (KV::wide && s.post)) {
-            const bool rounds = !s.norm && s.own;
+        } else if (plan.pairs || (KV::post && s.post)) {
+            const bool rounds = !s.norm && s.own, first = (apart ? *number : i) == 0;
             const int share = plan.share;
             const unsigned flags = s.flags;
             const chain_output c = output_of(s, plan.pairs, (int)threadIdx.x / 32, share);
-            if (KV::wide && s.post)
+            if (KV::post && s.post)
                 chain_post(s, a.rows, row_of(a, r, s, false), act, squares);
-            else if (s.norm && s.units <= CHAIN_WARPS)
-                chain_norm<1>(a, r, s, i == 0, act, squares);
-            else if (s.norm && s.units <= 2 * CHAIN_WARPS)
-                chain_norm<2>(a, r, s, i == 0, act, squares);
+            else if (!HALVES && s.norm && s.units <= CHAIN_WARPS)
+                chain_norm<1>(a, r, s, first, act, squares);
+            else if (!HALVES && s.norm && s.units <= 2 * CHAIN_WARPS)
+                chain_norm<2>(a, r, s, first, act, squares);
             else if (s.norm)
-                chain_norm<3>(a, r, s, i == 0, act, squares);
+                chain_norm<3>(a, r, s, first, act, squares);
             else if (KV::nets && s.d.what)
-                chain_row_gated(s, row_of(a, r, s, i == 0),
+                chain_row_gated(s, row_of(a, r, s, first),
                                 s.d.what == CHAIN_STATE_ROW ? values_of(a, r) + s.d.gates : s.d.gate, act,
                                 terms);
             else if (!rounds)
-                chain_row_load(a, r, s, i == 0, act);
+                chain_row_load(a, r, s, first, act);
             CHAIN_STAMP(2);
-            chain_multiply<HALVES>(a, s, plan, r, rounds, i == 0, act, terms);
+            chain_multiply<HALVES>(a, s, plan, r, rounds, first, act, terms);
             CHAIN_STAMP(3);
             chain_meet();
             CHAIN_STAMP(4);
@@ -402,6 +423,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             chain_delta_keep(s, plan, true, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
         }
         __syncwarp();
+        if (apart) i = *number;
         if (threadIdx.x % 32 == 0) bar_arrive(r.read + i % CHAIN_DESCS);
     }
     /* All blocks have read the state: this one has read outputs of all of them, which came after. */
@@ -428,7 +450,9 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {chain_k_kernel<false, false, far_keys>, chain_k_kernel<true, false, far_keys>},
         {chain_k_kernel<false, true, wide_keys>, chain_k_kernel<true, true, wide_keys>},
         {chain_k_kernel<false, false, net_steps>, chain_k_kernel<false, false, net_steps>},
-        {chain_k_kernel<false, true, net_steps>, chain_k_kernel<false, true, net_steps>}};
+        {chain_k_kernel<false, true, net_steps>, chain_k_kernel<false, true, net_steps>},
+        {chain_k_kernel<false, false, gated_keys>, chain_k_kernel<true, false, gated_keys>},
+        {chain_k_kernel<false, true, gated_keys>, chain_k_kernel<true, true, gated_keys>}};
     return all[form][bf16];
 }
 

@@ -83,8 +83,9 @@ struct chain_plan {
     int total, tiles;        /* tiles before the step, and of it */
     int alone;               /* of these, whose columns the warp that multiplies them rounds itself; or all */
     int pairs, share;        /* pairs of panels; 2^share lanes an output */
-    int unit, leaf, kv_head; /* of attention: the first unit, and which it is; of a delta net: the first of
-                                the key head's units, how many, and the key head */
+    int unit, leaf, kv_head; /* of attention: the first unit, and which it is; where it may be gated kv_head
+                                is the position; of a delta net: the first of the key head's units, how many,
+                                and the key head */
 };
 DEV void prefetch_bulk(const void *p, uint32_t bytes)
 {
@@ -117,6 +118,26 @@ DEV void chain_delta_early(const chain_net &d, const chain_plan &g)
     if (what == 4) prefetch_bulk(d.taps + 4 * (size_t)c, 16 * n);
     if (what == 5 && lane < 16) prefetch_bulk(d.s + (size_t)rows * D, 4 * R * D);
     if (what == 6) prefetch_line(lane < 16 ? d.log + width + g.kv_head : j ? d.a : d.dt);
+}
+
+/* Keys and values of the block's units of attention at pos, heads of CHAIN_GATED_HEAD, no window, to the L2
+ * cache: all lanes, some rows each. */
+DEV void chain_keys_early(const chain_step &s, const chain_plan &g, int pos)
+{
+    constexpr int LEAF = 64;
+    const int all = (pos / LEAF + 1) * s.n_kv, blocks = (int)gridDim.x,
+              on = blocks < s.n_kv ? blocks : blocks / s.n_kv * s.n_kv;
+    if (g.unit >= on) return;
+#pragma unroll 1
+    for (int u = g.unit; u < all; u += on) {
+        const int p0 = u / s.n_kv * LEAF, at = p0 < s.cap ? p0 : p0 % s.cap, head = u % s.n_kv;
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < LEAF && p0 + i < pos; i += 32) {
+            const size_t from = ((size_t)(at + i) * (size_t)s.n_kv + (size_t)head) * CHAIN_GATED_HEAD;
+            prefetch_bulk((const uint16_t *)s.k + from, 2 * CHAIN_GATED_HEAD);
+            prefetch_bulk((const uint16_t *)s.v + from, 2 * CHAIN_GATED_HEAD);
+        }
+    }
 }
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
@@ -170,14 +191,17 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 /* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
  */
 struct near_keys {
-    static constexpr bool ring = false, nets = false, wide = false;
+    static constexpr bool ring = false, nets = false, wide = false, post = false;
 };
 /* No attention, but gated delta nets or gated rows. */
 struct net_steps {
-    static constexpr bool ring = false, nets = true, wide = false;
+    static constexpr bool ring = false, nets = true, wide = false, post = false;
 };
-struct wide_keys { /* of chain_wide.cuh */
-    static constexpr bool ring = false, nets = false, wide = true;
+struct wide_keys { /* of chain_wide.cuh; and chain_post.cuh */
+    static constexpr bool ring = false, nets = false, wide = true, post = true;
+};
+struct gated_keys { /* of chain_wide.cuh, attention that is gated; and nets */
+    static constexpr bool ring = false, nets = true, wide = true, post = false;
 };
 
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
@@ -268,7 +292,7 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
 template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &m, KV keys)
 {
     const int lane = threadIdx.x % 32;
-    int total = 0;
+    int total = 0, pos = -1;
 #pragma unroll 1
     for (int i = 0; i < a.count; i++) {
         if (lane == 0 && i + 2 < a.count) {
@@ -284,7 +308,7 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         if (blockIdx.x == i % gridDim.x) {
             const int near = s.n_m ? 0 : KV::wide ? s.head : CHAIN_HEAD;
             for (int k = 32 * lane; s.norm && k < 256 * s.units; k += 1024) prefetch_line(s.norm + k);
-            if (KV::wide)
+            if (KV::post)
                 for (int k = 32 * lane; s.post && k < 256 * s.units; k += 1024) prefetch_line(s.post + k);
             if (32 * lane < near) {
                 if (s.q_norm) prefetch_line(s.q_norm + 32 * lane);
@@ -299,17 +323,26 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         g.total = total, g.tiles = tiles;
         g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
         g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
-        if (!KV::ring && !KV::nets && !s.n_m) {
+        if (!KV::ring && (KV::wide || !KV::nets) && !s.n_m && !(KV::nets && s.d.what)) {
             g.unit = (int)blockIdx.x - s.rest; /* blocks with less of the projections have leaves first */
             if (g.unit < 0) g.unit += (int)gridDim.x;
             g.leaf = g.unit / s.n_kv, g.kv_head = g.unit - g.leaf * s.n_kv;
         }
         if (KV::nets && (s.d.what == CHAIN_STATE || s.d.what == CHAIN_STATE_ROW)) chain_delta_plan(s.d, g);
         if (KV::nets && s.d.what == CHAIN_STATE) chain_delta_early(s.d, g);
+        const bool gated = KV::nets && KV::wide && !s.n_m && !s.d.what;
+        if (gated) {
+            if (pos < 0) {
+                cuda_grid_wait(); /* for the position */
+                pos = __ldcg(s.pos);
+            }
+            g.kv_head = pos;
+        }
         if (lane == 0) {
             m.plan[i % CHAIN_DESCS] = g;
             bar_arrive(m.planned + i % CHAIN_DESCS);
         }
+        if (gated) chain_keys_early(s, g, pos);
         total += tiles;
         if (lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
     }
