@@ -8,6 +8,8 @@
  * them. The log and the convolution's state, which blocks of other clusters read as well, are written by the
  * last block that has read them: of a key head's, the last of its value heads' blocks.
  *
+ * One row has a kernel of its own (delta_one.cuh).
+ *
  * Every value has the bits of the three kernels. Bound: latency, from the last projection to the rounded row.
  */
 #include "chain.cuh"
@@ -298,6 +300,7 @@ DEV void step_block(const struct layer &l, const mm_prep &p, unsigned *count, st
     if (a.commit) move_state<D, true>(s, state, lane, D);
     keep_columns(l, c, pending, m.last);
 }
+#include "delta_one.cuh"
 #endif
 
 template <enum mm_act ACT>
@@ -310,9 +313,20 @@ static __global__ void __launch_bounds__(THREADS, 2)
 #endif
 }
 
+/* The same for one row: delta_one.cuh. */
+template <enum mm_act ACT>
+static __global__ void __launch_bounds__(THREADS + 32, 2)
+    delta_one(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __shared__ struct one_memory m;
+    one_block<ACT>(l, p, count, m);
+#endif
+}
+
 /* Launch in clusters of two heads' blocks. */
 static cudaError_t launch(struct cuda_backend *be,
-                          void (*kernel)(const struct layer, const mm_prep, unsigned *),
+                          void (*kernel)(const struct layer, const mm_prep, unsigned *), int threads,
                           const struct layer *l, const struct mm_prep *p)
 {
     cudaLaunchAttribute attr[3];
@@ -320,7 +334,7 @@ static cudaError_t launch(struct cuda_backend *be,
     if (cuda_flush(be)) return cudaErrorLaunchFailure;
     be->launches++;
     config.gridDim = dim3(QUARTERS, (unsigned)l->a.n_v);
-    config.blockDim = dim3(THREADS);
+    config.blockDim = dim3((unsigned)threads);
     config.stream = be->stream;
     attr[0].id = cudaLaunchAttributeClusterDimension;
     attr[0].val.clusterDim.x = QUARTERS;
@@ -334,6 +348,12 @@ static cudaError_t launch(struct cuda_backend *be,
     config.numAttrs = 3;
     return cudaLaunchKernelEx(&config, kernel, *l, *p, be->delta_count);
 }
+template <enum mm_act ACT>
+static cudaError_t launch_of(struct cuda_backend *be, const struct layer *l, const struct mm_prep *p)
+{
+    const bool one = l->a.n == 1 && l->a.n_conv == TAPS && (uintptr_t)l->a.conv % 16 == 0;
+    return launch(be, one ? delta_one<ACT> : delta_step<ACT>, one ? THREADS + 32 : THREADS, l, p);
+}
 
 int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const struct kn_weight *w)
 {
@@ -346,11 +366,9 @@ int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const s
     if (!fits) return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
     const int rc = cuda_check(be, "delta",
-                    launch(be,
-                           act == MM_ACT_K    ? delta_step<MM_ACT_K>
-                           : act == MM_ACT_32 ? delta_step<MM_ACT_32>
-                                              : delta_step<MM_ACT_32M>,
-                           &l, &p));
+                              act == MM_ACT_K    ? launch_of<MM_ACT_K>(be, &l, &p)
+                              : act == MM_ACT_32 ? launch_of<MM_ACT_32>(be, &l, &p)
+                                                 : launch_of<MM_ACT_32M>(be, &l, &p));
     if (rc == 0) mm_prepared(be, a->out, nullptr, a->n, &p, act);
     return rc;
 }
