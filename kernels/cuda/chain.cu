@@ -8,6 +8,7 @@
 
 #define CHAIN_TERMS (40 << 10)   /* bytes of shared memory for terms, at most */
 #define CHAIN_K_TERMS (64 << 10) /* the same of K types: what chain_output has bits for */
+#define CHAIN_SPREAD 256         /* blocks of a launch that spread knows, at most */
 
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
@@ -263,10 +264,42 @@ static bool map_rings(struct chain_state *c, const struct chain_step *s)
 
 /* Of the last round of pairs, too few for all blocks, two blocks have a panel each. (By pairs alone, so that
  * who keeps an output adds to it.) */
-static void halve(struct chain_step *s, int blocks)
+static bool halves_of(const struct chain_step *s, int blocks)
 {
-    s->half = !s->gated && s->rounds && s->rest && 2 * s->rest <= blocks;
-    if (s->half) s->rest *= 2;
+    const int32_t rest = s->pairs % blocks;
+    return !s->gated && s->pairs > blocks && rest && 2 * rest <= blocks;
+}
+static bool divide_badly(const struct chain_state *c, int32_t count, int blocks)
+{
+    for (int32_t i = 0; blocks && i < count; i++)
+        if (c->step[i].n_m && halves_of(&c->step[i], blocks)) return true;
+    return false;
+}
+/* Where pairs divide badly the first blocks of a step have one more, and weights come to a multiprocessor no
+ * faster than to another: not always the same blocks, then. A step that is free to choose begins with those
+ * that have had least lately. */
+static void spread(struct chain_state *c, int32_t count, int blocks)
+{
+    float load[CHAIN_SPREAD] = {};
+    if (blocks > CHAIN_SPREAD) return;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        s->first = 0;
+        if (s->n_m == 0 && i) s->first = s[-1].first;
+        if (s->n_m == 0 || s->rest == 0) continue;
+        if (!s->keep && !s->kept && !s->old) {
+            float least = 0.0f;
+            for (int32_t at = 0; at < blocks; at++) {
+                float sum = 0.0f;
+                for (int32_t j = 0; j < s->rest; j++) sum += load[(at + j) % blocks];
+                if (at && sum >= least) continue;
+                least = sum, s->first = at;
+            }
+        }
+        const float bytes = (float)s->units * (float)s->m[0].unit_bytes * (s->half ? 1.0f : 2.0f);
+        for (int32_t j = 0; j < s->rest; j++) load[(s->first + j) % blocks] += bytes;
+        for (int32_t j = 0; j < blocks; j++) load[j] *= 0.8f; /* what is long ago has been made up for */
+    }
 }
 /* The first of the old rows that are kept comes from memory, and the newest goes there: every block must have
  * read the one before any writes the other, so must have had outputs that all wait for in between. */
@@ -320,8 +353,8 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     if (c->gemma && c->attends && c->far) return 0;
     if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     const bool k = !items && !(c->attends && c->far);
-    a->halves = k && wide && chain_tuning.halves;
     *blocks = most < be->sm_count ? most : be->sm_count;
+    a->halves = k && chain_tuning.halves && divide_badly(c, count, *blocks);
     if (!*blocks || !posts_in_turn(c, count, *blocks)) return 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
@@ -340,7 +373,8 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         }
         s->rounds = s->pairs / *blocks;
         s->rest = s->pairs % *blocks;
-        if (a->halves) halve(s, *blocks);
+        s->half = a->halves && halves_of(s, *blocks);
+        if (s->half) s->rest *= 2;
         const uint32_t of = s->kind == CHAIN_K ? 2 : (uint32_t)s->members,
                        t = s->terms * (of * (uint32_t)pairs_a_block(s, *blocks) - (s->half ? 1 : 0));
         if (t > terms) terms = t;
@@ -468,6 +502,7 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
                    (int32_t)s->tile;
         if (s->ahead > most) s->ahead = 0;
     }
+    if (a->halves || c->nets) spread(c, count, blocks);
     a->net = a->keys + keys;
     return a->net + net;
 }

@@ -110,6 +110,7 @@ struct __align__(16) chain_step
     float eps;
     int32_t units, slice_units, slices, pairs, per, cuts; /* per: units of a tile; cuts: tiles of a pair */
     int32_t rounds, rest;                                 /* pairs of a block; of the first blocks one more */
+    int32_t first;                                        /* the block that counts as the first: spread */
     int32_t ahead;                                        /* tiles on the way, at most */
     int32_t pass_on;                                      /* the next step reads the outputs */
     int32_t from, at;                                     /* places of what it reads and of what it writes */

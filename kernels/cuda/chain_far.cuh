@@ -35,7 +35,7 @@ DEV far_share far_share_of(const chain_step &s, int pos)
 {
     const int nodes = pos / NODE + 1, all = nodes * s.n_kv, blocks = (int)gridDim.x, each = all / blocks,
               more = all - each * blocks;
-    int rank = (int)blockIdx.x - s.rest; /* blocks with less of the projections have more nodes */
+    int rank = block_of(s) - s.rest; /* blocks with less of the projections have more nodes */
     if (rank < 0) rank += blocks;
     return {nodes, rank * each + min(rank, more), each + (rank < more ? 1 : 0)};
 }

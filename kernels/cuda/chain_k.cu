@@ -36,6 +36,21 @@ DEV void round_blocks(uint8_t *act, int units, int block, int apart, bool two, c
     for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
     chain_round<B>(shared_address(act), units, block, two ? block + apart : block, e);
 }
+/* Sixteen values as lanes that each have one and exchange them add them up; without the exchanges. */
+DEV float sum_16(const float *p)
+{
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float4 f = *(const float4 *)(p + 4 * i);
+        v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], v[i + 8]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], v[i + 4]);
+    return __fadd_rn(__fadd_rn(v[0], v[2]), __fadd_rn(v[1], v[3]));
+}
 /* The row, normed as prepare_row does, rounded, in shared memory; where s.own, the warp waits for nobody but
  * for the squares, and each has what itself needs. First: of x, which earlier kernels wrote; else of the
  * values of the step before. B blocks a warp. */
@@ -62,10 +77,16 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
         const float ss = block_squares(v[c]);
         if (lane == 0 && c < n) squares[warp + c * CHAIN_WARPS] = ss;
     }
+    const bool own = s.own;
     chain_meet();
-    float ss = lane < units ? __fadd_rn(0.0f, squares[lane]) : 0.0f;
+    float ss;
+    if (units == 16) {
+        ss = sum_16(squares);
+    } else {
+        ss = lane < units ? __fadd_rn(0.0f, squares[lane]) : 0.0f;
 #pragma unroll
-    for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
+        for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
+    }
     const float near = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)(256 * units)), s.eps)));
 #pragma unroll
     for (int c = 0; c < B; c++)
@@ -74,7 +95,7 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
     constexpr int T = B < 2 ? B : 2; /* that are rounded together */
     if (n > 0) round_blocks<T>(act, units, warp, CHAIN_WARPS, n > 1, v);
     if (B > 2 && n > 2) round_blocks<1>(act, units, warp + 2 * CHAIN_WARPS, 0, false, v + (B - 1));
-    if (s.own)
+    if (own)
         __syncwarp();
     else
         chain_meet();
@@ -137,8 +158,8 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
     int number = plan.total + (warp >> two), stop = plan.total + plan.alone, mine = warp;
     chain_lane l = chain_lane_at(act, units);
     float v[1][8] = {};
+    const float *row = rounds ? row_of(a, r, s, first) + 256 * warp : nullptr;
     if (rounds && warp < units) {
-        const float *const row = row_of(a, r, s, first) + 256 * warp;
         values_ask<1, 1>(v, row, 1, 0);
         if (!first) values_settle<1, 1>(v, row, 1);
         CHAIN_STAMP(1);
@@ -148,12 +169,11 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
 #pragma unroll 1
         for (; number < stop; number += on) {
             if (rounds) {
-                const float *const row = row_of(a, r, s, first) + 256 * mine;
                 if (!first) values_settle<1, 1>(v, row, 1);
                 round_blocks<1>(act, units, mine, 1, false, v);
                 __syncwarp();
-                mine += CHAIN_WARPS;
-                if (number + on < stop) values_ask<1, 1>(v, row + 256 * CHAIN_WARPS, 1, 0);
+                mine += CHAIN_WARPS, row += 256 * CHAIN_WARPS;
+                if (number + on < stop) values_ask<1, 1>(v, row, 1, 0);
             }
             const unsigned slot = (unsigned)number % CHAIN_TILES;
             CHAIN_SPENT(50, 0, bar_pass(r.full + slot, (unsigned)number / CHAIN_TILES & 1));
@@ -200,7 +220,7 @@ static __device__ __noinline__ chain_output output_of(const chain_step &s, int p
         which = (at & (half - 1)) + half * part + (at >= half ? 16 : 0);
     } else {
         while (all >= s.m[j].pair_end) j++;
-        panel = 2 * (j ? all - s.m[j - 1].pair_end : all) + (alone ? (int)blockIdx.x & 1 : 0);
+        panel = 2 * (j ? all - s.m[j - 1].pair_end : all) + (alone ? block_of(s) & 1 : 0);
     }
     const int row = 16 * panel + (s.gated ? which & 15 : which);
     if (row < s.m[j].n_out && !(alone && which > 15)) c.at = s.m[j].column + row;
@@ -226,17 +246,38 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
         float old = 0.0f;
         if (flags & CHAIN_OLD && mine) old = flags & CHAIN_KEPT ? keep[o] : __ldcg(s.old + c.at);
         float y = 0.0f;
+        const int on = own ? 16 : 1;
+        constexpr int SOME = SHARE ? 2 : 4; /* slices of a lane side by side */
 #pragma unroll 1
-        for (int slice = 0; slice < slices; slice += lanes) {
-            float fin = 0.0f;
-            int u = (slice + j) * slice_units;
-            const int end = c.at < 0 ? 0 : min(units, u + slice_units), on = own ? 16 : 1;
+        for (int slice = 0; slice < slices; slice += lanes * SOME) {
+            float fin[SOME];
+            const int u = (slice + j) * slice_units, apart = lanes * slice_units;
             const float *p = terms + term + 16 * u, *f = own ? p + 16 * units : scale + u;
-#pragma unroll 4
-            for (; u < end; u++, p += 16, f += on) fin = __fmaf_rn(*p, *f, fin);
 #pragma unroll
-            for (int n = 0; n < lanes; n++)
-                y = __fadd_rn(y, __shfl_sync(0xffffffff, fin, n * width + lane % width));
+            for (int k = 0; k < SOME; k++) fin[k] = 0.0f;
+            if (c.at >= 0 && (slice + lanes * SOME) * slice_units <= units) { /* all of them whole */
+#pragma unroll 2
+                for (int i = 0; i < slice_units; i++, p += 16, f += on)
+#pragma unroll
+                    for (int k = 0; k < SOME; k++)
+                        fin[k] = __fmaf_rn(p[16 * k * apart], f[on * k * apart], fin[k]);
+            } else {
+#pragma unroll
+                for (int k = 0; k < SOME; k++) {
+                    const int n = c.at < 0 ? 0 : min(slice_units, units - u - k * apart);
+#pragma unroll 4
+                    for (int i = 0; i < n; i++)
+                        fin[k] = __fmaf_rn(p[16 * (k * apart + i)], f[on * (k * apart + i)], fin[k]);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < SOME; k++) {
+                if (slice + k * lanes >= slices) continue;
+#pragma unroll
+                for (int l = 0; l < lanes; l++)
+                    y = __fadd_rn(y, lanes == 1 ? fin[k]
+                                                : __shfl_sync(0xffffffff, fin[k], l * width + lane % width));
+            }
         }
         if (flags & CHAIN_GATED) {
             const float up = __shfl_down_sync(0xffffffff, y, width / 2);

@@ -29,14 +29,25 @@ DEV chain_row chain_row_at(const uint8_t *act, int units)
 template <int N> struct chain_some {
     float v[N][8];
 };
-/* Two at a time, for most of it is waiting; block1 may be block0: then that alone. */
-DEV void put_shared(uint32_t at, uint32_t v)
+DEV void put_shared_if(bool there, uint32_t at, uint32_t v) /* no branch: lanes part and meet again slowly */
 {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.shared.u32 [%1], %2;\n}" ::"r"((unsigned)there),
+        "r"(at), "r"(v)
+        : "memory");
 }
-DEV void put_shared_short(uint32_t at, int v)
+DEV void put_shared_short_if(bool there, uint32_t at, int v)
 {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((short)v) : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.shared.u16 [%1], %2;\n}" ::"r"((unsigned)there),
+        "r"(at), "h"((short)v)
+        : "memory");
+}
+DEV float most_of(float a, float b) /* of magnitudes; a NaN stays one */
+{
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
 }
 /* a / 127 to the bit, of finite a >= 1e-30 (all mantissas tried). */
 DEV float over_127(float a)
@@ -44,7 +55,7 @@ DEV float over_127(float a)
     const float y = 1.0f / 127.0f, q = __fmul_rn(a, y);
     return __fmaf_rn(__fmaf_rn(-127.0f, q, a), y, q);
 }
-/* act: in shared memory. */
+/* act: in shared memory. Two at a time, for most of it is waiting; block1 may be block0: then that alone. */
 template <int N>
 static __device__ __noinline__ void chain_round(uint32_t act, int units, int block0, int block1,
                                                 chain_some<N> e)
@@ -56,10 +67,10 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
     int sum[N], both[N];
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        float most = fabsf(e.v[n][0]); /* a NaN stays one */
+        float m[4];
 #pragma unroll
-        for (int i = 1; i < 8; i++)
-            asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(most), "f"(fabsf(e.v[n][i])));
+        for (int i = 0; i < 4; i++) m[i] = most_of(fabsf(e.v[n][i]), fabsf(e.v[n][4 + i]));
+        const float most = most_of(most_of(m[0], m[1]), most_of(m[2], m[3]));
         top[n] = __float_as_uint(most) & 0x7fffffff;
     }
 #pragma unroll
@@ -68,9 +79,11 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
     for (int n = 0; n < N; n++) {
         const bool odd = top[n] >= 0x7f800000, none = odd || __uint_as_float(top[n]) < 1e-30f;
         const float amax = none ? 1.0f : __uint_as_float(top[n]), inverse = __fdiv_rn(127.0f, amax);
-        d[n] = odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : over_127(amax);
-        w[n][0] = none ? 0 : round_four(e.v[n], inverse);
-        w[n][1] = none ? 0 : round_four(e.v[n] + 4, inverse);
+        const uint32_t mask = none ? 0 : 0xffffffff; /* no branches */
+        const float over = over_127(amax);
+        d[n] = __uint_as_float(odd ? 0x7fc00000 : __float_as_uint(over) & mask);
+        w[n][0] = round_four(e.v[n], inverse) & mask;
+        w[n][1] = round_four(e.v[n] + 4, inverse) & mask;
         sum[n] = __dp4a((int)w[n][0], 0x01010101, __dp4a((int)w[n][1], 0x01010101, 0));
     }
 #pragma unroll
@@ -81,13 +94,13 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
                    s16 = act + 256 * units + lane, s32 = act + 288 * units + lane / 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        if (n && !two) return;
+        const bool there = !n || two;
         const int block = n ? block1 : block0;
-        put_shared(to + 256 * block, w[n][0]);
-        put_shared(to + 256 * block + 16, w[n][1]);
-        if (lane % 2 == 0) put_shared_short(s16 + 32 * block, sum[n]);
-        if (lane % 4 == 0) put_shared_short(s32 + 16 * block, both[n]);
-        if (lane == 0) put_shared(act + 304 * units + 4 * block, __float_as_uint(d[n]));
+        put_shared_if(there, to + 256 * block, w[n][0]);
+        put_shared_if(there, to + 256 * block + 16, w[n][1]);
+        put_shared_short_if(there && lane % 2 == 0, s16 + 32 * block, sum[n]);
+        put_shared_short_if(there && lane % 4 == 0, s32 + 16 * block, both[n]);
+        put_shared_if(there && lane == 0, act + 304 * units + 4 * block, __float_as_uint(d[n]));
     }
 }
 

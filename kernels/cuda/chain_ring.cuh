@@ -69,12 +69,12 @@ DEV bool half_at(const chain_step &s, int here)
 /* The pair that is the block's `here`th, among the step's. */
 DEV int pair_at(const chain_step &s, int here)
 {
-    const int b = (int)blockIdx.x;
+    const int b = block_of(s);
     return here * (int)gridDim.x + (half_at(s, here) ? b / 2 : b);
 }
 DEV int tiles_here(const chain_step &s)
 {
-    const int more = (int)blockIdx.x < s.rest ? s.half ? (s.cuts + 1) / 2 : s.cuts : 0;
+    const int more = block_of(s) < s.rest ? s.half ? (s.cuts + 1) / 2 : s.cuts : 0;
     return s.rounds * s.cuts + more;
 }
 
@@ -163,7 +163,7 @@ DEV chain_source source_of(const chain_step &s, bool plain, int here, int cut)
     bool two = true;
     const chain_matrix &x = plain ? s.m[0] : pair_of(s, pair, &panel, &two);
     if (!s.gated) two = 16 * panel + 16 < x.n_out;
-    if (half && two) panel += (int)blockIdx.x & 1, two = false;
+    if (half && two) panel += block_of(s) & 1, two = false;
     chain_source c;
     c.unit = cut * per;
     c.bytes = (uint32_t)(min(per, units - c.unit) * x.unit_bytes);
@@ -324,7 +324,7 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
         g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
         if (!KV::ring && (KV::wide || !KV::nets) && !s.n_m && !(KV::nets && s.d.what)) {
-            g.unit = (int)blockIdx.x - s.rest; /* blocks with less of the projections have leaves first */
+            g.unit = block_of(s) - s.rest; /* blocks with less of the projections have leaves first */
             if (g.unit < 0) g.unit += (int)gridDim.x;
             g.leaf = g.unit / s.n_kv, g.kv_head = g.unit - g.leaf * s.n_kv;
         }

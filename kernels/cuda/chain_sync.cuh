@@ -80,10 +80,16 @@ DEV const chain_matrix &pair_of(const chain_step &s, int pair, int *panel, bool 
     *two = 16 * *panel + 16 < s.m[j].n_out;
     return s.m[j];
 }
-/* Pairs of this block: blockIdx.x, + gridDim.x, ... */
+/* The block's number where a step's pairs are given out: its first has number 0. */
+DEV int block_of(const chain_step &s)
+{
+    const int b = (int)blockIdx.x - s.first;
+    return b < 0 ? b + (int)gridDim.x : b;
+}
+/* Pairs of this block: its number, + gridDim.x, ... */
 DEV int pairs_here(const chain_step &s)
 {
-    return s.rounds + ((int)blockIdx.x < s.rest ? 1 : 0);
+    return s.rounds + (block_of(s) < s.rest ? 1 : 0);
 }
 
 DEV void chain_meet() /* the warps that multiply */
