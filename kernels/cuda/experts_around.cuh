@@ -78,18 +78,15 @@ DEV void whole_products_behind(const whole_args &a, struct whole_memory *m, uint
     uint8_t *const act = smem + a.at_act;
     float2 *const terms = (float2 *)(smem + a.at_terms); /* [panel][unit][16] */
     if (warp < units) {
-        float v[8], w[8];
-        load_eight(w, b.norm, 256 * warp + 8 * lane, 256 * units);
-        warps_meet(2, units + 8);
-        words_get(v, m->words + WHOLE_Y + 256 * warp, 256);
-        norm_unit(m, act, warp, units, b.eps, v, w);
+        whole_unit(m, act, warp, units, b.eps, b.norm, nullptr, m->words + WHOLE_Y + 256 * warp, 256,
+                   units + 8);
     } else if (warp >= WARPS - 8) {
         warps_meet(2, units + 8);
     }
     warps_meet(1, WARPS);
 #pragma unroll 1
     for (int t = warp; t < mine * cuts; t += WARPS) {
-        const int i = t / cuts, u = 2 * (t - i * cuts);
+        const int i = whole_over(t, a.per_cuts), u = 2 * (t - i * cuts);
         const bool both = u + 1 < units;
         int panel = (int)blockIdx.x + i * (int)gridDim.x;
         const int j = behind_matrix(b, &panel);

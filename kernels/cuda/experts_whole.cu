@@ -66,6 +66,7 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
         whole_old(a, m, adds);
         warps_meet(0, WARPS + 1);
         if (adds >= 0) whole_clear(a, m, adds, 256);
+        if (SMALL) whole_soon(a, smem);
         whole_gated(a, m, smem);
         whole_down<SMALL>(a, m, smem, outs);
     }
@@ -155,6 +156,9 @@ static bool whole_weights(const struct kn_mixture *m, struct whole_args *a)
     a->h_panels = (int32_t)(ff / 16);
     a->out_panels = (int32_t)((n_out + 15) / 16);
     a->n_out = (int32_t)n_out;
+    a->per_units = (1u << 20) / (uint32_t)a->units + 1;
+    a->per_panels = (1u << 20) / (uint32_t)a->h_panels + 1;
+    a->per_cuts = (1u << 20) / (uint32_t)((a->units + 1) / 2) + 1;
     return true;
 }
 

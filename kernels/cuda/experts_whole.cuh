@@ -17,6 +17,7 @@
 #define ROW_UNITS (WARPS / 2)
 #define BEFORE_UNITS 32 /* of 256 columns of the row of the product before, at most */
 #define BEHIND_MOST 8   /* panels of a block, of the products behind */
+#define BEHIND_WINDOW 2 /* of them on their way, while words are waited for */
 #define WHOLE_X (16 * EXPERTS_WHOLE_FF) /* in a set of words: h; x before, x after the mixture */
 #define WHOLE_Y (WHOLE_X + WHOLE_ROW)
 
@@ -70,11 +71,17 @@ struct whole_args {
     int32_t slots, pairs, per,
         outs; /* experts a row; h_panels of all; a block's, at most; panels of outputs a block */
     int32_t act, add;
+    uint32_t per_units, per_panels, per_cuts; /* for whole_over: units, h_panels, (units + 1) / 2 */
     uint32_t at_act, at_h, at_terms, at_pair, at_down; /* shared memory */
     struct whole_before before;
     struct whole_behind behind;
 };
 
+/* t / d, t <= 1,024, by 2^20 / d + 1. */
+DEV int whole_over(int t, uint32_t per)
+{
+    return (int)((uint32_t)t * per >> 20);
+}
 DEV void warps_meet(int bar, int warps)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(32 * warps) : "memory");
@@ -217,35 +224,43 @@ DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, boo
     if (!own || id < a.route.n_expert) value_put(a.values + (own ? id : a.route.n_expert), sum, tag);
 }
 
-/* Unit `unit` of a row of `units`, by a warp each: v, times w over the row's rms, rounded: as prepare_row. */
-DEV void norm_unit(struct whole_memory *m, uint8_t *act, int unit, int units, float eps, float v[8],
-                   const float w[8])
+/* Unit `unit` of a row of `units`, by a warp each: rounded to act. words: its 256 columns (of which there
+ * are `columns`), once they are there; NULL: they are x's, of the launch before. norm: they are times norm
+ * over the row's rms, as in prepare_row; NULL: as they are. meet: warps that have to come first; 0: none. A
+ * call, for its instructions are there when it comes a second time. */
+static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *act, int unit, int units,
+                                               float eps, const float *norm, const float *x,
+                                               const uint32_t *words, int columns, int meet)
 {
-    const int lane = threadIdx.x % 32;
-    const float squares = block_squares(v);
-    if (lane == 0) m->squares[unit] = squares;
-    warps_meet(3, units);
-    float s = __fadd_rn(0.0f, lane < units ? m->squares[lane] : 0.0f);
+    const int lane = threadIdx.x % 32, k = 256 * unit + 8 * lane;
+    float v[8], w[8];
+    if (norm) load_eight(w, norm, k, k + 8);
+    if (meet) warps_meet(2, meet);
+    if (words) {
+        words_get(v, words, columns);
+    } else {
+        cuda_grid_wait();
+        load_eight(v, x, k, k + 8);
+    }
+    if (norm) {
+        const float squares = block_squares(v);
+        if (lane == 0) m->squares[unit] = squares;
+        warps_meet(3, units);
+        float s = __fadd_rn(0.0f, lane < units ? m->squares[lane] : 0.0f);
 #pragma unroll
-    for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)(256 * units)), eps)));
+        for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
+        const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)(256 * units)), eps)));
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+    }
     unit_round(act + UNIT_ACT * unit, v);
 }
 /* The row, by warps units .. 2 units - 1. */
 DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
 {
-    const int lane = threadIdx.x % 32, unit = threadIdx.x / 32 - a.units, n_in = 256 * a.units;
-    float v[8], w[8];
-    load_eight(w, a.norm, 256 * unit + 8 * lane, n_in);
-    if (a.before.w) {
-        words_get(v, m->words + WHOLE_X + 256 * unit, 256);
-    } else {
-        cuda_grid_wait();
-        load_eight(v, a.x, 256 * unit + 8 * lane, n_in);
-    }
-    norm_unit(m, act, unit, a.units, a.eps, v, w);
+    const int unit = threadIdx.x / 32 - a.units;
+    whole_unit(m, act, unit, a.units, a.eps, a.norm, a.x,
+               a.before.w ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
 }
 
 /* ---- weights ---- */
@@ -285,6 +300,7 @@ DEV int behind_matrix(const whole_behind &b, int *panel)
     if (j) *panel -= b.panel_end[j - 1];
     return j;
 }
+
 /* The weights of this block's panels [from, to) of the products behind: by a warp, to where nobody reads any
  * more. */
 DEV void behind_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem, int from, int to)
@@ -302,64 +318,82 @@ DEV void behind_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
     __syncwarp();
 }
 
-/* The warp that chooses and asks: a lane a pair of panels of gate and up, then a lane an expert of down.
- * First for what is read of the shared expert, by the same code, so that its instructions are there when they
- * are urgent. */
+/* A pair of panels of gate and up, and `outs` panels of down of an expert, `next` and next_to bytes apart.
+ * Calls: what the shared expert's have fetched is there when others are urgent. */
+static __device__ __noinline__ void ask_pair(uint64_t *bar, uint8_t *to, const uint8_t *gate,
+                                             const uint8_t *up, uint32_t bytes)
+{
+    bar_expect(bar, 2 * bytes);
+    copy_bulk_to(to, gate, bytes, bar);
+    copy_bulk_to(to + bytes, up, bytes, bar);
+}
+static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const uint8_t *down, uint32_t bytes,
+                                             int outs, size_t next, int next_to)
+{
+    bar_expect(bar, (uint32_t)outs * bytes);
+#pragma unroll 1
+    for (int o = 0; o < outs; o++) copy_bulk_to(to + o * next_to, down + (size_t)o * next, bytes, bar);
+}
+
+/* The warp that chooses and asks: a lane a pair of panels of gate and up, of an expert as soon as it is
+ * known, then a lane an expert of down. First for what is read of the shared expert. */
 DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     constexpr int per = CHOICE / 32;
     const int lane = threadIdx.x % 32, n = a.route.n_expert, last = a.router[1] ? a.slots - 1 : a.slots;
-    const int pair = (int)blockIdx.x + lane * (int)gridDim.x, slot = pair / a.h_panels,
+    const int pair = (int)blockIdx.x + lane * (int)gridDim.x, slot = whole_over(pair, a.per_panels),
               panel = pair - slot * a.h_panels;
     const int outs = (a.out_panels - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
     const bool asks = lane < a.per && pair < a.pairs;
+    const int next_down = a.slots * a.h_units * max(a.down_bytes[0], a.down_bytes[1]);
     uint8_t *const to_pair = smem + a.at_pair + lane * 2 * (a.units * max(a.bytes[0], a.bytes[1])),
                    *const to_down =
                        smem + a.at_down + lane * a.h_units * max(a.down_bytes[0], a.down_bytes[1]);
-    const int next_down = a.slots * a.h_units * max(a.down_bytes[0], a.down_bytes[1]);
     struct route_pick c = {};
     float x[per], shared = 0.0f;
-#pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-        if (pass) {
-            cuda_grid_wait();
-            if (lane == 0) whole_turn(a, m);
-            warps_meet(0, WARPS + 1);
-            whole_logits(a, m, x, &shared);
-            c = route_choose<per>(a.route, x);
-        }
-        const bool of_shared = !pass;
-        const int his = __shfl_sync(~0u, c.id, slot % 32);
-        if (asks && (slot == last) == of_shared) {
-            const uint32_t bytes = (uint32_t)(a.units * a.bytes[of_shared]);
-            const size_t at = (size_t)(uint32_t)((of_shared ? 0 : his) * a.h_panels + panel) * bytes;
-            bar_expect(m->pair + lane, 2 * bytes);
-            copy_bulk_to(to_pair, a.gate[of_shared] + at, bytes, m->pair + lane);
-            copy_bulk_to(to_pair + bytes, a.up[of_shared] + at, bytes, m->pair + lane);
-        }
-        __syncwarp();
-        if (pass) /* less on its way at a time: what is wanted first comes first */
-#pragma unroll 1
-            for (int i = 0; i < a.per; i++)
-                if ((int)blockIdx.x + i * (int)gridDim.x < a.pairs) bar_wait(m->pair + i, 0);
-        if (pass && a.over) warps_meet(1, WARPS + 1);
-        if (lane < a.slots && outs > 0 && (lane == last) == of_shared) {
-            const uint32_t bytes = (uint32_t)(a.h_units * a.down_bytes[of_shared]);
-            bar_expect(m->slot + lane, (uint32_t)outs * bytes);
-#pragma unroll 1
-            for (int o = 0; o < outs; o++)
-                copy_bulk_to(to_down + o * next_down,
-                             a.down[of_shared] + (size_t)(uint32_t)((of_shared ? 0 : c.id) * a.out_panels +
-                                                                    (int)blockIdx.x + o * (int)gridDim.x) *
-                                                     bytes,
-                             bytes, m->slot + lane);
-        }
-        __syncwarp();
+    const auto down = [&](bool of_shared, int id) {
+        const uint32_t bytes = (uint32_t)(a.h_units * a.down_bytes[of_shared]);
+        ask_down(m->slot + lane, to_down,
+                 a.down[of_shared] + (size_t)(uint32_t)(id * a.out_panels + (int)blockIdx.x) * bytes, bytes,
+                 outs, (size_t)gridDim.x * bytes, next_down);
+    };
+    const uint32_t bytes = (uint32_t)(a.units * a.bytes[0]);
+    if (asks && slot == last) {
+        const uint32_t own = (uint32_t)(a.units * a.bytes[1]);
+        const size_t at = (size_t)(uint32_t)panel * own;
+        ask_pair(m->pair + lane, to_pair, a.gate[1] + at, a.up[1] + at, own);
     }
+    __syncwarp();
+    if (lane < a.slots && lane == last && outs > 0) down(true, 0);
+    __syncwarp();
+    cuda_grid_wait();
+    if (lane == 0) whole_turn(a, m);
+    warps_meet(0, WARPS + 1);
+    whole_logits(a, m, x, &shared);
+    c = route_choose<per>(a.route, x, [&](int j, int id) {
+        if (asks && slot == j) {
+            const size_t at = (size_t)(uint32_t)(id * a.h_panels + panel) * bytes;
+            ask_pair(m->pair + lane, to_pair, a.gate[0] + at, a.up[0] + at, bytes);
+        }
+        __syncwarp();
+    });
+#pragma unroll 1
+    for (int i = 0; i < a.per; i++) /* less on its way at a time: what is wanted first comes first */
+        if ((int)blockIdx.x + i * (int)gridDim.x < a.pairs) bar_wait(m->pair + i, 0);
+    if (a.over) warps_meet(1, WARPS + 1);
+    if (lane < a.slots && outs > 0 && lane != last) down(false, c.id);
+    __syncwarp();
     if (!a.over) warps_meet(1, WARPS + 1);
-    behind_ask(a, m, smem, 0, a.behind.early);
     route_weigh<per>(a.route, c, x, a.router[1] ? &shared : nullptr, m->ids, m->weights);
     __syncwarp();
+    /* While much is on its way, words are slow, and down's weights, which others still wait for. */
+#pragma unroll 1
+    for (int e = 0; e < a.slots && outs > 0 && a.behind.early; e++) bar_wait(m->slot + e, 0);
+#pragma unroll 1
+    for (int i = 0; i < a.behind.early && (int)blockIdx.x + i * (int)gridDim.x < a.behind.panels; i++) {
+        if (i >= BEHIND_WINDOW) bar_wait(m->behind + i - BEHIND_WINDOW, 0);
+        behind_ask(a, m, smem, i, i + 1);
+    }
     if (blockIdx.x) return;
     if (lane < a.slots) {
         a.route.ids[lane] = m->ids[lane];
@@ -380,8 +414,8 @@ DEV void put_terms(float2 *terms, int second, float2 y, bool both)
     if (q < 2 || both) terms[q / 2 * second + 8 * (q % 2) + lane / 4] = y;
 }
 
-/* The sum of terms [units][16], slice by slice. */
-DEV float slices_sum(const float2 *p, int units, int slice_units)
+/* The sum of terms [units][16], slice by slice. A call: as whole_unit. */
+static __device__ __noinline__ float slices_sum(const float2 *p, int units, int slice_units)
 {
     float y = 0.0f, fin = 0.0f;
     int left = slice_units;
@@ -404,13 +438,13 @@ DEV float slices_sum(const float2 *p, int units, int slice_units)
     return y;
 }
 /* From terms of gate (lanes 0 to 15) and up [units][16]: h, in lanes 0 to 15. */
-DEV float gate_sum(const float2 *p, int units, int slice_units, int act)
+static __device__ __noinline__ float gate_sum(const float2 *p, int units, int slice_units, int act)
 {
     const float y = slices_sum(p, units, slice_units), up = __shfl_down_sync(~0u, y, 16);
     return __fmul_rn(act_gate(act, y), up);
 }
 /* Of half a warp, a lane an expert with its terms [n][16] and weight: the row's sum. */
-DEV float expert_sum(const float2 *p, int n, int slots, float weight)
+static __device__ __noinline__ float expert_sum(const float2 *p, int n, int slots, float weight)
 {
     float fin = 0.0f, y = 0.0f;
 #pragma unroll 2
@@ -420,6 +454,19 @@ DEV float expert_sum(const float2 *p, int n, int slots, float weight)
         y = __fmaf_rn(__shfl_sync(~0u, weight, e, 16), __shfl_sync(~0u, fin, e, 16), y);
     return y;
 }
+/* While the experts are chosen: warps call what will be wanted, on whatever is there, so that its
+ * instructions are. */
+DEV void whole_soon(const whole_args &a, const uint8_t *smem)
+{
+    const int warp = threadIdx.x / 32;
+    const uint8_t *const x = smem + a.at_act;
+    float y = 0.0f;
+    if (warp == WARPS - 1) y = gate_sum((const float2 *)x, a.units, a.slice_units, a.act);
+    if (warp == WARPS - 2) y = expert_sum((const float2 *)x, a.h_terms, a.slots, 0.0f);
+    if (warp == WARPS - 3 || warp == WARPS - 4) y = unit_terms(a.type[0], x, x, x, x).x;
+    asm volatile("" ::"f"(y));
+}
+
 /* Gate and up: h of this block's pairs, to everyone. */
 DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
@@ -429,8 +476,8 @@ DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
     float2 *const terms = (float2 *)(smem + a.at_terms); /* [pair][gate, up][unit][16] */
 #pragma unroll 1
     for (int t = warp; t < mine * a.units; t += WARPS) {
-        const int i = t / a.units, u = t - i * a.units;
-        const bool shared = ((int)blockIdx.x + i * (int)gridDim.x) / a.h_panels == last;
+        const int i = whole_over(t, a.per_units), u = t - i * a.units;
+        const bool shared = whole_over((int)blockIdx.x + i * (int)gridDim.x, a.per_panels) == last;
         const int bytes = a.bytes[shared];
         const uint8_t *to = smem + a.at_pair + i * 2 * a.units * max(a.bytes[0], a.bytes[1]) + u * bytes;
         const uint8_t *const st[2] = {to, to + a.units * bytes}, *const x[2] = {
@@ -445,7 +492,7 @@ DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
     for (int i = warp; i < mine; i += WARPS) { /* lanes: gate, up of 16 columns */
         const float2 *p = terms + (2 * i + lane / 16) * a.units * 16 + lane % 16;
         const float y = gate_sum(p, a.units, a.slice_units, a.act);
-        const int pair = (int)blockIdx.x + i * (int)gridDim.x, slot = pair / a.h_panels;
+        const int pair = (int)blockIdx.x + i * (int)gridDim.x, slot = whole_over(pair, a.per_panels);
         if (lane < 16) {
             word_put(m->words + slot * 256 * a.h_blocks + word_at(16 * (pair - slot * a.h_panels) + lane), y);
             a.h[16 * pair + lane] = y;
@@ -463,19 +510,21 @@ DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
 #pragma unroll 1
     for (int b = warp; b < a.slots * a.h_blocks; b += WARPS) {
         const int slot = b / a.h_blocks, block = b - slot * a.h_blocks;
+        if (!SMALL) {
+            whole_unit(m, act, b, 0, 0.0f, nullptr, nullptr, m->words + 256 * b, a.ff - 256 * block, 0);
+            continue;
+        }
         float v[8];
         words_get(v, m->words + 256 * b, a.ff - 256 * block);
-        if (SMALL)
-            store_block<MM_ACT_32>(prep, act + slot * a.h_row, block, v);
-        else
-            unit_round(act + UNIT_ACT * b, v);
+        store_block<MM_ACT_32>(prep, act + slot * a.h_row, block, v);
     }
     warps_meet(1, WARPS);
-    const int per = SMALL ? 1 : (a.h_units + 1) / 2, down_bytes = max(a.down_bytes[0], a.down_bytes[1]);
+    const int two = SMALL ? 0 : (a.h_units - 1) / 2; /* up to four units are one pair or two */
+    const int down_bytes = max(a.down_bytes[0], a.down_bytes[1]);
     float2 *const terms = (float2 *)(smem + a.at_terms); /* [panel][slot][term][16] */
 #pragma unroll 1
-    for (int t = warp; t < outs * a.slots * per; t += WARPS) {
-        const int i = t / per, u = 2 * (t - i * per), slot = i % a.slots;
+    for (int t = warp; t < outs * a.slots << two; t += WARPS) {
+        const int i = t >> two, u = 2 * (t & two), slot = i < a.slots ? i : i - a.slots;
         const bool shared = slot == last;
         const uint8_t *to = smem + a.at_down + i * a.h_units * down_bytes, *h = act + a.h_row * slot;
         bar_wait(m->slot + slot, 0);

@@ -30,8 +30,10 @@ struct route_pick {
 };
 /* x: PER logits a lane, expert i in lane i % 32, -Inf where there is none; none of the results depends on
  * PER. */
-template <int PER>
-static __device__ __forceinline__ struct route_pick route_choose(const struct kn_route &a, const float x[PER])
+/* known(j, id): the warp calls it when the j-th is known. */
+template <int PER, class F>
+static __device__ __forceinline__ struct route_pick route_choose(const struct kn_route &a, const float x[PER],
+                                                                 F known)
 {
     const int lane = threadIdx.x % 32;
     struct route_pick c = {-INFINITY, 0.0f, 0, false};
@@ -59,9 +61,15 @@ static __device__ __forceinline__ struct route_pick route_choose(const struct kn
         for (int i = 0; i < PER; i++)
             if (32 * i + lane == (int)id) key[i] = 0;
         if (lane == j) c.mine = route_value(best), c.id = (int)id;
+        known(j, c.bad ? j : (int)id);
     }
     if (c.bad) c.id = lane;
     return c;
+}
+template <int PER>
+static __device__ __forceinline__ struct route_pick route_choose(const struct kn_route &a, const float x[PER])
+{
+    return route_choose<PER>(a, x, [](int, int) {});
 }
 /* Their weights, to ids and weights [n_used], or one more: where all rows share an expert, that is the last,
  * id n_expert, weight sigmoid(*shared_logit) (NULL: none). */
