@@ -119,7 +119,7 @@ template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_he
     }
     uint8_t *to = a.then.rows + (size_t)row * (size_t)(a.then.slices * a.then.slice_row);
     if (a.act == MM_ACT_K)
-        store_block<MM_ACT_K>(a.then, to, block, v);
+        store_block<MM_ACT_K>(a.then, to, block, v, row);
     else if (a.act == MM_ACT_32)
         store_block<MM_ACT_32>(a.then, to, block, v);
     else

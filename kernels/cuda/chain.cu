@@ -552,7 +552,7 @@ static void begin(const struct cuda_backend *be, struct chain_state *c, const fl
     c->gemma = false;
     c->post = -1;
     c->parts = 0;
-    c->rounded = x && be->ready.x == x && be->ready.launch == be->launches;
+    c->rounded = x && be->ready.x == x && be->ready.n == 1 && be->ready.launch == be->launches;
 }
 /* Is it the product that the norm_add is promised to? Then that is the first thing it does. */
 static bool link_post(struct chain_state *c, struct chain_step *last, const struct chain_product *p,

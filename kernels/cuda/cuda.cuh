@@ -41,7 +41,7 @@ struct cuda_backend {
     size_t mm_rows_bytes;
     struct {            /* which they are, where a kernel that made them prepared them and nothing was launched since */
         const float *x, *gate; /* gate: NULL, or what they were gated with */
-        int32_t n, act, slice_units;
+        int32_t n, act, slice_units, slice_row;
         uint64_t launch;
     } ready;
     /* The newest rows in mm_rows that a norm_add left there: they hold while nothing has been launched
@@ -50,7 +50,7 @@ struct cuda_backend {
         uint64_t launches;
         const float *x, *norm;
         float eps;
-        int32_t n, act, n_in;
+        int32_t n, act, n_in, slice_row;
     } rounded;
     struct copy_crew *crew; /* pack.cu, from its first weight_load on: threads that copy */
     void *mm_stage; /* its pinned host memory: pieces of mm_stage_bytes */

@@ -184,7 +184,7 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
         __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lane < 16 ? sum[0] : sum[1], (float)D), a.eps)));
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fmul_rn(v[i], rr), norm[i]), gate[i]);
-    store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v);
+    store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v, (int)r);
 }
 
 /* Rows of the log, every `step`th from row i on, of four columns. */
@@ -362,7 +362,7 @@ int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const s
     const bool fits = be->cc >= 90 && !be->generic && !delta_tuning.apart && a->n > 0 &&
                       a->n <= KN_DELTA_LOG && a->d_k == D && a->d_v == D && a->n_v % 2 == 0 &&
                       a->n_k <= DELTA_COUNTERS && a->n_conv <= TAPS && w->n_in == (int64_t)a->n_v * D &&
-                      mm_preparing(be, w, &p, &act);
+                      mm_preparing(be, w, a->n, &p, &act);
     if (!fits) return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
     const int rc = cuda_check(be, "delta",

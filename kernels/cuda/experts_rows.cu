@@ -86,7 +86,7 @@ int experts_prepare(struct cuda_backend *be, const char *name, enum mm_act act, 
     if (rc) return rc;
     *early = whole;
     return cuda_check(be, name,
-                      !whole            ? mm_prepare(be, act, p, n)
+                      !whole            ? mm_prepare(be, act, p, n, false)
                       : p->n_in <= 1024 ? launch_rows<4>(be, act, *p, n)
                                         : launch_rows<16>(be, act, *p, n));
 }

@@ -226,7 +226,7 @@ static int take_before(struct cuda_backend *be, const struct kn_mixture *m, stru
     if (!may) return cuda_flush(be);
     const int rc = chain_drop_last(be);
     if (rc) return rc;
-    if (!mm_preparing(be, p.w[0], &prep, &act) || act != MM_ACT_K ||
+    if (!mm_preparing(be, p.w[0], 1, &prep, &act) || act != MM_ACT_K ||
         !mm_is_prepared(be, p.x, nullptr, 1, &prep, act))
         return chain_alone(be, &p);
     struct experts_waiting with = *l;

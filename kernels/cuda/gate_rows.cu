@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     load_eight(s, g + row * (size_t)a.n_in, k, a.n_in);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], dev_sigmoid(s[i]));
-    store_block<ACT>(a, a.rows + row * (size_t)a.slices * (size_t)a.slice_row, block, v);
+    store_block<ACT>(a, a.rows + row * (size_t)a.slices * (size_t)a.slice_row, block, v, (int)row);
 }
 
 /* p, act: of mm_preparing. */
@@ -49,7 +49,7 @@ int chain_gate_alone(struct cuda_backend *be, const struct chain_product *c)
 {
     enum mm_act act;
     struct mm_prep p;
-    if (!mm_preparing(be, c->w[0], &p, &act))
+    if (!mm_preparing(be, c->w[0], 1, &p, &act))
         return cuda_fail(be, KN_EINVAL, "gate_linear: a row that nothing rounds");
     return launch(be, &p, act, c->x, c->gate, 1);
 }
@@ -61,7 +61,7 @@ int cuda_gate_linear(struct kn_backend *kb, float *out, const struct kn_weight *
     enum mm_act act;
     struct mm_prep p;
     if (n < 1) return cuda_fail(be, KN_EINVAL, "gate_linear: %d rows", n);
-    if (gate_apart || n > MM_PREP_ROWS || !mm_preparing(be, w, &p, &act)) {
+    if (gate_apart || n > MM_PREP_ROWS || !mm_preparing(be, w, n, &p, &act)) {
         const int rc = cuda_gate(kb, x, g, n, w->n_in, w->n_in);
         return rc ? rc : cuda_linear(kb, out, w, x, n, true);
     }

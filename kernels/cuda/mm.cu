@@ -141,12 +141,28 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
     return 0;
 }
 
-bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, struct mm_prep *a, enum mm_act *act)
+/* Are n rows prepared as the kernels of few rows want those of K types, with `side` apart? Where these take every product
+ * of so long slices (choose_few: a slice of 16 rows beside the rings of 16 warps). */
+#define FEW_UNITS 24
+static bool few_format(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t slice_units)
+{
+    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && mm_beside(be) && !mm_tuning.no_few &&
+           slice_units <= FEW_UNITS && be->smem_block >= 200 << 10;
+}
+/* The slices' rows, and where `side` is. */
+static uint8_t *few_side_of(const struct cuda_backend *be, int32_t n, struct mm_args *a)
+{
+    a->slice_row = 256 * a->slice_units;
+    return be->mm_rows + (size_t)n * (size_t)a->slices * (size_t)a->slice_row;
+}
+
+bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a, enum mm_act *act)
 {
     const struct mm_type *t = mm_type_of(w->type);
     struct mm_args m = {};
     if (!t || !is_whole(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
     *a = {};
+    if (few_format(be, t->act, n, m.slice_units)) a->side = few_side_of(be, n, &m), a->tiles = n > 8 ? 2 : 1;
     a->rows = be->mm_rows, a->n_in = (int32_t)w->n_in, a->units = m.units, a->unit_k = t->unit_k;
     a->slice_units = m.slice_units, a->slices = m.slices, a->slice_row = m.slice_row;
     *act = t->act;
@@ -157,14 +173,15 @@ void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int
                  enum mm_act act)
 {
     be->ready.x = x, be->ready.gate = gate, be->ready.n = n, be->ready.act = act;
-    be->ready.slice_units = a->slice_units, be->ready.launch = be->launches;
+    be->ready.slice_units = a->slice_units, be->ready.slice_row = a->slice_row, be->ready.launch = be->launches;
 }
 
 bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
                     enum mm_act act)
 {
     return be->ready.x == x && be->ready.gate == gate && be->ready.n == n && be->ready.act == act &&
-           be->ready.slice_units == a->slice_units && be->ready.launch == be->launches;
+           be->ready.slice_units == a->slice_units && be->ready.slice_row == a->slice_row &&
+           be->ready.launch == be->launches;
 }
 
 static int32_t product_sms(const struct cuda_backend *be)
@@ -277,7 +294,7 @@ static bool fits(struct cuda_backend *be, const struct plan *p, struct mm_args *
 /* ---- plans of mm_few.cuh ---- */
 
 /* Shared memory of a block: barriers, rings, activations, side (mm_few_k.cuh, mm_few_32.cuh), the sums of slices. */
-static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int warps)
+static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int busy)
 {
     struct mm_memory *m = &a->at;
     const uint32_t units = (uint32_t)(a->block_slices * a->slice_units), n = (uint32_t)tiles,
@@ -285,8 +302,8 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int war
                           : is_whole(act) ? (64 * n * (act == MM_ACT_32M ? 2 : 1) + 16) * (units / 2)
                                           : 0;
     m->row_bytes = ((uint32_t)(a->block_slices * a->slice_row) + 63) / 128 * 128 + 64;
-    m->ring = (8 * (uint32_t)(warps * a->stages + 1) + 127) / 128 * 128;
-    m->act = (m->ring + (uint32_t)(warps * a->stages * a->stage_bytes) + 127) / 128 * 128;
+    m->ring = 128;
+    m->act = (m->ring + (uint32_t)(busy * a->stages * (a->stage_bytes + FEW_BARRIER)) + 127) / 128 * 128;
     m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
     m->merge = (m->side + side + 127) / 128 * 128;
     m->total = m->merge;
@@ -299,7 +316,7 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int war
 struct few_copies {
     int units, stages, least;
 };
-static int few_copies_of(enum mm_act act, int tiles, int32_t n_in, struct few_copies c[2])
+static int few_copies_of(enum mm_act act, int tiles, struct few_copies c[2])
 {
     if (mm_tuning.few_copy || mm_tuning.few_stages) {
         const int units = mm_tuning.few_copy ? mm_tuning.few_copy : 4, stages = mm_tuning.few_stages;
@@ -307,7 +324,7 @@ static int few_copies_of(enum mm_act act, int tiles, int32_t n_in, struct few_co
         return 1;
     }
     if (act == MM_ACT_K) {
-        c[0] = {1, tiles == 2 || n_in <= 4096 ? 2 : 3, 2};
+        c[0] = {1, tiles == 2 ? 3 : 4, 2};
         return 1;
     }
     const int units = is_whole(act) ? 8 : 4;
@@ -316,17 +333,26 @@ static int few_copies_of(enum mm_act act, int tiles, int32_t n_in, struct few_co
     return 2;
 }
 
-/* The first of the copies that fit beside the rest, with sums in two places if there is room. */
-static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest, struct mm_args *a)
+/* The first of the copies that fit beside the rest, with sums in two places if there is room. Only warps with items have a
+ * ring. */
+static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest, int32_t panels,
+                     struct mm_args *a)
 {
+    const int32_t grid = product_sms(be), groups = a->block_slices == a->slices ? grid : grid / a->slices,
+                  items = groups > 0 ? (panels + groups - 1) / groups : a->subs, /* of a block */
+                  some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
     struct few_copies copies[2];
-    const int count = few_copies_of(act, tiles, a->n_in, copies);
+    const int count = few_copies_of(act, tiles, copies);
+    a->warps = warps;
     for (int i = 0; i < count; i++) {
         a->stage_units = copies[i].units < a->slice_units ? copies[i].units : a->slice_units;
-        a->stage_bytes = a->stage_units * widest;
+        a->stage_bytes = (a->stage_units * widest + FEW_BARRIER + 127) / 128 * 128 - FEW_BARRIER;
         for (a->at.merge_sets = mm_tuning.few_sets ? 1 : 2; a->at.merge_sets > 0; a->at.merge_sets--)
-            for (a->stages = copies[i].stages; a->stages >= copies[i].least; a->stages--)
-                if (few_lay_out(a, act, tiles, warps) <= (size_t)be->smem_block) return true;
+            for (a->stages = copies[i].stages; a->stages >= copies[i].least; a->stages--) {
+                if (few_lay_out(a, act, tiles, busy) > (size_t)be->smem_block) continue;
+                a->ahead = !is_whole(act) ? a->stages : act == MM_ACT_K && tiles == 1 ? 2 : 1;
+                return true;
+            }
     }
     return false;
 }
@@ -356,7 +382,7 @@ static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n
         if (a->block_slices > a->slice_warps || a->gated != a->split) continue; /* a warp has one slice, of one matrix */
         if (a->slice_warps * (a->subs << a->split) != p->warps) continue;
         a->log2_slice_warps = __builtin_ctz((unsigned)a->slice_warps);
-        if (!few_fits(be, act, tiles, p->warps, widest, a)) continue;
+        if (!few_fits(be, act, tiles, p->warps, widest, panels, a)) continue;
         *log2_tiles = tiles - 1;
         *plan = p;
         return true;
@@ -401,12 +427,12 @@ static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t p
     return -1;
 }
 
-/* Blocks that are given their rows together: pairs for 4 rows and more, K types where rows are long. Measured: else these
+/* Blocks that are given their rows together: pairs, of K types always, of others for 4 rows and more. Measured: else these
  * start later by more than it saves, and fours leave multiprocessors without work. Slices apart: none, for such blocks wait for others, which must
  * be resident. Beside others: none, for what those leave are not pairs of neighbours, and some would wait for their end. */
 static int few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a)
 {
-    const bool pairs = act == MM_ACT_K ? a->n_in > 4096 : a->n >= 4;
+    const bool pairs = act == MM_ACT_K || a->n >= 4;
     const int most = a->block_slices < a->slices || be->product_sms ? 1
                      : mm_tuning.few_cluster                         ? mm_tuning.few_cluster
                      : pairs                                         ? 2
@@ -466,7 +492,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
 #endif
         const int32_t n_blocks = together ? a->groups : a->groups * a->slices;
         a->cluster = few ? few_cluster(be, act, a) : 1;
-        const unsigned threads = (unsigned)(32 * plan->warps);
+        const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
         const int err = cuda_check(be, name,
                                    a->cluster > 1 ? launch_clusters(be, f, (unsigned)n_blocks, threads, *a)
                                                   : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
@@ -488,17 +514,18 @@ int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, in
     if (!*done) return 0;
     const int rc = cut_slices(be, t, width, &a);
     if (rc) return rc;
-    const struct mm_prep prep = {add->out, norm,      be->mm_rows,   add->eps, (int32_t)width,
-                                 a.units,  t->unit_k, a.slice_units, a.slices, a.slice_row};
+    uint8_t *const side = few_format(be, t->act, n, a.slice_units) ? few_side_of(be, n, &a) : nullptr;
+    const struct mm_prep prep = {add->out, norm,      be->mm_rows,   add->eps, (int32_t)width, a.units,
+                                 t->unit_k, a.slice_units, a.slices, a.slice_row, side, n > 8 ? 2 : 1};
     const int err = cuda_check(be, "norm_add", mm_add_prepare(be, t->act, add, &prep, n));
-    be->rounded = {be->launches, add->out, norm, add->eps, n, t->act, (int32_t)width};
+    be->rounded = {be->launches, add->out, norm, add->eps, n, t->act, (int32_t)width, a.slice_row};
     return err;
 }
 /* Has norm_add just left the product's rows in mm_rows? */
-static bool is_rounded(const struct cuda_backend *be, const struct product *p, enum mm_act act)
+static bool is_rounded(const struct cuda_backend *be, const struct product *p, enum mm_act act, int32_t slice_row)
 {
     return be->rounded.x && be->rounded.launches == be->launches && be->rounded.x == p->x && be->rounded.norm == p->norm &&
-           be->rounded.eps == p->eps && be->rounded.n == p->n && be->rounded.act == act &&
+           be->rounded.eps == p->eps && be->rounded.n == p->n && be->rounded.act == act && be->rounded.slice_row == slice_row &&
            be->rounded.n_in == p->w[0]->n_in;
 }
 
@@ -536,10 +563,20 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
     for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
         const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
         const float *x = p->x + (int64_t)row * w0->n_in;
-        const struct mm_prep prep = {x,       p->norm,   be->mm_rows,   p->eps,   a.n_in,
-                                     a.units, t->unit_k, a.slice_units, a.slices, a.slice_row};
-        bool prepared = is_rounded(be, p, t->act);
+        if (few_format(be, t->act, p->n, a.slice_units)) {
+            const struct plan *plan;
+            int log2_tiles;
+            a.side = few_side_of(be, p->n, &a);
+            if (!choose_few(be, t->act, p->n, panels, widest, &a, &log2_tiles, &plan)) /* tuned so */
+                a.side = nullptr, a.slice_row = mm_slice_row(t->act, a.slice_units);
+        }
+        const struct mm_prep prep = {x, p->norm, be->mm_rows, p->eps, a.n_in, a.units, t->unit_k, a.slice_units, a.slices,
+                                     a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
+        bool prepared = is_rounded(be, p, t->act, a.slice_row);
         prepared |= !p->norm && mm_is_prepared(be, x, nullptr, p->n, &prep, t->act);
+        if (!prepared && !p->norm && be->ready.x == x && be->ready.launch == be->launches && be->ready.n == p->n &&
+            be->ready.act == t->act && be->ready.slice_row != a.slice_row)
+            return cuda_fail(be, KN_EINVAL, "%s: %d rows prepared for another kernel", p->name, p->n);
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
@@ -551,7 +588,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             if (log2_tiles < 0)
                 return cuda_fail(be, KN_EDEVICE, "matrix product: %d bytes of shared memory a block are too few",
                                  be->smem_block);
-            if (!a.x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, t->act, &prep, rows));
+            if (!a.x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, t->act, &prep, rows, few));
             prepared = true;
             a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
             for (int j = 0; j < count; j++)

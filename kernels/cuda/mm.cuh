@@ -68,6 +68,8 @@ struct mm_memory {
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
     uint32_t ring, side; /* mm_few.cuh */
 };
+#define FEW_BARRIER 16                         /* mm_few.cuh: bytes of a barrier behind each place of a ring, */
+#define FEW_SIDE(NT) (288 * (uint32_t)(NT)) /* of a unit's sums and scales, of all rows */
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
 
 /* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels).
@@ -84,6 +86,7 @@ struct mm_args {
     uint32_t type[MM_WIDTH_MAX];
     int32_t unit_bytes[MM_WIDTH_MAX];
     const uint8_t *rows; /* prepared activations (prep.cu): [n][slices][slice_row] bytes */
+    const uint8_t *side; /* NULL, or what rows of K types leave apart from their codes (prep_block.cuh) */
     float *partial;      /* apart: [items][members][slices][tiles][MM_RECORD] */
     unsigned *count;     /* apart: one a group, of this number of slices */
     int32_t n;
@@ -103,6 +106,8 @@ struct mm_args {
     float eps;
     int32_t n_in;
     int32_t log2_slice_warps; /* mm_few.cuh */
+    int32_t warps;            /* of its block, there */
+    int32_t ahead;            /* copies of a ring that are asked for before the launch before is over, there */
     int32_t cluster;          /* blocks that are given the same rows together: 1 or a power of two */
 #ifdef MM_TRACE
     unsigned long long *trace;
@@ -144,14 +149,17 @@ struct mm_prep {
     uint8_t *rows;
     float eps;
     int32_t n_in, units, unit_k, slice_units, slices, slice_row;
+    uint8_t *side = nullptr; /* for the kernels of few rows: prep_block.cuh */
+    int32_t tiles = 0;       /* of 8 rows, there */
 #ifdef MM_TRACE
-    unsigned long long *trace;
+    unsigned long long *trace = nullptr;
 #endif
 };
-cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n);
-/* mm.cu: how rows for w are prepared, so that another kernel may do it: fills a (rows from the backend's memory) and
+/* few: a kernel of mm_few.cuh stands before or behind it. */
+cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n, bool few);
+/* mm.cu: how n rows for w are prepared, so that another kernel may do it: fills a (rows from the backend's memory) and
  * *act; false where it must not, for w wants floats. mm_prepared: the newest launch has done it for the n rows x; gate: NULL, or what they were gated with before. */
-bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, struct mm_prep *a, enum mm_act *act);
+bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a, enum mm_act *act);
 void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
                  enum mm_act act);
 /* Has it? Gated by `gate`, where that is not NULL. a, act: mm_preparing's. */
@@ -170,8 +178,9 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
                            const struct mm_prep *p, int32_t n);
 /* mm.cu: norm_add, prepared for be->head.next_w; *done false, and nothing launched, where it cannot be. */
 int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, int64_t width, bool *done);
-#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times */
+#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times, [block][6] */
 unsigned long long *mm_trace_next(const char *what);
+#define MM_TRACE_BLOCKS 256 /* of a launch, at most */
 #endif
 
 static inline int mm_planes(enum mm_act act)

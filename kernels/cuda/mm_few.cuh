@@ -60,28 +60,34 @@ DEV few_walk few_begin(const mm_args &a, const few_share &s)
 /* Of one lane: the next unit to ask for; left: of the slice. */
 struct few_source {
     few_walk w;
-    int left, unit_bytes;
+    int left;
+    unsigned unit_bytes;
     const uint8_t *p;
 };
 DEV void few_seek(const mm_args &a, few_source &c, int unit0, int units)
 {
     if (!few_find(a, c.w)) return;
     c.left = units;
-    c.unit_bytes = a.unit_bytes[c.w.matrix];
+    c.unit_bytes = (unsigned)a.unit_bytes[c.w.matrix];
     c.p = a.w[c.w.matrix] +
-          (size_t)((a.first_item + c.w.item - c.w.before) * a.units + unit0) * (size_t)c.unit_bytes;
+          (size_t)((a.first_item + c.w.item - c.w.before) * a.units + unit0) * c.unit_bytes;
 }
+/* The next copy to the place `to`, whose barrier follows it. */
 template <bool SINGLE>
-DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit0, int units, uint8_t *to,
-                   uint64_t *full)
+DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit0, int units, uint8_t *to)
 {
     if (c.w.item >= a.n_items) return;
-    const int some = SINGLE ? 1 : min(a.stage_units, c.left), bytes = some * c.unit_bytes;
-    copy_bulk(to, c.p, (uint32_t)bytes, full);
+    const int some = SINGLE ? 1 : min(a.stage_units, c.left);
+    const uint32_t bytes = (uint32_t)some * c.unit_bytes;
+    copy_bulk(to, c.p, bytes, (uint64_t *)(to + a.stage_bytes));
     c.p += bytes;
     if ((c.left -= some) == 0) {
         c.w.item += s.stride;
-        few_seek(a, c, unit0, units);
+        c.left = units;
+        if (a.gated || a.first_item + c.w.item < c.w.end) /* the same matrix */
+            c.p += (size_t)(unsigned)(s.stride * a.units - units) * c.unit_bytes;
+        else
+            few_seek(a, c, unit0, units);
     }
 }
 
@@ -89,30 +95,34 @@ DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit
 template <bool SINGLE> struct few_ring {
     const mm_args &a;
     const few_share &s;
+    uint8_t *smem;
     few_source source; /* of one lane */
-    uint8_t *bytes;
-    uint64_t *full;
-    int unit0, units, slot;
+    unsigned begin, at; /* places, from smem: a copy and its barrier */
+    int unit0, units;
     uint32_t phase;
 
-    __device__ __forceinline__ void fill()
+    __device__ __forceinline__ unsigned pitch() const
     {
-        few_seek(a, source, unit0, units);
+        return (unsigned)a.stage_bytes + FEW_BARRIER;
+    }
+    __device__ __forceinline__ void fill(int from, int end)
+    {
+        if (from == 0) few_seek(a, source, unit0, units);
 #pragma unroll 1
-        for (int i = 0; i < a.stages; i++)
-            few_issue<SINGLE>(a, s, source, unit0, units, bytes + i * a.stage_bytes, full + i);
+        for (int i = from; i < end; i++)
+            few_issue<SINGLE>(a, s, source, unit0, units, smem + begin + (unsigned)i * pitch());
     }
     __device__ __forceinline__ const uint8_t *wait()
     {
-        bar_wait(full + slot, phase);
-        return bytes + slot * a.stage_bytes;
+        bar_wait((uint64_t *)(smem + at + a.stage_bytes), phase);
+        return smem + at;
     }
     __device__ __forceinline__ void next()
     {
         __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            few_issue<SINGLE>(a, s, source, unit0, units, bytes + slot * a.stage_bytes, full + slot);
-        if (++slot == a.stages) slot = 0, phase ^= 1;
+        if (threadIdx.x % 32 == 0) few_issue<SINGLE>(a, s, source, unit0, units, smem + at);
+        at += pitch();
+        if (at == begin + (unsigned)a.stages * pitch()) at = begin, phase ^= 1;
     }
 };
 
@@ -197,7 +207,7 @@ template <int NT, int W> DEV void few_merge_group(const mm_args &a, int group, i
 template <class F, int NT, int W> DEV void few_product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
     const bool together = a.block_slices == a.slices;
     const int group = together ? (int)blockIdx.x : (int)blockIdx.x / a.slices,
               first_slice = together ? 0 : (int)blockIdx.x % a.slices;
@@ -205,24 +215,19 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     const few_share s = few_share_of(a, warp, group);
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
-    few_ring<F::single> ring = {a,
-                                s,
-                                {w, 0, 0, nullptr},
-                                smem + a.at.ring + warp * a.stages * a.stage_bytes,
-                                act_bar + 1 + warp * a.stages,
-                                unit0,
-                                units,
-                                0,
-                                0};
+    const unsigned begin = a.at.ring + (unsigned)warp * (unsigned)a.stages * ((unsigned)a.stage_bytes + FEW_BARRIER);
+    few_ring<F::single> ring = {a, s, smem, {w, 0, 0u, nullptr}, begin, begin, unit0, units, 0};
 
     cuda_grid_early();
     MM_STAMP(0);
     if (lane == 0) {
-#pragma unroll 1
-        for (int i = 0; i < a.stages; i++) bar_init(ring.full + i);
         if (warp == 0) bar_init(act_bar);
+        if (w.item < a.n_items) { /* others have no ring */
+#pragma unroll 1
+            for (int i = 0; i < a.stages; i++) bar_init((uint64_t *)(smem + begin + (unsigned)i * ring.pitch() + a.stage_bytes));
+        }
         bar_fence();
-        ring.fill();
+        ring.fill(0, a.ahead);
     }
     __syncthreads();
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
@@ -231,18 +236,23 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     if (a.cluster > 1) cluster_wait();
     MM_STAMP(2);
     if (lane == 0) { /* every warp asks for a row; the barrier may hear of bytes before it knows how many */
-        const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row);
-        if (warp == 0) bar_expect(act_bar, bytes * a.n);
+        const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row), unit = FEW_SIDE(NT) * (uint32_t)a.slice_units,
+                       beside = a.side ? unit * (uint32_t)a.block_slices : 0;
+        if (warp == 0) bar_expect(act_bar, bytes * a.n + beside);
 #pragma unroll 1
-        for (int t = warp; t < a.n; t += blockDim.x / 32)
-            if ((t & (a.cluster - 1)) == ((int)blockIdx.x & (a.cluster - 1)))
-                few_row_to_all(smem + a.at.act + t * a.at.row_bytes,
-                               a.rows + (size_t)t * (size_t)(a.slices * a.slice_row) + (size_t)(first_slice * a.slice_row),
-                               bytes, act_bar, a.cluster);
+        for (int t = warp; t < a.n + (beside != 0); t += blockDim.x / 32)
+            if ((t & (a.cluster - 1)) == ((int)blockIdx.x & (a.cluster - 1))) {
+                const bool row = t < a.n; /* or what is beside the rows, at once */
+                few_row_to_all(smem + (row ? a.at.act + t * a.at.row_bytes : a.at.side),
+                               row ? a.rows + (size_t)t * (size_t)(a.slices * a.slice_row) + (size_t)(first_slice * a.slice_row)
+                                   : a.side + (size_t)first_slice * unit,
+                               row ? bytes : beside, act_bar, a.cluster);
+            }
     }
     bar_wait(act_bar, 0);
+    if (lane == 0) ring.fill(a.ahead, a.stages); /* behind the rows, which all wait for */
     F::template prepare<NT>(a, smem);
-    __syncthreads();
+    if (!a.side) __syncthreads();
     MM_STAMP(3);
 
     const auto view = F::template view<NT>(a, smem, s.local, lane);
@@ -294,8 +304,10 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     MM_STAMP(5);
 }
 
-template <class F, int NT, int W>
-__global__ void __launch_bounds__(32 * W, 1) mm_few(const __grid_constant__ mm_args a)
+/* Registers: what 16 warps leave is enough for a warp of 64 on each scheduler, so the blocks of the small kernels between
+ * two products (prep.cu) stand beside a product's. */
+#define FEW_REGISTERS 112
+template <class F, int NT, int W> __global__ void __maxnreg__(FEW_REGISTERS) mm_few(const __grid_constant__ mm_args a)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     few_product<F, NT, W>(a);

@@ -105,36 +105,36 @@ DEV void few_unit(float y[NT][4], float d[2], const uint8_t *st, const few_view<
 
 /* ---- side: [unit]{[token][sums of columns 64 k + 16 {0, 2, 1, 3}], [token] scales} ---- */
 
-#define FEW_SIDE(NT) (288 * (NT)) /* bytes of a unit */
-
 /* f16 of bytes (0, 2) or (1, 3) of w, which have 128 added, less 128 */
 DEV __half2 few_halves(uint32_t w, uint32_t which)
 {
     const uint32_t h = __byte_perm(w, 0x64646464, which), offset = 0x64806480;
     return __hsub2(*(const __half2 *)&h, *(const __half2 *)&offset);
 }
-/* A warp a token; then they meet. */
+/* A warp a token, a lane 64 columns of any slice; then they meet. */
 template <int NT> DEV void few_side(const mm_args &a, uint8_t *smem)
 {
-    const uint8_t *act = smem + a.at.act;
     const __half2 high = __float2half2_rn(128.0f);
+    const int quarters = 4 * a.slice_units, codes = 256 * a.slice_units;
 #pragma unroll 1
-    for (int t = threadIdx.x / 32; t < a.n; t += blockDim.x / 32)
+    for (int t = threadIdx.x / 32; t < a.n; t += blockDim.x / 32) {
+        const uint8_t *src = smem + a.at.act + t * a.at.row_bytes;
+        uint8_t *to = smem + a.at.side;
+        int left = a.block_slices;
 #pragma unroll 1
-        for (int slice = 0; slice < a.block_slices; slice++) {
-            const uint8_t *src = act + t * a.at.row_bytes + slice * a.slice_row + 256 * a.slice_units;
-            uint8_t *to = smem + a.at.side + FEW_SIDE(NT) * slice * a.slice_units;
-            for (int i = threadIdx.x % 32; i < 4 * a.slice_units; i += 32) {
-                uint2 w = lds8(src + 8 * i);
-                w.x ^= 0x80808080, w.y ^= 0x80808080;
-                const __half2 even = __hfma2(few_halves(w.y, 0x4240), high, few_halves(w.x, 0x4240)),
-                              odd = __hfma2(few_halves(w.y, 0x4341), high, few_halves(w.x, 0x4341));
-                uint8_t *u = to + FEW_SIDE(NT) * (i / 4);
-                *(uint2 *)(u + 32 * t + 8 * (i % 4)) =
-                    make_uint2(*(const uint32_t *)&even, *(const uint32_t *)&odd);
-                if (i % 4 == 0) *(float *)(u + 256 * NT + 4 * t) = lds_float(src + 32 * a.slice_units + i);
-            }
+        for (int i = threadIdx.x % 32;; i += 32) {
+            for (; i >= quarters && left > 0; i -= quarters, left--)
+                src += a.slice_row, to += FEW_SIDE(NT) * a.slice_units;
+            if (left <= 0) break;
+            uint2 w = lds8(src + codes + 8 * i);
+            w.x ^= 0x80808080, w.y ^= 0x80808080;
+            const __half2 even = __hfma2(few_halves(w.y, 0x4240), high, few_halves(w.x, 0x4240)),
+                          odd = __hfma2(few_halves(w.y, 0x4341), high, few_halves(w.x, 0x4341));
+            uint8_t *u = to + FEW_SIDE(NT) * (i / 4);
+            *(uint2 *)(u + 32 * t + 8 * (i % 4)) = make_uint2(*(const uint32_t *)&even, *(const uint32_t *)&odd);
+            if (i % 4 == 0) *(float *)(u + 256 * NT + 4 * t) = lds_float(src + codes + 32 * a.slice_units + i);
         }
+    }
 }
 
 /* ---- a slice ---- */
@@ -187,7 +187,7 @@ template <bool LOW> struct few_k {
     static constexpr bool single = true;
     template <int NT> DEV void prepare(const mm_args &a, uint8_t *smem)
     {
-        few_side<NT>(a, smem);
+        if (!a.side) few_side<NT>(a, smem); /* else it has come with the rows */
     }
     template <int NT> DEV few_view<NT> view(const mm_args &a, const uint8_t *smem, int local, int lane)
     {

@@ -12,11 +12,10 @@
 #ifdef MM_TRACE /* where the times go: test/gpu/mm_gpu.cu */
 DEV void trace_stamp(unsigned long long *trace, int i)
 {
-    if (!trace || threadIdx.x || blockIdx.x) return;
+    if (!trace || threadIdx.x || blockIdx.x >= MM_TRACE_BLOCKS) return;
     unsigned long long t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    trace[2 * i] = (unsigned long long)clock64();
-    trace[2 * i + 1] = t;
+    trace[6 * blockIdx.x + i] = t;
 }
 #define MM_STAMP(i) trace_stamp(a.trace, i)
 #else

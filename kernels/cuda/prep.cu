@@ -46,11 +46,11 @@ template <int PLANES, bool BF16> DEV void planes_of(uint32_t p[PLANES], float x,
 #ifdef MM_TRACE
 DEV void stamp(const mm_prep &a, int i)
 {
-    if (!a.trace || threadIdx.x || blockIdx.x || blockIdx.y) return;
+    const unsigned block = blockIdx.x + gridDim.x * blockIdx.y;
+    if (!a.trace || threadIdx.x || block >= MM_TRACE_BLOCKS) return;
     unsigned long long t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    a.trace[2 * i] = (unsigned long long)clock64();
-    a.trace[2 * i + 1] = t;
+    a.trace[6 * block + i] = t;
 }
 #define MM_STAMP(i) stamp(a, i)
 #else
@@ -66,7 +66,78 @@ __global__ void __launch_bounds__(32 * WARPS, 2) prep_whole(const __grid_constan
     MM_STAMP(0);
     prepare_row<ACT, WARPS, 1>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
                                a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
-                               min(blocks, first + WARPS), squares);
+                               min(blocks, first + WARPS), squares, (int)blockIdx.y);
+    MM_STAMP(4);
+}
+
+/* The sum over all blocks' squares, as prepare_row has it. */
+DEV float inverse_rms(const float *squares, int blocks, int n_in, float eps)
+{
+    float s = 0.0f;
+    for (int b = threadIdx.x % 32; b < blocks; b += 32) s = __fadd_rn(s, squares[b]);
+#pragma unroll
+    for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)n_in), eps)));
+}
+
+/* The same for few rows, between two products whose blocks leave room beside them for blocks of FEW_WARPS warps with 64
+ * registers: so these stand there before the product ends, and the next product's take its places when it does. A warp
+ * has one block of columns of a row that is normed, whose squares each block adds up for itself, else FEW_ALONE. */
+#define FEW_WARPS 4
+#define FEW_ALONE 2
+#define FEW_BLOCKS 32 /* of a row that is normed, at most: each block reads all of it */
+template <enum mm_act ACT>
+__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const __grid_constant__ mm_prep a)
+{
+    __shared__ float squares[FEW_BLOCKS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, blocks = (a.n_in + 255) / 256;
+    const float *x = a.x + (size_t)blockIdx.y * (size_t)a.n_in;
+    uint8_t *row = a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row;
+    cuda_grid_early();
+    MM_STAMP(0);
+    if (!a.norm) {
+        float v[FEW_ALONE][8];
+        const int first = ((int)blockIdx.x * FEW_WARPS + warp) * FEW_ALONE;
+        cuda_grid_wait();
+        MM_STAMP(2);
+#pragma unroll
+        for (int c = 0; c < FEW_ALONE; c++) load_eight(v[c], x, 256 * (first + c) + 8 * lane, a.n_in);
+#pragma unroll
+        for (int c = 0; c < FEW_ALONE; c++)
+            if (first + c < blocks) store_block<ACT>(a, row, first + c, v[c], (int)blockIdx.y);
+        MM_STAMP(4);
+        return;
+    }
+    const int mine = (int)blockIdx.x * FEW_WARPS + warp, around = (blocks + FEW_WARPS - 1) / FEW_WARPS * FEW_WARPS;
+    float v[8], w[8];
+    load_eight(w, a.norm, 256 * mine + 8 * lane, a.n_in);
+    cuda_grid_wait();
+    MM_STAMP(2);
+    load_eight(v, x, 256 * mine + 8 * lane, a.n_in);
+    constexpr int batch = 3;
+#pragma unroll 1
+    for (int c = FEW_WARPS; c < around; c += batch * FEW_WARPS) { /* the warp's share of the others */
+        float u[batch][8];
+#pragma unroll
+        for (int i = 0; i < batch; i++) {
+            const int b = mine + c + i * FEW_WARPS;
+            load_eight(u[i], x, 256 * (b < around ? b : b - around) + 8 * lane, c + i * FEW_WARPS < around ? a.n_in : 0);
+        }
+#pragma unroll
+        for (int i = 0; i < batch; i++) {
+            const int b = mine + c + i * FEW_WARPS;
+            const float s = block_squares(u[i]);
+            if (lane == 0 && c + i * FEW_WARPS < around) squares[b < around ? b : b - around] = s;
+        }
+    }
+    const float own = block_squares(v);
+    if (lane == 0) squares[mine] = own;
+    MM_STAMP(3);
+    __syncthreads();
+    const float r = inverse_rms(squares, blocks, a.n_in, a.eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+    if (mine < blocks) store_block<ACT>(a, row, mine, v, (int)blockIdx.y);
     MM_STAMP(4);
 }
 
@@ -155,16 +226,6 @@ __global__ void __launch_bounds__(32 * WARPS) prep_float(const __grid_constant__
 
 #define ADD_WARPS (MM_ADD_WIDTH / 256)
 
-/* The sum over all blocks' squares, as prepare_row has it. */
-DEV float inverse_rms(const float *squares, int blocks, int n_in, float eps)
-{
-    float s = 0.0f;
-    for (int b = threadIdx.x % 32; b < blocks; b += 32) s = __fadd_rn(s, squares[b]);
-#pragma unroll
-    for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)n_in), eps)));
-}
-
 /* One block a token, a warp 256 columns: two norms, one after the other, and all values in registers. */
 template <enum mm_act ACT>
 __global__ void __launch_bounds__(32 * ADD_WARPS)
@@ -197,7 +258,7 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
     r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
-    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.x * (size_t)a.slices * (size_t)a.slice_row, b, v);
+    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.x * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.x);
 }
 
 cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
@@ -210,12 +271,20 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
                        dim3((unsigned)n), dim3(32 * ADD_WARPS), 0, *p, *add);
 }
 
-cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n)
+cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n, bool few)
 {
     struct mm_prep a = *p;
 #ifdef MM_TRACE
     a.trace = mm_trace_next("prepare");
 #endif
+    if (few && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) && n <= 16 && (!a.norm || a.n_in <= 256 * FEW_BLOCKS)) {
+        const int columns = 256 * FEW_WARPS * (a.norm ? 1 : FEW_ALONE);
+        return cuda_launch(be,
+                           act == MM_ACT_K    ? prep_few<MM_ACT_K>
+                           : act == MM_ACT_32 ? prep_few<MM_ACT_32>
+                                              : prep_few<MM_ACT_32M>,
+                           dim3((unsigned)((a.n_in + columns - 1) / columns), (unsigned)n), dim3(32 * FEW_WARPS), 0, a);
+    }
     if (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) {
         const dim3 grid((unsigned)((a.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n);
         return cuda_launch(be,

@@ -31,7 +31,7 @@ DEV float block_squares(const float v[8])
  * registers between the two passes. squares: shared memory, one float a block of the row. Waits for the grid
  * before it (norm is constant and read before). */
 template <enum mm_act ACT, int WARPS, int CACHE>
-DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, int end, float *squares)
+DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, int end, float *squares, int token = 0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, mine = first + warp;
     if (!a.norm) { /* many loads in flight */
@@ -45,7 +45,7 @@ DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, 
                 if (b + c * WARPS < end) load_eight(u[c], x, 256 * (b + c * WARPS) + 8 * lane, a.n_in);
 #pragma unroll
             for (int c = 0; c < batch; c++)
-                if (b + c * WARPS < end) store_block<ACT>(a, row, b + c * WARPS, u[c]);
+                if (b + c * WARPS < end) store_block<ACT>(a, row, b + c * WARPS, u[c], token);
         }
         return;
     }
@@ -82,7 +82,7 @@ DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, 
         if (mine + c * WARPS < end) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], r), w[c][i]);
-            store_block<ACT>(a, row, mine + c * WARPS, v[c]);
+            store_block<ACT>(a, row, mine + c * WARPS, v[c], token);
         }
     for (int b = mine + CACHE * WARPS; b < end; b += WARPS) {
         float u[8], f[8];
@@ -90,7 +90,7 @@ DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, 
         load_eight(f, a.norm, 256 * b + 8 * lane, a.n_in);
 #pragma unroll
         for (int i = 0; i < 8; i++) u[i] = __fmul_rn(__fmul_rn(u[i], r), f[i]);
-        store_block<ACT>(a, row, b, u);
+        store_block<ACT>(a, row, b, u, token);
     }
 }
 

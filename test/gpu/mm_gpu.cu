@@ -4,6 +4,7 @@
  *   mm_gpu check           every type: accuracy against double precision, the same bits for every row count
  *                          and companions, NaN and Inf, norms, gates, residual adds
  *   mm_gpu step            the products of a step of several models, 1, 8 and 16 rows, as a CUDA graph
+ *   mm_gpu once [rows]     the products of four layers, launch by launch, for a profiler
  *   mm_gpu variants [quick]   the same, one model, with other plans
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
@@ -182,6 +183,8 @@ int main(int argc, char **argv)
             check_plans(KN_Q5_0, 2064, 5376), check_plans(KN_Q4_1, 2064, 2080), check_plans(KN_IQ4_NL, 2064, 12288);
         } else if (!strcmp(what, "profile")) { /* for a profiler: products at 16 rows */
             profile(argc > 2 ? argv[2] : "");
+        } else if (!strcmp(what, "once")) {
+            once(argc > 2 ? atoi(argv[2]) : 16);
         } else if (!strcmp(what, "variants")) {
             variants(36, quick);
         } else if (!strcmp(what, "plans")) {

@@ -76,6 +76,7 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in);
 void bench(bool quick);
 void bench_types();
 void profile(const char *which);
+void once(int n);
 void variants(int layers, bool quick);
 void plans();
 void few(bool quick);

@@ -177,22 +177,22 @@ static void free_model(model &m)
 }
 
 #ifdef MM_TRACE
-/* Times of the parts of each launch (mm_kernel.cuh, prep.cu): on one multiprocessor, or for the preparation
- * wherever it ran. */
+/* Times of the parts of each launch (mm_kernel.cuh, prep.cu), of all its blocks. */
 #define TRACES 64
+#define TRACE_WORDS (6 * MM_TRACE_BLOCKS)
 static unsigned long long *traces;
 static std::vector<const char *> traced;
 unsigned long long *mm_trace_next(const char *what)
 {
     if (!traces || traced.size() == TRACES) return nullptr;
     traced.push_back(what);
-    return traces + 12 * (traced.size() - 1);
+    return traces + TRACE_WORDS * (traced.size() - 1);
 }
 /* run's launches, recorded: the times of the fourth replay. */
 static void show_trace(int n, const std::function<void()> &run)
 {
-    CK(cudaMalloc(&traces, TRACES * 12 * sizeof *traces));
-    CK(cudaMemset(traces, 0, TRACES * 12 * sizeof *traces));
+    CK(cudaMalloc(&traces, TRACES * TRACE_WORDS * sizeof *traces));
+    CK(cudaMemset(traces, 0, TRACES * TRACE_WORDS * sizeof *traces));
     cudaGraph_t g;
     cudaGraphExec_t e;
     CK(cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
@@ -201,29 +201,39 @@ static void show_trace(int n, const std::function<void()> &run)
     CK(cudaGraphInstantiate(&e, g, 0));
     for (int i = 0; i < 4; i++) CK(cudaGraphLaunch(e, be->stream));
     CK(cudaStreamSynchronize(be->stream));
-    std::vector<unsigned long long> t(TRACES * 12);
+    std::vector<unsigned long long> t(TRACES * TRACE_WORDS);
     CK(cudaMemcpy(t.data(), traces, t.size() * sizeof t[0], cudaMemcpyDeviceToHost));
-    printf("%d rows, times in ns of the device's clock (and cycles of the multiprocessor's since the launch "
-           "before), "
-           "launch by launch\n"
+    printf("%d rows, microseconds of the device's clock since the launch before was over (its last stamp), least mean most of the blocks\n"
            "product: start, ring asked for, wait over, activations there, last slice done, sums of slices in memory added; prepare: start, "
-           "norm read, "
-           "wait over, slices done, end\n",
+           "norm read, wait over, slices done, end\n",
            n);
-    unsigned long long first = 0, clock = 0;
+    unsigned long long over = 0;
     for (size_t i = 0; i < traced.size(); i++) {
-        const unsigned long long *p = &t[12 * i];
-        if (!first) first = p[1];
-        printf("%-12s", traced[i]);
-        for (int k = 0; k < 6; k++) printf(" %8lld", p[2 * k + 1] ? (long long)(p[2 * k + 1] - first) : -1ll);
-        if (strcmp(traced[i], "prepare")) {
-            printf("  |");
-            for (int k = 0; k < 6; k++) printf(" %8lld", p[2 * k] ? (long long)(p[2 * k] - clock) : -1ll);
-            clock = p[8];
+        const unsigned long long *p = &t[TRACE_WORDS * i];
+        unsigned long long end = 0;
+        int blocks = 0;
+        while (blocks < MM_TRACE_BLOCKS && p[6 * blocks]) blocks++;
+        printf("%-12s %3d", traced[i], blocks);
+        for (int k = 0; k < 6; k++) {
+            double least = 1e30, most = -1e30, sum = 0;
+            int count = 0;
+            for (int b = 0; b < blocks; b++) {
+                const unsigned long long at = p[6 * b + k];
+                if (!at) continue;
+                if (at > end) end = at;
+                const double us = (double)(long long)(at - over) / 1e3;
+                least = us < least ? us : least, most = us > most ? us : most, sum += us, count++;
+            }
+            if (count && over)
+                printf(" | %6.2f %6.2f %6.2f", least, sum / count, most);
+            else
+                printf(" | %20s", "");
         }
+        over = end;
         printf("\n");
     }
     CK(cudaFree(traces));
+    traces = nullptr;
     traced.clear();
 }
 /* A drafter's context: features to one row, keys and values of five layers from it; Q8_0. */
@@ -251,6 +261,16 @@ void trace(int n, const char *what)
     free_model(m);
 }
 #endif
+
+/* The products of four layers, three times, one launch after the other: for a profiler. */
+void once(int n)
+{
+    bench_open();
+    model m = load_model(4, KN_Q4_K, KN_Q6_K, KN_Q4_K);
+    for (int i = 0; i < 3; i++) step(m, n);
+    CK(cudaStreamSynchronize(be->stream));
+    free_model(m);
+}
 
 /* Variants of the plan, one line each. skip: see `plans` in mm.cu. */
 void variants(int layers, bool quick)
