@@ -13,8 +13,8 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0,    262144, 4,      4608,  65536, 4096,  64512, 1,
-                                    65536,     1024,  8704, 1,      110000, 20480, 2560,  64512, 1,     1};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4,     4608, 65536, 4096, 64512, 1,    65536,
+                                    1024,      8704,  1, 82944,  20480, 2560, 64512, 1,    1,     73728};
 long chain_launched, chain_heads;
 
 /* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. */
@@ -495,10 +495,11 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         if (s->n_m == 0 && !far) continue;
         s->cap_tiles = (int32_t)(a->ring / s->tile);
         if (s->cap_tiles < 4) return 0;
-        s->ahead = (!s->n_m         ? chain_tuning.far_ahead
-                    : c->op[i].head ? chain_tuning.head_ahead
-                    : c->gemma      ? chain_tuning.wide_ahead
-                                    : chain_tuning.k_ahead) /
+        s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
+                    : c->op[i].head               ? chain_tuning.head_ahead
+                    : c->gemma                    ? chain_tuning.wide_ahead
+                    : c->wide && !c->nets && !far ? chain_tuning.rows_ahead
+                                                  : chain_tuning.k_ahead) /
                    (int32_t)s->tile;
         if (s->ahead > most) s->ahead = 0;
     }
@@ -954,13 +955,12 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
         if (rc) return rc;
     }
     const bool bf16 = c->attends && c->bf16;
-    const enum chain_form form = c->nets && c->attends
-                                     ? a.halves ? CHAIN_GATED_HALVES : CHAIN_GATED_ATTENTION
-                                 : c->nets  ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
-                                 : c->gemma ? CHAIN_GEMMA
-                                 : far      ? CHAIN_FAR
-                                 : a.halves ? CHAIN_HALVES
-                                            : CHAIN_PAIRS;
+    const enum chain_form form = c->nets && c->attends ? a.halves ? CHAIN_GATED_HALVES : CHAIN_GATED_ATTENTION
+                                 : c->nets             ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
+                                 : c->gemma            ? CHAIN_GEMMA
+                                 : far                 ? CHAIN_FAR
+                                 : a.halves            ? CHAIN_HALVES
+                                                       : CHAIN_PAIRS;
     if (!err && k)
         err = chain_k_launch(be, &a, bf16, form, blocks, smem);
     else if (!err)

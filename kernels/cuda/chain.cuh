@@ -272,7 +272,7 @@ struct chain_tuning {
     int items;        /* bytes on the way */
     int near;         /* positions beyond which keys and values come through the ring, also of wide rows */
     int k_ahead;      /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
-    int halves;       /* 1: pairs of panels that divide badly are halved where rows are wide */
+    int halves;       /* 1: pairs of panels that divide badly are halved */
     int far_ahead;    /* as k_ahead: keys and values of a long context */
     int k_near;       /* positions beyond which they come through that kernel's ring */
     int far_tile;     /* bytes of a tile of blocks of 32 over a long context: as much as one of keys */
@@ -283,6 +283,7 @@ struct chain_tuning {
     int head_ahead;   /* k_ahead of those */
     int late;         /* 1: nothing is asked for before what is before the layers has begun */
     int gated;        /* 1: attention that is gated */
+    int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads; /* chains, and of them with a head, by this process: for tests */

@@ -380,16 +380,10 @@ static __device__ __noinline__ void chain_row_gated(const chain_step &s, const f
                     v[B - 1][i] = x;
                 }
         }
-        chain_some<2> e;
+        chain_some<B> e;
 #pragma unroll
-        for (int i = 0; i < 16; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-        chain_round<2>(shared_address(act), units, b, n > 1 ? b + CHAIN_WARPS : b, e);
-        if (n > 2) {
-            chain_some<1> last;
-#pragma unroll
-            for (int i = 0; i < 8; i++) last.v[0][i] = v[2][i];
-            chain_round<1>(shared_address(act), units, b + 2 * CHAIN_WARPS, b + 2 * CHAIN_WARPS, last);
-        }
+        for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
+        chain_round<B>(shared_address(act), units, b, CHAIN_WARPS, n, e);
     }
     chain_meet();
 }

@@ -27,14 +27,14 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
     return first ? s.x : values_of(a, r) + s.from;
 }
 
-/* Blocks `block` and, with two, `block` + apart of the row. */
+/* Blocks `block`, + apart ... of the row, `count` of them. */
 template <int B>
-DEV void round_blocks(uint8_t *act, int units, int block, int apart, bool two, const float (*v)[8])
+DEV void round_blocks(uint8_t *act, int units, int block, int apart, int count, const float (*v)[8])
 {
     chain_some<B> e;
 #pragma unroll
     for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    chain_round<B>(shared_address(act), units, block, two ? block + apart : block, e);
+    chain_round<B>(shared_address(act), units, block, apart, count, e);
 }
 /* Sixteen values as lanes that each have one and exchange them add them up; without the exchanges. */
 DEV float sum_16(const float *p)
@@ -92,9 +92,7 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
     for (int c = 0; c < B; c++)
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], near), w[c][i]);
-    constexpr int T = B < 2 ? B : 2; /* that are rounded together */
-    if (n > 0) round_blocks<T>(act, units, warp, CHAIN_WARPS, n > 1, v);
-    if (B > 2 && n > 2) round_blocks<1>(act, units, warp + 2 * CHAIN_WARPS, 0, false, v + (B - 1));
+    if (n > 0) round_blocks<B>(act, units, warp, CHAIN_WARPS, n, v);
     if (own)
         __syncwarp();
     else
@@ -114,7 +112,7 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
         values_ask<B, CHAIN_WARPS>(v, p + 256 * b, n, 0);
         if (!first) values_settle<B, CHAIN_WARPS>(v, p + 256 * b, n);
         if (b == warp) CHAIN_STAMP(1);
-        round_blocks<B>(act, units, b, CHAIN_WARPS, n > 1, v);
+        round_blocks<B>(act, units, b, CHAIN_WARPS, n, v);
     }
     chain_meet();
 }
@@ -170,7 +168,7 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
         for (; number < stop; number += on) {
             if (rounds) {
                 if (!first) values_settle<1, 1>(v, row, 1);
-                round_blocks<1>(act, units, mine, 1, false, v);
+                round_blocks<1>(act, units, mine, 1, 1, v);
                 __syncwarp();
                 mine += CHAIN_WARPS, row += 256 * CHAIN_WARPS;
                 if (number + on < stop) values_ask<1, 1>(v, row, 1, 0);

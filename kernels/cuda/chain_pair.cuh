@@ -55,13 +55,12 @@ DEV float over_127(float a)
     const float y = 1.0f / 127.0f, q = __fmul_rn(a, y);
     return __fmaf_rn(__fmaf_rn(-127.0f, q, a), y, q);
 }
-/* act: in shared memory. Two at a time, for most of it is waiting; block1 may be block0: then that alone. */
+/* act: in shared memory. N at a time, for most of it is waiting: the first `count` of blocks so far apart. */
 template <int N>
-static __device__ __noinline__ void chain_round(uint32_t act, int units, int block0, int block1,
+static __device__ __noinline__ void chain_round(uint32_t act, int units, int block, int apart, int count,
                                                 chain_some<N> e)
 {
     const int lane = threadIdx.x % 32;
-    const bool two = block1 != block0;
     uint32_t top[N] = {}, w[N][2];
     float d[N];
     int sum[N], both[N];
@@ -94,13 +93,13 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
                    s16 = act + 256 * units + lane, s32 = act + 288 * units + lane / 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        const bool there = !n || two;
-        const int block = n ? block1 : block0;
+        const bool there = n < count;
         put_shared_if(there, to + 256 * block, w[n][0]);
         put_shared_if(there, to + 256 * block + 16, w[n][1]);
         put_shared_short_if(there && lane % 2 == 0, s16 + 32 * block, sum[n]);
         put_shared_short_if(there && lane % 4 == 0, s32 + 16 * block, both[n]);
         put_shared_if(there && lane == 0, act + 304 * units + 4 * block, __float_as_uint(d[n]));
+        block += apart;
     }
 }
 

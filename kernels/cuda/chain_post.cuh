@@ -34,7 +34,7 @@ template <int N> DEV void post_round(uint8_t *act, int units, int block, int n, 
     if (n < 1) return;
 #pragma unroll
     for (int i = 0; i < 8 * N; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    chain_round<N>(shared_address(act), units, block, n > 1 ? block + CHAIN_WARPS : block, e);
+    chain_round<N>(shared_address(act), units, block, CHAIN_WARPS, n, e);
 }
 /* Eight columns of the new row to where the block keeps it, and to memory. */
 DEV void post_keep(const chain_step &s, float *own, const float v[8], int column, int block)
@@ -92,8 +92,7 @@ DEV void chain_post(const chain_step &s, float *rows, const float *y, uint8_t *a
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], r), g[c][i]);
     }
-    post_round<2>(act, units, warp, n, v);
-    post_round<1>(act, units, warp + 2 * CHAIN_WARPS, n - 2, v + 2);
+    post_round<B>(act, units, warp, n, v);
     if (s.own)
         __syncwarp();
     else

@@ -11,7 +11,7 @@
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
     int off, ahead, least, context, some, tile, items, near, k_ahead, halves, far_ahead, k_near, far_tile,
-        wide, wide_ahead, head, head_columns, head_ahead, late, gated;
+        wide, wide_ahead, head, head_columns, head_ahead, late, gated, rows_ahead;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
