@@ -13,7 +13,7 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4,     4608, 65536, 4096, 64512, 1,    65536,
+struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4,     8704, 65536, 4096, 64512, 1,    65536,
                                     1024,      8704,  1, 82944,  20480, 2560, 64512, 1,    1,     73728};
 long chain_launched, chain_heads;
 
@@ -103,8 +103,7 @@ int chain_open(struct cuda_backend *be)
     if (c) memset((void *)c, 0, sizeof *c);
     if (!c) return cuda_fail(be, KN_EMEM, "chains: out of memory (%zu bytes)", sizeof *c);
     be->chain = c;
-    cudaError_t err = chain_kernel_open(be->smem_block);
-    if (!err) err = chain_k_open(be->smem_block);
+    cudaError_t err = chain_k_open(be->smem_block);
     if (!err) err = cudaMalloc(&c->direct, maps_at(CHAIN_STEPS) + sizeof c->map);
     return cuda_check(be, "chains", err);
 }
@@ -200,8 +199,7 @@ static bool items_of(const struct cuda_backend *be, const struct chain_product *
     }
     if (p->n_w == 1) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
     cut_items(s, chain_tuning.tile);
-    s->items = s->members * s->slices;
-    s->per_items = chain_divisor(s->items);
+    s->per_slices = chain_divisor(s->slices);
     s->terms = (uint32_t)(64 * s->slices) + 64;
     return column <= CHAIN_WIDTH && s->slices <= MM_SLICES_MAX &&
            (uint32_t)s->members * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
@@ -334,24 +332,20 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
     int32_t most = 0, n_rep = 0, head = 0;
     uint32_t terms = 0, row = 0;
     bool items = false, wide = false;
-    a->slot_bytes = 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
         if (s->n_m == 0 && s->head > head) head = s->head;
         if (s->n_m == 0) continue;
-        if (c->attends && c->far && s->kind == CHAIN_32) cut_items(s, chain_tuning.far_tile);
         if (row_bytes(s) > row) row = row_bytes(s);
         items = items || s->kind != CHAIN_K;
         wide = wide || (s->kind == CHAIN_K && s->norm && s->units > CHAIN_NORM_BLOCKS * CHAIN_WARPS);
         if (s->pass_on && s->pairs > most) most = s->pairs;
-        if (tile_bytes(s) > a->slot_bytes) a->slot_bytes = tile_bytes(s);
     }
     if (c->nets && (items || c->gemma)) return 0;
     wide = wide || c->gemma;
-    if (wide && items) return 0; /* chain_k.cu alone has such norms */
+    if (c->gemma && items) return 0;
     if (c->gemma && c->attends && c->far) return 0;
-    if (c->far) a->slot_bytes = (a->slot_bytes + 1023) / 1024 * 1024; /* rows of tiles are turned by that */
     const bool k = !items && !(c->attends && c->far);
     *blocks = most < be->sm_count ? most : be->sm_count;
     a->halves = k && chain_tuning.halves && divide_badly(c, count, *blocks);
@@ -404,39 +398,13 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
         if (rest < least_rest) rest = least_rest;
         if (!far && !wide) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
     }
-    const uint32_t all = CHAIN_RING + rest + keys + 512;
-    if (all >= (uint32_t)be->smem_block) return 0;
-    a->slots = (int32_t)(((uint32_t)be->smem_block - all) / a->slot_bytes);
-    if (a->slots > CHAIN_SLOTS) a->slots = CHAIN_SLOTS;
-    /* A warp may be eight tiles before another, and what it waits for must not have been asked for again.
-     * With slots by the eight that is its own of the lap before. */
-    a->slots &= items ? ~(CHAIN_WARPS - 1) : ~1;
-    a->act = CHAIN_RING + ((uint32_t)a->slots * a->slot_bytes + 127) / 128 * 128;
+    a->act = CHAIN_K_RING; /* and the ring before it: lay_out_ring */
     a->terms = a->act + row;
     a->keys = a->act + rest;
-    const int32_t most_ahead = items ? a->slots : a->slots - CHAIN_WARPS;
-    a->some = chain_tuning.some;
     int32_t maps = 0;
-    for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        if (s->n_m == 0) { /* keys and values of a long context: as many a tile as there is room for */
-            while (s->far && s->far < 4 && 32u * (uint32_t)s->far * (CHAIN_HEAD * 2) <= a->slot_bytes)
-                s->far *= 2;
-            if (16u * (uint32_t)s->far * (CHAIN_HEAD * 2) > a->slot_bytes) return 0;
-            s->map = maps;
-            if (s->far && items && !map_rings(c, s)) return 0;
-            maps += 2;
-            s->ahead = s->far ? chain_tuning.ahead / (s->far * 16 * CHAIN_HEAD * 2) : 2;
-        } else {
-            s->ahead =
-                (s->kind == CHAIN_K ? chain_tuning.ahead : chain_tuning.items) / (int32_t)tile_bytes(s);
-        }
-        if (s->ahead > most_ahead) s->ahead = most_ahead;
-        s->ahead = s->ahead < 2 ? 2 : s->ahead & ~1;
-        if (s->n_m && a->some > s->ahead / 2) a->some = s->ahead / 2;
-    }
-    if (a->some < 1) a->some = 1;
-    return most_ahead < 2 ? 0 : a->keys + keys;
+    for (int32_t i = 0; i < count; i++)
+        if (c->step[i].n_m == 0) c->step[i].map = maps, maps += 2;
+    return a->keys + keys;
 }
 
 /* Keys and values of a long context as tiles of the ring of bytes. */
@@ -448,10 +416,9 @@ static bool far_tiles_of(struct chain_state *c, struct chain_step *s)
     return map_rings(c, s);
 }
 
-/* The same for the kernel of K types; smem: as lay_out has it, of which the ring and what is before it are
- * laid out anew. Returns bytes, or 0. */
-static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, int32_t count,
-                        struct chain_args *a, int blocks, size_t smem)
+/* The ring, and its tiles; smem: as lay_out has it. Returns bytes with the ring, or 0. */
+static size_t lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                           struct chain_args *a, int blocks, size_t smem)
 {
     const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
@@ -469,6 +436,16 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         if (s->n_m == 0) {
             if (!far_tiles_of(c, s)) return 0;
             if (s->tile < least) least = s->tile;
+            continue;
+        }
+        if (s->kind != CHAIN_K) {
+            s->tile = tile_bytes(s);
+            s->per_tile = 1.0f / (float)s->tile;
+            if (s->tile < least) least = s->tile;
+            s->own = s->kind != CHAIN_32       ? s->slices % CHAIN_WARPS == 0
+                     : CHAIN_WARPS % s->slices ? 0
+                                               : CHAIN_WARPS / s->slices;
+            if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
             continue;
         }
         s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
@@ -496,6 +473,7 @@ static size_t lay_out_k(const struct cuda_backend *be, struct chain_state *c, in
         s->cap_tiles = (int32_t)(a->ring / s->tile);
         if (s->cap_tiles < 4) return 0;
         s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
+                    : s->kind != CHAIN_K          ? chain_tuning.items
                     : c->op[i].head               ? chain_tuning.head_ahead
                     : c->gemma                    ? chain_tuning.wide_ahead
                     : c->wide && !c->nets && !far ? chain_tuning.rows_ahead
@@ -936,10 +914,10 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
     if (c->gemma || c->nets) newest_outputs(c, count);
     size_t smem = lay_out(be, c, count, &a, &blocks);
-    bool items = false;
+    bool items = false; /* of types other than K */
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
-    const bool far = c->attends && c->far, k = !items; /* chain_k.cu */
-    if (smem && k) smem = lay_out_k(be, c, count, &a, blocks, smem);
+    const bool far = c->attends && c->far;
+    if (smem) smem = lay_out_ring(be, c, count, &a, blocks, smem);
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
     const size_t kept = c->post < 0 ? 0 : (size_t)blocks * CHAIN_POST_WIDTH;
@@ -958,13 +936,11 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     const enum chain_form form = c->nets && c->attends ? a.halves ? CHAIN_GATED_HALVES : CHAIN_GATED_ATTENTION
                                  : c->nets             ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
                                  : c->gemma            ? CHAIN_GEMMA
+                                 : items               ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
                                  : far                 ? CHAIN_FAR
                                  : a.halves            ? CHAIN_HALVES
                                                        : CHAIN_PAIRS;
-    if (!err && k)
-        err = chain_k_launch(be, &a, bf16, form, blocks, smem);
-    else if (!err)
-        err = chain_kernel_launch(be, &a, bf16, far, blocks, smem);
+    if (!err) err = chain_k_launch(be, &a, bf16, form, blocks, smem);
     chain_launched++;
     chain_heads += c->op[count - 1].part;
     for (int32_t i = 0; i < count; i++)

@@ -7,9 +7,10 @@
  * waited for first launches what was collected (chain_flush), so that the stream's order is kept. A chain too
  * short to pay, or without room, goes out as the launches it stands for.
  *
- * A launch is one block a multiprocessor, all of them resident. In a block two warps ask for weights, through
- * all steps and without waiting for any activations, as far as a ring in shared memory has room; one also
- * fetches the descriptors of steps. The others multiply and attend. Blocks do not meet between steps: every
+ * A launch is one block a multiprocessor, all of them resident. In a block one warp asks for weights, through
+ * all steps and without waiting for any activations, as far as a ring in shared memory has room
+ * (chain_ring.cuh); another fetches the descriptors of steps and makes of them what is the block's own. The
+ * others multiply and attend. Blocks do not meet between steps: every
  * step has a place of its own for its outputs, where CHAIN_NOT_YET stands (a NaN that no arithmetic gives)
  * until they are written, and whoever needs a value reads until it is another. So a step costs one trip
  * through the L2 cache, where a flag would need a fence, a flag's trip and the value's. Launches take two
@@ -20,10 +21,6 @@
  * Windows, heads of 256 and 512 and values that are normed or made of the keys' projection: chain_wide.cuh,
  * over what short contexts are. Both are of K types alone, in an instance of their kernel that other chains
  * do not use.
- *
- * Chains of K types have a kernel of their own (chain_k.cu), the same but for how weights come: its ring has
- * no slots (chain_ring.cuh), one warp asks, and the one that fetches descriptors makes of them what is the
- * block's own.
  *
  * Attention's partial results are many, and have one place for all layers: each comes as {value, tag} in one
  * store, with a tag that is used once. They are read in the step that writes them. A block writes those of
@@ -37,8 +34,7 @@
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
  * before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
- * like weights (chain_far.cuh; which ring: chain_far_ring.cuh, chain_far_slots.cuh): of either kernel there
- * are two.
+ * like weights (chain_far.cuh, chain_far_ring.cuh).
  *
  * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit; of types other than K: chain_items.cuh.
  * One row needs one column of the mma's B; here its eight columns are the sub-blocks of a 256-column block,
@@ -68,7 +64,7 @@
 #ifndef CHAIN_ROW_BLOCKS
 #define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
 #endif
-#define CHAIN_ROW 308        /* bytes of activations for 256 columns: chain_unit.cuh */
+#define CHAIN_ROW 308        /* bytes of activations for 256 columns: chain_pair.cuh */
 #define CHAIN_KEEP 128       /* outputs of a block that it adds to later */
 #define CHAIN_HEAD 128       /* columns of a head */
 #define CHAIN_GATED_HEAD 256 /* the same of attention that is gated */
@@ -116,11 +112,12 @@ struct __align__(16) chain_step
     int32_t from, at;                                     /* places of what it reads and of what it writes */
     uint32_t terms;                                       /* bytes of a panel's terms, in shared memory */
     /* Types other than K (chain_items.cuh): units are of 32 columns, `pairs` are groups of members panels. */
-    int32_t kind;                  /* enum chain_kind */
-    int32_t members, items;        /* panels of a group; items of it: of each slice of each panel one */
-    int32_t parts;                 /* tiles of an item, of `per` units each */
-    uint32_t per_items, per_parts; /* chain_divisor of these */
-    /* Of the kernel of K types: */
+    int32_t kind;                   /* enum chain_kind */
+    int32_t members;                /* panels of a group */
+    int32_t parts;                  /* tiles of an item, of `per` units each */
+    uint32_t per_slices, per_parts; /* chain_divisor of these */
+    int32_t same; /* as in chain_args */
+    /* Where tiles stand in the ring, and what only K types have: */
     int32_t cap_tiles; /* tiles in a turn of the ring */
     uint32_t tile;     /* bytes of one */
     float per_tile;    /* 1 / tile */
@@ -158,10 +155,10 @@ struct __align__(128) chain_map
 enum { CHAIN_GATED = 1, CHAIN_OLD = 2, CHAIN_KEPT = 4, CHAIN_KEEPS = 8, CHAIN_PASS = 16, CHAIN_OUT = 32 };
 struct chain_args {
     const struct chain_step *step; /* device memory */
-    int32_t count, slots, some;    /* some: tiles asked for at once */
+    int32_t count, same[2];        /* same: what is behind has its place: moved, long contexts take 2 % more */
     int32_t halves;                /* steps have halves: chain_ring.cuh */
     uint32_t ring;                 /* bytes: chain_ring.cuh */
-    uint32_t slot_bytes, act, terms,
+    uint32_t same_2, act, terms,
         keys;      /* of shared memory: where activations, terms, keys and values begin */
     uint32_t net;  /* and what delta nets have there */
     float *values; /* [2][set]: places */
@@ -172,15 +169,8 @@ struct chain_args {
     float *rows;                  /* [blocks][CHAIN_POST_WIDTH]: what blocks keep: chain_post.cuh */
     unsigned *state;              /* [4]: the newest tag, launches, places that the newest used */
 };
-#define CHAIN_SLOTS 64   /* of the ring, at most */
 #define CHAIN_BLOCKS 128 /* of 256 columns of a row, at most */
-/* Shared memory before the ring: barriers of slots, of descriptors; squares; outputs kept; descriptors. */
-#define CHAIN_AT_SQUARES (16 * CHAIN_SLOTS + 16 * CHAIN_DESCS)
-#define CHAIN_AT_KEEP (CHAIN_AT_SQUARES + 4 * CHAIN_BLOCKS)
-#define CHAIN_AT_STEPS ((CHAIN_AT_KEEP + 4 * CHAIN_KEEP + 127) / 128 * 128)
-#define CHAIN_RING ((CHAIN_AT_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 1023) / 1024 * 1024)
-
-/* The same of the kernel of K types: barriers of tiles and of descriptors; squares; who is where, the state;
+/* Shared memory before the ring: barriers of tiles and of descriptors; squares; who is where, the state;
  * plans; tiles; outputs kept; descriptors. */
 #define CHAIN_TILES 64 /* tiles in the ring, fewer than */
 #define CHAIN_K_SQUARES (8 * CHAIN_TILES + 24 * CHAIN_DESCS)
@@ -197,7 +187,8 @@ cudaError_t chain_k_open(int smem);
 /* What the kernel of a chain can do beside the rest: some step has halves (chain_ring.cuh); keys and values
  * come through the ring; halves, chain_post.cuh and chain_wide.cuh, which has all attention then; delta nets
  * or gated rows, and no attention then; these and halves; these and gated attention of chain_wide.cuh, heads
- * of CHAIN_GATED_HEAD; and halves. */
+ * of CHAIN_GATED_HEAD; and halves; steps of types other than K; these and keys
+ * through the ring. */
 enum chain_form {
     CHAIN_PAIRS,
     CHAIN_HALVES,
@@ -207,14 +198,12 @@ enum chain_form {
     CHAIN_NETS_HALVES,
     CHAIN_GATED_ATTENTION,
     CHAIN_GATED_HALVES,
+    CHAIN_ITEMS,
+    CHAIN_ITEMS_FAR,
     CHAIN_FORMS
 };
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
                            enum chain_form form, int blocks, size_t smem);
-/* chain_kernel.cu: of chains with other types. bf16: keys and values; far: over long contexts. */
-cudaError_t chain_kernel_open(int smem);
-cudaError_t chain_kernel_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
-                                bool far, int blocks, size_t smem);
 /* chain_map.cu: boxes of `rows` rows of half a head. False: this driver has no such maps. */
 bool chain_map_ring(struct chain_map *map, void *ring, bool bf16, int32_t n_kv, int32_t cap, int32_t rows);
 /* Bytes of attention in shared memory: in place of activations and terms; keys and values. */

@@ -1,6 +1,6 @@
-/* chain_far_ring.cuh - keys and values of a long context (chain_far.cuh) in a ring of bytes, that of chains
- * of K types (chain_ring.cuh). A tile is rows of one kv head, asked for in its turn by the warp that asks, a
- * lane a tile; it begins at a multiple of 1,024 bytes, for what turns its rows goes by addresses. */
+/* chain_far_ring.cuh - keys and values of a long context (chain_far.cuh) in the ring (chain_ring.cuh). A tile
+ * is rows of one kv head, asked for in its turn by the warp that asks, a lane a tile; it begins at a multiple
+ * of 1,024 bytes, for what turns its rows goes by addresses. */
 #ifndef DFLASH_CUDA_CHAIN_FAR_RING_CUH
 #define DFLASH_CUDA_CHAIN_FAR_RING_CUH
 
@@ -9,7 +9,7 @@
 
 /* What the warp that asks and the one that plans know of a step of attention. */
 struct far_keys {
-    static constexpr bool ring = true, nets = false, wide = false, post = false;
+    static constexpr bool ring = true, nets = false, wide = false, post = false, items = false;
     int pos = -1;
     far_share f;
 

@@ -4,11 +4,11 @@
  *
  * Concepts. Sums of these types are float from the first unit of 32 columns (or pair of units) on, so a
  * warp keeps them for a whole slice: an *item* is a slice of a panel. A block has `pairs_here` groups of
- * s.members panels (gated: gate and up; a single matrix: neighbours; else one panel), each of s.items items.
- * Items go to the warps in rounds of CHAIN_WARPS; an item's tiles (s.per units of one panel) are as many for
- * all items of a step: tile t of a block is part t / W % s.parts of item t % W of round t / W / s.parts. So
- * a warp has every CHAIN_WARPS-th tile, as with the K types. Tiles of items that are not there, or are
- * shorter, have no bytes.
+ * s.members panels (gated: gate and up; a single matrix: neighbours; else one panel). Its items, panel after
+ * panel and slice after slice, go to the warps in rounds of CHAIN_WARPS; the last round may have fewer. An
+ * item is s.parts tiles (of s.per units each; what a shorter slice or a panel that is not there lacks is
+ * tiles without bytes). Tiles of a round stand in the ring by parts: the first of all its items, the
+ * second...
  *
  * Every column of the mma's B is the row. Activations of a row:
  *   CHAIN_32   [units][32] int8 and [units] of {float scale, minus the sum}, as prep_block.cuh orders them
@@ -19,7 +19,8 @@
 #ifndef DFLASH_CUDA_CHAIN_ITEMS_CUH
 #define DFLASH_CUDA_CHAIN_ITEMS_CUH
 
-#include "chain_unit.cuh"
+#include "chain_far_ring.cuh"
+#include "chain_pair.cuh"
 
 #define ITEM_INVERSE 64 /* of CHAIN_BLOCKS squares */
 static_assert(ITEM_INVERSE >= MM_SLICES_MAX && ITEM_INVERSE + MM_SLICES_MAX <= CHAIN_BLOCKS, "no room");
@@ -30,151 +31,196 @@ DEV int item_divide(int v, uint32_t by) /* by: chain_divisor */
 {
     return by ? (int)__umulhi((unsigned)v, by) : v;
 }
-DEV int item_rounds(const chain_step &s)
+DEV int items_here(const chain_step &s)
 {
-    return (pairs_here(s) * s.items + CHAIN_WARPS - 1) / CHAIN_WARPS;
+    return pairs_here(s) * s.members * s.slices;
 }
-DEV int item_tiles(const chain_step &s)
+/* Panel `local` of this block: its matrix, its panel there. */
+DEV const chain_matrix &item_panel(const chain_step &s, int local, int *panel)
 {
-    return item_rounds(s) * CHAIN_WARPS * s.parts;
-}
-/* The panel of a group of this block, and its matrix. */
-DEV const chain_matrix &item_panel(const chain_step &s, int group, int member, int *panel)
-{
-    int at = (int)blockIdx.x + group * (int)gridDim.x, j = 0;
+    const int two = s.members - 1;
+    int at = (int)blockIdx.x + (local >> two) * (int)gridDim.x, j = 0;
     if (s.gated) {
         *panel = at;
-        return s.m[member];
+        return s.m[local & 1];
     }
     while (at >= s.m[j].pair_end) j++;
     if (j) at -= s.m[j - 1].pair_end;
-    *panel = s.members * at + member;
+    *panel = s.members * at + (local & two);
     return s.m[j];
 }
-struct item_at {
-    int local, slice, unit, units; /* local: panel of the block; units 0: there is no such item */
-    uint32_t type;
-    const uint8_t *w; /* its first unit */
-    int unit_bytes;
-};
-DEV item_at item_of(const chain_step &s, int e)
+/* What a tile's `w` says (chain_ring.cuh): its type, ITEM_UNITS times its units. `z`: its first unit, 65536
+ * times where its item's sums go among the terms. */
+#define ITEM_UNITS 16
+DEV uint32_t item_code(uint32_t type)
 {
-    item_at i = {};
-    if (e >= pairs_here(s) * s.items) return i;
-    const int group = item_divide(e, s.per_items), r = e - group * s.items, two = s.members - 1;
+    return type == KN_Q8_0   ? 0
+           : type == KN_BF16 ? 1
+           : type == KN_F16  ? 2
+           : type == KN_Q4_0 ? 3
+           : type == KN_Q5_0 ? 4
+                             : 5;
+}
+/* Tile t of the step. */
+DEV chain_source item_source(const chain_step &s, int t)
+{
+    const int all = items_here(s), some = all % CHAIN_WARPS, whole = (all - some) * s.parts;
+    int part, item;
+    if (t < whole) {
+        const int turn = t / CHAIN_WARPS, round = item_divide(turn, s.per_parts);
+        part = turn - round * s.parts, item = CHAIN_WARPS * round + t % CHAIN_WARPS;
+    } else {
+        part = (t - whole) / some, item = all - some + (t - whole) - part * some;
+    }
+    const int local = item_divide(item, s.per_slices), slice = item - local * s.slices;
     int panel;
-    const chain_matrix &m = item_panel(s, group, r & two, &panel);
-    i.local = s.members * group + (r & two);
-    i.slice = r >> two;
-    i.unit = i.slice * s.slice_units;
-    i.units = 16 * panel < m.n_out ? min(s.slice_units, s.units - i.unit) : 0;
-    i.type = m.type;
-    i.unit_bytes = m.unit_bytes;
-    i.w = m.w + ((size_t)panel * (size_t)s.units + (size_t)i.unit) * (size_t)m.unit_bytes;
-    return i;
+    const chain_matrix &m = item_panel(s, local, &panel);
+    const int in = part * s.per, unit = slice * s.slice_units + in,
+              n = 16 * panel < m.n_out ? max(min(s.per, min(s.slice_units - in, s.units - unit)), 0) : 0;
+    chain_source c = {};
+    c.p = m.w + ((size_t)panel * (size_t)s.units + (size_t)unit) * (size_t)m.unit_bytes;
+    c.bytes = (uint32_t)(n * m.unit_bytes);
+    c.kind = item_code(m.type) | (uint32_t)(ITEM_UNITS * n);
+    c.unit = unit | (local * ((int)s.terms / 4) + 16 * slice) << 16;
+    return c;
 }
-/* Tile t: its bytes, and how many. */
-DEV const uint8_t *item_tile(const chain_step &s, int t, uint32_t *bytes)
-{
-    const int turn = t / CHAIN_WARPS, round = item_divide(turn, s.per_parts), part = turn - round * s.parts;
-    const item_at i = item_of(s, CHAIN_WARPS * round + t % CHAIN_WARPS);
-    const int n = min(s.per, i.units - part * s.per);
-    *bytes = n > 0 ? (uint32_t)(n * i.unit_bytes) : 0;
-    return i.w + (size_t)(part * s.per) * (size_t)i.unit_bytes;
-}
+/* What the warps that ask and plan know of such steps. */
+template <class KEYS> struct items_beside : KEYS {
+    static constexpr bool items = true;
+    static __device__ __forceinline__ int tiles(const chain_step &s)
+    {
+        return items_here(s) * s.parts;
+    }
+    static __device__ __forceinline__ chain_source item(const chain_step &s, int t)
+    {
+        return item_source(s, t);
+    }
+    /* unit: tiles of whole rounds; leaf: items of the last one */
+    static __device__ __forceinline__ int plan(const chain_step &s, chain_plan &g)
+    {
+        const int all = items_here(s);
+        g.pairs = pairs_here(s);
+        g.leaf = all % CHAIN_WARPS;
+        g.unit = (all - g.leaf) * s.parts;
+        return all * s.parts;
+    }
+};
+using near_items = items_beside<near_keys>;
+using far_items = items_beside<far_keys>;
 
 /* ---- the row, for blocks of 32 ---- */
 
-/* Blocks `block` and, with two, `block` + CHAIN_WARPS of 256 columns (v: columns 8 lane ..): rounded as
- * store_block rounds. */
-DEV void item_round(uint8_t *act, int units, int block, bool two, const float v[2][8])
+/* Blocks of 256 columns that a warp rounds: those of a slice by the warps that multiply it (s.own of them,
+ * all its items are of one slice), or all blocks by all warps. */
+struct item_share {
+    int first, on, n; /* on: from one to the next */
+};
+DEV item_share item_share_of(const chain_step &s)
+{
+    const int warp = threadIdx.x / 32, own = s.own, from = (warp & (s.slices - 1)) * s.slice_units,
+              m = warp * own / CHAIN_WARPS;
+    if (!own) return {warp, CHAIN_WARPS, (s.units / 8 - warp + CHAIN_WARPS - 1) / CHAIN_WARPS};
+    return {from / 8 + m, own, (min(s.slice_units, s.units - from) / 8 - m + own - 1) >> (31 - __clz(own))};
+}
+/* They meet. */
+DEV void item_meet(const chain_step &s)
+{
+    const int own = s.own;
+    if (own == 1)
+        __syncwarp();
+    else if (own == 0 || own == CHAIN_WARPS)
+        chain_meet();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(4 + (threadIdx.x / 32 & (s.slices - 1))), "r"(32 * own)
+                     : "memory");
+}
+/* n <= N blocks, `block`, `block` + on... (v: columns 8 lane ..): rounded as store_block rounds. */
+template <int N> DEV void item_round(uint8_t *act, int units, int block, int on, int n, const float (*v)[8])
 {
     const int lane = threadIdx.x % 32;
-    uint32_t top[2] = {0, 0}, w[2][2];
-    float d[2];
-    int sum[2];
+    uint32_t top[N] = {}, w[N][2];
+    float d[N];
+    int sum[N];
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int c = 0; c < N; c++)
 #pragma unroll
-        for (int i = 0; i < 8; i++) top[n] = max(top[n], __float_as_uint(v[n][i]) & 0x7fffffff);
+        for (int i = 0; i < 8; i++) top[c] = max(top[c], __float_as_uint(v[c][i]) & 0x7fffffff);
 #pragma unroll
     for (int o = 1; o < 4; o *= 2)
 #pragma unroll
-        for (int n = 0; n < 2; n++) top[n] = max(top[n], __shfl_xor_sync(0xffffffff, top[n], o));
+        for (int c = 0; c < N; c++) top[c] = max(top[c], __shfl_xor_sync(0xffffffff, top[c], o));
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        const bool odd = top[n] >= 0x7f800000, none = odd || __uint_as_float(top[n]) < 1e-30f;
-        const float amax = none ? 1.0f : __uint_as_float(top[n]), inverse = __fdiv_rn(127.0f, amax);
-        d[n] = odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : __fdiv_rn(amax, 127.0f);
-        w[n][0] = none ? 0 : round_four(v[n], inverse);
-        w[n][1] = none ? 0 : round_four(v[n] + 4, inverse);
-        sum[n] = __dp4a((int)w[n][0], 0x01010101, __dp4a((int)w[n][1], 0x01010101, 0));
+    for (int c = 0; c < N; c++) {
+        const bool odd = top[c] >= 0x7f800000, none = odd || __uint_as_float(top[c]) < 1e-30f;
+        const float amax = none ? 1.0f : __uint_as_float(top[c]), inverse = __fdiv_rn(127.0f, amax);
+        d[c] = odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : over_127(amax);
+        w[c][0] = none ? 0 : round_four(v[c], inverse);
+        w[c][1] = none ? 0 : round_four(v[c] + 4, inverse);
+        sum[c] = __dp4a((int)w[c][0], 0x01010101, __dp4a((int)w[c][1], 0x01010101, 0));
     }
 #pragma unroll
     for (int o = 1; o < 4; o *= 2)
 #pragma unroll
-        for (int n = 0; n < 2; n++) sum[n] += __shfl_xor_sync(0xffffffff, sum[n], o);
+        for (int c = 0; c < N; c++) sum[c] += __shfl_xor_sync(0xffffffff, sum[c], o);
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        if (n && !two) return;
-        const int b = block + n * CHAIN_WARPS;
+    for (int c = 0; c < N; c++) {
+        if (c >= n) return;
+        const int b = block + c * on;
         uint8_t *q =
             act + 256 * b + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2);
-        *(uint32_t *)q = w[n][0];
-        *(uint32_t *)(q + 16) = w[n][1];
+        *(uint32_t *)q = w[c][0];
+        *(uint32_t *)(q + 16) = w[c][1];
         if (lane % 4 == 0)
             *(uint2 *)(act + 32 * units + 64 * b + 2 * lane) =
-                make_uint2(__float_as_uint(d[n]), (uint32_t)-sum[n]);
+                make_uint2(__float_as_uint(d[c]), (uint32_t)-sum[c]);
     }
 }
 /* The row, normed as prepare_row does. */
-DEV void item_norm_32(const chain_step &s, bool first, const float *values, uint8_t *act, float *squares)
+DEV void item_norm_32(const chain_step &s, bool first, const float *row, uint8_t *act, float *squares)
 {
     constexpr int B = CHAIN_NORM_BLOCKS;
-    static_assert(B == 2, "two are rounded at a time");
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, blocks = s.units / 8, n_in = 32 * s.units;
-    const int n = min(B, (blocks - warp + CHAIN_WARPS - 1) / CHAIN_WARPS);
-    const float *p = (first ? s.x : values) + 256 * warp;
+    const item_share h = item_share_of(s);
+    const int lane = threadIdx.x % 32, n_in = 32 * s.units;
+    const float *p = row + 256 * h.first;
     float v[B][8] = {}, w[B][8] = {};
+    values_ask<B, 0>(v, p, h.n, 0, h.on);
 #pragma unroll
     for (int c = 0; c < B; c++)
-        if (c < n) load_eight(w[c], s.norm, 256 * (warp + c * CHAIN_WARPS) + 8 * lane, n_in);
-    values_ask<B, CHAIN_WARPS>(v, p, n, 0);
-    if (!first) values_settle<B, CHAIN_WARPS>(v, p, n);
+        if (c < h.n) load_eight(w[c], s.norm, 256 * (h.first + c * h.on) + 8 * lane, n_in);
+    if (!first) values_settle<B, 0>(v, p, h.n, h.on);
     CHAIN_STAMP(1);
 #pragma unroll
     for (int c = 0; c < B; c++)
-        if (c < n) {
+        if (c < h.n) {
             const float ss = block_squares(v[c]);
-            if (lane == 0) squares[warp + c * CHAIN_WARPS] = ss;
+            if (lane == 0) squares[h.first + c * h.on] = ss;
         }
     chain_meet();
-    const float r = norm_factor(s, squares, lane, blocks, n_in);
+    const float r = norm_factor(s, squares, lane, s.units / 8, n_in);
 #pragma unroll
     for (int c = 0; c < B; c++)
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], r), w[c][i]);
-    if (n > 0) item_round(act, s.units, warp, n > 1, v);
+    if (h.n > 0) item_round<B>(act, s.units, h.first, h.on, h.n, v);
 }
 /* The row as it is: what comes next is asked for before what is there is rounded. */
-DEV void item_row_32(const chain_step &s, bool first, const float *values, uint8_t *act)
+DEV void item_row_32(const chain_step &s, bool first, const float *row, uint8_t *act)
 {
-    const int warp = threadIdx.x / 32, blocks = s.units / 8;
-    const float *p = first ? s.x : values;
-    float v[2][8] = {};
-    int n = (blocks - warp + CHAIN_WARPS - 1) / CHAIN_WARPS; /* left */
-    values_ask<2, CHAIN_WARPS>(v, p + 256 * warp, n, 0);
+    constexpr int B = 3;
+    const item_share h = item_share_of(s);
+    const float *p = row + 256 * h.first;
+    float v[B][8] = {};
+    values_ask<B, 0>(v, p, h.n, 0, h.on);
 #pragma unroll 1
-    for (int b = warp; b < blocks; b += 2 * CHAIN_WARPS) {
-        float u[2][8];
-        if (!first) values_settle<2, CHAIN_WARPS>(v, p + 256 * b, n);
-        if (b == warp) CHAIN_STAMP(1);
+    for (int at = h.first, n = h.n; n > 0; n -= B, at += B * h.on) {
+        float u[B][8];
+        if (!first) values_settle<B, 0>(v, p, n, h.on);
+        if (n == h.n) CHAIN_STAMP(1);
 #pragma unroll
-        for (int i = 0; i < 16; i++) u[i / 8][i % 8] = v[i / 8][i % 8];
-        const int now = n;
-        n -= 2;
-        values_ask<2, CHAIN_WARPS>(v, p + 256 * (b + 2 * CHAIN_WARPS), n, 0);
-        item_round(act, s.units, b, now > 1, u);
+        for (int i = 0; i < 8 * B; i++) u[i / 8][i % 8] = v[i / 8][i % 8];
+        p += 256 * B * h.on;
+        values_ask<B, 0>(v, p, n - B, 0, h.on);
+        item_round<B>(act, s.units, at, h.on, n, u);
     }
 }
 
@@ -315,35 +361,63 @@ DEV float item_inverse_rms(const chain_step &s, const float *squares)
 
 /* ---- sums ---- */
 
-/* fin (rows g and g + 8) += n units (a multiple of 8) of a type with blocks of 32. q, aux: the row's at the
- * first unit, q at 16 bytes of the lane's quarter. */
+/* c = MM_BITS_OF + A B; of: four times that, in registers of their own, which nobody writes. */
+struct item_bits {
+    int of[4];
+};
+DEV item_bits item_bits_of()
+{
+    item_bits b;
+#pragma unroll
+    for (int i = 0; i < 4; i++) b.of[i] = (int)kept(MM_BITS_OF);
+    return b;
+}
+template <bool SIGNED>
+DEV void item_mma(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const item_bits &i)
+{
+    if (SIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%11,%12,%13};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i.of[0]), "r"(i.of[1]),
+              "r"(i.of[2]), "r"(i.of[3]));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%11,%12,%13};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i.of[0]), "r"(i.of[1]),
+              "r"(i.of[2]), "r"(i.of[3]));
+}
+/* fin (row g + 8 (lane % 2)) += n units (a multiple of 8) of a type with blocks of 32. q, aux: the row's at
+ * the first unit, q at 16 bytes of the lane's quarter. */
 template <int BITS, bool TABLE>
-DEV void item_32(float fin[2], const uint8_t *st, int n, const uint8_t *q, const uint8_t *aux, int lane)
+DEV void item_32(float &fin, const uint8_t *st, int n, const uint8_t *q, const uint8_t *aux, int lane,
+                 const item_bits &bits)
 {
     constexpr int unit_bytes = 64 * BITS + 32, left = BITS == 8 ? 7 : BITS == 5 ? 4 : 3;
-    const int g = lane / 4;
+    const uint8_t *scales = st + 64 * BITS + lane / 4 * 4 + lane % 2 * 2;
+    const bool second = lane & 1;
 #pragma unroll 1
-    for (; n > 0; n -= 8, st += 8 * unit_bytes, q += 256, aux += 64) {
+    for (; n > 0; n -= 8, st += 8 * unit_bytes, scales += 8 * unit_bytes, q += 256, aux += 64) {
 #pragma unroll
         for (int u = 0; u < 8; u++) {
-            const uint4 b = lds16(q + 32 * (u & ~1)); /* of two units */
-            const uint2 x = lds8(aux + 8 * u);
-            const uint32_t dd = lds4(st + u * unit_bytes + 64 * BITS + 4 * g);
-            const float da = __uint_as_float(x.x);
-            const int from = MM_BITS_OF + (TABLE ? 0 : (int)(x.y << left));
+            const uint4 b = lds16(q + 32 * (u & ~1)), x = lds16(aux + 8 * (u & ~1)); /* of two units */
+            const __half d = *(const __half *)(scales + u * unit_bytes);
+            const float da = __uint_as_float(u % 2 ? x.z : x.x);
+            /* minus the codes' offset: 128, 16 or 8 times the sum */
+            const int offset = TABLE ? 0 : (int)((u % 2 ? x.w : x.y) << left);
             uint32_t a[4];
             int c[4];
             if (TABLE) {
                 const uint2 w = lds8(st + u * unit_bytes + 8 * lane);
                 iq4_words(a, a + 1, w.x);
                 iq4_words(a + 2, a + 3, w.y);
-                mma_32_signed(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, from, from);
+                item_mma<true>(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, bits);
             } else {
                 frag_32<false>::codes<BITS>(a, st + u * unit_bytes, lane);
-                mma_32<false>(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, from, from);
+                item_mma<false>(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, bits);
             }
-            fin[0] = __fmaf_rn(of_bits(c[0]), __fmul_rn(h_low(dd), da), fin[0]);
-            fin[1] = __fmaf_rn(of_bits(c[2]), __fmul_rn(h_high(dd), da), fin[1]);
+            fin = __fmaf_rn(of_bits((second ? c[2] : c[0]) + offset), __fmul_rn(__half2float(d), da), fin);
         }
     }
 }
@@ -387,107 +461,199 @@ DEV void item_float(float fin[2], const uint8_t *st, int n, const uint8_t *b, in
     }
 }
 
-/* Sums of the block's items, to terms [local panel][slice][16 rows]. base, lap: as chain_multiply's. */
-DEV void item_multiply(const chain_args &a, const chain_step &s, int base, int lap, uint8_t *smem,
-                       const uint8_t *act, const float *squares, float *terms)
+/* Blocks of 32: the row has been rounded. */
+struct item_blocks {
+    static constexpr bool both = false; /* sums of rows g and g + 8 */
+    static __device__ __forceinline__ void begin(const chain_step &, const float *)
+    {
+    }
+    static __device__ __forceinline__ void item(const chain_step &, bool, uint8_t *, float *)
+    {
+    }
+};
+/* Floats: the warp rounds its own slices, each before its item, as it multiplies the first panel (s.own). */
+struct item_slices {
+    static constexpr bool both = true;
+    const float *p;
+    int at, left;
+    float v[ITEM_PARTS][4];
+    static __device__ __forceinline__ int parts_of(const chain_step &s, int slice)
+    {
+        return min(s.slice_units, s.units - slice * s.slice_units) / 4;
+    }
+    __device__ __forceinline__ void begin(const chain_step &s, const float *row)
+    {
+        at = threadIdx.x / 32, left = s.own ? s.slices / CHAIN_WARPS : 0, p = row + at * 32 * s.slice_units;
+        if (left) item_ask(v, p, parts_of(s, at), 0);
+    }
+    __device__ __forceinline__ void item(const chain_step &s, bool first, uint8_t *act, float *squares)
+    {
+        if (left <= 0) return;
+        const int slice = at, parts = parts_of(s, slice), whole = 32 * s.slice_units;
+        float u[ITEM_PARTS][4], w[ITEM_PARTS][4];
+        const float *norm = s.norm + slice * whole + 4 * (threadIdx.x % 32);
+#pragma unroll
+        for (int i = 0; i < ITEM_PARTS; i++)
+            if (s.norm && i < parts) {
+                const float4 f = __ldcg((const float4 *)(norm + 128 * i));
+                w[i][0] = f.x, w[i][1] = f.y, w[i][2] = f.z, w[i][3] = f.w;
+            }
+        if (!first) item_settle(v, p, parts);
+#pragma unroll
+        for (int i = 0; i < 4 * ITEM_PARTS; i++) u[i / 4][i % 4] = v[i / 4][i % 4];
+        at += CHAIN_WARPS, p += CHAIN_WARPS * whole;
+        if (--left > 0) item_ask(v, p, parts_of(s, at), 0);
+        if (s.kind == CHAIN_BF16)
+            item_slice<true>(s, slice, parts, u, w, act, squares);
+        else
+            item_slice<false>(s, slice, parts, u, w, act, squares);
+        __syncwarp();
+    }
+};
+
+/* Sums of a tile of n units, of columns from unit `unit` on. b: at 16 bytes of the lane's quarter. */
+DEV void item_tile(item_blocks *, uint32_t code, float fin[2], const uint8_t *st, int n, int unit, int units,
+                   const uint8_t *b, const uint8_t *aux, int lane, const item_bits &bits)
 {
-    uint64_t *const full = (uint64_t *)smem, *const empty = full + CHAIN_SLOTS;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slots = a.slots, rounds = item_rounds(s);
-    const bool floats = s.kind != CHAIN_32;
-    const float rms = floats ? item_inverse_rms(s, squares) : 1.0f;
-    int slot = base + warp;
-    if (slot >= slots) slot -= slots, lap++;
+    b += 32 * unit, aux += 8 * unit;
+    if (code == 0)
+        item_32<8, false>(fin[0], st, n, b, aux, lane, bits);
+    else if (code == 3)
+        item_32<4, false>(fin[0], st, n, b, aux, lane, bits);
+    else if (code == 4)
+        item_32<5, false>(fin[0], st, n, b, aux, lane, bits);
+    else
+        item_32<4, true>(fin[0], st, n, b, aux, lane, bits);
+}
+DEV void item_tile(item_slices *, uint32_t code, float fin[2], const uint8_t *st, int n, int unit, int units,
+                   const uint8_t *b, const uint8_t *, int lane, const item_bits &)
+{
+    if (code == 1)
+        item_float<true>(fin, st, n, b + 64 * unit, 64 * units, lane);
+    else
+        item_float<false>(fin, st, n, b + 64 * unit, 64 * units, lane);
+}
+/* Sums of the block's items, to terms [local panel][slice][16 rows]. */
+template <class COLUMNS>
+DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_room &r, bool first,
+                       const float *row, uint8_t *act, float *squares, float *terms)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units, parts = s.parts,
+              some = plan.leaf, whole = plan.total + plan.unit, until = plan.total + plan.tiles,
+              end = warp < some ? until : whole;
+    const uint8_t *const b = act + 16 * (lane % 4), *const aux = act + 32 * units;
+    int number = plan.total + warp;
+    const item_bits bits = item_bits_of();
+    COLUMNS c;
+    c.begin(s, row);
+    if (lane == 0) r.done[warp] = number < end ? number : until;
 #pragma unroll 1
-    for (int round = 0; round < rounds; round++) {
-        const item_at i = item_of(s, CHAIN_WARPS * round + warp);
+    while (number < end) {
+        const int on = number < whole ? CHAIN_WARPS : some;
         float fin[2] = {0.0f, 0.0f};
-        int left = i.units;
-        const uint8_t *b = act + (floats ? 64 : 32) * i.unit + 16 * (lane % 4),
-                      *aux = act + 32 * s.units + 8 * i.unit;
+        uint32_t to = 0;
+        c.item(s, first, act, squares);
 #pragma unroll 1
-        for (int part = 0; part < s.parts; part++) {
-            const uint8_t *st = smem + CHAIN_RING + (size_t)slot * a.slot_bytes;
-            const int n = min(s.per, left);
-            CHAIN_SPENT(50, 0, bar_pass(full + slot, lap & 1));
-            if (i.type == KN_Q8_0)
-                item_32<8, false>(fin, st, n, b, aux, lane);
-            else if (i.type == KN_BF16)
-                item_float<true>(fin, st, n, b, 64 * s.units, lane);
-            else if (i.type == KN_F16)
-                item_float<false>(fin, st, n, b, 64 * s.units, lane);
-            else if (i.type == KN_Q4_0)
-                item_32<4, false>(fin, st, n, b, aux, lane);
-            else if (i.type == KN_Q5_0)
-                item_32<5, false>(fin, st, n, b, aux, lane);
-            else if (i.type == KN_IQ4_NL)
-                item_32<4, true>(fin, st, n, b, aux, lane);
+        for (int part = 0; part < parts; part++) {
+            const unsigned at = (unsigned)number % CHAIN_TILES;
+            CHAIN_SPENT(50, 0, bar_pass(r.full + at, (unsigned)number / CHAIN_TILES & 1));
+            const uint4 tile = r.tile[at];
+            to = tile.z >> 16;
+            item_tile((COLUMNS *)nullptr, tile.w % ITEM_UNITS, fin, r.ring + tile.x,
+                      (int)(tile.w / ITEM_UNITS), (int)(tile.z & 0xffff), units, b, aux, lane, bits);
+            number += on;
             __syncwarp();
-            if (lane == 0) bar_arrive(empty + slot);
-            left -= n;
-            b += (floats ? 64 : 32) * s.per;
-            aux += 8 * s.per;
-            slot += CHAIN_WARPS;
-            if (slot >= slots) slot -= slots, lap++;
+            if (lane == 0) r.done[warp] = number < end ? number : until;
         }
-        if (i.units == 0 || lane % 4 > 1) continue;
-        float y = lane % 4 ? fin[1] : fin[0];
-        if (floats) y = __fmul_rn(y, __fmul_rn(squares[ITEM_INVERSE + i.slice], rms));
-        terms[i.local * ((int)s.terms / 4) + 16 * i.slice + 8 * (lane % 4) + lane / 4] = y;
+        if (lane % 4 < 2) terms[to + 8 * (lane % 4) + lane / 4] = COLUMNS::both && lane % 4 ? fin[1] : fin[0];
     }
 }
 
 /* Outputs from terms: a warp two panels, a lane an output (gated: half of the warp the gates, half the ups).
  */
-DEV void item_write(const chain_step &s, float *values, const float *terms, float *keep)
+struct item_output {
+    const chain_matrix *m;
+    int row; /* of its matrix; -1: none */
+};
+DEV item_output item_output_of(const chain_step &s, int locals, int in)
 {
-    const int lane = threadIdx.x % 32, locals = pairs_here(s) * s.members, two = s.members - 1;
+    const int lane = threadIdx.x % 32, local = min(2 * in + lane / 16, locals - 1);
+    int panel;
+    item_output o;
+    o.m = &item_panel(s, s.gated ? 2 * in : local, &panel);
+    o.row = 16 * panel + lane % 16;
+    if (o.row >= o.m->n_out || 2 * in + lane / 16 >= locals || (s.gated && lane > 15)) o.row = -1;
+    return o;
+}
+DEV void item_write(const chain_step &s, int locals, item_output c, float *values, const float *squares,
+                    const float *terms, float *keep)
+{
+    const int lane = threadIdx.x % 32, slices = s.slices;
+    const bool floats = s.kind != CHAIN_32;
+    float rms = 1.0f;
+    if (floats && 2 * ((int)threadIdx.x / 32) < locals) rms = item_inverse_rms(s, squares);
 #pragma unroll 1
-    for (int in = threadIdx.x / 32; 2 * in < locals; in += CHAIN_WARPS) {
+    for (int in = threadIdx.x / 32; 2 * in < locals;) {
         const int local = min(2 * in + lane / 16, locals - 1), o = 32 * in + lane;
-        int panel;
-        const chain_matrix &m = item_panel(s, local >> two, s.gated ? 0 : local & two, &panel);
-        const int row = 16 * panel + lane % 16;
-        const bool mine = row < m.n_out && 2 * in + lane / 16 < locals && (!s.gated || lane < 16);
+        const bool mine = c.row >= 0;
         float old = 0.0f;
-        if (s.old && mine) old = s.kept ? keep[o] : __ldcg(s.old + row);
+        if (s.old && mine) old = s.kept ? keep[o] : __ldcg(s.old + c.row);
         const float *p = terms + local * ((int)s.terms / 4) + lane % 16;
         float y = 0.0f;
+        if (floats)
 #pragma unroll 4
-        for (int i = 0; i < s.slices; i++) y = __fadd_rn(y, p[16 * i]);
+            for (int i = 0; i < slices; i++)
+                y = __fadd_rn(y, __fmul_rn(p[16 * i], __fmul_rn(squares[ITEM_INVERSE + i], rms)));
+        else
+#pragma unroll 4
+            for (int i = 0; i < slices; i++) y = __fadd_rn(y, p[16 * i]);
         if (s.gated) {
             const float up = __shfl_down_sync(0xffffffff, y, 16);
             y = __fmul_rn(act_gate(s.act, y), up);
         }
-        if (!mine) continue;
-        if (s.old) y = __fadd_rn(old, y);
-        if (s.pass_on) value_put(values + m.column + row, y);
-        if (s.keep) keep[o] = y;
-        if (m.out) m.out[row] = y;
+        if (mine) {
+            if (s.old) y = __fadd_rn(old, y);
+            if (s.pass_on) value_put(values + c.m->column + c.row, y);
+            if (s.keep) keep[o] = y;
+            if (c.m->out) c.m->out[c.row] = y;
+        }
+        in += CHAIN_WARPS;
+        if (2 * in < locals) c = item_output_of(s, locals, in);
     }
 }
 
-/* The step, but for who meets behind it. smem: of the block. Called, so that the K types' registers and code
- * stay what they are. */
-static __device__ __noinline__ void chain_items(const chain_args &a, const chain_step &s, int base, int lap,
-                                                bool first, const float *in, float *out, uint8_t *smem)
+/* The step. */
+DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_room &r, bool first,
+                     const float *in, float *out, uint8_t *act, float *squares, float *terms, float *keep)
 {
-    float *const squares = (float *)(smem + CHAIN_AT_SQUARES), *const terms = (float *)(smem + a.terms);
-    uint8_t *const act = smem + a.act;
-    if (s.kind == CHAIN_BF16)
-        item_row_float<true>(s, first, in, act, squares);
-    else if (s.kind == CHAIN_F16)
-        item_row_float<false>(s, first, in, act, squares);
-    else if (s.norm)
-        item_norm_32(s, first, in, act, squares);
-    else
-        item_row_32(s, first, in, act);
-    chain_meet();
-    CHAIN_STAMP(2);
-    item_multiply(a, s, base, lap, smem, act, squares, terms);
+    const int locals = plan.pairs * s.members, mine = (int)threadIdx.x / 32;
+    item_output c = {};
+    if (2 * mine < locals) c = item_output_of(s, locals, mine);
+    if (s.kind == CHAIN_32) {
+        if (s.norm)
+            item_norm_32(s, first, in, act, squares);
+        else
+            item_row_32(s, first, in, act);
+        item_meet(s);
+        CHAIN_STAMP(2);
+        item_multiply<item_blocks>(s, plan, r, first, in, act, squares, terms);
+    } else {
+        if (!s.own) {
+            if (s.kind == CHAIN_BF16)
+                item_row_float<true>(s, first, in, act, squares);
+            else
+                item_row_float<false>(s, first, in, act, squares);
+            chain_meet();
+        }
+        CHAIN_STAMP(2);
+        item_multiply<item_slices>(s, plan, r, first, in, act, squares, terms);
+    }
     CHAIN_STAMP(3);
     chain_meet();
     CHAIN_STAMP(4);
-    item_write(s, out, terms, (float *)(smem + CHAIN_AT_KEEP));
+    item_write(s, locals, c, out, squares, terms, keep);
+    chain_meet(); /* activations and terms have been read; and who polls is in the way of who writes */
+    CHAIN_STAMP(5);
 }
 
 #endif

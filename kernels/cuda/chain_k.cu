@@ -1,11 +1,12 @@
-/* chain_k.cu - the kernel of a chain (chain.cuh) whose weights are all of the K types. Bound: the bytes of
- * the weights, once, or what the steps of one row take after another, whichever is longer. */
+/* chain_k.cu - the kernel of a chain (chain.cuh). Bound: the bytes of the weights, once, or what the steps of
+ * one row take after another, whichever is longer. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #include "chain_attend.cuh"
 #include "chain_debug.cuh"
 #include "chain_far_ring.cuh"
+#include "chain_items.cuh"
 #include "chain_pair.cuh"
 #include "chain_delta.cuh"
 #include "chain_post.cuh"
@@ -309,7 +310,8 @@ static __device__ __noinline__ void chain_attention_gated(const chain_args &a, i
 
 /* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys,
  * far_keys or, with chain_post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
- * steps, and no attention; or gated_keys: these, and attention over heads of 256. */
+ * steps, and no attention; or gated_keys: these, and attention over heads of 256; or near_items
+ * or far_items: near_keys or far_keys beside steps of types other than K. */
 template <bool BF16, bool HALVES, class KV>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -423,6 +425,10 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
                 chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
                                       a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();
+        } else if (KV::items && s.kind != CHAIN_K) {
+            if (plan.pairs)
+                chain_items(s, plan, r, i == 0, row_of(a, r, s, i == 0), values_of(a, r) + s.at, act, squares,
+                            terms, keep);
         } else if (plan.pairs || (KV::post && s.post)) {
             const bool rounds = !s.norm && s.own, first = (apart ? *number : i) == 0;
             const int share = plan.share;
@@ -491,10 +497,24 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {chain_k_kernel<false, false, net_steps>, chain_k_kernel<false, false, net_steps>},
         {chain_k_kernel<false, true, net_steps>, chain_k_kernel<false, true, net_steps>},
         {chain_k_kernel<false, false, gated_keys>, chain_k_kernel<true, false, gated_keys>},
-        {chain_k_kernel<false, true, gated_keys>, chain_k_kernel<true, true, gated_keys>}};
+        {chain_k_kernel<false, true, gated_keys>, chain_k_kernel<true, true, gated_keys>},
+        {chain_k_kernel<false, false, near_items>, chain_k_kernel<true, false, near_items>},
+        {chain_k_kernel<false, false, far_items>, chain_k_kernel<true, false, far_items>}};
     return all[form][bf16];
 }
 
+size_t chain_attend_bytes(void)
+{
+    return chain_few::FIXED;
+}
+size_t chain_keys_bytes(void)
+{
+    return 2 * chain_few::SLOT;
+}
+size_t chain_far_bytes(int32_t n_rep)
+{
+    return (size_t)(FAR_FIXED + CHAIN_HEADS * n_rep * FAR_ROW * 4);
+}
 size_t chain_gated_bytes(void)
 {
     return sizeof(float[CHAIN_WARPS][DELTA_GATED][2 * DELTA]);

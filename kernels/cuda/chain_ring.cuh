@@ -189,19 +189,20 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 }
 
 /* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
+ * items: some steps have weights of types other than K, as chain_items.cuh knows them.
  */
 struct near_keys {
-    static constexpr bool ring = false, nets = false, wide = false, post = false;
+    static constexpr bool ring = false, nets = false, wide = false, post = false, items = false;
 };
 /* No attention, but gated delta nets or gated rows. */
 struct net_steps {
-    static constexpr bool ring = false, nets = true, wide = false, post = false;
+    static constexpr bool ring = false, nets = true, wide = false, post = false, items = false;
 };
 struct wide_keys { /* of chain_wide.cuh; and chain_post.cuh */
-    static constexpr bool ring = false, nets = false, wide = true, post = true;
+    static constexpr bool ring = false, nets = false, wide = true, post = true, items = false;
 };
 struct gated_keys { /* of chain_wide.cuh, attention that is gated; and nets */
-    static constexpr bool ring = false, nets = true, wide = true, post = false;
+    static constexpr bool ring = false, nets = true, wide = true, post = false, items = false;
 };
 
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
@@ -222,6 +223,9 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
         int tiles = kv ? 0 : tiles_here(s);
         if constexpr (KV::ring)
             if (kv) tiles = keys.begin(s), at = keys.align(at);
+        const bool item = KV::items && s.n_m && s.kind != CHAIN_K;
+        if constexpr (KV::items)
+            if (item) tiles = keys.tiles(s);
         if (tiles) {
             const uint32_t tile = s.tile;
             const int term = (int)s.terms / 4;
@@ -236,8 +240,10 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                 bool left = first + lane < tiles;
                 const int number = total + first + lane;
                 chain_source c = {};
-                while (!kv && cut >= cuts) cut -= cuts, here++;
-                if (left && !kv) c = source_of(s, plain, here, cut);
+                while (!kv && !item && cut >= cuts) cut -= cuts, here++;
+                if (left && !kv && !item) c = source_of(s, plain, here, cut);
+                if constexpr (KV::items)
+                    if (left && item) c = keys.item(s, first + lane);
                 if constexpr (KV::ring)
                     if (left && kv) c = keys.source(a, s, first + lane);
                 const uint32_t to = place_of(p, tile);
@@ -261,7 +267,8 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                         m.tile[number % CHAIN_TILES] = known;
                         left = false;
                     }
-                    if (ready && !kv) {
+                    if (KV::items && ready && !kv && !c.bytes) bar_arrive(bar); /* there is no such item */
+                    if (ready && !kv && (!KV::items || c.bytes)) {
                         bar_expect(bar, c.q ? 2 * c.bytes : c.bytes);
                         copy_bulk_once(m.ring + to, c.p, c.bytes, bar, policy);
                         if (c.q) copy_bulk_once(m.ring + to + c.apart, c.q, c.bytes, bar, policy);
@@ -307,7 +314,8 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         /* What a step reads beside weights and keys: one block for all. */
         if (blockIdx.x == i % gridDim.x) {
             const int near = s.n_m ? 0 : KV::wide ? s.head : CHAIN_HEAD;
-            for (int k = 32 * lane; s.norm && k < 256 * s.units; k += 1024) prefetch_line(s.norm + k);
+            for (int k = 32 * lane; s.norm && k < (KV::items && s.kind ? 32 : 256) * s.units; k += 1024)
+                prefetch_line(s.norm + k);
             if (KV::post)
                 for (int k = 32 * lane; s.post && k < 256 * s.units; k += 1024) prefetch_line(s.post + k);
             if (32 * lane < near) {
@@ -318,6 +326,8 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         int tiles = s.n_m ? tiles_here(s) : 0;
         chain_plan g = {};
         g.pairs = tiles ? pairs_here(s) : 0;
+        if constexpr (KV::items)
+            if (s.n_m && s.kind != CHAIN_K) tiles = keys.plan(s, g);
         if constexpr (KV::ring)
             if (!s.n_m) tiles = keys.begin(s);
         g.total = total, g.tiles = tiles;

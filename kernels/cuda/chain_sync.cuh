@@ -212,7 +212,8 @@ struct value_wait {
 };
 /* Columns 8 lane .. of n <= B blocks of a row, of which p is the first and STRIDE to the next. Ask: all at
  * once, one trip. Settle: until they are there; only what was not is asked for again. */
-template <int B, int STRIDE> DEV void values_ask(float v[B][8], const float *p, int n, unsigned there)
+template <int B, int STRIDE>
+DEV void values_ask(float v[B][8], const float *p, int n, unsigned there, int stride = STRIDE)
 {
 #pragma unroll
     for (int c = 0; c < B; c++)
@@ -223,10 +224,11 @@ template <int B, int STRIDE> DEV void values_ask(float v[B][8], const float *p, 
                 "[%5];\n}"
                 : "+f"(v[c][4 * i]), "+f"(v[c][4 * i + 1]), "+f"(v[c][4 * i + 2]), "+f"(v[c][4 * i + 3])
                 : "r"((there >> (2 * c + i) & 1) | (c < n ? 0u : 1u)),
-                  "l"(p + 256 * STRIDE * c + threadIdx.x % 32 * 8 + 4 * i)
+                  "l"(p + 256 * stride * c + threadIdx.x % 32 * 8 + 4 * i)
                 : "memory");
 }
-template <int B, int STRIDE> DEV void values_settle(float v[B][8], const float *p, int n)
+template <int B, int STRIDE>
+DEV void values_settle(float v[B][8], const float *p, int n, int stride = STRIDE)
 {
     value_wait wait;
     for (;;) {
@@ -244,7 +246,7 @@ template <int B, int STRIDE> DEV void values_settle(float v[B][8], const float *
                 all = all && here;
             }
         if (!wait.more(!__all_sync(0xffffffff, all), __LINE__, (unsigned)n)) return;
-        values_ask<B, STRIDE>(v, p, n, there);
+        values_ask<B, STRIDE>(v, p, n, there, stride);
     }
 }
 
