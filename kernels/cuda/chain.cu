@@ -396,7 +396,7 @@ static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int3
                                     : chain_attend_bytes();
         const uint32_t least_rest = ((uint32_t)bytes + 127) / 128 * 128;
         if (rest < least_rest) rest = least_rest;
-        if (!far && !wide) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
+        if (!far && !wide && !items) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
     }
     a->act = CHAIN_K_RING; /* and the ring before it: lay_out_ring */
     a->terms = a->act + row;
@@ -425,6 +425,8 @@ static size_t lay_out_ring(const struct cuda_backend *be, struct chain_state *c,
                    net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : 0,
                    before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
     uint32_t least = UINT32_MAX;
+    bool items = false;
+    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     if (all >= (uint32_t)be->smem_block) return 0;
     a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
     a->act = before + a->ring;
@@ -432,7 +434,12 @@ static size_t lay_out_ring(const struct cuda_backend *be, struct chain_state *c,
     a->keys = a->act + rest;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && !far) continue;
+        if (s->n_m == 0 && !far && !items) continue;
+        if (s->n_m == 0 && !far) {
+            s->tile = (uint32_t)chain_keys_bytes(); /* near_items: a place in the ring */
+            s->per_tile = 1.0f / (float)s->tile;
+            continue;
+        }
         if (s->n_m == 0) {
             if (!far_tiles_of(c, s)) return 0;
             if (s->tile < least) least = s->tile;
@@ -469,8 +476,12 @@ static size_t lay_out_ring(const struct cuda_backend *be, struct chain_state *c,
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         const int32_t most = CHAIN_TILES - 4 - (int32_t)(a->ring / least);
-        if (s->n_m == 0 && !far) continue;
+        if (s->n_m == 0 && !far && !items) continue;
         s->cap_tiles = (int32_t)(a->ring / s->tile);
+        if (s->n_m == 0 && !far) {
+            if (s->cap_tiles < 2) return 0;
+            continue;
+        }
         if (s->cap_tiles < 4) return 0;
         s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
                     : s->kind != CHAIN_K          ? chain_tuning.items
@@ -791,7 +802,9 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
                         last->m[0].n_out == a->n_head * CHAIN_HEAD && last->m[1].n_out == n_kv * CHAIN_HEAD &&
                         last->m[2].n_out == n_kv * CHAIN_HEAD;
     if (!fits || !linked) return cuda_flush(be);
-    put_attend(be, s, a, (size_t)parts)->far = c->far = far;
+    struct chain_step *t = put_attend(be, s, a, (size_t)parts);
+    t->far = c->far = far;
+    t->rounds = leaves;
     return 1;
 }
 

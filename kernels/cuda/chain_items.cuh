@@ -19,6 +19,7 @@
 #ifndef DFLASH_CUDA_CHAIN_ITEMS_CUH
 #define DFLASH_CUDA_CHAIN_ITEMS_CUH
 
+#include "chain_attend.cuh"
 #include "chain_far_ring.cuh"
 #include "chain_pair.cuh"
 
@@ -105,7 +106,15 @@ template <class KEYS> struct items_beside : KEYS {
         return all * s.parts;
     }
 };
-using near_items = items_beside<near_keys>;
+/* s.rounds: leaves that a row may see. */
+struct near_items : items_beside<near_keys> {
+    static constexpr bool held = true;
+    static __device__ __forceinline__ int place(const chain_step &s)
+    {
+        const int unit = (int)blockIdx.x - s.rest, in_turn = unit < 0 ? unit + (int)gridDim.x : unit;
+        return in_turn < s.rounds * s.n_kv;
+    }
+};
 using far_items = items_beside<far_keys>;
 
 /* ---- the row, for blocks of 32 ---- */
@@ -567,6 +576,25 @@ DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_
         }
         if (lane % 4 < 2) terms[to + 8 * (lane % 4) + lane / 4] = COLUMNS::both && lane % 4 ? fin[1] : fin[0];
     }
+}
+
+/* Attention over a short context, its keys and values where the ring has kept a place for them. */
+template <bool BF16>
+DEV void attention_held(const chain_step &s, const chain_plan &plan, const chain_room &r, int pos,
+                        const float *in, float *out, uint2 *parts, unsigned tag, uint8_t *act)
+{
+    uint8_t *keys = act;
+    if (plan.tiles) {
+        const unsigned number = (unsigned)plan.total;
+        bar_pass(r.full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
+        keys = r.ring + r.tile[number % CHAIN_TILES].x;
+        if (plan.leaf <= pos / chain_few::LEAF) chain_keys(s, pos, plan.leaf, plan.kv_head, keys);
+    }
+    chain_attention<BF16>(s, pos, plan.unit, in, out, parts, tag, act, keys);
+    if (!plan.tiles) return;
+    bulk_fence(); /* what is copied there next comes after what was written there */
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) r.done[threadIdx.x / 32] = plan.total + plan.tiles;
 }
 
 /* Outputs from terms: a warp two panels, a lane an output (gated: half of the warp the gates, half the ups).

@@ -394,7 +394,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
             if (!KV::nets && next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
-                if (!KV::ring && !KV::wide && threadIdx.x < 32 * CHAIN_HEADS &&
+                if (!KV::ring && !KV::wide && !KV::held && threadIdx.x < 32 * CHAIN_HEADS &&
                     r.plan[at].leaf <= pos / chain_few::LEAF)
                     chain_keys(next, pos, r.plan[at].leaf, r.plan[at].kv_head, keys);
             }
@@ -421,6 +421,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             if (KV::wide)
                 chain_attention_wide<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
                                            a.parts, r.state[0] + 1 + (unsigned)i, act);
+            else if constexpr (KV::held)
+                attention_held<BF16>(s, plan, r, pos, row_of(a, r, s, false), values_of(a, r) + s.at, a.parts,
+                                     r.state[0] + 1 + (unsigned)i, act);
             else if (!KV::ring && threadIdx.x < 32 * CHAIN_HEADS)
                 chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
                                       a.parts, r.state[0] + 1 + (unsigned)i, act, keys);

@@ -189,20 +189,21 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 }
 
 /* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
- * items: some steps have weights of types other than K, as chain_items.cuh knows them.
+ * items: some steps have weights of types other than K, as chain_items.cuh knows them. held: keys and values
+ * of a short context have a place in the ring, a tile of which nothing is copied: who attends fills it.
  */
 struct near_keys {
-    static constexpr bool ring = false, nets = false, wide = false, post = false, items = false;
+    static constexpr bool ring = false, nets = false, wide = false, post = false, items = false, held = false;
 };
 /* No attention, but gated delta nets or gated rows. */
 struct net_steps {
-    static constexpr bool ring = false, nets = true, wide = false, post = false, items = false;
+    static constexpr bool ring = false, nets = true, wide = false, post = false, items = false, held = false;
 };
 struct wide_keys { /* of chain_wide.cuh; and chain_post.cuh */
-    static constexpr bool ring = false, nets = false, wide = true, post = true, items = false;
+    static constexpr bool ring = false, nets = false, wide = true, post = true, items = false, held = false;
 };
 struct gated_keys { /* of chain_wide.cuh, attention that is gated; and nets */
-    static constexpr bool ring = false, nets = true, wide = true, post = false, items = false;
+    static constexpr bool ring = false, nets = true, wide = true, post = false, items = false, held = false;
 };
 
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
@@ -226,6 +227,9 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
         const bool item = KV::items && s.n_m && s.kind != CHAIN_K;
         if constexpr (KV::items)
             if (item) tiles = keys.tiles(s);
+        const bool empty = KV::held && !s.n_m;
+        if constexpr (KV::held)
+            if (empty) tiles = keys.place(s);
         if (tiles) {
             const uint32_t tile = s.tile;
             const int term = (int)s.terms / 4;
@@ -240,8 +244,8 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                 bool left = first + lane < tiles;
                 const int number = total + first + lane;
                 chain_source c = {};
-                while (!kv && !item && cut >= cuts) cut -= cuts, here++;
-                if (left && !kv && !item) c = source_of(s, plain, here, cut);
+                while (!kv && !item && !empty && cut >= cuts) cut -= cuts, here++;
+                if (left && !kv && !item && !empty) c = source_of(s, plain, here, cut);
                 if constexpr (KV::items)
                     if (left && item) c = keys.item(s, first + lane);
                 if constexpr (KV::ring)
@@ -330,6 +334,8 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
             if (s.n_m && s.kind != CHAIN_K) tiles = keys.plan(s, g);
         if constexpr (KV::ring)
             if (!s.n_m) tiles = keys.begin(s);
+        if constexpr (KV::held)
+            if (!s.n_m) tiles = keys.place(s);
         g.total = total, g.tiles = tiles;
         g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
         g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
