@@ -1,14 +1,10 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
 #include "around.cuh"
-#include "chain.cuh"
+#include "chain_state.cuh"
 #include "ops.cuh"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define CHAIN_TERMS (40 << 10)   /* bytes of shared memory for terms, at most */
-#define CHAIN_K_TERMS (64 << 10) /* the same of K types: what chain_output has bits for */
-#define CHAIN_SPREAD 256         /* blocks of a launch that spread knows, at most */
 
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
@@ -16,44 +12,6 @@
 struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4,     8704, 65536, 4096, 64512, 1,    65536,
                                     1024,      8704,  1, 82944,  20480, 2560, 64512, 1,    1,     73728};
 long chain_launched, chain_heads;
-
-/* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. */
-struct chain_add_op {
-    struct mm_add add;
-    int64_t width;
-    const struct kn_weight *w;
-    const float *norm;
-};
-/* One of the operations, in full, should it be launched by itself. post: before it. */
-struct chain_op {
-    bool attend, net; /* net: a delta net, whose product is the next */
-    struct chain_add_op post;
-    struct chain_product product;
-    struct kn_delta delta;
-    struct kn_delta_state delta_state;
-    bool head, part; /* of a product of several steps; and it stands whole in an operation before */
-    struct kn_rope_store store;
-    struct kn_attention attention;
-    struct kn_kv kv;
-};
-struct chain_state {
-    struct chain_step step[CHAIN_STEPS];
-    struct chain_map map[CHAIN_STEPS]; /* two of each attention over a long context */
-    struct chain_op op[CHAIN_STEPS];
-    bool bf16, attends, far, items; /* items: steps of other types than K */
-    bool wide;                      /* rows of more than 4,096 columns are normed */
-    bool nets;    /* delta nets, gated rows or gated attention: forms of chain_k.cu alone have them */
-    bool rounded; /* the row that it begins with may not be in memory, but rounded */
-    bool gemma;   /* chain_post.cuh, chain_wide.cuh */
-    struct chain_add_op waits;   /* behind the newest step, for the product that reads it */
-    int32_t post;                /* the newest step with one before it; -1: none */
-    size_t parts;                /* partial results that the chain has, at most */
-    const int32_t *pos;          /* of all attention of the chain */
-    struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
-    struct chain_places *places; /* the largest; behind it those that recordings may still name */
-    void *
-        recorded; /* the descriptors of the recording that is being made: a list, each begins with the next */
-};
 
 /* What launches hand on: device memory. */
 struct chain_places {
@@ -142,359 +100,6 @@ void chain_give(struct cuda_backend *be, void *descriptors)
         cudaFree(k->step);
         free(k);
     }
-}
-
-/* ---- what fits ---- */
-
-static int32_t pairs_a_block(const struct chain_step *s, int blocks)
-{
-    return (s->pairs - 1) / blocks + 1;
-}
-
-/* What the kernel divides by (item_divide): exact for dividends below 2^32 / d. */
-static uint32_t chain_divisor(int32_t d)
-{
-    return d == 1 ? 0 : (uint32_t)((((uint64_t)1 << 32) + (uint64_t)d - 1) / (uint64_t)d);
-}
-
-/* Tiles of `bytes` at most, of units of 32 columns. */
-static void cut_items(struct chain_step *s, int32_t bytes)
-{
-    const int32_t step = s->kind == CHAIN_32 ? 8 : 4; /* units that are multiplied side by side */
-    int32_t widest = 0;
-    for (int32_t j = 0; j < s->n_m; j++)
-        if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
-    s->per = bytes / widest / step * step;
-    if (s->per < step) s->per = step;
-    if (s->per > s->slice_units) s->per = s->slice_units;
-    s->parts = (s->slice_units - 1) / s->per + 1;
-    s->per_parts = chain_divisor(s->parts);
-}
-
-/* The same of types whose units are of 32 columns: chain_items.cuh. */
-static bool items_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
-{
-    const int64_t n_in = p->w[0]->n_in;
-    const enum mm_act act = mm_type_of(p->w[0]->type)->act;
-    int64_t column = 0;
-    if (act != MM_ACT_32 && act != MM_ACT_F16 && act != MM_ACT_BF16) return false;
-    s->kind = act == MM_ACT_32 ? CHAIN_32 : act == MM_ACT_F16 ? CHAIN_F16 : CHAIN_BF16;
-    if (act == MM_ACT_32 ? p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
-        return false;
-    s->units = (int32_t)(n_in / 32);
-    s->members = p->gated || p->n_w == 1 ? 2 : 1;
-    for (int32_t j = 0; j < p->n_w; j++) {
-        const struct kn_weight *w = p->w[j];
-        const struct mm_type *t = mm_type_of(w->type);
-        if (!t || t->act != act) return false;
-        if (j == 0 || !p->gated) s->pairs += (int32_t)((w->n_out + 15) / 16);
-        s->m[j] = {(const uint8_t *)w->packed,
-                   p->out[j],
-                   (int32_t)w->n_out,
-                   s->pairs,
-                   (int32_t)column,
-                   t->unit_bytes,
-                   w->type};
-        column += w->n_out;
-    }
-    if (p->n_w == 1) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
-    cut_items(s, chain_tuning.tile);
-    s->per_slices = chain_divisor(s->slices);
-    s->terms = (uint32_t)(64 * s->slices) + 64;
-    return column <= CHAIN_WIDTH && s->slices <= MM_SLICES_MAX &&
-           (uint32_t)s->members * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
-}
-
-/* The product as a step; false: not one. */
-static bool step_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
-{
-    const int64_t n_in = p->w[0]->n_in;
-    int64_t column = 0;
-    *s = {};
-    s->n_m = p->n_w, s->gated = p->gated, s->act = p->act;
-    s->x = p->x, s->norm = p->norm, s->eps = p->eps;
-    s->old = p->add ? p->out[0] : nullptr;
-    if (n_in % 256 || n_in > 256 * CHAIN_BLOCKS) return false;
-    mm_slices(mm_type_of(p->w[0]->type), n_in, &s->slice_units, &s->slices);
-    if (mm_type_of(p->w[0]->type)->unit_k != 256) return items_of(be, p, s);
-    s->units = (int32_t)(n_in / 256);
-    if (p->norm && n_in > 256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS) return false;
-    bool own = false; /* factors beside the terms */
-    for (int32_t j = 0; j < p->n_w; j++) {
-        const struct kn_weight *w = p->w[j];
-        if (w->type != KN_Q4_K && w->type != KN_Q5_K && w->type != KN_Q6_K) return false;
-        if (j == 0 || !p->gated)
-            s->pairs += (int32_t)(p->gated ? (w->n_out + 15) / 16 : (w->n_out + 31) / 32);
-        s->m[j] = {(const uint8_t *)w->packed,      p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
-                   mm_type_of(w->type)->unit_bytes, w->type};
-        column += w->n_out;
-        own = own || w->type == KN_Q6_K;
-    }
-    /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
-    s->per = own || pairs_a_block(s, be->sm_count) * s->units < 16 ? 1 : 2;
-    s->cuts = (s->units + s->per - 1) / s->per;
-    s->terms = (uint32_t)(64 * s->units * (own ? 2 : 1)) + 64; /* the other panel's on other banks */
-    return column <= CHAIN_WIDTH && s->slices <= 8 &&
-           2 * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_K_TERMS;
-}
-
-static uint32_t tile_bytes(const struct chain_step *s)
-{
-    const uint32_t panels = s->kind == CHAIN_K ? 2 : 1;
-    uint32_t most = 0;
-    for (int32_t j = 0; j < s->n_m; j++)
-        if (panels * (uint32_t)(s->per * s->m[j].unit_bytes) > most)
-            most = panels * (uint32_t)(s->per * s->m[j].unit_bytes);
-    return most;
-}
-/* Of the row's activations. */
-static uint32_t row_bytes(const struct chain_step *s)
-{
-    static const uint32_t unit[] = {CHAIN_ROW, 40, 128, 192}; /* by kind */
-    return unit[s->kind] * (uint32_t)s->units;
-}
-
-static bool map_rings(struct chain_state *c, const struct chain_step *s)
-{
-    return chain_map_ring(&c->map[s->map], s->k, c->bf16, s->n_kv, s->cap, 16 * s->far) &&
-           chain_map_ring(&c->map[s->map + 1], s->v, c->bf16, s->n_kv, s->cap, 16 * s->far);
-}
-
-/* Of the last round of pairs, too few for all blocks, two blocks have a panel each. (By pairs alone, so that
- * who keeps an output adds to it.) */
-static bool halves_of(const struct chain_step *s, int blocks)
-{
-    const int32_t rest = s->pairs % blocks;
-    return !s->gated && s->pairs > blocks && rest && 2 * rest <= blocks;
-}
-static bool divide_badly(const struct chain_state *c, int32_t count, int blocks)
-{
-    for (int32_t i = 0; blocks && i < count; i++)
-        if (c->step[i].n_m && halves_of(&c->step[i], blocks)) return true;
-    return false;
-}
-/* Where pairs divide badly the first blocks of a step have one more, and weights come to a multiprocessor no
- * faster than to another: not always the same blocks, then. A step that is free to choose begins with those
- * that have had least lately. */
-static void spread(struct chain_state *c, int32_t count, int blocks)
-{
-    float load[CHAIN_SPREAD] = {};
-    if (blocks > CHAIN_SPREAD) return;
-    for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        s->first = 0;
-        if (s->n_m == 0 && i) s->first = s[-1].first;
-        if (s->n_m == 0 || s->rest == 0) continue;
-        if (!s->keep && !s->kept && !s->old) {
-            float least = 0.0f;
-            for (int32_t at = 0; at < blocks; at++) {
-                float sum = 0.0f;
-                for (int32_t j = 0; j < s->rest; j++) sum += load[(at + j) % blocks];
-                if (at && sum >= least) continue;
-                least = sum, s->first = at;
-            }
-        }
-        const float bytes = (float)s->units * (float)s->m[0].unit_bytes * (s->half ? 1.0f : 2.0f);
-        for (int32_t j = 0; j < s->rest; j++) load[(s->first + j) % blocks] += bytes;
-        for (int32_t j = 0; j < blocks; j++) load[j] *= 0.8f; /* what is long ago has been made up for */
-    }
-}
-/* The first of the old rows that are kept comes from memory, and the newest goes there: every block must have
- * read the one before any writes the other, so must have had outputs that all wait for in between. */
-static bool posts_in_turn(const struct chain_state *c, int32_t count, int32_t blocks)
-{
-    int32_t first = 0;
-    if (c->post < 0) return true;
-    while (!c->step[first].post) first++;
-    for (int32_t i = first; i < c->post && i < count; i++)
-        if (c->step[i].n_m && c->step[i].pass_on && c->step[i].pairs >= blocks) return true;
-    return false;
-}
-/* Of outputs that later steps write again only the newest are wanted in memory. */
-static void newest_outputs(struct chain_state *c, int32_t count)
-{
-    for (int32_t i = 0; i < count; i++)
-        for (int32_t k = i + 1; k < count && k <= i + 5; k++) {
-            struct chain_step *s = &c->step[i], *t = &c->step[k];
-            if (!s->n_m && !t->n_m && s->attn == t->attn && s->n_head * s->head <= t->n_head * t->head)
-                s->attn = nullptr;
-            for (int32_t j = 0; j < s->n_m; j++)
-                for (int32_t l = 0; l < t->n_m && s->m[j].out; l++)
-                    if (t->m[l].out == s->m[j].out && t->m[l].n_out >= s->m[j].n_out) s->m[j].out = nullptr;
-        }
-}
-
-/* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
- * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
-static size_t lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
-                      struct chain_args *a, int *blocks)
-{
-    int32_t most = 0, n_rep = 0, head = 0;
-    uint32_t terms = 0, row = 0;
-    bool items = false, wide = false;
-    for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
-        if (s->n_m == 0 && s->head > head) head = s->head;
-        if (s->n_m == 0) continue;
-        if (row_bytes(s) > row) row = row_bytes(s);
-        items = items || s->kind != CHAIN_K;
-        wide = wide || (s->kind == CHAIN_K && s->norm && s->units > CHAIN_NORM_BLOCKS * CHAIN_WARPS);
-        if (s->pass_on && s->pairs > most) most = s->pairs;
-    }
-    if (c->nets && (items || c->gemma)) return 0;
-    wide = wide || c->gemma;
-    if (c->gemma && items) return 0;
-    if (c->gemma && c->attends && c->far) return 0;
-    const bool k = !items && !(c->attends && c->far);
-    *blocks = most < be->sm_count ? most : be->sm_count;
-    a->halves = k && chain_tuning.halves && divide_badly(c, count, *blocks);
-    if (!*blocks || !posts_in_turn(c, count, *blocks)) return 0;
-    for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        if (s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) {
-            const int32_t most = *blocks / s->d.n_k, each = most ? (s->d.units - 1) / most + 1 : 0;
-            if (each < 1 || each > 2) return 0;
-            s->d.per = (s->d.units - 1) / each + 1;
-            /* Before the product in front of the projections, whose row comes late to the blocks that have
-             * units. (Not before what the net in front has kept is written.) */
-            const int32_t back = s->n_m ? 0 : i > 1 && s[-2].d.what != CHAIN_STATE_ROW ? 2 : 1;
-            if (back) s[-back].replays = back;
-        }
-        if (s->n_m == 0) {
-            s->rest = s[-1].rest;
-            continue;
-        }
-        s->rounds = s->pairs / *blocks;
-        s->rest = s->pairs % *blocks;
-        s->half = a->halves && halves_of(s, *blocks);
-        if (s->half) s->rest *= 2;
-        const uint32_t of = s->kind == CHAIN_K ? 2 : (uint32_t)s->members,
-                       t = s->terms * (of * (uint32_t)pairs_a_block(s, *blocks) - (s->half ? 1 : 0));
-        if (t > terms) terms = t;
-        if (s->keep && pairs_a_block(s, *blocks) * 32 > CHAIN_KEEP) return 0;
-    }
-    int32_t place = 0;
-    for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        s->from = !i ? 0 : s->again ? s[-1].from : s[-1].at;
-        s->at = place;
-        if (s->d.what) s->d.gates = (s->n_m ? s->from : place) + s->d.n_v * CHAIN_HEAD;
-        if (s->n_m == 0)
-            place += s->n_head * (s->d.what ? 2 * CHAIN_HEAD : s->head);
-        else if (s->pass_on)
-            place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
-    }
-    if (c->nets && terms < chain_gated_bytes()) terms = (uint32_t)chain_gated_bytes();
-    a->extent = (unsigned)place;
-    row = (row + 127) / 128 * 128;
-    uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
-    if (c->attends) {
-        const bool far = c->far, wide = c->gemma || c->nets;
-        const size_t bytes = far    ? chain_far_bytes(n_rep)
-                             : wide ? chain_wide_bytes(head)
-                                    : chain_attend_bytes();
-        const uint32_t least_rest = ((uint32_t)bytes + 127) / 128 * 128;
-        if (rest < least_rest) rest = least_rest;
-        if (!far && !wide && !items) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
-    }
-    a->act = CHAIN_K_RING; /* and the ring before it: lay_out_ring */
-    a->terms = a->act + row;
-    a->keys = a->act + rest;
-    int32_t maps = 0;
-    for (int32_t i = 0; i < count; i++)
-        if (c->step[i].n_m == 0) c->step[i].map = maps, maps += 2;
-    return a->keys + keys;
-}
-
-/* Keys and values of a long context as tiles of the ring of bytes. */
-static bool far_tiles_of(struct chain_state *c, struct chain_step *s)
-{
-    s->far = 2;
-    s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
-    s->per_tile = 1.0f / (float)s->tile;
-    return map_rings(c, s);
-}
-
-/* The ring, and its tiles; smem: as lay_out has it. Returns bytes with the ring, or 0. */
-static size_t lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
-                           struct chain_args *a, int blocks, size_t smem)
-{
-    const bool far = c->attends && c->far;
-    const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
-                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : 0,
-                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
-    uint32_t least = UINT32_MAX;
-    bool items = false;
-    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
-    if (all >= (uint32_t)be->smem_block) return 0;
-    a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
-    a->act = before + a->ring;
-    a->terms = a->act + row;
-    a->keys = a->act + rest;
-    for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && !far && !items) continue;
-        if (s->n_m == 0 && !far) {
-            s->tile = (uint32_t)chain_keys_bytes(); /* near_items: a place in the ring */
-            s->per_tile = 1.0f / (float)s->tile;
-            continue;
-        }
-        if (s->n_m == 0) {
-            if (!far_tiles_of(c, s)) return 0;
-            if (s->tile < least) least = s->tile;
-            continue;
-        }
-        if (s->kind != CHAIN_K) {
-            s->tile = tile_bytes(s);
-            s->per_tile = 1.0f / (float)s->tile;
-            if (s->tile < least) least = s->tile;
-            s->own = s->kind != CHAIN_32       ? s->slices % CHAIN_WARPS == 0
-                     : CHAIN_WARPS % s->slices ? 0
-                                               : CHAIN_WARPS / s->slices;
-            if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
-            continue;
-        }
-        s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
-        s->cuts = (s->units + s->per - 1) / s->per;
-        s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
-                   (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0);
-        for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
-        /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
-         * normed are taken by units in turn. */
-        s->own = s->d.what || s->units % s->per || (s->half && !s->rounds) ? 0
-                 : s->norm && s->units % CHAIN_WARPS == 0                  ? s->rounds + (s->rest && !s->half)
-                 : pairs_a_block(s, blocks) == 1                           ? 1
-                 : a->halves && !s->norm && s->rounds                      ? 1
-                                                                           : 0;
-        s->tile = tile_bytes(s);
-        s->per_tile = 1.0f / (float)s->tile;
-        if (s->tile < least) least = s->tile;
-    }
-    /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
-    if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
-    for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        const int32_t most = CHAIN_TILES - 4 - (int32_t)(a->ring / least);
-        if (s->n_m == 0 && !far && !items) continue;
-        s->cap_tiles = (int32_t)(a->ring / s->tile);
-        if (s->n_m == 0 && !far) {
-            if (s->cap_tiles < 2) return 0;
-            continue;
-        }
-        if (s->cap_tiles < 4) return 0;
-        s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
-                    : s->kind != CHAIN_K          ? chain_tuning.items
-                    : c->op[i].head               ? chain_tuning.head_ahead
-                    : c->gemma                    ? chain_tuning.wide_ahead
-                    : c->wide && !c->nets && !far ? chain_tuning.rows_ahead
-                                                  : chain_tuning.k_ahead) /
-                   (int32_t)s->tile;
-        if (s->ahead > most) s->ahead = 0;
-    }
-    if (a->halves || c->nets) spread(c, count, blocks);
-    a->net = a->keys + keys;
-    return a->net + net;
 }
 
 /* ---- collecting ---- */
@@ -587,7 +192,7 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
     part.w[0] = &part_w;
     for (int64_t pairs = 1; pairs <= 64; pairs++) { /* of a block */
         part_w.n_out = 32 * pairs * be->sm_count;
-        if (part_w.n_out > w->n_out + 32 * be->sm_count || !step_of(be, &part, &s) ||
+        if (part_w.n_out > w->n_out + 32 * be->sm_count || !chain_step_of(be, &part, &s) ||
             (pairs > 1 && 2 * (int64_t)s.terms * pairs > chain_tuning.head))
             break;
         rows = part_w.n_out;
@@ -603,7 +208,8 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
         part_w.packed = (uint8_t *)w->packed + first / 16 * mm_panel_bytes(t, w->n_in);
         part_w.n_out = w->n_out - first < rows ? w->n_out - first : rows;
         part.out[0] = p->out[0] + first;
-        if (!step_of(be, &part, &s)) return cuda_fail(be, KN_EINVAL, "%s: a part that is no step", p->name);
+        if (!chain_step_of(be, &part, &s))
+            return cuda_fail(be, KN_EINVAL, "%s: a part that is no step", p->name);
         s.again = first > 0;
         c->step[be->chain_steps++] = s;
     }
@@ -616,7 +222,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     struct chain_step s;
     if (!c) return 0;
     if (chain_tuning.off) return cuda_flush(be);
-    if (!step_of(be, p, &s)) return add_wide(be, p);
+    if (!chain_step_of(be, p, &s)) return add_wide(be, p);
     struct chain_step *last = (struct chain_step *)newest(be);
     bool linked = false;
     if (last && c->waits.add.y)
@@ -828,7 +434,7 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     const bool linked = last->n_m == 4 && !last->gated && m[0].out == a->qkv && m[1].out == a->z &&
                         m[2].out == a->alpha && m[3].out == a->beta && m[0].n_out == width &&
                         m[1].n_out == inner && m[2].n_out == a->n_v && m[3].n_out == a->n_v;
-    if (!fits || !linked || !step_of(be, &p, &s) || s.kind != CHAIN_K) return 0;
+    if (!fits || !linked || !chain_step_of(be, &p, &s) || s.kind != CHAIN_K) return 0;
     struct chain_step *t = &c->step[be->chain_steps];
     last->pass_on = 1;
     *t = {};
@@ -925,12 +531,12 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     struct chain_args a = {};
     int blocks = 0;
     if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
-    if (c->gemma || c->nets) newest_outputs(c, count);
-    size_t smem = lay_out(be, c, count, &a, &blocks);
+    if (c->gemma || c->nets) chain_newest_outputs(c, count);
+    size_t smem = chain_lay_out(be, c, count, &a, &blocks);
     bool items = false; /* of types other than K */
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     const bool far = c->attends && c->far;
-    if (smem) smem = lay_out_ring(be, c, count, &a, blocks, smem);
+    if (smem) smem = chain_lay_out_ring(be, c, count, &a, blocks, smem);
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
     const size_t kept = c->post < 0 ? 0 : (size_t)blocks * CHAIN_POST_WIDTH;
