@@ -70,13 +70,16 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
         whole_gated(a, m, smem);
         whole_down<SMALL>(a, m, smem, outs);
     }
-    warps_meet(0, WARPS + 1);
+    if (warp < WARPS) warps_meet(0, WARPS + 1);
     if (adds >= 0 && warp < WARPS) whole_add(a, m, smem, adds, outs);
     if (a.behind.panels) {
-        if (warp == WARPS)
+        if (warp == WARPS) {
+            warps_meet(4, WARPS + 1); /* down's weights are done with */
             behind_ask(a, m, smem, a.behind.early, a.behind.per);
-        else
+        } else {
+            warps_arrive(4, WARPS + 1);
             whole_products_behind(a, m, smem);
+        }
     }
     if (block == 0 && threadIdx.x == 0)
         __stcg((uint2 *)a.tag, make_uint2(m->tag, m->words == a.words ? 0 : 1));

@@ -87,6 +87,12 @@ DEV void warps_meet(int bar, int warps)
     asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(32 * warps) : "memory");
 }
 
+/* Who arrives does not wait for those who meet. */
+DEV void warps_arrive(int bar, int warps)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(bar), "r"(32 * warps) : "memory");
+}
+
 /* ---- values that blocks hand each other ---- */
 
 /* Words that stand for themselves (as in chain_sync.cuh): until one is written, WHOLE_NOT_YET stands there, a
@@ -386,6 +392,7 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     if (!a.over) warps_meet(1, WARPS + 1);
     route_weigh<per>(a.route, c, x, a.router[1] ? &shared : nullptr, m->ids, m->weights);
     __syncwarp();
+    warps_arrive(0, WARPS + 1); /* the weights are there */
     /* While much is on its way, words are slow, and down's weights, which others still wait for. */
 #pragma unroll 1
     for (int e = 0; e < a.slots && outs > 0 && a.behind.early; e++) bar_wait(m->slot + e, 0);
