@@ -228,7 +228,7 @@ $(INJECT): test/inject/inject.c
 
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/faults.log "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
+	@CUDA_VISIBLE_DEVICES= test/run.sh $(BUILD)/test/faults.log "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
 
 # The suites of `make test`; test/run.sh runs them and counts.
 SUITES = "$(MAKE) -s --no-print-directory unit" \
@@ -245,9 +245,10 @@ SUITES = "$(MAKE) -s --no-print-directory unit" \
          $(if $(filter 1,$(CUDA)),"$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
+# Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
 test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/test.log $(SUITES)
+	@CUDA_VISIBLE_DEVICES= test/run.sh $(BUILD)/test/test.log $(SUITES)
 
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
 # the losslessness of drafted output on the device.

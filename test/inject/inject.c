@@ -19,7 +19,7 @@
  *                       and nothing on stdout nor in the folder. The folder of the first is kept. One that wrote something
  *                       stands alone.
  *
- * Counting begins when the program's own code does. Calls within the C library that pass none of its public names (stdio's
+ * Counting begins with main. Calls within the C library that pass none of its public names (stdio's
  * own reads and writes) are not seen. Works under a sanitizer (ASAN_OPTIONS=verify_asan_link_order=0): what is not made to
  * fail goes to the next definition, which is the sanitizer's. */
 #include <dirent.h>
@@ -451,7 +451,25 @@ __attribute__((constructor)) static void begin(void)
     unsetenv("LD_PRELOAD"); /* not for the programs that this one starts */
     ready = true;
     paths = getenv("INJECT_PATHS") && backtrace(warm, 4); /* its first call loads a library */
+}
+
+/* The C library's start calls what the program registers before main (a GPU's runtime registers every kernel there, and does
+ * not look at what malloc returns), then main. */
+static int (*real_main)(int, char **, char **);
+static int main_begins(int argc, char **argv, char **env)
+{
     begun = true;
+    return real_main(argc, argv, env);
+}
+int __libc_start_main(int (*program)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+                      void (*end_of_loader)(void), void *stack_end);
+int __libc_start_main(int (*program)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+                      void (*end_of_loader)(void), void *stack_end)
+{
+    int (*start)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+    *(void **)&start = dlsym(RTLD_NEXT, "__libc_start_main");
+    real_main = program;
+    return start(main_begins, argc, argv, init, fini, end_of_loader, stack_end);
 }
 
 __attribute__((destructor)) static void end(void)
