@@ -9,8 +9,8 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 82944, 0, 262144, 4,     8704, 65536, 4096, 64512, 1,    65536,
-                                    1024,      8704,  1, 82944,  20480, 2560, 64512, 1,    1,     73728};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 0, 262144, 8704,  65536, 4096,  64512, 1, 65536,
+                                    1024,      1, 82944,  20480, 2560,  64512, 1,     1, 73728};
 long chain_launched, chain_heads;
 
 /* What launches hand on: device memory. */

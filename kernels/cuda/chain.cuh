@@ -252,10 +252,8 @@ void chain_give(struct cuda_backend *be, void *descriptors);
 /* Chosen by measurement (SPEED.md). */
 struct chain_tuning {
     int off;     /* 1: no chains */
-    int ahead;   /* bytes on the way to a multiprocessor, about */
     int least;   /* steps; 0: CHAIN_LEAST */
     int context; /* positions beyond which attention is a launch */
-    int some;    /* copies at once */
     /* of types other than K: */
     int tile;         /* bytes of a tile, at most */
     int items;        /* bytes on the way */
@@ -264,7 +262,6 @@ struct chain_tuning {
     int halves;       /* 1: pairs of panels that divide badly are halved */
     int far_ahead;    /* as k_ahead: keys and values of a long context */
     int k_near;       /* positions beyond which they come through that kernel's ring */
-    int far_tile;     /* bytes of a tile of blocks of 32 over a long context: as much as one of keys */
     int wide;         /* 1: chain_wide.cuh and chain_post.cuh */
     int wide_ahead;   /* k_ahead of such chains */
     int head;         /* bytes of terms of a part of a head */

@@ -139,7 +139,7 @@ static bool divide_badly(const struct chain_state *c, int32_t count, int blocks)
  * that have had least lately. */
 static void spread(struct chain_state *c, int32_t count, int blocks)
 {
-    float load[CHAIN_SPREAD] = {};
+    float load[2 * CHAIN_SPREAD] = {}; /* the same twice: the blocks are a circle */
     if (blocks > CHAIN_SPREAD) return;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
@@ -147,17 +147,16 @@ static void spread(struct chain_state *c, int32_t count, int blocks)
         if (s->n_m == 0 && i) s->first = s[-1].first;
         if (s->n_m == 0 || s->rest == 0) continue;
         if (!s->keep && !s->kept && !s->old) {
-            float least = 0.0f;
-            for (int32_t at = 0; at < blocks; at++) {
-                float sum = 0.0f;
-                for (int32_t j = 0; j < s->rest; j++) sum += load[(at + j) % blocks];
-                if (at && sum >= least) continue;
-                least = sum, s->first = at;
-            }
+            float sum[CHAIN_SPREAD] = {}; /* of those that would have more, by the first of them */
+            for (int32_t j = 0; j < s->rest; j++)
+                for (int32_t at = 0; at < blocks; at++) sum[at] += load[at + j];
+            for (int32_t at = 1; at < blocks; at++)
+                if (sum[at] < sum[s->first]) s->first = at;
         }
         const float bytes = (float)s->units * (float)s->m[0].unit_bytes * (s->half ? 1.0f : 2.0f);
         for (int32_t j = 0; j < s->rest; j++) load[(s->first + j) % blocks] += bytes;
-        for (int32_t j = 0; j < blocks; j++) load[j] *= 0.8f; /* what is long ago has been made up for */
+        for (int32_t j = 0; j < blocks; j++) /* what is long ago has been made up for */
+            load[j] *= 0.8f, load[blocks + j] = load[j];
     }
 }
 /* The first of the old rows that are kept comes from memory, and the newest goes there: every block must have
@@ -192,7 +191,7 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
 {
     int32_t most = 0, n_rep = 0, head = 0;
     uint32_t terms = 0, row = 0;
-    bool items = false, wide = false;
+    bool items = false;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
@@ -200,11 +199,9 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
         if (s->n_m == 0) continue;
         if (row_bytes(s) > row) row = row_bytes(s);
         items = items || s->kind != CHAIN_K;
-        wide = wide || (s->kind == CHAIN_K && s->norm && s->units > CHAIN_NORM_BLOCKS * CHAIN_WARPS);
         if (s->pass_on && s->pairs > most) most = s->pairs;
     }
     if (c->nets && (items || c->gemma)) return 0;
-    wide = wide || c->gemma;
     if (c->gemma && items) return 0;
     if (c->gemma && c->attends && c->far) return 0;
     const bool k = !items && !(c->attends && c->far);

@@ -10,8 +10,8 @@
 #include "harness.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some, tile, items, near, k_ahead, halves, far_ahead, k_near, far_tile,
-        wide, wide_ahead, head, head_columns, head_ahead, late, gated, rows_ahead;
+    int off, least, context, tile, items, near, k_ahead, halves, far_ahead, k_near, wide, wide_ahead, head,
+        head_columns, head_ahead, late, gated, rows_ahead;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;

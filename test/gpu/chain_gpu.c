@@ -18,8 +18,8 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, ahead, least, context, some, tile, items, near, k_ahead, halves, far_ahead, k_near, far_tile,
-        wide, wide_ahead, head, head_columns, head_ahead, late, gated, rows_ahead;
+    int off, least, context, tile, items, near, k_ahead, halves, far_ahead, k_near, wide, wide_ahead, head,
+        head_columns, head_ahead, late, gated, rows_ahead;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads;
@@ -196,8 +196,7 @@ static const struct shape far_shapes[] = {
 enum {
     LAYERS = 28,
     HEAD = 70003, /* wider than a step of a chain, no whole panels */
-    PERIOD = 1000003 /* of keys and values: no row of a head is like another */,
-    AHEAD = 82944
+    PERIOD = 1000003 /* of keys and values: no row of a head is like another */
 };
 
 struct layer {
@@ -432,11 +431,8 @@ static void check_far(const struct shape *s, bool quick)
     compare(&m, x, s->cap - 1, 3, true, "far,");
     if (!quick) compare(&m, x, 4100, 500, true, "far,");
     if (s->cap > 20000) compare(&m, x, 20031, 300, true, "far,");
-    chain_tuning.ahead = 20000;
-    compare(&m, x, s->cap - 64, quick ? 2 : 30, true, "little ahead, far,");
-    chain_tuning.ahead = 110000;
-    compare(&m, x, s->cap - 65, quick ? 2 : 30, true, "much ahead, far,");
-    chain_tuning.ahead = AHEAD;
+    compare(&m, x, s->cap - 64, quick ? 2 : 30, true, "far,");
+    compare(&m, x, s->cap - 65, quick ? 2 : 30, true, "far,");
     const int far_ahead = chain_tuning.far_ahead;
     for (int i = 0; i < 4; i++) {
         char what[80];
@@ -502,38 +498,38 @@ static void bench(const struct shape *of, int32_t most)
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
     static const struct run {
-        int context, ahead, some, tile, items, near;
-    } runs[] = {{512, 0, 0, 0, 0, 4096},       {512, AHEAD, 4, 0, 0, 4096}, {512, AHEAD, 4, 0, 0, 0},
-                {1024, AHEAD, 4, 0, 0, 4096},  {1024, AHEAD, 4, 0, 0, 0},   {2048, AHEAD, 4, 0, 0, 4096},
-                {2048, AHEAD, 4, 0, 0, 0},     {4096, 0, 0, 0, 0, 4096},    {4096, AHEAD, 4, 0, 0, 4096},
-                {4096, AHEAD, 4, 0, 0, 0},     {8192, 0, 0, 0, 0, 4096},    {8192, AHEAD, 4, 0, 0, 4096},
-                {12288, AHEAD, 4, 0, 0, 4096}, {16384, 0, 0, 0, 0, 4096},   {16384, AHEAD, 4, 0, 0, 4096},
-                {20480, AHEAD, 4, 0, 0, 4096}, {65536, 0, 0, 0, 0, 4096},   {65536, AHEAD, 4, 0, 0, 4096}},
-      others[] = {{512, 0, 0, 0, 0, 4096},
-                  {512, AHEAD, 4, 4608, 65536, 4096},
-                  {512, AHEAD, 4, 8704, 65536, 4096},
-                  {512, AHEAD, 4, 8704, 98304, 4096},
-                  {512, AHEAD, 4, 17408, 65536, 4096},
-                  {512, AHEAD, 4, 17408, 98304, 4096},
-                  {512, AHEAD, 4, 8704, 65536, 0},
-                  {2048, AHEAD, 4, 8704, 65536, 4096},
-                  {2048, AHEAD, 4, 8704, 65536, 0},
-                  {4096, 0, 0, 0, 0, 4096},
-                  {4096, AHEAD, 4, 8704, 65536, 4096},
-                  {4096, AHEAD, 4, 8704, 65536, 0},
-                  {16384, 0, 0, 0, 0, 4096},
-                  {16384, AHEAD, 4, 8704, 65536, 4096},
-                  {65536, 0, 0, 0, 0, 4096},
-                  {65536, AHEAD, 4, 8704, 65536, 4096}};
+        int context, chain, tile, items, near;
+    } runs[] = {{512, 0, 0, 0, 4096},       {512, 1, 0, 0, 4096}, {512, 1, 0, 0, 0},
+                {1024, 1, 0, 0, 4096},  {1024, 1, 0, 0, 0},   {2048, 1, 0, 0, 4096},
+                {2048, 1, 0, 0, 0},     {4096, 0, 0, 0, 4096},    {4096, 1, 0, 0, 4096},
+                {4096, 1, 0, 0, 0},     {8192, 0, 0, 0, 4096},    {8192, 1, 0, 0, 4096},
+                {12288, 1, 0, 0, 4096}, {16384, 0, 0, 0, 4096},   {16384, 1, 0, 0, 4096},
+                {20480, 1, 0, 0, 4096}, {65536, 0, 0, 0, 4096},   {65536, 1, 0, 0, 4096}},
+      others[] = {{512, 0, 0, 0, 4096},
+                  {512, 1, 4608, 65536, 4096},
+                  {512, 1, 8704, 65536, 4096},
+                  {512, 1, 8704, 98304, 4096},
+                  {512, 1, 17408, 65536, 4096},
+                  {512, 1, 17408, 98304, 4096},
+                  {512, 1, 8704, 65536, 0},
+                  {2048, 1, 8704, 65536, 4096},
+                  {2048, 1, 8704, 65536, 0},
+                  {4096, 0, 0, 0, 4096},
+                  {4096, 1, 8704, 65536, 4096},
+                  {4096, 1, 8704, 65536, 0},
+                  {16384, 0, 0, 0, 4096},
+                  {16384, 1, 8704, 65536, 4096},
+                  {65536, 0, 0, 0, 4096},
+                  {65536, 1, 8704, 65536, 4096}};
     const bool low = s->down == K4 || s->down == K5 || s->down == K6;
     const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
     for (const struct run *r = low ? runs : others, *end = r + n_runs; r < end; r++) {
         if (r->context > s->cap || (most && r->context > most)) continue;
-        const int context = r->context, off = r->ahead == 0;
+        const int context = r->context, off = !r->chain;
         const int32_t pos = context - 2;
         void *rec = NULL;
-        chain_tuning.off = off, chain_tuning.ahead = r->ahead, chain_tuning.some = r->some;
-        chain_tuning.tile = chain_tuning.far_tile = r->tile, chain_tuning.items = r->items,
+        chain_tuning.off = off;
+        chain_tuning.tile = r->tile, chain_tuning.items = r->items;
         chain_tuning.near = chain_tuning.k_near = r->near;
         kn_bound(gpu, context);
         must("upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
@@ -550,12 +546,12 @@ static void bench(const struct shape *of, int32_t most)
             const double d = (now() - t) / 10;
             if (i && d < best) best = d;
         }
-        printf("%-20s context %5d %s %6d ahead, %d at once, tiles of %d: %7.2f us a layer, %.2f TB/s\n",
+        printf("%-20s context %5d %s %6d ahead, tiles of %d: %7.2f us a layer, %.2f TB/s\n",
                s->name, context,
                off                 ? "launches"
                : context > r->near ? "far     "
                                    : "chain   ",
-               low ? r->ahead : r->items, r->some, r->tile, 1e6 * best / layers,
+               off ? 0 : low ? chain_tuning.k_ahead : r->items, r->tile, 1e6 * best / layers,
                bytes_of(s) / best * 1e-12 * layers);
 #ifdef CHAIN_TRACE
         trace(200 * layers, !off);
@@ -577,11 +573,11 @@ static void stress(const struct shape *s)
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
     for (int i = 0; i < 30; i++) {
-        chain_tuning.ahead = 20000 + (int)(rnd() % 90000), chain_tuning.some = 1 + (int)(rnd() % 8);
-        chain_tuning.items = 2 * chain_tuning.ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
-        chain_tuning.k_ahead = i % 3 ? chain_tuning.ahead : 0, chain_tuning.halves = i % 4 > 0;
+        const int ahead = 20000 + (int)(rnd() % 90000);
+        chain_tuning.items = 2 * ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
+        chain_tuning.k_ahead = i % 3 ? ahead : 0, chain_tuning.halves = i % 4 > 0;
         char what[64];
-        snprintf(what, sizeof what, "%d bytes ahead, %d at once,", chain_tuning.ahead, chain_tuning.some);
+        snprintf(what, sizeof what, "%d bytes ahead,", ahead);
         compare(&m, x, (int32_t)(rnd() % 1000), 150, true, what);
     }
     free(x);
