@@ -330,31 +330,39 @@ DEV void item_slice(const chain_step &s, int slice, int parts, float v[ITEM_PART
             *(uint2 *)(to + p * 64 * s.units + 256 * i) = make_uint2(lo[p], hi[p]);
     }
 }
+/* Parts of a slice; and what a norm multiplies those of one by, at `norm`. */
+DEV int item_parts(const chain_step &s, int slice)
+{
+    return min(s.slice_units, s.units - slice * s.slice_units) / 4;
+}
+DEV void item_norm(float w[ITEM_PARTS][4], const chain_step &s, const float *norm, int parts)
+{
+#pragma unroll
+    for (int i = 0; i < ITEM_PARTS; i++)
+        if (s.norm && i < parts) {
+            const float4 f = __ldcg((const float4 *)(norm + 128 * i));
+            w[i][0] = f.x, w[i][1] = f.y, w[i][2] = f.z, w[i][3] = f.w;
+        }
+}
 template <bool BF16>
 DEV void item_row_float(const chain_step &s, bool first, const float *values, uint8_t *act, float *squares)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, whole = 32 * s.slice_units;
     const float *p = (first ? s.x : values) + warp * whole, *norm = s.norm + warp * whole + 4 * lane;
-    const auto parts_of = [&](int slice) { return min(s.slice_units, s.units - slice * s.slice_units) / 4; };
     float v[ITEM_PARTS][4] = {};
-    if (warp < s.slices) item_ask(v, p, parts_of(warp), 0);
+    if (warp < s.slices) item_ask(v, p, item_parts(s, warp), 0);
 #pragma unroll 1
     for (int slice = warp; slice < s.slices; slice += CHAIN_WARPS) {
-        const int parts = parts_of(slice);
+        const int parts = item_parts(s, slice);
         float u[ITEM_PARTS][4], w[ITEM_PARTS][4];
-#pragma unroll
-        for (int i = 0; i < ITEM_PARTS; i++)
-            if (s.norm && i < parts) {
-                const float4 f = __ldcg((const float4 *)(norm + 128 * i));
-                w[i][0] = f.x, w[i][1] = f.y, w[i][2] = f.z, w[i][3] = f.w;
-            }
+        item_norm(w, s, norm, parts);
         if (!first) item_settle(v, p, parts);
         if (slice == warp) CHAIN_STAMP(1);
 #pragma unroll
         for (int i = 0; i < 4 * ITEM_PARTS; i++) u[i / 4][i % 4] = v[i / 4][i % 4];
         p += CHAIN_WARPS * whole;
         norm += CHAIN_WARPS * whole;
-        if (slice + CHAIN_WARPS < s.slices) item_ask(v, p, parts_of(slice + CHAIN_WARPS), 0);
+        if (slice + CHAIN_WARPS < s.slices) item_ask(v, p, item_parts(s, slice + CHAIN_WARPS), 0);
         item_slice<BF16>(s, slice, parts, u, w, act, squares);
     }
 }
@@ -486,32 +494,23 @@ struct item_slices {
     const float *p;
     int at, left;
     float v[ITEM_PARTS][4];
-    static __device__ __forceinline__ int parts_of(const chain_step &s, int slice)
-    {
-        return min(s.slice_units, s.units - slice * s.slice_units) / 4;
-    }
     __device__ __forceinline__ void begin(const chain_step &s, const float *row)
     {
         at = threadIdx.x / 32, left = s.own ? s.slices / CHAIN_WARPS : 0, p = row + at * 32 * s.slice_units;
-        if (left) item_ask(v, p, parts_of(s, at), 0);
+        if (left) item_ask(v, p, item_parts(s, at), 0);
     }
     __device__ __forceinline__ void item(const chain_step &s, bool first, uint8_t *act, float *squares)
     {
         if (left <= 0) return;
-        const int slice = at, parts = parts_of(s, slice), whole = 32 * s.slice_units;
+        const int slice = at, parts = item_parts(s, slice), whole = 32 * s.slice_units;
         float u[ITEM_PARTS][4], w[ITEM_PARTS][4];
         const float *norm = s.norm + slice * whole + 4 * (threadIdx.x % 32);
-#pragma unroll
-        for (int i = 0; i < ITEM_PARTS; i++)
-            if (s.norm && i < parts) {
-                const float4 f = __ldcg((const float4 *)(norm + 128 * i));
-                w[i][0] = f.x, w[i][1] = f.y, w[i][2] = f.z, w[i][3] = f.w;
-            }
+        item_norm(w, s, norm, parts);
         if (!first) item_settle(v, p, parts);
 #pragma unroll
         for (int i = 0; i < 4 * ITEM_PARTS; i++) u[i / 4][i % 4] = v[i / 4][i % 4];
         at += CHAIN_WARPS, p += CHAIN_WARPS * whole;
-        if (--left > 0) item_ask(v, p, parts_of(s, at), 0);
+        if (--left > 0) item_ask(v, p, item_parts(s, at), 0);
         if (s.kind == CHAIN_BF16)
             item_slice<true>(s, slice, parts, u, w, act, squares);
         else
