@@ -257,7 +257,7 @@ $(GPU_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/gpu/%.c $$(wildcard test/g
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/experts_%: test/gpu/experts_%.c test/gpu/harness.c $(CUDA_OBJ) $(LIB) test/gpu/experts_data.h test/gpu/harness.h
+$(BUILD)/test/experts_%: test/gpu/experts_%.c test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/experts_*.h) test/gpu/harness.h
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)

@@ -3,7 +3,7 @@
  *
  * usage: chain_gpu [--small]     check; --small: little shapes, for compute-sanitizer
  *        chain_gpu --far         check long contexts alone
- *        chain_gpu --stress      recordings made in many ways, replayed often
+ *        chain_gpu --stress [NAME [N]]   recordings made in many ways, N a shape (30), replayed often
  *        chain_gpu --bench       microseconds a layer, both ways, out of memory
  *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names; =NAME: of that one
  *        chain_gpu --bench NAME CONTEXT   over contexts up to that
@@ -566,13 +566,13 @@ static void bench(const struct shape *of, int32_t most)
 
 #include "chain_wide.h"
 
-/* Recordings made in many ways, each replayed often: the same bits as the launches', and an end. */
-static void stress(const struct shape *s)
+/* n recordings made in many ways, each replayed often: the same bits as the launches', and an end. */
+static void stress(const struct shape *s, int n)
 {
     static struct model m;
     make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < n; i++) {
         const int ahead = 20000 + (int)(rnd() % 90000);
         chain_tuning.items = 2 * ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
         chain_tuning.k_ahead = i % 3 ? ahead : 0, chain_tuning.halves = i % 4 > 0;
@@ -610,7 +610,7 @@ int main(int argc, char **argv)
         else if (timing && !shapes[i].small)
             bench(&shapes[i], argc > 3 ? atoi(argv[3]) : 0);
         else if (often && !shapes[i].small)
-            stress(&shapes[i]);
+            stress(&shapes[i], argc > 3 ? atoi(argv[3]) : 30);
         else if (!often && !timing && !far && (!small || shapes[i].small))
             check(&shapes[i], small);
     for (size_t i = 0; i < sizeof far_shapes / sizeof *far_shapes; i++)
