@@ -193,6 +193,8 @@ static bool any_linear(const struct conv *c)
 static int sizes(struct conv *c, struct err *e)
 {
     int64_t n_k, n_v, d_k, d_v, taps;
+    if (kinds(c, e)) return -1;
+    if (!any_linear(c)) return 0;
     if (conv_need_i64(c, "linear_num_key_heads", &n_k, e) ||
         conv_need_i64(c, "linear_num_value_heads", &n_v, e) ||
         conv_need_i64(c, "linear_key_head_dim", &d_k, e) ||
@@ -250,6 +252,18 @@ static int delta_heads(struct conv *c, struct err *e)
                : 0;
 }
 
+/* Configs have these keys also where no layer is linear; then they say nothing. */
+static int no_delta(struct conv *c, struct err *e)
+{
+    static const char *const keys[] = {"linear_num_key_heads", "linear_num_value_heads",
+                                       "linear_key_head_dim", "linear_value_head_dim",
+                                       "linear_conv_kernel_dim"};
+    int64_t v;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (hf_get_i64(c->cfg, keys[i], 1, INT32_MAX, &v, e) < 0) return -1;
+    return 0;
+}
+
 static int heads(struct conv *c, struct err *e)
 {
     if (c->dim[DIM_Q2] != 2 * c->dim[DIM_Q])
@@ -258,7 +272,7 @@ static int heads(struct conv *c, struct err *e)
                        c->label, c->dim_from[DIM_Q2], (long long)c->dim[DIM_Q], c->dim_from[DIM_Q],
                        (long long)c->dim[DIM_Q2]);
     if (conv_heads(c, e)) return -1;
-    return any_linear(c) ? delta_heads(c, e) : 0;
+    return any_linear(c) ? delta_heads(c, e) : no_delta(c, e);
 }
 
 /* ---- order ---- */

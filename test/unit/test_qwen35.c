@@ -320,14 +320,14 @@ static void test_experts(void **state)
     gguf_close(g);
 }
 
-/* Attention in layer at alone. */
+/* Attention in layer at alone; at < 0: in all. */
 static struct spec one_full(int at)
 {
     struct spec s = {.n = 0};
     add(&s, VOCAB, EMBD, "model.embed_tokens.weight");
     for (int i = 0; i < BLOCKS; i++) {
         add(&s, EMBD, 0, "model.layers.%d.input_layernorm.weight", i);
-        add_mixer(&s, "model.", i, i == at);
+        add_mixer(&s, "model.", i, at < 0 || i == at);
         add(&s, EMBD, 0, "model.layers.%d.post_attention_layernorm.weight", i);
         add_ff(&s, "model.", i, false);
     }
@@ -362,6 +362,41 @@ static void test_kinds(void **state)
         }
         if (desc_read(&d, g, NULL, &e)) fail_msg("%s", e.msg);
         for (int i = 0; i < BLOCKS; i++) assert_int_equal(d->layer[i].recurrent, i != at);
+        desc_free(d);
+        gguf_close(g);
+    }
+}
+
+/* No layer is a delta net: the sizes of one may be in the config, as they are in all of them, and say
+ * nothing. */
+static void test_attention_alone(void **state)
+{
+    (void)state;
+    static const struct pair with[] = {{"layer_types",
+                                        "[\"full_attention\", \"full_attention\", \"full_attention\"]"},
+                                       {NULL, NULL}},
+                             without[] = {{"layer_types", NULL},
+                                          {"full_attention_interval", "1"},
+                                          {"linear_conv_kernel_dim", NULL},
+                                          {"linear_key_head_dim", NULL},
+                                          {"linear_num_key_heads", NULL},
+                                          {"linear_num_value_heads", NULL},
+                                          {"linear_value_head_dim", NULL},
+                                          {NULL, NULL}};
+    struct spec s = one_full(-1);
+    write_weights("t", &s);
+    for (int i = 0; i < 4; i++) { /* of weights, and random ones */
+        struct err e = {0};
+        struct desc *d;
+        family_config("t", parts, i % 2 ? without : with);
+        struct convert o = options("t");
+        if (i > 1) o.input = "t/config.json", o.random = true;
+        convert_ok(&o);
+        struct gguf *g = open_out();
+        assert_int_equal(u32(g, "qwen35.full_attention_interval"), 1);
+        assert_null(gguf_find(g, "qwen35.ssm.state_size"));
+        if (desc_read(&d, g, NULL, &e)) fail_msg("%s", e.msg);
+        for (int l = 0; l < BLOCKS; l++) assert_int_equal(d->layer[l].recurrent, 0);
         desc_free(d);
         gguf_close(g);
     }
@@ -571,13 +606,25 @@ static void test_limits(void **state)
     } c[] = {
         {{{"linear_key_head_dim", "256"}}, 256, D_V, TAPS_OF_CONV, NULL},
         {{{"linear_conv_kernel_dim", "16"}}, D_K, D_V, 16, NULL},
-        {{{"linear_key_head_dim", "257"}}, 257, D_V, TAPS_OF_CONV,
-         "out.gguf: key 'qwen35.ssm.state_size': keys of this length are not supported (expected at most 256, got 257)"},
-        {{{"linear_value_head_dim", "260"}}, D_K, 260, TAPS_OF_CONV,
-         "out.gguf: key 'qwen35.ssm.inner_size': values (of ssm.time_step_rank heads) of this length are not supported "
+        {{{"linear_key_head_dim", "257"}},
+         257,
+         D_V,
+         TAPS_OF_CONV,
+         "out.gguf: key 'qwen35.ssm.state_size': keys of this length are not supported (expected at most "
+         "256, got 257)"},
+        {{{"linear_value_head_dim", "260"}},
+         D_K,
+         260,
+         TAPS_OF_CONV,
+         "out.gguf: key 'qwen35.ssm.inner_size': values (of ssm.time_step_rank heads) of this length are not "
+         "supported "
          "(expected at most 256, got 260)"},
-        {{{"linear_conv_kernel_dim", "17"}}, D_K, D_V, 17,
-         "out.gguf: key 'qwen35.ssm.conv_kernel': convolutions of this length are not supported (expected at most 16, "
+        {{{"linear_conv_kernel_dim", "17"}},
+         D_K,
+         D_V,
+         17,
+         "out.gguf: key 'qwen35.ssm.conv_kernel': convolutions of this length are not supported (expected at "
+         "most 16, "
          "got 17)"},
     };
     struct kn_open open = {.device = "cpu"};
@@ -608,7 +655,8 @@ static void test_limits(void **state)
         struct convert o = options("t");
         convert_ok(&o);
         const int rc = model_load(&m, "out.gguf", be, NULL, NULL, NULL, &e);
-        if (rc != (c[i].msg ? -1 : 0) || (c[i].msg && strcmp(e.msg, c[i].msg))) fail_msg("case %zu: \"%s\"", i, e.msg);
+        if (rc != (c[i].msg ? -1 : 0) || (c[i].msg && strcmp(e.msg, c[i].msg)))
+            fail_msg("case %zu: \"%s\"", i, e.msg);
         if (c[i].msg) assert_int_equal(e.code, ERR_FORMAT);
         model_free(m);
     }
@@ -618,10 +666,18 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors), cmocka_unit_test(test_multimodal), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_kinds),   cmocka_unit_test(test_config),     cmocka_unit_test(test_moe_config),
-        cmocka_unit_test(test_shapes),  cmocka_unit_test(test_desc),       cmocka_unit_test(test_moe_desc),
-        cmocka_unit_test(test_nextn),   cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_multimodal),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_attention_alone),
+        cmocka_unit_test(test_config),
+        cmocka_unit_test(test_moe_config),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_desc),
+        cmocka_unit_test(test_moe_desc),
+        cmocka_unit_test(test_nextn),
+        cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
