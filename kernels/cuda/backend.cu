@@ -295,15 +295,23 @@ static int code_of(struct cuda_backend *be, char *msg, size_t n)
     return 0;
 }
 
+/* Where there is no driver the runtime says that it is too old. */
+static int none_found(cudaError_t err, char *msg, size_t n)
+{
+    int driver = 0;
+    (void)cudaGetLastError();
+    if (err == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+        snprintf(msg, n, "no CUDA device: no NVIDIA driver");
+    else
+        snprintf(msg, n, "no CUDA device: %s", err != cudaSuccess ? cudaGetErrorString(err) : "none found");
+    return KN_EDEVICE;
+}
+
 static int describe(struct cuda_backend *be, char *msg, size_t n)
 {
     int count = 0, major = 0, minor = 0, l2 = 0;
     cudaError_t err = cudaGetDeviceCount(&count);
-    if (err != cudaSuccess || count == 0) {
-        (void)cudaGetLastError();
-        snprintf(msg, n, "no CUDA device: %s", err != cudaSuccess ? cudaGetErrorString(err) : "none found");
-        return KN_EDEVICE;
-    }
+    if (err != cudaSuccess || count == 0) return none_found(err, msg, n);
     if (be->device >= count) {
         snprintf(msg, n, "no CUDA device %d (expected 0 to %d)", be->device, count - 1);
         return KN_EDEVICE;
