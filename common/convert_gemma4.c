@@ -301,10 +301,12 @@ static int make(struct conv *c, struct conv_tensor *t, struct err *e)
 {
     const char *where = NULL;
     struct said s;
+    bool full = false;
     int r = hf_get_rope(c->cfg, c->fam->rope_layers, c->fam->rope, &c->rope, &where, e);
     if (r < 0 || read_said(c, &s, e)) return -1;
     int64_t dim = c->dim[DIM_HEAD_FULL];
-    if (r == 1 || !dim) return 0; /* no base: refused where it is put. No full layer: none turns so */
+    for (int32_t i = 0; i < c->n_layer; i++) full |= (c->kind[i] & FULL) != 0;
+    if (r == 1 || !full) return 0; /* no base: refused where it is put. No full layer: none turns so */
     if (c->rope.partial != 1 && strcmp(c->rope.type, "proportional"))
         return err_set(e, ERR_FORMAT,
                        "%s: rope_parameters.full_attention: a partial rotation of type %s is not implemented "

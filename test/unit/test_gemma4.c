@@ -593,6 +593,29 @@ static void test_drafter_inherits(void **state)
     model_free(t);
 }
 
+/* Layers of one kind alone: nothing of the other kind is in the file. */
+static void test_one_kind(void **state)
+{
+    (void)state;
+    static const char *const types[] = {
+        "[\"sliding_attention\", \"sliding_attention\", \"sliding_attention\"]",
+        "[\"full_attention\", \"full_attention\", \"full_attention\"]"};
+    for (int full = 0; full < 2; full++) {
+        make_model("out.gguf", base_gemma, target_sizes, "layer_types", types[full]);
+        struct gguf *g = open_out();
+        struct model *t = load("out.gguf");
+        struct session *s = start(t, NULL, 40, 16, KN_F16);
+        assert_int_equal(gguf_tensor(g, "rope_freqs.weight") != NULL, full);
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(t->d->layer[i].window, full ? 0 : WINDOW);
+            assert_int_equal(t->d->layer[i].head_dim, full ? 80 : 48);
+        }
+        session_free(s);
+        model_free(t);
+        gguf_close(g);
+    }
+}
+
 static int begin(void **state)
 {
     const struct kn_open open = {.device = "cpu"};
@@ -615,6 +638,7 @@ int main(void)
         cmocka_unit_test(test_config),         cmocka_unit_test(test_desc),
         cmocka_unit_test(test_rings),          cmocka_unit_test(test_window),
         cmocka_unit_test(test_row_invariance), cmocka_unit_test(test_drafter_inherits),
+        cmocka_unit_test(test_one_kind),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
