@@ -372,6 +372,7 @@ static int keys(struct conv *c, struct err *e)
         return err_set(e, ERR_FORMAT,
                        "%s: final_logit_softcapping is out of range (expected above 0, got %g)",
                        hf_config_name(c->cfg), cap);
+    if (r) conv_say(c, CONVERT_NOTE, "no final_logit_softcapping: logits are not capped");
     if (r == 0 && conv_put_f32(c, "final_logit_softcapping", cap, e)) return -1;
     return c->dim[DIM_EXPERTS] ? conv_put_experts(c, "top_k_experts", e) : 0;
 }

@@ -567,6 +567,7 @@ static void test_drafter_inherits(void **state)
                "8.9375"); /* sqrt(80), bf16 */
     make_model("one.gguf", base_drafter, drafter_sizes, "input_embedding_scale", "1");
     make_model("bare.gguf", base_gemma, target_sizes, "final_logit_softcapping", "null");
+    assert_non_null(strstr(said, "no final_logit_softcapping: logits are not capped"));
     struct model *t = load("target-0.gguf"), *b = load("bare.gguf"), *d = load("drafter.gguf"),
                  *ds = load("same.gguf"), *d1 = load("one.gguf");
     draft_logits(t, d, own);
