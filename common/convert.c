@@ -125,9 +125,9 @@ int conv_put_experts(struct conv *c, const char *used_key, struct err *e)
                : 0;
 }
 
-/* ---- parts that every family has ---- */
+/* ---- parts that every family has: a flag first, with a warning where config.json says another value ---- */
 
-int conv_get_rope_theta(struct conv *c, struct err *e)
+static int get_rope_theta(struct conv *c, struct err *e)
 {
     const char *where = NULL;
     int r = c->cfg ? hf_get_rope(c->cfg, c->fam->rope_layers, c->fam->rope, &c->rope, &where, e) : 1;
@@ -153,7 +153,7 @@ int conv_get_rope_theta(struct conv *c, struct err *e)
     return 0;
 }
 
-int conv_get_rms_eps(struct conv *c, struct err *e)
+static int get_rms_eps(struct conv *c, struct err *e)
 {
     int r = c->cfg ? hf_get_f64(c->cfg, "rms_norm_eps", &c->rms_eps, e) : 1;
     if (r < 0) return -1;
@@ -633,7 +633,7 @@ static int run(struct conv *c, struct err *e)
     if (open_input(c, e) || find_family(c, e) || check_flags(c, e) || open_target(c, e)) return -1;
     if (c->fam->parts && c->fam->parts(c, e)) return -1;
     if (map_input(c, e)) return -1;
-    if (conv_get_rope_theta(c, e) || conv_get_rms_eps(c, e) || get_context(c, e)) return -1;
+    if (get_rope_theta(c, e) || get_rms_eps(c, e) || get_context(c, e)) return -1;
     if (gguf_writer_new(&c->w, e) || put_general(c, e) || c->fam->keys(c, e) || check_rest(c, e)) return -1;
     if (conv_plan_types(c, e, &file_type) || gguf_put_u32(c->w, "general.file_type", file_type, e) ||
         put_tokenizer(c, e))

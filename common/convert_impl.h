@@ -208,13 +208,10 @@ int conv_set_dim(struct conv *c, enum conv_dim d, int64_t v, const char *from); 
 /* A size that config.json must say (random), and one that it may say but must then say have. */
 int conv_need_i64(struct conv *c, const char *key, int64_t *v, struct err *e);
 int conv_witness(struct conv *c, const char *key, int64_t have, const char *from, struct err *e);
-bool conv_uses(const struct conv *c, enum conv_dim d); /* does any rule of the family have this dimension */
 /* Fills t, dim, n_layer; every tensor of the input is accounted for. */
 int conv_map_tensors(struct conv *c, struct err *e);
 /* Sets head_dim, n_head, n_head_kv; checks all sizes with config.json. */
 int conv_heads(struct conv *c, struct err *e);
-/* The part of conv_heads after n_head, n_head_kv, head_dim. */
-int conv_check_sizes(struct conv *c, struct err *e);
 
 /* convert.c: as far as conv_map_tensors and the heads, for a checkpoint that is only read. 1: there is no
  * config.json and no tensor tells the family. conv_close frees what both this and a conversion take. */
@@ -232,10 +229,6 @@ int conv_read_rows(const struct conv *c, const struct conv_tensor *t, int64_t ro
  * bytes depend on seed, the tensor's name and the position alone. */
 int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, int64_t n_rows, void *dst,
                      int threads, struct err *e);
-
-/* Parts that a flag or config.json gives: flag first, with a warning where the config says another value. */
-int conv_get_rope_theta(struct conv *c, struct err *e);
-int conv_get_rms_eps(struct conv *c, struct err *e);
 
 /* Put arch-prefixed keys. */
 int conv_put_u32(struct conv *c, const char *key, int64_t v, struct err *e);

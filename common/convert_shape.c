@@ -44,7 +44,8 @@ int conv_need_i64(struct conv *c, const char *key, int64_t *v, struct err *e)
     return r;
 }
 
-bool conv_uses(const struct conv *c, enum conv_dim d)
+/* Does any rule of the family have this dimension? */
+static bool uses(const struct conv *c, enum conv_dim d)
 {
     for (const struct conv_rule *r = c->fam->rules; r->hf; r++)
         for (int i = 0; i < 3; i++)
@@ -56,11 +57,11 @@ int conv_sizes_from_config(struct conv *c, struct err *e)
 {
     int64_t embd, ff = 0, head, heads, kv, layers, vocab = 0;
     if (conv_need_i64(c, "hidden_size", &embd, e) ||
-        (conv_uses(c, DIM_FF) && conv_need_i64(c, "intermediate_size", &ff, e)) ||
+        (uses(c, DIM_FF) && conv_need_i64(c, "intermediate_size", &ff, e)) ||
         conv_need_i64(c, "num_attention_heads", &heads, e) ||
         conv_need_i64(c, "num_key_value_heads", &kv, e) || conv_need_i64(c, "num_hidden_layers", &layers, e))
         return -1;
-    if (!conv_uses(c, DIM_HEAD) && !hf_has(c->cfg, "head_dim") && embd % heads == 0) {
+    if (!uses(c, DIM_HEAD) && !hf_has(c->cfg, "head_dim") && embd % heads == 0) {
         head = embd / heads; /* what a family without head norms means by leaving it out */
         conv_say(c, CONVERT_DETAIL, "head size: %lld (no head_dim: hidden_size / num_attention_heads)",
                  (long long)head);
@@ -477,14 +478,7 @@ static int split_heads(struct conv *c, enum conv_dim d, int32_t *n, struct err *
     return 0;
 }
 
-int conv_heads(struct conv *c, struct err *e)
-{
-    c->head_dim = (int32_t)c->dim[DIM_HEAD];
-    if (split_heads(c, DIM_Q, &c->n_head, e) || split_heads(c, DIM_KV, &c->n_head_kv, e)) return -1;
-    return conv_check_sizes(c, e);
-}
-
-int conv_check_sizes(struct conv *c, struct err *e)
+static int check_sizes(struct conv *c, struct err *e)
 {
     char from[320];
     if (c->n_head % c->n_head_kv)
@@ -514,4 +508,11 @@ int conv_check_sizes(struct conv *c, struct err *e)
     }
     int r = c->cfg ? hf_get_i64(c->cfg, "vocab_size", 1, INT32_MAX, &c->n_vocab, e) : 1;
     return r < 0 ? -1 : 0;
+}
+
+int conv_heads(struct conv *c, struct err *e)
+{
+    c->head_dim = (int32_t)c->dim[DIM_HEAD];
+    if (split_heads(c, DIM_Q, &c->n_head, e) || split_heads(c, DIM_KV, &c->n_head_kv, e)) return -1;
+    return check_sizes(c, e);
 }

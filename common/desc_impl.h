@@ -48,8 +48,6 @@ int desc_maybe_bools(struct desc_reader *r, const char *name, bool *v); /* bool[
 /* Every key below the architecture's prefix must be in one of the lists (more may be NULL). */
 int desc_known_keys(struct desc_reader *r, const char *const *known, const char *const *more);
 
-/* A tensor, marked as known; NULL: absent. */
-const struct gguf_tensor *desc_tensor(struct desc_reader *r, const char *name);
 int desc_dim(struct desc_reader *r, const char *name, int i, int32_t *v); /* dimension i of a tensor */
 /* Tensor name must be [ne0], [ne0, ne1] or [ne0, ne1, ne2]; the first 0 ends. */
 int desc_shape(struct desc_reader *r, const int64_t ne[3], const char *name);

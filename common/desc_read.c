@@ -167,7 +167,8 @@ int desc_known_keys(struct desc_reader *r, const char *const *known, const char 
 
 /* ---- tensors ---- */
 
-const struct gguf_tensor *desc_tensor(struct desc_reader *r, const char *name)
+/* A tensor, marked as known; NULL: absent. */
+static const struct gguf_tensor *known_tensor(struct desc_reader *r, const char *name)
 {
     const struct gguf_tensor *t = gguf_tensor(r->g, name);
     if (t) r->seen[t - r->g->tensor] = true;
@@ -176,7 +177,7 @@ const struct gguf_tensor *desc_tensor(struct desc_reader *r, const char *name)
 
 static const struct gguf_tensor *need_tensor(struct desc_reader *r, const char *name)
 {
-    const struct gguf_tensor *t = desc_tensor(r, name);
+    const struct gguf_tensor *t = known_tensor(r, name);
     if (!t) desc_fail(r, "tensor '%s': is missing", name);
     return t;
 }

@@ -41,9 +41,8 @@ json_t *verdict_json(const struct verdict *v);
 
 /* ceiling.c - reading memory once, bytes a second: where the models are on the CPU a plain loop over bytes (256 MiB to
  * 2 GiB), best of passes, one size and number of threads a process; on a device its own measurement. NaN, which JSON shows
- * as null (bench_read_ceiling: 0): not measured. */
+ * as null: not measured. */
 double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes);
-double bench_read_ceiling(uint64_t bytes, int threads, int passes);
 
 /* A line of JSON on stdout, or to o where it is open; steals j. Adds "schema" first. */
 int bench_emit(json_t *j, struct err *e);

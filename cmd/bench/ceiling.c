@@ -44,7 +44,8 @@ static double pass(struct part *p, int threads)
     return started == threads ? cli_seconds() - t : 0;
 }
 
-double bench_read_ceiling(uint64_t bytes, int threads, int passes)
+/* 0: not measured. */
+static double read_ceiling(uint64_t bytes, int threads, int passes)
 {
     static uint8_t *buffer;
     static size_t size;
@@ -76,7 +77,7 @@ double bench_read_ceiling(uint64_t bytes, int threads, int passes)
 double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes)
 {
     double speed;
-    if (!strcmp(models_device(m), "cpu")) return bench_read_ceiling(bytes, threads, passes);
+    if (!strcmp(models_device(m), "cpu")) return read_ceiling(bytes, threads, passes);
     speed = kn_op(m->be)->read_speed ? kn_op(m->be)->read_speed(m->be) : 0;
     return speed > 0 ? speed : NAN;
 }

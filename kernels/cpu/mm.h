@@ -80,9 +80,6 @@ struct mm_type {
 const struct mm_type *mm_type_of(uint32_t type); /* NULL: cannot multiply */
 int mm_type_index(uint32_t type);                /* row of cpu_mm.kernel, or -1 */
 size_t mm_panel_bytes(const struct mm_type *t, int64_t n_in, int lanes);
-/* Pack rows first..first+lanes of data (file layout, n_out rows; rows past the end are zeros) into dst. */
-void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
-                   int64_t first, int lanes);
 
 #define MM_TYPES 15
 

@@ -237,8 +237,9 @@ static void pack_block(const struct mm_type *t, uint8_t *dst, const uint8_t *b, 
     }
 }
 
-void mm_pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
-                   int64_t first, int lanes)
+/* Pack rows first .. first + lanes of data (file layout, n_out rows; rows past the end are zeros) into dst. */
+static void pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
+                       int64_t first, int lanes)
 {
     const size_t row_bytes = kn_row_bytes(t->type, n_in);
     const int64_t blocks = n_in / t->block;
@@ -318,7 +319,7 @@ static void pack_item(void *ctx, int64_t item, int thread)
     const struct packing *k = ctx;
     (void)thread;
     for (int64_t p = item * k->each; p < k->all && p < (item + 1) * k->each; p++)
-        mm_pack_panel(k->type, k->packed + (size_t)p * k->panel, (const uint8_t *)k->data + (size_t)(p / k->panels) * k->file,
+        pack_panel(k->type, k->packed + (size_t)p * k->panel, (const uint8_t *)k->data + (size_t)(p / k->panels) * k->file,
                       k->n_in, k->n_out, p % k->panels * k->lanes, k->lanes);
 }
 
