@@ -21,23 +21,6 @@ DEV void before_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem)
     copy_bulk_to(smem + a.at_down, a.before.w + (size_t)blockIdx.x * bytes, bytes, &m->before);
 }
 
-/* Unit `unit` of a row as store_block leaves it (prep_block.cuh), as unit_round would. */
-DEV void unit_of_row(const whole_before &b, int unit, uint8_t *act)
-{
-    const int lane = threadIdx.x % 32, slice = unit / b.slice_units, local = unit - slice * b.slice_units,
-              j = lane % 16;
-    const uint8_t *from = b.rows + (size_t)slice * (size_t)b.slice_row,
-                  *sums = from + 256 * b.slice_units + 32 * local + 8 * (j / 4);
-    const uint2 q = __ldcg((const uint2 *)(from + 256 * local) + lane), s = __ldcg((const uint2 *)sums);
-    const float d = __ldcg((const float *)(from + 288 * b.slice_units) + local);
-    const int sum = signed_byte(s.x, j % 4) + 128 * signed_byte(s.y, j % 4),
-              both = sum + __shfl_xor_sync(~0u, sum, 1);
-    ((uint2 *)act)[lane] = q;
-    if (lane < 16) *(short *)(act + UNIT_SUMS + 2 * j) = (short)sum;
-    if (lane < 16 && j % 2 == 0) *(short *)(act + UNIT_SUMS_32 + j) = (short)both;
-    if (lane == 0) *(float *)(act + UNIT_SCALE) = d;
-}
-
 /* x, with the product's outputs, to everyone. All warps that multiply. */
 DEV void whole_product_before(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
@@ -50,7 +33,8 @@ DEV void whole_product_before(const whole_args &a, struct whole_memory *m, uint8
     cuda_grid_wait();
     if (threadIdx.x == 0) whole_turn(a, m);
     if (adds) old = __ldcg(a.out + 16 * block + lane);
-    for (int u = warp; u < b.units; u += WARPS) unit_of_row(b, u, act + UNIT_ACT * u);
+    for (int u = warp; u < b.units; u += WARPS)
+        unit_of_row(b.rows, b.slice_units, b.slice_row, u, act + UNIT_ACT * u);
     warps_meet(1, WARPS);
 #pragma unroll 1
     for (int u = 2 * warp; u < b.units && own; u += 2 * WARPS) {

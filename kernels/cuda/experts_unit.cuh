@@ -1,6 +1,5 @@
 /* experts_unit.cuh - two units (16 rows x 256 columns each) times one row's activations of their columns: the
- * term of every output, for a mixture of one row (experts_whole.cu) and tiles of one pair
- * (experts_kernel.cuh).
+ * term of every output, for a mixture of one row (experts_whole.cu) and wide products of one (mm_one.cu).
  *
  * One row needs one column of the mma's B. Here its eight columns are the sub-blocks of the 256: lane (g =
  * lane / 4, q = lane % 4) makes column g from the activations of sub-block g, and zeros elsewhere, step j of
@@ -42,6 +41,23 @@ DEV void unit_round(uint8_t *act, const float v[8])
     *(uint32_t *)(q + 16) = w1;
     if (lane % 2 == 0) *(short *)(act + UNIT_SUMS + lane) = (short)sum;
     if (lane % 4 == 0) *(short *)(act + UNIT_SUMS_32 + lane / 2) = (short)both;
+    if (lane == 0) *(float *)(act + UNIT_SCALE) = d;
+}
+
+/* Unit `unit` of a prepared row, as unit_round would leave it. */
+DEV void unit_of_row(const uint8_t *rows, int slice_units, int slice_row, int unit, uint8_t *act)
+{
+    const int lane = threadIdx.x % 32, slice = unit / slice_units, local = unit - slice * slice_units,
+              j = lane % 16;
+    const uint8_t *from = rows + (size_t)slice * (size_t)slice_row,
+                  *sums = from + 256 * slice_units + 32 * local + 8 * (j / 4);
+    const uint2 q = __ldcg((const uint2 *)(from + 256 * local) + lane), s = __ldcg((const uint2 *)sums);
+    const float d = __ldcg((const float *)(from + 288 * slice_units) + local);
+    const int sum = signed_byte(s.x, j % 4) + 128 * signed_byte(s.y, j % 4),
+              both = sum + __shfl_xor_sync(~0u, sum, 1);
+    ((uint2 *)act)[lane] = q;
+    if (lane < 16) *(short *)(act + UNIT_SUMS + 2 * j) = (short)sum;
+    if (lane < 16 && j % 2 == 0) *(short *)(act + UNIT_SUMS_32 + j) = (short)both;
     if (lane == 0) *(float *)(act + UNIT_SCALE) = d;
 }
 

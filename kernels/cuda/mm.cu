@@ -4,6 +4,7 @@
 #include "copy.cuh"
 #include "many.cuh"
 #include "mm.cuh"
+#include "mm_one.cuh"
 
 #include <string.h>
 
@@ -63,6 +64,7 @@ int cuda_mm_open(struct cuda_backend *be)
             f ? cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block) : cudaSuccess;
         if (err) return cuda_check(be, "matrix product kernels", err);
     }
+    if (mm_one_open(be)) return KN_EDEVICE;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
@@ -577,6 +579,10 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         if (!prepared && !p->norm && be->ready.x == x && be->ready.launch == be->launches && be->ready.n == p->n &&
             be->ready.act == t->act && be->ready.slice_row != a.slice_row)
             return cuda_fail(be, KN_EINVAL, "%s: %d rows prepared for another kernel", p->name, p->n);
+        int rc = 0;
+        if (p->n == 1 && count == 1 && !p->gated && !p->add &&
+            mm_one(be, p->name, w0, p->out[list[0]], &prep, prepared, &rc))
+            return rc;
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
