@@ -36,7 +36,7 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     const struct kn_weight *weights[] = {&y->wq, &y->wg, &y->wk, &y->wv};
     struct pass_heads h = pass_heads(m, p, i);
     const int64_t width = (int64_t)l->n_head * l->head_dim;
-    h.attention.then = NULL; /* the gate is between */
+    h.attention.gate = w->g;
     int rc = op->norm_linear(be, qgkv, weights, 4, w->x, y->attn_norm, d->rms_eps, p->n);
     if (rc == 0) rc = pass_attend(m, &h);
     if (rc == 0 && op->gate_linear) return op->gate_linear(be, w->x, &y->wo, w->attn, w->g, p->n);

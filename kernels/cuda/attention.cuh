@@ -61,7 +61,7 @@ struct attn {
     bool prepare;
     enum mm_act act;
     struct mm_prep then;
-    const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
+    const float *gate; /* NULL, or of one row, [n_head, d]: gated before they are rounded, as gate_rows.cu does */
 #ifdef ATTN_TRACE
     long long *trace; /* [blocks][16] clocks */
 #endif

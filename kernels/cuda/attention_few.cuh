@@ -110,13 +110,6 @@ template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_he
               block = ((kv_head * a.n_rep + at_row - row * a.n_rep) * D + col) / 256;
     const float4 y = *(const float4 *)(x + lane * 8), z = *(const float4 *)(x + lane * 8 + 4);
     float v[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
-    if (a.gate) {
-        const float4 *g = (const float4 *)(a.gate + (int64_t)row * a.n_head * D + 256 * block + 8 * lane),
-                     g0 = __ldcg(g), g1 = __ldcg(g + 1);
-        const float s[8] = {g0.x, g0.y, g0.z, g0.w, g1.x, g1.y, g1.z, g1.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], dev_sigmoid(s[i]));
-    }
     uint8_t *to = a.then.rows + (size_t)row * (size_t)(a.then.slices * a.then.slice_row);
     if (a.act == MM_ACT_K)
         store_block<MM_ACT_K>(a.then, to, block, v, row);

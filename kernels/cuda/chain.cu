@@ -387,7 +387,7 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr;
     const struct kn_kv *kv = a->kv;
     if (!last) return 0;
-    if (a->n != 1 || c->waits.add.y || a->gate || a->n_head % kv->n_head_kv) return cuda_flush(be);
+    if (a->n != 1 || c->waits.add.y || (a->gate && last->n_m != 4) || a->n_head % kv->n_head_kv) return cuda_flush(be);
     if (last->n_m == 4) return attend_gated(be, s, a, last);
     if (a->window || kv->head_dim != CHAIN_HEAD || s->v_norm || s->k == s->v)
         return attend_wide(be, s, a, last);

@@ -51,6 +51,10 @@ int chain_gate_alone(struct cuda_backend *be, const struct chain_product *c)
     struct mm_prep p;
     if (!mm_preparing(be, c->w[0], 1, &p, &act))
         return cuda_fail(be, KN_EINVAL, "gate_linear: a row that nothing rounds");
+    if (mm_is_prepared(be, c->x, c->gate, 1, &p, act)) { /* attention has */
+        mm_prepared(be, c->x, nullptr, 1, &p, act);
+        return 0;
+    }
     return launch(be, &p, act, c->x, c->gate, 1);
 }
 
