@@ -73,7 +73,7 @@ static bool looks_back(const struct kn_sampler *sampler)
 }
 
 /* Without a drafter the row of a cycle is the anchor alone, which always stays: recurrent state takes it along at once,
- * and nothing is left to be replayed. */
+ * and nothing is left to be replayed, or it stays pending like those before it, until there are s->every. */
 static bool all_stay(const struct session *s)
 {
     return !s->drafter;
@@ -119,7 +119,9 @@ static int accept_part(struct session *s, int32_t rows, struct err *e)
                                      .number = &d->number,
                                      .stamp = d->stamp,
                                      .results = s->results,
-                                     .n_results = SESSION_RESULTS};
+                                     .n_results = SESSION_RESULTS,
+                                     .behind = all_stay(s) && s->every ? &d->pending : NULL,
+                                     .every = s->every};
     int rc = s->op->accept(s->be, &accept);
     return rc ? model_failed(s->target, "accept", rc, e) : 0;
 }
@@ -310,6 +312,7 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
     }
     s->n_past = r->pos + r->kept;
     if (s->delta && !all_stay(s)) s->pending = r->kept;
+    if (s->every && all_stay(s)) s->pending = (s->pending + r->kept) % s->every;
     return 0;
 }
 

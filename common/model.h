@@ -118,6 +118,7 @@ struct pass {
     const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
     const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
     bool commit;            /* the rows are final (a prefill, a cycle without a drafter): delta nets advance their state */
+    int32_t every;          /* of one final row: kn_delta's */
     int32_t n;
     int32_t first_pos;  /* the position of row 0, as the host knows it: for messages */
     const int32_t *ids; /* [n] device */

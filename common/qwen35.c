@@ -68,7 +68,8 @@ static struct kn_delta state_rows(const struct model *m, const struct pass *p, i
                              .n_conv = d->n_conv,
                              .state = &p->delta[i],
                              .pending = p->pending,
-                             .commit = p->commit};
+                             .commit = p->commit,
+                             .every = p->every};
 }
 
 static int delta_net(const struct model *m, const struct pass *p, int32_t i)

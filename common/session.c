@@ -68,9 +68,10 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 {
     const struct desc *d = s->target->d;
     uint64_t width = (uint64_t)desc_delta_width(d), n_v = (uint64_t)d->n_v;
-    bool any = false;
-    for (int i = 0; i < d->n_layer; i++) any |= d->layer[i].recurrent;
+    bool any = false, mixed = false;
+    for (int i = 0; i < d->n_layer; i++) any |= d->layer[i].recurrent, mixed |= d->layer[i].moe;
     if (!any) return 0;
+    s->every = s->op->delta_every[mixed];
     s->delta = mem_calloc((size_t)d->n_layer, sizeof *s->delta);
     if (!s->delta) return err_set(e, ERR_IO, "out of memory (recurrent state)");
     const struct kn_delta shape = {
@@ -261,6 +262,7 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .delta = s->delta,
                            .pending = &s->d->pending,
                            .commit = fate != SESSION_TRIED,
+                           .every = fate == SESSION_FINAL ? s->every : 0,
                            .n = r->n,
                            .first_pos = r->first_pos,
                            .ids = r->ids,

@@ -13,7 +13,8 @@
  *
  * Rows past n_past are simply written over later: a rejected row is never undone. Recurrent layers keep the
  * inputs of a forward's rows and replay those that were committed at the start of the next pass. The row of a
- * cycle without a drafter always stays, so they take it along at once. */
+ * cycle without a drafter always stays; they take it along at once, or, where a backend would rather write
+ * states seldom, every so many rows. */
 #ifndef DFLASH_SESSION_H
 #define DFLASH_SESSION_H
 
@@ -65,6 +66,8 @@ struct session {
     struct session_options o; /* with defaults filled in */
     int32_t n_past;           /* committed positions */
     int32_t pending;          /* the cursor's, where there is recurrent state; else 0 */
+    int32_t every; /* of cycles without a drafter: recurrent state is written after so many, the rows before are
+                      pending; 0: after each */
     bool spent;               /* the recurrent state went on beyond n_past: nothing can follow */
     int32_t *history; /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
     int32_t *d_history; /* the same on the device */

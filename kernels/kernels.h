@@ -258,6 +258,7 @@ struct kn_delta_state {
     float *log;  /* [KN_DELTA_LOG, width + 2 * n_v]: qkv, alpha and beta of the last call's rows */
 };
 #define KN_DELTA_LOG 64   /* rows at most in a call without commit */
+#define KN_DELTA_EVERY 16 /* a backend keeps what it likes for as many rows in the log's second half */
 #define KN_DELTA_HEAD 256 /* d_k and d_v at most, on every backend */
 #define KN_DELTA_TAPS 16  /* n_conv at most */
 
@@ -281,6 +282,9 @@ struct kn_delta {
     const int32_t *pending; /* one int32 in device memory: rows of the log to replay first */
     bool commit; /* the rows are final: advance the committed state, leave no log. n may then exceed
                     KN_DELTA_LOG */
+    int32_t every; /* 0, or of one final row: with *pending + 1 < every the state stays as it is, and the row
+                      goes to the log behind those that are pending; else it is advanced over all of them. The
+                      caller then makes *pending (*pending + 1) % every. At most KN_DELTA_EVERY */
 };
 
 /* ---- cycles ----
@@ -318,6 +322,8 @@ struct kn_accept {
     const uint64_t *stamp; /* [KN_STAMPS] */
     struct kn_result *results; /* [n_results] shared; this cycle's is number % n_results */
     int32_t n_results;
+    int32_t *behind; /* NULL, or becomes (*behind + kept) % every */
+    int32_t every;
 };
 
 /* What operations that take memory would take, in bytes of the device, without taking it: for plans. */
@@ -453,6 +459,7 @@ struct kn_ops {
      * them. begin returns 1, or 0 where they cannot: nothing has begun then. Both NULL where a backend has no such thing. */
     int (*beside_begin)(struct kn_backend *, int32_t n, uint64_t work, uint64_t others);
     int (*beside_end)(struct kn_backend *);
+    int32_t delta_every[2]; /* kn_delta.every that pays: without experts, with them; 0: each row */
 };
 
 /* Every backend's struct begins so. */

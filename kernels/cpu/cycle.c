@@ -61,6 +61,7 @@ int cpu_accept(struct kn_backend *kb, const struct kn_accept *a)
     a->ids[0] = a->picks[kept - 1];
     if (a->anchor) *a->anchor = a->ids[0];
     for (int32_t i = 0; i < KN_CYCLE_ROWS; i++) a->pos[i] += kept;
+    if (a->behind) *a->behind = (*a->behind + kept) % a->every;
     if (a->first) *a->first = a->pos[0] > a->window ? a->pos[0] - a->window : 0;
     r->number = ++*a->number;
     return 0;

@@ -22,6 +22,12 @@ size_t cpu_delta_scratch(const struct cpu_backend *be)
     return (size_t)be->threads * CPU_DELTA_FLOATS * sizeof(float);
 }
 
+/* Is the state advanced over all rows? */
+static bool is_final(const struct delta_job *j)
+{
+    return j->a->commit && j->pending + j->a->n >= j->a->every;
+}
+
 /* The convolution's input at token i of the call; below 0 what went before it. */
 static const float *input(const struct delta_job *j, int64_t i)
 {
@@ -50,7 +56,7 @@ static void delta_item(void *ctx, int64_t item, int thread)
     for (int32_t at = 0; at < all; at += w.n_tokens) {
         w.n_tokens = all - at < run ? all - at : run;
         w.replay = at ? 0 : j->pending;
-        w.advance = a->commit ? w.n_tokens : w.replay;
+        w.advance = is_final(j) ? w.n_tokens : a->commit ? 0 : w.replay;
         w.row = at ? at - j->pending : 0;
         for (int32_t t = 0; t < w.n_tokens + a->n_conv - 1; t++)
             in[t] = input(j, (int64_t)at + t - (a->n_conv - 1));
@@ -67,7 +73,7 @@ static void log_row(void *ctx, int64_t i, int thread)
 {
     const struct delta_job *j = ctx;
     const struct kn_delta *a = j->a;
-    float *log = a->state->log + i * (j->width + 2 * a->n_v);
+    float *log = a->state->log + (i + (a->commit ? j->pending : 0)) * (j->width + 2 * a->n_v);
     const size_t gates = (size_t)a->n_v * sizeof *log;
     (void)thread;
     memcpy(log, a->qkv + i * j->width, (size_t)j->width * sizeof *log);
@@ -88,6 +94,9 @@ static int check(struct cpu_backend *be, const struct kn_delta *a)
     if (a->n < 0 || (!a->commit && a->n > KN_DELTA_LOG))
         return cpu_fail(be, KN_EINVAL, "delta: %d rows (expected at most %d that may still be rejected)",
                         a->n, KN_DELTA_LOG);
+    if (a->every && (a->n != 1 || !a->commit || a->every < 2 || a->every > KN_DELTA_EVERY))
+        return cpu_fail(be, KN_EINVAL, "delta: a state every %d rows, of %d (expected 2 to %d, of one)",
+                        a->every, a->n, KN_DELTA_EVERY);
     if (!a->state || !a->pending)
         return cpu_fail(be, KN_EINVAL, "delta: no state, or no number of pending rows");
     if (*a->pending < 0 || *a->pending > KN_DELTA_LOG)
@@ -108,7 +117,10 @@ int cpu_delta(struct kn_backend *kb, const struct kn_delta *a)
                           .a = a,
                           .width = 2 * (int64_t)a->n_k * a->d_k + (int64_t)a->n_v * a->d_v,
                           .pending = *a->pending};
-    const int32_t n_rep = a->n_v / a->n_k, tokens = j.pending + a->n, done = a->commit ? tokens : j.pending;
+    const int32_t n_rep = a->n_v / a->n_k, tokens = j.pending + a->n,
+                  done = is_final(&j) ? tokens
+                         : a->commit  ? 0
+                                      : j.pending;
     if (!tokens) return 0;
     /* The fewer items a key head is cut into, the less often its q and k are computed. */
     j.parts = (4 * be->threads + a->n_k - 1) / a->n_k;
@@ -119,6 +131,6 @@ int cpu_delta(struct kn_backend *kb, const struct kn_delta *a)
     for (int64_t i = 0; done && i < a->n_conv - 1; i++)
         memmove(a->state->conv + i * j.width, input(&j, done - (a->n_conv - 1) + i),
                 (size_t)j.width * sizeof(float));
-    if (!a->commit) cpu_share(be, a->n, a->n * j.width >= 8 * CPU_SHARE, log_row, &j);
+    if (!is_final(&j)) cpu_share(be, a->n, a->n * j.width >= 8 * CPU_SHARE, log_row, &j);
     return 0;
 }

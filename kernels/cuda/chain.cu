@@ -428,6 +428,7 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
                       a->d_k == CHAIN_HEAD && a->d_v == CHAIN_HEAD && a->n_conv == 4 &&
                       a->n_v / a->n_k <= 32 && !c->rounded && !c->items && (!c->attends || c->nets) &&
                       !c->gemma && !c->waits.add.y && w->n_in == inner &&
+                      !(a->every && (a->n_k > DELTA_COUNTERS || delta_tuning.apart)) &&
                       !(((uintptr_t)y->s | (uintptr_t)y->conv | (uintptr_t)y->log | (uintptr_t)a->conv |
                          (uintptr_t)a->norm) %
                         16);
@@ -440,7 +441,7 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     *t = {};
     t->n_head = a->n_v, t->pass_on = 1;
     t->d = {CHAIN_STATE, a->n_k,  a->n_v,  a->commit, 0,       4 * (a->n_v / a->n_k),
-            0,           nullptr, a->norm, y->s,      y->conv, y->log,
+            0,           a->every, nullptr, a->norm, y->s,      y->conv, y->log,
             a->conv,     a->a,    a->dt,   a->pending};
     s.d = t->d, s.d.what = CHAIN_STATE_ROW, s.eps = a->eps;
     keep_old(c, be->chain_steps, &s);

@@ -90,6 +90,7 @@ struct chain_net {
     int32_t what, n_k, n_v, commit;
     int32_t per, units;       /* blocks of a key head, and units of one: 32 rows of a value head's state */
     int32_t gates;            /* place of the gates, behind the outputs */
+    int32_t every;            /* kn_delta's */
     const float *gate, *norm; /* of a row in memory; of outputs [CHAIN_HEAD] */
     float *s, *conv, *log;    /* kn_delta_state */
     const float *taps, *a, *dt;

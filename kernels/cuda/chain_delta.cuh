@@ -13,6 +13,10 @@
  * reads them. Those of q and k and the gates are read by all blocks of a key head; the first of these keeps
  * them until it has seen the outputs of all its heads, which depend on all that was read.
  *
+ * Where the state is written after several rows (d.every), those since are pending in the log, and beside them
+ * stands what each added to the state: its decay, its normed key, and for each row of the state what the key
+ * was times. By that the state is taken over them, with the bits that it had, while the row's values come.
+ *
  * Arithmetic: that of delta_step.cu (delta_rows.cuh) to the bit. */
 #ifndef DFLASH_CUDA_CHAIN_DELTA_CUH
 #define DFLASH_CUDA_CHAIN_DELTA_CUH
@@ -83,10 +87,10 @@ DEV void delta_norms(chain_delta_room &m, const float *q, const float *k)
     for (int o = 16; o; o >>= 1) kq = __fadd_rn(kq, __shfl_xor_sync(~0u, kq, o));
     if (lane == 0) m.root_q = root_q, m.root_k = root_k, m.kq = kq;
 }
-/* step of delta_rows.cuh for two units at once: q and k are not normed yet. o: in every lane of the row.
- */
+/* step of delta_rows.cuh for two units at once: q and k are not normed yet. o: in every lane of the row, and
+ * e, what the key is added times. */
 DEV void delta_token(float s[2][DELTA / DELTA_LANES], const chain_delta_room &m, int turn, const int head[2],
-                     float o[2])
+                     float o[2], float e[2])
 {
     const int lane = threadIdx.x % DELTA_LANES, row = threadIdx.x / DELTA_LANES;
     const float root_q = m.root_q, root_k = m.root_k, kq = m.kq;
@@ -129,48 +133,163 @@ DEV void delta_token(float s[2][DELTA / DELTA_LANES], const chain_delta_room &m,
         }
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        const float e = __fmul_rn(m.beta[head[j]], __fsub_rn(m.v[turn][DELTA_ROWS * j + row], x[j]));
+        e[j] = __fmul_rn(m.beta[head[j]], __fsub_rn(m.v[turn][DELTA_ROWS * j + row], x[j]));
 #pragma unroll
-        for (int i = 0; i < DELTA / DELTA_LANES; i++) s[j][i] = __fmaf_rn(e, k[i], s[j][i]);
-        o[j] = __fmaf_rn(e, kq, y[j]);
+        for (int i = 0; i < DELTA / DELTA_LANES; i++) s[j][i] = __fmaf_rn(e[j], k[i], s[j][i]);
+        o[j] = __fmaf_rn(e[j], kq, y[j]);
     }
 }
 
-/* What stands before the row, where no rows are pending: to shared memory. */
+/* What pending rows left for delta_again, asked for. box: in shared memory, DELTA_AGAIN floats a row. */
+#define DELTA_AGAIN (DELTA + 2 * DELTA_ROWS + 4)
+DEV void delta_again_ask(const chain_net &d, int kh, int pending, const int head[2], const int unit[2],
+                         float *box)
+{
+    constexpr int PIECES = (DELTA + 2 * DELTA_ROWS) / 4;
+    const int i = threadIdx.x, width = (2 * d.n_k + d.n_v) * DELTA, stride = width + 2 * d.n_v;
+    const float *const log = d.log + KN_DELTA_LOG / 2 * stride;
+#pragma unroll 1
+    for (int j = i; j < pending * PIECES; j += 32 * CHAIN_WARPS) {
+        const int t = j / PIECES, c = 4 * (j % PIECES), v = c - DELTA,
+                  from = v < 0 ? (d.n_k + kh) * DELTA + c
+                               : 2 * d.n_k * DELTA + DELTA_ROWS * unit[v / DELTA_ROWS] + v % DELTA_ROWS;
+        copy_async(shared_address(box + t * DELTA_AGAIN + c), log + t * stride + from, true);
+    }
+    if (i < 2 * pending)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                         shared_address(box + i / 2 * DELTA_AGAIN + 4 * PIECES + i % 2)),
+                     "l"(log + i / 2 * stride + width + kh + d.n_k * head[i % 2])
+                     : "memory");
+    copy_commit();
+}
+/* The state of two units, taken over pending rows by what their steps were (again_of). */
+DEV void delta_again(float s[2][DELTA / DELTA_LANES], int pending, const float *box)
+{
+    const int lane = threadIdx.x % DELTA_LANES;
+#pragma unroll 1
+    for (int t = 0; t < pending; t++, box += DELTA_AGAIN) {
+        const float *const e = box + DELTA + threadIdx.x / DELTA_LANES,
+                    *const decay = box + DELTA + 2 * DELTA_ROWS;
+#pragma unroll
+        for (int n = 0; n < DELTA / 32; n++) {
+            const float4 x = *(const float4 *)(box + 32 * n + 4 * lane);
+            const float k[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    s[j][4 * n + c] =
+                        __fmaf_rn(e[DELTA_ROWS * j], k[c], __fmul_rn(s[j][4 * n + c], decay[j]));
+        }
+    }
+}
+
+/* Is the state written with the row? */
+DEV bool delta_final(const chain_net &d, int pending)
+{
+    return d.every ? pending + 1 >= d.every : d.commit != 0;
+}
+
+/* What stands before the row, where the rows pending are not taken through the state: to shared memory. */
 static __device__ __noinline__ void chain_delta_before(const chain_net &d, const chain_plan &plan,
-                                                       chain_delta_room &m)
+                                                       chain_delta_room &m, int pending)
 {
     const int i = threadIdx.x, kh = plan.kv_head, width = (2 * d.n_k + d.n_v) * DELTA, warp = i / 32,
+              stride = width + 2 * d.n_v,
               u = plan.unit + (warp & 1 ? d.per : 0), head = 2 * d.n_k + kh + d.n_k * (u / 4);
-    const float *const q = d.conv + (i / DELTA * d.n_k + kh) * DELTA + i % DELTA;
-    const float *const v = d.conv + head * DELTA + DELTA_ROWS * (u % 4) + i % 32;
+    const int q = (i / DELTA * d.n_k + kh) * DELTA + i % DELTA,
+              v = head * DELTA + DELTA_ROWS * (u % 4) + i % 32;
     float x[3], y[3];
 #pragma unroll
     for (int j = 0; j < 3; j++) {
-        x[j] = __ldcg(q + j * width);
-        y[j] = warp < plan.leaf ? __ldcg(v + j * width) : 0.0f;
+        const int t = pending - 3 + j;
+        const float *const from = t < 0 ? d.conv + (t + 3) * width : d.log + t * stride;
+        x[j] = __ldcg(from + q);
+        y[j] = warp < plan.leaf ? __ldcg(from + v) : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < 3; j++) {
         m.raw[j][i] = x[j];
         if (warp < plan.leaf) m.raw_v[j][i] = y[j];
     }
-    m.pending = 0;
+    m.pending = pending;
 }
 
-/* The rows pending (row: false), or the row itself: the step. in: the values of the projections (qkv, z,
+/* A thread's columns: of q or k, and, with warps 0 and 1, of v; warps 2 and 3: of z; warps 4 and 6: alpha and
+ * beta of a head. */
+struct delta_thread {
+    int mine, half, c, c_v, gate; /* mine: the unit of its v and z; gate: among alphas, then betas */
+    bool has_v, has_z, has_gate;
+};
+DEV delta_thread delta_thread_of(const chain_net &d, int kh, int units, const int unit[2])
+{
+    const int i = threadIdx.x, lane = i % 32, warp = i / 32, rep = d.units / 4;
+    delta_thread t;
+    t.mine = warp & 1 ? unit[1] : unit[0];
+    t.half = i / DELTA, t.c = (t.half * d.n_k + kh) * DELTA + i % DELTA;
+    t.c_v = 2 * d.n_k * DELTA + DELTA_ROWS * t.mine + lane;
+    t.gate = kh + d.n_k * lane + (warp == 6 ? d.n_v : 0);
+    t.has_v = warp < units, t.has_z = warp >= 2 && warp < 2 + units;
+    t.has_gate = (warp == 4 || warp == 6) && lane < rep;
+    return t;
+}
+/* Norms, by warp 5, and gates of a token whose q, k and v are there, the gates' inputs xo in has_gate's threads.
+ */
+DEV void delta_gates(chain_delta_room &m, int turn, bool has_gate, float xo, float scale, float shift)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (warp == 5) {
+        delta_norms(m, m.q[turn], m.k[turn]);
+    } else if (has_gate) {
+        m.ab[warp == 6][lane] = xo;
+        if (warp == 4)
+            m.decay[lane] = dev_exp(__fmul_rn(scale, dev_softplus(__fadd_rn(xo, shift))));
+        else
+            m.beta[lane] = dev_sigmoid(xo);
+    }
+    chain_meet();
+}
+/* What nobody else reads: the thread's column of v to the convolution's state (w: those before x) and the log;
+ * and, where it will be pending, the token as delta_again wants it. e: of the units' rows. */
+DEV void delta_leave(const chain_net &d, const chain_plan &plan, const delta_thread &a, const int unit[2],
+                     const chain_delta_room &m, int pending, const float w[3], float x, const float e[2])
+{
+    const int i = threadIdx.x, width = (2 * d.n_k + d.n_v) * DELTA, stride = width + 2 * d.n_v;
+    const bool final = delta_final(d, pending);
+    if (a.has_v) {
+        float *const to = d.conv + a.c_v;
+        if (final)
+            __stcg(to, w[1]), __stcg(to + width, w[2]), __stcg(to + 2 * width, x);
+        else if (pending && !d.every)
+            __stcg(to, w[0]), __stcg(to + width, w[1]), __stcg(to + 2 * width, w[2]);
+        if (!final) __stcg(d.log + (d.every ? pending * stride : 0) + a.c_v, x);
+    }
+    if (!d.every || final) return;
+    float *const to = d.log + (KN_DELTA_LOG / 2 + pending) * stride;
+    if (i % DELTA_LANES == 0)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (j < plan.leaf)
+                __stcg(to + 2 * d.n_k * DELTA + DELTA_ROWS * unit[j] + i / DELTA_LANES, e[j]);
+    if (plan.unit) return;
+    if (a.half) __stcg(to + a.c, __fmul_rn(m.k[pending & 1][i % DELTA], m.root_k));
+    if (i / 32 == 4 && a.has_gate) __stcg(to + width + a.gate, m.decay[i % 32]);
+}
+
+/* The rows pending (ROW: false), or the row itself: the step. in: the values of the projections (qkv, z,
  * alpha, beta); out: outputs of all heads, then silu of z. The convolution's inputs before the row pass from
- * one call to the other in m, the state in memory. */
-static __device__ __noinline__ void chain_delta_run(const chain_step &s, const chain_plan &plan, bool row,
-                                                    const float *in, float *out, chain_delta_room &m)
+ * one call to the other in m, the state in memory. box: as delta_again has it. */
+template <bool ROW>
+static __device__ __noinline__ void chain_delta_run(const chain_step &s, const chain_plan &plan,
+                                                    const float *in, float *out, chain_delta_room &m,
+                                                    float *box)
 {
     const chain_net &d = s.d;
-    const int i = threadIdx.x, lane = i % 32, warp = i / 32, units = plan.leaf, kh = plan.kv_head;
-    const int rep = d.units / 4, width = (2 * d.n_k + d.n_v) * DELTA, stride = width + 2 * d.n_v;
+    const int i = threadIdx.x, units = plan.leaf, kh = plan.kv_head, width = (2 * d.n_k + d.n_v) * DELTA;
     if (!units) return;
-    const int pending = row ? m.pending : min(max(__ldcg(d.pending), 0), KN_DELTA_LOG);
-    if (!row && !pending) {
-        chain_delta_before(d, plan, m);
+    const int pending = ROW ? m.pending : min(max(__ldcg(d.pending), 0), KN_DELTA_LOG);
+    if (!ROW && (!pending || d.every)) {
+        chain_delta_before(d, plan, m, pending);
         return;
     }
     int head[2], unit[2]; /* of the key head's; by rows of 32, of all heads */
@@ -182,95 +301,82 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
         unit[j] = 4 * (kh + d.n_k * head[j]) + u % 4;
         state_load(st[j], d.s + (size_t)(DELTA_ROWS * unit[j] + i / DELTA_LANES) * DELTA, i % DELTA_LANES);
     }
-    const int mine = warp & 1 ? unit[1] : unit[0];
-    /* The thread's columns: of q or k, and, with warps 0 and 1, of v; warps 2 and 3: of z; warps 4 and 6:
-     * alpha and beta of a head. */
-    const int half = i / DELTA, c = (half * d.n_k + kh) * DELTA + i % DELTA,
-              c_v = (2 * d.n_k) * DELTA + DELTA_ROWS * mine + lane;
-    const bool has_v = warp < units, has_z = row && warp >= 2 && warp < 2 + units,
-               has_gate = (warp == 4 || warp == 6) && lane < rep;
-    const int gate = kh + d.n_k * lane + (warp == 6 ? d.n_v : 0); /* among alphas, then betas */
-    const float4 taps = __ldg((const float4 *)d.taps + c),
-                 taps_v = has_v ? __ldg((const float4 *)d.taps + c_v) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const delta_thread a = delta_thread_of(d, kh, units, unit);
+    const float4 taps = __ldg((const float4 *)d.taps + a.c),
+                 taps_v = a.has_v ? __ldg((const float4 *)d.taps + a.c_v) : make_float4(0, 0, 0, 0);
     float w[3], wv[3] = {0.0f, 0.0f, 0.0f}, scale = 0.0f, shift = 0.0f;
+    if (i / 32 == 4 && a.has_gate) scale = __ldg(d.a + a.gate), shift = __ldg(d.dt + a.gate);
+    const bool again = ROW && d.every && pending;
+    if (again) delta_again_ask(d, kh, pending, head, unit, box);
 #pragma unroll
     for (int j = 0; j < 3; j++) {
-        w[j] = row ? m.raw[j][i] : __ldcg(d.conv + j * width + c);
-        if (has_v) wv[j] = row ? m.raw_v[j][i] : __ldcg(d.conv + j * width + c_v);
+        w[j] = ROW ? m.raw[j][i] : __ldcg(d.conv + j * width + a.c);
+        if (a.has_v) wv[j] = ROW ? m.raw_v[j][i] : __ldcg(d.conv + j * width + a.c_v);
     }
-    if (warp == 4 && has_gate) scale = __ldg(d.a + gate), shift = __ldg(d.dt + gate);
 #pragma unroll 1
-    for (int t = row ? pending : 0; t < pending + row; t++) {
+    for (int t = ROW ? pending : 0; t < pending + ROW; t++) {
         const int turn = t & 1;
-        float x = 0.0f, xv = 0.0f, xo = 0.0f, y[2], o[2];
-        if (row) {
-            const float *const other = has_z ? in + width + DELTA_ROWS * mine + lane
-                                             : in + width + DELTA * d.n_v + gate; /* z; gates */
+        float x = 0.0f, xv = 0.0f, xo = 0.0f, y[2], o[2], e[2];
+        if (ROW) {
+            const float *const other = a.has_z ? in + width + DELTA_ROWS * a.mine + i % 32
+                                               : in + width + DELTA * d.n_v + a.gate; /* z; gates */
+            const auto get = [&]() {
+                bool there = value_get(&x, in + a.c);
+                if (a.has_v) there &= value_get(&xv, in + a.c_v);
+                if (a.has_z || a.has_gate) there &= value_get(&xo, other);
+                return there;
+            };
             value_wait wait;
-            bool there;
-            do {
-                there = value_get(&x, in + c);
-                if (has_v) there &= value_get(&xv, in + c_v);
-                if (has_z || has_gate) there &= value_get(&xo, other);
-            } while (wait.more(!__all_sync(~0u, there), __LINE__, 0));
+            bool there = get();
+            if (again) { /* while the values come */
+                copy_wait(0);
+                chain_meet();
+                if (!__all_sync(~0u, there)) there = get();
+                delta_again(st, pending, box);
+            }
+            while (wait.more(!__all_sync(~0u, there), __LINE__, 0)) there = get();
             CHAIN_STAMP(1);
         } else {
-            const float *const log = d.log + t * stride;
-            x = __ldcg(log + c);
-            if (has_v) xv = __ldcg(log + c_v);
-            if (has_gate) xo = __ldcg(log + width + gate);
+            const float *const log = d.log + t * (width + 2 * d.n_v);
+            x = __ldcg(log + a.c);
+            if (a.has_v) xv = __ldcg(log + a.c_v);
+            if (a.has_gate) xo = __ldcg(log + width + a.gate);
         }
         y[0] = delta_convolved(taps, w[0], w[1], w[2], x);
-        y[1] = has_v ? delta_convolved(taps_v, wv[0], wv[1], wv[2], xv) : has_z ? xo : 1.0f;
+        y[1] = a.has_v ? delta_convolved(taps_v, wv[0], wv[1], wv[2], xv) : ROW && a.has_z ? xo : 1.0f;
         silu_all(y);
-        (half ? m.k : m.q)[turn][i % DELTA] = y[0];
-        if (has_v) m.v[turn][i] = y[1];
-        if (has_z) value_put(out + DELTA * d.n_v + DELTA_ROWS * mine + lane, y[1]);
+        (a.half ? m.k : m.q)[turn][i % DELTA] = y[0];
+        if (a.has_v) m.v[turn][i] = y[1];
+        if (ROW && a.has_z) value_put(out + DELTA * d.n_v + DELTA_ROWS * a.mine + i % 32, y[1]);
         chain_meet();
-        if (row) CHAIN_STAMP(2);
-        if (warp == 5) {
-            delta_norms(m, m.q[turn], m.k[turn]);
-        } else if (has_gate) {
-            m.ab[warp == 6][lane] = xo;
-            if (warp == 4)
-                m.decay[lane] = dev_exp(__fmul_rn(scale, dev_softplus(__fadd_rn(xo, shift))));
-            else
-                m.beta[lane] = dev_sigmoid(xo);
-        }
-        chain_meet();
-        if (row) CHAIN_STAMP(3);
-        delta_token(st, m, turn, head, o);
-        if (row) {
+        if (ROW) CHAIN_STAMP(2);
+        delta_gates(m, turn, a.has_gate, xo, scale, shift);
+        if (ROW) CHAIN_STAMP(3);
+        delta_token(st, m, turn, head, o, e);
+        if (ROW) {
             if (i % DELTA_LANES == 0)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     if (j < units) value_put(out + DELTA_ROWS * unit[j] + i / DELTA_LANES, o[j]);
             CHAIN_STAMP(4);
             m.raw[3][i] = x;
-            if (has_v) {
-                float *const to = d.conv + c_v;
-                if (d.commit)
-                    __stcg(to, wv[1]), __stcg(to + width, wv[2]), __stcg(to + 2 * width, xv);
-                else if (pending)
-                    __stcg(to, wv[0]), __stcg(to + width, wv[1]), __stcg(to + 2 * width, wv[2]);
-                if (!d.commit) __stcg(d.log + c_v, xv);
-            }
+            delta_leave(d, plan, a, unit, m, pending, wv, xv, e);
         } else {
             w[0] = w[1], w[1] = w[2], w[2] = x;
             wv[0] = wv[1], wv[1] = wv[2], wv[2] = xv;
         }
     }
-    if (!row) {
+    if (!ROW) {
         m.pending = pending;
         m.raw[0][i] = w[0], m.raw[1][i] = w[1], m.raw[2][i] = w[2];
-        if (has_v) m.raw_v[0][i] = wv[0], m.raw_v[1][i] = wv[1], m.raw_v[2][i] = wv[2];
+        if (a.has_v) m.raw_v[0][i] = wv[0], m.raw_v[1][i] = wv[1], m.raw_v[2][i] = wv[2];
     }
-    if (row ? d.commit : pending)
+    if (ROW && !delta_final(d, pending)) return;
 #pragma unroll
-        for (int j = 0; j < 2; j++)
-            if (j < units)
-                state_store(st[j], d.s + (size_t)(DELTA_ROWS * unit[j] + i / DELTA_LANES) * DELTA,
-                            i % DELTA_LANES);
+    for (int j = 0; j < 2; j++)
+        if (j < units)
+            state_store(st[j], d.s + (size_t)(DELTA_ROWS * unit[j] + i / DELTA_LANES) * DELTA,
+                        i % DELTA_LANES);
 }
 
 /* What the key head's first block kept of its q, k and gates to the convolution's state and the log, in the
@@ -294,14 +400,16 @@ static __device__ __noinline__ void chain_delta_keep(const chain_step &s, const 
         chain_meet();
     }
     float *const conv = d.conv + (i / DELTA * d.n_k + kh) * DELTA + i % DELTA;
-    const int from = d.commit ? 1 : 0;
-    if (d.commit || m.pending)
+    const bool final = delta_final(d, m.pending);
+    const int from = final ? 1 : 0;
+    if (final || (m.pending && !d.every))
 #pragma unroll
         for (int j = 0; j < 3; j++) __stcg(conv + (size_t)j * (size_t)width, m.raw[from + j][i]);
-    if (d.commit) return;
-    __stcg(d.log + (i / DELTA * d.n_k + kh) * DELTA + i % DELTA, m.raw[3][i]);
+    if (final) return;
+    float *const log = d.log + (d.every ? m.pending * (width + 2 * d.n_v) : 0);
+    __stcg(log + (i / DELTA * d.n_k + kh) * DELTA + i % DELTA, m.raw[3][i]);
     if (i < 2 * 32 && i % 32 < rep)
-        __stcg(d.log + width + i / 32 * d.n_v + kh + i % 32 * d.n_k, m.ab[i / 32][i % 32]);
+        __stcg(log + width + i / 32 * d.n_v + kh + i % 32 * d.n_k, m.ab[i / 32][i % 32]);
 }
 
 /* ---- rows that are gated where they are read ---- */

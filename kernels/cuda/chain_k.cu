@@ -402,13 +402,13 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
         if (KV::nets && s.replays) {
             const int then = i + s.replays, at = then % CHAIN_DESCS;
             bar_pass(r.planned + at, then / CHAIN_DESCS & 1);
-            chain_delta_run(r.steps[at], r.plan[at], false, nullptr, nullptr,
-                            *(chain_delta_room *)(smem + a.net));
+            chain_delta_run<false>(r.steps[at], r.plan[at], nullptr, nullptr,
+                                   *(chain_delta_room *)(smem + a.net), nullptr);
         }
         CHAIN_STAMP(0); /* descriptors, asking for keys, rows that are replayed */
         if (KV::nets && s.d.what == CHAIN_STATE) {
-            chain_delta_run(s, plan, true, row_of(a, r, s, false), values_of(a, r) + s.at,
-                            *(chain_delta_room *)(smem + a.net));
+            chain_delta_run<true>(s, plan, row_of(a, r, s, false), values_of(a, r) + s.at,
+                                  *(chain_delta_room *)(smem + a.net), terms);
             chain_meet();
         } else if (KV::ring && s.n_m == 0) {
             far_attention<BF16>(s, pos, far_share_of(s, pos), far_bytes_at(r, s, plan), act, a.parts,

@@ -101,6 +101,18 @@ DEV void chain_delta_plan(const chain_net &d, chain_plan &g)
     g.unit = b - g.kv_head * d.per;
     g.leaf = g.kv_head >= d.n_k ? 0 : (g.unit < d.units) + (g.unit + d.per < d.units);
 }
+/* What pending rows left for the step, where the state is not written after each: the same. */
+DEV void chain_delta_behind(const chain_net &d, int c, int n, bool q, int pending)
+{
+    const int width = (2 * d.n_k + d.n_v) * CHAIN_HEAD, stride = width + 2 * d.n_v, what = threadIdx.x % 8;
+#pragma unroll 1
+    for (int t = pending - 1 - what; t >= 0; t -= 8) {
+        const float *const again = d.log + (KN_DELTA_LOG / 2 + t) * stride;
+        if (pending - t < 4) prefetch_bulk(d.log + t * stride + c, (uint32_t)(4 * n));
+        if (!q) prefetch_bulk(again + c, (uint32_t)(4 * n));
+        if (!q) prefetch_line(again + width);
+    }
+}
 DEV void chain_delta_early(const chain_net &d, const chain_plan &g)
 {
     constexpr int D = CHAIN_HEAD, R = 32; /* rows of a unit */
@@ -113,8 +125,12 @@ DEV void chain_delta_early(const chain_net &d, const chain_plan &g)
     const int c = lane < 16 ? 2 * d.n_k * D + rows : (j * d.n_k + g.kv_head) * D;
     const uint32_t n = lane < 16 ? R : D;
     const int what = lane % 8;
+    if (d.every) {
+        cuda_grid_wait(); /* for the number of rows */
+        chain_delta_behind(d, c, (int)n, lane >= 16 && !j, min(max(__ldcg(d.pending), 0), KN_DELTA_EVERY));
+    }
     if (what < 3) prefetch_bulk(d.conv + (size_t)what * (size_t)width + c, 4 * n);
-    if (what == 3) prefetch_bulk(d.log + c, 4 * n);
+    if (what == 3 && !d.every) prefetch_bulk(d.log + c, 4 * n);
     if (what == 4) prefetch_bulk(d.taps + 4 * (size_t)c, 16 * n);
     if (what == 5 && lane < 16) prefetch_bulk(d.s + (size_t)rows * D, 4 * R * D);
     if (what == 6) prefetch_line(lane < 16 ? d.log + width + g.kv_head : j ? d.a : d.dt);

@@ -97,6 +97,7 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
         if (a.anchor) *a.anchor = next;
         if (a.first) *a.first = at > a.window ? at - a.window : 0;
         *a.kept = kept;
+        if (a.behind) *a.behind = (*a.behind + kept) % a.every;
         *a.number = number + 1;
         r->accepted = began;
         r->pos = pos0;

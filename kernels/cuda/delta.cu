@@ -45,14 +45,16 @@ static __global__ void __launch_bounds__(THREADS) delta_state(const struct layer
                 a.out[((int64_t)r * a.n_v + blockIdx.y) * a.d_v + row0 + row] = o;
         }
     }
-    if ((a.commit || !a.n) && mine) move_state<D, true>(s, state, lane, a.d_k);
+    if ((final_of(l, pending) || !a.n) && mine) move_state<D, true>(s, state, lane, a.d_k);
 }
 
 /* A thread has one column of the log, so that it reads what the convolution keeps of it before it writes. */
 static __device__ void keep_column(const struct layer &l, int64_t c)
 {
     const struct kn_delta &a = l.a;
-    const int32_t pending = pending_of(l), done = a.commit ? pending + a.n : pending;
+    const int32_t pending = pending_of(l), at = logged_at(l, pending);
+    const bool final = final_of(l, pending);
+    const int32_t done = final ? pending + a.n : a.commit ? 0 : pending;
     const int64_t stride = l.width + 2 * a.n_v;
     if (c >= stride) return;
     if (c < l.width && done) {
@@ -64,11 +66,11 @@ static __device__ void keep_column(const struct layer &l, int64_t c)
         for (int j = 0; j < KN_DELTA_TAPS - 1; j++)
             if (j < a.n_conv - 1) l.s.conv[j * l.width + c] = x[j];
     }
-    if (a.commit) return;
+    if (final) return;
     const int64_t g = c - l.width;
     const float *from = g < 0 ? a.qkv + c : g < a.n_v ? a.alpha + g : a.beta + g - a.n_v;
     const int64_t step = g < 0 ? l.width : a.n_v;
-    for (int32_t i = 0; i < a.n; i++) l.s.log[i * stride + c] = from[i * step];
+    for (int32_t i = 0; i < a.n; i++) l.s.log[(at + i) * stride + c] = from[i * step];
 }
 
 /* A warp: one head of one row. */
@@ -123,6 +125,9 @@ int cuda_delta_check(struct cuda_backend *be, const struct kn_delta *a)
     if (a->n < 0 || (!a->commit && a->n > KN_DELTA_LOG))
         return cuda_fail(be, KN_EINVAL, "delta: %d rows (expected at most %d that may still be rejected)",
                          a->n, KN_DELTA_LOG);
+    if (a->every && (a->n != 1 || !a->commit || a->every < 2 || a->every > KN_DELTA_EVERY))
+        return cuda_fail(be, KN_EINVAL, "delta: a state every %d rows, of %d (expected 2 to %d, of one)",
+                         a->every, a->n, KN_DELTA_EVERY);
     if (!a->state || !a->pending)
         return cuda_fail(be, KN_EINVAL, "delta: no state, or no number of pending rows");
     return 0;

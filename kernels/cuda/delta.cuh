@@ -35,6 +35,22 @@ static __device__ __forceinline__ int32_t pending_of(const struct layer &l)
     return l.settled ? 0 : min(max(*l.a.pending, 0), KN_DELTA_LOG);
 }
 
+/* Is the state to be advanced over all rows; where not, which row of the log is the call's first. */
+static __device__ __forceinline__ bool final_of(const struct layer &l, int32_t pending)
+{
+    return l.a.commit && pending + l.a.n >= l.a.every;
+}
+static __device__ __forceinline__ int32_t logged_at(const struct layer &l, int32_t pending)
+{
+    return l.a.commit ? pending : 0;
+}
+/* What the delta nets of a chain replay a pending row t by (kn_delta.every): as its row of the log, but with
+ * decays for alphas, normed keys, and for v what its product with the key is added by. */
+static __device__ __forceinline__ float *again_of(const struct kn_delta_state &s, int64_t stride, int32_t t)
+{
+    return s.log + (KN_DELTA_LOG / 2 + t) * stride;
+}
+
 /* The row of the convolution's inputs that token t of the call has; below 0 what went before it. */
 static __device__ __forceinline__ const float *input(const struct layer &l, int32_t t, int32_t pending)
 {

@@ -59,8 +59,9 @@ DEV void one_norms(struct one_memory &m)
     if (lane == 0) m.kq = kq;
 }
 
-/* A token, as step (delta_rows.cuh), of q and k that are not normed yet. */
-template <bool OUTPUT> DEV float one_step(float s[D / LANES], const struct one_memory &m, int row, int lane)
+/* A token, as step (delta_rows.cuh), of q and k that are not normed yet. e: what k is added times. */
+template <bool OUTPUT>
+DEV float one_step(float s[D / LANES], const struct one_memory &m, int row, int lane, float *added)
 {
     constexpr int t = OUTPUT;
     const float decay = m.decay[t], r_k = m.roots[t], r_q = m.roots[2];
@@ -94,17 +95,30 @@ template <bool OUTPUT> DEV float one_step(float s[D / LANES], const struct one_m
     const float e = __fmul_rn(m.beta[t], __fsub_rn(m.v[t][row], x));
 #pragma unroll
     for (int i = 0; i < D / LANES; i++) s[i] = __fmaf_rn(e, k[i], s[i]);
+    *added = e;
     return OUTPUT ? __fmaf_rn(e, m.kq, y) : 0.0f;
 }
 
 /* What the convolution keeps of a column whose last inputs are x, and the log. */
-DEV void one_keep(const struct layer &l, const float x[5], int64_t column, bool pending)
+DEV void one_keep(const struct layer &l, const float x[5], int64_t column, int32_t pending)
 {
-    if (l.a.commit || pending)
+    const bool final = final_of(l, pending);
+    if (final || (pending && !l.a.commit))
 #pragma unroll
         for (int j = 0; j < TAPS - 1; j++)
-            __stcg(l.s.conv + j * l.width + column, l.a.commit ? x[2 + j] : x[1 + j]);
-    if (!l.a.commit) __stcg(l.s.log + column, x[4]);
+            __stcg(l.s.conv + j * l.width + column, final ? x[2 + j] : x[1 + j]);
+    if (!final) __stcg(l.s.log + logged_at(l, pending) * (l.width + 2 * l.a.n_v) + column, x[4]);
+}
+/* The row as a chain replays it (again_of), where it is pending from now on: threads that have the state. */
+DEV void one_again(const struct layer &l, const struct one_memory &m, int32_t pending, float added, int h,
+                   int row0)
+{
+    const struct kn_delta &a = l.a;
+    const int i = threadIdx.x, kh = h % a.n_k;
+    float *const to = again_of(l.s, l.width + 2 * a.n_v, pending);
+    if (i % LANES == 0) __stcg(to + (2 * a.n_k + h) * D + row0 + i / LANES, added);
+    if (h == kh && !row0 && i < D) __stcg(to + (a.n_k + kh) * D + i, __fmul_rn(m.qk[1][D + i], m.roots[1]));
+    if (!row0 && i == 0) __stcg(to + l.width + h, m.decay[1]);
 }
 
 template <enum mm_act ACT>
@@ -128,8 +142,9 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, str
     if (finishes) one_async(m.norm + 4 * lane, a.norm + 4 * lane);
     const float own_a = a.a[h], own_dt = a.dt[h];
     cuda_grid_wait();
-    float x[2][5], s[D / LANES];
-    int32_t pending = pending_of(l);
+    float x[2][5], s[D / LANES], added;
+    const int32_t pending = pending_of(l);
+    const bool final = final_of(l, pending);
     unsigned before = 0; /* blocks that have read what this one has */
     if (finishes && lane == 0) cluster_bar_expect(shared_at(&m.come), BLOCKS * ROWS * 4);
 #pragma unroll 1
@@ -185,15 +200,18 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, str
         __syncwarp();
         one_meet(2, THREADS + 32);
         if (!gates) {
-            if (pending) one_step<false>(s, m, row, i % LANES);
+            if (pending) one_step<false>(s, m, row, i % LANES, &added);
             if (row_too) {
                 if (pending && !a.commit) move_state<D, true>(s, state, i % LANES, D);
-                const float o = one_step<true>(s, m, row, i % LANES);
+                const float o = one_step<true>(s, m, row, i % LANES, &added);
                 cluster_wait(); /* all have barriers */
                 if (i % LANES == 0)
                     cluster_store(cluster_at(shared_at(&m.o[rank * ROWS + row]), 0), o,
                                   cluster_at(shared_at(&m.come), 0));
-                if (a.commit) move_state<D, true>(s, state, i % LANES, D);
+                if (final)
+                    move_state<D, true>(s, state, i % LANES, D);
+                else if (a.commit)
+                    one_again(l, m, pending, added, h, row0);
                 break;
             }
         } else if (row_too) {
@@ -222,9 +240,9 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, str
     one_meet(2, THREADS + 32);
     if (!m.last) return;
     if (!gates) one_keep(l, x[0], column[0], pending);
-    if (!a.commit && i < 2 * rep) {
+    if (!final && i < 2 * rep) {
         const int head = kh + i % rep * a.n_k;
-        __stcg(l.s.log + l.width + (i < rep ? head : a.n_v + head),
+        __stcg(l.s.log + logged_at(l, pending) * stride + l.width + (i < rep ? head : a.n_v + head),
                __ldcg((i < rep ? a.alpha : a.beta) + head));
     }
 }

@@ -187,13 +187,13 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
     store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v, (int)r);
 }
 
-/* Rows of the log, every `step`th from row i on, of four columns. */
-DEV void log_rows(const struct layer &l, int64_t at, int i, int step)
+/* Rows of the log, from row `first` on, every `step`th of the call from row i on, of four columns. */
+DEV void log_rows(const struct layer &l, int64_t at, int32_t first, int i, int step)
 {
     const int64_t stride = l.width + 2 * l.a.n_v;
 #pragma unroll 4
     for (; i < l.a.n; i += step)
-        __stcg((float4 *)(l.s.log + i * stride + at), __ldcg((const float4 *)(l.a.qkv + i * l.width + at)));
+        __stcg((float4 *)(l.s.log + (first + i) * stride + at), __ldcg((const float4 *)(l.a.qkv + i * l.width + at)));
 }
 /* What this block is the last to read of the log and of the convolution's state: its columns of v, and where
  * it is the last of its key head's blocks, those of q and k and the gates. What the convolution keeps is read
@@ -202,7 +202,9 @@ DEV void keep_columns(const struct layer &l, const struct columns &c, int32_t pe
 {
     const struct kn_delta &a = l.a;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rep = a.n_v / a.n_k;
-    const int32_t done = a.commit ? pending + a.n : pending, before = a.n_conv - 1;
+    const bool final = final_of(l, pending);
+    const int32_t done = final ? pending + a.n : a.commit ? 0 : pending, before = a.n_conv - 1,
+                  first = logged_at(l, pending);
     const bool mine = done && (warp == 0 ? lane < 8 : last && warp < 3);
     const int64_t at = warp == 0 ? c.v : warp == 1 ? c.q : c.k;
     float4 x[TAPS - 1];
@@ -215,15 +217,15 @@ DEV void keep_columns(const struct layer &l, const struct columns &c, int32_t pe
 #pragma unroll
         for (int j = 0; j < TAPS - 1; j++)
             if (j < before) __stcg((float4 *)(l.s.conv + j * l.width + at), x[j]);
-    if (a.commit) return;
-    if (lane < 8) log_rows(l, c.v, warp, THREADS / 32);
+    if (final) return;
+    if (lane < 8) log_rows(l, c.v, first, warp, THREADS / 32);
     if (!last) return;
-    log_rows(l, warp % 2 ? c.k : c.q, warp / 2, THREADS / 64);
+    log_rows(l, warp % 2 ? c.k : c.q, first, warp / 2, THREADS / 64);
     const int kh = blockIdx.y % a.n_k;
 #pragma unroll 1
     for (int i = threadIdx.x; i < 2 * rep * a.n; i += THREADS) {
         const int row = i / (2 * rep), g = i % (2 * rep), h = kh + g % rep * a.n_k;
-        l.s.log[row * (l.width + 2 * a.n_v) + l.width + (g < rep ? h : a.n_v + h)] =
+        l.s.log[(first + row) * (l.width + 2 * a.n_v) + l.width + (g < rep ? h : a.n_v + h)] =
             __ldcg((g < rep ? a.alpha : a.beta) + (int64_t)row * a.n_v + h);
     }
 }
@@ -297,7 +299,7 @@ DEV void step_block(const struct layer &l, const mm_prep &p, unsigned *count, st
         }
     }
     __syncthreads(); /* m.last */
-    if (a.commit) move_state<D, true>(s, state, lane, D);
+    if (final_of(l, pending)) move_state<D, true>(s, state, lane, D);
     keep_columns(l, c, pending, m.last);
 }
 #include "delta_one.cuh"

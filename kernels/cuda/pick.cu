@@ -189,6 +189,7 @@ static __device__ void accept_one(const struct kn_accept &a, int32_t id, uint64_
         if (a.anchor) *a.anchor = id;
         if (a.first) *a.first = pos0 + 1 > a.window ? pos0 + 1 - a.window : 0;
         *a.kept = 1;
+        if (a.behind) *a.behind = (*a.behind + 1) % a.every;
         *a.number = number + 1;
         r->accepted = began;
         r->pos = pos0;

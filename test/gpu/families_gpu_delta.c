@@ -119,6 +119,30 @@ static bool delta_plan(struct kn_backend *be, const struct layer *l, const int *
     return ok;
 }
 
+/* One row after another, the state written after every so many. */
+static bool delta_seldom(struct kn_backend *be, const struct layer *l, int32_t every, const float *out,
+                         const float *s, const float *conv)
+{
+    struct on_device d = delta_up(be, l);
+    int32_t pending = 0;
+    bool ok = true;
+    for (int at = 0; at < l->n; at++) {
+        struct kn_delta a = delta_args(&d, at, 1, true);
+        void *before = get(be, d.s.s, d.n_s);
+        a.every = every;
+        must(be, "upload", kn_op(be)->upload(be, d.pending, &pending, 4));
+        must(be, "delta", kn_op(be)->delta(be, &a));
+        pending = (pending + 1) % every;
+        if (pending) ok &= same(be, d.s.s, before, d.n_s);
+        free(before);
+    }
+    delta_rows(be, &d, l->n, 0, pending, true);
+    ok &= same(be, d.out, out, (size_t)l->n * l->size * 4) && same(be, d.s.s, s, d.n_s) &&
+          same(be, d.s.conv, conv, d.n_conv);
+    delta_down(be, &d);
+    return ok;
+}
+
 static const struct shape delta_shapes[] = {
     {2, 4, 128, 128, 4}, {16, 48, 128, 128, 4}, {2, 6, 32, 32, 4},   {1, 2, 256, 256, 4}, {4, 8, 64, 33, 5},
     {3, 3, 32, 48, 1},   {2, 2, 128, 7, 2},     {3, 3, 20, 28, 3},   {1, 1, 1, 1, 2},     {1, 3, 255, 13, 16},
@@ -153,8 +177,9 @@ void check_delta(void)
         int other = 0;
         for (size_t p = 0; p < sizeof plans / sizeof *plans; p++)
             other += !delta_plan(gpu, &l, plans[p], out, s, conv);
+        other += !delta_seldom(gpu, &l, 2, out, s, conv) + !delta_seldom(gpu, &l, 16, out, s, conv);
         verdict(worst <= 1 && worst_s <= 1 && !other,
-                "delta %d, %d heads of %d, %d, %d rows: %.3f of the bound, state %.3f; %d of 5 cuttings with "
+                "delta %d, %d heads of %d, %d, %d rows: %.3f of the bound, state %.3f; %d of 7 cuttings with "
                 "other bits",
                 l.s.n_k, l.s.n_v, l.s.d_k, l.s.d_v, l.n, worst, worst_s, other);
         delta_down(gpu, &d);
@@ -167,7 +192,7 @@ void check_delta(void)
 /* ---- with the product behind them ---- */
 
 /* The calls of a plan with the product behind delta, as one operation or as two; all that is left behind
- * each. */
+ * each. plan NULL: one row after another, the state written after every third; what is left at the end. */
 static void *delta_linear_plan(const struct layer *l, const int *plan, const struct kn_weight *w, bool apart,
                                size_t *bytes)
 {
@@ -178,20 +203,25 @@ static void *delta_linear_plan(const struct layer *l, const int *plan, const str
     int32_t pending = 0;
     int at = 0;
     *bytes = 0;
-    for (const int *c = plan;; c += 2) {
-        const bool last = !c[0];
-        const int n = last || l->n - at < c[0] ? l->n - at : c[0];
+    for (const int *c = plan;; c += plan ? 2 : 0) {
+        const bool last = plan ? !c[0] : at == l->n - 1;
+        const int n = !plan ? 1 : last || l->n - at < c[0] ? l->n - at : c[0];
+        struct kn_delta a = delta_args(&d, at, n, last || !plan);
+        a.every = plan ? 0 : 3;
         float *rows = to + (size_t)at * (size_t)w->n_out;
+        must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
         if (apart) {
-            delta_rows(gpu, &d, at, n, pending, last);
+            must(gpu, "delta", kn_op(gpu)->delta(gpu, &a));
             must(gpu, "linear", kn_op(gpu)->linear(gpu, rows, w, d.out + (size_t)at * l->size, n, true));
         } else {
-            struct kn_delta a = delta_args(&d, at, n, last);
-            must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
             must(gpu, "delta_linear", kn_op(gpu)->delta_linear(gpu, &a, rows, w));
         }
         const void *const left[] = {d.s.s, d.s.conv, d.s.log, to};
-        const size_t size[] = {d.n_s, d.n_conv, d.n_log, n_out * (size_t)l->n};
+        const size_t size[] = {d.n_s, d.n_conv, plan ? d.n_log : d.n_log / 2, n_out * (size_t)l->n};
+        if (!plan && !last) {
+            pending = (pending + 1) % 3, at++;
+            continue;
+        }
         for (int i = 0; i < 4; i++) {
             must(gpu, "download", kn_op(gpu)->download(gpu, all + *bytes, left[i], size[i]));
             *bytes += size[i];
@@ -221,15 +251,16 @@ void check_delta_linear(void)
         struct layer l = layer_make(&cases[i].s, 45, i + 31);
         struct kn_weight w = weight_make(gpu, cases[i].type, (int64_t)l.size, 72, &file);
         int other = 0;
-        for (size_t p = 0; p < sizeof plans / sizeof *plans; p++) {
+        for (size_t p = 0; p <= sizeof plans / sizeof *plans; p++) {
+            const int *plan = p < sizeof plans / sizeof *plans ? plans[p] : NULL;
             size_t a, b;
-            void *one = delta_linear_plan(&l, plans[p], &w, false, &a),
-                 *two = delta_linear_plan(&l, plans[p], &w, true, &b);
+            void *one = delta_linear_plan(&l, plan, &w, false, &a),
+                 *two = delta_linear_plan(&l, plan, &w, true, &b);
             other += a != b || memcmp(one, two, a);
             free(one), free(two);
         }
         verdict(!other,
-                "delta_linear %d, %d heads of %d, %s: %d of 5 cuttings with other bits than delta and linear",
+                "delta_linear %d, %d heads of %d, %s: %d of 6 cuttings with other bits than delta and linear",
                 l.s.n_k, l.s.n_v, l.s.d_k, kn_type_info(cases[i].type)->name, other);
         kn_op(gpu)->weight_free(gpu, &w);
         free(file);

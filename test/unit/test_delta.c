@@ -146,6 +146,31 @@ static void check_paths(struct kn_backend *be, const struct layer *l, const floa
     free(out), free(before);
 }
 
+/* The same one after another, the state written after so many. */
+static void check_every(struct kn_backend *be, const struct layer *l, const float *want,
+                        const struct memory *last)
+{
+    float *out = test_alloc((size_t)l->n * l->size * 4), *before = test_alloc(last->n_s * 4);
+    for (int32_t every = 2; every <= KN_DELTA_EVERY; every += 7) {
+        struct memory m = memory_make(l);
+        int32_t pending = 0;
+        for (int at = 0; at < l->n; at++) {
+            struct kn_delta d = call_of(l, &m, at, 1, &pending, true, out);
+            d.every = every;
+            memcpy(before, m.s.s, m.n_s * 4);
+            assert_ok(be, kn_op(be)->delta(be, &d));
+            pending = (pending + 1) % every;
+            if (pending) assert_memory_equal(before, m.s.s, m.n_s * 4);
+        }
+        rows(be, l, &m, l->n, 0, pending, true, out);
+        assert_memory_equal(out, want, (size_t)l->n * l->size * 4);
+        assert_memory_equal(m.s.s, last->s.s, m.n_s * 4);
+        assert_memory_equal(m.s.conv, last->s.conv, m.n_conv * 4);
+        memory_free(&m);
+    }
+    free(out), free(before);
+}
+
 static void test_bits(void **state)
 {
     (void)state;
@@ -167,6 +192,7 @@ static void test_bits(void **state)
             assert_memory_equal(m.s.conv, last.s.conv, m.n_conv * 4);
             memory_free(&m);
             if (b % 2 == 0) check_paths(be, &l, want, &last);
+            if (b % 2 == 0) check_every(be, &l, want, &last);
             kn_backend_close(be);
         }
         memory_free(&last);
@@ -251,6 +277,9 @@ static void test_refuses(void **state)
     REFUSED(d.n_conv = 17, KN_ETYPE, "a convolution of 17");
     REFUSED(d.pending = NULL, KN_EINVAL, "no state");
     REFUSED(d.state = NULL, KN_EINVAL, "no state");
+    REFUSED(d.every = 4, KN_EINVAL, "a state every 4 rows"); /* which are not final */
+    REFUSED((d.commit = true, d.every = 17), KN_EINVAL, "a state every 17 rows");
+    REFUSED((d.commit = true, d.every = 2, d.n = 2), KN_EINVAL, "a state every 2 rows");
     REFUSED(pending = 65, KN_EINVAL, "65 pending");
     REFUSED(pending = -1, KN_EINVAL, "-1 pending");
     pending = 0;
