@@ -53,6 +53,8 @@ printf '\5\0\0\0\6\0\0\0' >in/a
 printf '\5\0\0\0\7\0\0\0' >in/b
 i=$work/in
 
+# On the CPU by name: where the CUDA library is, a program that asks it for a device runs the library's own calls too, and what it does where
+# they fail is not ours.
 # NAME | which of its outputs are compared (- none: they hold times) | stdin | command; outputs are o* in its folder
 jobs="
 convert-target   | * | text   | dflash-convert $hf/target -o o --threads 2
@@ -73,19 +75,19 @@ tokenize         | * | text   | dflash-tokenize -m $T -o o
 tokenize-spm     | * | text   | dflash-tokenize -m $src/test/data/tok_spm.gguf -o o
 decode           | * | tokens | dflash-tokenize -m $T --decode -o o
 chat             | * | chat   | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3 -o o
-prefill          | * | tokens | dflash-prefill -m $T -d $D -o o --logits o2 --hidden o3 --threads 2
-prefill-hidden   | * | tokens | dflash-prefill -m $T --chunk 4 --hidden o2 -o o --threads 2
-prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more --threads 2
-prefill-force    | * | tokens | dflash-prefill -m $T -d $D --force -o o --logits o2 --hidden o3 --threads 2
-prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2
-prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2
-generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --draft-trace o2 --draft-logits o3 --threads 2
-generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --draft-trace o2 --draft-logits o3 --threads 2
-generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2
-generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --threads 2
-generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2
-bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --warmup 0 --ignore-eos $i/tokens -o o --threads 2
-bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2
+prefill          | * | tokens | dflash-prefill -m $T -d $D -o o --logits o2 --hidden o3 --threads 2 --device cpu
+prefill-hidden   | * | tokens | dflash-prefill -m $T --chunk 4 --hidden o2 -o o --threads 2 --device cpu
+prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more --threads 2 --device cpu
+prefill-force    | * | tokens | dflash-prefill -m $T -d $D --force -o o --logits o2 --hidden o3 --threads 2 --device cpu
+prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2 --device cpu
+prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2 --device cpu
+generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
+generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
+generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2 --device cpu
+generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --threads 2 --device cpu
+generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2 --device cpu
+bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --warmup 0 --ignore-eos $i/tokens -o o --threads 2 --device cpu
+bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2 --device cpu
 bench-compare    | * | text   | dflash-bench compare --json $i/a $i/b -m $T --prompt $i/tokens -o o --threads 2
 bench-report     | * | text   | dflash-bench report $i/cell.jsonl -o o
 bench-matrix     | * | text   | dflash-bench matrix --target $hf/target --drafter $hf/drafter $hf/x-1.tok -o o
