@@ -10,13 +10,13 @@
  * and for decoding; several read keys once for all of them.
  *
  * Folded (a.fold), q, k and v come as the projections left them: each block norms and rotates its own queries
- * and the new keys of its leaves, and some blocks write the new keys and values to the ring; a warp a head,
- * in the order of rope_store's kernel, so with its bits. Nobody reads new positions from the ring.
+ * and the new keys of its leaves, and some blocks write the new keys and values to the ring; a warp some heads
+ * at once, in the order of rope_store's kernel, so with its bits. Nobody reads new positions from the ring.
  *
  * In clusters (NEAR, one tile), all leaves of a (tile, kv head) are in the shared memory of one cluster. A
  * leaf's results go, in strips of 256, to the blocks of the cluster that add them; these wait for as many
  * bytes as there must be. No result crosses global memory, and no fence is needed, which would wait for the
- * ring's writes as well. Else partial results go to memory and attn_merge adds them. */
+ * ring's writes as well. Else partial results go to memory and attn_join or attn_merge adds them. */
 #include "attention_few.cuh"
 
 template <int D, int T, int W = D == 64 ? 4 : 8> struct step {
@@ -123,6 +123,138 @@ template <int D> struct head_of {
     {
 #pragma unroll
         for (int j = 0; j < W; j++) to[threadIdx.x % 32 + 32 * j] = to_half<BF16>(x[j]);
+    }
+};
+
+/* As many head vectors side by side in a warp as give a lane N values (or one, of more): lane l of a row has what lanes V l
+ * to V l + V - 1 of head_of have, x[j][v] being column V l + v + 32 j. The same sums in the same order, so the same bits;
+ * one chain of latencies serves all rows. */
+template <int D, int N> struct heads_of {
+    static constexpr int ROWS = 32 * N > D ? 32 * N / D : 1, LANES = 32 / ROWS, V = ROWS, J = D / 32;
+    float x[J][V];
+    float2 cs[J / 2][V];
+    static __device__ __forceinline__ int column()
+    {
+        return (int)threadIdx.x % LANES * V;
+    }
+    /* M floats that begin at a multiple of M: V, or 2 V */
+    template <int M, bool CONSTANT> static __device__ __forceinline__ void take(float *to, const float *p)
+    {
+        if constexpr (M >= 4) {
+#pragma unroll
+            for (int i = 0; i < M; i += 4) {
+                const float4 v = CONSTANT ? __ldg((const float4 *)(p + i)) : __ldcg((const float4 *)(p + i));
+                to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+            }
+        } else if constexpr (M == 2) {
+            const float2 v = CONSTANT ? __ldg((const float2 *)p) : __ldcg((const float2 *)p);
+            to[0] = v.x, to[1] = v.y;
+        } else {
+            to[0] = CONSTANT ? __ldg(p) : __ldcg(p);
+        }
+    }
+    __device__ __forceinline__ void load(const attn &a, const float *src, const float2 *table)
+    {
+#pragma unroll
+        for (int j = 0; j < J; j++) take<V, false>(x[j], src + column() + 32 * j);
+        if (table)
+#pragma unroll
+            for (int j = 0; j < J / 2; j++)
+                if (32 * j < a.half) take<2 * V, false>(&cs[j][0].x, (const float *)(table + column() + 32 * j));
+    }
+    /* norm: NULL, or what a norm multiplies by. Its loads hide behind the sum's. */
+    __device__ __forceinline__ void turn(const attn &a, bool normed, const float *norm, bool turned)
+    {
+        if (normed) {
+            float sum[V];
+            float g[J][V];
+            if (norm)
+#pragma unroll
+                for (int j = 0; j < J; j++) take<V, true>(g[j], norm + column() + 32 * j);
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                sum[v] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < J; j++) sum[v] = __fmaf_rn(x[j][v], x[j][v], sum[v]);
+#pragma unroll
+                for (int i = LANES / 2; i; i >>= 1) sum[v] = __fadd_rn(sum[v], __shfl_xor_sync(~0u, sum[v], i));
+            }
+#pragma unroll
+            for (int i = V / 2; i; i >>= 1)
+#pragma unroll
+                for (int v = 0; v < i; v++) sum[v] = __fadd_rn(sum[v], sum[v + i]);
+            const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum[0], (float)D), a.eps)));
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    x[j][v] = __fmul_rn(x[j][v], r);
+                    if (norm) x[j][v] = __fmul_rn(x[j][v], g[j][v]);
+                }
+        }
+        if (!turned) return;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (a.half == D / 2) {
+#pragma unroll
+                for (int j = 0; j < J / 2; j++) head_of<D>::rotate(x[j][v], x[j + J / 2][v], cs[j][v]);
+            } else if (a.half) { /* 32 */
+                head_of<D>::rotate(x[0][v], x[1][v], cs[0][v]);
+            }
+    }
+    /* As head_of has it; r: of my row. */
+    template <bool BF16>
+    __device__ __forceinline__ void put_query(const attn &a, uint4 *to, float *unit, int r, bool really)
+    {
+        const int c = column();
+        unsigned top = 0;
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int v = 0; v < V; v++) top = max(top, __float_as_uint(x[j][v]) & 0x7fffffff);
+#pragma unroll
+        for (int i = LANES / 2; i; i >>= 1) top = max(top, __shfl_xor_sync(~0u, top, i));
+        int e = (int)(top >> 23) - 126; /* |x| < 2^e */
+        e = top >= 0x7f800000 || e < -100 ? 0 : e;
+        const float down = __int_as_float((127 - e) << 23);
+        if (!really) return;
+        if (c == 0) unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+        uint16_t *row = (uint16_t *)&to[r / TILE * (D / 16 * 64) + r % 8 * 4] + r / 8 % 2 * 2;
+#pragma unroll
+        for (int v = 0; v < V; v += V > 1 ? 2 : 1) {
+            const int at = c + v; /* two columns a word */
+            uint16_t *word = row + at / 16 * 512 + at % 8 / 2 * 8 + at % 16 / 8 * 4 + at % 2;
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+                if constexpr (V > 1) {
+                    uint32_t part[2];
+                    parts_of<2, BF16>(__fmul_rn(x[j][v], down), __fmul_rn(x[j][v + 1], down), part);
+                    *(uint32_t *)(word + j * 1024) = part[0];
+                    *(uint32_t *)(word + j * 1024 + 256) = part[1];
+                } else {
+                    const float y = __fmul_rn(x[j][v], down);
+                    const uint16_t high = to_half<BF16>(y);
+                    word[j * 1024] = high;
+                    word[j * 1024 + 256] = to_half<BF16>(__fsub_rn(y, from_half<BF16>(high)));
+                }
+            }
+        }
+    }
+    template <bool BF16> __device__ __forceinline__ void put(uint16_t *to) const
+    {
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+            uint16_t *dst = to + column() + 32 * j;
+            if constexpr (V == 1) {
+                dst[0] = to_half<BF16>(x[j][0]);
+            } else if constexpr (V == 2) {
+                *(uint32_t *)dst = pair_of<BF16>(x[j][0], x[j][1]);
+            } else {
+#pragma unroll
+                for (int v = 0; v < V; v += 4)
+                    *(uint2 *)(dst + v) = make_uint2(pair_of<BF16>(x[j][v], x[j][v + 1]), pair_of<BF16>(x[j][v + 2], x[j][v + 3]));
+            }
+        }
     }
 };
 
@@ -373,59 +505,41 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDEN
     const unsigned tops_at = ring + (unsigned)(S * F::SLOT),
                    box = tops_at + (unsigned)(NEAR ? blocks * S / 2 : 0) * F::ROWS * 8;
     int here = 0; /* slot of this leaf's keys */
-    /* Rows that are normed and rotated here, a warp one at a time (several tiles: the next one's loads
-     * before): queries; new keys and values of the leaf, or, in a cluster, whose slots are their leaf's from
-     * the start, of all; those to write. Were there any? */
+    /* Rows that are normed and rotated here, a warp some of a kind at a time: queries; new keys and values of the leaf, or,
+     * in a cluster, whose slots are their leaf's from the start, of all; those to write. Were there any? */
     const auto make_rows = [&](int leaf, bool begins) {
-        const int p0 = leaf * LEAF, n_q = begins && from < to ? real : 0;
+        using H = heads_of<D, T == 1 ? 16 : 8>; /* several tiles leave fewer registers */
+        const int p0 = leaf * LEAF, n_q = begins && from < to ? real : 0, some = begins ? n_duty : 0;
         int mine = 0, mine_to = 0;
         if (a.fold) {
             mine = max(p0, new_lo) - pos0;
             mine_to = max(min(NEAR ? to * LEAF : p0 + LEAF, seen.hi) - pos0, mine);
         }
-        const int n_mine = 2 * (mine_to - mine), all = n_q + n_mine + (begins ? 2 * n_duty : 0);
-        const auto is = [&](int i, int &j, bool &query, bool &local, bool &value) {
-            const int at = i - n_q - (i - n_q < n_mine ? 0 : n_mine);
-            query = i < n_q, local = i - n_q < n_mine, value = !query && at % 2;
-            j = query ? row_of(a, tile * TILE + i) : local ? mine + at / 2 : duty + at / 2 * busy;
-        };
-        const auto load = [&](struct head_of<D> &h, int i, int j, bool query, bool value) {
-            const float *src =
-                query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
-                      : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D;
-            h.load(a, src,
-                   query   ? a.q_norm
-                   : value ? NULL
-                           : a.k_norm,
-                   value || !a.half ? NULL : (const float2 *)a.table + (int64_t)j * a.half);
-        };
-        constexpr int BEFORE = T == 1 ? 0 : WARPS; /* one tile: a row or two a warp, and shorter code */
-        struct head_of<D> h, ahead;
+        const int groups_q = (n_q + H::ROWS - 1) / H::ROWS, groups_mine = (mine_to - mine + H::ROWS - 1) / H::ROWS * 2,
+                  all = groups_q + groups_mine + (some + H::ROWS - 1) / H::ROWS * 2;
 #pragma unroll 1
-        for (int it = w - BEFORE; it < all; it += WARPS) {
-            int j;
-            bool query, local, value;
-            if (BEFORE) {
-                h = ahead;
-                if (it + WARPS < all) {
-                    is(it + WARPS, j, query, local, value);
-                    load(ahead, it + WARPS, j, query, value);
-                }
-                if (it < 0) continue;
-            }
-            is(it, j, query, local, value);
-            if (!BEFORE) load(h, it, j, query, value);
-            h.turn(a, value ? a.v_norm : (query ? a.q_norm : a.k_norm) != NULL, !value && a.half);
+        for (int it = w; it < all; it += WARPS) {
+            const bool query = it < groups_q, local = it - groups_q < groups_mine;
+            const int at = it - groups_q - (local ? 0 : groups_mine), count = query ? n_q : local ? mine_to - mine : some,
+                      mate = (query ? it : at / 2) * H::ROWS + lane / H::LANES, i = min(mate, count - 1);
+            const bool value = !query && at % 2, really = mate < count;
+            const int j = query ? row_of(a, tile * TILE + i) : local ? mine + i : duty + i * busy;
+            const float *norm = query ? a.q_norm : value ? NULL : a.k_norm;
+            const bool turned = !value && a.half;
+            H h;
+            h.load(a,
+                   query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
+                         : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D,
+                   turned ? (const float2 *)a.table + (int64_t)j * a.half : NULL);
+            h.turn(a, value ? a.v_norm : norm != NULL, norm, turned);
             if (query) {
-                h.template put_query<BF16>(a, queries, units, it);
-            } else {
+                h.template put_query<BF16>(a, queries, units, i, really);
+            } else if (really) {
                 const int p = pos0 + j;
-                int at = here + 2 * (p / LEAF - leaf) + value;
-                if (at >= S) at -= S;
-                uint16_t *dst = local ? (uint16_t *)(slots + at * F::SLOT) + p % LEAF * PITCH
-                                      : (uint16_t *)(value ? a.v : a.k) +
-                                            (p < a.cap ? p : p % a.cap) * stride + kv_head * D;
-                h.template put<BF16>(dst);
+                int slot_at = here + 2 * (p / LEAF - leaf) + value;
+                if (slot_at >= S) slot_at -= S;
+                h.template put<BF16>(local ? (uint16_t *)(slots + slot_at * F::SLOT) + p % LEAF * PITCH
+                                           : (uint16_t *)(value ? a.v : a.k) + (p < a.cap ? p : p % a.cap) * stride + kv_head * D);
             }
         }
         return all > 0;
