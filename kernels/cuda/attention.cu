@@ -105,6 +105,12 @@ static attn_fn merge_kernel(int32_t d, bool few)
 {
     return d <= 128 ? attn_merge_narrow(d, few) : attn_merge_wide(d, few);
 }
+/* For few rows and leaves; NULL: there are more, or no such kernel. */
+static attn_fn join_kernel(int32_t d, int32_t n, bool leaves, int32_t slots)
+{
+    if (!leaves || n > FOLD_ROWS || slots > 2 * JOIN_LEAVES) return NULL;
+    return d <= 128 ? attn_join_narrow(d) : attn_join_wide(d);
+}
 static int32_t tiles_most(int32_t d)
 {
     return d == 512 ? 2 : 4;
@@ -480,11 +486,14 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         p.early = false; /* what comes next writes where this one reads */
         if (plan.slots < 2 || rc) continue;
         const int32_t rows = (tiles - p.tile0 < p.n_tiles ? tiles - p.tile0 : p.n_tiles) * TILE;
-        const dim3 merge((unsigned)(rows * p.d / 256), (unsigned)p.n_kv);
+        const attn_fn join = join_kernel(p.d, p.n, p.leaves, plan.slots);
+        const int32_t strips = rows * p.d / 256, of_block = join ? JOIN_WARPS / 2 : 1;
+        const dim3 merge((unsigned)((strips + of_block - 1) / of_block), (unsigned)p.n_kv);
         /* attn_stream leaves room for blocks of fewer registers only, which start early. */
         const bool few = !plan.stream && (int64_t)p.n * p.n_rep * p.d / 256 * p.n_kv <= be->sm_count;
         rc = cuda_check(be, "attention",
-                        cuda_launch(be, merge_kernel(p.d, few), merge, dim3(64 * CLASSES), 0, p));
+                        cuda_launch(be, join ? join : merge_kernel(p.d, few), merge,
+                                    dim3(join ? 32 * JOIN_WARPS : 64 * CLASSES), 0, p));
     }
     if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
     return rc;

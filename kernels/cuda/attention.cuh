@@ -29,6 +29,8 @@
 #define FEW 64 /* rows up to which keys are spread over blocks */
 #define NODE 512
 #define CLASSES 8
+#define JOIN_WARPS 4   /* of a block of attn_join */
+#define JOIN_LEAVES 16 /* that it loads at once */
 #define STREAM_ROWS 8 /* of attn_stream: their results fit a slot of its ring */
 
 struct attn {
@@ -82,6 +84,8 @@ attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves,
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_merge_narrow(int32_t d, bool few);
 attn_fn attn_merge_wide(int32_t d, bool few);
+attn_fn attn_join_narrow(int32_t d); /* NULL: none */
+attn_fn attn_join_wide(int32_t d);
 /* attention_group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
  * a->fold queries come as the projections left them (half: 64 or 0); keys and values are in the ring. */
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);

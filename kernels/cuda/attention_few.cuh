@@ -102,8 +102,8 @@ DEV int units_a_block(const attn &a, const struct units &u)
     return max(a.per, (u.count + (int)gridDim.z - 1) / (int)gridDim.z);
 }
 
-/* 256 results of a token's part of a kv head, block by block as the product that follows wants them. All
- * threads; warp 0 works. x: shared memory; at_row, col: where in the tiles' rows they begin. */
+/* 256 results of a token's part of a kv head, block by block as the product that follows wants them; a warp. x: shared
+ * memory; at_row, col: where in the tiles' rows they begin. */
 template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_head, int at_row, int col)
 {
     const int lane = threadIdx.x % 32, row = row_of(a, at_row),
@@ -158,4 +158,77 @@ __global__ void __launch_bounds__(MERGE_THREADS) attn_merge(const __grid_constan
     if (!a.prepare) return;
     __syncthreads();
     if (threadIdx.x < 32) prepare_strip<D>(a, copy, kv_head, from / D, from % D);
+}
+
+/* The merge of few leaves of few rows, between attn_step and a product: its blocks of JOIN_WARPS warps with 64 registers
+ * stand beside those of both, so they are there before attn_step ends and the product's before these do. Two warps have a
+ * strip, a lane four values of a row, which come through shared memory, JOIN_LEAVES at once: code that is executed once
+ * costs its length. Leaves of a node in order, nodes by class, of which each has one at most. */
+template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WARPS) attn_join(const __grid_constant__ attn a)
+{
+    constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2);
+    static_assert(2 * JOIN_LEAVES <= (CLASSES - 1) * L + 1, "two nodes of a class");
+    __shared__ __align__(16) float4 values[JOIN_LEAVES][32 * JOIN_WARPS];
+    cuda_grid_early();
+    if (!a.known) cuda_grid_wait();
+    const int lane = threadIdx.x % 32, pair = threadIdx.x / 64, mine = threadIdx.x % 64 * 4, kv_head = blockIdx.y;
+    const int from = a.tile0 * TILE * D + ((int)blockIdx.x * (JOIN_WARPS / 2) + pair) * 256, at = (from + mine) / D,
+              tile = at / TILE, row = row_of(a, at), col = (from + mine) % D, r = at % TILE;
+    if (row_of(a, from / D) >= a.n || tile >= a.tile0 + a.n_tiles) return; /* both warps */
+    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
+    const int group = a.tile0 + (tile - a.tile0) / a.tiles * a.tiles; /* as attn_merge */
+    const struct units u = units_of<D>(a, visible_any(a, group, a.tiles, pos0, bound));
+    /* Nodes behind a multiple of CLASSES come first. */
+    const int ahead = min(u.count, (u.first / L + CLASSES) / CLASSES * CLASSES * L - u.first);
+    const float *part = record_of(a, tile, kv_head, 0, D), *from_y = part + 2 * TILE + r * D + col;
+    const int64_t at_out = ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
+    if (a.known) cuda_grid_wait();
+    float4 *const here = &values[0][threadIdx.x];
+    if (row < a.n) {
+        float4 z = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (u.count > 1) {
+            merged<D, 4> all, sum;
+            all.clear();
+            sum.clear();
+#pragma unroll 1
+            for (int k0 = ahead < u.count ? ahead : 0, end = u.count; k0 >= 0;) {
+                const int some = min(end - k0, JOIN_LEAVES);
+                const float *ts = part + (k0 + min(lane, some - 1)) * RECORD + r;
+#pragma unroll 4
+                for (int j = 0; j < some; j++)
+                    copy_async(shared_at(here + j * 32 * JOIN_WARPS), from_y + (k0 + j) * RECORD);
+                copy_commit();
+                const float t = __ldcg(ts), s = __ldcg(ts + TILE); /* of leaf k0 + lane */
+                copy_wait(0);
+#pragma unroll 2
+                for (int j = 0; j < some; j++) {
+                    const float4 y = here[j * 32 * JOIN_WARPS];
+                    const float v[4] = {y.x, y.y, y.z, y.w};
+                    if ((u.first + k0 + j) % L == 0) { /* a node begins */
+                        all.add(sum);
+                        sum.clear();
+                    }
+                    add_result<4>(sum.T, sum.S, sum.Y, __shfl_sync(~0u, t, j), __shfl_sync(~0u, s, j), v);
+                }
+                k0 += JOIN_LEAVES;
+                if (k0 < end) continue;
+                all.add(sum);
+                sum.clear();
+                k0 = end > ahead ? 0 : -1; /* then those before, or no more */
+                end = ahead;
+            }
+            z = make_float4(divided(all.Y[0], all.S), divided(all.Y[1], all.S), divided(all.Y[2], all.S),
+                            divided(all.Y[3], all.S));
+            *(float4 *)(a.out + at_out) = z;
+        } else if (a.prepare) { /* written already */
+            z = __ldcg((const float4 *)(a.out + at_out));
+        }
+        *here = z;
+    }
+    if (!a.prepare) return;
+    if (pair)
+        asm volatile("bar.sync 2, 64;" ::: "memory");
+    else
+        asm volatile("bar.sync 1, 64;" ::: "memory");
+    if (threadIdx.x / 32 % 2 == 0) prepare_strip<D>(a, (const float *)&values[0][64 * pair], kv_head, from / D, from % D);
 }
