@@ -7,6 +7,7 @@
  * Float kinds: one block a token, one warp a slice at a time. A row, slice by slice: [planes][columns] 16-bit
  * values, in every 32 columns in the order 4 (k % 16 / 4) + k % 4 + 4 (k / 16) pairs of quarters (lane
  * quarter q finds its 8 values in 16 bytes); the slice's factor, padded to 16 bytes. */
+#include "cluster.cuh"
 #include "prep.cuh"
 
 #define WARPS 16
@@ -261,9 +262,89 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
     if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.x * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.x);
 }
 
+/* The same for few rows, by blocks that stand beside products as those of prep_few do: a cluster has a row, and its
+ * warps give their squares to all of its blocks. */
+#define ADD_FEW ((ADD_WARPS + FEW_WARPS - 1) / FEW_WARPS) /* blocks of a cluster at most */
+/* s, this warp's block's of `squares` in all blocks of the cluster, whose barriers count it; then all of them here. */
+DEV void exchange(float *squares, unsigned bar, int b, float s)
+{
+    const int lane = threadIdx.x % 32;
+    if (lane < (int)gridDim.x) {
+        const unsigned there = cluster_at(bar, (unsigned)lane);
+        cluster_store(there + shared_at(squares + b) - bar, s, there);
+    }
+    cluster_bar_wait(bar);
+}
+template <enum mm_act ACT>
+__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
+    add_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add)
+{
+    __shared__ float squares[2][ADD_FEW * FEW_WARPS];
+    __shared__ uint64_t bars[2];
+    const int lane = threadIdx.x % 32, blocks = (a.n_in + 255) / 256,
+              b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32, k = 256 * b + 8 * lane;
+    const size_t at = (size_t)blockIdx.y * (size_t)a.n_in;
+    float v[8], x[8], w[8], norm[8];
+    cuda_grid_early();
+    if (threadIdx.x < 2) {
+        cluster_bar_init(shared_at(bars + threadIdx.x));
+        cluster_bar_expect(shared_at(bars + threadIdx.x), 4 * FEW_WARPS * gridDim.x);
+    }
+    __syncthreads();
+    cluster_arrive(); /* my barriers are there */
+    load_eight(w, add.weight, k, a.n_in);
+    load_eight(norm, a.norm, k, a.n_in);
+    cuda_grid_wait();
+    cluster_wait();
+    load_eight(v, add.y + at, k, a.n_in);
+    load_eight(x, add.x + at, k, a.n_in);
+    exchange(squares[0], shared_at(bars), b, block_squares(v));
+    float r = inverse_rms(squares[0], blocks, a.n_in, add.eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
+    if (k < a.n_in) {
+        *(float4 *)(add.out + at + k) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4 *)(add.out + at + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    }
+    exchange(squares[1], shared_at(bars + 1), b, block_squares(v));
+    r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
+    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.y);
+}
+
+/* cuda_launch in clusters of all blocks of a row. */
+static cudaError_t launch_rows(const struct cuda_backend *be, void (*f)(const mm_prep, const mm_add), unsigned blocks,
+                               unsigned rows, const struct mm_prep &p, const struct mm_add &add)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attr[3];
+    if (cuda_flush(be)) return cudaErrorLaunchFailure;
+    be->launches++;
+    config.gridDim = dim3(blocks, rows), config.blockDim = dim3(32 * FEW_WARPS);
+    config.stream = be->stream;
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim.x = blocks, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[2].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attr;
+    config.numAttrs = 3 - be->late;
+    be->late = false;
+    return cudaLaunchKernelEx(&config, f, p, add);
+}
+
 cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
                            const struct mm_prep *p, int32_t n)
 {
+    if (be->cc >= 90 && !be->generic && n <= 16)
+        return launch_rows(be,
+                           act == MM_ACT_K    ? add_few<MM_ACT_K>
+                           : act == MM_ACT_32 ? add_few<MM_ACT_32>
+                                              : add_few<MM_ACT_32M>,
+                           (unsigned)((p->n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS)), (unsigned)n, *p, *add);
     return cuda_launch(be,
                        act == MM_ACT_K    ? add_whole<MM_ACT_K>
                        : act == MM_ACT_32 ? add_whole<MM_ACT_32>
