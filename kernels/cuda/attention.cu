@@ -105,10 +105,10 @@ static attn_fn merge_kernel(int32_t d, bool few)
 {
     return d <= 128 ? attn_merge_narrow(d, few) : attn_merge_wide(d, few);
 }
-/* For few rows and leaves; NULL: there are more, or no such kernel. */
+/* For few rows and up to 1,024 keys (measured: beyond, the merge by classes is quicker); else, or where there is none: NULL. */
 static attn_fn join_kernel(int32_t d, int32_t n, bool leaves, int32_t slots)
 {
-    if (!leaves || n > FOLD_ROWS || slots > 2 * JOIN_LEAVES) return NULL;
+    if (!leaves || n > FOLD_ROWS || slots > JOIN_LEAVES * (d <= 256 ? 1 : 2)) return NULL;
     return d <= 128 ? attn_join_narrow(d) : attn_join_wide(d);
 }
 static int32_t tiles_most(int32_t d)

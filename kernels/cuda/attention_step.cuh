@@ -10,8 +10,8 @@
  * and for decoding; several read keys once for all of them.
  *
  * Folded (a.fold), q, k and v come as the projections left them: each block norms and rotates its own queries
- * and the new keys of its leaves, and some blocks write the new keys and values to the ring; a warp some heads
- * at once, in the order of rope_store's kernel, so with its bits. Nobody reads new positions from the ring.
+ * and the new keys of its leaves, and some blocks write the new keys and values to the ring; a warp a head (in
+ * clusters some at once), in the order of rope_store's kernel, so with its bits. Nobody reads new positions from the ring.
  *
  * In clusters (NEAR, one tile), all leaves of a (tile, kv head) are in the shared memory of one cluster. A
  * leaf's results go, in strips of 256, to the blocks of the cluster that add them; these wait for as many
@@ -505,15 +505,71 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDEN
     const unsigned tops_at = ring + (unsigned)(S * F::SLOT),
                    box = tops_at + (unsigned)(NEAR ? blocks * S / 2 : 0) * F::ROWS * 8;
     int here = 0; /* slot of this leaf's keys */
-    /* Rows that are normed and rotated here, a warp some of a kind at a time: queries; new keys and values of the leaf, or,
-     * in a cluster, whose slots are their leaf's from the start, of all; those to write. Were there any? */
-    const auto make_rows = [&](int leaf, bool begins) {
-        using H = heads_of<D, T == 1 ? 16 : 8>; /* several tiles leave fewer registers */
-        const int p0 = leaf * LEAF, n_q = begins && from < to ? real : 0, some = begins ? n_duty : 0;
+    /* Rows that are normed and rotated here, a warp one at a time (several tiles: the next one's loads
+     * before): queries; new keys and values of the leaf, or, in a cluster, whose slots are their leaf's from
+     * the start, of all; those to write. Were there any? */
+    const auto make_one = [&](int leaf, bool begins) {
+        const int p0 = leaf * LEAF, n_q = begins && from < to ? real : 0;
         int mine = 0, mine_to = 0;
         if (a.fold) {
             mine = max(p0, new_lo) - pos0;
             mine_to = max(min(NEAR ? to * LEAF : p0 + LEAF, seen.hi) - pos0, mine);
+        }
+        const int n_mine = 2 * (mine_to - mine), all = n_q + n_mine + (begins ? 2 * n_duty : 0);
+        const auto is = [&](int i, int &j, bool &query, bool &local, bool &value) {
+            const int at = i - n_q - (i - n_q < n_mine ? 0 : n_mine);
+            query = i < n_q, local = i - n_q < n_mine, value = !query && at % 2;
+            j = query ? row_of(a, tile * TILE + i) : local ? mine + at / 2 : duty + at / 2 * busy;
+        };
+        const auto load = [&](struct head_of<D> &h, int i, int j, bool query, bool value) {
+            const float *src =
+                query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
+                      : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D;
+            h.load(a, src,
+                   query   ? a.q_norm
+                   : value ? NULL
+                           : a.k_norm,
+                   value || !a.half ? NULL : (const float2 *)a.table + (int64_t)j * a.half);
+        };
+        constexpr int BEFORE = T == 1 ? 0 : WARPS; /* one tile: a row or two a warp, and shorter code */
+        struct head_of<D> h, ahead;
+#pragma unroll 1
+        for (int it = w - BEFORE; it < all; it += WARPS) {
+            int j;
+            bool query, local, value;
+            if (BEFORE) {
+                h = ahead;
+                if (it + WARPS < all) {
+                    is(it + WARPS, j, query, local, value);
+                    load(ahead, it + WARPS, j, query, value);
+                }
+                if (it < 0) continue;
+            }
+            is(it, j, query, local, value);
+            if (!BEFORE) load(h, it, j, query, value);
+            h.turn(a, value ? a.v_norm : (query ? a.q_norm : a.k_norm) != NULL, !value && a.half);
+            if (query) {
+                h.template put_query<BF16>(a, queries, units, it);
+            } else {
+                const int p = pos0 + j;
+                int at = here + 2 * (p / LEAF - leaf) + value;
+                if (at >= S) at -= S;
+                uint16_t *dst = local ? (uint16_t *)(slots + at * F::SLOT) + p % LEAF * PITCH
+                                      : (uint16_t *)(value ? a.v : a.k) +
+                                            (p < a.cap ? p : p % a.cap) * stride + kv_head * D;
+                h.template put<BF16>(dst);
+            }
+        }
+        return all > 0;
+    };
+    /* The same in a cluster, a warp some of a kind at a time: elsewhere it was slower. */
+    const auto make_some = [&](int leaf, bool begins) {
+        using H = heads_of<D, 16>;
+        const int p0 = leaf * LEAF, n_q = begins && from < to ? real : 0, some = begins ? n_duty : 0;
+        int mine = 0, mine_to = 0;
+        if (a.fold) {
+            mine = max(p0, new_lo) - pos0;
+            mine_to = max(min(to * LEAF, seen.hi) - pos0, mine);
         }
         const int groups_q = (n_q + H::ROWS - 1) / H::ROWS, groups_mine = (mine_to - mine + H::ROWS - 1) / H::ROWS * 2,
                   all = groups_q + groups_mine + (some + H::ROWS - 1) / H::ROWS * 2;
@@ -543,6 +599,12 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDEN
             }
         }
         return all > 0;
+    };
+    const auto make_rows = [&](int leaf, bool begins) {
+        if constexpr (NEAR)
+            return make_some(leaf, begins);
+        else
+            return make_one(leaf, begins);
     };
     if (NEAR || from >= to) {
         make_rows(from, true);
