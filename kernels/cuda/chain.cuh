@@ -9,8 +9,9 @@
  *
  * A launch is one block a multiprocessor, all of them resident. In a block one warp asks for weights, through
  * all steps and without waiting for any activations, as far as a ring in shared memory has room
- * (chain_ring.cuh); another fetches the descriptors of steps and makes of them what is the block's own. The
- * others multiply and attend. Blocks do not meet between steps: every
+ * (chain_ring.cuh); another fetches the descriptors of steps and makes of them what is the block's own; a
+ * third writes outputs of gates and ups while others of the block are multiplied. The rest multiply and
+ * attend. Blocks do not meet between steps: every
  * step has a place of its own for its outputs, where CHAIN_NOT_YET stands (a NaN that no arithmetic gives)
  * until they are written, and whoever needs a value reads until it is another. So a step costs one trip
  * through the L2 cache, where a flag would need a fence, a flag's trip and the value's. Launches take two
@@ -152,8 +153,17 @@ struct __align__(128) chain_map
     uint64_t opaque[16];
 };
 /* Of a step: its matrices are gate and up; something is added, which the block has kept; its outputs are
- * kept, read by the next step, in memory. */
-enum { CHAIN_GATED = 1, CHAIN_OLD = 2, CHAIN_KEPT = 4, CHAIN_KEEPS = 8, CHAIN_PASS = 16, CHAIN_OUT = 32 };
+ * kept, read by the next step, in memory; those of all but a block's last pair come early, and the next step
+ * multiplies in their order, so that it waits for the last round alone. */
+enum {
+    CHAIN_GATED = 1,
+    CHAIN_OLD = 2,
+    CHAIN_KEPT = 4,
+    CHAIN_KEEPS = 8,
+    CHAIN_PASS = 16,
+    CHAIN_OUT = 32,
+    CHAIN_EARLY = 64
+};
 struct chain_args {
     const struct chain_step *step; /* device memory */
     int32_t count, same[2];        /* same: what is behind has its place: moved, long contexts take 2 % more */

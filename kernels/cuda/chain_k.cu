@@ -228,16 +228,17 @@ static __device__ __noinline__ chain_output output_of(const chain_step &s, int p
              (unsigned)(32 * pair + which) << 17;
     return c;
 }
+/* Items from `item` on, a warp in turn; c: of the first. */
 template <int SHARE>
-DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c, unsigned flags,
-                     float *values, const uint8_t *act, const float *terms, float *keep)
+DEV void chain_write(const chain_step &s, int pairs, int item, chain_output c, unsigned flags, float *values,
+                     const uint8_t *act, const float *terms, float *keep)
 {
     constexpr int lanes = 1 << SHARE, width = 32 / lanes;
-    const int lane = threadIdx.x % 32, j = lane / width, items = plan.pairs << SHARE, units = s.units,
+    const int lane = threadIdx.x % 32, j = lane / width, items = pairs << SHARE, units = s.units,
               slices = s.slices, slice_units = s.slice_units;
     const float *const scale = chain_row_at(act, units).scale;
 #pragma unroll 1
-    for (int item = threadIdx.x / 32; item < items;) {
+    while (item < items) {
         const bool mine = c.at >= 0 && lane < (flags & CHAIN_GATED ? width / 2 : width),
                    own = c.bits >> 14 & 1;
         const int term = (int)(c.bits & 0x3fff), o = (int)(c.bits >> 17);
@@ -246,7 +247,7 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
         if (flags & CHAIN_OLD && mine) old = flags & CHAIN_KEPT ? keep[o] : __ldcg(s.old + c.at);
         float y = 0.0f;
         const int on = own ? 16 : 1;
-        constexpr int SOME = SHARE ? 2 : 4; /* slices of a lane side by side */
+        constexpr int SOME = SHARE == 2 ? 1 : SHARE ? 2 : 4; /* slices of a lane side by side */
 #pragma unroll 1
         for (int slice = 0; slice < slices; slice += lanes * SOME) {
             float fin[SOME];
@@ -254,7 +255,14 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
             const float *p = terms + term + 16 * u, *f = own ? p + 16 * units : scale + u;
 #pragma unroll
             for (int k = 0; k < SOME; k++) fin[k] = 0.0f;
-            if (c.at >= 0 && (slice + lanes * SOME) * slice_units <= units) { /* all of them whole */
+            if (SOME == 1) { /* without branches */
+                const int n = c.at < 0 ? 0 : min(slice_units, units - u);
+#pragma unroll 1
+                for (int i = 0; i < slice_units; i += 4, p += 64, f += 4 * on)
+#pragma unroll
+                    for (int l = 0; l < 4; l++)
+                        if (i + l < n) fin[0] = __fmaf_rn(p[16 * l], f[on * l], fin[0]);
+            } else if (c.at >= 0 && (slice + lanes * SOME) * slice_units <= units) { /* all of them whole */
 #pragma unroll 2
                 for (int i = 0; i < slice_units; i++, p += 16, f += on)
 #pragma unroll
@@ -271,7 +279,7 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
             }
 #pragma unroll
             for (int k = 0; k < SOME; k++) {
-                if (slice + k * lanes >= slices) continue;
+                if (SOME > 1 && slice + k * lanes >= slices) continue;
 #pragma unroll
                 for (int l = 0; l < lanes; l++)
                     y = __fadd_rn(y, lanes == 1 ? fin[k]
@@ -289,7 +297,53 @@ DEV void chain_write(const chain_step &s, const chain_plan &plan, chain_output c
             if (flags & CHAIN_OUT && m.out) m.out[c.at - m.column] = y;
         }
         item += CHAIN_WARPS;
-        if (item < items) c = output_of(s, plan.pairs, item, SHARE);
+        if (item < items) c = output_of(s, pairs, item, SHARE);
+    }
+}
+
+DEV chain_room chain_room_at(uint8_t *smem)
+{
+    chain_room r;
+    r.full = (uint64_t *)smem, r.told = r.full + CHAIN_TILES, r.read = r.told + CHAIN_DESCS,
+    r.planned = r.read + CHAIN_DESCS;
+    r.plan = (chain_plan *)(smem + CHAIN_K_PLAN), r.state = (uint32_t *)(smem + CHAIN_K_STATE);
+    r.done = (volatile int *)(smem + CHAIN_K_DONE);
+    r.tile = (uint4 *)(smem + CHAIN_K_TILES);
+    r.ring = smem + CHAIN_K_RING;
+    r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
+    return r;
+}
+/* The first of the others that is the warp's. */
+DEV int first_late(const chain_step &s, const chain_plan &plan)
+{
+    return (early_of(s, plan.pairs) << plan.share) + (int)threadIdx.x / 32;
+}
+/* The warp that writes the outputs of early pairs. */
+DEV void chain_early(const chain_args &a, uint8_t *smem)
+{
+    const chain_room r = chain_room_at(smem);
+    const uint8_t *const act = smem + a.act;
+    const float *const terms = (const float *)(smem + a.terms);
+    float *const keep = (float *)(smem + CHAIN_K_KEEP);
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = 0; i < a.count; i++) {
+        bar_pass(r.planned + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
+        const chain_step &s = r.steps[i % CHAIN_DESCS];
+        const chain_plan &plan = r.plan[i % CHAIN_DESCS];
+        const int early = early_of(s, plan.pairs);
+        int until = plan.total;
+#pragma unroll 1
+        for (int pair = 0; pair < early; pair++) {
+            const chain_output c = output_of(s, early, pair, 0);
+            until += s.cuts;
+            while (__reduce_min_sync(0xffffffff, r.done[lane % CHAIN_WARPS]) < until) __nanosleep(40);
+            __threadfence_block();
+            chain_write<0>(s, pair + 1, pair, c, s.flags, values_of(a, r) + s.at, act, terms, keep);
+        }
+        if (early) chain_early_over(false);
+        __syncwarp();
+        if (lane == 0) bar_arrive(r.read + i % CHAIN_DESCS);
     }
 }
 
@@ -313,20 +367,13 @@ static __device__ __noinline__ void chain_attention_gated(const chain_args &a, i
  * steps, and no attention; or gated_keys: these, and attention over heads of 256; or near_items
  * or far_items: near_keys or far_keys beside steps of types other than K. */
 template <bool BF16, bool HALVES, class KV>
-static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
+static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) uint8_t smem[];
-    chain_room r;
-    r.full = (uint64_t *)smem, r.told = r.full + CHAIN_TILES, r.read = r.told + CHAIN_DESCS,
-    r.planned = r.read + CHAIN_DESCS;
-    r.plan = (chain_plan *)(smem + CHAIN_K_PLAN), r.state = (uint32_t *)(smem + CHAIN_K_STATE);
-    r.done = (volatile int *)(smem + CHAIN_K_DONE);
-    r.tile = (uint4 *)(smem + CHAIN_K_TILES);
-    r.ring = smem + CHAIN_K_RING;
+    chain_room r = chain_room_at(smem);
     if (KV::ring) r.ring += (0u - shared_address(r.ring)) & 1023; /* tiles of keys are turned by addresses */
-    r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
     float *const squares = (float *)(smem + CHAIN_K_SQUARES), *const keep = (float *)(smem + CHAIN_K_KEEP),
                  *const terms = (float *)(smem + a.terms);
     uint8_t *const act = smem + a.act, *const keys = smem + a.keys;
@@ -337,7 +384,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
         for (int i = 0; i < CHAIN_DESCS; i++) {
             bar_open(r.told + i, 1);
             bar_open(r.planned + i, 1);
-            bar_open(r.read + i, CHAIN_WARPS + 2); /* and those that ask and fetch */
+            bar_open(r.read + i, CHAIN_WARPS + 3); /* and those that ask, fetch, write early */
         }
         bar_fence();
         first_steps(a, r.steps, r.told);
@@ -346,7 +393,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place
                         */
     if (threadIdx.x / 32 >= CHAIN_WARPS) {
-        if (threadIdx.x / 32 > CHAIN_WARPS)
+        if (threadIdx.x / 32 > CHAIN_WARPS + 1)
+            chain_early(a, smem);
+        else if (threadIdx.x / 32 > CHAIN_WARPS)
             chain_fetch(a, r, KV());
         else
             chain_ask(a, r, KV());
@@ -436,7 +485,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             const bool rounds = !s.norm && s.own, first = (apart ? *number : i) == 0;
             const int share = plan.share;
             const unsigned flags = s.flags;
-            const chain_output c = output_of(s, plan.pairs, (int)threadIdx.x / 32, share);
+            const chain_output c = output_of(s, plan.pairs, first_late(s, plan), share);
             if (KV::post && s.post)
                 chain_post(s, a.rows, row_of(a, r, s, false), act, squares);
             else if (!HALVES && s.norm && s.units <= CHAIN_WARPS)
@@ -456,16 +505,20 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 2), 1)
             CHAIN_STAMP(3);
             chain_meet();
             CHAIN_STAMP(4);
+            const int item = first_late(s, plan); /* (again: not kept) */
             if (share == 2)
-                chain_write<2>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
+                chain_write<2>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
             else if (share == 0)
-                chain_write<0>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
+                chain_write<0>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
             else
-                chain_write<1>(s, plan, c, flags, values_of(a, r) + s.at, act, terms, keep);
+                chain_write<1>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
             if (KV::nets && s.d.what == CHAIN_STATE_ROW)
                 chain_delta_keep(s, plan, false, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
-            chain_meet(); /* activations and terms have been read; and who polls is in the way of who writes
-                           */
+            /* Activations and terms have been read; and who polls is in the way of who writes. */
+            if (early_of(s, plan.pairs))
+                chain_early_over(true);
+            else
+                chain_meet();
             CHAIN_STAMP(5);
         } else if (KV::nets && s.d.what == CHAIN_STATE_ROW) {
             chain_delta_keep(s, plan, true, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
@@ -542,7 +595,7 @@ cudaError_t chain_k_open(int smem)
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
                            enum chain_form form, int blocks, size_t smem)
 {
-    return cuda_launch(be, kernel_of(bf16, form), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 2)), smem,
+    return cuda_launch(be, kernel_of(bf16, form), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 3)), smem,
                        *a);
 }
 

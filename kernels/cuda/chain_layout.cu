@@ -318,6 +318,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
         s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
                    (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0);
         for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
+        if (s->gated && s->pairs > 2 * blocks) s->flags |= CHAIN_EARLY; /* of fewer it is no gain */
         /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
          * normed are taken by units in turn. */
         s->own = s->d.what || s->units % s->per || (s->half && !s->rounds) ? 0

@@ -82,11 +82,16 @@ DEV int tiles_here(const chain_step &s)
 struct chain_plan {
     int total, tiles;        /* tiles before the step, and of it */
     int alone;               /* of these, whose columns the warp that multiplies them rounds itself; or all */
-    int pairs, share;        /* pairs of panels; 2^share lanes an output */
+    int pairs, share;        /* pairs of panels; 2^share lanes an output of those that are not early */
     int unit, leaf, kv_head; /* of attention: the first unit, and which it is; where it may be gated kv_head
                                 is the position; of a delta net: the first of the key head's units, how many,
                                 and the key head */
 };
+/* Of the block's pairs, those whose outputs a warp of its own writes as soon as their sums are complete. */
+DEV int early_of(const chain_step &s, int pairs)
+{
+    return s.flags & CHAIN_EARLY ? max(pairs - 1, 0) : 0;
+}
 DEV void prefetch_bulk(const void *p, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -354,7 +359,8 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
             if (!s.n_m) tiles = keys.place(s);
         g.total = total, g.tiles = tiles;
         g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
-        g.share = 4 * g.pairs <= CHAIN_WARPS ? 2 : 2 * g.pairs <= CHAIN_WARPS ? 1 : 0;
+        const int late = g.pairs - early_of(s, g.pairs);
+        g.share = 4 * late <= CHAIN_WARPS ? 2 : 2 * late <= CHAIN_WARPS ? 1 : 0;
         if (!KV::ring && (KV::wide || !KV::nets) && !s.n_m && !(KV::nets && s.d.what)) {
             g.unit = block_of(s) - s.rest; /* blocks with less of the projections have leaves first */
             if (g.unit < 0) g.unit += (int)gridDim.x;

@@ -96,6 +96,13 @@ DEV void chain_meet() /* the warps that multiply */
 {
     asm volatile("bar.sync 1, %0;" ::"n"(32 * CHAIN_WARPS) : "memory");
 }
+DEV void chain_early_over(bool meet) /* they, and the warp that writes early outputs, which goes on */
+{
+    if (meet)
+        asm volatile("bar.sync 3, %0;" ::"n"(32 * CHAIN_WARPS + 32) : "memory");
+    else
+        asm volatile("bar.arrive 3, %0;" ::"n"(32 * CHAIN_WARPS + 32) : "memory");
+}
 DEV void chain_heads_meet() /* those that attend */
 {
     asm volatile("bar.sync 2, %0;" ::"n"(32 * CHAIN_HEADS) : "memory");
