@@ -618,11 +618,13 @@ int main(int argc, char **argv)
             (argc < 3 || called(far_shapes[i].name, argv[2])))
             check_far(&far_shapes[i], small);
     for (size_t i = 0; i < sizeof wide_shapes / sizeof *wide_shapes; i++)
-        if ((argc > 2 && !called(wide_shapes[i].name, argv[2])) || often || far)
+        if ((argc > 2 && !called(wide_shapes[i].name, argv[2])) || far)
             continue;
+        else if (often && !wide_shapes[i].small)
+            stress_wide(&wide_shapes[i], argc > 3 ? atoi(argv[3]) : 30);
         else if (timing && !wide_shapes[i].small)
             bench_wide(&wide_shapes[i]);
-        else if (!timing && (!small || wide_shapes[i].small))
+        else if (!often && !timing && (!small || wide_shapes[i].small))
             check_wide(&wide_shapes[i], small);
     kn_backend_close(gpu);
     if (timing) return 0;
