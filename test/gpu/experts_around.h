@@ -36,87 +36,105 @@ struct around {
     int64_t n_out[4];
 };
 
+enum { AROUND_ROWS = 24 };
+
+/* The weights and rows of one of them; bytes: of what a row leaves, x and the products of it. */
+struct around_data {
+    const struct around *r;
+    struct kn_weight before, w[4];
+    float *out[4], *x, *row, *gate; /* out: on the device */
+    size_t bytes;
+};
+
+static struct around_data around_make(const struct around *r)
+{
+    const size_t embd = (size_t)r->s->embd, n = AROUND_ROWS * (size_t)r->width;
+    struct around_data a = {.r = r, .before = dense(r->before, r->s->embd, r->width), .bytes = embd * 4};
+    a.x = host_alloc(embd * 4), a.row = host_alloc(n * 4), a.gate = host_alloc(n * 4);
+    for (int j = 0; j < r->n_w; j++) {
+        a.w[j] = dense(r->types[j], r->n_out[j], r->s->embd);
+        a.out[j] = put(gpu, NULL, (size_t)r->n_out[j] * 4);
+        a.bytes += (size_t)r->n_out[j] * 4;
+    }
+    for (size_t i = 0; i < embd; i++) a.x[i] = (float)((int32_t)rnd32() * 0x1p-31);
+    for (size_t i = 0; i < n; i++)
+        a.row[i] = (float)((int32_t)rnd32() * 0x1p-31), a.gate[i] = (float)((int32_t)rnd32() * 0x1p-29);
+    return a;
+}
+
+static void around_free(struct around_data *a)
+{
+    for (int j = 0; j < a->r->n_w; j++) kn_op(gpu)->weight_free(gpu, &a->w[j]), drop(gpu, a->out[j]);
+    kn_op(gpu)->weight_free(gpu, &a->before);
+    free(a->x), free(a->row), free(a->gate);
+}
+
+/* What all rows leave; m: the mixture, but for x. */
+static uint8_t *around_run(const struct around_data *a, struct kn_mixture m)
+{
+    const struct around *r = a->r;
+    const size_t embd = (size_t)r->s->embd, width = (size_t)r->width, bytes = AROUND_ROWS * width * 4;
+    float *x = put(gpu, a->x, embd * 4), *row = put(gpu, a->row, bytes), *gate = put(gpu, a->gate, bytes);
+    uint8_t *left = host_alloc(AROUND_ROWS * a->bytes), *to = left;
+    const struct kn_weight *list[4];
+    for (int j = 0; j < r->n_w; j++) list[j] = &a->w[j];
+    m.x = m.out = x;
+    for (size_t i = 0; i < AROUND_ROWS; i++) {
+        must(gpu, "gate_linear",
+             kn_op(gpu)->gate_linear(gpu, x, &a->before, row + i * width, gate + i * width, 1));
+        must(gpu, "mixture", kn_op(gpu)->mixture(gpu, &m));
+        must(gpu, "norm_linear",
+             kn_op(gpu)->norm_linear(gpu, (float *const *)a->out, list, r->n_w, x, m.norm, eps, 1));
+        fetch(to, x, embd * 4);
+        to += embd * 4;
+        for (int j = 0; j < r->n_w; to += r->n_out[j++] * 4) fetch(to, a->out[j], (size_t)r->n_out[j] * 4);
+    }
+    drop(gpu, x), drop(gpu, row), drop(gpu, gate);
+    return left;
+}
+
 static void check_around(const struct around *r, struct data *d, const struct matrices *router,
                          const struct kn_weight *const *shared)
 {
-    enum { ROWS = 24 };
-    const struct kn_ops *op = kn_op(gpu);
+    static const int apart[4] = {3, 0, 1, 2};
     const struct shape *s = r->s;
-    const int used = s->used + (r->shared ? 1 : 0);
-    const size_t embd = (size_t)s->embd, width = (size_t)r->width;
-    struct kn_weight before = dense(r->before, s->embd, r->width), w[4];
-    const struct kn_weight *list[4];
-    float *out[4], *x0 = host_alloc(embd * 4), *row = host_alloc(ROWS * width * 4),
-                   *g = host_alloc(ROWS * width * 4);
-    size_t bytes = embd * 4;
-    for (int j = 0; j < r->n_w; j++) {
-        w[j] = dense(r->types[j], r->n_out[j], s->embd);
-        list[j] = &w[j];
-        out[j] = put(gpu, NULL, (size_t)r->n_out[j] * 4);
-        bytes += (size_t)r->n_out[j] * 4;
-    }
-    for (size_t i = 0; i < embd; i++) x0[i] = (float)((int32_t)rnd32() * 0x1p-31);
-    for (size_t i = 0; i < ROWS * width; i++)
-        row[i] = (float)((int32_t)rnd32() * 0x1p-31), g[i] = (float)((int32_t)rnd32() * 0x1p-29);
+    const size_t used = (size_t)s->used + (r->shared ? 1 : 0);
+    struct around_data a = around_make(r);
+    float *logits = put(gpu, NULL, (size_t)s->n_mat * 4), *gate = put(gpu, NULL, 4),
+          *weights = put(gpu, NULL, used * 4), *h = put(gpu, NULL, used * (size_t)s->ff * 4);
+    int32_t *ids = put(gpu, NULL, used * 4);
+    struct kn_mixture m = {.route = {logits, 1, s->n_mat, s->used, true, 1, NULL, ids, weights},
+                           .norm = d->d_norm,
+                           .eps = eps,
+                           .act = s->act,
+                           .router = &router[0].w,
+                           .router_norm = d->d_norm,
+                           .logits = logits,
+                           .gate = &d->gate.w,
+                           .up = &d->up.w,
+                           .down = &d->down.w,
+                           .h = h,
+                           .add = true};
     uint8_t *left[4];
-    const int apart[4] = {3, 0, 1, 2};
-    bool same[4] = {true, true, true, true};
+    bool same[4], finite = true;
+    for (int j = 0; r->shared && j < 3; j++) m.shared[j] = shared[j];
+    if (r->shared) m.shared_gate = &router[1].w, m.shared_logits = gate;
     for (int how = 0; how < 4; how++) {
-        float *x = put(gpu, x0, embd * 4), *d_row = put(gpu, row, ROWS * width * 4),
-              *d_g = put(gpu, g, ROWS * width * 4), *logits = put(gpu, NULL, (size_t)s->n_mat * 4),
-              *gate = put(gpu, NULL, 4), *weights = put(gpu, NULL, (size_t)used * 4),
-              *h = put(gpu, NULL, (size_t)used * (size_t)s->ff * 4);
-        int32_t *ids = put(gpu, NULL, (size_t)used * 4);
-        left[how] = host_alloc(ROWS * bytes);
         experts_tuning.apart = apart[how];
-        for (int i = 0; i < ROWS; i++) {
-            must(gpu, "gate_linear",
-                 op->gate_linear(gpu, x, &before, d_row + (size_t)i * width, d_g + (size_t)i * width, 1));
-            struct kn_mixture m = {.route = {.logits = logits,
-                                             .n = 1,
-                                             .n_expert = s->n_mat,
-                                             .n_used = s->used,
-                                             .renorm = true,
-                                             .scale = 1,
-                                             .ids = ids,
-                                             .weights = weights},
-                                   .x = x,
-                                   .norm = d->d_norm,
-                                   .eps = eps,
-                                   .act = s->act,
-                                   .router = &router[0].w,
-                                   .router_norm = d->d_norm,
-                                   .logits = logits,
-                                   .gate = &d->gate.w,
-                                   .up = &d->up.w,
-                                   .down = &d->down.w,
-                                   .h = h,
-                                   .out = x,
-                                   .add = true};
-            for (int j = 0; r->shared && j < 3; j++) m.shared[j] = shared[j];
-            if (r->shared) m.shared_gate = &router[1].w, m.shared_logits = gate;
-            must(gpu, "mixture", op->mixture(gpu, &m));
-            must(gpu, "norm_linear", op->norm_linear(gpu, out, list, r->n_w, x, d->d_norm, eps, 1));
-            uint8_t *to = left[how] + (size_t)i * bytes;
-            fetch(to, x, embd * 4);
-            to += embd * 4;
-            for (int j = 0; j < r->n_w; j++, to += r->n_out[j - 1] * 4)
-                fetch(to, out[j], (size_t)r->n_out[j] * 4);
-        }
-        same[how] = !memcmp(left[how], left[0], ROWS * bytes);
-        void *const device[] = {x, d_row, d_g, logits, gate, weights, h, ids};
-        for (int i = 0; i < 8; i++) op->free(gpu, device[i]);
+        left[how] = around_run(&a, m);
+        same[how] = !memcmp(left[how], left[0], AROUND_ROWS * a.bytes);
     }
     experts_tuning.apart = 0;
-    bool finite = true;
-    for (size_t i = 0; i < ROWS * bytes / 4; i++) finite &= isfinite(((const float *)left[0])[i]) != 0;
-    verdict(same[1] && same[2] && same[3] && finite, "around a mixture, %s, %d rows%s%s%s%s", r->name, ROWS,
-            same[1] ? "" : ", other bits in one launch", same[2] ? "" : ", with those behind alone",
-            same[3] ? "" : ", with the one before alone", finite ? "" : ", not finite");
+    for (size_t i = 0; i < AROUND_ROWS * a.bytes / 4; i++)
+        finite &= isfinite(((const float *)left[0])[i]) != 0;
+    verdict(same[1] && same[2] && same[3] && finite, "around a mixture, %s, %d rows%s%s%s%s", r->name,
+            AROUND_ROWS, same[1] ? "" : ", other bits in one launch",
+            same[2] ? "" : ", with those behind alone", same[3] ? "" : ", with the one before alone",
+            finite ? "" : ", not finite");
     for (int how = 0; how < 4; how++) free(left[how]);
-    for (int j = 0; j < r->n_w; j++) op->weight_free(gpu, &w[j]), op->free(gpu, out[j]);
-    op->weight_free(gpu, &before);
-    free(x0), free(row), free(g);
+    void *const device[] = {logits, gate, weights, h, ids};
+    for (int i = 0; i < 5; i++) drop(gpu, device[i]);
+    around_free(&a);
 }
 
 /* Those of a shape whose experts are loaded. */

@@ -370,12 +370,8 @@ static int repeats = 200;
         }                                                                                                    \
     } while (0)
 
-void bench(void)
+static void bench_delta(struct on_device *d)
 {
-    static const struct shape s = {16, 48, 128, 128, 4};
-    struct layer l = layer_make(&s, 4096, 1);
-    struct on_device d = delta_up(gpu, &l);
-    const struct shape *sh = &l.s;
     /* rows, pending, final, token by token, rows a segment */
     static const int cases[][5] = {{1, 0, 1},
                                    {1, 1, 0},
@@ -395,34 +391,16 @@ void bench(void)
                                    {4096, 0, 1, 0, 2048},
                                    {4096, 0, 1, 0, 4096}};
     const struct delta_tuning usual = delta_tuning;
+    const struct kn_delta most = delta_args(d, 0, 4096, true);
     double us;
     delta_tuning.segment = 4096;
-    struct kn_delta most = {.n = 4096, .n_k = 16, .n_v = 48, .d_k = 128, .d_v = 128, .n_conv = 4};
     must(gpu, "reserve_delta", kn_op(gpu)->reserve_delta(gpu, &most));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int32_t pending = cases[i][1];
+        const struct kn_delta a = delta_args(d, 0, cases[i][0], cases[i][2]);
         delta_tuning.rows = cases[i][3];
         delta_tuning.segment = cases[i][4] ? cases[i][4] : usual.segment;
-        must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
-        struct kn_delta a = {.qkv = d.qkv,
-                             .alpha = d.alpha,
-                             .beta = d.beta,
-                             .z = d.z,
-                             .conv = d.conv,
-                             .a = d.a,
-                             .dt = d.dt,
-                             .norm = d.norm,
-                             .eps = 1e-6f,
-                             .out = d.out,
-                             .n = cases[i][0],
-                             .n_k = sh->n_k,
-                             .n_v = sh->n_v,
-                             .d_k = sh->d_k,
-                             .d_v = sh->d_v,
-                             .n_conv = sh->n_conv,
-                             .state = &d.s,
-                             .pending = d.pending,
-                             .commit = cases[i][2]};
+        must(gpu, "upload", kn_op(gpu)->upload(gpu, d->pending, &pending, 4));
         repeats = a.n > 64 ? 10 : 200;
         TIME(us, must(gpu, "delta", kn_op(gpu)->delta(gpu, &a)));
         printf("delta 16, 48 heads of 128, rows %4d%s pending %2d: %7.2f us%s, segments of %d\n", a.n,
@@ -431,6 +409,15 @@ void bench(void)
     }
     delta_tuning = usual;
     repeats = 200;
+}
+
+void bench(void)
+{
+    static const struct shape s = {16, 48, 128, 128, 4};
+    struct layer l = layer_make(&s, 4096, 1);
+    struct on_device d = delta_up(gpu, &l);
+    double us;
+    bench_delta(&d);
     float *logits = put(gpu, l.qkv, 64 * 512 * 4);
     struct kn_route r = {.logits = logits,
                          .n_used = 8,
