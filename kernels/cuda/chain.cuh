@@ -123,7 +123,7 @@ struct __align__(16) chain_step
     int32_t cap_tiles; /* tiles in a turn of the ring */
     uint32_t tile;     /* bytes of one */
     float per_tile;    /* 1 / tile */
-    uint32_t flags;    /* CHAIN_GATED ... */
+    uint32_t flags;    /* CHAIN_GATED ...; of other types CHAIN_ROUNDS, CHAIN_ROUNDED */
     int32_t own;       /* pairs of a block of which each warp rounds what it multiplies */
     int32_t half;      /* the last round of pairs is by panels: chain_ring.cuh */
     /* attention: q, k and v are the values of the step before, in this order */
@@ -164,6 +164,8 @@ enum {
     CHAIN_OUT = 32,
     CHAIN_EARLY = 64
 };
+/* Its outputs are handed on rounded by blocks of 32, what it reads is: chain_items.cuh. */
+enum { CHAIN_ROUNDS = 128, CHAIN_ROUNDED = 256 };
 struct chain_args {
     const struct chain_step *step; /* device memory */
     int32_t count, same[2];        /* same: what is behind has its place: moved, long contexts take 2 % more */

@@ -13,6 +13,7 @@
 #include "attention_step.cuh"
 #undef mma
 #include "chain_sync.cuh"
+#include "chain_pair.cuh"
 
 #define LEAF_PAIRS(n_rep) ((n_rep) * (CHAIN_HEAD + 2)) /* of {value, tag}: outputs; {top, tag, sum, tag} */
 
@@ -168,6 +169,7 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
 }
 
 /* A warp: a column a lane of n sums (T, S, Y) in box, added up and handed on. */
+template <bool ROUNDS = false>
 DEV void join_write(const chain_step &s, int n, int head, int col, int lane, float *out, float *box)
 {
     float T = -INFINITY, S = 0.0f, Y = 0.0f;
@@ -176,11 +178,15 @@ DEV void join_write(const chain_step &s, int n, int head, int col, int lane, flo
         add_result<1>(T, S, &Y, box[3 * i * 32 + lane], box[(3 * i + 1) * 32 + lane],
                       box + (3 * i + 2) * 32 + lane);
     const float y = divided(Y, S);
-    value_put(out + head * CHAIN_HEAD + col, y);
+    if (ROUNDS && s.flags & CHAIN_ROUNDS)
+        rounded_put(out, s.n_head * (CHAIN_HEAD / 32), (head * CHAIN_HEAD + col) / 32, y);
+    else
+        value_put(out + head * CHAIN_HEAD + col, y);
     if (s.attn) s.attn[head * CHAIN_HEAD + col] = y;
 }
 
 /* 32 columns of the result: leaves added up, handed on. box: [8][32] of (T, S, Y) in shared memory. */
+template <bool ROUNDS>
 DEV void chain_join(const chain_step &s, int count, int group, const uint2 *parts, unsigned tag, float *out,
                     float *box)
 {
@@ -215,11 +221,12 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
     CHAIN_STAMP(3);
     if (nodes > 1) chain_heads_meet();
     if (w) return;
-    join_write(s, nodes, head, col, lane, out, box);
+    join_write<ROUNDS>(s, nodes, head, col, lane, out, box);
 }
 
-/* The first CHAIN_HEADS warps. in: the values of the step before. */
-template <bool BF16>
+/* The first CHAIN_HEADS warps. in: the values of the step before. ROUNDS: results may be handed on rounded.
+ */
+template <bool BF16, bool ROUNDS = false>
 static __device__ __noinline__ void chain_attention(const chain_step &s, int pos, int unit, const float *in,
                                                     float *out, uint2 *parts, unsigned tag, uint8_t *at,
                                                     uint8_t *keys)
@@ -235,7 +242,7 @@ static __device__ __noinline__ void chain_attention(const chain_step &s, int pos
 #pragma unroll 1
     for (int i = blockIdx.x; i < s.n_head * (CHAIN_HEAD / 32); i += gridDim.x) {
         chain_heads_meet();
-        chain_join(s, pos / chain_few::LEAF + 1, i, parts, tag, out, (float *)at);
+        chain_join<ROUNDS>(s, pos / chain_few::LEAF + 1, i, parts, tag, out, (float *)at);
     }
     CHAIN_STAMP(5);
 }

@@ -4,16 +4,18 @@
  *
  * Concepts. Sums of these types are float from the first unit of 32 columns (or pair of units) on, so a
  * warp keeps them for a whole slice: an *item* is a slice of a panel. A block has `pairs_here` groups of
- * s.members panels (gated: gate and up; a single matrix: neighbours; else one panel). Its items, panel after
- * panel and slice after slice, go to the warps in rounds of CHAIN_WARPS; the last round may have fewer. An
- * item is s.parts tiles (of s.per units each; what a shorter slice or a panel that is not there lacks is
- * tiles without bytes). Tiles of a round stand in the ring by parts: the first of all its items, the
- * second...
+ * s.members panels (gated: one of gate and up, or two; a single matrix: neighbours; else one panel). Its
+ * items, panel after panel and slice after slice, go to the warps in rounds of CHAIN_WARPS; the last round
+ * may have fewer. An item is s.parts tiles (of s.per units each; what a shorter slice or a panel that is not
+ * there lacks is tiles without bytes). Tiles of a round stand in the ring by parts: the first of all its
+ * items, the second...
  *
  * Every column of the mma's B is the row. Activations of a row:
  *   CHAIN_32   [units][32] int8 and [units] of {float scale, minus the sum}, as prep_block.cuh orders them
  *   floats     [planes][units][32] of 16 bits, as prep.cu orders them; squares: of each slice the sum of
  *              squares, then (from ITEM_INVERSE on) what its sums are to be multiplied by
+ * Rows that are not normed come rounded from the step before, where a warp there has 32 outputs in a row
+ * (attention; gates and ups by two panels of each): a quarter of the bytes, and nobody rounds them again.
  * Bound: bytes; eight units of Q8_0 (4,352 bytes) are 173 instructions of a warp, eight of BF16 (8 KB) 120.
  */
 #ifndef DFLASH_CUDA_CHAIN_ITEMS_CUH
@@ -39,10 +41,10 @@ DEV int items_here(const chain_step &s)
 /* Panel `local` of this block: its matrix, its panel there. */
 DEV const chain_matrix &item_panel(const chain_step &s, int local, int *panel)
 {
-    const int two = s.members - 1;
+    const int two = s.members / 2;
     int at = (int)blockIdx.x + (local >> two) * (int)gridDim.x, j = 0;
     if (s.gated) {
-        *panel = at;
+        *panel = two == 2 ? 2 * at + (local >> 1 & 1) : at;
         return s.m[local & 1];
     }
     while (at >= s.m[j].pair_end) j++;
@@ -86,8 +88,14 @@ DEV chain_source item_source(const chain_step &s, int t)
     return c;
 }
 /* What the warps that ask and plan know of such steps. */
+#define ITEM_EARLY 4       /* of so many tiles one is brought to the L2 cache */
+#define ITEM_EARLY_MOST 24 /* of a step */
+#define ITEM_PACE 450      /* clocks from one to the next */
 template <class KEYS> struct items_beside : KEYS {
     static constexpr bool items = true;
+    chain_source cached = {}; /* a tile a lane that is to come to the L2 cache, of step cached_of */
+    int cached_of = -1;
+    long long cached_at = 0; /* clock of the last */
     static __device__ __forceinline__ int tiles(const chain_step &s)
     {
         return items_here(s) * s.parts;
@@ -95,6 +103,25 @@ template <class KEYS> struct items_beside : KEYS {
     static __device__ __forceinline__ chain_source item(const chain_step &s, int t)
     {
         return item_source(s, t);
+    }
+    /* The ring is full, so the memory idles: every ITEM_EARLY-th tile of step i behind `from` comes to the L2
+     * cache, one every ITEM_PACE clocks, what a multiprocessor gets of the memory. (Between those that do
+     * not, later: one behind the other they come no faster from there than from memory.) */
+    __device__ __forceinline__ void early(const chain_step &s, int i, int from, int all)
+    {
+        const int lane = threadIdx.x % 32;
+        if (cached_of != i) {
+            const int t = (from / ITEM_EARLY + 1 + lane) * ITEM_EARLY + ITEM_EARLY - 1;
+            cached_of = i, cached.bytes = 0, cached_at = clock64();
+            if (t < all && lane < ITEM_EARLY_MOST) cached = item_source(s, t);
+        }
+        const unsigned wanted = __ballot_sync(0xffffffff, cached.bytes != 0);
+        if (!wanted || clock64() - cached_at < ITEM_PACE) return;
+        cached_at = clock64();
+        if (lane == __ffs((int)wanted) - 1) {
+            prefetch_bulk(cached.p, cached.bytes);
+            cached.bytes = 0;
+        }
     }
     /* unit: tiles of whole rounds; leaf: items of the last one */
     static __device__ __forceinline__ int plan(const chain_step &s, chain_plan &g)
@@ -116,6 +143,37 @@ struct near_items : items_beside<near_keys> {
     }
 };
 using far_items = items_beside<far_keys>;
+
+/* Columns 128 i + 4 lane .. of a slice at p, as values_ask and values_settle have it. */
+#define ITEM_PARTS 4 /* of 128 columns: a slice, at most */
+DEV void item_ask(float v[ITEM_PARTS][4], const float *p, int parts, unsigned there)
+{
+#pragma unroll
+    for (int i = 0; i < ITEM_PARTS; i++)
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
+            "[%5];\n}"
+            : "+f"(v[i][0]), "+f"(v[i][1]), "+f"(v[i][2]), "+f"(v[i][3])
+            : "r"((there >> i & 1) | (i < parts ? 0u : 1u)), "l"(p + 128 * i + threadIdx.x % 32 * 4)
+            : "memory");
+}
+DEV void item_settle(float v[ITEM_PARTS][4], const float *p, int parts)
+{
+    value_wait wait;
+    for (;;) {
+        unsigned there = 0;
+#pragma unroll
+        for (int i = 0; i < ITEM_PARTS; i++) {
+            bool here = true;
+#pragma unroll
+            for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[i][j]) != CHAIN_NOT_YET;
+            there |= here || i >= parts ? 1u << i : 0;
+        }
+        if (!wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1), __LINE__, (unsigned)parts))
+            return;
+        item_ask(v, p, parts, there);
+    }
+}
 
 /* ---- the row, for blocks of 32 ---- */
 
@@ -147,13 +205,16 @@ DEV void item_meet(const chain_step &s)
 template <int N> DEV void item_round(uint8_t *act, int units, int block, int on, int n, const float (*v)[8])
 {
     const int lane = threadIdx.x % 32;
-    uint32_t top[N] = {}, w[N][2];
+    uint32_t top[N], w[N][2];
     float d[N];
     int sum[N];
 #pragma unroll
-    for (int c = 0; c < N; c++)
+    for (int c = 0; c < N; c++) {
+        uint32_t m[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) top[c] = max(top[c], __float_as_uint(v[c][i]) & 0x7fffffff);
+        for (int i = 0; i < 8; i++) m[i] = __float_as_uint(v[c][i]) & 0x7fffffff;
+        top[c] = max(max(max(m[0], m[1]), max(m[2], m[3])), max(max(m[4], m[5]), max(m[6], m[7])));
+    }
 #pragma unroll
     for (int o = 1; o < 4; o *= 2)
 #pragma unroll
@@ -173,15 +234,14 @@ template <int N> DEV void item_round(uint8_t *act, int units, int block, int on,
         for (int c = 0; c < N; c++) sum[c] += __shfl_xor_sync(0xffffffff, sum[c], o);
 #pragma unroll
     for (int c = 0; c < N; c++) {
-        if (c >= n) return;
-        const int b = block + c * on;
-        uint8_t *q =
-            act + 256 * b + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2);
-        *(uint32_t *)q = w[c][0];
-        *(uint32_t *)(q + 16) = w[c][1];
-        if (lane % 4 == 0)
-            *(uint2 *)(act + 32 * units + 64 * b + 2 * lane) =
-                make_uint2(__float_as_uint(d[c]), (uint32_t)-sum[c]);
+        const bool there = c < n;
+        const uint32_t b = (uint32_t)(block + c * on), at = shared_address(act),
+                       q = at + 256 * b + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) +
+                           4 * (lane / 2 % 2);
+        put_shared_if(there, q, w[c][0]);
+        put_shared_if(there, q + 16, w[c][1]);
+        put_shared_two_if(there && lane % 4 == 0, at + 32 * units + 64 * b + 2 * lane, __float_as_uint(d[c]),
+                          (uint32_t)-sum[c]);
     }
 }
 /* The row, normed as prepare_row does. */
@@ -198,11 +258,14 @@ DEV void item_norm_32(const chain_step &s, bool first, const float *row, uint8_t
         if (c < h.n) load_eight(w[c], s.norm, 256 * (h.first + c * h.on) + 8 * lane, n_in);
     if (!first) values_settle<B, 0>(v, p, h.n, h.on);
     CHAIN_STAMP(1);
+    const uint32_t to = shared_address(squares + h.first);
+    if (h.n == 1)
+        put_shared_if(lane == 0, to, __float_as_uint(block_squares(v[0])));
+    else if (h.n > 1)
 #pragma unroll
-    for (int c = 0; c < B; c++)
-        if (c < h.n) {
+        for (int c = 0; c < B; c++) {
             const float ss = block_squares(v[c]);
-            if (lane == 0) squares[h.first + c * h.on] = ss;
+            put_shared_if(c < h.n && lane == 0, to + 4 * c * h.on, __float_as_uint(ss));
         }
     chain_meet();
     const float r = norm_factor(s, squares, lane, s.units / 8, n_in);
@@ -233,39 +296,36 @@ DEV void item_row_32(const chain_step &s, bool first, const float *row, uint8_t 
     }
 }
 
-/* ---- the row, for floats ---- */
-
-#define ITEM_PARTS 4 /* of 128 columns: a slice, at most */
-
-/* Columns 128 i + 4 lane .. of a slice at p, as values_ask and values_settle have it. */
-DEV void item_ask(float v[ITEM_PARTS][4], const float *p, int parts, unsigned there)
+/* The row as the step before has rounded it (rounded_put): a copy, CHAIN_WARPS times ITEM_PARTS times 128
+ * words at a time. */
+DEV void item_row_rounded(const chain_step &s, const float *row, uint8_t *act)
 {
-#pragma unroll
-    for (int i = 0; i < ITEM_PARTS; i++)
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
-            "[%5];\n}"
-            : "+f"(v[i][0]), "+f"(v[i][1]), "+f"(v[i][2]), "+f"(v[i][3])
-            : "r"((there >> i & 1) | (i < parts ? 0u : 1u)), "l"(p + 128 * i + threadIdx.x % 32 * 4)
-            : "memory");
-}
-DEV void item_settle(float v[ITEM_PARTS][4], const float *p, int parts)
-{
-    value_wait wait;
-    for (;;) {
-        unsigned there = 0;
+    const int words = 10 * s.units, codes = 8 * s.units, all = (words + 127) / 128;
+#pragma unroll 1
+    for (int first = 0; first < all; first += CHAIN_WARPS * ITEM_PARTS) {
+        const int each = min((all - first + CHAIN_WARPS - 1) / CHAIN_WARPS, ITEM_PARTS),
+                  at = 128 * (first + (int)threadIdx.x / 32 * each) + threadIdx.x % 32 * 4,
+                  n = min(each, (words - at + 127) / 128); /* of the lane: words are a multiple of 4 */
+        const float *const p = row + at - threadIdx.x % 32 * 4;
+        float v[ITEM_PARTS][4] = {};
+        item_ask(v, p, n, 0);
+        item_settle(v, p, n);
+        if (!first) CHAIN_STAMP(1);
 #pragma unroll
         for (int i = 0; i < ITEM_PARTS; i++) {
-            bool here = true;
-#pragma unroll
-            for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[i][j]) != CHAIN_NOT_YET;
-            there |= here || i >= parts ? 1u << i : 0;
+            if (i >= n) continue;
+            const bool sums = at + 128 * i >= codes;
+            const uint32_t x = sums ? 0 : ROUNDED_CODES, y = sums ? ROUNDED_SUM : ROUNDED_CODES;
+            *(uint4 *)(act + 4 * (at + 128 * i)) =
+                make_uint4(__float_as_uint(v[i][0]) ^ x, __float_as_uint(v[i][1]) ^ y,
+                           __float_as_uint(v[i][2]) ^ x, __float_as_uint(v[i][3]) ^ y);
         }
-        if (!wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1), __LINE__, (unsigned)parts))
-            return;
-        item_ask(v, p, parts, there);
     }
+    chain_meet();
 }
+
+/* ---- the row, for floats ---- */
+
 /* The 16-bit parts of (x, y), as prep.cu has them. */
 template <bool BF16> DEV void item_planes(uint32_t *p, float x, float y)
 {
@@ -589,7 +649,7 @@ DEV void attention_held(const chain_step &s, const chain_plan &plan, const chain
         keys = r.ring + r.tile[number % CHAIN_TILES].x;
         if (plan.leaf <= pos / chain_few::LEAF) chain_keys(s, pos, plan.leaf, plan.kv_head, keys);
     }
-    chain_attention<BF16>(s, pos, plan.unit, in, out, parts, tag, act, keys);
+    chain_attention<BF16, true>(s, pos, plan.unit, in, out, parts, tag, act, keys);
     if (!plan.tiles) return;
     bulk_fence(); /* what is copied there next comes after what was written there */
     __syncwarp();
@@ -649,19 +709,41 @@ DEV void item_write(const chain_step &s, int locals, item_output c, float *value
     }
 }
 
+/* The same of gates and ups by two panels of each: a warp 32 outputs, which may be handed on rounded. */
+DEV void item_write_gated(const chain_step &s, int groups, float *values, const float *terms)
+{
+    const int lane = threadIdx.x % 32, slices = s.slices, panel = (int)s.terms / 4;
+#pragma unroll 1
+    for (int in = threadIdx.x / 32; in < groups; in += CHAIN_WARPS) {
+        const int unit = (int)blockIdx.x + in * (int)gridDim.x, row = 32 * unit + lane;
+        const float *p = terms + (4 * in + lane / 16 * 2) * panel + lane % 16;
+        float gate = 0.0f, up = 0.0f;
+#pragma unroll 4
+        for (int i = 0; i < slices; i++, p += 16) gate = __fadd_rn(gate, p[0]), up = __fadd_rn(up, p[panel]);
+        const float y = __fmul_rn(act_gate(s.act, gate), up);
+        if (s.flags & CHAIN_ROUNDS)
+            rounded_put(values, s.m[0].n_out / 32, unit, y);
+        else if (s.pass_on)
+            value_put(values + row, y);
+        if (s.m[0].out) s.m[0].out[row] = y;
+    }
+}
+
 /* The step. */
 DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_room &r, bool first,
                      const float *in, float *out, uint8_t *act, float *squares, float *terms, float *keep)
 {
     const int locals = plan.pairs * s.members, mine = (int)threadIdx.x / 32;
     item_output c = {};
-    if (2 * mine < locals) c = item_output_of(s, locals, mine);
+    if (s.members < 4 && 2 * mine < locals) c = item_output_of(s, locals, mine);
     if (s.kind == CHAIN_32) {
         if (s.norm)
             item_norm_32(s, first, in, act, squares);
+        else if (s.flags & CHAIN_ROUNDED)
+            item_row_rounded(s, in, act);
         else
             item_row_32(s, first, in, act);
-        item_meet(s);
+        if (!(s.flags & CHAIN_ROUNDED)) item_meet(s);
         CHAIN_STAMP(2);
         item_multiply<item_blocks>(s, plan, r, first, in, act, squares, terms);
     } else {
@@ -678,7 +760,10 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
     CHAIN_STAMP(3);
     chain_meet();
     CHAIN_STAMP(4);
-    item_write(s, locals, c, out, squares, terms, keep);
+    if (s.members == 4)
+        item_write_gated(s, plan.pairs, out, terms);
+    else
+        item_write(s, locals, c, out, squares, terms, keep);
     chain_meet(); /* activations and terms have been read; and who polls is in the way of who writes */
     CHAIN_STAMP(5);
 }

@@ -37,21 +37,6 @@ DEV void round_blocks(uint8_t *act, int units, int block, int apart, int count, 
     for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
     chain_round<B>(shared_address(act), units, block, apart, count, e);
 }
-/* Sixteen values as lanes that each have one and exchange them add them up; without the exchanges. */
-DEV float sum_16(const float *p)
-{
-    float v[16];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float4 f = *(const float4 *)(p + 4 * i);
-        v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], v[i + 8]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], v[i + 4]);
-    return __fadd_rn(__fadd_rn(v[0], v[2]), __fadd_rn(v[1], v[3]));
-}
 /* The row, normed as prepare_row does, rounded, in shared memory; where s.own, the warp waits for nobody but
  * for the squares, and each has what itself needs. First: of x, which earlier kernels wrote; else of the
  * values of the step before. B blocks a warp. */

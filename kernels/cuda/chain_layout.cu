@@ -32,6 +32,14 @@ static void cut_items(struct chain_step *s, int32_t bytes)
     s->per_parts = chain_divisor(s->parts);
 }
 
+/* Gates and ups by two panels of each, so that a warp has 32 outputs, which it can round: where no block gets
+ * more by that. */
+static bool outputs_by_32(const struct cuda_backend *be, int64_t n_out)
+{
+    const int64_t blocks = be->sm_count;
+    return n_out % 32 == 0 && 2 * ((n_out / 32 - 1) / blocks) + 2 <= (n_out / 16 - 1) / blocks + 1;
+}
+
 /* The same of types whose units are of 32 columns: chain_items.cuh. */
 static bool items_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
 {
@@ -44,6 +52,7 @@ static bool items_of(const struct cuda_backend *be, const struct chain_product *
         return false;
     s->units = (int32_t)(n_in / 32);
     s->members = p->gated || p->n_w == 1 ? 2 : 1;
+    if (p->gated && act == MM_ACT_32 && outputs_by_32(be, p->w[0]->n_out)) s->members = 4;
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
         const struct mm_type *t = mm_type_of(w->type);
@@ -58,7 +67,7 @@ static bool items_of(const struct cuda_backend *be, const struct chain_product *
                    w->type};
         column += w->n_out;
     }
-    if (p->n_w == 1) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
+    if (p->n_w == 1 || s->members == 4) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
     cut_items(s, chain_tuning.tile);
     s->per_slices = chain_divisor(s->slices);
     s->terms = (uint32_t)(64 * s->slices) + 64;
@@ -311,6 +320,8 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                      : CHAIN_WARPS % s->slices ? 0
                                                : CHAIN_WARPS / s->slices;
             if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
+            if (i && s->kind == CHAIN_32 && !s->norm && (s[-1].n_m ? s[-1].members == 4 : !far))
+                s[-1].flags |= CHAIN_ROUNDS, s->flags |= CHAIN_ROUNDED;
             continue;
         }
         s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;

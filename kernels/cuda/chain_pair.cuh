@@ -43,6 +43,13 @@ DEV void put_shared_short_if(bool there, uint32_t at, int v)
         "r"(at), "h"((short)v)
         : "memory");
 }
+DEV void put_shared_two_if(bool there, uint32_t at, uint32_t v, uint32_t w)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.shared.v2.u32 [%1], {%2, %3};\n}" ::"r"(
+                     (unsigned)there),
+                 "r"(at), "r"(v), "r"(w)
+                 : "memory");
+}
 DEV float most_of(float a, float b) /* of magnitudes; a NaN stays one */
 {
     float m;
@@ -55,6 +62,34 @@ DEV float over_127(float a)
     const float y = 1.0f / 127.0f, q = __fmul_rn(a, y);
     return __fmaf_rn(__fmaf_rn(-127.0f, q, a), y, q);
 }
+/* Activations of blocks of 32 columns that are handed on rounded, by a warp that has one, y of column lane:
+ * words of the row as it will stand in shared memory (chain_items.cuh), changed so that none is
+ * CHAIN_NOT_YET: no code is -128, no sum of 32 near 2^30. */
+#define ROUNDED_CODES 0x7f7f7f7fu
+#define ROUNDED_SUM 0x40000000u
+DEV void rounded_put(float *row, int units, int unit, float y)
+{
+    const int lane = threadIdx.x % 32, j = lane % 8;
+    const uint32_t top = __reduce_max_sync(0xffffffff, __float_as_uint(y) & 0x7fffffff);
+    const bool odd = top >= 0x7f800000, none = odd || __uint_as_float(top) < 1e-30f;
+    const float amax = none ? 1.0f : __uint_as_float(top), inverse = __fdiv_rn(127.0f, amax),
+                d = odd    ? __uint_as_float(0x7fc00000)
+                    : none ? 0.0f
+                           : over_127(amax);
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = __shfl_sync(0xffffffff, y, 4 * j + i);
+    const uint32_t codes = none ? 0 : round_four(v, inverse);
+    const int sum = __reduce_add_sync(0xffffffff, lane < 8 ? __dp4a((int)codes, 0x01010101, 0) : 0);
+    uint32_t *const at = (uint32_t *)row;
+    const int to = lane < 8 ? 16 * (unit / 2) + 2 * (unit % 2) + 8 * (j / 2 % 2) + 4 * (j % 2) + j / 4
+                            : 8 * units + 2 * unit + lane - 8;
+    const uint32_t word = lane < 8    ? codes ^ ROUNDED_CODES
+                          : lane == 8 ? __float_as_uint(d)
+                                      : (uint32_t)-sum ^ ROUNDED_SUM;
+    if (lane < 10) asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at + to), "r"(word) : "memory");
+}
+
 /* act: in shared memory. N at a time, for most of it is waiting: the first `count` of blocks so far apart. */
 template <int N>
 static __device__ __noinline__ void chain_round(uint32_t act, int units, int block, int apart, int count,

@@ -310,6 +310,12 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                     }
                     if (!all) break;
                     CHAIN_ASKER_IDLE(now, kv, (int)(known.y + tile - ring - low) > 0, held);
+                    if constexpr (KV::items)
+                        if (!now && item) {
+                            const uint32_t end =
+                                __shfl_sync(0xffffffff, known.y, __ffs((int)held) - 1) + tile;
+                            if ((int)(end - ring - low) > 0) keys.early(s, i, asked - total, tiles);
+                        }
                     if (!now) __nanosleep(40);
                 }
                 place_on(p, 32, cap, ring);

@@ -158,13 +158,32 @@ DEV void first_steps(const chain_args &a, chain_step *steps, uint64_t *told)
         copy_bulk_to(steps + i, a.step + i, sizeof(chain_step), told + i);
     }
 }
+/* Sixteen values as lanes that each have one and exchange them add them up; without the exchanges. */
+DEV float sum_16(const float *p)
+{
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float4 f = *(const float4 *)(p + 4 * i);
+        v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], v[i + 8]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], v[i + 4]);
+    return __fadd_rn(__fadd_rn(v[0], v[2]), __fadd_rn(v[1], v[3]));
+}
 /* The factor of a norm of n_in columns, from the squares of its blocks of 256, as prepare_row adds them. */
 DEV float norm_factor(const chain_step &s, const float *squares, int lane, int blocks, int n_in)
 {
     float ss = 0.0f;
-    for (int b = lane; b < blocks; b += 32) ss = __fadd_rn(ss, squares[b]);
+    if (blocks == 16) {
+        ss = sum_16(squares);
+    } else {
+        for (int b = lane; b < blocks; b += 32) ss = __fadd_rn(ss, squares[b]);
 #pragma unroll
-    for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
+        for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
+    }
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)n_in), s.eps)));
 }
 /* ---- between blocks ----
@@ -234,8 +253,7 @@ DEV void values_ask(float v[B][8], const float *p, int n, unsigned there, int st
                   "l"(p + 256 * stride * c + threadIdx.x % 32 * 8 + 4 * i)
                 : "memory");
 }
-template <int B, int STRIDE>
-DEV void values_settle(float v[B][8], const float *p, int n, int stride = STRIDE)
+template <int B, int STRIDE> DEV void values_settle(float v[B][8], const float *p, int n, int stride = STRIDE)
 {
     value_wait wait;
     for (;;) {
