@@ -5,6 +5,7 @@
 
 #define CHAIN_TERMS (40 << 10)   /* bytes of shared memory for terms, at most */
 #define CHAIN_K_TERMS (64 << 10) /* the same of K types: what chain_output has bits for */
+#define CHAIN_BRING (64 << 10)   /* bytes behind the ring that come to the L2 cache while it is full */
 #define CHAIN_SPREAD 256         /* blocks of a launch that spread knows, at most */
 
 static int32_t pairs_a_block(const struct chain_step *s, int blocks)
@@ -283,6 +284,20 @@ static bool far_tiles_of(struct chain_state *c, struct chain_step *s)
     return map_rings(c, s);
 }
 
+/* Of rows of up to 4,096 columns: how many tiles of a step are on the way, at most. More delay the values
+ * that blocks wait for: fewer of projections, which come while down's outputs travel, and of what follows
+ * attention, and of gates and ups before their row is there; then more. What the ring has no place for while
+ * all blocks wait comes as far as the L2 cache. */
+static void narrow_ahead(struct chain_step *s, bool attended)
+{
+    const int32_t all = chain_tuning.k_ahead, tile = (int32_t)s->tile;
+    if (!all) return;
+    s->ahead = all / 7 * (s->gated ? 10 : s->norm ? 5 : 7) / tile;
+    s->before = s->gated || attended ? all / 7 * 3 / tile : s->ahead;
+    s->bring = CHAIN_BRING / tile;
+    if (s->before < 1) s->before = 1;
+}
+
 /* The ring, and its tiles; smem: as chain_lay_out has it. Returns bytes with the ring, or 0. */
 size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
                           struct chain_args *a, int blocks, size_t smem)
@@ -292,7 +307,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                    net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : 0,
                    before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
     uint32_t least = UINT32_MAX;
-    bool items = false;
+    bool items = false, early = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     if (all >= (uint32_t)be->smem_block) return 0;
     a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
@@ -330,6 +345,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                    (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0);
         for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
         if (s->gated && s->pairs > 2 * blocks) s->flags |= CHAIN_EARLY; /* of fewer it is no gain */
+        early |= s->flags & CHAIN_EARLY;
         /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
          * normed are taken by units in turn. */
         s->own = s->d.what || s->units % s->per || (s->half && !s->rounds) ? 0
@@ -360,6 +376,9 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                     : c->wide && !c->nets && !far ? chain_tuning.rows_ahead
                                                   : chain_tuning.k_ahead) /
                    (int32_t)s->tile;
+        s->before = s->ahead;
+        if (early && !c->nets && !c->gemma && !c->wide && !far && !items && !c->op[i].head)
+            narrow_ahead(s, i && !s[-1].n_m);
         if (s->ahead > most) s->ahead = 0;
     }
     if (a->halves || c->nets) spread(c, count, blocks);

@@ -234,13 +234,14 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
     const int lane = threadIdx.x % 32;
     const uint32_t ring = a.ring;
     const uint64_t policy = once_policy();
+    constexpr bool near = !KV::ring && !KV::nets && !KV::wide && !KV::items; /* before, bring: these alone */
     uint32_t at = 0, turn = 0, until_asked = 0; /* the end of the last asked for */
     int total = 0, asked = 0;
 #pragma unroll 1
     for (int i = 0; i < a.count; i++) {
         const chain_step &s = m.steps[i % CHAIN_DESCS];
         bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
-        const int cuts = s.cuts, ahead = s.ahead, cap = s.cap_tiles;
+        const int cuts = s.cuts, ahead = s.ahead, before = s.before, cap = s.cap_tiles, bring = s.bring;
         const bool kv = KV::ring && s.n_m == 0;
         int tiles = kv ? 0 : tiles_here(s);
         if constexpr (KV::ring)
@@ -275,8 +276,8 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                 const uint4 known =
                     make_uint4(to, p.turn + to, (uint32_t)(c.unit + (here * 2 * term << 16)), c.kind);
                 cut += 32;
-                const int before = number - ahead;
                 uint64_t *const bar = m.full + number % CHAIN_TILES;
+                int brought = 0;
                 CHAIN_ASKER_BEGIN();
                 for (;;) {
                     /* The tile that somebody needs and nobody an earlier one, and where it stands: what was
@@ -284,8 +285,9 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                     const int oldest = __reduce_min_sync(0xffffffff, m.done[lane % CHAIN_WARPS]);
                     const uint32_t low = oldest < asked ? m.tile[oldest % CHAIN_TILES].y : until_asked;
                     bool ready = left && (int)(known.y + tile - ring - low) <= 0;
-                    if (ahead && ready && before >= 0)
-                        ready = bar_test(m.full + before % CHAIN_TILES, before / CHAIN_TILES & 1);
+                    const int back = number - (near && oldest < total ? before : ahead);
+                    if (ahead && ready && back >= 0)
+                        ready = bar_test(m.full + back % CHAIN_TILES, back / CHAIN_TILES & 1);
                     const unsigned held = __ballot_sync(0xffffffff, left && !ready);
                     ready = ready && (!held || lane < __ffs((int)held) - 1); /* in order */
                     if (ready) {
@@ -309,6 +311,18 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                         until_asked = __shfl_sync(0xffffffff, known.y + tile, 31 - __clz((int)now));
                     }
                     if (!all) break;
+                    /* Nothing is on its way, for the ring is full: what comes next, to the L2 cache. */
+                    if (near && bring && !now && asked &&
+                        bar_test(m.full + (asked - 1) % CHAIN_TILES, (asked - 1) / CHAIN_TILES & 1)) {
+                        const int next = __ffs((int)all) - 1, then = max(brought, next);
+                        if (then < min(next + bring, 32)) {
+                            if (lane == then && left) {
+                                prefetch_bulk(c.p, c.bytes);
+                                if (c.q) prefetch_bulk(c.q, c.bytes);
+                            }
+                            brought = then + 1;
+                        }
+                    }
                     CHAIN_ASKER_IDLE(now, kv, (int)(known.y + tile - ring - low) > 0, held);
                     if constexpr (KV::items)
                         if (!now && item) {
