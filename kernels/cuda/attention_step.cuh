@@ -76,7 +76,8 @@ template <int D> struct head_of {
             for (int j = 0; j < W; j++) sum = __fmaf_rn(x[j], x[j], sum);
 #pragma unroll
             for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
-            const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)D), a.eps)));
+            static_assert((D & (D - 1)) == 0, "sum / D is sum times what is a float");
+            const float r = __frcp_rn(__fsqrt_rn(__fadd_rn(__fmul_rn(sum, 1.0f / (float)D), a.eps)));
 #pragma unroll
             for (int j = 0; j < W; j++) x[j] = __fmul_rn(__fmul_rn(x[j], r), g[j]);
         }
@@ -95,8 +96,8 @@ template <int D> struct head_of {
         q = __fmaf_rn(u, cs.y, __fmul_rn(w, cs.x));
     }
     /* As row r of the tiles' queries: fragments, and what the scores are multiplied by. As query_rows::put.
-     */
-    template <bool BF16>
+     * EIGHT: of no more rows, whose low parts are rows 8 to 15 (scores_eight). */
+    template <bool BF16, bool EIGHT = false>
     __device__ __forceinline__ void put_query(const attn &a, uint4 *to, float *unit, int r)
     {
         const int lane = threadIdx.x % 32;
@@ -109,14 +110,16 @@ template <int D> struct head_of {
         const float down = __int_as_float((127 - e) << 23);
         if (lane == 0)
             unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
-        uint16_t *at = (uint16_t *)&to[r / TILE * (D / 16 * 64) + lane / 16 * 64 + r % 8 * 4 + lane % 8 / 2] +
-                       (lane % 16 / 8 * 2 + r / 8 % 2) * 2 + lane % 2;
+        constexpr int STEP = EIGHT ? 32 : 64; /* fragments of 16 columns */
+        uint16_t *at =
+            (uint16_t *)&to[r / TILE * (D / 16 * STEP) + lane / 16 * STEP + r % 8 * 4 + lane % 8 / 2] +
+            (lane % 16 / 8 * 2 + r / 8 % 2) * 2 + lane % 2;
 #pragma unroll
         for (int j = 0; j < W; j++) {
             const float y = __fmul_rn(x[j], down);
             const uint16_t high = to_half<BF16>(y);
-            at[j * 1024] = high;
-            at[j * 1024 + 256] = to_half<BF16>(__fsub_rn(y, from_half<BF16>(high)));
+            at[j * 16 * STEP] = high;
+            at[j * 16 * STEP + (EIGHT ? 2 : 256)] = to_half<BF16>(__fsub_rn(y, from_half<BF16>(high)));
         }
     }
     template <bool BF16> __device__ __forceinline__ void put(uint16_t *to) const

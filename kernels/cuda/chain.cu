@@ -17,19 +17,17 @@ long chain_launched, chain_heads;
 struct chain_places {
     struct chain_places *next;
     float *values;
-    size_t set, room, kept; /* room: partial results; kept: floats */
+    size_t set, room; /* room: partial results */
     uint2 *parts;
-    float *rows;
     unsigned *state;
 };
 /* Of the margin that plans leave: 4 MB, and 17 MB for 32 heads over 262,144 positions; of 60 layers of 5,376
- * columns 27 MB, 3 MB of rows that are kept and 17 MB for heads of 512 over 4,096 positions. */
-static cudaError_t new_places(struct chain_state *c, size_t set, size_t room, size_t kept)
+ * columns 27 MB, and 17 MB for heads of 512 over 4,096 positions. */
+static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
 {
     struct chain_places *p = (struct chain_places *)calloc(1, sizeof *p);
     if (c->places && set < c->places->set) set = c->places->set;
     if (c->places && room < c->places->room) room = c->places->room;
-    if (c->places && kept < c->places->kept) kept = c->places->kept;
     if (room < CHAIN_PARTS) room = CHAIN_PARTS;
     const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * room * (CHAIN_HEAD + 2);
     if (!p) return cudaErrorMemoryAllocation;
@@ -37,12 +35,10 @@ static cudaError_t new_places(struct chain_state *c, size_t set, size_t room, si
     c->places = p;
     p->set = set;
     p->room = room;
-    p->kept = kept;
-    cudaError_t err = cudaMalloc(&p->values, values + parts + 16 + sizeof(float) * kept);
+    cudaError_t err = cudaMalloc(&p->values, values + parts + 16);
     if (err) return err;
     p->parts = (uint2 *)(p->values + 2 * set);
     p->state = (unsigned *)((uint8_t *)p->parts + parts);
-    p->rows = (float *)(p->state + 4);
     err = cudaMemset(p->values, 0xff, values);           /* CHAIN_NOT_YET */
     if (!err) err = cudaMemset(p->parts, 0, parts + 16); /* no tag is 0, but once in 2^32 */
     return err ? err : cudaStreamSynchronize(nullptr);
@@ -540,13 +536,11 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     if (smem) smem = chain_lay_out_ring(be, c, count, &a, blocks, smem);
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
-    const size_t kept = c->post < 0 ? 0 : (size_t)blocks * CHAIN_POST_WIDTH;
-    if (!c->places || c->places->set < a.extent || c->places->room < c->parts || c->places->kept < kept)
-        err = new_places(c, a.extent, c->parts, kept);
+    if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
+        err = new_places(c, a.extent, c->parts);
     a.count = count;
     a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
     a.state = c->places->state;
-    a.rows = c->places->rows;
     if (!err) err = put_steps(be, c, count, &a);
     if (!err && be->around_waits) {
         const int rc = around_start_flush(be, !chain_tuning.late);

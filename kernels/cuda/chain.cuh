@@ -175,13 +175,13 @@ struct chain_args {
     uint32_t ring;                 /* bytes: chain_ring.cuh */
     uint32_t same_2, act, terms,
         keys;      /* of shared memory: where activations, terms, keys and values begin */
-    uint32_t net;  /* and what delta nets have there */
+    uint32_t net;  /* and what delta nets have there, or the row that is kept: chain_post.cuh */
     float *values; /* [2][set]: places */
     size_t set;
     unsigned extent;              /* places that the launch uses */
     const struct chain_map *maps; /* device memory */
     uint2 *parts;                 /* partial results: chain_attend.cuh */
-    float *rows;                  /* [blocks][CHAIN_POST_WIDTH]: what blocks keep: chain_post.cuh */
+    const void *same_3;           /* as same */
     unsigned *state;              /* [4]: the newest tag, launches, places that the newest used */
 };
 #define CHAIN_BLOCKS 128 /* of 256 columns of a row, at most */

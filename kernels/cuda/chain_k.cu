@@ -247,12 +247,15 @@ DEV void chain_write(const chain_step &s, int pairs, int item, chain_output c, u
 #pragma unroll
                     for (int l = 0; l < 4; l++)
                         if (i + l < n) fin[0] = __fmaf_rn(p[16 * l], f[on * l], fin[0]);
-            } else if (c.at >= 0 && (slice + lanes * SOME) * slice_units <= units) { /* all of them whole */
+            } else if (c.at >= 0 &&
+                       (slice + lanes * (SOME - 1)) * slice_units <= units) { /* whole, but for the last */
+                const int left = units - u - (SOME - 1) * apart;
 #pragma unroll 2
                 for (int i = 0; i < slice_units; i++, p += 16, f += on)
 #pragma unroll
                     for (int k = 0; k < SOME; k++)
-                        fin[k] = __fmaf_rn(p[16 * k * apart], f[on * k * apart], fin[k]);
+                        if (k < SOME - 1 || i < left)
+                            fin[k] = __fmaf_rn(p[16 * k * apart], f[on * k * apart], fin[k]);
             } else {
 #pragma unroll
                 for (int k = 0; k < SOME; k++) {
@@ -334,6 +337,25 @@ DEV void chain_early(const chain_args &a, uint8_t *smem)
 
 /* ---- the kernel ---- */
 
+/* A warp's own number in shared memory, by nothing that would have to be kept. */
+DEV void warp_put(uint32_t at, int v)
+{
+    asm volatile("{\n.reg .u32 t;\nmov.u32 t, %%tid.x;\nshr.u32 t, t, 5;\nmad.lo.u32 t, t, 4, "
+                 "%0;\nst.shared.u32 [t], %1;\n}" ::"r"(at),
+                 "r"(v)
+                 : "memory");
+}
+DEV int warp_get(uint32_t at)
+{
+    int v;
+    asm volatile("{\n.reg .u32 t;\nmov.u32 t, %%tid.x;\nshr.u32 t, t, 5;\nmad.lo.u32 t, t, 4, "
+                 "%1;\nld.shared.u32 %0, [t];\n}"
+                 : "=r"(v)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
 /* Attention over heads of CHAIN_GATED_HEAD, which may be gated, as step i. (Called, and with little: what it
  * needs would otherwise be in registers, or in local memory, meanwhile.) */
 template <bool BF16>
@@ -343,8 +365,9 @@ static __device__ __noinline__ void chain_attention_gated(const chain_args &a, i
     const chain_plan &plan = ((chain_plan *)(smem + CHAIN_K_PLAN))[i % CHAIN_DESCS];
     const uint32_t *const state = (const uint32_t *)(smem + CHAIN_K_STATE);
     float *const values = a.values + (state[1] & 1 ? a.set : 0);
-    wide_attention<CHAIN_GATED_HEAD, BF16, true>(s, plan.kv_head, plan.unit, values + s.from, values + s.at,
-                                                 a.parts, state[0] + 1 + (unsigned)i, smem + a.act);
+    wide_attention<CHAIN_GATED_HEAD, BF16, true>(
+        s, plan.kv_head, plan.unit, values + s.from, [&] { return values + s.at; }, a.parts,
+        state[0] + 1 + (unsigned)i, smem + a.act);
 }
 
 /* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys,
@@ -411,12 +434,12 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     bar_pass(r.planned, 0);
     int pos = -1;
     /* The step: a register, where there is one; elsewhere it would be in local memory, far away. */
-    constexpr bool apart = KV::nets && KV::wide;
-    volatile int *const number = (volatile int *)(smem + CHAIN_K_DONE + 64) + threadIdx.x / 32;
+    constexpr bool apart = KV::wide;
+    const uint32_t number = shared_address(smem + CHAIN_K_DONE + 64);
     int i = 0;
 #pragma unroll 1
     for (; i < a.count; i++) {
-        if (apart) *number = i;
+        if (apart) warp_put(number, i);
         const chain_step &s = r.steps[i % CHAIN_DESCS];
         const chain_plan &plan = r.plan[i % CHAIN_DESCS];
 #ifdef CHAIN_TRACE
@@ -449,12 +472,13 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
                                 row_of(a, r, s, false), values_of(a, r) + s.at, r.state[0] + 1 + (unsigned)i);
             chain_meet();
         } else if (KV::nets && KV::wide && s.n_m == 0) {
-            chain_attention_gated<BF16>(a, *number, smem);
+            chain_attention_gated<BF16>(a, warp_get(number), smem);
             chain_meet();
         } else if (!KV::nets && s.n_m == 0) {
             if (KV::wide)
-                chain_attention_wide<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
-                                           a.parts, r.state[0] + 1 + (unsigned)i, act);
+                chain_attention_wide<BF16>(
+                    s, pos, plan.unit, row_of(a, r, s, false), [&] { return values_of(a, r) + s.at; },
+                    a.parts, r.state[0] + 1 + (unsigned)warp_get(number), act);
             else if constexpr (KV::held)
                 attention_held<BF16>(s, plan, r, pos, row_of(a, r, s, false), values_of(a, r) + s.at, a.parts,
                                      r.state[0] + 1 + (unsigned)i, act);
@@ -467,12 +491,12 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
                 chain_items(s, plan, r, i == 0, row_of(a, r, s, i == 0), values_of(a, r) + s.at, act, squares,
                             terms, keep);
         } else if (plan.pairs || (KV::post && s.post)) {
-            const bool rounds = !s.norm && s.own, first = (apart ? *number : i) == 0;
+            const bool rounds = !s.norm && s.own, first = (apart ? warp_get(number) : i) == 0;
             const int share = plan.share;
             const unsigned flags = s.flags;
             const chain_output c = output_of(s, plan.pairs, first_late(s, plan), share);
             if (KV::post && s.post)
-                chain_post(s, a.rows, row_of(a, r, s, false), act, squares);
+                chain_post(s, (float *)(smem + a.net), row_of(a, r, s, false), act, squares);
             else if (!HALVES && s.norm && s.units <= CHAIN_WARPS)
                 chain_norm<1>(a, r, s, first, act, squares);
             else if (!HALVES && s.norm && s.units <= 2 * CHAIN_WARPS)
@@ -509,8 +533,8 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             chain_delta_keep(s, plan, true, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
         }
         __syncwarp();
-        if (apart) i = *number;
-        if (threadIdx.x % 32 == 0) bar_arrive(r.read + i % CHAIN_DESCS);
+        if (apart) i = warp_get(number);
+        if (thread_now() % 32 == 0) bar_arrive(r.read + i % CHAIN_DESCS);
     }
     /* All blocks have read the state: this one has read outputs of all of them, which came after. */
     if (blockIdx.x == 0 && threadIdx.x == 0)

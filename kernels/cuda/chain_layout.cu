@@ -104,7 +104,8 @@ bool chain_step_of(const struct cuda_backend *be, const struct chain_product *p,
     /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
     s->per = own || pairs_a_block(s, be->sm_count) * s->units < 16 ? 1 : 2;
     s->cuts = (s->units + s->per - 1) / s->per;
-    s->terms = (uint32_t)(64 * s->units * (own ? 2 : 1)) + 64; /* the other panel's on other banks */
+    s->terms = (uint32_t)(64 * s->units * (own ? 2 : 1));
+    if (s->terms % 128 == 0) s->terms += 64; /* the other panel's on other banks */
     return column <= CHAIN_WIDTH && s->slices <= 8 &&
            2 * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_K_TERMS;
 }
@@ -179,6 +180,15 @@ static bool posts_in_turn(const struct chain_state *c, int32_t count, int32_t bl
     for (int32_t i = first; i < c->post && i < count; i++)
         if (c->step[i].n_m && c->step[i].pass_on && c->step[i].pairs >= blocks) return true;
     return false;
+}
+/* Of the row that they keep. */
+static uint32_t posts_bytes(const struct chain_state *c, int32_t count)
+{
+    int32_t most = 0; /* blocks of a warp */
+    for (int32_t i = 0; i < count; i++)
+        if (c->step[i].post && c->step[i].units > CHAIN_WARPS * most)
+            most = (c->step[i].units - 1) / CHAIN_WARPS + 1;
+    return 1024 * CHAIN_WARPS * (uint32_t)most;
 }
 /* Of outputs that later steps write again only the newest are wanted in memory. */
 void chain_newest_outputs(struct chain_state *c, int32_t count)
@@ -304,7 +314,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
 {
     const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
-                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : 0,
+                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : posts_bytes(c, count),
                    before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
     uint32_t least = UINT32_MAX;
     bool items = false, early = false;

@@ -92,6 +92,20 @@ DEV int pairs_here(const chain_step &s)
     return s.rounds + (block_of(s) < s.rest ? 1 : 0);
 }
 
+/* threadIdx.x and blockIdx.x, read again: what is made of them is not kept in a register, or in local memory,
+ * until then. */
+DEV unsigned thread_now()
+{
+    unsigned t;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+    return t;
+}
+DEV unsigned block_now()
+{
+    unsigned b;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(b));
+    return b;
+}
 DEV void chain_meet() /* the warps that multiply */
 {
     asm volatile("bar.sync 1, %0;" ::"n"(32 * CHAIN_WARPS) : "memory");

@@ -10,6 +10,7 @@
 #define DFLASH_CUDA_CHAIN_WIDE_CUH
 
 #include "chain_attend.cuh"
+#include "chain_ring.cuh"
 
 /* What the row at pos sees: leaves [first, first + count), keys from lo on. */
 struct wide_seen {
@@ -82,6 +83,24 @@ template <int D> struct wide_rows {
     }
 };
 
+/* As scores of attention.cuh has them, to the bit, of 8 keys and no more than 8 rows: the high parts of
+ * queries are rows 0 to 7 of the product, the low ones rows 8 to 15, so half as many do. y: of the lane's
+ * row, keys 2 c and 2 c + 1. */
+template <int D, bool BF16, int PITCH> DEV float2 scores_eight(const uint4 *q, unsigned k)
+{
+    const int lane = threadIdx.x % 32;
+    float x[4] = {};
+    k += (unsigned)(lane % 8 * PITCH + lane / 8 * 8) * 2;
+#pragma unroll
+    for (int s = 0; s < D / 16; s += 2) {
+        const uint4 b = load_matrices(k + s * 32), f0 = q[s * 32 + lane], f1 = q[(s + 1) * 32 + lane];
+        const uint32_t a0[4] = {f0.x, f0.y, f0.z, f0.w}, a1[4] = {f1.x, f1.y, f1.z, f1.w};
+        attention_mma<BF16>(x, a0, b.x, b.y);
+        attention_mma<BF16>(x, a1, b.z, b.w);
+    }
+    return make_float2(__fadd_rn(x[0], x[2]), __fadd_rn(x[1], x[3]));
+}
+
 /* A head's vector from values: as head_of loads it. */
 template <int D>
 DEV void wide_take(head_of<D> &h, const float *values, const float *norm, const float *table, int half)
@@ -117,7 +136,9 @@ DEV void wide_row(const chain_step &s, int pos, int kv_head, bool query, bool va
     a.scale = s.scale, a.half = s.turn, a.eps = s.eps;
     wide_take<D>(h, in + from, norm, value || !s.turn ? nullptr : s.table, s.turn);
     h.turn(a, value ? s.v_norm != 0 : norm != nullptr, !value && s.turn);
-    if (query) {
+    if (query && s.n_rep <= 8) {
+        h.template put_query<BF16, true>(a, queries, units, it);
+    } else if (query) {
         h.template put_query<BF16>(a, queries, units, it);
     } else {
         h.template put<BF16>(value ? fresh : key);
@@ -165,14 +186,17 @@ DEV void wide_leaves(const chain_step &s, int pos, const wide_seen &seen, int u,
         CHAIN_STAMP(1);
         copy_wait(0);
         chain_heads_meet(); /* queries and keys are here, and new values */
-        if (w * F::KT < F::NT) {
-            float part[F::KT][4];
-            scores<D, BF16, F::KT, PITCH, 2>(part, queries, k + w * F::KT * 8 * PITCH * 2);
-            float *row = exchange + g * F::SPITCH + w * F::KT * 8 + 2 * c;
-#pragma unroll
-            for (int j = 0; j < F::KT; j++) {
-                *(float2 *)(row + 8 * j) = make_float2(part[j][0], part[j][1]);
-                *(float2 *)(row + 8 * F::SPITCH + 8 * j) = make_float2(part[j][2], part[j][3]);
+        if (w < F::NT) {
+            static_assert(F::KT == 1, "a warp has 8 keys or none");
+            const unsigned mine = k + (unsigned)(w * 8 * PITCH * 2);
+            float *row = exchange + g * F::SPITCH + w * 8 + 2 * c;
+            if (s.n_rep <= 8) {
+                *(float2 *)row = scores_eight<D, BF16, PITCH>(queries, mine);
+            } else {
+                float part[1][4];
+                scores<D, BF16, 1, PITCH, 2>(part, queries, mine);
+                *(float2 *)row = make_float2(part[0][0], part[0][1]);
+                *(float2 *)(row + 8 * F::SPITCH) = make_float2(part[0][2], part[0][3]);
             }
         }
         chain_heads_meet(); /* keys are done with */
@@ -231,6 +255,8 @@ DEV void wide_node(const chain_step &s, int from, int to, int group, const uint2
         float y[SOME], top[SOME], sum[SOME];
         value_wait wait;
         bool there;
+#pragma unroll
+        for (int i = 0; i < SOME; i++) y[i] = sum[i] = 0.0f, top[i] = -INFINITY; /* adds nothing */
         do {
             there = true;
 #pragma unroll
@@ -241,15 +267,14 @@ DEV void wide_node(const chain_step &s, int from, int to, int group, const uint2
                 }
         } while (wait.more(!__all_sync(~0u, there), __LINE__, tag));
 #pragma unroll
-        for (int i = 0; i < SOME; i++)
-            if (i < n) add_result<1>(*t, *u, z, top[i], sum[i], y + i);
+        for (int i = 0; i < SOME; i++) add_result<1>(*t, *u, z, top[i], sum[i], y + i);
     }
 }
 /* Groups of 32 columns: leaves added up, gated where GATED and there are gates, handed on. in: as wide_leaves
  * has it. box: [8][3][32] in shared memory. */
-template <int D, bool GATED>
+template <int D, bool GATED, class OUT>
 DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, const uint2 *parts,
-                   unsigned tag, float *out, float *box)
+                   unsigned tag, const OUT &out, float *box)
 {
     constexpr int L = few<D>::LEAVES;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, node0 = seen.first / L,
@@ -267,31 +292,34 @@ DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, 
                 ;
             gate = dev_sigmoid(gate);
         }
+        float T = -INFINITY, S = 0.0f, Y = 0.0f;
         if (mine < at_once && group < groups) {
             const int from = max((node0 + node) * L - seen.first, 0),
                       to = min((node0 + node + 1) * L - seen.first, seen.count);
             float t, u, z;
             wide_node<D>(s, from, to, group, parts, tag, &t, &u, &z);
-            float *b = box + 96 * w + lane;
-            b[0] = t, b[32] = u, b[64] = z;
+            if (nodes == 1) {
+                add_result<1>(T, S, &Y, t, u, &z);
+            } else {
+                float *b = box + 96 * w + lane;
+                b[0] = t, b[32] = u, b[64] = z;
+            }
         }
         CHAIN_STAMP(3);
-        if (nodes > 1)
-            chain_heads_meet();
-        else
-            __syncwarp();
+        if (nodes > 1) chain_heads_meet();
         /* by classes: node n of the row's is in class (node0 + n) % CLASSES */
         if (w < at_once && sums < groups) {
-            float T = -INFINITY, S = 0.0f, Y = 0.0f;
+            const int zero = -node0 & (CLASSES - 1); /* the node of class 0 */
+            int n = zero < nodes ? zero : 0;
 #pragma unroll 1
-            for (int cls = 0; cls < CLASSES; cls++) {
-                const int n = (cls - node0) & (CLASSES - 1);
+            for (int left = nodes > 1 ? nodes : 0; left; left--) {
                 const float *b = box + 96 * (w * nodes + n) + lane;
-                if (n < nodes) add_result<1>(T, S, &Y, b[0], b[32], b + 64);
+                add_result<1>(T, S, &Y, b[0], b[32], b + 64);
+                n = n + 1 == nodes ? 0 : n + 1;
             }
             const float y = divided(Y, S);
             const int o = sums * 32 + lane;
-            value_put(out + o, GATED && s.gates_from ? __fmul_rn(y, gate) : y);
+            value_put(out() + o, GATED && s.gates_from ? __fmul_rn(y, gate) : y);
             if (s.attn) s.attn[o] = y;
         }
         if (nodes > 1) chain_heads_meet(); /* the box is done with */
@@ -299,8 +327,8 @@ DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, 
 }
 
 /* The warps that attend. in: the values of the step before. */
-template <int D, bool BF16, bool GATED>
-DEV void wide_attention(const chain_step &s, int pos, int unit, const float *in, float *out, uint2 *parts,
+template <int D, bool BF16, bool GATED, class OUT>
+DEV void wide_attention(const chain_step &s, int pos, int unit, const float *in, const OUT &out, uint2 *parts,
                         unsigned tag, uint8_t *at)
 {
     const wide_seen seen = wide_sees<D>(s, pos);
@@ -309,8 +337,8 @@ DEV void wide_attention(const chain_step &s, int pos, int unit, const float *in,
     wide_join<D, GATED>(s, seen, in, parts, tag, out, (float *)at);
     CHAIN_STAMP(5);
 }
-template <bool BF16>
-DEV void chain_attention_wide(const chain_step &s, int pos, int unit, const float *in, float *out,
+template <bool BF16, class OUT>
+DEV void chain_attention_wide(const chain_step &s, int pos, int unit, const float *in, const OUT &out,
                               uint2 *parts, unsigned tag, uint8_t *at)
 {
     if (s.head == 256)
