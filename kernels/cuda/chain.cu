@@ -9,8 +9,8 @@
 #ifndef CHAIN_OFF
 #define CHAIN_OFF 0
 #endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 0, 262144, 8704,  65536, 4096,  64512, 1, 65536,
-                                    1024,      1, 82944,  20480, 2560,  64512, 1,     1, 73728};
+struct chain_tuning chain_tuning = {CHAIN_OFF, 0,     262144, 8704, 65536, 4096, 64512, 20,    65536, 1024,
+                                    1,         82944, 20480,  2560, 64512, 1,    1,     73728, 64};
 long chain_launched, chain_heads;
 
 /* What launches hand on: device memory. */
@@ -19,9 +19,10 @@ struct chain_places {
     float *values;
     size_t set, room; /* room: partial results */
     uint2 *parts;
+    uint2 *sums;
     unsigned *state;
 };
-/* Of the margin that plans leave: 4 MB, and 17 MB for 32 heads over 262,144 positions; of 60 layers of 5,376
+/* Of the margin that plans leave: 5 MB, and 17 MB for 32 heads over 262,144 positions; of 60 layers of 5,376
  * columns 27 MB, and 17 MB for heads of 512 over 4,096 positions. */
 static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
 {
@@ -29,18 +30,20 @@ static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
     if (c->places && set < c->places->set) set = c->places->set;
     if (c->places && room < c->places->room) room = c->places->room;
     if (room < CHAIN_PARTS) room = CHAIN_PARTS;
-    const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * room * (CHAIN_HEAD + 2);
+    const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * room * (CHAIN_HEAD + 2),
+                 sums = sizeof(uint2[2][CHAIN_SPLIT_SUMS][32]);
     if (!p) return cudaErrorMemoryAllocation;
     p->next = c->places;
     c->places = p;
     p->set = set;
     p->room = room;
-    cudaError_t err = cudaMalloc(&p->values, values + parts + 16);
+    cudaError_t err = cudaMalloc(&p->values, values + parts + sums + 16);
     if (err) return err;
     p->parts = (uint2 *)(p->values + 2 * set);
-    p->state = (unsigned *)((uint8_t *)p->parts + parts);
-    err = cudaMemset(p->values, 0xff, values);           /* CHAIN_NOT_YET */
-    if (!err) err = cudaMemset(p->parts, 0, parts + 16); /* no tag is 0, but once in 2^32 */
+    p->sums = (uint2 *)((uint8_t *)p->parts + parts);
+    p->state = (unsigned *)((uint8_t *)p->sums + sums);
+    err = cudaMemset(p->values, 0xff, values);                  /* CHAIN_NOT_YET */
+    if (!err) err = cudaMemset(p->parts, 0, parts + sums + 16); /* no tag is 0, but once in 2^32 */
     return err ? err : cudaStreamSynchronize(nullptr);
 }
 
@@ -383,12 +386,13 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr;
     const struct kn_kv *kv = a->kv;
     if (!last) return 0;
-    if (a->n != 1 || c->waits.add.y || (a->gate && last->n_m != 4) || a->n_head % kv->n_head_kv) return cuda_flush(be);
+    if (a->n != 1 || c->waits.add.y || (a->gate && last->n_m != 4) || a->n_head % kv->n_head_kv)
+        return cuda_flush(be);
     if (last->n_m == 4) return attend_gated(be, s, a, last);
     if (a->window || kv->head_dim != CHAIN_HEAD || s->v_norm || s->k == s->v)
         return attend_wide(be, s, a, last);
     const int32_t n_kv = kv->n_head_kv, bound = bound_of(be, kv);
-    const bool late = c->items || c->wide, /* slots, no halves: longer contexts pay */
+    const bool late = c->items || c->wide, /* no pairs that all share: longer contexts pay */
         far = bound > (late ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
     const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
     const bool fits =
@@ -436,9 +440,9 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     last->pass_on = 1;
     *t = {};
     t->n_head = a->n_v, t->pass_on = 1;
-    t->d = {CHAIN_STATE, a->n_k,  a->n_v,  a->commit, 0,       4 * (a->n_v / a->n_k),
-            0,           a->every, nullptr, a->norm, y->s,      y->conv, y->log,
-            a->conv,     a->a,    a->dt,   a->pending};
+    t->d = {CHAIN_STATE, a->n_k,   a->n_v,  a->commit, 0,         4 * (a->n_v / a->n_k),
+            0,           a->every, nullptr, a->norm,   y->s,      y->conv,
+            y->log,      a->conv,  a->a,    a->dt,     a->pending};
     s.d = t->d, s.d.what = CHAIN_STATE_ROW, s.eps = a->eps;
     keep_old(c, be->chain_steps, &s);
     c->step[be->chain_steps + 1] = s;
@@ -541,18 +545,19 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     a.count = count;
     a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
     a.state = c->places->state;
+    a.sums = c->places->sums;
     if (!err) err = put_steps(be, c, count, &a);
     if (!err && be->around_waits) {
         const int rc = around_start_flush(be, !chain_tuning.late);
         if (rc) return rc;
     }
     const bool bf16 = c->attends && c->bf16;
-    const enum chain_form form = c->nets && c->attends ? a.halves ? CHAIN_GATED_HALVES : CHAIN_GATED_ATTENTION
-                                 : c->nets             ? a.halves ? CHAIN_NETS_HALVES : CHAIN_NETS
+    const enum chain_form form = c->nets && c->attends ? a.split ? CHAIN_GATED_SHARED : CHAIN_GATED_ATTENTION
+                                 : c->nets             ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS
                                  : c->gemma            ? CHAIN_GEMMA
                                  : items               ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
                                  : far                 ? CHAIN_FAR
-                                 : a.halves            ? CHAIN_HALVES
+                                 : a.split             ? CHAIN_SHARED
                                                        : CHAIN_PAIRS;
     if (!err) err = chain_k_launch(be, &a, bf16, form, blocks, smem);
     chain_launched++;

@@ -118,14 +118,17 @@ struct __align__(16) chain_step
     int32_t members;                /* panels of a group */
     int32_t parts;                  /* tiles of an item, of `per` units each */
     uint32_t per_slices, per_parts; /* chain_divisor of these */
-    int32_t same; /* as in chain_args */
+    int32_t same;                   /* as in chain_args */
     /* Where tiles stand in the ring, and what only K types have: */
     int32_t cap_tiles; /* tiles in a turn of the ring */
     uint32_t tile;     /* bytes of one */
     float per_tile;    /* 1 / tile */
     uint32_t flags;    /* CHAIN_GATED ...; of other types CHAIN_ROUNDS, CHAIN_ROUNDED */
     int32_t own;       /* pairs of a block of which each warp rounds what it multiplies */
-    int32_t half;      /* the last round of pairs is by panels: chain_ring.cuh */
+    /* Pairs that all blocks share, by pieces of so many units (chain_split.cuh). */
+    int32_t split, piece, pieces, piece_cuts; /* pieces: of a pair; piece_cuts: tiles of a piece */
+    int32_t each, more, split_first;  /* pieces of a block; blocks that have one more; the first of those */
+    int32_t split_term, split_beside; /* floats: a panel's terms of the block's pieces; to their factors */
     /* attention: q, k and v are the values of the step before, in this order */
     void *k, *v; /* the ring */
     const int32_t *pos;
@@ -146,8 +149,9 @@ struct __align__(16) chain_step
     const float *post, *post_x; /* post_x: the old row in memory; NULL: the block has kept it */
     float *post_out;            /* the new one, or NULL */
     float post_eps, post_scale;
-    int32_t before; /* as ahead, before the step's products begin; and what comes to the L2 cache behind the */
-    int32_t bring;  /* ring while it is full: tiles. In chains of near_keys alone */
+    int32_t
+        before;    /* as ahead, before the step's products begin; and what comes to the L2 cache behind the */
+    int32_t bring; /* ring while it is full: tiles. In chains of near_keys alone */
 };
 /* What the device must know of a ring of keys or values to gather rows of a head: chain_map.cu. */
 struct __align__(128) chain_map
@@ -156,7 +160,8 @@ struct __align__(128) chain_map
 };
 /* Of a step: its matrices are gate and up; something is added, which the block has kept; its outputs are
  * kept, read by the next step, in memory; those of all but a block's last pair come early, and the next step
- * multiplies in their order, so that it waits for the last round alone. */
+ * multiplies in their order, so that it waits for the last round alone; it has pairs that all blocks share.
+ */
 enum {
     CHAIN_GATED = 1,
     CHAIN_OLD = 2,
@@ -164,17 +169,17 @@ enum {
     CHAIN_KEEPS = 8,
     CHAIN_PASS = 16,
     CHAIN_OUT = 32,
-    CHAIN_EARLY = 64
+    CHAIN_EARLY = 64,
+    CHAIN_SPLIT = 512
 };
 /* Its outputs are handed on rounded by blocks of 32, what it reads is: chain_items.cuh. */
 enum { CHAIN_ROUNDS = 128, CHAIN_ROUNDED = 256 };
 struct chain_args {
     const struct chain_step *step; /* device memory */
-    int32_t count, same[2];        /* same: what is behind has its place: moved, long contexts take 2 % more */
-    int32_t halves;                /* steps have halves: chain_ring.cuh */
-    uint32_t ring;                 /* bytes: chain_ring.cuh */
-    uint32_t same_2, act, terms,
-        keys;      /* of shared memory: where activations, terms, keys and values begin */
+    int32_t count, same[2]; /* same: what is behind has its place: moved, long contexts take 2 % more */
+    int32_t split;          /* steps have pairs that all blocks share */
+    uint32_t ring;          /* bytes: chain_ring.cuh */
+    uint32_t same_2, act, terms, keys; /* of shared memory: where activations, terms, keys and values begin */
     uint32_t net;  /* and what delta nets have there, or the row that is kept: chain_post.cuh */
     float *values; /* [2][set]: places */
     size_t set;
@@ -183,13 +188,16 @@ struct chain_args {
     uint2 *parts;                 /* partial results: chain_attend.cuh */
     const void *same_3;           /* as same */
     unsigned *state;              /* [4]: the newest tag, launches, places that the newest used */
+    uint2 *sums;                  /* [2][CHAIN_SPLIT_SUMS][32]: of pairs that all blocks share */
 };
-#define CHAIN_BLOCKS 128 /* of 256 columns of a row, at most */
+#define CHAIN_SPLIT_SUMS 512 /* sums of slices of such pairs, and of slices that two blocks share */
+#define CHAIN_BLOCKS 128     /* of 256 columns of a row, at most */
 /* Shared memory before the ring: barriers of tiles and of descriptors; squares; who is where, the state;
  * plans; tiles; outputs kept; descriptors. */
 #define CHAIN_TILES 64 /* tiles in the ring, fewer than */
 #define CHAIN_K_SQUARES (8 * CHAIN_TILES + 24 * CHAIN_DESCS)
 #define CHAIN_K_DONE (CHAIN_K_SQUARES + 4 * CHAIN_BLOCKS)
+#define CHAIN_K_SPLIT (CHAIN_K_DONE + 128) /* the barrier of chain_split.cuh */
 #define CHAIN_K_STATE (CHAIN_K_DONE + 16 + 128)
 #define CHAIN_K_PLAN (CHAIN_K_STATE + 16)
 #define CHAIN_K_TILES (CHAIN_K_PLAN + 32 * CHAIN_DESCS)
@@ -199,20 +207,20 @@ struct chain_args {
 
 /* chain_k.cu */
 cudaError_t chain_k_open(int smem);
-/* What the kernel of a chain can do beside the rest: some step has halves (chain_ring.cuh); keys and values
- * come through the ring; halves, chain_post.cuh and chain_wide.cuh, which has all attention then; delta nets
- * or gated rows, and no attention then; these and halves; these and gated attention of chain_wide.cuh, heads
- * of CHAIN_GATED_HEAD; and halves; steps of types other than K; these and keys
- * through the ring. */
+/* What the kernel of a chain can do beside the rest: all blocks share pairs (chain_split.cuh); keys and
+ * values come through the ring; pairs that all blocks share, chain_post.cuh and chain_wide.cuh, which has all
+ * attention then; delta nets or gated rows, and no attention then; these and such pairs; these and gated
+ * attention of chain_wide.cuh, heads of CHAIN_GATED_HEAD; and such pairs; steps of types other than K; these
+ * and keys through the ring. */
 enum chain_form {
     CHAIN_PAIRS,
-    CHAIN_HALVES,
+    CHAIN_SHARED,
     CHAIN_FAR,
     CHAIN_GEMMA,
     CHAIN_NETS,
-    CHAIN_NETS_HALVES,
+    CHAIN_NETS_SHARED,
     CHAIN_GATED_ATTENTION,
-    CHAIN_GATED_HALVES,
+    CHAIN_GATED_SHARED,
     CHAIN_ITEMS,
     CHAIN_ITEMS_FAR,
     CHAIN_FORMS
@@ -274,7 +282,7 @@ struct chain_tuning {
     int items;        /* bytes on the way */
     int near;         /* positions beyond which keys and values come through the ring, also of wide rows */
     int k_ahead;      /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
-    int halves;       /* 1: pairs of panels that divide badly are halved */
+    int split;        /* units of a block's own pairs, from which on all share what is left over; 0: never */
     int far_ahead;    /* as k_ahead: keys and values of a long context */
     int k_near;       /* positions beyond which they come through that kernel's ring */
     int wide;         /* 1: chain_wide.cuh and chain_post.cuh */
@@ -285,6 +293,7 @@ struct chain_tuning {
     int late;         /* 1: nothing is asked for before what is before the layers has begun */
     int gated;        /* 1: attention that is gated */
     int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
+    int split_normed; /* `split` of rows that are normed, or gated in the step */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads; /* chains, and of them with a head, by this process: for tests */

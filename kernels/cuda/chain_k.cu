@@ -10,6 +10,7 @@
 #include "chain_pair.cuh"
 #include "chain_delta.cuh"
 #include "chain_post.cuh"
+#include "chain_split.cuh"
 #include "chain_wide.cuh"
 
 CHAIN_TIMES_GET(chain_k_times_get)
@@ -105,114 +106,96 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
 
 /* ---- sums and results ---- */
 
-/* The terms of a tile's two units, of TYPE (as chain_ring.cuh has it), the warp's: LONG: of one panel. */
-template <int TYPE, bool LONG>
+/* The terms of a tile's two units, of TYPE (as chain_ring.cuh has it), the warp's. term: floats to the second
+ * panel's; SPLIT: as the tile says. */
+template <int TYPE, bool SPLIT>
 DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int units, int term,
                     chain_lane &l, float *terms)
 {
     constexpr int bytes = TYPE == 0 ? 2304 : TYPE == 1 ? 2816 : 3360;
-    const int lane = threadIdx.x % 32, by = LONG ? 2 * sub : sub, unit = (int)(tile.z & 0xffff) + by,
-              at = unit + (LONG ? lane / 2 % 2 : 0);
-    if (unit >= units) return;
-    const uint8_t *const st = ring + tile.x + by * bytes;
-    const uint32_t apart = LONG || !two ? bytes : 2 * bytes;
+    const int lane = threadIdx.x % 32, unit = (int)(tile.z & 0xffff) + sub;
+    if (SPLIT ? sub >= (int)(tile.w / CHAIN_UNITS & 3) : unit >= units) return;
+    const uint8_t *const st = ring + tile.x + sub * bytes;
+    const uint32_t apart = two ? 2 * bytes : bytes;
     float y, factor = 0.0f;
     if (TYPE == 0)
-        y = chain_45<4, LONG>(st, apart, l, (uint32_t)unit);
+        y = chain_45<4>(st, apart, l, (uint32_t)unit);
     else if (TYPE == 1)
-        y = chain_45<5, LONG>(st, apart, l, (uint32_t)unit);
+        y = chain_45<5>(st, apart, l, (uint32_t)unit);
     else
-        y = chain_6<LONG>(st, apart, l, (uint32_t)unit, &factor);
+        y = chain_6(st, apart, l, (uint32_t)unit, &factor);
+    if (SPLIT) term = (int)(tile.w / CHAIN_TERM) * 16;
     float *const to =
-        terms + (int)(tile.z >> 16) + 16 * at + 8 * (lane % 2) + lane / 4 + (!LONG && lane & 2 ? term : 0);
-    if (LONG && at >= units) return;
+        terms + (int)(tile.z >> 16) + 16 * unit + 8 * (lane % 2) + lane / 4 + (lane & 2 ? term : 0);
     *to = y;
-    if (TYPE == 2) to[16 * units] = factor;
+    if (TYPE == 2) to[SPLIT ? term / 2 - 8 : 16 * units] = factor;
 }
-/* Terms of the block's tiles, a unit a warp in turn. rounds: the warp first rounds the columns of each unit,
- * which it has asked for during the one before. When those are done whose columns a warp has rounded itself
- * (plan.alone), all have been rounded. */
-template <bool HALVES>
+/* Terms of the block's tiles, a unit a warp in turn: first those of pairs that all blocks share, which are
+ * added meanwhile (chain_split.cuh). rounds: the warp first rounds the columns of each unit, which it has
+ * asked for during the one before; the block's own pair then begins with the columns of its pieces, so that
+ * each warp finds rounded what it rounded for these. */
+template <bool SPLIT>
 DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_plan &plan, const chain_room &r,
                         bool rounds, bool first, uint8_t *act, float *terms)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units, two = s.per - 1,
-              on = CHAIN_WARPS >> two, until = plan.total + plan.tiles, sub = two & warp,
-              term = (int)s.terms / 4;
-    int number = plan.total + (warp >> two), stop = plan.total + plan.alone, mine = warp;
+              on = CHAIN_WARPS >> two, sub = two & warp, term = SPLIT ? 0 : (int)s.terms / 4,
+              shared = SPLIT ? plan.split & 0xffff : 0, until = plan.total + plan.tiles;
+    const bool split = SPLIT && s.split;
+    int number = plan.total + (warp >> two), stop = split ? plan.total + shared : until, mine = warp,
+        more = rounds ? until - shared : 0; /* behind the last tile before which there is more to round */
+    if (SPLIT && rounds) {
+        mine += plan.split >> 16;
+        if (mine >= units) mine -= units;
+    }
     chain_lane l = chain_lane_at(act, units);
     float v[1][8] = {};
-    const float *row = rounds ? row_of(a, r, s, first) + 256 * warp : nullptr;
+    const float *row = rounds ? row_of(a, r, s, first) + (SPLIT ? 0 : 256 * warp) : nullptr;
     if (rounds && warp < units) {
-        values_ask<1, 1>(v, row, 1, 0);
-        if (!first) values_settle<1, 1>(v, row, 1);
+        values_ask<1, 1>(v, SPLIT ? row + 256 * mine : row, 1, 0);
+        if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
         CHAIN_STAMP(1);
     }
-    if (lane == 0) r.done[warp] = min(number, until);
-    for (;;) {
+    if (lane == 0) r.done[warp] = min(number, stop);
+    for (bool begins = split;; begins = false) {
 #pragma unroll 1
         for (; number < stop; number += on) {
-            if (rounds) {
-                if (!first) values_settle<1, 1>(v, row, 1);
+            if (more) {
+                if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
                 round_blocks<1>(act, units, mine, 1, 1, v);
                 __syncwarp();
-                mine += CHAIN_WARPS, row += 256 * CHAIN_WARPS;
-                if (number + on < stop) values_ask<1, 1>(v, row, 1, 0);
+                mine += CHAIN_WARPS;
+                if (SPLIT && mine >= units) mine -= units;
+                if (!SPLIT) row += 256 * CHAIN_WARPS;
+                if (number + on < more) values_ask<1, 1>(v, SPLIT ? row + 256 * mine : row, 1, 0);
             }
             const unsigned slot = (unsigned)number % CHAIN_TILES;
             CHAIN_SPENT(50, 0, bar_pass(r.full + slot, (unsigned)number / CHAIN_TILES & 1));
             const uint4 tile = r.tile[slot];
-            const unsigned what = tile.w & (HALVES ? CHAIN_LONG | 3 : 3);
+            const unsigned what = tile.w & 3;
             if (what == 0)
-                chain_term<0, false>(r.ring, tile, sub, two, units, term, l, terms);
+                chain_term<0, SPLIT>(r.ring, tile, sub, two, units, term, l, terms);
             else if (what == 2)
-                chain_term<2, false>(r.ring, tile, sub, two, units, term, l, terms);
-            else if (HALVES && what == CHAIN_LONG)
-                chain_term<0, true>(r.ring, tile, sub, two, units, term, l, terms);
-            else if (HALVES && what == (CHAIN_LONG | 2))
-                chain_term<2, true>(r.ring, tile, sub, two, units, term, l, terms);
-            else if (!HALVES || what == 1)
-                chain_term<1, false>(r.ring, tile, sub, two, units, term, l, terms);
+                chain_term<2, SPLIT>(r.ring, tile, sub, two, units, term, l, terms);
             else
-                chain_term<1, true>(r.ring, tile, sub, two, units, term, l, terms);
+                chain_term<1, SPLIT>(r.ring, tile, sub, two, units, term, l, terms);
             __syncwarp();
-            if (lane == 0) r.done[warp] = min(number + on, until);
+            if (lane == 0) r.done[warp] = min(number + on, stop);
         }
-        if (!HALVES || stop == until) break;
-        chain_meet();
-        stop = until, rounds = false;
+        if (!SPLIT) break;
+        const int all = ((const volatile chain_plan &)plan).total + ((const volatile chain_plan &)plan).tiles;
+        if (stop == all) break;
+        const int had = ((const volatile chain_plan &)plan).split & 0xffff;
+        if (begins && lane == 0) bar_arrive(r.split); /* all of its terms of pairs that all share */
+        if (begins && rounds) {
+            stop += had, more = 0; /* what is rounded */
+            number = stop - had + (warp >> two);
+        } else {
+            stop = all, more = rounds ? all : 0;
+        }
     }
 }
 
-/* Outputs from terms: 2^share lanes an output, each with every so manieth slice. */
-struct chain_output {
-    int at;        /* among the step's values; -1: none */
-    unsigned bits; /* of its term, 14; whether the factors are the terms' own, 1; its matrix, 2; its number of
-                      the block's outputs, 15 */
-};
-static __device__ __noinline__ chain_output output_of(const chain_step &s, int pairs, int item, int share)
-{
-    const int lane = threadIdx.x % 32, term = (int)s.terms / 4, log = 5 - share, width = 1 << log,
-              at = lane & (width - 1), pair = item >> share, part = item & ((1 << share) - 1);
-    chain_output c = {-1, 0};
-    if (pair >= pairs) return c;
-    const bool alone = half_at(s, pair);
-    const int all = pair_at(s, pair);
-    int j = 0, panel = all, which = at + (part << log);
-    if (s.gated) { /* half of the lanes gates, half their ups */
-        const int half = width / 2;
-        which = (at & (half - 1)) + half * part + (at >= half ? 16 : 0);
-    } else {
-        while (all >= s.m[j].pair_end) j++;
-        panel = 2 * (j ? all - s.m[j - 1].pair_end : all) + (alone ? block_of(s) & 1 : 0);
-    }
-    const int row = 16 * panel + (s.gated ? which & 15 : which);
-    if (row < s.m[j].n_out && !(alone && which > 15)) c.at = s.m[j].column + row;
-    c.bits = (unsigned)((2 * pair + which / 16) * term + which % 16) |
-             (s.m[j].type == KN_Q6_K ? 1u << 14 : 0) | (unsigned)j << 15 |
-             (unsigned)(32 * pair + which) << 17;
-    return c;
-}
 /* Items from `item` on, a warp in turn; c: of the first. */
 template <int SHARE>
 DEV void chain_write(const chain_step &s, int pairs, int item, chain_output c, unsigned flags, float *values,
@@ -293,7 +276,7 @@ DEV chain_room chain_room_at(uint8_t *smem)
 {
     chain_room r;
     r.full = (uint64_t *)smem, r.told = r.full + CHAIN_TILES, r.read = r.told + CHAIN_DESCS,
-    r.planned = r.read + CHAIN_DESCS;
+    r.planned = r.read + CHAIN_DESCS, r.split = (uint64_t *)(smem + CHAIN_K_SPLIT);
     r.plan = (chain_plan *)(smem + CHAIN_K_PLAN), r.state = (uint32_t *)(smem + CHAIN_K_STATE);
     r.done = (volatile int *)(smem + CHAIN_K_DONE);
     r.tile = (uint4 *)(smem + CHAIN_K_TILES);
@@ -320,7 +303,7 @@ DEV void chain_early(const chain_args &a, uint8_t *smem)
         const chain_step &s = r.steps[i % CHAIN_DESCS];
         const chain_plan &plan = r.plan[i % CHAIN_DESCS];
         const int early = early_of(s, plan.pairs);
-        int until = plan.total;
+        int until = plan.total + (plan.split & 0xffff);
 #pragma unroll 1
         for (int pair = 0; pair < early; pair++) {
             const chain_output c = output_of(s, early, pair, 0);
@@ -370,11 +353,11 @@ static __device__ __noinline__ void chain_attention_gated(const chain_args &a, i
         state[0] + 1 + (unsigned)i, smem + a.act);
 }
 
-/* HALVES: a step has some, for which every tile costs more. KV: where keys and values come to: near_keys,
+/* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
  * far_keys or, with chain_post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
  * steps, and no attention; or gated_keys: these, and attention over heads of 256; or near_items
  * or far_items: near_keys or far_keys beside steps of types other than K. */
-template <bool BF16, bool HALVES, class KV>
+template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
 {
@@ -394,6 +377,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             bar_open(r.planned + i, 1);
             bar_open(r.read + i, CHAIN_WARPS + 3); /* and those that ask, fetch, write early */
         }
+        bar_open(r.split, CHAIN_WARPS);
         bar_fence();
         first_steps(a, r.steps, r.told);
     }
@@ -404,9 +388,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
         if (threadIdx.x / 32 > CHAIN_WARPS + 1)
             chain_early(a, smem);
         else if (threadIdx.x / 32 > CHAIN_WARPS)
-            chain_fetch(a, r, KV());
+            chain_fetch<SPLIT>(a, r, KV());
         else
-            chain_ask(a, r, KV());
+            chain_ask<SPLIT>(a, r, KV());
         return;
     }
 #ifdef CHAIN_TRACE
@@ -497,9 +481,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             const chain_output c = output_of(s, plan.pairs, first_late(s, plan), share);
             if (KV::post && s.post)
                 chain_post(s, (float *)(smem + a.net), row_of(a, r, s, false), act, squares);
-            else if (!HALVES && s.norm && s.units <= CHAIN_WARPS)
+            else if (!SPLIT && s.norm && s.units <= CHAIN_WARPS)
                 chain_norm<1>(a, r, s, first, act, squares);
-            else if (!HALVES && s.norm && s.units <= 2 * CHAIN_WARPS)
+            else if (!SPLIT && s.norm && s.units <= 2 * CHAIN_WARPS)
                 chain_norm<2>(a, r, s, first, act, squares);
             else if (s.norm)
                 chain_norm<3>(a, r, s, first, act, squares);
@@ -510,7 +494,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             else if (!rounds)
                 chain_row_load(a, r, s, first, act);
             CHAIN_STAMP(2);
-            chain_multiply<HALVES>(a, s, plan, r, rounds, first, act, terms);
+            chain_multiply<SPLIT>(a, s, plan, r, rounds, first, act, terms);
             CHAIN_STAMP(3);
             chain_meet();
             CHAIN_STAMP(4);
@@ -524,9 +508,11 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             if (KV::nets && s.d.what == CHAIN_STATE_ROW)
                 chain_delta_keep(s, plan, false, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
             /* Activations and terms have been read; and who polls is in the way of who writes. */
-            if (early_of(s, plan.pairs))
-                chain_early_over(true);
-            else
+            const bool early = early_of(s, plan.pairs) > 0;
+            if (early) chain_early_over(true);
+            if (SPLIT && flags & CHAIN_SPLIT)
+                split_meet();
+            else if (!early)
                 chain_meet();
             CHAIN_STAMP(5);
         } else if (KV::nets && s.d.what == CHAIN_STATE_ROW) {

@@ -132,18 +132,50 @@ static bool map_rings(struct chain_state *c, const struct chain_step *s)
            chain_map_ring(&c->map[s->map + 1], s->v, c->bf16, s->n_kv, s->cap, 16 * s->far);
 }
 
-/* Of the last round of pairs, too few for all blocks, two blocks have a panel each. (By pairs alone, so that
- * who keeps an output adds to it.) */
-static bool halves_of(const struct chain_step *s, int blocks)
+/* Does each warp round the columns that it multiplies, in a row that is not normed? */
+static bool rounds_own(const struct chain_step *s)
 {
-    const int32_t rest = s->pairs % blocks;
-    return !s->gated && s->pairs > blocks && rest && 2 * rest <= blocks;
+    return !s->norm && !s->d.what && s->units % s->per == 0 && s->units >= CHAIN_WARPS;
 }
-static bool divide_badly(const struct chain_state *c, int32_t count, int blocks)
+/* Of the last round of pairs, too few for all blocks, all blocks have pieces: slices, which are added where
+ * they are multiplied, or tiles, where that is more even. Not where it saves less than a quarter of a pair,
+ * or where the block's own pairs take too little time to add the pieces in. */
+static void split_of(struct chain_step *s, int blocks)
 {
-    for (int32_t i = 0; blocks && i < count; i++)
-        if (c->step[i].n_m && halves_of(&c->step[i], blocks)) return true;
-    return false;
+    const int32_t rest = s->pairs % blocks, own = s->pairs / blocks * s->units,
+                  least = s->norm || s->d.what ? chain_tuning.split_normed : chain_tuning.split;
+    const bool whole = s->slice_units % s->per == 0 && s->slices * s->slice_units == s->units;
+    if (!rest || own < least || rest * s->slices + blocks > CHAIN_SPLIT_SUMS) return;
+    const int32_t tiles = ((rest * s->cuts - 1) / blocks + 1) * s->per,
+                  slices = ((rest * s->slices - 1) / blocks + 1) * s->slice_units;
+    const bool by_slices = slices <= tiles && (whole || !rounds_own(s));
+    if (4 * (by_slices ? slices : tiles) > 3 * s->units) return;
+    s->split = rest;
+    s->piece = by_slices ? s->slice_units : s->per;
+    s->pieces = by_slices ? s->slices : s->cuts;
+    s->piece_cuts = (s->piece - 1) / s->per + 1;
+    s->each = rest * s->pieces / blocks;
+    s->more = rest * s->pieces % blocks;
+    const bool factors = s->terms > (uint32_t)(64 * s->units + 64);
+    const int32_t room = 16 * s->per * s->piece_cuts * (s->each + (s->more ? 1 : 0));
+    s->split_beside = factors ? room : 0;
+    s->split_term = room + s->split_beside + 16; /* the other panel's on other banks */
+}
+/* Whether there are such steps; tiles of K types. */
+static bool splits(const struct cuda_backend *be, struct chain_state *c, int32_t count, int blocks, bool may)
+{
+    bool any = false;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        s->split = 0;
+        if (!s->n_m || s->kind != CHAIN_K) continue;
+        s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
+        s->cuts = (s->units + s->per - 1) / s->per;
+        if (may && blocks && s->pairs >= blocks && !c->op[i].head && (s->pass_on || i + 1 == count))
+            split_of(s, blocks);
+        any = any || s->split;
+    }
+    return any;
 }
 /* Where pairs divide badly the first blocks of a step have one more, and weights come to a multiprocessor no
  * faster than to another: not always the same blocks, then. A step that is free to choose begins with those
@@ -155,17 +187,21 @@ static void spread(struct chain_state *c, int32_t count, int blocks)
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         s->first = 0;
-        if (s->n_m == 0 && i) s->first = s[-1].first;
-        if (s->n_m == 0 || s->rest == 0) continue;
-        if (!s->keep && !s->kept && !s->old) {
+        s->split_first = 0;
+        if (s->n_m == 0 && i) s->first = s[-1].split ? s[-1].split_first : s[-1].first;
+        const int32_t rest = s->split ? s->more : s->rest; /* blocks that have more */
+        int32_t first = 0;
+        if (s->n_m == 0 || rest == 0) continue;
+        if (s->split || (!s->keep && !s->kept && !s->old)) {
             float sum[CHAIN_SPREAD] = {}; /* of those that would have more, by the first of them */
-            for (int32_t j = 0; j < s->rest; j++)
+            for (int32_t j = 0; j < rest; j++)
                 for (int32_t at = 0; at < blocks; at++) sum[at] += load[at + j];
             for (int32_t at = 1; at < blocks; at++)
-                if (sum[at] < sum[s->first]) s->first = at;
+                if (sum[at] < sum[first]) first = at;
         }
-        const float bytes = (float)s->units * (float)s->m[0].unit_bytes * (s->half ? 1.0f : 2.0f);
-        for (int32_t j = 0; j < s->rest; j++) load[(s->first + j) % blocks] += bytes;
+        *(s->split ? &s->split_first : &s->first) = first;
+        const float bytes = 2.0f * (float)(s->split ? s->piece : s->units) * (float)s->m[0].unit_bytes;
+        for (int32_t j = 0; j < rest; j++) load[(first + j) % blocks] += bytes;
         for (int32_t j = 0; j < blocks; j++) /* what is long ago has been made up for */
             load[j] *= 0.8f, load[blocks + j] = load[j];
     }
@@ -226,7 +262,7 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
     if (c->gemma && c->attends && c->far) return 0;
     const bool k = !items && !(c->attends && c->far);
     *blocks = most < be->sm_count ? most : be->sm_count;
-    a->halves = k && chain_tuning.halves && divide_badly(c, count, *blocks);
+    a->split = splits(be, c, count, *blocks, k && chain_tuning.split > 0);
     if (!*blocks || !posts_in_turn(c, count, *blocks)) return 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
@@ -240,15 +276,14 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
             if (back) s[-back].replays = back;
         }
         if (s->n_m == 0) {
-            s->rest = s[-1].rest;
+            s->rest = s[-1].split ? s[-1].more : s[-1].rest;
             continue;
         }
         s->rounds = s->pairs / *blocks;
-        s->rest = s->pairs % *blocks;
-        s->half = a->halves && halves_of(s, *blocks);
-        if (s->half) s->rest *= 2;
+        s->rest = s->split ? 0 : s->pairs % *blocks;
         const uint32_t of = s->kind == CHAIN_K ? 2 : (uint32_t)s->members,
-                       t = s->terms * (of * (uint32_t)pairs_a_block(s, *blocks) - (s->half ? 1 : 0));
+                       t = of * (s->split ? s->terms * (uint32_t)s->rounds + 4 * (uint32_t)s->split_term
+                                          : s->terms * (uint32_t)pairs_a_block(s, *blocks));
         if (t > terms) terms = t;
         if (s->keep && pairs_a_block(s, *blocks) * 32 > CHAIN_KEEP) return 0;
     }
@@ -349,20 +384,18 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                 s[-1].flags |= CHAIN_ROUNDS, s->flags |= CHAIN_ROUNDED;
             continue;
         }
-        s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
-        s->cuts = (s->units + s->per - 1) / s->per;
         s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
-                   (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0);
+                   (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0) | (s->split ? CHAIN_SPLIT : 0);
         for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
         if (s->gated && s->pairs > 2 * blocks) s->flags |= CHAIN_EARLY; /* of fewer it is no gain */
         early |= s->flags & CHAIN_EARLY;
         /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
          * normed are taken by units in turn. */
-        s->own = s->d.what || s->units % s->per || (s->half && !s->rounds) ? 0
-                 : s->norm && s->units % CHAIN_WARPS == 0                  ? s->rounds + (s->rest && !s->half)
-                 : pairs_a_block(s, blocks) == 1                           ? 1
-                 : a->halves && !s->norm && s->rounds                      ? 1
-                                                                           : 0;
+        s->own = s->split                                 ? s->rounds == 1 && rounds_own(s)
+                 : s->d.what || s->units % s->per         ? 0
+                 : s->norm && s->units % CHAIN_WARPS == 0 ? s->rounds + (s->rest ? 1 : 0)
+                 : pairs_a_block(s, blocks) == 1          ? 1
+                                                          : 0;
         s->tile = tile_bytes(s);
         s->per_tile = 1.0f / (float)s->tile;
         if (s->tile < least) least = s->tile;
@@ -391,7 +424,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
             narrow_ahead(s, i && !s[-1].n_m);
         if (s->ahead > most) s->ahead = 0;
     }
-    if (a->halves || c->nets) spread(c, count, blocks);
+    if (a->split || c->nets) spread(c, count, blocks);
     a->net = a->keys + keys;
     return a->net + net;
 }

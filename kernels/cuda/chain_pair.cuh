@@ -1,11 +1,11 @@
-/* chain_pair.cuh - a pair of units (two panels, the same 256 columns; or one panel, 512 columns) times one
- * row: the term of every output.
+/* chain_pair.cuh - a pair of units (two panels, the same 256 columns) times one row: the term of every
+ * output.
  *
  * Lane (g = lane / 4, q = lane % 4) makes column g of B from the activations of sub-block g, and zeros
  * elsewhere: step j of the mma then adds sub-block j to column j of the accumulator, where lane q finds those
  * of sub-blocks 2 q and 2 q + 1. It multiplies them by their scales; four lanes add up in two exchanges that
  * leave lane q the row of panel q / 2, g + 8 (q % 2). All of it is exact in int32 (mm_int.cuh), so the order
- * does not matter. LONG: both units are of one panel, and each has a B of its own.
+ * does not matter.
  *
  * Activations of a row: [units][256] int8 as in prep.cuh; [units][16] int16 sums of 16 columns; [units][8]
  * int16 sums of 32; [units] float scales. */
@@ -200,20 +200,12 @@ DEV uint32_t shared_4(uint32_t at)
 
 /* Q4_K, Q5_K: the term's sum; its factor is the block's scale. st: the first unit, of columns u; bytes: from
  * there to the second. */
-template <int BITS, bool LONG>
-DEV float chain_45(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u)
+template <int BITS> DEV float chain_45(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u)
 {
     constexpr int records = BITS == 5 ? 2560 : 2048;
     const int q = threadIdx.x % 4;
-    uint2 second[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        column_8(l.b[j], l.b_32 + 256 * u, j);
-        if (LONG) {
-            second[j] = make_uint2(0, 0);
-            column_8(second[j], l.b_32 + 256 * u + 256, j);
-        }
-    }
+    for (int j = 0; j < 8; j++) column_8(l.b[j], l.b_32 + 256 * u, j);
     const uint8_t *const at[2] = {st + l.codes, st + l.codes + bytes};
     int c[2][4] = {};
     uint4 high[2];
@@ -229,7 +221,7 @@ DEV float chain_45(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u)
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++) {
-                const uint2 b = LONG && p ? second[2 * part + i] : l.b[2 * part + i];
+                const uint2 b = l.b[2 * part + i];
                 const uint32_t w0 = i ? codes[p].z : codes[p].x, w1 = i ? codes[p].w : codes[p].y;
                 if (BITS == 4) { /* rows g + 8: 16 times the code, and the code of row g */
                     row_mma_32(c[p], w0 & 0x0f0f0f0f, w0, w1 & 0x0f0f0f0f, w1, b.x, b.y);
@@ -245,7 +237,7 @@ DEV float chain_45(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u)
     int sum[4], low[4]; /* of the panels' rows g and g + 8 */
 #pragma unroll
     for (int p = 0; p < 2; p++) {
-        const uint32_t sums = shared_4(l.sums_32 + 16 * u + (LONG ? 16 * p : 0));
+        const uint32_t sums = shared_4(l.sums_32 + 16 * u);
         if (BITS == 4) c[p][2] -= c[p][0], c[p][3] -= c[p][1];
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) {
@@ -262,23 +254,15 @@ DEV float chain_45(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u)
 }
 
 /* Q6_K: the term's sum; *factor: d * the block's scale. */
-template <bool LONG>
 DEV float chain_6(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, float *factor)
 {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const uint8_t *const at[2] = {st + l.codes, st + l.codes + bytes};
     int sum[4] = {}, low[4] = {}; /* of the panels' rows g and g + 8 */
-    uint32_t second[8];
-    if (LONG)
-#pragma unroll
-        for (int j = 0; j < 8; j++) second[j] = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* columns are sub-blocks 8 half .. */
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            column_4(l.half[j], l.b_16 + 256 * u + 128 * half, j);
-            if (LONG) column_4(second[j], l.b_16 + 256 * u + 256 + 128 * half, j);
-        }
+        for (int j = 0; j < 8; j++) column_4(l.half[j], l.b_16 + 256 * u + 128 * half, j);
         /* Low four bits and high two apart, where they lie in their bytes: a mask each and no shift. Rows g +
          * 8 have 16 times the low ones, and those of row g; of the high ones even columns have 1 and 16
          * times, odd ones 4 and 64. */
@@ -295,8 +279,7 @@ DEV float chain_6(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, 
             for (int e = 0; e < 2; e++) /* words x and z, y and w stand where the mma has its operands */
 #pragma unroll
                 for (int p = 0; p < 2; p++) {
-                    const uint32_t *const b = LONG && p ? second : l.half;
-                    const uint32_t b0 = b[4 * k + e], b1 = b[4 * k + 2 + e];
+                    const uint32_t b0 = l.half[4 * k + e], b1 = l.half[4 * k + 2 + e];
                     const uint32_t w0 = e ? codes[p].y : codes[p].x, w1 = e ? codes[p].w : codes[p].z,
                                    t0 = k ? high[p].z : high[p].x, t1 = k ? high[p].w : high[p].y;
                     row_mma_32(c[p], w0 & 0x0f0f0f0f, w0, w1 & 0x0f0f0f0f, w1, b0, b1);
@@ -311,7 +294,7 @@ DEV float chain_6(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, 
 #pragma unroll
         for (int p = 0; p < 2; p++) {
             /* of sub-blocks 2 q, 2 q + 1 */
-            const uint32_t s = shared_4(l.sums_16 + 32 * u + (LONG ? 32 * p : 0) + 16 * half);
+            const uint32_t s = shared_4(l.sums_16 + 32 * u + 16 * half);
             c[p][2] -= c[p][0], c[p][3] -= c[p][1];
 #pragma unroll
             for (int hi = 0; hi < 2; hi++) {
@@ -329,7 +312,7 @@ DEV float chain_6(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, 
     for (int i = 0; i < 4; i++) sum[i] -= 32 * low[i];
     const int v = row_gather(sum, q);
     const uint32_t dd = lds4(st + (q / 2 ? bytes : 0) + 3328 + 4 * g);
-    const float scale = __uint_as_float(shared_4(l.scale + 4 * u + (LONG ? q / 2 * 4 : 0)));
+    const float scale = __uint_as_float(shared_4(l.scale + 4 * u));
     *factor = __fmul_rn(q % 2 ? h_high(dd) : h_low(dd), scale);
     return __int2float_rn(v);
 }

@@ -1,7 +1,7 @@
 /* chain_ring.cuh - weights of a chain, from memory to shared memory: one warp of a block asks for tiles
  * through all steps, as far as the ring has room; another fetches the descriptors of steps and plans them.
  *
- * A *tile* is s.per units of two panels at the same columns, or twice as many of one (s.half). Tiles are
+ * A *tile* is s.per units of two panels at the same columns. Tiles are
  * numbered through the launch; number n has barrier n % CHAIN_TILES, told when its bytes have come, and the
  * ring holds fewer than CHAIN_TILES, so that a parity tells one filling from the next. They stand in the ring
  * one after the other, whatever their size, which a step's tiles share. Whoever multiplies says which number
@@ -12,9 +12,9 @@
 #include "chain_sync.cuh"
 
 struct chain_plan;
-/* A block's rings in shared memory. Barriers: of tiles, filled; of descriptors. */
+/* A block's rings in shared memory. Barriers: of tiles, filled; of descriptors; chain_split.cuh. */
 struct chain_room {
-    uint64_t *full, *told, *planned, *read;
+    uint64_t *full, *told, *planned, *read, *split;
     chain_plan *plan;
     uint32_t *state;
     uint8_t *ring;
@@ -60,28 +60,32 @@ DEV uint32_t place_of(const chain_place &p, uint32_t tile)
     return p.first + (uint32_t)p.i * tile;
 }
 
-/* Where the last round of pairs is too few for all blocks, two blocks share one, a panel each (s.half;
- * s.rest: blocks that have such a half). */
-DEV bool half_at(const chain_step &s, int here)
-{
-    return s.half && here == s.rounds;
-}
 /* The pair that is the block's `here`th, among the step's. */
 DEV int pair_at(const chain_step &s, int here)
 {
-    const int b = block_of(s);
-    return here * (int)gridDim.x + (half_at(s, here) ? b / 2 : b);
+    return here * (int)gridDim.x + block_of(s);
 }
-DEV int tiles_here(const chain_step &s)
+/* The block's part of the pairs that all share, in pieces one after the other: from `piece` of pair `pair` of
+ * these on; its number among the blocks. */
+struct split_part {
+    int number, pair, piece, n;
+};
+DEV split_part split_part_of(const chain_step &s)
 {
-    const int more = block_of(s) < s.rest ? s.half ? (s.cuts + 1) / 2 : s.cuts : 0;
-    return s.rounds * s.cuts + more;
+    const int b = (int)blockIdx.x - s.split_first, number = b < 0 ? b + (int)gridDim.x : b,
+              first = number * s.each + min(number, s.more), pair = first / s.pieces;
+    return {number, pair, first - pair * s.pieces, s.each + (number < s.more ? 1 : 0)};
+}
+DEV int tiles_here(const chain_step &s) /* but of such pairs */
+{
+    return pairs_here(s) * s.cuts;
 }
 
 /* What is the block's own of a step, made in advance. */
 struct chain_plan {
     int total, tiles;        /* tiles before the step, and of it */
-    int alone;               /* of these, whose columns the warp that multiplies them rounds itself; or all */
+    int split;               /* of these, of pairs that all blocks share, the first; 65536 times the unit that
+                                the first of them begins with */
     int pairs, share;        /* pairs of panels; 2^share lanes an output of those that are not early */
     int unit, leaf, kv_head; /* of attention: the first unit, and which it is; where it may be gated kv_head
                                 is the position; of a delta net: the first of the key head's units, how many,
@@ -163,37 +167,47 @@ DEV void chain_keys_early(const chain_step &s, const chain_plan &g, int pos)
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
  * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times
- * the bytes of a unit, CHAIN_LONG. */
+ * the bytes of a unit, CHAIN_UNITS times its units, CHAIN_TERM times what is between its panels' terms, by
+ * sixteens. */
 DEV unsigned code_of(uint32_t type)
 {
     return type == KN_Q4_K ? 0 : type == KN_Q6_K ? 2 : 1;
 }
 
 /* What a tile is copied from: of the first panel, and of the second. */
-#define CHAIN_LONG 0x80000000u /* in kind: twice as many units of one panel */
+#define CHAIN_UNITS 65536u
+#define CHAIN_TERM 262144u
 struct chain_source {
     const uint8_t *p, *q;
     uint32_t bytes, apart, kind;
     int unit;
 };
-DEV chain_source source_of(const chain_step &s, bool plain, int here, int cut)
+/* Units [unit, end) of a pair, at most a tile. */
+DEV chain_source source_of(const chain_step &s, bool plain, int pair, int unit, int end)
 {
-    const bool half = half_at(s, here);
-    const int units = s.units, per = s.per << (half ? 1 : 0), pair = pair_at(s, here);
+    const int units = s.units, n = max(min(s.per, end - unit), 0);
     int panel = s.gated ? pair : 2 * pair;
     bool two = true;
     const chain_matrix &x = plain ? s.m[0] : pair_of(s, pair, &panel, &two);
     if (!s.gated) two = 16 * panel + 16 < x.n_out;
-    if (half && two) panel += block_of(s) & 1, two = false;
     chain_source c;
-    c.unit = cut * per;
-    c.bytes = (uint32_t)(min(per, units - c.unit) * x.unit_bytes);
-    c.apart = (uint32_t)(per * x.unit_bytes);
-    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 2 | (half ? CHAIN_LONG : 0);
+    c.unit = unit;
+    c.bytes = (uint32_t)(n * x.unit_bytes);
+    c.apart = (uint32_t)(s.per * x.unit_bytes);
+    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 2 | (uint32_t)n * CHAIN_UNITS;
     const size_t at = (size_t)(panel * units + c.unit) * (size_t)x.unit_bytes;
     c.p = x.w + at;
     c.q = s.gated ? s.m[1].w + at : two ? c.p + (size_t)(units * x.unit_bytes) : nullptr;
     return c;
+}
+/* Tile k of the block's pieces. */
+DEV chain_source split_source(const chain_step &s, bool plain, const split_part &g, int k)
+{
+    int piece = g.piece, pair = g.pair;
+    while (k >= s.piece_cuts) k -= s.piece_cuts, piece++;
+    while (piece >= s.pieces) piece -= s.pieces, pair++;
+    return source_of(s, plain, s.rounds * (int)gridDim.x + pair, piece * s.piece + k * s.per,
+                     min((piece + 1) * s.piece, s.units));
 }
 DEV bool bar_test(uint64_t *b, uint32_t phase)
 {
@@ -229,7 +243,7 @@ struct gated_keys { /* of chain_wide.cuh, attention that is gated; and nets */
 
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
  * nobody needs what stands in its place. */
-template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m, KV keys)
+template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const chain_room &m, KV keys)
 {
     const int lane = threadIdx.x % 32;
     const uint32_t ring = a.ring;
@@ -252,6 +266,13 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
         const bool empty = KV::held && !s.n_m;
         if constexpr (KV::held)
             if (empty) tiles = keys.place(s);
+        split_part mine = {};
+        int shared = 0, turn_by = 0; /* tiles of pairs that all share; a pair's tile that comes first */
+        if (SPLIT && s.n_m && s.split) {
+            mine = split_part_of(s);
+            shared = mine.n * s.piece_cuts, tiles += shared;
+            if (s.own) turn_by = mine.piece * s.piece_cuts;
+        }
         if (tiles) {
             const uint32_t tile = s.tile;
             const int term = (int)s.terms / 4;
@@ -260,21 +281,29 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
             place_on(p, lane, cap, ring);
             place_on(end, tiles, cap, ring);
             at = place_of(end, tile), turn = end.turn;
-            int cut = lane, here = 0;
+            int cut = lane - shared, here = 0;
 #pragma unroll 1
             for (int first = 0; first < tiles; first += 32) {
                 bool left = first + lane < tiles;
                 const int number = total + first + lane;
                 chain_source c = {};
                 while (!kv && !item && !empty && cut >= cuts) cut -= cuts, here++;
-                if (left && !kv && !item && !empty) c = source_of(s, plain, here, cut);
+                int terms = here * 2 * term, apart = term; /* terms: where those of unit 0 would be */
+                if (SPLIT && left && cut < 0) {
+                    c = split_source(s, plain, mine, cut + shared);
+                    terms = s.rounds * 2 * term + 16 * (s.per * (cut + shared) - c.unit);
+                    apart = s.split_term;
+                } else if (left && !kv && !item && !empty) {
+                    const int by = SPLIT ? cut + turn_by - (cut + turn_by >= cuts ? cuts : 0) : cut;
+                    c = source_of(s, plain, pair_at(s, here), by * s.per, s.units);
+                }
+                if (SPLIT) c.kind |= (uint32_t)apart / 16 * CHAIN_TERM;
                 if constexpr (KV::items)
                     if (left && item) c = keys.item(s, first + lane);
                 if constexpr (KV::ring)
                     if (left && kv) c = keys.source(a, s, first + lane);
                 const uint32_t to = place_of(p, tile);
-                const uint4 known =
-                    make_uint4(to, p.turn + to, (uint32_t)(c.unit + (here * 2 * term << 16)), c.kind);
+                const uint4 known = make_uint4(to, p.turn + to, (uint32_t)(c.unit + (terms << 16)), c.kind);
                 cut += 32;
                 uint64_t *const bar = m.full + number % CHAIN_TILES;
                 int brought = 0;
@@ -294,8 +323,9 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
                         m.tile[number % CHAIN_TILES] = known;
                         left = false;
                     }
-                    if (KV::items && ready && !kv && !c.bytes) bar_arrive(bar); /* there is no such item */
-                    if (ready && !kv && (!KV::items || c.bytes)) {
+                    if ((KV::items || SPLIT) && ready && !kv && !c.bytes)
+                        bar_arrive(bar); /* there is no such item, or unit */
+                    if (ready && !kv && (!(KV::items || SPLIT) || c.bytes)) {
                         bar_expect(bar, c.q ? 2 * c.bytes : c.bytes);
                         copy_bulk_once(m.ring + to, c.p, c.bytes, bar, policy);
                         if (c.q) copy_bulk_once(m.ring + to + c.apart, c.q, c.bytes, bar, policy);
@@ -339,14 +369,25 @@ template <class KV> DEV void chain_ask(const chain_args &a, const chain_room &m,
         if (lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
     }
 }
+/* A step's pairs that all blocks share, while their own are multiplied: chain_split.cuh. turn: such steps
+ * before. */
+static __device__ __noinline__ void split_sums(const chain_args &a, uint8_t *smem, int i, int turn);
+
 /* The warp that fetches descriptors, plans steps, and has what they read beside weights and keys brought to
  * the L2 cache. */
-template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &m, KV keys)
+template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const chain_room &m, KV keys)
 {
+    constexpr int BEHIND = SPLIT ? CHAIN_DESCS - 3 : 0; /* whose sums are added while a step is planned */
     const int lane = threadIdx.x % 32;
-    int total = 0, pos = -1;
+    int total = 0, pos = -1, turn = 0;
 #pragma unroll 1
-    for (int i = 0; i < a.count; i++) {
+    for (int i = 0; i < a.count + BEHIND; i++) {
+        if (SPLIT && i >= BEHIND) {
+            const int at = (i - BEHIND) % CHAIN_DESCS;
+            if (m.steps[at].n_m && m.steps[at].split) split_sums(a, (uint8_t *)m.full, i - BEHIND, turn++);
+            if (lane == 0) bar_arrive(m.read + at);
+        }
+        if (SPLIT && i >= a.count) continue;
         if (lane == 0 && i + 2 < a.count) {
             const int next = i + 2, at = next % CHAIN_DESCS;
             if (next >= CHAIN_DESCS) bar_pass(m.read + at, (next / CHAIN_DESCS - 1) & 1);
@@ -377,8 +418,12 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
             if (!s.n_m) tiles = keys.begin(s);
         if constexpr (KV::held)
             if (!s.n_m) tiles = keys.place(s);
+        if (SPLIT && s.n_m && s.split) {
+            const split_part mine = split_part_of(s);
+            g.split = mine.n * s.piece_cuts | mine.piece * s.piece << 16;
+            tiles += mine.n * s.piece_cuts;
+        }
         g.total = total, g.tiles = tiles;
-        g.alone = s.own ? min(tiles, s.own * s.cuts) : tiles;
         const int late = g.pairs - early_of(s, g.pairs);
         g.share = 4 * late <= CHAIN_WARPS ? 2 : 2 * late <= CHAIN_WARPS ? 1 : 0;
         if (!KV::ring && (KV::wide || !KV::nets) && !s.n_m && !(KV::nets && s.d.what)) {
@@ -402,7 +447,7 @@ template <class KV> DEV void chain_fetch(const chain_args &a, const chain_room &
         }
         if (gated) chain_keys_early(s, g, pos);
         total += tiles;
-        if (lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
+        if (!SPLIT && lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
     }
 }
 

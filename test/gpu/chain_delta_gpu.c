@@ -10,8 +10,8 @@
 #include "harness.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, least, context, tile, items, near, k_ahead, halves, far_ahead, k_near, wide, wide_ahead, head,
-        head_columns, head_ahead, late, gated, rows_ahead;
+    int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
+        head_columns, head_ahead, late, gated, rows_ahead, split_normed;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -553,6 +553,7 @@ int main(int argc, char **argv)
     const bool small = argc > 1 && !strcmp(argv[1], "--small"),
                timing = argc > 1 && !strcmp(argv[1], "--bench");
     const char *name = argc > 1 + (small || timing) ? argv[argc - 1] : "";
+    if (small) chain_tuning.split = chain_tuning.split_normed = 1;
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_delta_gpu: %s\n", msg);
         return 5;

@@ -18,8 +18,8 @@
 #include "../../kernels/cuda/cuda.h"
 
 struct chain_tuning { /* as kernels/cuda/chain.cuh has it */
-    int off, least, context, tile, items, near, k_ahead, halves, far_ahead, k_near, wide, wide_ahead, head,
-        head_columns, head_ahead, late, gated, rows_ahead;
+    int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
+        head_columns, head_ahead, late, gated, rows_ahead, split_normed;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads;
@@ -575,7 +575,8 @@ static void stress(const struct shape *s, int n)
     for (int i = 0; i < n; i++) {
         const int ahead = 20000 + (int)(rnd() % 90000);
         chain_tuning.items = 2 * ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
-        chain_tuning.k_ahead = i % 3 ? ahead : 0, chain_tuning.halves = i % 4 > 0;
+        chain_tuning.k_ahead = i % 3 ? ahead : 0;
+        chain_tuning.split = chain_tuning.split_normed = i % 4; /* 0: never */
         char what[64];
         snprintf(what, sizeof what, "%d bytes ahead,", ahead);
         compare(&m, x, (int32_t)(rnd() % 1000), 150, true, what);
@@ -598,6 +599,7 @@ int main(int argc, char **argv)
                timing = argc > 1 && !strcmp(argv[1], "--bench"),
                often = argc > 1 && !strcmp(argv[1], "--stress"), far = argc > 1 && !strcmp(argv[1], "--far");
     chain_tuning.head_columns = 1 << 20;
+    if (small) chain_tuning.split = chain_tuning.split_normed = 1;
     heads = !timing; /* what is timed is layers */
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_gpu: %s\n", msg);

@@ -327,17 +327,18 @@ static void check_wide(const struct wide_shape *s, bool quick)
 static void stress_wide(const struct wide_shape *s, int n)
 {
     static struct wide_model m;
-    const int kept = chain_tuning.wide_ahead;
+    const int kept = chain_tuning.wide_ahead, split = chain_tuning.split, normed = chain_tuning.split_normed;
     wide_make(&m, s);
     float *x = values((size_t)s->hidden, 1.0f);
     for (int i = 0; i < n; i++) {
         const int32_t pos = (int32_t)(rnd() % (uint32_t)s->cap[1]);
         char what[64];
-        chain_tuning.wide_ahead = i % 3 ? 20000 + (int)(rnd() % 90000) : 0, chain_tuning.halves = i % 4 > 0;
+        chain_tuning.wide_ahead = i % 3 ? 20000 + (int)(rnd() % 90000) : 0;
+        chain_tuning.split = chain_tuning.split_normed = i % 4; /* 0: never */
         snprintf(what, sizeof what, "%d bytes ahead,", chain_tuning.wide_ahead);
         wide_compare(&m, x, pos, 150, true, what);
     }
-    chain_tuning.wide_ahead = kept, chain_tuning.halves = 1;
+    chain_tuning.wide_ahead = kept, chain_tuning.split = split, chain_tuning.split_normed = normed;
     free(x);
     wide_unmake(&m);
 }
