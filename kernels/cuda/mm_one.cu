@@ -24,6 +24,7 @@ struct one_args {
     uint32_t at_act, at_ring; /* shared memory: barriers, squares, the row's units, rings */
 };
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 /* The row, normed and rounded, by all warps: the bits of prepare_row (prep.cuh). */
 DEV void one_make(const one_args &a, float *squares, uint8_t *act)
 {
@@ -113,6 +114,7 @@ template <uint32_t TYPE> DEV float one_panel(const one_args &a, struct one_ring 
     }
     return y;
 }
+#endif
 
 template <uint32_t TYPE>
 static __global__ void __launch_bounds__(32 * WARPS, 1) one_row(const __grid_constant__ one_args a)
