@@ -71,8 +71,21 @@ static struct model *load(const char *name)
 /* ---- cycles ---- */
 
 struct times {
-    double all, draft, verify, commit; /* of a cycle, s, medians */
+    double all, draft, verify, commit; /* of a cycle, s: typical() */
 };
+
+/* Median of the means of SOME cycles in a row that end in the last two thirds. */
+static double typical(const double *cycle)
+{
+    static double mean[STEPS];
+    int n = 0;
+    for (int last = STEPS / 3; last < STEPS; last++) {
+        double sum = 0;
+        for (int i = last - SOME + 1; i <= last; i++) sum += cycle[i];
+        mean[n++] = sum / SOME;
+    }
+    return median(mean, n);
+}
 
 /* Cycles from context on, width rows verified of a block. */
 static bool cycles(struct model *t, struct model *d, int32_t context, int32_t width, struct times *out)
@@ -89,23 +102,19 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
     s->n_past = context;
     if (session_cycles_begin(s, token, width, &greedy, &e)) goto out;
     int32_t ahead = session_cycles_ahead(s), running = 0;
-    double at[STEPS + 1];
-    at[0] = seconds_now();
+    double at = seconds_now();
     for (int i = 0; i < STEPS; i++) {
         struct session_cycle c;
         for (; running <= ahead; running++)
             if (session_cycle_start(s, 1000, &e)) goto out;
         if (session_cycle_finish(s, &c, &e)) goto out;
         running--;
-        at[i + 1] = seconds_now();
-        const int n = i < SOME ? i + 1 : SOME;
-        all[i] = (at[i + 1] - at[i + 1 - n]) / n;
+        const double now = seconds_now();
+        all[i] = now - at, at = now;
         draft[i] = c.draft_s, verify[i] = c.verify_s, commit[i] = c.commit_s;
     }
     session_cycles_end(s, s->n_past);
-    *out = (struct times){median(all + STEPS / 3, STEPS - STEPS / 3), median(draft + STEPS / 3, STEPS - STEPS / 3),
-                          median(verify + STEPS / 3, STEPS - STEPS / 3),
-                          median(commit + STEPS / 3, STEPS - STEPS / 3)};
+    *out = (struct times){typical(all), typical(draft), typical(verify), typical(commit)};
     ok = true;
 out:
     if (!ok) failure("cycle", &e);
