@@ -83,9 +83,9 @@ template <int D> struct head_of {
     }
 };
 
-/* As many head vectors side by side in a warp as give a lane N values (or one, of more): lane l of a row has what lanes V l
- * to V l + V - 1 of head_of have, x[j][v] being column V l + v + 32 j. The same sums in the same order, so the same bits;
- * one chain of latencies serves all rows. */
+/* As many head vectors side by side in a warp as give a lane N values (or one, of more): lane l of a row has
+ * what lanes V l to V l + V - 1 of head_of have, x[j][v] being column V l + v + 32 j. The same sums in the same
+ * order, so the same bits; one chain of latencies serves all rows. */
 template <int D, int N> struct heads_of {
     static constexpr int ROWS = 32 * N > D ? 32 * N / D : 1, LANES = 32 / ROWS, V = ROWS, J = D / 32;
     float x[J][V];

@@ -149,9 +149,9 @@ struct __align__(16) chain_step
     const float *post, *post_x; /* post_x: the old row in memory; NULL: the block has kept it */
     float *post_out;            /* the new one, or NULL */
     float post_eps, post_scale;
-    int32_t
-        before;    /* as ahead, before the step's products begin; and what comes to the L2 cache behind the */
-    int32_t bring; /* ring while it is full: tiles. In chains of near_keys alone */
+    /* As ahead, before the step's products begin; and what comes to the L2 cache behind the ring while it is
+     * full: tiles. In chains of near_keys alone. */
+    int32_t before, bring;
 };
 /* What the device must know of a ring of keys or values to gather rows of a head: chain_map.cu. */
 struct __align__(128) chain_map
@@ -160,8 +160,8 @@ struct __align__(128) chain_map
 };
 /* Of a step: its matrices are gate and up; something is added, which the block has kept; its outputs are
  * kept, read by the next step, in memory; those of all but a block's last pair come early, and the next step
- * multiplies in their order, so that it waits for the last round alone; it has pairs that all blocks share.
- */
+ * multiplies in their order, so that it waits for the last round alone; its outputs are handed on rounded by
+ * blocks of 32, what it reads is (chain_items.cuh); it has pairs that all blocks share. */
 enum {
     CHAIN_GATED = 1,
     CHAIN_OLD = 2,
@@ -170,10 +170,10 @@ enum {
     CHAIN_PASS = 16,
     CHAIN_OUT = 32,
     CHAIN_EARLY = 64,
+    CHAIN_ROUNDS = 128,
+    CHAIN_ROUNDED = 256,
     CHAIN_SPLIT = 512
 };
-/* Its outputs are handed on rounded by blocks of 32, what it reads is: chain_items.cuh. */
-enum { CHAIN_ROUNDS = 128, CHAIN_ROUNDED = 256 };
 struct chain_args {
     const struct chain_step *step; /* device memory */
     int32_t count, same[2]; /* same: what is behind has its place: moved, long contexts take 2 % more */

@@ -215,6 +215,29 @@ static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kern
     return cuda_flush(be) ? cudaErrorLaunchFailure
                           : cuda_launch_first(be, kernel, grid, block, smem, args...);
 }
+/* As cuda_launch, in clusters of so many blocks side by side, with all of a multiprocessor's shared memory. */
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
+                                               dim3 block, size_t smem, unsigned cluster, A... args)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attr[3];
+    if (cuda_flush(be)) return cudaErrorLaunchFailure;
+    be->launches++;
+    config.gridDim = grid, config.blockDim = block;
+    config.dynamicSmemBytes = smem;
+    config.stream = be->stream;
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim.x = cluster, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[2].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attr;
+    config.numAttrs = 3 - be->late;
+    be->late = false;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
 
 #ifdef __CUDACC__
 /* Let the next kernel of the stream start when its blocks fit beside ours. */

@@ -441,28 +441,6 @@ static int few_cluster(const struct cuda_backend *be, enum mm_act act, const str
                                                                      : 1;
     return a->groups % most ? 1 : most;
 }
-/* As cuda_launch, in clusters. */
-static cudaError_t launch_clusters(struct cuda_backend *be, mm_kernel_fn f, unsigned blocks, unsigned threads,
-                                   const struct mm_args &a)
-{
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attr[3];
-    if (cuda_flush(be)) return cudaErrorLaunchFailure;
-    be->launches++;
-    config.gridDim = dim3(blocks), config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = a.at.total;
-    config.stream = be->stream;
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = (unsigned)a.cluster, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[2].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attr;
-    config.numAttrs = 3 - be->late;
-    be->late = false;
-    return cudaLaunchKernelEx(&config, f, a);
-}
 
 /* Launch over all panels: as many at a time as the partial sums have room for. */
 static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
@@ -496,7 +474,8 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
         a->cluster = few ? few_cluster(be, act, a) : 1;
         const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
         const int err = cuda_check(be, name,
-                                   a->cluster > 1 ? launch_clusters(be, f, (unsigned)n_blocks, threads, *a)
+                                   a->cluster > 1 ? cuda_launch_clusters(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total,
+                                                                           (unsigned)a->cluster, *a)
                                                   : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
         if (err) return err;
     }

@@ -314,37 +314,17 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.y);
 }
 
-/* cuda_launch in clusters of all blocks of a row. */
-static cudaError_t launch_rows(const struct cuda_backend *be, void (*f)(const mm_prep, const mm_add), unsigned blocks,
-                               unsigned rows, const struct mm_prep &p, const struct mm_add &add)
-{
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attr[3];
-    if (cuda_flush(be)) return cudaErrorLaunchFailure;
-    be->launches++;
-    config.gridDim = dim3(blocks, rows), config.blockDim = dim3(32 * FEW_WARPS);
-    config.stream = be->stream;
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = blocks, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[2].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attr;
-    config.numAttrs = 3 - be->late;
-    be->late = false;
-    return cudaLaunchKernelEx(&config, f, p, add);
-}
-
 cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
                            const struct mm_prep *p, int32_t n)
 {
-    if (be->cc >= 90 && !be->generic && n <= 16)
-        return launch_rows(be,
-                           act == MM_ACT_K    ? add_few<MM_ACT_K>
-                           : act == MM_ACT_32 ? add_few<MM_ACT_32>
-                                              : add_few<MM_ACT_32M>,
-                           (unsigned)((p->n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS)), (unsigned)n, *p, *add);
+    if (be->cc >= 90 && !be->generic && n <= 16) {
+        const unsigned blocks = (unsigned)((p->n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS));
+        return cuda_launch_clusters(be,
+                                    act == MM_ACT_K    ? add_few<MM_ACT_K>
+                                    : act == MM_ACT_32 ? add_few<MM_ACT_32>
+                                                       : add_few<MM_ACT_32M>,
+                                    dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, *p, *add);
+    }
     return cuda_launch(be,
                        act == MM_ACT_K    ? add_whole<MM_ACT_K>
                        : act == MM_ACT_32 ? add_whole<MM_ACT_32>
