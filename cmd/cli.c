@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -366,10 +367,20 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
     return i + 1;
 }
 
+/* Where a standard stream is closed, the next file opened would get its number: a model would be read as the
+ * prompt, messages be written into an output. Their numbers are taken by what cannot be read (0) or written. */
+static void hold_closed_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _exit(ERR_IO);
+}
+
 void cli_parse(struct cli *c, int argc, char **argv)
 {
     static const char **volatile kept; /* to the end of the program, and seen to be by a leak checker */
     bool ended = false;
+    hold_closed_streams();
     io_signals_install();
     json_use_mem();
     c->n_args = 0;
