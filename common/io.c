@@ -374,6 +374,10 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
     } else if (errno != ENOENT) {
         err_errno(e, "%s", path);
         goto fail;
+    } else if (!force && !lstat(path, &st)) { /* known now: a run of hours must not find it when it takes its name */
+        err_set(e, ERR_USAGE, "%s: exists already, as a link to nothing", path);
+        err_hint(e, "--force replaces it");
+        goto fail;
     }
     if (o->fd < 0 && create_tmp(o, e)) goto fail;
     return 0;

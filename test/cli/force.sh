@@ -8,6 +8,10 @@ while IFS='|' read -r name command; do
     if [ $always = 0 ]; then
         try "$name, no --force" 2 "${command//--force -o @/-o o}"
         [ "$(cat o)" = old ] || echo "$name: the old file was changed"
+        ln -s nowhere link
+        try "$name, no --force, a dangling link" 2 "${command//--force -o @/-o link}"
+        [ -L link ] && grep -q 'link: exists already, as a link to nothing' err || echo "$name, a dangling link: $(cat err)"
+        rm link
     fi
     try "$name, --force" 0 "${command//@/o}"
     [ "$(cat o | tr -d '\0')" != old ] || echo "$name: the old file is still there"
