@@ -289,10 +289,11 @@ void models_check_length(const struct models *m, const struct cli *c, int64_t po
 int models_check_ids(const struct models *m, const char *name, const int32_t *ids, size_t n, struct err *e)
 {
     for (size_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= m->target->d->n_vocab)
-            return err_set(e, ERR_FORMAT,
-                           "%s: token %zu: id out of the vocabulary (expected 0 to %d, got %d)", name, i,
-                           m->target->d->n_vocab - 1, ids[i]);
+        if (ids[i] < 0 || ids[i] >= m->target->d->n_vocab) {
+            err_set(e, ERR_FORMAT, "%s: token %zu: id out of the vocabulary (expected 0 to %d, got %d)", name,
+                    i, m->target->d->n_vocab - 1, ids[i]);
+            return io_hint_tokens(ids, n * sizeof *ids, e);
+        }
     return 0;
 }
 

@@ -374,7 +374,7 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
     } else if (errno != ENOENT) {
         err_errno(e, "%s", path);
         goto fail;
-    } else if (!force && !lstat(path, &st)) { /* known now: a run of hours must not find it when it takes its name */
+    } else if (!force && !lstat(path, &st)) { /* found now, not after hours, when the name is taken */
         err_set(e, ERR_USAGE, "%s: exists already, as a link to nothing", path);
         err_hint(e, "--force replaces it");
         goto fail;
@@ -645,6 +645,16 @@ fail:
     return -1;
 }
 
+int io_hint_tokens(const void *data, size_t n, struct err *e)
+{
+    const uint8_t *p = data;
+    if (n >= 6 && !memcmp(p, "DFSNAP", 6)) return err_hint(e, "this is a state: dflash-generate --state reads it");
+    /* Ids below 2^24 have a zero in every fourth byte, which text has not; a -1 has bytes that UTF-8 has not. */
+    for (size_t i = 0; i < n && i < 64; i++)
+        if (!p[i] || p[i] >= 0xf8 || (p[i] < 32 && !strchr("\t\n\r\f", p[i]))) return -1;
+    return err_hint(e, "this looks like text: dflash-tokenize -m MODEL.gguf makes ids of it");
+}
+
 int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct err *e)
 {
     uint8_t *data;
@@ -653,11 +663,12 @@ int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct er
     *n = 0;
     if (io_read_all(fd, name, (uint64_t)INT32_MAX * 4, &data, &size, e)) return -1;
     if (size % 4) {
+        err_set(e, ERR_FORMAT,
+                "%s: not a token stream: its size is no multiple of 4 (expected int32 ids, got %llu bytes)",
+                name, (unsigned long long)size);
+        io_hint_tokens(data, (size_t)size, e);
         mem_free(data);
-        return err_set(
-            e, ERR_FORMAT,
-            "%s: not a token stream: its size is no multiple of 4 (expected int32 ids, got %llu bytes)", name,
-            (unsigned long long)size);
+        return -1;
     }
     *ids = (int32_t *)(void *)data; /* little-endian host, and malloc's alignment */
     *n = (size_t)(size / 4);

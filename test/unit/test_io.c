@@ -488,6 +488,12 @@ static void tokens(void **state)
     assert_string_equal(
         e.msg, "t: not a token stream: its size is no multiple of 4 (expected int32 ids, got 5 bytes)");
     assert_int_equal(e.code, ERR_FORMAT);
+    assert_non_null(strstr(e.hint, "this looks like text: dflash-tokenize"));
+    close(fd);
+    memset(&e, 0, sizeof e);
+    fd = piped("1\0\0\0" "5", 5); /* ids, and one cut */
+    assert_int_equal(io_read_tokens(fd, "t", &ids, &n, &e), -1);
+    assert_string_equal(e.hint, "");
     close(fd);
     memset(&e, 0, sizeof e);
     fd = piped("", 0);
