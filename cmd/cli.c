@@ -247,9 +247,10 @@ static bool only(const char *s, const char *set)
 /* Whether v is outside of f's range; prints it the way the flag is counted. */
 static void check_range(const struct cli *c, const struct cli_flag *f, double v, const char *text)
 {
-    if (f->min < f->max && !(v >= f->min && v <= f->max))
-        cli_usage_error(c, "%s: out of range (expected %.10g to %.10g, got %s)", f->name, f->min, f->max,
-                        text);
+    bool above = f->kind == CLI_F32_ABOVE;
+    if (f->min < f->max && !(v >= f->min && v <= f->max && !(above && v == f->min)))
+        cli_usage_error(c, "%s: out of range (expected %s%.10g to %.10g, got %s)", f->name,
+                        above ? "above " : "", f->min, f->max, text);
 }
 
 static int64_t parse_int(const struct cli *c, const struct cli_flag *f, const char *s, int64_t lo, int64_t hi)
@@ -296,6 +297,7 @@ static float parse_f32(const struct cli *c, const struct cli_flag *f, const char
     r = (float)v;
     if (!isfinite(r)) cli_usage_error(c, "%s: out of range of a float (got %s)", f->name, s);
     check_range(c, f, v, s);
+    if (f->kind == CLI_F32_ABOVE) check_range(c, f, (double)r, s); /* 1e-50 is 0 as a float */
     return r;
 }
 
@@ -318,7 +320,8 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
     case CLI_I32: *(int32_t *)f->value = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX); break;
     case CLI_I64: *(int64_t *)f->value = parse_int(c, f, s, INT64_MIN, INT64_MAX); break;
     case CLI_U64: *(uint64_t *)f->value = parse_u64(c, f, s); break;
-    case CLI_F32: *(float *)f->value = parse_f32(c, f, s); break;
+    case CLI_F32:
+    case CLI_F32_ABOVE: *(float *)f->value = parse_f32(c, f, s); break;
     case CLI_LIST: add_to_list(c, f->value, s); break;
     }
 }
@@ -368,7 +371,7 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
 }
 
 /* Where a standard stream is closed, the next file opened would get its number: a model would be read as the
- * prompt, messages be written into an output. Their numbers are taken by what cannot be read (0) or written. */
+ * prompt, messages be written into an output. What cannot be read (0) or written takes these numbers. */
 static void hold_closed_streams(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)

@@ -42,9 +42,9 @@ static const struct cli_flag flags[] = {
     {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
     {"--temp", CLI_F32, &o.sampler.temp, "T", "temperature (default 0: greedy)", 0, 1000},
     {"--top-k", CLI_I32, &o.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0, INT32_MAX},
-    {"--top-p", CLI_F32, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0, 1},
+    {"--top-p", CLI_F32_ABOVE, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0, 1},
     {"--min-p", CLI_F32, &o.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
-    {"--repeat-penalty", CLI_F32, &o.sampler.repeat_penalty, "R", "divide the logits of recent tokens (default 1: off)", 0, 1000},
+    {"--repeat-penalty", CLI_F32_ABOVE, &o.sampler.repeat_penalty, "R", "divide the logits of recent tokens (default 1: off)", 0, 1000},
     {"--repeat-last", CLI_I32, &o.sampler.repeat_last, "N", "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
     {"--seed", CLI_U64, &o.sampler.seed, "S", "of the sampling", 0, 0},
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
@@ -237,8 +237,6 @@ int bench_run(int argc, char **argv)
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (o.sampler.top_p <= 0) cli_usage_error(&cli, "--top-p: out of range (expected above 0 and at most 1, got 0)");
-    if (o.sampler.repeat_penalty <= 0) cli_usage_error(&cli, "--repeat-penalty: out of range (expected above 0, got 0)");
     if (!o.m.drafter_path && (o.block || o.width || o.draft_window)) cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);

@@ -28,10 +28,10 @@ static const struct cli_flag flags[] = {
     {"--temp", CLI_F32, &set.sampler.temp, "T", "temperature (default 0: the likeliest token)", 0, 1000},
     {"--top-k", CLI_I32, &set.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0,
      INT32_MAX},
-    {"--top-p", CLI_F32, &set.sampler.top_p, "P", "sample from the likeliest that make up mass P (default 1)",
+    {"--top-p", CLI_F32_ABOVE, &set.sampler.top_p, "P", "sample from the likeliest that make up mass P (default 1)",
      0, 1},
     {"--min-p", CLI_F32, &set.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
-    {"--repeat-penalty", CLI_F32, &set.sampler.repeat_penalty, "R",
+    {"--repeat-penalty", CLI_F32_ABOVE, &set.sampler.repeat_penalty, "R",
      "divide the logits of recent tokens (default 1: off)", 0, 1000},
     {"--repeat-last", CLI_I32, &set.sampler.repeat_last, "N",
      "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
@@ -246,10 +246,6 @@ static void check_flags(void)
 {
     if (!set.m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
     if (set.n < 0) cli_usage_error(&cli, "-n N is missing");
-    if (set.sampler.top_p <= 0)
-        cli_usage_error(&cli, "--top-p: out of range (expected above 0 and at most 1, got 0)");
-    if (set.sampler.repeat_penalty <= 0)
-        cli_usage_error(&cli, "--repeat-penalty: out of range (expected above 0, got 0)");
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
     if (set.append && (!strcmp(set.state_path, "-") || !strcmp(set.state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--append reads tokens from stdin: the state must be a file");

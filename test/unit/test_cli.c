@@ -30,6 +30,7 @@ static const struct cli_flag flags[] = {
     {"--big", CLI_I64, &v.big, "N", "how many more", 0, 0},
     {"--seed", CLI_U64, &v.seed, "SEED", "seed of the random numbers", 0, 0},
     {"--temp", CLI_F32, &v.temp, "T", "temperature", 0, 100},
+    {"--mass", CLI_F32_ABOVE, &v.temp, "P", "above 0", 0, 1},
     {"--a-flag-with-a-long-name", CLI_LIST, &v.list, "PATTERN=TYPE", "one more", 0, 0},
     {0},
 };
@@ -124,6 +125,10 @@ static void refused(void **state)
         {"--temp 0x1p3", "--temp: not a number (expected T, got '0x1p3')"},
         {"--temp 1e39", "--temp: out of range of a float (got 1e39)"},
         {"--temp -0.5", "--temp: out of range (expected 0 to 100, got -0.5)"},
+        {"--mass 0", "--mass: out of range (expected above 0 to 1, got 0)"},
+        {"--mass -0", "--mass: out of range (expected above 0 to 1, got -0)"},
+        {"--mass 1e-50", "--mass: out of range (expected above 0 to 1, got 1e-50)"}, /* 0 as a float */
+        {"--mass 1.5", "--mass: out of range (expected above 0 to 1, got 1.5)"},
         {"--temp 100.1", "--temp: out of range (expected 0 to 100, got 100.1)"},
         {"a", "missing argument (expected at least 2, got 1)"},
         {"a b c d", "too many arguments: 'd' (expected at most 3, got 4)"},
@@ -161,6 +166,7 @@ static void help(void **state)
              "  --big N                   how many more\n"
              "  --seed SEED               seed of the random numbers\n"
              "  --temp T                  temperature\n"
+             "  --mass P                  above 0\n"
              "  --a-flag-with-a-long-name PATTERN=TYPE\n"
              "                            one more\n"
              "  -q                        no notes and no progress; warnings and errors stay\n"
