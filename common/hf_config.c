@@ -76,8 +76,11 @@ int hf_config_parse(struct hf_config **out, const char *text, size_t n, const ch
     json_t *root;
     if (json_parse(&root, text, n, name, e)) return -1;
     if (!json_is_object(root)) {
+        char buf[96];
+        err_set(e, ERR_FORMAT, "%s: not a config.json (expected a JSON object, got %s)", name,
+                json_show(root, buf, sizeof buf));
         json_decref(root);
-        return err_set(e, ERR_FORMAT, "%s: not a config.json (expected a JSON object)", name);
+        return -1;
     }
     struct hf_config *c = mem_calloc(1, sizeof *c);
     if (c) c->name = mem_strdup(name);
@@ -203,25 +206,12 @@ const char *hf_key_with(const struct hf_config *c, const char *part, char *buf, 
     return NULL;
 }
 
-/* The value as JSON for a message, cut to fit. */
-static const char *show(const json_t *v, char *buf, size_t n)
-{
-    size_t got = json_dumpb(v, buf, n - 1, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(9));
-    if (got < n) {
-        buf[got] = 0;
-    } else { /* jansson filled what fits */
-        buf[n - 1] = 0;
-        if (n > 4) memcpy(buf + n - 4, "...", 4);
-    }
-    return buf;
-}
-
 static int wrong(const struct hf_config *c, const char *path, const char *expected, const json_t *v,
                  struct err *e)
 {
     char buf[96];
     return err_set(e, ERR_FORMAT, "%s: %s is not usable (expected %s, got %s)", c->name, path, expected,
-                   show(v, buf, sizeof buf));
+                   json_show(v, buf, sizeof buf));
 }
 
 static int as_i64(const struct hf_config *c, const char *path, const json_t *v, int64_t min, int64_t max,
@@ -331,7 +321,7 @@ static int disagree(struct hf_config *c, const char *a, const char *b, struct er
 {
     char x[64], y[64];
     return err_set(e, ERR_FORMAT, "%s: %s and %s disagree (%s against %s)", c->name, a, b,
-                   show(value_at(c, a), x, sizeof x), show(value_at(c, b), y, sizeof y));
+                   json_show(value_at(c, a), x, sizeof x), json_show(value_at(c, b), y, sizeof y));
 }
 
 /* The first of paths that has a value, taken by get into x; any other that has one must agree with it.
@@ -640,10 +630,10 @@ static int check_accept(const struct hf_config *c, const struct hf_rule *r, cons
     if (!ok) {
         char want[128], got[96];
         bool one = json_array_size(list) == 1;
-        show(one ? json_array_get(list, 0) : list, want, sizeof want);
+        json_show(one ? json_array_get(list, 0) : list, want, sizeof want);
         ret = err_set(e, ERR_FORMAT,
                       "%s: %s changes the forward pass and is not implemented (expected %s%s, got %s)",
-                      c->name, r->path, one ? "" : "one of ", want, show(v, got, sizeof got));
+                      c->name, r->path, one ? "" : "one of ", want, json_show(v, got, sizeof got));
     }
     json_decref(list);
     return ret;
@@ -669,7 +659,7 @@ static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, jso
             if (rest_of(c, tables, v, path, e)) return -1;
         } else {
             err_set(e, ERR_FORMAT, "%s: %s is not a key that is known (its value: %s)", c->name, path,
-                    show(v, buf, sizeof buf));
+                    json_show(v, buf, sizeof buf));
             return err_hint(
                 e,
                 "if it cannot change the forward pass, remove it from a copy of the config and convert that");

@@ -88,3 +88,19 @@ char *json_line(const json_t *j, int digits)
     mem_free(s);
     return out;
 }
+
+const char *json_show(const json_t *j, char *buf, size_t n)
+{
+    if (!j) {
+        snprintf(buf, n, "nothing");
+        return buf;
+    }
+    size_t got = json_dumpb(j, buf, n - 1, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(9));
+    if (got < n) {
+        buf[got] = 0;
+    } else { /* jansson filled what fits */
+        buf[n - 1] = 0;
+        if (n > 4) memcpy(buf + n - 4, "...", 4);
+    }
+    return buf;
+}

@@ -24,5 +24,7 @@ json_t *json_text(const char *s, size_t n);
 /* j in one line, reals with digits digits; DEL and U+0080 to U+009F, some of which begin terminal commands, are escaped as
  * those below U+0020 are. mem_free it. NULL when out of memory, or where j is NULL. */
 char *json_line(const json_t *j, int digits);
+/* j as JSON for a message, cut to fit buf [n]; "nothing" where it is NULL. Returns buf. */
+const char *json_show(const json_t *j, char *buf, size_t n);
 
 #endif

@@ -352,7 +352,10 @@ static int read_tokenizer(struct tok_import *m, int64_t n_vocab, struct err *e)
         "version",       "truncation",     "padding", "added_tokens", "normalizer",
         "pre_tokenizer", "post_processor", "decoder", "model",        NULL};
     const json_t *t = m->j[TOK_HF_TOKENIZER];
-    if (!json_is_object(t)) return err_set(e, ERR_FORMAT, "tokenizer.json: expected an object");
+    char buf[96];
+    if (!json_is_object(t))
+        return err_set(e, ERR_FORMAT, "tokenizer.json: expected an object, got %s",
+                       json_show(t, buf, sizeof buf));
     if (tok_hf_only_keys(t, "", known, e)) return -1;
     for (int i = 0; i < 2; i++) {
         const json_t *v = json_object_get(t, i ? "padding" : "truncation");
@@ -394,10 +397,13 @@ static int32_t id_of_text(const struct tok_import *m, const char *text)
 static int named_token(const struct tok_import *m, const char *key, int32_t *id, struct err *e)
 {
     const json_t *v = json_object_get(m->j[TOK_HF_TOKENIZER_CONFIG], key);
+    char buf[96];
     if (json_is_object(v)) v = json_object_get(v, "content");
     if (tok_hf_null(v)) return 0;
     const char *text = json_string_value(v);
-    if (!text) return err_set(e, ERR_FORMAT, "tokenizer_config.json: %s: expected a string", key);
+    if (!text)
+        return err_set(e, ERR_FORMAT, "tokenizer_config.json: %s: expected a string, got %s", key,
+                       json_show(v, buf, sizeof buf));
     *id = id_of_text(m, text);
     return *id < 0 ? err_set(e, ERR_FORMAT, "tokenizer_config.json: %s: '%.60s' is not in tokenizer.json",
                              key, text)
@@ -416,13 +422,14 @@ static int listed_ids(const struct tok_import *m, int file, const char *key, int
         return err_set(e, ERR_FORMAT, "%s: %s: %zu ids (expected at most %d)", tok_hf_names[file], key, n,
                        TOK_MAX_STOP);
     int k = 0;
+    char buf[96];
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
         int64_t x = json_integer_value(id);
         if (json_is_integer(id) && x == -1) continue;
         if (!json_is_integer(id) || x < 0 || x >= m->spec.n_vocab)
-            return err_set(e, ERR_FORMAT, "%s: %s: expected an id from 0 to %lld", tok_hf_names[file], key,
-                           (long long)m->spec.n_vocab - 1);
+            return err_set(e, ERR_FORMAT, "%s: %s: expected an id from 0 to %lld, got %s", tok_hf_names[file],
+                           key, (long long)m->spec.n_vocab - 1, json_show(id, buf, sizeof buf));
         ids[k++] = (int32_t)x;
     }
     return k;
@@ -525,6 +532,7 @@ static int put_str(struct gguf_writer *w, const char *key, const char *s, struct
 static int put_chat(const struct tok_import *m, const struct tok_hf *f, struct gguf_writer *w, struct err *e)
 {
     static const char key[] = "tokenizer.chat_template";
+    char buf[96];
     if (f->chat) return gguf_put_str(w, key, f->chat, f->chat_size, e);
     const json_t *v = json_object_get(m->j[TOK_HF_TOKENIZER_CONFIG], "chat_template");
     for (size_t i = 0; json_is_array(v) && i < json_array_size(v); i++) {
@@ -535,7 +543,8 @@ static int put_chat(const struct tok_import *m, const struct tok_hf *f, struct g
     if (tok_hf_null(v) || json_is_array(v)) return 0;
     if (!json_is_string(v))
         return err_set(e, ERR_FORMAT,
-                       "tokenizer_config.json: chat_template: expected a string, or a list of templates");
+                       "tokenizer_config.json: chat_template: expected a string, or a list of templates, got %s",
+                       json_show(v, buf, sizeof buf));
     return gguf_put_str(w, key, json_string_value(v), json_string_length(v), e);
 }
 

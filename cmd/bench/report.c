@@ -235,7 +235,9 @@ static int read_lines(const char *path, json_t *lines, struct err *e)
             rc = err_set(e, ERR_FORMAT, "%s: line %d: not a JSON object%s%s", in ? "stdin" : path, number, j ? "" : ": ", j ? "" : je.msg);
             json_decref(j);
         } else if (len && json_integer_value(json_object_get(j, "schema")) != 1) {
-            rc = err_set(e, ERR_FORMAT, "%s: line %d: unknown schema (expected 1)", in ? "stdin" : path, number);
+            char got[96];
+            rc = err_set(e, ERR_FORMAT, "%s: line %d: unknown schema (expected 1, got %s)", in ? "stdin" : path, number,
+                         json_show(json_object_get(j, "schema"), got, sizeof got));
             json_decref(j);
         } else if (len && json_array_append_new(lines, j))
             rc = err_set(e, ERR_IO, "%s: line %d: out of memory (JSON)", in ? "stdin" : path, number);

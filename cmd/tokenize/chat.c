@@ -87,10 +87,12 @@ struct chat {
 static int text_of(const json_t *o, const char *key, size_t line, struct chat_text *v, struct err *e)
 {
     const json_t *s = json_object_get(o, key);
+    char buf[96];
     *v = (struct chat_text){json_string_value(s), json_string_length(s)};
     return !s || json_is_string(s) || (json_is_null(s) && strcmp(key, "content"))
                ? 0
-               : err_set(e, ERR_FORMAT, "stdin: line %zu: %s: expected a string", line, key);
+               : err_set(e, ERR_FORMAT, "stdin: line %zu: %s: expected a string, got %s", line, key,
+                         json_show(s, buf, sizeof buf));
 }
 
 static int read_message(const json_t *o, size_t line, struct chat_message *m, struct err *e)
@@ -98,7 +100,10 @@ static int read_message(const json_t *o, size_t line, struct chat_message *m, st
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
     const char *key;
     json_t *v;
-    if (!json_is_object(o)) return err_set(e, ERR_FORMAT, "stdin: line %zu: expected an object", line);
+    char buf[96];
+    if (!json_is_object(o))
+        return err_set(e, ERR_FORMAT, "stdin: line %zu: expected an object, got %s", line,
+                       json_show(o, buf, sizeof buf));
     const char *role = json_string_value(json_object_get(o, "role"));
     size_t r = 0;
     while (role && r < 4 && strcmp(role, roles[r])) r++;

@@ -260,7 +260,7 @@ static void test_json(void **state)
     convert_bad(&o, ERR_FORMAT,
                 "j/config.json: bad JSON in line 1, column 9: string or '}' expected near '}'");
     write_file("j/config.json", "[1]", 3);
-    convert_bad(&o, ERR_FORMAT, "j/config.json: not a config.json (expected a JSON object)");
+    convert_bad(&o, ERR_FORMAT, "j/config.json: not a config.json (expected a JSON object, got [1])");
     write_file("j/config.json", "{\"a\": 1, \"a\": 2}", 16);
     convert_bad(&o, ERR_FORMAT,
                 "j/config.json: bad JSON in line 1, column 12: duplicate object key near '\"a\"'");
