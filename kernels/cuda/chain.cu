@@ -534,10 +534,11 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
     if (c->gemma || c->nets) chain_newest_outputs(c, count);
     size_t smem = chain_lay_out(be, c, count, &a, &blocks);
-    bool items = false; /* of types other than K */
-    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     const bool far = c->attends && c->far;
     if (smem) smem = chain_lay_out_ring(be, c, count, &a, blocks, smem);
+    bool items = false, early = false; /* types other than K; early outputs */
+    for (int32_t i = 0; i < count; i++)
+        items |= c->step[i].kind != CHAIN_K, early |= c->step[i].flags & CHAIN_EARLY;
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
     if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
@@ -558,7 +559,8 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
                                  : items               ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
                                  : far                 ? CHAIN_FAR
                                  : a.split             ? CHAIN_SHARED
-                                                       : CHAIN_PAIRS;
+                                 : early               ? CHAIN_PAIRS
+                                                       : CHAIN_FEW;
     if (!err) err = chain_k_launch(be, &a, bf16, form, blocks, smem);
     chain_launched++;
     chain_heads += c->op[count - 1].part;

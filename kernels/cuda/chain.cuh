@@ -207,12 +207,13 @@ struct chain_args {
 
 /* chain_k.cu */
 cudaError_t chain_k_open(int smem);
-/* What the kernel of a chain can do beside the rest: all blocks share pairs (chain_split.cuh); keys and
- * values come through the ring; pairs that all blocks share, chain_post.cuh and chain_wide.cuh, which has all
- * attention then; delta nets or gated rows, and no attention then; these and such pairs; these and gated
- * attention of chain_wide.cuh, heads of CHAIN_GATED_HEAD; and such pairs; steps of types other than K; these
- * and keys through the ring. */
+/* What the kernel of a chain can do beside the rest: nothing; outputs come early; so they do, and all blocks
+ * share pairs (chain_split.cuh); keys and values come through the ring, and no outputs early; pairs that all
+ * blocks share, chain_post.cuh and chain_wide.cuh, which has all attention then; delta nets or gated rows,
+ * and no attention then; these and such pairs; these and gated attention of chain_wide.cuh, heads of
+ * CHAIN_GATED_HEAD; and such pairs; steps of types other than K; these and keys through the ring. */
 enum chain_form {
+    CHAIN_FEW,
     CHAIN_PAIRS,
     CHAIN_SHARED,
     CHAIN_FAR,

@@ -9,7 +9,8 @@
 
 /* What the warp that asks and the one that plans know of a step of attention. */
 struct far_keys {
-    static constexpr bool ring = true, nets = false, wide = false, post = false, items = false, held = false;
+    static constexpr bool ring = true, nets = false, wide = false, post = false, items = false, held = false,
+                          writer = false;
     int pos = -1;
     far_share f;
 

@@ -134,7 +134,7 @@ template <class KEYS> struct items_beside : KEYS {
     }
 };
 /* s.rounds: leaves that a row may see. */
-struct near_items : items_beside<near_keys> {
+struct near_items : items_beside<few_keys> {
     static constexpr bool held = true;
     static __device__ __forceinline__ int place(const chain_step &s)
     {

@@ -109,12 +109,12 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
 /* The terms of a tile's two units, of TYPE (as chain_ring.cuh has it), the warp's. term: floats to the second
  * panel's; SPLIT: as the tile says. */
 template <int TYPE, bool SPLIT>
-DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int units, int term,
-                    chain_lane &l, float *terms)
+DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int term, chain_lane &l,
+                    float *terms)
 {
     constexpr int bytes = TYPE == 0 ? 2304 : TYPE == 1 ? 2816 : 3360;
     const int lane = threadIdx.x % 32, unit = (int)(tile.z & 0xffff) + sub;
-    if (SPLIT ? sub >= (int)(tile.w / CHAIN_UNITS & 3) : unit >= units) return;
+    if (sub >= (int)(tile.w / CHAIN_UNITS & 3)) return;
     const uint8_t *const st = ring + tile.x + sub * bytes;
     const uint32_t apart = two ? 2 * bytes : bytes;
     float y, factor = 0.0f;
@@ -128,7 +128,7 @@ DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int
     float *const to =
         terms + (int)(tile.z >> 16) + 16 * unit + 8 * (lane % 2) + lane / 4 + (lane & 2 ? term : 0);
     *to = y;
-    if (TYPE == 2) to[SPLIT ? term / 2 - 8 : 16 * units] = factor;
+    if (TYPE == 2) to[term / 2 - 8] = factor;
 }
 /* Terms of the block's tiles, a unit a warp in turn: first those of pairs that all blocks share, which are
  * added meanwhile (chain_split.cuh). rounds: the warp first rounds the columns of each unit, which it has
@@ -143,8 +143,9 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
               shared = SPLIT ? plan.split & 0xffff : 0, until = plan.total + plan.tiles;
     const bool split = SPLIT && s.split;
     int number = plan.total + (warp >> two), stop = split ? plan.total + shared : until, mine = warp,
-        more = rounds ? until - shared : 0; /* behind the last tile before which there is more to round */
+        more = 0; /* SPLIT: behind the last tile before which there is more to round */
     if (SPLIT && rounds) {
+        more = until - shared;
         mine += plan.split >> 16;
         if (mine >= units) mine -= units;
     }
@@ -160,25 +161,26 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
     for (bool begins = split;; begins = false) {
 #pragma unroll 1
         for (; number < stop; number += on) {
-            if (more) {
+            if (SPLIT ? more : rounds) {
                 if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
                 round_blocks<1>(act, units, mine, 1, 1, v);
                 __syncwarp();
                 mine += CHAIN_WARPS;
                 if (SPLIT && mine >= units) mine -= units;
                 if (!SPLIT) row += 256 * CHAIN_WARPS;
-                if (number + on < more) values_ask<1, 1>(v, SPLIT ? row + 256 * mine : row, 1, 0);
+                if (number + on < (SPLIT ? more : stop))
+                    values_ask<1, 1>(v, SPLIT ? row + 256 * mine : row, 1, 0);
             }
             const unsigned slot = (unsigned)number % CHAIN_TILES;
             CHAIN_SPENT(50, 0, bar_pass(r.full + slot, (unsigned)number / CHAIN_TILES & 1));
             const uint4 tile = r.tile[slot];
             const unsigned what = tile.w & 3;
             if (what == 0)
-                chain_term<0, SPLIT>(r.ring, tile, sub, two, units, term, l, terms);
+                chain_term<0, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (what == 2)
-                chain_term<2, SPLIT>(r.ring, tile, sub, two, units, term, l, terms);
+                chain_term<2, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else
-                chain_term<1, SPLIT>(r.ring, tile, sub, two, units, term, l, terms);
+                chain_term<1, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             __syncwarp();
             if (lane == 0) r.done[warp] = min(number + on, stop);
         }
@@ -285,12 +287,12 @@ DEV chain_room chain_room_at(uint8_t *smem)
     return r;
 }
 /* The first of the others that is the warp's. */
-DEV int first_late(const chain_step &s, const chain_plan &plan)
+template <class KV> DEV int first_late(const chain_step &s, const chain_plan &plan)
 {
-    return (early_of(s, plan.pairs) << plan.share) + (int)threadIdx.x / 32;
+    return (early_of<KV>(s, plan.pairs) << plan.share) + (int)threadIdx.x / 32;
 }
 /* The warp that writes the outputs of early pairs. */
-DEV void chain_early(const chain_args &a, uint8_t *smem)
+template <class KV> DEV void chain_early(const chain_args &a, uint8_t *smem)
 {
     const chain_room r = chain_room_at(smem);
     const uint8_t *const act = smem + a.act;
@@ -302,7 +304,7 @@ DEV void chain_early(const chain_args &a, uint8_t *smem)
         bar_pass(r.planned + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
         const chain_step &s = r.steps[i % CHAIN_DESCS];
         const chain_plan &plan = r.plan[i % CHAIN_DESCS];
-        const int early = early_of(s, plan.pairs);
+        const int early = early_of<KV>(s, plan.pairs);
         int until = plan.total + (plan.split & 0xffff);
 #pragma unroll 1
         for (int pair = 0; pair < early; pair++) {
@@ -358,7 +360,7 @@ static __device__ __noinline__ void chain_attention_gated(const chain_args &a, i
  * steps, and no attention; or gated_keys: these, and attention over heads of 256; or near_items
  * or far_items: near_keys or far_keys beside steps of types other than K. */
 template <bool BF16, bool SPLIT, class KV>
-static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
+static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -375,7 +377,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
         for (int i = 0; i < CHAIN_DESCS; i++) {
             bar_open(r.told + i, 1);
             bar_open(r.planned + i, 1);
-            bar_open(r.read + i, CHAIN_WARPS + 3); /* and those that ask, fetch, write early */
+            bar_open(r.read + i, CHAIN_ALL_WARPS<KV>);
         }
         bar_open(r.split, CHAIN_WARPS);
         bar_fence();
@@ -385,8 +387,8 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place
                         */
     if (threadIdx.x / 32 >= CHAIN_WARPS) {
-        if (threadIdx.x / 32 > CHAIN_WARPS + 1)
-            chain_early(a, smem);
+        if (KV::writer && threadIdx.x / 32 > CHAIN_WARPS + 1)
+            chain_early<KV>(a, smem);
         else if (threadIdx.x / 32 > CHAIN_WARPS)
             chain_fetch<SPLIT>(a, r, KV());
         else
@@ -417,8 +419,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
     }
     bar_pass(r.planned, 0);
     int pos = -1;
-    /* The step: a register, where there is one; elsewhere it would be in local memory, far away. */
-    constexpr bool apart = KV::wide;
+    /* The step: a register, where there is one; elsewhere it would be in local memory, far away. (Over long
+     * contexts so would be what the loop over tiles needs.) */
+    constexpr bool apart = KV::wide || KV::ring;
     const uint32_t number = shared_address(smem + CHAIN_K_DONE + 64);
     int i = 0;
 #pragma unroll 1
@@ -433,9 +436,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             const int at = (i + 1) % CHAIN_DESCS;
             const chain_step &next = r.steps[at];
             bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
-            if (!KV::nets && next.n_m == 0) {
+            if (!KV::nets && !KV::ring && next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
-                if (!KV::ring && !KV::wide && !KV::held && threadIdx.x < 32 * CHAIN_HEADS &&
+                if (!KV::wide && !KV::held && threadIdx.x < 32 * CHAIN_HEADS &&
                     r.plan[at].leaf <= pos / chain_few::LEAF)
                     chain_keys(next, pos, r.plan[at].leaf, r.plan[at].kv_head, keys);
             }
@@ -452,8 +455,9 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
                                   *(chain_delta_room *)(smem + a.net), terms);
             chain_meet();
         } else if (KV::ring && s.n_m == 0) {
-            far_attention<BF16>(s, pos, far_share_of(s, pos), far_bytes_at(r, s, plan), act, a.parts,
-                                row_of(a, r, s, false), values_of(a, r) + s.at, r.state[0] + 1 + (unsigned)i);
+            far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
+                                a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
+                                r.state[0] + 1 + (unsigned)warp_get(number));
             chain_meet();
         } else if (KV::nets && KV::wide && s.n_m == 0) {
             chain_attention_gated<BF16>(a, warp_get(number), smem);
@@ -471,14 +475,15 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
                                       a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();
         } else if (KV::items && s.kind != CHAIN_K) {
+            const bool first = (apart ? warp_get(number) : i) == 0;
             if (plan.pairs)
-                chain_items(s, plan, r, i == 0, row_of(a, r, s, i == 0), values_of(a, r) + s.at, act, squares,
+                chain_items(s, plan, r, first, row_of(a, r, s, first), values_of(a, r) + s.at, act, squares,
                             terms, keep);
         } else if (plan.pairs || (KV::post && s.post)) {
             const bool rounds = !s.norm && s.own, first = (apart ? warp_get(number) : i) == 0;
             const int share = plan.share;
             const unsigned flags = s.flags;
-            const chain_output c = output_of(s, plan.pairs, first_late(s, plan), share);
+            const chain_output c = output_of(s, plan.pairs, first_late<KV>(s, plan), share);
             if (KV::post && s.post)
                 chain_post(s, (float *)(smem + a.net), row_of(a, r, s, false), act, squares);
             else if (!SPLIT && s.norm && s.units <= CHAIN_WARPS)
@@ -498,7 +503,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             CHAIN_STAMP(3);
             chain_meet();
             CHAIN_STAMP(4);
-            const int item = first_late(s, plan); /* (again: not kept) */
+            const int item = first_late<KV>(s, plan); /* (again: not kept) */
             if (share == 2)
                 chain_write<2>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
             else if (share == 0)
@@ -508,7 +513,7 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
             if (KV::nets && s.d.what == CHAIN_STATE_ROW)
                 chain_delta_keep(s, plan, false, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
             /* Activations and terms have been read; and who polls is in the way of who writes. */
-            const bool early = early_of(s, plan.pairs) > 0;
+            const bool early = early_of<KV>(s, plan.pairs) > 0;
             if (early) chain_early_over(true);
             if (SPLIT && flags & CHAIN_SPLIT)
                 split_meet();
@@ -537,20 +542,28 @@ static __global__ void __launch_bounds__(32 * (CHAIN_WARPS + 3), 1)
 #endif
 }
 
-using chain_k_fn = void (*)(chain_args);
+struct chain_k_fn {
+    void (*f)(chain_args);
+    int warps;
+};
+template <bool BF16, bool SPLIT, class KV> static chain_k_fn form_of()
+{
+    return {chain_k_kernel<BF16, SPLIT, KV>, CHAIN_ALL_WARPS<KV>};
+}
 static chain_k_fn kernel_of(bool bf16, int form)
 {
     static const chain_k_fn all[CHAIN_FORMS][2] = {
-        {chain_k_kernel<false, false, near_keys>, chain_k_kernel<true, false, near_keys>},
-        {chain_k_kernel<false, true, near_keys>, chain_k_kernel<true, true, near_keys>},
-        {chain_k_kernel<false, false, far_keys>, chain_k_kernel<true, false, far_keys>},
-        {chain_k_kernel<false, true, wide_keys>, chain_k_kernel<true, true, wide_keys>},
-        {chain_k_kernel<false, false, net_steps>, chain_k_kernel<false, false, net_steps>},
-        {chain_k_kernel<false, true, net_steps>, chain_k_kernel<false, true, net_steps>},
-        {chain_k_kernel<false, false, gated_keys>, chain_k_kernel<true, false, gated_keys>},
-        {chain_k_kernel<false, true, gated_keys>, chain_k_kernel<true, true, gated_keys>},
-        {chain_k_kernel<false, false, near_items>, chain_k_kernel<true, false, near_items>},
-        {chain_k_kernel<false, false, far_items>, chain_k_kernel<true, false, far_items>}};
+        {form_of<false, false, few_keys>(), form_of<true, false, few_keys>()},
+        {form_of<false, false, near_keys>(), form_of<true, false, near_keys>()},
+        {form_of<false, true, near_keys>(), form_of<true, true, near_keys>()},
+        {form_of<false, false, far_keys>(), form_of<true, false, far_keys>()},
+        {form_of<false, true, wide_keys>(), form_of<true, true, wide_keys>()},
+        {form_of<false, false, net_steps>(), form_of<false, false, net_steps>()},
+        {form_of<false, true, net_steps>(), form_of<false, true, net_steps>()},
+        {form_of<false, false, gated_keys>(), form_of<true, false, gated_keys>()},
+        {form_of<false, true, gated_keys>(), form_of<true, true, gated_keys>()},
+        {form_of<false, false, near_items>(), form_of<true, false, near_items>()},
+        {form_of<false, false, far_items>(), form_of<true, false, far_items>()}};
     return all[form][bf16];
 }
 
@@ -582,16 +595,16 @@ cudaError_t chain_k_open(int smem)
 #endif
     cudaError_t err = chain_fault_open();
     for (int i = 0; i < 2 * CHAIN_FORMS && !err; i++)
-        err =
-            cudaFuncSetAttribute(kernel_of(i & 1, i / 2), cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+        err = cudaFuncSetAttribute(kernel_of(i & 1, i / 2).f, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   smem);
     return err;
 }
 
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
                            enum chain_form form, int blocks, size_t smem)
 {
-    return cuda_launch(be, kernel_of(bf16, form), dim3((unsigned)blocks), dim3(32 * (CHAIN_WARPS + 3)), smem,
-                       *a);
+    const chain_k_fn k = kernel_of(bf16, form);
+    return cuda_launch(be, k.f, dim3((unsigned)blocks), dim3(32u * (unsigned)k.warps), smem, *a);
 }
 
 template <int D> static size_t wide_bytes_of()

@@ -87,14 +87,14 @@ struct chain_plan {
     int split;               /* of these, of pairs that all blocks share, the first; 65536 times the unit that
                                 the first of them begins with */
     int pairs, share;        /* pairs of panels; 2^share lanes an output of those that are not early */
-    int unit, leaf, kv_head; /* of attention: the first unit, and which it is; where it may be gated kv_head
-                                is the position; of a delta net: the first of the key head's units, how many,
-                                and the key head */
+    int unit, leaf, kv_head; /* of attention: the first unit, and which it is; where it may be gated, or keys
+                                come through the ring, kv_head is the position; of a delta net: the first of
+                                the key head's units, how many, and the key head */
 };
 /* Of the block's pairs, those whose outputs a warp of its own writes as soon as their sums are complete. */
-DEV int early_of(const chain_step &s, int pairs)
+template <class KV> DEV int early_of(const chain_step &s, int pairs)
 {
-    return s.flags & CHAIN_EARLY ? max(pairs - 1, 0) : 0;
+    return KV::writer && s.flags & CHAIN_EARLY ? max(pairs - 1, 0) : 0;
 }
 DEV void prefetch_bulk(const void *p, uint32_t bytes)
 {
@@ -226,20 +226,29 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 /* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
  * items: some steps have weights of types other than K, as chain_items.cuh knows them. held: keys and values
  * of a short context have a place in the ring, a tile of which nothing is copied: who attends fills it.
- */
+ * writer: a warp of its own writes outputs of early pairs (early_of). */
 struct near_keys {
-    static constexpr bool ring = false, nets = false, wide = false, post = false, items = false, held = false;
+    static constexpr bool ring = false, nets = false, wide = false, post = false, items = false, held = false,
+                          writer = true;
+};
+struct few_keys : near_keys { /* no outputs come early */
+    static constexpr bool writer = false;
 };
 /* No attention, but gated delta nets or gated rows. */
 struct net_steps {
-    static constexpr bool ring = false, nets = true, wide = false, post = false, items = false, held = false;
+    static constexpr bool ring = false, nets = true, wide = false, post = false, items = false, held = false,
+                          writer = true;
 };
 struct wide_keys { /* of chain_wide.cuh; and chain_post.cuh */
-    static constexpr bool ring = false, nets = false, wide = true, post = true, items = false, held = false;
+    static constexpr bool ring = false, nets = false, wide = true, post = true, items = false, held = false,
+                          writer = true;
 };
 struct gated_keys { /* of chain_wide.cuh, attention that is gated; and nets */
-    static constexpr bool ring = false, nets = true, wide = true, post = false, items = false, held = false;
+    static constexpr bool ring = false, nets = true, wide = true, post = false, items = false, held = false,
+                          writer = true;
 };
+/* The block's: those that multiply; those that ask, fetch, write early. */
+template <class KV> constexpr int CHAIN_ALL_WARPS = CHAIN_WARPS + (KV::writer ? 3 : 2);
 
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
  * nobody needs what stands in its place. */
@@ -248,8 +257,8 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
     const int lane = threadIdx.x % 32;
     const uint32_t ring = a.ring;
     const uint64_t policy = once_policy();
-    constexpr bool near = !KV::ring && !KV::nets && !KV::wide && !KV::items; /* before, bring: these alone */
-    uint32_t at = 0, turn = 0, until_asked = 0; /* the end of the last asked for */
+    constexpr bool near = KV::writer && !KV::nets && !KV::wide; /* before, bring: these alone */
+    uint32_t at = 0, turn = 0, until_asked = 0;                 /* the end of the last asked for */
     int total = 0, asked = 0;
 #pragma unroll 1
     for (int i = 0; i < a.count; i++) {
@@ -415,7 +424,7 @@ template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const 
         if constexpr (KV::items)
             if (s.n_m && s.kind != CHAIN_K) tiles = keys.plan(s, g);
         if constexpr (KV::ring)
-            if (!s.n_m) tiles = keys.begin(s);
+            if (!s.n_m) tiles = keys.begin(s), g.kv_head = keys.pos;
         if constexpr (KV::held)
             if (!s.n_m) tiles = keys.place(s);
         if (SPLIT && s.n_m && s.split) {
@@ -424,7 +433,7 @@ template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const 
             tiles += mine.n * s.piece_cuts;
         }
         g.total = total, g.tiles = tiles;
-        const int late = g.pairs - early_of(s, g.pairs);
+        const int late = g.pairs - early_of<KV>(s, g.pairs);
         g.share = 4 * late <= CHAIN_WARPS ? 2 : 2 * late <= CHAIN_WARPS ? 1 : 0;
         if (!KV::ring && (KV::wide || !KV::nets) && !s.n_m && !(KV::nets && s.d.what)) {
             g.unit = block_of(s) - s.rest; /* blocks with less of the projections have leaves first */
