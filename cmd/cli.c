@@ -312,11 +312,24 @@ static void add_to_list(const struct cli *c, struct cli_list *l, const char *s)
     l->v[l->n++] = s;
 }
 
+/* Whether f's value is the name of a file or folder: an empty one is often a variable that was not set. */
+static bool names_file(const struct cli_flag *f)
+{
+    static const char *const args[] = {"FILE",   "DIR",     "HF_DIR",     "DIR|GGUF", "STATE",
+                                       "TARGET", "DRAFTER", "MODEL.gguf", NULL};
+    for (int i = 0; f->arg && args[i]; i++)
+        if (!strcmp(f->arg, args[i])) return true;
+    return false;
+}
+
 static void set_flag(const struct cli *c, const struct cli_flag *f, const char *s)
 {
     switch (f->kind) {
     case CLI_FLAG: *(bool *)f->value = true; break;
-    case CLI_STR: *(const char **)f->value = s; break;
+    case CLI_STR:
+        if (!*s && names_file(f)) cli_usage_error(c, "%s: the name is empty (expected %s)", f->name, f->arg);
+        *(const char **)f->value = s;
+        break;
     case CLI_I32: *(int32_t *)f->value = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX); break;
     case CLI_I64: *(int64_t *)f->value = parse_int(c, f, s, INT64_MIN, INT64_MAX); break;
     case CLI_U64: *(uint64_t *)f->value = parse_u64(c, f, s); break;
@@ -331,6 +344,17 @@ static const struct cli_flag *find_flag(const struct cli *c, const char *name, s
     for (const struct cli_flag *f = c->flags; f && f->name; f++)
         if (strlen(f->name) == n && !memcmp(f->name, name, n)) return f;
     return NULL;
+}
+
+/* The value of f in an argument of its own, which a flag is not: `-m $MODEL -n 4` with MODEL not set. */
+static const char *next_value(const struct cli *c, const struct cli_flag *f, int argc, char **argv, int i)
+{
+    const char *expected = f->arg ? f->arg : "one", *s = i + 1 < argc ? argv[i + 1] : NULL;
+    if (!s) cli_usage_error(c, "%s needs a value (expected %s)", f->name, expected);
+    if (find_flag(c, s, strlen(s)) || !strcmp(s, "--help") || !strcmp(s, "--version") || !strcmp(s, "-q") ||
+        !strcmp(s, "-v"))
+        cli_usage_error(c, "%s needs a value (expected %s, got the flag %s)", f->name, expected, s);
+    return s;
 }
 
 /* One flag at argv[i]; returns the index of the last argument that it took. */
@@ -365,8 +389,7 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
         set_flag(c, f, eq + 1);
         return i;
     }
-    if (i + 1 >= argc) cli_usage_error(c, "%s needs a value (expected %s)", f->name, f->arg ? f->arg : "one");
-    set_flag(c, f, argv[i + 1]);
+    set_flag(c, f, next_value(c, f, argc, argv, i));
     return i + 1;
 }
 
@@ -402,6 +425,8 @@ void cli_parse(struct cli *c, int argc, char **argv)
         else
             i = parse_flag(c, argc, argv, i);
     }
+    for (int i = 0; i < c->n_args; i++)
+        if (!*c->args[i]) cli_usage_error(c, "argument %d is empty (expected a name)", i + 1);
     if (c->n_args < c->min_args)
         cli_usage_error(c, "missing argument (expected %s%d, got %d)",
                         c->max_args == c->min_args ? "" : "at least ", c->min_args, c->n_args);

@@ -13,7 +13,7 @@
 
 static struct values {
     bool force;
-    const char *out, *type;
+    const char *out, *type, *target;
     int32_t n;
     int64_t big;
     uint64_t seed;
@@ -31,6 +31,7 @@ static const struct cli_flag flags[] = {
     {"--seed", CLI_U64, &v.seed, "SEED", "seed of the random numbers", 0, 0},
     {"--temp", CLI_F32, &v.temp, "T", "temperature", 0, 100},
     {"--mass", CLI_F32_ABOVE, &v.temp, "P", "above 0", 0, 1},
+    {"--target", CLI_STR, &v.target, "DIR|GGUF", "a target", 0, 0},
     {"--a-flag-with-a-long-name", CLI_LIST, &v.list, "PATTERN=TYPE", "one more", 0, 0},
     {0},
 };
@@ -104,6 +105,11 @@ static void refused(void **state)
         {"--forc", "unknown flag --forc"},
         {"--force=1", "--force takes no value (got '1')"},
         {"-o", "-o needs a value (expected FILE)"},
+        {"-o --force", "-o needs a value (expected FILE, got the flag --force)"},
+        {"--n --type x", "--n needs a value (expected N, got the flag --type)"},
+        {"--type -q", "--type needs a value (expected TYPE, got the flag -q)"},
+        {"-o= x", "unknown flag -o="},
+        {"--target=", "--target: the name is empty (expected DIR|GGUF)"},
         {"--n", "--n needs a value (expected N)"},
         {"--n=", "--n: not a whole number (expected N, got '')"},
         {"--n 7x", "--n: not a whole number (expected N, got '7x')"},
@@ -167,6 +173,7 @@ static void help(void **state)
              "  --seed SEED               seed of the random numbers\n"
              "  --temp T                  temperature\n"
              "  --mass P                  above 0\n"
+             "  --target DIR|GGUF         a target\n"
              "  --a-flag-with-a-long-name PATTERN=TYPE\n"
              "                            one more\n"
              "  -q                        no notes and no progress; warnings and errors stay\n"
