@@ -271,8 +271,7 @@ void io_signals_install(void)
 
 /* ---- outputs ---- */
 
-/* A parent directory of path, for fsync; p has PATH_MAX bytes. */
-static void dir_of(const char *path, char *p)
+const char *io_folder(const char *path, char *p)
 {
     const char *slash = strrchr(path, '/');
     size_t n = slash ? (size_t)(slash - path) : 0;
@@ -284,6 +283,7 @@ static void dir_of(const char *path, char *p)
         memcpy(p, path, n), p[n] = 0;
     else
         strcpy(p, ".");
+    return p;
 }
 
 static int refuse_inputs(const struct stat *out, const char *name, const char *const *inputs, int n,
@@ -554,7 +554,7 @@ int io_outs_commit(struct io_out *const *o, int n, struct err *e)
     if (!rc) rc = give_names(o, n, e);
     for (int i = 0; i < n && !rc; i++) {
         if (!o[i]->named) continue;
-        dir_of(o[i]->path, dir); /* best effort: the bytes are safe, only the name may be lost with the power */
+        io_folder(o[i]->path, dir); /* best effort: the bytes are safe, only the name may be lost with the power */
         int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd >= 0) {
             fsync(fd);

@@ -87,6 +87,8 @@ int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct er
 int io_hint_tokens(const void *data, size_t n, struct err *e);
 int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *e);
 
+/* The folder that path lies in; p has PATH_MAX bytes. Returns p. */
+const char *io_folder(const char *path, char *p);
 /* path as a word of a shell command, for hints that one can paste: as it is, or in quotes. Returns out. */
 const char *io_shell_word(const char *path, char *out, size_t n);
 

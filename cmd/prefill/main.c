@@ -1,10 +1,14 @@
 /* dflash-prefill - run a prompt once and keep what it leaves: a state for dflash-generate, logits, a
  * perplexity, or an importance matrix. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../cli.h"
@@ -132,10 +136,14 @@ static int print_nll(const struct rows *r, struct err *e)
     return n < 0 || fflush(stdout) ? err_errno(e, "stdout: cannot write") : 0;
 }
 
+/* The file of the importance matrix as it was read; all 0: there was none. */
+static struct stat imatrix_seen;
+
 /* What is in the file already is added to. */
 static int open_imatrix(struct imatrix **im, struct io_out *out, const char *const *inputs, struct err *e)
 {
-    const bool exists = access(imatrix_path, F_OK) == 0;
+    const bool exists = stat(imatrix_path, &imatrix_seen) == 0;
+    if (!exists) imatrix_seen = (struct stat){0};
     if (!exists && errno != ENOENT) return err_errno(e, "%s", imatrix_path);
     if (exists ? imatrix_read(im, imatrix_path, e) : imatrix_new(im, e)) return -1;
     if ((*im)->by_chunks) {
@@ -146,6 +154,30 @@ static int open_imatrix(struct imatrix **im, struct io_out *out, const char *con
     (*im)->chunk_size = (uint32_t)(chunk ? chunk : SESSION_CHUNK);
     if (imatrix_add_dataset(*im, dataset ? dataset : "stdin", e)) return -1;
     return io_out_open(out, imatrix_path, true, inputs, 3, e);
+}
+
+/* The names of all outputs. Two runs that add to one importance matrix at a time would each replace what the other had
+ * gathered: one of them is refused. Its folder is locked between the look and the name, where it can be. */
+static int commit(struct io_out *const *o, int n, struct err *e)
+{
+    char folder[PATH_MAX];
+    struct stat now = {0};
+    int lock = -1, rc = 0;
+    if (imatrix_path) {
+        lock = open(io_folder(imatrix_path, folder), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        while (lock >= 0 && flock(lock, LOCK_EX) && errno == EINTR) continue;
+        if (stat(imatrix_path, &now)) now = (struct stat){0};
+        const struct stat *was = &imatrix_seen;
+        if (now.st_dev != was->st_dev || now.st_ino != was->st_ino || now.st_size != was->st_size ||
+            now.st_mtim.tv_sec != was->st_mtim.tv_sec || now.st_mtim.tv_nsec != was->st_mtim.tv_nsec) {
+            rc = err_set(e, ERR_IO, "%s: another run wrote it since it was read (expected %lld bytes untouched, got %lld)",
+                         imatrix_path, (long long)was->st_size, (long long)now.st_size);
+            err_hint(e, "what this run gathered is in no file: run texts one after the other");
+        }
+    }
+    if (!rc) rc = io_outs_commit(o, n, e);
+    if (lock >= 0) close(lock);
+    return rc;
 }
 
 static void note_imatrix(const struct imatrix *im)
@@ -200,7 +232,7 @@ static int run(struct err *e)
     if (state && write_state(s, &out, e)) goto done;
     if (im && imatrix_write(im, &importance, e)) goto done;
     if (nll && print_nll(&r, e)) goto done;
-    if (io_outs_commit((struct io_out *const[]){&out, &logits, &planes.out, &importance}, 4, e)) goto done;
+    if (commit((struct io_out *const[]){&out, &logits, &planes.out, &importance}, 4, e)) goto done;
     if (im) note_imatrix(im);
     cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
     cli_detail(&cli, "%.1f MiB of caches and activations", (double)s->bytes / 1048576);

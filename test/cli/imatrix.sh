@@ -38,3 +38,20 @@ head -c 100 old.dat >cut.dat
 dflash-quantize -q "$DATA/target-f16.gguf" -o cut.gguf --type q4_k --imatrix cut.dat 2>&1 || echo status $?
 dflash-quantize -q "$DATA/target-f16.gguf" -o cut.gguf --type q4_k --imatrix b.tok 2>&1 || echo status $?
 ls cut.gguf 2>/dev/null || true
+# two runs that add to one file at a time: the one that ends last would drop what the other gathered, and is refused
+mkfifo in
+for name in there new; do
+    [ $name = new ] || cp im.gguf both.gguf
+    exec 5<>in
+    dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix both.gguf -o state <in 2>err 5>&- &
+    while ! ls both.gguf.*.tmp >/dev/null 2>&1; do sleep 0.01; done
+    dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix both.gguf --dataset first <b.tok
+    cp both.gguf want
+    cat a.tok >&5
+    exec 5>&-
+    s=0
+    wait $! || s=$?
+    cmp both.gguf want
+    echo "status $s" "$(sed 's/(.*)//' err)" "$(ls both.gguf* state 2>/dev/null)"
+    rm -f both.gguf
+done
