@@ -28,6 +28,16 @@ done
 same quantize d.gguf "dflash-quantize -q d.gguf --type q8_0 --force -o @"
 same inspect t.gguf "dflash-inspect t.gguf --force -o @"
 same inspect-pair d.gguf "dflash-inspect --pair t.gguf d.gguf --force -o @"
+echo '{}' >hft/model.safetensors.index.json
+for f in hft hft/ hft/model.safetensors.index.json; do
+    same "inspect $f" hft/model.safetensors "dflash-inspect $f --force -o @"
+    same "inspect-check $f" hft/model.safetensors "dflash-inspect --check $f --force -o @"
+    same "inspect-diff $f" hft/model.safetensors "dflash-inspect --diff $f t.gguf --force -o @"
+    same "inspect-diff with $f" hft/model.safetensors "dflash-inspect --diff t.gguf $f --force -o @"
+    same "inspect $f index" hft/model.safetensors.index.json "dflash-inspect $f --force -o @"
+done
+rm hft/model.safetensors.index.json
+try "inspect into the checkpoint's folder" 0 "dflash-inspect hft -o hft/report && rm hft/report"
 same tokenize t.gguf "dflash-tokenize -m t.gguf --force -o @ <text"
 same tokenize-stdin text "dflash-tokenize -m t.gguf --force -o @ <text"
 same decode-stdin p "dflash-tokenize -m t.gguf --decode --force -o @ <p"
