@@ -30,6 +30,18 @@ DEV void bar_wait(uint64_t *b, uint32_t phase)
                  : "memory");
 #endif
 }
+/* Is the phase complete? */
+DEV bool bar_test(uint64_t *b, uint32_t phase)
+{
+    uint32_t is = 1;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(is)
+                 : "r"(shared_address(b)), "r"(phase)
+                 : "memory");
+#endif
+    return is;
+}
 DEV void bar_expect(uint64_t *b, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900

@@ -209,19 +209,6 @@ DEV chain_source split_source(const chain_step &s, bool plain, const split_part 
     return source_of(s, plain, s.rounds * (int)gridDim.x + pair, piece * s.piece + k * s.per,
                      min((piece + 1) * s.piece, s.units));
 }
-DEV bool bar_test(uint64_t *b, uint32_t phase)
-{
-    unsigned there = 1;
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
-        "p;\n}"
-        : "=r"(there)
-        : "r"(shared_address(b)), "r"(phase)
-        : "memory");
-#endif
-    return there;
-}
 
 /* Keys and values of attention: beside the ring (chain_attend.cuh), or in it: far_keys of chain_far_ring.cuh.
  * items: some steps have weights of types other than K, as chain_items.cuh knows them. held: keys and values

@@ -13,7 +13,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0, 0, 0};
+struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -318,7 +318,7 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
 struct few_copies {
     int units, stages, least;
 };
-static int few_copies_of(enum mm_act act, int tiles, struct few_copies c[2])
+static int few_copies_of(enum mm_act act, struct few_copies c[2])
 {
     if (mm_tuning.few_copy || mm_tuning.few_stages) {
         const int units = mm_tuning.few_copy ? mm_tuning.few_copy : 4, stages = mm_tuning.few_stages;
@@ -326,7 +326,7 @@ static int few_copies_of(enum mm_act act, int tiles, struct few_copies c[2])
         return 1;
     }
     if (act == MM_ACT_K) {
-        c[0] = {1, tiles == 2 ? 3 : 4, 2};
+        c[0] = {1, 6, 2};
         return 1;
     }
     const int units = is_whole(act) ? 8 : 4;
@@ -335,8 +335,18 @@ static int few_copies_of(enum mm_act act, int tiles, struct few_copies c[2])
     return 2;
 }
 
-/* The first of the copies that fit beside the rest, with sums in two places if there is room. Only warps with items have a
- * ring. */
+/* How a ring is filled before the launch before is over. Measured (SPEED.md): K types copy by copy, for all at once make the
+ * small kernel between two products wait; half of the warps at a time where rows are many or long. */
+static void few_early(enum mm_act act, int tiles, struct mm_args *a)
+{
+    const bool many = tiles == 2 || a->units > 16;
+    a->pace = mm_tuning.few_pace ? mm_tuning.few_pace - 1 : act != MM_ACT_K ? FEW_AT_ONCE : many ? FEW_HALVES : FEW_PACED;
+    a->ahead = is_whole(act) ? 1 : a->stages;
+}
+
+/* The first of the copies that fit beside the rest, with sums in two places if there is room, and if there is room for the small
+ * kernel's blocks too. Only warps with items have a ring, no longer than what the busiest is to copy. */
+#define FEW_BESIDE 6144
 static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest, int32_t panels,
                      struct mm_args *a)
 {
@@ -344,15 +354,19 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
                   items = groups > 0 ? (panels + groups - 1) / groups : a->subs, /* of a block */
                   some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
     struct few_copies copies[2];
-    const int count = few_copies_of(act, tiles, copies);
+    const int count = few_copies_of(act, copies);
     a->warps = warps;
-    for (int i = 0; i < count; i++) {
-        a->stage_units = copies[i].units < a->slice_units ? copies[i].units : a->slice_units;
+    for (int i = 0; i < 2 * count; i++) {
+        const struct few_copies *c = &copies[i % count];
+        const size_t room = (size_t)be->smem_block - (act == MM_ACT_K && i < count ? FEW_BESIDE : 0);
+        a->stage_units = c->units < a->slice_units ? c->units : a->slice_units;
         a->stage_bytes = (a->stage_units * widest + FEW_BARRIER + 127) / 128 * 128 - FEW_BARRIER;
+        const int32_t all = (a->slice_units + a->stage_units - 1) / a->stage_units * ((items + a->subs - 1) / a->subs),
+                      most = c->stages < all ? c->stages : all > c->least ? all : c->least;
         for (a->at.merge_sets = mm_tuning.few_sets ? 1 : 2; a->at.merge_sets > 0; a->at.merge_sets--)
-            for (a->stages = copies[i].stages; a->stages >= copies[i].least; a->stages--) {
-                if (few_lay_out(a, act, tiles, busy) > (size_t)be->smem_block) continue;
-                a->ahead = !is_whole(act) ? a->stages : act == MM_ACT_K && tiles == 1 ? 2 : 1;
+            for (a->stages = most; a->stages >= c->least; a->stages--) {
+                if (few_lay_out(a, act, tiles, busy) > room) continue;
+                few_early(act, tiles, a);
                 return true;
             }
     }

@@ -68,6 +68,7 @@ struct mm_memory {
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
     uint32_t ring, side; /* mm_few.cuh */
 };
+enum { FEW_AT_ONCE, FEW_PACED, FEW_HALVES }; /* mm_few.cuh: a ring's copies; FEW_HALVES: half of the warps at a time */
 #define FEW_BARRIER 16                         /* mm_few.cuh: bytes of a barrier behind each place of a ring, */
 #define FEW_SIDE(NT) (288 * (uint32_t)(NT)) /* of a unit's sums and scales, of all rows */
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
@@ -108,6 +109,7 @@ struct mm_args {
     int32_t log2_slice_warps; /* mm_few.cuh */
     int32_t warps;            /* of its block, there */
     int32_t ahead;            /* copies of a ring that are asked for before the launch before is over, there */
+    int32_t pace;             /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
     int32_t cluster;          /* blocks that are given the same rows together: 1 or a power of two */
 #ifdef MM_TRACE
     unsigned long long *trace;
@@ -218,6 +220,7 @@ struct mm_tuning {
     int few_apart;    /* 1: slices apart, 2: together; 0: as measured */
     int few_warps;    /* 1: blocks of 12 warps, where they hold all slices; 0: as measured */
     int few_copy;     /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
+    int few_pace;     /* 1 + how rings are filled early, FEW_AT_ONCE ...; 0: as measured */
 };
 extern struct mm_tuning mm_tuning;
 

@@ -112,6 +112,18 @@ template <bool SINGLE> struct few_ring {
         for (int i = from; i < end; i++)
             few_issue<SINGLE>(a, s, source, unit0, units, smem + begin + (unsigned)i * pitch());
     }
+    /* The same, each when the copy before has arrived, so that little is on its way, until the ring is full or *over is
+     * set; returns the end. first: a barrier that opens before, or NULL. */
+    __device__ __forceinline__ int pace(int from, uint64_t *first, const volatile uint32_t *over)
+    {
+        while (from < a.stages && !*over) {
+            uint8_t *const to = smem + begin + (unsigned)from * pitch();
+            if (!bar_test(first ? first : (uint64_t *)(to - FEW_BARRIER), 0)) continue;
+            if (!first) few_issue<SINGLE>(a, s, source, unit0, units, to), from++;
+            first = nullptr;
+        }
+        return from;
+    }
     __device__ __forceinline__ const uint8_t *wait()
     {
         bar_wait((uint64_t *)(smem + at + a.stage_bytes), phase);
@@ -156,15 +168,32 @@ DEV void few_meet(int sub, int warps)
     else
         __syncwarp();
 }
+/* The place of a lane's four sums among those of a tile: eight lanes side by side, and the eight that a warp reads of below,
+ * are on all banks once. */
+DEV unsigned few_slot(unsigned lane)
+{
+    return lane ^ lane / 8;
+}
 /* Where output i of a tile, row i % 16 and token i / 16, is among its sums: floats. */
 DEV unsigned few_place(unsigned i)
 {
-    return i % 8 * 16 + i / 32 % 4 * 4 + i / 16 % 2 + 2 * (i / 8 % 2);
+    return 4 * few_slot(i % 8 * 4 + i / 32 % 4) + i / 16 % 2 + 2 * (i / 8 % 2);
 }
-DEV void few_write(const mm_args &a, float *out, float v, float up)
+/* Output i of a tile of `panel` of matrix j, or NULL: there is none. */
+DEV float *few_out(const mm_args &a, int j, int panel, unsigned i)
+{
+    const int token = (int)(i / 16), row = 16 * panel + (int)(i % 16);
+    return token < a.n && row < a.n_out[j] ? a.out[j] + (size_t)token * (size_t)a.n_out[j] + row : nullptr;
+}
+/* What is there, if it is added to: asked for before the sums are complete. */
+DEV float few_old(const mm_args &a, const float *out)
+{
+    return a.add && out ? __ldcg(out) : 0.0f;
+}
+DEV void few_write(const mm_args &a, float *out, float v, float up, float old)
 {
     const float y = a.gated ? __fmul_rn(act_gate(a.act, v), up) : v;
-    *out = a.add ? __fadd_rn(__ldcg(out), y) : y;
+    *out = a.add ? __fadd_rn(old, y) : y;
 }
 /* v += N values that are `step` floats apart, in ascending order; all loads first. */
 template <bool SHARED, int N> DEV float few_add_some(float v, const float *p, int step)
@@ -187,21 +216,49 @@ template <bool SHARED> DEV float few_add(const float *p, int slices, int step)
     for (; slices > 0; slices--, p += step) v = few_add_some<SHARED, 1>(v, p, step);
     return v;
 }
-/* Apart: this block's share of the group's sums in memory. */
+/* Apart: this block's share of the group's sums in memory, when all blocks of the group have left theirs. */
 template <int NT, int W> DEV void few_merge_group(const mm_args &a, int group, int slice)
 {
-    for (unsigned k = slice * 32 * W + threadIdx.x;; k += a.slices * 32 * W) {
-        const int token = (int)(k / 16 % (8 * NT)), item = group + (int)(k / (128 * NT)) * a.groups;
-        if (item >= a.n_items) break;
+    const auto find = [&](unsigned k, int *item) {
+        *item = group + (int)(k / (128 * NT)) * a.groups;
         int panel;
-        const int j = item_matrix(a, item, 0, &panel), row = 16 * panel + (int)(k % 16),
-                  step = NT * MM_RECORD;
-        if (token >= a.n || row >= a.n_out[j]) continue;
-        const float *p = record_of(a, item, 0, 0, NT) + token / 8 * MM_RECORD + few_place(k);
-        const float v = few_add<false>(p, a.slices, step),
-                    up = a.gated ? few_add<false>(p + a.slices * step, a.slices, step) : 0.0f;
-        few_write(a, a.out[j] + (size_t)token * (size_t)a.n_out[j] + row, v, up);
+        if (*item >= a.n_items) return (float *)nullptr;
+        const int j = item_matrix(a, *item, 0, &panel);
+        return few_out(a, j, panel, k % (128 * NT));
+    };
+    unsigned k = slice * 32 * W + threadIdx.x;
+    int item;
+    float *out = find(k, &item), old = few_old(a, out);
+    group_wait(a, group);
+    while (item < a.n_items) {
+        if (out) {
+            const int step = NT * MM_RECORD;
+            const float *p = record_of(a, item, 0, 0, NT) + k % (128 * NT) / 128 * MM_RECORD + few_place(k);
+            const float v = few_add<false>(p, a.slices, step),
+                        up = a.gated ? few_add<false>(p + a.slices * step, a.slices, step) : 0.0f;
+            few_write(a, out, v, up, old);
+        }
+        k += a.slices * 32 * W;
+        out = find(k, &item), old = few_old(a, out);
     }
+}
+
+/* One lane of each warp: a row; the barrier may hear of bytes before it knows how many. */
+template <int NT> DEV void few_ask_rows(const mm_args &a, uint8_t *smem, int first_slice, int warp)
+{
+    uint64_t *const bar = (uint64_t *)smem;
+    const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row), unit = FEW_SIDE(NT) * (uint32_t)a.slice_units,
+                   beside = a.side ? unit * (uint32_t)a.block_slices : 0;
+    if (warp == 0) bar_expect(bar, bytes * a.n + beside);
+#pragma unroll 1
+    for (int t = warp; t < a.n + (beside != 0); t += blockDim.x / 32)
+        if ((t & (a.cluster - 1)) == ((int)blockIdx.x & (a.cluster - 1))) {
+            const bool row = t < a.n; /* or what is beside the rows, at once */
+            few_row_to_all(smem + (row ? a.at.act + t * a.at.row_bytes : a.at.side),
+                           row ? a.rows + (size_t)t * (size_t)(a.slices * a.slice_row) + (size_t)(first_slice * a.slice_row)
+                               : a.side + (size_t)first_slice * unit,
+                           row ? bytes : beside, bar, a.cluster);
+        }
 }
 
 template <class F, int NT, int W> DEV void few_product(const mm_args &a)
@@ -218,39 +275,34 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     const unsigned begin = a.at.ring + (unsigned)warp * (unsigned)a.stages * ((unsigned)a.stage_bytes + FEW_BARRIER);
     few_ring<F::single> ring = {a, s, smem, {w, 0, 0u, nullptr}, begin, begin, unit0, units, 0};
 
+    /* The last warp alone waits for the launch before and tells the others, which fill their rings meanwhile. */
+    volatile uint32_t *const over = (uint32_t *)(smem + 16);
+    const bool waits = !a.pace || warp + 1 == (int)blockDim.x / 32;
+    int asked = a.pace && waits ? a.stages : a.ahead;
     cuda_grid_early();
     MM_STAMP(0);
     if (lane == 0) {
-        if (warp == 0) bar_init(act_bar);
+        if (warp == 0) bar_init(act_bar), *over = 0;
         if (w.item < a.n_items) { /* others have no ring */
 #pragma unroll 1
             for (int i = 0; i < a.stages; i++) bar_init((uint64_t *)(smem + begin + (unsigned)i * ring.pitch() + a.stage_bytes));
         }
         bar_fence();
-        ring.fill(0, a.ahead);
+        ring.fill(0, asked);
     }
     __syncthreads();
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
     MM_STAMP(1);
+    if (!waits && lane == 0 && w.item < a.n_items)
+        asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? (uint64_t *)(smem + begin - FEW_BARRIER) : nullptr, over);
+    __syncwarp();
     cuda_grid_wait();
+    if (waits && lane == 0) *over = 1;
     if (a.cluster > 1) cluster_wait();
     MM_STAMP(2);
-    if (lane == 0) { /* every warp asks for a row; the barrier may hear of bytes before it knows how many */
-        const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row), unit = FEW_SIDE(NT) * (uint32_t)a.slice_units,
-                       beside = a.side ? unit * (uint32_t)a.block_slices : 0;
-        if (warp == 0) bar_expect(act_bar, bytes * a.n + beside);
-#pragma unroll 1
-        for (int t = warp; t < a.n + (beside != 0); t += blockDim.x / 32)
-            if ((t & (a.cluster - 1)) == ((int)blockIdx.x & (a.cluster - 1))) {
-                const bool row = t < a.n; /* or what is beside the rows, at once */
-                few_row_to_all(smem + (row ? a.at.act + t * a.at.row_bytes : a.at.side),
-                               row ? a.rows + (size_t)t * (size_t)(a.slices * a.slice_row) + (size_t)(first_slice * a.slice_row)
-                                   : a.side + (size_t)first_slice * unit,
-                               row ? bytes : beside, act_bar, a.cluster);
-            }
-    }
+    if (lane == 0) few_ask_rows<NT>(a, smem, first_slice, warp);
     bar_wait(act_bar, 0);
-    if (lane == 0) ring.fill(a.ahead, a.stages); /* behind the rows, which all wait for */
+    if (lane == 0) ring.fill(asked, a.stages); /* behind the rows, which all wait for */
     F::template prepare<NT>(a, smem);
     if (!a.side) __syncthreads();
     MM_STAMP(3);
@@ -261,7 +313,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
               warps = 1 << (a.log2_slice_warps + a.split);
     const unsigned me = threadIdx.x & (32u * warps - 1);
     uint8_t *const meet = smem + a.at.merge + s.sub * a.at.merge_sets * (sums << a.split);
-    uint8_t *const to = meet + s.matrix * sums + s.local * record + 16 * lane;
+    uint8_t *const to = meet + s.matrix * sums + s.local * record + 16 * few_slot(lane);
     int set = 0;
     /* All warps of an item take as many turns, those without a slice too. */
     for (w.item = s.first; few_find(a, w); w.item += s.stride) {
@@ -271,7 +323,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
         if (!together) {
 #pragma unroll
             for (int t = 0; t < NT; t++)
-                *((float4 *)(record_of(a, w.item, s.matrix, first_slice, NT) + t * MM_RECORD) + lane) =
+                *((float4 *)(record_of(a, w.item, s.matrix, first_slice, NT) + t * MM_RECORD) + few_slot(lane)) =
                     make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
             continue;
         }
@@ -280,16 +332,19 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
             for (int t = 0; t < NT; t++)
                 *(float4 *)(to + set + t * 4 * MM_RECORD) =
                     make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
-        few_meet(s.sub, warps);
         const int panel = a.first_item + w.item - w.before, j = a.gated ? 0 : w.matrix;
+        float *out = few_out(a, j, panel, me), old = few_old(a, out);
+        few_meet(s.sub, warps);
 #pragma unroll 1
         for (unsigned i = me; i < 128 * NT; i += 32 * warps) {
-            const int token = (int)(i / 16), row = 16 * panel + (int)(i % 16);
             const uint8_t *p = meet + set + i / 128 * (4 * MM_RECORD) + 4 * few_place(i);
-            if (token >= a.n || row >= a.n_out[j]) continue;
+            float *const now = out;
+            const float before = old;
+            out = few_out(a, j, panel, i + 32 * warps), old = few_old(a, out);
+            if (!now) continue;
             const float v = few_add<true>((const float *)p, a.slices, record / 4),
                         up = a.gated ? few_add<true>((const float *)(p + sums), a.slices, record / 4) : 0.0f;
-            few_write(a, a.out[j] + (size_t)token * (size_t)a.n_out[j] + row, v, up);
+            few_write(a, now, v, up, before);
         }
         if (a.at.merge_sets == 2) /* the next sums go elsewhere: the barrier after them frees these */
             set ^= sums << a.split;
@@ -297,10 +352,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
             few_meet(s.sub, warps);
     }
     MM_STAMP(4);
-    if (!together) {
-        group_wait(a, group);
-        few_merge_group<NT, W>(a, group, first_slice);
-    }
+    if (!together) few_merge_group<NT, W>(a, group, first_slice);
     MM_STAMP(5);
 }
 

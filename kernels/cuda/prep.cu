@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
     cuda_grid_wait();
     MM_STAMP(2);
     load_eight(v, x, 256 * mine + 8 * lane, a.n_in);
-    constexpr int batch = 3;
+    constexpr int batch = 4;
 #pragma unroll 1
     for (int c = FEW_WARPS; c < around; c += batch * FEW_WARPS) { /* the warp's share of the others */
         float u[batch][8];

@@ -392,9 +392,9 @@ void few(bool quick)
     } shapes[] = {{"8B", 4096, 4096, 1024, 12288}, {"31B", 5376, 8192, 4096, 21504}, {"27B", 5120, 6144, 5120, 17408}};
     const struct {
         const char *name;
-        int no_few, from, stages, apart;
-    } v[] = {{"without", 1, 0, 0, 0}, {"as tuned", 0, 0, 0, 0}, {"2 stages", 0, 1, 2, 0},
-             {"3 stages", 0, 1, 3, 0}, {"apart", 0, 1, 0, 1}};
+        int no_few, from, stages, apart, pace;
+    } v[] = {{"without", 1, 0, 0, 0, 0}, {"as tuned", 0, 0, 0, 0, 0},  {"2 stages", 0, 1, 2, 0, 0}, {"3 stages", 0, 1, 3, 0, 0},
+             {"apart", 0, 1, 0, 1, 0},   {"at once", 0, 0, 0, 0, 1}, {"paced", 0, 0, 0, 0, 2},    {"halves", 0, 0, 0, 0, 3}};
     printf("microseconds: q, k, v in Q4_K; with v in Q6_K; o; gate and up; down in Q4_K; in Q6_K; head of 32,768 in Q6_K\n");
     for (auto &s : shapes) {
         if (quick && &s > shapes) break;
@@ -404,7 +404,7 @@ void few(bool quick)
             for (auto &c : v) {
                 mm_tuning = best;
                 mm_tuning.no_few = c.no_few, mm_tuning.few_from = c.from;
-                mm_tuning.few_stages = c.stages, mm_tuning.few_apart = c.apart;
+                mm_tuning.few_stages = c.stages, mm_tuning.few_apart = c.apart, mm_tuning.few_pace = c.pace;
                 printf("%-4s %2d rows %-10s", s.name, n, c.name);
                 for (const char *p = "q1q0o0g0d1d0h0"; *p; p += 2)
                     printf(" %7.2f", product_us(m, *p, p[1] - '0', *p == 'q' || *p == 'd' ? 2 : 1, n));

@@ -362,6 +362,7 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
                     mm_tuning.few_sets = i >= 14;
                     mm_tuning.few_copy = i < 12 ? 2 : i < 14 ? 4 : 8;
                     mm_tuning.few_cluster = i < 12 ? 1 : i < 14 ? 2 : 4;
+                    mm_tuning.few_pace = 1 + (i - 10) % 3;
                 }
                 if (i >= 0 && i < 8) mm_tuning.skip = 0xff & ~(1 << i); /* only this one, and the last */
                 mm_tuning.any = i >= 0 && i < 9;
