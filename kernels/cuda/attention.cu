@@ -457,9 +457,11 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         p.log_blocks = blocks == 16 ? 4 : 3;
         p.stages = 2 * leaves;
         const dim3 grid((unsigned)tiles, (unsigned)p.n_kv, (unsigned)blocks);
+        if (p.prepare && p.n == 1 && p.act == MM_ACT_K) p.hand = experts_hand(be, a->then->n_in);
         rc = cuda_check(be, "attention", launch_near(be, f, grid, p.d == 64 ? 128 : 256, smem, p));
         if (p.fold) cuda_ring_written(be, p.k);
         if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
+        if (p.hand.words && rc == 0) experts_handed(be);
         return rc;
     }
     if (!plan.b.f)

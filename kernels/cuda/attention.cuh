@@ -24,6 +24,7 @@
 
 #define DEV static __device__ __forceinline__
 #include "cluster.cuh"
+#include "experts_hand.cuh"
 
 #define TILE 16
 #define FEW 64 /* rows up to which keys are spread over blocks */
@@ -64,6 +65,7 @@ struct attn {
     enum mm_act act;
     struct mm_prep then;
     const float *gate; /* NULL, or of one row, [n_head, d]: gated before they are rounded, as gate_rows.cu does */
+    struct experts_hand hand; /* and handed to a mixture */
 #ifdef ATTN_TRACE
     long long *trace; /* [blocks][16] clocks */
 #endif

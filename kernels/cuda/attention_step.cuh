@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDEN
     unsigned char *slots = raw + F::FIXED;
     const unsigned ring = shared_at(slots);
     const unsigned bar = shared_at(spans + F::ROWS);
-    cuda_grid_early();
+    if (!NEAR || !a.hand.words) cuda_grid_early();
     if (NEAR) {
         if (threadIdx.x == 0) cluster_bar_init(bar);
         __syncwarp();
@@ -259,6 +259,7 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDEN
         for (int j = duty; j < min(((int)blockIdx.x + 1) * a.duty, a.n); j += busy) n_duty++;
 
     if (a.early) cuda_grid_wait();
+    if (NEAR && a.hand.words) cuda_grid_early(); /* experts_hand.cuh says why */
     STAMP(2);
     while (asked < S) ask();
 

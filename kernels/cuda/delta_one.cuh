@@ -122,7 +122,8 @@ DEV void one_again(const struct layer &l, const struct one_memory &m, int32_t pe
 }
 
 template <enum mm_act ACT>
-DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, struct one_memory &m)
+DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count,
+                   const struct experts_hand &hand, struct one_memory &m)
 {
     const struct kn_delta &a = l.a;
     const int i = threadIdx.x, lane = i % 32, warp = i / 32, h = blockIdx.y, kh = h % a.n_k,
@@ -131,7 +132,7 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, str
     const bool gates = warp == THREADS / 32, finishes = gates && rank == 0;
     const int64_t stride = l.width + 2 * a.n_v;
     float *const state = l.s.s + ((int64_t)h * D + row0 + row) * D;
-    cuda_grid_early();
+    if (!hand.words) cuda_grid_early();
     if (i == THREADS) cluster_bar_init(shared_at(&m.come));
     cluster_arrive();
     if (!gates) ask_early(l, columns_of(a, row0), row0);
@@ -142,6 +143,7 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, str
     if (finishes) one_async(m.norm + 4 * lane, a.norm + 4 * lane);
     const float own_a = a.a[h], own_dt = a.dt[h];
     cuda_grid_wait();
+    if (hand.words) cuda_grid_early(); /* experts_hand.cuh says why */
     float x[2][5], s[D / LANES], added;
     const int32_t pending = pending_of(l);
     const bool final = final_of(l, pending);
@@ -219,6 +221,7 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, str
             __syncwarp();
             cluster_wait();
             if (finishes) {
+                const unsigned tag = hand.words ? hand_tag(hand.tag, hand.salt) : 0;
                 __align__(16) float g[8], n[8];
                 asm volatile("cp.async.wait_all;" ::: "memory");
                 __syncwarp();
@@ -228,7 +231,7 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, str
                     *(float4 *)(n + j) = *(const float4 *)(m.norm + 8 * (lane % 16) + j);
                 }
                 cluster_bar_wait(shared_at(&m.come));
-                finish_row<ACT>(l, p, m.o, 0, g, n);
+                finish_row<ACT>(l, p, m.o, 0, g, n, hand.words, tag);
             }
             __syncwarp();
             if (lane == 0) m.last = before == (unsigned)(QUARTERS * rep) - 1;

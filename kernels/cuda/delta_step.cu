@@ -15,6 +15,7 @@
 #include "chain.cuh"
 #include "cluster.cuh"
 #include "delta_rows.cuh"
+#include "experts_hand.cuh"
 #include "prep.cuh"
 
 #define D 128      /* d_k and d_v that there is code for */
@@ -161,7 +162,7 @@ DEV void convolve_columns(struct tokens &m, const float4 &w, const float4 &w_v, 
 /* A warp: row r of the cluster's two heads, whose outputs are o. */
 template <enum mm_act ACT>
 DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCKS * ROWS], int64_t r,
-                    float gate[8], const float norm[8])
+                    float gate[8], const float norm[8], uint4 *words = nullptr, unsigned tag = 0)
 {
     const struct kn_delta &a = l.a;
     const int lane = threadIdx.x % 32;
@@ -184,6 +185,12 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
         __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lane < 16 ? sum[0] : sum[1], (float)D), a.eps)));
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fmul_rn(v[i], rr), norm[i]), gate[i]);
+    if (ACT == MM_ACT_K && words) {
+        uint32_t w0, w1;
+        float d;
+        unit_codes(v, &w0, &w1, &d);
+        hand_put(words + HAND_UNIT * (blockIdx.y / 2), w0, w1, d, tag);
+    }
     store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v, (int)r);
 }
 
@@ -307,7 +314,8 @@ DEV void step_block(const struct layer &l, const mm_prep &p, unsigned *count, st
 
 template <enum mm_act ACT>
 static __global__ void __launch_bounds__(THREADS, 2)
-    delta_step(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count)
+    delta_step(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count,
+               const struct experts_hand)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ __align__(16) struct step_memory m;
@@ -318,18 +326,19 @@ static __global__ void __launch_bounds__(THREADS, 2)
 /* The same for one row: delta_one.cuh. */
 template <enum mm_act ACT>
 static __global__ void __launch_bounds__(THREADS + 32, 2)
-    delta_one(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count)
+    delta_one(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count,
+              const struct experts_hand hand)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ struct one_memory m;
-    one_block<ACT>(l, p, count, m);
+    one_block<ACT>(l, p, count, hand, m);
 #endif
 }
 
 /* Launch in clusters of two heads' blocks. */
 static cudaError_t launch(struct cuda_backend *be,
-                          void (*kernel)(const struct layer, const mm_prep, unsigned *), int threads,
-                          const struct layer *l, const struct mm_prep *p)
+                          void (*kernel)(const struct layer, const mm_prep, unsigned *, const struct experts_hand),
+                          int threads, const struct layer *l, const struct mm_prep *p, const struct experts_hand &hand)
 {
     cudaLaunchAttribute attr[3];
     cudaLaunchConfig_t config = {};
@@ -348,13 +357,17 @@ static cudaError_t launch(struct cuda_backend *be,
     attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     config.attrs = attr;
     config.numAttrs = 3;
-    return cudaLaunchKernelEx(&config, kernel, *l, *p, be->delta_count);
+    return cudaLaunchKernelEx(&config, kernel, *l, *p, be->delta_count, hand);
 }
 template <enum mm_act ACT>
 static cudaError_t launch_of(struct cuda_backend *be, const struct layer *l, const struct mm_prep *p)
 {
     const bool one = l->a.n == 1 && l->a.n_conv == TAPS && (uintptr_t)l->a.conv % 16 == 0;
-    return launch(be, one ? delta_one<ACT> : delta_step<ACT>, one ? THREADS + 32 : THREADS, l, p);
+    if (cuda_flush(be)) return cudaErrorLaunchFailure; /* the launch's number is the next */
+    const struct experts_hand hand = experts_hand(be, one && ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
+    const cudaError_t err = launch(be, one ? delta_one<ACT> : delta_step<ACT>, one ? THREADS + 32 : THREADS, l, p, hand);
+    if (!err && hand.words) experts_handed(be);
+    return err;
 }
 
 int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const struct kn_weight *w)

@@ -57,12 +57,14 @@ int cuda_experts_open(struct cuda_backend *be)
             }
     const int rc = experts_whole_open(be);
     if (rc) return rc;
-    cudaError_t err = cudaMalloc(&be->experts_sums, EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES);
+    cudaError_t err = cudaMalloc(&be->experts_sums, cuda_experts_bytes());
     if (err) return cuda_check(be, "memory for sums of experts", err);
     be->experts_tag = (unsigned *)((uint8_t *)be->experts_sums + EXPERTS_SUMS_BYTES);
     be->experts_values = (unsigned long long *)(be->experts_tag + 64);
     err = cudaMemset(be->experts_tag, 0, EXPERTS_VALUES_BYTES);
     if (!err) err = cudaMemset((uint8_t *)be->experts_tag + EXPERTS_VALUES_BYTES, 0xff, EXPERTS_WORDS_BYTES);
+    if (!err)
+        err = cudaMemset((uint8_t *)be->experts_tag + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES, 0, EXPERTS_ROW_BYTES);
     return cuda_check(be, "memory for sums of experts", err);
 }
 
@@ -75,7 +77,7 @@ void cuda_experts_close(struct cuda_backend *be)
 
 size_t cuda_experts_bytes(void)
 {
-    return EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES;
+    return EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES + EXPERTS_ROW_BYTES;
 }
 
 /* ---- plans ---- */

@@ -30,6 +30,7 @@
 #define EXPERTS_ROUTER_VALUES ((size_t)320 << 10) /* experts_router.cu's */
 #define EXPERTS_VALUES_BYTES (256 + 8 * (EXPERTS_WHOLE_VALUES + EXPERTS_ROUTER_VALUES))
 #define EXPERTS_WORDS_BYTES ((size_t)8 * WHOLE_WORDS) /* two sets, behind the values */
+#define EXPERTS_ROW_BYTES ((size_t)32 * 33 * 16) /* a row on its way to a mixture, behind the words: experts_hand.cuh */
 #define EXPERTS_ROUTER_ROWS 64 /* that the router's own kernel takes */
 #define EXPERTS_MATRICES 1024
 #define EXPERTS_USED 33                       /* of a row, at most: as route.cu, and a shared one */

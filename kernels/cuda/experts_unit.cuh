@@ -13,6 +13,7 @@
 #ifndef DFLASH_CUDA_EXPERTS_UNIT_CUH
 #define DFLASH_CUDA_EXPERTS_UNIT_CUH
 
+#include "experts_hand.cuh"
 #include "prep.cuh"
 #include "row_units.cuh"
 
@@ -21,18 +22,10 @@
 #define UNIT_SUMS_32 288
 #define UNIT_SCALE 304
 
-/* v: columns 8 lane .. of a block; rounded as store_block rounds (prep_block.cuh). */
-DEV void unit_round(uint8_t *act, const float v[8])
+/* Codes and scale (unit_codes) to where the products look for them. */
+DEV void unit_put(uint8_t *act, uint32_t w0, uint32_t w1, float d)
 {
     const int lane = threadIdx.x % 32;
-    uint32_t top = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) top = max(top, __float_as_uint(v[i]) & 0x7fffffff);
-    top = __reduce_max_sync(0xffffffff, top);
-    const bool odd = top >= 0x7f800000, none = odd || __uint_as_float(top) < 1e-30f;
-    const float amax = none ? 1.0f : __uint_as_float(top), inverse = __fdiv_rn(127.0f, amax);
-    const float d = odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : __fdiv_rn(amax, 127.0f);
-    const uint32_t w0 = none ? 0 : round_four(v, inverse), w1 = none ? 0 : round_four(v + 4, inverse);
     int sum = __dp4a((int)w0, 0x01010101, __dp4a((int)w1, 0x01010101, 0));
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     const int both = sum + __shfl_xor_sync(0xffffffff, sum, 2);
@@ -42,6 +35,22 @@ DEV void unit_round(uint8_t *act, const float v[8])
     if (lane % 2 == 0) *(short *)(act + UNIT_SUMS + lane) = (short)sum;
     if (lane % 4 == 0) *(short *)(act + UNIT_SUMS_32 + lane / 2) = (short)both;
     if (lane == 0) *(float *)(act + UNIT_SCALE) = d;
+}
+/* v: columns 8 lane .. of a block; rounded as store_block rounds (prep_block.cuh). */
+DEV void unit_round(uint8_t *act, const float v[8])
+{
+    uint32_t w0, w1;
+    float d;
+    unit_codes(v, &w0, &w1, &d);
+    unit_put(act, w0, w1, d);
+}
+/* A unit that the launch before hands over. */
+DEV void unit_of_hand(const uint4 *unit, unsigned tag, uint8_t *act)
+{
+    uint32_t w0, w1;
+    float d;
+    hand_get(unit, &w0, &w1, &d, tag);
+    unit_put(act, w0, w1, d);
 }
 
 /* Unit `unit` of a prepared row, as unit_round would leave it. */
@@ -86,9 +95,8 @@ template <int BITS> DEV float2 unit_45(const uint8_t *const st[2], const uint8_t
             for (int p = 0; p < 2; p++) {
                 const uint32_t b0 = mine ? b[p].x : 0, b1 = mine ? b[p].y : 0;
                 const uint32_t w0 = i ? codes[p].z : codes[p].x, w1 = i ? codes[p].w : codes[p].y;
-                if (BITS == 4) { /* rows g + 8: 16 times the code */
-                    row_mma_32(c[p], w0 & 0x0f0f0f0f, w0 & 0xf0f0f0f0, w1 & 0x0f0f0f0f, w1 & 0xf0f0f0f0, b0,
-                                b1);
+                if (BITS == 4) { /* rows g + 8: 16 times the code and the code of g */
+                    row_mma_32(c[p], w0 & 0x0f0f0f0f, w0, w1 & 0x0f0f0f0f, w1, b0, b1);
                 } else {
                     const uint32_t hw[4] = {high[p].x, high[p].y, high[p].z, high[p].w}, h = hw[part];
                     row_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
@@ -103,6 +111,7 @@ template <int BITS> DEV float2 unit_45(const uint8_t *const st[2], const uint8_t
     uint32_t dd = 0; /* of this lane's row */
 #pragma unroll
     for (int p = 0; p < 2; p++) {
+        if (BITS == 4) c[p][2] -= c[p][0], c[p][3] -= c[p][1];
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) {
             const uint4 r = lds16(st[p] + records + 128 * hi + 16 * g);
@@ -164,16 +173,16 @@ DEV float2 unit_6(const uint8_t *const st[2], const uint8_t *const x[2], int lan
                                  q < 2 ? lds_float(x[0] + UNIT_SCALE) : lds_float(x[1] + UNIT_SCALE)));
 }
 
-/* Of whichever of the three types. A call: instructions that one product has fetched are there for the next.
- */
+/* Of whichever of the three types (without FIVE, Q5_K is not among them). A call: instructions that one product has
+ * fetched are there for the next. */
+template <bool FIVE>
 static __device__ __noinline__ float2 unit_terms(uint32_t type, const uint8_t *st0, const uint8_t *st1,
                                                  const uint8_t *x0, const uint8_t *x1)
 {
     const uint8_t *const st[2] = {st0, st1}, *const x[2] = {x0, x1};
     const int lane = threadIdx.x % 32;
-    return type == KN_Q4_K   ? unit_45<4>(st, x, lane)
-           : type == KN_Q6_K ? unit_6(st, x, lane)
-                             : unit_45<5>(st, x, lane);
+    if (type == KN_Q4_K) return unit_45<4>(st, x, lane);
+    return FIVE && type == KN_Q5_K ? unit_45<5>(st, x, lane) : unit_6(st, x, lane);
 }
 
 #endif

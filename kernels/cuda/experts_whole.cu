@@ -23,8 +23,9 @@
 
 #include <stdlib.h>
 
-/* SMALL: down's units are of 32 columns. Two kernels, for what is not run is in the way of what is. */
-template <bool SMALL>
+/* SMALL: down's units are of 32 columns. FIVE: there may be Q5_K. AROUND: there are products before, whose row is handed
+ * over, and behind. Kernels of their own, for what is not run is in the way of what is. */
+template <bool SMALL, bool FIVE, bool AROUND>
 static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     whole_kernel(const __grid_constant__ whole_args a)
 {
@@ -33,9 +34,10 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     const int block = blockIdx.x;
     const int own =
         (a.route.n_expert + 15) / 16 * 8; /* blocks with rows of the router's matrix, but the shared's */
-    const bool routes = block < own || (block == own && a.router[1]);
+    const bool routes = block < own || (block == own && a.router[1]), before = AROUND || a.before.w;
     const int outs = (a.out_panels - block + (int)gridDim.x - 1) / (int)gridDim.x;
-    cuda_grid_early();
+    const int panel = block < own ? block / 8 : 0, row = block < own ? block % 8 : 0;
+    if (!before) cuda_grid_early();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, adds = (int)threadIdx.x - 32 * (WARPS - 8);
     if (warp == WARPS) {
         if (lane == 0) {
@@ -45,44 +47,62 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
             before_ask(a, m, smem);
         }
         __syncwarp();
-        if (a.before.w) warps_meet(0, WARPS + 1);
-        whole_choose(a, m, smem);
+        if (before) {
+            warps_meet(0, WARPS + 1);
+            cuda_grid_early(); /* the next mixture's blocks come behind this one's tickets */
+        }
+        whole_choose<AROUND>(a, m, smem);
     } else {
-        if (a.before.w) {
-            if (warp < a.units && routes)
-                ask_router(a, block != own || !a.router[1], block < own ? block / 8 : 0,
-                           block < own ? block % 8 : 0);
+        if (before) {
+            if (warp < a.units && routes) ask_router(a, block != own || !a.router[1], panel, row);
+            if ((AROUND || a.before.hand) && threadIdx.x == 32 * (WARPS - 1)) whole_turn(a, m);
             warps_meet(0, WARPS + 1); /* barriers are there */
-            whole_product_before(a, m, smem);
+            cuda_grid_early();
+            whole_product_before<FIVE, AROUND>(a, m, smem);
         }
-        if (warp < a.units) {
-            whole_router(a, m, block != own || !a.router[1], routes, block < own ? block / 8 : 0,
-                         block < own ? block % 8 : 0);
-        } else if (warp < 2 * a.units) {
-            whole_row(a, m, smem + a.at_act);
-        } else if (!a.before.w) {
+        if (warp < a.units)
+            whole_router<AROUND>(a, m, block != own || !a.router[1], routes, panel, row);
+        else if (warp < 2 * a.units)
+            whole_row<AROUND>(a, m, smem + a.at_act);
+        else if (!before)
             cuda_grid_wait();
-        }
-        whole_old(a, m, adds);
+        if (!before) whole_old<AROUND>(a, m, adds);
         warps_meet(0, WARPS + 1);
+        if (before) whole_old<AROUND>(a, m, adds);
         if (adds >= 0) whole_clear(a, m, adds, 256);
-        if (SMALL) whole_soon(a, smem);
-        whole_gated(a, m, smem);
-        whole_down<SMALL>(a, m, smem, outs);
+        if (SMALL) whole_soon<FIVE>(a, smem);
+        whole_gated<FIVE>(a, m, smem);
+        whole_down<SMALL, FIVE>(a, m, smem, outs);
     }
     if (warp < WARPS) warps_meet(0, WARPS + 1);
-    if (adds >= 0 && warp < WARPS) whole_add(a, m, smem, adds, outs);
-    if (a.behind.panels) {
+    if (adds >= 0 && warp < WARPS) whole_add<AROUND>(a, m, smem, adds, outs);
+    if (AROUND || a.behind.panels) {
         if (warp == WARPS) {
             warps_meet(4, WARPS + 1); /* down's weights are done with */
             behind_ask(a, m, smem, a.behind.early, a.behind.per);
         } else {
             warps_arrive(4, WARPS + 1);
-            whole_products_behind(a, m, smem);
+            whole_products_behind<FIVE>(a, m, smem);
         }
     }
     if (block == 0 && threadIdx.x == 0)
         __stcg((uint2 *)a.tag, make_uint2(m->tag, m->words == a.words ? 0 : 1));
+}
+
+typedef void (*whole_fn)(const whole_args);
+static whole_fn kernel_of(bool small, bool five, bool around)
+{
+    if (small) return five ? whole_kernel<true, true, false> : whole_kernel<true, false, false>;
+    if (around) return five ? whole_kernel<false, true, true> : whole_kernel<false, false, true>;
+    return five ? whole_kernel<false, true, false> : whole_kernel<false, false, false>;
+}
+/* Is any of the weights Q5_K? */
+static bool has_five(const struct whole_args *a)
+{
+    bool five = a->before.w && a->before.type == KN_Q5_K;
+    for (int i = 0; i < 2; i++) five |= a->type[i] == KN_Q5_K || a->down_type[i] == KN_Q5_K;
+    for (int j = 0; j < KN_MATRICES; j++) five |= a->behind.panels && a->behind.type[j] == KN_Q5_K;
+    return five;
 }
 
 /* ---- launching ---- */
@@ -93,7 +113,28 @@ struct experts_waiting {
     unsigned grid;
     size_t smem;
     uint32_t terms; /* bytes of shared memory that there are for terms */
+    uint64_t handed; /* the newest launch that handed its row over: experts_hand.cuh */
 };
+
+static uint4 *row_words(const struct cuda_backend *be)
+{
+    return (uint4 *)((uint8_t *)be->experts_tag + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES);
+}
+/* Far apart for launches that are not. */
+static unsigned salt_of(uint64_t launch)
+{
+    return (unsigned)launch * 2654435761u;
+}
+
+struct experts_hand experts_hand(const struct cuda_backend *be, int64_t n_in)
+{
+    if (!be->waiting || n_in < 256 || n_in % 256 || n_in > 256 * HAND_UNITS) return {};
+    return {row_words(be), be->experts_tag, salt_of(be->launches + 1)};
+}
+void experts_handed(struct cuda_backend *be)
+{
+    if (be->waiting) be->waiting->handed = be->launches;
+}
 
 int experts_whole_open(struct cuda_backend *be)
 {
@@ -101,8 +142,9 @@ int experts_whole_open(struct cuda_backend *be)
     if (!be->waiting)
         return cuda_fail(be, KN_EMEM, "mixtures: out of memory (%zu bytes)", sizeof *be->waiting);
     const cudaFuncAttribute what = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    cudaError_t err = cudaFuncSetAttribute(whole_kernel<false>, what, be->smem_block);
-    if (!err) err = cudaFuncSetAttribute(whole_kernel<true>, what, be->smem_block);
+    cudaError_t err = cudaSuccess;
+    for (int i = 0; i < 8 && !err; i++)
+        err = cudaFuncSetAttribute(kernel_of(i & 1, i & 2, i & 4), what, be->smem_block);
     return cuda_check(be, "kernels of experts", err);
 }
 
@@ -165,6 +207,25 @@ static bool whole_weights(const struct kn_mixture *m, struct whole_args *a)
     return true;
 }
 
+/* A place for a second panel of the product before, `weights` bytes, where the first pairs of gate and up will be, or
+ * behind everything. With none every block has the panel of its number. */
+static void place_second(const struct cuda_backend *be, bool shared, struct experts_waiting *l, size_t weights)
+{
+    struct whole_args *a = &l->a;
+    const int32_t grid = (int32_t)l->grid, own = (a->slots - 1) * a->h_panels - (grid - 1);
+    int32_t first = shared ? (own > 0 ? (own + grid - 1) / grid : 0) : a->per; /* pair that may be asked for early */
+    if (first > a->per) first = a->per;
+    const int32_t least = grid - a->out_panels, most = grid - (a->out_panels + 1) / 2;
+    a->before.late = BEFORE_LATE < least ? least : BEFORE_LATE < most ? BEFORE_LATE : most;
+    a->before.at_more = a->at_pair;
+    if (weights <= 2 * (size_t)(first * a->units * a->bytes[0])) return;
+    a->before.at_more = (uint32_t)((l->smem + 127) / 128 * 128);
+    if (a->before.at_more + weights <= (size_t)be->smem_block)
+        l->smem = a->before.at_more + weights;
+    else
+        a->before.late = 0; /* block i has panel i */
+}
+
 /* Places in shared memory; false: there is no room. */
 static bool lay_out(const struct cuda_backend *be, bool shared, struct experts_waiting *l)
 {
@@ -179,7 +240,7 @@ static bool lay_out(const struct cuda_backend *be, bool shared, struct experts_w
     /* The shared expert's weights of down are there from the start, behind the others'. */
     if (before && (a->over || (shared && weights > (size_t)((a->slots - 1) * a->h_units) * down)))
         return false;
-    if (before > terms) terms = before;
+    if (2 * before > terms) terms = 2 * before; /* of two panels */
     if (before * UNIT_ACT > h) h = before * UNIT_ACT;
     l->terms = (uint32_t)(128 * terms);
     a->at_act = (uint32_t)WHOLE_HEAD;
@@ -193,6 +254,7 @@ static bool lay_out(const struct cuda_backend *be, bool shared, struct experts_w
         a->at_down = a->at_pair;
         l->smem = a->at_pair + (pairs * bytes > tiles * down ? pairs * bytes : tiles * down);
     }
+    if (before && weights) place_second(be, shared, l, weights);
     return l->smem <= (size_t)be->smem_block;
 }
 
@@ -233,13 +295,18 @@ static int take_before(struct cuda_backend *be, const struct kn_mixture *m, stru
         !mm_is_prepared(be, p.x, nullptr, 1, &prep, act))
         return chain_alone(be, &p);
     struct experts_waiting with = *l;
+    const bool handed = l->handed == be->launches && prep.units <= HAND_UNITS;
     with.a.before = {(const uint8_t *)p.w[0]->packed,
                      prep.rows,
                      p.w[0]->type,
+                     handed ? row_words(be) : nullptr,
                      mm_type_of(p.w[0]->type)->unit_bytes,
                      prep.units,
                      prep.slice_units,
-                     prep.slice_row};
+                     prep.slice_row,
+                     salt_of(be->launches),
+                     0,
+                     0};
     if (!lay_out(be, m->shared[0] != nullptr, &with)) return chain_alone(be, &p);
     *l = with;
     return 0;
@@ -251,8 +318,9 @@ int experts_flush(const struct cuda_backend *be)
     if (!be->waits) return 0;
     be->waits = false; /* the launch must not come here again */
     const struct experts_waiting *l = be->waiting;
+    const bool around = l->a.before.hand && l->a.behind.panels;
     return cuda_check(b, "mixture",
-                      cuda_launch(be, l->a.small ? whole_kernel<true> : whole_kernel<false>, dim3(l->grid),
+                      cuda_launch(be, kernel_of(l->a.small, has_five(&l->a), around), dim3(l->grid),
                                   dim3(32 * (WARPS + 1)), l->smem, l->a));
 }
 
@@ -298,6 +366,7 @@ static int launch_row(struct cuda_backend *be, const struct kn_mixture *m, bool 
 {
     struct experts_waiting l = {};
     struct whole_args &a = l.a;
+    l.handed = be->waiting->handed;
     *done = false;
     if (!mm_type_of(m->gate->type) || !experts_router_fits(be, m, mm_type_of(m->gate->type)->act) ||
         !whole_plan(be, m, &l))

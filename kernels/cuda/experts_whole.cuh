@@ -16,16 +16,19 @@
 #define CHOICE 256    /* experts at most */
 #define ROW_UNITS (WARPS / 2)
 #define BEFORE_UNITS 32 /* of 256 columns of the row of the product before, at most */
+#define BEFORE_LATE 24  /* blocks without a panel of the product before, at least */
 #define BEHIND_MOST 8   /* panels of a block, of the products behind */
 #define BEHIND_WINDOW 2 /* of them on their way, while words are waited for */
 #define WHOLE_X (16 * EXPERTS_WHOLE_FF) /* in a set of words: h; x before, x after the mixture */
 #define WHOLE_Y (WHOLE_X + WHOLE_ROW)
+#define WHOLE_TICKET 2 /* behind the tag and the set: counts a launch's blocks as they start */
 
 struct whole_memory { /* at the start of a block's */
     uint64_t pair[PAIRS_MOST], slot[SLOTS_MOST], before, behind[BEHIND_MOST];
     float squares[ROW_UNITS], part[3][ROW_UNITS], weights[SLOTS_MOST];
     float old[PANELS_MOST][16]; /* what outputs are added to */
     int32_t ids[SLOTS_MOST];
+    int32_t panel[2], panels; /* of the product before, and how many */
     unsigned tag;
     uint32_t *words; /* the set that this launch uses */
 };
@@ -36,7 +39,11 @@ struct whole_memory { /* at the start of a block's */
 struct whole_before {
     const uint8_t *w, *rows;
     uint32_t type;
+    const uint4 *hand; /* not NULL: the row comes as words (experts_hand.cuh) */
     int32_t bytes, units, slice_units, slice_row; /* bytes: of a unit */
+    unsigned salt;    /* of their tag */
+    int32_t late;     /* blocks that have no panel, the last to start; 0: block i has panel i */
+    uint32_t at_more; /* of a block's second panel */
 };
 /* And products of the new x, normed. panels: of all; 0: none. */
 struct whole_behind {
@@ -112,6 +119,13 @@ DEV void word_put(uint32_t *p, float v)
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x == WHOLE_NOT_YET ? 0x7fffffff : x)
                  : "memory");
 }
+/* One that is known to be there. */
+DEV float word_ask(const uint32_t *p)
+{
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return __uint_as_float(x);
+}
 /* The first `columns` of 256; zeros behind. */
 DEV void words_get(float v[8], const uint32_t *words, int columns)
 {
@@ -171,6 +185,7 @@ DEV void ask_router(const whole_args &a, bool own, int panel, int g)
 /* Sums of logits (1 / rms of the row is still to come) of experts 16 panel + g and + 8 more (of the shared
  * one: 0 alone), put if `put`, and of the row's squares, by warps 0 .. units - 1. A thread has the eight
  * columns that a lane of experts_router.cu has. */
+template <bool AROUND>
 DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, bool put, int panel, int g)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, unit = threadIdx.x / 4, q = lane % 4;
@@ -183,9 +198,9 @@ DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, boo
     *(float4 *)n = __ldg((const float4 *)(a.router_norm + k));
     *(float4 *)(n + 4) = __ldg((const float4 *)(a.router_norm + k + 16));
     unsigned tag;
-    if (a.before.w) {
-        float y[8];
+    if (AROUND || a.before.w) {
         tag = m->tag;
+        float y[8];
         words_get(y, m->words + WHOLE_X + 256 * warp, 256);
 #pragma unroll
         for (int e = 0; e < 8;
@@ -231,9 +246,10 @@ DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, boo
 }
 
 /* Unit `unit` of a row of `units`, by a warp each: rounded to act. words: its 256 columns (of which there
- * are `columns`), once they are there; NULL: they are x's, of the launch before. norm: they are times norm
+ * are `columns`), once they are there; NULL (X): they are x's, of the launch before. norm: they are times norm
  * over the row's rms, as in prepare_row; NULL: as they are. meet: warps that have to come first; 0: none. A
  * call, for its instructions are there when it comes a second time. */
+template <bool X>
 static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *act, int unit, int units,
                                                float eps, const float *norm, const float *x,
                                                const uint32_t *words, int columns, int meet)
@@ -242,7 +258,7 @@ static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *
     float v[8], w[8];
     if (norm) load_eight(w, norm, k, k + 8);
     if (meet) warps_meet(2, meet);
-    if (words) {
+    if (!X || words) {
         words_get(v, words, columns);
     } else {
         cuda_grid_wait();
@@ -252,9 +268,10 @@ static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *
         const float squares = block_squares(v);
         if (lane == 0) m->squares[unit] = squares;
         warps_meet(3, units);
-        float s = __fadd_rn(0.0f, lane < units ? m->squares[lane] : 0.0f);
+        static_assert(ROW_UNITS <= 16, "a lane of sixteen a unit");
+        float s = __fadd_rn(0.0f, lane % 16 < units ? m->squares[lane % 16] : 0.0f);
 #pragma unroll
-        for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
+        for (int o = 8; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
         const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)(256 * units)), eps)));
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
@@ -262,11 +279,11 @@ static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *
     unit_round(act + UNIT_ACT * unit, v);
 }
 /* The row, by warps units .. 2 units - 1. */
-DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
+template <bool AROUND> DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
 {
     const int unit = threadIdx.x / 32 - a.units;
-    whole_unit(m, act, unit, a.units, a.eps, a.norm, a.x,
-               a.before.w ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
+    whole_unit<!AROUND>(m, act, unit, a.units, a.eps, a.norm, a.x,
+               AROUND || a.before.w ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
 }
 
 /* ---- weights ---- */
@@ -343,7 +360,7 @@ static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const u
 
 /* The warp that chooses and asks: a lane a pair of panels of gate and up, of an expert as soon as it is
  * known, then a lane an expert of down. First for what is read of the shared expert. */
-DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
+template <bool AROUND> DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     constexpr int per = CHOICE / 32;
     const int lane = threadIdx.x % 32, n = a.route.n_expert, last = a.router[1] ? a.slots - 1 : a.slots;
@@ -372,8 +389,12 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     __syncwarp();
     if (lane < a.slots && lane == last && outs > 0) down(true, 0);
     __syncwarp();
-    cuda_grid_wait();
-    if (lane == 0) whole_turn(a, m);
+    const bool handed = AROUND || a.before.hand;
+    if (!handed) {
+        cuda_grid_wait();
+        if (lane == 0) whole_turn(a, m);
+        __syncwarp();
+    }
     warps_meet(0, WARPS + 1);
     whole_logits(a, m, x, &shared);
     c = route_choose<per>(a.route, x, [&](int j, int id) {
@@ -383,6 +404,7 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
         }
         __syncwarp();
     });
+    if (handed) cuda_grid_wait(); /* long over, but nothing that launches before read may be written earlier */
 #pragma unroll 1
     for (int i = 0; i < a.per; i++) /* less on its way at a time: what is wanted first comes first */
         if ((int)blockIdx.x + i * (int)gridDim.x < a.pairs) bar_wait(m->pair + i, 0);
@@ -421,26 +443,23 @@ DEV void put_terms(float2 *terms, int second, float2 y, bool both)
     if (q < 2 || both) terms[q / 2 * second + 8 * (q % 2) + lane / 4] = y;
 }
 
-/* The sum of terms [units][16], slice by slice. A call: as whole_unit. */
+/* The sum of terms [units][16], slice by slice, four slices side by side. A call: as whole_unit. */
 static __device__ __noinline__ float slices_sum(const float2 *p, int units, int slice_units)
 {
-    float y = 0.0f, fin = 0.0f;
-    int left = slice_units;
+    float y = 0.0f;
 #pragma unroll 1
-    for (int u = 0; u < units; u += 4) {
-        float2 t[4];
+    for (int first = 0; first < units; first += 4 * slice_units) {
+        float fin[4] = {};
+#pragma unroll 2
+        for (int u = first; u < first + slice_units; u++)
 #pragma unroll
-        for (int k = 0; k < 4; k++) t[k] = p[16 * min(u + k, units - 1)];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (u + k < units) {
-                fin = __fmaf_rn(t[k].x, t[k].y, fin);
-                if (--left == 0 || u + k + 1 == units) {
-                    y = __fadd_rn(y, fin);
-                    fin = 0.0f;
-                    left = slice_units;
-                }
+            for (int k = 0; k < 4; k++) {
+                const int at = u + k * slice_units;
+                const float2 t = p[16 * min(at, units - 1)];
+                fin[k] = at < units ? __fmaf_rn(t.x, t.y, fin[k]) : fin[k];
             }
+#pragma unroll
+        for (int k = 0; k < 4; k++) y = __fadd_rn(y, fin[k]);
     }
     return y;
 }
@@ -463,19 +482,19 @@ static __device__ __noinline__ float expert_sum(const float2 *p, int n, int slot
 }
 /* While the experts are chosen: warps call what will be wanted, on whatever is there, so that its
  * instructions are. */
-DEV void whole_soon(const whole_args &a, const uint8_t *smem)
+template <bool FIVE> DEV void whole_soon(const whole_args &a, const uint8_t *smem)
 {
     const int warp = threadIdx.x / 32;
     const uint8_t *const x = smem + a.at_act;
     float y = 0.0f;
     if (warp == WARPS - 1) y = gate_sum((const float2 *)x, a.units, a.slice_units, a.act);
     if (warp == WARPS - 2) y = expert_sum((const float2 *)x, a.h_terms, a.slots, 0.0f);
-    if (warp == WARPS - 3 || warp == WARPS - 4) y = unit_terms(a.type[0], x, x, x, x).x;
+    if (warp == WARPS - 3 || warp == WARPS - 4) y = unit_terms<FIVE>(a.type[0], x, x, x, x).x;
     asm volatile("" ::"f"(y));
 }
 
 /* Gate and up: h of this block's pairs, to everyone. */
-DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
+template <bool FIVE> DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int mine = (a.pairs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
@@ -491,24 +510,25 @@ DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
                                                                      smem + a.at_act + UNIT_ACT * u,
                                                                      smem + a.at_act + UNIT_ACT * u};
         bar_wait(m->pair + i, 0);
-        const float2 y = unit_terms(a.type[shared], st[0], st[1], x[0], x[1]);
+        const float2 y = unit_terms<FIVE>(a.type[shared], st[0], st[1], x[0], x[1]);
         put_terms(terms + (2 * i * a.units + u) * 16, a.units * 16, y, true);
     }
     warps_meet(1, WARPS + 1);
 #pragma unroll 1
     for (int i = warp; i < mine; i += WARPS) { /* lanes: gate, up of 16 columns */
         const float2 *p = terms + (2 * i + lane / 16) * a.units * 16 + lane % 16;
-        const float y = gate_sum(p, a.units, a.slice_units, a.act);
         const int pair = (int)blockIdx.x + i * (int)gridDim.x, slot = whole_over(pair, a.per_panels);
+        uint32_t *const to = m->words + slot * 256 * a.h_blocks + word_at(16 * (pair - slot * a.h_panels) + lane);
+        const float y = gate_sum(p, a.units, a.slice_units, a.act);
         if (lane < 16) {
-            word_put(m->words + slot * 256 * a.h_blocks + word_at(16 * (pair - slot * a.h_panels) + lane), y);
+            word_put(to, y);
             a.h[16 * pair + lane] = y;
         }
     }
 }
 
 /* Down: h of all experts, rounded; terms of this block's outputs. */
-template <bool SMALL>
+template <bool SMALL, bool FIVE>
 DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, int outs)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = a.router[1] ? a.slots - 1 : a.slots;
@@ -518,7 +538,7 @@ DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
     for (int b = warp; b < a.slots * a.h_blocks; b += WARPS) {
         const int slot = b / a.h_blocks, block = b - slot * a.h_blocks;
         if (!SMALL) {
-            whole_unit(m, act, b, 0, 0.0f, nullptr, nullptr, m->words + 256 * b, a.ff - 256 * block, 0);
+            whole_unit<false>(m, act, b, 0, 0.0f, nullptr, nullptr, m->words + 256 * b, a.ff - 256 * block, 0);
             continue;
         }
         float v[8];
@@ -547,7 +567,7 @@ DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
             const bool both = u + 1 < a.h_units;
             to += u * a.down_bytes[shared];
             h += UNIT_ACT * u;
-            const float2 y = unit_terms(a.down_type[shared], to, both ? to + a.down_bytes[shared] : to, h,
+            const float2 y = unit_terms<FIVE>(a.down_type[shared], to, both ? to + a.down_bytes[shared] : to, h,
                                         both ? h + UNIT_ACT : h);
             put_terms(terms + (i * a.h_units + u) * 16, 16, y, both);
         }
@@ -560,14 +580,17 @@ DEV int whole_row_of(int i, int panel)
 {
     return 16 * ((int)blockIdx.x + panel * (int)gridDim.x) + i / 16;
 }
-DEV void whole_old(const whole_args &a, struct whole_memory *m, int i)
+template <bool AROUND> DEV void whole_old(const whole_args &a, struct whole_memory *m, int i)
 {
-    if (i < 0 || i % 16 || !a.add || a.before.w) return; /* whole_before has left them */
+    if (i < 0 || i % 16 || !a.add) return;
 #pragma unroll
-    for (int o = 0; o < PANELS_MOST; o++)
-        if (whole_row_of(i, o) < a.n_out) m->old[o][i / 16] = __ldcg(a.out + whole_row_of(i, o));
+    for (int o = 0; o < PANELS_MOST; o++) {
+        const int row = whole_row_of(i, o);
+        if (row >= a.n_out) continue;
+        m->old[o][i / 16] = AROUND || a.before.w ? word_ask(m->words + WHOLE_X + word_at(row)) : __ldcg(a.out + row);
+    }
 }
-DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
+template <bool AROUND> DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
 {
     const int slot = min(i % 16, a.slots - 1);
     const float2 *p = (const float2 *)(smem + a.at_terms) + slot * a.h_terms * 16 + i / 16;
@@ -578,7 +601,7 @@ DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint
         const int row = whole_row_of(i, o);
         if (i % 16 == 0 && row < a.n_out) {
             const float x = a.add ? __fadd_rn(m->old[o][i / 16], y) : y;
-            if (a.behind.panels) word_put(m->words + WHOLE_Y + word_at(row), x);
+            if (AROUND || a.behind.panels) word_put(m->words + WHOLE_Y + word_at(row), x);
             a.out[row] = x;
         }
     }
