@@ -16,7 +16,7 @@
  *              squares, then (from ITEM_INVERSE on) what its sums are to be multiplied by
  * Rows that are not normed come rounded from the step before, where a warp there has 32 outputs in a row
  * (attention; gates and ups by two panels of each): a quarter of the bytes, and nobody rounds them again.
- * Bound: bytes; eight units of Q8_0 (4,352 bytes) are 173 instructions of a warp, eight of BF16 (8 KB) 120.
+ * Bound: bytes; eight units of Q8_0 (4,352 bytes) are 85 instructions of a warp, eight of BF16 (8 KB) 120.
  */
 #ifndef DFLASH_CUDA_CHAIN_ITEMS_CUH
 #define DFLASH_CUDA_CHAIN_ITEMS_CUH
@@ -471,7 +471,8 @@ template <int BITS, bool TABLE>
 DEV void item_32(float &fin, const uint8_t *st, int n, const uint8_t *q, const uint8_t *aux, int lane,
                  const item_bits &bits)
 {
-    constexpr int unit_bytes = 64 * BITS + 32, left = BITS == 8 ? 7 : BITS == 5 ? 4 : 3;
+    constexpr bool is_signed = TABLE || BITS == 8;
+    constexpr int unit_bytes = 64 * BITS + 32, left = BITS == 5 ? 4 : 3;
     const uint8_t *scales = st + 64 * BITS + lane / 4 * 4 + lane % 2 * 2;
     const bool second = lane & 1;
 #pragma unroll 1
@@ -481,19 +482,18 @@ DEV void item_32(float &fin, const uint8_t *st, int n, const uint8_t *q, const u
             const uint4 b = lds16(q + 32 * (u & ~1)), x = lds16(aux + 8 * (u & ~1)); /* of two units */
             const __half d = *(const __half *)(scales + u * unit_bytes);
             const float da = __uint_as_float(u % 2 ? x.z : x.x);
-            /* minus the codes' offset: 128, 16 or 8 times the sum */
-            const int offset = TABLE ? 0 : (int)((u % 2 ? x.w : x.y) << left);
+            /* minus the codes' offset: 16 or 8 times the sum */
+            const int offset = is_signed ? 0 : (int)((u % 2 ? x.w : x.y) << left);
             uint32_t a[4];
             int c[4];
             if (TABLE) {
                 const uint2 w = lds8(st + u * unit_bytes + 8 * lane);
                 iq4_words(a, a + 1, w.x);
                 iq4_words(a + 2, a + 3, w.y);
-                item_mma<true>(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, bits);
             } else {
                 frag_32<false>::codes<BITS>(a, st + u * unit_bytes, lane);
-                item_mma<false>(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, bits);
             }
+            item_mma<is_signed>(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, bits);
             fin = __fmaf_rn(of_bits((second ? c[2] : c[0]) + offset), __fmul_rn(__half2float(d), da), fin);
         }
     }

@@ -35,10 +35,7 @@ template <uint32_t TYPE> struct few_codes {
     {
         if (TYPE == KN_Q8_0) {
             const uint4 c = lds16(u + 16 * lane);
-            a[0] = __byte_perm(c.x, c.y, 0x5140) ^ 0x80808080,
-            a[1] = __byte_perm(c.x, c.y, 0x7362) ^ 0x80808080;
-            a[2] = __byte_perm(c.z, c.w, 0x5140) ^ 0x80808080,
-            a[3] = __byte_perm(c.z, c.w, 0x7362) ^ 0x80808080;
+            a[0] = c.x, a[1] = c.y, a[2] = c.z, a[3] = c.w;
             return;
         }
         const uint2 c = lds8(u + 8 * lane);

@@ -259,10 +259,9 @@ template <bool MIN> struct frag_32 {
 
     template <int BITS> DEV void codes(uint32_t a[4], const uint8_t *u, int lane)
     {
-        if (BITS == 8) { /* 128 + code */
+        if (BITS == 8) { /* signed */
             const uint4 c = lds16(u + 16 * lane);
-            a[0] = __byte_perm(c.x, c.y, 0x5140), a[1] = __byte_perm(c.x, c.y, 0x7362);
-            a[2] = __byte_perm(c.z, c.w, 0x5140), a[3] = __byte_perm(c.z, c.w, 0x7362);
+            a[0] = c.x, a[1] = c.y, a[2] = c.z, a[3] = c.w;
             return;
         }
         const uint2 c = lds8(u + 8 * lane);
@@ -279,6 +278,7 @@ template <bool MIN> struct frag_32 {
     DEV void blocks(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
         constexpr int unit_bytes = 64 * BITS + (MIN ? 64 : 32);
+        constexpr bool is_signed = TABLE || BITS == 8;
         const int g = lane / 4;
 #pragma unroll 2
         for (int first = 0; first < units; first += 2) {
@@ -307,14 +307,14 @@ template <bool MIN> struct frag_32 {
                 for (int t = 0; t < NT; t++) {
                     const uint2 x0 = lds8(v.aux + 8 * (first + i) + v.pair[t][0]),
                                 x1 = lds8(v.aux + 8 * (first + i) + v.pair[t][1]);
-                    /* minus the offset: 128, 16 or 8 times the sum */
-                    constexpr int left = BITS == 8 ? 7 : BITS == 5 ? 4 : 3;
-                    const int i0 = MM_BITS_OF + (MIN || TABLE ? 0 : (int)(x0.y << left)),
-                              i1 = MM_BITS_OF + (MIN || TABLE ? 0 : (int)(x1.y << left));
+                    /* minus the offset: 16 or 8 times the sum */
+                    constexpr int left = BITS == 5 ? 4 : 3;
+                    const int i0 = MM_BITS_OF + (MIN || is_signed ? 0 : (int)(x0.y << left)),
+                              i1 = MM_BITS_OF + (MIN || is_signed ? 0 : (int)(x1.y << left));
                     const float da[2] = {__uint_as_float(x0.x), __uint_as_float(x1.x)},
                                 ds[2] = {__uint_as_float(x0.y), __uint_as_float(x1.y)};
                     int c[4];
-                    if (TABLE)
+                    if (is_signed)
                         mma_32_signed(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
                     else
                         mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);

@@ -9,7 +9,7 @@
  *                 [lane][4] words, word v: group 2 v + i at bit i + 2 s + 8 (r / 2) + 4 (r % 2) + 16 h
  *   Q6 high pairs [2][lane][4] words, word c of part v: group 4 v + c: (r, h) at bit 2 s + 8 (r / 2) + 4 (r %
  *   2) + 16 h
- *   Q8_0          [lane][4] words, word 2 s + r / 2: byte 2 (r % 2) + h, 128 added
+ *   Q8_0          [lane][4] words, word 2 s + r % 2: byte 2 h + r / 2: registers of an mma of 8 bits
  *   Q2, Q3 codes  as the Q6 high pairs; Q3_K's third bits follow as Q5_K's high bits
  *   scales        32-blocks [g] words d of rows g, g + 8, then (types with minimums: interleaved) m of both;
  *                 Q4_K, Q5_K: the 16-byte records of 16 rows; Q6_K: 16 scales (128 added) of 16 rows, then
@@ -127,9 +127,9 @@ MM_HD uint32_t mm_word_32(const mm_source &m, int64_t block, int i)
         if (i >= 128) return mm_pair(m, block, i - 128, 0);
         const int lane = i / 4, s = i / 2 % 2;
         for (int b = 0; b < 4; b++) {
-            const int r = 2 * (i % 2) + b / 2;
+            const int r = i % 2 + 2 * (b % 2);
             const uint8_t *p = mm_block(m, mm_row(lane, r), block);
-            w |= ((p ? p[2 + mm_col(lane, s, r, b % 2)] : 0u) ^ 128u) << 8 * b;
+            w |= (p ? p[2 + mm_col(lane, s, r, b / 2)] : 0u) << 8 * b;
         }
         return w;
     }

@@ -253,7 +253,7 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
         {
             uint32_t c;
             if (T == KN_Q8_0)
-                c = codes.w[2 * s + e / 2] >> 8 * (2 * hi + e % 2) & 255u;
+                c = (codes.w[2 * s + hi] >> 8 * (2 * (e % 2) + e / 2) & 255u) ^ 128u;
             else
                 c = T == KN_IQ4_NL ? quad_table(codes.w[s], hi, e) : quad_nibble(codes.w[s], hi, e);
             if (five) c |= (high >> (2 * s + e / 2 + 4 * hi + 8 * (e % 2)) & 1u) << 4;

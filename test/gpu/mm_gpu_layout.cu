@@ -27,8 +27,8 @@ static double unit_value(uint32_t type, const uint8_t *u, int lane, int j, int s
         return type == KN_F16 ? kn_f16_to_f32(v) : kn_bf16_to_f32(v);
     }
     if (type == KN_Q8_0) {
-        const int b = word(16 * lane + 4 * (2 * s + rp)) >> 8 * (2 * hi + h) & 255;
-        return (b - 128) * f16(u16(512 + 4 * g + 2 * hi));
+        const int b = (int8_t)(word(16 * lane + 4 * (2 * s + hi)) >> 8 * (2 * h + rp));
+        return b * f16(u16(512 + 4 * g + 2 * hi));
     }
     if (type == KN_Q4_0 || type == KN_Q4_1 || type == KN_Q5_0 || type == KN_Q5_1) {
         const bool five = type == KN_Q5_0 || type == KN_Q5_1, min = type == KN_Q4_1 || type == KN_Q5_1;
