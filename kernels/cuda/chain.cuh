@@ -73,6 +73,7 @@
 #define CHAIN_PARTS 4096     /* partial results of a row of a head that there is room for, at least */
 #define CHAIN_FAR_HEADS 8    /* of a kv head over long contexts, at most */
 #define CHAIN_DESCS 8        /* descriptors in shared memory */
+#define CHAIN_ROUNDED_WORDS 512 /* that a warp takes of a row that is handed on rounded, at most */
 
 /* What the activations of a step are. */
 enum chain_kind { CHAIN_K, CHAIN_32, CHAIN_F16, CHAIN_BF16 };

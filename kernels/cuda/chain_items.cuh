@@ -296,32 +296,52 @@ DEV void item_row_32(const chain_step &s, bool first, const float *row, uint8_t 
     }
 }
 
-/* The row as the step before has rounded it (rounded_put): a copy, CHAIN_WARPS times ITEM_PARTS times 128
- * words at a time. */
+/* The row as the step before has rounded it (rounded_put): a copy, of a slice by the warps that multiply it,
+ * or of all by all; CHAIN_ROUNDED_WORDS of a warp at most. */
 DEV void item_row_rounded(const chain_step &s, const float *row, uint8_t *act)
 {
-    const int words = 10 * s.units, codes = 8 * s.units, all = (words + 127) / 128;
-#pragma unroll 1
-    for (int first = 0; first < all; first += CHAIN_WARPS * ITEM_PARTS) {
-        const int each = min((all - first + CHAIN_WARPS - 1) / CHAIN_WARPS, ITEM_PARTS),
-                  at = 128 * (first + (int)threadIdx.x / 32 * each) + threadIdx.x % 32 * 4,
-                  n = min(each, (words - at + 127) / 128); /* of the lane: words are a multiple of 4 */
-        const float *const p = row + at - threadIdx.x % 32 * 4;
-        float v[ITEM_PARTS][4] = {};
-        item_ask(v, p, n, 0);
-        item_settle(v, p, n);
-        if (!first) CHAIN_STAMP(1);
+    static_assert(CHAIN_ROUNDED_WORDS == 128 * ITEM_PARTS, "as many as a lane has registers for");
+    const int warp = threadIdx.x / 32, own = s.own, by = own ? own : CHAIN_WARPS,
+              unit = own ? (warp & (s.slices - 1)) * s.slice_units : 0,
+              units = own ? min(s.slice_units, s.units - unit) : s.units, codes = 8 * units,
+              words = 10 * units, each = ((words + 127) / 128 + by - 1) >> (31 - __clz(by)),
+              jump = 8 * (s.units - units) - 6 * unit, /* of sums, to where they stand */
+        first = 128 * each * (warp * by / CHAIN_WARPS) + threadIdx.x % 32 * 4;
+    const float *const p = row + 8 * unit + first;
+    float v[ITEM_PARTS][4] = {};
+    value_wait wait;
+    unsigned there = 0;
+    do {
 #pragma unroll
         for (int i = 0; i < ITEM_PARTS; i++) {
-            if (i >= n) continue;
-            const bool sums = at + 128 * i >= codes;
-            const uint32_t x = sums ? 0 : ROUNDED_CODES, y = sums ? ROUNDED_SUM : ROUNDED_CODES;
-            *(uint4 *)(act + 4 * (at + 128 * i)) =
-                make_uint4(__float_as_uint(v[i][0]) ^ x, __float_as_uint(v[i][1]) ^ y,
-                           __float_as_uint(v[i][2]) ^ x, __float_as_uint(v[i][3]) ^ y);
+            const int k = first + 128 * i;
+            asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, "
+                         "%2, %3}, [%5];\n}"
+                         : "+f"(v[i][0]), "+f"(v[i][1]), "+f"(v[i][2]), "+f"(v[i][3])
+                         : "r"((there >> i & 1) | (i < each && k < words ? 0u : 1u)),
+                           "l"(p + 128 * i + (k < codes ? 0 : jump))
+                         : "memory");
         }
+        there = 0;
+#pragma unroll
+        for (int i = 0; i < ITEM_PARTS; i++) {
+            bool here = true;
+#pragma unroll
+            for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[i][j]) != CHAIN_NOT_YET;
+            there |= here ? 1u << i : 0;
+        }
+    } while (wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1), __LINE__, (unsigned)words));
+    CHAIN_STAMP(1);
+#pragma unroll
+    for (int i = 0; i < ITEM_PARTS; i++) {
+        const int k = first + 128 * i;
+        if (i >= each || k >= words) continue;
+        const bool sums = k >= codes;
+        const uint32_t x = sums ? 0 : ROUNDED_CODES, y = sums ? ROUNDED_SUM : ROUNDED_CODES;
+        *(uint4 *)(act + 4 * (8 * unit + k + (sums ? jump : 0))) =
+            make_uint4(__float_as_uint(v[i][0]) ^ x, __float_as_uint(v[i][1]) ^ y,
+                       __float_as_uint(v[i][2]) ^ x, __float_as_uint(v[i][3]) ^ y);
     }
-    chain_meet();
 }
 
 /* ---- the row, for floats ---- */
@@ -743,7 +763,7 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
             item_row_rounded(s, in, act);
         else
             item_row_32(s, first, in, act);
-        if (!(s.flags & CHAIN_ROUNDED)) item_meet(s);
+        item_meet(s);
         CHAIN_STAMP(2);
         item_multiply<item_blocks>(s, plan, r, first, in, act, squares, terms);
     } else {

@@ -329,6 +329,16 @@ static bool far_tiles_of(struct chain_state *c, struct chain_step *s)
     return map_rings(c, s);
 }
 
+/* The step takes its row from the one before as that has rounded it, if its warps have registers for it:
+ * those of a slice for what they multiply, or all for all of it. */
+static void handed_rounded(struct chain_step *s)
+{
+    const int32_t own = 10 * s->slice_units > s->own * CHAIN_ROUNDED_WORDS ? 0 : s->own;
+    if (!own && 10 * s->units > CHAIN_WARPS * CHAIN_ROUNDED_WORDS) return;
+    s->own = own;
+    s[-1].flags |= CHAIN_ROUNDS, s->flags |= CHAIN_ROUNDED;
+}
+
 /* Of rows of up to 4,096 columns: how many tiles of a step are on the way, at most. More delay the values
  * that blocks wait for: fewer of projections, which come while down's outputs travel, and of what follows
  * attention, and of gates and ups before their row is there; then more. What the ring has no place for while
@@ -381,7 +391,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                                                : CHAIN_WARPS / s->slices;
             if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
             if (i && s->kind == CHAIN_32 && !s->norm && (s[-1].n_m ? s[-1].members == 4 : !far))
-                s[-1].flags |= CHAIN_ROUNDS, s->flags |= CHAIN_ROUNDED;
+                handed_rounded(s);
             continue;
         }
         s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
