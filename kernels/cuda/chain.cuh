@@ -150,8 +150,8 @@ struct __align__(16) chain_step
     const float *post, *post_x; /* post_x: the old row in memory; NULL: the block has kept it */
     float *post_out;            /* the new one, or NULL */
     float post_eps, post_scale;
-    /* As ahead, before the step's products begin; and what comes to the L2 cache behind the ring while it is
-     * full: tiles. In chains of near_keys alone. */
+    /* As ahead, before the step's products begin: in chains of near_keys and with types other than K; and
+     * what comes to the L2 cache behind the ring while it is full: tiles, in chains of near_keys alone. */
     int32_t before, bring;
 };
 /* What the device must know of a ring of keys or values to gather rows of a head: chain_map.cu. */

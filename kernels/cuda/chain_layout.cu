@@ -353,6 +353,17 @@ static void narrow_ahead(struct chain_step *s, bool attended)
     if (s->before < 1) s->before = 1;
 }
 
+/* The same of types other than K: fewer of what follows attention until its own products begin; of blocks of
+ * 32 columns more of what is long. */
+static void items_ahead(struct chain_step *s, bool attended)
+{
+    const int32_t all = chain_tuning.items / 7, tile = (int32_t)s->tile;
+    if (s->kind == CHAIN_32)
+        s->before = s->ahead = all * (s->gated ? 10 : s->norm ? 6 : attended ? 5 : 9) / tile;
+    if (attended) s->before = all * 3 / tile;
+    if (s->before < 1) s->before = 1;
+}
+
 /* The ring, and its tiles; smem: as chain_lay_out has it. Returns bytes with the ring, or 0. */
 size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
                           struct chain_args *a, int blocks, size_t smem)
@@ -432,6 +443,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
         s->before = s->ahead;
         if (early && !c->nets && !c->gemma && !c->wide && !far && !items && !c->op[i].head)
             narrow_ahead(s, i && !s[-1].n_m);
+        if (s->n_m && s->kind != CHAIN_K) items_ahead(s, i && !s[-1].n_m);
         if (s->ahead > most) s->ahead = 0;
     }
     if (a->split || c->nets) spread(c, count, blocks);

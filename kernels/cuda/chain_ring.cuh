@@ -310,7 +310,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                     const int oldest = __reduce_min_sync(0xffffffff, m.done[lane % CHAIN_WARPS]);
                     const uint32_t low = oldest < asked ? m.tile[oldest % CHAIN_TILES].y : until_asked;
                     bool ready = left && (int)(known.y + tile - ring - low) <= 0;
-                    const int back = number - (near && oldest < total ? before : ahead);
+                    const int back = number - ((near || KV::items) && oldest < total ? before : ahead);
                     if (ahead && ready && back >= 0)
                         ready = bar_test(m.full + back % CHAIN_TILES, back / CHAIN_TILES & 1);
                     const unsigned held = __ballot_sync(0xffffffff, left && !ready);
@@ -356,7 +356,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                                 __shfl_sync(0xffffffff, known.y, __ffs((int)held) - 1) + tile;
                             if ((int)(end - ring - low) > 0) keys.early(s, i, asked - total, tiles);
                         }
-                    if (!now) __nanosleep(40);
+                    if (!KV::items && !now) __nanosleep(40);
                 }
                 place_on(p, 32, cap, ring);
             }
