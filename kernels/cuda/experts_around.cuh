@@ -16,10 +16,10 @@
 /* Which panels are this block's, and their weights: by a lane that has initialised the barriers. The blocks that start
  * last, when the launch before leaves their multiprocessors, have none, and as many of the first have two: late weights
  * would be waited for by everyone. */
-DEV void before_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem)
+template <enum whole_place P> DEV void before_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     const whole_before &b = a.before;
-    if (!b.w) return;
+    if (!has_before<P>(a)) return;
     const int grid = (int)gridDim.x, singles = grid - b.late;
     int first = (int)blockIdx.x;
     m->panels = first < a.out_panels;
@@ -37,7 +37,7 @@ DEV void before_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 }
 
 /* x, with the product's outputs, to everyone. All warps that multiply. */
-template <bool FIVE, bool AROUND>
+template <bool FIVE, enum whole_place P>
 DEV void whole_product_before(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     const struct whole_before &b = a.before;
@@ -47,7 +47,7 @@ DEV void whole_product_before(const whole_args &a, struct whole_memory *m, uint8
     uint8_t *const act = smem + a.at_h;
     float2 *const terms = (float2 *)(smem + a.at_terms); /* [panel][unit][16] */
     float old = 0.0f;
-    const bool handed = AROUND || b.hand;
+    const bool handed = is_handed<P>(a);
     if (!handed) cuda_grid_wait();
     if (!handed && threadIdx.x == 0) whole_turn(a, m);
     if (adds) old = __ldcg(a.out + output);

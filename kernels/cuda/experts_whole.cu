@@ -23,9 +23,8 @@
 
 #include <stdlib.h>
 
-/* SMALL: down's units are of 32 columns. FIVE: there may be Q5_K. AROUND: there are products before, whose row is handed
- * over, and behind. Kernels of their own, for what is not run is in the way of what is. */
-template <bool SMALL, bool FIVE, bool AROUND>
+/* SMALL: down's units are of 32 columns. FIVE: there may be Q5_K. P: what stands around it. Kernels of their own, for what is not run is in the way of what is. */
+template <bool SMALL, bool FIVE, enum whole_place P>
 static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     whole_kernel(const __grid_constant__ whole_args a)
 {
@@ -34,7 +33,7 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     const int block = blockIdx.x;
     const int own =
         (a.route.n_expert + 15) / 16 * 8; /* blocks with rows of the router's matrix, but the shared's */
-    const bool routes = block < own || (block == own && a.router[1]), before = AROUND || a.before.w;
+    const bool routes = block < own || (block == own && a.router[1]), before = has_before<P>(a);
     const int outs = (a.out_panels - block + (int)gridDim.x - 1) / (int)gridDim.x;
     const int panel = block < own ? block / 8 : 0, row = block < own ? block % 8 : 0;
     if (!before) cuda_grid_early();
@@ -44,39 +43,39 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
 #pragma unroll 1
             for (int i = 0; i < PAIRS_MOST + SLOTS_MOST + 1 + BEHIND_MOST; i++) bar_init(m->pair + i);
             bar_fence();
-            before_ask(a, m, smem);
+            before_ask<P>(a, m, smem);
         }
         __syncwarp();
         if (before) {
             warps_meet(0, WARPS + 1);
             cuda_grid_early(); /* the next mixture's blocks come behind this one's tickets */
         }
-        whole_choose<AROUND>(a, m, smem);
+        whole_choose<P>(a, m, smem);
     } else {
         if (before) {
             if (warp < a.units && routes) ask_router(a, block != own || !a.router[1], panel, row);
-            if ((AROUND || a.before.hand) && threadIdx.x == 32 * (WARPS - 1)) whole_turn(a, m);
+            if (is_handed<P>(a) && threadIdx.x == 32 * (WARPS - 1)) whole_turn(a, m);
             warps_meet(0, WARPS + 1); /* barriers are there */
             cuda_grid_early();
-            whole_product_before<FIVE, AROUND>(a, m, smem);
+            whole_product_before<FIVE, P>(a, m, smem);
         }
         if (warp < a.units)
-            whole_router<AROUND>(a, m, block != own || !a.router[1], routes, panel, row);
+            whole_router<P>(a, m, block != own || !a.router[1], routes, panel, row);
         else if (warp < 2 * a.units)
-            whole_row<AROUND>(a, m, smem + a.at_act);
+            whole_row<P>(a, m, smem + a.at_act);
         else if (!before)
             cuda_grid_wait();
-        if (!before) whole_old<AROUND>(a, m, adds);
+        if (!before) whole_old<P>(a, m, adds);
         warps_meet(0, WARPS + 1);
-        if (before) whole_old<AROUND>(a, m, adds);
+        if (before) whole_old<P>(a, m, adds);
         if (adds >= 0) whole_clear(a, m, adds, 256);
         if (SMALL) whole_soon<FIVE>(a, smem);
         whole_gated<FIVE>(a, m, smem);
         whole_down<SMALL, FIVE>(a, m, smem, outs);
     }
     if (warp < WARPS) warps_meet(0, WARPS + 1);
-    if (adds >= 0 && warp < WARPS) whole_add<AROUND>(a, m, smem, adds, outs);
-    if (AROUND || a.behind.panels) {
+    if (adds >= 0 && warp < WARPS) whole_add<P>(a, m, smem, adds, outs);
+    if (has_behind<P>(a)) {
         if (warp == WARPS) {
             warps_meet(4, WARPS + 1); /* down's weights are done with */
             behind_ask(a, m, smem, a.behind.early, a.behind.per);
@@ -90,11 +89,17 @@ static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
 }
 
 typedef void (*whole_fn)(const whole_args);
-static whole_fn kernel_of(bool small, bool five, bool around)
+template <bool SMALL, bool FIVE> static whole_fn kernel_at(enum whole_place p)
 {
-    if (small) return five ? whole_kernel<true, true, false> : whole_kernel<true, false, false>;
-    if (around) return five ? whole_kernel<false, true, true> : whole_kernel<false, false, true>;
-    return five ? whole_kernel<false, true, false> : whole_kernel<false, false, false>;
+    return p == ALONE    ? whole_kernel<SMALL, FIVE, ALONE>
+           : p == AROUND ? whole_kernel<SMALL, FIVE, AROUND>
+                         : whole_kernel<SMALL, FIVE, ANY>;
+}
+static whole_fn kernel_of(bool small, bool five, enum whole_place p)
+{
+    return small ? five ? kernel_at<true, true>(p) : kernel_at<true, false>(p)
+           : five ? kernel_at<false, true>(p)
+                  : kernel_at<false, false>(p);
 }
 /* Is any of the weights Q5_K? */
 static bool has_five(const struct whole_args *a)
@@ -143,8 +148,8 @@ int experts_whole_open(struct cuda_backend *be)
         return cuda_fail(be, KN_EMEM, "mixtures: out of memory (%zu bytes)", sizeof *be->waiting);
     const cudaFuncAttribute what = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cudaError_t err = cudaSuccess;
-    for (int i = 0; i < 8 && !err; i++)
-        err = cudaFuncSetAttribute(kernel_of(i & 1, i & 2, i & 4), what, be->smem_block);
+    for (int i = 0; i < 12 && !err; i++)
+        err = cudaFuncSetAttribute(kernel_of(i & 1, i & 2, (enum whole_place)(i / 4)), what, be->smem_block);
     return cuda_check(be, "kernels of experts", err);
 }
 
@@ -318,9 +323,10 @@ int experts_flush(const struct cuda_backend *be)
     if (!be->waits) return 0;
     be->waits = false; /* the launch must not come here again */
     const struct experts_waiting *l = be->waiting;
-    const bool around = l->a.before.hand && l->a.behind.panels;
+    const bool before = l->a.before.w, behind = l->a.behind.panels;
+    const enum whole_place p = !before && !behind ? ALONE : l->a.before.hand && behind ? AROUND : ANY;
     return cuda_check(b, "mixture",
-                      cuda_launch(be, kernel_of(l->a.small, has_five(&l->a), around), dim3(l->grid),
+                      cuda_launch(be, kernel_of(l->a.small, has_five(&l->a), p), dim3(l->grid),
                                   dim3(32 * (WARPS + 1)), l->smem, l->a));
 }
 

@@ -84,6 +84,22 @@ struct whole_args {
     struct whole_behind behind;
 };
 
+/* What stands around the mixture of a kernel: whatever the arguments say; a product before, whose row is handed over,
+ * and products behind; nothing. */
+enum whole_place { ANY, AROUND, ALONE };
+template <enum whole_place P> DEV bool has_before(const whole_args &a)
+{
+    return P == AROUND || (P == ANY && a.before.w);
+}
+template <enum whole_place P> DEV bool has_behind(const whole_args &a)
+{
+    return P == AROUND || (P == ANY && a.behind.panels);
+}
+template <enum whole_place P> DEV bool is_handed(const whole_args &a)
+{
+    return P == AROUND || (P == ANY && a.before.hand);
+}
+
 /* t / d, t <= 1,024, by 2^20 / d + 1. */
 DEV int whole_over(int t, uint32_t per)
 {
@@ -185,7 +201,7 @@ DEV void ask_router(const whole_args &a, bool own, int panel, int g)
 /* Sums of logits (1 / rms of the row is still to come) of experts 16 panel + g and + 8 more (of the shared
  * one: 0 alone), put if `put`, and of the row's squares, by warps 0 .. units - 1. A thread has the eight
  * columns that a lane of experts_router.cu has. */
-template <bool AROUND>
+template <enum whole_place P>
 DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, bool put, int panel, int g)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, unit = threadIdx.x / 4, q = lane % 4;
@@ -198,7 +214,7 @@ DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, boo
     *(float4 *)n = __ldg((const float4 *)(a.router_norm + k));
     *(float4 *)(n + 4) = __ldg((const float4 *)(a.router_norm + k + 16));
     unsigned tag;
-    if (AROUND || a.before.w) {
+    if (has_before<P>(a)) {
         tag = m->tag;
         float y[8];
         words_get(y, m->words + WHOLE_X + 256 * warp, 256);
@@ -279,11 +295,11 @@ static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *
     unit_round(act + UNIT_ACT * unit, v);
 }
 /* The row, by warps units .. 2 units - 1. */
-template <bool AROUND> DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
+template <enum whole_place P> DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
 {
     const int unit = threadIdx.x / 32 - a.units;
-    whole_unit<!AROUND>(m, act, unit, a.units, a.eps, a.norm, a.x,
-               AROUND || a.before.w ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
+    whole_unit<P != AROUND>(m, act, unit, a.units, a.eps, a.norm, a.x,
+               has_before<P>(a) ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
 }
 
 /* ---- weights ---- */
@@ -360,7 +376,7 @@ static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const u
 
 /* The warp that chooses and asks: a lane a pair of panels of gate and up, of an expert as soon as it is
  * known, then a lane an expert of down. First for what is read of the shared expert. */
-template <bool AROUND> DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
+template <enum whole_place P> DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     constexpr int per = CHOICE / 32;
     const int lane = threadIdx.x % 32, n = a.route.n_expert, last = a.router[1] ? a.slots - 1 : a.slots;
@@ -389,7 +405,7 @@ template <bool AROUND> DEV void whole_choose(const whole_args &a, struct whole_m
     __syncwarp();
     if (lane < a.slots && lane == last && outs > 0) down(true, 0);
     __syncwarp();
-    const bool handed = AROUND || a.before.hand;
+    const bool handed = is_handed<P>(a);
     if (!handed) {
         cuda_grid_wait();
         if (lane == 0) whole_turn(a, m);
@@ -417,9 +433,9 @@ template <bool AROUND> DEV void whole_choose(const whole_args &a, struct whole_m
     warps_arrive(0, WARPS + 1); /* the weights are there */
     /* While much is on its way, words are slow, and down's weights, which others still wait for. */
 #pragma unroll 1
-    for (int e = 0; e < a.slots && outs > 0 && a.behind.early; e++) bar_wait(m->slot + e, 0);
+    for (int e = 0; e < a.slots && outs > 0 && has_behind<P>(a) && a.behind.early; e++) bar_wait(m->slot + e, 0);
 #pragma unroll 1
-    for (int i = 0; i < a.behind.early && (int)blockIdx.x + i * (int)gridDim.x < a.behind.panels; i++) {
+    for (int i = 0; has_behind<P>(a) && i < a.behind.early && (int)blockIdx.x + i * (int)gridDim.x < a.behind.panels; i++) {
         if (i >= BEHIND_WINDOW) bar_wait(m->behind + i - BEHIND_WINDOW, 0);
         behind_ask(a, m, smem, i, i + 1);
     }
@@ -580,17 +596,17 @@ DEV int whole_row_of(int i, int panel)
 {
     return 16 * ((int)blockIdx.x + panel * (int)gridDim.x) + i / 16;
 }
-template <bool AROUND> DEV void whole_old(const whole_args &a, struct whole_memory *m, int i)
+template <enum whole_place P> DEV void whole_old(const whole_args &a, struct whole_memory *m, int i)
 {
     if (i < 0 || i % 16 || !a.add) return;
 #pragma unroll
     for (int o = 0; o < PANELS_MOST; o++) {
         const int row = whole_row_of(i, o);
         if (row >= a.n_out) continue;
-        m->old[o][i / 16] = AROUND || a.before.w ? word_ask(m->words + WHOLE_X + word_at(row)) : __ldcg(a.out + row);
+        m->old[o][i / 16] = has_before<P>(a) ? word_ask(m->words + WHOLE_X + word_at(row)) : __ldcg(a.out + row);
     }
 }
-template <bool AROUND> DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
+template <enum whole_place P> DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
 {
     const int slot = min(i % 16, a.slots - 1);
     const float2 *p = (const float2 *)(smem + a.at_terms) + slot * a.h_terms * 16 + i / 16;
@@ -601,7 +617,7 @@ template <bool AROUND> DEV void whole_add(const whole_args &a, const struct whol
         const int row = whole_row_of(i, o);
         if (i % 16 == 0 && row < a.n_out) {
             const float x = a.add ? __fadd_rn(m->old[o][i / 16], y) : y;
-            if (AROUND || a.behind.panels) word_put(m->words + WHOLE_Y + word_at(row), x);
+            if (has_behind<P>(a)) word_put(m->words + WHOLE_Y + word_at(row), x);
             a.out[row] = x;
         }
     }
