@@ -445,7 +445,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     /* Whole blocks of 256 of a token in each kv head. */
     p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
                 a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && plan.slots > 1)) &&
-                (!a->gate || (!gate_apart && blocks && p.n == 1)) &&
+                (!a->gate || !gate_apart) &&
                 mm_preparing(be, a->then, p.n, &p.then, &p.act);
     p.gate = a->gate;
 #ifdef ATTN_TRACE

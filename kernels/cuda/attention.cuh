@@ -64,7 +64,7 @@ struct attn {
     bool prepare;
     enum mm_act act;
     struct mm_prep then;
-    const float *gate; /* NULL, or of one row, [n_head, d]: gated before they are rounded, as gate_rows.cu does */
+    const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
 #ifdef ATTN_TRACE
     long long *trace; /* [blocks][16] clocks */

@@ -125,11 +125,24 @@ template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_he
         store_block<MM_ACT_32M>(a.then, to, block, v);
 }
 
+/* What is rounded of four results z: gated, where there is a gate; g: that of them. */
+DEV float4 gated(const attn &a, float4 z, float4 g)
+{
+    if (!a.gate) return z;
+    return make_float4(__fmul_rn(z.x, dev_sigmoid(g.x)), __fmul_rn(z.y, dev_sigmoid(g.y)), __fmul_rn(z.z, dev_sigmoid(g.z)),
+                       __fmul_rn(z.w, dev_sigmoid(g.w)));
+}
+/* The gate of four results at `at`. */
+DEV float4 gate_at(const attn &a, int64_t at, bool there)
+{
+    return a.prepare && a.gate && there ? __ldcg((const float4 *)(a.gate + at)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
 /* The merge: a block 256 results of a tile, row after row; two warps, side by side, a class. BATCH: 8
  * shortens the chain where there are few blocks, 4 leaves room for more of them. */
 #define MERGE_THREADS (64 * CLASSES)
 template <int D, int BATCH>
-__global__ void __launch_bounds__(MERGE_THREADS) attn_merge(const __grid_constant__ attn a)
+__global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1) attn_merge(const __grid_constant__ attn a)
 {
     __shared__ merged<D, 4> box[CLASSES][64];
     __shared__ __align__(16) float copy[256];
@@ -156,10 +169,11 @@ __global__ void __launch_bounds__(MERGE_THREADS) attn_merge(const __grid_constan
 #pragma unroll 2
             for (int i = 0; i < CLASSES; i++) all.add(box[i][threadIdx.x % 64]);
 #pragma unroll
-            for (int i = 0; i < 4; i++) copy[mine + i] = out[i] = divided(all.Y[i], all.S);
+            for (int i = 0; i < 4; i++) all.Y[i] = out[i] = divided(all.Y[i], all.S);
+            *(float4 *)(copy + mine) = gated(a, make_float4(all.Y[0], all.Y[1], all.Y[2], all.Y[3]), gate_at(a, out - a.out, true));
         }
     } else if (cls == 0 && row < a.n && a.prepare) {
-        *(float4 *)(copy + mine) = __ldcg((const float4 *)out);
+        *(float4 *)(copy + mine) = gated(a, __ldcg((const float4 *)out), gate_at(a, out - a.out, true));
     }
     if (!a.prepare) return;
     __syncthreads();
@@ -190,6 +204,7 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
     const int64_t at_out = ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
     if (a.known) cuda_grid_wait();
     float4 *const here = &values[0][threadIdx.x];
+    const float4 gate = gate_at(a, at_out, row < a.n);
     if (row < a.n) {
         float4 z = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (u.count > 1) {
@@ -229,7 +244,7 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
         } else if (a.prepare) { /* written already */
             z = __ldcg((const float4 *)(a.out + at_out));
         }
-        *here = z;
+        *here = gated(a, z, gate);
     }
     if (!a.prepare) return;
     if (pair)

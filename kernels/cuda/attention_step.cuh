@@ -560,24 +560,24 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDEN
         if (count == 0) put(0); /* nothing to see: zeros */
     } else {
         STAMP(8);
-        const bool gates = a.prepare && a.gate; /* of one row: asked for before the others' results are there */
+        const bool gates = a.prepare && a.gate; /* asked for before the others' results are there */
         float *copy = (float *)queries; /* which are done with: nothing arrives before all blocks' are */
         static_assert(F::strips(8) * 1024 <= T * F::QUERY, "no room for the results");
         if (rank >= strips) cluster_bar_wait(bar); /* all results are here */
 #pragma unroll 1
         for (int strip = rank, i = threadIdx.x; strip < strips;) {
             const int at_value = strip * 256 + i, r = at_value / D, at_row = tile * TILE + r;
+            const int64_t at_out =
+                ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D + at_value % D;
             float gate = 0.0f;
-            if (gates && r < real)
-                gate = dev_sigmoid(__ldcg(a.gate + (kv_head * a.n_rep + tile * TILE) * D + at_value));
+            if (gates && r < real) gate = dev_sigmoid(__ldcg(a.gate + at_out));
             cluster_bar_wait(bar); /* all results are here */
             STAMP(9);
             if (r < real) {
                 const float y = near_sum<D, T>(slots + (box - ring) + ((strip >> a.log_blocks) * 256 + i) * 4,
                                                (const float2 *)(slots + (tops_at - ring)) + r, (int)box_leaf,
                                                first, count);
-                a.out[((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D +
-                      at_value % D] = y;
+                a.out[at_out] = y;
                 copy[(strip >> a.log_blocks) * 256 + i] = gates ? __fmul_rn(y, gate) : y;
             }
             i += THREADS;
