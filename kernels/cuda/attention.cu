@@ -82,6 +82,8 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 /* ---- launching ---- */
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
+#define PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
+#define PLACES_KEYS 1024       /* that it is for */
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
 #define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
@@ -229,6 +231,12 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
 
 int cuda_attention_open(struct cuda_backend *be)
 {
+    if (be->cc >= 90 && !be->generic) {
+        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, PLACES_BYTES);
+        if (!be->attn_places) return KN_EMEM;
+        const int rc = cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, PLACES_BYTES, be->stream));
+        if (rc) return rc;
+    }
     static const uint32_t types[] = {KN_F16, KN_BF16};
     for (int i = 0; i < 8; i++) {
         const int32_t d = head_sizes[i / 2];
@@ -240,6 +248,9 @@ int cuda_attention_open(struct cuda_backend *be)
                 if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
             }
         }
+        size_t smem;
+        const attn_fn places = attn_places_of(d, type, &smem);
+        if (places && be->attn_places && rc == 0) rc = allow(be, places, (size_t)be->smem_block);
         const struct block stream = stream_block(be, d, type);
         if (stream.f && rc == 0) rc = allow(be, stream.f, (size_t)be->smem_block);
         for (int k = 0; k < 2 && rc == 0; k++) {
@@ -270,6 +281,11 @@ static int32_t most_units(int32_t cap, int32_t n, int32_t window, bool causal, i
 static size_t record_bytes(int32_t d)
 {
     return (size_t)TILE * (size_t)(d + 2) * sizeof(float);
+}
+/* Of the results of a leaf of a tile. */
+static int64_t place_bytes(int32_t d)
+{
+    return TILE * d / 256 * PLACE_FLOATS * (int64_t)sizeof(float);
 }
 static int32_t tiles_of(int32_t n, int32_t n_rep)
 {
@@ -304,13 +320,35 @@ struct plan {
     int32_t groups, turn; /* blocks' worth of tiles; as many at a time */
     int32_t leaves, slots, blocks;
     bool stream; /* attn_stream, not attn_step */
+    bool places; /* attn_places, which adds its leaves by itself */
 };
+/* attn_places, whose blocks wait for each other, where it was measured to win: heads of 128; of 256 from five rows on. */
+static bool plan_places(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, leaf = d <= 256 ? 64 : 32, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv),
+                  slots = most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, leaf), side = PLACES_SIDE(d),
+                  most = (slots + side - 1) / side; /* blocks a (tile, kv head) */
+    const int64_t at_once = (int64_t)kv->n_head_kv * tiles;
+    struct block b = {NULL, 0, 1, 8, 0, 2};
+    if (!be->attn_places || be->product_sms || a->n > FOLD_ROWS || t->tiles || t->unit || t->slots || t->spread) return false;
+    if (t->places == 1 || (t->places == 0 && a->n < (d <= 128 ? 2 : 5))) return false;
+    if (slots * leaf > PLACES_KEYS || at_once * slots * place_bytes(d) > PLACES_BYTES) return false;
+    b.f = attn_places_of(d, kv->type, &b.smem);
+    while (b.f && b.resident && b.smem > room_of(be, b.resident)) b.resident--;
+    const int64_t fill = (int64_t)be->sm_count * b.resident / at_once;
+    if (!b.f || fill < 1) return false;
+    *p = {b, tiles, tiles, 1, slots, fill < most ? (int32_t)fill : most, false, true};
+    return true;
+}
 static struct plan plan_few(const struct cuda_backend *be, const struct kn_attention *a)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const struct kn_kv *kv = a->kv;
     const int32_t n_rep = a->n_head / kv->n_head_kv, tiles = tiles_of(a->n, n_rep), d = kv->head_dim;
     struct plan p = {};
+    if (plan_places(be, a, &p)) return p;
     /* One tile a block where there is little to read: keys are read once a tile then. */
     const int64_t leaves_now =
         (int64_t)tiles * kv->n_head_kv *
@@ -436,7 +474,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     const int32_t tiles = tiles_of(p.n, p.n_rep);
     int rc = 0;
     int32_t leaves;
-    const int32_t blocks = plan_near(be, &p, be->head.kv_bound, &leaves);
+    const int32_t blocks = plan.places && cuda_attention_tuning.places == 2 ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
     if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
         fold(&p, s, blocks ? 1 : plan.b.tiles);
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
@@ -444,12 +482,15 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     p.early = p.known = reads_early(be, a, !p.fold);
     /* Whole blocks of 256 of a token in each kv head. */
     p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
-                a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && plan.slots > 1)) &&
+                a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && (plan.slots > 1 || plan.places))) &&
                 (!a->gate || !gate_apart) &&
                 mm_preparing(be, a->then, p.n, &p.then, &p.act);
     p.gate = a->gate;
 #ifdef ATTN_TRACE
     p.trace = attn_trace;
+#endif
+#ifdef MM_TRACE
+    p.times = mm_trace_next("attention");
 #endif
     if (blocks) {
         size_t smem;
@@ -473,10 +514,10 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
                          "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes "
                          "reserved (reserve_kv)",
                          a->n_head, p.d, p.cap, be->scratch_rows_bytes);
-    p.part = (float *)be->scratch_rows;
+    p.part = plan.places ? be->attn_places : (float *)be->scratch_rows;
     p.tiles = plan.b.tiles, p.stages = plan.b.stages;
     p.slots = plan.slots, p.leaves = plan.leaves;
-    p.per = cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
+    p.per = plan.places ? PLACES_SIDE(p.d) : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
     for (int32_t g = 0; g < plan.groups && rc == 0; g += plan.turn) {
         const int32_t groups = plan.groups - g < plan.turn ? plan.groups - g : plan.turn;
         p.tile0 = g * plan.b.tiles;
@@ -486,8 +527,11 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
                         cuda_launch(be, plan.b.f, grid, dim3((unsigned)(32 * plan.b.warps)), plan.b.smem, p));
         if (p.fold) cuda_ring_written(be, p.k);
         p.early = false; /* what comes next writes where this one reads */
-        if (plan.slots < 2 || rc) continue;
+        if (plan.slots < 2 || plan.places || rc) continue;
         const int32_t rows = (tiles - p.tile0 < p.n_tiles ? tiles - p.tile0 : p.n_tiles) * TILE;
+#ifdef MM_TRACE
+        p.times = mm_trace_next("merge");
+#endif
         const attn_fn join = join_kernel(p.d, p.n, p.leaves, plan.slots);
         const int32_t strips = rows * p.d / 256, of_block = join ? JOIN_WARPS / 2 : 1;
         const dim3 merge((unsigned)((strips + of_block - 1) / of_block), (unsigned)p.n_kv);

@@ -32,6 +32,8 @@
 #define CLASSES 8
 #define JOIN_WARPS 4   /* of a block of attn_join */
 #define JOIN_LEAVES 16 /* that it loads at once */
+#define PLACES_SIDE(D) ((D) <= 128 ? 2 : 1) /* leaves that a block of attn_places has at once */
+#define PLACE_FLOATS 260 /* attention_leaves.cuh: 256 results; (top, sum) of one row or two */
 #define STREAM_ROWS 8 /* of attn_stream: their results fit a slot of its ring */
 
 struct attn {
@@ -69,6 +71,9 @@ struct attn {
 #ifdef ATTN_TRACE
     long long *trace; /* [blocks][16] clocks */
 #endif
+#ifdef MM_TRACE
+    unsigned long long *times; /* [blocks][MM_TRACE_TIMES] */
+#endif
 };
 typedef void (*attn_fn)(const attn);
 
@@ -88,6 +93,8 @@ attn_fn attn_merge_narrow(int32_t d, bool few);
 attn_fn attn_merge_wide(int32_t d, bool few);
 attn_fn attn_join_narrow(int32_t d); /* NULL: none */
 attn_fn attn_join_wide(int32_t d);
+/* attention_leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
+attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 /* attention_group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
  * a->fold queries come as the projections left them (half: 64 or 0); keys and values are in the ring. */
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);
@@ -99,6 +106,16 @@ attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, i
 #define STAMP(i)                                                                                             \
     if (a.trace && threadIdx.x == 0)                                                                         \
     a.trace[((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 16 + (i)] = clock64()
+#elif defined(MM_TRACE)
+DEV void attn_stamp(const attn &a, int i)
+{
+    const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    if (!a.times || threadIdx.x || block >= MM_TRACE_BLOCKS) return;
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    a.times[MM_TRACE_TIMES * block + i] = t;
+}
+#define STAMP(i) attn_stamp(a, i)
 #else
 #define STAMP(i) (void)0
 #endif

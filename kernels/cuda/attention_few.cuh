@@ -9,6 +9,28 @@ template <int D> struct few {
     static constexpr int LEAVES = NODE / LEAF; /* of a node */
 };
 
+/* Rows of values at my columns that hold a NaN or Inf: a bit a key, and zeros in their place. */
+template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t clean_values(uint16_t *v)
+{
+    uint64_t bits = 0;
+#pragma unroll 1
+    for (int part = 0; part < KEYS / 32; part++) {
+        uint4 *row = (uint4 *)(v + (part * 32 + threadIdx.x % 32) * PITCH);
+        bool bad = false;
+#pragma unroll 1
+        for (int i = 0; i < COLS / 8; i++) {
+            uint4 x = row[i];
+            const bool here = make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) |
+                              make_finite<BF16>(x.w);
+            if (here) row[i] = x;
+            bad |= here;
+        }
+        bits |= (uint64_t)__ballot_sync(~0u, bad) << (32 * part);
+    }
+    __syncwarp();
+    return bits;
+}
+
 /* One partial result: T[16], sums[16], outputs [16][D]. */
 DEV float *record_of(const attn &a, int tile, int kv_head, int slot, int d)
 {
@@ -186,6 +208,7 @@ __global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1) attn_merge(
  * costs its length. Leaves of a node in order, nodes by class, of which each has one at most. */
 template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WARPS) attn_join(const __grid_constant__ attn a)
 {
+    STAMP(0);
     constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2);
     static_assert(2 * JOIN_LEAVES <= (CLASSES - 1) * L + 1, "two nodes of a class");
     __shared__ __align__(16) float4 values[JOIN_LEAVES][32 * JOIN_WARPS];
@@ -202,7 +225,9 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
     const int ahead = min(u.count, (u.first / L + CLASSES) / CLASSES * CLASSES * L - u.first);
     const float *part = record_of(a, tile, kv_head, 0, D), *from_y = part + 2 * TILE + r * D + col;
     const int64_t at_out = ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
+    STAMP(1);
     if (a.known) cuda_grid_wait();
+    STAMP(2);
     float4 *const here = &values[0][threadIdx.x];
     const float4 gate = gate_at(a, at_out, row < a.n);
     if (row < a.n) {
@@ -221,6 +246,7 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
                 copy_commit();
                 const float t = __ldcg(ts), s = __ldcg(ts + TILE); /* of leaf k0 + lane */
                 copy_wait(0);
+                STAMP(3);
 #pragma unroll 2
                 for (int j = 0; j < some; j++) {
                     const float4 y = here[j * 32 * JOIN_WARPS];
@@ -240,6 +266,7 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
             }
             z = make_float4(divided(all.Y[0], all.S), divided(all.Y[1], all.S), divided(all.Y[2], all.S),
                             divided(all.Y[3], all.S));
+            STAMP(4);
             *(float4 *)(a.out + at_out) = z;
         } else if (a.prepare) { /* written already */
             z = __ldcg((const float4 *)(a.out + at_out));
@@ -252,4 +279,5 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
     else
         asm volatile("bar.sync 1, 64;" ::: "memory");
     if (threadIdx.x / 32 % 2 == 0) prepare_strip<D>(a, (const float *)&values[0][64 * pair], kv_head, from / D, from % D);
+    STAMP(5);
 }

@@ -140,7 +140,7 @@ template <int D, int N> struct heads_of {
             for (int i = V / 2; i; i >>= 1)
 #pragma unroll
                 for (int v = 0; v < i; v++) sum[v] = __fadd_rn(sum[v], sum[v + i]);
-            const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum[0], (float)D), a.eps)));
+            const float r = __frcp_rn(__fsqrt_rn(__fadd_rn(__fmul_rn(sum[0], 1.0f / (float)D), a.eps)));
 #pragma unroll
             for (int j = 0; j < J; j++)
 #pragma unroll

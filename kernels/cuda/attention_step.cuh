@@ -50,28 +50,6 @@ template <int D, int T, int W = D == 64 ? 4 : 8> struct step {
     }
 };
 
-/* Rows of values at my columns that hold a NaN or Inf: a bit a key, and zeros in their place. */
-template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t clean_values(uint16_t *v)
-{
-    uint64_t bits = 0;
-#pragma unroll 1
-    for (int part = 0; part < KEYS / 32; part++) {
-        uint4 *row = (uint4 *)(v + (part * 32 + threadIdx.x % 32) * PITCH);
-        bool bad = false;
-#pragma unroll 1
-        for (int i = 0; i < COLS / 8; i++) {
-            uint4 x = row[i];
-            const bool here = make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) |
-                              make_finite<BF16>(x.w);
-            if (here) row[i] = x;
-            bad |= here;
-        }
-        bits |= (uint64_t)__ballot_sync(~0u, bad) << (32 * part);
-    }
-    __syncwarp();
-    return bits;
-}
-
 /* A float's order as that of an int, and back. */
 DEV int ordered(float x)
 {

@@ -389,6 +389,7 @@ void cuda_close(struct kn_backend *kb)
         cuda_experts_close(be);
         cuda_mm_close(be);
         cuda_free(kb, be->scratch_rows);
+        cuda_free(kb, be->attn_places);
         cuda_free(kb, be->count);
         cuda_cycle_close(be);
         cudaStreamDestroy(be->stream);

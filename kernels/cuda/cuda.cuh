@@ -106,6 +106,7 @@ struct cuda_backend {
     struct around_pick *picking; /* pick.cu */
     struct around_state *around; /* embed.cu: small operations that wait to be launched together, */
     mutable int32_t around_waits; /* and which (enum around_waits): before anything else that waits */
+    float *attn_places; /* attention_leaves.cuh; NULL where the device has none */
 };
 /* The place of a ring, or, where it has none, the one that was written longest ago of some. */
 static inline int cuda_ring_place(const struct cuda_backend *be, const void *k)

@@ -29,6 +29,7 @@ struct cuda_attention_tuning {
     int late;    /* 1: nothing is read before the wait for the kernel before */
     int near;    /* clusters at short contexts: 1: never; 2: also where they take turns */
     int cluster; /* blocks of a cluster: 8 or 16 */
+    int places;  /* few rows over few keys in one launch (attn_places): 1: never; 2: also where clusters would do */
     int prefill; /* 1: more than 64 rows without products of four warps */
 };
 extern struct cuda_attention_tuning cuda_attention_tuning;

@@ -180,9 +180,10 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
                            const struct mm_prep *p, int32_t n);
 /* mm.cu: norm_add, prepared for be->head.next_w; *done false, and nothing launched, where it cannot be. */
 int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, int64_t width, bool *done);
-#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times, [block][6] */
+#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times, [block][MM_TRACE_TIMES] */
 unsigned long long *mm_trace_next(const char *what);
 #define MM_TRACE_BLOCKS 256 /* of a launch, at most */
+#define MM_TRACE_TIMES 12
 #endif
 
 static inline int mm_planes(enum mm_act act)

@@ -15,7 +15,7 @@ DEV void trace_stamp(unsigned long long *trace, int i)
     if (!trace || threadIdx.x || blockIdx.x >= MM_TRACE_BLOCKS) return;
     unsigned long long t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    trace[6 * blockIdx.x + i] = t;
+    trace[MM_TRACE_TIMES * blockIdx.x + i] = t;
 }
 #define MM_STAMP(i) trace_stamp(a.trace, i)
 #else

@@ -51,7 +51,7 @@ DEV void stamp(const mm_prep &a, int i)
     if (!a.trace || threadIdx.x || block >= MM_TRACE_BLOCKS) return;
     unsigned long long t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    a.trace[6 * block + i] = t;
+    a.trace[MM_TRACE_TIMES * block + i] = t;
 }
 #define MM_STAMP(i) stamp(a, i)
 #else

@@ -9,7 +9,9 @@
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
- *   mm_gpu trace [rows [context]]   builds with MM_TRACE: when the parts of each launch ran
+ *   mm_gpu layers [CONTEXT]         microseconds a layer of few rows, attention between products
+ *   mm_gpu trace [rows [WHAT]]      builds with MM_TRACE: when the parts of each launch ran; context: of a drafter's
+ *                                   context; 8B, "31B full", ...: of layers with attention
  *   mm_gpu profile         a few products, for a profiler
  *   mm_gpu types           every type, two shapes of Qwen3-8B, as bench
  *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
@@ -195,6 +197,8 @@ int main(int argc, char **argv)
             few_types(argc > 2 ? argv[2] : "Q8_0");
         } else if (!strcmp(what, "heads")) {
             heads();
+        } else if (!strcmp(what, "layers")) {
+            attended_layers(argc > 2 ? atoi(argv[2]) : 512);
         } else if (!strcmp(what, "step")) {
             steps();
         } else if (!strcmp(what, "types")) {

@@ -82,6 +82,7 @@ void plans();
 void few(bool quick);
 void few_types(const char *which);
 void heads();
+void attended_layers(int context);
 void steps();
 #ifdef MM_TRACE
 void trace(int n, const char *what);

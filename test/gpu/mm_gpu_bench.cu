@@ -1,5 +1,6 @@
 /* mm_gpu_bench.cu - times of matrix products. */
 #include "mm_gpu.cuh"
+#include "../../kernels/cuda/ops.cuh"
 
 __global__ void read_kernel(const uint4 *p, size_t n, unsigned *out)
 {
@@ -176,10 +177,119 @@ static void free_model(model &m)
     cuda_weight_free(kb(), &m.head);
 }
 
+/* Layers with attention between their products: of 8B, of 31B's two kinds, of 27B (gated). Keys and values are whatever is there. */
+struct attending {
+    const char *name;
+    int64_t hidden, ff;
+    int32_t n_head, n_kv, d, window;
+    bool gated;
+};
+static const attending all_attending[] = {{"8B", 4096, 12288, 32, 8, 128, 0, false},
+                                          {"31B sliding", 5376, 21504, 32, 16, 256, 1024, false},
+                                          {"31B full", 5376, 21504, 32, 4, 512, 0, false},
+                                          {"27B", 5120, 17408, 24, 4, 256, 0, true}};
+struct attended {
+    attending s;
+    model m;
+    std::vector<kn_weight> gates;
+    std::vector<kn_kv> kv;
+    float *q, *g, *k, *v, *out, *table, *norm;
+    int32_t *pos, context;
+};
+static attended attended_open(const attending &s, int n_layers, int context, int n)
+{
+    attended t = {s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, context};
+    const size_t cap = 2048, ring = cap * s.n_kv * s.d, row = (size_t)n * s.n_head * s.d;
+    width = {s.hidden, (int64_t)s.n_head * s.d, (int64_t)s.n_kv * s.d, s.ff, 32768};
+    t.m = load_model(n_layers, KN_Q4_K, KN_Q6_K, KN_Q6_K);
+    for (int i = 0; i < n_layers; i++) {
+        kn_kv kv = {};
+        CK(cudaMalloc(&kv.k, 2 * ring));
+        CK(cudaMalloc(&kv.v, 2 * ring));
+        CK(cudaMemset(kv.k, 0x25, 2 * ring));
+        CK(cudaMemset(kv.v, 0x25, 2 * ring));
+        kv.type = KN_F16, kv.cap = cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
+        t.kv.push_back(kv);
+        if (s.gated) t.gates.push_back(i ? clone(t.gates[0]) : load(KN_Q4_K, s.hidden, row / n));
+    }
+    for (float **p : {&t.q, &t.g, &t.k, &t.v, &t.out}) {
+        CK(cudaMalloc(p, row * 4));
+        CK(cudaMemset(*p, 0, row * 4));
+    }
+    std::vector<float> ones(16 * 512, 0.5f);
+    std::vector<int32_t> pos(n);
+    for (int i = 0; i < n; i++) pos[i] = context + i;
+    t.table = device(ones), t.norm = device(ones), t.pos = device(pos);
+    be->head.kv_bound = 1;
+    while (be->head.kv_bound < context + n) be->head.kv_bound *= 2;
+    if (!be->scratch_rows) {
+        be->scratch_rows_bytes = (size_t)300 << 20;
+        CK(cudaMalloc(&be->scratch_rows, be->scratch_rows_bytes));
+        OK(cuda_attention_open(be));
+    }
+    return t;
+}
+static void attended_free(attended &t)
+{
+    free_model(t.m);
+    for (kn_weight &w : t.gates) cuda_weight_free(kb(), &w);
+    for (kn_kv &kv : t.kv) {
+        CK(cudaFree(kv.k));
+        CK(cudaFree(kv.v));
+    }
+    for (float *p : {t.q, t.g, t.k, t.v, t.out, t.table, t.norm}) CK(cudaFree(p));
+    CK(cudaFree(t.pos));
+}
+static void attended_step(const attended &t, int n)
+{
+    be->settled = ++be->launches; /* as a recording starts */
+    for (size_t i = 0; i < t.m.layers.size(); i++) {
+        const layer &l = t.m.layers[i];
+        const kn_weight *w[4] = {&l.q, &l.k, &l.v, t.s.gated ? &t.gates[i] : nullptr};
+        float *out[4] = {t.q, t.k, t.v, t.g};
+        OK(cuda_norm_linear(kb(), out, w, t.s.gated ? 4 : 3, bench_x, bench_norm, 1e-6f, n));
+        kn_rope_store r = {};
+        r.q = t.q, r.k = t.k, r.v = t.v, r.table = t.table, r.pos = t.pos, r.n = n, r.q_norm = r.k_norm = t.norm;
+        r.n_head = t.s.n_head, r.n_rot = t.s.gated ? 64 : t.s.d, r.eps = 1e-6f, r.kv = &t.kv[i];
+        kn_attention a = {};
+        a.q = t.q, a.out = t.out, a.kv = &t.kv[i], a.pos = t.pos, a.n = n, a.n_head = t.s.n_head;
+        a.scale = 0.088f, a.causal = true, a.window = t.s.window, a.then = &l.o, a.gate = t.s.gated ? t.g : nullptr;
+        OK(cuda_attend(kb(), &r, &a));
+        if (t.s.gated)
+            OK(cuda_gate_linear(kb(), bench_out[2], &l.o, t.out, t.g, n));
+        else
+            OK(cuda_linear(kb(), bench_out[2], &l.o, t.out, n, true));
+        OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
+        OK(cuda_linear(kb(), bench_out[2], &l.down, bench_out[1], n, true));
+    }
+}
+/* Microseconds a layer, at 2 to 16 rows. */
+void attended_layers(int context)
+{
+    struct {
+        const char *name;
+        struct cuda_attention_tuning t;
+    } ways[] = {{"as tuned", {}}, {"one launch, no clusters", {}}, {"clusters, launches", {}}, {"launches", {}}, {"as tuned", {}}};
+    ways[1].t.places = 2, ways[2].t.places = ways[3].t.places = 1, ways[3].t.near = 1;
+    bench_open();
+    for (const attending &s : all_attending) {
+        attended t = attended_open(s, 12, context, 16);
+        for (const auto &v : ways) {
+            cuda_attention_tuning = v.t;
+            printf("%-12s %-28s context %d, us a layer at 2, 4, 8, 16 rows:", s.name, v.name, context);
+            for (int n : {2, 4, 8, 16}) printf(" %7.2f", graph_us([&] { attended_step(t, n); }, 21) / 12);
+            printf("\n");
+            fflush(stdout);
+        }
+        cuda_attention_tuning = {};
+        attended_free(t);
+    }
+}
+
 #ifdef MM_TRACE
 /* Times of the parts of each launch (mm_kernel.cuh, prep.cu), of all its blocks. */
 #define TRACES 64
-#define TRACE_WORDS (6 * MM_TRACE_BLOCKS)
+#define TRACE_WORDS (MM_TRACE_TIMES * MM_TRACE_BLOCKS)
 static unsigned long long *traces;
 static std::vector<const char *> traced;
 unsigned long long *mm_trace_next(const char *what)
@@ -212,13 +322,13 @@ static void show_trace(int n, const std::function<void()> &run)
         const unsigned long long *p = &t[TRACE_WORDS * i];
         unsigned long long end = 0;
         int blocks = 0;
-        while (blocks < MM_TRACE_BLOCKS && p[6 * blocks]) blocks++;
+        while (blocks < MM_TRACE_BLOCKS && p[MM_TRACE_TIMES * blocks]) blocks++;
         printf("%-12s %3d", traced[i], blocks);
-        for (int k = 0; k < 6; k++) {
+        for (int k = 0; k < MM_TRACE_TIMES; k++) {
             double least = 1e30, most = -1e30, sum = 0;
             int count = 0;
             for (int b = 0; b < blocks; b++) {
-                const unsigned long long at = p[6 * b + k];
+                const unsigned long long at = p[MM_TRACE_TIMES * b + k];
                 if (!at) continue;
                 if (at > end) end = at;
                 const double us = (double)(long long)(at - over) / 1e3;
@@ -256,6 +366,12 @@ void trace(int n, const char *what)
 {
     bench_open();
     if (!strcmp(what, "context")) return trace_context(n);
+    for (const attending &s : all_attending)
+        if (!strcmp(what, s.name)) {
+            attended t = attended_open(s, 4, 512, n);
+            show_trace(n, [&] { attended_step(t, n); });
+            return attended_free(t);
+        }
     model m = load_model(4, KN_Q4_K, KN_Q6_K, KN_Q4_K);
     show_trace(n, [&] { step(m, n); });
     free_model(m);

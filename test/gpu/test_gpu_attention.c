@@ -250,6 +250,8 @@ void check_attention(void)
         static const struct cuda_attention_tuning others[] = {
             {.unit = 1, .near = 1},
             {.unit = 2, .near = 1},
+            {.places = 1},
+            {.places = 2},
             {.unit = 1, .per = 3, .near = 1},
             {.unit = 1, .tiles = 1, .slots = 2, .near = 1},
             {.unit = 2, .tiles = 1, .spread = 60, .near = 1},
@@ -469,6 +471,10 @@ void check_attend(void)
     static const struct cuda_attention_tuning others[] = {
         {},
         {.near = 1},
+        {.places = 1},
+        {.places = 2},
+        {.places = 1, .near = 1},
+        {.places = 2},
         {.near = 1, .unit = 1, .slots = 2},
         {.near = 1, .unit = 2, .spread = 40},
         {.near = 2, .cluster = 8},
