@@ -83,7 +83,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
-#define PLACES_KEYS 1024       /* that it is for */
+#define PLACES_KEYS 2048       /* that it is for */
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
 #define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
@@ -322,7 +322,7 @@ struct plan {
     bool stream; /* attn_stream, not attn_step */
     bool places; /* attn_places, which adds its leaves by itself */
 };
-/* attn_places, whose blocks wait for each other, where it was measured to win: heads of 128; of 256 from five rows on. */
+/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of 128 and 256. */
 static bool plan_places(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
@@ -333,7 +333,7 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     const int64_t at_once = (int64_t)kv->n_head_kv * tiles;
     struct block b = {NULL, 0, 1, 8, 0, 2};
     if (!be->attn_places || be->product_sms || a->n > FOLD_ROWS || t->tiles || t->unit || t->slots || t->spread) return false;
-    if (t->places == 1 || (t->places == 0 && a->n < (d <= 128 ? 2 : 5))) return false;
+    if (t->places == 1 || (t->places == 0 && a->n < 5)) return false;
     if (slots * leaf > PLACES_KEYS || at_once * slots * place_bytes(d) > PLACES_BYTES) return false;
     b.f = attn_places_of(d, kv->type, &b.smem);
     while (b.f && b.resident && b.smem > room_of(be, b.resident)) b.resident--;

@@ -1,10 +1,11 @@
-/* attention_leaves.cuh - attention of 2 to 16 rows over few keys, in one launch: leaves and their sum.
+/* attention_leaves.cuh - attention of some rows, up to 16, over few keys, in one launch: leaves and their sum.
  *
- * Between two products nothing counts but the chain of latencies, so each step asks for what the next one needs: a
- * block waits for the projections first, asks for its queries, and only then finds out which keys it has. A block has a
- * tile and up to P leaves at once, each of which SIDE warps share: scores by keys, the output by columns. In between, a
- * warp makes the weights of its own keys where their scores are, in its registers; the warps of a leaf exchange the
- * rows' maxima, then fragments of weights and parts of sums. A weight or a result has attn_step's chain of operations.
+ * Between two products nothing counts but the chain of latencies, so each step asks for what the next one needs: keys
+ * and values that were there before, by the warps that will have no queries; the queries, as soon as the projections
+ * are complete. A block has a tile and up to P leaves at once, each of which SIDE warps share: scores by keys, the output
+ * by columns. In between, a warp makes the weights of its own keys where their scores are, in its registers; the warps of
+ * a leaf exchange the rows' maxima, then fragments of weights and parts of sums. A weight or a result has attn_step's
+ * chain of operations.
  *
  * Results of leaves are handed on through memory, in words that carry their own flag: of a (tile, kv head) they are
  * strips of 256, row after row; a strip has a place for each leaf: 256 values, then (top, sum) of its rows. A place
@@ -167,15 +168,20 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
     if (there) __stcg((float4 *)(a.out + at_out), z);
     *mine = gated(a, z, gate);
     asm volatile("bar.sync %0, 64;" ::"r"(8 + (int)threadIdx.x / 64) : "memory"); /* and both have read all tops */
-    if (a.prepare && threadIdx.x / 32 % 2 == 0)
-        prepare_strip<D>(a, (const float *)(mine - threadIdx.x % 64), kv_head, tile * TILE + strip * 256 / D, strip * 256 % D);
-    const uint4 e = make_uint4(PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY);
-    if (there)
+    if (threadIdx.x / 32 % 2 == 0) {
+        if (a.prepare)
+            prepare_strip<D>(a, (const float *)(mine - threadIdx.x % 64), kv_head, tile * TILE + strip * 256 / D, strip * 256 % D);
+    } else { /* the other warp puts the words back */
+        const uint4 e = make_uint4(PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY);
+        const bool first_there = (strip * 256 + lane * 4) / D < real;
 #pragma unroll 1
         for (int k = 0; k < count; k++) {
-            __stcg((uint4 *)(values + k * PLACE_FLOATS), e);
-            if (threadIdx.x % 64 * 4 % D == 0) place_put(tops + k * PLACE_FLOATS, __uint_as_float(PLACE_EMPTY), __uint_as_float(PLACE_EMPTY));
+            float *const place = base + k * PLACE_FLOATS;
+            if (first_there) __stcg((uint4 *)place + lane, e);
+            if (there) __stcg((uint4 *)place + 32 + lane, e);
+            if (lane == 0) __stcg((uint4 *)place + 64, e);
         }
+    }
     asm volatile("bar.sync %0, 64;" ::"r"(8 + (int)threadIdx.x / 64) : "memory"); /* the room is used again */
 }
 
@@ -263,6 +269,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     touch_arguments(a);
     if (threadIdx.x < 2 * P) cluster_bar_init(bars + 8 * threadIdx.x);
     cuda_grid_early();
+    __syncthreads(); /* barriers are there */
     STAMP(0);
     if (!a.known) cuda_grid_wait();
     const int tile = a.tile0 + (int)blockIdx.x, kv_head = blockIdx.y, rank = blockIdx.z;
@@ -283,20 +290,6 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         return a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D;
     };
     const auto table_of = [&](int j) { return a.half ? (const float2 *)a.table + (int64_t)j * a.half : NULL; };
-    STAMP(1);
-    if (a.known) cuda_grid_wait();
-    H ahead; /* the rows that this warp makes next */
-    if (w < groups_q) {
-        const int i = min(w * H::ROWS + lane / H::LANES, real - 1), j = row_of(a, tile * TILE + i);
-        ahead.load(a, query_of(i, j), table_of(j));
-    }
-    STAMP(2);
-    if (threadIdx.x < TILE) {
-        const int row = row_of(a, tile * TILE + (int)threadIdx.x);
-        const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
-        spans[threadIdx.x] = make_int2(v.lo, v.hi);
-    }
-    const struct span full = visible_all(a, tile, pos0, bound);
     /* The i-th of n warps asks for its share of what is there of keys (items 0 to P - 1) and values (P to 2 P - 1) of the
      * leaves below high. A copy is an instruction of the whole warp, so many warps share them. */
     const auto ask = [&](int high, int item, int end, int i, int n) {
@@ -313,6 +306,23 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         }
     };
     const int first_asks = groups_q <= WARPS / 2 ? groups_q : 0;
+    STAMP(1);
+    const bool soon = a.early && a.fold; /* what is asked for was there before this pass */
+    if (a.known && !soon) cuda_grid_wait();
+    if (w >= first_asks) ask(to, 0, 2 * P, w - first_asks, WARPS - first_asks);
+    if (soon) cuda_grid_wait();
+    H ahead; /* the rows that this warp makes next */
+    if (w < groups_q) {
+        const int i = min(w * H::ROWS + lane / H::LANES, real - 1), j = row_of(a, tile * TILE + i);
+        ahead.load(a, query_of(i, j), table_of(j));
+    }
+    STAMP(2);
+    if (threadIdx.x < TILE) {
+        const int row = row_of(a, tile * TILE + (int)threadIdx.x);
+        const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+        spans[threadIdx.x] = make_int2(v.lo, v.hi);
+    }
+    const struct span full = visible_all(a, tile, pos0, bound);
     /* Rows that are normed and rotated here, some of a kind at a time, the next ones' loads before: the queries, where
      * that begins; new keys and values of leaves [low, high), which go to their slots and, where they are the tile's,
      * to the ring; of the tile's those that no row sees. */
@@ -352,15 +362,12 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
             }
         }
     };
-    __syncthreads(); /* barriers are there */
-
 #pragma unroll 1
     for (int high = to, turn = 0; !turn || high > from; high -= P, turn++) { /* the last leaves first: they have the new keys */
         const int leaf = high - 1 - p, p0 = leaf * LEAF;
         const bool mine = leaf >= from;
         unsigned char *const keys = slots + 2 * p * F::SLOT, *const values = keys + F::SLOT;
         if (turn) __syncthreads(); /* values are done with */
-        if (!turn && w >= first_asks) ask(high, 0, 2 * P, w - first_asks, WARPS - first_asks);
         if (turn) ask(high, P == 1 ? P : 0, 2 * P, w, WARPS);
         if (mine && (p0 < seen.lo || p0 + LEAF > seen.hi)) /* values that nobody sees weigh nothing: no NaN among them */
 #pragma unroll 1
