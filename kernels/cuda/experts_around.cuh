@@ -85,7 +85,8 @@ DEV struct behind_task behind_find(const whole_args &a, int t, int mine)
     if (t >= mine * cuts) return {};
     int panel = (int)blockIdx.x + i * (int)gridDim.x;
     const int j = behind_matrix(b, &panel);
-    return {a.at_pair + (uint32_t)i * b.slot + (uint32_t)(u * b.bytes[j]), b.type[j], i, u, u + 1 < a.units ? b.bytes[j] : 0};
+    return {a.at_pair + (uint32_t)i * b.slot + (uint32_t)(u * b.bytes[j]), b.type[j], i, u,
+            u + 1 < a.units ? b.bytes[j] : 0};
 }
 
 /* The products behind. All warps that multiply, the last eight having put the block's outputs. */

@@ -23,7 +23,8 @@
 
 #include <stdlib.h>
 
-/* SMALL: down's units are of 32 columns. FIVE: there may be Q5_K. P: what stands around it. Kernels of their own, for what is not run is in the way of what is. */
+/* SMALL: down's units are of 32 columns. FIVE: there may be Q5_K. P: what stands around it. Kernels of their own, for
+ * what is not run is in the way of what is. */
 template <bool SMALL, bool FIVE, enum whole_place P>
 static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     whole_kernel(const __grid_constant__ whole_args a)

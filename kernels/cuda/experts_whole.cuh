@@ -606,7 +606,8 @@ template <enum whole_place P> DEV void whole_old(const whole_args &a, struct who
         m->old[o][i / 16] = has_before<P>(a) ? word_ask(m->words + WHOLE_X + word_at(row)) : __ldcg(a.out + row);
     }
 }
-template <enum whole_place P> DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
+template <enum whole_place P>
+DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
 {
     const int slot = min(i % 16, a.slots - 1);
     const float2 *p = (const float2 *)(smem + a.at_terms) + slot * a.h_terms * 16 + i / 16;
