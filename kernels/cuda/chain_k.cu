@@ -106,6 +106,14 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
 
 /* ---- sums and results ---- */
 
+/* v, of which nothing is made in advance: over long contexts it would be in local memory, which costs a
+ * layer 2 us. */
+DEV int made_now(int v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
 /* The terms of a tile's two units, of TYPE (as chain_ring.cuh has it), the warp's. term: floats to the second
  * panel's; SPLIT: as the tile says. */
 template <int TYPE, bool SPLIT>
@@ -157,11 +165,12 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
         if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
         CHAIN_STAMP(1);
     }
+    if (!SPLIT) asm volatile("" : "+l"(row)); /* it says whether the warp rounds */
     if (lane == 0) r.done[warp] = min(number, stop);
     for (bool begins = split;; begins = false) {
 #pragma unroll 1
-        for (; number < stop; number += on) {
-            if (SPLIT ? more : rounds) {
+        for (; number < stop; number += CHAIN_WARPS >> made_now(two)) {
+            if (SPLIT ? more > 0 : row != nullptr) {
                 if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
                 round_blocks<1>(act, units, mine, 1, 1, v);
                 __syncwarp();
@@ -419,9 +428,8 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     }
     bar_pass(r.planned, 0);
     int pos = -1;
-    /* The step: a register, where there is one; elsewhere it would be in local memory, far away. (Over long
-     * contexts so would be what the loop over tiles needs.) */
-    constexpr bool apart = KV::wide || KV::ring;
+    /* The step: a register, where there is one; elsewhere it would be in local memory, far away. */
+    constexpr bool apart = KV::wide;
     const uint32_t number = shared_address(smem + CHAIN_K_DONE + 64);
     int i = 0;
 #pragma unroll 1
@@ -457,7 +465,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         } else if (KV::ring && s.n_m == 0) {
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
                                 a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
-                                r.state[0] + 1 + (unsigned)warp_get(number));
+                                r.state[0] + 1 + (unsigned)i);
             chain_meet();
         } else if (KV::nets && KV::wide && s.n_m == 0) {
             chain_attention_gated<BF16>(a, warp_get(number), smem);
@@ -481,9 +489,9 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                             terms, keep);
         } else if (plan.pairs || (KV::post && s.post)) {
             const bool rounds = !s.norm && s.own, first = (apart ? warp_get(number) : i) == 0;
-            const int share = plan.share;
+            const int lanes = plan.share;
             const unsigned flags = s.flags;
-            const chain_output c = output_of(s, plan.pairs, first_late<KV>(s, plan), share);
+            const chain_output c = output_of(s, plan.pairs, first_late<KV>(s, plan), lanes);
             if (KV::post && s.post)
                 chain_post(s, (float *)(smem + a.net), row_of(a, r, s, false), act, squares);
             else if (!SPLIT && s.norm && s.units <= CHAIN_WARPS)
@@ -503,7 +511,8 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             CHAIN_STAMP(3);
             chain_meet();
             CHAIN_STAMP(4);
-            const int item = first_late<KV>(s, plan); /* (again: not kept) */
+            const int item = first_late<KV>(s, plan), /* (again: not kept) */
+                share = ((const volatile chain_plan &)plan).share;
             if (share == 2)
                 chain_write<2>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
             else if (share == 0)
