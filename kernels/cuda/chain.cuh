@@ -34,6 +34,7 @@
  * over what short contexts are, by chain_wide.cuh. They are handed on gated.
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
+ * before, or, where outputs come early, stand where activations and terms were, brought to the L2 cache steps
  * before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
  * like weights (chain_far.cuh, chain_far_ring.cuh).
  *

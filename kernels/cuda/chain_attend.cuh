@@ -5,7 +5,8 @@
  * queries, makes scores, weights and outputs, and leaves (top, sum) and outputs a query head, with tags. The
  * block that has the newest leaf also makes the new key and value, which it writes to the ring. Then blocks
  * take 32 columns each, add up all leaves (a warp a node of eight leaves, nodes by class, as near_sum does)
- * and hand the results to the next step. Old keys and values are asked for long before: chain_keys. */
+ * and hand the results to the next step. Old keys and values are asked for long before, chain_keys; or, where
+ * they have no place until then, brought to the L2 cache (chain_ring.cuh). */
 #ifndef DFLASH_CUDA_CHAIN_ATTEND_CUH
 #define DFLASH_CUDA_CHAIN_ATTEND_CUH
 
@@ -225,8 +226,8 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
 }
 
 /* The first CHAIN_HEADS warps. in: the values of the step before. ROUNDS: results may be handed on rounded.
- */
-template <bool BF16, bool ROUNDS = false>
+ * LATE: no keys have been asked for. */
+template <bool BF16, bool ROUNDS = false, bool LATE = false>
 static __device__ __noinline__ void chain_attention(const chain_step &s, int pos, int unit, const float *in,
                                                     float *out, uint2 *parts, unsigned tag, uint8_t *at,
                                                     uint8_t *keys)
@@ -235,7 +236,7 @@ static __device__ __noinline__ void chain_attention(const chain_step &s, int pos
 #pragma unroll 1
     for (int u = unit; u < units; u += gridDim.x) {
         chain_heads_meet(); /* what stands at `at` is done with */
-        if (u != unit) chain_keys(s, pos, u / s.n_kv, u % s.n_kv, keys);
+        if (LATE || u != unit) chain_keys(s, pos, u / s.n_kv, u % s.n_kv, keys);
         chain_leaf<BF16>(s, pos, u, in, parts, tag, at, keys);
     }
     chain_heads_meet(); /* keys and values are done with */

@@ -106,8 +106,8 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
 
 /* ---- sums and results ---- */
 
-/* v, of which nothing is made in advance: over long contexts it would be in local memory, which costs a
- * layer 2 us. */
+/* v, of which nothing is made in advance. (Over long contexts that, or another, would be in local memory, by
+ * which a layer takes 2 us more.) */
 DEV int made_now(int v)
 {
     asm volatile("" : "+r"(v));
@@ -446,7 +446,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
             if (!KV::nets && !KV::ring && next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
-                if (!KV::wide && !KV::held && threadIdx.x < 32 * CHAIN_HEADS &&
+                if (!KV::wide && !KV::held && !KV::writer && threadIdx.x < 32 * CHAIN_HEADS &&
                     r.plan[at].leaf <= pos / chain_few::LEAF)
                     chain_keys(next, pos, r.plan[at].leaf, r.plan[at].kv_head, keys);
             }
@@ -479,8 +479,9 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                 attention_held<BF16>(s, plan, r, pos, row_of(a, r, s, false), values_of(a, r) + s.at, a.parts,
                                      r.state[0] + 1 + (unsigned)i, act);
             else if (!KV::ring && threadIdx.x < 32 * CHAIN_HEADS)
-                chain_attention<BF16>(s, pos, plan.unit, row_of(a, r, s, false), values_of(a, r) + s.at,
-                                      a.parts, r.state[0] + 1 + (unsigned)i, act, keys);
+                chain_attention<BF16, false, KV::writer>(s, pos, plan.unit, row_of(a, r, s, false),
+                                                         values_of(a, r) + s.at, a.parts,
+                                                         r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();
         } else if (KV::items && s.kind != CHAIN_K) {
             const bool first = (apart ? warp_get(number) : i) == 0;

@@ -240,6 +240,11 @@ void chain_newest_outputs(struct chain_state *c, int32_t count)
         }
 }
 
+/* Are outputs of such a step written early? Of fewer pairs it is no gain. */
+static bool writes_early(const struct chain_step *s, int blocks)
+{
+    return s->kind == CHAIN_K && s->gated && s->pairs > 2 * blocks;
+}
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
  * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
 size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
@@ -247,7 +252,7 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
 {
     int32_t most = 0, n_rep = 0, head = 0;
     uint32_t terms = 0, row = 0;
-    bool items = false;
+    bool items = false, early = false;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
@@ -285,6 +290,7 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
                        t = of * (s->split ? s->terms * (uint32_t)s->rounds + 4 * (uint32_t)s->split_term
                                           : s->terms * (uint32_t)pairs_a_block(s, *blocks));
         if (t > terms) terms = t;
+        early |= writes_early(s, *blocks);
         if (s->keep && pairs_a_block(s, *blocks) * 32 > CHAIN_KEEP) return 0;
     }
     int32_t place = 0;
@@ -310,6 +316,10 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
         const uint32_t least_rest = ((uint32_t)bytes + 127) / 128 * 128;
         if (rest < least_rest) rest = least_rest;
         if (!far && !wide && !items) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
+        if (keys && (early || a->split)) { /* chain_k.cu's near_keys: keys stand where terms were */
+            if (rest < least_rest + keys) rest = least_rest + keys;
+            keys = 0;
+        }
     }
     a->act = CHAIN_K_RING; /* and the ring before it: chain_lay_out_ring */
     a->terms = a->act + row;
@@ -408,7 +418,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
         s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
                    (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0) | (s->split ? CHAIN_SPLIT : 0);
         for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
-        if (s->gated && s->pairs > 2 * blocks) s->flags |= CHAIN_EARLY; /* of fewer it is no gain */
+        if (writes_early(s, blocks)) s->flags |= CHAIN_EARLY;
         early |= s->flags & CHAIN_EARLY;
         /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
          * normed are taken by units in turn. */
@@ -448,5 +458,6 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
     }
     if (a->split || c->nets) spread(c, count, blocks);
     a->net = a->keys + keys;
+    if (c->attends && !keys) a->keys = a->act + ((uint32_t)chain_attend_bytes() + 127) / 128 * 128;
     return a->net + net;
 }

@@ -165,6 +165,19 @@ DEV void chain_keys_early(const chain_step &s, const chain_plan &g, int pos)
     }
 }
 
+/* The same of the block's first unit, heads of CHAIN_HEAD. */
+DEV void chain_keys_near(const chain_step &s, const chain_plan &g, int pos)
+{
+    constexpr int LEAF = 64;
+    const int p0 = g.leaf * LEAF, at = p0 < s.cap ? p0 : p0 % s.cap;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < LEAF && p0 + i < pos; i += 32) {
+        const size_t from = ((size_t)(at + i) * (size_t)s.n_kv + (size_t)g.kv_head) * CHAIN_HEAD;
+        prefetch_bulk((const uint16_t *)s.k + from, 2 * CHAIN_HEAD);
+        prefetch_bulk((const uint16_t *)s.v + from, 2 * CHAIN_HEAD);
+    }
+}
+
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
  * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times
  * the bytes of a unit, CHAIN_UNITS times its units, CHAIN_TERM times what is between its panels' terms, by
@@ -442,6 +455,13 @@ template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const 
             bar_arrive(m.planned + i % CHAIN_DESCS);
         }
         if (gated) chain_keys_early(s, g, pos);
+        if (KV::writer && !KV::nets && !KV::wide && !s.n_m) {
+            if (pos < 0) {
+                cuda_grid_wait(); /* for the position */
+                pos = __ldcg(s.pos);
+            }
+            chain_keys_near(s, g, pos);
+        }
         total += tiles;
         if (!SPLIT && lane == 0) bar_arrive(m.read + i % CHAIN_DESCS);
     }
