@@ -318,7 +318,8 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
                            const struct mm_prep *p, int32_t n)
 {
     if (be->cc >= 90 && !be->generic && n <= 16) {
-        const unsigned blocks = (unsigned)((p->n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS));
+        const unsigned all = (unsigned)((p->n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS)),
+                       blocks = all < 2 ? 2 : all; /* memcheck refuses stores in a cluster of one; the second block has no columns */
         return cuda_launch_clusters(be,
                                     act == MM_ACT_K    ? add_few<MM_ACT_K>
                                     : act == MM_ACT_32 ? add_few<MM_ACT_32>
