@@ -5,7 +5,8 @@
  * launched through cuda_launch and opens with cuda_grid_start(), or with cuda_grid_early() and, later,
  * cuda_grid_wait(): on Hopper a kernel starts while its predecessor still runs (programmatic dependent
  * launch), so nothing that an earlier kernel of the stream writes may be read, and nothing at all written,
- * before the wait. Weights are constant and may be read before it.
+ * before the wait. Weights are constant and may be read before it. A mixture of experts
+ * that is handed its row by tagged words is the exception: experts_hand.cuh says why it may.
  *
  * Owners. backend.cu: opening, memory, the table. mm*.cu, pack.cu: weights and products. The rest: one
  * operation a file. */
