@@ -4,9 +4,11 @@
  * in the data; together the ranges cover the data without overlap or hole. */
 #include "safetensors.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -325,6 +327,38 @@ bool st_is_path(const char *path)
         if (n > k && !strcmp(path + n - k, ends[i])) return true;
     }
     return false;
+}
+
+/* A name that a checkpoint's folder has for what it is read from. */
+static bool is_part(const char *name)
+{
+    static const char *const rest[] = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                       "chat_template.jinja"};
+    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
+        if (!strcmp(name, rest[i])) return true;
+    return st_is_path(name);
+}
+
+int st_refuse_output(const char *output, const char *const *inputs, int n, struct err *e)
+{
+    static const char index[] = ".index.json";
+    const size_t k = sizeof index - 1;
+    struct stat out, st;
+    char folder[PATH_MAX];
+    if (!output || stat(output, &out)) return 0;
+    for (int i = 0; i < n; i++) {
+        const size_t len = inputs[i] ? strlen(inputs[i]) : 0;
+        bool found = false;
+        if (!len || stat(inputs[i], &st)) continue;
+        if (!S_ISDIR(st.st_mode) && (len < k || strcmp(inputs[i] + len - k, index))) continue;
+        DIR *d = opendir(S_ISDIR(st.st_mode) ? inputs[i] : io_folder(inputs[i], folder));
+        for (const struct dirent *f; d && !found && (f = readdir(d));)
+            found = is_part(f->d_name) && !fstatat(dirfd(d), f->d_name, &st, 0) && S_ISREG(st.st_mode) && st.st_dev == out.st_dev &&
+                    st.st_ino == out.st_ino;
+        if (d) closedir(d);
+        if (found) return err_set(e, ERR_USAGE, "%s: the output is a file of the input %s", output, inputs[i]);
+    }
+    return 0;
 }
 
 void st_close(struct st *s)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "../../common/quantize.h"
+#include "../../common/safetensors.h"
 #include "../redirect.h"
 #include "bench.h"
 
@@ -202,7 +203,8 @@ int bench_matrix(int argc, char **argv)
         cli_usage_error(&cli, "--random: not a seed (expected a whole number of at most 19 digits, got '%s')", o.random);
     check_prompts();
     for (int s = 0; s < n_set; s++) check_setting(set[s]);
-    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    const char *const models[] = {o.target, o.drafter};
+    if (st_refuse_output(out_path, models, 2, &e) || redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES :=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
            "report: $(OUT)/report.md\n$(OUT):\n\tmkdir -p $@\n",
            o.out);

@@ -1,11 +1,8 @@
 /* dflash-inspect - what a model file holds, whether it is sound, whether two files fit or differ. */
-#include <dirent.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include "../../common/check.h"
 #include "../../common/diff.h"
 #include "../../common/gguf.h"
@@ -137,24 +134,6 @@ static int run_show(const char *path)
     return rc ? cli_fail(&cli, &e) : 0;
 }
 
-/* Whether output is one of the files that a checkpoint, input, has in its folder, by whatever name. */
-static bool is_shard(const char *output, const char *input)
-{
-    static const char index[] = ".index.json";
-    const size_t n = strlen(input), k = sizeof index - 1;
-    struct stat out, st;
-    char folder[PATH_MAX];
-    bool found = false;
-    if (!output || stat(output, &out) || stat(input, &st)) return false;
-    if (!S_ISDIR(st.st_mode) && (n < k || strcmp(input + n - k, index))) return false;
-    DIR *d = opendir(S_ISDIR(st.st_mode) ? input : io_folder(input, folder));
-    for (const struct dirent *f; d && !found && (f = readdir(d));)
-        found = st_is_path(f->d_name) && !fstatat(dirfd(d), f->d_name, &st, 0) && S_ISREG(st.st_mode) &&
-                st.st_dev == out.st_dev && st.st_ino == out.st_ino;
-    if (d) closedir(d);
-    return found;
-}
-
 int main(int argc, char **argv)
 {
     struct err e = {0};
@@ -174,12 +153,8 @@ int main(int argc, char **argv)
     over.draft_causal = o.causal;
     if (!o.pair && !o.diff && st_is_path(cli.args[0]) && desc_override_given(&over))
         cli_usage_error(&cli, "--%s is for a drafter's GGUF", desc_override_given(&over));
-    for (int i = 0; i < cli.n_args; i++)
-        if (is_shard(o.out, cli.args[i])) {
-            err_set(&e, ERR_USAGE, "%s: the output is a file of the input %s", o.out, cli.args[i]);
-            return cli_fail(&cli, &e);
-        }
-    if (redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    if (st_refuse_output(o.out, cli.args, cli.n_args, &e) || redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e))
+        return cli_fail(&cli, &e);
     if (o.pair)
         rc = pair_verdict(check_pair(cli.args[0], cli.args[1], &over, print_pair_finding, NULL, &e), &e);
     else if (o.diff)

@@ -34,6 +34,7 @@ for f in hft hft/ hft/model.safetensors.index.json; do
     same "inspect-check $f" hft/model.safetensors "dflash-inspect --check $f --force -o @"
     same "inspect-diff $f" hft/model.safetensors "dflash-inspect --diff $f t.gguf --force -o @"
     same "inspect-diff with $f" hft/model.safetensors "dflash-inspect --diff t.gguf $f --force -o @"
+    same "inspect $f config" hft/config.json "dflash-inspect $f --force -o @"
     same "inspect $f index" hft/model.safetensors.index.json "dflash-inspect $f --force -o @"
 done
 rm hft/model.safetensors.index.json
@@ -57,6 +58,9 @@ same bench-compare q "dflash-bench compare p q --force -o @"
 same bench-compare-prompt text "dflash-bench compare p q -m t.gguf --prompt text --force -o @"
 same bench-report cell "dflash-bench report cell --force -o @"
 same bench-matrix text "dflash-bench matrix --target hft --drafter hf text --force -o @"
+for f in hft/config.json hft/tokenizer.json hft/model.safetensors hf/model.safetensors; do
+    same "bench-matrix $f" $f "dflash-bench matrix --target hft --drafter hf text --force -o @"
+done
 # By redirection: stdout is the input.
 for c in "dflash-quantize -q d.gguf --type q8_0 >>d.gguf" "dflash-convert -q d.gguf >>d.gguf" \
     "dflash-generate -q -m t.gguf -n 2 <p >>p" "dflash-prefill -q -m t.gguf <p >>t.gguf" "dflash-tokenize -m t.gguf <text >>text"; do
