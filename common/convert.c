@@ -571,21 +571,18 @@ static int check_rest(struct conv *c, struct err *e)
     return c->cfg ? hf_config_rest(c->cfg, tables, e) : 0;
 }
 
-#define MAX_BESIDE 16
+#define MAX_BESIDE (2 * ST_FOLDER_FILES)
 
 /* What is read of a folder beside the tensors, where path is one; paths [at most MAX_BESIDE] to free. */
 static int folder_inputs(const char *path, char **out, int n)
 {
-    static const char *const names[] = {"config.json",           "generation_config.json", "tokenizer.json",
-                                        "tokenizer_config.json", "chat_template.jinja",    "model.safetensors.index.json",
-                                        "model.safetensors"};
     struct stat st;
     if (!path || stat(path, &st) || !S_ISDIR(st.st_mode)) return n;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        size_t room = strlen(path) + strlen(names[i]) + 2;
+    for (int i = 0; i < ST_FOLDER_FILES; i++) {
+        size_t room = strlen(path) + strlen(st_folder_files[i]) + 2;
         char *p = mem_alloc(room);
         if (!p) return -1;
-        snprintf(p, room, "%s/%s", path, names[i]);
+        snprintf(p, room, "%s/%s", path, st_folder_files[i]);
         out[n++] = p;
     }
     return n;

@@ -329,13 +329,14 @@ bool st_is_path(const char *path)
     return false;
 }
 
+const char *const st_folder_files[ST_FOLDER_FILES] = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                                      "chat_template.jinja", "model.safetensors.index.json", "model.safetensors"};
+
 /* A name that a checkpoint's folder has for what it is read from. */
 static bool is_part(const char *name)
 {
-    static const char *const rest[] = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                                       "chat_template.jinja"};
-    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
-        if (!strcmp(name, rest[i])) return true;
+    for (int i = 0; i < ST_FOLDER_FILES; i++)
+        if (!strcmp(name, st_folder_files[i])) return true;
     return st_is_path(name);
 }
 
