@@ -132,12 +132,8 @@ template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_he
               block = ((kv_head * a.n_rep + at_row - row * a.n_rep) * D + col) / 256;
     const float4 y = *(const float4 *)(x + lane * 8), z = *(const float4 *)(x + lane * 8 + 4);
     float v[8] = {y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w};
-    if (a.hand.words) { /* of K types, one row */
-        uint32_t w0, w1;
-        float scale;
-        unit_codes(v, &w0, &w1, &scale);
-        hand_put(a.hand.words + HAND_UNIT * block, w0, w1, scale, hand_tag(a.hand.tag, a.hand.salt));
-    }
+    if (a.hand.words) /* of K types, one row */
+        hand_put(a.hand.words + HAND_UNIT * block, round_block<true>(v), hand_tag(a.hand.tag, a.hand.salt));
     uint8_t *to = a.then.rows + (size_t)row * (size_t)(a.then.slices * a.then.slice_row);
     if (a.act == MM_ACT_K)
         store_block<MM_ACT_K>(a.then, to, block, v, row);

@@ -185,12 +185,7 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
         __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lane < 16 ? sum[0] : sum[1], (float)D), a.eps)));
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fmul_rn(v[i], rr), norm[i]), gate[i]);
-    if (ACT == MM_ACT_K && words) {
-        uint32_t w0, w1;
-        float d;
-        unit_codes(v, &w0, &w1, &d);
-        hand_put(words + HAND_UNIT * (blockIdx.y / 2), w0, w1, d, tag);
-    }
+    if (ACT == MM_ACT_K && words) hand_put(words + HAND_UNIT * (blockIdx.y / 2), round_block<true>(v), tag);
     store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v, (int)r);
 }
 

@@ -22,35 +22,29 @@
 #define UNIT_SUMS_32 288
 #define UNIT_SCALE 304
 
-/* Codes and scale (unit_codes) to where the products look for them. */
-DEV void unit_put(uint8_t *act, uint32_t w0, uint32_t w1, float d)
+/* Codes and scale to where the products look for them. */
+DEV void unit_put(uint8_t *act, const rounded &r)
 {
     const int lane = threadIdx.x % 32;
-    int sum = __dp4a((int)w0, 0x01010101, __dp4a((int)w1, 0x01010101, 0));
+    int sum = __dp4a((int)r.w0, 0x01010101, __dp4a((int)r.w1, 0x01010101, 0));
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     const int both = sum + __shfl_xor_sync(0xffffffff, sum, 2);
     uint8_t *q = act + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2);
-    *(uint32_t *)q = w0;
-    *(uint32_t *)(q + 16) = w1;
+    *(uint32_t *)q = r.w0;
+    *(uint32_t *)(q + 16) = r.w1;
     if (lane % 2 == 0) *(short *)(act + UNIT_SUMS + lane) = (short)sum;
     if (lane % 4 == 0) *(short *)(act + UNIT_SUMS_32 + lane / 2) = (short)both;
-    if (lane == 0) *(float *)(act + UNIT_SCALE) = d;
+    if (lane == 0) *(float *)(act + UNIT_SCALE) = r.d;
 }
 /* v: columns 8 lane .. of a block; rounded as store_block rounds (prep_block.cuh). */
 DEV void unit_round(uint8_t *act, const float v[8])
 {
-    uint32_t w0, w1;
-    float d;
-    unit_codes(v, &w0, &w1, &d);
-    unit_put(act, w0, w1, d);
+    unit_put(act, round_block<true>(v));
 }
 /* A unit that the launch before hands over. */
 DEV void unit_of_hand(const uint4 *unit, unsigned tag, uint8_t *act)
 {
-    uint32_t w0, w1;
-    float d;
-    hand_get(unit, &w0, &w1, &d, tag);
-    unit_put(act, w0, w1, d);
+    unit_put(act, hand_get(unit, tag));
 }
 
 /* Unit `unit` of a prepared row, as unit_round would leave it. */

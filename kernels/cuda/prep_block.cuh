@@ -29,15 +29,17 @@ DEV uint32_t round_four(const float *v, float inverse)
     return __byte_perm(__byte_perm(u[0], u[2], 0x0040), __byte_perm(u[1], u[3], 0x0040), 0x5410);
 }
 
-/* Block `block` of a row (v normed) to its place in the prepared row, that of `token`. */
-template <enum mm_act ACT>
-DEV void store_block(const mm_prep &a, uint8_t *row, int block, const float v[8], int token = 0)
+/* A warp's 256 values, 8 a lane, as codes and scale: a block of 256 (K types) or eight of 32, four lanes each. */
+struct rounded {
+    uint32_t w0, w1; /* columns 8 lane .., four and four */
+    float d;
+};
+template <bool WHOLE> DEV rounded round_block(const float v[8])
 {
-    const int lane = threadIdx.x % 32;
     uint32_t top = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) top = max(top, __float_as_uint(v[i]) & 0x7fffffff);
-    if (ACT == MM_ACT_K) {
+    if (WHOLE) {
         top = __reduce_max_sync(0xffffffff, top);
     } else {
         top = max(top, __shfl_xor_sync(0xffffffff, top, 1));
@@ -46,7 +48,17 @@ DEV void store_block(const mm_prep &a, uint8_t *row, int block, const float v[8]
     const bool odd = top >= 0x7f800000, none = odd || __uint_as_float(top) < 1e-30f;
     const float amax = none ? 1.0f : __uint_as_float(top), inverse = __fdiv_rn(127.0f, amax);
     const float d = odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : __fdiv_rn(amax, 127.0f);
-    const uint32_t w0 = none ? 0 : round_four(v, inverse), w1 = none ? 0 : round_four(v + 4, inverse);
+    return {none ? 0 : round_four(v, inverse), none ? 0 : round_four(v + 4, inverse), d};
+}
+
+/* Block `block` of a row (v normed) to its place in the prepared row, that of `token`. */
+template <enum mm_act ACT>
+DEV void store_block(const mm_prep &a, uint8_t *row, int block, const float v[8], int token = 0)
+{
+    const int lane = threadIdx.x % 32;
+    const rounded r = round_block<ACT == MM_ACT_K>(v);
+    const uint32_t w0 = r.w0, w1 = r.w1;
+    const float d = r.d;
     int sum = __dp4a((int)w0, 0x01010101, __dp4a((int)w1, 0x01010101, 0));
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     if (ACT != MM_ACT_K) sum += __shfl_xor_sync(0xffffffff, sum, 2);
