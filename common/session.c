@@ -135,9 +135,9 @@ static int check_options(struct session *s, struct err *e)
     int32_t trained = s->drafter ? s->drafter->d->block_size : 0;
     if (!o->chunk) o->chunk = SESSION_CHUNK;
     if (!o->block) o->block = trained;
-    if (o->ctx < 1 || o->ctx > INT32_MAX / 2)
+    if (o->ctx < 1 || o->ctx > SESSION_MAX_CTX)
         return err_set(e, ERR_USAGE, "context out of range (expected 1 to %d positions, got %d)",
-                       INT32_MAX / 2, o->ctx);
+                       SESSION_MAX_CTX, o->ctx);
     if (o->chunk < 1 || o->chunk > 1 << 20)
         return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
     if (s->drafter && (o->block < 2 || o->block > trained))

@@ -25,6 +25,7 @@
 
 #define SESSION_MAX_ROWS 64 /* rows of session_forward, and of logits held at once */
 #define SESSION_CHUNK 512   /* default of options.chunk */
+#define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
 
 struct session_options {
     int32_t ctx;   /* positions the caches must hold: prompt + generated + block */

@@ -99,7 +99,7 @@ static int meta_unpack(struct meta *m, const uint8_t *p, uint64_t size, const ch
                        " taps, got %" PRIu64 ")",
                        name, META_FIXED + 4 * (uint64_t)m->n_taps, m->n_taps, size);
     for (uint32_t i = 0; i < m->n_taps; i++) m->taps[i] = get_u32(p + META_FIXED + 4 * i);
-    if (!m->n_tokens || m->n_tokens > 1u << 30 || !m->chunk || m->chunk > 1u << 20)
+    if (!m->n_tokens || m->n_tokens > SESSION_MAX_CTX || !m->chunk || m->chunk > 1u << 20)
         return err_set(e, ERR_FORMAT, "%s: tokens or chunk out of range (got %" PRIu32 " and %" PRIu32 ")",
                        name, m->n_tokens, m->chunk);
     if (m->kv_type != KN_F16 && m->kv_type != KN_BF16 && m->kv_type != KN_F32)

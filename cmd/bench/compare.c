@@ -22,7 +22,7 @@ static bool force;
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"--prompt", CLI_STR, &o.prompt, "FILE", "with -m: the ids that the streams continue", 0, 0},
-    {"--ctx", CLI_I32, &o.ctx, "N", "with -m: positions to make room for (default: what is needed)", 1, 1 << 30},
+    {"--ctx", CLI_I32, &o.ctx, "N", "with -m: positions to make room for (default: what is needed)", 1, SESSION_MAX_CTX},
     {"--json", CLI_FLAG, &o.json, NULL, "one line of JSON on stdout", 0, 0},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -72,8 +72,8 @@ static int margin_at(const struct stream *a, const struct stream *b, size_t at, 
     }
     memcpy(all, p.id, p.n * sizeof *all);
     memcpy(all + p.n, a->id, at * sizeof *all);
-    if (p.n + at + 1 > (size_t)(o.ctx ? o.ctx : 1 << 30)) {
-        err_set(e, ERR_USAGE, "--ctx is too small (expected %zu: prompt, equal tokens and one, got %d)", p.n + at + 1, o.ctx ? o.ctx : 1 << 30);
+    if (p.n + at + 1 > (size_t)(o.ctx ? o.ctx : SESSION_MAX_CTX)) {
+        err_set(e, ERR_USAGE, "--ctx is too small (expected %zu: prompt, equal tokens and one, got %d)", p.n + at + 1, o.ctx ? o.ctx : SESSION_MAX_CTX);
         goto done;
     }
     so.ctx = o.ctx ? o.ctx : (int32_t)(p.n + at + 1);

@@ -28,7 +28,7 @@ static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"--rows", CLI_STR, &o.rows, "LIST", "rows of a pass (default 1,2,4,8,16,32,64)", 0, 0},
     {"--prompts", CLI_STR, &o.prompts, "LIST", "prompt lengths, logits for the last token (default 128,512)", 0, 0},
-    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)", 1, 1 << 30},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)", 1, SESSION_MAX_CTX},
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     REDIRECT_FLAGS(out_path, force),

@@ -51,7 +51,7 @@ static const struct cli_flag flags[] = {
     {"--width", CLI_I32, &o.width, "W", "rows verified a cycle at most (default: the block)", 1, SESSION_MAX_ROWS},
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)", 0, INT32_MAX},
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
-    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1, 1 << 30},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1, SESSION_MAX_CTX},
     {"--label", CLI_STR, &o.label, "TEXT", "put into the line, for reports", 0, 0},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -105,7 +105,8 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
         sp.stops = d->stops;
         sp.n_stops = d->n_stops;
     }
-    so.ctx = o.ctx ? o.ctx : (int32_t)((int64_t)p->n + o.n + SESSION_MAX_ROWS);
+    const int64_t room = (int64_t)p->n + o.n + SESSION_MAX_ROWS;
+    so.ctx = o.ctx ? o.ctx : room < SESSION_MAX_CTX ? (int32_t)room : SESSION_MAX_CTX;
     if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e)) goto done;
     double t = cli_seconds();
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
@@ -255,9 +256,9 @@ int bench_run(int argc, char **argv)
             goto done;
         }
         int64_t need = (int64_t)p[i].n + o.n + (o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1);
-        if (need > (o.ctx ? o.ctx : 1 << 30)) {
+        if (need > (o.ctx ? o.ctx : SESSION_MAX_CTX)) {
             err_set(&e, ERR_USAGE, "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a block, got %d)", cli.args[i],
-                    (long long)need, p[i].n, (long long)o.n, o.ctx ? o.ctx : 1 << 30);
+                    (long long)need, p[i].n, (long long)o.n, o.ctx ? o.ctx : SESSION_MAX_CTX);
             goto done;
         }
         models_check_length(&o.m, &cli, (int64_t)p[i].n + o.n);

@@ -17,7 +17,7 @@ static struct settings set = {
 
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(set.m),
-    {"-n", CLI_I64, &set.n, "N", "tokens to generate at most", 1, 1 << 30},
+    {"-n", CLI_I64, &set.n, "N", "tokens to generate at most", 1, SESSION_MAX_CTX},
     {"-o", CLI_STR, &set.out_path, "FILE", "write the tokens there (default stdout)", 0, 0},
     {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE", 0, 0},
     {"--state", CLI_STR, &set.state_path, "STATE", "continue a state of dflash-prefill; stdin is not read", 0,
@@ -44,7 +44,8 @@ static const struct cli_flag flags[] = {
      "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
     {"--chunk", CLI_I32, &set.chunk, "N", "tokens a prefill pass (default 512, or as the state has it)", 1,
      1 << 20},
-    {"--ctx", CLI_I32, &set.ctx, "N", "positions to make room for (default: what the run needs)", 1, 1 << 30},
+    {"--ctx", CLI_I32, &set.ctx, "N", "positions to make room for (default: what the run needs)", 1,
+     SESSION_MAX_CTX},
     {"--stats", CLI_STR, &set.stats_path, "FILE", "write the statistics as one JSON object", 0, 0},
     {"--draft-trace", CLI_STR, &set.trace_path, "FILE", "write every cycle's proposals, int32", 0, 0},
     {"--draft-logits", CLI_STR, &set.draft_logits_path, "FILE",
@@ -186,10 +187,10 @@ static int make_session(struct run *u, struct err *e)
                        "--ctx is too small (expected %" PRId64 ": a prompt of %" PRId64 ", %" PRId64
                        " new tokens and a block of %d, got %d)",
                        need, prompt, set.n, block, set.ctx);
-    if (need > 1 << 30)
+    if (need > SESSION_MAX_CTX)
         return err_set(e, ERR_USAGE,
                        "prompt and -n need too large a context (expected at most %d, got %" PRId64 ")",
-                       1 << 30, need);
+                       SESSION_MAX_CTX, need);
     if (!set.ctx) o.ctx = (int32_t)need;
     if (!o.chunk) o.chunk = u->info.chunk;
     if (models_kv_type(&set.m, u->state ? u->info.kv_type : KN_F16, &o.kv_type, e)) return -1;
@@ -224,7 +225,7 @@ static int generate(struct run *u, struct err *e)
 
 static int run(struct run *u, struct err *e)
 {
-    set.m.known = (struct session_options){.ctx = set.ctx ? set.ctx : (int32_t)(set.n < 1 << 30 ? set.n : 1 << 30),
+    set.m.known = (struct session_options){.ctx = set.ctx ? set.ctx : (int32_t)set.n,
                                            .chunk = set.chunk,
                                            .block = set.block,
                                            .draft_window = set.draft_window};

@@ -30,7 +30,7 @@ static const struct cli_flag flags[] = {
     {"--force", CLI_FLAG, &force, NULL, "replace an existing STATE", 0, 0},
     {"--chunk", CLI_I32, &chunk, "N", "tokens a pass, part of the state (default 512)", 1, 1 << 20},
     {"--ctx", CLI_I32, &ctx_size, "N", "positions to make room for (default: what the prompt needs)", 1,
-     1 << 30},
+     SESSION_MAX_CTX},
     {"--logits", CLI_STR, &logits_path, "FILE",
      "write the logits of every position, float32 [n_prompt, n_vocab]", 0, 0},
     {"--hidden", CLI_STR, &hidden_path, "FILE",
@@ -111,8 +111,8 @@ static int make_session(struct session **s, size_t n, struct planes *planes, str
                                 .hidden = hidden_path ? take_plane : NULL,
                                 .hidden_ctx = planes,
                                 .check_layers = m.check_layers};
-    if (n > 1 << 30)
-        return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", 1 << 30, n);
+    if (n > SESSION_MAX_CTX)
+        return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", SESSION_MAX_CTX, n);
     if (models_kv_type(&m, KN_F16, &o.kv_type, e)) return -1;
     return models_session(&m, &cli, &o, s, e);
 }

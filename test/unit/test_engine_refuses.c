@@ -133,6 +133,10 @@ static void test_session_refuses(void **state)
     struct err e = {0};
     (void)state;
     expect_error(session_new(&s, t, d, &o, &e), &e, ERR_USAGE, "expected 2 to the 5");
+    /* what the flags and a state take */
+    const struct session_options longest = {.ctx = SESSION_MAX_CTX + 1, .kv_type = KN_F16};
+    e = (struct err){0};
+    expect_error(session_new(&s, t, d, &longest, &e), &e, ERR_USAGE, "expected 1 to 1073741824 positions");
     o.block = 0, e = (struct err){0};
     must(session_new(&s, t, d, &o, &e), &e);
     expect_error(session_prefill(s, prompt, 51, NULL, NULL, &e), &e, ERR_USAGE,
