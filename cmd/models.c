@@ -157,12 +157,24 @@ static void overrides(const struct models *m, const struct cli *c, struct desc_o
     drafter_flags_read(c, &m->draft, "--draft-", o);
 }
 
-static int load_drafter(struct models *m, const struct cli *c, struct err *e)
+static int open_target(struct models *m, const struct cli *c, struct err *e)
 {
-    struct progress p = {c, "loading drafter"};
+    const struct desc_override none = {.draft_causal = -1};
+    if (model_open(&m->target, m->target_path, m->be, &none, e)) return -1;
+    if (m->target->d->arch == DESC_DFLASH) {
+        err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", m->target_path,
+                m->target->d->arch_name);
+        return err_hint(e, "a drafter goes with -d, beside the target that it was made for");
+    }
+    describe(c, "target", m->target_path, m->target->d);
+    return 0;
+}
+
+static int open_drafter(struct models *m, const struct cli *c, struct err *e)
+{
     struct desc_override o;
     overrides(m, c, &o);
-    if (model_load(&m->drafter, m->drafter_path, m->be, &o, show_progress, &p, e)) {
+    if (model_open(&m->drafter, m->drafter_path, m->be, &o, e)) {
         char word[300];
         size_t n = strlen(e->hint);
         if (!strncmp(e->hint, "dflash-convert ", 15)) /* a drafter is converted with its target */
@@ -177,6 +189,22 @@ static int load_drafter(struct models *m, const struct cli *c, struct err *e)
     if (t->has_tokenizer && d->has_tokenizer && t->tokenizer_crc != d->tokenizer_crc)
         cli_warn(c, "target and drafter carry different vocabularies of one size: proposals may be poor");
     return 0;
+}
+
+/* What is wrong with flags and inputs, as far as the descriptions can tell. */
+static int check(const struct models *m, struct err *e)
+{
+    struct session_options o = m->known;
+    if (o.ctx < 1) o.ctx = 1;
+    if (models_kv_type(m, KN_F16, &o.kv_type, e) || session_options_check(&o, m->drafter ? m->drafter->d : NULL, e)) return -1;
+    return m->check ? m->check(m->check_ctx, e) : 0;
+}
+
+static int fill(const struct models *m, const struct cli *c, struct err *e)
+{
+    struct progress target = {c, "loading target"}, drafter = {c, "loading drafter"};
+    if (model_fill(m->target, show_progress, &target, e)) return -1;
+    return m->drafter ? model_fill(m->drafter, show_progress, &drafter, e) : 0;
 }
 
 /* ---- the device's memory ---- */
@@ -225,22 +253,13 @@ int models_session(struct models *m, const struct cli *c, const struct session_o
 int models_open(struct models *m, const struct cli *c, struct err *e)
 {
     double start = cli_seconds();
-    struct progress p = {c, "loading target"};
-    const struct desc_override none = {.draft_causal = -1};
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
     struct desc_override seen; /* what is wrong with flags is said before anything is read */
     overrides(m, c, &seen);
-    if (open_backend(m, e) || plan_first(m, c, e)) return -1;
-    if (model_load(&m->target, m->target_path, m->be, &none, show_progress, &p, e)) return -1;
-    if (m->target->d->arch == DESC_DFLASH) {
-        err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", m->target_path,
-                m->target->d->arch_name);
-        return err_hint(e, "a drafter goes with -d, beside the target that it was made for");
-    }
-    describe(c, "target", m->target_path, m->target->d);
-    if (m->drafter_path && load_drafter(m, c, e)) return -1;
+    if (open_backend(m, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e))) return -1;
+    if (check(m, e) || plan_first(m, c, e) || fill(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;
     cli_detail(c, "%s, %s, %d threads: loaded in %.2f s", models_device(m), kn_backend_isa(m->be),
                kn_backend_threads(m->be), m->load_s);

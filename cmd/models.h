@@ -20,6 +20,10 @@ struct models {
     /* What the flags say of the session to come, before the models are opened: for the plan of the device's
      * memory. ctx: positions it will have at least. */
     struct session_options known;
+    /* What else a program would refuse, asked when the files are open and no weight has been read: target->d and drafter->d
+     * are there. NULL: nothing. */
+    int (*check)(void *ctx, struct err *e);
+    void *check_ctx;
     struct kn_backend *be;
     struct model *target, *drafter;
     struct planner *planner; /* NULL where nothing is planned */
@@ -76,7 +80,8 @@ struct models {
     }
 
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
- * files and what a device's memory will hold. ERR_DEVICE before anything is loaded where it cannot fit. */
+ * files and what a device's memory will hold. Before any weight is read: both files are described and fitted to each other,
+ * known and check are looked at, and ERR_DEVICE is returned where the device's memory cannot hold it. */
 int models_open(struct models *m, const struct cli *c, struct err *e);
 /* session_new over the models; ERR_DEVICE where it does not fit the device's memory, saying what would. */
 int models_session(struct models *m, const struct cli *c, const struct session_options *o, struct session **s,

@@ -589,6 +589,23 @@ void io_out_abort(struct io_out *o)
 
 /* ---- reading ---- */
 
+static bool waits(const struct stat *st)
+{
+    return S_ISFIFO(st->st_mode) || S_ISSOCK(st->st_mode);
+}
+
+bool io_waits(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && (waits(&st) || isatty(fd));
+}
+
+bool io_path_waits(const char *path)
+{
+    struct stat st;
+    return strcmp(path, "-") ? stat(path, &st) == 0 && (waits(&st) || S_ISCHR(st.st_mode)) : io_waits(STDIN_FILENO);
+}
+
 int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, struct err *e)
 {
     *got = 0;

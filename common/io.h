@@ -76,6 +76,10 @@ void io_signals_install(void);
 void io_team_begin(void);
 void io_team_end(void);
 
+/* Whether what is read from fd, or from path (which may be "-"), may have to be waited for: a pipe, a socket, a terminal.
+ * false too where there is nothing: reading it will say so. */
+bool io_waits(int fd);
+bool io_path_waits(const char *path);
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */
 int io_read_all(int fd, const char *name, uint64_t cap, uint8_t **data, uint64_t *size, struct err *e);
 /* One read, restarted on EINTR; *got 0 at the end. */

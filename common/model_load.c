@@ -390,11 +390,11 @@ static int check_backend(struct loader *l)
     return 0;
 }
 
-int model_load_gguf(struct model **out, struct gguf *g, struct kn_backend *be, const struct desc_override *o,
-                    model_progress_fn progress, void *ctx, struct err *e)
+static int open_gguf(struct model **out, struct gguf *g, struct kn_backend *be, const struct desc_override *o,
+                     struct err *e)
 {
     struct model *m = mem_calloc(1, sizeof *m);
-    struct loader l = {.m = m, .op = kn_op(be), .e = e, .progress = progress, .ctx = ctx};
+    struct loader l = {.m = m, .op = kn_op(be), .e = e};
     *out = NULL;
     if (!m) {
         gguf_close(g);
@@ -409,8 +409,7 @@ int model_load_gguf(struct model **out, struct gguf *g, struct kn_backend *be, c
         err_set(e, ERR_IO, "out of memory (layers of a model)");
         goto fail;
     }
-    for (uint64_t i = 0; i < g->n_tensors; i++) l.total += g->tensor[i].bytes;
-    if (desc_runnable(m->d, e) || check_backend(&l) || load_all(&l)) {
+    if (desc_runnable(m->d, e) || check_backend(&l)) {
         err_prefix(e, "%s", g->map.path ? g->map.path : "model");
         goto fail;
     }
@@ -418,6 +417,32 @@ int model_load_gguf(struct model **out, struct gguf *g, struct kn_backend *be, c
     return 0;
 fail:
     model_free(m);
+    return -1;
+}
+
+int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
+               struct err *e)
+{
+    struct gguf *g;
+    *m = NULL;
+    if (gguf_open(&g, path, e)) return -1;
+    return open_gguf(m, g, be, o, e);
+}
+
+int model_fill(struct model *m, model_progress_fn progress, void *ctx, struct err *e)
+{
+    struct loader l = {.m = m, .op = kn_op(m->be), .e = e, .progress = progress, .ctx = ctx};
+    for (uint64_t i = 0; i < m->file->n_tensors; i++) l.total += m->file->tensor[i].bytes;
+    return load_all(&l) ? err_prefix(e, "%s", m->file->map.path ? m->file->map.path : "model") : 0;
+}
+
+int model_load_gguf(struct model **m, struct gguf *g, struct kn_backend *be, const struct desc_override *o,
+                    model_progress_fn progress, void *ctx, struct err *e)
+{
+    if (open_gguf(m, g, be, o, e)) return -1;
+    if (model_fill(*m, progress, ctx, e) == 0) return 0;
+    model_free(*m);
+    *m = NULL;
     return -1;
 }
 

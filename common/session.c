@@ -129,10 +129,9 @@ static int new_lists(struct session *s, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-static int check_options(struct session *s, struct err *e)
+int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
 {
-    struct session_options *o = &s->o;
-    int32_t trained = s->drafter ? s->drafter->d->block_size : 0;
+    int32_t trained = drafter ? drafter->block_size : 0;
     if (!o->chunk) o->chunk = SESSION_CHUNK;
     if (!o->block) o->block = trained;
     if (o->ctx < 1 || o->ctx > SESSION_MAX_CTX)
@@ -140,7 +139,7 @@ static int check_options(struct session *s, struct err *e)
                        SESSION_MAX_CTX, o->ctx);
     if (o->chunk < 1 || o->chunk > 1 << 20)
         return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
-    if (s->drafter && (o->block < 2 || o->block > trained))
+    if (drafter && (o->block < 2 || o->block > trained))
         return err_set(e, ERR_USAGE,
                        "block out of range (expected 2 to the %d that the drafter was trained with, got %d)",
                        trained, o->block);
@@ -178,7 +177,9 @@ int session_new(struct session **out, struct model *target, struct model *drafte
                 target->d->arch_name);
         goto fail;
     }
-    if ((drafter && desc_pair(target->d, drafter->d, e)) || check_options(s, e)) goto fail;
+    if ((drafter && desc_pair(target->d, drafter->d, e)) ||
+        session_options_check(&s->o, drafter ? drafter->d : NULL, e))
+        goto fail;
     /* No pass is longer than the context, however large the chunk. */
     int32_t rows = max32(pass_rows(s) < s->o.ctx ? pass_rows(s) : s->o.ctx, SESSION_MAX_ROWS);
     s->positions = s->o.ctx + AHEAD_ROWS;
@@ -384,6 +385,13 @@ static int32_t next_pass(const struct session *s, int64_t end)
     return (int32_t)(stop - pos);
 }
 
+int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
+{
+    if (n <= ctx) return 0;
+    return err_set(e, ERR_USAGE,
+                   "the prompt does not fit the context (expected at most %d tokens, got %" PRId64 ")", ctx, n);
+}
+
 int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
                     struct err *e)
 {
@@ -391,10 +399,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     float *host = NULL;
     int rc = -1;
     if (n < 1) return err_set(e, ERR_FORMAT, "the prompt is empty (expected at least one token)");
-    if (end > s->o.ctx)
-        return err_set(e, ERR_USAGE,
-                       "the prompt does not fit the context (expected at most %d tokens, got %" PRId64 ")",
-                       s->o.ctx, end);
+    if (session_prompt_check(s->o.ctx, end, e)) return -1;
     if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
     if (rows) {
         host = mem_alloc((size_t)SESSION_MAX_ROWS * (size_t)s->target->d->n_vocab * sizeof *host);

@@ -102,6 +102,11 @@ struct session {
     } plays[SESSION_PLAYS][SESSION_MAX_ROWS + 1];
 };
 
+/* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want to know before
+ * weights are loaded. drafter may be NULL. */
+int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e);
+/* ERR_USAGE: more than ctx tokens, which session_prefill would refuse. */
+int session_prompt_check(int32_t ctx, int64_t n, struct err *e);
 /* ERR_USAGE: block or draft_window out of range; ERR_FORMAT: the models do not fit (desc_pair); ERR_IO:
  * memory. */
 int session_new(struct session **s, struct model *target, struct model *drafter,

@@ -124,6 +124,12 @@ static int run_cycles(struct session *s, const struct spec_options *o, struct sp
     return 0;
 }
 
+int spec_width_check(int32_t width, int32_t block, struct err *e)
+{
+    if (width >= 0 && width <= block) return 0;
+    return err_set(e, ERR_USAGE, "width out of range (expected 1 to the block of %d, got %d)", block, width);
+}
+
 static int check(const struct session *s, const struct spec_options *o, struct err *e)
 {
     int64_t need = s->n_past + o->n + (s->drafter ? s->o.block : 1) - 1;
@@ -134,9 +140,7 @@ static int check(const struct session *s, const struct spec_options *o, struct e
                        "the context is too small (expected %" PRId64 " positions for %d tokens, %" PRId64
                        " new ones and a block, got %d)",
                        need, s->n_past, o->n, s->o.ctx);
-    if (o->width < 0 || (s->drafter && o->width > s->o.block))
-        return err_set(e, ERR_USAGE, "width out of range (expected 1 to the block of %d, got %d)", s->o.block,
-                       o->width);
+    if ((s->drafter || o->width < 0) && spec_width_check(o->width, s->o.block, e)) return -1;
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE, "the session holds no logits of its last token (prefill first)");
     return 0;

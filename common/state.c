@@ -45,12 +45,13 @@ static uint32_t get_u32(const uint8_t *p)
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-static void meta_of(const struct session *s, struct meta *m)
+/* d: NULL without a drafter. */
+static void meta_of(const struct desc *t, const struct desc *d, const struct session_options *o, int32_t n_past,
+                    struct meta *m)
 {
-    const struct desc *t = s->target->d, *d = s->drafter ? s->drafter->d : NULL;
-    *m = (struct meta){.n_tokens = (uint32_t)s->n_past,
-                       .chunk = (uint32_t)s->o.chunk,
-                       .kv_type = s->o.kv_type,
+    *m = (struct meta){.n_tokens = (uint32_t)n_past,
+                       .chunk = (uint32_t)o->chunk,
+                       .kv_type = o->kv_type,
                        .n_vocab = (uint32_t)t->n_vocab,
                        .n_layer = (uint32_t)t->n_layer};
     memcpy(m->target_id, t->identity, 16);
@@ -282,7 +283,7 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE, "nothing to save (expected a session that has just been prefilled)");
     if (session_settle(s, e)) return -1;
-    meta_of(s, &m);
+    meta_of(s->target->d, s->drafter ? s->drafter->d : NULL, &s->o, s->n_past, &m);
     size_t size = meta_pack(&m, meta);
     if (snap_begin(&w, o, e) || snap_put(&w, "META", meta, size, e)) return -1;
     if (snap_put(&w, "TOKN", s->history, (size_t)s->n_past * sizeof *s->history, e)) return -1;
@@ -381,11 +382,12 @@ static int check_drafter(const struct state *st, const struct meta *own, struct 
     return err_hint(e, "make the state with this drafter: dflash-prefill -m TARGET -d DRAFTER");
 }
 
-static int check_fit(const struct state *st, const struct session *s, struct err *e)
+int state_check(const struct state *st, const struct desc *target, const struct desc *drafter,
+                const struct session_options *o, struct err *e)
 {
     struct meta own;
     char want[NAME + 32], got[NAME + 32];
-    meta_of(s, &own);
+    meta_of(target, drafter, o, 0, &own);
     id_text(own.target, own.target_id, want);
     id_text(st->m.target, st->m.target_id, got);
     if (memcmp(st->m.target_id, own.target_id, 16))
@@ -407,10 +409,10 @@ static int check_fit(const struct state *st, const struct session *s, struct err
     if (own.n_draft_layer && own.n_draft_layer != st->m.n_draft_layer)
         return err_set(e, ERR_FORMAT, "%s: drafter layers (expected %" PRIu32 ", got %" PRIu32 ")", st->name,
                        own.n_draft_layer, st->m.n_draft_layer);
-    if ((int64_t)st->m.n_tokens > s->o.ctx)
+    if ((int64_t)st->m.n_tokens > o->ctx)
         return err_set(e, ERR_USAGE,
                        "%s: does not fit the context (expected at most %d tokens, got %" PRIu32 ")", st->name,
-                       s->o.ctx, st->m.n_tokens);
+                       o->ctx, st->m.n_tokens);
     return 0;
 }
 
@@ -453,7 +455,7 @@ int state_restore(struct state *st, struct session *s, struct err *e)
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);
-    if (check_fit(st, s, e) || load_history(st, s, e) || load_logits(st, s, e)) return -1;
+    if (state_check(st, s->target->d, s->drafter ? s->drafter->d : NULL, &s->o, e) || load_history(st, s, e) || load_logits(st, s, e)) return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
         if (s->target->d->layer[i].recurrent
                 ? load_delta(st, s, i, e)

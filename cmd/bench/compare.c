@@ -47,9 +47,28 @@ struct margin {
     int32_t best;
 };
 
+/* The prompt and the streams up to where they part. */
+struct parted {
+    const struct stream *p, *a, *b;
+    size_t at;
+};
+
+/* What the target's description says against them; o.m.check. */
+static int check_ids(void *ctx, struct err *e)
+{
+    const struct parted *x = ctx;
+    const size_t need = x->p->n + x->at + 1;
+    if (models_check_ids(&o.m, o.prompt, x->p->id, x->p->n, e) || models_check_ids(&o.m, cli.args[0], x->a->id, x->at + 1, e) ||
+        models_check_ids(&o.m, cli.args[1], x->b->id, x->at + 1, e))
+        return -1;
+    if (need <= (size_t)(o.ctx ? o.ctx : SESSION_MAX_CTX)) return 0;
+    return err_set(e, ERR_USAGE, "--ctx is too small (expected %zu: prompt, equal tokens and one, got %d)", need, o.ctx ? o.ctx : SESSION_MAX_CTX);
+}
+
 static int margin_at(const struct stream *a, const struct stream *b, size_t at, struct margin *r, struct err *e)
 {
     struct stream p = {0};
+    struct parted parted = {&p, a, b, at};
     struct session *s = NULL;
     float *row = NULL;
     int32_t *all = NULL;
@@ -60,9 +79,9 @@ static int margin_at(const struct stream *a, const struct stream *b, size_t at, 
         err_set(e, ERR_FORMAT, "%s: the prompt is empty", o.prompt);
         goto done;
     }
-    if (models_open(&o.m, &cli, e) || models_check_ids(&o.m, o.prompt, p.id, p.n, e) || models_check_ids(&o.m, cli.args[0], a->id, at + 1, e) ||
-        models_check_ids(&o.m, cli.args[1], b->id, at + 1, e))
-        goto done;
+    o.m.check = check_ids;
+    o.m.check_ctx = &parted;
+    if (models_open(&o.m, &cli, e)) goto done;
     int32_t V = o.m.target->d->n_vocab;
     all = mem_alloc((p.n + at) * sizeof *all);
     row = mem_alloc((size_t)V * sizeof *row);
@@ -72,10 +91,6 @@ static int margin_at(const struct stream *a, const struct stream *b, size_t at, 
     }
     memcpy(all, p.id, p.n * sizeof *all);
     memcpy(all + p.n, a->id, at * sizeof *all);
-    if (p.n + at + 1 > (size_t)(o.ctx ? o.ctx : SESSION_MAX_CTX)) {
-        err_set(e, ERR_USAGE, "--ctx is too small (expected %zu: prompt, equal tokens and one, got %d)", p.n + at + 1, o.ctx ? o.ctx : SESSION_MAX_CTX);
-        goto done;
-    }
     so.ctx = o.ctx ? o.ctx : (int32_t)(p.n + at + 1);
     if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) || session_new(&s, o.m.target, NULL, &so, e) ||
         session_prefill(s, all, (int64_t)(p.n + at), NULL, NULL, e) || session_logits(s, 0, row, e))

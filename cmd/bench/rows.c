@@ -170,11 +170,6 @@ static int measure(struct plan *p, struct err *e)
         x = x * 1664525u + 1013904223u;
         p->ids[i] = (int32_t)((x >> 8) % (uint32_t)o.m.target->d->n_vocab);
     }
-    if (o.ctx && o.ctx < o.context + SESSION_MAX_ROWS) {
-        err_set(e, ERR_USAGE, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", o.context + SESSION_MAX_ROWS, o.context,
-                SESSION_MAX_ROWS, o.ctx);
-        goto done;
-    }
     models_check_length(&o.m, &cli, n);
     if (count_bytes(p, e)) goto done;
     if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e)) goto done;
@@ -201,6 +196,9 @@ int bench_rows(int argc, char **argv)
     struct redirect file;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (o.ctx && o.ctx < o.context + SESSION_MAX_ROWS)
+        cli_usage_error(&cli, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", o.context + SESSION_MAX_ROWS, o.context,
+                        SESSION_MAX_ROWS, o.ctx);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     struct plan *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")

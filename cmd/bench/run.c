@@ -229,6 +229,32 @@ done:
     return rc;
 }
 
+static int read_prompts(struct prompt *p, struct err *e)
+{
+    for (int i = 0; i < cli.n_args; i++) {
+        if (bench_read_tokens(cli.args[i], &p[i].id, &p[i].n, e)) return -1;
+        if (!p[i].n) return err_set(e, ERR_FORMAT, "%s: the prompt is empty", cli.args[i]);
+    }
+    return 0;
+}
+
+/* What the descriptions say against the prompts and the flags; o.m.check. */
+static int check_prompts(void *ctx, struct err *e)
+{
+    const struct prompt *p = ctx;
+    const int32_t block = o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1;
+    if (o.m.drafter && spec_width_check(o.width, block, e)) return -1;
+    for (int i = 0; i < cli.n_args; i++) {
+        if (models_check_ids(&o.m, cli.args[i], p[i].id, p[i].n, e)) return -1;
+        int64_t need = (int64_t)p[i].n + o.n + block;
+        if (need > (o.ctx ? o.ctx : SESSION_MAX_CTX))
+            return err_set(e, ERR_USAGE, "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a block, got %d)",
+                           cli.args[i], (long long)need, p[i].n, (long long)o.n, o.ctx ? o.ctx : SESSION_MAX_CTX);
+        models_check_length(&o.m, &cli, (int64_t)p[i].n + o.n);
+    }
+    return 0;
+}
+
 int bench_run(int argc, char **argv)
 {
     struct err e = {0};
@@ -248,21 +274,9 @@ int bench_run(int argc, char **argv)
     }
     o.m.known = (struct session_options){
         .ctx = o.ctx ? o.ctx : (int32_t)(o.n + SESSION_MAX_ROWS), .chunk = o.chunk, .block = o.block, .draft_window = o.draft_window};
-    if (models_open(&o.m, &cli, &e)) goto done;
-    for (int i = 0; i < cli.n_args; i++) {
-        if (bench_read_tokens(cli.args[i], &p[i].id, &p[i].n, &e) || models_check_ids(&o.m, cli.args[i], p[i].id, p[i].n, &e)) goto done;
-        if (!p[i].n) {
-            err_set(&e, ERR_FORMAT, "%s: the prompt is empty", cli.args[i]);
-            goto done;
-        }
-        int64_t need = (int64_t)p[i].n + o.n + (o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1);
-        if (need > (o.ctx ? o.ctx : SESSION_MAX_CTX)) {
-            err_set(&e, ERR_USAGE, "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a block, got %d)", cli.args[i],
-                    (long long)need, p[i].n, (long long)o.n, o.ctx ? o.ctx : SESSION_MAX_CTX);
-            goto done;
-        }
-        models_check_length(&o.m, &cli, (int64_t)p[i].n + o.n);
-    }
+    o.m.check = check_prompts;
+    o.m.check_ctx = p;
+    if (read_prompts(p, &e) || models_open(&o.m, &cli, &e)) goto done;
     if (measure(p, cli.n_args, &out, &equal, &e)) goto done;
     rc = equal ? 0 : ERR_NEGATIVE;
     if (!equal) cli_warn(&cli, "the drafted streams differ from the plain ones");

@@ -149,39 +149,46 @@ struct run {
     struct outputs out;
     struct state *state;
     struct state_info info; /* zero without a state */
+    struct session_options o;
     struct session *s;
     int32_t *prompt, *stops;
     size_t n_prompt;
+    bool prompt_read;
     int32_t n_stops;
     struct result r;
 };
 
-static int read_inputs(struct run *u, struct err *e)
+static bool from_stdin(void)
 {
-    bool from_stdin = !set.state_path || set.append;
-    if (set.state_path && state_open(&u->state, set.state_path, &u->info, e)) return -1;
-    if (from_stdin && io_read_tokens(STDIN_FILENO, "stdin", &u->prompt, &u->n_prompt, e)) return -1;
-    if (!set.state_path && !u->n_prompt)
-        return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
-    if (models_check_ids(&set.m, "stdin", u->prompt, u->n_prompt, e)) return -1;
-    if (!set.state_path) models_check_bos(&set.m, &cli, u->prompt, u->n_prompt);
-    models_check_length(&set.m, &cli, (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + set.n);
-    return 0;
+    return !set.state_path || set.append;
 }
 
-/* A session large enough; what the state says is taken where the flags say nothing, and must agree where they
- * do. */
-static int make_session(struct run *u, struct err *e)
+/* Of state and prompt what was not read yet; unless late, only what is in files, which need not be waited for. */
+static int read_inputs(struct run *u, bool late, struct err *e)
 {
+    if (set.state_path && !u->state && (late || !io_path_waits(set.state_path)) &&
+        state_open(&u->state, set.state_path, &u->info, e))
+        return -1;
+    if (!from_stdin() || u->prompt_read || (!late && io_waits(STDIN_FILENO))) return 0;
+    if (io_read_tokens(STDIN_FILENO, "stdin", &u->prompt, &u->n_prompt, e)) return -1;
+    u->prompt_read = true;
+    return set.state_path || u->n_prompt ? 0 : err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
+}
+
+/* The options of a session large enough; what the state says is taken where the flags say nothing, and must agree where
+ * they do. */
+static int make_options(struct run *u, struct err *e)
+{
+    const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
     int64_t prompt = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt;
-    int32_t block = set.m.drafter ? (set.block ? set.block : set.m.drafter->d->block_size) : 1;
+    int32_t block = d ? (set.block ? set.block : d->block_size) : 1;
     int64_t need = prompt + set.n + block;
-    struct session_options o = {.ctx = set.ctx,
-                                .chunk = set.chunk,
-                                .block = set.block,
-                                .draft_window = set.draft_window,
-                                .check_layers = set.m.check_layers,
-                                .progress = progress};
+    u->o = (struct session_options){.ctx = set.ctx,
+                                    .chunk = set.chunk ? set.chunk : u->info.chunk,
+                                    .block = set.block,
+                                    .draft_window = set.draft_window,
+                                    .check_layers = set.m.check_layers,
+                                    .progress = progress};
     if (set.ctx && need > set.ctx)
         return err_set(e, ERR_USAGE,
                        "--ctx is too small (expected %" PRId64 ": a prompt of %" PRId64 ", %" PRId64
@@ -191,10 +198,51 @@ static int make_session(struct run *u, struct err *e)
         return err_set(e, ERR_USAGE,
                        "prompt and -n need too large a context (expected at most %d, got %" PRId64 ")",
                        SESSION_MAX_CTX, need);
-    if (!set.ctx) o.ctx = (int32_t)need;
-    if (!o.chunk) o.chunk = u->info.chunk;
-    if (models_kv_type(&set.m, u->state ? u->info.kv_type : KN_F16, &o.kv_type, e)) return -1;
-    if (models_session(&set.m, &cli, &o, &u->s, e)) return -1;
+    if (!set.ctx) u->o.ctx = (int32_t)need;
+    if (models_kv_type(&set.m, u->state ? u->info.kv_type : KN_F16, &u->o.kv_type, e)) return -1;
+    if (session_options_check(&u->o, d, e) || (d && spec_width_check(set.width, u->o.block, e))) return -1;
+    return u->state ? state_check(u->state, t, d, &u->o, e) : 0;
+}
+
+static int check_inputs(struct run *u, struct err *e)
+{
+    if (models_check_ids(&set.m, "stdin", u->prompt, u->n_prompt, e)) return -1;
+    if (!set.state_path) models_check_bos(&set.m, &cli, u->prompt, u->n_prompt);
+    models_check_length(&set.m, &cli, (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + set.n);
+    return make_options(u, e);
+}
+
+static bool inputs_read(const struct run *u)
+{
+    return (!set.state_path || u->state) && (!from_stdin() || u->prompt_read);
+}
+
+/* What the descriptions say against the flags and the inputs that are there; set.m.check. */
+static int check_run(void *ctx, struct err *e)
+{
+    struct run *u = ctx;
+    if (make_stops(&u->stops, &u->n_stops, e)) return -1;
+    return inputs_read(u) ? check_inputs(u, e) : 0;
+}
+
+/* The models, and the inputs before or after them. */
+static int open_all(struct run *u, struct err *e)
+{
+    set.m.known = (struct session_options){.ctx = set.ctx ? set.ctx : (int32_t)set.n,
+                                           .chunk = set.chunk,
+                                           .block = set.block,
+                                           .draft_window = set.draft_window};
+    set.m.check = check_run;
+    set.m.check_ctx = u;
+    if (read_inputs(u, false, e)) return -1;
+    const bool early = inputs_read(u);
+    if (models_open(&set.m, &cli, e)) return -1;
+    return early ? 0 : read_inputs(u, true, e) || check_inputs(u, e) ? -1 : 0;
+}
+
+static int make_session(struct run *u, struct err *e)
+{
+    if (models_session(&set.m, &cli, &u->o, &u->s, e)) return -1;
     return u->state ? state_restore(u->state, u->s, e) : 0;
 }
 
@@ -225,12 +273,7 @@ static int generate(struct run *u, struct err *e)
 
 static int run(struct run *u, struct err *e)
 {
-    set.m.known = (struct session_options){.ctx = set.ctx ? set.ctx : (int32_t)set.n,
-                                           .chunk = set.chunk,
-                                           .block = set.block,
-                                           .draft_window = set.draft_window};
-    if (open_outputs(&u->out, e) || models_open(&set.m, &cli, e)) return -1;
-    if (make_stops(&u->stops, &u->n_stops, e) || read_inputs(u, e) || make_session(u, e)) return -1;
+    if (open_outputs(&u->out, e) || open_all(u, e) || make_session(u, e)) return -1;
     if (prefill(u, e) || generate(u, e)) return -1;
     if (set.stats_path && report_write(&set, u->s, &u->r, &u->out.stats, e)) return -1;
     if (commit_outputs(&u->out, e)) return -1;

@@ -103,6 +103,36 @@ static void progress(void *ctx, int64_t done, int64_t total)
     cli_progress(&cli, "prefill", (uint64_t)done, (uint64_t)total, "tokens");
 }
 
+/* The prompt: from a file before the models are loaded, else after them. */
+struct prompt {
+    int32_t *ids;
+    size_t n;
+    bool read;
+};
+
+static int read_prompt(struct prompt *p, struct err *e)
+{
+    if (io_read_tokens(STDIN_FILENO, "stdin", &p->ids, &p->n, e)) return -1;
+    p->read = true;
+    if (!p->n) return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
+    if (nll && p->n < 2) return err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
+    if (p->n > SESSION_MAX_CTX)
+        return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", SESSION_MAX_CTX, p->n);
+    return 0;
+}
+
+/* What the target's description says against it; m.check. */
+static int check_prompt(void *ctx, struct err *e)
+{
+    const struct prompt *p = ctx;
+    if (!p->read) return 0;
+    if (models_check_ids(&m, "stdin", p->ids, p->n, e)) return -1;
+    if (ctx_size && session_prompt_check(ctx_size, (int64_t)p->n, e)) return -1;
+    models_check_bos(&m, &cli, p->ids, p->n);
+    models_check_length(&m, &cli, (int64_t)p->n);
+    return 0;
+}
+
 static int make_session(struct session **s, size_t n, struct planes *planes, struct err *e)
 {
     struct session_options o = {.ctx = ctx_size ? ctx_size : (int32_t)n,
@@ -111,8 +141,6 @@ static int make_session(struct session **s, size_t n, struct planes *planes, str
                                 .hidden = hidden_path ? take_plane : NULL,
                                 .hidden_ctx = planes,
                                 .check_layers = m.check_layers};
-    if (n > SESSION_MAX_CTX)
-        return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", SESSION_MAX_CTX, n);
     if (models_kv_type(&m, KN_F16, &o.kv_type, e)) return -1;
     return models_session(&m, &cli, &o, s, e);
 }
@@ -195,7 +223,7 @@ static int run(struct err *e)
     struct imatrix *im = NULL;
     struct session *s = NULL;
     struct rows r = {0};
-    int32_t *ids = NULL;
+    struct prompt p = {0};
     int rc = -1;
     double start;
     if (state && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
@@ -204,30 +232,22 @@ static int run(struct err *e)
     if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 3, e) || io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
     m.known = (struct session_options){.ctx = ctx_size, .chunk = chunk, .hidden = hidden_path ? take_plane : NULL};
-    if (models_open(&m, &cli, e) || io_read_tokens(STDIN_FILENO, "stdin", &ids, &r.n, e)) goto done;
-    if (!r.n) {
-        err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
-        goto done;
-    }
-    if (nll && r.n < 2) {
-        err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
-        goto done;
-    }
-    if (models_check_ids(&m, "stdin", ids, r.n, e)) goto done;
+    m.check = check_prompt;
+    m.check_ctx = &p;
+    if ((!io_waits(STDIN_FILENO) && read_prompt(&p, e)) || models_open(&m, &cli, e)) goto done;
+    if (!p.read && (read_prompt(&p, e) || check_prompt(&p, e))) goto done;
     if (im && imatrix_watch_new(&r.watch, m.target, im, e)) {
         err_prefix(e, "%s", imatrix_path);
         goto done;
     }
-    if (make_session(&s, r.n, &planes, e)) goto done;
-    models_check_bos(&m, &cli, ids, r.n);
-    models_check_length(&m, &cli, (int64_t)r.n);
-    planes.n = r.n;
-    r.ids = ids;
+    if (make_session(&s, p.n, &planes, e)) goto done;
+    planes.n = r.n = p.n;
+    r.ids = p.ids;
     r.n_vocab = m.target->d->n_vocab;
     r.logits = logits_path ? &logits : NULL;
     r.s = s;
     start = cli_seconds();
-    if (session_prefill(s, ids, (int64_t)r.n, nll || logits_path || im ? take_rows : NULL, &r, e)) goto done;
+    if (session_prefill(s, p.ids, (int64_t)p.n, nll || logits_path || im ? take_rows : NULL, &r, e)) goto done;
     start = cli_seconds() - start;
     if (state && write_state(s, &out, e)) goto done;
     if (im && imatrix_write(im, &importance, e)) goto done;
@@ -245,7 +265,7 @@ done:
     session_free(s);
     imatrix_watch_free(r.watch);
     imatrix_free(im);
-    mem_free(ids);
+    mem_free(p.ids);
     models_close(&m);
     return rc;
 }
