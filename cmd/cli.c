@@ -339,11 +339,24 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
     }
 }
 
+static void enter_given(const struct cli *c, const struct cli_flag *f, const char *s)
+{
+    const char **was = &c->given[f - c->flags];
+    if (*was && f->kind != CLI_FLAG && f->kind != CLI_LIST && strcmp(*was, s))
+        cli_warn(c, "%s is given more than once: %s counts, %s does not", f->name, s, *was);
+    *was = s;
+}
+
 static const struct cli_flag *find_flag(const struct cli *c, const char *name, size_t n)
 {
     for (const struct cli_flag *f = c->flags; f && f->name; f++)
         if (strlen(f->name) == n && !memcmp(f->name, name, n)) return f;
     return NULL;
+}
+
+bool cli_given(const struct cli *c, const char *name)
+{
+    return c->given[find_flag(c, name, strlen(name)) - c->flags] != NULL;
 }
 
 /* The value of f in an argument of its own, which a flag is not: `-m $MODEL -n 4` with MODEL not set. */
@@ -383,14 +396,13 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
     if (f->kind == CLI_FLAG) {
         if (eq) cli_usage_error(c, "%s takes no value (got '%s')", f->name, eq + 1);
         set_flag(c, f, NULL);
+        enter_given(c, f, "");
         return i;
     }
-    if (eq) {
-        set_flag(c, f, eq + 1);
-        return i;
-    }
-    set_flag(c, f, next_value(c, f, argc, argv, i));
-    return i + 1;
+    const char *s = eq ? eq + 1 : next_value(c, f, argc, argv, i);
+    set_flag(c, f, s);
+    enter_given(c, f, s);
+    return eq ? i : i + 1;
 }
 
 /* Where a standard stream is closed, the next file opened would get its number: a model would be read as the
@@ -404,15 +416,18 @@ static void hold_closed_streams(void)
 
 void cli_parse(struct cli *c, int argc, char **argv)
 {
-    static const char **volatile kept; /* to the end of the program, and seen to be by a leak checker */
+    static const char **volatile kept[2]; /* to the end of the program, and seen to be by a leak checker */
     bool ended = false;
+    size_t n_flags = 0;
     hold_closed_streams();
     io_signals_install();
     json_use_mem();
     c->n_args = 0;
-    kept = c->args = mem_calloc((size_t)argc + 1, sizeof *c->args);
+    while (c->flags && c->flags[n_flags].name) n_flags++;
+    kept[0] = c->args = mem_calloc((size_t)argc + 1, sizeof *c->args);
+    kept[1] = c->given = mem_calloc(n_flags + 1, sizeof *c->given);
     (void)kept;
-    if (!c->args) {
+    if (!c->args || !c->given) {
         fprintf(stderr, "dflash-%s: out of memory (arguments)\n", c->tool);
         exit(ERR_IO);
     }

@@ -37,10 +37,14 @@ struct cli {
     const char **args; /* filled: positional arguments */
     int n_args;
     bool quiet, verbose; /* filled */
+    const char **given;  /* filled: a flag's last value, "" of one that takes none, NULL of one that is not given */
 };
 
 /* Exits for --help, --version (0) and usage errors (2). */
 void cli_parse(struct cli *c, int argc, char **argv);
+/* Was this flag of the table on the command line? Of one that is there more than once, and is no list, the last counts, with a
+ * warning where the values differ. */
+bool cli_given(const struct cli *c, const char *name);
 /* "convert: message" and "hint: ..."; returns the exit status of e (never 0). */
 int cli_fail(const struct cli *c, const struct err *e);
 void cli_usage_error(const struct cli *c, const char *fmt, ...)

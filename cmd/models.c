@@ -22,7 +22,17 @@ static bool is_device(const char *name)
     return digits > 0 && digits <= 3 && !name[5 + digits];
 }
 
-static int open_backend(struct models *m, struct err *e)
+/* What the other kind of device would have read. */
+static void warn_device(const struct models *m, const struct cli *c, const char *device)
+{
+    const bool cpu = !strcmp(device, "cpu");
+    if (cpu && m->kernels && strcmp(m->kernels, "auto"))
+        cli_warn(c, "--kernels %s is for cuda and does nothing on the CPU, where this runs", m->kernels);
+    if (!cpu && m->isa && strcmp(m->isa, "auto"))
+        cli_warn(c, "--isa %s is for the CPU and does nothing on %s, where this runs", m->isa, device);
+}
+
+static int open_backend(struct models *m, const struct cli *c, struct err *e)
 {
     char msg[256];
     const struct kn_open o = {.device = m->device ? m->device : default_device(),
@@ -42,6 +52,7 @@ static int open_backend(struct models *m, struct err *e)
                        m->isa);
     int rc = kn_backend_open(&m->be, &o, msg, sizeof msg);
     if (rc) return err_set(e, rc == KN_EMEM && !strcmp(o.device, "cpu") ? ERR_IO : ERR_DEVICE, "%s", msg);
+    warn_device(m, c, o.device);
     return 0;
 }
 
@@ -256,9 +267,10 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
+    if (!m->drafter_path && m->draft_causal >= 0) cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
     struct desc_override seen; /* what is wrong with flags is said before anything is read */
     overrides(m, c, &seen);
-    if (open_backend(m, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e))) return -1;
+    if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e))) return -1;
     if (check(m, e) || plan_first(m, c, e) || fill(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;
     cli_detail(c, "%s, %s, %d threads: loaded in %.2f s", models_device(m), kn_backend_isa(m->be),
@@ -285,6 +297,16 @@ int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, s
                        m->kv ? m->kv : "an unknown one");
     *type = t->type;
     return 0;
+}
+
+void models_check_sampling(const struct cli *c)
+{
+    static const char *const flags[] = {"--top-k", "--top-p", "--min-p", "--seed"};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags && !cli_given(c, "--temp"); i++)
+        if (cli_given(c, flags[i]))
+            cli_warn(c, "%s does nothing without --temp: the temperature is 0, the likeliest token is taken", flags[i]);
+    if (cli_given(c, "--repeat-last") && !cli_given(c, "--repeat-penalty"))
+        cli_warn(c, "--repeat-last does nothing without --repeat-penalty");
 }
 
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n)

@@ -34,38 +34,46 @@ struct models {
         .draft_causal = -1, .draft = DRAFTER_FLAGS_INIT                                                      \
     }
 
+/* How a model is run. */
+#define MODELS_RUN_FLAGS(m)                                                                                  \
+    {"--kv",                                                                                                 \
+     CLI_STR,                                                                                                \
+     &(m).kv,                                                                                                \
+     "TYPE",                                                                                                 \
+     "cache type: f16, bf16 or f32 (default f16, or as the state has it)",                                   \
+     0,                                                                                                      \
+     0},                                                                                                     \
+    {"--device",                                                                                             \
+     CLI_STR,                                                                                                \
+     &(m).device,                                                                                            \
+     "NAME",                                                                                                 \
+     "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                                     \
+     0,                                                                                                      \
+     0},                                                                                                     \
+    {"--kernels",                                                                                            \
+     CLI_STR,                                                                                                \
+     &(m).kernels,                                                                                           \
+     "NAME",                                                                                                 \
+     "cuda: auto; generic: kernels that run on any supported device; direct: nothing recorded",              \
+     0,                                                                                                      \
+     0},                                                                                                     \
+    {"--isa",                                                                                                \
+     CLI_STR,                                                                                                \
+     &(m).isa,                                                                                               \
+     "NAME",                                                                                                 \
+     "instruction set: auto, scalar, avx2 or avx512 (the bits are the same)",                                \
+     0,                                                                                                      \
+     0},                                                                                                     \
+    {"--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, 4096}
+#define MODELS_CHECK_FLAG(m)                                                                                 \
+    {                                                                                                        \
+        "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \
+            "name the first layer that leaves a NaN or Inf (slow)", 0, 0                                     \
+    }
 #define MODELS_FLAGS(m)                                                                                      \
     {"-m", CLI_STR, &(m).target_path, "TARGET", "target model, a GGUF file", 0, 0},                          \
         {"-d", CLI_STR, &(m).drafter_path, "DRAFTER", "drafter for it, a GGUF file", 0, 0},                  \
-        {"--kv",                                                                                             \
-         CLI_STR,                                                                                            \
-         &(m).kv,                                                                                            \
-         "TYPE",                                                                                             \
-         "cache type: f16, bf16 or f32 (default f16, or as the state has it)",                               \
-         0,                                                                                                  \
-         0},                                                                                                 \
-        {"--device",                                                                                         \
-         CLI_STR,                                                                                            \
-         &(m).device,                                                                                        \
-         "NAME",                                                                                             \
-         "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                                 \
-         0,                                                                                                  \
-         0},                                                                                                 \
-        {"--kernels",                                                                                        \
-         CLI_STR,                                                                                            \
-         &(m).kernels,                                                                                       \
-         "NAME",                                                                                             \
-         "cuda: auto; generic: kernels that run on any supported device; direct: nothing recorded",          \
-         0,                                                                                                  \
-         0},                                                                                                 \
-        {"--isa",                                                                                            \
-         CLI_STR,                                                                                            \
-         &(m).isa,                                                                                           \
-         "NAME",                                                                                             \
-         "instruction set: auto, scalar, avx2 or avx512 (the bits are the same)",                            \
-         0,                                                                                                  \
-         0},                                                                                                 \
-        {"--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, 4096},          \
+        MODELS_RUN_FLAGS(m),                                                                                 \
         {"--draft-causal",                                                                                   \
          CLI_I32,                                                                                            \
          &(m).draft_causal,                                                                                  \
@@ -73,11 +81,7 @@ struct models {
          "drafter layers see ahead in the block (0) or not (1)",                                             \
          0,                                                                                                  \
          1},                                                                                                 \
-        DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"),                                             \
-    {                                                                                                        \
-        "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \
-            "name the first layer that leaves a NaN or Inf (slow)", 0, 0                                     \
-    }
+        DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"), MODELS_CHECK_FLAG(m)
 
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
  * files and what a device's memory will hold. Before any weight is read: both files are described and fitted to each other,
@@ -90,6 +94,9 @@ void models_close(struct models *m);
 
 /* The cache type of --kv, or otherwise where the flag was not given. */
 int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, struct err *e);
+/* Warn about sampling flags that do nothing: without --temp the likeliest token is taken, and without --repeat-penalty
+ * nothing is penalised. The program's table has them all. */
+void models_check_sampling(const struct cli *c);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);
 /* Warn where a run may go past the positions that the target was trained for, or the drafter. */

@@ -20,7 +20,9 @@ static const char *out_path;
 static bool force;
 
 static const struct cli_flag flags[] = {
-    MODELS_FLAGS(o.m),
+    {"-m", CLI_STR, &o.m.target_path, "TARGET", "target that wrote the streams, a GGUF file", 0, 0},
+    MODELS_RUN_FLAGS(o.m),
+    MODELS_CHECK_FLAG(o.m),
     {"--prompt", CLI_STR, &o.prompt, "FILE", "with -m: the ids that the streams continue", 0, 0},
     {"--ctx", CLI_I32, &o.ctx, "N", "with -m: positions to make room for (default: what is needed)", 1, SESSION_MAX_CTX},
     {"--json", CLI_FLAG, &o.json, NULL, "one line of JSON on stdout", 0, 0},
@@ -73,7 +75,7 @@ static int margin_at(const struct stream *a, const struct stream *b, size_t at, 
     float *row = NULL;
     int32_t *all = NULL;
     int rc = -1;
-    struct session_options so = {0};
+    struct session_options so = {.check_layers = o.m.check_layers};
     if (bench_read_tokens(o.prompt, &p.id, &p.n, e)) goto done;
     if (!p.n) {
         err_set(e, ERR_FORMAT, "%s: the prompt is empty", o.prompt);
@@ -154,7 +156,10 @@ int bench_compare(int argc, char **argv)
     bool have_margin = false;
     int rc = 0;
     cli_parse(&cli, argc, argv);
+    static const char *const of_model[] = {"--kv", "--device", "--kernels", "--isa", "--check-layers", "--ctx"};
     if (!o.m.target_path != !o.prompt) cli_usage_error(&cli, "-m and --prompt go together");
+    for (size_t i = 0; i < sizeof of_model / sizeof *of_model && !o.m.target_path; i++)
+        if (cli_given(&cli, of_model[i])) cli_usage_error(&cli, "%s needs a model (-m TARGET --prompt FILE)", of_model[i]);
     const char *read[] = {cli.args[0], cli.args[1], o.prompt ? o.prompt : cli.args[0]};
     if (bench_redirect(&file, out_path, force, &o.m, read, 3, &e)) return cli_fail(&cli, &e);
     if (bench_read_tokens(cli.args[0], &a.id, &a.n, &e) || bench_read_tokens(cli.args[1], &b.id, &b.n, &e)) {

@@ -21,7 +21,7 @@
 static struct {
     struct models m;
     const char *rows;
-    int32_t context, rounds;
+    int32_t context, rounds, ctx;
 } o = {.m = MODELS_INIT, .rows = "1,16", .context = 512, .rounds = 9};
 
 static const char *out_path;
@@ -31,6 +31,7 @@ static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"--rows", CLI_STR, &o.rows, "LIST", "rows of a pass (default 1,16)", 0, 0},
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)", 1, SESSION_MAX_CTX},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -117,7 +118,7 @@ static void take_off(struct sample *s, double t)
 
 static int measure(struct measured *m, struct watch *k, const int32_t *ids, int32_t rows, double *ns, struct err *e)
 {
-    struct session_options so = {.ctx = o.context + SESSION_MAX_ROWS};
+    struct session_options so = {.ctx = o.ctx ? o.ctx : o.context + SESSION_MAX_ROWS};
     double empty;
     int rc = -1;
     if (models_kv_type(&o.m, KN_F16, &so.kv_type, e)) return -1;
@@ -226,9 +227,13 @@ int bench_ops(int argc, char **argv)
     int n = 0;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (o.m.check_layers) cli_usage_error(&cli, "--check-layers waits after every layer: nothing could be timed");
+    if (o.ctx && o.ctx < o.context + SESSION_MAX_ROWS)
+        cli_usage_error(&cli, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", o.context + SESSION_MAX_ROWS, o.context,
+                        SESSION_MAX_ROWS, o.ctx);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     int rc = bench_int_list("--rows", o.rows, rows, MAX_SIZES, &n, 1, SESSION_MAX_ROWS, &e) ||
-             (o.m.known.ctx = o.context + SESSION_MAX_ROWS, models_open(&o.m, &cli, &e)) || run_all(rows, n, &e);
+             (o.m.known.ctx = o.ctx ? o.ctx : o.context + SESSION_MAX_ROWS, models_open(&o.m, &cli, &e)) || run_all(rows, n, &e);
     if (rc) rc = cli_fail(&cli, &e);
     models_close(&o.m);
     return redirect_close(&file, &cli, rc);

@@ -98,7 +98,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
 {
     const struct desc *d = o.m.target->d;
     struct session *s = NULL;
-    struct session_options so = {.chunk = o.chunk, .block = drafted ? o.block : 0, .draft_window = drafted ? o.draft_window : 0};
+    struct session_options so = {.chunk = o.chunk, .check_layers = o.m.check_layers, .block = drafted ? o.block : 0, .draft_window = drafted ? o.draft_window : 0};
     struct spec_options sp = {.n = o.n, .sampler = o.sampler, .width = drafted ? o.width : 0, .tokens = take, .ctx = out};
     int rc = -1;
     if (!o.ignore_eos) {
@@ -265,6 +265,7 @@ int bench_run(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (!o.m.drafter_path && (o.block || o.width || o.draft_window)) cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
+    models_check_sampling(&cli);
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
     out.id = mem_alloc((size_t)(o.n + SESSION_MAX_ROWS) * sizeof *out.id);

@@ -298,13 +298,13 @@ static void check_flags(void)
                                      {"--draft-trace", set.trace_path},
                                      {"--draft-logits", set.draft_logits_path}};
     cli_distinct_outputs(&cli, out, 4);
+    models_check_sampling(&cli);
     const struct {
         const char *name;
         bool given;
     } draft[] = {{"--block", set.block > 0},
                  {"--width", set.width > 0},
                  {"--draft-window", set.draft_window > 0},
-                 {"--draft-causal", set.m.draft_causal >= 0},
                  {"--draft-trace", set.trace_path != NULL},
                  {"--draft-logits", set.draft_logits_path != NULL}};
     for (size_t i = 0; i < sizeof draft / sizeof draft[0] && !set.m.drafter_path; i++)
