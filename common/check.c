@@ -10,6 +10,7 @@
 #include "io.h"
 #include "mem.h"
 #include "safetensors.h"
+#include "tokenizer.h"
 
 struct report {
     check_fn fn;
@@ -136,6 +137,31 @@ static int scan_tensors(struct report *r, const struct gguf *g, int threads, voi
     return 0;
 }
 
+/* What dflash-tokenize would say of it. A drafter needs none, and may have ids of special tokens all the same. */
+static int check_tokenizer(struct report *r, const struct gguf *g, bool drafter, struct err *e)
+{
+    struct tokenizer *t = NULL;
+    struct err mine = {0};
+    bool any = false;
+    static const char *const keys[] = {"tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges",
+                                       "tokenizer.ggml.scores"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) any |= gguf_find(g, keys[i]) != NULL;
+    if (!any) {
+        if (!drafter) say(r, CHECK_WARN, NULL, "tokenizer", "none in the file: dflash-tokenize needs another with the same one");
+        return 0;
+    }
+    if (tok_open(&t, g, &mine) == 0) {
+        say(r, CHECK_OK, NULL, "tokenizer", "%d tokens", tok_n_vocab(t));
+    } else if (mine.code == ERR_FORMAT) {
+        say(r, CHECK_BAD, mine.hint[0] ? mine.hint : NULL, "tokenizer", "%s", mine.msg);
+    } else {
+        *e = mine;
+        return -1;
+    }
+    tok_close(t);
+    return 0;
+}
+
 int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn, void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
 {
     struct report r = {fn, ctx, 0};
@@ -170,7 +196,7 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
             d->dialect);
         if (!unknown) say(&r, CHECK_OK, NULL, "keys", "those of %s each known; general.*, tokenizer.*, quantize.*, split.* by their names' beginning", d->arch_name);
     }
-    int rc = scan_tensors(&r, g, threads, progress, e) || io_maps_check(e);
+    int rc = check_tokenizer(&r, g, d && d->arch == DESC_DFLASH, e) || scan_tensors(&r, g, threads, progress, e) || io_maps_check(e);
     desc_free(d);
     gguf_close(g);
     return rc ? -1 : r.bad;

@@ -19,7 +19,7 @@ struct check_finding {
 };
 typedef void (*check_fn)(void *ctx, const struct check_finding *f);
 
-/* A GGUF: structure, keys and types known, keys agree with tensor shapes, no NaN or Inf in any decodable tensor.
+/* A GGUF: structure, keys and types known, keys agree with tensor shapes, a tokenizer that can be used, no NaN or Inf in any decodable tensor.
  * threads: 0 = all. progress may be NULL: bytes examined of total. */
 int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                struct err *e);
