@@ -145,7 +145,10 @@ static int check_tokenizer(struct report *r, const struct gguf *g, bool drafter,
     bool any = false;
     static const char *const keys[] = {"tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges",
                                        "tokenizer.ggml.scores"};
+    struct gguf_str model = {0};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) any |= gguf_find(g, keys[i]) != NULL;
+    if (gguf_get_str(g, keys[0], &model, &mine) == 0 && model.n == 8 && !memcmp(model.s, "no_vocab", 8)) any = false;
+    memset(&mine, 0, sizeof mine);
     if (!any) {
         if (!drafter) say(r, CHECK_WARN, NULL, "tokenizer", "none in the file: dflash-tokenize needs another with the same one");
         return 0;

@@ -523,12 +523,31 @@ static int put_bare_ids(struct conv *c, struct err *e)
     return 0;
 }
 
+/* Beside tokenizer.json generation_config.json's list counts, as in transformers; what config.json has more is told. */
+static int tell_stops(const struct conv *c, struct err *e)
+{
+    int32_t gen[DESC_MAX_STOPS], cfg[DESC_MAX_STOPS];
+    int n_gen = 0, n_cfg = 0;
+    if (!c->gen || !c->cfg) return 0;
+    if (hf_get_i32_list(c->gen, "eos_token_id", true, gen, DESC_MAX_STOPS, &n_gen, e) < 0 ||
+        hf_get_i32_list(c->cfg, "eos_token_id", true, cfg, DESC_MAX_STOPS, &n_cfg, e) < 0)
+        return -1;
+    for (int i = 0; n_gen && i < n_cfg; i++) {
+        int j = 0;
+        while (j < n_gen && gen[j] != cfg[i]) j++;
+        if (j == n_gen && cfg[i] >= 0) /* -1: none */
+            conv_say(c, CONVERT_WARN, "%s: eos_token_id %d does not stop the model: %s has another list", hf_config_name(c->cfg),
+                     cfg[i], hf_config_name(c->gen));
+    }
+    return 0;
+}
+
 static int put_tokenizer(struct conv *c, struct err *e)
 {
     bool found = false;
     if (!c->fam->drafter) {
         if (c->dir && tok_import(c->w, c->dir, c->n_vocab, &found, e)) return -1;
-        return found ? 0 : put_bare_ids(c, e);
+        return found ? tell_stops(c, e) : put_bare_ids(c, e);
     }
     if (c->target.gguf) {
         if (tok_copy(c->w, c->target.gguf, &found, e)) return -1;

@@ -4,10 +4,11 @@
 #ifndef DFLASH_TOKENIZER_IMPORT_H
 #define DFLASH_TOKENIZER_IMPORT_H
 
+#include "desc.h"
 #include "json.h"
 #include "tokenizer_priv.h"
 
-#define TOK_MAX_STOP 64
+#define TOK_MAX_STOP (DESC_MAX_STOPS - 2) /* eos and eot may be others */
 
 struct tok_import {
     json_t *j[4];
