@@ -53,6 +53,8 @@ struct cuda_backend {
         float eps;
         int32_t n, act, n_in, slice_row;
     } rounded;
+    struct mm_owed *owed; /* mm_owed.cu: outputs that the newest launch left as sums of their slices, where */
+    mutable bool owes;    /* so: completed before anything else is done, except by who reads them so (mm_take) */
     struct copy_crew *crew; /* pack.cu, from its first weight_load on: threads that copy */
     void *mm_stage; /* its pinned host memory: pieces of mm_stage_bytes */
     void *mm_raw;   /* device twin of mm_stage */
@@ -174,10 +176,16 @@ struct chain_product;
 int experts_then(struct cuda_backend *be, const struct chain_product *p);
 /* embed.cu: launch what waits at an end of a pass. */
 int around_flush(const struct cuda_backend *be);
+/* mm_owed.cu: complete the outputs that are owed. */
+int mm_settle(const struct cuda_backend *be);
 /* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a mixture
  * one alone waits. */
 static inline int cuda_flush(const struct cuda_backend *be)
 {
+    if (be->owes) {
+        const int rc = mm_settle(be);
+        if (rc) return rc;
+    }
     if (be->around_waits) {
         const int rc = around_flush(be);
         if (rc) return rc;
@@ -194,6 +202,7 @@ static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void 
                                             dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
+    if (be->owes && mm_settle(be)) return cudaErrorLaunchFailure;
     be->launches++;
     cudaLaunchAttribute early[2];
     config.gridDim = grid;

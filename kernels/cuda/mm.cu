@@ -6,6 +6,7 @@
 #include "mm.cuh"
 #include "mm_one.cuh"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define MM_PARTIAL_BYTES ((size_t)48 << 20)
@@ -13,7 +14,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -65,6 +66,7 @@ int cuda_mm_open(struct cuda_backend *be)
         if (err) return cuda_check(be, "matrix product kernels", err);
     }
     if (mm_one_open(be)) return KN_EDEVICE;
+    if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
@@ -91,6 +93,7 @@ void cuda_mm_close(struct cuda_backend *be)
     cudaFree(be->mm_rows);
     cudaFree(be->mm_raw);
     cudaFreeHost(be->mm_stage);
+    free(be->owed);
     copy_close(be->crew);
     be->crew = nullptr;
     be->mm_partial = nullptr;
@@ -344,14 +347,35 @@ static void few_early(enum mm_act act, int tiles, struct mm_args *a)
     a->ahead = is_whole(act) ? 1 : a->stages;
 }
 
+/* Slices apart: the blocks of each, groups (all but the last), last_groups. Where nobody waits for them, so that all have as much to do:
+ * the last slice may be shorter. */
+static void few_split(int32_t grid, int32_t panels, struct mm_args *a)
+{
+    const int32_t others = a->slices - 1, last = a->units - others * a->slice_units;
+    int64_t best = INT64_MAX;
+    if (grid < a->slices) grid = a->slices;
+    a->groups = a->last_groups = grid / a->slices;
+    for (int32_t g = 1; a->left && g * others < grid; g++) {
+        const int32_t l = grid - g * others;
+        const int64_t most = (int64_t)((panels + g - 1) / g) * a->slice_units, short_one = (int64_t)((panels + l - 1) / l) * last,
+                      cost = most > short_one ? most : short_one;
+        if (cost < best) best = cost, a->groups = g, a->last_groups = l;
+    }
+    if (a->groups > panels) a->groups = panels;
+    if (a->last_groups > panels) a->last_groups = panels;
+}
+
 /* The first of the copies that fit beside the rest, with sums in two places if there is room, and if there is room for the small
  * kernel's blocks too. Only warps with items have a ring, no longer than what the busiest is to copy. */
 #define FEW_BESIDE 6144
 static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest, int32_t panels,
                      struct mm_args *a)
 {
-    const int32_t grid = product_sms(be), groups = a->block_slices == a->slices ? grid : grid / a->slices,
-                  items = groups > 0 ? (panels + groups - 1) / groups : a->subs, /* of a block */
+    const bool together = a->block_slices == a->slices;
+    const int32_t grid = product_sms(be);
+    few_split(grid, panels, a);
+    const int32_t least = a->groups < a->last_groups ? a->groups : a->last_groups, groups = together ? grid : least,
+                  items = (panels + groups - 1) / groups, /* of a block */
                   some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
     struct few_copies copies[2];
     const int count = few_copies_of(act, copies);
@@ -467,7 +491,10 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
      * group are neighbours, so of each launch one group at most is resident in part, and all others end. */
     int32_t grid = product_sms(be) * plan->blocks;
     int32_t most = panels;
-    if (!together) {
+    a->left &= few && !together;
+    if (a->left) {
+        few_split(grid, panels, a);
+    } else if (!together) {
         if (grid < a->slices) grid = a->slices;
         const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) *
                             MM_RECORD * sizeof(float);
@@ -478,13 +505,15 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
     for (int32_t first = 0; first < panels; first += most) {
         a->first_item = first;
         a->n_items = panels - first < most ? panels - first : most;
-        a->groups = together ? grid : grid / a->slices;
+        if (!a->left) a->groups = together ? grid : grid / a->slices;
         if (a->groups > a->n_items) a->groups = a->n_items;
         if (!together && a->groups > MM_GROUPS) a->groups = MM_GROUPS;
 #ifdef MM_TRACE
         a->trace = mm_trace_next(name);
 #endif
-        const int32_t n_blocks = together ? a->groups : a->groups * a->slices;
+        const int32_t n_blocks = together  ? a->groups
+                                 : a->left ? a->groups * (a->slices - 1) + a->last_groups
+                                           : a->groups * a->slices;
         a->cluster = few ? few_cluster(be, act, a) : 1;
         const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
         const int err = cuda_check(be, name,
@@ -524,6 +553,19 @@ static bool is_rounded(const struct cuda_backend *be, const struct product *p, e
            be->rounded.n_in == p->w[0]->n_in;
 }
 
+/* May the product's slices' sums be left in memory, if they are apart (mm_owed)? Of several rows: one row's results are handed on
+ * in other ways (chain.cuh, experts_hand.cuh). */
+static bool may_leave(const struct cuda_backend *be, const struct product *p, const struct mm_args *a, enum mm_act act, int count)
+{
+    if (mm_tuning.no_left || p->gated || p->n < 2 || p->n > 16 || !is_whole(act)) return false;
+    size_t rows = 0;
+    for (int i = 0; i < count; i++) {
+        if (a->n_out[i] % 16 || (uintptr_t)p->out[i] % 16) return false;
+        rows += (size_t)a->n_out[i];
+    }
+    return rows * (size_t)(a->slices * p->n) * sizeof(float) <= be->mm_partial_bytes;
+}
+
 /* The matrices `list`, which want the same activations. */
 static int launch_group(struct cuda_backend *be, const struct product *p, const int *list, int count)
 {
@@ -548,6 +590,8 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
     const int32_t copy = copy_units(t->act), most_units = copy < a.slice_units ? copy : a.slice_units;
     /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh). */
     const int32_t least_units = t->act == MM_ACT_K || most_units < 2 ? 1 : 2;
+    const bool leave = may_leave(be, p, &a, t->act, count);
+    a.left = leave;
     a.partial = be->mm_partial;
     a.add = p->add;
     a.gated = p->gated;
@@ -592,7 +636,9 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
             for (int j = 0; j < count; j++)
                 a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
+            a.left = leave;
             if (!err) err = launch_panels(be, p->name, t->act, &a, log2_tiles, plan, low, few, panels);
+            if (!err && a.left) mm_owe(be, &a, count);
         }
     }
     return err;
@@ -661,7 +707,7 @@ static int run(struct kn_backend *kb, const struct product *p)
         const int rc = add_to_chain(be, p);
         if (rc) return rc < 0 ? rc : 0;
     }
-    err = cuda_flush(be);
+    err = p->norm && mm_is_owed(be, p->x, p->n, p->w[0]->n_in) ? 0 : cuda_flush(be);
     if (err || !many_wanted(be, p->n)) return err ? err : run_rows(be, p);
     for (int32_t row = 0; row < p->n && !err; row += many_tuning.rows) {
         struct product part = *p;

@@ -79,7 +79,7 @@ enum { FEW_AT_ONCE, FEW_PACED, FEW_HALVES }; /* mm_few.cuh: a ring's copies; FEW
  *              meet in shared memory
  *   apart      a block holds one slice, a warp an item; the blocks of a group (one block a slice, the same
  *              items) leave their sums in memory, wait for each other and add up a share each. All blocks of
- *              the grid are resident, so they may wait. */
+ *              the grid are resident, so they may wait. left: they leave them there (mm_owed), and wait for nobody */
 struct mm_args {
     const uint8_t *w[MM_WIDTH_MAX];
     float *out[MM_WIDTH_MAX];
@@ -88,7 +88,7 @@ struct mm_args {
     int32_t unit_bytes[MM_WIDTH_MAX];
     const uint8_t *rows; /* prepared activations (prep.cu): [n][slices][slice_row] bytes */
     const uint8_t *side; /* NULL, or what rows of K types leave apart from their codes (prep_block.cuh) */
-    float *partial;      /* apart: [items][members][slices][tiles][MM_RECORD] */
+    float *partial;      /* apart: [items][members][slices][tiles][MM_RECORD]; left: as mm_owed has it */
     unsigned *count;     /* apart: one a group, of this number of slices */
     int32_t n;
     int32_t first_item, n_items;
@@ -97,7 +97,8 @@ struct mm_args {
     int32_t block_slices;               /* slices a block: slices (together) or 1 (apart) */
     int32_t slice_warps, subs; /* warps an item (split: and member): 1, 2, 4, 8; items at a time: of all warps */
     int32_t split;             /* 1: gates and ups by different warps */
-    int32_t groups;                     /* together: blocks; apart: blocks / slices */
+    int32_t groups;                     /* together: blocks; apart: blocks / slices; left: of each slice, */
+    int32_t left, last_groups;          /* but of the last one, which may be shorter, so many */
     int32_t stages, stage_units,
         stage_bytes; /* of a warp's ring: stages; units of one copy; bytes of a stage */
     int32_t add, gated, act;
@@ -157,6 +158,14 @@ struct mm_prep {
     unsigned long long *trace = nullptr;
 #endif
 };
+/* mm_owed.cu. open: be->owed, freed by cuda_mm_close. The outputs of a launch with a->left: it owes them. */
+int mm_owed_open(struct cuda_backend *be);
+void mm_owe(struct cuda_backend *be, const struct mm_args *a, int count);
+/* Are the n rows x of `width` columns owed, and does nothing else wait? Then the next launch may be one that reads them as *o and
+ * completes them. mm_is_owed asks; mm_take makes them its caller's. */
+bool mm_is_owed(const struct cuda_backend *be, const float *x, int32_t n, int64_t width);
+bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t width, struct mm_owed *o);
+
 /* few: a kernel of mm_few.cuh stands before or behind it. */
 cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n, bool few);
 /* mm.cu: how n rows for w are prepared, so that another kernel may do it: fills a (rows from the backend's memory) and
@@ -221,6 +230,7 @@ struct mm_tuning {
     int few_apart;    /* 1: slices apart, 2: together; 0: as measured */
     int few_warps;    /* 1: blocks of 12 warps, where they hold all slices; 0: as measured */
     int few_copy;     /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
+    int no_left;      /* 1: products add their slices' sums themselves */
     int few_pace;     /* 1 + how rings are filled early, FEW_AT_ONCE ...; 0: as measured */
 };
 extern struct mm_tuning mm_tuning;

@@ -23,15 +23,26 @@
 struct few_share {
     int local, sub, matrix, first, stride;
 };
-DEV few_share few_share_of(const mm_args &a, int warp, int group)
+/* What a block has: all slices, or one; of the items those of its group. */
+struct few_part {
+    int slice, group, groups;
+};
+DEV few_part few_part_of(const mm_args &a)
+{
+    const int block = (int)blockIdx.x, across = a.slices - a.left, all = across * a.groups;
+    if (a.block_slices == a.slices) return {0, block, a.groups};
+    if (a.left && block >= all) return {across, block - all, a.last_groups};
+    return {block % across, block / across, a.groups};
+}
+DEV few_share few_share_of(const mm_args &a, int warp, const few_part &part)
 {
     const int item = warp >> a.log2_slice_warps;
     few_share s;
     s.local = warp & ((1 << a.log2_slice_warps) - 1);
     s.sub = item >> a.split;
     s.matrix = item & a.split;
-    s.first = group + s.sub * a.groups;
-    s.stride = a.subs * a.groups;
+    s.first = part.group + s.sub * part.groups;
+    s.stride = a.subs * part.groups;
     return s;
 }
 
@@ -243,6 +254,21 @@ template <int NT, int W> DEV void few_merge_group(const mm_args &a, int group, i
     }
 }
 
+/* Apart and left: the sums of a slice of an item, row by row of the tokens, for who reads the outputs (mm_owed). */
+template <int NT> DEV void few_leave(const mm_args &a, const few_walk &w, int slice, int lane, const float fin[NT][4])
+{
+    const unsigned width = (unsigned)a.n_out[w.matrix],
+                   row = 16u * (unsigned)(w.item - w.before) + (unsigned)lane / 4; /* first_item is 0 */
+    float *const p = a.partial + (size_t)(16u * (unsigned)(a.slices * a.n * w.before) + (unsigned)(slice * a.n) * width + row);
+#pragma unroll
+    for (int t = 0; t < NT; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int token = 8 * t + 2 * (lane % 4) + i % 2;
+            if (token < a.n) p[(unsigned)token * width + 8 * (i / 2)] = fin[t][i];
+        }
+}
+
 /* One lane of each warp: a row; the barrier may hear of bytes before it knows how many. */
 template <int NT> DEV void few_ask_rows(const mm_args &a, uint8_t *smem, int first_slice, int warp)
 {
@@ -266,10 +292,10 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     extern __shared__ __align__(128) uint8_t smem[];
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
     const bool together = a.block_slices == a.slices;
-    const int group = together ? (int)blockIdx.x : (int)blockIdx.x / a.slices,
-              first_slice = together ? 0 : (int)blockIdx.x % a.slices;
+    const few_part part = few_part_of(a);
+    const int first_slice = part.slice;
     uint64_t *const act_bar = (uint64_t *)smem;
-    const few_share s = few_share_of(a, warp, group);
+    const few_share s = few_share_of(a, warp, part);
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
     const unsigned begin = a.at.ring + (unsigned)warp * (unsigned)a.stages * ((unsigned)a.stage_bytes + FEW_BARRIER);
@@ -320,6 +346,10 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
         float fin[NT][4];
         if (s.local < a.block_slices)
             F::template slice<NT>(a, fin, ring, a.type[w.matrix], view, units, lane);
+        if (!together && a.left) {
+            few_leave<NT>(a, w, first_slice, lane, fin);
+            continue;
+        }
         if (!together) {
 #pragma unroll
             for (int t = 0; t < NT; t++)
@@ -352,7 +382,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
             few_meet(s.sub, warps);
     }
     MM_STAMP(4);
-    if (!together) few_merge_group<NT, W>(a, group, first_slice);
+    if (!together && !a.left) few_merge_group<NT, W>(a, part.group, first_slice);
     MM_STAMP(5);
 }
 

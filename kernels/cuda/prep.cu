@@ -8,7 +8,7 @@
  * values, in every 32 columns in the order 4 (k % 16 / 4) + k % 4 + 4 (k / 16) pairs of quarters (lane
  * quarter q finds its 8 values in 16 bytes); the slice's factor, padded to 16 bytes. */
 #include "cluster.cuh"
-#include "prep.cuh"
+#include "owed.cuh"
 
 #define WARPS 16
 
@@ -226,6 +226,11 @@ __global__ void __launch_bounds__(32 * WARPS) prep_float(const __grid_constant__
 /* ---- a residual added, normed and rounded ---- */
 
 #define ADD_WARPS (MM_ADD_WIDTH / 256)
+DEV void zero_eight(float v[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = 0.0f;
+}
 
 /* One block a token, a warp 256 columns: two norms, one after the other, and all values in registers. */
 template <enum mm_act ACT>
@@ -275,56 +280,118 @@ DEV void exchange(float *squares, unsigned bar, int b, float s)
     }
     cluster_bar_wait(bar);
 }
-template <enum mm_act ACT>
-__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
-    add_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add)
+DEV void store_eight(float *p, const float v[8])
 {
-    __shared__ float squares[2][ADD_FEW * FEW_WARPS];
-    __shared__ uint64_t bars[2];
-    const int lane = threadIdx.x % 32, blocks = (a.n_in + 255) / 256,
-              b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32, k = 256 * b + 8 * lane;
-    const size_t at = (size_t)blockIdx.y * (size_t)a.n_in;
-    float v[8], x[8], w[8], norm[8];
-    cuda_grid_early();
-    if (threadIdx.x < 2) {
+    *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+    *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+/* Columns k .. k + 7 of row blockIdx.y, which are owed, and to their place. */
+DEV void take_eight(float v[8], const mm_owed &o, int k)
+{
+    const size_t step = (size_t)o.n * (size_t)o.width[0], at = (size_t)blockIdx.y * (size_t)o.width[0] + (size_t)k;
+    zero_eight(v);
+    if (k >= o.width[0]) return;
+    owed_values<8>(v, o.sums + at, o.out[0] + at, o.slices, step, o.add);
+    store_eight(o.out[0] + at, v);
+}
+/* The barriers of `count` exchanges, before any block of the cluster stores. */
+DEV void exchange_open(uint64_t *bars, int count)
+{
+    if ((int)threadIdx.x < count) {
         cluster_bar_init(shared_at(bars + threadIdx.x));
         cluster_bar_expect(shared_at(bars + threadIdx.x), 4 * FEW_WARPS * gridDim.x);
     }
     __syncthreads();
     cluster_arrive(); /* my barriers are there */
-    load_eight(w, add.weight, k, a.n_in);
-    load_eight(norm, a.norm, k, a.n_in);
+}
+/* As prep_few rounds a normed row, of one that is owed: read once, so a cluster has it. */
+template <enum mm_act ACT>
+__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
+    take_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_owed owed)
+{
+    __shared__ float squares[ADD_FEW * FEW_WARPS], norms[FEW_WARPS * 256];
+    __shared__ uint64_t bar;
+    const int lane = threadIdx.x % 32, blocks = (a.n_in + 255) / 256,
+              b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32, k = 256 * b + 8 * lane;
+    float v[8], w[8], *const mine = norms + 8 * threadIdx.x; /* registers are few */
+    cuda_grid_early();
+    MM_STAMP(0);
+    exchange_open(&bar, 1);
+    load_eight(w, a.norm, k, a.n_in);
+    store_eight(mine, w);
     cuda_grid_wait();
     cluster_wait();
-    load_eight(v, add.y + at, k, a.n_in);
+    MM_STAMP(2);
+    take_eight(v, owed, k);
+    MM_STAMP(3);
+    exchange(squares, shared_at(&bar), b, block_squares(v));
+    const float r = inverse_rms(squares, blocks, a.n_in, a.eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), mine[i]);
+    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.y);
+    MM_STAMP(4);
+}
+template <enum mm_act ACT>
+__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
+    add_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add, const __grid_constant__ mm_owed owed)
+{
+    __shared__ float squares[2][ADD_FEW * FEW_WARPS], norms[FEW_WARPS * 256];
+    __shared__ uint64_t bars[2];
+    const int lane = threadIdx.x % 32, blocks = (a.n_in + 255) / 256,
+              b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32, k = 256 * b + 8 * lane;
+    const size_t at = (size_t)blockIdx.y * (size_t)a.n_in;
+    float v[8], x[8], w[8], *const norm = norms + 8 * threadIdx.x; /* registers are few */
+    cuda_grid_early();
+    MM_STAMP(0);
+    exchange_open(bars, 2);
+    load_eight(w, a.norm, k, a.n_in);
+    store_eight(norm, w);
+    load_eight(w, add.weight, k, a.n_in);
+    cuda_grid_wait();
+    cluster_wait();
+    MM_STAMP(2);
+    if (owed.slices)
+        take_eight(v, owed, k);
+    else
+        load_eight(v, add.y + at, k, a.n_in);
     load_eight(x, add.x + at, k, a.n_in);
+    MM_STAMP(3);
     exchange(squares[0], shared_at(bars), b, block_squares(v));
     float r = inverse_rms(squares[0], blocks, a.n_in, add.eps);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
-    if (k < a.n_in) {
-        *(float4 *)(add.out + at + k) = make_float4(v[0], v[1], v[2], v[3]);
-        *(float4 *)(add.out + at + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
-    }
+    if (k < a.n_in) store_eight(add.out + at + k, v);
     exchange(squares[1], shared_at(bars + 1), b, block_squares(v));
     r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
     if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.y);
+    MM_STAMP(4);
+}
+/* Blocks of a cluster that has a row: memcheck refuses stores in a cluster of one; the second block has no columns. */
+static unsigned cluster_blocks(int32_t n_in)
+{
+    const unsigned all = (unsigned)((n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS));
+    return all < 2 ? 2 : all;
 }
 
 cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
                            const struct mm_prep *p, int32_t n)
 {
     if (be->cc >= 90 && !be->generic && n <= 16) {
-        const unsigned all = (unsigned)((p->n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS)),
-                       blocks = all < 2 ? 2 : all; /* memcheck refuses stores in a cluster of one; the second block has no columns */
+        const unsigned blocks = cluster_blocks(p->n_in);
+        struct mm_prep a = *p;
+        struct mm_owed owed = {};
+        mm_take(be, add->y, n, p->n_in, &owed);
+#ifdef MM_TRACE
+        a.trace = mm_trace_next("norm_add");
+#endif
         return cuda_launch_clusters(be,
                                     act == MM_ACT_K    ? add_few<MM_ACT_K>
                                     : act == MM_ACT_32 ? add_few<MM_ACT_32>
                                                        : add_few<MM_ACT_32M>,
-                                    dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, *p, *add);
+                                    dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, *add, owed);
     }
     return cuda_launch(be,
                        act == MM_ACT_K    ? add_whole<MM_ACT_K>
@@ -339,6 +406,15 @@ cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const str
 #ifdef MM_TRACE
     a.trace = mm_trace_next("prepare");
 #endif
+    struct mm_owed owed;
+    if (few && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed)) {
+        const unsigned blocks = cluster_blocks(a.n_in);
+        return cuda_launch_clusters(be,
+                                    act == MM_ACT_K    ? take_few<MM_ACT_K>
+                                    : act == MM_ACT_32 ? take_few<MM_ACT_32>
+                                                       : take_few<MM_ACT_32M>,
+                                    dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, owed);
+    }
     if (few && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) && n <= 16 && (!a.norm || a.n_in <= 256 * FEW_BLOCKS)) {
         const int columns = 256 * FEW_WARPS * (a.norm ? 1 : FEW_ALONE);
         return cuda_launch(be,

@@ -164,6 +164,7 @@ static void open_device()
 std::vector<float> host(const float *p, size_t n)
 {
     std::vector<float> v(n);
+    OK(cuda_flush(be));
     CK(cudaStreamSynchronize(be->stream));
     CK(cudaMemcpy(v.data(), p, n * sizeof(float), cudaMemcpyDeviceToHost));
     return v;
@@ -178,6 +179,8 @@ int main(int argc, char **argv)
     } else {
         open_device();
         if (!strcmp(what, "check")) {
+            check_owed(KN_Q4_K, 4096, 12288), check_owed(KN_Q6_K, 5376, 21504), check_owed(KN_Q4_K, 5120, 17408);
+            check_owed(KN_Q8_0, 2048, 20480), check_owed(KN_Q4_1, 1024, 16384), check_owed(KN_Q5_K, 1280, 2304);
             check_all(quick);
             check_plans(KN_Q4_K, 5376, 4096), check_plans(KN_Q6_K, 4200, 5376), check_plans(KN_Q5_K, 2064, 21504);
             check_plans(KN_Q8_0, 5000, 2048), check_plans(KN_Q5_1, 2064, 12288), check_plans(KN_BF16, 2064, 4096);

@@ -70,6 +70,7 @@ float *poisoned(size_t n);
 /* mm_gpu_layout.cu, mm_gpu_check.cu */
 void check_layout();
 void check_all(bool quick);
+void check_owed(uint32_t type, int64_t width, int64_t n_in);
 void check_plans(uint32_t type, int64_t n_out, int64_t n_in);
 
 /* mm_gpu_bench.cu: the modes of the head of mm_gpu.cu */

@@ -39,6 +39,7 @@ static double graph_us(const std::function<void()> &f, int reps)
     cudaGraphExec_t e;
     CK(cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
     f();
+    OK(cuda_flush(be));
     CK(cudaStreamEndCapture(be->stream, &g));
     CK(cudaGraphInstantiate(&e, g, 0));
     const double us = median_us([&] { CK(cudaGraphLaunch(e, be->stream)); }, reps);
@@ -151,9 +152,9 @@ static void step(const model &m, int n)
     for (const layer &l : m.layers) {
         const kn_weight *w[3] = {&l.q, &l.k, &l.v};
         OK(cuda_norm_linear(kb(), bench_out + 1, w, 3, bench_x, bench_norm, 1e-6f, n));
-        OK(cuda_linear(kb(), bench_out[2], &l.o, bench_out[1], n, false));
+        OK(cuda_linear(kb(), bench_x, &l.o, bench_out[1], n, true));
         OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
-        OK(cuda_linear(kb(), bench_out[2], &l.down, bench_out[1], n, false));
+        OK(cuda_linear(kb(), bench_x, &l.down, bench_out[1], n, true));
     }
     kn_weight const *w[1] = {&m.head};
     OK(cuda_norm_linear(kb(), bench_out, w, 1, bench_x, bench_norm, 1e-6f, n));
@@ -256,11 +257,11 @@ static void attended_step(const attended &t, int n)
         a.scale = 0.088f, a.causal = true, a.window = t.s.window, a.then = &l.o, a.gate = t.s.gated ? t.g : nullptr;
         OK(cuda_attend(kb(), &r, &a));
         if (t.s.gated)
-            OK(cuda_gate_linear(kb(), bench_out[2], &l.o, t.out, t.g, n));
+            OK(cuda_gate_linear(kb(), bench_x, &l.o, t.out, t.g, n));
         else
-            OK(cuda_linear(kb(), bench_out[2], &l.o, t.out, n, true));
+            OK(cuda_linear(kb(), bench_x, &l.o, t.out, n, true));
         OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
-        OK(cuda_linear(kb(), bench_out[2], &l.down, bench_out[1], n, true));
+        OK(cuda_linear(kb(), bench_x, &l.down, bench_out[1], n, true));
     }
 }
 /* Microseconds a layer, at 2 to 16 rows. */
@@ -307,9 +308,11 @@ static void show_trace(int n, const std::function<void()> &run)
     cudaGraphExec_t e;
     CK(cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
     run();
+    OK(cuda_flush(be));
     CK(cudaStreamEndCapture(be->stream, &g));
     CK(cudaGraphInstantiate(&e, g, 0));
     for (int i = 0; i < 4; i++) CK(cudaGraphLaunch(e, be->stream));
+    OK(cuda_flush(be));
     CK(cudaStreamSynchronize(be->stream));
     std::vector<unsigned long long> t(TRACES * TRACE_WORDS);
     CK(cudaMemcpy(t.data(), traces, t.size() * sizeof t[0], cudaMemcpyDeviceToHost));
@@ -384,6 +387,7 @@ void once(int n)
     bench_open();
     model m = load_model(4, KN_Q4_K, KN_Q6_K, KN_Q4_K);
     for (int i = 0; i < 3; i++) step(m, n);
+    OK(cuda_flush(be));
     CK(cudaStreamSynchronize(be->stream));
     free_model(m);
 }
@@ -619,6 +623,7 @@ void profile(const char *which)
     kn_weight w[] = {load(KN_Q4_K, 4096, 24576), load(KN_Q4_K, 12288, 4096), load(KN_Q6_K, 4096, 24576)};
     for (const kn_weight &m : w)
         for (int i = 0; i < 2; i++) OK(cuda_linear(kb(), bench_out[0], &m, bench_x, 16, false));
+    OK(cuda_flush(be));
     CK(cudaStreamSynchronize(be->stream));
 }
 

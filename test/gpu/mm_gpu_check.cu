@@ -2,6 +2,7 @@
  * and Inf, norms, gates, residual adds. */
 #include "../../kernels/cuda/mm_one.cuh"
 #include "mm_gpu.cuh"
+#include "../../kernels/cuda/ops.cuh"
 
 #include <climits>
 
@@ -314,6 +315,60 @@ void check_all(bool quick)
     }
     be->generic = false;
     check_refusals();
+}
+
+/* A product whose slices are apart, and who reads its outputs: the bits of the product that adds its sums itself. */
+void check_owed(uint32_t type, int64_t width, int64_t n_in)
+{
+    const struct mm_tuning best = mm_tuning;
+    const char *const names[] = {"norm_linear", "norm_add, norm_gated", "norm_add alone", "nothing", "fewer rows", "several matrices"};
+    kn_weight w = load(type, n_in, width), next[3] = {load(type, width, 512), load(type, width, 512), load(KN_Q6_K, width, 1024)};
+    std::vector<float> x, norm((size_t)width), old;
+    fill_x(x, n_in, 16), fill_x(old, width, 16);
+    for (float &v : norm) v = 1.0f + 0.5f * uniform();
+    float *dx = device(x), *dn = device(norm), *y = poisoned(16 * width), *r = poisoned(16 * width), *out[3];
+    const size_t sizes[5] = {16 * (size_t)width, 16 * (size_t)width, 16 * 512, 16 * 512, 16 * 1024};
+    for (int j = 0; j < 3; j++) out[j] = poisoned(sizes[2 + j]);
+    for (int way = 0; way < 6; way++) {
+        bool same = true;
+        for (int n : {2, 3, 8, 9, 16}) {
+            std::vector<float> want[5];
+            for (int left = 0; left < 2; left++) {
+                mm_tuning.no_left = !left, mm_tuning.few_apart = 1;
+                CK(cudaMemcpy(y, old.data(), sizes[0] * 4, cudaMemcpyHostToDevice));
+                CK(cudaMemcpy(r, old.data(), sizes[0] * 4, cudaMemcpyHostToDevice));
+                for (int j = 0; j < 3; j++) CK(cudaMemset(out[j], 0xff, sizes[2 + j] * 4));
+                const kn_weight *ws[3] = {&next[0], &next[1], &next[2]};
+                OK(cuda_linear(kb(), y, &w, dx, n, way != 1));
+                if (way == 0) OK(cuda_norm_linear(kb(), out, ws, 3, y, dn, 1e-6f, n));
+                if (way == 1 || way == 2) {
+                    if (way == 1) kn_next(kb(), &next[0], dn);
+                    OK(cuda_norm_add(kb(), r, r, y, dn, n, width, 1e-6f, 0.75f));
+                    OK(cuda_norm_gated(kb(), out[0], &next[0], &next[1], r, dn, 1e-6f, KN_ACT_GELU_TANH, n));
+                }
+                if (way == 4) OK(cuda_norm_linear(kb(), out, ws, 3, y, dn, 1e-6f, n - 1));
+                if (way == 5) {
+                    OK(cuda_norm_linear(kb(), out, ws, 3, y, dn, 1e-6f, n));
+                    OK(cuda_gate(kb(), out[2], out[2], n, 1024, 1024));
+                }
+                const float *const all[5] = {y, r, out[0], out[1], out[2]};
+                for (int j = 0; j < 5; j++) {
+                    const std::vector<float> got = host(all[j], sizes[j]);
+                    if (left)
+                        same &= !memcmp(got.data(), want[j].data(), sizes[j] * 4);
+                    else
+                        want[j] = got;
+                }
+            }
+        }
+        printf("%-12s %-5s [%6lld, %6lld] and %s  %s\n", "sums left", kn_type_info(type)->name, (long long)width, (long long)n_in,
+               names[way], same ? "ok" : "FAILED");
+        failures += !same;
+    }
+    mm_tuning = best;
+    cuda_weight_free(kb(), &w);
+    for (kn_weight &m : next) cuda_weight_free(kb(), &m);
+    for (float *p : {dx, dn, y, r, out[0], out[1], out[2]}) CK(cudaFree(p));
 }
 
 /* Are they the same bits? Else how many differ, the first, and by how much at most. */
