@@ -343,7 +343,7 @@ static void enter_given(const struct cli *c, const struct cli_flag *f, const cha
 {
     const char **was = &c->given[f - c->flags];
     if (*was && f->kind != CLI_FLAG && f->kind != CLI_LIST && strcmp(*was, s))
-        cli_warn(c, "%s is given more than once: %s counts, %s does not", f->name, s, *was);
+        cli_warn(c, "%s is given more than once: '%s' counts, '%s' does not", f->name, s, *was);
     *was = s;
 }
 
