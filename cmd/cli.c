@@ -101,12 +101,19 @@ void cli_no_binary_tty(const struct cli *c, int fd, const char *what)
     exit(ERR_USAGE);
 }
 
+/* What is at path ("-": stdout); false where nothing is. */
+static bool output_stat(const char *path, struct stat *st)
+{
+    return (strcmp(path, "-") ? stat(path, st) : fstat(STDOUT_FILENO, st)) == 0;
+}
+
 static bool same_output(const char *a, const char *b)
 {
-    struct stat x, y;
-    if (!strcmp(a, b)) return strcmp(a, "/dev/null") != 0;
-    if (stat(a, &x) || stat(b, &y)) return false;
-    return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    struct stat x, y, null;
+    const bool there = output_stat(a, &x) && output_stat(b, &y);
+    if (!there) return !strcmp(a, b);
+    if (stat("/dev/null", &null) == 0 && S_ISCHR(x.st_mode) && x.st_rdev == null.st_rdev) return false;
+    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n)
