@@ -191,26 +191,82 @@ static void tables(json_t *lines)
     streams(lines);
 }
 
-/* Cells as bars of tokens a second; rows as time over rows. */
-static void plot(json_t *lines)
+/* ---- a plot ---- */
+
+/* text without what would end a string in quotes. */
+static const char *unquoted(char *text)
+{
+    for (char *p = text; *p; p++)
+        if (*p == '"' || *p == '\'' || *p == '\\') *p = '_';
+    return text;
+}
+
+/* What a curve of rows is called, and what tells it from another. */
+static const char *curve_name(const json_t *j, char *out, size_t n)
+{
+    snprintf(out, n, "%s, context %s, %s, %s threads", str(j, "target", "file"), num(j, "context", NULL, NULL, 0, 1), str(j, "machine", "device"),
+             num(j, "machine", "threads", NULL, 0, 1));
+    return unquoted(out);
+}
+
+/* Time over rows: a curve a model, context and machine. Returns how many lines are in it. */
+static size_t plot_rows(const json_t *lines)
+{
+    char name[600], other[600];
+    size_t n = json_array_size(lines), drawn = 0, curves = 0;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *j = json_array_get(lines, i);
+        bool first = is(j, "rows");
+        if (first) curve_name(j, name, sizeof name);
+        for (size_t k = 0; k < i && first; k++)
+            first = !is(json_array_get(lines, k), "rows") || strcmp(name, curve_name(json_array_get(lines, k), other, sizeof other)) != 0;
+        if (!first) continue;
+        printf("title%zu = '%s'\n$data%zu << EOD\n", curves, name, curves);
+        for (size_t k = i; k < n; k++) {
+            const json_t *r = json_array_get(lines, k);
+            if (!is(r, "rows") || strcmp(name, curve_name(r, other, sizeof other)) != 0) continue;
+            printf("%s %s\n", num(r, "rows", NULL, NULL, 0, 1), num(r, "seconds", "median", NULL, 6, 1e3));
+            drawn++;
+        }
+        printf("EOD\n");
+        curves++;
+    }
+    if (curves) printf("set xlabel 'rows'\nset ylabel 'ms a pass'\nplot");
+    for (size_t i = 0; i < curves; i++) printf("%s $data%zu using 1:2 with linespoints title title%zu", i ? "," : "", i, i);
+    if (curves) printf("\n");
+    return drawn;
+}
+
+/* Bars of tokens a second. */
+static size_t plot_cells(const json_t *lines)
+{
+    size_t drawn = 0;
+    printf("$data << EOD\n");
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        char name[1100];
+        if (!is(j, "cell")) continue;
+        snprintf(name, sizeof name, "%s %s", str(j, "target", "file"), str(j, NULL, "label"));
+        printf("\"%s\" %s %s\n", unquoted(name), num(j, "plain", "decode_tokens_per_s", "median", 3, 1),
+               num(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
+        drawn++;
+    }
+    printf("EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by -30\n"
+           "plot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted'\n");
+    return drawn;
+}
+
+/* Cells, or where there are none rows; what is not drawn is told. */
+static void plot(const json_t *lines)
 {
     bool cells = false;
     for (size_t i = 0; i < json_array_size(lines); i++) cells |= is(json_array_get(lines, i), "cell");
-    printf("set terminal pngcairo size 1200,700\nset key left top\nset grid\n$data << EOD\n");
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
-        if (cells && is(j, "cell"))
-            printf("\"%s %s\" %s %s\n", str(j, "target", "file"), str(j, NULL, "label"), num(j, "plain", "decode_tokens_per_s", "median", 3, 1),
-                   num(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
-        else if (!cells && is(j, "rows"))
-            printf("%s %s\n", num(j, "rows", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 6, 1e3));
-    }
-    printf("EOD\n");
-    if (cells)
-        printf("set datafile missing '-'\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by -30\n"
-               "plot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted'\n");
-    else
-        printf("set xlabel 'rows'\nset ylabel 'ms'\nplot $data using 1:2 with linespoints title 'a pass'\n");
+    printf("set terminal pngcairo noenhanced size 1200,700\nset key left top\nset grid\nset datafile missing '-'\n");
+    const size_t drawn = cells ? plot_cells(lines) : plot_rows(lines);
+    if (!drawn && json_array_size(lines))
+        cli_warn(&cli, "no cells and no rows: nothing to draw");
+    else if (drawn < json_array_size(lines))
+        cli_warn(&cli, "not drawn: %zu of %zu lines (expected %s alone)", json_array_size(lines) - drawn, json_array_size(lines), cells ? "cells" : "rows");
 }
 
 static int read_lines(const char *path, json_t *lines, struct err *e)
