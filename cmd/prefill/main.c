@@ -103,11 +103,12 @@ static void progress(void *ctx, int64_t done, int64_t total)
     cli_progress(&cli, "prefill", (uint64_t)done, (uint64_t)total, "tokens");
 }
 
-/* The prompt: from a file before the models are loaded, else after them. */
+/* The prompt, from a file before the models are loaded, else after them; and what it will be added to. */
 struct prompt {
     int32_t *ids;
     size_t n;
     bool read;
+    struct imatrix *im; /* NULL: no importance matrix */
 };
 
 static int read_prompt(struct prompt *p, struct err *e)
@@ -121,10 +122,21 @@ static int read_prompt(struct prompt *p, struct err *e)
     return 0;
 }
 
-/* What the target's description says against it; m.check. */
+/* Is the importance matrix of this model? The rest is asked when the products are known. */
+static int check_imatrix(const struct imatrix *im, struct err *e)
+{
+    for (int64_t i = 0; i < im->n; i++) {
+        const struct gguf_tensor *t = gguf_tensor(m.target->file, im->entry[i].name);
+        if (t && imatrix_fit(&im->entry[i], t->ne[0], t->ne[2] * t->ne[3], e)) return err_prefix(e, "%s", imatrix_path);
+    }
+    return 0;
+}
+
+/* What the target's description says against all of it; m.check. */
 static int check_prompt(void *ctx, struct err *e)
 {
     const struct prompt *p = ctx;
+    if (p->im && check_imatrix(p->im, e)) return -1;
     if (!p->read) return 0;
     if (models_check_ids(&m, "stdin", p->ids, p->n, e)) return -1;
     if (ctx_size && session_prompt_check(ctx_size, (int64_t)p->n, e)) return -1;
@@ -232,6 +244,7 @@ static int run(struct err *e)
     if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 3, e) || io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
     m.known = (struct session_options){.ctx = ctx_size, .chunk = chunk, .hidden = hidden_path ? take_plane : NULL};
+    p.im = im;
     m.check = check_prompt;
     m.check_ctx = &p;
     if ((!io_waits(STDIN_FILENO) && read_prompt(&p, e)) || models_open(&m, &cli, e)) goto done;

@@ -26,6 +26,10 @@ for g in "dflash-generate -q -m t.gguf -n 4" "dflash-prefill -q -m t.gguf -o o";
     says 3 'is a target' "$g -d t.gguf <p"
     says 3 'd.gguf: is a drafter' "${g/t.gguf/d.gguf} <p"
 done
+echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":96,"intermediate_size":256,"num_hidden_layers":2,"num_attention_heads":2,"num_key_value_heads":1,"head_dim":48,"hidden_act":"silu","vocab_size":300,"rms_norm_eps":1e-6,"rope_theta":1e6,"tie_word_embeddings":true,"max_position_embeddings":512}' >c.json
+dflash-convert -q c.json --random 1 -o x.gguf
+dflash-prefill -q -m x.gguf --imatrix im.gguf <p
+says 3 'im.gguf: .* of another shape (expected 256 columns' 'dflash-prefill -q -m t.gguf --imatrix im.gguf <p'
 G='dflash-generate -q -m t.gguf -n 4'
 says 2 'prompt of 2, 4 new tokens and a block of 1, got 6' "$G --ctx 6 <p"
 says 2 'does not fit the context (expected at most 1 tokens, got 2)' 'dflash-prefill -q -m t.gguf -o o --ctx 1 <p'
