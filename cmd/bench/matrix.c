@@ -50,12 +50,24 @@ static int words(const char *flag, const char *text, char *list, size_t room, ch
     for (char *p = list; p && *p;) {
         char *next = strchr(p, separator);
         if (next) *next++ = 0;
-        if (*p && n == max) cli_usage_error(&cli, "%s: too many (expected at most %d)", flag, max);
-        if (*p) w[n++] = p;
+        if (n == max) cli_usage_error(&cli, "%s: too many (expected at most %d)", flag, max);
+        if (!*p || (next && !*next)) cli_usage_error(&cli, "%s: an empty word (got '%s')", flag, text);
+        w[n++] = p;
         p = next;
     }
     if (!n) cli_usage_error(&cli, "%s: empty", flag);
     return n;
+}
+
+/* Two of one name, which ends at the character end, would share their files. */
+static void check_distinct(const char *flag, const char **w, int n, const char *end)
+{
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++) {
+            const size_t len = strcspn(w[i], end);
+            if (len == strcspn(w[k], end) && !memcmp(w[i], w[k], len))
+                cli_usage_error(&cli, "%s: two of one name (%.*s)", flag, (int)len, w[i]);
+        }
 }
 
 static void check_types(const char *flag, const char **type, int n)
@@ -196,6 +208,8 @@ int bench_matrix(int argc, char **argv)
     int n_set = words("--settings", o.settings, settings, sizeof settings, ';', set, 64);
     check_types("--types", type, n_type);
     check_types("--draft-types", draft, n_draft);
+    check_distinct("--types", type, n_type, "");
+    check_distinct("--draft-types", draft, n_draft, "");
     check_word("--target", o.target);
     check_word("--drafter", o.drafter);
     check_word("--out", o.out);
@@ -203,6 +217,7 @@ int bench_matrix(int argc, char **argv)
         cli_usage_error(&cli, "--random: not a seed (expected a whole number of at most 19 digits, got '%s')", o.random);
     check_prompts();
     for (int s = 0; s < n_set; s++) check_setting(set[s]);
+    check_distinct("--settings", set, n_set, ":");
     const char *const models[] = {o.target, o.drafter};
     if (st_refuse_output(out_path, models, 2, &e) || redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES :=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
