@@ -244,7 +244,7 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
         goto out;
     }
     r.d->bos_id = r.d->eos_id = r.d->mask_id = -1;
-    if (read_any(&r)) goto out;
+    if (gguf_whole(g, e) || read_any(&r)) goto out;
     if (r.d->arch != DESC_DFLASH && desc_override_given(o)) { /* nothing is passed over */
         err_set(e, ERR_USAGE, "%s: %s%s is for drafters, this is a %s", g->map.path ? g->map.path : "model",
                 o->flag ? o->flag : "--draft-", desc_override_given(o), r.d->arch_name);

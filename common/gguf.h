@@ -85,6 +85,9 @@ int gguf_get_i32(const struct gguf *g, const char *key, int32_t *v, struct err *
 int gguf_get_u64(const struct gguf *g, const char *key, uint64_t *v, struct err *e);
 int gguf_get_f32(const struct gguf *g, const char *key, float *v, struct err *e);
 int gguf_get_bool(const struct gguf *g, const char *key, bool *v, struct err *e);
+/* ERR_FORMAT where the file is one of several that a model was split into (split.count above 1): what is made of it alone
+ * would lack the rest. */
+int gguf_whole(const struct gguf *g, struct err *e);
 int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *v, struct err *e);
 /* Element i of an integer or bool array as i64; f32 of a float array. */
 int64_t gguf_array_i64(const struct gguf_kv *kv, uint64_t i);

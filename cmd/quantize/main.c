@@ -357,7 +357,7 @@ static int quantize(const char *path, struct err *e)
 {
     struct work k = {0};
     int rc = -1;
-    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || make_plan(&k, e))
+    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || gguf_whole(k.in, e) || make_plan(&k, e))
         goto out;
     if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
     const char *inputs[] = {path, imatrix_path ? imatrix_path : path};
