@@ -24,7 +24,7 @@ DEV unsigned cluster_at(unsigned at, unsigned rank)
     return rank ? 0 : at;
 #endif
 }
-/* A float, or two, to a block of the cluster, whose barrier at `bar` counts the bytes: addresses of
+/* A float, or two or four, to a block of the cluster, whose barrier at `bar` counts the bytes: addresses of
  * cluster_at. */
 DEV void cluster_store(unsigned at, float v, unsigned bar)
 {
@@ -40,6 +40,15 @@ DEV void cluster_store(unsigned at, float2 v, unsigned bar)
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(at),
         "f"(v.x), "f"(v.y), "r"(bar)
+        : "memory");
+#endif
+}
+DEV void cluster_store(unsigned at, float4 v, unsigned bar)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(at),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
         : "memory");
 #endif
 }
