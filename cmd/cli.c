@@ -125,6 +125,21 @@ void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n
                                 strcmp(o[k].path, "-") ? o[k].path : "stdout");
 }
 
+bool cli_is_stdin(const char *path)
+{
+    struct stat x, in;
+    if (!strcmp(path, "-")) return true;
+    if (fstat(STDIN_FILENO, &in) || !S_ISFIFO(in.st_mode) || stat(path, &x)) return false;
+    return x.st_dev == in.st_dev && x.st_ino == in.st_ino;
+}
+
+void cli_one_stdin(const struct cli *c, const char *const *inputs, int n)
+{
+    int found = 0;
+    for (int i = 0; i < n; i++) found += inputs[i] && cli_is_stdin(inputs[i]);
+    if (found > 1) cli_usage_error(c, "stdin is named %d times among the inputs (expected once: it can be read once)", found);
+}
+
 int cli_close_stdout(const struct cli *c)
 {
     /* Started with stdout closed, and nothing was written: no error. */

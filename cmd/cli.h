@@ -64,9 +64,14 @@ struct cli_output {
     const char *flag, *path;
 };
 void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n);
+/* Is path stdin: "-", or the pipe that stdin is, by another name? */
+bool cli_is_stdin(const char *path);
+/* Stdin can be read once: more than one of n inputs (NULL: none) that are stdin is a usage error. */
+void cli_one_stdin(const struct cli *c, const char *const *inputs, int n);
 /* fflush, ferror and fclose of stdout; returns 0 or ERR_IO after printing the message. */
 int cli_close_stdout(const struct cli *c);
 double cli_seconds(void); /* monotonic */
 
+#define CLI_MAX_THREADS 1024 /* what the CPU backend takes */
 #define DFLASH_VERSION "0.1.0"
 #endif

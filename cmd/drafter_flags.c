@@ -50,6 +50,8 @@ void drafter_flags_read(const struct cli *c, const struct drafter_flags *f, cons
                 cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", name,
                                 DESC_MAX_LAYERS - 1, f->taps);
     }
+    if (f->taps && f->tap_shift >= 0)
+        cli_usage_error(c, "%stap-shift says how the file's taps count, and %staps takes their place: one of them", p, p);
     if (f->theta) {
         snprintf(name, sizeof name, "%srope-theta", p);
         o->rope_theta = (float)cli_positive(c, name, f->theta);

@@ -64,7 +64,7 @@ struct models {
      "instruction set: auto, scalar, avx2 or avx512 (the bits are the same)",                                \
      0,                                                                                                      \
      0},                                                                                                     \
-    {"--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, 4096}
+    {"--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS}
 #define MODELS_CHECK_FLAG(m)                                                                                 \
     {                                                                                                        \
         "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \

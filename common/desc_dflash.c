@@ -274,7 +274,7 @@ static int read_windows(struct desc_reader *r)
                    o->sliding_pattern ? "sliding-pattern" : "sliding-window");
     if (o->sliding_window) window = o->sliding_window;
     if (!window && desc_maybe_i32(r, "attention.sliding_window", 0, INT32_MAX, &window) < 0) return -1;
-    bool sliding[DESC_MAX_LAYERS] = {false};
+    bool sliding[DESC_MAX_LAYERS] = {false}, any = false;
     if (!o->sliding_pattern) {
         int rc = desc_maybe_bools(r, "attention.sliding_window_pattern", sliding);
         if (rc)
@@ -294,7 +294,11 @@ static int read_windows(struct desc_reader *r)
                            "(expected %ssliding-window N)",
                            flag(r), i, flag(r));
         d->layer[i].window = sliding[i] ? window : 0;
+        any |= sliding[i];
     }
+    if (o->sliding_window && !any)
+        return err_set(r->e, ERR_USAGE, "%ssliding-window: no layer slides (expected an s in the pattern: %ssliding-pattern TEXT)", flag(r),
+                       flag(r));
     return 0;
 }
 

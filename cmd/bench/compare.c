@@ -161,6 +161,7 @@ int bench_compare(int argc, char **argv)
     for (size_t i = 0; i < sizeof of_model / sizeof *of_model && !o.m.target_path; i++)
         if (cli_given(&cli, of_model[i])) cli_usage_error(&cli, "%s needs a model (-m TARGET --prompt FILE)", of_model[i]);
     const char *read[] = {cli.args[0], cli.args[1], o.prompt ? o.prompt : cli.args[0]};
+    cli_one_stdin(&cli, read, o.prompt ? 3 : 2);
     if (bench_redirect(&file, out_path, force, &o.m, read, 3, &e)) return cli_fail(&cli, &e);
     if (bench_read_tokens(cli.args[0], &a.id, &a.n, &e) || bench_read_tokens(cli.args[1], &b.id, &b.n, &e)) {
         rc = cli_fail(&cli, &e);

@@ -29,7 +29,7 @@ static const struct cli_flag flags[] = {
     {"--out", CLI_STR, &o.out, "DIR", "where the matrix keeps its files (default build/matrix)", 0, 0},
     {"-n", CLI_I64, &o.n, "N", "tokens a prompt (default 128)", 1, 1 << 24},
     {"--runs", CLI_I32, &o.runs, "N", "counted runs of a timed cell (default 5)", 1, BENCH_MAX_RUNS},
-    {"--threads", CLI_I32, &o.threads, "N", "threads of the timed cells (default: all)", 1, 4096},
+    {"--threads", CLI_I32, &o.threads, "N", "threads of the timed cells (default: all)", 1, CLI_MAX_THREADS},
     REDIRECT_FLAGS(out_path, force),
     {0},
 };

@@ -20,7 +20,7 @@ static bool force;
 
 static const struct cli_flag flags[] = {
     {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0, 0},
-    {"--threads", CLI_I32, &threads, "N", "as in every program; a report needs one", 0, 4096},
+    {"--threads", CLI_I32, &threads, "N", "as in every program; a report needs one", 0, CLI_MAX_THREADS},
     REDIRECT_FLAGS(out_path, force),
     {0},
 };
@@ -309,6 +309,7 @@ int bench_report(int argc, char **argv)
     struct redirect file;
     int rc = 0;
     cli_parse(&cli, argc, argv);
+    cli_one_stdin(&cli, cli.args, cli.n_args);
     if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     json_t *lines = json_array(); /* after cli_parse, which says where jansson's memory comes from */
     for (int i = 0; i < cli.n_args && !rc; i++)

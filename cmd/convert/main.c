@@ -79,7 +79,7 @@ int main(int argc, char **argv)
         {"--block-size", CLI_I32, &block, "N", "drafter: rows of a block", 2, 64},
         {"--heads", CLI_STR, &heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0},
         {"--context-length", CLI_I32, &ctx, "N", "drafter: trained length", 1, 2147483647},
-        {"--threads", CLI_I32, &threads, "N", "threads (default 0: one a processor)", 0, 4096},
+        {"--threads", CLI_I32, &threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS},
         {"--force", CLI_FLAG, &force, NULL, "overwrite an existing output", 0, 0},
         {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
     };

@@ -291,7 +291,7 @@ static void check_flags(void)
     if (!set.m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
     if (set.n < 0) cli_usage_error(&cli, "-n N is missing");
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
-    if (set.append && (!strcmp(set.state_path, "-") || !strcmp(set.state_path, "/dev/stdin")))
+    if (set.append && (cli_is_stdin(set.state_path) || !strcmp(set.state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--append reads tokens from stdin: the state must be a file");
     const struct cli_output out[] = {{"-o", set.out_path ? set.out_path : "-"},
                                      {"--stats", set.stats_path},

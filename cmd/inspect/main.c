@@ -33,7 +33,7 @@ static const struct cli_flag flags[] = {
     {"--tolerance", CLI_F32, &o.tolerance, "X", "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
-    {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, 4096},
+    {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS},
     DRAFTER_FLAGS(o.draft, "--", "--from-dialect"),
     {"--causal", CLI_I32, &o.causal, "0|1", "drafter: its layers see ahead in the block (0) or not (1)", 0, 1},
     REDIRECT_FLAGS(o.out, o.force),

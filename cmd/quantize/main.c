@@ -30,7 +30,7 @@ static const struct cli_flag flags[] = {
     {"--imatrix", CLI_STR, &imatrix_path, "FILE",
      "importance matrix of the model (dflash-prefill --imatrix): its columns weigh the error", 0, 0},
     {"--threads", CLI_I32, &threads, "N",
-     "threads (default 0: one a processor); the bytes do not depend on it", 0, 4096},
+     "threads (default 0: one a processor); the bytes do not depend on it", 0, CLI_MAX_THREADS},
     {"--force", CLI_FLAG, &force, NULL, "overwrite an existing file", 0, 0},
     {"--json", CLI_FLAG, &json, NULL, "also print the table as JSON lines on standard output (needs -o FILE)",
      0, 0},

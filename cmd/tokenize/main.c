@@ -38,7 +38,7 @@ static const struct cli_flag flags[] = {
      "the day in a template that names one, as '26 Jul 2024'", 0, 0},
     {"-o", CLI_STR, &output, "FILE", "write to FILE instead of stdout", 0, 0},
     {"--force", CLI_FLAG, &force, NULL, "replace an existing FILE", 0, 0},
-    {"--threads", CLI_I32, &threads, "N", "as in every program; a tokenizer has one", 0, 4096},
+    {"--threads", CLI_I32, &threads, "N", "as in every program; a tokenizer has one", 0, CLI_MAX_THREADS},
     {0},
 };
 
