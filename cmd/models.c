@@ -261,15 +261,20 @@ int models_session(struct models *m, const struct cli *c, const struct session_o
     return session_new(s, m->target, m->drafter, o, e);
 }
 
-int models_open(struct models *m, const struct cli *c, struct err *e)
+void models_check_flags(const struct models *m, const struct cli *c)
 {
-    double start = cli_seconds();
+    struct desc_override seen;
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
     if (!m->drafter_path && m->draft_causal >= 0) cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
-    struct desc_override seen; /* what is wrong with flags is said before anything is read */
     overrides(m, c, &seen);
+}
+
+int models_open(struct models *m, const struct cli *c, struct err *e)
+{
+    double start = cli_seconds();
+    models_check_flags(m, c);
     if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e))) return -1;
     if (check(m, e) || plan_first(m, c, e) || fill(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;

@@ -83,6 +83,8 @@ struct models {
          1},                                                                                                 \
         DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"), MODELS_CHECK_FLAG(m)
 
+/* Usage errors of these flags that need no file: for programs that read something else before models_open, which asks too. */
+void models_check_flags(const struct models *m, const struct cli *c);
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
  * files and what a device's memory will hold. Before any weight is read: both files are described and fitted to each other,
  * known and check are looked at, and ERR_DEVICE is returned where the device's memory cannot hold it. */

@@ -288,7 +288,7 @@ static int run(struct run *u, struct err *e)
 /* What the flag table's ranges cannot say. */
 static void check_flags(void)
 {
-    if (!set.m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
+    models_check_flags(&set.m, &cli);
     if (set.n < 0) cli_usage_error(&cli, "-n N is missing");
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
     if (set.append && (cli_is_stdin(set.state_path) || !strcmp(set.state_path, "/dev/stdin")))

@@ -287,7 +287,7 @@ int main(int argc, char **argv)
 {
     struct err e = {0};
     cli_parse(&cli, argc, argv);
-    if (!m.target_path) cli_usage_error(&cli, "-m TARGET is missing");
+    models_check_flags(&m, &cli);
     if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
     if (dataset && !imatrix_path) cli_usage_error(&cli, "--dataset %s: there is no --imatrix to name it in", dataset);
     if (imatrix_path && !strcmp(imatrix_path, "-"))
