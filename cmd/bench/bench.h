@@ -46,7 +46,7 @@ double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int pa
 
 /* A line of JSON on stdout, or to o where it is open; steals j. Adds "schema" first. */
 int bench_emit(json_t *j, struct err *e);
-/* What ran where: device, isa, threads, processor, version. */
+/* What ran where: device, kernels, isa, threads, processor, version. */
 json_t *bench_machine(const struct models *m);
 int bench_threads(const struct models *m);
 /* Token file, whole; ids are mem_alloc'ed. */

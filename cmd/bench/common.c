@@ -49,8 +49,8 @@ json_t *bench_machine(const struct models *m)
 {
     char cpu[256];
     processor_name(cpu, sizeof cpu);
-    return json_pack("{s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "isa", kn_backend_isa(m->be), "threads", kn_backend_threads(m->be),
-                     "processor", cpu, "version", DFLASH_VERSION);
+    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "kernels", m->kernels ? m->kernels : "auto", "isa",
+                     kn_backend_isa(m->be), "threads", kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION);
 }
 
 json_t *bench_model_json(const char *path, const struct model *m)

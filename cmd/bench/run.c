@@ -179,9 +179,10 @@ static json_t *settings_json(void)
     const struct kn_sampler *k = &o.sampler;
     /* JSON readers hold no integer of 2^63 or more */
     json_t *seed = k->seed <= INT64_MAX ? json_integer((json_int_t)k->seed) : json_sprintf("%llu", (unsigned long long)k->seed);
-    json_t *j = json_pack("{s:I,s:f,s:i,s:f,s:f,s:f,s:i,s:o,s:b,s:i,s:s}", "n", (json_int_t)o.n, "temp", k->temp, "top_k", k->top_k, "top_p", k->top_p,
+    json_t *j = json_pack("{s:I,s:f,s:i,s:f,s:f,s:f,s:i,s:o,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "temp", k->temp, "top_k", k->top_k, "top_p", k->top_p,
                           "min_p", k->min_p, "repeat_penalty", k->repeat_penalty, "repeat_last", k->repeat_last, "seed", seed, "ignore_eos",
-                          o.ignore_eos, "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16");
+                          o.ignore_eos, "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16", "check_layers",
+                          o.m.check_layers);
     if (!o.m.drafter) return j;
     int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
     json_object_set_new(j, "block", json_integer(block));

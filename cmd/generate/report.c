@@ -77,6 +77,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
                         json_string(s->o.kv_type == KN_F16    ? "f16"
                                     : s->o.kv_type == KN_BF16 ? "bf16"
                                                               : "f32"));
+    json_object_set_new(j, "kernels", json_string(set->m.kernels ? set->m.kernels : "auto"));
+    json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
     json_object_set_new(j, "block", s->drafter ? json_integer(s->o.block) : json_null());
     json_object_set_new(j, "width",
                         s->drafter ? json_integer(set->width ? set->width : s->o.block) : json_null());
