@@ -170,6 +170,9 @@ int bench_compare(int argc, char **argv)
     size_t at = 0;
     while (at < a.n && at < b.n && a.id[at] == b.id[at]) at++;
     bool equal = at == a.n && at == b.n;
+    if (!a.n && !b.n) cli_warn(&cli, "both streams are empty: equal, but was anything written?");
+    if (!equal && o.m.target_path && (at == a.n || at == b.n))
+        cli_note(&cli, "one stream ends there: there are no two ids whose logits could be compared");
     if (!equal && o.m.target_path && at < a.n && at < b.n) {
         if (margin_at(&a, &b, at, &m, &e)) {
             rc = cli_fail(&cli, &e);

@@ -251,6 +251,7 @@ static int check_prompts(void *ctx, struct err *e)
         if (need > (o.ctx ? o.ctx : SESSION_MAX_CTX))
             return err_set(e, ERR_USAGE, "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a block, got %d)",
                            cli.args[i], (long long)need, p[i].n, (long long)o.n, o.ctx ? o.ctx : SESSION_MAX_CTX);
+        models_check_bos(&o.m, &cli, p[i].id, p[i].n);
         models_check_length(&o.m, &cli, (int64_t)p[i].n + o.n);
     }
     return 0;
