@@ -444,9 +444,10 @@ bench: all
 # Programs and manual pages.
 .PHONY: install
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 docs/dflash-*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
+	install -m 755 $(PROGRAMS) "$(DESTDIR)$(PREFIX)/bin"
+	install -m 644 docs/dflash-*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"
+	install -m 644 $(filter-out %-log.md,$(wildcard docs/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
 
 .PHONY: help
 help:
