@@ -101,6 +101,20 @@ void cli_no_binary_tty(const struct cli *c, int fd, const char *what)
     exit(ERR_USAGE);
 }
 
+void cli_no_binary_out(const struct cli *c, const char *path, const char *what)
+{
+    struct stat st;
+    if (!path || !strcmp(path, "-")) {
+        cli_no_binary_tty(c, STDOUT_FILENO, what);
+        return;
+    }
+    if (stat(path, &st) || !S_ISCHR(st.st_mode)) return;
+    int fd = open(path, O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return; /* opening it as an output says why */
+    cli_no_binary_tty(c, fd, what);
+    close(fd);
+}
+
 /* What is at path ("-": stdout); false where nothing is. */
 static bool output_stat(const char *path, struct stat *st)
 {

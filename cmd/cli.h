@@ -58,6 +58,8 @@ void cli_warn(const struct cli *c, const char *fmt, ...) __attribute__((format(p
 void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t total, const char *unit);
 /* Refuse binary to or from a terminal (exit 2 with the fix). */
 void cli_no_binary_tty(const struct cli *c, int fd, const char *what);
+/* The same for an output's path, which may be "-" or NULL (stdout), or name a terminal. */
+void cli_no_binary_out(const struct cli *c, const char *path, const char *what);
 /* Two outputs of a run may not share a file, a pipe or stdout (exit 2), by whatever names: one would be lost, or both mixed.
  * /dev/null may be shared. path NULL: not wanted; "-": stdout. */
 struct cli_output {

@@ -122,7 +122,7 @@ int main(int argc, char **argv)
         o.random = true;
         o.seed = parse_seed(&c, seed);
     }
-    if (!o.output || !strcmp(o.output, "-")) cli_no_binary_tty(&c, STDOUT_FILENO, "a GGUF");
+    cli_no_binary_out(&c, o.output, "a GGUF");
     io_signals_install();
     double t0 = cli_seconds();
     if (convert_run(&o, &e)) return cli_fail(&c, &e);

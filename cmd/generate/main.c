@@ -319,8 +319,9 @@ int main(int argc, char **argv)
     check_flags();
     if (!set.state_path || set.append) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
     if (set.state_path && !strcmp(set.state_path, "-")) cli_no_binary_tty(&cli, STDIN_FILENO, "a state");
-    if (!set.out_path || !strcmp(set.out_path, "-"))
-        cli_no_binary_tty(&cli, STDOUT_FILENO, "the token stream");
+    cli_no_binary_out(&cli, set.out_path, "the token stream");
+    if (set.trace_path) cli_no_binary_out(&cli, set.trace_path, "the proposals");
+    if (set.draft_logits_path) cli_no_binary_out(&cli, set.draft_logits_path, "the drafter's logits");
     int rc = run(&u, &e);
     abort_outputs(&u.out);
     session_free(u.s);

@@ -299,7 +299,8 @@ int main(int argc, char **argv)
                                      {"--imatrix", imatrix_path}};
     cli_distinct_outputs(&cli, out, 4);
     cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
-    if (state && (!out_path || !strcmp(out_path, "-"))) cli_no_binary_tty(&cli, STDOUT_FILENO, "the state");
+    if (state) cli_no_binary_out(&cli, out_path, "the state");
+    if (logits_path) cli_no_binary_out(&cli, logits_path, "the logits");
     if (run(&e)) return cli_fail(&cli, &e);
     return cli_close_stdout(&cli);
 }

@@ -391,7 +391,7 @@ int main(int argc, char **argv)
     if (json && to_stdout) cli_usage_error(&cli, "--json: standard output carries the model (give -o FILE)");
     const struct cli_output out[] = {{"-o", out_path}, {"--json", json ? "-" : NULL}};
     cli_distinct_outputs(&cli, out, 2);
-    if (to_stdout) cli_no_binary_tty(&cli, 1, "a GGUF file");
+    cli_no_binary_out(&cli, out_path, "a GGUF file");
     if (quantize(cli.args[0], &e)) return cli_fail(&cli, &e);
     return json ? cli_close_stdout(&cli) : 0;
 }

@@ -207,8 +207,8 @@ int main(int argc, char **argv)
     check_flags();
     if (decode)
         cli_no_binary_tty(&cli, STDIN_FILENO, "a token stream");
-    else if (!output || !strcmp(output, "-"))
-        cli_no_binary_tty(&cli, STDOUT_FILENO, "a token stream");
+    else
+        cli_no_binary_out(&cli, output, "a token stream");
     if (run(&e)) return cli_fail(&cli, &e);
     return cli_close_stdout(&cli);
 }
