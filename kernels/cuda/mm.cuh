@@ -69,7 +69,7 @@ struct mm_memory {
     uint32_t ring, side; /* mm_few.cuh */
 };
 enum { FEW_AT_ONCE, FEW_PACED, FEW_HALVES }; /* mm_few.cuh: a ring's copies; FEW_HALVES: half of the warps at a time */
-#define FEW_BARRIER 16                         /* mm_few.cuh: bytes of a barrier behind each place of a ring, */
+#define FEW_BARRIER 16                         /* mm_few.cuh: bytes of a barrier in front of each place of a ring, */
 #define FEW_SIDE(NT) (288 * (uint32_t)(NT)) /* of a unit's sums and scales, of all rows */
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
 

@@ -68,6 +68,17 @@ DEV few_walk few_begin(const mm_args &a, const few_share &s)
     return w;
 }
 
+/* The same lane of the warp each time. The compiler knows that it is one, so it makes no loop over lanes of what wants operands
+ * that all lanes share. */
+DEV bool few_one()
+{
+    uint32_t is = threadIdx.x % 32 == 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(is));
+#endif
+    return is;
+}
+
 /* Of one lane: the next unit to ask for; left: of the slice. */
 struct few_source {
     few_walk w;
@@ -83,14 +94,18 @@ DEV void few_seek(const mm_args &a, few_source &c, int unit0, int units)
     c.p = a.w[c.w.matrix] +
           (size_t)((a.first_item + c.w.item - c.w.before) * a.units + unit0) * c.unit_bytes;
 }
-/* The next copy to the place `to`, whose barrier follows it. */
+DEV uint64_t *few_bar(uint8_t *place)
+{
+    return (uint64_t *)(place - FEW_BARRIER);
+}
+/* The next copy to the place `to`, in front of which is its barrier. */
 template <bool SINGLE>
 DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit0, int units, uint8_t *to)
 {
     if (c.w.item >= a.n_items) return;
     const int some = SINGLE ? 1 : min(a.stage_units, c.left);
     const uint32_t bytes = (uint32_t)some * c.unit_bytes;
-    copy_bulk(to, c.p, bytes, (uint64_t *)(to + a.stage_bytes));
+    copy_bulk(to, c.p, bytes, few_bar(to));
     c.p += bytes;
     if ((c.left -= some) == 0) {
         c.w.item += s.stride;
@@ -108,7 +123,7 @@ template <bool SINGLE> struct few_ring {
     const few_share &s;
     uint8_t *smem;
     few_source source; /* of one lane */
-    unsigned begin, at; /* places, from smem: a copy and its barrier */
+    unsigned begin, at; /* places, from smem: a copy, its barrier in front of it */
     int unit0, units;
     uint32_t phase;
 
@@ -129,7 +144,7 @@ template <bool SINGLE> struct few_ring {
     {
         while (from < a.stages && !*over) {
             uint8_t *const to = smem + begin + (unsigned)from * pitch();
-            if (!bar_test(first ? first : (uint64_t *)(to - FEW_BARRIER), 0)) continue;
+            if (!bar_test(first ? first : few_bar(to - pitch()), 0)) continue;
             if (!first) few_issue<SINGLE>(a, s, source, unit0, units, to), from++;
             first = nullptr;
         }
@@ -137,13 +152,13 @@ template <bool SINGLE> struct few_ring {
     }
     __device__ __forceinline__ const uint8_t *wait()
     {
-        bar_wait((uint64_t *)(smem + at + a.stage_bytes), phase);
+        bar_wait(few_bar(smem + at), phase);
         return smem + at;
     }
     __device__ __forceinline__ void next()
     {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) few_issue<SINGLE>(a, s, source, unit0, units, smem + at);
+        if (few_one()) few_issue<SINGLE>(a, s, source, unit0, units, smem + at);
         at += pitch();
         if (at == begin + (unsigned)a.stages * pitch()) at = begin, phase ^= 1;
     }
@@ -298,7 +313,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     const few_share s = few_share_of(a, warp, part);
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
-    const unsigned begin = a.at.ring + (unsigned)warp * (unsigned)a.stages * ((unsigned)a.stage_bytes + FEW_BARRIER);
+    const unsigned begin = a.at.ring + FEW_BARRIER + (unsigned)warp * (unsigned)a.stages * ((unsigned)a.stage_bytes + FEW_BARRIER);
     few_ring<F::single> ring = {a, s, smem, {w, 0, 0u, nullptr}, begin, begin, unit0, units, 0};
 
     /* The last warp alone waits for the launch before and tells the others, which fill their rings meanwhile. */
@@ -307,11 +322,11 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     int asked = a.pace && waits ? a.stages : a.ahead;
     cuda_grid_early();
     MM_STAMP(0);
-    if (lane == 0) {
+    if (few_one()) {
         if (warp == 0) bar_init(act_bar), *over = 0;
         if (w.item < a.n_items) { /* others have no ring */
 #pragma unroll 1
-            for (int i = 0; i < a.stages; i++) bar_init((uint64_t *)(smem + begin + (unsigned)i * ring.pitch() + a.stage_bytes));
+            for (int i = 0; i < a.stages; i++) bar_init(few_bar(smem + begin + (unsigned)i * ring.pitch()));
         }
         bar_fence();
         ring.fill(0, asked);
@@ -319,8 +334,8 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     __syncthreads();
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
     MM_STAMP(1);
-    if (!waits && lane == 0 && w.item < a.n_items)
-        asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? (uint64_t *)(smem + begin - FEW_BARRIER) : nullptr, over);
+    if (!waits && w.item < a.n_items && few_one())
+        asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? few_bar(smem + begin - ring.pitch()) : nullptr, over);
     __syncwarp();
     cuda_grid_wait();
     if (waits && lane == 0) *over = 1;
@@ -328,7 +343,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     MM_STAMP(2);
     if (lane == 0) few_ask_rows<NT>(a, smem, first_slice, warp);
     bar_wait(act_bar, 0);
-    if (lane == 0) ring.fill(asked, a.stages); /* behind the rows, which all wait for */
+    if (few_one()) ring.fill(asked, a.stages); /* behind the rows, which all wait for */
     F::template prepare<NT>(a, smem);
     if (!a.side) __syncthreads();
     MM_STAMP(3);
