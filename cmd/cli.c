@@ -139,6 +139,19 @@ void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n
                                 strcmp(o[k].path, "-") ? o[k].path : "stdout");
 }
 
+void cli_check_text(const struct cli *c, const char *flag, const char *text)
+{
+    char shown[64];
+    for (size_t n = text ? strlen(text) : 0; n;) {
+        size_t k = text_char(text, n);
+        if (!k)
+            cli_usage_error(c, "%s: not plain text (expected UTF-8 without control characters, got %s)", flag,
+                            text_quote(shown, sizeof shown, text, n, 16));
+        text += k;
+        n -= k;
+    }
+}
+
 bool cli_is_stdin(const char *path)
 {
     struct stat x, in;

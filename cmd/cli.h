@@ -66,6 +66,9 @@ struct cli_output {
     const char *flag, *path;
 };
 void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n);
+/* A flag's text that goes into a file (NULL: not given): a usage error unless it is UTF-8 without control characters, which
+ * other readers of the file would stumble over. */
+void cli_check_text(const struct cli *c, const char *flag, const char *text);
 /* Is path stdin: "-", or the pipe that stdin is, by another name? */
 bool cli_is_stdin(const char *path);
 /* Stdin can be read once: more than one of n inputs (NULL: none) that are stdin is a usage error. */

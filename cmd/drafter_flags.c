@@ -31,7 +31,7 @@ double cli_positive(const struct cli *c, const char *flag, const char *text)
     char *end;
     double v = strtod(text, &end);
     /* Decimal numbers alone: strtod takes hexadecimal ones and leading blanks too. */
-    if (end == text || *end || text[strspn(text, "+-.eE0123456789")] || !(v > 0) || v > 1e30)
+    if (end == text || *end || text[strspn(text, "+-.eE0123456789")] || !((float)v > 0) || v > 1e30) /* 1e-50 is 0 as a float */
         cli_usage_error(c, "%s: not a positive number (got %s)", flag, text);
     return v;
 }

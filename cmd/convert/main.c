@@ -107,6 +107,9 @@ int main(int argc, char **argv)
     o.ctx = &c;
     o.say = say;
     o.progress = progress;
+    cli_check_text(&c, "--name", o.name);
+    if (taps && shift >= 0)
+        cli_usage_error(&c, "--tap-shift says how the file's taps count, and --taps takes their place: one of them");
     if (type) parse_type(&c, type, &o);
     if (theta) o.rope_theta = cli_positive(&c, "--rope-theta", theta);
     if (eps) o.rms_eps = cli_positive(&c, "--rms-eps", eps);

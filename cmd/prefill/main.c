@@ -289,6 +289,7 @@ int main(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     models_check_flags(&m, &cli);
     if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
+    cli_check_text(&cli, "--dataset", dataset);
     if (dataset && !imatrix_path) cli_usage_error(&cli, "--dataset %s: there is no --imatrix to name it in", dataset);
     if (imatrix_path && !strcmp(imatrix_path, "-"))
         cli_usage_error(&cli, "--imatrix -: an importance matrix is added to (give it a file)");

@@ -185,20 +185,31 @@ static int check_imatrix(const struct work *k, struct err *e)
     return 0;
 }
 
+/* The names of all data sets, with commas between. */
+static int put_datasets(struct work *k, const char *key, struct err *e)
+{
+    const struct imatrix *m = k->imatrix;
+    size_t room = 1, at = 0;
+    for (int64_t i = 0; i < m->n_dataset; i++) room += strlen(m->dataset[i]) + 2;
+    char *sets = mem_alloc(room);
+    if (!sets) return err_set(e, ERR_IO, "out of memory (names of data sets)");
+    sets[0] = 0;
+    for (int64_t i = 0; i < m->n_dataset; i++)
+        at += (size_t)snprintf(sets + at, room - at, "%s%s", i ? ", " : "", m->dataset[i]);
+    int rc = at ? gguf_put_str(k->w, key, sets, at, e) : 0;
+    mem_free(sets);
+    return rc;
+}
+
 /* What the ecosystem's quantiser writes of an importance matrix; keys of an earlier one do not stay. */
 static int imatrix_keys(struct work *k, struct err *e)
 {
     static const char *const keys[] = {"quantize.imatrix.file", "quantize.imatrix.dataset",
                                        "quantize.imatrix.entries_count", "quantize.imatrix.chunks_count"};
     const struct imatrix *m = k->imatrix;
-    char sets[1024] = "";
-    size_t at = 0;
     for (int i = 0; i < 4; i++) gguf_remove(k->w, keys[i]);
     if (!m) return 0;
-    for (int64_t i = 0; i < m->n_dataset && at < sizeof sets - 1; i++)
-        at += (size_t)snprintf(sets + at, sizeof sets - at, "%s%s", i ? ", " : "", m->dataset[i]);
-    if (gguf_put_str(k->w, keys[0], imatrix_path, strlen(imatrix_path), e)) return -1;
-    if (sets[0] && gguf_put_str(k->w, keys[1], sets, strlen(sets), e)) return -1;
+    if (gguf_put_str(k->w, keys[0], imatrix_path, strlen(imatrix_path), e) || put_datasets(k, keys[1], e)) return -1;
     if (gguf_put_u32(k->w, keys[2], (uint32_t)m->n, e)) return -1;
     const uint32_t chunks = imatrix_chunks(m);
     return chunks ? gguf_put_u32(k->w, keys[3], chunks, e) : 0;

@@ -13,7 +13,7 @@ pair 0 'tap shift' "$T" "$D" --taps 2,3,4,5,6
 pair 0 'tap shift' "$T" "$D" --taps 0,1,2,3,4
 pair 0 'tap shift' "$T" "$D" --taps 1,2,3,4,5
 pair 1 taps "$T" "$D" --taps 1,2,3,4,8
-pair 1 taps "$T" "$D" --taps 1,2,3,4,8 --tap-shift 0
+pair 1 taps "$T" "$D" --taps 1,2,3,4,8
 pair 1 'mask id' "$T" "$D" --mask-id 4096
 pair 0 rope "$T" "$D" --rope-theta 10000000
 pair 0 head "$DATA/target-q8_0.gguf" "$D"
