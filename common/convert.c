@@ -289,7 +289,7 @@ static int open_input(struct conv *c, struct err *e)
         return c->cfg ? 0
                       : err_set(e, ERR_USAGE, "%s: no config.json (random weights take their sizes from it)",
                                 in);
-    if (dir && beside(in, "model.safetensors") && beside(in, "model.safetensors.index.json"))
+    if (dir && st_two_forms(in))
         conv_say(c, CONVERT_WARN,
                  "%s: model.safetensors is used, model.safetensors.index.json beside it is not", in);
     return st_open(&c->st, in, e);

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "../kernels/kernels.h"
 #include "json.h"
@@ -327,6 +328,14 @@ bool st_is_path(const char *path)
         if (n > k && !strcmp(path + n - k, ends[i])) return true;
     }
     return false;
+}
+
+bool st_two_forms(const char *path)
+{
+    char one[PATH_MAX], index[PATH_MAX];
+    if ((size_t)snprintf(index, sizeof index, "%s/model.safetensors.index.json", path) >= sizeof index) return false;
+    snprintf(one, sizeof one, "%s/model.safetensors", path);
+    return !access(one, F_OK) && !access(index, F_OK);
 }
 
 const char *const st_folder_files[ST_FOLDER_FILES] = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",

@@ -53,6 +53,8 @@ int st_open(struct st **s, const char *path, struct err *e);
 int st_open_memory(struct st **s, const void *data, uint64_t size, const char *name, struct err *e);
 /* By its name: a directory, *.safetensors or *.index.json. */
 bool st_is_path(const char *path);
+/* Is path a folder with model.safetensors and an index beside it? The first is what st_open takes. */
+bool st_two_forms(const char *path);
 /* What is read of a checkpoint's folder, but for shards that its index names. */
 enum { ST_FOLDER_FILES = 7 };
 extern const char *const st_folder_files[ST_FOLDER_FILES];

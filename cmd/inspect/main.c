@@ -155,6 +155,9 @@ int main(int argc, char **argv)
         cli_usage_error(&cli, "--%s is for a drafter's GGUF", desc_override_given(&over));
     if (st_refuse_output(o.out, cli.args, cli.n_args, &e) || redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e))
         return cli_fail(&cli, &e);
+    for (int i = 0; i < cli.n_args; i++)
+        if (st_two_forms(cli.args[i]))
+            cli_warn(&cli, "%s: model.safetensors is used, model.safetensors.index.json beside it is not", cli.args[i]);
     if (o.pair)
         rc = pair_verdict(check_pair(cli.args[0], cli.args[1], &over, print_pair_finding, NULL, &e), &e);
     else if (o.diff)
