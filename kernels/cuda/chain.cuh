@@ -163,7 +163,8 @@ struct __align__(128) chain_map
 /* Of a step: its matrices are gate and up; something is added, which the block has kept; its outputs are
  * kept, read by the next step, in memory; those of all but a block's last pair come early, and the next step
  * multiplies in their order, so that it waits for the last round alone; its outputs are handed on rounded by
- * blocks of 32, what it reads is (chain_items.cuh); it has pairs that all blocks share. */
+ * blocks of 32, what it reads is (chain_items.cuh); it has pairs that all blocks share; a pair's tiles are as
+ * large as its type wants, not as the step's largest. */
 enum {
     CHAIN_GATED = 1,
     CHAIN_OLD = 2,
@@ -174,7 +175,8 @@ enum {
     CHAIN_EARLY = 64,
     CHAIN_ROUNDS = 128,
     CHAIN_ROUNDED = 256,
-    CHAIN_SPLIT = 512
+    CHAIN_SPLIT = 512,
+    CHAIN_MIXED = 1024
 };
 struct chain_args {
     const struct chain_step *step; /* device memory */

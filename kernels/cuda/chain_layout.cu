@@ -119,6 +119,20 @@ static uint32_t tile_bytes(const struct chain_step *s)
             most = panels * (uint32_t)(s->per * s->m[j].unit_bytes);
     return most;
 }
+/* The smallest that a pair would want, of K types. */
+static uint32_t least_tile(const struct chain_step *s)
+{
+    uint32_t least = s->tile;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (2 * (uint32_t)(s->per * s->m[j].unit_bytes) < least)
+            least = 2 * (uint32_t)(s->per * s->m[j].unit_bytes);
+    return least;
+}
+/* The smallest that there is. */
+static uint32_t tile_at_least(const struct chain_step *s)
+{
+    return s->flags & CHAIN_MIXED ? least_tile(s) : s->tile;
+}
 /* Of the row's activations. */
 static uint32_t row_bytes(const struct chain_step *s)
 {
@@ -240,7 +254,7 @@ void chain_newest_outputs(struct chain_state *c, int32_t count)
         }
 }
 
-/* Are outputs of such a step written early? Of fewer pairs it is no gain. */
+/* Are outputs of such gates and ups written early? Of fewer pairs it is no gain. */
 static bool writes_early(const struct chain_step *s, int blocks)
 {
     return s->kind == CHAIN_K && s->gated && s->pairs > 2 * blocks;
@@ -355,9 +369,9 @@ static void handed_rounded(struct chain_step *s)
  * all blocks wait comes as far as the L2 cache. */
 static void narrow_ahead(struct chain_step *s, bool attended)
 {
-    const int32_t all = chain_tuning.k_ahead, tile = (int32_t)s->tile;
+    const int32_t all = chain_tuning.k_ahead, tile = (int32_t)tile_at_least(s);
     if (!all) return;
-    s->ahead = all / 7 * (s->gated ? 10 : s->norm ? 5 : 7) / tile;
+    s->ahead = all / 7 * (s->gated ? 10 : s->norm ? 5 : 6) / tile;
     s->before = s->gated || attended ? all / 7 * 3 / tile : s->ahead;
     s->bring = CHAIN_BRING / tile;
     if (s->before < 1) s->before = 1;
@@ -386,6 +400,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
     bool items = false, early = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     if (all >= (uint32_t)be->smem_block) return 0;
+    const bool near = c->attends && !far && !c->nets && !c->gemma && !items && !keys; /* near_keys */
     a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
     a->act = before + a->ring;
     a->terms = a->act + row;
@@ -418,8 +433,9 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
         s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
                    (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0) | (s->split ? CHAIN_SPLIT : 0);
         for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
-        if (writes_early(s, blocks)) s->flags |= CHAIN_EARLY;
-        early |= s->flags & CHAIN_EARLY;
+        early |= writes_early(s, blocks);
+        const bool projects = near && s->n_m > 1 && !s->gated && !s->split; /* q, k, v */
+        if (writes_early(s, blocks) || (projects && s->pairs > blocks)) s->flags |= CHAIN_EARLY;
         /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
          * normed are taken by units in turn. */
         s->own = s->split                                 ? s->rounds == 1 && rounds_own(s)
@@ -429,7 +445,8 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                                                           : 0;
         s->tile = tile_bytes(s);
         s->per_tile = 1.0f / (float)s->tile;
-        if (s->tile < least) least = s->tile;
+        if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
+        if (tile_at_least(s) < least) least = tile_at_least(s);
     }
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
     if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
@@ -449,7 +466,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                     : c->gemma                    ? chain_tuning.wide_ahead
                     : c->wide && !c->nets && !far ? chain_tuning.rows_ahead
                                                   : chain_tuning.k_ahead) /
-                   (int32_t)s->tile;
+                   (int32_t)tile_at_least(s);
         s->before = s->ahead;
         if (early && !c->nets && !c->gemma && !c->wide && !far && !items && !c->op[i].head)
             narrow_ahead(s, i && !s[-1].n_m);

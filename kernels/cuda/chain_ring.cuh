@@ -43,12 +43,15 @@ struct chain_place {
     int i, n;             /* the tile, of those in this turn */
     uint32_t first, turn; /* where the first of them begins in the ring; the turn's begin, counted */
 };
-DEV chain_place place_at(uint32_t at, uint32_t turn, const chain_step &s, uint32_t ring)
+/* bytes / tile, without a division. */
+DEV int tiles_in(uint32_t bytes, uint32_t tile, float per_tile)
 {
-    const uint32_t rest = ring - at; /* / s.tile, without a division */
-    uint32_t n = (uint32_t)__fmul_rz((float)rest, s.per_tile);
-    if ((n + 1) * s.tile <= rest) n++;
-    return {0, (int)n, at, turn};
+    const uint32_t n = (uint32_t)__fmul_rz((float)bytes, per_tile);
+    return (int)((n + 1) * tile <= bytes ? n + 1 : n);
+}
+DEV chain_place place_at(uint32_t at, uint32_t turn, uint32_t tile, float per_tile, uint32_t ring)
+{
+    return {0, tiles_in(ring - at, tile, per_tile), at, turn};
 }
 DEV void place_on(chain_place &p, int tiles, int cap, uint32_t ring)
 {
@@ -264,7 +267,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
     for (int i = 0; i < a.count; i++) {
         const chain_step &s = m.steps[i % CHAIN_DESCS];
         bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
-        const int cuts = s.cuts, ahead = s.ahead, before = s.before, cap = s.cap_tiles, bring = s.bring;
+        const int cuts = s.cuts, ahead = s.ahead, before = s.before, bring = s.bring;
         const bool kv = KV::ring && s.n_m == 0;
         int tiles = kv ? 0 : tiles_here(s);
         if constexpr (KV::ring)
@@ -283,17 +286,32 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
             if (s.own) turn_by = mine.piece * s.piece_cuts;
         }
         if (tiles) {
-            const uint32_t tile = s.tile;
+            uint32_t tile = s.tile;
+            float per_tile = s.per_tile;
+            int cap = s.cap_tiles;
             const int term = (int)s.terms / 4;
             const bool plain = s.gated || s.n_m == 1; /* one type, and pairs the same way apart */
-            chain_place p = place_at(at, turn, s, ring), end = p;
-            place_on(p, lane, cap, ring);
-            place_on(end, tiles, cap, ring);
-            at = place_of(end, tile), turn = end.turn;
+            const bool mixed = near && s.flags & CHAIN_MIXED;
+            const int on = mixed ? cuts : 32;
+            chain_place p = {};
             int cut = lane - shared, here = 0;
 #pragma unroll 1
-            for (int first = 0; first < tiles; first += 32) {
-                bool left = first + lane < tiles;
+            for (int first = 0, pair = 0; first < tiles; first += on) {
+                if (mixed) {
+                    int panel;
+                    bool two;
+                    tile = 2 * (uint32_t)(s.per * pair_of(s, pair_at(s, pair++), &panel, &two).unit_bytes);
+                    per_tile = __fdividef(1.0f, (float)tile), cap = tiles_in(ring, tile, per_tile);
+                }
+                if (mixed || !first) {
+                    p = place_at(at, turn, tile, per_tile, ring);
+                    chain_place end = p;
+                    place_on(p, lane, cap, ring);
+                    place_on(end, mixed ? cuts : tiles, cap, ring);
+                    at = place_of(end, tile), turn = end.turn;
+                }
+                const int until = min(tiles, first + on);
+                bool left = first + lane < until;
                 const int number = total + first + lane;
                 chain_source c = {};
                 while (!kv && !item && !empty && cut >= cuts) cut -= cuts, here++;
@@ -313,7 +331,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                     if (left && kv) c = keys.source(a, s, first + lane);
                 const uint32_t to = place_of(p, tile);
                 const uint4 known = make_uint4(to, p.turn + to, (uint32_t)(c.unit + (terms << 16)), c.kind);
-                cut += 32;
+                cut += on;
                 uint64_t *const bar = m.full + number % CHAIN_TILES;
                 int brought = 0;
                 CHAIN_ASKER_BEGIN();
@@ -346,7 +364,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                     const unsigned all = __ballot_sync(0xffffffff, left);
                     const unsigned now = __ballot_sync(0xffffffff, ready);
                     if (now) {
-                        asked = total + min(tiles, first + (all ? __ffs((int)all) - 1 : 32));
+                        asked = total + (all ? first + __ffs((int)all) - 1 : until);
                         until_asked = __shfl_sync(0xffffffff, known.y + tile, 31 - __clz((int)now));
                     }
                     if (!all) break;
