@@ -200,7 +200,9 @@ struct attended {
 static attended attended_open(const attending &s, int n_layers, int context, int n)
 {
     attended t = {s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, context};
-    const size_t cap = 2048, ring = cap * s.n_kv * s.d, row = (size_t)n * s.n_head * s.d;
+    size_t cap = 2048;
+    while (cap < (size_t)(context + n)) cap *= 2;
+    const size_t ring = cap * s.n_kv * s.d, row = (size_t)n * s.n_head * s.d;
     width = {s.hidden, (int64_t)s.n_head * s.d, (int64_t)s.n_kv * s.d, s.ff, 32768};
     t.m = load_model(n_layers, KN_Q4_K, KN_Q6_K, KN_Q6_K);
     for (int i = 0; i < n_layers; i++) {
@@ -209,7 +211,7 @@ static attended attended_open(const attending &s, int n_layers, int context, int
         CK(cudaMalloc(&kv.v, 2 * ring));
         CK(cudaMemset(kv.k, 0x25, 2 * ring));
         CK(cudaMemset(kv.v, 0x25, 2 * ring));
-        kv.type = KN_F16, kv.cap = cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
+        kv.type = KN_F16, kv.cap = (int32_t)cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
         t.kv.push_back(kv);
         if (s.gated) t.gates.push_back(i ? clone(t.gates[0]) : load(KN_Q4_K, s.hidden, row / n));
     }
