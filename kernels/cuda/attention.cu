@@ -91,12 +91,12 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 static const int head_sizes[] = {64, 128, 256, 512};
 
-static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t warps, int32_t stages,
+static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t warps, int32_t resident, int32_t stages,
                           size_t *smem)
 {
     if (type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
     return d <= 128 ? attn_step_narrow(d, tiles, warps, type, stages, smem)
-                    : attn_step_wide(d, tiles, warps, type, stages, smem);
+                    : attn_step_wide(d, tiles, resident, type, stages, smem);
 }
 static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {
@@ -117,10 +117,11 @@ static int32_t tiles_most(int32_t d)
 {
     return d == 512 ? 2 : 4;
 }
-/* Blocks that one multiprocessor has registers for: step<>::RESIDENT. */
-static int32_t resident_of(int32_t d, int32_t tiles)
+/* Blocks that one multiprocessor has registers for: step<>::RESIDENT; one tile of heads of 512 has a kernel for one and
+ * a kernel for two, which wins where leaves are more than multiprocessors. */
+static int32_t resident_of(const struct cuda_backend *be, int32_t d, int32_t tiles, int64_t leaves)
 {
-    return d <= 128 || (d == 256 && tiles == 1) ? 2 : 1;
+    return d <= 128 || (tiles == 1 && (d == 256 || leaves > be->sm_count)) ? 2 : 1;
 }
 /* Bytes of shared memory that so many blocks may have on a multiprocessor. */
 static size_t room_of(const struct cuda_backend *be, int32_t resident)
@@ -136,15 +137,15 @@ struct block {
     int32_t tiles, warps, stages, resident;
 };
 static struct block block_of(const struct cuda_backend *be, int32_t d, uint32_t type, int32_t tiles,
-                             int32_t warps)
+                             int32_t warps, int64_t leaves)
 {
     const int32_t slots = cuda_attention_tuning.slots, most = slots >= 2 && slots <= 6   ? slots
                                                               : tiles == 4 && warps == 4 ? 2 * SLOTS
                                                                                          : SLOTS;
-    struct block b = {NULL, 0, tiles, d == 64 ? 4 : warps, most, resident_of(d, tiles)};
+    struct block b = {NULL, 0, tiles, d == 64 ? 4 : warps, most, resident_of(be, d, tiles, leaves)};
     for (; b.resident; b.resident--)
         for (b.stages = most; b.stages > 1; b.stages--) {
-            b.f = few_kernel(d, type, tiles, b.warps, b.stages, &b.smem);
+            b.f = few_kernel(d, type, tiles, b.warps, b.resident, b.stages, &b.smem);
             if (!b.f) return b;
             /* No more of them on one multiprocessor than on another. */
             const size_t least = (size_t)be->smem_sm / (size_t)(b.resident + 1);
@@ -244,8 +245,10 @@ int cuda_attention_open(struct cuda_backend *be)
         int rc = 0;
         for (int k = 1; k <= 4 && rc == 0; k *= 2) {
             for (int warps = 4; warps <= 8 && rc == 0; warps += 4) {
-                const struct block b = block_of(be, d, type, k, warps);
-                if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
+                for (int leaves = 0; leaves < 2 && rc == 0; leaves++) {
+                    const struct block b = block_of(be, d, type, k, warps, leaves ? INT64_MAX : 0);
+                    if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
+                }
             }
         }
         size_t smem;
@@ -322,7 +325,13 @@ struct plan {
     bool stream; /* attn_stream, not attn_step */
     bool places; /* attn_places, which adds its leaves by itself */
 };
-/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of 128 and 256. */
+/* Many heads of 256 over few leaves: attn_places wins over clusters. */
+static bool places_first(int32_t d, int32_t n_kv, int32_t slots)
+{
+    return d == 256 && n_kv >= 16 && slots <= 20;
+}
+/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of 128 and 256; of many
+ * heads from two on. */
 static bool plan_places(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
@@ -333,7 +342,7 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     const int64_t at_once = (int64_t)kv->n_head_kv * tiles;
     struct block b = {NULL, 0, 1, 8, 0, 2};
     if (!be->attn_places || be->product_sms || a->n > FOLD_ROWS || t->tiles || t->unit || t->slots || t->spread) return false;
-    if (t->places == 1 || (t->places == 0 && a->n < 5)) return false;
+    if (t->places == 1 || (t->places == 0 && a->n < (places_first(d, kv->n_head_kv, slots) ? 2 : 5))) return false;
     if (slots * leaf > PLACES_KEYS || at_once * slots * place_bytes(d) > PLACES_BYTES) return false;
     b.f = attn_places_of(d, kv->type, &b.smem);
     while (b.f && b.resident && b.smem > room_of(be, b.resident)) b.resident--;
@@ -359,11 +368,12 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     for (; most && !p.b.f; most /= 2) {
         /* Four warps add up nodes faster; eight make rows and leaves faster. */
         const int64_t all = (int64_t)nodes * kv->n_head_kv * ((tiles + most - 1) / most);
-        p.b = block_of(be, d, kv->type, most, most == 4 && d == 128 && all > 2 * be->sm_count ? 4 : 8);
+        p.b = block_of(be, d, kv->type, most, most == 4 && d == 128 && all > 2 * be->sm_count ? 4 : 8,
+                       nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
     }
     if (!p.b.f) return p;
     /* Nodes of one tile of few rows: a leaf a warp. */
-    const int64_t chip_one = (int64_t)be->sm_count * p.b.resident;
+    const int64_t chip_one = (int64_t)be->sm_count * (d <= 256 ? p.b.resident : 1);
     const bool far = nodes > LEAF_NODES || nodes * kv->n_head_kv > (d <= 128 ? be->sm_count : chip_one);
     if (tiles == 1 && a->n * n_rep <= STREAM_ROWS && be->cc >= 90 && !be->generic && !t->slots &&
         (t->unit ? t->unit == 2 : far)) {
@@ -474,7 +484,9 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     const int32_t tiles = tiles_of(p.n, p.n_rep);
     int rc = 0;
     int32_t leaves;
-    const int32_t blocks = plan.places && cuda_attention_tuning.places == 2 ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const bool apart = plan.places && (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, plan.slots)));
+    const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
     if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
         fold(&p, s, blocks ? 1 : plan.b.tiles);
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))

@@ -78,13 +78,14 @@ struct attn {
 typedef void (*attn_fn)(const attn);
 
 /* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512; blocks of so many
- * tiles (1, 2, 4), warps (8; 4 for heads of 64, and for four tiles of 128 where asked) and stages. near: one
+ * tiles (1, 2, 4), warps (8; 4 for heads of 64, and for four tiles of 128 where asked) and stages; resident: blocks a
+ * multiprocessor, 1 or 2, that one tile of heads of 512 has registers for. near: one
  * tile, in clusters of so many blocks, which hold so many leaves each. *smem of a block.
  * attention_prefill.cu: more rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
  */
 attn_fn attn_step_narrow(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages,
                          size_t *smem);
-attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages, size_t *smem);
 attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 /* attention_stream.cu: one tile of up to STREAM_ROWS rows, units are nodes. */
@@ -132,12 +133,10 @@ struct span {
 /* Row i sees these; pos0: the position of row 0, bound: *first or 0. */
 DEV struct span visible(const attn &a, int i, int pos0, int bound)
 {
-    const int64_t pos = (int64_t)pos0 + i, last = (int64_t)pos0 + a.n - 1;
-    int64_t from = a.window ? pos - a.window + 1 : 0, to = a.causal ? pos + 1 : last + 1;
-    if (!a.causal && a.window && to > pos + a.window) to = pos + a.window;
-    if (from < bound) from = bound;
-    if (from < 0) from = 0;
-    return {(int)from, (int)(to > from ? to : from)};
+    const int pos = pos0 + i, end = a.causal ? pos + 1 : pos0 + a.n;
+    const int from = max(a.window ? pos - a.window + 1 : 0, max(bound, 0)),
+              to = !a.causal && a.window && end - pos > a.window ? pos + a.window : end;
+    return {from, max(to, from)};
 }
 /* Of tiles [tile, tile + n): what any row sees; rows ascend, so the first row's lower end and the last's
  * upper. Nothing where there are no rows. */

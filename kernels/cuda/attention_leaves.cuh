@@ -21,8 +21,8 @@ template <int D> struct places {
     static constexpr int P = PLACES_SIDE(D);             /* leaves side by side */
     static constexpr int SIDE = WARPS / P;               /* warps of a leaf */
     static constexpr int NT = LEAF / 8;                  /* n8 tiles of scores */
-    static constexpr int KT = NT > SIDE ? NT / SIDE : 1; /* of a warp */
-    static constexpr int KEYED = NT / KT;                /* warps of a leaf that have keys: 4 or 8 */
+    static constexpr int KT = NT > 4 ? NT / 4 : 1;       /* of a warp: with fewer, more warps would read the queries */
+    static constexpr int KEYED = NT / KT;                /* warps of a leaf that have keys: 4 */
     static constexpr int CT = D / 8 / SIDE;              /* n8 tiles of a warp's output */
     static constexpr int PITCH = D + 8;                  /* halves of a key: on other banks than the next */
     static constexpr int SLOT = LEAF * PITCH * 2;        /* bytes of a leaf's keys, or values */
@@ -39,8 +39,7 @@ template <int D> struct places {
 
 DEV float *place_of(const attn &a, int strips, int tile, int kv_head, int strip, int leaf)
 {
-    return a.part +
-           ((int64_t)((kv_head * a.n_tiles + tile - a.tile0) * strips + strip) * a.slots + leaf) * PLACE_FLOATS;
+    return a.part + (((kv_head * a.n_tiles + tile - a.tile0) * strips + strip) * a.slots + leaf) * PLACE_FLOATS;
 }
 DEV bool place_empty(float x)
 {
@@ -99,29 +98,34 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
     const bool there = r < real;
     float *const base = place_of(a, places<D>::STRIPS, tile, kv_head, strip, 0), *const values = base + threadIdx.x % 64 * 4;
     float *const tops = base + 256 + (D < 256 ? 2 * (r % 2) : 0);
-    const int64_t at_out = ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D + at_value % D;
+    const int at_out = (row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D + at_value % D;
     const auto leaf = [&](int q) { return ahead + q < count ? ahead + q : ahead + q - count; };
     const float4 gate = gate_at(a, at_out, there);
     float T = -INFINITY, S = 0.0f, Y[4] = {}, t = -INFINITY, s = 0.0f, y[4] = {};
 #pragma unroll 1
     for (int q0 = 0; q0 < count; q0 += at_once) {
         const int n = min(count - q0, at_once), k = leaf(q0 + min(lane, n - 1));
+        const auto ask = [&](int from) { /* for the values of those from `from` on */
+            const float *p = values + leaf(q0 + from) * PLACE_FLOATS;
+            unsigned to = shared_at(mine + from * APART);
+#pragma unroll 1
+            for (int q = q0 + from; q < q0 + n; q++) {
+                if (there) copy_async(to, p);
+                to += APART * 16;
+                p = q + 1 == count - ahead ? values : p + PLACE_FLOATS;
+            }
+            copy_commit();
+        };
         float2 ts = make_float2(-INFINITY, 0.0f); /* of leaf k */
-        unsigned missing = ~0u >> (32 - n);
         bool waits = there && lane < n;
         do { /* tops are there before the values */
             if (waits) {
                 ts = place_get(tops + k * PLACE_FLOATS);
                 waits = place_empty(ts.x) || place_empty(ts.y);
             }
-            unsigned here = ~__ballot_sync(~0u, waits) & missing;
-            missing &= ~here;
-            for (; here; here &= here - 1) {
-                const int j = __ffs(here) - 1;
-                if (there) copy_async(shared_at(mine + j * APART), values + leaf(q0 + j) * PLACE_FLOATS);
-            }
-        } while (missing);
-        copy_commit();
+        } while (__any_sync(~0u, waits));
+        ask(0);
+        STAMP(9);
         /* The node's top before my leaf and with it. */
         const int node = lane - min((first + k) % L, k); /* where my leaf's began */
         float top = ts.x;
@@ -136,34 +140,40 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
         const float down = factor(before, top), weight = factor(ts.x, top);
         const unsigned begins = __ballot_sync(~0u, lane == node);
         copy_wait(0);
-        for (int j = 0; j < n;) { /* have all values come? */
-            const uint4 u = *(const uint4 *)(mine + j * APART);
-            if (!__any_sync(~0u, there && max(max(u.x, u.y), max(u.z, u.w)) == PLACE_EMPTY)) {
-                j++;
-                continue;
-            }
 #pragma unroll 1
-            for (int i = j; i < n; i++)
-                if (there) copy_async(shared_at(mine + i * APART), values + leaf(q0 + i) * PLACE_FLOATS);
-            copy_commit();
-            copy_wait(0);
-        }
-#pragma unroll 1
-        for (int j = 0; j < n; j++) {
-            if (begins >> j & 1) {
-                add_result<4>(T, S, Y, t, s, y);
-                s = y[0] = y[1] = y[2] = y[3] = 0.0f;
-            }
-            const float4 u = mine[j * APART];
-            const float x[4] = {u.x, u.y, u.z, u.w};
-            const float f = __shfl_sync(~0u, down, j), g = __shfl_sync(~0u, weight, j);
-            s = __fmaf_rn(g, __shfl_sync(~0u, ts.y, j), __fmul_rn(s, f));
-            t = __shfl_sync(~0u, top, j);
+        for (int j0 = 0; j0 < n; j0 += 4) {
+            float4 u[4];
+            for (;;) { /* have these come? */
+                unsigned most = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++) y[i] = __fmaf_rn(g, x[i], __fmul_rn(y[i], f));
+                for (int i = 0; i < 4; i++) {
+                    u[i] = mine[min(j0 + i, n - 1) * APART];
+                    most = max(max(most, max(__float_as_uint(u[i].x), __float_as_uint(u[i].y))),
+                               max(__float_as_uint(u[i].z), __float_as_uint(u[i].w)));
+                }
+                if (!__any_sync(~0u, there && most == PLACE_EMPTY)) break;
+                ask(j0);
+                copy_wait(0);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int j = j0 + i;
+                if (j >= n) break;
+                if (begins >> j & 1) {
+                    add_result<4>(T, S, Y, t, s, y);
+                    s = y[0] = y[1] = y[2] = y[3] = 0.0f;
+                }
+                const float x[4] = {u[i].x, u[i].y, u[i].z, u[i].w};
+                const float f = __shfl_sync(~0u, down, j), g = __shfl_sync(~0u, weight, j);
+                s = __fmaf_rn(g, __shfl_sync(~0u, ts.y, j), __fmul_rn(s, f));
+                t = __shfl_sync(~0u, top, j);
+#pragma unroll
+                for (int k = 0; k < 4; k++) y[k] = __fmaf_rn(g, x[k], __fmul_rn(y[k], f));
+            }
         }
     }
     add_result<4>(T, S, Y, t, s, y);
+    STAMP(10);
     const float4 z = make_float4(divided(Y[0], S), divided(Y[1], S), divided(Y[2], S), divided(Y[3], S));
     if (there) __stcg((float4 *)(a.out + at_out), z);
     *mine = gated(a, z, gate);
@@ -240,13 +250,10 @@ DEV void side_weights(float x[places<D>::KT][4], float top[2], const float unit[
             *((uint2 *)&weights[(side / 2 * 2 + i) * 32 + lane] + side % 2) = make_uint2(part[0][0][i], part[0][1][i]);
 }
 /* The sum of row r's weights, in the lanes of a quad: neighbours, then keys 8, 16 and 32 apart, then 2 and 4. */
-template <int D> DEV float side_sum(const float *sums, int r)
+DEV float side_sum(const float *sums, int r)
 {
-    constexpr int N = places<D>::KEYED;
-    const float4 *p = (const float4 *)(sums + (r * 4 + threadIdx.x % 4) * N);
-    const float4 u = p[0], v = p[N / 4 - 1];
-    const float a = __fadd_rn(__fadd_rn(u.x, u.y), __fadd_rn(u.z, u.w));
-    return quad_sum(N == 8 ? __fadd_rn(a, __fadd_rn(__fadd_rn(v.x, v.y), __fadd_rn(v.z, v.w))) : a);
+    const float4 u = *(const float4 *)(sums + (r * 4 + threadIdx.x % 4) * 4);
+    return quad_sum(__fadd_rn(__fadd_rn(u.x, u.y), __fadd_rn(u.z, u.w)));
 }
 
 template <int D, bool BF16>
@@ -287,9 +294,9 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         return (uint16_t *)(value ? a.v : a.k) + (int64_t)(position < a.cap ? position : position % a.cap) * stride + kv_head * D;
     };
     const auto query_of = [&](int i, int j) {
-        return a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D;
+        return a.q + (j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D;
     };
-    const auto table_of = [&](int j) { return a.half ? (const float2 *)a.table + (int64_t)j * a.half : NULL; };
+    const auto table_of = [&](int j) { return a.half ? (const float2 *)a.table + j * a.half : NULL; };
     /* The i-th of n warps asks for its share of what is there of keys (items 0 to P - 1) and values (P to 2 P - 1) of the
      * leaves below high. A copy is an instruction of the whole warp, so many warps share them. */
     const auto ask = [&](int high, int item, int end, int i, int n) {
@@ -298,7 +305,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
             cluster_bar_expect(bars + 8 * (unsigned)lane, (unsigned)max(keys, 0) * 2 * D);
         }
 #pragma unroll 1
-        for (int k = item * LEAF + i * 32 + lane; k < end * LEAF; k += n * 32) {
+        for (int k = item * LEAF + i + n * lane; k < end * LEAF; k += n * 32) {
             const int which = k / LEAF, leaf = high - 1 - which % P, key = leaf * LEAF + k % LEAF;
             if (leaf >= from && key >= seen.lo && key < old_hi)
                 copy_counted(shared_at(slots) + (unsigned)((which % P * 2 + which / P) * F::SLOT + k % LEAF * PITCH * 2),
@@ -337,8 +344,10 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         const auto is = [&](int it) {
             query = it < begin_mine, local = it < begin_unseen;
             const int at = it - (query ? 0 : local ? begin_mine : begin_unseen), count = query ? real : local ? count_mine : unseen,
-                      mate = (query ? at : at / 2) * H::ROWS + lane / H::LANES;
-            i = min(mate, count - 1), really = mate < count, value = !query && at % 2;
+                      half = (count + H::ROWS - 1) / H::ROWS; /* keys, then values, which are less work */
+            value = !query && at >= half;
+            const int mate = (value ? at - half : at) * H::ROWS + lane / H::LANES;
+            i = min(mate, count - 1), really = mate < count;
             j = query ? row_of(a, tile * TILE + i) : local ? mine + i : own + i;
         };
 #pragma unroll 1
@@ -346,7 +355,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
             H h = ahead;
             if (it + WARPS < all) {
                 is(it + WARPS);
-                ahead.load(a, query ? query_of(i, j) : (value ? a.new_v : a.new_k) + (int64_t)j * stride + kv_head * D,
+                ahead.load(a, query ? query_of(i, j) : (value ? a.new_v : a.new_k) + j * stride + kv_head * D,
                            value ? NULL : table_of(j));
             }
             if (it < 0) continue;
@@ -398,37 +407,48 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int r = g + 8 * half;
-                const float sum = side_sum<D>(sums, r);
+                const float sum = side_sum(sums, r);
                 if (r < real && c == 0) place_put(place(r) + 256 + (D < 256 ? 2 * (r % 2) : 0), top[half], sum);
             }
         }
         cluster_bar_wait(bars + 8 * (P + p), turn & 1);
-        /* Some row sees a key that another of the tile does not: a NaN there must not meet its zero weight. */
-        constexpr int PARTS = P; /* of 16 columns each, with heads of 128: as attn_step has them */
+        /* Where some row sees a key that another of the tile does not, a NaN there must not meet its zero weight: one shows
+         * in what comes out, and then all is done again without. 16 columns each, with heads of 128: as attn_step has them. */
+        constexpr int PARTS = P;
+        const bool ragged = (full.lo > seen.lo && p0 < full.lo) || (full.hi < seen.hi && p0 + LEAF > full.hi);
         uint64_t bad[PARTS] = {};
-        if ((full.lo > seen.lo && p0 < full.lo) || (full.hi < seen.hi && p0 + LEAF > full.hi))
+        float acc[CT][4];
+        const unsigned at_values =
+            shared_at(values) + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
+#pragma unroll 1
+        for (bool again = false;; again = true) {
+#pragma unroll
+            for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+#pragma unroll
+            for (int s = 0; s < LEAF / 16; s++) {
+                const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
+                const uint32_t part[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
+#pragma unroll
+                for (int j = 0; j < CT / 2; j++) {
+                    const uint4 b = load_transposed(at_values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        mma<BF16>(acc[2 * j], part[i], b.x, b.y);
+                        mma<BF16>(acc[2 * j + 1], part[i], b.z, b.w);
+                    }
+                }
+            }
+            if (!ragged || again) break;
+            float odd[4] = {};
+#pragma unroll
+            for (int t = 0; t < CT; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) odd[e] = __fmaf_rn(acc[t][e], 0.0f, odd[e]);
+            if (!__any_sync(~0u, !(odd[0] + odd[1] + odd[2] + odd[3] == 0.0f))) break;
 #pragma unroll 1
             for (int i = 0; i < PARTS; i++) {
                 const uint64_t b = clean_values<BF16, LEAF, CT * 8 / PARTS, PITCH>((uint16_t *)values + side * CT * 8 + i * (CT * 8 / PARTS));
                 bad[PARTS - 1] = i ? b : bad[PARTS - 1], bad[0] = i ? bad[0] : b;
-            }
-        float acc[CT][4];
-#pragma unroll
-        for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-        const unsigned at_values =
-            shared_at(values) + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
-#pragma unroll
-        for (int s = 0; s < LEAF / 16; s++) {
-            const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
-            const uint32_t part[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
-#pragma unroll
-            for (int j = 0; j < CT / 2; j++) {
-                const uint4 b = load_transposed(at_values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    mma<BF16>(acc[2 * j], part[i], b.x, b.y);
-                    mma<BF16>(acc[2 * j + 1], part[i], b.z, b.w);
-                }
             }
         }
         if (bad[0] | bad[PARTS - 1]) {

@@ -126,8 +126,8 @@ DEV float near_sum(const unsigned char *y, const float2 *ts, int leaf_bytes, int
     return divided(Y, S);
 }
 
-template <int D, bool BF16, bool NEAR, int T, int W>
-__global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDENT)
+template <int D, bool BF16, bool NEAR, int T, int W, int RESIDENT = step<D, T, W>::RESIDENT>
+__global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT)
     attn_step(const __grid_constant__ attn a)
 {
     using F = step<D, T, W>;
@@ -574,12 +574,12 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, step<D, T, W>::RESIDEN
 }
 
 /* stages: slots of the ring. */
-template <int D, int T, int W = D == 64 ? 4 : 8>
+template <int D, int T, int W = D == 64 ? 4 : 8, int RESIDENT = step<D, T, W>::RESIDENT>
 static attn_fn step_of(uint32_t type, int32_t stages, size_t *smem)
 {
     using F = step<D, T, W>;
     *smem = (size_t)(F::FIXED + stages * F::SLOT);
-    return type == KN_BF16 ? attn_step<D, true, false, T, W> : attn_step<D, false, false, T, W>;
+    return type == KN_BF16 ? attn_step<D, true, false, T, W, RESIDENT> : attn_step<D, false, false, T, W, RESIDENT>;
 }
 template <int D> static attn_fn near_of(uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {
