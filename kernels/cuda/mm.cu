@@ -355,7 +355,7 @@ static void few_split(int32_t grid, int32_t panels, struct mm_args *a)
     int64_t best = INT64_MAX;
     if (grid < a->slices) grid = a->slices;
     a->groups = a->last_groups = grid / a->slices;
-    for (int32_t g = 1; a->left && g * others < grid; g++) {
+    for (int32_t g = 1; a->left && others && g * others < grid; g++) {
         const int32_t l = grid - g * others;
         const int64_t most = (int64_t)((panels + g - 1) / g) * a->slice_units, short_one = (int64_t)((panels + l - 1) / l) * last,
                       cost = most > short_one ? most : short_one;
