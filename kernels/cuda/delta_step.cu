@@ -23,8 +23,8 @@
 #define TAPS 4     /* n_conv at most */
 #define BLOCKS 8   /* of a cluster */
 #define QUARTERS 4 /* of a head */
-#define MINE (CHUNK / BLOCKS) /* tokens of a chunk that a block finishes: every eighth */
 
+#define MINE (CHUNK / BLOCKS) /* tokens of a chunk that a block finishes: every eighth */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 DEV void to_l2(const void *p)
 {
@@ -120,8 +120,7 @@ DEV void log_rows(const struct layer &l, int64_t at, int32_t first, int i, int s
 
 template <enum mm_act ACT>
 static __global__ void __launch_bounds__(THREADS, 2)
-    delta_step(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count,
-               const struct experts_hand)
+    delta_step(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ __align__(16) struct few_memory m;
@@ -142,15 +141,14 @@ static __global__ void __launch_bounds__(THREADS + 32, 2)
 }
 
 /* Launch in clusters of two heads' blocks. */
-static cudaError_t launch(struct cuda_backend *be,
-                          void (*kernel)(const struct layer, const mm_prep, unsigned *, const struct experts_hand),
-                          int threads, const struct layer *l, const struct mm_prep *p, const struct experts_hand &hand)
+template <class... P>
+static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int threads, int32_t n_v, const P &...args)
 {
     cudaLaunchAttribute attr[3];
     cudaLaunchConfig_t config = {};
     if (cuda_flush(be)) return cudaErrorLaunchFailure;
     be->launches++;
-    config.gridDim = dim3(QUARTERS, (unsigned)l->a.n_v);
+    config.gridDim = dim3(QUARTERS, (unsigned)n_v);
     config.blockDim = dim3((unsigned)threads);
     config.stream = be->stream;
     attr[0].id = cudaLaunchAttributeClusterDimension;
@@ -163,15 +161,16 @@ static cudaError_t launch(struct cuda_backend *be,
     attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     config.attrs = attr;
     config.numAttrs = 3;
-    return cudaLaunchKernelEx(&config, kernel, *l, *p, be->delta_count, hand);
+    return cudaLaunchKernelEx(&config, kernel, args...);
 }
 template <enum mm_act ACT>
 static cudaError_t launch_of(struct cuda_backend *be, const struct layer *l, const struct mm_prep *p)
 {
     const bool one = l->a.n == 1 && l->a.n_conv == TAPS && (uintptr_t)l->a.conv % 16 == 0;
+    if (!one) return launch(be, delta_step<ACT>, THREADS, l->a.n_v, *l, *p, be->delta_count);
     if (cuda_flush(be)) return cudaErrorLaunchFailure; /* the launch's number is the next */
-    const struct experts_hand hand = experts_hand(be, one && ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
-    const cudaError_t err = launch(be, one ? delta_one<ACT> : delta_step<ACT>, one ? THREADS + 32 : THREADS, l, p, hand);
+    const struct experts_hand hand = experts_hand(be, ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
+    const cudaError_t err = launch(be, delta_one<ACT>, THREADS + 32, l->a.n_v, *l, *p, be->delta_count, hand);
     if (!err && hand.words) experts_handed(be);
     return err;
 }
