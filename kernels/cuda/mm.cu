@@ -65,6 +65,9 @@ int cuda_mm_open(struct cuda_backend *be)
             f ? cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block) : cudaSuccess;
         if (err) return cuda_check(be, "matrix product kernels", err);
     }
+    const cudaError_t late =
+        cudaFuncSetAttribute(mm_kernel_few_late(), cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
+    if (late) return cuda_check(be, "matrix product kernels", late);
     if (mm_one_open(be)) return KN_EDEVICE;
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
@@ -307,7 +310,7 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
                           : is_whole(act) ? (64 * n * (act == MM_ACT_32M ? 2 : 1) + 16) * (units / 2)
                                           : 0;
     m->row_bytes = ((uint32_t)(a->block_slices * a->slice_row) + 63) / 128 * 128 + 64;
-    m->ring = 128 - FEW_BARRIER;
+    m->ring = FEW_RINGS - FEW_BARRIER;
     m->act = (m->ring + (uint32_t)(busy * a->stages * (a->stage_bytes + FEW_BARRIER)) + 127) / 128 * 128;
     m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
     m->merge = (m->side + side + 127) / 128 * 128;
@@ -481,13 +484,21 @@ static int few_cluster(const struct cuda_backend *be, enum mm_act act, const str
     return a->groups % most ? 1 : most;
 }
 
+/* Is it for mm_few_late.cuh? Where slices are not of one length and a warp has several: else it loses, for instructions of another
+ * kernel have to come too (SPEED.md). */
+static bool few_is_late(const struct mm_args *a, enum mm_act act, int log2_tiles, bool low)
+{
+    return act == MM_ACT_K && !low && log2_tiles == 1 && a->gated && a->block_slices == a->slices && a->subs == 2 &&
+           a->at.merge_sets == 2 && a->units < a->slices * a->slice_units && a->n_items >= 4 * a->groups;
+}
+
 /* Launch over all panels: as many at a time as the partial sums have room for. */
 static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
                          int log2_tiles, const struct plan *plan, bool low, bool few, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn f = few ? mm_kernel_few(act, log2_tiles, low)
-                               : kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
+    const mm_kernel_fn usual = few ? mm_kernel_few(act, log2_tiles, low)
+                                   : kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
     /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly: those of a
      * group are neighbours, so of each launch one group at most is resident in part, and all others end. */
     int32_t grid = product_sms(be) * plan->blocks;
@@ -512,6 +523,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
 #ifdef MM_TRACE
         a->trace = mm_trace_next(name);
 #endif
+        const mm_kernel_fn f = few && few_is_late(a, act, log2_tiles, low) ? mm_kernel_few_late() : usual;
         const int32_t n_blocks = together  ? a->groups
                                  : a->left ? a->groups * (a->slices - 1) + a->last_groups
                                            : a->groups * a->slices;

@@ -71,6 +71,8 @@ struct mm_memory {
 enum { FEW_AT_ONCE, FEW_PACED, FEW_HALVES }; /* mm_few.cuh: a ring's copies; FEW_HALVES: half of the warps at a time */
 #define FEW_BARRIER 16                         /* mm_few.cuh: bytes of a barrier in front of each place of a ring, */
 #define FEW_SIDE(NT) (288 * (uint32_t)(NT)) /* of a unit's sums and scales, of all rows */
+#define FEW_THERE 32   /* mm_few_late.cuh, from the start of shared memory: barriers; rings of all kinds, a multiple of 128 */
+#define FEW_RINGS 128
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
 
 /* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels).
@@ -126,6 +128,7 @@ mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool gene
 /* The same for 1 or 2 tiles, 16 warps, sm_90, or NULL. low: K types with mm_is_low types among them. mm_few_k.cu,
  * mm_few_32.cu, mm_few_float.cu. */
 mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low);
+mm_kernel_fn mm_kernel_few_late(); /* mm_few_late.cuh: 2 tiles, not low */
 mm_kernel_fn mm_kernel_few_32(int log2_tiles, bool min);
 mm_kernel_fn mm_kernel_few_float(enum mm_act act, int log2_tiles);
 static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool low)

@@ -85,7 +85,9 @@ struct few_source {
     int left;
     unsigned unit_bytes;
     const uint8_t *p;
+    int slice; /* mm_few_late.cuh */
 };
+DEV void few_late_next(const mm_args &a, const few_share &s, few_source &c);
 DEV void few_seek(const mm_args &a, few_source &c, int unit0, int units)
 {
     if (!few_find(a, c.w)) return;
@@ -99,15 +101,16 @@ DEV uint64_t *few_bar(uint8_t *place)
     return (uint64_t *)(place - FEW_BARRIER);
 }
 /* The next copy to the place `to`, in front of which is its barrier. */
-template <bool SINGLE>
+template <bool SINGLE, bool LATE>
 DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit0, int units, uint8_t *to)
 {
-    if (c.w.item >= a.n_items) return;
+    if (LATE ? c.left == 0 : c.w.item >= a.n_items) return;
     const int some = SINGLE ? 1 : min(a.stage_units, c.left);
     const uint32_t bytes = (uint32_t)some * c.unit_bytes;
     copy_bulk(to, c.p, bytes, few_bar(to));
     c.p += bytes;
     if ((c.left -= some) == 0) {
+        if (LATE) return few_late_next(a, s, c);
         c.w.item += s.stride;
         c.left = units;
         if (a.gated || a.first_item + c.w.item < c.w.end) /* the same matrix */
@@ -118,7 +121,7 @@ DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit
 }
 
 /* A warp's ring of copies, as it takes them: wait() gives the next, next() gives its place back. */
-template <bool SINGLE> struct few_ring {
+template <bool SINGLE, bool LATE> struct few_ring {
     const mm_args &a;
     const few_share &s;
     uint8_t *smem;
@@ -133,10 +136,10 @@ template <bool SINGLE> struct few_ring {
     }
     __device__ __forceinline__ void fill(int from, int end)
     {
-        if (from == 0) few_seek(a, source, unit0, units);
+        if (from == 0 && !LATE) few_seek(a, source, unit0, units);
 #pragma unroll 1
         for (int i = from; i < end; i++)
-            few_issue<SINGLE>(a, s, source, unit0, units, smem + begin + (unsigned)i * pitch());
+            few_issue<SINGLE, LATE>(a, s, source, unit0, units, smem + begin + (unsigned)i * pitch());
     }
     /* The same, each when the copy before has arrived, so that little is on its way, until the ring is full or *over is
      * set; returns the end. first: a barrier that opens before, or NULL. */
@@ -145,7 +148,7 @@ template <bool SINGLE> struct few_ring {
         while (from < a.stages && !*over) {
             uint8_t *const to = smem + begin + (unsigned)from * pitch();
             if (!bar_test(first ? first : few_bar(to - pitch()), 0)) continue;
-            if (!first) few_issue<SINGLE>(a, s, source, unit0, units, to), from++;
+            if (!first) few_issue<SINGLE, LATE>(a, s, source, unit0, units, to), from++;
             first = nullptr;
         }
         return from;
@@ -158,7 +161,7 @@ template <bool SINGLE> struct few_ring {
     __device__ __forceinline__ void next()
     {
         __syncwarp();
-        if (few_one()) few_issue<SINGLE>(a, s, source, unit0, units, smem + at);
+        if (few_one()) few_issue<SINGLE, LATE>(a, s, source, unit0, units, smem + at);
         at += pitch();
         if (at == begin + (unsigned)a.stages * pitch()) at = begin, phase ^= 1;
     }
@@ -302,7 +305,9 @@ template <int NT> DEV void few_ask_rows(const mm_args &a, uint8_t *smem, int fir
         }
 }
 
-template <class F, int NT, int W> DEV void few_product(const mm_args &a)
+#include "mm_few_late.cuh"
+
+template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
@@ -314,7 +319,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
     const unsigned begin = a.at.ring + FEW_BARRIER + (unsigned)warp * (unsigned)a.stages * ((unsigned)a.stage_bytes + FEW_BARRIER);
-    few_ring<F::single> ring = {a, s, smem, {w, 0, 0u, nullptr}, begin, begin, unit0, units, 0};
+    few_ring<F::single, LATE> ring = {a, s, smem, {w, 0, 0u, nullptr, s.local}, begin, begin, unit0, units, 0};
 
     /* The last warp alone waits for the launch before and tells the others, which fill their rings meanwhile. */
     volatile uint32_t *const over = (uint32_t *)(smem + 16);
@@ -328,6 +333,7 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
 #pragma unroll 1
             for (int i = 0; i < a.stages; i++) bar_init(few_bar(smem + begin + (unsigned)i * ring.pitch()));
         }
+        if (LATE) few_late_begin(a, smem, s, ring.source);
         bar_fence();
         ring.fill(0, asked);
     }
@@ -347,6 +353,12 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
     F::template prepare<NT>(a, smem);
     if (!a.side) __syncthreads();
     MM_STAMP(3);
+    if (LATE) {
+        few_late<F, NT>(a, smem, ring, s, lane);
+        MM_STAMP(4);
+        MM_STAMP(5);
+        return;
+    }
 
     const auto view = F::template view<NT>(a, smem, s.local, lane);
     /* Sums that meet in shared memory: [sub][set][matrix][slice][tile]. Bytes. */
@@ -404,10 +416,11 @@ template <class F, int NT, int W> DEV void few_product(const mm_args &a)
 /* Registers: what 16 warps leave is enough for a warp of 64 on each scheduler, so the blocks of the small kernels between
  * two products (prep.cu) stand beside a product's. */
 #define FEW_REGISTERS 112
-template <class F, int NT, int W> __global__ void __maxnreg__(FEW_REGISTERS) mm_few(const __grid_constant__ mm_args a)
+template <class F, int NT, int W, bool LATE = false>
+__global__ void __maxnreg__(FEW_REGISTERS) mm_few(const __grid_constant__ mm_args a)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    few_product<F, NT, W>(a);
+    few_product<F, NT, W, LATE>(a);
 #endif
 }
 

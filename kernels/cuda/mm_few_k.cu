@@ -2,6 +2,11 @@
  * well take calls with one of these. */
 #include "mm_few_k.cuh"
 
+mm_kernel_fn mm_kernel_few_late()
+{
+    return mm_few<few_k<false>, 2, MM_WARPS_MOST, true>;
+}
+
 mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low)
 {
     switch (log2_tiles) {
