@@ -23,8 +23,8 @@
 #define TAPS 4     /* n_conv at most */
 #define BLOCKS 8   /* of a cluster */
 #define QUARTERS 4 /* of a head */
-
 #define MINE (CHUNK / BLOCKS) /* tokens of a chunk that a block finishes: every eighth */
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 DEV void to_l2(const void *p)
 {
