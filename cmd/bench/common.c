@@ -45,6 +45,13 @@ static void processor_name(char *out, size_t n)
     if (f) fclose(f);
 }
 
+void bench_check_ctx(const struct cli *c, int32_t ctx, int32_t context)
+{
+    const int32_t need = context + SESSION_MAX_ROWS;
+    if (ctx && ctx < need)
+        cli_usage_error(c, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", need, context, SESSION_MAX_ROWS, ctx);
+}
+
 json_t *bench_machine(const struct models *m)
 {
     char cpu[256];

@@ -228,9 +228,7 @@ int bench_ops(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (o.m.check_layers) cli_usage_error(&cli, "--check-layers waits after every layer: nothing could be timed");
-    if (o.ctx && o.ctx < o.context + SESSION_MAX_ROWS)
-        cli_usage_error(&cli, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", o.context + SESSION_MAX_ROWS, o.context,
-                        SESSION_MAX_ROWS, o.ctx);
+    bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     int rc = bench_int_list("--rows", o.rows, rows, MAX_SIZES, &n, 1, SESSION_MAX_ROWS, &e) ||
              (o.m.known.ctx = o.ctx ? o.ctx : o.context + SESSION_MAX_ROWS, models_open(&o.m, &cli, &e)) || run_all(rows, n, &e);

@@ -196,9 +196,7 @@ int bench_rows(int argc, char **argv)
     struct redirect file;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (o.ctx && o.ctx < o.context + SESSION_MAX_ROWS)
-        cli_usage_error(&cli, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", o.context + SESSION_MAX_ROWS, o.context,
-                        SESSION_MAX_ROWS, o.ctx);
+    bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     struct plan *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")

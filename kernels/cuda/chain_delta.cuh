@@ -23,11 +23,11 @@
 
 #include "chain_ring.cuh"
 #include "delta.cuh"
+#include "delta_norm.cuh"
 
 #define DELTA CHAIN_HEAD           /* d_k and d_v */
 #define DELTA_ROWS 32              /* of a unit */
 #define DELTA_LANES 8              /* a row of the state */
-#define DELTA_SCALE 0x1.6a09e6p-4f /* 1 / sqrtf(DELTA), rounded */
 static_assert(32 * CHAIN_WARPS == DELTA_ROWS * DELTA_LANES && 32 * CHAIN_WARPS == 2 * DELTA,
               "a thread an eighth of a row of each unit, and a column of q or k");
 
@@ -67,25 +67,8 @@ DEV float delta_convolved(const float4 &w, float x0, float x1, float x2, float x
 DEV void delta_norms(chain_delta_room &m, const float *q, const float *k)
 {
     const int lane = threadIdx.x % 32;
-    float x[2][DELTA / 32], sum[2] = {0.0f, 0.0f}, kq = 0.0f;
-#pragma unroll
-    for (int i = 0; i < DELTA / 32; i++) {
-        x[0][i] = q[32 * i + lane], x[1][i] = k[32 * i + lane];
-#pragma unroll
-        for (int j = 0; j < 2; j++) sum[j] = __fmaf_rn(x[j][i], x[j][i], sum[j]);
-    }
-#pragma unroll
-    for (int o = 16; o; o >>= 1)
-#pragma unroll
-        for (int j = 0; j < 2; j++) sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(~0u, sum[j], o));
-    const float root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(lane & 1 ? sum[1] : sum[0], 1e-6f))),
-                root_q = __shfl_sync(~0u, root, 0), root_k = __shfl_sync(~0u, root, 1);
-#pragma unroll
-    for (int i = 0; i < DELTA / 32; i++)
-        kq = __fmaf_rn(__fmul_rn(x[1][i], root_k), __fmul_rn(__fmul_rn(x[0][i], root_q), DELTA_SCALE), kq);
-#pragma unroll
-    for (int o = 16; o; o >>= 1) kq = __fadd_rn(kq, __shfl_xor_sync(~0u, kq, o));
-    if (lane == 0) m.root_q = root_q, m.root_k = root_k, m.kq = kq;
+    const struct delta_roots r = delta_roots_of(q, k, lane);
+    if (lane == 0) m.root_q = r.q, m.root_k = r.k, m.kq = r.kq;
 }
 /* step of delta_rows.cuh for two units at once: q and k are not normed yet. o: in every lane of the row, and
  * e, what the key is added times. */

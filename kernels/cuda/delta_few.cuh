@@ -86,31 +86,13 @@ DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
 {
     const float *const q = m.qk[t], *const k = q + D;
     const int lane = b.lane;
-    float x[2][D / 32], sum[2] = {0.0f, 0.0f}, kq = 0.0f;
     float4 q4 = *(const float4 *)(q + 4 * lane), k4 = *(const float4 *)(k + 4 * lane);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            x[j][i] = (j ? k : q)[32 * i + lane];
-            sum[j] = __fmaf_rn(x[j][i], x[j][i], sum[j]);
-        }
-#pragma unroll
-    for (int o = 16; o; o >>= 1)
-#pragma unroll
-        for (int j = 0; j < 2; j++) sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(~0u, sum[j], o));
-    const float root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(lane & 1 ? sum[1] : sum[0], 1e-6f))),
-                r_q = __shfl_sync(~0u, root, 0), r_k = __shfl_sync(~0u, root, 1);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        kq = __fmaf_rn(__fmul_rn(x[1][i], r_k), __fmul_rn(__fmul_rn(x[0][i], r_q), ONE_SCALE), kq);
-#pragma unroll
-    for (int o = 16; o; o >>= 1) kq = __fadd_rn(kq, __shfl_xor_sync(~0u, kq, o));
+    const struct delta_roots r = delta_roots_of(q, k, lane);
     float *const q_of[4] = {&q4.x, &q4.y, &q4.z, &q4.w}, *const k_of[4] = {&k4.x, &k4.y, &k4.z, &k4.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        *q_of[i] = __fmul_rn(__fmul_rn(*q_of[i], r_q), ONE_SCALE);
-        *k_of[i] = __fmul_rn(*k_of[i], r_k);
+        *q_of[i] = __fmul_rn(__fmul_rn(*q_of[i], r.q), DELTA_SCALE);
+        *k_of[i] = __fmul_rn(*k_of[i], r.k);
     }
     const unsigned at = shared_at(q + 4 * lane), to_kq = shared_at(&m.gates[t].z), bar = shared_at(&m.tokens);
 #pragma unroll
@@ -118,7 +100,7 @@ DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
         const unsigned there = cluster_at(bar, b.head0 + i);
         cluster_store(cluster_at(at, b.head0 + i), q4, there);
         cluster_store(cluster_at(at + 4 * D, b.head0 + i), k4, there);
-        if (lane == 0) cluster_store(cluster_at(to_kq, b.head0 + i), kq, there);
+        if (lane == 0) cluster_store(cluster_at(to_kq, b.head0 + i), r.kq, there);
     }
 }
 

@@ -9,7 +9,6 @@
 #ifndef DFLASH_CUDA_DELTA_ONE_CUH
 #define DFLASH_CUDA_DELTA_ONE_CUH
 
-#define ONE_SCALE 0x1.6a09e6p-4f /* 1 / sqrtf(D), rounded */
 
 struct one_memory {
     float qk[2][2 * D], v[2][ROWS]; /* of the pending token and of the row, convolved */
@@ -53,7 +52,7 @@ DEV void one_norms(struct one_memory &m)
     if (lane < 3) m.roots[lane] = root;
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
-        kq = __fmaf_rn(__fmul_rn(x[1][i], r_k), __fmul_rn(__fmul_rn(x[2][i], r_q), ONE_SCALE), kq);
+        kq = __fmaf_rn(__fmul_rn(x[1][i], r_k), __fmul_rn(__fmul_rn(x[2][i], r_q), DELTA_SCALE), kq);
 #pragma unroll
     for (int o = 16; o; o >>= 1) kq = __fadd_rn(kq, __shfl_xor_sync(~0u, kq, o));
     if (lane == 0) m.kq = kq;
@@ -81,10 +80,10 @@ DEV float one_step(float s[D / LANES], const struct one_memory &m, int row, int 
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
             const float4 x = *(const float4 *)(m.qk[t] + 32 * i + 4 * lane);
-            sq[0] = __fmaf_rn(s[4 * i], __fmul_rn(__fmul_rn(x.x, r_q), ONE_SCALE), sq[0]);
-            sq[1] = __fmaf_rn(s[4 * i + 1], __fmul_rn(__fmul_rn(x.y, r_q), ONE_SCALE), sq[1]);
-            sq[0] = __fmaf_rn(s[4 * i + 2], __fmul_rn(__fmul_rn(x.z, r_q), ONE_SCALE), sq[0]);
-            sq[1] = __fmaf_rn(s[4 * i + 3], __fmul_rn(__fmul_rn(x.w, r_q), ONE_SCALE), sq[1]);
+            sq[0] = __fmaf_rn(s[4 * i], __fmul_rn(__fmul_rn(x.x, r_q), DELTA_SCALE), sq[0]);
+            sq[1] = __fmaf_rn(s[4 * i + 1], __fmul_rn(__fmul_rn(x.y, r_q), DELTA_SCALE), sq[1]);
+            sq[0] = __fmaf_rn(s[4 * i + 2], __fmul_rn(__fmul_rn(x.z, r_q), DELTA_SCALE), sq[0]);
+            sq[1] = __fmaf_rn(s[4 * i + 3], __fmul_rn(__fmul_rn(x.w, r_q), DELTA_SCALE), sq[1]);
         }
     float x = __fadd_rn(sk[0], sk[1]), y = __fadd_rn(sq[0], sq[1]);
 #pragma unroll

@@ -14,6 +14,7 @@
  */
 #include "chain.cuh"
 #include "cluster.cuh"
+#include "delta_norm.cuh"
 #include "delta_rows.cuh"
 #include "experts_hand.cuh"
 #include "prep.cuh"

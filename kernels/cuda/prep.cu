@@ -226,10 +226,10 @@ __global__ void __launch_bounds__(32 * WARPS) prep_float(const __grid_constant__
 /* ---- a residual added, normed and rounded ---- */
 
 #define ADD_WARPS (MM_ADD_WIDTH / 256)
-DEV void zero_eight(float v[8])
+DEV void store_eight(float *p, const float v[8])
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = 0.0f;
+    *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+    *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
 /* One block a token, a warp 256 columns: two norms, one after the other, and all values in registers. */
@@ -254,10 +254,7 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
 #pragma unroll
     for (int i = 0; i < 8; i++)
         v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
-    if (k < a.n_in) {
-        *(float4 *)(add.out + at + k) = make_float4(v[0], v[1], v[2], v[3]);
-        *(float4 *)(add.out + at + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
-    }
+    if (k < a.n_in) store_eight(add.out + at + k, v);
     s = block_squares(v);
     if (lane == 0) squares[1][b] = s;
     __syncthreads();
@@ -280,16 +277,12 @@ DEV void exchange(float *squares, unsigned bar, int b, float s)
     }
     cluster_bar_wait(bar);
 }
-DEV void store_eight(float *p, const float v[8])
-{
-    *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
-    *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
-}
 /* Columns k .. k + 7 of row blockIdx.y, which are owed, and to their place. */
 DEV void take_eight(float v[8], const mm_owed &o, int k)
 {
     const size_t step = (size_t)o.n * (size_t)o.width[0], at = (size_t)blockIdx.y * (size_t)o.width[0] + (size_t)k;
-    zero_eight(v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = 0.0f;
     if (k >= o.width[0]) return;
     owed_values<8>(v, o.sums + at, o.out[0] + at, o.slices, step, o.add);
     store_eight(o.out[0] + at, v);
@@ -376,6 +369,9 @@ static unsigned cluster_blocks(int32_t n_in)
     return all < 2 ? 2 : all;
 }
 
+/* Of a kernel for each of the 8-bit kinds the one for `act`. */
+#define OF_WHOLE(act, kernel) ((act) == MM_ACT_K ? kernel<MM_ACT_K> : (act) == MM_ACT_32 ? kernel<MM_ACT_32> : kernel<MM_ACT_32M>)
+
 cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
                            const struct mm_prep *p, int32_t n)
 {
@@ -387,17 +383,9 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
 #ifdef MM_TRACE
         a.trace = mm_trace_next("norm_add");
 #endif
-        return cuda_launch_clusters(be,
-                                    act == MM_ACT_K    ? add_few<MM_ACT_K>
-                                    : act == MM_ACT_32 ? add_few<MM_ACT_32>
-                                                       : add_few<MM_ACT_32M>,
-                                    dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, *add, owed);
+        return cuda_launch_clusters(be, OF_WHOLE(act, add_few), dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, *add, owed);
     }
-    return cuda_launch(be,
-                       act == MM_ACT_K    ? add_whole<MM_ACT_K>
-                       : act == MM_ACT_32 ? add_whole<MM_ACT_32>
-                                          : add_whole<MM_ACT_32M>,
-                       dim3((unsigned)n), dim3(32 * ADD_WARPS), 0, *p, *add);
+    return cuda_launch(be, OF_WHOLE(act, add_whole), dim3((unsigned)n), dim3(32 * ADD_WARPS), 0, *p, *add);
 }
 
 cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n, bool few)
@@ -406,31 +394,19 @@ cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const str
 #ifdef MM_TRACE
     a.trace = mm_trace_next("prepare");
 #endif
+    if (act != MM_ACT_K && act != MM_ACT_32 && act != MM_ACT_32M)
+        return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>, dim3((unsigned)n),
+                           dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
     struct mm_owed owed;
-    if (few && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed)) {
+    if (few && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed)) {
         const unsigned blocks = cluster_blocks(a.n_in);
-        return cuda_launch_clusters(be,
-                                    act == MM_ACT_K    ? take_few<MM_ACT_K>
-                                    : act == MM_ACT_32 ? take_few<MM_ACT_32>
-                                                       : take_few<MM_ACT_32M>,
-                                    dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, owed);
+        return cuda_launch_clusters(be, OF_WHOLE(act, take_few), dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, owed);
     }
-    if (few && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) && n <= 16 && (!a.norm || a.n_in <= 256 * FEW_BLOCKS)) {
+    if (few && n <= 16 && (!a.norm || a.n_in <= 256 * FEW_BLOCKS)) {
         const int columns = 256 * FEW_WARPS * (a.norm ? 1 : FEW_ALONE);
-        return cuda_launch(be,
-                           act == MM_ACT_K    ? prep_few<MM_ACT_K>
-                           : act == MM_ACT_32 ? prep_few<MM_ACT_32>
-                                              : prep_few<MM_ACT_32M>,
-                           dim3((unsigned)((a.n_in + columns - 1) / columns), (unsigned)n), dim3(32 * FEW_WARPS), 0, a);
+        return cuda_launch(be, OF_WHOLE(act, prep_few), dim3((unsigned)((a.n_in + columns - 1) / columns), (unsigned)n),
+                           dim3(32 * FEW_WARPS), 0, a);
     }
-    if (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) {
-        const dim3 grid((unsigned)((a.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n);
-        return cuda_launch(be,
-                           act == MM_ACT_K    ? prep_whole<MM_ACT_K>
-                           : act == MM_ACT_32 ? prep_whole<MM_ACT_32>
-                                              : prep_whole<MM_ACT_32M>,
-                           grid, dim3(32 * WARPS), 0, a);
-    }
-    return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>, dim3((unsigned)n),
-                       dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
+    return cuda_launch(be, OF_WHOLE(act, prep_whole),
+                       dim3((unsigned)((a.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n), dim3(32 * WARPS), 0, a);
 }
