@@ -60,6 +60,18 @@ DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
         : "memory");
 #endif
 }
+/* The same of weights, which a pass reads once: the L2 cache forgets them before rows, sums and kernels' code. The
+ * policy is what createpolicy.fractional.L2::evict_first.b64 makes of all of the bytes. */
+#define WEIGHTS_POLICY 0x12f0000000000000ull
+DEV void copy_weights_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+                 "%2, [%3], %4;" ::"r"(shared_address(dst)),
+                 "l"(src), "r"(bytes), "r"(shared_address(b)), "l"(WEIGHTS_POLICY)
+                 : "memory");
+#endif
+}
 
 DEV float act_gate(int act, float g)
 {

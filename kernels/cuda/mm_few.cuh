@@ -107,7 +107,8 @@ DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit
     if (LATE ? c.left == 0 : c.w.item >= a.n_items) return;
     const int some = SINGLE ? 1 : min(a.stage_units, c.left);
     const uint32_t bytes = (uint32_t)some * c.unit_bytes;
-    copy_bulk(to, c.p, bytes, few_bar(to));
+    bar_expect(few_bar(to), bytes);
+    copy_weights_to(to, c.p, bytes, few_bar(to));
     c.p += bytes;
     if ((c.left -= some) == 0) {
         if (LATE) return few_late_next(a, s, c);
