@@ -1,8 +1,10 @@
 /* cli.c - see cli.h. */
 #include "cli.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -279,7 +281,7 @@ static void print_help(const struct cli *c)
     printf("\nflags:\n");
     for (const struct cli_flag *f = c->flags; f && f->name; f++) print_flag(f->name, f->arg, f->help);
     print_flag("-q", NULL, "no notes and no progress; warnings and errors stay");
-    print_flag("-v", NULL, "more notes");
+    print_flag("-v", NULL, "more notes; of -q and -v the last counts");
     print_flag("--help", NULL, "print this and exit");
     print_flag("--version", NULL, "print the version and exit");
     printf("\nexit status: 0 ok, 1 negative answer, 2 usage, 3 malformed or unsupported input, 4 I/O or "
@@ -347,6 +349,8 @@ static float parse_f32(const struct cli *c, const struct cli_flag *f, const char
     if (!isfinite(r)) cli_usage_error(c, "%s: out of range of a float (got %s)", f->name, s);
     check_range(c, f, v, s);
     if (f->kind == CLI_F32_ABOVE) check_range(c, f, (double)r, s); /* 1e-50 is 0 as a float */
+    if (r == 0 && isdigit((unsigned char)s[strcspn(s, "123456789eE")])) /* a digit that is not 0, before the exponent */
+        cli_usage_error(c, "%s: too small for a float (expected 0 or at least %.1e in size, got %s)", f->name, (double)FLT_TRUE_MIN, s);
     return r;
 }
 
@@ -434,12 +438,9 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
             printf("dflash-%s %s\n", c->tool, DFLASH_VERSION);
             exit(cli_close_stdout(c));
         }
-        if (!strcmp(a, "-q"))
-            c->quiet = true;
-        else if (!strcmp(a, "-v"))
-            c->verbose = true;
-        else
-            cli_usage_error(c, "unknown flag %.*s", (int)n, a);
+        if (strcmp(a, "-q") && strcmp(a, "-v")) cli_usage_error(c, "unknown flag %.*s", (int)n, a);
+        c->quiet = a[1] == 'q'; /* of both the last counts */
+        c->verbose = a[1] == 'v';
         return i;
     }
     if (f->kind == CLI_FLAG) {

@@ -36,7 +36,7 @@ struct cli {
     int min_args, max_args;
     const char **args; /* filled: positional arguments */
     int n_args;
-    bool quiet, verbose; /* filled */
+    bool quiet, verbose; /* filled; never both */
     const char **given;  /* filled: a flag's last value, "" of one that takes none, NULL of one that is not given */
 };
 

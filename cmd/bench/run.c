@@ -44,7 +44,7 @@ static const struct cli_flag flags[] = {
     {"--top-k", CLI_I32, &o.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0, INT32_MAX},
     {"--top-p", CLI_F32_ABOVE, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0, 1},
     {"--min-p", CLI_F32, &o.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
-    {"--repeat-penalty", CLI_F32_ABOVE, &o.sampler.repeat_penalty, "R", "divide the logits of recent tokens (default 1: off)", 0, 1000},
+    {"--repeat-penalty", CLI_F32, &o.sampler.repeat_penalty, "R", "divide the logits of recent tokens (default 1: off)", 0.001, 1000},
     {"--repeat-last", CLI_I32, &o.sampler.repeat_last, "N", "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
     {"--seed", CLI_U64, &o.sampler.seed, "S", "of the sampling", 0, 0},
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},

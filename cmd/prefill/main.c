@@ -294,6 +294,9 @@ int main(int argc, char **argv)
     if (imatrix_path && !strcmp(imatrix_path, "-"))
         cli_usage_error(&cli, "--imatrix -: an importance matrix is added to (give it a file)");
     const bool state = !nll && (!imatrix_path || out_path);
+    if (m.drafter_path && !state)
+        cli_usage_error(&cli, "-d %s: a drafter is only for a state, and none is written (expected no -d%s, got %s)", m.drafter_path,
+                        nll ? "" : ", or -o STATE", nll ? "--nll" : "--imatrix without -o");
     const struct cli_output out[] = {{nll ? "the perplexity" : "-o", nll || state ? (out_path ? out_path : "-") : NULL},
                                      {"--logits", logits_path},
                                      {"--hidden", hidden_path},

@@ -82,8 +82,10 @@ static void accepted(void **state)
     (void)state;
     assert_int_equal(run("", 0, 0), 0);
     assert_string_equal(out, "force=0 o= type= n=0 big=0 seed=0 temp=0 list=0: q=0 v=0 args=");
-    assert_int_equal(run("a -o x --type=q8_0 b --force --n -7 -q -v", 0, 2), 0);
-    assert_string_equal(out, "force=1 o=x type=q8_0 n=-7 big=0 seed=0 temp=0 list=0: q=1 v=1 args=[a][b]");
+    assert_int_equal(run("a -o x --type=q8_0 b --force --n -7 -q -v -q", 0, 2), 0);
+    assert_string_equal(out, "force=1 o=x type=q8_0 n=-7 big=0 seed=0 temp=0 list=0: q=1 v=0 args=[a][b]");
+    assert_int_equal(run("-q -v", 0, 0), 0);
+    assert_string_equal(out, "force=0 o= type= n=0 big=0 seed=0 temp=0 list=0: q=0 v=1 args=");
     assert_int_equal(run("--big -9223372036854775808 --seed 18446744073709551615 --temp 1e-1", 0, 0), 0);
     assert_string_equal(out, "force=0 o= type= n=0 big=-9223372036854775808 seed=18446744073709551615 "
                              "temp=0.1 list=0: q=0 v=0 args=");
@@ -133,6 +135,9 @@ static void refused(void **state)
         {"--temp 1..2", "--temp: not a number (expected T, got '1..2')"},
         {"--temp 0x1p3", "--temp: not a number (expected T, got '0x1p3')"},
         {"--temp 1e39", "--temp: out of range of a float (got 1e39)"},
+        {"--temp 1e-46", "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got 1e-46)"},
+        {"--temp -0.0e-9 --temp .001e-400",
+         "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got .001e-400)"},
         {"--temp -0.5", "--temp: out of range (expected 0 to 100, got -0.5)"},
         {"--mass 0", "--mass: out of range (expected above 0 to 1, got 0)"},
         {"--mass -0", "--mass: out of range (expected above 0 to 1, got -0)"},
@@ -180,7 +185,7 @@ static void help(void **state)
              "  --a-flag-with-a-long-name PATTERN=TYPE\n"
              "                            one more\n"
              "  -q                        no notes and no progress; warnings and errors stay\n"
-             "  -v                        more notes\n"
+             "  -v                        more notes; of -q and -v the last counts\n"
              "  --help                    print this and exit\n"
              "  --version                 print the version and exit\n"
              "\n"
