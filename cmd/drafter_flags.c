@@ -26,6 +26,17 @@ int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_
     }
 }
 
+int cli_taps(const struct cli *c, const char *flag, const char *text, int32_t taps[DESC_MAX_TAPS])
+{
+    const int n = cli_int_list(c, flag, text, taps, DESC_MAX_TAPS);
+    for (int i = 0; i < n; i++)
+        if (taps[i] >= DESC_MAX_LAYERS)
+            cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", flag, DESC_MAX_LAYERS - 1, text);
+    const int32_t twice = desc_tap_twice(taps, n, 0);
+    if (twice >= 0) cli_usage_error(c, "%s: names block %d more than once (expected different ones, got %s)", flag, twice, text);
+    return n;
+}
+
 double cli_positive(const struct cli *c, const char *flag, const char *text)
 {
     char *end;
@@ -44,11 +55,7 @@ void drafter_flags_read(const struct cli *c, const struct drafter_flags *f, cons
     o->dialect = f->dialect;
     if (f->taps) {
         snprintf(name, sizeof name, "%staps", p);
-        o->n_taps = cli_int_list(c, name, f->taps, o->taps, DESC_MAX_TAPS);
-        for (int i = 0; i < o->n_taps; i++)
-            if (o->taps[i] >= DESC_MAX_LAYERS)
-                cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", name,
-                                DESC_MAX_LAYERS - 1, f->taps);
+        o->n_taps = cli_taps(c, name, f->taps, o->taps);
     }
     if (f->taps && f->tap_shift >= 0)
         cli_usage_error(c, "%stap-shift says how the file's taps count, and %staps takes their place: one of them", p, p);

@@ -55,6 +55,8 @@ const char *drafter_flags_given(const struct drafter_flags *f);
 
 /* "1,9,17": at most cap integers in 0 .. INT32_MAX, or a usage error; how many. */
 int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_t *v, int cap);
+/* The blocks of --taps or --draft-taps, or a usage error; how many. */
+int cli_taps(const struct cli *c, const char *flag, const char *text, int32_t taps[DESC_MAX_TAPS]);
 /* A number above 0, or a usage error. */
 double cli_positive(const struct cli *c, const char *flag, const char *text);
 

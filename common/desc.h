@@ -128,6 +128,13 @@ void desc_free(struct desc *d);
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);
 
+/* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise: evenly from block 1 to
+ * the third last. Round half to even, as the exporters do. */
+void desc_usual_taps(int32_t n_layer, int32_t n, int32_t *taps);
+/* The first block that a list of taps names twice, or -1. The usual taps of a target with too few blocks (n_layer; 0: of any)
+ * repeat some, and drafters are trained so: they pass. */
+int32_t desc_tap_twice(const int32_t *taps, int32_t n, int32_t n_layer);
+
 /* What an error about a drafter that cannot be run says: "a DFlash2 drafter: ..." with what shows it. Returns
  * -1; 0 where it can. */
 int desc_runnable(const struct desc *d, struct err *e);

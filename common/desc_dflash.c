@@ -98,6 +98,26 @@ static int check_shift(struct desc_reader *r, const struct dialect *x)
                     flag(r), flag(r));
 }
 
+void desc_usual_taps(int32_t n_layer, int32_t n, int32_t *taps)
+{
+    if (n == 1) taps[0] = n_layer / 2;
+    for (int32_t i = 0; n > 1 && i < n; i++) taps[i] = (int32_t)nearbyint(1 + i * (double)(n_layer - 4) / (n - 1));
+}
+
+int32_t desc_tap_twice(const int32_t *taps, int32_t n, int32_t n_layer)
+{
+    int32_t usual[DESC_MAX_TAPS], twice = -1;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t j = 0; j < i && twice < 0; j++)
+            if (taps[j] == taps[i]) twice = taps[i];
+    /* From n + 3 blocks on the usual ones are different. */
+    for (int32_t depth = n_layer ? n_layer : 4; twice >= 0 && depth <= (n_layer ? n_layer : n + 2); depth++) {
+        desc_usual_taps(depth, n, usual);
+        if (!memcmp(usual, taps, (size_t)n * sizeof *taps)) return -1;
+    }
+    return twice;
+}
+
 /* The ids that the file stores, less the shift, into out [DESC_MAX_TAPS]: how many, or -1. */
 static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t *out)
 {
@@ -115,6 +135,9 @@ static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t 
                              kv->key, (int)i, shift, DESC_MAX_LAYERS - 1 + shift, id + shift);
         out[i] = (int32_t)id;
     }
+    const int32_t twice = desc_tap_twice(out, (int32_t)kv->count, 0);
+    if (twice >= 0)
+        return desc_fail(r, "key '%s': names a block twice (expected different ones, got %d more than once)", kv->key, twice + shift);
     return (int)kv->count;
 }
 

@@ -132,15 +132,6 @@ static void see_sizes(struct doctor *p)
 
 /* ---- taps ---- */
 
-/* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise:
- * evenly from block 1 to the third last. Round half to even, as the exporters do. */
-static void default_taps(int32_t n_layer, int32_t n, int32_t *out)
-{
-    if (n == 1) out[0] = n_layer / 2;
-    for (int32_t i = 0; n > 1 && i < n; i++)
-        out[i] = (int32_t)nearbyint(1 + i * (double)(n_layer - 4) / (n - 1));
-}
-
 static bool taps_are(const struct desc *d, const int32_t *v, int32_t add)
 {
     for (int32_t i = 0; i < d->n_taps; i++)
@@ -151,13 +142,11 @@ static bool taps_are(const struct desc *d, const int32_t *v, int32_t add)
 static void see_taps(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
-    int32_t usual[DESC_MAX_TAPS], out = -1, twice = -1;
+    int32_t usual[DESC_MAX_TAPS], out = -1;
+    const int32_t twice = desc_tap_twice(d->taps, d->n_taps, t->n_layer);
     const struct text here = list_text(d->taps, d->n_taps, 0), counted = list_text(d->taps, d->n_taps, 1);
-    for (int32_t i = 0; i < d->n_taps; i++) {
+    for (int32_t i = 0; i < d->n_taps; i++)
         if (d->taps[i] >= t->n_layer && out < 0) out = d->taps[i];
-        for (int32_t j = 0; j < i; j++)
-            if (d->taps[j] == d->taps[i]) twice = d->taps[i];
-    }
     const struct text what =
         textf("output of blocks %.300s, zero-based (%.300s counted from the embeddings)", here.s, counted.s);
     if (out >= 0)
@@ -166,9 +155,10 @@ static void see_taps(struct doctor *p)
                                              : "are they shifted by one? --tap-shift 1");
     else
         ok(p, "taps", what);
-    if (twice >= 0) note(p, "taps twice", textf("block %d is tapped more than once", twice), NULL);
+    if (twice >= 0)
+        misfit(p, "taps twice", textf("a block is tapped more than once"), textf("different blocks"), textf("%d", twice), NULL);
     if (d->n_taps >= t->n_layer || t->n_layer < 5) return;
-    default_taps(t->n_layer, d->n_taps, usual);
+    desc_usual_taps(t->n_layer, d->n_taps, usual);
     if (taps_are(d, usual, 0)) return;
     const struct text want = list_text(usual, d->n_taps, 0);
     if (taps_are(d, usual, 1) || taps_are(d, usual, -1))
@@ -189,7 +179,7 @@ static void suggest_taps(struct doctor *p)
     for (int i = 0; i < 3 && !fc; i++) fc = gguf_tensor(p->dg, names[i]);
     const int64_t n = fc ? fc->ne[0] / p->t->n_embd : 0;
     if (n < 2 || n > DESC_MAX_TAPS || n >= p->t->n_layer) return;
-    default_taps(p->t->n_layer, (int32_t)n, even);
+    desc_usual_taps(p->t->n_layer, (int32_t)n, even);
     for (int32_t i = 0; i < n; i++) steps[i] = 1 + i * ((p->t->n_layer - 2) / ((int32_t)n - 1));
     const struct text a = list_text(even, (int32_t)n, 0), b = list_text(steps, (int32_t)n, 0);
     note(p, "taps",

@@ -113,7 +113,7 @@ int main(int argc, char **argv)
     if (type) parse_type(&c, type, &o);
     if (theta) o.rope_theta = cli_positive(&c, "--rope-theta", theta);
     if (eps) o.rms_eps = cli_positive(&c, "--rms-eps", eps);
-    if (taps) o.n_taps = cli_int_list(&c, "--taps", taps, o.taps, CONVERT_MAX_TAPS);
+    if (taps) o.n_taps = cli_taps(&c, "--taps", taps, o.taps);
     if (heads) {
         int32_t h[2];
         if (cli_int_list(&c, "--heads", heads, h, 2) != 2 || h[0] < 1 || h[1] < 1)
