@@ -33,7 +33,7 @@ template <enum whole_place P> DEV void before_ask(const whole_args &a, struct wh
     const uint32_t bytes = (uint32_t)(b.units * b.bytes);
     bar_expect(&m->before, (uint32_t)m->panels * bytes);
     for (int i = 0; i < m->panels; i++)
-        copy_bulk_to(smem + (i ? b.at_more : a.at_down), b.w + (size_t)m->panel[i] * bytes, bytes, &m->before);
+        copy_weights_to(smem + (i ? b.at_more : a.at_down), b.w + (size_t)m->panel[i] * bytes, bytes, &m->before);
 }
 
 /* x, with the product's outputs, to everyone. All warps that multiply. */

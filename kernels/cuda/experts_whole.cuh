@@ -351,7 +351,7 @@ DEV void behind_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
         const int j = behind_matrix(b, &panel);
         const uint32_t bytes = (uint32_t)(a.units * b.bytes[j]);
         bar_expect(m->behind + i, bytes);
-        copy_bulk_to(smem + a.at_pair + (uint32_t)i * b.slot, b.w[j] + (size_t)(uint32_t)panel * bytes, bytes,
+        copy_weights_to(smem + a.at_pair + (uint32_t)i * b.slot, b.w[j] + (size_t)(uint32_t)panel * bytes, bytes,
                      m->behind + i);
     }
     __syncwarp();
@@ -363,15 +363,15 @@ static __device__ __noinline__ void ask_pair(uint64_t *bar, uint8_t *to, const u
                                              const uint8_t *up, uint32_t bytes)
 {
     bar_expect(bar, 2 * bytes);
-    copy_bulk_to(to, gate, bytes, bar);
-    copy_bulk_to(to + bytes, up, bytes, bar);
+    copy_weights_to(to, gate, bytes, bar);
+    copy_weights_to(to + bytes, up, bytes, bar);
 }
 static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const uint8_t *down, uint32_t bytes,
                                              int outs, size_t next, int next_to)
 {
     bar_expect(bar, (uint32_t)outs * bytes);
 #pragma unroll 1
-    for (int o = 0; o < outs; o++) copy_bulk_to(to + o * next_to, down + (size_t)o * next, bytes, bar);
+    for (int o = 0; o < outs; o++) copy_weights_to(to + o * next_to, down + (size_t)o * next, bytes, bar);
 }
 
 /* The warp that chooses and asks: a lane a pair of panels of gate and up, of an expert as soon as it is

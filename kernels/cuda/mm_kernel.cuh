@@ -29,7 +29,7 @@ DEV void copy_bulk(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                  : "memory");
-    copy_bulk_to(dst, src, bytes, b);
+    copy_weights_to(dst, src, bytes, b);
 #endif
 }
 DEV void copy_async(void *dst, const void *src)

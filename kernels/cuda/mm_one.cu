@@ -72,7 +72,7 @@ DEV void one_ask(const one_args &a, struct one_ring &r, int slot)
     if (r.panel >= a.panels) return;
     const uint32_t bytes = (uint32_t)(min(2, a.units - r.unit) * a.unit_bytes);
     bar_expect(r.bars + slot, bytes);
-    copy_bulk_to(r.at + slot * 2 * a.unit_bytes, r.p, bytes, r.bars + slot);
+    copy_weights_to(r.at + slot * 2 * a.unit_bytes, r.p, bytes, r.bars + slot);
     r.p += bytes;
     r.unit += 2;
     if (r.unit < a.units) return;
