@@ -199,6 +199,9 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
     if (desc_pair(t, d, e)) return -1;
     if (t->has_tokenizer && d->has_tokenizer && t->tokenizer_crc != d->tokenizer_crc)
         cli_warn(c, "target and drafter carry different vocabularies of one size: proposals may be poor");
+    if (desc_other_target(t, d))
+        cli_warn(c, "the drafter was made for another target (crc32 of that one's final norm %08x, of this one's %08x): proposals may be poor",
+                 d->norm_crc, t->norm_crc);
     return 0;
 }
 

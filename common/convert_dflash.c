@@ -468,7 +468,7 @@ static int keys(struct conv *c, struct err *e)
     if (check_target(c, e) || get_window(c, e) || conv_put_common(c, e)) return -1;
     if (c->n_vocab && conv_put_u32(c, "vocab_size", c->n_vocab, e)) return -1;
     if (dialect_put(c->w, c->dialect, &p, e)) return -1;
-    return put_attention(c, e) || put_scales(c, e) ? -1 : 0;
+    return put_attention(c, e) || put_scales(c, e) || conv_put_norm_crc(c, e) ? -1 : 0;
 }
 
 /* DFlash2: the same and its own, whose shapes must agree with what was said of them. */

@@ -155,6 +155,17 @@ static int put_target_keys(struct regguf *c, struct err *e)
     return 0;
 }
 
+/* Which target it is for, where the file does not say. */
+static int put_norm_crc(struct regguf *c, struct err *e)
+{
+    char key[160];
+    if (!c->target_desc || !c->target_desc->has_norm_crc) return 0;
+    if (desc_other_target(c->target_desc, c->d))
+        say(c, CONVERT_WARN, "the drafter was made for another target than --target: proposals may be poor");
+    if (c->d->has_norm_crc) return 0;
+    return gguf_put_u32(c->w, dialect_key(c->dialect, DESC_NORM_KEY, key, sizeof key), c->target_desc->norm_crc, e);
+}
+
 static int put_drafter_keys(struct regguf *c, struct err *e)
 {
     const struct desc *d = c->d;
@@ -170,7 +181,7 @@ static int put_drafter_keys(struct regguf *c, struct err *e)
                   "sliding ones"
                 : "which layers are causal in the block: written a layer, as attention.causal says");
     if (*d->inferred) say(c, CONVERT_NOTE, d->inferred);
-    if (relabel_keys(c->w, c->in, d, c->dialect, &c->over, put_key, c, e)) return -1;
+    if (relabel_keys(c->w, c->in, d, c->dialect, &c->over, put_key, c, e) || put_norm_crc(c, e)) return -1;
     if (c->target && !found) {
         if (tok_copy(c->w, c->target, &found, e)) return -1;
         if (!found) say(c, CONVERT_NOTE, "the target has no tokenizer: the drafter file has no tokenizer");

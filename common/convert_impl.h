@@ -237,6 +237,9 @@ int conv_put_common(struct conv *c, struct err *e); /* sizes, eps, rope base, co
 /* expert_count, expert_used_count, expert_feed_forward_length; used_key: config.json's key of the second. */
 int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 
+/* convert_norm.c: the key that says which target a drafter is for, where --target has its weights. */
+int conv_put_norm_crc(struct conv *c, struct err *e);
+
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
     conv_gemma4, conv_dflash, conv_dflash2;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */

@@ -89,6 +89,21 @@ static int read_tokenizer(struct desc_reader *r)
     return gguf_get_bool(r->g, "tokenizer.ggml.add_bos_token", &d->add_bos, r->e) < 0 ? -1 : 0;
 }
 
+/* ---- which target ---- */
+
+bool desc_norm_crc(const struct gguf *g, uint32_t *crc)
+{
+    const struct gguf_tensor *t = gguf_tensor(g, "output_norm.weight");
+    if (!t || t->type != KN_F32) return false;
+    *crc = (uint32_t)crc32_z(0, t->data, (size_t)t->bytes);
+    return true;
+}
+
+bool desc_other_target(const struct desc *t, const struct desc *d)
+{
+    return t->has_norm_crc && d->has_norm_crc && t->norm_crc != d->norm_crc;
+}
+
 /* ---- identity ---- */
 
 /* Two lanes of 64-bit FNV-1a over the same bytes from different bases, the second one over complemented
@@ -251,6 +266,7 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
         goto out;
     }
     if (read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
+    if (r.d->arch != DESC_DFLASH) r.d->has_norm_crc = desc_norm_crc(g, &r.d->norm_crc);
     read_identity(&r);
     *out = r.d;
     r.d = NULL;

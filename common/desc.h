@@ -100,6 +100,9 @@ struct desc {
     int32_t n_tokens;                       /* of the file's tokenizer, 0 if none */
     bool add_bos, has_tokenizer;
     uint32_t tokenizer_crc; /* crc32 over tokens and merges, 0 if none */
+    /* Of targets: desc_norm_crc. Of drafters: that of the target which the file says it was made for. */
+    bool has_norm_crc;
+    uint32_t norm_crc;
     uint8_t identity[16];   /* of the file: over its keys, tensor infos and samples of every tensor's data */
 };
 
@@ -134,6 +137,13 @@ void desc_usual_taps(int32_t n_layer, int32_t n, int32_t *taps);
 /* The first block that a list of taps names twice, or -1. The usual taps of a target with too few blocks (n_layer; 0: of any)
  * repeat some, and drafters are trained so: they pass. */
 int32_t desc_tap_twice(const int32_t *taps, int32_t n, int32_t n_layer);
+
+/* crc32 of output_norm.weight's float32 values; false where it is of another type or not there. It is the same in every type
+ * that a model is converted to, and another one in every model that was trained apart. Drafters name their target by it. */
+bool desc_norm_crc(const struct gguf *g, uint32_t *crc);
+#define DESC_NORM_KEY "target_norm_crc32"
+/* Do they, as far as both say, not belong together? */
+bool desc_other_target(const struct desc *target, const struct desc *drafter);
 
 /* What an error about a drafter that cannot be run says: "a DFlash2 drafter: ..." with what shows it. Returns
  * -1; 0 where it can. */

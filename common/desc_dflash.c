@@ -44,7 +44,8 @@ static const char *const drafter_keys[] = {"attention.causal",
                                            "rope.dimension_sections",
                                            "attention.sliding_window",
                                            "attention.sliding_window_pattern",
-                                           "tie_word_embeddings"};
+                                           "tie_word_embeddings",
+                                           DESC_NORM_KEY};
 enum { N_DRAFTER_KEYS = sizeof drafter_keys / sizeof drafter_keys[0], MAX_KEYS = 128 };
 
 /* Writers of A.dflash.* give one of these, some both. */
@@ -390,7 +391,9 @@ static int read_scalars(struct desc_reader *r)
     d->has_softcap = cap == 0;
     if (d->has_softcap && (!isfinite(d->softcap) || d->softcap < 0))
         return desc_fail(r, "key '%s': out of range (expected 0 or more, got %g)", key, (double)d->softcap);
-    return check_scale(r);
+    int crc = gguf_get_u32(r->g, desc_key(r, DESC_NORM_KEY, key, sizeof key), &d->norm_crc, r->e);
+    d->has_norm_crc = crc == 0;
+    return crc < 0 ? -1 : check_scale(r);
 }
 
 /* M-RoPE targets leave [head_dim/2, 0, 0, 0] here, which is plain rope; anything else is not. */

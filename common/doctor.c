@@ -130,6 +130,18 @@ static void see_sizes(struct doctor *p)
                  y->head_dim, z->n_head, z->n_head_kv, z->head_dim));
 }
 
+/* Fine-tunes of the target share what the drafter learnt of it, so that another one need not be wrong. */
+static void see_target(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    if (!d->has_norm_crc || !t->has_norm_crc) return;
+    if (!desc_other_target(t, d))
+        ok(p, "made for", textf("this target: crc32 of its final norm %08x", t->norm_crc));
+    else
+        note(p, "made for", textf("another target: crc32 of its final norm %08x, of this one %08x", d->norm_crc, t->norm_crc),
+             "right where the target is a fine-tune of that one; else proposals are hardly ever accepted");
+}
+
 /* ---- taps ---- */
 
 static bool taps_are(const struct desc *d, const int32_t *v, int32_t add)
@@ -555,6 +567,7 @@ static void see_all(struct doctor *p)
 {
     see_dialect(p);
     see_sizes(p);
+    see_target(p);
     see_taps(p);
     see_tokenizer(p);
     see_special(p);

@@ -50,6 +50,8 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
                  "drafter: tau %.2f over %" PRId64 " cycles (%" PRId64
                  " cut by -n); draft %.3f s, verify %.3f s, rest %.3f s",
                  tau, st->full_cycles, st->cycles - st->full_cycles, st->draft_s, st->verify_s, rest_s(st));
+    if (st->full_cycles >= 32 && tau < 1.1)
+        cli_note(c, "hardly a proposal was right: the drafter may be for another target, or be read wrongly (dflash-inspect --pair TARGET DRAFTER)");
     for (int32_t i = 0, used = 0; i < s->o.block; i++)
         used +=
             snprintf(text + used, sizeof text - (size_t)used, "%s%" PRId64, i ? " " : "", st->accepted[i]);
