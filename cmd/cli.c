@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <float.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio_ext.h>
@@ -123,11 +124,26 @@ static bool output_stat(const char *path, struct stat *st)
     return (strcmp(path, "-") ? stat(path, st) : fstat(STDOUT_FILENO, st)) == 0;
 }
 
+/* Of two files that are not there yet: one name in one folder, however it is spelled. */
+static bool same_place(const char *a, const char *b)
+{
+    const char *p[] = {a, b}, *name[2];
+    char folder[PATH_MAX];
+    struct stat st[2];
+    if (!strcmp(a, b)) return true;
+    for (int i = 0; i < 2; i++) {
+        name[i] = strrchr(p[i], '/') ? strrchr(p[i], '/') + 1 : p[i];
+        if (stat(io_folder(p[i], folder), &st[i])) return false; /* it cannot be written either */
+    }
+    return !strcmp(name[0], name[1]) && st[0].st_dev == st[1].st_dev && st[0].st_ino == st[1].st_ino;
+}
+
 static bool same_output(const char *a, const char *b)
 {
     struct stat x, y, null;
-    const bool there = output_stat(a, &x) && output_stat(b, &y);
-    if (!there) return !strcmp(a, b);
+    const bool there_a = output_stat(a, &x), there_b = output_stat(b, &y);
+    if (!there_a && !there_b) return same_place(a, b);
+    if (!there_a || !there_b) return false;
     if (stat("/dev/null", &null) == 0 && S_ISCHR(x.st_mode) && x.st_rdev == null.st_rdev) return false;
     return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
@@ -308,6 +324,10 @@ static int64_t parse_int(const struct cli *c, const struct cli_flag *f, const ch
 {
     char *end;
     long long v;
+    if (f->min < f->max) { /* whole numbers that a double holds */
+        lo = f->min > (double)lo ? (int64_t)f->min : lo;
+        hi = f->max < (double)hi ? (int64_t)f->max : hi;
+    }
     errno = 0;
     v = only(s, "+-0123456789") ? strtoll(s, &end, 10) : 0;
     if (!only(s, "+-0123456789") || *end || end == s)
@@ -316,7 +336,6 @@ static int64_t parse_int(const struct cli *c, const struct cli_flag *f, const ch
     if (errno == ERANGE || v < lo || v > hi)
         cli_usage_error(c, "%s: out of range (expected %" PRId64 " to %" PRId64 ", got %s)", f->name, lo, hi,
                         s);
-    check_range(c, f, (double)v, s);
     return v;
 }
 
@@ -381,6 +400,8 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
     case CLI_FLAG: *(bool *)f->value = true; break;
     case CLI_STR:
         if (!*s && names_file(f)) cli_usage_error(c, "%s: the name is empty (expected %s)", f->name, f->arg);
+        if (!*s && (!strcmp(f->arg, "NAME") || !strcmp(f->arg, "TYPE") || !strcmp(f->arg, "TEXT")))
+            cli_usage_error(c, "%s: the value is empty (expected %s)", f->name, f->arg);
         *(const char **)f->value = s;
         break;
     case CLI_I32: *(int32_t *)f->value = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX); break;

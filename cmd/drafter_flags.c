@@ -13,7 +13,7 @@ int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_
     for (;;) {
         char *end;
         if (*s < '0' || *s > '9')
-            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got %s)", flag, text);
+            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got '%s')", flag, text);
         long long x = strtoll(s, &end, 10);
         if (x > INT32_MAX)
             cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", flag, INT32_MAX, text);
@@ -21,7 +21,7 @@ int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_
         v[n++] = (int32_t)x;
         if (!*end) return n;
         if (*end != ',')
-            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got %s)", flag, text);
+            cli_usage_error(c, "%s: not a list of integers (expected N,N,..., got '%s')", flag, text);
         s = end + 1;
     }
 }
@@ -47,6 +47,13 @@ double cli_positive(const struct cli *c, const char *flag, const char *text)
     return v;
 }
 
+double cli_theta(const struct cli *c, const char *flag, const char *text)
+{
+    const double v = cli_positive(c, flag, text);
+    if (v < 1) cli_usage_error(c, "%s: out of range (expected 1 or more, got %s)", flag, text);
+    return v;
+}
+
 void drafter_flags_read(const struct cli *c, const struct drafter_flags *f, const char *p,
                         struct desc_override *o)
 {
@@ -61,7 +68,7 @@ void drafter_flags_read(const struct cli *c, const struct drafter_flags *f, cons
         cli_usage_error(c, "%stap-shift says how the file's taps count, and %staps takes their place: one of them", p, p);
     if (f->theta) {
         snprintf(name, sizeof name, "%srope-theta", p);
-        o->rope_theta = (float)cli_positive(c, name, f->theta);
+        o->rope_theta = (float)cli_theta(c, name, f->theta);
     }
     o->has_tap_shift = f->tap_shift >= 0;
     o->tap_shift = f->tap_shift;

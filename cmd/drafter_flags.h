@@ -59,5 +59,7 @@ int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_
 int cli_taps(const struct cli *c, const char *flag, const char *text, int32_t taps[DESC_MAX_TAPS]);
 /* A number above 0, or a usage error. */
 double cli_positive(const struct cli *c, const char *flag, const char *text);
+/* A rotary base: 1 or more, or a usage error. */
+double cli_theta(const struct cli *c, const char *flag, const char *text);
 
 #endif

@@ -24,13 +24,14 @@ int redirect_open(struct redirect *r, const char *path, bool force, const char *
 int redirect_close(struct redirect *r, const struct cli *c, int status)
 {
     struct err e = {0};
-    int closed = cli_close_stdout(c);
-    if (!closed && mem_failures() && (status == 0 || status == ERR_NEGATIVE)) { /* lines or members of JSON may be lost */
+    const bool failed = status != 0 && status != ERR_NEGATIVE; /* and said why */
+    int closed = failed ? 0 : cli_close_stdout(c);
+    if (!closed && !failed && mem_failures()) { /* lines or members of JSON may be lost */
         err_set(&e, ERR_IO, "out of memory (what was printed is not whole)");
         closed = cli_fail(c, &e);
     }
     if (!r->active) return closed ? closed : status;
-    if (closed || (status != 0 && status != ERR_NEGATIVE))
+    if (closed || failed)
         io_out_abort(&r->out);
     else if (io_out_commit(&r->out, &e))
         return cli_fail(c, &e);

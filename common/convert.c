@@ -149,6 +149,9 @@ static int get_rope_theta(struct conv *c, struct err *e)
             err_set(e, ERR_USAGE, "%s: the rope base is not known: there is no config.json", c->label);
         return c->fam->drafter ? err_hint(e, "give it with --rope-theta X") : -1;
     }
+    if (!((float)c->rope_theta >= 1))
+        return err_set(e, c->o->rope_theta > 0 ? ERR_USAGE : ERR_FORMAT, "%s: %s: out of range (expected 1 or more, got %.9g)", c->label,
+                       where, c->rope_theta);
     conv_say(c, CONVERT_DETAIL, "rope theta: %.9g (%s)", c->rope_theta, where);
     return 0;
 }

@@ -176,7 +176,7 @@ static int read_rope(struct desc_reader *r)
         struct desc_rope *set = &d->rope[d->n_rope];
         if (!y) continue;
         *set = (struct desc_rope){.n_rot = y->head_dim, .base = y->head_dim, .has_divisors = kind == 0};
-        if (desc_need_f32(r, kind ? "rope.freq_base_swa" : "rope.freq_base", &set->theta) ||
+        if (desc_need_theta(r, kind ? "rope.freq_base_swa" : "rope.freq_base", &set->theta) ||
             desc_agree_i32(r, kind ? "rope.dimension_count_swa" : "rope.dimension_count", y->head_dim,
                            "the head size"))
             return -1;

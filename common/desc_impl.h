@@ -40,6 +40,7 @@ int desc_maybe_i32(struct desc_reader *r, const char *name, int32_t lo, int32_t 
 int desc_need_i32(struct desc_reader *r, const char *name, int32_t lo, int32_t hi, int32_t *v);
 int desc_maybe_f32(struct desc_reader *r, const char *name, float *v); /* above 0 */
 int desc_need_f32(struct desc_reader *r, const char *name, float *v);
+int desc_need_theta(struct desc_reader *r, const char *name, float *v); /* a rotary base, 1 or more */
 /* A key that may be there but must then say found, which where (a tensor, say) says. */
 int desc_agree_i32(struct desc_reader *r, const char *name, int32_t found, const char *where);
 /* A number a layer: an array of n_layer, or one number for all. */

@@ -94,6 +94,13 @@ int desc_need_f32(struct desc_reader *r, const char *name, float *v)
     return rc > 0 ? desc_missing(r, desc_key(r, name, key, sizeof key), "a number") : rc;
 }
 
+int desc_need_theta(struct desc_reader *r, const char *name, float *v)
+{
+    char key[160];
+    if (desc_need_f32(r, name, v)) return -1;
+    return *v >= 1 ? 0 : desc_fail(r, "key '%s': out of range (expected 1 or more, got %g)", desc_key(r, name, key, sizeof key), (double)*v);
+}
+
 int desc_agree_i32(struct desc_reader *r, const char *name, int32_t found, const char *where)
 {
     char key[160];

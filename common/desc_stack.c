@@ -135,7 +135,7 @@ int desc_rope_base(struct desc_reader *r)
     struct gguf_str s;
     d->n_rope = 1;
     d->rope[0] = (struct desc_rope){0};
-    if (desc_need_f32(r, "rope.freq_base", &d->rope[0].theta)) return -1;
+    if (desc_need_theta(r, "rope.freq_base", &d->rope[0].theta)) return -1;
     int rc = gguf_get_str(r->g, desc_key(r, "rope.scaling.type", key, sizeof key), &s, r->e);
     if (rc == 0 && !gguf_str_is(s, "none"))
         return desc_fail(r, "key '%s': rope scaling is not supported (expected none, got %.*s)", key,

@@ -295,9 +295,17 @@ static int refuse_inputs(const struct stat *out, const char *name, const char *c
         if (!inputs[i] || !strcmp(inputs[i], "-") ? fstat(0, &st) : stat(inputs[i], &st)) continue;
         if (st.st_dev == out->st_dev && st.st_ino == out->st_ino)
             return err_set(e, ERR_USAGE, "%s: the output is the same file as the input %s", name,
-                           inputs[i] ? inputs[i] : "-");
+                           inputs[i] && strcmp(inputs[i], "-") ? inputs[i] : "stdin");
     }
     return 0;
+}
+
+/* path.PID-K.END; of a path whose last part leaves no room for that, so much of it as does. */
+static void name_beside(char *s, size_t n, const char *path, unsigned k, const char *end)
+{
+    const char *slash = strrchr(path, '/');
+    const size_t all = strlen(path), last = slash ? strlen(slash + 1) : all, room = NAME_MAX - 32;
+    snprintf(s, n, "%.*s.%ld-%u.%s", (int)(all - (last > room ? last - room : 0)), path, (long)getpid(), k, end);
 }
 
 static int create_tmp(struct io_out *o, struct err *e)
@@ -311,7 +319,7 @@ static int create_tmp(struct io_out *o, struct err *e)
         return err_set(e, ERR_IO, "%s: too many outputs open at once (at most %d)", o->path, MAX_TMP);
     }
     for (unsigned k = 0; k < 1000; k++) {
-        snprintf(o->tmp, n, "%s.%ld-%u.tmp", o->path, (long)getpid(), k);
+        name_beside(o->tmp, n, o->path, k, "tmp");
         o->fd = open(o->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (o->fd >= 0) return 0;
         if (errno != EEXIST) break;
@@ -481,7 +489,7 @@ static int keep_old(struct io_out *o, struct err *e)
     char *old = mem_alloc(n);
     if (!old) return err_set(e, ERR_IO, "%s: out of memory (name of the file that is there)", o->path);
     for (unsigned k = 0; k < 1000; k++) {
-        snprintf(old, n, "%s.%ld-%u.old", o->path, (long)getpid(), k);
+        name_beside(old, n, o->path, k, "old");
         if (link(o->path, old) == 0) goto kept;
         if (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK) {
             /* A folder that takes no new name for it (sticky, another's file) takes no rename either. */

@@ -111,7 +111,7 @@ int main(int argc, char **argv)
     if (taps && shift >= 0)
         cli_usage_error(&c, "--tap-shift says how the file's taps count, and --taps takes their place: one of them");
     if (type) parse_type(&c, type, &o);
-    if (theta) o.rope_theta = cli_positive(&c, "--rope-theta", theta);
+    if (theta) o.rope_theta = cli_theta(&c, "--rope-theta", theta);
     if (eps) o.rms_eps = cli_positive(&c, "--rms-eps", eps);
     if (taps) o.n_taps = cli_taps(&c, "--taps", taps, o.taps);
     if (heads) {

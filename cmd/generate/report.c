@@ -33,7 +33,6 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     const struct spec_stats *st = &r->st;
     double rate = decode_rate(st), tau = spec_tau(st);
     char text[64 * 12] = "";
-    (void)set;
     if (r->prefilled)
         cli_note(c, "prefill: %" PRId64 " tokens in %.3f s, %.1f t/s", r->prefilled, r->prefill_s,
                  (double)r->prefilled / r->prefill_s);
@@ -50,7 +49,7 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
                  "drafter: tau %.2f over %" PRId64 " cycles (%" PRId64
                  " cut by -n); draft %.3f s, verify %.3f s, rest %.3f s",
                  tau, st->full_cycles, st->cycles - st->full_cycles, st->draft_s, st->verify_s, rest_s(st));
-    if (st->full_cycles >= 32 && tau < 1.1)
+    if (st->full_cycles >= 32 && tau < 1.1 && set->width != 1)
         cli_note(c, "hardly a proposal was right: the drafter may be for another target, or be read wrongly (dflash-inspect --pair TARGET DRAFTER)");
     for (int32_t i = 0, used = 0; i < s->o.block; i++)
         used +=

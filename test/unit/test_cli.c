@@ -90,9 +90,9 @@ static void accepted(void **state)
     assert_string_equal(out, "force=0 o= type= n=0 big=-9223372036854775808 seed=18446744073709551615 "
                              "temp=0.1 list=0: q=0 v=0 args=");
     assert_int_equal(
-        run("--type a --type= --a-flag-with-a-long-name x=1 --a-flag-with-a-long-name y=2 -o -", 0, 0), 0);
-    assert_string_equal(out, "dflash-test: warning: --type is given more than once: '' counts, 'a' does not\n"
-                             "force=0 o=- type= n=0 big=0 seed=0 temp=0 list=2:y=2 q=0 v=0 args=");
+        run("--type a --type=b --a-flag-with-a-long-name x=1 --a-flag-with-a-long-name y=2 -o -", 0, 0), 0);
+    assert_string_equal(out, "dflash-test: warning: --type is given more than once: 'b' counts, 'a' does not\n"
+                             "force=0 o=- type=b n=0 big=0 seed=0 temp=0 list=2:y=2 q=0 v=0 args=");
     assert_int_equal(run("--n 3 --force --n 3 --force", 0, 0), 0);
     assert_string_equal(out, "force=1 o= type= n=3 big=0 seed=0 temp=0 list=0: q=0 v=0 args=");
     assert_int_equal(run("- -- --force -o --", 0, 9), 0);
@@ -135,6 +135,9 @@ static void refused(void **state)
         {"--temp 1..2", "--temp: not a number (expected T, got '1..2')"},
         {"--temp 0x1p3", "--temp: not a number (expected T, got '0x1p3')"},
         {"--temp 1e39", "--temp: out of range of a float (got 1e39)"},
+        {"--type=", "--type: the value is empty (expected TYPE)"},
+        {"--threads 99999999999", "--threads: out of range (expected 1 to 1024, got 99999999999)"},
+        {"--threads 0", "--threads: out of range (expected 1 to 1024, got 0)"},
         {"--temp 1e-46", "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got 1e-46)"},
         {"--temp -0.0e-9 --temp .001e-400",
          "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got .001e-400)"},
