@@ -187,7 +187,7 @@ static void read_identity(struct desc_reader *r)
 const char *desc_override_given(const struct desc_override *o)
 {
     return !o                     ? NULL
-           : o->dialect           ? "dialect"
+           : o->dialect           ? o->flag && !strcmp(o->flag, "--") ? "from-dialect" : "dialect"
            : o->n_taps > 0        ? "taps"
            : o->has_tap_shift     ? "tap-shift"
            : o->has_mask_id       ? "mask-id"

@@ -120,7 +120,8 @@ struct desc_override {
     const char *flag;            /* what the names of these flags begin with, for hints; NULL: "--draft-" */
 };
 
-/* The name of the first of these flags that is given, without what it begins with ("taps"), or NULL. */
+/* The name of the first of these flags that is given, without what it begins with ("taps"), or NULL; with "--" the dialect's is
+ * "from-dialect". */
 const char *desc_override_given(const struct desc_override *o);
 
 /* The description of a file, of any architecture in desc_arch_names, to be freed; o may be NULL. ERR_FORMAT: a

@@ -206,6 +206,12 @@ static int not_found(const struct gguf *g, struct gguf_str arch, bool known, con
         e, "%staps LIST gives them: zero-based blocks of the target, in the order of fc's columns", flag);
 }
 
+/* Beside --draft-X of a run stands --draft-dialect; beside --X of convert and inspect --from-dialect. */
+static const char *from(const char *flag)
+{
+    return strcmp(flag, "--") ? flag : "--from-";
+}
+
 int dialect_find(const struct dialect **out, const struct gguf *g, const char *forced, bool taps_given,
                  const char *flag, struct err *e)
 {
@@ -213,8 +219,7 @@ int dialect_find(const struct dialect **out, const struct gguf *g, const char *f
     const struct dialect *x = forced ? dialect_by_name(forced) : NULL;
     if (gguf_get_str(g, "general.architecture", &arch, e)) return -1;
     if (forced && (!x || x->refused))
-        return err_set(e, ERR_USAGE, "drafter dialect %s is not known (expected %s)", forced,
-                       dialect_names());
+        return err_set(e, ERR_USAGE, "%sdialect %s is not known (expected %s)", from(flag), forced, dialect_names());
     if (x && !gguf_str_is(arch, x->arch))
         return err_set(e, ERR_FORMAT, "%s: dialect %s has another architecture (expected %s, got %.*s)",
                        file_name(g), x->name, x->arch, (int)(arch.n < 63 ? arch.n : 63), arch.s);
@@ -232,7 +237,7 @@ int dialect_find(const struct dialect **out, const struct gguf *g, const char *f
         err_set(e, ERR_FORMAT,
                 "%s: taps under two keys, dflash.target_layers and dflash.target_layer_ids (expected one)",
                 file_name(g));
-        return err_hint(e, "%sdialect upstream, unshifted or rx says which counts", flag);
+        return err_hint(e, "%sdialect upstream, unshifted or rx says which counts", from(flag));
     }
     *out = x;
     return 0;

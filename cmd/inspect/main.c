@@ -146,11 +146,9 @@ int main(int argc, char **argv)
     if (cli.n_args != (o.pair || o.diff ? 2 : 1))
         cli_usage_error(&cli, "expected %s, got %d argument%s", o.pair ? "TARGET DRAFTER" : o.diff ? "two files" : "one FILE", cli.n_args,
                         cli.n_args == 1 ? "" : "s");
-    if (o.diff && (drafter_flags_given(&o.draft) || o.causal >= 0))
-        cli_usage_error(&cli, "--%s does not go with --diff",
-                        drafter_flags_given(&o.draft) ? drafter_flags_given(&o.draft) : "causal");
     drafter_flags_read(&cli, &o.draft, "--", &over);
     over.draft_causal = o.causal;
+    if (o.diff && desc_override_given(&over)) cli_usage_error(&cli, "--%s does not go with --diff", desc_override_given(&over));
     if (!o.pair && !o.diff && st_is_path(cli.args[0]) && desc_override_given(&over))
         cli_usage_error(&cli, "--%s is for a drafter's GGUF", desc_override_given(&over));
     if (st_refuse_output(o.out, cli.args, cli.n_args, &e) || redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e))

@@ -352,7 +352,7 @@ static void test_wrong_flags(void **state)
     refused("upstream", &plain, &o, ERR_FORMAT,
             "dialect ik has another architecture (expected dflash-draft, got dfl", NULL);
     o.dialect = "gguf";
-    refused("upstream", &plain, &o, ERR_USAGE, "drafter dialect gguf is not known (expected upstream, ",
+    refused("upstream", &plain, &o, ERR_USAGE, "--from-dialect gguf is not known (expected upstream, ",
             NULL);
     o = (struct desc_override){.draft_causal = -1, .n_taps = 3, .taps = {0, 1, 2}, .flag = "--"};
     refused("upstream", &plain, &o, ERR_FORMAT, "its width 64 is no multiple of the 3 taps of --taps", NULL);
