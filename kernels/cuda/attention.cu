@@ -477,11 +477,67 @@ static void fold(struct attn *p, const struct kn_rope_store *s, int32_t tiles)
 }
 
 /* s: NULL, or what comes before. */
+/* All in one launch, by clusters of blocks. */
+static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a, struct attn *p, int32_t blocks, int32_t leaves)
+{
+    size_t smem;
+    attn_fn f = near_kernel(p->d, p->type, blocks, leaves, &smem);
+    p->log_blocks = blocks == 16 ? 4 : 3;
+    p->stages = 2 * leaves;
+    const dim3 grid((unsigned)tiles_of(p->n, p->n_rep), (unsigned)p->n_kv, (unsigned)blocks);
+    if (p->prepare && p->n == 1 && p->act == MM_ACT_K) p->hand = experts_hand(be, a->then->n_in);
+    int rc = cuda_check(be, "attention", launch_near(be, f, grid, p->d == 64 ? 128 : 256, smem, *p));
+    if (p->fold) cuda_ring_written(be, p->k);
+    if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
+    if (p->hand.words && rc == 0) experts_handed(be);
+    return rc;
+}
+
+/* The sum of slots that lie in memory, for the tiles of one turn. */
+static int launch_sum(struct cuda_backend *be, struct attn *p, const struct plan *plan)
+{
+    const int32_t tiles = tiles_of(p->n, p->n_rep);
+    const int32_t rows = (tiles - p->tile0 < p->n_tiles ? tiles - p->tile0 : p->n_tiles) * TILE;
+#ifdef MM_TRACE
+    p->times = mm_trace_next("merge");
+#endif
+    const attn_fn join = join_kernel(p->d, p->n, p->leaves, plan->slots);
+    const int32_t strips = rows * p->d / 256, of_block = join ? JOIN_WARPS / 2 : 1;
+    const dim3 merge((unsigned)((strips + of_block - 1) / of_block), (unsigned)p->n_kv);
+    /* attn_stream leaves room for blocks of fewer registers only, which start early. */
+    const bool few = !plan->stream && (int64_t)p->n * p->n_rep * p->d / 256 * p->n_kv <= be->sm_count;
+    return cuda_check(be, "attention",
+                      cuda_launch(be, join ? join : merge_kernel(p->d, few), merge,
+                                  dim3(join ? 32 * JOIN_WARPS : 64 * CLASSES), 0, *p));
+}
+
+/* As many tiles at once as the scratch has room for. */
+static int launch_turns(struct cuda_backend *be, struct attn *p, const struct plan *plan)
+{
+    int rc = 0;
+    p->part = plan->places ? be->attn_places : (float *)be->scratch_rows;
+    p->tiles = plan->b.tiles, p->stages = plan->b.stages;
+    p->slots = plan->slots, p->leaves = plan->leaves;
+    p->per = plan->places ? PLACES_SIDE(p->d) : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
+    for (int32_t g = 0; g < plan->groups && rc == 0; g += plan->turn) {
+        const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
+        p->tile0 = g * plan->b.tiles;
+        p->n_tiles = groups * plan->b.tiles;
+        const dim3 grid((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
+        rc = cuda_check(be, "attention",
+                        cuda_launch(be, plan->b.f, grid, dim3((unsigned)(32 * plan->b.warps)), plan->b.smem, *p));
+        if (p->fold) cuda_ring_written(be, p->k);
+        p->early = false; /* what comes next writes where this one reads */
+        if (plan->slots > 1 && !plan->places && rc == 0) rc = launch_sum(be, p, plan);
+    }
+    if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
+    return rc;
+}
+
 static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
                       struct attn p)
 {
     const struct plan plan = plan_few(be, a);
-    const int32_t tiles = tiles_of(p.n, p.n_rep);
     int rc = 0;
     int32_t leaves;
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
@@ -504,19 +560,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
 #ifdef MM_TRACE
     p.times = mm_trace_next("attention");
 #endif
-    if (blocks) {
-        size_t smem;
-        attn_fn f = near_kernel(p.d, p.type, blocks, leaves, &smem);
-        p.log_blocks = blocks == 16 ? 4 : 3;
-        p.stages = 2 * leaves;
-        const dim3 grid((unsigned)tiles, (unsigned)p.n_kv, (unsigned)blocks);
-        if (p.prepare && p.n == 1 && p.act == MM_ACT_K) p.hand = experts_hand(be, a->then->n_in);
-        rc = cuda_check(be, "attention", launch_near(be, f, grid, p.d == 64 ? 128 : 256, smem, p));
-        if (p.fold) cuda_ring_written(be, p.k);
-        if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
-        if (p.hand.words && rc == 0) experts_handed(be);
-        return rc;
-    }
+    if (blocks) return launch_clusters(be, a, &p, blocks, leaves);
     if (!plan.b.f)
         return cuda_check(
             be, "attention",
@@ -526,35 +570,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
                          "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes "
                          "reserved (reserve_kv)",
                          a->n_head, p.d, p.cap, be->scratch_rows_bytes);
-    p.part = plan.places ? be->attn_places : (float *)be->scratch_rows;
-    p.tiles = plan.b.tiles, p.stages = plan.b.stages;
-    p.slots = plan.slots, p.leaves = plan.leaves;
-    p.per = plan.places ? PLACES_SIDE(p.d) : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
-    for (int32_t g = 0; g < plan.groups && rc == 0; g += plan.turn) {
-        const int32_t groups = plan.groups - g < plan.turn ? plan.groups - g : plan.turn;
-        p.tile0 = g * plan.b.tiles;
-        p.n_tiles = groups * plan.b.tiles;
-        const dim3 grid((unsigned)groups, (unsigned)p.n_kv, (unsigned)plan.blocks);
-        rc = cuda_check(be, "attention",
-                        cuda_launch(be, plan.b.f, grid, dim3((unsigned)(32 * plan.b.warps)), plan.b.smem, p));
-        if (p.fold) cuda_ring_written(be, p.k);
-        p.early = false; /* what comes next writes where this one reads */
-        if (plan.slots < 2 || plan.places || rc) continue;
-        const int32_t rows = (tiles - p.tile0 < p.n_tiles ? tiles - p.tile0 : p.n_tiles) * TILE;
-#ifdef MM_TRACE
-        p.times = mm_trace_next("merge");
-#endif
-        const attn_fn join = join_kernel(p.d, p.n, p.leaves, plan.slots);
-        const int32_t strips = rows * p.d / 256, of_block = join ? JOIN_WARPS / 2 : 1;
-        const dim3 merge((unsigned)((strips + of_block - 1) / of_block), (unsigned)p.n_kv);
-        /* attn_stream leaves room for blocks of fewer registers only, which start early. */
-        const bool few = !plan.stream && (int64_t)p.n * p.n_rep * p.d / 256 * p.n_kv <= be->sm_count;
-        rc = cuda_check(be, "attention",
-                        cuda_launch(be, join ? join : merge_kernel(p.d, few), merge,
-                                    dim3(join ? 32 * JOIN_WARPS : 64 * CLASSES), 0, p));
-    }
-    if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
-    return rc;
+    return launch_turns(be, &p, &plan);
 }
 
 /* The kernel for more than FEW rows, or NULL: 8 warps a block where the blocks fill the chip. */
