@@ -86,6 +86,55 @@ template <int SIDE> DEV void meet_side(int p)
     asm volatile("bar.sync %0, %1;" ::"r"(1 + p), "n"(32 * SIDE) : "memory");
 }
 
+/* (top, sum) of a leaf, as soon as they are there, by a whole warp. */
+DEV float2 tops_of(const float *place, bool waits)
+{
+    float2 ts = make_float2(-INFINITY, 0.0f);
+    do {
+        if (waits) {
+            ts = place_get(place);
+            waits = place_empty(ts.x) || place_empty(ts.y);
+        }
+    } while (__any_sync(~0u, waits));
+    return ts;
+}
+
+/* Of leaves, a lane each in order: their node's top with them, and the powers of two that bring the node's sum so far and their own
+ * to it. node: the lane where my leaf's node began, below 0 if in leaves before these, of top t. begins: lanes where one does. */
+struct node_tops {
+    float top, down, weight;
+    unsigned begins;
+};
+DEV node_tops tops_of_nodes(float own, int node, float t)
+{
+    const int lane = threadIdx.x % 32;
+    float top = own;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        const float u = __shfl_up_sync(~0u, top, o);
+        if (lane - o >= max(node, 0)) top = fmaxf(top, u);
+    }
+    if (node < 0) top = fmaxf(top, t);
+    float before = __shfl_up_sync(~0u, top, 1);
+    if (lane == max(node, 0)) before = node < 0 ? t : -INFINITY;
+    return {top, factor(before, top), factor(own, top), __ballot_sync(~0u, lane == node)};
+}
+
+/* A strip's places as they were before, by a warp; there: my values are of a row that is. */
+template <int D> DEV void empty_places(float *base, int strip, int real, int count, bool there)
+{
+    const int lane = threadIdx.x % 32;
+    const uint4 e = make_uint4(PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY);
+    const bool first_there = (strip * 256 + lane * 4) / D < real;
+#pragma unroll 1
+    for (int k = 0; k < count; k++) {
+        float *const place = base + k * PLACE_FLOATS;
+        if (first_there) __stcg((uint4 *)place + lane, e);
+        if (there) __stcg((uint4 *)place + 32 + lane, e);
+        if (lane == 0) __stcg((uint4 *)place + 64, e);
+    }
+}
+
 /* One strip, by two warps: leaves [first, first + count), those of a node in order, nodes by class, of which each has one
  * at most; rows below `real`. mine: room in shared memory for at_once leaves, of my thread. A lane has four values of a
  * row, and (top, sum) of a leaf, from which it finds the powers of two that bring the node's sum and that leaf to one top. */
@@ -116,29 +165,10 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
             }
             copy_commit();
         };
-        float2 ts = make_float2(-INFINITY, 0.0f); /* of leaf k */
-        bool waits = there && lane < n;
-        do { /* tops are there before the values */
-            if (waits) {
-                ts = place_get(tops + k * PLACE_FLOATS);
-                waits = place_empty(ts.x) || place_empty(ts.y);
-            }
-        } while (__any_sync(~0u, waits));
+        const float2 ts = tops_of(tops + k * PLACE_FLOATS, there && lane < n); /* there before the values */
         ask(0);
         STAMP(9);
-        /* The node's top before my leaf and with it. */
-        const int node = lane - min((first + k) % L, k); /* where my leaf's began */
-        float top = ts.x;
-#pragma unroll
-        for (int o = 1; o < 32; o *= 2) {
-            const float u = __shfl_up_sync(~0u, top, o);
-            if (lane - o >= max(node, 0)) top = fmaxf(top, u);
-        }
-        if (node < 0) top = fmaxf(top, t);
-        float before = __shfl_up_sync(~0u, top, 1);
-        if (lane == max(node, 0)) before = node < 0 ? t : -INFINITY;
-        const float down = factor(before, top), weight = factor(ts.x, top);
-        const unsigned begins = __ballot_sync(~0u, lane == node);
+        const node_tops nodes = tops_of_nodes(ts.x, lane - min((first + k) % L, k), t);
         copy_wait(0);
 #pragma unroll 1
         for (int j0 = 0; j0 < n; j0 += 4) {
@@ -159,14 +189,14 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
             for (int i = 0; i < 4; i++) {
                 const int j = j0 + i;
                 if (j >= n) break;
-                if (begins >> j & 1) {
+                if (nodes.begins >> j & 1) {
                     add_result<4>(T, S, Y, t, s, y);
                     s = y[0] = y[1] = y[2] = y[3] = 0.0f;
                 }
                 const float x[4] = {u[i].x, u[i].y, u[i].z, u[i].w};
-                const float f = __shfl_sync(~0u, down, j), g = __shfl_sync(~0u, weight, j);
+                const float f = __shfl_sync(~0u, nodes.down, j), g = __shfl_sync(~0u, nodes.weight, j);
                 s = __fmaf_rn(g, __shfl_sync(~0u, ts.y, j), __fmul_rn(s, f));
-                t = __shfl_sync(~0u, top, j);
+                t = __shfl_sync(~0u, nodes.top, j);
 #pragma unroll
                 for (int k = 0; k < 4; k++) y[k] = __fmaf_rn(g, x[k], __fmul_rn(y[k], f));
             }
@@ -182,15 +212,7 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
         if (a.prepare)
             prepare_strip<D>(a, (const float *)(mine - threadIdx.x % 64), kv_head, tile * TILE + strip * 256 / D, strip * 256 % D);
     } else { /* the other warp puts the words back */
-        const uint4 e = make_uint4(PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY, PLACE_EMPTY);
-        const bool first_there = (strip * 256 + lane * 4) / D < real;
-#pragma unroll 1
-        for (int k = 0; k < count; k++) {
-            float *const place = base + k * PLACE_FLOATS;
-            if (first_there) __stcg((uint4 *)place + lane, e);
-            if (there) __stcg((uint4 *)place + 32 + lane, e);
-            if (lane == 0) __stcg((uint4 *)place + 64, e);
-        }
+        empty_places<D>(base, strip, real, count, there);
     }
     asm volatile("bar.sync %0, 64;" ::"r"(8 + (int)threadIdx.x / 64) : "memory"); /* the room is used again */
 }
