@@ -65,6 +65,16 @@ static struct cli cli = {
     .max_args = 4096,
 };
 
+void bench_run_check(int argc, char **argv)
+{
+    cli.min_args = cli.max_args = 0;
+    cli_parse(&cli, argc, argv);
+    models_check_flags(&o.m, &cli);
+    mem_free(cli.args); /* the next setting is parsed anew */
+    mem_free(cli.given);
+    cli.args = cli.given = NULL;
+}
+
 struct prompt {
     int32_t *id;
     size_t n;
