@@ -120,6 +120,74 @@ DEV void one_again(const struct layer &l, const struct one_memory &m, int32_t pe
     if (!row0 && i == 0) __stcg(to + l.width + h, m.decay[1]);
 }
 
+/* Inputs of my two columns: the last ones before the pending token t, that one, and the row. */
+DEV void one_inputs(const struct layer &l, const int64_t column[2], int t, int64_t stride, float x[2][5])
+{
+    const float *const from = l.s.log + t * stride;
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; j++) {
+            const int u = t + j - (TAPS - 1);
+            x[c][j] = __ldcg((u < 0 ? l.s.conv + (u + TAPS - 1) * l.width : l.s.log + u * stride) + column[c]);
+        }
+        x[c][3] = __ldcg(from + column[c]);
+        x[c][4] = __ldcg(l.a.qkv + column[c]);
+    }
+}
+/* Both tokens' columns, convolved, to shared memory. */
+DEV void one_convolve(struct one_memory &m, const float4 taps[2], float x[2][5], bool pending)
+{
+    const int i = threadIdx.x, lane = i % 32, warp = i / 32;
+    float u[4];
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        if (!pending) x[c][3] = x[c][2], x[c][2] = x[c][1], x[c][1] = x[c][0];
+        u[2 * c] = convolved(taps[c], x[c], 0);
+        u[2 * c + 1] = convolved(taps[c], x[c] + 1, 0);
+    }
+    silu_all(u);
+    m.qk[0][i] = u[0], m.qk[1][i] = u[1];
+    if (lane < 4) m.v[0][4 * warp + lane] = u[2], m.v[1][4 * warp + lane] = u[3];
+}
+/* The gates of both heads' outputs, which have come by now: by one warp, for the one that finishes. */
+DEV void one_gates(struct one_memory &m, int lane)
+{
+    __align__(16) float z[8];
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+    *(float4 *)z = *(const float4 *)(m.gate + 8 * lane);
+    *(float4 *)(z + 4) = *(const float4 *)(m.gate + 8 * lane + 4);
+    silu_all(z);
+    *(float4 *)(m.gate + 8 * lane) = *(const float4 *)z;
+    *(float4 *)(m.gate + 8 * lane + 4) = *(const float4 *)(z + 4);
+}
+/* The cluster's outputs, when all are there: by one warp. */
+template <enum mm_act ACT>
+DEV void one_finish(const struct layer &l, const mm_prep &p, const struct experts_hand &hand, struct one_memory &m, int lane)
+{
+    const unsigned tag = hand.words ? hand_tag(hand.tag, hand.salt) : 0;
+    __align__(16) float g[8], n[8];
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 8; j += 4) {
+        *(float4 *)(g + j) = *(const float4 *)(m.gate + 8 * lane + j);
+        *(float4 *)(n + j) = *(const float4 *)(m.norm + 8 * (lane % 16) + j);
+    }
+    cluster_bar_wait(shared_at(&m.come));
+    finish_row<ACT>(l, p, m.o, 0, g, n, hand.words, tag);
+}
+
+/* The row's alpha or beta of a head of mine, to the log. */
+DEV void one_log(const struct layer &l, int kh, int rep, int64_t stride, int32_t pending, int i)
+{
+    const struct kn_delta &a = l.a;
+    const int head = kh + i % rep * a.n_k;
+    __stcg(l.s.log + logged_at(l, pending) * stride + l.width + (i < rep ? head : a.n_v + head),
+           __ldcg((i < rep ? a.alpha : a.beta) + head));
+}
+
 template <enum mm_act ACT>
 DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count,
                    const struct experts_hand &hand, struct one_memory &m)
@@ -153,45 +221,18 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count,
         const float *const from = l.s.log + t * stride;
         const bool row_too = t + 1 >= pending;
         if (!gates) {
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-#pragma unroll
-                for (int j = 0; j < TAPS - 1; j++) {
-                    const int u = t + j - (TAPS - 1);
-                    x[c][j] = __ldcg((u < 0 ? l.s.conv + (u + TAPS - 1) * l.width : l.s.log + u * stride) +
-                                     column[c]);
-                }
-                x[c][3] = __ldcg(from + column[c]);
-                x[c][4] = __ldcg(a.qkv + column[c]);
-            }
+            one_inputs(l, column, t, stride, x);
             if (rank == 0 && warp == 2)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     one_async(m.gate + 4 * lane + 128 * j, a.z + (int64_t)h * D + 4 * lane + 128 * j);
             if (t == 0) move_state<D, false>(s, state, i % LANES, D);
-            float u[4];
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                if (!pending) x[c][3] = x[c][2], x[c][2] = x[c][1], x[c][1] = x[c][0];
-                u[2 * c] = convolved(taps[c], x[c], 0);
-                u[2 * c + 1] = convolved(taps[c], x[c] + 1, 0);
-            }
-            silu_all(u);
-            m.qk[0][i] = u[0], m.qk[1][i] = u[1];
-            if (lane < 4) m.v[0][4 * warp + lane] = u[2], m.v[1][4 * warp + lane] = u[3];
+            one_convolve(m, taps, x, pending);
             one_meet(1, THREADS);
-            if (warp == 0) {
+            if (warp == 0)
                 one_norms(m);
-            } else if (rank == 0 && warp == 2) { /* for the warp that finishes both heads */
-                __align__(16) float z[8];
-                asm volatile("cp.async.wait_all;" ::: "memory");
-                __syncwarp();
-                *(float4 *)z = *(const float4 *)(m.gate + 8 * lane);
-                *(float4 *)(z + 4) = *(const float4 *)(m.gate + 8 * lane + 4);
-                silu_all(z);
-                *(float4 *)(m.gate + 8 * lane) = *(const float4 *)z;
-                *(float4 *)(m.gate + 8 * lane + 4) = *(const float4 *)(z + 4);
-            }
+            else if (rank == 0 && warp == 2)
+                one_gates(m, lane);
         } else if (lane < 2) { /* of both tokens */
             const float alpha = __ldcg(lane ? a.alpha + h : from + l.width + h),
                         beta = __ldcg(lane ? a.beta + h : from + l.width + a.n_v + h);
@@ -219,19 +260,7 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count,
             if (lane == 0) before = atomicInc(count + kh, (unsigned)(QUARTERS * rep) - 1);
             __syncwarp();
             cluster_wait();
-            if (finishes) {
-                const unsigned tag = hand.words ? hand_tag(hand.tag, hand.salt) : 0;
-                __align__(16) float g[8], n[8];
-                asm volatile("cp.async.wait_all;" ::: "memory");
-                __syncwarp();
-#pragma unroll
-                for (int j = 0; j < 8; j += 4) {
-                    *(float4 *)(g + j) = *(const float4 *)(m.gate + 8 * lane + j);
-                    *(float4 *)(n + j) = *(const float4 *)(m.norm + 8 * (lane % 16) + j);
-                }
-                cluster_bar_wait(shared_at(&m.come));
-                finish_row<ACT>(l, p, m.o, 0, g, n, hand.words, tag);
-            }
+            if (finishes) one_finish<ACT>(l, p, hand, m, lane);
             __syncwarp();
             if (lane == 0) m.last = before == (unsigned)(QUARTERS * rep) - 1;
             break;
@@ -242,11 +271,7 @@ DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count,
     one_meet(2, THREADS + 32);
     if (!m.last) return;
     if (!gates) one_keep(l, x[0], column[0], pending);
-    if (!final && i < 2 * rep) {
-        const int head = kh + i % rep * a.n_k;
-        __stcg(l.s.log + logged_at(l, pending) * stride + l.width + (i < rep ? head : a.n_v + head),
-               __ldcg((i < rep ? a.alpha : a.beta) + head));
-    }
+    if (!final && i < 2 * rep) one_log(l, kh, rep, stride, pending, i);
 }
 
 #endif
