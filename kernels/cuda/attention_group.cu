@@ -138,6 +138,28 @@ DEV void settle(float x[16][4])
     asm volatile("" : ALL(x)::"memory");
 }
 
+/* Heads of N rows, four values of each a lane, normed and times g. */
+template <int N> DEV void norm_rows(float x[N][4], const float g[4], float eps)
+{
+    float sum[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sum[i] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum[i] = __fmaf_rn(x[i][j], x[i][j], sum[i]);
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], o));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum[i], (float)D), eps)));
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[i][j] = __fmul_rn(__fmul_rn(x[i][j], r), g[j]);
+    }
+}
+
 /* A warp's 16 rows of queries from at on, normed and rotated where they come as the projections left them
  * (a.fold; the arithmetic of rope_store), scaled as query_rows does, to `to`; units: their 16. A lane has
  * every 32nd column. */
@@ -152,7 +174,7 @@ DEV void queries(const attn &a, uint8_t *to, int row64, float *units, int at, in
         for (int j = 0; j < 4; j++) g[j] = __ldg(a.q_norm + lane + 32 * j);
 #pragma unroll 1
     for (int k = 0; k < 16; k += N) {
-        float x[N][4], sum[N];
+        float x[N][4];
         float2 cs[N][2];
         uint32_t top[N];
 #pragma unroll
@@ -166,24 +188,7 @@ DEV void queries(const attn &a, uint8_t *to, int row64, float *units, int at, in
             for (int j = 0; j < 2; j++)
                 cs[i][j] = a.fold && a.half && row < a.n ? __ldcg(table + 32 * j) : make_float2(1.0f, 0.0f);
         }
-        if (a.fold && a.q_norm) {
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                sum[i] = 0.0f;
-#pragma unroll
-                for (int j = 0; j < 4; j++) sum[i] = __fmaf_rn(x[i][j], x[i][j], sum[i]);
-            }
-#pragma unroll
-            for (int o = 16; o; o >>= 1)
-#pragma unroll
-                for (int i = 0; i < N; i++) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], o));
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum[i], (float)D), a.eps)));
-#pragma unroll
-                for (int j = 0; j < 4; j++) x[i][j] = __fmul_rn(__fmul_rn(x[i][j], r), g[j]);
-            }
-        }
+        if (a.fold && a.q_norm) norm_rows<N>(x, g, a.eps);
         if (a.fold && a.half)
 #pragma unroll
             for (int i = 0; i < N; i++)
