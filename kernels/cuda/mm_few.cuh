@@ -415,10 +415,10 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
 }
 
 /* Registers: what 16 warps leave is enough for a warp of 64 on each scheduler, so the blocks of the small kernels between
- * two products (prep.cu) stand beside a product's. */
+ * two products (prep.cu) stand beside a product's. K types (mm_few_k.cuh) have fewer, and leave enough for a warp of 96. */
 #define FEW_REGISTERS 112
 template <class F, int NT, int W, bool LATE = false>
-__global__ void __maxnreg__(FEW_REGISTERS) mm_few(const __grid_constant__ mm_args a)
+__global__ void __maxnreg__(F::registers) mm_few(const __grid_constant__ mm_args a)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     few_product<F, NT, W, LATE>(a);

@@ -184,6 +184,7 @@ template <bool LOW, class F> DEV void few_of_type(uint32_t type, F f)
 
 /* LOW: Q2_K, Q3_K and IQ4_XS as well. */
 template <bool LOW> struct few_k {
+    static constexpr int registers = 104; /* prep_ahead.cuh */
     static constexpr bool single = true;
     template <int NT> DEV void prepare(const mm_args &a, uint8_t *smem)
     {

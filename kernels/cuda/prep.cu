@@ -9,6 +9,7 @@
  * quarter q finds its 8 values in 16 bytes); the slice's factor, padded to 16 bytes. */
 #include "cluster.cuh"
 #include "owed.cuh"
+#include "prep_ahead.cuh"
 
 #define WARPS 16
 
@@ -362,11 +363,114 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.y);
     MM_STAMP(4);
 }
+/* take_few and, with ADD, add_few for K types' products of few rows, of rows that are whole too: prep_ahead.cuh. A warp has registers for a
+ * lane's columns of eight slices, so there is one trip to memory. */
+template <bool ADD>
+__global__ void __launch_bounds__(32 * FEW_WARPS, 65536 / (32 * FEW_WARPS * AHEAD_REGISTERS))
+    take_ahead(const __grid_constant__ mm_prep a, const __grid_constant__ ahead_args h, const __grid_constant__ mm_add add)
+{
+    __shared__ float squares[2][ADD_FEW * FEW_WARPS];
+    __shared__ ahead_lane lanes[32 * FEW_WARPS];
+    __shared__ uint64_t bars[2];
+    const int lane = threadIdx.x % 32, b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32;
+    const bool in = b < h.blocks; /* else the warp reads what another does, and stores nothing */
+    const unsigned k = 256 * (in ? (unsigned)b : 0) + 8 * (unsigned)lane, at = blockIdx.y * (unsigned)a.n_in + k, bar = shared_at(bars);
+    const float *from[AHEAD_SLICES], *x_at = add.x + at, *w_at = add.weight + k;
+    float *out = h.out + at, norm[8], w[8], all[1][8], (&v)[8] = all[0], x[8];
+    cuda_grid_early();
+    MM_STAMP(0);
+    if (threadIdx.x < sizeof squares / sizeof(float)) squares[0][threadIdx.x] = 0.0f;
+    exchange_open(bars, ADD ? 2 : 1);
+    ahead_load(norm, a.norm + k);
+    unsigned me = ahead_ready(lanes, ahead_place_of(a, in ? b : 0, (int)blockIdx.y), squares[0] + b, bar);
+#pragma unroll
+    for (unsigned i = 0; i < AHEAD_SLICES; i++) {
+        from[i] = h.from + at + i * h.step;
+        ahead_now(from[i]);
+    }
+    ahead_now(out), ahead_now(me);
+    if (ADD) ahead_now(x_at), ahead_now(w_at);
+    cluster_wait();
+    cuda_grid_wait();
+    MM_STAMP(2);
+    ahead_values<!ADD>(v, h, from, out);
+    if (ADD) {
+        ahead_load(x, x_at);
+        ahead_load(w, w_at);
+    }
+    MM_STAMP(3);
+    const float mine = block_squares(v);
+    if (in && h.out) store_eight(out, v);
+    const float4 ready = ahead_shared(me);
+    const unsigned give = __float_as_uint(ready.z), there = __float_as_uint(ready.w), set = sizeof squares[0],
+                   square = shared_at(squares[0]) + 4 * (ahead_thread() % 32);
+    float r = ahead_exchange(in ? mine : 0.0f, give, there, square, bar, h, ADD ? add.eps : a.eps);
+    if (ADD) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
+        const float again = block_squares(v);
+        if (in) store_eight(add.out + at, v);
+        r = ahead_exchange(in ? again : 0.0f, give ? give + set : 0, there + 8, square + set, bar + 8, h, a.eps);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
+    const ahead_place place = {__float_as_uint(ready.x), __float_as_uint(ready.y)};
+    ahead_store<1>(a, &place, all, in);
+    MM_STAMP(4);
+}
+/* prep_few of rows that are not normed, in the same way. */
+__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_ahead(const __grid_constant__ mm_prep a)
+{
+    __shared__ __align__(16) ahead_place places[32 * FEW_WARPS][FEW_ALONE];
+    const int lane = threadIdx.x % 32, blocks = a.n_in / 256, first = ((int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32) * FEW_ALONE;
+    const float *from[FEW_ALONE];
+    float v[FEW_ALONE][8];
+    cuda_grid_early();
+    MM_STAMP(0);
+#pragma unroll
+    for (int c = 0; c < FEW_ALONE; c++) {
+        const int b = first + c < blocks ? first + c : 0;
+        from[c] = a.x + (blockIdx.y * (unsigned)a.n_in + 256 * (unsigned)b + 8 * (unsigned)lane);
+        places[threadIdx.x][c] = ahead_place_of(a, b, (int)blockIdx.y);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from[c])); /* so that the address is there */
+    }
+    cuda_grid_wait();
+    MM_STAMP(2);
+#pragma unroll
+    for (int c = 0; c < FEW_ALONE; c++) ahead_load(v[c], from[c]);
+    const float4 ready = ahead_shared(shared_at(places + threadIdx.x));
+    const ahead_place place[FEW_ALONE] = {{__float_as_uint(ready.x), __float_as_uint(ready.y)},
+                                          {__float_as_uint(ready.z), __float_as_uint(ready.w)}};
+    ahead_store<FEW_ALONE>(a, place, v, blocks - first);
+    MM_STAMP(4);
+}
 /* Blocks of a cluster that has a row: memcheck refuses stores in a cluster of one; the second block has no columns. */
 static unsigned cluster_blocks(int32_t n_in)
 {
     const unsigned all = (unsigned)((n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS));
     return all < 2 ? 2 : all;
+}
+
+/* Are there kernels of their own for rows that are prepared as *a? */
+static bool is_ahead(enum mm_act act, const struct mm_prep *a)
+{
+    return act == MM_ACT_K && a->side && a->n_in % 256 == 0;
+}
+/* take_ahead, if there is one for these rows: of what is owed, or, where nothing is, of add->y or a->x. */
+static bool launch_ahead(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *a, const struct mm_add *add,
+                         const struct mm_owed *o, int32_t n, cudaError_t *err)
+{
+    const bool sums = o->slices > 0;
+    if (!is_ahead(act, a) || a->n_in > MM_ADD_WIDTH) return false;
+    if (sums && ((o->slices != 4 && o->slices != 8) || o->add == (add != nullptr))) return false;
+    const unsigned blocks = cluster_blocks(a->n_in);
+    const float *const whole = add ? add->y : a->x;
+    const struct ahead_args h = {(float)a->n_in, 1.0f / (float)a->n_in, sums ? o->sums : whole, o->out[0],
+                                 (unsigned)(o->n * o->width[0]), sums ? (unsigned)o->slices : 1, sums ? 0.0f : -0.0f, a->n_in / 256};
+    const struct mm_add none = {};
+    *err = cuda_launch_clusters(be, add ? take_ahead<true> : take_ahead<false>, dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks,
+                                *a, h, add ? *add : none);
+    return true;
 }
 
 /* Of a kernel for each of the 8-bit kinds the one for `act`. */
@@ -383,6 +487,8 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
 #ifdef MM_TRACE
         a.trace = mm_trace_next("norm_add");
 #endif
+        cudaError_t err;
+        if (launch_ahead(be, act, &a, add, &owed, n, &err)) return err;
         return cuda_launch_clusters(be, OF_WHOLE(act, add_few), dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, *add, owed);
     }
     return cuda_launch(be, OF_WHOLE(act, add_whole), dim3((unsigned)n), dim3(32 * ADD_WARPS), 0, *p, *add);
@@ -397,15 +503,18 @@ cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const str
     if (act != MM_ACT_K && act != MM_ACT_32 && act != MM_ACT_32M)
         return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>, dim3((unsigned)n),
                            dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
-    struct mm_owed owed;
-    if (few && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed)) {
+    struct mm_owed owed = {};
+    const bool took = few && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed);
+    cudaError_t err;
+    if (few && a.norm && n <= 16 && launch_ahead(be, act, &a, nullptr, &owed, n, &err)) return err;
+    if (took) {
         const unsigned blocks = cluster_blocks(a.n_in);
         return cuda_launch_clusters(be, OF_WHOLE(act, take_few), dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, owed);
     }
     if (few && n <= 16 && (!a.norm || a.n_in <= 256 * FEW_BLOCKS)) {
         const int columns = 256 * FEW_WARPS * (a.norm ? 1 : FEW_ALONE);
-        return cuda_launch(be, OF_WHOLE(act, prep_few), dim3((unsigned)((a.n_in + columns - 1) / columns), (unsigned)n),
-                           dim3(32 * FEW_WARPS), 0, a);
+        return cuda_launch(be, !a.norm && is_ahead(act, &a) ? prep_ahead : OF_WHOLE(act, prep_few),
+                           dim3((unsigned)((a.n_in + columns - 1) / columns), (unsigned)n), dim3(32 * FEW_WARPS), 0, a);
     }
     return cuda_launch(be, OF_WHOLE(act, prep_whole),
                        dim3((unsigned)((a.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n), dim3(32 * WARPS), 0, a);
