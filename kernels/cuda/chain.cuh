@@ -234,9 +234,11 @@ cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_arg
                            enum chain_form form, int blocks, size_t smem);
 /* chain_map.cu: boxes of `rows` rows of half a head. False: this driver has no such maps. */
 bool chain_map_ring(struct chain_map *map, void *ring, bool bf16, int32_t n_kv, int32_t cap, int32_t rows);
-/* Bytes of attention in shared memory: in place of activations and terms; keys and values. */
+/* Bytes of attention in shared memory: in place of activations and terms; keys and values; all of that in
+ * forms with early outputs, n_rep: heads a kv head. */
 size_t chain_attend_bytes(void);
 size_t chain_keys_bytes(void);
+size_t chain_late_bytes(int32_t n_rep);
 size_t chain_delta_bytes(void);        /* of delta nets and gated rows */
 size_t chain_gated_bytes(void);        /* of the latter where terms are */
 size_t chain_wide_bytes(int32_t head); /* both in place of activations and terms */

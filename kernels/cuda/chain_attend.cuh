@@ -20,6 +20,82 @@
 
 using chain_few = step<CHAIN_HEAD, 1>;
 
+/* Keys or values of a leaf that were there before this pass and are seen; zeros for the others. Some come to
+ * registers first, since who attends has one place for keys and then for values. */
+template <int D> struct leaf_rows {
+    using F = step<D, 1>;
+    static constexpr int PIECES = D / 8, ON = 32 * CHAIN_HEADS / PIECES,
+                         N = F::LEAF / ON; /* ON: keys at once */
+    uint4 v[N];
+    /* The thread's share of a leaf of `ring`: a piece of a key. */
+    static __device__ __forceinline__ const uint16_t *share(const chain_step &s, const void *ring, int leaf,
+                                                            int kv_head)
+    {
+        const int p0 = leaf * F::LEAF, at = (p0 < s.cap ? p0 : p0 % s.cap) + (int)threadIdx.x / PIECES;
+        return (const uint16_t *)ring + (size_t)at * (size_t)(s.n_kv * D) + kv_head * D +
+               (int)threadIdx.x % PIECES * 8;
+    }
+    static __device__ __forceinline__ int key(int leaf, int i)
+    {
+        return leaf * F::LEAF + (int)threadIdx.x / PIECES + i * ON;
+    }
+    static __device__ __forceinline__ unsigned place(int i)
+    {
+        return (unsigned)(((int)threadIdx.x / PIECES + i * ON) * F::PITCH + (int)threadIdx.x % PIECES * 8) *
+               2;
+    }
+    /* To shared memory; the row at pos is somebody else's. */
+    static __device__ __forceinline__ void copy(const chain_step &s, const void *ring, int pos, int lo,
+                                                int leaf, int kv_head, unsigned to)
+    {
+        const uint16_t *from = share(s, ring, leaf, kv_head);
+#pragma unroll
+        for (int i = 0; i < N; i++, from += ON * s.n_kv * D) {
+            const int p = key(leaf, i);
+            const bool there = p >= lo && p < pos;
+            if (p != pos) copy_async(to + place(i), there ? (const void *)from : ring, there);
+        }
+        copy_commit();
+    }
+    /* To registers, and from there; fresh: the row at pos. */
+    __device__ __forceinline__ void load(const chain_step &s, const void *ring, int pos, int lo, int leaf,
+                                         int kv_head)
+    {
+        const uint16_t *from = share(s, ring, leaf, kv_head);
+#pragma unroll
+        for (int i = 0; i < N; i++, from += ON * s.n_kv * D) {
+            const int p = key(leaf, i);
+            v[i] = p >= lo && p < pos ? __ldcg((const uint4 *)from) : make_uint4(0, 0, 0, 0);
+        }
+    }
+    __device__ __forceinline__ void put(int pos, int leaf, const uint8_t *fresh, uint8_t *to) const
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const bool now = key(leaf, i) == pos;
+            *(uint4 *)(to + place(i)) = now ? *(const uint4 *)(fresh + (int)threadIdx.x % PIECES * 16) : v[i];
+        }
+    }
+};
+
+/* As scores of attention.cuh has them, to the bit, of 8 keys and no more than 8 rows: the high parts of
+ * queries are rows 0 to 7 of the product, the low ones rows 8 to 15, so half as many do. y: of the lane's
+ * row, keys 2 c and 2 c + 1. */
+template <int D, bool BF16, int PITCH> DEV float2 scores_eight(const uint4 *q, unsigned k)
+{
+    const int lane = threadIdx.x % 32;
+    float x[4] = {};
+    k += (unsigned)(lane % 8 * PITCH + lane / 8 * 8) * 2;
+#pragma unroll
+    for (int s = 0; s < D / 16; s += 2) {
+        const uint4 b = load_matrices(k + s * 32), f0 = q[s * 32 + lane], f1 = q[(s + 1) * 32 + lane];
+        const uint32_t a0[4] = {f0.x, f0.y, f0.z, f0.w}, a1[4] = {f1.x, f1.y, f1.z, f1.w};
+        attention_mma<BF16>(x, a0, b.x, b.y);
+        attention_mma<BF16>(x, a1, b.z, b.w);
+    }
+    return make_float2(__fadd_rn(x[0], x[2]), __fadd_rn(x[1], x[3]));
+}
+
 /* Keys and values of a leaf that were there before this pass; zeros after them. */
 DEV void chain_keys(const chain_step &s, int pos, int leaf, int kv_head, uint8_t *keys)
 {
@@ -81,22 +157,57 @@ struct chain_head : head_of<CHAIN_HEAD> {
     }
 };
 
+/* Where attention has what in shared memory. LATE: weights stand where queries were, values where keys were,
+ * and of up to 8 heads a kv head there is room for no more; the new value stands behind. */
+struct leaf_room {
+    using F = chain_few;
+    uint4 *queries, *weights;
+    float *exchange, *units;
+    uint8_t *keys;
+};
+static __host__ __device__ __forceinline__ uint32_t leaf_late(int n_rep) /* bytes before the keys */
+{
+    using F = chain_few;
+    return (uint32_t)((F::QUERY + F::SCORES >> (n_rep > 8 ? 0 : 1)) + F::NOTES + 127) / 128 * 128;
+}
+template <bool LATE> DEV leaf_room leaf_room_at(uint8_t *at, uint8_t *keys, int n_rep)
+{
+    using F = chain_few;
+    const int few = LATE && n_rep <= 8;
+    leaf_room r;
+    r.queries = (uint4 *)at;
+    r.weights = (uint4 *)(LATE ? at : at + F::QUERY);
+    r.exchange = (float *)(at + (LATE ? F::QUERY >> few : F::QUERY + F::WEIGHT));
+    r.units = r.exchange + (F::SCORES / 4 >> few);
+    r.keys = LATE ? at + leaf_late(n_rep) : keys;
+    return r;
+}
+
 /* A unit: its leaf's outputs to parts. */
-template <bool BF16>
+template <bool BF16, bool LATE>
 DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 *parts, unsigned part_tag,
-                    uint8_t *at, uint8_t *keys)
+                    uint8_t *at, uint8_t *keys_at)
 {
     using F = chain_few;
     constexpr int D = CHAIN_HEAD, PITCH = F::PITCH, CT = F::CT;
-    uint4 *queries = (uint4 *)at, *weights = (uint4 *)(at + F::QUERY);
-    float *exchange = (float *)(at + F::QUERY + F::WEIGHT), *units = exchange + F::SCORES / 4;
+    static_assert(F::QUERY / 2 >= F::WEIGHT && F::KT == 1, "room for weights; a warp has 8 keys");
+    const leaf_room room = leaf_room_at<LATE>(at, keys_at, s.n_rep);
+    uint4 *const queries = room.queries, *const weights = room.weights;
+    float *const exchange = room.exchange, *const units = room.units;
     float2 *tops = (float2 *)(units + TILE);
     int2 *spans = (int2 *)(tops + TILE);
+    uint8_t *const keys = room.keys, *const fresh = keys + F::SLOT;
+    const bool few = LATE && s.n_rep <= 8;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const int leaf = u / s.n_kv, kv_head = u - leaf * s.n_kv, p0 = leaf * F::LEAF;
     const bool newest = pos < p0 + F::LEAF;
-    const unsigned k = shared_at(keys), v = k + F::SLOT;
+    const unsigned k = shared_at(keys), v = LATE ? k : k + F::SLOT;
+    leaf_rows<D> rows;
 
+    if (LATE) {
+        leaf_rows<D>::copy(s, s.k, pos, 0, leaf, kv_head, k);
+        rows.load(s, s.v, pos, 0, leaf, kv_head);
+    }
     if (threadIdx.x < TILE) spans[threadIdx.x] = make_int2(0, pos + 1);
 #pragma unroll 1
     for (int it = w; it < s.n_rep + (newest ? 2 : 0); it += CHAIN_HEADS) {
@@ -111,9 +222,14 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
         if (query) {
             attn a;
             a.scale = s.scale;
-            h.template put_query<BF16>(a, queries, units, it);
+            if (few)
+                h.template put_query<BF16, true>(a, queries, units, it);
+            else
+                h.template put_query<BF16>(a, queries, units, it);
         } else {
-            h.template put<BF16>((uint16_t *)(keys + (value ? F::SLOT : 0)) + (pos - p0) * PITCH);
+            h.template put<BF16>(LATE && value ? (uint16_t *)fresh
+                                               : (uint16_t *)(keys + (value ? F::SLOT : 0)) +
+                                                     (pos - p0) * PITCH);
             h.template put<BF16>((uint16_t *)(value ? s.v : s.k) +
                                  (size_t)(pos < s.cap ? pos : pos % s.cap) * (size_t)(s.n_kv * D) +
                                  kv_head * D);
@@ -122,17 +238,17 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
     CHAIN_STAMP(1);
     copy_wait(0);
     chain_heads_meet(); /* queries, keys and values are here */
-    {
-        float part[F::KT][4];
-        scores<D, BF16, F::KT, PITCH, 2>(part, queries, k + w * F::KT * 8 * PITCH * 2);
-        float *row = exchange + g * F::SPITCH + w * F::KT * 8 + 2 * c;
-#pragma unroll
-        for (int j = 0; j < F::KT; j++) {
-            *(float2 *)(row + 8 * j) = make_float2(part[j][0], part[j][1]);
-            *(float2 *)(row + 8 * F::SPITCH + 8 * j) = make_float2(part[j][2], part[j][3]);
-        }
+    float *const row = exchange + g * F::SPITCH + w * 8 + 2 * c;
+    if (few) {
+        *(float2 *)row = scores_eight<D, BF16, PITCH>(queries, k + w * 8 * PITCH * 2);
+    } else {
+        float part[1][4];
+        scores<D, BF16, 1, PITCH, 2>(part, queries, k + w * 8 * PITCH * 2);
+        *(float2 *)row = make_float2(part[0][0], part[0][1]);
+        *(float2 *)(row + 8 * F::SPITCH) = make_float2(part[0][2], part[0][3]);
     }
-    chain_heads_meet();
+    chain_heads_meet(); /* LATE: queries and keys are done with */
+    if (LATE) rows.put(pos, leaf, fresh, keys);
     step_weights<D, BF16, false>(exchange, units, spans, (uint32_t *)weights, tops, s.n_rep, p0, 0, 0, 0);
     chain_heads_meet();
     float acc[CT][4];
@@ -236,8 +352,8 @@ static __device__ __noinline__ void chain_attention(const chain_step &s, int pos
 #pragma unroll 1
     for (int u = unit; u < units; u += gridDim.x) {
         chain_heads_meet(); /* what stands at `at` is done with */
-        if (LATE || u != unit) chain_keys(s, pos, u / s.n_kv, u % s.n_kv, keys);
-        chain_leaf<BF16>(s, pos, u, in, parts, tag, at, keys);
+        if (!LATE && u != unit) chain_keys(s, pos, u / s.n_kv, u % s.n_kv, keys);
+        chain_leaf<BF16, LATE>(s, pos, u, in, parts, tag, at, keys);
     }
     chain_heads_meet(); /* keys and values are done with */
 #pragma unroll 1

@@ -581,6 +581,10 @@ size_t chain_attend_bytes(void)
 {
     return chain_few::FIXED;
 }
+size_t chain_late_bytes(int32_t n_rep)
+{
+    return leaf_late(n_rep) + chain_few::SLOT + 2 * CHAIN_HEAD;
+}
 size_t chain_keys_bytes(void)
 {
     return 2 * chain_few::SLOT;

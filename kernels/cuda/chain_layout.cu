@@ -327,13 +327,10 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
         const size_t bytes = far    ? chain_far_bytes(n_rep)
                              : wide ? chain_wide_bytes(head)
                                     : chain_attend_bytes();
-        const uint32_t least_rest = ((uint32_t)bytes + 127) / 128 * 128;
+        const bool late = !far && !wide && !items && (early || a->split); /* chain_k.cu's near_keys */
+        const uint32_t least_rest = ((uint32_t)(late ? chain_late_bytes(n_rep) : bytes) + 127) / 128 * 128;
         if (rest < least_rest) rest = least_rest;
-        if (!far && !wide && !items) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
-        if (keys && (early || a->split)) { /* chain_k.cu's near_keys: keys stand where terms were */
-            if (rest < least_rest + keys) rest = least_rest + keys;
-            keys = 0;
-        }
+        if (!far && !wide && !items && !late) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
     }
     a->act = CHAIN_K_RING; /* and the ring before it: chain_lay_out_ring */
     a->terms = a->act + row;
@@ -475,6 +472,5 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
     }
     if (a->split || c->nets) spread(c, count, blocks);
     a->net = a->keys + keys;
-    if (c->attends && !keys) a->keys = a->act + ((uint32_t)chain_attend_bytes() + 127) / 128 * 128;
     return a->net + net;
 }

@@ -26,80 +26,6 @@ DEV int wide_pairs(const chain_step &s, int d) /* of a leaf of a kv head: as LEA
 {
     return s.n_rep * (d + 2);
 }
-/* Keys or values of a leaf that were there before this pass and are seen; zeros for the others. */
-template <int D> struct wide_rows {
-    using F = step<D, 1>;
-    static constexpr int PIECES = D / 8, ON = 32 * CHAIN_HEADS / PIECES,
-                         N = F::LEAF / ON; /* ON: keys at once */
-    uint4 v[N];
-    /* The thread's share of a leaf of `ring`: a piece of a key. */
-    static __device__ __forceinline__ const uint16_t *share(const chain_step &s, const void *ring, int leaf,
-                                                            int kv_head)
-    {
-        const int p0 = leaf * F::LEAF, at = (p0 < s.cap ? p0 : p0 % s.cap) + (int)threadIdx.x / PIECES;
-        return (const uint16_t *)ring + (size_t)at * (size_t)(s.n_kv * D) + kv_head * D +
-               (int)threadIdx.x % PIECES * 8;
-    }
-    static __device__ __forceinline__ int key(int leaf, int i)
-    {
-        return leaf * F::LEAF + (int)threadIdx.x / PIECES + i * ON;
-    }
-    static __device__ __forceinline__ unsigned place(int i)
-    {
-        return (unsigned)(((int)threadIdx.x / PIECES + i * ON) * F::PITCH + (int)threadIdx.x % PIECES * 8) *
-               2;
-    }
-    /* To shared memory; the row at pos is somebody else's. */
-    static __device__ __forceinline__ void copy(const chain_step &s, const void *ring, int pos, int lo,
-                                                int leaf, int kv_head, unsigned to)
-    {
-        const uint16_t *from = share(s, ring, leaf, kv_head);
-#pragma unroll
-        for (int i = 0; i < N; i++, from += ON * s.n_kv * D) {
-            const int p = key(leaf, i);
-            const bool there = p >= lo && p < pos;
-            if (p != pos) copy_async(to + place(i), there ? (const void *)from : ring, there);
-        }
-        copy_commit();
-    }
-    /* To registers, and from there; fresh: the row at pos. */
-    __device__ __forceinline__ void load(const chain_step &s, const void *ring, int pos, int lo, int leaf,
-                                         int kv_head)
-    {
-        const uint16_t *from = share(s, ring, leaf, kv_head);
-#pragma unroll
-        for (int i = 0; i < N; i++, from += ON * s.n_kv * D) {
-            const int p = key(leaf, i);
-            v[i] = p >= lo && p < pos ? __ldcg((const uint4 *)from) : make_uint4(0, 0, 0, 0);
-        }
-    }
-    __device__ __forceinline__ void put(int pos, int leaf, const uint8_t *fresh, uint8_t *to) const
-    {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            const bool now = key(leaf, i) == pos;
-            *(uint4 *)(to + place(i)) = now ? *(const uint4 *)(fresh + (int)threadIdx.x % PIECES * 16) : v[i];
-        }
-    }
-};
-
-/* As scores of attention.cuh has them, to the bit, of 8 keys and no more than 8 rows: the high parts of
- * queries are rows 0 to 7 of the product, the low ones rows 8 to 15, so half as many do. y: of the lane's
- * row, keys 2 c and 2 c + 1. */
-template <int D, bool BF16, int PITCH> DEV float2 scores_eight(const uint4 *q, unsigned k)
-{
-    const int lane = threadIdx.x % 32;
-    float x[4] = {};
-    k += (unsigned)(lane % 8 * PITCH + lane / 8 * 8) * 2;
-#pragma unroll
-    for (int s = 0; s < D / 16; s += 2) {
-        const uint4 b = load_matrices(k + s * 32), f0 = q[s * 32 + lane], f1 = q[(s + 1) * 32 + lane];
-        const uint32_t a0[4] = {f0.x, f0.y, f0.z, f0.w}, a1[4] = {f1.x, f1.y, f1.z, f1.w};
-        attention_mma<BF16>(x, a0, b.x, b.y);
-        attention_mma<BF16>(x, a1, b.z, b.w);
-    }
-    return make_float2(__fadd_rn(x[0], x[2]), __fadd_rn(x[1], x[3]));
-}
 
 /* A head's vector from values: as head_of loads it. */
 template <int D>
@@ -170,7 +96,7 @@ DEV void wide_leaves(const chain_step &s, int pos, const wide_seen &seen, int u,
     const unsigned k = shared_at(keys);
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const int all = seen.count * s.n_kv, on = wide_stride(s);
-    wide_rows<D> rows;
+    leaf_rows<D> rows;
     if (threadIdx.x < TILE) spans[threadIdx.x] = make_int2(seen.lo, pos + 1);
 #pragma unroll 1
     for (bool begins = true; u < all; u += on, begins = false) {
