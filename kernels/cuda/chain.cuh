@@ -34,8 +34,8 @@
  * over what short contexts are, by chain_wide.cuh. They are handed on gated.
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
- * before, or, where outputs come early, stand where activations and terms were, brought to the L2 cache steps
- * before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
+ * before, or, where outputs come early, stand in turn where activations and terms were, brought to the L2 cache
+ * steps before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
  * like weights (chain_far.cuh, chain_far_ring.cuh).
  *
  * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit; of types other than K: chain_items.cuh.
@@ -176,7 +176,8 @@ enum {
     CHAIN_ROUNDS = 128,
     CHAIN_ROUNDED = 256,
     CHAIN_SPLIT = 512,
-    CHAIN_MIXED = 1024
+    CHAIN_MIXED = 1024,
+    CHAIN_SHARE = 2048 /* times chain_plan's share, which is the block's */
 };
 struct chain_args {
     const struct chain_step *step; /* device memory */

@@ -121,8 +121,9 @@ DEV int chain_units(const chain_step &s, int pos)
     return (pos / chain_few::LEAF + 1) * s.n_kv;
 }
 
-/* A head's vector from values, normed and rotated as head_of does. */
+/* A head's vector from values, normed and rotated as head_of does. QUICK: by more registers. */
 struct chain_head : head_of<CHAIN_HEAD> {
+    template <bool QUICK>
     __device__ __forceinline__ void take(const float *values, const float *norm, const float *table,
                                          float eps)
     {
@@ -147,7 +148,10 @@ struct chain_head : head_of<CHAIN_HEAD> {
             for (int j = 0; j < W; j++) sum = __fmaf_rn(x[j], x[j], sum);
 #pragma unroll
             for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
-            const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)CHAIN_HEAD), eps)));
+            const float t = __fadd_rn(__fmul_rn(sum, 1.0f / (float)CHAIN_HEAD), eps),
+                        r = QUICK ? inverse_root(t)
+                                  : __fdiv_rn(1.0f,
+                                              __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)CHAIN_HEAD), eps)));
 #pragma unroll
             for (int j = 0; j < W; j++) x[j] = __fmul_rn(__fmul_rn(x[j], r), g[j]);
         }
@@ -214,11 +218,11 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
         const bool query = it<s.n_rep, value = it> s.n_rep;
         const int head = query ? kv_head * s.n_rep + it : s.n_head + (value ? s.n_kv : 0) + kv_head;
         chain_head h;
-        h.take(in + head * D,
-               query   ? s.q_norm
-               : value ? nullptr
-                       : s.k_norm,
-               value || !s.turn ? nullptr : s.table, s.eps);
+        h.take<true>(in + head * D,
+                     query   ? s.q_norm
+                     : value ? nullptr
+                             : s.k_norm,
+                     value || !s.turn ? nullptr : s.table, s.eps);
         if (query) {
             attn a;
             a.scale = s.scale;
@@ -227,9 +231,9 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
             else
                 h.template put_query<BF16>(a, queries, units, it);
         } else {
-            h.template put<BF16>(LATE && value ? (uint16_t *)fresh
-                                               : (uint16_t *)(keys + (value ? F::SLOT : 0)) +
-                                                     (pos - p0) * PITCH);
+            h.template put<BF16>(LATE && value
+                                     ? (uint16_t *)fresh
+                                     : (uint16_t *)(keys + (value ? F::SLOT : 0)) + (pos - p0) * PITCH);
             h.template put<BF16>((uint16_t *)(value ? s.v : s.k) +
                                  (size_t)(pos < s.cap ? pos : pos % s.cap) * (size_t)(s.n_kv * D) +
                                  kv_head * D);

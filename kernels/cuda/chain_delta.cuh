@@ -474,7 +474,7 @@ static __device__ __noinline__ void chain_row_gated(const chain_step &s, const f
         chain_some<B> e;
 #pragma unroll
         for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-        chain_round<B>(shared_address(act), units, b, CHAIN_WARPS, n, e);
+        chain_round<B, true>(shared_address(act), units, b, CHAIN_WARPS, n, e);
     }
     chain_meet();
 }

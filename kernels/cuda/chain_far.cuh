@@ -248,7 +248,7 @@ DEV void far_rows(const chain_step &s, int pos, int kv_head, bool newest, const 
         const bool query = it<s.n_rep, value = it> s.n_rep;
         const int head = query ? kv_head * s.n_rep + it : s.n_head + (value ? s.n_kv : 0) + kv_head;
         chain_head h;
-        h.take(in + head * D,
+        h.take<false>(in + head * D,
                query   ? s.q_norm
                : value ? nullptr
                        : s.k_norm,

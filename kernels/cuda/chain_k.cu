@@ -23,25 +23,49 @@ DEV float *values_of(const chain_args &a, const chain_room &r)
 {
     return a.values + (((const volatile uint32_t *)r.state)[1] & 1 ? a.set : 0);
 }
+/* Where the step's outputs go, among the places of both sets. */
+DEV int outputs_at(const chain_args &a, const chain_room &r, const chain_step &s)
+{
+    return s.at + (((const volatile uint32_t *)r.state)[1] & 1 ? (int)a.set : 0);
+}
 /* What a step reads. */
 DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_step &s, bool first)
 {
     return first ? s.x : values_of(a, r) + s.from;
 }
 
+/* Forms that have registers to spare: what is kept in these elsewhere ends in local memory, far away. */
+template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && !KV::items;
+
 /* Blocks `block`, + apart ... of the row, `count` of them. */
-template <int B>
+template <int B, class KV>
 DEV void round_blocks(uint8_t *act, int units, int block, int apart, int count, const float (*v)[8])
 {
     chain_some<B> e;
 #pragma unroll
     for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    chain_round<B>(shared_address(act), units, block, apart, count, e);
+    chain_round<B, has_room<KV>>(shared_address(act), units, block, apart, count, e);
+}
+/* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
+template <class KV> DEV float norm_of(const chain_step &s, const float *squares, float width, float over)
+{
+    const int lane = threadIdx.x % 32, units = s.units;
+    float ss;
+    if (units == 16) {
+        ss = sum_16(squares);
+    } else {
+        ss = lane < units ? __fadd_rn(0.0f, squares[lane]) : 0.0f;
+#pragma unroll
+        for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
+    }
+    if (!has_room<KV>) return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, width), s.eps)));
+    ss = units == 16 ? __fmul_rn(ss, 1.0f / 4096.0f) : post_over(ss, width, over); /* the former is exact */
+    return inverse_root(__fadd_rn(ss, s.eps));
 }
 /* The row, normed as prepare_row does, rounded, in shared memory; where s.own, the warp waits for nobody but
  * for the squares, and each has what itself needs. First: of x, which earlier kernels wrote; else of the
  * values of the step before. B blocks a warp. */
-template <int B>
+template <int B, class KV>
 DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &s, bool first, uint8_t *act,
                     float *squares)
 {
@@ -50,6 +74,9 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
                   : B > 1 && warp + CHAIN_WARPS < units   ? 2
                   : warp < units                          ? 1
                                                           : 0;
+    const float width = (float)(256 * units);
+    float over = has_room<KV> ? __frcp_rn(width) : 0.0f;
+    if (has_room<KV>) asm volatile("" : "+f"(over)); /* not made while others wait */
     float v[B][8] = {}, w[B][8] = {};
     const float *const p = row_of(a, r, s, first) + 256 * warp;
     static_assert(B <= CHAIN_K_NORM_BLOCKS && B * CHAIN_WARPS <= 32, "a lane a block's squares");
@@ -66,26 +93,19 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
     }
     const bool own = s.own;
     chain_meet();
-    float ss;
-    if (units == 16) {
-        ss = sum_16(squares);
-    } else {
-        ss = lane < units ? __fadd_rn(0.0f, squares[lane]) : 0.0f;
-#pragma unroll
-        for (int o = 16; o; o /= 2) ss = __fadd_rn(ss, __shfl_xor_sync(0xffffffff, ss, o));
-    }
-    const float near = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)(256 * units)), s.eps)));
+    const float near = norm_of<KV>(s, squares, width, over);
 #pragma unroll
     for (int c = 0; c < B; c++)
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], near), w[c][i]);
-    if (n > 0) round_blocks<B>(act, units, warp, CHAIN_WARPS, n, v);
+    if (n > 0) round_blocks<B, KV>(act, units, warp, CHAIN_WARPS, n, v);
     if (own)
         __syncwarp();
     else
         chain_meet();
 }
 /* The same without a norm, all of it. */
+template <class KV>
 DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_step &s, bool first,
                         uint8_t *act)
 {
@@ -99,7 +119,7 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
         values_ask<B, CHAIN_WARPS>(v, p + 256 * b, n, 0);
         if (!first) values_settle<B, CHAIN_WARPS>(v, p + 256 * b, n);
         if (b == warp) CHAIN_STAMP(1);
-        round_blocks<B>(act, units, b, CHAIN_WARPS, n, v);
+        round_blocks<B, KV>(act, units, b, CHAIN_WARPS, n, v);
     }
     chain_meet();
 }
@@ -142,7 +162,7 @@ DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int
  * added meanwhile (chain_split.cuh). rounds: the warp first rounds the columns of each unit, which it has
  * asked for during the one before; the block's own pair then begins with the columns of its pieces, so that
  * each warp finds rounded what it rounded for these. */
-template <bool SPLIT>
+template <bool SPLIT, class KV>
 DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_plan &plan, const chain_room &r,
                         bool rounds, bool first, uint8_t *act, float *terms)
 {
@@ -157,7 +177,13 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
         mine += plan.split >> 16;
         if (mine >= units) mine -= units;
     }
+    constexpr bool here = has_room<KV>;
     chain_lane l = chain_lane_at(act, units);
+    chain_codes_at codes = {};
+    if (here) {
+        codes = codes_at(shared_address(act), units);
+        codes = {kept(codes.codes), kept(codes.s16), kept(codes.s32), kept(codes.scale)};
+    }
     float v[1][8] = {};
     const float *row = rounds ? row_of(a, r, s, first) + (SPLIT ? 0 : 256 * warp) : nullptr;
     if (rounds && warp < units) {
@@ -172,7 +198,13 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
         for (; number < stop; number += CHAIN_WARPS >> made_now(two)) {
             if (SPLIT ? more > 0 : row != nullptr) {
                 if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
-                round_blocks<1>(act, units, mine, 1, 1, v);
+                if (here) {
+                    chain_codes<1, true> c;
+                    c.of(v);
+                    codes.put(c, 0, mine, true);
+                } else {
+                    round_blocks<1, KV>(act, units, mine, 1, 1, v);
+                }
                 __syncwarp();
                 mine += CHAIN_WARPS;
                 if (SPLIT && mine >= units) mine -= units;
@@ -283,6 +315,49 @@ DEV void chain_write(const chain_step &s, int pairs, int item, chain_output c, u
     }
 }
 
+/* The same of the warp's item, of no more than there are warps, in forms with room: c has its place among
+ * those of both sets, and a lane's slices, of 8 at most, are added side by side. */
+template <int SHARE>
+DEV void chain_write_shared(const chain_args &a, const chain_room &r, const chain_step &s,
+                            const chain_output &c, unsigned flags, const uint8_t *act, const float *terms,
+                            float *keep)
+{
+    constexpr int lanes = 1 << SHARE, width = 32 / lanes, SOME = 8 / lanes;
+    const int lane = threadIdx.x % 32, j = lane / width, units = s.units, slice_units = s.slice_units,
+              term = (int)(c.bits & 0x3fff), u = j * slice_units;
+    const bool mine = c.at >= 0 && lane < (flags & CHAIN_GATED ? width / 2 : width), own = c.bits >> 14 & 1;
+    if (!__any_sync(0xffffffff, c.at >= 0)) return;
+    float old = 0.0f, fin[SOME], y = 0.0f;
+    if (flags & CHAIN_OLD && mine)
+        old = flags & CHAIN_KEPT ? keep[c.bits >> 17] : __ldcg(s.old + (c.at - outputs_at(a, r, s)));
+    const float *p = terms + term + 16 * u, *f = own ? p + 16 * units : chain_row_at(act, units).scale + u;
+    const int on = own ? 16 : 1, apart = lanes * slice_units;
+#pragma unroll
+    for (int k = 0; k < SOME; k++) fin[k] = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < slice_units; i += 2, p += 32, f += 2 * on)
+#pragma unroll
+        for (int l = 0; l < 2; l++)
+#pragma unroll
+            for (int k = 0; k < SOME; k++)
+                if (i + l < min(slice_units, units - u - k * apart))
+                    fin[k] = __fmaf_rn(p[16 * (l + k * apart)], f[on * (l + k * apart)], fin[k]);
+#pragma unroll
+    for (int k = 0; k < SOME; k++)
+#pragma unroll
+        for (int l = 0; l < lanes; l++) {
+            const float one = __shfl_sync(0xffffffff, fin[k], l * width + lane % width);
+            if (k * lanes + l < s.slices) y = __fadd_rn(y, one);
+        }
+    if (flags & CHAIN_GATED) y = __fmul_rn(act_gate(s.act, y), __shfl_down_sync(0xffffffff, y, width / 2));
+    if (!mine) return;
+    if (flags & CHAIN_OLD) y = __fadd_rn(old, y);
+    if (flags & CHAIN_PASS) value_put(a.values + c.at, y);
+    if (flags & CHAIN_KEEPS) keep[c.bits >> 17] = y;
+    const chain_matrix &m = s.m[c.bits >> 15 & 3];
+    if (flags & CHAIN_OUT && m.out) m.out[c.at - outputs_at(a, r, s) - m.column] = y;
+}
+
 DEV chain_room chain_room_at(uint8_t *smem)
 {
     chain_room r;
@@ -299,6 +374,22 @@ DEV chain_room chain_room_at(uint8_t *smem)
 template <class KV> DEV int first_late(const chain_step &s, const chain_plan &plan)
 {
     return (early_of<KV>(s, plan.pairs) << plan.share) + (int)threadIdx.x / 32;
+}
+/* Outputs of the pairs that are not early; in forms with room those that one lane adds up. */
+template <class KV>
+DEV void write_late(const chain_args &a, const chain_room &r, const chain_step &s, const chain_plan &plan,
+                    const chain_output &c, unsigned flags, const uint8_t *act, const float *terms,
+                    float *keep)
+{
+    const int item = first_late<KV>(s, plan), /* (again: not kept) */
+        share = has_room<KV> ? 0 : ((const volatile chain_plan &)plan).share;
+    float *const values = values_of(a, r) + s.at;
+    if (share == 2)
+        chain_write<2>(s, plan.pairs, item, c, flags, values, act, terms, keep);
+    else if (share == 0)
+        chain_write<0>(s, plan.pairs, item, c, flags, values, act, terms, keep);
+    else
+        chain_write<1>(s, plan.pairs, item, c, flags, values, act, terms, keep);
 }
 /* The warp that writes the outputs of early pairs. */
 template <class KV> DEV void chain_early(const chain_args &a, uint8_t *smem)
@@ -429,7 +520,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     bar_pass(r.planned, 0);
     int pos = -1;
     /* The step: a register, where there is one; elsewhere it would be in local memory, far away. */
-    constexpr bool apart = KV::wide;
+    constexpr bool apart = KV::wide, roomy = has_room<KV>;
     const uint32_t number = shared_address(smem + CHAIN_K_DONE + 64);
     int i = 0;
 #pragma unroll 1
@@ -491,35 +582,34 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         } else if (plan.pairs || (KV::post && s.post)) {
             const bool rounds = !s.norm && s.own, first = (apart ? warp_get(number) : i) == 0;
             const int lanes = plan.share;
-            const unsigned flags = s.flags;
-            const chain_output c = output_of(s, plan.pairs, first_late<KV>(s, plan), lanes);
+            const unsigned flags = s.flags | (roomy ? (unsigned)lanes * CHAIN_SHARE : 0);
+            chain_output c = output_of(s, plan.pairs, first_late<KV>(s, plan), lanes);
+            if (roomy && lanes && c.at >= 0) c.at += outputs_at(a, r, s);
             if (KV::post && s.post)
                 chain_post(s, (float *)(smem + a.net), row_of(a, r, s, false), act, squares);
             else if (!SPLIT && s.norm && s.units <= CHAIN_WARPS)
-                chain_norm<1>(a, r, s, first, act, squares);
+                chain_norm<1, KV>(a, r, s, first, act, squares);
             else if (!SPLIT && s.norm && s.units <= 2 * CHAIN_WARPS)
-                chain_norm<2>(a, r, s, first, act, squares);
+                chain_norm<2, KV>(a, r, s, first, act, squares);
             else if (s.norm)
-                chain_norm<3>(a, r, s, first, act, squares);
+                chain_norm<3, KV>(a, r, s, first, act, squares);
             else if (KV::nets && s.d.what)
                 chain_row_gated(s, row_of(a, r, s, first),
                                 s.d.what == CHAIN_STATE_ROW ? values_of(a, r) + s.d.gates : s.d.gate, act,
                                 terms);
             else if (!rounds)
-                chain_row_load(a, r, s, first, act);
+                chain_row_load<KV>(a, r, s, first, act);
             CHAIN_STAMP(2);
-            chain_multiply<SPLIT>(a, s, plan, r, rounds, first, act, terms);
+            chain_multiply<SPLIT, KV>(a, s, plan, r, rounds, first, act, terms);
             CHAIN_STAMP(3);
             chain_meet();
             CHAIN_STAMP(4);
-            const int item = first_late<KV>(s, plan), /* (again: not kept) */
-                share = ((const volatile chain_plan &)plan).share;
-            if (share == 2)
-                chain_write<2>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
-            else if (share == 0)
-                chain_write<0>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
+            if (roomy && flags / CHAIN_SHARE == 2)
+                chain_write_shared<2>(a, r, s, c, flags, act, terms, keep);
+            else if (roomy && flags / CHAIN_SHARE)
+                chain_write_shared<1>(a, r, s, c, flags, act, terms, keep);
             else
-                chain_write<1>(s, plan.pairs, item, c, flags, values_of(a, r) + s.at, act, terms, keep);
+                write_late<KV>(a, r, s, plan, c, flags, act, terms, keep);
             if (KV::nets && s.d.what == CHAIN_STATE_ROW)
                 chain_delta_keep(s, plan, false, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
             /* Activations and terms have been read; and who polls is in the way of who writes. */

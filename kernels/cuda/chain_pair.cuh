@@ -62,6 +62,18 @@ DEV float over_127(float a)
     const float y = 1.0f / 127.0f, q = __fmul_rn(a, y);
     return __fmaf_rn(__fmaf_rn(-127.0f, q, a), y, q);
 }
+/* 127 / a to the bit, of finite a >= 1e-30: what __fdiv_rn does for 127 and a's mantissa, which no check of
+ * operands and no other way is for; what is 2^n is taken off before and put back behind. */
+DEV float of_127(float a)
+{
+    const uint32_t bits = __float_as_uint(a), mantissa = (bits & 0x007fffff) | 0x3f800000;
+    const float m = __uint_as_float(mantissa);
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(m));
+    y = __fmaf_rn(y, __fmaf_rn(-m, y, 1.0f), y);
+    const float q = __fmul_rn(127.0f, y);
+    return __uint_as_float(__float_as_uint(__fmaf_rn(__fmaf_rn(-m, q, 127.0f), y, q)) + mantissa - bits);
+}
 /* Activations of blocks of 32 columns that are handed on rounded, by a warp that has one, y of column lane:
  * words of the row as it will stand in shared memory (chain_items.cuh), changed so that none is
  * CHAIN_NOT_YET: no code is -128, no sum of 32 near 2^30. */
@@ -90,52 +102,73 @@ DEV void rounded_put(float *row, int units, int unit, float y)
     if (lane < 10) asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at + to), "r"(word) : "memory");
 }
 
-/* act: in shared memory. N at a time, for most of it is waiting: the first `count` of blocks so far apart. */
-template <int N>
+/* N blocks as codes and what belongs to them; N at a time, for most of it is waiting. WHOLE: no branches;
+ * else of fewer registers. */
+template <int N, bool WHOLE> struct chain_codes {
+    uint32_t w[N][2];
+    float d[N];
+    int sum[N], both[N];
+    __device__ __forceinline__ void of(const float (*v)[8])
+    {
+        constexpr uint32_t LEAST = 0x0da24260, INF = 0x7f800000; /* LEAST: 1e-30 */
+        uint32_t top[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            float m[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) m[i] = most_of(fabsf(v[n][i]), fabsf(v[n][4 + i]));
+            top[n] = __float_as_uint(most_of(most_of(m[0], m[1]), most_of(m[2], m[3]))) & 0x7fffffff;
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) top[n] = __reduce_max_sync(0xffffffff, top[n]);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const bool odd = top[n] >= INF, none = top[n] - LEAST >= INF - LEAST;
+            const float amax = none ? 1.0f : __uint_as_float(top[n]),
+                        inverse = WHOLE ? of_127(amax) : __fdiv_rn(127.0f, amax), over = over_127(amax);
+            const uint32_t mask = none ? 0 : 0xffffffff;
+            d[n] = __uint_as_float(odd ? 0x7fc00000 : __float_as_uint(over) & mask);
+            w[n][0] = round_four(v[n], inverse) & mask;
+            w[n][1] = round_four(v[n] + 4, inverse) & mask;
+            sum[n] = __dp4a((int)w[n][0], 0x01010101, __dp4a((int)w[n][1], 0x01010101, 0));
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) sum[n] += __shfl_xor_sync(0xffffffff, sum[n], 1);
+#pragma unroll
+        for (int n = 0; n < N; n++) both[n] = sum[n] + __shfl_xor_sync(0xffffffff, sum[n], 2);
+    }
+};
+/* Where a lane's part of block 0 stands in shared memory. */
+struct chain_codes_at {
+    uint32_t codes, s16, s32, scale;
+    template <int N, bool WHOLE>
+    __device__ __forceinline__ void put(const chain_codes<N, WHOLE> &c, int n, int block, bool there) const
+    {
+        const int lane = threadIdx.x % 32;
+        put_shared_if(there, codes + 256 * block, c.w[n][0]);
+        put_shared_if(there, codes + 256 * block + 16, c.w[n][1]);
+        put_shared_short_if(there && lane % 2 == 0, s16 + 32 * block, c.sum[n]);
+        put_shared_short_if(there && lane % 4 == 0, s32 + 16 * block, c.both[n]);
+        put_shared_if(there && lane == 0, scale + 4 * block, __float_as_uint(c.d[n]));
+    }
+};
+DEV chain_codes_at codes_at(uint32_t act, int units)
+{
+    const uint32_t lane = threadIdx.x % 32, n = (uint32_t)units;
+    return {act + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2),
+            act + 256 * n + lane, act + 288 * n + lane / 2, act + 304 * n};
+}
+/* act: in shared memory. The first `count` of N blocks so far apart. */
+template <int N, bool WHOLE>
 static __device__ __noinline__ void chain_round(uint32_t act, int units, int block, int apart, int count,
                                                 chain_some<N> e)
 {
-    const int lane = threadIdx.x % 32;
-    uint32_t top[N] = {}, w[N][2];
-    float d[N];
-    int sum[N], both[N];
+    chain_codes<N, WHOLE> c;
+    c.of(e.v);
+    asm volatile("" : "+r"(act)); /* places are made now, not kept meanwhile */
+    const chain_codes_at at = codes_at(act, units);
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        float m[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) m[i] = most_of(fabsf(e.v[n][i]), fabsf(e.v[n][4 + i]));
-        const float most = most_of(most_of(m[0], m[1]), most_of(m[2], m[3]));
-        top[n] = __float_as_uint(most) & 0x7fffffff;
-    }
-#pragma unroll
-    for (int n = 0; n < N; n++) top[n] = __reduce_max_sync(0xffffffff, top[n]);
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        const bool odd = top[n] >= 0x7f800000, none = odd || __uint_as_float(top[n]) < 1e-30f;
-        const float amax = none ? 1.0f : __uint_as_float(top[n]), inverse = __fdiv_rn(127.0f, amax);
-        const uint32_t mask = none ? 0 : 0xffffffff; /* no branches */
-        const float over = over_127(amax);
-        d[n] = __uint_as_float(odd ? 0x7fc00000 : __float_as_uint(over) & mask);
-        w[n][0] = round_four(e.v[n], inverse) & mask;
-        w[n][1] = round_four(e.v[n] + 4, inverse) & mask;
-        sum[n] = __dp4a((int)w[n][0], 0x01010101, __dp4a((int)w[n][1], 0x01010101, 0));
-    }
-#pragma unroll
-    for (int n = 0; n < N; n++) sum[n] += __shfl_xor_sync(0xffffffff, sum[n], 1);
-#pragma unroll
-    for (int n = 0; n < N; n++) both[n] = sum[n] + __shfl_xor_sync(0xffffffff, sum[n], 2);
-    const uint32_t to = act + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2),
-                   s16 = act + 256 * units + lane, s32 = act + 288 * units + lane / 2;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        const bool there = n < count;
-        put_shared_if(there, to + 256 * block, w[n][0]);
-        put_shared_if(there, to + 256 * block + 16, w[n][1]);
-        put_shared_short_if(there && lane % 2 == 0, s16 + 32 * block, sum[n]);
-        put_shared_short_if(there && lane % 4 == 0, s32 + 16 * block, both[n]);
-        put_shared_if(there && lane == 0, act + 304 * units + 4 * block, __float_as_uint(d[n]));
-        block += apart;
-    }
+    for (int n = 0; n < N; n++) at.put(c, n, block + n * apart, n < count);
 }
 
 /* What a lane has of its own while a row is multiplied: addresses in shared memory of its first unit's

@@ -33,7 +33,7 @@ DEV float post_inverse(const float *squares, float n, float y, float eps)
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], v[i + 4]);
     const float ss = __fadd_rn(__fadd_rn(v[0], v[2]), __fadd_rn(v[1], v[3]));
-    return __frcp_rn(__fsqrt_rn(__fadd_rn(post_over(ss, n, y), eps)));
+    return inverse_root(__fadd_rn(post_over(ss, n, y), eps));
 }
 /* N blocks, the first `block`, of which `n` are there. */
 template <int N> DEV void post_round(uint8_t *act, int units, int block, int n, const float (*v)[8])
@@ -42,7 +42,7 @@ template <int N> DEV void post_round(uint8_t *act, int units, int block, int n, 
     if (n < 1) return;
 #pragma unroll
     for (int i = 0; i < 8 * N; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    chain_round<N>(shared_address(act), units, block, CHAIN_WARPS, n, e);
+    chain_round<N, false>(shared_address(act), units, block, CHAIN_WARPS, n, e);
 }
 /* The thread's part of the row that is kept: of block c of its warp, so that lanes are on banks side by side.
  */

@@ -253,6 +253,10 @@ struct gated_keys { /* of chain_wide.cuh, attention that is gated; and nets */
 /* The block's: those that multiply; those that ask, fetch, write early. */
 template <class KV> constexpr int CHAIN_ALL_WARPS = CHAIN_WARPS + (KV::writer ? 3 : 2);
 
+/* Tiles that are asked for at once, at most: each one's barrier but one is looked at for it, lane by lane. */
+#ifndef ASK_AT_ONCE
+#define ASK_AT_ONCE 4
+#endif
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
  * nobody needs what stands in its place. */
 template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const chain_room &m, KV keys)
@@ -310,46 +314,49 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                     place_on(end, mixed ? cuts : tiles, cap, ring);
                     at = place_of(end, tile), turn = end.turn;
                 }
-                const int until = min(tiles, first + on);
-                bool left = first + lane < until;
-                const int number = total + first + lane;
+                const int many = min(tiles - first, on); /* tiles of this turn: lanes */
+                const bool mine_too = lane < many;
+                const unsigned number = (unsigned)(total + first + lane);
                 chain_source c = {};
                 while (!kv && !item && !empty && cut >= cuts) cut -= cuts, here++;
                 int terms = here * 2 * term, apart = term; /* terms: where those of unit 0 would be */
-                if (SPLIT && left && cut < 0) {
+                if (SPLIT && mine_too && cut < 0) {
                     c = split_source(s, plain, mine, cut + shared);
                     terms = s.rounds * 2 * term + 16 * (s.per * (cut + shared) - c.unit);
                     apart = s.split_term;
-                } else if (left && !kv && !item && !empty) {
+                } else if (mine_too && !kv && !item && !empty) {
                     const int by = SPLIT ? cut + turn_by - (cut + turn_by >= cuts ? cuts : 0) : cut;
                     c = source_of(s, plain, pair_at(s, here), by * s.per, s.units);
                 }
                 if (SPLIT) c.kind |= (uint32_t)apart / 16 * CHAIN_TERM;
                 if constexpr (KV::items)
-                    if (left && item) c = keys.item(s, first + lane);
+                    if (mine_too && item) c = keys.item(s, first + lane);
                 if constexpr (KV::ring)
-                    if (left && kv) c = keys.source(a, s, first + lane);
+                    if (mine_too && kv) c = keys.source(a, s, first + lane);
                 const uint32_t to = place_of(p, tile);
                 const uint4 known = make_uint4(to, p.turn + to, (uint32_t)(c.unit + (terms << 16)), c.kind);
+                const uint32_t end = known.y + tile, room = end - ring;
                 cut += on;
                 uint64_t *const bar = m.full + number % CHAIN_TILES;
-                int brought = 0;
+                const int behind = (int)number - ahead, long_behind = (int)number - before;
+                unsigned left = 0xffffffff >> (32 - many); /* lanes whose tiles are not asked for */
+                int brought = 0, next = 0;                 /* next: the first of them */
                 CHAIN_ASKER_BEGIN();
                 for (;;) {
                     /* The tile that somebody needs and nobody an earlier one, and where it stands: what was
                      * asked for last if it is not yet there. */
                     const int oldest = __reduce_min_sync(0xffffffff, m.done[lane % CHAIN_WARPS]);
-                    const uint32_t low = oldest < asked ? m.tile[oldest % CHAIN_TILES].y : until_asked;
-                    bool ready = left && (int)(known.y + tile - ring - low) <= 0;
-                    const int back = number - ((near || KV::items) && oldest < total ? before : ahead);
+                    const uint32_t low =
+                        oldest < asked ? m.tile[(unsigned)oldest % CHAIN_TILES].y : until_asked;
+                    bool ready = (int)(room - low) <= 0 && (unsigned)(lane - next) < ASK_AT_ONCE;
+                    const int back = (near || KV::items) && oldest < total ? long_behind : behind;
                     if (ahead && ready && back >= 0)
-                        ready = bar_test(m.full + back % CHAIN_TILES, back / CHAIN_TILES & 1);
-                    const unsigned held = __ballot_sync(0xffffffff, left && !ready);
-                    ready = ready && (!held || lane < __ffs((int)held) - 1); /* in order */
-                    if (ready) {
-                        m.tile[number % CHAIN_TILES] = known;
-                        left = false;
-                    }
+                        ready =
+                            bar_test(m.full + (unsigned)back % CHAIN_TILES, (unsigned)back / CHAIN_TILES & 1);
+                    const unsigned held = left & ~__ballot_sync(0xffffffff, ready),
+                                   now = left & ((held & (0u - held)) - 1); /* in order */
+                    ready = now >> lane & 1;
+                    if (ready) m.tile[number % CHAIN_TILES] = known;
                     if ((KV::items || SPLIT) && ready && !kv && !c.bytes)
                         bar_arrive(bar); /* there is no such item, or unit */
                     if (ready && !kv && (!(KV::items || SPLIT) || c.bytes)) {
@@ -361,31 +368,30 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                         if (ready && kv) keys.copy(m.ring + to, c, bar, policy);
                     }
                     __syncwarp();
-                    const unsigned all = __ballot_sync(0xffffffff, left);
-                    const unsigned now = __ballot_sync(0xffffffff, ready);
                     if (now) {
-                        asked = total + (all ? first + __ffs((int)all) - 1 : until);
-                        until_asked = __shfl_sync(0xffffffff, known.y + tile, 31 - __clz((int)now));
+                        const int newest = 31 - __clz((int)now);
+                        left &= ~now, next = newest + 1, asked = total + first + next;
+                        until_asked = __shfl_sync(0xffffffff, end, newest);
                     }
-                    if (!all) break;
+                    if (!left) break;
                     /* Nothing is on its way, for the ring is full: what comes next, to the L2 cache. */
                     if (near && bring && !now && asked &&
-                        bar_test(m.full + (asked - 1) % CHAIN_TILES, (asked - 1) / CHAIN_TILES & 1)) {
-                        const int next = __ffs((int)all) - 1, then = max(brought, next);
+                        bar_test(m.full + (unsigned)(asked - 1) % CHAIN_TILES,
+                                 (unsigned)(asked - 1) / CHAIN_TILES & 1)) {
+                        const int then = max(brought, next);
                         if (then < min(next + bring, 32)) {
-                            if (lane == then && left) {
+                            if (lane == then && mine_too) {
                                 prefetch_bulk(c.p, c.bytes);
                                 if (c.q) prefetch_bulk(c.q, c.bytes);
                             }
                             brought = then + 1;
                         }
                     }
-                    CHAIN_ASKER_IDLE(now, kv, (int)(known.y + tile - ring - low) > 0, held);
+                    CHAIN_ASKER_IDLE(now, kv, (int)(room - low) > 0, held);
                     if constexpr (KV::items)
                         if (!now && item) {
-                            const uint32_t end =
-                                __shfl_sync(0xffffffff, known.y, __ffs((int)held) - 1) + tile;
-                            if ((int)(end - ring - low) > 0) keys.early(s, i, asked - total, tiles);
+                            const uint32_t wanted = __shfl_sync(0xffffffff, room, __ffs((int)held) - 1);
+                            if ((int)(wanted - low) > 0) keys.early(s, i, asked - total, tiles);
                         }
                     if (!KV::items && !now) __nanosleep(40);
                 }

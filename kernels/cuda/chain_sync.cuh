@@ -158,11 +158,7 @@ DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
 /* What is read once a launch: the L2 cache may forget it before values, norms and what else is read again. */
 DEV uint64_t once_policy()
 {
-    uint64_t p = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-#endif
-    return p;
+    return 0x12f0000000000000; /* createpolicy.fractional.L2::evict_first.b64 of 1.0: a constant */
 }
 /* A thread: the first descriptors are on their way. */
 DEV void first_steps(const chain_args &a, chain_step *steps, uint64_t *told)
@@ -186,6 +182,17 @@ DEV float sum_16(const float *p)
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], v[i + 4]);
     return __fadd_rn(__fadd_rn(v[0], v[2]), __fadd_rn(v[1], v[3]));
+}
+/* 1 / sqrt(t) as __frcp_rn(__fsqrt_rn(t)) has it, to the bit: what these do where nothing is close to the
+ * ends of what a float is, without two checks on the way. */
+DEV float inverse_root(float t)
+{
+    if (!(t > 0x1p-60f && t < 0x1p60f)) return __frcp_rn(__fsqrt_rn(t));
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(t));
+    const float g = __fmul_rn(t, y), root = __fmaf_rn(__fmaf_rn(-g, g, t), __fmul_rn(0.5f, y), g);
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(root));
+    return __fmaf_rn(y, __fmaf_rn(-root, y, 1.0f), y);
 }
 /* The factor of a norm of n_in columns, from the squares of its blocks of 256, as prepare_row adds them. */
 DEV float norm_factor(const chain_step &s, const float *squares, int lane, int blocks, int n_in)
