@@ -374,6 +374,19 @@ static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const u
     for (int o = 0; o < outs; o++) copy_weights_to(to + o * next_to, down + (size_t)o * next, bytes, bar);
 }
 
+/* The choice and the logits, to memory, by a warp. */
+DEV void whole_leave(const whole_args &a, const struct whole_memory *m, const float x[CHOICE / 32], float shared, int lane, int n)
+{
+    if (lane < a.slots) {
+        a.route.ids[lane] = m->ids[lane];
+        a.route.weights[lane] = m->weights[lane];
+    }
+#pragma unroll
+    for (int i = 0; i < CHOICE / 32; i++)
+        if (32 * i + lane < n) a.logits[32 * i + lane] = x[i];
+    if (lane == 0 && a.router[1]) *a.shared_logits = shared;
+}
+
 /* The warp that chooses and asks: a lane a pair of panels of gate and up, of an expert as soon as it is
  * known, then a lane an expert of down. First for what is read of the shared expert. */
 template <enum whole_place P> DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
@@ -439,15 +452,7 @@ template <enum whole_place P> DEV void whole_choose(const whole_args &a, struct 
         if (i >= BEHIND_WINDOW) bar_wait(m->behind + i - BEHIND_WINDOW, 0);
         behind_ask(a, m, smem, i, i + 1);
     }
-    if (blockIdx.x) return;
-    if (lane < a.slots) {
-        a.route.ids[lane] = m->ids[lane];
-        a.route.weights[lane] = m->weights[lane];
-    }
-#pragma unroll
-    for (int i = 0; i < per; i++)
-        if (32 * i + lane < n) a.logits[32 * i + lane] = x[i];
-    if (lane == 0 && a.router[1]) *a.shared_logits = shared;
+    if (blockIdx.x == 0) whole_leave(a, m, x, shared, lane, n);
 }
 
 /* ---- products ---- */
