@@ -211,6 +211,53 @@ struct walk {
     const uint8_t *base, *p; /* of the first member's panel; of the next copy */
 };
 
+/* Where a lane's tokens lie in the rows in shared memory. */
+template <int NT> DEV void find_view(const mm_args &a, int lane, mm_view<NT> &view)
+{
+    view.plane_bytes = 64 * a.slice_units;
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        view.row[t] = min(8 * t + lane / 4, a.n - 1) * a.at.row_bytes + lane % 4 * 16;
+        view.pair[t][0] = min(8 * t + 2 * (lane % 4), a.n - 1) * a.at.row_bytes;
+        view.pair[t][1] = min(8 * t + 2 * (lane % 4) + 1, a.n - 1) * a.at.row_bytes;
+    }
+}
+
+/* A warp's barriers, one a stage, and by the first warp that of the rows. */
+DEV void init_bars(uint64_t *bars, int stages, uint64_t *act_bar, int warp)
+{
+    for (int i = 0; i < stages; i++) bar_init(bars + i);
+    if (warp == 0) bar_init(act_bar);
+    bar_fence();
+}
+
+template <bool BULK> DEV void wait_stage(uint64_t *bars, int slot, uint32_t phase, int stages)
+{
+    if (BULK) {
+        bar_wait(bars + slot, phase);
+    } else {
+        copy_wait(stages);
+        __syncwarp();
+    }
+}
+
+/* On to the warp's next slice, of this panel's member, the next member, the next panel. */
+template <class Panel>
+DEV void next_slice(const mm_args &a, walk &next, int part, int member0, int member_last, int stride, int end_panel, const Panel &find_panel)
+{
+    next.local += a.slice_warps;
+    if (next.local < a.block_slices) return;
+    next.local = part;
+    if (next.member++ != member_last) return;
+    next.member = member0;
+    next.panel += stride;
+    if (next.panel >= end_panel) return;
+    if (!a.gated && next.panel >= a.panel_end[next.matrix])
+        find_panel();
+    else
+        next.base += (uint32_t)stride * (uint32_t)(a.units * next.unit_bytes);
+}
+
 template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
@@ -226,11 +273,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
     cuda_grid_early();
     MM_STAMP(0);
     if (BULK) {
-        if (lane == 0) {
-            for (int i = 0; i < stages; i++) bar_init(bars + i);
-            if (warp == 0) bar_init(act_bar);
-            bar_fence();
-        }
+        if (lane == 0) init_bars(bars, stages, act_bar, warp);
         __syncwarp();
     }
 
@@ -274,20 +317,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
             next.p += bytes;
             next.left -= stage_units;
             if (next.left <= 0) {
-                next.local += a.slice_warps;
-                if (next.local >= a.block_slices) {
-                    next.local = part;
-                    if (next.member++ == member_last) {
-                        next.member = member0;
-                        next.panel += stride;
-                        if (next.panel < end_panel) {
-                            if (!a.gated && next.panel >= a.panel_end[next.matrix])
-                                find_panel();
-                            else
-                                next.base += (uint32_t)stride * (uint32_t)(a.units * next.unit_bytes);
-                        }
-                    }
-                }
+                next_slice(a, next, part, member0, member_last, stride, end_panel, find_panel);
                 find_slice();
             }
         }
@@ -309,13 +339,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
     MM_STAMP(3);
 
     mm_view<NT> view;
-    view.plane_bytes = 64 * a.slice_units;
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        view.row[t] = min(8 * t + lane / 4, a.n - 1) * a.at.row_bytes + lane % 4 * 16;
-        view.pair[t][0] = min(8 * t + 2 * (lane % 4), a.n - 1) * a.at.row_bytes;
-        view.pair[t][1] = min(8 * t + 2 * (lane % 4) + 1, a.n - 1) * a.at.row_bytes;
-    }
+    find_view<NT>(a, lane, view);
 
     const bool in_shared = together && (a.slices > 1 || a.gated);
     const int pairs = merge_pairs<NT>(a);
@@ -339,12 +363,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
                 view.aux = x + (F::b_unit + F::sums_unit) * a.slice_units;
 #pragma unroll 1
                 for (int unit = 0; unit < units; unit += stage_units) {
-                    if (BULK) {
-                        bar_wait(bars + slot, phase);
-                    } else {
-                        copy_wait(stages);
-                        __syncwarp();
-                    }
+                    wait_stage<BULK>(bars, slot, phase, stages);
                     F::template stage<NT>(fin, ring + slot * stage_bytes, min(stage_units, units - unit),
                                           type, view, lane);
                     view.b += stage_units * F::b_unit;
