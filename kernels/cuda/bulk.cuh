@@ -21,14 +21,18 @@ DEV void bar_fence()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-DEV void bar_wait(uint64_t *b, uint32_t phase)
+DEV void bar_wait_at(uint32_t b, uint32_t phase)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
-                 "done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)),
+                 "done;\nbra again;\ndone:\n}" ::"r"(b),
                  "r"(phase)
                  : "memory");
 #endif
+}
+DEV void bar_wait(uint64_t *b, uint32_t phase)
+{
+    bar_wait_at(shared_address(b), phase);
 }
 /* Is the phase complete? */
 DEV bool bar_test(uint64_t *b, uint32_t phase)

@@ -527,6 +527,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
         const int32_t n_blocks = together  ? a->groups
                                  : a->left ? a->groups * (a->slices - 1) + a->last_groups
                                            : a->groups * a->slices;
+        a->pitch = (uint32_t)a->stage_bytes + FEW_BARRIER, a->ring_bytes = (uint32_t)a->stages * a->pitch;
         a->cluster = few ? few_cluster(be, act, a) : 1;
         const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
         const int err = cuda_check(be, name,

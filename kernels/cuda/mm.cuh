@@ -114,6 +114,7 @@ struct mm_args {
     int32_t ahead;            /* copies of a ring that are asked for before the launch before is over, there */
     int32_t pace;             /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
     int32_t cluster;          /* blocks that are given the same rows together: 1 or a power of two */
+    uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
 #ifdef MM_TRACE
     unsigned long long *trace;
 #endif

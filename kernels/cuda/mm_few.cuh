@@ -46,24 +46,26 @@ DEV few_share few_share_of(const mm_args &a, int warp, const few_part &part)
     return s;
 }
 
-/* The way of a warp through items: the matrix of `item`, panels before that matrix and up to its end. */
+/* The way of a warp through items: the matrix of `item`. */
 struct few_walk {
-    int item, matrix, before, end;
+    int item, matrix;
 };
+/* The panel of its matrix that the item is. */
+DEV int few_panel(const mm_args &a, const few_walk &w)
+{
+    return a.first_item + w.item - (a.gated || w.matrix == 0 ? 0 : a.panel_end[w.matrix - 1]);
+}
 /* Is there an item? Then w's matrix is that of it. */
 DEV bool few_find(const mm_args &a, few_walk &w)
 {
     if (w.item >= a.n_items) return false;
     if (a.gated) return true;
-    while (a.first_item + w.item >= w.end) {
-        w.before = w.end;
-        w.end = a.panel_end[++w.matrix];
-    }
+    while (a.first_item + w.item >= a.panel_end[w.matrix]) w.matrix++;
     return true;
 }
 DEV few_walk few_begin(const mm_args &a, const few_share &s)
 {
-    few_walk w = {s.local < a.block_slices ? s.first : a.n_items, s.matrix, 0, a.panel_end[0]};
+    few_walk w = {s.local < a.block_slices ? s.first : a.n_items, s.matrix};
     few_find(a, w);
     return w;
 }
@@ -93,32 +95,39 @@ DEV void few_seek(const mm_args &a, few_source &c, int unit0, int units)
     if (!few_find(a, c.w)) return;
     c.left = units;
     c.unit_bytes = (unsigned)a.unit_bytes[c.w.matrix];
-    c.p = a.w[c.w.matrix] +
-          (size_t)((a.first_item + c.w.item - c.w.before) * a.units + unit0) * c.unit_bytes;
+    c.p = a.w[c.w.matrix] + (size_t)(few_panel(a, c.w) * a.units + unit0) * c.unit_bytes;
 }
 DEV uint64_t *few_bar(uint8_t *place)
 {
     return (uint64_t *)(place - FEW_BARRIER);
 }
+/* On to the next slice: is there one? */
+template <bool LATE> DEV bool few_more(const mm_args &a, const few_share &s, few_source &c, int unit0, int units)
+{
+    if (LATE) {
+        few_late_next(a, s, c);
+        return c.left != 0;
+    }
+    c.w.item += s.stride;
+    if (c.w.item >= a.n_items) return false;
+    if (a.gated || a.first_item + c.w.item < a.panel_end[c.w.matrix]) { /* the same matrix */
+        c.left = units;
+        c.p += (size_t)(unsigned)(s.stride * a.units - units) * c.unit_bytes;
+    } else
+        few_seek(a, c, unit0, units);
+    return true;
+}
 /* The next copy to the place `to`, in front of which is its barrier. */
 template <bool SINGLE, bool LATE>
 DEV void few_issue(const mm_args &a, const few_share &s, few_source &c, int unit0, int units, uint8_t *to)
 {
-    if (LATE ? c.left == 0 : c.w.item >= a.n_items) return;
+    if (c.left == 0 && !few_more<LATE>(a, s, c, unit0, units)) return;
     const int some = SINGLE ? 1 : min(a.stage_units, c.left);
     const uint32_t bytes = (uint32_t)some * c.unit_bytes;
     bar_expect(few_bar(to), bytes);
     copy_weights_to(to, c.p, bytes, few_bar(to));
     c.p += bytes;
-    if ((c.left -= some) == 0) {
-        if (LATE) return few_late_next(a, s, c);
-        c.w.item += s.stride;
-        c.left = units;
-        if (a.gated || a.first_item + c.w.item < c.w.end) /* the same matrix */
-            c.p += (size_t)(unsigned)(s.stride * a.units - units) * c.unit_bytes;
-        else
-            few_seek(a, c, unit0, units);
-    }
+    c.left -= some;
 }
 
 /* A warp's ring of copies, as it takes them: wait() gives the next, next() gives its place back. */
@@ -127,28 +136,25 @@ template <bool SINGLE, bool LATE> struct few_ring {
     const few_share &s;
     uint8_t *smem;
     few_source source; /* of one lane */
-    unsigned begin, at; /* places, from smem: a copy, its barrier in front of it */
+    unsigned begin; /* places, from smem: a copy, its barrier in front of it */
+    unsigned at, end; /* the same, of shared memory: now, behind the last */
     int unit0, units;
     uint32_t phase;
 
-    __device__ __forceinline__ unsigned pitch() const
-    {
-        return (unsigned)a.stage_bytes + FEW_BARRIER;
-    }
     __device__ __forceinline__ void fill(int from, int end)
     {
         if (from == 0 && !LATE) few_seek(a, source, unit0, units);
 #pragma unroll 1
         for (int i = from; i < end; i++)
-            few_issue<SINGLE, LATE>(a, s, source, unit0, units, smem + begin + (unsigned)i * pitch());
+            few_issue<SINGLE, LATE>(a, s, source, unit0, units, smem + begin + (unsigned)i * a.pitch);
     }
     /* The same, each when the copy before has arrived, so that little is on its way, until the ring is full or *over is
      * set; returns the end. first: a barrier that opens before, or NULL. */
     __device__ __forceinline__ int pace(int from, uint64_t *first, const volatile uint32_t *over)
     {
         while (from < a.stages && !*over) {
-            uint8_t *const to = smem + begin + (unsigned)from * pitch();
-            if (!bar_test(first ? first : few_bar(to - pitch()), 0)) continue;
+            uint8_t *const to = smem + begin + (unsigned)from * a.pitch;
+            if (!bar_test(first ? first : few_bar(to - a.pitch), 0)) continue;
             if (!first) few_issue<SINGLE, LATE>(a, s, source, unit0, units, to), from++;
             first = nullptr;
         }
@@ -156,15 +162,20 @@ template <bool SINGLE, bool LATE> struct few_ring {
     }
     __device__ __forceinline__ const uint8_t *wait()
     {
-        bar_wait(few_bar(smem + at), phase);
-        return smem + at;
+        bar_wait_at(at - FEW_BARRIER, phase);
+        return (const uint8_t *)__cvta_shared_to_generic(at);
     }
-    __device__ __forceinline__ void next()
+    /* read: what was read of the place last; its address is made with it (the low bits are 0), so nothing is asked for before that is
+     * there. */
+    __device__ __forceinline__ void next(uint32_t read = 0)
     {
         __syncwarp();
-        if (few_one()) few_issue<SINGLE, LATE>(a, s, source, unit0, units, smem + at);
-        at += pitch();
-        if (at == begin + (unsigned)a.stages * pitch()) at = begin, phase ^= 1;
+        if (few_one()) few_issue<SINGLE, LATE>(a, s, source, unit0, units, (uint8_t *)__cvta_shared_to_generic(at & ~(read & 15)));
+        at += a.pitch;
+        /* shorter than what is made of an if */
+        asm("{\n.reg .pred p;\nsetp.eq.u32 p, %0, %2;\n@p sub.u32 %0, %0, %3;\n@p xor.b32 %1, %1, 1;\n}"
+            : "+r"(at), "+r"(phase)
+            : "r"(end), "r"(a.ring_bytes));
     }
 };
 
@@ -190,6 +201,12 @@ DEV const uint8_t *few_row(const mm_args &a, const uint8_t *smem, int local, int
 
 /* ---- results ---- */
 
+/* v, and what comes of it is put together where it is wanted: no register holds it while units are summed. */
+DEV int few_here(int v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
+}
 /* The `warps` warps of an item meet. */
 DEV void few_meet(int sub, int warps)
 {
@@ -246,6 +263,52 @@ template <bool SHARED> DEV float few_add(const float *p, int slices, int step)
     for (; slices > 0; slices--, p += step) v = few_add_some<SHARED, 1>(v, p, step);
     return v;
 }
+/* The sums of the slices at p: of a gate or of any row, and of an up. */
+template <int NT> DEV void few_both(const mm_args &a, const float *p, float &v, float &up)
+{
+    constexpr int step = NT * MM_RECORD;
+    up = 0.0f;
+    if (a.slices == 4) {
+        float u[8];
+#pragma unroll
+        for (int s = 0; s < 4; s++) u[s] = p[s * step];
+        if (a.gated) {
+#pragma unroll
+            for (int s = 4; s < 8; s++) u[s] = p[s * step];
+#pragma unroll
+            for (int s = 4; s < 8; s++) up = __fadd_rn(up, u[s]);
+        }
+        v = 0.0f;
+#pragma unroll
+        for (int s = 0; s < 4; s++) v = __fadd_rn(v, u[s]);
+    } else {
+        v = few_add<true>(p, a.slices, step);
+        if (a.gated) up = few_add<true>(p + a.slices * step, a.slices, step);
+    }
+}
+/* Of `panel` of matrix j the outputs me, me + 32 * warps, ..., from sums at `sums`; all of the item's warps call, which first meet if they
+ * are to. */
+template <int NT, bool MEET>
+DEV void few_outputs(const mm_args &a, int sub, int warps, int j, int panel, unsigned me, const float *sums)
+{
+    const unsigned row = 16u * (unsigned)panel + me % 16, width = (unsigned)a.n_out[j], step = 32u * (unsigned)warps;
+    float *const out = a.out[j];
+    unsigned i = row < width ? me : 128 * NT, at = me / 16 * width + row;
+    float old = 0.0f;
+    if (a.add && i < 16u * (unsigned)a.n) old = __ldcg(out + at);
+    if (MEET) few_meet(sub, warps);
+#pragma unroll 1
+    while (i < 16u * (unsigned)a.n) {
+        const float *const p = sums + few_place(i) + i / 128 * MM_RECORD;
+        float v, up, next = 0.0f;
+        i += step;
+        if (a.add && i < 16u * (unsigned)a.n) next = __ldcg(out + at + step / 16 * width); /* what is added to: asked for early */
+        few_both<NT>(a, p, v, up);
+        few_write(a, out + at, v, up, old);
+        at += step / 16 * width, old = next;
+    }
+}
+
 /* Apart: this block's share of the group's sums in memory, when all blocks of the group have left theirs. */
 template <int NT, int W> DEV void few_merge_group(const mm_args &a, int group, int slice)
 {
@@ -277,33 +340,52 @@ template <int NT, int W> DEV void few_merge_group(const mm_args &a, int group, i
 template <int NT> DEV void few_leave(const mm_args &a, const few_walk &w, int slice, int lane, const float fin[NT][4])
 {
     const unsigned width = (unsigned)a.n_out[w.matrix],
-                   row = 16u * (unsigned)(w.item - w.before) + (unsigned)lane / 4; /* first_item is 0 */
-    float *const p = a.partial + (size_t)(16u * (unsigned)(a.slices * a.n * w.before) + (unsigned)(slice * a.n) * width + row);
+                   panel = (unsigned)few_panel(a, w), before = (unsigned)w.item - panel, /* first_item is 0 */
+                   row = 16u * panel + (unsigned)lane / 4;
+    const int first = 2 * (few_here(lane) % 4);
+    float *const p = a.partial + (16u * (unsigned)(a.slices * a.n) * before + (unsigned)(slice * a.n + first) * width + row);
 #pragma unroll
     for (int t = 0; t < NT; t++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int token = 8 * t + 2 * (lane % 4) + i % 2;
-            if (token < a.n) p[(unsigned)token * width + 8 * (i / 2)] = fin[t][i];
-        }
+        for (int i = 0; i < 2; i++)
+            if (first + 8 * t + i < a.n) {
+                float *const to = p + (size_t)(8 * t + i) * width;
+                to[0] = fin[t][i], to[8] = fin[t][2 + i];
+            }
 }
 
-/* One lane of each warp: a row; the barrier may hear of bytes before it knows how many. */
-template <int NT> DEV void few_ask_rows(const mm_args &a, uint8_t *smem, int first_slice, int warp)
+/* Bytes of a row of the block's, and of what is beside all rows. */
+DEV uint32_t few_row_bytes(const mm_args &a)
+{
+    return (uint32_t)(a.block_slices * a.slice_row);
+}
+template <int NT> DEV uint32_t few_beside_bytes(const mm_args &a)
+{
+    return a.side ? FEW_SIDE(NT) * (uint32_t)(a.slice_units * a.block_slices) : 0;
+}
+/* Is token t's row, which all blocks of the cluster are given, for this one to ask for? */
+DEV bool few_asks(const mm_args &a, int t)
+{
+    return t < a.n && (t & (a.cluster - 1)) == ((int)blockIdx.x & (a.cluster - 1));
+}
+DEV const uint8_t *few_row_from(const mm_args &a, int first_slice, int t)
+{
+    return a.rows + (unsigned)(t * a.slices + first_slice) * (unsigned)a.slice_row;
+}
+/* One lane of each warp: a row (`from`, known before, if it asks), one of them what is beside the rows too; then rows that are more than
+ * warps. */
+template <int NT> DEV void few_ask_rows(const mm_args &a, uint8_t *smem, int first_slice, int warp, bool asks, const uint8_t *from)
 {
     uint64_t *const bar = (uint64_t *)smem;
-    const uint32_t bytes = (uint32_t)(a.block_slices * a.slice_row), unit = FEW_SIDE(NT) * (uint32_t)a.slice_units,
-                   beside = a.side ? unit * (uint32_t)a.block_slices : 0;
-    if (warp == 0) bar_expect(bar, bytes * a.n + beside);
+    const int warps = (int)blockDim.x / 32;
+    if (asks) few_row_to_all(smem + a.at.act + (unsigned)warp * a.at.row_bytes, from, few_row_bytes(a), bar, a.cluster);
+    if (warp == (a.n < warps ? a.n : 0) && a.side && (blockIdx.x & (unsigned)(a.cluster - 1)) == 0)
+        few_row_to_all(smem + a.at.side, a.side + (unsigned)first_slice * (FEW_SIDE(NT) * (unsigned)a.slice_units), few_beside_bytes<NT>(a), bar,
+                       a.cluster);
 #pragma unroll 1
-    for (int t = warp; t < a.n + (beside != 0); t += blockDim.x / 32)
-        if ((t & (a.cluster - 1)) == ((int)blockIdx.x & (a.cluster - 1))) {
-            const bool row = t < a.n; /* or what is beside the rows, at once */
-            few_row_to_all(smem + (row ? a.at.act + t * a.at.row_bytes : a.at.side),
-                           row ? a.rows + (size_t)t * (size_t)(a.slices * a.slice_row) + (size_t)(first_slice * a.slice_row)
-                               : a.side + (size_t)first_slice * unit,
-                           row ? bytes : beside, bar, a.cluster);
-        }
+    for (int t = warp + warps; t < a.n; t += warps)
+        if (few_asks(a, t))
+            few_row_to_all(smem + a.at.act + (unsigned)t * a.at.row_bytes, few_row_from(a, first_slice, t), few_row_bytes(a), bar, a.cluster);
 }
 
 #include "mm_few_late.cuh"
@@ -319,8 +401,9 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     const few_share s = few_share_of(a, warp, part);
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
-    const unsigned begin = a.at.ring + FEW_BARRIER + (unsigned)warp * (unsigned)a.stages * ((unsigned)a.stage_bytes + FEW_BARRIER);
-    few_ring<F::single, LATE> ring = {a, s, smem, {w, 0, 0u, nullptr, s.local}, begin, begin, unit0, units, 0};
+    const unsigned begin = a.at.ring + FEW_BARRIER + (unsigned)warp * a.ring_bytes;
+    const unsigned at = shared_address(smem) + begin;
+    few_ring<F::single, LATE> ring = {a, s, smem, {w, 0, 0u, nullptr, s.local}, begin, at, at + a.ring_bytes, unit0, units, 0};
 
     /* The last warp alone waits for the launch before and tells the others, which fill their rings meanwhile. */
     volatile uint32_t *const over = (uint32_t *)(smem + 16);
@@ -332,23 +415,29 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         if (warp == 0) bar_init(act_bar), *over = 0;
         if (w.item < a.n_items) { /* others have no ring */
 #pragma unroll 1
-            for (int i = 0; i < a.stages; i++) bar_init(few_bar(smem + begin + (unsigned)i * ring.pitch()));
+            for (int i = 0; i < a.stages; i++) bar_init(few_bar(smem + begin + (unsigned)i * a.pitch));
         }
         if (LATE) few_late_begin(a, smem, s, ring.source);
         bar_fence();
+        if (warp == 0) bar_expect(act_bar, few_row_bytes(a) * (uint32_t)a.n + few_beside_bytes<NT>(a));
         ring.fill(0, asked);
     }
     __syncthreads();
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
     MM_STAMP(1);
     if (!waits && w.item < a.n_items && few_one())
-        asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? few_bar(smem + begin - ring.pitch()) : nullptr, over);
+        asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? few_bar(smem + begin - a.pitch) : nullptr, over);
     __syncwarp();
-    cuda_grid_wait();
-    if (waits && lane == 0) *over = 1;
+    const bool asks = few_asks(a, warp);
+    const uint8_t *const from = few_row_from(a, first_slice, warp);
     if (a.cluster > 1) cluster_wait();
+    cuda_grid_wait();
+    if (few_one()) {
+        if (waits) *over = 1; /* first: others wait to ask, too */
+        few_ask_rows<NT>(a, smem, first_slice, warp, asks, from);
+    }
     MM_STAMP(2);
-    if (lane == 0) few_ask_rows<NT>(a, smem, first_slice, warp);
+    const auto view = F::template view<NT>(a, smem, s.local, lane);
     bar_wait(act_bar, 0);
     if (few_one()) ring.fill(asked, a.stages); /* behind the rows, which all wait for */
     F::template prepare<NT>(a, smem);
@@ -361,13 +450,9 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         return;
     }
 
-    const auto view = F::template view<NT>(a, smem, s.local, lane);
     /* Sums that meet in shared memory: [sub][set][matrix][slice][tile]. Bytes. */
     const int record = NT * MM_RECORD * 4, sums = a.slices * record,
               warps = 1 << (a.log2_slice_warps + a.split);
-    const unsigned me = threadIdx.x & (32u * warps - 1);
-    uint8_t *const meet = smem + a.at.merge + s.sub * a.at.merge_sets * (sums << a.split);
-    uint8_t *const to = meet + s.matrix * sums + s.local * record + 16 * few_slot(lane);
     int set = 0;
     /* All warps of an item take as many turns, those without a slice too. */
     for (w.item = s.first; few_find(a, w); w.item += s.stride) {
@@ -385,29 +470,20 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
                     make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
             continue;
         }
-        if (s.local < a.block_slices)
+        const int thread = few_here((int)threadIdx.x);
+        const few_share here = few_share_of(a, thread / 32, part);
+        uint8_t *const meet = smem + a.at.merge + here.sub * a.at.merge_sets * (sums << a.split) + set;
+        if (here.local < a.block_slices) {
+            uint8_t *const to = meet + here.matrix * sums + here.local * record + 16 * few_slot(thread % 32);
 #pragma unroll
             for (int t = 0; t < NT; t++)
-                *(float4 *)(to + set + t * 4 * MM_RECORD) =
-                    make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
-        const int panel = a.first_item + w.item - w.before, j = a.gated ? 0 : w.matrix;
-        float *out = few_out(a, j, panel, me), old = few_old(a, out);
-        few_meet(s.sub, warps);
-#pragma unroll 1
-        for (unsigned i = me; i < 128 * NT; i += 32 * warps) {
-            const uint8_t *p = meet + set + i / 128 * (4 * MM_RECORD) + 4 * few_place(i);
-            float *const now = out;
-            const float before = old;
-            out = few_out(a, j, panel, i + 32 * warps), old = few_old(a, out);
-            if (!now) continue;
-            const float v = few_add<true>((const float *)p, a.slices, record / 4),
-                        up = a.gated ? few_add<true>((const float *)(p + sums), a.slices, record / 4) : 0.0f;
-            few_write(a, now, v, up, before);
+                *(float4 *)(to + t * 4 * MM_RECORD) = make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
         }
+        few_outputs<NT, true>(a, here.sub, warps, a.gated ? 0 : w.matrix, few_panel(a, w), thread & (32u * warps - 1), (const float *)meet);
         if (a.at.merge_sets == 2) /* the next sums go elsewhere: the barrier after them frees these */
             set ^= sums << a.split;
         else
-            few_meet(s.sub, warps);
+            few_meet(here.sub, warps);
     }
     MM_STAMP(4);
     if (!together && !a.left) few_merge_group<NT, W>(a, part.group, first_slice);

@@ -64,15 +64,28 @@ DEV constexpr bool few_has_mins(uint32_t type)
 {
     return type == KN_Q4_K || type == KN_Q5_K || type == KN_Q2_K;
 }
-template <uint32_t TYPE, int NT>
-DEV void few_unit(float y[NT][4], float d[2], const uint8_t *st, const few_view<NT> &v, int lane)
+/* Types whose unit is read into registers at once, so that its place is free before the arithmetic. */
+DEV constexpr bool few_reads_first(uint32_t type)
 {
+    return type == KN_Q4_K || type == KN_Q5_K || type == KN_Q6_K;
+}
+template <uint32_t TYPE, int NT, class R>
+DEV void few_unit(float y[NT][4], float d[2], R &ring, const few_view<NT> &v, int lane)
+{
+    const uint8_t *const st = ring.wait();
     const auto act = [&](int t, int part) { return lds16(v.b[t] + 64 * part); };
+    uint4 codes[4];
+    if (few_reads_first(TYPE)) {
+#pragma unroll
+        for (int part = 0; part < 4; part++) codes[part] = lds16(st + 512 * part + 16 * lane);
+    }
+    const auto code = [&](int part) { return codes[part]; };
+    const auto read = [&] { ring.next(codes[3].w); };
     int sum[NT][4];
     float dmin[2];
     if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
         uint32_t mins[2][2], a[4];
-        codes_45<TYPE == KN_Q4_K ? 4 : 5, NT>(sum, d, dmin, mins, st, lane, act);
+        codes_45<TYPE == KN_Q4_K ? 4 : 5, NT>(sum, d, dmin, mins, st, lane, act, code, read);
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) /* minimums 2 q and 2 q + 1: each for two sums */
             a[hi] = a[2 + hi] =
@@ -80,7 +93,13 @@ DEV void few_unit(float y[NT][4], float d[2], const uint8_t *st, const few_view<
         few_less_mins<NT>(y, sum, d, dmin, a, v);
     } else if constexpr (TYPE == KN_Q6_K) {
         const uint32_t scales[2] = {lds4(st + 3072 + 4 * lane), lds4(st + 3200 + 4 * lane)};
-        codes_6<NT>(sum, d, st, lane, act, 32u * MM_BITS_OF);
+        const uint4 high[2] = {lds16(st + 2048 + 16 * lane), lds16(st + 2560 + 16 * lane)};
+        codes_6<NT>(sum, d, st, lane, act, 32u * MM_BITS_OF, code,
+                    [&](int part) {
+                        const uint4 h = high[part / 2];
+                        return part % 2 ? make_uint2(h.z, h.w) : make_uint2(h.x, h.y);
+                    },
+                    read);
         few_less_offset<NT>(y, sum, scales, 32, v);
     } else if constexpr (TYPE == KN_IQ4_XS) {
         codes_iq4_xs<NT>(sum, d, st, lane, act);
@@ -148,7 +167,7 @@ DEV void few_slice(const mm_args &a, float fin[NT][4], R &ring, few_view<NT> v, 
 #pragma unroll 1
     for (; units > 0; units--) {
         float y[NT][4], d[2];
-        few_unit<TYPE, NT>(y, d, ring.wait(), v, lane);
+        few_unit<TYPE, NT>(y, d, ring, v, lane);
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const float2 da = *(const float2 *)(v.scales + 32 * t);
@@ -160,7 +179,7 @@ DEV void few_slice(const mm_args &a, float fin[NT][4], R &ring, few_view<NT> v, 
             v.b[t] += 256;
         }
         v.sums += FEW_SIDE(NT), v.scales += FEW_SIDE(NT);
-        ring.next();
+        if (!few_reads_first(TYPE)) ring.next();
     }
 }
 template <uint32_t TYPE> struct few_type {

@@ -57,30 +57,17 @@ DEV void few_late_arrive(uint64_t *b)
 #endif
 }
 
-/* Of `panel`, outputs i, i + step, ... from the sums of its parts. */
-template <int NT> DEV void few_late_outputs(const mm_args &a, const float *sums, int panel, unsigned i, unsigned step)
-{
-    const int slice = NT * MM_RECORD;
-#pragma unroll 1
-    for (; i < 128 * NT; i += step) {
-        float *const out = few_out(a, 0, panel, i);
-        if (!out) continue;
-        const float *p = sums + i / 128 * MM_RECORD + few_place(i);
-        const float old = few_old(a, out);
-        few_write(a, out, few_add<true>(p, a.slices, slice), few_add<true>(p + a.slices * slice, a.slices, slice), old);
-    }
-}
-
 template <class F, int NT, class R> DEV void few_late(const mm_args &a, uint8_t *smem, R &ring, const few_share &s, int lane)
 {
-    const unsigned sums = 2u * (unsigned)a.slices * (NT * MM_RECORD), all = 64u * (unsigned)a.slices;
+    const unsigned sums = 2u * (unsigned)a.slices * (NT * MM_RECORD);
     float *const meet = (float *)(smem + a.at.merge) + s.sub * 2 * sums;
     int local = s.local, item = s.first, older = 0;
     unsigned turn = 0;
     if (local >= a.slices) return;
     const auto outputs = [&]() { /* of the item before, when its sums are there */
         bar_wait(few_late_there(smem, s.sub, turn - 1), (turn - 1) / 2 & 1);
-        few_late_outputs<NT>(a, meet + ((turn - 1) & 1) * sums, a.first_item + older, 32 * few_late_part(a, s, local) + lane, all);
+        few_outputs<NT, false>(a, s.sub, 2 * a.slices, 0, a.first_item + older, 32 * few_late_part(a, s, local) + lane,
+                               meet + ((turn - 1) & 1) * sums);
     };
     for (; item < a.n_items; turn++) {
         float fin[NT][4];

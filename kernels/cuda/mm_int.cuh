@@ -68,11 +68,19 @@ DEV void code_words(uint32_t *a0, uint32_t *a1, uint32_t w)
 
 /* ---- sums of codes times activations times integer scales of a unit, without what is common to the unit ----
  *
- * act(t, part): the 16 int8 of 64 columns, those of this lane's token of tile t (prep_block.cuh). */
+ * act(t, part): the 16 int8 of 64 columns, those of this lane's token of tile t (prep_block.cuh). code(part): this lane's codes of these
+ * columns. read(): called when all else of the unit has been read. */
+struct unit_codes {
+    const uint8_t *at;
+    __device__ __forceinline__ uint4 operator()(int part) const
+    {
+        return lds16(at + 512 * part);
+    }
+};
 
 /* Q4_K, Q5_K. mins: of rows g and g + 8, eight bytes each. Q4_K's d of row g + 8 is divided by 16. */
-template <int BITS, int NT, class ACT>
-DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane, ACT act)
+template <int BITS, int NT, class ACT, class CODE, class READ>
+DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane, ACT act, CODE code, READ read)
 {
     const int g = lane / 4;
     constexpr int records = BITS == 5 ? 2560 : 2048;
@@ -88,11 +96,12 @@ DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2]
     }
     uint4 high = make_uint4(0, 0, 0, 0);
     if (BITS == 5) high = lds16(st + 2048 + 16 * lane);
+    read();
     if (BITS == 4) d[1] = __fmul_rn(d[1], 0.0625f); /* exact: codes 16 times as large */
     const uint32_t hw[4] = {high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int part = 0; part < 4; part++) {
-        const uint4 codes = lds16(st + 512 * part + 16 * lane);
+        const uint4 codes = code(part);
         const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
         uint4 b[NT];
 #pragma unroll
@@ -122,9 +131,15 @@ DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2]
     }
 }
 
-/* Q6_K, of codes with their offset; sums count from `start`. */
-template <int NT, class ACT>
-DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start = 0)
+template <int BITS, int NT, class ACT>
+DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane, ACT act)
+{
+    codes_45<BITS, NT>(sum, d, dmin, mins, st, lane, act, unit_codes{st + 16 * lane}, [] {});
+}
+
+/* Q6_K, of codes with their offset; sums count from `start`. high(part): the words of their high bits. */
+template <int NT, class ACT, class CODE, class HIGH, class READ>
+DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start, CODE code, HIGH high, READ read)
 {
     const int g = lane / 4;
     uint32_t sc[2][4];
@@ -136,11 +151,12 @@ DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT ac
     }
     const uint32_t dd = lds4(st + 3328 + 4 * g);
     d[0] = h_low(dd), d[1] = h_high(dd);
+    read();
 #pragma unroll
     for (int part = 0; part < 4; part++) {
-        const uint4 codes = lds16(st + 512 * part + 16 * lane);
+        const uint4 codes = code(part);
         const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
-        const uint2 pairs = lds8(st + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2));
+        const uint2 pairs = high(part);
         uint4 b[NT];
 #pragma unroll
         for (int t = 0; t < NT; t++) b[t] = act(t, part);
@@ -161,6 +177,12 @@ DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT ac
             }
         }
     }
+}
+
+template <int NT, class ACT> DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start = 0)
+{
+    codes_6<NT>(sum, d, st, lane, act, start, unit_codes{st + 16 * lane},
+                [&](int part) { return lds8(st + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2)); }, [] {});
 }
 
 #include "mm_low.cuh"
