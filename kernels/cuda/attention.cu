@@ -4,11 +4,14 @@
  * Bound: up to 64 rows reading the visible keys and values once, 4 * head_dim * n_head_kv bytes a position
  * (f16, bf16); above, tensor operations. attention.cuh has the concepts. attn_any (f32 caches and other head
  * sizes): one block a query row, keys by threads, plain float arithmetic. For completeness, not speed. */
-#include "attention.cuh"
+#include "attention_rows.cuh"
 #include "chain.cuh"
+#include "made.h"
 #include "math.cuh"
+#include "owe.cuh"
 
 struct cuda_attention_tuning cuda_attention_tuning;
+int attn_made_tuning;
 #ifdef ATTN_TRACE
 long long *attn_trace;
 #endif
@@ -83,6 +86,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
+#define MADE_BYTES (2 << 20)    /* of queries as attn_made wants them */
 #define PLACES_KEYS 2048       /* that it is for */
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
@@ -233,7 +237,7 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
 int cuda_attention_open(struct cuda_backend *be)
 {
     if (be->cc >= 90 && !be->generic) {
-        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, PLACES_BYTES);
+        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, PLACES_BYTES + MADE_BYTES);
         if (!be->attn_places) return KN_EMEM;
         const int rc = cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, PLACES_BYTES, be->stream));
         if (rc) return rc;
@@ -254,6 +258,10 @@ int cuda_attention_open(struct cuda_backend *be)
         size_t smem;
         const attn_fn places = attn_places_of(d, type, &smem);
         if (places && be->attn_places && rc == 0) rc = allow(be, places, (size_t)be->smem_block);
+        for (int k = 1; k <= 2 && be->attn_places && rc == 0; k++) {
+            const attn_fn made = attn_made_of(d, k, type, &smem);
+            if (made) rc = allow(be, made, (size_t)be->smem_block);
+        }
         const struct block stream = stream_block(be, d, type);
         if (stream.f && rc == 0) rc = allow(be, stream.f, (size_t)be->smem_block);
         for (int k = 0; k < 2 && rc == 0; k++) {
@@ -324,31 +332,65 @@ struct plan {
     int32_t leaves, slots, blocks;
     bool stream; /* attn_stream, not attn_step */
     bool places; /* attn_places, which adds its leaves by itself */
+    bool made;   /* attn_made in its place */
 };
 /* Many heads of 256 over few leaves: attn_places wins over clusters. */
 static bool places_first(int32_t d, int32_t n_kv, int32_t slots)
 {
     return d == 256 && n_kv >= 16 && slots <= 20;
 }
-/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of 128 and 256; of many
- * heads from two on. */
-static bool plan_places(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+/* Leaves that one launch adds: what a call must be, and their number. */
+static bool places_slots(const struct cuda_backend *be, const struct kn_attention *a, int32_t *slots)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t leaf = a->kv->head_dim <= 256 ? 64 : 32;
+    *slots = most_units(a->kv->cap, a->n, a->window, a->causal, be->head.kv_bound, leaf);
+    return be->attn_places && !be->product_sms && a->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots && !t->spread &&
+           t->places != 1 && *slots * leaf <= PLACES_KEYS;
+}
+/* A block's kernel for so many (tiles, kv head) at once; b->f: that. */
+static bool places_block(const struct cuda_backend *be, struct block *b, int64_t at_once, int32_t slots, int32_t d, int32_t most,
+                         int32_t *blocks)
+{
+    while (b->f && b->resident && b->smem > room_of(be, b->resident)) b->resident--;
+    const int64_t fill = (int64_t)be->sm_count * b->resident / at_once;
+    *blocks = fill < most ? (int32_t)fill : most;
+    return b->f && fill > 0 && at_once * b->tiles * slots * place_bytes(d) <= PLACES_BYTES;
+}
+/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of 128 and 256; before
+ * clusters from two on. */
+static bool plan_places(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+{
     const struct kn_kv *kv = a->kv;
-    const int32_t d = kv->head_dim, leaf = d <= 256 ? 64 : 32, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv),
-                  slots = most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, leaf), side = PLACES_SIDE(d),
-                  most = (slots + side - 1) / side; /* blocks a (tile, kv head) */
-    const int64_t at_once = (int64_t)kv->n_head_kv * tiles;
+    const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), side = PLACES_SIDE(d);
+    int32_t slots, blocks;
     struct block b = {NULL, 0, 1, 8, 0, 2};
-    if (!be->attn_places || be->product_sms || a->n > FOLD_ROWS || t->tiles || t->unit || t->slots || t->spread) return false;
-    if (t->places == 1 || (t->places == 0 && a->n < (places_first(d, kv->n_head_kv, slots) ? 2 : 5))) return false;
-    if (slots * leaf > PLACES_KEYS || at_once * slots * place_bytes(d) > PLACES_BYTES) return false;
+    if (!places_slots(be, a, &slots)) return false;
+    if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, slots) ? 2 : 5)) return false;
     b.f = attn_places_of(d, kv->type, &b.smem);
-    while (b.f && b.resident && b.smem > room_of(be, b.resident)) b.resident--;
-    const int64_t fill = (int64_t)be->sm_count * b.resident / at_once;
-    if (!b.f || fill < 1) return false;
-    *p = {b, tiles, tiles, 1, slots, fill < most ? (int32_t)fill : most, false, true};
+    if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks)) return false;
+    *p = {b, tiles, tiles, 1, slots, blocks, false, true, false};
+    return true;
+}
+/* The same of rows made before: a block has two tiles where there are. Where it was measured to win, their product is asked to leave its
+ * slices apart, for it is shorter so, and rows are made of those. */
+#define MADE_ROWS 9 /* from which on, of MADE_HEADS heads of keys and more */
+#define MADE_HEADS 16
+static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+{
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), of_block = tiles > 1 ? 2 : 1,
+                  groups = (tiles + of_block - 1) / of_block;
+    const int64_t at_once = (int64_t)kv->n_head_kv * groups;
+    int32_t slots, blocks;
+    struct block b = {NULL, 0, of_block, 8, 0, 2};
+    if (attn_made_tuning == 1 || !places_slots(be, a, &slots)) return false;
+    b.f = attn_made_of(d, of_block, kv->type, &b.smem);
+    if (!places_block(be, &b, at_once, slots, d, slots, &blocks) || at_once * of_block * attn_made_bytes(d) > MADE_BYTES) return false;
+    if (!attn_made_tuning && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
+    mm_wants_owed(be, a->q, a->n, a->n_head * d);
+    if (!attn_made_tuning && !be->owes) return false; /* the first time */
+    *p = {b, groups, groups, 1, slots, blocks, false, true, true};
     return true;
 }
 static struct plan plan_few(const struct cuda_backend *be, const struct kn_attention *a)
@@ -518,7 +560,7 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct pl
     p->part = plan->places ? be->attn_places : (float *)be->scratch_rows;
     p->tiles = plan->b.tiles, p->stages = plan->b.stages;
     p->slots = plan->slots, p->leaves = plan->leaves;
-    p->per = plan->places ? PLACES_SIDE(p->d) : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
+    p->per = plan->places && !plan->made ? PLACES_SIDE(p->d) : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
     for (int32_t g = 0; g < plan->groups && rc == 0; g += plan->turn) {
         const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
         p->tile0 = g * plan->b.tiles;
@@ -537,17 +579,25 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct pl
 static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
                       struct attn p)
 {
-    const struct plan plan = plan_few(be, a);
+    struct plan plan = plan_few(be, a);
     int rc = 0;
     int32_t leaves;
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const bool apart = plan.places && (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, plan.slots)));
     const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
+    const bool made = s && !blocks && can_fold(s, a) && plan_made(be, a, &plan);
+    if (!made && (rc = cuda_flush(be))) return rc;
     if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
         fold(&p, s, blocks ? 1 : plan.b.tiles);
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
     p.early = p.known = reads_early(be, a, !p.fold);
+    if (made) {
+        unsigned char *queries = (unsigned char *)be->attn_places + PLACES_BYTES;
+        if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
+        cuda_ring_written(be, p.k);
+        p.q = (const float *)queries;
+    }
     /* Whole blocks of 256 of a token in each kv head. */
     p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
                 a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && (plan.slots > 1 || plan.places))) &&
@@ -609,7 +659,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
 {
     const struct kn_kv *kv = a->kv;
     int rc = cuda_check_kv(be, "attention", kv);
-    if (rc == 0) rc = cuda_flush(be);
+    if (rc == 0 && !(s && a->n <= FOLD_ROWS && be->owes)) rc = cuda_flush(be); /* owed rows may be taken */
     if (rc) return rc;
     if (a->n < 1 || a->n > 65535 || a->n_head < 1 || a->n_head % kv->n_head_kv || a->window < 0 ||
         kv->n_head_kv > 65535)

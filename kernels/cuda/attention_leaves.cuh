@@ -218,12 +218,11 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
 }
 
 /* Of a leaf's scores x of a warp's keys, of rows g and g + 8: weights as fragments, parts of their sums; top: the rows'
- * maxima, rounded up. All warps of the leaf call, and meet. */
-template <int D, bool BF16>
-DEV void side_weights(float x[places<D>::KT][4], float top[2], const float unit[2], const struct span v[2], int p0, int p, int side,
+ * maxima, rounded up. All warps of the leaf (MEET of them) call, and meet. */
+template <class F, bool BF16, int MEET = F::SIDE>
+DEV void side_weights(float x[F::KT][4], float top[2], const float unit[2], const struct span v[2], int p0, int p, int side,
                       float *tops, float *sums, uint4 *weights)
 {
-    using F = places<D>;
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     if (side < F::KEYED) {
         top[0] = top[1] = -INFINITY;
@@ -239,7 +238,7 @@ DEV void side_weights(float x[places<D>::KT][4], float top[2], const float unit[
         top[1] = quad_max(top[1]);
         if (c == 0) tops[g * F::KEYED + side] = top[0], tops[(g + 8) * F::KEYED + side] = top[1];
     }
-    meet_side<F::SIDE>(p);
+    meet_side<MEET>(p);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         top[half] = -INFINITY;
@@ -418,7 +417,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         const int2 s0 = spans[g], s1 = spans[g + 8];
         const struct span sees[2] = {{s0.x, s0.y}, {s1.x, s1.y}};
         const float unit[2] = {units[g], units[g + 8]};
-        side_weights<D, BF16>(x, top, unit, sees, p0, p, side, tops, sums, weights); /* all have met: the keys are done with */
+        side_weights<F, BF16>(x, top, unit, sees, p0, p, side, tops, sums, weights); /* all have met: the keys are done with */
         if (P == 1 && leaf - P >= from) ask(leaf - P + 1, 0, 1, side, SIDE);
         meet_side<SIDE>(p); /* weights and sums are here */
         if (turn == 0) STAMP(5);

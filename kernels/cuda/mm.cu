@@ -3,7 +3,7 @@
 #include "chain.cuh"
 #include "copy.cuh"
 #include "many.cuh"
-#include "mm.cuh"
+#include "owe.cuh"
 #include "mm_one.cuh"
 
 #include <stdlib.h>
@@ -405,14 +405,14 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
  * norm adds, which were quicker apart. A head has so many panels that sums which meet in memory would cost more than warps do: blocks of
  * 12 where those of 16 leave no room. */
 #define FEW_PANELS 4096
-static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest,
+static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest, bool heads,
                        struct mm_args *a, int *log2_tiles, const struct plan **plan)
 {
     static const struct plan few_plans[] = {
         {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
     const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
               from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
-              added = a->left && !a->norm && act == MM_ACT_K && n > 8, first = added || (is_whole(act) && a->slices > mm_tuning.slices);
+              added = a->left && (heads || (!a->norm && n > 8)) && act == MM_ACT_K, first = added || (is_whole(act) && a->slices > mm_tuning.slices);
     if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;
     a->x = nullptr;
@@ -605,6 +605,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
     /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh). */
     const int32_t least_units = t->act == MM_ACT_K || most_units < 2 ? 1 : 2;
     const bool leave = may_leave(be, p, &a, t->act, count);
+    const bool heads = p->norm && mm_wanted_owed(be, p->out[list[0]], p->n, w0->n_out);
     a.left = leave;
     a.partial = be->mm_partial;
     a.add = p->add;
@@ -620,7 +621,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             const struct plan *plan;
             int log2_tiles;
             a.side = few_side_of(be, p->n, &a);
-            if (!choose_few(be, t->act, p->n, panels, widest, &a, &log2_tiles, &plan)) /* tuned so */
+            if (!choose_few(be, t->act, p->n, panels, widest, heads, &a, &log2_tiles, &plan)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(t->act, a.slice_units);
         }
         const struct mm_prep prep = {x, p->norm, be->mm_rows, p->eps, a.n_in, a.units, t->unit_k, a.slice_units, a.slices,
@@ -637,7 +638,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         for (int32_t i = 0; i < rows && !err; i += a.n) {
             const struct plan *plan = nullptr;
             int log2_tiles = -1; /* smaller copies where these do not fit */
-            const bool few = rows - i <= 16 && choose_few(be, t->act, rows - i, panels, widest, &a, &log2_tiles, &plan);
+            const bool few = rows - i <= 16 && choose_few(be, t->act, rows - i, panels, widest, heads, &a, &log2_tiles, &plan);
             for (int32_t most = most_units; !few && log2_tiles < 0 && most >= least_units; most /= 2) {
                 a.x = p->n <= mm_tuning.prologue ? x : nullptr;
                 log2_tiles = choose(be, t->act, rows - i, panels, most, widest, mixed, low, &a, &plan);

@@ -186,6 +186,7 @@ int main(int argc, char **argv)
             check_plans(KN_Q8_0, 5000, 2048), check_plans(KN_Q5_1, 2064, 12288), check_plans(KN_BF16, 2064, 4096);
             check_plans(KN_Q3_K, 2064, 5376), check_plans(KN_Q8_0, 4100, 20480), check_plans(KN_Q4_0, 2064, 4096);
             check_plans(KN_Q5_0, 2064, 5376), check_plans(KN_Q4_1, 2064, 2080), check_plans(KN_IQ4_NL, 2064, 12288);
+            attended_check(512), attended_check(1500);
             check_plans(KN_Q4_K, 8768, 5376), check_plans(KN_Q6_K, 8640, 2560); /* 4 items a block and more: mm_few_late.cuh */
         } else if (!strcmp(what, "profile")) { /* for a profiler: products at 16 rows */
             profile(argc > 2 ? argv[2] : "");
@@ -201,8 +202,10 @@ int main(int argc, char **argv)
             few_types(argc > 2 ? argv[2] : "Q8_0");
         } else if (!strcmp(what, "heads")) {
             heads();
+        } else if (!strcmp(what, "attend-check")) {
+            attended_check(argc > 2 ? atoi(argv[2]) : 512);
         } else if (!strcmp(what, "layers")) {
-            attended_layers(argc > 2 ? atoi(argv[2]) : 512);
+            attended_layers(argc > 2 ? atoi(argv[2]) : 512, argc > 3 ? argv[3] : NULL);
         } else if (!strcmp(what, "step")) {
             steps();
         } else if (!strcmp(what, "types")) {

@@ -83,7 +83,8 @@ void plans();
 void few(bool quick);
 void few_types(const char *which);
 void heads();
-void attended_layers(int context);
+void attended_check(int context);
+void attended_layers(int context, const char *only); /* NULL, or the one of those names, as tuned */
 void steps();
 #ifdef MM_TRACE
 void trace(int n, const char *what);

@@ -1,5 +1,6 @@
 /* mm_gpu_bench.cu - times of matrix products. */
 #include "mm_gpu.cuh"
+#include "../../kernels/cuda/made.h"
 #include "../../kernels/cuda/ops.cuh"
 
 __global__ void read_kernel(const uint4 *p, size_t n, unsigned *out)
@@ -266,8 +267,52 @@ static void attended_step(const attended &t, int n)
         OK(cuda_linear(kb(), bench_x, &l.down, bench_out[1], n, true));
     }
 }
+/* Bytes that steps leave: what layers read, attention's results, rings. */
+static std::vector<std::vector<char>> attended_bits(const attended &t, int n, int made)
+{
+    const size_t ring = 2 * (size_t)t.kv[0].cap * t.s.n_kv * t.s.d, row = (size_t)n * t.s.n_head * t.s.d * 4, x = (size_t)n * t.s.hidden * 4;
+    std::vector<std::vector<char>> all;
+    cuda_attention_tuning = {};
+    cuda_attention_tuning.places = 2;
+    attn_made_tuning = made;
+    OK(cuda_flush(be));
+    CK(cudaMemset(bench_x, 0x3c, x));
+    for (const kn_kv &kv : t.kv) {
+        CK(cudaMemset(kv.k, 0x25, ring));
+        CK(cudaMemset(kv.v, 0x2d, ring));
+    }
+    for (int i = 0; i < 2; i++) attended_step(t, n);
+    OK(cuda_flush(be));
+    CK(cudaDeviceSynchronize());
+    auto get = [&](const void *p, size_t bytes) {
+        all.emplace_back(bytes);
+        CK(cudaMemcpy(all.back().data(), p, bytes, cudaMemcpyDeviceToHost));
+    };
+    get(bench_x, x);
+    get(t.out, row);
+    for (const kn_kv &kv : t.kv) get(kv.k, ring), get(kv.v, ring);
+    cuda_attention_tuning = {};
+    attn_made_tuning = 0;
+    return all;
+}
+/* Do rows made before attention give the bits of those that it makes? */
+void attended_check(int context)
+{
+    bench_open();
+    for (const attending &s : all_attending) {
+        attended t = attended_open(s, 3, context, 16);
+        for (int n : {2, 3, 5, 8, 9, 13, 16}) {
+            const auto want = attended_bits(t, n, 1), got = attended_bits(t, n, 2);
+            printf("%s   %s, context %d, %d rows\n", want == got ? "ok  " : "FAIL", s.name, context, n);
+            for (size_t i = 0; i < want.size(); i++)
+                if (want[i] != got[i]) printf("     of array %zu\n", i);
+        }
+        fflush(stdout);
+        attended_free(t);
+    }
+}
 /* Microseconds a layer, at 2 to 16 rows. */
-void attended_layers(int context)
+void attended_layers(int context, const char *only)
 {
     struct {
         const char *name;
@@ -276,8 +321,10 @@ void attended_layers(int context)
     ways[1].t.places = 2, ways[2].t.places = ways[3].t.places = 1, ways[3].t.near = 1;
     bench_open();
     for (const attending &s : all_attending) {
+        if (only && strcmp(only, s.name)) continue;
         attended t = attended_open(s, 12, context, 16);
         for (const auto &v : ways) {
+            if (only && strcmp(v.name, "as tuned")) continue;
             cuda_attention_tuning = v.t;
             printf("%-12s %-28s context %d, us a layer at 2, 4, 8, 16 rows:", s.name, v.name, context);
             for (int n : {2, 4, 8, 16}) printf(" %7.2f", graph_us([&] { attended_step(t, n); }, 21) / 12);
