@@ -334,10 +334,10 @@ struct plan {
     bool places; /* attn_places, which adds its leaves by itself */
     bool made;   /* attn_made in its place */
 };
-/* Many heads of 256 over few leaves: attn_places wins over clusters. */
-static bool places_first(int32_t d, int32_t n_kv, int32_t slots)
+/* Few leaves of heads of 256, or of many tiles: attn_places wins over clusters. */
+static bool places_first(int32_t d, int32_t n_kv, int32_t tiles, int32_t slots)
 {
-    return d == 256 && n_kv >= 16 && slots <= 20;
+    return (d == 256 || n_kv * tiles >= 16) && slots <= 20;
 }
 /* Leaves that one launch adds: what a call must be, and their number. */
 static bool places_slots(const struct cuda_backend *be, const struct kn_attention *a, int32_t *slots)
@@ -366,7 +366,7 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     int32_t slots, blocks;
     struct block b = {NULL, 0, 1, 8, 0, 2};
     if (!places_slots(be, a, &slots)) return false;
-    if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, slots) ? 2 : 5)) return false;
+    if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5)) return false;
     b.f = attn_places_of(d, kv->type, &b.smem);
     if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks)) return false;
     *p = {b, tiles, tiles, 1, slots, blocks, false, true, false};
@@ -583,7 +583,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     int rc = 0;
     int32_t leaves;
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    const bool apart = plan.places && (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, plan.slots)));
+    const bool apart = plan.places && (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, tiles_of(p.n, p.n_rep), plan.slots)));
     const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
     const bool made = s && !blocks && can_fold(s, a) && plan_made(be, a, &plan);
     if (!made && (rc = cuda_flush(be))) return rc;
