@@ -202,7 +202,7 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
     int2 *spans = (int2 *)(tops + TILE);
     uint8_t *const keys = room.keys, *const fresh = keys + F::SLOT;
     const bool few = LATE && s.n_rep <= 8;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    const int lane = threadIdx.x % 32, w = warp_of(), g = lane / 4, c = lane % 4;
     const int leaf = u / s.n_kv, kv_head = u - leaf * s.n_kv, p0 = leaf * F::LEAF;
     const bool newest = pos < p0 + F::LEAF;
     const unsigned k = shared_at(keys), v = LATE ? k : k + F::SLOT;
@@ -312,7 +312,7 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
                     float *box)
 {
     constexpr int D = CHAIN_HEAD, L = chain_few::LEAVES;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, nodes = (count - 1) / L + 1;
+    const int lane = threadIdx.x % 32, w = warp_of(), nodes = (count - 1) / L + 1;
     const int head = group / (D / 32), kv_head = head / s.n_rep, r = head - kv_head * s.n_rep,
               col = group % (D / 32) * 32 + lane;
     if (w < nodes) {
@@ -345,13 +345,16 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
     join_write<ROUNDS>(s, nodes, head, col, lane, out, box);
 }
 
-/* The first CHAIN_HEADS warps. in: the values of the step before. ROUNDS: results may be handed on rounded.
- * LATE: no keys have been asked for. */
+/* The first CHAIN_HEADS warps, step `number`. in: the values of the step before. ROUNDS: results may be
+ * handed on rounded. LATE: no keys have been asked for. */
 template <bool BF16, bool ROUNDS = false, bool LATE = false>
-static __device__ __noinline__ void chain_attention(const chain_step &s, int pos, int unit, const float *in,
+static __device__ __noinline__ void chain_attention(int number, int pos, int unit, const float *in,
                                                     float *out, uint2 *parts, unsigned tag, uint8_t *at,
                                                     uint8_t *keys)
 {
+    extern __shared__ __align__(128) uint8_t smem[];
+    const chain_step &s = ((const chain_step *)(smem + CHAIN_K_STEPS))[same_of(number) % CHAIN_DESCS];
+    pos = same_of(pos), unit = same_of(unit);
     const int units = chain_units(s, pos);
 #pragma unroll 1
     for (int u = unit; u < units; u += gridDim.x) {

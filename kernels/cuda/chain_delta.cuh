@@ -13,9 +13,10 @@
  * reads them. Those of q and k and the gates are read by all blocks of a key head; the first of these keeps
  * them until it has seen the outputs of all its heads, which depend on all that was read.
  *
- * Where the state is written after several rows (d.every), those since are pending in the log, and beside them
- * stands what each added to the state: its decay, its normed key, and for each row of the state what the key
- * was times. By that the state is taken over them, with the bits that it had, while the row's values come.
+ * Where the state is written after several rows (d.every), those since are pending in the log, and beside
+ * them stands what each added to the state: its decay, its normed key, and for each row of the state what the
+ * key was times. By that the state is taken over them, with the bits that it had, while the row's values
+ * come.
  *
  * Arithmetic: that of delta_step.cu (delta_rows.cuh) to the bit. */
 #ifndef DFLASH_CUDA_CHAIN_DELTA_CUH
@@ -25,9 +26,9 @@
 #include "delta.cuh"
 #include "delta_norm.cuh"
 
-#define DELTA CHAIN_HEAD           /* d_k and d_v */
-#define DELTA_ROWS 32              /* of a unit */
-#define DELTA_LANES 8              /* a row of the state */
+#define DELTA CHAIN_HEAD /* d_k and d_v */
+#define DELTA_ROWS 32    /* of a unit */
+#define DELTA_LANES 8    /* a row of the state */
 static_assert(32 * CHAIN_WARPS == DELTA_ROWS * DELTA_LANES && 32 * CHAIN_WARPS == 2 * DELTA,
               "a thread an eighth of a row of each unit, and a column of q or k");
 
@@ -151,8 +152,8 @@ DEV void delta_again(float s[2][DELTA / DELTA_LANES], int pending, const float *
     const int lane = threadIdx.x % DELTA_LANES;
 #pragma unroll 1
     for (int t = 0; t < pending; t++, box += DELTA_AGAIN) {
-        const float *const e = box + DELTA + threadIdx.x / DELTA_LANES,
-                    *const decay = box + DELTA + 2 * DELTA_ROWS;
+        const float *const e = box + DELTA + threadIdx.x / DELTA_LANES, *const decay =
+                                                                            box + DELTA + 2 * DELTA_ROWS;
 #pragma unroll
         for (int n = 0; n < DELTA / 32; n++) {
             const float4 x = *(const float4 *)(box + 32 * n + 4 * lane);
@@ -178,8 +179,8 @@ static __device__ __noinline__ void chain_delta_before(const chain_net &d, const
                                                        chain_delta_room &m, int pending)
 {
     const int i = threadIdx.x, kh = plan.kv_head, width = (2 * d.n_k + d.n_v) * DELTA, warp = i / 32,
-              stride = width + 2 * d.n_v,
-              u = plan.unit + (warp & 1 ? d.per : 0), head = 2 * d.n_k + kh + d.n_k * (u / 4);
+              stride = width + 2 * d.n_v, u = plan.unit + (warp & 1 ? d.per : 0),
+              head = 2 * d.n_k + kh + d.n_k * (u / 4);
     const int q = (i / DELTA * d.n_k + kh) * DELTA + i % DELTA,
               v = head * DELTA + DELTA_ROWS * (u % 4) + i % 32;
     float x[3], y[3];
@@ -216,11 +217,12 @@ DEV delta_thread delta_thread_of(const chain_net &d, int kh, int units, const in
     t.has_gate = (warp == 4 || warp == 6) && lane < rep;
     return t;
 }
-/* Norms, by warp 5, and gates of a token whose q, k and v are there, the gates' inputs xo in has_gate's threads.
+/* Norms, by warp 5, and gates of a token whose q, k and v are there, the gates' inputs xo in has_gate's
+ * threads.
  */
 DEV void delta_gates(chain_delta_room &m, int turn, bool has_gate, float xo, float scale, float shift)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = warp_of();
     if (warp == 5) {
         delta_norms(m, m.q[turn], m.k[turn]);
     } else if (has_gate) {
@@ -232,8 +234,8 @@ DEV void delta_gates(chain_delta_room &m, int turn, bool has_gate, float xo, flo
     }
     chain_meet();
 }
-/* What nobody else reads: the thread's column of v to the convolution's state (w: those before x) and the log;
- * and, where it will be pending, the token as delta_again wants it. e: of the units' rows. */
+/* What nobody else reads: the thread's column of v to the convolution's state (w: those before x) and the
+ * log; and, where it will be pending, the token as delta_again wants it. e: of the units' rows. */
 DEV void delta_leave(const chain_net &d, const chain_plan &plan, const delta_thread &a, const int unit[2],
                      const chain_delta_room &m, int pending, const float w[3], float x, const float e[2])
 {
@@ -252,8 +254,7 @@ DEV void delta_leave(const chain_net &d, const chain_plan &plan, const delta_thr
     if (i % DELTA_LANES == 0)
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            if (j < plan.leaf)
-                __stcg(to + 2 * d.n_k * DELTA + DELTA_ROWS * unit[j] + i / DELTA_LANES, e[j]);
+            if (j < plan.leaf) __stcg(to + 2 * d.n_k * DELTA + DELTA_ROWS * unit[j] + i / DELTA_LANES, e[j]);
     if (plan.unit) return;
     if (a.half) __stcg(to + a.c, __fmul_rn(m.k[pending & 1][i % DELTA], m.root_k));
     if (i / 32 == 4 && a.has_gate) __stcg(to + width + a.gate, m.decay[i % 32]);
@@ -443,7 +444,7 @@ static __device__ __noinline__ void chain_row_gated(const chain_step &s, const f
                                                     uint8_t *act, float *box)
 {
     constexpr int B = DELTA_GATED;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units;
+    const int lane = threadIdx.x % 32, warp = warp_of(), units = s.units;
     const bool net = s.d.what == CHAIN_STATE_ROW;
     float norm[8] = {};
     if (net) load_eight(norm, s.d.norm, 8 * (lane % 16), DELTA);

@@ -244,15 +244,15 @@ DEV void far_rows(const chain_step &s, int pos, int kv_head, bool newest, const 
 {
     constexpr int D = CHAIN_HEAD;
 #pragma unroll 1
-    for (int it = threadIdx.x / 32; it < s.n_rep + (newest ? 2 : 0); it += CHAIN_HEADS) {
+    for (int it = warp_of(); it < s.n_rep + (newest ? 2 : 0); it += CHAIN_HEADS) {
         const bool query = it<s.n_rep, value = it> s.n_rep;
         const int head = query ? kv_head * s.n_rep + it : s.n_head + (value ? s.n_kv : 0) + kv_head;
         chain_head h;
         h.take<false>(in + head * D,
-               query   ? s.q_norm
-               : value ? nullptr
-                       : s.k_norm,
-               value || !s.turn ? nullptr : s.table, s.eps);
+                      query   ? s.q_norm
+                      : value ? nullptr
+                              : s.k_norm,
+                      value || !s.turn ? nullptr : s.table, s.eps);
         if (query) {
             far_query<BF16>(h, m, s.scale, it);
         } else {
@@ -292,8 +292,8 @@ DEV void far_join(const chain_step &s, int nodes, int group, const uint2 *parts,
                   float *box)
 {
     constexpr int D = CHAIN_HEAD, B = 8;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, head = group / (D / 32),
-              kv_head = head / s.n_rep, r = head - kv_head * s.n_rep, col = group % (D / 32) * 32 + lane;
+    const int lane = threadIdx.x % 32, w = warp_of(), head = group / (D / 32), kv_head = head / s.n_rep,
+              r = head - kv_head * s.n_rep, col = group % (D / 32) * 32 + lane;
     float t = -INFINITY, u = 0.0f, z = 0.0f;
     const size_t pairs = LEAF_PAIRS(s.n_rep), step = (size_t)(s.n_kv * CLASSES) * pairs;
     const uint2 *p = parts + (size_t)(w * s.n_kv + kv_head) * pairs;
@@ -332,7 +332,7 @@ template <bool BF16, class R>
 static __device__ __noinline__ void far_attention(const chain_step &s, int pos, far_share f, R r, uint8_t *at,
                                                   uint2 *parts, const float *in, float *out, unsigned tag)
 {
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    const int lane = threadIdx.x % 32, w = warp_of(), g = lane / 4, c = lane % 4;
     const far_room m = far_room_at(at);
     int known = -1; /* the kv head whose queries are there */
 #pragma unroll 1

@@ -86,7 +86,7 @@ struct far_bytes {
 };
 DEV far_bytes far_bytes_at(const chain_room &r, const chain_step &s, const chain_plan &plan)
 {
-    const int w = (int)threadIdx.x / 32, until = plan.total + plan.tiles;
+    const int w = warp_of(), until = plan.total + plan.tiles;
     far_bytes b = {r.full, r.ring, r.tile, r.done + w, plan.total + w, until, s.far};
     if (threadIdx.x % 32 == 0) *b.next = min(b.number, until);
     return b;

@@ -184,7 +184,7 @@ struct item_share {
 };
 DEV item_share item_share_of(const chain_step &s)
 {
-    const int warp = threadIdx.x / 32, own = s.own, from = (warp & (s.slices - 1)) * s.slice_units,
+    const int warp = warp_of(), own = s.own, from = (warp & (s.slices - 1)) * s.slice_units,
               m = warp * own / CHAIN_WARPS;
     if (!own) return {warp, CHAIN_WARPS, (s.units / 8 - warp + CHAIN_WARPS - 1) / CHAIN_WARPS};
     return {from / 8 + m, own, (min(s.slice_units, s.units - from) / 8 - m + own - 1) >> (31 - __clz(own))};
@@ -198,8 +198,7 @@ DEV void item_meet(const chain_step &s)
     else if (own == 0 || own == CHAIN_WARPS)
         chain_meet();
     else
-        asm volatile("bar.sync %0, %1;" ::"r"(4 + (threadIdx.x / 32 & (s.slices - 1))), "r"(32 * own)
-                     : "memory");
+        asm volatile("bar.sync %0, %1;" ::"r"(4 + (warp_of() & (s.slices - 1))), "r"(32 * own) : "memory");
 }
 /* n <= N blocks, `block`, `block` + on... (v: columns 8 lane ..): rounded as store_block rounds. */
 template <int N> DEV void item_round(uint8_t *act, int units, int block, int on, int n, const float (*v)[8])
@@ -301,7 +300,7 @@ DEV void item_row_32(const chain_step &s, bool first, const float *row, uint8_t 
 DEV void item_row_rounded(const chain_step &s, const float *row, uint8_t *act)
 {
     static_assert(CHAIN_ROUNDED_WORDS == 128 * ITEM_PARTS, "as many as a lane has registers for");
-    const int warp = threadIdx.x / 32, own = s.own, by = own ? own : CHAIN_WARPS,
+    const int warp = warp_of(), own = s.own, by = own ? own : CHAIN_WARPS,
               unit = own ? (warp & (s.slices - 1)) * s.slice_units : 0,
               units = own ? min(s.slice_units, s.units - unit) : s.units, codes = 8 * units,
               words = 10 * units, each = ((words + 127) / 128 + by - 1) >> (31 - __clz(by)),
@@ -427,7 +426,7 @@ DEV void item_norm(float w[ITEM_PARTS][4], const chain_step &s, const float *nor
 template <bool BF16>
 DEV void item_row_float(const chain_step &s, bool first, const float *values, uint8_t *act, float *squares)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, whole = 32 * s.slice_units;
+    const int lane = threadIdx.x % 32, warp = warp_of(), whole = 32 * s.slice_units;
     const float *p = (first ? s.x : values) + warp * whole, *norm = s.norm + warp * whole + 4 * lane;
     float v[ITEM_PARTS][4] = {};
     if (warp < s.slices) item_ask(v, p, item_parts(s, warp), 0);
@@ -576,7 +575,7 @@ struct item_slices {
     float v[ITEM_PARTS][4];
     __device__ __forceinline__ void begin(const chain_step &s, const float *row)
     {
-        at = threadIdx.x / 32, left = s.own ? s.slices / CHAIN_WARPS : 0, p = row + at * 32 * s.slice_units;
+        at = warp_of(), left = s.own ? s.slices / CHAIN_WARPS : 0, p = row + at * 32 * s.slice_units;
         if (left) item_ask(v, p, item_parts(s, at), 0);
     }
     __device__ __forceinline__ void item(const chain_step &s, bool first, uint8_t *act, float *squares)
@@ -626,8 +625,8 @@ template <class COLUMNS>
 DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_room &r, bool first,
                        const float *row, uint8_t *act, float *squares, float *terms)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units, parts = s.parts,
-              some = plan.leaf, whole = plan.total + plan.unit, until = plan.total + plan.tiles,
+    const int lane = threadIdx.x % 32, warp = warp_of(), units = s.units, parts = s.parts, some = plan.leaf,
+              whole = plan.total + plan.unit, until = plan.total + plan.tiles,
               end = warp < some ? until : whole;
     const uint8_t *const b = act + 16 * (lane % 4), *const aux = act + 32 * units;
     int number = plan.total + warp;
@@ -659,7 +658,7 @@ DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_
 
 /* Attention over a short context, its keys and values where the ring has kept a place for them. */
 template <bool BF16>
-DEV void attention_held(const chain_step &s, const chain_plan &plan, const chain_room &r, int pos,
+DEV void attention_held(const chain_step &s, const chain_plan &plan, const chain_room &r, int i, int pos,
                         const float *in, float *out, uint2 *parts, unsigned tag, uint8_t *act)
 {
     uint8_t *keys = act;
@@ -669,7 +668,7 @@ DEV void attention_held(const chain_step &s, const chain_plan &plan, const chain
         keys = r.ring + r.tile[number % CHAIN_TILES].x;
         if (plan.leaf <= pos / chain_few::LEAF) chain_keys(s, pos, plan.leaf, plan.kv_head, keys);
     }
-    chain_attention<BF16, true>(s, pos, plan.unit, in, out, parts, tag, act, keys);
+    chain_attention<BF16, true>(i, pos, plan.unit, in, out, parts, tag, act, keys);
     if (!plan.tiles) return;
     bulk_fence(); /* what is copied there next comes after what was written there */
     __syncwarp();
@@ -698,9 +697,9 @@ DEV void item_write(const chain_step &s, int locals, item_output c, float *value
     const int lane = threadIdx.x % 32, slices = s.slices;
     const bool floats = s.kind != CHAIN_32;
     float rms = 1.0f;
-    if (floats && 2 * ((int)threadIdx.x / 32) < locals) rms = item_inverse_rms(s, squares);
+    if (floats && 2 * (warp_of()) < locals) rms = item_inverse_rms(s, squares);
 #pragma unroll 1
-    for (int in = threadIdx.x / 32; 2 * in < locals;) {
+    for (int in = warp_of(); 2 * in < locals;) {
         const int local = min(2 * in + lane / 16, locals - 1), o = 32 * in + lane;
         const bool mine = c.row >= 0;
         float old = 0.0f;
@@ -734,7 +733,7 @@ DEV void item_write_gated(const chain_step &s, int groups, float *values, const 
 {
     const int lane = threadIdx.x % 32, slices = s.slices, panel = (int)s.terms / 4;
 #pragma unroll 1
-    for (int in = threadIdx.x / 32; in < groups; in += CHAIN_WARPS) {
+    for (int in = warp_of(); in < groups; in += CHAIN_WARPS) {
         const int unit = (int)blockIdx.x + in * (int)gridDim.x, row = 32 * unit + lane;
         const float *p = terms + (4 * in + lane / 16 * 2) * panel + lane % 16;
         float gate = 0.0f, up = 0.0f;
@@ -753,7 +752,7 @@ DEV void item_write_gated(const chain_step &s, int groups, float *values, const 
 DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_room &r, bool first,
                      const float *in, float *out, uint8_t *act, float *squares, float *terms, float *keep)
 {
-    const int locals = plan.pairs * s.members, mine = (int)threadIdx.x / 32;
+    const int locals = plan.pairs * s.members, mine = warp_of();
     item_output c = {};
     if (s.members < 4 && 2 * mine < locals) c = item_output_of(s, locals, mine);
     if (s.kind == CHAIN_32) {

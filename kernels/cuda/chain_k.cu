@@ -69,7 +69,7 @@ template <int B, class KV>
 DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &s, bool first, uint8_t *act,
                     float *squares)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units,
+    const int lane = threadIdx.x % 32, warp = warp_of(), units = s.units,
               n = B > 2 && warp + 2 * CHAIN_WARPS < units ? 3
                   : B > 1 && warp + CHAIN_WARPS < units   ? 2
                   : warp < units                          ? 1
@@ -110,7 +110,7 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
                         uint8_t *act)
 {
     constexpr int B = CHAIN_ROW_BLOCKS;
-    const int warp = threadIdx.x / 32, units = s.units;
+    const int warp = warp_of(), units = s.units;
     const float *const p = row_of(a, r, s, first);
     float v[B][8] = {};
 #pragma unroll 1
@@ -166,7 +166,7 @@ template <bool SPLIT, class KV>
 DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_plan &plan, const chain_room &r,
                         bool rounds, bool first, uint8_t *act, float *terms)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = s.units, two = s.per - 1,
+    const int lane = threadIdx.x % 32, warp = warp_of(), units = s.units, two = s.per - 1,
               on = CHAIN_WARPS >> two, sub = two & warp, term = SPLIT ? 0 : (int)s.terms / 4,
               shared = SPLIT ? plan.split & 0xffff : 0, until = plan.total + plan.tiles;
     const bool split = SPLIT && s.split;
@@ -191,12 +191,12 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
         if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
         CHAIN_STAMP(1);
     }
-    if (!SPLIT) asm volatile("" : "+l"(row)); /* it says whether the warp rounds */
+    if (!SPLIT && !here) asm volatile("" : "+l"(row)); /* it says whether the warp rounds */
     if (lane == 0) r.done[warp] = min(number, stop);
     for (bool begins = split;; begins = false) {
 #pragma unroll 1
-        for (; number < stop; number += CHAIN_WARPS >> made_now(two)) {
-            if (SPLIT ? more > 0 : row != nullptr) {
+        for (; number < stop; number += KV::wide || KV::items ? CHAIN_WARPS >> made_now(two) : on) {
+            if (SPLIT ? more > 0 : here ? rounds : row != nullptr) {
                 if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
                 if (here) {
                     chain_codes<1, true> c;
@@ -373,7 +373,7 @@ DEV chain_room chain_room_at(uint8_t *smem)
 /* The first of the others that is the warp's. */
 template <class KV> DEV int first_late(const chain_step &s, const chain_plan &plan)
 {
-    return (early_of<KV>(s, plan.pairs) << plan.share) + (int)threadIdx.x / 32;
+    return (early_of<KV>(s, plan.pairs) << plan.share) + warp_of();
 }
 /* Outputs of the pairs that are not early; in forms with room those that one lane adds up. */
 template <class KV>
@@ -486,10 +486,11 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     __syncthreads();
     cuda_grid_early(); /* all blocks of this launch stand: nothing that starts now can keep one from its place
                         */
-    if (threadIdx.x / 32 >= CHAIN_WARPS) {
-        if (KV::writer && threadIdx.x / 32 > CHAIN_WARPS + 1)
+    const int warp = warp_of();
+    if (warp >= CHAIN_WARPS) {
+        if (KV::writer && warp > CHAIN_WARPS + 1)
             chain_early<KV>(a, smem);
-        else if (threadIdx.x / 32 > CHAIN_WARPS)
+        else if (warp > CHAIN_WARPS)
             chain_fetch<SPLIT>(a, r, KV());
         else
             chain_ask<SPLIT>(a, r, KV());
@@ -567,10 +568,10 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                     s, pos, plan.unit, row_of(a, r, s, false), [&] { return values_of(a, r) + s.at; },
                     a.parts, r.state[0] + 1 + (unsigned)warp_get(number), act);
             else if constexpr (KV::held)
-                attention_held<BF16>(s, plan, r, pos, row_of(a, r, s, false), values_of(a, r) + s.at, a.parts,
-                                     r.state[0] + 1 + (unsigned)i, act);
-            else if (!KV::ring && threadIdx.x < 32 * CHAIN_HEADS)
-                chain_attention<BF16, false, KV::writer>(s, pos, plan.unit, row_of(a, r, s, false),
+                attention_held<BF16>(s, plan, r, i, pos, row_of(a, r, s, false), values_of(a, r) + s.at,
+                                     a.parts, r.state[0] + 1 + (unsigned)i, act);
+            else if (!KV::ring && (CHAIN_HEADS == CHAIN_WARPS || threadIdx.x < 32 * CHAIN_HEADS))
+                chain_attention<BF16, false, KV::writer>(i, pos, plan.unit, row_of(a, r, s, false),
                                                          values_of(a, r) + s.at, a.parts,
                                                          r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();

@@ -263,7 +263,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
 {
     const int lane = threadIdx.x % 32;
     const uint32_t ring = a.ring;
-    const uint64_t policy = once_policy();
+    const uint64_t policy = WEIGHTS_POLICY;
     constexpr bool near = KV::writer && !KV::nets && !KV::wide; /* before, bring: these alone */
     uint32_t at = 0, turn = 0, until_asked = 0;                 /* the end of the last asked for */
     int total = 0, asked = 0;

@@ -92,6 +92,16 @@ DEV int pairs_here(const chain_step &s)
     return s.rounds + (block_of(s) < s.rest ? 1 : 0);
 }
 
+/* The warp's number, and any value that all its lanes have, so that the compiler knows it too: where it does
+ * not, it guards every wait, vote and loop for lanes that are elsewhere (50 clocks a turn of a loop). */
+DEV int same_of(int v)
+{
+    return __shfl_sync(0xffffffff, v, 0);
+}
+DEV int warp_of()
+{
+    return same_of((int)threadIdx.x / 32);
+}
 /* threadIdx.x and blockIdx.x, read again: what is made of them is not kept in a register, or in local memory,
  * until then. */
 DEV unsigned thread_now()
@@ -155,11 +165,6 @@ DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
 #endif
 }
 #define bar_pass(b, phase) bar_pass_at(b, phase, __LINE__)
-/* What is read once a launch: the L2 cache may forget it before values, norms and what else is read again. */
-DEV uint64_t once_policy()
-{
-    return 0x12f0000000000000; /* createpolicy.fractional.L2::evict_first.b64 of 1.0: a constant */
-}
 /* A thread: the first descriptors are on their way. */
 DEV void first_steps(const chain_args &a, chain_step *steps, uint64_t *told)
 {
