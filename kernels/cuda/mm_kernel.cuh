@@ -243,7 +243,8 @@ template <bool BULK> DEV void wait_stage(uint64_t *bars, int slot, uint32_t phas
 
 /* On to the warp's next slice, of this panel's member, the next member, the next panel. */
 template <class Panel>
-DEV void next_slice(const mm_args &a, walk &next, int part, int member0, int member_last, int stride, int end_panel, const Panel &find_panel)
+DEV void next_slice(const mm_args &a, walk &next, int part, int member0, int member_last, int stride, int end_panel,
+                    const Panel &find_panel)
 {
     next.local += a.slice_warps;
     if (next.local < a.block_slices) return;
