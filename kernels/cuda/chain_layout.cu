@@ -259,54 +259,67 @@ static bool writes_early(const struct chain_step *s, int blocks)
 {
     return s->kind == CHAIN_K && s->gated && s->pairs > 2 * blocks;
 }
-/* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
- * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
-size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
-                     struct chain_args *a, int *blocks)
+
+/* What the steps of a chain want of a block. */
+struct wants {
+    int32_t pairs, n_rep, head; /* the most pairs of a step whose result is passed on; of attention */
+    uint32_t row, terms;        /* bytes of a rounded row, of the terms of sums */
+    bool items, early;          /* some product is not of K types; some step writes early */
+};
+
+static struct wants wants_of(const struct chain_state *c, int32_t count)
 {
-    int32_t most = 0, n_rep = 0, head = 0;
-    uint32_t terms = 0, row = 0;
-    bool items = false, early = false;
+    struct wants w = {};
     for (int32_t i = 0; i < count; i++) {
-        struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && s->n_rep > n_rep) n_rep = s->n_rep;
-        if (s->n_m == 0 && s->head > head) head = s->head;
+        const struct chain_step *s = &c->step[i];
+        if (s->n_m == 0 && s->n_rep > w.n_rep) w.n_rep = s->n_rep;
+        if (s->n_m == 0 && s->head > w.head) w.head = s->head;
         if (s->n_m == 0) continue;
-        if (row_bytes(s) > row) row = row_bytes(s);
-        items = items || s->kind != CHAIN_K;
-        if (s->pass_on && s->pairs > most) most = s->pairs;
+        if (row_bytes(s) > w.row) w.row = row_bytes(s);
+        w.items = w.items || s->kind != CHAIN_K;
+        if (s->pass_on && s->pairs > w.pairs) w.pairs = s->pairs;
     }
-    if (c->nets && (items || c->gemma)) return 0;
-    if (c->gemma && items) return 0;
-    if (c->gemma && c->attends && c->far) return 0;
-    const bool k = !items && !(c->attends && c->far);
-    *blocks = most < be->sm_count ? most : be->sm_count;
-    a->split = splits(be, c, count, *blocks, k && chain_tuning.split > 0);
-    if (!*blocks || !posts_in_turn(c, count, *blocks)) return 0;
+    return w;
+}
+
+/* The units of a net's state to the blocks; false: it does not go. i: which step s is. */
+static bool share_state(struct chain_step *s, int32_t i, int blocks)
+{
+    const int32_t most = blocks / s->d.n_k, each = most ? (s->d.units - 1) / most + 1 : 0;
+    if (each < 1 || each > 2) return false;
+    s->d.per = (s->d.units - 1) / each + 1;
+    /* Before the product in front of the projections, whose row comes late to the blocks that have
+     * units. (Not before what the net in front has kept is written.) */
+    const int32_t back = s->n_m ? 0 : i > 1 && s[-2].d.what != CHAIN_STATE_ROW ? 2 : 1;
+    if (back) s[-back].replays = back;
+    return true;
+}
+
+/* Every step's work to the blocks; false: it does not go. */
+static bool share_out(struct chain_state *c, int32_t count, int blocks, struct wants *w)
+{
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) {
-            const int32_t most = *blocks / s->d.n_k, each = most ? (s->d.units - 1) / most + 1 : 0;
-            if (each < 1 || each > 2) return 0;
-            s->d.per = (s->d.units - 1) / each + 1;
-            /* Before the product in front of the projections, whose row comes late to the blocks that have
-             * units. (Not before what the net in front has kept is written.) */
-            const int32_t back = s->n_m ? 0 : i > 1 && s[-2].d.what != CHAIN_STATE_ROW ? 2 : 1;
-            if (back) s[-back].replays = back;
-        }
+        if ((s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) && !share_state(s, i, blocks)) return false;
         if (s->n_m == 0) {
             s->rest = s[-1].split ? s[-1].more : s[-1].rest;
             continue;
         }
-        s->rounds = s->pairs / *blocks;
-        s->rest = s->split ? 0 : s->pairs % *blocks;
+        s->rounds = s->pairs / blocks;
+        s->rest = s->split ? 0 : s->pairs % blocks;
         const uint32_t of = s->kind == CHAIN_K ? 2 : (uint32_t)s->members,
                        t = of * (s->split ? s->terms * (uint32_t)s->rounds + 4 * (uint32_t)s->split_term
-                                          : s->terms * (uint32_t)pairs_a_block(s, *blocks));
-        if (t > terms) terms = t;
-        early |= writes_early(s, *blocks);
-        if (s->keep && pairs_a_block(s, *blocks) * 32 > CHAIN_KEEP) return 0;
+                                          : s->terms * (uint32_t)pairs_a_block(s, blocks));
+        if (t > w->terms) w->terms = t;
+        w->early |= writes_early(s, blocks);
+        if (s->keep && pairs_a_block(s, blocks) * 32 > CHAIN_KEEP) return false;
     }
+    return true;
+}
+
+/* Where each step's result lies among the words that blocks pass on: how many words. */
+static int32_t place_results(struct chain_state *c, int32_t count)
+{
     int32_t place = 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
@@ -318,20 +331,38 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
         else if (s->pass_on)
             place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
     }
-    if (c->nets && terms < chain_gated_bytes()) terms = (uint32_t)chain_gated_bytes();
-    a->extent = (unsigned)place;
-    row = (row + 127) / 128 * 128;
-    uint32_t rest = row + (terms + 127) / 128 * 128, keys = 0;
-    if (c->attends) {
-        const bool far = c->far, wide = c->gemma || c->nets;
-        const size_t bytes = far    ? chain_far_bytes(n_rep)
-                             : wide ? chain_wide_bytes(head)
-                                    : chain_attend_bytes();
-        const bool late = !far && !wide && !items && (early || a->split); /* chain_k.cu's near_keys */
-        const uint32_t least_rest = ((uint32_t)(late ? chain_late_bytes(n_rep) : bytes) + 127) / 128 * 128;
-        if (rest < least_rest) rest = least_rest;
-        if (!far && !wide && !items && !late) keys = ((uint32_t)chain_keys_bytes() + 127) / 128 * 128;
-    }
+    return place;
+}
+
+/* Attention has the room of row and terms, *rest bytes, which grows to what it wants; returns the bytes that it has beside them. */
+static uint32_t attention_room(const struct chain_state *c, const struct wants *w, bool split, uint32_t *rest)
+{
+    const bool far = c->far, wide = c->gemma || c->nets;
+    const size_t bytes = far ? chain_far_bytes(w->n_rep) : wide ? chain_wide_bytes(w->head) : chain_attend_bytes();
+    const bool late = !far && !wide && !w->items && (w->early || split); /* chain_k.cu's near_keys */
+    const uint32_t least = ((uint32_t)(late ? chain_late_bytes(w->n_rep) : bytes) + 127) / 128 * 128;
+    if (*rest < least) *rest = least;
+    return !far && !wide && !w->items && !late ? ((uint32_t)chain_keys_bytes() + 127) / 128 * 128 : 0;
+}
+
+/* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
+ * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
+size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                     struct chain_args *a, int *blocks)
+{
+    struct wants w = wants_of(c, count);
+    if (c->nets && (w.items || c->gemma)) return 0;
+    if (c->gemma && w.items) return 0;
+    if (c->gemma && c->attends && c->far) return 0;
+    const bool k = !w.items && !(c->attends && c->far);
+    *blocks = w.pairs < be->sm_count ? w.pairs : be->sm_count;
+    a->split = splits(be, c, count, *blocks, k && chain_tuning.split > 0);
+    if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
+    a->extent = (unsigned)place_results(c, count);
+    if (c->nets && w.terms < chain_gated_bytes()) w.terms = (uint32_t)chain_gated_bytes();
+    const uint32_t row = (w.row + 127) / 128 * 128;
+    uint32_t rest = row + (w.terms + 127) / 128 * 128;
+    const uint32_t keys = c->attends ? attention_room(c, &w, a->split, &rest) : 0;
     a->act = CHAIN_K_RING; /* and the ring before it: chain_lay_out_ring */
     a->terms = a->act + row;
     a->keys = a->act + rest;
@@ -385,23 +416,39 @@ static void items_ahead(struct chain_step *s, bool attended)
     if (s->before < 1) s->before = 1;
 }
 
-/* The ring, and its tiles; smem: as chain_lay_out has it. Returns bytes with the ring, or 0. */
-size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
-                          struct chain_args *a, int blocks, size_t smem)
+/* The tiles of a product that is not of K types. i: which step s is. */
+static void tile_items(struct chain_step *s, int32_t i, bool far)
+{
+    s->tile = tile_bytes(s);
+    s->own = s->kind != CHAIN_32 ? s->slices % CHAIN_WARPS == 0 : CHAIN_WARPS % s->slices ? 0 : CHAIN_WARPS / s->slices;
+    if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
+    if (i && s->kind == CHAIN_32 && !s->norm && (s[-1].n_m ? s[-1].members == 4 : !far)) handed_rounded(s);
+}
+
+/* The tiles of a product of K types, and what the kernel is told of it. near: attention is near_keys. */
+static void tile_k(struct chain_step *s, int blocks, bool near)
+{
+    s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
+               (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0) | (s->split ? CHAIN_SPLIT : 0);
+    for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
+    const bool projects = near && s->n_m > 1 && !s->gated && !s->split; /* q, k, v */
+    if (writes_early(s, blocks) || (projects && s->pairs > blocks)) s->flags |= CHAIN_EARLY;
+    /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
+     * normed are taken by units in turn. */
+    s->own = s->split                                 ? s->rounds == 1 && rounds_own(s)
+             : s->d.what || s->units % s->per         ? 0
+             : s->norm && s->units % CHAIN_WARPS == 0 ? s->rounds + (s->rest ? 1 : 0)
+             : pairs_a_block(s, blocks) == 1          ? 1
+                                                      : 0;
+    s->tile = tile_bytes(s);
+    if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
+}
+
+/* The tiles of all steps: the least bytes that one may have, 0: it does not go. */
+static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, bool near, bool items, bool *early)
 {
     const bool far = c->attends && c->far;
-    const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
-                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : posts_bytes(c, count),
-                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
     uint32_t least = UINT32_MAX;
-    bool items = false, early = false;
-    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
-    if (all >= (uint32_t)be->smem_block) return 0;
-    const bool near = c->attends && !far && !c->nets && !c->gemma && !items && !keys; /* near_keys */
-    a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
-    a->act = before + a->ring;
-    a->terms = a->act + row;
-    a->keys = a->act + rest;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && !far && !items) continue;
@@ -412,51 +459,33 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
         }
         if (s->n_m == 0) {
             if (!far_tiles_of(c, s)) return 0;
-            if (s->tile < least) least = s->tile;
-            continue;
-        }
-        if (s->kind != CHAIN_K) {
-            s->tile = tile_bytes(s);
+        } else if (s->kind != CHAIN_K) {
+            tile_items(s, i, far);
             s->per_tile = 1.0f / (float)s->tile;
-            if (s->tile < least) least = s->tile;
-            s->own = s->kind != CHAIN_32       ? s->slices % CHAIN_WARPS == 0
-                     : CHAIN_WARPS % s->slices ? 0
-                                               : CHAIN_WARPS / s->slices;
-            if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
-            if (i && s->kind == CHAIN_32 && !s->norm && (s[-1].n_m ? s[-1].members == 4 : !far))
-                handed_rounded(s);
-            continue;
+        } else {
+            *early |= writes_early(s, blocks);
+            tile_k(s, blocks, near);
+            s->per_tile = 1.0f / (float)s->tile;
         }
-        s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
-                   (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0) | (s->split ? CHAIN_SPLIT : 0);
-        for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
-        early |= writes_early(s, blocks);
-        const bool projects = near && s->n_m > 1 && !s->gated && !s->split; /* q, k, v */
-        if (writes_early(s, blocks) || (projects && s->pairs > blocks)) s->flags |= CHAIN_EARLY;
-        /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
-         * normed are taken by units in turn. */
-        s->own = s->split                                 ? s->rounds == 1 && rounds_own(s)
-                 : s->d.what || s->units % s->per         ? 0
-                 : s->norm && s->units % CHAIN_WARPS == 0 ? s->rounds + (s->rest ? 1 : 0)
-                 : pairs_a_block(s, blocks) == 1          ? 1
-                                                          : 0;
-        s->tile = tile_bytes(s);
-        s->per_tile = 1.0f / (float)s->tile;
-        if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
-        if (tile_at_least(s) < least) least = tile_at_least(s);
+        const uint32_t tile = s->n_m && s->kind == CHAIN_K ? tile_at_least(s) : s->tile;
+        if (tile < least) least = tile;
     }
-    /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
-    if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
+    return least;
+}
+
+/* How far each step's tiles are asked for ahead; false: a ring of these has too few. most: tiles at once; pace: with narrow_ahead. */
+static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool items, bool pace)
+{
+    const bool far = c->attends && c->far;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        const int32_t most = CHAIN_TILES - 4 - (int32_t)(a->ring / least);
         if (s->n_m == 0 && !far && !items) continue;
-        s->cap_tiles = (int32_t)(a->ring / s->tile);
+        s->cap_tiles = (int32_t)(ring / s->tile);
         if (s->n_m == 0 && !far) {
-            if (s->cap_tiles < 2) return 0;
+            if (s->cap_tiles < 2) return false;
             continue;
         }
-        if (s->cap_tiles < 4) return 0;
+        if (s->cap_tiles < 4) return false;
         s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
                     : s->kind != CHAIN_K          ? chain_tuning.items
                     : c->op[i].head               ? chain_tuning.head_ahead
@@ -465,11 +494,35 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
                                                   : chain_tuning.k_ahead) /
                    (int32_t)tile_at_least(s);
         s->before = s->ahead;
-        if (early && !c->nets && !c->gemma && !c->wide && !far && !items && !c->op[i].head)
-            narrow_ahead(s, i && !s[-1].n_m);
+        if (pace && !c->op[i].head) narrow_ahead(s, i && !s[-1].n_m);
         if (s->n_m && s->kind != CHAIN_K) items_ahead(s, i && !s[-1].n_m);
         if (s->ahead > most) s->ahead = 0;
     }
+    return true;
+}
+
+/* The ring, and its tiles; smem: as chain_lay_out has it. Returns bytes with the ring, or 0. */
+size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                          struct chain_args *a, int blocks, size_t smem)
+{
+    const bool far = c->attends && c->far;
+    const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
+                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : posts_bytes(c, count),
+                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
+    bool items = false, early = false;
+    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
+    if (all >= (uint32_t)be->smem_block) return 0;
+    const bool near = c->attends && !far && !c->nets && !c->gemma && !items && !keys; /* near_keys */
+    a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
+    a->act = before + a->ring;
+    a->terms = a->act + row;
+    a->keys = a->act + rest;
+    const uint32_t least = tile_steps(c, count, blocks, near, items, &early);
+    if (!least) return 0;
+    /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
+    if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
+    const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !items;
+    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), items, pace)) return 0;
     if (a->split || c->nets) spread(c, count, blocks);
     a->net = a->keys + keys;
     return a->net + net;
