@@ -580,81 +580,115 @@ static bool may_leave(const struct cuda_backend *be, const struct product *p, co
     return rows * (size_t)(a->slices * p->n) * sizeof(float) <= be->mm_partial_bytes;
 }
 
-/* The matrices `list`, which want the same activations. */
+/* The matrices that a launch reads, which want the same activations. */
+struct group {
+    const struct mm_type *t;
+    const int *list; /* [count], of the product's */
+    int count;
+    int32_t panels, widest;          /* of all; bytes of the largest unit */
+    bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
+    bool heads;                      /* their sums are wanted where attention makes its rows (owe.cuh) */
+    int32_t most_units, least_units; /* of a copy */
+};
+
+static int make_group(struct cuda_backend *be, const struct product *p, struct group *g, struct mm_args *a)
+{
+    const struct kn_weight *w0 = p->w[g->list[0]];
+    g->t = mm_type_of(w0->type);
+    const int err = cut_slices(be, g->t, w0->n_in, a);
+    if (err) return err;
+    for (int i = 0; i < g->count; i++) {
+        const struct kn_weight *w = p->w[g->list[i]];
+        a->w[i] = (const uint8_t *)w->packed;
+        a->n_out[i] = (int32_t)w->n_out;
+        a->type[i] = w->type;
+        a->unit_bytes[i] = mm_type_of(w->type)->unit_bytes;
+        g->mixed |= a->unit_bytes[i] != a->unit_bytes[0];
+        g->low |= mm_is_low(w->type);
+        if (a->unit_bytes[i] > g->widest) g->widest = a->unit_bytes[i];
+        if (i == 0 || !p->gated) g->panels += (int32_t)((w->n_out + 15) / 16);
+        a->panel_end[i] = g->panels;
+    }
+    const int32_t copy = copy_units(g->t->act);
+    g->most_units = copy < a->slice_units ? copy : a->slice_units;
+    /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh). */
+    g->least_units = g->t->act == MM_ACT_K || g->most_units < 2 ? 1 : 2;
+    a->left = g->leave = may_leave(be, p, a, g->t->act, g->count);
+    g->heads = p->norm && mm_wanted_owed(be, p->out[g->list[0]], p->n, w0->n_out);
+    a->partial = be->mm_partial;
+    a->add = p->add;
+    a->gated = p->gated;
+    a->act = p->act;
+    a->norm = p->norm;
+    a->eps = p->eps;
+    a->n_in = (int32_t)w0->n_in;
+    return 0;
+}
+
+/* Are the rows at x prepared already? */
+static int find_rows(struct cuda_backend *be, const struct product *p, const struct group *g, const struct mm_args *a, const float *x,
+                     const struct mm_prep *prep, bool *prepared)
+{
+    const enum mm_act act = g->t->act;
+    *prepared = is_rounded(be, p, act, a->slice_row);
+    *prepared |= !p->norm && mm_is_prepared(be, x, nullptr, p->n, prep, act);
+    if (!*prepared && !p->norm && be->ready.x == x && be->ready.launch == be->launches && be->ready.n == p->n && be->ready.act == act &&
+        be->ready.slice_row != a->slice_row)
+        return cuda_fail(be, KN_EINVAL, "%s: %d rows prepared for another kernel", p->name, p->n);
+    return 0;
+}
+
+/* `rows` rows from `row` on, as many at a time as a launch takes. */
+static int launch_rows(struct cuda_backend *be, const struct product *p, const struct group *g, struct mm_args *a, int32_t row, int32_t rows,
+                       const struct mm_prep *prep, bool prepared)
+{
+    const enum mm_act act = g->t->act;
+    int err = 0;
+    for (int32_t i = 0; i < rows && !err; i += a->n) {
+        const struct plan *plan = nullptr;
+        int log2_tiles = -1; /* smaller copies where these do not fit */
+        const bool few = rows - i <= 16 && choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a, &log2_tiles, &plan);
+        for (int32_t most = g->most_units; !few && log2_tiles < 0 && most >= g->least_units; most /= 2) {
+            a->x = p->n <= mm_tuning.prologue ? prep->x : nullptr;
+            log2_tiles = choose(be, act, rows - i, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
+        }
+        if (log2_tiles < 0)
+            return cuda_fail(be, KN_EDEVICE, "matrix product: %d bytes of shared memory a block are too few", be->smem_block);
+        if (!a->x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
+        prepared = true;
+        a->rows = be->mm_rows + (size_t)i * (size_t)a->slices * (size_t)a->slice_row;
+        for (int j = 0; j < g->count; j++) a->out[j] = p->out[g->list[j]] + (int64_t)(row + i) * p->w[g->list[j]]->n_out;
+        a->left = g->leave;
+        if (!err) err = launch_panels(be, p->name, act, a, log2_tiles, plan, g->low, few, g->panels);
+        if (!err && a->left) mm_owe(be, a, g->count);
+    }
+    return err;
+}
+
 static int launch_group(struct cuda_backend *be, const struct product *p, const int *list, int count)
 {
     const struct kn_weight *w0 = p->w[list[0]];
-    const struct mm_type *t = mm_type_of(w0->type);
     struct mm_args a = {};
-    int err = cut_slices(be, t, w0->n_in, &a);
-    int32_t panels = 0, widest = 0;
-    bool mixed = false, low = false;
-    for (int i = 0; i < count; i++) {
-        const struct kn_weight *w = p->w[list[i]];
-        a.w[i] = (const uint8_t *)w->packed;
-        a.n_out[i] = (int32_t)w->n_out;
-        a.type[i] = w->type;
-        a.unit_bytes[i] = mm_type_of(w->type)->unit_bytes;
-        mixed |= a.unit_bytes[i] != a.unit_bytes[0];
-        low |= mm_is_low(w->type);
-        if (a.unit_bytes[i] > widest) widest = a.unit_bytes[i];
-        if (i == 0 || !p->gated) panels += (int32_t)((w->n_out + 15) / 16);
-        a.panel_end[i] = panels;
-    }
-    const int32_t copy = copy_units(t->act), most_units = copy < a.slice_units ? copy : a.slice_units;
-    /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh). */
-    const int32_t least_units = t->act == MM_ACT_K || most_units < 2 ? 1 : 2;
-    const bool leave = may_leave(be, p, &a, t->act, count);
-    const bool heads = p->norm && mm_wanted_owed(be, p->out[list[0]], p->n, w0->n_out);
-    a.left = leave;
-    a.partial = be->mm_partial;
-    a.add = p->add;
-    a.gated = p->gated;
-    a.act = p->act;
-    a.norm = p->norm;
-    a.eps = p->eps;
-    a.n_in = (int32_t)w0->n_in;
+    struct group g = {};
+    g.list = list, g.count = count;
+    int err = make_group(be, p, &g, &a);
     for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
         const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
         const float *x = p->x + (int64_t)row * w0->n_in;
-        if (few_format(be, t->act, p->n, a.slice_units)) {
+        if (few_format(be, g.t->act, p->n, a.slice_units)) {
             const struct plan *plan;
             int log2_tiles;
             a.side = few_side_of(be, p->n, &a);
-            if (!choose_few(be, t->act, p->n, panels, widest, heads, &a, &log2_tiles, &plan)) /* tuned so */
-                a.side = nullptr, a.slice_row = mm_slice_row(t->act, a.slice_units);
+            if (!choose_few(be, g.t->act, p->n, g.panels, g.widest, g.heads, &a, &log2_tiles, &plan)) /* tuned so */
+                a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
-        const struct mm_prep prep = {x, p->norm, be->mm_rows, p->eps, a.n_in, a.units, t->unit_k, a.slice_units, a.slices,
+        const struct mm_prep prep = {x, p->norm, be->mm_rows, p->eps, a.n_in, a.units, g.t->unit_k, a.slice_units, a.slices,
                                      a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
-        bool prepared = is_rounded(be, p, t->act, a.slice_row);
-        prepared |= !p->norm && mm_is_prepared(be, x, nullptr, p->n, &prep, t->act);
-        if (!prepared && !p->norm && be->ready.x == x && be->ready.launch == be->launches && be->ready.n == p->n &&
-            be->ready.act == t->act && be->ready.slice_row != a.slice_row)
-            return cuda_fail(be, KN_EINVAL, "%s: %d rows prepared for another kernel", p->name, p->n);
+        bool prepared;
         int rc = 0;
-        if (p->n == 1 && count == 1 && !p->gated && !p->add &&
-            mm_one(be, p->name, w0, p->out[list[0]], &prep, prepared, &rc))
-            return rc;
-        for (int32_t i = 0; i < rows && !err; i += a.n) {
-            const struct plan *plan = nullptr;
-            int log2_tiles = -1; /* smaller copies where these do not fit */
-            const bool few = rows - i <= 16 && choose_few(be, t->act, rows - i, panels, widest, heads, &a, &log2_tiles, &plan);
-            for (int32_t most = most_units; !few && log2_tiles < 0 && most >= least_units; most /= 2) {
-                a.x = p->n <= mm_tuning.prologue ? x : nullptr;
-                log2_tiles = choose(be, t->act, rows - i, panels, most, widest, mixed, low, &a, &plan);
-            }
-            if (log2_tiles < 0)
-                return cuda_fail(be, KN_EDEVICE, "matrix product: %d bytes of shared memory a block are too few",
-                                 be->smem_block);
-            if (!a.x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, t->act, &prep, rows, few));
-            prepared = true;
-            a.rows = be->mm_rows + (size_t)i * (size_t)a.slices * (size_t)a.slice_row;
-            for (int j = 0; j < count; j++)
-                a.out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
-            a.left = leave;
-            if (!err) err = launch_panels(be, p->name, t->act, &a, log2_tiles, plan, low, few, panels);
-            if (!err && a.left) mm_owe(be, &a, count);
-        }
+        if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
+        if (p->n == 1 && count == 1 && !p->gated && !p->add && mm_one(be, p->name, w0, p->out[list[0]], &prep, prepared, &rc)) return rc;
+        err = launch_rows(be, p, &g, &a, row, rows, &prep, prepared);
     }
     return err;
 }
