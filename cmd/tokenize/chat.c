@@ -104,13 +104,14 @@ static int read_message(const json_t *o, size_t line, struct chat_message *m, st
     if (!json_is_object(o))
         return err_set(e, ERR_FORMAT, "stdin: line %zu: expected an object, got %s", line,
                        json_show(o, buf, sizeof buf));
-    const char *role = json_string_value(json_object_get(o, "role"));
+    const json_t *said = json_object_get(o, "role");
+    const char *role = json_string_value(said);
     size_t r = 0;
     while (role && r < 4 && strcmp(role, roles[r])) r++;
     if (!role || r == 4)
         return err_set(e, ERR_FORMAT,
                        "stdin: line %zu: role: %.60s (expected system, user, assistant or tool)", line,
-                       role ? role : "none");
+                       role ? role : said ? json_show(said, buf, sizeof buf) : "none");
     m->role = (enum chat_role)r;
     json_object_foreach((json_t *)o, key, v)
     {

@@ -91,6 +91,7 @@ try "$user[1]\n" -m qwen.gguf
 try "$user{\"role\":\"user\"" -m qwen.gguf
 try '{"role":"user","content":"x","content":"y"}' -m qwen.gguf
 try '{"role":"developer","content":"x"}' -m qwen.gguf
+try '{"role":5,"content":"x"}' -m qwen.gguf
 try '{"role":"user","content":["x"]}' -m qwen.gguf
 try '{"role":"user"}' -m qwen.gguf
 try '{"role":"user","content":"x","name":"Bob"}' -m qwen.gguf
