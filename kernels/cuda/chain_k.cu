@@ -44,7 +44,10 @@ DEV void round_blocks(uint8_t *act, int units, int block, int apart, int count, 
     chain_some<B> e;
 #pragma unroll
     for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    chain_round<B, has_room<KV>>(shared_address(act), units, block, apart, count, e);
+    if (has_room<KV>)
+        chain_round_here<B, true>(shared_address(act), units, block, apart, count, e);
+    else
+        chain_round<B, false>(shared_address(act), units, block, apart, count, e);
 }
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
 template <class KV> DEV float norm_of(const chain_step &s, const float *squares, float width, float over)
@@ -584,7 +587,8 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             const bool rounds = !s.norm && s.own, first = (apart ? warp_get(number) : i) == 0;
             const int lanes = plan.share;
             const unsigned flags = s.flags | (roomy ? (unsigned)lanes * CHAIN_SHARE : 0);
-            chain_output c = output_of(s, plan.pairs, first_late<KV>(s, plan), lanes);
+            chain_output c = roomy ? output_here(s, plan.pairs, first_late<KV>(s, plan), lanes)
+                                   : output_of(s, plan.pairs, first_late<KV>(s, plan), lanes);
             if (roomy && lanes && c.at >= 0) c.at += outputs_at(a, r, s);
             if (KV::post && s.post)
                 chain_post(s, (float *)(smem + a.net), row_of(a, r, s, false), act, squares);

@@ -399,7 +399,9 @@ static void narrow_ahead(struct chain_step *s, bool attended)
 {
     const int32_t all = chain_tuning.k_ahead, tile = (int32_t)tile_at_least(s);
     if (!all) return;
-    s->ahead = all / 7 * (s->gated ? 10 : s->norm ? 5 : 6) / tile;
+    s->ahead = s->gated  ? all / 7 * 10 / tile
+               : s->norm ? all / 7 * 5 / tile
+                         : (all / 7 * 6 + tile - 1) / tile;
     s->before = s->gated || attended ? all / 7 * 3 / tile : s->ahead;
     s->bring = CHAIN_BRING / tile;
     if (s->before < 1) s->before = 1;

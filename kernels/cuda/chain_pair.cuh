@@ -160,8 +160,7 @@ DEV chain_codes_at codes_at(uint32_t act, int units)
 }
 /* act: in shared memory. The first `count` of N blocks so far apart. */
 template <int N, bool WHOLE>
-static __device__ __noinline__ void chain_round(uint32_t act, int units, int block, int apart, int count,
-                                                chain_some<N> e)
+DEV void chain_round_here(uint32_t act, int units, int block, int apart, int count, const chain_some<N> &e)
 {
     chain_codes<N, WHOLE> c;
     c.of(e.v);
@@ -169,6 +168,13 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
     const chain_codes_at at = codes_at(act, units);
 #pragma unroll
     for (int n = 0; n < N; n++) at.put(c, n, block + n * apart, n < count);
+}
+
+template <int N, bool WHOLE>
+static __device__ __noinline__ void chain_round(uint32_t act, int units, int block, int apart, int count,
+                                                chain_some<N> e)
+{
+    chain_round_here<N, WHOLE>(act, units, block, apart, count, e);
 }
 
 /* What a lane has of its own while a row is multiplied: addresses in shared memory of its first unit's

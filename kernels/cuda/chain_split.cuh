@@ -21,7 +21,7 @@ struct chain_output {
     unsigned bits; /* of its term, 14; whether the factors are the terms' own, 1; its matrix, 2; its number of
                       the block's outputs, 15 */
 };
-static __device__ __noinline__ chain_output output_of(const chain_step &s, int pairs, int item, int share)
+DEV chain_output output_here(const chain_step &s, int pairs, int item, int share)
 {
     const int lane = threadIdx.x % 32, term = (int)s.terms / 4, log = 5 - share, width = 1 << log,
               at = lane & (width - 1), pair = item >> share, part = item & ((1 << share) - 1);
@@ -42,6 +42,10 @@ static __device__ __noinline__ chain_output output_of(const chain_step &s, int p
              (s.m[j].type == KN_Q6_K ? 1u << 14 : 0) | (unsigned)j << 15 |
              (unsigned)(32 * pair + which) << 17;
     return c;
+}
+static __device__ __noinline__ chain_output output_of(const chain_step &s, int pairs, int item, int share)
+{
+    return output_here(s, pairs, item, share);
 }
 
 /* Both: the warps that multiply, behind a step's outputs, and the one that adds: it has read the terms. */
