@@ -9,7 +9,8 @@
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
- *   mm_gpu layers [CONTEXT]         microseconds a layer of few rows, attention between products
+ *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one model's, as tuned
+ *   mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of their own and without (check has this, too)
  *   mm_gpu trace [rows [WHAT]]      builds with MM_TRACE: when the parts of each launch ran; context: of a drafter's
  *                                   context; 8B, "31B full", ...: of layers with attention
  *   mm_gpu profile         a few products, for a profiler

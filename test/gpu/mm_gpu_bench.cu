@@ -303,6 +303,7 @@ void attended_check(int context)
         attended t = attended_open(s, 3, context, 16);
         for (int n : {2, 3, 5, 8, 9, 13, 16}) {
             const auto want = attended_bits(t, n, 1), got = attended_bits(t, n, 2);
+            failures += want != got;
             printf("%s   %s, context %d, %d rows\n", want == got ? "ok  " : "FAIL", s.name, context, n);
             for (size_t i = 0; i < want.size(); i++)
                 if (want[i] != got[i]) printf("     of array %zu\n", i);
