@@ -320,11 +320,12 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
     return m->total;
 }
 
-/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured (SPEED.md). */
+/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured (SPEED.md): of many long rows of K types
+ * fewer bytes early are better. */
 struct few_copies {
     int units, stages, least;
 };
-static int few_copies_of(enum mm_act act, struct few_copies c[2])
+static int few_copies_of(enum mm_act act, int tiles, int32_t row_units, struct few_copies c[2])
 {
     if (mm_tuning.few_copy || mm_tuning.few_stages) {
         const int units = mm_tuning.few_copy ? mm_tuning.few_copy : 4, stages = mm_tuning.few_stages;
@@ -332,7 +333,7 @@ static int few_copies_of(enum mm_act act, struct few_copies c[2])
         return 1;
     }
     if (act == MM_ACT_K) {
-        c[0] = {1, 6, 2};
+        c[0] = {1, tiles == 2 && row_units > 16 ? 3 : 6, 2};
         return 1;
     }
     const int units = is_whole(act) ? 8 : 4;
@@ -342,11 +343,10 @@ static int few_copies_of(enum mm_act act, struct few_copies c[2])
 }
 
 /* How a ring is filled before the launch before is over. Measured (SPEED.md): K types copy by copy, for all at once make the
- * small kernel between two products wait; half of the warps at a time where rows are many or long. */
+ * small kernel between two products wait; half of the warps at a time where rows are many. */
 static void few_early(enum mm_act act, int tiles, struct mm_args *a)
 {
-    const bool many = tiles == 2 || a->units > 16;
-    a->pace = mm_tuning.few_pace ? mm_tuning.few_pace - 1 : act != MM_ACT_K ? FEW_AT_ONCE : many ? FEW_HALVES : FEW_PACED;
+    a->pace = mm_tuning.few_pace ? mm_tuning.few_pace - 1 : act != MM_ACT_K ? FEW_AT_ONCE : tiles == 2 ? FEW_HALVES : FEW_PACED;
     a->ahead = is_whole(act) ? 1 : a->stages;
 }
 
@@ -381,7 +381,7 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
                   items = (panels + groups - 1) / groups, /* of a block */
                   some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
     struct few_copies copies[2];
-    const int count = few_copies_of(act, copies);
+    const int count = few_copies_of(act, tiles, a->units, copies);
     a->warps = warps;
     for (int i = 0; i < 2 * count; i++) {
         const struct few_copies *c = &copies[i % count];

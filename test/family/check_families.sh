@@ -41,7 +41,7 @@ prompt() { # N VOCAB SEED: ids as int32
 drafter_config() { # WIDTH LAYERS VOCAB
     cat <<JSON
 {"architectures": ["DFlashDraftModel"], "attention_bias": false, "block_size": 6, "head_dim": 32, "hidden_act": "silu",
- "dflash_config": {"mask_token_id": $(($3 - 1)), "target_layer_ids": [0, $(($2 - 1))], "is_causal": false},
+ "dflash_config": {"mask_token_id": $(($3 - 1)), "target_layer_ids": [$(seq -s, 0 $(($2 > 1 ? $2 - 1 : 1)) $(($2 - 1)))], "is_causal": false},
  "hidden_size": $1, "intermediate_size": 96, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 40,
  "use_sliding_window": true, "max_position_embeddings": 4096, "model_type": "qwen3", "num_attention_heads": 4,
  "num_hidden_layers": 2, "num_key_value_heads": 2, "num_target_layers": $2, "rms_norm_eps": 1e-6, "rope_theta": 10000,
