@@ -166,7 +166,8 @@ template <bool SINGLE, bool LATE> struct few_ring {
         return (const uint8_t *)__cvta_shared_to_generic(at);
     }
     /* read: what was read of the place last; its address is made with it (the low bits are 0), so nothing is asked for before that is
-     * there. */
+     * there. All reads of the place stand before the copy (it is volatile, with memory clobbered), and a warp's reads of shared memory
+     * are served in their order: those that are still on their way are a trip to memory ahead of the copy's first byte. */
     __device__ __forceinline__ void next(uint32_t read = 0)
     {
         __syncwarp();
