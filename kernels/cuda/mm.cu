@@ -3,8 +3,8 @@
 #include "chain.cuh"
 #include "copy.cuh"
 #include "many.cuh"
-#include "owe.cuh"
 #include "mm_one.cuh"
+#include "owe.cuh"
 
 #include <stdlib.h>
 #include <string.h>
