@@ -64,8 +64,8 @@ DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
         : "memory");
 #endif
 }
-/* The same of weights, which a pass reads once: the L2 cache forgets them before rows, sums and kernels' code. The
- * policy is what createpolicy.fractional.L2::evict_first.b64 makes of all of the bytes. */
+/* The same of weights (and of a chain's keys and values), which a pass reads once: the L2 cache forgets them before rows,
+ * sums and kernels' code. The policy is what createpolicy.fractional.L2::evict_first.b64 makes of all of the bytes. */
 #define WEIGHTS_POLICY 0x12f0000000000000ull
 DEV void copy_weights_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {

@@ -52,14 +52,13 @@ DEV int far_tiles(const chain_step &s, int pos)
 /* ---- asking ---- */
 
 /* Rows from `row` of a head, 64 columns: as many rows as the map's box has. */
-DEV void copy_box(uint8_t *dst, const chain_map *map, int column, int head, int row, uint64_t *b,
-                  uint64_t policy)
+DEV void copy_box(uint8_t *dst, const chain_map *map, int column, int head, int row, uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(dst)),
-        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(b)), "l"(policy)
+        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(b)), "l"(WEIGHTS_POLICY)
         : "memory");
 #endif
 }

@@ -46,8 +46,7 @@ struct far_keys {
         return c;
     }
     /* Asks for it. */
-    static __device__ __forceinline__ void copy(uint8_t *dst, const chain_source &c, uint64_t *bar,
-                                                uint64_t policy)
+    static __device__ __forceinline__ void copy(uint8_t *dst, const chain_source &c, uint64_t *bar)
     {
         if (!c.p) {
             bar_arrive(bar);
@@ -55,8 +54,8 @@ struct far_keys {
         }
         bar_expect(bar, c.bytes);
         const chain_map *map = (const chain_map *)c.p;
-        copy_box(dst, map, 0, (int)c.kind, (int)c.apart, bar, policy);
-        copy_box(dst + c.bytes / 2, map, 64, (int)c.kind, (int)c.apart, bar, policy);
+        copy_box(dst, map, 0, (int)c.kind, (int)c.apart, bar);
+        copy_box(dst + c.bytes / 2, map, 64, (int)c.kind, (int)c.apart, bar);
     }
 };
 

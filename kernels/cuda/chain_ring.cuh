@@ -22,16 +22,6 @@ struct chain_room {
     uint4 *tile;        /* [CHAIN_TILES]: what is in the ring: chain_tile */
     volatile int *done; /* [CHAIN_WARPS]: the tile that the warp needs next */
 };
-DEV void copy_bulk_once(void *dst, const void *src, uint32_t bytes, uint64_t *b, uint64_t policy)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
-        "%2, [%3], %4;" ::"r"(shared_address(dst)),
-        "l"(src), "r"(bytes), "r"(shared_address(b)), "l"(policy)
-        : "memory");
-#endif
-}
 DEV void prefetch_line(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
@@ -263,7 +253,6 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
 {
     const int lane = threadIdx.x % 32;
     const uint32_t ring = a.ring;
-    const uint64_t policy = WEIGHTS_POLICY;
     constexpr bool near = KV::writer && !KV::nets && !KV::wide; /* before, bring: these alone */
     uint32_t at = 0, turn = 0, until_asked = 0;                 /* the end of the last asked for */
     int total = 0, asked = 0;
@@ -361,11 +350,11 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                         bar_arrive(bar); /* there is no such item, or unit */
                     if (ready && !kv && (!(KV::items || SPLIT) || c.bytes)) {
                         bar_expect(bar, c.q ? 2 * c.bytes : c.bytes);
-                        copy_bulk_once(m.ring + to, c.p, c.bytes, bar, policy);
-                        if (c.q) copy_bulk_once(m.ring + to + c.apart, c.q, c.bytes, bar, policy);
+                        copy_weights_to(m.ring + to, c.p, c.bytes, bar);
+                        if (c.q) copy_weights_to(m.ring + to + c.apart, c.q, c.bytes, bar);
                     }
                     if constexpr (KV::ring) {
-                        if (ready && kv) keys.copy(m.ring + to, c, bar, policy);
+                        if (ready && kv) keys.copy(m.ring + to, c, bar);
                     }
                     __syncwarp();
                     if (now) {
