@@ -6,12 +6,10 @@
  * sizes): one block a query row, keys by threads, plain float arithmetic. For completeness, not speed. */
 #include "attention_rows.cuh"
 #include "chain.cuh"
-#include "made.h"
 #include "math.cuh"
 #include "owe.cuh"
 
 struct cuda_attention_tuning cuda_attention_tuning;
-int attn_made_tuning;
 #ifdef ATTN_TRACE
 long long *attn_trace;
 #endif
@@ -384,12 +382,13 @@ static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, str
     const int64_t at_once = (int64_t)kv->n_head_kv * groups;
     int32_t slots, blocks;
     struct block b = {NULL, 0, of_block, 8, 0, 2};
-    if (attn_made_tuning == 1 || !places_slots(be, a, &slots)) return false;
+    const int tuned = cuda_attention_tuning.made;
+    if (tuned == 1 || !places_slots(be, a, &slots)) return false;
     b.f = attn_made_of(d, of_block, kv->type, &b.smem);
     if (!places_block(be, &b, at_once, slots, d, slots, &blocks) || at_once * of_block * attn_made_bytes(d) > MADE_BYTES) return false;
-    if (!attn_made_tuning && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
+    if (!tuned && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
     mm_wants_owed(be, a->q, a->n, a->n_head * d);
-    if (!attn_made_tuning && !be->owes) return false; /* the first time */
+    if (!tuned && !be->owes) return false; /* the first time */
     *p = {b, groups, groups, 1, slots, blocks, false, true, true};
     return true;
 }

@@ -244,9 +244,7 @@ struct gated_keys { /* of chain_wide.cuh, attention that is gated; and nets */
 template <class KV> constexpr int CHAIN_ALL_WARPS = CHAIN_WARPS + (KV::writer ? 3 : 2);
 
 /* Tiles that are asked for at once, at most: each one's barrier but one is looked at for it, lane by lane. */
-#ifndef ASK_AT_ONCE
 #define ASK_AT_ONCE 4
-#endif
 /* The warp that asks for tiles (s.per units of two panels at the same columns), a lane a tile, as soon as
  * nobody needs what stands in its place. */
 template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const chain_room &m, KV keys)

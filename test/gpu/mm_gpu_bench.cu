@@ -1,6 +1,5 @@
 /* mm_gpu_bench.cu - times of matrix products. */
 #include "mm_gpu.cuh"
-#include "../../kernels/cuda/made.h"
 #include "../../kernels/cuda/ops.cuh"
 
 __global__ void read_kernel(const uint4 *p, size_t n, unsigned *out)
@@ -274,7 +273,7 @@ static std::vector<std::vector<char>> attended_bits(const attended &t, int n, in
     std::vector<std::vector<char>> all;
     cuda_attention_tuning = {};
     cuda_attention_tuning.places = 2;
-    attn_made_tuning = made;
+    cuda_attention_tuning.made = made;
     OK(cuda_flush(be));
     CK(cudaMemset(bench_x, 0x3c, x));
     for (const kn_kv &kv : t.kv) {
@@ -292,7 +291,6 @@ static std::vector<std::vector<char>> attended_bits(const attended &t, int n, in
     get(t.out, row);
     for (const kn_kv &kv : t.kv) get(kv.k, ring), get(kv.v, ring);
     cuda_attention_tuning = {};
-    attn_made_tuning = 0;
     return all;
 }
 /* Do rows made before attention give the bits of those that it makes? */

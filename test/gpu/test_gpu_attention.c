@@ -1,6 +1,5 @@
 /* test_gpu_attention.c - rope_store and attention, apart and in one, against the CPU's (test_gpu.c). */
 #include "test_gpu.h"
-#include "../../kernels/cuda/made.h"
 
 static float from16(uint32_t type, uint16_t h)
 {
@@ -505,14 +504,13 @@ void check_attend(void)
         for (int j = 0; j < (int)(sizeof others / sizeof *others) && other < 0; j++) {
             for (int made = 0; made < (others[j].places == 2 ? 3 : 1) && other < 0; made += 2) {
                 cuda_attention_tuning = others[j];
-                attn_made_tuning = made;
+                cuda_attention_tuning.made = made;
                 kn_bound(gpu, j % 2 ? c->from + 2 * c->n : 0);
                 char *got = attend_run(c, false, data, &bytes);
                 if (memcmp(want, got, bytes)) other = j;
                 free(got);
             }
         }
-        attn_made_tuning = 0;
         memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
         kn_bound(gpu, 0);
         char why[64] = "";
