@@ -8,7 +8,8 @@
  * quarter, the last writes that quarter of the columns.
  *
  * What decides about branches is made known to be the same in all lanes (uniform): else each shuffle is a
- * block of code by itself, whose results are not moved past each other. */
+ * block of code by itself, whose results are not moved past each other. And no load is under a condition whose
+ * registers have not been set before: they would be taken from the kernel's begin on, and the tokens want them. */
 #ifndef DFLASH_CUDA_DELTA_FEW_CUH
 #define DFLASH_CUDA_DELTA_FEW_CUH
 
@@ -24,11 +25,22 @@ struct few_memory {
     uint64_t tokens, come[MINE];                /* count the bytes of all q, k, v; of each of o */
 };
 #define TOKEN_BYTES ((2 * D + ROWS + 3) * 4) /* that come to a block */
+struct few_owed_memory {
+    struct few_memory few;
+    __align__(16) float in[STRIP_OF + TAPS - 1][3 * D]; /* inputs of a strip: q, k, v */
+};
+#define SLICES 4 /* of inputs that are owed */
+/* Those of the rows of the call, matrix by matrix [slices][n][width]. */
+struct few_from {
+    const float *qkv, *z, *alpha, *beta;
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 /* What a block, a warp and a thread have. */
 struct few_part {
     int h, kh, quarter, rank, head0; /* head0: rank of the head's first block */
-    int warp, lane;
+    int thread, warp, lane;
     int64_t column[2]; /* of the convolution's inputs: of q or k; of v, which warps with a state have not */
 };
 /* The same in all lanes, and known to be. */
@@ -41,17 +53,24 @@ DEV struct few_part few_part_of(const struct kn_delta &a)
     const int i = threadIdx.x, h = blockIdx.y, kh = h % a.n_k, head0 = QUARTERS * (h % 2);
     const int64_t qk = (int64_t)(i / D * a.n_k + kh) * D + i % D, v = (int64_t)(2 * a.n_k + h) * D + i % D;
     const int quarter = (int)blockIdx.x;
-    return {h, kh, quarter, head0 + quarter, head0, uniform(i / 32), i % 32, {qk, v}};
+    return {h, kh, quarter, head0 + quarter, head0, i, uniform(i / 32), i % 32, {qk, v}};
 }
 DEV int quarter_of(int n) /* of tokens, but for the last of them */
 {
     return (n + QUARTERS - 1) / QUARTERS;
 }
+/* A lane's token of a chunk, whose gates it makes, or -1. */
+DEV int gates_token(const struct few_part &b, int32_t n)
+{
+    const int own = b.lane % (CHUNK / QUARTERS), at = b.quarter * quarter_of(n) + own;
+    return b.warp == WARPS - 1 && own < quarter_of(n) && at < n ? at : -1;
+}
 /* The thread's two rows of the state, from or to memory. */
 template <bool STORE>
 DEV void few_state(const struct layer &l, const struct few_part &b, float s[2][D / LANES])
 {
-    const int lane = threadIdx.x % LANES, row = b.quarter * ROWS + threadIdx.x / LANES * 2;
+    int lane = b.thread % LANES, row = b.quarter * ROWS + b.thread / LANES * 2;
+    if (STORE) asm volatile("" : "+r"(row)); /* addresses are made here, not before the tokens */
 #pragma unroll
     for (int r = 0; r < 2; r++) move_state<D, STORE>(s[r], l.s.s + ((int64_t)b.h * D + row + r) * D, lane, D);
 }
@@ -63,6 +82,8 @@ DEV void strip_inputs(const struct layer &l, float x[2][STRIP_OF + TAPS - 1], co
 {
     const int32_t u = t + b.lane - (TAPS - 1);
     const float *row = l.a.qkv;
+#pragma unroll
+    for (int j = 0; j < STRIP_OF + TAPS - 1; j++) x[0][j] = x[1][j] = 0.0f;
     if (count < 1) return;
     if (b.lane < count + TAPS - 1 && u > -l.a.n_conv) row = input(l, u, pending);
 #pragma unroll
@@ -80,6 +101,8 @@ DEV void strip_outputs(float y[STRIP_OF], const float4 &taps, const float x[STRI
     for (int j = 0; j < STRIP_OF; j++) y[j] = j < count ? convolved(taps, x + j, skip) : 1.0f;
     silu_all(*(float(*)[STRIP_OF])y);
 }
+
+#include "delta_owed.cuh"
 
 /* A warp: norms of token t's q and k, their product; to the head's four blocks. */
 DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
@@ -100,18 +123,19 @@ DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
         const unsigned there = cluster_at(bar, b.head0 + i);
         cluster_store(cluster_at(at, b.head0 + i), q4, there);
         cluster_store(cluster_at(at + 4 * D, b.head0 + i), k4, there);
-        if (lane == 0) cluster_store(cluster_at(to_kq, b.head0 + i), r.kq, there);
     }
+    if (lane < QUARTERS) cluster_store(cluster_at(to_kq, b.head0 + lane), r.kq, cluster_at(bar, b.head0 + lane));
 }
 
 /* The strips of this block's quarter of a chunk's n tokens: q and k, a column a thread, to be normed here; v,
  * by the warps that have no state, to the blocks of its rows. x: the first strip's inputs. Behind it warps
  * with states see all of q and k, and all of them that the cluster is ready for what they send. */
-DEV void convolve_quarter(const struct layer &l, struct few_memory &m, const struct few_part &b,
-                          float x[2][STRIP_OF + TAPS - 1], const float4 &w, const float4 &w_v, int32_t t0,
-                          int32_t n, int32_t pending)
+template <bool OWED>
+DEV void convolve_quarter(const struct layer &l, const struct few_from &f, struct few_memory &m, float (*in)[3 * D],
+                          const struct few_part &b, float x[2][STRIP_OF + TAPS - 1], const float4 &w,
+                          const float4 &w_v, int32_t t0, int32_t n, int32_t pending, float2 &g)
 {
-    const int i = threadIdx.x, skip = TAPS - l.a.n_conv, from = b.quarter * quarter_of(n),
+    const int i = b.thread, skip = TAPS - l.a.n_conv, from = b.quarter * quarter_of(n),
               end = min(from + quarter_of(n), n);
     const bool helps = b.warp >= STATE_WARPS;
     const unsigned to = b.head0 + i % D / ROWS, bar = cluster_at(shared_at(&m.tokens), to);
@@ -119,7 +143,13 @@ DEV void convolve_quarter(const struct layer &l, struct few_memory &m, const str
     do {
         const int count = min(STRIP_OF, end - s);
         float4 taps = w;
-        if (s > from) strip_inputs(l, x, b, t0 + s, count, pending);
+        if (OWED) {
+            if (s > from) __syncthreads(); /* the strip before has been read */
+            const int gates = s == from ? gates_token(b, n) : -1;
+            owed_strip(l, f, in, x, b, t0 + s, count, pending, gates < 0 ? -1 : t0 + gates, g);
+        } else if (s > from) {
+            strip_inputs(l, x, b, t0 + s, count, pending);
+        }
 #pragma unroll 1
         for (int pass = 0; pass < 2; pass++) {
             float y[STRIP_OF];
@@ -146,14 +176,12 @@ DEV void convolve_quarter(const struct layer &l, struct few_memory &m, const str
     cluster_wait();
 }
 
-/* The last warp: gates of the quarter's tokens, one a lane, to the head's blocks; in two parts, for what they
- * read comes from far. */
-DEV float2 few_gates_of(const struct layer &l, const struct few_part &b, int32_t t0, int32_t n,
-                        int32_t pending)
+/* The last warp: gates of the quarter's tokens, lane after lane, over again for each of the head's blocks, to that; in two parts, for what
+ * they read comes from far. */
+DEV float2 few_gates_of(const struct layer &l, const struct few_part &b, int32_t t, int32_t pending)
 {
     const struct kn_delta &a = l.a;
-    const int32_t at = b.quarter * quarter_of(n) + b.lane, t = t0 + at, row = t - pending;
-    if (b.lane >= quarter_of(n) || at >= n) return make_float2(0.0f, 0.0f);
+    const int32_t row = t - pending;
     const float *alpha =
                     row < 0 ? l.s.log + t * (l.width + 2 * a.n_v) + l.width : a.alpha + (int64_t)row * a.n_v,
                 *beta = row < 0 ? alpha + a.n_v : a.beta + (int64_t)row * a.n_v;
@@ -162,16 +190,13 @@ DEV float2 few_gates_of(const struct layer &l, const struct few_part &b, int32_t
 DEV void few_gates(struct few_memory &m, const struct few_part &b, const float2 &own, const float2 &g,
                    int32_t n)
 {
-    const int at = b.quarter * quarter_of(n) + b.lane;
+    const int at = gates_token(b, n), to = b.head0 + b.lane / (CHUNK / QUARTERS);
     const unsigned tokens = shared_at(&m.tokens);
     if (b.lane == 0) cluster_bar_expect(tokens, (unsigned)n * TOKEN_BYTES);
-    if (b.lane < quarter_of(n) && at < n) {
+    if (at >= 0) {
         const float2 v =
             make_float2(dev_exp(__fmul_rn(own.x, dev_softplus(__fadd_rn(g.x, own.y)))), dev_sigmoid(g.y));
-#pragma unroll
-        for (int i = 0; i < QUARTERS; i++)
-            cluster_store(cluster_at(shared_at(&m.gates[at]), b.head0 + i), v,
-                          cluster_at(tokens, b.head0 + i));
+        cluster_store(cluster_at(shared_at(&m.gates[at]), to), v, cluster_at(tokens, to));
     }
     __syncwarp();
 }
@@ -228,7 +253,7 @@ DEV float few_token(float s[2][D / LANES], const struct few_memory &m, int t, in
 DEV void few_tokens(const struct layer &l, struct few_memory &m, const struct few_part &b,
                     float s[2][D / LANES], int32_t n, int32_t old, bool keep)
 {
-    const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES * 2;
+    const int lane = b.thread % LANES, row = b.thread / LANES * 2;
     unsigned come = shared_at(m.come) + old / BLOCKS * 8,
              to = shared_at(&m.o[old / BLOCKS][b.rank * ROWS + row + lane / (LANES / 2)]);
 #pragma unroll 1
@@ -244,12 +269,17 @@ DEV void few_tokens(const struct layer &l, struct few_memory &m, const struct fe
 }
 
 /* A lane: four columns of what the convolution keeps, and of the log, every `step`th row from row i on. */
-DEV void few_keep(const struct layer &l, int64_t at, int i, int step, int32_t pending)
+template <bool OWED>
+DEV void few_keep(const struct layer &l, const struct few_from &f, int64_t at, int i, int step, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const bool final = final_of(l, pending);
     const int32_t done = final ? pending + a.n : a.commit ? 0 : pending, before = a.n_conv - 1;
-    if (done) {
+    if (done && OWED && final) {
+#pragma unroll 1
+        for (int j = 0; j < before && i == 0; j++) /* what is written is not read again */
+            __stcg((float4 *)(l.s.conv + j * l.width + at), owed_four(l, f, done - before + j, pending, at));
+    } else if (done) {
         float4 x[TAPS - 1];
 #pragma unroll
         for (int j = 0; j < TAPS - 1; j++)
@@ -259,43 +289,51 @@ DEV void few_keep(const struct layer &l, int64_t at, int i, int step, int32_t pe
         for (int j = 0; j < TAPS - 1; j++)
             if (j < before && i == 0) __stcg((float4 *)(l.s.conv + j * l.width + at), x[j]);
     }
-    if (!final) log_rows(l, at, logged_at(l, pending), i, step);
+    if (!final && OWED) owed_log(l, f, at, pending, i, step);
+    if (!final && !OWED) log_rows(l, at, logged_at(l, pending), i, step);
 }
 /* The last two warps: the block's columns of v; and those of its quarter of q and k, with the gates, where
  * its head is the last that has read them. All of the head's inputs have been read. */
-DEV void few_keep_all(const struct layer &l, const struct few_part &b, unsigned *count, int32_t pending)
+template <bool OWED>
+DEV void few_keep_all(const struct layer &l, const struct few_from &f, const struct few_part &b, unsigned *count,
+                      int32_t pending)
 {
     const struct kn_delta &a = l.a;
-    const int lane = b.lane, rep = a.n_v / a.n_k, four = lane % 16;
-    unsigned before = 0;
-    if (b.warp == WARPS - 2) {
-        few_keep(l, (int64_t)(2 * a.n_k + b.h) * D + b.quarter * ROWS + 4 * (lane % 8), lane / 8, 4, pending);
-        return;
+    const bool of_v = b.warp == WARPS - 2;
+    const int lane = b.lane, rep = a.n_v / a.n_k, wide = of_v ? 8 : 16, four = lane % wide;
+    if (!of_v) {
+        unsigned before = 0;
+        if (lane == 0) {
+            __threadfence();
+            before = atomicInc(count + b.kh * QUARTERS + b.quarter, (unsigned)rep - 1);
+        }
+        if (__shfl_sync(~0u, before, 0) != (unsigned)rep - 1) return;
     }
-    if (lane == 0) {
-        __threadfence();
-        before = atomicInc(count + b.kh * QUARTERS + b.quarter, (unsigned)rep - 1);
-    }
-    if (__shfl_sync(~0u, before, 0) != (unsigned)rep - 1) return;
-    few_keep(l, (int64_t)(four / 8 * a.n_k + b.kh) * D + b.quarter * ROWS + 4 * (four % 8), lane / 16, 2,
-             pending);
-    if (final_of(l, pending) || b.quarter) return;
+    const int head = of_v ? 2 * a.n_k + b.h : four / 8 * a.n_k + b.kh;
+    few_keep<OWED>(l, f, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide, pending);
+    if (of_v || final_of(l, pending) || b.quarter) return;
 #pragma unroll 1
-    for (int i = lane; i < 2 * rep * a.n; i += 32) {
-        const int row = i / (2 * rep), g = i % (2 * rep), h = b.kh + g % rep * a.n_k;
-        l.s.log[(logged_at(l, pending) + row) * (l.width + 2 * a.n_v) + l.width + (g < rep ? h : a.n_v + h)] =
-            __ldcg((g < rep ? a.alpha : a.beta) + (int64_t)row * a.n_v + h);
+    for (int i = lane; i < rep * a.n; i += 32) {
+        const int row = i / rep, h = b.kh + i % rep * a.n_k;
+        float *const to = l.s.log + (logged_at(l, pending) + row) * (l.width + 2 * a.n_v) + l.width + h;
+        const int64_t at = (int64_t)row * a.n_v + h;
+        const float2 x =
+            OWED ? owed_gates(l, f, pending + row, pending, h) : make_float2(__ldcg(a.alpha + at), __ldcg(a.beta + at));
+        to[0] = x.x, to[a.n_v] = x.y;
     }
 }
 
-template <enum mm_act ACT>
-DEV void few_block(const struct layer &l, const mm_prep &p, unsigned *count, struct few_memory &m)
+/* in: where OWED, the inputs of a strip, q, k and v. */
+template <enum mm_act ACT, bool OWED>
+DEV void few_block(const struct layer &l, const struct few_from &f, const mm_prep &p, unsigned *count, struct few_memory &m,
+                   float (*in)[3 * D])
 {
     const struct kn_delta &a = l.a;
-    const struct few_part b = few_part_of(a);
+    struct few_part b = few_part_of(a);
     const bool has_state = b.warp < STATE_WARPS, last_warp = b.warp == WARPS - 1;
     const unsigned tokens = shared_at(&m.tokens), come = shared_at(&m.come[b.warp % STATE_WARPS]);
-    float s[2][D / LANES], norm[8];
+    float s[2][D / LANES];
+    volatile float kept[2 * D / LANES]; /* the state, between chunks: in registers it would stand beside all else */
     unsigned turn = 0;
     cuda_grid_early();
     if (threadIdx.x == 0) {
@@ -304,9 +342,8 @@ DEV void few_block(const struct layer &l, const mm_prep &p, unsigned *count, str
     }
     cluster_arrive();
     ask_early(l, columns_of(a, b.quarter * ROWS), b.quarter * ROWS);
-    const float4 w = taps_of(a, b.column[0]), w_v = has_state ? w : taps_of(a, b.column[1]);
-    const float2 own = last_warp ? make_float2(a.a[b.h], a.dt[b.h]) : make_float2(0.0f, 0.0f);
-    if (!has_state) load_eight(norm, a.norm, 8 * (b.lane % 16), D);
+    float4 w = taps_of(a, b.column[0]), w_v = has_state ? w : taps_of(a, b.column[1]);
+    float2 own = last_warp ? make_float2(a.a[b.h], a.dt[b.h]) : make_float2(0.0f, 0.0f);
     cuda_grid_wait();
     const int32_t pending = uniform(pending_of(l)), all = pending + a.n;
     for (int32_t t0 = 0; t0 < all; t0 += CHUNK) {
@@ -315,37 +352,55 @@ DEV void few_block(const struct layer &l, const mm_prep &p, unsigned *count, str
         const int mine = b.rank + BLOCKS * (b.warp - STATE_WARPS); /* the token that this warp finishes */
         const int64_t r = t0 + mine - pending;
         const bool finishes = !has_state && mine < n && r >= 0;
-        float x[2][STRIP_OF + TAPS - 1], gate[8];
+        float x[2][STRIP_OF + TAPS - 1], gate[8], norm[8];
+        /* What a second chunk needs again is made again: else it would stand in registers beside the state. */
+        asm volatile("" : "+r"(b.lane), "+r"(b.thread));
         if (t0) { /* the chunk before has been finished: the place of its outputs is free, and here that of
                      its inputs */
             cluster_arrive();
             __syncthreads();
+            w = taps_of(a, b.column[0]), w_v = has_state ? w : taps_of(a, b.column[1]);
+            own = make_float2(a.a[b.h], a.dt[b.h]);
         }
-        strip_inputs(l, x, b, t0 + from, min(STRIP_OF, have), pending);
-        const float2 g = last_warp ? few_gates_of(l, b, t0, n, pending) : make_float2(0.0f, 0.0f);
-        if (finishes) load_eight(gate, a.z + (r * a.n_v + (int64_t)(b.h & ~1)) * D, 8 * b.lane, 2 * D);
-        convolve_quarter(l, m, b, x, w, w_v, t0, n, pending);
+        const int64_t z = (r * a.n_v + (int64_t)(b.h & ~1)) * D; /* its gates */
+        if (!OWED) strip_inputs(l, x, b, t0 + from, min(STRIP_OF, have), pending);
+        const int gates = gates_token(b, n);
+        float2 g = !OWED && gates >= 0 ? few_gates_of(l, b, t0 + gates, pending) : make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < 8; i++) gate[i] = norm[i] = 0.0f;
+        if (!OWED && finishes) load_eight(gate, a.z + z, 8 * b.lane, 2 * D), load_eight(norm, a.norm, 8 * (b.lane % 16), D);
+        convolve_quarter<OWED>(l, f, m, in, b, x, w, w_v, t0, n, pending, g);
         if (has_state) {
-            if (!t0) few_state<false>(l, b, s);
+            if (!t0)
+                few_state<false>(l, b, s);
+            else
+#pragma unroll
+                for (int i = 0; i < 2 * D / LANES; i++) s[i / (D / LANES)][i % (D / LANES)] = kept[i];
 #pragma unroll 1
             for (int t = b.warp; t < have; t += STATE_WARPS) norm_token(m, b, from + t);
             cluster_bar_wait(tokens, t0 / CHUNK % 2);
             few_tokens(l, m, b, s, n, min(max(pending - t0, 0), n),
                        pending && !a.commit && pending >= t0 && pending < t0 + n);
+            if (t0 + n < all)
+#pragma unroll
+                for (int i = 0; i < 2 * D / LANES; i++) kept[i] = s[i / (D / LANES)][i % (D / LANES)];
+            else if (final_of(l, pending))
+                few_state<true>(l, b, s);
             continue;
         }
         if (last_warp) few_gates(m, b, own, g, n);
         if (!finishes) continue;
         if (b.lane == 0) cluster_bar_expect(come, BLOCKS * ROWS * 4);
+        if (OWED) owed_eight(l, f, gate, z + 8 * b.lane), load_eight(norm, a.norm, 8 * (b.lane % 16), D);
         silu_all(gate);
         cluster_bar_wait(come, turn);
         turn ^= 1;
         finish_row<ACT>(l, p, m.o[b.warp - STATE_WARPS], r, gate, norm);
     }
-    if (has_state && final_of(l, pending)) few_state<true>(l, b, s);
     if (b.warp < WARPS - 2) return;
     cluster_bar_wait(tokens,
                      (all - 1) / CHUNK % 2); /* the head's blocks have read what they read of the log */
-    few_keep_all(l, b, count, pending);
+    few_keep_all<OWED>(l, f, b, count, pending);
 }
+#endif
 #endif

@@ -587,7 +587,7 @@ struct group {
     int count;
     int32_t panels, widest;          /* of all; bytes of the largest unit */
     bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
-    bool heads;                      /* their sums are wanted where attention makes its rows (owe.cuh) */
+    bool heads;                      /* their sums are wanted by attention or a delta net (owe.cuh) */
     int32_t most_units, least_units; /* of a copy */
 };
 
@@ -614,7 +614,7 @@ static int make_group(struct cuda_backend *be, const struct product *p, struct g
     /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh). */
     g->least_units = g->t->act == MM_ACT_K || g->most_units < 2 ? 1 : 2;
     a->left = g->leave = may_leave(be, p, a, g->t->act, g->count);
-    g->heads = p->norm && mm_wanted_owed(be, p->out[g->list[0]], p->n, w0->n_out);
+    g->heads = p->norm && g->count == p->n_w && mm_wanted_owed(be, p->out[g->list[0]], p->n, w0->n_out);
     a->partial = be->mm_partial;
     a->add = p->add;
     a->gated = p->gated;

@@ -401,6 +401,7 @@ int main(int argc, char **argv)
         bench();
     } else if (small) {
         check_delta_linear();
+        check_delta_projected();
         check_prompt();
         printf("families_gpu: %ld passed, %ld failed\n", passed, failed);
     } else {
@@ -417,6 +418,7 @@ int main(int argc, char **argv)
         check_delta();
         check_gate_linear();
         check_delta_linear();
+        check_delta_projected();
         check_prompt();
         check_refusals();
         check_delta_refusals();

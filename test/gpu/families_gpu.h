@@ -18,6 +18,7 @@ void refused(int rc, int want, const char *word);
  */
 void check_delta(void);
 void check_delta_linear(void);
+void check_delta_projected(void);
 void check_prompt(void);
 void check_delta_refusals(void);
 void bench(void);

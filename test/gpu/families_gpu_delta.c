@@ -268,6 +268,102 @@ void check_delta_linear(void)
     }
 }
 
+/* ---- behind the product that makes their inputs ---- */
+
+struct projected {
+    const struct layer *l;
+    struct kn_weight w[4], down;
+    int n_in;
+    float *x, *norm; /* [rows of the layer][n_in] */
+    int taken;       /* calls that left qkv as it was: their rows were never made */
+};
+
+/* The calls of a plan, whose inputs are always at one place; settled: they are there as rows, and delta and the product behind it are
+ * operations of their own. All that is left behind each. */
+static void *projected_plan(struct projected *p, const int *plan, bool settled, size_t *bytes)
+{
+    const struct layer *l = p->l;
+    struct on_device d = delta_up(gpu, l);
+    const size_t n_out = (size_t)p->down.n_out * 4;
+    float *to = put(gpu, NULL, n_out * (size_t)l->n), *mark = gaussians(16 * l->width, 1);
+    char *all = calloc(8, d.n_s + d.n_conv + d.n_log + n_out * (size_t)l->n);
+    float *const out[] = {d.qkv, d.z, d.alpha, d.beta};
+    const struct kn_weight *const w[] = {p->w, p->w + 1, p->w + 2, p->w + 3};
+    int32_t pending = 0;
+    int at = 0;
+    *bytes = 0;
+    for (const int *c = plan; c[0]; c += 2) {
+        const bool last = !c[2];
+        const struct kn_delta a = delta_args(&d, 0, c[0], last);
+        float *rows = to + (size_t)at * (size_t)p->down.n_out;
+        must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
+        must(gpu, "upload", kn_op(gpu)->upload(gpu, d.qkv, mark, 16 * l->width * 4));
+        must(gpu, "norm_linear", kn_op(gpu)->norm_linear(gpu, out, w, 4, p->x + (size_t)at * (size_t)p->n_in, p->norm, 1e-6f, c[0]));
+        if (settled) {
+            must(gpu, "sync", kn_op(gpu)->sync(gpu));
+            must(gpu, "delta", kn_op(gpu)->delta(gpu, &a));
+            must(gpu, "linear", kn_op(gpu)->linear(gpu, rows, &p->down, d.out, c[0], true));
+        } else {
+            must(gpu, "delta_linear", kn_op(gpu)->delta_linear(gpu, &a, rows, &p->down));
+            p->taken += same(gpu, d.qkv, mark, 16 * l->width * 4);
+        }
+        const void *const left[] = {d.s.s, d.s.conv, d.s.log, to};
+        const size_t size[] = {d.n_s, d.n_conv, d.n_log, n_out * (size_t)l->n};
+        for (int i = 0; i < 4; i++) {
+            must(gpu, "download", kn_op(gpu)->download(gpu, all + *bytes, left[i], size[i]));
+            *bytes += size[i];
+        }
+        pending = c[1];
+        at += pending;
+    }
+    drop(gpu, to);
+    delta_down(gpu, &d);
+    free(mark);
+    return all;
+}
+
+/* Nets that may take their inputs as sums of slices: the second call of each plan and the third do. */
+void check_delta_projected(void)
+{
+    static const struct {
+        struct shape s;
+        uint32_t type, down;
+        int n_in;
+    } cases[] = {{{16, 48, 128, 128, 4}, KN_Q4_K, KN_Q4_K, 1024}, {{16, 32, 128, 128, 4}, KN_Q6_K, KN_Q5_K, 2048},
+                 {{4, 16, 128, 128, 2}, KN_Q4_K, KN_Q6_K, 1280}, {{8, 16, 128, 128, 3}, KN_Q5_K, KN_Q4_K, 1024},
+                 {{4, 16, 128, 128, 4}, KN_Q4_K, KN_Q8_0, 1024}, {{4, 16, 128, 128, 4}, KN_Q8_0, KN_Q4_K, 1024}};
+    static const int calls[][12] = {{16, 16, 16, 5, 16, 16, 16, 9, 16, 0, 0}, /* rows, of which accepted */
+                                    {9, 0, 12, 12, 13, 1, 16, 3, 10, 0, 0},
+                                    {16, 0, 9, 0, 11, 11, 2, 2, 15, 0, 0},
+                                    {8, 3, 2, 0, 4, 4, 16, 16, 14, 0, 0}};
+    if (!kn_op(gpu)->delta_linear) return;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        void *file[5];
+        if (small && i > 1) break;
+        struct layer l = layer_make(&cases[i].s, 64, i + 61);
+        struct projected p = {.l = &l, .n_in = cases[i].n_in};
+        const int64_t n_out[] = {(int64_t)l.width, (int64_t)l.size, l.s.n_v, l.s.n_v};
+        float *x = gaussians((size_t)(l.n * p.n_in), 1), *norm = gaussians((size_t)p.n_in, 1);
+        for (int j = 0; j < 4; j++) p.w[j] = weight_make(gpu, cases[i].type, p.n_in, n_out[j], file + j);
+        p.down = weight_make(gpu, cases[i].down, (int64_t)l.size, 72, file + 4);
+        p.x = put(gpu, x, (size_t)(l.n * p.n_in) * 4), p.norm = put(gpu, norm, (size_t)p.n_in * 4);
+        int other = 0;
+        for (size_t k = 0; k < sizeof calls / sizeof *calls; k++) {
+            size_t a, b;
+            void *apart = projected_plan(&p, calls[k], true, &a), *taken = projected_plan(&p, calls[k], false, &b);
+            other += a != b || memcmp(apart, taken, a);
+            free(apart), free(taken);
+        }
+        verdict(!other, "delta behind its product %d, %d heads of %d, %s [%d], %s: %d of 4 cuttings with other bits, sums taken %d times",
+                l.s.n_k, l.s.n_v, l.s.d_k, kn_type_info(cases[i].type)->name, p.n_in, kn_type_info(cases[i].down)->name, other, p.taken);
+        for (int j = 0; j < 4; j++) kn_op(gpu)->weight_free(gpu, p.w + j), free(file[j]);
+        kn_op(gpu)->weight_free(gpu, &p.down);
+        drop(gpu, p.x), drop(gpu, p.norm);
+        free(file[4]), free(x), free(norm);
+        layer_free(&l);
+    }
+}
+
 /* ---- delta, prompts ---- */
 
 /* Final rows [0, n) in calls of these lengths (0: the rest), after `first` rows that a call without commit
@@ -411,12 +507,42 @@ static void bench_delta(struct on_device *d)
     repeats = 200;
 }
 
+/* A net of 27B with the products before and behind it. */
+static void bench_projected(struct on_device *d)
+{
+    static const int rows[] = {2, 8, 12, 16}, pending[] = {0, 1, 3, 5, 12};
+    const struct layer *l = d->l;
+    const int n_in = 5120;
+    const int64_t n_out[] = {(int64_t)l->width, (int64_t)l->size, l->s.n_v, l->s.n_v};
+    float *const out[] = {d->qkv, d->z, d->alpha, d->beta}, *x = put(gpu, NULL, 16 * n_in * 4), *norm = put(gpu, NULL, n_in * 4);
+    struct kn_weight w[4], down;
+    const struct kn_weight *of[4];
+    void *file[5];
+    double us;
+    for (int j = 0; j < 4; j++) w[j] = weight_make(gpu, KN_Q4_K, n_in, n_out[j], file + j), of[j] = w + j;
+    down = weight_make(gpu, KN_Q4_K, (int64_t)l->size, n_in, file + 4);
+    for (int i = 0; i < 4; i++) {
+        printf("net between its products, %2d rows, pending", rows[i]);
+        for (int j = 0; j < 5; j++) {
+            const struct kn_delta a = delta_args(d, 0, rows[i], false);
+            must(gpu, "upload", kn_op(gpu)->upload(gpu, d->pending, &pending[j], 4));
+            TIME(us, (must(gpu, "norm_linear", kn_op(gpu)->norm_linear(gpu, out, of, 4, x, norm, 1e-6f, rows[i])),
+                      must(gpu, "delta_linear", kn_op(gpu)->delta_linear(gpu, &a, x, &down))));
+            printf(" %d: %.2f us%s", pending[j], us, j < 4 ? "," : "\n");
+        }
+    }
+    for (int j = 0; j < 4; j++) kn_op(gpu)->weight_free(gpu, w + j), free(file[j]);
+    kn_op(gpu)->weight_free(gpu, &down);
+    free(file[4]), drop(gpu, x), drop(gpu, norm);
+}
+
 void bench(void)
 {
     static const struct shape s = {16, 48, 128, 128, 4};
     struct layer l = layer_make(&s, 4096, 1);
     struct on_device d = delta_up(gpu, &l);
     double us;
+    bench_projected(&d);
     bench_delta(&d);
     float *logits = put(gpu, l.qkv, 64 * 512 * 4);
     struct kn_route r = {.logits = logits,
