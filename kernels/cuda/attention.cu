@@ -256,6 +256,8 @@ int cuda_attention_open(struct cuda_backend *be)
         size_t smem;
         const attn_fn places = attn_places_of(d, type, &smem);
         if (places && be->attn_places && rc == 0) rc = allow(be, places, (size_t)be->smem_block);
+        const attn_fn columns = attn_columns_of(d, type, &smem);
+        if (columns && be->attn_places && rc == 0) rc = allow(be, columns, (size_t)be->smem_block);
         for (int k = 1; k <= 2 && be->attn_places && rc == 0; k++) {
             const attn_fn made = attn_made_of(d, k, type, &smem);
             if (made) rc = allow(be, made, (size_t)be->smem_block);
@@ -331,6 +333,7 @@ struct plan {
     bool stream; /* attn_stream, not attn_step */
     bool places; /* attn_places, which adds its leaves by itself */
     bool made;   /* attn_made in its place */
+    int32_t columns; /* blocks of attn_columns in its place; 0: not that */
 };
 /* Few leaves of heads of 256, or of many tiles: attn_places wins over clusters. */
 static bool places_first(int32_t d, int32_t n_kv, int32_t tiles, int32_t slots)
@@ -367,13 +370,14 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5)) return false;
     b.f = attn_places_of(d, kv->type, &b.smem);
     if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks)) return false;
-    *p = {b, tiles, tiles, 1, slots, blocks, false, true, false};
+    *p = {b, tiles, tiles, 1, slots, blocks, false, true, false, 0};
     return true;
 }
 /* The same of rows made before: a block has two tiles where there are. Where it was measured to win, their product is asked to leave its
  * slices apart, for it is shorter so, and rows are made of those. */
 #define MADE_ROWS 9 /* from which on, of MADE_HEADS heads of keys and more */
 #define MADE_HEADS 16
+#define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
 static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
 {
     const struct kn_kv *kv = a->kv;
@@ -389,7 +393,26 @@ static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, str
     if (!tuned && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
     mm_wants_owed(be, OWED_ATTENTION, a->q, a->n, a->n, a->n_head * d);
     if (!tuned && !be->owes) return false; /* the first time */
-    *p = {b, groups, groups, 1, slots, blocks, false, true, true};
+    *p = {b, groups, groups, 1, slots, blocks, false, true, true, 0};
+    return true;
+}
+/* Rows made before, for heads of 512: blocks that add for each tile, and as many that weigh as there is room for beside them. */
+static bool plan_columns(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+{
+    const struct kn_kv *kv = a->kv;
+    const int32_t tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), adders = 2 * tiles * kv->n_head_kv,
+                  room = (be->sm_count - adders) / kv->n_head_kv;
+    int32_t slots;
+    struct block b = {NULL, 0, 1, 8, 0, 1};
+    const int tuned = cuda_attention_tuning.made;
+    if (tuned == 1 || a->gate || room < 1 || !places_slots(be, a, &slots)) return false;
+    b.f = attn_columns_of(kv->head_dim, kv->type, &b.smem);
+    if (!b.f || b.smem > room_of(be, 1) || (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
+        (int64_t)adders * slots * attn_columns_bytes() > PLACES_BYTES)
+        return false;
+    if (!tuned && a->n < COLUMNS_ROWS) return false;
+    const int32_t ranks = slots < room ? slots : room;
+    *p = {b, tiles, tiles, 1, slots, 1, false, true, true, adders + ranks * kv->n_head_kv};
     return true;
 }
 static struct plan plan_few(const struct cuda_backend *be, const struct kn_attention *a)
@@ -564,7 +587,8 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct pl
         const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
         p->tile0 = g * plan->b.tiles;
         p->n_tiles = groups * plan->b.tiles;
-        const dim3 grid((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
+        const dim3 grid = plan->columns ? dim3((unsigned)plan->columns)
+                                        : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
         rc = cuda_check(be, "attention",
                         cuda_launch(be, plan->b.f, grid, dim3((unsigned)(32 * plan->b.warps)), plan->b.smem, *p));
         if (p->fold) cuda_ring_written(be, p->k);
@@ -584,7 +608,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const bool apart = plan.places && (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, tiles_of(p.n, p.n_rep), plan.slots)));
     const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
-    const bool made = s && !blocks && can_fold(s, a) && plan_made(be, a, &plan);
+    const bool made = s && !blocks && can_fold(s, a) && (plan_made(be, a, &plan) || plan_columns(be, a, &plan));
     if (!made && (rc = cuda_flush(be))) return rc;
     if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
         fold(&p, s, blocks ? 1 : plan.b.tiles);

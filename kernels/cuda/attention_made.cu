@@ -1,4 +1,4 @@
-/* attention_made.cu - attn_rows and attn_made for heads of 256. */
+/* attention_made.cu - attn_rows for heads of 256 and 512, attn_made for those of 256. */
 #include "attention_made.cuh"
 #include "attention_rows.cuh"
 #include "owe.cuh"
@@ -15,7 +15,13 @@ attn_fn attn_made_of(int32_t d, int32_t tiles, uint32_t type, size_t *smem)
 }
 int64_t attn_made_bytes(int32_t d)
 {
-    return d == 256 ? made<256>::BYTES : 0;
+    return d == 256 ? made<256>::BYTES : d == 512 ? made<512>::BYTES : 0;
+}
+
+static void (*rows_of(int32_t d, uint32_t type))(attn, made_source)
+{
+    if (d == 512) return type == KN_BF16 ? attn_rows<512, true> : attn_rows<512, false>;
+    return type == KN_BF16 ? attn_rows<256, true> : attn_rows<256, false>;
 }
 
 int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, const struct attn *p, unsigned char *made)
@@ -48,6 +54,5 @@ int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, con
     a.times = mm_trace_next("rows");
 #endif
     return cuda_check(be, "rows of attention",
-                      cuda_launch(be, p->type == KN_BF16 ? attn_rows<256, true> : attn_rows<256, false>, grid,
-                                  dim3(32 * ROWS_WARPS), 0, a, from));
+                      cuda_launch(be, rows_of(p->d, p->type), grid, dim3(32 * ROWS_WARPS), 0, a, from));
 }

@@ -31,7 +31,7 @@ struct cuda_attention_tuning {
     int cluster; /* blocks of a cluster: 8 or 16 */
     int places;  /* few rows over few keys in one launch (attn_places): 1: never; 2: also where clusters would do */
     int prefill; /* 1: more than 64 rows without products of four warps */
-    int made;    /* rows that a launch before makes (attn_made): 1: never; 2: wherever it can be */
+    int made;    /* rows that a launch before makes (attn_made, attn_columns): 1: never; 2: wherever it can be */
 };
 extern struct cuda_attention_tuning cuda_attention_tuning;
 /* How the delta nets of a prompt are run (delta_many.cu). For benchmarks and tests. */

@@ -266,8 +266,8 @@ static void attended_step(const attended &t, int n)
         OK(cuda_linear(kb(), bench_x, &l.down, bench_out[1], n, true));
     }
 }
-/* Bytes that steps leave: what layers read, attention's results, rings. */
-static std::vector<std::vector<char>> attended_bits(const attended &t, int n, int made)
+/* Bytes that steps leave: what layers read, attention's results, rings. The row `poisoned` begins with NaN. */
+static std::vector<std::vector<char>> attended_bits(const attended &t, int n, int made, int poisoned)
 {
     const size_t ring = 2 * (size_t)t.kv[0].cap * t.s.n_kv * t.s.d, row = (size_t)n * t.s.n_head * t.s.d * 4, x = (size_t)n * t.s.hidden * 4;
     std::vector<std::vector<char>> all;
@@ -276,6 +276,7 @@ static std::vector<std::vector<char>> attended_bits(const attended &t, int n, in
     cuda_attention_tuning.made = made;
     OK(cuda_flush(be));
     CK(cudaMemset(bench_x, 0x3c, x));
+    if (poisoned < n) CK(cudaMemset(bench_x + poisoned * t.s.hidden, 0xff, t.s.hidden * 4));
     for (const kn_kv &kv : t.kv) {
         CK(cudaMemset(kv.k, 0x25, ring));
         CK(cudaMemset(kv.v, 0x2d, ring));
@@ -299,13 +300,15 @@ void attended_check(int context)
     bench_open();
     for (const attending &s : all_attending) {
         attended t = attended_open(s, 3, context, 16);
-        for (int n : {2, 3, 5, 8, 9, 13, 16}) {
-            const auto want = attended_bits(t, n, 1), got = attended_bits(t, n, 2);
-            failures += want != got;
-            printf("%s   %s, context %d, %d rows\n", want == got ? "ok  " : "FAIL", s.name, context, n);
-            for (size_t i = 0; i < want.size(); i++)
-                if (want[i] != got[i]) printf("     of array %zu\n", i);
-        }
+        for (int n : {2, 3, 5, 8, 9, 13, 16})
+            for (int poisoned : {n, n / 2}) {
+                const auto want = attended_bits(t, n, 1, poisoned), got = attended_bits(t, n, 2, poisoned);
+                failures += want != got;
+                printf("%s   %s, context %d, %d rows%s\n", want == got ? "ok  " : "FAIL", s.name, context, n,
+                       poisoned < n ? ", NaN from one on" : "");
+                for (size_t i = 0; i < want.size(); i++)
+                    if (want[i] != got[i]) printf("     of array %zu\n", i);
+            }
         fflush(stdout);
         attended_free(t);
     }
