@@ -401,9 +401,9 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
 }
 
 /* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were quicker. Slices are
- * together where there is room, but for the eight of long rows of 8-bit kinds and, for more than 8 rows, those of K types that the next
- * norm adds, which were quicker apart. A head has so many panels that sums which meet in memory would cost more than warps do: blocks of
- * 12 where those of 16 leave no room. */
+ * together where there is room, but for the eight of long rows of 8-bit kinds and those of K types that the next norm adds, which were
+ * quicker apart for more than 8 rows, and where a multiprocessor has one panel or two for fewer. A head has so many panels that sums
+ * which meet in memory would cost more than warps do: blocks of 12 where those of 16 leave no room. */
 #define FEW_PANELS 4096
 static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest, bool heads,
                        struct mm_args *a, int *log2_tiles, const struct plan **plan)
@@ -412,7 +412,9 @@ static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n
         {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
     const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
               from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
-              added = a->left && (heads || (!a->norm && n > 8)) && act == MM_ACT_K, first = added || (is_whole(act) && a->slices > mm_tuning.slices);
+              sparse = panels >= be->sm_count && panels <= 2 * be->sm_count,
+              added = a->left && (heads || (!a->norm && (n > 8 || sparse))) && act == MM_ACT_K,
+              first = added || (is_whole(act) && a->slices > mm_tuning.slices);
     if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;
     a->x = nullptr;
