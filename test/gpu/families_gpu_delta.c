@@ -322,7 +322,7 @@ static void *projected_plan(struct projected *p, const int *plan, bool settled, 
     return all;
 }
 
-/* Nets that may take their inputs as sums of slices: the second call of each plan and the third do. */
+/* Nets that may take their inputs as sums of slices, where they are so many rows: from the second call of each plan on. */
 void check_delta_projected(void)
 {
     static const struct {
@@ -335,7 +335,7 @@ void check_delta_projected(void)
     static const int calls[][12] = {{16, 16, 16, 5, 16, 16, 16, 9, 16, 0, 0}, /* rows, of which accepted */
                                     {9, 0, 12, 12, 13, 1, 16, 3, 10, 0, 0},
                                     {16, 0, 9, 0, 11, 11, 2, 2, 15, 0, 0},
-                                    {8, 3, 2, 0, 4, 4, 16, 16, 14, 0, 0}};
+                                    {8, 3, 8, 5, 2, 0, 7, 4, 5, 0, 0}};
     if (!kn_op(gpu)->delta_linear) return;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         void *file[5];
