@@ -1,12 +1,12 @@
 /* convert_norm.c - which target a drafter is made for: the crc32 of the target's final norm, float32 as a GGUF holds it. No two models
  * that were trained apart have the same, and every type that a model is converted to keeps it. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <zlib.h>
 #include "convert_impl.h"
 #include "io.h"
 #include "mem.h"
+#include "safetensors.h"
 
 /* 1: the folder has weights, of one file or of several. */
 static int has_weights(const char *dir, struct err *e)
@@ -41,15 +41,16 @@ static int crc_of_dir(const struct conv *c, uint32_t *crc, struct err *e)
     struct convert o;
     struct conv *t;
     struct err mine = {0};
+    char shard[256];
     int rc = has_weights(dir, e);
     if (rc <= 0) return rc < 0 ? -1 : 1;
+    rc = st_absent_shard(dir, shard, sizeof shard, &mine);
+    if (!rc && *shard) rc = err_set(&mine, ERR_FORMAT, "%s: shard '%s': is not there", dir, shard); /* was not fetched */
     convert_defaults(&o);
     o.input = dir;
-    rc = conv_open(&t, &o, &mine);
+    if (!rc) rc = conv_open(&t, &o, &mine);
     if (rc) {
-        const size_t n = strlen(mine.msg), k = strlen(strerror(ENOENT));
-        const bool absent = n >= k && !strcmp(mine.msg + n - k, strerror(ENOENT)); /* shards that were not fetched */
-        if (rc > 0 || mine.code == ERR_FORMAT || absent) {
+        if (rc > 0 || mine.code == ERR_FORMAT) {
             if (rc < 0) conv_say(c, CONVERT_NOTE, "which target the drafter is for is not written: %s", mine.msg);
             return 1;
         }

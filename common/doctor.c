@@ -134,8 +134,11 @@ static void see_sizes(struct doctor *p)
 static void see_target(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
-    if (!d->has_norm_crc || !t->has_norm_crc) return;
-    if (!desc_other_target(t, d))
+    if (!d->has_norm_crc)
+        ok(p, "made for", textf("not said: the drafter has no key " DESC_NORM_KEY));
+    else if (!t->has_norm_crc)
+        ok(p, "made for", textf("not known: the target has no output_norm.weight in F32 to compare"));
+    else if (!desc_other_target(t, d))
         ok(p, "made for", textf("this target: crc32 of its final norm %08x", t->norm_crc));
     else
         note(p, "made for", textf("another target: crc32 of its final norm %08x, of this one %08x", d->norm_crc, t->norm_crc),

@@ -471,25 +471,25 @@ static int check_index(const struct st *s, const char *path, const json_t *map, 
     return 0;
 }
 
+/* The index, its weight_map, and the shards as list_shards has them: to be released by the caller, also after an error. */
+static int read_index(const char *path, json_t **index, const json_t **map, json_t **shards, struct err *e)
+{
+    *map = NULL, *shards = NULL, *index = NULL;
+    if (json_parse_file(index, path, MAX_INDEX, e)) return -1;
+    *map = json_object_get(*index, "weight_map");
+    *shards = json_object();
+    if (!*shards) return err_set(e, ERR_IO, "%s: out of memory (shards)", path);
+    if (!json_is_object(*map)) return err_set(e, ERR_FORMAT, "%s: weight_map: missing, or no object", path);
+    return list_shards(path, *map, *shards, e);
+}
+
 static int open_index(struct st **out, const char *path, struct err *e)
 {
     struct st *s = NULL;
-    json_t *index = NULL, *shards = NULL;
+    json_t *index, *shards;
     const json_t *map;
     *out = NULL;
-    if (json_parse_file(&index, path, MAX_INDEX, e)) return -1;
-    map = json_object_get(index, "weight_map");
-    shards = json_object();
-    if (!shards) {
-        err_set(e, ERR_IO, "%s: out of memory (shards)", path);
-        goto done;
-    }
-    if (!json_is_object(map)) {
-        err_set(e, ERR_FORMAT, "%s: weight_map: missing, or no object", path);
-        goto done;
-    }
-    if (list_shards(path, map, shards, e) || st_new(&s, (uint32_t)json_object_size(shards), path, e))
-        goto done;
+    if (read_index(path, &index, &map, &shards, e) || st_new(&s, (uint32_t)json_object_size(shards), path, e)) goto done;
     if (open_shards(s, path, shards, e) || sort_tensors(s, e) || check_index(s, path, map, shards, e))
         goto done;
     *out = s;
@@ -507,24 +507,64 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && !strcmp(s + n - m, end);
 }
 
-static int open_dir(struct st **out, const char *dir, struct err *e)
+static const char *const weight_files[] = {"model.safetensors", "model.safetensors.index.json"};
+static char *in_dir(const char *dir, int i, struct err *e)
 {
-    static const char *const name[] = {"model.safetensors", "model.safetensors.index.json"};
     size_t n = strlen(dir) + 40;
     char *p = mem_alloc(n);
+    if (p)
+        snprintf(p, n, "%s%s%s", dir, ends_with(dir, "/") ? "" : "/", weight_files[i]);
+    else
+        err_set(e, ERR_IO, "%s: out of memory (path)", dir);
+    return p;
+}
+
+static int open_dir(struct st **out, const char *dir, struct err *e)
+{
     int r = 1;
     *out = NULL;
-    if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", dir);
     for (int i = 0; i < 2 && r == 1; i++) {
-        snprintf(p, n, "%s%s%s", dir, ends_with(dir, "/") ? "" : "/", name[i]);
-        int there = io_exists(p, e);
-        if (there == 0) continue;
-        r = there < 0 ? -1 : i ? open_index(out, p, e) : open_single(out, p, e);
+        char *p = in_dir(dir, i, e);
+        int there = p ? io_exists(p, e) : -1;
+        if (there) r = there < 0 ? -1 : i ? open_index(out, p, e) : open_single(out, p, e);
+        mem_free(p);
     }
-    mem_free(p);
     if (r == 1)
-        return err_set(e, ERR_FORMAT, "%s: no weights here (expected %s or %s)", dir, name[0], name[1]);
+        return err_set(e, ERR_FORMAT, "%s: no weights here (expected %s or %s)", dir, weight_files[0], weight_files[1]);
     return r;
+}
+
+/* The first shard of an index that is not there: what a link leads to, if it is one. */
+static int first_absent(const char *path, char *name, size_t size, struct err *e)
+{
+    json_t *index, *shards, *v;
+    const json_t *map;
+    const char *file;
+    int rc = read_index(path, &index, &map, &shards, e);
+    if (!rc)
+        json_object_foreach(shards, file, v)
+        {
+            char *p = beside(path, file);
+            bool absent = p && access(p, F_OK) && errno == ENOENT;
+            if (!p) rc = err_set(e, ERR_IO, "%s: out of memory (path)", path);
+            mem_free(p);
+            if (absent) snprintf(name, size, "%s", quote(file).s);
+            if (absent || rc) break;
+        }
+    json_decref(shards);
+    json_decref(index);
+    return rc;
+}
+
+int st_absent_shard(const char *dir, char *name, size_t size, struct err *e)
+{
+    char *single = in_dir(dir, 0, e), *index = single ? in_dir(dir, 1, e) : NULL;
+    int rc = index ? io_exists(single, e) : -1;
+    *name = 0;
+    if (rc == 0 && (rc = io_exists(index, e)) > 0) rc = first_absent(index, name, size, e);
+    mem_free(index);
+    mem_free(single);
+    return rc < 0 ? -1 : 0;
 }
 
 int st_open(struct st **out, const char *path, struct err *e)
