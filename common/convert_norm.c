@@ -1,23 +1,10 @@
 /* convert_norm.c - which target a drafter is made for: the crc32 of the target's final norm, float32 as a GGUF holds it. No two models
  * that were trained apart have the same, and every type that a model is converted to keeps it. */
-#include <stdio.h>
 #include <string.h>
 #include <zlib.h>
 #include "convert_impl.h"
-#include "io.h"
 #include "mem.h"
 #include "safetensors.h"
-
-/* 1: the folder has weights, of one file or of several. */
-static int has_weights(const char *dir, struct err *e)
-{
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    char path[4096];
-    int found = 0;
-    for (int i = 0; i < 2 && !found; i++)
-        if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, names[i]) < sizeof path) found = io_exists(path, e);
-    return found;
-}
 
 static int crc_of(const struct conv *t, uint32_t *crc, struct err *e)
 {
@@ -42,7 +29,7 @@ static int crc_of_dir(const struct conv *c, uint32_t *crc, struct err *e)
     struct conv *t;
     struct err mine = {0};
     char shard[256];
-    int rc = has_weights(dir, e);
+    int rc = st_has_weights(dir, e);
     if (rc <= 0) return rc < 0 ? -1 : 1;
     rc = st_absent_shard(dir, shard, sizeof shard, &mine);
     if (!rc && *shard) rc = err_set(&mine, ERR_FORMAT, "%s: shard '%s': is not there", dir, shard); /* was not fetched */

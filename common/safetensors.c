@@ -556,6 +556,17 @@ static int first_absent(const char *path, char *name, size_t size, struct err *e
     return rc;
 }
 
+int st_has_weights(const char *dir, struct err *e)
+{
+    int there = 0;
+    for (int i = 0; i < 2 && !there; i++) {
+        char *p = in_dir(dir, i, e);
+        there = p ? io_exists(p, e) : -1;
+        mem_free(p);
+    }
+    return there;
+}
+
 int st_absent_shard(const char *dir, char *name, size_t size, struct err *e)
 {
     char *single = in_dir(dir, 0, e), *index = single ? in_dir(dir, 1, e) : NULL;

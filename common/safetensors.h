@@ -52,6 +52,8 @@ struct st {
 int st_open(struct st **s, const char *path, struct err *e);
 /* One file, over memory that outlives it. */
 int st_open_memory(struct st **s, const void *data, uint64_t size, const char *name, struct err *e);
+/* 1: the folder has model.safetensors or an index; 0: neither. */
+int st_has_weights(const char *dir, struct err *e);
 /* Of a folder without model.safetensors: the first shard that its index names and that is not there, "" if none, or there is no index. */
 int st_absent_shard(const char *dir, char *name, size_t size, struct err *e);
 /* By its name: a directory, *.safetensors or *.index.json. */
