@@ -221,6 +221,11 @@ template <bool BF16> DEV bool make_finite(uint32_t &w)
     return low || high;
 }
 
+template <bool BF16> DEV bool make_finite(uint4 &v)
+{
+    return make_finite<BF16>(v.x) | make_finite<BF16>(v.y) | make_finite<BF16>(v.z) | make_finite<BF16>(v.w);
+}
+
 /* ---- memory ---- */
 
 DEV void copy_async(unsigned to, const void *from, bool really)
@@ -420,12 +425,7 @@ DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, bool 
 #pragma unroll
         for (int j = 0; j < N / 2; j++) {
             uint4 b = load_transposed(v + (s * 16 * PITCH + j * 16) * 2);
-            if (clean) {
-                make_finite<BF16>(b.x);
-                make_finite<BF16>(b.y);
-                make_finite<BF16>(b.z);
-                make_finite<BF16>(b.w);
-            }
+            if (clean) make_finite<BF16>(b);
 #pragma unroll
             for (int i = 0; i < PARTS; i++) {
                 mma<BF16>(acc[2 * j], p[s][i], b.x, b.y);
@@ -444,8 +444,7 @@ template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t find_unfinite(c
         bool bad = false;
         for (int i = 0; i < COLS / 8; i++) {
             uint4 x = row[i];
-            bad |= make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) |
-                   make_finite<BF16>(x.w);
+            bad |= make_finite<BF16>(x);
         }
         bits |= (uint64_t)__ballot_sync(~0u, bad) << (32 * part);
     }

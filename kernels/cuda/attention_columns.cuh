@@ -378,7 +378,7 @@ DEV void add_columns(const attn &a, unsigned char *raw, unsigned bars, int kv_he
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const struct span seen = visible_any(a, tile, 1, pos0, bound), full = visible_all(a, tile, pos0, bound);
     const struct units u = units_of<F::D>(a, seen);
-    const int ahead = min(u.count, (u.first / F::LEAVES + CLASSES) / CLASSES * CLASSES * F::LEAVES - u.first); /* nodes behind come first */
+    const int ahead = leaves_ahead<F::D>(u.first, u.count);
     const value_ring ring = {shared_at(raw), bars, (const uint16_t *)a.v + kv_head * F::D + half * F::HALF, seen, {a, seen}};
     unsigned char *const chunk = raw + F::RING;
     const auto leaf_of = [&](int q) { return u.first + (ahead + q < u.count ? ahead + q : ahead + q - u.count); };

@@ -9,6 +9,14 @@ template <int D> struct few {
     static constexpr int LEAVES = NODE / LEAF; /* of a node */
 };
 
+/* Of `count` leaves from `first` on those before the first multiple of CLASSES nodes: the others, whose nodes are of lower classes, are
+ * added first. */
+template <int D> DEV int leaves_ahead(int first, int count)
+{
+    constexpr int L = few<D>::LEAVES;
+    return min(count, (first / L + CLASSES) / CLASSES * CLASSES * L - first);
+}
+
 /* Rows of values at my columns that hold a NaN or Inf: a bit a key, and zeros in their place. */
 template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t clean_values(uint16_t *v)
 {

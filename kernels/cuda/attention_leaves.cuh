@@ -55,6 +55,19 @@ DEV float2 place_get(const float *p)
     asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
     return v;
 }
+/* A warp's results of a leaf at columns `col` on, of rows g and g + 8 below `real`; place(r): of row r's strip there. */
+template <int D, int CT, class P> DEV void put_results(const float acc[CT][4], int real, int col, const P &place)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = g + 8 * half;
+        if (r >= real) continue;
+        float *const to_place = place(r) + (r * D + col + 2 * c) % 256;
+#pragma unroll
+        for (int t = 0; t < CT; t++) place_put(to_place + 8 * t, acc[t][2 * half], acc[t][2 * half + 1]);
+    }
+}
 /* A word of each line of the arguments, by a warp of its own: they are in no cache, and come a line at a time. */
 DEV void touch_arguments(const attn &a)
 {
@@ -143,7 +156,7 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
 {
     constexpr int L = few<D>::LEAVES, APART = 64; /* lanes of a leaf's results */
     const int lane = threadIdx.x % 32, at_value = strip * 256 + threadIdx.x % 64 * 4, r = at_value / D, at_row = tile * TILE + r;
-    const int ahead = min(count, (first / L + CLASSES) / CLASSES * CLASSES * L - first); /* nodes behind come first */
+    const int ahead = leaves_ahead<D>(first, count);
     const bool there = r < real;
     float *const base = place_of(a, places<D>::STRIPS, tile, kv_head, strip, 0), *const values = base + threadIdx.x % 64 * 4;
     float *const tops = base + 256 + (D < 256 ? 2 * (r % 2) : 0);
@@ -481,14 +494,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
             }
         }
         if (turn == 0) STAMP(6);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = g + 8 * half;
-            if (r >= real) continue;
-            float *const to_place = place(r) + (r * D + side * CT * 8 + 2 * c) % 256;
-#pragma unroll
-            for (int t = 0; t < CT; t++) place_put(to_place + 8 * t, acc[t][2 * half], acc[t][2 * half + 1]);
-        }
+        put_results<D, CT>(acc, real, side * CT * 8, place);
     }
     STAMP(7);
     __syncthreads(); /* slots are done with */

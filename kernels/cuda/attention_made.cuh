@@ -153,7 +153,7 @@ template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t odd_values(cons
 #pragma unroll 1
         for (int i = 0; i < COLS / 8; i++) {
             uint4 x = row[i];
-            bad |= make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) | make_finite<BF16>(x.w);
+            bad |= make_finite<BF16>(x);
         }
         bits |= (uint64_t)__ballot_sync(~0u, bad) << (32 * part);
     }
@@ -174,12 +174,7 @@ DEV void weigh_steps(float acc[F::CT][4], const uint4 *weights, unsigned at_valu
 #pragma unroll
         for (int j = 0; j < F::CT / 2; j++) {
             uint4 b = load_transposed(at_values + (unsigned)(s * 16 * F::PITCH + j * 16) * 2);
-            if (clean) {
-                make_finite<BF16>(b.x);
-                make_finite<BF16>(b.y);
-                make_finite<BF16>(b.z);
-                make_finite<BF16>(b.w);
-            }
+            if (clean) make_finite<BF16>(b);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 mma<BF16>(acc[2 * j], part[i], b.x, b.y);
@@ -350,14 +345,7 @@ __global__ void __launch_bounds__(made_places<D, TILES>::THREADS, 2) attn_made(c
             expect(leaf - 1, 2);
             ask(leaf - 1, seen.lo, seen.hi, 2);
         }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = g + 8 * half;
-            if (r >= real) continue;
-            float *const to_place = place(r) + (r * D + side * CT * 8 + 2 * c) % 256;
-#pragma unroll
-            for (int t = 0; t < CT; t++) place_put(to_place + 8 * t, acc[t][2 * half], acc[t][2 * half + 1]);
-        }
+        put_results<D, CT>(acc, real, side * CT * 8, place);
     }
     STAMP(7);
     __syncthreads(); /* slots are done with */

@@ -65,12 +65,7 @@ DEV void weigh_by(float acc[MT][N][4], const uint32_t p[MT][S][4], unsigned v, b
 #pragma unroll
         for (int j = 0; j < N / 2; j++) {
             uint4 b = load_transposed(v + (s * 16 * PITCH + j * 16) * 2);
-            if (clean) {
-                make_finite<BF16>(b.x);
-                make_finite<BF16>(b.y);
-                make_finite<BF16>(b.z);
-                make_finite<BF16>(b.w);
-            }
+            if (clean) make_finite<BF16>(b);
 #pragma unroll
             for (int m = 0; m < MT; m++) {
                 mma<BF16>(acc[m][2 * j], p[m][s], b.x, b.y);

@@ -471,12 +471,7 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT)
 #pragma unroll
             for (int j = 0; j < CT / 2; j++) {
                 uint4 b = load_transposed(values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
-                if (T > 1 && bad) {
-                    make_finite<BF16>(b.x);
-                    make_finite<BF16>(b.y);
-                    make_finite<BF16>(b.z);
-                    make_finite<BF16>(b.w);
-                }
+                if (T > 1 && bad) make_finite<BF16>(b);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     mma<BF16>(acc[2 * j], p[s][i], b.x, b.y);
