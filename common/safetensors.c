@@ -507,30 +507,37 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && !strcmp(s + n - m, end);
 }
 
-static const char *const weight_files[] = {"model.safetensors", "model.safetensors.index.json"};
-static char *in_dir(const char *dir, int i, struct err *e)
+/* What a folder has: model.safetensors, else an index, at *path (mem_alloc'ed, NULL if neither). */
+enum weights { ONE_FILE, INDEX, NO_WEIGHTS };
+static int weights_in(const char *dir, char **path, struct err *e)
 {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
     size_t n = strlen(dir) + 40;
     char *p = mem_alloc(n);
-    if (p)
-        snprintf(p, n, "%s%s%s", dir, ends_with(dir, "/") ? "" : "/", weight_files[i]);
-    else
-        err_set(e, ERR_IO, "%s: out of memory (path)", dir);
-    return p;
+    *path = NULL;
+    if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", dir);
+    for (int i = ONE_FILE; i < NO_WEIGHTS; i++) {
+        snprintf(p, n, "%s%s%s", dir, ends_with(dir, "/") ? "" : "/", names[i]);
+        int there = io_exists(p, e);
+        if (!there) continue;
+        if (there < 0) mem_free(p);
+        if (there > 0) *path = p;
+        return there < 0 ? -1 : i;
+    }
+    mem_free(p);
+    return NO_WEIGHTS;
 }
 
 static int open_dir(struct st **out, const char *dir, struct err *e)
 {
-    int r = 1;
+    char *path;
+    int which = weights_in(dir, &path, e), r = -1;
     *out = NULL;
-    for (int i = 0; i < 2 && r == 1; i++) {
-        char *p = in_dir(dir, i, e);
-        int there = p ? io_exists(p, e) : -1;
-        if (there) r = there < 0 ? -1 : i ? open_index(out, p, e) : open_single(out, p, e);
-        mem_free(p);
-    }
-    if (r == 1)
-        return err_set(e, ERR_FORMAT, "%s: no weights here (expected %s or %s)", dir, weight_files[0], weight_files[1]);
+    if (which == NO_WEIGHTS)
+        err_set(e, ERR_FORMAT, "%s: no weights here (expected model.safetensors or model.safetensors.index.json)", dir);
+    else if (which >= 0)
+        r = which == INDEX ? open_index(out, path, e) : open_single(out, path, e);
+    mem_free(path);
     return r;
 }
 
@@ -558,24 +565,20 @@ static int first_absent(const char *path, char *name, size_t size, struct err *e
 
 int st_has_weights(const char *dir, struct err *e)
 {
-    int there = 0;
-    for (int i = 0; i < 2 && !there; i++) {
-        char *p = in_dir(dir, i, e);
-        there = p ? io_exists(p, e) : -1;
-        mem_free(p);
-    }
-    return there;
+    char *path;
+    int which = weights_in(dir, &path, e);
+    mem_free(path);
+    return which < 0 ? -1 : which != NO_WEIGHTS;
 }
 
 int st_absent_shard(const char *dir, char *name, size_t size, struct err *e)
 {
-    char *single = in_dir(dir, 0, e), *index = single ? in_dir(dir, 1, e) : NULL;
-    int rc = index ? io_exists(single, e) : -1;
+    char *path;
+    int which = weights_in(dir, &path, e), rc = 0;
     *name = 0;
-    if (rc == 0 && (rc = io_exists(index, e)) > 0) rc = first_absent(index, name, size, e);
-    mem_free(index);
-    mem_free(single);
-    return rc < 0 ? -1 : 0;
+    if (which == INDEX) rc = first_absent(path, name, size, e);
+    mem_free(path);
+    return which < 0 ? -1 : rc;
 }
 
 int st_open(struct st **out, const char *path, struct err *e)
