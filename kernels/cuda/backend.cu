@@ -261,6 +261,12 @@ int cuda_devices(void)
     return 0;
 }
 
+bool cuda_is_early(const struct kn_backend *kb)
+{
+    const struct cuda_backend *be = (const struct cuda_backend *)kb;
+    return be->cc >= 90 && !be->generic;
+}
+
 static int parse_ordinal(const char *name, int *ordinal, char *msg, size_t n)
 {
     char *end;

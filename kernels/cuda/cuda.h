@@ -13,6 +13,7 @@ extern "C" {
 int cuda_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
 void cuda_close(struct kn_backend *be);
 int cuda_devices(void); /* 0: none, or no driver */
+bool cuda_is_early(const struct kn_backend *); /* kernels start while the one before still runs: compute capability 9.0, not generic. For tests */
 
 /* How attention is launched; none of it changes a bit of the results. For benchmarks and tests. 0: as
  * attention.cu chooses. */

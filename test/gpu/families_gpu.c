@@ -9,7 +9,7 @@
 #include "families_gpu.h"
 
 struct kn_backend *cpu, *gpu;
-bool small;
+bool small, early;
 
 /* ---- norm_add, gate ---- */
 
@@ -396,6 +396,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "families_gpu: %s\n", msg);
         return 5;
     }
+    early = kn_op(gpu) != kn_op(cpu) && cuda_is_early(gpu);
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, 64, 8224, 0, 4, 512));
     if (benching) {
         bench();
