@@ -426,6 +426,9 @@ static int target_gguf(struct conv *c, struct err *e)
     if (gguf_open(&t->gguf, c->o->target, e)) return -1;
     int r = gguf_get_str(t->gguf, "general.architecture", &arch, e);
     if (r) return r < 0 ? -1 : err_set(e, ERR_FORMAT, "%s: general.architecture is missing", c->o->target);
+    if (dialect_is_drafter(arch))
+        return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %.*s)", c->o->target,
+                       (int)(arch.n < 64 ? arch.n : 64), arch.s);
     const struct {
         const char *key;
         int64_t *v;
@@ -448,6 +451,18 @@ static int target_gguf(struct conv *c, struct err *e)
     return 0;
 }
 
+/* A drafter's config has all that is asked of a target's. */
+static int refuse_drafter(struct hf_config *cfg, const char *path, struct err *e)
+{
+    const char *arch[8];
+    int n = 0, r = hf_get_str_list(cfg, "architectures", arch, 8, &n, e);
+    for (int k = 0; r == 0 && k < n; k++)
+        for (int i = 0; conv_families[i]; i++)
+            if (conv_families[i]->drafter && !strcmp(conv_families[i]->hf, arch[k]))
+                return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", path, arch[k]);
+    return r < 0 ? -1 : 0;
+}
+
 static int target_dir(struct conv *c, struct err *e)
 {
     static const char *const embd[] = {"hidden_size", "text_config.hidden_size", NULL};
@@ -467,6 +482,7 @@ static int target_dir(struct conv *c, struct err *e)
         return err_set(e, ERR_FORMAT,
                        "%s: no config.json (expected the target's Hugging Face directory or GGUF)",
                        c->o->target);
+    if (refuse_drafter(c->target.cfg, c->o->target, e)) return -1;
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         int r = hf_find_i64(c->target.cfg, want[i].paths, 1, INT32_MAX, want[i].v, NULL, e);
         if (r < 0) return -1;

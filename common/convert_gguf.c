@@ -95,6 +95,9 @@ static int open_target(struct regguf *c, struct err *e)
         return err_set(e, ERR_USAGE, "%s: --target is for drafters, this is a %s", c->o->input,
                        c->d->arch_name);
     if (gguf_open(&c->target, c->o->target, e) || desc_read(&c->target_desc, c->target, NULL, e)) return -1;
+    if (c->target_desc->arch == DESC_DFLASH)
+        return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", c->o->target,
+                       c->target_desc->arch_name);
     return desc_pair(c->target_desc, c->d, e);
 }
 
