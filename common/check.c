@@ -7,6 +7,7 @@
 #include "check.h"
 #include "desc.h"
 #include "gguf.h"
+#include "imatrix.h"
 #include "io.h"
 #include "mem.h"
 #include "safetensors.h"
@@ -165,6 +166,39 @@ static int check_tokenizer(struct report *r, const struct gguf *g, bool drafter,
     return 0;
 }
 
+static bool is_imatrix(const struct gguf *g)
+{
+    struct gguf_str type = {0};
+    struct err none = {0};
+    return gguf_get_str(g, "general.type", &type, &none) == 0 && type.n == 7 && !memcmp(type.s, "imatrix", 7);
+}
+
+/* An importance matrix is no model: it has neither an architecture nor a tokenizer. What its readers would say of it, who
+ * use sums and counts alone (other tools' statistics beside them may hold NaN). */
+static int check_imatrix(struct report *r, const struct gguf *g, const struct desc_override *o, struct err *e)
+{
+    struct imatrix *m = NULL;
+    struct err mine = {0};
+    if (desc_override_given(o))
+        return err_set(e, ERR_USAGE, "%s: --%s is for drafters, this is an importance matrix", g->map.path, desc_override_given(o));
+    for (uint64_t i = 0; i < g->n_kv; i++)
+        if (strncmp(g->kv[i].key, "general.", 8) && strncmp(g->kv[i].key, "imatrix.", 8)) {
+            char subject[256];
+            snprintf(subject, sizeof subject, "key %s", g->kv[i].key);
+            say(r, CHECK_BAD, NULL, subject, "unknown (expected general.* or imatrix.*)");
+        }
+    if (imatrix_read_memory(&m, g->map.data, g->map.size, g->map.path, &mine) == 0) {
+        say(r, CHECK_OK, NULL, "importance matrix", "%lld products: every sum has its count, none is negative, no NaN and no Inf", (long long)m->n);
+    } else if (mine.code == ERR_FORMAT) {
+        say(r, CHECK_BAD, mine.hint[0] ? mine.hint : NULL, "importance matrix", "%s", mine.msg);
+    } else {
+        *e = mine;
+        return -1;
+    }
+    imatrix_free(m);
+    return io_maps_check(e);
+}
+
 int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn, void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
 {
     struct report r = {fn, ctx, 0};
@@ -175,6 +209,11 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
     if (gguf_open(&g, path, &mine)) return malformed(&r, &mine, e);
     say(&r, CHECK_OK, NULL, "structure", "GGUF v%u, %llu keys, %llu tensors, no overlap, nothing past the end", g->version,
         (unsigned long long)g->n_kv, (unsigned long long)g->n_tensors);
+    if (is_imatrix(g)) {
+        int failed = check_imatrix(&r, g, o, e);
+        gguf_close(g);
+        return failed ? -1 : r.bad;
+    }
     struct gguf_str arch = {0};
     char name[128] = "";
     if (gguf_get_str(g, "general.architecture", &arch, &mine) == 0 && arch.n < sizeof name) memcpy(name, arch.s, arch.n);
