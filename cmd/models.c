@@ -194,6 +194,8 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
         return -1;
     }
     const struct desc *t = m->target->d, *d = m->drafter->d;
+    if (d->arch != DESC_DFLASH)
+        return err_set(e, ERR_FORMAT, "%s: is a target (expected a drafter, got architecture %s)", m->drafter_path, d->arch_name);
     describe(c, "drafter", m->drafter_path, d);
     tell_inferred(c, d);
     if (desc_pair(t, d, e)) return -1;

@@ -23,7 +23,7 @@ for g in "dflash-generate -q -m t.gguf -n 4" "dflash-prefill -q -m t.gguf -o o";
     says 4 'Is a directory' "$g <."
     says 3 "$weights" "cat id | $g"
     says 2 'expected f16, bf16 or f32, got q8_0' "$g --kv q8_0 <p"
-    says 3 'is a target' "$g -d t.gguf <p"
+    says 3 't.gguf: is a target (expected a drafter, got architecture qwen3)' "$g -d t.gguf <p"
     says 3 'd.gguf: is a drafter' "${g/t.gguf/d.gguf} <p"
 done
 echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":96,"intermediate_size":256,"num_hidden_layers":2,"num_attention_heads":2,"num_key_value_heads":1,"head_dim":48,"hidden_act":"silu","vocab_size":300,"rms_norm_eps":1e-6,"rope_theta":1e6,"tie_word_embeddings":true,"max_position_embeddings":512}' >c.json
