@@ -187,6 +187,11 @@ void cli_one_stdin(const struct cli *c, const char *const *inputs, int n)
 
 int cli_close_stdout(const struct cli *c)
 {
+    return cli_close_stdout_as(c, "stdout");
+}
+
+int cli_close_stdout_as(const struct cli *c, const char *name)
+{
     /* Started with stdout closed, and nothing was written: no error. */
     bool bad = ferror(stdout) != 0, pending = __fpending(stdout) != 0;
     int why = 0;
@@ -196,7 +201,7 @@ int cli_close_stdout(const struct cli *c)
     }
     if (!bad) return 0;
     clear_progress();
-    fprintf(stderr, "dflash-%s: stdout: cannot write%s%s\n", c->tool, why ? ": " : "",
+    fprintf(stderr, "dflash-%s: %s: cannot write%s%s\n", c->tool, name, why ? ": " : "",
             why ? strerror(why) : "");
     return ERR_IO;
 }

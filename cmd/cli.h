@@ -75,6 +75,7 @@ bool cli_is_stdin(const char *path);
 void cli_one_stdin(const struct cli *c, const char *const *inputs, int n);
 /* fflush, ferror and fclose of stdout; returns 0 or ERR_IO after printing the message. */
 int cli_close_stdout(const struct cli *c);
+int cli_close_stdout_as(const struct cli *c, const char *name); /* name: what stdout is, in the message */
 double cli_seconds(void); /* monotonic */
 
 #define CLI_MAX_THREADS 1024 /* what the CPU backend takes */

@@ -7,6 +7,13 @@
 
 #include "../common/mem.h"
 
+static const char *name = "stdout"; /* what stdout is */
+
+const char *redirect_name(void)
+{
+    return name;
+}
+
 int redirect_open(struct redirect *r, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e)
 {
     memset(r, 0, sizeof *r);
@@ -18,6 +25,7 @@ int redirect_open(struct redirect *r, const char *path, bool force, const char *
         return -1;
     }
     r->active = true;
+    name = path;
     return 0;
 }
 
@@ -25,7 +33,7 @@ int redirect_close(struct redirect *r, const struct cli *c, int status)
 {
     struct err e = {0};
     const bool failed = status != 0 && status != ERR_NEGATIVE; /* and said why */
-    int closed = failed ? 0 : cli_close_stdout(c);
+    int closed = failed ? 0 : cli_close_stdout_as(c, name);
     if (!closed && !failed && mem_failures()) { /* lines or members of JSON may be lost */
         err_set(&e, ERR_IO, "out of memory (what was printed is not whole)");
         closed = cli_fail(c, &e);

@@ -21,7 +21,7 @@ int bench_emit(json_t *j, struct err *e)
     }
     int bad = printf("%s\n", text) < 0 || fflush(stdout);
     free(text);
-    return bad ? err_errno(e, "stdout: cannot write") : 0;
+    return bad ? err_errno(e, "%s: cannot write", redirect_name()) : 0;
 }
 
 int bench_threads(const struct models *m)
