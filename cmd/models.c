@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../common/gguf.h"
 #include "../common/io.h"
 
 static const char *default_device(void)
@@ -186,11 +187,7 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
     struct desc_override o;
     overrides(m, c, &o);
     if (model_open(&m->drafter, m->drafter_path, m->be, &o, e)) {
-        char word[300];
-        size_t n = strlen(e->hint);
-        if (!strncmp(e->hint, "dflash-convert ", 15)) /* a drafter is converted with its target */
-            snprintf(e->hint + n, sizeof e->hint - n, " --target %s",
-                     io_shell_word(m->target_path, word, sizeof word));
+        gguf_hint_target(m->target_path, e);
         return -1;
     }
     const struct desc *t = m->target->d, *d = m->drafter->d;

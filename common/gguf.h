@@ -73,6 +73,8 @@ struct gguf {
 int gguf_open(struct gguf **g, const char *path, struct err *e);
 /* The same over memory that outlives it (tests, fuzzing); name is for messages. */
 int gguf_open_memory(struct gguf **g, const void *data, uint64_t size, const char *name, struct err *e);
+/* Where the hint of a refused drafter is the command that converts it: with its target. */
+void gguf_hint_target(const char *target, struct err *e);
 void gguf_close(struct gguf *g);
 
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL if absent */

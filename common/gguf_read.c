@@ -356,6 +356,14 @@ static int hint_convert(const char *path, struct err *e)
                     io_shell_word(stem, out, sizeof out));
 }
 
+void gguf_hint_target(const char *target, struct err *e)
+{
+    char word[300];
+    size_t n = strlen(e->hint);
+    if (!strncmp(e->hint, "dflash-convert ", 15))
+        snprintf(e->hint + n, sizeof e->hint - n, " --target %s", io_shell_word(target, word, sizeof word));
+}
+
 static int read_magic(struct cursor *c, struct gguf *g)
 {
     const uint8_t *p;
