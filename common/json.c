@@ -30,6 +30,8 @@ int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struc
         return err_set(e, ERR_IO, "%s: out of memory (JSON)", name);
     }
     if (*j) return 0;
+    char *option = strstr(why.text, " without JSON_ALLOW_NUL"); /* the library's, nothing that a user could set */
+    if (option) memmove(option, option + 23, strlen(option + 23) + 1);
     return err_set(e, ERR_FORMAT, "%s: bad JSON in line %d, column %d: %.160s", name, why.line, why.column,
                    why.text);
 }
