@@ -166,13 +166,6 @@ static int check_tokenizer(struct report *r, const struct gguf *g, bool drafter,
     return 0;
 }
 
-static bool is_imatrix(const struct gguf *g)
-{
-    struct gguf_str type = {0};
-    struct err none = {0};
-    return gguf_get_str(g, "general.type", &type, &none) == 0 && type.n == 7 && !memcmp(type.s, "imatrix", 7);
-}
-
 /* An importance matrix is no model: it has neither an architecture nor a tokenizer. What its readers would say of it, who
  * use sums and counts alone (other tools' statistics beside them may hold NaN). */
 static int check_imatrix(struct report *r, const struct gguf *g, const struct desc_override *o, struct err *e)
@@ -209,7 +202,7 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
     if (gguf_open(&g, path, &mine)) return malformed(&r, &mine, e);
     say(&r, CHECK_OK, NULL, "structure", "GGUF v%u, %llu keys, %llu tensors, no overlap, nothing past the end", g->version,
         (unsigned long long)g->n_kv, (unsigned long long)g->n_tensors);
-    if (is_imatrix(g)) {
+    if (imatrix_is(g)) {
         int failed = check_imatrix(&r, g, o, e);
         gguf_close(g);
         return failed ? -1 : r.bad;

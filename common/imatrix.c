@@ -201,6 +201,13 @@ static int read_entry(struct imatrix *m, const struct gguf *g, const struct gguf
     return 0;
 }
 
+bool imatrix_is(const struct gguf *g)
+{
+    struct gguf_str type = {0};
+    struct err none = {0};
+    return gguf_get_str(g, "general.type", &type, &none) == 0 && gguf_str_is(type, "imatrix");
+}
+
 static int read_keys(struct imatrix *m, const struct gguf *g, struct err *e)
 {
     struct gguf_str type;

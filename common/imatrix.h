@@ -13,6 +13,7 @@
 #include "err.h"
 #include "io.h"
 
+struct gguf;  /* gguf.h */
 struct model; /* model.h */
 
 struct imatrix_entry {
@@ -37,6 +38,7 @@ struct imatrix {
 int imatrix_new(struct imatrix **m, struct err *e);
 void imatrix_free(struct imatrix *m);
 
+bool imatrix_is(const struct gguf *g); /* by its general.type */
 /* Read a file, a GGUF or the binary form. ERR_FORMAT: no importance matrix (general.type), sums without counts or counts
  * without sums, another tensor NAME.* that belongs to no entry (NAME.in_sum, NAME.stats and the like of an entry are not
  * used), shapes that do not fit, sums or counts that are negative or not finite. */

@@ -364,11 +364,19 @@ static int json_total(const struct work *k, double seconds, struct err *e)
     return fflush(stdout) || ferror(stdout) ? err_errno(e, "stdout: cannot write") : 0;
 }
 
+/* It has no tensor that is ever quantised: all of it would be copied, and a type written that nothing has. */
+static int refuse_imatrix(const struct gguf *g, const char *path, struct err *e)
+{
+    if (!imatrix_is(g)) return 0;
+    err_set(e, ERR_FORMAT, "%s: is an importance matrix (expected a model)", path);
+    return err_hint(e, "it goes with --imatrix, beside the model that it was gathered from");
+}
+
 static int quantize(const char *path, struct err *e)
 {
     struct work k = {0};
     int rc = -1;
-    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || gguf_whole(k.in, e) || make_plan(&k, e))
+    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || gguf_whole(k.in, e) || refuse_imatrix(k.in, path, e) || make_plan(&k, e))
         goto out;
     if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
     const char *inputs[] = {path, imatrix_path ? imatrix_path : path};
