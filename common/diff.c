@@ -254,7 +254,10 @@ static int diff_one(const struct side_tensor *a, const struct side_tensor *b, in
         total->shape++;
         return 0;
     }
-    if (!a->decodable || !b->decodable) { /* equal bytes of one type are equal whatever they mean */
+    const uint64_t failures = mem_failures();
+    const bool decoded = a->decodable && b->decodable && compare(a, b, threads, &s) == 0;
+    if (mem_failures() != failures) return err_set(e, ERR_IO, "out of memory (tensor %s)", r->name);
+    if (!decoded) { /* a type, or a value in it; equal bytes of one type are equal whatever they mean */
         r->comparable = r->same_bits = same_bytes(a, b);
         r->count = a->count;
         total->compared += r->same_bits;
@@ -262,7 +265,6 @@ static int diff_one(const struct side_tensor *a, const struct side_tensor *b, in
         total->undecodable += !r->same_bits;
         return 0;
     }
-    if (compare(a, b, threads, &s)) return err_set(e, ERR_IO, "tensor %s: out of memory or not decodable", r->name);
     r->comparable = true;
     r->count = a->count;
     r->same_bits = s.same;
