@@ -358,6 +358,7 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
                 struct err *e)
 {
     struct stat st;
+    bool replaces = false; /* a file, whose mode stays: who may read it has been decided */
     memset(o, 0, sizeof *o);
     o->fd = -1;
     o->force = force;
@@ -379,6 +380,7 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
     }
     if (!stat(path, &st)) {
         if (refuse_inputs(&st, path, inputs, n_inputs, e) || open_existing(o, &st, e)) goto fail;
+        replaces = S_ISREG(st.st_mode);
     } else if (errno != ENOENT) {
         err_errno(e, "%s", path);
         goto fail;
@@ -388,6 +390,10 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
         goto fail;
     }
     if (o->fd < 0 && create_tmp(o, e)) goto fail;
+    if (replaces && fchmod(o->fd, st.st_mode & 0777) && errno != EPERM && errno != ENOSYS) { /* a file system without modes */
+        err_errno(e, "%s: cannot keep the file's mode", o->path);
+        goto fail;
+    }
     return 0;
 fail:
     io_out_abort(o);

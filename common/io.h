@@ -33,8 +33,8 @@ int io_exists(const char *path, struct err *e);
 /* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and
  * renamed by io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP
  * (io_signals_install). Without force an existing path is refused, and a path that is the same file as one of
- * inputs always is (ERR_USAGE). A device or a pipe at path is written through like stdout: renaming over it
- * would replace it by a file. */
+ * inputs always is (ERR_USAGE); with it the new file has the mode of the one that it replaces. A device or a pipe at path is
+ * written through like stdout: renaming over it would replace it by a file. */
 struct io_out {
     int fd;
     bool to_stdout, force;
