@@ -270,6 +270,15 @@ $(BUILD)/test/chain_gpu: test/gpu/chain_gpu.c test/gpu/chain_wide.h $(CUDA_OBJ) 
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
+# Where there is little: calls of CUDA, and allocations, that the program lets fail.
+LIMITS_WRAP := $(foreach f,cudaMalloc cudaMemset cudaEventRecord cudaLaunchKernelExC calloc,-Wl$(comma)--wrap=$f)
+$(BUILD)/test/limits_gpu.o: test/gpu/limits_gpu.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h test/gpu/harness.h
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@
+$(BUILD)/test/limits_gpu: $(BUILD)/test/limits_gpu.o test/gpu/harness.c $(CUDA_OBJ) $(LIB)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(LIMITS_WRAP) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
 $(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
 	@mkdir -p $(@D)
@@ -292,10 +301,10 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 	$(BUILD)/test/experts_bench
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/mm_gpu check" "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
-	    "$(BUILD)/test/test_many" \
+	    "$(BUILD)/test/test_many" "$(BUILD)/test/limits_gpu" \
 	    "$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
 	    "$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \

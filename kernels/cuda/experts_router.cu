@@ -220,21 +220,68 @@ static int32_t router_stride(const struct kn_mixture *m)
     return (m->route.n_expert + 15) / 16 * 16 + 32;
 }
 
+/* Blocks of a launch that are resident together. */
+static int32_t router_room(const struct cuda_backend *be, const struct kn_mixture *m)
+{
+    return (m->route.n_expert <= 256 ? 2 : 1) * be->sm_count;
+}
+/* Rows of a launch: as many blocks make sums as round rows, at least, and their sums have places. */
+static int32_t router_rows(const struct cuda_backend *be, const struct kn_mixture *m)
+{
+    const size_t each = (size_t)router_slices(m) * (size_t)router_stride(m), places = EXPERTS_ROUTER_VALUES / each,
+                 half = (size_t)router_room(be, m) / 2, most = places < half ? places : half;
+    return most < EXPERTS_ROUTER_ROWS ? (int32_t)most : EXPERTS_ROUTER_ROWS;
+}
+
 bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act)
 {
     return be->cc >= 90 && !be->generic && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) &&
            m->route.n <= EXPERTS_ROUTER_ROWS && m->router->n_in % 32 == 0 &&
            m->route.n_expert <= ROUTE_EXPERTS && m->route.n_used <= ROUTE_USED &&
-           (size_t)m->route.n * (size_t)router_slices(m) * (size_t)router_stride(m) <=
-               EXPERTS_ROUTER_VALUES &&
+           router_rows(be, m) > 0 &&
            ((uintptr_t)m->x | (uintptr_t)m->router_norm) % 16 == 0 && m->router->type == KN_F32 &&
            (!m->shared_gate || m->shared_gate->type == KN_F32) && !m->shared[0] == !m->shared_gate;
 }
 
-int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act,
-                   const struct mm_prep *p)
+/* Rows from `first` on, n of them. a: what all have in common. */
+static int launch_rows(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act, router_args a, struct mm_prep p,
+                       int32_t first, int32_t n)
+{
+    const bool few = m->route.n_expert <= 256;
+    const size_t at = (size_t)first;
+    const int32_t room = router_room(be, m) - n;
+    a.x += at * (size_t)a.n_in;
+    a.logits += at * (size_t)a.route.n_expert;
+    if (a.shared_logits) a.shared_logits += at;
+    a.route.ids += at * (size_t)(a.route.n_used + (a.w[1] ? 1 : 0));
+    a.route.weights += at * (size_t)(a.route.n_used + (a.w[1] ? 1 : 0));
+    p.x += at * (size_t)p.n_in;
+    p.rows += at * (size_t)p.slices * (size_t)p.slice_row;
+    a.n = a.route.n = n;
+    a.blocks = a.tasks < room ? a.tasks : room;
+    const dim3 grid((unsigned)(a.blocks + n)), block(32 * WARPS);
+    cudaError_t err;
+    if (few)
+        err = cuda_launch(be,
+                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 8>
+                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 8>
+                                             : router_kernel<MM_ACT_32M, 8>,
+                          grid, block, 0, a, p);
+    else
+        err = cuda_launch(be,
+                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 32>
+                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 32>
+                                             : router_kernel<MM_ACT_32M, 32>,
+                          grid, block, 0, a, p);
+    return cuda_check(be, "mixture", err);
+}
+
+/* Where multiprocessors are few, in several launches: a product of the router's weights, which would do in one, has
+ * other bits, and rows must not have them by how many they are. */
+int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act, const struct mm_prep *p)
 {
     const struct kn_weight *w = m->router, *s = m->shared_gate;
+    const int32_t most = router_rows(be, m);
     struct router_args a = {};
     a.w[0] = (const uint8_t *)w->packed;
     a.w[1] = s ? (const uint8_t *)s->packed : nullptr;
@@ -246,32 +293,14 @@ int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_
     a.values = be->experts_values + EXPERTS_WHOLE_VALUES;
     a.tag = be->experts_tag;
     a.eps = m->eps;
-    a.n = m->route.n;
     a.n_in = (int32_t)w->n_in;
     a.units = (a.n_in + 31) / 32;
     a.own_panels = (m->route.n_expert + 15) / 16;
     a.slices = router_slices(m);
     a.tasks = (a.own_panels + (s ? 1 : 0)) * a.slices;
     a.stride = router_stride(m);
-    /* All blocks are resident beside the n that round. */
-    const bool few = m->route.n_expert <= 256;
-    const int32_t room = (few ? 2 : 1) * be->sm_count - a.n;
-    if (room < 1)
-        return cuda_fail(be, KN_EINVAL, "mixture: %d rows on %d multiprocessors", a.n, be->sm_count);
-    a.blocks = a.tasks < room ? a.tasks : room;
-    const dim3 grid((unsigned)(a.blocks + a.n)), block(32 * WARPS);
-    cudaError_t err;
-    if (few)
-        err = cuda_launch(be,
-                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 8>
-                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 8>
-                                             : router_kernel<MM_ACT_32M, 8>,
-                          grid, block, 0, a, *p);
-    else
-        err = cuda_launch(be,
-                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 32>
-                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 32>
-                                             : router_kernel<MM_ACT_32M, 32>,
-                          grid, block, 0, a, *p);
-    return cuda_check(be, "mixture", err);
+    int rc = 0;
+    for (int32_t first = 0; first < m->route.n && rc == 0; first += most)
+        rc = launch_rows(be, m, act, a, *p, first, m->route.n - first < most ? m->route.n - first : most);
+    return rc;
 }

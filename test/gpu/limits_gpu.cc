@@ -1,0 +1,213 @@
+/* limits_gpu.cc - the CUDA backend where there is little: on few multiprocessors, and where a call of CUDA or
+ * an allocation fails.
+ *
+ * usage: limits_gpu [NAME]     the checks with NAME in their names alone
+ *
+ * Few multiprocessors: the backend is told a smaller number than the device has; all outputs must have the
+ * bits that they have with all. Failures: the linker puts the functions at the head of this file before
+ * CUDA's (--wrap); when armed, one call fails. What is checked is the status that an operation returns, who
+ * its message names, and that the backend gives the right bits afterwards. Prints "ok   gpu/..." or "FAIL
+ * gpu/..." a check; exit 1 if any failed, 5 if there is no device. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+extern "C" {
+#include "harness.h"
+}
+#include "../../kernels/cuda/chain.cuh"
+#include "../../kernels/cuda/mm.cuh"
+
+/* ---- calls that fail ---- */
+
+static bool fail_malloc, fail_calloc, fail_launch, fail_event; /* the next call of it */
+static int clears;                                             /* calls of cudaMemset */
+
+extern "C" {
+cudaError_t __real_cudaMalloc(void **p, size_t bytes);
+cudaError_t __real_cudaMemset(void *p, int value, size_t bytes);
+cudaError_t __real_cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args);
+void *__real_calloc(size_t n, size_t bytes);
+cudaError_t __wrap_cudaMalloc(void **p, size_t bytes);
+cudaError_t __wrap_cudaMemset(void *p, int value, size_t bytes);
+cudaError_t __wrap_cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args);
+void *__wrap_calloc(size_t n, size_t bytes);
+
+cudaError_t __wrap_cudaMalloc(void **p, size_t bytes)
+{
+    const bool fail = fail_malloc;
+    fail_malloc = false;
+    return fail ? cudaErrorMemoryAllocation : __real_cudaMalloc(p, bytes);
+}
+cudaError_t __wrap_cudaMemset(void *p, int value, size_t bytes)
+{
+    clears++;
+    return __real_cudaMemset(p, value, bytes);
+}
+cudaError_t __wrap_cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    const bool fail = fail_event;
+    fail_event = false;
+    return fail ? cudaErrorInvalidValue : __real_cudaEventRecord(event, stream);
+}
+cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args)
+{
+    const bool fail = fail_launch;
+    fail_launch = false;
+    return fail ? cudaErrorLaunchOutOfResources : __real_cudaLaunchKernelExC(config, kernel, args);
+}
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+    const bool fail = fail_calloc;
+    fail_calloc = false;
+    return fail ? NULL : __real_calloc(n, bytes);
+}
+}
+
+/* ---- a backend, weights, rows ---- */
+
+static struct kn_backend *gpu;
+static const struct kn_ops *op;
+
+static void open_device(void)
+{
+    char msg[256];
+    struct kn_open o = {};
+    o.device = "cuda";
+    if (kn_backend_open(&gpu, &o, msg, sizeof msg)) {
+        fprintf(stderr, "limits_gpu: %s\n", msg);
+        exit(5);
+    }
+    op = kn_op(gpu);
+}
+
+static void fill(std::vector<float> &x, float sigma)
+{
+    for (float &v : x) v = gaussian(sigma);
+}
+static float *rows_of(size_t n, float sigma)
+{
+    std::vector<float> x(n);
+    fill(x, sigma);
+    return (float *)put(gpu, x.data(), n * sizeof(float));
+}
+
+/* n_mat: 0, or matrices of experts. Rows are some 64, over and over in another order. */
+static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat = 0)
+{
+    const size_t row = kn_row_bytes(type, n_in), rows = (size_t)n_out * (size_t)(n_mat ? n_mat : 1);
+    std::vector<uint8_t> file(row * rows);
+    std::vector<float> x((size_t)n_in);
+    for (size_t i = 0; i < rows; i++) {
+        if (i < 64) {
+            fill(x, 0.05f);
+            if (kn_encode_row(type, x.data(), file.data() + i * row, n_in, NULL)) die("weight", "no codec");
+        } else
+            memcpy(file.data() + i * row, file.data() + rnd() % 64 * row, row);
+    }
+    struct kn_weight w = {};
+    must(gpu, "load",
+         n_mat ? op->experts_load(gpu, &w, type, n_in, n_out, n_mat, file.data())
+               : op->weight_load(gpu, &w, type, n_in, n_out, file.data(), KN_USE_LINEAR));
+    return w;
+}
+
+typedef std::vector<uint8_t> bits;
+static void append(bits &b, const void *p, size_t bytes)
+{
+    const size_t at = b.size();
+    b.resize(at + bytes);
+    must(gpu, "download", op->download(gpu, b.data() + at, p, bytes));
+}
+
+/* ---- few multiprocessors ---- */
+
+struct mixture {
+    int32_t n_expert, used;
+    int64_t embd, ff;
+    struct kn_weight gate, up, down, router, shared_gate, shared[3];
+    float *x, *norm;
+};
+
+static bits mix(const struct mixture *m, int32_t n, bool shared)
+{
+    const size_t used = (size_t)m->used + shared, pairs = (size_t)n * used;
+    float *logits = (float *)put(gpu, NULL, (size_t)n * (size_t)m->n_expert * 4),
+          *gates = (float *)put(gpu, NULL, (size_t)n * 4), *weights = (float *)put(gpu, NULL, pairs * 4),
+          *h = (float *)put(gpu, NULL, pairs * (size_t)m->ff * 4),
+          *out = (float *)put(gpu, NULL, (size_t)n * (size_t)m->embd * 4);
+    int32_t *ids = (int32_t *)put(gpu, NULL, pairs * 4);
+    struct kn_mixture a = {};
+    a.route.logits = logits, a.route.n = n, a.route.n_expert = m->n_expert, a.route.n_used = m->used;
+    a.route.renorm = true, a.route.scale = 1.0f, a.route.ids = ids, a.route.weights = weights;
+    a.x = m->x, a.norm = a.router_norm = m->norm, a.eps = 1e-6f, a.act = KN_ACT_SILU;
+    a.gate = &m->gate, a.up = &m->up, a.down = &m->down, a.router = &m->router, a.logits = logits;
+    a.h = h, a.out = out;
+    if (shared) a.shared_logits = gates, a.shared_gate = &m->shared_gate;
+    for (int j = 0; shared && j < 3; j++) a.shared[j] = &m->shared[j];
+    must(gpu, "mixture", op->mixture(gpu, &a));
+    bits b;
+    append(b, logits, (size_t)n * (size_t)m->n_expert * 4), append(b, ids, pairs * 4),
+        append(b, weights, pairs * 4);
+    append(b, out, (size_t)n * (size_t)m->embd * 4);
+    for (void *p : {(void *)logits, (void *)gates, (void *)weights, (void *)h, (void *)out, (void *)ids})
+        drop(gpu, p);
+    return b;
+}
+
+static void check_mixture(int32_t n_expert, int32_t used, int64_t embd, int64_t ff, bool shared)
+{
+    struct mixture m = {};
+    m.n_expert = n_expert, m.used = used, m.embd = embd, m.ff = ff;
+    m.gate = weight(KN_Q4_K, embd, ff, n_expert), m.up = weight(KN_Q4_K, embd, ff, n_expert);
+    m.down = weight(KN_Q4_K, ff, embd, n_expert);
+    m.router = weight(KN_F32, embd, n_expert);
+    if (shared) {
+        m.shared_gate = weight(KN_F32, embd, 1);
+        for (int j = 0; j < 3; j++) m.shared[j] = weight(KN_Q4_K, j < 2 ? embd : ff, j < 2 ? ff : embd);
+    }
+    m.x = rows_of(64 * (size_t)embd, 1.0f), m.norm = rows_of((size_t)embd, 1.0f);
+    struct cuda_backend *be = cuda_of(gpu);
+    const int all = be->sm_count;
+    for (int32_t n : {1, 8, 15, 16, 31, 32, 33, 64}) {
+        const bits want = mix(&m, n, shared);
+        for (int sms : {16, 5, 2}) {
+            be->sm_count = sms;
+            const bits got = mix(&m, n, shared);
+            be->sm_count = all;
+            verdict(got == want,
+                    "few multiprocessors, mixture: %d rows to %d of %d experts of [%lld, %lld]%s, %d", n,
+                    used, n_expert, (long long)ff, (long long)embd, shared ? " and one more" : "", sms);
+        }
+    }
+    for (struct kn_weight *w : {&m.gate, &m.up, &m.down, &m.router}) op->weight_free(gpu, w);
+    if (shared)
+        for (struct kn_weight *w : {&m.shared_gate, &m.shared[0], &m.shared[1], &m.shared[2]})
+            op->weight_free(gpu, w);
+    drop(gpu, m.x), drop(gpu, m.norm);
+}
+
+int main(int argc, char **argv)
+{
+    const char *only = argc > 1 ? argv[1] : "";
+    if (argc > 2 || (argc == 2 && argv[1][0] == '-')) {
+        fprintf(stderr, "usage: limits_gpu [NAME]\n");
+        return 2;
+    }
+    const auto wanted = [&](const char *name) { return strstr(name, only) != NULL; };
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    open_device();
+    if (wanted("mixture")) check_mixture(32, 4, 2816, 256, false);
+    if (wanted("mixture")) check_mixture(32, 4, 2048, 256, true);
+    if (wanted("mixture")) check_mixture(300, 6, 512, 256, false);
+    kn_backend_close(gpu);
+    printf("limits_gpu: %ld passed, %ld failed\n", passed, failed);
+    return failed != 0;
+}
