@@ -143,7 +143,7 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
     mm_slices(t, n_in, &a->slice_units, &a->slices);
     a->slice_row = mm_slice_row(t->act, a->slice_units);
     if (a->slices > MM_SLICES_MAX || blocks > MM_ROW_BLOCKS ||
-        (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES || a->slices > be->sm_count)
+        (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES)
         return cuda_fail(be, KN_ETYPE, "matrix product: rows of %lld values of %s are too long",
                          (long long)n_in, kn_type_info(t->type)->name);
     return 0;
@@ -195,6 +195,13 @@ bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *
 static int32_t product_sms(const struct cuda_backend *be)
 {
     return be->product_sms ? be->product_sms : be->sm_count;
+}
+
+/* Is there room for all blocks of a group, one a slice, which wait for each other? `blocks` of them on a multiprocessor; beside other
+ * products, which may have a group that is resident in part as well, one on every second. */
+static bool may_wait(const struct cuda_backend *be, int32_t slices, int blocks)
+{
+    return be->product_sms ? 2 * slices <= be->sm_count : slices <= be->sm_count * blocks;
 }
 
 static void put_together(struct mm_args *a, bool together, int warps)
@@ -423,7 +430,7 @@ static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n
         if (p->warps < MM_WARPS_MOST && (a->gated || first || (panels < FEW_PANELS && !mm_tuning.few_warps))) continue;
         if (i == 0 && mm_tuning.few_warps && !a->gated && !first) continue;
         if (mm_tuning.few_apart && p->together != (mm_tuning.few_apart == 2)) continue;
-        if (!p->together && a->slices == 1) continue;
+        if (!p->together && (a->slices == 1 || (!a->left && !may_wait(be, a->slices, 1)))) continue;
         put_together(a, p->together, p->warps);
         if (a->block_slices > a->slice_warps || a->gated != a->split) continue; /* a warp has one slice, of one matrix */
         if (a->slice_warps * (a->subs << a->split) != p->warps) continue;
@@ -459,7 +466,7 @@ static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t p
                   want = fewer < tuned ? fewer : tuned;
         for (int i = 0; i < PLANS; i++) {
             const struct plan *p = &plans[i];
-            if (!p->together && a->slices == 1) continue;
+            if (!p->together && (a->slices == 1 || !may_wait(be, a->slices, p->blocks))) continue;
             if ((mm_tuning.skip >> i & 1) && i + 1 < PLANS) continue;
             if (tiles == 4 && p->blocks > 1) continue; /* registers; blocks that wait must be resident */
             int32_t copy = most, least = most;
@@ -502,7 +509,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
     const mm_kernel_fn usual = few ? mm_kernel_few(act, log2_tiles, low)
                                    : kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
     /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly: those of a
-     * group are neighbours, so of each launch one group at most is resident in part, and all others end. */
+     * group are neighbours, so of each launch one group at most is resident in part, and all others end (may_wait). */
     int32_t grid = product_sms(be) * plan->blocks;
     int32_t most = panels;
     a->left &= few && !together;
@@ -648,14 +655,16 @@ static int launch_rows(struct cuda_backend *be, const struct product *p, const s
     int err = 0;
     for (int32_t i = 0; i < rows && !err; i += a->n) {
         const struct plan *plan = nullptr;
-        int log2_tiles = -1; /* smaller copies where these do not fit */
+        int log2_tiles = -1; /* smaller copies where these do not fit, */
         const bool few = rows - i <= 16 && choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a, &log2_tiles, &plan);
-        for (int32_t most = g->most_units; !few && log2_tiles < 0 && most >= g->least_units; most /= 2) {
-            a->x = p->n <= mm_tuning.prologue ? prep->x : nullptr;
-            log2_tiles = choose(be, act, rows - i, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
-        }
+        for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0; n = (n < 8 ? n : 8) / 2) /* then fewer rows */
+            for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2) {
+                a->x = p->n <= mm_tuning.prologue ? prep->x : nullptr;
+                log2_tiles = choose(be, act, n, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
+            }
         if (log2_tiles < 0)
-            return cuda_fail(be, KN_EDEVICE, "matrix product: %d bytes of shared memory a block are too few", be->smem_block);
+            return cuda_fail(be, KN_ETYPE, "%s: %d bytes of shared memory a block are too few for rows of %lld values of %s on %d multiprocessors",
+                             p->name, be->smem_block, (long long)a->n_in, kn_type_info(g->t->type)->name, be->sm_count);
         if (!a->x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
         prepared = true;
         a->rows = be->mm_rows + (size_t)i * (size_t)a->slices * (size_t)a->slice_row;

@@ -194,6 +194,58 @@ static void check_mixture(int32_t n_expert, int32_t used, int64_t embd, int64_t 
     drop(gpu, m.x), drop(gpu, m.norm);
 }
 
+/* part: of the multiprocessors, as where other products run beside. */
+static void check_product(uint32_t type, int64_t n_in, int64_t n_out, bool gated)
+{
+    struct cuda_backend *be = cuda_of(gpu);
+    const int all = be->sm_count;
+    struct kn_weight w = weight(type, n_in, n_out), up = weight(type, n_in, n_out);
+    float *x = rows_of(64 * (size_t)n_in, 1.0f), *norm = rows_of((size_t)n_in, 1.0f);
+    const size_t bytes = 64 * (size_t)n_out * 4;
+    float *out = (float *)put(gpu, NULL, bytes);
+    const auto run = [&](int32_t n) {
+        bits b;
+        must(gpu, "linear", op->linear(gpu, out, &w, x, n, false));
+        append(b, out, (size_t)n * (size_t)n_out * 4);
+        if (!gated) return b;
+        must(gpu, "norm_gated", op->norm_gated(gpu, out, &w, &up, x, norm, 1e-6f, KN_ACT_SILU, n));
+        append(b, out, (size_t)n * (size_t)n_out * 4);
+        return b;
+    };
+    for (int32_t n : {1, 2, 8, 16, 17, 64}) {
+        const bits want = run(n);
+        bool same = true;
+        for (int sms : {16, 5, 3})
+            for (int part : {0, sms / 2}) {
+                be->sm_count = sms, be->product_sms = part;
+                same &= run(n) == want;
+                be->sm_count = all, be->product_sms = 0;
+            }
+        verdict(same, "few multiprocessors, products: %d rows of %s [%lld, %lld]", n,
+                kn_type_info(type)->name, (long long)n_out, (long long)n_in);
+    }
+    op->weight_free(gpu, &w), op->weight_free(gpu, &up);
+    drop(gpu, x), drop(gpu, norm), drop(gpu, out);
+}
+
+/* Rows whose slices have no room together, of more slices than may wait for each other. */
+static void check_too_long(uint32_t type, int64_t n_in)
+{
+    struct cuda_backend *be = cuda_of(gpu);
+    const int all = be->sm_count;
+    struct kn_weight w = weight(type, n_in, 16);
+    float *x = rows_of(2 * (size_t)n_in, 1.0f), *out = (float *)put(gpu, NULL, 2 * 16 * 4);
+    be->sm_count = 16;
+    const int rc = op->linear(gpu, out, &w, x, 2, false);
+    be->sm_count = all;
+    verdict(rc == KN_ETYPE && !strncmp(kn_message(gpu), "linear: ", 8) &&
+                strstr(kn_message(gpu), "rows of 28672 values of F32 on 16 multiprocessors"),
+            "few multiprocessors, refused: %d (expected %d), \"%s\"", rc, KN_ETYPE, kn_message(gpu));
+    must(gpu, "linear", op->linear(gpu, out, &w, x, 2, false));
+    op->weight_free(gpu, &w);
+    drop(gpu, x), drop(gpu, out);
+}
+
 int main(int argc, char **argv)
 {
     const char *only = argc > 1 ? argv[1] : "";
@@ -207,6 +259,15 @@ int main(int argc, char **argv)
     if (wanted("mixture")) check_mixture(32, 4, 2816, 256, false);
     if (wanted("mixture")) check_mixture(32, 4, 2048, 256, true);
     if (wanted("mixture")) check_mixture(300, 6, 512, 256, false);
+    if (wanted("products"))
+        for (uint32_t type : {KN_F32, KN_F16, KN_BF16, KN_Q4_K, KN_Q8_0})
+            for (int64_t n_in : {9728, 28672}) {
+                if (type == KN_F32 && n_in > 9728) {
+                    check_too_long(type, n_in);
+                } else {
+                    check_product(type, n_in, 80, n_in == 9728);
+                }
+            }
     kn_backend_close(gpu);
     printf("limits_gpu: %ld passed, %ld failed\n", passed, failed);
     return failed != 0;
