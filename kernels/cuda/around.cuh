@@ -46,8 +46,8 @@ enum around_waits { AROUND_NOTHING, AROUND_START, AROUND_END };
 int around_start_flush(struct cuda_backend *be, bool early);
 /* pick.cu: launch the pick and what is behind it. */
 int around_end_flush(struct cuda_backend *be);
-/* The start that waits, to which an operation can be added; launches whatever else waits. NULL: an error. */
-struct around_start *around_starting(struct cuda_backend *be);
+/* *start: the one that waits, to which an operation can be added; launches whatever else waits. */
+int around_starting(struct cuda_backend *be, struct around_start **start);
 /* pick.cu: adds to the pick that waits and returns 1, or returns 0. */
 int around_end_stamp(struct cuda_backend *be, uint64_t *at);
 int around_end_accept(struct cuda_backend *be, const struct kn_accept *a);

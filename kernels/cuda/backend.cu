@@ -19,6 +19,7 @@ int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(be->head.message, sizeof be->head.message, fmt, ap);
     va_end(ap);
+    be->lost = 0; /* its message is gone */
     return code;
 }
 
@@ -28,6 +29,7 @@ int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err)
     if (err == cudaSuccess) err = cudaStreamSynchronize(be->stream);
 #endif
     if (err == cudaSuccess) return 0;
+    if (err > CUDA_TOLD) return CUDA_TOLD - (int)err;
     (void)cudaGetLastError(); /* an error that does not stick must not be seen again */
     return cuda_fail(be, err == cudaErrorMemoryAllocation ? KN_EMEM : KN_EDEVICE, "%s: %s (%s)", what,
                      cudaGetErrorString(err), cudaGetErrorName(err));
@@ -61,7 +63,7 @@ void cuda_free(struct kn_backend *kb, void *p)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (!p) return;
-    (void)cuda_flush(be);
+    be->lost = cuda_flush(be);
     cudaStreamSynchronize(be->stream); /* a kernel may still read it */
     cudaFree(p);
 }

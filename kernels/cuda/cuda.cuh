@@ -110,6 +110,7 @@ struct cuda_backend {
     struct around_state *around; /* embed.cu: small operations that wait to be launched together, */
     mutable int32_t around_waits; /* and which (enum around_waits): before anything else that waits */
     float *attn_places; /* attention_leaves.cuh; NULL where the device has none */
+    mutable int lost; /* what waited failed with it where nobody could be told (free): the next flush returns it */
 };
 /* The place of a ring, or, where it has none, the one that was written longest ago of some. */
 static inline int cuda_ring_place(const struct cuda_backend *be, const void *k)
@@ -147,6 +148,13 @@ int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...) __attribu
 /* 0, or the message "what: CUDA's own text" and KN_EDEVICE (KN_EMEM: out of memory). Built with
  * CUDA_DEBUG_SYNC it waits for the stream first, so that a failing kernel is named. what: the operation. */
 int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err);
+/* The status of what waited, and failed when `what` was to be launched behind it: cuda_check returns it as it is, for its
+ * message stands. */
+#define CUDA_TOLD 12000 /* no error of CUDA's */
+static inline cudaError_t cuda_told(int rc)
+{
+    return rc ? (cudaError_t)(CUDA_TOLD - rc) : cudaSuccess;
+}
 
 /* mm.cu and pack.cu: see the operation table. */
 int cuda_mm_open(struct cuda_backend *be); /* after device and stream are set */
@@ -182,6 +190,11 @@ int mm_settle(const struct cuda_backend *be);
  * one alone waits. */
 static inline int cuda_flush(const struct cuda_backend *be)
 {
+    if (be->lost) {
+        const int rc = be->lost;
+        be->lost = 0;
+        return rc;
+    }
     if (be->owes) {
         const int rc = mm_settle(be);
         if (rc) return rc;
@@ -202,7 +215,8 @@ static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void 
                                             dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
-    if (be->owes && mm_settle(be)) return cudaErrorLaunchFailure;
+    const int rc = be->owes ? mm_settle(be) : 0;
+    if (rc) return cuda_told(rc);
     be->launches++;
     cudaLaunchAttribute early[2];
     config.gridDim = grid;
@@ -223,8 +237,8 @@ template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
                                       dim3 block, size_t smem, A... args)
 {
-    return cuda_flush(be) ? cudaErrorLaunchFailure
-                          : cuda_launch_first(be, kernel, grid, block, smem, args...);
+    const int rc = cuda_flush(be);
+    return rc ? cuda_told(rc) : cuda_launch_first(be, kernel, grid, block, smem, args...);
 }
 /* As cuda_launch, in clusters of so many blocks side by side, with all of a multiprocessor's shared memory. */
 template <class... P, class... A>
@@ -233,7 +247,8 @@ static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, vo
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attr[3];
-    if (cuda_flush(be)) return cudaErrorLaunchFailure;
+    const int rc = cuda_flush(be);
+    if (rc) return cuda_told(rc);
     be->launches++;
     config.gridDim = grid, config.blockDim = block;
     config.dynamicSmemBytes = smem;

@@ -27,7 +27,7 @@ static void free_shared(struct kn_backend *kb, void *p)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (!p) return;
-    (void)cuda_flush(be);
+    be->lost = cuda_flush(be);
     cudaStreamSynchronize(be->stream); /* a kernel may still write it */
     cudaFreeHost(p);
 }
@@ -37,11 +37,11 @@ static int stamp(struct kn_backend *kb, uint64_t *at)
     struct cuda_backend *be = cuda_of(kb);
     const int with = around_end_stamp(be, at);
     if (with) return with < 0 ? with : 0;
-    if (be->around_waits && cuda_flush(be)) return KN_EDEVICE; /* when what waits has been done */
-    struct around_start *a = around_starting(be);
-    if (!a) return KN_EDEVICE;
-    a->stamp = at;
-    return 0;
+    struct around_start *a;
+    int rc = be->around_waits ? cuda_flush(be) : 0; /* when what waits has been done */
+    if (rc == 0) rc = around_starting(be, &a);
+    if (rc == 0) a->stamp = at;
+    return rc;
 }
 
 static __global__ void __launch_bounds__(KN_CYCLE_ROWS)

@@ -162,7 +162,8 @@ static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int thr
 {
     cudaLaunchAttribute attr[3];
     cudaLaunchConfig_t config = {};
-    if (cuda_flush(be)) return cudaErrorLaunchFailure;
+    const int rc = cuda_flush(be);
+    if (rc) return cuda_told(rc);
     be->launches++;
     config.gridDim = dim3(QUARTERS, (unsigned)n_v);
     config.blockDim = dim3((unsigned)threads);
@@ -185,7 +186,8 @@ static cudaError_t launch_of(struct cuda_backend *be, const struct layer *l, con
 {
     const bool one = l->a.n == 1 && l->a.n_conv == TAPS && (uintptr_t)l->a.conv % 16 == 0;
     if (!one) return launch(be, delta_step<ACT>, THREADS, 0, l->a.n_v, *l, *p, be->delta_count);
-    if (cuda_flush(be)) return cudaErrorLaunchFailure; /* the launch's number is the next */
+    const int rc = cuda_flush(be); /* the launch's number is the next */
+    if (rc) return cuda_told(rc);
     const struct experts_hand hand = experts_hand(be, ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
     const cudaError_t err = launch(be, delta_one<ACT>, THREADS + 32, 0, l->a.n_v, *l, *p, be->delta_count, hand);
     if (!err && hand.words) experts_handed(be);

@@ -162,18 +162,25 @@ struct around_state {
     struct around_start start;
 };
 
-struct around_start *around_starting(struct cuda_backend *be)
+int around_starting(struct cuda_backend *be, struct around_start **start)
 {
     if (!be->around) be->around = (struct around_state *)calloc(1, sizeof *be->around);
-    if (!be->around) {
-        (void)cuda_fail(be, KN_EMEM, "out of memory (%zu bytes)", sizeof *be->around);
-        return nullptr;
-    }
-    if (be->around_waits == AROUND_START && !be->chain_steps && !be->waits) return &be->around->start;
-    if (cuda_flush(be)) return nullptr;
+    if (!be->around) return cuda_fail(be, KN_EMEM, "out of memory (%zu bytes)", sizeof *be->around);
+    *start = &be->around->start;
+    if (be->around_waits == AROUND_START && !be->chain_steps && !be->waits) return 0;
+    const int rc = cuda_flush(be);
+    if (rc) return rc;
     be->around->start = {};
     be->around_waits = AROUND_START;
-    return &be->around->start;
+    return 0;
+}
+/* A start that has no rows of an embedding yet, or room for a table. */
+static int starting_with(struct cuda_backend *be, bool rows, struct around_start **start)
+{
+    int rc = around_starting(be, start);
+    if (rc || !(rows ? (*start)->x != nullptr : (*start)->n_tables == AROUND_TABLES)) return rc;
+    rc = cuda_flush(be);
+    return rc ? rc : around_starting(be, start);
 }
 
 int around_start_flush(struct cuda_backend *be, bool early)
@@ -211,9 +218,9 @@ int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table,
     if (t->block != 1 && t->block != 32 && t->block != 256)
         return cuda_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded on the device", t->name);
     if (n < 1 || n > 65535) return cuda_fail(be, KN_EINVAL, "embed: %d rows (expected 1 to 65535)", n);
-    struct around_start *a = around_starting(be);
-    if (a && a->x) a = cuda_flush(be) ? nullptr : around_starting(be);
-    if (!a) return KN_EDEVICE;
+    struct around_start *a;
+    const int rc = starting_with(be, true, &a);
+    if (rc) return rc;
     be->rounded.x = be->ready.x = nullptr; /* out may be what was rounded */
     a->x = out, a->rows = (const uint8_t *)table->rows, a->ids = ids;
     a->type = table->type, a->block = t->block, a->bytes = t->bytes;
@@ -229,9 +236,9 @@ int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || n_rot < 2 || n_rot % 2)
         return cuda_fail(be, KN_EINVAL, "rope_table: %d rows, n_rot %d (expected an even number)", n, n_rot);
-    struct around_start *a = around_starting(be);
-    if (a && a->n_tables == AROUND_TABLES) a = cuda_flush(be) ? nullptr : around_starting(be);
-    if (!a) return KN_EDEVICE;
+    struct around_start *a;
+    const int rc = starting_with(be, false, &a);
+    if (rc) return rc;
     a->table[a->n_tables++] = {out, pos, freq, n, n_rot / 2};
     return 0;
 }

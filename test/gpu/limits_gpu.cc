@@ -246,6 +246,121 @@ static void check_too_long(uint32_t type, int64_t n_in)
     drop(gpu, x), drop(gpu, out);
 }
 
+/* ---- what waits, and fails ---- */
+
+#define WIDTH 512
+#define HIDDEN 1024
+#define LAYERS 6
+
+struct layers {
+    struct kn_weight gate, up, down;
+    float *x, *h, *norm, *other;
+    std::vector<float> row;
+};
+static struct layers make_layers(void)
+{
+    struct layers l = {};
+    l.gate = weight(KN_Q4_K, WIDTH, HIDDEN), l.up = weight(KN_Q4_K, WIDTH, HIDDEN),
+    l.down = weight(KN_Q4_K, HIDDEN, WIDTH);
+    l.x = (float *)put(gpu, NULL, WIDTH * 4), l.h = (float *)put(gpu, NULL, HIDDEN * 4);
+    l.norm = rows_of(WIDTH, 1.0f), l.other = rows_of(64, 1.0f);
+    l.row.resize(WIDTH);
+    fill(l.row, 1.0f);
+    return l;
+}
+static void free_layers(struct layers *l)
+{
+    for (struct kn_weight *w : {&l->gate, &l->up, &l->down}) op->weight_free(gpu, w);
+    for (float *p : {l->x, l->h, l->norm, l->other}) drop(gpu, p);
+}
+/* One row through n layers: collected, where the device has chains. */
+static void go(struct layers *l, int n)
+{
+    must(gpu, "upload", op->upload(gpu, l->x, l->row.data(), WIDTH * 4));
+    for (int i = 0; i < n; i++) {
+        must(gpu, "norm_gated",
+             op->norm_gated(gpu, l->h, &l->gate, &l->up, l->x, l->norm, 1e-6f, KN_ACT_SILU, 1));
+        must(gpu, "linear", op->linear(gpu, l->x, &l->down, l->h, 1, true));
+    }
+}
+static bits gone(struct layers *l, int n)
+{
+    bits b;
+    go(l, n);
+    append(b, l->x, WIDTH * 4);
+    return b;
+}
+static bits launched(struct layers *l, int n)
+{
+    chain_tuning.off = 1;
+    const bits b = gone(l, n);
+    chain_tuning.off = 0;
+    return b;
+}
+
+/* rc: what an operation returned that is not to blame. */
+static void blamed(const char *name, int rc, int want, const char *who)
+{
+    const bool ok = rc == want && !strncmp(kn_message(gpu), who, strlen(who));
+    verdict(ok, "%s: %d (expected %d), \"%s\" (expected \"%s...\")", name, rc, want,
+            rc ? kn_message(gpu) : "", who);
+}
+
+static void check_deferred(void)
+{
+    struct layers l = make_layers();
+    if (!cuda_of(gpu)->chain) return;
+    const bits want = launched(&l, LAYERS);
+    verdict(gone(&l, LAYERS) == want, "layers of one row: as launched one by one");
+    go(&l, LAYERS);
+    fail_launch = true;
+    blamed("a chain that cannot be launched", op->softcap(gpu, l.other, 64, 30.0f), KN_EDEVICE,
+           "layers of one row: ");
+    verdict(gone(&l, LAYERS) == want, "a chain that cannot be launched: the same layers again");
+    float *some = rows_of(64, 1.0f);
+    go(&l, LAYERS);
+    fail_launch = true;
+    drop(gpu, some);
+    blamed("a chain that cannot be launched in free", op->sync(gpu), KN_EDEVICE, "layers of one row: ");
+    verdict(gone(&l, LAYERS) == want, "a chain that cannot be launched in free: the same layers again");
+
+    const int64_t n_in = l.down.n_in;
+    go(&l, 1);
+    l.down.n_in = 1 << 20; /* when what was collected is launched, it is found unfit */
+    blamed("a product that is refused late, in tap", op->tap(gpu, l.other, 64, 0, l.x, 1, 64), KN_ETYPE,
+           "matrix product: rows of ");
+    l.down.n_in = n_in;
+    go(&l, 1);
+    l.down.n_in = 1 << 20;
+    blamed("a product that is refused late, in rope_table",
+           op->rope_table(gpu, l.other, (const int32_t *)l.other, 1, (const double *)l.norm, 64), KN_ETYPE,
+           "matrix product: rows of ");
+    l.down.n_in = n_in;
+    verdict(gone(&l, LAYERS) == want, "a product that is refused late: the same layers again");
+    free_layers(&l);
+}
+
+/* Sums that a product left, for whoever reads its outputs. */
+static void check_owed(void)
+{
+    struct kn_weight w = weight(KN_Q4_K, 4096, 4096);
+    float *x = rows_of(8 * 4096, 1.0f), *out = (float *)put(gpu, NULL, 8 * 4096 * 4),
+          *other = rows_of(64, 1.0f);
+    const int apart = mm_tuning.few_apart;
+    mm_tuning.few_apart = 1;
+    must(gpu, "linear", op->linear(gpu, out, &w, x, 8, false));
+    mm_tuning.few_apart = apart;
+    if (!cuda_of(gpu)->owes)
+        printf("no sums are left on this device\n");
+    else {
+        fail_launch = true;
+        blamed("sums that cannot be added", op->softcap(gpu, other, 64, 30.0f), KN_EDEVICE,
+               "sums of slices: ");
+    }
+    op->weight_free(gpu, &w);
+    drop(gpu, x), drop(gpu, out), drop(gpu, other);
+}
+
 int main(int argc, char **argv)
 {
     const char *only = argc > 1 ? argv[1] : "";
@@ -256,6 +371,8 @@ int main(int argc, char **argv)
     const auto wanted = [&](const char *name) { return strstr(name, only) != NULL; };
     setvbuf(stdout, NULL, _IOLBF, 0);
     open_device();
+    if (wanted("deferred")) check_deferred();
+    if (wanted("owed")) check_owed();
     if (wanted("mixture")) check_mixture(32, 4, 2816, 256, false);
     if (wanted("mixture")) check_mixture(32, 4, 2048, 256, true);
     if (wanted("mixture")) check_mixture(300, 6, 512, 256, false);
