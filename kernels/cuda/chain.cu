@@ -33,18 +33,27 @@ static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
     const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * room * (CHAIN_HEAD + 2),
                  sums = sizeof(uint2[2][CHAIN_SPLIT_SUMS][32]);
     if (!p) return cudaErrorMemoryAllocation;
-    p->next = c->places;
-    c->places = p;
     p->set = set;
     p->room = room;
     cudaError_t err = cudaMalloc(&p->values, values + parts + sums + 16);
-    if (err) return err;
+    if (err) {
+        free(p);
+        return err;
+    }
     p->parts = (uint2 *)(p->values + 2 * set);
     p->sums = (uint2 *)((uint8_t *)p->parts + parts);
     p->state = (unsigned *)((uint8_t *)p->sums + sums);
     err = cudaMemset(p->values, 0xff, values);                  /* CHAIN_NOT_YET */
     if (!err) err = cudaMemset(p->parts, 0, parts + sums + 16); /* no tag is 0, but once in 2^32 */
-    return err ? err : cudaStreamSynchronize(nullptr);
+    if (!err) err = cudaStreamSynchronize(nullptr);
+    if (err) {
+        cudaFree(p->values);
+        free(p);
+        return err;
+    }
+    p->next = c->places;
+    c->places = p;
+    return cudaSuccess;
 }
 
 /* Where maps stand behind so many descriptors. */
@@ -543,15 +552,14 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     cudaError_t err = cudaSuccess;
     if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
         err = new_places(c, a.extent, c->parts);
+    if (err) return cuda_check(be, "layers of one row", err);
     a.count = count;
     a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
     a.state = c->places->state;
     a.sums = c->places->sums;
-    if (!err) err = put_steps(be, c, count, &a);
-    if (!err && be->around_waits) {
-        const int rc = around_start_flush(be, !chain_tuning.late);
-        if (rc) return rc;
-    }
+    int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
+    if (rc == 0 && be->around_waits) rc = around_start_flush(be, !chain_tuning.late);
+    if (rc) return rc;
     const bool bf16 = c->attends && c->bf16;
     const enum chain_form form = c->nets && c->attends ? a.split ? CHAIN_GATED_SHARED : CHAIN_GATED_ATTENTION
                                  : c->nets             ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS
@@ -561,12 +569,13 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
                                  : a.split             ? CHAIN_SHARED
                                  : early               ? CHAIN_PAIRS
                                                        : CHAIN_FEW;
-    if (!err) err = chain_k_launch(be, &a, bf16, form, blocks, smem);
+    rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
+    if (rc) return rc;
     chain_launched++;
     chain_heads += c->op[count - 1].part;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
-    return cuda_check(be, "layers of one row", err);
+    return 0;
 }
 int chain_flush(const struct cuda_backend *const_be)
 {

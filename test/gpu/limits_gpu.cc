@@ -306,6 +306,23 @@ static void blamed(const char *name, int rc, int want, const char *who)
             rc ? kn_message(gpu) : "", who);
 }
 
+/* A backend of its own: the first chain's places. */
+static void check_places(const char *name, bool *fail)
+{
+    open_device();
+    struct layers l = make_layers();
+    if (!cuda_of(gpu)->chain) printf("no chains on this device: %s left out\n", name);
+    if (cuda_of(gpu)->chain) {
+        const bits want = launched(&l, LAYERS);
+        go(&l, LAYERS);
+        *fail = true;
+        blamed(name, op->softcap(gpu, l.other, 64, 30.0f), KN_EMEM, "layers of one row: out of memory");
+        verdict(!*fail && gone(&l, LAYERS) == want, "%s: the same layers again", name);
+    }
+    free_layers(&l);
+    kn_backend_close(gpu);
+}
+
 static void check_deferred(void)
 {
     struct layers l = make_layers();
@@ -370,6 +387,8 @@ int main(int argc, char **argv)
     }
     const auto wanted = [&](const char *name) { return strstr(name, only) != NULL; };
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (wanted("places, malloc")) check_places("places of a chain, no device memory", &fail_malloc);
+    if (wanted("places, calloc")) check_places("places of a chain, no memory", &fail_calloc);
     open_device();
     if (wanted("deferred")) check_deferred();
     if (wanted("owed")) check_owed();
