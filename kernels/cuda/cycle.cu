@@ -215,7 +215,7 @@ static int beside_end(struct kn_backend *kb)
     if (rc == 0) rc = cuda_check(be, "beside", cudaEventRecord(be->beside.ended, be->stream));
     exchange(be);
     be->beside.open = false, be->beside.joins = rc == 0;
-    be->product_sms = be->sm_count - be->beside.sms;
+    be->product_sms = rc ? 0 : be->sm_count - be->beside.sms; /* nothing is joined to what failed */
     be->late = false;
     be->settled = be->beside.settled;
     if (be->rounded.launches == be->beside.launch)

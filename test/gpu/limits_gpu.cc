@@ -378,6 +378,36 @@ static void check_owed(void)
     drop(gpu, x), drop(gpu, out), drop(gpu, other);
 }
 
+static void check_beside(void)
+{
+    void *recording = NULL;
+    if (!op->record_begin || !op->beside_begin) return;
+    struct cuda_backend *be = cuda_of(gpu);
+    struct kn_weight w = weight(KN_Q4_K, 1024, 1024);
+    float *x = rows_of(4 * 1024, 1.0f), *out = (float *)put(gpu, NULL, 4 * 1024 * 4);
+    bits want, got;
+    must(gpu, "linear", op->linear(gpu, out, &w, x, 4, false));
+    append(want, out, 4 * 1024 * 4);
+    must(gpu, "record_begin", op->record_begin(gpu));
+    const int began = op->beside_begin(gpu, 4, 1 << 20, 1 << 24);
+    if (began == 1) {
+        must(gpu, "linear", op->linear(gpu, out, &w, x, 4, false));
+        fail_event = true;
+        verdict(op->beside_end(gpu) == KN_EDEVICE && !fail_event, "beside_end that fails: says so");
+    }
+    const int rc = op->record_end(gpu, &recording);
+    if (began == 1) verdict(rc && !recording, "beside_end that fails: no recording");
+    verdict(be->product_sms == 0 && !be->beside.open && !be->beside.joins,
+            "beside_end that fails: products have %d multiprocessors again (expected 0, all)",
+            be->product_sms);
+    op->record_free(gpu, recording);
+    must(gpu, "linear", op->linear(gpu, out, &w, x, 4, false));
+    append(got, out, 4 * 1024 * 4);
+    verdict(got == want, "beside_end that fails: the same product again");
+    op->weight_free(gpu, &w);
+    drop(gpu, x), drop(gpu, out);
+}
+
 int main(int argc, char **argv)
 {
     const char *only = argc > 1 ? argv[1] : "";
@@ -392,6 +422,7 @@ int main(int argc, char **argv)
     open_device();
     if (wanted("deferred")) check_deferred();
     if (wanted("owed")) check_owed();
+    if (wanted("beside")) check_beside();
     if (wanted("mixture")) check_mixture(32, 4, 2816, 256, false);
     if (wanted("mixture")) check_mixture(32, 4, 2048, 256, true);
     if (wanted("mixture")) check_mixture(300, 6, 512, 256, false);
