@@ -61,10 +61,10 @@ int cuda_experts_open(struct cuda_backend *be)
     if (err) return cuda_check(be, "memory for sums of experts", err);
     be->experts_tag = (unsigned *)((uint8_t *)be->experts_sums + EXPERTS_SUMS_BYTES);
     be->experts_values = (unsigned long long *)(be->experts_tag + 64);
-    err = cudaMemset(be->experts_tag, 0, EXPERTS_VALUES_BYTES);
-    if (!err) err = cudaMemset((uint8_t *)be->experts_tag + EXPERTS_VALUES_BYTES, 0xff, EXPERTS_WORDS_BYTES);
-    if (!err)
-        err = cudaMemset((uint8_t *)be->experts_tag + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES, 0, EXPERTS_ROW_BYTES);
+    uint8_t *const words = (uint8_t *)be->experts_tag + EXPERTS_VALUES_BYTES;
+    err = cudaMemsetAsync(be->experts_tag, 0, EXPERTS_VALUES_BYTES, be->stream);
+    if (!err) err = cudaMemsetAsync(words, 0xff, EXPERTS_WORDS_BYTES, be->stream);
+    if (!err) err = cudaMemsetAsync(words + EXPERTS_WORDS_BYTES, 0, EXPERTS_ROW_BYTES, be->stream);
     return cuda_check(be, "memory for sums of experts", err);
 }
 

@@ -75,7 +75,7 @@ int cuda_mm_open(struct cuda_backend *be)
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
     if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
     if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * 2 * MM_COUNTERS);
-    if (!err) err = cudaMemset(be->mm_count, 0, sizeof(unsigned) * 2 * MM_COUNTERS);
+    if (!err) err = cudaMemsetAsync(be->mm_count, 0, sizeof(unsigned) * 2 * MM_COUNTERS, be->stream);
     if (!err && mm_beside(be)) {
         be->beside.count = be->mm_count + MM_COUNTERS;
         be->beside.partial_bytes = MM_PARTIAL_BYTES / 4;

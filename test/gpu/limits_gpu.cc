@@ -408,6 +408,19 @@ static void check_beside(void)
     drop(gpu, x), drop(gpu, out);
 }
 
+/* ---- small promises ---- */
+
+static void check_promises(void)
+{
+    clears = 0;
+    open_device();
+    struct kn_weight e = weight(KN_Q4_K, 256, 256, 4);
+    verdict(!clears, "opened without a clear on the default stream, which nothing waits for (%d)", clears);
+    must(gpu, "sync", op->sync(gpu));
+    op->weight_free(gpu, &e);
+    kn_backend_close(gpu);
+}
+
 int main(int argc, char **argv)
 {
     const char *only = argc > 1 ? argv[1] : "";
@@ -419,6 +432,7 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (wanted("places, malloc")) check_places("places of a chain, no device memory", &fail_malloc);
     if (wanted("places, calloc")) check_places("places of a chain, no memory", &fail_calloc);
+    if (wanted("promises")) check_promises();
     open_device();
     if (wanted("deferred")) check_deferred();
     if (wanted("owed")) check_owed();
