@@ -555,7 +555,6 @@ int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, in
     const float *norm = be->head.next_norm;
     const struct mm_type *t = w ? mm_type_of(w->type) : nullptr;
     struct mm_args a = {};
-    be->head.next_w = nullptr;
     *done = t && norm && add->weight && is_whole(t->act) && w->n_in == width && width % 8 == 0 &&
             width <= MM_ADD_WIDTH && n <= MM_PREP_ROWS && ((uintptr_t)norm & 15) == 0;
     if (!*done) return 0;

@@ -129,6 +129,7 @@ int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float
         if (kept) return kept < 0 ? kept : 0;
     }
     const int rc = is_whole(out, x, y, weight, width) ? mm_norm_add(be, &add, n, width, &done) : 0;
+    be->head.next_w = nullptr;
     if (rc || done) return rc;
     return cuda_check(be, "norm_add",
                       cuda_launch(be, norm_rows<true>, dim3((unsigned)n), dim3(NORM_THREADS), 0, out, x, y, weight, (int)width, eps, scale,

@@ -416,8 +416,14 @@ static void check_promises(void)
     open_device();
     struct kn_weight e = weight(KN_Q4_K, 256, 256, 4);
     verdict(!clears, "opened without a clear on the default stream, which nothing waits for (%d)", clears);
+    struct kn_weight w = weight(KN_Q4_K, 256, 64);
+    float *x = rows_of(258, 1.0f);
+    kn_next(gpu, &w, x);
+    must(gpu, "norm_add", op->norm_add(gpu, x, x, x, x, 1, 258, 1e-6f, 1.0f));
+    verdict(!cuda_of(gpu)->head.next_w, "what a norm_add is for is forgotten with it, rows of 258 too");
     must(gpu, "sync", op->sync(gpu));
-    op->weight_free(gpu, &e);
+    op->weight_free(gpu, &e), op->weight_free(gpu, &w);
+    drop(gpu, x);
     kn_backend_close(gpu);
 }
 
