@@ -73,6 +73,8 @@ void cuda_experts_close(struct cuda_backend *be)
     experts_whole_close(be);
     cudaFree(be->experts_sums);
     be->experts_sums = nullptr;
+    be->experts_tag = nullptr;
+    be->experts_values = nullptr;
 }
 
 size_t cuda_experts_bytes(void)

@@ -227,14 +227,15 @@ int many_ceiling(struct kn_backend *kb, double *tflops)
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
     uint8_t *p = nullptr;
-    cudaEvent_t from, to;
+    cudaEvent_t from = nullptr, to = nullptr;
     float ms = 0;
+    cublasStatus_t s;
     cudaError_t err = cudaMalloc(&p, 3 * n * n * 2);
     if (!err) err = cudaEventCreate(&from);
     if (!err) err = cudaEventCreate(&to);
-    if ((rc = cuda_check(be, "ceiling", err))) return rc;
+    if ((rc = cuda_check(be, "ceiling", err))) goto out;
     fill_random<<<1024, 256, 0, be->stream>>>((uint32_t *)p, n * n);
-    cublasStatus_t s = m->lib.cublasLtMatrixLayoutCreate(&y.a, CUDA_R_16BF, n, n, (int64_t)n);
+    s = m->lib.cublasLtMatrixLayoutCreate(&y.a, CUDA_R_16BF, n, n, (int64_t)n);
     if (!s)
         s = m->lib.cublasLtMatmulAlgoGetHeuristic(m->handle, m->desc, y.a, y.a, y.a, y.a, m->pref, 1, &found,
                                                   &count);
@@ -249,11 +250,13 @@ int many_ceiling(struct kn_backend *kb, double *tflops)
     err = cudaStreamSynchronize(be->stream);
     if (!err) err = cudaEventElapsedTime(&ms, from, to);
     *tflops = 2e-9 * (double)n * (double)n * (double)n * 10 / ms;
-    cudaEventDestroy(from);
-    cudaEventDestroy(to);
+    if (rc == 0) rc = cuda_check(be, "ceiling", err);
     drop_layouts(&m->lib, &y);
+out:
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
     cudaFree(p);
-    return rc ? rc : cuda_check(be, "ceiling", err);
+    return rc;
 }
 
 #else
