@@ -540,7 +540,6 @@ static void fold(struct attn *p, const struct kn_rope_store *s, int32_t tiles)
     p->new_k = s->k, p->new_v = s->v, p->q_norm = s->q_norm, p->k_norm = s->k_norm, p->table = s->table;
 }
 
-/* s: NULL, or what comes before. */
 /* All in one launch, by clusters of blocks. */
 static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a, struct attn *p, int32_t blocks, int32_t leaves)
 {

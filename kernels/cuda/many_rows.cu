@@ -25,7 +25,6 @@ static __device__ __forceinline__ uint32_t block_max_512(uint32_t x, uint32_t *w
     return top;
 }
 
-/* One block a row. The row is read twice, the second time from a cache. */
 /* Four values from i on; what lies past n_in reads as 0, or 1 where it is a norm. */
 static __device__ __forceinline__ float4 four_at(const float *x, int i, int n_in, bool whole, float past)
 {
@@ -37,7 +36,7 @@ static __device__ __forceinline__ float4 four_at(const float *x, int i, int n_in
 
 #define KEPT 8 /* quads of a row that a thread keeps: rows of up to 16,384 values are read once */
 
-/* One block a row. */
+/* One block a row; what of it is not kept is read twice, the second time from a cache. */
 static __global__ void __launch_bounds__(512) prepare_rows(const act_args a)
 {
     __shared__ float sums[16];
