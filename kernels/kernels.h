@@ -10,8 +10,11 @@
  * Memory: pointers named in an operation are device pointers, taken from op->alloc (zeroed) and returned to
  * op->free; on the CPU they are ordinary memory. Shapes in comments are C order, the last dimension
  * contiguous. Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of
- * text. No operation prints, exits, allocates (except alloc, weight_load and those named reserve) or waits
- * for the device (except download and sync). */
+ * text. No operation prints or exits. None allocates but alloc, alloc_shared, those named load and reserve, record_end and
+ * read_speed; none waits for the device but download, sync, find_bad, await, read_speed and what gives memory back. One
+ * exception: layers of one row, collected on CUDA (kernels/cuda/chain.cu), take memory for what they hand on when they are
+ * first launched and when later ones want more, tens of MB at most, of the margin that plans leave (kn_memory), and wait
+ * until it is cleared; a recording of them takes memory for their descriptors. */
 #ifndef DFLASH_KERNELS_H
 #define DFLASH_KERNELS_H
 
@@ -337,7 +340,8 @@ struct kn_memory {
     size_t (*scratch_delta)(const struct kn_delta *);
     size_t (*products)(int32_t n, int64_t n_in); /* reserve for inputs of n_in */
     size_t (*experts)(void); /* the first experts_load, beside the weight; NULL: nothing */
-    size_t margin; /* to be left free: for loading, and for code that the device loads when it first runs */
+    size_t margin; /* to be left free: for loading, for code that the device loads when it first runs, and for what layers
+                    * of one row hand on */
 };
 
 struct kn_ops {

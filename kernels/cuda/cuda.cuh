@@ -1,7 +1,9 @@
 /* cuda.cuh - inside the CUDA backend: its struct, how its files launch kernels, and what they share.
  *
  * A *launcher* (one operation of the table) checks shapes, picks a configuration by a pure function of
- * (shape, device), launches on be->stream and returns. It never waits, allocates or exits. A *kernel* is
+ * (shape, device), launches on be->stream and returns. It never waits, allocates or exits, but for the first launch of a
+ * chain and those that want more places than all before (chain.cu), which take memory and wait until it is cleared, and
+ * what a recording of one keeps. A *kernel* is
  * launched through cuda_launch and opens with cuda_grid_start(), or with cuda_grid_early() and, later,
  * cuda_grid_wait(): on Hopper a kernel starts while its predecessor still runs (programmatic dependent
  * launch), so nothing that an earlier kernel of the stream writes may be read, and nothing at all written,
