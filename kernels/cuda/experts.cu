@@ -25,11 +25,6 @@ struct experts_product {
     bool chosen; /* ids and weights were there before the product before */
 };
 
-static bool is_whole(enum mm_act act)
-{
-    return act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M;
-}
-
 /* low: some matrix is of such a type (mm_is_low). */
 static experts_kernel_fn kernel_of(enum mm_act act, int log2_tiles, enum experts_form form, bool generic,
                                    bool low)
@@ -90,7 +85,7 @@ static int cut_slices(struct cuda_backend *be, const struct experts_product *p, 
 {
     const int64_t n_in = p->w[0]->n_in, blocks = (n_in + 255) / 256, per = 256 / t->unit_k;
     int64_t slices = p->members == 1 && n_in <= 1024 ? 1 : 4;
-    if (!is_whole(t->act) && slices * MM_SLICE_MAX < n_in) slices = (n_in + MM_SLICE_MAX - 1) / MM_SLICE_MAX;
+    if (!mm_is_int8(t->act) && slices * MM_SLICE_MAX < n_in) slices = (n_in + MM_SLICE_MAX - 1) / MM_SLICE_MAX;
     a->units = (int32_t)((n_in + t->unit_k - 1) / t->unit_k);
     a->slice_units = (int32_t)((blocks + slices - 1) / slices * per);
     a->slices = (a->units + a->slice_units - 1) / a->slice_units;
@@ -156,7 +151,7 @@ static bool fit(const struct cuda_backend *be, struct experts_args *a, enum mm_a
     const size_t part = ((size_t)be->smem_sm - 6144) / (form == EXPERTS_PLAIN ? 2 : 1) - 1024,
                  most = (size_t)be->smem_block < part ? (size_t)be->smem_block : part;
     const int copy = act == MM_ACT_K ? experts_tuning.copy_k
-                     : is_whole(act) ? experts_tuning.copy_32
+                     : mm_is_int8(act) ? experts_tuning.copy_32
                                      : experts_tuning.copy_float;
     const int32_t least = act == MM_ACT_K ? 1 : 2; /* 64 columns are one step of the others */
     int32_t widest = 0;

@@ -235,7 +235,7 @@ static int32_t router_rows(const struct cuda_backend *be, const struct kn_mixtur
 
 bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act)
 {
-    return be->cc >= 90 && !be->generic && (act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M) &&
+    return be->cc >= 90 && !be->generic && mm_is_int8(act) &&
            m->route.n <= EXPERTS_ROUTER_ROWS && m->router->n_in % 32 == 0 &&
            m->route.n_expert <= ROUTE_EXPERTS && m->route.n_used <= ROUTE_USED &&
            router_rows(be, m) > 0 &&

@@ -74,7 +74,7 @@ static cudaError_t launch_choice(const struct cuda_backend *be, enum mm_act act,
 int experts_prepare(struct cuda_backend *be, const char *name, enum mm_act act, const struct mm_prep *p,
                     int32_t n, const struct kn_route *route, const float *shared_logits, bool *early)
 {
-    const bool whole = act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M;
+    const bool whole = mm_is_int8(act);
     *early = false;
     if (route && whole && n <= CHOSEN_HERE) {
         const struct choice c = {*route, shared_logits, (n + 15) / 16};

@@ -1,9 +1,10 @@
-/* mm.cu - matrix products: types, plans, launches. The arithmetic is in mm_kernel.cuh, mm_int.cuh,
- * mm_frag.cuh. */
+/* mm.cu - matrix products: types, launches. The plans are in mm_plan.cu, the arithmetic in mm_kernel.cuh,
+ * mm_int.cuh, mm_frag.cuh. */
 #include "chain.cuh"
 #include "copy.cuh"
 #include "many.cuh"
 #include "mm_one.cuh"
+#include "mm_plan.cuh"
 #include "owe.cuh"
 
 #include <stdlib.h>
@@ -34,13 +35,7 @@ const struct mm_type *mm_type_of(uint32_t type)
     return nullptr;
 }
 
-static bool is_whole(enum mm_act act)
-{
-    return act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M;
-}
-
-/* low: some matrix is of such a type (mm_is_low). */
-static mm_kernel_fn kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low)
+mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low)
 {
     mm_kernel_fn f = low ? mm_kernel_low(act, log2_tiles, warps, generic) : mm_kernel_k(act, log2_tiles, warps, generic);
     if (!f) f = mm_kernel_32(act, log2_tiles, warps, generic);
@@ -53,7 +48,7 @@ int cuda_mm_open(struct cuda_backend *be)
 {
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
         for (int l = 0; l < 20; l++) { /* tiles; generic or not, of low types or not; 16 warps */
-            mm_kernel_fn f = kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST, l < 16 && l / 4 % 2, l < 16 && l >= 8);
+            mm_kernel_fn f = mm_kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST, l < 16 && l / 4 % 2, l < 16 && l >= 8);
             if (!f) continue;
             const cudaError_t err =
                 cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
@@ -121,7 +116,7 @@ struct product {
 /* Units of a copy. */
 static int32_t copy_units(enum mm_act act)
 {
-    return act == MM_ACT_K ? mm_tuning.copy_k : is_whole(act) ? mm_tuning.copy_32 : mm_tuning.copy_float;
+    return act == MM_ACT_K ? mm_tuning.copy_k : mm_is_int8(act) ? mm_tuning.copy_32 : mm_tuning.copy_float;
 }
 
 /* The slices of a panel: by the shape and the type alone, for they decide the bits. 8-bit kinds: four, two
@@ -131,7 +126,7 @@ void mm_slices(const struct mm_type *t, int64_t n_in, int32_t *slice_units, int3
 {
     const int64_t units = (n_in + t->unit_k - 1) / t->unit_k, blocks = (n_in + 255) / 256;
     int64_t most = n_in > mm_tuning.long_row ? 2 * mm_tuning.slices : mm_tuning.slices;
-    if (!is_whole(t->act)) most = (n_in + 4095) / 4096 * mm_tuning.slices_float;
+    if (!mm_is_int8(t->act)) most = (n_in + 4095) / 4096 * mm_tuning.slices_float;
     *slice_units = (int32_t)((blocks + most - 1) / most * (256 / t->unit_k));
     *slices = (int32_t)((units + *slice_units - 1) / *slice_units);
 }
@@ -150,7 +145,7 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
 }
 
 /* Are n rows prepared as the kernels of few rows want those of K types, with `side` apart? Where these take every product
- * of so long slices (choose_few: a slice of 16 rows beside the rings of 16 warps). */
+ * of so long slices (mm_choose_few: a slice of 16 rows beside the rings of 16 warps). */
 #define FEW_UNITS 24
 static bool few_format(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t slice_units)
 {
@@ -168,7 +163,7 @@ bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n,
 {
     const struct mm_type *t = mm_type_of(w->type);
     struct mm_args m = {};
-    if (!t || !is_whole(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
+    if (!t || !mm_is_int8(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
     *a = {};
     if (few_format(be, t->act, n, m.slice_units)) a->side = few_side_of(be, n, &m), a->tiles = n > 8 ? 2 : 1;
     a->rows = be->mm_rows, a->n_in = (int32_t)w->n_in, a->units = m.units, a->unit_k = t->unit_k;
@@ -192,329 +187,20 @@ bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *
            be->ready.launch == be->launches;
 }
 
-static int32_t product_sms(const struct cuda_backend *be)
-{
-    return be->product_sms ? be->product_sms : be->sm_count;
-}
-
-/* Is there room for all blocks of a group, one a slice, which wait for each other? `blocks` of them on a multiprocessor; beside other
- * products, which may have a group that is resident in part as well, one on every second. */
-static bool may_wait(const struct cuda_backend *be, int32_t slices, int blocks)
-{
-    return be->product_sms ? 2 * slices <= be->sm_count : slices <= be->sm_count * blocks;
-}
-
-static void put_together(struct mm_args *a, bool together, int warps)
-{
-    a->block_slices = together ? a->slices : 1;
-    a->slice_warps = !together || a->slices == 1 ? 1 : a->slices == 2 ? 2 : a->slices <= 4 ? 4 : 8;
-    a->subs = warps / a->slice_warps;
-    a->split = a->gated && a->subs > 1 && !mm_tuning.no_split;
-    a->subs >>= a->split;
-}
-
-/* Shared memory of a block, in a->at; returns its bytes. */
-static size_t lay_out(struct mm_args *a, int tiles, int warps)
-{
-    struct mm_memory *m = &a->at;
-    const uint32_t row = (uint32_t)(a->block_slices * a->slice_row);
-    const uint32_t pairs = tiles == 1 ? (uint32_t)(a->n + 1) / 2 : 4;
-    m->row_bytes = (row + 63) / 128 * 128 + 64;
-    m->act = (MM_BARS + (uint32_t)(warps * a->stages * a->stage_bytes) + 127) / 128 * 128;
-    m->merge = m->act + (uint32_t)a->n * m->row_bytes;
-    m->merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
-                         ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 128 * pairs
-                         : 0;
-    m->squares = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
-    m->total = m->squares + (a->x && a->norm ? (uint32_t)(a->n_in + 255) / 256 * 4 : 0);
-    return m->total;
-}
-
-/* How a launch may be distributed, best first: slices together or apart, blocks a multiprocessor and warps of one,
- * whether the next launch's blocks have room beside (so that their rings are filled when this one ends), stages
- * at least. Two blocks of 8 warps or one of 16 hide the latency of a unit; one of 16 holds the activations once. */
-static const struct plan {
-    bool together, beside;
-    int blocks, warps, stages;
-} plans[] = {
-    {true, false, 2, 8, 2},   {true, false, 1, 16, 2}, {true, true, 1, 8, 3},   {true, false, 1, 8, 2},
-    {false, false, 1, 16, 2}, {false, true, 1, 8, 2},  {false, false, 2, 8, 2}, {false, false, 1, 8, 2},
-};
-#define PLANS (int)(sizeof plans / sizeof plans[0])
-
-/* Units of the copies that a plan is tried with, down from *most to *least; false: the plan is not for this launch.
- * K types have a choice. Measured, product by product (SPEED.md):
- *   1 row          blocks of 8 warps; copies of one unit where types of several sizes share a launch, which have no
- *                  room for two blocks else
- *   up to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit
- *   up to 16       16 warps with copies of one unit; apart, copies as they are
- * (mm_few.cuh has taken most calls of 2 to 16 rows by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8
- * rows that are so long that slices are apart. */
-static bool suits(const struct plan *p, enum mm_act act, const struct mm_args *a, bool mixed, int32_t *most, int32_t *least)
-{
-    const bool wide = p->warps > MM_WARPS;
-    *least = *most;
-    if (act != MM_ACT_K) return !wide || (a->n > 8 && !p->together && is_whole(act));
-    if (a->n == 1) {
-        if (p->blocks == 2 && mixed) *least = 1;
-        return !wide;
-    }
-    if (a->n <= 8 && a->gated) return !wide;
-    if (wide && p->together) *most = 1, *least = 1;
-    if (a->n <= 8 && p->blocks == 1 && p->together) *least = 1;
-    return true;
-}
-
-/* The sums that a block keeps between two barriers: as many rounds as there is room for. */
-static void fill_rest(struct mm_args *a, int tiles, int warps, int32_t rounds, size_t most_bytes)
-{
-    int32_t best = 1;
-    if (tiles > 1) { /* better, where there is room */
-        a->at.merge_sets = 2;
-        if (lay_out(a, tiles, warps) > most_bytes) a->at.merge_sets = 1;
-    }
-    for (int32_t r = 2; r <= rounds && r <= mm_tuning.rounds; r++) {
-        a->at.merge_rounds = r;
-        if (lay_out(a, tiles, warps) <= most_bytes) best = r;
-    }
-    a->at.merge_rounds = best;
-    lay_out(a, tiles, warps);
-}
-
-/* Does the plan fit with copies of `most` units or fewer, down to `least_copy`? want: stages. Fills the rest of a. */
-static bool fits(struct cuda_backend *be, const struct plan *p, struct mm_args *a, int tiles, int want, int32_t most,
-                 int32_t least_copy, int32_t widest, int32_t panels)
-{
-    const size_t part = ((size_t)be->smem_sm - 6144) / (size_t)(p->blocks * (p->beside ? 2 : 1)),
-                 most_bytes = (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
-    const int limit = be->generic || be->cc < 90 || p->warps > MM_WARPS ? 4 : 8;
-    put_together(a, p->together, p->warps);
-    const int32_t rounds = (panels - 1) / (product_sms(be) * p->blocks * a->subs) + 1;
-    for (int32_t copy = most; copy >= least_copy; copy /= 2) {
-        const int full = want * (most / copy), stages = full < limit ? full : limit,
-                  least = p->stages + (copy < most);
-        a->stage_units = copy;
-        a->stage_bytes = copy * widest;
-        for (a->stages = stages; a->stages >= (stages < least ? stages : least); a->stages--) {
-            a->at.merge_rounds = 1;
-            a->at.merge_sets = tiles == 1 ? 2 : 1;
-            if (lay_out(a, tiles, p->warps) > most_bytes) continue;
-            fill_rest(a, tiles, p->warps, rounds, most_bytes);
-            return true;
-        }
-    }
-    return false;
-}
-
-/* ---- plans of mm_few.cuh ---- */
-
-/* Shared memory of a block: barriers, rings, activations, side (mm_few_k.cuh, mm_few_32.cuh), the sums of slices. */
-static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int busy)
-{
-    struct mm_memory *m = &a->at;
-    const uint32_t units = (uint32_t)(a->block_slices * a->slice_units), n = (uint32_t)tiles,
-                   side = act == MM_ACT_K  ? 288 * n * units
-                          : is_whole(act) ? (64 * n * (act == MM_ACT_32M ? 2 : 1) + 16) * (units / 2)
-                                          : 0;
-    m->row_bytes = ((uint32_t)(a->block_slices * a->slice_row) + 63) / 128 * 128 + 64;
-    m->ring = FEW_RINGS - FEW_BARRIER;
-    m->act = (m->ring + (uint32_t)(busy * a->stages * (a->stage_bytes + FEW_BARRIER)) + 127) / 128 * 128;
-    m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
-    m->merge = (m->side + side + 127) / 128 * 128;
-    m->total = m->merge;
-    if (a->block_slices == a->slices)
-        m->total += (uint32_t)(m->merge_sets * a->subs * a->slices * tiles * 512) << a->split;
-    return m->total;
-}
-
-/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured (SPEED.md): of many long rows of K types
- * fewer bytes early are better. */
-struct few_copies {
-    int units, stages, least;
-};
-static int few_copies_of(enum mm_act act, int tiles, int32_t row_units, struct few_copies c[2])
-{
-    if (mm_tuning.few_copy || mm_tuning.few_stages) {
-        const int units = mm_tuning.few_copy ? mm_tuning.few_copy : 4, stages = mm_tuning.few_stages;
-        c[0] = {act == MM_ACT_K ? 1 : units, stages ? stages : 2, 2};
-        return 1;
-    }
-    if (act == MM_ACT_K) {
-        c[0] = {1, tiles == 2 && row_units > 16 ? 3 : 6, 2};
-        return 1;
-    }
-    const int units = is_whole(act) ? 8 : 4;
-    c[0] = {units, 2, 2};
-    c[1] = {units / 2, 3, 2};
-    return 2;
-}
-
-/* How a ring is filled before the launch before is over. Measured (SPEED.md): K types copy by copy, for all at once make the
- * small kernel between two products wait; half of the warps at a time where rows are many. */
-static void few_early(enum mm_act act, int tiles, struct mm_args *a)
-{
-    a->pace = mm_tuning.few_pace ? mm_tuning.few_pace - 1 : act != MM_ACT_K ? FEW_AT_ONCE : tiles == 2 ? FEW_HALVES : FEW_PACED;
-    a->ahead = is_whole(act) ? 1 : a->stages;
-}
-
-/* Slices apart: the blocks of each, groups (all but the last), last_groups. Where nobody waits for them, so that all have as much to do:
- * the last slice may be shorter. */
-static void few_split(int32_t grid, int32_t panels, struct mm_args *a)
-{
-    const int32_t others = a->slices - 1, last = a->units - others * a->slice_units;
-    int64_t best = INT64_MAX;
-    if (grid < a->slices) grid = a->slices;
-    a->groups = a->last_groups = grid / a->slices;
-    for (int32_t g = 1; a->left && others && g * others < grid; g++) {
-        const int32_t l = grid - g * others;
-        const int64_t most = (int64_t)((panels + g - 1) / g) * a->slice_units, short_one = (int64_t)((panels + l - 1) / l) * last,
-                      cost = most > short_one ? most : short_one;
-        if (cost < best) best = cost, a->groups = g, a->last_groups = l;
-    }
-    if (a->groups > panels) a->groups = panels;
-    if (a->last_groups > panels) a->last_groups = panels;
-}
-
-/* The first of the copies that fit beside the rest, with sums in two places if there is room, and if there is room for the small
- * kernel's blocks too. Only warps with items have a ring, no longer than what the busiest is to copy. */
-#define FEW_BESIDE 6144
-static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest, int32_t panels,
-                     struct mm_args *a)
-{
-    const bool together = a->block_slices == a->slices;
-    const int32_t grid = product_sms(be);
-    few_split(grid, panels, a);
-    const int32_t least = a->groups < a->last_groups ? a->groups : a->last_groups, groups = together ? grid : least,
-                  items = (panels + groups - 1) / groups, /* of a block */
-                  some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
-    struct few_copies copies[2];
-    const int count = few_copies_of(act, tiles, a->units, copies);
-    a->warps = warps;
-    for (int i = 0; i < 2 * count; i++) {
-        const struct few_copies *c = &copies[i % count];
-        const size_t room = (size_t)be->smem_block - (act == MM_ACT_K && i < count ? FEW_BESIDE : 0);
-        a->stage_units = c->units < a->slice_units ? c->units : a->slice_units;
-        a->stage_bytes = (a->stage_units * widest + FEW_BARRIER + 127) / 128 * 128 - FEW_BARRIER;
-        const int32_t all = (a->slice_units + a->stage_units - 1) / a->stage_units * ((items + a->subs - 1) / a->subs),
-                      most = c->stages < all ? c->stages : all > c->least ? all : c->least;
-        for (a->at.merge_sets = mm_tuning.few_sets ? 1 : 2; a->at.merge_sets > 0; a->at.merge_sets--)
-            for (a->stages = most; a->stages >= c->least; a->stages--) {
-                if (few_lay_out(a, act, tiles, busy) > room) continue;
-                few_early(act, tiles, a);
-                return true;
-            }
-    }
-    return false;
-}
-
-/* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were quicker. Slices are
- * together where there is room, but for the eight of long rows of 8-bit kinds and those of K types that the next norm adds, which were
- * quicker apart for more than 8 rows, and where a multiprocessor has one panel or two for fewer. A head has so many panels that sums
- * which meet in memory would cost more than warps do: blocks of 12 where those of 16 leave no room. */
-#define FEW_PANELS 4096
-static bool choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest, bool heads,
-                       struct mm_args *a, int *log2_tiles, const struct plan **plan)
-{
-    static const struct plan few_plans[] = {
-        {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
-    const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
-              from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
-              sparse = panels >= be->sm_count && panels <= 2 * be->sm_count,
-              added = a->left && (heads || (!a->norm && (n > 8 || sparse))) && act == MM_ACT_K,
-              first = added || (is_whole(act) && a->slices > mm_tuning.slices);
-    if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
-    a->n = n < 8 * tiles ? n : 8 * tiles;
-    a->x = nullptr;
-    for (int i = 0; i < 3; i++) {
-        const struct plan *p = &few_plans[first ? 2 - i : i];
-        if (p->warps < MM_WARPS_MOST && (a->gated || first || (panels < FEW_PANELS && !mm_tuning.few_warps))) continue;
-        if (i == 0 && mm_tuning.few_warps && !a->gated && !first) continue;
-        if (mm_tuning.few_apart && p->together != (mm_tuning.few_apart == 2)) continue;
-        if (!p->together && (a->slices == 1 || (!a->left && !may_wait(be, a->slices, 1)))) continue;
-        put_together(a, p->together, p->warps);
-        if (a->block_slices > a->slice_warps || a->gated != a->split) continue; /* a warp has one slice, of one matrix */
-        if (a->slice_warps * (a->subs << a->split) != p->warps) continue;
-        a->log2_slice_warps = __builtin_ctz((unsigned)a->slice_warps);
-        if (!few_fits(be, act, tiles, p->warps, widest, panels, a)) continue;
-        *log2_tiles = tiles - 1;
-        *plan = p;
-        return true;
-    }
-    return false;
-}
-
-/* How many rows a launch takes and which plan: the first that fits, then with fewer rows. None of these
- * choices changes a bit. most: units of a copy. mixed: matrices of types of several sizes;
- * low: some of a low type. Fills a->n, stages, stage_units, block_slices, slice_warps, at and
- * *plan; returns log2 of the tiles, or -1. */
-static int choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most, int32_t widest,
-                  bool mixed, bool low, struct mm_args *a, const struct plan **plan)
-{
-    const bool bulk = !be->generic && be->cc >= 90;
-    const int deepest = bulk ? 8 : 4, tuned = mm_tuning.stages < deepest ? mm_tuning.stages : deepest;
-    const int widest_tiles = be->cc < 90 ? 1 : be->generic ? 0 : 2; /* what is compiled: mm_kernel.cuh */
-    const float *x = a->x;
-    for (int log2_tiles = 2; log2_tiles >= 0; log2_tiles--) {
-        const int tiles = 1 << log2_tiles;
-        if ((log2_tiles && 4 * tiles >= n) || log2_tiles > widest_tiles) continue;
-        a->n = n < 8 * tiles ? n : 8 * tiles;
-        /* Measured: with more rows the arithmetic covers latencies, and a shorter ring leaves room for sums.
-         */
-        const int fewer = !is_whole(act) || a->n == 1 ? tuned
-                          : tiles > 1                 ? 2
-                                                      : 3,
-                  want = fewer < tuned ? fewer : tuned;
-        for (int i = 0; i < PLANS; i++) {
-            const struct plan *p = &plans[i];
-            if (!p->together && (a->slices == 1 || !may_wait(be, a->slices, p->blocks))) continue;
-            if ((mm_tuning.skip >> i & 1) && i + 1 < PLANS) continue;
-            if (tiles == 4 && p->blocks > 1) continue; /* registers; blocks that wait must be resident */
-            int32_t copy = most, least = most;
-            if (!kernel_of(act, log2_tiles, p->warps, !bulk, low)) continue;
-            if (!mm_tuning.any && !suits(p, act, a, mixed, &copy, &least)) continue;
-            a->x = p->together && n <= mm_tuning.prologue && is_whole(act) ? x : nullptr;
-            *plan = p;
-            if (fits(be, p, a, tiles, want, copy, least, widest, panels)) return log2_tiles;
-        }
-    }
-    return -1;
-}
-
-/* Blocks that are given their rows together: pairs, of K types always, of others for 4 rows and more. Measured: else these
- * start later by more than it saves, and fours leave multiprocessors without work. Slices apart: none, for such blocks wait for others, which must
- * be resident. Beside others: none, for what those leave are not pairs of neighbours, and some would wait for their end. */
-static int few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a)
-{
-    const bool pairs = act == MM_ACT_K || a->n >= 4;
-    const int most = a->block_slices < a->slices || be->product_sms ? 1
-                     : mm_tuning.few_cluster                         ? mm_tuning.few_cluster
-                     : pairs                                         ? 2
-                                                                     : 1;
-    return a->groups % most ? 1 : most;
-}
-
-/* Is it for mm_few_late.cuh? Where slices are not of one length and a warp has several: else it loses, for instructions of another
- * kernel have to come too (SPEED.md). */
-static bool few_is_late(const struct mm_args *a, enum mm_act act, int log2_tiles, bool low)
-{
-    return act == MM_ACT_K && !low && log2_tiles == 1 && a->gated && a->block_slices == a->slices && a->subs == 2 &&
-           a->at.merge_sets == 2 && a->units < a->slices * a->slice_units && a->n_items >= 4 * a->groups;
-}
-
 /* Launch over all panels: as many at a time as the partial sums have room for. */
 static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
-                         int log2_tiles, const struct plan *plan, bool low, bool few, int32_t panels)
+                         int log2_tiles, const struct mm_plan *plan, bool low, bool few, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
     const mm_kernel_fn usual = few ? mm_kernel_few(act, log2_tiles, low)
-                                   : kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
+                                   : mm_kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
     /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly: those of a
      * group are neighbours, so of each launch one group at most is resident in part, and all others end (may_wait). */
-    int32_t grid = product_sms(be) * plan->blocks;
+    int32_t grid = mm_product_sms(be) * plan->blocks;
     int32_t most = panels;
     a->left &= few && !together;
     if (a->left) {
-        few_split(grid, panels, a);
+        mm_few_split(grid, panels, a);
     } else if (!together) {
         if (grid < a->slices) grid = a->slices;
         const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) *
@@ -532,12 +218,12 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
 #ifdef MM_TRACE
         a->trace = mm_trace_next(name);
 #endif
-        const mm_kernel_fn f = few && few_is_late(a, act, log2_tiles, low) ? mm_kernel_few_late() : usual;
+        const mm_kernel_fn f = few && mm_few_is_late(a, act, log2_tiles, low) ? mm_kernel_few_late() : usual;
         const int32_t n_blocks = together  ? a->groups
                                  : a->left ? a->groups * (a->slices - 1) + a->last_groups
                                            : a->groups * a->slices;
         a->pitch = (uint32_t)a->stage_bytes + FEW_BARRIER, a->ring_bytes = (uint32_t)a->stages * a->pitch;
-        a->cluster = few ? few_cluster(be, act, a) : 1;
+        a->cluster = few ? mm_few_cluster(be, act, a) : 1;
         const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
         const int err = cuda_check(be, name,
                                    a->cluster > 1 ? cuda_launch_clusters(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total,
@@ -555,7 +241,7 @@ int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, in
     const float *norm = be->head.next_norm;
     const struct mm_type *t = w ? mm_type_of(w->type) : nullptr;
     struct mm_args a = {};
-    *done = t && norm && add->weight && is_whole(t->act) && w->n_in == width && width % 8 == 0 &&
+    *done = t && norm && add->weight && mm_is_int8(t->act) && w->n_in == width && width % 8 == 0 &&
             width <= MM_ADD_WIDTH && n <= MM_PREP_ROWS && ((uintptr_t)norm & 15) == 0;
     if (!*done) return 0;
     const int rc = cut_slices(be, t, width, &a);
@@ -579,7 +265,7 @@ static bool is_rounded(const struct cuda_backend *be, const struct product *p, e
  * in other ways (chain.cuh, experts_hand.cuh). */
 static bool may_leave(const struct cuda_backend *be, const struct product *p, const struct mm_args *a, enum mm_act act, int count)
 {
-    if (mm_tuning.no_left || p->gated || p->n < 2 || p->n > 16 || !is_whole(act)) return false;
+    if (mm_tuning.no_left || p->gated || p->n < 2 || p->n > 16 || !mm_is_int8(act)) return false;
     size_t rows = 0;
     for (int i = 0; i < count; i++) {
         if (a->n_out[i] % 16 || (uintptr_t)p->out[i] % 16) return false;
@@ -653,13 +339,13 @@ static int launch_rows(struct cuda_backend *be, const struct product *p, const s
     const enum mm_act act = g->t->act;
     int err = 0;
     for (int32_t i = 0; i < rows && !err; i += a->n) {
-        const struct plan *plan = nullptr;
+        const struct mm_plan *plan = nullptr;
         int log2_tiles = -1; /* smaller copies where these do not fit, */
-        const bool few = rows - i <= 16 && choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a, &log2_tiles, &plan);
+        const bool few = rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a, &log2_tiles, &plan);
         for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0; n = (n < 8 ? n : 8) / 2) /* then fewer rows */
             for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2) {
                 a->x = p->n <= mm_tuning.prologue ? prep->x : nullptr;
-                log2_tiles = choose(be, act, n, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
+                log2_tiles = mm_choose(be, act, n, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
             }
         if (log2_tiles < 0)
             return cuda_fail(be, KN_ETYPE, "%s: %d bytes of shared memory a block are too few for rows of %lld values of %s on %d multiprocessors",
@@ -686,10 +372,10 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
         const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
         const float *x = p->x + (int64_t)row * w0->n_in;
         if (few_format(be, g.t->act, p->n, a.slice_units)) {
-            const struct plan *plan;
+            const struct mm_plan *plan;
             int log2_tiles;
             a.side = few_side_of(be, p->n, &a);
-            if (!choose_few(be, g.t->act, p->n, g.panels, g.widest, g.heads, &a, &log2_tiles, &plan)) /* tuned so */
+            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, g.heads, &a, &log2_tiles, &plan)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
         const struct mm_prep prep = {x, p->norm, be->mm_rows, p->eps, a.n_in, a.units, g.t->unit_k, a.slice_units, a.slices,

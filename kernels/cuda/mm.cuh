@@ -45,6 +45,12 @@
  *   F2, B3 two f16, three bf16 planes */
 enum mm_act { MM_ACT_K, MM_ACT_32, MM_ACT_32M, MM_ACT_F16, MM_ACT_BF16, MM_ACT_F32 };
 
+/* Are activations rounded to 8 bits? */
+static inline bool mm_is_int8(enum mm_act act)
+{
+    return act == MM_ACT_K || act == MM_ACT_32 || act == MM_ACT_32M;
+}
+
 struct mm_type {
     uint32_t type;
     int32_t unit_k, unit_bytes; /* columns, bytes of 16 rows */
@@ -219,7 +225,7 @@ struct mm_tuning {
     int copy_32;      /* units of 32 columns a copy, other quantised types */
     int copy_float;   /* units of 32 columns a copy, float types */
     int slices;       /* of a row of 2,048 columns or more */
-    int skip;         /* bits: entries of the list of plans (mm.cu) that are not considered */
+    int skip;         /* bits: entries of the list of plans (mm_plan.cu) that are not considered */
     int prologue;     /* rows up to which a product prepares its activations itself */
     int rounds;       /* panels a block sums up between two barriers, at most */
     int slices_float; /* of 4,096 columns, float types */

@@ -503,7 +503,7 @@ cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const str
 #ifdef MM_TRACE
     a.trace = mm_trace_next("prepare");
 #endif
-    if (act != MM_ACT_K && act != MM_ACT_32 && act != MM_ACT_32M)
+    if (!mm_is_int8(act))
         return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>, dim3((unsigned)n),
                            dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
     struct mm_owed owed = {};

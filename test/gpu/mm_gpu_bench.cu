@@ -443,7 +443,7 @@ void once(int n)
     free_model(m);
 }
 
-/* Variants of the plan, one line each. skip: see `plans` in mm.cu. */
+/* Variants of the plan, one line each. skip: see `plans` in mm_plan.cu. */
 void variants(int layers, bool quick)
 {
     measure_read();
