@@ -178,6 +178,14 @@ void mm_few_split(int32_t grid, int32_t panels, struct mm_args *a)
     if (a->last_groups > panels) a->last_groups = panels;
 }
 
+/* Slices apart: the panels of the block that has most. */
+static int32_t few_busiest(int32_t grid, int32_t panels, struct mm_args *a)
+{
+    mm_few_split(grid, panels, a);
+    const int32_t least = a->groups < a->last_groups ? a->groups : a->last_groups;
+    return (panels + least - 1) / least;
+}
+
 /* The first of the copies that fit beside the rest, with sums in two places if there is room, and if there is room for the small
  * kernel's blocks too. Only warps with items have a ring, no longer than what the busiest is to copy. */
 #define FEW_BESIDE 6144
@@ -186,9 +194,7 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
 {
     const bool together = a->block_slices == a->slices;
     const int32_t grid = mm_product_sms(be);
-    mm_few_split(grid, panels, a);
-    const int32_t least = a->groups < a->last_groups ? a->groups : a->last_groups, groups = together ? grid : least,
-                  items = (panels + groups - 1) / groups, /* of a block */
+    const int32_t items = together ? (panels + grid - 1) / grid : few_busiest(grid, panels, a), /* of a block */
                   some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
     struct few_copies copies[2];
     const int count = few_copies_of(act, tiles, a->units, copies);
@@ -210,16 +216,25 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
     return false;
 }
 
+/* Blocks of 8 warps, where none has more panels and nobody adds sums with others: beside a block of attention there are registers for one, so
+ * it stands, and its ring is full, when attention ends. Measured: of more rows those of 16 are as quick, or quicker. */
+#define FEW_NARROW_ROWS 4
+static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, struct mm_args *a)
+{
+    return act == MM_ACT_K && n <= FEW_NARROW_ROWS && a->left && few_busiest(mm_product_sms(be), panels, a) <= MM_WARPS;
+}
+
 /* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were quicker. Slices are
  * together where there is room, but for the eight of long rows of 8-bit kinds and those of K types that the next norm adds, which were
  * quicker apart for more than 8 rows, and where a multiprocessor has one panel or two for fewer. A head has so many panels that sums
  * which meet in memory would cost more than warps do: blocks of 12 where those of 16 leave no room. */
 #define FEW_PANELS 4096
-bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest, bool heads,
-                       struct mm_args *a, int *log2_tiles, const struct mm_plan **plan)
+bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest, bool heads, struct mm_args *a,
+                   int *log2_tiles, const struct mm_plan **plan)
 {
     static const struct mm_plan few_plans[] = {
         {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
+    static const struct mm_plan narrow = {false, false, 1, MM_WARPS, 2};
     const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
               from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
               sparse = panels >= be->sm_count && panels <= 2 * be->sm_count,
@@ -230,7 +245,8 @@ bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, in
     a->x = nullptr;
     for (int i = 0; i < 3; i++) {
         const struct mm_plan *p = &few_plans[first ? 2 - i : i];
-        if (p->warps < MM_WARPS_MOST && (a->gated || first || (panels < FEW_PANELS && !mm_tuning.few_warps))) continue;
+        if (!p->together && few_is_narrow(be, act, n, panels, a)) p = &narrow;
+        if (p->warps < MM_WARPS_MOST && p->together && (a->gated || first || (panels < FEW_PANELS && !mm_tuning.few_warps))) continue;
         if (i == 0 && mm_tuning.few_warps && !a->gated && !first) continue;
         if (mm_tuning.few_apart && p->together != (mm_tuning.few_apart == 2)) continue;
         if (!p->together && (a->slices == 1 || (!a->left && !mm_may_wait(be, a->slices, 1)))) continue;
@@ -246,8 +262,8 @@ bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, in
     return false;
 }
 
-int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most, int32_t widest,
-                  bool mixed, bool low, struct mm_args *a, const struct mm_plan **plan)
+int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most, int32_t widest, bool mixed, bool low,
+              struct mm_args *a, const struct mm_plan **plan)
 {
     const bool bulk = !be->generic && be->cc >= 90;
     const int deepest = bulk ? 8 : 4, tuned = mm_tuning.stages < deepest ? mm_tuning.stages : deepest;
