@@ -484,6 +484,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
                 const uint64_t b = clean_values<BF16, LEAF, CT * 8 / PARTS, PITCH>((uint16_t *)values + side * CT * 8 + i * (CT * 8 / PARTS));
                 bad[PARTS - 1] = i ? b : bad[PARTS - 1], bad[0] = i ? bad[0] : b;
             }
+            shared_fence(); /* before copies to where zeros were written */
         }
         if (bad[0] | bad[PARTS - 1]) {
             const uint64_t b0 = bits_of(sees[0], p0), b1 = bits_of(sees[1], p0);
