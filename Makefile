@@ -304,7 +304,7 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/mm_gpu check" "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
-	    "$(BUILD)/test/test_many" "$(BUILD)/test/limits_gpu" \
+	    "$(BUILD)/test/mm_gpu stuck" "$(BUILD)/test/test_many" "$(BUILD)/test/limits_gpu" \
 	    "$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
 	    "$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \

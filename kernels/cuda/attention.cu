@@ -89,6 +89,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
 #define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
+#define WAITING_WARPS 8         /* of a block of the kernels whose blocks wait for each other */
 #define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
 
 static const int head_sizes[] = {64, 128, 256, 512};
@@ -199,6 +200,46 @@ static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, un
     return cudaLaunchKernelEx(&config, f, p);
 }
 
+/* The kernels whose blocks wait for each other, and blocks of theirs that a multiprocessor is to hold. */
+enum waiting { PLACES, MADE_ONE, MADE_TWO, COLUMNS };
+static const int32_t waiting_blocks[] = {2, 2, 2, 1};
+
+static attn_fn waiting_kernel(enum waiting k, int32_t d, uint32_t type, size_t *smem)
+{
+    return k == PLACES    ? attn_places_of(d, type, smem)
+           : k == COLUMNS ? attn_columns_of(d, type, smem)
+                          : attn_made_of(d, k == MADE_TWO ? 2 : 1, type, smem);
+}
+static int size_index(int32_t d)
+{
+    int i = 0;
+    while (i < 3 && head_sizes[i] != d) i++; /* others have no such kernel */
+    return i;
+}
+/* Blocks a multiprocessor: what the device says it has room for, of one type or the other. */
+static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
+{
+    for (int k = PLACES; k <= COLUMNS; k++) {
+        size_t smem;
+        int most = 0;
+        const attn_fn f = waiting_kernel((enum waiting)k, head_sizes[i], type, &smem);
+        if (!f) continue;
+        int rc = allow(be, f, (size_t)be->smem_block);
+        if (rc == 0)
+            rc = cuda_check(be, "attention",
+                            cudaFuncSetAttribute((const void *)f, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                 cudaSharedmemCarveoutMaxShared)); /* as cuda_launch */
+        if (rc == 0 && smem <= (size_t)be->smem_block)
+            rc = cuda_check(be, "attention",
+                            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, (const void *)f, 32 * WAITING_WARPS, smem));
+        if (rc) return rc;
+        int32_t *const blocks = &be->attn_resident[i][k];
+        if (type == KN_F16) *blocks = waiting_blocks[k];
+        if (most < *blocks) *blocks = most;
+    }
+    return 0;
+}
+
 /* Which clusters the device can hold: be->attn_clusters[head size][16 blocks, not 8][leaves a block - 1]. */
 static int open_near(struct cuda_backend *be, int i, uint32_t type)
 {
@@ -253,15 +294,7 @@ int cuda_attention_open(struct cuda_backend *be)
                 }
             }
         }
-        size_t smem;
-        const attn_fn places = attn_places_of(d, type, &smem);
-        if (places && be->attn_places && rc == 0) rc = allow(be, places, (size_t)be->smem_block);
-        const attn_fn columns = attn_columns_of(d, type, &smem);
-        if (columns && be->attn_places && rc == 0) rc = allow(be, columns, (size_t)be->smem_block);
-        for (int k = 1; k <= 2 && be->attn_places && rc == 0; k++) {
-            const attn_fn made = attn_made_of(d, k, type, &smem);
-            if (made) rc = allow(be, made, (size_t)be->smem_block);
-        }
+        if (be->attn_places && rc == 0) rc = open_waiting(be, i / 2, type);
         const struct block stream = stream_block(be, d, type);
         if (stream.f && rc == 0) rc = allow(be, stream.f, (size_t)be->smem_block);
         for (int k = 0; k < 2 && rc == 0; k++) {
@@ -365,7 +398,7 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     const struct kn_kv *kv = a->kv;
     const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), side = PLACES_SIDE(d);
     int32_t slots, blocks;
-    struct block b = {NULL, 0, 1, 8, 0, 2};
+    struct block b = {NULL, 0, 1, WAITING_WARPS, 0, be->attn_resident[size_index(d)][PLACES]};
     if (!places_slots(be, a, &slots)) return false;
     if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5)) return false;
     b.f = attn_places_of(d, kv->type, &b.smem);
@@ -385,7 +418,7 @@ static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, str
                   groups = (tiles + of_block - 1) / of_block;
     const int64_t at_once = (int64_t)kv->n_head_kv * groups;
     int32_t slots, blocks;
-    struct block b = {NULL, 0, of_block, 8, 0, 2};
+    struct block b = {NULL, 0, of_block, WAITING_WARPS, 0, be->attn_resident[size_index(d)][of_block > 1 ? MADE_TWO : MADE_ONE]};
     const int tuned = cuda_attention_tuning.made;
     if (tuned == 1 || !places_slots(be, a, &slots)) return false;
     b.f = attn_made_of(d, of_block, kv->type, &b.smem);
@@ -403,11 +436,11 @@ static bool plan_columns(const struct cuda_backend *be, const struct kn_attentio
     const int32_t tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), adders = 2 * tiles * kv->n_head_kv,
                   room = (be->sm_count - adders) / kv->n_head_kv;
     int32_t slots;
-    struct block b = {NULL, 0, 1, 8, 0, 1};
+    struct block b = {NULL, 0, 1, WAITING_WARPS, 0, be->attn_resident[size_index(kv->head_dim)][COLUMNS]};
     const int tuned = cuda_attention_tuning.made;
     if (tuned == 1 || a->gate || room < 1 || !places_slots(be, a, &slots)) return false;
     b.f = attn_columns_of(kv->head_dim, kv->type, &b.smem);
-    if (!b.f || b.smem > room_of(be, 1) || (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
+    if (!b.f || b.resident < 1 || b.smem > room_of(be, 1) || (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
         (int64_t)adders * slots * attn_columns_bytes() > PLACES_BYTES)
         return false;
     if (!tuned && a->n < COLUMNS_ROWS) return false;

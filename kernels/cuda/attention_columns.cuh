@@ -207,10 +207,12 @@ DEV void take_weights(unsigned char *const place[column_form::EACH], unsigned ch
 #pragma unroll
     for (int i = 1; i < EACH; i++)
         if (mine == i) tops = place[i] + WEIGHT + lane % 8 * 16;
+    patience wait;
     do {
         ts = get_words(tops);
+        wait.turn();
     } while (__any_sync(~0u, words_missing(ts)));
-    do {
+    do { /* these are on their way */
         waits = false;
 #pragma unroll
         for (int i = 0; i < EACH; i++)

@@ -14,6 +14,7 @@
  * and no second launch. All blocks that have leaves must be resident; the next kernel's start only when all of these
  * stand. */
 #include "attention_heads.cuh"
+#include "patience.cuh"
 
 template <int D> struct places {
     static constexpr int LEAF = few<D>::LEAF, LEAVES = few<D>::LEAVES;
@@ -103,11 +104,13 @@ template <int SIDE> DEV void meet_side(int p)
 DEV float2 tops_of(const float *place, bool waits)
 {
     float2 ts = make_float2(-INFINITY, 0.0f);
+    patience wait;
     do {
         if (waits) {
             ts = place_get(place);
             waits = place_empty(ts.x) || place_empty(ts.y);
         }
+        wait.turn();
     } while (__any_sync(~0u, waits));
     return ts;
 }
@@ -186,7 +189,7 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
 #pragma unroll 1
         for (int j0 = 0; j0 < n; j0 += 4) {
             float4 u[4];
-            for (;;) { /* have these come? */
+            for (;;) { /* have these come? They do, for whoever wrote the tops is at work */
                 unsigned most = 0;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {

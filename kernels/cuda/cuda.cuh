@@ -105,7 +105,8 @@ struct cuda_backend {
     const int32_t *store_pos;
     uint64_t store_launch;     /* and its launch */
     unsigned *count; /* [counters], zero between kernels: find_bad's at 0, then pick's */
-    int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together */
+    int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together, */
+    int32_t attn_resident[4][4]; /* and blocks a multiprocessor of the kernels whose blocks wait for each other */
     struct chain_state *chain; /* chain.cu; NULL where the device has no bulk copies */
     mutable int32_t chain_steps; /* collected, not launched */
     struct around_pick *picking; /* pick.cu */

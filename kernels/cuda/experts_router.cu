@@ -9,6 +9,7 @@
  * and all blocks are resident. Weights are float32 and so are all products: a row's logits do not depend on
  * the other rows. Bound: latency; 2 MB of weights are half a microsecond. */
 #include "experts.cuh"
+#include "patience.cuh"
 #include "prep.cuh"
 #include "route.cuh"
 #include "tagged.cuh"
@@ -147,6 +148,7 @@ template <int PER> DEV void router_choose(const router_args &a, struct router_me
         for (int slice = 0; slice < a.slices; slice += ahead) {
             unsigned long long v[ahead], s; /* s: a lane a slice */
             bool there;
+            patience wait;
             do {
                 there = true;
 #pragma unroll
@@ -154,6 +156,7 @@ template <int PER> DEV void router_choose(const router_args &a, struct router_me
                     v[i] = value_ask(from + (uint32_t)(min(slice + i, a.slices - 1) * a.stride + at));
                 s = value_ask(from +
                               (uint32_t)((min(slice + lane % ahead, a.slices - 1) + 1) * a.stride - 1));
+                wait.turn();
                 there = (unsigned)(s >> 32) == tag;
 #pragma unroll
                 for (int i = 0; i < ahead; i++) there = there && (unsigned)(v[i] >> 32) == tag;

@@ -6,6 +6,7 @@
 #include "experts_unit.cuh"
 #include "mm_kernel.cuh"
 #include "ops.cuh"
+#include "patience.cuh"
 #include "route.cuh"
 #include "tagged.cuh"
 
@@ -142,13 +143,14 @@ DEV float word_ask(const uint32_t *p)
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
     return __uint_as_float(x);
 }
-/* The first `columns` of 256; zeros behind. */
-DEV void words_get(float v[8], const uint32_t *words, int columns)
+/* The first `columns` of 256; zeros behind. COUNTED: others of the block wait for the same and have patience. */
+template <bool COUNTED = false> DEV void words_get(float v[8], const uint32_t *words, int columns)
 {
     const bool mine = 8 * (int)(threadIdx.x % 32) < columns;
     const uint32_t *p = words + 4 * (threadIdx.x % 32);
     uint32_t a[8];
     bool there;
+    patience wait;
     do {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -156,6 +158,7 @@ DEV void words_get(float v[8], const uint32_t *words, int columns)
                          : "=r"(a[4 * i]), "=r"(a[4 * i + 1]), "=r"(a[4 * i + 2]), "=r"(a[4 * i + 3])
                          : "l"(p + 128 * i)
                          : "memory");
+        if (!COUNTED) wait.turn();
         there = true;
 #pragma unroll
         for (int i = 0; i < 8; i++) there = there && a[i] != WHOLE_NOT_YET;
@@ -217,7 +220,7 @@ DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, boo
     if (has_before<P>(a)) {
         tag = m->tag;
         float y[8];
-        words_get(y, m->words + WHOLE_X + 256 * warp, 256);
+        words_get<true>(y, m->words + WHOLE_X + 256 * warp, 256); /* as whole_row's warps do */
 #pragma unroll
         for (int e = 0; e < 8;
              e++) { /* column k + e % 4 + 16 (e / 4): lane 4 (unit % 8) + q / 2 + e / 4 * 2 has it */
@@ -316,12 +319,14 @@ DEV void whole_logits(const whole_args &a, const struct whole_memory *m, float x
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(all, (float)(256 * a.units)), a.eps)));
     unsigned long long got[per + 1];
     bool there;
+    patience wait;
     do {
         there = true;
 #pragma unroll
         for (int i = 0; i <= per; i++)
             got[i] = i < per ? value_ask(a.values + min(32 * i + lane, n - 1))
                              : value_ask(a.values + (a.router[1] ? n : 0));
+        wait.turn();
 #pragma unroll
         for (int i = 0; i <= per; i++) there = there && (unsigned)(got[i] >> 32) == tag;
     } while (!__all_sync(~0u, there));

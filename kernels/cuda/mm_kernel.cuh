@@ -7,6 +7,7 @@
 #define DFLASH_CUDA_MM_KERNEL_CUH
 
 #include "bulk.cuh"
+#include "patience.cuh"
 #include "prep.cuh"
 
 #ifdef MM_TRACE /* where the times go: test/gpu/mm_gpu.cu */
@@ -151,8 +152,11 @@ DEV void group_wait(const mm_args &a, int group)
         const unsigned slices = (unsigned)a.slices, circle = slices << 16;
         unsigned *c = a.count + group, now;
         const unsigned target = (atomicInc(c, circle - 1) / slices + 1) * slices % circle;
-        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(c) : "memory");
-        while (now != target);
+        patience wait;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(c) : "memory");
+            wait.turn();
+        } while (now != target);
     }
     __syncthreads();
 }

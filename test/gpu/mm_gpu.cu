@@ -11,6 +11,7 @@
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
  *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one model's, as tuned
  *   mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of their own and without (check has this, too)
+ *   mm_gpu stuck [CASE]    kernels whose blocks wait for each other, where those have no room: an error, not for ever
  *   mm_gpu trace [rows [WHAT]]      builds with MM_TRACE: when the parts of each launch ran; context: of a drafter's
  *                                   context; 8B, "31B full", ...: of layers with attention
  *   mm_gpu profile         a few products, for a profiler
@@ -177,6 +178,8 @@ int main(int argc, char **argv)
     const bool quick = argc > 2;
     if (!strcmp(what, "layout")) {
         check_layout();
+    } else if (!strcmp(what, "stuck")) { /* each case opens the device itself */
+        check_stuck(argc > 2 ? argv[2] : NULL, open_device);
     } else {
         open_device();
         if (!strcmp(what, "check")) {

@@ -1,6 +1,6 @@
 /* mm_gpu.cuh - what the parts of mm_gpu share: the backend under test, random weights and rows, device memory.
  *
- * mm_gpu.cu: data, opening, main. mm_gpu_layout.cu, mm_gpu_check.cu: what must hold. mm_gpu_bench.cu: times. */
+ * mm_gpu.cu: data, opening, main. mm_gpu_layout.cu, mm_gpu_check.cu, mm_gpu_stuck.cu: what must hold. mm_gpu_bench.cu: times. */
 #ifndef DFLASH_TEST_MM_GPU_CUH
 #define DFLASH_TEST_MM_GPU_CUH
 
@@ -73,6 +73,9 @@ void check_all(bool quick);
 void check_owed(uint32_t type, int64_t width, int64_t n_in);
 void check_plans(uint32_t type, int64_t n_out, int64_t n_in);
 
+/* mm_gpu_stuck.cu: the case of that name, or all; in processes of their own, which open the device. */
+void check_stuck(const char *only, void (*open_device)());
+
 /* mm_gpu_bench.cu: the modes of the head of mm_gpu.cu */
 void bench(bool quick);
 void bench_types();
@@ -84,6 +87,8 @@ void few(bool quick);
 void few_types(const char *which);
 void heads();
 void attended_check(int context);
+/* Attention of a layer, in the form whose blocks wait for each other, after `before`: launched, not waited for. */
+void attended_once(const char *name, int context, int n, const std::function<void()> &before);
 void attended_layers(int context, const char *only); /* NULL, or the one of those names, as tuned */
 void steps();
 #ifdef MM_TRACE
