@@ -58,18 +58,6 @@ DEV void products_end()
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
 }
-DEV void bar_arrive_one(uint64_t *b)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
-#endif
-}
-DEV void bar_make(uint64_t *b, int n)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(b)), "r"(n) : "memory");
-#endif
-}
 DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
@@ -78,13 +66,6 @@ DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, u
         "%4}], [%5];" ::"r"(to),
         "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_at(b))
         : "memory");
-#endif
-}
-/* What was written to shared memory as usual is there for products and copies. */
-DEV void shared_fence()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
@@ -327,8 +308,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     const uint32_t ring = shared_at(base) + AT_RING;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * STAGES; i++) {
-            bar_make(bars + i, 1);
-            bar_make(bars + 2 * STAGES + i, GROUPS);
+            bar_open(bars + i, 1);
+            bar_open(bars + 2 * STAGES + i, GROUPS);
         }
         bar_fence();
     }
@@ -385,7 +366,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             products_end();
             settle(x);
         }
-        if (threadIdx.x % 128 == 0) bar_arrive_one(done);
+        if (threadIdx.x % 128 == 0) bar_arrive(done);
         if (!skips) {
             if (p0 < full.lo || p0 + KEYS > full.hi) hide<16>(x, p0, v0, v1);
             float here[2];
@@ -420,7 +401,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             products_end();
             settle(acc);
         }
-        if (threadIdx.x % 128 == 0) bar_arrive_one(done + 1);
+        if (threadIdx.x % 128 == 0) bar_arrive(done + 1);
     }
 #pragma unroll
     for (int e = 0; e < 2; e++) {

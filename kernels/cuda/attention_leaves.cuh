@@ -78,13 +78,6 @@ DEV void touch_arguments(const attn &a)
         asm volatile("" ::"r"(word));
     }
 }
-/* What was written to shared memory as usual comes before copies to it. */
-DEV void shared_fence()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
 /* Bytes that a barrier (cluster.cuh) was told to expect. */
 DEV void copy_counted(unsigned to, const void *from, unsigned bytes, unsigned bar)
 {

@@ -4,15 +4,25 @@
 #define DFLASH_CUDA_BULK_CUH
 
 #include "mm_int.cuh"
+#include "shared.cuh"
 
-DEV uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
 DEV void bar_init(uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_at(b)) : "memory");
+#endif
+}
+/* One that so many arrivals complete. */
+DEV void bar_open(uint64_t *b, int arrivals)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(b)), "r"(arrivals) : "memory");
+#endif
+}
+DEV void bar_arrive(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
 #endif
 }
 DEV void bar_fence()
@@ -32,7 +42,7 @@ DEV void bar_wait_at(uint32_t b, uint32_t phase)
 }
 DEV void bar_wait(uint64_t *b, uint32_t phase)
 {
-    bar_wait_at(shared_address(b), phase);
+    bar_wait_at(shared_at(b), phase);
 }
 /* Is the phase complete? */
 DEV bool bar_test(uint64_t *b, uint32_t phase)
@@ -41,7 +51,7 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(is)
-                 : "r"(shared_address(b)), "r"(phase)
+                 : "r"(shared_at(b)), "r"(phase)
                  : "memory");
 #endif
     return is;
@@ -49,7 +59,7 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 DEV void bar_expect(uint64_t *b, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes)
                  : "memory");
 #endif
 }
@@ -59,8 +69,8 @@ DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(dst)),
-        "l"(src), "r"(bytes), "r"(shared_address(b))
+            shared_at(dst)),
+        "l"(src), "r"(bytes), "r"(shared_at(b))
         : "memory");
 #endif
 }
@@ -71,8 +81,8 @@ DEV void copy_weights_to(void *dst, const void *src, uint32_t bytes, uint64_t *b
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
-                 "%2, [%3], %4;" ::"r"(shared_address(dst)),
-                 "l"(src), "r"(bytes), "r"(shared_address(b)), "l"(WEIGHTS_POLICY)
+                 "%2, [%3], %4;" ::"r"(shared_at(dst)),
+                 "l"(src), "r"(bytes), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
                  : "memory");
 #endif
 }

@@ -137,11 +137,11 @@ DEV void delta_again_ask(const chain_net &d, int kh, int pending, const int head
         const int t = j / PIECES, c = 4 * (j % PIECES), v = c - DELTA,
                   from = v < 0 ? (d.n_k + kh) * DELTA + c
                                : 2 * d.n_k * DELTA + DELTA_ROWS * unit[v / DELTA_ROWS] + v % DELTA_ROWS;
-        copy_async(shared_address(box + t * DELTA_AGAIN + c), log + t * stride + from, true);
+        copy_async(shared_at(box + t * DELTA_AGAIN + c), log + t * stride + from, true);
     }
     if (i < 2 * pending)
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                         shared_address(box + i / 2 * DELTA_AGAIN + 4 * PIECES + i % 2)),
+                         shared_at(box + i / 2 * DELTA_AGAIN + 4 * PIECES + i % 2)),
                      "l"(log + i / 2 * stride + width + kh + d.n_k * head[i % 2])
                      : "memory");
     copy_commit();
@@ -475,7 +475,7 @@ static __device__ __noinline__ void chain_row_gated(const chain_step &s, const f
         chain_some<B> e;
 #pragma unroll
         for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-        chain_round<B, true>(shared_address(act), units, b, CHAIN_WARPS, n, e);
+        chain_round<B, true>(shared_at(act), units, b, CHAIN_WARPS, n, e);
     }
     chain_meet();
 }

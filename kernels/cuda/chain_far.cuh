@@ -57,16 +57,9 @@ DEV void copy_box(uint8_t *dst, const chain_map *map, int column, int head, int 
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(dst)),
-        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(b)), "l"(WEIGHTS_POLICY)
+        "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_at(dst)),
+        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
         : "memory");
-#endif
-}
-/* What was written to shared memory as usual comes before what bulk copies write there. */
-DEV void bulk_fence()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 

@@ -79,7 +79,7 @@ struct far_bytes {
         number += CHAIN_HEADS;
         __syncwarp();
         if (threadIdx.x % 32) return;
-        bulk_fence();
+        shared_fence();
         *next = min(number, until);
     }
 };

@@ -234,7 +234,7 @@ template <int N> DEV void item_round(uint8_t *act, int units, int block, int on,
 #pragma unroll
     for (int c = 0; c < N; c++) {
         const bool there = c < n;
-        const uint32_t b = (uint32_t)(block + c * on), at = shared_address(act),
+        const uint32_t b = (uint32_t)(block + c * on), at = shared_at(act),
                        q = at + 256 * b + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) +
                            4 * (lane / 2 % 2);
         put_shared_if(there, q, w[c][0]);
@@ -257,7 +257,7 @@ DEV void item_norm_32(const chain_step &s, bool first, const float *row, uint8_t
         if (c < h.n) load_eight(w[c], s.norm, 256 * (h.first + c * h.on) + 8 * lane, n_in);
     if (!first) values_settle<B, 0>(v, p, h.n, h.on);
     CHAIN_STAMP(1);
-    const uint32_t to = shared_address(squares + h.first);
+    const uint32_t to = shared_at(squares + h.first);
     if (h.n == 1)
         put_shared_if(lane == 0, to, __float_as_uint(block_squares(v[0])));
     else if (h.n > 1)
@@ -670,7 +670,7 @@ DEV void attention_held(const chain_step &s, const chain_plan &plan, const chain
     }
     chain_attention<BF16, true>(i, pos, plan.unit, in, out, parts, tag, act, keys);
     if (!plan.tiles) return;
-    bulk_fence(); /* what is copied there next comes after what was written there */
+    shared_fence(); /* what is copied there next comes after what was written there */
     __syncwarp();
     if (threadIdx.x % 32 == 0) r.done[threadIdx.x / 32] = plan.total + plan.tiles;
 }

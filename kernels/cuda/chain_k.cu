@@ -45,9 +45,9 @@ DEV void round_blocks(uint8_t *act, int units, int block, int apart, int count, 
 #pragma unroll
     for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
     if (has_room<KV>)
-        chain_round_here<B, true>(shared_address(act), units, block, apart, count, e);
+        chain_round_here<B, true>(shared_at(act), units, block, apart, count, e);
     else
-        chain_round<B, false>(shared_address(act), units, block, apart, count, e);
+        chain_round<B, false>(shared_at(act), units, block, apart, count, e);
 }
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
 template <class KV> DEV float norm_of(const chain_step &s, const float *squares, float width, float over)
@@ -184,7 +184,7 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
     chain_lane l = chain_lane_at(act, units);
     chain_codes_at codes = {};
     if (here) {
-        codes = codes_at(shared_address(act), units);
+        codes = codes_at(shared_at(act), units);
         codes = {kept(codes.codes), kept(codes.s16), kept(codes.s32), kept(codes.scale)};
     }
     float v[1][8] = {};
@@ -469,7 +469,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) uint8_t smem[];
     chain_room r = chain_room_at(smem);
-    if (KV::ring) r.ring += (0u - shared_address(r.ring)) & 1023; /* tiles of keys are turned by addresses */
+    if (KV::ring) r.ring += (0u - shared_at(r.ring)) & 1023; /* tiles of keys are turned by addresses */
     float *const squares = (float *)(smem + CHAIN_K_SQUARES), *const keep = (float *)(smem + CHAIN_K_KEEP),
                  *const terms = (float *)(smem + a.terms);
     uint8_t *const act = smem + a.act, *const keys = smem + a.keys;
@@ -525,7 +525,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     int pos = -1;
     /* The step: a register, where there is one; elsewhere it would be in local memory, far away. */
     constexpr bool apart = KV::wide, roomy = has_room<KV>;
-    const uint32_t number = shared_address(smem + CHAIN_K_DONE + 64);
+    const uint32_t number = shared_at(smem + CHAIN_K_DONE + 64);
     int i = 0;
 #pragma unroll 1
     for (; i < a.count; i++) {

@@ -194,7 +194,7 @@ DEV uint32_t kept(uint32_t v) /* not to be made again */
 }
 DEV chain_lane chain_lane_at(const uint8_t *act, int units)
 {
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, at = shared_address(act),
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, at = shared_at(act),
                    n = (uint32_t)units;
     chain_lane l;
     l.b_32 = kept(at + 64 * (g / 2) + 16 * q + 8 * (g % 2));

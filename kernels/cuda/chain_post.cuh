@@ -42,7 +42,7 @@ template <int N> DEV void post_round(uint8_t *act, int units, int block, int n, 
     if (n < 1) return;
 #pragma unroll
     for (int i = 0; i < 8 * N; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    chain_round<N, false>(shared_address(act), units, block, CHAIN_WARPS, n, e);
+    chain_round<N, false>(shared_at(act), units, block, CHAIN_WARPS, n, e);
 }
 /* The thread's part of the row that is kept: of block c of its warp, so that lanes are on banks side by side.
  */
@@ -77,8 +77,8 @@ DEV void chain_post(const chain_step &s, float *kept, const float *y, uint8_t *a
 #pragma unroll
         for (int c = 0; c < B; c++)
             if (c < n) {
-                copy_async(shared_address(post_place(kept, c)), s.post_x + column(c));
-                copy_async(shared_address(post_place(kept, c) + HALF), s.post_x + column(c) + 4);
+                copy_async(shared_at(post_place(kept, c)), s.post_x + column(c));
+                copy_async(shared_at(post_place(kept, c) + HALF), s.post_x + column(c) + 4);
             }
     copy_commit();
 #pragma unroll

@@ -131,19 +131,6 @@ DEV void chain_heads_meet() /* those that attend */
 {
     asm volatile("bar.sync 2, %0;" ::"n"(32 * CHAIN_HEADS) : "memory");
 }
-DEV void bar_open(uint64_t *b, int arrivals)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals)
-                 : "memory");
-#endif
-}
-DEV void bar_arrive(uint64_t *b)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
-#endif
-}
 DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
 {
 #if __CUDA_ARCH__ >= 900
@@ -152,13 +139,13 @@ DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
         asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, "
                      "1, 0, p;\n}"
                      : "=r"(there)
-                     : "r"(shared_address(b)), "r"(phase)
+                     : "r"(shared_at(b)), "r"(phase)
                      : "memory");
-        if (++turns == CHAIN_PATIENCE) chain_fault(line, (unsigned)(shared_address(b)));
+        if (++turns == CHAIN_PATIENCE) chain_fault(line, (unsigned)(shared_at(b)));
     }
 #else
     asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
-                 "done;\nbra again;\ndone:\n}" ::"r"(shared_address(b)),
+                 "done;\nbra again;\ndone:\n}" ::"r"(shared_at(b)),
                  "r"(phase)
                  : "memory");
 #endif

@@ -5,14 +5,12 @@
 #ifndef DFLASH_CUDA_CLUSTER_CUH
 #define DFLASH_CUDA_CLUSTER_CUH
 
+#include "shared.cuh"
+
 #ifndef DEV
 #define DEV static __device__ __forceinline__
 #endif
 
-DEV unsigned shared_at(const void *p)
-{
-    return (unsigned)__cvta_generic_to_shared(p);
-}
 /* The same place in the shared memory of block `rank` of my cluster, and what is there. */
 DEV unsigned cluster_at(unsigned at, unsigned rank)
 {

@@ -25,6 +25,7 @@
  * Bound for d_k = d_v = 128: 324 mma a warp and block in delta_scan, (d_v / 16) n_v warps; SPEED.md has the
  * counts, and what lost. Longer keys than 128: delta.cu, token by token. */
 #include "delta.cuh"
+#include "shared.cuh"
 
 #include <stddef.h>
 
@@ -103,10 +104,6 @@ DEV float exp_two(float x)
 DEV float quick_silu(float x)
 {
     return __fdividef(x, __fadd_rn(1.0f, exp_two(__fmul_rn(x, -LOG2E))));
-}
-DEV unsigned shared_at(const void *p)
-{
-    return (unsigned)__cvta_generic_to_shared(p);
 }
 
 /* ---- blocks ---- */

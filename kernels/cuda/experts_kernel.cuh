@@ -57,9 +57,7 @@ DEV int experts_find_tiles(const experts_args &a, uint8_t *smem)
     __syncthreads();
     if (warp < EXPERTS_GROUPS) experts_sort_place(s, order, warp, lane);
     n = s.sums[0];
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* bulk copies will write here */
-#endif
+    shared_fence(); /* bulk copies will write here */
     __syncthreads();
     return n;
 }
@@ -396,7 +394,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
             if (warp == 0) {
                 if (lane == 0)
                     asm volatile(
-                        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+                        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
                         "r"(bytes * rows)
                         : "memory");
                 __syncwarp();

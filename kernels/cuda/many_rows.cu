@@ -2,6 +2,7 @@
  * in, scaled back and gated on the way out.
  *
  * Bound: bytes. A row of 4,096: 16 KB in, 8 KB out; gate and up of 12,288: 96 KB in, 48 KB out. */
+#include "bulk.cuh"
 #include "many_impl.cuh"
 
 static __device__ __forceinline__ float block_sum_512(float x, float *warp)
@@ -154,13 +155,6 @@ cudaError_t many_share(const struct cuda_backend *be, const struct share_args *a
     return cuda_launch(be, share_rows, dim3((unsigned)n), dim3(256), 0, *a);
 }
 
-static __device__ __forceinline__ float gate_of(int act, float g)
-{
-    if (act == KN_ACT_SILU) return __fdiv_rn(g, __fadd_rn(1.0f, expf(-g)));
-    const float c = __fmul_rn(0.7978845608028654f, __fmul_rn(g, __fmaf_rn(__fmul_rn(0.044715f, g), g, 1.0f)));
-    return __fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, tanhf(c)));
-}
-
 static __global__ void __launch_bounds__(256) gate_rows(const gate_args a)
 {
     cuda_grid_start();
@@ -170,10 +164,10 @@ static __global__ void __launch_bounds__(256) gate_rows(const gate_args a)
     const int i = 4 * (int)(blockIdx.x * 256 + threadIdx.x);
     if (i >= a.some) return;
     const float4 g = *(const float4 *)(s + i), u = *(const float4 *)(s + a.rows + i);
-    const float y[4] = {__fmul_rn(gate_of(a.act, __fmul_rn(g.x, f)), __fmul_rn(u.x, f)),
-                        __fmul_rn(gate_of(a.act, __fmul_rn(g.y, f)), __fmul_rn(u.y, f)),
-                        __fmul_rn(gate_of(a.act, __fmul_rn(g.z, f)), __fmul_rn(u.z, f)),
-                        __fmul_rn(gate_of(a.act, __fmul_rn(g.w, f)), __fmul_rn(u.w, f))};
+    const float y[4] = {__fmul_rn(act_gate(a.act, __fmul_rn(g.x, f)), __fmul_rn(u.x, f)),
+                        __fmul_rn(act_gate(a.act, __fmul_rn(g.y, f)), __fmul_rn(u.y, f)),
+                        __fmul_rn(act_gate(a.act, __fmul_rn(g.z, f)), __fmul_rn(u.z, f)),
+                        __fmul_rn(act_gate(a.act, __fmul_rn(g.w, f)), __fmul_rn(u.w, f))};
     if (i + 3 < a.some && a.n_out % 4 == 0)
         *(float4 *)(out + i) = make_float4(y[0], y[1], y[2], y[3]);
     else

@@ -188,8 +188,8 @@ DEV void few_row_to_all(void *dst, const void *src, uint32_t bytes, uint64_t *b,
         copy_bulk_to(dst, src, bytes, b);
     else
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], "
-                     "%2, [%3], %4;" ::"r"(shared_address(dst)),
-                     "l"(src), "r"(bytes), "r"(shared_address(b)), "h"((unsigned short)((1 << cluster) - 1))
+                     "%2, [%3], %4;" ::"r"(shared_at(dst)),
+                     "l"(src), "r"(bytes), "r"(shared_at(b)), "h"((unsigned short)((1 << cluster) - 1))
                      : "memory");
 #endif
 }
@@ -403,7 +403,7 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     const int unit0 = (first_slice + s.local) * a.slice_units, units = min(a.slice_units, a.units - unit0);
     few_walk w = few_begin(a, s);
     const unsigned begin = a.at.ring + FEW_BARRIER + (unsigned)warp * a.ring_bytes;
-    const unsigned at = shared_address(smem) + begin;
+    const unsigned at = shared_at(smem) + begin;
     few_ring<F::single, LATE> ring = {a, s, smem, {w, 0, 0u, nullptr, s.local}, begin, at, at + a.ring_bytes, unit0, units, 0};
 
     /* The last warp alone waits for the launch before and tells the others, which fill their rings meanwhile. */

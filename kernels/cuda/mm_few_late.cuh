@@ -45,7 +45,7 @@ DEV void few_late_begin(const mm_args &a, uint8_t *smem, const few_share &s, few
 #if __CUDA_ARCH__ >= 900
     if (s.matrix == 0 && s.local == 0)
         for (unsigned i = 0; i < 2; i++)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(few_late_there(smem, s.sub, i))), "r"(2 * a.slices)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(few_late_there(smem, s.sub, i))), "r"(2 * a.slices)
                          : "memory");
 #endif
     if (s.local < a.slices) few_late_seek(a, s, c);
@@ -53,7 +53,7 @@ DEV void few_late_begin(const mm_args &a, uint8_t *smem, const few_share &s, few
 DEV void few_late_arrive(uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
 #endif
 }
 

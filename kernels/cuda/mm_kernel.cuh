@@ -28,14 +28,14 @@ DEV void trace_stamp(unsigned long long *trace, int i)
 DEV void copy_bulk(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes)
                  : "memory");
     copy_weights_to(dst, src, bytes, b);
 #endif
 }
 DEV void copy_async(void *dst, const void *src)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(dst)), "l"(src) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_at(dst)), "l"(src) : "memory");
 }
 DEV void copy_wait(int stages) /* until the oldest of `stages` groups is complete */
 {
@@ -177,7 +177,7 @@ template <int W, bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, i
         if (threadIdx.x % 32 == 0) { /* all warps ask; the barrier may hear of bytes before it knows how many */
             if (threadIdx.x == 0)
                 asm volatile(
-                    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+                    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
                     "r"(bytes * a.n)
                     : "memory");
 #pragma unroll 1
