@@ -216,12 +216,13 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
     return false;
 }
 
-/* Blocks of 8 warps, where none has more panels and nobody adds sums with others: beside a block of attention there are registers for one, so
- * it stands, and its ring is full, when attention ends. Measured: of more rows those of 16 are as quick, or quicker. */
+/* Blocks of 8 warps, where each of these has a panel, none a second, and nobody adds sums with others: beside a block of attention there are
+ * registers for one, so it stands, and its ring is full, when attention ends. Measured: of more rows, and with 5 or 6 panels, those of 16 are as
+ * quick, or quicker. */
 #define FEW_NARROW_ROWS 4
 static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, struct mm_args *a)
 {
-    return act == MM_ACT_K && n <= FEW_NARROW_ROWS && a->left && few_busiest(mm_product_sms(be), panels, a) <= MM_WARPS;
+    return act == MM_ACT_K && n <= FEW_NARROW_ROWS && a->left && few_busiest(mm_product_sms(be), panels, a) == MM_WARPS;
 }
 
 /* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were quicker. Slices are
