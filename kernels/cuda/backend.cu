@@ -31,11 +31,9 @@ int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err)
     if (err == cudaSuccess) return 0;
     if (err > CUDA_TOLD) return CUDA_TOLD - (int)err;
     (void)cudaGetLastError(); /* an error that does not stick must not be seen again */
-    if (err == cudaErrorMisalignedAddress || err == cudaErrorLaunchFailure) /* patience.cuh, chain_sync.cuh */
-        return cuda_fail(be, KN_EDEVICE,
-                         "%s: a kernel gave up waiting for blocks of its launch that never came: does another process "
-                         "use the device? (%s)",
-                         what, cudaGetErrorName(err));
+    if (err == cudaErrorMisalignedAddress || err == cudaErrorLaunchFailure) /* patience.cuh, chain_sync.cuh; or a kernel at fault */
+        return cuda_fail(be, KN_EDEVICE, "%s: %s (%s): so end kernels that wait for blocks which never came: does another process use the device?",
+                         what, cudaGetErrorString(err), cudaGetErrorName(err));
     return cuda_fail(be, err == cudaErrorMemoryAllocation ? KN_EMEM : KN_EDEVICE, "%s: %s (%s)", what,
                      cudaGetErrorString(err), cudaGetErrorName(err));
 }
