@@ -266,6 +266,11 @@ $(BUILD)/test/mm_gpu: $(wildcard test/gpu/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
+# Attention by itself, timed (checks are test_gpu's).
+$(BUILD)/test/attention_gpu: test/gpu/attention_gpu.cu $(CUDA_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) NVCC $@
+	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
 $(BUILD)/test/chain_gpu: test/gpu/chain_gpu.c test/gpu/chain_wide.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
@@ -301,7 +306,7 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 	$(BUILD)/test/experts_bench
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/attention_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/mm_gpu check" "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
 	    "$(BUILD)/test/mm_gpu stuck" "$(BUILD)/test/test_many" "$(BUILD)/test/limits_gpu" \

@@ -32,10 +32,6 @@
     } while (0)
 
 static struct kn_backend *be;
-extern "C" const char *kn_message(const struct kn_backend *b)
-{
-    return ((const struct kn_backend_head *)b)->message;
-}
 
 static __global__ void fill(uint16_t *p, size_t n) /* halves of 0.25 to 0.5, both signs */
 {
