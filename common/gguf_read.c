@@ -374,7 +374,7 @@ static int read_magic(struct cursor *c, struct gguf *g)
             return fail(c, "a byte-swapped file is not supported (expected the magic GGUF, got FUGG)");
         fail(c, "not a GGUF file (expected the bytes 47 47 55 46, got %02x %02x %02x %02x)", p[0], p[1], p[2],
              p[3]);
-        if (c->size >= 8 && !memcmp(p, "DFSNAP", 6)) return err_hint(c->e, "this is a state: dflash-generate --state reads it");
+        if (io_hint_state(p, c->size, c->e)) return -1;
         return c->size > 8 && p[8] == '{' ? hint_convert(c->path, c->e) : -1;
     }
     if (take_u32(c, &g->version)) return -1;

@@ -676,10 +676,17 @@ fail:
     return -1;
 }
 
+bool io_hint_state(const void *data, size_t n, struct err *e)
+{
+    if (n < 6 || memcmp(data, "DFSNAP", 6)) return false;
+    err_hint(e, "this is a state: dflash-generate --state reads it");
+    return true;
+}
+
 int io_hint_tokens(const void *data, size_t n, struct err *e)
 {
     const uint8_t *p = data;
-    if (n >= 6 && !memcmp(p, "DFSNAP", 6)) return err_hint(e, "this is a state: dflash-generate --state reads it");
+    if (io_hint_state(p, n, e)) return -1;
     if (n >= 4 && !memcmp(p, "GGUF", 4)) return err_hint(e, "this is a GGUF file: a model goes with -m or -d");
     /* Ids below 2^24 have a zero in every fourth byte, which text has not; a -1 has bytes that UTF-8 has not. */
     for (size_t i = 0; i < n && i < 64; i++)

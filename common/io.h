@@ -87,7 +87,9 @@ int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, str
 
 /* Token streams: raw little-endian int32 ids, nothing else. A size that is no multiple of 4 is ERR_FORMAT. */
 int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct err *e);
-/* After the error that data, read as ids, is no prompt: a hint where it is text or a state. Returns -1. */
+/* After an error that data is not what was expected: is it a state? Then a hint says so. */
+bool io_hint_state(const void *data, size_t n, struct err *e);
+/* After the error that data, read as ids, is no prompt: a hint where it is text, a state or a GGUF file. Returns -1. */
 int io_hint_tokens(const void *data, size_t n, struct err *e);
 int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *e);
 

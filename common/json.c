@@ -30,8 +30,9 @@ int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struc
         return err_set(e, ERR_IO, "%s: out of memory (JSON)", name);
     }
     if (*j) return 0;
-    char *option = strstr(why.text, " without JSON_ALLOW_NUL"); /* the library's, nothing that a user could set */
-    if (option) memmove(option, option + 23, strlen(option + 23) + 1);
+    static const char without[] = " without JSON_ALLOW_NUL"; /* an option of the library's, nothing that a user could set */
+    char *const option = strstr(why.text, without), *const behind = option ? option + sizeof without - 1 : NULL;
+    if (option) memmove(option, behind, strlen(behind) + 1);
     return err_set(e, ERR_FORMAT, "%s: bad JSON in line %d, column %d: %.160s", name, why.line, why.column,
                    why.text);
 }

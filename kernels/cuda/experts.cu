@@ -150,9 +150,9 @@ static bool fit(const struct cuda_backend *be, struct experts_args *a, enum mm_a
 {
     const size_t part = ((size_t)be->smem_sm - 6144) / (form == EXPERTS_PLAIN ? 2 : 1) - 1024,
                  most = (size_t)be->smem_block < part ? (size_t)be->smem_block : part;
-    const int copy = act == MM_ACT_K ? experts_tuning.copy_k
+    const int copy = act == MM_ACT_K   ? experts_tuning.copy_k
                      : mm_is_int8(act) ? experts_tuning.copy_32
-                                     : experts_tuning.copy_float;
+                                       : experts_tuning.copy_float;
     const int32_t least = act == MM_ACT_K ? 1 : 2; /* 64 columns are one step of the others */
     int32_t widest = 0;
     for (int j = 0; j < 4; j++)

@@ -116,9 +116,9 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
 {
     struct mm_memory *m = &a->at;
     const uint32_t units = (uint32_t)(a->block_slices * a->slice_units), n = (uint32_t)tiles,
-                   side = act == MM_ACT_K  ? 288 * n * units
+                   side = act == MM_ACT_K   ? 288 * n * units
                           : mm_is_int8(act) ? (64 * n * (act == MM_ACT_32M ? 2 : 1) + 16) * (units / 2)
-                                          : 0;
+                                            : 0;
     m->row_bytes = ((uint32_t)(a->block_slices * a->slice_row) + 63) / 128 * 128 + 64;
     m->ring = FEW_RINGS - FEW_BARRIER;
     m->act = (m->ring + (uint32_t)(busy * a->stages * (a->stage_bytes + FEW_BARRIER)) + 127) / 128 * 128;
@@ -160,8 +160,7 @@ static void few_early(enum mm_act act, int tiles, struct mm_args *a)
     a->ahead = mm_is_int8(act) ? 1 : a->stages;
 }
 
-/* Where nobody waits for them, so that all have as much to do:
- * the last slice may be shorter. */
+/* Where nobody waits for sums, so that all blocks have as much to do: the last slice may be shorter. */
 void mm_few_split(int32_t grid, int32_t panels, struct mm_args *a)
 {
     const int32_t others = a->slices - 1, last = a->units - others * a->slice_units;
@@ -193,8 +192,8 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
                      struct mm_args *a)
 {
     const bool together = a->block_slices == a->slices;
-    const int32_t grid = mm_product_sms(be);
-    const int32_t items = together ? (panels + grid - 1) / grid : few_busiest(grid, panels, a), /* of a block */
+    const int32_t grid = mm_product_sms(be),
+                  items = together ? (panels + grid - 1) / grid : few_busiest(grid, panels, a), /* of a block */
                   some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
     struct few_copies copies[2];
     const int count = few_copies_of(act, tiles, a->units, copies);
