@@ -142,6 +142,15 @@ check-layers:
 	        grep -nE '^#include "(\.\./)+kernels/' common cmd -r --include='*.[ch]' | grep -v 'kernels/kernels\.h"'); \
 	if [ -n "$$bad" ]; then echo "includes against the layers (cmd -> common -> kernels/kernels.h):"; echo "$$bad"; exit 1; fi
 
+# The committed .clang-format, by Debian 12's clang-format 14 (other versions differ in places).
+CLANG_FORMAT ?= clang-format
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
+.PHONY: format check-format
+format:
+	$(CLANG_FORMAT) -i $(FORMATTED)
+check-format:
+	@$(CLANG_FORMAT) --dry-run -Werror $(FORMATTED)
+
 # Unit tests: every test/unit/test_*.c is a cmocka program.
 UNIT_SRC := $(wildcard test/unit/test_*.c)
 UNIT_BIN := $(UNIT_SRC:test/unit/%.c=$(BUILD)/test/%)

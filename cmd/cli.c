@@ -182,7 +182,9 @@ void cli_one_stdin(const struct cli *c, const char *const *inputs, int n)
 {
     int found = 0;
     for (int i = 0; i < n; i++) found += inputs[i] && cli_is_stdin(inputs[i]);
-    if (found > 1) cli_usage_error(c, "stdin is named %d times among the inputs (expected once: it can be read once)", found);
+    if (found > 1)
+        cli_usage_error(c, "stdin is named %d times among the inputs (expected once: it can be read once)",
+                        found);
 }
 
 int cli_close_stdout(const struct cli *c)
@@ -373,8 +375,10 @@ static float parse_f32(const struct cli *c, const struct cli_flag *f, const char
     if (!isfinite(r)) cli_usage_error(c, "%s: out of range of a float (got %s)", f->name, s);
     check_range(c, f, v, s);
     if (f->kind == CLI_F32_ABOVE) check_range(c, f, (double)r, s); /* 1e-50 is 0 as a float */
-    if (r == 0 && isdigit((unsigned char)s[strcspn(s, "123456789eE")])) /* a digit that is not 0, before the exponent */
-        cli_usage_error(c, "%s: too small for a float (expected 0 or at least %.1e in size, got %s)", f->name, (double)FLT_TRUE_MIN, s);
+    if (r == 0 &&
+        isdigit((unsigned char)s[strcspn(s, "123456789eE")])) /* a digit that is not 0, before the exponent */
+        cli_usage_error(c, "%s: too small for a float (expected 0 or at least %.1e in size, got %s)", f->name,
+                        (double)FLT_TRUE_MIN, s);
     return r;
 }
 

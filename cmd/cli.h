@@ -37,13 +37,14 @@ struct cli {
     const char **args; /* filled: positional arguments */
     int n_args;
     bool quiet, verbose; /* filled; never both */
-    const char **given;  /* filled: a flag's last value, "" of one that takes none, NULL of one that is not given */
+    const char *
+        *given; /* filled: a flag's last value, "" of one that takes none, NULL of one that is not given */
 };
 
 /* Exits for --help, --version (0) and usage errors (2). */
 void cli_parse(struct cli *c, int argc, char **argv);
-/* Was this flag of the table on the command line? Of one that is there more than once, and is no list, the last counts, with a
- * warning where the values differ. */
+/* Was this flag of the table on the command line? Of one that is there more than once, and is no list, the
+ * last counts, with a warning where the values differ. */
 bool cli_given(const struct cli *c, const char *name);
 /* "convert: message" and "hint: ..."; returns the exit status of e (never 0). */
 int cli_fail(const struct cli *c, const struct err *e);
@@ -60,14 +61,14 @@ void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t
 void cli_no_binary_tty(const struct cli *c, int fd, const char *what);
 /* The same for an output's path, which may be "-" or NULL (stdout), or name a terminal. */
 void cli_no_binary_out(const struct cli *c, const char *path, const char *what);
-/* Two outputs of a run may not share a file, a pipe or stdout (exit 2), by whatever names: one would be lost, or both mixed.
- * /dev/null may be shared. path NULL: not wanted; "-": stdout. */
+/* Two outputs of a run may not share a file, a pipe or stdout (exit 2), by whatever names: one would be lost,
+ * or both mixed. /dev/null may be shared. path NULL: not wanted; "-": stdout. */
 struct cli_output {
     const char *flag, *path;
 };
 void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n);
-/* A flag's text that goes into a file (NULL: not given): a usage error unless it is UTF-8 without control characters, which
- * other readers of the file would stumble over. */
+/* A flag's text that goes into a file (NULL: not given): a usage error unless it is UTF-8 without control
+ * characters, which other readers of the file would stumble over. */
 void cli_check_text(const struct cli *c, const char *flag, const char *text);
 /* Is path stdin: "-", or the pipe that stdin is, by another name? */
 bool cli_is_stdin(const char *path);
@@ -76,7 +77,7 @@ void cli_one_stdin(const struct cli *c, const char *const *inputs, int n);
 /* fflush, ferror and fclose of stdout; returns 0 or ERR_IO after printing the message. */
 int cli_close_stdout(const struct cli *c);
 int cli_close_stdout_as(const struct cli *c, const char *name); /* name: what stdout is, in the message */
-double cli_seconds(void); /* monotonic */
+double cli_seconds(void);                                       /* monotonic */
 
 #define CLI_MAX_THREADS 1024 /* what the CPU backend takes */
 #define DFLASH_VERSION "0.1.0"

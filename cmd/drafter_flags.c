@@ -31,9 +31,12 @@ int cli_taps(const struct cli *c, const char *flag, const char *text, int32_t ta
     const int n = cli_int_list(c, flag, text, taps, DESC_MAX_TAPS);
     for (int i = 0; i < n; i++)
         if (taps[i] >= DESC_MAX_LAYERS)
-            cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", flag, DESC_MAX_LAYERS - 1, text);
+            cli_usage_error(c, "%s: out of range (expected at most %d, got %s)", flag, DESC_MAX_LAYERS - 1,
+                            text);
     const int32_t twice = desc_tap_twice(taps, n, 0);
-    if (twice >= 0) cli_usage_error(c, "%s: names block %d more than once (expected different ones, got %s)", flag, twice, text);
+    if (twice >= 0)
+        cli_usage_error(c, "%s: names block %d more than once (expected different ones, got %s)", flag, twice,
+                        text);
     return n;
 }
 
@@ -42,7 +45,8 @@ double cli_positive(const struct cli *c, const char *flag, const char *text)
     char *end;
     double v = strtod(text, &end);
     /* Decimal numbers alone: strtod takes hexadecimal ones and leading blanks too. */
-    if (end == text || *end || text[strspn(text, "+-.eE0123456789")] || !((float)v > 0) || v > 1e30) /* 1e-50 is 0 as a float */
+    if (end == text || *end || text[strspn(text, "+-.eE0123456789")] || !((float)v > 0) ||
+        v > 1e30) /* 1e-50 is 0 as a float */
         cli_usage_error(c, "%s: not a positive number (got %s)", flag, text);
     return v;
 }
@@ -65,7 +69,8 @@ void drafter_flags_read(const struct cli *c, const struct drafter_flags *f, cons
         o->n_taps = cli_taps(c, name, f->taps, o->taps);
     }
     if (f->taps && f->tap_shift >= 0)
-        cli_usage_error(c, "%stap-shift says how the file's taps count, and %staps takes their place: one of them", p, p);
+        cli_usage_error(
+            c, "%stap-shift says how the file's taps count, and %staps takes their place: one of them", p, p);
     if (f->theta) {
         snprintf(name, sizeof name, "%srope-theta", p);
         o->rope_theta = (float)cli_theta(c, name, f->theta);

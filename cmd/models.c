@@ -192,14 +192,17 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
     }
     const struct desc *t = m->target->d, *d = m->drafter->d;
     if (d->arch != DESC_DFLASH)
-        return err_set(e, ERR_FORMAT, "%s: is a target (expected a drafter, got architecture %s)", m->drafter_path, d->arch_name);
+        return err_set(e, ERR_FORMAT, "%s: is a target (expected a drafter, got architecture %s)",
+                       m->drafter_path, d->arch_name);
     describe(c, "drafter", m->drafter_path, d);
     tell_inferred(c, d);
     if (desc_pair(t, d, e)) return -1;
     if (t->has_tokenizer && d->has_tokenizer && t->tokenizer_crc != d->tokenizer_crc)
         cli_warn(c, "target and drafter carry different vocabularies of one size: proposals may be poor");
     if (desc_other_target(t, d))
-        cli_warn(c, "the drafter was made for another target (crc32 of that one's final norm %08x, of this one's %08x): proposals may be poor",
+        cli_warn(c,
+                 "the drafter was made for another target (crc32 of that one's final norm %08x, of this "
+                 "one's %08x): proposals may be poor",
                  d->norm_crc, t->norm_crc);
     return 0;
 }
@@ -209,7 +212,9 @@ static int check(const struct models *m, struct err *e)
 {
     struct session_options o = m->known;
     if (o.ctx < 1) o.ctx = 1;
-    if (models_kv_type(m, KN_F16, &o.kv_type, e) || session_options_check(&o, m->drafter ? m->drafter->d : NULL, e)) return -1;
+    if (models_kv_type(m, KN_F16, &o.kv_type, e) ||
+        session_options_check(&o, m->drafter ? m->drafter->d : NULL, e))
+        return -1;
     return m->check ? m->check(m->check_ctx, e) : 0;
 }
 
@@ -269,7 +274,8 @@ void models_check_flags(const struct models *m, const struct cli *c)
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
-    if (!m->drafter_path && m->draft_causal >= 0) cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
+    if (!m->drafter_path && m->draft_causal >= 0)
+        cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
     overrides(m, c, &seen);
 }
 
@@ -277,7 +283,8 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
 {
     double start = cli_seconds();
     models_check_flags(m, c);
-    if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e))) return -1;
+    if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e)))
+        return -1;
     if (check(m, e) || plan_first(m, c, e) || fill(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;
     cli_detail(c, "%s, %s, %d threads: loaded in %.2f s", models_device(m), kn_backend_isa(m->be),
@@ -311,7 +318,8 @@ void models_check_sampling(const struct cli *c)
     static const char *const flags[] = {"--top-k", "--top-p", "--min-p", "--seed"};
     for (size_t i = 0; i < sizeof flags / sizeof *flags && !cli_given(c, "--temp"); i++)
         if (cli_given(c, flags[i]))
-            cli_warn(c, "%s does nothing without --temp: the temperature is 0, the likeliest token is taken", flags[i]);
+            cli_warn(c, "%s does nothing without --temp: the temperature is 0, the likeliest token is taken",
+                     flags[i]);
     if (cli_given(c, "--repeat-last") && !cli_given(c, "--repeat-penalty"))
         cli_warn(c, "--repeat-last does nothing without --repeat-penalty");
 }

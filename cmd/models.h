@@ -20,8 +20,8 @@ struct models {
     /* What the flags say of the session to come, before the models are opened: for the plan of the device's
      * memory. ctx: positions it will have at least. */
     struct session_options known;
-    /* What else a program would refuse, asked when the files are open and no weight has been read: target->d and drafter->d
-     * are there. NULL: nothing. */
+    /* What else a program would refuse, asked when the files are open and no weight has been read: target->d
+     * and drafter->d are there. NULL: nothing. */
     int (*check)(void *ctx, struct err *e);
     void *check_ctx;
     struct kn_backend *be;
@@ -36,35 +36,32 @@ struct models {
 
 /* How a model is run. */
 #define MODELS_RUN_FLAGS(m)                                                                                  \
-    {"--kv",                                                                                                 \
-     CLI_STR,                                                                                                \
-     &(m).kv,                                                                                                \
-     "TYPE",                                                                                                 \
-     "cache type: f16, bf16 or f32 (default f16, or as the state has it)",                                   \
-     0,                                                                                                      \
-     0},                                                                                                     \
-    {"--device",                                                                                             \
-     CLI_STR,                                                                                                \
-     &(m).device,                                                                                            \
-     "NAME",                                                                                                 \
-     "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                                     \
-     0,                                                                                                      \
-     0},                                                                                                     \
-    {"--kernels",                                                                                            \
-     CLI_STR,                                                                                                \
-     &(m).kernels,                                                                                           \
-     "NAME",                                                                                                 \
-     "cuda: auto; generic: kernels that run on any supported device; direct: nothing recorded",              \
-     0,                                                                                                      \
-     0},                                                                                                     \
-    {"--isa",                                                                                                \
-     CLI_STR,                                                                                                \
-     &(m).isa,                                                                                               \
-     "NAME",                                                                                                 \
-     "instruction set: auto, scalar, avx2 or avx512 (the bits are the same)",                                \
-     0,                                                                                                      \
-     0},                                                                                                     \
-    {"--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS}
+    {"--kv", CLI_STR, &(m).kv, "TYPE", "cache type: f16, bf16 or f32 (default f16, or as the state has it)", \
+     0,      0},                                                                                             \
+        {"--device",                                                                                         \
+         CLI_STR,                                                                                            \
+         &(m).device,                                                                                        \
+         "NAME",                                                                                             \
+         "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                                 \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--kernels",                                                                                        \
+         CLI_STR,                                                                                            \
+         &(m).kernels,                                                                                       \
+         "NAME",                                                                                             \
+         "cuda: auto; generic: kernels that run on any supported device; direct: nothing recorded",          \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--isa",                                                                                            \
+         CLI_STR,                                                                                            \
+         &(m).isa,                                                                                           \
+         "NAME",                                                                                             \
+         "instruction set: auto, scalar, avx2 or avx512 (the bits are the same)",                            \
+         0,                                                                                                  \
+         0},                                                                                                 \
+    {                                                                                                        \
+        "--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS  \
+    }
 #define MODELS_CHECK_FLAG(m)                                                                                 \
     {                                                                                                        \
         "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \
@@ -83,11 +80,13 @@ struct models {
          1},                                                                                                 \
         DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"), MODELS_CHECK_FLAG(m)
 
-/* Usage errors of these flags that need no file: for programs that read something else before models_open, which asks too. */
+/* Usage errors of these flags that need no file: for programs that read something else before models_open,
+ * which asks too. */
 void models_check_flags(const struct models *m, const struct cli *c);
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
- * files and what a device's memory will hold. Before any weight is read: both files are described and fitted to each other,
- * known and check are looked at, and ERR_DEVICE is returned where the device's memory cannot hold it. */
+ * files and what a device's memory will hold. Before any weight is read: both files are described and fitted
+ * to each other, known and check are looked at, and ERR_DEVICE is returned where the device's memory cannot
+ * hold it. */
 int models_open(struct models *m, const struct cli *c, struct err *e);
 /* session_new over the models; ERR_DEVICE where it does not fit the device's memory, saying what would. */
 int models_session(struct models *m, const struct cli *c, const struct session_options *o, struct session **s,
@@ -96,8 +95,8 @@ void models_close(struct models *m);
 
 /* The cache type of --kv, or otherwise where the flag was not given. */
 int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, struct err *e);
-/* Warn about sampling flags that do nothing: without --temp the likeliest token is taken, and without --repeat-penalty
- * nothing is penalised. The program's table has them all. */
+/* Warn about sampling flags that do nothing: without --temp the likeliest token is taken, and without
+ * --repeat-penalty nothing is penalised. The program's table has them all. */
 void models_check_sampling(const struct cli *c);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);

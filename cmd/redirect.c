@@ -14,7 +14,8 @@ const char *redirect_name(void)
     return name;
 }
 
-int redirect_open(struct redirect *r, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e)
+int redirect_open(struct redirect *r, const char *path, bool force, const char *const *inputs, int n_inputs,
+                  struct err *e)
 {
     memset(r, 0, sizeof *r);
     if (!path || !strcmp(path, "-")) return 0;

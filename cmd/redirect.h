@@ -7,20 +7,23 @@
 #include "../common/io.h"
 
 /* Flags for a table; the two variables are the program's. */
-#define REDIRECT_FLAGS(path, force)                                                                                            \
-    {"-o", CLI_STR, &(path), "FILE", "write there instead of stdout", 0, 0},                                                   \
-    {"--force", CLI_FLAG, &(force), NULL, "replace an existing FILE", 0, 0}
+#define REDIRECT_FLAGS(path, force)                                                                          \
+    {"-o", CLI_STR, &(path), "FILE", "write there instead of stdout", 0, 0},                                 \
+    {                                                                                                        \
+        "--force", CLI_FLAG, &(force), NULL, "replace an existing FILE", 0, 0                                \
+    }
 
 struct redirect {
     struct io_out out;
     bool active;
 };
 /* path NULL or "-": nothing is changed. inputs: files that the output may not be. */
-int redirect_open(struct redirect *r, const char *path, bool force, const char *const *inputs, int n_inputs, struct err *e);
+int redirect_open(struct redirect *r, const char *path, bool force, const char *const *inputs, int n_inputs,
+                  struct err *e);
 /* What stdout is, for messages: "stdout", or the file. */
 const char *redirect_name(void);
-/* The last thing a program does with stdout: flush, check, close; keep the file where status says that what was printed is
- * an answer (0 or ERR_NEGATIVE), else remove it. Returns status, or what went wrong here. */
+/* The last thing a program does with stdout: flush, check, close; keep the file where status says that what
+ * was printed is an answer (0 or ERR_NEGATIVE), else remove it. Returns status, or what went wrong here. */
 int redirect_close(struct redirect *r, const struct cli *c, int status);
 
 #endif

@@ -150,8 +150,8 @@ static int get_rope_theta(struct conv *c, struct err *e)
         return c->fam->drafter ? err_hint(e, "give it with --rope-theta X") : -1;
     }
     if (!((float)c->rope_theta >= 1))
-        return err_set(e, c->o->rope_theta > 0 ? ERR_USAGE : ERR_FORMAT, "%s: %s: out of range (expected 1 or more, got %.9g)", c->label,
-                       where, c->rope_theta);
+        return err_set(e, c->o->rope_theta > 0 ? ERR_USAGE : ERR_FORMAT,
+                       "%s: %s: out of range (expected 1 or more, got %.9g)", c->label, where, c->rope_theta);
     conv_say(c, CONVERT_DETAIL, "rope theta: %.9g (%s)", c->rope_theta, where);
     return 0;
 }
@@ -427,8 +427,8 @@ static int target_gguf(struct conv *c, struct err *e)
     int r = gguf_get_str(t->gguf, "general.architecture", &arch, e);
     if (r) return r < 0 ? -1 : err_set(e, ERR_FORMAT, "%s: general.architecture is missing", c->o->target);
     if (dialect_is_drafter(arch))
-        return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %.*s)", c->o->target,
-                       (int)(arch.n < 64 ? arch.n : 64), arch.s);
+        return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %.*s)",
+                       c->o->target, (int)(arch.n < 64 ? arch.n : 64), arch.s);
     const struct {
         const char *key;
         int64_t *v;
@@ -459,7 +459,8 @@ static int refuse_drafter(struct hf_config *cfg, const char *path, struct err *e
     for (int k = 0; r == 0 && k < n; k++)
         for (int i = 0; conv_families[i]; i++)
             if (conv_families[i]->drafter && !strcmp(conv_families[i]->hf, arch[k]))
-                return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", path, arch[k]);
+                return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)",
+                               path, arch[k]);
     return r < 0 ? -1 : 0;
 }
 
@@ -542,7 +543,8 @@ static int put_bare_ids(struct conv *c, struct err *e)
     return 0;
 }
 
-/* Beside tokenizer.json generation_config.json's list counts, as in transformers; what config.json has more is told. */
+/* Beside tokenizer.json generation_config.json's list counts, as in transformers; what config.json has more
+ * is told. */
 static int tell_stops(const struct conv *c, struct err *e)
 {
     int32_t gen[DESC_MAX_STOPS], cfg[DESC_MAX_STOPS];
@@ -555,8 +557,8 @@ static int tell_stops(const struct conv *c, struct err *e)
         int j = 0;
         while (j < n_gen && gen[j] != cfg[i]) j++;
         if (j == n_gen && cfg[i] >= 0) /* -1: none */
-            conv_say(c, CONVERT_WARN, "%s: eos_token_id %d does not stop the model: %s has another list", hf_config_name(c->cfg),
-                     cfg[i], hf_config_name(c->gen));
+            conv_say(c, CONVERT_WARN, "%s: eos_token_id %d does not stop the model: %s has another list",
+                     hf_config_name(c->cfg), cfg[i], hf_config_name(c->gen));
     }
     return 0;
 }

@@ -189,8 +189,9 @@ static int get_taps(struct conv *c, struct err *e)
     d->n_taps = n;
     list_text(d->taps, n, a, sizeof a);
     if (desc_tap_twice(d->taps, n, 0) >= 0)
-        return err_set(e, ERR_FORMAT, "%s: %s names block %d more than once (expected different ones, got %s)", c->label, where,
-                       desc_tap_twice(d->taps, n, 0), a);
+        return err_set(e, ERR_FORMAT,
+                       "%s: %s names block %d more than once (expected different ones, got %s)", c->label,
+                       where, desc_tap_twice(d->taps, n, 0), a);
     conv_say(c, CONVERT_DETAIL, "taps: %s (%s)", a, where);
     return 0;
 }
@@ -444,8 +445,10 @@ static int check_target(struct conv *c, struct err *e)
                            c->label, i, (long long)layers, d->taps[i]);
     const int32_t twice = layers ? desc_tap_twice(d->taps, d->n_taps, (int32_t)layers) : -1;
     if (twice >= 0)
-        return err_set(e, ERR_FORMAT, "%s: a block of the target is tapped twice (expected different ones, got %d more than once)",
-                       c->label, twice);
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: a block of the target is tapped twice (expected different ones, got %d more than once)",
+            c->label, twice);
     if (t->n_vocab && c->n_vocab && t->n_vocab != c->n_vocab)
         return err_set(e, ERR_FORMAT, "%s: vocab_size does not fit the target %s (expected %lld, got %lld)",
                        hf_config_name(c->cfg), c->o->target, (long long)t->n_vocab, (long long)c->n_vocab);

@@ -163,8 +163,8 @@ static int kinds(struct conv *c, struct err *e)
 
 /* ---- sizes ---- */
 
-/* What config.json says of the layers of one kind in per_layer_config, else v as it is. Layers are named 5, or
- * 05 where the last one has two digits. */
+/* What config.json says of the layers of one kind in per_layer_config, else v as it is. Layers are named 5,
+ * or 05 where the last one has two digits. */
 static int layer_config(struct conv *c, int kind, const char *key, int64_t *v, struct err *e)
 {
     int32_t first = -1;

@@ -96,8 +96,8 @@ static int open_target(struct regguf *c, struct err *e)
                        c->d->arch_name);
     if (gguf_open(&c->target, c->o->target, e) || desc_read(&c->target_desc, c->target, NULL, e)) return -1;
     if (c->target_desc->arch == DESC_DFLASH)
-        return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", c->o->target,
-                       c->target_desc->arch_name);
+        return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)",
+                       c->o->target, c->target_desc->arch_name);
     return desc_pair(c->target_desc, c->d, e);
 }
 
@@ -130,7 +130,8 @@ static int plan(struct regguf *c, struct err *e)
     if (count) {
         char text[512];
         snprintf(text, sizeof text,
-                 "%lld tensors have rows that the blocks of %s do not divide and got another type (the first: %s, rows of %lld, %s)",
+                 "%lld tensors have rows that the blocks of %s do not divide and got another type (the "
+                 "first: %s, rows of %lld, %s)",
                  (long long)count, quant_recipe_name(c->o->type), q[first].name, (long long)q[first].ne[0],
                  kn_type_info(c->to[first])->name);
         say(c, CONVERT_NOTE, text);
@@ -166,7 +167,8 @@ static int put_norm_crc(struct regguf *c, struct err *e)
     if (desc_other_target(c->target_desc, c->d))
         say(c, CONVERT_WARN, "the drafter was made for another target than --target: proposals may be poor");
     if (c->d->has_norm_crc) return 0;
-    return gguf_put_u32(c->w, dialect_key(c->dialect, DESC_NORM_KEY, key, sizeof key), c->target_desc->norm_crc, e);
+    return gguf_put_u32(c->w, dialect_key(c->dialect, DESC_NORM_KEY, key, sizeof key),
+                        c->target_desc->norm_crc, e);
 }
 
 static int put_drafter_keys(struct regguf *c, struct err *e)

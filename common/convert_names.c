@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Match name against a rule's pattern, whose "%d" stands for a layer number. *layer is -1 for a pattern without one. */
+/* Match name against a rule's pattern, whose "%d" stands for a layer number. *layer is -1 for a pattern
+ * without one. */
 static bool match(const char *pattern, const char *name, int *layer)
 {
     const char *hole = strstr(pattern, "%d");
@@ -13,7 +14,8 @@ static bool match(const char *pattern, const char *name, int *layer)
     size_t head = (size_t)(hole - pattern);
     int digits = 0;
     if (strncmp(pattern, name, head)) return false;
-    return sscanf(name + head, "%9d%n", layer, &digits) == 1 && *layer >= 0 && !strcmp(hole + 2, name + head + digits);
+    return sscanf(name + head, "%9d%n", layer, &digits) == 1 && *layer >= 0 &&
+           !strcmp(hole + 2, name + head + digits);
 }
 
 int convert_gguf_name(const char *hf, char *out, size_t n)

@@ -55,14 +55,15 @@ static float wobble(uint64_t bits)
     return 1.0f + 0.25f * uniform(bits);
 }
 
-/* Each two bits of r alike: the top of a scale of 6 bits, 00 or 11, so that less 32 it is of either sign and 16 to 32. */
+/* Each two bits of r alike: the top of a scale of 6 bits, 00 or 11, so that less 32 it is of either sign and
+ * 16 to 32. */
 static uint8_t alike(uint64_t r)
 {
     return (uint8_t)((r & 0x55) * 3);
 }
 
-/* The types of the small mixes. Root mean squares of uniform codes: the table of IQ4 67.4, -4..3 2.35; of scales (alike)
- * 24.4, 8..15 11.7. */
+/* The types of the small mixes. Root mean squares of uniform codes: the table of IQ4 67.4, -4..3 2.35; of
+ * scales (alike) 24.4, 8..15 11.7. */
 static void random_low_block(uint32_t type, uint8_t *p, uint64_t key, float w)
 {
     const uint64_t r = mix(key + 62);

@@ -27,16 +27,16 @@ int session_draft_rows(struct session *s, bool all_rows, struct err *e)
     return rc ? model_failed(s->drafter, "pick", rc, e) : 0;
 }
 
-/* What a product of a few rows takes, in bytes: its weights', or as many as it has values where those are fewer, for
- * then arithmetic is what it takes. */
+/* What a product of a few rows takes, in bytes: its weights', or as many as it has values where those are
+ * fewer, for then arithmetic is what it takes. */
 static uint64_t work_of(const struct kn_weight *w)
 {
     const uint64_t values = (uint64_t)w->n_in * (uint64_t)w->n_out;
     return w->packed_bytes > values ? w->packed_bytes : values;
 }
 
-/* The context of the rows at the cursor, beside what follows, where the backend can: all it reads are features, and
- * whatever rows are rejected (see cycle.h). */
+/* The context of the rows at the cursor, beside what follows, where the backend can: all it reads are
+ * features, and whatever rows are rejected (see cycle.h). */
 static int context_beside(struct session *s, int32_t n, bool *done, struct err *e)
 {
     const struct session_rows r = rows_at(s, n);
@@ -72,8 +72,9 @@ static bool looks_back(const struct kn_sampler *sampler)
     return sampler->repeat_penalty != 1 && sampler->repeat_last > 0;
 }
 
-/* Without a drafter the row of a cycle is the anchor alone, which always stays: recurrent state takes it along at once,
- * and nothing is left to be replayed, or it stays pending like those before it, until there are s->every. */
+/* Without a drafter the row of a cycle is the anchor alone, which always stays: recurrent state takes it
+ * along at once, and nothing is left to be replayed, or it stays pending like those before it, until there
+ * are s->every. */
 static bool all_stay(const struct session *s)
 {
     return !s->drafter;

@@ -28,8 +28,9 @@ struct session_cycle {
     const int32_t *ids;       /* [block] the anchor and all proposals; [1] without a drafter */
     const int32_t *picks;     /* [rows]; the last kept one may be KN_PICK_NAN */
     double draft_s, verify_s; /* passes with their heads and picks, by the device's clock */
-    double commit_s;          /* from there to accepting: the context, where it is part of the cycle and not beside the head */
-    double idle_s; /* from the accepting of the cycle before to this one's start; 0: it is the first */
+    double commit_s; /* from there to accepting: the context, where it is part of the cycle and not beside the
+                        head */
+    double idle_s;   /* from the accepting of the cycle before to this one's start; 0: it is the first */
 };
 
 /* Begin cycles with the anchor at n_past. width: rows verified, 1 .. block; ignored without a drafter. */
@@ -44,7 +45,8 @@ int session_cycle_start(struct session *s, int64_t most, struct err *e);
 int session_cycle_finish(struct session *s, struct session_cycle *c, struct err *e);
 /* End cycles: positions before n_past are committed. What was started beyond is never looked at, its rows lie
  * past n_past; but recurrent state it has taken along, and then nothing can follow in this session (spent).
- * Without a drafter positions before n_past are all that were finished, and nothing is left to be replayed. */
+ * Without a drafter positions before n_past are all that were finished, and nothing is left to be replayed.
+ */
 void session_cycles_end(struct session *s, int32_t n_past);
 
 #endif

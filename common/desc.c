@@ -301,7 +301,8 @@ int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
                            "drafter: tap %d out of range (expected a block of the target, 0 to %d, got %d)",
                            i, t->n_layer - 1, d->taps[i]);
     if (desc_tap_twice(d->taps, d->n_taps, t->n_layer) >= 0)
-        return err_set(e, ERR_FORMAT, "drafter: a block is tapped twice (expected different ones, got %d more than once)",
+        return err_set(e, ERR_FORMAT,
+                       "drafter: a block is tapped twice (expected different ones, got %d more than once)",
                        desc_tap_twice(d->taps, d->n_taps, t->n_layer));
     if (d->n_embd != t->n_embd)
         return err_set(

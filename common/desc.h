@@ -103,7 +103,7 @@ struct desc {
     /* Of targets: desc_norm_crc. Of drafters: that of the target which the file says it was made for. */
     bool has_norm_crc;
     uint32_t norm_crc;
-    uint8_t identity[16];   /* of the file: over its keys, tensor infos and samples of every tensor's data */
+    uint8_t identity[16]; /* of the file: over its keys, tensor infos and samples of every tensor's data */
 };
 
 /* Flags that override or supply drafter parts, or say how to read them. */
@@ -120,27 +120,29 @@ struct desc_override {
     const char *flag;            /* what the names of these flags begin with, for hints; NULL: "--draft-" */
 };
 
-/* The name of the first of these flags that is given, without what it begins with ("taps"), or NULL; with "--" the dialect's is
- * "from-dialect". */
+/* The name of the first of these flags that is given, without what it begins with ("taps"), or NULL; with
+ * "--" the dialect's is "from-dialect". */
 const char *desc_override_given(const struct desc_override *o);
 
-/* The description of a file, of any architecture in desc_arch_names, to be freed; o may be NULL. ERR_FORMAT: a
- * part that is missing, unknown or does not fit, by its name; ERR_USAGE: a flag for drafters and a target. */
+/* The description of a file, of any architecture in desc_arch_names, to be freed; o may be NULL. ERR_FORMAT:
+ * a part that is missing, unknown or does not fit, by its name; ERR_USAGE: a flag for drafters and a target.
+ */
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);
 
-/* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise: evenly from block 1 to
- * the third last. Round half to even, as the exporters do. */
+/* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise:
+ * evenly from block 1 to the third last. Round half to even, as the exporters do. */
 void desc_usual_taps(int32_t n_layer, int32_t n, int32_t *taps);
-/* The first block that a list of taps names twice, or -1. The usual taps of a target with too few blocks (n_layer; 0: of any)
- * repeat some, and drafters are trained so: they pass. */
+/* The first block that a list of taps names twice, or -1. The usual taps of a target with too few blocks
+ * (n_layer; 0: of any) repeat some, and drafters are trained so: they pass. */
 int32_t desc_tap_twice(const int32_t *taps, int32_t n, int32_t n_layer);
 
-/* crc32 of output_norm.weight's float32 values; false where it is of another type or not there. It is the same in every type
- * that a model is converted to, and another one in every model that was trained apart. Drafters name their target by it. */
+/* crc32 of output_norm.weight's float32 values; false where it is of another type or not there. It is the
+ * same in every type that a model is converted to, and another one in every model that was trained apart.
+ * Drafters name their target by it. */
 bool desc_norm_crc(const struct gguf *g, uint32_t *crc);
 #define DESC_NORM_KEY "target_norm_crc32"
 /* Do they, as far as both say, not belong together? */

@@ -102,7 +102,8 @@ static int check_shift(struct desc_reader *r, const struct dialect *x)
 void desc_usual_taps(int32_t n_layer, int32_t n, int32_t *taps)
 {
     if (n == 1) taps[0] = n_layer / 2;
-    for (int32_t i = 0; n > 1 && i < n; i++) taps[i] = (int32_t)nearbyint(1 + i * (double)(n_layer - 4) / (n - 1));
+    for (int32_t i = 0; n > 1 && i < n; i++)
+        taps[i] = (int32_t)nearbyint(1 + i * (double)(n_layer - 4) / (n - 1));
 }
 
 int32_t desc_tap_twice(const int32_t *taps, int32_t n, int32_t n_layer)
@@ -138,7 +139,8 @@ static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t 
     }
     const int32_t twice = desc_tap_twice(out, (int32_t)kv->count, 0);
     if (twice >= 0)
-        return desc_fail(r, "key '%s': names a block twice (expected different ones, got %d more than once)", kv->key, twice + shift);
+        return desc_fail(r, "key '%s': names a block twice (expected different ones, got %d more than once)",
+                         kv->key, twice + shift);
     return (int)kv->count;
 }
 
@@ -321,8 +323,10 @@ static int read_windows(struct desc_reader *r)
         any |= sliding[i];
     }
     if (o->sliding_window && !any)
-        return err_set(r->e, ERR_USAGE, "%ssliding-window: no layer slides (expected an s in the pattern: %ssliding-pattern TEXT)", flag(r),
-                       flag(r));
+        return err_set(
+            r->e, ERR_USAGE,
+            "%ssliding-window: no layer slides (expected an s in the pattern: %ssliding-pattern TEXT)",
+            flag(r), flag(r));
     return 0;
 }
 

@@ -98,7 +98,9 @@ int desc_need_theta(struct desc_reader *r, const char *name, float *v)
 {
     char key[160];
     if (desc_need_f32(r, name, v)) return -1;
-    return *v >= 1 ? 0 : desc_fail(r, "key '%s': out of range (expected 1 or more, got %g)", desc_key(r, name, key, sizeof key), (double)*v);
+    return *v >= 1 ? 0
+                   : desc_fail(r, "key '%s': out of range (expected 1 or more, got %g)",
+                               desc_key(r, name, key, sizeof key), (double)*v);
 }
 
 int desc_agree_i32(struct desc_reader *r, const char *name, int32_t found, const char *where)

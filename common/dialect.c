@@ -219,7 +219,8 @@ int dialect_find(const struct dialect **out, const struct gguf *g, const char *f
     const struct dialect *x = forced ? dialect_by_name(forced) : NULL;
     if (gguf_get_str(g, "general.architecture", &arch, e)) return -1;
     if (forced && (!x || x->refused))
-        return err_set(e, ERR_USAGE, "%sdialect %s is not known (expected %s)", from(flag), forced, dialect_names());
+        return err_set(e, ERR_USAGE, "%sdialect %s is not known (expected %s)", from(flag), forced,
+                       dialect_names());
     if (x && !gguf_str_is(arch, x->arch))
         return err_set(e, ERR_FORMAT, "%s: dialect %s has another architecture (expected %s, got %.*s)",
                        file_name(g), x->name, x->arch, (int)(arch.n < 63 ? arch.n : 63), arch.s);

@@ -12,13 +12,14 @@
 #include "mem.h"
 #include "safetensors.h"
 
-/* A tensor of either format under its GGUF name. Against a GGUF, a checkpoint whose family the converter knows is
- * read through its tables, as the converter would have written it: experts stacked, rows in order, values changed. */
+/* A tensor of either format under its GGUF name. Against a GGUF, a checkpoint whose family the converter
+ * knows is read through its tables, as the converter would have written it: experts stacked, rows in order,
+ * values changed. */
 struct side_tensor {
-    char name[256];            /* GGUF name; the file's own where the tables do not know it */
-    const char *own;           /* as the file spells it */
+    char name[256];  /* GGUF name; the file's own where the tables do not know it */
+    const char *own; /* as the file spells it */
     const char *type;
-    int64_t shape[4];          /* rows first, leading ones dropped */
+    int64_t shape[4]; /* rows first, leading ones dropped */
     int n_dims;
     int64_t count;
     const struct gguf_tensor *g; /* one of the three is set */
@@ -33,7 +34,7 @@ struct side {
     struct st *s;
     struct conv *c;
     struct convert options; /* of c */
-    struct side_tensor *t; /* sorted by name */
+    struct side_tensor *t;  /* sorted by name */
     size_t n;
 };
 
@@ -156,7 +157,8 @@ struct sums {
 
 #define SLAB 65536 /* a multiple of every block */
 
-static int compare_slab(const struct side_tensor *a, const struct side_tensor *b, int64_t from, int64_t n, struct sums *s)
+static int compare_slab(const struct side_tensor *a, const struct side_tensor *b, int64_t from, int64_t n,
+                        struct sums *s)
 {
     float *x = mem_alloc(2 * SLAB * sizeof *x), *y = x + SLAB;
     if (!x) return -1;
@@ -214,7 +216,8 @@ static int compare(const struct side_tensor *a, const struct side_tensor *b, int
 static void shape_text(char *out, size_t n, const struct side_tensor *t)
 {
     out[0] = 0;
-    for (int i = 0; t && i < t->n_dims; i++) snprintf(out + strlen(out), n - strlen(out), "%s%lld", i ? "x" : "", (long long)t->shape[i]);
+    for (int i = 0; t && i < t->n_dims; i++)
+        snprintf(out + strlen(out), n - strlen(out), "%s%lld", i ? "x" : "", (long long)t->shape[i]);
 }
 
 /* Shapes are equal once leading ones are dropped: a [1] scalar and a [] one are the same tensor. */
@@ -231,13 +234,17 @@ static bool same_shape(const struct side_tensor *a, const struct side_tensor *b)
 
 static bool same_bytes(const struct side_tensor *a, const struct side_tensor *b)
 {
-    if (a->g && b->g) return a->g->type == b->g->type && a->g->bytes == b->g->bytes && !memcmp(a->g->data, b->g->data, (size_t)a->g->bytes);
-    if (a->s && b->s) return a->s->dtype == b->s->dtype && a->s->bytes == b->s->bytes && !memcmp(a->s->data, b->s->data, (size_t)a->s->bytes);
+    if (a->g && b->g)
+        return a->g->type == b->g->type && a->g->bytes == b->g->bytes &&
+               !memcmp(a->g->data, b->g->data, (size_t)a->g->bytes);
+    if (a->s && b->s)
+        return a->s->dtype == b->s->dtype && a->s->bytes == b->s->bytes &&
+               !memcmp(a->s->data, b->s->data, (size_t)a->s->bytes);
     return false;
 }
 
-static int diff_one(const struct side_tensor *a, const struct side_tensor *b, int threads, struct diff_tensor *r, struct sums *all,
-                    struct diff_total *total, struct err *e)
+static int diff_one(const struct side_tensor *a, const struct side_tensor *b, int threads,
+                    struct diff_tensor *r, struct sums *all, struct diff_total *total, struct err *e)
 {
     struct sums s = {0};
     r->name = a ? a->name : b->name;
@@ -279,7 +286,8 @@ static int diff_one(const struct side_tensor *a, const struct side_tensor *b, in
     return 0;
 }
 
-int diff_files(const char *pa, const char *pb, int threads, diff_fn fn, void *ctx, struct diff_total *total, struct err *e)
+int diff_files(const char *pa, const char *pb, int threads, diff_fn fn, void *ctx, struct diff_total *total,
+               struct err *e)
 {
     struct side a = {0}, b = {0};
     struct sums all = {0};
@@ -290,7 +298,8 @@ int diff_files(const char *pa, const char *pb, int threads, diff_fn fn, void *ct
     for (size_t i = 0, j = 0; i < a.n || j < b.n;) {
         int order = i == a.n ? 1 : j == b.n ? -1 : strcmp(a.t[i].name, b.t[j].name);
         struct diff_tensor r = {0};
-        if (diff_one(order <= 0 ? &a.t[i] : NULL, order >= 0 ? &b.t[j] : NULL, threads, &r, &all, total, e)) goto done;
+        if (diff_one(order <= 0 ? &a.t[i] : NULL, order >= 0 ? &b.t[j] : NULL, threads, &r, &all, total, e))
+            goto done;
         fn(ctx, &r);
         i += order <= 0;
         j += order >= 0;

@@ -141,8 +141,10 @@ static void see_target(struct doctor *p)
     else if (!desc_other_target(t, d))
         ok(p, "made for", textf("this target: crc32 of its final norm %08x", t->norm_crc));
     else
-        note(p, "made for", textf("another target: crc32 of its final norm %08x, of this one %08x", d->norm_crc, t->norm_crc),
-             "right where the target is a fine-tune of that one; else proposals are hardly ever accepted");
+        note(
+            p, "made for",
+            textf("another target: crc32 of its final norm %08x, of this one %08x", d->norm_crc, t->norm_crc),
+            "right where the target is a fine-tune of that one; else proposals are hardly ever accepted");
 }
 
 /* ---- taps ---- */
@@ -171,7 +173,8 @@ static void see_taps(struct doctor *p)
     else
         ok(p, "taps", what);
     if (twice >= 0)
-        misfit(p, "taps twice", textf("a block is tapped more than once"), textf("different blocks"), textf("%d", twice), NULL);
+        misfit(p, "taps twice", textf("a block is tapped more than once"), textf("different blocks"),
+               textf("%d", twice), NULL);
     if (d->n_taps >= t->n_layer || t->n_layer < 5) return;
     desc_usual_taps(t->n_layer, d->n_taps, usual);
     if (taps_are(d, usual, 0)) return;
@@ -609,7 +612,9 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
                "dflash-inspect --pair TARGET DRAFTER");
     else
         see_all(&p);
-    rc = p.no_memory ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter) : io_maps_check(e) ? -1 : p.bad;
+    rc = p.no_memory        ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter)
+         : io_maps_check(e) ? -1
+                            : p.bad;
 done:
     desc_free(p.t);
     desc_free(p.d);

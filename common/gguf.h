@@ -60,8 +60,8 @@ struct gguf {
     struct io_map map;
     uint32_t version, alignment;
     uint64_t n_kv, n_tensors;
-    struct gguf_kv *kv; /* in file order; duplicate keys are refused */
-    struct gguf_tensor *tensor; /* in file order; duplicates, overlaps and ranges past the end are refused */
+    struct gguf_kv *kv;          /* in file order; duplicate keys are refused */
+    struct gguf_tensor *tensor;  /* in file order; duplicates, overlaps and ranges past the end are refused */
     struct gguf_kv **kv_by_name; /* the same, sorted: gguf_find and gguf_tensor search here */
     struct gguf_tensor **tensor_by_name;
     uint64_t data_offset; /* of the data section in the file */
@@ -69,7 +69,8 @@ struct gguf {
     struct arena *arena;
 };
 
-/* Map a file and check all of it but the tensors' values. ERR_FORMAT: malformed, naming key or tensor; ERR_IO. */
+/* Map a file and check all of it but the tensors' values. ERR_FORMAT: malformed, naming key or tensor;
+ * ERR_IO. */
 int gguf_open(struct gguf **g, const char *path, struct err *e);
 /* The same over memory that outlives it (tests, fuzzing); name is for messages. */
 int gguf_open_memory(struct gguf **g, const void *data, uint64_t size, const char *name, struct err *e);
@@ -87,8 +88,8 @@ int gguf_get_i32(const struct gguf *g, const char *key, int32_t *v, struct err *
 int gguf_get_u64(const struct gguf *g, const char *key, uint64_t *v, struct err *e);
 int gguf_get_f32(const struct gguf *g, const char *key, float *v, struct err *e);
 int gguf_get_bool(const struct gguf *g, const char *key, bool *v, struct err *e);
-/* ERR_FORMAT where the file is one of several that a model was split into (split.count above 1): what is made of it alone
- * would lack the rest. */
+/* ERR_FORMAT where the file is one of several that a model was split into (split.count above 1): what is made
+ * of it alone would lack the rest. */
 int gguf_whole(const struct gguf *g, struct err *e);
 int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *v, struct err *e);
 /* Element i of an integer or bool array as i64; f32 of a float array. */

@@ -574,7 +574,8 @@ int gguf_whole(const struct gguf *g, struct err *e)
     int32_t count = 1, no = 0;
     if (gguf_get_i32(g, "split.count", &count, e) < 0 || gguf_get_i32(g, "split.no", &no, e) < 0) return -1;
     if (count <= 1) return 0;
-    err_set(e, ERR_FORMAT, "%s: is part %" PRId64 " of a model that is split into %" PRId32 " files (expected one file)",
+    err_set(e, ERR_FORMAT,
+            "%s: is part %" PRId64 " of a model that is split into %" PRId32 " files (expected one file)",
             g->map.path ? g->map.path : "model", (int64_t)no + 1, count);
     return err_hint(e, "put the parts together first, as llama-gguf-split --merge does");
 }

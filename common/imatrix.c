@@ -62,8 +62,8 @@ int imatrix_fit(struct imatrix_entry *t, int64_t n_in, int64_t n_mat, struct err
     if (t->n_in == n_in && t->n_mat == n_mat) return 0;
     if (t->n_mat != 1 || __builtin_mul_overflow(n_in, n_mat, &all) || t->n_in != all)
         return err_set(e, ERR_FORMAT,
-                       "%s: the importance matrix is of another shape (expected %" PRId64 " columns of %" PRId64
-                       " matrices, got %" PRId64 " of %" PRId64 ")",
+                       "%s: the importance matrix is of another shape (expected %" PRId64
+                       " columns of %" PRId64 " matrices, got %" PRId64 " of %" PRId64 ")",
                        t->name, n_in, n_mat, t->n_in, t->n_mat);
     double *count = mem_realloc(t->count, (size_t)n_mat * sizeof *count);
     if (!count) return err_set(e, ERR_IO, "out of memory (importance of %s)", t->name);
@@ -74,8 +74,8 @@ int imatrix_fit(struct imatrix_entry *t, int64_t n_in, int64_t n_mat, struct err
     return 0;
 }
 
-int imatrix_append(struct imatrix *m, const char *name, int64_t n_in, int64_t n_mat, struct imatrix_entry **at,
-                   struct err *e)
+int imatrix_append(struct imatrix *m, const char *name, int64_t n_in, int64_t n_mat,
+                   struct imatrix_entry **at, struct err *e)
 {
     if (m->n == m->cap) {
         const int64_t cap = m->cap ? 2 * m->cap : 64;
@@ -115,7 +115,8 @@ int imatrix_add_dataset(struct imatrix *m, const char *name, struct err *e)
 {
     const size_t n = (size_t)m->n_dataset;
     char **more = m->dataset;
-    if (!(n & (n - 1))) more = mem_realloc(more, (n ? 2 * n : 1) * sizeof *more); /* full at each power of two */
+    if (!(n & (n - 1)))
+        more = mem_realloc(more, (n ? 2 * n : 1) * sizeof *more); /* full at each power of two */
     if (more) m->dataset = more;
     if (!more || !(more[m->n_dataset] = mem_strdup(name)))
         return err_set(e, ERR_IO, "out of memory (data sets of an importance matrix)");
@@ -157,8 +158,8 @@ static bool ends_with(const char *name, const char *end, size_t *stem)
 
 static int bad_tensor(const struct gguf_tensor *t, const char *what, struct err *e)
 {
-    return err_set(e, ERR_FORMAT, "tensor '%s' [%" PRId64 ", %" PRId64 "]: %s", t->name, t->ne[1] * t->ne[2] * t->ne[3],
-                   t->ne[0], what);
+    return err_set(e, ERR_FORMAT, "tensor '%s' [%" PRId64 ", %" PRId64 "]: %s", t->name,
+                   t->ne[1] * t->ne[2] * t->ne[3], t->ne[0], what);
 }
 
 /* A tensor of numbers that are sums of squares, or counts. */
@@ -169,19 +170,21 @@ static int check_values(const struct gguf_tensor *t, struct err *e)
         float v;
         memcpy(&v, t->data + 4 * i, 4);
         if (!(v >= 0) || !isfinite(v))
-            return err_set(e, ERR_FORMAT, "tensor '%s': element %" PRIu64 " is %g (expected 0 or more)", t->name, i,
-                           (double)v);
+            return err_set(e, ERR_FORMAT, "tensor '%s': element %" PRIu64 " is %g (expected 0 or more)",
+                           t->name, i, (double)v);
     }
     return 0;
 }
 
-static int read_entry(struct imatrix *m, const struct gguf *g, const struct gguf_tensor *sums, size_t stem, struct err *e)
+static int read_entry(struct imatrix *m, const struct gguf *g, const struct gguf_tensor *sums, size_t stem,
+                      struct err *e)
 {
     char name[300];
     struct imatrix_entry *t;
     snprintf(name, sizeof name, "%.*s" COUNTS, (int)stem, sums->name);
     const struct gguf_tensor *counts = gguf_tensor(g, name);
-    if (!counts) return err_set(e, ERR_FORMAT, "tensor '%s': has no counts (expected '%s')", sums->name, name);
+    if (!counts)
+        return err_set(e, ERR_FORMAT, "tensor '%s': has no counts (expected '%s')", sums->name, name);
     if (check_values(sums, e) || check_values(counts, e)) return -1;
     const int64_t n_mat = sums->ne[1] * sums->ne[2] * sums->ne[3], n = (int64_t)(counts->bytes / 4);
     if (n != n_mat && n != 1) /* one count for all matrices: of a tensor whose matrices see the same rows */
@@ -240,12 +243,14 @@ static int read_all(struct imatrix *m, const struct gguf *g, struct err *e)
             if (read_entry(m, g, t, stem, e)) return -1;
         } else if (ends_with(t->name, COUNTS, &stem)) {
             snprintf(name, sizeof name, "%.*s" SUMS, (int)stem, t->name);
-            if (!gguf_tensor(g, name)) return err_set(e, ERR_FORMAT, "tensor '%s': has no sums (expected '%s')", t->name, name);
+            if (!gguf_tensor(g, name))
+                return err_set(e, ERR_FORMAT, "tensor '%s': has no sums (expected '%s')", t->name, name);
         } else { /* NAME.in_sum, NAME.stats and what else a tool says of an entry */
             const char *dot = strrchr(t->name, '.');
             snprintf(name, sizeof name, "%.*s" SUMS, dot ? (int)(dot - t->name) : 0, t->name);
             if (!dot || !gguf_tensor(g, name))
-                return bad_tensor(t, "does not belong in an importance matrix (expected *" SUMS " and *" COUNTS ")", e);
+                return bad_tensor(
+                    t, "does not belong in an importance matrix (expected *" SUMS " and *" COUNTS ")", e);
         }
     }
     return m->n ? imatrix_sort(m, e) : err_set(e, ERR_FORMAT, "is an importance matrix without entries");
@@ -260,7 +265,8 @@ static int read_gguf(struct imatrix *m, const uint8_t *data, uint64_t n, const c
     return rc;
 }
 
-int imatrix_read_memory(struct imatrix **out, const uint8_t *data, uint64_t n, const char *name, struct err *e)
+int imatrix_read_memory(struct imatrix **out, const uint8_t *data, uint64_t n, const char *name,
+                        struct err *e)
 {
     struct imatrix *m;
     int rc;
@@ -302,7 +308,8 @@ static int put_keys(const struct imatrix *m, struct gguf_writer *w, struct err *
 {
     struct gguf_str *sets = mem_calloc((size_t)m->n_dataset + 1, sizeof *sets);
     if (!sets) return err_set(e, ERR_IO, "out of memory (data sets of an importance matrix)");
-    for (int64_t i = 0; i < m->n_dataset; i++) sets[i] = (struct gguf_str){m->dataset[i], strlen(m->dataset[i])};
+    for (int64_t i = 0; i < m->n_dataset; i++)
+        sets[i] = (struct gguf_str){m->dataset[i], strlen(m->dataset[i])};
     int rc = gguf_put_str(w, "general.type", "imatrix", 7, e);
     if (!rc) rc = gguf_put_strings(w, "imatrix.datasets", sets, (uint64_t)m->n_dataset, e);
     if (!rc) rc = gguf_put_u32(w, "imatrix.chunk_count", imatrix_chunks(m), e);
@@ -325,7 +332,8 @@ static int write_floats(struct gguf_writer *w, struct io_out *out, const double 
 static int describe(struct gguf_writer *w, const struct imatrix_entry *t, struct err *e)
 {
     const int64_t sums[2] = {t->n_in, t->n_mat}, counts[2] = {1, t->n_mat};
-    const uint32_t n_dims = t->n_mat > 1 ? 2 : 1; /* the ecosystem's writer leaves out dimensions of 1 at the end */
+    const uint32_t n_dims =
+        t->n_mat > 1 ? 2 : 1; /* the ecosystem's writer leaves out dimensions of 1 at the end */
     char name[300];
     snprintf(name, sizeof name, "%s" SUMS, t->name);
     if (gguf_add_tensor(w, name, KN_F32, n_dims, sums, e)) return -1;

@@ -1,8 +1,10 @@
-/* imatrix_watch.c - a table of operations that stands before the backend's own and looks at the inputs of products.
+/* imatrix_watch.c - a table of operations that stands before the backend's own and looks at the inputs of
+ * products.
  *
- * A product's rows are fetched (normed first, by the backend's own norm, where the operation norms them) and every column's
- * squares are added in float64, rows in order, so the sums depend on the rows alone and not on threads. Then the
- * operation runs as ever: what a watched model computes is bit for bit what it computes unwatched. */
+ * A product's rows are fetched (normed first, by the backend's own norm, where the operation norms them) and
+ * every column's squares are added in float64, rows in order, so the sums depend on the rows alone and not on
+ * threads. Then the operation runs as ever: what a watched model computes is bit for bit what it computes
+ * unwatched. */
 #include "imatrix.h"
 #include "io.h"
 #include "mem.h"
@@ -71,8 +73,8 @@ static int fetch(struct imatrix_watch *k, const float *x, size_t n, const char *
 }
 
 /* Rows x [n, n_in], normed as the operation will: in k->x. */
-static int fetch_normed(struct imatrix_watch *k, const float *x, const float *norm, float eps, int32_t n, int64_t n_in,
-                        const char *name)
+static int fetch_normed(struct imatrix_watch *k, const float *x, const float *norm, float eps, int32_t n,
+                        int64_t n_in, const char *name)
 {
     const size_t all = (size_t)n * (size_t)n_in;
     if (all > k->device_n) {
@@ -95,7 +97,8 @@ static void add_squares(double *to, const float *x, int64_t n_in)
 static int sum_columns(struct imatrix_watch *k, int32_t n, int64_t n_in, const char *name)
 {
     enum { PART = 256 };
-    if (!grow(&k->sum, &k->sum_n, (size_t)n_in, sizeof *k->sum)) return fail(k, KN_EMEM, "out of memory", name);
+    if (!grow(&k->sum, &k->sum_n, (size_t)n_in, sizeof *k->sum))
+        return fail(k, KN_EMEM, "out of memory", name);
     double *sum = k->sum;
     const float *x = k->x;
     io_team_begin();
@@ -112,8 +115,8 @@ static int sum_columns(struct imatrix_watch *k, int32_t n, int64_t n_in, const c
 }
 
 /* The same n rows for every matrix that is watched among w. */
-static int add_rows(struct imatrix_watch *k, const struct kn_weight *const *w, int32_t n_w, const float *x, bool has_norm,
-                    const float *norm, float eps, int32_t n)
+static int add_rows(struct imatrix_watch *k, const struct kn_weight *const *w, int32_t n_w, const float *x,
+                    bool has_norm, const float *norm, float eps, int32_t n)
 {
     bool have = false;
     for (int32_t j = 0; j < n_w; j++) {
@@ -132,12 +135,14 @@ static int add_rows(struct imatrix_watch *k, const struct kn_weight *const *w, i
     return 0;
 }
 
-/* Rows of k->x: row i of n meets expert ids[i, j] for every j; each: a row is [n_used, n_in], one for every expert. */
-static int add_experts(struct imatrix_watch *k, struct imatrix_entry *t, const int32_t *ids, int32_t n, int32_t n_used,
-                       bool each)
+/* Rows of k->x: row i of n meets expert ids[i, j] for every j; each: a row is [n_used, n_in], one for every
+ * expert. */
+static int add_experts(struct imatrix_watch *k, struct imatrix_entry *t, const int32_t *ids, int32_t n,
+                       int32_t n_used, bool each)
 {
     for (int64_t i = 0; i < (int64_t)n * n_used; i++) {
-        if (ids[i] < 0 || ids[i] >= t->n_mat) return fail(k, KN_EDEVICE, "an expert that the model has not", t->name);
+        if (ids[i] < 0 || ids[i] >= t->n_mat)
+            return fail(k, KN_EDEVICE, "an expert that the model has not", t->name);
         double *to = t->sum2 + ids[i] * t->n_in;
         add_squares(to, k->x + (each ? i : i / n_used) * t->n_in, t->n_in);
         t->count[ids[i]]++;
@@ -156,23 +161,25 @@ static int fetch_ids(struct imatrix_watch *k, const int32_t *ids, int32_t n, int
 
 /* ---- the operations ---- */
 
-static int watch_linear(struct kn_backend *be, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add)
+static int watch_linear(struct kn_backend *be, float *out, const struct kn_weight *w, const float *x,
+                        int32_t n, bool add)
 {
     struct imatrix_watch *k = watch_of(be);
     const int rc = add_rows(k, &w, 1, x, false, NULL, 0, n);
     return rc ? rc : k->inner->linear(be, out, w, x, n, add);
 }
 
-static int watch_norm_linear(struct kn_backend *be, float *const *out, const struct kn_weight *const *w, int32_t n_w,
-                             const float *x, const float *norm, float eps, int32_t n)
+static int watch_norm_linear(struct kn_backend *be, float *const *out, const struct kn_weight *const *w,
+                             int32_t n_w, const float *x, const float *norm, float eps, int32_t n)
 {
     struct imatrix_watch *k = watch_of(be);
     const int rc = add_rows(k, w, n_w, x, true, norm, eps, n);
     return rc ? rc : k->inner->norm_linear(be, out, w, n_w, x, norm, eps, n);
 }
 
-static int watch_norm_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up,
-                            const float *x, const float *norm, float eps, enum kn_act act, int32_t n)
+static int watch_norm_gated(struct kn_backend *be, float *out, const struct kn_weight *gate,
+                            const struct kn_weight *up, const float *x, const float *norm, float eps,
+                            enum kn_act act, int32_t n)
 {
     struct imatrix_watch *k = watch_of(be);
     const struct kn_weight *w[] = {gate, up};
@@ -180,9 +187,9 @@ static int watch_norm_gated(struct kn_backend *be, float *out, const struct kn_w
     return rc ? rc : k->inner->norm_gated(be, out, gate, up, x, norm, eps, act, n);
 }
 
-static int watch_experts_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up,
-                               const float *x, const float *norm, float eps, enum kn_act act, const int32_t *ids,
-                               int32_t n, int32_t n_used)
+static int watch_experts_gated(struct kn_backend *be, float *out, const struct kn_weight *gate,
+                               const struct kn_weight *up, const float *x, const float *norm, float eps,
+                               enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
 {
     struct imatrix_watch *k = watch_of(be);
     struct imatrix_entry *t[] = {entry_of(k, gate), entry_of(k, up)}, *any = t[0] ? t[0] : t[1];
@@ -212,7 +219,8 @@ static int match(struct imatrix_watch *k, const struct model *model, struct imat
     struct imatrix_entry *t;
     for (int64_t i = 0; i < m->n; i++) {
         bool found = false;
-        for (int32_t j = 0; j < model->n_matrix; j++) found |= !strcmp(m->entry[i].name, model->matrix[j].name);
+        for (int32_t j = 0; j < model->n_matrix; j++)
+            found |= !strcmp(m->entry[i].name, model->matrix[j].name);
         if (!found)
             return err_set(e, ERR_FORMAT, "%s: the importance matrix has it, the model has no such product",
                            m->entry[i].name);

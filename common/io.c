@@ -305,7 +305,8 @@ static void name_beside(char *s, size_t n, const char *path, unsigned k, const c
 {
     const char *slash = strrchr(path, '/');
     const size_t all = strlen(path), last = slash ? strlen(slash + 1) : all, room = NAME_MAX - 32;
-    snprintf(s, n, "%.*s.%ld-%u.%s", (int)(all - (last > room ? last - room : 0)), path, (long)getpid(), k, end);
+    snprintf(s, n, "%.*s.%ld-%u.%s", (int)(all - (last > room ? last - room : 0)), path, (long)getpid(), k,
+             end);
 }
 
 static int create_tmp(struct io_out *o, struct err *e)
@@ -390,7 +391,8 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
         goto fail;
     }
     if (o->fd < 0 && create_tmp(o, e)) goto fail;
-    if (replaces && fchmod(o->fd, st.st_mode & 0777) && errno != EPERM && errno != ENOSYS) { /* a file system without modes */
+    if (replaces && fchmod(o->fd, st.st_mode & 0777) && errno != EPERM &&
+        errno != ENOSYS) { /* a file system without modes */
         err_errno(e, "%s: cannot keep the file's mode", o->path);
         goto fail;
     }
@@ -442,7 +444,8 @@ int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, 
 {
     const uint8_t *p = data;
     if (!o->tmp)
-        return err_set(e, ERR_USAGE, "%s: cannot be written out of order (expected a file)", o->path ? o->path : "stdout");
+        return err_set(e, ERR_USAGE, "%s: cannot be written out of order (expected a file)",
+                       o->path ? o->path : "stdout");
     while (n) {
         const ssize_t done = pwrite(o->fd, p, n, (off_t)offset);
         if (done < 0 && errno == EINTR) continue;
@@ -485,13 +488,14 @@ int io_out_prepare(struct io_out *o, struct err *e)
     return close(fd) && errno != EINTR ? err_errno(e, "%s: cannot write", o->path) : 0;
 }
 
-/* What has the name of o now stays beside it as o->old, until all outputs of the commit have their names: as a
- * second link, or, where the file system has none, under that name alone. */
+/* What has the name of o now stays beside it as o->old, until all outputs of the commit have their names: as
+ * a second link, or, where the file system has none, under that name alone. */
 static int keep_old(struct io_out *o, struct err *e)
 {
     struct stat st;
     size_t n = strlen(o->path) + 48;
-    if (!o->force || lstat(o->path, &st) || S_ISDIR(st.st_mode)) return 0; /* nothing that would be replaced */
+    if (!o->force || lstat(o->path, &st) || S_ISDIR(st.st_mode))
+        return 0; /* nothing that would be replaced */
     char *old = mem_alloc(n);
     if (!old) return err_set(e, ERR_IO, "%s: out of memory (name of the file that is there)", o->path);
     for (unsigned k = 0; k < 1000; k++) {
@@ -524,8 +528,8 @@ static void take_back(struct io_out *o, bool named, struct err *e)
     }
 }
 
-/* The names of all of them; where one fails, all is as it was. A rename that fails changes nothing, so the last one
- * needs no old file kept. */
+/* The names of all of them; where one fails, all is as it was. A rename that fails changes nothing, so the
+ * last one needs no old file kept. */
 static int name_all(struct io_out *const *o, int n, struct err *e)
 {
     int last = n - 1;
@@ -568,7 +572,8 @@ int io_outs_commit(struct io_out *const *o, int n, struct err *e)
     if (!rc) rc = give_names(o, n, e);
     for (int i = 0; i < n && !rc; i++) {
         if (!o[i]->named) continue;
-        io_folder(o[i]->path, dir); /* best effort: the bytes are safe, only the name may be lost with the power */
+        io_folder(o[i]->path,
+                  dir); /* best effort: the bytes are safe, only the name may be lost with the power */
         int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd >= 0) {
             fsync(fd);
@@ -617,7 +622,8 @@ bool io_waits(int fd)
 bool io_path_waits(const char *path)
 {
     struct stat st;
-    return strcmp(path, "-") ? stat(path, &st) == 0 && (waits(&st) || S_ISCHR(st.st_mode)) : io_waits(STDIN_FILENO);
+    return strcmp(path, "-") ? stat(path, &st) == 0 && (waits(&st) || S_ISCHR(st.st_mode))
+                             : io_waits(STDIN_FILENO);
 }
 
 int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, struct err *e)
@@ -687,8 +693,10 @@ int io_hint_tokens(const void *data, size_t n, struct err *e)
 {
     const uint8_t *p = data;
     if (io_hint_state(p, n, e)) return -1;
-    if (n >= 4 && !memcmp(p, "GGUF", 4)) return err_hint(e, "this is a GGUF file: a model goes with -m or -d");
-    /* Ids below 2^24 have a zero in every fourth byte, which text has not; a -1 has bytes that UTF-8 has not. */
+    if (n >= 4 && !memcmp(p, "GGUF", 4))
+        return err_hint(e, "this is a GGUF file: a model goes with -m or -d");
+    /* Ids below 2^24 have a zero in every fourth byte, which text has not; a -1 has bytes that UTF-8 has not.
+     */
     for (size_t i = 0; i < n && i < 64; i++)
         if (!p[i] || p[i] >= 0xf8 || (p[i] < 32 && !strchr("\t\n\r\f", p[i]))) return -1;
     return err_hint(e, "this looks like text: dflash-tokenize -m MODEL.gguf makes ids of it");

@@ -25,16 +25,16 @@ int io_maps_check(struct err *e);
  * that is not a map. */
 void io_map_done(const void *p, uint64_t n);
 
-/* 1 where there is something at path, also a link that points nowhere; 0 where there is nothing; -1 where that cannot be
- * told (a folder that may not be searched, a loop of links). For files that may be absent: what is there is then opened,
- * and said to be missing only where it is. */
+/* 1 where there is something at path, also a link that points nowhere; 0 where there is nothing; -1 where
+ * that cannot be told (a folder that may not be searched, a loop of links). For files that may be absent:
+ * what is there is then opened, and said to be missing only where it is. */
 int io_exists(const char *path, struct err *e);
 
 /* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and
  * renamed by io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP
  * (io_signals_install). Without force an existing path is refused, and a path that is the same file as one of
- * inputs always is (ERR_USAGE); with it the new file has the mode of the one that it replaces. A device or a pipe at path is
- * written through like stdout: renaming over it would replace it by a file. */
+ * inputs always is (ERR_USAGE); with it the new file has the mode of the one that it replaces. A device or a
+ * pipe at path is written through like stdout: renaming over it would replace it by a file. */
 struct io_out {
     int fd;
     bool to_stdout, force;
@@ -50,34 +50,35 @@ int io_out_open(struct io_out *o, const char *path, bool force, const char *cons
 int io_out_write(struct io_out *o, const void *data, size_t n,
                  struct err *e); /* buffered; handles short writes */
 int io_out_flush(struct io_out *o, struct err *e);
-/* The n bytes at an offset of a file, whatever was written before; not mixed with io_out_write. ERR_USAGE where
- * the output is not a file of its own (stdout, a pipe, a device). */
+/* The n bytes at an offset of a file, whatever was written before; not mixed with io_out_write. ERR_USAGE
+ * where the output is not a file of its own (stdout, a pipe, a device). */
 int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, struct err *e);
 int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; then the struct is closed */
-/* The same for n outputs of one run: all of their bytes are safe before the first gets its name, and where one cannot get
- * it, none of them stays and files that were to be replaced (force) are what and where they were. Until the last has its
- * name they are kept beside as PATH.PID-N.old: by a second link, so that PATH is never missing, or, on a file system
- * without links, by a rename. SIGINT, SIGTERM and SIGHUP wait for that moment. Only SIGKILL or a crash of the machine
- * within it leaves .old files, which then hold what was replaced. */
+/* The same for n outputs of one run: all of their bytes are safe before the first gets its name, and where
+ * one cannot get it, none of them stays and files that were to be replaced (force) are what and where they
+ * were. Until the last has its name they are kept beside as PATH.PID-N.old: by a second link, so that PATH is
+ * never missing, or, on a file system without links, by a rename. SIGINT, SIGTERM and SIGHUP wait for that
+ * moment. Only SIGKILL or a crash of the machine within it leaves .old files, which then hold what was
+ * replaced. */
 int io_outs_commit(struct io_out *const *o, int n, struct err *e);
-/* The part of a commit that a full disk can fail: flush, fsync and close, but no name yet. Nothing is written after it.
- * On failure abort the output. */
+/* The part of a commit that a full disk can fail: flush, fsync and close, but no name yet. Nothing is written
+ * after it. On failure abort the output. */
 int io_out_prepare(struct io_out *o, struct err *e);
-void io_out_abort(struct io_out *o);                /* legal after commit: does nothing */
-/* Remove temporaries when the program exits with outputs open, and when SIGINT, SIGTERM, SIGHUP or SIGPIPE end it, which they
- * still do; a write
- * past the limit on file sizes fails instead of ending it. Reading a mapped file that another process cut
- * ends the program with a message and exit status 4 (ERR_IO), temporaries removed. */
+void io_out_abort(struct io_out *o); /* legal after commit: does nothing */
+/* Remove temporaries when the program exits with outputs open, and when SIGINT, SIGTERM, SIGHUP or SIGPIPE
+ * end it, which they still do; a write past the limit on file sizes fails instead of ending it. Reading a
+ * mapped file that another process cut ends the program with a message and exit status 4 (ERR_IO),
+ * temporaries removed. */
 void io_signals_install(void);
 
-/* Around a parallel region of OpenMP. Its runtime ends the program where it gets no threads or no memory, with status 1,
- * which would read as a negative answer: between these two, an exit has status 4 (ERR_IO) and removes the temporaries, once
- * io_signals_install was called. */
+/* Around a parallel region of OpenMP. Its runtime ends the program where it gets no threads or no memory,
+ * with status 1, which would read as a negative answer: between these two, an exit has status 4 (ERR_IO) and
+ * removes the temporaries, once io_signals_install was called. */
 void io_team_begin(void);
 void io_team_end(void);
 
-/* Whether what is read from fd, or from path (which may be "-"), may have to be waited for: a pipe, a socket, a terminal.
- * false too where there is nothing: reading it will say so. */
+/* Whether what is read from fd, or from path (which may be "-"), may have to be waited for: a pipe, a socket,
+ * a terminal. false too where there is nothing: reading it will say so. */
 bool io_waits(int fd);
 bool io_path_waits(const char *path);
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */
@@ -89,7 +90,8 @@ int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, str
 int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct err *e);
 /* After an error that data is not what was expected: is it a state? Then a hint says so. */
 bool io_hint_state(const void *data, size_t n, struct err *e);
-/* After the error that data, read as ids, is no prompt: a hint where it is text, a state or a GGUF file. Returns -1. */
+/* After the error that data, read as ids, is no prompt: a hint where it is text, a state or a GGUF file.
+ * Returns -1. */
 int io_hint_tokens(const void *data, size_t n, struct err *e);
 int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *e);
 

@@ -19,8 +19,8 @@ int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struc
     uint64_t failures = mem_failures();
     *j = NULL;
     memset(&why, 0, sizeof why);
-    /* jansson reports some failed allocations as bad tokens, and where the buffer of a string cannot grow it loses a
-     * character and goes on: through our functions both can be told apart. */
+    /* jansson reports some failed allocations as bad tokens, and where the buffer of a string cannot grow it
+     * loses a character and goes on: through our functions both can be told apart. */
     json_use_mem();
     if (n > SIZE_MAX) return err_set(e, ERR_IO, "%s: out of memory (%" PRIu64 " bytes of JSON)", name, n);
     *j = json_loadb(n ? data : "", (size_t)n, JSON_REJECT_DUPLICATES, &why);
@@ -30,8 +30,10 @@ int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struc
         return err_set(e, ERR_IO, "%s: out of memory (JSON)", name);
     }
     if (*j) return 0;
-    static const char without[] = " without JSON_ALLOW_NUL"; /* an option of the library's, nothing that a user could set */
-    char *const option = strstr(why.text, without), *const behind = option ? option + sizeof without - 1 : NULL;
+    static const char without[] =
+        " without JSON_ALLOW_NUL"; /* an option of the library's, nothing that a user could set */
+    char *const option = strstr(why.text, without), *const behind =
+                                                        option ? option + sizeof without - 1 : NULL;
     if (option) memmove(option, behind, strlen(behind) + 1);
     return err_set(e, ERR_FORMAT, "%s: bad JSON in line %d, column %d: %.160s", name, why.line, why.column,
                    why.text);
@@ -79,7 +81,8 @@ char *json_line(const json_t *j, int digits)
     for (const uint8_t *p = (const uint8_t *)s; *p; p++) n += to_escape(p) != 0;
     if (!n) return s;
     to = out = mem_alloc(strlen(s) + 5 * n + 1);
-    for (const uint8_t *p = (const uint8_t *)s; out && *p;) { /* only within strings is there anything but ASCII */
+    for (const uint8_t *p = (const uint8_t *)s;
+         out && *p;) { /* only within strings is there anything but ASCII */
         const size_t k = to_escape(p);
         if (k)
             to += snprintf(to, 7, "\\u%04x", k == 1 ? p[0] : p[1]);

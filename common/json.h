@@ -10,9 +10,9 @@
 #include <stdint.h>
 #include "err.h"
 
-/* jansson's memory from mem.h from now on, so that mem_failures() counts what fails there. Building a JSON value reports no
- * failed allocation that loses a member: whoever prints one asks mem_failures() before the output counts as good. Called by
- * json_parse; a program that only prints calls it first. */
+/* jansson's memory from mem.h from now on, so that mem_failures() counts what fails there. Building a JSON
+ * value reports no failed allocation that loses a member: whoever prints one asks mem_failures() before the
+ * output counts as good. Called by json_parse; a program that only prints calls it first. */
 void json_use_mem(void);
 /* Parse n bytes; name is for messages. ERR_FORMAT for bad JSON, ERR_IO when out of memory. */
 int json_parse(json_t **j, const void *data, uint64_t n, const char *name, struct err *e);
@@ -21,8 +21,8 @@ int json_parse_file(json_t **j, const char *path, uint64_t cap, struct err *e);
 
 /* s [n] as a JSON value: a string, or {"hex": [...]}, a byte each, where it is not UTF-8. */
 json_t *json_text(const char *s, size_t n);
-/* j in one line, reals with digits digits; DEL and U+0080 to U+009F, some of which begin terminal commands, are escaped as
- * those below U+0020 are. mem_free it. NULL when out of memory, or where j is NULL. */
+/* j in one line, reals with digits digits; DEL and U+0080 to U+009F, some of which begin terminal commands,
+ * are escaped as those below U+0020 are. mem_free it. NULL when out of memory, or where j is NULL. */
 char *json_line(const json_t *j, int digits);
 /* j as JSON for a message, cut to fit buf [n]; "nothing" where it is NULL. Returns buf. */
 const char *json_show(const json_t *j, char *buf, size_t n);

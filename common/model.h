@@ -55,16 +55,16 @@ struct model {
     struct model_matrix {
         const struct kn_weight *w;
         const char *name;
-    } *matrix; /* [n_matrix] the weights of products and their tensors; of one stored in halves, the first */
+    } * matrix; /* [n_matrix] the weights of products and their tensors; of one stored in halves, the first */
     int32_t n_matrix;
     uint64_t
         bytes_step; /* weight bytes read by a one-row step, as stored in the file; of experts, those used */
 };
 
 typedef void (*model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
-/* Open a target or drafter GGUF: its description, and whether the backend can run it. No weight is read and nothing but d
- * is there to be used, until model_fill. path may not be a directory or safetensors: those are refused with the convert
- * command. */
+/* Open a target or drafter GGUF: its description, and whether the backend can run it. No weight is read and
+ * nothing but d is there to be used, until model_fill. path may not be a directory or safetensors: those are
+ * refused with the convert command. */
 int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                struct err *e);
 /* The weights of an open model. On failure it can only be freed. */
@@ -80,24 +80,24 @@ void model_free(struct model *m);
 /* Activations of one pass, on the device, in work.c. Target and drafter take turns in the same ones; what
  * neither needs is NULL. */
 struct work {
-    int32_t rows;                  /* capacity: the most rows a pass may have */
-    float *x;                      /* [rows, n_embd] the residual stream */
-    float *y;                      /* [rows, n_embd] a branch before it is normed and added */
-    float *y2;                     /* [rows, n_embd] a second branch beside it */
-    float *q;                      /* [rows, n_head * head_dim] */
-    float *g;                      /* [rows, n_head * head_dim] gates of the attention's output */
-    float *k, *v;                  /* [rows, n_head_kv * head_dim] */
-    float *fused;                  /* [rows, n_embd] a drafter's features through fc: x may be in use beside it */
-    float *context;                /* [rows, dflash_context_width] keys and values of a drafter's context */
-    float *attn;                   /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
-    float *ff;                     /* [rows, max(n_ff, n_ff_shexp)] */
-    float *rope[DESC_MAX_ROPES];   /* [rows, n_rot/2, 2] cos, sin */
-    float *draft_rope;             /* the same of a drafter: a block's are those of the context that follows */
-    float *router;                 /* [rows, n_expert] */
-    int32_t *expert;               /* [rows, n_expert_used] ids; with a shared expert room for one more a row */
-    float *expert_w;               /* [rows, n_expert_used] their weights; the same */
-    float *expert_ff;              /* [rows, n_expert_used, n_ff_exp]; the same */
-    float *shared;                 /* [rows, 1] gate of the shared expert */
+    int32_t rows;   /* capacity: the most rows a pass may have */
+    float *x;       /* [rows, n_embd] the residual stream */
+    float *y;       /* [rows, n_embd] a branch before it is normed and added */
+    float *y2;      /* [rows, n_embd] a second branch beside it */
+    float *q;       /* [rows, n_head * head_dim] */
+    float *g;       /* [rows, n_head * head_dim] gates of the attention's output */
+    float *k, *v;   /* [rows, n_head_kv * head_dim] */
+    float *fused;   /* [rows, n_embd] a drafter's features through fc: x may be in use beside it */
+    float *context; /* [rows, dflash_context_width] keys and values of a drafter's context */
+    float *attn;    /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
+    float *ff;      /* [rows, max(n_ff, n_ff_shexp)] */
+    float *rope[DESC_MAX_ROPES]; /* [rows, n_rot/2, 2] cos, sin */
+    float *draft_rope;           /* the same of a drafter: a block's are those of the context that follows */
+    float *router;               /* [rows, n_expert] */
+    int32_t *expert;             /* [rows, n_expert_used] ids; with a shared expert room for one more a row */
+    float *expert_w;             /* [rows, n_expert_used] their weights; the same */
+    float *expert_ff;            /* [rows, n_expert_used, n_ff_exp]; the same */
+    float *shared;               /* [rows, 1] gate of the shared expert */
     float *qkv, *z, *alpha, *beta; /* [rows, width], [rows, n_v * d_v], [rows, n_v] x2 */
 };
 
@@ -107,9 +107,9 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
              uint64_t *bytes, struct err *e);
 void work_free(struct work *w, struct kn_backend *be);
 
-/* Who wants to see the residual stream. A plane is what a layer leaves: 0 the embeddings (scaled), i the rows after
- * block i - 1; the last, n_layer, after output_norm. So the planes are the hidden_states of Hugging Face
- * transformers, and the tap of block i is plane i + 1. */
+/* Who wants to see the residual stream. A plane is what a layer leaves: 0 the embeddings (scaled), i the rows
+ * after block i - 1; the last, n_layer, after output_norm. So the planes are the hidden_states of Hugging
+ * Face transformers, and the tap of block i is plane i + 1. */
 struct hidden {
     /* rows: host [n, n_embd] of a plane, of positions first_pos ..; planes ascending within a pass. */
     int (*fn)(void *ctx, int32_t plane, const float *rows, int32_t n, int32_t first_pos, struct err *e);
@@ -123,23 +123,24 @@ struct pass {
     const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
     const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
     const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
-    bool commit;            /* the rows are final (a prefill, a cycle without a drafter): delta nets advance their state */
-    int32_t every;          /* of one final row: kn_delta's */
+    bool commit; /* the rows are final (a prefill, a cycle without a drafter): delta nets advance their state
+                  */
+    int32_t every; /* of one final row: kn_delta's */
     int32_t n;
     int32_t first_pos;  /* the position of row 0, as the host knows it: for messages */
     const int32_t *ids; /* [n] device */
     const int32_t *pos; /* [n] device, ascending by one */
     float *features;    /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
-    bool angles;        /* context of a drafter: the last block began at these positions, and its angles are there */
+    bool angles; /* context of a drafter: the last block began at these positions, and its angles are there */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
-    struct fault *fault;         /* NULL: what is found is an error; else it is left here, for rows may be rejected */
+    struct fault *fault; /* NULL: what is found is an error; else it is left here, for rows may be rejected */
     const struct hidden *hidden; /* NULL, or show it every layer (slow; waits for the device) */
 };
 
-/* The earliest row that a layer left a NaN or Inf in: its position (INT32_MAX: none) and the first such layer, -1 for
- * the embedding. */
+/* The earliest row that a layer left a NaN or Inf in: its position (INT32_MAX: none) and the first such
+ * layer, -1 for the embedding. */
 struct fault {
     int32_t pos, layer;
 };
@@ -170,12 +171,13 @@ struct pass_heads {
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
 /* rope_store and attention. Returns what the operation that failed returned. */
 int pass_attend(const struct model *m, const struct pass_heads *h);
-/* Router and experts of a layer over w->x. expert_scale may be NULL. Returns what the operation that failed returned. */
+/* Router and experts of a layer over w->x. expert_scale may be NULL. Returns what the operation that failed
+ * returned. */
 struct pass_mixture {
     const float *router_norm, *norm; /* what the router and what the experts read x through */
     enum kn_act act;
-    float *out; /* the weighted sum goes here, */
-    bool add;   /* or is added to it */
+    float *out;  /* the weighted sum goes here, */
+    bool add;    /* or is added to it */
     bool shared; /* with the expert that all rows share: only where pass_shares */
 };
 int pass_experts(const struct model *m, const struct pass *p, int32_t i, const struct pass_mixture *x);

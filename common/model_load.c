@@ -134,11 +134,12 @@ static uint8_t *half_rows(struct loader *l, const struct gguf_tensor *t, int64_t
     if (!copy) err_set(l->e, ERR_IO, "out of memory (tensor %s)", t->name);
     if (!copy) n = 0;
     /* One thread copies, and takes the pages of, 2.5 GB/s. */
-    const int threads = t->bytes < ((uint64_t)32 << 20) ? 1 : omp_get_num_procs() < 8 ? omp_get_num_procs() : 8;
+    const int threads = t->bytes < ((uint64_t)32 << 20) ? 1
+                        : omp_get_num_procs() < 8       ? omp_get_num_procs()
+                                                        : 8;
     io_team_begin();
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (size_t i = 0; i < n; i++)
-        memcpy(copy + i * bytes, t->data + (2 * i + (size_t)half) * bytes, bytes);
+    for (size_t i = 0; i < n; i++) memcpy(copy + i * bytes, t->data + (2 * i + (size_t)half) * bytes, bytes);
     io_team_end();
     return copy;
 }
@@ -358,8 +359,8 @@ static int check_delta(struct loader *l)
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
         if (limits[i].found > limits[i].most)
             return err_set(l->e, ERR_FORMAT,
-                           "key '%s.%s': %s of this length are not supported (expected at most %d, got %d)", d->arch_name,
-                           limits[i].key, limits[i].what, limits[i].most, limits[i].found);
+                           "key '%s.%s': %s of this length are not supported (expected at most %d, got %d)",
+                           d->arch_name, limits[i].key, limits[i].what, limits[i].most, limits[i].found);
     return l->op->delta ? 0 : unsupported(l, "the delta nets", "delta");
 }
 

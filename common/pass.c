@@ -77,9 +77,9 @@ static int show(const struct model *m, const struct pass *p, int32_t plane, stru
         rc = op->rms_norm(m->be, h->normed, x, m->output_norm, p->n, m->d->n_embd, m->d->rms_eps);
         x = h->normed;
     }
-    if (rc == 0)
-        rc = op->download(m->be, h->host, x, (size_t)p->n * (size_t)m->d->n_embd * sizeof *h->host);
-    return rc ? model_failed(m, "hidden states", rc, e) : h->fn(h->ctx, plane, h->host, p->n, p->first_pos, e);
+    if (rc == 0) rc = op->download(m->be, h->host, x, (size_t)p->n * (size_t)m->d->n_embd * sizeof *h->host);
+    return rc ? model_failed(m, "hidden states", rc, e)
+              : h->fn(h->ctx, plane, h->host, p->n, p->first_pos, e);
 }
 
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i)

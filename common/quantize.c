@@ -16,16 +16,16 @@ static const struct {
     const char *name;
     uint32_t type, file_type;
 } recipes[QUANT_RECIPES] = {
-    [QUANT_F32] = {"F32", KN_F32, 0},         [QUANT_F16] = {"F16", KN_F16, 1},
-    [QUANT_BF16] = {"BF16", KN_BF16, 32},     [QUANT_Q8_0] = {"Q8_0", KN_Q8_0, 7},
-    [QUANT_Q4_0] = {"Q4_0", KN_Q4_0, 2},      [QUANT_Q5_0] = {"Q5_0", KN_Q5_0, 8},
+    [QUANT_F32] = {"F32", KN_F32, 0},           [QUANT_F16] = {"F16", KN_F16, 1},
+    [QUANT_BF16] = {"BF16", KN_BF16, 32},       [QUANT_Q8_0] = {"Q8_0", KN_Q8_0, 7},
+    [QUANT_Q4_0] = {"Q4_0", KN_Q4_0, 2},        [QUANT_Q5_0] = {"Q5_0", KN_Q5_0, 8},
     [QUANT_Q4_K] = {"Q4_K", KN_Q4_K, 14}, /* 14, 16: the small mixes, the closest that the key can say */
-    [QUANT_Q5_K] = {"Q5_K", KN_Q5_K, 16},     [QUANT_Q6_K] = {"Q6_K", KN_Q6_K, 18},
-    [QUANT_Q4_1] = {"Q4_1", KN_Q4_1, 3},      [QUANT_Q5_1] = {"Q5_1", KN_Q5_1, 9},
-    [QUANT_Q4_K_S] = {"Q4_K_S", KN_Q4_K, 14}, [QUANT_Q4_K_M] = {"Q4_K_M", KN_Q4_K, 15},
-    [QUANT_Q5_K_S] = {"Q5_K_S", KN_Q5_K, 16}, [QUANT_Q5_K_M] = {"Q5_K_M", KN_Q5_K, 17},
-    [QUANT_Q2_K] = {"Q2_K", KN_Q2_K, 10},     [QUANT_Q3_K_S] = {"Q3_K_S", KN_Q3_K, 11},
-    [QUANT_Q3_K_M] = {"Q3_K_M", KN_Q3_K, 12}, [QUANT_Q3_K_L] = {"Q3_K_L", KN_Q3_K, 13},
+    [QUANT_Q5_K] = {"Q5_K", KN_Q5_K, 16},       [QUANT_Q6_K] = {"Q6_K", KN_Q6_K, 18},
+    [QUANT_Q4_1] = {"Q4_1", KN_Q4_1, 3},        [QUANT_Q5_1] = {"Q5_1", KN_Q5_1, 9},
+    [QUANT_Q4_K_S] = {"Q4_K_S", KN_Q4_K, 14},   [QUANT_Q4_K_M] = {"Q4_K_M", KN_Q4_K, 15},
+    [QUANT_Q5_K_S] = {"Q5_K_S", KN_Q5_K, 16},   [QUANT_Q5_K_M] = {"Q5_K_M", KN_Q5_K, 17},
+    [QUANT_Q2_K] = {"Q2_K", KN_Q2_K, 10},       [QUANT_Q3_K_S] = {"Q3_K_S", KN_Q3_K, 11},
+    [QUANT_Q3_K_M] = {"Q3_K_M", KN_Q3_K, 12},   [QUANT_Q3_K_L] = {"Q3_K_L", KN_Q3_K, 13},
     [QUANT_IQ4_NL] = {"IQ4_NL", KN_IQ4_NL, 25}, [QUANT_IQ4_XS] = {"IQ4_XS", KN_IQ4_XS, 30},
 };
 
@@ -182,7 +182,8 @@ static bool is_iq4(enum quant_recipe r)
 
 static uint32_t mix_attn_v(const struct mix *x, int64_t i)
 {
-    const bool shared = x->m->n_head_kv > 0 && x->m->n_head / x->m->n_head_kv >= 4; /* by four heads or more */
+    const bool shared =
+        x->m->n_head_kv > 0 && x->m->n_head / x->m->n_head_kv >= 4; /* by four heads or more */
     uint32_t type = recipes[x->r].type;
     if (x->m->n_expert == 8) return KN_Q8_0;
     if (is_medium(x->r) && more_bits(x->rank[i], x->n_attn_v)) return KN_Q6_K;
@@ -463,13 +464,13 @@ int quant_rows(const char *name, uint32_t from, const void *src, uint32_t to, vo
     return quant_rows_weighted(name, from, src, to, dst, n_in, n_rows, row0, NULL, threads, q, e);
 }
 
-int quant_rows_weighted(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
-                        int64_t n_rows, int64_t row0, const float *importance, int threads, struct quant_error *q,
-                        struct err *e)
+int quant_rows_weighted(const char *name, uint32_t from, const void *src, uint32_t to, void *dst,
+                        int64_t n_in, int64_t n_rows, int64_t row0, const float *importance, int threads,
+                        struct quant_error *q, struct err *e)
 {
     const struct kn_type_info *f = kn_type_info(from), *t = kn_type_info(to);
-    struct job b = {from, to, src, dst, n_in, kn_row_bytes(from, n_in), kn_row_bytes(to, n_in), q != NULL,
-                    importance};
+    struct job b = {from,      to,        src, dst, n_in, kn_row_bytes(from, n_in), kn_row_bytes(to, n_in),
+                    q != NULL, importance};
     if (n_in <= 0 || n_rows <= 0) return 0;
     if (!f || !t || (from != to && (!f->can_decode || !t->can_encode)))
         return err_set(e, ERR_FORMAT, "%s: cannot make %s from %s", name, t ? t->name : "an unknown type",

@@ -1,9 +1,9 @@
 /* quantize.h - which type each tensor of a file gets, and the rows encoded with threads.
  *
- * A *recipe* is a file's target: a plain type, or a mix with rules a tensor (Q4_K_M, IQ4_XS and others). A *plan* is the recipe
- * applied to the whole list of a file's tensors (rules look at names, shapes and neighbours), with overrides
- * by pattern. convert and quantize make the same plan and encode through quant_rows. The caller owns every
- * array named here. docs/dflash-quantize.1. */
+ * A *recipe* is a file's target: a plain type, or a mix with rules a tensor (Q4_K_M, IQ4_XS and others). A
+ * *plan* is the recipe applied to the whole list of a file's tensors (rules look at names, shapes and
+ * neighbours), with overrides by pattern. convert and quantize make the same plan and encode through
+ * quant_rows. The caller owns every array named here. docs/dflash-quantize.1. */
 #ifndef DFLASH_QUANTIZE_H
 #define DFLASH_QUANTIZE_H
 
@@ -52,11 +52,12 @@ struct quant_tensor {
 };
 
 struct quant_model {
-    const char *arch;          /* general.architecture */
-    int32_t n_layer;           /* block_count */
-    int32_t n_expert;          /* expert_count, 0 if none */
-    int32_t n_head, n_head_kv; /* of the first layer, 0 if unknown: heads that share a v get it in more bits */
-    bool importance;           /* there is an importance matrix: IQ4_NL and IQ4_XS have a rule without */
+    const char *arch; /* general.architecture */
+    int32_t n_layer;  /* block_count */
+    int32_t n_expert; /* expert_count, 0 if none */
+    int32_t n_head,
+        n_head_kv;   /* of the first layer, 0 if unknown: heads that share a v get it in more bits */
+    bool importance; /* there is an importance matrix: IQ4_NL and IQ4_XS have a rule without */
 };
 
 /* From "PATTERN=TYPE": an fnmatch(3) pattern over the whole tensor name. */
@@ -101,11 +102,11 @@ void quant_error_add(struct quant_error *sum, const struct quant_error *part);
 int quant_rows(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
                int64_t n_rows, int64_t row0, int threads, struct quant_error *q, struct err *e);
 
-/* The same with weights of the squared error: importance[n_in], above 0, for every row of the call (imatrix.h). What q
- * reports stays unweighted. Types without a search (floats, Q8_0) do not look at it. */
-int quant_rows_weighted(const char *name, uint32_t from, const void *src, uint32_t to, void *dst, int64_t n_in,
-                        int64_t n_rows, int64_t row0, const float *importance, int threads, struct quant_error *q,
-                        struct err *e);
+/* The same with weights of the squared error: importance[n_in], above 0, for every row of the call
+ * (imatrix.h). What q reports stays unweighted. Types without a search (floats, Q8_0) do not look at it. */
+int quant_rows_weighted(const char *name, uint32_t from, const void *src, uint32_t to, void *dst,
+                        int64_t n_in, int64_t n_rows, int64_t row0, const float *importance, int threads,
+                        struct quant_error *q, struct err *e);
 
 /* How many rows to pass at a time so that source, result and scratch stay near 32 MiB; at least 1. */
 int64_t quant_slab_rows(uint32_t from, uint32_t to, int64_t n_in);

@@ -333,13 +333,15 @@ bool st_is_path(const char *path)
 bool st_two_forms(const char *path)
 {
     char one[PATH_MAX], index[PATH_MAX];
-    if ((size_t)snprintf(index, sizeof index, "%s/model.safetensors.index.json", path) >= sizeof index) return false;
+    if ((size_t)snprintf(index, sizeof index, "%s/model.safetensors.index.json", path) >= sizeof index)
+        return false;
     snprintf(one, sizeof one, "%s/model.safetensors", path);
     return !access(one, F_OK) && !access(index, F_OK);
 }
 
-const char *const st_folder_files[ST_FOLDER_FILES] = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                                                      "chat_template.jinja", "model.safetensors.index.json", "model.safetensors"};
+const char *const st_folder_files[ST_FOLDER_FILES] = {
+    "config.json",         "generation_config.json",       "tokenizer.json",   "tokenizer_config.json",
+    "chat_template.jinja", "model.safetensors.index.json", "model.safetensors"};
 
 /* A name that a checkpoint's folder has for what it is read from. */
 static bool is_part(const char *name)
@@ -363,10 +365,11 @@ int st_refuse_output(const char *output, const char *const *inputs, int n, struc
         if (!S_ISDIR(st.st_mode) && (len < k || strcmp(inputs[i] + len - k, index))) continue;
         DIR *d = opendir(S_ISDIR(st.st_mode) ? inputs[i] : io_folder(inputs[i], folder));
         for (const struct dirent *f; d && !found && (f = readdir(d));)
-            found = is_part(f->d_name) && !fstatat(dirfd(d), f->d_name, &st, 0) && S_ISREG(st.st_mode) && st.st_dev == out.st_dev &&
-                    st.st_ino == out.st_ino;
+            found = is_part(f->d_name) && !fstatat(dirfd(d), f->d_name, &st, 0) && S_ISREG(st.st_mode) &&
+                    st.st_dev == out.st_dev && st.st_ino == out.st_ino;
         if (d) closedir(d);
-        if (found) return err_set(e, ERR_USAGE, "%s: the output is a file of the input %s", output, inputs[i]);
+        if (found)
+            return err_set(e, ERR_USAGE, "%s: the output is a file of the input %s", output, inputs[i]);
     }
     return 0;
 }
@@ -471,7 +474,8 @@ static int check_index(const struct st *s, const char *path, const json_t *map, 
     return 0;
 }
 
-/* The index, its weight_map, and the shards as list_shards has them: to be released by the caller, also after an error. */
+/* The index, its weight_map, and the shards as list_shards has them: to be released by the caller, also after
+ * an error. */
 static int read_index(const char *path, json_t **index, const json_t **map, json_t **shards, struct err *e)
 {
     *map = NULL, *shards = NULL, *index = NULL;
@@ -489,7 +493,8 @@ static int open_index(struct st **out, const char *path, struct err *e)
     json_t *index, *shards;
     const json_t *map;
     *out = NULL;
-    if (read_index(path, &index, &map, &shards, e) || st_new(&s, (uint32_t)json_object_size(shards), path, e)) goto done;
+    if (read_index(path, &index, &map, &shards, e) || st_new(&s, (uint32_t)json_object_size(shards), path, e))
+        goto done;
     if (open_shards(s, path, shards, e) || sort_tensors(s, e) || check_index(s, path, map, shards, e))
         goto done;
     *out = s;
@@ -534,7 +539,8 @@ static int open_dir(struct st **out, const char *dir, struct err *e)
     int which = weights_in(dir, &path, e), r = -1;
     *out = NULL;
     if (which == NO_WEIGHTS)
-        err_set(e, ERR_FORMAT, "%s: no weights here (expected model.safetensors or model.safetensors.index.json)", dir);
+        err_set(e, ERR_FORMAT,
+                "%s: no weights here (expected model.safetensors or model.safetensors.index.json)", dir);
     else if (which >= 0)
         r = which == INDEX ? open_index(out, path, e) : open_single(out, path, e);
     mem_free(path);
@@ -548,8 +554,7 @@ static int first_absent(const char *path, char *name, size_t size, struct err *e
     const json_t *map;
     const char *file;
     int rc = read_index(path, &index, &map, &shards, e);
-    if (!rc)
-        json_object_foreach(shards, file, v)
+    if (!rc) json_object_foreach(shards, file, v)
         {
             char *p = beside(path, file);
             bool absent = p && access(p, F_OK) && errno == ENOENT;

@@ -54,7 +54,8 @@ int st_open(struct st **s, const char *path, struct err *e);
 int st_open_memory(struct st **s, const void *data, uint64_t size, const char *name, struct err *e);
 /* 1: the folder has model.safetensors or an index; 0: neither. */
 int st_has_weights(const char *dir, struct err *e);
-/* Of a folder without model.safetensors: the first shard that its index names and that is not there, "" if none, or there is no index. */
+/* Of a folder without model.safetensors: the first shard that its index names and that is not there, "" if
+ * none, or there is no index. */
 int st_absent_shard(const char *dir, char *name, size_t size, struct err *e);
 /* By its name: a directory, *.safetensors or *.index.json. */
 bool st_is_path(const char *path);
@@ -63,8 +64,8 @@ bool st_two_forms(const char *path);
 /* What is read of a checkpoint's folder, but for shards that its index names. */
 enum { ST_FOLDER_FILES = 7 };
 extern const char *const st_folder_files[ST_FOLDER_FILES];
-/* ERR_USAGE where output is, by whatever name, a file that a checkpoint among the n inputs (a folder, or its index) is read
- * from: weights, config, tokenizer. NULL: no such output or input. */
+/* ERR_USAGE where output is, by whatever name, a file that a checkpoint among the n inputs (a folder, or its
+ * index) is read from: weights, config, tokenizer. NULL: no such output or input. */
 int st_refuse_output(const char *output, const char *const *inputs, int n, struct err *e);
 void st_close(struct st *s);
 const struct st_tensor *st_tensor(const struct st *s, const char *name); /* NULL if absent */

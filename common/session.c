@@ -62,8 +62,8 @@ static int new_caches(struct session *s, const struct model *m, int32_t pass_row
     return 0;
 }
 
-/* The state of every delta net layer, zero as at the start of a sequence, and the scratch that passes over them
- * want. */
+/* The state of every delta net layer, zero as at the start of a sequence, and the scratch that passes over
+ * them want. */
 static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 {
     const struct desc *d = s->target->d;
@@ -122,7 +122,7 @@ static int new_lists(struct session *s, struct err *e)
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
     if (!s->d_history || !s->d_pos || !s->d || !s->results)
         return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
-    if (plan_counts(s->be)) return 0; /* however long: nothing is written */
+    if (plan_counts(s->be)) return 0;                  /* however long: nothing is written */
     for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
     int rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
     memset(s->history, 0, (size_t)n * sizeof *s->history);
@@ -389,7 +389,8 @@ int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
 {
     if (n <= ctx) return 0;
     return err_set(e, ERR_USAGE,
-                   "the prompt does not fit the context (expected at most %d tokens, got %" PRId64 ")", ctx, n);
+                   "the prompt does not fit the context (expected at most %d tokens, got %" PRId64 ")", ctx,
+                   n);
 }
 
 int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
@@ -435,8 +436,7 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
                        "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
                        SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
     if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
-    if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e))
-        return -1;
+    if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
     if (session_play(s, SESSION_FORWARD, n, e) || set_pending(s, 0, e)) return -1;
     s->logits_pos = s->n_past;
     s->logits_rows = n;

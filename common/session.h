@@ -6,8 +6,8 @@
  * caches, nothing after it counts. Three verbs move a stream: session_prefill commits a prompt;
  * session_forward runs rows at n_past, n_past+1, ... without committing them (a decoding step is one row, a
  * verify is a whole block); session_commit keeps the first of those rows and gives their features to the
- * drafter. session_draft asks the drafter for a block after the token at n_past. A *cycle* (cycle.h) is all of
- * these in one, without the host between them; the loop over cycles is spec.h. All memory is taken by
+ * drafter. session_draft asks the drafter for a block after the token at n_past. A *cycle* (cycle.h) is all
+ * of these in one, without the host between them; the loop over cycles is spec.h. All memory is taken by
  * session_new; no verb allocates, but that a backend which records keeps recordings of what is repeated.
  * Models and backend are borrowed and outlive the session.
  *
@@ -23,8 +23,8 @@
 #include "err.h"
 #include "model.h"
 
-#define SESSION_MAX_ROWS 64 /* rows of session_forward, and of logits held at once */
-#define SESSION_CHUNK 512   /* default of options.chunk */
+#define SESSION_MAX_ROWS 64       /* rows of session_forward, and of logits held at once */
+#define SESSION_CHUNK 512         /* default of options.chunk */
 #define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
 
 struct session_options {
@@ -67,29 +67,29 @@ struct session {
     struct session_options o; /* with defaults filled in */
     int32_t n_past;           /* committed positions */
     int32_t pending;          /* the cursor's, where there is recurrent state; else 0 */
-    int32_t every; /* of cycles without a drafter: recurrent state is written after so many, the rows before are
-                      pending; 0: after each */
-    bool spent;               /* the recurrent state went on beyond n_past: nothing can follow */
-    int32_t *history; /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
+    int32_t every; /* of cycles without a drafter: recurrent state is written after so many, the rows before
+                      are pending; 0: after each */
+    bool spent;    /* the recurrent state went on beyond n_past: nothing can follow */
+    int32_t *history;   /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
     int32_t *d_history; /* the same on the device */
     int32_t *d_pos;     /* device [positions]: 0, 1, 2, ... */
     int32_t positions;  /* that fit the caches: ctx, and what is written ahead of it */
     struct cursor *d;   /* device */
     struct work work;
-    struct hidden hidden; /* fn NULL: not wanted */
+    struct hidden hidden;         /* fn NULL: not wanted */
     struct kn_kv *kv;             /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    struct kn_kv *draft_kv; /* [drafter n_layer] */
-    float *features;        /* device [max(chunk, SESSION_MAX_ROWS), n_features], of the last pass */
-    float *logits;          /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or drafter's) */
-    int32_t logits_pos;     /* position of the input token of logits row 0 */
+    struct kn_kv *draft_kv;       /* [drafter n_layer] */
+    float *features;              /* device [max(chunk, SESSION_MAX_ROWS), n_features], of the last pass */
+    float *logits;      /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or drafter's) */
+    int32_t logits_pos; /* position of the input token of logits row 0 */
     int32_t logits_rows;
     uint64_t bytes; /* of device memory taken */
 
     /* cycle.c */
-    struct kn_result *results; /* shared [SESSION_RESULTS] */
+    struct kn_result *results;  /* shared [SESSION_RESULTS] */
     uint32_t started, finished; /* cycles so far; the device's number follows */
-    uint64_t accepted;          /* when the last one finished was, by the device's clock; 0: none in this run */
+    uint64_t accepted; /* when the last one finished was, by the device's clock; 0: none in this run */
     int32_t started_rows[SESSION_RESULTS];
     struct kn_sampler sampler; /* of the cycles */
     int32_t width;
@@ -102,8 +102,8 @@ struct session {
     } plays[SESSION_PLAYS][SESSION_MAX_ROWS + 1];
 };
 
-/* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want to know before
- * weights are loaded. drafter may be NULL. */
+/* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want
+ * to know before weights are loaded. drafter may be NULL. */
 int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e);
 /* ERR_USAGE: more than ctx tokens, which session_prefill would refuse. */
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e);

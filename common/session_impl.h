@@ -16,10 +16,11 @@ struct session_rows {
 
 /* Set the cursor to n_past: positions, n ids from the anchor on, the block, the draft window's first. */
 int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *e);
-/* What becomes of a pass's rows: some may be rejected; all stay; all stay, and whoever asked for the layers of a
- * prefill sees them. Recurrent state takes rows along that stay. */
+/* What becomes of a pass's rows: some may be rejected; all stay; all stay, and whoever asked for the layers
+ * of a prefill sees them. Recurrent state takes rows along that stay. */
 enum session_fate { SESSION_TRIED, SESSION_FINAL, SESSION_PROMPT };
-int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e);
+int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate,
+                       struct err *e);
 /* Take recurrent state over the rows that were committed since the last pass: nothing is pending then. */
 int session_settle(struct session *s, struct err *e);
 /* The features of the last target pass become context. angles: the last block began at these positions. */

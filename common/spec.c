@@ -91,8 +91,9 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
         st->nan_cycles += !c->usable;
         if (c->usable && o->proposals && o->proposals(o->ctx, c->ids + 1, s->o.block - 1, e)) return -1;
     }
-    /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row that stays
-     * came to no number, what stands before it is written as it is without a drafter, and may end the run. */
+    /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row
+     * that stays came to no number, what stands before it is written as it is without a drafter, and may end
+     * the run. */
     const bool fault = s->o.check_layers && s->fault.pos - c->pos < *kept;
     const int32_t good = fault ? s->fault.pos - c->pos : *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
     if (s->drafter && good == *kept) count_cycle(st, c, *kept - 1, rows, full);

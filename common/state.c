@@ -46,8 +46,8 @@ static uint32_t get_u32(const uint8_t *p)
 }
 
 /* d: NULL without a drafter. */
-static void meta_of(const struct desc *t, const struct desc *d, const struct session_options *o, int32_t n_past,
-                    struct meta *m)
+static void meta_of(const struct desc *t, const struct desc *d, const struct session_options *o,
+                    int32_t n_past, struct meta *m)
 {
     *m = (struct meta){.n_tokens = (uint32_t)n_past,
                        .chunk = (uint32_t)o->chunk,
@@ -455,7 +455,9 @@ int state_restore(struct state *st, struct session *s, struct err *e)
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);
-    if (state_check(st, s->target->d, s->drafter ? s->drafter->d : NULL, &s->o, e) || load_history(st, s, e) || load_logits(st, s, e)) return -1;
+    if (state_check(st, s->target->d, s->drafter ? s->drafter->d : NULL, &s->o, e) ||
+        load_history(st, s, e) || load_logits(st, s, e))
+        return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
         if (s->target->d->layer[i].recurrent
                 ? load_delta(st, s, i, e)

@@ -14,9 +14,10 @@ size_t text_char(const char *s, size_t n)
     if (!len || len > n) return 0;
     for (size_t i = 1; i < len; i++)
         if ((p[i] & 0xc0) != 0x80) return 0;
-    if (p[0] == 0xc2 && p[1] < 0xa0) return 0;                                      /* U+0080 to U+009F */
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90)) return 0;   /* too long a form */
-    if ((p[0] == 0xed && p[1] >= 0xa0) || (p[0] == 0xf4 && p[1] >= 0x90)) return 0; /* surrogates, above U+10FFFF */
+    if (p[0] == 0xc2 && p[1] < 0xa0) return 0;                                    /* U+0080 to U+009F */
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90)) return 0; /* too long a form */
+    if ((p[0] == 0xed && p[1] >= 0xa0) || (p[0] == 0xf4 && p[1] >= 0x90))
+        return 0; /* surrogates, above U+10FFFF */
     return len;
 }
 

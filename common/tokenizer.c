@@ -335,8 +335,8 @@ static bool is_added(const struct tok_spec *s, int64_t id)
     return s->token[id].n && (type == TOK_CONTROL || type == TOK_UNKNOWN || type == TOK_USER_DEFINED);
 }
 
-/* At each byte of a text the longest special token is looked for, in time of its length: text that nearly holds long ones
- * over and over would take seconds a kilobyte. Published ones have up to some fifty bytes. */
+/* At each byte of a text the longest special token is looked for, in time of its length: text that nearly
+ * holds long ones over and over would take seconds a kilobyte. Published ones have up to some fifty bytes. */
 #define MAX_ADDED 1024
 
 static int build_added(struct tokenizer *t, const struct tok_spec *s, struct err *e)
@@ -345,8 +345,10 @@ static int build_added(struct tokenizer *t, const struct tok_spec *s, struct err
     for (int64_t id = 0; id < s->n_vocab; id++)
         if (is_added(s, id)) {
             if (s->token[id].n > MAX_ADDED)
-                return err_set(e, ERR_FORMAT, "%s: tokenizer.ggml.tokens: special token %lld has %llu bytes (expected at most %d)",
-                               s->name, (long long)id, (unsigned long long)s->token[id].n, MAX_ADDED);
+                return err_set(
+                    e, ERR_FORMAT,
+                    "%s: tokenizer.ggml.tokens: special token %lld has %llu bytes (expected at most %d)",
+                    s->name, (long long)id, (unsigned long long)s->token[id].n, MAX_ADDED);
             t->n_added++;
             bytes += s->token[id].n;
         }
@@ -437,8 +439,8 @@ int tok_build(struct tokenizer **out, const struct tok_spec *s, struct err *e)
     const bool spm = s->kind != TOK_GPT2;
     rc = build_types(t, s, e) || (spm ? tok_spm_bytes : build_bytes)(t, s, spelled, e) ||
                  build_pieces(t, s, spelled, e) ||
-                 (spm ? tok_spm_merges(t, s, spelled, e) : tok_merges_each(t, s, build_merge, e)) || build_added(t, s, e) ||
-                 (s->pre && build_regex(t, e))
+                 (spm ? tok_spm_merges(t, s, spelled, e) : tok_merges_each(t, s, build_merge, e)) ||
+                 build_added(t, s, e) || (s->pre && build_regex(t, e))
              ? -1
              : 0;
 done:

@@ -10,7 +10,8 @@
 #include "tokenizer_import.h"
 
 #define MAX_FILE ((uint64_t)256 << 20) /* the largest tokenizer.json we know of is 34 MB */
-#ifndef MAX_VOCAB /* `make fuzz` has a small one: a short text can ask for a vocabulary that takes long to build */
+#ifndef MAX_VOCAB /* `make fuzz` has a small one: a short text can ask for a vocabulary that takes long to   \
+                     build */
 #define MAX_VOCAB (1 << 24)
 #endif
 const char *const tok_hf_names[4] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
@@ -542,9 +543,10 @@ static int put_chat(const struct tok_import *m, const struct tok_hf *f, struct g
     }
     if (tok_hf_null(v) || json_is_array(v)) return 0;
     if (!json_is_string(v))
-        return err_set(e, ERR_FORMAT,
-                       "tokenizer_config.json: chat_template: expected a string, or a list of templates, got %s",
-                       json_show(v, buf, sizeof buf));
+        return err_set(
+            e, ERR_FORMAT,
+            "tokenizer_config.json: chat_template: expected a string, or a list of templates, got %s",
+            json_show(v, buf, sizeof buf));
     return gguf_put_str(w, key, json_string_value(v), json_string_length(v), e);
 }
 

@@ -205,7 +205,8 @@ struct tok_bpe {
     int32_t *ids;             /* [n_ids] the result */
     size_t n_ids, ids_cap;
 };
-#ifndef TOK_CACHE /* a power of two; `make fuzz` has a small one, which collides more and is faster to clear */
+#ifndef TOK_CACHE /* a power of two; `make fuzz` has a small one, which collides more and is faster to clear \
+                   */
 #define TOK_CACHE 16384
 #endif
 int tok_bpe_init(struct tok_bpe *b, struct err *e);

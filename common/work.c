@@ -10,8 +10,8 @@ static int64_t most(int64_t a, int64_t b)
 
 /* Values a row, of each buffer; 0: not needed. */
 struct widths {
-    int64_t x, y, q, g, k, fused, context, attn, ff, rope[DESC_MAX_ROPES], draft_rope, router, used, expert_ff, shared, qkv, z,
-        n_v;
+    int64_t x, y, q, g, k, fused, context, attn, ff, rope[DESC_MAX_ROPES], draft_rope, router, used,
+        expert_ff, shared, qkv, z, n_v;
     int64_t n_head, head_dim, features;
 };
 
@@ -39,7 +39,8 @@ static void widen(struct widths *w, const struct desc *d)
     for (int i = 0; i < d->n_rope && !drafts; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
     if (drafts) w->draft_rope = d->rope[0].n_rot;
     w->router = most(w->router, d->n_expert);
-    int64_t used = d->n_expert_used + (d->n_ff_shexp ? 1 : 0); /* the shared one among them, where it may be */
+    int64_t used =
+        d->n_expert_used + (d->n_ff_shexp ? 1 : 0); /* the shared one among them, where it may be */
     w->used = most(w->used, used);
     w->expert_ff = most(w->expert_ff, used * d->n_ff_exp);
     w->ff = most(w->ff, d->n_ff_shexp);
@@ -89,8 +90,7 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         size_t size = (size_t)rows * (size_t)all[i].width * 4;
         void *p = size ? op->alloc(be, size) : NULL;
-        if (size && !p)
-            return model_no_memory(be, e, "activations of %d rows: lower --chunk", rows);
+        if (size && !p) return model_no_memory(be, e, "activations of %d rows: lower --chunk", rows);
         memcpy(all[i].at, &p, sizeof p);
         *bytes += size;
         if (all[i].at != (void *)&w->context) widest = most(widest, all[i].width); /* never an input */
@@ -101,10 +101,10 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
 
 void work_free(struct work *w, struct kn_backend *be)
 {
-    void *all[] = {w->x,    w->y,  w->y2,     w->q,      w->g,        w->k,         w->v,
-                   w->attn, w->ff, w->router, w->expert, w->expert_w, w->expert_ff, w->shared,
-                   w->qkv,  w->z,  w->alpha,  w->beta,   w->rope[0],  w->rope[1],   w->context,
-                   w->fused, w->draft_rope};
+    void *all[] = {w->x,         w->y,       w->y2,      w->q,      w->g,         w->k,
+                   w->v,         w->attn,    w->ff,      w->router, w->expert,    w->expert_w,
+                   w->expert_ff, w->shared,  w->qkv,     w->z,      w->alpha,     w->beta,
+                   w->rope[0],   w->rope[1], w->context, w->fused,  w->draft_rope};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kn_op(be)->free(be, all[i]);
     *w = (struct work){0};
 }

@@ -1,5 +1,5 @@
-/* backend.c - opening a device by name. Compiled twice where CUDA is built: with KN_CUDA for the programs that link it, and
- * without for all others. */
+/* backend.c - opening a device by name. Compiled twice where CUDA is built: with KN_CUDA for the programs
+ * that link it, and without for all others. */
 #include "cpu/cpu.h"
 #ifdef KN_CUDA
 #include "cuda/cuda.h"

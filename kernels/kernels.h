@@ -10,11 +10,12 @@
  * Memory: pointers named in an operation are device pointers, taken from op->alloc (zeroed) and returned to
  * op->free; on the CPU they are ordinary memory. Shapes in comments are C order, the last dimension
  * contiguous. Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of
- * text. No operation prints or exits. None allocates but alloc, alloc_shared, those named load and reserve, record_end and
- * read_speed; none waits for the device but download, sync, find_bad, await, read_speed and what gives memory back. One
- * exception: layers of one row, collected on CUDA (kernels/cuda/chain.cu), take memory for what they hand on when they are
- * first launched and when later ones want more, tens of MB at most, of the margin that plans leave (kn_memory), and wait
- * until it is cleared; a recording of them takes memory for their descriptors. */
+ * text. No operation prints or exits. None allocates but alloc, alloc_shared, those named load and reserve,
+ * record_end and read_speed; none waits for the device but download, sync, find_bad, await, read_speed and
+ * what gives memory back. One exception: layers of one row, collected on CUDA (kernels/cuda/chain.cu), take
+ * memory for what they hand on when they are first launched and when later ones want more, tens of MB at
+ * most, of the margin that plans leave (kn_memory), and wait until it is cleared; a recording of them takes
+ * memory for their descriptors. */
 #ifndef DFLASH_KERNELS_H
 #define DFLASH_KERNELS_H
 
@@ -184,8 +185,8 @@ struct kn_attention {
                        causal */
     const int32_t
         *first; /* NULL, or one int32 in device memory: keys at positions < *first are not visible */
-    const struct kn_weight *then; /* NULL, or what linear will multiply out with next, with nothing between: a device
-                                     may prepare for it. Results do not depend on it */
+    const struct kn_weight *then; /* NULL, or what linear will multiply out with next, with nothing between: a
+                                     device may prepare for it. Results do not depend on it */
     const float *gate; /* NULL, or what gate_linear will gate out with before that, [n, n_head, head_dim] */
 };
 
@@ -231,8 +232,9 @@ struct kn_route {
 };
 
 /* A mixture of experts in one operation: the router (where there is one; else route.logits are there), route,
- * experts_gated and experts_down and, where there is one, the expert that all rows share, which is one more in every row's
- * list, the last, with the weight sigmoid(logit). Its matrices have the shape of one expert's. */
+ * experts_gated and experts_down and, where there is one, the expert that all rows share, which is one more
+ * in every row's list, the last, with the weight sigmoid(logit). Its matrices have the shape of one expert's.
+ */
 struct kn_mixture {
     struct kn_route route; /* n, n_used; ids and weights [n, n_used + (shared)] are filled */
     const float *x, *norm; /* [n, n_in], [n_in]: experts read rms_norm(x; norm) */
@@ -242,12 +244,13 @@ struct kn_mixture {
     const float *router_norm;
     float *logits; /* [n, n_expert] */
     const struct kn_weight *gate, *up, *down;
-    const struct kn_weight *shared[3];   /* gate, up, down of the shared expert, or all NULL */
-    const struct kn_weight *shared_gate; /* of one row, read as the router is; NULL: shared_logits are there */
-    float *shared_logits;                /* [n] */
-    float *h;                            /* [n, n_used + (shared), n_ff]: scratch */
-    float *out;                          /* [n, n_out]; may be x */
-    bool add;                            /* out += */
+    const struct kn_weight *shared[3]; /* gate, up, down of the shared expert, or all NULL */
+    const struct kn_weight
+        *shared_gate;     /* of one row, read as the router is; NULL: shared_logits are there */
+    float *shared_logits; /* [n] */
+    float *h;             /* [n, n_used + (shared), n_ff]: scratch */
+    float *out;           /* [n, n_out]; may be x */
+    bool add;             /* out += */
 };
 
 /* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
@@ -270,7 +273,8 @@ struct kn_delta_state {
  * k l2-normed a head (x / sqrt(sum of squares + 1e-6)), q / sqrt(d_k); g = a * softplus(alpha + dt), b =
  * sigmoid(beta); a value head h uses key head h % n_k: S *= exp(g); e = b (v - S k); S += e k^T; o = S q; out
  * = rms_norm(o; norm) * silu(z). A call of more than KN_DELTA_LOG rows is a prompt's, whose bits a device may
- * let depend on where the call begins (as its matrix products may); what is pending is replayed exactly first. */
+ * let depend on where the call begins (as its matrix products may); what is pending is replayed exactly
+ * first. */
 struct kn_delta {
     const float *qkv;                      /* [n, width] */
     const float *alpha, *beta;             /* [n, n_v] */
@@ -283,8 +287,8 @@ struct kn_delta {
     int32_t n, n_k, n_v, d_k, d_v, n_conv; /* n 0: only replay what is pending */
     const struct kn_delta_state *state;
     const int32_t *pending; /* one int32 in device memory: rows of the log to replay first */
-    bool commit; /* the rows are final: advance the committed state, leave no log. n may then exceed
-                    KN_DELTA_LOG */
+    bool commit;   /* the rows are final: advance the committed state, leave no log. n may then exceed
+                      KN_DELTA_LOG */
     int32_t every; /* 0, or of one final row: with *pending + 1 < every the state stays as it is, and the row
                       goes to the log behind those that are pending; else it is advanced over all of them. The
                       caller then makes *pending (*pending + 1) % every. At most KN_DELTA_EVERY */
@@ -299,11 +303,11 @@ struct kn_delta {
 
 /* What a cycle left for the host, in memory that host and device share (op->alloc_shared). */
 struct kn_result {
-    uint64_t stamp[KN_STAMPS]; /* ns: as op->stamp left them */
-    uint64_t accepted;         /* ns: when accept began */
-    int32_t pos;               /* of row 0 */
-    int32_t kept;              /* rows that stay: the anchor and the accepted proposals; 1 or more */
-    int32_t usable;            /* 0: a proposal is KN_PICK_NAN, and none was accepted */
+    uint64_t stamp[KN_STAMPS];    /* ns: as op->stamp left them */
+    uint64_t accepted;            /* ns: when accept began */
+    int32_t pos;                  /* of row 0 */
+    int32_t kept;                 /* rows that stay: the anchor and the accepted proposals; 1 or more */
+    int32_t usable;               /* 0: a proposal is KN_PICK_NAN, and none was accepted */
     int32_t ids[KN_CYCLE_ROWS];   /* the anchor, then the proposals */
     int32_t picks[KN_CYCLE_ROWS]; /* of the verified rows */
     uint32_t number;              /* of the cycle, from 1: written last */
@@ -320,9 +324,9 @@ struct kn_accept {
     int32_t *anchor;      /* NULL, or the next anchor goes here too */
     int32_t *first;       /* NULL, or becomes max(0, next row 0's position - window) */
     int32_t window;
-    int32_t *kept;         /* becomes the number of rows kept */
-    uint32_t *number;      /* of the cycle before, += 1 */
-    const uint64_t *stamp; /* [KN_STAMPS] */
+    int32_t *kept;             /* becomes the number of rows kept */
+    uint32_t *number;          /* of the cycle before, += 1 */
+    const uint64_t *stamp;     /* [KN_STAMPS] */
     struct kn_result *results; /* [n_results] shared; this cycle's is number % n_results */
     int32_t n_results;
     int32_t *behind; /* NULL, or becomes (*behind + kept) % every */
@@ -340,8 +344,8 @@ struct kn_memory {
     size_t (*scratch_delta)(const struct kn_delta *);
     size_t (*products)(int32_t n, int64_t n_in); /* reserve for inputs of n_in */
     size_t (*experts)(void); /* the first experts_load, beside the weight; NULL: nothing */
-    size_t margin; /* to be left free: for loading, for code that the device loads when it first runs, and for what layers
-                    * of one row hand on */
+    size_t margin; /* to be left free: for loading, for code that the device loads when it first runs, and for
+                    * what layers of one row hand on */
 };
 
 struct kn_ops {
@@ -385,7 +389,8 @@ struct kn_ops {
     /* out[n, n_out] = W x, or out += W x where add */
     int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                   bool add);
-    /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= KN_MATRICES: one norm, several matrices of one n_in */
+    /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= KN_MATRICES: one norm, several matrices of
+     * one n_in */
     int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
                        const float *x, const float *norm, float eps, int32_t n);
     /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm) */
@@ -394,8 +399,8 @@ struct kn_ops {
                       enum kn_act act, int32_t n);
     int (*rope_store)(struct kn_backend *, const struct kn_rope_store *);
     int (*attention)(struct kn_backend *, const struct kn_attention *);
-    /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv. q and
-     * k may be left as they were. The same results as the two. NULL: the two. */
+    /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv. q
+     * and k may be left as they were. The same results as the two. NULL: the two. */
     int (*attend)(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);
     /* dst[i, offset .. offset+width) = x[i]: a tap into the features [n, stride] */
     int (*tap)(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
@@ -405,10 +410,11 @@ struct kn_ops {
     /* out[n, width] = (x + rms_norm(y; weight)) * scale; weight NULL: 1; out may be x */
     int (*norm_add)(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
                     int32_t n, int64_t width, float eps, float scale);
-    /* out[n, width] = (x + rms_norm(rms_norm(y; y_weight) + rms_norm(z; z_weight); weight)) * scale; out may be x. NULL:
-     * rms_norm, then norm_add twice. */
-    int (*norm_join)(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight, const float *z,
-                     const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale);
+    /* out[n, width] = (x + rms_norm(rms_norm(y; y_weight) + rms_norm(z; z_weight); weight)) * scale; out may
+     * be x. NULL: rms_norm, then norm_add twice. */
+    int (*norm_join)(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight,
+                     const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
+                     float eps, float scale);
     /* x[n, width] *= sigmoid(g); g is [n, g_width], g_width = width, or 1 for one gate a row */
     int (*gate)(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
     int (*route)(struct kn_backend *, const struct kn_route *);
@@ -425,7 +431,8 @@ struct kn_ops {
     /* May mixture take this matrix of a shared expert with those of the others? */
     bool (*mixture_shares)(const struct kn_weight *experts, const struct kn_weight *shared);
     int (*delta)(struct kn_backend *, const struct kn_delta *);
-    /* out[n, n_out] += W (x * sigmoid(g)), x and g [n, n_in]; x may be left gated. NULL: gate, then linear. */
+    /* out[n, n_out] += W (x * sigmoid(g)), x and g [n, n_in]; x may be left gated. NULL: gate, then linear.
+     */
     int (*gate_linear)(struct kn_backend *, float *out, const struct kn_weight *w, float *x, const float *g,
                        int32_t n);
     /* out[n, n_out] += W of the outputs of delta, which may be left in its out. NULL: delta, then linear. */
@@ -435,8 +442,8 @@ struct kn_ops {
     int (*pick)(struct kn_backend *, const struct kn_pick *);
     /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
     int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
-    /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes memory for a
-     * moment and waits. NULL: rows are in the host's memory. */
+    /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes
+     * memory for a moment and waits. NULL: rows are in the host's memory. */
     double (*read_speed)(struct kn_backend *);
 
     /* Cycles. Memory that the host may read while the device writes it; zeroed. */
@@ -457,10 +464,11 @@ struct kn_ops {
     int (*record_end)(struct kn_backend *, void **recording);
     int (*replay)(struct kn_backend *, void *recording);
     void (*record_free)(struct kn_backend *, void *recording);
-    /* Within a recording: products and stores of n rows between beside_begin and beside_end may run at the same time as
-     * the products and picks that follow, up to accept, which waits for both; neither reads or writes what the other
-     * writes. work: of their products, in any unit; others: of those that follow, so that a device can be shared between
-     * them. begin returns 1, or 0 where they cannot: nothing has begun then. Both NULL where a backend has no such thing. */
+    /* Within a recording: products and stores of n rows between beside_begin and beside_end may run at the
+     * same time as the products and picks that follow, up to accept, which waits for both; neither reads or
+     * writes what the other writes. work: of their products, in any unit; others: of those that follow, so
+     * that a device can be shared between them. begin returns 1, or 0 where they cannot: nothing has begun
+     * then. Both NULL where a backend has no such thing. */
     int (*beside_begin)(struct kn_backend *, int32_t n, uint64_t work, uint64_t others);
     int (*beside_end)(struct kn_backend *);
     int32_t delta_every[2]; /* kn_delta.every that pays: without experts, with them; 0: each row */
@@ -470,7 +478,7 @@ struct kn_ops {
 struct kn_backend_head {
     const struct kn_ops *op;
     char message[256];
-    int32_t kv_bound; /* see kn_bound */
+    int32_t kv_bound;               /* see kn_bound */
     const struct kn_weight *next_w; /* see kn_next */
     const float *next_norm;
 };
@@ -487,9 +495,9 @@ static inline void kn_bound(struct kn_backend *be, int32_t bound)
     ((struct kn_backend_head *)be)->kv_bound = bound;
 }
 
-/* What the operation that follows is good for: its out will be read by norm_linear or norm_gated with that norm, w the
- * first of its matrices. norm_add may then prepare out for it as well; results do not depend on it. Forgotten
- * with the next norm_add. */
+/* What the operation that follows is good for: its out will be read by norm_linear or norm_gated with that
+ * norm, w the first of its matrices. norm_add may then prepare out for it as well; results do not depend on
+ * it. Forgotten with the next norm_add. */
 static inline void kn_next(struct kn_backend *be, const struct kn_weight *w, const float *norm)
 {
     struct kn_backend_head *head = (struct kn_backend_head *)be;

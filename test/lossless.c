@@ -1,17 +1,19 @@
 /* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
  *
  * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs N | --part I/N]
- * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x drafter types x
- * blocks x widths x sampling x cache types x resumed states x chunks x instruction sets x threads. Without --all a set of
- * cases is run in which every pair of values of two axes occurs; with it, every combination of what shapes the stream (prompt,
- * types, cache, sampling, block, width), and every combination of what must not (instruction set, threads, chunk, resuming)
- * with target type, prompt and sampling. Each case's stream is compared with the target's own
- * (no drafter), and its draft trace with that of the plainest run of the same drafter (best instruction set, one thread, one
- * chunk size, uninterrupted).
- * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt is part of a
- * stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
+ * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x
+ * drafter types x blocks x widths x sampling x cache types x resumed states x chunks x instruction sets x
+ * threads. Without --all a set of cases is run in which every pair of values of two axes occurs; with it,
+ * every combination of what shapes the stream (prompt, types, cache, sampling, block, width), and every
+ * combination of what must not (instruction set, threads, chunk, resuming) with target type, prompt and
+ * sampling. Each case's stream is compared with the target's own (no drafter), and its draft trace with that
+ * of the plainest run of the same drafter (best instruction set, one thread, one chunk size, uninterrupted).
+ * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
+ * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k and q2_k are run only so.
- * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed. */
+ * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
+ * 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,11 +27,11 @@
 
 enum axis { PROMPT, TARGET, DRAFTER, BLOCK, WIDTH, SAMPLING, CACHE, RESUME, CHUNK, ISA, THREADS, AXES };
 
-/* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The first eight are
- * those of the pairwise set. */
+/* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The
+ * first eight are those of the pairwise set. */
 static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
 #define TYPES 14 /* the last four only where --types names them */
-static const char *target_type[TYPES] = {"bf16", "f32",  "f16",  "q8_0", "q4_k_m", "q4_0", "q5_0",
+static const char *target_type[TYPES] = {"bf16", "f32",  "f16",  "q8_0",   "q4_k_m", "q4_0", "q5_0",
                                          "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k", "q2_k"};
 static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m"};
 static const int block_rows[] = {8, 2, 5};
@@ -37,7 +39,13 @@ static const int width_rows[] = {8, 1, 3};
 static const struct kn_sampler sampling[] = {
     {.temp = 0, .top_p = 1, .repeat_penalty = 1},
     {.temp = 0.8f, .top_p = 1, .repeat_penalty = 1, .seed = 1},
-    {.temp = 1, .top_k = 40, .top_p = 0.9f, .min_p = 0.02f, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 7},
+    {.temp = 1,
+     .top_k = 40,
+     .top_p = 0.9f,
+     .min_p = 0.02f,
+     .repeat_penalty = 1.1f,
+     .repeat_last = 64,
+     .seed = 7},
 };
 static const uint32_t cache_type[] = {KN_F16, KN_BF16, KN_F32};
 static const int resume[] = {0, 1};
@@ -83,7 +91,8 @@ static void use_backend(int isa, int threads)
         loaded[i / TYPES][i % TYPES] = NULL;
     }
     if (be) kn_backend_close(be);
-    struct kn_open o = {.device = device, .isa = on_cpu ? isa_name[isa_of[isa]] : NULL, .threads = thread_count[threads]};
+    struct kn_open o = {
+        .device = device, .isa = on_cpu ? isa_name[isa_of[isa]] : NULL, .threads = thread_count[threads]};
     if (kn_backend_open(&be, &o, msg, sizeof msg)) {
         fprintf(stderr, "lossless: %s\n", msg);
         exit(on_cpu ? 1 : 5);
@@ -97,7 +106,8 @@ static struct model *get_model(int drafter, int type)
     struct err e = {0};
     char path[512];
     struct model **m = &loaded[drafter][type];
-    snprintf(path, sizeof path, "%s/%s-%s.gguf", dir, drafter ? "drafter" : "target", drafter ? drafter_type[type] : target_type[type]);
+    snprintf(path, sizeof path, "%s/%s-%s.gguf", dir, drafter ? "drafter" : "target",
+             drafter ? drafter_type[type] : target_type[type]);
     if (!*m && model_load(m, path, be, NULL, NULL, NULL, &e)) die(path, &e);
     return *m;
 }
@@ -146,7 +156,8 @@ static struct session *through_state(struct session *s, const int *c, struct mod
     int fd = mkstemp(path);
     if (fd < 0) die("temporary file", NULL);
     close(fd);
-    if (io_out_open(&out, path, true, NULL, 0, &e) || state_save(s, &out, &e) || io_out_commit(&out, &e)) die("state_save", &e);
+    if (io_out_open(&out, path, true, NULL, 0, &e) || state_save(s, &out, &e) || io_out_commit(&out, &e))
+        die("state_save", &e);
     session_free(s);
     if (state_open(&st, path, &info, &e)) die("state_open", &e);
     s = start(c, t, d);
@@ -212,16 +223,18 @@ static struct run *reference(const int *c, bool with_drafter)
 
 static void describe(const int *c, char *out, size_t n)
 {
-    snprintf(out, n, "prompt %d target %s drafter %s block %d width %d sampling %d cache %s resume %d chunk %d isa %s threads %d",
-             prompt_len[c[PROMPT]], target_type[c[TARGET]], drafter_type[c[DRAFTER]], block_rows[c[BLOCK]], width_rows[c[WIDTH]], c[SAMPLING],
-             kn_type_info(cache_type[c[CACHE]])->name, resume[c[RESUME]], chunk_rows[c[CHUNK]], on_cpu ? isa_name[isa_of[c[ISA]]] : device,
-             thread_count[c[THREADS]]);
+    snprintf(out, n,
+             "prompt %d target %s drafter %s block %d width %d sampling %d cache %s resume %d chunk %d isa "
+             "%s threads %d",
+             prompt_len[c[PROMPT]], target_type[c[TARGET]], drafter_type[c[DRAFTER]], block_rows[c[BLOCK]],
+             width_rows[c[WIDTH]], c[SAMPLING], kn_type_info(cache_type[c[CACHE]])->name, resume[c[RESUME]],
+             chunk_rows[c[CHUNK]], on_cpu ? isa_name[isa_of[c[ISA]]] : device, thread_count[c[THREADS]]);
 }
 
 static int64_t accepted, cycles;
 
-/* Cases are collected, then run sorted by backend and models, so that each model is loaded once a backend: the references
- * first (they all are of the first backend). */
+/* Cases are collected, then run sorted by backend and models, so that each model is loaded once a backend:
+ * the references first (they all are of the first backend). */
 struct one_case {
     int c[AXES];
 };
@@ -230,13 +243,15 @@ static size_t n_cases, room_cases;
 
 static void add_case(const int *c)
 {
-    if (n_cases == room_cases) cases = realloc(cases, (room_cases = room_cases ? 2 * room_cases : 256) * sizeof *cases);
+    if (n_cases == room_cases)
+        cases = realloc(cases, (room_cases = room_cases ? 2 * room_cases : 256) * sizeof *cases);
     memcpy(cases[n_cases++].c, c, sizeof cases->c);
 }
 
 static int by_models(const void *a, const void *b)
 {
-    static const enum axis order[] = {ISA, THREADS, TARGET, DRAFTER, CACHE, PROMPT, SAMPLING, BLOCK, WIDTH, CHUNK, RESUME};
+    static const enum axis order[] = {ISA,      THREADS, TARGET, DRAFTER, CACHE, PROMPT,
+                                      SAMPLING, BLOCK,   WIDTH,  CHUNK,   RESUME};
     const int *x = ((const struct one_case *)a)->c, *y = ((const struct one_case *)b)->c;
     for (int i = 0; i < AXES; i++)
         if (x[order[i]] != y[order[i]]) return x[order[i]] - y[order[i]];
@@ -250,7 +265,8 @@ static void examine(const int *c)
     run_case(c, true, &r);
     describe(c, name, sizeof name);
     bool same = r.made == N_NEW && plain->made == N_NEW && !memcmp(r.id, plain->id, sizeof r.id);
-    bool trace = r.n_trace == drafted->n_trace && !memcmp(r.trace, drafted->trace, (size_t)r.n_trace * sizeof *r.trace);
+    bool trace = r.n_trace == drafted->n_trace &&
+                 !memcmp(r.trace, drafted->trace, (size_t)r.n_trace * sizeof *r.trace);
     bool drafts = r.cycles > 0 && r.n_trace > 0;
     done++;
     accepted += r.accepted;
@@ -260,8 +276,8 @@ static void examine(const int *c)
         return;
     }
     bad++;
-    printf("FAIL lossless/%s:%s%s%s\n", name, same ? "" : " the stream differs from the target's own", trace ? "" : " the draft trace differs",
-           drafts ? "" : " nothing was drafted");
+    printf("FAIL lossless/%s:%s%s%s\n", name, same ? "" : " the stream differs from the target's own",
+           trace ? "" : " the draft trace differs", drafts ? "" : " nothing was drafted");
 }
 
 /* scalar code is for comparing bits, not for long prompts */
@@ -327,7 +343,8 @@ static void product(const enum axis *vary, int n)
     }
 }
 
-/* All that shapes a stream and its drafts, and all that must not, crossed with the types, the sampling and the prompts. */
+/* All that shapes a stream and its drafts, and all that must not, crossed with the types, the sampling and
+ * the prompts. */
 static void everything(void)
 {
     static const enum axis what[] = {TARGET, DRAFTER, CACHE, PROMPT, SAMPLING, BLOCK, WIDTH};
@@ -380,7 +397,9 @@ static void read_prompt(const char *path)
     struct io_map m;
     char model[512];
     snprintf(model, sizeof model, "%s/target-bf16.gguf", dir);
-    if (gguf_open(&g, model, &e) || tok_open(&t, g, &e) || io_map_open(&m, path, &e) || tok_encoder_new(&x, t, false, true, &e)) die("prompt", &e);
+    if (gguf_open(&g, model, &e) || tok_open(&t, g, &e) || io_map_open(&m, path, &e) ||
+        tok_encoder_new(&x, t, false, true, &e))
+        die("prompt", &e);
     while (n_text < (size_t)prompt_len[11])
         if (tok_encode(x, m.data, m.size, true, add_ids, NULL, &e)) die("encode", &e);
     tok_encoder_free(x);
@@ -394,7 +413,8 @@ struct tally {
     int64_t accepted, cycles;
 };
 
-/* Run every part in a process of its own; what they print goes to this one's output, a part at a time at its end. */
+/* Run every part in a process of its own; what they print goes to this one's output, a part at a time at its
+ * end. */
 static void run_jobs(int jobs)
 {
     struct part {
@@ -475,7 +495,8 @@ int main(int argc, char **argv)
         else
             usage = true;
     if (usage) {
-        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs N | --part I/N]\n");
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs "
+                        "N | --part I/N]\n");
         return 2;
     }
     dir = argv[1];
@@ -500,8 +521,10 @@ int main(int argc, char **argv)
         run_jobs(jobs);
     else
         run_all();
-    printf("lossless: %ld cases, %ld wrong, %d instruction sets, mean accepted %.2f\n", done, bad, n_isa, (double)accepted / (double)(cycles ? cycles : 1));
+    printf("lossless: %ld cases, %ld wrong, %d instruction sets, mean accepted %.2f\n", done, bad, n_isa,
+           (double)accepted / (double)(cycles ? cycles : 1));
     if (parts > 1) return bad != 0; /* a few cases of one target may draft badly */
-    printf(accepted > cycles / 4 ? "ok   lossless/the drafter drafts\n" : "FAIL lossless/the drafter drafts\n");
+    printf(accepted > cycles / 4 ? "ok   lossless/the drafter drafts\n"
+                                 : "FAIL lossless/the drafter drafts\n");
     return bad != 0 || accepted <= cycles / 4;
 }

@@ -1,4 +1,5 @@
-/* bench.h - what the verbs of dflash-bench share: a sample of measurements, the ceiling, prompts, JSON lines. */
+/* bench.h - what the verbs of dflash-bench share: a sample of measurements, the ceiling, prompts, JSON lines.
+ */
 #ifndef DFLASH_BENCH_H
 #define DFLASH_BENCH_H
 
@@ -27,13 +28,15 @@ struct sample {
     double x[BENCH_MAX_RUNS];
 };
 void sample_add(struct sample *s, double x);
-double sample_quantile(const struct sample *s, double q); /* 0 min, 0.5 median, 1 max; linear between; NaN if empty */
-json_t *bench_number(double x);                           /* null where it is none */
-json_t *sample_json(const struct sample *s);              /* {"median":..,"min":..,"max":..,"iqr":..,"n":..} */
+double sample_quantile(const struct sample *s,
+                       double q);            /* 0 min, 0.5 median, 1 max; linear between; NaN if empty */
+json_t *bench_number(double x);              /* null where it is none */
+json_t *sample_json(const struct sample *s); /* {"median":..,"min":..,"max":..,"iqr":..,"n":..} */
 
-/* Is b different from a? a and b were measured in turn, one pair a run; larger is better. "faster" or "slower" where the
- * two-sided sign test over the pairs' ratios has p < 0.1 and the median ratio is further from 1 than half the
- * interquartile range of the ratios; else "no difference seen". Fewer than 5 pairs: "too few runs". */
+/* Is b different from a? a and b were measured in turn, one pair a run; larger is better. "faster" or
+ * "slower" where the two-sided sign test over the pairs' ratios has p < 0.1 and the median ratio is further
+ * from 1 than half the interquartile range of the ratios; else "no difference seen". Fewer than 5 pairs: "too
+ * few runs". */
 struct verdict {
     double ratio, low, high, p; /* median and quartiles of b / a */
     const char *text;
@@ -41,9 +44,9 @@ struct verdict {
 struct verdict verdict_of(const struct sample *a, const struct sample *b);
 json_t *verdict_json(const struct verdict *v);
 
-/* ceiling.c - reading memory once, bytes a second: where the models are on the CPU a plain loop over bytes (256 MiB to
- * 2 GiB), best of passes, one size and number of threads a process; on a device its own measurement. NaN, which JSON shows
- * as null: not measured. */
+/* ceiling.c - reading memory once, bytes a second: where the models are on the CPU a plain loop over bytes
+ * (256 MiB to 2 GiB), best of passes, one size and number of threads a process; on a device its own
+ * measurement. NaN, which JSON shows as null: not measured. */
 double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes);
 
 /* A line of JSON on stdout, or to o where it is open; steals j. Adds "schema" first. */
@@ -55,10 +58,13 @@ json_t *bench_machine(const struct models *m);
 int bench_threads(const struct models *m);
 /* Token file, whole; ids are mem_alloc'ed. */
 int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e);
-/* redirect_open with the models and the n files in more (at most 4096) as inputs that the output may not be. */
-int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m, const char *const *more, int n, struct err *e);
+/* redirect_open with the models and the n files in more (at most 4096) as inputs that the output may not be.
+ */
+int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m,
+                   const char *const *more, int n, struct err *e);
 /* "1,2,4" into v (at most room); ERR_USAGE naming the flag. */
-int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max, struct err *e);
+int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max,
+                   struct err *e);
 json_t *bench_model_json(const char *path, const struct model *m);
 
 #endif

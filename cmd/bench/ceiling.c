@@ -1,9 +1,9 @@
 /* ceiling.c - the memory's own speed, measured beside whatever is compared with it.
  *
- * A decoding step reads every weight once, so the floor of its time is bytes / bandwidth. The loop sums 64-bit words with
- * eight sums a thread; each thread reads its own contiguous part, which it also touched first. The buffer is kept: clearing
- * its pages anew would disturb what is measured next, and so would threads that go on spinning, so they end with a pass.
- * A device measures its own. */
+ * A decoding step reads every weight once, so the floor of its time is bytes / bandwidth. The loop sums
+ * 64-bit words with eight sums a thread; each thread reads its own contiguous part, which it also touched
+ * first. The buffer is kept: clearing its pages anew would disturb what is measured next, and so would
+ * threads that go on spinning, so they end with a pass. A device measures its own. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -49,22 +49,25 @@ void bench_check_ctx(const struct cli *c, int32_t ctx, int32_t context)
 {
     const int32_t need = context + SESSION_MAX_ROWS;
     if (ctx && ctx < need)
-        cli_usage_error(c, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", need, context, SESSION_MAX_ROWS, ctx);
+        cli_usage_error(c, "--ctx is too small (expected %d: --context %d and %d rows, got %d)", need,
+                        context, SESSION_MAX_ROWS, ctx);
 }
 
 json_t *bench_machine(const struct models *m)
 {
     char cpu[256];
     processor_name(cpu, sizeof cpu);
-    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "kernels", m->kernels ? m->kernels : "auto", "isa",
-                     kn_backend_isa(m->be), "threads", kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION);
+    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "kernels",
+                     m->kernels ? m->kernels : "auto", "isa", kn_backend_isa(m->be), "threads",
+                     kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION);
 }
 
 json_t *bench_model_json(const char *path, const struct model *m)
 {
     const char *base = strrchr(path, '/');
     const char *file = base ? base + 1 : path;
-    return json_pack("{s:o,s:o,s:s,s:i,s:i,s:I}", "file", json_text(file, strlen(file)), "name", json_text(m->d->name, strlen(m->d->name)), "architecture", m->d->arch_name, "layers",
+    return json_pack("{s:o,s:o,s:s,s:i,s:i,s:I}", "file", json_text(file, strlen(file)), "name",
+                     json_text(m->d->name, strlen(m->d->name)), "architecture", m->d->arch_name, "layers",
                      m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step);
 }
 
@@ -78,7 +81,8 @@ int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
     return rc;
 }
 
-int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m, const char *const *more, int n, struct err *e)
+int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m,
+                   const char *const *more, int n, struct err *e)
 {
     const char *inputs[4096 + 2];
     int count = 0;
@@ -88,7 +92,8 @@ int bench_redirect(struct redirect *r, const char *path, bool force, const struc
     return redirect_open(r, path, force, inputs, count, e);
 }
 
-int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max, struct err *e)
+int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max,
+                   struct err *e)
 {
     const char *p = text;
     *n = 0;
@@ -97,7 +102,9 @@ int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int
         errno = 0;
         long x = strtol(p, &end, 10);
         if (*p < '0' || *p > '9' || errno || (*end && *end != ',') || x < min || x > max || *n == room)
-            return err_set(e, ERR_USAGE, "%s: expected up to %d numbers from %d to %d with commas between, got '%s'", flag, room, min, max, text);
+            return err_set(e, ERR_USAGE,
+                           "%s: expected up to %d numbers from %d to %d with commas between, got '%s'", flag,
+                           room, min, max, text);
         v[(*n)++] = (int32_t)x;
         if (*end && !end[1]) return err_set(e, ERR_USAGE, "%s: ends with a comma: '%s'", flag, text);
         p = *end ? end + 1 : end;

@@ -24,7 +24,8 @@ static const struct cli_flag flags[] = {
     MODELS_RUN_FLAGS(o.m),
     MODELS_CHECK_FLAG(o.m),
     {"--prompt", CLI_STR, &o.prompt, "FILE", "with -m: the ids that the streams continue", 0, 0},
-    {"--ctx", CLI_I32, &o.ctx, "N", "with -m: positions to make room for (default: what is needed)", 1, SESSION_MAX_CTX},
+    {"--ctx", CLI_I32, &o.ctx, "N", "with -m: positions to make room for (default: what is needed)", 1,
+     SESSION_MAX_CTX},
     {"--json", CLI_FLAG, &o.json, NULL, "one line of JSON on stdout", 0, 0},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -32,7 +33,8 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "bench compare",
     .synopsis = "A.tok B.tok [-m TARGET --prompt PROMPT.tok] [--json]",
-    .summary = "Compare two streams of int32 ids. Exit 1 where they differ; with a model, the logits of the two ids there.",
+    .summary = "Compare two streams of int32 ids. Exit 1 where they differ; with a model, the logits of the "
+               "two ids there.",
     .flags = flags,
     .min_args = 2,
     .max_args = 2,
@@ -60,14 +62,17 @@ static int check_ids(void *ctx, struct err *e)
 {
     const struct parted *x = ctx;
     const size_t need = x->p->n + x->at + 1;
-    if (models_check_ids(&o.m, o.prompt, x->p->id, x->p->n, e) || models_check_ids(&o.m, cli.args[0], x->a->id, x->at + 1, e) ||
+    if (models_check_ids(&o.m, o.prompt, x->p->id, x->p->n, e) ||
+        models_check_ids(&o.m, cli.args[0], x->a->id, x->at + 1, e) ||
         models_check_ids(&o.m, cli.args[1], x->b->id, x->at + 1, e))
         return -1;
     if (need <= (size_t)(o.ctx ? o.ctx : SESSION_MAX_CTX)) return 0;
-    return err_set(e, ERR_USAGE, "--ctx is too small (expected %zu: prompt, equal tokens and one, got %d)", need, o.ctx ? o.ctx : SESSION_MAX_CTX);
+    return err_set(e, ERR_USAGE, "--ctx is too small (expected %zu: prompt, equal tokens and one, got %d)",
+                   need, o.ctx ? o.ctx : SESSION_MAX_CTX);
 }
 
-static int margin_at(const struct stream *a, const struct stream *b, size_t at, struct margin *r, struct err *e)
+static int margin_at(const struct stream *a, const struct stream *b, size_t at, struct margin *r,
+                     struct err *e)
 {
     struct stream p = {0};
     struct parted parted = {&p, a, b, at};
@@ -116,20 +121,24 @@ done:
     return rc;
 }
 
-static int tell(const struct stream *a, const struct stream *b, size_t at, bool equal, const struct margin *m, struct err *e)
+static int tell(const struct stream *a, const struct stream *b, size_t at, bool equal, const struct margin *m,
+                struct err *e)
 {
     if (o.json) {
-        json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:b,s:I,s:I}", "schema", 1, "kind", "compare", "a", json_text(cli.args[0], strlen(cli.args[0])), "b",
-                              json_text(cli.args[1], strlen(cli.args[1])), "equal", equal,
-                              "tokens_a", (json_int_t)a->n, "tokens_b", (json_int_t)b->n);
+        json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:b,s:I,s:I}", "schema", 1, "kind", "compare", "a",
+                              json_text(cli.args[0], strlen(cli.args[0])), "b",
+                              json_text(cli.args[1], strlen(cli.args[1])), "equal", equal, "tokens_a",
+                              (json_int_t)a->n, "tokens_b", (json_int_t)b->n);
         if (!equal) {
             json_object_set_new(j, "first_difference", json_integer((json_int_t)at));
             if (at < a->n) json_object_set_new(j, "id_a", json_integer(a->id[at]));
             if (at < b->n) json_object_set_new(j, "id_b", json_integer(b->id[at]));
         }
         if (m)
-            json_object_set_new(j, "logits", json_pack("{s:o,s:o,s:o,s:o,s:i}", "a", bench_number(m->a), "b", bench_number(m->b), "first",
-                                                       bench_number(m->first), "second", bench_number(m->second), "best_id", m->best));
+            json_object_set_new(j, "logits",
+                                json_pack("{s:o,s:o,s:o,s:o,s:i}", "a", bench_number(m->a), "b",
+                                          bench_number(m->b), "first", bench_number(m->first), "second",
+                                          bench_number(m->second), "best_id", m->best));
         return bench_emit(j, e);
     }
     if (equal) {
@@ -142,8 +151,10 @@ static int tell(const struct stream *a, const struct stream *b, size_t at, bool 
     else
         printf("one stream ends (%zu and %zu tokens)\n", a->n, b->n);
     if (m)
-        printf("logits there: %.6g and %.6g, apart by %.3g; the best two are apart by %.3g (best id %" PRId32 ")\n", (double)m->a, (double)m->b,
-               fabs((double)m->a - (double)m->b), (double)m->first - (double)m->second, m->best);
+        printf("logits there: %.6g and %.6g, apart by %.3g; the best two are apart by %.3g (best id %" PRId32
+               ")\n",
+               (double)m->a, (double)m->b, fabs((double)m->a - (double)m->b),
+               (double)m->first - (double)m->second, m->best);
     return 0;
 }
 
@@ -156,10 +167,12 @@ int bench_compare(int argc, char **argv)
     bool have_margin = false;
     int rc = 0;
     cli_parse(&cli, argc, argv);
-    static const char *const of_model[] = {"--kv", "--device", "--kernels", "--isa", "--check-layers", "--ctx"};
+    static const char *const of_model[] = {"--kv",  "--device",       "--kernels",
+                                           "--isa", "--check-layers", "--ctx"};
     if (!o.m.target_path != !o.prompt) cli_usage_error(&cli, "-m and --prompt go together");
     for (size_t i = 0; i < sizeof of_model / sizeof *of_model && !o.m.target_path; i++)
-        if (cli_given(&cli, of_model[i])) cli_usage_error(&cli, "%s needs a model (-m TARGET --prompt FILE)", of_model[i]);
+        if (cli_given(&cli, of_model[i]))
+            cli_usage_error(&cli, "%s needs a model (-m TARGET --prompt FILE)", of_model[i]);
     const char *read[] = {cli.args[0], cli.args[1], o.prompt ? o.prompt : cli.args[0]};
     cli_one_stdin(&cli, read, o.prompt ? 3 : 2);
     if (bench_redirect(&file, out_path, force, &o.m, read, 3, &e)) return cli_fail(&cli, &e);

@@ -5,13 +5,17 @@
 
 static struct cli cli = {
     .tool = "bench",
-    .synopsis = "run     -m TARGET [-d DRAFTER] -n N PROMPT.tok...   a cell: plain and drafted in turn\n"
-                "rows    -m TARGET [-d DRAFTER]                      1..64 rows and prompts, against the memory's speed\n"
-                "ops     -m TARGET                                   where a pass's time goes, operation by operation\n"
-                "matrix  --target HF_DIR --drafter HF_DIR ...        rules of a whole matrix, for make\n"
-                "compare A.tok B.tok [-m TARGET --prompt P.tok]      two streams: the first difference\n"
-                "report  FILE.jsonl...                               tables (or a plot) from what the others wrote",
-    .summary = "Measure the engine and compare token streams. 'dflash-bench VERB --help' lists a verb's flags.",
+    .synopsis =
+        "run     -m TARGET [-d DRAFTER] -n N PROMPT.tok...   a cell: plain and drafted in turn\n"
+        "rows    -m TARGET [-d DRAFTER]                      1..64 rows and prompts, against the memory's "
+        "speed\n"
+        "ops     -m TARGET                                   where a pass's time goes, operation by "
+        "operation\n"
+        "matrix  --target HF_DIR --drafter HF_DIR ...        rules of a whole matrix, for make\n"
+        "compare A.tok B.tok [-m TARGET --prompt P.tok]      two streams: the first difference\n"
+        "report  FILE.jsonl...                               tables (or a plot) from what the others wrote",
+    .summary =
+        "Measure the engine and compare token streams. 'dflash-bench VERB --help' lists a verb's flags.",
     .flags = (const struct cli_flag[]){{0}},
     .max_args = 1,
 };
@@ -21,10 +25,13 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(int argc, char **argv);
-    } verb[] = {{"run", bench_run}, {"rows", bench_rows}, {"ops", bench_ops}, {"matrix", bench_matrix}, {"compare", bench_compare}, {"report", bench_report}};
+    } verb[] = {{"run", bench_run},       {"rows", bench_rows},       {"ops", bench_ops},
+                {"matrix", bench_matrix}, {"compare", bench_compare}, {"report", bench_report}};
     for (size_t i = 0; argc > 1 && i < sizeof verb / sizeof *verb; i++)
         if (!strcmp(argv[1], verb[i].name)) return verb[i].run(argc - 1, argv + 1);
     cli_parse(&cli, argc, argv);
-    if (cli.n_args) cli_usage_error(&cli, "unknown verb '%s' (expected run, rows, ops, matrix, compare or report)", cli.args[0]);
+    if (cli.n_args)
+        cli_usage_error(&cli, "unknown verb '%s' (expected run, rows, ops, matrix, compare or report)",
+                        cli.args[0]);
     cli_usage_error(&cli, "no verb (expected run, rows, ops, matrix, compare or report)");
 }

@@ -1,8 +1,9 @@
-/* matrix.c - the rules of a benchmark matrix, for make: target types x drafter types x prompt classes x settings.
+/* matrix.c - the rules of a benchmark matrix, for make: target types x drafter types x prompt classes x
+ * settings.
  *
- * Files carry the state, so make resumes where it stopped: models and prompts, one stream cell a combination (plain and drafted
- * output compared), one timed cell a combination. Everything may run in parallel but the timed cells, which take a lock and
- * begin when all the rest is done. */
+ * Files carry the state, so make resumes where it stopped: models and prompts, one stream cell a combination
+ * (plain and drafted output compared), one timed cell a combination. Everything may run in parallel but the
+ * timed cells, which take a lock and begin when all the rest is done. */
 #include <stdio.h>
 #include <string.h>
 #include "../../common/quantize.h"
@@ -16,7 +17,12 @@ static struct {
     const char *target, *drafter, *types, *draft_types, *settings, *out, *random;
     int64_t n;
     int32_t runs, threads;
-} o = {.types = "bf16,q8_0,q4_k_m", .draft_types = "bf16,q8_0", .settings = "greedy:;sampled:--temp 0.8 --seed 1", .out = "build/matrix", .n = 128, .runs = 5};
+} o = {.types = "bf16,q8_0,q4_k_m",
+       .draft_types = "bf16,q8_0",
+       .settings = "greedy:;sampled:--temp 0.8 --seed 1",
+       .out = "build/matrix",
+       .n = 128,
+       .runs = 5};
 
 static const char *out_path;
 static bool force;
@@ -26,7 +32,8 @@ static const struct cli_flag flags[] = {
     {"--drafter", CLI_STR, &o.drafter, "HF_DIR", "drafter in Hugging Face form", 0, 0},
     {"--types", CLI_STR, &o.types, "LIST", "target types (default bf16,q8_0,q4_k_m)", 0, 0},
     {"--draft-types", CLI_STR, &o.draft_types, "LIST", "drafter types (default bf16,q8_0)", 0, 0},
-    {"--settings", CLI_STR, &o.settings, "LIST", "NAME:FLAGS;... (default greedy:;sampled:--temp 0.8 --seed 1)", 0, 0},
+    {"--settings", CLI_STR, &o.settings, "LIST",
+     "NAME:FLAGS;... (default greedy:;sampled:--temp 0.8 --seed 1)", 0, 0},
     {"--random", CLI_STR, &o.random, "SEED", "random weights at the sizes of the configs", 0, 0},
     {"--out", CLI_STR, &o.out, "DIR", "where the matrix keeps its files (default build/matrix)", 0, 0},
     {"-n", CLI_I64, &o.n, "N", "tokens a prompt (default 128)", 1, 1 << 24},
@@ -37,18 +44,22 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "bench matrix",
-    .synopsis = "--target HF_DIR --drafter HF_DIR [flags] CLASS-NAME.txt... > matrix.mk; make -f matrix.mk -j2",
-    .summary = "Write the rules of a benchmark matrix. A prompt's class is its file name up to the first '-'; .tok files are taken as they are.",
+    .synopsis =
+        "--target HF_DIR --drafter HF_DIR [flags] CLASS-NAME.txt... > matrix.mk; make -f matrix.mk -j2",
+    .summary = "Write the rules of a benchmark matrix. A prompt's class is its file name up to the first "
+               "'-'; .tok files are taken as they are.",
     .flags = flags,
     .min_args = 1,
     .max_args = 4096,
 };
 
 /* A copy of the flag's text in room bytes, cut into its words. */
-static int words(const char *flag, const char *text, char *list, size_t room, char separator, const char **w, int max)
+static int words(const char *flag, const char *text, char *list, size_t room, char separator, const char **w,
+                 int max)
 {
     int n = 0;
-    if ((size_t)snprintf(list, room, "%s", text) >= room) cli_usage_error(&cli, "%s: too long (expected at most %zu bytes)", flag, room - 1);
+    if ((size_t)snprintf(list, room, "%s", text) >= room)
+        cli_usage_error(&cli, "%s: too long (expected at most %zu bytes)", flag, room - 1);
     for (char *p = list; p && *p;) {
         char *next = strchr(p, separator);
         if (next) *next++ = 0;
@@ -79,7 +90,9 @@ static void check_types(const char *flag, const char **type, int n)
         enum quant_recipe r;
         if (quant_recipe_by_name(type[i], &r, &e)) cli_usage_error(&cli, "%s: %s", flag, e.msg);
         for (const char *p = type[i]; *p; p++)
-            if (*p >= 'A' && *p <= 'Z') cli_usage_error(&cli, "%s: types are file names here (expected lower case, got %s)", flag, type[i]);
+            if (*p >= 'A' && *p <= 'Z')
+                cli_usage_error(&cli, "%s: types are file names here (expected lower case, got %s)", flag,
+                                type[i]);
     }
 }
 
@@ -88,7 +101,8 @@ static void check_word(const char *what, const char *s)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+@";
     if (!*s || s[strspn(s, plain)] || *s == '-')
-        cli_usage_error(&cli, "%s: cannot go into a makefile (expected letters, digits and /._-+@, got '%s')", what, s);
+        cli_usage_error(&cli, "%s: cannot go into a makefile (expected letters, digits and /._-+@, got '%s')",
+                        what, s);
 }
 
 static const char *base_name(const char *path)
@@ -109,7 +123,8 @@ static void check_prompts(void)
     for (int i = 0; i < cli.n_args; i++) {
         const char *a = base_name(cli.args[i]);
         check_word("a prompt", cli.args[i]);
-        if (strcspn(a, ".") == 0 || strlen(a) > 200) cli_usage_error(&cli, "%s: no name for its tokens", cli.args[i]);
+        if (strcspn(a, ".") == 0 || strlen(a) > 200)
+            cli_usage_error(&cli, "%s: no name for its tokens", cli.args[i]);
         for (int k = 0; k < i; k++) {
             const char *b = base_name(cli.args[k]);
             if (strcspn(a, ".") == strcspn(b, ".") && !strncmp(a, b, strcspn(a, ".")))
@@ -129,7 +144,8 @@ static bool first_of_class(int i)
 
 static bool same_class(int i, int k)
 {
-    return class_length(cli.args[i]) == class_length(cli.args[k]) && !strncmp(base_name(cli.args[i]), base_name(cli.args[k]), class_length(cli.args[i]));
+    return class_length(cli.args[i]) == class_length(cli.args[k]) &&
+           !strncmp(base_name(cli.args[i]), base_name(cli.args[k]), class_length(cli.args[i]));
 }
 
 static void token_file(int i, char *out, size_t n)
@@ -141,8 +157,10 @@ static void token_file(int i, char *out, size_t n)
 static void model_rules(const char *role, const char *hf, const char *extra, const char **type, int n)
 {
     for (int i = 0; i < n; i++)
-        printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q --force %s -o $@ --type %s%s%s%s\n", role,
-               type[i], hf, hf, hf, hf, type[i], extra, o.random ? " --random " : "", o.random ? o.random : "");
+        printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q "
+               "--force %s -o $@ --type %s%s%s%s\n",
+               role, type[i], hf, hf, hf, hf, type[i], extra, o.random ? " --random " : "",
+               o.random ? o.random : "");
 }
 
 static void prompt_rules(const char *type)
@@ -154,7 +172,9 @@ static void prompt_rules(const char *type)
         if (n > 4 && !strcmp(cli.args[i] + n - 4, ".tok"))
             printf("%s: %s | $(OUT)\n\tcp $< $@\n", tok, cli.args[i]);
         else
-            printf("%s: %s $(OUT)/target-%s.gguf\n\tdflash-tokenize -m $(OUT)/target-%s.gguf <$< >$@.tmp && mv $@.tmp $@\n", tok, cli.args[i], type, type);
+            printf("%s: %s $(OUT)/target-%s.gguf\n\tdflash-tokenize -m $(OUT)/target-%s.gguf <$< >$@.tmp && "
+                   "mv $@.tmp $@\n",
+                   tok, cli.args[i], type, type);
     }
 }
 
@@ -173,25 +193,31 @@ static void cell_rules(const char *type, const char *draft, int class_of, const 
         snprintf(prompts + strlen(prompts), sizeof prompts - strlen(prompts), " %s", tok);
     }
     printf("STREAMS += $(OUT)/%s.stream.jsonl\nTIMES += $(OUT)/%s.time.jsonl\n", cell, cell);
-    printf("$(OUT)/%s.stream.jsonl: $(OUT)/target-%s.gguf $(OUT)/drafter-%s.gguf%s\n", cell, type, draft, prompts);
-    printf("\trm -f $@.tmp; for p in%s; do \\\n"
-           "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -n %lld --ignore-eos %s <$$p >$@.a && \\\n"
-           "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n %lld --ignore-eos %s <$$p >$@.b && \\\n"
-           "\t  dflash-bench compare --json $@.a $@.b >>$@.tmp || exit 1; done; rm -f $@.a $@.b; mv $@.tmp $@\n",
-           prompts, type, (long long)o.n, set, type, draft, (long long)o.n, set);
+    printf("$(OUT)/%s.stream.jsonl: $(OUT)/target-%s.gguf $(OUT)/drafter-%s.gguf%s\n", cell, type, draft,
+           prompts);
+    printf(
+        "\trm -f $@.tmp; for p in%s; do \\\n"
+        "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -n %lld --ignore-eos %s <$$p >$@.a && \\\n"
+        "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n %lld --ignore-eos %s "
+        "<$$p >$@.b && \\\n"
+        "\t  dflash-bench compare --json $@.a $@.b >>$@.tmp || exit 1; done; rm -f $@.a $@.b; mv $@.tmp $@\n",
+        prompts, type, (long long)o.n, set, type, draft, (long long)o.n, set);
     printf("$(OUT)/%s.time.jsonl: $(OUT)/%s.stream.jsonl\n", cell, cell);
-    printf("\tflock $(OUT)/lock dflash-bench run -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n %lld --runs %d --ignore-eos %s", type, draft,
-           (long long)o.n, o.runs, set);
+    printf("\tflock $(OUT)/lock dflash-bench run -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n "
+           "%lld --runs %d --ignore-eos %s",
+           type, draft, (long long)o.n, o.runs, set);
     if (o.threads) printf(" --threads %d", o.threads);
-    printf(" --label '%.*s %s'%s >$@.tmp && mv $@.tmp $@\n", len, base_name(cli.args[class_of]), name, prompts);
+    printf(" --label '%.*s %s'%s >$@.tmp && mv $@.tmp $@\n", len, base_name(cli.args[class_of]), name,
+           prompts);
 }
 
-/* A flag that is wrong would be found when the models are converted, hours later. The commands set some themselves, and those without
- * a drafter get the same flags. */
+/* A flag that is wrong would be found when the models are converted, hours later. The commands set some
+ * themselves, and those without a drafter get the same flags. */
 static void check_setting_flags(const char *text)
 {
-    static const char *const not_here[] = {"-m", "-d", "-n", "-o", "-q", "-v", "--help", "--version", "--force", "--runs", "--warmup",
-                                           "--label", "--ignore-eos", "--block", "--width", "--draft-"};
+    static const char *const not_here[] = {
+        "-m",      "-d",     "-n",       "-o",      "-q",           "-v",      "--help",  "--version",
+        "--force", "--runs", "--warmup", "--label", "--ignore-eos", "--block", "--width", "--draft-"};
     static char copy[4096];
     char *argv[MAX_WORDS + 4] = {"run", "-m", "TARGET"}, *save = NULL;
     int argc = 3;
@@ -199,10 +225,16 @@ static void check_setting_flags(const char *text)
     for (char *w = strtok_r(copy, " \t", &save); w; w = strtok_r(NULL, " \t", &save)) {
         for (size_t i = 0; i < sizeof not_here / sizeof *not_here; i++) {
             const size_t n = strcspn(w, "=");
-            if (!strncmp(w, not_here[i], strlen(not_here[i])) && (not_here[i][strlen(not_here[i]) - 1] == '-' || n == strlen(not_here[i])))
-                cli_usage_error(&cli, "--settings: %.*s is not for a setting (expected flags of dflash-generate that need no drafter)", (int)n, w);
+            if (!strncmp(w, not_here[i], strlen(not_here[i])) &&
+                (not_here[i][strlen(not_here[i]) - 1] == '-' || n == strlen(not_here[i])))
+                cli_usage_error(&cli,
+                                "--settings: %.*s is not for a setting (expected flags of dflash-generate "
+                                "that need no drafter)",
+                                (int)n, w);
         }
-        if (argc == MAX_WORDS) cli_usage_error(&cli, "--settings: too many words (expected at most %d, got '%s')", MAX_WORDS - 3, text);
+        if (argc == MAX_WORDS)
+            cli_usage_error(&cli, "--settings: too many words (expected at most %d, got '%s')", MAX_WORDS - 3,
+                            text);
         argv[argc++] = w;
     }
     bench_run_check(argc, argv);
@@ -213,10 +245,12 @@ static void check_setting(const char *s)
 {
     const char *colon = strchr(s, ':');
     char name[64];
-    if (!colon || colon == s || (size_t)(colon - s) >= sizeof name) cli_usage_error(&cli, "--settings: expected NAME:FLAGS, got '%s'", s);
+    if (!colon || colon == s || (size_t)(colon - s) >= sizeof name)
+        cli_usage_error(&cli, "--settings: expected NAME:FLAGS, got '%s'", s);
     snprintf(name, sizeof name, "%.*s", (int)(colon - s), s);
     check_word("--settings", name);
-    if (strpbrk(colon, "$#\n'\"\\`|&<>()")) cli_usage_error(&cli, "--settings: expected plain flags, got '%s'", colon + 1);
+    if (strpbrk(colon, "$#\n'\"\\`|&<>()"))
+        cli_usage_error(&cli, "--settings: expected plain flags, got '%s'", colon + 1);
     check_setting_flags(colon + 1);
 }
 
@@ -239,13 +273,17 @@ int bench_matrix(int argc, char **argv)
     check_word("--drafter", o.drafter);
     check_word("--out", o.out);
     if (o.random && (!*o.random || o.random[strspn(o.random, "0123456789")] || strlen(o.random) > 19))
-        cli_usage_error(&cli, "--random: not a seed (expected a whole number of at most 19 digits, got '%s')", o.random);
+        cli_usage_error(&cli, "--random: not a seed (expected a whole number of at most 19 digits, got '%s')",
+                        o.random);
     check_prompts();
     for (int s = 0; s < n_set; s++) check_setting(set[s]);
     check_distinct("--settings", set, n_set, ":");
     const char *const models[] = {o.target, o.drafter};
-    if (st_refuse_output(out_path, models, 2, &e) || redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
-    printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES :=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
+    if (st_refuse_output(out_path, models, 2, &e) ||
+        redirect_open(&file, out_path, force, cli.args, cli.n_args, &e))
+        return cli_fail(&cli, &e);
+    printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES "
+           ":=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
            "report: $(OUT)/report.md\n$(OUT):\n\tmkdir -p $@\n",
            o.out);
     snprintf(extra, sizeof extra, " --target %s", o.target);
@@ -262,6 +300,7 @@ int bench_matrix(int argc, char **argv)
                     if (first_of_class(i)) cell_rules(type[t], draft[d], i, name, colon + 1);
     }
     printf("# no timed cell while others work\n$(TIMES): | $(STREAMS)\n");
-    printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\tdflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv $@.tmp $@\n");
+    printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\tdflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv "
+           "$@.tmp $@\n");
     return redirect_close(&file, &cli, 0);
 }

@@ -1,10 +1,10 @@
 /* ops.c - where a pass's time goes: every operation of it timed apart, added up by kind and shape.
  *
- * The pass is run as it is (its own time, from the first operation to the last), then with a stamp behind every
- * operation, which keeps each from starting before the one before it has ended. On a device both are recordings: what
- * stands between two stamps is the operation's launches and nothing of the host. A stamp costs a launch itself; stamps
- * with nothing between them tell how much, and that is taken off each call. So the sum of the parts is more than the
- * pass where neighbours overlap, and it says by how much. */
+ * The pass is run as it is (its own time, from the first operation to the last), then with a stamp behind
+ * every operation, which keeps each from starting before the one before it has ended. On a device both are
+ * recordings: what stands between two stamps is the operation's launches and nothing of the host. A stamp
+ * costs a launch itself; stamps with nothing between them tell how much, and that is taken off each call. So
+ * the sum of the parts is more than the pass where neighbours overlap, and it says by how much. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,8 @@ static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"--rows", CLI_STR, &o.rows, "LIST", "rows of a pass (default 1,16)", 0, 0},
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
-    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)", 1, SESSION_MAX_CTX},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)",
+     1, SESSION_MAX_CTX},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -39,7 +40,8 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "bench ops",
     .synopsis = "-m TARGET [-d DRAFTER] [--rows LIST] [--context N] [--rounds N] > ops.jsonl",
-    .summary = "Time every operation of a pass apart from its neighbours, added up by kind and shape: which cost more than "
+    .summary = "Time every operation of a pass apart from its neighbours, added up by kind and shape: which "
+               "cost more than "
                "reading their weights does. Lines of JSON; 'dflash-bench report' makes a table.",
     .flags = flags,
 };
@@ -72,10 +74,10 @@ static int one_pass(struct session *s, const int32_t *ids, int32_t rows, struct 
     return session_draft(s, ids[0], proposals, &usable, false, e);
 }
 
-/* A pass and its times: ns[k->n], or ns[0] of the whole. Passes of a session that are recorded from the second on are
- * run often enough before they count. */
-static int timed_pass(struct session *s, struct watch *k, const int32_t *ids, int32_t rows, double *empty, double *ns,
-                      struct err *e)
+/* A pass and its times: ns[k->n], or ns[0] of the whole. Passes of a session that are recorded from the
+ * second on are run often enough before they count. */
+static int timed_pass(struct session *s, struct watch *k, const int32_t *ids, int32_t rows, double *empty,
+                      double *ns, struct err *e)
 {
     if (!kn_op(k->be)->replay && failed(watch_begin(k), e)) return -1;
     if (one_pass(s, ids, rows, e)) return -1;
@@ -86,7 +88,8 @@ static int timed_pass(struct session *s, struct watch *k, const int32_t *ids, in
 static struct group *group_of(struct measured *m, const struct watch_entry *x)
 {
     for (int i = 0; i < m->n_groups; i++)
-        if (!strcmp(m->group[i].entry->op, x->op) && !strcmp(m->group[i].entry->shape, x->shape)) return &m->group[i];
+        if (!strcmp(m->group[i].entry->op, x->op) && !strcmp(m->group[i].entry->shape, x->shape))
+            return &m->group[i];
     if (m->n_groups == MAX_GROUPS) return NULL;
     m->group[m->n_groups].entry = x;
     return &m->group[m->n_groups++];
@@ -98,7 +101,8 @@ static int add_round(struct measured *m, const struct watch *k, double empty, co
     for (int i = 0; i < m->n_groups; i++) m->group[i].calls = 0, m->group[i].bytes = 0;
     for (int32_t i = 0; i < k->n; i++) {
         struct group *g = group_of(m, &k->entry[i]);
-        if (!g) return err_set(e, ERR_FORMAT, "too many shapes of operations (expected %d at most)", MAX_GROUPS);
+        if (!g)
+            return err_set(e, ERR_FORMAT, "too many shapes of operations (expected %d at most)", MAX_GROUPS);
         g->calls++;
         g->bytes += k->entry[i].bytes;
         sum[g - m->group] += 1e-9 * ns[i];
@@ -116,7 +120,8 @@ static void take_off(struct sample *s, double t)
     for (int i = 0; i < s->n; i++) s->x[i] = s->x[i] > t ? s->x[i] - t : 0;
 }
 
-static int measure(struct measured *m, struct watch *k, const int32_t *ids, int32_t rows, double *ns, struct err *e)
+static int measure(struct measured *m, struct watch *k, const int32_t *ids, int32_t rows, double *ns,
+                   struct err *e)
 {
     struct session_options so = {.ctx = o.ctx ? o.ctx : o.context + SESSION_MAX_ROWS};
     double empty;
@@ -127,8 +132,10 @@ static int measure(struct measured *m, struct watch *k, const int32_t *ids, int3
         if (session_new(&s, o.m.target, rows ? NULL : o.m.drafter, &so, e)) return -1;
         rc = session_prefill(s, ids, o.context, NULL, NULL, e);
         k->each = each;
-        for (int i = 0; i < 3 && !rc; i++) /* not counted: caches, page tables; the first is not recorded yet */
-            rc = i && kn_op(k->be)->replay ? timed_pass(s, k, ids, rows, &empty, ns, e) : one_pass(s, ids, rows, e);
+        for (int i = 0; i < 3 && !rc;
+             i++) /* not counted: caches, page tables; the first is not recorded yet */
+            rc = i && kn_op(k->be)->replay ? timed_pass(s, k, ids, rows, &empty, ns, e)
+                                           : one_pass(s, ids, rows, e);
         for (int r = 0; r < o.rounds && !rc; r++) {
             rc = timed_pass(s, k, ids, rows, &empty, ns, e);
             if (!rc && each) rc = add_round(m, k, empty, ns, e);
@@ -160,20 +167,24 @@ static int emit(struct measured *m, int32_t rows, double ceiling, struct err *e)
     int32_t calls = 0;
     qsort(m->group, (size_t)m->n_groups, sizeof *m->group, by_time);
     for (int i = 0; i < m->n_groups; i++) bytes += m->group[i].bytes, calls += m->group[i].calls;
-    if (bench_emit(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:i,s:o,s:o,s:f,s:f,s:o,s:o}", "schema", 1, "kind", "ops", "model",
-                             bench_model_json(path, model), "pass", pass, "rows", n, "context", o.context, "calls", calls, "seconds",
-                             sample_json(&m->whole), "apart_seconds", sample_json(&m->apart), "stamp_seconds", m->empty_s,
-                             "weight_bytes", bytes, "read_ceiling_bytes_per_s", bench_number(ceiling), "machine", bench_machine(&o.m)),
+    if (bench_emit(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:i,s:o,s:o,s:f,s:f,s:o,s:o}", "schema", 1, "kind",
+                             "ops", "model", bench_model_json(path, model), "pass", pass, "rows", n,
+                             "context", o.context, "calls", calls, "seconds", sample_json(&m->whole),
+                             "apart_seconds", sample_json(&m->apart), "stamp_seconds", m->empty_s,
+                             "weight_bytes", bytes, "read_ceiling_bytes_per_s", bench_number(ceiling),
+                             "machine", bench_machine(&o.m)),
                    e))
         return -1;
     for (int i = 0; i < m->n_groups; i++) {
         const struct group *g = &m->group[i];
         const double s = sample_quantile(&g->s, 0.5);
-        if (bench_emit(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:s,s:s,s:i,s:o,s:f,s:o,s:o}", "schema", 1, "kind", "op", "model",
-                                 bench_model_json(path, model), "pass", pass, "rows", n, "context", o.context, "op", g->entry->op, "shape",
-                                 g->entry->shape, "calls", g->calls, "seconds", sample_json(&g->s), "weight_bytes", g->bytes,
-                                 "share_of_ceiling", bench_number(g->bytes > 0 ? g->bytes / s / ceiling : NAN), "seconds_beside_bytes",
-                                 bench_number((s - g->bytes / ceiling) / g->calls)),
+        if (bench_emit(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:s,s:s,s:i,s:o,s:f,s:o,s:o}", "schema", 1, "kind",
+                                 "op", "model", bench_model_json(path, model), "pass", pass, "rows", n,
+                                 "context", o.context, "op", g->entry->op, "shape", g->entry->shape, "calls",
+                                 g->calls, "seconds", sample_json(&g->s), "weight_bytes", g->bytes,
+                                 "share_of_ceiling",
+                                 bench_number(g->bytes > 0 ? g->bytes / s / ceiling : NAN),
+                                 "seconds_beside_bytes", bench_number((s - g->bytes / ceiling) / g->calls)),
                        e))
             return -1;
     }
@@ -227,11 +238,13 @@ int bench_ops(int argc, char **argv)
     int n = 0;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (o.m.check_layers) cli_usage_error(&cli, "--check-layers waits after every layer: nothing could be timed");
+    if (o.m.check_layers)
+        cli_usage_error(&cli, "--check-layers waits after every layer: nothing could be timed");
     bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     int rc = bench_int_list("--rows", o.rows, rows, MAX_SIZES, &n, 1, SESSION_MAX_ROWS, &e) ||
-             (o.m.known.ctx = o.ctx ? o.ctx : o.context + SESSION_MAX_ROWS, models_open(&o.m, &cli, &e)) || run_all(rows, n, &e);
+             (o.m.known.ctx = o.ctx ? o.ctx : o.context + SESSION_MAX_ROWS, models_open(&o.m, &cli, &e)) ||
+             run_all(rows, n, &e);
     if (rc) rc = cli_fail(&cli, &e);
     models_close(&o.m);
     return redirect_close(&file, &cli, rc);

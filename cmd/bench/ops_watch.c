@@ -20,11 +20,12 @@ static int fail(struct watch *k, int code, const char *what)
 }
 
 /* Behind an operation that returned rc: its entry and a stamp. */
-static int __attribute__((format(printf, 5, 6))) done(struct watch *k, int rc, const char *op, double bytes,
-                                                      const char *fmt, ...)
+static int __attribute__((format(printf, 5, 6)))
+done(struct watch *k, int rc, const char *op, double bytes, const char *fmt, ...)
 {
     if (rc || !k->open || !k->each) return rc;
-    if (k->n == WATCH_MOST) return fail(k, KN_EINVAL, "too many operations in a pass (expected 8192 at most)");
+    if (k->n == WATCH_MOST)
+        return fail(k, KN_EINVAL, "too many operations in a pass (expected 8192 at most)");
     struct watch_entry *e = &k->entry[k->n];
     va_list ap;
     va_start(ap, fmt);
@@ -53,8 +54,8 @@ static const char *name_of(uint32_t type)
 static void put_weight(char *text, size_t room, const struct kn_weight *w)
 {
     const size_t have = strlen(text);
-    snprintf(text + have, room - have, "%s%s [%lld, %lld]", have ? ", " : "", name_of(w->type), (long long)w->n_out,
-             (long long)w->n_in);
+    snprintf(text + have, room - have, "%s%s [%lld, %lld]", have ? ", " : "", name_of(w->type),
+             (long long)w->n_out, (long long)w->n_in);
 }
 
 /* Of n_mat matrices those that n rows with used independent choices each are expected to meet. */
@@ -65,26 +66,31 @@ static double met(const struct kn_weight *w, int32_t n, int32_t used)
 
 /* ---- the operations ---- */
 
-static int t_embed(struct kn_backend *be, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n, float scale)
+static int t_embed(struct kn_backend *be, float *out, const struct kn_weight *table, const int32_t *ids,
+                   int32_t n, float scale)
 {
     struct watch *k = watch_of(be);
-    return done(k, k->inner->embed(be, out, table, ids, n, scale), "embed", 0, "%s [%lld]", name_of(table->type),
-                (long long)table->n_in);
+    return done(k, k->inner->embed(be, out, table, ids, n, scale), "embed", 0, "%s [%lld]",
+                name_of(table->type), (long long)table->n_in);
 }
 
-static int t_rope_table(struct kn_backend *be, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot)
+static int t_rope_table(struct kn_backend *be, float *out, const int32_t *pos, int32_t n, const double *freq,
+                        int32_t n_rot)
 {
     struct watch *k = watch_of(be);
     return done(k, k->inner->rope_table(be, out, pos, n, freq, n_rot), "rope_table", 0, "[%d]", n_rot);
 }
 
-static int t_rms_norm(struct kn_backend *be, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps)
+static int t_rms_norm(struct kn_backend *be, float *out, const float *x, const float *weight, int32_t n,
+                      int64_t width, float eps)
 {
     struct watch *k = watch_of(be);
-    return done(k, k->inner->rms_norm(be, out, x, weight, n, width, eps), "rms_norm", 0, "[%lld]", (long long)width);
+    return done(k, k->inner->rms_norm(be, out, x, weight, n, width, eps), "rms_norm", 0, "[%lld]",
+                (long long)width);
 }
 
-static int t_linear(struct kn_backend *be, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add)
+static int t_linear(struct kn_backend *be, float *out, const struct kn_weight *w, const float *x, int32_t n,
+                    bool add)
 {
     struct watch *k = watch_of(be);
     char shape[160] = "";
@@ -92,8 +98,8 @@ static int t_linear(struct kn_backend *be, float *out, const struct kn_weight *w
     return done(k, k->inner->linear(be, out, w, x, n, add), "linear", bytes_of(w), "%s", shape);
 }
 
-static int t_norm_linear(struct kn_backend *be, float *const *out, const struct kn_weight *const *w, int32_t n_w, const float *x,
-                         const float *norm, float eps, int32_t n)
+static int t_norm_linear(struct kn_backend *be, float *const *out, const struct kn_weight *const *w,
+                         int32_t n_w, const float *x, const float *norm, float eps, int32_t n)
 {
     struct watch *k = watch_of(be);
     char shape[160] = "";
@@ -102,18 +108,20 @@ static int t_norm_linear(struct kn_backend *be, float *const *out, const struct 
         put_weight(shape, sizeof shape, w[j]);
         bytes += bytes_of(w[j]);
     }
-    return done(k, k->inner->norm_linear(be, out, w, n_w, x, norm, eps, n), "norm_linear", bytes, "%s", shape);
+    return done(k, k->inner->norm_linear(be, out, w, n_w, x, norm, eps, n), "norm_linear", bytes, "%s",
+                shape);
 }
 
-static int t_norm_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
-                        const float *norm, float eps, enum kn_act act, int32_t n)
+static int t_norm_gated(struct kn_backend *be, float *out, const struct kn_weight *gate,
+                        const struct kn_weight *up, const float *x, const float *norm, float eps,
+                        enum kn_act act, int32_t n)
 {
     struct watch *k = watch_of(be);
     char shape[160] = "";
     put_weight(shape, sizeof shape, gate);
     put_weight(shape, sizeof shape, up);
-    return done(k, k->inner->norm_gated(be, out, gate, up, x, norm, eps, act, n), "norm_gated", bytes_of(gate) + bytes_of(up), "%s",
-                shape);
+    return done(k, k->inner->norm_gated(be, out, gate, up, x, norm, eps, act, n), "norm_gated",
+                bytes_of(gate) + bytes_of(up), "%s", shape);
 }
 
 static int t_rope_store(struct kn_backend *be, const struct kn_rope_store *a)
@@ -121,8 +129,9 @@ static int t_rope_store(struct kn_backend *be, const struct kn_rope_store *a)
     struct watch *k = watch_of(be);
     int layers = 0;
     for (const struct kn_rope_store *y = a; y; y = y->next) layers++;
-    return done(k, k->inner->rope_store(be, a), "rope_store", 0, "%d and %d heads of %d%s", a->q ? a->n_head : 0, a->kv->n_head_kv,
-                a->kv->head_dim, layers > 1 ? ", several layers" : "");
+    return done(k, k->inner->rope_store(be, a), "rope_store", 0, "%d and %d heads of %d%s",
+                a->q ? a->n_head : 0, a->kv->n_head_kv, a->kv->head_dim,
+                layers > 1 ? ", several layers" : "");
 }
 
 static int t_attention(struct kn_backend *be, const struct kn_attention *a)
@@ -130,8 +139,8 @@ static int t_attention(struct kn_backend *be, const struct kn_attention *a)
     struct watch *k = watch_of(be);
     char window[32] = "";
     if (a->window) snprintf(window, sizeof window, ", window %d", a->window);
-    return done(k, k->inner->attention(be, a), "attention", 0, "%d heads over %d of %d%s", a->n_head, a->kv->n_head_kv,
-                a->kv->head_dim, window);
+    return done(k, k->inner->attention(be, a), "attention", 0, "%d heads over %d of %d%s", a->n_head,
+                a->kv->n_head_kv, a->kv->head_dim, window);
 }
 
 static int t_attend(struct kn_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
@@ -139,27 +148,30 @@ static int t_attend(struct kn_backend *be, const struct kn_rope_store *s, const 
     struct watch *k = watch_of(be);
     char window[32] = "";
     if (a->window) snprintf(window, sizeof window, ", window %d", a->window);
-    return done(k, k->inner->attend(be, s, a), "attend", 0, "%d heads over %d of %d%s", a->n_head, a->kv->n_head_kv, a->kv->head_dim,
-                window);
+    return done(k, k->inner->attend(be, s, a), "attend", 0, "%d heads over %d of %d%s", a->n_head,
+                a->kv->n_head_kv, a->kv->head_dim, window);
 }
 
-static int t_tap(struct kn_backend *be, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width)
+static int t_tap(struct kn_backend *be, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
+                 int64_t width)
 {
     struct watch *k = watch_of(be);
     return done(k, k->inner->tap(be, dst, stride, offset, x, n, width), "tap", 0, "[%lld]", (long long)width);
 }
 
-static int t_norm_add(struct kn_backend *be, float *out, const float *x, const float *y, const float *weight, int32_t n, int64_t width,
-                      float eps, float scale)
+static int t_norm_add(struct kn_backend *be, float *out, const float *x, const float *y, const float *weight,
+                      int32_t n, int64_t width, float eps, float scale)
 {
     struct watch *k = watch_of(be);
-    return done(k, k->inner->norm_add(be, out, x, y, weight, n, width, eps, scale), "norm_add", 0, "[%lld]", (long long)width);
+    return done(k, k->inner->norm_add(be, out, x, y, weight, n, width, eps, scale), "norm_add", 0, "[%lld]",
+                (long long)width);
 }
 
 static int t_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
     struct watch *k = watch_of(be);
-    return done(k, k->inner->gate(be, x, g, n, width, g_width), "gate", 0, "[%lld] by [%lld]", (long long)width, (long long)g_width);
+    return done(k, k->inner->gate(be, x, g, n, width, g_width), "gate", 0, "[%lld] by [%lld]",
+                (long long)width, (long long)g_width);
 }
 
 static int t_route(struct kn_backend *be, const struct kn_route *a)
@@ -168,19 +180,21 @@ static int t_route(struct kn_backend *be, const struct kn_route *a)
     return done(k, k->inner->route(be, a), "route", 0, "%d of %d", a->n_used, a->n_expert);
 }
 
-static int t_experts_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
-                           const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
+static int t_experts_gated(struct kn_backend *be, float *out, const struct kn_weight *gate,
+                           const struct kn_weight *up, const float *x, const float *norm, float eps,
+                           enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
 {
     struct watch *k = watch_of(be);
     char shape[160] = "";
     put_weight(shape, sizeof shape, gate);
     put_weight(shape, sizeof shape, up);
-    return done(k, k->inner->experts_gated(be, out, gate, up, x, norm, eps, act, ids, n, n_used), "experts_gated",
-                (bytes_of(gate) + bytes_of(up)) * met(gate, n, n_used), "%d of %d, %s", n_used, gate->n_mat, shape);
+    return done(k, k->inner->experts_gated(be, out, gate, up, x, norm, eps, act, ids, n, n_used),
+                "experts_gated", (bytes_of(gate) + bytes_of(up)) * met(gate, n, n_used), "%d of %d, %s",
+                n_used, gate->n_mat, shape);
 }
 
-static int t_experts_down(struct kn_backend *be, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
-                          const float *weights, int32_t n, int32_t n_used, bool add)
+static int t_experts_down(struct kn_backend *be, float *out, const struct kn_weight *w, const float *h,
+                          const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add)
 {
     struct watch *k = watch_of(be);
     char shape[160] = "";
@@ -208,27 +222,31 @@ static int t_mixture(struct kn_backend *be, const struct kn_mixture *a)
 static int t_delta(struct kn_backend *be, const struct kn_delta *a)
 {
     struct watch *k = watch_of(be);
-    return done(k, k->inner->delta(be, a), "delta", 0, "%d heads of %d over %d of %d", a->n_v, a->d_v, a->n_k, a->d_k);
+    return done(k, k->inner->delta(be, a), "delta", 0, "%d heads of %d over %d of %d", a->n_v, a->d_v, a->n_k,
+                a->d_k);
 }
 
-static int t_norm_join(struct kn_backend *be, float *out, const float *x, const float *y, const float *y_weight, const float *z,
-                       const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale)
+static int t_norm_join(struct kn_backend *be, float *out, const float *x, const float *y,
+                       const float *y_weight, const float *z, const float *z_weight, const float *weight,
+                       int32_t n, int64_t width, float eps, float scale)
 {
     struct watch *k = watch_of(be);
-    return done(k, k->inner->norm_join(be, out, x, y, y_weight, z, z_weight, weight, n, width, eps, scale), "norm_join", 0, "[%lld]",
-                (long long)width);
+    return done(k, k->inner->norm_join(be, out, x, y, y_weight, z, z_weight, weight, n, width, eps, scale),
+                "norm_join", 0, "[%lld]", (long long)width);
 }
 
-static int t_delta_linear(struct kn_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w)
+static int t_delta_linear(struct kn_backend *be, const struct kn_delta *a, float *out,
+                          const struct kn_weight *w)
 {
     struct watch *k = watch_of(be);
     char shape[160] = "";
     put_weight(shape, sizeof shape, w);
-    return done(k, k->inner->delta_linear(be, a, out, w), "delta_linear", bytes_of(w), "%d heads of %d over %d of %d, %s", a->n_v, a->d_v,
-                a->n_k, a->d_k, shape);
+    return done(k, k->inner->delta_linear(be, a, out, w), "delta_linear", bytes_of(w),
+                "%d heads of %d over %d of %d, %s", a->n_v, a->d_v, a->n_k, a->d_k, shape);
 }
 
-static int t_gate_linear(struct kn_backend *be, float *out, const struct kn_weight *w, float *x, const float *g, int32_t n)
+static int t_gate_linear(struct kn_backend *be, float *out, const struct kn_weight *w, float *x,
+                         const float *g, int32_t n)
 {
     struct watch *k = watch_of(be);
     char shape[160] = "";
@@ -255,7 +273,8 @@ int watch_begin(struct watch *k)
     int rc = 0;
     k->open = true;
     k->n = 0;
-    for (int i = 0; i < (k->each ? 1 + WATCH_EMPTY : 1) && rc == 0; i++) rc = k->inner->stamp(k->be, &k->at[i]);
+    for (int i = 0; i < (k->each ? 1 + WATCH_EMPTY : 1) && rc == 0; i++)
+        rc = k->inner->stamp(k->be, &k->at[i]);
     return rc;
 }
 

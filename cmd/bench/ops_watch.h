@@ -1,8 +1,10 @@
-/* ops_watch.h - a table of operations that stands before the backend's own and stamps the time behind every one.
+/* ops_watch.h - a table of operations that stands before the backend's own and stamps the time behind every
+ * one.
  *
- * A *pass* is what is called between watch_begin and watch_end; a backend that records does both itself, inside its
- * recording, so that the stamps are run again with every replay and no host stands between two operations. Each stamp
- * waits for all before it, so an operation here begins when its predecessor has ended and its writes are seen. */
+ * A *pass* is what is called between watch_begin and watch_end; a backend that records does both itself,
+ * inside its recording, so that the stamps are run again with every replay and no host stands between two
+ * operations. Each stamp waits for all before it, so an operation here begins when its predecessor has ended
+ * and its writes are seen. */
 #ifndef DFLASH_BENCH_OPS_WATCH_H
 #define DFLASH_BENCH_OPS_WATCH_H
 
@@ -32,8 +34,8 @@ void watch_close(struct watch *k);
 /* Around a pass, where the backend does not record (op.replay NULL). */
 int watch_begin(struct watch *k);
 int watch_end(struct watch *k);
-/* Nanoseconds of the newest pass, which must be over: of an empty interval, the mean; of each operation, [k->n], or of
- * the whole in ns[0] where not each. ns: [WATCH_MOST]. */
+/* Nanoseconds of the newest pass, which must be over: of an empty interval, the mean; of each operation,
+ * [k->n], or of the whole in ns[0] where not each. ns: [WATCH_MOST]. */
 int watch_times(struct watch *k, double *empty, double *ns);
 
 #endif

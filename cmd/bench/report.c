@@ -1,4 +1,5 @@
-/* report.c - tables in Markdown, or data and commands for gnuplot, from lines of JSON that the other verbs wrote. */
+/* report.c - tables in Markdown, or data and commands for gnuplot, from lines of JSON that the other verbs
+ * wrote. */
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -19,7 +20,8 @@ static const char *out_path;
 static bool force;
 
 static const struct cli_flag flags[] = {
-    {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0, 0},
+    {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0,
+     0},
     {"--threads", CLI_I32, &threads, "N", "as in every program; a report needs one", 0, CLI_MAX_THREADS},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -46,7 +48,8 @@ static const char *str(const json_t *j, const char *outer, const char *key)
     return t;
 }
 
-/* The number at a, a.b or a.b.c times scale, with digits after the point; "-" where there is none. Good until eight more. */
+/* The number at a, a.b or a.b.c times scale, with digits after the point; "-" where there is none. Good until
+ * eight more. */
 static const char *num(const json_t *j, const char *a, const char *b, const char *c, int digits, double scale)
 {
     static char text[8][40];
@@ -70,11 +73,13 @@ static bool is(const json_t *j, const char *kind)
 static void cell_row(const json_t *j)
 {
     bool drafted = json_object_get(j, "drafted") != NULL;
-    printf("| %s | %s | %s | %s | %s |", str(j, "target", "file"), drafted ? str(j, "drafter", "file") : "", str(j, NULL, "label"),
-           num(j, "plain", "decode_tokens_per_s", "median", 1, 1), num(j, "plain_share_of_ceiling", NULL, NULL, 2, 1));
+    printf("| %s | %s | %s | %s | %s |", str(j, "target", "file"), drafted ? str(j, "drafter", "file") : "",
+           str(j, NULL, "label"), num(j, "plain", "decode_tokens_per_s", "median", 1, 1),
+           num(j, "plain_share_of_ceiling", NULL, NULL, 2, 1));
     if (drafted)
-        printf(" %s | %s | %s (%s to %s) | %s | %s |\n", num(j, "drafted", "decode_tokens_per_s", "median", 1, 1),
-               num(j, "drafted", "tau", NULL, 2, 1), num(j, "speedup", "median", NULL, 2, 1), num(j, "speedup", "low", NULL, 2, 1),
+        printf(" %s | %s | %s (%s to %s) | %s | %s |\n",
+               num(j, "drafted", "decode_tokens_per_s", "median", 1, 1), num(j, "drafted", "tau", NULL, 2, 1),
+               num(j, "speedup", "median", NULL, 2, 1), num(j, "speedup", "low", NULL, 2, 1),
                num(j, "speedup", "high", NULL, 2, 1), str(j, "speedup", "verdict"),
                json_is_true(json_object_get(j, "equal")) ? "yes" : "NO");
     else
@@ -83,37 +88,42 @@ static void cell_row(const json_t *j)
 
 static void rows_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "rows", NULL, NULL, 0, 1),
-           num(j, "context", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1),
-           num(j, "experts_met", NULL, NULL, 1, 1), num(j, "weight_bytes", NULL, NULL, 1, 1e-6), num(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9),
-           num(j, "share_of_ceiling", NULL, NULL, 2, 1));
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "target", "file"),
+           num(j, "rows", NULL, NULL, 0, 1), num(j, "context", NULL, NULL, 0, 1),
+           num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1),
+           num(j, "experts_met", NULL, NULL, 1, 1), num(j, "weight_bytes", NULL, NULL, 1, 1e-6),
+           num(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9), num(j, "share_of_ceiling", NULL, NULL, 2, 1));
 }
 
 static void prompt_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "tokens", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 1, 1e3),
-           num(j, "tokens_per_s", NULL, NULL, 0, 1));
+    printf("| %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "tokens", NULL, NULL, 0, 1),
+           num(j, "seconds", "median", NULL, 1, 1e3), num(j, "tokens_per_s", NULL, NULL, 0, 1));
 }
 
 static void draft_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s | %s | %s |\n", str(j, "drafter", "file"), str(j, "target", "file"), num(j, "block", NULL, NULL, 0, 1),
-           num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1), num(j, "share_of_ceiling", NULL, NULL, 2, 1));
+    printf("| %s | %s | %s | %s | %s | %s |\n", str(j, "drafter", "file"), str(j, "target", "file"),
+           num(j, "block", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3),
+           num(j, "one_row_steps", NULL, NULL, 2, 1), num(j, "share_of_ceiling", NULL, NULL, 2, 1));
 }
 
 static void op_row(const json_t *j)
 {
     const double calls = json_number_value(json_object_get(j, "calls"));
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"), num(j, "rows", NULL, NULL, 0, 1), str(j, NULL, "op"),
-           str(j, NULL, "shape"), num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 1, 1e6),
-           num(j, "seconds", "median", NULL, 2, calls > 0 ? 1e6 / calls : 0), num(j, "weight_bytes", NULL, NULL, 1, 1e-6),
-           num(j, "share_of_ceiling", NULL, NULL, 2, 1), num(j, "seconds_beside_bytes", NULL, NULL, 2, 1e6));
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"),
+           num(j, "rows", NULL, NULL, 0, 1), str(j, NULL, "op"), str(j, NULL, "shape"),
+           num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 1, 1e6),
+           num(j, "seconds", "median", NULL, 2, calls > 0 ? 1e6 / calls : 0),
+           num(j, "weight_bytes", NULL, NULL, 1, 1e-6), num(j, "share_of_ceiling", NULL, NULL, 2, 1),
+           num(j, "seconds_beside_bytes", NULL, NULL, 2, 1e6));
 }
 
 static void ops_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"), num(j, "rows", NULL, NULL, 0, 1),
-           num(j, "context", NULL, NULL, 0, 1), num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3),
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"),
+           num(j, "rows", NULL, NULL, 0, 1), num(j, "context", NULL, NULL, 0, 1),
+           num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3),
            num(j, "apart_seconds", "median", NULL, 3, 1e3), num(j, "weight_bytes", NULL, NULL, 1, 1e-6),
            num(j, "stamp_seconds", NULL, NULL, 2, 1e6));
 }
@@ -123,23 +133,30 @@ static const struct {
     void (*row)(const json_t *);
 } table[] = {
     {"cell",
-     "| target | drafter | cell | plain t/s | share of reading | drafted t/s | tau | speedup (quartiles) | verdict | equal |\n"
+     "| target | drafter | cell | plain t/s | share of reading | drafted t/s | tau | speedup (quartiles) | "
+     "verdict | equal |\n"
      "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | --- | --- |\n",
      cell_row},
     {"rows",
-     "| target | rows | context | ms | one-row steps | experts | MB of weights | GB/s of weights | share of reading |\n"
+     "| target | rows | context | ms | one-row steps | experts | MB of weights | GB/s of weights | share of "
+     "reading |\n"
      "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
      rows_row},
     {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
-    {"draft", "| drafter | target | block | ms | one-row steps | share of reading |\n| --- | --- | ---: | ---: | ---: | ---: |\n", draft_row},
+    {"draft",
+     "| drafter | target | block | ms | one-row steps | share of reading |\n| --- | --- | ---: | ---: | ---: "
+     "| ---: |\n",
+     draft_row},
     {"ops",
-     "Passes, and the sums of their operations timed apart. Operations that are timed apart do not overlap as they do in a pass, and what a\n"
+     "Passes, and the sums of their operations timed apart. Operations that are timed apart do not overlap "
+     "as they do in a pass, and what a\n"
      "stamp takes is taken off each: read them against each other, not as parts of the pass.\n\n"
      "| model | rows | context | operations | ms a pass | ms apart | MB of weights | us a stamp |\n"
      "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
      ops_row},
     {"op",
-     "| model | rows | operation | shape | calls | us | us a call | MB of weights | share of reading | us a call beside its bytes |\n"
+     "| model | rows | operation | shape | calls | us | us a call | MB of weights | share of reading | us a "
+     "call beside its bytes |\n"
      "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
      op_row},
 };
@@ -158,7 +175,8 @@ static void streams(json_t *lines)
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *j = json_array_get(lines, i);
         if (is(j, "compare") && !json_is_true(json_object_get(j, "equal")))
-            printf("- %s and %s part at token %s\n", str(j, NULL, "a"), str(j, NULL, "b"), num(j, "first_difference", NULL, NULL, 0, 1));
+            printf("- %s and %s part at token %s\n", str(j, NULL, "a"), str(j, NULL, "b"),
+                   num(j, "first_difference", NULL, NULL, 0, 1));
     }
 }
 
@@ -169,7 +187,11 @@ static void warn_unknown(json_t *lines)
         const json_t *j = json_array_get(lines, i);
         bool known = is(j, "compare");
         for (size_t t = 0; t < sizeof table / sizeof *table; t++) known |= is(j, table[t].kind);
-        if (!known) cli_warn(&cli, "a line of kind '%.40s' is not shown (expected cell, rows, prompt, draft, ops, op or compare)", str(j, NULL, "kind"));
+        if (!known)
+            cli_warn(&cli,
+                     "a line of kind '%.40s' is not shown (expected cell, rows, prompt, draft, ops, op or "
+                     "compare)",
+                     str(j, NULL, "kind"));
     }
     if (!json_array_size(lines)) cli_warn(&cli, "no lines to report");
 }
@@ -204,7 +226,8 @@ static const char *unquoted(char *text)
 /* What a curve of rows is called, and what tells it from another. */
 static const char *curve_name(const json_t *j, char *out, size_t n)
 {
-    snprintf(out, n, "%s, context %s, %s, %s threads", str(j, "target", "file"), num(j, "context", NULL, NULL, 0, 1), str(j, "machine", "device"),
+    snprintf(out, n, "%s, context %s, %s, %s threads", str(j, "target", "file"),
+             num(j, "context", NULL, NULL, 0, 1), str(j, "machine", "device"),
              num(j, "machine", "threads", NULL, 0, 1));
     return unquoted(out);
 }
@@ -219,7 +242,8 @@ static size_t plot_rows(const json_t *lines)
         bool first = is(j, "rows");
         if (first) curve_name(j, name, sizeof name);
         for (size_t k = 0; k < i && first; k++)
-            first = !is(json_array_get(lines, k), "rows") || strcmp(name, curve_name(json_array_get(lines, k), other, sizeof other)) != 0;
+            first = !is(json_array_get(lines, k), "rows") ||
+                    strcmp(name, curve_name(json_array_get(lines, k), other, sizeof other)) != 0;
         if (!first) continue;
         printf("title%zu = '%s'\n$data%zu << EOD\n", curves, name, curves);
         for (size_t k = i; k < n; k++) {
@@ -232,7 +256,8 @@ static size_t plot_rows(const json_t *lines)
         curves++;
     }
     if (curves) printf("set xlabel 'rows'\nset ylabel 'ms a pass'\nplot");
-    for (size_t i = 0; i < curves; i++) printf("%s $data%zu using 1:2 with linespoints title title%zu", i ? "," : "", i, i);
+    for (size_t i = 0; i < curves; i++)
+        printf("%s $data%zu using 1:2 with linespoints title title%zu", i ? "," : "", i, i);
     if (curves) printf("\n");
     return drawn;
 }
@@ -251,7 +276,8 @@ static size_t plot_cells(const json_t *lines)
                num(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
         drawn++;
     }
-    printf("EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by -30\n"
+    printf("EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by "
+           "-30\n"
            "plot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted'\n");
     return drawn;
 }
@@ -261,12 +287,14 @@ static void plot(const json_t *lines)
 {
     bool cells = false;
     for (size_t i = 0; i < json_array_size(lines); i++) cells |= is(json_array_get(lines, i), "cell");
-    printf("set terminal pngcairo noenhanced size 1200,700\nset key left top\nset grid\nset datafile missing '-'\n");
+    printf("set terminal pngcairo noenhanced size 1200,700\nset key left top\nset grid\nset datafile missing "
+           "'-'\n");
     const size_t drawn = cells ? plot_cells(lines) : plot_rows(lines);
     if (!drawn && json_array_size(lines))
         cli_warn(&cli, "no cells and no rows: nothing to draw");
     else if (drawn < json_array_size(lines))
-        cli_warn(&cli, "not drawn: %zu of %zu lines (expected %s alone)", json_array_size(lines) - drawn, json_array_size(lines), cells ? "cells" : "rows");
+        cli_warn(&cli, "not drawn: %zu of %zu lines (expected %s alone)", json_array_size(lines) - drawn,
+                 json_array_size(lines), cells ? "cells" : "rows");
 }
 
 static int read_lines(const char *path, json_t *lines, struct err *e)
@@ -288,11 +316,13 @@ static int read_lines(const char *path, json_t *lines, struct err *e)
         if (len && json_parse(&j, p, len, "JSON", &je) && je.code != ERR_FORMAT) {
             rc = err_set(e, je.code, "%s: line %d: %s", in ? "stdin" : path, number, je.msg);
         } else if (len && !json_is_object(j)) {
-            rc = err_set(e, ERR_FORMAT, "%s: line %d: not a JSON object%s%s", in ? "stdin" : path, number, j ? "" : ": ", j ? "" : je.msg);
+            rc = err_set(e, ERR_FORMAT, "%s: line %d: not a JSON object%s%s", in ? "stdin" : path, number,
+                         j ? "" : ": ", j ? "" : je.msg);
             json_decref(j);
         } else if (len && json_integer_value(json_object_get(j, "schema")) != 1) {
             char got[96];
-            rc = err_set(e, ERR_FORMAT, "%s: line %d: unknown schema (expected 1, got %s)", in ? "stdin" : path, number,
+            rc = err_set(e, ERR_FORMAT, "%s: line %d: unknown schema (expected 1, got %s)",
+                         in ? "stdin" : path, number,
                          json_show(json_object_get(j, "schema"), got, sizeof got));
             json_decref(j);
         } else if (len && json_array_append_new(lines, j))

@@ -1,8 +1,9 @@
 /* rows.c - what a pass costs: 1..64 rows at a context, prompts of several lengths, a draft block.
  *
- * Every size is measured once a round, round after round, so that a drift of the machine meets all of them; the median of
- * the rounds is reported, its ratio to one row, and for rows the share of the memory's speed that reading the weights
- * once in that time means: of experts those that the rows meet, counted in a pass before. */
+ * Every size is measured once a round, round after round, so that a drift of the machine meets all of them;
+ * the median of the rounds is reported, its ratio to one row, and for rows the share of the memory's speed
+ * that reading the weights once in that time means: of experts those that the rows meet, counted in a pass
+ * before. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,8 +28,10 @@ static bool force;
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
     {"--rows", CLI_STR, &o.rows, "LIST", "rows of a pass (default 1,2,4,8,16,32,64)", 0, 0},
-    {"--prompts", CLI_STR, &o.prompts, "LIST", "prompt lengths, logits for the last token (default 128,512)", 0, 0},
-    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)", 1, SESSION_MAX_CTX},
+    {"--prompts", CLI_STR, &o.prompts, "LIST", "prompt lengths, logits for the last token (default 128,512)",
+     0, 0},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)",
+     1, SESSION_MAX_CTX},
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     REDIRECT_FLAGS(out_path, force),
@@ -36,8 +39,10 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "bench rows",
-    .synopsis = "-m TARGET [-d DRAFTER] [--rows LIST] [--prompts LIST] [--context N] [--rounds N] > rows.jsonl",
-    .summary = "Measure passes of 1..64 rows, prompts and a draft block. Lines of JSON with the share of the memory's speed.",
+    .synopsis =
+        "-m TARGET [-d DRAFTER] [--rows LIST] [--prompts LIST] [--context N] [--rounds N] > rows.jsonl",
+    .summary = "Measure passes of 1..64 rows, prompts and a draft block. Lines of JSON with the share of the "
+               "memory's speed.",
     .flags = flags,
 };
 
@@ -69,15 +74,18 @@ static int measure_rows(struct session *s, struct plan *p, struct err *e)
 {
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     int32_t picks[SESSION_MAX_ROWS];
-    /* Not counted: passes after something else find caches and page tables cold (5 ms of 20 on Qwen3-0.6B's shapes), a device's clock
-     * lowered by the power that a prompt drew, and memory that was freed being cleared (up to 9 % for 10 to 100 ms: SPEED.md). */
+    /* Not counted: passes after something else find caches and page tables cold (5 ms of 20 on Qwen3-0.6B's
+     * shapes), a device's clock lowered by the power that a prompt drew, and memory that was freed being
+     * cleared (up to 9 % for 10 to 100 ms: SPEED.md). */
     const double from = cli_seconds();
     do
-        if (session_forward(s, p->ids, 1, e) || session_pick(s, &greedy, 1, picks, e)) return -1; /* the pick waits for it */
+        if (session_forward(s, p->ids, 1, e) || session_pick(s, &greedy, 1, picks, e))
+            return -1; /* the pick waits for it */
     while (cli_seconds() - from < SETTLE_S);
     for (int i = 0; i < p->n_rows; i++) {
         double t = cli_seconds();
-        if (session_forward(s, p->ids, p->rows[i], e) || session_pick(s, &greedy, p->rows[i], picks, e)) return -1;
+        if (session_forward(s, p->ids, p->rows[i], e) || session_pick(s, &greedy, p->rows[i], picks, e))
+            return -1;
         sample_add(&p->row_s[i], cli_seconds() - t);
     }
     if (o.m.drafter) {
@@ -109,18 +117,22 @@ static int emit(struct plan *p, struct err *e)
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++) {
         double s = sample_quantile(&p->row_s[i], 0.5);
-        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target", bench_model_json(o.m.target_path, t),
-                              "rows", p->rows[i], "context", o.context, "seconds", sample_json(&p->row_s[i]), "weight_bytes", json_integer((json_int_t)p->bytes[i]),
-                              "experts_met", bench_number(p->experts[i]), "weight_bytes_per_s", bench_number(p->bytes[i] / s), "read_ceiling_bytes_per_s",
-                              bench_number(p->ceiling), "share_of_ceiling", bench_number(p->bytes[i] / s / p->ceiling), "machine", bench_machine(&o.m));
+        json_t *j = json_pack(
+            "{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target",
+            bench_model_json(o.m.target_path, t), "rows", p->rows[i], "context", o.context, "seconds",
+            sample_json(&p->row_s[i]), "weight_bytes", json_integer((json_int_t)p->bytes[i]), "experts_met",
+            bench_number(p->experts[i]), "weight_bytes_per_s", bench_number(p->bytes[i] / s),
+            "read_ceiling_bytes_per_s", bench_number(p->ceiling), "share_of_ceiling",
+            bench_number(p->bytes[i] / s / p->ceiling), "machine", bench_machine(&o.m));
         if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
         if (bench_emit(j, e)) return -1;
     }
     for (int i = 0; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
-        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target", bench_model_json(o.m.target_path, t),
-                                 "tokens", p->prompts[i], "seconds", sample_json(&p->prompt_s[i]), "tokens_per_s", bench_number(p->prompts[i] / s), "machine",
-                                 bench_machine(&o.m)),
+        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
+                                 bench_model_json(o.m.target_path, t), "tokens", p->prompts[i], "seconds",
+                                 sample_json(&p->prompt_s[i]), "tokens_per_s",
+                                 bench_number(p->prompts[i] / s), "machine", bench_machine(&o.m)),
                        e))
             return -1;
     }
@@ -130,10 +142,12 @@ static int emit(struct plan *p, struct err *e)
     double s = sample_quantile(&p->draft_s, 0.5), bytes = (double)o.m.drafter->bytes_step;
     if (!head) head = gguf_tensor(t->file, "token_embd.weight");
     if (!o.m.drafter->head && head) bytes += (double)head->bytes;
-    json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target", bench_model_json(o.m.target_path, t), "drafter",
-                          bench_model_json(o.m.drafter_path, o.m.drafter), "block", o.m.drafter->d->block_size, "context", o.context, "seconds",
-                          sample_json(&p->draft_s), "weight_bytes_per_s", bench_number(bytes / s), "read_ceiling_bytes_per_s", bench_number(p->ceiling),
-                          "share_of_ceiling", bench_number(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
+    json_t *j = json_pack(
+        "{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target",
+        bench_model_json(o.m.target_path, t), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter),
+        "block", o.m.drafter->d->block_size, "context", o.context, "seconds", sample_json(&p->draft_s),
+        "weight_bytes_per_s", bench_number(bytes / s), "read_ceiling_bytes_per_s", bench_number(p->ceiling),
+        "share_of_ceiling", bench_number(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
     return bench_emit(j, e);
 }
@@ -146,7 +160,8 @@ static int count_bytes(struct plan *p, struct err *e)
     for (int i = 0; i < p->n_rows; i++) p->bytes[i] = (double)o.m.target->bytes_step, p->experts[i] = NAN;
     if (!o.m.target->d->n_expert) return 0;
     experts_met_open(&met, o.m.target->be);
-    int rc = new_session(&s, o.context, false, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e) ? -1 : 0;
+    int rc =
+        new_session(&s, o.context, false, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e) ? -1 : 0;
     for (int i = 0; i < p->n_rows && rc == 0; i++) {
         experts_met_start(&met);
         rc = session_forward(s, p->ids, p->rows[i], e);
@@ -172,9 +187,12 @@ static int measure(struct plan *p, struct err *e)
     }
     models_check_length(&o.m, &cli, n);
     if (count_bytes(p, e)) goto done;
-    if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) || session_prefill(s, p->ids, o.context, NULL, NULL, e)) goto done;
+    if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) ||
+        session_prefill(s, p->ids, o.context, NULL, NULL, e))
+        goto done;
     for (int r = 0; r < o.rounds; r++) {
-        p->ceiling = r ? fmax(p->ceiling, bench_ceiling(&o.m, bytes, threads, 2)) : bench_ceiling(&o.m, bytes, threads, 2);
+        p->ceiling = r ? fmax(p->ceiling, bench_ceiling(&o.m, bytes, threads, 2))
+                       : bench_ceiling(&o.m, bytes, threads, 2);
         if (r == 0 && measure_rows(s, p, e)) goto done; /* warm up, then forget */
         if (r == 0) {
             for (int i = 0; i < p->n_rows; i++) p->row_s[i].n = 0;
@@ -201,8 +219,11 @@ int bench_rows(int argc, char **argv)
     struct plan *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
                 : bench_int_list("--rows", o.rows, p->rows, MAX_SIZES, &p->n_rows, 1, SESSION_MAX_ROWS, &e) ||
-                      (o.prompts[0] && bench_int_list("--prompts", o.prompts, p->prompts, MAX_SIZES, &p->n_prompts, 1, 1 << 24, &e)) ||
-                      (o.m.known.ctx = o.ctx ? o.ctx : longest(p) + SESSION_MAX_ROWS, models_open(&o.m, &cli, &e)) || measure(p, &e);
+                      (o.prompts[0] && bench_int_list("--prompts", o.prompts, p->prompts, MAX_SIZES,
+                                                      &p->n_prompts, 1, 1 << 24, &e)) ||
+                      (o.m.known.ctx = o.ctx ? o.ctx : longest(p) + SESSION_MAX_ROWS,
+                       models_open(&o.m, &cli, &e)) ||
+                      measure(p, &e);
     if (rc) rc = cli_fail(&cli, &e);
     models_close(&o.m);
     mem_free(p);

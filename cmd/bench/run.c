@@ -1,8 +1,9 @@
 /* run.c - a cell: prompts through the target alone and with the drafter, in turn, run by run.
  *
- * Plain and drafted runs alternate, so that a drift of the machine meets both; each run takes every prompt of the cell, and
- * its rate is tokens over seconds summed over them. The streams are compared as they come: a cell whose streams differ is
- * reported and exits 1. The memory's speed is measured before, between and after, and its best is the ceiling. */
+ * Plain and drafted runs alternate, so that a drift of the machine meets both; each run takes every prompt of
+ * the cell, and its rate is tokens over seconds summed over them. The streams are compared as they come: a
+ * cell whose streams differ is reported and exits 1. The memory's speed is measured before, between and
+ * after, and its best is the ceiling. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -42,16 +43,22 @@ static const struct cli_flag flags[] = {
     {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
     {"--temp", CLI_F32, &o.sampler.temp, "T", "temperature (default 0: greedy)", 0, 1000},
     {"--top-k", CLI_I32, &o.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0, INT32_MAX},
-    {"--top-p", CLI_F32_ABOVE, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0, 1},
+    {"--top-p", CLI_F32_ABOVE, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0,
+     1},
     {"--min-p", CLI_F32, &o.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
-    {"--repeat-penalty", CLI_F32, &o.sampler.repeat_penalty, "R", "divide the logits of recent tokens (default 1: off)", 0.001, 1000},
-    {"--repeat-last", CLI_I32, &o.sampler.repeat_last, "N", "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
+    {"--repeat-penalty", CLI_F32, &o.sampler.repeat_penalty, "R",
+     "divide the logits of recent tokens (default 1: off)", 0.001, 1000},
+    {"--repeat-last", CLI_I32, &o.sampler.repeat_last, "N",
+     "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
     {"--seed", CLI_U64, &o.sampler.seed, "S", "of the sampling", 0, 0},
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
-    {"--width", CLI_I32, &o.width, "W", "rows verified a cycle at most (default: the block)", 1, SESSION_MAX_ROWS},
-    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)", 0, INT32_MAX},
+    {"--width", CLI_I32, &o.width, "W", "rows verified a cycle at most (default: the block)", 1,
+     SESSION_MAX_ROWS},
+    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
+     0, INT32_MAX},
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
-    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1, SESSION_MAX_CTX},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1,
+     SESSION_MAX_CTX},
     {"--label", CLI_STR, &o.label, "TEXT", "put into the line, for reports", 0, 0},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -82,7 +89,7 @@ struct prompt {
     int64_t n_plain;
 };
 
-struct kind { /* of plain or drafted runs */
+struct kind {                      /* of plain or drafted runs */
     struct sample decode, prefill; /* tokens a second */
     double draft_s, verify_s, decode_s;
     int64_t cycles, full_cycles, full_accepted, generated, steps, nan_cycles;
@@ -104,12 +111,17 @@ static int take(void *ctx, const int32_t *ids, int32_t n, struct err *e)
 }
 
 /* One prompt; the stream goes to out. */
-static int one(const struct prompt *p, bool drafted, struct sink *out, struct spec_stats *st, double *prefill_s, struct err *e)
+static int one(const struct prompt *p, bool drafted, struct sink *out, struct spec_stats *st,
+               double *prefill_s, struct err *e)
 {
     const struct desc *d = o.m.target->d;
     struct session *s = NULL;
-    struct session_options so = {.chunk = o.chunk, .check_layers = o.m.check_layers, .block = drafted ? o.block : 0, .draft_window = drafted ? o.draft_window : 0};
-    struct spec_options sp = {.n = o.n, .sampler = o.sampler, .width = drafted ? o.width : 0, .tokens = take, .ctx = out};
+    struct session_options so = {.chunk = o.chunk,
+                                 .check_layers = o.m.check_layers,
+                                 .block = drafted ? o.block : 0,
+                                 .draft_window = drafted ? o.draft_window : 0};
+    struct spec_options sp = {
+        .n = o.n, .sampler = o.sampler, .width = drafted ? o.width : 0, .tokens = take, .ctx = out};
     int rc = -1;
     if (!o.ignore_eos) {
         sp.stops = d->stops;
@@ -117,7 +129,9 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     }
     const int64_t room = (int64_t)p->n + o.n + SESSION_MAX_ROWS;
     so.ctx = o.ctx ? o.ctx : room < SESSION_MAX_CTX ? (int32_t)room : SESSION_MAX_CTX;
-    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e)) goto done;
+    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) ||
+        session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e))
+        goto done;
     double t = cli_seconds();
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
     *prefill_s = cli_seconds() - t;
@@ -129,7 +143,8 @@ done:
 }
 
 /* Every prompt once. *equal is cleared where a drafted stream is not the plain one. */
-static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, struct kind *k, struct sink *out, bool *equal, struct err *e)
+static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, struct kind *k,
+                   struct sink *out, bool *equal, struct err *e)
 {
     double decode_s = 0, prefill_s = 0;
     int64_t decoded = 0, prefilled = 0;
@@ -140,11 +155,13 @@ static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, 
         if (one(&p[i], drafted, out, &st, &ps, e)) return -1;
         if (!p[i].plain) {
             p[i].plain = mem_alloc((size_t)out->n * sizeof *out->id + 1);
-            if (!p[i].plain) return err_set(e, ERR_IO, "out of memory (a stream of %lld ids)", (long long)out->n);
+            if (!p[i].plain)
+                return err_set(e, ERR_IO, "out of memory (a stream of %lld ids)", (long long)out->n);
             memcpy(p[i].plain, out->id, (size_t)out->n * sizeof *out->id);
             p[i].n_plain = out->n;
         }
-        if (out->n != p[i].n_plain || memcmp(out->id, p[i].plain, (size_t)out->n * sizeof *out->id)) *equal = false;
+        if (out->n != p[i].n_plain || memcmp(out->id, p[i].plain, (size_t)out->n * sizeof *out->id))
+            *equal = false;
         decode_s += st.decode_s;
         decoded += st.generated - 1; /* the first token comes from the prefill */
         prefill_s += ps;
@@ -168,15 +185,18 @@ static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, 
 
 static json_t *kind_json(const struct kind *k, bool drafted)
 {
-    json_t *j = json_pack("{s:o,s:o,s:I}", "decode_tokens_per_s", sample_json(&k->decode), "prefill_tokens_per_s", sample_json(&k->prefill),
-                          "generated_tokens", (json_int_t)k->generated);
+    json_t *j =
+        json_pack("{s:o,s:o,s:I}", "decode_tokens_per_s", sample_json(&k->decode), "prefill_tokens_per_s",
+                  sample_json(&k->prefill), "generated_tokens", (json_int_t)k->generated);
     if (!drafted) return j;
     int top = SESSION_MAX_ROWS;
     while (top > 1 && !k->accepted[top - 1]) top--;
     json_t *h = json_array();
     for (int a = 0; a < top; a++) json_array_append_new(h, json_integer((json_int_t)k->accepted[a]));
     json_object_set_new(j, "cycles", json_integer((json_int_t)k->cycles));
-    json_object_set_new(j, "tau", k->full_cycles ? bench_number(1 + (double)k->full_accepted / (double)k->full_cycles) : json_null());
+    json_object_set_new(j, "tau",
+                        k->full_cycles ? bench_number(1 + (double)k->full_accepted / (double)k->full_cycles)
+                                       : json_null());
     json_object_set_new(j, "accepted_histogram", h);
     json_object_set_new(j, "draft_share", bench_number(k->draft_s / k->decode_s));
     json_object_set_new(j, "verify_share", bench_number(k->verify_s / k->decode_s));
@@ -188,11 +208,13 @@ static json_t *settings_json(void)
 {
     const struct kn_sampler *k = &o.sampler;
     /* JSON readers hold no integer of 2^63 or more */
-    json_t *seed = k->seed <= INT64_MAX ? json_integer((json_int_t)k->seed) : json_sprintf("%llu", (unsigned long long)k->seed);
-    json_t *j = json_pack("{s:I,s:f,s:i,s:f,s:f,s:f,s:i,s:o,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "temp", k->temp, "top_k", k->top_k, "top_p", k->top_p,
-                          "min_p", k->min_p, "repeat_penalty", k->repeat_penalty, "repeat_last", k->repeat_last, "seed", seed, "ignore_eos",
-                          o.ignore_eos, "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16", "check_layers",
-                          o.m.check_layers);
+    json_t *seed = k->seed <= INT64_MAX ? json_integer((json_int_t)k->seed)
+                                        : json_sprintf("%llu", (unsigned long long)k->seed);
+    json_t *j =
+        json_pack("{s:I,s:f,s:i,s:f,s:f,s:f,s:i,s:o,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "temp", k->temp,
+                  "top_k", k->top_k, "top_p", k->top_p, "min_p", k->min_p, "repeat_penalty",
+                  k->repeat_penalty, "repeat_last", k->repeat_last, "seed", seed, "ignore_eos", o.ignore_eos,
+                  "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16", "check_layers", o.m.check_layers);
     if (!o.m.drafter) return j;
     int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
     json_object_set_new(j, "block", json_integer(block));
@@ -201,15 +223,19 @@ static json_t *settings_json(void)
     return j;
 }
 
-static json_t *line(const struct kind *plain, const struct kind *drafted, const struct prompt *p, int n_prompts, double ceiling, bool equal)
+static json_t *line(const struct kind *plain, const struct kind *drafted, const struct prompt *p,
+                    int n_prompts, double ceiling, bool equal)
 {
     json_int_t prompt_tokens = 0;
     for (int i = 0; i < n_prompts; i++) prompt_tokens += (json_int_t)p[i].n;
     double decode = sample_quantile(&plain->decode, 0.5);
-    json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label", json_text(o.label, strlen(o.label)), "target",
-                          bench_model_json(o.m.target_path, o.m.target), "prompts", n_prompts, "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(),
-                          "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", bench_number(ceiling), "plain_share_of_ceiling",
-                          bench_number(decode * (double)o.m.target->bytes_step / ceiling), "machine", bench_machine(&o.m));
+    json_t *j = json_pack(
+        "{s:i,s:s,s:o,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label",
+        json_text(o.label, strlen(o.label)), "target", bench_model_json(o.m.target_path, o.m.target),
+        "prompts", n_prompts, "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(),
+        "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", bench_number(ceiling),
+        "plain_share_of_ceiling", bench_number(decode * (double)o.m.target->bytes_step / ceiling), "machine",
+        bench_machine(&o.m));
     if (!o.m.drafter) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);
     json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));
@@ -259,8 +285,11 @@ static int check_prompts(void *ctx, struct err *e)
         if (models_check_ids(&o.m, cli.args[i], p[i].id, p[i].n, e)) return -1;
         int64_t need = (int64_t)p[i].n + o.n + block;
         if (need > (o.ctx ? o.ctx : SESSION_MAX_CTX))
-            return err_set(e, ERR_USAGE, "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a block, got %d)",
-                           cli.args[i], (long long)need, p[i].n, (long long)o.n, o.ctx ? o.ctx : SESSION_MAX_CTX);
+            return err_set(e, ERR_USAGE,
+                           "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a "
+                           "block, got %d)",
+                           cli.args[i], (long long)need, p[i].n, (long long)o.n,
+                           o.ctx ? o.ctx : SESSION_MAX_CTX);
         models_check_bos(&o.m, &cli, p[i].id, p[i].n);
         models_check_length(&o.m, &cli, (int64_t)p[i].n + o.n);
     }
@@ -276,7 +305,8 @@ int bench_run(int argc, char **argv)
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (!o.m.drafter_path && (o.block || o.width || o.draft_window)) cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
+    if (!o.m.drafter_path && (o.block || o.width || o.draft_window))
+        cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
     models_check_flags(&o.m, &cli);
     models_check_sampling(&cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
@@ -287,8 +317,10 @@ int bench_run(int argc, char **argv)
         err_set(&e, ERR_IO, "out of memory (prompts)");
         goto done;
     }
-    o.m.known = (struct session_options){
-        .ctx = o.ctx ? o.ctx : (int32_t)(o.n + SESSION_MAX_ROWS), .chunk = o.chunk, .block = o.block, .draft_window = o.draft_window};
+    o.m.known = (struct session_options){.ctx = o.ctx ? o.ctx : (int32_t)(o.n + SESSION_MAX_ROWS),
+                                         .chunk = o.chunk,
+                                         .block = o.block,
+                                         .draft_window = o.draft_window};
     o.m.check = check_prompts;
     o.m.check_ctx = p;
     if (read_prompts(p, &e) || models_open(&o.m, &cli, &e)) goto done;

@@ -33,8 +33,9 @@ json_t *bench_number(double x)
 
 json_t *sample_json(const struct sample *s)
 {
-    return json_pack("{s:o,s:o,s:o,s:o,s:i}", "median", bench_number(sample_quantile(s, 0.5)), "min", bench_number(sample_quantile(s, 0)), "max",
-                     bench_number(sample_quantile(s, 1)), "iqr", bench_number(sample_quantile(s, 0.75) - sample_quantile(s, 0.25)), "n", s->n);
+    return json_pack("{s:o,s:o,s:o,s:o,s:i}", "median", bench_number(sample_quantile(s, 0.5)), "min",
+                     bench_number(sample_quantile(s, 0)), "max", bench_number(sample_quantile(s, 1)), "iqr",
+                     bench_number(sample_quantile(s, 0.75) - sample_quantile(s, 0.25)), "n", s->n);
 }
 
 /* Two-sided sign test: the chance that at least k of n fair coins fall alike, doubled. */
@@ -57,7 +58,8 @@ struct verdict verdict_of(const struct sample *a, const struct sample *b)
         above += b->x[i] > a->x[i];
         below += b->x[i] < a->x[i];
     }
-    struct verdict v = {sample_quantile(&r, 0.5), sample_quantile(&r, 0.25), sample_quantile(&r, 0.75), 1, "too few runs"};
+    struct verdict v = {sample_quantile(&r, 0.5), sample_quantile(&r, 0.25), sample_quantile(&r, 0.75), 1,
+                        "too few runs"};
     if (n < 5) return v;
     v.p = sign_test(above + below, above > below ? above : below);
     bool clear = v.p < 0.1 && fabs(v.ratio - 1) > (v.high - v.low) / 2;
@@ -67,6 +69,6 @@ struct verdict verdict_of(const struct sample *a, const struct sample *b)
 
 json_t *verdict_json(const struct verdict *v)
 {
-    return json_pack("{s:o,s:o,s:o,s:o,s:s}", "median", bench_number(v->ratio), "low", bench_number(v->low), "high", bench_number(v->high), "p", bench_number(v->p),
-                     "verdict", v->text);
+    return json_pack("{s:o,s:o,s:o,s:o,s:s}", "median", bench_number(v->ratio), "low", bench_number(v->low),
+                     "high", bench_number(v->high), "p", bench_number(v->p), "verdict", v->text);
 }

@@ -17,31 +17,34 @@ static struct {
 
 static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
-    {"--type", CLI_STR, &given.type, "TYPE", "f32, bf16, q8_0, q4_k_m or another of dflash-quantize (default: as stored)", 0, 0},
+    {"--type", CLI_STR, &given.type, "TYPE",
+     "f32, bf16, q8_0, q4_k_m or another of dflash-quantize (default: as stored)", 0, 0},
     {"--target", CLI_STR, &o.target, "DIR|GGUF",
      "a drafter's target: checked against it, its tokenizer copied", 0, 0},
     {"--dialect", CLI_STR, &o.dialect, "NAME",
      "names of a drafter's keys and tensors: upstream, unshifted, rx, ik, buun, lucebox, lucebox-gemma4 "
      "or lucebox-draft (default: upstream; of a GGUF its own)",
      0, 0},
-    {"--from-dialect", CLI_STR, &o.from_dialect, "NAME",
-     "drafter GGUF: its dialect (default: recognised)", 0, 0},
+    {"--from-dialect", CLI_STR, &o.from_dialect, "NAME", "drafter GGUF: its dialect (default: recognised)", 0,
+     0},
     {"--tap-shift", CLI_I32, &given.tap_shift, "0|1",
      "drafter GGUF: its taps count from block 0 (0) or from the embeddings (1)", 0, 1},
     {"--sliding-window", CLI_I32, &o.sliding_window, "N", "drafter GGUF: window of its sliding layers", 1,
      2147483647},
     {"--sliding-pattern", CLI_STR, &o.sliding_pattern, "TEXT",
      "drafter GGUF: a letter a layer, s (sliding) or f (full)", 0, 0},
-    {"--causal", CLI_I32, &o.causal, "0|1",
-     "drafter GGUF: its layers see ahead in the block (0) or not (1)", 0, 1},
+    {"--causal", CLI_I32, &o.causal, "0|1", "drafter GGUF: its layers see ahead in the block (0) or not (1)",
+     0, 1},
     {"--name", CLI_STR, &o.name, "TEXT", "general.name (default: the input's own)", 0, 0},
     {"--random", CLI_STR, &given.seed, "SEED", "random weights at the sizes of config.json", 0, 0},
     {"--rope-theta", CLI_STR, &given.theta, "X", "drafter: rotary base", 0, 0},
     {"--rms-eps", CLI_STR, &given.eps, "X", "drafter: epsilon of the norms", 0, 0},
-    {"--taps", CLI_STR, &given.taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0, 0},
+    {"--taps", CLI_STR, &given.taps, "LIST", "drafter: zero-based target layers whose output is tapped", 0,
+     0},
     {"--mask-id", CLI_I32, &o.mask_id, "N", "drafter: mask token id", 0, 2147483647},
     {"--block-size", CLI_I32, &o.block_size, "N", "drafter: rows of a block", 2, 64},
-    {"--heads", CLI_STR, &given.heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0, 0},
+    {"--heads", CLI_STR, &given.heads, "N,N", "drafter: heads and key heads, checked against the shapes", 0,
+     0},
     {"--context-length", CLI_I32, &o.n_ctx, "N", "drafter: trained length", 1, 2147483647},
     {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS},
     {"--force", CLI_FLAG, &o.force, NULL, "overwrite an existing output", 0, 0},
@@ -106,7 +109,8 @@ static void read_flags(void)
 {
     cli_check_text(&cli, "--name", o.name);
     if (given.taps && given.tap_shift >= 0)
-        cli_usage_error(&cli, "--tap-shift says how the file's taps count, and --taps takes their place: one of them");
+        cli_usage_error(
+            &cli, "--tap-shift says how the file's taps count, and --taps takes their place: one of them");
     o.has_tap_shift = given.tap_shift >= 0;
     o.tap_shift = given.tap_shift;
     if (given.type) parse_type(given.type);

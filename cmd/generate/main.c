@@ -28,8 +28,8 @@ static const struct cli_flag flags[] = {
     {"--temp", CLI_F32, &set.sampler.temp, "T", "temperature (default 0: the likeliest token)", 0, 1000},
     {"--top-k", CLI_I32, &set.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0,
      INT32_MAX},
-    {"--top-p", CLI_F32_ABOVE, &set.sampler.top_p, "P", "sample from the likeliest that make up mass P (default 1)",
-     0, 1},
+    {"--top-p", CLI_F32_ABOVE, &set.sampler.top_p, "P",
+     "sample from the likeliest that make up mass P (default 1)", 0, 1},
     {"--min-p", CLI_F32, &set.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
     {"--repeat-penalty", CLI_F32, &set.sampler.repeat_penalty, "R",
      "divide the logits of recent tokens (default 1: off)", 0.001, 1000},
@@ -163,7 +163,8 @@ static bool from_stdin(void)
     return !set.state_path || set.append;
 }
 
-/* Of state and prompt what was not read yet; unless late, only what is in files, which need not be waited for. */
+/* Of state and prompt what was not read yet; unless late, only what is in files, which need not be waited
+ * for. */
 static int read_inputs(struct run *u, bool late, struct err *e)
 {
     if (set.state_path && !u->state && (late || !io_path_waits(set.state_path)) &&
@@ -172,11 +173,13 @@ static int read_inputs(struct run *u, bool late, struct err *e)
     if (!from_stdin() || u->prompt_read || (!late && io_waits(STDIN_FILENO))) return 0;
     if (io_read_tokens(STDIN_FILENO, "stdin", &u->prompt, &u->n_prompt, e)) return -1;
     u->prompt_read = true;
-    return set.state_path || u->n_prompt ? 0 : err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
+    return set.state_path || u->n_prompt
+               ? 0
+               : err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
 }
 
-/* The options of a session large enough; what the state says is taken where the flags say nothing, and must agree where
- * they do. */
+/* The options of a session large enough; what the state says is taken where the flags say nothing, and must
+ * agree where they do. */
 static int make_options(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;

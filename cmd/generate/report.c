@@ -50,7 +50,8 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
                  " cut by -n); draft %.3f s, verify %.3f s, rest %.3f s",
                  tau, st->full_cycles, st->cycles - st->full_cycles, st->draft_s, st->verify_s, rest_s(st));
     if (st->full_cycles >= 32 && tau < 1.1 && set->width != 1)
-        cli_note(c, "hardly a proposal was right: the drafter may be for another target, or be read wrongly (dflash-inspect --pair TARGET DRAFTER)");
+        cli_note(c, "hardly a proposal was right: the drafter may be for another target, or be read wrongly "
+                    "(dflash-inspect --pair TARGET DRAFTER)");
     for (int32_t i = 0, used = 0; i < s->o.block; i++)
         used +=
             snprintf(text + used, sizeof text - (size_t)used, "%s%" PRId64, i ? " " : "", st->accepted[i]);
@@ -70,7 +71,9 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     const struct kn_sampler *k = &set->sampler;
     json_t *j = json_object();
     json_object_set_new(j, "target", json_text(set->m.target_path, strlen(set->m.target_path)));
-    json_object_set_new(j, "drafter", set->m.drafter_path ? json_text(set->m.drafter_path, strlen(set->m.drafter_path)) : json_null());
+    json_object_set_new(j, "drafter",
+                        set->m.drafter_path ? json_text(set->m.drafter_path, strlen(set->m.drafter_path))
+                                            : json_null());
     json_object_set_new(j, "n", json_integer(set->n));
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
@@ -94,7 +97,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
         json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
     else /* more than JSON readers hold as an integer */
         json_object_set_new(j, "seed", json_sprintf("%" PRIu64, k->seed));
-    json_object_set_new(j, "state", set->state_path ? json_text(set->state_path, strlen(set->state_path)) : json_null());
+    json_object_set_new(j, "state",
+                        set->state_path ? json_text(set->state_path, strlen(set->state_path)) : json_null());
     json_object_set_new(j, "append", json_boolean(set->append));
     json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());

@@ -26,12 +26,13 @@ static json_t *as_json(const struct desc *d)
         json_array_append_new(windows, json_integer(d->layer[i].window));
         json_array_append_new(causal, json_boolean(d->layer[i].causal));
     }
-    return json_pack("{s:i,s:s,s:b,s:s,s:s,s:s,s:o,s:i,s:b,s:i,s:i,s:f,s:o,s:o,s:b,s:b,s:s}", "schema", 1, "kind", "drafter",
-                     "understood", 1, "dialect", d->dialect, "is_a", d->kind, "pieces", show_text(d->pieces), "taps",
-                     ints(d->taps, d->n_taps), "tap_shift", d->tap_shift, "taps_given", d->taps_given,
-                     "block_size", d->block_size, "mask_id", d->mask_id, "rope_theta", (double)d->rope[0].theta,
-                     "windows", windows, "causal", causal, "causal_inferred", d->causal_inferred, "tokenizer",
-                     d->has_tokenizer, "inferred", show_text(d->inferred));
+    return json_pack("{s:i,s:s,s:b,s:s,s:s,s:s,s:o,s:i,s:b,s:i,s:i,s:f,s:o,s:o,s:b,s:b,s:s}", "schema", 1,
+                     "kind", "drafter", "understood", 1, "dialect", d->dialect, "is_a", d->kind, "pieces",
+                     show_text(d->pieces), "taps", ints(d->taps, d->n_taps), "tap_shift", d->tap_shift,
+                     "taps_given", d->taps_given, "block_size", d->block_size, "mask_id", d->mask_id,
+                     "rope_theta", (double)d->rope[0].theta, "windows", windows, "causal", causal,
+                     "causal_inferred", d->causal_inferred, "tokenizer", d->has_tokenizer, "inferred",
+                     show_text(d->inferred));
 }
 
 static void print_layers(const struct desc *d)
@@ -40,7 +41,8 @@ static void print_layers(const struct desc *d)
     for (int32_t i = 0; i < d->n_layer && strlen(text) < sizeof text - 64; i++) {
         const struct desc_layer *y = &d->layer[i];
         const size_t n = strlen(text);
-        snprintf(text + n, sizeof text - n, "%s%c%s", i ? " " : "", y->window ? 's' : 'f', y->causal ? "+" : "");
+        snprintf(text + n, sizeof text - n, "%s%c%s", i ? " " : "", y->window ? 's' : 'f',
+                 y->causal ? "+" : "");
     }
     printf("%-12s %s (f full, s sliding; + causal in the block%s)\n", "layers", text,
            d->causal_inferred ? ", inferred" : "");
@@ -54,7 +56,8 @@ int show_drafter(const struct gguf *g, const struct desc_override *o, bool json,
     const bool drafter = !gguf_get_str(g, "general.architecture", &arch, &mine) &&
                          (dialect_is_drafter(arch) || desc_stranger(arch));
     if (!drafter && desc_override_given(o))
-        return err_set(e, ERR_USAGE, "--%s is for drafters (expected a drafter's GGUF)", desc_override_given(o));
+        return err_set(e, ERR_USAGE, "--%s is for drafters (expected a drafter's GGUF)",
+                       desc_override_given(o));
     if (!drafter) return 0;
     if (desc_read(&d, g, o, &mine)) {
         if (mine.code != ERR_FORMAT) {
@@ -62,7 +65,8 @@ int show_drafter(const struct gguf *g, const struct desc_override *o, bool json,
             return -1;
         }
         if (json) {
-            json_t *line = json_pack("{s:i,s:s,s:b,s:s}", "schema", 1, "kind", "drafter", "understood", 0, "why", mine.msg);
+            json_t *line = json_pack("{s:i,s:s,s:b,s:s}", "schema", 1, "kind", "drafter", "understood", 0,
+                                     "why", mine.msg);
             if (line && mine.hint[0]) json_object_set_new(line, "hint", json_string(mine.hint));
             show_json_line(line);
         } else {
@@ -77,7 +81,8 @@ int show_drafter(const struct gguf *g, const struct desc_override *o, bool json,
         putchar('\n');
         desc_tell(d, "--", print_line, NULL);
         print_layers(d);
-        printf("%-12s %d rows, mask id %d, theta %g\n", "block", d->block_size, d->mask_id, (double)d->rope[0].theta);
+        printf("%-12s %d rows, mask id %d, theta %g\n", "block", d->block_size, d->mask_id,
+               (double)d->rope[0].theta);
         if (d->has_tokenizer)
             printf("%-12s %d tokens, crc32 %08x\n", "tokenizer", d->n_tokens, d->tokenizer_crc);
         else

@@ -27,15 +27,20 @@ static struct options o = {.tolerance = -1, .draft = DRAFTER_FLAGS_INIT, .causal
 static struct desc_override over;
 
 static const struct cli_flag flags[] = {
-    {"--check", CLI_FLAG, &o.check, NULL, "examine the whole file: structure, keys, types, NaN and Inf; exit 1 if it is bad", 0, 0},
-    {"--pair", CLI_FLAG, &o.pair, NULL, "why does DRAFTER (not) work with TARGET? one line an aspect; exit 1 on a misfit", 0, 0},
-    {"--diff", CLI_FLAG, &o.diff, NULL, "compare two files tensor by tensor (GGUF or safetensors on either side)", 0, 0},
-    {"--tolerance", CLI_F32, &o.tolerance, "X", "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
+    {"--check", CLI_FLAG, &o.check, NULL,
+     "examine the whole file: structure, keys, types, NaN and Inf; exit 1 if it is bad", 0, 0},
+    {"--pair", CLI_FLAG, &o.pair, NULL,
+     "why does DRAFTER (not) work with TARGET? one line an aspect; exit 1 on a misfit", 0, 0},
+    {"--diff", CLI_FLAG, &o.diff, NULL,
+     "compare two files tensor by tensor (GGUF or safetensors on either side)", 0, 0},
+    {"--tolerance", CLI_F32, &o.tolerance, "X",
+     "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
     {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS},
     DRAFTER_FLAGS(o.draft, "--", "--from-dialect"),
-    {"--causal", CLI_I32, &o.causal, "0|1", "drafter: its layers see ahead in the block (0) or not (1)", 0, 1},
+    {"--causal", CLI_I32, &o.causal, "0|1", "drafter: its layers see ahead in the block (0) or not (1)", 0,
+     1},
     REDIRECT_FLAGS(o.out, o.force),
     {0},
 };
@@ -43,7 +48,8 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "inspect",
     .synopsis = "FILE [--check] [--tensors] [--json] | --pair TARGET DRAFTER | --diff A B [--tolerance X]",
-    .summary = "Print what a GGUF or safetensors file holds, check it, check that a drafter fits its target, or compare two files.",
+    .summary = "Print what a GGUF or safetensors file holds, check it, check that a drafter fits its target, "
+               "or compare two files.",
     .flags = flags,
     .min_args = 1,
     .max_args = 2,
@@ -82,10 +88,11 @@ static int pair_verdict(int bad, struct err *e)
 {
     if (bad < 0) return cli_fail(&cli, e);
     if (o.json)
-        printf("{\"schema\":1,\"kind\":\"verdict\",\"of\":\"pair\",\"good\":%s,\"bad\":%d,\"notes\":%d}\n", bad ? "false" : "true", bad,
-               pair_notes);
+        printf("{\"schema\":1,\"kind\":\"verdict\",\"of\":\"pair\",\"good\":%s,\"bad\":%d,\"notes\":%d}\n",
+               bad ? "false" : "true", bad, pair_notes);
     else
-        printf("pair: %s: %d misfit%s, %d note%s\n", bad ? "bad" : "good", bad, bad == 1 ? "" : "s", pair_notes, pair_notes == 1 ? "" : "s");
+        printf("pair: %s: %d misfit%s, %d note%s\n", bad ? "bad" : "good", bad, bad == 1 ? "" : "s",
+               pair_notes, pair_notes == 1 ? "" : "s");
     return bad ? ERR_NEGATIVE : 0;
 }
 
@@ -99,7 +106,8 @@ static int verdict(const char *what, int bad, struct err *e)
 {
     if (bad < 0) return cli_fail(&cli, e);
     if (o.json)
-        printf("{\"schema\":1,\"kind\":\"verdict\",\"of\":\"%s\",\"good\":%s,\"bad\":%d}\n", what, bad ? "false" : "true", bad);
+        printf("{\"schema\":1,\"kind\":\"verdict\",\"of\":\"%s\",\"good\":%s,\"bad\":%d}\n", what,
+               bad ? "false" : "true", bad);
     else
         printf("%s: %s\n", what, bad ? "bad" : "good");
     return bad ? ERR_NEGATIVE : 0;
@@ -142,28 +150,36 @@ int main(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     if (o.check + o.pair + o.diff > 1) cli_usage_error(&cli, "--check, --pair and --diff exclude each other");
     if (o.tolerance >= 0 && !o.diff) cli_usage_error(&cli, "--tolerance goes with --diff");
-    if (o.tensors && (o.check || o.pair)) cli_usage_error(&cli, "--tensors does not go with %s", o.check ? "--check" : "--pair");
+    if (o.tensors && (o.check || o.pair))
+        cli_usage_error(&cli, "--tensors does not go with %s", o.check ? "--check" : "--pair");
     if (cli.n_args != (o.pair || o.diff ? 2 : 1))
-        cli_usage_error(&cli, "expected %s, got %d argument%s", o.pair ? "TARGET DRAFTER" : o.diff ? "two files" : "one FILE", cli.n_args,
-                        cli.n_args == 1 ? "" : "s");
+        cli_usage_error(&cli, "expected %s, got %d argument%s",
+                        o.pair   ? "TARGET DRAFTER"
+                        : o.diff ? "two files"
+                                 : "one FILE",
+                        cli.n_args, cli.n_args == 1 ? "" : "s");
     drafter_flags_read(&cli, &o.draft, "--", &over);
     over.draft_causal = o.causal;
-    if (o.diff && desc_override_given(&over)) cli_usage_error(&cli, "--%s does not go with --diff", desc_override_given(&over));
+    if (o.diff && desc_override_given(&over))
+        cli_usage_error(&cli, "--%s does not go with --diff", desc_override_given(&over));
     if (!o.pair && !o.diff && st_is_path(cli.args[0]) && desc_override_given(&over))
         cli_usage_error(&cli, "--%s is for a drafter's GGUF", desc_override_given(&over));
-    if (st_refuse_output(o.out, cli.args, cli.n_args, &e) || redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e))
+    if (st_refuse_output(o.out, cli.args, cli.n_args, &e) ||
+        redirect_open(&out, o.out, o.force, cli.args, cli.n_args, &e))
         return cli_fail(&cli, &e);
     for (int i = 0; i < cli.n_args; i++)
         if (st_two_forms(cli.args[i]))
-            cli_warn(&cli, "%s: model.safetensors is used, model.safetensors.index.json beside it is not", cli.args[i]);
+            cli_warn(&cli, "%s: model.safetensors is used, model.safetensors.index.json beside it is not",
+                     cli.args[i]);
     if (o.pair)
         rc = pair_verdict(check_pair(cli.args[0], cli.args[1], &over, print_pair_finding, NULL, &e), &e);
     else if (o.diff)
         rc = run_diff(cli.args[0], cli.args[1]);
     else if (o.check)
         rc = verdict("check",
-                     st_is_path(cli.args[0]) ? check_safetensors(cli.args[0], o.threads, print_finding, print_progress, NULL, &e)
-                                                 : check_gguf(cli.args[0], &over, o.threads, print_finding, print_progress, NULL, &e),
+                     st_is_path(cli.args[0])
+                         ? check_safetensors(cli.args[0], o.threads, print_finding, print_progress, NULL, &e)
+                         : check_gguf(cli.args[0], &over, o.threads, print_finding, print_progress, NULL, &e),
                      &e);
     else
         rc = run_show(cli.args[0]);

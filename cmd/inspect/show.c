@@ -1,5 +1,5 @@
-/* show.c - see show.h. JSON is built by jansson, so that any byte of a file comes out as valid JSON: text that is not
- * UTF-8 as {"hex": ...}. */
+/* show.c - see show.h. JSON is built by jansson, so that any byte of a file comes out as valid JSON: text
+ * that is not UTF-8 as {"hex": ...}. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -10,7 +10,8 @@
 #include "../../common/text.h"
 #include "show.h"
 
-#define ARRAY_SHOWN 6 /* elements of an array for people; JSON has all of up to so many numbers or strings */
+/* Elements of an array for people; JSON has all of up to so many numbers or strings. */
+#define ARRAY_SHOWN 6
 #define JSON_NUMBERS (1u << 20) /* forty bytes of memory each */
 #define JSON_STRINGS 64
 
@@ -91,12 +92,15 @@ static void show_key(const struct gguf_kv *kv, bool json)
 {
     bool array = kv->type == GGUF_ARRAY;
     uint32_t type = array ? kv->elem : kv->type;
-    uint64_t shown = !array ? 1 : json && kv->count <= (type == GGUF_STRING ? JSON_STRINGS : JSON_NUMBERS) ? kv->count : ARRAY_SHOWN;
+    uint64_t shown = !array                                                                     ? 1
+                     : json && kv->count <= (type == GGUF_STRING ? JSON_STRINGS : JSON_NUMBERS) ? kv->count
+                                                                                                : ARRAY_SHOWN;
     if (shown > kv->count) shown = kv->count;
     if (json) {
         json_t *value = array ? json_array() : json_element(kv, type, 0);
         for (uint64_t i = 0; array && i < shown; i++) json_array_append_new(value, json_element(kv, type, i));
-        json_t *line = json_pack("{s:i,s:s,s:o,s:s}", "schema", 1, "kind", "key", "key", json_text(kv->key, strlen(kv->key)), "type", gguf_type_name(kv->type));
+        json_t *line = json_pack("{s:i,s:s,s:o,s:s}", "schema", 1, "kind", "key", "key",
+                                 json_text(kv->key, strlen(kv->key)), "type", gguf_type_name(kv->type));
         if (array) {
             json_object_set_new(line, "element", json_string(gguf_type_name(type)));
             json_object_set_new(line, "count", json_integer((json_int_t)kv->count));
@@ -125,15 +129,18 @@ static void shape_text(char *out, size_t size, const int64_t *d, uint32_t n, boo
 {
     out[0] = 0;
     for (uint32_t i = 0; i < n; i++)
-        snprintf(out + strlen(out), size - strlen(out), "%s%" PRId64, i ? "x" : "", reversed ? d[n - 1 - i] : d[i]);
+        snprintf(out + strlen(out), size - strlen(out), "%s%" PRId64, i ? "x" : "",
+                 reversed ? d[n - 1 - i] : d[i]);
 }
 
-static void show_tensor(const char *name, const char *type, const int64_t *d, uint32_t n, bool reversed, uint64_t offset,
-                        uint64_t bytes, bool json)
+static void show_tensor(const char *name, const char *type, const int64_t *d, uint32_t n, bool reversed,
+                        uint64_t offset, uint64_t bytes, bool json)
 {
     if (json) {
-        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:o,s:I,s:I}", "schema", 1, "kind", "tensor", "name", json_text(name, strlen(name)), "type", type, "shape",
-                            json_shape(d, n, reversed), "offset_bytes", (json_int_t)offset, "size_bytes", (json_int_t)bytes));
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:o,s:I,s:I}", "schema", 1, "kind", "tensor", "name",
+                                 json_text(name, strlen(name)), "type", type, "shape",
+                                 json_shape(d, n, reversed), "offset_bytes", (json_int_t)offset, "size_bytes",
+                                 (json_int_t)bytes));
         return;
     }
     char shape[128], size[32];
@@ -163,10 +170,12 @@ static void tally_show(const struct tally *t, size_t n, bool json)
         char size[32];
         human_bytes(size, sizeof size, t[i].bytes);
         if (json)
-            show_json_line(json_pack("{s:i,s:s,s:s,s:I,s:I,s:I}", "schema", 1, "kind", "type", "type", t[i].type, "tensors",
-                                (json_int_t)t[i].tensors, "elements", (json_int_t)t[i].elements, "size_bytes", (json_int_t)t[i].bytes));
+            show_json_line(json_pack("{s:i,s:s,s:s,s:I,s:I,s:I}", "schema", 1, "kind", "type", "type",
+                                     t[i].type, "tensors", (json_int_t)t[i].tensors, "elements",
+                                     (json_int_t)t[i].elements, "size_bytes", (json_int_t)t[i].bytes));
         else
-            printf("%-8s %6" PRIu64 " tensors %14" PRIu64 " values %12s\n", t[i].type, t[i].tensors, t[i].elements, size);
+            printf("%-8s %6" PRIu64 " tensors %14" PRIu64 " values %12s\n", t[i].type, t[i].tensors,
+                   t[i].elements, size);
     }
 }
 
@@ -177,11 +186,13 @@ void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
     char size[32];
     human_bytes(size, sizeof size, g->map.size);
     if (json)
-        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
-                            "gguf", "version", (int)g->version, "keys", (json_int_t)g->n_kv, "tensors", (json_int_t)g->n_tensors,
-                            "size_bytes", (json_int_t)g->map.size));
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path",
+                                 json_text(path, strlen(path)), "format", "gguf", "version", (int)g->version,
+                                 "keys", (json_int_t)g->n_kv, "tensors", (json_int_t)g->n_tensors,
+                                 "size_bytes", (json_int_t)g->map.size));
     else
-        printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path), g->version, g->n_kv, g->n_tensors, size);
+        printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path), g->version,
+               g->n_kv, g->n_tensors, size);
     for (uint64_t i = 0; i < g->n_kv; i++) show_key(&g->kv[i], json);
     if (!json) putchar('\n');
     for (uint64_t i = 0; i < g->n_tensors; i++) {
@@ -199,13 +210,16 @@ void show_safetensors(const struct st *s, const char *path, bool tensors, bool j
     struct tally tally[64];
     size_t n = 0;
     if (json)
-        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I}", "schema", 1, "kind", "file", "path", json_text(path, strlen(path)), "format",
-                            "safetensors", "files", (int)s->n_files, "tensors", (json_int_t)s->n_tensors));
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I}", "schema", 1, "kind", "file", "path",
+                                 json_text(path, strlen(path)), "format", "safetensors", "files",
+                                 (int)s->n_files, "tensors", (json_int_t)s->n_tensors));
     else
-        printf("%s: safetensors, %u file%s, %" PRIu64 " tensors\n\n", show_text(path), s->n_files, s->n_files == 1 ? "" : "s", s->n_tensors);
+        printf("%s: safetensors, %u file%s, %" PRIu64 " tensors\n\n", show_text(path), s->n_files,
+               s->n_files == 1 ? "" : "s", s->n_tensors);
     for (uint64_t i = 0; i < s->n_tensors; i++) {
         const struct st_tensor *t = &s->tensor[i];
-        if (tensors) show_tensor(t->name, st_dtype_name(t->dtype), t->shape, t->n_dims, false, 0, t->bytes, json);
+        if (tensors)
+            show_tensor(t->name, st_dtype_name(t->dtype), t->shape, t->n_dims, false, 0, t->bytes, json);
         tally_add(tally, &n, st_dtype_name(t->dtype), t->bytes, t->count);
     }
     if (tensors && !json) putchar('\n');
@@ -214,9 +228,11 @@ void show_safetensors(const struct st *s, const char *path, bool tensors, bool j
 
 static void json_finding(const struct check_finding *f, const char *level)
 {
-    json_t *line = json_pack("{s:i,s:s,s:s,s:o,s:o}", "schema", 1, "kind", "finding", "level", level, "subject",
-                             json_text(f->subject, strlen(f->subject)), "text", json_text(f->text, strlen(f->text)));
-    if (line && f->expected) json_object_set_new(line, "expected", json_text(f->expected, strlen(f->expected)));
+    json_t *line =
+        json_pack("{s:i,s:s,s:s,s:o,s:o}", "schema", 1, "kind", "finding", "level", level, "subject",
+                  json_text(f->subject, strlen(f->subject)), "text", json_text(f->text, strlen(f->text)));
+    if (line && f->expected)
+        json_object_set_new(line, "expected", json_text(f->expected, strlen(f->expected)));
     if (line && f->found) json_object_set_new(line, "found", json_text(f->found, strlen(f->found)));
     if (line && f->hint) json_object_set_new(line, "hint", json_text(f->hint, strlen(f->hint)));
     show_json_line(line);
@@ -240,8 +256,10 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
     bool above = t->comparable && d->tolerance >= 0 && !(t->rel_rms <= (double)d->tolerance);
     d->above += above;
     if (d->json) {
-        json_t *line = json_pack("{s:i,s:s,s:o,s:o*,s:o*,s:s*,s:s*,s:b}", "schema", 1, "kind", "tensor", "name", json_name(t->name), "name_a",
-                                 json_name(t->name_a), "name_b", json_name(t->name_b), "type_a", t->type_a, "type_b", t->type_b, "comparable", t->comparable);
+        json_t *line =
+            json_pack("{s:i,s:s,s:o,s:o*,s:o*,s:s*,s:s*,s:b}", "schema", 1, "kind", "tensor", "name",
+                      json_name(t->name), "name_a", json_name(t->name_a), "name_b", json_name(t->name_b),
+                      "type_a", t->type_a, "type_b", t->type_b, "comparable", t->comparable);
         if (t->comparable) {
             json_object_set_new(line, "relative_rms", json_float(t->rel_rms));
             json_object_set_new(line, "max_abs", json_float(t->max_abs));
@@ -255,28 +273,34 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
         return;
     }
     if (!t->name_a || !t->name_b)
-        printf("%-44s only in %s (%s)\n", show_text(t->name), t->name_a ? "the first" : "the second", t->name_a ? t->shape_a : t->shape_b);
+        printf("%-44s only in %s (%s)\n", show_text(t->name), t->name_a ? "the first" : "the second",
+               t->name_a ? t->shape_a : t->shape_b);
     else if (!t->comparable && strcmp(t->shape_a, t->shape_b))
         printf("%-44s shapes differ: %s and %s\n", show_text(t->name), t->shape_a, t->shape_b);
     else if (!t->comparable)
         printf("%-44s %s and %s cannot be decoded here\n", show_text(t->name), t->type_a, t->type_b);
     else if (!t->same_bits || d->tensors || above)
-        printf("%-44s %-6s %-6s %s %10.4g  max %10.4g at %" PRId64 "%s\n", show_text(t->name), t->type_a, t->type_b,
-               t->same_bits ? "identical   " : "relative RMS", t->rel_rms, t->max_abs, t->max_at, above ? "  ABOVE" : "");
+        printf("%-44s %-6s %-6s %s %10.4g  max %10.4g at %" PRId64 "%s\n", show_text(t->name), t->type_a,
+               t->type_b, t->same_bits ? "identical   " : "relative RMS", t->rel_rms, t->max_abs, t->max_at,
+               above ? "  ABOVE" : "");
 }
 
 void show_diff_total(const struct show_diff *d, const struct diff_total *t)
 {
     if (d->json) {
-        show_json_line(json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind", "total", "tensors", (json_int_t)t->tensors,
-                            "compared", (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing", (json_int_t)t->missing,
-                            "shapes_differ", (json_int_t)t->shape, "undecodable", (json_int_t)t->undecodable, "not_finite",
-                            (json_int_t)t->not_finite, "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));
+        show_json_line(json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind",
+                                 "total", "tensors", (json_int_t)t->tensors, "compared",
+                                 (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing",
+                                 (json_int_t)t->missing, "shapes_differ", (json_int_t)t->shape, "undecodable",
+                                 (json_int_t)t->undecodable, "not_finite", (json_int_t)t->not_finite,
+                                 "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));
         return;
     }
-    printf("%" PRId64 " tensors: %" PRId64 " compared, %" PRId64 " identical, %" PRId64 " in one file only, %" PRId64
-           " of other shape, %" PRId64 " undecodable, %" PRId64 " with NaN or Inf; relative RMS %.4g",
-           t->tensors, t->compared, t->identical, t->missing, t->shape, t->undecodable, t->not_finite, t->rel_rms);
+    printf("%" PRId64 " tensors: %" PRId64 " compared, %" PRId64 " identical, %" PRId64
+           " in one file only, %" PRId64 " of other shape, %" PRId64 " undecodable, %" PRId64
+           " with NaN or Inf; relative RMS %.4g",
+           t->tensors, t->compared, t->identical, t->missing, t->shape, t->undecodable, t->not_finite,
+           t->rel_rms);
     if (d->tolerance >= 0) printf("; %d above %g", d->above, (double)d->tolerance);
     putchar('\n');
 }

@@ -16,7 +16,7 @@ void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json);
 void show_safetensors(const struct st *s, const char *path, bool tensors, bool json);
 void show_json_finding(const struct check_finding *f);
 void show_json_pair_finding(const struct check_finding *f); /* levels ok, note, misfit; expected, found */
-void show_json_line(json_t *line); /* which it frees; NULL: nothing is printed */
+void show_json_line(json_t *line);                          /* which it frees; NULL: nothing is printed */
 /* Of a drafter (nothing of other files): how its file was understood, or why it was not. -1 with e only where
  * the flags are wrong or memory is short. */
 int show_drafter(const struct gguf *g, const struct desc_override *o, bool json, struct err *e);

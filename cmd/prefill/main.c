@@ -36,14 +36,16 @@ static const struct cli_flag flags[] = {
     {"--hidden", CLI_STR, &hidden_path, "FILE",
      "write what every layer leaves, float32 [n_layer + 1, n_prompt, n_embd]", 0, 0},
     {"--imatrix", CLI_STR, &imatrix_path, "FILE",
-     "add the squares of the inputs of the target's products to this importance matrix; no state without -o", 0, 0},
+     "add the squares of the inputs of the target's products to this importance matrix; no state without -o",
+     0, 0},
     {"--dataset", CLI_STR, &dataset, "NAME", "what FILE says of the tokens (default stdin)", 0, 0},
     {"--nll", CLI_FLAG, &nll, NULL, "print the perplexity of the prompt instead of writing a state", 0, 0},
     {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
 };
 static struct cli cli = {
     .tool = "prefill",
-    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-o STATE] [--chunk N] [--logits FILE] [--hidden FILE] < tokens > state\n"
+    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-o STATE] [--chunk N] [--logits FILE] [--hidden FILE] < "
+                "tokens > state\n"
                 "-m TARGET.gguf --nll < tokens\n"
                 "-m TARGET.gguf --imatrix FILE [--dataset NAME] < tokens",
     .summary = "Run a prompt of raw int32 token ids and write the state that dflash-generate resumes from.",
@@ -60,7 +62,8 @@ static int take_plane(void *ctx, int32_t plane, const float *rows, int32_t n, in
 {
     struct planes *p = ctx;
     const uint64_t width = (uint64_t)m.target->d->n_embd * sizeof *rows;
-    return io_out_place(&p->out, ((uint64_t)plane * p->n + (uint64_t)pos) * width, rows, (size_t)n * width, e);
+    return io_out_place(&p->out, ((uint64_t)plane * p->n + (uint64_t)pos) * width, rows, (size_t)n * width,
+                        e);
 }
 
 /* What is made of the logits of all positions. */
@@ -68,8 +71,8 @@ struct rows {
     const int32_t *ids;
     size_t n;
     int32_t n_vocab;
-    struct io_out *logits; /* NULL: not wanted */
-    double nll;            /* sum over the tokens that a row predicts */
+    struct io_out *logits;       /* NULL: not wanted */
+    double nll;                  /* sum over the tokens that a row predicts */
     struct imatrix_watch *watch; /* NULL: none */
     const struct session *s;
 };
@@ -116,9 +119,11 @@ static int read_prompt(struct prompt *p, struct err *e)
     if (io_read_tokens(STDIN_FILENO, "stdin", &p->ids, &p->n, e)) return -1;
     p->read = true;
     if (!p->n) return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
-    if (nll && p->n < 2) return err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
+    if (nll && p->n < 2)
+        return err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
     if (p->n > SESSION_MAX_CTX)
-        return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)", SESSION_MAX_CTX, p->n);
+        return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)",
+                       SESSION_MAX_CTX, p->n);
     return 0;
 }
 
@@ -127,7 +132,8 @@ static int check_imatrix(const struct imatrix *im, struct err *e)
 {
     for (int64_t i = 0; i < im->n; i++) {
         const struct gguf_tensor *t = gguf_tensor(m.target->file, im->entry[i].name);
-        if (t && imatrix_fit(&im->entry[i], t->ne[0], t->ne[2] * t->ne[3], e)) return err_prefix(e, "%s", imatrix_path);
+        if (t && imatrix_fit(&im->entry[i], t->ne[0], t->ne[2] * t->ne[3], e))
+            return err_prefix(e, "%s", imatrix_path);
     }
     return 0;
 }
@@ -187,7 +193,9 @@ static int open_imatrix(struct imatrix **im, struct io_out *out, const char *con
     if (!exists && errno != ENOENT) return err_errno(e, "%s", imatrix_path);
     if (exists ? imatrix_read(im, imatrix_path, e) : imatrix_new(im, e)) return -1;
     if ((*im)->by_chunks) {
-        err_set(e, ERR_FORMAT, "%s: an importance matrix in the older binary form counts chunks, not rows: nothing can be added to it",
+        err_set(e, ERR_FORMAT,
+                "%s: an importance matrix in the older binary form counts chunks, not rows: nothing can be "
+                "added to it",
                 imatrix_path);
         return err_hint(e, "dflash-quantize takes it as it is");
     }
@@ -196,8 +204,9 @@ static int open_imatrix(struct imatrix **im, struct io_out *out, const char *con
     return io_out_open(out, imatrix_path, true, inputs, 3, e);
 }
 
-/* The names of all outputs. Two runs that add to one importance matrix at a time would each replace what the other had
- * gathered: one of them is refused. Its folder is locked between the look and the name, where it can be. */
+/* The names of all outputs. Two runs that add to one importance matrix at a time would each replace what the
+ * other had gathered: one of them is refused. Its folder is locked between the look and the name, where it
+ * can be. */
 static int commit(struct io_out *const *o, int n, struct err *e)
 {
     char folder[PATH_MAX];
@@ -210,8 +219,10 @@ static int commit(struct io_out *const *o, int n, struct err *e)
         const struct stat *was = &imatrix_seen;
         if (now.st_dev != was->st_dev || now.st_ino != was->st_ino || now.st_size != was->st_size ||
             now.st_mtim.tv_sec != was->st_mtim.tv_sec || now.st_mtim.tv_nsec != was->st_mtim.tv_nsec) {
-            rc = err_set(e, ERR_IO, "%s: another run wrote it since it was read (expected %lld bytes untouched, got %lld)",
-                         imatrix_path, (long long)was->st_size, (long long)now.st_size);
+            rc = err_set(
+                e, ERR_IO,
+                "%s: another run wrote it since it was read (expected %lld bytes untouched, got %lld)",
+                imatrix_path, (long long)was->st_size, (long long)now.st_size);
             err_hint(e, "what this run gathered is in no file: run texts one after the other");
         }
     }
@@ -241,9 +252,11 @@ static int run(struct err *e)
     if (state && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
     if (imatrix_path && open_imatrix(&im, &importance, inputs, e)) goto done;
     if (logits_path && io_out_open(&logits, logits_path, true, inputs, 3, e)) goto done;
-    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 3, e) || io_out_place(&planes.out, 0, NULL, 0, e)))
+    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 3, e) ||
+                        io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
-    m.known = (struct session_options){.ctx = ctx_size, .chunk = chunk, .hidden = hidden_path ? take_plane : NULL};
+    m.known =
+        (struct session_options){.ctx = ctx_size, .chunk = chunk, .hidden = hidden_path ? take_plane : NULL};
     p.im = im;
     m.check = check_prompt;
     m.check_ctx = &p;
@@ -260,7 +273,8 @@ static int run(struct err *e)
     r.logits = logits_path ? &logits : NULL;
     r.s = s;
     start = cli_seconds();
-    if (session_prefill(s, p.ids, (int64_t)p.n, nll || logits_path || im ? take_rows : NULL, &r, e)) goto done;
+    if (session_prefill(s, p.ids, (int64_t)p.n, nll || logits_path || im ? take_rows : NULL, &r, e))
+        goto done;
     start = cli_seconds() - start;
     if (state && write_state(s, &out, e)) goto done;
     if (im && imatrix_write(im, &importance, e)) goto done;
@@ -290,17 +304,20 @@ int main(int argc, char **argv)
     models_check_flags(&m, &cli);
     if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
     cli_check_text(&cli, "--dataset", dataset);
-    if (dataset && !imatrix_path) cli_usage_error(&cli, "--dataset %s: there is no --imatrix to name it in", dataset);
+    if (dataset && !imatrix_path)
+        cli_usage_error(&cli, "--dataset %s: there is no --imatrix to name it in", dataset);
     if (imatrix_path && !strcmp(imatrix_path, "-"))
         cli_usage_error(&cli, "--imatrix -: an importance matrix is added to (give it a file)");
     const bool state = !nll && (!imatrix_path || out_path);
     if (m.drafter_path && !state)
-        cli_usage_error(&cli, "-d %s: a drafter is only for a state, and none is written (expected no -d%s, got %s)", m.drafter_path,
-                        nll ? "" : ", or -o STATE", nll ? "--nll" : "--imatrix without -o");
-    const struct cli_output out[] = {{nll ? "the perplexity" : "-o", nll || state ? (out_path ? out_path : "-") : NULL},
-                                     {"--logits", logits_path},
-                                     {"--hidden", hidden_path},
-                                     {"--imatrix", imatrix_path}};
+        cli_usage_error(
+            &cli, "-d %s: a drafter is only for a state, and none is written (expected no -d%s, got %s)",
+            m.drafter_path, nll ? "" : ", or -o STATE", nll ? "--nll" : "--imatrix without -o");
+    const struct cli_output out[] = {
+        {nll ? "the perplexity" : "-o", nll || state ? (out_path ? out_path : "-") : NULL},
+        {"--logits", logits_path},
+        {"--hidden", hidden_path},
+        {"--imatrix", imatrix_path}};
     cli_distinct_outputs(&cli, out, 4);
     cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
     if (state) cli_no_binary_out(&cli, out_path, "the state");

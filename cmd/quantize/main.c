@@ -24,7 +24,8 @@ static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &out_path, "FILE", "write the quantised file here (default: standard output)", 0, 0},
     {"--type", CLI_STR, &type_name, "TYPE",
      "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K or a mix: Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, "
-     "IQ4_NL, IQ4_XS, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M", 0, 0},
+     "IQ4_NL, IQ4_XS, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M",
+     0, 0},
     {"--tensor-type", CLI_LIST, &override_args, "PATTERN=TYPE",
      "type of the tensors whose names match; repeatable, the last match wins", 0, 0},
     {"--imatrix", CLI_STR, &imatrix_path, "FILE",
@@ -39,8 +40,8 @@ static const struct cli_flag flags[] = {
 
 static struct cli cli = {
     .tool = "quantize",
-    .synopsis =
-        "IN.gguf -o OUT.gguf --type TYPE [--tensor-type PATTERN=TYPE]...\n [--imatrix FILE] [--threads N] [--force] [--json]",
+    .synopsis = "IN.gguf -o OUT.gguf --type TYPE [--tensor-type PATTERN=TYPE]...\n [--imatrix FILE] "
+                "[--threads N] [--force] [--json]",
     .summary = "Change the tensor types of a GGUF file and report the error that it costs.",
     .flags = flags,
     .min_args = 1,
@@ -54,8 +55,8 @@ struct work {
     enum quant_recipe recipe;
     struct quant_override *override;
     struct imatrix *imatrix; /* NULL: none */
-    uint32_t *to;   /* [n_tensors] */
-    int name_width; /* of the table */
+    uint32_t *to;            /* [n_tensors] */
+    int name_width;          /* of the table */
     struct quant_error total;
     uint64_t bytes_in, bytes_out, elements;
     double seconds; /* in quant_rows and the writes */
@@ -103,7 +104,8 @@ static int make_plan(struct work *k, struct err *e)
     const int64_t n = (int64_t)k->in->n_tensors;
     char arch[128];
     struct quant_model m = {0};
-    if (quant_recipe_is_mix(k->recipe) && read_model(k->in, arch, &m, e)) return -1; /* plain types ask no model */
+    if (quant_recipe_is_mix(k->recipe) && read_model(k->in, arch, &m, e))
+        return -1; /* plain types ask no model */
     m.importance = imatrix_path != NULL;
     struct quant_tensor *t = mem_calloc((size_t)n + 1, sizeof *t);
     k->to = mem_calloc((size_t)n + 1, sizeof *k->to);
@@ -168,7 +170,8 @@ static int check_imatrix(const struct work *k, struct err *e)
         struct imatrix_entry *x = &m->entry[i];
         const struct gguf_tensor *t = gguf_tensor(k->in, x->name);
         if (!t)
-            return err_set(e, ERR_FORMAT, "%s: has '%s', which %s has not", imatrix_path, x->name, k->in->map.path);
+            return err_set(e, ERR_FORMAT, "%s: has '%s', which %s has not", imatrix_path, x->name,
+                           k->in->map.path);
         if (imatrix_fit(x, t->ne[0], t->ne[2] * t->ne[3], e)) return err_prefix(e, "%s", imatrix_path);
         for (int64_t j = 0; j < x->n_mat; j++)
             if (!(x->count[j] > 0) && !idle++) idle_first = x->name;
@@ -177,10 +180,12 @@ static int check_imatrix(const struct work *k, struct err *e)
         if (searched(&k->in->tensor[i], k->to[i]) && !imatrix_find(m, k->in->tensor[i].name) && !without++)
             first = k->in->tensor[i].name;
     if (without)
-        cli_note(&cli, "%s: %" PRIu64 " tensors have no importance and are quantised without (the first: %s)", imatrix_path,
-                 without, first);
+        cli_note(&cli, "%s: %" PRIu64 " tensors have no importance and are quantised without (the first: %s)",
+                 imatrix_path, without, first);
     if (idle)
-        cli_note(&cli, "%s: %" PRIu64 " matrices saw no row and are quantised with equal columns (the first: in %s)",
+        cli_note(&cli,
+                 "%s: %" PRIu64
+                 " matrices saw no row and are quantised with equal columns (the first: in %s)",
                  imatrix_path, idle, idle_first);
     return 0;
 }
@@ -209,7 +214,8 @@ static int imatrix_keys(struct work *k, struct err *e)
     const struct imatrix *m = k->imatrix;
     for (int i = 0; i < 4; i++) gguf_remove(k->w, keys[i]);
     if (!m) return 0;
-    if (gguf_put_str(k->w, keys[0], imatrix_path, strlen(imatrix_path), e) || put_datasets(k, keys[1], e)) return -1;
+    if (gguf_put_str(k->w, keys[0], imatrix_path, strlen(imatrix_path), e) || put_datasets(k, keys[1], e))
+        return -1;
     if (gguf_put_u32(k->w, keys[2], (uint32_t)m->n, e)) return -1;
     const uint32_t chunks = imatrix_chunks(m);
     return chunks ? gguf_put_u32(k->w, keys[3], chunks, e) : 0;
@@ -282,14 +288,15 @@ static int report(const struct work *k, uint64_t i, const struct quant_error *q,
     json_t *ne = json_array();
     for (uint32_t d = 0; d < t->n_dims; d++) json_array_append_new(ne, json_integer(t->ne[d]));
     return print_json(json_pack("{si,ss,so,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "tensor",
-                                json_text(t->name, strlen(t->name)), "from", from, "to", to, "shape", ne, "bytes_in",
-                                (json_int_t)t->bytes, "bytes_out", (json_int_t)tensor_bytes(t, k->to[i]),
-                                "relative_rms", same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
+                                json_text(t->name, strlen(t->name)), "from", from, "to", to, "shape", ne,
+                                "bytes_in", (json_int_t)t->bytes, "bytes_out",
+                                (json_int_t)tensor_bytes(t, k->to[i]), "relative_rms",
+                                same ? 0.0 : quant_rel_rms(q), "seconds", seconds),
                       e);
 }
 
-/* One tensor through a slab of rows; slab is [bytes of the rows in the new type]. With importance a slab ends with its
- * matrix, for the next one weighs its columns differently. */
+/* One tensor through a slab of rows; slab is [bytes of the rows in the new type]. With importance a slab ends
+ * with its matrix, for the next one weighs its columns differently. */
 static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struct err *e)
 {
     const struct gguf_tensor *t = &k->in->tensor[i];
@@ -300,13 +307,15 @@ static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struc
     const struct imatrix_entry *x = k->imatrix && searched(t, to) ? imatrix_find(k->imatrix, t->name) : NULL;
     uint8_t *slab = mem_alloc(out_row * (size_t)(step < n_rows ? step : n_rows) + 1);
     float *weight = x ? mem_alloc((size_t)t->ne[0] * sizeof *weight) : NULL;
-    int rc = slab && (weight || !x) ? 0 : err_set(e, ERR_IO, "out of memory (%" PRId64 " rows of %s)", step, t->name);
+    int rc = slab && (weight || !x)
+                 ? 0
+                 : err_set(e, ERR_IO, "out of memory (%" PRId64 " rows of %s)", step, t->name);
     for (int64_t r = 0, rows; r < n_rows && !rc; r += rows) {
         const int64_t end = x ? (r / t->ne[1] + 1) * t->ne[1] : n_rows;
         rows = end - r < step ? end - r : step;
         if (x && r % t->ne[1] == 0) imatrix_weights(x, r / t->ne[1], weight);
-        rc = quant_rows_weighted(t->name, t->type, t->data + (size_t)r * in_row, to, slab, t->ne[0], rows, r, weight,
-                                 threads, q, e);
+        rc = quant_rows_weighted(t->name, t->type, t->data + (size_t)r * in_row, to, slab, t->ne[0], rows, r,
+                                 weight, threads, q, e);
         if (rc) err_prefix(e, "%s", k->in->map.path);
         if (!rc) rc = gguf_write_data(k->w, &k->out, slab, out_row * (size_t)rows, e);
         if (!rc)
@@ -355,10 +364,10 @@ static void note_total(const struct work *k, double seconds)
 static int json_total(const struct work *k, double seconds, struct err *e)
 {
     if (print_json(json_pack("{si,ss,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "kind", "total", "total", 1,
-                                "type", quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
-                                "bytes_in", (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out,
-                                "relative_rms", quant_rel_rms(&k->total), "seconds", seconds,
-                                "bytes_in_per_second", (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),
+                             "type", quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
+                             "bytes_in", (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out,
+                             "relative_rms", quant_rel_rms(&k->total), "seconds", seconds,
+                             "bytes_in_per_second", (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),
                    e))
         return -1;
     return fflush(stdout) || ferror(stdout) ? err_errno(e, "stdout: cannot write") : 0;
@@ -376,7 +385,8 @@ static int quantize(const char *path, struct err *e)
 {
     struct work k = {0};
     int rc = -1;
-    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || gguf_whole(k.in, e) || refuse_imatrix(k.in, path, e) || make_plan(&k, e))
+    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || gguf_whole(k.in, e) ||
+        refuse_imatrix(k.in, path, e) || make_plan(&k, e))
         goto out;
     if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
     const char *inputs[] = {path, imatrix_path ? imatrix_path : path};

@@ -111,7 +111,9 @@ static int read_message(const json_t *o, size_t line, struct chat_message *m, st
     if (!role || r == 4)
         return err_set(e, ERR_FORMAT,
                        "stdin: line %zu: role: %.60s (expected system, user, assistant or tool)", line,
-                       role ? role : said ? json_show(said, buf, sizeof buf) : "none");
+                       role   ? role
+                       : said ? json_show(said, buf, sizeof buf)
+                              : "none");
     m->role = (enum chat_role)r;
     json_object_foreach((json_t *)o, key, v)
     {

@@ -175,7 +175,8 @@ static int run(struct err *e)
     struct tokenizer *t = NULL;
     uint8_t *in = NULL;
     int rc = -1;
-    if (gguf_open(&g, model, e) || tok_open(&t, g, e) || io_out_open(&s.out, output, force, (const char *const[]){model, "-"}, 2, e))
+    if (gguf_open(&g, model, e) || tok_open(&t, g, e) ||
+        io_out_open(&s.out, output, force, (const char *const[]){model, "-"}, 2, e))
         goto done;
     if (!decode && !no_bos && tok_add_bos(t)) s.bos = tok_bos(t);
     in = mem_alloc(N_IN);

@@ -57,6 +57,7 @@ static inline int get_scale_iq4(const uint8_t s[6], int j)
 }
 
 /* What the codes of IQ4_NL and IQ4_XS stand for. */
-static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
 
 #endif

@@ -258,23 +258,27 @@ static void symmetric_error(struct search_cols *c, int bias)
                                           (float)(2 * bias - 1), (float)bias, false));
 }
 
-/* The value of IQ4's table next to y; code: its number. Boundaries are at least 11.5 apart: of the 32 runs of 8 from
- * -128 on none has two. Where vectors hold the table, a run's boundary and the number of those below it are looked
- * up; elsewhere all fifteen are compared. Both are exact, so they agree. */
+/* The value of IQ4's table next to y; code: its number. Boundaries are at least 11.5 apart: of the 32 runs of
+ * 8 from -128 on none has two. Where vectors hold the table, a run's boundary and the number of those below
+ * it are looked up; elsewhere all fifteen are compared. Both are exact, so they agree. */
 static inline vf nearest_value(vf y, vf *code)
 {
 #if W == 16
     static const float bound[32] __attribute__((aligned(64))) = {
-        INFINITY, -115.5f, INFINITY, INFINITY, -93.5f, INFINITY, -74, INFINITY, -57, INFINITY, -42, INFINITY, -28.5f, INFINITY, -16, -4.5f,
-        7,   INFINITY,     19,  31.5f, INFINITY,  45.5f, INFINITY, 61, INFINITY, 79,  INFINITY, INFINITY, 101,   INFINITY, INFINITY, INFINITY};
-    static const float below[32] __attribute__((aligned(64))) = {0, 0, 1, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,
-                                                                 8, 9, 9, 10, 11, 11, 12, 12, 13, 13, 14, 14, 14, 15, 15, 15};
+        INFINITY, -115.5f,  INFINITY, INFINITY, -93.5f,   INFINITY, -74,      INFINITY,
+        -57,      INFINITY, -42,      INFINITY, -28.5f,   INFINITY, -16,      -4.5f,
+        7,        INFINITY, 19,       31.5f,    INFINITY, 45.5f,    INFINITY, 61,
+        INFINITY, 79,       INFINITY, INFINITY, 101,      INFINITY, INFINITY, INFINITY};
+    static const float below[32]
+        __attribute__((aligned(64))) = {0, 0, 1, 1,  1,  2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,
+                                        8, 9, 9, 10, 11, 11, 12, 12, 13, 13, 14, 14, 14, 15, 15, 15};
     static const float value[16] __attribute__((aligned(64))) = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                                  1,    13,   25,  38,  53,  69,  89,  113};
     const vf run = v_min(v_max((y + v_set(128.0f)) * v_set(0.125f), v_set(0.0f)), v_set(31.0f));
     const vi at = __builtin_convertvector(run, vi);
     const vf limit = __builtin_shuffle(v_load(bound), v_load(bound + 16), at);
-    const vf n = __builtin_shuffle(v_load(below), v_load(below + 16), at) + (vf)((vi)(y > limit) & (vi)v_set(1.0f));
+    const vf n =
+        __builtin_shuffle(v_load(below), v_load(below + 16), at) + (vf)((vi)(y > limit) & (vi)v_set(1.0f));
     if (code) *code = n;
     return __builtin_shuffle(v_load(value), __builtin_convertvector(n, vi));
 #else
@@ -309,7 +313,8 @@ static void table_lanes(struct search_cols *c, int at)
         }
         vf ll = zero, xl = zero;
         for (int i = 0; i < c->len; i++) {
-            const vf x = v_load(&c->x[i][at]), q = nearest_value(x * inv, NULL), wq = v_load(&c->w[i][at]) * q;
+            const vf x = v_load(&c->x[i][at]), q = nearest_value(x * inv, NULL),
+                     wq = v_load(&c->w[i][at]) * q;
             ll += wq * q;
             xl += wq * x;
         }

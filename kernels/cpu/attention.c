@@ -118,7 +118,8 @@ static float *thread_scratch(const struct plan *p, int thread)
     return p->thread + (size_t)thread * p->per_thread;
 }
 
-/* A wave of groups of few rows: computed by (group, kv head), then merged a row's head at a time, in order. */
+/* A wave of groups of few rows: computed by (group, kv head), then merged a row's head at a time, in order.
+ */
 struct wave {
     const struct plan *p;
     const struct cpu_attn_tile *base;
@@ -141,8 +142,8 @@ static void wave_merge(const struct wave *w, int64_t r)
     const struct plan *p = w->p;
     const size_t head = (size_t)w->base->n_rows * (size_t)p->n_rep * p->part;
     for (int64_t g = 0; g < w->n; g++)
-        p->rows->attn_merge(p->total + (size_t)r * p->part, p->wave + (size_t)g * (size_t)p->n_kv * head + (size_t)r * p->part,
-                            p->head_dim);
+        p->rows->attn_merge(p->total + (size_t)r * p->part,
+                            p->wave + (size_t)g * (size_t)p->n_kv * head + (size_t)r * p->part, p->head_dim);
 }
 
 /* All that is seen lies in one group: a head is finished where it is computed. */

@@ -76,7 +76,8 @@ static inline struct vec attn_scores(const float *q, const float *k, int64_t str
     return v_sum16(s);
 }
 
-/* s[j, j + 16) with -inf for keys outside [lo, hi). In registers: storing them one by one makes the load after wait. */
+/* s[j, j + 16) with -inf for keys outside [lo, hi). In registers: storing them one by one makes the load
+ * after wait. */
 static inline struct vec attn_seen(const float *s, int32_t j, int32_t lo, int32_t hi)
 {
     static const float count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

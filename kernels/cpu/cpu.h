@@ -25,12 +25,12 @@ struct cpu_backend {
     struct kn_backend_head head;
     const struct cpu_isa *isa;
     int threads;
-    struct pool *pool;     /* of that many threads */
-    void *scratch; /* of linear and friends: normed rows, quantised activations (mm.c) */
+    struct pool *pool; /* of that many threads */
+    void *scratch;     /* of linear and friends: normed rows, quantised activations (mm.c) */
     size_t scratch_bytes;
     struct stretch *stretch; /* [threads], of the call at hand (mm.c) */
-    struct mm_arena *arena; /* packed weights (mm_pack.c) */
-    void *scratch_rows;     /* of attention, delta and pick (rows.c) */
+    struct mm_arena *arena;  /* packed weights (mm_pack.c) */
+    void *scratch_rows;      /* of attention, delta and pick (rows.c) */
     size_t scratch_rows_bytes;
     void *scratch_experts; /* of experts_gated and experts_down (experts.c) */
     size_t scratch_experts_bytes;
@@ -47,9 +47,11 @@ int cpu_fail(struct cpu_backend *be, int code, const char *fmt, ...) __attribute
 #define CPU_SHARE (1 << 16)
 void cpu_share(struct cpu_backend *be, int64_t n, bool pays, void (*fn)(void *, int64_t, int), void *ctx);
 
-/* fn for items 0 .. n-1 like pool_run, each thread from its own part of them on, which is the same from call to call as
- * far as threads come in time: what one computed it finds in its cache. mm.c: products deal their rows likewise. */
-void cpu_share_near(struct cpu_backend *be, int64_t n, void (*fn)(void *ctx, int64_t item, int thread), void *ctx);
+/* fn for items 0 .. n-1 like pool_run, each thread from its own part of them on, which is the same from call
+ * to call as far as threads come in time: what one computed it finds in its cache. mm.c: products deal their
+ * rows likewise. */
+void cpu_share_near(struct cpu_backend *be, int64_t n, void (*fn)(void *ctx, int64_t item, int thread),
+                    void *ctx);
 
 /* cpu.c */
 int cpu_open(struct kn_backend **be, const struct kn_open *o, char *msg, size_t n);
@@ -62,8 +64,8 @@ int cpu_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t 
                    int32_t n_rot);
 int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
                  int64_t width, float eps);
-int cpu_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight, int32_t n,
-                 int64_t width, float eps, float scale);
+int cpu_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
+                 int32_t n, int64_t width, float eps, float scale);
 int cpu_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cpu_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
@@ -91,8 +93,8 @@ int cpu_await(struct kn_backend *, const uint32_t *number, uint32_t want);
 /* mm.c */
 int cpu_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
                     const void *data, unsigned use);
-int cpu_experts_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat,
-                     const void *data);
+int cpu_experts_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
+                     int32_t n_mat, const void *data);
 void cpu_weight_free(struct kn_backend *, struct kn_weight *);
 int cpu_mm_open(struct cpu_backend *); /* be->threads is known */
 void cpu_mm_close(struct cpu_backend *);
@@ -107,10 +109,10 @@ int cpu_norm_gated(struct kn_backend *, float *out, const struct kn_weight *gate
 /* experts.c */
 int cpu_experts_reserve(struct cpu_backend *, const struct kn_weight *); /* scratch for a loaded weight */
 int cpu_route(struct kn_backend *, const struct kn_route *);
-int cpu_experts_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
-                      const float *x, const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n,
-                      int32_t n_used);
-int cpu_experts_down(struct kn_backend *, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
-                     const float *weights, int32_t n, int32_t n_used, bool add);
+int cpu_experts_gated(struct kn_backend *, float *out, const struct kn_weight *gate,
+                      const struct kn_weight *up, const float *x, const float *norm, float eps,
+                      enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used);
+int cpu_experts_down(struct kn_backend *, float *out, const struct kn_weight *w, const float *h,
+                     const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add);
 
 #endif

@@ -16,7 +16,7 @@
 
 #define PAIRS_MAX 4096                   /* pairs a block */
 #define RESULTS (4 * PAIRS_MAX)          /* of panels and pairs, of a thread, on their way to a sum */
-#define PAIRS_MIN 64   /* room for as many at least */
+#define PAIRS_MIN 64                     /* room for as many at least */
 #define SCRATCH_BYTES ((size_t)64 << 20) /* room for more where this many bytes suffice */
 #define ACT_CACHED ((size_t)512 << 10)   /* as mm.c */
 #define SMALL_MACS 100e3                 /* as mm.c: fewer stay on this thread */
@@ -96,10 +96,9 @@ static size_t slots_of(size_t pairs)
 static size_t scratch_need(const struct cpu_backend *be, size_t pairs, int64_t n_in, int32_t n_mat,
                            const bool want[MM_ACT_COUNT])
 {
-    size_t need =
-        align64(((size_t)n_mat + 1) * 4) + align64(pairs * 4) + align64(pairs * sizeof(struct group)) +
-        align64(pairs * sizeof(struct tile)) +
-        (size_t)be->threads * (align64((size_t)n_in * 4) + RESULTS * MM_LANES_MAX * sizeof(float));
+    size_t need = align64(((size_t)n_mat + 1) * 4) + align64(pairs * 4) +
+                  align64(pairs * sizeof(struct group)) + align64(pairs * sizeof(struct tile)) +
+                  (size_t)be->threads * (align64((size_t)n_in * 4) + RESULTS * MM_LANES_MAX * sizeof(float));
     for (int a = 0; a < MM_ACT_COUNT; a++)
         if (want[a]) need += align64((pairs + slots_of(pairs)) * mm_act_bytes((enum mm_act)a, n_in)) + 64;
     return need;
@@ -228,7 +227,8 @@ static void deal_tile(void *ctx, int64_t i, int thread)
         if (!e->row[a]) continue;
         uint8_t *dst = e->tiled[a] + (size_t)t->slot * bytes;
         for (int32_t k = 0; k < t->width; k++)
-            mm_act_deal((enum mm_act)a, dst, k < t->used ? e->row[a] + (size_t)row_of(e, e->order[t->first + k]) * bytes : NULL,
+            mm_act_deal((enum mm_act)a, dst,
+                        k < t->used ? e->row[a] + (size_t)row_of(e, e->order[t->first + k]) * bytes : NULL,
                         e->w[0]->n_in, k, t->width);
     }
 }

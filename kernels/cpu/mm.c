@@ -1,8 +1,8 @@
 /* mm.c - matrix products: shapes, scratch, threads. The arithmetic is in mm_<isa>.c.
  *
- * First the rows are normalised and rounded, each once and shared by all matrices of the call; then the panels of
- * all matrices are dealt out, a stretch a thread. A panel meets every tile of tokens while it is in the cache, so weights
- * come from memory once a call whatever the number of rows. */
+ * First the rows are normalised and rounded, each once and shared by all matrices of the call; then the
+ * panels of all matrices are dealt out, a stretch a thread. A panel meets every tile of tokens while it is in
+ * the cache, so weights come from memory once a call whatever the number of rows. */
 #include "mm.h"
 #include "rows.h"
 
@@ -71,13 +71,16 @@ void mm_act_deal(enum mm_act a, uint8_t *tile, const uint8_t *row, int64_t n_in,
     }
     const size_t end[] = {0, n, n + n / 16, n + n / 16 + n / 4, all};
     for (int i = 0; i < 4; i++) /* q, s32, n16, d and wide */
-        deal_units(tile + end[i] * (size_t)T, row ? row + end[i] : NULL, end[i + 1] - end[i], i % 2 ? 4 : 8, t, T);
+        deal_units(tile + end[i] * (size_t)T, row ? row + end[i] : NULL, end[i + 1] - end[i], i % 2 ? 4 : 8,
+                   t, T);
 }
 
 static inline void prefetch_write(const void *p)
 {
 #if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p)); /* processors without it take it for nothing */
+    __asm__ volatile("prefetchw %0"
+                     :
+                     : "m"(*(const char *)p)); /* processors without it take it for nothing */
 #else
     __builtin_prefetch(p, 1);
 #endif
@@ -180,7 +183,8 @@ static void prepare_q256(const struct product *p, const struct tile *t, int64_t 
         r.x[i] = p->x + (t->first + i) * n_in;
         if (r.scaled) r.scale[i] = p->be->isa->rows->rms_scale(r.x[i], n_in, p->eps);
     }
-    p->be->isa->mm->prepare_q256(p->prepared[MM_ACT_Q256] + (size_t)t->first * mm_act_bytes(MM_ACT_Q256, n_in), &r, n_in);
+    p->be->isa->mm->prepare_q256(
+        p->prepared[MM_ACT_Q256] + (size_t)t->first * mm_act_bytes(MM_ACT_Q256, n_in), &r, n_in);
 }
 
 static int width_log2(int32_t width)
@@ -224,8 +228,8 @@ static void store(const struct product *p, int j, int64_t panel, const struct ti
     }
 }
 
-/* Ask for the lines that a panel and tile will write while the product is still being computed: of a long head's
- * logits no line is in a cache (SPEED.md). */
+/* Ask for the lines that a panel and tile will write while the product is still being computed: of a long
+ * head's logits no line is in a cache (SPEED.md). */
 static void prefetch_out(const struct product *p, int j, int64_t panel, const struct tile *t)
 {
     const int64_t n_out = p->w[j]->n_out;
@@ -282,9 +286,9 @@ void cpu_mm_close(struct cpu_backend *be)
 }
 
 /* Every thread gets a stretch of its own and takes it from the front, so that it reads memory as a stream and
- * what it prefetches is what it needs next. Done, it takes from the ends of others'. A stretch is the thread's part
- * of each matrix, one after the other: what a thread computes of q, k and v are the same heads, which it then
- * finds in its own cache (cpu_share_near). */
+ * what it prefetches is what it needs next. Done, it takes from the ends of others'. A stretch is the
+ * thread's part of each matrix, one after the other: what a thread computes of q, k and v are the same heads,
+ * which it then finds in its own cache (cpu_share_near). */
 static int64_t part_of(const struct product *p, int j, int64_t thread)
 {
     return (p->job[j].panel_end - (j ? p->job[j - 1].panel_end : 0)) * thread / p->threads;
@@ -304,11 +308,12 @@ static void deal_range(struct stretch *s, int64_t first, int64_t end)
 
 static void deal(const struct product *p)
 {
-    for (int i = 0; i < p->threads; i++) deal_range(&p->be->stretch[i], stretch_at(p, i), stretch_at(p, i + 1));
+    for (int i = 0; i < p->threads; i++)
+        deal_range(&p->be->stretch[i], stretch_at(p, i), stretch_at(p, i + 1));
 }
 
-/* Up to 8 panels, an eighth of a stretch at most so that its end can be shared: from the front, or for another
- * thread a quarter from the back. Returns how many. */
+/* Up to 8 panels, an eighth of a stretch at most so that its end can be shared: from the front, or for
+ * another thread a quarter from the back. Returns how many. */
 static int64_t take(struct stretch *s, bool own, int64_t *first)
 {
     uint64_t w = atomic_load_explicit(&s->left, memory_order_relaxed), from, end, n;
@@ -318,8 +323,8 @@ static int64_t take(struct stretch *s, bool own, int64_t *first)
         n = (end - from) / (own ? 8 : 4);
         n = n < 1 ? 1 : own && n > 8 ? 8 : n;
         *first = (int64_t)(own ? from : end - n);
-    } while (!atomic_compare_exchange_weak_explicit(&s->left, &w, own ? w + (n << 32) : w - n, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&s->left, &w, own ? w + (n << 32) : w - n,
+                                                    memory_order_relaxed, memory_order_relaxed));
     return (int64_t)n;
 }
 
@@ -327,7 +332,8 @@ static void run_taken(const struct product *p, int owner, int64_t at, int64_t en
 {
     int64_t from = stretch_at(p, owner);
     for (int j = 0; j < p->n_jobs && at < end; j++) {
-        const int64_t first = part_of(p, j, owner), to = from + part_of(p, j, owner + 1) - first, stop = end < to ? end : to;
+        const int64_t first = part_of(p, j, owner), to = from + part_of(p, j, owner + 1) - first,
+                      stop = end < to ? end : to;
         if (at < stop) run_panels(p, j, first + at - from, first + stop - from);
         if (at < stop) at = stop;
         from = to;
@@ -372,7 +378,8 @@ static void near_item(void *ctx, int64_t item, int thread)
 void cpu_share_near(struct cpu_backend *be, int64_t n, void (*fn)(void *, int64_t, int), void *ctx)
 {
     struct near w = {be, fn, ctx};
-    for (int i = 0; i < be->threads; i++) deal_range(&be->stretch[i], n * i / be->threads, n * (i + 1) / be->threads);
+    for (int i = 0; i < be->threads; i++)
+        deal_range(&be->stretch[i], n * i / be->threads, n * (i + 1) / be->threads);
     pool_run(be->pool, be->threads, near_item, &w);
 }
 
@@ -435,23 +442,27 @@ static float *normed_of(const struct product *p, int thread)
     return (float *)(p->normed + (size_t)thread * align64((size_t)p->w[0]->n_in * 4));
 }
 
-/* The rows of a tile are interleaved by four bytes, so one thread writes all of a tile: two that shared its lines took longer. */
+/* The rows of a tile are interleaved by four bytes, so one thread writes all of a tile: two that shared its
+ * lines took longer. */
 static void prepare_tile(void *ctx, int64_t i, int thread)
 {
     const struct product *p = ctx;
     const struct tile t = tile_at(p, (int32_t)i);
-    const bool whole = t.width == p->be->isa->mm->tile && p->prepared[MM_ACT_Q256] && p->be->isa->mm->prepare_q256;
+    const bool whole =
+        t.width == p->be->isa->mm->tile && p->prepared[MM_ACT_Q256] && p->be->isa->mm->prepare_q256;
     if (whole) prepare_q256(p, &t, 0, p->w[0]->n_in / 256);
     if (whole && !p->prepared[MM_ACT_Q32] && !p->prepared[MM_ACT_F32]) return;
-    for (int32_t slot = t.first; slot < t.first + t.width; slot++) prepare_row(p, slot, normed_of(p, thread), whole);
+    for (int32_t slot = t.first; slot < t.first + t.width; slot++)
+        prepare_row(p, slot, normed_of(p, thread), whole);
 }
 
-/* What another product or attention has written is rounded by the thread that wrote it, a part of the columns: the lines
- * stay its own, to read now and to write in the next layer. A norm wants whole rows. */
+/* What another product or attention has written is rounded by the thread that wrote it, a part of the
+ * columns: the lines stay its own, to read now and to write in the next layer. A norm wants whole rows. */
 static bool by_columns(const struct product *p)
 {
     return !p->has_norm && p->prepared[MM_ACT_Q256] && !p->prepared[MM_ACT_Q32] && !p->prepared[MM_ACT_F32] &&
-           p->be->isa->mm->prepare_q256 && p->n % p->be->isa->mm->tile == 0 && p->w[0]->n_in / 256 >= p->threads;
+           p->be->isa->mm->prepare_q256 && p->n % p->be->isa->mm->tile == 0 &&
+           p->w[0]->n_in / 256 >= p->threads;
 }
 
 static void prepare_columns(void *ctx, int64_t i, int thread)
@@ -478,7 +489,8 @@ static void one_row_item(void *ctx, int64_t item, int thread)
     (void)item;
     if (none_left(&own)) return;
     for (int a = 0; a < MM_ACT_COUNT; a++)
-        if (own.prepared[a]) own.prepared[a] += (size_t)thread * align64(mm_act_bytes((enum mm_act)a, own.w[0]->n_in));
+        if (own.prepared[a])
+            own.prepared[a] += (size_t)thread * align64(mm_act_bytes((enum mm_act)a, own.w[0]->n_in));
     prepare_row(&own, 0, normed_of(&own, thread), false);
     work(&own, thread);
 }

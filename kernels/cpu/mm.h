@@ -12,8 +12,9 @@
  * one fused multiply-add a block. A NaN or Inf in an activation block makes the block's scale NaN, and so
  * every output of the row.
  *
- * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_low.inc.h, mm_float.inc.h:
- * the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c and mm_avx512.c define.
+ * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_low.inc.h,
+ * mm_float.inc.h: the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c and
+ * mm_avx512.c define.
  */
 #ifndef DFLASH_CPU_MM_H
 #define DFLASH_CPU_MM_H
@@ -37,9 +38,9 @@ enum mm_act {
  * - F32: float x[n_in up to even]
  * - Q32: int8 q[n_in / 4][T][4]; float d[n_in / 32]; int32 nsum[n_in / 32] = -(sum of q);
  *   float s[n_in / 32] = d * (sum of q)
- * - Q256: int8 q[n_in / 64][8][T][2][4]: group g of 4 of the first and of the second 32; int16 s32[n_in / 64][T][2],
- *   sums of 32 q; int32 n16[n_in / 64][2][T][2] = -32 * (sum of 16 q), the h-th 16 of the first and of the second
- *   32; float d[n_in / 256]; int32 wide[n_in / 256], MM_WIDE_* */
+ * - Q256: int8 q[n_in / 64][8][T][2][4]: group g of 4 of the first and of the second 32; int16 s32[n_in /
+ * 64][T][2], sums of 32 q; int32 n16[n_in / 64][2][T][2] = -32 * (sum of 16 q), the h-th 16 of the first and
+ * of the second 32; float d[n_in / 256]; int32 wide[n_in / 256], MM_WIDE_* */
 size_t mm_act_bytes(enum mm_act a, int64_t n_in);
 
 /* Copy token t of a tile of T from what was prepared for it alone, as a tile of one; row NULL: zeros. */
@@ -83,13 +84,13 @@ size_t mm_panel_bytes(const struct mm_type *t, int64_t n_in, int lanes);
 
 #define MM_TYPES 15
 
-/* Rows that fill a whole tile. x [n_in] each, NULL: a token of zeros. scaled: x * scale, and that * norm (NULL: 1),
- * stand for x, each product rounded: the bits of rms_norm. */
+/* Rows that fill a whole tile. x [n_in] each, NULL: a token of zeros. scaled: x * scale, and that * norm
+ * (NULL: 1), stand for x, each product rounded: the bits of rms_norm. */
 struct mm_rows {
     const float *x[MM_TILE_MAX];
     bool scaled;
     float scale[MM_TILE_MAX];
-    const float *norm; /* [n_in] */
+    const float *norm;  /* [n_in] */
     int64_t first, end; /* blocks of 256 to write */
 };
 
@@ -99,7 +100,8 @@ struct cpu_mm {
     int tile;  /* widest tile: 4 or 8 */
     /* Write token t of a tile of T: x [n_in] to act. x NULL: a token of zeros, which fills a tile up. */
     void (*prepare)(enum mm_act a, uint8_t *act, const float *x, int64_t n_in, int t, int T);
-    /* The same bytes of MM_ACT_Q256 for all of a tile of the widest width at once; NULL: a token at a time. */
+    /* The same bytes of MM_ACT_Q256 for all of a tile of the widest width at once; NULL: a token at a time.
+     */
     void (*prepare_q256)(uint8_t *act, const struct mm_rows *r, int64_t n_in);
     mm_kernel kernel[MM_TYPES][4];
 };

@@ -101,8 +101,8 @@ static inline int32_t act_wide(const int8_t *q, const int16_t *sum)
            (32 * most16 > 32767 ? MM_WIDE_6 : 0);
 }
 
-/* MM_ACT_Q256: where token 0's four codes from k on lie, those of token t 8 t bytes later, and among n16 the number of
- * sub-block s of 16, 2 t later. */
+/* MM_ACT_Q256: where token 0's four codes from k on lie, those of token t 8 t bytes later, and among n16 the
+ * number of sub-block s of 16, 2 t later. */
 static inline int64_t act_at(int64_t k, int T)
 {
     return (k / 64 * 64 + k % 32 / 4 * 8) * T + k / 32 % 2 * 4;

@@ -79,8 +79,8 @@ INLINE vi vi_bcast8(const void *p)
     __builtin_memcpy(&x, p, 8);
     return _mm512_set1_epi64(x);
 }
-/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words; the
- * numbers fit them. */
+/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words;
+ * the numbers fit them. */
 INLINE vi vi_join(vi low, vi high)
 {
     return _mm512_packs_epi32(low, high);

@@ -1,15 +1,16 @@
-/* mm_low.inc.h - the quantised types that files of others hold and that dflash.c reads: IQ4_NL, IQ4_XS, Q2_K, Q3_K. Sums as
- * in mm_quant.inc.h: exact integers inside a block, one or two fused multiply-adds a block. */
+/* mm_low.inc.h - the quantised types that files of others hold and that dflash.c reads: IQ4_NL, IQ4_XS, Q2_K,
+ * Q3_K. Sums as in mm_quant.inc.h: exact integers inside a block, one or two fused multiply-adds a block. */
 
 /* ---- IQ4_NL ----
- * Block: d [LANES] f16, 4 vectors of nibbles, as Q4_0. A nibble becomes its value + 128 by a table, and what remains
- * is Q8_0. unit: bytes from a token to the next. */
+ * Block: d [LANES] f16, 4 vectors of nibbles, as Q4_0. A nibble becomes its value + 128 by a table, and what
+ * remains is Q8_0. unit: bytes from a token to the next. */
 static ALWAYS_INLINE void dots_iq4(vi *dot, const uint8_t *p, const uint8_t *a, const int T, const int unit)
 {
     UNROLL for (int g = 0; g < 4; g++)
     {
         const vi w = vi_load(p + g * V);
-        const vi low = vi_iq4(vi_and(w, vi_set(0x0f0f0f0f))), high = vi_iq4(vi_and(vi_shr(w, 4), vi_set(0x0f0f0f0f)));
+        const vi low = vi_iq4(vi_and(w, vi_set(0x0f0f0f0f))),
+                 high = vi_iq4(vi_and(vi_shr(w, 4), vi_set(0x0f0f0f0f)));
         UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], low, a + (g * T + t) * unit);
         UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], high, a + ((g + 4) * T + t) * unit);
     }
@@ -29,7 +30,8 @@ static ALWAYS_INLINE void mul_iq4_nl(const struct mm_call *c, const int T)
         vi dot[MM_TILE_MAX];
         UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8_start(nsum + t);
         dots_iq4(dot, p + 2 * LANES, a, T, 4);
-        UNROLL for (int t = 0; t < T; t++) acc[t] = vf_fma(vf_cvt(dot[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
+        UNROLL for (int t = 0; t < T; t++) acc[t] =
+            vf_fma(vf_cvt(dot[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         p += 18 * LANES;
         a += 32 * T;
         da += T, nsum += T;
@@ -38,8 +40,9 @@ static ALWAYS_INLINE void mul_iq4_nl(const struct mm_call *c, const int T)
 }
 
 /* ---- IQ4_XS ----
- * Block: d [LANES] f16, high bit pairs of the scales [LANES] u16, low nibbles of the scales [LANES] u32, then 8 sub-blocks
- * of 32: 4 vectors of nibbles. Scales are -32..31. A sub-block's sum needs 20 bits, so nothing is paired. */
+ * Block: d [LANES] f16, high bit pairs of the scales [LANES] u16, low nibbles of the scales [LANES] u32, then
+ * 8 sub-blocks of 32: 4 vectors of nibbles. Scales are -32..31. A sub-block's sum needs 20 bits, so nothing
+ * is paired. */
 static ALWAYS_INLINE void mul_iq4_xs(const struct mm_call *c, const int T)
 {
     const int64_t nb = c->n_in / 256;
@@ -58,19 +61,22 @@ static ALWAYS_INLINE void mul_iq4_xs(const struct mm_call *c, const int T)
         p += 2 * V;
         for (int i = 0; i < 8; i++, p += 4 * V) {
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
-            const vi scale = vi_sub(vi_or(vi_and(low, vi_set(15)), vi_and(vi_shl(high, 4), vi_set(0x30))), vi_set(32));
+            const vi scale =
+                vi_sub(vi_or(vi_and(low, vi_set(15)), vi_and(vi_shl(high, 4), vi_set(0x30))), vi_set(32));
             vi dot[MM_TILE_MAX];
             low = vi_shr(low, 4);
             high = vi_shr(high, 2);
             UNROLL for (int t = 0; t < T; t++)
             {
-                const int32_t nsum = (n16[act_n16_at(2 * i, T) + 2 * t] + n16[act_n16_at(2 * i + 1, T) + 2 * t]) / 32;
+                const int32_t nsum =
+                    (n16[act_n16_at(2 * i, T) + 2 * t] + n16[act_n16_at(2 * i + 1, T) + 2 * t]) / 32;
                 dot[t] = vi_dot_s8_start(&nsum);
             }
             dots_iq4(dot, p, a + act_at(32 * i, T), T, 8);
             UNROLL for (int t = 0; t < T; t++) isum[t] = vi_add(isum[t], vi_mul(dot[t], scale));
         }
-        UNROLL for (int t = 0; t < T; t++) acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
+        UNROLL for (int t = 0; t < T; t++) acc[t] =
+            vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         a += 256 * T;
         n16 += 16 * T;
         da += T;
@@ -79,12 +85,12 @@ static ALWAYS_INLINE void mul_iq4_xs(const struct mm_call *c, const int T)
 }
 
 /* ---- Q2_K and Q3_K ----
- * Sub-blocks of 16 whose sums always fit 16 bits (3 * 127 * 16, and 4 * 127 * 16 with Q3_K's 4 taken off at the
- * start), so two meet their scales in one dot2. */
+ * Sub-blocks of 16 whose sums always fit 16 bits (3 * 127 * 16, and 4 * 127 * 16 with Q3_K's 4 taken off at
+ * the start), so two meet their scales in one dot2. */
 
 /* dot += a sub-block of 16: 2 bits a code at p; Q3_K's third bits are bits 4 * odd + g of each byte of h. */
-static ALWAYS_INLINE void dots_23k(vi *dot, const uint8_t *p, const vi h, const int odd, const uint8_t *a, const int T,
-                                   const int bits)
+static ALWAYS_INLINE void dots_23k(vi *dot, const uint8_t *p, const vi h, const int odd, const uint8_t *a,
+                                   const int T, const int bits)
 {
     const vi v = vi_load(p);
     UNROLL for (int g = 0; g < 4; g++)
@@ -100,9 +106,10 @@ static ALWAYS_INLINE vi pair_join(const vi even, const vi odd)
     return vi_or(vi_and(even, vi_set(0xffff)), vi_shl(odd, 16));
 }
 
-/* isum += the sums of pair i of a block's sub-blocks times their scales (low and high half of a lane's word). */
-static ALWAYS_INLINE void pair_23k(vi *isum, const vi scales, const uint8_t *p, const uint8_t *a, const int32_t *n16,
-                                   const int i, const int T, const int bits)
+/* isum += the sums of pair i of a block's sub-blocks times their scales (low and high half of a lane's word).
+ */
+static ALWAYS_INLINE void pair_23k(vi *isum, const vi scales, const uint8_t *p, const uint8_t *a,
+                                   const int32_t *n16, const int i, const int T, const int bits)
 {
     const int32_t *start = n16 + act_n16_at(2 * i, T), *odd_start = n16 + act_n16_at(2 * i + 1, T);
     const vi h = bits == 3 ? vi_load(p + 2 * V) : vi_zero();
@@ -117,8 +124,8 @@ static ALWAYS_INLINE void pair_23k(vi *isum, const vi scales, const uint8_t *p, 
     UNROLL for (int t = 0; t < T; t++) isum[t] = vi_dot2v(isum[t], scales, pair_join(dot[t], odd[t]));
 }
 
-/* Q2_K. Block: d [LANES] f16, dmin [LANES] f16, 8 half vectors of [LANES] byte pairs (even, odd sub-block; scale low,
- * minimum high nibble), 16 vectors of 2-bit codes. */
+/* Q2_K. Block: d [LANES] f16, dmin [LANES] f16, 8 half vectors of [LANES] byte pairs (even, odd sub-block;
+ * scale low, minimum high nibble), 16 vectors of 2-bit codes. */
 static ALWAYS_INLINE void mul_q2_k(const struct mm_call *c, const int T)
 {
     const int64_t nb = c->n_in / 256;
@@ -182,7 +189,8 @@ static ALWAYS_INLINE void mul_q3_k(const struct mm_call *c, const int T)
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
             pair_23k(isum, scales[i], p, a, n16, i, T, 3);
         }
-        UNROLL for (int t = 0; t < T; t++) acc[t] = vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
+        UNROLL for (int t = 0; t < T; t++) acc[t] =
+            vf_fma(vf_cvt(isum[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
         a += 256 * T;
         n16 += 16 * T;
         da += T;

@@ -11,12 +11,11 @@
 #include <sys/mman.h>
 
 static const struct mm_type mm_types[MM_TYPES] = {
-    {KN_F32, MM_ACT_F32, 2, 8},       {KN_F16, MM_ACT_F32, 2, 4},       {KN_BF16, MM_ACT_F32, 2, 4},
-    {KN_Q8_0, MM_ACT_Q32, 32, 34},    {KN_Q4_0, MM_ACT_Q32, 32, 18},    {KN_Q5_0, MM_ACT_Q32, 32, 22},
-    {KN_Q4_1, MM_ACT_Q32, 32, 20},    {KN_Q5_1, MM_ACT_Q32, 32, 24},    {KN_Q4_K, MM_ACT_Q256, 256, 144},
-    {KN_Q5_K, MM_ACT_Q256, 256, 176}, {KN_Q6_K, MM_ACT_Q256, 256, 210},
-    {KN_IQ4_NL, MM_ACT_Q32, 32, 18},  {KN_IQ4_XS, MM_ACT_Q256, 256, 136}, {KN_Q2_K, MM_ACT_Q256, 256, 84},
-    {KN_Q3_K, MM_ACT_Q256, 256, 110},
+    {KN_F32, MM_ACT_F32, 2, 8},         {KN_F16, MM_ACT_F32, 2, 4},       {KN_BF16, MM_ACT_F32, 2, 4},
+    {KN_Q8_0, MM_ACT_Q32, 32, 34},      {KN_Q4_0, MM_ACT_Q32, 32, 18},    {KN_Q5_0, MM_ACT_Q32, 32, 22},
+    {KN_Q4_1, MM_ACT_Q32, 32, 20},      {KN_Q5_1, MM_ACT_Q32, 32, 24},    {KN_Q4_K, MM_ACT_Q256, 256, 144},
+    {KN_Q5_K, MM_ACT_Q256, 256, 176},   {KN_Q6_K, MM_ACT_Q256, 256, 210}, {KN_IQ4_NL, MM_ACT_Q32, 32, 18},
+    {KN_IQ4_XS, MM_ACT_Q256, 256, 136}, {KN_Q2_K, MM_ACT_Q256, 256, 84},  {KN_Q3_K, MM_ACT_Q256, 256, 110},
 };
 
 int mm_type_index(uint32_t type)
@@ -94,8 +93,8 @@ static void pack_32(uint32_t type, uint8_t *dst, const uint8_t *b, int lanes, in
     if (five) put_word(dst, 0, lanes, lane, fifth);
 }
 
-/* The K types' order of codes: sub-blocks 32 apart are a pair, (even, odd) beside each other in the vectors of half of the
- * lanes: the first two of every four (0, low), the others (1, high). */
+/* The K types' order of codes: sub-blocks 32 apart are a pair, (even, odd) beside each other in the vectors
+ * of half of the lanes: the first two of every four (0, low), the others (1, high). */
 static int half_of(int lane)
 {
     return lane % 4 / 2;
@@ -138,10 +137,12 @@ static void pack_45k(int bits, uint8_t *dst, const uint8_t *b, int lanes, int la
     for (int j = 0; j < 8; j++)
         for (int g = 0; g < 8; g++) {
             const uint32_t low = get_word(q + 32 * (j / 2) + 4 * g) >> 4 * (j % 2) & 0x0f0f0f0fu;
-            const int vector = 4 + (j / 2 * 2 + g / 4) * (bits == 5 ? 5 : 4), half = half_of(lane), odd = j % 2;
+            const int vector = 4 + (j / 2 * 2 + g / 4) * (bits == 5 ? 5 : 4), half = half_of(lane),
+                      odd = j % 2;
             put_half(dst, vector + (bits == 5) + g % 4, lanes, lane, odd, low, 4 * half);
             if (bits == 5)
-                put_half(dst, vector, lanes, lane, odd, get_word(high + 4 * g) >> j & 0x01010101u, g % 4 + 4 * half);
+                put_half(dst, vector, lanes, lane, odd, get_word(high + 4 * g) >> j & 0x01010101u,
+                         g % 4 + 4 * half);
         }
 }
 
@@ -237,7 +238,8 @@ static void pack_block(const struct mm_type *t, uint8_t *dst, const uint8_t *b, 
     }
 }
 
-/* Pack rows first .. first + lanes of data (file layout, n_out rows; rows past the end are zeros) into dst. */
+/* Pack rows first .. first + lanes of data (file layout, n_out rows; rows past the end are zeros) into dst.
+ */
 static void pack_panel(const struct mm_type *t, uint8_t *dst, const void *data, int64_t n_in, int64_t n_out,
                        int64_t first, int lanes)
 {
@@ -309,7 +311,7 @@ struct packing {
     const struct mm_type *type;
     uint8_t *packed;
     const void *data;
-    size_t panel, file; /* bytes a panel, and a matrix of data */
+    size_t panel, file;                     /* bytes a panel, and a matrix of data */
     int64_t n_in, n_out, panels, all, each; /* panels a matrix, of all matrices, an item */
     int lanes;
 };
@@ -319,8 +321,9 @@ static void pack_item(void *ctx, int64_t item, int thread)
     const struct packing *k = ctx;
     (void)thread;
     for (int64_t p = item * k->each; p < k->all && p < (item + 1) * k->each; p++)
-        pack_panel(k->type, k->packed + (size_t)p * k->panel, (const uint8_t *)k->data + (size_t)(p / k->panels) * k->file,
-                      k->n_in, k->n_out, p % k->panels * k->lanes, k->lanes);
+        pack_panel(k->type, k->packed + (size_t)p * k->panel,
+                   (const uint8_t *)k->data + (size_t)(p / k->panels) * k->file, k->n_in, k->n_out,
+                   p % k->panels * k->lanes, k->lanes);
 }
 
 /* n_mat matrices of w's type and shape, one after the other. */
@@ -331,14 +334,15 @@ static int pack(struct cpu_backend *be, struct kn_weight *w, int32_t n_mat, cons
     if (!t) return cpu_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", name);
     const int lanes = be->isa->mm->lanes;
     const int64_t panels = (w->n_out + lanes - 1) / lanes;
-    if (w->n_in > INT32_MAX || (uint64_t)panels > (SIZE_MAX >> 1) / mm_panel_bytes(t, w->n_in, lanes) / (uint64_t)n_mat)
-        return cpu_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)w->n_out, (long long)w->n_in,
-                        name);
+    if (w->n_in > INT32_MAX ||
+        (uint64_t)panels > (SIZE_MAX >> 1) / mm_panel_bytes(t, w->n_in, lanes) / (uint64_t)n_mat)
+        return cpu_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)w->n_out,
+                        (long long)w->n_in, name);
     const size_t panel = mm_panel_bytes(t, w->n_in, lanes), bytes = (size_t)n_mat * (size_t)panels * panel;
     uint8_t *packed = panels_alloc(be, bytes);
     if (!packed)
-        return cpu_fail(be, KN_EMEM, "no memory for %zu bytes of a weight [%lld, %lld] of %s", bytes, (long long)w->n_out,
-                        (long long)w->n_in, name);
+        return cpu_fail(be, KN_EMEM, "no memory for %zu bytes of a weight [%lld, %lld] of %s", bytes,
+                        (long long)w->n_out, (long long)w->n_in, name);
     const int64_t all = panels * n_mat;
     struct packing job = {.type = t,
                           .packed = packed,
@@ -376,8 +380,8 @@ int cpu_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, i
     return use & KN_USE_LINEAR ? pack(be, w, 1, data) : 0;
 }
 
-int cpu_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat,
-                     const void *data)
+int cpu_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                     int32_t n_mat, const void *data)
 {
     struct cpu_backend *be = cpu_of(kb);
     const struct kn_type_info *info = kn_type_info(type);
@@ -386,10 +390,11 @@ int cpu_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, 
     if (n_in < 1 || n_out < 1 || n_mat < 1 || !data)
         return cpu_fail(be, KN_EINVAL, "experts_load: [%d, %lld, %lld] of %s: empty or without data", n_mat,
                         (long long)n_out, (long long)n_in, info->name);
-    if (!mm_type_of(type)) return cpu_fail(be, KN_ETYPE, "experts_load: no matrix product for %s", info->name);
+    if (!mm_type_of(type))
+        return cpu_fail(be, KN_ETYPE, "experts_load: no matrix product for %s", info->name);
     if (n_in % info->block)
-        return cpu_fail(be, KN_ETYPE, "experts_load: %s rows of %lld elements are not whole blocks of %u", info->name,
-                        (long long)n_in, info->block);
+        return cpu_fail(be, KN_ETYPE, "experts_load: %s rows of %lld elements are not whole blocks of %u",
+                        info->name, (long long)n_in, info->block);
     int rc = pack(be, w, n_mat, data);
     if (!rc) rc = cpu_experts_reserve(be, w);
     if (rc) cpu_weight_free(kb, w);

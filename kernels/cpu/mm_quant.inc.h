@@ -91,13 +91,14 @@ static ALWAYS_INLINE void mul_q5_1(const struct mm_call *c, const int T)
 /* ---- K types: two sub-blocks in one multiplication ----
  * A scale product costs as much as a dot4. Where the sums of both sub-blocks of a pair fit 16 bits (act_q256
  * knows: the sizes of the activations bound them whatever the codes are), one dot2 with the pair of scales
- * does both products. So that joining them is one instruction, a vector of codes holds both sub-blocks of half
- * of a panel's rows: of every four lanes `low` has the even and the odd one's codes of the first row, then of
- * the second, `high` those of the third and fourth, and activations come as the 4 of the even and the 4 of the
- * odd sub-block. vi_join puts (even, odd) of the rows, in order, into the halves of words. */
+ * does both products. So that joining them is one instruction, a vector of codes holds both sub-blocks of
+ * half of a panel's rows: of every four lanes `low` has the even and the odd one's codes of the first row,
+ * then of the second, `high` those of the third and fourth, and activations come as the 4 of the even and the
+ * 4 of the odd sub-block. vi_join puts (even, odd) of the rows, in order, into the halves of words. */
 
 /* low, high += one group of codes of each sub-block of a pair times its activations. */
-static ALWAYS_INLINE void dot_pair(vi *low, vi *high, const vi code_low, const vi code_high, const uint8_t *a, const int T)
+static ALWAYS_INLINE void dot_pair(vi *low, vi *high, const vi code_low, const vi code_high, const uint8_t *a,
+                                   const int T)
 {
     UNROLL for (int t = 0; t < T; t++)
     {
@@ -108,7 +109,8 @@ static ALWAYS_INLINE void dot_pair(vi *low, vi *high, const vi code_low, const v
 }
 
 /* isum += the sums of a pair's sub-blocks times their scales; narrow: the sums fit 16 bits. */
-static ALWAYS_INLINE void scale_pair(vi *isum, const vi scales, const vi *low, const vi *high, const int T, const int narrow)
+static ALWAYS_INLINE void scale_pair(vi *isum, const vi scales, const vi *low, const vi *high, const int T,
+                                     const int narrow)
 {
     UNROLL for (int t = 0; t < T; t++)
     {
@@ -130,9 +132,9 @@ static ALWAYS_INLINE int any_wide(const int32_t *wide, const int T, const int32_
 
 /* ---- Q4_K and Q5_K ----
  * Block: 3 vectors of 6-bit pairs, d [LANES] f16, dmin [LANES] f16, then 4 pairs of sub-blocks of 32: twice
- * [fifth bits] and 4 vectors of nibbles (low, high). A pair is (even, odd) in the low and high half of a lane's word; pairs 0..3 are
- * minimums, 4..7 scales. Words 0..2 hold pairs 0..5 in bits 0-5 and 6-11 of each half; pairs 6 and 7 are in
- * the spare bits 12-15. */
+ * [fifth bits] and 4 vectors of nibbles (low, high). A pair is (even, odd) in the low and high half of a
+ * lane's word; pairs 0..3 are minimums, 4..7 scales. Words 0..2 hold pairs 0..5 in bits 0-5 and 6-11 of each
+ * half; pairs 6 and 7 are in the spare bits 12-15. */
 static ALWAYS_INLINE vi pair_6bit(const vi w[3], const int i)
 {
     const vi m = vi_set(0x003f003f);
@@ -223,10 +225,10 @@ static ALWAYS_INLINE void mul_q5_k(const struct mm_call *c, const int T)
 
 /* ---- Q6_K ----
  * Block: d [LANES] f16, 8 half vectors of scales [LANES] int8 pairs (even, odd sub-block), then 8 pairs of
- * sub-blocks of 16 that lie 32 apart: 6 vectors, (low, high) of groups 0, 1 and 2 in bits 0-5. Bits 6-7 of the
- * first three hold bits 0-1, 2-3 and 4-5 of low's group 3, those of the others high's. Codes 0..63, value
- * code - 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a load, where a multiplication
- * would take a slot from dot4. */
+ * sub-blocks of 16 that lie 32 apart: 6 vectors, (low, high) of groups 0, 1 and 2 in bits 0-5. Bits 6-7 of
+ * the first three hold bits 0-1, 2-3 and 4-5 of low's group 3, those of the others high's. Codes 0..63, value
+ * code - 32: the 32 is in the number a sum starts from, -32 * (sum of the 16 q): a load, where a
+ * multiplication would take a slot from dot4. */
 
 /* isum = sum over a block's sub-blocks of scale * dot. Returns the prefetched address. */
 static ALWAYS_INLINE const uint8_t *block_6k(vi *isum, const uint8_t *scales, const uint8_t *p,

@@ -105,8 +105,8 @@ INLINE vi vi_odds(vi low, vi high)
     EACH r[l] = l % 4 < 2 ? low[l / 4 * 4 + l % 2 * 2 + 1] : high[l / 4 * 4 + l % 2 * 2 + 1];
     return r;
 }
-/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words; the
- * numbers fit them. */
+/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words;
+ * the numbers fit them. */
 INLINE vi vi_join(vi low, vi high)
 {
     return (vi_evens(low, high) & 0xffff) | vi_odds(low, high) << 16;

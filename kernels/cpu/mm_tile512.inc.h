@@ -1,8 +1,9 @@
-/* mm_tile512.inc.h - the activations of a whole tile of 8 tokens at once, over AVX-512: the bytes of act_q256.
+/* mm_tile512.inc.h - the activations of a whole tile of 8 tokens at once, over AVX-512: the bytes of
+ * act_q256.
  *
- * A token at a time every group of four codes is a write of its own, 32 bytes from the next. Here a block of 256
- * is rounded in registers, and the codes of 8 tokens are turned so that whole vectors are written, of which the
- * sums of 16 are then taken for all tokens side by side. */
+ * A token at a time every group of four codes is a write of its own, 32 bytes from the next. Here a block of
+ * 256 is rounded in registers, and the codes of 8 tokens are turned so that whole vectors are written, of
+ * which the sums of 16 are then taken for all tokens side by side. */
 
 /* 16 values at k of token t, normed where asked: the operations of rms_norm. */
 INLINE __m512 tile_load(const struct mm_rows *r, int t, int64_t k)
@@ -13,7 +14,8 @@ INLINE __m512 tile_load(const struct mm_rows *r, int t, int64_t k)
     return r->norm ? _mm512_mul_ps(x, _mm512_loadu_ps(r->norm + k)) : x;
 }
 
-/* Codes of 256 values at k of token t: quadword 2 l + h of code[c] is groups 16 c + 4 h + l and 8 later. Returns d. */
+/* Codes of 256 values at k of token t: quadword 2 l + h of code[c] is groups 16 c + 4 h + l and 8 later.
+ * Returns d. */
 INLINE float tile_round(__m512i code[4][8], const struct mm_rows *r, int t, int64_t k)
 {
     const __m512i size = _mm512_set1_epi32(0x7fffffff);
@@ -49,8 +51,10 @@ INLINE void tile_turn(__m512i out[8], const __m512i code[8])
         __m512i two[4]; /* of lane l of each: tokens 2 i and 2 i + 1 */
         UNROLL for (int i = 0; i < 4; i++) two[i] = h ? _mm512_unpackhi_epi64(code[2 * i], code[2 * i + 1])
                                                       : _mm512_unpacklo_epi64(code[2 * i], code[2 * i + 1]);
-        const __m512i a = _mm512_shuffle_i32x4(two[0], two[1], 0x44), b = _mm512_shuffle_i32x4(two[2], two[3], 0x44);
-        const __m512i c = _mm512_shuffle_i32x4(two[0], two[1], 0xee), d = _mm512_shuffle_i32x4(two[2], two[3], 0xee);
+        const __m512i a = _mm512_shuffle_i32x4(two[0], two[1], 0x44),
+                      b = _mm512_shuffle_i32x4(two[2], two[3], 0x44);
+        const __m512i c = _mm512_shuffle_i32x4(two[0], two[1], 0xee),
+                      d = _mm512_shuffle_i32x4(two[2], two[3], 0xee);
         out[4 * h] = _mm512_shuffle_i32x4(a, b, 0x88);
         out[4 * h + 1] = _mm512_shuffle_i32x4(a, b, 0xdd);
         out[4 * h + 2] = _mm512_shuffle_i32x4(c, d, 0x88);
@@ -58,9 +62,10 @@ INLINE void tile_turn(__m512i out[8], const __m512i code[8])
     }
 }
 
-/* 64 codes of 8 tokens and what goes with them: of each token's two words, the even and the odd sub-block's. most16
- * and most32: the largest sums of |q| of 16, and |q| and |sum q| of 32. */
-INLINE void tile_chunk(uint8_t *q, int32_t *n16, int32_t *s32, const __m512i code[8], __m512i *most16, __m512i *most32)
+/* 64 codes of 8 tokens and what goes with them: of each token's two words, the even and the odd sub-block's.
+ * most16 and most32: the largest sums of |q| of 16, and |q| and |sum q| of 32. */
+INLINE void tile_chunk(uint8_t *q, int32_t *n16, int32_t *s32, const __m512i code[8], __m512i *most16,
+                       __m512i *most32)
 {
     const __m512i ones = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
     __m512i o[8], sum[2], size[2];
@@ -79,7 +84,8 @@ INLINE void tile_chunk(uint8_t *q, int32_t *n16, int32_t *s32, const __m512i cod
     }
     const __m512i all = _mm512_add_epi32(sum[0], sum[1]);
     _mm256_storeu_si256((__m256i *)s32, _mm512_cvtepi32_epi16(all));
-    *most32 = _mm512_max_epi32(*most32, _mm512_add_epi32(_mm512_add_epi32(size[0], size[1]), _mm512_abs_epi32(all)));
+    *most32 = _mm512_max_epi32(*most32,
+                               _mm512_add_epi32(_mm512_add_epi32(size[0], size[1]), _mm512_abs_epi32(all)));
 }
 
 /* The larger of each token's two words. */
@@ -93,7 +99,8 @@ static void act_q256_tile(uint8_t *act, const struct mm_rows *r, int64_t n_in)
     int32_t *s32 = (int32_t *)(act + n_in * 8), *n16 = (int32_t *)(act + (n_in + n_in / 16) * 8);
     float *d = (float *)(act + (n_in + n_in / 16 + n_in / 4) * 8);
     int32_t *wide = (int32_t *)(d + n_in / 256 * 8);
-    act += 2048 * r->first, n16 += 128 * r->first, s32 += 32 * r->first, d += 8 * r->first, wide += 8 * r->first;
+    act += 2048 * r->first, n16 += 128 * r->first, s32 += 32 * r->first, d += 8 * r->first,
+        wide += 8 * r->first;
     for (int64_t b = r->first; b < r->end; b++, n16 += 128, s32 += 32, d += 8, wide += 8) {
         __m512i code[4][8];
         __m512i m16 = _mm512_setzero_si512(), m32 = m16;

@@ -12,7 +12,7 @@
 /* Philox4x32-10 (Salmon et al., SC 2011), counter (position, id / 4, 0, 0): word id % 4 belongs to the id. */
 static inline uint32_t pick_word(uint64_t seed, uint32_t position, uint32_t id)
 {
-    uint32_t c[4] = { position, id / 4, 0, 0 }, k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    uint32_t c[4] = {position, id / 4, 0, 0}, k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)c[0] * 0xd2511f53u, b = (uint64_t)c[2] * 0xcd9e8d57u;
         c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
@@ -25,11 +25,11 @@ static inline uint32_t pick_word(uint64_t seed, uint32_t position, uint32_t id)
     return c[id % 4];
 }
 
-/* The words of 64 ids from `first`, a multiple of 64. Lane 4 k + j computes counter 4 j + k, so that iv_turn4 leaves
- * them in the order of ids. */
+/* The words of 64 ids from `first`, a multiple of 64. Lane 4 k + j computes counter 4 j + k, so that iv_turn4
+ * leaves them in the order of ids. */
 static inline void pick_words(uint64_t seed, uint32_t position, uint32_t first, struct ivec c[4])
 {
-    static const int32_t order[16] = { 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 };
+    static const int32_t order[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     c[0] = iv_set1((int32_t)position);
     c[1] = iv_add(iv_set1((int32_t)(first / 4)), iv_load(order));
@@ -117,9 +117,10 @@ static int32_t pick_first_of(const struct pick *s, float value)
     return KN_PICK_NAN;
 }
 
-/* No filter. With best the highest score so far, id v beats it only if -log u <= E = exp(z - best); and -log u >= 1 - u,
- * so 1 - u <= E must hold, which costs no logarithm. E in float, with a product by 1 / temp in place of the division,
- * carries an error far below the factor given to it; where 1 / temp overflows its clamp makes E larger, not smaller. */
+/* No filter. With best the highest score so far, id v beats it only if -log u <= E = exp(z - best); and -log
+ * u >= 1 - u, so 1 - u <= E must hold, which costs no logarithm. E in float, with a product by 1 / temp in
+ * place of the division, carries an error far below the factor given to it; where 1 / temp overflows its
+ * clamp makes E larger, not smaller. */
 static void pick_any(struct pick *s)
 {
     pick_offer_one(s, pick_first_of(s, s->top));
@@ -127,8 +128,7 @@ static void pick_any(struct pick *s)
     const struct vec scale = v_set1(inverse < 3e38f ? inverse : 3e38f), top = v_set1(s->top);
     float buf[PICK_BLOCK];
     for (int32_t b = 0; b < s->n_blocks; b++) {
-        if ((double)s->block[b] / s->temp + PICK_NOISE_MAX < s->score)
-            continue;
+        if ((double)s->block[b] / s->temp + PICK_NOISE_MAX < s->score) continue;
         const float *l = pick_block(s->l, s->n, b, buf);
         const struct vec off = v_set1((float)(s->score - (double)s->top / s->temp));
         struct ivec word[4];
@@ -143,13 +143,13 @@ static void pick_any(struct pick *s)
         for (int i = 0; could && i < 4; i++)
             for (uint32_t m = mask[i]; m; m &= m - 1) {
                 int32_t id = b * PICK_BLOCK + 16 * i + __builtin_ctz(m);
-                if (id < s->n)
-                    pick_offer_one(s, id);
+                if (id < s->n) pick_offer_one(s, id);
             }
     }
 }
 
-/* ---- candidates in order: a heap of 64-bit keys, smallest first = highest logit first, then lowest id ---- */
+/* ---- candidates in order: a heap of 64-bit keys, smallest first = highest logit first, then lowest id ----
+ */
 
 static inline uint64_t pick_key(float l, int32_t id)
 {

@@ -1,8 +1,9 @@
 /* pool.c - see pool.h.
  *
- * One 64-bit word says what there is to take: generation (24 bits), number of items (20), next item (20). A thread reads the
- * word, reads the job's fields, and takes the item by compare-and-swap: that succeeds only if the word has not moved, so the
- * fields it read belong to the item it took. The fields change only while every item of the last run is taken and done. */
+ * One 64-bit word says what there is to take: generation (24 bits), number of items (20), next item (20). A
+ * thread reads the word, reads the job's fields, and takes the item by compare-and-swap: that succeeds only
+ * if the word has not moved, so the fields it read belong to the item it took. The fields change only while
+ * every item of the last run is taken and done. */
 #include "pool.h"
 
 #include <errno.h>
@@ -56,7 +57,9 @@ static void work(struct pool *p, int thread)
     while (next_of(w) < items_of(w)) {
         void (*fn)(void *, int64_t, int) = atomic_load_explicit(&p->fn, memory_order_relaxed);
         void *ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak_explicit(&p->word, &w, w + 1, memory_order_acq_rel, memory_order_acquire)) continue;
+        if (!atomic_compare_exchange_weak_explicit(&p->word, &w, w + 1, memory_order_acq_rel,
+                                                   memory_order_acquire))
+            continue;
         fn(ctx, (int64_t)next_of(w), thread);
         atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
         w = atomic_load_explicit(&p->word, memory_order_acquire);

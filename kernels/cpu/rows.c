@@ -30,7 +30,8 @@ static void embed_row(void *ctx, int64_t i, int thread)
     const struct embed_job *j = ctx;
     float *out = j->out + i * j->table->n_in;
     (void)thread;
-    kn_decode_row(j->table->type, (const char *)j->table->rows + (size_t)j->ids[i] * j->bytes, out, j->table->n_in);
+    kn_decode_row(j->table->type, (const char *)j->table->rows + (size_t)j->ids[i] * j->bytes, out,
+                  j->table->n_in);
     if (j->scale != 1.0f) j->rows->scale(out, j->table->n_in, j->scale);
 }
 
@@ -48,7 +49,8 @@ int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, 
             return cpu_fail(be, KN_EINVAL, "embed: token %d in row %d (expected 0 to %lld)", ids[i], i,
                             (long long)table->n_out - 1);
     const struct kn_type_info *t = kn_type_info(table->type);
-    if (!t || !t->can_decode) return cpu_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded", t ? t->name : "?");
+    if (!t || !t->can_decode)
+        return cpu_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded", t ? t->name : "?");
     struct embed_job job = {rows, table, out, ids, bytes, scale};
     cpu_share(be, n, n * n_in >= SHARE, embed_row, &job);
     return 0;
@@ -125,8 +127,8 @@ static void norm_add_row(void *ctx, int64_t i, int thread)
     j->rows->norm_add(j->out + at, j->x + at, j->y + at, j->weight, j->width, j->eps, j->scale);
 }
 
-int cpu_norm_add(struct kn_backend *kb, float *out, const float *x, const float *y, const float *weight, int32_t n,
-                 int64_t width, float eps, float scale)
+int cpu_norm_add(struct kn_backend *kb, float *out, const float *x, const float *y, const float *weight,
+                 int32_t n, int64_t width, float eps, float scale)
 {
     struct cpu_backend *be = cpu_of(kb);
     if (n < 1 || width < 1)
@@ -154,8 +156,8 @@ int cpu_gate(struct kn_backend *kb, float *x, const float *g, int32_t n, int64_t
 {
     struct cpu_backend *be = cpu_of(kb);
     if (n < 1 || width < 1 || (g_width != width && g_width != 1))
-        return cpu_fail(be, KN_EINVAL, "gate: %d rows of width %lld with %lld gates (expected as many, or 1)", n,
-                        (long long)width, (long long)g_width);
+        return cpu_fail(be, KN_EINVAL, "gate: %d rows of width %lld with %lld gates (expected as many, or 1)",
+                        n, (long long)width, (long long)g_width);
     struct gate_job job = {be->isa->rows, x, g, width, g_width};
     cpu_share(be, n, n * width >= SHARE / 8, gate_row, &job);
     return 0;
@@ -187,7 +189,8 @@ static void rope_store_heads(const struct rope_store_job *j, int64_t i, int32_t 
     const struct kn_rope_store *a = j->a;
     const struct kn_kv *kv = a->kv;
     const int64_t d = kv->head_dim, slot = kv->n_head_kv * d, n_rep = a->q ? a->n_head / kv->n_head_kv : 0;
-    const size_t at = (size_t)(a->pos[i] % kv->cap) * j->slot_bytes + j->slot_bytes / (size_t)kv->n_head_kv * (size_t)head;
+    const size_t at =
+        (size_t)(a->pos[i] % kv->cap) * j->slot_bytes + j->slot_bytes / (size_t)kv->n_head_kv * (size_t)head;
     struct cpu_rope r = {
         .k = a->k + i * slot + head * d,
         .q = a->q ? a->q + (i * a->n_head + head * n_rep) * d : NULL,
@@ -216,9 +219,9 @@ static void rope_store_row(void *ctx, int64_t i, int thread)
     rope_store_heads(j, i, 0, j->a->kv->n_head_kv);
 }
 
-/* The heads of one part of a row, by the thread that computed them and whose attention reads them. Row after row of all
- * its heads: one head's rows lie multiples of 4096 bytes apart, where a load waits for stores that it has nothing to
- * do with. */
+/* The heads of one part of a row, by the thread that computed them and whose attention reads them. Row after
+ * row of all its heads: one head's rows lie multiples of 4096 bytes apart, where a load waits for stores that
+ * it has nothing to do with. */
 static void rope_store_part(void *ctx, int64_t i, int thread)
 {
     const struct rope_store_job *j = ctx;

@@ -42,7 +42,7 @@ static inline size_t cpu_attn_scratch(int32_t n_rows, int32_t n_rep, int32_t hea
 }
 
 struct cpu_rope {
-    float *k, *q; /* one row: [n_head_kv, head_dim], [n_head, head_dim] or NULL */
+    float *k, *q;   /* one row: [n_head_kv, head_dim], [n_head, head_dim] or NULL */
     const float *v; /* may be k */
     bool v_norm;
     const float *q_norm, *k_norm;
@@ -60,18 +60,19 @@ struct cpu_pick_work {
     uint64_t *heap; /* [n_vocab] candidates */
 };
 
-/* A run of tokens of a gated delta net layer: one key head and the value heads k_head + j * n_k, first <= j < end. */
+/* A run of tokens of a gated delta net layer: one key head and the value heads k_head + j * n_k, first <= j <
+ * end. */
 #define CPU_DELTA_TOKENS (2 * KN_DELTA_LOG) /* a run: what may be pending and what a call may add */
 #define CPU_DELTA_HEAD KN_DELTA_HEAD
 #define CPU_DELTA_TAPS KN_DELTA_TAPS
 #define CPU_DELTA_FLOATS (CPU_DELTA_TAPS * CPU_DELTA_HEAD + CPU_DELTA_TOKENS * (4 * CPU_DELTA_HEAD + 3))
 struct cpu_delta {
     const struct kn_delta *a;
-    const float *const *in;            /* [n_conv - 1 + n_tokens] rows of the convolution's input */
+    const float *const *in;                  /* [n_conv - 1 + n_tokens] rows of the convolution's input */
     const float *const *alpha, *const *beta; /* [n_tokens] rows of n_v */
-    int32_t n_tokens, replay;          /* the first of them are replayed: they have no output */
-    int32_t advance;                   /* the committed state takes this many of them: none, replay, or all */
-    int32_t row;                       /* of out and z: that of the first token with output */
+    int32_t n_tokens, replay;                /* the first of them are replayed: they have no output */
+    int32_t advance; /* the committed state takes this many of them: none, replay, or all */
+    int32_t row;     /* of out and z: that of the first token with output */
     int32_t k_head, first, end;
     float *scratch; /* [CPU_DELTA_FLOATS] of this thread */
 };
@@ -82,8 +83,8 @@ struct cpu_rows {
     void (*rms_norm)(float *out, const float *x, const float *weight, int64_t width, float eps);
     float (*rms_scale)(const float *x, int64_t width, float eps); /* rms_norm's 1 / sqrt(..) */
     /* out = (x + rms_norm(y; weight)) * scale, each step rounded; out may be x */
-    void (*norm_add)(float *out, const float *x, const float *y, const float *weight, int64_t width, float eps,
-                     float scale);
+    void (*norm_add)(float *out, const float *x, const float *y, const float *weight, int64_t width,
+                     float eps, float scale);
     /* x *= sigmoid(g): g [n], or one for all */
     void (*gate)(float *x, const float *g, int64_t n, bool one);
     void (*scale)(float *x, int64_t n, float s);
@@ -104,7 +105,8 @@ struct cpu_rows {
     void (*delta)(const struct cpu_delta *);
     void (*route)(const struct kn_route *, int32_t row);
     /* out[n] = sum over j ascending of w[j] * r[j, lanes], or out += that sum; n <= lanes <= 16 */
-    void (*weigh)(float *out, const float *r, const float *w, int32_t n_used, int32_t lanes, int32_t n, bool add);
+    void (*weigh)(float *out, const float *r, const float *w, int32_t n_used, int32_t lanes, int32_t n,
+                  bool add);
     /* For tests: x = exp(x); out = act(gate) * up, out may be gate */
     void (*exp)(float *x, int64_t n);
     void (*gated)(float *out, const float *gate, const float *up, int64_t n, enum kn_act act);

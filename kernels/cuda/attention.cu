@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
 #define MADE_BYTES (2 << 20)    /* of queries as attn_made wants them */
-#define PLACES_KEYS 2048       /* that it is for */
+#define PLACES_KEYS 2048        /* that it is for */
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
 #define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
@@ -94,8 +94,8 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 static const int head_sizes[] = {64, 128, 256, 512};
 
-static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t warps, int32_t resident, int32_t stages,
-                          size_t *smem)
+static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t warps, int32_t resident,
+                          int32_t stages, size_t *smem)
 {
     if (type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
     return d <= 128 ? attn_step_narrow(d, tiles, warps, type, stages, smem)
@@ -110,7 +110,8 @@ static attn_fn merge_kernel(int32_t d, bool few)
 {
     return d <= 128 ? attn_merge_narrow(d, few) : attn_merge_wide(d, few);
 }
-/* For few rows and up to 1,024 keys (measured: beyond, the merge by classes is quicker); else, or where there is none: NULL. */
+/* For few rows and up to 1,024 keys (measured: beyond, the merge by classes is quicker); else, or where there
+ * is none: NULL. */
 static attn_fn join_kernel(int32_t d, int32_t n, bool leaves, int32_t slots)
 {
     if (!leaves || n > FOLD_ROWS || slots > JOIN_LEAVES * (d <= 256 ? 1 : 2)) return NULL;
@@ -120,8 +121,8 @@ static int32_t tiles_most(int32_t d)
 {
     return d == 512 ? 2 : 4;
 }
-/* Blocks that one multiprocessor has registers for: step<>::RESIDENT; one tile of heads of 512 has a kernel for one and
- * a kernel for two, which wins where leaves are more than multiprocessors. */
+/* Blocks that one multiprocessor has registers for: step<>::RESIDENT; one tile of heads of 512 has a kernel
+ * for one and a kernel for two, which wins where leaves are more than multiprocessors. */
 static int32_t resident_of(const struct cuda_backend *be, int32_t d, int32_t tiles, int64_t leaves)
 {
     return d <= 128 || (tiles == 1 && (d == 256 || leaves > be->sm_count)) ? 2 : 1;
@@ -227,11 +228,13 @@ static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
         int rc = allow(be, f, (size_t)be->smem_block);
         if (rc == 0)
             rc = cuda_check(be, "attention",
-                            cudaFuncSetAttribute((const void *)f, cudaFuncAttributePreferredSharedMemoryCarveout,
+                            cudaFuncSetAttribute((const void *)f,
+                                                 cudaFuncAttributePreferredSharedMemoryCarveout,
                                                  cudaSharedmemCarveoutMaxShared)); /* as cuda_launch */
         if (rc == 0 && smem <= (size_t)be->smem_block)
             rc = cuda_check(be, "attention",
-                            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, (const void *)f, 32 * WAITING_WARPS, smem));
+                            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, (const void *)f,
+                                                                          32 * WAITING_WARPS, smem));
         if (rc) return rc;
         int32_t *const blocks = &be->attn_resident[i][k];
         if (type == KN_F16) *blocks = waiting_blocks[k];
@@ -278,7 +281,8 @@ int cuda_attention_open(struct cuda_backend *be)
     if (be->cc >= 90 && !be->generic) {
         be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, PLACES_BYTES + MADE_BYTES);
         if (!be->attn_places) return KN_EMEM;
-        const int rc = cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, PLACES_BYTES, be->stream));
+        const int rc =
+            cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, PLACES_BYTES, be->stream));
         if (rc) return rc;
     }
     static const uint32_t types[] = {KN_F16, KN_BF16};
@@ -363,9 +367,9 @@ struct plan {
     struct block b;
     int32_t groups, turn; /* blocks' worth of tiles; as many at a time */
     int32_t leaves, slots, blocks;
-    bool stream; /* attn_stream, not attn_step */
-    bool places; /* attn_places, which adds its leaves by itself */
-    bool made;   /* attn_made in its place */
+    bool stream;     /* attn_stream, not attn_step */
+    bool places;     /* attn_places, which adds its leaves by itself */
+    bool made;       /* attn_made in its place */
     int32_t columns; /* blocks of attn_columns in its place; 0: not that */
 };
 /* Few leaves of heads of 256, or of many tiles: attn_places wins over clusters. */
@@ -379,20 +383,20 @@ static bool places_slots(const struct cuda_backend *be, const struct kn_attentio
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const int32_t leaf = a->kv->head_dim <= 256 ? 64 : 32;
     *slots = most_units(a->kv->cap, a->n, a->window, a->causal, be->head.kv_bound, leaf);
-    return be->attn_places && !be->product_sms && a->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots && !t->spread &&
-           t->places != 1 && *slots * leaf <= PLACES_KEYS;
+    return be->attn_places && !be->product_sms && a->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots &&
+           !t->spread && t->places != 1 && *slots * leaf <= PLACES_KEYS;
 }
 /* A block's kernel for so many (tiles, kv head) at once; b->f: that. */
-static bool places_block(const struct cuda_backend *be, struct block *b, int64_t at_once, int32_t slots, int32_t d, int32_t most,
-                         int32_t *blocks)
+static bool places_block(const struct cuda_backend *be, struct block *b, int64_t at_once, int32_t slots,
+                         int32_t d, int32_t most, int32_t *blocks)
 {
     while (b->f && b->resident && b->smem > room_of(be, b->resident)) b->resident--;
     const int64_t fill = (int64_t)be->sm_count * b->resident / at_once;
     *blocks = fill < most ? (int32_t)fill : most;
     return b->f && fill > 0 && at_once * b->tiles * slots * place_bytes(d) <= PLACES_BYTES;
 }
-/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of 128 and 256; before
- * clusters from two on. */
+/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
+ * 128 and 256; before clusters from two on. */
 static bool plan_places(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
 {
     const struct kn_kv *kv = a->kv;
@@ -400,36 +404,42 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     int32_t slots, blocks;
     struct block b = {NULL, 0, 1, WAITING_WARPS, 0, be->attn_resident[size_index(d)][PLACES]};
     if (!places_slots(be, a, &slots)) return false;
-    if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5)) return false;
+    if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5))
+        return false;
     b.f = attn_places_of(d, kv->type, &b.smem);
-    if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks)) return false;
+    if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks))
+        return false;
     *p = {b, tiles, tiles, 1, slots, blocks, false, true, false, 0};
     return true;
 }
-/* The same of rows made before: a block has two tiles where there are. Where it was measured to win, their product is asked to leave its
- * slices apart, for it is shorter so, and rows are made of those. */
+/* The same of rows made before: a block has two tiles where there are. Where it was measured to win, their
+ * product is asked to leave its slices apart, for it is shorter so, and rows are made of those. */
 #define MADE_ROWS 9 /* from which on, of MADE_HEADS heads of keys and more */
 #define MADE_HEADS 16
 #define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
 static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
 {
     const struct kn_kv *kv = a->kv;
-    const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), of_block = tiles > 1 ? 2 : 1,
-                  groups = (tiles + of_block - 1) / of_block;
+    const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv),
+                  of_block = tiles > 1 ? 2 : 1, groups = (tiles + of_block - 1) / of_block;
     const int64_t at_once = (int64_t)kv->n_head_kv * groups;
     int32_t slots, blocks;
-    struct block b = {NULL, 0, of_block, WAITING_WARPS, 0, be->attn_resident[size_index(d)][of_block > 1 ? MADE_TWO : MADE_ONE]};
+    struct block b = {NULL,          0, of_block,
+                      WAITING_WARPS, 0, be->attn_resident[size_index(d)][of_block > 1 ? MADE_TWO : MADE_ONE]};
     const int tuned = cuda_attention_tuning.made;
     if (tuned == 1 || !places_slots(be, a, &slots)) return false;
     b.f = attn_made_of(d, of_block, kv->type, &b.smem);
-    if (!places_block(be, &b, at_once, slots, d, slots, &blocks) || at_once * of_block * attn_made_bytes(d) > MADE_BYTES) return false;
+    if (!places_block(be, &b, at_once, slots, d, slots, &blocks) ||
+        at_once * of_block * attn_made_bytes(d) > MADE_BYTES)
+        return false;
     if (!tuned && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
     mm_wants_owed(be, OWED_ATTENTION, a->q, a->n, a->n, a->n_head * d);
     if (!tuned && !be->owes) return false; /* the first time */
     *p = {b, groups, groups, 1, slots, blocks, false, true, true, 0};
     return true;
 }
-/* Rows made before, for heads of 512: blocks that add for each tile, and as many that weigh as there is room for beside them. */
+/* Rows made before, for heads of 512: blocks that add for each tile, and as many that weigh as there is room
+ * for beside them. */
 static bool plan_columns(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
 {
     const struct kn_kv *kv = a->kv;
@@ -440,7 +450,8 @@ static bool plan_columns(const struct cuda_backend *be, const struct kn_attentio
     const int tuned = cuda_attention_tuning.made;
     if (tuned == 1 || a->gate || room < 1 || !places_slots(be, a, &slots)) return false;
     b.f = attn_columns_of(kv->head_dim, kv->type, &b.smem);
-    if (!b.f || b.resident < 1 || b.smem > room_of(be, 1) || (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
+    if (!b.f || b.resident < 1 || b.smem > room_of(be, 1) ||
+        (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
         (int64_t)adders * slots * attn_columns_bytes() > PLACES_BYTES)
         return false;
     if (!tuned && a->n < COLUMNS_ROWS) return false;
@@ -574,7 +585,8 @@ static void fold(struct attn *p, const struct kn_rope_store *s, int32_t tiles)
 }
 
 /* All in one launch, by clusters of blocks. */
-static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a, struct attn *p, int32_t blocks, int32_t leaves)
+static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a, struct attn *p,
+                           int32_t blocks, int32_t leaves)
 {
     size_t smem;
     attn_fn f = near_kernel(p->d, p->type, blocks, leaves, &smem);
@@ -614,15 +626,18 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct pl
     p->part = plan->places ? be->attn_places : (float *)be->scratch_rows;
     p->tiles = plan->b.tiles, p->stages = plan->b.stages;
     p->slots = plan->slots, p->leaves = plan->leaves;
-    p->per = plan->places && !plan->made ? PLACES_SIDE(p->d) : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per : 1;
+    p->per = plan->places && !plan->made     ? PLACES_SIDE(p->d)
+             : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per
+                                             : 1;
     for (int32_t g = 0; g < plan->groups && rc == 0; g += plan->turn) {
         const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
         p->tile0 = g * plan->b.tiles;
         p->n_tiles = groups * plan->b.tiles;
         const dim3 grid = plan->columns ? dim3((unsigned)plan->columns)
                                         : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
-        rc = cuda_check(be, "attention",
-                        cuda_launch(be, plan->b.f, grid, dim3((unsigned)(32 * plan->b.warps)), plan->b.smem, *p));
+        rc = cuda_check(
+            be, "attention",
+            cuda_launch(be, plan->b.f, grid, dim3((unsigned)(32 * plan->b.warps)), plan->b.smem, *p));
         if (p->fold) cuda_ring_written(be, p->k);
         p->early = false; /* what comes next writes where this one reads */
         if (plan->slots > 1 && !plan->places && rc == 0) rc = launch_sum(be, p, plan);
@@ -638,9 +653,12 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     int rc = 0;
     int32_t leaves;
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    const bool apart = plan.places && (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, tiles_of(p.n, p.n_rep), plan.slots)));
+    const bool apart =
+        plan.places &&
+        (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, tiles_of(p.n, p.n_rep), plan.slots)));
     const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
-    const bool made = s && !blocks && can_fold(s, a) && (plan_made(be, a, &plan) || plan_columns(be, a, &plan));
+    const bool made =
+        s && !blocks && can_fold(s, a) && (plan_made(be, a, &plan) || plan_columns(be, a, &plan));
     if (!made && (rc = cuda_flush(be))) return rc;
     if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
         fold(&p, s, blocks ? 1 : plan.b.tiles);
@@ -655,8 +673,8 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     }
     /* Whole blocks of 256 of a token in each kv head. */
     p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
-                a->then->n_in == (int64_t)p.n_head * p.d && (blocks || (plan.b.f && (plan.slots > 1 || plan.places))) &&
-                (!a->gate || !gate_apart) &&
+                a->then->n_in == (int64_t)p.n_head * p.d &&
+                (blocks || (plan.b.f && (plan.slots > 1 || plan.places))) && (!a->gate || !gate_apart) &&
                 mm_preparing(be, a->then, p.n, &p.then, &p.act);
     p.gate = a->gate;
 #ifdef ATTN_TRACE

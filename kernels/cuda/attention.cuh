@@ -30,11 +30,11 @@
 #define FEW 64 /* rows up to which keys are spread over blocks */
 #define NODE 512
 #define CLASSES 8
-#define JOIN_WARPS 4   /* of a block of attn_join */
-#define JOIN_LEAVES 16 /* that it loads at once */
+#define JOIN_WARPS 4                        /* of a block of attn_join */
+#define JOIN_LEAVES 16                      /* that it loads at once */
 #define PLACES_SIDE(D) ((D) <= 128 ? 2 : 1) /* leaves that a block of attn_places has at once */
 #define PLACE_FLOATS 260 /* attention_leaves.cuh: 256 results; (top, sum) of one row or two */
-#define STREAM_ROWS 8 /* of attn_stream: their results fit a slot of its ring */
+#define STREAM_ROWS 8    /* of attn_stream: their results fit a slot of its ring */
 
 struct attn {
     const float *q;
@@ -78,14 +78,15 @@ struct attn {
 typedef void (*attn_fn)(const attn);
 
 /* attention_few.cu, attention_wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512; blocks of so many
- * tiles (1, 2, 4), warps (8; 4 for heads of 64, and for four tiles of 128 where asked) and stages; resident: blocks a
- * multiprocessor, 1 or 2, that one tile of heads of 512 has registers for. near: one
- * tile, in clusters of so many blocks, which hold so many leaves each. *smem of a block.
- * attention_prefill.cu: more rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
+ * tiles (1, 2, 4), warps (8; 4 for heads of 64, and for four tiles of 128 where asked) and stages; resident:
+ * blocks a multiprocessor, 1 or 2, that one tile of heads of 512 has registers for. near: one tile, in
+ * clusters of so many blocks, which hold so many leaves each. *smem of a block. attention_prefill.cu: more
+ * rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
  */
 attn_fn attn_step_narrow(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages,
                          size_t *smem);
-attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages,
+                       size_t *smem);
 attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 /* attention_stream.cu: one tile of up to STREAM_ROWS rows, units are nodes. */

@@ -9,8 +9,8 @@ template <int D> struct few {
     static constexpr int LEAVES = NODE / LEAF; /* of a node */
 };
 
-/* Of `count` leaves from `first` on those before the first multiple of CLASSES nodes: the others, whose nodes are of lower classes, are
- * added first. */
+/* Of `count` leaves from `first` on those before the first multiple of CLASSES nodes: the others, whose nodes
+ * are of lower classes, are added first. */
 template <int D> DEV int leaves_ahead(int first, int count)
 {
     constexpr int L = few<D>::LEAVES;
@@ -132,8 +132,8 @@ DEV int units_a_block(const attn &a, const struct units &u)
     return max(a.per, (u.count + (int)gridDim.z - 1) / (int)gridDim.z);
 }
 
-/* 256 results of a token's part of a kv head, block by block as the product that follows wants them; a warp. x: shared
- * memory; at_row, col: where in the tiles' rows they begin. */
+/* 256 results of a token's part of a kv head, block by block as the product that follows wants them; a warp.
+ * x: shared memory; at_row, col: where in the tiles' rows they begin. */
 template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_head, int at_row, int col)
 {
     const int lane = threadIdx.x % 32, row = row_of(a, at_row),
@@ -155,20 +155,22 @@ template <int D> DEV void prepare_strip(const attn &a, const float *x, int kv_he
 DEV float4 gated(const attn &a, float4 z, float4 g)
 {
     if (!a.gate) return z;
-    return make_float4(__fmul_rn(z.x, dev_sigmoid(g.x)), __fmul_rn(z.y, dev_sigmoid(g.y)), __fmul_rn(z.z, dev_sigmoid(g.z)),
-                       __fmul_rn(z.w, dev_sigmoid(g.w)));
+    return make_float4(__fmul_rn(z.x, dev_sigmoid(g.x)), __fmul_rn(z.y, dev_sigmoid(g.y)),
+                       __fmul_rn(z.z, dev_sigmoid(g.z)), __fmul_rn(z.w, dev_sigmoid(g.w)));
 }
 /* The gate of four results at `at`. */
 DEV float4 gate_at(const attn &a, int64_t at, bool there)
 {
-    return a.prepare && a.gate && there ? __ldcg((const float4 *)(a.gate + at)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return a.prepare && a.gate && there ? __ldcg((const float4 *)(a.gate + at))
+                                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 /* The merge: a block 256 results of a tile, row after row; two warps, side by side, a class. BATCH: 8
  * shortens the chain where there are few blocks, 4 leaves room for more of them. */
 #define MERGE_THREADS (64 * CLASSES)
 template <int D, int BATCH>
-__global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1) attn_merge(const __grid_constant__ attn a)
+__global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1)
+    attn_merge(const __grid_constant__ attn a)
 {
     __shared__ merged<D, 4> box[CLASSES][64];
     __shared__ __align__(16) float copy[256];
@@ -196,7 +198,8 @@ __global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1) attn_merge(
             for (int i = 0; i < CLASSES; i++) all.add(box[i][threadIdx.x % 64]);
 #pragma unroll
             for (int i = 0; i < 4; i++) all.Y[i] = out[i] = divided(all.Y[i], all.S);
-            *(float4 *)(copy + mine) = gated(a, make_float4(all.Y[0], all.Y[1], all.Y[2], all.Y[3]), gate_at(a, out - a.out, true));
+            *(float4 *)(copy + mine) =
+                gated(a, make_float4(all.Y[0], all.Y[1], all.Y[2], all.Y[3]), gate_at(a, out - a.out, true));
         }
     } else if (cls == 0 && row < a.n && a.prepare) {
         *(float4 *)(copy + mine) = gated(a, __ldcg((const float4 *)out), gate_at(a, out - a.out, true));
@@ -206,11 +209,13 @@ __global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1) attn_merge(
     if (threadIdx.x < 32) prepare_strip<D>(a, copy, kv_head, from / D, from % D);
 }
 
-/* The merge of few leaves of few rows, between attn_step and a product: its blocks of JOIN_WARPS warps with 64 registers
- * stand beside those of both, so they are there before attn_step ends and the product's before these do. Two warps have a
- * strip, a lane four values of a row, which come through shared memory, JOIN_LEAVES at once: code that is executed once
- * costs its length. Leaves of a node in order, nodes by class, of which each has one at most. */
-template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WARPS) attn_join(const __grid_constant__ attn a)
+/* The merge of few leaves of few rows, between attn_step and a product: its blocks of JOIN_WARPS warps with
+ * 64 registers stand beside those of both, so they are there before attn_step ends and the product's before
+ * these do. Two warps have a strip, a lane four values of a row, which come through shared memory,
+ * JOIN_LEAVES at once: code that is executed once costs its length. Leaves of a node in order, nodes by
+ * class, of which each has one at most. */
+template <int D>
+__global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WARPS) attn_join(const __grid_constant__ attn a)
 {
     STAMP(0);
     constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2);
@@ -218,9 +223,11 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
     __shared__ __align__(16) float4 values[JOIN_LEAVES][32 * JOIN_WARPS];
     cuda_grid_early();
     if (!a.known) cuda_grid_wait();
-    const int lane = threadIdx.x % 32, pair = threadIdx.x / 64, mine = threadIdx.x % 64 * 4, kv_head = blockIdx.y;
-    const int from = a.tile0 * TILE * D + ((int)blockIdx.x * (JOIN_WARPS / 2) + pair) * 256, at = (from + mine) / D,
-              tile = at / TILE, row = row_of(a, at), col = (from + mine) % D, r = at % TILE;
+    const int lane = threadIdx.x % 32, pair = threadIdx.x / 64, mine = threadIdx.x % 64 * 4,
+              kv_head = blockIdx.y;
+    const int from = a.tile0 * TILE * D + ((int)blockIdx.x * (JOIN_WARPS / 2) + pair) * 256,
+              at = (from + mine) / D, tile = at / TILE, row = row_of(a, at), col = (from + mine) % D,
+              r = at % TILE;
     if (row_of(a, from / D) >= a.n || tile >= a.tile0 + a.n_tiles) return; /* both warps */
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     const int group = a.tile0 + (tile - a.tile0) / a.tiles * a.tiles; /* as attn_merge */
@@ -282,6 +289,7 @@ template <int D> __global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WA
         asm volatile("bar.sync 2, 64;" ::: "memory");
     else
         asm volatile("bar.sync 1, 64;" ::: "memory");
-    if (threadIdx.x / 32 % 2 == 0) prepare_strip<D>(a, (const float *)&values[0][64 * pair], kv_head, from / D, from % D);
+    if (threadIdx.x / 32 % 2 == 0)
+        prepare_strip<D>(a, (const float *)&values[0][64 * pair], kv_head, from / D, from % D);
     STAMP(5);
 }

@@ -84,8 +84,8 @@ template <int D> struct head_of {
 };
 
 /* As many head vectors side by side in a warp as give a lane N values (or one, of more): lane l of a row has
- * what lanes V l to V l + V - 1 of head_of have, x[j][v] being column V l + v + 32 j. The same sums in the same
- * order, so the same bits; one chain of latencies serves all rows. */
+ * what lanes V l to V l + V - 1 of head_of have, x[j][v] being column V l + v + 32 j. The same sums in the
+ * same order, so the same bits; one chain of latencies serves all rows. */
 template <int D, int N> struct heads_of {
     static constexpr int ROWS = 32 * N > D ? 32 * N / D : 1, LANES = 32 / ROWS, V = ROWS, J = D / 32;
     float x[J][V];
@@ -117,7 +117,8 @@ template <int D, int N> struct heads_of {
         if (table)
 #pragma unroll
             for (int j = 0; j < J / 2; j++)
-                if (32 * j < a.half) take<2 * V, false>(&cs[j][0].x, (const float *)(table + column() + 32 * j));
+                if (32 * j < a.half)
+                    take<2 * V, false>(&cs[j][0].x, (const float *)(table + column() + 32 * j));
     }
     /* norm: NULL, or what a norm multiplies by. Its loads hide behind the sum's. */
     __device__ __forceinline__ void turn(const attn &a, bool normed, const float *norm, bool turned)
@@ -134,7 +135,8 @@ template <int D, int N> struct heads_of {
 #pragma unroll
                 for (int j = 0; j < J; j++) sum[v] = __fmaf_rn(x[j][v], x[j][v], sum[v]);
 #pragma unroll
-                for (int i = LANES / 2; i; i >>= 1) sum[v] = __fadd_rn(sum[v], __shfl_xor_sync(~0u, sum[v], i));
+                for (int i = LANES / 2; i; i >>= 1)
+                    sum[v] = __fadd_rn(sum[v], __shfl_xor_sync(~0u, sum[v], i));
             }
 #pragma unroll
             for (int i = V / 2; i; i >>= 1)
@@ -178,7 +180,7 @@ template <int D, int N> struct heads_of {
         if (c == 0) unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
         uint16_t *row = (uint16_t *)&to[r / TILE * (D / 16 * 64) + r % 8 * 4] + r / 8 % 2 * 2;
 #pragma unroll
-        for (int v = 0; v < V; v += V > 1 ? 2 : 1) {
+        for (int v = 0; v<V; v += V> 1 ? 2 : 1) {
             const int at = c + v; /* two columns a word */
             uint16_t *word = row + at / 16 * 512 + at % 8 / 2 * 8 + at % 16 / 8 * 4 + at % 2;
 #pragma unroll
@@ -209,7 +211,8 @@ template <int D, int N> struct heads_of {
             } else {
 #pragma unroll
                 for (int v = 0; v < V; v += 4)
-                    *(uint2 *)(dst + v) = make_uint2(pair_of<BF16>(x[j][v], x[j][v + 1]), pair_of<BF16>(x[j][v + 2], x[j][v + 3]));
+                    *(uint2 *)(dst + v) = make_uint2(pair_of<BF16>(x[j][v], x[j][v + 1]),
+                                                     pair_of<BF16>(x[j][v + 2], x[j][v + 3]));
             }
         }
     }

@@ -1,37 +1,40 @@
-/* attention_leaves.cuh - attention of some rows, up to 16, over few keys, in one launch: leaves and their sum.
+/* attention_leaves.cuh - attention of some rows, up to 16, over few keys, in one launch: leaves and their
+ * sum.
  *
- * Between two products nothing counts but the chain of latencies, so each step asks for what the next one needs: keys
- * and values that were there before, by the warps that will have no queries; the queries, as soon as the projections
- * are complete. A block has a tile and up to P leaves at once, each of which SIDE warps share: scores by keys, the output
- * by columns. In between, a warp makes the weights of its own keys where their scores are, in its registers; the warps of
- * a leaf exchange the rows' maxima, then fragments of weights and parts of sums. A weight or a result has attn_step's
- * chain of operations.
+ * Between two products nothing counts but the chain of latencies, so each step asks for what the next one
+ * needs: keys and values that were there before, by the warps that will have no queries; the queries, as soon
+ * as the projections are complete. A block has a tile and up to P leaves at once, each of which SIDE warps
+ * share: scores by keys, the output by columns. In between, a warp makes the weights of its own keys where
+ * their scores are, in its registers; the warps of a leaf exchange the rows' maxima, then fragments of
+ * weights and parts of sums. A weight or a result has attn_step's chain of operations.
  *
- * Results of leaves are handed on through memory, in words that carry their own flag: of a (tile, kv head) they are
- * strips of 256, row after row; a strip has a place for each leaf: 256 values, then (top, sum) of its rows. A place
- * holds words that no arithmetic gives until they are written. A block adds some strips of its (tile, kv head): reads
- * until each word is another, puts these back, and rounds for the product that follows. So there is no fence, no flag
- * and no second launch. All blocks that have leaves must be resident; the next kernel's start only when all of these
- * stand. */
+ * Results of leaves are handed on through memory, in words that carry their own flag: of a (tile, kv head)
+ * they are strips of 256, row after row; a strip has a place for each leaf: 256 values, then (top, sum) of
+ * its rows. A place holds words that no arithmetic gives until they are written. A block adds some strips of
+ * its (tile, kv head): reads until each word is another, puts these back, and rounds for the product that
+ * follows. So there is no fence, no flag and no second launch. All blocks that have leaves must be resident;
+ * the next kernel's start only when all of these stand. */
 #include "attention_heads.cuh"
 #include "patience.cuh"
 
 template <int D> struct places {
     static constexpr int LEAF = few<D>::LEAF, LEAVES = few<D>::LEAVES;
     static constexpr int WARPS = 8, THREADS = 32 * WARPS;
-    static constexpr int P = PLACES_SIDE(D);             /* leaves side by side */
-    static constexpr int SIDE = WARPS / P;               /* warps of a leaf */
-    static constexpr int NT = LEAF / 8;                  /* n8 tiles of scores */
-    static constexpr int KT = NT > 4 ? NT / 4 : 1;       /* of a warp: with fewer, more warps would read the queries */
-    static constexpr int KEYED = NT / KT;                /* warps of a leaf that have keys: 4 */
-    static constexpr int CT = D / 8 / SIDE;              /* n8 tiles of a warp's output */
-    static constexpr int PITCH = D + 8;                  /* halves of a key: on other banks than the next */
+    static constexpr int P = PLACES_SIDE(D); /* leaves side by side */
+    static constexpr int SIDE = WARPS / P;   /* warps of a leaf */
+    static constexpr int NT = LEAF / 8;      /* n8 tiles of scores */
+    static constexpr int KT =
+        NT > 4 ? NT / 4 : 1;                /* of a warp: with fewer, more warps would read the queries */
+    static constexpr int KEYED = NT / KT;   /* warps of a leaf that have keys: 4 */
+    static constexpr int CT = D / 8 / SIDE; /* n8 tiles of a warp's output */
+    static constexpr int PITCH = D + 8;     /* halves of a key: on other banks than the next */
     static constexpr int SLOT = LEAF * PITCH * 2;        /* bytes of a leaf's keys, or values */
     static constexpr int QUERY = (D / 16) * 2 * 512;     /* bytes, [D / 16][part][lane] */
     static constexpr int WEIGHT = (LEAF / 16) * 2 * 512; /* of a leaf, [LEAF / 16][part][lane] */
     static constexpr int TOPS = TILE * KEYED * 4;        /* maxima of a leaf, [row][warp] */
     static constexpr int SUMS = TILE * 4 * KEYED * 4;    /* sums of a leaf, [row][lane of a quad][warp] */
-    static constexpr int FIXED = (QUERY + P * (WEIGHT + TOPS + SUMS) + TILE * (4 + 8) + 16 * P + 127) / 128 * 128;
+    static constexpr int FIXED =
+        (QUERY + P * (WEIGHT + TOPS + SUMS) + TILE * (4 + 8) + 16 * P + 127) / 128 * 128;
     static constexpr int BYTES = FIXED + 2 * P * SLOT;
     static constexpr int STRIPS = TILE * D / 256;
 };
@@ -40,7 +43,8 @@ template <int D> struct places {
 
 DEV float *place_of(const attn &a, int strips, int tile, int kv_head, int strip, int leaf)
 {
-    return a.part + (((kv_head * a.n_tiles + tile - a.tile0) * strips + strip) * a.slots + leaf) * PLACE_FLOATS;
+    return a.part +
+           (((kv_head * a.n_tiles + tile - a.tile0) * strips + strip) * a.slots + leaf) * PLACE_FLOATS;
 }
 DEV bool place_empty(float x)
 {
@@ -56,8 +60,10 @@ DEV float2 place_get(const float *p)
     asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
     return v;
 }
-/* A warp's results of a leaf at columns `col` on, of rows g and g + 8 below `real`; place(r): of row r's strip there. */
-template <int D, int CT, class P> DEV void put_results(const float acc[CT][4], int real, int col, const P &place)
+/* A warp's results of a leaf at columns `col` on, of rows g and g + 8 below `real`; place(r): of row r's
+ * strip there. */
+template <int D, int CT, class P>
+DEV void put_results(const float acc[CT][4], int real, int col, const P &place)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
@@ -69,7 +75,8 @@ template <int D, int CT, class P> DEV void put_results(const float acc[CT][4], i
         for (int t = 0; t < CT; t++) place_put(to_place + 8 * t, acc[t][2 * half], acc[t][2 * half + 1]);
     }
 }
-/* A word of each line of the arguments, by a warp of its own: they are in no cache, and come a line at a time. */
+/* A word of each line of the arguments, by a warp of its own: they are in no cache, and come a line at a
+ * time. */
 DEV void touch_arguments(const attn &a)
 {
     const int at = 16 * (int)(threadIdx.x / 32);
@@ -82,9 +89,10 @@ DEV void touch_arguments(const attn &a)
 DEV void copy_counted(unsigned to, const void *from, unsigned bytes, unsigned bar)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(bar)
+        : "memory");
 #endif
 }
 /* The warps of a leaf meet. */
@@ -108,8 +116,9 @@ DEV float2 tops_of(const float *place, bool waits)
     return ts;
 }
 
-/* Of leaves, a lane each in order: their node's top with them, and the powers of two that bring the node's sum so far and their own
- * to it. node: the lane where my leaf's node began, below 0 if in leaves before these, of top t. begins: lanes where one does. */
+/* Of leaves, a lane each in order: their node's top with them, and the powers of two that bring the node's
+ * sum so far and their own to it. node: the lane where my leaf's node began, below 0 if in leaves before
+ * these, of top t. begins: lanes where one does. */
 struct node_tops {
     float top, down, weight;
     unsigned begins;
@@ -144,19 +153,25 @@ template <int D> DEV void empty_places(float *base, int strip, int real, int cou
     }
 }
 
-/* One strip, by two warps: leaves [first, first + count), those of a node in order, nodes by class, of which each has one
- * at most; rows below `real`. mine: room in shared memory for at_once leaves, of my thread. A lane has four values of a
- * row, and (top, sum) of a leaf, from which it finds the powers of two that bring the node's sum and that leaf to one top. */
+/* One strip, by two warps: leaves [first, first + count), those of a node in order, nodes by class, of which
+ * each has one at most; rows below `real`. mine: room in shared memory for at_once leaves, of my thread. A
+ * lane has four values of a row, and (top, sum) of a leaf, from which it finds the powers of two that bring
+ * the node's sum and that leaf to one top. */
 template <int D>
-DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_head, int strip, int real, int first, int count)
+DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_head, int strip, int real,
+                   int first, int count)
 {
     constexpr int L = few<D>::LEAVES, APART = 64; /* lanes of a leaf's results */
-    const int lane = threadIdx.x % 32, at_value = strip * 256 + threadIdx.x % 64 * 4, r = at_value / D, at_row = tile * TILE + r;
+    const int lane = threadIdx.x % 32, at_value = strip * 256 + threadIdx.x % 64 * 4, r = at_value / D,
+              at_row = tile * TILE + r;
     const int ahead = leaves_ahead<D>(first, count);
     const bool there = r < real;
-    float *const base = place_of(a, places<D>::STRIPS, tile, kv_head, strip, 0), *const values = base + threadIdx.x % 64 * 4;
+    float *const base = place_of(a, places<D>::STRIPS, tile, kv_head, strip, 0), *const values =
+                                                                                     base +
+                                                                                     threadIdx.x % 64 * 4;
     float *const tops = base + 256 + (D < 256 ? 2 * (r % 2) : 0);
-    const int at_out = (row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D + at_value % D;
+    const int at_out =
+        (row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D + at_value % D;
     const auto leaf = [&](int q) { return ahead + q < count ? ahead + q : ahead + q - count; };
     const float4 gate = gate_at(a, at_out, there);
     float T = -INFINITY, S = 0.0f, Y[4] = {}, t = -INFINITY, s = 0.0f, y[4] = {};
@@ -164,15 +179,15 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
     for (int q0 = 0; q0 < count; q0 += at_once) {
         const int n = min(count - q0, at_once), k = leaf(q0 + min(lane, n - 1));
         const auto ask = [&](int from) { /* for the values of those from `from` on */
-            const float *p = values + leaf(q0 + from) * PLACE_FLOATS;
-            unsigned to = shared_at(mine + from * APART);
+                                         const float *p = values + leaf(q0 + from) * PLACE_FLOATS;
+                                         unsigned to = shared_at(mine + from * APART);
 #pragma unroll 1
-            for (int q = q0 + from; q < q0 + n; q++) {
-                if (there) copy_async(to, p);
-                to += APART * 16;
-                p = q + 1 == count - ahead ? values : p + PLACE_FLOATS;
-            }
-            copy_commit();
+                                         for (int q = q0 + from; q < q0 + n; q++) {
+                                             if (there) copy_async(to, p);
+                                             to += APART * 16;
+                                             p = q + 1 == count - ahead ? values : p + PLACE_FLOATS;
+                                         }
+                                         copy_commit();
         };
         const float2 ts = tops_of(tops + k * PLACE_FLOATS, there && lane < n); /* there before the values */
         ask(0);
@@ -216,21 +231,23 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
     const float4 z = make_float4(divided(Y[0], S), divided(Y[1], S), divided(Y[2], S), divided(Y[3], S));
     if (there) __stcg((float4 *)(a.out + at_out), z);
     *mine = gated(a, z, gate);
-    asm volatile("bar.sync %0, 64;" ::"r"(8 + (int)threadIdx.x / 64) : "memory"); /* and both have read all tops */
+    asm volatile("bar.sync %0, 64;" ::"r"(8 + (int)threadIdx.x / 64)
+                 : "memory"); /* and both have read all tops */
     if (threadIdx.x / 32 % 2 == 0) {
         if (a.prepare)
-            prepare_strip<D>(a, (const float *)(mine - threadIdx.x % 64), kv_head, tile * TILE + strip * 256 / D, strip * 256 % D);
+            prepare_strip<D>(a, (const float *)(mine - threadIdx.x % 64), kv_head,
+                             tile * TILE + strip * 256 / D, strip * 256 % D);
     } else { /* the other warp puts the words back */
         empty_places<D>(base, strip, real, count, there);
     }
     asm volatile("bar.sync %0, 64;" ::"r"(8 + (int)threadIdx.x / 64) : "memory"); /* the room is used again */
 }
 
-/* Of a leaf's scores x of a warp's keys, of rows g and g + 8: weights as fragments, parts of their sums; top: the rows'
- * maxima, rounded up. All warps of the leaf (MEET of them) call, and meet. */
+/* Of a leaf's scores x of a warp's keys, of rows g and g + 8: weights as fragments, parts of their sums; top:
+ * the rows' maxima, rounded up. All warps of the leaf (MEET of them) call, and meet. */
 template <class F, bool BF16, int MEET = F::SIDE>
-DEV void side_weights(float x[F::KT][4], float top[2], const float unit[2], const struct span v[2], int p0, int p, int side,
-                      float *tops, float *sums, uint4 *weights)
+DEV void side_weights(float x[F::KT][4], float top[2], const float unit[2], const struct span v[2], int p0,
+                      int p, int side, float *tops, float *sums, uint4 *weights)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     if (side < F::KEYED) {
@@ -266,20 +283,25 @@ DEV void side_weights(float x[F::KT][4], float top[2], const float unit[2], cons
         float sum[F::KT];
 #pragma unroll
         for (int j = 0; j < F::KT; j++) {
-            const float u = exp_two(__fsub_rn(x[j][2 * half], base)), w = exp_two(__fsub_rn(x[j][2 * half + 1], base));
+            const float u = exp_two(__fsub_rn(x[j][2 * half], base)),
+                        w = exp_two(__fsub_rn(x[j][2 * half + 1], base));
             sum[j] = __fadd_rn(u, w);
             parts_of<2, BF16>(u, w, part[j][half]);
         }
-        sums[((g + 8 * half) * 4 + c) * F::KEYED + side] = F::KT == 2 ? __fadd_rn(sum[0], sum[F::KT - 1]) : sum[0];
+        sums[((g + 8 * half) * 4 + c) * F::KEYED + side] =
+            F::KT == 2 ? __fadd_rn(sum[0], sum[F::KT - 1]) : sum[0];
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if constexpr (F::KT == 2)
-            weights[(side * 2 + i) * 32 + lane] = make_uint4(part[0][0][i], part[0][1][i], part[1][0][i], part[1][1][i]);
+            weights[(side * 2 + i) * 32 + lane] =
+                make_uint4(part[0][0][i], part[0][1][i], part[1][0][i], part[1][1][i]);
         else
-            *((uint2 *)&weights[(side / 2 * 2 + i) * 32 + lane] + side % 2) = make_uint2(part[0][0][i], part[0][1][i]);
+            *((uint2 *)&weights[(side / 2 * 2 + i) * 32 + lane] + side % 2) =
+                make_uint2(part[0][0][i], part[0][1][i]);
 }
-/* The sum of row r's weights, in the lanes of a quad: neighbours, then keys 8, 16 and 32 apart, then 2 and 4. */
+/* The sum of row r's weights, in the lanes of a quad: neighbours, then keys 8, 16 and 32 apart, then 2 and 4.
+ */
 DEV float side_sum(const float *sums, int r)
 {
     const float4 u = *(const float4 *)(sums + (r * 4 + threadIdx.x % 4) * 4);
@@ -321,14 +343,15 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     const int old_hi = a.fold ? min(seen.hi, pos0) : seen.hi, new_lo = a.fold ? max(seen.lo, pos0) : seen.hi;
     const int stride = a.n_kv * D;
     const auto ring_at = [&](int position, bool value) {
-        return (uint16_t *)(value ? a.v : a.k) + (int64_t)(position < a.cap ? position : position % a.cap) * stride + kv_head * D;
+        return (uint16_t *)(value ? a.v : a.k) +
+               (int64_t)(position < a.cap ? position : position % a.cap) * stride + kv_head * D;
     };
     const auto query_of = [&](int i, int j) {
         return a.q + (j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D;
     };
     const auto table_of = [&](int j) { return a.half ? (const float2 *)a.table + j * a.half : NULL; };
-    /* The i-th of n warps asks for its share of what is there of keys (items 0 to P - 1) and values (P to 2 P - 1) of the
-     * leaves below high. A copy is an instruction of the whole warp, so many warps share them. */
+    /* The i-th of n warps asks for its share of what is there of keys (items 0 to P - 1) and values (P to 2 P
+     * - 1) of the leaves below high. A copy is an instruction of the whole warp, so many warps share them. */
     const auto ask = [&](int high, int item, int end, int i, int n) {
         if (i == 0 && lane >= item && lane < end && high - 1 - lane % P >= from) {
             const int p0 = (high - 1 - lane % P) * LEAF, keys = min(p0 + LEAF, old_hi) - max(p0, seen.lo);
@@ -338,7 +361,8 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         for (int k = item * LEAF + i + n * lane; k < end * LEAF; k += n * 32) {
             const int which = k / LEAF, leaf = high - 1 - which % P, key = leaf * LEAF + k % LEAF;
             if (leaf >= from && key >= seen.lo && key < old_hi)
-                copy_counted(shared_at(slots) + (unsigned)((which % P * 2 + which / P) * F::SLOT + k % LEAF * PITCH * 2),
+                copy_counted(shared_at(slots) +
+                                 (unsigned)((which % P * 2 + which / P) * F::SLOT + k % LEAF * PITCH * 2),
                              ring_at(key, which >= P), 2 * D, bars + 8 * (unsigned)which);
         }
     };
@@ -360,20 +384,30 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
     const struct span full = visible_all(a, tile, pos0, bound);
-    /* Rows that are normed and rotated here, some of a kind at a time, the next ones' loads before: the queries, where
-     * that begins; new keys and values of leaves [low, high), which go to their slots and, where they are the tile's,
-     * to the ring; of the tile's those that no row sees. */
-    const int own = row_of(a, tile * TILE + a.n_rep - 1), own_to = min(row_of(a, (tile + 1) * TILE + a.n_rep - 1), a.n);
+    /* Rows that are normed and rotated here, some of a kind at a time, the next ones' loads before: the
+     * queries, where that begins; new keys and values of leaves [low, high), which go to their slots and,
+     * where they are the tile's, to the ring; of the tile's those that no row sees. */
+    const int own = row_of(a, tile * TILE + a.n_rep - 1),
+              own_to = min(row_of(a, (tile + 1) * TILE + a.n_rep - 1), a.n);
     const auto make_rows = [&](int low, int high, bool begins) {
-        const int mine = max(low * LEAF, new_lo) - pos0, count_mine = max(min(high * LEAF, seen.hi) - pos0 - mine, 0),
-                  unseen = begins && rank == 0 && a.fold ? max(min(own_to, seen.hi > seen.lo ? new_lo - pos0 : a.n) - own, 0) : 0,
-                  begin_mine = begins ? groups_q : 0, begin_unseen = begin_mine + (count_mine + H::ROWS - 1) / H::ROWS * 2,
+        const int mine = max(low * LEAF, new_lo) - pos0,
+                  count_mine = max(min(high * LEAF, seen.hi) - pos0 - mine, 0),
+                  unseen = begins && rank == 0 && a.fold
+                               ? max(min(own_to, seen.hi > seen.lo ? new_lo - pos0 : a.n) - own, 0)
+                               : 0,
+                  begin_mine = begins ? groups_q : 0,
+                  begin_unseen = begin_mine + (count_mine + H::ROWS - 1) / H::ROWS * 2,
                   all = begin_unseen + (unseen + H::ROWS - 1) / H::ROWS * 2;
         int i, j;
         bool query, local, value, really;
         const auto is = [&](int it) {
             query = it < begin_mine, local = it < begin_unseen;
-            const int at = it - (query ? 0 : local ? begin_mine : begin_unseen), count = query ? real : local ? count_mine : unseen,
+            const int at = it - (query   ? 0
+                                 : local ? begin_mine
+                                         : begin_unseen),
+                      count = query   ? real
+                              : local ? count_mine
+                                      : unseen,
                       half = (count + H::ROWS - 1) / H::ROWS; /* keys, then values, which are less work */
             value = !query && at >= half;
             const int mate = (value ? at - half : at) * H::ROWS + lane / H::LANES;
@@ -402,31 +436,36 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         }
     };
 #pragma unroll 1
-    for (int high = to, turn = 0; !turn || high > from; high -= P, turn++) { /* the last leaves first: they have the new keys */
+    for (int high = to, turn = 0; !turn || high > from;
+         high -= P, turn++) { /* the last leaves first: they have the new keys */
         const int leaf = high - 1 - p, p0 = leaf * LEAF;
         const bool mine = leaf >= from;
         unsigned char *const keys = slots + 2 * p * F::SLOT, *const values = keys + F::SLOT;
         if (turn) __syncthreads(); /* values are done with */
         if (turn) ask(high, P == 1 ? P : 0, 2 * P, w, WARPS);
-        if (mine && (p0 < seen.lo || p0 + LEAF > seen.hi)) /* values that nobody sees weigh nothing: no NaN among them */
+        if (mine && (p0 < seen.lo ||
+                     p0 + LEAF > seen.hi)) /* values that nobody sees weigh nothing: no NaN among them */
 #pragma unroll 1
             for (int i = threadIdx.x % (32 * SIDE); i < LEAF * D / 8; i += 32 * SIDE) {
                 const int key = i / (D / 8);
-                if (p0 + key < seen.lo || p0 + key >= seen.hi) *((uint4 *)(values + key * PITCH * 2) + i % (D / 8)) = make_uint4(0, 0, 0, 0);
+                if (p0 + key < seen.lo || p0 + key >= seen.hi)
+                    *((uint4 *)(values + key * PITCH * 2) + i % (D / 8)) = make_uint4(0, 0, 0, 0);
             }
         if (!turn || high * LEAF > new_lo) make_rows(max(from, high - P), high, !turn);
         if (turn == 0) STAMP(3);
         if (high - P > from) shared_fence(); /* before copies to where rows were written */
-        __syncthreads(); /* rows that are made here */
+        __syncthreads();                     /* rows that are made here */
         if (!mine) continue;
         cluster_bar_wait(bars + 8 * p, turn & 1);
         if (turn == 0) STAMP(4);
         float x[F::KT][4], top[2];
-        if (side < F::KEYED) scores<D, BF16, F::KT, PITCH, 2>(x, queries, shared_at(keys) + side * F::KT * 8 * PITCH * 2);
+        if (side < F::KEYED)
+            scores<D, BF16, F::KT, PITCH, 2>(x, queries, shared_at(keys) + side * F::KT * 8 * PITCH * 2);
         const int2 s0 = spans[g], s1 = spans[g + 8];
         const struct span sees[2] = {{s0.x, s0.y}, {s1.x, s1.y}};
         const float unit[2] = {units[g], units[g + 8]};
-        side_weights<F, BF16>(x, top, unit, sees, p0, p, side, tops, sums, weights); /* all have met: the keys are done with */
+        side_weights<F, BF16>(x, top, unit, sees, p0, p, side, tops, sums,
+                              weights); /* all have met: the keys are done with */
         if (P == 1 && leaf - P >= from) ask(leaf - P + 1, 0, 1, side, SIDE);
         meet_side<SIDE>(p); /* weights and sums are here */
         if (turn == 0) STAMP(5);
@@ -438,18 +477,21 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
             for (int half = 0; half < 2; half++) {
                 const int r = g + 8 * half;
                 const float sum = side_sum(sums, r);
-                if (r < real && c == 0) place_put(place(r) + 256 + (D < 256 ? 2 * (r % 2) : 0), top[half], sum);
+                if (r < real && c == 0)
+                    place_put(place(r) + 256 + (D < 256 ? 2 * (r % 2) : 0), top[half], sum);
             }
         }
         cluster_bar_wait(bars + 8 * (P + p), turn & 1);
-        /* Where some row sees a key that another of the tile does not, a NaN there must not meet its zero weight: one shows
-         * in what comes out, and then all is done again without. 16 columns each, with heads of 128: as attn_step has them. */
+        /* Where some row sees a key that another of the tile does not, a NaN there must not meet its zero
+         * weight: one shows in what comes out, and then all is done again without. 16 columns each, with
+         * heads of 128: as attn_step has them. */
         constexpr int PARTS = P;
         const bool ragged = (full.lo > seen.lo && p0 < full.lo) || (full.hi < seen.hi && p0 + LEAF > full.hi);
         uint64_t bad[PARTS] = {};
         float acc[CT][4];
         const unsigned at_values =
-            shared_at(values) + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
+            shared_at(values) +
+            (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
 #pragma unroll 1
         for (bool again = false;; again = true) {
 #pragma unroll
@@ -477,7 +519,8 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
             if (!__any_sync(~0u, !(odd[0] + odd[1] + odd[2] + odd[3] == 0.0f))) break;
 #pragma unroll 1
             for (int i = 0; i < PARTS; i++) {
-                const uint64_t b = clean_values<BF16, LEAF, CT * 8 / PARTS, PITCH>((uint16_t *)values + side * CT * 8 + i * (CT * 8 / PARTS));
+                const uint64_t b = clean_values<BF16, LEAF, CT * 8 / PARTS, PITCH>(
+                    (uint16_t *)values + side * CT * 8 + i * (CT * 8 / PARTS));
                 bad[PARTS - 1] = i ? b : bad[PARTS - 1], bad[0] = i ? bad[0] : b;
             }
             shared_fence(); /* before copies to where zeros were written */
@@ -495,11 +538,13 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     }
     STAMP(7);
     __syncthreads(); /* slots are done with */
-    const int strips = (real * D + 255) / 256, shares = min((strips - rank + busy - 1) / busy, WARPS / 2), /* pairs that add */
-              at_once = min(32, 2 * P * F::SLOT / (1024 * max(shares, 1)));
+    const int strips = (real * D + 255) / 256,
+              shares = min((strips - rank + busy - 1) / busy, WARPS / 2), /* pairs that add */
+        at_once = min(32, 2 * P * F::SLOT / (1024 * max(shares, 1)));
 #pragma unroll 1
     for (int strip = rank + busy * (w / 2); strip < strips; strip += busy * (WARPS / 2))
-        add_strip<D>(a, (float4 *)slots + w / 2 * at_once * 64 + threadIdx.x % 64, at_once, tile, kv_head, strip, real, u.first, u.count);
+        add_strip<D>(a, (float4 *)slots + w / 2 * at_once * 64 + threadIdx.x % 64, at_once, tile, kv_head,
+                     strip, real, u.first, u.count);
     STAMP(8);
 }
 

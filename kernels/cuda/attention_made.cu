@@ -24,7 +24,8 @@ static void (*rows_of(int32_t d, uint32_t type))(attn, made_source)
     return type == KN_BF16 ? attn_rows<256, true> : attn_rows<256, false>;
 }
 
-int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, const struct attn *p, unsigned char *made)
+int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, const struct attn *p,
+                     unsigned char *made)
 {
     struct made_source from = {};
     struct mm_owed owed = {};

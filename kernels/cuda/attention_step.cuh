@@ -10,8 +10,9 @@
  * and for decoding; several read keys once for all of them.
  *
  * Folded (a.fold), q, k and v come as the projections left them: each block norms and rotates its own queries
- * and the new keys of its leaves, and some blocks write the new keys and values to the ring; a warp a head (in
- * clusters some at once), in the order of rope_store's kernel, so with its bits. Nobody reads new positions from the ring.
+ * and the new keys of its leaves, and some blocks write the new keys and values to the ring; a warp a head
+ * (in clusters some at once), in the order of rope_store's kernel, so with its bits. Nobody reads new
+ * positions from the ring.
  *
  * In clusters (NEAR, one tile), all leaves of a (tile, kv head) are in the shared memory of one cluster. A
  * leaf's results go, in strips of 256, to the blocks of the cluster that add them; these wait for as many
@@ -127,8 +128,7 @@ DEV float near_sum(const unsigned char *y, const float2 *ts, int leaf_bytes, int
 }
 
 template <int D, bool BF16, bool NEAR, int T, int W, int RESIDENT = step<D, T, W>::RESIDENT>
-__global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT)
-    attn_step(const __grid_constant__ attn a)
+__global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT) attn_step(const __grid_constant__ attn a)
 {
     using F = step<D, T, W>;
     constexpr int LEAF = F::LEAF, PITCH = F::PITCH, THREADS = F::THREADS, CT = F::CT, WARPS = F::WARPS;
@@ -342,12 +342,16 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT)
             mine = max(p0, new_lo) - pos0;
             mine_to = max(min(to * LEAF, seen.hi) - pos0, mine);
         }
-        const int groups_q = (n_q + H::ROWS - 1) / H::ROWS, groups_mine = (mine_to - mine + H::ROWS - 1) / H::ROWS * 2,
+        const int groups_q = (n_q + H::ROWS - 1) / H::ROWS,
+                  groups_mine = (mine_to - mine + H::ROWS - 1) / H::ROWS * 2,
                   all = groups_q + groups_mine + (some + H::ROWS - 1) / H::ROWS * 2;
 #pragma unroll 1
         for (int it = w; it < all; it += WARPS) {
             const bool query = it < groups_q, local = it - groups_q < groups_mine;
-            const int at = it - groups_q - (local ? 0 : groups_mine), count = query ? n_q : local ? mine_to - mine : some,
+            const int at = it - groups_q - (local ? 0 : groups_mine),
+                      count = query   ? n_q
+                              : local ? mine_to - mine
+                                      : some,
                       mate = (query ? it : at / 2) * H::ROWS + lane / H::LANES, i = min(mate, count - 1);
             const bool value = !query && at % 2, really = mate < count;
             const int j = query ? row_of(a, tile * TILE + i) : local ? mine + i : duty + i * busy;
@@ -366,7 +370,8 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT)
                 int slot_at = here + 2 * (p / LEAF - leaf) + value;
                 if (slot_at >= S) slot_at -= S;
                 h.template put<BF16>(local ? (uint16_t *)(slots + slot_at * F::SLOT) + p % LEAF * PITCH
-                                           : (uint16_t *)(value ? a.v : a.k) + (p < a.cap ? p : p % a.cap) * stride + kv_head * D);
+                                           : (uint16_t *)(value ? a.v : a.k) +
+                                                 (p < a.cap ? p : p % a.cap) * stride + kv_head * D);
             }
         }
         return all > 0;
@@ -541,7 +546,8 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT)
         for (int strip = rank, i = threadIdx.x; strip < strips;) {
             const int at_value = strip * 256 + i, r = at_value / D, at_row = tile * TILE + r;
             const int64_t at_out =
-                ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D + at_value % D;
+                ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D +
+                at_value % D;
             float gate = 0.0f;
             if (gates && r < real) gate = dev_sigmoid(__ldcg(a.gate + at_out));
             cluster_bar_wait(bar); /* all results are here */
@@ -574,7 +580,8 @@ static attn_fn step_of(uint32_t type, int32_t stages, size_t *smem)
 {
     using F = step<D, T, W>;
     *smem = (size_t)(F::FIXED + stages * F::SLOT);
-    return type == KN_BF16 ? attn_step<D, true, false, T, W, RESIDENT> : attn_step<D, false, false, T, W, RESIDENT>;
+    return type == KN_BF16 ? attn_step<D, true, false, T, W, RESIDENT>
+                           : attn_step<D, false, false, T, W, RESIDENT>;
 }
 template <int D> static attn_fn near_of(uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {

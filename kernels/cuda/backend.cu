@@ -31,8 +31,11 @@ int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err)
     if (err == cudaSuccess) return 0;
     if (err > CUDA_TOLD) return CUDA_TOLD - (int)err;
     (void)cudaGetLastError(); /* an error that does not stick must not be seen again */
-    if (err == cudaErrorMisalignedAddress || err == cudaErrorLaunchFailure) /* patience.cuh, chain_sync.cuh; or a kernel at fault */
-        return cuda_fail(be, KN_EDEVICE, "%s: %s (%s): so end kernels that wait for blocks which never came: does another process use the device?",
+    if (err == cudaErrorMisalignedAddress ||
+        err == cudaErrorLaunchFailure) /* patience.cuh, chain_sync.cuh; or a kernel at fault */
+        return cuda_fail(be, KN_EDEVICE,
+                         "%s: %s (%s): so end kernels that wait for blocks which never came: does another "
+                         "process use the device?",
                          what, cudaGetErrorString(err), cudaGetErrorName(err));
     return cuda_fail(be, err == cudaErrorMemoryAllocation ? KN_EMEM : KN_EDEVICE, "%s: %s (%s)", what,
                      cudaGetErrorString(err), cudaGetErrorName(err));
@@ -90,7 +93,8 @@ static int cuda_download(struct kn_backend *kb, void *host, const void *src, siz
     if (!bytes) return 0;
     int rc = cuda_flush(be);
     if (rc == 0)
-        rc = cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, be->stream));
+        rc =
+            cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, be->stream));
     return rc ? rc : cuda_check(be, "download", cudaStreamSynchronize(be->stream));
 }
 

@@ -1,5 +1,6 @@
-/* bulk.cuh - what kernels that stream weights share: barriers in shared memory that count bytes, copies that they count
- * (compute capability 9.0; nothing elsewhere), and the gate's activation, whose bits all of them must give alike. */
+/* bulk.cuh - what kernels that stream weights share: barriers in shared memory that count bytes, copies that
+ * they count (compute capability 9.0; nothing elsewhere), and the gate's activation, whose bits all of them
+ * must give alike. */
 #ifndef DFLASH_CUDA_BULK_CUH
 #define DFLASH_CUDA_BULK_CUH
 
@@ -49,10 +50,11 @@ DEV bool bar_test(uint64_t *b, uint32_t phase)
 {
     uint32_t is = 1;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(is)
-                 : "r"(shared_at(b)), "r"(phase)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is)
+        : "r"(shared_at(b)), "r"(phase)
+        : "memory");
 #endif
     return is;
 }
@@ -74,16 +76,18 @@ DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
         : "memory");
 #endif
 }
-/* The same of weights (and of a chain's keys and values), which a pass reads once: the L2 cache forgets them before rows,
- * sums and kernels' code. The policy is what createpolicy.fractional.L2::evict_first.b64 makes of all of the bytes. */
+/* The same of weights (and of a chain's keys and values), which a pass reads once: the L2 cache forgets them
+ * before rows, sums and kernels' code. The policy is what createpolicy.fractional.L2::evict_first.b64 makes
+ * of all of the bytes. */
 #define WEIGHTS_POLICY 0x12f0000000000000ull
 DEV void copy_weights_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
-                 "%2, [%3], %4;" ::"r"(shared_at(dst)),
-                 "l"(src), "r"(bytes), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+        "%2, [%3], %4;" ::"r"(shared_at(dst)),
+        "l"(src), "r"(bytes), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
+        : "memory");
 #endif
 }
 

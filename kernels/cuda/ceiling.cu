@@ -1,5 +1,5 @@
-/* ceiling.cu - the speed of reading device memory once: up to 4 GiB by one kernel of 16-byte streaming loads, best of
- * ten. What decoding is measured against. */
+/* ceiling.cu - the speed of reading device memory once: up to 4 GiB by one kernel of 16-byte streaming loads,
+ * best of ten. What decoding is measured against. */
 #include "ops.cuh"
 
 static __global__ void __launch_bounds__(512) read_once(const uint4 *p, size_t n, uint32_t *sink)

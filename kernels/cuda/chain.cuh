@@ -34,9 +34,9 @@
  * over what short contexts are, by chain_wide.cuh. They are handed on gated.
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
- * before, or, where outputs come early, stand in turn where activations and terms were, brought to the L2 cache
- * steps before (chain_attend.cuh); over a long one, which the bound of positions tells, they come through the ring
- * like weights (chain_far.cuh, chain_far_ring.cuh).
+ * before, or, where outputs come early, stand in turn where activations and terms were, brought to the L2
+ * cache steps before (chain_attend.cuh); over a long one, which the bound of positions tells, they come
+ * through the ring like weights (chain_far.cuh, chain_far_ring.cuh).
  *
  * Arithmetic: that of mm_int.cuh and attention_step.cuh to the bit; of types other than K: chain_items.cuh.
  * One row needs one column of the mma's B; here its eight columns are the sub-blocks of a 256-column block,
@@ -66,14 +66,14 @@
 #ifndef CHAIN_ROW_BLOCKS
 #define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
 #endif
-#define CHAIN_ROW 308        /* bytes of activations for 256 columns: chain_pair.cuh */
-#define CHAIN_KEEP 128       /* outputs of a block that it adds to later */
-#define CHAIN_HEAD 128       /* columns of a head */
-#define CHAIN_GATED_HEAD 256 /* the same of attention that is gated */
-#define CHAIN_LEAVES 64      /* of 64 keys that a row may see, at most: eight nodes; more: chain_far.cuh */
-#define CHAIN_PARTS 4096     /* partial results of a row of a head that there is room for, at least */
-#define CHAIN_FAR_HEADS 8    /* of a kv head over long contexts, at most */
-#define CHAIN_DESCS 8        /* descriptors in shared memory */
+#define CHAIN_ROW 308           /* bytes of activations for 256 columns: chain_pair.cuh */
+#define CHAIN_KEEP 128          /* outputs of a block that it adds to later */
+#define CHAIN_HEAD 128          /* columns of a head */
+#define CHAIN_GATED_HEAD 256    /* the same of attention that is gated */
+#define CHAIN_LEAVES 64         /* of 64 keys that a row may see, at most: eight nodes; more: chain_far.cuh */
+#define CHAIN_PARTS 4096        /* partial results of a row of a head that there is room for, at least */
+#define CHAIN_FAR_HEADS 8       /* of a kv head over long contexts, at most */
+#define CHAIN_DESCS 8           /* descriptors in shared memory */
 #define CHAIN_ROUNDED_WORDS 512 /* that a warp takes of a row that is handed on rounded, at most */
 
 /* What the activations of a step are. */

@@ -300,7 +300,8 @@ static bool share_out(struct chain_state *c, int32_t count, int blocks, struct w
 {
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if ((s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) && !share_state(s, i, blocks)) return false;
+        if ((s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) && !share_state(s, i, blocks))
+            return false;
         if (s->n_m == 0) {
             s->rest = s[-1].split ? s[-1].more : s[-1].rest;
             continue;
@@ -334,11 +335,14 @@ static int32_t place_results(struct chain_state *c, int32_t count)
     return place;
 }
 
-/* Attention has the room of row and terms, *rest bytes, which grows to what it wants; returns the bytes that it has beside them. */
+/* Attention has the room of row and terms, *rest bytes, which grows to what it wants; returns the bytes that
+ * it has beside them. */
 static uint32_t attention_room(const struct chain_state *c, const struct wants *w, bool split, uint32_t *rest)
 {
     const bool far = c->far, wide = c->gemma || c->nets;
-    const size_t bytes = far ? chain_far_bytes(w->n_rep) : wide ? chain_wide_bytes(w->head) : chain_attend_bytes();
+    const size_t bytes = far    ? chain_far_bytes(w->n_rep)
+                         : wide ? chain_wide_bytes(w->head)
+                                : chain_attend_bytes();
     const bool late = !far && !wide && !w->items && (w->early || split); /* chain_k.cu's near_keys */
     const uint32_t least = ((uint32_t)(late ? chain_late_bytes(w->n_rep) : bytes) + 127) / 128 * 128;
     if (*rest < least) *rest = least;
@@ -422,7 +426,9 @@ static void items_ahead(struct chain_step *s, bool attended)
 static void tile_items(struct chain_step *s, int32_t i, bool far)
 {
     s->tile = tile_bytes(s);
-    s->own = s->kind != CHAIN_32 ? s->slices % CHAIN_WARPS == 0 : CHAIN_WARPS % s->slices ? 0 : CHAIN_WARPS / s->slices;
+    s->own = s->kind != CHAIN_32       ? s->slices % CHAIN_WARPS == 0
+             : CHAIN_WARPS % s->slices ? 0
+                                       : CHAIN_WARPS / s->slices;
     if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
     if (i && s->kind == CHAIN_32 && !s->norm && (s[-1].n_m ? s[-1].members == 4 : !far)) handed_rounded(s);
 }
@@ -447,7 +453,8 @@ static void tile_k(struct chain_step *s, int blocks, bool near)
 }
 
 /* The tiles of all steps: the least bytes that one may have, 0: it does not go. */
-static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, bool near, bool items, bool *early)
+static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, bool near, bool items,
+                           bool *early)
 {
     const bool far = c->attends && c->far;
     uint32_t least = UINT32_MAX;
@@ -475,8 +482,10 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, boo
     return least;
 }
 
-/* How far each step's tiles are asked for ahead; false: a ring of these has too few. most: tiles at once; pace: with narrow_ahead. */
-static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool items, bool pace)
+/* How far each step's tiles are asked for ahead; false: a ring of these has too few. most: tiles at once;
+ * pace: with narrow_ahead. */
+static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool items,
+                           bool pace)
 {
     const bool far = c->attends && c->far;
     for (int32_t i = 0; i < count; i++) {
@@ -524,7 +533,8 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
     if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
     const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !items;
-    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), items, pace)) return 0;
+    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), items, pace))
+        return 0;
     if (a->split || c->nets) spread(c, count, blocks);
     a->net = a->keys + keys;
     return a->net + net;

@@ -45,7 +45,8 @@ DEV void cluster_store(unsigned at, float4 v, unsigned bar)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(at),
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(
+            at),
         "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
         : "memory");
 #endif

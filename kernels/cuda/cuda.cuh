@@ -1,14 +1,14 @@
 /* cuda.cuh - inside the CUDA backend: its struct, how its files launch kernels, and what they share.
  *
  * A *launcher* (one operation of the table) checks shapes, picks a configuration by a pure function of
- * (shape, device), launches on be->stream and returns. It never waits, allocates or exits, but for the first launch of a
- * chain and those that want more places than all before (chain.cu), which take memory and wait until it is cleared, and
- * what a recording of one keeps. A *kernel* is
- * launched through cuda_launch and opens with cuda_grid_start(), or with cuda_grid_early() and, later,
- * cuda_grid_wait(): on Hopper a kernel starts while its predecessor still runs (programmatic dependent
- * launch), so nothing that an earlier kernel of the stream writes may be read, and nothing at all written,
- * before the wait. Weights are constant and may be read before it. A mixture of experts
- * that is handed its row by tagged words is the exception: experts_hand.cuh says why it may.
+ * (shape, device), launches on be->stream and returns. It never waits, allocates or exits, but for the first
+ * launch of a chain and those that want more places than all before (chain.cu), which take memory and wait
+ * until it is cleared, and what a recording of one keeps. A *kernel* is launched through cuda_launch and
+ * opens with cuda_grid_start(), or with cuda_grid_early() and, later, cuda_grid_wait(): on Hopper a kernel
+ * starts while its predecessor still runs (programmatic dependent launch), so nothing that an earlier kernel
+ * of the stream writes may be read, and nothing at all written, before the wait. Weights are constant and may
+ * be read before it. A mixture of experts that is handed its row by tagged words is the exception:
+ * experts_hand.cuh says why it may.
  *
  * Owners. backend.cu: opening, memory, the table. mm*.cu, pack.cu: weights and products. The rest: one
  * operation a file. */
@@ -20,8 +20,8 @@
 
 #include <cuda_runtime.h>
 
-#define NEAR_LEAVES 2 /* of a block of attention in clusters at most */
-#define CUDA_RINGS 512  /* of which the newest write is known */
+#define NEAR_LEAVES 2  /* of a block of attention in clusters at most */
+#define CUDA_RINGS 512 /* of which the newest write is known */
 #define DELTA_COUNTERS 1024
 
 struct cuda_backend {
@@ -42,7 +42,7 @@ struct cuda_backend {
     unsigned *mm_count;
     uint8_t *mm_rows; /* prepared activations of a launch */
     size_t mm_rows_bytes;
-    struct {            /* which they are, where a kernel that made them prepared them and nothing was launched since */
+    struct { /* which they are, where a kernel that made them prepared them and nothing was launched since */
         const float *x, *gate; /* gate: NULL, or what they were gated with */
         int32_t n, act, slice_units, slice_row;
         uint64_t launch;
@@ -56,13 +56,13 @@ struct cuda_backend {
         int32_t n, act, n_in, slice_row;
     } rounded;
     struct mm_owed *owed; /* mm_owed.cu: outputs that the newest launch left as sums of their slices, where */
-    mutable bool owes;    /* so: completed before anything else is done, except by who reads them so (mm_take) */
+    mutable bool owes; /* so: completed before anything else is done, except by who reads them so (mm_take) */
     struct copy_crew *crew; /* pack.cu, from its first weight_load on: threads that copy */
-    void *mm_stage; /* its pinned host memory: pieces of mm_stage_bytes */
-    void *mm_raw;   /* device twin of mm_stage */
+    void *mm_stage;         /* its pinned host memory: pieces of mm_stage_bytes */
+    void *mm_raw;           /* device twin of mm_stage */
     size_t mm_stage_bytes;
 
-    float *experts_sums; /* experts.cu, from the first experts_load on */
+    float *experts_sums;   /* experts.cu, from the first experts_load on */
     unsigned *experts_tag; /* behind them: experts_whole.cu's, and what its blocks hand each other */
     unsigned long long *experts_values;
     struct experts_waiting *waiting; /* experts_whole.cu: a mixture of one row that is not launched yet */
@@ -76,7 +76,8 @@ struct cuda_backend {
     void *scratch_rows;
     size_t scratch_rows_bytes;
     struct { /* cycle.cu: operations of a recording beside others */
-        cudaStream_t stream; /* of them; while they are recorded, the others': what follows is exchanged, too */
+        cudaStream_t
+            stream; /* of them; while they are recorded, the others': what follows is exchanged, too */
         float *partial;
         size_t partial_bytes;
         unsigned *count;
@@ -85,35 +86,38 @@ struct cuda_backend {
         uint64_t launch, settled; /* when they began */
         int32_t sms;              /* for them */
         bool may;                 /* a recording is being made */
-        bool open, joins;         /* they are being recorded; they have been, and accept is to wait for them */
+        bool open, joins; /* they are being recorded; they have been, and accept is to wait for them */
     } beside;
     int32_t product_sms; /* multiprocessors a product takes at most; 0: all */
     mutable bool late;   /* the next launch waits until all before it are complete, and starts only then */
-    uint32_t moved; /* times that memory which launches name has moved: a recording must not be older */
-    /* What may be read before a kernel waits. Launches are counted; `settled` is the newest whose kernel lets its
-     * successor start only after its own wait: when a later kernel starts, all launches before it are complete.
-     * (Copies and sets on the stream are complete for every kernel after them.) */
+    uint32_t moved;      /* times that memory which launches name has moved: a recording must not be older */
+    /* What may be read before a kernel waits. Launches are counted; `settled` is the newest whose kernel lets
+     * its successor start only after its own wait: when a later kernel starts, all launches before it are
+     * complete. (Copies and sets on the stream are complete for every kernel after them.) */
     mutable uint64_t launches; /* so far */
     uint64_t settled;
-    uint64_t positions;        /* the newest that wrote positions (accept) */
+    uint64_t positions; /* the newest that wrote positions (accept) */
     struct {
-        const void *k;         /* kv->k of a ring, near its hash: */
-        uint64_t launch;       /* the newest launch that wrote it */
+        const void *k;   /* kv->k of a ring, near its hash: */
+        uint64_t launch; /* the newest launch that wrote it */
     } rings[CUDA_RINGS];
-    uint64_t rings_else;       /* the newest of those that found no place */
-    const void *store_k;       /* the newest rope_store of one layer: kv->k, */
+    uint64_t rings_else; /* the newest of those that found no place */
+    const void *store_k; /* the newest rope_store of one layer: kv->k, */
     const int32_t *store_pos;
-    uint64_t store_launch;     /* and its launch */
-    unsigned *count; /* [counters], zero between kernels: find_bad's at 0, then pick's */
-    int32_t attn_clusters[4][2][NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together, */
-    int32_t attn_resident[4][4]; /* and blocks a multiprocessor of the kernels whose blocks wait for each other */
-    struct chain_state *chain; /* chain.cu; NULL where the device has no bulk copies */
-    mutable int32_t chain_steps; /* collected, not launched */
-    struct around_pick *picking; /* pick.cu */
-    struct around_state *around; /* embed.cu: small operations that wait to be launched together, */
+    uint64_t store_launch; /* and its launch */
+    unsigned *count;       /* [counters], zero between kernels: find_bad's at 0, then pick's */
+    int32_t attn_clusters[4][2]
+                         [NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together, */
+    int32_t
+        attn_resident[4][4]; /* and blocks a multiprocessor of the kernels whose blocks wait for each other */
+    struct chain_state *chain;    /* chain.cu; NULL where the device has no bulk copies */
+    mutable int32_t chain_steps;  /* collected, not launched */
+    struct around_pick *picking;  /* pick.cu */
+    struct around_state *around;  /* embed.cu: small operations that wait to be launched together, */
     mutable int32_t around_waits; /* and which (enum around_waits): before anything else that waits */
-    float *attn_places; /* attention_leaves.cuh; NULL where the device has none */
-    mutable int lost; /* what waited failed with it where nobody could be told (free): the next flush returns it */
+    float *attn_places;           /* attention_leaves.cuh; NULL where the device has none */
+    mutable int
+        lost; /* what waited failed with it where nobody could be told (free): the next flush returns it */
 };
 /* The place of a ring, or, where it has none, the one that was written longest ago of some. */
 static inline int cuda_ring_place(const struct cuda_backend *be, const void *k)
@@ -151,8 +155,8 @@ int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...) __attribu
 /* 0, or the message "what: CUDA's own text" and KN_EDEVICE (KN_EMEM: out of memory). Built with
  * CUDA_DEBUG_SYNC it waits for the stream first, so that a failing kernel is named. what: the operation. */
 int cuda_check(struct cuda_backend *be, const char *what, cudaError_t err);
-/* The status of what waited, and failed when `what` was to be launched behind it: cuda_check returns it as it is, for its
- * message stands. */
+/* The status of what waited, and failed when `what` was to be launched behind it: cuda_check returns it as it
+ * is, for its message stands. */
 #define CUDA_TOLD 12000 /* no error of CUDA's */
 static inline cudaError_t cuda_told(int rc)
 {
@@ -167,8 +171,8 @@ void cuda_mm_close(struct cuda_backend *be);
 int cuda_weight_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
                      const void *data, unsigned use);
 /* Bytes of both parts of a weight. */
-void cuda_weight_bytes(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use, size_t *packed,
-                       size_t *rows);
+void cuda_weight_bytes(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use,
+                       size_t *packed, size_t *rows);
 void cuda_weight_free(struct kn_backend *, struct kn_weight *);
 int cuda_linear(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                 bool add);
@@ -189,8 +193,8 @@ int experts_then(struct cuda_backend *be, const struct chain_product *p);
 int around_flush(const struct cuda_backend *be);
 /* mm_owed.cu: complete the outputs that are owed. */
 int mm_settle(const struct cuda_backend *be);
-/* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a mixture
- * one alone waits. */
+/* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a
+ * mixture one alone waits. */
 static inline int cuda_flush(const struct cuda_backend *be)
 {
     if (be->lost) {
@@ -210,9 +214,9 @@ static inline int cuda_flush(const struct cuda_backend *be)
     return be->chain_steps ? chain_flush(be) : 0;
 }
 
-/* Launch on the backend's stream, dependent on the kernel before it where the device can, before what waits. Every
- * kernel asks for the same division of a multiprocessor's memory (all shared): kernels that differ in it cannot stand
- * side by side, which is the point of an early launch. */
+/* Launch on the backend's stream, dependent on the kernel before it where the device can, before what waits.
+ * Every kernel asks for the same division of a multiprocessor's memory (all shared): kernels that differ in
+ * it cannot stand side by side, which is the point of an early launch. */
 template <class... P, class... A>
 static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
                                             dim3 block, size_t smem, A... args)
@@ -243,7 +247,8 @@ static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kern
     const int rc = cuda_flush(be);
     return rc ? cuda_told(rc) : cuda_launch_first(be, kernel, grid, block, smem, args...);
 }
-/* As cuda_launch, in clusters of so many blocks side by side, with all of a multiprocessor's shared memory. */
+/* As cuda_launch, in clusters of so many blocks side by side, with all of a multiprocessor's shared memory.
+ */
 template <class... P, class... A>
 static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
                                                dim3 block, size_t smem, unsigned cluster, A... args)

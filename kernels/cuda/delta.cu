@@ -10,8 +10,8 @@
  *
  * A token's numbers do not depend on the chunk or call that it is in; the state passes through memory
  * exactly. So any cutting of tokens into calls gives the same bits. The sums over d_k are 8 lanes' chains and
- * a tree: other bits than the CPU's. Keys of any length are filled up with zeros to the next that there is code
- * for, which changes no sum. More than KN_DELTA_LOG final rows are a prompt's: delta_many.cu. */
+ * a tree: other bits than the CPU's. Keys of any length are filled up with zeros to the next that there is
+ * code for, which changes no sum. More than KN_DELTA_LOG final rows are a prompt's: delta_many.cu. */
 #include "delta_rows.cuh"
 
 template <int D, int CHUNK, int TAPS>
@@ -99,7 +99,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-cudaError_t cuda_delta_finish(struct cuda_backend *be, const struct layer *l, int32_t from, int32_t n, bool early)
+cudaError_t cuda_delta_finish(struct cuda_backend *be, const struct layer *l, int32_t from, int32_t n,
+                              bool early)
 {
     const int64_t all = l->width + 2 * l->a.n_v, heads = (int64_t)n * l->a.n_v, at = (int64_t)from * l->a.n_v,
                   columns = from + n == l->a.n ? (all + THREADS - 1) / THREADS : 0,
@@ -121,7 +122,8 @@ int cuda_delta_check(struct cuda_backend *be, const struct kn_delta *a)
         return cuda_fail(be, KN_ETYPE, "delta: heads of %d and %d (expected 1 to %d)", a->d_k, a->d_v,
                          KN_DELTA_HEAD);
     if (a->n_conv < 1 || a->n_conv > KN_DELTA_TAPS)
-        return cuda_fail(be, KN_ETYPE, "delta: a convolution of %d (expected 1 to %d)", a->n_conv, KN_DELTA_TAPS);
+        return cuda_fail(be, KN_ETYPE, "delta: a convolution of %d (expected 1 to %d)", a->n_conv,
+                         KN_DELTA_TAPS);
     if (a->n < 0 || (!a->commit && a->n > KN_DELTA_LOG))
         return cuda_fail(be, KN_EINVAL, "delta: %d rows (expected at most %d that may still be rejected)",
                          a->n, KN_DELTA_LOG);
@@ -143,8 +145,8 @@ static int run_rows(struct cuda_backend *be, const struct layer *l)
                                          {delta_state<256, 16, 4>, delta_state<256, 16, KN_DELTA_TAPS>}};
     const int d_k = l->a.d_k, size = (d_k > 32) + (d_k > 64) + (d_k > 128);
     const dim3 grid((unsigned)((l->a.d_v + ROWS - 1) / ROWS), (unsigned)l->a.n_v);
-    const int rc = cuda_check(
-        be, "delta", cuda_launch(be, kernels[size][l->a.n_conv > 4], grid, dim3(THREADS), 0, *l));
+    const int rc =
+        cuda_check(be, "delta", cuda_launch(be, kernels[size][l->a.n_conv > 4], grid, dim3(THREADS), 0, *l));
     return rc ? rc : cuda_check(be, "delta", cuda_delta_finish(be, l, 0, l->a.n, true));
 }
 

@@ -1,6 +1,6 @@
-/* delta.cuh - what the files of the gated delta net share: a layer as its kernels get it, and where its inputs
- * lie. delta.cu: token by token, for rows that may be rejected, replays and short runs; delta_many.cu: blocks of
- * tokens, for prompts. */
+/* delta.cuh - what the files of the gated delta net share: a layer as its kernels get it, and where its
+ * inputs lie. delta.cu: token by token, for rows that may be rejected, replays and short runs; delta_many.cu:
+ * blocks of tokens, for prompts. */
 #ifndef DFLASH_CUDA_DELTA_CUH
 #define DFLASH_CUDA_DELTA_CUH
 
@@ -20,9 +20,10 @@ int cuda_delta_many(struct cuda_backend *, const struct layer *);
 bool cuda_delta_many_has(const struct kn_delta *a);
 /* delta.cu. 0, or the message of what is wrong with a. */
 int cuda_delta_check(struct cuda_backend *, const struct kn_delta *a);
-/* delta.cu. Norm and gate of the outputs of rows [from, from + n); with the last of them the convolution's state
- * and the log. early: launched while the kernel before still runs. */
-cudaError_t cuda_delta_finish(struct cuda_backend *, const struct layer *, int32_t from, int32_t n, bool early);
+/* delta.cu. Norm and gate of the outputs of rows [from, from + n); with the last of them the convolution's
+ * state and the log. early: launched while the kernel before still runs. */
+cudaError_t cuda_delta_finish(struct cuda_backend *, const struct layer *, int32_t from, int32_t n,
+                              bool early);
 
 #ifdef __CUDACC__
 #ifndef DEV
@@ -64,8 +65,8 @@ static __device__ __forceinline__ float silu(float x)
     return __fdiv_rn(x, __fadd_rn(1.0f, dev_exp(-x)));
 }
 
-/* silu of each, the same bits. A division by itself ends in a branch to its rare cases, so that one waits for the other;
- * these go side by side, and one branch stands behind all of them. */
+/* silu of each, the same bits. A division by itself ends in a branch to its rare cases, so that one waits for
+ * the other; these go side by side, and one branch stands behind all of them. */
 template <int N> static __device__ __forceinline__ void silu_all(float (&v)[N])
 {
     float y[N];

@@ -8,8 +8,9 @@
  * quarter, the last writes that quarter of the columns.
  *
  * What decides about branches is made known to be the same in all lanes (uniform): else each shuffle is a
- * block of code by itself, whose results are not moved past each other. And no load is under a condition whose
- * registers have not been set before: they would be taken from the kernel's begin on, and the tokens want them. */
+ * block of code by itself, whose results are not moved past each other. And no load is under a condition
+ * whose registers have not been set before: they would be taken from the kernel's begin on, and the tokens
+ * want them. */
 #ifndef DFLASH_CUDA_DELTA_FEW_CUH
 #define DFLASH_CUDA_DELTA_FEW_CUH
 
@@ -124,16 +125,18 @@ DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
         cluster_store(cluster_at(at, b.head0 + i), q4, there);
         cluster_store(cluster_at(at + 4 * D, b.head0 + i), k4, there);
     }
-    if (lane < QUARTERS) cluster_store(cluster_at(to_kq, b.head0 + lane), r.kq, cluster_at(bar, b.head0 + lane));
+    if (lane < QUARTERS)
+        cluster_store(cluster_at(to_kq, b.head0 + lane), r.kq, cluster_at(bar, b.head0 + lane));
 }
 
 /* The strips of this block's quarter of a chunk's n tokens: q and k, a column a thread, to be normed here; v,
  * by the warps that have no state, to the blocks of its rows. x: the first strip's inputs. Behind it warps
  * with states see all of q and k, and all of them that the cluster is ready for what they send. */
 template <bool OWED>
-DEV void convolve_quarter(const struct layer &l, const struct few_from &f, struct few_memory &m, float (*in)[3 * D],
-                          const struct few_part &b, float x[2][STRIP_OF + TAPS - 1], const float4 &w,
-                          const float4 &w_v, int32_t t0, int32_t n, int32_t pending, float2 &g)
+DEV void convolve_quarter(const struct layer &l, const struct few_from &f, struct few_memory &m,
+                          float (*in)[3 * D], const struct few_part &b, float x[2][STRIP_OF + TAPS - 1],
+                          const float4 &w, const float4 &w_v, int32_t t0, int32_t n, int32_t pending,
+                          float2 &g)
 {
     const int i = b.thread, skip = TAPS - l.a.n_conv, from = b.quarter * quarter_of(n),
               end = min(from + quarter_of(n), n);
@@ -176,8 +179,8 @@ DEV void convolve_quarter(const struct layer &l, const struct few_from &f, struc
     cluster_wait();
 }
 
-/* The last warp: gates of the quarter's tokens, lane after lane, over again for each of the head's blocks, to that; in two parts, for what
- * they read comes from far. */
+/* The last warp: gates of the quarter's tokens, lane after lane, over again for each of the head's blocks, to
+ * that; in two parts, for what they read comes from far. */
 DEV float2 few_gates_of(const struct layer &l, const struct few_part &b, int32_t t, int32_t pending)
 {
     const struct kn_delta &a = l.a;
@@ -270,7 +273,8 @@ DEV void few_tokens(const struct layer &l, struct few_memory &m, const struct fe
 
 /* A lane: four columns of what the convolution keeps, and of the log, every `step`th row from row i on. */
 template <bool OWED>
-DEV void few_keep(const struct layer &l, const struct few_from &f, int64_t at, int i, int step, int32_t pending)
+DEV void few_keep(const struct layer &l, const struct few_from &f, int64_t at, int i, int step,
+                  int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const bool final = final_of(l, pending);
@@ -295,8 +299,8 @@ DEV void few_keep(const struct layer &l, const struct few_from &f, int64_t at, i
 /* The last two warps: the block's columns of v; and those of its quarter of q and k, with the gates, where
  * its head is the last that has read them. All of the head's inputs have been read. */
 template <bool OWED>
-DEV void few_keep_all(const struct layer &l, const struct few_from &f, const struct few_part &b, unsigned *count,
-                      int32_t pending)
+DEV void few_keep_all(const struct layer &l, const struct few_from &f, const struct few_part &b,
+                      unsigned *count, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const bool of_v = b.warp == WARPS - 2;
@@ -310,30 +314,32 @@ DEV void few_keep_all(const struct layer &l, const struct few_from &f, const str
         if (__shfl_sync(~0u, before, 0) != (unsigned)rep - 1) return;
     }
     const int head = of_v ? 2 * a.n_k + b.h : four / 8 * a.n_k + b.kh;
-    few_keep<OWED>(l, f, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide, pending);
+    few_keep<OWED>(l, f, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide,
+                   pending);
     if (of_v || final_of(l, pending) || b.quarter) return;
 #pragma unroll 1
     for (int i = lane; i < rep * a.n; i += 32) {
         const int row = i / rep, h = b.kh + i % rep * a.n_k;
         float *const to = l.s.log + (logged_at(l, pending) + row) * (l.width + 2 * a.n_v) + l.width + h;
         const int64_t at = (int64_t)row * a.n_v + h;
-        const float2 x =
-            OWED ? owed_gates(l, f, pending + row, pending, h) : make_float2(__ldcg(a.alpha + at), __ldcg(a.beta + at));
+        const float2 x = OWED ? owed_gates(l, f, pending + row, pending, h)
+                              : make_float2(__ldcg(a.alpha + at), __ldcg(a.beta + at));
         to[0] = x.x, to[a.n_v] = x.y;
     }
 }
 
 /* in: where OWED, the inputs of a strip, q, k and v. */
 template <enum mm_act ACT, bool OWED>
-DEV void few_block(const struct layer &l, const struct few_from &f, const mm_prep &p, unsigned *count, struct few_memory &m,
-                   float (*in)[3 * D])
+DEV void few_block(const struct layer &l, const struct few_from &f, const mm_prep &p, unsigned *count,
+                   struct few_memory &m, float (*in)[3 * D])
 {
     const struct kn_delta &a = l.a;
     struct few_part b = few_part_of(a);
     const bool has_state = b.warp < STATE_WARPS, last_warp = b.warp == WARPS - 1;
     const unsigned tokens = shared_at(&m.tokens), come = shared_at(&m.come[b.warp % STATE_WARPS]);
     float s[2][D / LANES];
-    volatile float kept[2 * D / LANES]; /* the state, between chunks: in registers it would stand beside all else */
+    volatile float
+        kept[2 * D / LANES]; /* the state, between chunks: in registers it would stand beside all else */
     unsigned turn = 0;
     cuda_grid_early();
     if (threadIdx.x == 0) {
@@ -353,7 +359,8 @@ DEV void few_block(const struct layer &l, const struct few_from &f, const mm_pre
         const int64_t r = t0 + mine - pending;
         const bool finishes = !has_state && mine < n && r >= 0;
         float x[2][STRIP_OF + TAPS - 1], gate[8], norm[8];
-        /* What a second chunk needs again is made again: else it would stand in registers beside the state. */
+        /* What a second chunk needs again is made again: else it would stand in registers beside the state.
+         */
         asm volatile("" : "+r"(b.lane), "+r"(b.thread));
         if (t0) { /* the chunk before has been finished: the place of its outputs is free, and here that of
                      its inputs */
@@ -368,7 +375,8 @@ DEV void few_block(const struct layer &l, const struct few_from &f, const mm_pre
         float2 g = !OWED && gates >= 0 ? few_gates_of(l, b, t0 + gates, pending) : make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int i = 0; i < 8; i++) gate[i] = norm[i] = 0.0f;
-        if (!OWED && finishes) load_eight(gate, a.z + z, 8 * b.lane, 2 * D), load_eight(norm, a.norm, 8 * (b.lane % 16), D);
+        if (!OWED && finishes)
+            load_eight(gate, a.z + z, 8 * b.lane, 2 * D), load_eight(norm, a.norm, 8 * (b.lane % 16), D);
         convolve_quarter<OWED>(l, f, m, in, b, x, w, w_v, t0, n, pending, g);
         if (has_state) {
             if (!t0)

@@ -1,26 +1,28 @@
-/* delta_many.cu - a gated delta net layer over a prompt: blocks of 32 tokens instead of one token after another.
+/* delta_many.cu - a gated delta net layer over a prompt: blocks of 32 tokens instead of one token after
+ * another.
  *
- * With G_t the sum of the log decays of the block up to token t, S the state before it, all of one value head:
+ * With G_t the sum of the log decays of the block up to token t, S the state before it, all of one value
+ * head:
  *
  *     A[t, j] = b_t exp(G_t - G_j) k_t . k_j  for j < t, else 0;   T = (1 + A)^-1
  *     E = T X, X_t = b_t (v_t - exp(G_t) S k_t)                     the block's corrections e_t, at once
  *     o_t = exp(G_t) S q_t + sum over j <= t of P[t, j] e_j,        P[t, j] = exp(G_t - G_j) q_t . k_j
  *     S becomes exp(G_31) S + sum over j of exp(G_31 - G_j) e_j k_j^T
  *
- * delta_blocks makes what does not depend on S, for all blocks of a key head at once: q, k, v after convolution
- * and norm, T (by substitution, in float32) and P. delta_scan then walks the blocks: a warp has 16 rows of one
- * head's state in registers, as the sums of its tensor products, whose layout is also that of their left factor,
- * so that R = S K^T, E = X T^T, o and the new S follow from registers, and warps only share what they read. S is
- * float32 and rounded by nothing but its sums.
+ * delta_blocks makes what does not depend on S, for all blocks of a key head at once: q, k, v after
+ * convolution and norm, T (by substitution, in float32) and P. delta_scan then walks the blocks: a warp has
+ * 16 rows of one head's state in registers, as the sums of its tensor products, whose layout is also that of
+ * their left factor, so that R = S K^T, E = X T^T, o and the new S follow from registers, and warps only
+ * share what they read. S is float32 and rounded by nothing but its sums.
  *
- * Products: a float32 factor is split into two bf16, x = high + low to 2^-17 of it, and high * high + high * low +
- * low * high are summed in float32: 2^-16 a product at worst, where the products before and after this layer
- * round their factors to 2^-12. Exponents are differences of sums in double, at most 0.
+ * Products: a float32 factor is split into two bf16, x = high + low to 2^-17 of it, and high * high + high *
+ * low + low * high are summed in float32: 2^-16 a product at worst, where the products before and after this
+ * layer round their factors to 2^-12. Exponents are differences of sums in double, at most 0.
  *
- * Bits depend on where blocks begin, that is on the rows before in the call, modulo 32; not on what follows, nor
- * on how a call is cut into segments (whole blocks). Rows past the end are tokens without effect: k, v, b and the
- * log decay 0. A NaN or Inf of one token spoils the tokens before it in its block too, as zeros times it are
- * NaN.
+ * Bits depend on where blocks begin, that is on the rows before in the call, modulo 32; not on what follows,
+ * nor on how a call is cut into segments (whole blocks). Rows past the end are tokens without effect: k, v, b
+ * and the log decay 0. A NaN or Inf of one token spoils the tokens before it in its block too, as zeros times
+ * it are NaN.
  *
  * Bound for d_k = d_v = 128: 324 mma a warp and block in delta_scan, (d_v / 16) n_v warps; SPEED.md has the
  * counts, and what lost. Longer keys than 128: delta.cu, token by token. */
@@ -29,15 +31,15 @@
 
 #include <stddef.h>
 
-#define BLOCK 32        /* tokens */
-#define HEAD 128        /* d_k at most; shorter keys are filled up with zeros */
-#define WIDE 64         /* rows of a state that a block of delta_scan has */
-#define SEGMENT 2048    /* rows whose blocks are in scratch at a time */
-#define KTHREADS 256    /* of delta_blocks */
+#define BLOCK 32     /* tokens */
+#define HEAD 128     /* d_k at most; shorter keys are filled up with zeros */
+#define WIDE 64      /* rows of a state that a block of delta_scan has */
+#define SEGMENT 2048 /* rows whose blocks are in scratch at a time */
+#define KTHREADS 256 /* of delta_blocks */
 #define SLOTS (KTHREADS / 32)
 #define STHREADS (WIDE * 2)
-#define KPITCH (HEAD + 8) /* of keys and queries in delta_blocks' memory, elements */
-#define PLANE (BLOCK * HEAD * 2)  /* bytes of keys or queries, high or low */
+#define KPITCH (HEAD + 8)          /* of keys and queries in delta_blocks' memory, elements */
+#define PLANE (BLOCK * HEAD * 2)   /* bytes of keys or queries, high or low */
 #define SQUARE (BLOCK * BLOCK * 2) /* bytes of T or P, high or low */
 #define GATES (3 * BLOCK)
 #define LOG2E 1.4426950408889634f
@@ -73,7 +75,8 @@ DEV uint32_t split(float x, float y, uint32_t *low)
 
 DEV void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -111,8 +114,9 @@ DEV float quick_silu(float x)
 struct work {
     __align__(16) uint16_t k[2][BLOCK * KPITCH], q[2][BLOCK * KPITCH]; /* high, low */
     float kk[BLOCK][BLOCK + 1], qk[BLOCK][BLOCK + 1];
-    int32_t next;                                /* item that no warp has taken */
-    __align__(16) float a[SLOTS][BLOCK][BLOCK + 4]; /* A of a head, or of a warp where heads are more than warps */
+    int32_t next; /* item that no warp has taken */
+    __align__(
+        16) float a[SLOTS][BLOCK][BLOCK + 4]; /* A of a head, or of a warp where heads are more than warps */
 };
 
 /* Four values at p, those from left on zeros. */
@@ -123,8 +127,8 @@ DEV float4 load_four(const float *p, int left, bool aligned)
                        left > 3 ? p[3] : 0.0f);
 }
 
-/* u[STRIP] = silu(convolution) of the four channels from `channel` on (left of them there) at the STRIP tokens
- * from t on; zeros from row `end` on. */
+/* u[STRIP] = silu(convolution) of the four channels from `channel` on (left of them there) at the STRIP
+ * tokens from t on; zeros from row `end` on. */
 template <int TAPS, int STRIP>
 static __device__ void convolve(const struct layer &l, float4 u[STRIP], int64_t channel, int left, int32_t t,
                                 int32_t end)
@@ -175,7 +179,8 @@ static __device__ void keys_of(const struct layer &l, struct work &m, uint8_t *t
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float4 x = u[i];
-        const float sum = warp_sum(__fmaf_rn(x.x, x.x, __fmaf_rn(x.y, x.y, __fmaf_rn(x.z, x.z, __fmul_rn(x.w, x.w))))),
+        const float sum = warp_sum(
+                        __fmaf_rn(x.x, x.x, __fmaf_rn(x.y, x.y, __fmaf_rn(x.z, x.z, __fmul_rn(x.w, x.w))))),
                     r = __fmul_rn(__fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, 1e-6f))), scale);
         uint2 h, s;
         h.x = split(__fmul_rn(x.x, r), __fmul_rn(x.y, r), &s.x);
@@ -202,8 +207,8 @@ static __device__ void dots_of(struct work &m)
     float c[2][4] = {};
 #pragma unroll
     for (int s = 0; s < HEAD / 16; s++) {
-        const uint4 h = load_matrices(ah + 32 * s), g = load_matrices(al + 32 * s), x = load_matrices(bh + 32 * s),
-                    y = load_matrices(bl + 32 * s);
+        const uint4 h = load_matrices(ah + 32 * s), g = load_matrices(al + 32 * s),
+                    x = load_matrices(bh + 32 * s), y = load_matrices(bl + 32 * s);
         const uint32_t fh[4] = {h.x, h.y, h.z, h.w}, fl[4] = {g.x, g.y, g.z, g.w};
         mma(c[0], fh, x.x, x.y), mma(c[1], fh, x.z, x.w);
         mma(c[0], fh, y.x, y.y), mma(c[1], fh, y.z, y.w);
@@ -217,7 +222,8 @@ static __device__ void dots_of(struct work &m)
             to[row + lane / 4 + e / 2 * 8][col + 8 * n + 2 * (lane % 4) + e % 2] = c[n][e];
 }
 
-/* Element [t, lane] of a square, a warp a row: an even lane stores the high parts of two, an odd one the low. */
+/* Element [t, lane] of a square, a warp a row: an even lane stores the high parts of two, an odd one the low.
+ */
 DEV void keep(uint8_t *square, int t, int lane, float x)
 {
     const float y = __shfl_xor_sync(~0u, x, 1);
@@ -228,8 +234,8 @@ DEV void keep(uint8_t *square, int t, int lane, float x)
 }
 
 /* Gates, T and P of one value head, by one warp: lane j has column j. */
-static __device__ void head_of(const struct layer &l, const struct blocks &b, struct work &m, int slot, int32_t h,
-                               int32_t t0, int32_t end)
+static __device__ void head_of(const struct layer &l, const struct blocks &b, struct work &m, int slot,
+                               int32_t h, int32_t t0, int32_t end)
 {
     const struct kn_delta &a = l.a;
     const int lane = threadIdx.x % 32;
@@ -277,8 +283,8 @@ static __device__ void head_of(const struct layer &l, const struct blocks &b, st
 
 /* Values of 8 tokens and 128 columns of one head. */
 template <int TAPS>
-static __device__ void values_of(const struct layer &l, const struct blocks &b, int32_t h, int32_t first, int32_t col,
-                                 int32_t t0, int32_t end)
+static __device__ void values_of(const struct layer &l, const struct blocks &b, int32_t h, int32_t first,
+                                 int32_t col, int32_t t0, int32_t end)
 {
     const struct kn_delta &a = l.a;
     const int c = col + 4 * (threadIdx.x % 32);
@@ -293,7 +299,8 @@ static __device__ void values_of(const struct layer &l, const struct blocks &b, 
 
 /* Block x of key head y: its keys and queries first, then value heads and pieces of values as warps come. */
 template <int TAPS>
-static __global__ void __launch_bounds__(KTHREADS, TAPS <= 4 ? 3 : 1) delta_blocks(const struct layer l, const struct blocks b)
+static __global__ void __launch_bounds__(KTHREADS, TAPS <= 4 ? 3 : 1)
+    delta_blocks(const struct layer l, const struct blocks b)
 {
     extern __shared__ __align__(16) uint8_t memory[];
     struct work &m = *(struct work *)memory;
@@ -312,22 +319,24 @@ static __global__ void __launch_bounds__(KTHREADS, TAPS <= 4 ? 3 : 1) delta_bloc
         i = __shfl_sync(~0u, i, 0);
         if (i >= items) break;
         if (i < rep) {
-            head_of(l, b, m, rep <= SLOTS ? i : (int)threadIdx.x / 32, (int32_t)blockIdx.y + i * l.a.n_k, t0, end);
+            head_of(l, b, m, rep <= SLOTS ? i : (int)threadIdx.x / 32, (int32_t)blockIdx.y + i * l.a.n_k, t0,
+                    end);
         } else {
             const int32_t piece = (i - rep) % (BLOCK / 8 * columns);
-            values_of<TAPS>(l, b, (int32_t)blockIdx.y + (i - rep) / (BLOCK / 8 * columns) * l.a.n_k, piece % 4 * 8,
-                            piece / 4 * HEAD, t0, end);
+            values_of<TAPS>(l, b, (int32_t)blockIdx.y + (i - rep) / (BLOCK / 8 * columns) * l.a.n_k,
+                            piece % 4 * 8, piece / 4 * HEAD, t0, end);
         }
     }
 }
 
 /* ---- scan ---- */
 
-/* Chunks of 16 bytes of a row are exchanged so that the rows that are read together lie in different banks. */
+/* Chunks of 16 bytes of a row are exchanged so that the rows that are read together lie in different banks.
+ */
 struct stage {
-    uint8_t keys[4][PLANE];      /* k high, k low, q high, q low: chunk c of row t at c ^ t % 8 */
-    uint8_t squares[4][SQUARE];  /* T high, T low, P high, P low: chunk c of row t at c ^ t / 2 % 4 */
-    float values[BLOCK * WIDE];  /* [token, row of the state]: chunk c of token t at c ^ t / 2 % 4 * 2 */
+    uint8_t keys[4][PLANE];     /* k high, k low, q high, q low: chunk c of row t at c ^ t % 8 */
+    uint8_t squares[4][SQUARE]; /* T high, T low, P high, P low: chunk c of row t at c ^ t / 2 % 4 */
+    float values[BLOCK * WIDE]; /* [token, row of the state]: chunk c of token t at c ^ t / 2 % 4 * 2 */
     float gates[GATES];
 };
 
@@ -343,7 +352,8 @@ static __device__ void fetch(struct stage *s, const struct blocks &b, int32_t n_
     const int64_t at = (int64_t)h * b.n_blocks + i;
     const uint8_t *keys = b.keys + ((int64_t)(h % n_k) * b.n_blocks + i) * (4 * PLANE),
                   *squares = b.squares + at * (4 * SQUARE);
-    const float *values = b.values + at * BLOCK * b.wide + (int64_t)blockIdx.x * WIDE, *gates = b.gates + at * GATES;
+    const float *values = b.values + at * BLOCK * b.wide + (int64_t)blockIdx.x * WIDE,
+                *gates = b.gates + at * GATES;
     const int thread = threadIdx.x;
 #pragma unroll
     for (int j = 0; j < 4 * PLANE / 16; j += STHREADS) {
@@ -374,7 +384,8 @@ DEV void factor(uint32_t high[4], uint32_t low[4], const float x[4], const float
 /* r += S K^T and o += S Q^T: the rows' products with all tokens of the block. */
 DEV void project(float r[4][4], float o[4][4], const float s[16][4], unsigned keys)
 {
-    const int lane = threadIdx.x % 32, t = lane % 8 + lane / 16 * 8; /* row of the matrix that the lane points at */
+    const int lane = threadIdx.x % 32,
+              t = lane % 8 + lane / 16 * 8; /* row of the matrix that the lane points at */
 #pragma unroll
     for (int i = 0; i < HEAD / 16; i++) {
         uint32_t fh[4], fl[4];
@@ -389,7 +400,8 @@ DEV void project(float r[4][4], float o[4][4], const float s[16][4], unsigned ke
                 q[p][n] = load_matrices(at + (2 + p) * PLANE + n * 16 * 256);
             }
 #pragma unroll
-        for (int part = 0; part < 3; part++) { /* low * high, high * low, high * high: eight chains side by side */
+        for (int part = 0; part < 3;
+             part++) { /* low * high, high * low, high * high: eight chains side by side */
             const uint32_t *f = part ? fh : fl;
 #pragma unroll
             for (int n = 0; n < 2; n++) {
@@ -401,8 +413,8 @@ DEV void project(float r[4][4], float o[4][4], const float s[16][4], unsigned ke
     }
 }
 
-/* c += x Y^T, Y a square at y (T or P), zero above its diagonal. Products of high parts and the others are chains of
- * their own. */
+/* c += x Y^T, Y a square at y (T or P), zero above its diagonal. Products of high parts and the others are
+ * chains of their own. */
 DEV void by_square(float c[4][4], const uint32_t xh[2][4], const uint32_t xl[2][4], unsigned y)
 {
     const int lane = threadIdx.x % 32, t = lane % 8 + lane / 16 * 8;
@@ -456,8 +468,8 @@ DEV void update(float s[16][4], const uint32_t xh[2][4], const uint32_t xl[2][4]
         }
 }
 
-/* A block of 32 tokens for a warp's 16 rows: from the row `row` on of those that the stage has. out: the row of
- * the block's first token. left: tokens, rows: rows of the state that there are. */
+/* A block of 32 tokens for a warp's 16 rows: from the row `row` on of those that the stage has. out: the row
+ * of the block's first token. left: tokens, rows: rows of the state that there are. */
 static __device__ void take_block(const struct stage &st, float s[16][4], int row, float *out, int64_t stride,
                                   int left, int rows)
 {
@@ -555,7 +567,8 @@ static size_t divide(struct blocks *b, const struct kn_delta *a, int32_t n, uint
     b->n_blocks = (n + BLOCK - 1) / BLOCK;
     b->wide = (a->d_v + WIDE - 1) / WIDE * WIDE;
     const size_t blocks = (size_t)b->n_blocks, n_v = (size_t)a->n_v,
-                 keys = whole(blocks * (size_t)a->n_k * 4 * PLANE), squares = whole(blocks * n_v * 4 * SQUARE),
+                 keys = whole(blocks * (size_t)a->n_k * 4 * PLANE),
+                 squares = whole(blocks * n_v * 4 * SQUARE),
                  values = whole(blocks * n_v * BLOCK * (size_t)b->wide * 4);
     b->keys = p;
     b->squares = p + keys;
@@ -595,7 +608,8 @@ static cudaError_t run_segment(struct cuda_backend *be, const struct layer *l, i
     cudaError_t err = allow((const void *)make, work_bytes(a));
     if (!err) err = allow((const void *)delta_scan, 2 * sizeof(struct stage));
     if (err) return err;
-    const dim3 blocks((unsigned)b.n_blocks, (unsigned)a->n_k), scans((unsigned)(b.wide / WIDE), (unsigned)a->n_v);
+    const dim3 blocks((unsigned)b.n_blocks, (unsigned)a->n_k),
+        scans((unsigned)(b.wide / WIDE), (unsigned)a->n_v);
     if (delta_tuning.early) {
         err = cuda_launch(be, make, blocks, dim3(KTHREADS), work_bytes(a), *l, b);
         if (!err) err = cuda_launch(be, delta_scan, scans, dim3(STHREADS), 2 * sizeof(struct stage), *l, b);
@@ -617,8 +631,8 @@ int cuda_delta_many(struct cuda_backend *be, const struct layer *l)
     const size_t want = cuda_delta_scratch(&l->a);
     cudaError_t err = cudaSuccess;
     if (want > be->scratch_rows_bytes)
-        return cuda_fail(be, KN_EINVAL, "delta: %zu bytes of scratch for %d rows, %zu are reserved", want, all,
-                         be->scratch_rows_bytes);
+        return cuda_fail(be, KN_EINVAL, "delta: %zu bytes of scratch for %d rows, %zu are reserved", want,
+                         all, be->scratch_rows_bytes);
     for (int32_t from = 0; from < all && !err; from += most)
         err = run_segment(be, l, from, all - from < most ? all - from : most);
     return cuda_check(be, "delta", err);

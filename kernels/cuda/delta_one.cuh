@@ -9,9 +9,8 @@
 #ifndef DFLASH_CUDA_DELTA_ONE_CUH
 #define DFLASH_CUDA_DELTA_ONE_CUH
 
-
 struct one_memory {
-    float qk[2][2 * D], v[2][ROWS]; /* of the pending token and of the row, convolved */
+    float qk[2][2 * D], v[2][ROWS];  /* of the pending token and of the row, convolved */
     __align__(16) float gate[2 * D]; /* of both heads' outputs */
     __align__(16) float norm[D];
     __align__(16) float o[BLOCKS * ROWS]; /* outputs, from all blocks of the cluster */
@@ -46,7 +45,9 @@ DEV void one_norms(struct one_memory &m)
     for (int o = 16; o; o >>= 1)
 #pragma unroll
         for (int j = 0; j < 3; j++) sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(~0u, sum[j], o));
-    const float mine = lane == 2 ? sum[2] : lane == 1 ? sum[1] : sum[0],
+    const float mine = lane == 2   ? sum[2]
+                       : lane == 1 ? sum[1]
+                                   : sum[0],
                 root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mine, 1e-6f)));
     const float r_k = __shfl_sync(~0u, root, 1), r_q = __shfl_sync(~0u, root, 2);
     if (lane < 3) m.roots[lane] = root;
@@ -129,7 +130,8 @@ DEV void one_inputs(const struct layer &l, const int64_t column[2], int t, int64
 #pragma unroll
         for (int j = 0; j < TAPS - 1; j++) {
             const int u = t + j - (TAPS - 1);
-            x[c][j] = __ldcg((u < 0 ? l.s.conv + (u + TAPS - 1) * l.width : l.s.log + u * stride) + column[c]);
+            x[c][j] =
+                __ldcg((u < 0 ? l.s.conv + (u + TAPS - 1) * l.width : l.s.log + u * stride) + column[c]);
         }
         x[c][3] = __ldcg(from + column[c]);
         x[c][4] = __ldcg(l.a.qkv + column[c]);
@@ -164,7 +166,8 @@ DEV void one_gates(struct one_memory &m, int lane)
 }
 /* The cluster's outputs, when all are there: by one warp. */
 template <enum mm_act ACT>
-DEV void one_finish(const struct layer &l, const mm_prep &p, const struct experts_hand &hand, struct one_memory &m, int lane)
+DEV void one_finish(const struct layer &l, const mm_prep &p, const struct experts_hand &hand,
+                    struct one_memory &m, int lane)
 {
     const unsigned tag = hand.words ? hand_tag(hand.tag, hand.salt) : 0;
     __align__(16) float g[8], n[8];
@@ -189,8 +192,8 @@ DEV void one_log(const struct layer &l, int kh, int rep, int64_t stride, int32_t
 }
 
 template <enum mm_act ACT>
-DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count,
-                   const struct experts_hand &hand, struct one_memory &m)
+DEV void one_block(const struct layer &l, const mm_prep &p, unsigned *count, const struct experts_hand &hand,
+                   struct one_memory &m)
 {
     const struct kn_delta &a = l.a;
     const int i = threadIdx.x, lane = i % 32, warp = i / 32, h = blockIdx.y, kh = h % a.n_k,

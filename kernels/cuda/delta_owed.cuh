@@ -1,6 +1,7 @@
-/* delta_owed.cuh - inputs of few rows of a gated delta net (delta_few.cuh) whose product left its slices' sums in memory (mm_owed.cu): a
- * block adds what it reads of them, each strip once, four columns a thread, and has the sums in shared memory, where a thread takes its
- * columns. The bits of owed.cuh. Rows of the log and of the convolution's state are whole, as one slice. */
+/* delta_owed.cuh - inputs of few rows of a gated delta net (delta_few.cuh) whose product left its slices'
+ * sums in memory (mm_owed.cu): a block adds what it reads of them, each strip once, four columns a thread,
+ * and has the sums in shared memory, where a thread takes its columns. The bits of owed.cuh. Rows of the log
+ * and of the convolution's state are whole, as one slice. */
 #ifndef DFLASH_CUDA_DELTA_OWED_CUH
 #define DFLASH_CUDA_DELTA_OWED_CUH
 
@@ -18,7 +19,8 @@ template <int V> DEV void slice_load(float v[V], const float *at)
         v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
     }
 }
-/* Of a whole row its columns, over again: loads under a condition would keep their registers from the kernel's begin on. */
+/* Of a whole row its columns, over again: loads under a condition would keep their registers from the
+ * kernel's begin on. */
 template <int V> DEV void slices_load(float u[SLICES][V], const struct slices &p, int64_t step)
 {
     if (!p.owed) step = 0;
@@ -37,7 +39,8 @@ template <int V> DEV void slices_add(float u[SLICES][V], bool owed)
     }
 }
 /* Token t of the call, pending ones first, from column `at` of the convolution's inputs on. */
-DEV struct slices input_slices(const struct layer &l, const struct few_from &f, int32_t t, int32_t pending, int64_t at)
+DEV struct slices input_slices(const struct layer &l, const struct few_from &f, int32_t t, int32_t pending,
+                               int64_t at)
 {
     const bool owed = t >= pending;
     return {(owed ? f.qkv + (t - pending) * l.width : input(l, t, pending)) + at, owed};
@@ -57,10 +60,11 @@ DEV float2 owed_gates(const struct layer &l, const struct few_from &f, int32_t t
     return make_float2(u[0][0][0], u[1][0][0]);
 }
 
-/* Inputs of the strip of `count` tokens from t on, and of three before: a warp has a token's q, k and v, the last one, in lanes with a
- * `gates` of 0 and more, alpha and beta of that token. All threads of the block. */
-DEV void owed_strip(const struct layer &l, const struct few_from &f, float (*in)[3 * D], float x[2][STRIP_OF + TAPS - 1],
-                    const struct few_part &b, int32_t t, int32_t count, int32_t pending, int32_t gates, float2 &g)
+/* Inputs of the strip of `count` tokens from t on, and of three before: a warp has a token's q, k and v, the
+ * last one, in lanes with a `gates` of 0 and more, alpha and beta of that token. All threads of the block. */
+DEV void owed_strip(const struct layer &l, const struct few_from &f, float (*in)[3 * D],
+                    float x[2][STRIP_OF + TAPS - 1], const struct few_part &b, int32_t t, int32_t count,
+                    int32_t pending, int32_t gates, float2 &g)
 {
     const struct kn_delta &a = l.a;
     static_assert(STRIP_OF + TAPS - 1 <= WARPS, "a warp a token");
@@ -106,13 +110,15 @@ DEV float4 owed_four(const struct layer &l, const struct few_from &f, int32_t t,
     return *(const float4 *)u[0];
 }
 /* As log_rows. */
-DEV void owed_log(const struct layer &l, const struct few_from &f, int64_t at, int32_t pending, int i, int step)
+DEV void owed_log(const struct layer &l, const struct few_from &f, int64_t at, int32_t pending, int i,
+                  int step)
 {
     float *const to = l.s.log + logged_at(l, pending) * (l.width + 2 * l.a.n_v) + at;
 #pragma unroll 1
     for (; i < l.a.n; i += 2 * step) {
         const int second = min(i + step, l.a.n - 1);
-        const float4 x = owed_four(l, f, pending + i, pending, at), y = owed_four(l, f, pending + second, pending, at);
+        const float4 x = owed_four(l, f, pending + i, pending, at),
+                     y = owed_four(l, f, pending + second, pending, at);
         __stcg((float4 *)(to + i * (l.width + 2 * l.a.n_v)), x);
         if (i + step < l.a.n) __stcg((float4 *)(to + second * (l.width + 2 * l.a.n_v)), y);
     }

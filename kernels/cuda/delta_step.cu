@@ -20,11 +20,11 @@
 #include "owe.cuh"
 #include "prep.cuh"
 
-#define D 128      /* d_k and d_v that there is code for */
-#define CHUNK 32   /* tokens between two meetings of a cluster */
-#define TAPS 4     /* n_conv at most */
-#define BLOCKS 8   /* of a cluster */
-#define QUARTERS 4 /* of a head */
+#define D 128                 /* d_k and d_v that there is code for */
+#define CHUNK 32              /* tokens between two meetings of a cluster */
+#define TAPS 4                /* n_conv at most */
+#define BLOCKS 8              /* of a cluster */
+#define QUARTERS 4            /* of a head */
 #define MINE (CHUNK / BLOCKS) /* tokens of a chunk that a block finishes: every eighth */
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -105,7 +105,8 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fmul_rn(v[i], rr), norm[i]), gate[i]);
     if (ACT == MM_ACT_K && words) hand_put(words + HAND_UNIT * (blockIdx.y / 2), round_block<true>(v), tag);
-    store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v, (int)r);
+    store_block<ACT>(p, p.rows + (size_t)r * (size_t)p.slices * (size_t)p.slice_row, (int)blockIdx.y / 2, v,
+                     (int)r);
 }
 
 /* Rows of the log, from row `first` on, every `step`th of the call from row i on, of four columns. */
@@ -114,7 +115,8 @@ DEV void log_rows(const struct layer &l, int64_t at, int32_t first, int i, int s
     const int64_t stride = l.width + 2 * l.a.n_v;
 #pragma unroll 4
     for (; i < l.a.n; i += step)
-        __stcg((float4 *)(l.s.log + (first + i) * stride + at), __ldcg((const float4 *)(l.a.qkv + i * l.width + at)));
+        __stcg((float4 *)(l.s.log + (first + i) * stride + at),
+               __ldcg((const float4 *)(l.a.qkv + i * l.width + at)));
 }
 #include "delta_one.cuh"
 #endif
@@ -157,8 +159,8 @@ static __global__ void __launch_bounds__(THREADS + 32, 2)
 
 /* Launch in clusters of two heads' blocks. */
 template <class... P>
-static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int threads, size_t smem, int32_t n_v,
-                          const P &...args)
+static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int threads, size_t smem,
+                          int32_t n_v, const P &...args)
 {
     cudaLaunchAttribute attr[3];
     cudaLaunchConfig_t config = {};
@@ -189,13 +191,14 @@ static cudaError_t launch_of(struct cuda_backend *be, const struct layer *l, con
     const int rc = cuda_flush(be); /* the launch's number is the next */
     if (rc) return cuda_told(rc);
     const struct experts_hand hand = experts_hand(be, ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
-    const cudaError_t err = launch(be, delta_one<ACT>, THREADS + 32, 0, l->a.n_v, *l, *p, be->delta_count, hand);
+    const cudaError_t err =
+        launch(be, delta_one<ACT>, THREADS + 32, 0, l->a.n_v, *l, *p, be->delta_count, hand);
     if (!err && hand.words) experts_handed(be);
     return err;
 }
 
-/* Are the rows of the net owed? Then they become *f's. Where that was measured to win their product is asked to leave its slices apart from
- * then on, for it is shorter so. */
+/* Are the rows of the net owed? Then they become *f's. Where that was measured to win their product is asked
+ * to leave its slices apart from then on, for it is shorter so. */
 #define OWED_ROWS 5 /* from which on */
 static bool take_owed(struct cuda_backend *be, const struct layer *l, enum mm_act act, struct few_from *f)
 {
@@ -204,16 +207,22 @@ static bool take_owed(struct cuda_backend *be, const struct layer *l, enum mm_ac
     struct mm_owed o = {};
     if (act != MM_ACT_K || a->n < OWED_ROWS || a->n > 16) return false;
     mm_wants_owed(be, OWED_NET, a->qkv, OWED_ROWS, 16, l->width);
-    if (be->owed->count != 4 || be->owed->slices != SLICES || !mm_take_rows(be, a->n, 1, rows, 4, &o)) return false;
+    if (be->owed->count != 4 || be->owed->slices != SLICES || !mm_take_rows(be, a->n, 1, rows, 4, &o))
+        return false;
     const float *sums = o.sums;
     for (int j = 0; j < 4; sums += (int64_t)o.slices * o.n * o.width[j++])
-        (o.out[j] == a->qkv ? f->qkv : o.out[j] == a->z ? f->z : o.out[j] == a->alpha ? f->alpha : f->beta) = sums;
+        (o.out[j] == a->qkv     ? f->qkv
+         : o.out[j] == a->z     ? f->z
+         : o.out[j] == a->alpha ? f->alpha
+                                : f->beta) = sums;
     return true;
 }
-static cudaError_t launch_owed(struct cuda_backend *be, const struct layer *l, const struct few_from *f, const struct mm_prep *p)
+static cudaError_t launch_owed(struct cuda_backend *be, const struct layer *l, const struct few_from *f,
+                               const struct mm_prep *p)
 {
     const size_t smem = sizeof(struct few_owed_memory);
-    const cudaError_t err = cudaFuncSetAttribute(delta_owed<MM_ACT_K>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    const cudaError_t err =
+        cudaFuncSetAttribute(delta_owed<MM_ACT_K>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     return err ? err : launch(be, delta_owed<MM_ACT_K>, THREADS, smem, l->a.n_v, *l, *f, *p, be->delta_count);
 }
 
@@ -223,16 +232,16 @@ int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const s
     struct mm_prep p;
     const bool fits = be->cc >= 90 && !be->generic && !delta_tuning.apart && a->n > 0 &&
                       a->n <= KN_DELTA_LOG && a->d_k == D && a->d_v == D && a->n_v % 2 == 0 &&
-                      a->n_k * QUARTERS <= DELTA_COUNTERS && a->n_conv <= TAPS && w->n_in == (int64_t)a->n_v * D &&
-                      mm_preparing(be, w, a->n, &p, &act);
+                      a->n_k * QUARTERS <= DELTA_COUNTERS && a->n_conv <= TAPS &&
+                      w->n_in == (int64_t)a->n_v * D && mm_preparing(be, w, a->n, &p, &act);
     if (!fits) return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
     struct few_from from = {};
     const int rc = cuda_check(be, "delta",
                               take_owed(be, &l, act, &from) ? launch_owed(be, &l, &from, &p)
-                              : act == MM_ACT_K  ? launch_of<MM_ACT_K>(be, &l, &p)
-                              : act == MM_ACT_32 ? launch_of<MM_ACT_32>(be, &l, &p)
-                                                 : launch_of<MM_ACT_32M>(be, &l, &p));
+                              : act == MM_ACT_K             ? launch_of<MM_ACT_K>(be, &l, &p)
+                              : act == MM_ACT_32            ? launch_of<MM_ACT_32>(be, &l, &p)
+                                                            : launch_of<MM_ACT_32M>(be, &l, &p));
     if (rc == 0) mm_prepared(be, a->out, nullptr, a->n, &p, act);
     return rc;
 }

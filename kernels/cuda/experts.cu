@@ -3,8 +3,8 @@
  *
  * experts_gated: one small kernel rounds the rows' activations (experts_rows.cu), one multiplies.
  * experts_down: the same for [rows, chosen], and where rows are too many for the owning form a kernel adds
- * the pairs of a row. A mixture is both, with its router and the choice beside the rounding (experts_router.cu), or,
- * of one row, one launch (experts_whole.cu). */
+ * the pairs of a row. A mixture is both, with its router and the choice beside the rounding
+ * (experts_router.cu), or, of one row, one launch (experts_whole.cu). */
 #include "experts.cuh"
 #include "ops.cuh"
 
@@ -22,7 +22,7 @@ struct experts_product {
     float *out;
     bool add;
     const struct kn_mixture *mixture; /* NULL, or whose router runs beside the preparation */
-    bool chosen; /* ids and weights were there before the product before */
+    bool chosen;                      /* ids and weights were there before the product before */
 };
 
 /* low: some matrix is of such a type (mm_is_low). */
@@ -85,7 +85,8 @@ static int cut_slices(struct cuda_backend *be, const struct experts_product *p, 
 {
     const int64_t n_in = p->w[0]->n_in, blocks = (n_in + 255) / 256, per = 256 / t->unit_k;
     int64_t slices = p->members == 1 && n_in <= 1024 ? 1 : 4;
-    if (!mm_is_int8(t->act) && slices * MM_SLICE_MAX < n_in) slices = (n_in + MM_SLICE_MAX - 1) / MM_SLICE_MAX;
+    if (!mm_is_int8(t->act) && slices * MM_SLICE_MAX < n_in)
+        slices = (n_in + MM_SLICE_MAX - 1) / MM_SLICE_MAX;
     a->units = (int32_t)((n_in + t->unit_k - 1) / t->unit_k);
     a->slice_units = (int32_t)((blocks + slices - 1) / slices * per);
     a->slices = (a->units + a->slice_units - 1) / a->slice_units;

@@ -21,16 +21,18 @@
 #include "mm.cuh"
 
 #define EXPERTS_PAIRS 18432 /* of a launch, at most: 2,048 rows of 8 and a shared one */
-#define EXPERTS_WHOLE_FF 1024 /* columns of an expert's h, at most, where one launch is a row's whole mixture */
+#define EXPERTS_WHOLE_FF                                                                                     \
+    1024 /* columns of an expert's h, at most, where one launch is a row's whole mixture */
 #define WHOLE_LOGITS 512
 #define WHOLE_ROW 3072 /* columns of a row, at most, that blocks of such a launch hand each other */
 /* What blocks hand each other (experts_whole.cu, experts_router.cu), behind the tag. */
 #define EXPERTS_WHOLE_VALUES ((size_t)WHOLE_LOGITS)
 #define WHOLE_WORDS (16 * EXPERTS_WHOLE_FF + 2 * WHOLE_ROW) /* of a set: experts_whole.cuh */
-#define EXPERTS_ROUTER_VALUES ((size_t)320 << 10) /* experts_router.cu's */
+#define EXPERTS_ROUTER_VALUES ((size_t)320 << 10)           /* experts_router.cu's */
 #define EXPERTS_VALUES_BYTES (256 + 8 * (EXPERTS_WHOLE_VALUES + EXPERTS_ROUTER_VALUES))
 #define EXPERTS_WORDS_BYTES ((size_t)8 * WHOLE_WORDS) /* two sets, behind the values */
-#define EXPERTS_ROW_BYTES ((size_t)32 * 33 * 16) /* a row on its way to a mixture, behind the words: experts_hand.cuh */
+#define EXPERTS_ROW_BYTES                                                                                    \
+    ((size_t)32 * 33 * 16)     /* a row on its way to a mixture, behind the words: experts_hand.cuh */
 #define EXPERTS_ROUTER_ROWS 64 /* that the router's own kernel takes */
 #define EXPERTS_MATRICES 1024
 #define EXPERTS_USED 33                       /* of a row, at most: as route.cu, and a shared one */
@@ -93,7 +95,8 @@ experts_kernel_fn experts_kernel_float(enum mm_act act, int log2_tiles, enum exp
 bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act);
 int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act,
                    const struct mm_prep *p);
-/* experts_whole.cu: m in one launch a row, where it has few rows (experts_tuning.whole) and fits: *done. open: once, before. */
+/* experts_whole.cu: m in one launch a row, where it has few rows (experts_tuning.whole) and fits: *done.
+ * open: once, before. */
 int experts_whole_open(struct cuda_backend *be);
 void experts_whole_close(struct cuda_backend *be);
 int experts_whole(struct cuda_backend *be, const struct kn_mixture *m, bool *done);
@@ -249,8 +252,13 @@ static inline size_t experts_few_bytes(int32_t pairs)
 EXPERTS_HD struct experts_few experts_few_at(uint8_t *p, int32_t pairs, int32_t n_mat, int32_t tile)
 {
     const int whole = (pairs + 7) / 8 * 8;
-    return experts_few{(uint32_t *)p, (uint16_t *)(p + 4 * whole), (uint16_t *)(p + 6 * whole),
-                       (int32_t *)(p + 8 * whole), pairs, n_mat, tile};
+    return experts_few{(uint32_t *)p,
+                       (uint16_t *)(p + 4 * whole),
+                       (uint16_t *)(p + 6 * whole),
+                       (int32_t *)(p + 8 * whole),
+                       pairs,
+                       n_mat,
+                       tile};
 }
 struct experts_words {
     uint32_t w[4];

@@ -13,9 +13,9 @@
 
 #include "experts_whole.cuh"
 
-/* Which panels are this block's, and their weights: by a lane that has initialised the barriers. The blocks that start
- * last, when the launch before leaves their multiprocessors, have none, and as many of the first have two: late weights
- * would be waited for by everyone. */
+/* Which panels are this block's, and their weights: by a lane that has initialised the barriers. The blocks
+ * that start last, when the launch before leaves their multiprocessors, have none, and as many of the first
+ * have two: late weights would be waited for by everyone. */
 template <enum whole_place P> DEV void before_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     const whole_before &b = a.before;
@@ -33,7 +33,8 @@ template <enum whole_place P> DEV void before_ask(const whole_args &a, struct wh
     const uint32_t bytes = (uint32_t)(b.units * b.bytes);
     bar_expect(&m->before, (uint32_t)m->panels * bytes);
     for (int i = 0; i < m->panels; i++)
-        copy_weights_to(smem + (i ? b.at_more : a.at_down), b.w + (size_t)m->panel[i] * bytes, bytes, &m->before);
+        copy_weights_to(smem + (i ? b.at_more : a.at_down), b.w + (size_t)m->panel[i] * bytes, bytes,
+                        &m->before);
 }
 
 /* x, with the product's outputs, to everyone. All warps that multiply. */
@@ -69,13 +70,14 @@ DEV void whole_product_before(const whole_args &a, struct whole_memory *m, uint8
     warps_meet(1, WARPS);
     if (adds)
         word_put(m->words + WHOLE_X + word_at(output),
-                 __fadd_rn(old, slices_sum(terms + 16 * (lane / 16) * b.units + lane % 16, b.units, b.slice_units)));
+                 __fadd_rn(old, slices_sum(terms + 16 * (lane / 16) * b.units + lane % 16, b.units,
+                                           b.slice_units)));
     warps_meet(1, WARPS); /* who reads others' values would delay the block's own */
 }
 
 /* A warp's pair of units of the products behind: found while words are waited for. */
 struct behind_task {
-    uint32_t at, type; /* of shared memory; 0: there is none */
+    uint32_t at, type;   /* of shared memory; 0: there is none */
     int32_t i, u, bytes; /* its panel of the block's, its unit; bytes to the next */
 };
 DEV struct behind_task behind_find(const whole_args &a, int t, int mine)
@@ -101,7 +103,7 @@ DEV void whole_products_behind(const whole_args &a, struct whole_memory *m, uint
     struct behind_task k = behind_find(a, warp, mine);
     if (warp < units) {
         whole_unit<false>(m, act, warp, units, b.eps, b.norm, nullptr, m->words + WHOLE_Y + 256 * warp, 256,
-                   units + 8);
+                          units + 8);
     } else if (warp >= WARPS - 8) {
         warps_meet(2, units + 8);
     }

@@ -231,24 +231,24 @@ static int32_t router_room(const struct cuda_backend *be, const struct kn_mixtur
 /* Rows of a launch: as many blocks make sums as round rows, at least, and their sums have places. */
 static int32_t router_rows(const struct cuda_backend *be, const struct kn_mixture *m)
 {
-    const size_t each = (size_t)router_slices(m) * (size_t)router_stride(m), places = EXPERTS_ROUTER_VALUES / each,
-                 half = (size_t)router_room(be, m) / 2, most = places < half ? places : half;
+    const size_t each = (size_t)router_slices(m) * (size_t)router_stride(m),
+                 places = EXPERTS_ROUTER_VALUES / each, half = (size_t)router_room(be, m) / 2,
+                 most = places < half ? places : half;
     return most < EXPERTS_ROUTER_ROWS ? (int32_t)most : EXPERTS_ROUTER_ROWS;
 }
 
 bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act)
 {
-    return be->cc >= 90 && !be->generic && mm_is_int8(act) &&
-           m->route.n <= EXPERTS_ROUTER_ROWS && m->router->n_in % 32 == 0 &&
-           m->route.n_expert <= ROUTE_EXPERTS && m->route.n_used <= ROUTE_USED &&
-           router_rows(be, m) > 0 &&
-           ((uintptr_t)m->x | (uintptr_t)m->router_norm) % 16 == 0 && m->router->type == KN_F32 &&
-           (!m->shared_gate || m->shared_gate->type == KN_F32) && !m->shared[0] == !m->shared_gate;
+    return be->cc >= 90 && !be->generic && mm_is_int8(act) && m->route.n <= EXPERTS_ROUTER_ROWS &&
+           m->router->n_in % 32 == 0 && m->route.n_expert <= ROUTE_EXPERTS && m->route.n_used <= ROUTE_USED &&
+           router_rows(be, m) > 0 && ((uintptr_t)m->x | (uintptr_t)m->router_norm) % 16 == 0 &&
+           m->router->type == KN_F32 && (!m->shared_gate || m->shared_gate->type == KN_F32) &&
+           !m->shared[0] == !m->shared_gate;
 }
 
 /* Rows from `first` on, n of them. a: what all have in common. */
-static int launch_rows(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act, router_args a, struct mm_prep p,
-                       int32_t first, int32_t n)
+static int launch_rows(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act, router_args a,
+                       struct mm_prep p, int32_t first, int32_t n)
 {
     const bool few = m->route.n_expert <= 256;
     const size_t at = (size_t)first;
@@ -279,9 +279,10 @@ static int launch_rows(struct cuda_backend *be, const struct kn_mixture *m, enum
     return cuda_check(be, "mixture", err);
 }
 
-/* Where multiprocessors are few, in several launches: a product of the router's weights, which would do in one, has
- * other bits, and rows must not have them by how many they are. */
-int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act, const struct mm_prep *p)
+/* Where multiprocessors are few, in several launches: a product of the router's weights, which would do in
+ * one, has other bits, and rows must not have them by how many they are. */
+int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act,
+                   const struct mm_prep *p)
 {
     const struct kn_weight *w = m->router, *s = m->shared_gate;
     const int32_t most = router_rows(be, m);

@@ -94,9 +94,9 @@ template <int BITS> DEV float2 unit_45(const uint8_t *const st[2], const uint8_t
                 } else {
                     const uint32_t hw[4] = {high[p].x, high[p].y, high[p].z, high[p].w}, h = hw[part];
                     row_mma_32(c[p], (w0 & 0x0f0f0f0f) | (shift(h, 4 - i) & 0x10101010),
-                                (w0 >> 4 & 0x0f0f0f0f) | (shift(h, -i) & 0x10101010),
-                                (w1 & 0x0f0f0f0f) | (shift(h, 2 - i) & 0x10101010),
-                                (w1 >> 4 & 0x0f0f0f0f) | (shift(h, -2 - i) & 0x10101010), b0, b1);
+                               (w0 >> 4 & 0x0f0f0f0f) | (shift(h, -i) & 0x10101010),
+                               (w1 & 0x0f0f0f0f) | (shift(h, 2 - i) & 0x10101010),
+                               (w1 >> 4 & 0x0f0f0f0f) | (shift(h, -2 - i) & 0x10101010), b0, b1);
                 }
             }
         }
@@ -142,8 +142,8 @@ DEV float2 unit_6(const uint8_t *const st[2], const uint8_t *const x[2], int lan
             for (int e = 0; e < 4; e++) {
                 const uint32_t h = e / 2 ? pairs.y : pairs.x;
                 row_mma_16(c[part / 2], (w[e] & 0x0f0f0f0f) | (shift(h, 4 - 2 * (e % 2)) & 0x30303030),
-                            (w[e] >> 4 & 0x0f0f0f0f) | (shift(h, -2 * (e % 2)) & 0x30303030),
-                            g == 4 * (part % 2) + e ? b[part / 2] : 0);
+                           (w[e] >> 4 & 0x0f0f0f0f) | (shift(h, -2 * (e % 2)) & 0x30303030),
+                           g == 4 * (part % 2) + e ? b[part / 2] : 0);
             }
         }
         /* sums of sub-blocks 2 q, 2 q + 1 and 8 + these */
@@ -167,8 +167,8 @@ DEV float2 unit_6(const uint8_t *const st[2], const uint8_t *const x[2], int lan
                                  q < 2 ? lds_float(x[0] + UNIT_SCALE) : lds_float(x[1] + UNIT_SCALE)));
 }
 
-/* Of whichever of the three types (without FIVE, Q5_K is not among them). A call: instructions that one product has
- * fetched are there for the next. */
+/* Of whichever of the three types (without FIVE, Q5_K is not among them). A call: instructions that one
+ * product has fetched are there for the next. */
 template <bool FIVE>
 static __device__ __noinline__ float2 unit_terms(uint32_t type, const uint8_t *st0, const uint8_t *st1,
                                                  const uint8_t *x0, const uint8_t *x1)

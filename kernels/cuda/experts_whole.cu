@@ -23,8 +23,8 @@
 
 #include <stdlib.h>
 
-/* SMALL: down's units are of 32 columns. FIVE: there may be Q5_K. P: what stands around it. Kernels of their own, for
- * what is not run is in the way of what is. */
+/* SMALL: down's units are of 32 columns. FIVE: there may be Q5_K. P: what stands around it. Kernels of their
+ * own, for what is not run is in the way of what is. */
 template <bool SMALL, bool FIVE, enum whole_place P>
 static __global__ void __launch_bounds__(32 * (WARPS + 1), 1)
     whole_kernel(const __grid_constant__ whole_args a)
@@ -98,8 +98,8 @@ template <bool SMALL, bool FIVE> static whole_fn kernel_at(enum whole_place p)
 }
 static whole_fn kernel_of(bool small, bool five, enum whole_place p)
 {
-    return small ? five ? kernel_at<true, true>(p) : kernel_at<true, false>(p)
-           : five ? kernel_at<false, true>(p)
+    return small  ? five ? kernel_at<true, true>(p) : kernel_at<true, false>(p)
+            : five ? kernel_at<false, true>(p)
                   : kernel_at<false, false>(p);
 }
 /* Is any of the weights Q5_K? */
@@ -118,7 +118,7 @@ struct experts_waiting {
     struct whole_args a;
     unsigned grid;
     size_t smem;
-    uint32_t terms; /* bytes of shared memory that there are for terms */
+    uint32_t terms;  /* bytes of shared memory that there are for terms */
     uint64_t handed; /* the newest launch that handed its row over: experts_hand.cuh */
 };
 
@@ -213,13 +213,15 @@ static bool whole_weights(const struct kn_mixture *m, struct whole_args *a)
     return true;
 }
 
-/* A place for a second panel of the product before, `weights` bytes, where the first pairs of gate and up will be, or
- * behind everything. With none every block has the panel of its number. */
-static void place_second(const struct cuda_backend *be, bool shared, struct experts_waiting *l, size_t weights)
+/* A place for a second panel of the product before, `weights` bytes, where the first pairs of gate and up
+ * will be, or behind everything. With none every block has the panel of its number. */
+static void place_second(const struct cuda_backend *be, bool shared, struct experts_waiting *l,
+                         size_t weights)
 {
     struct whole_args *a = &l->a;
     const int32_t grid = (int32_t)l->grid, own = (a->slots - 1) * a->h_panels - (grid - 1);
-    int32_t first = shared ? (own > 0 ? (own + grid - 1) / grid : 0) : a->per; /* pair that may be asked for early */
+    int32_t first =
+        shared ? (own > 0 ? (own + grid - 1) / grid : 0) : a->per; /* pair that may be asked for early */
     if (first > a->per) first = a->per;
     const int32_t least = grid - a->out_panels, most = grid - (a->out_panels + 1) / 2;
     a->before.late = BEFORE_LATE < least ? least : BEFORE_LATE < most ? BEFORE_LATE : most;

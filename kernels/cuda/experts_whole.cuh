@@ -16,10 +16,10 @@
 #define SLOTS_MOST 16 /* experts of a row */
 #define CHOICE 256    /* experts at most */
 #define ROW_UNITS (WARPS / 2)
-#define BEFORE_UNITS 32 /* of 256 columns of the row of the product before, at most */
-#define BEFORE_LATE 24  /* blocks without a panel of the product before, at least */
-#define BEHIND_MOST 8   /* panels of a block, of the products behind */
-#define BEHIND_WINDOW 2 /* of them on their way, while words are waited for */
+#define BEFORE_UNITS 32                 /* of 256 columns of the row of the product before, at most */
+#define BEFORE_LATE 24                  /* blocks without a panel of the product before, at least */
+#define BEHIND_MOST 8                   /* panels of a block, of the products behind */
+#define BEHIND_WINDOW 2                 /* of them on their way, while words are waited for */
 #define WHOLE_X (16 * EXPERTS_WHOLE_FF) /* in a set of words: h; x before, x after the mixture */
 #define WHOLE_Y (WHOLE_X + WHOLE_ROW)
 #define WHOLE_TICKET 2 /* behind the tag and the set: counts a launch's blocks as they start */
@@ -40,9 +40,9 @@ struct whole_memory { /* at the start of a block's */
 struct whole_before {
     const uint8_t *w, *rows;
     uint32_t type;
-    const uint4 *hand; /* not NULL: the row comes as words (experts_hand.cuh) */
+    const uint4 *hand;                            /* not NULL: the row comes as words (experts_hand.cuh) */
     int32_t bytes, units, slice_units, slice_row; /* bytes: of a unit */
-    unsigned salt;    /* of their tag */
+    unsigned salt;                                /* of their tag */
     int32_t late;     /* blocks that have no panel, the last to start; 0: block i has panel i */
     uint32_t at_more; /* of a block's second panel */
 };
@@ -79,14 +79,14 @@ struct whole_args {
     int32_t slots, pairs, per,
         outs; /* experts a row; h_panels of all; a block's, at most; panels of outputs a block */
     int32_t act, add;
-    uint32_t per_units, per_panels, per_cuts; /* for whole_over: units, h_panels, (units + 1) / 2 */
+    uint32_t per_units, per_panels, per_cuts;          /* for whole_over: units, h_panels, (units + 1) / 2 */
     uint32_t at_act, at_h, at_terms, at_pair, at_down; /* shared memory */
     struct whole_before before;
     struct whole_behind behind;
 };
 
-/* What stands around the mixture of a kernel: whatever the arguments say; a product before, whose row is handed over,
- * and products behind; nothing. */
+/* What stands around the mixture of a kernel: whatever the arguments say; a product before, whose row is
+ * handed over, and products behind; nothing. */
 enum whole_place { ANY, AROUND, ALONE };
 template <enum whole_place P> DEV bool has_before(const whole_args &a)
 {
@@ -143,7 +143,8 @@ DEV float word_ask(const uint32_t *p)
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
     return __uint_as_float(x);
 }
-/* The first `columns` of 256; zeros behind. COUNTED: others of the block wait for the same and have patience. */
+/* The first `columns` of 256; zeros behind. COUNTED: others of the block wait for the same and have patience.
+ */
 template <bool COUNTED = false> DEV void words_get(float v[8], const uint32_t *words, int columns)
 {
     const bool mine = 8 * (int)(threadIdx.x % 32) < columns;
@@ -265,9 +266,9 @@ DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, boo
 }
 
 /* Unit `unit` of a row of `units`, by a warp each: rounded to act. words: its 256 columns (of which there
- * are `columns`), once they are there; NULL (X): they are x's, of the launch before. norm: they are times norm
- * over the row's rms, as in prepare_row; NULL: as they are. meet: warps that have to come first; 0: none. A
- * call, for its instructions are there when it comes a second time. */
+ * are `columns`), once they are there; NULL (X): they are x's, of the launch before. norm: they are times
+ * norm over the row's rms, as in prepare_row; NULL: as they are. meet: warps that have to come first; 0:
+ * none. A call, for its instructions are there when it comes a second time. */
 template <bool X>
 static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *act, int unit, int units,
                                                float eps, const float *norm, const float *x,
@@ -302,7 +303,7 @@ template <enum whole_place P> DEV void whole_row(const whole_args &a, struct who
 {
     const int unit = threadIdx.x / 32 - a.units;
     whole_unit<P != AROUND>(m, act, unit, a.units, a.eps, a.norm, a.x,
-               has_before<P>(a) ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
+                            has_before<P>(a) ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
 }
 
 /* ---- weights ---- */
@@ -356,8 +357,8 @@ DEV void behind_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
         const int j = behind_matrix(b, &panel);
         const uint32_t bytes = (uint32_t)(a.units * b.bytes[j]);
         bar_expect(m->behind + i, bytes);
-        copy_weights_to(smem + a.at_pair + (uint32_t)i * b.slot, b.w[j] + (size_t)(uint32_t)panel * bytes, bytes,
-                     m->behind + i);
+        copy_weights_to(smem + a.at_pair + (uint32_t)i * b.slot, b.w[j] + (size_t)(uint32_t)panel * bytes,
+                        bytes, m->behind + i);
     }
     __syncwarp();
 }
@@ -380,7 +381,8 @@ static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const u
 }
 
 /* The choice and the logits, to memory, by a warp. */
-DEV void whole_leave(const whole_args &a, const struct whole_memory *m, const float x[CHOICE / 32], float shared, int lane, int n)
+DEV void whole_leave(const whole_args &a, const struct whole_memory *m, const float x[CHOICE / 32],
+                     float shared, int lane, int n)
 {
     if (lane < a.slots) {
         a.route.ids[lane] = m->ids[lane];
@@ -394,7 +396,8 @@ DEV void whole_leave(const whole_args &a, const struct whole_memory *m, const fl
 
 /* The warp that chooses and asks: a lane a pair of panels of gate and up, of an expert as soon as it is
  * known, then a lane an expert of down. First for what is read of the shared expert. */
-template <enum whole_place P> DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
+template <enum whole_place P>
+DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
 {
     constexpr int per = CHOICE / 32;
     const int lane = threadIdx.x % 32, n = a.route.n_expert, last = a.router[1] ? a.slots - 1 : a.slots;
@@ -438,7 +441,8 @@ template <enum whole_place P> DEV void whole_choose(const whole_args &a, struct 
         }
         __syncwarp();
     });
-    if (handed) cuda_grid_wait(); /* long over, but nothing that launches before read may be written earlier */
+    if (handed)
+        cuda_grid_wait(); /* long over, but nothing that launches before read may be written earlier */
 #pragma unroll 1
     for (int i = 0; i < a.per; i++) /* less on its way at a time: what is wanted first comes first */
         if ((int)blockIdx.x + i * (int)gridDim.x < a.pairs) bar_wait(m->pair + i, 0);
@@ -451,9 +455,12 @@ template <enum whole_place P> DEV void whole_choose(const whole_args &a, struct 
     warps_arrive(0, WARPS + 1); /* the weights are there */
     /* While much is on its way, words are slow, and down's weights, which others still wait for. */
 #pragma unroll 1
-    for (int e = 0; e < a.slots && outs > 0 && has_behind<P>(a) && a.behind.early; e++) bar_wait(m->slot + e, 0);
+    for (int e = 0; e < a.slots && outs > 0 && has_behind<P>(a) && a.behind.early; e++)
+        bar_wait(m->slot + e, 0);
 #pragma unroll 1
-    for (int i = 0; has_behind<P>(a) && i < a.behind.early && (int)blockIdx.x + i * (int)gridDim.x < a.behind.panels; i++) {
+    for (int i = 0;
+         has_behind<P>(a) && i < a.behind.early && (int)blockIdx.x + i * (int)gridDim.x < a.behind.panels;
+         i++) {
         if (i >= BEHIND_WINDOW) bar_wait(m->behind + i - BEHIND_WINDOW, 0);
         behind_ask(a, m, smem, i, i + 1);
     }
@@ -544,7 +551,8 @@ template <bool FIVE> DEV void whole_gated(const whole_args &a, struct whole_memo
     for (int i = warp; i < mine; i += WARPS) { /* lanes: gate, up of 16 columns */
         const float2 *p = terms + (2 * i + lane / 16) * a.units * 16 + lane % 16;
         const int pair = (int)blockIdx.x + i * (int)gridDim.x, slot = whole_over(pair, a.per_panels);
-        uint32_t *const to = m->words + slot * 256 * a.h_blocks + word_at(16 * (pair - slot * a.h_panels) + lane);
+        uint32_t *const to =
+            m->words + slot * 256 * a.h_blocks + word_at(16 * (pair - slot * a.h_panels) + lane);
         const float y = gate_sum(p, a.units, a.slice_units, a.act);
         if (lane < 16) {
             word_put(to, y);
@@ -564,7 +572,8 @@ DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
     for (int b = warp; b < a.slots * a.h_blocks; b += WARPS) {
         const int slot = b / a.h_blocks, block = b - slot * a.h_blocks;
         if (!SMALL) {
-            whole_unit<false>(m, act, b, 0, 0.0f, nullptr, nullptr, m->words + 256 * b, a.ff - 256 * block, 0);
+            whole_unit<false>(m, act, b, 0, 0.0f, nullptr, nullptr, m->words + 256 * b, a.ff - 256 * block,
+                              0);
             continue;
         }
         float v[8];
@@ -593,8 +602,8 @@ DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, 
             const bool both = u + 1 < a.h_units;
             to += u * a.down_bytes[shared];
             h += UNIT_ACT * u;
-            const float2 y = unit_terms<FIVE>(a.down_type[shared], to, both ? to + a.down_bytes[shared] : to, h,
-                                        both ? h + UNIT_ACT : h);
+            const float2 y = unit_terms<FIVE>(a.down_type[shared], to, both ? to + a.down_bytes[shared] : to,
+                                              h, both ? h + UNIT_ACT : h);
             put_terms(terms + (i * a.h_units + u) * 16, 16, y, both);
         }
     }
@@ -613,7 +622,8 @@ template <enum whole_place P> DEV void whole_old(const whole_args &a, struct who
     for (int o = 0; o < PANELS_MOST; o++) {
         const int row = whole_row_of(i, o);
         if (row >= a.n_out) continue;
-        m->old[o][i / 16] = has_before<P>(a) ? word_ask(m->words + WHOLE_X + word_at(row)) : __ldcg(a.out + row);
+        m->old[o][i / 16] =
+            has_before<P>(a) ? word_ask(m->words + WHOLE_X + word_at(row)) : __ldcg(a.out + row);
     }
 }
 template <enum whole_place P>

@@ -74,7 +74,8 @@ int cuda_gate_linear(struct kn_backend *kb, float *out, const struct kn_weight *
         return cuda_linear(kb, out, w, x, n, true);
     }
     if (n == 1 && act == MM_ACT_K) { /* the first product of a chain, perhaps */
-        const struct chain_product c = {"gate_linear", {w}, {out}, 1, x, nullptr, 0.0f, true, false, KN_ACT_SILU, g};
+        const struct chain_product c = {"gate_linear", {w},  {out}, 1,           x, nullptr,
+                                        0.0f,          true, false, KN_ACT_SILU, g};
         const int rc = chain_add(be, &c);
         if (rc) return rc < 0 ? rc : 0;
     }

@@ -37,7 +37,8 @@ const struct mm_type *mm_type_of(uint32_t type)
 
 mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low)
 {
-    mm_kernel_fn f = low ? mm_kernel_low(act, log2_tiles, warps, generic) : mm_kernel_k(act, log2_tiles, warps, generic);
+    mm_kernel_fn f =
+        low ? mm_kernel_low(act, log2_tiles, warps, generic) : mm_kernel_k(act, log2_tiles, warps, generic);
     if (!f) f = mm_kernel_32(act, log2_tiles, warps, generic);
     return f ? f : mm_kernel_float(act, log2_tiles, warps, generic);
 }
@@ -48,7 +49,8 @@ int cuda_mm_open(struct cuda_backend *be)
 {
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
         for (int l = 0; l < 20; l++) { /* tiles; generic or not, of low types or not; 16 warps */
-            mm_kernel_fn f = mm_kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST, l < 16 && l / 4 % 2, l < 16 && l >= 8);
+            mm_kernel_fn f = mm_kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST,
+                                          l < 16 && l / 4 % 2, l < 16 && l >= 8);
             if (!f) continue;
             const cudaError_t err =
                 cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
@@ -57,11 +59,12 @@ int cuda_mm_open(struct cuda_backend *be)
     for (int l = 0; l < 4 * MM_ACT_F32; l++) {
         mm_kernel_fn f = mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2);
         const cudaError_t err =
-            f ? cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block) : cudaSuccess;
+            f ? cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block)
+              : cudaSuccess;
         if (err) return cuda_check(be, "matrix product kernels", err);
     }
-    const cudaError_t late =
-        cudaFuncSetAttribute(mm_kernel_few_late(), cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
+    const cudaError_t late = cudaFuncSetAttribute(
+        mm_kernel_few_late(), cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
     if (late) return cuda_check(be, "matrix product kernels", late);
     if (mm_one_open(be)) return KN_EDEVICE;
     if (mm_owed_open(be)) return KN_EMEM;
@@ -144,13 +147,13 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
     return 0;
 }
 
-/* Are n rows prepared as the kernels of few rows want those of K types, with `side` apart? Where these take every product
- * of so long slices (mm_choose_few: a slice of 16 rows beside the rings of 16 warps). */
+/* Are n rows prepared as the kernels of few rows want those of K types, with `side` apart? Where these take
+ * every product of so long slices (mm_choose_few: a slice of 16 rows beside the rings of 16 warps). */
 #define FEW_UNITS 24
 static bool few_format(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t slice_units)
 {
-    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && mm_beside(be) && !mm_tuning.no_few &&
-           slice_units <= FEW_UNITS && be->smem_block >= 200 << 10;
+    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && mm_beside(be) &&
+           !mm_tuning.no_few && slice_units <= FEW_UNITS && be->smem_block >= 200 << 10;
 }
 /* The slices' rows, and where `side` is. */
 static uint8_t *few_side_of(const struct cuda_backend *be, int32_t n, struct mm_args *a)
@@ -159,11 +162,13 @@ static uint8_t *few_side_of(const struct cuda_backend *be, int32_t n, struct mm_
     return be->mm_rows + (size_t)n * (size_t)a->slices * (size_t)a->slice_row;
 }
 
-bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a, enum mm_act *act)
+bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a,
+                  enum mm_act *act)
 {
     const struct mm_type *t = mm_type_of(w->type);
     struct mm_args m = {};
-    if (!t || !mm_is_int8(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
+    if (!t || !mm_is_int8(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m))
+        return false;
     *a = {};
     if (few_format(be, t->act, n, m.slice_units)) a->side = few_side_of(be, n, &m), a->tiles = n > 8 ? 2 : 1;
     a->rows = be->mm_rows, a->n_in = (int32_t)w->n_in, a->units = m.units, a->unit_k = t->unit_k;
@@ -172,15 +177,16 @@ bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n,
     return true;
 }
 
-void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
-                 enum mm_act act)
+void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int32_t n,
+                 const struct mm_prep *a, enum mm_act act)
 {
     be->ready.x = x, be->ready.gate = gate, be->ready.n = n, be->ready.act = act;
-    be->ready.slice_units = a->slice_units, be->ready.slice_row = a->slice_row, be->ready.launch = be->launches;
+    be->ready.slice_units = a->slice_units, be->ready.slice_row = a->slice_row,
+    be->ready.launch = be->launches;
 }
 
-bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
-                    enum mm_act act)
+bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *gate, int32_t n,
+                    const struct mm_prep *a, enum mm_act act)
 {
     return be->ready.x == x && be->ready.gate == gate && be->ready.n == n && be->ready.act == act &&
            be->ready.slice_units == a->slice_units && be->ready.slice_row == a->slice_row &&
@@ -192,10 +198,12 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
                          int log2_tiles, const struct mm_plan *plan, bool low, bool few, int32_t panels)
 {
     const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn usual = few ? mm_kernel_few(act, log2_tiles, low)
-                                   : mm_kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
-    /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly: those of a
-     * group are neighbours, so of each launch one group at most is resident in part, and all others end (may_wait). */
+    const mm_kernel_fn usual =
+        few ? mm_kernel_few(act, log2_tiles, low)
+            : mm_kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
+    /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly:
+     * those of a group are neighbours, so of each launch one group at most is resident in part, and all
+     * others end (may_wait). */
     int32_t grid = mm_product_sms(be) * plan->blocks;
     int32_t most = panels;
     a->left &= few && !together;
@@ -225,10 +233,11 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
         a->pitch = (uint32_t)a->stage_bytes + FEW_BARRIER, a->ring_bytes = (uint32_t)a->stages * a->pitch;
         a->cluster = few ? mm_few_cluster(be, act, a) : 1;
         const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
-        const int err = cuda_check(be, name,
-                                   a->cluster > 1 ? cuda_launch_clusters(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total,
-                                                                           (unsigned)a->cluster, *a)
-                                                  : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
+        const int err = cuda_check(
+            be, name,
+            a->cluster > 1 ? cuda_launch_clusters(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total,
+                                                  (unsigned)a->cluster, *a)
+                           : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
         if (err) return err;
     }
     be->late = be->beside.joins; /* small blocks that came early would take the places of what runs beside */
@@ -247,23 +256,26 @@ int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, in
     const int rc = cut_slices(be, t, width, &a);
     if (rc) return rc;
     uint8_t *const side = few_format(be, t->act, n, a.slice_units) ? few_side_of(be, n, &a) : nullptr;
-    const struct mm_prep prep = {add->out, norm,      be->mm_rows,   add->eps, (int32_t)width, a.units,
-                                 t->unit_k, a.slice_units, a.slices, a.slice_row, side, n > 8 ? 2 : 1};
+    const struct mm_prep prep = {add->out,       norm,        be->mm_rows, add->eps,
+                                 (int32_t)width, a.units,     t->unit_k,   a.slice_units,
+                                 a.slices,       a.slice_row, side,        n > 8 ? 2 : 1};
     const int err = cuda_check(be, "norm_add", mm_add_prepare(be, t->act, add, &prep, n));
     be->rounded = {be->launches, add->out, norm, add->eps, n, t->act, (int32_t)width, a.slice_row};
     return err;
 }
 /* Has norm_add just left the product's rows in mm_rows? */
-static bool is_rounded(const struct cuda_backend *be, const struct product *p, enum mm_act act, int32_t slice_row)
+static bool is_rounded(const struct cuda_backend *be, const struct product *p, enum mm_act act,
+                       int32_t slice_row)
 {
-    return be->rounded.x && be->rounded.launches == be->launches && be->rounded.x == p->x && be->rounded.norm == p->norm &&
-           be->rounded.eps == p->eps && be->rounded.n == p->n && be->rounded.act == act && be->rounded.slice_row == slice_row &&
-           be->rounded.n_in == p->w[0]->n_in;
+    return be->rounded.x && be->rounded.launches == be->launches && be->rounded.x == p->x &&
+           be->rounded.norm == p->norm && be->rounded.eps == p->eps && be->rounded.n == p->n &&
+           be->rounded.act == act && be->rounded.slice_row == slice_row && be->rounded.n_in == p->w[0]->n_in;
 }
 
-/* May the product's slices' sums be left in memory, if they are apart (mm_owed)? Of several rows: one row's results are handed on
- * in other ways (chain.cuh, experts_hand.cuh). */
-static bool may_leave(const struct cuda_backend *be, const struct product *p, const struct mm_args *a, enum mm_act act, int count)
+/* May the product's slices' sums be left in memory, if they are apart (mm_owed)? Of several rows: one row's
+ * results are handed on in other ways (chain.cuh, experts_hand.cuh). */
+static bool may_leave(const struct cuda_backend *be, const struct product *p, const struct mm_args *a,
+                      enum mm_act act, int count)
 {
     if (mm_tuning.no_left || p->gated || p->n < 2 || p->n > 16 || !mm_is_int8(act)) return false;
     size_t rows = 0;
@@ -305,7 +317,8 @@ static int make_group(struct cuda_backend *be, const struct product *p, struct g
     }
     const int32_t copy = copy_units(g->t->act);
     g->most_units = copy < a->slice_units ? copy : a->slice_units;
-    /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh). */
+    /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh).
+     */
     g->least_units = g->t->act == MM_ACT_K || g->most_units < 2 ? 1 : 2;
     a->left = g->leave = may_leave(be, p, a, g->t->act, g->count);
     g->heads = p->norm && g->count == p->n_w && mm_wanted_owed(be, p->out[g->list[0]], p->n, w0->n_out);
@@ -320,40 +333,47 @@ static int make_group(struct cuda_backend *be, const struct product *p, struct g
 }
 
 /* Are the rows at x prepared already? */
-static int find_rows(struct cuda_backend *be, const struct product *p, const struct group *g, const struct mm_args *a, const float *x,
-                     const struct mm_prep *prep, bool *prepared)
+static int find_rows(struct cuda_backend *be, const struct product *p, const struct group *g,
+                     const struct mm_args *a, const float *x, const struct mm_prep *prep, bool *prepared)
 {
     const enum mm_act act = g->t->act;
     *prepared = is_rounded(be, p, act, a->slice_row);
     *prepared |= !p->norm && mm_is_prepared(be, x, nullptr, p->n, prep, act);
-    if (!*prepared && !p->norm && be->ready.x == x && be->ready.launch == be->launches && be->ready.n == p->n && be->ready.act == act &&
-        be->ready.slice_row != a->slice_row)
+    if (!*prepared && !p->norm && be->ready.x == x && be->ready.launch == be->launches &&
+        be->ready.n == p->n && be->ready.act == act && be->ready.slice_row != a->slice_row)
         return cuda_fail(be, KN_EINVAL, "%s: %d rows prepared for another kernel", p->name, p->n);
     return 0;
 }
 
 /* `rows` rows from `row` on, as many at a time as a launch takes. */
-static int launch_rows(struct cuda_backend *be, const struct product *p, const struct group *g, struct mm_args *a, int32_t row, int32_t rows,
-                       const struct mm_prep *prep, bool prepared)
+static int launch_rows(struct cuda_backend *be, const struct product *p, const struct group *g,
+                       struct mm_args *a, int32_t row, int32_t rows, const struct mm_prep *prep,
+                       bool prepared)
 {
     const enum mm_act act = g->t->act;
     int err = 0;
     for (int32_t i = 0; i < rows && !err; i += a->n) {
         const struct mm_plan *plan = nullptr;
         int log2_tiles = -1; /* smaller copies where these do not fit, */
-        const bool few = rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a, &log2_tiles, &plan);
-        for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0; n = (n < 8 ? n : 8) / 2) /* then fewer rows */
+        const bool few = rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a,
+                                                         &log2_tiles, &plan);
+        for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0;
+             n = (n < 8 ? n : 8) / 2) /* then fewer rows */
             for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2) {
                 a->x = p->n <= mm_tuning.prologue ? prep->x : nullptr;
                 log2_tiles = mm_choose(be, act, n, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
             }
         if (log2_tiles < 0)
-            return cuda_fail(be, KN_ETYPE, "%s: %d bytes of shared memory a block are too few for rows of %lld values of %s on %d multiprocessors",
-                             p->name, be->smem_block, (long long)a->n_in, kn_type_info(g->t->type)->name, be->sm_count);
+            return cuda_fail(be, KN_ETYPE,
+                             "%s: %d bytes of shared memory a block are too few for rows of %lld values of "
+                             "%s on %d multiprocessors",
+                             p->name, be->smem_block, (long long)a->n_in, kn_type_info(g->t->type)->name,
+                             be->sm_count);
         if (!a->x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
         prepared = true;
         a->rows = be->mm_rows + (size_t)i * (size_t)a->slices * (size_t)a->slice_row;
-        for (int j = 0; j < g->count; j++) a->out[j] = p->out[g->list[j]] + (int64_t)(row + i) * p->w[g->list[j]]->n_out;
+        for (int j = 0; j < g->count; j++)
+            a->out[j] = p->out[g->list[j]] + (int64_t)(row + i) * p->w[g->list[j]]->n_out;
         a->left = g->leave;
         if (!err) err = launch_panels(be, p->name, act, a, log2_tiles, plan, g->low, few, g->panels);
         if (!err && a->left) mm_owe(be, a, g->count);
@@ -375,15 +395,19 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             const struct mm_plan *plan;
             int log2_tiles;
             a.side = few_side_of(be, p->n, &a);
-            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, g.heads, &a, &log2_tiles, &plan)) /* tuned so */
+            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, g.heads, &a, &log2_tiles,
+                               &plan)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
-        const struct mm_prep prep = {x, p->norm, be->mm_rows, p->eps, a.n_in, a.units, g.t->unit_k, a.slice_units, a.slices,
-                                     a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
+        const struct mm_prep prep = {x,        p->norm,     be->mm_rows,       p->eps,
+                                     a.n_in,   a.units,     g.t->unit_k,       a.slice_units,
+                                     a.slices, a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
         bool prepared;
         int rc = 0;
         if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
-        if (p->n == 1 && count == 1 && !p->gated && !p->add && mm_one(be, p->name, w0, p->out[list[0]], &prep, prepared, &rc)) return rc;
+        if (p->n == 1 && count == 1 && !p->gated && !p->add &&
+            mm_one(be, p->name, w0, p->out[list[0]], &prep, prepared, &rc))
+            return rc;
         err = launch_rows(be, p, &g, &a, row, rows, &prep, prepared);
     }
     return err;
@@ -427,8 +451,8 @@ static int run_rows(struct cuda_backend *be, const struct product *p)
 
 static int add_to_chain(struct cuda_backend *be, const struct product *p)
 {
-    struct chain_product c = {p->name, {}, {}, p->n_w, p->x, p->norm, p->eps, p->add, p->gated, p->act,
-                              nullptr};
+    struct chain_product c = {p->name, {},     {},       p->n_w, p->x,   p->norm,
+                              p->eps,  p->add, p->gated, p->act, nullptr};
     for (int32_t j = 0; j < p->n_w; j++) c.w[j] = p->w[j], c.out[j] = p->out[j];
     const int with = experts_then(be, &c);
     return with ? with : chain_add(be, &c);

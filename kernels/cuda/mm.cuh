@@ -74,10 +74,16 @@ struct mm_memory {
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
     uint32_t ring, side; /* mm_few.cuh */
 };
-enum { FEW_AT_ONCE, FEW_PACED, FEW_HALVES }; /* mm_few.cuh: a ring's copies; FEW_HALVES: half of the warps at a time */
-#define FEW_BARRIER 16                         /* mm_few.cuh: bytes of a barrier in front of each place of a ring, */
+enum {
+    FEW_AT_ONCE,
+    FEW_PACED,
+    FEW_HALVES
+};                     /* mm_few.cuh: a ring's copies; FEW_HALVES: half of the warps at a time */
+#define FEW_BARRIER 16 /* mm_few.cuh: bytes of a barrier in front of each place of a ring, */
 #define FEW_SIDE(NT) (288 * (uint32_t)(NT)) /* of a unit's sums and scales, of all rows */
-#define FEW_THERE 32   /* mm_few_late.cuh, from the start of shared memory: barriers; rings of all kinds, a multiple of 128 */
+#define FEW_THERE                                                                                            \
+    32 /* mm_few_late.cuh, from the start of shared memory: barriers; rings of all kinds, a multiple of 128  \
+        */
 #define FEW_RINGS 128
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
 
@@ -87,7 +93,8 @@ enum { FEW_AT_ONCE, FEW_PACED, FEW_HALVES }; /* mm_few.cuh: a ring's copies; FEW
  *              meet in shared memory
  *   apart      a block holds one slice, a warp an item; the blocks of a group (one block a slice, the same
  *              items) leave their sums in memory, wait for each other and add up a share each. All blocks of
- *              the grid are resident, so they may wait. left: they leave them there (mm_owed), and wait for nobody */
+ *              the grid are resident, so they may wait. left: they leave them there (mm_owed), and wait for
+ * nobody */
 struct mm_args {
     const uint8_t *w[MM_WIDTH_MAX];
     float *out[MM_WIDTH_MAX];
@@ -103,10 +110,11 @@ struct mm_args {
     int32_t units, slice_units, slices; /* units a panel and a slice */
     int32_t slice_row;                  /* bytes of a token's slice */
     int32_t block_slices;               /* slices a block: slices (together) or 1 (apart) */
-    int32_t slice_warps, subs; /* warps an item (split: and member): 1, 2, 4, 8; items at a time: of all warps */
-    int32_t split;             /* 1: gates and ups by different warps */
-    int32_t groups;                     /* together: blocks; apart: blocks / slices; left: of each slice, */
-    int32_t left, last_groups;          /* but of the last one, which may be shorter, so many */
+    int32_t slice_warps,
+        subs;       /* warps an item (split: and member): 1, 2, 4, 8; items at a time: of all warps */
+    int32_t split;  /* 1: gates and ups by different warps */
+    int32_t groups; /* together: blocks; apart: blocks / slices; left: of each slice, */
+    int32_t left, last_groups; /* but of the last one, which may be shorter, so many */
     int32_t stages, stage_units,
         stage_bytes; /* of a warp's ring: stages; units of one copy; bytes of a stage */
     int32_t add, gated, act;
@@ -117,34 +125,35 @@ struct mm_args {
     int32_t n_in;
     int32_t log2_slice_warps; /* mm_few.cuh */
     int32_t warps;            /* of its block, there */
-    int32_t ahead;            /* copies of a ring that are asked for before the launch before is over, there */
-    int32_t pace;             /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
-    int32_t cluster;          /* blocks that are given the same rows together: 1 or a power of two */
+    int32_t ahead;   /* copies of a ring that are asked for before the launch before is over, there */
+    int32_t pace;    /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
+    int32_t cluster; /* blocks that are given the same rows together: 1 or a power of two */
     uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
 #ifdef MM_TRACE
     unsigned long long *trace;
 #endif
 };
 typedef void (*mm_kernel_fn)(const mm_args);
-/* The kernel of a kind of activations for 1, 2 or 4 tiles (log2) and blocks of 8 or 16 warps, or NULL. generic:
- * without bulk copies. mm_float.cu, mm_32.cu, mm_k.cu, mm_low.cu. */
+/* The kernel of a kind of activations for 1, 2 or 4 tiles (log2) and blocks of 8 or 16 warps, or NULL.
+ * generic: without bulk copies. mm_float.cu, mm_32.cu, mm_k.cu, mm_low.cu. */
 mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool generic);
-/* The same for 1 or 2 tiles, 16 warps, sm_90, or NULL. low: K types with mm_is_low types among them. mm_few_k.cu,
- * mm_few_32.cu, mm_few_float.cu. */
+/* The same for 1 or 2 tiles, 16 warps, sm_90, or NULL. low: K types with mm_is_low types among them.
+ * mm_few_k.cu, mm_few_32.cu, mm_few_float.cu. */
 mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low);
 mm_kernel_fn mm_kernel_few_late(); /* mm_few_late.cuh: 2 tiles, not low */
 mm_kernel_fn mm_kernel_few_32(int log2_tiles, bool min);
 mm_kernel_fn mm_kernel_few_float(enum mm_act act, int log2_tiles);
 static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool low)
 {
-    return act == MM_ACT_K                          ? mm_kernel_few_k(log2_tiles, low)
+    return act == MM_ACT_K                         ? mm_kernel_few_k(log2_tiles, low)
            : act == MM_ACT_32 || act == MM_ACT_32M ? mm_kernel_few_32(log2_tiles, act == MM_ACT_32M)
-                                                    : mm_kernel_few_float(act, log2_tiles);
+                                                   : mm_kernel_few_float(act, log2_tiles);
 }
-/* Does the device run products beside others (kn_ops.beside_begin)? Where launches are early: what is older has not been tried. */
+/* Does the device run products beside others (kn_ops.beside_begin)? Where launches are early: what is older
+ * has not been tried. */
 static inline bool mm_beside(const struct cuda_backend *be)
 {
     return !be->generic && be->cc >= 90;
@@ -171,24 +180,27 @@ struct mm_prep {
 /* mm_owed.cu. open: be->owed, freed by cuda_mm_close. The outputs of a launch with a->left: it owes them. */
 int mm_owed_open(struct cuda_backend *be);
 void mm_owe(struct cuda_backend *be, const struct mm_args *a, int count);
-/* Are the n rows x of `width` columns owed, and does nothing else wait? Then the next launch may be one that reads them as *o and
- * completes them. mm_is_owed asks; mm_take makes them its caller's. */
+/* Are the n rows x of `width` columns owed, and does nothing else wait? Then the next launch may be one that
+ * reads them as *o and completes them. mm_is_owed asks; mm_take makes them its caller's. */
 bool mm_is_owed(const struct cuda_backend *be, const float *x, int32_t n, int64_t width);
 bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t width, struct mm_owed *o);
 
 /* few: a kernel of mm_few.cuh stands before or behind it. */
-cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n, bool few);
-/* mm.cu: how n rows for w are prepared, so that another kernel may do it: fills a (rows from the backend's memory) and
- * *act; false where it must not, for w wants floats. mm_prepared: the newest launch has done it for the n rows x; gate: NULL, or what they were gated with before. */
-bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a, enum mm_act *act);
-void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
-                 enum mm_act act);
+cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n,
+                       bool few);
+/* mm.cu: how n rows for w are prepared, so that another kernel may do it: fills a (rows from the backend's
+ * memory) and *act; false where it must not, for w wants floats. mm_prepared: the newest launch has done it
+ * for the n rows x; gate: NULL, or what they were gated with before. */
+bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a,
+                  enum mm_act *act);
+void mm_prepared(struct cuda_backend *be, const float *x, const float *gate, int32_t n,
+                 const struct mm_prep *a, enum mm_act act);
 /* Has it? Gated by `gate`, where that is not NULL. a, act: mm_preparing's. */
-bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *gate, int32_t n, const struct mm_prep *a,
-                    enum mm_act act);
+bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *gate, int32_t n,
+                    const struct mm_prep *a, enum mm_act act);
 
-/* A norm_add whose out is p->x, and mm_prepare of it, in one launch. MM_ADD_WIDTH columns at most, a multiple of 8;
- * 8-bit kinds. */
+/* A norm_add whose out is p->x, and mm_prepare of it, in one launch. MM_ADD_WIDTH columns at most, a multiple
+ * of 8; 8-bit kinds. */
 #define MM_ADD_WIDTH 8192
 struct mm_add {
     float *out;
@@ -199,7 +211,8 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
                            const struct mm_prep *p, int32_t n);
 /* mm.cu: norm_add, prepared for be->head.next_w; *done false, and nothing launched, where it cannot be. */
 int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, int64_t width, bool *done);
-#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times, [block][MM_TRACE_TIMES] */
+#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times,            \
+                   [block][MM_TRACE_TIMES] */
 unsigned long long *mm_trace_next(const char *what);
 #define MM_TRACE_BLOCKS 256 /* of a launch, at most */
 #define MM_TRACE_TIMES 12

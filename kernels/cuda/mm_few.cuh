@@ -70,8 +70,8 @@ DEV few_walk few_begin(const mm_args &a, const few_share &s)
     return w;
 }
 
-/* The same lane of the warp each time. The compiler knows that it is one, so it makes no loop over lanes of what wants operands
- * that all lanes share. */
+/* The same lane of the warp each time. The compiler knows that it is one, so it makes no loop over lanes of
+ * what wants operands that all lanes share. */
 DEV bool few_one()
 {
     uint32_t is = threadIdx.x % 32 == 0;
@@ -102,7 +102,8 @@ DEV uint64_t *few_bar(uint8_t *place)
     return (uint64_t *)(place - FEW_BARRIER);
 }
 /* On to the next slice: is there one? */
-template <bool LATE> DEV bool few_more(const mm_args &a, const few_share &s, few_source &c, int unit0, int units)
+template <bool LATE>
+DEV bool few_more(const mm_args &a, const few_share &s, few_source &c, int unit0, int units)
 {
     if (LATE) {
         few_late_next(a, s, c);
@@ -136,8 +137,8 @@ template <bool SINGLE, bool LATE> struct few_ring {
     const few_share &s;
     uint8_t *smem;
     few_source source; /* of one lane */
-    unsigned begin; /* places, from smem: a copy, its barrier in front of it */
-    unsigned at, end; /* the same, of shared memory: now, behind the last */
+    unsigned begin;    /* places, from smem: a copy, its barrier in front of it */
+    unsigned at, end;  /* the same, of shared memory: now, behind the last */
     int unit0, units;
     uint32_t phase;
 
@@ -148,8 +149,8 @@ template <bool SINGLE, bool LATE> struct few_ring {
         for (int i = from; i < end; i++)
             few_issue<SINGLE, LATE>(a, s, source, unit0, units, smem + begin + (unsigned)i * a.pitch);
     }
-    /* The same, each when the copy before has arrived, so that little is on its way, until the ring is full or *over is
-     * set; returns the end. first: a barrier that opens before, or NULL. */
+    /* The same, each when the copy before has arrived, so that little is on its way, until the ring is full
+     * or *over is set; returns the end. first: a barrier that opens before, or NULL. */
     __device__ __forceinline__ int pace(int from, uint64_t *first, const volatile uint32_t *over)
     {
         while (from < a.stages && !*over) {
@@ -165,13 +166,16 @@ template <bool SINGLE, bool LATE> struct few_ring {
         bar_wait_at(at - FEW_BARRIER, phase);
         return (const uint8_t *)__cvta_shared_to_generic(at);
     }
-    /* read: what was read of the place last; its address is made with it (the low bits are 0), so nothing is asked for before that is
-     * there. All reads of the place stand before the copy (it is volatile, with memory clobbered), and a warp's reads of shared memory
-     * are served in their order: those that are still on their way are a trip to memory ahead of the copy's first byte. */
+    /* read: what was read of the place last; its address is made with it (the low bits are 0), so nothing is
+     * asked for before that is there. All reads of the place stand before the copy (it is volatile, with
+     * memory clobbered), and a warp's reads of shared memory are served in their order: those that are still
+     * on their way are a trip to memory ahead of the copy's first byte. */
     __device__ __forceinline__ void next(uint32_t read = 0)
     {
         __syncwarp();
-        if (few_one()) few_issue<SINGLE, LATE>(a, s, source, unit0, units, (uint8_t *)__cvta_shared_to_generic(at & ~(read & 15)));
+        if (few_one())
+            few_issue<SINGLE, LATE>(a, s, source, unit0, units,
+                                    (uint8_t *)__cvta_shared_to_generic(at & ~(read & 15)));
         at += a.pitch;
         /* shorter than what is made of an if */
         asm("{\n.reg .pred p;\nsetp.eq.u32 p, %0, %2;\n@p sub.u32 %0, %0, %3;\n@p xor.b32 %1, %1, 1;\n}"
@@ -187,7 +191,8 @@ DEV void few_row_to_all(void *dst, const void *src, uint32_t bytes, uint64_t *b,
     if (cluster == 1)
         copy_bulk_to(dst, src, bytes, b);
     else
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], "
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                     "[%0], [%1], "
                      "%2, [%3], %4;" ::"r"(shared_at(dst)),
                      "l"(src), "r"(bytes), "r"(shared_at(b)), "h"((unsigned short)((1 << cluster) - 1))
                      : "memory");
@@ -216,8 +221,8 @@ DEV void few_meet(int sub, int warps)
     else
         __syncwarp();
 }
-/* The place of a lane's four sums among those of a tile: eight lanes side by side, and the eight that a warp reads of below,
- * are on all banks once. */
+/* The place of a lane's four sums among those of a tile: eight lanes side by side, and the eight that a warp
+ * reads of below, are on all banks once. */
 DEV unsigned few_slot(unsigned lane)
 {
     return lane ^ lane / 8;
@@ -287,12 +292,13 @@ template <int NT> DEV void few_both(const mm_args &a, const float *p, float &v, 
         if (a.gated) up = few_add<true>(p + a.slices * step, a.slices, step);
     }
 }
-/* Of `panel` of matrix j the outputs me, me + 32 * warps, ..., from sums at `sums`; all of the item's warps call, which first meet if they
- * are to. */
+/* Of `panel` of matrix j the outputs me, me + 32 * warps, ..., from sums at `sums`; all of the item's warps
+ * call, which first meet if they are to. */
 template <int NT, bool MEET>
 DEV void few_outputs(const mm_args &a, int sub, int warps, int j, int panel, unsigned me, const float *sums)
 {
-    const unsigned row = 16u * (unsigned)panel + me % 16, width = (unsigned)a.n_out[j], step = 32u * (unsigned)warps;
+    const unsigned row = 16u * (unsigned)panel + me % 16, width = (unsigned)a.n_out[j],
+                   step = 32u * (unsigned)warps;
     float *const out = a.out[j];
     unsigned i = row < width ? me : 128 * NT, at = me / 16 * width + row;
     float old = 0.0f;
@@ -303,7 +309,8 @@ DEV void few_outputs(const mm_args &a, int sub, int warps, int j, int panel, uns
         const float *const p = sums + few_place(i) + i / 128 * MM_RECORD;
         float v, up, next = 0.0f;
         i += step;
-        if (a.add && i < 16u * (unsigned)a.n) next = __ldcg(out + at + step / 16 * width); /* what is added to: asked for early */
+        if (a.add && i < 16u * (unsigned)a.n)
+            next = __ldcg(out + at + step / 16 * width); /* what is added to: asked for early */
         few_both<NT>(a, p, v, up);
         few_write(a, out + at, v, up, old);
         at += step / 16 * width, old = next;
@@ -337,14 +344,17 @@ template <int NT, int W> DEV void few_merge_group(const mm_args &a, int group, i
     }
 }
 
-/* Apart and left: the sums of a slice of an item, row by row of the tokens, for who reads the outputs (mm_owed). */
-template <int NT> DEV void few_leave(const mm_args &a, const few_walk &w, int slice, int lane, const float fin[NT][4])
+/* Apart and left: the sums of a slice of an item, row by row of the tokens, for who reads the outputs
+ * (mm_owed). */
+template <int NT>
+DEV void few_leave(const mm_args &a, const few_walk &w, int slice, int lane, const float fin[NT][4])
 {
-    const unsigned width = (unsigned)a.n_out[w.matrix],
-                   panel = (unsigned)few_panel(a, w), before = (unsigned)w.item - panel, /* first_item is 0 */
-                   row = 16u * panel + (unsigned)lane / 4;
+    const unsigned width = (unsigned)a.n_out[w.matrix], panel = (unsigned)few_panel(a, w),
+                   before = (unsigned)w.item - panel, /* first_item is 0 */
+        row = 16u * panel + (unsigned)lane / 4;
     const int first = 2 * (few_here(lane) % 4);
-    float *const p = a.partial + (16u * (unsigned)(a.slices * a.n) * before + (unsigned)(slice * a.n + first) * width + row);
+    float *const p = a.partial + (16u * (unsigned)(a.slices * a.n) * before +
+                                  (unsigned)(slice * a.n + first) * width + row);
 #pragma unroll
     for (int t = 0; t < NT; t++)
 #pragma unroll
@@ -373,20 +383,26 @@ DEV const uint8_t *few_row_from(const mm_args &a, int first_slice, int t)
 {
     return a.rows + (unsigned)(t * a.slices + first_slice) * (unsigned)a.slice_row;
 }
-/* One lane of each warp: a row (`from`, known before, if it asks), one of them what is beside the rows too; then rows that are more than
- * warps. */
-template <int NT> DEV void few_ask_rows(const mm_args &a, uint8_t *smem, int first_slice, int warp, bool asks, const uint8_t *from)
+/* One lane of each warp: a row (`from`, known before, if it asks), one of them what is beside the rows too;
+ * then rows that are more than warps. */
+template <int NT>
+DEV void few_ask_rows(const mm_args &a, uint8_t *smem, int first_slice, int warp, bool asks,
+                      const uint8_t *from)
 {
     uint64_t *const bar = (uint64_t *)smem;
     const int warps = (int)blockDim.x / 32;
-    if (asks) few_row_to_all(smem + a.at.act + (unsigned)warp * a.at.row_bytes, from, few_row_bytes(a), bar, a.cluster);
-    if (warp == (a.n < warps ? a.n : 0) && a.side && (blockIdx.x & (unsigned)(a.cluster - 1)) == 0)
-        few_row_to_all(smem + a.at.side, a.side + (unsigned)first_slice * (FEW_SIDE(NT) * (unsigned)a.slice_units), few_beside_bytes<NT>(a), bar,
+    if (asks)
+        few_row_to_all(smem + a.at.act + (unsigned)warp * a.at.row_bytes, from, few_row_bytes(a), bar,
                        a.cluster);
+    if (warp == (a.n < warps ? a.n : 0) && a.side && (blockIdx.x & (unsigned)(a.cluster - 1)) == 0)
+        few_row_to_all(smem + a.at.side,
+                       a.side + (unsigned)first_slice * (FEW_SIDE(NT) * (unsigned)a.slice_units),
+                       few_beside_bytes<NT>(a), bar, a.cluster);
 #pragma unroll 1
     for (int t = warp + warps; t < a.n; t += warps)
         if (few_asks(a, t))
-            few_row_to_all(smem + a.at.act + (unsigned)t * a.at.row_bytes, few_row_from(a, first_slice, t), few_row_bytes(a), bar, a.cluster);
+            few_row_to_all(smem + a.at.act + (unsigned)t * a.at.row_bytes, few_row_from(a, first_slice, t),
+                           few_row_bytes(a), bar, a.cluster);
 }
 
 #include "mm_few_late.cuh"
@@ -404,9 +420,11 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     few_walk w = few_begin(a, s);
     const unsigned begin = a.at.ring + FEW_BARRIER + (unsigned)warp * a.ring_bytes;
     const unsigned at = shared_at(smem) + begin;
-    few_ring<F::single, LATE> ring = {a, s, smem, {w, 0, 0u, nullptr, s.local}, begin, at, at + a.ring_bytes, unit0, units, 0};
+    few_ring<F::single, LATE> ring = {
+        a, s, smem, {w, 0, 0u, nullptr, s.local}, begin, at, at + a.ring_bytes, unit0, units, 0};
 
-    /* The last warp alone waits for the launch before and tells the others, which fill their rings meanwhile. */
+    /* The last warp alone waits for the launch before and tells the others, which fill their rings meanwhile.
+     */
     volatile uint32_t *const over = (uint32_t *)(smem + 16);
     const bool waits = !a.pace || warp + 1 == (int)blockDim.x / 32;
     int asked = a.pace && waits ? a.stages : a.ahead;
@@ -427,7 +445,8 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
     MM_STAMP(1);
     if (!waits && w.item < a.n_items && few_one())
-        asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? few_bar(smem + begin - a.pitch) : nullptr, over);
+        asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? few_bar(smem + begin - a.pitch) : nullptr,
+                          over);
     __syncwarp();
     const bool asks = few_asks(a, warp);
     const uint8_t *const from = few_row_from(a, first_slice, warp);
@@ -467,8 +486,8 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         if (!together) {
 #pragma unroll
             for (int t = 0; t < NT; t++)
-                *((float4 *)(record_of(a, w.item, s.matrix, first_slice, NT) + t * MM_RECORD) + few_slot(lane)) =
-                    make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
+                *((float4 *)(record_of(a, w.item, s.matrix, first_slice, NT) + t * MM_RECORD) +
+                  few_slot(lane)) = make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
             continue;
         }
         const int thread = few_here((int)threadIdx.x);
@@ -480,7 +499,8 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
             for (int t = 0; t < NT; t++)
                 *(float4 *)(to + t * 4 * MM_RECORD) = make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
         }
-        few_outputs<NT, true>(a, here.sub, warps, a.gated ? 0 : w.matrix, few_panel(a, w), thread & (32u * warps - 1), (const float *)meet);
+        few_outputs<NT, true>(a, here.sub, warps, a.gated ? 0 : w.matrix, few_panel(a, w),
+                              thread & (32u * warps - 1), (const float *)meet);
         if (a.at.merge_sets == 2) /* the next sums go elsewhere: the barrier after them frees these */
             set ^= sums << a.split;
         else
@@ -491,8 +511,9 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     MM_STAMP(5);
 }
 
-/* Registers: what 16 warps leave is enough for a warp of 64 on each scheduler, so the blocks of the small kernels between
- * two products (prep.cu) stand beside a product's. K types (mm_few_k.cuh) have fewer, and leave enough for a warp of 96. */
+/* Registers: what 16 warps leave is enough for a warp of 64 on each scheduler, so the blocks of the small
+ * kernels between two products (prep.cu) stand beside a product's. K types (mm_few_k.cuh) have fewer, and
+ * leave enough for a warp of 96. */
 #define FEW_REGISTERS 112
 template <class F, int NT, int W, bool LATE = false>
 __global__ void __maxnreg__(F::registers) mm_few(const __grid_constant__ mm_args a)

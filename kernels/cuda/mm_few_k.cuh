@@ -94,12 +94,13 @@ DEV void few_unit(float y[NT][4], float d[2], R &ring, const few_view<NT> &v, in
     } else if constexpr (TYPE == KN_Q6_K) {
         const uint32_t scales[2] = {lds4(st + 3072 + 4 * lane), lds4(st + 3200 + 4 * lane)};
         const uint4 high[2] = {lds16(st + 2048 + 16 * lane), lds16(st + 2560 + 16 * lane)};
-        codes_6<NT>(sum, d, st, lane, act, 32u * MM_BITS_OF, code,
-                    [&](int part) {
-                        const uint4 h = high[part / 2];
-                        return part % 2 ? make_uint2(h.z, h.w) : make_uint2(h.x, h.y);
-                    },
-                    read);
+        codes_6<NT>(
+            sum, d, st, lane, act, 32u * MM_BITS_OF, code,
+            [&](int part) {
+                const uint4 h = high[part / 2];
+                return part % 2 ? make_uint2(h.z, h.w) : make_uint2(h.x, h.y);
+            },
+            read);
         few_less_offset<NT>(y, sum, scales, 32, v);
     } else if constexpr (TYPE == KN_IQ4_XS) {
         codes_iq4_xs<NT>(sum, d, st, lane, act);
@@ -150,8 +151,10 @@ template <int NT> DEV void few_side(const mm_args &a, uint8_t *smem)
             const __half2 even = __hfma2(few_halves(w.y, 0x4240), high, few_halves(w.x, 0x4240)),
                           odd = __hfma2(few_halves(w.y, 0x4341), high, few_halves(w.x, 0x4341));
             uint8_t *u = to + FEW_SIDE(NT) * (i / 4);
-            *(uint2 *)(u + 32 * t + 8 * (i % 4)) = make_uint2(*(const uint32_t *)&even, *(const uint32_t *)&odd);
-            if (i % 4 == 0) *(float *)(u + 256 * NT + 4 * t) = lds_float(src + codes + 32 * a.slice_units + i);
+            *(uint2 *)(u + 32 * t + 8 * (i % 4)) =
+                make_uint2(*(const uint32_t *)&even, *(const uint32_t *)&odd);
+            if (i % 4 == 0)
+                *(float *)(u + 256 * NT + 4 * t) = lds_float(src + codes + 32 * a.slice_units + i);
         }
     }
 }

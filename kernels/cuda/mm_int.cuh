@@ -66,10 +66,11 @@ DEV void code_words(uint32_t *a0, uint32_t *a1, uint32_t w)
     *a1 = w >> 4 & 0x0f0f0f0f;
 }
 
-/* ---- sums of codes times activations times integer scales of a unit, without what is common to the unit ----
+/* ---- sums of codes times activations times integer scales of a unit, without what is common to the unit
+ * ----
  *
- * act(t, part): the 16 int8 of 64 columns, those of this lane's token of tile t (prep_block.cuh). code(part): this lane's codes of these
- * columns. read(): called when all else of the unit has been read. */
+ * act(t, part): the 16 int8 of 64 columns, those of this lane's token of tile t (prep_block.cuh). code(part):
+ * this lane's codes of these columns. read(): called when all else of the unit has been read. */
 struct unit_codes {
     const uint8_t *at;
     __device__ __forceinline__ uint4 operator()(int part) const
@@ -80,7 +81,8 @@ struct unit_codes {
 
 /* Q4_K, Q5_K. mins: of rows g and g + 8, eight bytes each. Q4_K's d of row g + 8 is divided by 16. */
 template <int BITS, int NT, class ACT, class CODE, class READ>
-DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane, ACT act, CODE code, READ read)
+DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane,
+                  ACT act, CODE code, READ read)
 {
     const int g = lane / 4;
     constexpr int records = BITS == 5 ? 2560 : 2048;
@@ -132,14 +134,16 @@ DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2]
 }
 
 template <int BITS, int NT, class ACT>
-DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane, ACT act)
+DEV void codes_45(int sum[NT][4], float d[2], float dmin[2], uint32_t mins[2][2], const uint8_t *st, int lane,
+                  ACT act)
 {
     codes_45<BITS, NT>(sum, d, dmin, mins, st, lane, act, unit_codes{st + 16 * lane}, [] {});
 }
 
 /* Q6_K, of codes with their offset; sums count from `start`. high(part): the words of their high bits. */
 template <int NT, class ACT, class CODE, class HIGH, class READ>
-DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start, CODE code, HIGH high, READ read)
+DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start, CODE code,
+                 HIGH high, READ read)
 {
     const int g = lane / 4;
     uint32_t sc[2][4];
@@ -179,10 +183,12 @@ DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT ac
     }
 }
 
-template <int NT, class ACT> DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start = 0)
+template <int NT, class ACT>
+DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, uint32_t start = 0)
 {
-    codes_6<NT>(sum, d, st, lane, act, start, unit_codes{st + 16 * lane},
-                [&](int part) { return lds8(st + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2)); }, [] {});
+    codes_6<NT>(
+        sum, d, st, lane, act, start, unit_codes{st + 16 * lane},
+        [&](int part) { return lds8(st + 2048 + 512 * (part / 2) + 16 * lane + 8 * (part % 2)); }, [] {});
 }
 
 #include "mm_low.cuh"
@@ -232,7 +238,8 @@ template <bool LOW> struct frag_k {
         float d[2];
         const uint32_t am[2] = {lds4(st + 3072 + 16 * g + 4 * q) ^ 0x80808080,
                                 lds4(st + 3200 + 16 * g + 4 * q) ^ 0x80808080};
-        codes_6<NT>(sum, d, st, lane, [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
+        codes_6<NT>(sum, d, st, lane,
+                    [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);

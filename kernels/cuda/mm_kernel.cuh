@@ -1,8 +1,8 @@
 /* mm_kernel.cuh - the product kernel: rings of packed weights, activations, the loop, the sums of slices.
  *
- * Grid: groups blocks (slices together) or groups * slices blocks (apart) of W warps, 8 or 16, see mm_args. Nothing
- * but weights is touched before cuda_grid_wait(): each warp has its ring filled by then. Bound: the bytes of
- * the weights, once. */
+ * Grid: groups blocks (slices together) or groups * slices blocks (apart) of W warps, 8 or 16, see mm_args.
+ * Nothing but weights is touched before cuda_grid_wait(): each warp has its ring filled by then. Bound: the
+ * bytes of the weights, once. */
 #ifndef DFLASH_CUDA_MM_KERNEL_CUH
 #define DFLASH_CUDA_MM_KERNEL_CUH
 
@@ -90,7 +90,8 @@ template <int NT> DEV int merge_pairs(const mm_args &a)
 {
     return NT == 1 ? (a.n + 1) / 2 : 4;
 }
-template <int NT, int W> DEV void merge_rounds(const mm_args &a, const uint8_t *merge, int first_item, int rounds)
+template <int NT, int W>
+DEV void merge_rounds(const mm_args &a, const uint8_t *merge, int first_item, int rounds)
 {
     const int subs = a.subs, lane = threadIdx.x % 32, pairs = merge_pairs<NT>(a), step = NT * 8 * pairs;
     for (int i = threadIdx.x / 32; i < rounds * subs * NT; i += W) {
@@ -174,12 +175,12 @@ template <int W, bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, i
     MM_STAMP(2);
     if (BULK) {
 #if __CUDA_ARCH__ >= 900
-        if (threadIdx.x % 32 == 0) { /* all warps ask; the barrier may hear of bytes before it knows how many */
+        if (threadIdx.x % 32 ==
+            0) { /* all warps ask; the barrier may hear of bytes before it knows how many */
             if (threadIdx.x == 0)
-                asm volatile(
-                    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
-                    "r"(bytes * a.n)
-                    : "memory");
+                asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
+                             "r"(bytes * a.n)
+                             : "memory");
 #pragma unroll 1
             for (int t = threadIdx.x / 32; t < a.n; t += W)
                 copy_bulk_to(act + t * a.at.row_bytes, src + t * stride, bytes, bar);
@@ -200,7 +201,7 @@ template <enum mm_act ACT, int W> DEV void make_rows(const mm_args &a, uint8_t *
                        a.units, 256,    a.slice_units, a.slices, a.slice_row};
     for (int t = 0; t < a.n; t++) {
         prepare_row<ACT, W, 16 / W>(p, a.x + (size_t)t * (size_t)a.n_in, act + t * a.at.row_bytes, 0,
-                                      (a.n_in + 255) / 256, squares);
+                                    (a.n_in + 255) / 256, squares);
         __syncthreads();
     }
 }
@@ -247,8 +248,8 @@ template <bool BULK> DEV void wait_stage(uint64_t *bars, int slot, uint32_t phas
 
 /* On to the warp's next slice, of this panel's member, the next member, the next panel. */
 template <class Panel>
-DEV void next_slice(const mm_args &a, walk &next, int part, int member0, int member_last, int stride, int end_panel,
-                    const Panel &find_panel)
+DEV void next_slice(const mm_args &a, walk &next, int part, int member0, int member_last, int stride,
+                    int end_panel, const Panel &find_panel)
 {
     next.local += a.slice_warps;
     if (next.local < a.block_slices) return;
@@ -272,8 +273,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
     const int stages = __shfl_sync(0xffffffff, a.stages, 0), stage_bytes = a.stage_bytes,
               stage_units = a.stage_units;
     uint8_t *const ring = smem + MM_BARS + warp * stages * stage_bytes, *const act = smem + a.at.act;
-    uint64_t *const bars = (uint64_t *)smem + warp * stages, *const act_bar =
-                                                                 (uint64_t *)smem + W * stages;
+    uint64_t *const bars = (uint64_t *)smem + warp * stages, *const act_bar = (uint64_t *)smem + W * stages;
 
     cuda_grid_early();
     MM_STAMP(0);
@@ -287,7 +287,9 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
               first_slice = together ? 0 : (int)blockIdx.x % a.slices;
     /* Split: half of the warps have the gates, the others the ups; else a warp has one after the other. */
     const int sub = warp / a.slice_warps >> a.split, part = warp % a.slice_warps;
-    const int member0 = a.split ? warp / a.slice_warps % 2 : 0, member_last = a.split ? member0 : a.gated ? 1 : 0;
+    const int member0 = a.split ? warp / a.slice_warps % 2 : 0, member_last = a.split   ? member0
+                                                                              : a.gated ? 1
+                                                                                        : 0;
     const int first = group + sub * a.groups, stride = a.subs * a.groups;
 
     int slot = 0;
@@ -409,7 +411,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
         if (in_shared && (++filled == a.at.merge_rounds || round == rounds - 1)) {
             __syncthreads();
             merge_rounds<NT, W>(a, smem + a.at.merge + set * a.at.merge_rounds * a.at.merge_bytes,
-                             group + (round + 1 - filled) * stride, filled);
+                                group + (round + 1 - filled) * stride, filled);
             filled = 0;
             if (a.at.merge_sets == 2) /* the next sums go elsewhere, and the barrier after them frees these */
                 set ^= 1;
@@ -434,7 +436,8 @@ __global__ void __launch_bounds__(32 * W, W > MM_WARPS ? 1
                                                        : 1) mm_kernel(const __grid_constant__ mm_args a)
 {
 #ifdef __CUDA_ARCH__
-    if constexpr (BULK ? __CUDA_ARCH__ >= 900 : NT <= (__CUDA_ARCH__ >= 900 ? 1 : 2)) product<F, NT, W, BULK>(a);
+    if constexpr (BULK ? __CUDA_ARCH__ >= 900 : NT <= (__CUDA_ARCH__ >= 900 ? 1 : 2))
+        product<F, NT, W, BULK>(a);
 #endif
 }
 

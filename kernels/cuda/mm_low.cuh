@@ -74,11 +74,11 @@ DEV uint32_t scales_q3(const uint32_t w[3], int k)
     return t | (t & 0x20202020) * 6; /* bit 5, the sign, into bits 6 and 7 */
 }
 
-/* Q2_K, Q3_K of codes with their offset; sums count from `start`. am: of rows g and g + 8, Q2_K's minimums and Q3_K's
- * scales (signed) of sub-blocks 4 q .. 4 q + 3. dmin: Q2_K. */
+/* Q2_K, Q3_K of codes with their offset; sums count from `start`. am: of rows g and g + 8, Q2_K's minimums
+ * and Q3_K's scales (signed) of sub-blocks 4 q .. 4 q + 3. dmin: Q2_K. */
 template <int BITS, int NT, class ACT>
-DEV void codes_23(int sum[NT][4], float d[2], float dmin[2], uint32_t am[2], const uint8_t *st, int lane, ACT act,
-                  uint32_t start = 0)
+DEV void codes_23(int sum[NT][4], float d[2], float dmin[2], uint32_t am[2], const uint8_t *st, int lane,
+                  ACT act, uint32_t start = 0)
 {
     const int g = lane / 4, q = lane % 4;
     uint32_t sc[2][4], high[4] = {0, 0, 0, 0};
@@ -140,7 +140,8 @@ DEV void unit_iq4_xs(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, 
 {
     int sum[NT][4];
     float d[2];
-    codes_iq4_xs<NT>(sum, d, st, lane, [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
+    codes_iq4_xs<NT>(sum, d, st, lane,
+                     [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),

@@ -98,8 +98,8 @@ template <uint32_t TYPE> DEV float one_panel(const one_args &a, struct one_ring 
     for (int u = 0; u < a.units; u += 2) {
         const bool both = u + 1 < a.units;
         const uint8_t *const w = r.at + r.slot * 2 * a.unit_bytes, *const x0 = act + UNIT_ACT * u;
-        const uint8_t *const st[2] = {w, both ? w + a.unit_bytes : w},
-                      *const x[2] = {x0, both ? x0 + UNIT_ACT : x0};
+        const uint8_t *const st[2] = {w, both ? w + a.unit_bytes : w}, *const x[2] = {x0, both ? x0 + UNIT_ACT
+                                                                                               : x0};
         bar_wait(r.bars + r.slot, r.phase);
         const float2 t = TYPE == KN_Q4_K   ? unit_45<4>(st, x, lane)
                          : TYPE == KN_Q6_K ? unit_6(st, x, lane)
@@ -192,7 +192,9 @@ bool mm_one(struct cuda_backend *be, const char *name, const struct kn_weight *w
     if (a.slots > SLOTS_MOST) a.slots = SLOTS_MOST;
     if (a.slots < 2 || a.panels < mm_one_panels) return false;
     const cudaError_t err = prepared || p->norm ? cudaSuccess : mm_prepare(be, MM_ACT_K, p, 1, false);
-    *rc = cuda_check(be, name, err ? err : cuda_launch(be, f, dim3((unsigned)be->sm_count), dim3(32 * WARPS),
-                                           a.at_ring + (size_t)(a.slots * pairs), a));
+    *rc = cuda_check(be, name,
+                     err ? err
+                         : cuda_launch(be, f, dim3((unsigned)be->sm_count), dim3(32 * WARPS),
+                                       a.at_ring + (size_t)(a.slots * pairs), a));
     return true;
 }

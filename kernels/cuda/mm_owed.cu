@@ -1,8 +1,8 @@
-/* mm_owed.cu - sums of slices that a product of few rows left in memory: who reads its outputs next adds them, for the end of a launch
- * orders what blocks would else wait for each other for.
+/* mm_owed.cu - sums of slices that a product of few rows left in memory: who reads its outputs next adds
+ * them, for the end of a launch orders what blocks would else wait for each other for.
  *
- * The small kernels that round the next product's rows do it (prep.cu, mm_take). Before anything else is launched, copied or waited for
- * (cuda_flush) a kernel of its own does. Bound by latency. */
+ * The small kernels that round the next product's rows do it (prep.cu, mm_take). Before anything else is
+ * launched, copied or waited for (cuda_flush) a kernel of its own does. Bound by latency. */
 #include "owed.cuh"
 
 #include <stdlib.h>
@@ -21,7 +21,8 @@ static __global__ void __launch_bounds__(THREADS, 8) owed_rows(const __grid_cons
     }
     cuda_grid_wait();
     if (j == a.count) return;
-    const size_t at = (size_t)blockIdx.y * (size_t)a.width[j] + (size_t)k, step = (size_t)a.n * (size_t)a.width[j];
+    const size_t at = (size_t)blockIdx.y * (size_t)a.width[j] + (size_t)k,
+                 step = (size_t)a.n * (size_t)a.width[j];
     float4 *const out = (float4 *)(a.out[j] + at);
     float v[4];
     owed_values<4>(v, sums + at, (float *)out, a.slices, step, a.add);
@@ -42,7 +43,8 @@ int mm_settle(const struct cuda_backend *const_be)
     for (int32_t j = 0; j < o->count; j++) width += o->width[j];
     be->owes = false;
     return cuda_check(be, "sums of slices",
-                      cuda_launch_first(be, owed_rows, dim3((unsigned)((width / 4 + THREADS - 1) / THREADS), (unsigned)o->n),
+                      cuda_launch_first(be, owed_rows,
+                                        dim3((unsigned)((width / 4 + THREADS - 1) / THREADS), (unsigned)o->n),
                                         dim3(THREADS), 0, *o));
 }
 
@@ -58,8 +60,8 @@ void mm_owe(struct cuda_backend *be, const struct mm_args *a, int count)
 bool mm_is_owed(const struct cuda_backend *be, const float *x, int32_t n, int64_t width)
 {
     const struct mm_owed *o = be->owed;
-    return be->owes && o->count == 1 && o->out[0] == x && o->n == n && o->width[0] == width && !be->around_waits && !be->waits &&
-           !be->chain_steps;
+    return be->owes && o->count == 1 && o->out[0] == x && o->n == n && o->width[0] == width &&
+           !be->around_waits && !be->waits && !be->chain_steps;
 }
 
 bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t width, struct mm_owed *o)
@@ -70,10 +72,12 @@ bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t w
     return true;
 }
 
-bool mm_take_rows(const struct cuda_backend *be, int32_t n, int32_t d, const float *const *rows, int count, struct mm_owed *o)
+bool mm_take_rows(const struct cuda_backend *be, int32_t n, int32_t d, const float *const *rows, int count,
+                  struct mm_owed *o)
 {
     const struct mm_owed *owed = be->owed;
-    if (!be->owes || owed->n != n || owed->add || be->around_waits || be->waits || be->chain_steps) return false;
+    if (!be->owes || owed->n != n || owed->add || be->around_waits || be->waits || be->chain_steps)
+        return false;
     for (int i = 0; i < count; i++) {
         bool found = false;
         for (int j = 0; j < owed->count; j++) found |= owed->out[j] == rows[i];
@@ -86,7 +90,8 @@ bool mm_take_rows(const struct cuda_backend *be, int32_t n, int32_t d, const flo
     return true;
 }
 
-void mm_wants_owed(struct cuda_backend *be, enum owed_to who, const float *rows, int32_t from, int32_t to, int64_t width)
+void mm_wants_owed(struct cuda_backend *be, enum owed_to who, const float *rows, int32_t from, int32_t to,
+                   int64_t width)
 {
     be->owed->wanted[who] = {rows, from, to, (int32_t)width};
 }

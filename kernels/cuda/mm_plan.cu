@@ -37,23 +37,24 @@ static size_t lay_out(struct mm_args *a, int tiles, int warps)
     return m->total;
 }
 
-/* How a launch may be distributed, best first. Where the next launch's blocks have room beside, their rings are filled when this one
- * ends. Two blocks of 8 warps or one of 16 hide the latency of a unit; one of 16 holds the activations once. */
+/* How a launch may be distributed, best first. Where the next launch's blocks have room beside, their rings
+ * are filled when this one ends. Two blocks of 8 warps or one of 16 hide the latency of a unit; one of 16
+ * holds the activations once. */
 static const struct mm_plan plans[] = {
     {true, false, 2, 8, 2},   {true, false, 1, 16, 2}, {true, true, 1, 8, 3},   {true, false, 1, 8, 2},
     {false, false, 1, 16, 2}, {false, true, 1, 8, 2},  {false, false, 2, 8, 2}, {false, false, 1, 8, 2},
 };
 #define PLANS (int)(sizeof plans / sizeof plans[0])
 
-/* Units of the copies that a plan is tried with, down from *most to *least; false: the plan is not for this launch.
- * K types have a choice. Measured, product by product (SPEED.md):
- *   1 row          blocks of 8 warps; copies of one unit where types of several sizes share a launch, which have no
- *                  room for two blocks else
- *   up to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit
- *   up to 16       16 warps with copies of one unit; apart, copies as they are
- * (mm_few.cuh has taken most calls of 2 to 16 rows by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8
- * rows that are so long that slices are apart. */
-static bool suits(const struct mm_plan *p, enum mm_act act, const struct mm_args *a, bool mixed, int32_t *most, int32_t *least)
+/* Units of the copies that a plan is tried with, down from *most to *least; false: the plan is not for this
+ * launch. K types have a choice. Measured, product by product (SPEED.md): 1 row          blocks of 8 warps;
+ * copies of one unit where types of several sizes share a launch, which have no room for two blocks else up
+ * to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit up to 16       16
+ * warps with copies of one unit; apart, copies as they are (mm_few.cuh has taken most calls of 2 to 16 rows
+ * by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8 rows that are so long that slices
+ * are apart. */
+static bool suits(const struct mm_plan *p, enum mm_act act, const struct mm_args *a, bool mixed,
+                  int32_t *most, int32_t *least)
 {
     const bool wide = p->warps > MM_WARPS;
     *least = *most;
@@ -84,9 +85,10 @@ static void fill_rest(struct mm_args *a, int tiles, int warps, int32_t rounds, s
     lay_out(a, tiles, warps);
 }
 
-/* Does the plan fit with copies of `most` units or fewer, down to `least_copy`? want: stages. Fills the rest of a. */
-static bool fits(struct cuda_backend *be, const struct mm_plan *p, struct mm_args *a, int tiles, int want, int32_t most,
-                 int32_t least_copy, int32_t widest, int32_t panels)
+/* Does the plan fit with copies of `most` units or fewer, down to `least_copy`? want: stages. Fills the rest
+ * of a. */
+static bool fits(struct cuda_backend *be, const struct mm_plan *p, struct mm_args *a, int tiles, int want,
+                 int32_t most, int32_t least_copy, int32_t widest, int32_t panels)
 {
     const size_t part = ((size_t)be->smem_sm - 6144) / (size_t)(p->blocks * (p->beside ? 2 : 1)),
                  most_bytes = (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
@@ -111,7 +113,8 @@ static bool fits(struct cuda_backend *be, const struct mm_plan *p, struct mm_arg
 
 /* ---- plans of mm_few.cuh ---- */
 
-/* Shared memory of a block: barriers, rings, activations, side (mm_few_k.cuh, mm_few_32.cuh), the sums of slices. */
+/* Shared memory of a block: barriers, rings, activations, side (mm_few_k.cuh, mm_few_32.cuh), the sums of
+ * slices. */
 static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int busy)
 {
     struct mm_memory *m = &a->at;
@@ -130,8 +133,8 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
     return m->total;
 }
 
-/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured (SPEED.md): of many long rows of K types
- * fewer bytes early are better. */
+/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured (SPEED.md): of
+ * many long rows of K types fewer bytes early are better. */
 struct few_copies {
     int units, stages, least;
 };
@@ -152,11 +155,15 @@ static int few_copies_of(enum mm_act act, int tiles, int32_t row_units, struct f
     return 2;
 }
 
-/* How a ring is filled before the launch before is over. Measured (SPEED.md): K types copy by copy, for all at once make the
- * small kernel between two products wait; half of the warps at a time where rows are many. */
+/* How a ring is filled before the launch before is over. Measured (SPEED.md): K types copy by copy, for all
+ * at once make the small kernel between two products wait; half of the warps at a time where rows are many.
+ */
 static void few_early(enum mm_act act, int tiles, struct mm_args *a)
 {
-    a->pace = mm_tuning.few_pace ? mm_tuning.few_pace - 1 : act != MM_ACT_K ? FEW_AT_ONCE : tiles == 2 ? FEW_HALVES : FEW_PACED;
+    a->pace = mm_tuning.few_pace ? mm_tuning.few_pace - 1
+              : act != MM_ACT_K  ? FEW_AT_ONCE
+              : tiles == 2       ? FEW_HALVES
+                                 : FEW_PACED;
     a->ahead = mm_is_int8(act) ? 1 : a->stages;
 }
 
@@ -169,7 +176,8 @@ void mm_few_split(int32_t grid, int32_t panels, struct mm_args *a)
     a->groups = a->last_groups = grid / a->slices;
     for (int32_t g = 1; a->left && others && g * others < grid; g++) {
         const int32_t l = grid - g * others;
-        const int64_t most = (int64_t)((panels + g - 1) / g) * a->slice_units, short_one = (int64_t)((panels + l - 1) / l) * last,
+        const int64_t most = (int64_t)((panels + g - 1) / g) * a->slice_units,
+                      short_one = (int64_t)((panels + l - 1) / l) * last,
                       cost = most > short_one ? most : short_one;
         if (cost < best) best = cost, a->groups = g, a->last_groups = l;
     }
@@ -185,16 +193,19 @@ static int32_t few_busiest(int32_t grid, int32_t panels, struct mm_args *a)
     return (panels + least - 1) / least;
 }
 
-/* The first of the copies that fit beside the rest, with sums in two places if there is room, and if there is room for the small
- * kernel's blocks too. Only warps with items have a ring, no longer than what the busiest is to copy. */
+/* The first of the copies that fit beside the rest, with sums in two places if there is room, and if there is
+ * room for the small kernel's blocks too. Only warps with items have a ring, no longer than what the busiest
+ * is to copy. */
 #define FEW_BESIDE 6144
-static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest, int32_t panels,
-                     struct mm_args *a)
+static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, int warps, int32_t widest,
+                     int32_t panels, struct mm_args *a)
 {
     const bool together = a->block_slices == a->slices;
     const int32_t grid = mm_product_sms(be),
-                  items = together ? (panels + grid - 1) / grid : few_busiest(grid, panels, a), /* of a block */
-                  some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split, busy = some < warps ? some : warps;
+                  items =
+                      together ? (panels + grid - 1) / grid : few_busiest(grid, panels, a), /* of a block */
+        some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split,
+                  busy = some < warps ? some : warps;
     struct few_copies copies[2];
     const int count = few_copies_of(act, tiles, a->units, copies);
     a->warps = warps;
@@ -203,8 +214,11 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
         const size_t room = (size_t)be->smem_block - (act == MM_ACT_K && i < count ? FEW_BESIDE : 0);
         a->stage_units = c->units < a->slice_units ? c->units : a->slice_units;
         a->stage_bytes = (a->stage_units * widest + FEW_BARRIER + 127) / 128 * 128 - FEW_BARRIER;
-        const int32_t all = (a->slice_units + a->stage_units - 1) / a->stage_units * ((items + a->subs - 1) / a->subs),
-                      most = c->stages < all ? c->stages : all > c->least ? all : c->least;
+        const int32_t all = (a->slice_units + a->stage_units - 1) / a->stage_units *
+                            ((items + a->subs - 1) / a->subs),
+                      most = c->stages < all  ? c->stages
+                             : all > c->least ? all
+                                              : c->least;
         for (a->at.merge_sets = mm_tuning.few_sets ? 1 : 2; a->at.merge_sets > 0; a->at.merge_sets--)
             for (a->stages = most; a->stages >= c->least; a->stages--) {
                 if (few_lay_out(a, act, tiles, busy) > room) continue;
@@ -215,22 +229,25 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
     return false;
 }
 
-/* Blocks of 8 warps, where each of these has a panel, none a second, and nobody adds sums with others: beside a block of attention there are
- * registers for one, so it stands, and its ring is full, when attention ends. Measured: of more rows, and with 5 or 6 panels, those of 16 are as
- * quick, or quicker. */
+/* Blocks of 8 warps, where each of these has a panel, none a second, and nobody adds sums with others: beside
+ * a block of attention there are registers for one, so it stands, and its ring is full, when attention ends.
+ * Measured: of more rows, and with 5 or 6 panels, those of 16 are as quick, or quicker. */
 #define FEW_NARROW_ROWS 4
-static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, struct mm_args *a)
+static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels,
+                          struct mm_args *a)
 {
-    return act == MM_ACT_K && n <= FEW_NARROW_ROWS && a->left && few_busiest(mm_product_sms(be), panels, a) == MM_WARPS;
+    return act == MM_ACT_K && n <= FEW_NARROW_ROWS && a->left &&
+           few_busiest(mm_product_sms(be), panels, a) == MM_WARPS;
 }
 
-/* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were quicker. Slices are
- * together where there is room, but for the eight of long rows of 8-bit kinds and those of K types that the next norm adds, which were
- * quicker apart for more than 8 rows, and where a multiprocessor has one panel or two for fewer. A head has so many panels that sums
- * which meet in memory would cost more than warps do: blocks of 12 where those of 16 leave no room. */
+/* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were
+ * quicker. Slices are together where there is room, but for the eight of long rows of 8-bit kinds and those
+ * of K types that the next norm adds, which were quicker apart for more than 8 rows, and where a
+ * multiprocessor has one panel or two for fewer. A head has so many panels that sums which meet in memory
+ * would cost more than warps do: blocks of 12 where those of 16 leave no room. */
 #define FEW_PANELS 4096
-bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest, bool heads, struct mm_args *a,
-                   int *log2_tiles, const struct mm_plan **plan)
+bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest,
+                   bool heads, struct mm_args *a, int *log2_tiles, const struct mm_plan **plan)
 {
     static const struct mm_plan few_plans[] = {
         {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
@@ -246,12 +263,15 @@ bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, in
     for (int i = 0; i < 3; i++) {
         const struct mm_plan *p = &few_plans[first ? 2 - i : i];
         if (!p->together && few_is_narrow(be, act, n, panels, a)) p = &narrow;
-        if (p->warps < MM_WARPS_MOST && p->together && (a->gated || first || (panels < FEW_PANELS && !mm_tuning.few_warps))) continue;
+        if (p->warps < MM_WARPS_MOST && p->together &&
+            (a->gated || first || (panels < FEW_PANELS && !mm_tuning.few_warps)))
+            continue;
         if (i == 0 && mm_tuning.few_warps && !a->gated && !first) continue;
         if (mm_tuning.few_apart && p->together != (mm_tuning.few_apart == 2)) continue;
         if (!p->together && (a->slices == 1 || (!a->left && !mm_may_wait(be, a->slices, 1)))) continue;
         put_together(a, p->together, p->warps);
-        if (a->block_slices > a->slice_warps || a->gated != a->split) continue; /* a warp has one slice, of one matrix */
+        if (a->block_slices > a->slice_warps || a->gated != a->split)
+            continue; /* a warp has one slice, of one matrix */
         if (a->slice_warps * (a->subs << a->split) != p->warps) continue;
         a->log2_slice_warps = __builtin_ctz((unsigned)a->slice_warps);
         if (!few_fits(be, act, tiles, p->warps, widest, panels, a)) continue;
@@ -262,8 +282,8 @@ bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, in
     return false;
 }
 
-int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most, int32_t widest, bool mixed, bool low,
-              struct mm_args *a, const struct mm_plan **plan)
+int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most,
+              int32_t widest, bool mixed, bool low, struct mm_args *a, const struct mm_plan **plan)
 {
     const bool bulk = !be->generic && be->cc >= 90;
     const int deepest = bulk ? 8 : 4, tuned = mm_tuning.stages < deepest ? mm_tuning.stages : deepest;
@@ -276,8 +296,8 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
         /* Measured: with more rows the arithmetic covers latencies, and a shorter ring leaves room for sums.
          */
         const int fewer = !mm_is_int8(act) || a->n == 1 ? tuned
-                          : tiles > 1                 ? 2
-                                                      : 3,
+                          : tiles > 1                   ? 2
+                                                        : 3,
                   want = fewer < tuned ? fewer : tuned;
         for (int i = 0; i < PLANS; i++) {
             const struct mm_plan *p = &plans[i];
@@ -295,23 +315,25 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
     return -1;
 }
 
-/* Blocks that are given their rows together: pairs, of K types always, of others for 4 rows and more. Measured: else these
- * start later by more than it saves, and fours leave multiprocessors without work. Slices apart: none, for such blocks wait for others, which must
- * be resident. Beside others: none, for what those leave are not pairs of neighbours, and some would wait for their end. */
+/* Blocks that are given their rows together: pairs, of K types always, of others for 4 rows and more.
+ * Measured: else these start later by more than it saves, and fours leave multiprocessors without work.
+ * Slices apart: none, for such blocks wait for others, which must be resident. Beside others: none, for what
+ * those leave are not pairs of neighbours, and some would wait for their end. */
 int mm_few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a)
 {
     const bool pairs = act == MM_ACT_K || a->n >= 4;
     const int most = a->block_slices < a->slices || be->product_sms ? 1
-                     : mm_tuning.few_cluster                         ? mm_tuning.few_cluster
-                     : pairs                                         ? 2
-                                                                     : 1;
+                     : mm_tuning.few_cluster                        ? mm_tuning.few_cluster
+                     : pairs                                        ? 2
+                                                                    : 1;
     return a->groups % most ? 1 : most;
 }
 
-/* Is it for mm_few_late.cuh? Where slices are not of one length and a warp has several: else it loses, for instructions of another
- * kernel have to come too (SPEED.md). */
+/* Is it for mm_few_late.cuh? Where slices are not of one length and a warp has several: else it loses, for
+ * instructions of another kernel have to come too (SPEED.md). */
 bool mm_few_is_late(const struct mm_args *a, enum mm_act act, int log2_tiles, bool low)
 {
-    return act == MM_ACT_K && !low && log2_tiles == 1 && a->gated && a->block_slices == a->slices && a->subs == 2 &&
-           a->at.merge_sets == 2 && a->units < a->slices * a->slice_units && a->n_items >= 4 * a->groups;
+    return act == MM_ACT_K && !low && log2_tiles == 1 && a->gated && a->block_slices == a->slices &&
+           a->subs == 2 && a->at.merge_sets == 2 && a->units < a->slices * a->slice_units &&
+           a->n_items >= 4 * a->groups;
 }

@@ -26,10 +26,11 @@ int cuda_check_kv(struct cuda_backend *, const char *op, const struct kn_kv *);
 /* rows.cu */
 int cuda_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
                   int64_t width, float eps);
-int cuda_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight, int32_t n,
-                  int64_t width, float eps, float scale);
-int cuda_norm_join(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight, const float *z,
-                   const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale);
+int cuda_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
+                  int32_t n, int64_t width, float eps, float scale);
+int cuda_norm_join(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight,
+                   const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
+                   float eps, float scale);
 int cuda_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width);
@@ -53,20 +54,22 @@ int cuda_route_shared(struct cuda_backend *, const struct kn_route *, const floa
 int cuda_delta(struct kn_backend *, const struct kn_delta *);
 /* delta_step.cu, gate_rows.cu: an operation and the rounding of its outputs for the product behind it. */
 int cuda_delta_linear(struct kn_backend *, const struct kn_delta *, float *out, const struct kn_weight *w);
-int cuda_gate_linear(struct kn_backend *, float *out, const struct kn_weight *w, float *x, const float *g, int32_t n);
-size_t cuda_delta_scratch(const struct kn_delta *); /* bytes of be->scratch_rows that calls of up to n rows want */
+int cuda_gate_linear(struct kn_backend *, float *out, const struct kn_weight *w, float *x, const float *g,
+                     int32_t n);
+size_t
+cuda_delta_scratch(const struct kn_delta *); /* bytes of be->scratch_rows that calls of up to n rows want */
 
 /* pack.cu, experts.cu. open: from the first load on; bytes: what it takes. */
-int cuda_experts_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat,
-                      const void *data);
+int cuda_experts_load(struct kn_backend *, struct kn_weight *, uint32_t type, int64_t n_in, int64_t n_out,
+                      int32_t n_mat, const void *data);
 int cuda_experts_open(struct cuda_backend *);
 void cuda_experts_close(struct cuda_backend *);
 size_t cuda_experts_bytes(void);
-int cuda_experts_gated(struct kn_backend *, float *out, const struct kn_weight *gate, const struct kn_weight *up,
-                       const float *x, const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n,
-                       int32_t n_used);
-int cuda_experts_down(struct kn_backend *, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
-                      const float *weights, int32_t n, int32_t n_used, bool add);
+int cuda_experts_gated(struct kn_backend *, float *out, const struct kn_weight *gate,
+                       const struct kn_weight *up, const float *x, const float *norm, float eps,
+                       enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used);
+int cuda_experts_down(struct kn_backend *, float *out, const struct kn_weight *w, const float *h,
+                      const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add);
 int cuda_mixture(struct kn_backend *, const struct kn_mixture *);
 bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared);
 

@@ -1,4 +1,5 @@
-/* owed.cuh - the values of outputs that are owed as sums of slices (mm_owed.cu): the bits of the product that adds them itself. */
+/* owed.cuh - the values of outputs that are owed as sums of slices (mm_owed.cu): the bits of the product that
+ * adds them itself. */
 #ifndef DFLASH_CUDA_OWED_CUH
 #define DFLASH_CUDA_OWED_CUH
 
@@ -14,9 +15,10 @@ template <int V> DEV void owed_load(float v[V], const float *p)
         v[i] = u.x, v[i + 1] = u.y, v[i + 2] = u.z, v[i + 3] = u.w;
     }
 }
-/* v = the sums of slices at p, p + step, ... in ascending order, added to those at `old` where `add` is set. Four slices are on their way at
- * a time. */
-template <int V> DEV void owed_values(float v[V], const float *p, const float *old, int slices, size_t step, bool add)
+/* v = the sums of slices at p, p + step, ... in ascending order, added to those at `old` where `add` is set.
+ * Four slices are on their way at a time. */
+template <int V>
+DEV void owed_values(float v[V], const float *p, const float *old, int slices, size_t step, bool add)
 {
     float u[4][V], x[V];
 #pragma unroll

@@ -144,10 +144,11 @@ static int take_memory(struct cuda_backend *be, struct kn_weight *w, unsigned us
     cudaGetLastError();
     size_t left = 0, total = 0;
     cudaMemGetInfo(&left, &total);
-    return cuda_fail(be, KN_EMEM,
-                     "no device memory for %zu bytes of a weight [%d, %lld, %lld] of %s (%zu of %zu MiB free)",
-                     packed + rows, shape.n_mat ? shape.n_mat : 1, (long long)shape.n_out, (long long)shape.n_in,
-                     kn_type_info(shape.type)->name, left >> 20, total >> 20);
+    return cuda_fail(
+        be, KN_EMEM,
+        "no device memory for %zu bytes of a weight [%d, %lld, %lld] of %s (%zu of %zu MiB free)",
+        packed + rows, shape.n_mat ? shape.n_mat : 1, (long long)shape.n_out, (long long)shape.n_in,
+        kn_type_info(shape.type)->name, left >> 20, total >> 20);
 }
 
 int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
@@ -171,8 +172,9 @@ int cuda_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type,
     struct cuda_backend *be = cuda_of(kb);
     int rc = describe(be, w, type, n_in, n_out, data, KN_USE_LINEAR);
     if (rc == 0 && (n_mat < 1 || n_mat > EXPERTS_MATRICES || n_out * n_mat > INT32_MAX - 16))
-        rc = cuda_fail(be, n_mat < 1 ? KN_EINVAL : KN_ETYPE, "%d matrices [%lld, %lld] of %s (expected 1 to %d)", n_mat,
-                       (long long)n_out, (long long)n_in, kn_type_info(type)->name, EXPERTS_MATRICES);
+        rc = cuda_fail(be, n_mat < 1 ? KN_EINVAL : KN_ETYPE,
+                       "%d matrices [%lld, %lld] of %s (expected 1 to %d)", n_mat, (long long)n_out,
+                       (long long)n_in, kn_type_info(type)->name, EXPERTS_MATRICES);
     w->n_mat = n_mat;
     if (rc == 0) rc = open_stage(be);
     if (rc == 0) rc = cuda_experts_open(be);
@@ -183,8 +185,10 @@ int cuda_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type,
     if (tall) part.n_out = n_out * n_mat;
     for (int32_t i = 0; i < (tall ? 1 : n_mat) && rc == 0; i++) {
         part.packed = (uint8_t *)w->packed + (size_t)i * (w->packed_bytes / (size_t)n_mat);
-        rc = cuda_check(be, "experts_load",
-                        stream_rows(be, &part, (const uint8_t *)data + (size_t)i * (size_t)n_out * kn_row_bytes(type, n_in)));
+        rc = cuda_check(
+            be, "experts_load",
+            stream_rows(be, &part,
+                        (const uint8_t *)data + (size_t)i * (size_t)n_out * kn_row_bytes(type, n_in)));
     }
     if (rc) cuda_weight_free(kb, w);
     return rc;

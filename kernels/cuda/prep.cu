@@ -82,9 +82,10 @@ DEV float inverse_rms(const float *squares, int blocks, int n_in, float eps)
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)n_in), eps)));
 }
 
-/* The same for few rows, between two products whose blocks leave room beside them for blocks of FEW_WARPS warps with 64
- * registers: so these stand there before the product ends, and the next product's take its places when it does. A warp
- * has one block of columns of a row that is normed, whose squares each block adds up for itself, else FEW_ALONE. */
+/* The same for few rows, between two products whose blocks leave room beside them for blocks of FEW_WARPS
+ * warps with 64 registers: so these stand there before the product ends, and the next product's take its
+ * places when it does. A warp has one block of columns of a row that is normed, whose squares each block adds
+ * up for itself, else FEW_ALONE. */
 #define FEW_WARPS 4
 #define FEW_ALONE 2
 #define FEW_BLOCKS 32 /* of a row that is normed, at most: each block reads all of it */
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
         MM_STAMP(4);
         return;
     }
-    const int mine = (int)blockIdx.x * FEW_WARPS + warp, around = (blocks + FEW_WARPS - 1) / FEW_WARPS * FEW_WARPS;
+    const int mine = (int)blockIdx.x * FEW_WARPS + warp,
+              around = (blocks + FEW_WARPS - 1) / FEW_WARPS * FEW_WARPS;
     float v[8], w[8];
     load_eight(w, a.norm, 256 * mine + 8 * lane, a.n_in);
     cuda_grid_wait();
@@ -123,7 +125,8 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
 #pragma unroll
         for (int i = 0; i < batch; i++) {
             const int b = mine + c + i * FEW_WARPS;
-            load_eight(u[i], x, 256 * (b < around ? b : b - around) + 8 * lane, c + i * FEW_WARPS < around ? a.n_in : 0);
+            load_eight(u[i], x, 256 * (b < around ? b : b - around) + 8 * lane,
+                       c + i * FEW_WARPS < around ? a.n_in : 0);
         }
 #pragma unroll
         for (int i = 0; i < batch; i++) {
@@ -239,7 +242,8 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
     add_whole(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add)
 {
     __shared__ float squares[2][ADD_WARPS];
-    const int lane = threadIdx.x % 32, b = threadIdx.x / 32, blocks = (a.n_in + 255) / 256, k = 256 * b + 8 * lane;
+    const int lane = threadIdx.x % 32, b = threadIdx.x / 32, blocks = (a.n_in + 255) / 256,
+              k = 256 * b + 8 * lane;
     const size_t at = (size_t)blockIdx.x * (size_t)a.n_in;
     float v[8], x[8], w[8], norm[8];
     cuda_grid_early();
@@ -262,13 +266,16 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
     r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
-    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.x * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.x);
+    if (b < blocks)
+        store_block<ACT>(a, a.rows + (size_t)blockIdx.x * (size_t)a.slices * (size_t)a.slice_row, b, v,
+                         (int)blockIdx.x);
 }
 
-/* The same for few rows, by blocks that stand beside products as those of prep_few do: a cluster has a row, and its
- * warps give their squares to all of its blocks. */
+/* The same for few rows, by blocks that stand beside products as those of prep_few do: a cluster has a row,
+ * and its warps give their squares to all of its blocks. */
 #define ADD_FEW ((ADD_WARPS + FEW_WARPS - 1) / FEW_WARPS) /* blocks of a cluster at most */
-/* s, this warp's block's of `squares` in all blocks of the cluster, whose barriers count it; then all of them here. */
+/* s, this warp's block's of `squares` in all blocks of the cluster, whose barriers count it; then all of them
+ * here. */
 DEV void exchange(float *squares, unsigned bar, int b, float s)
 {
     const int lane = threadIdx.x % 32;
@@ -281,7 +288,8 @@ DEV void exchange(float *squares, unsigned bar, int b, float s)
 /* Columns k .. k + 7 of row blockIdx.y, which are owed, and to their place. */
 DEV void take_eight(float v[8], const mm_owed &o, int k)
 {
-    const size_t step = (size_t)o.n * (size_t)o.width[0], at = (size_t)blockIdx.y * (size_t)o.width[0] + (size_t)k;
+    const size_t step = (size_t)o.n * (size_t)o.width[0],
+                 at = (size_t)blockIdx.y * (size_t)o.width[0] + (size_t)k;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = 0.0f;
     if (k >= o.width[0]) return;
@@ -322,12 +330,15 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     const float r = inverse_rms(squares, blocks, a.n_in, a.eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), mine[i]);
-    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.y);
+    if (b < blocks)
+        store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v,
+                         (int)blockIdx.y);
     MM_STAMP(4);
 }
 template <enum mm_act ACT>
 __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
-    add_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add, const __grid_constant__ mm_owed owed)
+    add_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add,
+            const __grid_constant__ mm_owed owed)
 {
     __shared__ float squares[2][ADD_FEW * FEW_WARPS], norms[FEW_WARPS * 256];
     __shared__ uint64_t bars[2];
@@ -360,21 +371,26 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
-    if (b < blocks) store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v, (int)blockIdx.y);
+    if (b < blocks)
+        store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v,
+                         (int)blockIdx.y);
     MM_STAMP(4);
 }
-/* take_few and, with ADD, add_few for K types' products of few rows, of rows that are whole too: prep_ahead.cuh. A warp has registers for a
- * lane's columns of eight slices, so there is one trip to memory. */
+/* take_few and, with ADD, add_few for K types' products of few rows, of rows that are whole too:
+ * prep_ahead.cuh. A warp has registers for a lane's columns of eight slices, so there is one trip to memory.
+ */
 template <bool ADD, int W>
 __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
-    take_ahead(const __grid_constant__ mm_prep a, const __grid_constant__ ahead_args h, const __grid_constant__ mm_add add)
+    take_ahead(const __grid_constant__ mm_prep a, const __grid_constant__ ahead_args h,
+               const __grid_constant__ mm_add add)
 {
     __shared__ float squares[2][ADD_FEW * FEW_WARPS];
     __shared__ ahead_lane lanes[32 * W];
     __shared__ uint64_t bars[2];
     const int lane = threadIdx.x % 32, b = (int)blockIdx.x * W + (int)threadIdx.x / 32;
     const bool in = b < h.blocks; /* else the warp reads what another does, and stores nothing */
-    const unsigned k = 256 * (in ? (unsigned)b : 0) + 8 * (unsigned)lane, at = blockIdx.y * (unsigned)a.n_in + k, bar = shared_at(bars);
+    const unsigned k = 256 * (in ? (unsigned)b : 0) + 8 * (unsigned)lane,
+                   at = blockIdx.y * (unsigned)a.n_in + k, bar = shared_at(bars);
     const float *from[AHEAD_SLICES], *x_at = add.x + at, *w_at = add.weight + k;
     float *out = h.out + at, norm[8], w[8], all[1][8], (&v)[8] = all[0], x[8];
     cuda_grid_early();
@@ -407,10 +423,12 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     float r = ahead_exchange(in ? mine : 0.0f, give, there, square, bar, h, ADD ? add.eps : a.eps);
     if (ADD) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
+        for (int i = 0; i < 8; i++)
+            v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
         const float again = block_squares(v);
         if (in) store_eight(add.out + at, v);
-        r = ahead_exchange(in ? again : 0.0f, give ? give + set : 0, there + 8, square + set, bar + 8, h, a.eps);
+        r = ahead_exchange(in ? again : 0.0f, give ? give + set : 0, there + 8, square + set, bar + 8, h,
+                           a.eps);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
@@ -419,10 +437,12 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     MM_STAMP(4);
 }
 /* prep_few of rows that are not normed, in the same way. */
-__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_ahead(const __grid_constant__ mm_prep a)
+__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
+    prep_ahead(const __grid_constant__ mm_prep a)
 {
     __shared__ __align__(16) ahead_place places[32 * FEW_WARPS][FEW_ALONE];
-    const int lane = threadIdx.x % 32, blocks = a.n_in / 256, first = ((int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32) * FEW_ALONE;
+    const int lane = threadIdx.x % 32, blocks = a.n_in / 256,
+              first = ((int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32) * FEW_ALONE;
     const float *from[FEW_ALONE];
     float v[FEW_ALONE][8];
     cuda_grid_early();
@@ -444,7 +464,8 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_ahead(con
     ahead_store<FEW_ALONE>(a, place, v, blocks - first);
     MM_STAMP(4);
 }
-/* Blocks of a cluster that has a row: memcheck refuses stores in a cluster of one; the second block has no columns. */
+/* Blocks of a cluster that has a row: memcheck refuses stores in a cluster of one; the second block has no
+ * columns. */
 static unsigned cluster_blocks(int32_t n_in, int32_t warps = FEW_WARPS)
 {
     const unsigned all = (unsigned)((n_in + 256 * warps - 1) / (256 * warps));
@@ -457,27 +478,38 @@ static bool is_ahead(enum mm_act act, const struct mm_prep *a)
     return act == MM_ACT_K && a->side && a->n_in % 256 == 0;
 }
 /* take_ahead, if there is one for these rows: of what is owed, or, where nothing is, of add->y or a->x. */
-static bool launch_ahead(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *a, const struct mm_add *add,
-                         const struct mm_owed *o, int32_t n, cudaError_t *err)
+static bool launch_ahead(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *a,
+                         const struct mm_add *add, const struct mm_owed *o, int32_t n, cudaError_t *err)
 {
     const bool sums = o->slices > 0;
     if (!is_ahead(act, a) || a->n_in > MM_ADD_WIDTH) return false;
     if (sums && ((o->slices != 4 && o->slices != 8) || o->add == (add != nullptr))) return false;
-    const int32_t warps = add && n > 8 && a->n_in <= 8 * 256 * 3 ? 3 : FEW_WARPS; /* of more blocks, where there is most to read */
+    const int32_t warps = add && n > 8 && a->n_in <= 8 * 256 * 3
+                              ? 3
+                              : FEW_WARPS; /* of more blocks, where there is most to read */
     const unsigned blocks = cluster_blocks(a->n_in, warps);
     const float *const whole = add ? add->y : a->x;
-    const struct ahead_args h = {(float)a->n_in, 1.0f / (float)a->n_in, sums ? o->sums : whole, o->out[0],
-                                 (unsigned)(o->n * o->width[0]), sums ? (unsigned)o->slices : 1, sums ? 0.0f : -0.0f, a->n_in / 256};
+    const struct ahead_args h = {(float)a->n_in,
+                                 1.0f / (float)a->n_in,
+                                 sums ? o->sums : whole,
+                                 o->out[0],
+                                 (unsigned)(o->n * o->width[0]),
+                                 sums ? (unsigned)o->slices : 1,
+                                 sums ? 0.0f : -0.0f,
+                                 a->n_in / 256};
     const struct mm_add none = {};
-    *err = cuda_launch_clusters(be, !add         ? take_ahead<false, FEW_WARPS>
-                                    : warps == 3 ? take_ahead<true, 3>
-                                                 : take_ahead<true, FEW_WARPS>,
-                                dim3(blocks, (unsigned)n), dim3(32 * (unsigned)warps), 0, blocks, *a, h, add ? *add : none);
+    *err = cuda_launch_clusters(be,
+                                !add         ? take_ahead<false, FEW_WARPS>
+                                : warps == 3 ? take_ahead<true, 3>
+                                             : take_ahead<true, FEW_WARPS>,
+                                dim3(blocks, (unsigned)n), dim3(32 * (unsigned)warps), 0, blocks, *a, h,
+                                add ? *add : none);
     return true;
 }
 
 /* Of a kernel for each of the 8-bit kinds the one for `act`. */
-#define OF_WHOLE(act, kernel) ((act) == MM_ACT_K ? kernel<MM_ACT_K> : (act) == MM_ACT_32 ? kernel<MM_ACT_32> : kernel<MM_ACT_32M>)
+#define OF_WHOLE(act, kernel)                                                                                \
+    ((act) == MM_ACT_K ? kernel<MM_ACT_K> : (act) == MM_ACT_32 ? kernel<MM_ACT_32> : kernel<MM_ACT_32M>)
 
 cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
                            const struct mm_prep *p, int32_t n)
@@ -492,33 +524,39 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
 #endif
         cudaError_t err;
         if (launch_ahead(be, act, &a, add, &owed, n, &err)) return err;
-        return cuda_launch_clusters(be, OF_WHOLE(act, add_few), dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, *add, owed);
+        return cuda_launch_clusters(be, OF_WHOLE(act, add_few), dim3(blocks, (unsigned)n),
+                                    dim3(32 * FEW_WARPS), 0, blocks, a, *add, owed);
     }
     return cuda_launch(be, OF_WHOLE(act, add_whole), dim3((unsigned)n), dim3(32 * ADD_WARPS), 0, *p, *add);
 }
 
-cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n, bool few)
+cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n,
+                       bool few)
 {
     struct mm_prep a = *p;
 #ifdef MM_TRACE
     a.trace = mm_trace_next("prepare");
 #endif
     if (!mm_is_int8(act))
-        return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>, dim3((unsigned)n),
-                           dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
+        return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>,
+                           dim3((unsigned)n), dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
     struct mm_owed owed = {};
-    const bool took = few && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed);
+    const bool took =
+        few && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed);
     cudaError_t err;
     if (few && a.norm && n <= 16 && launch_ahead(be, act, &a, nullptr, &owed, n, &err)) return err;
     if (took) {
         const unsigned blocks = cluster_blocks(a.n_in);
-        return cuda_launch_clusters(be, OF_WHOLE(act, take_few), dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, a, owed);
+        return cuda_launch_clusters(be, OF_WHOLE(act, take_few), dim3(blocks, (unsigned)n),
+                                    dim3(32 * FEW_WARPS), 0, blocks, a, owed);
     }
     if (few && n <= 16 && (!a.norm || a.n_in <= 256 * FEW_BLOCKS)) {
         const int columns = 256 * FEW_WARPS * (a.norm ? 1 : FEW_ALONE);
         return cuda_launch(be, !a.norm && is_ahead(act, &a) ? prep_ahead : OF_WHOLE(act, prep_few),
-                           dim3((unsigned)((a.n_in + columns - 1) / columns), (unsigned)n), dim3(32 * FEW_WARPS), 0, a);
+                           dim3((unsigned)((a.n_in + columns - 1) / columns), (unsigned)n),
+                           dim3(32 * FEW_WARPS), 0, a);
     }
     return cuda_launch(be, OF_WHOLE(act, prep_whole),
-                       dim3((unsigned)((a.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n), dim3(32 * WARPS), 0, a);
+                       dim3((unsigned)((a.n_in + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)n),
+                       dim3(32 * WARPS), 0, a);
 }

@@ -31,7 +31,8 @@ DEV float block_squares(const float v[8])
  * registers between the two passes. squares: shared memory, one float a block of the row. Waits for the grid
  * before it (norm is constant and read before). */
 template <enum mm_act ACT, int WARPS, int CACHE>
-DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, int end, float *squares, int token = 0)
+DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, int end, float *squares,
+                     int token = 0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, mine = first + warp;
     if (!a.norm) { /* many loads in flight */

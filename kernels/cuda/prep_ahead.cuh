@@ -1,8 +1,10 @@
-/* prep_ahead.cuh - for the small kernels between K types' products of few rows (prep.cu): what can be done before the product ends is done
- * then, and what is left is few instructions. The bits of prep.cuh, prep_block.cuh and owed.cuh.
+/* prep_ahead.cuh - for the small kernels between K types' products of few rows (prep.cu): what can be done
+ * before the product ends is done then, and what is left is few instructions. The bits of prep.cuh,
+ * prep_block.cuh and owed.cuh.
  *
- * Such a kernel runs through its code once, cold, so an instruction costs 2 to 4 clocks: quotients and roots are the steps that the compiler
- * has for them where no operand is extreme, and one check leads to __fdiv_rn and __fsqrt_rn where one is. */
+ * Such a kernel runs through its code once, cold, so an instruction costs 2 to 4 clocks: quotients and roots
+ * are the steps that the compiler has for them where no operand is extreme, and one check leads to __fdiv_rn
+ * and __fsqrt_rn where one is. */
 #ifndef DFLASH_CUDA_PREP_AHEAD_CUH
 #define DFLASH_CUDA_PREP_AHEAD_CUH
 
@@ -63,13 +65,16 @@ static __device__ __noinline__ float2 ahead_quotients_far(uint32_t top)
 {
     const bool odd = top >= 0x7f800000, none = odd || __uint_as_float(top) < 1e-30f;
     const float amax = __uint_as_float(top);
-    return make_float2(none ? 0.0f : __fdiv_rn(127.0f, amax), odd ? __uint_as_float(0x7fc00000) : none ? 0.0f : __fdiv_rn(amax, 127.0f));
+    return make_float2(none ? 0.0f : __fdiv_rn(127.0f, amax), odd    ? __uint_as_float(0x7fc00000)
+                                                              : none ? 0.0f
+                                                                     : __fdiv_rn(amax, 127.0f));
 }
 /* 1 / sqrt(s / n + eps), s >= 0; r: ahead_rcp(n), n a number of columns. */
 DEV float ahead_inverse_rms(float s, float n, float r, float eps)
 {
     const float x = __fadd_rn(ahead_div(s, n, r), eps);
-    if (__builtin_expect(!ahead_within(__float_as_uint(x), -80, 100), 0)) return ahead_inverse_rms_far(s, n, eps);
+    if (__builtin_expect(!ahead_within(__float_as_uint(x), -80, 100), 0))
+        return ahead_inverse_rms_far(s, n, eps);
     float i;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(i) : "f"(x));
     const float y = __fmul_rn(x, i), root = __fmaf_rn(__fmaf_rn(-y, y, x), __fmul_rn(i, 0.5f), y);
@@ -103,7 +108,8 @@ template <int N> DEV void ahead_round(rounded r[N], float v[N][8])
                 for (int i = 0; i < 8; i++) v[b][i] = 0.0f;
         }
 #pragma unroll
-    for (int b = 0; b < N; b++) r[b].w0 = round_four(v[b], inverse[b]), r[b].w1 = round_four(v[b] + 4, inverse[b]);
+    for (int b = 0; b < N; b++)
+        r[b].w0 = round_four(v[b], inverse[b]), r[b].w1 = round_four(v[b] + 4, inverse[b]);
 }
 
 /* ---- a block of columns that K types' products of few rows want (a.side) ---- */
@@ -116,9 +122,12 @@ DEV ahead_place ahead_place_of(const mm_prep &a, int block, int token)
 {
     const int lane = threadIdx.x % 32, slice = block / a.slice_units, k = lane / 2 % 4;
     ahead_place p;
-    p.codes = (unsigned)((token * a.slices + slice) * a.slice_row + 256 * (block - slice * a.slice_units) + 64 * (lane / 8) +
-                         32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2));
-    p.sums = (unsigned)block * FEW_SIDE(a.tiles) + (unsigned)(32 * token + 8 * (lane / 8) + (k == 1 ? 4 : k == 2 ? 2 : 2 * k));
+    p.codes = (unsigned)((token * a.slices + slice) * a.slice_row + 256 * (block - slice * a.slice_units) +
+                         64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) + 4 * (lane / 2 % 2));
+    p.sums = (unsigned)block * FEW_SIDE(a.tiles) + (unsigned)(32 * token + 8 * (lane / 8) +
+                                                              (k == 1   ? 4
+                                                               : k == 2 ? 2
+                                                                        : 2 * k));
     return p;
 }
 /* store_block, of N blocks, those that there are. */
@@ -159,9 +168,11 @@ struct ahead_args {
     int32_t blocks;
 };
 /* What a lane has ready, in shared memory, where the compiler does not compute it again. */
-struct __align__(16) ahead_lane {
+struct __align__(16) ahead_lane
+{
     ahead_place place;
-    unsigned give, there; /* of a block of the cluster, if the lane has one: where this warp's squares belong, what counts them */
+    unsigned give, there; /* of a block of the cluster, if the lane has one: where this warp's squares belong,
+                             what counts them */
 };
 /* Its address in shared memory. mine: where this warp's squares belong; bar: counts them. */
 DEV unsigned ahead_ready(ahead_lane *lanes, const ahead_place &place, const float *mine, unsigned bar)
@@ -173,16 +184,26 @@ DEV unsigned ahead_ready(ahead_lane *lanes, const ahead_place &place, const floa
 DEV float4 ahead_shared(unsigned at)
 {
     float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
     return v;
 }
 DEV void ahead_load(float v[8], const float *p)
 {
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4 + 16];" : "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7]) : "l"(p) : "memory");
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "l"(p)
+                 : "memory");
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4 + 16];"
+                 : "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7])
+                 : "l"(p)
+                 : "memory");
 }
 /* v += the N slices at p, in ascending order; all loads first. OLD: x = what is at `old`, too. */
-template <int N, bool OLD> DEV void ahead_sums(float v[8], float x[8], const float *const p[AHEAD_SLICES], const float *old)
+template <int N, bool OLD>
+DEV void ahead_sums(float v[8], float x[8], const float *const p[AHEAD_SLICES], const float *old)
 {
     float u[N][8];
 #pragma unroll
@@ -194,7 +215,9 @@ template <int N, bool OLD> DEV void ahead_sums(float v[8], float x[8], const flo
         for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], u[s][i]);
 }
 /* v = a lane's columns of the row. OLD: slices are added to what is at `old`. */
-template <bool OLD> DEV void ahead_values(float v[8], const ahead_args &h, const float *const from[AHEAD_SLICES], const float *old)
+template <bool OLD>
+DEV void ahead_values(float v[8], const ahead_args &h, const float *const from[AHEAD_SLICES],
+                      const float *old)
 {
     float x[8];
 #pragma unroll
@@ -209,15 +232,17 @@ template <bool OLD> DEV void ahead_values(float v[8], const ahead_args &h, const
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = __fadd_rn(x[i], v[i]);
 }
-/* The inverse root of the row's mean square; s: of this warp's block, given to all blocks of the cluster. square: of this lane's, in shared
- * memory. */
-DEV float ahead_exchange(float s, unsigned give, unsigned there, unsigned square, unsigned bar, const ahead_args &h, float eps)
+/* The inverse root of the row's mean square; s: of this warp's block, given to all blocks of the cluster.
+ * square: of this lane's, in shared memory. */
+DEV float ahead_exchange(float s, unsigned give, unsigned there, unsigned square, unsigned bar,
+                         const ahead_args &h, float eps)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n"
-                 "@p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n}" ::"r"(give),
-                 "f"(s), "r"(there)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n"
+        "@p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n}" ::"r"(give),
+        "f"(s), "r"(there)
+        : "memory");
 #endif
     cluster_bar_wait(bar);
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(s) : "r"(square) : "memory");

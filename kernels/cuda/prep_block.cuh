@@ -8,8 +8,8 @@
  * word is columns 0, 2, 1, 3 of four (so that w & 0x0f0f0f0f is a register of A: pack.cuh). The sums: [4][low
  * byte of four sums, high byte of four], sum = low + 128 high.
  *
- * For the kernels of few rows (mm_few_k.cuh), K types: a slice of codes alone, and at `side` of all rows, unit by unit,
- *   [8 tiles][16] sums as f16, those of columns 64 k + 16 {0, 2, 1, 3}; [8 tiles] scales
+ * For the kernels of few rows (mm_few_k.cuh), K types: a slice of codes alone, and at `side` of all rows,
+ * unit by unit, [8 tiles][16] sums as f16, those of columns 64 k + 16 {0, 2, 1, 3}; [8 tiles] scales
  *
  * Rounding: that of kernels/cpu/mm_act.inc.h. Of the largest |x| of a block, amax: q = x * (127 / amax), ties
  * to even, scale amax / 127; not finite: scale NaN, q zero; amax below 1e-30: zeros. */
@@ -29,7 +29,8 @@ DEV uint32_t round_four(const float *v, float inverse)
     return __byte_perm(__byte_perm(u[0], u[2], 0x0040), __byte_perm(u[1], u[3], 0x0040), 0x5410);
 }
 
-/* A warp's 256 values, 8 a lane, as codes and scale: a block of 256 (K types) or eight of 32, four lanes each. */
+/* A warp's 256 values, 8 a lane, as codes and scale: a block of 256 (K types) or eight of 32, four lanes
+ * each. */
 struct rounded {
     uint32_t w0, w1; /* columns 8 lane .., four and four */
     float d;
@@ -75,7 +76,10 @@ DEV void store_block(const mm_prep &a, uint8_t *row, int block, const float v[8]
         uint8_t *u = a.side + (uint32_t)block * FEW_SIDE(a.tiles);
         const int k = lane / 2 % 4;
         if (lane % 2 == 0)
-            *(__half *)(u + 32 * token + 8 * (lane / 8) + (k == 1 ? 4 : k == 2 ? 2 : 2 * k)) = __int2half_rn(sum);
+            *(__half *)(u + 32 * token + 8 * (lane / 8) +
+                        (k == 1   ? 4
+                         : k == 2 ? 2
+                                  : 2 * k)) = __int2half_rn(sum);
         if (lane == 0) *(float *)(u + 256 * a.tiles + 4 * token) = d;
     } else if (ACT == MM_ACT_K) {
         uint8_t *sums = dst + 256 * a.slice_units + 32 * local + 8 * (lane / 8) + lane / 2 % 4;

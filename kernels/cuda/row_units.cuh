@@ -1,5 +1,5 @@
-/* row_units.cuh - products of one row on tensor cores: what the kernels that run many operations in one launch share
- * (chain_pair.cuh, experts_unit.cuh say how a unit is multiplied). */
+/* row_units.cuh - products of one row on tensor cores: what the kernels that run many operations in one
+ * launch share (chain_pair.cuh, experts_unit.cuh say how a unit is multiplied). */
 #ifndef DFLASH_CUDA_ROW_UNITS_CUH
 #define DFLASH_CUDA_ROW_UNITS_CUH
 

@@ -1,5 +1,5 @@
-/* rows.cu - norms, gates, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch at
- * small n. */
+/* rows.cu - norms, gates, tap, soft cap and the search for bad numbers: a pass over rows, bound by the launch
+ * at small n. */
 #include "chain.cuh"
 #include "math.cuh"
 #include "mm.cuh"
@@ -44,7 +44,8 @@ static __device__ __forceinline__ float square_four(float sum, float4 v)
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 /* (x + y r w) scale, or y r w */
-template <bool ADD> static __device__ __forceinline__ float normed(float x, float y, float r, float w, float scale)
+template <bool ADD>
+static __device__ __forceinline__ float normed(float x, float y, float r, float w, float scale)
 {
     const float u = __fmul_rn(__fmul_rn(y, r), w);
     return ADD ? __fmul_rn(__fadd_rn(x, u), scale) : u;
@@ -56,11 +57,13 @@ static __device__ __forceinline__ float4 normed_four(float4 x, float4 y, float r
                        normed<ADD>(x.z, y.z, r, w.z, scale), normed<ADD>(x.w, y.w, r, w.w, scale));
 }
 
-/* One block a row: out = y / rms(y) * weight, or (x + that) * scale. Thread t has the groups t, t + 512, ... of four
- * values; the first of them stay in registers, all loads in flight at once: between two products the latency counts. */
+/* One block a row: out = y / rms(y) * weight, or (x + that) * scale. Thread t has the groups t, t + 512, ...
+ * of four values; the first of them stay in registers, all loads in flight at once: between two products the
+ * latency counts. */
 template <bool ADD>
 static __global__ void __launch_bounds__(NORM_THREADS, 2)
-    norm_rows(float *out, const float *x, const float *y, const float *weight, int width, float eps, float scale, bool whole)
+    norm_rows(float *out, const float *x, const float *y, const float *weight, int width, float eps,
+              float scale, bool whole)
 {
     __shared__ float warp[NORM_THREADS / 32];
     const int groups = (width + 3) / 4;
@@ -91,7 +94,8 @@ static __global__ void __launch_bounds__(NORM_THREADS, 2)
 #pragma unroll
     for (int k = 0; k < NORM_KEPT; k++) {
         const int i = threadIdx.x + k * NORM_THREADS;
-        if (i < groups) put_four(out, i, width, whole, normed_four<ADD>(ADD ? u[k] : v[k], v[k], r, w[k], scale));
+        if (i < groups)
+            put_four(out, i, width, whole, normed_four<ADD>(ADD ? u[k] : v[k], v[k], r, w[k], scale));
     }
     for (int i = threadIdx.x + NORM_KEPT * NORM_THREADS; i < groups; i += NORM_THREADS)
         put_four(out, i, width, whole,
@@ -109,15 +113,15 @@ int cuda_rms_norm(struct kn_backend *kb, float *out, const float *x, const float
                   int64_t width, float eps)
 {
     struct cuda_backend *be = cuda_of(kb);
-    if (n < 1 || width < 1 || width > INT32_MAX) return cuda_fail(be, KN_EINVAL, "rms_norm: %d rows of %lld", n, (long long)width);
-    return cuda_check(
-        be, "rms_norm",
-        cuda_launch(be, norm_rows<false>, dim3((unsigned)n), dim3(NORM_THREADS), 0, out, x, x, weight, (int)width, eps, 1.0f,
-                    is_whole(out, x, x, weight, width)));
+    if (n < 1 || width < 1 || width > INT32_MAX)
+        return cuda_fail(be, KN_EINVAL, "rms_norm: %d rows of %lld", n, (long long)width);
+    return cuda_check(be, "rms_norm",
+                      cuda_launch(be, norm_rows<false>, dim3((unsigned)n), dim3(NORM_THREADS), 0, out, x, x,
+                                  weight, (int)width, eps, 1.0f, is_whole(out, x, x, weight, width)));
 }
 
-int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float *y, const float *weight, int32_t n,
-                  int64_t width, float eps, float scale)
+int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float *y, const float *weight,
+                  int32_t n, int64_t width, float eps, float scale)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || width < 1 || width > INT32_MAX)
@@ -132,8 +136,8 @@ int cuda_norm_add(struct kn_backend *kb, float *out, const float *x, const float
     be->head.next_w = nullptr;
     if (rc || done) return rc;
     return cuda_check(be, "norm_add",
-                      cuda_launch(be, norm_rows<true>, dim3((unsigned)n), dim3(NORM_THREADS), 0, out, x, y, weight, (int)width, eps, scale,
-                                  is_whole(out, x, y, weight, width)));
+                      cuda_launch(be, norm_rows<true>, dim3((unsigned)n), dim3(NORM_THREADS), 0, out, x, y,
+                                  weight, (int)width, eps, scale, is_whole(out, x, y, weight, width)));
 }
 
 struct join {
@@ -166,27 +170,29 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     const auto joined = [&](int i) {
         const float4 u = four(a.y + row, i, width, whole), v = four(a.z + row, i, width, whole);
         const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        return normed_four<true>(normed_four<false>(none, u, ry, four(a.y_weight, i, width, whole), 1.0f), v, rz,
-                                 four(a.z_weight, i, width, whole), 1.0f);
+        return normed_four<true>(normed_four<false>(none, u, ry, four(a.y_weight, i, width, whole), 1.0f), v,
+                                 rz, four(a.z_weight, i, width, whole), 1.0f);
     };
     for (int i = threadIdx.x; i < groups; i += NORM_THREADS) w = square_four(w, joined(i));
     const float r = inverse_rms(w, a, warp[2]);
     for (int i = threadIdx.x; i < groups; i += NORM_THREADS)
         put_four(a.out + row, i, width, whole,
-                 normed_four<true>(four(a.x + row, i, width, whole), joined(i), r, four(a.weight, i, width, whole),
-                                   a.scale));
+                 normed_four<true>(four(a.x + row, i, width, whole), joined(i), r,
+                                   four(a.weight, i, width, whole), a.scale));
 }
 
-int cuda_norm_join(struct kn_backend *kb, float *out, const float *x, const float *y, const float *y_weight, const float *z,
-                   const float *z_weight, const float *weight, int32_t n, int64_t width, float eps, float scale)
+int cuda_norm_join(struct kn_backend *kb, float *out, const float *x, const float *y, const float *y_weight,
+                   const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
+                   float eps, float scale)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || width < 1 || width > INT32_MAX)
         return cuda_fail(be, KN_EINVAL, "norm_join: %d rows of width %lld", n, (long long)width);
     const struct join a = {out, x, y, y_weight, z, z_weight, weight, width, eps, scale};
-    return cuda_check(be, "norm_join",
-                      cuda_launch(be, norm_join_rows, dim3((unsigned)n), dim3(NORM_THREADS), 0, a,
-                                  is_whole(out, x, y, y_weight, width) && is_whole(out, z, z_weight, weight, width)));
+    return cuda_check(
+        be, "norm_join",
+        cuda_launch(be, norm_join_rows, dim3((unsigned)n), dim3(NORM_THREADS), 0, a,
+                    is_whole(out, x, y, y_weight, width) && is_whole(out, z, z_weight, weight, width)));
 }
 
 static __global__ void __launch_bounds__(256)
@@ -201,11 +207,13 @@ int cuda_gate(struct kn_backend *kb, float *x, const float *g, int32_t n, int64_
 {
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || width < 1 || (g_width != width && g_width != 1))
-        return cuda_fail(be, KN_EINVAL, "gate: %d rows of width %lld with %lld gates (expected as many, or 1)", n,
+        return cuda_fail(be, KN_EINVAL,
+                         "gate: %d rows of width %lld with %lld gates (expected as many, or 1)", n,
                          (long long)width, (long long)g_width);
     int64_t blocks = ((int64_t)n * width + 255) / 256;
     dim3 grid((unsigned)(blocks < 8 * be->sm_count ? blocks : 8 * be->sm_count));
-    return cuda_check(be, "gate", cuda_launch(be, gate_rows, grid, dim3(256), 0, x, g, (int64_t)n, width, g_width));
+    return cuda_check(be, "gate",
+                      cuda_launch(be, gate_rows, grid, dim3(256), 0, x, g, (int64_t)n, width, g_width));
 }
 
 static __global__ void __launch_bounds__(256)

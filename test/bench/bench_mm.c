@@ -225,9 +225,9 @@ static void parse_rows(char *list)
 
 int main(int argc, char **argv)
 {
-    static const uint32_t types[] = {KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q8_0, KN_Q4_0, KN_Q5_0,
-                                     KN_Q4_1, KN_Q5_1, KN_F32,  KN_F16,  KN_BF16,
-                                     KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q8_0,   KN_Q4_0,
+                                     KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_F32,    KN_F16,
+                                     KN_BF16, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
     struct kn_open o = {.device = "cpu"};
     char message[256];
     struct kn_backend *be;

@@ -1,5 +1,5 @@
-/* fuzz_desc.c - any bytes that are a GGUF through the description: what it accepts is whole and in range. Drafters also
- * with flags over the file, told as text, and their keys written in every dialect. */
+/* fuzz_desc.c - any bytes that are a GGUF through the description: what it accepts is whole and in range.
+ * Drafters also with flags over the file, told as text, and their keys written in every dialect. */
 #include "../../common/desc.h"
 #include "../../common/gguf.h"
 #include "../../common/relabel.h"
@@ -8,18 +8,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check(const struct desc *d)
 {
-    if (d->n_layer < 1 || d->n_layer > DESC_MAX_LAYERS || d->n_embd < 1 || d->n_rope < 1 || d->n_rope > DESC_MAX_ROPES)
+    if (d->n_layer < 1 || d->n_layer > DESC_MAX_LAYERS || d->n_embd < 1 || d->n_rope < 1 ||
+        d->n_rope > DESC_MAX_ROPES)
         __builtin_trap();
     if (!(d->rms_eps > 0) || !(d->rope[0].theta > 0)) __builtin_trap();
     for (int i = 0; i < d->n_layer; i++) {
         const struct desc_layer *y = &d->layer[i];
         if (y->n_ff < 0 || (!y->n_ff && !y->moe) || y->rope < 0 || y->rope >= d->n_rope) __builtin_trap();
-        if (y->moe && (d->n_expert < 1 || d->n_expert_used < 1 || d->n_expert_used > d->n_expert || d->n_ff_exp < 1))
+        if (y->moe &&
+            (d->n_expert < 1 || d->n_expert_used < 1 || d->n_expert_used > d->n_expert || d->n_ff_exp < 1))
             __builtin_trap();
-        if (y->recurrent && (d->n_k < 1 || d->n_v < 1 || d->n_v % d->n_k || d->d_k < 1 || d->d_v < 1 || d->n_conv < 1))
+        if (y->recurrent &&
+            (d->n_k < 1 || d->n_v < 1 || d->n_v % d->n_k || d->d_k < 1 || d->d_v < 1 || d->n_conv < 1))
             __builtin_trap();
         if (y->recurrent) continue;
-        if (y->head_dim < 2 || y->n_head_kv < 1 || y->n_head < 1 || y->n_head % y->n_head_kv) __builtin_trap();
+        if (y->head_dim < 2 || y->n_head_kv < 1 || y->n_head < 1 || y->n_head % y->n_head_kv)
+            __builtin_trap();
     }
     if (d->n_stops < 0 || d->n_stops > DESC_MAX_STOPS) __builtin_trap();
     for (int i = 0; i < d->n_stops; i++)
@@ -30,7 +34,8 @@ static void check(const struct desc *d)
         if (d->n_vocab < 1) __builtin_trap();
         return;
     }
-    if (d->block_size < 2 || d->block_size > 64 || d->mask_id < 0 || d->n_taps < 1 || d->n_taps > DESC_MAX_TAPS)
+    if (d->block_size < 2 || d->block_size > 64 || d->mask_id < 0 || d->n_taps < 1 ||
+        d->n_taps > DESC_MAX_TAPS)
         __builtin_trap();
     if (d->n_features % d->n_taps) __builtin_trap();
     for (int i = 0; i < d->n_taps; i++)

@@ -1,5 +1,5 @@
-/* fuzz_imatrix.c - any bytes as an importance matrix, a GGUF or the binary form: entries whose weights can be used, whatever
- * shape a tensor asks of them, or an error. */
+/* fuzz_imatrix.c - any bytes as an importance matrix, a GGUF or the binary form: entries whose weights can be
+ * used, whatever shape a tensor asks of them, or an error. */
 #include <math.h>
 #include <string.h>
 
@@ -35,7 +35,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         use(t);
         const int64_t all = t->n_in * t->n_mat, parts = 2 + i % 3;
         const int fits = t->n_mat == 1 && all % parts == 0;
-        if (!imatrix_fit(t, all / parts, parts, &why) != (fits || (t->n_mat == parts && t->n_in * parts == all))) __builtin_trap();
+        if (!imatrix_fit(t, all / parts, parts, &why) !=
+            (fits || (t->n_mat == parts && t->n_in * parts == all)))
+            __builtin_trap();
         use(t);
     }
     imatrix_chunks(m);

@@ -207,7 +207,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if ((rc == 0 || e.code == ERR_DEVICE) && models & 2) {
         int alone = resume(copy, size - 2, models, options, false, &plain, &e2);
         if (alone != rc || (rc && strcmp(e.msg, e2.msg))) abort();
-        if (plain.n != drafted.n || memcmp(plain.ids, drafted.ids, (size_t)drafted.n * sizeof *plain.ids)) abort();
+        if (plain.n != drafted.n || memcmp(plain.ids, drafted.ids, (size_t)drafted.n * sizeof *plain.ids))
+            abort();
     }
     free(copy);
     return 0;

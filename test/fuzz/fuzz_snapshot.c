@@ -36,7 +36,8 @@ static void both_ways(const uint8_t *data, size_t size)
     if (read_all(STREAM_FD, &b) != rc) __builtin_trap(); /* one verdict, whatever way the bytes come */
 }
 
-/* Put the right checksum behind every section, where one has its place: else no fuzzer comes past the first. */
+/* Put the right checksum behind every section, where one has its place: else no fuzzer comes past the first.
+ */
 static void mend(uint8_t *p, size_t size)
 {
     size_t at = 16;

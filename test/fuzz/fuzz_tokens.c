@@ -1,5 +1,5 @@
-/* fuzz_tokens.c - any bytes as a token stream, arriving in pieces of any size: ids, or an error, by the length alone. The
- * first byte picks the pieces. */
+/* fuzz_tokens.c - any bytes as a token stream, arriving in pieces of any size: ids, or an error, by the
+ * length alone. The first byte picks the pieces. */
 #include <string.h>
 
 #include "../../common/io.h"

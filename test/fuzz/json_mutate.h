@@ -1,4 +1,5 @@
-/* json_mutate.h - mutations of JSON by its structure, for targets that read JSON (json_mutate.c, linked by `make fuzz`). */
+/* json_mutate.h - mutations of JSON by its structure, for targets that read JSON (json_mutate.c, linked by
+ * `make fuzz`). */
 #ifndef DFLASH_FUZZ_JSON_MUTATE_H
 #define DFLASH_FUZZ_JSON_MUTATE_H
 

@@ -1,4 +1,5 @@
-/* no_backend.c - what the library asks of a device, for `make fuzz`: parsers run without one, so nothing here is called. */
+/* no_backend.c - what the library asks of a device, for `make fuzz`: parsers run without one, so nothing here
+ * is called. */
 #include <stdlib.h>
 
 #include "../../kernels/kernels.h"

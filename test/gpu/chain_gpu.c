@@ -195,7 +195,7 @@ static const struct shape far_shapes[] = {
 };
 enum {
     LAYERS = 28,
-    HEAD = 70003, /* wider than a step of a chain, no whole panels */
+    HEAD = 70003,    /* wider than a step of a chain, no whole panels */
     PERIOD = 1000003 /* of keys and values: no row of a head is like another */
 };
 
@@ -499,27 +499,17 @@ static void bench(const struct shape *of, int32_t most)
     float *x = values((size_t)s->hidden, 1.0f);
     static const struct run {
         int context, chain, tile, items, near;
-    } runs[] = {{512, 0, 0, 0, 4096},       {512, 1, 0, 0, 4096}, {512, 1, 0, 0, 0},
-                {1024, 1, 0, 0, 4096},  {1024, 1, 0, 0, 0},   {2048, 1, 0, 0, 4096},
-                {2048, 1, 0, 0, 0},     {4096, 0, 0, 0, 4096},    {4096, 1, 0, 0, 4096},
-                {4096, 1, 0, 0, 0},     {8192, 0, 0, 0, 4096},    {8192, 1, 0, 0, 4096},
-                {12288, 1, 0, 0, 4096}, {16384, 0, 0, 0, 4096},   {16384, 1, 0, 0, 4096},
-                {20480, 1, 0, 0, 4096}, {65536, 0, 0, 0, 4096},   {65536, 1, 0, 0, 4096}},
-      others[] = {{512, 0, 0, 0, 4096},
-                  {512, 1, 4608, 65536, 4096},
-                  {512, 1, 8704, 65536, 4096},
-                  {512, 1, 8704, 98304, 4096},
-                  {512, 1, 17408, 65536, 4096},
-                  {512, 1, 17408, 98304, 4096},
-                  {512, 1, 8704, 65536, 0},
-                  {2048, 1, 8704, 65536, 4096},
-                  {2048, 1, 8704, 65536, 0},
-                  {4096, 0, 0, 0, 4096},
-                  {4096, 1, 8704, 65536, 4096},
-                  {4096, 1, 8704, 65536, 0},
-                  {16384, 0, 0, 0, 4096},
-                  {16384, 1, 8704, 65536, 4096},
-                  {65536, 0, 0, 0, 4096},
+    } runs[] = {{512, 0, 0, 0, 4096},   {512, 1, 0, 0, 4096},   {512, 1, 0, 0, 0},
+                {1024, 1, 0, 0, 4096},  {1024, 1, 0, 0, 0},     {2048, 1, 0, 0, 4096},
+                {2048, 1, 0, 0, 0},     {4096, 0, 0, 0, 4096},  {4096, 1, 0, 0, 4096},
+                {4096, 1, 0, 0, 0},     {8192, 0, 0, 0, 4096},  {8192, 1, 0, 0, 4096},
+                {12288, 1, 0, 0, 4096}, {16384, 0, 0, 0, 4096}, {16384, 1, 0, 0, 4096},
+                {20480, 1, 0, 0, 4096}, {65536, 0, 0, 0, 4096}, {65536, 1, 0, 0, 4096}},
+      others[] = {{512, 0, 0, 0, 4096},         {512, 1, 4608, 65536, 4096},   {512, 1, 8704, 65536, 4096},
+                  {512, 1, 8704, 98304, 4096},  {512, 1, 17408, 65536, 4096},  {512, 1, 17408, 98304, 4096},
+                  {512, 1, 8704, 65536, 0},     {2048, 1, 8704, 65536, 4096},  {2048, 1, 8704, 65536, 0},
+                  {4096, 0, 0, 0, 4096},        {4096, 1, 8704, 65536, 4096},  {4096, 1, 8704, 65536, 0},
+                  {16384, 0, 0, 0, 4096},       {16384, 1, 8704, 65536, 4096}, {65536, 0, 0, 0, 4096},
                   {65536, 1, 8704, 65536, 4096}};
     const bool low = s->down == K4 || s->down == K5 || s->down == K6;
     const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
@@ -546,13 +536,14 @@ static void bench(const struct shape *of, int32_t most)
             const double d = (now() - t) / 10;
             if (i && d < best) best = d;
         }
-        printf("%-20s context %5d %s %6d ahead, tiles of %d: %7.2f us a layer, %.2f TB/s\n",
-               s->name, context,
+        printf("%-20s context %5d %s %6d ahead, tiles of %d: %7.2f us a layer, %.2f TB/s\n", s->name, context,
                off                 ? "launches"
                : context > r->near ? "far     "
                                    : "chain   ",
-               off ? 0 : low ? chain_tuning.k_ahead : r->items, r->tile, 1e6 * best / layers,
-               bytes_of(s) / best * 1e-12 * layers);
+               off   ? 0
+               : low ? chain_tuning.k_ahead
+                     : r->items,
+               r->tile, 1e6 * best / layers, bytes_of(s) / best * 1e-12 * layers);
 #ifdef CHAIN_TRACE
         trace(200 * layers, !off);
 #endif

@@ -1,6 +1,7 @@
 /* experts_bench.c - microseconds and bytes of products with experts on the CUDA backend, at real shapes.
  *
- * usage: experts_bench [--variants | --mixtures]    --variants: every form of the kernel, not the chosen one alone;
+ * usage: experts_bench [--variants | --mixtures]    --variants: every form of the kernel, not the chosen one
+ * alone;
  * --mixtures: whole mixtures alone
  * A line a product: the rows, the experts that they met (choices are random and independent), the time of one
  * call of a recording of 32 with other choices each, so that matrices come from memory, and the bytes of the
@@ -77,7 +78,8 @@ static void bench_spread(struct data *d, const struct shape *s, const int *count
     for (int i = 0; i < LAYERS; i++) {
         must(gpu, "experts_load",
              op->experts_load(gpu, &gate[i], s->gate, s->embd, s->ff, s->n_mat, d->gate.file));
-        must(gpu, "experts_load", op->experts_load(gpu, &up[i], s->gate, s->embd, s->ff, s->n_mat, d->up.file));
+        must(gpu, "experts_load",
+             op->experts_load(gpu, &up[i], s->gate, s->embd, s->ff, s->n_mat, d->up.file));
     }
     for (; *counts && *counts <= 64; counts++) {
         const int n = *counts;
@@ -106,8 +108,8 @@ static void bench_spread(struct data *d, const struct shape *s, const int *count
     for (int i = 0; i < LAYERS; i++) op->weight_free(gpu, &gate[i]), op->weight_free(gpu, &up[i]);
 }
 
-
-/* A mixture with its router, and a shared expert of its experts' type or none; of one row also in one launch a row. */
+/* A mixture with its router, and a shared expert of its experts' type or none; of one row also in one launch
+ * a row. */
 static void bench_mixture(struct data *d, const struct shape *s, bool one, const int *counts)
 {
     const struct kn_ops *op = kn_op(gpu);
@@ -119,12 +121,14 @@ static void bench_mixture(struct data *d, const struct shape *s, bool one, const
         const size_t rows = j ? 1 : (size_t)s->n_mat, size = rows * (size_t)s->embd;
         router[j] = (struct matrices){.file = host_alloc(size * 4)};
         for (size_t i = 0; i < size; i++) ((float *)router[j].file)[i] = (float)((int32_t)rnd32() * 0x1p-33);
-        must(gpu, "weight_load", op->weight_load(gpu, &router[j].w, KN_F32, s->embd, (int64_t)rows, router[j].file,
-                                            KN_USE_LINEAR));
+        must(gpu, "weight_load",
+             op->weight_load(gpu, &router[j].w, KN_F32, s->embd, (int64_t)rows, router[j].file,
+                             KN_USE_LINEAR));
     }
     for (int j = 0; j < 3; j++)
-        must(gpu, "weight_load", op->weight_load(gpu, &shared[j], own[j]->type, own[j]->n_in, own[j]->n_out,
-                                            own[j]->file, KN_USE_LINEAR));
+        must(gpu, "weight_load",
+             op->weight_load(gpu, &shared[j], own[j]->type, own[j]->n_in, own[j]->n_out, own[j]->file,
+                             KN_USE_LINEAR));
     for (; *counts && *counts <= 64; counts++) {
         const int n = *counts;
         data_make(d, s, n * SETS, MIXED);

@@ -78,7 +78,9 @@ static void choose(int32_t *ids, int n, int used, int n_mat, enum routing how)
 {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < used; j++) {
-            int id = how == SAME ? j : how == APART ? (i * used + j) % n_mat : (int)(rnd32() % (uint32_t)n_mat);
+            int id = how == SAME    ? j
+                     : how == APART ? (i * used + j) % n_mat
+                                    : (int)(rnd32() % (uint32_t)n_mat);
             for (bool again = how == MIXED; again;) { /* a row's experts differ */
                 again = false;
                 for (int k = 0; k < j; k++)

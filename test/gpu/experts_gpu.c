@@ -60,9 +60,10 @@ static void run_gated(const struct data *d, int step, float *out)
     for (int i = 0, k = 1, some; i < d->n; i += some, k++) {
         some = step ? step : k;
         if (some > d->n - i) some = d->n - i;
-        must(gpu, "experts_gated", kn_op(gpu)->experts_gated(gpu, d->d_out + (size_t)i * d->hidden, &d->gate.w,
-                                                        &d->up.w, d->d_x + (size_t)i * d->out, d->d_norm, eps,
-                                                        s->act, d->d_ids + i * s->used, some, s->used));
+        must(gpu, "experts_gated",
+             kn_op(gpu)->experts_gated(gpu, d->d_out + (size_t)i * d->hidden, &d->gate.w, &d->up.w,
+                                       d->d_x + (size_t)i * d->out, d->d_norm, eps, s->act,
+                                       d->d_ids + i * s->used, some, s->used));
     }
     fetch(out, d->d_out, bytes);
 }
@@ -75,9 +76,10 @@ static void run_down(const struct data *d, int step, bool add, float *out)
     for (int i = 0, k = 1, some; i < d->n; i += some, k++) {
         some = step ? step : k;
         if (some > d->n - i) some = d->n - i;
-        must(gpu, "experts_down", kn_op(gpu)->experts_down(gpu, d->d_out + (size_t)i * d->out, &d->down.w,
-                                                      d->d_h + (size_t)i * d->hidden, d->d_ids + i * s->used,
-                                                      d->d_weights + i * s->used, some, s->used, add));
+        must(gpu, "experts_down",
+             kn_op(gpu)->experts_down(gpu, d->d_out + (size_t)i * d->out, &d->down.w,
+                                      d->d_h + (size_t)i * d->hidden, d->d_ids + i * s->used,
+                                      d->d_weights + i * s->used, some, s->used, add));
     }
     fetch(out, d->d_out, bytes);
 }
@@ -234,8 +236,9 @@ static void check_replay(struct data *d)
     must(gpu, "upload", op->upload(gpu, d->d_ids, d->ids, (size_t)(n * s->used) * 4));
     must(gpu, "replay", op->replay(gpu, recording));
     fetch(got, d->d_out, bytes);
-    must(gpu, "experts", op->experts_gated(gpu, h, &d->gate.w, &d->up.w, d->d_x, d->d_norm, eps, s->act, d->d_ids,
-                                      n, s->used));
+    must(gpu, "experts",
+         op->experts_gated(gpu, h, &d->gate.w, &d->up.w, d->d_x, d->d_norm, eps, s->act, d->d_ids, n,
+                           s->used));
     must(gpu, "experts",
          op->experts_down(gpu, d->d_out, &d->down.w, h, d->d_ids, d->d_weights, n, s->used, false));
     fetch(want, d->d_out, bytes);
@@ -317,8 +320,9 @@ static void mix_apart(const struct data *d, const struct mixed *m, const struct 
     must(gpu, "experts_gated",
          op->experts_gated(gpu, m->h, all ? &all[0].w : &d->gate.w, all ? &all[1].w : &d->up.w, d->d_x,
                            d->d_norm, eps, s->act, m->ids, n, (int32_t)used));
-    must(gpu, "experts_down", op->experts_down(gpu, m->out, all ? &all[2].w : &d->down.w, m->h, m->ids, m->weights,
-                                          n, (int32_t)used, true));
+    must(gpu, "experts_down",
+         op->experts_down(gpu, m->out, all ? &all[2].w : &d->down.w, m->h, m->ids, m->weights, n,
+                          (int32_t)used, true));
     op->free(gpu, ids), op->free(gpu, weights), op->free(gpu, d_gates);
     free(host_ids), free(host_weights), free(gates);
 }
@@ -431,8 +435,9 @@ static void check_mixture(struct data *d, const int *counts)
         must(gpu, "experts_load",
              op->experts_load(gpu, &all[j].w, m->type, m->n_in, m->n_out, m->n_mat + 1, all[j].file));
         one[j] = (struct matrices){.type = m->type, .n_in = m->n_in, .n_out = m->n_out};
-        must(gpu, "weight_load", op->weight_load(gpu, &one[j].w, m->type, m->n_in, m->n_out, all[j].file + before,
-                                            KN_USE_LINEAR));
+        must(
+            gpu, "weight_load",
+            op->weight_load(gpu, &one[j].w, m->type, m->n_in, m->n_out, all[j].file + before, KN_USE_LINEAR));
     }
     const bool fits = op->mixture_shares(&d->gate.w, &one[0].w) &&
                       op->mixture_shares(&d->down.w, &one[2].w) &&
@@ -444,8 +449,9 @@ static void check_mixture(struct data *d, const int *counts)
         router[j].file = host_alloc(rows * width * 4);
         for (size_t i = 0; i < rows * width; i++)
             ((float *)router[j].file)[i] = (float)((int32_t)rnd32() * 0x1p-33);
-        must(gpu, "weight_load", op->weight_load(gpu, &router[j].w, KN_F32, (int64_t)width, (int64_t)rows,
-                                            router[j].file, KN_USE_LINEAR));
+        must(gpu, "weight_load",
+             op->weight_load(gpu, &router[j].w, KN_F32, (int64_t)width, (int64_t)rows, router[j].file,
+                             KN_USE_LINEAR));
     }
     for (int i = 0; counts[i]; i++)
         for (int with = 0; with < 2; with++) {

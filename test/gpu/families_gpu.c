@@ -1,11 +1,11 @@
 /* families_gpu.c - the CUDA backend's operations of some families (norms and gates of branches, values normed
  * into the cache, routers, gated delta nets) against the CPU's or, for the delta nets, against double.
  *
- * usage: families_gpu [--generic] [--device DEVICE]   check; DEVICE cpu runs the checks themselves, without a GPU
- *        families_gpu --small                         delta nets, small: for compute-sanitizer
- *        families_gpu --bench                         microseconds a call
- * Each case is a line of a table. Rows are computed together and in other groups, and must have the same bits.
- * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
+ * usage: families_gpu [--generic] [--device DEVICE]   check; DEVICE cpu runs the checks themselves, without a
+ * GPU families_gpu --small                         delta nets, small: for compute-sanitizer families_gpu
+ * --bench                         microseconds a call Each case is a line of a table. Rows are computed
+ * together and in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL gpu/..." a case;
+ * exit 1 if any failed, 5 if there is no device. */
 #include "families_gpu.h"
 
 struct kn_backend *cpu, *gpu;
@@ -20,8 +20,8 @@ static void check_norm_add(void)
         bool weight, in_place;
         float scale;
     } cases[] = {{1, true, false, 1.0f},     {40, true, true, 0.5f},    {257, false, false, 1.0f},
-                 {2816, true, true, 0.061f}, {5376, true, true, 0.7f},
-                 {5120, true, false, 1.0f}, {2048, false, true, 2.0f}, {9001, true, false, 1.0f}, {8192, true, true, 1.0f}};
+                 {2816, true, true, 0.061f}, {5376, true, true, 0.7f},  {5120, true, false, 1.0f},
+                 {2048, false, true, 2.0f},  {9001, true, false, 1.0f}, {8192, true, true, 1.0f}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const size_t w = (size_t)cases[c].width, n = 9, bytes = n * w * 4;
         uint64_t seed = c + 1;
@@ -63,18 +63,22 @@ static void check_norm_join(void)
     for (size_t c = 0; c < sizeof widths / sizeof *widths; c++) {
         const size_t w = (size_t)widths[c], n = 9, bytes = n * w * 4;
         uint64_t seed = c + 1;
-        float *x = normal(n * w, 3.0f, &seed), *y = normal(n * w, 0.02f, &seed), *z = normal(n * w, 1.0f, &seed),
-              *g = normal(3 * w, 1.0f, &seed), *out[3];
+        float *x = normal(n * w, 3.0f, &seed), *y = normal(n * w, 0.02f, &seed),
+              *z = normal(n * w, 1.0f, &seed), *g = normal(3 * w, 1.0f, &seed), *out[3];
         for (int how = 0; how < 3; how++) { /* at once, row by row, by three operations */
-            float *dx = put(gpu, x, bytes), *dy = put(gpu, y, bytes), *dz = put(gpu, z, bytes), *dg = put(gpu, g, 3 * w * 4);
+            float *dx = put(gpu, x, bytes), *dy = put(gpu, y, bytes), *dz = put(gpu, z, bytes),
+                  *dg = put(gpu, g, 3 * w * 4);
             const size_t step = how == 1 ? 1 : n;
             for (size_t i = 0; how < 2 && i < n; i += step)
-                must(gpu, "norm_join", op->norm_join(gpu, dx + i * w, dx + i * w, dy + i * w, dg, dz + i * w, dg + w, dg + 2 * w,
-                                                     (int32_t)step, widths[c], 1e-6f, 0.061f));
+                must(gpu, "norm_join",
+                     op->norm_join(gpu, dx + i * w, dx + i * w, dy + i * w, dg, dz + i * w, dg + w,
+                                   dg + 2 * w, (int32_t)step, widths[c], 1e-6f, 0.061f));
             if (how == 2) {
                 must(gpu, "rms_norm", op->rms_norm(gpu, dy, dy, dg, (int32_t)n, widths[c], 1e-6f));
-                must(gpu, "norm_add", op->norm_add(gpu, dy, dy, dz, dg + w, (int32_t)n, widths[c], 1e-6f, 1.0f));
-                must(gpu, "norm_add", op->norm_add(gpu, dx, dx, dy, dg + 2 * w, (int32_t)n, widths[c], 1e-6f, 0.061f));
+                must(gpu, "norm_add",
+                     op->norm_add(gpu, dy, dy, dz, dg + w, (int32_t)n, widths[c], 1e-6f, 1.0f));
+                must(gpu, "norm_add",
+                     op->norm_add(gpu, dx, dx, dy, dg + 2 * w, (int32_t)n, widths[c], 1e-6f, 0.061f));
             }
             out[how] = get(gpu, dx, bytes);
             float *all[] = {dx, dy, dz, dg};
@@ -87,8 +91,8 @@ static void check_norm_join(void)
     }
 }
 
-/* What a norm_add that knows its reader leaves: x as the CPU has it, and a product of it with the bits of one that rounds
- * for itself. changed: x is written between the two, and what was prepared must not be taken. */
+/* What a norm_add that knows its reader leaves: x as the CPU has it, and a product of it with the bits of one
+ * that rounds for itself. changed: x is written between the two, and what was prepared must not be taken. */
 static void check_norm_next(uint32_t type, int64_t width, bool gated, bool changed)
 {
     const size_t n = 9, w = (size_t)width, n_out = 40, bytes = n * w * 4;
@@ -98,16 +102,19 @@ static void check_norm_next(uint32_t type, int64_t width, bool gated, bool chang
     void *packed = layer_alloc(n_out * kn_row_bytes(type, width));
     struct kn_weight m;
     if (kn_encode_row(type, flat, packed, (int64_t)(n_out * w), NULL)) abort();
-    must(gpu, "weight_load", kn_op(gpu)->weight_load(gpu, &m, type, width, (int64_t)n_out, packed, KN_USE_LINEAR));
-    float *dg = put(gpu, g, 2 * w * 4), *dy = put(gpu, y, bytes), *dx = put(gpu, x, bytes), *other = put(gpu, x, bytes);
+    must(gpu, "weight_load",
+         kn_op(gpu)->weight_load(gpu, &m, type, width, (int64_t)n_out, packed, KN_USE_LINEAR));
+    float *dg = put(gpu, g, 2 * w * 4), *dy = put(gpu, y, bytes), *dx = put(gpu, x, bytes),
+          *other = put(gpu, x, bytes);
     const struct kn_weight *list[] = {&m};
     float *to[2] = {put(gpu, NULL, n * n_out * 4), put(gpu, NULL, n * n_out * 4)};
     kn_next(gpu, &m, dg + w);
     must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, dx, dx, dy, dg, (int32_t)n, width, 1e-6f, 0.7f));
     if (changed) must(gpu, "copy", kn_op(gpu)->copy(gpu, dx, other, bytes));
     for (int i = 0; i < 2; i++) { /* the second has nothing prepared */
-        const int rc = gated ? kn_op(gpu)->norm_gated(gpu, to[i], &m, &m, dx, dg + w, 1e-6f, KN_ACT_SILU, (int32_t)n)
-                             : kn_op(gpu)->norm_linear(gpu, &to[i], list, 1, dx, dg + w, 1e-6f, (int32_t)n);
+        const int rc =
+            gated ? kn_op(gpu)->norm_gated(gpu, to[i], &m, &m, dx, dg + w, 1e-6f, KN_ACT_SILU, (int32_t)n)
+                  : kn_op(gpu)->norm_linear(gpu, &to[i], list, 1, dx, dg + w, 1e-6f, (int32_t)n);
         must(gpu, "product", rc);
     }
     for (int i = 0; i < 2; i++) out[i] = get(gpu, to[i], n * n_out * 4);
@@ -117,9 +124,11 @@ static void check_norm_next(uint32_t type, int64_t width, bool gated, bool chang
     xs[1] = changed ? get(gpu, other, bytes) : get(gpu, dx, bytes);
     double worst = 0;
     for (size_t i = 0; i < n * w; i++) /* two orders of the norm's sum */
-        worst = fmax(worst, fabs((double)xs[0][i] - xs[1][i]) / (EPS32 * 60 * (fabs(xs[1][i]) + fabs(x[i]) + 1e-30)));
-    verdict(worst <= 1 && !memcmp(out[0], out[1], n * n_out * 4), "norm_add before %s %s width %lld%s: %.2g of the bound",
-            kn_type_info(type)->name, gated ? "gated" : "linear", (long long)width, changed ? ", x changed" : "", worst);
+        worst = fmax(worst, fabs((double)xs[0][i] - xs[1][i]) /
+                                (EPS32 * 60 * (fabs(xs[1][i]) + fabs(x[i]) + 1e-30)));
+    verdict(worst <= 1 && !memcmp(out[0], out[1], n * n_out * 4),
+            "norm_add before %s %s width %lld%s: %.2g of the bound", kn_type_info(type)->name,
+            gated ? "gated" : "linear", (long long)width, changed ? ", x changed" : "", worst);
     kn_op(gpu)->weight_free(gpu, &m);
     for (int i = 0; i < 2; i++) drop(gpu, to[i]), free(out[i]), free(xs[i]);
     drop(gpu, dg), drop(gpu, dy), drop(gpu, dx), drop(gpu, other);
@@ -309,7 +318,8 @@ struct kn_weight weight_make(struct kn_backend *be, uint32_t type, int64_t n_in,
     struct kn_weight w;
     *file = layer_alloc(row * (size_t)n_out);
     for (int64_t i = 0; i < n_out; i++) {
-        for (int64_t k = 0; k < n_in; k++) x[k] = (float)((int32_t)((uint32_t)(i * 7919 + k) * 2654435761u)) * 0x1p-36f;
+        for (int64_t k = 0; k < n_in; k++)
+            x[k] = (float)((int32_t)((uint32_t)(i * 7919 + k) * 2654435761u)) * 0x1p-36f;
         if (kn_encode_row(type, x, (char *)*file + row * (size_t)i, n_in, NULL)) exit(1);
     }
     free(x);
@@ -322,8 +332,8 @@ static void check_gate_linear(void)
     static const struct {
         int n_in, n_out, n;
         uint32_t type;
-    } cases[] = {{4096, 2048, 1, KN_Q4_K}, {4096, 96, 16, KN_Q6_K}, {2048, 40, 64, KN_Q8_0}, {96, 17, 5, KN_Q5_1},
-                 {5120, 64, 70, KN_Q4_K},  {256, 33, 3, KN_BF16}};
+    } cases[] = {{4096, 2048, 1, KN_Q4_K}, {4096, 96, 16, KN_Q6_K}, {2048, 40, 64, KN_Q8_0},
+                 {96, 17, 5, KN_Q5_1},     {5120, 64, 70, KN_Q4_K}, {256, 33, 3, KN_BF16}};
     if (!kn_op(gpu)->gate_linear) return;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const size_t w = (size_t)cases[c].n_in, n = (size_t)cases[c].n, size = n * w * 4,

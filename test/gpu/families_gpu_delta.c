@@ -278,8 +278,8 @@ struct projected {
     int taken;       /* calls that left qkv as it was: their rows were never made */
 };
 
-/* The calls of a plan, whose inputs are always at one place; settled: they are there as rows, and delta and the product behind it are
- * operations of their own. All that is left behind each. */
+/* The calls of a plan, whose inputs are always at one place; settled: they are there as rows, and delta and
+ * the product behind it are operations of their own. All that is left behind each. */
 static void *projected_plan(struct projected *p, const int *plan, bool settled, size_t *bytes)
 {
     const struct layer *l = p->l;
@@ -298,7 +298,9 @@ static void *projected_plan(struct projected *p, const int *plan, bool settled, 
         float *rows = to + (size_t)at * (size_t)p->down.n_out;
         must(gpu, "upload", kn_op(gpu)->upload(gpu, d.pending, &pending, 4));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, d.qkv, mark, 16 * l->width * 4));
-        must(gpu, "norm_linear", kn_op(gpu)->norm_linear(gpu, out, w, 4, p->x + (size_t)at * (size_t)p->n_in, p->norm, 1e-6f, c[0]));
+        must(gpu, "norm_linear",
+             kn_op(gpu)->norm_linear(gpu, out, w, 4, p->x + (size_t)at * (size_t)p->n_in, p->norm, 1e-6f,
+                                     c[0]));
         if (settled) {
             must(gpu, "sync", kn_op(gpu)->sync(gpu));
             must(gpu, "delta", kn_op(gpu)->delta(gpu, &a));
@@ -322,8 +324,8 @@ static void *projected_plan(struct projected *p, const int *plan, bool settled, 
     return all;
 }
 
-/* Nets of OWED_ROWS rows and more may take their inputs as sums of slices: from the second such call on, for the first one asks the product
- * to leave them apart. On devices whose launches are early alone. */
+/* Nets of OWED_ROWS rows and more may take their inputs as sums of slices: from the second such call on, for
+ * the first one asks the product to leave them apart. On devices whose launches are early alone. */
 #define OWED_ROWS 5
 void check_delta_projected(void)
 {
@@ -332,9 +334,12 @@ void check_delta_projected(void)
         uint32_t type, down;
         int n_in;
         bool takes; /* all of K types, four slices a row */
-    } cases[] = {{{16, 48, 128, 128, 4}, KN_Q4_K, KN_Q4_K, 1024, true}, {{16, 32, 128, 128, 4}, KN_Q6_K, KN_Q5_K, 2048, true},
-                 {{4, 16, 128, 128, 2}, KN_Q4_K, KN_Q6_K, 1280, false}, {{8, 16, 128, 128, 3}, KN_Q5_K, KN_Q4_K, 1024, true},
-                 {{4, 16, 128, 128, 4}, KN_Q4_K, KN_Q8_0, 1024, false}, {{4, 16, 128, 128, 4}, KN_Q8_0, KN_Q4_K, 1024, false}};
+    } cases[] = {{{16, 48, 128, 128, 4}, KN_Q4_K, KN_Q4_K, 1024, true},
+                 {{16, 32, 128, 128, 4}, KN_Q6_K, KN_Q5_K, 2048, true},
+                 {{4, 16, 128, 128, 2}, KN_Q4_K, KN_Q6_K, 1280, false},
+                 {{8, 16, 128, 128, 3}, KN_Q5_K, KN_Q4_K, 1024, true},
+                 {{4, 16, 128, 128, 4}, KN_Q4_K, KN_Q8_0, 1024, false},
+                 {{4, 16, 128, 128, 4}, KN_Q8_0, KN_Q4_K, 1024, false}};
     static const int calls[][12] = {{16, 16, 16, 5, 16, 16, 16, 9, 16, 0, 0}, /* rows, of which accepted */
                                     {9, 0, 12, 12, 13, 1, 16, 3, 10, 0, 0},
                                     {16, 0, 9, 0, 11, 11, 2, 2, 15, 0, 0},
@@ -357,13 +362,16 @@ void check_delta_projected(void)
         int other = 0;
         for (size_t k = 0; k < sizeof calls / sizeof *calls; k++) {
             size_t a, b;
-            void *apart = projected_plan(&p, calls[k], true, &a), *taken = projected_plan(&p, calls[k], false, &b);
+            void *apart = projected_plan(&p, calls[k], true, &a),
+                 *taken = projected_plan(&p, calls[k], false, &b);
             other += a != b || memcmp(apart, taken, a);
             free(apart), free(taken);
         }
         verdict(!other && p.taken == want,
-                "delta behind its product %d, %d heads of %d, %s [%d], %s: %d of 4 cuttings with other bits, sums taken %d times (expected %d)",
-                l.s.n_k, l.s.n_v, l.s.d_k, kn_type_info(cases[i].type)->name, p.n_in, kn_type_info(cases[i].down)->name, other, p.taken, want);
+                "delta behind its product %d, %d heads of %d, %s [%d], %s: %d of 4 cuttings with other bits, "
+                "sums taken %d times (expected %d)",
+                l.s.n_k, l.s.n_v, l.s.d_k, kn_type_info(cases[i].type)->name, p.n_in,
+                kn_type_info(cases[i].down)->name, other, p.taken, want);
         for (int j = 0; j < 4; j++) kn_op(gpu)->weight_free(gpu, p.w + j), free(file[j]);
         kn_op(gpu)->weight_free(gpu, &p.down);
         drop(gpu, p.x), drop(gpu, p.norm);
@@ -522,7 +530,8 @@ static void bench_projected(struct on_device *d)
     const struct layer *l = d->l;
     const int n_in = 5120;
     const int64_t n_out[] = {(int64_t)l->width, (int64_t)l->size, l->s.n_v, l->s.n_v};
-    float *const out[] = {d->qkv, d->z, d->alpha, d->beta}, *x = put(gpu, NULL, 16 * n_in * 4), *norm = put(gpu, NULL, n_in * 4);
+    float *const out[] = {d->qkv, d->z, d->alpha, d->beta}, *x = put(gpu, NULL, 16 * n_in * 4),
+                 *norm = put(gpu, NULL, n_in * 4);
     struct kn_weight w[4], down;
     const struct kn_weight *of[4];
     void *file[5];
@@ -534,8 +543,9 @@ static void bench_projected(struct on_device *d)
         for (int j = 0; j < 5; j++) {
             const struct kn_delta a = delta_args(d, 0, rows[i], false);
             must(gpu, "upload", kn_op(gpu)->upload(gpu, d->pending, &pending[j], 4));
-            TIME(us, (must(gpu, "norm_linear", kn_op(gpu)->norm_linear(gpu, out, of, 4, x, norm, 1e-6f, rows[i])),
-                      must(gpu, "delta_linear", kn_op(gpu)->delta_linear(gpu, &a, x, &down))));
+            TIME(us,
+                 (must(gpu, "norm_linear", kn_op(gpu)->norm_linear(gpu, out, of, 4, x, norm, 1e-6f, rows[i])),
+                  must(gpu, "delta_linear", kn_op(gpu)->delta_linear(gpu, &a, x, &down))));
             printf(" %d: %.2f us%s", pending[j], us, j < 4 ? "," : "\n");
         }
     }

@@ -3,10 +3,11 @@
  * usage: memory_gpu TARGET.gguf [DRAFTER.gguf]
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device.
  *
- * What a run takes is the free memory of the whole device before and after, so what other programs take or give back
- * meanwhile is counted too. Therefore a measurement is begun while the free memory stands still, on a new backend, and one
- * that is not as planned is made again, up to ATTEMPTS times: a wrong plan is wrong each time. Where none was as planned and
- * free memory was seen to move while this program did nothing, that is said. */
+ * What a run takes is the free memory of the whole device before and after, so what other programs take or
+ * give back meanwhile is counted too. Therefore a measurement is begun while the free memory stands still, on
+ * a new backend, and one that is not as planned is made again, up to ATTEMPTS times: a wrong plan is wrong
+ * each time. Where none was as planned and free memory was seen to move while this program did nothing, that
+ * is said. */
 #include <time.h>
 #include "../../common/plan.h"
 #include "harness.h"
@@ -42,7 +43,9 @@ static size_t free_still(void)
 
 static const char *beside(void)
 {
-    return moved ? "; free memory changed while nothing was done here: other programs use the device, run this alone" : "";
+    return moved ? "; free memory changed while nothing was done here: other programs use the device, run "
+                   "this alone"
+                 : "";
 }
 
 static int open_gpu(struct err *e)
@@ -54,7 +57,8 @@ static int open_gpu(struct err *e)
     return err_set(e, ERR_DEVICE, "%s", msg);
 }
 
-/* ---- what is taken is what was planned, but for the margin and the pages that the driver rounds small pieces up to ---- */
+/* ---- what is taken is what was planned, but for the margin and the pages that the driver rounds small
+ * pieces up to ---- */
 
 struct taken {
     double weights, rest; /* bytes */
@@ -120,11 +124,12 @@ static void compare(const char *target, const char *drafter)
     }
     verdict(good_weights(&r), "memory of weights: %.1f MiB taken, %.1f planned%s", r.weights / mib,
             (double)r.plan.weights / mib, good_weights(&r) ? "" : beside());
-    verdict(good_rest(&r), "memory of a session: %.1f MiB taken, %.1f planned, and %.1f to be left free%s", r.rest / mib,
-            r.plan_rest / mib, r.margin / mib, good_rest(&r) ? "" : beside());
+    verdict(good_rest(&r), "memory of a session: %.1f MiB taken, %.1f planned, and %.1f to be left free%s",
+            r.rest / mib, r.plan_rest / mib, r.margin / mib, good_rest(&r) ? "" : beside());
 }
 
-/* ---- a context that no device holds: refused by the plan with one that fits, and by the session where nobody planned ---- */
+/* ---- a context that no device holds: refused by the plan with one that fits, and by the session where
+ * nobody planned ---- */
 
 static void run_out_planned(const char *target)
 {
@@ -146,7 +151,8 @@ static void run_out_planned(const char *target)
 
 static void run_out(const char *target)
 {
-    const struct session_options o = {.ctx = 1 << 29, .kv_type = KN_F16}, fits = {.ctx = 100, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 1 << 29, .kv_type = KN_F16},
+                                 fits = {.ctx = 100, .kv_type = KN_F16};
     struct model *t;
     struct session *s;
     struct err f = {0};
@@ -167,8 +173,8 @@ static void run_out(const char *target)
         if (!refused) break;
     }
     verdict(refused, "memory, unplanned: %s", f.msg);
-    verdict(back, "memory given back: %.1f of %.1f MiB%s", (double)after / (1 << 20), (double)before / (1 << 20),
-            back ? "" : beside());
+    verdict(back, "memory given back: %.1f of %.1f MiB%s", (double)after / (1 << 20),
+            (double)before / (1 << 20), back ? "" : beside());
     memset(&f, 0, sizeof f);
     verdict(session_new(&s, t, NULL, &fits, &f) == 0, "a session after the one that did not fit %s", f.msg);
     session_free(s);

@@ -9,16 +9,14 @@
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
- *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one model's, as tuned
- *   mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of their own and without (check has this, too)
- *   mm_gpu stuck [CASE]    kernels whose blocks wait for each other, where those have no room: an error, not for ever
- *   mm_gpu trace [rows [WHAT]]      builds with MM_TRACE: when the parts of each launch ran; context: of a drafter's
- *                                   context; 8B, "31B full", ...: of layers with attention
- *   mm_gpu profile         a few products, for a profiler
- *   mm_gpu types           every type, two shapes of Qwen3-8B, as bench
- *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
- *                          same run
- * Exit: 0 all passed, 1 a check failed, 5 the device. */
+ *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one
+ * model's, as tuned mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of
+ * their own and without (check has this, too) mm_gpu stuck [CASE]    kernels whose blocks wait for each
+ * other, where those have no room: an error, not for ever mm_gpu trace [rows [WHAT]]      builds with
+ * MM_TRACE: when the parts of each launch ran; context: of a drafter's context; 8B, "31B full", ...: of
+ * layers with attention mm_gpu profile         a few products, for a profiler mm_gpu types           every
+ * type, two shapes of Qwen3-8B, as bench mm_gpu bench [quick]   real shapes: microseconds and share of a
+ * one-pass read of the same bytes in the same run Exit: 0 all passed, 1 a check failed, 5 the device. */
 #include "../../kernels/cuda/chain.cuh"
 #include "mm_gpu.cuh"
 
@@ -183,16 +181,23 @@ int main(int argc, char **argv)
     } else {
         open_device();
         if (!strcmp(what, "check")) {
-            check_owed(KN_Q4_K, 4096, 12288), check_owed(KN_Q6_K, 5376, 21504), check_owed(KN_Q4_K, 5120, 17408);
-            check_owed(KN_Q8_0, 2048, 20480), check_owed(KN_Q4_1, 1024, 16384), check_owed(KN_Q5_K, 1280, 2304);
+            check_owed(KN_Q4_K, 4096, 12288), check_owed(KN_Q6_K, 5376, 21504),
+                check_owed(KN_Q4_K, 5120, 17408);
+            check_owed(KN_Q8_0, 2048, 20480), check_owed(KN_Q4_1, 1024, 16384),
+                check_owed(KN_Q5_K, 1280, 2304);
             check_all(quick);
-            check_plans(KN_Q4_K, 5376, 4096), check_plans(KN_Q6_K, 4200, 5376), check_plans(KN_Q5_K, 2064, 21504);
-            check_plans(KN_Q8_0, 5000, 2048), check_plans(KN_Q5_1, 2064, 12288), check_plans(KN_BF16, 2064, 4096);
-            check_plans(KN_Q3_K, 2064, 5376), check_plans(KN_Q8_0, 4100, 20480), check_plans(KN_Q4_0, 2064, 4096);
-            check_plans(KN_Q5_0, 2064, 5376), check_plans(KN_Q4_1, 2064, 2080), check_plans(KN_IQ4_NL, 2064, 12288);
+            check_plans(KN_Q4_K, 5376, 4096), check_plans(KN_Q6_K, 4200, 5376),
+                check_plans(KN_Q5_K, 2064, 21504);
+            check_plans(KN_Q8_0, 5000, 2048), check_plans(KN_Q5_1, 2064, 12288),
+                check_plans(KN_BF16, 2064, 4096);
+            check_plans(KN_Q3_K, 2064, 5376), check_plans(KN_Q8_0, 4100, 20480),
+                check_plans(KN_Q4_0, 2064, 4096);
+            check_plans(KN_Q5_0, 2064, 5376), check_plans(KN_Q4_1, 2064, 2080),
+                check_plans(KN_IQ4_NL, 2064, 12288);
             attended_check(512), attended_check(1500);
-            check_plans(KN_Q4_K, 8768, 5376), check_plans(KN_Q6_K, 8640, 2560); /* 4 items a block and more: mm_few_late.cuh */
-        } else if (!strcmp(what, "profile")) { /* for a profiler: products at 16 rows */
+            check_plans(KN_Q4_K, 8768, 5376),
+                check_plans(KN_Q6_K, 8640, 2560); /* 4 items a block and more: mm_few_late.cuh */
+        } else if (!strcmp(what, "profile")) {    /* for a profiler: products at 16 rows */
             profile(argc > 2 ? argv[2] : "");
         } else if (!strcmp(what, "once")) {
             once(argc > 2 ? atoi(argv[2]) : 16);

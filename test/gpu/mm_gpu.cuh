@@ -1,6 +1,8 @@
-/* mm_gpu.cuh - what the parts of mm_gpu share: the backend under test, random weights and rows, device memory.
+/* mm_gpu.cuh - what the parts of mm_gpu share: the backend under test, random weights and rows, device
+ * memory.
  *
- * mm_gpu.cu: data, opening, main. mm_gpu_layout.cu, mm_gpu_check.cu, mm_gpu_stuck.cu: what must hold. mm_gpu_bench.cu: times. */
+ * mm_gpu.cu: data, opening, main. mm_gpu_layout.cu, mm_gpu_check.cu, mm_gpu_stuck.cu: what must hold.
+ * mm_gpu_bench.cu: times. */
 #ifndef DFLASH_TEST_MM_GPU_CUH
 #define DFLASH_TEST_MM_GPU_CUH
 
@@ -43,8 +45,8 @@ static const uint32_t all_types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4
                                      KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
                                      KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
 
-/* Blocks of random bits, so that every code and scale occurs; only the f16 scales are drawn (some negative, some
- * zero). pattern: blocks after which they begin anew. */
+/* Blocks of random bits, so that every code and scale occurs; only the f16 scales are drawn (some negative,
+ * some zero). pattern: blocks after which they begin anew. */
 std::vector<uint8_t> random_weight(uint32_t type, int64_t n_in, int64_t n_out, size_t pattern = ~(size_t)0);
 /* n rows of k values, of several magnitudes. */
 void fill_x(std::vector<float> &x, int64_t k, int n);
@@ -87,7 +89,8 @@ void few(bool quick);
 void few_types(const char *which);
 void heads();
 void attended_check(int context);
-/* Attention of a layer, in the form whose blocks wait for each other, after `before`: launched, not waited for. */
+/* Attention of a layer, in the form whose blocks wait for each other, after `before`: launched, not waited
+ * for. */
 void attended_once(const char *name, int context, int n, const std::function<void()> &before);
 void attended_layers(int context, const char *only); /* NULL, or the one of those names, as tuned */
 void steps();

@@ -178,7 +178,8 @@ static void free_model(model &m)
     cuda_weight_free(kb(), &m.head);
 }
 
-/* Layers with attention between their products: of 8B, of 31B's two kinds, of 27B (gated). Keys and values are whatever is there. */
+/* Layers with attention between their products: of 8B, of 31B's two kinds, of 27B (gated). Keys and values
+ * are whatever is there. */
 struct attending {
     const char *name;
     int64_t hidden, ff;
@@ -199,7 +200,8 @@ struct attended {
 };
 static attended attended_open(const attending &s, int n_layers, int context, int n)
 {
-    attended t = {s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, context};
+    attended t = {s,       {},      {},      {},      nullptr, nullptr, nullptr,
+                  nullptr, nullptr, nullptr, nullptr, nullptr, context};
     size_t cap = 2048;
     while (cap < (size_t)(context + n)) cap *= 2;
     const size_t ring = cap * s.n_kv * s.d, row = (size_t)n * s.n_head * s.d;
@@ -250,7 +252,8 @@ static void attended_attend(const attended &t, size_t i, int n)
     r.n_head = t.s.n_head, r.n_rot = t.s.gated ? 64 : t.s.d, r.eps = 1e-6f, r.kv = &t.kv[i];
     kn_attention a = {};
     a.q = t.q, a.out = t.out, a.kv = &t.kv[i], a.pos = t.pos, a.n = n, a.n_head = t.s.n_head;
-    a.scale = 0.088f, a.causal = true, a.window = t.s.window, a.then = &t.m.layers[i].o, a.gate = t.s.gated ? t.g : nullptr;
+    a.scale = 0.088f, a.causal = true, a.window = t.s.window, a.then = &t.m.layers[i].o,
+    a.gate = t.s.gated ? t.g : nullptr;
     OK(cuda_attend(kb(), &r, &a));
 }
 static void attended_step(const attended &t, int n)
@@ -270,10 +273,12 @@ static void attended_step(const attended &t, int n)
         OK(cuda_linear(kb(), bench_x, &l.down, bench_out[1], n, true));
     }
 }
-/* Bytes that steps leave: what layers read, attention's results, rings. The row `poisoned` begins with NaN. */
+/* Bytes that steps leave: what layers read, attention's results, rings. The row `poisoned` begins with NaN.
+ */
 static std::vector<std::vector<char>> attended_bits(const attended &t, int n, int made, int poisoned)
 {
-    const size_t ring = 2 * (size_t)t.kv[0].cap * t.s.n_kv * t.s.d, row = (size_t)n * t.s.n_head * t.s.d * 4, x = (size_t)n * t.s.hidden * 4;
+    const size_t ring = 2 * (size_t)t.kv[0].cap * t.s.n_kv * t.s.d, row = (size_t)n * t.s.n_head * t.s.d * 4,
+                 x = (size_t)n * t.s.hidden * 4;
     std::vector<std::vector<char>> all;
     cuda_attention_tuning = {};
     cuda_attention_tuning.places = 2;
@@ -338,7 +343,11 @@ void attended_layers(int context, const char *only)
     struct {
         const char *name;
         struct cuda_attention_tuning t;
-    } ways[] = {{"as tuned", {}}, {"one launch, no clusters", {}}, {"clusters, launches", {}}, {"launches", {}}, {"as tuned", {}}};
+    } ways[] = {{"as tuned", {}},
+                {"one launch, no clusters", {}},
+                {"clusters, launches", {}},
+                {"launches", {}},
+                {"as tuned", {}}};
     ways[1].t.places = 2, ways[2].t.places = ways[3].t.places = 1, ways[3].t.near = 1;
     bench_open();
     for (const attending &s : all_attending) {
@@ -386,8 +395,10 @@ static void show_trace(int n, const std::function<void()> &run)
     CK(cudaStreamSynchronize(be->stream));
     std::vector<unsigned long long> t(TRACES * TRACE_WORDS);
     CK(cudaMemcpy(t.data(), traces, t.size() * sizeof t[0], cudaMemcpyDeviceToHost));
-    printf("%d rows, microseconds of the device's clock since the launch before was over (its last stamp), least mean most of the blocks\n"
-           "product: start, ring asked for, wait over, activations there, last slice done, sums of slices in memory added; prepare: start, "
+    printf("%d rows, microseconds of the device's clock since the launch before was over (its last stamp), "
+           "least mean most of the blocks\n"
+           "product: start, ring asked for, wait over, activations there, last slice done, sums of slices in "
+           "memory added; prepare: start, "
            "norm read, wait over, slices done, end\n",
            n);
     unsigned long long over = 0;
@@ -507,7 +518,8 @@ static double product_us(const model &m, char what, int from, int step, int n)
             if (what == 'q') OK(cuda_norm_linear(kb(), bench_out + 1, w, 3, bench_x, bench_norm, 1e-6f, n));
             if (what == 'o') OK(cuda_linear(kb(), bench_out[2], &l.o, bench_x, n, true));
             if (what == 'g')
-                OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
+                OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f,
+                                   KN_ACT_SILU, n));
             if (what == 'd') OK(cuda_linear(kb(), bench_out[2], &l.down, bench_x, n, true));
         }
         if (what == 'h') {
@@ -529,7 +541,8 @@ void plans()
     const struct {
         const char *name;
         int64_t hidden, heads, kv, ff;
-    } shapes[] = {{"8B", 4096, 4096, 1024, 12288}, {"31B", 5376, 8192, 4096, 21504}, {"27B", 5120, 6144, 5120, 17408}};
+    } shapes[] = {
+        {"8B", 4096, 4096, 1024, 12288}, {"31B", 5376, 8192, 4096, 21504}, {"27B", 5120, 6144, 5120, 17408}};
     const struct {
         const char *name;
         int stages, copy_k, slices, skip, any, no_split, long_row;
@@ -549,7 +562,8 @@ void plans()
              {"4 slices, 16 first, copies of 1", 8, 1, 4, 1, 1, 0, 1 << 30},
              {"4 slices, 16 first, of 2", 4, 2, 4, 1, 1, 0, 1 << 30},
              {"8 slices, 8 warps, copies of 1", 8, 1, 8, 0x12, 1, 0, 14336}};
-    printf("microseconds: q, k, v in Q4_K; with v in Q6_K; o; gate and up; down in Q4_K; in Q6_K; head of 32,768 in Q6_K\n");
+    printf("microseconds: q, k, v in Q4_K; with v in Q6_K; o; gate and up; down in Q4_K; in Q6_K; head of "
+           "32,768 in Q6_K\n");
     for (auto &s : shapes) {
         width = {s.hidden, s.heads, s.kv, s.ff, 32768};
         model m = load_model(12, KN_Q4_K, KN_Q6_K, KN_Q6_K);
@@ -579,13 +593,16 @@ void few(bool quick)
     const struct {
         const char *name;
         int64_t hidden, heads, kv, ff;
-    } shapes[] = {{"8B", 4096, 4096, 1024, 12288}, {"31B", 5376, 8192, 4096, 21504}, {"27B", 5120, 6144, 5120, 17408}};
+    } shapes[] = {
+        {"8B", 4096, 4096, 1024, 12288}, {"31B", 5376, 8192, 4096, 21504}, {"27B", 5120, 6144, 5120, 17408}};
     const struct {
         const char *name;
         int no_few, from, stages, apart, pace;
-    } v[] = {{"without", 1, 0, 0, 0, 0}, {"as tuned", 0, 0, 0, 0, 0},  {"2 stages", 0, 1, 2, 0, 0}, {"3 stages", 0, 1, 3, 0, 0},
-             {"apart", 0, 1, 0, 1, 0},   {"at once", 0, 0, 0, 0, 1}, {"paced", 0, 0, 0, 0, 2},    {"halves", 0, 0, 0, 0, 3}};
-    printf("microseconds: q, k, v in Q4_K; with v in Q6_K; o; gate and up; down in Q4_K; in Q6_K; head of 32,768 in Q6_K\n");
+    } v[] = {{"without", 1, 0, 0, 0, 0},  {"as tuned", 0, 0, 0, 0, 0}, {"2 stages", 0, 1, 2, 0, 0},
+             {"3 stages", 0, 1, 3, 0, 0}, {"apart", 0, 1, 0, 1, 0},    {"at once", 0, 0, 0, 0, 1},
+             {"paced", 0, 0, 0, 0, 2},    {"halves", 0, 0, 0, 0, 3}};
+    printf("microseconds: q, k, v in Q4_K; with v in Q6_K; o; gate and up; down in Q4_K; in Q6_K; head of "
+           "32,768 in Q6_K\n");
     for (auto &s : shapes) {
         if (quick && &s > shapes) break;
         width = {s.hidden, s.heads, s.kv, s.ff, 32768};
@@ -706,7 +723,8 @@ static double shape_us(const std::vector<kn_weight> &w, bool gated, int n)
                    for (size_t i = 0; i + each <= w.size(); i += each) {
                        const kn_weight *p = &w[i];
                        if (gated)
-                           OK(cuda_norm_gated(kb(), bench_out[0], p, p + 1, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
+                           OK(cuda_norm_gated(kb(), bench_out[0], p, p + 1, bench_x, bench_norm, 1e-6f,
+                                              KN_ACT_SILU, n));
                        else
                            OK(cuda_norm_linear(kb(), bench_out, &p, 1, bench_x, bench_norm, 1e-6f, n));
                    }
@@ -723,27 +741,32 @@ void few_types(const char *which)
         const char *name;
         int64_t n_out, n_in;
         bool gated;
-    } shapes[] = {{"fc", 4096, 20480, false},         {"keys, values", 10240, 4096, false}, {"q, k, v", 6144, 4096, false},
-                  {"o", 4096, 4096, false},           {"gate, up", 12288, 4096, true},      {"down", 4096, 12288, false},
-                  {"27B gate, up", 17408, 5120, true}, {"27B down", 5120, 17408, false},     {"31B gate, up", 21504, 5376, true},
-                  {"31B down", 5376, 21504, false}};
+    } shapes[] = {{"fc", 4096, 20480, false},          {"keys, values", 10240, 4096, false},
+                  {"q, k, v", 6144, 4096, false},      {"o", 4096, 4096, false},
+                  {"gate, up", 12288, 4096, true},     {"down", 4096, 12288, false},
+                  {"27B gate, up", 17408, 5120, true}, {"27B down", 5120, 17408, false},
+                  {"31B gate, up", 21504, 5376, true}, {"31B down", 5376, 21504, false}};
     const struct {
         const char *name;
         int none, copy, stages, apart;
     } v[] = {{"without", 1, 0, 0, 0}, {"tuned", 0, 0, 0, 0},     {"4x3", 0, 4, 3, 2}, {"8x2", 0, 8, 2, 2},
              {"16x2", 0, 16, 2, 2},   {"apart 4x3", 0, 4, 3, 1}, {"8x2", 0, 8, 2, 1}};
-    printf("microseconds (bytes at the speed of the read) by copies of units x stages, together and apart\n%-32s", "");
+    printf("microseconds (bytes at the speed of the read) by copies of units x stages, together and "
+           "apart\n%-32s",
+           "");
     for (const auto &c : v) printf(" %9s", c.name);
     printf("\n");
     for (uint32_t type : all_types) {
         const struct kn_type_info *t = kn_type_info(type);
         if (strcmp(which, t->name)) continue;
         for (const auto &s : shapes) {
-            const size_t bytes = kn_row_bytes(type, s.n_in) * (size_t)s.n_out, copies = std::max<size_t>(4, ((size_t)300 << 20) / bytes / 2 * 2);
+            const size_t bytes = kn_row_bytes(type, s.n_in) * (size_t)s.n_out,
+                         copies = std::max<size_t>(4, ((size_t)300 << 20) / bytes / 2 * 2);
             std::vector<kn_weight> w{load(type, s.n_in, s.n_out)};
             while (w.size() < copies) w.push_back(clone(w[0]));
             for (int n : {1, 2, 4, 8, 16}) {
-                printf("%-5s %-12s %2d (%5.1f)   ", t->name, s.name, n, bytes * (s.gated ? 2 : 1) / read_tbs / 1e6);
+                printf("%-5s %-12s %2d (%5.1f)   ", t->name, s.name, n,
+                       bytes * (s.gated ? 2 : 1) / read_tbs / 1e6);
                 for (const auto &c : v) {
                     mm_tuning.no_few = c.none, mm_tuning.few_copy = c.copy, mm_tuning.few_stages = c.stages;
                     mm_tuning.few_apart = c.apart, mm_tuning.few_from = c.copy ? 1 : 0;
@@ -768,9 +791,11 @@ void heads()
         const char *name;
         uint32_t type;
         int64_t n_out, n_in;
-    } shapes[] = {{"8B head", KN_Q6_K, 151936, 4096},  {"27B head", KN_Q6_K, 248320, 5120}, {"31B head", KN_Q6_K, 262144, 5376},
-                  {"31B v", KN_Q6_K, 4096, 5376},      {"31B q, k, v", KN_Q6_K, 16384, 5376}, {"31B q, k, v", KN_Q4_K, 16384, 5376},
-                  {"27B q, k, v", KN_Q6_K, 16384, 5120}, {"27B o", KN_Q4_K, 5120, 6144}, {"31B o", KN_Q4_K, 5376, 8192}};
+    } shapes[] = {{"8B head", KN_Q6_K, 151936, 4096},    {"27B head", KN_Q6_K, 248320, 5120},
+                  {"31B head", KN_Q6_K, 262144, 5376},   {"31B v", KN_Q6_K, 4096, 5376},
+                  {"31B q, k, v", KN_Q6_K, 16384, 5376}, {"31B q, k, v", KN_Q4_K, 16384, 5376},
+                  {"27B q, k, v", KN_Q6_K, 16384, 5120}, {"27B o", KN_Q4_K, 5120, 6144},
+                  {"31B o", KN_Q4_K, 5376, 8192}};
     const struct {
         const char *name;
         int no_few, warps, cluster;
@@ -779,11 +804,13 @@ void heads()
     for (const auto &c : v) printf(" %11s", c.name);
     printf("\n");
     for (const auto &s : shapes) {
-        const size_t bytes = kn_row_bytes(s.type, s.n_in) * (size_t)s.n_out, copies = std::max<size_t>(1, ((size_t)300 << 20) / bytes);
+        const size_t bytes = kn_row_bytes(s.type, s.n_in) * (size_t)s.n_out,
+                     copies = std::max<size_t>(1, ((size_t)300 << 20) / bytes);
         std::vector<kn_weight> w{load(s.type, s.n_in, s.n_out)};
         while (w.size() < copies) w.push_back(clone(w[0]));
         for (int n : {2, 8, 12, 16}) {
-            printf("%-5s %-12s %2d (%5.1f)   ", kn_type_info(s.type)->name, s.name, n, bytes / read_tbs / 1e6);
+            printf("%-5s %-12s %2d (%5.1f)   ", kn_type_info(s.type)->name, s.name, n,
+                   bytes / read_tbs / 1e6);
             for (const auto &c : v) {
                 mm_tuning.no_few = c.no_few, mm_tuning.few_warps = c.warps, mm_tuning.few_cluster = c.cluster;
                 printf(" %11.2f", shape_us(w, false, n));

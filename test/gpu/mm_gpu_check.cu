@@ -1,5 +1,5 @@
-/* mm_gpu_check.cu - products against double precision, the same bits for every row count, companions and plan, NaN
- * and Inf, norms, gates, residual adds. */
+/* mm_gpu_check.cu - products against double precision, the same bits for every row count, companions and
+ * plan, NaN and Inf, norms, gates, residual adds. */
 #include "../../kernels/cuda/mm_one.cuh"
 #include "mm_gpu.cuh"
 #include "../../kernels/cuda/ops.cuh"
@@ -93,8 +93,10 @@ static bool same_rows(const float *x, int64_t k, const std::vector<float> &whole
             for (size_t i = 0; i < got.size(); i++)
                 if (memcmp(&got[i], &whole[first * width + i], 4) && !count++) at = i;
             if (count && same)
-                printf("  rows %d..%d differ from those of %d rows: %zu values, first row %zu column %zu: %g, %g\n", first,
-                       first + n - 1, ROWS, count, at / width, at % width, got[at], whole[first * width + at]);
+                printf("  rows %d..%d differ from those of %d rows: %zu values, first row %zu column %zu: "
+                       "%g, %g\n",
+                       first, first + n - 1, ROWS, count, at / width, at % width, got[at],
+                       whole[first * width + at]);
             same &= !count;
         }
     CK(cudaFree(out));
@@ -317,12 +319,15 @@ void check_all(bool quick)
     check_refusals();
 }
 
-/* A product whose slices are apart, and who reads its outputs: the bits of the product that adds its sums itself. */
+/* A product whose slices are apart, and who reads its outputs: the bits of the product that adds its sums
+ * itself. */
 void check_owed(uint32_t type, int64_t width, int64_t n_in)
 {
     const struct mm_tuning best = mm_tuning;
-    const char *const names[] = {"norm_linear", "norm_add, norm_gated", "norm_add alone", "nothing", "fewer rows", "several matrices"};
-    kn_weight w = load(type, n_in, width), next[3] = {load(type, width, 512), load(type, width, 512), load(KN_Q6_K, width, 1024)};
+    const char *const names[] = {"norm_linear", "norm_add, norm_gated", "norm_add alone",
+                                 "nothing",     "fewer rows",           "several matrices"};
+    kn_weight w = load(type, n_in, width),
+              next[3] = {load(type, width, 512), load(type, width, 512), load(KN_Q6_K, width, 1024)};
     std::vector<float> x, norm((size_t)width), old;
     fill_x(x, n_in, 16), fill_x(old, width, 16);
     for (float &v : norm) v = 1.0f + 0.5f * uniform();
@@ -361,8 +366,8 @@ void check_owed(uint32_t type, int64_t width, int64_t n_in)
                 }
             }
         }
-        printf("%-12s %-5s [%6lld, %6lld] and %s  %s\n", "sums left", kn_type_info(type)->name, (long long)width, (long long)n_in,
-               names[way], same ? "ok" : "FAILED");
+        printf("%-12s %-5s [%6lld, %6lld] and %s  %s\n", "sums left", kn_type_info(type)->name,
+               (long long)width, (long long)n_in, names[way], same ? "ok" : "FAILED");
         failures += !same;
     }
     mm_tuning = best;
@@ -372,7 +377,8 @@ void check_owed(uint32_t type, int64_t width, int64_t n_in)
 }
 
 /* Are they the same bits? Else how many differ, the first, and by how much at most. */
-static bool show_differences(const std::vector<float> &got, const std::vector<float> &want, size_t width, int n, int variant)
+static bool show_differences(const std::vector<float> &got, const std::vector<float> &want, size_t width,
+                             int n, int variant)
 {
     size_t count = 0, first = 0;
     double most = 0;
@@ -382,13 +388,14 @@ static bool show_differences(const std::vector<float> &got, const std::vector<fl
             most = std::max(most, std::fabs((double)got[i] - want[i]) / (std::fabs(want[i]) + 1e-30));
         }
     if (count)
-        printf("  %d rows, variant %d: %zu of %zu values differ, first row %zu column %zu: %g, expected %g; by %.2g at most\n", n,
-               variant, count, got.size(), first / width, first % width, got[first], want[first], most);
+        printf("  %d rows, variant %d: %zu of %zu values differ, first row %zu column %zu: %g, expected %g; "
+               "by %.2g at most\n",
+               n, variant, count, got.size(), first / width, first % width, got[first], want[first], most);
     return !count;
 }
 
-/* Every plan, copies of any size, gates and ups on the same warps or not, one row with whole panels a warp: the same
- * bits, at shapes that fill the device more than once. */
+/* Every plan, copies of any size, gates and ups on the same warps or not, one row with whole panels a warp:
+ * the same bits, at shapes that fill the device more than once. */
 void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
 {
     const struct mm_tuning best = mm_tuning;
@@ -441,7 +448,10 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
                 same &= show_differences(got, want, (size_t)n_out, n, i);
             }
         be->product_sms = 0;
-        verdict(gated ? "plans, gated" : kind ? "plans, norm" : "plans, linear", type, n_out, n_in, written ? 0 : 1, 0.5, same);
+        verdict(gated  ? "plans, gated"
+                : kind ? "plans, norm"
+                       : "plans, linear",
+                type, n_out, n_in, written ? 0 : 1, 0.5, same);
     }
     mm_tuning = best;
     mm_one_panels = best_one;

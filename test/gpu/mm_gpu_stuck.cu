@@ -1,7 +1,8 @@
-/* mm_gpu_stuck.cu - kernels whose blocks wait for each other, on a device of which something else holds a part: each must
- * end with an error that says so. The part is held by blocks of this program with all of a multiprocessor's shared memory;
- * a case ends the context, so each is a process of its own. attn_columns ends whatever is held: its blocks that are waited for
- * start first. What a mixture waits for from the launch before is not tried: that launch is at work by then. */
+/* mm_gpu_stuck.cu - kernels whose blocks wait for each other, on a device of which something else holds a
+ * part: each must end with an error that says so. The part is held by blocks of this program with all of a
+ * multiprocessor's shared memory; a case ends the context, so each is a process of its own. attn_columns ends
+ * whatever is held: its blocks that are waited for start first. What a mixture waits for from the launch
+ * before is not tried: that launch is at work by then. */
 #include "../../kernels/cuda/ops.cuh"
 #include "mm_gpu.cuh"
 
@@ -27,7 +28,8 @@ static void hold_all_but(int left)
     CK(cudaHostAlloc(&here, sizeof *here, cudaHostAllocMapped));
     *here = 0;
     CK(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block));
-    CK(cudaFuncSetAttribute(hold, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    CK(cudaFuncSetAttribute(hold, cudaFuncAttributePreferredSharedMemoryCarveout,
+                            cudaSharedmemCarveoutMaxShared));
     CK(cudaDeviceSynchronize());
     hold<<<want, 32, be->smem_block, stream>>>(here);
     CK(cudaGetLastError());
@@ -38,7 +40,8 @@ static void stuck_product()
 {
     kn_weight w = load(KN_Q4_K, 12288, 4096);
     float *x = device(std::vector<float>(16 * 12288, 1.0f)), *out = poisoned(16 * 4096);
-    mm_tuning.no_left = 1, mm_tuning.few_apart = 1; /* slices in blocks that wait for each other, eight a group */
+    mm_tuning.no_left = 1,
+    mm_tuning.few_apart = 1; /* slices in blocks that wait for each other, eight a group */
     OK(cuda_linear(kb(), out, &w, x, 16, false));
     OK(cuda_flush(be));
     CK(cudaStreamSynchronize(be->stream)); /* whole, it ends */
@@ -58,7 +61,8 @@ static void stuck_mixture(int rows)
     kn_weight router = load(KN_F32, n_in, experts);
     float *ones = device(std::vector<float>(rows * n_in, 1.0f));
     kn_mixture m = {};
-    m.route.n = rows, m.route.n_expert = experts, m.route.n_used = used, m.route.renorm = true, m.route.scale = 1.0f;
+    m.route.n = rows, m.route.n_expert = experts, m.route.n_used = used, m.route.renorm = true,
+    m.route.scale = 1.0f;
     m.route.ids = device(std::vector<int32_t>(rows * used)), m.route.weights = poisoned(rows * used);
     m.route.logits = m.logits = poisoned(rows * experts);
     m.x = m.norm = m.router_norm = ones, m.eps = 1e-6f, m.act = KN_ACT_SILU, m.router = &router;
@@ -97,7 +101,8 @@ static int one_case(int i, void (*open_device)())
     if (rc == 0) rc = cuda_check(be, "wait", cudaStreamSynchronize(be->stream));
     clock_gettime(CLOCK_MONOTONIC, &to);
     const bool ok = rc == KN_EDEVICE && strstr(be->head.message, "never came");
-    printf("%s   stuck: %s: %s after %.1f s\n", ok ? "ok  " : "FAIL", cases[i].name, rc ? be->head.message : "it ended",
+    printf("%s   stuck: %s: %s after %.1f s\n", ok ? "ok  " : "FAIL", cases[i].name,
+           rc ? be->head.message : "it ended",
            (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec));
     fflush(stdout);
     _exit(!ok);

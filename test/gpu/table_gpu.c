@@ -1,16 +1,18 @@
-/* table_gpu.c - the speed of the CUDA backend as a table: decoding, rows of a verify, drafting, cycles, prompts and long contexts,
- * each as a share of a ceiling measured in the same run.
+/* table_gpu.c - the speed of the CUDA backend as a table: decoding, rows of a verify, drafting, cycles,
+ * prompts and long contexts, each as a share of a ceiling measured in the same run.
  *
- * usage: table_gpu DIR      DIR/8b-q4_k_m.gguf, 8b-q8_0.gguf, 8b-bf16.gguf, 8b-draft-q8_0.gguf, 8b-draft-q4_k_m.gguf, 0.6b-q4_k_m.gguf:
- *                           Qwen3-8B, its drafter and Qwen3-0.6B at their real shapes, weights random (dflash-convert
- *                           --random; `make bench-gpu` makes them). What is missing is said and left out, as are models of other families, which
- *                           make_models.sh makes where they are named (27b-q4_k_m, 31b-..., 35b-a3b-..., 30b-a3b-..., 26b-a4b-..., drafters
- *                           -draft-q8_0).
+ * usage: table_gpu DIR      DIR/8b-q4_k_m.gguf, 8b-q8_0.gguf, 8b-bf16.gguf, 8b-draft-q8_0.gguf,
+ * 8b-draft-q4_k_m.gguf, 0.6b-q4_k_m.gguf: Qwen3-8B, its drafter and Qwen3-0.6B at their real shapes, weights
+ * random (dflash-convert
+ *                           --random; `make bench-gpu` makes them). What is missing is said and left out, as
+ * are models of other families, which make_models.sh makes where they are named (27b-q4_k_m, 31b-...,
+ * 35b-a3b-..., 30b-a3b-..., 26b-a4b-..., drafters -draft-q8_0).
  *
- * A step is a cycle as generate runs it: started ahead, recorded and replayed. Its time is the host's, from one result to the
- * next, a mean of 16 (states of delta nets are not written in all of them), median of the last two thirds of such means; draft
- * and verify within a cycle are the device's own stamps. Contexts are positions that nothing was written to: zeros take the
- * time that anything else takes. Exit 0, 1 (something failed), 5 (no device). */
+ * A step is a cycle as generate runs it: started ahead, recorded and replayed. Its time is the host's, from
+ * one result to the next, a mean of 16 (states of delta nets are not written in all of them), median of the
+ * last two thirds of such means; draft and verify within a cycle are the device's own stamps. Contexts are
+ * positions that nothing was written to: zeros take the time that anything else takes. Exit 0, 1 (something
+ * failed), 5 (no device). */
 #include <unistd.h>
 
 #include "../../common/cycle.h"
@@ -93,8 +95,7 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
     static double all[STEPS], draft[STEPS], verify[STEPS], commit[STEPS];
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     const int32_t token = 1;
-    const struct session_options o = {
-        .ctx = context + (STEPS + 4) * SESSION_MAX_ROWS, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = context + (STEPS + 4) * SESSION_MAX_ROWS, .kv_type = KN_F16};
     struct session *s;
     struct err e = {0};
     bool ok = false;
@@ -127,14 +128,14 @@ static void decode_row(const char *what, struct model *m, double bar, double goa
     struct times t;
     char note[160];
     if (!m || !cycles(m, NULL, 512, 1, &t)) return;
-    snprintf(note, sizeof note, "%.3f ms, floor %.3f ms (%.2f GB)", t.all * 1e3, (double)m->bytes_step / read_speed * 1e3,
-             (double)m->bytes_step * 1e-9);
+    snprintf(note, sizeof note, "%.3f ms, floor %.3f ms (%.2f GB)", t.all * 1e3,
+             (double)m->bytes_step / read_speed * 1e3, (double)m->bytes_step * 1e-9);
     row(what, (double)m->bytes_step / read_speed / t.all, "share", bar, goal, note);
 }
 
 /* rows_bar: of 16 rows over one; bar, goal: of the draft over one. */
-static void draft_rows(struct model *m, struct model *d, const char *type, double one, double rows_bar, double bar,
-                       double goal)
+static void draft_rows(struct model *m, struct model *d, const char *type, double one, double rows_bar,
+                       double bar, double goal)
 {
     struct times t;
     char what[100], note[160];
@@ -146,7 +147,8 @@ static void draft_rows(struct model *m, struct model *d, const char *type, doubl
     snprintf(note, sizeof note, "%.3f ms", t.verify * 1e3);
     row(what, t.verify / one, "", rows_bar, rows_bar > 0 ? 1.08 : 0, note);
     snprintf(what, sizeof what, "cycle less draft and verify (drafter %s)", type);
-    snprintf(note, sizeof note, "cycle %.3f ms; context and acceptance of it %.1f us", t.all * 1e3, t.commit * 1e6);
+    snprintf(note, sizeof note, "cycle %.3f ms; context and acceptance of it %.1f us", t.all * 1e3,
+             t.commit * 1e6);
     row(what, (t.all - t.draft - t.verify) * 1e6, "us", 40, 15, note);
 }
 
@@ -234,9 +236,12 @@ static void of_families(void)
     } of[] = {
         {"Qwen3.5-27B Q4_K_M decode, share of one read", "27b-q4_k_m", "27b-draft-q8_0", 0.70, 0.85, 1.25},
         {"Gemma 4 31B Q4_K_M decode, share of one read", "31b-q4_k_m", "31b-draft-q8_0", 0.70, 0.85, 1.25},
-        {"Qwen3.5-35B-A3B Q4_K_M decode, share of one read", "35b-a3b-q4_k_m", "35b-a3b-draft-q8_0", 0.35, 0.5, 0},
-        {"Qwen3-30B-A3B Q4_K_M decode, share of one read", "30b-a3b-q4_k_m", "30b-a3b-draft-q8_0", 0.35, 0.5, 0},
-        {"Gemma 4 26B-A4B Q4_K_M decode, share of one read", "26b-a4b-q4_k_m", "26b-a4b-draft-q8_0", 0.35, 0.5, 0}};
+        {"Qwen3.5-35B-A3B Q4_K_M decode, share of one read", "35b-a3b-q4_k_m", "35b-a3b-draft-q8_0", 0.35,
+         0.5, 0},
+        {"Qwen3-30B-A3B Q4_K_M decode, share of one read", "30b-a3b-q4_k_m", "30b-a3b-draft-q8_0", 0.35, 0.5,
+         0},
+        {"Gemma 4 26B-A4B Q4_K_M decode, share of one read", "26b-a4b-q4_k_m", "26b-a4b-draft-q8_0", 0.35,
+         0.5, 0}};
     for (int i = 0; i < 5; i++) {
         struct model *m = load(of[i].target), *d;
         struct times one;
@@ -273,8 +278,10 @@ int main(int argc, char **argv)
         return 5;
     }
     product_speed = tflops * 1e12;
-    printf("ceilings: one read %.2f TB/s, bf16 product of 8,192 cubed %.0f TFLOP/s\n", read_speed * 1e-12, tflops);
-    printf("| %-52s | %-15s | %5s | %5s | |\n| --- | --- | --- | --- | --- |\n", "what", "value", "bar", "goal");
+    printf("ceilings: one read %.2f TB/s, bf16 product of 8,192 cubed %.0f TFLOP/s\n", read_speed * 1e-12,
+           tflops);
+    printf("| %-52s | %-15s | %5s | %5s | |\n| --- | --- | --- | --- | --- |\n", "what", "value", "bar",
+           "goal");
     of_8b();
     decode_row("Qwen3-8B Q8_0 decode, share of one read", m = load("8b-q8_0"), 0.80, 0.90);
     model_free(m);

@@ -4,11 +4,11 @@
  * usage: test_gpu [--generic] PAIR_DIR PROMPT.txt
  *        test_gpu [--generic] --ops   without the pair
  *        test_gpu --bench          microseconds of the sampler (attention: attention_gpu.cu)
- *        test_gpu [--generic] --pair PAIR_DIR PROMPT.txt   the pair alone; --cycles: of it recorded cycles alone
- *        test_gpu --small          the small cases of the operations, for compute-sanitizer
- * Each case is a line of a table: shape, type, tolerance. A tolerance of 0 asks for the CPU's bits. Rows are
- * computed together and in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL gpu/..."
- * a case; exit 1 if any failed, 5 if there is no device. */
+ *        test_gpu [--generic] --pair PAIR_DIR PROMPT.txt   the pair alone; --cycles: of it recorded cycles
+ * alone test_gpu --small          the small cases of the operations, for compute-sanitizer Each case is a
+ * line of a table: shape, type, tolerance. A tolerance of 0 asks for the CPU's bits. Rows are computed
+ * together and in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL gpu/..." a case;
+ * exit 1 if any failed, 5 if there is no device. */
 #include "test_gpu.h"
 
 struct kn_backend *cpu, *gpu;
@@ -400,9 +400,10 @@ int main(int argc, char **argv)
     ops |= small;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
-        fprintf(stderr, "usage: test_gpu [--generic] [--pair|--cycles] PAIR_DIR PROMPT.txt | test_gpu [--generic] "
-                        "--ops | --bench | "
-                        "--small\n");
+        fprintf(stderr,
+                "usage: test_gpu [--generic] [--pair|--cycles] PAIR_DIR PROMPT.txt | test_gpu [--generic] "
+                "--ops | --bench | "
+                "--small\n");
         return 2;
     }
     if (kn_backend_open(&gpu, &g, msg, sizeof msg) || kn_backend_open(&cpu, &c, msg, sizeof msg)) {

@@ -346,31 +346,37 @@ static const struct attend_case attend_cases[] = {
     {"16 rows, long", 16, 32, 8, 128, 128, 4096, 4000, 0, true, true, false, false, false, KN_F16},
     {"head 256, a quarter turns", 2, 16, 2, 256, 64, 1024, 800, 0, true, true, false, false, false, KN_F16},
     {"head 256, windows", 1, 32, 16, 256, 256, 1280, 5000, 1024, true, true, false, true, false, KN_F16},
-    {"head 256, 16 rows, windows", 16, 32, 16, 256, 256, 2048, 1500, 1024, true, true, false, true, false, KN_F16},
-    {"head 256, 13 rows, three tiles", 13, 12, 4, 256, 64, 1024, 500, 0, true, true, false, false, false, KN_BF16},
-    {"head 256, a block that all see", 9, 8, 4, 256, 256, 1024, 633, 300, false, true, false, false, false, KN_F16},
+    {"head 256, 16 rows, windows", 16, 32, 16, 256, 256, 2048, 1500, 1024, true, true, false, true, false,
+     KN_F16},
+    {"head 256, 13 rows, three tiles", 13, 12, 4, 256, 64, 1024, 500, 0, true, true, false, false, false,
+     KN_BF16},
+    {"head 256, a block that all see", 9, 8, 4, 256, 256, 1024, 633, 300, false, true, false, false, false,
+     KN_F16},
     {"head 512, 16 rows", 16, 32, 4, 512, 512, 1024, 500, 0, true, true, true, true, false, KN_F16},
     {"head 512, 16 rows, bf16", 16, 32, 4, 512, 512, 1024, 960, 0, true, true, true, true, false, KN_BF16},
-    {"head 512, 13 rows, five heads a kv head, a window over nodes and a wrap", 13, 10, 2, 512, 512, 1024, 4700, 990, true, true, false, true,
+    {"head 512, 13 rows, five heads a kv head, a window over nodes and a wrap", 13, 10, 2, 512, 512, 1024,
+     4700, 990, true, true, false, true, false, KN_F16},
+    {"head 512, 7 rows, a window in one node", 7, 16, 2, 512, 512, 512, 4333, 100, true, true, true, false,
      false, KN_F16},
-    {"head 512, 7 rows, a window in one node", 7, 16, 2, 512, 512, 512, 4333, 100, true, true, true, false, false, KN_F16},
-    {"head 512, 9 rows that all see, a window", 9, 8, 4, 512, 64, 1024, 1633, 300, false, true, false, false, false, KN_F16},
+    {"head 512, 9 rows that all see, a window", 9, 8, 4, 512, 64, 1024, 1633, 300, false, true, false, false,
+     false, KN_F16},
     {"head 512, 6 rows from the first", 6, 32, 4, 512, 512, 512, 0, 0, true, true, true, true, false, KN_F16},
     {"head 512, values of the keys", 1, 32, 4, 512, 512, 1024, 600, 0, true, true, true, true, false, KN_F16},
     {"head 512, values of the keys, long", 3, 32, 4, 512, 512, 4096, 4001, 0, true, true, true, true, false,
      KN_BF16},
     {"pairs side by side", 2, 8, 2, 64, 64, 512, 300, 0, true, false, false, false, true, KN_F16},
     {"300 rows", 300, 32, 8, 128, 128, 1024, 260, 0, true, true, false, false, false, KN_F16},
-    {"130 rows from the first, bf16, three heads a kv head", 130, 6, 2, 128, 128, 1024, 0, 0, true, false, false, false,
-     false, KN_BF16},
-    {"100 rows, a window and a wrap", 100, 4, 2, 128, 128, 512, 1333, 300, true, true, false, false, false, KN_F16},
+    {"130 rows from the first, bf16, three heads a kv head", 130, 6, 2, 128, 128, 1024, 0, 0, true, false,
+     false, false, false, KN_BF16},
+    {"100 rows, a window and a wrap", 100, 4, 2, 128, 128, 512, 1333, 300, true, true, false, false, false,
+     KN_F16},
     {"70 rows, nothing turns", 70, 8, 8, 128, 0, 512, 300, 0, true, true, false, false, false, KN_F16},
     {"nothing turns", 2, 8, 2, 64, 0, 512, 300, 0, true, true, false, false, false, KN_F16},
 };
 
-/* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The second
- * layer's results are gated before their product. Results of both passes (zeros where they were gated, which is done in
- * place or is not), what a product makes of each, then the rings. */
+/* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The
+ * second layer's results are gated before their product. Results of both passes (zeros where they were gated,
+ * which is done in place or is not), what a product makes of each, then the rings. */
 static char *attend_run(const struct attend_case *c, bool apart, const float *data, size_t *bytes)
 {
     enum { LAYERS = 2, PASSES = 2, N_OUT = 48 };
@@ -388,8 +394,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     const size_t q = (size_t)c->n * (size_t)c->n_head * (size_t)c->d, row = (size_t)c->n_kv * (size_t)c->d,
                  k = (size_t)c->n * row, ring = (size_t)c->cap * row;
     float *x = put(gpu, data, (q + 2 * k) * 4 * LAYERS * PASSES), *norm = put(gpu, data, (size_t)c->d * 8),
-          *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *zeros = put(gpu, NULL, q * 4), *gate = put(gpu, data, q * 4),
-          *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
+          *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *zeros = put(gpu, NULL, q * 4),
+          *gate = put(gpu, data, q * 4), *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
     uint16_t *old = malloc(ring * 2);
     double freq[256];
     int32_t at[PASSES * 512];
@@ -450,7 +456,9 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
                 continue;
             }
             if (apart) {
-                must(gpu, "gate", op->gate(gpu, a.out, gate, c->n, (int64_t)(q / (size_t)c->n), (int64_t)(q / (size_t)c->n)));
+                must(gpu, "gate",
+                     op->gate(gpu, a.out, gate, c->n, (int64_t)(q / (size_t)c->n),
+                              (int64_t)(q / (size_t)c->n)));
                 must(gpu, "linear", op->linear(gpu, to, &weight, a.out, c->n, true));
             } else {
                 must(gpu, "gate_linear", op->gate_linear(gpu, to, &weight, a.out, gate, c->n));
@@ -469,8 +477,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
         must(gpu, "download", op->download(gpu, to + ring * 2, kv[l].v, ring * 2));
         drop(gpu, kv[l].k), drop(gpu, kv[l].v);
     }
-    drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, zeros), drop(gpu, gate), drop(gpu, table), drop(gpu, f), drop(gpu, pos),
-        drop(gpu, y);
+    drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, zeros), drop(gpu, gate), drop(gpu, table),
+        drop(gpu, f), drop(gpu, pos), drop(gpu, y);
     op->weight_free(gpu, &weight);
     free(old), free(packed);
     return all;
@@ -478,23 +486,22 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
 
 void check_attend(void)
 {
-    static const struct cuda_attention_tuning others[] = {
-        {},
-        {.near = 1},
-        {.places = 1},
-        {.places = 2},
-        {.places = 1, .near = 1},
-        {.places = 2},
-        {.near = 1, .unit = 1, .slots = 2},
-        {.near = 1, .unit = 2, .spread = 40},
-        {.near = 2, .cluster = 8},
-        {.near = 2, .cluster = 16},
-        {.near = 1, .unit = 1, .tiles = 2},
-        {.near = 1, .unit = 1, .tiles = 4, .slots = 3},
-        {.near = 1, .unit = 2, .tiles = 4},
-        {.near = 1, .unit = 2, .tiles = 2, .slots = 4},
-        {.near = 1, .unit = 2, .tiles = 1},
-        {.near = 1, .unit = 2, .tiles = 1, .slots = 3}};
+    static const struct cuda_attention_tuning others[] = {{},
+                                                          {.near = 1},
+                                                          {.places = 1},
+                                                          {.places = 2},
+                                                          {.places = 1, .near = 1},
+                                                          {.places = 2},
+                                                          {.near = 1, .unit = 1, .slots = 2},
+                                                          {.near = 1, .unit = 2, .spread = 40},
+                                                          {.near = 2, .cluster = 8},
+                                                          {.near = 2, .cluster = 16},
+                                                          {.near = 1, .unit = 1, .tiles = 2},
+                                                          {.near = 1, .unit = 1, .tiles = 4, .slots = 3},
+                                                          {.near = 1, .unit = 2, .tiles = 4},
+                                                          {.near = 1, .unit = 2, .tiles = 2, .slots = 4},
+                                                          {.near = 1, .unit = 2, .tiles = 1},
+                                                          {.near = 1, .unit = 2, .tiles = 1, .slots = 3}};
     for (size_t i = 0; i < sizeof attend_cases / sizeof *attend_cases; i++) {
         const struct attend_case *c = &attend_cases[i];
         if (small && c->cap > 4096) continue;

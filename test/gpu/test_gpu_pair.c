@@ -1,5 +1,5 @@
-/* test_gpu_pair.c - logits and drafts of the trained pair against the CPU's, recorded cycles against launched ones
- * (test_gpu.c). */
+/* test_gpu_pair.c - logits and drafts of the trained pair against the CPU's, recorded cycles against launched
+ * ones (test_gpu.c). */
 #include "../../common/cycle.h"
 #include "../../common/mem.h"
 #include "../../common/session.h"
@@ -191,7 +191,8 @@ static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t widt
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     struct session *s;
     struct err e = {0};
-    const struct session_options o = {.ctx = n + (CYCLES + 4) * SESSION_MAX_ROWS, .chunk = 64, .kv_type = KN_F16};
+    const struct session_options o = {
+        .ctx = n + (CYCLES + 4) * SESSION_MAX_ROWS, .chunk = 64, .kv_type = KN_F16};
     if (session_new(&s, t, d, &o, &e) || session_prefill(s, text, n, NULL, NULL, &e) ||
         session_cycles_begin(s, text[n], width, &greedy, &e))
         die("cycles", e.msg);
@@ -209,8 +210,8 @@ static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t widt
     session_free(s);
 }
 
-/* What is recorded, the context beside the target's head, proposes and keeps what operations one by one do. A wrong
- * context would still give the target's tokens, so proposals are compared. */
+/* What is recorded, the context beside the target's head, proposes and keeps what operations one by one do. A
+ * wrong context would still give the target's tokens, so proposals are compared. */
 void check_cycles(const char *dir, const char *prompt, bool generic)
 {
     static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
@@ -234,9 +235,10 @@ void check_cycles(const char *dir, const char *prompt, bool generic)
             static struct cycled c[2][CYCLES];
             int32_t wrong = 0, kept = 0;
             for (int b = 0; b < 2; b++) run_cycles(t[b], d[b], lens[i / 4], widths[i % 4], c[b]);
-            for (int j = 0; j < CYCLES; j++) wrong += memcmp(&c[0][j], &c[1][j], sizeof c[0][j]) != 0, kept += c[0][j].kept;
-            verdict(!wrong, "cycles of %s, %d rows after %d: %d of %d other than one by one, %d tokens", types[k], widths[i % 4],
-                    lens[i / 4], wrong, CYCLES, kept);
+            for (int j = 0; j < CYCLES; j++)
+                wrong += memcmp(&c[0][j], &c[1][j], sizeof c[0][j]) != 0, kept += c[0][j].kept;
+            verdict(!wrong, "cycles of %s, %d rows after %d: %d of %d other than one by one, %d tokens",
+                    types[k], widths[i % 4], lens[i / 4], wrong, CYCLES, kept);
         }
         for (int b = 0; b < 2; b++) model_free(d[b]), model_free(t[b]);
     }

@@ -87,8 +87,8 @@ static float *make_rows(int n, int n_in)
         for (int k = 0; k < n_in; k++)
             x[(size_t)i * (size_t)n_in + (size_t)k] = i == 9 ? 0
                                                              : gaussian(i == 3   ? 1e7f
-                                                                      : i == 5 ? 1e-9f
-                                                                               : 1.0f);
+                                                                        : i == 5 ? 1e-9f
+                                                                                 : 1.0f);
     x[7 * (size_t)n_in + 2] = NAN;
     return x;
 }
@@ -184,8 +184,8 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
                           make_matrix(other, s->n_in, s->n_out / 2, 0.05f)};
     float *x = make_rows(s->n, s->n_in), *norm = malloc((size_t)s->n_in * 4);
     for (int k = 0; k < s->n_in; k++) norm[k] = 1.0f + gaussian(0.3f);
-    float *dx = put(gpu, x, (size_t)s->n * (size_t)s->n_in * 4), *dn = put(gpu, norm, (size_t)s->n_in * 4), *dout[3],
-          *out[3];
+    float *dx = put(gpu, x, (size_t)s->n * (size_t)s->n_in * 4), *dn = put(gpu, norm, (size_t)s->n_in * 4),
+          *dout[3], *out[3];
     const struct kn_weight *w[3] = {&m[0].w, &m[1].w, &m[2].w};
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, s->n, s->n_in, 8, 1, 64));
     for (int j = 0; j < 3; j++) dout[j] = put(gpu, NULL, (size_t)s->n * (size_t)m[j].n_out * 4);
@@ -235,7 +235,8 @@ static void show_bits(uint32_t type, int n_in, int n_out)
     struct matrix m = make_matrix(type, n_in, n_out, 0.03f);
     float *x = malloc((size_t)n * (size_t)n_in * 4);
     for (size_t i = 0; i < (size_t)n * (size_t)n_in; i++) x[i] = gaussian(1.0f);
-    float *dx = put(gpu, x, (size_t)n * (size_t)n_in * 4), *dout = put(gpu, NULL, (size_t)n * (size_t)n_out * 4);
+    float *dx = put(gpu, x, (size_t)n * (size_t)n_in * 4),
+          *dout = put(gpu, NULL, (size_t)n * (size_t)n_out * 4);
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
     float *all = get(gpu, dout, (size_t)n * (size_t)n_out * 4);
@@ -392,7 +393,8 @@ static double time_prompt(struct model *m, int n, int chunk, int times, bool by_
         s->n_past = 0;
         if (session_prefill(s, ids, n, NULL, NULL, &e)) goto out;
         if (i && seconds_now() - from < best) best = seconds_now() - from;
-        if (i == 0) printf("  (first run of %d tokens, chunk %d: %.1f ms)\n", n, chunk, (seconds_now() - from) * 1e3);
+        if (i == 0)
+            printf("  (first run of %d tokens, chunk %d: %.1f ms)\n", n, chunk, (seconds_now() - from) * 1e3);
     }
     if (by_operation) {
         time_operations(true);
@@ -421,8 +423,10 @@ static void bench_matrices(struct model *m, int n)
     int n_ff = (int)y->gate.n_out, widest = n_ff > d->n_embd ? n_ff : d->n_embd;
     float *x = malloc((size_t)n * (size_t)widest * 4);
     for (size_t i = 0; i < (size_t)n * (size_t)widest; i++) x[i] = gaussian(1.0f);
-    float *dx = put(gpu, x, (size_t)n * (size_t)widest * 4), *a = put(gpu, NULL, (size_t)n * (size_t)widest * 4);
-    float *b = put(gpu, NULL, (size_t)n * (size_t)widest * 4), *c = put(gpu, NULL, (size_t)n * (size_t)widest * 4);
+    float *dx = put(gpu, x, (size_t)n * (size_t)widest * 4),
+          *a = put(gpu, NULL, (size_t)n * (size_t)widest * 4);
+    float *b = put(gpu, NULL, (size_t)n * (size_t)widest * 4),
+          *c = put(gpu, NULL, (size_t)n * (size_t)widest * 4);
     float *out[3] = {a, b, c};
     const struct kn_weight *qkv[] = {&y->wq, &y->wk, &y->wv};
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, widest, 8, 1, 64));
@@ -438,11 +442,12 @@ static void bench_matrices(struct model *m, int n)
                 kn_op(gpu)->sync(gpu);
                 from = seconds_now();
             }
-            must(gpu, name[k], k == 0   ? kn_op(gpu)->norm_linear(gpu, out, qkv, 3, dx, y->attn_norm, 1e-6f, n)
-                          : k == 1 ? kn_op(gpu)->linear(gpu, a, &y->wo, dx, n, true)
-                          : k == 2 ? kn_op(gpu)->norm_gated(gpu, a, &y->gate, &y->up, dx, y->ffn_norm, 1e-6f,
-                                                            KN_ACT_SILU, n)
-                                   : kn_op(gpu)->linear(gpu, a, &y->down, dx, n, true));
+            must(gpu, name[k],
+                 k == 0   ? kn_op(gpu)->norm_linear(gpu, out, qkv, 3, dx, y->attn_norm, 1e-6f, n)
+                 : k == 1 ? kn_op(gpu)->linear(gpu, a, &y->wo, dx, n, true)
+                 : k == 2 ? kn_op(gpu)->norm_gated(gpu, a, &y->gate, &y->up, dx, y->ffn_norm, 1e-6f,
+                                                   KN_ACT_SILU, n)
+                          : kn_op(gpu)->linear(gpu, a, &y->down, dx, n, true));
         }
         kn_op(gpu)->sync(gpu);
         double s = (seconds_now() - from) / 20;
@@ -460,7 +465,8 @@ static void prompt(const char *path)
     struct model *m;
     double ceiling, from = seconds_now();
     must(gpu, "ceiling", many_ceiling(gpu, &ceiling));
-    printf("bench library, bf16, 8192 cubed: %.0f TFLOP/s (%.2f s with opening it)\n", ceiling, seconds_now() - from);
+    printf("bench library, bf16, 8192 cubed: %.0f TFLOP/s (%.2f s with opening it)\n", ceiling,
+           seconds_now() - from);
     from = seconds_now();
     if (model_load(&m, path, gpu, NULL, NULL, NULL, &e)) {
         printf("FAIL gpu/load: %s\n", e.msg);

@@ -1,27 +1,26 @@
-/* inject.c - a library to preload that makes the nth call of a kind fail, or delivers reads and writes in small pieces.
+/* inject.c - a library to preload that makes the nth call of a kind fail, or delivers reads and writes in
+ * small pieces.
  *
- * INJECT_FAIL=KIND:N    the Nth call of KIND fails, and KIND:N+ every one after it too. Kinds: alloc (malloc, calloc, realloc
- *                       and the aligned ones; ENOMEM), mmap (ENOMEM), thread (pthread_create; EAGAIN), open (EMFILE), read
- *                       and pread (EIO), write and pwrite (ENOSPC), fsync, close (EIO), rename (EIO), link (EPERM, as on a
- *                       file system without them)
- * INJECT_RAISE=KIND:N   SIGTERM comes before the Nth call of KIND
- * INJECT_SHORT=1        a read or a write moves at most 1, 2, 3 ... 61 bytes, and every third call is first interrupted (EINTR),
- *                       as is every other fsync; writes to stderr are left alone
- * INJECT_COUNT=FILE     at exit: a line "KIND N" a kind, how many calls there were; behind it, with INJECT_PATHS=1, the
- *                       numbers of those that stand for all: of every path of calls (24 levels) that led to one, the first,
- *                       the last, and the one whose number on that path is the largest power of two
- * INJECT_FORK=FOLDER    before each call a copy of the program (fork) in which it fails, and before each on files one that
- *                       gets SIGTERM: the same as a run with INJECT_FAIL or INJECT_RAISE each, in the time that what comes
- *                       after the call takes. Only as long as the program has one thread and has opened nothing to write,
- *                       which a copy would share with it. Each copy runs in a new folder FOLDER/N, with its stdout and stderr
- *                       in out and err there. FOLDER/made gets, at exit, "upto KIND N" for each kind (copies were made of its
- *                       first N calls), and "HOW KIND N STATUS COPIES FOLDER" for copies that ended alike: kind, status, stderr,
- *                       and nothing on stdout nor in the folder. The folder of the first is kept. One that wrote something
- *                       stands alone.
+ * INJECT_FAIL=KIND:N    the Nth call of KIND fails, and KIND:N+ every one after it too. Kinds: alloc (malloc,
+ * calloc, realloc and the aligned ones; ENOMEM), mmap (ENOMEM), thread (pthread_create; EAGAIN), open
+ * (EMFILE), read and pread (EIO), write and pwrite (ENOSPC), fsync, close (EIO), rename (EIO), link (EPERM,
+ * as on a file system without them) INJECT_RAISE=KIND:N   SIGTERM comes before the Nth call of KIND
+ * INJECT_SHORT=1        a read or a write moves at most 1, 2, 3 ... 61 bytes, and every third call is first
+ * interrupted (EINTR), as is every other fsync; writes to stderr are left alone INJECT_COUNT=FILE     at
+ * exit: a line "KIND N" a kind, how many calls there were; behind it, with INJECT_PATHS=1, the numbers of
+ * those that stand for all: of every path of calls (24 levels) that led to one, the first, the last, and the
+ * one whose number on that path is the largest power of two INJECT_FORK=FOLDER    before each call a copy of
+ * the program (fork) in which it fails, and before each on files one that gets SIGTERM: the same as a run
+ * with INJECT_FAIL or INJECT_RAISE each, in the time that what comes after the call takes. Only as long as
+ * the program has one thread and has opened nothing to write, which a copy would share with it. Each copy
+ * runs in a new folder FOLDER/N, with its stdout and stderr in out and err there. FOLDER/made gets, at exit,
+ * "upto KIND N" for each kind (copies were made of its first N calls), and "HOW KIND N STATUS COPIES FOLDER"
+ * for copies that ended alike: kind, status, stderr, and nothing on stdout nor in the folder. The folder of
+ * the first is kept. One that wrote something stands alone.
  *
  * Counting begins with main. Calls within the C library that pass none of its public names (stdio's
- * own reads and writes) are not seen. Works under a sanitizer (ASAN_OPTIONS=verify_asan_link_order=0): what is not made to
- * fail goes to the next definition, which is the sanitizer's. */
+ * own reads and writes) are not seen. Works under a sanitizer (ASAN_OPTIONS=verify_asan_link_order=0): what
+ * is not made to fail goes to the next definition, which is the sanitizer's. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -44,7 +43,8 @@
 #include <unistd.h>
 
 enum kind { ALLOC, MMAP, THREAD, OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, LINK, N_KINDS };
-static const char *const names[N_KINDS] = {"alloc", "mmap", "thread", "open", "read", "write", "fsync", "close", "rename", "link"};
+static const char *const names[N_KINDS] = {"alloc", "mmap",  "thread", "open",   "read",
+                                           "write", "fsync", "close",  "rename", "link"};
 static const int why[N_KINDS] = {ENOMEM, ENOMEM, EAGAIN, EMFILE, EIO, ENOSPC, EIO, EIO, EIO, EPERM};
 static atomic_ulong count[N_KINDS];
 static unsigned long fail_at[N_KINDS], raise_at[N_KINDS];
@@ -73,7 +73,8 @@ static void note_path(enum kind k, unsigned long n)
     resolving = true;
     int depth = backtrace(at, 26);
     resolving = false;
-    for (int i = 2; i < depth; i++) h = (h ^ (uint64_t)(uintptr_t)at[i]) * 0x100000001b3u; /* without this and fails */
+    for (int i = 2; i < depth; i++)
+        h = (h ^ (uint64_t)(uintptr_t)at[i]) * 0x100000001b3u; /* without this and fails */
     if (!h) h = 1;
     while (atomic_flag_test_and_set(&path_lock)) continue;
     size_t i = h >> 20 & (PATHS - 1), steps = 0;
@@ -96,7 +97,7 @@ static struct alike {
     bool raised;
     int status, folder;
     unsigned long n, copies;
-} *alike;
+} * alike;
 static int n_alike, room_alike;
 
 /* fd ends up as a new file at path that begins with what is in old. */
@@ -127,7 +128,9 @@ static uint64_t what_copy_left(const char *folder, int status, enum kind k, bool
     DIR *d = opendir(folder);
     if (!d) _exit(97);
     for (struct dirent *f; (f = readdir(d));)
-        if (strcmp(f->d_name, ".") && strcmp(f->d_name, "..") && strcmp(f->d_name, "out") && strcmp(f->d_name, "err")) h = 0;
+        if (strcmp(f->d_name, ".") && strcmp(f->d_name, "..") && strcmp(f->d_name, "out") &&
+            strcmp(f->d_name, "err"))
+            h = 0;
     closedir(d);
     snprintf(path, sizeof path, "%s/out", folder);
     if (!h || stat(path, &st) || st.st_size) return 0;
@@ -212,8 +215,8 @@ static void write_copies(void)
     FILE *f = fopen(path, "w");
     for (int k = 0; f && k < N_KINDS; k++) fprintf(f, "upto %s %lu\n", names[k], fork_upto[k]);
     for (int i = 0; f && i < n_alike; i++)
-        fprintf(f, "%s %s %lu %d %lu %d\n", alike[i].raised ? "RAISE" : "FAIL", names[alike[i].kind], alike[i].n, alike[i].status,
-                alike[i].copies, alike[i].folder);
+        fprintf(f, "%s %s %lu %d %lu %d\n", alike[i].raised ? "RAISE" : "FAIL", names[alike[i].kind],
+                alike[i].n, alike[i].status, alike[i].copies, alike[i].folder);
     if (f) fclose(f);
 }
 
@@ -230,8 +233,9 @@ static bool fails(enum kind k)
 }
 
 /* ---- the next definitions ----
- * dlsym may allocate, and a sanitizer allocates before this library is even relocated: until the constructor has run, and
- * within dlsym, memory comes from a buffer that is never given back, and nothing but its own functions is called. */
+ * dlsym may allocate, and a sanitizer allocates before this library is even relocated: until the constructor
+ * has run, and within dlsym, memory comes from a buffer that is never given back, and nothing but its own
+ * functions is called. */
 
 static char early[4 << 20] __attribute__((aligned(16)));
 static atomic_size_t early_used;
@@ -453,20 +457,21 @@ __attribute__((constructor)) static void begin(void)
     paths = getenv("INJECT_PATHS") && backtrace(warm, 4); /* its first call loads a library */
 }
 
-/* The C library's start calls what the program registers before main (a GPU's runtime registers every kernel there, and does
- * not look at what malloc returns), then main. */
+/* The C library's start calls what the program registers before main (a GPU's runtime registers every kernel
+ * there, and does not look at what malloc returns), then main. */
 static int (*real_main)(int, char **, char **);
 static int main_begins(int argc, char **argv, char **env)
 {
     begun = true;
     return real_main(argc, argv, env);
 }
-int __libc_start_main(int (*program)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
-                      void (*end_of_loader)(void), void *stack_end);
-int __libc_start_main(int (*program)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
-                      void (*end_of_loader)(void), void *stack_end)
+int __libc_start_main(int (*program)(int, char **, char **), int argc, char **argv, void (*init)(void),
+                      void (*fini)(void), void (*end_of_loader)(void), void *stack_end);
+int __libc_start_main(int (*program)(int, char **, char **), int argc, char **argv, void (*init)(void),
+                      void (*fini)(void), void (*end_of_loader)(void), void *stack_end)
 {
-    int (*start)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+    int (*start)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void),
+                 void *);
     *(void **)&start = dlsym(RTLD_NEXT, "__libc_start_main");
     real_main = program;
     return start(main_begins, argc, argv, init, fini, end_of_loader, stack_end);

@@ -7,7 +7,8 @@
 #include "../../common/safetensors.h"
 #include "oracle.h"
 
-static double *load(const struct st *s, const char *prefix, const char *name, int64_t rows, int64_t cols, struct err *e)
+static double *load(const struct st *s, const char *prefix, const char *name, int64_t rows, int64_t cols,
+                    struct err *e)
 {
     char full[256];
     snprintf(full, sizeof full, "%s%s", prefix, name);
@@ -44,8 +45,8 @@ struct part {
     bool plus; /* stored as w - 1 where the model is a hybrid */
 };
 
-static int load_parts(struct oracle *o, int i, const struct st *s, const char *prefix, const struct part *part, size_t n,
-                      struct err *e)
+static int load_parts(struct oracle *o, int i, const struct st *s, const char *prefix,
+                      const struct part *part, size_t n, struct err *e)
 {
     for (size_t p = 0; p < n; p++) {
         char name[128];
@@ -89,12 +90,14 @@ static int load_layer(struct oracle *o, int i, const struct st *s, const char *p
     char name[128];
     snprintf(name, sizeof name, "%slayers.%d.linear_attn.A_log", prefix, i);
     if (load_parts(o, i, s, prefix, every, sizeof every / sizeof *every, e)) return -1;
-    return o->hybrid && st_tensor(s, name) ? load_parts(o, i, s, prefix, delta, sizeof delta / sizeof *delta, e)
-                                           : load_parts(o, i, s, prefix, attention, sizeof attention / sizeof *attention, e);
+    return o->hybrid && st_tensor(s, name)
+               ? load_parts(o, i, s, prefix, delta, sizeof delta / sizeof *delta, e)
+               : load_parts(o, i, s, prefix, attention, sizeof attention / sizeof *attention, e);
 }
 
 /* Sizes of a hybrid's delta nets; the first layer of attention tells the head size. */
-static int read_hybrid_config(struct oracle *o, json_t *c, const struct st *s, const char *prefix, struct err *e)
+static int read_hybrid_config(struct oracle *o, json_t *c, const struct st *s, const char *prefix,
+                              struct err *e)
 {
     const char *type = json_string_value(json_object_get(c, "model_type"));
     char name[128];
@@ -107,14 +110,16 @@ static int read_hybrid_config(struct oracle *o, json_t *c, const struct st *s, c
         o->n_conv = (int)json_integer_value(json_object_get(c, "linear_conv_kernel_dim"));
         if (o->K < 1 || o->M < 1 || o->M % o->K || o->d < 1 || o->n_conv < 1 ||
             o->d != json_integer_value(json_object_get(c, "linear_value_head_dim")))
-            return err_set(e, ERR_FORMAT, "oracle: sizes of delta nets missing, or value heads not of the key heads' size");
+            return err_set(e, ERR_FORMAT,
+                           "oracle: sizes of delta nets missing, or value heads not of the key heads' size");
         for (;; full++) {
             snprintf(name, sizeof name, "layers.%d.self_attn.q_norm.weight", full);
             if (rows_of(s, prefix, name) || full == o->L - 1) break;
         }
     }
     snprintf(name, sizeof name, "layers.%d.self_attn.q_norm.weight", full);
-    if (!(o->D = (int)rows_of(s, prefix, name))) return err_set(e, ERR_FORMAT, "oracle: no layer has attention");
+    if (!(o->D = (int)rows_of(s, prefix, name)))
+        return err_set(e, ERR_FORMAT, "oracle: no layer has attention");
     snprintf(name, sizeof name, "layers.%d.self_attn.q_proj.weight", full);
     o->H = (int)rows_of(s, prefix, name) / o->D / (o->hybrid ? 2 : 1);
     snprintf(name, sizeof name, "layers.%d.self_attn.k_proj.weight", full);
@@ -133,7 +138,8 @@ static void read_drafter_config(struct oracle *o, json_t *c)
     json_t *ids = LOOK("target_layer_ids"), *causal = LOOK("is_causal");
 #undef LOOK
     o->n_taps = (int)json_array_size(ids);
-    for (int i = 0; i < o->n_taps && i < 64; i++) o->taps[i] = (int)json_integer_value(json_array_get(ids, (size_t)i));
+    for (int i = 0; i < o->n_taps && i < 64; i++)
+        o->taps[i] = (int)json_integer_value(json_array_get(ids, (size_t)i));
     for (int i = 0; i < o->L; i++) {
         const char *kind = json_string_value(json_array_get(json_object_get(c, "layer_types"), (size_t)i));
         bool sliding = kind && !strcmp(kind, "sliding_attention");
@@ -200,8 +206,9 @@ void oracle_close(struct oracle *o)
     if (!o) return;
     for (int i = 0; o->layer && i < o->L; i++) {
         struct oracle_layer *l = &o->layer[i];
-        double *all[] = {l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm, l->q,    l->k,     l->v,  l->o,         l->gate, l->up,
-                         l->down,      l->qkv,      l->z,      l->alpha,  l->beta, l->a_log, l->dt, l->delta_norm, l->conv, l->out};
+        double *all[] = {l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm,     l->q,    l->k,  l->v,
+                         l->o,         l->gate,     l->up,     l->down,       l->qkv,  l->z,  l->alpha,
+                         l->beta,      l->a_log,    l->dt,     l->delta_norm, l->conv, l->out};
         for (size_t p = 0; p < sizeof all / sizeof *all; p++) free(all[p]);
     }
     if (o->head != o->embed) free(o->head);
@@ -216,7 +223,8 @@ void oracle_close(struct oracle *o)
 struct oracle_cache *oracle_cache_new(const struct oracle *o, int cap)
 {
     struct oracle_cache *c = calloc(1, sizeof *c);
-    size_t L = (size_t)o->L, rows = (size_t)cap, W = (size_t)((2 * o->K + o->M) * o->d), M = (size_t)o->M, d = (size_t)o->d;
+    size_t L = (size_t)o->L, rows = (size_t)cap, W = (size_t)((2 * o->K + o->M) * o->d), M = (size_t)o->M,
+           d = (size_t)o->d;
     c->cap = cap;
     c->k = calloc(L, sizeof *c->k);
     c->v = calloc(L, sizeof *c->v);
@@ -278,14 +286,17 @@ static void rope(const struct oracle *o, double *x, int pos)
 {
     const int half = o->n_rot / 2;
     for (int i = 0; i < half; i++) {
-        double a = pos * pow(o->theta, -2.0 * i / o->n_rot), c = cos(a), s = sin(a), u = x[i], v = x[i + half];
+        double a = pos * pow(o->theta, -2.0 * i / o->n_rot), c = cos(a), s = sin(a), u = x[i],
+               v = x[i + half];
         x[i] = u * c - v * s;
         x[i + half] = v * c + u * s;
     }
 }
 
-/* Normed and rotated keys, and values, of n rows x [n, E] into the cache at positions pos0 .. (its n is not moved). */
-static void put_keys(const struct oracle *o, int layer, struct oracle_cache *c, const double *x, int n, int pos0)
+/* Normed and rotated keys, and values, of n rows x [n, E] into the cache at positions pos0 .. (its n is not
+ * moved). */
+static void put_keys(const struct oracle *o, int layer, struct oracle_cache *c, const double *x, int n,
+                     int pos0)
 {
     const struct oracle_layer *l = &o->layer[layer];
     int GD = o->G * o->D;
@@ -301,8 +312,8 @@ static void put_keys(const struct oracle *o, int layer, struct oracle_cache *c, 
 }
 
 /* One query head of one row over keys 0 .. n_keys-1. */
-static void attend(const struct oracle *o, int layer, const struct oracle_cache *c, const double *q, int head, int pos,
-                   int n_keys, double *out, double *score)
+static void attend(const struct oracle *o, int layer, const struct oracle_cache *c, const double *q, int head,
+                   int pos, int n_keys, double *out, double *score)
 {
     const struct oracle_layer *l = &o->layer[layer];
     int g = head / (o->H / o->G), lo = n_keys, hi = 0;
@@ -335,7 +346,8 @@ static double sigmoid(double x)
 }
 
 /* Attention of n rows y [n, E], already normed, added to x. */
-static void attention(const struct oracle *o, int layer, struct oracle_cache *c, double *x, const double *y, int n, int pos0)
+static void attention(const struct oracle *o, int layer, struct oracle_cache *c, double *x, const double *y,
+                      int n, int pos0)
 {
     const struct oracle_layer *l = &o->layer[layer];
     const int D = o->D, step = (o->hybrid ? 2 : 1) * D; /* a head's query, and its gate behind it */
@@ -363,7 +375,8 @@ static void attention(const struct oracle *o, int layer, struct oracle_cache *c,
 }
 
 /* Position p enters the state S of value head h; out [d], what the head gives there, or NULL. */
-static void delta_step(const struct oracle *o, int layer, const struct oracle_cache *c, int p, int h, double *S, double *out)
+static void delta_step(const struct oracle *o, int layer, const struct oracle_cache *c, int p, int h,
+                       double *S, double *out)
 {
     const struct oracle_layer *l = &o->layer[layer];
     const int d = o->d, W = (2 * o->K + o->M) * d, key = h / (o->M / o->K);
@@ -375,7 +388,9 @@ static void delta_step(const struct oracle *o, int layer, const struct oracle_ca
             double s = 0;
             for (int t = 0; t < o->n_conv; t++) { /* the last tap meets the current position */
                 int at = p - o->n_conv + 1 + t;
-                if (at >= 0) s += l->conv[(first[w] + i) * o->n_conv + t] * c->u[layer][(size_t)at * (size_t)W + (size_t)(first[w] + i)];
+                if (at >= 0)
+                    s += l->conv[(first[w] + i) * o->n_conv + t] *
+                         c->u[layer][(size_t)at * (size_t)W + (size_t)(first[w] + i)];
             }
             part[w * d + i] = s * sigmoid(s);
             norm += part[w * d + i] * part[w * d + i];
@@ -396,14 +411,18 @@ static void delta_step(const struct oracle *o, int layer, const struct oracle_ca
     free(e);
 }
 
-/* A gated delta net over n rows y [n, E], already normed, added to x. The kept state first takes in the rows that were
- * committed since the last call; the new rows advance a copy of it. */
-static void delta_net(const struct oracle *o, int layer, struct oracle_cache *c, double *x, const double *y, int n, int pos0)
+/* A gated delta net over n rows y [n, E], already normed, added to x. The kept state first takes in the rows
+ * that were committed since the last call; the new rows advance a copy of it. */
+static void delta_net(const struct oracle *o, int layer, struct oracle_cache *c, double *x, const double *y,
+                      int n, int pos0)
 {
     const struct oracle_layer *l = &o->layer[layer];
-    size_t rows = (size_t)n, M = (size_t)o->M, d = (size_t)o->d, E = (size_t)o->E, W = (size_t)((2 * o->K + o->M) * o->d);
-    double *z = malloc(rows * M * d * sizeof *z), *a = malloc(rows * M * sizeof *a), *b = malloc(rows * M * sizeof *b);
-    double *out = malloc(rows * M * d * sizeof *out), *sum = malloc(rows * E * sizeof *sum), *S = malloc(M * d * d * sizeof *S);
+    size_t rows = (size_t)n, M = (size_t)o->M, d = (size_t)o->d, E = (size_t)o->E,
+           W = (size_t)((2 * o->K + o->M) * o->d);
+    double *z = malloc(rows * M * d * sizeof *z), *a = malloc(rows * M * sizeof *a),
+           *b = malloc(rows * M * sizeof *b);
+    double *out = malloc(rows * M * d * sizeof *out), *sum = malloc(rows * E * sizeof *sum),
+           *S = malloc(M * d * d * sizeof *S);
     matmul(c->u[layer] + (size_t)pos0 * W, l->qkv, y, n, (int64_t)W, o->E);
     matmul(z, l->z, y, n, (int64_t)(M * d), o->E);
     matmul(a, l->alpha, y, n, o->M, o->E);
@@ -438,7 +457,8 @@ static void block(const struct oracle *o, int layer, struct oracle_cache *c, dou
 {
     const struct oracle_layer *l = &o->layer[layer];
     size_t E = (size_t)o->E, F = (size_t)o->F, rows = (size_t)n;
-    double *y = malloc(rows * E * sizeof *y), *g = malloc(rows * F * sizeof *g), *u = malloc(rows * F * sizeof *u);
+    double *y = malloc(rows * E * sizeof *y), *g = malloc(rows * F * sizeof *g),
+           *u = malloc(rows * F * sizeof *u);
     for (int i = 0; i < n; i++) rms_norm(y + (size_t)i * E, x + (size_t)i * E, l->attn_norm, o->E, o->eps);
     if (l->qkv)
         delta_net(o, layer, c, x, y, n, pos0);
@@ -465,7 +485,8 @@ void oracle_forward(const struct oracle *t, struct oracle_cache *c, const int32_
         block(t, l, c, x, n, c->n);
         for (int k = 0; taps && k < d->n_taps; k++)
             for (int i = 0; d->taps[k] == l && i < n; i++)
-                memcpy(taps + ((size_t)i * (size_t)d->n_taps + (size_t)k) * E, x + (size_t)i * E, E * sizeof *x);
+                memcpy(taps + ((size_t)i * (size_t)d->n_taps + (size_t)k) * E, x + (size_t)i * E,
+                       E * sizeof *x);
     }
     c->n += n;
     if (logits) {
@@ -486,7 +507,8 @@ void oracle_context(const struct oracle *d, struct oracle_cache *c, const double
     free(g);
 }
 
-void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_cache *c, int32_t anchor, double *logits)
+void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_cache *c, int32_t anchor,
+                  double *logits)
 {
     size_t E = (size_t)d->E;
     double *x = malloc((size_t)d->block * E * sizeof *x);

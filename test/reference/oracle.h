@@ -1,11 +1,11 @@
-/* oracle.h - a slow, plain float64 reference of a Qwen3 or dense Qwen3.5 target, its DFlash drafter, and the greedy loop
- * over the two.
+/* oracle.h - a slow, plain float64 reference of a Qwen3 or dense Qwen3.5 target, its DFlash drafter, and the
+ * greedy loop over the two.
  *
- * It reads Hugging Face directories, shares no code with the engine but the file readers, and keeps whole sequences
- * instead of caches where that is simpler to believe. The tests compare the engine with it: logits within a stated
- * tolerance, ids up to near-ties, every cycle's proposals. Sources: the Qwen3 block; the Qwen3.5 block and "Gated Delta
- * Networks", arXiv 2412.06464; DFlash, arXiv 2602.06036 (taps are the residual stream after a block; context features
- * skip input_layernorm; the block is [anchor, mask...]). */
+ * It reads Hugging Face directories, shares no code with the engine but the file readers, and keeps whole
+ * sequences instead of caches where that is simpler to believe. The tests compare the engine with it: logits
+ * within a stated tolerance, ids up to near-ties, every cycle's proposals. Sources: the Qwen3 block; the
+ * Qwen3.5 block and "Gated Delta Networks", arXiv 2412.06464; DFlash, arXiv 2602.06036 (taps are the residual
+ * stream after a block; context features skip input_layernorm; the block is [anchor, mask...]). */
 #ifndef DFLASH_ORACLE_H
 #define DFLASH_ORACLE_H
 
@@ -20,7 +20,7 @@ struct oracle_layer {
     int window;                                     /* 0: full */
     bool causal;
     /* a gated delta net in place of attention: qkv is not NULL; W = 2*K*d + M*d channels */
-    double *qkv, *z, *alpha, *beta, *out;    /* [W, E], [M*d, E], [M, E] x2, [E, M*d] */
+    double *qkv, *z, *alpha, *beta, *out;   /* [W, E], [M*d, E], [M, E] x2, [E, M*d] */
     double *conv, *a_log, *dt, *delta_norm; /* [W, conv], [M] x2, [d] */
 };
 
@@ -37,9 +37,10 @@ struct oracle {
     int block, mask_id, n_taps, taps[64];
 };
 
-/* Keys and values of every layer: k, v [cap, G, D]. A delta net keeps its inputs at every position, u [cap, W], and
- * the decay and step of every value head, g [cap, 2*M]; its state S [M, d, d] (key by value) is that before position
- * n_state, which is never past n at the last call: rows that were rejected since have not entered it. */
+/* Keys and values of every layer: k, v [cap, G, D]. A delta net keeps its inputs at every position, u [cap,
+ * W], and the decay and step of every value head, g [cap, 2*M]; its state S [M, d, d] (key by value) is that
+ * before position n_state, which is never past n at the last call: rows that were rejected since have not
+ * entered it. */
 struct oracle_cache {
     int n, cap;
     double **k, **v;      /* [L] */
@@ -52,12 +53,14 @@ void oracle_close(struct oracle *o);
 struct oracle_cache *oracle_cache_new(const struct oracle *o, int cap);
 void oracle_cache_free(const struct oracle *o, struct oracle_cache *c);
 
-/* Target: run n tokens at positions c->n ..; c grows by n. logits [n, V] or NULL; taps [n, n_taps*E] for drafter d, or NULL. */
+/* Target: run n tokens at positions c->n ..; c grows by n. logits [n, V] or NULL; taps [n, n_taps*E] for
+ * drafter d, or NULL. */
 void oracle_forward(const struct oracle *t, struct oracle_cache *c, const int32_t *ids, int n, double *logits,
                     const struct oracle *d, double *taps);
 /* Drafter: append the context of n positions at c->n .. from their taps [n, n_taps*E]. */
 void oracle_context(const struct oracle *d, struct oracle_cache *c, const double *taps, int n);
 /* Drafter: logits [block, V] of the block whose anchor stands at position c->n; c is left as it was. */
-void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_cache *c, int32_t anchor, double *logits);
+void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_cache *c, int32_t anchor,
+                  double *logits);
 
 #endif

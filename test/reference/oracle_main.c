@@ -1,15 +1,14 @@
 /* oracle_main.c - the float64 reference as a program, and comparisons with it.
  *
  * usage: oracle logits TARGET_DIR < ids > logits.f32             [n, V]
- *        oracle draft TARGET_DIR DRAFTER_DIR < ids > logits.f32  first block after the prompt: [block, V], anchor = argmax
- *        oracle trace TARGET_DIR DRAFTER_DIR N NAME=IDS... > trace.json
- *        oracle floats A B TOLERANCE                             max |A - B|; exit 1 above the tolerance, or where sizes differ
- *        oracle hidden|hidden-norm GOT.f32 REFERENCE.npy TOLERANCE  planes of hidden states, the largest difference, or its 2-norm
- *                                                                a block; exit 1 naming the first plane that is out of it
- *        oracle check TRACE.json NAME GREEDY.i32 TRACE.i32 MARGIN   an engine's ids and proposals, near-ties below MARGIN excused
- *        oracle tops TRACE.json NAME LOGITS.f32 TOLERANCE        the best logit of each row of an engine's first block [block, V]
- *        oracle prompt TRACE.json NAME > ids
- * Token files are raw little-endian int32. Exit 0 they agree, 1 they do not, 2 usage or unreadable input. */
+ *        oracle draft TARGET_DIR DRAFTER_DIR < ids > logits.f32  first block after the prompt: [block, V],
+ * anchor = argmax oracle trace TARGET_DIR DRAFTER_DIR N NAME=IDS... > trace.json oracle floats A B TOLERANCE
+ * max |A - B|; exit 1 above the tolerance, or where sizes differ oracle hidden|hidden-norm GOT.f32
+ * REFERENCE.npy TOLERANCE  planes of hidden states, the largest difference, or its 2-norm a block; exit 1
+ * naming the first plane that is out of it oracle check TRACE.json NAME GREEDY.i32 TRACE.i32 MARGIN   an
+ * engine's ids and proposals, near-ties below MARGIN excused oracle tops TRACE.json NAME LOGITS.f32 TOLERANCE
+ * the best logit of each row of an engine's first block [block, V] oracle prompt TRACE.json NAME > ids Token
+ * files are raw little-endian int32. Exit 0 they agree, 1 they do not, 2 usage or unreadable input. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -125,12 +124,14 @@ static json_t *rounded(double x)
 }
 
 /* One prompt: the target's own greedy ids, and every cycle of the speculative loop. Stop ids are ignored. */
-static json_t *trace_prompt(const struct oracle *t, const struct oracle *d, const char *name, const int32_t *prompt, int n, int n_new)
+static json_t *trace_prompt(const struct oracle *t, const struct oracle *d, const char *name,
+                            const int32_t *prompt, int n, int n_new)
 {
     size_t V = (size_t)t->V;
     int B = d->block;
     struct oracle_cache *c = oracle_cache_new(t, n + n_new + B), *dc = oracle_cache_new(d, n + n_new + B);
-    double *logits = malloc((size_t)(n > B ? n : B) * V * sizeof *logits), *draft = malloc((size_t)B * V * sizeof *draft);
+    double *logits = malloc((size_t)(n > B ? n : B) * V * sizeof *logits),
+           *draft = malloc((size_t)B * V * sizeof *draft);
     double *taps = malloc((size_t)(n > B ? n : B) * (size_t)d->n_taps * (size_t)t->E * sizeof *taps);
     int32_t *out = malloc((size_t)(n_new + B) * sizeof *out), row[64];
     json_t *cycles = json_array(), *margins = json_array(), *entry = json_object();
@@ -242,7 +243,10 @@ static size_t npy_start(uint8_t *file, size_t n, long shape[3])
     if (start >= n) return 0;
     file[start - 1] = 0; /* the newline that ends it */
     const char *text = (char *)file + 10, *s = strstr(text, "'shape': (");
-    return strstr(text, "'descr': '<f2'") && s && sscanf(s, "'shape': (%ld, %ld, %ld)", shape, shape + 1, shape + 2) == 3 ? start : 0;
+    return strstr(text, "'descr': '<f2'") && s &&
+                   sscanf(s, "'shape': (%ld, %ld, %ld)", shape, shape + 1, shape + 2) == 3
+               ? start
+               : 0;
 }
 
 static double f16_at(const uint8_t *p)
@@ -250,14 +254,15 @@ static double f16_at(const uint8_t *p)
     return (double)kn_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
 }
 
-/* The largest difference of n values from float16 ones, beyond half a unit of each, in sizes of the plane (roots of
- * its mean square). */
+/* The largest difference of n values from float16 ones, beyond half a unit of each, in sizes of the plane
+ * (roots of its mean square). */
 static double plane_error(const float *got, const uint8_t *want, size_t n, size_t *where)
 {
     double squares = 0, worst = 0;
     for (size_t i = 0; i < n; i++) squares += f16_at(want + 2 * i) * f16_at(want + 2 * i);
     for (size_t i = 0; i < n; i++) {
-        const double x = f16_at(want + 2 * i), d = (fabs(got[i] - x) - fmax(fabs(x) * 0x1p-11, 0x1p-25)) / sqrt(squares / (double)n);
+        const double x = f16_at(want + 2 * i),
+                     d = (fabs(got[i] - x) - fmax(fabs(x) * 0x1p-11, 0x1p-25)) / sqrt(squares / (double)n);
         if (d <= worst) continue;
         worst = d; /* a NaN too, and it stays */
         *where = i;
@@ -277,36 +282,44 @@ static double plane_norm(const float *got, const uint8_t *want, size_t n)
     return sqrt(sum / squares);
 }
 
-/* What layers leave, [planes, n, width] of float32, against float16: the embeddings, every block's rows, the last after
- * the final norm. norm: what blocks may err adds up, tolerance each. */
+/* What layers leave, [planes, n, width] of float32, against float16: the embeddings, every block's rows, the
+ * last after the final norm. norm: what blocks may err adds up, tolerance each. */
 static int run_hidden(const char *got_path, const char *want_path, double tolerance, bool norm)
 {
     size_t n_got, n_want, where = 0, p = 0;
     long shape[3] = {0};
     float *got = slurp_path(got_path, &n_got);
     uint8_t *file = slurp_path(want_path, &n_want);
-    const size_t start = npy_start(file, n_want, shape), planes = (size_t)shape[0], size = (size_t)(shape[1] * shape[2]);
+    const size_t start = npy_start(file, n_want, shape), planes = (size_t)shape[0],
+                 size = (size_t)(shape[1] * shape[2]);
     double worst = 0;
     if (!start || n_want - start != planes * size * 2 || n_got != planes * size * 4) {
-        fprintf(stderr, "oracle: %s has %zu bytes, %s %ld planes of %ld x %ld\n", got_path, n_got, want_path, shape[0], shape[1], shape[2]);
+        fprintf(stderr, "oracle: %s has %zu bytes, %s %ld planes of %ld x %ld\n", got_path, n_got, want_path,
+                shape[0], shape[1], shape[2]);
         return 2;
     }
     for (; p < planes; p++) {
         const uint8_t *want = file + start + p * size * 2;
-        const double e = norm ? plane_norm(got + p * size, want, size) : plane_error(got + p * size, want, size, &where);
+        const double e =
+            norm ? plane_norm(got + p * size, want, size) : plane_error(got + p * size, want, size, &where);
         if (e > worst || e != e) worst = e;
         if (!(e <= tolerance * (norm && p ? (double)p : 1))) break;
     }
     if (p < planes && norm)
-        printf("plane %zu of %zu, what block %d leaves, is the first out of tolerance: a difference of %.2e of its norm (tolerance %.1e a block)\n", p, planes,
-               (int)p - 1, worst, tolerance);
+        printf("plane %zu of %zu, what block %d leaves, is the first out of tolerance: a difference of %.2e "
+               "of its norm (tolerance %.1e a block)\n",
+               p, planes, (int)p - 1, worst, tolerance);
     else if (norm)
-        printf("%zu planes, differences of at most %.2e of a plane's norm (tolerance %.1e a block)\n", planes, worst, tolerance);
+        printf("%zu planes, differences of at most %.2e of a plane's norm (tolerance %.1e a block)\n", planes,
+               worst, tolerance);
     else if (p < planes)
-        printf("plane %zu of %zu, what block %d leaves, is the first out of tolerance: %.2e of its size (position %zu, element %zu; tolerance %.0e)\n",
+        printf("plane %zu of %zu, what block %d leaves, is the first out of tolerance: %.2e of its size "
+               "(position %zu, element %zu; tolerance %.0e)\n",
                p, planes, (int)p - 1, worst, where / (size_t)shape[2], where % (size_t)shape[2], tolerance);
     else
-        printf("%zu planes, at most %.2e of a plane's size beyond the reference's rounding (tolerance %.0e)\n", planes, worst, tolerance);
+        printf(
+            "%zu planes, at most %.2e of a plane's size beyond the reference's rounding (tolerance %.0e)\n",
+            planes, worst, tolerance);
     free(got);
     free(file);
     return p < planes;
@@ -317,8 +330,8 @@ static json_t *find_prompt(const char *path, const char *name, json_t **root)
     json_t *p;
     size_t i;
     *root = json_load_file(path, 0, NULL);
-    json_array_foreach (json_object_get(*root, "prompts"), i, p)
-        if (!strcmp(json_string_value(json_object_get(p, "name")), name)) return p;
+    json_array_foreach(json_object_get(*root, "prompts"), i,
+                       p) if (!strcmp(json_string_value(json_object_get(p, "name")), name)) return p;
     fprintf(stderr, "oracle: %s: no prompt %s\n", path, name);
     exit(2);
 }
@@ -328,8 +341,10 @@ static double at(json_t *array, size_t i)
     return json_number_value(json_array_get(array, i));
 }
 
-/* ids must be equal up to the first row whose margin is below the limit; proposals of cycles that start alike likewise. */
-static int run_check(const char *path, const char *name, const char *ids_path, const char *trace_path, double limit)
+/* ids must be equal up to the first row whose margin is below the limit; proposals of cycles that start alike
+ * likewise. */
+static int run_check(const char *path, const char *name, const char *ids_path, const char *trace_path,
+                     double limit)
 {
     json_t *root, *p = find_prompt(path, name, &root), *greedy = json_object_get(p, "greedy");
     size_t n, m, ties = 0, compared = 0, cycle = 0, part = SIZE_MAX; /* part: the first id that differs */
@@ -352,9 +367,11 @@ static int run_check(const char *path, const char *name, const char *ids_path, c
         }
     json_t *cycles = json_object_get(p, "cycles"), *c;
     size_t k, made = 1; /* the engine's own position, found again from its ids and proposals */
-    json_array_foreach (cycles, k, c) {
+    json_array_foreach(cycles, k, c)
+    {
         size_t start = (size_t)json_integer_value(json_object_get(c, "start"));
-        while (cycle * rows < m && (size_t)n_prompt + made - 1 < start) { /* the engine's cycle began earlier: step over it */
+        while (cycle * rows < m &&
+               (size_t)n_prompt + made - 1 < start) { /* the engine's cycle began earlier: step over it */
             size_t acc = 0;
             while (acc < rows && made + acc < n && trace[cycle * rows + acc] == ids[made + acc]) acc++;
             made += acc + 1;
@@ -366,7 +383,8 @@ static int run_check(const char *path, const char *name, const char *ids_path, c
             double mg = at(json_object_get(c, "draft_margins"), r);
             compared++;
             if (got == want) continue;
-            printf("%s: cycle %zu row %zu proposes %d, expected %d (margin %.4f)\n", name, k, r + 1, got, want, mg);
+            printf("%s: cycle %zu row %zu proposes %d, expected %d (margin %.4f)\n", name, k, r + 1, got,
+                   want, mg);
             if (mg < limit)
                 ties++;
             else
@@ -426,12 +444,16 @@ int main(int argc, char **argv)
     if (!strcmp(verb, "logits") && argc == 3) return run_logits(argv[2], NULL);
     if (!strcmp(verb, "draft") && argc == 4) return run_logits(argv[2], argv[3]);
     if (!strcmp(verb, "trace") && argc > 5) return run_trace(argc - 2, argv + 2);
-    if (!strcmp(verb, "hidden") && argc == 5) return run_hidden(argv[2], argv[3], strtod(argv[4], NULL), false);
-    if (!strcmp(verb, "hidden-norm") && argc == 5) return run_hidden(argv[2], argv[3], strtod(argv[4], NULL), true);
+    if (!strcmp(verb, "hidden") && argc == 5)
+        return run_hidden(argv[2], argv[3], strtod(argv[4], NULL), false);
+    if (!strcmp(verb, "hidden-norm") && argc == 5)
+        return run_hidden(argv[2], argv[3], strtod(argv[4], NULL), true);
     if (!strcmp(verb, "floats") && argc == 5) return run_floats(argv[2], argv[3], strtod(argv[4], NULL));
-    if (!strcmp(verb, "check") && argc == 7) return run_check(argv[2], argv[3], argv[4], argv[5], strtod(argv[6], NULL));
+    if (!strcmp(verb, "check") && argc == 7)
+        return run_check(argv[2], argv[3], argv[4], argv[5], strtod(argv[6], NULL));
     if (!strcmp(verb, "tops") && argc == 6) return run_tops(argv[2], argv[3], argv[4], strtod(argv[5], NULL));
     if (!strcmp(verb, "prompt") && argc == 4) return run_prompt(argv[2], argv[3]);
-    fprintf(stderr, "usage: oracle logits|draft|trace|floats|hidden|check|prompt ... (see test/reference/oracle_main.c)\n");
+    fprintf(stderr, "usage: oracle logits|draft|trace|floats|hidden|check|prompt ... (see "
+                    "test/reference/oracle_main.c)\n");
     return 2;
 }

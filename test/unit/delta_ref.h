@@ -65,8 +65,8 @@ struct reference {
     double *mass; /* NULL; in blocks: of every element of s, the sum of the sizes of what makes it */
 };
 
-/* Products of blocks of tokens on tensor cores, of factors that are two bf16 each: 2^-18 a factor, the product of
- * the low parts 2^-18, and sums that truncate, 2^-18 in 24 steps. */
+/* Products of blocks of tokens on tensor cores, of factors that are two bf16 each: 2^-18 a factor, the
+ * product of the low parts 2^-18, and sums that truncate, 2^-18 in 24 steps. */
 #define UNIT_BLOCKS 0x1p-16
 
 static inline double silu(double x)
@@ -81,11 +81,12 @@ static inline double silu(double x)
  * All that is a worst case; of errors of random signs a 64th is asked for (a 16th of the state's), and a slip
  * shows.
  *
- * In blocks (r->mass) products have errors of UNIT_BLOCKS of the sizes of their terms, which are those of the state
- * taken apart: mass, |e_j| |k_j|^T decayed. Of e_t: S k and the block's k_t . k_j, each mass |k_t|; the inverse
- * T and its product with X, to first order another two of mass |k_t| and |v|. A token's decay shrinks errors as it
- * shrinks the state. Of o: the products with q and P, each mass |q|. Of S itself: mass (reference_of). Such errors are
- * fewer and larger than those of single roundings, so a quarter is asked for (also of the state's). */
+ * In blocks (r->mass) products have errors of UNIT_BLOCKS of the sizes of their terms, which are those of the
+ * state taken apart: mass, |e_j| |k_j|^T decayed. Of e_t: S k and the block's k_t . k_j, each mass |k_t|; the
+ * inverse T and its product with X, to first order another two of mass |k_t| and |v|. A token's decay shrinks
+ * errors as it shrinks the state. Of o: the products with q and P, each mass |q|. Of S itself: mass
+ * (reference_of). Such errors are fewer and larger than those of single roundings, so a quarter is asked for
+ * (also of the state's). */
 static inline void reference_row(const struct layer *l, struct reference *r, int t)
 {
     const struct shape *s = &l->s;

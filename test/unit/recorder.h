@@ -1,7 +1,8 @@
 /* recorder.h - the CPU backend in the clothes of one that records and runs late: operations between
- * record_begin and record_end are kept with their arguments; a replay is queued, and runs when something waits
- * for it (await up to the cycle that is asked for, every other operation all of it). So a cycle that was started
- * early runs after the host has gone on, as on a device, and one that nobody waits for may run long after. */
+ * record_begin and record_end are kept with their arguments; a replay is queued, and runs when something
+ * waits for it (await up to the cycle that is asked for, every other operation all of it). So a cycle that
+ * was started early runs after the host has gone on, as on a device, and one that nobody waits for may run
+ * long after. */
 #ifndef TEST_RECORDER_H
 #define TEST_RECORDER_H
 
@@ -12,8 +13,28 @@
 enum { RECORDER_CALLS = 512, RECORDER_QUEUE = 8, RECORDER_LAYERS = 8 };
 
 struct recorder_call {
-    enum { R_EMBED, R_TABLE, R_LINEAR, R_NORM_LINEAR, R_GATED, R_ROPE, R_ATTENTION, R_TAP, R_PICK, R_PLACE, R_STAMP, R_ACCEPT,
-           R_RMS_NORM, R_NORM_ADD, R_GATE, R_ROUTE, R_EXPERTS_GATED, R_EXPERTS_DOWN, R_DELTA, R_SOFTCAP } op;
+    enum {
+        R_EMBED,
+        R_TABLE,
+        R_LINEAR,
+        R_NORM_LINEAR,
+        R_GATED,
+        R_ROPE,
+        R_ATTENTION,
+        R_TAP,
+        R_PICK,
+        R_PLACE,
+        R_STAMP,
+        R_ACCEPT,
+        R_RMS_NORM,
+        R_NORM_ADD,
+        R_GATE,
+        R_ROUTE,
+        R_EXPERTS_GATED,
+        R_EXPERTS_DOWN,
+        R_DELTA,
+        R_SOFTCAP
+    } op;
     void *out, *outs[KN_MATRICES];
     const void *a, *b, *c, *w[KN_MATRICES];
     int64_t n, i, j, k;
@@ -58,8 +79,8 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_TABLE: return op->rope_table(be, c->out, c->a, n, c->b, (int32_t)c->i);
     case R_LINEAR: return op->linear(be, c->out, c->a, c->b, n, c->i);
     case R_NORM_LINEAR:
-        return op->norm_linear(be, (float *const *)c->outs, (const struct kn_weight *const *)c->w, (int32_t)c->i, c->a,
-                               c->b, c->f, n);
+        return op->norm_linear(be, (float *const *)c->outs, (const struct kn_weight *const *)c->w,
+                               (int32_t)c->i, c->a, c->b, c->f, n);
     case R_GATED: return op->norm_gated(be, c->out, c->w[0], c->w[1], c->a, c->b, c->f, (enum kn_act)c->i, n);
     case R_ROPE: { /* the list was the caller's */
         struct kn_rope_store list[RECORDER_LAYERS];
@@ -87,8 +108,10 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_GATE: return op->gate(be, c->out, c->a, n, c->i, c->j);
     case R_ROUTE: return op->route(be, &c->route);
     case R_EXPERTS_GATED:
-        return op->experts_gated(be, c->out, c->w[0], c->w[1], c->a, c->b, c->f, (enum kn_act)c->i, c->c, n, (int32_t)c->j);
-    case R_EXPERTS_DOWN: return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
+        return op->experts_gated(be, c->out, c->w[0], c->w[1], c->a, c->b, c->f, (enum kn_act)c->i, c->c, n,
+                                 (int32_t)c->j);
+    case R_EXPERTS_DOWN:
+        return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
     case R_DELTA: return op->delta(be, &c->delta);
     case R_SOFTCAP: return op->softcap(be, c->out, c->n, c->f);
     }
@@ -99,7 +122,8 @@ static int recorder_flush(struct kn_backend *be, int n)
 {
     int rc = 0;
     for (int k = 0; k < n && rc == 0; k++)
-        for (int i = 0; i < recorder.queue[k]->n && rc == 0; i++) rc = recorder_run(be, &recorder.queue[k]->call[i]);
+        for (int i = 0; i < recorder.queue[k]->n && rc == 0; i++)
+            rc = recorder_run(be, &recorder.queue[k]->call[i]);
     recorder.queued -= n;
     memmove(recorder.queue, recorder.queue + n, (size_t)recorder.queued * sizeof *recorder.queue);
     return rc;
@@ -116,30 +140,38 @@ static int recorder_do(struct kn_backend *be, const struct recorder_call *c)
     return rc ? rc : recorder_run(be, c);
 }
 
-static int r_embed(struct kn_backend *be, float *out, const struct kn_weight *t, const int32_t *ids, int32_t n, float scale)
+static int r_embed(struct kn_backend *be, float *out, const struct kn_weight *t, const int32_t *ids,
+                   int32_t n, float scale)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_EMBED, .out = out, .a = t, .b = ids, .n = n, .f = scale});
+    return recorder_do(
+        be, &(struct recorder_call){.op = R_EMBED, .out = out, .a = t, .b = ids, .n = n, .f = scale});
 }
-static int r_table(struct kn_backend *be, float *out, const int32_t *pos, int32_t n, const double *freq, int32_t n_rot)
+static int r_table(struct kn_backend *be, float *out, const int32_t *pos, int32_t n, const double *freq,
+                   int32_t n_rot)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_TABLE, .out = out, .a = pos, .b = freq, .n = n, .i = n_rot});
+    return recorder_do(
+        be, &(struct recorder_call){.op = R_TABLE, .out = out, .a = pos, .b = freq, .n = n, .i = n_rot});
 }
-static int r_linear(struct kn_backend *be, float *out, const struct kn_weight *w, const float *x, int32_t n, bool add)
+static int r_linear(struct kn_backend *be, float *out, const struct kn_weight *w, const float *x, int32_t n,
+                    bool add)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_LINEAR, .out = out, .a = w, .b = x, .n = n, .i = add});
+    return recorder_do(be,
+                       &(struct recorder_call){.op = R_LINEAR, .out = out, .a = w, .b = x, .n = n, .i = add});
 }
-static int r_norm_linear(struct kn_backend *be, float *const *out, const struct kn_weight *const *w, int32_t n_w, const float *x,
-                         const float *norm, float eps, int32_t n)
+static int r_norm_linear(struct kn_backend *be, float *const *out, const struct kn_weight *const *w,
+                         int32_t n_w, const float *x, const float *norm, float eps, int32_t n)
 {
     struct recorder_call c = {.op = R_NORM_LINEAR, .a = x, .b = norm, .n = n, .i = n_w, .f = eps};
     for (int32_t i = 0; i < n_w; i++) c.outs[i] = out[i], c.w[i] = w[i];
     return recorder_do(be, &c);
 }
-static int r_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up, const float *x,
-                   const float *norm, float eps, enum kn_act act, int32_t n)
+static int r_gated(struct kn_backend *be, float *out, const struct kn_weight *gate,
+                   const struct kn_weight *up, const float *x, const float *norm, float eps, enum kn_act act,
+                   int32_t n)
 {
     return recorder_do(
-        be, &(struct recorder_call){.op = R_GATED, .out = out, .w = {gate, up}, .a = x, .b = norm, .f = eps, .i = act, .n = n});
+        be, &(struct recorder_call){
+                .op = R_GATED, .out = out, .w = {gate, up}, .a = x, .b = norm, .f = eps, .i = act, .n = n});
 }
 static int r_rope(struct kn_backend *be, const struct kn_rope_store *a)
 {
@@ -155,10 +187,12 @@ static int r_attention(struct kn_backend *be, const struct kn_attention *a)
     const int32_t bound = ((struct kn_backend_head *)be)->kv_bound;
     return recorder_do(be, &(struct recorder_call){.op = R_ATTENTION, .attention = *a, .i = bound});
 }
-static int r_tap(struct kn_backend *be, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n, int64_t width)
+static int r_tap(struct kn_backend *be, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
+                 int64_t width)
 {
-    return recorder_do(
-        be, &(struct recorder_call){.op = R_TAP, .out = dst, .a = x, .n = n, .i = stride, .j = offset, .k = width});
+    return recorder_do(be,
+                       &(struct recorder_call){
+                           .op = R_TAP, .out = dst, .a = x, .n = n, .i = stride, .j = offset, .k = width});
 }
 static int r_pick(struct kn_backend *be, const struct kn_pick *a)
 {
@@ -166,7 +200,8 @@ static int r_pick(struct kn_backend *be, const struct kn_pick *a)
 }
 static int r_place(struct kn_backend *be, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_PLACE, .out = history, .a = pos, .b = ids, .n = n});
+    return recorder_do(be,
+                       &(struct recorder_call){.op = R_PLACE, .out = history, .a = pos, .b = ids, .n = n});
 }
 static int r_stamp(struct kn_backend *be, uint64_t *at)
 {
@@ -176,12 +211,15 @@ static int r_accept(struct kn_backend *be, const struct kn_accept *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_ACCEPT, .accept = *a});
 }
-static int r_rms_norm(struct kn_backend *be, float *out, const float *x, const float *weight, int32_t n, int64_t width, float eps)
+static int r_rms_norm(struct kn_backend *be, float *out, const float *x, const float *weight, int32_t n,
+                      int64_t width, float eps)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_RMS_NORM, .out = out, .a = x, .b = weight, .n = n, .i = width, .f = eps});
+    return recorder_do(be,
+                       &(struct recorder_call){
+                           .op = R_RMS_NORM, .out = out, .a = x, .b = weight, .n = n, .i = width, .f = eps});
 }
-static int r_norm_add(struct kn_backend *be, float *out, const float *x, const float *y, const float *weight, int32_t n,
-                      int64_t width, float eps, float scale)
+static int r_norm_add(struct kn_backend *be, float *out, const float *x, const float *y, const float *weight,
+                      int32_t n, int64_t width, float eps, float scale)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_NORM_ADD,
                                                    .out = out,
@@ -195,15 +233,16 @@ static int r_norm_add(struct kn_backend *be, float *out, const float *x, const f
 }
 static int r_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_GATE, .out = x, .a = g, .n = n, .i = width, .j = g_width});
+    return recorder_do(
+        be, &(struct recorder_call){.op = R_GATE, .out = x, .a = g, .n = n, .i = width, .j = g_width});
 }
 static int r_route(struct kn_backend *be, const struct kn_route *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_ROUTE, .route = *a});
 }
-static int r_experts_gated(struct kn_backend *be, float *out, const struct kn_weight *gate, const struct kn_weight *up,
-                           const float *x, const float *norm, float eps, enum kn_act act, const int32_t *ids, int32_t n,
-                           int32_t n_used)
+static int r_experts_gated(struct kn_backend *be, float *out, const struct kn_weight *gate,
+                           const struct kn_weight *up, const float *x, const float *norm, float eps,
+                           enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_EXPERTS_GATED,
                                                    .out = out,
@@ -216,8 +255,8 @@ static int r_experts_gated(struct kn_backend *be, float *out, const struct kn_we
                                                    .n = n,
                                                    .j = n_used});
 }
-static int r_experts_down(struct kn_backend *be, float *out, const struct kn_weight *w, const float *h, const int32_t *ids,
-                          const float *weights, int32_t n, int32_t n_used, bool add)
+static int r_experts_down(struct kn_backend *be, float *out, const struct kn_weight *w, const float *h,
+                          const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_EXPERTS_DOWN,
                                                    .out = out,

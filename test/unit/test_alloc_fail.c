@@ -170,7 +170,8 @@ static void json(void **state)
 /* One allocation alone fails: no half-read text comes out as if it were whole. */
 static void json_one(void **state)
 {
-    static const char text[] = "{\"a name of more than sixteen bytes\":\"and a value whose buffer grows again and again\"}";
+    static const char text[] =
+        "{\"a name of more than sixteen bytes\":\"and a value whose buffer grows again and again\"}";
     json_t *j, *whole;
     struct err e = {0};
     uint64_t n = 0;
@@ -183,7 +184,8 @@ static void json_one(void **state)
         int rc = json_parse(&j, text, sizeof text - 1, "text", &e);
         mem_fail_one(0);
         failed = mem_failures() != before;
-        if (rc ? !failed || j || e.code != ERR_IO || !strstr(e.msg, "out of memory") : failed || !json_equal(j, whole))
+        if (rc ? !failed || j || e.code != ERR_IO || !strstr(e.msg, "out of memory")
+               : failed || !json_equal(j, whole))
             fail_msg("allocation %d: %d, (%d) %s", (int)n, rc, e.code, e.msg);
         json_decref(j);
     }
@@ -235,11 +237,8 @@ static void streams(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gguf),
-        cmocka_unit_test(safetensors),
-        cmocka_unit_test(json),
-        cmocka_unit_test(json_one),
-        cmocka_unit_test(streams),
+        cmocka_unit_test(gguf),     cmocka_unit_test(safetensors), cmocka_unit_test(json),
+        cmocka_unit_test(json_one), cmocka_unit_test(streams),
     };
     int rc;
     scratch_begin();

@@ -91,8 +91,9 @@ static void accepted(void **state)
                              "temp=0.1 list=0: q=0 v=0 args=");
     assert_int_equal(
         run("--type a --type=b --a-flag-with-a-long-name x=1 --a-flag-with-a-long-name y=2 -o -", 0, 0), 0);
-    assert_string_equal(out, "dflash-test: warning: --type is given more than once: 'b' counts, 'a' does not\n"
-                             "force=0 o=- type=b n=0 big=0 seed=0 temp=0 list=2:y=2 q=0 v=0 args=");
+    assert_string_equal(out,
+                        "dflash-test: warning: --type is given more than once: 'b' counts, 'a' does not\n"
+                        "force=0 o=- type=b n=0 big=0 seed=0 temp=0 list=2:y=2 q=0 v=0 args=");
     assert_int_equal(run("--n 3 --force --n 3 --force", 0, 0), 0);
     assert_string_equal(out, "force=1 o= type= n=3 big=0 seed=0 temp=0 list=0: q=0 v=0 args=");
     assert_int_equal(run("- -- --force -o --", 0, 9), 0);

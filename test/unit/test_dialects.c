@@ -352,8 +352,7 @@ static void test_wrong_flags(void **state)
     refused("upstream", &plain, &o, ERR_FORMAT,
             "dialect ik has another architecture (expected dflash-draft, got dfl", NULL);
     o.dialect = "gguf";
-    refused("upstream", &plain, &o, ERR_USAGE, "--from-dialect gguf is not known (expected upstream, ",
-            NULL);
+    refused("upstream", &plain, &o, ERR_USAGE, "--from-dialect gguf is not known (expected upstream, ", NULL);
     o = (struct desc_override){.draft_causal = -1, .n_taps = 3, .taps = {0, 1, 2}, .flag = "--"};
     refused("upstream", &plain, &o, ERR_FORMAT, "its width 64 is no multiple of the 3 taps of --taps", NULL);
     o = (struct desc_override){.draft_causal = -1, .sliding_pattern = "sf", .flag = "--"};
@@ -668,17 +667,30 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Taps that repeat are wrong, unless the exporters' rule gives them: for a target of so many blocks, or of any. */
+/* Taps that repeat are wrong, unless the exporters' rule gives them: for a target of so many blocks, or of
+ * any. */
 static void test_tap_twice(void **state)
 {
     (void)state;
     static const struct {
         int32_t taps[5], n, n_layer, twice;
     } c[] = {
-        {{1, 9, 17, 25, 33}, 5, 0, -1}, {{1, 9, 17, 25, 33}, 5, 36, -1}, {{3}, 1, 0, -1},           {{1, 1}, 2, 0, -1},
-        {{1, 1}, 2, 4, -1},             {{1, 1}, 2, 5, 1},               {{2, 2}, 2, 0, 2},         {{1, 1, 2}, 3, 0, 1},
-        {{1, 2, 2}, 3, 0, -1},          {{1, 2, 2}, 3, 5, -1},           {{1, 2, 2}, 3, 6, 2},      {{1, 2, 2, 2, 3}, 5, 6, -1},
-        {{1, 2, 2, 3, 4}, 5, 7, -1},    {{1, 2, 2, 3, 4}, 5, 8, 2},      {{1, 2, 4, 2, 6}, 5, 0, 2}, {{5, 1, 5, 1}, 4, 0, 5},
+        {{1, 9, 17, 25, 33}, 5, 0, -1},
+        {{1, 9, 17, 25, 33}, 5, 36, -1},
+        {{3}, 1, 0, -1},
+        {{1, 1}, 2, 0, -1},
+        {{1, 1}, 2, 4, -1},
+        {{1, 1}, 2, 5, 1},
+        {{2, 2}, 2, 0, 2},
+        {{1, 1, 2}, 3, 0, 1},
+        {{1, 2, 2}, 3, 0, -1},
+        {{1, 2, 2}, 3, 5, -1},
+        {{1, 2, 2}, 3, 6, 2},
+        {{1, 2, 2, 2, 3}, 5, 6, -1},
+        {{1, 2, 2, 3, 4}, 5, 7, -1},
+        {{1, 2, 2, 3, 4}, 5, 8, 2},
+        {{1, 2, 4, 2, 6}, 5, 0, 2},
+        {{5, 1, 5, 1}, 4, 0, 5},
     };
     for (size_t i = 0; i < sizeof c / sizeof *c; i++)
         if (desc_tap_twice(c[i].taps, c[i].n, c[i].n_layer) != c[i].twice)
@@ -691,13 +703,13 @@ static void test_tap_twice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tap_twice), cmocka_unit_test(test_read),           cmocka_unit_test(test_causal),
-        cmocka_unit_test(test_lies),           cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_flags),          cmocka_unit_test(test_wrong_flags),
-        cmocka_unit_test(test_identity),       cmocka_unit_test(test_names),
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_inexpressible),
-        cmocka_unit_test(test_own_embedding),  cmocka_unit_test(test_convert_flags),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_tap_twice),     cmocka_unit_test(test_read),
+        cmocka_unit_test(test_causal),        cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_wrong_flags),   cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_names),         cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_inexpressible), cmocka_unit_test(test_own_embedding),
+        cmocka_unit_test(test_convert_flags), cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

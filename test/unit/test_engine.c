@@ -383,16 +383,11 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lossless),
-        cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_recorded_ends),
-        cmocka_unit_test(test_recorded_stale),
-        cmocka_unit_test(test_sliding_target),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_nan_target),
-        cmocka_unit_test(test_nan_drafter),
+        cmocka_unit_test(test_lossless),       cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_stops),          cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_recorded_ends),  cmocka_unit_test(test_recorded_stale),
+        cmocka_unit_test(test_sliding_target), cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_nan_target),     cmocka_unit_test(test_nan_drafter),
         cmocka_unit_test(test_memory),
     };
     if (engine_begin()) return 4;

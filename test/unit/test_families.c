@@ -407,16 +407,11 @@ static void test_backend_lacks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama_rows),
-        cmocka_unit_test(test_llama_divisors),
-        cmocka_unit_test(test_llama_config),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_experts_refused),
-        cmocka_unit_test(test_nested_config),
-        cmocka_unit_test(test_rope_by_layer),
-        cmocka_unit_test(test_llama_desc),
-        cmocka_unit_test(test_experts_desc),
-        cmocka_unit_test(test_backend_lacks),
+        cmocka_unit_test(test_llama_rows),      cmocka_unit_test(test_llama_divisors),
+        cmocka_unit_test(test_llama_config),    cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_experts_refused), cmocka_unit_test(test_nested_config),
+        cmocka_unit_test(test_rope_by_layer),   cmocka_unit_test(test_llama_desc),
+        cmocka_unit_test(test_experts_desc),    cmocka_unit_test(test_backend_lacks),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -252,9 +252,8 @@ static void test_route_ends(void **state)
 
 /* ---- experts ---- */
 
-static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
-                                 KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K,
-                                 KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,   KN_Q4_1,  KN_Q5_1,
+                                 KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
 #define N_TYPES (sizeof types / sizeof *types)
 
 /* Random blocks, every code possible; the f16 scales finite and small. */

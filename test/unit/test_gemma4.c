@@ -427,8 +427,7 @@ static void through_state(struct session **s, struct model *t, struct model *d, 
     state_close(st);
 }
 
-static void run(struct model *t, struct model *d, int n, int chunk, bool state,
-                struct run_logits *r)
+static void run(struct model *t, struct model *d, int n, int chunk, bool state, struct run_logits *r)
 {
     struct err e = {0};
     struct session *s = start(t, d, n, chunk, KN_F16);

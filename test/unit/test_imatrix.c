@@ -30,8 +30,10 @@ static struct kn_backend *cpu(void)
 
 /* A model that is nothing but four matrices and two stacks of experts. */
 static struct kn_weight weights[6];
-static struct model_matrix matrices[] = {{&weights[0], "a.weight"}, {&weights[1], "b.weight"},
-                                         {&weights[2], "gate.weight"}, {&weights[3], "gate_exps.weight"},
+static struct model_matrix matrices[] = {{&weights[0], "a.weight"},
+                                         {&weights[1], "b.weight"},
+                                         {&weights[2], "gate.weight"},
+                                         {&weights[3], "gate_exps.weight"},
                                          {&weights[4], "down_exps.weight"}};
 static float data[MATS * IN * IN];
 
@@ -65,11 +67,13 @@ static void test_sums(void **state)
     struct imatrix_watch *w;
     struct err e = {0};
     const struct kn_ops *own = kn_op(be);
-    static float x[N * IN], norm[IN], h[N * USED * IN], out[N * USED * IN], out2[N * USED * IN], both[2][N * OUT];
+    static float x[N * IN], norm[IN], h[N * USED * IN], out[N * USED * IN], out2[N * USED * IN],
+        both[2][N * OUT];
     float *outs[] = {both[0], both[1]}, share[N * USED];
     const struct kn_weight *ab[] = {&weights[0], &weights[1]};
     int32_t ids[N * USED];
-    double plain[IN] = {0}, normed[IN] = {0}, gate[MATS][IN] = {{0}}, down[MATS][IN] = {{0}}, hits[MATS] = {0};
+    double plain[IN] = {0}, normed[IN] = {0}, gate[MATS][IN] = {{0}}, down[MATS][IN] = {{0}},
+           hits[MATS] = {0};
     uint64_t seed = 9;
     rnd_fill(x, N * IN, 1.5f, &seed);
     rnd_fill(norm, IN, 1.0f, &seed);
@@ -99,8 +103,10 @@ static void test_sums(void **state)
     assert_null(op->record_begin);
     assert_int_equal(op->linear(be, both[0], &weights[0], x, N, false), 0);
     assert_int_equal(op->norm_linear(be, outs, ab, 2, x, norm, 1e-6f, N), 0);
-    assert_int_equal(op->norm_gated(be, both[0], &weights[2], &weights[1], x, norm, 1e-6f, KN_ACT_SILU, N), 0);
-    assert_int_equal(op->experts_gated(be, out2, &weights[3], &weights[5], x, norm, 1e-6f, KN_ACT_SILU, ids, N, USED), 0);
+    assert_int_equal(op->norm_gated(be, both[0], &weights[2], &weights[1], x, norm, 1e-6f, KN_ACT_SILU, N),
+                     0);
+    assert_int_equal(
+        op->experts_gated(be, out2, &weights[3], &weights[5], x, norm, 1e-6f, KN_ACT_SILU, ids, N, USED), 0);
     assert_int_equal(op->experts_down(be, out2, &weights[4], h, ids, share, N, USED, false), 0);
     assert_memory_equal(out, out2, N * IN * sizeof *out); /* and the result is what it was */
     double twice[IN], sum[IN];
@@ -194,7 +200,8 @@ static void test_model(void **state)
         for (int64_t c = 0; c < a->n_in; c++) /* sums of doubles in another order */
             assert_true(a->sum2[c] > 0 && fabs(a->sum2[c] - b->sum2[c]) <= 1e-12 * a->sum2[c]);
     }
-    const struct imatrix_entry *q = imatrix_find(whole, "blk.1.attn_q.weight"), *v = imatrix_find(whole, "blk.1.attn_v.weight");
+    const struct imatrix_entry *q = imatrix_find(whole, "blk.1.attn_q.weight"),
+                               *v = imatrix_find(whole, "blk.1.attn_v.weight");
     assert_memory_equal(q->sum2, v->sum2, TINY_EMBD * sizeof *q->sum2); /* one input */
     imatrix_free(whole);
     imatrix_free(parts);
@@ -252,8 +259,10 @@ static void test_file(void **state)
     static const struct {
         const char *name;
         int64_t ne[2];
-    } want[] = {{"blk.0.w.weight.in_sum2", {4, 1}}, {"blk.0.w.weight.counts", {1, 1}},
-                {"blk.1.w.weight.in_sum2", {5, 3}}, {"blk.1.w.weight.counts", {1, 3}}};
+    } want[] = {{"blk.0.w.weight.in_sum2", {4, 1}},
+                {"blk.0.w.weight.counts", {1, 1}},
+                {"blk.1.w.weight.in_sum2", {5, 3}},
+                {"blk.1.w.weight.counts", {1, 3}}};
     assert_int_equal(g->n_tensors, 4); /* by name; the one that saw nothing is not there */
     for (int i = 0; i < 4; i++) {
         assert_string_equal(g->tensor[i].name, want[i].name);
@@ -362,7 +371,8 @@ static struct imatrix *of_others(const char *name)
     return m;
 }
 
-/* What quantising takes of two files is the same: relative weights, up to the float32 that the binary form is in. */
+/* What quantising takes of two files is the same: relative weights, up to the float32 that the binary form is
+ * in. */
 static void same_weights(const struct imatrix *a, const struct imatrix *b)
 {
     static const int64_t shape[3][2] = {{5, 1}, {512, 1}, {4, 3}};
@@ -379,8 +389,10 @@ static void same_weights(const struct imatrix *a, const struct imatrix *b)
             imatrix_weights(x, k, v);
             imatrix_weights(y, k, w);
             for (int64_t c = 0; c < shape[i][0]; c++)
-                if (!(fabsf(v[c] - w[c]) <= 3e-7f * w[c])) /* two roundings of 2^-24 relative each, and the division's */
-                    fail_msg("%s, matrix %d, column %d: %g, expected %g", x->name, (int)k, (int)c, (double)v[c], (double)w[c]);
+                if (!(fabsf(v[c] - w[c]) <=
+                      3e-7f * w[c])) /* two roundings of 2^-24 relative each, and the division's */
+                    fail_msg("%s, matrix %d, column %d: %g, expected %g", x->name, (int)k, (int)c,
+                             (double)v[c], (double)w[c]);
         }
     }
 }
@@ -388,7 +400,8 @@ static void same_weights(const struct imatrix *a, const struct imatrix *b)
 static void test_others(void **state)
 {
     (void)state;
-    static const char *const names[] = {"imatrix_stats.gguf", "imatrix_flat.gguf", "imatrix.dat", "imatrix_first.dat"};
+    static const char *const names[] = {"imatrix_stats.gguf", "imatrix_flat.gguf", "imatrix.dat",
+                                        "imatrix_first.dat"};
     struct imatrix *m = of_others("imatrix.gguf");
     const struct imatrix_entry *x = imatrix_find(m, "blk.1.ffn_gate_exps.weight");
     assert_true(x->n_in == 4 && x->n_mat == 3 && x->count[0] == 700 && x->count[1] == 0 && x->count[2] == 8);
@@ -423,8 +436,8 @@ static void test_others(void **state)
     imatrix_free(m);
 }
 
-/* The binary form cut at every byte, but where the first versions ended and after the number of chunks; and wrong in one
- * way each. */
+/* The binary form cut at every byte, but where the first versions ended and after the number of chunks; and
+ * wrong in one way each. */
 static void test_dat_refused(void **state)
 {
     (void)state;
@@ -471,7 +484,8 @@ static void test_dat_refused(void **state)
         memcpy(copy + bad[i].at, &bad[i].v, 4);
         assert_int_equal(imatrix_new(&m, &e), 0);
         const int rc = imatrix_read_dat(m, (const uint8_t *)copy, n, &e);
-        if (rc != -1 || !strstr(e.msg, bad[i].msg) || e.code != ERR_FORMAT) fail_msg("case %zu: %d, \"%s\"", i, rc, e.msg);
+        if (rc != -1 || !strstr(e.msg, bad[i].msg) || e.code != ERR_FORMAT)
+            fail_msg("case %zu: %d, \"%s\"", i, rc, e.msg);
         imatrix_free(m);
         free(copy);
     }
@@ -518,9 +532,10 @@ static void test_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sums), cmocka_unit_test(test_model), cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_others),
-                                       cmocka_unit_test(test_dat_refused), cmocka_unit_test(test_memory)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sums),   cmocka_unit_test(test_model),
+                                       cmocka_unit_test(test_file),   cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_others), cmocka_unit_test(test_dat_refused),
+                                       cmocka_unit_test(test_memory)};
     scratch_begin();
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();

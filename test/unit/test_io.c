@@ -491,7 +491,9 @@ static void tokens(void **state)
     assert_non_null(strstr(e.hint, "this looks like text: dflash-tokenize"));
     close(fd);
     memset(&e, 0, sizeof e);
-    fd = piped("1\0\0\0" "5", 5); /* ids, and one cut */
+    fd = piped("1\0\0\0"
+               "5",
+               5); /* ids, and one cut */
     assert_int_equal(io_read_tokens(fd, "t", &ids, &n, &e), -1);
     assert_string_equal(e.hint, "");
     close(fd);
@@ -537,8 +539,7 @@ int main(void)
         cmocka_unit_test(out_whole),   cmocka_unit_test(out_refusals), cmocka_unit_test(out_appeared),
         cmocka_unit_test(out_full),    cmocka_unit_test(out_stdout),   cmocka_unit_test(out_signal),
         cmocka_unit_test(map_changes), cmocka_unit_test(out_zeroed),   cmocka_unit_test(read_all),
-        cmocka_unit_test(interrupted), cmocka_unit_test(tokens),
-        cmocka_unit_test(together),
+        cmocka_unit_test(interrupted), cmocka_unit_test(tokens),       cmocka_unit_test(together),
     };
     int rc;
     scratch_begin();

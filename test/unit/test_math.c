@@ -269,9 +269,9 @@ static void test_same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exp),       cmocka_unit_test(test_tanh),   cmocka_unit_test(test_activations),
-        cmocka_unit_test(test_log),       cmocka_unit_test(test_sincos), cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_sigmoid),   cmocka_unit_test(test_softplus), cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_exp),     cmocka_unit_test(test_tanh),     cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_log),     cmocka_unit_test(test_sincos),   cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_sigmoid), cmocka_unit_test(test_softplus), cmocka_unit_test(test_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,9 +15,8 @@
 
 #define N_MAX 65
 
-static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
-                                 KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K,
-                                 KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,   KN_Q4_1,  KN_Q5_1,
+                                 KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
 #define N_TYPES (int)(sizeof types / sizeof *types)
 
 static struct cpu_isa isas[3] = {{"scalar", &cpu_rows_scalar, &cpu_mm_scalar}};
@@ -157,7 +156,9 @@ static double bound(uint32_t type, const float *w, const float *x, int64_t n_in,
 static double offset_of(uint32_t type)
 {
     if (type == KN_IQ4_XS) return 0.09 * 255 * 32;
-    return type == KN_Q6_K ? 0.09 * 63 * 128 : type == KN_Q8_0 || type == KN_IQ4_NL ? 0.09 * 255 : 0.09 * 31 * 63;
+    return type == KN_Q6_K                        ? 0.09 * 63 * 128
+           : type == KN_Q8_0 || type == KN_IQ4_NL ? 0.09 * 255
+                                                  : 0.09 * 31 * 63;
 }
 
 static void test_accuracy(void **state)
@@ -290,7 +291,8 @@ static void check_fused(const struct cpu_isa *isa, enum kn_act act, float *keep)
     float *each[KN_MATRICES + 1], *room = random_rows(KN_MATRICES + 1, N * A);
     for (int j = 0; j <= KN_MATRICES; j++) many[j] = &w[j % 4], each[j] = room + j * N * A;
     assert_int_equal(cpu_norm_linear(kb, each, many, KN_MATRICES, x, norm, 1e-6f, N), 0);
-    for (int j = 0; j < KN_MATRICES; j++) assert_true(same_bits(each[j], out[j % 4], (size_t)(N * w[j % 4].n_out)));
+    for (int j = 0; j < KN_MATRICES; j++)
+        assert_true(same_bits(each[j], out[j % 4], (size_t)(N * w[j % 4].n_out)));
     assert_int_equal(cpu_norm_linear(kb, each, many, KN_MATRICES + 1, x, norm, 1e-6f, N), KN_EINVAL);
     free(room);
     /* a shape error names both */
@@ -596,12 +598,16 @@ static void test_whole_tile(void **state)
         if (!isas[s].mm->prepare_q256) continue;
         assert_int_equal(isas[s].mm->tile, T);
         float *x = random_rows(T, IN), *norm = random_rows(1, IN);
-        for (int scaled = 0; scaled < 3; scaled++) check_tile(&isas[s], x, scaled == 2 ? norm : NULL, scaled > 0, T);
+        for (int scaled = 0; scaled < 3; scaled++)
+            check_tile(&isas[s], x, scaled == 2 ? norm : NULL, scaled > 0, T);
         for (int k = 0; k < IN; k++) {
             x[0 * IN + k] = k < 512 ? 0.0f : -0.0f;
             x[1 * IN + k] *= k < 256 ? 1e-41f : k < 512 ? 1e-31f : 1e37f;
-            x[2 * IN + k] = k / 256 == 1 ? 127.0f : k / 256 == 2 ? -127.0f : (float)(k % 255 - 127) / 2; /* wide; ties */
-            fill_sums(x + 3 * IN + k / 256 * 256, k / 256 % 2 ? 16 : 32, 32767 / (k < 512 ? 15 : 31) + k / 256 % 2, 1, -1);
+            x[2 * IN + k] = k / 256 == 1   ? 127.0f
+                            : k / 256 == 2 ? -127.0f
+                                           : (float)(k % 255 - 127) / 2; /* wide; ties */
+            fill_sums(x + 3 * IN + k / 256 * 256, k / 256 % 2 ? 16 : 32,
+                      32767 / (k < 512 ? 15 : 31) + k / 256 % 2, 1, -1);
         }
         x[4 * IN + 300] = NAN;
         x[5 * IN + 1023] = INFINITY;
@@ -617,11 +623,11 @@ int main(void)
 {
     find_isas();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_accuracy),  cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_fused),     cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_bad_scale), cmocka_unit_test(test_code_ends),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_packed_bytes),
-        cmocka_unit_test(test_arena),     cmocka_unit_test(test_narrow_sums),
+        cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_fused),      cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_bad_scale),  cmocka_unit_test(test_code_ends),
+        cmocka_unit_test(test_refusals),   cmocka_unit_test(test_packed_bytes),
+        cmocka_unit_test(test_arena),      cmocka_unit_test(test_narrow_sums),
         cmocka_unit_test(test_whole_tile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -660,9 +660,9 @@ static void test_small_ones(void **state)
 static void test_embed(void **state)
 {
     (void)state;
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
-                                     KN_Q4_1, KN_Q5_1, KN_Q4_K, KN_Q5_K, KN_Q6_K,
-                                     KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
+                                     KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
+                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
     enum { V = 9, W = 512, N = 200 };
     float *x = test_alloc(V * W * 4), *want = test_alloc(W * 4), *out = test_alloc(N * W * 4);
     char *data = test_alloc(V * W * 4);
@@ -673,7 +673,8 @@ static void test_embed(void **state)
     for (int i = 0; i < N; i++) ids[i] = (int32_t)(rnd_next(&seed) % V);
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         size_t row = kn_row_bytes(types[t], W);
-        for (size_t i = 0; i < V * row; i++) data[i] = (char)(rnd_next(&seed) & 0x3b); /* f16s that are finite */
+        for (size_t i = 0; i < V * row; i++)
+            data[i] = (char)(rnd_next(&seed) & 0x3b); /* f16s that are finite */
         for (int i = 0; i < V && kn_type_info(types[t])->can_encode; i++)
             assert_int_equal(kn_encode_row(types[t], x + i * W, data + (size_t)i * row, W, NULL), 0);
         struct kn_weight w = {.type = types[t], .n_in = W, .n_out = V, .rows = data};

@@ -324,8 +324,8 @@ static void test_order(void **state)
 static void test_plain_recipes(void **state)
 {
     (void)state;
-    static const uint32_t type[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0,
-                                    KN_Q5_0, KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q4_1, KN_Q5_1};
+    static const uint32_t type[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,
+                                    KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q4_1, KN_Q5_1};
     static const uint32_t file_type[] = {0, 1, 32, 7, 2, 8, 14, 16, 18, 3, 9};
     const struct quant_model m = {"qwen3", 28, 0, 16, 8, false};
     struct err e = {0};
@@ -346,9 +346,10 @@ static void test_plain_recipes(void **state)
         const char *name;
         enum quant_recipe r;
         uint32_t file_type;
-    } mixes[] = {{"Q4_K_S", QUANT_Q4_K_S, 14}, {"Q4_K_M", QUANT_Q4_K_M, 15}, {"Q5_K_S", QUANT_Q5_K_S, 16}, {"Q5_K_M", QUANT_Q5_K_M, 17},
-                 {"Q2_K", QUANT_Q2_K, 10},     {"Q3_K_S", QUANT_Q3_K_S, 11}, {"Q3_K_M", QUANT_Q3_K_M, 12}, {"Q3_K_L", QUANT_Q3_K_L, 13},
-                 {"IQ4_NL", QUANT_IQ4_NL, 25}, {"IQ4_XS", QUANT_IQ4_XS, 30}};
+    } mixes[] = {{"Q4_K_S", QUANT_Q4_K_S, 14}, {"Q4_K_M", QUANT_Q4_K_M, 15}, {"Q5_K_S", QUANT_Q5_K_S, 16},
+                 {"Q5_K_M", QUANT_Q5_K_M, 17}, {"Q2_K", QUANT_Q2_K, 10},     {"Q3_K_S", QUANT_Q3_K_S, 11},
+                 {"Q3_K_M", QUANT_Q3_K_M, 12}, {"Q3_K_L", QUANT_Q3_K_L, 13}, {"IQ4_NL", QUANT_IQ4_NL, 25},
+                 {"IQ4_XS", QUANT_IQ4_XS, 30}};
     for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++) {
         assert_int_equal(quant_recipe_by_name(mixes[i].name, &mix, &e), 0);
         assert_int_equal(mix, mixes[i].r);
@@ -379,12 +380,12 @@ static void test_kept_and_fallbacks(void **state)
     static const struct {
         enum quant_recipe r;
         uint32_t c, d, e;
-    } want[] = {{QUANT_Q4_K, KN_Q5_0, KN_F16, KN_Q4_K},  {QUANT_Q5_K, KN_Q5_1, KN_F16, KN_Q5_K},
-                {QUANT_Q6_K, KN_Q8_0, KN_F16, KN_Q6_K},  {QUANT_Q8_0, KN_Q8_0, KN_F16, KN_Q8_0},
-                {QUANT_Q4_0, KN_Q4_0, KN_F16, KN_Q4_0},  {QUANT_F16, KN_F16, KN_F16, KN_F16},
-                {QUANT_Q4_K_M, KN_Q5_0, KN_F16, KN_Q4_K}, {QUANT_Q5_K_M, KN_Q5_1, KN_F16, KN_Q5_K},
-                {QUANT_Q4_1, KN_Q4_1, KN_F16, KN_Q4_1},  {QUANT_Q5_1, KN_Q5_1, KN_F16, KN_Q5_1},
-                {QUANT_Q2_K, KN_Q4_0, KN_F16, KN_Q2_K},  {QUANT_Q3_K_M, KN_Q4_0, KN_F16, KN_Q3_K},
+    } want[] = {{QUANT_Q4_K, KN_Q5_0, KN_F16, KN_Q4_K},       {QUANT_Q5_K, KN_Q5_1, KN_F16, KN_Q5_K},
+                {QUANT_Q6_K, KN_Q8_0, KN_F16, KN_Q6_K},       {QUANT_Q8_0, KN_Q8_0, KN_F16, KN_Q8_0},
+                {QUANT_Q4_0, KN_Q4_0, KN_F16, KN_Q4_0},       {QUANT_F16, KN_F16, KN_F16, KN_F16},
+                {QUANT_Q4_K_M, KN_Q5_0, KN_F16, KN_Q4_K},     {QUANT_Q5_K_M, KN_Q5_1, KN_F16, KN_Q5_K},
+                {QUANT_Q4_1, KN_Q4_1, KN_F16, KN_Q4_1},       {QUANT_Q5_1, KN_Q5_1, KN_F16, KN_Q5_1},
+                {QUANT_Q2_K, KN_Q4_0, KN_F16, KN_Q2_K},       {QUANT_Q3_K_M, KN_Q4_0, KN_F16, KN_Q3_K},
                 {QUANT_IQ4_XS, KN_IQ4_NL, KN_F16, KN_IQ4_XS}, {QUANT_IQ4_NL, KN_IQ4_NL, KN_F16, KN_IQ4_NL}};
     struct err e = {0};
     for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
@@ -555,7 +556,8 @@ static void test_weighted_rows(void **state)
                     loss[s] += (double)w[i] * d * d;
                 }
             }
-        if (!(loss[0] < 0.97 * loss[1])) fail_msg("%s: %g weighted, %g not", kn_type_info(types[k])->name, loss[0], loss[1]);
+        if (!(loss[0] < 0.97 * loss[1]))
+            fail_msg("%s: %g weighted, %g not", kn_type_info(types[k])->name, loss[0], loss[1]);
     }
 }
 
@@ -616,7 +618,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_q4_k_m),
-        cmocka_unit_test(test_special_mixes), cmocka_unit_test(test_other_mixes),
+        cmocka_unit_test(test_special_mixes),
+        cmocka_unit_test(test_other_mixes),
         cmocka_unit_test(test_low_mixes),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_plain_recipes),
@@ -624,7 +627,8 @@ int main(void)
         cmocka_unit_test(test_overrides),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_error),
-        cmocka_unit_test(test_weighted_rows), cmocka_unit_test(test_bad_rows),
+        cmocka_unit_test(test_weighted_rows),
+        cmocka_unit_test(test_bad_rows),
         cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

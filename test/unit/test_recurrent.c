@@ -489,8 +489,8 @@ static void test_decoded(void **state)
     model_free(d);
 }
 
-/* A stop id ends undrafted cycles, where they are recorded with one more that has been started, whose row the state
- * has taken along; else anything may follow. */
+/* A stop id ends undrafted cycles, where they are recorded with one more that has been started, whose row the
+ * state has taken along; else anything may follow. */
 static void test_stopped(void **state)
 {
     static struct run whole, r, next;
@@ -502,8 +502,12 @@ static void test_stopped(void **state)
         for (int recorded = 0; recorded < 2; recorded++)
             for (int32_t stop = 0; stop < IDS - 1; stop++) {
                 struct err e = {0};
-                const struct spec_options o = {
-                    .n = 16, .sampler = samplers[1], .stops = &stop, .n_stops = 1, .tokens = take_tokens, .ctx = &r};
+                const struct spec_options o = {.n = 16,
+                                               .sampler = samplers[1],
+                                               .stops = &stop,
+                                               .n_stops = 1,
+                                               .tokens = take_tokens,
+                                               .ctx = &r};
                 int n = 0;
                 while (n < 16 && whole.id[n++] != stop)
                     ;

@@ -406,7 +406,9 @@ static void test_import_config_refuses(void **state)
         {"tok_qwen2.json",
          {0, "{\"eos_token\":\"<eos>\"}"},
          "tokenizer_config.json: eos_token: '<eos>' is not in tokenizer.json"},
-        {"tok_qwen2.json", {0, "{\"eos_token\":5}"}, "tokenizer_config.json: eos_token: expected a string, got 5"},
+        {"tok_qwen2.json",
+         {0, "{\"eos_token\":5}"},
+         "tokenizer_config.json: eos_token: expected a string, got 5"},
         {"tok_qwen2.json",
          {0, "{\"add_bos_token\":true}"},
          "add_bos_token is true, but post_processor of tokenizer.json adds none"},
@@ -583,12 +585,17 @@ static void test_import_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open_refuses),          cmocka_unit_test(test_open_needs_bytes),
+        cmocka_unit_test(test_open_refuses),
+        cmocka_unit_test(test_open_needs_bytes),
         cmocka_unit_test(test_long_special),
-        cmocka_unit_test(test_open_defaults),         cmocka_unit_test(test_copy),
-        cmocka_unit_test(test_import_refuses),        cmocka_unit_test(test_import_ids),
-        cmocka_unit_test(test_import_config_refuses), cmocka_unit_test(test_import_ignore_merges),
-        cmocka_unit_test(test_import_directory),      cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_open_defaults),
+        cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_import_refuses),
+        cmocka_unit_test(test_import_ids),
+        cmocka_unit_test(test_import_config_refuses),
+        cmocka_unit_test(test_import_ignore_merges),
+        cmocka_unit_test(test_import_directory),
+        cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_import_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
