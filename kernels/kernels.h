@@ -12,8 +12,8 @@
  * contiguous. Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of
  * text. No operation prints or exits. None allocates but alloc, alloc_shared, those named load and reserve,
  * record_end and read_speed; none waits for the device but download, sync, find_bad, await, read_speed and
- * what gives memory back. One exception: layers of one row, collected on CUDA (kernels/cuda/chain.cu), take
- * memory for what they hand on when they are first launched and when later ones want more, tens of MB at
+ * what gives memory back. One exception: layers of one row, collected on CUDA (kernels/cuda/chain/chain.cu),
+ * take memory for what they hand on when they are first launched and when later ones want more, tens of MB at
  * most, of the margin that plans leave (kn_memory), and wait until it is cleared; a recording of them takes
  * memory for their descriptors. */
 #ifndef DFLASH_KERNELS_H
