@@ -155,7 +155,7 @@ CLANG_FORMAT ?= clang-format
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
 .PHONY: format check-format
 format:
-	$(CLANG_FORMAT) -i $(FORMATTED)
+	@$(CLANG_FORMAT) -i $(FORMATTED)
 check-format:
 	@$(CLANG_FORMAT) --dry-run -Werror $(FORMATTED)
 
