@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "source.h"
 
 /* ---- the backend that counts ---- */
 
@@ -192,7 +193,11 @@ int memory_plan_session(struct memory_planner *p, const struct session_options *
     p->c.taken = p->c.scratch = p->c.products = 0;
     if (session_new(&s, p->target, p->drafter, o, e)) return -1;
     plan->caches = bytes_of(p, s->kv, p->target->d->n_layer);
-    if (p->drafter) plan->caches += bytes_of(p, s->draft_kv, p->drafter->d->n_layer);
+    if (s->source && s->source->op->caches) {
+        int32_t n;
+        const struct kn_kv *kv = s->source->op->caches(s, &n);
+        plan->caches += bytes_of(p, kv, n);
+    }
     session_free(s);
     plan->weights = loaded ? 0 : p->weights;
     plan->activations = p->c.taken - plan->caches;
