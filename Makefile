@@ -52,7 +52,7 @@ LIBS := -lz -ljansson -lpcre2-8 -lutf8proc -lm
 OBJ := $(BUILD)/obj
 BIN := $(BUILD)/bin
 
-COMMON_SRC  := $(wildcard common/*.c)
+COMMON_SRC  := $(wildcard common/*/*.c)
 KERNEL_SRC  := $(wildcard kernels/*.c kernels/blocks/*.c kernels/cpu/*.c)
 CLI_SRC     := $(wildcard cmd/*.c)
 COMMON_OBJ  := $(COMMON_SRC:%.c=$(OBJ)/%.o)
@@ -66,9 +66,9 @@ CLI_LIB     := $(BUILD)/libcmd.a
 # backend.c with KN_CUDA and takes the place of the archive's own.
 CUDA_TOOLS := prefill generate bench
 CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
-CUDA_SRC   := $(wildcard kernels/cuda/*.cu)
+CUDA_SRC   := $(wildcard kernels/cuda/*/*.cu)
 CUDA_OBJ   := $(OBJ)/kernels/backend_cuda.o $(CUDA_SRC:%.cu=$(OBJ)/%.cu.o)
-# cublasLt is opened when a prompt is first run (kernels/cuda/many.cu): only its header is needed here.
+# cublasLt is opened when a prompt is first run (kernels/cuda/prompt/many.cu): only its header is needed here.
 CUBLAS     ?= $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),1,0)
 CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lstdc++ \
               $(if $(filter 1,$(CUBLAS)),-Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64:$(CUDA_HOME)/lib)
@@ -120,12 +120,12 @@ $(CUDA_STAMP):
 $(LIB): $(COMMON_OBJ) $(KERNEL_OBJ)
 	@rm -f $@
 	$(SAY) AR $@
-	$(Q)ar rcs $@ $^
+	$(Q)ar qcs $@ $^
 
 $(CLI_LIB): $(CLI_OBJ)
 	@rm -f $@
 	$(SAY) AR $@
-	$(Q)ar rcs $@ $^
+	$(Q)ar qcs $@ $^
 
 .SECONDEXPANSION:
 cuda_of = $(if $(filter $1,$(CUDA_TOOLS)),$(if $(filter 1,$(CUDA)),$(CUDA_OBJ)) $(CUDA_STAMP))
@@ -135,27 +135,35 @@ $(PROGRAMS): $(BIN)/dflash-%: $$(call objects_of,$$*) $$(call cuda_of,$$*) $(CLI
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS) $(if $(filter %.cu.o,$^),$(CUDA_LIBS))
 
+# The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
+FLOORS := 1:base 2:file 3:describe 4:model 4:token 5:make 5:run 6:inspect
+
 .PHONY: check-layers
 check-layers:
 	@bad=$$(grep -nE '^#include "(\.\./)*(cmd|common)/' kernels -r --include='*.[ch]' --include='*.cu' --include='*.cuh'; \
 	        grep -nE '^#include "(\.\./)+cmd/' common -r --include='*.[ch]'; \
 	        grep -nE '^#include "(\.\./)+kernels/' common cmd -r --include='*.[ch]' | grep -v 'kernels/kernels\.h"'); \
 	if [ -n "$$bad" ]; then echo "includes against the layers (cmd -> common -> kernels/kernels.h):"; echo "$$bad"; exit 1; fi
+	@bad=$$(grep -rHnoE '^#include "\.\./[a-z]+/' common | awk -F'[/:"]' -v floors='$(FLOORS)' ' \
+	    BEGIN {n = split(floors, f, " "); for (i = 1; i <= n; i++) {split(f[i], p, ":"); floor[p[2]] = p[1]}} \
+	    !floor[$$2] || !floor[$$(NF - 1)] || floor[$$(NF - 1)] >= floor[$$2]'; \
+	    for d in common/*; do case ' $(FLOORS) ' in *:$${d#common/}' '*) ;; *) echo "$$d: a room without a floor" ;; esac; done); \
+	if [ -n "$$bad" ]; then echo "includes against the floors of common ($(FLOORS)):"; echo "$$bad"; exit 1; fi
 
 # The committed .clang-format, by Debian 12's clang-format 14 (other versions differ in places).
 CLANG_FORMAT ?= clang-format
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
 .PHONY: format check-format
 format:
-	$(CLANG_FORMAT) -i $(FORMATTED)
+	@$(CLANG_FORMAT) -i $(FORMATTED)
 check-format:
 	@$(CLANG_FORMAT) --dry-run -Werror $(FORMATTED)
 
-# Unit tests: every test/unit/test_*.c is a cmocka program.
-UNIT_SRC := $(wildcard test/unit/test_*.c)
-UNIT_BIN := $(UNIT_SRC:test/unit/%.c=$(BUILD)/test/%)
+# Unit tests: every test/unit/ROOM/test_*.c is a cmocka program.
+UNIT_SRC := $(wildcard test/unit/*/test_*.c)
+UNIT_BIN := $(patsubst %.c,$(BUILD)/test/%,$(notdir $(UNIT_SRC)))
 REPLAY_BIN := $(patsubst test/fuzz/fuzz_%.c,$(BUILD)/test/replay_%,$(wildcard test/fuzz/fuzz_*.c)) # see fuzz-replay
-$(BUILD)/test/%: test/unit/%.c $(LIB) $$(wildcard test/unit/*.h)
+$(UNIT_BIN): $(BUILD)/test/%: $$(wildcard test/unit/*/$$*.c) $(LIB) $$(wildcard test/unit/*.h test/unit/*/*.h)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) -DTEST_DATA='"test/data"' $(LDFLAGS) $< $(LIB) -o $@ -lcmocka $(LIBS)
@@ -262,31 +270,31 @@ test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
 # the losslessness of drafted output on the device.
 GPU_TESTS := test_gpu families_gpu memory_gpu test_many table_gpu chain_delta_gpu
-$(GPU_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: test/gpu/%.c $$(wildcard test/gpu/$$*_*.c) test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/*.h test/unit/*.h)
+$(GPU_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: $$(wildcard test/gpu/*/$$*.c test/gpu/*/$$*_*.c) test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/*.h test/gpu/*/*.h test/unit/*/*.h)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/experts_%: test/gpu/experts_%.c test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/experts_*.h) test/gpu/harness.h
+$(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench: $(BUILD)/test/experts_%: $$(wildcard test/gpu/*/experts_$$*.c) test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/*.h test/gpu/*/*.h)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # Matrix products on the GPU: `mm_gpu check` and, by its other words, times. Needs nvcc.
-$(BUILD)/test/mm_gpu: $(wildcard test/gpu/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/gpu/mm_gpu.cuh
+$(BUILD)/test/mm_gpu: $(wildcard test/gpu/*/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/gpu/mm_gpu.cuh
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
 # Attention by itself, timed (checks are test_gpu's).
-$(BUILD)/test/attention_gpu: test/gpu/attention_gpu.cu $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/attention_gpu: test/gpu/bench/attention_gpu.cu $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
-$(BUILD)/test/chain_gpu: test/gpu/chain_gpu.c test/gpu/chain_wide.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # Where there is little: calls of CUDA, and allocations, that the program lets fail.
 LIMITS_WRAP := $(foreach f,cudaMalloc cudaMemset cudaEventRecord cudaLaunchKernelExC calloc,-Wl$(comma)--wrap=$f)
-$(BUILD)/test/limits_gpu.o: test/gpu/limits_gpu.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h test/gpu/harness.h
+$(BUILD)/test/limits_gpu.o: test/gpu/check/limits_gpu.cc $(wildcard kernels/cuda/*/*.cuh) kernels/kernels.h test/gpu/harness.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@
@@ -294,7 +302,7 @@ $(BUILD)/test/limits_gpu: $(BUILD)/test/limits_gpu.o test/gpu/harness.c $(CUDA_O
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(LIMITS_WRAP) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
-$(BUILD)/test/test_layout.o: test/gpu/test_layout.cc $(wildcard kernels/cuda/*.cuh) kernels/kernels.h
+$(BUILD)/test/test_layout.o: test/gpu/check/test_layout.cc $(wildcard kernels/cuda/*/*.cuh) kernels/kernels.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@
@@ -310,7 +318,7 @@ $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 GPU_MODELS := $(BUILD)/gpu-models
 .PHONY: bench-gpu
 bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
-	test/gpu/make_models.sh $(BIN) $(GPU_MODELS)
+	test/gpu/bench/make_models.sh $(BIN) $(GPU_MODELS)
 	$(BUILD)/test/table_gpu $(GPU_MODELS)
 	$(BUILD)/test/experts_bench
 
@@ -374,7 +382,7 @@ build-fuzz/obj/%.o: %.c
 	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 build-fuzz/libdflash.a: $(FUZZ_OBJ)
 	@rm -f $@
-	$(Q)ar rcs $@ $^
+	$(Q)ar qcs $@ $^
 # Not counted as coverage: mutations of JSON by its structure, for the targets that read it.
 build-fuzz/json_mutate.o: test/fuzz/json_mutate.c test/fuzz/json_mutate.h
 	$(SAY) CC $@
@@ -389,7 +397,7 @@ build-fuzz/kernels/%.o: %.c
 	@mkdir -p $(@D)
 	$(SAY) CC $@
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O1 -w -ffp-contract=off -fno-math-errno -fno-omit-frame-pointer -fsanitize=address $(CFLAGS_ISA) -MMD -MP -c $< -o $@
-build-fuzz/fuzz_session: test/fuzz/fuzz_session.c test/fuzz/no_openmp.c test/fuzz/stream.c test/fuzz/stream.h test/unit/tiny_pair.h build-fuzz/libdflash.a $(FUZZ_KERNELS)
+build-fuzz/fuzz_session: test/fuzz/fuzz_session.c test/fuzz/no_openmp.c test/fuzz/stream.c test/fuzz/stream.h test/unit/run/tiny_pair.h build-fuzz/libdflash.a $(FUZZ_KERNELS)
 	$(SAY) LINK $@
 	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter %.c %.o,$^) build-fuzz/libdflash.a -o $@ $(FUZZ_WRAP) $(FUZZ_LIBS)
 build-fuzz/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/no_backend.c test/fuzz/stream.c test/fuzz/stream.h build-fuzz/libdflash.a

@@ -16,10 +16,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../common/io.h"
-#include "../common/json.h"
-#include "../common/mem.h"
-#include "../common/text.h"
+#include "../common/base/io.h"
+#include "../common/base/json.h"
+#include "../common/base/mem.h"
+#include "../common/base/text.h"
 
 double cli_seconds(void)
 {

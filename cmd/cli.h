@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
-#include "../common/err.h"
+#include "../common/base/err.h"
 
 /* CLI_F32_ABOVE: min itself is outside. CLI_LIST: a string, repeated. */
 enum cli_kind { CLI_FLAG, CLI_STR, CLI_I32, CLI_I64, CLI_U64, CLI_F32, CLI_F32_ABOVE, CLI_LIST };

@@ -6,7 +6,7 @@
 #ifndef DFLASH_DRAFTER_FLAGS_H
 #define DFLASH_DRAFTER_FLAGS_H
 
-#include "../common/desc.h"
+#include "../common/describe/desc.h"
 #include "cli.h"
 
 /* As parsed; all zero but tap_shift and mask_id, which are -1 where not given. */

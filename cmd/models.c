@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../common/gguf.h"
-#include "../common/io.h"
+#include "../common/file/gguf.h"
+#include "../common/base/io.h"
 
 static const char *default_device(void)
 {

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include "cli.h"
 #include "drafter_flags.h"
-#include "../common/plan.h"
+#include "../common/run/plan.h"
 
 struct models {
     const char *target_path, *drafter_path;  /* drafter_path may be NULL */

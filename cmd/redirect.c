@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../common/mem.h"
+#include "../common/base/mem.h"
 
 static const char *name = "stdout"; /* what stdout is */
 

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 #include "cli.h"
-#include "../common/io.h"
+#include "../common/base/io.h"
 
 /* Flags for a table; the two variables are the program's. */
 #define REDIRECT_FLAGS(path, force)                                                                          \

@@ -2,7 +2,7 @@
  * that link it, and without for all others. */
 #include "cpu/cpu.h"
 #ifdef KN_CUDA
-#include "cuda/cuda.h"
+#include "cuda/core/cuda.h"
 #endif
 
 #include <stdio.h>

@@ -12,8 +12,8 @@
  * contiguous. Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of
  * text. No operation prints or exits. None allocates but alloc, alloc_shared, those named load and reserve,
  * record_end and read_speed; none waits for the device but download, sync, find_bad, await, read_speed and
- * what gives memory back. One exception: layers of one row, collected on CUDA (kernels/cuda/chain.cu), take
- * memory for what they hand on when they are first launched and when later ones want more, tens of MB at
+ * what gives memory back. One exception: layers of one row, collected on CUDA (kernels/cuda/chain/chain.cu),
+ * take memory for what they hand on when they are first launched and when later ones want more, tens of MB at
  * most, of the margin that plans leave (kn_memory), and wait until it is cleared; a recording of them takes
  * memory for their descriptors. */
 #ifndef DFLASH_KERNELS_H
@@ -353,6 +353,7 @@ struct kn_ops {
     int32_t pass_rows; /* a prefill pass is worth this many rows, where chunks are shorter; 0: the chunk's own
                           are enough */
     const struct kn_memory *memory; /* NULL: the host's memory, which is not planned */
+    bool counts; /* takes no memory and counts what would be taken: what it is handed is not looked at */
     /* memory */
     void *(*alloc)(struct kn_backend *, size_t bytes); /* zeroed, 64-byte aligned; NULL on failure */
     void (*free)(struct kn_backend *, void *);

@@ -1,9 +1,9 @@
 /* dialect_files.h - drafter GGUFs as other engines write them: one drafter, spelled in every dialect.
  *
- * The spellings stand here once more, apart from the table that the programs read them by (common/dialect.c),
- * as the engines' own writers have them: without our keys, with their quirks. The drafter is made here (a few
- * KB), or it is that of a file in the dialect upstream. Used by test/unit/test_dialects.c and
- * test/make_dialects.c. */
+ * The spellings stand here once more, apart from the table that the programs read them by
+ * (common/describe/dialect.c), as the engines' own writers have them: without our keys, with their quirks.
+ * The drafter is made here (a few KB), or it is that of a file in the dialect upstream. Used by
+ * test/unit/describe/test_dialects.c and test/make_dialects.c. */
 #ifndef TEST_DIALECT_FILES_H
 #define TEST_DIALECT_FILES_H
 
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "../common/gguf.h"
+#include "../common/file/gguf.h"
 
 enum {
     DF_EMBD = 32,

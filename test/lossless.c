@@ -19,11 +19,11 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "../common/mem.h"
-#include "../common/session.h"
-#include "../common/spec.h"
-#include "../common/state.h"
-#include "../common/tokenizer.h"
+#include "../common/base/mem.h"
+#include "../common/run/session.h"
+#include "../common/run/spec.h"
+#include "../common/run/state.h"
+#include "../common/token/tokenizer.h"
 
 enum axis { PROMPT, TARGET, DRAFTER, BLOCK, WIDTH, SAMPLING, CACHE, RESUME, CHUNK, ISA, THREADS, AXES };
 

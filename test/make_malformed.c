@@ -2,8 +2,8 @@
  *
  * usage: make_malformed DIR
  * Each case below builds one file and states the message by hand; DIR/EXPECT gets "file<TAB>message" lines.
- * The files are committed, test/unit/test_malformed.c opens each and compares. `make malformed` runs this
- * program again. */
+ * The files are committed, test/unit/file/test_malformed.c opens each and compares. `make malformed` runs
+ * this program again. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

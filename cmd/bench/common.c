@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../common/io.h"
-#include "../../common/json.h"
-#include "../../common/mem.h"
+#include "../../common/base/io.h"
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
 #include "bench.h"
 
 int bench_emit(json_t *j, struct err *e)

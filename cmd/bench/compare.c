@@ -3,9 +3,9 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../../common/json.h"
-#include "../../common/mem.h"
-#include "../../common/session.h"
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
+#include "../../common/run/session.h"
 #include "../redirect.h"
 #include "bench.h"
 

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
-#include "../../common/mem.h"
+#include "../../common/base/mem.h"
 
 static struct experts_met *met_of(struct kn_backend *be)
 {

@@ -6,8 +6,8 @@
  * timed cells, which take a lock and begin when all the rest is done. */
 #include <stdio.h>
 #include <string.h>
-#include "../../common/quantize.h"
-#include "../../common/safetensors.h"
+#include "../../common/make/quantize.h"
+#include "../../common/file/safetensors.h"
 #include "../redirect.h"
 #include "bench.h"
 

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "../../common/mem.h"
-#include "../../common/session.h"
+#include "../../common/base/mem.h"
+#include "../../common/run/session.h"
 #include "../redirect.h"
 #include "bench.h"
 #include "ops_watch.h"

@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include "../../common/mem.h"
+#include "../../common/base/mem.h"
 
 static struct watch *watch_of(struct kn_backend *be)
 {

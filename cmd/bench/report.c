@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../common/io.h"
-#include "../../common/json.h"
-#include "../../common/mem.h"
-#include "../../common/text.h"
+#include "../../common/base/io.h"
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
+#include "../../common/base/text.h"
 #include "../redirect.h"
 #include "bench.h"
 

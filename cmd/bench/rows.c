@@ -7,8 +7,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../../common/mem.h"
-#include "../../common/session.h"
+#include "../../common/base/mem.h"
+#include "../../common/run/session.h"
 #include "../redirect.h"
 #include "bench.h"
 #include "experts_met.h"

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../common/convert.h"
-#include "../../common/io.h"
+#include "../../common/make/convert.h"
+#include "../../common/base/io.h"
 #include "../cli.h"
 #include "../drafter_flags.h"
 

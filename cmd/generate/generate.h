@@ -4,9 +4,9 @@
 
 #include "../cli.h"
 #include "../models.h"
-#include "../../common/session.h"
-#include "../../common/spec.h"
-#include "../../common/state.h"
+#include "../../common/run/session.h"
+#include "../../common/run/spec.h"
+#include "../../common/run/state.h"
 
 /* What a run was asked for, as the flags filled it. */
 struct settings {

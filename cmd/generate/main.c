@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "generate.h"
-#include "../../common/io.h"
-#include "../../common/mem.h"
+#include "../../common/base/io.h"
+#include "../../common/base/mem.h"
 
 static struct settings set = {
     .m = MODELS_INIT,

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "generate.h"
-#include "../../common/json.h"
-#include "../../common/mem.h"
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
 
 /* Tokens a second of decoding: the first token is the prefill's. */
 static double decode_rate(const struct spec_stats *st)

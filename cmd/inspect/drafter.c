@@ -2,8 +2,8 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
-#include "../../common/desc.h"
-#include "../../common/dialect.h"
+#include "../../common/describe/desc.h"
+#include "../../common/describe/dialect.h"
 #include "show.h"
 
 static void print_line(void *ctx, const char *subject, const char *text)

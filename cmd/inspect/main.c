@@ -3,11 +3,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../../common/check.h"
-#include "../../common/diff.h"
-#include "../../common/gguf.h"
-#include "../../common/io.h"
-#include "../../common/safetensors.h"
+#include "../../common/inspect/check.h"
+#include "../../common/inspect/diff.h"
+#include "../../common/file/gguf.h"
+#include "../../common/base/io.h"
+#include "../../common/file/safetensors.h"
 #include "../cli.h"
 #include "../drafter_flags.h"
 #include "../redirect.h"

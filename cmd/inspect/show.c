@@ -5,9 +5,9 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../../common/json.h"
-#include "../../common/mem.h"
-#include "../../common/text.h"
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
+#include "../../common/base/text.h"
 #include "show.h"
 
 /* Elements of an array for people; JSON has all of up to so many numbers or strings. */

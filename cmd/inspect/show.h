@@ -4,13 +4,13 @@
 
 #include <jansson.h>
 #include <stdbool.h>
-#include "../../common/check.h"
-#include "../../common/desc.h"
-#include "../../common/diff.h"
-#include "../../common/gguf.h"
-#include "../../common/safetensors.h"
+#include "../../common/inspect/check.h"
+#include "../../common/describe/desc.h"
+#include "../../common/inspect/diff.h"
+#include "../../common/file/gguf.h"
+#include "../../common/file/safetensors.h"
 
-/* s as a terminal may have it (common/text.h). Good until four more; 4,095 bytes at most. */
+/* s as a terminal may have it (common/base/text.h). Good until four more; 4,095 bytes at most. */
 const char *show_text(const char *s);
 void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json);
 void show_safetensors(const struct st *s, const char *path, bool tensors, bool json);

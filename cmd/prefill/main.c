@@ -13,11 +13,11 @@
 
 #include "../cli.h"
 #include "../models.h"
-#include "../../common/imatrix.h"
-#include "../../common/io.h"
-#include "../../common/mem.h"
-#include "../../common/session.h"
-#include "../../common/state.h"
+#include "../../common/file/imatrix.h"
+#include "../../common/base/io.h"
+#include "../../common/base/mem.h"
+#include "../../common/run/session.h"
+#include "../../common/run/state.h"
 
 static struct models m = MODELS_INIT;
 static const char *out_path, *logits_path, *hidden_path, *imatrix_path, *dataset;

@@ -7,12 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../common/gguf.h"
-#include "../../common/imatrix.h"
-#include "../../common/json.h"
-#include "../../common/mem.h"
-#include "../../common/quantize.h"
-#include "../../common/text.h"
+#include "../../common/file/gguf.h"
+#include "../../common/file/imatrix.h"
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
+#include "../../common/make/quantize.h"
+#include "../../common/base/text.h"
 #include "../cli.h"
 
 static const char *out_path, *type_name, *imatrix_path;

@@ -3,9 +3,9 @@
 #include <string.h>
 #include <unistd.h>
 #include <zlib.h>
-#include "../../common/io.h"
-#include "../../common/json.h"
-#include "../../common/mem.h"
+#include "../../common/base/io.h"
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
 
 #define MAX_CHAT ((uint64_t)1 << 30)
 

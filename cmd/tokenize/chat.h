@@ -1,11 +1,11 @@
 /* chat.h - --chat: JSON lines on stdin, one message each, to the ids of the model's chat template
- * (common/chat.h). */
+ * (common/token/chat.h). */
 #ifndef DFLASH_TOKENIZE_CHAT_H
 #define DFLASH_TOKENIZE_CHAT_H
 
-#include "../../common/chat.h"
-#include "../../common/gguf.h"
-#include "../../common/tokenizer.h"
+#include "../../common/token/chat.h"
+#include "../../common/file/gguf.h"
+#include "../../common/token/tokenizer.h"
 #include "../cli.h"
 
 /* The template of g, or the one of that name (NULL: g's own), checked against

@@ -2,10 +2,10 @@
  * what arrives is worked on at once, and what is ready is written before the next read waits. */
 #include <string.h>
 #include <unistd.h>
-#include "../../common/gguf.h"
-#include "../../common/io.h"
-#include "../../common/mem.h"
-#include "../../common/tokenizer.h"
+#include "../../common/file/gguf.h"
+#include "../../common/base/io.h"
+#include "../../common/base/mem.h"
+#include "../../common/token/tokenizer.h"
 #include "../cli.h"
 #include "chat.h"
 

@@ -1,14 +1,11 @@
 /* math.h - exp, tanh, the activations, and (in double) log, sin and cos: ours, so that their bits are the
  * same on every machine and from every instruction set. Vectors are those of vec.h; the polynomials were
- * fitted with Remez' algorithm for this file, errors measured by test/unit/test_math.c against long double:
- *     v_exp       1 ulp, any float (subnormal results too); exp(-inf) = 0, NaN stays NaN
- *     v_tanh      1.5 ulp
- *     v_silu      3 ulp     x / (1 + exp(-x))
- *     v_sigmoid   3 ulp     from exp(-|x|): no overflow, subnormal results too
- *     cpu_softplus 2 ulp    max(x, 0) + log(1 + exp(-|x|)), the logarithm in double
- *     v_gelu_tanh 2 ulp above 0, 1e-6 absolute below (1 + tanh cancels)
- *     cpu_log     1 ulp (double)
- *     cpu_sincos  1 ulp of 1 for |x| to 2^31: Cody and Waite with three parts of pi/2 and fused products */
+ * fitted with Remez' algorithm for this file, errors measured by test/unit/kernels/test_math.c against long
+ * double: v_exp       1 ulp, any float (subnormal results too); exp(-inf) = 0, NaN stays NaN v_tanh      1.5
+ * ulp v_silu      3 ulp     x / (1 + exp(-x)) v_sigmoid   3 ulp     from exp(-|x|): no overflow, subnormal
+ * results too cpu_softplus 2 ulp    max(x, 0) + log(1 + exp(-|x|)), the logarithm in double v_gelu_tanh 2 ulp
+ * above 0, 1e-6 absolute below (1 + tanh cancels) cpu_log     1 ulp (double) cpu_sincos  1 ulp of 1 for |x|
+ * to 2^31: Cody and Waite with three parts of pi/2 and fused products */
 #ifndef DFLASH_CPU_MATH_H
 #define DFLASH_CPU_MATH_H
 

@@ -1,5 +1,5 @@
 # An importance matrix is gathered over two runs, reads back, weighs a quantised file's error, and is recorded there.
-dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/common/quantize.h" >a.tok
+dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/common/make/quantize.h" >a.tok
 dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/kernels/kernels.h" | head -c 4000 >b.tok
 dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix im.gguf --dataset one <a.tok
 dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix im.gguf --dataset two --threads 1 <b.tok

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/chat.h"
-#include "../../common/tokenizer_priv.h"
+#include "../../common/token/chat.h"
+#include "../../common/token/tokenizer_priv.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

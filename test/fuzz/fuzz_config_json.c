@@ -2,7 +2,7 @@
  * the check of what is left. Nothing may crash, leak, or fail without a message. */
 #include <stdlib.h>
 
-#include "../../common/hf_config.h"
+#include "../../common/file/hf_config.h"
 #include "json_mutate.h"
 
 const char *const json_words[] = {"architectures",

@@ -1,8 +1,8 @@
 /* fuzz_desc.c - any bytes that are a GGUF through the description: what it accepts is whole and in range.
  * Drafters also with flags over the file, told as text, and their keys written in every dialect. */
-#include "../../common/desc.h"
-#include "../../common/gguf.h"
-#include "../../common/relabel.h"
+#include "../../common/describe/desc.h"
+#include "../../common/file/gguf.h"
+#include "../../common/make/relabel.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,5 +1,5 @@
 /* fuzz_gguf.c - any bytes through the GGUF reader; what it accepts is read to the last element. */
-#include "../../common/gguf.h"
+#include "../../common/file/gguf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

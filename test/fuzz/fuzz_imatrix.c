@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "../../common/imatrix.h"
-#include "../../common/mem.h"
+#include "../../common/file/imatrix.h"
+#include "../../common/base/mem.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,5 +1,5 @@
 /* fuzz_safetensors.c - any bytes through the safetensors reader; what it accepts is decoded. */
-#include "../../common/safetensors.h"
+#include "../../common/file/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

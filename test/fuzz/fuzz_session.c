@@ -8,11 +8,11 @@
 #include <string.h>
 #include <zlib.h>
 
-#include "../../common/convert.h"
-#include "../../common/session.h"
-#include "../../common/spec.h"
-#include "../../common/state.h"
-#include "../unit/tiny_pair.h"
+#include "../../common/make/convert.h"
+#include "../../common/run/session.h"
+#include "../../common/run/spec.h"
+#include "../../common/run/state.h"
+#include "../unit/run/tiny_pair.h"
 #include "stream.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <zlib.h>
 
-#include "../../common/mem.h"
-#include "../../common/snapshot.h"
+#include "../../common/base/mem.h"
+#include "../../common/file/snapshot.h"
 #include "stream.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

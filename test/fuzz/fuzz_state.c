@@ -4,7 +4,7 @@
 #include <string.h>
 #include <zlib.h>
 
-#include "../../common/state.h"
+#include "../../common/run/state.h"
 #include "stream.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/tokenizer_priv.h"
+#include "../../common/token/tokenizer_priv.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/tokenizer_priv.h"
+#include "../../common/token/tokenizer_priv.h"
 #include "json_mutate.h"
 
 const char *const json_words[] = {"version",

@@ -2,8 +2,8 @@
  * length alone. The first byte picks the pieces. */
 #include <string.h>
 
-#include "../../common/io.h"
-#include "../../common/mem.h"
+#include "../../common/base/io.h"
+#include "../../common/base/mem.h"
 #include "stream.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -3,7 +3,7 @@
 #ifndef DFLASH_EXPERTS_DATA_H
 #define DFLASH_EXPERTS_DATA_H
 
-#include "../../kernels/cuda/cuda.h"
+#include "../../kernels/cuda/core/cuda.h"
 #include "harness.h"
 
 static struct kn_backend *gpu;

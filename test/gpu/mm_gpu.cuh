@@ -6,8 +6,8 @@
 #ifndef DFLASH_TEST_MM_GPU_CUH
 #define DFLASH_TEST_MM_GPU_CUH
 
-#include "../../kernels/cuda/mm.cuh"
-#include "../../kernels/cuda/pack.cuh"
+#include "../../kernels/cuda/product/mm.cuh"
+#include "../../kernels/cuda/product/pack.cuh"
 
 #include <algorithm>
 #include <cmath>

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "../../common/safetensors.h"
+#include "../../common/file/safetensors.h"
 #include "oracle.h"
 
 static double *load(const struct st *s, const char *prefix, const char *name, int64_t rows, int64_t cols,

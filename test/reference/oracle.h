@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "../../common/err.h"
+#include "../../common/base/err.h"
 
 struct oracle_layer {
     double *attn_norm, *ffn_norm, *q_norm, *k_norm; /* [E], [E], [D], [D] */

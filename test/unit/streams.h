@@ -12,9 +12,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "../../common/session.h"
-#include "../../common/spec.h"
-#include "../../common/state.h"
+#include "../../common/run/session.h"
+#include "../../common/run/spec.h"
+#include "../../common/run/state.h"
 
 enum { N_NEW = 40, MAX_BLOCK = 6, MAX_PROMPT = 1100 };
 

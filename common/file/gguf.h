@@ -1,0 +1,128 @@
+/* gguf.h - GGUF v3 files: read (mapped, views into the file) and written (streamed, whole or not at all).
+ *
+ * A reader maps the file, checks every length against the bytes that remain, and hands out views: keys,
+ * values and tensor data point into the map and live until gguf_close. A writer collects keys and tensor
+ * descriptions, then writes the header, then takes tensor data in order. Source: the GGUF specification,
+ * version 3 (docs/gguf.md). */
+#ifndef DFLASH_GGUF_H
+#define DFLASH_GGUF_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "../base/err.h"
+#include "../base/io.h"
+#include "../../kernels/kernels.h"
+
+enum gguf_type {
+    GGUF_U8 = 0,
+    GGUF_I8 = 1,
+    GGUF_U16 = 2,
+    GGUF_I16 = 3,
+    GGUF_U32 = 4,
+    GGUF_I32 = 5,
+    GGUF_F32 = 6,
+    GGUF_BOOL = 7,
+    GGUF_STRING = 8,
+    GGUF_ARRAY = 9,
+    GGUF_U64 = 10,
+    GGUF_I64 = 11,
+    GGUF_F64 = 12,
+};
+const char *gguf_type_name(uint32_t type); /* "u32", "string", ... or "unknown" */
+
+struct gguf_str {
+    const char *s; /* not NUL-terminated */
+    uint64_t n;
+};
+
+struct gguf_kv {
+    char *key;           /* NUL-terminated copy */
+    uint32_t type;       /* enum gguf_type */
+    uint32_t elem;       /* element type where type is GGUF_ARRAY (an array of arrays is refused by name) */
+    uint64_t count;      /* elements of an array, else 1 */
+    const uint8_t *data; /* raw little-endian value or elements (strings: u64 length + bytes each) */
+    uint64_t bytes;
+    struct gguf_str *strings; /* [count] where the value is a string or an array of strings, else NULL */
+};
+
+#define GGUF_MAX_DIMS 4
+struct gguf_tensor {
+    char *name;
+    uint32_t n_dims;
+    int64_t ne[GGUF_MAX_DIMS]; /* ne[0] contiguous; unused are 1 */
+    uint32_t type;             /* known to kn_type_info, or the open fails naming it */
+    uint64_t offset;           /* from the start of the data section */
+    uint64_t bytes;
+    const uint8_t *data; /* in the map */
+};
+
+struct gguf {
+    struct io_map map;
+    uint32_t version, alignment;
+    uint64_t n_kv, n_tensors;
+    struct gguf_kv *kv;          /* in file order; duplicate keys are refused */
+    struct gguf_tensor *tensor;  /* in file order; duplicates, overlaps and ranges past the end are refused */
+    struct gguf_kv **kv_by_name; /* the same, sorted: gguf_find and gguf_tensor search here */
+    struct gguf_tensor **tensor_by_name;
+    uint64_t data_offset; /* of the data section in the file */
+    bool borrowed;        /* opened over the caller's memory */
+    struct arena *arena;
+};
+
+/* Map a file and check all of it but the tensors' values. ERR_FORMAT: malformed, naming key or tensor;
+ * ERR_IO. */
+int gguf_open(struct gguf **g, const char *path, struct err *e);
+/* The same over memory that outlives it (tests, fuzzing); name is for messages. */
+int gguf_open_memory(struct gguf **g, const void *data, uint64_t size, const char *name, struct err *e);
+/* Where the hint of a refused drafter is the command that converts it: with its target. */
+void gguf_hint_target(const char *target, struct err *e);
+void gguf_close(struct gguf *g);
+
+const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL if absent */
+const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name);
+
+/* Typed getters. Integers take any integer type that holds the value; f32 takes f32 or f64. Return 0, 1 if
+ * the key is absent (e untouched), or -1 with e set (wrong type or range: key, expected, got). */
+int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *v, struct err *e);
+int gguf_get_i32(const struct gguf *g, const char *key, int32_t *v, struct err *e);
+int gguf_get_u64(const struct gguf *g, const char *key, uint64_t *v, struct err *e);
+int gguf_get_f32(const struct gguf *g, const char *key, float *v, struct err *e);
+int gguf_get_bool(const struct gguf *g, const char *key, bool *v, struct err *e);
+/* ERR_FORMAT where the file is one of several that a model was split into (split.count above 1): what is made
+ * of it alone would lack the rest. */
+int gguf_whole(const struct gguf *g, struct err *e);
+int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *v, struct err *e);
+/* Element i of an integer or bool array as i64; f32 of a float array. */
+int64_t gguf_array_i64(const struct gguf_kv *kv, uint64_t i);
+double gguf_array_f64(const struct gguf_kv *kv, uint64_t i);
+bool gguf_str_is(struct gguf_str a, const char *b);
+
+/* ---- writing ---- */
+struct gguf_writer;
+int gguf_writer_new(struct gguf_writer **w, struct err *e);
+void gguf_writer_free(struct gguf_writer *w);
+/* A key set twice replaces the first value in place. */
+int gguf_put_u32(struct gguf_writer *w, const char *key, uint32_t v, struct err *e);
+int gguf_put_i32(struct gguf_writer *w, const char *key, int32_t v, struct err *e);
+int gguf_put_u64(struct gguf_writer *w, const char *key, uint64_t v, struct err *e);
+int gguf_put_f32(struct gguf_writer *w, const char *key, float v, struct err *e);
+int gguf_put_bool(struct gguf_writer *w, const char *key, bool v, struct err *e);
+int gguf_put_str(struct gguf_writer *w, const char *key, const char *s, uint64_t n, struct err *e);
+/* n elements of elem, packed little-endian at data (bool: one byte each). */
+int gguf_put_array(struct gguf_writer *w, const char *key, uint32_t elem, const void *data, uint64_t n,
+                   struct err *e);
+int gguf_put_strings(struct gguf_writer *w, const char *key, const struct gguf_str *s, uint64_t n,
+                     struct err *e);
+/* Copy of a read value, verbatim. */
+int gguf_put_kv(struct gguf_writer *w, const struct gguf_kv *kv, struct err *e);
+int gguf_remove(struct gguf_writer *w, const char *key);
+/* Describe a tensor; order here is the order of the data. bytes follow from type and ne. */
+int gguf_add_tensor(struct gguf_writer *w, const char *name, uint32_t type, uint32_t n_dims,
+                    const int64_t *ne, struct err *e);
+/* Header, keys, tensor infos, padding. Afterwards each tensor's bytes, in order, in any number of pieces. */
+int gguf_write_header(struct gguf_writer *w, struct io_out *o, struct err *e);
+int gguf_write_data(struct gguf_writer *w, struct io_out *o, const void *data, uint64_t n, struct err *e);
+/* Checks that every tensor is complete; does not commit o. */
+int gguf_write_end(struct gguf_writer *w, struct io_out *o, struct err *e);
+
+#endif

@@ -1,0 +1,402 @@
+/* gguf_write.c - the writer of gguf.h.
+ *
+ * Keys and tensor descriptions are collected, the header goes out in one piece, and data follows tensor by
+ * tensor. The bytes are a function of the calls alone: keys and tensors in the order of the calls, padding
+ * zero. */
+#include "gguf.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../base/mem.h"
+
+#define MAX_KEY 65535
+#define MAX_TENSOR_NAME 63 /* readers of the field keep 64 bytes, the NUL included */
+
+struct out_tensor {
+    char *name;
+    uint32_t type, n_dims;
+    int64_t ne[GGUF_MAX_DIMS];
+    uint64_t bytes, offset;
+};
+
+struct gguf_writer {
+    struct gguf_kv *kv; /* data owned; strings unused (data holds them packed) */
+    uint64_t n_kv, room_kv;
+    struct out_tensor *tensor;
+    uint64_t n_tensors, room_tensors;
+    uint32_t alignment;
+    bool header_done;
+    uint64_t at;   /* the tensor whose data comes next */
+    uint64_t done; /* its bytes so far */
+};
+
+static const uint8_t fixed_size[] = {
+    [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2,  [GGUF_I16] = 2,    [GGUF_U32] = 4,
+    [GGUF_I32] = 4, [GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_STRING] = 0, [GGUF_ARRAY] = 0,
+    [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8,
+};
+
+int gguf_writer_new(struct gguf_writer **w, struct err *e)
+{
+    *w = mem_calloc(1, sizeof **w);
+    return *w ? 0 : err_set(e, ERR_IO, "out of memory (writer)");
+}
+
+void gguf_writer_free(struct gguf_writer *w)
+{
+    if (!w) return;
+    for (uint64_t i = 0; i < w->n_kv; i++) {
+        mem_free(w->kv[i].key);
+        mem_free((void *)(uintptr_t)w->kv[i].data);
+    }
+    for (uint64_t i = 0; i < w->n_tensors; i++) mem_free(w->tensor[i].name);
+    mem_free(w->kv);
+    mem_free(w->tensor);
+    mem_free(w);
+}
+
+/* ---- keys ---- */
+
+static int check_name(const char *what, const char *name, size_t cap, struct err *e)
+{
+    size_t n = strlen(name);
+    if (n < 1 || n > cap)
+        return err_set(e, ERR_FORMAT, "%s '%.80s': bad length of its name (expected 1 to %zu bytes, got %zu)",
+                       what, name, cap, n);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)
+            return err_set(e, ERR_FORMAT,
+                           "%s %zu bytes long: a control character in its name (byte %zu is 0x%02x)", what, n,
+                           i, (unsigned)name[i]);
+    return 0;
+}
+
+/* Room for one more element of size bytes in *p. */
+static int grow(void **p, uint64_t n, uint64_t *room, size_t size, struct err *e)
+{
+    uint64_t want = *room ? *room * 2 : 32;
+    void *q;
+    if (n < *room) return 0;
+    q = want > SIZE_MAX / size ? NULL : mem_realloc(*p, (size_t)want * size);
+    if (!q) return err_set(e, ERR_IO, "out of memory (writer)");
+    *p = q;
+    *room = want;
+    return 0;
+}
+
+/* Takes data (mem_alloc'ed) in any case. */
+static int put(struct gguf_writer *w, const char *key, uint32_t type, uint32_t elem, uint64_t count,
+               uint8_t *data, uint64_t bytes, struct err *e)
+{
+    struct gguf_kv *kv = NULL;
+    char *copy = NULL;
+    if (!data) return err_set(e, ERR_IO, "out of memory (key '%.80s')", key);
+    if (w->header_done) {
+        err_set(e, ERR_FORMAT, "key '%.80s': set after the header was written", key);
+        goto fail;
+    }
+    if (check_name("key", key, MAX_KEY, e)) goto fail;
+    for (uint64_t i = 0; i < w->n_kv && !kv; i++)
+        if (!strcmp(w->kv[i].key, key)) kv = &w->kv[i];
+    if (kv) {
+        mem_free((void *)(uintptr_t)kv->data);
+    } else {
+        copy = mem_strdup(key);
+        if (!copy) err_set(e, ERR_IO, "out of memory (key '%.80s')", key);
+        if (!copy || grow((void **)&w->kv, w->n_kv, &w->room_kv, sizeof *w->kv, e)) goto fail;
+        kv = &w->kv[w->n_kv++];
+        kv->key = copy;
+    }
+    kv->type = type;
+    kv->elem = elem;
+    kv->count = count;
+    kv->data = data;
+    kv->bytes = bytes;
+    kv->strings = NULL;
+    return 0;
+fail:
+    mem_free(copy);
+    mem_free(data);
+    return -1;
+}
+
+static uint8_t *copy_of(const void *data, uint64_t n)
+{
+    uint8_t *p = n > SIZE_MAX ? NULL : mem_alloc((size_t)n);
+    if (p && n) memcpy(p, data, (size_t)n);
+    return p;
+}
+
+int gguf_put_u32(struct gguf_writer *w, const char *key, uint32_t v, struct err *e)
+{
+    return put(w, key, GGUF_U32, GGUF_U32, 1, copy_of(&v, sizeof v), sizeof v, e);
+}
+
+int gguf_put_i32(struct gguf_writer *w, const char *key, int32_t v, struct err *e)
+{
+    return put(w, key, GGUF_I32, GGUF_I32, 1, copy_of(&v, sizeof v), sizeof v, e);
+}
+
+int gguf_put_u64(struct gguf_writer *w, const char *key, uint64_t v, struct err *e)
+{
+    return put(w, key, GGUF_U64, GGUF_U64, 1, copy_of(&v, sizeof v), sizeof v, e);
+}
+
+int gguf_put_f32(struct gguf_writer *w, const char *key, float v, struct err *e)
+{
+    return put(w, key, GGUF_F32, GGUF_F32, 1, copy_of(&v, sizeof v), sizeof v, e);
+}
+
+int gguf_put_bool(struct gguf_writer *w, const char *key, bool v, struct err *e)
+{
+    uint8_t b = v;
+    return put(w, key, GGUF_BOOL, GGUF_BOOL, 1, copy_of(&b, 1), 1, e);
+}
+
+/* n strings, each as u64 length and bytes. */
+static uint8_t *pack(const struct gguf_str *s, uint64_t n, uint64_t *bytes)
+{
+    uint8_t *data, *p;
+    *bytes = 0;
+    for (uint64_t i = 0; i < n; i++)
+        if (__builtin_add_overflow(*bytes, 8, bytes) || __builtin_add_overflow(*bytes, s[i].n, bytes))
+            return NULL;
+    if (*bytes > SIZE_MAX) return NULL;
+    p = data = mem_alloc((size_t)*bytes);
+    for (uint64_t i = 0; data && i < n; i++) {
+        memcpy(p, &s[i].n, 8);
+        if (s[i].n) memcpy(p + 8, s[i].s, (size_t)s[i].n);
+        p += 8 + s[i].n;
+    }
+    return data;
+}
+
+int gguf_put_str(struct gguf_writer *w, const char *key, const char *s, uint64_t n, struct err *e)
+{
+    struct gguf_str one = {s, n};
+    uint64_t bytes;
+    uint8_t *data = pack(&one, 1, &bytes);
+    return put(w, key, GGUF_STRING, GGUF_STRING, 1, data, bytes, e);
+}
+
+int gguf_put_strings(struct gguf_writer *w, const char *key, const struct gguf_str *s, uint64_t n,
+                     struct err *e)
+{
+    uint64_t bytes;
+    uint8_t *data = pack(s, n, &bytes);
+    return put(w, key, GGUF_ARRAY, GGUF_STRING, n, data, bytes, e);
+}
+
+int gguf_put_array(struct gguf_writer *w, const char *key, uint32_t elem, const void *data, uint64_t n,
+                   struct err *e)
+{
+    const uint8_t *p = data;
+    uint64_t bytes;
+    if (elem >= sizeof fixed_size || !fixed_size[elem])
+        return err_set(e, ERR_FORMAT, "key '%.80s': not a type of array elements here: %s (%" PRIu32 ")", key,
+                       gguf_type_name(elem), elem);
+    if (__builtin_mul_overflow(n, (uint64_t)fixed_size[elem], &bytes))
+        return err_set(e, ERR_FORMAT, "key '%.80s': too many elements (%" PRIu64 ")", key, n);
+    if (elem == GGUF_BOOL)
+        for (uint64_t i = 0; i < n; i++)
+            if (p[i] > 1)
+                return err_set(e, ERR_FORMAT,
+                               "key '%.80s': a bool is neither 0 nor 1 (element %" PRIu64 " is %u)", key, i,
+                               p[i]);
+    return put(w, key, GGUF_ARRAY, elem, n, copy_of(data, bytes), bytes, e);
+}
+
+int gguf_put_kv(struct gguf_writer *w, const struct gguf_kv *kv, struct err *e)
+{
+    return put(w, kv->key, kv->type, kv->elem, kv->count, copy_of(kv->data, kv->bytes), kv->bytes, e);
+}
+
+int gguf_remove(struct gguf_writer *w, const char *key)
+{
+    for (uint64_t i = 0; i < w->n_kv; i++) {
+        if (strcmp(w->kv[i].key, key)) continue;
+        mem_free(w->kv[i].key);
+        mem_free((void *)(uintptr_t)w->kv[i].data);
+        memmove(&w->kv[i], &w->kv[i + 1], (size_t)(w->n_kv - i - 1) * sizeof *w->kv);
+        w->n_kv--;
+        return 0;
+    }
+    return 1;
+}
+
+/* ---- tensors ---- */
+
+/* bytes of a tensor of this type and shape; every product checked. */
+static int tensor_bytes(const char *name, uint32_t type, uint32_t n_dims, const int64_t *ne, uint64_t *bytes,
+                        struct err *e)
+{
+    const struct kn_type_info *info = kn_type_info(type);
+    uint64_t n = 1;
+    if (!info) return err_set(e, ERR_FORMAT, "tensor '%.80s': unknown tensor type %" PRIu32, name, type);
+    if (n_dims < 1 || n_dims > GGUF_MAX_DIMS)
+        return err_set(e, ERR_FORMAT,
+                       "tensor '%.80s': bad number of dimensions (expected 1 to %d, got %" PRIu32 ")", name,
+                       GGUF_MAX_DIMS, n_dims);
+    for (uint32_t d = 0; d < n_dims; d++) {
+        if (ne[d] <= 0)
+            return err_set(e, ERR_FORMAT,
+                           "tensor '%.80s': bad dimension %" PRIu32 " (expected 1 or more, got %" PRId64 ")",
+                           name, d, ne[d]);
+        if (__builtin_mul_overflow(n, (uint64_t)ne[d], &n) || n > INT64_MAX)
+            return err_set(e, ERR_FORMAT, "tensor '%.80s': more elements than 63 bits count", name);
+    }
+    if (ne[0] % info->block)
+        return err_set(e, ERR_FORMAT,
+                       "tensor '%.80s': its rows are no whole blocks of %s (expected a multiple of %" PRIu32
+                       ", got %" PRId64 ")",
+                       name, info->name, info->block, ne[0]);
+    if (__builtin_mul_overflow(n / info->block, (uint64_t)info->bytes, bytes))
+        return err_set(e, ERR_FORMAT, "tensor '%.80s': more bytes than 64 bits count", name);
+    return 0;
+}
+
+int gguf_add_tensor(struct gguf_writer *w, const char *name, uint32_t type, uint32_t n_dims,
+                    const int64_t *ne, struct err *e)
+{
+    struct out_tensor *t;
+    uint64_t bytes = 0;
+    if (w->header_done)
+        return err_set(e, ERR_FORMAT, "tensor '%.80s': added after the header was written", name);
+    if (check_name("tensor", name, MAX_TENSOR_NAME, e) || tensor_bytes(name, type, n_dims, ne, &bytes, e))
+        return -1;
+    for (uint64_t i = 0; i < w->n_tensors; i++)
+        if (!strcmp(w->tensor[i].name, name)) return err_set(e, ERR_FORMAT, "tensor '%s': added twice", name);
+    if (grow((void **)&w->tensor, w->n_tensors, &w->room_tensors, sizeof *w->tensor, e)) return -1;
+    t = &w->tensor[w->n_tensors];
+    t->name = mem_strdup(name);
+    if (!t->name) return err_set(e, ERR_IO, "out of memory (tensor '%s')", name);
+    t->type = type;
+    t->n_dims = n_dims;
+    memcpy(t->ne, ne, n_dims * sizeof *ne);
+    t->bytes = bytes;
+    t->offset = 0;
+    w->n_tensors++;
+    return 0;
+}
+
+/* ---- output ---- */
+
+static int out_u32(struct io_out *o, uint32_t v, struct err *e)
+{
+    return io_out_write(o, &v, sizeof v, e);
+}
+
+static int out_u64(struct io_out *o, uint64_t v, struct err *e)
+{
+    return io_out_write(o, &v, sizeof v, e);
+}
+
+static int out_name(struct io_out *o, const char *s, struct err *e)
+{
+    uint64_t n = strlen(s);
+    return out_u64(o, n, e) || io_out_write(o, s, (size_t)n, e) ? -1 : 0;
+}
+
+static int out_padding(struct io_out *o, uint64_t pos, uint32_t alignment, struct err *e)
+{
+    static const uint8_t zero[256];
+    uint64_t n = (alignment - pos % alignment) % alignment;
+    while (n) {
+        size_t k = n < sizeof zero ? (size_t)n : sizeof zero;
+        if (io_out_write(o, zero, k, e)) return -1;
+        n -= k;
+    }
+    return 0;
+}
+
+static int find_alignment(struct gguf_writer *w, struct err *e)
+{
+    w->alignment = 32;
+    for (uint64_t i = 0; i < w->n_kv; i++) {
+        const struct gguf_kv *kv = &w->kv[i];
+        if (strcmp(kv->key, "general.alignment")) continue;
+        if (kv->type != GGUF_U32)
+            return err_set(e, ERR_FORMAT, "key 'general.alignment': wrong type (expected u32, got %s)",
+                           gguf_type_name(kv->type));
+        memcpy(&w->alignment, kv->data, 4);
+        if (w->alignment < 8 || w->alignment & (w->alignment - 1))
+            return err_set(
+                e, ERR_FORMAT,
+                "key 'general.alignment': bad alignment (expected a power of two, 8 or more, got %" PRIu32
+                ")",
+                w->alignment);
+    }
+    return 0;
+}
+
+/* The offset of each tensor; the last one is padded too, as every writer of the field does. */
+static int place(struct gguf_writer *w, struct err *e)
+{
+    uint64_t pos = 0;
+    for (uint64_t i = 0; i < w->n_tensors; i++) {
+        struct out_tensor *t = &w->tensor[i];
+        t->offset = pos;
+        if (__builtin_add_overflow(pos, t->bytes, &pos) ||
+            __builtin_add_overflow(pos, w->alignment - 1, &pos))
+            return err_set(e, ERR_FORMAT, "tensor '%s': the data section has more bytes than 64 bits count",
+                           t->name);
+        pos -= pos % w->alignment;
+    }
+    return 0;
+}
+
+int gguf_write_header(struct gguf_writer *w, struct io_out *o, struct err *e)
+{
+    uint64_t begin = o->written;
+    if (w->header_done) return err_set(e, ERR_FORMAT, "the header was written already");
+    if (find_alignment(w, e) || place(w, e)) return -1;
+    w->header_done = true;
+    if (io_out_write(o, "GGUF", 4, e) || out_u32(o, 3, e) || out_u64(o, w->n_tensors, e) ||
+        out_u64(o, w->n_kv, e))
+        return -1;
+    for (uint64_t i = 0; i < w->n_kv; i++) {
+        const struct gguf_kv *kv = &w->kv[i];
+        if (out_name(o, kv->key, e) || out_u32(o, kv->type, e)) return -1;
+        if (kv->type == GGUF_ARRAY && (out_u32(o, kv->elem, e) || out_u64(o, kv->count, e))) return -1;
+        if (io_out_write(o, kv->data, (size_t)kv->bytes, e)) return -1;
+    }
+    for (uint64_t i = 0; i < w->n_tensors; i++) {
+        const struct out_tensor *t = &w->tensor[i];
+        if (out_name(o, t->name, e) || out_u32(o, t->n_dims, e)) return -1;
+        if (io_out_write(o, t->ne, t->n_dims * sizeof *t->ne, e)) return -1;
+        if (out_u32(o, t->type, e) || out_u64(o, t->offset, e)) return -1;
+    }
+    return out_padding(o, o->written - begin, w->alignment, e);
+}
+
+int gguf_write_data(struct gguf_writer *w, struct io_out *o, const void *data, uint64_t n, struct err *e)
+{
+    const struct out_tensor *t;
+    if (!w->header_done) return err_set(e, ERR_FORMAT, "%s: tensor data before the header", o->path);
+    if (!n) return 0;
+    if (w->at == w->n_tensors)
+        return err_set(e, ERR_FORMAT, "%s: %" PRIu64 " bytes of data after the last tensor", o->path, n);
+    t = &w->tensor[w->at];
+    if (n > t->bytes - w->done)
+        return err_set(e, ERR_FORMAT,
+                       "tensor '%s': too much data (expected %" PRIu64 " bytes, got %" PRIu64 ")", t->name,
+                       t->bytes, w->done + n);
+    if (io_out_write(o, data, (size_t)n, e)) return -1;
+    w->done += n;
+    if (w->done < t->bytes) return 0;
+    w->at++;
+    w->done = 0;
+    return out_padding(o, t->bytes, w->alignment, e);
+}
+
+int gguf_write_end(struct gguf_writer *w, struct io_out *o, struct err *e)
+{
+    if (!w->header_done) return err_set(e, ERR_FORMAT, "%s: the header was not written", o->path);
+    if (w->at < w->n_tensors)
+        return err_set(e, ERR_FORMAT,
+                       "tensor '%s': too little data (expected %" PRIu64 " bytes, got %" PRIu64 ")",
+                       w->tensor[w->at].name, w->tensor[w->at].bytes, w->done);
+    return 0;
+}

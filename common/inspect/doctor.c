@@ -1,0 +1,624 @@
+/* doctor.c - why a drafter does not work with a target: check_pair of check.h.
+ *
+ * Each finding is one aspect: what, expected, found. A misfit (CHECK_BAD) is what makes proposals wrong or a
+ * run impossible; a note (CHECK_WARN) is what was inferred, or what can be right and is often the reason
+ * where it is not. The order is that of a consultation: is it one, does it read the right things, does it
+ * know the words, is it the arithmetic. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+#include "check.h"
+#include "../describe/desc.h"
+#include "../describe/dialect.h"
+#include "../file/gguf.h"
+#include "../base/io.h"
+#include "../base/mem.h"
+#include "../base/text.h"
+
+struct doctor {
+    check_fn fn;
+    void *ctx;
+    int bad;
+    bool no_memory; /* something was not looked at */
+    struct gguf *tg, *dg;
+    struct desc *t, *d;
+};
+
+struct text {
+    char s[768];
+};
+
+static struct text textf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static struct text textf(const char *fmt, ...)
+{
+    struct text t;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(t.s, sizeof t.s, fmt, ap);
+    va_end(ap);
+    return t;
+}
+
+static void say(struct doctor *p, const struct check_finding *f)
+{
+    if (f->level == CHECK_BAD) p->bad++;
+    p->fn(p->ctx, f);
+}
+
+static void ok(struct doctor *p, const char *subject, struct text text)
+{
+    say(p, &(struct check_finding){.level = CHECK_OK, .subject = subject, .text = text.s});
+}
+
+static void note(struct doctor *p, const char *subject, struct text text, const char *hint)
+{
+    say(p, &(struct check_finding){.level = CHECK_WARN, .subject = subject, .text = text.s, .hint = hint});
+}
+
+static void misfit(struct doctor *p, const char *subject, struct text text, struct text expected,
+                   struct text found, const char *hint)
+{
+    say(p, &(struct check_finding){.level = CHECK_BAD,
+                                   .subject = subject,
+                                   .text = text.s,
+                                   .expected = expected.s,
+                                   .found = found.s,
+                                   .hint = hint});
+}
+
+/* ok where two numbers agree. */
+static void same(struct doctor *p, const char *subject, struct text text, int64_t expected, int64_t found,
+                 const char *hint)
+{
+    if (expected == found)
+        ok(p, subject, text);
+    else
+        misfit(p, subject, text, textf("%" PRId64, expected), textf("%" PRId64, found), hint);
+}
+
+static struct text list_text(const int32_t *v, int32_t n, int32_t add)
+{
+    struct text t = {""};
+    for (int32_t i = 0; i < n && strlen(t.s) < sizeof t.s - 16; i++)
+        snprintf(t.s + strlen(t.s), sizeof t.s - strlen(t.s), "%s%d", i ? "," : "", v[i] + add);
+    return t;
+}
+
+/* ---- who they are ---- */
+
+static void see_dialect(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    const char *family = !strcmp(d->dialect, "lucebox")          ? "qwen35"
+                         : !strcmp(d->dialect, "lucebox-gemma4") ? "gemma4"
+                                                                 : NULL;
+    ok(p, "dialect",
+       textf("target %s, drafter %s: %s (%s)", t->arch_name, d->arch_name, d->dialect, d->spelling->whose));
+    if (family && strncmp(t->arch_name, family, strlen(family)))
+        note(p, "target",
+             textf("the drafter's architecture %s names another family than the target's %s", d->arch_name,
+                   t->arch_name),
+             "a drafter goes with the model that it was trained beside");
+    if (d->pieces[0])
+        misfit(p, "kind", textf("a %s drafter, which cannot be run here", d->kind),
+               textf("a plain DFlash drafter"), textf("%s", d->pieces), NULL);
+    else
+        ok(p, "kind", textf("a DFlash drafter of %d layers", d->n_layer));
+    if (*d->inferred) note(p, "inferred", textf("%s", d->inferred), NULL);
+}
+
+static void see_sizes(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    const struct desc_layer *y = desc_attention(t), *z = desc_attention(d);
+    same(p, "features",
+         textf("fc takes %d, the target gives %d taps x %d", d->n_features, d->n_taps, t->n_embd),
+         (int64_t)d->n_taps * t->n_embd, d->n_features,
+         "the taps may be too few or too many, or the target another one");
+    same(p, "hidden size", textf("the borrowed embedding and head need the target's %d", t->n_embd),
+         t->n_embd, d->n_embd, NULL);
+    if (z->head_dim % 16)
+        misfit(p, "heads", textf("attention works in heads of a multiple of 16"), textf("a multiple of 16"),
+               textf("%d", z->head_dim), NULL);
+    else
+        ok(p, "heads",
+           textf("target %d/%d of %d, drafter %d/%d of %d: each its own", y->n_head, y->n_head_kv,
+                 y->head_dim, z->n_head, z->n_head_kv, z->head_dim));
+}
+
+/* Fine-tunes of the target share what the drafter learnt of it, so that another one need not be wrong. */
+static void see_target(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    if (!d->has_norm_crc)
+        ok(p, "made for", textf("not said: the drafter has no key " DESC_NORM_KEY));
+    else if (!t->has_norm_crc)
+        ok(p, "made for", textf("not known: the target has no output_norm.weight in F32 to compare"));
+    else if (!desc_other_target(t, d))
+        ok(p, "made for", textf("this target: crc32 of its final norm %08x", t->norm_crc));
+    else
+        note(
+            p, "made for",
+            textf("another target: crc32 of its final norm %08x, of this one %08x", d->norm_crc, t->norm_crc),
+            "right where the target is a fine-tune of that one; else proposals are hardly ever accepted");
+}
+
+/* ---- taps ---- */
+
+static bool taps_are(const struct desc *d, const int32_t *v, int32_t add)
+{
+    for (int32_t i = 0; i < d->n_taps; i++)
+        if (d->taps[i] + add != v[i]) return false;
+    return true;
+}
+
+static void see_taps(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    int32_t usual[DESC_MAX_TAPS], out = -1;
+    const int32_t twice = desc_tap_twice(d->taps, d->n_taps, t->n_layer);
+    const struct text here = list_text(d->taps, d->n_taps, 0), counted = list_text(d->taps, d->n_taps, 1);
+    for (int32_t i = 0; i < d->n_taps; i++)
+        if (d->taps[i] >= t->n_layer && out < 0) out = d->taps[i];
+    const struct text what =
+        textf("output of blocks %.300s, zero-based (%.300s counted from the embeddings)", here.s, counted.s);
+    if (out >= 0)
+        misfit(p, "taps", what, textf("blocks 0 to %d of the target", t->n_layer - 1), textf("%d", out),
+               d->taps_given || d->tap_shift ? "was the drafter made for this target?"
+                                             : "are they shifted by one? --tap-shift 1");
+    else
+        ok(p, "taps", what);
+    if (twice >= 0)
+        misfit(p, "taps twice", textf("a block is tapped more than once"), textf("different blocks"),
+               textf("%d", twice), NULL);
+    if (d->n_taps >= t->n_layer || t->n_layer < 5) return;
+    desc_usual_taps(t->n_layer, d->n_taps, usual);
+    if (taps_are(d, usual, 0)) return;
+    const struct text want = list_text(usual, d->n_taps, 0);
+    if (taps_are(d, usual, 1) || taps_are(d, usual, -1))
+        note(p, "tap shift",
+             textf("one off the usual blocks of a target of %d, which are %.300s: the file may count the "
+                   "other way than its dialect does",
+                   t->n_layer, want.s),
+             taps_are(d, usual, 1) ? "--tap-shift 0 reads them one higher, where the file is shifted"
+                                   : "--tap-shift 1 reads them one lower");
+}
+
+/* Two rules that readers fall back to, for a file without taps. */
+static void suggest_taps(struct doctor *p)
+{
+    static const char *const names[] = {"fc.weight", "dflash_fc.weight", "dflash.fc.weight"};
+    const struct gguf_tensor *fc = NULL;
+    int32_t even[DESC_MAX_TAPS], steps[DESC_MAX_TAPS];
+    for (int i = 0; i < 3 && !fc; i++) fc = gguf_tensor(p->dg, names[i]);
+    const int64_t n = fc ? fc->ne[0] / p->t->n_embd : 0;
+    if (n < 2 || n > DESC_MAX_TAPS || n >= p->t->n_layer) return;
+    desc_usual_taps(p->t->n_layer, (int32_t)n, even);
+    for (int32_t i = 0; i < n; i++) steps[i] = 1 + i * ((p->t->n_layer - 2) / ((int32_t)n - 1));
+    const struct text a = list_text(even, (int32_t)n, 0), b = list_text(steps, (int32_t)n, 0);
+    note(p, "taps",
+         textf("the file says none; for %d taps of %d blocks lucebox would take %.300s (qwen35) or %.300s "
+               "(others)",
+               (int)n, p->t->n_layer, b.s, a.s),
+         "try them: --taps LIST");
+}
+
+/* ---- words ---- */
+
+/* First index at which two lists of strings differ, or -1. */
+static int64_t first_difference(const struct gguf_kv *a, const struct gguf_kv *b)
+{
+    if (!a || !b || !a->strings || !b->strings) return a || b ? 0 : -1;
+    const uint64_t n = a->count < b->count ? a->count : b->count;
+    for (uint64_t i = 0; i < n; i++)
+        if (a->strings[i].n != b->strings[i].n || memcmp(a->strings[i].s, b->strings[i].s, a->strings[i].n))
+            return (int64_t)i;
+    return a->count == b->count ? -1 : (int64_t)n;
+}
+
+static struct text element(const struct gguf_kv *kv, int64_t i)
+{
+    if (!kv || !kv->strings || (uint64_t)i >= kv->count) return textf("nothing");
+    struct text t;
+    text_quote(t.s, sizeof t.s, kv->strings[i].s, kv->strings[i].n, 60);
+    return t;
+}
+
+static void see_tokenizer(struct doctor *p)
+{
+    static const char *const lists[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"};
+    const struct desc *t = p->t, *d = p->d;
+    if (!d->n_vocab)
+        ok(p, "vocabulary", textf("%d, embedding and head borrowed from the target", t->n_vocab));
+    else
+        same(p, "vocabulary", textf("rows of embedding and head"), t->n_vocab, d->n_vocab, NULL);
+    if (!t->has_tokenizer || !d->has_tokenizer) {
+        note(
+            p, "tokenizer",
+            textf("%s", t->has_tokenizer ? "the drafter's file has none" : "the target's file has none"),
+            "the target's is used; other engines may want it in the drafter's file: dflash-convert --target");
+        return;
+    }
+    if (t->tokenizer_crc == d->tokenizer_crc) {
+        ok(p, "tokenizer",
+           textf("%d tokens, tokens and merges crc32 %08x in both", t->n_tokens, t->tokenizer_crc));
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        const struct gguf_kv *a = gguf_find(p->tg, lists[i]), *b = gguf_find(p->dg, lists[i]);
+        const int64_t at = first_difference(a, b);
+        if (at < 0) continue;
+        misfit(p, "tokenizer",
+               textf("crc32 %08x in the target, %08x in the drafter: %s differ, first at %" PRId64,
+                     t->tokenizer_crc, d->tokenizer_crc, lists[i] + 15, at),
+               element(a, at), element(b, at), "the drafter was trained with another vocabulary");
+        return;
+    }
+}
+
+/* Special tokens and chat template of the drafter's copy against the target's: the copy shows which model the
+ * drafter was trained beside. */
+static void see_special(struct doctor *p)
+{
+    static const char *const ids[] = {"bos", "eos", "eot", "padding", "unknown"};
+    const struct desc *t = p->t, *d = p->d;
+    struct text list = {""};
+    char key[96];
+    if (!t->has_tokenizer || !d->has_tokenizer) return;
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
+        int32_t a = -1, b = -1;
+        struct err ignored = {0};
+        snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", ids[i]);
+        gguf_get_i32(p->tg, key, &a, &ignored);
+        gguf_get_i32(p->dg, key, &b, &ignored);
+        if (a != b)
+            snprintf(list.s + strlen(list.s), sizeof list.s - strlen(list.s),
+                     "%s%s %d in the target, %d in the drafter", list.s[0] ? "; " : "", ids[i], a, b);
+    }
+    if (list.s[0])
+        note(p, "special tokens", list,
+             "a base model under a drafter of the instruct model (or the other way) differs so; proposals "
+             "are poor then");
+    else
+        ok(p, "special tokens", textf("the same in both"));
+    struct gguf_str a = {0}, b = {0};
+    struct err ignored = {0};
+    const bool in_t = gguf_get_str(p->tg, "tokenizer.chat_template", &a, &ignored) == 0;
+    const bool in_d = gguf_get_str(p->dg, "tokenizer.chat_template", &b, &ignored) == 0;
+    const bool equal = in_t == in_d && a.n == b.n && !memcmp(a.n ? a.s : "", b.n ? b.s : "", a.n);
+    if (equal)
+        ok(p, "chat template", textf("%s", in_t ? "the same in both" : "none in either"));
+    else
+        note(p, "chat template",
+             textf("%s", in_t && in_d ? "they differ"
+                         : in_d       ? "the drafter's copy has one, the target has none"
+                                      : "the target has one, the drafter's copy has none"),
+             in_d && !in_t ? "a base model under a drafter of the instruct model?"
+                           : "was the drafter made for another version of the target?");
+}
+
+/* ---- the mask ---- */
+
+static bool read_row(const struct gguf_tensor *t, int64_t row, float *x)
+{
+    return !kn_decode_row(t->type, t->data + (size_t)row * kn_row_bytes(t->type, t->ne[0]), x, t->ne[0]);
+}
+
+static double row_rms(const float *x, int64_t n)
+{
+    double s = 0;
+    for (int64_t i = 0; i < n; i++) s += (double)x[i] * x[i];
+    return sqrt(s / (double)n);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of up to 255 rows, evenly spread; 0 where none can be decoded. x: scratch [ne[0]]. */
+static double median_rms(const struct gguf_tensor *t, float *x)
+{
+    enum { SAMPLES = 255 };
+    double rms[SAMPLES];
+    int n = 0;
+    for (int i = 0; i < SAMPLES; i++)
+        if (read_row(t, (t->ne[1] - 1) * i / (SAMPLES - 1), x)) rms[n++] = row_rms(x, t->ne[0]);
+    qsort(rms, (size_t)n, sizeof rms[0], by_value);
+    return n ? rms[n / 2] : 0;
+}
+
+static struct text token_text(const struct gguf *g, int32_t id)
+{
+    const struct gguf_kv *tokens = gguf_find(g, "tokenizer.ggml.tokens");
+    return tokens && tokens->strings && (uint64_t)id < tokens->count ? element(tokens, id)
+                                                                     : textf("no token of the tokenizer");
+}
+
+static void see_mask_row(struct doctor *p, const struct gguf_tensor *embd, float *x)
+{
+    const struct desc *d = p->d;
+    const struct text token = token_text(p->tg, d->mask_id);
+    if (!read_row(embd, d->mask_id, x)) {
+        note(p, "mask id",
+             textf("%d: its embedding row (%s) could not be decoded", d->mask_id,
+                   kn_type_info(embd->type)->name),
+             NULL);
+        return;
+    }
+    const double rms = row_rms(x, embd->ne[0]), usual = median_rms(embd, x);
+    const struct text what =
+        textf("%d (%.100s), its embedding row has RMS %.4g, others %.4g", d->mask_id, token.s, rms, usual);
+    if (!(rms > 0))
+        misfit(p, "mask id", what, textf("a row that is not zero"), textf("%g", rms),
+               "the drafter would see nothing");
+    else if (rms < usual / 100)
+        note(p, "mask id", what, "nearly nothing: was the row ever trained, is it the right id?");
+    else
+        ok(p, "mask id", what);
+}
+
+/* The mask token needs a row of the embedding, and one that is not zero. */
+static void see_mask(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    const struct gguf_tensor *own = gguf_tensor(p->dg, "token_embd.weight");
+    const struct gguf_tensor *embd = own ? own : gguf_tensor(p->tg, "token_embd.weight");
+    if (d->mask_id < 0 || d->mask_id >= t->n_vocab) {
+        misfit(p, "mask id", textf("an id of the target's vocabulary"), textf("0 to %d", t->n_vocab - 1),
+               textf("%d", d->mask_id), "--mask-id N");
+        return;
+    }
+    float *x = embd ? mem_alloc((size_t)embd->ne[0] * sizeof *x) : NULL;
+    p->no_memory |= embd && !x;
+    if (x && d->mask_id < embd->ne[1])
+        see_mask_row(p, embd, x);
+    else
+        note(p, "mask id", textf("%d: its embedding row could not be read", d->mask_id), NULL);
+    mem_free(x);
+    for (int i = 0; i < t->n_stops; i++)
+        if (t->stops[i] == d->mask_id)
+            note(p, "mask token", textf("%d is also a token that ends the text", d->mask_id),
+                 "is it the right id? --mask-id N");
+}
+
+/* ---- positions ---- */
+
+static void see_rope(struct doctor *p)
+{
+    const struct desc_rope *a = &p->t->rope[desc_attention(p->t)->rope], *b = &p->d->rope[0];
+    bool known = a->theta == b->theta;
+    for (int i = 0; i < p->t->n_rope; i++) known |= p->t->rope[i].theta == b->theta;
+    if (known)
+        ok(p, "rope", textf("theta %g, as the target's", (double)b->theta));
+    else
+        note(p, "rope",
+             textf("theta %g in the target, %g in the drafter", (double)a->theta, (double)b->theta),
+             b->theta == 1e6f || b->theta == 1e4f
+                 ? "right where it was trained so; converters that miss rope_parameters.rope_theta write "
+                   "this number: compare config.json, --rope-theta X"
+                 : "right where it was trained so: compare the drafter's config.json, --rope-theta X");
+    if (a->has_divisors && !b->has_divisors)
+        note(p, "rope scaling",
+             textf("the target's frequencies are scaled (rope_freqs.weight), the drafter's are not"),
+             "right where the drafter was trained so");
+}
+
+static void see_layers(struct doctor *p)
+{
+    const struct desc *d = p->d;
+    struct text text = {""};
+    bool slides = false;
+    for (int i = 0; i < d->n_layer && strlen(text.s) < sizeof text.s - 64; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        const size_t n = strlen(text.s);
+        slides |= y->window > 0;
+        if (y->window)
+            snprintf(text.s + n, sizeof text.s - n, "%s%d: window %d, %s", i ? "; " : "", i, y->window,
+                     y->causal ? "causal" : "bidirectional");
+        else
+            snprintf(text.s + n, sizeof text.s - n, "%s%d: full, %s", i ? "; " : "", i,
+                     y->causal ? "causal" : "bidirectional");
+    }
+    if (d->causal_inferred)
+        note(p, "layers", text,
+             "the file does not say which layers are causal inside the block; --causal (--draft-causal) "
+             "overrides");
+    else
+        ok(p, "layers", text);
+    if (!slides && !strncmp(d->dialect, "lucebox", 7))
+        note(p, "windows", textf("no sliding layers; converters of this dialect leave them out"),
+             "compare layer_types in the drafter's config.json: --sliding-window N --sliding-pattern ssssf");
+    if (slides && !strcmp(d->dialect, "ik") && !d->layer[0].causal)
+        note(p, "causality",
+             textf("attention.causal is false for all layers: this dialect's converter always writes that"),
+             "the reference makes sliding layers causal unless config.json has is_causal: false; compare, "
+             "--causal");
+}
+
+static void see_lengths(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    const struct text text =
+        textf("target trained to %d positions, drafter to %d", t->n_ctx_train, d->n_ctx_train);
+    if (d->n_ctx_train && d->n_ctx_train < t->n_ctx_train)
+        note(p, "context", text, "--draft-window bounds what the drafter sees");
+    else
+        ok(p, "context", text);
+    ok(p, "block", textf("%d rows: up to %d proposals a cycle", d->block_size, d->block_size - 1));
+    if (d->block_size != 16 && d->block_size != 8)
+        note(p, "block size", textf("%d is neither 16 nor 8, as published drafters have it", d->block_size),
+             "a block can be run shorter than it was trained (--block), not longer");
+}
+
+/* ---- numbers ---- */
+
+struct values {
+    uint64_t bad, zero, n; /* NaN and Inf */
+    double max;
+    bool decoded;
+};
+
+static struct values look(struct doctor *p, const struct gguf_tensor *t)
+{
+    struct values v = {.decoded = true};
+    float *x = mem_alloc((size_t)t->ne[0] * sizeof *x);
+    p->no_memory |= !x;
+    for (int64_t r = 0; r < t->ne[1] && v.decoded; r++) {
+        v.decoded = x && read_row(t, r, x);
+        for (int64_t i = 0; i < t->ne[0] && v.decoded; i++) {
+            v.n++;
+            v.bad += !isfinite(x[i]);
+            v.zero += x[i] == 0;
+            if (isfinite(x[i]) && fabs((double)x[i]) > v.max) v.max = fabs((double)x[i]);
+        }
+    }
+    mem_free(x);
+    return v;
+}
+
+/* The path of the features: the target's residual stream has values that f16 cannot hold, and what makes
+ * context of them must not be broken. */
+static void see_features(struct doctor *p)
+{
+    const char *const names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
+    for (int i = 0; i < 3; i++) {
+        const struct gguf_tensor *t = gguf_tensor(p->dg, names[i]);
+        const struct values v = look(p, t);
+        const char *type = kn_type_info(t->type)->name;
+        const struct text what = textf("%s: %s, largest value %.4g", names[i], type, v.max);
+        if (!v.decoded)
+            note(p, "weights", textf("%s: %s, not decoded here", names[i], type), NULL);
+        else if (v.bad)
+            misfit(p, "weights", what, textf("numbers"),
+                   textf("%" PRIu64 " NaN or Inf of %" PRIu64, v.bad, v.n),
+                   "a conversion from bf16 to f16 overflows so");
+        else if (v.zero == v.n)
+            misfit(p, "weights", what, textf("numbers that are not all zero"),
+                   textf("%" PRIu64 " zeros", v.n), NULL);
+        else if (!i && t->type == KN_F16)
+            note(p, "weights", what,
+                 "here the features stay float32; an engine that multiplies them in f16 overflows on real "
+                 "models");
+        else
+            ok(p, "weights", what);
+    }
+}
+
+static void see_types(struct doctor *p)
+{
+    for (uint64_t i = 0; i < p->dg->n_tensors; i++) {
+        const struct gguf_tensor *t = &p->dg->tensor[i];
+        const struct kn_type_info *ti = kn_type_info(t->type);
+        if (t->n_dims != 2 || ti->can_multiply) continue;
+        misfit(p, "types", textf("%s cannot be multiplied here", t->name), textf("a type of docs/types.md"),
+               textf("%s", ti->name), "dflash-quantize makes another one");
+        return;
+    }
+    const struct gguf_tensor *own = gguf_tensor(p->dg, "output.weight"),
+                             *head = own ? own : gguf_tensor(p->tg, "output.weight");
+    if (!head) head = gguf_tensor(p->tg, "token_embd.weight");
+    if (!head) return;
+    const struct kn_type_info *ti = kn_type_info(head->type);
+    const double bits = 8.0 * ti->bytes / ti->block;
+    const struct text what = textf("%s: %s, %.2f bits a weight",
+                                   own ? "the drafter's own" : "borrowed from the target", ti->name, bits);
+    if (bits < 6)
+        note(p, "head", what, "proposals are the head's as well: a head of 6 bits or more costs little");
+    else
+        ok(p, "head", what);
+}
+
+static void see_scales(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    if (!d->has_embedding_scale)
+        ok(p, "embedding scale", textf("the target's own, %g", (double)t->embedding_scale));
+    else if (d->embedding_scale == t->embedding_scale)
+        ok(p, "embedding scale", textf("%g, as the target's", (double)d->embedding_scale));
+    else
+        note(p, "embedding scale",
+             textf("%g, the target's is %g", (double)d->embedding_scale, (double)t->embedding_scale),
+             "right where the drafter was trained so (input_embedding_scale)");
+    if (d->has_softcap && d->softcap != (t->has_softcap ? t->softcap : 0))
+        note(p, "softcap",
+             textf("%g, the target's is %g", (double)d->softcap, t->has_softcap ? (double)t->softcap : 0.0),
+             "right where the drafter was trained so");
+}
+
+/* ---- the consultation ---- */
+
+/* A description that cannot be made is the finding, and the last one. 1: so it was. */
+static int describe(struct doctor *p, const char *subject, const struct gguf *g,
+                    const struct desc_override *o, struct desc **d, struct err *e)
+{
+    struct err mine = {0};
+    if (!desc_read(d, g, o, &mine)) return 0;
+    if (mine.code != ERR_FORMAT) {
+        *e = mine;
+        return -1;
+    }
+    misfit(p, subject, textf("the file is not understood"), textf("a model that is known"),
+           textf("%s", mine.msg), mine.hint[0] ? mine.hint : NULL);
+    if (o && p->t && strstr(mine.msg, "target_layer") && strstr(mine.msg, "missing")) suggest_taps(p);
+    return 1;
+}
+
+static void see_all(struct doctor *p)
+{
+    see_dialect(p);
+    see_sizes(p);
+    see_target(p);
+    see_taps(p);
+    see_tokenizer(p);
+    see_special(p);
+    see_mask(p);
+    see_rope(p);
+    see_layers(p);
+    see_lengths(p);
+    see_scales(p);
+    see_features(p);
+    see_types(p);
+}
+
+int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx,
+               struct err *e)
+{
+    struct doctor p = {.fn = fn, .ctx = ctx};
+    struct desc_override over = o ? *o : (struct desc_override){.draft_causal = -1};
+    int rc = -1;
+    if (!over.flag) over.flag = "--";
+    if (gguf_open(&p.tg, target, e)) goto done;
+    if (gguf_open(&p.dg, drafter, e)) {
+        gguf_hint_target(target, e);
+        goto done;
+    }
+    rc = describe(&p, "target", p.tg, NULL, &p.t, e);
+    if (!rc) rc = describe(&p, "drafter", p.dg, &over, &p.d, e);
+    if (rc) {
+        rc = rc < 0 ? -1 : p.bad;
+        goto done;
+    }
+    const bool t_drafts = p.t->arch == DESC_DFLASH, d_drafts = p.d->arch == DESC_DFLASH;
+    if (t_drafts || !d_drafts)
+        misfit(&p, "roles", textf("first a target, then a drafter"), textf("a target and a drafter"),
+               textf("%s is a %s, %s is a %s", target, t_drafts ? "drafter" : "target", drafter,
+                     d_drafts ? "drafter" : "target"),
+               "dflash-inspect --pair TARGET DRAFTER");
+    else
+        see_all(&p);
+    rc = p.no_memory        ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter)
+         : io_maps_check(e) ? -1
+                            : p.bad;
+done:
+    desc_free(p.t);
+    desc_free(p.d);
+    gguf_close(p.tg);
+    gguf_close(p.dg);
+    return rc;
+}

@@ -1,0 +1,214 @@
+/* model.h - weights on a device, and one forward pass a family.
+ *
+ * A model is a description (desc.h) and its tensors loaded through a backend's operation table. A family is
+ * one file (qwen3.c, llama.c, dflash.c) that spells the forward pass as calls on that table and reads beside
+ * the paper. A step is the rows of one pass: the caller owns its buffers, caches and positions (session.c),
+ * the family only computes. */
+#ifndef DFLASH_MODEL_H
+#define DFLASH_MODEL_H
+
+#include <stdint.h>
+#include "../describe/desc.h"
+#include "../base/err.h"
+#include "../file/gguf.h"
+#include "../../kernels/kernels.h"
+
+/* What a family does not have stays empty (kn_weight.type KN_TYPE_NONE or all zero, pointers NULL). Names on
+ * the right are those of the file; shapes are C order. */
+struct model_layer {
+    float *attn_norm, *ffn_norm; /* [n_embd] */
+    float *post_attn_norm;       /* [n_embd] post_attention_norm: qwen35's norm before the
+                                    feed-forward, gemma4's after attention */
+    float *post_ffw_norm;        /* [n_embd] */
+    float *post_ffw_norm_1, *post_ffw_norm_2, *pre_ffw_norm_2; /* [n_embd] */
+    float *q_norm, *k_norm;                                    /* [head_dim] */
+    struct kn_weight wq, wk, wv;           /* [n_head*head_dim, n_embd], [n_head_kv*head_dim, n_embd] x2 */
+    struct kn_weight wg;                   /* [n_head*head_dim, n_embd] the gates held in attn_q */
+    struct kn_weight wo;                   /* [n_embd, n_head*head_dim] */
+    struct kn_weight gate, up, down;       /* [n_ff, n_embd] x2, [n_embd, n_ff] */
+    struct kn_weight router;               /* [n_expert, n_embd] ffn_gate_inp */
+    float *router_scale, *expert_scale;    /* [n_embd] ffn_gate_inp.scale / sqrt(n_embd), the weight of the
+                                              router's norm; [n_expert] ffn_down_exps.scale */
+    struct kn_weight gate_x, up_x, down_x; /* [n_expert, n_ff_exp, n_embd] x2, [n_expert, n_embd, n_ff_exp] */
+    struct kn_weight gate_s, up_s,
+        down_s;              /* the shared expert: [n_ff_shexp, n_embd] x2, [n_embd, n_ff_shexp] */
+    struct kn_weight shared; /* [1, n_embd] ffn_gate_inp_shexp: its gate */
+    struct kn_weight qkv, z, alpha, beta; /* [width, n_embd], [n_v*d_v, n_embd], [n_v, n_embd] x2 */
+    struct kn_weight ssm_out;             /* [n_embd, n_v*d_v] */
+    float *conv, *a, *dt, *ssm_norm;      /* [width, n_conv], [n_v] x2, [d_v] */
+    float out_scale;                      /* layer_output_scale on the whole residual stream; 1 if absent */
+};
+
+struct model {
+    struct kn_backend *be;
+    struct desc *d;
+    struct gguf *file;
+    const struct model_family *family; /* NULL: a drafter */
+    struct kn_weight embed;  /* [n_vocab, n_embd]; rows, and linear where tied. Drafters: usually absent */
+    struct kn_weight output; /* [n_vocab, n_embd]; absent where tied, and usually in drafters */
+    const struct kn_weight *head;      /* &output or &embed; drafters: NULL where the target's is borrowed */
+    float *output_norm;                /* [n_embd] */
+    struct kn_weight fc;               /* drafters: [n_embd, n_features] */
+    float *hidden_norm;                /* drafters: [n_embd] */
+    double *rope_freq[DESC_MAX_ROPES]; /* [n_rot/2] device: what desc_rope says */
+    struct model_layer *layer;         /* [n_layer] */
+    struct model_matrix {
+        const struct kn_weight *w;
+        const char *name;
+    } * matrix; /* [n_matrix] the weights of products and their tensors; of one stored in halves, the first */
+    int32_t n_matrix;
+    uint64_t
+        bytes_step; /* weight bytes read by a one-row step, as stored in the file; of experts, those used */
+};
+
+typedef void (*model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
+/* Open a target or drafter GGUF: its description, and whether the backend can run it. No weight is read and
+ * nothing but d is there to be used, until model_fill. path may not be a directory or safetensors: those are
+ * refused with the convert command. */
+int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
+               struct err *e);
+/* The weights of an open model. On failure it can only be freed. */
+int model_fill(struct model *m, model_progress_fn progress, void *ctx, struct err *e);
+/* Both. */
+int model_load(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
+               model_progress_fn progress, void *ctx, struct err *e);
+/* The same over an open file, which the model takes (and closes, also on failure). */
+int model_load_gguf(struct model **m, struct gguf *g, struct kn_backend *be, const struct desc_override *o,
+                    model_progress_fn progress, void *ctx, struct err *e);
+void model_free(struct model *m);
+
+/* Activations of one pass, on the device, in work.c. Target and drafter take turns in the same ones; what
+ * neither needs is NULL. */
+struct work {
+    int32_t rows;   /* capacity: the most rows a pass may have */
+    float *x;       /* [rows, n_embd] the residual stream */
+    float *y;       /* [rows, n_embd] a branch before it is normed and added */
+    float *y2;      /* [rows, n_embd] a second branch beside it */
+    float *q;       /* [rows, n_head * head_dim] */
+    float *g;       /* [rows, n_head * head_dim] gates of the attention's output */
+    float *k, *v;   /* [rows, n_head_kv * head_dim] */
+    float *fused;   /* [rows, n_embd] a drafter's features through fc: x may be in use beside it */
+    float *context; /* [rows, dflash_context_width] keys and values of a drafter's context */
+    float *attn;    /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
+    float *ff;      /* [rows, max(n_ff, n_ff_shexp)] */
+    float *rope[DESC_MAX_ROPES]; /* [rows, n_rot/2, 2] cos, sin */
+    float *draft_rope;           /* the same of a drafter: a block's are those of the context that follows */
+    float *router;               /* [rows, n_expert] */
+    int32_t *expert;             /* [rows, n_expert_used] ids; with a shared expert room for one more a row */
+    float *expert_w;             /* [rows, n_expert_used] their weights; the same */
+    float *expert_ff;            /* [rows, n_expert_used, n_ff_exp]; the same */
+    float *shared;               /* [rows, 1] gate of the shared expert */
+    float *qkv, *z, *alpha, *beta; /* [rows, width], [rows, n_v * d_v], [rows, n_v] x2 */
+};
+
+/* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
+ * drafter may be NULL. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
+int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
+             uint64_t *bytes, struct err *e);
+void work_free(struct work *w, struct kn_backend *be);
+
+/* Who wants to see the residual stream. A plane is what a layer leaves: 0 the embeddings (scaled), i the rows
+ * after block i - 1; the last, n_layer, after output_norm. So the planes are the hidden_states of Hugging
+ * Face transformers, and the tap of block i is plane i + 1. */
+struct hidden {
+    /* rows: host [n, n_embd] of a plane, of positions first_pos ..; planes ascending within a pass. */
+    int (*fn)(void *ctx, int32_t plane, const float *rows, int32_t n, int32_t first_pos, struct err *e);
+    void *ctx;
+    float *normed, *host; /* device and host [rows, n_embd]: scratch */
+};
+
+/* The rows of one pass: n tokens at n consecutive positions, and what they read and leave. */
+struct pass {
+    struct work *w;
+    const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
+    const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
+    const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
+    bool commit; /* the rows are final (a prefill, a cycle without a drafter): delta nets advance their state
+                  */
+    int32_t every; /* of one final row: kn_delta's */
+    int32_t n;
+    int32_t first_pos;  /* the position of row 0, as the host knows it: for messages */
+    const int32_t *ids; /* [n] device */
+    const int32_t *pos; /* [n] device, ascending by one */
+    float *features;    /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
+    bool angles; /* context of a drafter: the last block began at these positions, and its angles are there */
+    const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
+    const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
+    bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
+    struct fault *fault; /* NULL: what is found is an error; else it is left here, for rows may be rejected */
+    const struct hidden *hidden; /* NULL, or show it every layer (slow; waits for the device) */
+};
+
+/* The earliest row that a layer left a NaN or Inf in: its position (INT32_MAX: none) and the first such
+ * layer, -1 for the embedding. */
+struct fault {
+    int32_t pos, layer;
+};
+int model_fault(const struct fault *f, struct err *e); /* sets e, returns -1 */
+
+/* A family's forward pass is one block, in a file of its own that reads beside the paper; what is around the
+ * blocks is the same for all (model_pass). block runs layer i over p->w->x and returns what the operation
+ * that failed returned. */
+struct model_family {
+    enum desc_arch arch;
+    int (*block)(const struct model *m, const struct pass *p, int32_t i);
+};
+extern const struct model_family family_qwen3, family_qwen3moe, family_qwen35, family_qwen35moe, family_llama,
+    family_gemma4;
+const struct model_family *model_family_of(enum desc_arch arch); /* NULL: none, or a drafter */
+
+/* pass.c: the causal pass of a target. Leaves the residual stream in w->x (before output_norm), keys and
+ * values in kv, the taps in features. ERR_DEVICE where the device fails, or with check where a layer leaves a
+ * NaN or Inf. */
+int model_pass(const struct model *m, const struct pass *p, struct err *e);
+/* What a layer's heads do, as its description says (heads, rope set, causal, window): queries, keys and
+ * values in w->q, w->k, w->v, the result in w->attn, scores over sqrt(head_dim). A family changes what
+ * differs. */
+struct pass_heads {
+    struct kn_rope_store rope;
+    struct kn_attention attention;
+};
+struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
+/* rope_store and attention. Returns what the operation that failed returned. */
+int pass_attend(const struct model *m, const struct pass_heads *h);
+/* Router and experts of a layer over w->x. expert_scale may be NULL. Returns what the operation that failed
+ * returned. */
+struct pass_mixture {
+    const float *router_norm, *norm; /* what the router and what the experts read x through */
+    enum kn_act act;
+    float *out;  /* the weighted sum goes here, */
+    bool add;    /* or is added to it */
+    bool shared; /* with the expert that all rows share: only where pass_shares */
+};
+int pass_experts(const struct model *m, const struct pass *p, int32_t i, const struct pass_mixture *x);
+/* May the backend run layer i's shared expert as one of the others? */
+bool pass_shares(const struct model *m, int32_t i);
+/* qwen3.c: attention of layer i over w->x as its description says (causal, window, heads, rope set), added to
+ * w->x. norms of heads where the layer has them. Also Llama's and the drafters'. */
+int qwen3_attention(const struct model *m, const struct pass *p, int32_t i);
+/* qwen3.c: one dense Qwen3 block. A DFlash drafter is made of the same blocks. */
+int qwen3_block(const struct model *m, const struct pass *p, int32_t i);
+/* qwen35.c: take the state of every delta net over the *p->pending rows of the last pass that were kept, and
+ * no further: p->n is 0. Returns what the operation that failed returned. */
+int qwen35_replay(const struct model *m, const struct pass *p);
+
+/* dflash.c: keys and values of context rows from the features of the target, into kv at their positions. ids
+ * unused. */
+int dflash_context(const struct model *m, const struct pass *p, struct err *e);
+int64_t dflash_context_width(const struct desc *d); /* values a row in w->context */
+/* dflash.c: one block. ids = [anchor, mask...]; target lends its embedding. Leaves the residual stream in
+ * w->x. */
+int dflash_block(const struct model *m, const struct model *target, const struct pass *p, struct err *e);
+
+/* logits[n, n_vocab] = head(rms_norm(x; output_norm)) of rows x[n, n_embd], softcapped where the model says
+ * so. A drafter without a head of its own borrows target's; target is m itself for a target. */
+int model_logits(const struct model *m, const struct model *target, const float *x, int32_t n, float *logits,
+                 struct err *e);
+/* Turn the failure of an operation into an error naming the model and the operation; returns -1. */
+int model_failed(const struct model *m, const char *what, int rc, struct err *e);
+/* op->alloc (or alloc_shared) has just failed: ERR_IO where memory is the host's, ERR_DEVICE with the
+ * device's own account where it is not. fmt: what it was for. Returns -1. */
+int model_no_memory(struct kn_backend *be, struct err *e, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

@@ -1,0 +1,246 @@
+/* plan.c - see plan.h. */
+#include "plan.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include "../base/mem.h"
+
+/* ---- the backend that counts ---- */
+
+struct counter {
+    struct kn_backend_head head;
+    struct kn_ops op; /* those that take memory; no other is ever called */
+    const struct kn_memory *memory;
+    uint64_t taken;             /* by alloc and weights */
+    bool experts;               /* some were loaded */
+    uint64_t scratch, products; /* each the largest that was asked for */
+};
+
+struct planner {
+    struct counter c;
+    struct kn_backend *be;
+    struct model *target, *drafter;
+    uint64_t weights;
+};
+
+static struct counter *counter_of(struct kn_backend *be)
+{
+    return (struct counter *)(void *)be;
+}
+
+static void *count_alloc(struct kn_backend *be, size_t bytes)
+{
+    static char nowhere; /* never read or written */
+    struct counter *c = counter_of(be);
+    c->taken += c->memory->alloc(bytes);
+    return &nowhere;
+}
+
+static void count_free(struct kn_backend *be, void *p)
+{
+    (void)be, (void)p;
+}
+
+static int count_upload(struct kn_backend *be, void *dst, const void *host, size_t bytes)
+{
+    (void)be, (void)dst, (void)host, (void)bytes;
+    return 0;
+}
+
+static void *count_alloc_shared(struct kn_backend *be, size_t bytes)
+{
+    (void)be;
+    return mem_calloc(1, bytes); /* the host's */
+}
+
+static void count_free_shared(struct kn_backend *be, void *p)
+{
+    (void)be;
+    mem_free(p);
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int count_reserve(struct kn_backend *be, int32_t n, int64_t n_in, int64_t n_vocab, int32_t n_head,
+                         int32_t head_dim)
+{
+    struct counter *c = counter_of(be);
+    (void)n_head, (void)head_dim;
+    c->scratch = larger(c->scratch, c->memory->scratch(n, n_vocab));
+    c->products = larger(c->products, c->memory->products(n, n_in));
+    return 0;
+}
+
+static int count_reserve_kv(struct kn_backend *be, int32_t n, int32_t n_head, const struct kn_kv *kv,
+                            int32_t window)
+{
+    struct counter *c = counter_of(be);
+    c->scratch = larger(c->scratch, c->memory->scratch_kv(n, n_head, kv, window));
+    return 0;
+}
+
+static int count_reserve_delta(struct kn_backend *be, const struct kn_delta *shape)
+{
+    struct counter *c = counter_of(be);
+    c->scratch = larger(c->scratch, c->memory->scratch_delta(shape));
+    return 0;
+}
+
+static int count_experts(struct kn_backend *be, struct kn_weight *w, uint32_t type, int64_t n_in,
+                         int64_t n_out, int32_t n_mat, const void *data)
+{
+    struct counter *c = counter_of(be);
+    (void)data;
+    *w = (struct kn_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_mat = n_mat};
+    c->taken += c->memory->weight(type, n_in, n_out, n_mat, KN_USE_LINEAR);
+    if (!c->experts && c->memory->experts) c->taken += c->memory->experts();
+    c->experts = true;
+    return 0;
+}
+
+static int count_weight(struct kn_backend *be, struct kn_weight *w, uint32_t type, int64_t n_in,
+                        int64_t n_out, const void *data, unsigned use)
+{
+    struct counter *c = counter_of(be);
+    (void)data;
+    *w = (struct kn_weight){.type = type, .n_in = n_in, .n_out = n_out};
+    c->taken += c->memory->weight(type, n_in, n_out, 0, use);
+    return 0;
+}
+
+static void count_weight_free(struct kn_backend *be, struct kn_weight *w)
+{
+    (void)be, (void)w;
+}
+
+static void counter_init(struct counter *c, struct kn_backend *be)
+{
+    c->op = *kn_op(be); /* its name, its rows a pass, and which operations it has */
+    c->memory = c->op.memory;
+    c->op.counts = true;
+    c->op.alloc = count_alloc;
+    c->op.free = count_free;
+    c->op.upload = count_upload;
+    c->op.reserve = count_reserve;
+    c->op.reserve_kv = count_reserve_kv;
+    if (c->op.reserve_delta) c->op.reserve_delta = count_reserve_delta;
+    c->op.weight_load = count_weight;
+    if (c->op.experts_load) c->op.experts_load = count_experts;
+    c->op.weight_free = count_weight_free;
+    c->op.alloc_shared = count_alloc_shared;
+    c->op.free_shared = count_free_shared;
+    c->op.record_begin = NULL; /* nothing is recorded */
+    c->op.record_end = NULL;
+    c->op.replay = NULL;
+    c->op.record_free = NULL;
+    c->head.op = &c->op;
+}
+
+/* ---- planners ---- */
+
+int plan_open(struct planner **out, struct kn_backend *be, const char *target, const char *drafter,
+              const struct desc_override *drafter_override, struct err *e)
+{
+    const struct desc_override none = {.draft_causal = -1};
+    struct planner *p = mem_calloc(1, sizeof *p);
+    *out = NULL;
+    if (!p) return err_set(e, ERR_IO, "out of memory (a plan)");
+    p->be = be;
+    counter_init(&p->c, be);
+    struct kn_backend *counting = (struct kn_backend *)(void *)&p->c;
+    if (model_load(&p->target, target, counting, &none, NULL, NULL, e) ||
+        (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e))) {
+        plan_close(p);
+        return -1;
+    }
+    p->weights = p->c.taken;
+    *out = p;
+    return 0;
+}
+
+void plan_close(struct planner *p)
+{
+    if (!p) return;
+    model_free(p->drafter);
+    model_free(p->target);
+    mem_free(p);
+}
+
+static uint64_t bytes_of(const struct planner *p, const struct kn_kv *kv, int n)
+{
+    uint64_t sum = 0;
+    for (int i = 0; kv && i < n; i++)
+        sum += 2 *
+               p->c.memory->alloc((size_t)kv[i].cap * (size_t)kv[i].n_head_kv * (size_t)kv[i].head_dim *
+                                  (kv[i].type == KN_F32 ? 4 : 2)) *
+               (kv[i].cap > 0);
+    return sum;
+}
+
+int plan_session(struct planner *p, const struct session_options *o, bool loaded, struct plan_bytes *plan,
+                 struct err *e)
+{
+    struct session *s;
+    size_t free_bytes = 0, total = 0;
+    memset(plan, 0, sizeof *plan);
+    if (p->c.memory->query(p->be, &free_bytes, &total))
+        return err_set(e, ERR_DEVICE, "%s: %s", p->c.op.name, kn_message(p->be));
+    p->c.taken = p->c.scratch = p->c.products = 0;
+    if (session_new(&s, p->target, p->drafter, o, e)) return -1;
+    plan->caches = bytes_of(p, s->kv, p->target->d->n_layer);
+    if (p->drafter) plan->caches += bytes_of(p, s->draft_kv, p->drafter->d->n_layer);
+    session_free(s);
+    plan->weights = loaded ? 0 : p->weights;
+    plan->activations = p->c.taken - plan->caches;
+    plan->scratch = p->c.scratch + p->c.products + p->c.memory->margin;
+    plan->all = plan->weights + plan->caches + plan->activations + plan->scratch;
+    plan->free = free_bytes;
+    plan->total = total;
+    return 0;
+}
+
+/* Does it fit with that context and cache type? */
+static bool fits(struct planner *p, struct session_options o, int32_t ctx, uint32_t kv_type, bool loaded)
+{
+    struct plan_bytes plan;
+    struct err none = {0};
+    o.ctx = ctx;
+    o.kv_type = kv_type;
+    return plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free;
+}
+
+static int32_t largest_context(struct planner *p, const struct session_options *o, bool loaded)
+{
+    int32_t low = 0, high = o->ctx; /* low fits (0: nothing known), high does not */
+    while (high - low > 1) {
+        int32_t mid = low + (high - low) / 2;
+        if (fits(p, *o, mid, o->kv_type, loaded))
+            low = mid;
+        else
+            high = mid;
+    }
+    return low < 256 ? low : low / 256 * 256;
+}
+
+int plan_check(struct planner *p, const struct session_options *o, bool loaded, const struct plan_bytes *plan,
+               struct err *e)
+{
+    const double gib = 1024.0 * 1024 * 1024;
+    if (plan->all <= plan->free) return 0;
+    err_set(e, ERR_DEVICE,
+            "%s: too little memory (expected %.2f GiB free for %d positions: weights %.2f, caches %.2f, "
+            "activations %.2f, scratch %.2f; got %.2f of %.2f)",
+            p->c.op.name, (double)plan->all / gib, o->ctx, (double)plan->weights / gib,
+            (double)plan->caches / gib, (double)plan->activations / gib, (double)plan->scratch / gib,
+            (double)plan->free / gib, (double)plan->total / gib);
+    if (o->kv_type == KN_F32 && fits(p, *o, o->ctx, KN_F16, loaded)) return err_hint(e, "--kv f16 would fit");
+    int32_t ctx = largest_context(p, o, loaded);
+    if (ctx > 0) return err_hint(e, "--ctx %d would fit", ctx);
+    if (plan->weights > plan->free)
+        return err_hint(e, "the weights alone do not fit: a smaller type, or --device cpu");
+    return err_hint(e, "no context fits beside the weights: a smaller --chunk, or --device cpu");
+}

@@ -1,0 +1,517 @@
+/* session.c - see session.h. */
+#include "session_impl.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+#include "../base/mem.h"
+
+/* ---- making and freeing ---- */
+
+static int32_t round_up(int64_t n, int32_t to)
+{
+    return (int32_t)((n + to - 1) / to * to);
+}
+
+static int32_t max32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+static void *take(struct session *s, uint64_t count, size_t size)
+{
+    void *p = s->op->alloc(s->be, (size_t)count * size);
+    if (p) s->bytes += count * size;
+    return p;
+}
+
+static int cache_failed(struct session *s, int layer, struct err *e)
+{
+    return model_no_memory(s->be, e, "cache of layer %d, %d positions: lower --ctx or -n", layer, s->o.ctx);
+}
+
+/* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
+ * position; a sliding one its window and the rows that may be written ahead before the first of them looks
+ * back: those of the largest pass, or of two cycles, one of them started before the other's result was known.
+ */
+static int new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
+                      struct err *e)
+{
+    const struct desc *d = m->d;
+    size_t size = s->o.kv_type == KN_F32 ? 4 : 2;
+    struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
+    if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
+    for (int i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        int64_t need = s->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
+        if (y->recurrent) continue;
+        if (y->window && window < need) need = window;
+        kv[i] = (struct kn_kv){.type = s->o.kv_type,
+                               .cap = round_up(need, KN_KV_SPLIT),
+                               .n_head_kv = y->n_head_kv,
+                               .head_dim = y->head_dim};
+        uint64_t count = (uint64_t)kv[i].cap * (uint64_t)y->n_head_kv * (uint64_t)y->head_dim;
+        kv[i].k = take(s, count, size);
+        kv[i].v = take(s, count, size);
+        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, e);
+        int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
+        if (rc) return model_failed(m, "reserve", rc, e);
+    }
+    return 0;
+}
+
+/* The state of every delta net layer, zero as at the start of a sequence, and the scratch that passes over
+ * them want. */
+static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
+{
+    const struct desc *d = s->target->d;
+    uint64_t width = (uint64_t)desc_delta_width(d), n_v = (uint64_t)d->n_v;
+    bool any = false, mixed = false;
+    for (int i = 0; i < d->n_layer; i++) any |= d->layer[i].recurrent, mixed |= d->layer[i].moe;
+    if (!any) return 0;
+    s->every = s->op->delta_every[mixed];
+    s->delta = mem_calloc((size_t)d->n_layer, sizeof *s->delta);
+    if (!s->delta) return err_set(e, ERR_IO, "out of memory (recurrent state)");
+    const struct kn_delta shape = {
+        .n = pass_rows, .n_k = d->n_k, .n_v = d->n_v, .d_k = d->d_k, .d_v = d->d_v, .n_conv = d->n_conv};
+    int rc = s->op->reserve_delta ? s->op->reserve_delta(s->be, &shape) : 0;
+    if (rc) return model_failed(s->target, "reserve", rc, e);
+    for (int i = 0; i < d->n_layer; i++) {
+        struct kn_delta_state *y = &s->delta[i];
+        if (!d->layer[i].recurrent) continue;
+        y->s = take(s, n_v * (uint64_t)d->d_v * (uint64_t)d->d_k, sizeof *y->s);
+        y->conv = take(s, (uint64_t)(d->n_conv - 1) * width, sizeof *y->conv);
+        y->log = take(s, KN_DELTA_LOG * (width + 2 * n_v), sizeof *y->log);
+        if (!y->s || !y->conv || !y->log) return cache_failed(s, i, e);
+    }
+    return 0;
+}
+
+static int new_work(struct session *s, int32_t rows, struct err *e)
+{
+    const struct desc *t = s->target->d, *d = s->drafter ? s->drafter->d : NULL;
+    if (d) s->features = take(s, (uint64_t)rows * (uint64_t)d->n_features, sizeof *s->features);
+    s->logits = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *s->logits);
+    if (!s->logits || (d && !s->features))
+        return model_no_memory(s->be, e, "activations of %d rows: lower --chunk", rows);
+    return work_new(&s->work, s->target, s->drafter, rows, &s->bytes, e);
+}
+
+static int new_hidden(struct session *s, int32_t rows, struct err *e)
+{
+    const uint64_t count = (uint64_t)rows * (uint64_t)s->target->d->n_embd;
+    if (!s->o.hidden) return 0;
+    s->hidden = (struct hidden){.fn = s->o.hidden,
+                                .ctx = s->o.hidden_ctx,
+                                .normed = take(s, count, sizeof(float)),
+                                .host = mem_alloc(s->op->counts ? 1 : count * sizeof(float))};
+    if (!s->hidden.host) return err_set(e, ERR_IO, "out of memory (hidden states of %d rows)", rows);
+    return s->hidden.normed ? 0 : model_no_memory(s->be, e, "hidden states of %d rows: lower --chunk", rows);
+}
+
+static int new_lists(struct session *s, struct err *e)
+{
+    int32_t n = s->positions;
+    s->history = mem_calloc((size_t)n, sizeof *s->history);
+    s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
+    s->d_pos = take(s, (uint64_t)n, sizeof *s->d_pos);
+    s->d = take(s, 1, sizeof *s->d);
+    s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
+    if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
+    if (!s->d_history || !s->d_pos || !s->d || !s->results)
+        return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
+    if (s->op->counts) return 0;                       /* however long: nothing is written */
+    for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
+    int rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
+    memset(s->history, 0, (size_t)n * sizeof *s->history);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
+{
+    int32_t trained = drafter ? drafter->block_size : 0;
+    if (!o->chunk) o->chunk = SESSION_CHUNK;
+    if (!o->block) o->block = trained;
+    if (o->ctx < 1 || o->ctx > SESSION_MAX_CTX)
+        return err_set(e, ERR_USAGE, "context out of range (expected 1 to %d positions, got %d)",
+                       SESSION_MAX_CTX, o->ctx);
+    if (o->chunk < 1 || o->chunk > 1 << 20)
+        return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
+    if (drafter && (o->block < 2 || o->block > trained))
+        return err_set(e, ERR_USAGE,
+                       "block out of range (expected 2 to the %d that the drafter was trained with, got %d)",
+                       trained, o->block);
+    if (o->draft_window < 0)
+        return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
+                       o->draft_window);
+    if (o->kv_type != KN_F16 && o->kv_type != KN_BF16 && o->kv_type != KN_F32)
+        return err_set(e, ERR_USAGE,
+                       "cache type not supported (expected f16, bf16 or f32, got number %" PRIu32 ")",
+                       o->kv_type);
+    return 0;
+}
+
+/* Rows of the longest prefill pass: several chunks where the device gains from it, and they are not so short
+ * that they run as decoding steps do. */
+static int32_t pass_rows(const struct session *s)
+{
+    int32_t several = s->o.chunk > SESSION_MAX_ROWS ? s->op->pass_rows / s->o.chunk : 1;
+    return s->o.chunk * max32(several, 1);
+}
+
+int session_new(struct session **out, struct model *target, struct model *drafter,
+                const struct session_options *o, struct err *e)
+{
+    struct session *s = mem_calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s) return err_set(e, ERR_IO, "out of memory (a session)");
+    s->target = target;
+    s->drafter = drafter;
+    s->be = target->be;
+    s->op = kn_op(s->be);
+    s->o = *o;
+    if (target->d->arch == DESC_DFLASH) {
+        err_set(e, ERR_FORMAT, "the target is a drafter (expected another architecture, got %s)",
+                target->d->arch_name);
+        goto fail;
+    }
+    if ((drafter && desc_pair(target->d, drafter->d, e)) ||
+        session_options_check(&s->o, drafter ? drafter->d : NULL, e))
+        goto fail;
+    /* No pass is longer than the context, however large the chunk. */
+    int32_t rows = max32(pass_rows(s) < s->o.ctx ? pass_rows(s) : s->o.ctx, SESSION_MAX_ROWS);
+    s->positions = s->o.ctx + AHEAD_ROWS;
+    if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, rows, e) ||
+        (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
+        goto fail;
+    if (new_work(s, rows, e) || new_hidden(s, rows, e) || new_lists(s, e)) goto fail;
+    *out = s;
+    return 0;
+fail:
+    session_free(s);
+    return -1;
+}
+
+static void free_caches(struct session *s, const struct model *m, struct kn_kv *kv)
+{
+    for (int i = 0; kv && i < m->d->n_layer; i++) {
+        s->op->free(s->be, kv[i].k);
+        s->op->free(s->be, kv[i].v);
+    }
+    mem_free(kv);
+}
+
+void session_free(struct session *s)
+{
+    if (!s) return;
+    void *device[] = {s->d_history, s->d_pos, s->d, s->features, s->logits, s->hidden.normed};
+    session_plays_free(s);
+    s->op->free_shared(s->be, s->results);
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
+    work_free(&s->work, s->be);
+    free_caches(s, s->target, s->kv);
+    for (int i = 0; s->delta && i < s->target->d->n_layer; i++) {
+        s->op->free(s->be, s->delta[i].s);
+        s->op->free(s->be, s->delta[i].conv);
+        s->op->free(s->be, s->delta[i].log);
+    }
+    mem_free(s->delta);
+    if (s->drafter) free_caches(s, s->drafter, s->draft_kv);
+    mem_free(s->hidden.host);
+    mem_free(s->history);
+    mem_free(s);
+}
+
+/* ---- passes ---- */
+
+/* Put n ids at positions from pos on, in both histories. */
+static int set_history(struct session *s, int32_t pos, const int32_t *ids, int32_t n, struct err *e)
+{
+    memmove(s->history + pos, ids, (size_t)n * sizeof *ids);
+    int rc = s->op->upload(s->be, s->d_history + pos, s->history + pos, (size_t)n * sizeof *ids);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct cursor c = {.pending = s->pending};
+    for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) {
+        c.pos[i] = s->n_past + i;
+        c.ids[i] = i < n ? ids[i] : 0;
+        c.block[i] = i && s->drafter ? s->drafter->d->mask_id : ids[0];
+    }
+    if (s->n_past > s->o.draft_window) c.first = s->n_past - s->o.draft_window;
+    int rc = s->op->upload(s->be, s->d, &c, offsetof(struct cursor, picks));
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+/* How many rows of the last pass the delta nets replay before the next one. */
+static int set_pending(struct session *s, int32_t n, struct err *e)
+{
+    if (!s->delta || s->pending == n) return 0;
+    s->pending = n;
+    int rc = s->op->upload(s->be, &s->d->pending, &s->pending, sizeof s->pending);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
+{
+    const struct pass p = {.w = &s->work,
+                           .kv = s->kv,
+                           .delta = s->delta,
+                           .pending = &s->d->pending,
+                           .commit = fate != SESSION_TRIED,
+                           .every = fate == SESSION_FINAL ? s->every : 0,
+                           .n = r->n,
+                           .first_pos = r->first_pos,
+                           .ids = r->ids,
+                           .pos = r->pos,
+                           .features = s->features,
+                           .tapped = s->drafter ? s->drafter->d : NULL,
+                           .check = s->o.check_layers,
+                           .fault = s->trying ? &s->fault : NULL,
+                           .hidden = fate == SESSION_PROMPT && s->hidden.fn ? &s->hidden : NULL};
+    return model_pass(s->target, &p, e);
+}
+
+int session_settle(struct session *s, struct err *e)
+{
+    const struct pass p = {.w = &s->work, .delta = s->delta, .pending = &s->d->pending, .commit = true};
+    if (!s->pending) return 0;
+    int rc = qwen35_replay(s->target, &p);
+    return rc ? model_failed(s->target, "replay", rc, e) : set_pending(s, 0, e);
+}
+
+/* What a drafter works with: its own angles, the rest as the target. */
+static struct work draft_work(const struct session *s)
+{
+    struct work w = s->work;
+    w.rope[0] = w.draft_rope;
+    return w;
+}
+
+int session_run_context(struct session *s, const struct session_rows *r, bool angles, struct err *e)
+{
+    if (!s->drafter) return 0;
+    struct work w = draft_work(s);
+    const struct pass p = {.w = &w,
+                           .angles = angles,
+                           .kv = s->draft_kv,
+                           .n = r->n,
+                           .first_pos = r->first_pos,
+                           .pos = r->pos,
+                           .features = s->features};
+    return dflash_context(s->drafter, &p, e);
+}
+
+int session_run_block(struct session *s, struct err *e)
+{
+    struct work w = draft_work(s);
+    const struct pass p = {.w = &w,
+                           .kv = s->draft_kv,
+                           .n = s->o.block,
+                           .first_pos = s->n_past,
+                           .ids = s->d->block,
+                           .pos = s->d->pos,
+                           .visible_from = s->o.draft_window ? &s->d->first : NULL};
+    return dflash_block(s->drafter, s->target, &p, e);
+}
+
+int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e)
+{
+    return model_logits(m, s->target, s->work.x + (int64_t)row * m->d->n_embd, n, s->logits, e);
+}
+
+/* Logits of rows [row, row+n) of the activations, the first of them at pos. */
+static int run_head(struct session *s, const struct model *m, int32_t row, int32_t n, int32_t pos,
+                    struct err *e)
+{
+    if (session_run_head(s, m, row, n, e)) return -1;
+    s->logits_pos = pos;
+    s->logits_rows = n;
+    return 0;
+}
+
+/* Rows of the history at positions pos .. pos+n-1. */
+static struct session_rows history_rows(struct session *s, int32_t pos, int32_t n)
+{
+    return (struct session_rows){.ids = s->d_history + pos, .pos = s->d_pos + pos, .n = n, .first_pos = pos};
+}
+
+/* ---- prefill ---- */
+
+static int check_ids(const struct session *s, const int32_t *ids, int64_t n, struct err *e)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= s->target->d->n_vocab)
+            return err_set(e, ERR_FORMAT,
+                           "token %" PRId64 ": id out of the vocabulary (expected 0 to %d, got %d)", i,
+                           s->target->d->n_vocab - 1, ids[i]);
+    return 0;
+}
+
+/* All rows of a chunk through the head, in slices, to the host. host is [SESSION_MAX_ROWS, n_vocab]. */
+static int hand_out_rows(struct session *s, int32_t pos, int32_t n, float *host, session_rows_fn rows,
+                         void *ctx, struct err *e)
+{
+    for (int32_t i = 0; i < n; i += SESSION_MAX_ROWS) {
+        int32_t some = n - i < SESSION_MAX_ROWS ? n - i : SESSION_MAX_ROWS;
+        size_t bytes = (size_t)some * (size_t)s->target->d->n_vocab * sizeof *host;
+        if (run_head(s, s->target, i, some, pos + i, e)) return -1;
+        int rc = s->op->download(s->be, host, s->logits, bytes);
+        if (rc) return model_failed(s->target, "download", rc, e);
+        if (rows(ctx, host, some, pos + i, e)) return -1;
+    }
+    return 0;
+}
+
+static int check_spent(const struct session *s, struct err *e)
+{
+    if (!s->spent) return 0;
+    return err_set(e, ERR_USAGE, "the session has generated and cannot go on (expected a new one)");
+}
+
+/* Rows of the pass at pos. Passes end at absolute multiples of the chunk, and a last chunk of few rows is one
+ * of its own: it runs as a decoding step does, whatever stands before it. */
+static int32_t next_pass(const struct session *s, int64_t end)
+{
+    int32_t chunk = s->o.chunk, pos = s->n_past;
+    int64_t stop = (int64_t)pos - pos % chunk + pass_rows(s), tail;
+    if (stop > end) stop = end;
+    tail = stop % chunk;
+    if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
+    return (int32_t)(stop - pos);
+}
+
+int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
+{
+    if (n <= ctx) return 0;
+    return err_set(e, ERR_USAGE,
+                   "the prompt does not fit the context (expected at most %d tokens, got %" PRId64 ")", ctx,
+                   n);
+}
+
+int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
+                    struct err *e)
+{
+    int64_t end = s->n_past + n;
+    float *host = NULL;
+    int rc = -1;
+    if (n < 1) return err_set(e, ERR_FORMAT, "the prompt is empty (expected at least one token)");
+    if (session_prompt_check(s->o.ctx, end, e)) return -1;
+    if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
+    if (rows) {
+        host = mem_alloc((size_t)SESSION_MAX_ROWS * (size_t)s->target->d->n_vocab * sizeof *host);
+        if (!host) return err_set(e, ERR_IO, "out of memory (logits of %d rows)", SESSION_MAX_ROWS);
+    }
+    if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
+    for (int64_t done = 0; s->n_past < end;) {
+        int32_t pos = s->n_past, some = next_pass(s, end);
+        const struct session_rows r = history_rows(s, pos, some);
+        kn_bound(s->be, pos + some);
+        if (session_run_target(s, &r, SESSION_PROMPT, e) || set_pending(s, 0, e)) goto out;
+        if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
+        if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
+        if (session_run_context(s, &r, false, e)) goto out;
+        s->n_past += some;
+        done += some;
+        if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
+    }
+    rc = s->op->sync(s->be);
+    if (rc) rc = model_failed(s->target, "sync", rc, e);
+out:
+    kn_bound(s->be, 0);
+    mem_free(host);
+    return rc;
+}
+
+/* ---- steps ---- */
+
+int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err *e)
+{
+    if (n < 1 || n > SESSION_MAX_ROWS || s->n_past > s->o.ctx)
+        return err_set(e, ERR_USAGE,
+                       "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
+                       SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
+    if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
+    if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
+    if (session_play(s, SESSION_FORWARD, n, e) || set_pending(s, 0, e)) return -1;
+    s->logits_pos = s->n_past;
+    s->logits_rows = n;
+    return 0;
+}
+
+int session_no_number(const struct session *s, int32_t pos, struct err *e)
+{
+    if (s->o.check_layers) /* every layer passed */
+        return err_set(
+            e, ERR_DEVICE,
+            "position %d: the target's logits hold a NaN or no finite maximum, though every layer's output "
+            "is finite: it comes from output_norm or the head",
+            pos);
+    err_set(e, ERR_DEVICE, "position %d: the target's logits hold a NaN or no finite maximum", pos);
+    return err_hint(e, "--check-layers names the first layer that leaves one");
+}
+
+int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n, int32_t *picks,
+                 struct err *e)
+{
+    const struct kn_pick p = {.logits = s->logits,
+                              .pos = s->d_pos + s->logits_pos,
+                              .history = s->d_history,
+                              .n = n,
+                              .n_vocab = s->target->d->n_vocab,
+                              .sampler = *sampler,
+                              .out = s->d->picks};
+    int rc = s->op->pick(s->be, &p);
+    if (rc == 0) rc = s->op->download(s->be, picks, s->d->picks, (size_t)n * sizeof *picks);
+    if (rc) return model_failed(s->target, "pick", rc, e);
+    for (int32_t i = 0; i < n; i++)
+        if (picks[i] == KN_PICK_NAN) return session_no_number(s, s->logits_pos + i, e);
+    return 0;
+}
+
+int session_commit(struct session *s, int32_t n, struct err *e)
+{
+    const struct session_rows r = history_rows(s, s->n_past, n);
+    if (session_run_context(s, &r, false, e) || set_pending(s, n, e)) return -1;
+    s->n_past += n;
+    return 0;
+}
+
+int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
+                  struct err *e)
+{
+    int32_t n = s->o.block;
+    if (session_place(s, &anchor, 1, e)) return -1;
+    if (all_rows ? session_draft_rows(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
+    s->logits_pos = s->n_past + !all_rows;
+    s->logits_rows = n - !all_rows;
+    int rc = s->op->download(s->be, proposals, s->d->ids + 1, (size_t)(n - 1) * sizeof *proposals);
+    if (rc) return model_failed(s->drafter, "pick", rc, e);
+    *usable = true;
+    for (int32_t i = 0; i < n - 1; i++)
+        if (proposals[i] == KN_PICK_NAN) *usable = false;
+    return 0;
+}
+
+/* ---- logits on the host ---- */
+
+int session_logits(struct session *s, int32_t i, float *row, struct err *e)
+{
+    size_t n = (size_t)s->target->d->n_vocab;
+    int rc = s->op->download(s->be, row, s->logits + (size_t)i * n, n * sizeof *row);
+    return rc ? model_failed(s->target, "download", rc, e) : 0;
+}
+
+int session_check_row(const struct session *s, const float *row, int32_t pos, struct err *e)
+{
+    float best = -INFINITY;
+    bool nan = false;
+    for (int32_t i = 0; i < s->target->d->n_vocab; i++) {
+        nan |= isnan(row[i]);
+        if (row[i] > best) best = row[i];
+    }
+    return nan || !isfinite(best) ? session_no_number(s, pos, e) : 0;
+}

@@ -1,0 +1,147 @@
+/* session.h - one stream of tokens through a target and, if there is one, its drafter.
+ *
+ * A session owns what a stream leaves behind: the token history, the target's keys and values, the drafter's
+ * context (keys and values made of the target's features), the activations of a pass, and the logits of the
+ * last rows. Position n_past is the first one the target has not committed; everything before it is in the
+ * caches, nothing after it counts. Three verbs move a stream: session_prefill commits a prompt;
+ * session_forward runs rows at n_past, n_past+1, ... without committing them (a decoding step is one row, a
+ * verify is a whole block); session_commit keeps the first of those rows and gives their features to the
+ * drafter. session_draft asks the drafter for a block after the token at n_past. A *cycle* (cycle.h) is all
+ * of these in one, without the host between them; the loop over cycles is spec.h. All memory is taken by
+ * session_new; no verb allocates, but that a backend which records keeps recordings of what is repeated.
+ * Models and backend are borrowed and outlive the session.
+ *
+ * Rows past n_past are simply written over later: a rejected row is never undone. Recurrent layers keep the
+ * inputs of a forward's rows and replay those that were committed at the start of the next pass. The row of a
+ * cycle without a drafter always stays; they take it along at once, or, where a backend would rather write
+ * states seldom, every so many rows. */
+#ifndef DFLASH_SESSION_H
+#define DFLASH_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "../base/err.h"
+#include "../model/model.h"
+
+#define SESSION_MAX_ROWS 64       /* rows of session_forward, and of logits held at once */
+#define SESSION_CHUNK 512         /* default of options.chunk */
+#define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
+
+struct session_options {
+    int32_t ctx;   /* positions the caches must hold: prompt + generated + block */
+    int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
+    int32_t block; /* rows a block, 2 .. as trained; 0: as trained */
+    int32_t
+        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    uint32_t kv_type;  /* KN_F16, KN_BF16 or KN_F32 */
+    bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
+    void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
+    void *progress_ctx;
+    /* Of a prefill: every layer's rows (model.h); NULL: nobody wants them. */
+    int (*hidden)(void *ctx, int32_t plane, const float *rows, int32_t n, int32_t first_pos, struct err *e);
+    void *hidden_ctx;
+};
+
+/* Where a stream stands, on the device: all that differs from one step or cycle to the next, so that the same
+ * operations with the same pointers are the next one too. */
+struct cursor {
+    int32_t pos[SESSION_MAX_ROWS];   /* of the rows: n_past, n_past + 1, ... */
+    int32_t ids[SESSION_MAX_ROWS];   /* their tokens: the anchor, then what is tried */
+    int32_t block[SESSION_MAX_ROWS]; /* what the drafter reads: the anchor, mask, mask, ... */
+    int32_t first;                   /* first visible position of the context, for draft_window */
+    int32_t pending;                 /* rows of the last pass that were committed since, to be replayed */
+    /* The host writes what is above, the device alone what is below. */
+    int32_t picks[SESSION_MAX_ROWS];
+    int32_t kept;    /* rows of the last cycle that stay, where none of them is pending */
+    uint32_t number; /* of the last cycle */
+    uint64_t stamp[KN_STAMPS];
+};
+
+enum session_play { SESSION_FORWARD, SESSION_DRAFT, SESSION_CYCLE, SESSION_PLAYS };
+enum { SESSION_RESULTS = 4 }; /* cycles whose results are kept */
+
+struct session {
+    struct model *target, *drafter; /* drafter may be NULL */
+    struct kn_backend *be;
+    const struct kn_ops *op;
+    struct session_options o; /* with defaults filled in */
+    int32_t n_past;           /* committed positions */
+    int32_t pending;          /* the cursor's, where there is recurrent state; else 0 */
+    int32_t every; /* of cycles without a drafter: recurrent state is written after so many, the rows before
+                      are pending; 0: after each */
+    bool spent;    /* the recurrent state went on beyond n_past: nothing can follow */
+    int32_t *history;   /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
+    int32_t *d_history; /* the same on the device */
+    int32_t *d_pos;     /* device [positions]: 0, 1, 2, ... */
+    int32_t positions;  /* that fit the caches: ctx, and what is written ahead of it */
+    struct cursor *d;   /* device */
+    struct work work;
+    struct hidden hidden;         /* fn NULL: not wanted */
+    struct kn_kv *kv;             /* [target n_layer]; all zero for recurrent layers */
+    struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
+    struct kn_kv *draft_kv;       /* [drafter n_layer] */
+    float *features;              /* device [max(chunk, SESSION_MAX_ROWS), n_features], of the last pass */
+    float *logits;      /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or drafter's) */
+    int32_t logits_pos; /* position of the input token of logits row 0 */
+    int32_t logits_rows;
+    uint64_t bytes; /* of device memory taken */
+
+    /* cycle.c */
+    struct kn_result *results;  /* shared [SESSION_RESULTS] */
+    uint32_t started, finished; /* cycles so far; the device's number follows */
+    uint64_t accepted; /* when the last one finished was, by the device's clock; 0: none in this run */
+    int32_t started_rows[SESSION_RESULTS];
+    struct kn_sampler sampler; /* of the cycles */
+    int32_t width;
+    bool trying;        /* the rows of a cycle, of which some may be rejected, are being run */
+    struct fault fault; /* of the last cycle's rows, where layers are checked */
+    struct {
+        void *recording; /* NULL: none */
+        int32_t bound;   /* positions that it was promised to stay below */
+        bool ran;        /* it has been run, and is worth recording */
+    } plays[SESSION_PLAYS][SESSION_MAX_ROWS + 1];
+};
+
+/* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want
+ * to know before weights are loaded. drafter may be NULL. */
+int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e);
+/* ERR_USAGE: more than ctx tokens, which session_prefill would refuse. */
+int session_prompt_check(int32_t ctx, int64_t n, struct err *e);
+/* ERR_USAGE: block or draft_window out of range; ERR_FORMAT: the models do not fit (desc_pair); ERR_IO:
+ * memory. */
+int session_new(struct session **s, struct model *target, struct model *drafter,
+                const struct session_options *o, struct err *e);
+void session_free(struct session *s);
+
+/* Rows of logits as a prefill makes them, in order: rows [n, n_vocab] on the host, first_pos the position of
+ * row 0. */
+typedef int (*session_rows_fn)(void *ctx, const float *rows, int32_t n, int32_t first_pos, struct err *e);
+/* Commit n tokens (1 or more). rows NULL: logits are computed for the last token only. Afterwards logits row
+ * 0 (logits_rows = 1) is the last token's. ERR_USAGE: more tokens than ctx holds; ERR_FORMAT: an id out of
+ * the vocabulary, with its index. */
+int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
+                    struct err *e);
+
+/* The target over n tokens (1 .. SESSION_MAX_ROWS) at n_past ..: leaves their logits (n rows) and features,
+ * commits nothing. */
+int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err *e);
+/* What the n rows of the last prefill or forward pick (host). ERR_DEVICE where a row holds a NaN or no finite
+ * maximum. */
+int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n, int32_t *picks,
+                 struct err *e);
+/* Keep the first n rows of the last forward: their features become drafter context, n_past += n. */
+int session_commit(struct session *s, int32_t n, struct err *e);
+
+/* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...
+ * *usable false where the drafter's logits hold a NaN or no finite maximum. Commits nothing; overwrites
+ * logits. all_rows: compute row 0 too, so that logits holds [block, n_vocab] (else rows 1 .. block-1 are at
+ * logits). */
+int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
+                  struct err *e);
+
+/* Copy row i of the last logits [n_vocab] to the host. */
+int session_logits(struct session *s, int32_t i, float *row, struct err *e);
+/* A host row's check: ERR_DEVICE naming pos where it holds a NaN or no finite maximum. */
+int session_check_row(const struct session *s, const float *row, int32_t pos, struct err *e);
+
+#endif

@@ -1,0 +1,170 @@
+/* spec.c - see spec.h. */
+#include "spec.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+#include <time.h>
+#include "cycle.h"
+#include "../base/mem.h"
+#include "session_impl.h"
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool is_stop(const struct spec_options *o, int32_t id)
+{
+    for (int32_t i = 0; i < o->n_stops; i++)
+        if (o->stops[i] == id) return true;
+    return false;
+}
+
+/* Hand out ids up to the first stop; *ended where there is one. */
+static int write_out(const struct spec_options *o, struct spec_stats *st, const int32_t *ids, int32_t n,
+                     bool *ended, struct err *e)
+{
+    int32_t k = 0;
+    *ended = false;
+    while (k < n && !*ended) *ended = is_stop(o, ids[k++]);
+    if (*ended) {
+        st->stop = SPEC_STOP_TOKEN;
+        st->stop_id = ids[k - 1];
+    }
+    st->generated += k;
+    return o->tokens ? o->tokens(o->ctx, ids, k, e) : 0;
+}
+
+static int write_draft_rows(struct session *s, const struct spec_options *o, struct err *e)
+{
+    int32_t n_vocab = s->target->d->n_vocab;
+    float *row = mem_alloc((size_t)n_vocab * sizeof *row);
+    int rc = row ? 0 : err_set(e, ERR_IO, "out of memory (a row of logits)");
+    for (int32_t i = 0; i < s->o.block && rc == 0; i++) {
+        rc = session_logits(s, i, row, e);
+        if (rc == 0) rc = o->draft_row(o->ctx, row, n_vocab, e);
+    }
+    mem_free(row);
+    return rc;
+}
+
+/* The logits of the first block, from a draft of their own: the same bits as the first cycle's. */
+static int draft_logits(struct session *s, const struct spec_options *o, int32_t anchor, struct err *e)
+{
+    int32_t proposals[SESSION_MAX_ROWS];
+    bool usable;
+    if (!s->drafter || !o->draft_logits || !o->draft_row) return 0;
+    return session_draft(s, anchor, proposals, &usable, true, e) || write_draft_rows(s, o, e) ? -1 : 0;
+}
+
+/* Count a cycle of which rows rows can matter, where the setting allows full. */
+static void count_cycle(struct spec_stats *st, const struct session_cycle *c, int32_t accepted, int32_t rows,
+                        int32_t full)
+{
+    bool would_go_on = accepted == rows - 1 && rows < full && c->picks[accepted] == c->ids[rows];
+    st->cycles++;
+    st->accepted[accepted]++;
+    if (would_go_on) return;
+    st->full_cycles++;
+    st->full_accepted += accepted;
+}
+
+/* What a finished cycle says: counts, proposals, tokens. Rows beyond the tokens that are wanted do not exist,
+ * whether they were verified or not. *kept: rows of it that are written, or stay without having been. */
+static int take_cycle(const struct session *s, const struct spec_options *o, struct spec_stats *st,
+                      const struct session_cycle *c, int32_t *kept, bool *ended, struct err *e)
+{
+    int64_t wanted = o->n - st->generated;
+    int32_t full = !s->drafter || !c->usable ? 1 : o->width ? o->width : s->o.block;
+    int32_t rows = full < wanted ? full : (int32_t)wanted;
+    *kept = c->kept < rows ? c->kept : rows;
+    st->steps++;
+    st->draft_s += c->draft_s;
+    st->verify_s += c->verify_s;
+    st->commit_s += c->commit_s;
+    st->idle_s += c->idle_s;
+    if (c->idle_s > st->idle_max_s) st->idle_max_s = c->idle_s;
+    if (s->drafter) {
+        st->nan_cycles += !c->usable;
+        if (c->usable && o->proposals && o->proposals(o->ctx, c->ids + 1, s->o.block - 1, e)) return -1;
+    }
+    /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row
+     * that stays came to no number, what stands before it is written as it is without a drafter, and may end
+     * the run. */
+    const bool fault = s->o.check_layers && s->fault.pos - c->pos < *kept;
+    const int32_t good = fault ? s->fault.pos - c->pos : *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
+    if (s->drafter && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
+    int64_t before = st->generated;
+    if (good && write_out(o, st, c->picks, good, ended, e)) return -1;
+    if (good < *kept && !*ended)
+        return fault ? model_fault(&s->fault, e) : session_no_number(s, c->pos + good, e);
+    *kept = (int32_t)(st->generated - before);
+    return 0;
+}
+
+/* Every cycle started writes a token at least, so one is started only where another token is wanted for
+ * certain, but for a stop id. */
+static int run_cycles(struct session *s, const struct spec_options *o, struct spec_stats *st, double start,
+                      bool *ended, struct err *e)
+{
+    int32_t ahead = session_cycles_ahead(s), running = 0, kept = 1;
+    struct session_cycle c = {.pos = s->n_past};
+    while (!*ended && st->generated < o->n) {
+        for (; running <= ahead && st->generated + running < o->n; running++)
+            if (session_cycle_start(s, o->n - st->generated, e)) return -1;
+        int rc = session_cycle_finish(s, &c, e);
+        running--;
+        if (rc == 0) rc = take_cycle(s, o, st, &c, &kept, ended, e);
+        st->decode_s = now() - start;
+        if (rc) return -1;
+    }
+    session_cycles_end(s, c.pos + kept);
+    return 0;
+}
+
+int spec_width_check(int32_t width, int32_t block, struct err *e)
+{
+    if (width >= 0 && width <= block) return 0;
+    return err_set(e, ERR_USAGE, "width out of range (expected 1 to the block of %d, got %d)", block, width);
+}
+
+static int check(const struct session *s, const struct spec_options *o, struct err *e)
+{
+    int64_t need = s->n_past + o->n + (s->drafter ? s->o.block : 1) - 1;
+    if (o->n < 1)
+        return err_set(e, ERR_USAGE, "nothing to generate (expected 1 token or more, got %" PRId64 ")", o->n);
+    if (need > s->o.ctx)
+        return err_set(e, ERR_USAGE,
+                       "the context is too small (expected %" PRId64 " positions for %d tokens, %" PRId64
+                       " new ones and a block, got %d)",
+                       need, s->n_past, o->n, s->o.ctx);
+    if ((s->drafter || o->width < 0) && spec_width_check(o->width, s->o.block, e)) return -1;
+    if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
+        return err_set(e, ERR_USAGE, "the session holds no logits of its last token (prefill first)");
+    return 0;
+}
+
+int spec_generate(struct session *s, const struct spec_options *o, struct spec_stats *st, struct err *e)
+{
+    int32_t anchor;
+    bool ended = false;
+    memset(st, 0, sizeof *st);
+    if (check(s, o, e)) return -1;
+    double start = now();
+    if (session_pick(s, &o->sampler, 1, &anchor, e)) return -1;
+    st->first_s = now() - start;
+    if (write_out(o, st, &anchor, 1, &ended, e)) return -1;
+    if (ended || st->generated == o->n) return 0;
+    if (draft_logits(s, o, anchor, e)) return -1;
+    start = now();
+    if (session_cycles_begin(s, anchor, o->width ? o->width : s->o.block, &o->sampler, e)) return -1;
+    return run_cycles(s, o, st, start, &ended, e);
+}
+
+double spec_tau(const struct spec_stats *st)
+{
+    return st->full_cycles ? 1 + (double)st->full_accepted / (double)st->full_cycles : NAN;
+}

@@ -1,0 +1,579 @@
+/* chat.c - the templates: how each is told from the others, and what it says. Written from their published
+ * texts (docs/chat.md); their string operations are Python's. */
+#include "chat.h"
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include "../base/mem.h"
+#include "tokenizer_priv.h"
+
+struct render {
+    const struct chat_template *t;
+    const struct chat_message *m;
+    size_t n;
+    const struct chat_options *o;
+    chat_fn out;
+    void *ctx;
+    bool think;
+    size_t query; /* the last message of the user's that is no tool's answer */
+};
+
+struct chat_template {
+    const char *name;
+    const char *arch;              /* what general.architecture begins with */
+    const char *has[6], *lacks[4]; /* in the template's text */
+    const char *const *tokens;
+    int (*render)(const struct render *r, struct err *e);
+    bool bos;
+    enum { THINK_NEVER, THINK_ON, THINK_OFF, THINK_ALWAYS } think; /* _ON, _OFF: when not told */
+    /* Qwen 3.5 and later */
+    bool keep, effort; /* reasoning of earlier turns stays; an instruction says how much to think */
+    /* Gemma */
+    bool newline, empty,
+        reasoning; /* after <|think|>; an empty thought where thinking is off; thoughts are rendered */
+    int join;      /* turns of the model in a row: 1 one header, 2 one turn */
+    enum { DATE_NONE, DATE_FIXED, DATE_TODAY } date;
+};
+
+/* ---- texts ---- */
+
+static int mark(const struct render *r, const char *s, struct err *e)
+{
+    return r->out(r->ctx, s, strlen(s), true, e);
+}
+
+static int say(const struct render *r, struct chat_text v, struct err *e)
+{
+    return v.n ? r->out(r->ctx, v.s, v.n, false, e) : 0;
+}
+
+/* header, content, footer: a turn. */
+static int turn(const struct render *r, const char *header, struct chat_text v, const char *footer,
+                struct err *e)
+{
+    return mark(r, header, e) || say(r, v, e) || mark(r, footer, e) ? -1 : 0;
+}
+
+/* Python's str.isspace. */
+static bool is_space(uint32_t c)
+{
+    return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+           c == 0x3000;
+}
+
+static struct chat_text trim(struct chat_text v)
+{
+    const uint8_t *p = (const uint8_t *)v.s;
+    size_t a = 0, b = v.n, len;
+    while (a < b && is_space(tok_char(p + a, &len))) a += len;
+    while (b > a) {
+        size_t k = b - 1;
+        while (k > a && (p[k] & 0xc0) == 0x80) k--;
+        if (!is_space(tok_char(p + k, &len))) break;
+        b = k;
+    }
+    return (struct chat_text){v.s + a, b - a};
+}
+
+/* lstrip('\n'), rstrip('\n') */
+static struct chat_text lines_l(struct chat_text v)
+{
+    while (v.n && v.s[0] == '\n') v.s++, v.n--;
+    return v;
+}
+
+static struct chat_text lines_r(struct chat_text v)
+{
+    while (v.n && v.s[v.n - 1] == '\n') v.n--;
+    return v;
+}
+
+static const char *find(struct chat_text v, const char *what)
+{
+    return memmem(v.s, v.n, what, strlen(what));
+}
+
+/* split(what)[0] and split(what)[-1]; the whole where what is not in it. */
+static struct chat_text before(struct chat_text v, const char *what)
+{
+    const char *p = find(v, what);
+    return p ? (struct chat_text){v.s, (size_t)(p - v.s)} : v;
+}
+
+static struct chat_text after_last(struct chat_text v, const char *what)
+{
+    for (const char *p; (p = find(v, what)) != NULL;) {
+        p += strlen(what);
+        v = (struct chat_text){p, v.n - (size_t)(p - v.s)};
+    }
+    return v;
+}
+
+static bool starts(struct chat_text v, const char *what)
+{
+    size_t k = strlen(what);
+    return v.n >= k && memcmp(v.s, what, k) == 0;
+}
+
+static bool ends(struct chat_text v, const char *what)
+{
+    size_t k = strlen(what);
+    return v.n >= k && memcmp(v.s + v.n - k, what, k) == 0;
+}
+
+static int refuse(const struct render *r, size_t i, const char *why, struct err *e)
+{
+    return err_set(e, ERR_FORMAT, "message %zu: template %s: %s", i + 1, r->t->name, why);
+}
+
+/* ---- Qwen: ChatML ---- */
+
+#define TOOL_OPEN "<tool_response>"
+#define TOOL_CLOSE "</tool_response>"
+
+/* *query of r; false: every message of the user's is a tool's answer. */
+static bool find_query(struct render *r, bool trimmed)
+{
+    r->query = r->n ? r->n - 1 : 0;
+    for (size_t i = r->n; i-- > 0;) {
+        struct chat_text v = trimmed ? trim(r->m[i].content) : r->m[i].content;
+        if (r->m[i].role != CHAT_USER || (starts(v, TOOL_OPEN) && ends(v, TOOL_CLOSE))) continue;
+        r->query = i;
+        return true;
+    }
+    return false;
+}
+
+/* Answers of tools are a turn of the user's, those in a row one. first: of the whole chat opens one too. */
+static int qwen_tool(const struct render *r, size_t i, struct chat_text v, bool first, struct err *e)
+{
+    if ((i ? r->m[i - 1].role != CHAT_TOOL : first) && mark(r, "<|im_start|>user", e)) return -1;
+    if (turn(r, "\n" TOOL_OPEN "\n", v, "\n" TOOL_CLOSE, e)) return -1;
+    return i + 1 == r->n || r->m[i + 1].role != CHAT_TOOL ? mark(r, "<|im_end|>\n", e) : 0;
+}
+
+/* What the assistant thought and what it said, where the one stands before the other in its content. */
+static void split_thought(struct chat_text *content, struct chat_text *thought)
+{
+    if (thought->s || !find(*content, "</think>")) return;
+    *thought = lines_l(after_last(lines_r(before(*content, "</think>")), "<think>"));
+    *content = lines_l(after_last(*content, "</think>"));
+}
+
+static int qwen_assistant(const struct render *r, bool shown, struct chat_text thought,
+                          struct chat_text content, struct err *e)
+{
+    if (mark(r, "<|im_start|>assistant\n", e) ||
+        (shown && turn(r, "<think>\n", thought, "\n</think>\n\n", e)))
+        return -1;
+    return turn(r, "", content, "<|im_end|>\n", e);
+}
+
+static int render_qwen3(const struct render *from, struct err *e)
+{
+    struct render copy = *from, *r = &copy;
+    find_query(r, false);
+    for (size_t i = 0; i < r->n; i++) {
+        struct chat_text v = r->m[i].content, thought = r->m[i].reasoning;
+        int rc;
+        switch (r->m[i].role) {
+        case CHAT_SYSTEM: rc = turn(r, "<|im_start|>system\n", v, "<|im_end|>\n", e); break;
+        case CHAT_USER: rc = turn(r, "<|im_start|>user\n", v, "<|im_end|>\n", e); break;
+        case CHAT_TOOL: rc = qwen_tool(r, i, v, true, e); break;
+        default:
+            if (r->t->think != THINK_NEVER) split_thought(&v, &thought);
+            bool shown = r->t->think != THINK_NEVER && i > r->query && (i + 1 == r->n || thought.n);
+            rc = qwen_assistant(r, shown, lines_l(lines_r(thought)), shown ? lines_l(v) : v, e);
+        }
+        if (rc) return -1;
+    }
+    if (!r->o->generation_prompt) return 0;
+    if (r->t->think == THINK_ALWAYS) return mark(r, "<|im_start|>assistant\n<think>\n", e);
+    return r->t->think == THINK_NEVER || r->think
+               ? mark(r, "<|im_start|>assistant\n", e)
+               : mark(r, "<|im_start|>assistant\n<think>\n\n</think>\n\n", e);
+}
+
+/* What the template of Qwen 3.8 says to the model where nothing else is asked for. */
+#define EFFORT                                                                                               \
+    "Reasoning effort is set to xhigh. Please think carefully through the task, validate key assumptions, "  \
+    "consider "                                                                                              \
+    "plausible alternatives, and prioritize correctness, consistency, and clarity in the final answer."
+
+static int qwen35_system(const struct render *r, struct err *e)
+{
+    const bool has = r->n && r->m[0].role == CHAT_SYSTEM, effort = r->t->effort && r->think;
+    struct chat_text v = has ? trim(r->m[0].content) : (struct chat_text){"", 0};
+    if (r->t->effort ? !v.n && !effort : !has) return 0;
+    return turn(r,
+                effort ? v.n ? "<|im_start|>system\n" EFFORT "\n\n" : "<|im_start|>system\n" EFFORT
+                       : "<|im_start|>system\n",
+                v, "<|im_end|>\n", e);
+}
+
+static int render_qwen35(const struct render *from, struct err *e)
+{
+    struct render copy = *from, *r = &copy;
+    if (!find_query(r, true)) return refuse(r, r->n ? r->n - 1 : 0, "there is no message of the user's", e);
+    if (qwen35_system(r, e)) return -1;
+    for (size_t i = 0; i < r->n; i++) {
+        struct chat_text v = trim(r->m[i].content), thought = r->m[i].reasoning;
+        int rc = 0;
+        switch (r->m[i].role) {
+        case CHAT_SYSTEM:
+            if (i) rc = refuse(r, i, "role system may only begin the chat", e);
+            break;
+        case CHAT_USER: rc = turn(r, "<|im_start|>user\n", v, "<|im_end|>\n", e); break;
+        case CHAT_TOOL: rc = qwen_tool(r, i, v, false, e); break;
+        default:
+            if (!r->t->effort) split_thought(&v, &thought);
+            if (thought.s) thought = trim(thought);
+            rc = qwen_assistant(r, r->t->keep || i > r->query, thought, v, e);
+        }
+        if (rc) return -1;
+    }
+    if (!r->o->generation_prompt) return 0;
+    return mark(
+        r, r->think ? "<|im_start|>assistant\n<think>\n" : "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        e);
+}
+
+/* ---- Llama 3 ---- */
+
+static int llama_turn(const struct render *r, const char *role, struct chat_text v, struct err *e)
+{
+    return mark(r, "<|start_header_id|>", e) || mark(r, role, e) ||
+                   turn(r, "<|end_header_id|>\n\n", v, "<|eot_id|>", e)
+               ? -1
+               : 0;
+}
+
+/* A tool's answer as Python's json.dumps writes it, its characters as they are. */
+static int llama_tool(const struct render *r, struct chat_text v, struct err *e)
+{
+    static const char plain[] = "\"\\\n\r\t\b\f", letter[] = "\"\\nrtbf";
+    size_t run = 0;
+    if (mark(r, "<|start_header_id|>ipython<|end_header_id|>\n\n", e) || r->out(r->ctx, "\"", 1, false, e))
+        return -1;
+    for (size_t i = 0; i <= v.n; i++) {
+        unsigned char c = i < v.n ? (unsigned char)v.s[i] : 0;
+        if (i < v.n && c >= 0x20 && c != '"' && c != '\\') continue;
+        if (say(r, (struct chat_text){v.s + run, i - run}, e)) return -1;
+        run = i + 1;
+        if (i == v.n) break;
+        char u[8] = {'\\'};
+        const char *k = c ? strchr(plain, c) : NULL;
+        size_t n = k ? 2 : (size_t)snprintf(u, sizeof u, "\\u%04x", c);
+        if (k) u[1] = letter[k - plain];
+        if (r->out(r->ctx, u, n, false, e)) return -1;
+    }
+    return r->out(r->ctx, "\"", 1, false, e) || mark(r, "<|eot_id|>", e) ? -1 : 0;
+}
+
+static int llama_system(const struct render *r, struct chat_text v, struct err *e)
+{
+    char today[32] = "26 Jul 2024"; /* what the template of Llama 3.1 says on any day */
+    if (r->t->date == DATE_TODAY) {
+        time_t now = time(NULL);
+        struct tm tm;
+        static const char *const month[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                            "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+        localtime_r(&now, &tm);
+        snprintf(today, sizeof today, "%02d %s %d", tm.tm_mday, month[tm.tm_mon], tm.tm_year + 1900);
+    }
+    const char *date = r->o->date ? r->o->date : today;
+    return mark(r,
+                "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday "
+                "Date: ",
+                e) ||
+                   r->out(r->ctx, date, strlen(date), false, e) || turn(r, "\n\n", v, "<|eot_id|>", e)
+               ? -1
+               : 0;
+}
+
+static int render_llama3(const struct render *r, struct err *e)
+{
+    static const char *const role[] = {"system", "user", "assistant"};
+    size_t i = 0;
+    if (r->t->date != DATE_NONE) {
+        i = r->n && r->m[0].role == CHAT_SYSTEM;
+        if (llama_system(r, i ? trim(r->m[0].content) : (struct chat_text){"", 0}, e)) return -1;
+    }
+    for (; i < r->n; i++) {
+        if (r->m[i].role == CHAT_TOOL) {
+            if (r->t->date == DATE_NONE) return refuse(r, i, "has no role tool", e);
+            if (llama_tool(r, r->m[i].content, e)) return -1;
+        } else if (llama_turn(r, role[r->m[i].role], trim(r->m[i].content), e)) {
+            return -1;
+        }
+    }
+    return r->o->generation_prompt ? mark(r, "<|start_header_id|>assistant<|end_header_id|>\n\n", e) : 0;
+}
+
+/* ---- Gemma 4 ---- */
+
+/* What the model said, without the thoughts in it: of each part that ends in <channel|>, what stands before
+ * <|channel>. */
+static int gemma_said(const struct render *r, struct chat_text v, struct err *e)
+{
+    struct tok_buf b = {0};
+    int rc = 0;
+    for (bool more = true; more && rc == 0;) {
+        struct chat_text part = before(v, "<channel|>");
+        size_t used = part.n + strlen("<channel|>");
+        more = part.n < v.n;
+        if (more) v = (struct chat_text){v.s + used, v.n - used};
+        part = before(part, "<|channel>");
+        rc = tok_buf_add(&b, part.s, part.n, e);
+    }
+    if (rc == 0 && b.n) rc = say(r, trim((struct chat_text){(const char *)b.p, b.n}), e);
+    mem_free(b.p);
+    return rc;
+}
+
+static int gemma_model(const struct render *r, size_t i, bool after_user, struct err *e)
+{
+    const struct chat_message *m = &r->m[i];
+    bool goes_on = i && m[-1].role == CHAT_ASSISTANT && r->t->join;
+    bool stays = i + 1 < r->n && m[1].role == CHAT_ASSISTANT && r->t->join == 2;
+    if ((!goes_on && mark(r, "<|turn>model\n", e)) ||
+        (r->t->reasoning && after_user && m->reasoning.n &&
+         turn(r, "<|channel>thought\n", m->reasoning, "\n<channel|>", e)) ||
+        gemma_said(r, m->content, e))
+        return -1;
+    return stays ? 0 : mark(r, "<turn|>\n", e);
+}
+
+static int render_gemma4(const struct render *r, struct err *e)
+{
+    size_t first = r->n && r->m[0].role == CHAT_SYSTEM, last_user = 0;
+    bool any_user = false;
+    if ((r->think || first) && (mark(r,
+                                     !r->think       ? "<|turn>system\n"
+                                     : r->t->newline ? "<|turn>system\n<|think|>\n"
+                                                     : "<|turn>system\n<|think|>",
+                                     e) ||
+                                (first && say(r, trim(r->m[0].content), e)) || mark(r, "<turn|>\n", e)))
+        return -1;
+    for (size_t i = first; i < r->n; i++)
+        if (r->m[i].role == CHAT_USER) last_user = i, any_user = true;
+    for (size_t i = first; i < r->n; i++) {
+        int rc;
+        switch (r->m[i].role) {
+        case CHAT_SYSTEM: rc = turn(r, "<|turn>system\n", trim(r->m[i].content), "<turn|>\n", e); break;
+        case CHAT_USER: rc = turn(r, "<|turn>user\n", trim(r->m[i].content), "<turn|>\n", e); break;
+        case CHAT_TOOL:
+            return refuse(r, i, "role tool belongs to a call of a tool, which is not supported", e);
+        default: rc = gemma_model(r, i, !any_user || i > last_user, e);
+        }
+        if (rc) return -1;
+    }
+    if (!r->o->generation_prompt) return 0;
+    return mark(
+        r, r->t->empty && !r->think ? "<|turn>model\n<|channel>thought\n<channel|>" : "<|turn>model\n", e);
+}
+
+/* ---- the table ---- */
+
+static const char *const chatml[] = {"<|im_start|>", "<|im_end|>", NULL};
+static const char *const qwen[] = {"<|im_start|>", "<|im_end|>", "<think>", "</think>", NULL};
+static const char *const llama[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", NULL};
+static const char *const gemma[] = {"<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>", NULL};
+
+#define QWEN3_HAS "<|im_start|>", "ns.last_query_index", "message.role == \"system\" and not loop.first"
+#define QWEN35_HAS                                                                                           \
+    "render_content(", "System message must be at the beginning.", "No user query found in messages."
+#define THINK_OFF_TEXT "enable_thinking is defined and enable_thinking is false"
+#define THINK_ON_TEXT "enable_thinking is defined and enable_thinking is true"
+#define OTHER "or reasoning_content %}" /* edited copies that show more reasoning than the published text */
+#define GEMMA_HAS "'<|turn>' + role + '\\n'", "strip_thinking(message['content'])", "'<turn|>\\n'"
+#define GEMMA_EMPTY "'<|channel>thought\\n<channel|>'"
+#define JOIN "continue_same_model_turn"
+#define LLAMA_HAS "<|start_header_id|>", "message['content'] | trim + '<|eot_id|>'"
+#define KNOWLEDGE "Cutting Knowledge Date: December 2023"
+
+static const struct chat_template templates[] = {
+    {.name = "qwen3",
+     .arch = "qwen3",
+     .has = {QWEN3_HAS, THINK_OFF_TEXT, "reasoning_content.strip('\\n')"},
+     .lacks = {OTHER, "render_content("},
+     .tokens = qwen,
+     .render = render_qwen3,
+     .think = THINK_ON},
+    {.name = "qwen3-thinking",
+     .arch = "qwen3",
+     .has = {QWEN3_HAS, "'<|im_start|>assistant\\n<think>\\n' }}"},
+     .lacks = {OTHER, "render_content(", "enable_thinking"},
+     .tokens = qwen,
+     .render = render_qwen3,
+     .think = THINK_ALWAYS},
+    {.name = "qwen3-instruct",
+     .arch = "qwen3",
+     .has = {"<|im_start|>", "message.role == \"system\" and not loop.first"},
+     .lacks = {"think>", "You are Qwen", "last_query_index", "reasoning"},
+     .tokens = chatml,
+     .render = render_qwen3},
+    {.name = "qwen3.5",
+     .arch = "qwen35",
+     .has = {QWEN35_HAS, THINK_OFF_TEXT},
+     .lacks = {OTHER, "preserve_thinking", "effort"},
+     .tokens = qwen,
+     .render = render_qwen35,
+     .think = THINK_ON},
+    {.name = "qwen3.5-small",
+     .arch = "qwen35",
+     .has = {QWEN35_HAS, THINK_ON_TEXT},
+     .lacks = {OTHER, "preserve_thinking", "effort"},
+     .tokens = qwen,
+     .render = render_qwen35,
+     .think = THINK_OFF},
+    {.name = "qwen3.6",
+     .arch = "qwen35",
+     .has = {QWEN35_HAS, THINK_OFF_TEXT,
+             "(preserve_thinking is defined and preserve_thinking is true) or (loop.index0 > "
+             "ns.last_query_index)"},
+     .lacks = {OTHER, "effort"},
+     .tokens = qwen,
+     .render = render_qwen35,
+     .think = THINK_ON},
+    {.name = "qwen3.8",
+     .arch = "qwen35",
+     .has = {QWEN35_HAS, THINK_OFF_TEXT,
+             "preserve_thinking is undefined or preserve_thinking is true or loop.index0", EFFORT},
+     .lacks = {OTHER},
+     .tokens = qwen,
+     .render = render_qwen35,
+     .think = THINK_ON,
+     .keep = true,
+     .effort = true},
+    {.name = "llama3",
+     .arch = "llama",
+     .has = {LLAMA_HAS, "loop_messages"},
+     .lacks = {"tool", "Cutting", "think>"},
+     .tokens = llama,
+     .render = render_llama3,
+     .bos = true},
+    {.name = "llama3.1",
+     .arch = "llama",
+     .has = {LLAMA_HAS, KNOWLEDGE, "\"26 Jul 2024\""},
+     .lacks = {"strftime_now", "think>"},
+     .tokens = llama,
+     .render = render_llama3,
+     .bos = true,
+     .date = DATE_FIXED},
+    {.name = "llama3.2",
+     .arch = "llama",
+     .has = {LLAMA_HAS, KNOWLEDGE, "strftime_now(\"%d %b %Y\")"},
+     .lacks = {"think>"},
+     .tokens = llama,
+     .render = render_llama3,
+     .bos = true,
+     .date = DATE_TODAY},
+    {.name = "gemma4",
+     .arch = "gemma4",
+     .has = {GEMMA_HAS, "'<|think|>' -", GEMMA_EMPTY},
+     .lacks = {JOIN},
+     .tokens = gemma,
+     .render = render_gemma4,
+     .bos = true,
+     .think = THINK_OFF,
+     .empty = true},
+    {.name = "gemma4-e",
+     .arch = "gemma4",
+     .has = {GEMMA_HAS, "'<|think|>' -"},
+     .lacks = {JOIN, GEMMA_EMPTY},
+     .tokens = gemma,
+     .render = render_gemma4,
+     .bos = true,
+     .think = THINK_OFF},
+    {.name = "gemma4-2",
+     .arch = "gemma4",
+     .has = {GEMMA_HAS, "'<|think|>\\n' -", JOIN},
+     .lacks = {GEMMA_EMPTY, "continues_into_next"},
+     .tokens = gemma,
+     .render = render_gemma4,
+     .bos = true,
+     .think = THINK_OFF,
+     .newline = true,
+     .join = 1},
+    {.name = "gemma4-3",
+     .arch = "gemma4",
+     .has = {GEMMA_HAS, "'<|think|>\\n' -", "continues_into_next", "thinking_gate"},
+     .lacks = {GEMMA_EMPTY},
+     .tokens = gemma,
+     .render = render_gemma4,
+     .bos = true,
+     .think = THINK_OFF,
+     .newline = true,
+     .reasoning = true,
+     .join = 2},
+};
+#define N_TEMPLATES (sizeof templates / sizeof *templates)
+
+const struct chat_template *chat_find(const char *name)
+{
+    for (size_t i = 0; i < N_TEMPLATES; i++)
+        if (!strcmp(templates[i].name, name)) return &templates[i];
+    return NULL;
+}
+
+const struct chat_template *chat_recognise(const char *text, size_t n, const char *arch)
+{
+    const struct chat_text v = {text, n};
+    for (size_t i = 0; i < N_TEMPLATES; i++) {
+        const struct chat_template *t = &templates[i];
+        /* "qwen3" is also what "qwen3moe" begins with, and what "qwen35" does */
+        bool fits = !strncmp(arch, t->arch, strlen(t->arch)) &&
+                    (strcmp(t->arch, "qwen3") || strncmp(arch, "qwen35", 6));
+        for (int k = 0; k < 6 && fits && t->has[k]; k++) fits = find(v, t->has[k]);
+        for (int k = 0; k < 4 && fits && t->lacks[k]; k++) fits = !find(v, t->lacks[k]);
+        if (fits) return t;
+    }
+    return NULL;
+}
+
+const char *chat_name(const struct chat_template *t)
+{
+    return t->name;
+}
+
+const struct chat_template *chat_at(size_t i)
+{
+    return i < N_TEMPLATES ? &templates[i] : NULL;
+}
+
+bool chat_bos(const struct chat_template *t)
+{
+    return t->bos;
+}
+
+bool chat_can_think(const struct chat_template *t)
+{
+    return t->think == THINK_ON || t->think == THINK_OFF;
+}
+
+bool chat_thinks(const struct chat_template *t, const struct chat_options *o)
+{
+    if (!chat_can_think(t)) return t->think == THINK_ALWAYS;
+    return o->think < 0 ? t->think == THINK_ON : o->think;
+}
+
+bool chat_has_date(const struct chat_template *t)
+{
+    return t->date != DATE_NONE;
+}
+
+const char *const *chat_tokens(const struct chat_template *t)
+{
+    return t->tokens;
+}
+
+int chat_render(const struct chat_template *t, const struct chat_message *m, size_t n,
+                const struct chat_options *o, chat_fn out, void *ctx, struct err *e)
+{
+    struct render r = {t, m, n, o, out, ctx, chat_thinks(t, o), 0};
+    if (!n) return err_set(e, ERR_FORMAT, "template %s: no messages", t->name);
+    return t->render(&r, e);
+}

@@ -1,0 +1,59 @@
+/* chat.h - a chat to the one text that a model was trained on, by the published templates of the families we
+ * run.
+ *
+ * A model's file carries its template as a program in Jinja (tokenizer.chat_template). None is run here: the
+ * file's template is recognised by what tells the published ones apart, and rendered by code that says the
+ * same for messages of text; one that is not recognised is refused. docs/chat.md lists them.
+ *
+ * Rendering gives the text in parts, each of them markup (the template's own, in which control tokens count)
+ * or content (somebody's words, which must never become a control token). Messages and templates are
+ * borrowed. */
+#ifndef DFLASH_CHAT_H
+#define DFLASH_CHAT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include "../base/err.h"
+
+enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL };
+
+struct chat_text {
+    const char *s; /* NULL: none; whole, valid UTF-8 characters */
+    size_t n;
+};
+
+struct chat_message {
+    enum chat_role role;
+    struct chat_text content;   /* never NULL */
+    struct chat_text reasoning; /* "reasoning_content" of the assistant's; where the template has no place for
+                                   it, it is left out, as there */
+};
+
+struct chat_options {
+    int think; /* 1, 0, or -1: what the template does when not told */
+    bool generation_prompt;
+    const char *date; /* "26 Jul 2024", for templates that name the day; NULL: the template's own */
+};
+
+struct chat_template;
+/* A template by our name for it; NULL: none. */
+const struct chat_template *chat_find(const char *name);
+/* The templates one after the other, from 0; NULL: no more. */
+const struct chat_template *chat_at(size_t i);
+/* The template whose published text this is, in a file of that architecture; NULL: none that we know. */
+const struct chat_template *chat_recognise(const char *text, size_t n, const char *arch);
+const char *chat_name(const struct chat_template *t);
+bool chat_bos(
+    const struct chat_template *t); /* the text begins with the bos token, which rendering leaves out */
+bool chat_can_think(const struct chat_template *t);                            /* thinking can be switched */
+bool chat_thinks(const struct chat_template *t, const struct chat_options *o); /* it is on */
+bool chat_has_date(const struct chat_template *t);
+/* The special tokens without which the text means nothing, NULL-terminated. */
+const char *const *chat_tokens(const struct chat_template *t);
+
+typedef int (*chat_fn)(void *ctx, const char *s, size_t n, bool markup, struct err *e);
+/* ERR_FORMAT where the template refuses the messages, naming the message by its number from 1. */
+int chat_render(const struct chat_template *t, const struct chat_message *m, size_t n,
+                const struct chat_options *o, chat_fn out, void *ctx, struct err *e);
+
+#endif

@@ -1,0 +1,784 @@
+/* attention.cu - grouped-query attention over the ring of keys and values: which kernel, how it is cut, and
+ * the kernel for any type and head size.
+ *
+ * Bound: up to 64 rows reading the visible keys and values once, 4 * head_dim * n_head_kv bytes a position
+ * (f16, bf16); above, tensor operations. attention.cuh has the concepts. attn_any (f32 caches and other head
+ * sizes): one block a query row, keys by threads, plain float arithmetic. For completeness, not speed. */
+#include "rows.cuh"
+#include "../chain/chain.cuh"
+#include "../core/math.cuh"
+#include "../product/owe.cuh"
+
+struct cuda_attention_tuning cuda_attention_tuning;
+#ifdef ATTN_TRACE
+long long *attn_trace;
+#endif
+
+/* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
+DEV float weight(float x, float top)
+{
+    return dev_exp(__fsub_rn(x, top == -INFINITY ? 0.0f : top));
+}
+
+/* ---- any type, any head size ---- */
+
+DEV float cache_at(const void *p, uint32_t type, int64_t i)
+{
+    if (type == KN_F32) return ((const float *)p)[i];
+    return type == KN_F16 ? from_half<false>(((const uint16_t *)p)[i])
+                          : from_half<true>(((const uint16_t *)p)[i]);
+}
+
+static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
+{
+    __shared__ float q[512], w[KN_KV_SPLIT], tree[KN_KV_SPLIT / 32];
+    cuda_grid_start();
+    const int t = threadIdx.x, head = blockIdx.x, row = blockIdx.y, kv_head = head / a.n_rep;
+    const int64_t at = ((int64_t)row * a.n_head + head) * a.d, stride = (int64_t)a.n_kv * a.d;
+    for (int i = t; i < a.d; i += KN_KV_SPLIT) q[i] = a.q[at + i];
+    const struct span seen = visible(a, row, a.pos[0], a.first ? *a.first : 0);
+    const int lo = seen.lo, hi = seen.hi;
+    float top = -INFINITY, sum = 0.0f, acc[2] = {0.0f, 0.0f};
+    for (int s = lo / KN_KV_SPLIT; lo < hi && s <= (hi - 1) / KN_KV_SPLIT; s++) {
+        const int p = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
+                  to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
+        const int64_t base = (int64_t)(s * KN_KV_SPLIT % a.cap) * stride + kv_head * a.d;
+        float x = -INFINITY, here;
+        __syncthreads();
+        if (p >= lo && p < hi) {
+            x = 0.0f;
+            for (int i = 0; i < a.d; i++)
+                x = __fmaf_rn(q[i], cache_at(a.k, a.type, base + t * stride + i), x);
+            x = __fmul_rn(x, a.scale);
+        }
+        here = x;
+        for (int i = 16; i; i >>= 1) here = fmaxf(here, __shfl_xor_sync(~0u, here, i));
+        if (t % 32 == 0) tree[t / 32] = here;
+        __syncthreads();
+        for (int i = 0; i < KN_KV_SPLIT / 32; i++) here = fmaxf(here, tree[i]);
+        here = fmaxf(here, top);
+        x = weight(x, here);
+        w[t] = x;
+        for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
+        __syncthreads();
+        if (t % 32 == 0) tree[t / 32] = x;
+        __syncthreads();
+        const float f = weight(top, here);
+        sum = __fmul_rn(sum, f);
+        for (int i = 0; i < KN_KV_SPLIT / 32; i++) sum = __fadd_rn(sum, tree[i]);
+        top = here;
+        for (int i = 0; i < 2; i++) {
+            const int d = t + i * KN_KV_SPLIT;
+            if (d >= a.d) break;
+            acc[i] = __fmul_rn(acc[i], f);
+            for (int j = from; j < to; j++)
+                acc[i] = __fmaf_rn(w[j], cache_at(a.v, a.type, base + j * stride + d), acc[i]);
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        if (t + i * KN_KV_SPLIT < a.d)
+            a.out[at + t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
+}
+
+/* ---- launching ---- */
+
+#define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
+#define PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
+#define MADE_BYTES (2 << 20)    /* of queries as attn_made wants them */
+#define PLACES_KEYS 2048        /* that it is for */
+#define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
+#define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
+#define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
+#define WAITING_WARPS 8         /* of a block of the kernels whose blocks wait for each other */
+#define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
+
+static const int head_sizes[] = {64, 128, 256, 512};
+
+static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t warps, int32_t resident,
+                          int32_t stages, size_t *smem)
+{
+    if (type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
+    return d <= 128 ? attn_step_narrow(d, tiles, warps, type, stages, smem)
+                    : attn_step_wide(d, tiles, resident, type, stages, smem);
+}
+static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
+{
+    return d <= 128 ? attn_near_narrow(d, type, blocks, leaves, smem)
+                    : attn_near_wide(d, type, blocks, leaves, smem);
+}
+static attn_fn merge_kernel(int32_t d, bool few)
+{
+    return d <= 128 ? attn_merge_narrow(d, few) : attn_merge_wide(d, few);
+}
+/* For few rows and up to 1,024 keys (measured: beyond, the merge by classes is quicker); else, or where there
+ * is none: NULL. */
+static attn_fn join_kernel(int32_t d, int32_t n, bool leaves, int32_t slots)
+{
+    if (!leaves || n > FOLD_ROWS || slots > JOIN_LEAVES * (d <= 256 ? 1 : 2)) return NULL;
+    return d <= 128 ? attn_join_narrow(d) : attn_join_wide(d);
+}
+static int32_t tiles_most(int32_t d)
+{
+    return d == 512 ? 2 : 4;
+}
+/* Blocks that one multiprocessor has registers for: step<>::RESIDENT; one tile of heads of 512 has a kernel
+ * for one and a kernel for two, which wins where leaves are more than multiprocessors. */
+static int32_t resident_of(const struct cuda_backend *be, int32_t d, int32_t tiles, int64_t leaves)
+{
+    return d <= 128 || (tiles == 1 && (d == 256 || leaves > be->sm_count)) ? 2 : 1;
+}
+/* Bytes of shared memory that so many blocks may have on a multiprocessor. */
+static size_t room_of(const struct cuda_backend *be, int32_t resident)
+{
+    const size_t part = (size_t)be->smem_sm / (size_t)resident - 1024;
+    return part < (size_t)be->smem_block ? part : (size_t)be->smem_block;
+}
+
+/* A block of attn_step: as many as there are registers for, then as many stages as fit. */
+struct block {
+    attn_fn f;
+    size_t smem;
+    int32_t tiles, warps, stages, resident;
+};
+static struct block block_of(const struct cuda_backend *be, int32_t d, uint32_t type, int32_t tiles,
+                             int32_t warps, int64_t leaves)
+{
+    const int32_t slots = cuda_attention_tuning.slots, most = slots >= 2 && slots <= 6   ? slots
+                                                              : tiles == 4 && warps == 4 ? 2 * SLOTS
+                                                                                         : SLOTS;
+    struct block b = {NULL, 0, tiles, d == 64 ? 4 : warps, most, resident_of(be, d, tiles, leaves)};
+    for (; b.resident; b.resident--)
+        for (b.stages = most; b.stages > 1; b.stages--) {
+            b.f = few_kernel(d, type, tiles, b.warps, b.resident, b.stages, &b.smem);
+            if (!b.f) return b;
+            /* No more of them on one multiprocessor than on another. */
+            const size_t least = (size_t)be->smem_sm / (size_t)(b.resident + 1);
+            if (b.smem < least) b.smem = least;
+            if (b.smem <= room_of(be, b.resident)) return b;
+        }
+    b.f = NULL;
+    return b;
+}
+
+/* A block of attn_stream. f: NULL where there is none. */
+static struct block stream_block(const struct cuda_backend *be, int32_t d, uint32_t type)
+{
+    struct block b = {NULL, 0, 1, 8, 2, d <= 128 ? 2 : 1};
+    b.f = attn_stream_of(d, type, &b.smem);
+    const size_t least = (size_t)be->smem_sm / (size_t)(b.resident + 1);
+    if (b.f && b.smem < least) b.smem = least;
+    if (b.f && b.smem > room_of(be, b.resident)) b.f = NULL;
+    return b;
+}
+
+static int allow(struct cuda_backend *be, attn_fn f, size_t smem)
+{
+    return cuda_check(
+        be, "attention",
+        cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+}
+
+/* Launch a grid (tiles, kv heads, blocks) of clusters (1, 1, blocks). */
+static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, unsigned threads, size_t smem,
+                               const struct attn &p)
+{
+    cudaLaunchAttribute attr[3];
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem;
+    config.stream = be->stream;
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
+    attr[0].val.clusterDim.z = grid.z;
+    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[1].val.programmaticStreamSerializationAllowed = 1;
+    attr[2].id = cudaLaunchAttributePreferredSharedMemoryCarveout; /* as cuda_launch */
+    attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    config.attrs = attr;
+    config.numAttrs = 3;
+    be->launches++;
+    return cudaLaunchKernelEx(&config, f, p);
+}
+
+/* The kernels whose blocks wait for each other, and blocks of theirs that a multiprocessor is to hold. */
+enum waiting { PLACES, MADE_ONE, MADE_TWO, COLUMNS };
+static const int32_t waiting_blocks[] = {2, 2, 2, 1};
+
+static attn_fn waiting_kernel(enum waiting k, int32_t d, uint32_t type, size_t *smem)
+{
+    return k == PLACES    ? attn_places_of(d, type, smem)
+           : k == COLUMNS ? attn_columns_of(d, type, smem)
+                          : attn_made_of(d, k == MADE_TWO ? 2 : 1, type, smem);
+}
+static int size_index(int32_t d)
+{
+    int i = 0;
+    while (i < 3 && head_sizes[i] != d) i++; /* others have no such kernel */
+    return i;
+}
+/* Blocks a multiprocessor: what the device says it has room for, of one type or the other. */
+static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
+{
+    for (int k = PLACES; k <= COLUMNS; k++) {
+        size_t smem;
+        int most = 0;
+        const attn_fn f = waiting_kernel((enum waiting)k, head_sizes[i], type, &smem);
+        if (!f) continue;
+        int rc = allow(be, f, (size_t)be->smem_block);
+        if (rc == 0)
+            rc = cuda_check(be, "attention",
+                            cudaFuncSetAttribute((const void *)f,
+                                                 cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                 cudaSharedmemCarveoutMaxShared)); /* as cuda_launch */
+        if (rc == 0 && smem <= (size_t)be->smem_block)
+            rc = cuda_check(be, "attention",
+                            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, (const void *)f,
+                                                                          32 * WAITING_WARPS, smem));
+        if (rc) return rc;
+        int32_t *const blocks = &be->attn_resident[i][k];
+        if (type == KN_F16) *blocks = waiting_blocks[k];
+        if (most < *blocks) *blocks = most;
+    }
+    return 0;
+}
+
+/* Which clusters the device can hold: be->attn_clusters[head size][16 blocks, not 8][leaves a block - 1]. */
+static int open_near(struct cuda_backend *be, int i, uint32_t type)
+{
+    const int32_t d = head_sizes[i];
+    for (int32_t wide = 0; wide < 2; wide++)
+        for (int32_t leaves = 1; leaves <= NEAR_LEAVES; leaves++) {
+            int most = 0;
+            size_t smem;
+            attn_fn f = near_kernel(d, type, wide ? 16 : 8, leaves, &smem);
+            cudaLaunchAttribute attr[1];
+            cudaLaunchConfig_t config = {};
+            if (smem > (size_t)be->smem_block) break;
+            int rc = allow(be, f, (size_t)be->smem_block);
+            if (rc) return rc;
+            config.gridDim = dim3(1, 1, wide ? 16 : 8);
+            config.blockDim = dim3(d == 64 ? 128 : 256);
+            config.dynamicSmemBytes = smem;
+            attr[0].id = cudaLaunchAttributeClusterDimension;
+            attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
+            attr[0].val.clusterDim.z = config.gridDim.z;
+            config.attrs = attr;
+            config.numAttrs = 1;
+            if (cudaFuncSetAttribute((const void *)f, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+                    cudaSuccess ||
+                cudaOccupancyMaxActiveClusters(&most, (const void *)f, &config) != cudaSuccess) {
+                (void)cudaGetLastError(); /* a device without: not taken */
+                most = 0;
+            }
+            be->attn_clusters[i][wide][leaves - 1] = most;
+        }
+    return 0;
+}
+
+int cuda_attention_open(struct cuda_backend *be)
+{
+    if (be->cc >= 90 && !be->generic) {
+        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, PLACES_BYTES + MADE_BYTES);
+        if (!be->attn_places) return KN_EMEM;
+        const int rc =
+            cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, PLACES_BYTES, be->stream));
+        if (rc) return rc;
+    }
+    static const uint32_t types[] = {KN_F16, KN_BF16};
+    for (int i = 0; i < 8; i++) {
+        const int32_t d = head_sizes[i / 2];
+        const uint32_t type = types[i % 2];
+        int rc = 0;
+        for (int k = 1; k <= 4 && rc == 0; k *= 2) {
+            for (int warps = 4; warps <= 8 && rc == 0; warps += 4) {
+                for (int leaves = 0; leaves < 2 && rc == 0; leaves++) {
+                    const struct block b = block_of(be, d, type, k, warps, leaves ? INT64_MAX : 0);
+                    if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
+                }
+            }
+        }
+        if (be->attn_places && rc == 0) rc = open_waiting(be, i / 2, type);
+        const struct block stream = stream_block(be, d, type);
+        if (stream.f && rc == 0) rc = allow(be, stream.f, (size_t)be->smem_block);
+        for (int k = 0; k < 2 && rc == 0; k++) {
+            size_t smem = 0;
+            int32_t tiles, chunks;
+            attn_fn f = attn_prefill_of(d, type, k ? 8 : 4, &smem, &tiles, &chunks);
+            if (f && smem <= (size_t)be->smem_block) rc = allow(be, f, smem);
+        }
+        if (rc == 0 && be->cc >= 90 && !be->generic) rc = open_near(be, i / 2, type);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+/* The most units of so many keys that the rows of a call can see. positions are below bound where it is not
+ * 0. */
+static int32_t most_units(int32_t cap, int32_t n, int32_t window, bool causal, int32_t bound, int32_t unit)
+{
+    int64_t keys = cap, most;
+    if (window) {
+        const int64_t some = (int64_t)window * (causal ? 1 : 2) + n;
+        if (some < keys) keys = some;
+    }
+    most = (keys - 1) / unit + 2;
+    if (bound && ((int64_t)bound - 1) / unit + 1 < most) most = (bound - 1) / unit + 1;
+    return (int32_t)most;
+}
+static size_t record_bytes(int32_t d)
+{
+    return (size_t)TILE * (size_t)(d + 2) * sizeof(float);
+}
+/* Of the results of a leaf of a tile. */
+static int64_t place_bytes(int32_t d)
+{
+    return TILE * d / 256 * PLACE_FLOATS * (int64_t)sizeof(float);
+}
+static int32_t tiles_of(int32_t n, int32_t n_rep)
+{
+    return (int32_t)(((int64_t)n * n_rep + TILE - 1) / TILE);
+}
+
+/* Clusters for a call that so many units of leaves may see: blocks of one (8 or 16), leaves a block; 0: none.
+ */
+static int32_t plan_near(const struct cuda_backend *be, const struct attn *p, int32_t bound, int32_t *leaves)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t clusters = tiles_of(p->n, p->n_rep) * p->n_kv,
+                  most = most_units(p->cap, p->n, p->window, p->causal, bound, p->d <= 256 ? 64 : 32);
+    if (p->type == KN_F32 || t->near == 1 || be->cc < 90 || be->generic) return 0;
+    for (int i = 0; i < 4; i++) {
+        if (head_sizes[i] != p->d) continue;
+        for (int32_t blocks = 16; blocks >= 8; blocks /= 2) {
+            *leaves = (most + blocks - 1) / blocks;
+            if (*leaves > NEAR_LEAVES || (blocks == 16 && most <= 8) || (t->cluster && t->cluster != blocks))
+                continue;
+            const int32_t room = be->attn_clusters[i][blocks / 16][*leaves - 1];
+            if (clusters <= room || (room && t->near == 2)) return blocks;
+        }
+    }
+    return 0;
+}
+
+/* How attn_step is launched else: a pure function of shape, promise and device. Results do not depend on it.
+ */
+struct plan {
+    struct block b;
+    int32_t groups, turn; /* blocks' worth of tiles; as many at a time */
+    int32_t leaves, slots, blocks;
+    bool stream;     /* attn_stream, not attn_step */
+    bool places;     /* attn_places, which adds its leaves by itself */
+    bool made;       /* attn_made in its place */
+    int32_t columns; /* blocks of attn_columns in its place; 0: not that */
+};
+/* Few leaves of heads of 256, or of many tiles: attn_places wins over clusters. */
+static bool places_first(int32_t d, int32_t n_kv, int32_t tiles, int32_t slots)
+{
+    return (d == 256 || n_kv * tiles >= 16) && slots <= 20;
+}
+/* Leaves that one launch adds: what a call must be, and their number. */
+static bool places_slots(const struct cuda_backend *be, const struct kn_attention *a, int32_t *slots)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t leaf = a->kv->head_dim <= 256 ? 64 : 32;
+    *slots = most_units(a->kv->cap, a->n, a->window, a->causal, be->head.kv_bound, leaf);
+    return be->attn_places && !be->product_sms && a->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots &&
+           !t->spread && t->places != 1 && *slots * leaf <= PLACES_KEYS;
+}
+/* A block's kernel for so many (tiles, kv head) at once; b->f: that. */
+static bool places_block(const struct cuda_backend *be, struct block *b, int64_t at_once, int32_t slots,
+                         int32_t d, int32_t most, int32_t *blocks)
+{
+    while (b->f && b->resident && b->smem > room_of(be, b->resident)) b->resident--;
+    const int64_t fill = (int64_t)be->sm_count * b->resident / at_once;
+    *blocks = fill < most ? (int32_t)fill : most;
+    return b->f && fill > 0 && at_once * b->tiles * slots * place_bytes(d) <= PLACES_BYTES;
+}
+/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
+ * 128 and 256; before clusters from two on. */
+static bool plan_places(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+{
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), side = PLACES_SIDE(d);
+    int32_t slots, blocks;
+    struct block b = {NULL, 0, 1, WAITING_WARPS, 0, be->attn_resident[size_index(d)][PLACES]};
+    if (!places_slots(be, a, &slots)) return false;
+    if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5))
+        return false;
+    b.f = attn_places_of(d, kv->type, &b.smem);
+    if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks))
+        return false;
+    *p = {b, tiles, tiles, 1, slots, blocks, false, true, false, 0};
+    return true;
+}
+/* The same of rows made before: a block has two tiles where there are. Where it was measured to win, their
+ * product is asked to leave its slices apart, for it is shorter so, and rows are made of those. */
+#define MADE_ROWS 9 /* from which on, of MADE_HEADS heads of keys and more */
+#define MADE_HEADS 16
+#define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
+static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+{
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv),
+                  of_block = tiles > 1 ? 2 : 1, groups = (tiles + of_block - 1) / of_block;
+    const int64_t at_once = (int64_t)kv->n_head_kv * groups;
+    int32_t slots, blocks;
+    struct block b = {NULL,          0, of_block,
+                      WAITING_WARPS, 0, be->attn_resident[size_index(d)][of_block > 1 ? MADE_TWO : MADE_ONE]};
+    const int tuned = cuda_attention_tuning.made;
+    if (tuned == 1 || !places_slots(be, a, &slots)) return false;
+    b.f = attn_made_of(d, of_block, kv->type, &b.smem);
+    if (!places_block(be, &b, at_once, slots, d, slots, &blocks) ||
+        at_once * of_block * attn_made_bytes(d) > MADE_BYTES)
+        return false;
+    if (!tuned && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
+    mm_wants_owed(be, OWED_ATTENTION, a->q, a->n, a->n, a->n_head * d);
+    if (!tuned && !be->owes) return false; /* the first time */
+    *p = {b, groups, groups, 1, slots, blocks, false, true, true, 0};
+    return true;
+}
+/* Rows made before, for heads of 512: blocks that add for each tile, and as many that weigh as there is room
+ * for beside them. */
+static bool plan_columns(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
+{
+    const struct kn_kv *kv = a->kv;
+    const int32_t tiles = tiles_of(a->n, a->n_head / kv->n_head_kv), adders = 2 * tiles * kv->n_head_kv,
+                  room = (be->sm_count - adders) / kv->n_head_kv;
+    int32_t slots;
+    struct block b = {NULL, 0, 1, WAITING_WARPS, 0, be->attn_resident[size_index(kv->head_dim)][COLUMNS]};
+    const int tuned = cuda_attention_tuning.made;
+    if (tuned == 1 || a->gate || room < 1 || !places_slots(be, a, &slots)) return false;
+    b.f = attn_columns_of(kv->head_dim, kv->type, &b.smem);
+    if (!b.f || b.resident < 1 || b.smem > room_of(be, 1) ||
+        (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
+        (int64_t)adders * slots * attn_columns_bytes() > PLACES_BYTES)
+        return false;
+    if (!tuned && a->n < COLUMNS_ROWS) return false;
+    const int32_t ranks = slots < room ? slots : room;
+    *p = {b, tiles, tiles, 1, slots, 1, false, true, true, adders + ranks * kv->n_head_kv};
+    return true;
+}
+static struct plan plan_few(const struct cuda_backend *be, const struct kn_attention *a)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const struct kn_kv *kv = a->kv;
+    const int32_t n_rep = a->n_head / kv->n_head_kv, tiles = tiles_of(a->n, n_rep), d = kv->head_dim;
+    struct plan p = {};
+    if (plan_places(be, a, &p)) return p;
+    /* One tile a block where there is little to read: keys are read once a tile then. */
+    const int64_t leaves_now =
+        (int64_t)tiles * kv->n_head_kv *
+        most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, d <= 256 ? 64 : 32);
+    const int32_t nodes = most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, NODE);
+    int32_t most = t->tiles ? t->tiles : leaves_now <= 12 * (int64_t)be->sm_count ? 1 : tiles_most(d);
+    while (most >= 2 * tiles) most /= 2;
+    for (; most && !p.b.f; most /= 2) {
+        /* Four warps add up nodes faster; eight make rows and leaves faster. */
+        const int64_t all = (int64_t)nodes * kv->n_head_kv * ((tiles + most - 1) / most);
+        p.b = block_of(be, d, kv->type, most, most == 4 && d == 128 && all > 2 * be->sm_count ? 4 : 8,
+                       nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
+    }
+    if (!p.b.f) return p;
+    /* Nodes of one tile of few rows: a leaf a warp. */
+    const int64_t chip_one = (int64_t)be->sm_count * (d <= 256 ? p.b.resident : 1);
+    const bool far = nodes > LEAF_NODES || nodes * kv->n_head_kv > (d <= 128 ? be->sm_count : chip_one);
+    if (tiles == 1 && a->n * n_rep <= STREAM_ROWS && be->cc >= 90 && !be->generic && !t->slots &&
+        (t->unit ? t->unit == 2 : far)) {
+        const struct block b = stream_block(be, d, kv->type);
+        p.stream = b.f != NULL;
+        if (p.stream) p.b = b;
+    }
+    p.groups = (tiles + p.b.tiles - 1) / p.b.tiles;
+    const int64_t at_once = (int64_t)kv->n_head_kv * p.groups, chip = (int64_t)be->sm_count * p.b.resident;
+    const int32_t bound = be->head.kv_bound, leaf = d <= 256 ? 64 : 32;
+    const int64_t fill = chip * (t->spread ? t->spread : 100) / 100 / at_once; /* blocks a (group, kv head) */
+    /* Leaves where nodes would leave much of the chip idle; for many rows their partial results are as many
+     * bytes as the keys. */
+    p.leaves = p.stream        ? 0
+               : t->unit       ? t->unit == 1
+               : p.b.tiles > 1 ? nodes * at_once * 4 < be->sm_count * 3
+                               : nodes <= fill && nodes <= LEAF_NODES;
+    for (;; p.leaves = 0) {
+        p.slots = p.leaves ? most_units(kv->cap, a->n, a->window, a->causal, bound, leaf) : nodes;
+        const size_t group = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)p.b.tiles * (size_t)p.slots;
+        const int64_t room = (int64_t)(be->scratch_rows_bytes / group);
+        p.turn = room < p.groups ? (int32_t)room : p.groups;
+        if (!p.leaves || p.turn == p.groups) break;
+    }
+    /* Of the positions' bound, not of what is there when the kernel runs: the blocks share that evenly. */
+    p.blocks = fill < 1 ? 1 : fill < p.slots ? (int32_t)fill : p.slots;
+    return p;
+}
+
+size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
+{
+    const int32_t d = kv->head_dim;
+    if (kv->type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return 0;
+    const int32_t most = tiles_most(d),
+                  tiles = (tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv) + most - 1) / most;
+    const size_t one = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)most;
+    const size_t node = one * (size_t)most_units(kv->cap, n, window, false, 0, NODE),
+                 leaf = one * (size_t)most_units(kv->cap, n, window, false, 0, d <= 256 ? 64 : 32) *
+                        (size_t)tiles;
+    size_t turn = BUDGET / node;
+    if (turn > (size_t)tiles) turn = (size_t)tiles;
+    if (turn < 1) turn = 1;
+    const size_t nodes = node * turn, leaves = leaf < LEAF_BUDGET ? leaf : LEAF_BUDGET;
+    return nodes > leaves ? nodes : leaves;
+}
+
+#ifdef CUDA_DEBUG_SYNC
+/* Keys that a row should see but that the ring no longer holds would be read as others. */
+static int check_ring(struct cuda_backend *be, const struct kn_attention *a)
+{
+    int32_t first[2], last, bound = 0;
+    int rc = be->head.op->download((struct kn_backend *)be, first, a->pos, sizeof *first);
+    if (rc == 0) rc = be->head.op->download((struct kn_backend *)be, &last, a->pos + a->n - 1, sizeof last);
+    if (rc == 0 && a->first)
+        rc = be->head.op->download((struct kn_backend *)be, &bound, a->first, sizeof bound);
+    if (rc) return rc;
+    int32_t lo = a->window && first[0] >= a->window ? first[0] - a->window + 1 : 0;
+    if (lo < bound) lo = bound;
+    if (first[0] < 0 || last != first[0] + a->n - 1)
+        return cuda_fail(be, KN_EINVAL, "attention: positions %d to %d in %d rows", first[0], last, a->n);
+    if (be->head.kv_bound && last >= be->head.kv_bound)
+        return cuda_fail(be, KN_EINVAL, "attention: a row at %d, and positions below %d were promised", last,
+                         be->head.kv_bound);
+    if (last - lo >= a->kv->cap)
+        return cuda_fail(
+            be, KN_EINVAL,
+            "attention: row at %d sees position %d, which a ring of %d at position %d no longer holds",
+            first[0], lo, a->kv->cap, last);
+    return 0;
+}
+#endif
+
+/* May attention start to read keys before its predecessor is complete? All but those of this pass, which
+ * begin at pos[0]. stored: by a launch of its own. */
+static bool reads_early(const struct cuda_backend *be, const struct kn_attention *a, bool stored)
+{
+    const uint64_t written = cuda_ring_launch(be, a->kv->k);
+    if (be->generic || be->cc < 90 || cuda_attention_tuning.late || be->positions >= be->settled)
+        return false;
+    if (written < be->settled) return true;
+    return stored && written == be->settled && be->store_launch == written && be->store_k == a->kv->k &&
+           be->store_pos == a->pos;
+}
+
+/* Has the kernel with one tile a block this rope_store's arithmetic? */
+static bool can_fold(const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    const int32_t d = a->kv->head_dim, half = s->n_rot / 2,
+                  most = cuda_attention_tuning.fold ? cuda_attention_tuning.fold : FOLD_ROWS;
+    return !s->interleaved && (half == d / 2 || half == 32 || half == 0) && a->n <= most &&
+           !cuda_attention_tuning.apart;
+}
+
+/* tiles: of a block. */
+static void fold(struct attn *p, const struct kn_rope_store *s, int32_t tiles)
+{
+    const int32_t groups = (tiles_of(p->n, p->n_rep) + tiles - 1) / tiles;
+    p->duty = (p->n + groups - 1) / groups;
+    p->fold = true, p->v_norm = s->v_norm, p->half = s->n_rot / 2, p->eps = s->eps;
+    p->new_k = s->k, p->new_v = s->v, p->q_norm = s->q_norm, p->k_norm = s->k_norm, p->table = s->table;
+}
+
+/* All in one launch, by clusters of blocks. */
+static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a, struct attn *p,
+                           int32_t blocks, int32_t leaves)
+{
+    size_t smem;
+    attn_fn f = near_kernel(p->d, p->type, blocks, leaves, &smem);
+    p->log_blocks = blocks == 16 ? 4 : 3;
+    p->stages = 2 * leaves;
+    const dim3 grid((unsigned)tiles_of(p->n, p->n_rep), (unsigned)p->n_kv, (unsigned)blocks);
+    if (p->prepare && p->n == 1 && p->act == MM_ACT_K) p->hand = experts_hand(be, a->then->n_in);
+    int rc = cuda_check(be, "attention", launch_near(be, f, grid, p->d == 64 ? 128 : 256, smem, *p));
+    if (p->fold) cuda_ring_written(be, p->k);
+    if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
+    if (p->hand.words && rc == 0) experts_handed(be);
+    return rc;
+}
+
+/* The sum of slots that lie in memory, for the tiles of one turn. */
+static int launch_sum(struct cuda_backend *be, struct attn *p, const struct plan *plan)
+{
+    const int32_t tiles = tiles_of(p->n, p->n_rep);
+    const int32_t rows = (tiles - p->tile0 < p->n_tiles ? tiles - p->tile0 : p->n_tiles) * TILE;
+#ifdef MM_TRACE
+    p->times = mm_trace_next("merge");
+#endif
+    const attn_fn join = join_kernel(p->d, p->n, p->leaves, plan->slots);
+    const int32_t strips = rows * p->d / 256, of_block = join ? JOIN_WARPS / 2 : 1;
+    const dim3 merge((unsigned)((strips + of_block - 1) / of_block), (unsigned)p->n_kv);
+    /* attn_stream leaves room for blocks of fewer registers only, which start early. */
+    const bool few = !plan->stream && (int64_t)p->n * p->n_rep * p->d / 256 * p->n_kv <= be->sm_count;
+    return cuda_check(be, "attention",
+                      cuda_launch(be, join ? join : merge_kernel(p->d, few), merge,
+                                  dim3(join ? 32 * JOIN_WARPS : 64 * CLASSES), 0, *p));
+}
+
+/* As many tiles at once as the scratch has room for. */
+static int launch_turns(struct cuda_backend *be, struct attn *p, const struct plan *plan)
+{
+    int rc = 0;
+    p->part = plan->places ? be->attn_places : (float *)be->scratch_rows;
+    p->tiles = plan->b.tiles, p->stages = plan->b.stages;
+    p->slots = plan->slots, p->leaves = plan->leaves;
+    p->per = plan->places && !plan->made     ? PLACES_SIDE(p->d)
+             : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per
+                                             : 1;
+    for (int32_t g = 0; g < plan->groups && rc == 0; g += plan->turn) {
+        const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
+        p->tile0 = g * plan->b.tiles;
+        p->n_tiles = groups * plan->b.tiles;
+        const dim3 grid = plan->columns ? dim3((unsigned)plan->columns)
+                                        : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
+        rc = cuda_check(
+            be, "attention",
+            cuda_launch(be, plan->b.f, grid, dim3((unsigned)(32 * plan->b.warps)), plan->b.smem, *p));
+        if (p->fold) cuda_ring_written(be, p->k);
+        p->early = false; /* what comes next writes where this one reads */
+        if (plan->slots > 1 && !plan->places && rc == 0) rc = launch_sum(be, p, plan);
+    }
+    if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
+    return rc;
+}
+
+static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
+                      struct attn p)
+{
+    struct plan plan = plan_few(be, a);
+    int rc = 0;
+    int32_t leaves;
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const bool apart =
+        plan.places &&
+        (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, tiles_of(p.n, p.n_rep), plan.slots)));
+    const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
+    const bool made =
+        s && !blocks && can_fold(s, a) && (plan_made(be, a, &plan) || plan_columns(be, a, &plan));
+    if (!made && (rc = cuda_flush(be))) return rc;
+    if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
+        fold(&p, s, blocks ? 1 : plan.b.tiles);
+    else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
+        return rc;
+    p.early = p.known = reads_early(be, a, !p.fold);
+    if (made) {
+        unsigned char *queries = (unsigned char *)be->attn_places + PLACES_BYTES;
+        if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
+        cuda_ring_written(be, p.k);
+        p.q = (const float *)queries;
+    }
+    /* Whole blocks of 256 of a token in each kv head. */
+    p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
+                a->then->n_in == (int64_t)p.n_head * p.d &&
+                (blocks || (plan.b.f && (plan.slots > 1 || plan.places))) && (!a->gate || !gate_apart) &&
+                mm_preparing(be, a->then, p.n, &p.then, &p.act);
+    p.gate = a->gate;
+#ifdef ATTN_TRACE
+    p.trace = attn_trace;
+#endif
+#ifdef MM_TRACE
+    p.times = mm_trace_next("attention");
+#endif
+    if (blocks) return launch_clusters(be, a, &p, blocks, leaves);
+    if (!plan.b.f)
+        return cuda_check(
+            be, "attention",
+            cuda_launch(be, attn_any, dim3((unsigned)p.n_head, (unsigned)p.n), dim3(KN_KV_SPLIT), 0, p));
+    if (plan.turn < 1)
+        return cuda_fail(be, KN_EINVAL,
+                         "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes "
+                         "reserved (reserve_kv)",
+                         a->n_head, p.d, p.cap, be->scratch_rows_bytes);
+    return launch_turns(be, &p, &plan);
+}
+
+/* The kernel for more than FEW rows, or NULL: 8 warps a block where the blocks fill the chip. */
+static attn_fn prefill_kernel(const struct cuda_backend *be, const struct attn *p, int32_t *warps,
+                              size_t *smem, int32_t *tiles, int32_t *chunks)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t n = tiles_of(p->n, p->n_rep);
+    if (p->type == KN_F32) return NULL;
+    *warps = p->d == 512                                                         ? 4
+             : t->warps                                                          ? t->warps
+             : (int64_t)((n + 7) / 8) * p->n_kv * 4 >= (int64_t)be->sm_count * 3 ? 8
+                                                                                 : 4;
+    attn_fn f = attn_prefill_of(p->d, p->type, *warps, smem, tiles, chunks);
+    if (f && *smem > (size_t)be->smem_block && *warps == 8)
+        f = attn_prefill_of(p->d, p->type, *warps = 4, smem, tiles, chunks);
+    return f && *smem <= (size_t)be->smem_block ? f : NULL;
+}
+
+/* More than FEW rows by attention/group.cu, which norms and rotates queries itself. */
+static int attend_group(struct cuda_backend *be, const struct kn_rope_store *s, struct attn *p)
+{
+    int rc = 0;
+    if (s) {
+        struct kn_rope_store rest = *s;
+        p->fold = !s->interleaved && (s->n_rot == p->d || s->n_rot == 0) && !cuda_attention_tuning.apart;
+        p->half = s->n_rot / 2, p->q_norm = s->q_norm, p->table = s->table, p->eps = s->eps;
+        if (p->fold) rest.q = NULL;
+        rc = cuda_rope_store((struct kn_backend *)be, &rest);
+    }
+    return rc ? rc : attn_group_launch(be, p);
+}
+
+/* s: NULL, or what comes before. */
+static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    const struct kn_kv *kv = a->kv;
+    int rc = cuda_check_kv(be, "attention", kv);
+    if (rc == 0 && !(s && a->n <= FOLD_ROWS && be->owes)) rc = cuda_flush(be); /* owed rows may be taken */
+    if (rc) return rc;
+    if (a->n < 1 || a->n > 65535 || a->n_head < 1 || a->n_head % kv->n_head_kv || a->window < 0 ||
+        kv->n_head_kv > 65535)
+        return cuda_fail(be, KN_EINVAL, "attention: %d rows of %d heads over %d KV heads, window %d", a->n,
+                         a->n_head, kv->n_head_kv, a->window);
+#ifdef CUDA_DEBUG_SYNC
+    if ((rc = check_ring(be, a))) return rc;
+#endif
+    struct attn p = {};
+    p.q = a->q, p.out = a->out, p.k = kv->k, p.v = kv->v, p.pos = a->pos, p.first = a->first;
+    p.n = a->n, p.n_head = a->n_head, p.n_kv = kv->n_head_kv, p.n_rep = a->n_head / kv->n_head_kv;
+    p.d = kv->head_dim, p.cap = kv->cap, p.window = a->window, p.type = kv->type;
+    p.scale = a->scale, p.causal = a->causal;
+    p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
+    size_t smem;
+    int32_t warps, tiles, chunks;
+    if (a->n > FEW && !cuda_attention_tuning.prefill && attn_group_takes(be, &p))
+        return attend_group(be, s, &p);
+    attn_fn f = a->n > FEW ? prefill_kernel(be, &p, &warps, &smem, &tiles, &chunks) : NULL;
+    if (!f) return launch_few(be, a, s, p);
+    if (s && (rc = cuda_rope_store((struct kn_backend *)be, s))) return rc;
+    const dim3 grid((unsigned)((tiles_of(p.n, p.n_rep) + tiles - 1) / tiles), (unsigned)p.n_kv,
+                    (unsigned)chunks);
+    return cuda_check(be, "attention", cuda_launch(be, f, grid, dim3((unsigned)(32 * warps)), smem, p));
+}
+
+int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)
+{
+    return attend(cuda_of(kb), NULL, a);
+}
+
+int cuda_attend(struct kn_backend *kb, const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const int rc = cuda_check_store(be, s, a->n);
+    if (rc) return rc;
+    if (s->next || s->q != a->q || s->pos != a->pos || s->n_head != a->n_head || s->kv->k != a->kv->k)
+        return cuda_fail(be, KN_EINVAL, "attend: rope_store and attention of different rows");
+    if (be->chain_steps && a->n == 1) {
+        const int kept = chain_attend(be, s, a);
+        if (kept) return kept < 0 ? kept : 0;
+    }
+    return attend(be, s, a);
+}
+
+int chain_attend_alone(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    return attend(be, s, a);
+}

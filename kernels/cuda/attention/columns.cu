@@ -1,0 +1,14 @@
+/* attention/columns.cu - attn_columns: heads of 512. */
+#include "columns.cuh"
+#include "rows.cuh"
+
+attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem)
+{
+    if (type == KN_F32 || d != column_form::D) return NULL;
+    *smem = (size_t)column_form::BYTES;
+    return type == KN_BF16 ? attn_columns<true> : attn_columns<false>;
+}
+int64_t attn_columns_bytes()
+{
+    return column_form::PLACE;
+}

@@ -1,0 +1,443 @@
+/* attention/group.cu - attention of more than FEW rows with heads of 128, by products of four warps (compute
+ * capability 9.0).
+ *
+ * Bound: tensor operations, 512 a (query row, key). mma.sync reaches 0.6 of what the chip can, and what it
+ * reads of shared memory once a warp more than that allows; a product of four warps (wgmma: 64 rows by 128
+ * columns) reads both factors from shared memory by itself, keys and values once for all. Two groups of four
+ * warps have 64 rows each of one kv head; a warp more asks for tiles of 128 keys and of their values, two of
+ * each on their way, as boxes of 64 columns whose 16-byte pieces stand turned by the row (chain/map.cu).
+ * While one group makes weights of its scores the other's products run.
+ *
+ * Numbers as in attention/prefill.cu: one half each of queries and weights, tops that are whole, a tile of
+ * keys that a row does not see changes nothing; only the tiles are 128 keys and in one order, so the bits are
+ * not that kernel's. Which of the two runs depends on the head and the device alone. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#pragma nv_diag_suppress 177 /* nothing of this is for such a device */
+#endif
+#define mma attention_mma /* the products of bulk.cuh have an mma of their own */
+#include "many.cuh"
+#undef mma
+#include "../core/bulk.cuh"
+#include "../chain/chain.cuh"
+
+namespace group
+{
+enum {
+    D = 128,
+    KEYS = 128,
+    GROUPS = 2,
+    ROWS = 64 * GROUPS,
+    THREADS = 128 * GROUPS, /* that multiply */
+    HALF = KEYS * 128,      /* bytes of 64 columns of a tile */
+    PART = 2 * HALF,        /* of a tile of keys, or of values */
+    STAGES = 2,
+    QUERIES = 64 * 128, /* bytes of 64 columns of a group's queries */
+    AT_RING = GROUPS * 2 * QUERIES,
+    AT_UNITS = AT_RING + STAGES * 2 * PART,
+    AT_BAD = AT_UNITS + 4 * ROWS,
+    AT_BARS = AT_BAD + 4 * KEYS,
+    BYTES = AT_BARS + 8 * 4 * STAGES + 1024 /* to stand at a multiple of 1,024 */
+};
+
+/* Of a matrix in shared memory with rows of 128 bytes, turned: where it begins; bytes from 64 columns to the
+ * next (where columns are what is multiplied over: nothing). */
+DEV uint64_t matrix_at(uint32_t at, uint32_t apart)
+{
+    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+DEV void products_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+DEV void products_end()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+}
+DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+        "%4}], [%5];" ::"r"(to),
+        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_at(b))
+        : "memory");
+#endif
+}
+
+/* 64 results of a thread, as the operands 0 to 63 of an instruction. */
+#define RESULTS                                                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                 \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FOUR(x, i) "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])
+#define ALL(x)                                                                                               \
+    FOUR(x, 0), FOUR(x, 1), FOUR(x, 2), FOUR(x, 3), FOUR(x, 4), FOUR(x, 5), FOUR(x, 6), FOUR(x, 7),          \
+        FOUR(x, 8), FOUR(x, 9), FOUR(x, 10), FOUR(x, 11), FOUR(x, 12), FOUR(x, 13), FOUR(x, 14), FOUR(x, 15)
+
+/* x[64, 128] = q k, or += : 16 columns of both. */
+template <bool BF16> DEV void scores(float x[16][4], uint64_t q, uint64_t k, int more)
+{
+#if __CUDA_ARCH__ >= 900
+#define SCORES(TYPE)                                                                                         \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" RESULTS                   \
+                 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                            \
+                 : ALL(x)                                                                                    \
+                 : "l"(q), "l"(k), "r"(more))
+    if (BF16)
+        SCORES("bf16");
+    else
+        SCORES("f16");
+#endif
+}
+/* acc[64, 128] += p v over 16 keys. */
+template <bool BF16> DEV void weigh(float acc[16][4], const uint32_t p[4], uint64_t v)
+{
+#if __CUDA_ARCH__ >= 900
+#define WEIGH(TYPE)                                                                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" RESULTS                   \
+                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"                                              \
+                 : ALL(acc)                                                                                  \
+                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(1))
+    if (BF16)
+        WEIGH("bf16");
+    else
+        WEIGH("f16");
+#endif
+}
+
+/* What reads x below stands below. */
+DEV void settle(float x[16][4])
+{
+    asm volatile("" : ALL(x)::"memory");
+}
+
+/* Heads of N rows, four values of each a lane, normed and times g. */
+template <int N> DEV void norm_rows(float x[N][4], const float g[4], float eps)
+{
+    float sum[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sum[i] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum[i] = __fmaf_rn(x[i][j], x[i][j], sum[i]);
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], o));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum[i], (float)D), eps)));
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[i][j] = __fmul_rn(__fmul_rn(x[i][j], r), g[j]);
+    }
+}
+
+/* A warp's 16 rows of queries from at on, normed and rotated where they come as the projections left them
+ * (a.fold; the arithmetic of rope_store), scaled as query_rows does, to `to`; units: their 16. A lane has
+ * every 32nd column. */
+template <bool BF16>
+DEV void queries(const attn &a, uint8_t *to, int row64, float *units, int at, int kv_head)
+{
+    constexpr int N = 8;
+    const int lane = threadIdx.x % 32;
+    float g[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    if (a.fold && a.q_norm)
+#pragma unroll
+        for (int j = 0; j < 4; j++) g[j] = __ldg(a.q_norm + lane + 32 * j);
+#pragma unroll 1
+    for (int k = 0; k < 16; k += N) {
+        float x[N][4];
+        float2 cs[N][2];
+        uint32_t top[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int row = row_of(a, at + k + i), head = kv_head * a.n_rep + at + k + i - row * a.n_rep;
+            const float *q = a.q + ((int64_t)row * a.n_head + head) * D + lane;
+            const float2 *table = (const float2 *)a.table + (int64_t)row * (D / 2) + lane;
+#pragma unroll
+            for (int j = 0; j < 4; j++) x[i][j] = row < a.n ? __ldcg(q + 32 * j) : 0.0f;
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                cs[i][j] = a.fold && a.half && row < a.n ? __ldcg(table + 32 * j) : make_float2(1.0f, 0.0f);
+        }
+        if (a.fold && a.q_norm) norm_rows<N>(x, g, a.eps);
+        if (a.fold && a.half)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const float u = x[i][j], w = x[i][j + 2];
+                    x[i][j] = __fmaf_rn(u, cs[i][j].x, -__fmul_rn(w, cs[i][j].y));
+                    x[i][j + 2] = __fmaf_rn(u, cs[i][j].y, __fmul_rn(w, cs[i][j].x));
+                }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float most = 0.0f; /* a NaN is no maximum, as in query_rows */
+#pragma unroll
+            for (int j = 0; j < 4; j++) most = fmaxf(most, fabsf(x[i][j]));
+            top[i] = __reduce_max_sync(~0u, __float_as_uint(most));
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int r = row64 + k + i;
+            int e = (int)(top[i] >> 23) - 126; /* top < 2^e */
+            e = top[i] >= 0x7f800000 || e < -100 ? 0 : e > 126 ? 126 : e;
+            const float down = __int_as_float((127 - e) << 23);
+            if (lane == 0)
+                units[k + i] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+#pragma unroll
+            for (int j = 0; j < 4;
+                 j++) { /* column lane + 32 j: of the half j / 2, piece 4 (j % 2) + lane / 8 */
+                const int piece = 4 * (j % 2) + lane / 8;
+                *(uint16_t *)(to + j / 2 * QUERIES + r * 128 + ((piece ^ (r & 7)) << 4) + 2 * (lane % 8)) =
+                    to_half<BF16>(__fmul_rn(x[i][j], down));
+            }
+        }
+    }
+}
+
+/* A key that a row does not see weighs zero, and zero times NaN or Inf is NaN: so where some row does not see
+ * all of a tile, such values become zeros before the product, once what they are to the rows that see them
+ * has been added. bad: the keys that have them. Both groups; whether there are any. */
+template <bool BF16> DEV bool find_bad(const uint8_t *v, uint32_t *bad)
+{
+    const int key = threadIdx.x / 2, half = threadIdx.x % 2;
+    const uint4 *row = (const uint4 *)(v + half * HALF + key * 128);
+    bool here = false;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint4 x = row[i ^ (key & 7)];
+        here |=
+            make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) | make_finite<BF16>(x.w);
+    }
+    here |= __shfl_xor_sync(~0u, (int)here, 1);
+    if (!half) bad[key] = here;
+    int any;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbar.red.or.pred q, 3, %2, p;\nselp.b32 %0, 1, 0, q;\n}"
+        : "=r"(any)
+        : "r"((int)here), "n"((int)THREADS)
+        : "memory");
+    return any;
+}
+/* acc += what is NaN or Inf, for rows g and g + 8 that see the key. */
+template <bool BF16>
+DEV void add_bad(float acc[16][4], const uint32_t p[8][4], const uint8_t *v, const uint32_t *bad, int p0,
+                 const struct span &v0, const struct span &v1)
+{
+    const int lane = threadIdx.x % 32, c = lane % 4;
+#pragma unroll
+    for (int s = 0; s < 8; s++)
+#pragma unroll 1
+        for (int i = 0; i < 16; i++) {
+            const int key = 16 * s + i, from = lane / 4 * 4 + i % 8 / 2, at = p0 + key;
+            if (!bad[key]) continue;
+            const uint32_t w0 = __shfl_sync(~0u, i < 8 ? p[s][0] : p[s][2], from) >> 16 * (i % 2),
+                           w1 = __shfl_sync(~0u, i < 8 ? p[s][1] : p[s][3], from) >> 16 * (i % 2);
+            const float f0 = from_half<BF16>((uint16_t)w0), f1 = from_half<BF16>((uint16_t)w1);
+            const bool in0 = at >= v0.lo && at < v0.hi, in1 = at >= v1.lo && at < v1.hi;
+#pragma unroll
+            for (int t = 0; t < 16; t++) {
+                const uint32_t pair =
+                    *(const uint32_t *)(v + t / 8 * HALF + key * 128 + ((t % 8 ^ (key & 7)) << 4) + 4 * c);
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float y = from_half<BF16>((uint16_t)(pair >> 16 * e));
+                    if (isfinite(y)) continue;
+                    if (in0) acc[t][e] = __fmaf_rn(f0, y, acc[t][e]);
+                    if (in1) acc[t][2 + e] = __fmaf_rn(f1, y, acc[t][2 + e]);
+                }
+            }
+        }
+}
+DEV void meet_all()
+{
+    asm volatile("bar.sync 3, %0;" ::"n"((int)THREADS) : "memory");
+}
+template <bool BF16> DEV void clean(uint8_t *v)
+{
+    uint4 *row = (uint4 *)(v + threadIdx.x % 2 * HALF + threadIdx.x / 2 * 128);
+    meet_all();
+    for (int i = 0; i < 8; i++) {
+        uint4 x = row[i];
+        make_finite<BF16>(x.x), make_finite<BF16>(x.y), make_finite<BF16>(x.z), make_finite<BF16>(x.w);
+        row[i] = x;
+    }
+    shared_fence();
+    meet_all();
+}
+
+/* The warp that asks: tiles from .. to of keys and values, each into its place when both groups are done with
+ * it. */
+DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, uint32_t ring, uint64_t *bars,
+             int kv_head, int from, int to)
+{
+    if (threadIdx.x % 32) return;
+    for (int i = 0; i < 2 * (to - from); i++) {
+        const int tile = from + i / 2, stage = i / 2 % STAGES, lap = i / 2 / STAGES,
+                  which = 2 * stage + i % 2;
+        const uint32_t at = ring + (uint32_t)(which * PART);
+        const int slot = (int)((int64_t)tile * KEYS % a.cap);
+        uint64_t *full = bars + which, *empty = bars + 2 * STAGES + which;
+        if (lap) bar_wait(empty, (uint32_t)(lap - 1) & 1);
+        bar_expect(full, PART);
+        box(at, i % 2 ? mv : mk, 0, kv_head, slot, full);
+        box(at + HALF, i % 2 ? mv : mk, 64, kv_head, slot, full);
+    }
+}
+
+template <bool BF16>
+__global__ void __launch_bounds__(THREADS + 128, 1)
+    attn_group(const attn a, const __grid_constant__ chain_map mk, const __grid_constant__ chain_map mv)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ unsigned char raw[];
+    unsigned char *const base = raw + (1024 - (shared_at(raw) & 1023)) % 1024;
+    float *const units = (float *)(base + AT_UNITS);
+    uint32_t *const bad = (uint32_t *)(base + AT_BAD);
+    uint64_t *const bars = (uint64_t *)(base + AT_BARS);
+    const uint32_t ring = shared_at(base) + AT_RING;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2 * STAGES; i++) {
+            bar_open(bars + i, 1);
+            bar_open(bars + 2 * STAGES + i, GROUPS);
+        }
+        bar_fence();
+    }
+    __syncthreads();
+    cuda_grid_start();
+
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, group = w / 4, g = lane / 4, c = lane % 4;
+    const int tile = (int)(gridDim.x - 1 - blockIdx.x) * (ROWS / TILE),
+              kv_head = blockIdx.y; /* the longest first */
+    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
+    const struct span seen = visible_any(a, tile, ROWS / TILE, pos0, bound);
+    const int from = seen.lo / KEYS, to = seen.hi > seen.lo ? (seen.hi - 1) / KEYS + 1 : from;
+    if (group == GROUPS) { /* a group of its own, for registers are given and taken by groups */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (w == 4 * GROUPS) ask(a, &mk, &mv, ring, bars, kv_head, from, to);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    const int own = tile + w; /* the warp's tile */
+    const struct span mine = visible_any(a, tile + 4 * group, 4, pos0, bound),
+                      full = visible_all(a, own, pos0, bound);
+    const int row0 = row_of(a, own * TILE + g), row1 = row_of(a, own * TILE + g + 8);
+    const struct span v0 = row0 < a.n ? visible(a, row0, pos0, bound) : span{0, 0},
+                      v1 = row1 < a.n ? visible(a, row1, pos0, bound) : span{0, 0};
+    const int last = min(row_of(a, tile * TILE + ROWS - 1), a.n - 1);
+    const struct span whole = {visible(a, last, pos0, bound).lo,
+                               visible(a, row_of(a, tile * TILE), pos0, bound).hi};
+    queries<BF16>(a, base + group * 2 * QUERIES, w % 4 * 16, units + 16 * w, own * TILE, kv_head);
+    shared_fence();
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+    const float unit[2] = {units[16 * w + g], units[16 * w + g + 8]};
+    const uint64_t q = matrix_at(shared_at(base) + (uint32_t)(group * 2 * QUERIES), 16);
+
+    float acc[16][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int t = 0; t < 16; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < to - from; i++) {
+        const int p0 = (from + i) * KEYS, stage = i % STAGES;
+        const uint32_t phase = (uint32_t)(i / STAGES) & 1;
+        const uint32_t k = ring + (uint32_t)(2 * stage * PART), v = k + PART;
+        uint64_t *const at = bars + 2 * stage, *const done = at + 2 * STAGES;
+        const bool skips = p0 >= mine.hi || p0 + KEYS <= mine.lo; /* the whole group */
+        float x[16][4];
+        uint32_t p[8][4];
+        bar_wait(at, phase);
+        if (!skips) {
+            const uint64_t km = matrix_at(k, 16);
+            products_begin();
+#pragma unroll
+            for (int s = 0; s < 8; s++)
+                scores<BF16>(x, q + (uint64_t)((s / 4 * QUERIES + s % 4 * 32) >> 4),
+                             km + (uint64_t)((s / 4 * HALF + s % 4 * 32) >> 4), s);
+            products_end();
+            settle(x);
+        }
+        if (threadIdx.x % 128 == 0) bar_arrive(done);
+        if (!skips) {
+            if (p0 < full.lo || p0 + KEYS > full.hi) hide<16>(x, p0, v0, v1);
+            float here[2];
+            raise_top<16>(here, x, unit, top);
+            if (__any_sync(~0u, here[0] != top[0] || here[1] != top[1])) {
+                const float f0 = factor(top[0], here[0]), f1 = factor(top[1], here[1]);
+                sum[0] = __fmul_rn(sum[0], f0);
+                sum[1] = __fmul_rn(sum[1], f1);
+#pragma unroll
+                for (int t = 0; t < 16; t++) {
+                    acc[t][0] = __fmul_rn(acc[t][0], f0);
+                    acc[t][1] = __fmul_rn(acc[t][1], f0);
+                    acc[t][2] = __fmul_rn(acc[t][2], f1);
+                    acc[t][3] = __fmul_rn(acc[t][3], f1);
+                }
+                top[0] = here[0];
+                top[1] = here[1];
+            }
+            weights_of<16, BF16>(p, sum, x, unit, top);
+        }
+        bar_wait(at + 1, phase);
+        uint8_t *const values = base + AT_RING + (2 * stage + 1) * PART;
+        if ((p0 < whole.lo || p0 + KEYS > whole.hi) && find_bad<BF16>(values, bad)) {
+            if (!skips) add_bad<BF16>(acc, p, values, bad, p0, v0, v1);
+            clean<BF16>(values);
+        }
+        if (!skips) {
+            const uint64_t vm = matrix_at(v, HALF);
+            products_begin();
+#pragma unroll
+            for (int s = 0; s < 8; s++) weigh<BF16>(acc, p[s], vm + (uint64_t)(s * 16 * 128 >> 4));
+            products_end();
+            settle(acc);
+        }
+        if (threadIdx.x % 128 == 0) bar_arrive(done + 1);
+    }
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int at = own * TILE + g + 8 * e, row = e ? row1 : row0;
+        const float s = quad_sum(sum[e]);
+        if (row >= a.n) continue;
+        float *out = a.out + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + 2 * c;
+#pragma unroll
+        for (int t = 0; t < 16; t++)
+            *(float2 *)(out + 8 * t) = make_float2(divided(acc[t][2 * e], s), divided(acc[t][2 * e + 1], s));
+    }
+#endif
+}
+} /* namespace group */
+
+static bool maps_of(const struct attn *a, struct chain_map *mk, struct chain_map *mv)
+{
+    const bool bf16 = a->type == KN_BF16;
+    return chain_map_ring(mk, a->k, bf16, a->n_kv, a->cap, group::KEYS) &&
+           chain_map_ring(mv, a->v, bf16, a->n_kv, a->cap, group::KEYS);
+}
+bool attn_group_takes(const struct cuda_backend *be, const struct attn *a)
+{
+    struct chain_map mk, mv;
+    return be->cc >= 90 && !be->generic && a->d == group::D && a->type != KN_F32 &&
+           a->cap % group::KEYS == 0 && be->smem_block >= group::BYTES && maps_of(a, &mk, &mv);
+}
+int attn_group_launch(struct cuda_backend *be, const struct attn *a)
+{
+    struct chain_map mk, mv;
+    const auto f = a->type == KN_BF16 ? group::attn_group<true> : group::attn_group<false>;
+    const cudaError_t err =
+        cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, group::BYTES);
+    const int64_t rows = (int64_t)a->n * a->n_rep;
+    const dim3 grid((unsigned)((rows + group::ROWS - 1) / group::ROWS), (unsigned)a->n_kv);
+    if (err || !maps_of(a, &mk, &mv)) return cuda_check(be, "attention", err ? err : cudaErrorUnknown);
+    return cuda_check(be, "attention",
+                      cuda_launch(be, f, grid, dim3(group::THREADS + 128), group::BYTES, *a, mk, mv));
+}

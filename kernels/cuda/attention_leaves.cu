@@ -1,8 +1,0 @@
-/* attention_leaves.cu - attn_places for heads of 128 and 256. */
-#include "attention_leaves.cuh"
-
-attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem)
-{
-    if (type == KN_F32) return NULL;
-    return d == 128 ? places_of<128>(type, smem) : d == 256 ? places_of<256>(type, smem) : NULL;
-}

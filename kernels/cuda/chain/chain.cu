@@ -1,0 +1,589 @@
+/* chain.cu - operations on one row, collected into chains (chain.cuh). */
+#include "around.cuh"
+#include "state.cuh"
+#include "../core/ops.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef CHAIN_OFF
+#define CHAIN_OFF 0
+#endif
+struct chain_tuning chain_tuning = {CHAIN_OFF, 0,     262144, 8704, 65536, 4096, 64512, 20,    65536, 1024,
+                                    1,         82944, 20480,  2560, 64512, 1,    1,     73728, 64};
+long chain_launched, chain_heads;
+
+/* What launches hand on: device memory. */
+struct chain_places {
+    struct chain_places *next;
+    float *values;
+    size_t set, room; /* room: partial results */
+    uint2 *parts;
+    uint2 *sums;
+    unsigned *state;
+};
+/* Of the margin that plans leave: 5 MB, and 17 MB for 32 heads over 262,144 positions; of 60 layers of 5,376
+ * columns 27 MB, and 17 MB for heads of 512 over 4,096 positions. */
+static cudaError_t new_places(struct chain_state *c, size_t set, size_t room)
+{
+    struct chain_places *p = (struct chain_places *)calloc(1, sizeof *p);
+    if (c->places && set < c->places->set) set = c->places->set;
+    if (c->places && room < c->places->room) room = c->places->room;
+    if (room < CHAIN_PARTS) room = CHAIN_PARTS;
+    const size_t values = 2 * set * sizeof(float), parts = sizeof(uint2) * room * (CHAIN_HEAD + 2),
+                 sums = sizeof(uint2[2][CHAIN_SPLIT_SUMS][32]);
+    if (!p) return cudaErrorMemoryAllocation;
+    p->set = set;
+    p->room = room;
+    cudaError_t err = cudaMalloc(&p->values, values + parts + sums + 16);
+    if (err) {
+        free(p);
+        return err;
+    }
+    p->parts = (uint2 *)(p->values + 2 * set);
+    p->sums = (uint2 *)((uint8_t *)p->parts + parts);
+    p->state = (unsigned *)((uint8_t *)p->sums + sums);
+    err = cudaMemset(p->values, 0xff, values);                  /* CHAIN_NOT_YET */
+    if (!err) err = cudaMemset(p->parts, 0, parts + sums + 16); /* no tag is 0, but once in 2^32 */
+    if (!err) err = cudaStreamSynchronize(nullptr);
+    if (err) {
+        cudaFree(p->values);
+        free(p);
+        return err;
+    }
+    p->next = c->places;
+    c->places = p;
+    return cudaSuccess;
+}
+
+/* Where maps stand behind so many descriptors. */
+static size_t maps_at(int32_t count)
+{
+    return (sizeof(struct chain_step) * (size_t)count + 127) / 128 * 128;
+}
+
+int chain_open(struct cuda_backend *be)
+{
+    if (be->cc < 90 || be->generic) return 0;
+    struct chain_state *c = (struct chain_state *)aligned_alloc(alignof(struct chain_state), sizeof *c);
+    if (c) memset((void *)c, 0, sizeof *c);
+    if (!c) return cuda_fail(be, KN_EMEM, "chains: out of memory (%zu bytes)", sizeof *c);
+    be->chain = c;
+    cudaError_t err = chain_k_open(be->smem_block);
+    if (!err) err = cudaMalloc(&c->direct, maps_at(CHAIN_STEPS) + sizeof c->map);
+    return cuda_check(be, "chains", err);
+}
+
+void chain_close(struct cuda_backend *be)
+{
+    if (!be->chain) return;
+    chain_give(be, be->chain->recorded);
+    for (struct chain_places *p = be->chain->places, *next; p; p = next) {
+        next = p->next;
+        cudaFree(p->values);
+        free(p);
+    }
+    cudaFree(be->chain->direct);
+    free(be->chain);
+    be->chain = nullptr;
+    be->chain_steps = 0;
+}
+
+struct chain_kept {
+    struct chain_kept *next;
+    struct chain_step *step; /* device memory */
+};
+void *chain_take(struct cuda_backend *be)
+{
+    if (!be->chain) return nullptr;
+    void *p = be->chain->recorded;
+    be->chain->recorded = nullptr;
+    return p;
+}
+void chain_give(struct cuda_backend *be, void *descriptors)
+{
+    (void)be;
+    for (struct chain_kept *k = (struct chain_kept *)descriptors, *next; k; k = next) {
+        next = k->next;
+        cudaFree(k->step);
+        free(k);
+    }
+}
+
+/* ---- collecting ---- */
+
+static const struct chain_step *newest(const struct cuda_backend *be)
+{
+    return be->chain_steps ? &be->chain->step[be->chain_steps - 1] : nullptr;
+}
+
+/* Does the product read what the newest step writes? */
+static bool reads(const struct chain_step *last, const struct chain_product *p)
+{
+    if (!last) return false;
+    if (last->n_m == 0) return last->attn == p->x && (int64_t)last->n_head * last->head == p->w[0]->n_in;
+    return (last->n_m == 1 || last->gated) && last->m[0].out == p->x && last->m[0].n_out == p->w[0]->n_in;
+}
+
+/* Is the row, which the product gates, the results of attention whose projections gave the gates
+ * (attend_gated)? Then it is handed on gated. */
+static bool link_gates(struct chain_step *last, const struct chain_product *p)
+{
+    if (!last || last->n_m || last->d.what || last->k_from != 2 * last->n_head * last->head) return false;
+    const struct chain_matrix *gates = &last[-1].m[1];
+    if (gates->out != p->gate || gates->n_out != p->w[0]->n_in || !reads(last, p)) return false;
+    last->gates_from = gates->column;
+    last->attn = nullptr; /* nobody reads it but who gates it */
+    return true;
+}
+
+/* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
+ * memory. */
+static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
+{
+    for (int32_t i = steps - 1; s->old && i >= 0; i--)
+        if (c->step[i].n_m == 1 && c->step[i].m[0].out == s->old && c->step[i].m[0].n_out == s->m[0].n_out) {
+            c->step[i].keep = s->kept = 1;
+            c->step[i].m[0].out = nullptr;
+            break;
+        }
+}
+/* The first of a chain comes. x: its row. */
+static void begin(const struct cuda_backend *be, struct chain_state *c, const float *x)
+{
+    c->attends = c->items = c->wide = c->nets = false;
+    c->gemma = false;
+    c->post = -1;
+    c->parts = 0;
+    c->rounded = x && be->ready.x == x && be->ready.n == 1 && be->ready.launch == be->launches;
+}
+/* Is it the product that the norm_add is promised to? Then that is the first thing it does. */
+static bool link_post(struct chain_state *c, struct chain_step *last, const struct chain_product *p,
+                      struct chain_step *s)
+{
+    const struct chain_add_op *o = &c->waits;
+    struct chain_step *before = c->post < 0 ? nullptr : &c->step[c->post];
+    if (c->nets || c->rounded || p->gate || s->kind != CHAIN_K || s->old || p->x != o->add.out ||
+        p->norm != o->norm || p->w[0] != o->w || p->eps != o->add.eps || p->w[0]->n_in != o->width ||
+        (before && before->post_out != o->add.x))
+        return false;
+    for (int32_t j = 0; j < p->n_w; j++)
+        if (p->out[j] == o->add.x) return false;
+    for (struct chain_step *i = c->step; i <= last; i++)
+        if (i->n_m && (i->kind != CHAIN_K || i->old)) return false;
+    s->post = o->add.weight, s->post_eps = o->add.eps, s->post_scale = o->add.scale;
+    s->post_out = o->add.out;
+    s->post_x = before ? nullptr : o->add.x;
+    if (before) before->post_out = nullptr;
+    return true;
+}
+
+/* A product too wide for a step (a head), behind a chain that fills the device: as many steps as its terms
+ * want, which all read the same row. Each has the same number of pairs for every block, but the last, and no
+ * block waits for another between them. Returns as chain_add; it is the last of its chain. */
+static int add_wide(struct cuda_backend *be, const struct chain_product *p)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_weight *w = p->w[0];
+    const struct mm_type *t = mm_type_of(w->type);
+    int32_t most = 0, count = be->chain_steps;
+    for (int32_t i = 0; i < count; i++)
+        if (c->step[i].pass_on && c->step[i].pairs > most) most = c->step[i].pairs;
+    if (count < CHAIN_LEAST || w->n_in > chain_tuning.head_columns || most < be->sm_count || p->n_w != 1 ||
+        p->add || p->gate || c->rounded || c->nets || c->gemma || c->waits.add.y || !t ||
+        !reads(newest(be), p))
+        return cuda_flush(be);
+    struct kn_weight part_w = *w;
+    struct chain_product part = *p;
+    struct chain_step s;
+    int64_t rows = 0;
+    part.w[0] = &part_w;
+    for (int64_t pairs = 1; pairs <= 64; pairs++) { /* of a block */
+        part_w.n_out = 32 * pairs * be->sm_count;
+        if (part_w.n_out > w->n_out + 32 * be->sm_count || !chain_step_of(be, &part, &s) ||
+            (pairs > 1 && 2 * (int64_t)s.terms * pairs > chain_tuning.head))
+            break;
+        rows = part_w.n_out;
+    }
+    if (!rows || count + (w->n_out + rows - 1) / rows > CHAIN_STEPS) return cuda_flush(be);
+    c->step[count - 1].pass_on = 1;
+    for (int64_t first = 0; first < w->n_out; first += rows) {
+        struct chain_op *op = &c->op[be->chain_steps];
+        op->attend = op->net = false;
+        op->product = *p;
+        op->post = {};
+        op->head = true, op->part = first > 0;
+        part_w.packed = (uint8_t *)w->packed + first / 16 * mm_panel_bytes(t, w->n_in);
+        part_w.n_out = w->n_out - first < rows ? w->n_out - first : rows;
+        part.out[0] = p->out[0] + first;
+        if (!chain_step_of(be, &part, &s))
+            return cuda_fail(be, KN_EINVAL, "%s: a part that is no step", p->name);
+        s.again = first > 0;
+        c->step[be->chain_steps++] = s;
+    }
+    return 1;
+}
+
+int chain_add(struct cuda_backend *be, const struct chain_product *p)
+{
+    struct chain_state *c = be->chain;
+    struct chain_step s;
+    if (!c) return 0;
+    if (chain_tuning.off) return cuda_flush(be);
+    if (!chain_step_of(be, p, &s)) return add_wide(be, p);
+    struct chain_step *last = (struct chain_step *)newest(be);
+    bool linked = false;
+    if (last && c->waits.add.y)
+        linked = be->chain_steps < CHAIN_STEPS && link_post(c, last, p, &s);
+    else if (be->chain_steps < CHAIN_STEPS && !c->rounded && !((c->nets || c->gemma) && s.kind != CHAIN_K) &&
+             !(c->post >= 0 && s.old))
+        linked = p->gate ? link_gates(last, p) : reads(last, p);
+    if (!linked) {
+        const bool first = be->around_waits == AROUND_START && !be->chain_steps && !be->waits;
+        const int rc = first ? 0 : cuda_flush(be);
+        if (rc) return rc;
+        begin(be, c, p->x);
+    } else {
+        last->pass_on = 1;
+        keep_old(c, be->chain_steps, &s);
+    }
+    if (p->gate && !linked) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
+    c->items |= s.kind != CHAIN_K;
+    c->wide |= s.kind == CHAIN_K && s.norm && s.units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
+    c->step[be->chain_steps] = s;
+    struct chain_op *op = &c->op[be->chain_steps++];
+    op->attend = op->net = op->head = op->part = false;
+    op->product = *p;
+    op->post = c->waits;
+    if (c->waits.add.y) {
+        c->post = be->chain_steps - 1;
+        c->gemma = true;
+        c->waits = {};
+    }
+    return 1;
+}
+
+/* How a norm_add is launched by itself where what it is promised to is known (mm_norm_add): with those bits.
+ */
+int chain_norm_add(struct cuda_backend *be, const struct mm_add *add, int64_t width)
+{
+    struct chain_state *c = be->chain;
+    const struct chain_step *last = c ? newest(be) : nullptr;
+    const struct kn_weight *w = be->head.next_w;
+    const float *norm = be->head.next_norm;
+    if (!last) return 0;
+    if (chain_tuning.off || !chain_tuning.wide || c->nets || c->rounded || c->waits.add.y || !w || !norm ||
+        !add->weight || add->out != add->x || last->n_m != 1 || last->gated || last->old ||
+        last->m[0].out != add->y || last->m[0].n_out != width || last->kind != CHAIN_K || width % 256 ||
+        width > CHAIN_POST_WIDTH || w->n_in != width ||
+        ((uintptr_t)add->x | (uintptr_t)add->weight | (uintptr_t)norm) & 15)
+        return cuda_flush(be);
+    c->waits = {*add, width, w, norm};
+    be->head.next_w = nullptr;
+    return 1;
+}
+static int norm_add_alone(struct cuda_backend *be, const struct chain_add_op *o)
+{
+    const struct kn_weight *w = be->head.next_w;
+    const float *norm = be->head.next_norm;
+    kn_next((struct kn_backend *)be, o->w, o->norm);
+    const int rc = cuda_norm_add((struct kn_backend *)be, o->add.out, o->add.x, o->add.y, o->add.weight, 1,
+                                 o->width, o->add.eps, o->add.scale);
+    kn_next((struct kn_backend *)be, w, norm);
+    return rc;
+}
+
+/* The step, and the operation in full. */
+static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_rope_store *s,
+                                     const struct kn_attention *a, size_t parts)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim;
+    struct chain_step *t = &c->step[be->chain_steps];
+    struct chain_op *op = &c->op[be->chain_steps++];
+    t[-1].pass_on = 1;
+    *t = {};
+    t->k = kv->k, t->v = kv->v, t->pos = a->pos, t->q_norm = s->q_norm, t->k_norm = s->k_norm,
+    t->table = s->table;
+    t->attn = a->out, t->n_head = a->n_head, t->n_kv = kv->n_head_kv, t->n_rep = a->n_head / kv->n_head_kv,
+    t->cap = kv->cap;
+    t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
+    t->head = d, t->window = a->window, t->v_norm = s->v_norm;
+    t->k_from = a->n_head * d, t->v_from = t->k_from + (s->k == s->v ? 0 : t->n_kv) * d;
+    if (parts > c->parts) c->parts = parts;
+    op->attend = true, op->net = op->head = op->part = false;
+    op->post = {};
+    op->kv = *kv;
+    op->store = *s, op->store.kv = &op->kv;
+    op->attention = *a, op->attention.kv = &op->kv;
+    c->attends = true;
+    c->pos = a->pos;
+    c->bf16 = kv->type == KN_BF16;
+    return t;
+}
+/* Positions that a row may see, however often what is collected is replayed. */
+static int32_t bound_of(const struct cuda_backend *be, const struct kn_kv *kv)
+{
+    return be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
+}
+
+/* Windows and heads that chain/wide.cuh alone has. */
+static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
+                       const struct chain_step *last)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, n_kv = kv->n_head_kv, n_rep = a->n_head / n_kv, half = s->n_rot / 2,
+                  bound = bound_of(be, kv), leaf = d == 512 ? 32 : 64,
+                  window = a->window && a->window < bound ? a->window : 0,
+                  keys = window ? window : bound, /* that are seen, at most */
+        leaves = (keys - 1) / leaf + 1 + (window ? 1 : 0);
+    const bool same = s->k == s->v;
+    const bool fits = !chain_tuning.off && chain_tuning.wide && be->chain_steps < CHAIN_STEPS && a->causal &&
+                      !a->first && (d == 128 || d == 256 || d == 512) && kv->type != KN_F32 &&
+                      kv->cap % 64 == 0 && kv->cap >= keys && n_rep <= 16 &&
+                      keys <= (window                     ? 6 * 512
+                               : chain_tuning.near < 4096 ? chain_tuning.near
+                                                          : 4096) &&
+                      !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
+                      (!c->attends || (c->bf16 == (kv->type == KN_BF16) && !c->far && c->pos == a->pos));
+    const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == (same ? 2 : 3) &&
+                        last->m[0].out == s->q && last->m[1].out == s->k &&
+                        last->m[0].n_out == a->n_head * d && last->m[1].n_out == n_kv * d &&
+                        (same || (last->m[2].out == s->v && last->m[2].n_out == n_kv * d));
+    if (!fits || !linked || c->items || c->nets || c->rounded) return cuda_flush(be);
+    (void)put_attend(be, s, a,
+                     ((size_t)leaves * (size_t)a->n_head * (size_t)(d + 2) - 1) / (CHAIN_HEAD + 2) + 1);
+    c->far = false;
+    c->gemma = true;
+    return 1;
+}
+
+/* Attention that will be gated, it seems, for its projections have a matrix more: q, gates, k, v. (Where
+ * fewer steps are before it they would be launches without it.) */
+static int attend_gated(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
+                        const struct chain_step *last)
+{
+    struct chain_state *c = be->chain;
+    const struct kn_kv *kv = a->kv;
+    const int32_t d = kv->head_dim, n_kv = kv->n_head_kv, half = s->n_rot / 2, keys = bound_of(be, kv),
+                  inner = a->n_head * d, wide = n_kv * d;
+    const bool fits = !chain_tuning.off && chain_tuning.gated && be->chain_steps < CHAIN_STEPS &&
+                      be->chain_steps >= (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST) &&
+                      a->causal && !a->first && !a->window && d == CHAIN_GATED_HEAD && kv->type != KN_F32 &&
+                      kv->cap % 64 == 0 && a->n_head / n_kv <= 16 &&
+                      keys <= (chain_tuning.near < 4096 ? chain_tuning.near : 4096) && !s->v_norm &&
+                      s->k != s->v && !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
+                      (!c->attends || (c->nets && c->bf16 == (kv->type == KN_BF16) && c->pos == a->pos));
+    const struct chain_matrix *m = last->m;
+    const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == 4 && m[0].out == s->q &&
+                        m[2].out == s->k && m[3].out == s->v && m[0].n_out == inner && m[1].n_out == inner &&
+                        m[2].n_out == wide && m[3].n_out == wide;
+    if (!fits || !linked || c->items || c->gemma || c->rounded) return cuda_flush(be);
+    const size_t leaves = ((size_t)keys - 1) / 64 + 1;
+    struct chain_step *t =
+        put_attend(be, s, a, (leaves * (size_t)a->n_head * (size_t)(d + 2) - 1) / (CHAIN_HEAD + 2) + 1);
+    t->k_from = 2 * inner, t->v_from = 2 * inner + wide;
+    c->far = false;
+    c->nets = true;
+    return 1;
+}
+int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
+{
+    struct chain_state *c = be->chain;
+    struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr;
+    const struct kn_kv *kv = a->kv;
+    if (!last) return 0;
+    if (a->n != 1 || c->waits.add.y || (a->gate && last->n_m != 4) || a->n_head % kv->n_head_kv)
+        return cuda_flush(be);
+    if (last->n_m == 4) return attend_gated(be, s, a, last);
+    if (a->window || kv->head_dim != CHAIN_HEAD || s->v_norm || s->k == s->v)
+        return attend_wide(be, s, a, last);
+    const int32_t n_kv = kv->n_head_kv, bound = bound_of(be, kv);
+    const bool late = c->items || c->wide, /* no pairs that all share: longer contexts pay */
+        far = bound > (late ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
+    const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
+    const bool fits =
+        !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&
+        !a->first && kv->head_dim == CHAIN_HEAD && kv->type != KN_F32 && kv->cap % 64 == 0 &&
+        a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
+        (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
+        !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
+        (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->far == far && c->pos == a->pos)) &&
+        !(far && c->gemma);
+    const bool linked = !c->nets && last->n_m == 3 && !last->gated && last->m[0].out == s->q &&
+                        last->m[1].out == s->k && last->m[2].out == s->v &&
+                        last->m[0].n_out == a->n_head * CHAIN_HEAD && last->m[1].n_out == n_kv * CHAIN_HEAD &&
+                        last->m[2].n_out == n_kv * CHAIN_HEAD;
+    if (!fits || !linked) return cuda_flush(be);
+    struct chain_step *t = put_attend(be, s, a, (size_t)parts);
+    t->far = c->far = far;
+    t->rounds = leaves;
+    return 1;
+}
+
+int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w)
+{
+    struct chain_state *c = be->chain;
+    struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr, s;
+    const struct kn_delta_state *y = a->state;
+    const struct chain_product p = {"delta_linear", {w},  {out}, 1,           a->out, nullptr,
+                                    0.0f,           true, false, KN_ACT_SILU, nullptr};
+    const int64_t inner = (int64_t)a->n_v * CHAIN_HEAD, width = 2 * (int64_t)a->n_k * CHAIN_HEAD + inner;
+    if (!last) return 0;
+    const struct chain_matrix *m = last->m;
+    const bool fits = !chain_tuning.off && be->chain_steps + 2 <= CHAIN_STEPS && a->n == 1 &&
+                      a->d_k == CHAIN_HEAD && a->d_v == CHAIN_HEAD && a->n_conv == 4 &&
+                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && (!c->attends || c->nets) &&
+                      !c->gemma && !c->waits.add.y && w->n_in == inner &&
+                      !(a->every && (a->n_k > DELTA_COUNTERS || delta_tuning.apart)) &&
+                      !(((uintptr_t)y->s | (uintptr_t)y->conv | (uintptr_t)y->log | (uintptr_t)a->conv |
+                         (uintptr_t)a->norm) %
+                        16);
+    const bool linked = last->n_m == 4 && !last->gated && m[0].out == a->qkv && m[1].out == a->z &&
+                        m[2].out == a->alpha && m[3].out == a->beta && m[0].n_out == width &&
+                        m[1].n_out == inner && m[2].n_out == a->n_v && m[3].n_out == a->n_v;
+    if (!fits || !linked || !chain_step_of(be, &p, &s) || s.kind != CHAIN_K) return 0;
+    struct chain_step *t = &c->step[be->chain_steps];
+    last->pass_on = 1;
+    *t = {};
+    t->n_head = a->n_v, t->pass_on = 1;
+    t->d = {CHAIN_STATE, a->n_k,   a->n_v,  a->commit, 0,         4 * (a->n_v / a->n_k),
+            0,           a->every, nullptr, a->norm,   y->s,      y->conv,
+            y->log,      a->conv,  a->a,    a->dt,     a->pending};
+    s.d = t->d, s.d.what = CHAIN_STATE_ROW, s.eps = a->eps;
+    keep_old(c, be->chain_steps, &s);
+    c->step[be->chain_steps + 1] = s;
+    struct chain_op *op = &c->op[be->chain_steps];
+    op[0].attend = op[1].attend = op[1].net = false;
+    op[0].head = op[1].head = op[0].part = op[1].part = false;
+    op[0].net = true;
+    op[0].post = op[1].post = {};
+    op[0].delta = *a, op[0].delta_state = *y, op[0].delta.state = &op[0].delta_state;
+    op[0].product = op[1].product = p;
+    be->chain_steps += 2;
+    c->nets = true;
+    return 1;
+}
+
+static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
+{
+    int rc = 0;
+    for (int32_t i = 0; i < count && rc == 0; i++) {
+        if (c->op[i].post.add.y) rc = norm_add_alone(be, &c->op[i].post);
+        if (rc == 0 && !c->op[i].part)
+            rc = c->op[i].net      ? chain_delta_alone(be, &c->op[i].delta, c->op[i].product.w[0])
+                 : c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
+                                   : chain_alone(be, &c->op[i].product);
+    }
+    return rc;
+}
+
+bool chain_last(const struct cuda_backend *be, const float *out, struct chain_product *p)
+{
+    const int32_t last = be->chain_steps - 1;
+    if (last < 0 || last > 3 || be->chain->waits.add.y || be->chain->op[last].attend ||
+        be->chain->op[last].net)
+        return false; /* more may be worth a chain */
+    *p = be->chain->op[last].product;
+    p->gate = nullptr;
+    return p->n_w == 1 && p->add && !p->norm && !p->gated && p->out[0] == out;
+}
+int chain_drop_last(struct cuda_backend *be)
+{
+    const int32_t rest = be->chain_steps - 1;
+    be->chain_steps = 0;
+    const struct chain_product *p = &be->chain->op[rest].product;
+    const int rc = go_alone(be, be->chain, rest);
+    return rc || !p->gate ? rc : chain_gate_alone(be, p);
+}
+
+/* ---- launching ---- */
+
+/* The descriptors to device memory: of a recording's own, since they must be there whenever it is replayed.
+ */
+static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                             struct chain_args *a)
+{
+    const size_t bytes = sizeof *c->step * (size_t)count, at = maps_at(count),
+                 maps = c->attends && c->far ? sizeof *c->map * (size_t)count : 0;
+    cudaStreamCaptureStatus status;
+    cudaError_t err = cudaStreamIsCapturing(be->stream, &status);
+    if (err) return err;
+    const bool now = status == cudaStreamCaptureStatusNone;
+    uint8_t *to = (uint8_t *)c->direct;
+    if (!now) {
+        struct chain_kept *k = (struct chain_kept *)calloc(1, sizeof *k);
+        if (!k) return cudaErrorMemoryAllocation;
+        k->next = (struct chain_kept *)c->recorded;
+        c->recorded = k;
+        err = cudaMalloc(&k->step, at + maps);
+        to = (uint8_t *)k->step;
+    }
+    a->step = (const struct chain_step *)to;
+    a->maps = (const struct chain_map *)(to + at);
+    if (now) {
+        err = cudaMemcpyAsync(to, c->step, bytes, cudaMemcpyHostToDevice, be->stream);
+        if (!err && maps) err = cudaMemcpyAsync(to + at, c->map, maps, cudaMemcpyHostToDevice, be->stream);
+        return err;
+    }
+    if (!err) err = cudaMemcpy(to, c->step, bytes, cudaMemcpyHostToDevice);
+    if (!err && maps) err = cudaMemcpy(to + at, c->map, maps, cudaMemcpyHostToDevice);
+    return err ? err
+               : cudaStreamSynchronize(
+                     nullptr); /* a copy from pageable memory may return before it is done */
+}
+
+static int launch_steps(struct cuda_backend *be, int32_t count)
+{
+    struct chain_state *c = be->chain;
+    struct chain_args a = {};
+    int blocks = 0;
+    if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
+    if (c->gemma || c->nets) chain_newest_outputs(c, count);
+    size_t smem = chain_lay_out(be, c, count, &a, &blocks);
+    const bool far = c->attends && c->far;
+    if (smem) smem = chain_lay_out_ring(be, c, count, &a, blocks, smem);
+    bool items = false, early = false; /* types other than K; early outputs */
+    for (int32_t i = 0; i < count; i++)
+        items |= c->step[i].kind != CHAIN_K, early |= c->step[i].flags & CHAIN_EARLY;
+    if (!smem) return go_alone(be, c, count);
+    cudaError_t err = cudaSuccess;
+    if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
+        err = new_places(c, a.extent, c->parts);
+    if (err) return cuda_check(be, "layers of one row", err);
+    a.count = count;
+    a.values = c->places->values, a.set = c->places->set, a.parts = c->places->parts,
+    a.state = c->places->state;
+    a.sums = c->places->sums;
+    int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
+    if (rc == 0 && be->around_waits) rc = around_start_flush(be, !chain_tuning.late);
+    if (rc) return rc;
+    const bool bf16 = c->attends && c->bf16;
+    const enum chain_form form = c->nets && c->attends ? a.split ? CHAIN_GATED_SHARED : CHAIN_GATED_ATTENTION
+                                 : c->nets             ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS
+                                 : c->gemma            ? CHAIN_GEMMA
+                                 : items               ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
+                                 : far                 ? CHAIN_FAR
+                                 : a.split             ? CHAIN_SHARED
+                                 : early               ? CHAIN_PAIRS
+                                                       : CHAIN_FEW;
+    rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
+    if (rc) return rc;
+    chain_launched++;
+    chain_heads += c->op[count - 1].part;
+    for (int32_t i = 0; i < count; i++)
+        if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
+    return 0;
+}
+int chain_flush(const struct cuda_backend *const_be)
+{
+    struct cuda_backend *be = const_cast<struct cuda_backend *>(const_be);
+    const int32_t count = be->chain_steps;
+    const struct chain_add_op waits = be->chain->waits;
+    be->chain_steps = 0; /* what is launched below must not come here again */
+    be->chain->waits = {};
+    const int rc = launch_steps(be, count);
+    return rc == 0 && waits.add.y ? norm_add_alone(be, &waits) : rc;
+}

@@ -1,0 +1,541 @@
+/* chain/layout.cu - the steps of a chain laid out (chain/state.cuh): a product as a step, pairs of panels to
+ * blocks, shared memory, how much of the ring is on its way. */
+#include "state.cuh"
+#include "../core/ops.cuh"
+
+#define CHAIN_TERMS (40 << 10)   /* bytes of shared memory for terms, at most */
+#define CHAIN_K_TERMS (64 << 10) /* the same of K types: what chain_output has bits for */
+#define CHAIN_BRING (64 << 10)   /* bytes behind the ring that come to the L2 cache while it is full */
+#define CHAIN_SPREAD 256         /* blocks of a launch that spread knows, at most */
+
+static int32_t pairs_a_block(const struct chain_step *s, int blocks)
+{
+    return (s->pairs - 1) / blocks + 1;
+}
+
+/* What the kernel divides by (item_divide): exact for dividends below 2^32 / d. */
+static uint32_t chain_divisor(int32_t d)
+{
+    return d == 1 ? 0 : (uint32_t)((((uint64_t)1 << 32) + (uint64_t)d - 1) / (uint64_t)d);
+}
+
+/* Tiles of `bytes` at most, of units of 32 columns. */
+static void cut_items(struct chain_step *s, int32_t bytes)
+{
+    const int32_t step = s->kind == CHAIN_32 ? 8 : 4; /* units that are multiplied side by side */
+    int32_t widest = 0;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
+    s->per = bytes / widest / step * step;
+    if (s->per < step) s->per = step;
+    if (s->per > s->slice_units) s->per = s->slice_units;
+    s->parts = (s->slice_units - 1) / s->per + 1;
+    s->per_parts = chain_divisor(s->parts);
+}
+
+/* Gates and ups by two panels of each, so that a warp has 32 outputs, which it can round: where no block gets
+ * more by that. */
+static bool outputs_by_32(const struct cuda_backend *be, int64_t n_out)
+{
+    const int64_t blocks = be->sm_count;
+    return n_out % 32 == 0 && 2 * ((n_out / 32 - 1) / blocks) + 2 <= (n_out / 16 - 1) / blocks + 1;
+}
+
+/* The same of types whose units are of 32 columns: chain/items.cuh. */
+static bool items_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
+{
+    const int64_t n_in = p->w[0]->n_in;
+    const enum mm_act act = mm_type_of(p->w[0]->type)->act;
+    int64_t column = 0;
+    if (act != MM_ACT_32 && act != MM_ACT_F16 && act != MM_ACT_BF16) return false;
+    s->kind = act == MM_ACT_32 ? CHAIN_32 : act == MM_ACT_F16 ? CHAIN_F16 : CHAIN_BF16;
+    if (act == MM_ACT_32 ? p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
+        return false;
+    s->units = (int32_t)(n_in / 32);
+    s->members = p->gated || p->n_w == 1 ? 2 : 1;
+    if (p->gated && act == MM_ACT_32 && outputs_by_32(be, p->w[0]->n_out)) s->members = 4;
+    for (int32_t j = 0; j < p->n_w; j++) {
+        const struct kn_weight *w = p->w[j];
+        const struct mm_type *t = mm_type_of(w->type);
+        if (!t || t->act != act) return false;
+        if (j == 0 || !p->gated) s->pairs += (int32_t)((w->n_out + 15) / 16);
+        s->m[j] = {(const uint8_t *)w->packed,
+                   p->out[j],
+                   (int32_t)w->n_out,
+                   s->pairs,
+                   (int32_t)column,
+                   t->unit_bytes,
+                   w->type};
+        column += w->n_out;
+    }
+    if (p->n_w == 1 || s->members == 4) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
+    cut_items(s, chain_tuning.tile);
+    s->per_slices = chain_divisor(s->slices);
+    s->terms = (uint32_t)(64 * s->slices) + 64;
+    return column <= CHAIN_WIDTH && s->slices <= MM_SLICES_MAX &&
+           (uint32_t)s->members * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
+}
+
+/* The product as a step; false: not one. */
+bool chain_step_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
+{
+    const int64_t n_in = p->w[0]->n_in;
+    int64_t column = 0;
+    *s = {};
+    s->n_m = p->n_w, s->gated = p->gated, s->act = p->act;
+    s->x = p->x, s->norm = p->norm, s->eps = p->eps;
+    s->old = p->add ? p->out[0] : nullptr;
+    if (n_in % 256 || n_in > 256 * CHAIN_BLOCKS) return false;
+    mm_slices(mm_type_of(p->w[0]->type), n_in, &s->slice_units, &s->slices);
+    if (mm_type_of(p->w[0]->type)->unit_k != 256) return items_of(be, p, s);
+    s->units = (int32_t)(n_in / 256);
+    if (p->norm && n_in > 256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS) return false;
+    bool own = false; /* factors beside the terms */
+    for (int32_t j = 0; j < p->n_w; j++) {
+        const struct kn_weight *w = p->w[j];
+        if (w->type != KN_Q4_K && w->type != KN_Q5_K && w->type != KN_Q6_K) return false;
+        if (j == 0 || !p->gated)
+            s->pairs += (int32_t)(p->gated ? (w->n_out + 15) / 16 : (w->n_out + 31) / 32);
+        s->m[j] = {(const uint8_t *)w->packed,      p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
+                   mm_type_of(w->type)->unit_bytes, w->type};
+        column += w->n_out;
+        own = own || w->type == KN_Q6_K;
+    }
+    /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
+    s->per = own || pairs_a_block(s, be->sm_count) * s->units < 16 ? 1 : 2;
+    s->cuts = (s->units + s->per - 1) / s->per;
+    s->terms = (uint32_t)(64 * s->units * (own ? 2 : 1));
+    if (s->terms % 128 == 0) s->terms += 64; /* the other panel's on other banks */
+    return column <= CHAIN_WIDTH && s->slices <= 8 &&
+           2 * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_K_TERMS;
+}
+
+static uint32_t tile_bytes(const struct chain_step *s)
+{
+    const uint32_t panels = s->kind == CHAIN_K ? 2 : 1;
+    uint32_t most = 0;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (panels * (uint32_t)(s->per * s->m[j].unit_bytes) > most)
+            most = panels * (uint32_t)(s->per * s->m[j].unit_bytes);
+    return most;
+}
+/* The smallest that a pair would want, of K types. */
+static uint32_t least_tile(const struct chain_step *s)
+{
+    uint32_t least = s->tile;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (2 * (uint32_t)(s->per * s->m[j].unit_bytes) < least)
+            least = 2 * (uint32_t)(s->per * s->m[j].unit_bytes);
+    return least;
+}
+/* The smallest that there is. */
+static uint32_t tile_at_least(const struct chain_step *s)
+{
+    return s->flags & CHAIN_MIXED ? least_tile(s) : s->tile;
+}
+/* Of the row's activations. */
+static uint32_t row_bytes(const struct chain_step *s)
+{
+    static const uint32_t unit[] = {CHAIN_ROW, 40, 128, 192}; /* by kind */
+    return unit[s->kind] * (uint32_t)s->units;
+}
+
+static bool map_rings(struct chain_state *c, const struct chain_step *s)
+{
+    return chain_map_ring(&c->map[s->map], s->k, c->bf16, s->n_kv, s->cap, 16 * s->far) &&
+           chain_map_ring(&c->map[s->map + 1], s->v, c->bf16, s->n_kv, s->cap, 16 * s->far);
+}
+
+/* Does each warp round the columns that it multiplies, in a row that is not normed? */
+static bool rounds_own(const struct chain_step *s)
+{
+    return !s->norm && !s->d.what && s->units % s->per == 0 && s->units >= CHAIN_WARPS;
+}
+/* Of the last round of pairs, too few for all blocks, all blocks have pieces: slices, which are added where
+ * they are multiplied, or tiles, where that is more even. Not where it saves less than a quarter of a pair,
+ * or where the block's own pairs take too little time to add the pieces in. */
+static void split_of(struct chain_step *s, int blocks)
+{
+    const int32_t rest = s->pairs % blocks, own = s->pairs / blocks * s->units,
+                  least = s->norm || s->d.what ? chain_tuning.split_normed : chain_tuning.split;
+    const bool whole = s->slice_units % s->per == 0 && s->slices * s->slice_units == s->units;
+    if (!rest || own < least || rest * s->slices + blocks > CHAIN_SPLIT_SUMS) return;
+    const int32_t tiles = ((rest * s->cuts - 1) / blocks + 1) * s->per,
+                  slices = ((rest * s->slices - 1) / blocks + 1) * s->slice_units;
+    const bool by_slices = slices <= tiles && (whole || !rounds_own(s));
+    if (4 * (by_slices ? slices : tiles) > 3 * s->units) return;
+    s->split = rest;
+    s->piece = by_slices ? s->slice_units : s->per;
+    s->pieces = by_slices ? s->slices : s->cuts;
+    s->piece_cuts = (s->piece - 1) / s->per + 1;
+    s->each = rest * s->pieces / blocks;
+    s->more = rest * s->pieces % blocks;
+    const bool factors = s->terms > (uint32_t)(64 * s->units + 64);
+    const int32_t room = 16 * s->per * s->piece_cuts * (s->each + (s->more ? 1 : 0));
+    s->split_beside = factors ? room : 0;
+    s->split_term = room + s->split_beside + 16; /* the other panel's on other banks */
+}
+/* Whether there are such steps; tiles of K types. */
+static bool splits(const struct cuda_backend *be, struct chain_state *c, int32_t count, int blocks, bool may)
+{
+    bool any = false;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        s->split = 0;
+        if (!s->n_m || s->kind != CHAIN_K) continue;
+        s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
+        s->cuts = (s->units + s->per - 1) / s->per;
+        if (may && blocks && s->pairs >= blocks && !c->op[i].head && (s->pass_on || i + 1 == count))
+            split_of(s, blocks);
+        any = any || s->split;
+    }
+    return any;
+}
+/* Where pairs divide badly the first blocks of a step have one more, and weights come to a multiprocessor no
+ * faster than to another: not always the same blocks, then. A step that is free to choose begins with those
+ * that have had least lately. */
+static void spread(struct chain_state *c, int32_t count, int blocks)
+{
+    float load[2 * CHAIN_SPREAD] = {}; /* the same twice: the blocks are a circle */
+    if (blocks > CHAIN_SPREAD) return;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        s->first = 0;
+        s->split_first = 0;
+        if (s->n_m == 0 && i) s->first = s[-1].split ? s[-1].split_first : s[-1].first;
+        const int32_t rest = s->split ? s->more : s->rest; /* blocks that have more */
+        int32_t first = 0;
+        if (s->n_m == 0 || rest == 0) continue;
+        if (s->split || (!s->keep && !s->kept && !s->old)) {
+            float sum[CHAIN_SPREAD] = {}; /* of those that would have more, by the first of them */
+            for (int32_t j = 0; j < rest; j++)
+                for (int32_t at = 0; at < blocks; at++) sum[at] += load[at + j];
+            for (int32_t at = 1; at < blocks; at++)
+                if (sum[at] < sum[first]) first = at;
+        }
+        *(s->split ? &s->split_first : &s->first) = first;
+        const float bytes = 2.0f * (float)(s->split ? s->piece : s->units) * (float)s->m[0].unit_bytes;
+        for (int32_t j = 0; j < rest; j++) load[(first + j) % blocks] += bytes;
+        for (int32_t j = 0; j < blocks; j++) /* what is long ago has been made up for */
+            load[j] *= 0.8f, load[blocks + j] = load[j];
+    }
+}
+/* The first of the old rows that are kept comes from memory, and the newest goes there: every block must have
+ * read the one before any writes the other, so must have had outputs that all wait for in between. */
+static bool posts_in_turn(const struct chain_state *c, int32_t count, int32_t blocks)
+{
+    int32_t first = 0;
+    if (c->post < 0) return true;
+    while (!c->step[first].post) first++;
+    for (int32_t i = first; i < c->post && i < count; i++)
+        if (c->step[i].n_m && c->step[i].pass_on && c->step[i].pairs >= blocks) return true;
+    return false;
+}
+/* Of the row that they keep. */
+static uint32_t posts_bytes(const struct chain_state *c, int32_t count)
+{
+    int32_t most = 0; /* blocks of a warp */
+    for (int32_t i = 0; i < count; i++)
+        if (c->step[i].post && c->step[i].units > CHAIN_WARPS * most)
+            most = (c->step[i].units - 1) / CHAIN_WARPS + 1;
+    return 1024 * CHAIN_WARPS * (uint32_t)most;
+}
+/* Of outputs that later steps write again only the newest are wanted in memory. */
+void chain_newest_outputs(struct chain_state *c, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t k = i + 1; k < count && k <= i + 5; k++) {
+            struct chain_step *s = &c->step[i], *t = &c->step[k];
+            if (!s->n_m && !t->n_m && s->attn == t->attn && s->n_head * s->head <= t->n_head * t->head)
+                s->attn = nullptr;
+            for (int32_t j = 0; j < s->n_m; j++)
+                for (int32_t l = 0; l < t->n_m && s->m[j].out; l++)
+                    if (t->m[l].out == s->m[j].out && t->m[l].n_out >= s->m[j].n_out) s->m[j].out = nullptr;
+        }
+}
+
+/* Are outputs of such gates and ups written early? Of fewer pairs it is no gain. */
+static bool writes_early(const struct chain_step *s, int blocks)
+{
+    return s->kind == CHAIN_K && s->gated && s->pairs > 2 * blocks;
+}
+
+/* What the steps of a chain want of a block. */
+struct wants {
+    int32_t pairs, n_rep, head; /* the most pairs of a step whose result is passed on; of attention */
+    uint32_t row, terms;        /* bytes of a rounded row, of the terms of sums */
+    bool items, early;          /* some product is not of K types; some step writes early */
+};
+
+static struct wants wants_of(const struct chain_state *c, int32_t count)
+{
+    struct wants w = {};
+    for (int32_t i = 0; i < count; i++) {
+        const struct chain_step *s = &c->step[i];
+        if (s->n_m == 0 && s->n_rep > w.n_rep) w.n_rep = s->n_rep;
+        if (s->n_m == 0 && s->head > w.head) w.head = s->head;
+        if (s->n_m == 0) continue;
+        if (row_bytes(s) > w.row) w.row = row_bytes(s);
+        w.items = w.items || s->kind != CHAIN_K;
+        if (s->pass_on && s->pairs > w.pairs) w.pairs = s->pairs;
+    }
+    return w;
+}
+
+/* The units of a net's state to the blocks; false: it does not go. i: which step s is. */
+static bool share_state(struct chain_step *s, int32_t i, int blocks)
+{
+    const int32_t most = blocks / s->d.n_k, each = most ? (s->d.units - 1) / most + 1 : 0;
+    if (each < 1 || each > 2) return false;
+    s->d.per = (s->d.units - 1) / each + 1;
+    /* Before the product in front of the projections, whose row comes late to the blocks that have
+     * units. (Not before what the net in front has kept is written.) */
+    const int32_t back = s->n_m ? 0 : i > 1 && s[-2].d.what != CHAIN_STATE_ROW ? 2 : 1;
+    if (back) s[-back].replays = back;
+    return true;
+}
+
+/* Every step's work to the blocks; false: it does not go. */
+static bool share_out(struct chain_state *c, int32_t count, int blocks, struct wants *w)
+{
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        if ((s->d.what == CHAIN_STATE || s->d.what == CHAIN_STATE_ROW) && !share_state(s, i, blocks))
+            return false;
+        if (s->n_m == 0) {
+            s->rest = s[-1].split ? s[-1].more : s[-1].rest;
+            continue;
+        }
+        s->rounds = s->pairs / blocks;
+        s->rest = s->split ? 0 : s->pairs % blocks;
+        const uint32_t of = s->kind == CHAIN_K ? 2 : (uint32_t)s->members,
+                       t = of * (s->split ? s->terms * (uint32_t)s->rounds + 4 * (uint32_t)s->split_term
+                                          : s->terms * (uint32_t)pairs_a_block(s, blocks));
+        if (t > w->terms) w->terms = t;
+        w->early |= writes_early(s, blocks);
+        if (s->keep && pairs_a_block(s, blocks) * 32 > CHAIN_KEEP) return false;
+    }
+    return true;
+}
+
+/* Where each step's result lies among the words that blocks pass on: how many words. */
+static int32_t place_results(struct chain_state *c, int32_t count)
+{
+    int32_t place = 0;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        s->from = !i ? 0 : s->again ? s[-1].from : s[-1].at;
+        s->at = place;
+        if (s->d.what) s->d.gates = (s->n_m ? s->from : place) + s->d.n_v * CHAIN_HEAD;
+        if (s->n_m == 0)
+            place += s->n_head * (s->d.what ? 2 * CHAIN_HEAD : s->head);
+        else if (s->pass_on)
+            place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
+    }
+    return place;
+}
+
+/* Attention has the room of row and terms, *rest bytes, which grows to what it wants; returns the bytes that
+ * it has beside them. */
+static uint32_t attention_room(const struct chain_state *c, const struct wants *w, bool split, uint32_t *rest)
+{
+    const bool far = c->far, wide = c->gemma || c->nets;
+    const size_t bytes = far    ? chain_far_bytes(w->n_rep)
+                         : wide ? chain_wide_bytes(w->head)
+                                : chain_attend_bytes();
+    const bool late = !far && !wide && !w->items && (w->early || split); /* chain/kernel_k.cu's near_keys */
+    const uint32_t least = ((uint32_t)(late ? chain_late_bytes(w->n_rep) : bytes) + 127) / 128 * 128;
+    if (*rest < least) *rest = least;
+    return !far && !wide && !w->items && !late ? ((uint32_t)chain_keys_bytes() + 127) / 128 * 128 : 0;
+}
+
+/* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
+ * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
+size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                     struct chain_args *a, int *blocks)
+{
+    struct wants w = wants_of(c, count);
+    if (c->nets && (w.items || c->gemma)) return 0;
+    if (c->gemma && w.items) return 0;
+    if (c->gemma && c->attends && c->far) return 0;
+    const bool k = !w.items && !(c->attends && c->far);
+    *blocks = w.pairs < be->sm_count ? w.pairs : be->sm_count;
+    a->split = splits(be, c, count, *blocks, k && chain_tuning.split > 0);
+    if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
+    a->extent = (unsigned)place_results(c, count);
+    if (c->nets && w.terms < chain_gated_bytes()) w.terms = (uint32_t)chain_gated_bytes();
+    const uint32_t row = (w.row + 127) / 128 * 128;
+    uint32_t rest = row + (w.terms + 127) / 128 * 128;
+    const uint32_t keys = c->attends ? attention_room(c, &w, a->split, &rest) : 0;
+    a->act = CHAIN_K_RING; /* and the ring before it: chain_lay_out_ring */
+    a->terms = a->act + row;
+    a->keys = a->act + rest;
+    int32_t maps = 0;
+    for (int32_t i = 0; i < count; i++)
+        if (c->step[i].n_m == 0) c->step[i].map = maps, maps += 2;
+    return a->keys + keys;
+}
+
+/* Keys and values of a long context as tiles of the ring of bytes. */
+static bool far_tiles_of(struct chain_state *c, struct chain_step *s)
+{
+    s->far = 2;
+    s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
+    s->per_tile = 1.0f / (float)s->tile;
+    return map_rings(c, s);
+}
+
+/* The step takes its row from the one before as that has rounded it, if its warps have registers for it:
+ * those of a slice for what they multiply, or all for all of it. */
+static void handed_rounded(struct chain_step *s)
+{
+    const int32_t own = 10 * s->slice_units > s->own * CHAIN_ROUNDED_WORDS ? 0 : s->own;
+    if (!own && 10 * s->units > CHAIN_WARPS * CHAIN_ROUNDED_WORDS) return;
+    s->own = own;
+    s[-1].flags |= CHAIN_ROUNDS, s->flags |= CHAIN_ROUNDED;
+}
+
+/* Of rows of up to 4,096 columns: how many tiles of a step are on the way, at most. More delay the values
+ * that blocks wait for: fewer of projections, which come while down's outputs travel, and of what follows
+ * attention, and of gates and ups before their row is there; then more. What the ring has no place for while
+ * all blocks wait comes as far as the L2 cache. */
+static void narrow_ahead(struct chain_step *s, bool attended)
+{
+    const int32_t all = chain_tuning.k_ahead, tile = (int32_t)tile_at_least(s);
+    if (!all) return;
+    s->ahead = s->gated  ? all / 7 * 10 / tile
+               : s->norm ? all / 7 * 5 / tile
+                         : (all / 7 * 6 + tile - 1) / tile;
+    s->before = s->gated || attended ? all / 7 * 3 / tile : s->ahead;
+    s->bring = CHAIN_BRING / tile;
+    if (s->before < 1) s->before = 1;
+}
+
+/* The same of types other than K: fewer of what follows attention until its own products begin; of blocks of
+ * 32 columns more of what is long. */
+static void items_ahead(struct chain_step *s, bool attended)
+{
+    const int32_t all = chain_tuning.items / 7, tile = (int32_t)s->tile;
+    if (s->kind == CHAIN_32)
+        s->before = s->ahead = all * (s->gated ? 10 : s->norm ? 6 : attended ? 5 : 9) / tile;
+    if (attended) s->before = all * 3 / tile;
+    if (s->before < 1) s->before = 1;
+}
+
+/* The tiles of a product that is not of K types. i: which step s is. */
+static void tile_items(struct chain_step *s, int32_t i, bool far)
+{
+    s->tile = tile_bytes(s);
+    s->own = s->kind != CHAIN_32       ? s->slices % CHAIN_WARPS == 0
+             : CHAIN_WARPS % s->slices ? 0
+                                       : CHAIN_WARPS / s->slices;
+    if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
+    if (i && s->kind == CHAIN_32 && !s->norm && (s[-1].n_m ? s[-1].members == 4 : !far)) handed_rounded(s);
+}
+
+/* The tiles of a product of K types, and what the kernel is told of it. near: attention is near_keys. */
+static void tile_k(struct chain_step *s, int blocks, bool near)
+{
+    s->flags = (s->gated ? CHAIN_GATED : 0) | (s->old ? CHAIN_OLD : 0) | (s->kept ? CHAIN_KEPT : 0) |
+               (s->keep ? CHAIN_KEEPS : 0) | (s->pass_on ? CHAIN_PASS : 0) | (s->split ? CHAIN_SPLIT : 0);
+    for (int32_t j = 0; j < s->n_m; j++) s->flags |= s->m[j].out ? CHAIN_OUT : 0;
+    const bool projects = near && s->n_m > 1 && !s->gated && !s->split; /* q, k, v */
+    if (writes_early(s, blocks) || (projects && s->pairs > blocks)) s->flags |= CHAIN_EARLY;
+    /* Does each warp round what it multiplies, so that none waits for another in between? Rows that are
+     * normed are taken by units in turn. */
+    s->own = s->split                                 ? s->rounds == 1 && rounds_own(s)
+             : s->d.what || s->units % s->per         ? 0
+             : s->norm && s->units % CHAIN_WARPS == 0 ? s->rounds + (s->rest ? 1 : 0)
+             : pairs_a_block(s, blocks) == 1          ? 1
+                                                      : 0;
+    s->tile = tile_bytes(s);
+    if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
+}
+
+/* The tiles of all steps: the least bytes that one may have, 0: it does not go. */
+static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, bool near, bool items,
+                           bool *early)
+{
+    const bool far = c->attends && c->far;
+    uint32_t least = UINT32_MAX;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        if (s->n_m == 0 && !far && !items) continue;
+        if (s->n_m == 0 && !far) {
+            s->tile = (uint32_t)chain_keys_bytes(); /* near_items: a place in the ring */
+            s->per_tile = 1.0f / (float)s->tile;
+            continue;
+        }
+        if (s->n_m == 0) {
+            if (!far_tiles_of(c, s)) return 0;
+        } else if (s->kind != CHAIN_K) {
+            tile_items(s, i, far);
+            s->per_tile = 1.0f / (float)s->tile;
+        } else {
+            *early |= writes_early(s, blocks);
+            tile_k(s, blocks, near);
+            s->per_tile = 1.0f / (float)s->tile;
+        }
+        const uint32_t tile = s->n_m && s->kind == CHAIN_K ? tile_at_least(s) : s->tile;
+        if (tile < least) least = tile;
+    }
+    return least;
+}
+
+/* How far each step's tiles are asked for ahead; false: a ring of these has too few. most: tiles at once;
+ * pace: with narrow_ahead. */
+static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool items,
+                           bool pace)
+{
+    const bool far = c->attends && c->far;
+    for (int32_t i = 0; i < count; i++) {
+        struct chain_step *s = &c->step[i];
+        if (s->n_m == 0 && !far && !items) continue;
+        s->cap_tiles = (int32_t)(ring / s->tile);
+        if (s->n_m == 0 && !far) {
+            if (s->cap_tiles < 2) return false;
+            continue;
+        }
+        if (s->cap_tiles < 4) return false;
+        s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
+                    : s->kind != CHAIN_K          ? chain_tuning.items
+                    : c->op[i].head               ? chain_tuning.head_ahead
+                    : c->gemma                    ? chain_tuning.wide_ahead
+                    : c->wide && !c->nets && !far ? chain_tuning.rows_ahead
+                                                  : chain_tuning.k_ahead) /
+                   (int32_t)tile_at_least(s);
+        s->before = s->ahead;
+        if (pace && !c->op[i].head) narrow_ahead(s, i && !s[-1].n_m);
+        if (s->n_m && s->kind != CHAIN_K) items_ahead(s, i && !s[-1].n_m);
+        if (s->ahead > most) s->ahead = 0;
+    }
+    return true;
+}
+
+/* The ring, and its tiles; smem: as chain_lay_out has it. Returns bytes with the ring, or 0. */
+size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+                          struct chain_args *a, int blocks, size_t smem)
+{
+    const bool far = c->attends && c->far;
+    const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
+                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : posts_bytes(c, count),
+                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
+    bool items = false, early = false;
+    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
+    if (all >= (uint32_t)be->smem_block) return 0;
+    const bool near = c->attends && !far && !c->nets && !c->gemma && !items && !keys; /* near_keys */
+    a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
+    a->act = before + a->ring;
+    a->terms = a->act + row;
+    a->keys = a->act + rest;
+    const uint32_t least = tile_steps(c, count, blocks, near, items, &early);
+    if (!least) return 0;
+    /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
+    if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
+    const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !items;
+    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), items, pace))
+        return 0;
+    if (a->split || c->nets) spread(c, count, blocks);
+    a->net = a->keys + keys;
+    return a->net + net;
+}

@@ -1,0 +1,37 @@
+/* chain/map.cu - tensor maps of rings of keys and values, by which a chain's kernel fetches rows of one kv
+ * head (chain/far.cuh). The driver makes them; it is asked for at run time, so that no program needs it to
+ * link. */
+#include "chain.cuh"
+
+#include <cuda.h>
+
+static_assert(sizeof(CUtensorMap) == sizeof(struct chain_map) &&
+                  alignof(CUtensorMap) <= alignof(struct chain_map),
+              "what chain.cuh says of maps");
+
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                              CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                              CUtensorMapFloatOOBfill);
+
+static encode_fn encoder(void)
+{
+    void *p = nullptr;
+    cudaDriverEntryPointQueryResult got;
+    const cudaError_t err =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &got);
+    return err == cudaSuccess && got == cudaDriverEntryPointSuccess ? (encode_fn)p : nullptr;
+}
+
+bool chain_map_ring(struct chain_map *map, void *ring, bool bf16, int32_t n_kv, int32_t cap, int32_t rows)
+{
+    static const encode_fn encode = encoder();
+    const cuuint64_t size[3] = {CHAIN_HEAD, (cuuint64_t)n_kv, (cuuint64_t)cap},
+                     stride[2] = {CHAIN_HEAD * 2, (cuuint64_t)n_kv * CHAIN_HEAD * 2};
+    const cuuint32_t box[3] = {CHAIN_HEAD / 2, 1, (cuuint32_t)rows}, one[3] = {1, 1, 1};
+    return encode &&
+           encode((CUtensorMap *)map,
+                  bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, ring, size,
+                  stride, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}

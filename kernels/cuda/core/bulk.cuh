@@ -1,0 +1,101 @@
+/* bulk.cuh - what kernels that stream weights share: barriers in shared memory that count bytes, copies that
+ * they count (compute capability 9.0; nothing elsewhere), and the gate's activation, whose bits all of them
+ * must give alike. */
+#ifndef DFLASH_CUDA_BULK_CUH
+#define DFLASH_CUDA_BULK_CUH
+
+#include "../product/mm_int.cuh"
+#include "shared.cuh"
+
+DEV void bar_init(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_at(b)) : "memory");
+#endif
+}
+/* One that so many arrivals complete. */
+DEV void bar_open(uint64_t *b, int arrivals)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(b)), "r"(arrivals) : "memory");
+#endif
+}
+DEV void bar_arrive(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
+#endif
+}
+DEV void bar_fence()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+DEV void bar_wait_at(uint32_t b, uint32_t phase)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
+                 "done;\nbra again;\ndone:\n}" ::"r"(b),
+                 "r"(phase)
+                 : "memory");
+#endif
+}
+DEV void bar_wait(uint64_t *b, uint32_t phase)
+{
+    bar_wait_at(shared_at(b), phase);
+}
+/* Is the phase complete? */
+DEV bool bar_test(uint64_t *b, uint32_t phase)
+{
+    uint32_t is = 1;
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(is)
+        : "r"(shared_at(b)), "r"(phase)
+        : "memory");
+#endif
+    return is;
+}
+DEV void bar_expect(uint64_t *b, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes)
+                 : "memory");
+#endif
+}
+/* Bytes that the barrier was told to expect. */
+DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_at(dst)),
+        "l"(src), "r"(bytes), "r"(shared_at(b))
+        : "memory");
+#endif
+}
+/* The same of weights (and of a chain's keys and values), which a pass reads once: the L2 cache forgets them
+ * before rows, sums and kernels' code. The policy is what createpolicy.fractional.L2::evict_first.b64 makes
+ * of all of the bytes. */
+#define WEIGHTS_POLICY 0x12f0000000000000ull
+DEV void copy_weights_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+        "%2, [%3], %4;" ::"r"(shared_at(dst)),
+        "l"(src), "r"(bytes), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
+        : "memory");
+#endif
+}
+
+DEV float act_gate(int act, float g)
+{
+    if (act == KN_ACT_SILU) return __fdiv_rn(g, __fadd_rn(1.0f, expf(-g)));
+    const float c = __fmul_rn(0.7978845608028654f, __fmul_rn(g, __fmaf_rn(__fmul_rn(0.044715f, g), g, 1.0f)));
+    return __fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, tanhf(c)));
+}
+
+#endif

@@ -1,0 +1,334 @@
+/* cycle.cu - what a cycle needs beside rows: acceptance on the device, results in memory that the host reads
+ * while the device goes on, and the recording of a sequence of operations as a CUDA graph.
+ *
+ * accept is one block: a thread a row, bound by its latency and the writes to the host's memory (some 400
+ * bytes over the bus). A recording keeps the launches of a stream as they are; programmatic dependent
+ * launches become programmatic edges, so a replayed kernel starts as early as a launched one. The arguments
+ * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory. */
+#include "../chain/around.cuh"
+#include "../chain/chain.cuh"
+#include "ops.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void *alloc_shared(struct kn_backend *kb, size_t bytes)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    void *p = NULL;
+    if (cuda_check(be, "alloc_shared",
+                   cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable)))
+        return NULL;
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void free_shared(struct kn_backend *kb, void *p)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (!p) return;
+    be->lost = cuda_flush(be);
+    cudaStreamSynchronize(be->stream); /* a kernel may still write it */
+    cudaFreeHost(p);
+}
+
+static int stamp(struct kn_backend *kb, uint64_t *at)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const int with = around_end_stamp(be, at);
+    if (with) return with < 0 ? with : 0;
+    struct around_start *a;
+    int rc = be->around_waits ? cuda_flush(be) : 0; /* when what waits has been done */
+    if (rc == 0) rc = around_starting(be, &a);
+    if (rc == 0) a->stamp = at;
+    return rc;
+}
+
+static __global__ void __launch_bounds__(KN_CYCLE_ROWS)
+    place_ids(int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n)
+{
+    cuda_grid_start();
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += KN_CYCLE_ROWS) history[pos[i]] = ids[i];
+}
+
+static int place(struct kn_backend *kb, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    return cuda_check(be, "place",
+                      cuda_launch(be, place_ids, dim3(1), dim3(KN_CYCLE_ROWS), 0, history, pos, ids, n));
+}
+
+/* settled: everything that is read here is there when the kernel starts, for the one before it (the context's
+ * last) lets it start only when those before are complete. */
+static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct kn_accept a, bool settled)
+{
+    __shared__ int32_t ids[KN_CYCLE_ROWS + 1], picks[KN_CYCLE_ROWS];
+    __shared__ uint32_t equal[KN_CYCLE_ROWS / 32];
+    cuda_grid_early();
+    if (!settled) cuda_grid_wait();
+    const int32_t t = (int32_t)threadIdx.x;
+    const uint32_t number = *a.number;
+    const int32_t pos = a.pos[t], pos0 = a.pos[0];
+    struct kn_result *r = &a.results[number % (uint32_t)a.n_results];
+    ids[t] = t < a.n_ids ? a.ids[t] : 0;
+    picks[t] = t < a.n ? a.picks[t] : KN_PICK_NAN;
+    const uint64_t stamp = t < KN_STAMPS ? a.stamp[t] : 0;
+    const bool usable = !__syncthreads_or(t > 0 && ids[t] < 0); /* and everything is read */
+    const uint32_t here =
+        __ballot_sync(~0u, usable && t + 1 < a.n && ids[t + 1] == picks[t]); /* row t + 1 stays */
+    if (t % 32 == 0) equal[t / 32] = here;
+    __syncthreads();
+    int32_t kept = 1;
+    for (int i = 0; i < KN_CYCLE_ROWS / 32; i++) {
+        const int32_t run = equal[i] == ~0u ? 32 : __ffs((int)~equal[i]) - 1;
+        kept += run;
+        if (run < 32) break;
+    }
+    if (settled) cuda_grid_wait();
+    const uint64_t began = device_ns();
+    if (t < KN_STAMPS) r->stamp[t] = stamp;
+    a.pos[t] = pos + kept;
+    if (t < kept) a.history[pos0 + 1 + t] = picks[t];
+    if (t < a.n_ids) r->ids[t] = ids[t];
+    if (t < a.n) r->picks[t] = picks[t];
+    if (t == 0) {
+        const int32_t next = picks[kept - 1], at = pos0 + kept;
+        a.ids[0] = next;
+        if (a.anchor) *a.anchor = next;
+        if (a.first) *a.first = at > a.window ? at - a.window : 0;
+        *a.kept = kept;
+        if (a.behind) *a.behind = (*a.behind + kept) % a.every;
+        *a.number = number + 1;
+        r->accepted = began;
+        r->pos = pos0;
+        r->kept = kept;
+        r->usable = usable;
+    }
+    __syncthreads();
+    if (t == 0) {
+        __threadfence_system(); /* all threads' writes, for they stand before the barrier */
+        *(volatile uint32_t *)&r->number = number + 1;
+    }
+}
+
+static int join(struct cuda_backend *be);
+
+static int accept(struct kn_backend *kb, const struct kn_accept *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const bool joins = be->beside.joins;
+    const bool alone = !joins && be->around_waits == AROUND_END;
+    int bad = alone ? 0 : cuda_flush(be); /* what waits is not behind what ran beside */
+    if (!bad) bad = join(be);
+    if (bad) return bad;
+    if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
+        return cuda_fail(be, KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
+                         a->n_ids, KN_CYCLE_ROWS, a->n_results);
+    int rc = around_end_accept(be, a);
+    if (rc) return rc < 0 ? rc : 0;
+    const bool settled = joins || (be->settled && be->settled == be->launches);
+    rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
+    be->positions = be->launches;
+    return rc;
+}
+
+/* The stream is asked now and then, so that a kernel that failed ends the wait. */
+static int await(struct kn_backend *kb, const uint32_t *number, uint32_t want)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    for (unsigned turn = 1;; turn++) {
+        if (__atomic_load_n(number, __ATOMIC_ACQUIRE) == want) return 0;
+        if (turn % 4096) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+            continue;
+        }
+        const cudaError_t err = cudaStreamQuery(be->stream);
+        if (err == cudaErrorNotReady) continue;
+        if (err != cudaSuccess) return cuda_check(be, "cycle", err);
+        if (__atomic_load_n(number, __ATOMIC_ACQUIRE) == want) return 0;
+        return cuda_fail(be, KN_EDEVICE, "cycle %u left no result (the last was %u)", want, *number);
+    }
+}
+
+/* ---- beside ---- */
+
+/* What follows waits for what ran beside. */
+static int join(struct cuda_backend *be)
+{
+    if (!be->beside.joins) return 0;
+    be->beside.joins = false;
+    be->product_sms = 0;
+    be->late = true;
+    return cuda_check(be, "beside", cudaStreamWaitEvent(be->stream, be->beside.ended, 0));
+}
+
+#ifndef CUDA_DEBUG_SYNC /* which waits after every launch: nothing is recorded then */
+
+/* The stream, and what its products hand on in memory. */
+static void exchange(struct cuda_backend *be)
+{
+    const auto b = be->beside;
+    be->beside.stream = be->stream, be->stream = b.stream;
+    be->beside.partial = be->mm_partial, be->mm_partial = b.partial;
+    be->beside.partial_bytes = be->mm_partial_bytes, be->mm_partial_bytes = b.partial_bytes;
+    be->beside.count = be->mm_count, be->mm_count = b.count;
+    be->beside.rows = be->mm_rows, be->mm_rows = b.rows;
+}
+
+/* Multiprocessors for `work`, so that it ends when the others do. Bytes: each receives its share of the
+ * memory's speed. What runs beside is a chain of launches, whose latencies, less the pick behind the others,
+ * take as long as so many. */
+static int32_t share_of(const struct cuda_backend *be, uint64_t work, uint64_t others)
+{
+    const double latency = 500e3;
+    int32_t n = 8;
+    while (n < be->sm_count / 2 && (double)work / n + latency > (double)others / (be->sm_count - n)) n += 4;
+    return n;
+}
+
+static int beside_begin(struct kn_backend *kb, int32_t n, uint64_t work, uint64_t others)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (be->beside.open || be->beside.joins) return cuda_fail(be, KN_EINVAL, "beside: it has begun already");
+    if (!be->beside.may || n < 2 || n > MM_BESIDE_ROWS) return 0;
+    const int32_t sms = share_of(be, work, others);
+    int rc = cuda_flush(be);
+    if (rc == 0) rc = cuda_check(be, "beside", cudaEventRecord(be->beside.begun, be->stream));
+    if (rc == 0) rc = cuda_check(be, "beside", cudaStreamWaitEvent(be->beside.stream, be->beside.begun, 0));
+    if (rc) return rc;
+    be->beside.open = true;
+    be->beside.launch = be->launches, be->beside.settled = be->settled;
+    be->beside.sms = be->product_sms = sms;
+    be->late = true;
+    exchange(be);
+    return 1;
+}
+
+static int beside_end(struct kn_backend *kb)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (!be->beside.open) return 0;
+    const uint64_t more = be->launches - be->beside.launch;
+    int rc = cuda_flush(be);
+    if (rc == 0) rc = cuda_check(be, "beside", cudaEventRecord(be->beside.ended, be->stream));
+    exchange(be);
+    be->beside.open = false, be->beside.joins = rc == 0;
+    be->product_sms = rc ? 0 : be->sm_count - be->beside.sms; /* nothing is joined to what failed */
+    be->late = false;
+    be->settled = be->beside.settled;
+    if (be->rounded.launches == be->beside.launch)
+        be->rounded.launches += more; /* they have their own rows */
+    if (be->ready.launch == be->beside.launch) be->ready.launch += more;
+    return rc;
+}
+
+/* ---- recordings ---- */
+
+struct recording {
+    cudaGraphExec_t exec;
+    uint32_t moved; /* be->moved when it was made */
+    void *chains;   /* of chain_take */
+};
+
+static int record_begin(struct kn_backend *kb)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const int rc = cuda_flush(be);
+    if (rc) return rc;
+    be->settled = ++be->launches; /* a recording starts when all before it is complete */
+    be->beside.may = be->beside.stream != nullptr;
+    return cuda_check(be, "record", cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeRelaxed));
+}
+
+static int record_end(struct kn_backend *kb, void **out)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    cudaGraph_t graph = NULL;
+    struct recording *r = NULL;
+    *out = NULL;
+    int rc = cuda_flush(be);
+    beside_end(kb); /* after a failure */
+    const int joined = join(be);
+    be->settled = 0; /* what was recorded has not run */
+    be->beside.may = be->late = false;
+    if (rc == 0) rc = joined;
+    const int end = cuda_check(be, "record", cudaStreamEndCapture(be->stream, &graph));
+    if (rc == 0) rc = end;
+    if (rc == 0) {
+        r = (struct recording *)calloc(1, sizeof *r);
+        if (!r) rc = cuda_fail(be, KN_EMEM, "out of memory (a recording)");
+    }
+    if (rc == 0) rc = cuda_check(be, "record", cudaGraphInstantiate(&r->exec, graph, 0));
+    if (rc == 0) rc = cuda_check(be, "record", cudaGraphUpload(r->exec, be->stream));
+    if (graph) cudaGraphDestroy(graph);
+    if (rc) {
+        if (r && r->exec) cudaGraphExecDestroy(r->exec);
+        free(r);
+        chain_give(be, chain_take(be));
+        return rc;
+    }
+    r->moved = be->moved;
+    r->chains = chain_take(be);
+    *out = r;
+    return 0;
+}
+
+static int replay(struct kn_backend *kb, void *recording)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const struct recording *r = (const struct recording *)recording;
+    if (r->moved != be->moved) return cuda_fail(be, KN_ESTALE, "the recording is older than the scratch");
+    const int rc = cuda_flush(be);
+    if (rc) return rc;
+    return cuda_check(be, "replay", cudaGraphLaunch(r->exec, be->stream));
+}
+
+static void record_free(struct kn_backend *kb, void *recording)
+{
+    struct recording *r = (struct recording *)recording;
+    if (!r) return;
+    cudaStreamSynchronize(cuda_of(kb)->stream); /* it may still run */
+    cudaGraphExecDestroy(r->exec);
+    chain_give(cuda_of(kb), r->chains);
+    free(r);
+}
+#endif
+
+int cuda_cycle_open(struct cuda_backend *be)
+{
+    if (!mm_beside(be)) return 0;
+    cudaError_t err = cudaStreamCreateWithFlags(&be->beside.stream, cudaStreamNonBlocking);
+    if (!err) err = cudaEventCreateWithFlags(&be->beside.begun, cudaEventDisableTiming);
+    if (!err) err = cudaEventCreateWithFlags(&be->beside.ended, cudaEventDisableTiming);
+    return cuda_check(be, "stream", err);
+}
+
+void cuda_cycle_close(struct cuda_backend *be)
+{
+    if (be->beside.begun) cudaEventDestroy(be->beside.begun);
+    if (be->beside.ended) cudaEventDestroy(be->beside.ended);
+    if (be->beside.stream) cudaStreamDestroy(be->beside.stream);
+}
+
+void cuda_cycle_table(struct kn_ops *t, bool direct)
+{
+    t->alloc_shared = alloc_shared;
+    t->free_shared = free_shared;
+    t->place = place;
+    t->stamp = stamp;
+    t->accept = accept;
+    t->await = await;
+#ifdef CUDA_DEBUG_SYNC
+    (void)direct;
+#else
+    if (direct) return;
+    t->record_begin = record_begin;
+    t->record_end = record_end;
+    t->replay = replay;
+    t->record_free = record_free;
+    t->beside_begin = beside_begin;
+    t->beside_end = beside_end;
+#endif
+}

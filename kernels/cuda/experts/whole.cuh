@@ -1,0 +1,647 @@
+/* experts/whole.cuh - a mixture of one row in a single launch (experts/whole.cu): its parts on the device. */
+#ifndef DFLASH_CUDA_EXPERTS_WHOLE_CUH
+#define DFLASH_CUDA_EXPERTS_WHOLE_CUH
+
+#include "experts.cuh"
+#include "unit.cuh"
+#include "../product/mm_kernel.cuh"
+#include "../core/ops.cuh"
+#include "../core/patience.cuh"
+#include "route.cuh"
+#include "../core/tagged.cuh"
+
+#define WARPS 24      /* that multiply; one more chooses */
+#define PAIRS_MOST 8  /* of a block: panels of gate, and the same of up */
+#define PANELS_MOST 2 /* of a block: of outputs */
+#define SLOTS_MOST 16 /* experts of a row */
+#define CHOICE 256    /* experts at most */
+#define ROW_UNITS (WARPS / 2)
+#define BEFORE_UNITS 32                 /* of 256 columns of the row of the product before, at most */
+#define BEFORE_LATE 24                  /* blocks without a panel of the product before, at least */
+#define BEHIND_MOST 8                   /* panels of a block, of the products behind */
+#define BEHIND_WINDOW 2                 /* of them on their way, while words are waited for */
+#define WHOLE_X (16 * EXPERTS_WHOLE_FF) /* in a set of words: h; x before, x after the mixture */
+#define WHOLE_Y (WHOLE_X + WHOLE_ROW)
+#define WHOLE_TICKET 2 /* behind the tag and the set: counts a launch's blocks as they start */
+
+struct whole_memory { /* at the start of a block's */
+    uint64_t pair[PAIRS_MOST], slot[SLOTS_MOST], before, behind[BEHIND_MOST];
+    float squares[ROW_UNITS], part[3][ROW_UNITS], weights[SLOTS_MOST];
+    float old[PANELS_MOST][16]; /* what outputs are added to */
+    int32_t ids[SLOTS_MOST];
+    int32_t panel[2], panels; /* of the product before, and how many */
+    unsigned tag;
+    uint32_t *words; /* the set that this launch uses */
+};
+#define WHOLE_HEAD ((sizeof(struct whole_memory) + 127) / 128 * 128)
+
+/* What else such a launch may be: x += W row before the mixture, of a row that lies rounded in memory. w
+ * NULL: not. */
+struct whole_before {
+    const uint8_t *w, *rows;
+    uint32_t type;
+    const uint4 *hand;                            /* not NULL: the row comes as words (experts/hand.cuh) */
+    int32_t bytes, units, slice_units, slice_row; /* bytes: of a unit */
+    unsigned salt;                                /* of their tag */
+    int32_t late;     /* blocks that have no panel, the last to start; 0: block i has panel i */
+    uint32_t at_more; /* of a block's second panel */
+};
+/* And products of the new x, normed. panels: of all; 0: none. */
+struct whole_behind {
+    const uint8_t *w[KN_MATRICES];
+    float *out[KN_MATRICES];
+    int32_t n_out[KN_MATRICES], panel_end[KN_MATRICES], bytes[KN_MATRICES];
+    uint32_t type[KN_MATRICES];
+    const float *norm;
+    float eps;
+    int32_t panels, slice_units;
+    int32_t per, early; /* panels of a block, at most; of them asked for when gate and up are done with */
+    uint32_t slot;      /* bytes of a panel, at most */
+};
+struct whole_args {
+    const uint8_t *router[2];                 /* packed F32: of the experts, of the shared one (or NULL) */
+    const uint8_t *gate[2], *up[2], *down[2]; /* of the experts, of the shared one */
+    uint32_t type[2], down_type[2];
+    int32_t bytes[2], down_bytes[2]; /* of a unit */
+    const float *x, *norm, *router_norm;
+    float eps;
+    struct kn_route route;
+    float *logits, *shared_logits, *h, *out;
+    unsigned long long *values; /* {value, tag}: [n_expert + 1] logits */
+    uint32_t *words;            /* two sets of WHOLE_WORDS: [slots][h_blocks][256] h; WHOLE_X */
+    unsigned *tag;              /* and the set */
+    int32_t units, slice_units; /* of 256 columns: a row, its slices */
+    int32_t h_units, h_blocks, h_terms,
+        ff; /* of h of an expert: down's units, runs of 256 columns, terms of a sum */
+    int32_t h_panels, out_panels, n_out, h_row; /* h_row: bytes of an expert's rounded h */
+    int32_t small; /* down's units are of 32 columns: a warp has all of an expert's for a panel */
+    int32_t over;  /* down's weights lie where gate's and up's were */
+    int32_t slots, pairs, per,
+        outs; /* experts a row; h_panels of all; a block's, at most; panels of outputs a block */
+    int32_t act, add;
+    uint32_t per_units, per_panels, per_cuts;          /* for whole_over: units, h_panels, (units + 1) / 2 */
+    uint32_t at_act, at_h, at_terms, at_pair, at_down; /* shared memory */
+    struct whole_before before;
+    struct whole_behind behind;
+};
+
+/* What stands around the mixture of a kernel: whatever the arguments say; a product before, whose row is
+ * handed over, and products behind; nothing. */
+enum whole_place { ANY, AROUND, ALONE };
+template <enum whole_place P> DEV bool has_before(const whole_args &a)
+{
+    return P == AROUND || (P == ANY && a.before.w);
+}
+template <enum whole_place P> DEV bool has_behind(const whole_args &a)
+{
+    return P == AROUND || (P == ANY && a.behind.panels);
+}
+template <enum whole_place P> DEV bool is_handed(const whole_args &a)
+{
+    return P == AROUND || (P == ANY && a.before.hand);
+}
+
+/* t / d, t <= 1,024, by 2^20 / d + 1. */
+DEV int whole_over(int t, uint32_t per)
+{
+    return (int)((uint32_t)t * per >> 20);
+}
+DEV void warps_meet(int bar, int warps)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(32 * warps) : "memory");
+}
+
+/* Who arrives does not wait for those who meet. */
+DEV void warps_arrive(int bar, int warps)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(bar), "r"(32 * warps) : "memory");
+}
+
+/* ---- values that blocks hand each other ---- */
+
+/* Words that stand for themselves (as in chain/sync.cuh): until one is written, WHOLE_NOT_YET stands there, a
+ * NaN that no arithmetic gives. A launch uses one of two sets and clears the other, which the one before has
+ * used. */
+#define WHOLE_NOT_YET 0xffffffffu
+
+/* Where a column lies in its 256, so that lane c / 8 finds its eight in two 16-byte reads, each 512 bytes of
+ * the warp. */
+DEV int word_at(int column)
+{
+    return column / 256 * 256 + column % 8 / 4 * 128 + column % 256 / 8 * 4 + column % 4;
+}
+DEV void word_put(uint32_t *p, float v)
+{
+    const uint32_t x = __float_as_uint(v);
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x == WHOLE_NOT_YET ? 0x7fffffff : x)
+                 : "memory");
+}
+/* One that is known to be there. */
+DEV float word_ask(const uint32_t *p)
+{
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return __uint_as_float(x);
+}
+/* The first `columns` of 256; zeros behind. COUNTED: others of the block wait for the same and have patience.
+ */
+template <bool COUNTED = false> DEV void words_get(float v[8], const uint32_t *words, int columns)
+{
+    const bool mine = 8 * (int)(threadIdx.x % 32) < columns;
+    const uint32_t *p = words + 4 * (threadIdx.x % 32);
+    uint32_t a[8];
+    bool there;
+    patience wait;
+    do {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(a[4 * i]), "=r"(a[4 * i + 1]), "=r"(a[4 * i + 2]), "=r"(a[4 * i + 3])
+                         : "l"(p + 128 * i)
+                         : "memory");
+        if (!COUNTED) wait.turn();
+        there = true;
+#pragma unroll
+        for (int i = 0; i < 8; i++) there = there && a[i] != WHOLE_NOT_YET;
+    } while (!__all_sync(~0u, there || !mine));
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = mine ? __uint_as_float(a[i]) : 0.0f;
+}
+/* Tag and set of this launch, once the one before is complete. */
+DEV void whole_turn(const whole_args &a, struct whole_memory *m)
+{
+    const uint2 last = __ldcg((const uint2 *)a.tag);
+    m->tag = last.x + 1;
+    m->words = a.words + (last.y ? 0 : WHOLE_WORDS);
+}
+/* The other set, for the next launch: thread i of the n of a block that call. */
+DEV void whole_clear(const whole_args &a, const struct whole_memory *m, int i, int n)
+{
+    uint4 *const other = (uint4 *)(a.words + (m->words == a.words ? WHOLE_WORDS : 0));
+    const uint4 none = make_uint4(WHOLE_NOT_YET, WHOLE_NOT_YET, WHOLE_NOT_YET, WHOLE_NOT_YET);
+#pragma unroll 1
+    for (int k = (int)blockIdx.x + (int)gridDim.x * i; k < WHOLE_WORDS / 4; k += (int)gridDim.x * n)
+        __stcg(other + k, none);
+}
+
+/* ---- router ---- */
+
+/* A thread's weights of the router's matrix, and the norm's: addresses of 16 bytes, 512 apart, and of 64
+ * columns. */
+DEV const float4 *router_weights(const whole_args &a, bool own, int panel, int g)
+{
+    return (const float4 *)((own ? a.router[0] : a.router[1]) +
+                            ((size_t)panel * (size_t)(8 * a.units) + threadIdx.x / 4) * 2048) +
+           4 * g + threadIdx.x % 4;
+}
+/* To the second-level cache. */
+DEV void ask_router(const whole_args &a, bool own, int panel, int g)
+{
+    const float4 *w = router_weights(a, own, panel, g);
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + 32 * i));
+}
+
+/* Sums of logits (1 / rms of the row is still to come) of experts 16 panel + g and + 8 more (of the shared
+ * one: 0 alone), put if `put`, and of the row's squares, by warps 0 .. units - 1. A thread has the eight
+ * columns that a lane of experts/router.cu has. */
+template <enum whole_place P>
+DEV void whole_router(const whole_args &a, struct whole_memory *m, bool own, bool put, int panel, int g)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, unit = threadIdx.x / 4, q = lane % 4;
+    const float4 *w = router_weights(a, own, panel, g);
+    float4 f[4];
+    float v[8], n[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) f[i] = __ldg(w + 32 * i);
+    const int k = 32 * unit + 4 * q;
+    *(float4 *)n = __ldg((const float4 *)(a.router_norm + k));
+    *(float4 *)(n + 4) = __ldg((const float4 *)(a.router_norm + k + 16));
+    unsigned tag;
+    if (has_before<P>(a)) {
+        tag = m->tag;
+        float y[8];
+        words_get<true>(y, m->words + WHOLE_X + 256 * warp, 256); /* as whole_row's warps do */
+#pragma unroll
+        for (int e = 0; e < 8;
+             e++) { /* column k + e % 4 + 16 (e / 4): lane 4 (unit % 8) + q / 2 + e / 4 * 2 has it */
+            const int from = lane / 4 * 4 + q / 2 + e / 4 * 2;
+            const float low = __shfl_sync(~0u, y[e % 4], from), high = __shfl_sync(~0u, y[e % 4 + 4], from);
+            v[e] = q % 2 ? high : low;
+        }
+    } else {
+        cuda_grid_wait();
+        *(float4 *)v = __ldcg((const float4 *)(a.x + k));
+        *(float4 *)(v + 4) = __ldcg((const float4 *)(a.x + k + 16));
+        tag = __ldcg(a.tag) + 1;
+    }
+    float low = 0.0f, high = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        const float4 &c = f[e / 2];
+        const float y = __fmul_rn(v[e], n[e]);
+        low = __fmaf_rn(y, e % 2 ? c.y : c.x, low);
+        high = __fmaf_rn(y, e % 2 ? c.w : c.z, high);
+        squares = __fmaf_rn(v[e], v[e], squares);
+    }
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2) {
+        low = __fadd_rn(low, __shfl_xor_sync(~0u, low, o));
+        high = __fadd_rn(high, __shfl_xor_sync(~0u, high, o));
+        squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, o));
+    }
+    /* 256 columns: what was a warp's there is a lane's here */
+    const float mine = q == 0 ? low : q == 1 ? high : squares;
+    float s = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) s = __fadd_rn(s, __shfl_sync(~0u, mine, 4 * i + q));
+    if (lane < 3) m->part[lane][warp] = s;
+    warps_meet(2, a.units);
+    if (!put || threadIdx.x >= (own ? 2 : 1)) return;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < a.units; i++) sum = __fadd_rn(sum, m->part[threadIdx.x][i]);
+    const int id = 16 * panel + g + 8 * (int)threadIdx.x;
+    if (!own || id < a.route.n_expert) value_put(a.values + (own ? id : a.route.n_expert), sum, tag);
+}
+
+/* Unit `unit` of a row of `units`, by a warp each: rounded to act. words: its 256 columns (of which there
+ * are `columns`), once they are there; NULL (X): they are x's, of the launch before. norm: they are times
+ * norm over the row's rms, as in prepare_row; NULL: as they are. meet: warps that have to come first; 0:
+ * none. A call, for its instructions are there when it comes a second time. */
+template <bool X>
+static __device__ __noinline__ void whole_unit(struct whole_memory *m, uint8_t *act, int unit, int units,
+                                               float eps, const float *norm, const float *x,
+                                               const uint32_t *words, int columns, int meet)
+{
+    const int lane = threadIdx.x % 32, k = 256 * unit + 8 * lane;
+    float v[8], w[8];
+    if (norm) load_eight(w, norm, k, k + 8);
+    if (meet) warps_meet(2, meet);
+    if (!X || words) {
+        words_get(v, words, columns);
+    } else {
+        cuda_grid_wait();
+        load_eight(v, x, k, k + 8);
+    }
+    if (norm) {
+        const float squares = block_squares(v);
+        if (lane == 0) m->squares[unit] = squares;
+        warps_meet(3, units);
+        static_assert(ROW_UNITS <= 16, "a lane of sixteen a unit");
+        float s = __fadd_rn(0.0f, lane % 16 < units ? m->squares[lane % 16] : 0.0f);
+#pragma unroll
+        for (int o = 8; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
+        const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)(256 * units)), eps)));
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+    }
+    unit_round(act + UNIT_ACT * unit, v);
+}
+/* The row, by warps units .. 2 units - 1. */
+template <enum whole_place P> DEV void whole_row(const whole_args &a, struct whole_memory *m, uint8_t *act)
+{
+    const int unit = threadIdx.x / 32 - a.units;
+    whole_unit<P != AROUND>(m, act, unit, a.units, a.eps, a.norm, a.x,
+                            has_before<P>(a) ? m->words + WHOLE_X + 256 * unit : nullptr, 256, 0);
+}
+
+/* ---- weights ---- */
+
+/* All logits, x: expert 32 i + lane, and the shared one's, once all blocks have put them. */
+DEV void whole_logits(const whole_args &a, const struct whole_memory *m, float x[CHOICE / 32], float *shared)
+{
+    constexpr int per = CHOICE / 32;
+    const int lane = threadIdx.x % 32, n = a.route.n_expert;
+    const unsigned tag = m->tag;
+    float all = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < a.units; i++) all = __fadd_rn(all, m->part[2][i]);
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(all, (float)(256 * a.units)), a.eps)));
+    unsigned long long got[per + 1];
+    bool there;
+    patience wait;
+    do {
+        there = true;
+#pragma unroll
+        for (int i = 0; i <= per; i++)
+            got[i] = i < per ? value_ask(a.values + min(32 * i + lane, n - 1))
+                             : value_ask(a.values + (a.router[1] ? n : 0));
+        wait.turn();
+#pragma unroll
+        for (int i = 0; i <= per; i++) there = there && (unsigned)(got[i] >> 32) == tag;
+    } while (!__all_sync(~0u, there));
+#pragma unroll
+    for (int i = 0; i < per; i++)
+        x[i] = 32 * i + lane < n ? __fmul_rn(__uint_as_float((unsigned)got[i]), r) : -INFINITY;
+    *shared = __fmul_rn(__uint_as_float((unsigned)got[per]), r);
+}
+
+/* Panel number `panel` of the products behind: its matrix, and its number there. */
+DEV int behind_matrix(const whole_behind &b, int *panel)
+{
+    int j = 0;
+    while (*panel >= b.panel_end[j]) j++;
+    if (j) *panel -= b.panel_end[j - 1];
+    return j;
+}
+
+/* The weights of this block's panels [from, to) of the products behind: by a warp, to where nobody reads any
+ * more. */
+DEV void behind_ask(const whole_args &a, struct whole_memory *m, uint8_t *smem, int from, int to)
+{
+    const whole_behind &b = a.behind;
+    const int i = from + (int)threadIdx.x % 32;
+    int panel = (int)blockIdx.x + i * (int)gridDim.x;
+    if (i < to && panel < b.panels) {
+        const int j = behind_matrix(b, &panel);
+        const uint32_t bytes = (uint32_t)(a.units * b.bytes[j]);
+        bar_expect(m->behind + i, bytes);
+        copy_weights_to(smem + a.at_pair + (uint32_t)i * b.slot, b.w[j] + (size_t)(uint32_t)panel * bytes,
+                        bytes, m->behind + i);
+    }
+    __syncwarp();
+}
+
+/* A pair of panels of gate and up, and `outs` panels of down of an expert, `next` and next_to bytes apart.
+ * Calls: what the shared expert's have fetched is there when others are urgent. */
+static __device__ __noinline__ void ask_pair(uint64_t *bar, uint8_t *to, const uint8_t *gate,
+                                             const uint8_t *up, uint32_t bytes)
+{
+    bar_expect(bar, 2 * bytes);
+    copy_weights_to(to, gate, bytes, bar);
+    copy_weights_to(to + bytes, up, bytes, bar);
+}
+static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const uint8_t *down, uint32_t bytes,
+                                             int outs, size_t next, int next_to)
+{
+    bar_expect(bar, (uint32_t)outs * bytes);
+#pragma unroll 1
+    for (int o = 0; o < outs; o++) copy_weights_to(to + o * next_to, down + (size_t)o * next, bytes, bar);
+}
+
+/* The choice and the logits, to memory, by a warp. */
+DEV void whole_leave(const whole_args &a, const struct whole_memory *m, const float x[CHOICE / 32],
+                     float shared, int lane, int n)
+{
+    if (lane < a.slots) {
+        a.route.ids[lane] = m->ids[lane];
+        a.route.weights[lane] = m->weights[lane];
+    }
+#pragma unroll
+    for (int i = 0; i < CHOICE / 32; i++)
+        if (32 * i + lane < n) a.logits[32 * i + lane] = x[i];
+    if (lane == 0 && a.router[1]) *a.shared_logits = shared;
+}
+
+/* The warp that chooses and asks: a lane a pair of panels of gate and up, of an expert as soon as it is
+ * known, then a lane an expert of down. First for what is read of the shared expert. */
+template <enum whole_place P>
+DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem)
+{
+    constexpr int per = CHOICE / 32;
+    const int lane = threadIdx.x % 32, n = a.route.n_expert, last = a.router[1] ? a.slots - 1 : a.slots;
+    const int pair = (int)blockIdx.x + lane * (int)gridDim.x, slot = whole_over(pair, a.per_panels),
+              panel = pair - slot * a.h_panels;
+    const int outs = (a.out_panels - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    const bool asks = lane < a.per && pair < a.pairs;
+    const int next_down = a.slots * a.h_units * max(a.down_bytes[0], a.down_bytes[1]);
+    uint8_t *const to_pair = smem + a.at_pair + lane * 2 * (a.units * max(a.bytes[0], a.bytes[1])),
+                   *const to_down =
+                       smem + a.at_down + lane * a.h_units * max(a.down_bytes[0], a.down_bytes[1]);
+    struct route_pick c = {};
+    float x[per], shared = 0.0f;
+    const auto down = [&](bool of_shared, int id) {
+        const uint32_t bytes = (uint32_t)(a.h_units * a.down_bytes[of_shared]);
+        ask_down(m->slot + lane, to_down,
+                 a.down[of_shared] + (size_t)(uint32_t)(id * a.out_panels + (int)blockIdx.x) * bytes, bytes,
+                 outs, (size_t)gridDim.x * bytes, next_down);
+    };
+    const uint32_t bytes = (uint32_t)(a.units * a.bytes[0]);
+    if (asks && slot == last) {
+        const uint32_t own = (uint32_t)(a.units * a.bytes[1]);
+        const size_t at = (size_t)(uint32_t)panel * own;
+        ask_pair(m->pair + lane, to_pair, a.gate[1] + at, a.up[1] + at, own);
+    }
+    __syncwarp();
+    if (lane < a.slots && lane == last && outs > 0) down(true, 0);
+    __syncwarp();
+    const bool handed = is_handed<P>(a);
+    if (!handed) {
+        cuda_grid_wait();
+        if (lane == 0) whole_turn(a, m);
+        __syncwarp();
+    }
+    warps_meet(0, WARPS + 1);
+    whole_logits(a, m, x, &shared);
+    c = route_choose<per>(a.route, x, [&](int j, int id) {
+        if (asks && slot == j) {
+            const size_t at = (size_t)(uint32_t)(id * a.h_panels + panel) * bytes;
+            ask_pair(m->pair + lane, to_pair, a.gate[0] + at, a.up[0] + at, bytes);
+        }
+        __syncwarp();
+    });
+    if (handed)
+        cuda_grid_wait(); /* long over, but nothing that launches before read may be written earlier */
+#pragma unroll 1
+    for (int i = 0; i < a.per; i++) /* less on its way at a time: what is wanted first comes first */
+        if ((int)blockIdx.x + i * (int)gridDim.x < a.pairs) bar_wait(m->pair + i, 0);
+    if (a.over) warps_meet(1, WARPS + 1);
+    if (lane < a.slots && outs > 0 && lane != last) down(false, c.id);
+    __syncwarp();
+    if (!a.over) warps_meet(1, WARPS + 1);
+    route_weigh<per>(a.route, c, x, a.router[1] ? &shared : nullptr, m->ids, m->weights);
+    __syncwarp();
+    warps_arrive(0, WARPS + 1); /* the weights are there */
+    /* While much is on its way, words are slow, and down's weights, which others still wait for. */
+#pragma unroll 1
+    for (int e = 0; e < a.slots && outs > 0 && has_behind<P>(a) && a.behind.early; e++)
+        bar_wait(m->slot + e, 0);
+#pragma unroll 1
+    for (int i = 0;
+         has_behind<P>(a) && i < a.behind.early && (int)blockIdx.x + i * (int)gridDim.x < a.behind.panels;
+         i++) {
+        if (i >= BEHIND_WINDOW) bar_wait(m->behind + i - BEHIND_WINDOW, 0);
+        behind_ask(a, m, smem, i, i + 1);
+    }
+    if (blockIdx.x == 0) whole_leave(a, m, x, shared, lane, n);
+}
+
+/* ---- products ---- */
+
+/* Terms of outputs [16] of unit `unit`, and of the next: a lane of the unit lane % 4 / 2. */
+DEV void put_terms(float2 *terms, int second, float2 y, bool both)
+{
+    const int lane = threadIdx.x % 32, q = lane % 4;
+    if (q < 2 || both) terms[q / 2 * second + 8 * (q % 2) + lane / 4] = y;
+}
+
+/* The sum of terms [units][16], slice by slice, four slices side by side. A call: as whole_unit. */
+static __device__ __noinline__ float slices_sum(const float2 *p, int units, int slice_units)
+{
+    float y = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < units; first += 4 * slice_units) {
+        float fin[4] = {};
+#pragma unroll 2
+        for (int u = first; u < first + slice_units; u++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int at = u + k * slice_units;
+                const float2 t = p[16 * min(at, units - 1)];
+                fin[k] = at < units ? __fmaf_rn(t.x, t.y, fin[k]) : fin[k];
+            }
+#pragma unroll
+        for (int k = 0; k < 4; k++) y = __fadd_rn(y, fin[k]);
+    }
+    return y;
+}
+/* From terms of gate (lanes 0 to 15) and up [units][16]: h, in lanes 0 to 15. */
+static __device__ __noinline__ float gate_sum(const float2 *p, int units, int slice_units, int act)
+{
+    const float y = slices_sum(p, units, slice_units), up = __shfl_down_sync(~0u, y, 16);
+    return __fmul_rn(act_gate(act, y), up);
+}
+/* Of half a warp, a lane an expert with its terms [n][16] and weight: the row's sum. */
+static __device__ __noinline__ float expert_sum(const float2 *p, int n, int slots, float weight)
+{
+    float fin = 0.0f, y = 0.0f;
+#pragma unroll 2
+    for (int u = 0; u < n; u++) fin = __fmaf_rn(p[16 * u].x, p[16 * u].y, fin);
+#pragma unroll 3
+    for (int e = 0; e < slots; e++)
+        y = __fmaf_rn(__shfl_sync(~0u, weight, e, 16), __shfl_sync(~0u, fin, e, 16), y);
+    return y;
+}
+/* While the experts are chosen: warps call what will be wanted, on whatever is there, so that its
+ * instructions are. */
+template <bool FIVE> DEV void whole_soon(const whole_args &a, const uint8_t *smem)
+{
+    const int warp = threadIdx.x / 32;
+    const uint8_t *const x = smem + a.at_act;
+    float y = 0.0f;
+    if (warp == WARPS - 1) y = gate_sum((const float2 *)x, a.units, a.slice_units, a.act);
+    if (warp == WARPS - 2) y = expert_sum((const float2 *)x, a.h_terms, a.slots, 0.0f);
+    if (warp == WARPS - 3 || warp == WARPS - 4) y = unit_terms<FIVE>(a.type[0], x, x, x, x).x;
+    asm volatile("" ::"f"(y));
+}
+
+/* Gate and up: h of this block's pairs, to everyone. */
+template <bool FIVE> DEV void whole_gated(const whole_args &a, struct whole_memory *m, uint8_t *smem)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int mine = (a.pairs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    const int last = a.router[1] ? a.slots - 1 : a.slots;
+    float2 *const terms = (float2 *)(smem + a.at_terms); /* [pair][gate, up][unit][16] */
+#pragma unroll 1
+    for (int t = warp; t < mine * a.units; t += WARPS) {
+        const int i = whole_over(t, a.per_units), u = t - i * a.units;
+        const bool shared = whole_over((int)blockIdx.x + i * (int)gridDim.x, a.per_panels) == last;
+        const int bytes = a.bytes[shared];
+        const uint8_t *to = smem + a.at_pair + i * 2 * a.units * max(a.bytes[0], a.bytes[1]) + u * bytes;
+        const uint8_t *const st[2] = {to, to + a.units * bytes}, *const x[2] = {
+                                                                     smem + a.at_act + UNIT_ACT * u,
+                                                                     smem + a.at_act + UNIT_ACT * u};
+        bar_wait(m->pair + i, 0);
+        const float2 y = unit_terms<FIVE>(a.type[shared], st[0], st[1], x[0], x[1]);
+        put_terms(terms + (2 * i * a.units + u) * 16, a.units * 16, y, true);
+    }
+    warps_meet(1, WARPS + 1);
+#pragma unroll 1
+    for (int i = warp; i < mine; i += WARPS) { /* lanes: gate, up of 16 columns */
+        const float2 *p = terms + (2 * i + lane / 16) * a.units * 16 + lane % 16;
+        const int pair = (int)blockIdx.x + i * (int)gridDim.x, slot = whole_over(pair, a.per_panels);
+        uint32_t *const to =
+            m->words + slot * 256 * a.h_blocks + word_at(16 * (pair - slot * a.h_panels) + lane);
+        const float y = gate_sum(p, a.units, a.slice_units, a.act);
+        if (lane < 16) {
+            word_put(to, y);
+            a.h[16 * pair + lane] = y;
+        }
+    }
+}
+
+/* Down: h of all experts, rounded; terms of this block's outputs. */
+template <bool SMALL, bool FIVE>
+DEV void whole_down(const whole_args &a, struct whole_memory *m, uint8_t *smem, int outs)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = a.router[1] ? a.slots - 1 : a.slots;
+    uint8_t *const act = smem + a.at_h;
+    const mm_prep prep = {nullptr, nullptr, nullptr, 0.0f, a.ff, a.h_units, 0, a.h_units, 1, a.h_row};
+#pragma unroll 1
+    for (int b = warp; b < a.slots * a.h_blocks; b += WARPS) {
+        const int slot = b / a.h_blocks, block = b - slot * a.h_blocks;
+        if (!SMALL) {
+            whole_unit<false>(m, act, b, 0, 0.0f, nullptr, nullptr, m->words + 256 * b, a.ff - 256 * block,
+                              0);
+            continue;
+        }
+        float v[8];
+        words_get(v, m->words + 256 * b, a.ff - 256 * block);
+        store_block<MM_ACT_32>(prep, act + slot * a.h_row, block, v);
+    }
+    warps_meet(1, WARPS);
+    const int two = SMALL ? 0 : (a.h_units - 1) / 2; /* up to four units are one pair or two */
+    const int down_bytes = max(a.down_bytes[0], a.down_bytes[1]);
+    float2 *const terms = (float2 *)(smem + a.at_terms); /* [panel][slot][term][16] */
+#pragma unroll 1
+    for (int t = warp; t < outs * a.slots << two; t += WARPS) {
+        const int i = t >> two, u = 2 * (t & two), slot = i < a.slots ? i : i - a.slots;
+        const bool shared = slot == last;
+        const uint8_t *to = smem + a.at_down + i * a.h_units * down_bytes, *h = act + a.h_row * slot;
+        bar_wait(m->slot + slot, 0);
+        if (SMALL) {
+            const mm_view<1> view = {h, nullptr, h + 32 * a.h_units, {16u * (lane % 4)}, {{0, 0}}, 0};
+            float fin[1][4] = {};
+            frag_32<false>::stage<1>(fin, to, a.h_units, a.down_type[shared], view, lane);
+            if (lane % 4 == 0) { /* of the row: the mma's first column */
+                terms[i * 16 + lane / 4] = make_float2(fin[0][0], 1.0f);
+                terms[i * 16 + lane / 4 + 8] = make_float2(fin[0][2], 1.0f);
+            }
+        } else {
+            const bool both = u + 1 < a.h_units;
+            to += u * a.down_bytes[shared];
+            h += UNIT_ACT * u;
+            const float2 y = unit_terms<FIVE>(a.down_type[shared], to, both ? to + a.down_bytes[shared] : to,
+                                              h, both ? h + UNIT_ACT : h);
+            put_terms(terms + (i * a.h_units + u) * 16, 16, y, both);
+        }
+    }
+}
+
+/* The outputs, by the last eight warps that multiply (which had nothing to do in the beginning): half a warp
+ * a row of a panel, a lane an expert. i: such a thread's number. */
+DEV int whole_row_of(int i, int panel)
+{
+    return 16 * ((int)blockIdx.x + panel * (int)gridDim.x) + i / 16;
+}
+template <enum whole_place P> DEV void whole_old(const whole_args &a, struct whole_memory *m, int i)
+{
+    if (i < 0 || i % 16 || !a.add) return;
+#pragma unroll
+    for (int o = 0; o < PANELS_MOST; o++) {
+        const int row = whole_row_of(i, o);
+        if (row >= a.n_out) continue;
+        m->old[o][i / 16] =
+            has_before<P>(a) ? word_ask(m->words + WHOLE_X + word_at(row)) : __ldcg(a.out + row);
+    }
+}
+template <enum whole_place P>
+DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint8_t *smem, int i, int outs)
+{
+    const int slot = min(i % 16, a.slots - 1);
+    const float2 *p = (const float2 *)(smem + a.at_terms) + slot * a.h_terms * 16 + i / 16;
+    const float weight = m->weights[slot];
+#pragma unroll 1
+    for (int o = 0; o < outs; o++, p += a.slots * a.h_terms * 16) {
+        const float y = expert_sum(p, a.h_terms, a.slots, weight);
+        const int row = whole_row_of(i, o);
+        if (i % 16 == 0 && row < a.n_out) {
+            const float x = a.add ? __fadd_rn(m->old[o][i / 16], y) : y;
+            if (has_behind<P>(a)) word_put(m->words + WHOLE_Y + word_at(row), x);
+            a.out[row] = x;
+        }
+    }
+}
+
+#endif

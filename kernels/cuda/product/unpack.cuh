@@ -1,0 +1,306 @@
+/* unpack.cuh - values from the streaming layout (pack.cuh): what pack.cuh put together, taken apart again.
+ * Compiled for the device (many_panel.cu) and for the host, where test/gpu/check/test_layout.cc compares it
+ * with the reference codecs.
+ *
+ * unpack_unit<TYPE>(u, lane, put): lane `lane` of a warp takes its share of the unit at u: it calls put(hi,
+ * column, v) with v[4] = the values of columns column .. column + 3 of row lane / 4 + 8 * hi, hi 0 and 1, for
+ * 8 quads of 32 columns. Each value is one float: scale times code is exact, so a type with minimums rounds
+ * once, in the fused multiply-add. */
+#ifndef DFLASH_CUDA_UNPACK_CUH
+#define DFLASH_CUDA_UNPACK_CUH
+
+#include "pack.cuh"
+
+#include <math.h>
+#include <string.h>
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#endif
+
+#ifdef __CUDA_ARCH__
+#define UNPACK_UNROLL _Pragma("unroll")
+#else
+#define UNPACK_UNROLL
+#endif
+
+struct unpack_words {
+    uint32_t w[4];
+};
+MM_HD unpack_words load_16(const uint8_t *p)
+{
+    unpack_words v;
+#ifdef __CUDA_ARCH__
+    const uint4 x = __ldg((const uint4 *)p);
+    v.w[0] = x.x, v.w[1] = x.y, v.w[2] = x.z, v.w[3] = x.w;
+#else
+    memcpy(v.w, p, 16);
+#endif
+    return v;
+}
+MM_HD unpack_words load_8(const uint8_t *p)
+{
+    unpack_words v;
+#ifdef __CUDA_ARCH__
+    const uint2 x = __ldg((const uint2 *)p);
+    v.w[0] = x.x, v.w[1] = x.y;
+#else
+    memcpy(v.w, p, 8);
+#endif
+    v.w[2] = v.w[3] = 0;
+    return v;
+}
+MM_HD uint32_t load_4(const uint8_t *p)
+{
+#ifdef __CUDA_ARCH__
+    return __ldg((const uint32_t *)p);
+#else
+    uint32_t w;
+    memcpy(&w, p, 4);
+    return w;
+#endif
+}
+MM_HD uint32_t load_2(const uint8_t *p)
+{
+#ifdef __CUDA_ARCH__
+    return __ldg((const unsigned short *)p);
+#else
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8;
+#endif
+}
+MM_HD float unpack_f16(uint32_t h)
+{
+#ifdef __CUDA_ARCH__
+    return __half2float(__ushort_as_half((unsigned short)(h & 0xffff)));
+#else
+    return kn_f16_to_f32((uint16_t)h);
+#endif
+}
+MM_HD float unpack_bits(uint32_t w)
+{
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(w);
+#else
+    float f;
+    memcpy(&f, &w, 4);
+    return f;
+#endif
+}
+/* A code below 2^23 less `offset`, without a conversion, exact. */
+MM_HD float unpack_code(uint32_t code, int offset)
+{
+#ifdef __CUDA_ARCH__
+    return __fsub_rn(__uint_as_float(code | 0x4b000000), (float)(8388608 + offset));
+#else
+    return (float)((int)code - offset);
+#endif
+}
+MM_HD float unpack_mul(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+MM_HD float unpack_fma(float a, float b, float c)
+{
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(a, b, c);
+#else
+    return fmaf(a, b, c);
+#endif
+}
+
+/* Element e (0..3) of a quad: register r = hi + 2 (e / 2), half e % 2. */
+MM_HD uint32_t quad_nibble(uint32_t w, int hi, int e)
+{
+    return w >> (4 * (hi + 2 * (e / 2)) + 16 * (e % 2)) & 15u;
+}
+
+/* The same of IQ4_NL and IQ4_XS. */
+MM_HD uint32_t quad_table(uint32_t w, int hi, int e)
+{
+    return w >> (4 * (e / 2) + 8 * (e % 2) + 16 * hi) & 15u;
+}
+
+template <uint32_t T, class F> MM_HD void unpack_k(const uint8_t *u, int lane, F put)
+{
+    const int g = lane / 4, q = lane % 4;
+    constexpr int records = T == KN_Q5_K ? 2560 : T == KN_Q6_K ? 3072 : 2048;
+    unpack_words rec[2], high = {};
+    float d[2], dmin[2] = {0, 0};
+    for (int hi = 0; hi < 2; hi++) rec[hi] = load_16(u + records + 16 * (g + 8 * hi));
+    if (T == KN_Q6_K) {
+        const uint32_t dd = load_4(u + 3328 + 4 * g);
+        d[0] = unpack_f16(dd), d[1] = unpack_f16(dd >> 16);
+    } else {
+        for (int hi = 0; hi < 2; hi++)
+            d[hi] = unpack_f16(rec[hi].w[0]), dmin[hi] = unpack_f16(rec[hi].w[0] >> 16);
+    }
+    if (T == KN_Q5_K) high = load_16(u + 2048 + 16 * lane);
+    UNPACK_UNROLL for (int part = 0; part < 4; part++)
+    {
+        const unpack_words codes = load_16(u + 512 * part + 16 * lane);
+        if (T == KN_Q6_K && part % 2 == 0) high = load_16(u + 2048 + 512 * (part / 2) + 16 * lane);
+        UNPACK_UNROLL for (int i = 0; i < 2; i++)
+        {
+            const int j = 2 * part + i;
+            float scale[2], low[2] = {0, 0};
+            UNPACK_UNROLL for (int hi = 0; hi < 2 && T != KN_Q6_K; hi++)
+            { /* the 6-bit scale and minimum j of 12 bytes */
+                const uint32_t *r = rec[hi].w;
+                const int at = 8 * (j % 4);
+                const uint32_t sc = j < 4 ? r[1] >> at & 63 : (r[3] >> at & 15) | (r[1] >> at >> 2 & 0x30);
+                const uint32_t m =
+                    j < 4 ? r[2] >> at & 63 : (r[3] >> at >> 4 & 15) | (r[2] >> at >> 2 & 0x30);
+                scale[hi] = unpack_mul(d[hi], unpack_code(sc, 0));
+                low[hi] = -unpack_mul(dmin[hi], unpack_code(m, 0));
+            }
+            UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+            {
+                float v[4];
+                if (T == KN_Q6_K) {
+                    const int at = 2 * j + s;
+                    scale[hi] = unpack_mul(d[hi], unpack_code(rec[hi].w[at / 4] >> 8 * (at % 4) & 255, 128));
+                }
+                UNPACK_UNROLL for (int e = 0; e < 4; e++)
+                {
+                    uint32_t c = quad_nibble(codes.w[2 * i + s], hi, e);
+                    if (T == KN_Q5_K)
+                        c |= (high.w[part] >> (i + 2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 1u) << 4;
+                    if (T == KN_Q6_K)
+                        c |= (high.w[j % 4] >> (2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 3u) << 4;
+                    v[e] = T == KN_Q6_K ? unpack_mul(scale[hi], unpack_code(c, 32))
+                                        : unpack_fma(scale[hi], unpack_code(c, 0), low[hi]);
+                }
+                put(hi, 32 * j + 16 * s + 4 * q, v);
+            }
+        }
+    }
+}
+
+template <class F> MM_HD void unpack_iq4_xs(const uint8_t *u, int lane, F put)
+{
+    const int g = lane / 4, q = lane % 4;
+    const unpack_words rec[2] = {load_8(u + 2048 + 8 * g), load_8(u + 2112 + 8 * g)};
+    UNPACK_UNROLL for (int j = 0; j < 8; j++)
+    {
+        const unpack_words codes = load_8(u + 512 * (j / 2) + 16 * lane + 8 * (j % 2));
+        UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        {
+            const uint32_t sc = (rec[hi].w[1] >> 4 * j & 15) | (rec[hi].w[0] >> (16 + 2 * j) & 3) << 4;
+            const float scale = unpack_mul(unpack_f16(rec[hi].w[0]), unpack_code(sc, 32));
+            float v[4];
+            UNPACK_UNROLL for (int e = 0; e < 4; e++) v[e] =
+                unpack_mul(scale, (float)mm_iq4(quad_table(codes.w[s], hi, e)));
+            put(hi, 32 * j + 16 * s + 4 * q, v);
+        }
+    }
+}
+
+template <uint32_t T, class F> MM_HD void unpack_23(const uint8_t *u, int lane, F put)
+{
+    constexpr bool three = T == KN_Q3_K;
+    const int g = lane / 4, q = lane % 4;
+    const uint32_t dd = load_4(u + (three ? 1728 + 4 * g : 1280 + 8 * g)),
+                   mm = three ? 0 : load_4(u + 1284 + 8 * g);
+    const unpack_words high = three ? load_16(u + 1024 + 16 * lane) : unpack_words{};
+    UNPACK_UNROLL for (int j = 0; j < 8; j++) /* 32 columns, two sub-blocks */
+    {
+        const uint32_t codes = load_4(u + 512 * (j / 4) + 16 * lane + 4 * (j % 4));
+        UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        {
+            const int at = 2 * j + s, byte = 8 * (at % 4), row = g + 8 * hi;
+            float scale, low = 0, v[4];
+            if (three) {
+                const uint8_t *r = u + 1536 + 12 * row;
+                const uint32_t sc = (load_4(r + 4 * (at / 4 % 2)) >> byte >> 4 * (at / 8) & 15) |
+                                    (load_4(r + 8) >> byte >> 2 * (at / 4) & 3) << 4;
+                scale = unpack_mul(unpack_f16(dd >> 16 * hi), unpack_code(sc, 32));
+            } else {
+                const uint32_t sc = load_4(u + 1024 + 16 * row + 4 * (at / 4)) >> byte;
+                scale = unpack_mul(unpack_f16(dd >> 16 * hi), unpack_code(sc & 15, 0));
+                low = -unpack_mul(unpack_f16(mm >> 16 * hi), unpack_code(sc >> 4 & 15, 0));
+            }
+            UNPACK_UNROLL for (int e = 0; e < 4; e++)
+            {
+                const int bit = 2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2);
+                uint32_t c = codes >> bit & 3u;
+                if (three) c |= (high.w[j / 2] >> (bit + j % 2) & 1u) << 2;
+                v[e] =
+                    three ? unpack_mul(scale, unpack_code(c, 4)) : unpack_fma(scale, unpack_code(c, 0), low);
+            }
+            put(hi, 32 * j + 16 * s + 4 * q, v);
+        }
+    }
+}
+
+template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, F put)
+{
+    constexpr bool five = T == KN_Q5_0 || T == KN_Q5_1, minimum = T == KN_Q4_1 || T == KN_Q5_1;
+    constexpr int scales = T == KN_Q8_0 ? 512 : five ? 320 : 256;
+    constexpr int offset = T == KN_Q8_0 ? 128 : T == KN_Q4_0 ? 8 : T == KN_Q5_0 ? 16 : 0;
+    const int g = lane / 4, q = lane % 4;
+    const unpack_words codes = T == KN_Q8_0 ? load_16(u + 16 * lane) : load_8(u + 8 * lane),
+                       dm = minimum ? load_8(u + scales + 8 * g)
+                                    : unpack_words{{load_4(u + scales + 4 * g), 0, 0, 0}};
+    const uint32_t high = five ? load_2(u + 256 + 2 * lane) : 0;
+    UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+    {
+        const float d = unpack_f16(dm.w[0] >> 16 * hi), m = minimum ? unpack_f16(dm.w[1] >> 16 * hi) : 0.0f;
+        float v[4];
+        UNPACK_UNROLL for (int e = 0; e < 4; e++)
+        {
+            uint32_t c;
+            if (T == KN_Q8_0)
+                c = (codes.w[2 * s + hi] >> 8 * (2 * (e % 2) + e / 2) & 255u) ^ 128u;
+            else
+                c = T == KN_IQ4_NL ? quad_table(codes.w[s], hi, e) : quad_nibble(codes.w[s], hi, e);
+            if (five) c |= (high >> (2 * s + e / 2 + 4 * hi + 8 * (e % 2)) & 1u) << 4;
+            v[e] = minimum          ? unpack_fma(d, unpack_code(c, 0), m)
+                   : T == KN_IQ4_NL ? unpack_mul(d, (float)mm_iq4(c))
+                                    : unpack_mul(d, unpack_code(c, offset));
+        }
+        put(hi, 16 * s + 4 * q, v);
+    }
+}
+
+template <uint32_t T, class F> MM_HD void unpack_float(const uint8_t *u, int lane, F put)
+{
+    const int q = lane % 4;
+    UNPACK_UNROLL for (int s = 0; s < 2; s++)
+    {
+        unpack_words a = load_16(u + (T == KN_F32 ? 1024 : 512) * s + 16 * lane), b = a;
+        if (T == KN_F32) b = load_16(u + 1024 * s + 512 + 16 * lane);
+        UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        {
+            float v[4];
+            UNPACK_UNROLL for (int e = 0; e < 4; e++)
+            {
+                if (T == KN_F32) {
+                    v[e] = unpack_bits((e < 2 ? a : b).w[2 * hi + e % 2]);
+                    continue;
+                }
+                const uint32_t x = a.w[hi + 2 * (e / 2)] >> 16 * (e % 2);
+                v[e] = T == KN_F16 ? unpack_f16(x & 0xffff) : unpack_bits(x << 16);
+            }
+            put(hi, 16 * s + 4 * q, v);
+        }
+    }
+}
+
+template <uint32_t T, class F> MM_HD void unpack_unit(const uint8_t *u, int lane, F put)
+{
+    if constexpr (T == KN_Q4_K || T == KN_Q5_K || T == KN_Q6_K)
+        unpack_k<T>(u, lane, put);
+    else if constexpr (T == KN_IQ4_XS)
+        unpack_iq4_xs(u, lane, put);
+    else if constexpr (T == KN_Q2_K || T == KN_Q3_K)
+        unpack_23<T>(u, lane, put);
+    else if constexpr (T == KN_F32 || T == KN_F16 || T == KN_BF16)
+        unpack_float<T>(u, lane, put);
+    else
+        unpack_32<T>(u, lane, put);
+}
+
+#endif

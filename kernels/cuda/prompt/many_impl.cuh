@@ -1,0 +1,98 @@
+/* many_impl.cuh - what the files of many.cuh share: panels (many_panel.cu), activations (many_rows.cu), the
+ * library (many_lt.cu), and the order of all of it (many.cu). Launches go to the stream given and are checked
+ * by the caller. */
+#ifndef DFLASH_CUDA_MANY_IMPL_CUH
+#define DFLASH_CUDA_MANY_IMPL_CUH
+
+#include "many.cuh"
+#include "../product/mm.cuh"
+
+#include <cuda_fp16.h>
+
+#define MANY_WORKSPACE ((size_t)32 << 20)
+
+struct many_lt; /* the library, its handle, and the algorithms it chose */
+
+struct many_state {
+    struct many_lt *lt;
+    int32_t rows;
+    int64_t n_in;
+    size_t panel_bytes, gate_bytes;
+    uint8_t *all;      /* one allocation: */
+    uint8_t *panel[2]; /* [panel_bytes] f16 of a panel */
+    __half *act;       /* [rows, n_in padded] */
+    float *factor;     /* [rows] what a row's results are multiplied by: a power of two */
+    float *sums[2];    /* [gate_bytes / 2] outputs of gate and up of a panel, or of several small weights */
+    void *workspace;
+    cudaStream_t side, tail;         /* side dequantises, tail gates */
+    cudaEvent_t ready[2], done[2];   /* a half of the panels: dequantised; multiplied */
+    cudaEvent_t summed[2], gated[2]; /* a half of the sums: multiplied; gated */
+    int turn, sums_turn;             /* the halves that come next */
+};
+
+/* ---- many_panel.cu ---- */
+
+struct panel_args {
+    const uint8_t *packed; /* at the first panel of 16 rows */
+    __half *dst;           /* [rows, ld] */
+    int64_t ld, panel_bytes;
+    int32_t units, panels; /* units a panel of 16 rows; such panels */
+    float scale;
+};
+/* Rows first .. of w; dst and scale are the caller's to fill. */
+struct panel_args many_panel_args(const struct kn_weight *w, int32_t first, int32_t rows);
+cudaError_t many_unpack(const struct cuda_backend *be, cudaStream_t s, uint32_t type,
+                        const struct panel_args *a);
+
+/* ---- many_rows.cu ---- */
+
+struct act_args {
+    const float *x, *norm;
+    __half *act;
+    float *factor, *residual; /* residual: [n, n_out], scaled with its row, or NULL */
+    int64_t ld, n_out;
+    int32_t n_in;
+    float eps;
+};
+cudaError_t many_prepare(const struct cuda_backend *be, const struct act_args *a, int32_t n);
+
+/* Rows that were scaled, back, in place. Nearly always there is none. */
+struct restore_args {
+    float *out[MM_WIDTH_MAX];
+    int64_t n_out[MM_WIDTH_MAX];
+    const float *factor;
+    int32_t n_w;
+};
+cudaError_t many_restore(const struct cuda_backend *be, const struct restore_args *a, int32_t n);
+
+/* sums [n, all of n_out, each rounded up to 16] to out[j] [n, n_out[j]], times the rows' factors. */
+struct share_args {
+    const float *sums, *factor;
+    float *out[MM_WIDTH_MAX];
+    int32_t n_out[MM_WIDTH_MAX], n_w, width;
+};
+cudaError_t many_share(const struct cuda_backend *be, const struct share_args *a, int32_t n);
+
+/* out[n, n_out], from column 0: act(gate) * up; sums: [n, 2 rows], gate's first. rows is a multiple of 16. */
+struct gate_args {
+    const float *sums, *factor;
+    float *out;
+    int64_t n_out;
+    int32_t rows, some, act; /* some: rows that exist */
+};
+cudaError_t many_gate(const struct cuda_backend *be, cudaStream_t s, const struct gate_args *a, int32_t n);
+
+/* ---- many_lt.cu ---- */
+
+struct gemm {
+    int64_t m, k, ldc; /* m: rows of the panel; out [n, ldc] */
+    const __half *w, *act;
+    float *out;
+    float alpha, beta;
+};
+int many_lt_open(struct cuda_backend *be, struct many_lt **lt);
+void many_lt_close(struct many_lt *lt);
+/* out[n, m of ldc] = beta out + alpha act W^T, on the backend's stream. */
+int many_lt_multiply(struct cuda_backend *be, const char *name, const struct gemm *g, int32_t n);
+
+#endif

@@ -1,0 +1,626 @@
+/* chain_gpu.c - all layers of one row in one launch (kernels/cuda/chain/chain.cuh) against the same
+ * operations launched one by one: every output, and every key and value stored, has the same bits.
+ *
+ * usage: chain_gpu [--small]     check; --small: little shapes, for compute-sanitizer
+ *        chain_gpu --far         check long contexts alone
+ *        chain_gpu --stress [NAME [N]]   recordings made in many ways, N a shape (30), replayed often
+ *        chain_gpu --bench       microseconds a layer, both ways, out of memory
+ *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names; =NAME: of that one
+ *        chain_gpu --bench NAME CONTEXT   over contexts up to that
+ * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../../../kernels/cuda/core/cuda.h"
+
+struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
+    int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
+        head_columns, head_ahead, late, gated, rows_ahead, split_normed;
+};
+extern struct chain_tuning chain_tuning;
+extern long chain_launched, chain_heads;
+
+static struct kn_backend *gpu;
+static long passed, failed;
+static uint64_t seed = 1;
+
+static uint32_t rnd(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 32);
+}
+
+static void verdict(bool ok, const char *what)
+{
+    printf("%s gpu/%s\n", ok ? "ok  " : "FAIL", what);
+    fflush(stdout);
+    passed += ok;
+    failed += !ok;
+}
+
+static void must(const char *what, int rc)
+{
+    if (!rc) return;
+    printf("FAIL gpu/%s: %s\n", what, kn_message(gpu));
+#ifdef CHAIN_CHECK
+    extern void chain_k_fault_get(unsigned f[5]);
+    unsigned f[5];
+    chain_k_fault_get(f);
+    printf("     line %u, block %u, thread %u, %u\n", f[1], f[2], f[3], f[4]);
+#endif
+    exit(rc == KN_EDEVICE ? 5 : 1);
+}
+
+static void *take(size_t bytes)
+{
+    void *p = malloc(bytes);
+    if (!p) exit(4);
+    return p;
+}
+
+static float *put(const float *host, size_t n)
+{
+    float *p = kn_op(gpu)->alloc(gpu, n * sizeof *p);
+    if (!p) must("alloc", KN_EMEM);
+    if (host) must("upload", kn_op(gpu)->upload(gpu, p, host, n * sizeof *p));
+    return p;
+}
+
+static float *values(size_t n, float size)
+{
+    float *v = take(n * sizeof *v);
+    for (size_t i = 0; i < n; i++)
+        v[i] = size * (float)((int32_t)rnd() * (1.0 / 2147483648.0)) * (rnd() % 256 ? 1.0f : 20.0f);
+    return v;
+}
+
+static void set_half(uint8_t *b, float v)
+{
+    const uint16_t h = kn_f32_to_f16(rnd() % 64 ? v : 0.0f);
+    memcpy(b, &h, 2);
+}
+
+/* Random codes and scales, a pattern of up to 4 MB over and over. */
+static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
+{
+    const struct kn_type_info *t = kn_type_info(type);
+    const size_t bytes = kn_row_bytes(type, n_in) * (size_t)n_out, blocks = bytes / t->bytes;
+    const size_t own = blocks < 30011 ? blocks : 30011;
+    uint8_t *w = take(bytes);
+    for (size_t i = 0; i < own * t->bytes; i++) w[i] = (uint8_t)rnd();
+    for (size_t i = 0; i < own; i++) {
+        uint8_t *b = w + i * t->bytes;
+        const float u = (float)((int32_t)rnd() * (1.0 / 2147483648.0));
+        if (type == KN_F16 || type == KN_BF16) { /* from 1/128 on; zeros */
+            const uint16_t h = (uint16_t)(type == KN_BF16 ? (rnd() & 0x80ff) | 0x3c00
+                                                          : (rnd() & 0x83ff) | (0x2000 + (rnd() % 3 << 10)));
+            memcpy(b, &h, 2);
+            if (rnd() % 64 == 0) memset(b, 0, 2);
+        } else if (t->block == 32) {
+            set_half(b, (type == KN_Q8_0 ? 0.0005f : type == KN_IQ4_NL ? 0.0003f : 0.004f) * u);
+        } else if (type == KN_Q6_K) {
+            set_half(b + 208, 0.00003f * u);
+        } else {
+            set_half(b, 0.0003f * u);
+            set_half(b + 2, 0.002f * u);
+        }
+    }
+    for (size_t i = own; i < blocks; i += own)
+        memcpy(w + i * t->bytes, w, (blocks - i < own ? blocks - i : own) * t->bytes);
+    struct kn_weight k = {0};
+    must("weight_load", kn_op(gpu)->weight_load(gpu, &k, type, n_in, n_out, w, KN_USE_LINEAR));
+    free(w);
+    return k;
+}
+
+struct shape {
+    const char *name;
+    int64_t hidden, ff;
+    int32_t n_head, n_kv, layers, cap;
+    uint32_t o, gate, down, qk, v, cache;
+    bool norms, turn, small, cut; /* cut: no chain fits */
+};
+#define K4 KN_Q4_K
+#define K5 KN_Q5_K
+#define K6 KN_Q6_K
+#define Q8 KN_Q8_0
+#define BF KN_BF16
+static const struct shape shapes[] = {
+    {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, false},
+    {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true, false},
+    {"768 2304, mixed", 768, 2304, 16, 1, 4, 1024, K6, K5, K6, K4, K6, KN_F16, true, false, true, false},
+    {"1280 768, one head a kv head", 1280, 768, 6, 6, 3, 768, K4, K4, K6, K4, K4, KN_BF16, true, true, true,
+     false},
+    {"Qwen3-0.6B", 1024, 3072, 16, 8, 28, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"Qwen3-8B", 4096, 12288, 32, 8, 12, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"Qwen3-8B, Q4_K", 4096, 12288, 32, 8, 12, 4096, K4, K4, K4, K4, K4, KN_F16, true, true, false, false},
+    {"1792 4352", 1792, 4352, 6, 2, 3, 256, K4, K4, K6, K4, K6, KN_F16, true, true, true, false},
+    {"2304 768, mixed", 2304, 768, 4, 2, 3, 768, K6, K5, K4, K6, K5, KN_BF16, true, true, true, false},
+    {"5376 512", 5376, 512, 2, 1, 2, 256, K5, K6, K6, K4, K6, KN_F16, true, true, true, false},
+    {"5120 17408", 5120, 17408, 48, 8, 4, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"5120 17408, Q6_K", 5120, 17408, 40, 8, 2, 4096, K6, K6, K6, K6, K6, KN_BF16, true, true, false, false},
+    {"5376 21504", 5376, 21504, 64, 32, 4, 1024, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"5376 21504, Q6_K", 5376, 21504, 64, 32, 2, 1024, K6, K6, K6, K6, K6, KN_F16, true, true, false, false},
+    {"Qwen3-32B, 5120 25600", 5120, 25600, 64, 8, 3, 4096, K4, K4, K6, K4, K6, KN_F16, true, true, false,
+     false},
+    {"256 512, Q8_0", 256, 512, 2, 1, 3, 256, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, true, false},
+    {"512 1280, 32-blocks", 512, 1280, 6, 2, 3, 256, KN_Q4_0, Q8, KN_Q5_0, KN_IQ4_NL, Q8, KN_BF16, false,
+     true, true, false},
+    {"768 2304, BF16", 768, 2304, 16, 1, 4, 1024, BF, BF, BF, BF, BF, KN_F16, true, false, true, false},
+    {"1280 768, F16", 1280, 768, 6, 6, 3, 768, KN_F16, KN_F16, KN_F16, KN_F16, KN_F16, KN_BF16, true, true,
+     true, false},
+    {"768 1280, all kinds", 768, 1280, 6, 2, 4, 768, Q8, K4, BF, KN_F16, KN_F16, KN_BF16, true, true, true,
+     false},
+    {"1280 2304, all kinds", 1280, 2304, 6, 2, 4, 768, BF, Q8, K6, KN_Q5_0, Q8, KN_F16, true, true, true,
+     false},
+    {"5376 2048, wide norms beside Q8_0", 5376, 2048, 16, 2, 2, 256, BF, K4, Q8, K4, K6, KN_F16, true, true,
+     true, false},
+    {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true,
+     true},
+    {"Qwen3-0.6B, Q8_0", 1024, 3072, 16, 8, 28, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
+    {"Qwen3-0.6B, BF16", 1024, 3072, 16, 8, 28, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
+    {"Qwen3-8B, Q8_0", 4096, 12288, 32, 8, 12, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
+    {"Qwen3-8B, BF16", 4096, 12288, 32, 8, 9, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
+    {"Llama-3.1-8B, BF16, F16", 4096, 14336, 32, 8, 6, 4096, BF, BF, KN_F16, BF, BF, KN_F16, false, true,
+     false, false},
+    {"Llama-3.1-8B, Q5_K", 4096, 14336, 32, 8, 6, 4096, K5, K5, K6, K5, K6, KN_F16, false, true, false,
+     false},
+};
+/* Long contexts: capacities that are no power of two, heads a kv head from 1 to 8. */
+static const struct shape far_shapes[] = {
+    {"256 512, 8 heads over 1, far", 256, 512, 8, 1, 3, 8448, K4, K4, K4, K4, K4, KN_BF16, true, true, true,
+     false},
+    {"512 1280, 6 heads over 6, far", 512, 1280, 6, 6, 3, 5376, K5, K6, K5, K6, K5, KN_F16, false, true, true,
+     false},
+    {"Qwen3-0.6B, far", 1024, 3072, 16, 8, 3, 20224, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"Qwen3-8B, far", 4096, 12288, 32, 8, 3, 65536, K4, K4, K6, K4, K6, KN_F16, true, true, false, false},
+    {"4096 12288, 64 heads over 8, far", 4096, 12288, 64, 8, 2, 36864, K4, K4, K6, K4, K6, KN_BF16, true,
+     true, false, false},
+    {"Qwen3-8B, farthest", 4096, 12288, 32, 8, 2, 163840, K4, K4, K4, K4, K4, KN_F16, true, true, false,
+     false},
+    {"1280 768, all kinds, far", 1280, 768, 6, 2, 3, 4864, BF, Q8, K6, KN_F16, KN_F16, KN_BF16, true, true,
+     true, false},
+    {"Qwen3-8B, Q8_0, far", 4096, 12288, 32, 8, 2, 17152, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false,
+     false},
+    {"Qwen3-0.6B, BF16, far", 1024, 3072, 16, 8, 2, 17152, BF, BF, BF, BF, BF, KN_F16, true, true, false,
+     false},
+    {"1280 2304, 32-blocks, far", 1280, 2304, 12, 4, 2, 5120, KN_IQ4_NL, Q8, KN_Q5_0, KN_Q4_0, Q8, KN_F16,
+     true, true, true, false},
+    {"5376 1280, wide norms, far", 5376, 1280, 16, 2, 2, 5120, K4, K5, K6, K4, K6, KN_BF16, true, true, true,
+     false},
+};
+enum {
+    LAYERS = 28,
+    HEAD = 70003,    /* wider than a step of a chain, no whole panels */
+    PERIOD = 1000003 /* of keys and values: no row of a head is like another */
+};
+
+struct layer {
+    struct kn_weight o, gate, up, down, q, k, v;
+    struct kn_kv kv;
+    float *attn_norm, *ffn_norm, *q_norm, *k_norm;
+};
+struct model {
+    const struct shape *s;
+    struct layer l[LAYERS];
+    float *x, *q, *k, *v, *attn, *h, *table, *logits, *out_norm;
+    int32_t *pos;
+    struct kn_weight head; /* of HEAD outputs, where the shape is no small one */
+};
+
+static size_t ring(const struct shape *s)
+{
+    return (size_t)s->cap * (size_t)s->n_kv * 128;
+}
+/* Keys or values: numbers of about 1. */
+static void *halves(const struct shape *s)
+{
+    uint16_t *h = take(2 * ring(s));
+    const size_t own = ring(s) < PERIOD ? ring(s) : PERIOD;
+    for (size_t i = 0; i < own; i++)
+        h[i] = (uint16_t)((rnd() & 0x83ff) |
+                          (s->cache == KN_F16 ? 0x3400 + (rnd() % 3 << 10) : 0x3e00 + (rnd() % 2 << 8)));
+    for (size_t i = own; i < ring(s); i += own) memcpy(h + i, h, 2 * (ring(s) - i < own ? ring(s) - i : own));
+    void *p = kn_op(gpu)->alloc(gpu, 2 * ring(s));
+    if (!p) must("alloc", KN_EMEM);
+    must("upload", kn_op(gpu)->upload(gpu, p, h, 2 * ring(s)));
+    free(h);
+    return p;
+}
+static float *random_row(int64_t n, float size)
+{
+    float *v = values((size_t)n, size), *p = put(v, (size_t)n);
+    free(v);
+    return p;
+}
+
+static void make(struct model *m, const struct shape *s)
+{
+    const int64_t q = 128 * s->n_head, kv = 128 * s->n_kv;
+    m->s = s;
+    for (int i = 0; i < s->layers; i++) {
+        struct layer *l = &m->l[i];
+        l->o = weight(s->o, q, s->hidden), l->down = weight(s->down, s->ff, s->hidden);
+        l->gate = weight(s->gate, s->hidden, s->ff), l->up = weight(s->gate, s->hidden, s->ff);
+        l->q = weight(s->qk, s->hidden, q), l->k = weight(s->qk, s->hidden, kv),
+        l->v = weight(s->v, s->hidden, kv);
+        l->kv = (struct kn_kv){halves(s), halves(s), s->cache, s->cap, s->n_kv, 128};
+        l->attn_norm = random_row(s->hidden, 1.0f), l->ffn_norm = random_row(s->hidden, 1.0f);
+        l->q_norm = random_row(128, 1.0f), l->k_norm = random_row(128, 1.0f);
+    }
+    m->x = put(NULL, (size_t)s->hidden), m->q = put(NULL, (size_t)q), m->k = put(NULL, (size_t)kv);
+    m->v = put(NULL, (size_t)kv), m->attn = put(NULL, (size_t)q), m->h = put(NULL, (size_t)s->ff);
+    m->pos = (int32_t *)put(NULL, 1);
+    float turns[128];
+    for (int i = 0; i < 64; i++) {
+        const double angle = rnd() * 1e-6;
+        turns[2 * i] = (float)cos(angle), turns[2 * i + 1] = (float)sin(angle);
+    }
+    m->table = put(turns, 128);
+    m->head = (struct kn_weight){0};
+    m->logits = put(NULL, HEAD), m->out_norm = random_row(s->hidden, 1.0f);
+    if (!s->small) m->head = weight(s->v == K4 || s->v == K5 ? K6 : s->v, s->hidden, HEAD);
+    must("reserve_kv", kn_op(gpu)->reserve_kv(gpu, 1, s->n_head, &m->l[0].kv, 0));
+}
+
+static void unmake(struct model *m)
+{
+    for (int i = 0; i < m->s->layers; i++) {
+        struct layer *l = &m->l[i];
+        struct kn_weight *w[] = {&l->o, &l->gate, &l->up, &l->down, &l->q, &l->k, &l->v};
+        void *p[] = {l->kv.k, l->kv.v, l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm};
+        for (size_t j = 0; j < sizeof w / sizeof *w; j++) kn_op(gpu)->weight_free(gpu, w[j]);
+        for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
+    }
+    if (!m->s->small) kn_op(gpu)->weight_free(gpu, &m->head);
+    void *p[] = {m->x, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table, m->logits, m->out_norm};
+    for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
+}
+
+static bool heads = true; /* a head behind the layers */
+static void run(struct model *m, int layers)
+{
+    const struct shape *s = m->s;
+    for (int i = 0; i < layers; i++) {
+        struct layer *l = &m->l[i];
+        float *const out[] = {m->q, m->k, m->v};
+        const struct kn_weight *const w[] = {&l->q, &l->k, &l->v};
+        const struct kn_rope_store store = {.q = m->q,
+                                            .k = m->k,
+                                            .v = m->v,
+                                            .q_norm = s->norms ? l->q_norm : NULL,
+                                            .k_norm = s->norms ? l->k_norm : NULL,
+                                            .table = m->table,
+                                            .pos = m->pos,
+                                            .n = 1,
+                                            .n_head = s->n_head,
+                                            .n_rot = s->turn ? 128 : 0,
+                                            .eps = 1e-6f,
+                                            .kv = &l->kv};
+        const struct kn_attention attention = {.q = m->q,
+                                               .out = m->attn,
+                                               .kv = &l->kv,
+                                               .pos = m->pos,
+                                               .n = 1,
+                                               .n_head = s->n_head,
+                                               .scale = 0.088f,
+                                               .causal = true,
+                                               .then = &l->o};
+        must("norm_linear", kn_op(gpu)->norm_linear(gpu, out, w, 3, m->x, l->attn_norm, 1e-6f, 1));
+        must("attend", kn_op(gpu)->attend(gpu, &store, &attention));
+        must("linear", kn_op(gpu)->linear(gpu, m->x, &l->o, m->attn, 1, true));
+        must("norm_gated",
+             kn_op(gpu)->norm_gated(gpu, m->h, &l->gate, &l->up, m->x, l->ffn_norm, 1e-6f, KN_ACT_SILU, 1));
+        must("linear", kn_op(gpu)->linear(gpu, m->x, &l->down, m->h, 1, true));
+    }
+    const struct kn_weight *const head = &m->head;
+    if (m->head.packed && heads)
+        must("norm_linear", kn_op(gpu)->norm_linear(gpu, &m->logits, &head, 1, m->x, m->out_norm, 1e-6f, 1));
+}
+
+static bool whole; /* nothing is promised of positions */
+/* What a pass leaves: x, attn, h, keys and values at pos of all layers. */
+static uint8_t *results(struct model *m, const float *x, int32_t pos, int times, bool recorded, size_t *n)
+{
+    const struct shape *s = m->s;
+    const size_t row = (size_t)s->n_kv * 256, sizes[] = {4 * (size_t)s->hidden, 512 * (size_t)s->n_head,
+                                                         4 * (size_t)s->ff, m->head.packed ? 4 * HEAD : 0};
+    const void *from[] = {m->x, m->attn, m->h, m->logits};
+    int32_t bound = 64;
+    while (bound <= pos) bound *= 2;
+    kn_bound(gpu, whole ? 0 : bound);
+    must("upload", kn_op(gpu)->upload(gpu, m->x, x, sizes[0]));
+    must("upload", kn_op(gpu)->upload(gpu, m->pos, &pos, sizeof pos));
+    if (recorded) {
+        void *rec = NULL;
+        must("record_begin", kn_op(gpu)->record_begin(gpu));
+        run(m, s->layers);
+        must("record_end", kn_op(gpu)->record_end(gpu, &rec));
+        for (int i = 0; i < times; i++) must("replay", kn_op(gpu)->replay(gpu, rec));
+        must("sync", kn_op(gpu)->sync(gpu));
+        kn_op(gpu)->record_free(gpu, rec);
+    } else {
+        for (int i = 0; i < times; i++) run(m, s->layers);
+    }
+    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3] + 2 * row * (size_t)s->layers;
+    uint8_t *all = take(*n), *to = all;
+    for (int i = 0; i < 4; to += sizes[i++])
+        must("download", kn_op(gpu)->download(gpu, to, from[i], sizes[i]));
+    for (int i = 0; i < 2 * s->layers; i++, to += row) {
+        const uint8_t *p = i % 2 ? m->l[i / 2].kv.v : m->l[i / 2].kv.k;
+        must("download", kn_op(gpu)->download(gpu, to, p + (size_t)pos * row, row));
+    }
+    kn_bound(gpu, 0);
+    return all;
+}
+
+static void compare(struct model *m, const float *x, int32_t pos, int times, bool recorded, const char *what)
+{
+    char line[200];
+    size_t n, differ = 0, odd = 0, first = 0;
+    chain_tuning.off = 1;
+    const long before = chain_launched;
+    uint8_t *want = results(m, x, pos, times, recorded, &n);
+    const long plain = chain_launched;
+    chain_tuning.off = 0;
+    const long headless = chain_heads;
+    uint8_t *got = results(m, x, pos, times, recorded, &n);
+    const long expected = m->s->cut ? 0 : recorded ? 1 : times;
+    const bool taken = plain == before && chain_launched == plain + expected &&
+                       chain_heads == headless + (m->head.packed ? expected : 0);
+    for (size_t i = n / 4; i-- > 0;)
+        if (memcmp(got + 4 * i, want + 4 * i, 4)) differ++, first = i;
+    for (size_t i = 0; i < (size_t)m->s->hidden; i++) {
+        float y;
+        memcpy(&y, want + 4 * i, 4);
+        odd += !isfinite(y);
+    }
+    snprintf(line, sizeof line,
+             "chain %s, %s position %d, %d times%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
+             m->s->name, what, pos, times, recorded ? ", recorded" : "", differ, n / 4, first, odd,
+             taken ? "" : ", no chain");
+    verdict(taken && differ == 0 && (strncmp(what, "a NaN", 5) ? *what || odd == 0 : odd > 0), line);
+    free(want), free(got);
+}
+
+static void check(const struct shape *s, bool quick)
+{
+    static const int32_t positions[] = {0,   1,   62,  63,   64,   65,   127, 511,
+                                        512, 513, 575, 1000, 1023, 1024, 2047};
+    static struct model m;
+    make(&m, s);
+    float *x = values((size_t)s->hidden, 1.0f);
+    for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
+        if (positions[i] >= s->cap || (quick && i % 3)) continue;
+        compare(&m, x, positions[i], 1, false, "");
+    }
+    compare(&m, x, 100, 3, true, "");
+    if (!quick) compare(&m, x, 130 % s->cap, 1000, true, "");
+    x[3] = (float)(0.0 * HUGE_VAL); /* shows where the launches show it */
+    compare(&m, x, 70, 1, false, "a NaN,");
+    free(x);
+    unmake(&m);
+}
+
+/* Keys and values through the ring, from little that there is to see to all of it. */
+static void check_far(const struct shape *s, bool quick)
+{
+    static const int32_t positions[] = {0,     63,    511,   512,   1000,  2047,   3333,   4094,
+                                        4095,  4096,  4159,  5055,  8191,  8192,   8255,   16383,
+                                        16384, 20000, 36863, 65535, 99999, 131071, 131072, 163839};
+    static struct model m;
+    make(&m, s);
+    const int near = chain_tuning.near, k_near = chain_tuning.k_near;
+    float *x = values((size_t)s->hidden, 1.0f);
+    for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
+        const int32_t pos = positions[i];
+        if (pos >= s->cap || (quick && pos > 600 && pos % 64 != 63)) continue;
+        chain_tuning.near = pos < near ? 0 : near, chain_tuning.k_near = pos < k_near ? 0 : k_near;
+        compare(&m, x, pos, 1, false, "far,");
+        if (pos < 64 || pos % 5 == 0) {
+            whole = true;
+            compare(&m, x, pos, 2, true, "of the whole,");
+            whole = false;
+        }
+    }
+    chain_tuning.near = near, chain_tuning.k_near = k_near;
+    compare(&m, x, s->cap - 1, 3, true, "far,");
+    if (!quick) compare(&m, x, 4100, 500, true, "far,");
+    if (s->cap > 20000) compare(&m, x, 20031, 300, true, "far,");
+    compare(&m, x, s->cap - 64, quick ? 2 : 30, true, "far,");
+    compare(&m, x, s->cap - 65, quick ? 2 : 30, true, "far,");
+    const int far_ahead = chain_tuning.far_ahead;
+    for (int i = 0; i < 4; i++) {
+        char what[80];
+        chain_tuning.far_ahead = i ? 16384 + (int)(rnd() % 130000) : 0;
+        snprintf(what, sizeof what, "%d bytes of keys ahead, far,", chain_tuning.far_ahead);
+        compare(&m, x, s->cap - 1 - 65 * i, 1, false, what);
+        compare(&m, x, s->cap - 2 - 65 * i, quick ? 2 : 60, true, what);
+    }
+    chain_tuning.far_ahead = far_ahead;
+    x[3] = (float)(0.0 * HUGE_VAL);
+    compare(&m, x, s->cap - 2, 1, false, "a NaN,");
+    free(x);
+    unmake(&m);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#ifdef CHAIN_TRACE
+/* Of so many layers in all. */
+static void trace(double layers, bool show)
+{
+    extern void chain_k_times_get(unsigned long long t[56]);
+    unsigned long long tt[56];
+    chain_k_times_get(tt);
+    static const char *const names[6] = {"q, k, v", "attend", "o", "gate, up", "down", "all"};
+    for (int i = 0; show && i < 6; i++) {
+        printf("    %-8s", names[i]);
+        for (int j = 0; j < 6; j++) printf(" %6.2f", (double)tt[8 * i + j] / layers / 132 / 1980);
+        printf("\n");
+    }
+    if (show)
+        printf("    asker: ring full %.2f, too many on the way %.2f; sums wait for weights %.2f\n",
+               (double)tt[48] / layers / 132 / 1980, (double)tt[49] / layers / 132 / 1980,
+               (double)tt[50] / layers / 132 / 1980);
+}
+#endif
+
+static double bytes_of(const struct shape *s)
+{
+    const int64_t q = 128 * s->n_head, kv = 128 * s->n_kv;
+    return (double)kn_row_bytes(s->o, q) * (double)s->hidden +
+           2 * (double)kn_row_bytes(s->gate, s->hidden) * (double)s->ff +
+           (double)kn_row_bytes(s->down, s->ff) * (double)s->hidden +
+           (double)kn_row_bytes(s->qk, s->hidden) * (double)(q + kv) +
+           (double)kn_row_bytes(s->v, s->hidden) * (double)kv;
+}
+
+/* most: context, 0: any */
+static void bench(const struct shape *of, int32_t most)
+{
+    static struct model m;
+    struct shape longer = *of, *s = &longer;
+    s->cap = s->hidden > 4096                                    ? 16384
+             : of->gate == K4 && of->v == K6 && of->layers <= 12 ? 65536 /* Q4_K_M's mix */
+             : of->gate == Q8 && of->layers <= 12                ? 65536
+                                                                 : 20480;
+    if (most && s->cap > most) s->cap = (most + 255) / 256 * 256;
+    make(&m, s);
+    float *x = values((size_t)s->hidden, 1.0f);
+    static const struct run {
+        int context, chain, tile, items, near;
+    } runs[] = {{512, 0, 0, 0, 4096},   {512, 1, 0, 0, 4096},   {512, 1, 0, 0, 0},
+                {1024, 1, 0, 0, 4096},  {1024, 1, 0, 0, 0},     {2048, 1, 0, 0, 4096},
+                {2048, 1, 0, 0, 0},     {4096, 0, 0, 0, 4096},  {4096, 1, 0, 0, 4096},
+                {4096, 1, 0, 0, 0},     {8192, 0, 0, 0, 4096},  {8192, 1, 0, 0, 4096},
+                {12288, 1, 0, 0, 4096}, {16384, 0, 0, 0, 4096}, {16384, 1, 0, 0, 4096},
+                {20480, 1, 0, 0, 4096}, {65536, 0, 0, 0, 4096}, {65536, 1, 0, 0, 4096}},
+      others[] = {{512, 0, 0, 0, 4096},         {512, 1, 4608, 65536, 4096},   {512, 1, 8704, 65536, 4096},
+                  {512, 1, 8704, 98304, 4096},  {512, 1, 17408, 65536, 4096},  {512, 1, 17408, 98304, 4096},
+                  {512, 1, 8704, 65536, 0},     {2048, 1, 8704, 65536, 4096},  {2048, 1, 8704, 65536, 0},
+                  {4096, 0, 0, 0, 4096},        {4096, 1, 8704, 65536, 4096},  {4096, 1, 8704, 65536, 0},
+                  {16384, 0, 0, 0, 4096},       {16384, 1, 8704, 65536, 4096}, {65536, 0, 0, 0, 4096},
+                  {65536, 1, 8704, 65536, 4096}};
+    const bool low = s->down == K4 || s->down == K5 || s->down == K6;
+    const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
+    for (const struct run *r = low ? runs : others, *end = r + n_runs; r < end; r++) {
+        if (r->context > s->cap || (most && r->context > most)) continue;
+        const int context = r->context, off = !r->chain;
+        const int32_t pos = context - 2;
+        void *rec = NULL;
+        chain_tuning.off = off;
+        chain_tuning.tile = r->tile, chain_tuning.items = r->items;
+        chain_tuning.near = chain_tuning.k_near = r->near;
+        kn_bound(gpu, context);
+        must("upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
+        must("upload", kn_op(gpu)->upload(gpu, m.pos, &pos, sizeof pos));
+        must("record_begin", kn_op(gpu)->record_begin(gpu));
+        for (int i = 0; i < 36 / s->layers; i++) run(&m, s->layers);
+        must("record_end", kn_op(gpu)->record_end(gpu, &rec));
+        const int layers = 36 / s->layers * s->layers;
+        double best = 1e9;
+        for (int i = 0; i < 20; i++) {
+            const double t = now();
+            for (int j = 0; j < 10; j++) must("replay", kn_op(gpu)->replay(gpu, rec));
+            must("sync", kn_op(gpu)->sync(gpu));
+            const double d = (now() - t) / 10;
+            if (i && d < best) best = d;
+        }
+        printf("%-20s context %5d %s %6d ahead, tiles of %d: %7.2f us a layer, %.2f TB/s\n", s->name, context,
+               off                 ? "launches"
+               : context > r->near ? "far     "
+                                   : "chain   ",
+               off   ? 0
+               : low ? chain_tuning.k_ahead
+                     : r->items,
+               r->tile, 1e6 * best / layers, bytes_of(s) / best * 1e-12 * layers);
+#ifdef CHAIN_TRACE
+        trace(200 * layers, !off);
+#endif
+        fflush(stdout);
+        kn_op(gpu)->record_free(gpu, rec);
+        kn_bound(gpu, 0);
+    }
+    free(x);
+    unmake(&m);
+}
+
+#include "chain_wide.h"
+
+/* n recordings made in many ways, each replayed often: the same bits as the launches', and an end. */
+static void stress(const struct shape *s, int n)
+{
+    static struct model m;
+    make(&m, s);
+    float *x = values((size_t)s->hidden, 1.0f);
+    for (int i = 0; i < n; i++) {
+        const int ahead = 20000 + (int)(rnd() % 90000);
+        chain_tuning.items = 2 * ahead, chain_tuning.tile = 1 << (11 + rnd() % 3);
+        chain_tuning.k_ahead = i % 3 ? ahead : 0;
+        chain_tuning.split = chain_tuning.split_normed = i % 4; /* 0: never */
+        char what[64];
+        snprintf(what, sizeof what, "%d bytes ahead,", ahead);
+        compare(&m, x, (int32_t)(rnd() % 1000), 150, true, what);
+    }
+    free(x);
+    unmake(&m);
+}
+
+/* what: a part of the name, or =NAME. */
+static bool called(const char *name, const char *what)
+{
+    return *what == '=' ? !strcmp(name, what + 1) : strstr(name, what) != NULL;
+}
+
+int main(int argc, char **argv)
+{
+    char msg[256];
+    const struct kn_open open = {.device = "cuda"};
+    const bool small = argc > 1 && !strcmp(argv[1], "--small"),
+               timing = argc > 1 && !strcmp(argv[1], "--bench"),
+               often = argc > 1 && !strcmp(argv[1], "--stress"), far = argc > 1 && !strcmp(argv[1], "--far");
+    chain_tuning.head_columns = 1 << 20;
+    if (small) chain_tuning.split = chain_tuning.split_normed = 1;
+    heads = !timing; /* what is timed is layers */
+    if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
+        fprintf(stderr, "chain_gpu: %s\n", msg);
+        return 5;
+    }
+    must("reserve", kn_op(gpu)->reserve(gpu, 1, 32768, 0, 0, 0));
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (argc > 2 && !called(shapes[i].name, argv[2]))
+            continue;
+        else if (timing && !shapes[i].small)
+            bench(&shapes[i], argc > 3 ? atoi(argv[3]) : 0);
+        else if (often && !shapes[i].small)
+            stress(&shapes[i], argc > 3 ? atoi(argv[3]) : 30);
+        else if (!often && !timing && !far && (!small || shapes[i].small))
+            check(&shapes[i], small);
+    for (size_t i = 0; i < sizeof far_shapes / sizeof *far_shapes; i++)
+        if (!often && !timing && (!small || far_shapes[i].small) &&
+            (argc < 3 || called(far_shapes[i].name, argv[2])))
+            check_far(&far_shapes[i], small);
+    for (size_t i = 0; i < sizeof wide_shapes / sizeof *wide_shapes; i++)
+        if ((argc > 2 && !called(wide_shapes[i].name, argv[2])) || far)
+            continue;
+        else if (often && !wide_shapes[i].small)
+            stress_wide(&wide_shapes[i], argc > 3 ? atoi(argv[3]) : 30);
+        else if (timing && !wide_shapes[i].small)
+            bench_wide(&wide_shapes[i]);
+        else if (!often && !timing && (!small || wide_shapes[i].small))
+            check_wide(&wide_shapes[i], small);
+    kn_backend_close(gpu);
+    if (timing) return 0;
+    printf("%ld passed, %ld failed\n", passed, failed);
+    return failed != 0;
+}

@@ -1,0 +1,246 @@
+/* test_gpu_pair.c - logits and drafts of the trained pair against the CPU's, recorded cycles against launched
+ * ones (test_gpu.c). */
+#include "../../../common/run/cycle.h"
+#include "../../../common/base/mem.h"
+#include "../../../common/run/session.h"
+#include "../../../common/run/spec.h"
+#include "../../../common/token/tokenizer.h"
+#include "test_gpu.h"
+
+/* ---- the pair ---- */
+
+static int32_t *text;
+static size_t n_text;
+#define WANTED 700
+
+static int add_ids(void *ctx, const int32_t *ids, size_t n, struct err *e)
+{
+    (void)ctx;
+    (void)e;
+    text = realloc(text, (n_text + n) * sizeof *text);
+    memcpy(text + n_text, ids, n * sizeof *ids);
+    n_text += n;
+    return 0;
+}
+
+static void read_prompt(const char *dir, const char *path)
+{
+    char model[512];
+    struct err e = {0};
+    struct gguf *g;
+    struct tokenizer *t;
+    struct tok_encoder *x;
+    struct io_map m;
+    if (text) return;
+    snprintf(model, sizeof model, "%s/target-bf16.gguf", dir);
+    if (gguf_open(&g, model, &e) || tok_open(&t, g, &e) || io_map_open(&m, path, &e) ||
+        tok_encoder_new(&x, t, false, true, &e))
+        die("prompt", e.msg);
+    while (n_text < WANTED)
+        if (tok_encode(x, m.data, m.size, true, add_ids, NULL, &e)) die("encode", e.msg);
+    tok_encoder_free(x);
+    tok_close(t);
+    gguf_close(g);
+    io_map_close(&m);
+}
+
+/* How far two rows of logits are apart, and whether their largest is the same up to the tolerance. */
+struct distance {
+    double square, norm, worst;
+    long rows, flips, wrong;
+};
+
+static void compare_row(struct distance *x, const float *want, const float *got, int n, double near)
+{
+    int a = 0, b = 0;
+    for (int i = 0; i < n; i++) {
+        double e = fabs((double)want[i] - got[i]);
+        x->square += e * e;
+        x->norm += (double)want[i] * want[i];
+        if (!(e <= x->worst)) x->worst = e;
+        if (want[i] > want[a]) a = i;
+        if (got[i] > got[b]) b = i;
+    }
+    x->rows++;
+    if (a == b) return;
+    x->flips++;
+    if ((double)want[a] - want[b] > near) x->wrong++; /* not a near tie */
+}
+
+struct rows {
+    float *at;
+    int n_vocab;
+};
+static int keep_rows(void *ctx, const float *rows, int32_t n, int32_t pos, struct err *e)
+{
+    struct rows *r = ctx;
+    (void)e;
+    memcpy(r->at + (size_t)pos * (size_t)r->n_vocab, rows, (size_t)n * (size_t)r->n_vocab * 4);
+    return 0;
+}
+
+/* Tolerance in logits: the CPU meets quantised weights with 8-bit blocks of activations, an error of the
+ * order of the weights' own (2^-8 a value, averaged over a row); the device does so up to 64 rows, and with
+ * 11 bits above. With float weights both are near exact up to 64 rows. Above, the device rounds both factors
+ * of a product to 11 bits: 2^-11 at most, 2e-4 in the mean of squares a value, 2.9e-4 a product relative to
+ * its terms' 2-norm, and so the logits by the head alone; the layers before add theirs. Three times that is
+ * the limit of a prompt's logits.
+ *
+ * Q2_K's weights make more of the same rounding: on the 20 rows of the steps the CPU is 0.0286 of the norm
+ * away from the same weights as float32 (Q3_K 0.0244, IQ4_XS 0.0229), so two roundings that know nothing of
+ * each other are the root of two times that apart. */
+#define PROMPT_FLOAT 9e-4
+static const struct {
+    const char *target, *drafter;
+    double rel, prompt, near;
+} pairs[] = {
+    {"f32", "bf16", 3e-4, PROMPT_FLOAT, 0.02},  {"f16", "bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"bf16", "bf16", 3e-4, PROMPT_FLOAT, 0.02}, {"q8_0", "q8_0", 2e-2, 2e-2, 0.3},
+    {"q4_k_m", "q4_k_m", 3e-2, 3e-2, 0.4},      {"q5_0", "q8_0", 3e-2, 3e-2, 0.4},
+    {"iq4_nl", "q4_k_m", 3e-2, 3e-2, 0.4},      {"iq4_xs", "q4_k_m", 3e-2, 3e-2, 0.4},
+    {"q3_k", "q4_k_m", 3e-2, 3e-2, 0.4},        {"q2_k", "q4_k_m", 4.05e-2, 3e-2, 0.4},
+};
+
+void check_pair(const char *dir, const char *prompt)
+{
+    read_prompt(dir, prompt);
+    static const int lens[] = {1, 40, 256, 300};
+    for (size_t k = 0; k < sizeof pairs / sizeof *pairs; k++) {
+        struct err e = {0};
+        char path[2][512];
+        struct model *t[2] = {0}, *d[2] = {0};
+        struct distance whole = {0}, step = {0}, block = {0};
+        snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, pairs[k].target);
+        snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, pairs[k].drafter);
+        for (int b = 0; b < 2; b++)
+            if (model_load(&t[b], path[0], b ? gpu : cpu, NULL, NULL, NULL, &e) ||
+                model_load(&d[b], path[1], b ? gpu : cpu, NULL, NULL, NULL, &e))
+                die(path[0], e.msg);
+        const int v = t[0]->d->n_vocab, n = 600;
+        float *rows[2], *one[2] = {malloc((size_t)v * 4), malloc((size_t)v * 4)};
+        for (int b = 0; b < 2; b++) { /* all logits of a prompt in chunks of 512 and less */
+            struct session *s;
+            struct session_options o = {.ctx = n + 64, .kv_type = KN_F16};
+            rows[b] = malloc((size_t)n * (size_t)v * 4);
+            struct rows r = {rows[b], v};
+            if (session_new(&s, t[b], d[b], &o, &e) || session_prefill(s, text, n, keep_rows, &r, &e))
+                die("prefill", e.msg);
+            session_free(s);
+        }
+        for (int i = 0; i < n; i++)
+            compare_row(&whole, rows[0] + (size_t)i * (size_t)v, rows[1] + (size_t)i * (size_t)v, v,
+                        pairs[k].near);
+        for (size_t i = 0; i < sizeof lens / sizeof *lens;
+             i++) { /* a step of 5 rows and a draft after prompts of many lengths */
+            struct session *s[2];
+            int32_t proposals[SESSION_MAX_ROWS];
+            bool usable;
+            for (int b = 0; b < 2; b++) {
+                struct session_options o = {.ctx = n, .chunk = 64, .kv_type = KN_F16};
+                if (session_new(&s[b], t[b], d[b], &o, &e) ||
+                    session_prefill(s[b], text, lens[i], NULL, NULL, &e) ||
+                    session_forward(s[b], text + lens[i], 5, &e))
+                    die("forward", e.msg);
+            }
+            for (int r = 0; r < 5; r++) {
+                if (session_logits(s[0], r, one[0], &e) || session_logits(s[1], r, one[1], &e))
+                    die("logits", e.msg);
+                compare_row(&step, one[0], one[1], v, pairs[k].near);
+            }
+            for (int b = 0; b < 2; b++)
+                if (session_commit(s[b], 3, &e) ||
+                    session_draft(s[b], text[lens[i] + 3], proposals, &usable, true, &e))
+                    die("draft", e.msg);
+            for (int r = 1; r < s[0]->o.block; r++) {
+                if (session_logits(s[0], r, one[0], &e) || session_logits(s[1], r, one[1], &e))
+                    die("logits", e.msg);
+                compare_row(&block, one[0], one[1], v, 2 * pairs[k].near);
+            }
+            session_free(s[0]);
+            session_free(s[1]);
+        }
+        const struct {
+            const char *what;
+            struct distance *x;
+            double rel;
+        } each[] = {{"prompt", &whole, pairs[k].prompt},
+                    {"steps", &step, pairs[k].rel},
+                    {"drafts", &block, 2 * pairs[k].rel}};
+        for (int i = 0; i < 3; i++) {
+            double rel = sqrt(each[i].x->square / each[i].x->norm);
+            verdict(rel <= each[i].rel && each[i].x->wrong == 0,
+                    "pair %s + %s, %s: %ld rows, relative error %.2g of %.2g, largest %.2g, %ld other "
+                    "argmax, %ld of them no near tie",
+                    pairs[k].target, pairs[k].drafter, each[i].what, each[i].x->rows, rel, each[i].rel,
+                    each[i].x->worst, each[i].x->flips, each[i].x->wrong);
+        }
+        for (int b = 0; b < 2; b++) free(rows[b]), free(one[b]), model_free(t[b]), model_free(d[b]);
+    }
+}
+
+/* ---- cycles ---- */
+
+enum { CYCLES = 40 };
+struct cycled {
+    int32_t pos, kept, ids[SESSION_MAX_ROWS], picks[SESSION_MAX_ROWS];
+};
+
+/* Cycles after n tokens of the text, width rows verified of a block. */
+static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t width, struct cycled *out)
+{
+    static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
+    struct session *s;
+    struct err e = {0};
+    const struct session_options o = {
+        .ctx = n + (CYCLES + 4) * SESSION_MAX_ROWS, .chunk = 64, .kv_type = KN_F16};
+    if (session_new(&s, t, d, &o, &e) || session_prefill(s, text, n, NULL, NULL, &e) ||
+        session_cycles_begin(s, text[n], width, &greedy, &e))
+        die("cycles", e.msg);
+    const int32_t ahead = session_cycles_ahead(s);
+    for (int32_t i = 0, running = 0; i < CYCLES; i++, running--) {
+        struct session_cycle c;
+        for (; running <= ahead; running++)
+            if (session_cycle_start(s, 1000, &e)) die("cycle", e.msg);
+        if (session_cycle_finish(s, &c, &e)) die("cycle", e.msg);
+        out[i] = (struct cycled){.pos = c.pos, .kept = c.kept};
+        memcpy(out[i].ids, c.ids, (size_t)s->o.block * sizeof *c.ids);
+        memcpy(out[i].picks, c.picks, (size_t)c.kept * sizeof *c.picks);
+    }
+    session_cycles_end(s, s->n_past);
+    session_free(s);
+}
+
+/* What is recorded, the context beside the target's head, proposes and keeps what operations one by one do. A
+ * wrong context would still give the target's tokens, so proposals are compared. */
+void check_cycles(const char *dir, const char *prompt, bool generic)
+{
+    static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
+    static const int32_t widths[] = {8, 3, 2, 1}, lens[] = {40, 300};
+    char msg[256];
+    struct kn_backend *direct;
+    const struct kn_open o = {.device = "cuda", .generic = generic, .direct = true};
+    read_prompt(dir, prompt);
+    if (kn_backend_open(&direct, &o, msg, sizeof msg)) die("direct", msg);
+    for (int k = 0; k < 3; k++) {
+        struct err e = {0};
+        struct model *t[2], *d[2];
+        char path[2][512];
+        snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, types[k]);
+        snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, types[k]);
+        for (int b = 0; b < 2; b++)
+            if (model_load(&t[b], path[0], b ? direct : gpu, NULL, NULL, NULL, &e) ||
+                model_load(&d[b], path[1], b ? direct : gpu, NULL, NULL, NULL, &e))
+                die(path[0], e.msg);
+        for (int i = 0; i < 8; i++) {
+            static struct cycled c[2][CYCLES];
+            int32_t wrong = 0, kept = 0;
+            for (int b = 0; b < 2; b++) run_cycles(t[b], d[b], lens[i / 4], widths[i % 4], c[b]);
+            for (int j = 0; j < CYCLES; j++)
+                wrong += memcmp(&c[0][j], &c[1][j], sizeof c[0][j]) != 0, kept += c[0][j].kept;
+            verdict(!wrong, "cycles of %s, %d rows after %d: %d of %d other than one by one, %d tokens",
+                    types[k], widths[i % 4], lens[i / 4], wrong, CYCLES, kept);
+        }
+        for (int b = 0; b < 2; b++) model_free(d[b]), model_free(t[b]);
+    }
+    kn_backend_close(direct);
+}

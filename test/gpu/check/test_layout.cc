@@ -1,0 +1,188 @@
+/* test_layout.cc - the streaming layout of weights on CUDA, checked on the host: every type's rows are packed
+ * as pack.cu packs them (pack.cuh), taken apart as products of many rows take them (unpack.cuh), and compared
+ * with kn_decode_row. Needs no GPU. Every value has the codec's bits, padding is zero, and every value is
+ * given once. And the sorting of rows' experts into tiles (experts.cuh), its steps run one after another for
+ * all threads as the blocks of a launch run them between barriers. */
+#include "../../../kernels/cuda/experts/experts.cuh"
+#include "../../../kernels/cuda/product/unpack.cuh"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+static uint64_t state = 1;
+static uint32_t rnd()
+{
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(state >> 32);
+}
+
+struct found {
+    float *at; /* row lane / 4, at the unit's first column */
+    int64_t high, *count;
+    void operator()(int hi, int column, const float v[4]) const
+    {
+        memcpy(at + (hi ? high : 0) + column, v, 16);
+        *count += 4;
+    }
+};
+
+/* The scales of a block: ordinary numbers, where random bits would give Inf and NaN. */
+static void set_scales(const struct kn_type_info *t, uint8_t *b)
+{
+    const int at = t->type == KN_Q6_K ? 208 : t->type == KN_Q3_K ? 108 : t->type == KN_Q2_K ? 80 : 0;
+    const bool two = t->type == KN_Q2_K || t->type == KN_Q4_K || t->type == KN_Q5_K || t->type == KN_Q4_1 ||
+                     t->type == KN_Q5_1;
+    for (int i = 0; i < (two ? 2 : 1); i++) {
+        const uint16_t h = kn_f32_to_f16((float)((int32_t)rnd() * 0x1p-33));
+        memcpy(b + at + 2 * i, &h, 2);
+    }
+}
+
+template <uint32_t T> static bool check(int64_t n_in, int32_t rows)
+{
+    const struct kn_type_info *t = kn_type_info(T);
+    const mm_type *m = mm_type_of(T);
+    const size_t row_bytes = kn_row_bytes(T, n_in);
+    const int64_t panel_bytes = mm_panel_bytes(m, n_in), units = panel_bytes / m->unit_bytes,
+                  ld = units * m->unit_k;
+    std::vector<uint8_t> file(row_bytes * (size_t)rows), unit((size_t)m->unit_bytes);
+    for (uint8_t &b : file) b = (uint8_t)rnd();
+    if (t->block == 1) /* floats: numbers of ordinary size */
+        for (size_t i = 0; i < file.size(); i += t->bytes) {
+            const float f = (float)((int32_t)rnd() * 0x1p-31);
+            const uint16_t h = T == KN_F16 ? kn_f32_to_f16(f) : kn_f32_to_bf16(f);
+            memcpy(file.data() + i, T == KN_F32 ? (const void *)&f : &h, t->bytes);
+        }
+    else
+        for (size_t i = 0; i < file.size(); i += t->bytes) set_scales(t, file.data() + i);
+    int64_t count = 0, wrong = 0;
+    double worst = 0;
+    for (int32_t first = 0; first < rows; first += 16) {
+        const mm_source source = {
+            file.data() + (size_t)first * row_bytes, row_bytes, rows - first, n_in, T, (int32_t)t->bytes};
+        std::vector<float> got((size_t)(16 * ld), NAN), want((size_t)n_in);
+        for (int64_t u = 0; u < units; u++) {
+            for (int i = 0; i < m->unit_bytes / 4; i++) {
+                const uint32_t w = mm_word(source, u, i);
+                memcpy(unit.data() + 4 * i, &w, 4);
+            }
+            for (int lane = 0; lane < 32; lane++)
+                unpack_unit<T>(unit.data(), lane,
+                               found{&got[(size_t)(lane / 4 * ld + u * m->unit_k)], 8 * ld, &count});
+        }
+        for (int r = 0; r < 16; r++) {
+            if (first + r < rows &&
+                kn_decode_row(T, file.data() + (size_t)(first + r) * row_bytes, want.data(), n_in))
+                return false;
+            for (int64_t k = 0; k < ld; k++) {
+                const float have = got[(size_t)(r * ld + k)];
+                const float y = first + r < rows && k < n_in ? want[(size_t)k] : 0.0f;
+                const double off = std::fabs((double)have - y);
+                wrong += !(off <= 0);
+                if (!(off <= worst)) worst = off;
+            }
+        }
+    }
+    const bool ok = !wrong && count == (rows + 15) / 16 * 16 * ld;
+    printf("%s layout/%s [%d, %lld]: %lld values, %lld wrong, largest difference %.2g\n",
+           ok ? "ok  " : "FAIL", t->name, rows, (long long)n_in, (long long)count, (long long)wrong, worst);
+    return ok;
+}
+
+template <uint32_t T> static int both()
+{
+    const int64_t block = kn_type_info(T)->block;
+    int failed = !check<T>(block == 1 ? 77 : 3 * block, 21);
+    return failed + !check<T>(block == 1 ? 1 : block, 1);
+}
+
+/* Every pair in one tile of its expert, in order, tiles full but an expert's last, as many as are made room
+ * for. */
+static bool check_tiles(int n_mat, const std::vector<int32_t> &ids, int tile_size, int threads, bool few)
+{
+    const int pairs = (int)ids.size();
+    std::vector<uint8_t> memory(few ? experts_few_bytes(pairs) : experts_sort_bytes(pairs, n_mat), 0xee);
+    std::vector<experts_tile> tile((size_t)experts_most_tiles(pairs, n_mat, tile_size) + 1,
+                                   experts_tile{7, 7, 7, 7});
+    std::vector<uint16_t> order((size_t)pairs, 0xffff);
+    int n = 0;
+    const uint8_t *end;
+    if (few) {
+        const experts_few s = experts_few_at(memory.data(), pairs, n_mat, tile_size);
+        const int whole = (pairs + 7) / 8 * 8;
+        for (int i = whole - 1; i >= 0; i--) experts_few_load(s, ids.data(), i);
+        for (int i = 0; i < whole; i++) experts_few_place(s, order.data(), i);
+        for (int i = 0; i < whole; i++) experts_few_head(s, i);
+        for (int i = 0; i < whole; i++) n += experts_few_tile(s, tile.data(), i);
+        end = (uint8_t *)(s.head + whole);
+    } else {
+        const experts_sort s = experts_sort_at(memory.data(), pairs, n_mat, tile_size);
+        for (int i = threads - 1; i >= 0; i--) experts_sort_load(s, ids.data(), i, threads);
+        for (int i = 0; i < 32 * EXPERTS_GROUPS; i++) experts_sort_count(s, i / 32, i % 32);
+        for (int i = 0; i < threads; i++) experts_sort_total(s, i, threads);
+        for (int lane = 0; lane < 32; lane++) experts_sort_sums(s, lane);
+        for (int lane = 0; lane < 32; lane++) n = experts_sort_tiles(s, tile.data(), lane);
+        for (int i = 32 * EXPERTS_GROUPS - 1; i >= 0; i--)
+            experts_sort_place(s, order.data(), i / 32, i % 32);
+        end = (uint8_t *)(s.sums + 64);
+    }
+    bool ok = (size_t)n < tile.size() && tile.back().expert == 7 && end <= memory.data() + memory.size();
+    int next = 0, last = -1;
+    for (int t = 0; t < n && ok; t++) {
+        const experts_tile &a = tile[(size_t)t];
+        const bool more = t + 1 < n && tile[(size_t)t + 1].expert == a.expert;
+        ok = a.first == next && a.count >= 1 && a.count <= tile_size && (!more || a.count == tile_size) &&
+             a.expert >= last;
+        for (int i = 0; i < a.count && ok; i++) {
+            const int p = order[(size_t)(next + i)];
+            const int32_t id = p < pairs ? ids[(size_t)p] : -1;
+            ok = p < pairs && ((uint32_t)id < (uint32_t)n_mat ? id : n_mat - 1) == a.expert &&
+                 (next + i == 0 || a.expert > last || order[(size_t)(next + i - 1)] < p);
+            last = a.expert;
+        }
+        next += a.count;
+    }
+    ok &= next == pairs;
+    printf("%s tiles of %d, %d pairs of %d experts: %d\n", ok ? "ok  " : "FAIL", tile_size, pairs, n_mat, n);
+    return ok;
+}
+
+static int all_tiles()
+{
+    static const int cases[][4] = {{1, 1, 8, 256},        {16, 5, 8, 256},        {64, 128, 8, 256},
+                                   {128, 256, 16, 256},   {128, 256, 16, 512},    {512, 256, 32, 256},
+                                   {16384, 256, 32, 256}, {16384, 1024, 32, 256}, {16384, 1, 32, 256},
+                                   {333, 33, 8, 512},     {8, 1000, 8, 512}};
+    int failed = 0;
+    for (const auto &c : cases)
+        for (int how = 0; how < 3;
+             how++) { /* mixed; all the same; one beside a few, and one that names no matrix */
+            std::vector<int32_t> ids((size_t)c[0]);
+            for (size_t i = 0; i < ids.size(); i++)
+                ids[i] = how == 1 ? c[1] / 2 : how == 2 && i % 17 ? 0 : (int32_t)(rnd() % (uint32_t)c[1]);
+            if (how == 2) ids[0] = -5;
+            failed += !check_tiles(c[1], ids, c[2], c[3], false);
+            if (c[0] <= 512) failed += !check_tiles(c[1], ids, c[2], c[3], true);
+        }
+    /* The magic division of pairs by the experts a row. */
+    for (uint32_t used = 2; used <= EXPERTS_USED; used++) {
+        const uint32_t per = (uint32_t)((0x100000000u + used - 1) / used);
+        bool ok = true;
+        for (uint32_t p = 0; p < EXPERTS_PAIRS; p++) ok &= (uint32_t)((uint64_t)p * per >> 32) == p / used;
+        if (!ok) printf("FAIL pairs of rows of %u experts\n", used);
+        failed += !ok;
+    }
+    return failed;
+}
+
+int main()
+{
+    const int failed = both<KN_F32>() + both<KN_F16>() + both<KN_BF16>() + both<KN_Q8_0>() + both<KN_Q4_0>() +
+                       both<KN_Q4_1>() + both<KN_Q5_0>() + both<KN_Q5_1>() + both<KN_Q4_K>() +
+                       both<KN_Q5_K>() + both<KN_Q6_K>() + both<KN_Q2_K>() + both<KN_Q3_K>() +
+                       both<KN_IQ4_NL>() + both<KN_IQ4_XS>() + all_tiles();
+    printf("test_layout: %d failed\n", failed);
+    return failed != 0;
+}

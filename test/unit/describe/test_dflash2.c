@@ -1,0 +1,313 @@
+/* test_dflash2.c - DFlash2 drafters: converted with all of their pieces, described, and not run. */
+#include "../make/convert_fixture.h"
+
+#include "../../../common/describe/desc.h"
+#include "../../../common/inspect/diff.h"
+
+enum { KERNEL = 2, GROUP = 16, RANK = 8, TOP_K = 4 };
+
+static const struct pair dflash2[] = {
+    {"architectures", "[\"DFlash2DraftModel\"]"},
+    {"is_causal", "false"},
+    {"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"conv_kernel_size\": 2, "
+                      "\"conv_group_size\": 16, \"selector_rank\": 8, \"selector_top_k\": 4}"},
+    {NULL, NULL},
+};
+
+/* suffix: of the codebooks' names, which exporters write with and without. */
+static struct spec dflash2_spec(const char *suffix)
+{
+    static const char *const side[] = {"attention_conv", "mlp_conv"};
+    struct spec s = drafter_spec("");
+    for (int i = 0; i < LAYERS; i++)
+        for (int j = 0; j < 2; j++) {
+            add(&s, 2, KERNEL, "layers.%d.%s.base_kernel", i, side[j]);
+            add_dim(&s, EMBD);
+            add(&s, 2 * KERNEL * EMBD / GROUP, EMBD, "layers.%d.%s.kernel_projection.weight", i, side[j]);
+        }
+    add(&s, VOCAB, RANK, "candidate_selector.predecessor_codebook%s", suffix);
+    add(&s, VOCAB, RANK, "candidate_selector.successor_codebook%s", suffix);
+    add(&s, RANK, EMBD, "candidate_selector.hidden_projection.weight");
+    return s;
+}
+
+static struct spec_tensor *named(struct spec *s, const char *part)
+{
+    for (int i = 0; i < s->n; i++)
+        if (strstr(s->t[i].name, part)) return &s->t[i];
+    fail_msg("no %s", part);
+    return NULL;
+}
+
+static void write_all(const struct spec *s, const struct pair *change)
+{
+    struct pair all[16];
+    int n = 0;
+    for (const struct pair *p = dflash2; p->key; p++) {
+        bool changed = false;
+        for (const struct pair *c = change; c && c->key; c++) changed |= !strcmp(c->key, p->key);
+        if (!changed) all[n++] = *p;
+    }
+    for (const struct pair *c = change; c && c->key; c++) all[n++] = *c;
+    all[n] = (struct pair){NULL, NULL};
+    write_config("d", base_drafter, all);
+    write_weights("d", s);
+}
+
+static void tensor_is(const struct gguf *g, const char *name, const char *hf, uint32_t type, int64_t ne0,
+                      int64_t ne1, int64_t ne2)
+{
+    const struct gguf_tensor *t = gguf_tensor(g, name);
+    if (!t) fail_msg("no %s", name);
+    assert_int_equal(t->type, type);
+    assert_int_equal(t->ne[0], ne0);
+    assert_int_equal(t->ne[1], ne1);
+    assert_int_equal(t->ne[2], ne2);
+    for (int64_t i = 0; i < ne0 * ne1 * ne2; i++) {
+        uint32_t want = (uint32_t)value_bits(hf, (uint64_t)i) << 16, got = 0;
+        if (type == KN_F32)
+            memcpy(&got, t->data + 4 * i, 4);
+        else
+            memcpy((uint8_t *)&got + 2, t->data + 2 * i, 2);
+        assert_int_equal(got, want);
+    }
+}
+
+static void test_convert(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct spec s = dflash2_spec(i ? ".weight" : "");
+        write_all(&s, NULL);
+        struct convert o = options("d");
+        convert_ok(&o);
+        struct gguf *g = open_out();
+        const char *suffix = i ? ".weight" : "";
+        char book[96];
+        assert_int_equal(g->n_tensors, 3 + 11 * LAYERS + 4 * LAYERS + 3);
+        assert_int_equal(u32(g, "dflash.conv_kernel_size"), KERNEL);
+        assert_int_equal(u32(g, "dflash.conv_group_size"), GROUP);
+        assert_int_equal(u32(g, "dflash.selector_rank"), RANK);
+        assert_int_equal(u32(g, "dflash.selector_top_k"), TOP_K);
+        array_is(g, "dflash.attention.causal_pattern", GGUF_BOOL, (int64_t[]){0, 0}, 2);
+        tensor_is(g, "blk.1.attn_conv_base", "layers.1.attention_conv.base_kernel", KN_F32, EMBD, KERNEL, 2);
+        tensor_is(g, "blk.0.ffn_conv_base", "layers.0.mlp_conv.base_kernel", KN_F32, EMBD, KERNEL, 2);
+        tensor_is(g, "blk.1.ffn_conv_proj.weight", "layers.1.mlp_conv.kernel_projection.weight", KN_BF16,
+                  EMBD, 8, 1);
+        snprintf(book, sizeof book, "candidate_selector.predecessor_codebook%s", suffix);
+        tensor_is(g, "selector_predecessor.weight", book, KN_BF16, RANK, VOCAB, 1);
+        snprintf(book, sizeof book, "candidate_selector.successor_codebook%s", suffix);
+        tensor_is(g, "selector_successor.weight", book, KN_BF16, RANK, VOCAB, 1);
+        tensor_is(g, "selector_hidden.weight", "candidate_selector.hidden_projection.weight", KN_BF16, EMBD,
+                  RANK, 1);
+        gguf_close(g);
+    }
+}
+
+static void test_described(void **state)
+{
+    (void)state;
+    struct spec s = dflash2_spec("");
+    struct err e = {0};
+    struct desc *d;
+    write_all(&s, NULL);
+    struct convert o = options("d");
+    convert_ok(&o);
+    struct gguf *g = open_out();
+    if (desc_read(&d, g, NULL, &e)) fail_msg("%s", e.msg);
+    assert_string_equal(d->kind, "DFlash2");
+    assert_int_equal(d->conv_kernel, KERNEL);
+    assert_int_equal(d->conv_group, GROUP);
+    assert_int_equal(d->selector_rank, RANK);
+    assert_int_equal(d->selector_k, TOP_K);
+    assert_non_null(strstr(d->pieces, "dflash.conv_kernel_size 2"));
+    assert_non_null(strstr(d->pieces, "blk.0.attn_conv_base [32, 2, 2]"));
+    assert_null(strstr(d->pieces, "blk.1."));
+    assert_int_equal(desc_runnable(d, &e), -1);
+    assert_int_equal(e.code, ERR_FORMAT);
+    assert_memory_equal(e.msg, "a DFlash2 drafter: running it is not supported (found ", 54);
+    desc_free(d);
+    gguf_close(g);
+}
+
+/* Without is_causal no layer of a DFlash2 is causal, whether it slides or not. */
+static void test_causal(void **state)
+{
+    (void)state;
+    static const struct pair silent[] = {{"is_causal", NULL}, {NULL, NULL}};
+    struct spec s = dflash2_spec("");
+    write_all(&s, silent);
+    struct convert o = options("d");
+    convert_ok(&o);
+    struct gguf *g = open_out();
+    assert_null(gguf_find(g, "dflash.attention.causal"));
+    array_is(g, "dflash.attention.sliding_window_pattern", GGUF_BOOL, (int64_t[]){1, 0}, 2);
+    array_is(g, "dflash.attention.causal_pattern", GGUF_BOOL, (int64_t[]){0, 0}, 2);
+    gguf_close(g);
+}
+
+#define CONFIG(parts) "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], " parts "}"
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        struct pair change[3];
+        const char *msg;
+    } c[] = {
+        {{{"dflash_config",
+           CONFIG("\"conv_kernel_size\": 2, \"conv_group_size\": 16, \"selector_rank\": 8")}},
+         "d/config.json: selector_top_k is missing (expected at dflash_config.selector_top_k or "
+         "selector_top_k)"},
+        {{{"dflash_config", CONFIG("\"conv_group_size\": 16, \"selector_rank\": 8, \"selector_top_k\": 4")}},
+         "d/config.json: conv_kernel_size is missing..."},
+        {{{"dflash_config", CONFIG("\"conv_kernel_size\": 3, \"conv_group_size\": 16, \"selector_rank\": 8, "
+                                   "\"selector_top_k\": 4")}},
+         "d: layers.0.attention_conv.base_kernel has the wrong shape: dimension 1 (expected 3 as in "
+         "conv_kernel_size, got 2)"},
+        {{{"dflash_config", CONFIG("\"conv_kernel_size\": 2, \"conv_group_size\": 16, \"selector_rank\": 9, "
+                                   "\"selector_top_k\": 4")}},
+         "d: candidate_selector.predecessor_codebook has the wrong shape: dimension 1 (expected 9 as in "
+         "selector_rank, got 8)"},
+        {{{"dflash_config", CONFIG("\"conv_kernel_size\": 2, \"conv_group_size\": 8, \"selector_rank\": 8, "
+                                   "\"selector_top_k\": 4")}},
+         "d: layers.0.attention_conv.kernel_projection.weight does not fit conv_kernel_size 2 and "
+         "conv_group_size 8 (expected 16 rows, got 8)"},
+        {{{"dflash_config", CONFIG("\"conv_kernel_size\": 2, \"conv_group_size\": 7, \"selector_rank\": 8, "
+                                   "\"selector_top_k\": 4")}},
+         "d/config.json: conv_group_size does not divide the width (expected a divisor of 32, got 7)"},
+        {{{"vocab_size", "41"}},
+         "d: candidate_selector.predecessor_codebook: rows (expected the vocabulary's 41, got 40)"},
+        {{{"architectures", "[\"DFlashDraftModel\"]"}},
+         "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter..."},
+        {{{"markov_rank", "4"}}, "d/config.json: key markov_rank shows a DSpark drafter..."},
+        {{{"architectures", "[\"Qwen3DSparkModel\"]"}},
+         "d/config.json: architecture Qwen3DSparkModel: DSpark drafters are not supported..."},
+        {{{"architectures", "[\"Gemma4AssistantForCausalLM\"]"}},
+         "d/config.json: architecture Gemma4AssistantForCausalLM: MTP assistant drafters are not "
+         "supported..."},
+        {{{"architectures", "[\"DominoDraftModel\"]"}},
+         "d/config.json: architecture DominoDraftModel: Domino drafters are not supported..."},
+    };
+    struct spec s = dflash2_spec("");
+    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+        write_all(&s, c[i].change);
+        struct convert o = options("d");
+        convert_bad(&o, ERR_FORMAT, c[i].msg);
+    }
+}
+
+static void test_torn(void **state)
+{
+    (void)state;
+    struct spec s = dflash2_spec("");
+    struct convert o = options("d");
+    named(&s, "successor_codebook")->shape[0] = VOCAB - 1;
+    write_all(&s, NULL);
+    convert_bad(
+        &o, ERR_FORMAT,
+        "d: candidate_selector.successor_codebook has the wrong shape: dimension 0 (expected 40 as in "
+        "candidate_selector.predecessor_codebook, got 39)");
+    s = dflash2_spec("");
+    strcpy(named(&s, "layers.1.mlp_conv.base_kernel")->name, "layers.1.mlp_conv.base_kernels");
+    write_all(&s, NULL);
+    convert_bad(&o, ERR_FORMAT, "d: tensor layers.1.mlp_conv.base_kernel is missing");
+    s = dflash2_spec("");
+    write_all(&s, NULL);
+    unlink("d/config.json");
+    o.rope_theta = 1e6;
+    o.n_taps = 2;
+    o.taps[1] = 1;
+    o.mask_id = 39;
+    o.block_size = 8;
+    convert_bad(&o, ERR_FORMAT, "d: a DFlash2 drafter does not convert without its config.json");
+}
+
+/* Other dialects have no names for the pieces; its own keeps every byte. */
+static void test_dialects(void **state)
+{
+    (void)state;
+    struct spec s = dflash2_spec("");
+    write_all(&s, NULL);
+    struct convert o = options("d");
+    o.dialect = "ik";
+    convert_bad(&o, ERR_FORMAT,
+                "d: dialect ik has no place for the parts of a DFlash2 drafter (convolutions, a...");
+    o = options("d");
+    o.dialect = "upstream";
+    o.output = "up.gguf";
+    convert_ok(&o);
+    o = options("up.gguf");
+    convert_ok(&o);
+    struct err e = {0};
+    struct gguf *a, *b;
+    assert_int_equal(gguf_open(&a, "up.gguf", &e), 0);
+    b = open_out();
+    assert_int_equal(a->map.size, b->map.size);
+    for (uint64_t i = 0; i < a->n_tensors; i++)
+        assert_memory_equal(a->tensor[i].data, b->tensor[i].data, a->tensor[i].bytes);
+    gguf_close(a);
+    gguf_close(b);
+    o = options("up.gguf");
+    o.dialect = "lucebox";
+    convert_bad(&o, ERR_FORMAT,
+                "up.gguf: dialect lucebox has no place for the parts of a DFlash2 drafter (dflash.con...");
+}
+
+static void ignore(void *ctx, const struct diff_tensor *t)
+{
+    (void)ctx;
+    (void)t;
+}
+
+/* The checkpoint against its GGUF, through the same tables. */
+static void test_diff(void **state)
+{
+    (void)state;
+    struct spec s = dflash2_spec(".weight");
+    struct err e = {0};
+    struct diff_total total;
+    write_all(&s, NULL);
+    struct convert o = options("d");
+    convert_ok(&o);
+    if (diff_files("d", "out.gguf", 1, ignore, NULL, &total, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(total.tensors, 3 + 15 * LAYERS + 3);
+    assert_int_equal(total.identical, total.tensors);
+    assert_int_equal(total.missing, 0);
+}
+
+/* The published shape has 81 tensors. */
+static void test_random(void **state)
+{
+    (void)state;
+    static const struct pair five[] = {
+        {"num_hidden_layers", "5"},
+        {"layer_types",
+         "[\"sliding_attention\", \"sliding_attention\", \"sliding_attention\", \"sliding_attention\", "
+         "\"sliding_attention\"]"},
+        {NULL, NULL}};
+    struct spec s = dflash2_spec("");
+    write_all(&s, five);
+    struct convert o = options("d/config.json");
+    o.random = true;
+    o.seed = 3;
+    convert_ok(&o);
+    struct gguf *g = open_out();
+    struct err e = {0};
+    struct desc *d;
+    assert_int_equal(g->n_tensors, 81);
+    if (desc_read(&d, g, NULL, &e)) fail_msg("%s", e.msg);
+    assert_string_equal(d->kind, "DFlash2");
+    desc_free(d);
+    gguf_close(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_convert), cmocka_unit_test(test_described), cmocka_unit_test(test_causal),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_torn),      cmocka_unit_test(test_dialects),
+        cmocka_unit_test(test_random),  cmocka_unit_test(test_diff),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,561 @@
+/* test_recurrent.c - sessions over models with gated delta nets: their state must stand where the stream
+ * stands, whatever was tried and rejected on the way.
+ *
+ * What is compared is bytes: logits of rows at once with those of rows one by one, drafted with undrafted
+ * streams, resumed with uninterrupted ones, and state files with each other. */
+#include "../model/family_fixture.h"
+
+#include "../model/recorder.h"
+#include "../streams.h"
+
+enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
+
+/* ---- models: random weights at the sizes of three configs ---- */
+
+#define SIZES(layers, types, n_k, n_v, d_k, d_v, taps)                                                       \
+    {"num_hidden_layers", layers}, {"layer_types", types}, {"linear_conv_kernel_dim", taps},                 \
+        {"linear_key_head_dim", d_k}, {"linear_num_key_heads", n_k}, {"linear_num_value_heads", n_v},        \
+        {"linear_value_head_dim", d_v}, {"rope_theta", NULL}, {"rope_scaling", NULL},                        \
+        {"use_sliding_window", NULL}, {"max_window_layers", NULL}, {"vocab_size", "9"},                      \
+        {"tie_word_embeddings", "false"},                                                                    \
+    {                                                                                                        \
+        "rope_parameters",                                                                                   \
+            "{\"rope_type\": \"default\", \"rope_theta\": 10000, \"partial_rotary_factor\": 0.5}"            \
+    }
+#define FULL "\"full_attention\""
+#define LINEAR "\"linear_attention\""
+
+static const struct pair dense[] = {
+    {"architectures", "[\"Qwen3_5ForCausalLM\"]"},
+    {"model_type", "\"qwen3_5_text\""},
+    SIZES("4", "[" LINEAR ", " LINEAR ", " LINEAR ", " FULL "]", "2", "6", "24", "20", "4"),
+    {NULL, NULL},
+};
+static const struct pair even[] = {
+    {"architectures", "[\"Qwen3_5ForCausalLM\"]"},
+    {"model_type", "\"qwen3_5_text\""},
+    SIZES("3", "[" FULL ", " LINEAR ", " LINEAR "]", "3", "3", "16", "32", "2"),
+    {NULL, NULL},
+};
+static const struct pair experts[] = {
+    {"architectures", "[\"Qwen3_5MoeForCausalLM\"]"},
+    {"model_type", "\"qwen3_5_moe_text\""},
+    {"num_experts", "5"},
+    {"num_experts_per_tok", "2"},
+    {"moe_intermediate_size", "24"},
+    {"shared_expert_intermediate_size", "20"},
+    SIZES("5", "[" LINEAR ", " FULL ", " LINEAR ", " FULL ", " LINEAR "]", "2", "8", "16", "16", "4"),
+    {NULL, NULL},
+};
+static const struct pair *const kinds[] = {dense, even, experts};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+static const struct pair drafter_parts[] = {
+    {"block_size", "6"},
+    {"dflash_config", "{\"mask_token_id\": 8, \"target_layer_ids\": [0, 2]}"},
+    {"num_target_layers", NULL},
+    {"vocab_size", "9"},
+    {NULL, NULL},
+};
+
+static struct kn_backend *be;
+
+static struct model *make(const char *dir, uint64_t seed, enum quant_recipe type)
+{
+    struct err e = {0};
+    struct model *m;
+    struct convert o = options(dir);
+    char path[64];
+    snprintf(path, sizeof path, "%s.gguf", dir);
+    o.output = path;
+    o.random = true;
+    o.seed = seed;
+    o.type_given = true;
+    o.type = type;
+    convert_ok(&o);
+    must(model_load(&m, path, be, NULL, NULL, NULL, &e), &e);
+    return m;
+}
+
+static struct model *target(int kind)
+{
+    family_config("target", kinds[kind], NULL);
+    return make("target", 11 + (uint64_t)kind, kind == 1 ? QUANT_Q8_0 : QUANT_F32);
+}
+
+static struct model *drafter(void)
+{
+    write_config("drafter", base_drafter, drafter_parts);
+    return make("drafter", 5, QUANT_F32);
+}
+
+static struct session *start(struct model *t, struct model *d, int32_t chunk, uint32_t kv)
+{
+    struct err e = {0};
+    struct session *s;
+    const struct session_options o = {.ctx = 400, .chunk = chunk, .kv_type = kv};
+    must(session_new(&s, t, d, &o, &e), &e);
+    return s;
+}
+
+/* ---- rows ---- */
+
+static int take_rows(void *ctx, const float *rows, int32_t n, int32_t first_pos, struct err *e)
+{
+    (void)e;
+    memcpy((float *)ctx + first_pos * IDS, rows, (size_t)n * IDS * sizeof *rows);
+    return 0;
+}
+
+static void prefill_rows(struct model *t, int32_t chunk, uint32_t kv, float *out)
+{
+    struct err e = {0};
+    struct session *s = start(t, NULL, chunk, kv);
+    must(session_prefill(s, prompt, N_ROWS, take_rows, out, &e), &e);
+    session_free(s);
+}
+
+/* n rows at n_past, each with the logits that it has in all. */
+static void forward_rows(struct session *s, int32_t n, const float *all)
+{
+    struct err e = {0};
+    float row[IDS];
+    int32_t at = s->n_past;
+    must(session_forward(s, prompt + at, n, &e), &e);
+    for (int32_t i = 0; i < n; i++) {
+        must(session_logits(s, i, row, &e), &e);
+        if (memcmp(row, all + (at + i) * IDS, sizeof row))
+            fail_msg("position %d, row %d of %d", at + i, i, n);
+    }
+}
+
+/* Rows forward, of which some are kept, none, or all; then a prefill that begins with rows to be replayed. */
+static void check_steps(struct model *t, uint32_t kv, const float *all)
+{
+    static const int32_t rows[] = {1, 64, 5, 16, 2, 64, 3, 1}, kept[] = {1, 3, 5, 0, 1, 0, 2, 1};
+    static float some[N_ROWS * IDS];
+    struct err e = {0};
+    for (int32_t first = 1; first < 20; first += 17) {
+        struct session *s = start(t, NULL, 16, kv);
+        must(session_prefill(s, prompt, first, NULL, NULL, &e), &e);
+        for (int i = 0; i < 20 && s->n_past + 64 < N_ROWS; i++) {
+            forward_rows(s, rows[i % 8], all);
+            if (kept[i % 8]) must(session_commit(s, kept[i % 8], &e), &e);
+        }
+        forward_rows(s, 6, all);
+        must(session_commit(s, 4, &e), &e);
+        int32_t at = s->n_past;
+        assert_int_equal(s->pending, 4);
+        must(session_prefill(s, prompt + at, N_ROWS - at, take_rows, some, &e), &e);
+        assert_memory_equal(some + at * IDS, all + at * IDS, (size_t)(N_ROWS - at) * IDS * sizeof *all);
+        session_free(s);
+    }
+}
+
+static void test_rows(void **state)
+{
+    static float all[N_ROWS * IDS], some[N_ROWS * IDS];
+    static const int32_t chunk[] = {1, 7, 64, 65};
+    static const uint32_t kv[] = {KN_F16, KN_BF16, KN_F32};
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (int k = 0; k < 3; k++) {
+            prefill_rows(t, 512, kv[k], all);
+            for (int i = 0; i < 4; i++) {
+                prefill_rows(t, chunk[i], kv[k], some);
+                assert_memory_equal(all, some, sizeof all);
+            }
+            check_steps(t, kv[k], all);
+        }
+        model_free(t);
+    }
+}
+
+/* The same keys and values with another state give other logits; else the other tests would see nothing. */
+static void test_state_matters(void **state)
+{
+    static float a[N_ROWS * IDS], b[N_ROWS * IDS];
+    struct err e = {0};
+    struct session *s;
+    (void)state;
+    struct model *t = target(0);
+    prefill_rows(t, 512, KN_F32, a);
+    s = start(t, NULL, 512, KN_F32);
+    must(session_prefill(s, prompt, N_ROWS - 1, NULL, NULL, &e), &e);
+    float *z = mem_calloc(1, (size_t)(6 * 20 * 24) * sizeof *z);
+    assert_non_null(z);
+    must(s->op->upload(be, s->delta[1].s, z, (size_t)(6 * 20 * 24) * sizeof *z), &e);
+    mem_free(z);
+    must(session_forward(s, prompt + N_ROWS - 1, 1, &e), &e);
+    must(session_logits(s, 0, b, &e), &e);
+    assert_memory_not_equal(a + (N_ROWS - 1) * IDS, b, IDS * sizeof *b);
+    session_free(s);
+    model_free(t);
+}
+
+/* ---- streams ---- */
+
+static const struct kn_sampler samplers[] = {
+    {.top_p = 1, .repeat_penalty = 1},
+    {.temp = 2, .top_k = 7, .top_p = 0.95f, .repeat_penalty = 1.1f, .repeat_last = 20, .seed = 3},
+};
+
+static void go_on(struct session *s, int sampler, int64_t n, int32_t width, struct run *r)
+{
+    struct err e = {0};
+    const struct spec_options o = {.n = n,
+                                   .sampler = samplers[sampler],
+                                   .width = width,
+                                   .tokens = take_tokens,
+                                   .proposals = take_proposals,
+                                   .ctx = r};
+    memset(r, 0, sizeof *r);
+    must(spec_generate(s, &o, &r->st, &e), &e);
+}
+
+static void run(struct model *t, struct model *d, int32_t n_prompt, int sampler, int32_t width, struct run *r)
+{
+    struct err e = {0};
+    struct session *s = start(t, d, 16, KN_F16);
+    must(session_prefill(s, prompt, n_prompt, NULL, NULL, &e), &e);
+    go_on(s, sampler, N_NEW, width, r);
+    assert_int_equal(r->n, N_NEW);
+    session_free(s);
+}
+
+static void same(const struct run *a, const struct run *b, bool traces)
+{
+    same_ids(a, b);
+    if (traces) same_trace(a, b);
+}
+
+/* Drafted as undrafted, with the host between the parts of a cycle and with cycles recorded and started
+ * early. */
+static void test_lossless(void **state)
+{
+    static struct run plain, host, early;
+    static const int32_t width[] = {0, 1, 2, 4};
+    int64_t accepted = 0, cycles = 0;
+    (void)state;
+    struct model *d = drafter();
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (int sampler = 0; sampler < 2; sampler++)
+            for (int i = 0; i < 4; i++) {
+                run(t, NULL, 33, sampler, 0, &plain);
+                run(t, d, 33, sampler, width[i], &host);
+                same(&plain, &host, false);
+                recorder_on(be);
+                run(t, NULL, 33, sampler, 0, &early);
+                same(&plain, &early, false);
+                run(t, d, 33, sampler, width[i], &early);
+                recorder_off(be);
+                assert_true(recorder.replayed > 3);
+                same(&host, &early, true);
+                for (int j = 0; j < BLOCK; j++) accepted += j * host.st.accepted[j];
+                cycles += host.st.cycles;
+            }
+        model_free(t);
+    }
+    /* Random models over 9 ids: some proposals must have been right, and more than one in a row. */
+    assert_true(accepted > cycles / 20 && accepted < 4 * cycles);
+    model_free(d);
+}
+
+/* Proposals that are none: rows of NaN are verified, and must leave nothing in the state. */
+static void test_no_proposals(void **state)
+{
+    static struct run plain, r;
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind), *d = drafter();
+        struct err e = {0};
+        float nan[EMBD];
+        for (int i = 0; i < EMBD; i++) nan[i] = NAN;
+        must(kn_op(be)->upload(be, d->output_norm, nan, sizeof nan), &e);
+        run(t, NULL, 20, 1, 0, &plain);
+        for (int recorded = 0; recorded < 2; recorded++) {
+            if (recorded) recorder_on(be);
+            run(t, d, 20, 1, 0, &r);
+            if (recorded) recorder_off(be);
+            same(&plain, &r, false);
+            assert_int_equal(r.st.nan_cycles, N_NEW - 1);
+        }
+        model_free(d);
+        model_free(t);
+    }
+}
+
+/* ---- states ---- */
+
+static struct session *restore(const char *path, struct model *t, struct model *d)
+{
+    struct err e = {0};
+    struct state *st;
+    struct state_info info;
+    struct session *s = start(t, d, 16, KN_F16);
+    must(state_open(&st, path, &info, &e) || state_restore(st, s, &e), &e);
+    state_close(st);
+    return s;
+}
+
+static void same_files(const char *a, const char *b)
+{
+    struct err e = {0};
+    struct io_map x, y;
+    must(io_map_open(&x, a, &e) || io_map_open(&y, b, &e), &e);
+    assert_int_equal(x.size, y.size);
+    assert_memory_equal(x.data, y.data, x.size);
+    io_map_close(&x);
+    io_map_close(&y);
+}
+
+/* Around the borders of chunks: resumed, and resumed with more of the prompt after it. */
+static void test_resume(void **state)
+{
+    static struct run whole, r;
+    static const int32_t length[] = {1, 2, 3, 15, 16, 17, 47, 48, 49};
+    struct err e = {0};
+    (void)state;
+    struct model *d = drafter();
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
+            struct session *s = start(t, d, 16, KN_F16);
+            run(t, d, length[i], 0, 0, &whole);
+            must(session_prefill(s, prompt, length[i], NULL, NULL, &e), &e);
+            save(s, "state");
+            session_free(s);
+            s = restore("state", t, d);
+            save(s, "again");
+            same_files("state", "again");
+            go_on(s, 0, N_NEW, 0, &r);
+            same(&whole, &r, true);
+            session_free(s);
+            s = restore("state", t, d);
+            run(t, d, length[i] + 20, 0, 0, &whole);
+            must(session_prefill(s, prompt + length[i], 20, NULL, NULL, &e), &e);
+            go_on(s, 0, N_NEW, 0, &r);
+            same(&whole, &r, true);
+            session_free(s);
+        }
+        model_free(t);
+    }
+    model_free(d);
+}
+
+/* Rows that were committed but not yet replayed are in the file, which is that of a prefill to the byte. */
+static void test_settled(void **state)
+{
+    struct err e = {0};
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        struct session *s = start(t, NULL, 16, KN_F16);
+        must(session_prefill(s, prompt, 21, NULL, NULL, &e), &e);
+        save(s, "state");
+        session_free(s);
+        s = start(t, NULL, 16, KN_F16);
+        must(session_prefill(s, prompt, 12, NULL, NULL, &e), &e);
+        must(session_forward(s, prompt + 12, 40, &e) || session_commit(s, 8, &e), &e);
+        assert_int_equal(s->pending, 8);
+        struct io_out o;
+        must(io_out_open(&o, "not", true, NULL, 0, &e), &e);
+        assert_int_equal(state_save(s, &o, &e), -1); /* the logits are not of the last token */
+        assert_int_equal(e.code, ERR_USAGE);
+        io_out_abort(&o);
+        e = (struct err){0};
+        must(session_forward(s, prompt + 20, 1, &e) || session_commit(s, 1, &e), &e);
+        assert_int_equal(s->pending, 1);
+        save(s, "other");
+        assert_int_equal(s->pending, 0);
+        same_files("state", "other");
+        save(s, "other");
+        same_files("state", "other");
+        session_free(s);
+        model_free(t);
+    }
+}
+
+static void refused(struct session *s)
+{
+    struct err e = {0};
+    assert_int_equal(session_prefill(s, prompt, 1, NULL, NULL, &e), -1);
+    assert_int_equal(e.code, ERR_USAGE);
+    assert_string_equal(e.msg, "the session has generated and cannot go on (expected a new one)");
+    assert_int_equal(session_forward(s, prompt, 1, &e), -1);
+}
+
+/* What was generated may be followed by more, as if it had been the prompt; but not where a cycle that nobody
+ * wanted has taken the state along. */
+static void test_after(void **state)
+{
+    static struct run r, next, whole;
+    struct err e = {0};
+    int ended = 0, went_on = 0;
+    (void)state;
+    struct model *d = drafter();
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        run(t, NULL, 20, 1, 0, &whole);
+        for (int i = 0; i < 22; i++) {
+            const int n = 1 + i / 2;
+            if (i % 2) recorder_on(be);
+            struct session *s = start(t, d, 16, KN_F16);
+            must(session_prefill(s, prompt, 20, NULL, NULL, &e), &e);
+            go_on(s, 1, n, 0, &r);
+            assert_int_equal(s->n_past, 20 + n - 1);
+            assert_memory_equal(r.id, whole.id, (size_t)n * sizeof *r.id);
+            if (s->spent) { /* the last cycle kept more than was expected, with another one behind it */
+                assert_int_equal(i % 2, 1);
+                refused(s);
+                ended++;
+            } else {
+                must(session_prefill(s, r.id + n - 1, 1, NULL, NULL, &e), &e);
+                go_on(s, 1, 9, 0, &next);
+                assert_memory_equal(next.id, whole.id + n, 9 * sizeof *r.id);
+                went_on += i % 2;
+            }
+            session_free(s);
+            if (i % 2) recorder_off(be);
+        }
+        model_free(t);
+    }
+    assert_true(ended > 0 && went_on > 0);
+    model_free(d);
+}
+
+/* n tokens without a drafter, and the state after all of them: a file. */
+static void state_after(struct session *s, int n, const struct kn_sampler *sampler, struct run *r)
+{
+    struct err e = {0};
+    const struct spec_options o = {.n = n, .sampler = *sampler, .tokens = take_tokens, .ctx = r};
+    memset(r, 0, sizeof *r);
+    must(spec_generate(s, &o, &r->st, &e), &e);
+    assert_int_equal(r->n, n);
+    assert_int_equal(s->pending, s->every ? (n - 1) % s->every : 0);
+    assert_false(s->spent);
+    must(session_prefill(s, r->id + n - 1, 1, NULL, NULL, &e), &e);
+    save(s, "decoded");
+}
+
+/* Decoded without a drafter, the state is that of a prefill of the same tokens to the byte; also where rows
+ * of a forward were pending before the first cycle, where the state is written after two or three rows, and
+ * where a drafter goes on from it. */
+static void test_decoded(void **state)
+{
+    static struct run r, next, whole;
+    static int32_t all[MAX_PROMPT];
+    struct err e = {0};
+    (void)state;
+    struct model *d = drafter();
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (int i = 0; i < 24; i++) {
+            const int n = 2 + i / 4, recorded = i % 2, forward = i / 2 % 2;
+            if (recorded) recorder_on(be);
+            struct session *s = start(t, NULL, 16, KN_F16);
+            s->every = i % 3 ? i % 3 + 1 : 0;
+            must(session_prefill(s, prompt, 20 - 2 * forward, NULL, NULL, &e), &e);
+            if (forward) {
+                must(session_forward(s, prompt + 18, 1, &e) || session_commit(s, 1, &e), &e);
+                must(session_forward(s, prompt + 19, 1, &e) || session_commit(s, 1, &e), &e);
+                assert_int_equal(s->pending, 1);
+            }
+            state_after(s, n, &samplers[1], &r);
+            go_on(s, 1, 9, 0, &next);
+            session_free(s);
+            if (recorded) recorder_off(be);
+            memcpy(all, prompt, 20 * sizeof *all);
+            memcpy(all + 20, r.id, (size_t)n * sizeof *all);
+            s = start(t, NULL, 16, KN_F16);
+            must(session_prefill(s, all, 20 + n, NULL, NULL, &e), &e);
+            save(s, "state");
+            same_files("state", "decoded");
+            session_free(s);
+            s = restore("decoded", t, NULL);
+            go_on(s, 1, 9, 0, &whole);
+            assert_memory_equal(next.id, whole.id, 9 * sizeof *r.id);
+            session_free(s);
+            s = start(t, d, 16, KN_F16);
+            must(session_prefill(s, all, 20 + n, NULL, NULL, &e), &e);
+            go_on(s, 1, 9, 0, &whole);
+            assert_memory_equal(next.id, whole.id, 9 * sizeof *r.id);
+            session_free(s);
+        }
+        model_free(t);
+    }
+    model_free(d);
+}
+
+/* A stop id ends undrafted cycles, where they are recorded with one more that has been started, whose row the
+ * state has taken along; else anything may follow. */
+static void test_stopped(void **state)
+{
+    static struct run whole, r, next;
+    int spent = 0;
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        run(t, NULL, 20, 1, 0, &whole);
+        for (int recorded = 0; recorded < 2; recorded++)
+            for (int32_t stop = 0; stop < IDS - 1; stop++) {
+                struct err e = {0};
+                const struct spec_options o = {.n = 16,
+                                               .sampler = samplers[1],
+                                               .stops = &stop,
+                                               .n_stops = 1,
+                                               .tokens = take_tokens,
+                                               .ctx = &r};
+                int n = 0;
+                while (n < 16 && whole.id[n++] != stop)
+                    ;
+                if (recorded) recorder_on(be);
+                struct session *s = start(t, NULL, 16, KN_F16);
+                must(session_prefill(s, prompt, 20, NULL, NULL, &e), &e);
+                memset(&r, 0, sizeof r);
+                must(spec_generate(s, &o, &r.st, &e), &e);
+                assert_int_equal(r.n, n);
+                assert_memory_equal(r.id, whole.id, (size_t)n * sizeof *r.id);
+                assert_int_equal(s->n_past, 20 + n - 1);
+                assert_int_equal(s->spent, recorded && n > 1 && n < 16);
+                if (s->spent) {
+                    refused(s);
+                    spent++;
+                } else {
+                    must(session_prefill(s, r.id + n - 1, 1, NULL, NULL, &e), &e);
+                    go_on(s, 1, 9, 0, &next);
+                    assert_memory_equal(next.id, whole.id + n, 9 * sizeof *r.id);
+                }
+                session_free(s);
+                if (recorded) recorder_off(be);
+            }
+        model_free(t);
+    }
+    assert_true(spent > 0);
+}
+
+static int open_all(void **state)
+{
+    const struct kn_open o = {.device = "cpu", .threads = 1};
+    char msg[128];
+    make_prompt(IDS - 1);
+    return setup(state) || kn_backend_open(&be, &o, msg, sizeof msg) ? -1 : 0;
+}
+
+static int close_all(void **state)
+{
+    kn_backend_close(be);
+    return teardown(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),   cmocka_unit_test(test_state_matters), cmocka_unit_test(test_lossless),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_no_proposals),  cmocka_unit_test(test_settled),
+        cmocka_unit_test(test_after),  cmocka_unit_test(test_decoded),       cmocka_unit_test(test_stopped),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
