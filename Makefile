@@ -472,13 +472,14 @@ bench: all
 	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
 	@cat $(BUILD)/matrix/report.md
 
-# Programs and manual pages.
+# Programs, manual pages, and the pages that these name.
+DOC_ROOMS := docs docs/design docs/speed
 .PHONY: install
 install: all
-	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" $(DOC_ROOMS:%="$(DESTDIR)$(PREFIX)/share/doc/dflash.c/%")
 	install -m 755 $(PROGRAMS) "$(DESTDIR)$(PREFIX)/bin"
 	install -m 644 docs/dflash-*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"
-	install -m 644 $(filter-out %-log.md,$(wildcard docs/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
+	$(foreach d,$(DOC_ROOMS),install -m 644 $(filter-out %-log.md,$(wildcard $d/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/$d" && ):
 
 .PHONY: help
 help:
