@@ -16,25 +16,27 @@ static int slide(struct gguf_writer *w, struct err *e)
 static void run_planned(const struct way *y, struct source *x, const struct planner *p, struct run *r)
 {
     struct err e = {0};
+    struct engine *g;
     struct session *s;
     const struct session_options o = {.ctx = y->prompt + N_NEW + SESSION_MAX_ROWS,
                                       .chunk = y->chunk,
                                       .block = y->block,
                                       .draft_window = y->draft_window,
                                       .kv_type = KN_F16};
-    const struct spec_options g = {.n = N_NEW,
-                                   .sampler = y->sampler,
-                                   .width = y->width,
-                                   .planner = p,
-                                   .tokens = take_tokens,
-                                   .proposals = x && x->op->look ? NULL : take_proposals,
-                                   .ctx = r};
+    const struct spec_options go = {.n = N_NEW,
+                                    .sampler = y->sampler,
+                                    .width = y->width,
+                                    .planner = p,
+                                    .tokens = take_tokens,
+                                    .proposals = x && x->op->look ? NULL : take_proposals,
+                                    .ctx = r};
     memset(r, 0, sizeof *r);
-    must(session_open(&s, y->target_model, x, &o, &e), &e);
+    must(engine_open(&g, y->target_model, x, &o, &e) || session_open(&s, g, &e), &e);
     must(session_prefill(s, prompt, y->prompt, NULL, NULL, &e), &e);
-    must(spec_generate(s, &g, &r->st, &e), &e);
+    must(spec_generate(s, &go, &r->st, &e), &e);
     assert_int_equal(r->n, N_NEW);
     session_free(s);
+    engine_close(g);
 }
 
 /* Random plans over a target: full, and with rings that wrap; launched one by one, and recorded. */
@@ -137,14 +139,13 @@ static void test_script(void **state)
         struct draw draw = {.x = (uint32_t)i * 77, .most = rows[i / 2 % 4]};
         const struct planner p = {draw_plan, &draw};
         const bool recorded = i / 8 % 2;
-        struct script k = {.source = {.op = &script_ops,
-                                      .rows = draw.most,
-                                      .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
-                           .will = plain.id,
-                           .n_will = N_NEW,
-                           .n_prompt = y.prompt,
-                           .seed = (uint32_t)i,
-                           .watch = !recorded && i / 16 % 2};
+        struct script k = {
+            .source = {.op = &script_ops, .rows = draw.most, .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
+            .will = plain.id,
+            .n_will = N_NEW,
+            .n_prompt = y.prompt,
+            .seed = (uint32_t)i,
+            .watch = !recorded && i / 16 % 2};
         run_planned(&y, NULL, NULL, &plain);
         if (recorded) recorder_on(be);
         run_planned(&y, &k.source, i % 5 ? &p : NULL, &r);
@@ -171,7 +172,9 @@ static void test_refused(void **state)
         bool source;
         const char *what;
     } bad[] = {
-        {{.draft = true, .rows = 3, .parents = tree}, true, "trees are not run (expected the parent 1 of row 2, got 0)"},
+        {{.draft = true, .rows = 3, .parents = tree},
+         true,
+         "trees are not run (expected the parent 1 of row 2, got 0)"},
         {{.draft = true, .rows = 4, .parents = late}, true, "expected the parent 2 of row 3, got 1"},
         {{.draft = true, .rows = 6}, true, "rows of a plan out of range (expected 1 to 5, got 6)"},
         {{.draft = true, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
@@ -181,6 +184,7 @@ static void test_refused(void **state)
     };
     struct model *t = load(target_path, be), *d = load(drafter_path, be);
     struct way y = {.prompt = 20};
+    struct engine *g;
     struct session *s;
     struct err e = {0};
     (void)state;
@@ -193,13 +197,14 @@ static void test_refused(void **state)
     }
     struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.hidden = true}}};
     const struct session_options o = {.ctx = 50, .kv_type = KN_F16};
-    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's last hidden state");
+    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE,
+                 "wants the target's last hidden state");
     e = (struct err){0};
     k.source.needs = (struct source_needs){.caches = true};
-    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");
+    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");
     e = (struct err){0};
     k.source = (struct source){.op = &script_ops, .rows = SESSION_MAX_ROWS + 1};
-    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "65 rows");
+    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "65 rows");
     model_free(d);
     model_free(t);
 }
