@@ -135,19 +135,27 @@ $(PROGRAMS): $(BIN)/dflash-%: $$(call objects_of,$$*) $$(call cuda_of,$$*) $(CLI
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS) $(if $(filter %.cu.o,$^),$(CUDA_LIBS))
 
+# The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
+FLOORS := 1:base 2:file 3:describe 4:model 4:token 5:make 5:run 6:inspect
+
 .PHONY: check-layers
 check-layers:
 	@bad=$$(grep -nE '^#include "(\.\./)*(cmd|common)/' kernels -r --include='*.[ch]' --include='*.cu' --include='*.cuh'; \
 	        grep -nE '^#include "(\.\./)+cmd/' common -r --include='*.[ch]'; \
 	        grep -nE '^#include "(\.\./)+kernels/' common cmd -r --include='*.[ch]' | grep -v 'kernels/kernels\.h"'); \
 	if [ -n "$$bad" ]; then echo "includes against the layers (cmd -> common -> kernels/kernels.h):"; echo "$$bad"; exit 1; fi
+	@bad=$$(grep -rHnoE '^#include "\.\./[a-z]+/' common | awk -F'[/:"]' -v floors='$(FLOORS)' ' \
+	    BEGIN {n = split(floors, f, " "); for (i = 1; i <= n; i++) {split(f[i], p, ":"); floor[p[2]] = p[1]}} \
+	    !floor[$$2] || !floor[$$(NF - 1)] || floor[$$(NF - 1)] >= floor[$$2]'; \
+	    for d in common/*; do case ' $(FLOORS) ' in *:$${d#common/}' '*) ;; *) echo "$$d: a room without a floor" ;; esac; done); \
+	if [ -n "$$bad" ]; then echo "includes against the floors of common ($(FLOORS)):"; echo "$$bad"; exit 1; fi
 
 # The committed .clang-format, by Debian 12's clang-format 14 (other versions differ in places).
 CLANG_FORMAT ?= clang-format
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
 .PHONY: format check-format
 format:
-	$(CLANG_FORMAT) -i $(FORMATTED)
+	@$(CLANG_FORMAT) -i $(FORMATTED)
 check-format:
 	@$(CLANG_FORMAT) --dry-run -Werror $(FORMATTED)
 
@@ -483,13 +491,14 @@ bench: all
 	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
 	@cat $(BUILD)/matrix/report.md
 
-# Programs and manual pages.
+# Programs, manual pages, and the pages that these name.
+DOC_ROOMS := docs docs/design docs/speed
 .PHONY: install
 install: all
-	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" $(DOC_ROOMS:%="$(DESTDIR)$(PREFIX)/share/doc/dflash.c/%")
 	install -m 755 $(PROGRAMS) "$(DESTDIR)$(PREFIX)/bin"
 	install -m 644 docs/dflash-*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"
-	install -m 644 $(filter-out %-log.md,$(wildcard docs/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
+	$(foreach d,$(DOC_ROOMS),install -m 644 $(filter-out %-log.md,$(wildcard $d/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/$d" && ):
 
 .PHONY: help
 help:

@@ -76,7 +76,7 @@ static int measure_rows(struct session *s, struct plan *p, struct err *e)
     int32_t picks[SESSION_MAX_ROWS];
     /* Not counted: passes after something else find caches and page tables cold (5 ms of 20 on Qwen3-0.6B's
      * shapes), a device's clock lowered by the power that a prompt drew, and memory that was freed being
-     * cleared (up to 9 % for 10 to 100 ms: SPEED.md). */
+     * cleared (up to 9 % for 10 to 100 ms: docs/speed/method.md). */
     const double from = cli_seconds();
     do
         if (session_forward(s, p->ids, 1, e) || session_pick(s, &greedy, 1, picks, e))

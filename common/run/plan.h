@@ -32,7 +32,4 @@ int plan_session(struct planner *p, const struct session_options *o, bool loaded
 int plan_check(struct planner *p, const struct session_options *o, bool loaded, const struct plan_bytes *plan,
                struct err *e);
 
-/* true: be counts, and what is handed to weight_load is not looked at. */
-bool plan_counts(const struct kn_backend *be);
-
 #endif

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <string.h>
 #include "../base/mem.h"
-#include "plan.h"
 
 /* ---- making and freeing ---- */
 
@@ -106,7 +105,7 @@ static int new_hidden(struct session *s, int32_t rows, struct err *e)
     s->hidden = (struct hidden){.fn = s->o.hidden,
                                 .ctx = s->o.hidden_ctx,
                                 .normed = take(s, count, sizeof(float)),
-                                .host = mem_alloc(plan_counts(s->be) ? 1 : count * sizeof(float))};
+                                .host = mem_alloc(s->op->counts ? 1 : count * sizeof(float))};
     if (!s->hidden.host) return err_set(e, ERR_IO, "out of memory (hidden states of %d rows)", rows);
     return s->hidden.normed ? 0 : model_no_memory(s->be, e, "hidden states of %d rows: lower --chunk", rows);
 }
@@ -122,7 +121,7 @@ static int new_lists(struct session *s, struct err *e)
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
     if (!s->d_history || !s->d_pos || !s->d || !s->results)
         return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
-    if (plan_counts(s->be)) return 0;                  /* however long: nothing is written */
+    if (s->op->counts) return 0;                       /* however long: nothing is written */
     for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
     int rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
     memset(s->history, 0, (size_t)n * sizeof *s->history);

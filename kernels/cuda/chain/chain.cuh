@@ -280,7 +280,7 @@ int chain_gate_alone(struct cuda_backend *be, const struct chain_product *p);
 void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);
 
-/* Chosen by measurement (SPEED.md). */
+/* Chosen by measurement (docs/speed/decode.md). */
 struct chain_tuning {
     int off;     /* 1: no chains */
     int least;   /* steps; 0: CHAIN_LEAST */
