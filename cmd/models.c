@@ -231,8 +231,8 @@ static int plan(struct models *m, const struct cli *c, const struct session_opti
                 struct err *e)
 {
     const double gib = 1024.0 * 1024 * 1024;
-    struct plan_bytes p;
-    if (plan_session(m->planner, o, loaded, &p, e)) return -1;
+    struct memory_plan p;
+    if (memory_plan_session(m->planner, o, loaded, &p, e)) return -1;
     cli_detail(c,
                "%s: %s%d positions: weights %.2f GiB, caches %.2f, activations %.2f, scratch %.2f: %.2f of "
                "%.2f free "
@@ -240,7 +240,7 @@ static int plan(struct models *m, const struct cli *c, const struct session_opti
                models_device(m), loaded ? "" : "plan for at least ", o->ctx, (double)p.weights / gib,
                (double)p.caches / gib, (double)p.activations / gib, (double)p.scratch / gib,
                (double)p.all / gib, (double)p.free / gib, (double)p.total / gib);
-    return plan_check(m->planner, o, loaded, &p, e);
+    return memory_plan_check(m->planner, o, loaded, &p, e);
 }
 
 /* Before anything is loaded. What is wrong with the files is said by loading them. */
@@ -253,7 +253,7 @@ static int plan_first(struct models *m, const struct cli *c, struct err *e)
     overrides(m, c, &over);
     if (models_kv_type(m, KN_F16, &o.kv_type, e)) return -1;
     if (o.ctx < 1) o.ctx = 1;
-    if (plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
+    if (memory_plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
     if (plan(m, c, &o, false, &other) == 0) return 0;
     if (other.code != ERR_DEVICE) return 0;
     *e = other;
@@ -294,7 +294,7 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
 
 void models_close(struct models *m)
 {
-    plan_close(m->planner);
+    memory_plan_close(m->planner);
     model_free(m->drafter);
     model_free(m->target);
     if (m->be) kn_backend_close(m->be);

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include "cli.h"
 #include "drafter_flags.h"
-#include "../common/run/plan.h"
+#include "../common/run/memory_plan.h"
 
 struct models {
     const char *target_path, *drafter_path;  /* drafter_path may be NULL */
@@ -26,7 +26,7 @@ struct models {
     void *check_ctx;
     struct kn_backend *be;
     struct model *target, *drafter;
-    struct planner *planner; /* NULL where nothing is planned */
+    struct memory_planner *planner; /* NULL where nothing is planned */
     double load_s;
 };
 #define MODELS_INIT                                                                                          \

@@ -41,7 +41,7 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     else
         cli_note(c, "decode: %" PRId64 " tokens in %.3f s, %.1f t/s", st->generated, st->decode_s, rate);
     if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
-    if (!s->drafter) return;
+    if (!s->source) return;
     if (isnan(tau))
         cli_note(c, "drafter: no whole cycle");
     else
@@ -83,9 +83,9 @@ static json_t *settings_json(const struct settings *set, const struct session *s
                                                               : "f32"));
     json_object_set_new(j, "kernels", json_string(set->m.kernels ? set->m.kernels : "auto"));
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
-    json_object_set_new(j, "block", s->drafter ? json_integer(s->o.block) : json_null());
+    json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
     json_object_set_new(j, "width",
-                        s->drafter ? json_integer(set->width ? set->width : s->o.block) : json_null());
+                        s->source ? json_integer(set->width ? set->width : s->o.block) : json_null());
     json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
     json_object_set_new(j, "temp", number(k->temp));
     json_object_set_new(j, "top_k", json_integer(k->top_k));
@@ -132,7 +132,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     const struct spec_stats *st = &r->st;
     json_t *j = json_object(), *hist = json_array();
     int rc = -1;
-    for (int32_t i = 0; s->drafter && i < s->o.block; i++)
+    for (int32_t i = 0; s->source && i < s->o.block; i++)
         json_array_append_new(hist, json_integer(st->accepted[i]));
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(DFLASH_VERSION));

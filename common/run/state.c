@@ -9,7 +9,7 @@
 #include <unistd.h>
 #include "../base/mem.h"
 #include "session_impl.h"
-#include "../file/snapshot.h"
+#include "state_impl.h"
 
 enum {
     NAME = 128, /* bytes of a model's name */
@@ -43,6 +43,12 @@ static void put_u32(uint8_t *p, uint32_t v)
 static uint32_t get_u32(const uint8_t *p)
 {
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+/* What the source's model is called in a state: a drafter. NULL where there is none. */
+static const struct desc *drafter_of(const struct session *s)
+{
+    return s->source && s->source->model ? s->source->model->d : NULL;
 }
 
 /* d: NULL without a drafter. */
@@ -140,8 +146,8 @@ static uint8_t *new_staging(const struct kn_kv *kv, struct err *e)
     return p;
 }
 
-static int save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, const char *tag,
-                      struct snap_writer *w, struct err *e)
+int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, const char *tag,
+                     struct snap_writer *w, struct err *e)
 {
     size_t row = row_bytes(kv);
     int32_t first, n, rc = -1;
@@ -190,8 +196,8 @@ static int open_section(struct state *st, const char *tag, uint64_t size, struct
     return 0;
 }
 
-static int load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
-                      const char *tag, struct err *e)
+int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
+                     const char *tag, struct err *e)
 {
     size_t row = row_bytes(kv);
     int32_t first, n, n_past = (int32_t)st->m.n_tokens, rc = -1;
@@ -283,7 +289,7 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE, "nothing to save (expected a session that has just been prefilled)");
     if (session_settle(s, e)) return -1;
-    meta_of(s->target->d, s->drafter ? s->drafter->d : NULL, &s->o, s->n_past, &m);
+    meta_of(s->target->d, drafter_of(s), &s->o, s->n_past, &m);
     size_t size = meta_pack(&m, meta);
     if (snap_begin(&w, o, e) || snap_put(&w, "META", meta, size, e)) return -1;
     if (snap_put(&w, "TOKN", s->history, (size_t)s->n_past * sizeof *s->history, e)) return -1;
@@ -291,10 +297,9 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     for (int i = 0; i < s->target->d->n_layer; i++)
         if (s->target->d->layer[i].recurrent
                 ? save_delta(s, i, &w, e)
-                : save_layer(s, &s->kv[i], &s->target->d->layer[i], "KV  ", &w, e))
+                : state_save_layer(s, &s->kv[i], &s->target->d->layer[i], "KV  ", &w, e))
             return -1;
-    for (int i = 0; s->drafter && i < s->drafter->d->n_layer; i++)
-        if (save_layer(s, &s->draft_kv[i], &s->drafter->d->layer[i], "DKV ", &w, e)) return -1;
+    if (s->source && s->source->op->save && s->source->op->save(s, &w, e)) return -1;
     return snap_end(&w, e);
 }
 
@@ -441,12 +446,11 @@ static int load_logits(struct state *st, struct session *s, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-static int load_drafter(struct state *st, struct session *s, struct err *e)
+static int load_source(struct state *st, struct session *s, struct err *e)
 {
-    for (uint32_t i = 0; i < st->m.n_draft_layer; i++) {
-        if (s->drafter && load_layer(st, s, &s->draft_kv[i], &s->drafter->d->layer[i], "DKV ", e)) return -1;
-        if (!s->drafter && (open_section(st, "DKV ", 0, e) || snap_skip(&st->r, e))) return -1;
-    }
+    if (s->source && s->source->op->load && s->source->op->load(s, st, e)) return -1;
+    for (uint32_t i = 0; i < st->m.n_draft_layer && !drafter_of(s); i++)
+        if (open_section(st, "DKV ", 0, e) || snap_skip(&st->r, e)) return -1;
     return 0;
 }
 
@@ -455,15 +459,15 @@ int state_restore(struct state *st, struct session *s, struct err *e)
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);
-    if (state_check(st, s->target->d, s->drafter ? s->drafter->d : NULL, &s->o, e) ||
-        load_history(st, s, e) || load_logits(st, s, e))
+    if (state_check(st, s->target->d, drafter_of(s), &s->o, e) || load_history(st, s, e) ||
+        load_logits(st, s, e))
         return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
         if (s->target->d->layer[i].recurrent
                 ? load_delta(st, s, i, e)
-                : load_layer(st, s, &s->kv[i], &s->target->d->layer[i], "KV  ", e))
+                : state_load_layer(st, s, &s->kv[i], &s->target->d->layer[i], "KV  ", e))
             return -1;
-    if (load_drafter(st, s, e)) return -1;
+    if (load_source(st, s, e)) return -1;
     int rc = snap_next(&st->r, e);
     if (rc > 0)
         err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name, st->r.tag);

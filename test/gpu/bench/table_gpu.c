@@ -101,20 +101,21 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
     bool ok = false;
     if (session_new(&s, t, d, &o, &e)) return failure("session", &e);
     s->n_past = context;
-    if (session_cycles_begin(s, token, width, &greedy, &e)) goto out;
-    int32_t ahead = session_cycles_ahead(s), running = 0;
+    if (session_cycles_begin(s, token, &greedy, &e)) goto out;
+    const struct plan plan = {.draft = d, .rows = d ? width : 1};
+    int32_t running = 0;
     double at = seconds_now();
     for (int i = 0; i < STEPS; i++) {
         struct session_cycle c;
-        for (; running <= ahead; running++)
-            if (session_cycle_start(s, 1000, &e)) goto out;
+        for (; running <= session_cycles_ahead(s, &plan); running++)
+            if (session_cycle_start(s, &plan, 1000, &e)) goto out;
         if (session_cycle_finish(s, &c, &e)) goto out;
         running--;
         const double now = seconds_now();
         all[i] = now - at, at = now;
         draft[i] = c.draft_s, verify[i] = c.verify_s, commit[i] = c.commit_s;
     }
-    session_cycles_end(s, s->n_past);
+    if (session_cycles_end(s, s->n_past, &e)) goto out;
     *out = (struct times){typical(all), typical(draft), typical(verify), typical(commit)};
     ok = true;
 out:

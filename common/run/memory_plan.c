@@ -1,10 +1,11 @@
-/* plan.c - see plan.h. */
-#include "plan.h"
+/* memory_plan.c - see memory_plan.h. */
+#include "memory_plan.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "source.h"
 
 /* ---- the backend that counts ---- */
 
@@ -17,7 +18,7 @@ struct counter {
     uint64_t scratch, products; /* each the largest that was asked for */
 };
 
-struct planner {
+struct memory_planner {
     struct counter c;
     struct kn_backend *be;
     struct model *target, *drafter;
@@ -142,11 +143,11 @@ static void counter_init(struct counter *c, struct kn_backend *be)
 
 /* ---- planners ---- */
 
-int plan_open(struct planner **out, struct kn_backend *be, const char *target, const char *drafter,
-              const struct desc_override *drafter_override, struct err *e)
+int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const char *target,
+                     const char *drafter, const struct desc_override *drafter_override, struct err *e)
 {
     const struct desc_override none = {.draft_causal = -1};
-    struct planner *p = mem_calloc(1, sizeof *p);
+    struct memory_planner *p = mem_calloc(1, sizeof *p);
     *out = NULL;
     if (!p) return err_set(e, ERR_IO, "out of memory (a plan)");
     p->be = be;
@@ -154,7 +155,7 @@ int plan_open(struct planner **out, struct kn_backend *be, const char *target, c
     struct kn_backend *counting = (struct kn_backend *)(void *)&p->c;
     if (model_load(&p->target, target, counting, &none, NULL, NULL, e) ||
         (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e))) {
-        plan_close(p);
+        memory_plan_close(p);
         return -1;
     }
     p->weights = p->c.taken;
@@ -162,7 +163,7 @@ int plan_open(struct planner **out, struct kn_backend *be, const char *target, c
     return 0;
 }
 
-void plan_close(struct planner *p)
+void memory_plan_close(struct memory_planner *p)
 {
     if (!p) return;
     model_free(p->drafter);
@@ -170,7 +171,7 @@ void plan_close(struct planner *p)
     mem_free(p);
 }
 
-static uint64_t bytes_of(const struct planner *p, const struct kn_kv *kv, int n)
+static uint64_t bytes_of(const struct memory_planner *p, const struct kn_kv *kv, int n)
 {
     uint64_t sum = 0;
     for (int i = 0; kv && i < n; i++)
@@ -181,8 +182,8 @@ static uint64_t bytes_of(const struct planner *p, const struct kn_kv *kv, int n)
     return sum;
 }
 
-int plan_session(struct planner *p, const struct session_options *o, bool loaded, struct plan_bytes *plan,
-                 struct err *e)
+int memory_plan_session(struct memory_planner *p, const struct session_options *o, bool loaded,
+                        struct memory_plan *plan, struct err *e)
 {
     struct session *s;
     size_t free_bytes = 0, total = 0;
@@ -192,7 +193,11 @@ int plan_session(struct planner *p, const struct session_options *o, bool loaded
     p->c.taken = p->c.scratch = p->c.products = 0;
     if (session_new(&s, p->target, p->drafter, o, e)) return -1;
     plan->caches = bytes_of(p, s->kv, p->target->d->n_layer);
-    if (p->drafter) plan->caches += bytes_of(p, s->draft_kv, p->drafter->d->n_layer);
+    if (s->source && s->source->op->caches) {
+        int32_t n;
+        const struct kn_kv *kv = s->source->op->caches(s, &n);
+        plan->caches += bytes_of(p, kv, n);
+    }
     session_free(s);
     plan->weights = loaded ? 0 : p->weights;
     plan->activations = p->c.taken - plan->caches;
@@ -204,16 +209,17 @@ int plan_session(struct planner *p, const struct session_options *o, bool loaded
 }
 
 /* Does it fit with that context and cache type? */
-static bool fits(struct planner *p, struct session_options o, int32_t ctx, uint32_t kv_type, bool loaded)
+static bool fits(struct memory_planner *p, struct session_options o, int32_t ctx, uint32_t kv_type,
+                 bool loaded)
 {
-    struct plan_bytes plan;
+    struct memory_plan plan;
     struct err none = {0};
     o.ctx = ctx;
     o.kv_type = kv_type;
-    return plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free;
+    return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free;
 }
 
-static int32_t largest_context(struct planner *p, const struct session_options *o, bool loaded)
+static int32_t largest_context(struct memory_planner *p, const struct session_options *o, bool loaded)
 {
     int32_t low = 0, high = o->ctx; /* low fits (0: nothing known), high does not */
     while (high - low > 1) {
@@ -226,8 +232,8 @@ static int32_t largest_context(struct planner *p, const struct session_options *
     return low < 256 ? low : low / 256 * 256;
 }
 
-int plan_check(struct planner *p, const struct session_options *o, bool loaded, const struct plan_bytes *plan,
-               struct err *e)
+int memory_plan_check(struct memory_planner *p, const struct session_options *o, bool loaded,
+                      const struct memory_plan *plan, struct err *e)
 {
     const double gib = 1024.0 * 1024 * 1024;
     if (plan->all <= plan->free) return 0;
