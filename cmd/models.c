@@ -156,11 +156,20 @@ static void tell_inferred(const struct cli *c, const struct desc *d)
     int causal = 0;
     if (!d->causal_inferred) return;
     for (int i = 0; i < d->n_layer; i++) causal += d->layer[i].causal;
-    cli_note(c,
-             "drafter: the file does not say which layers are causal in the block; inferred: %d of %d, the "
-             "sliding ones "
-             "(--draft-causal overrides)",
-             causal, d->n_layer);
+    if (d->causal_ignored)
+        cli_note(c,
+                 "drafter: attention.causal of the file does not count: writers of the dialect %s always put "
+                 "it there, "
+                 "its readers do not look; inferred: %d of %d layers causal in the block, the sliding ones "
+                 "(--draft-causal overrides)",
+                 d->dialect, causal, d->n_layer);
+    else
+        cli_note(
+            c,
+            "drafter: the file does not say which layers are causal in the block; inferred: %d of %d, the "
+            "sliding ones "
+            "(--draft-causal overrides)",
+            causal, d->n_layer);
 }
 
 static void overrides(const struct models *m, const struct cli *c, struct desc_override *o)

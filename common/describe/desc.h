@@ -81,6 +81,8 @@ struct desc {
     int32_t tap_shift;       /* what was taken off the ids that the file stores; taps_given: nothing was */
     bool taps_given;         /* by a flag, not by the file */
     bool causal_inferred;    /* layer[].causal stands neither in the file nor in a flag */
+    /* The file has attention.causal, which does not count in its dialect, and some layer is not as it says */
+    bool causal_ignored;
     /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...), which can be described and not be run;
      * then the keys and tensors that show it. */
     const char *kind;

@@ -425,7 +425,7 @@ static void see_layers(struct doctor *p)
             snprintf(text.s + n, sizeof text.s - n, "%s%d: full, %s", i ? "; " : "", i,
                      y->causal ? "causal" : "bidirectional");
     }
-    if (d->causal_inferred)
+    if (d->causal_inferred && !d->causal_ignored)
         note(p, "layers", text,
              "the file does not say which layers are causal inside the block; --causal (--draft-causal) "
              "overrides");
@@ -434,11 +434,13 @@ static void see_layers(struct doctor *p)
     if (!slides && !strncmp(d->dialect, "lucebox", 7))
         note(p, "windows", textf("no sliding layers; converters of this dialect leave them out"),
              "compare layer_types in the drafter's config.json: --sliding-window N --sliding-pattern ssssf");
-    if (slides && !strcmp(d->dialect, "ik") && !d->layer[0].causal)
+    if (d->causal_ignored)
         note(p, "causality",
-             textf("attention.causal is false for all layers: this dialect's converter always writes that"),
-             "the reference makes sliding layers causal unless config.json has is_causal: false; compare, "
-             "--causal");
+             textf("attention.causal of the file does not count: writers of this dialect always put it "
+                   "there, its "
+                   "readers do not look; the sliding layers are causal"),
+             "so the reference has it unless config.json has is_causal: compare, --causal (--draft-causal) "
+             "overrides");
 }
 
 static void see_lengths(struct doctor *p)
