@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include "../base/err.h"
 #include "../file/gguf.h"
+#include "ends.h"
 
 enum desc_arch {
     DESC_QWEN3,
@@ -23,7 +24,7 @@ enum desc_arch {
 
 #define DESC_MAX_LAYERS 1024
 #define DESC_MAX_TAPS 64
-#define DESC_MAX_STOPS 32
+#define DESC_MAX_STOPS 32 /* in keys */
 #define DESC_MAX_ROPES 2
 
 /* One set of rotary frequencies: pair i < n_rot/2 turns by position * theta^(-2i/base), divided by element i
@@ -98,8 +99,10 @@ struct desc {
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */
     int32_t bos_id, eos_id;
-    int32_t n_stops, stops[DESC_MAX_STOPS]; /* union of eos, eot and generation_config's list */
-    int32_t n_tokens;                       /* of the file's tokenizer, 0 if none */
+    /* Union of eos, eot and generation_config's list, then, of targets, further tokens whose text is a known
+     * end (ends.h): those from n_stops_said on. */
+    int32_t n_stops, n_stops_said, stops[DESC_MAX_STOPS + ENDS_MAX];
+    int32_t n_tokens; /* of the file's tokenizer, 0 if none */
     bool add_bos, has_tokenizer;
     uint32_t tokenizer_crc; /* crc32 over tokens and merges, 0 if none */
     /* Of targets: desc_norm_crc. Of drafters: that of the target which the file says it was made for. */

@@ -1,5 +1,6 @@
 /* tokenizer_gguf.c - the tokenizer.ggml.* keys of a GGUF: read, and copied from one file to another. */
 #include <string.h>
+#include "../describe/ends.h"
 #include "tokenizer_priv.h"
 
 #define PREFIX "tokenizer.ggml."
@@ -174,6 +175,10 @@ int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e)
         int64_t v = gguf_array_i64(types, i);
         type[i] = v < 0 || v > 100 ? -1 : (int32_t)v; /* out of range either way: tok_build names it */
     }
+    /* A token that ends a generation is a control token, whatever the file declares: files of Gemma 4 have
+     * <|tool_response> as user-defined, and then plain text would become it. */
+    int32_t ends[ENDS_MAX];
+    for (int32_t n = ends_find(g, ends); n > 0; n--) type[ends[n - 1]] = TOK_CONTROL;
     s.type = type;
     int rc = tok_build(t, &s, e);
     mem_free(type);
