@@ -237,6 +237,11 @@ static const struct desc_family *find_family(const struct desc_reader *r)
     return dialect_is_drafter(r->arch) ? &desc_dflash : NULL;
 }
 
+bool desc_vocabulary_only(const struct gguf *g)
+{
+    return !g->n_tensors && gguf_find(g, "tokenizer.ggml.tokens");
+}
+
 static int read_any(struct desc_reader *r)
 {
     struct desc *d = r->d;
@@ -247,6 +252,8 @@ static int read_any(struct desc_reader *r)
     if (gguf_find(r->g, "general.name"))
         snprintf(d->name, sizeof d->name, "%.*s", (int)(name.n < 127 ? name.n : 127), name.s);
     text_printable(d->name);
+    if (desc_vocabulary_only(r->g))
+        return desc_fail(r, "is a vocabulary alone, without a model (expected tensors, got none)");
     const struct desc_family *f = find_family(r);
     if (!f && desc_stranger(r->arch))
         return desc_fail(r, "architecture %.*s: %s: running it is not supported", (int)r->arch.n, r->arch.s,

@@ -134,6 +134,8 @@ const char *desc_override_given(const struct desc_override *o);
  */
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
+/* Is it a vocabulary alone: tokens, and no tensor. desc_read refuses it as such. */
+bool desc_vocabulary_only(const struct gguf *g);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);

@@ -18,6 +18,7 @@
 #include "../base/io.h"
 #include "../base/mem.h"
 #include "../base/text.h"
+#include "usable.h"
 
 struct doctor {
     check_fn fn;
@@ -514,13 +515,16 @@ static void see_features(struct doctor *p)
 
 static void see_types(struct doctor *p)
 {
-    for (uint64_t i = 0; i < p->dg->n_tensors; i++) {
-        const struct gguf_tensor *t = &p->dg->tensor[i];
-        const struct kn_type_info *ti = kn_type_info(t->type);
-        if (t->n_dims != 2 || ti->can_multiply) continue;
-        misfit(p, "types", textf("%s cannot be multiplied here", t->name), textf("a type of docs/types.md"),
-               textf("%s", ti->name), "dflash-quantize makes another one");
-        return;
+    for (int i = 0; i < 2; i++) {
+        char types[256];
+        int64_t n;
+        const struct gguf_tensor *t =
+            usable_types(i ? p->dg : p->tg, i ? p->d : p->t, &n, types, sizeof types);
+        if (t)
+            misfit(p, "types",
+                   textf("%s's %s cannot be multiplied here", i ? "the drafter" : "the target", t->name),
+                   textf("types of docs/types.md"), textf("%s", types),
+                   "dflash-convert makes another file of the checkpoint");
     }
     const struct gguf_tensor *own = gguf_tensor(p->dg, "output.weight"),
                              *head = own ? own : gguf_tensor(p->tg, "output.weight");

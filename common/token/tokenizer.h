@@ -14,6 +14,8 @@
 #include "../file/gguf.h"
 
 struct tokenizer;
+/* Does this tokenizer.ggml.model say that there is none: "none", or "no_vocab", as engines write it. */
+bool tok_is_none(struct gguf_str model);
 /* ERR_FORMAT naming the key where the vocabulary is missing, not byte-level BPE, or its pre-tokenizer is not
  * known. */
 int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e);

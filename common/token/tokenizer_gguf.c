@@ -59,13 +59,18 @@ static int get_id(const struct gguf *g, const char *key, uint64_t n_vocab, int32
     return 0;
 }
 
+bool tok_is_none(struct gguf_str model)
+{
+    return gguf_str_is(model, "no_vocab") || gguf_str_is(model, "none");
+}
+
 /* What the model says of itself: kind, pre-tokenizer, normaliser, flags. */
 static int get_kind(const struct gguf *g, struct tok_spec *s, struct err *e)
 {
     struct gguf_str v;
     int rc = gguf_get_str(g, PREFIX "model", &v, e);
     if (rc) return rc < 0 ? -1 : missing(g, PREFIX "model", e);
-    if (gguf_str_is(v, "no_vocab")) return missing(g, PREFIX "tokens", e); /* as the ecosystem writes it */
+    if (tok_is_none(v)) return missing(g, PREFIX "tokens", e);
     s->merge_key = PREFIX "merges";
     if (gguf_str_is(v, "gemma4")) {
         s->kind = TOK_GEMMA;

@@ -471,8 +471,9 @@ static void test_foreign(void **state)
     for (int i = 0; i < d.n; i++)
         if (!strcmp(d.t[i].name, "blk.1.ffn_up.weight"))
             d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_EMBD * DF_FF / 32 * 17;
-    foreign(&d, "upstream", &plain, "types", CHECK_BAD, "blk.1.ffn_up.weight cannot be multiplied here");
-    assert_string_equal(worst("types")->found, "MXFP4");
+    foreign(&d, "upstream", &plain, "types", CHECK_BAD,
+            "the drafter's blk.1.ffn_up.weight cannot be multiplied here");
+    assert_string_equal(worst("types")->found, "MXFP4 (1 tensor)");
     for (int i = 0; i < d.n; i++)
         if (!strcmp(d.t[i].name, "fc.weight"))
             d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_TAPS * DF_EMBD * DF_EMBD / 32 * 17;

@@ -718,7 +718,7 @@ static void test_trailing(void **state)
         assert_true(na != nb || memcmp(a, b, na)); /* the dimensions are there */
         if (model_load(&m, "theirs.gguf", be, NULL, NULL, NULL, &e)) fail_msg("load: %s", e.msg);
         model_free(m);
-        assert_int_equal(check_gguf("theirs.gguf", NULL, 1, no_finding, NULL, NULL, &e), 0);
+        assert_int_equal(check_gguf("theirs.gguf", NULL, true, 1, no_finding, NULL, NULL, &e), 0);
         for (int side = 0; side < 3; side++) {
             const char *other = side == 2 ? "t" : side ? "ours.gguf" : "theirs.gguf";
             assert_int_equal(
