@@ -67,7 +67,8 @@ int tok_decode(struct tok_decoder *x, const int32_t *ids, size_t n, bool end, to
  * to it with unused tokens (0: as many as the file has). *found = false and 0 if dir holds no tokenizer.json.
  * Anything in the file that changes tokenization and is not known is ERR_FORMAT naming it. */
 int tok_import(struct gguf_writer *w, const char *dir, int64_t n_vocab, bool *found, struct err *e);
-/* Copy every tokenizer.ggml.* key of g into w (drafters carry their target's tokenizer). *found as above. */
+/* Copy every tokenizer.ggml.* key of g into w (drafters carry their target's tokenizer, or what it says of
+ * having none). *found as above. */
 int tok_copy(struct gguf_writer *w, const struct gguf *g, bool *found, struct err *e);
 
 #endif

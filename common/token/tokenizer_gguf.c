@@ -194,7 +194,6 @@ int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e)
 int tok_copy(struct gguf_writer *w, const struct gguf *g, bool *found, struct err *e)
 {
     *found = gguf_find(g, PREFIX "tokens") != NULL;
-    if (!*found) return 0;
     for (uint64_t i = 0; i < g->n_kv; i++)
         if (strncmp(g->kv[i].key, PREFIX, strlen(PREFIX)) == 0 && gguf_put_kv(w, &g->kv[i], e)) return -1;
     return 0;
