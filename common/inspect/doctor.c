@@ -18,9 +18,11 @@
 #include "../base/io.h"
 #include "../base/mem.h"
 #include "../base/text.h"
+#include "beside.h"
 #include "usable.h"
 
 struct doctor {
+    const char *drafter; /* its path */
     check_fn fn;
     void *ctx;
     int bad;
@@ -444,6 +446,22 @@ static void see_layers(struct doctor *p)
              "overrides");
 }
 
+static void see_difference(void *ctx, const struct beside_difference *b)
+{
+    misfit(ctx, "config", textf("%s: config.json beside the file says otherwise", b->what),
+           textf("%s", b->expected), textf("%s", b->found), b->hint);
+}
+
+/* -1: e. */
+static int see_config(struct doctor *p, struct err *e)
+{
+    struct err why = {0};
+    const int before = p->bad, rc = beside_compare(p->drafter, p->d, see_difference, p, &why, e);
+    if (rc == 0 && p->bad == before) ok(p, "config", textf("config.json beside the file says the same"));
+    if (rc == 2) note(p, "config", textf("%s", why.msg), "config.json beside the file was not compared");
+    return rc < 0 ? -1 : 0;
+}
+
 static void see_lengths(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
@@ -575,7 +593,7 @@ static int describe(struct doctor *p, const char *subject, const struct gguf *g,
     return 1;
 }
 
-static void see_all(struct doctor *p)
+static int see_all(struct doctor *p, struct err *e)
 {
     see_dialect(p);
     see_sizes(p);
@@ -586,16 +604,18 @@ static void see_all(struct doctor *p)
     see_mask(p);
     see_rope(p);
     see_layers(p);
+    if (see_config(p, e)) return -1;
     see_lengths(p);
     see_scales(p);
     see_features(p);
     see_types(p);
+    return 0;
 }
 
 int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx,
                struct err *e)
 {
-    struct doctor p = {.fn = fn, .ctx = ctx};
+    struct doctor p = {.drafter = drafter, .fn = fn, .ctx = ctx};
     struct desc_override over = o ? *o : (struct desc_override){.draft_causal = -1};
     int rc = -1;
     if (!over.flag) over.flag = "--";
@@ -616,8 +636,10 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
                textf("%s is a %s, %s is a %s", target, t_drafts ? "drafter" : "target", drafter,
                      d_drafts ? "drafter" : "target"),
                "dflash-inspect --pair TARGET DRAFTER");
-    else
-        see_all(&p);
+    else if (see_all(&p, e)) {
+        rc = -1;
+        goto done;
+    }
     rc = p.no_memory        ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter)
          : io_maps_check(e) ? -1
                             : p.bad;

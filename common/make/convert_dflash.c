@@ -123,6 +123,7 @@ static const char *const block_paths[] = {"dflash_config.block_size", "block_siz
 static const char *const mask_paths[] = {"dflash_config.mask_token_id", "mask_token_id", NULL};
 static const char *const causal_paths[] = {"dflash_config.is_causal", "dflash_config.causal", "is_causal",
                                            NULL};
+const struct conv_drafter_paths conv_drafter_paths = {taps_paths, block_paths, mask_paths, causal_paths};
 static const char *const depth_paths[] = {"dflash_config.num_target_layers", "num_target_layers", NULL};
 static const char *const width_paths[] = {"dflash_config.target_hidden_size", "target_hidden_size", NULL};
 static const char *const scale_paths[] = {"dflash_config.input_embedding_scale", "input_embedding_scale",
