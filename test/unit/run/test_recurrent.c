@@ -93,7 +93,7 @@ static struct session *start(struct model *t, struct model *d, int32_t chunk, ui
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = 400, .chunk = chunk, .kv_type = kv};
+    const struct session_options o = {.ctx = 400, .chunk = chunk, .kv = {kv, kv}};
     must(session_new(&s, t, d, &o, &e), &e);
     return s;
 }
