@@ -227,12 +227,11 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
 }
 
 /* What is wrong with flags and inputs, as far as the descriptions can tell. */
-static int check(const struct models *m, struct err *e)
+static int check(struct models *m, struct err *e)
 {
     struct session_options o = m->known;
     if (o.ctx < 1) o.ctx = 1;
-    if (models_kv_type(m, KN_F16, &o.kv_type, e) ||
-        session_options_check(&o, m->drafter ? m->drafter->d : NULL, e))
+    if (models_kv(m, NULL, &o, e) || session_options_check(&o, m->drafter ? m->drafter->d : NULL, e))
         return -1;
     return m->check ? m->check(m->check_ctx, e) : 0;
 }
@@ -270,7 +269,7 @@ static int plan_first(struct models *m, const struct cli *c, struct err *e)
     struct err other = {0};
     if (!kn_op(m->be)->memory) return 0;
     overrides(m, c, &over);
-    if (models_kv_type(m, KN_F16, &o.kv_type, e)) return -1;
+    if (models_kv(m, NULL, &o, e)) return -1;
     if (o.ctx < 1) o.ctx = 1;
     if (memory_plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
     if (plan(m, c, &o, false, &other) == 0) return 0;
@@ -293,6 +292,7 @@ void models_check_flags(const struct models *m, const struct cli *c)
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
+    if (!m->drafter_path && m->kv.draft_kv) cli_usage_error(c, "--draft-kv needs a drafter (-d DRAFTER)");
     if (!m->drafter_path && m->draft_causal >= 0)
         cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
     overrides(m, c, &seen);
@@ -322,14 +322,9 @@ void models_close(struct models *m)
     m->be = NULL;
 }
 
-int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, struct err *e)
+int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
-    const struct kn_type_info *t = m->kv ? kn_type_by_name(m->kv) : kn_type_info(otherwise);
-    if (!t || (t->type != KN_F16 && t->type != KN_BF16 && t->type != KN_F32))
-        return err_set(e, ERR_USAGE, "--kv: cache type not supported (expected f16, bf16 or f32, got %s)",
-                       m->kv ? m->kv : "an unknown one");
-    *type = t->type;
-    return 0;
+    return kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e);
 }
 
 void models_check_sampling(const struct cli *c)

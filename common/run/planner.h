@@ -13,8 +13,8 @@
 #include "../base/err.h"
 
 struct plan {
-    bool draft;   /* the source proposes; else the anchor runs alone, and rows is 1 */
-    int32_t rows; /* that the target runs at most, 1 to the source's: the anchor, then proposals */
+    bool draft;             /* the source proposes; else the anchor runs alone, and rows is 1 */
+    int32_t rows;           /* that the target runs at most, 1 to the source's: the anchor, then proposals */
     const int32_t *parents; /* NULL, or [rows]: the row whose pick each row's token is held against, -1 for
                                the anchor. Only chains are run: parents[r] is r - 1 */
 };

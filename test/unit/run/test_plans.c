@@ -21,7 +21,7 @@ static void run_planned(const struct way *y, struct source *x, const struct plan
                                       .chunk = y->chunk,
                                       .block = y->block,
                                       .draft_window = y->draft_window,
-                                      .kv_type = KN_F16};
+                                      .kv = {KN_F16, KN_F16}};
     const struct spec_options g = {.n = N_NEW,
                                    .sampler = y->sampler,
                                    .width = y->width,
@@ -137,14 +137,13 @@ static void test_script(void **state)
         struct draw draw = {.x = (uint32_t)i * 77, .most = rows[i / 2 % 4]};
         const struct planner p = {draw_plan, &draw};
         const bool recorded = i / 8 % 2;
-        struct script k = {.source = {.op = &script_ops,
-                                      .rows = draw.most,
-                                      .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
-                           .will = plain.id,
-                           .n_will = N_NEW,
-                           .n_prompt = y.prompt,
-                           .seed = (uint32_t)i,
-                           .watch = !recorded && i / 16 % 2};
+        struct script k = {
+            .source = {.op = &script_ops, .rows = draw.most, .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
+            .will = plain.id,
+            .n_will = N_NEW,
+            .n_prompt = y.prompt,
+            .seed = (uint32_t)i,
+            .watch = !recorded && i / 16 % 2};
         run_planned(&y, NULL, NULL, &plain);
         if (recorded) recorder_on(be);
         run_planned(&y, &k.source, i % 5 ? &p : NULL, &r);
@@ -171,7 +170,9 @@ static void test_refused(void **state)
         bool source;
         const char *what;
     } bad[] = {
-        {{.draft = true, .rows = 3, .parents = tree}, true, "trees are not run (expected the parent 1 of row 2, got 0)"},
+        {{.draft = true, .rows = 3, .parents = tree},
+         true,
+         "trees are not run (expected the parent 1 of row 2, got 0)"},
         {{.draft = true, .rows = 4, .parents = late}, true, "expected the parent 2 of row 3, got 1"},
         {{.draft = true, .rows = 6}, true, "rows of a plan out of range (expected 1 to 5, got 6)"},
         {{.draft = true, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
@@ -192,8 +193,9 @@ static void test_refused(void **state)
         session_free(s);
     }
     struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.hidden = true}}};
-    const struct session_options o = {.ctx = 50, .kv_type = KN_F16};
-    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's last hidden state");
+    const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
+    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE,
+                 "wants the target's last hidden state");
     e = (struct err){0};
     k.source.needs = (struct source_needs){.caches = true};
     expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");

@@ -97,7 +97,7 @@ static struct session *start(struct model *t, struct model *d, int32_t chunk, ui
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = 400, .chunk = chunk, .kv_type = kv};
+    const struct session_options o = {.ctx = 400, .chunk = chunk, .kv = {kv, kv}};
     must(session_new(&s, t, d, &o, &e), &e);
     return s;
 }
@@ -273,7 +273,7 @@ static void run_planned(struct model *t, struct source *x, int sampler, int32_t 
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = 400, .chunk = 16, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}};
     const struct spec_options g = {.n = N_NEW,
                                    .sampler = samplers[sampler],
                                    .width = width,
