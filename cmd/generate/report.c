@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../common/run/source.h"
 #include "generate.h"
 #include "../../common/base/json.h"
 #include "../../common/base/mem.h"
@@ -66,6 +67,23 @@ static json_t *number(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
+/* kv: of all of the target's layers, or of the first; kv_layers: of each, where they differ. */
+static void add_cache_types(json_t *j, const struct session *s)
+{
+    char text[32];
+    json_t *layers = s->o.kv_layers ? json_array() : json_null();
+    for (int i = 0; s->o.kv_layers && i < s->target->d->n_layer; i++)
+        json_array_append_new(layers, s->target->d->layer[i].recurrent
+                                          ? json_null()
+                                          : json_string(kv_flags_text(s->o.kv_layers[i], text)));
+    json_object_set_new(j, "kv", json_string(kv_flags_text(s->o.kv, text)));
+    json_object_set_new(j, "kv_layers", layers);
+    json_object_set_new(j, "draft_kv",
+                        s->source && s->source->model
+                            ? json_string(kv_flags_text(session_kv(&s->o, true, 0), text))
+                            : json_null());
+}
+
 static json_t *settings_json(const struct settings *set, const struct session *s)
 {
     const struct kn_sampler *k = &set->sampler;
@@ -77,10 +95,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "n", json_integer(set->n));
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
-    json_object_set_new(j, "kv",
-                        json_string(s->o.kv_type == KN_F16    ? "f16"
-                                    : s->o.kv_type == KN_BF16 ? "bf16"
-                                                              : "f32"));
+    add_cache_types(j, s);
     json_object_set_new(j, "kernels", json_string(set->m.kernels ? set->m.kernels : "auto"));
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
     json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());

@@ -67,10 +67,10 @@ static int check_options(struct session_options *o, int32_t most, struct err *e)
     if (o->draft_window < 0)
         return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
                        o->draft_window);
-    if (o->kv_type != KN_F16 && o->kv_type != KN_BF16 && o->kv_type != KN_F32)
+    if (!kn_kv_known(o->kv.k) || !kn_kv_known(o->kv.v))
         return err_set(e, ERR_USAGE,
-                       "cache type not supported (expected f16, bf16 or f32, got number %" PRIu32 ")",
-                       o->kv_type);
+                       "cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
+                       kn_kv_known(o->kv.k) ? o->kv.v : o->kv.k);
     return 0;
 }
 

@@ -175,10 +175,9 @@ static uint64_t bytes_of(const struct memory_planner *p, const struct kn_kv *kv,
 {
     uint64_t sum = 0;
     for (int i = 0; kv && i < n; i++)
-        sum += 2 *
-               p->c.memory->alloc((size_t)kv[i].cap * (size_t)kv[i].n_head_kv * (size_t)kv[i].head_dim *
-                                  (kv[i].type == KN_F32 ? 4 : 2)) *
-               (kv[i].cap > 0);
+        if (kv[i].k)
+            sum += p->c.memory->alloc(kn_kv_bytes(&kv[i], kv[i].type.k)) +
+                   p->c.memory->alloc(kn_kv_bytes(&kv[i], kv[i].type.v));
     return sum;
 }
 
@@ -208,15 +207,25 @@ int memory_plan_session(struct memory_planner *p, const struct session_options *
     return 0;
 }
 
-/* Does it fit with that context and cache type? */
-static bool fits(struct memory_planner *p, struct session_options o, int32_t ctx, uint32_t kv_type,
-                 bool loaded)
+/* Does it fit with that context? */
+static bool fits(struct memory_planner *p, struct session_options o, int32_t ctx, bool loaded)
 {
     struct memory_plan plan;
     struct err none = {0};
     o.ctx = ctx;
-    o.kv_type = kv_type;
     return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free;
+}
+
+/* Would caches of f16 throughout be smaller than they are in before, and fit? */
+static bool fits_f16(struct memory_planner *p, struct session_options o, bool loaded,
+                     const struct memory_plan *before)
+{
+    struct memory_plan plan;
+    struct err none = {0};
+    o.kv = (struct kn_kv_types){KN_F16, KN_F16};
+    o.kv_layers = o.draft_kv_layers = NULL;
+    return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free &&
+           plan.caches < before->caches;
 }
 
 static int32_t largest_context(struct memory_planner *p, const struct session_options *o, bool loaded)
@@ -224,7 +233,7 @@ static int32_t largest_context(struct memory_planner *p, const struct session_op
     int32_t low = 0, high = o->ctx; /* low fits (0: nothing known), high does not */
     while (high - low > 1) {
         int32_t mid = low + (high - low) / 2;
-        if (fits(p, *o, mid, o->kv_type, loaded))
+        if (fits(p, *o, mid, loaded))
             low = mid;
         else
             high = mid;
@@ -243,7 +252,7 @@ int memory_plan_check(struct memory_planner *p, const struct session_options *o,
             p->c.op.name, (double)plan->all / gib, o->ctx, (double)plan->weights / gib,
             (double)plan->caches / gib, (double)plan->activations / gib, (double)plan->scratch / gib,
             (double)plan->free / gib, (double)plan->total / gib);
-    if (o->kv_type == KN_F32 && fits(p, *o, o->ctx, KN_F16, loaded)) return err_hint(e, "--kv f16 would fit");
+    if (fits_f16(p, *o, loaded, plan)) return err_hint(e, "--kv f16 would fit");
     int32_t ctx = largest_context(p, o, loaded);
     if (ctx > 0) return err_hint(e, "--ctx %d would fit", ctx);
     if (plan->weights > plan->free)

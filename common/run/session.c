@@ -10,11 +10,6 @@
 
 /* ---- making and freeing ---- */
 
-static int32_t round_up(int64_t n, int32_t to)
-{
-    return (int32_t)((n + to - 1) / to * to);
-}
-
 static int32_t max32(int32_t a, int32_t b)
 {
     return a > b ? a : b;
@@ -40,7 +35,6 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
                        struct err *e)
 {
     const struct desc *d = m->d;
-    size_t size = s->o.kv_type == KN_F32 ? 4 : 2;
     struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
     if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
     for (int i = 0; i < d->n_layer; i++) {
@@ -48,13 +42,17 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
         int64_t need = s->g->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
-        kv[i] = (struct kn_kv){.type = s->o.kv_type,
-                               .cap = round_up(need, KN_KV_SPLIT),
+        kv[i] = (struct kn_kv){.type = session_kv(&s->o, m != s->target, i),
+                               .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
                                .head_dim = y->head_dim};
-        uint64_t count = (uint64_t)kv[i].cap * (uint64_t)y->n_head_kv * (uint64_t)y->head_dim;
-        kv[i].k = take(s, count, size);
-        kv[i].v = take(s, count, size);
+        if (!kn_kv_known(kv[i].type.k) || !kn_kv_known(kv[i].type.v))
+            return err_set(e, ERR_USAGE,
+                           "cache types of layer %d not supported (expected each to be " KN_KV_TYPES
+                           ", got numbers %" PRIu32 " and %" PRIu32 ")",
+                           i, kv[i].type.k, kv[i].type.v);
+        kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
+        kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
         if (!kv[i].k || !kv[i].v) return cache_failed(s, i, e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
         if (rc) return model_failed(m, "reserve", rc, e);
@@ -100,6 +98,12 @@ static int new_lists(struct session *s, struct err *e)
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
     if (s->d_history && s->d && s->last && s->results) return 0;
     return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
+}
+
+struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int layer)
+{
+    const struct kn_kv_types *list = drafter ? o->draft_kv_layers : o->kv_layers;
+    return list ? list[layer] : o->kv;
 }
 
 static int new_slot(struct session **out, struct engine *g, struct err *e)

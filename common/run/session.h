@@ -32,8 +32,10 @@ struct session_options {
     int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
     int32_t block; /* rows a block, 2 .. as trained; 0: as trained */
     int32_t
-        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
-    uint32_t kv_type;  /* KN_F16, KN_BF16 or KN_F32 */
+        draft_window; /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
+    const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
+                                                              Borrowed: they outlive the session */
     bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;
@@ -117,6 +119,9 @@ struct session {
         bool ran;        /* it has been run, and is worth recording */
     } plays[SESSION_PLAYS][SESSION_MAX_ROWS + 1];
 };
+
+/* The types of a layer's cache. */
+struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int layer);
 
 /* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want
  * to know before weights are loaded. drafter: the source's description; NULL: there is none. */

@@ -95,7 +95,8 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
     static double all[STEPS], draft[STEPS], verify[STEPS], commit[STEPS];
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     const int32_t token = 1;
-    const struct session_options o = {.ctx = context + (STEPS + 4) * SESSION_MAX_ROWS, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = context + (STEPS + 4) * SESSION_MAX_ROWS,
+                                      .kv = {KN_F16, KN_F16}};
     struct session *s;
     struct err e = {0};
     bool ok = false;
@@ -166,7 +167,7 @@ static double operations(const struct model *m, int n)
 
 static void prompt_row(struct model *m, int32_t n, double bar, double goal)
 {
-    const struct session_options o = {.ctx = n + 64, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = n + 64, .kv = {KN_F16, KN_F16}};
     int32_t *ids = malloc((size_t)n * sizeof *ids);
     struct session *s = NULL;
     struct err e = {0};

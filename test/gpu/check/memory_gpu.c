@@ -68,7 +68,7 @@ struct taken {
 
 static int measure(const char *target, const char *drafter, struct taken *r, struct err *e)
 {
-    const struct session_options o = {.ctx = 20000, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 20000, .kv = {KN_F16, KN_F16}};
     const struct desc_override over = {.draft_causal = -1};
     struct memory_planner *p = NULL;
     struct model *t = NULL, *d = NULL;
@@ -133,7 +133,7 @@ static void compare(const char *target, const char *drafter)
 
 static void run_out_planned(const char *target)
 {
-    const struct session_options o = {.ctx = 1 << 29, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 1 << 29, .kv = {KN_F16, KN_F16}};
     const struct desc_override over = {.draft_causal = -1};
     struct memory_planner *p = NULL;
     struct memory_plan b;
@@ -151,8 +151,8 @@ static void run_out_planned(const char *target)
 
 static void run_out(const char *target)
 {
-    const struct session_options o = {.ctx = 1 << 29, .kv_type = KN_F16},
-                                 fits = {.ctx = 100, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 1 << 29, .kv = {KN_F16, KN_F16}},
+                                 fits = {.ctx = 100, .kv = {KN_F16, KN_F16}};
     struct model *t;
     struct session *s;
     struct err f = {0};

@@ -122,9 +122,10 @@ static struct memory_planner *open_planner(const char *drafter)
 /* Caches and activations are what the same session takes where memory is taken. */
 static void equals_a_session(void **state)
 {
-    const struct session_options cases[] = {{.ctx = 300, .kv_type = KN_F16},
-                                            {.ctx = 5000, .kv_type = KN_F32, .chunk = 100},
-                                            {.ctx = 1, .kv_type = KN_BF16, .block = 3}};
+    const struct session_options cases[] = {{.ctx = 300, .kv = {KN_F16, KN_F16}},
+                                            {.ctx = 5000, .kv = {KN_F32, KN_F32}, .chunk = 100},
+                                            {.ctx = 1, .kv = {KN_BF16, KN_BF16}, .block = 3},
+                                            {.ctx = 700, .kv = {KN_F32, KN_BF16}}};
     (void)state;
     for (int drafted = 0; drafted < 2; drafted++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -153,7 +154,7 @@ static void equals_a_session(void **state)
 
 static void fits(void **state)
 {
-    const struct session_options o = {.ctx = 3000, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 3000, .kv = {KN_F16, KN_F16}};
     struct memory_planner *p = open_planner(drafter_path);
     struct memory_plan b;
     struct err e = {0};
@@ -172,7 +173,7 @@ static void fits(void **state)
 /* The context that the hint names fits, and is worth naming. */
 static void names_a_context(void **state)
 {
-    struct session_options o = {.ctx = 100000, .kv_type = KN_F16};
+    struct session_options o = {.ctx = 100000, .kv = {KN_F16, KN_F16}};
     struct memory_planner *p = open_planner(drafter_path);
     struct memory_plan b;
     struct err e = {0};
@@ -195,7 +196,7 @@ static void names_a_context(void **state)
 
 static void names_a_type(void **state)
 {
-    const struct session_options o = {.ctx = 100000, .kv_type = KN_F32};
+    const struct session_options o = {.ctx = 100000, .kv = {KN_F32, KN_F32}};
     struct memory_planner *p = open_planner(NULL);
     struct memory_plan b;
     struct err e = {0};
@@ -210,7 +211,7 @@ static void names_a_type(void **state)
 
 static void says_that_weights_do_not_fit(void **state)
 {
-    const struct session_options o = {.ctx = 100, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 100, .kv = {KN_F16, KN_F16}};
     struct memory_planner *p = open_planner(NULL);
     struct memory_plan b;
     struct err e = {0};
@@ -228,8 +229,8 @@ static void says_that_weights_do_not_fit(void **state)
 
 static void reports_failures(void **state)
 {
-    const struct session_options good = {.ctx = 100, .kv_type = KN_F16},
-                                 bad = {.ctx = 100, .kv_type = KN_Q8_0};
+    const struct session_options good = {.ctx = 100, .kv = {KN_F16, KN_F16}},
+                                 bad = {.ctx = 100, .kv = {KN_Q8_0, KN_Q8_0}};
     const struct desc_override over = {.draft_causal = -1};
     struct memory_planner *p = open_planner(NULL), *none;
     struct memory_plan b;

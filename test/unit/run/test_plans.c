@@ -22,7 +22,7 @@ static void run_planned(const struct way *y, struct source *x, const struct plan
                                       .chunk = y->chunk,
                                       .block = y->block,
                                       .draft_window = y->draft_window,
-                                      .kv_type = KN_F16};
+                                      .kv = {KN_F16, KN_F16}};
     const struct spec_options go = {.n = N_NEW,
                                     .sampler = y->sampler,
                                     .width = y->width,
@@ -196,7 +196,7 @@ static void test_refused(void **state)
         session_free(s);
     }
     struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.hidden = true}}};
-    const struct session_options o = {.ctx = 50, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
     expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE,
                  "wants the target's last hidden state");
     e = (struct err){0};

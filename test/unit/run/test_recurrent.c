@@ -97,7 +97,7 @@ static struct session *start(struct model *t, struct model *d, int32_t chunk, ui
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = 400, .chunk = chunk, .kv_type = kv};
+    const struct session_options o = {.ctx = 400, .chunk = chunk, .kv = {kv, kv}};
     must(session_new(&s, t, d, &o, &e), &e);
     return s;
 }
@@ -274,7 +274,7 @@ static void run_planned(struct model *t, struct source *x, int sampler, int32_t 
     struct err e = {0};
     struct engine *g;
     struct session *s;
-    const struct session_options o = {.ctx = 400, .chunk = 16, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}};
     const struct spec_options go = {.n = N_NEW,
                                     .sampler = samplers[sampler],
                                     .width = width,
@@ -595,7 +595,7 @@ static struct setting setting(struct model *t, struct source *x, int i, int32_t 
     static const int32_t every[] = {0, 2, 3, 6};
     return (struct setting){.target = t,
                             .source = x,
-                            .o = {.ctx = 400, .chunk = 16, .kv_type = KN_F16},
+                            .o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}},
                             .sampler = samplers[i % 2],
                             .every = every[i / 2 % 4],
                             .n_prompt = n_prompt};

@@ -18,7 +18,7 @@ static struct setting setting(int i, bool slides, bool drafted, int32_t n_prompt
 {
     return (struct setting){.target = slides ? sliding : target,
                             .source = drafted ? &source : NULL,
-                            .o = {.ctx = 900, .chunk = 64, .kv_type = KN_F16},
+                            .o = {.ctx = 900, .chunk = 64, .kv = {KN_F16, KN_F16}},
                             .sampler = i % 2 ? sampled : greedy,
                             .n_prompt = n_prompt};
 }
@@ -83,7 +83,8 @@ static void test_refused(void **state)
     e = (struct err){0};
     must(session_forward(a, prompt + 20, 3, &e), &e);
     must(session_logits(b, 0, again, &e), &e);
-    expect_error(session_pick(a, &greedy, 1, &id, &e), &e, ERR_USAGE, "no such logits (expected 1 rows, got 0)");
+    expect_error(session_pick(a, &greedy, 1, &id, &e), &e, ERR_USAGE,
+                 "no such logits (expected 1 rows, got 0)");
     e = (struct err){0};
     must(session_forward(a, prompt + 20, 3, &e), &e);
     must(session_pick(b, &greedy, 1, &id, &e), &e);

@@ -102,9 +102,9 @@ static inline struct session *setting_restore(const struct setting *y, struct en
     return s;
 }
 
-/* Stopped at every token from 1 to last, by a limit or a stop id, under random plans. Gone on with where it stands, in another slot
- * from a state, and from the same slot behind a state. A state is that of a prefill of the same tokens. dir:
- * for files; *cut: streams that ended with a cycle running. */
+/* Stopped at every token from 1 to last, by a limit or a stop id, under random plans. Gone on with where it
+ * stands, in another slot from a state, and from the same slot behind a state. A state is that of a prefill
+ * of the same tokens. dir: for files; *cut: streams that ended with a cycle running. */
 static inline void any_stop(const struct setting *y, int last, uint32_t seed, const char *dir, int *cut)
 {
     static struct run plain, ref, r, next;
@@ -207,8 +207,8 @@ static inline void turn_step(struct turn *t, struct engine *g, bool more)
     if (t->r.n == N_NEW) must(session_cycles_end(t->s, c.pos + kept, &e), &e);
 }
 
-/* Streams of y, which differ in prompt and sampler alone, take turns in any order over one engine, round after
- * round in the slots of those before. */
+/* Streams of y, which differ in prompt and sampler alone, take turns in any order over one engine, round
+ * after round in the slots of those before. */
 static inline void any_turns(const struct setting *y, int n, uint32_t seed, int rounds)
 {
     static struct turn t[STREAMS];
@@ -217,8 +217,8 @@ static inline void any_turns(const struct setting *y, int n, uint32_t seed, int 
     for (int round = 0; round < rounds; round++) {
         int left = n;
         for (int i = 0; i < n; i++) {
-            t[i] = (struct turn){.y = &y[i],
-                                 .draw = {.x = draw_next(&x), .most = y->source ? g->o.block : 1}};
+            t[i] =
+                (struct turn){.y = &y[i], .draw = {.x = draw_next(&x), .most = y->source ? g->o.block : 1}};
             setting_alone(&y[i], &t[i].plain, &t[i].ref);
         }
         while (left) {
