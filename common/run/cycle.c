@@ -27,38 +27,10 @@ int session_draft_rows(struct session *s, bool all_rows, struct err *e)
     return rc ? model_failed(s->drafter, "pick", rc, e) : 0;
 }
 
-/* What a product of a few rows takes, in bytes: its weights', or as many as it has values where those are
- * fewer, for then arithmetic is what it takes. */
-static uint64_t work_of(const struct kn_weight *w)
-{
-    const uint64_t values = (uint64_t)w->n_in * (uint64_t)w->n_out;
-    return w->packed_bytes > values ? w->packed_bytes : values;
-}
-
-/* The context of the rows at the cursor, beside what follows, where the backend can: all it reads are
- * features, and whatever rows are rejected (see cycle.h). */
-static int context_beside(struct session *s, int32_t n, bool *done, struct err *e)
+static int forward_rows(struct session *s, int32_t n, enum session_fate fate, struct err *e)
 {
     const struct session_rows r = rows_at(s, n);
-    const struct model *d = s->drafter;
-    uint64_t work = work_of(&d->fc);
-    for (int32_t i = 0; i < d->d->n_layer; i++) work += work_of(&d->layer[i].wk) + work_of(&d->layer[i].wv);
-    int rc = s->op->beside_begin(s->be, n, work, work_of(s->target->head));
-    if (rc < 0) return model_failed(d, "beside", rc, e);
-    if (rc == 0) return 0;
-    if (session_run_context(s, &r, n <= s->o.block, e)) return -1;
-    rc = s->op->beside_end(s->be);
-    *done = rc == 0;
-    return rc ? model_failed(d, "beside", rc, e) : 0;
-}
-
-/* context: NULL, or becomes true where the rows' context has been made as well, beside the head. */
-static int forward_rows(struct session *s, int32_t n, enum session_fate fate, bool *context, struct err *e)
-{
-    const struct session_rows r = rows_at(s, n);
-    if (session_run_target(s, &r, fate, e)) return -1;
-    if (context && s->drafter && s->op->beside_begin && context_beside(s, n, context, e)) return -1;
-    return session_run_head(s, s->target, 0, n, e);
+    return session_run_target(s, &r, fate, e) || session_run_head(s, s->target, 0, n, e) ? -1 : 0;
 }
 
 static int stamp(struct session *s, int i, struct err *e)
@@ -86,7 +58,7 @@ static int draft_part(struct session *s, struct err *e)
     return s->drafter && (session_draft_rows(s, false, e) || stamp(s, 1, e)) ? -1 : 0;
 }
 
-static int verify_part(struct session *s, int32_t rows, bool *context, struct err *e)
+static int verify_part(struct session *s, int32_t rows, struct err *e)
 {
     const struct kn_pick pick = {.logits = s->logits,
                                  .pos = s->d->pos,
@@ -99,7 +71,7 @@ static int verify_part(struct session *s, int32_t rows, bool *context, struct er
     if (rows > 1 && looks_back(&s->sampler))
         rc = s->op->place(s->be, s->d_history, s->d->pos, s->d->ids, rows);
     if (rc) return model_failed(s->target, "place", rc, e);
-    if (forward_rows(s, rows, all_stay(s) ? SESSION_FINAL : SESSION_TRIED, context, e)) return -1;
+    if (forward_rows(s, rows, all_stay(s) ? SESSION_FINAL : SESSION_TRIED, e)) return -1;
     rc = s->op->pick(s->be, &pick);
     return rc ? model_failed(s->target, "pick", rc, e) : stamp(s, 2, e);
 }
@@ -131,9 +103,8 @@ static int accept_part(struct session *s, int32_t rows, struct err *e)
 static int whole_cycle(struct session *s, int32_t rows, struct err *e)
 {
     const struct session_rows r = rows_at(s, rows);
-    bool context = false;
-    if (draft_part(s, e) || verify_part(s, rows, &context, e)) return -1;
-    if (!context && session_run_context(s, &r, rows <= s->o.block, e)) return -1;
+    if (draft_part(s, e) || verify_part(s, rows, e)) return -1;
+    if (session_run_context(s, &r, rows <= s->o.block, e)) return -1;
     return accept_part(s, rows, e);
 }
 
@@ -144,7 +115,7 @@ static int launch(struct session *s, enum session_play what, int32_t rows, int32
     int rc;
     kn_bound(s->be, bound);
     switch (what) {
-    case SESSION_FORWARD: rc = forward_rows(s, rows, SESSION_TRIED, NULL, e); break;
+    case SESSION_FORWARD: rc = forward_rows(s, rows, SESSION_TRIED, e); break;
     case SESSION_DRAFT: rc = session_draft_rows(s, false, e); break;
     default: rc = whole_cycle(s, rows, e);
     }
@@ -268,7 +239,7 @@ static int cycle_in_parts(struct session *s, int64_t most, int32_t *rows, struct
     }
     s->trying = true;
     s->fault = (struct fault){INT32_MAX, 0};
-    int rc = verify_part(s, *rows, NULL, e) || accept_part(s, *rows, e) ? -1 : 0;
+    int rc = verify_part(s, *rows, e) || accept_part(s, *rows, e) ? -1 : 0;
     s->trying = false;
     kn_bound(s->be, 0);
     return rc;

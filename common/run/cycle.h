@@ -28,9 +28,8 @@ struct session_cycle {
     const int32_t *ids;       /* [block] the anchor and all proposals; [1] without a drafter */
     const int32_t *picks;     /* [rows]; the last kept one may be KN_PICK_NAN */
     double draft_s, verify_s; /* passes with their heads and picks, by the device's clock */
-    double commit_s; /* from there to accepting: the context, where it is part of the cycle and not beside the
-                        head */
-    double idle_s;   /* from the accepting of the cycle before to this one's start; 0: it is the first */
+    double commit_s;          /* from there to accepting: the context, where it is part of the cycle */
+    double idle_s; /* from the accepting of the cycle before to this one's start; 0: it is the first */
 };
 
 /* Begin cycles with the anchor at n_past. width: rows verified, 1 .. block; ignored without a drafter. */

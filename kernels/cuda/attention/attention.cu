@@ -383,8 +383,8 @@ static bool places_slots(const struct cuda_backend *be, const struct kn_attentio
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const int32_t leaf = a->kv->head_dim <= 256 ? 64 : 32;
     *slots = most_units(a->kv->cap, a->n, a->window, a->causal, be->head.kv_bound, leaf);
-    return be->attn_places && !be->product_sms && a->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots &&
-           !t->spread && t->places != 1 && *slots * leaf <= PLACES_KEYS;
+    return be->attn_places && a->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots && !t->spread &&
+           t->places != 1 && *slots * leaf <= PLACES_KEYS;
 }
 /* A block's kernel for so many (tiles, kv head) at once; b->f: that. */
 static bool places_block(const struct cuda_backend *be, struct block *b, int64_t at_once, int32_t slots,

@@ -75,22 +75,7 @@ struct cuda_backend {
     /* attention.cu, pick.cu and others: scratch of cuda_reserve and cuda_reserve_kv. */
     void *scratch_rows;
     size_t scratch_rows_bytes;
-    struct { /* cycle.cu: operations of a recording beside others */
-        cudaStream_t
-            stream; /* of them; while they are recorded, the others': what follows is exchanged, too */
-        float *partial;
-        size_t partial_bytes;
-        unsigned *count;
-        uint8_t *rows;
-        cudaEvent_t begun, ended;
-        uint64_t launch, settled; /* when they began */
-        int32_t sms;              /* for them */
-        bool may;                 /* a recording is being made */
-        bool open, joins; /* they are being recorded; they have been, and accept is to wait for them */
-    } beside;
-    int32_t product_sms; /* multiprocessors a product takes at most; 0: all */
-    mutable bool late;   /* the next launch waits until all before it are complete, and starts only then */
-    uint32_t moved;      /* times that memory which launches name has moved: a recording must not be older */
+    uint32_t moved; /* times that memory which launches name has moved: a recording must not be older */
     /* What may be read before a kernel waits. Launches are counted; `settled` is the newest whose kernel lets
      * its successor start only after its own wait: when a later kernel starts, all launches before it are
      * complete. (Copies and sets on the stream are complete for every kernel after them.) */
@@ -234,9 +219,8 @@ static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void 
     early[0].val.programmaticStreamSerializationAllowed = 1;
     early[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     early[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    config.attrs = early + be->late;
-    config.numAttrs = be->cc >= 90 && !be->generic ? 2 - be->late : 0;
-    be->late = false;
+    config.attrs = early;
+    config.numAttrs = be->cc >= 90 && !be->generic ? 2 : 0;
     return cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 /* The same behind what waits. */
@@ -268,8 +252,7 @@ static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, vo
     attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[2].val.programmaticStreamSerializationAllowed = 1;
     config.attrs = attr;
-    config.numAttrs = 3 - be->late;
-    be->late = false;
+    config.numAttrs = 3;
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

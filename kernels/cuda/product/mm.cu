@@ -72,14 +72,8 @@ int cuda_mm_open(struct cuda_backend *be)
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
     if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
-    if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * 2 * MM_COUNTERS);
-    if (!err) err = cudaMemsetAsync(be->mm_count, 0, sizeof(unsigned) * 2 * MM_COUNTERS, be->stream);
-    if (!err && mm_beside(be)) {
-        be->beside.count = be->mm_count + MM_COUNTERS;
-        be->beside.partial_bytes = MM_PARTIAL_BYTES / 4;
-        err = cudaMalloc(&be->beside.partial, be->beside.partial_bytes);
-        if (!err) err = cudaMalloc(&be->beside.rows, MM_ROWS_BYTES / MM_PREP_ROWS * MM_BESIDE_ROWS);
-    }
+    if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * MM_COUNTERS);
+    if (!err) err = cudaMemsetAsync(be->mm_count, 0, sizeof(unsigned) * MM_COUNTERS, be->stream);
     const int rc = cuda_check(be, "memory for matrix products", err);
     return rc ? rc : chain_open(be);
 }
@@ -88,8 +82,6 @@ void cuda_mm_close(struct cuda_backend *be)
 {
     chain_close(be);
     cudaFree(be->mm_partial);
-    cudaFree(be->beside.partial);
-    cudaFree(be->beside.rows);
     cudaFree(be->mm_count);
     cudaFree(be->mm_rows);
     cudaFree(be->mm_raw);
@@ -152,7 +144,7 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
 #define FEW_UNITS 24
 static bool few_format(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t slice_units)
 {
-    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && mm_beside(be) &&
+    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && !be->generic && be->cc >= 90 &&
            !mm_tuning.no_few && slice_units <= FEW_UNITS && be->smem_block >= 200 << 10;
 }
 /* The slices' rows, and where `side` is. */
@@ -201,10 +193,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
     const mm_kernel_fn usual =
         few ? mm_kernel_few(act, log2_tiles, low)
             : mm_kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
-    /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly:
-     * those of a group are neighbours, so of each launch one group at most is resident in part, and all
-     * others end (may_wait). */
-    int32_t grid = mm_product_sms(be) * plan->blocks;
+    int32_t grid = be->sm_count * plan->blocks; /* all resident: apart, blocks wait for each other */
     int32_t most = panels;
     a->left &= few && !together;
     if (a->left) {
@@ -231,7 +220,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
                                  : a->left ? a->groups * (a->slices - 1) + a->last_groups
                                            : a->groups * a->slices;
         a->pitch = (uint32_t)a->stage_bytes + FEW_BARRIER, a->ring_bytes = (uint32_t)a->stages * a->pitch;
-        a->cluster = few ? mm_few_cluster(be, act, a) : 1;
+        a->cluster = few ? mm_few_cluster(act, a) : 1;
         const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
         const int err = cuda_check(
             be, name,
@@ -240,7 +229,6 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
                            : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
         if (err) return err;
     }
-    be->late = be->beside.joins; /* small blocks that came early would take the places of what runs beside */
     return 0;
 }
 

@@ -36,7 +36,6 @@
 #define MM_WIDTH_MAX KN_MATRICES
 #define MM_RECORD 128      /* floats of a partial sum of 16 rows x 8 tokens */
 #define MM_PREP_ROWS 64    /* rows prepared at a time */
-#define MM_BESIDE_ROWS 16  /* rows at most beside others (kn_ops.beside_begin) */
 #define MM_ROW_BLOCKS 1024 /* 256-column blocks of a row, at most */
 
 /* What a weight type wants activations to be; matrices that want the same share a launch.
@@ -151,12 +150,6 @@ static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool l
     return act == MM_ACT_K                         ? mm_kernel_few_k(log2_tiles, low)
            : act == MM_ACT_32 || act == MM_ACT_32M ? mm_kernel_few_32(log2_tiles, act == MM_ACT_32M)
                                                    : mm_kernel_few_float(act, log2_tiles);
-}
-/* Does the device run products beside others (kn_ops.beside_begin)? Where launches are early: what is older
- * has not been tried. */
-static inline bool mm_beside(const struct cuda_backend *be)
-{
-    return !be->generic && be->cc >= 90;
 }
 /* Types that mm_kernel_low and experts_kernel_low are for. */
 static inline bool mm_is_low(uint32_t type)

@@ -179,7 +179,7 @@ bool mm_one(struct cuda_backend *be, const char *name, const struct kn_weight *w
 {
     const one_fn f = kernel_of(w->type);
     struct one_args a = {};
-    if (!f || be->cc < 90 || be->generic || be->product_sms) return false;
+    if (!f || be->cc < 90 || be->generic) return false;
     a.w = (const uint8_t *)w->packed, a.rows = prepared || !p->norm ? p->rows : nullptr;
     a.x = p->x, a.norm = p->norm, a.eps = p->eps, a.out = out;
     a.n_out = (int32_t)w->n_out, a.panels = (int32_t)((w->n_out + 15) / 16);

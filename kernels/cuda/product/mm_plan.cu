@@ -1,14 +1,9 @@
 /* mm_plan.cu - the plans of matrix products. What is said to be measured is in SPEED.md. */
 #include "mm_plan.cuh"
 
-int32_t mm_product_sms(const struct cuda_backend *be)
-{
-    return be->product_sms ? be->product_sms : be->sm_count;
-}
-
 bool mm_may_wait(const struct cuda_backend *be, int32_t slices, int blocks)
 {
-    return be->product_sms ? 2 * slices <= be->sm_count : slices <= be->sm_count * blocks;
+    return slices <= be->sm_count * blocks;
 }
 
 static void put_together(struct mm_args *a, bool together, int warps)
@@ -94,7 +89,7 @@ static bool fits(struct cuda_backend *be, const struct mm_plan *p, struct mm_arg
                  most_bytes = (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
     const int limit = be->generic || be->cc < 90 || p->warps > MM_WARPS ? 4 : 8;
     put_together(a, p->together, p->warps);
-    const int32_t rounds = (panels - 1) / (mm_product_sms(be) * p->blocks * a->subs) + 1;
+    const int32_t rounds = (panels - 1) / (be->sm_count * p->blocks * a->subs) + 1;
     for (int32_t copy = most; copy >= least_copy; copy /= 2) {
         const int full = want * (most / copy), stages = full < limit ? full : limit,
                   least = p->stages + (copy < most);
@@ -201,7 +196,7 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
                      int32_t panels, struct mm_args *a)
 {
     const bool together = a->block_slices == a->slices;
-    const int32_t grid = mm_product_sms(be),
+    const int32_t grid = be->sm_count,
                   items =
                       together ? (panels + grid - 1) / grid : few_busiest(grid, panels, a), /* of a block */
         some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split,
@@ -237,7 +232,7 @@ static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_
                           struct mm_args *a)
 {
     return act == MM_ACT_K && n <= FEW_NARROW_ROWS && a->left &&
-           few_busiest(mm_product_sms(be), panels, a) == MM_WARPS;
+           few_busiest(be->sm_count, panels, a) == MM_WARPS;
 }
 
 /* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were
@@ -317,15 +312,14 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
 
 /* Blocks that are given their rows together: pairs, of K types always, of others for 4 rows and more.
  * Measured: else these start later by more than it saves, and fours leave multiprocessors without work.
- * Slices apart: none, for such blocks wait for others, which must be resident. Beside others: none, for what
- * those leave are not pairs of neighbours, and some would wait for their end. */
-int mm_few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a)
+ * Slices apart: none, for such blocks wait for others, which must be resident. */
+int mm_few_cluster(enum mm_act act, const struct mm_args *a)
 {
     const bool pairs = act == MM_ACT_K || a->n >= 4;
-    const int most = a->block_slices < a->slices || be->product_sms ? 1
-                     : mm_tuning.few_cluster                        ? mm_tuning.few_cluster
-                     : pairs                                        ? 2
-                                                                    : 1;
+    const int most = a->block_slices < a->slices ? 1
+                     : mm_tuning.few_cluster     ? mm_tuning.few_cluster
+                     : pairs                     ? 2
+                                                 : 1;
     return a->groups % most ? 1 : most;
 }
 

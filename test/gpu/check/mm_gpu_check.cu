@@ -411,11 +411,10 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
         bool same = true, written = true;
         std::vector<float> want;
         for (int n : rows)
-            for (int i = -1; i < 20; i++) {
+            for (int i = -1; i < 18; i++) {
                 mm_tuning = best;
                 mm_tuning.no_few = i >= 0 && i < 10;
-                be->product_sms = i < 17 || i == 19 ? 0 : i < 18 ? 20 : 3;
-                mm_one_panels = i < 19 ? INT_MAX : 1;
+                mm_one_panels = i < 17 ? INT_MAX : 1;
                 if (i == 16) mm_tuning.few_warps = 1;
                 if (i >= 10 && i < 16) { /* mm_few.cuh: together and apart, rings of any length */
                     mm_tuning.few_from = 1;
@@ -447,7 +446,6 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
                 if (i < 0) want = got;
                 same &= show_differences(got, want, (size_t)n_out, n, i);
             }
-        be->product_sms = 0;
         verdict(gated  ? "plans, gated"
                 : kind ? "plans, norm"
                        : "plans, linear",

@@ -210,7 +210,7 @@ static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t widt
     session_free(s);
 }
 
-/* What is recorded, the context beside the target's head, proposes and keeps what operations one by one do. A
+/* What is recorded proposes and keeps what operations one by one do. A
  * wrong context would still give the target's tokens, so proposals are compared. */
 void check_cycles(const char *dir, const char *prompt, bool generic)
 {
