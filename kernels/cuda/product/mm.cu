@@ -3,7 +3,6 @@
 #include "../chain/chain.cuh"
 #include "../core/copy.cuh"
 #include "../prompt/many.cuh"
-#include "mm_one.cuh"
 #include "mm_plan.cuh"
 #include "owe.cuh"
 
@@ -66,7 +65,6 @@ int cuda_mm_open(struct cuda_backend *be)
     const cudaError_t late = cudaFuncSetAttribute(
         mm_kernel_few_late(), cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
     if (late) return cuda_check(be, "matrix product kernels", late);
-    if (mm_one_open(be)) return KN_EDEVICE;
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
@@ -391,11 +389,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
                                      a.n_in,   a.units,     g.t->unit_k,       a.slice_units,
                                      a.slices, a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
         bool prepared;
-        int rc = 0;
         if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
-        if (p->n == 1 && count == 1 && !p->gated && !p->add &&
-            mm_one(be, p->name, w0, p->out[list[0]], &prep, prepared, &rc))
-            return rc;
         err = launch_rows(be, p, &g, &a, row, rows, &prep, prepared);
     }
     return err;
