@@ -433,7 +433,7 @@ static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, str
         at_once * of_block * attn_made_bytes(d) > MADE_BYTES)
         return false;
     if (!tuned && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
-    mm_wants_owed(be, OWED_ATTENTION, a->q, a->n, a->n, a->n_head * d);
+    mm_wants_owed(be, a->q, a->n, a->n, a->n_head * d);
     if (!tuned && !be->owes) return false; /* the first time */
     *p = {b, groups, groups, 1, slots, blocks, false, true, true, 0};
     return true;

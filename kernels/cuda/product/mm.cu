@@ -279,7 +279,7 @@ struct group {
     int count;
     int32_t panels, widest;          /* of all; bytes of the largest unit */
     bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
-    bool heads;                      /* their sums are wanted by attention or a delta net (owe.cuh) */
+    bool heads;                      /* their sums are wanted by attention (owe.cuh) */
     int32_t most_units, least_units; /* of a copy */
 };
 

@@ -90,14 +90,12 @@ bool mm_take_rows(const struct cuda_backend *be, int32_t n, int32_t d, const flo
     return true;
 }
 
-void mm_wants_owed(struct cuda_backend *be, enum owed_to who, const float *rows, int32_t from, int32_t to,
-                   int64_t width)
+void mm_wants_owed(struct cuda_backend *be, const float *rows, int32_t from, int32_t to, int64_t width)
 {
-    be->owed->wanted[who] = {rows, from, to, (int32_t)width};
+    be->owed->wanted = {rows, from, to, (int32_t)width};
 }
 bool mm_wanted_owed(const struct cuda_backend *be, const float *rows, int32_t n, int64_t width)
 {
-    for (const auto &w : be->owed->wanted)
-        if (w.rows == rows && w.from <= n && n <= w.to && w.width == width) return true;
-    return false;
+    const auto &w = be->owed->wanted;
+    return w.rows == rows && w.from <= n && n <= w.to && w.width == width;
 }
