@@ -110,13 +110,6 @@ static attn_fn merge_kernel(int32_t d, bool few)
 {
     return d <= 128 ? attn_merge_narrow(d, few) : attn_merge_wide(d, few);
 }
-/* For few rows and up to 1,024 keys (measured: beyond, the merge by classes is quicker); else, or where there
- * is none: NULL. */
-static attn_fn join_kernel(int32_t d, int32_t n, bool leaves, int32_t slots)
-{
-    if (!leaves || n > FOLD_ROWS || slots > JOIN_LEAVES * (d <= 256 ? 1 : 2)) return NULL;
-    return d <= 128 ? attn_join_narrow(d) : attn_join_wide(d);
-}
 static int32_t tiles_most(int32_t d)
 {
     return d == 512 ? 2 : 4;
@@ -609,14 +602,11 @@ static int launch_sum(struct cuda_backend *be, struct attn *p, const struct plan
 #ifdef MM_TRACE
     p->times = mm_trace_next("merge");
 #endif
-    const attn_fn join = join_kernel(p->d, p->n, p->leaves, plan->slots);
-    const int32_t strips = rows * p->d / 256, of_block = join ? JOIN_WARPS / 2 : 1;
-    const dim3 merge((unsigned)((strips + of_block - 1) / of_block), (unsigned)p->n_kv);
+    const dim3 merge((unsigned)(rows * p->d / 256), (unsigned)p->n_kv);
     /* attn_stream leaves room for blocks of fewer registers only, which start early. */
     const bool few = !plan->stream && (int64_t)p->n * p->n_rep * p->d / 256 * p->n_kv <= be->sm_count;
     return cuda_check(be, "attention",
-                      cuda_launch(be, join ? join : merge_kernel(p->d, few), merge,
-                                  dim3(join ? 32 * JOIN_WARPS : 64 * CLASSES), 0, *p));
+                      cuda_launch(be, merge_kernel(p->d, few), merge, dim3(64 * CLASSES), 0, *p));
 }
 
 /* As many tiles at once as the scratch has room for. */

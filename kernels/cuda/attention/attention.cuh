@@ -30,8 +30,6 @@
 #define FEW 64 /* rows up to which keys are spread over blocks */
 #define NODE 512
 #define CLASSES 8
-#define JOIN_WARPS 4                        /* of a block of attn_join */
-#define JOIN_LEAVES 16                      /* that it loads at once */
 #define PLACES_SIDE(D) ((D) <= 128 ? 2 : 1) /* leaves that a block of attn_places has at once */
 #define PLACE_FLOATS 260 /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
 #define STREAM_ROWS 8    /* of attn_stream: their results fit a slot of its ring */
@@ -93,8 +91,6 @@ attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves,
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_merge_narrow(int32_t d, bool few);
 attn_fn attn_merge_wide(int32_t d, bool few);
-attn_fn attn_join_narrow(int32_t d); /* NULL: none */
-attn_fn attn_join_wide(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With

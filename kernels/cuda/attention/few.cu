@@ -23,7 +23,3 @@ attn_fn attn_merge_narrow(int32_t d, bool few)
                  : d == 64 ? attn_merge<64, 4>
                      : attn_merge<128, 4>;
 }
-attn_fn attn_join_narrow(int32_t d)
-{
-    return d == 128 ? attn_join<128> : NULL;
-}

@@ -17,7 +17,7 @@
  * In clusters (NEAR, one tile), all leaves of a (tile, kv head) are in the shared memory of one cluster. A
  * leaf's results go, in strips of 256, to the blocks of the cluster that add them; these wait for as many
  * bytes as there must be. No result crosses global memory, and no fence is needed, which would wait for the
- * ring's writes as well. Else partial results go to memory and attn_join or attn_merge adds them. */
+ * ring's writes as well. Else partial results go to memory and attn_merge adds them. */
 #include "heads.cuh"
 
 template <int D, int T, int W = D == 64 ? 4 : 8> struct step {

@@ -24,7 +24,3 @@ attn_fn attn_merge_wide(int32_t d, bool few)
                   : d == 256 ? attn_merge<256, 4>
                       : attn_merge<512, 4>;
 }
-attn_fn attn_join_wide(int32_t d)
-{
-    return d == 256 ? attn_join<256> : attn_join<512>;
-}
