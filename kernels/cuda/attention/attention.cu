@@ -7,7 +7,6 @@
 #include "rows.cuh"
 #include "../chain/chain.cuh"
 #include "../core/math.cuh"
-#include "../product/owe.cuh"
 
 struct cuda_attention_tuning cuda_attention_tuning;
 #ifdef ATTN_TRACE
@@ -84,7 +83,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
-#define MADE_BYTES (2 << 20)    /* of queries as attn_made wants them */
+#define MADE_BYTES (2 << 20)    /* of queries as attn_columns wants them */
 #define PLACES_KEYS 2048        /* that it is for */
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
@@ -195,14 +194,12 @@ static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, un
 }
 
 /* The kernels whose blocks wait for each other, and blocks of theirs that a multiprocessor is to hold. */
-enum waiting { PLACES, MADE_ONE, MADE_TWO, COLUMNS };
-static const int32_t waiting_blocks[] = {2, 2, 2, 1};
+enum waiting { PLACES, COLUMNS };
+static const int32_t waiting_blocks[] = {2, 1};
 
 static attn_fn waiting_kernel(enum waiting k, int32_t d, uint32_t type, size_t *smem)
 {
-    return k == PLACES    ? attn_places_of(d, type, smem)
-           : k == COLUMNS ? attn_columns_of(d, type, smem)
-                          : attn_made_of(d, k == MADE_TWO ? 2 : 1, type, smem);
+    return k == PLACES ? attn_places_of(d, type, smem) : attn_columns_of(d, type, smem);
 }
 static int size_index(int32_t d)
 {
@@ -362,7 +359,6 @@ struct plan {
     int32_t leaves, slots, blocks;
     bool stream;     /* attn_stream, not attn_step */
     bool places;     /* attn_places, which adds its leaves by itself */
-    bool made;       /* attn_made in its place */
     int32_t columns; /* blocks of attn_columns in its place; 0: not that */
 };
 /* Few leaves of heads of 256, or of many tiles: attn_places wins over clusters. */
@@ -402,35 +398,10 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     b.f = attn_places_of(d, kv->type, &b.smem);
     if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks))
         return false;
-    *p = {b, tiles, tiles, 1, slots, blocks, false, true, false, 0};
+    *p = {b, tiles, tiles, 1, slots, blocks, false, true, 0};
     return true;
 }
-/* The same of rows made before: a block has two tiles where there are. Where it was measured to win, their
- * product is asked to leave its slices apart, for it is shorter so, and rows are made of those. */
-#define MADE_ROWS 9 /* from which on, of MADE_HEADS heads of keys and more */
-#define MADE_HEADS 16
 #define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
-static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
-{
-    const struct kn_kv *kv = a->kv;
-    const int32_t d = kv->head_dim, tiles = tiles_of(a->n, a->n_head / kv->n_head_kv),
-                  of_block = tiles > 1 ? 2 : 1, groups = (tiles + of_block - 1) / of_block;
-    const int64_t at_once = (int64_t)kv->n_head_kv * groups;
-    int32_t slots, blocks;
-    struct block b = {NULL,          0, of_block,
-                      WAITING_WARPS, 0, be->attn_resident[size_index(d)][of_block > 1 ? MADE_TWO : MADE_ONE]};
-    const int tuned = cuda_attention_tuning.made;
-    if (tuned == 1 || !places_slots(be, a, &slots)) return false;
-    b.f = attn_made_of(d, of_block, kv->type, &b.smem);
-    if (!places_block(be, &b, at_once, slots, d, slots, &blocks) ||
-        at_once * of_block * attn_made_bytes(d) > MADE_BYTES)
-        return false;
-    if (!tuned && (a->n < MADE_ROWS || kv->n_head_kv < MADE_HEADS)) return false;
-    mm_wants_owed(be, a->q, a->n, a->n, a->n_head * d);
-    if (!tuned && !be->owes) return false; /* the first time */
-    *p = {b, groups, groups, 1, slots, blocks, false, true, true, 0};
-    return true;
-}
 /* Rows made before, for heads of 512: blocks that add for each tile, and as many that weigh as there is room
  * for beside them. */
 static bool plan_columns(const struct cuda_backend *be, const struct kn_attention *a, struct plan *p)
@@ -444,12 +415,12 @@ static bool plan_columns(const struct cuda_backend *be, const struct kn_attentio
     if (tuned == 1 || a->gate || room < 1 || !places_slots(be, a, &slots)) return false;
     b.f = attn_columns_of(kv->head_dim, kv->type, &b.smem);
     if (!b.f || b.resident < 1 || b.smem > room_of(be, 1) ||
-        (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
+        (int64_t)tiles * kv->n_head_kv * attn_made_bytes() > MADE_BYTES ||
         (int64_t)adders * slots * attn_columns_bytes() > PLACES_BYTES)
         return false;
     if (!tuned && a->n < COLUMNS_ROWS) return false;
     const int32_t ranks = slots < room ? slots : room;
-    *p = {b, tiles, tiles, 1, slots, 1, false, true, true, adders + ranks * kv->n_head_kv};
+    *p = {b, tiles, tiles, 1, slots, 1, false, true, adders + ranks * kv->n_head_kv};
     return true;
 }
 static struct plan plan_few(const struct cuda_backend *be, const struct kn_attention *a)
@@ -616,7 +587,7 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct pl
     p->part = plan->places ? be->attn_places : (float *)be->scratch_rows;
     p->tiles = plan->b.tiles, p->stages = plan->b.stages;
     p->slots = plan->slots, p->leaves = plan->leaves;
-    p->per = plan->places && !plan->made     ? PLACES_SIDE(p->d)
+    p->per = plan->places && !plan->columns  ? PLACES_SIDE(p->d)
              : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per
                                              : 1;
     for (int32_t g = 0; g < plan->groups && rc == 0; g += plan->turn) {
@@ -647,9 +618,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         plan.places &&
         (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, tiles_of(p.n, p.n_rep), plan.slots)));
     const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
-    const bool made =
-        s && !blocks && can_fold(s, a) && (plan_made(be, a, &plan) || plan_columns(be, a, &plan));
-    if (!made && (rc = cuda_flush(be))) return rc;
+    const bool made = s && !blocks && can_fold(s, a) && plan_columns(be, a, &plan);
     if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
         fold(&p, s, blocks ? 1 : plan.b.tiles);
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
@@ -722,7 +691,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
 {
     const struct kn_kv *kv = a->kv;
     int rc = cuda_check_kv(be, "attention", kv);
-    if (rc == 0 && !(s && a->n <= FOLD_ROWS && be->owes)) rc = cuda_flush(be); /* owed rows may be taken */
+    if (rc == 0) rc = cuda_flush(be);
     if (rc) return rc;
     if (a->n < 1 || a->n > 65535 || a->n_head < 1 || a->n_head % kv->n_head_kv || a->window < 0 ||
         kv->n_head_kv > 65535)

@@ -4,7 +4,6 @@
 #include "../core/copy.cuh"
 #include "../prompt/many.cuh"
 #include "mm_plan.cuh"
-#include "owe.cuh"
 
 #include <stdlib.h>
 #include <string.h>
@@ -279,7 +278,6 @@ struct group {
     int count;
     int32_t panels, widest;          /* of all; bytes of the largest unit */
     bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
-    bool heads;                      /* their sums are wanted by attention (owe.cuh) */
     int32_t most_units, least_units; /* of a copy */
 };
 
@@ -307,7 +305,6 @@ static int make_group(struct cuda_backend *be, const struct product *p, struct g
      */
     g->least_units = g->t->act == MM_ACT_K || g->most_units < 2 ? 1 : 2;
     a->left = g->leave = may_leave(be, p, a, g->t->act, g->count);
-    g->heads = p->norm && g->count == p->n_w && mm_wanted_owed(be, p->out[g->list[0]], p->n, w0->n_out);
     a->partial = be->mm_partial;
     a->add = p->add;
     a->gated = p->gated;
@@ -341,8 +338,8 @@ static int launch_rows(struct cuda_backend *be, const struct product *p, const s
     for (int32_t i = 0; i < rows && !err; i += a->n) {
         const struct mm_plan *plan = nullptr;
         int log2_tiles = -1; /* smaller copies where these do not fit, */
-        const bool few = rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a,
-                                                         &log2_tiles, &plan);
+        const bool few =
+            rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, a, &log2_tiles, &plan);
         for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0;
              n = (n < 8 ? n : 8) / 2) /* then fewer rows */
             for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2) {
@@ -381,8 +378,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             const struct mm_plan *plan;
             int log2_tiles;
             a.side = few_side_of(be, p->n, &a);
-            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, g.heads, &a, &log2_tiles,
-                               &plan)) /* tuned so */
+            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, &a, &log2_tiles, &plan)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
         const struct mm_prep prep = {x,        p->norm,     be->mm_rows,       p->eps,

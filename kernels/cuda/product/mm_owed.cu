@@ -71,31 +71,3 @@ bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t w
     be->owes = false;
     return true;
 }
-
-bool mm_take_rows(const struct cuda_backend *be, int32_t n, int32_t d, const float *const *rows, int count,
-                  struct mm_owed *o)
-{
-    const struct mm_owed *owed = be->owed;
-    if (!be->owes || owed->n != n || owed->add || be->around_waits || be->waits || be->chain_steps)
-        return false;
-    for (int i = 0; i < count; i++) {
-        bool found = false;
-        for (int j = 0; j < owed->count; j++) found |= owed->out[j] == rows[i];
-        if (!found) return false;
-    }
-    for (int j = 0; j < owed->count; j++)
-        if (owed->width[j] % d) return false;
-    *o = *owed;
-    be->owes = false;
-    return true;
-}
-
-void mm_wants_owed(struct cuda_backend *be, const float *rows, int32_t from, int32_t to, int64_t width)
-{
-    be->owed->wanted = {rows, from, to, (int32_t)width};
-}
-bool mm_wanted_owed(const struct cuda_backend *be, const float *rows, int32_t n, int64_t width)
-{
-    const auto &w = be->owed->wanted;
-    return w.rows == rows && w.from <= n && n <= w.to && w.width == width;
-}

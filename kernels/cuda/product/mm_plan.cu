@@ -242,7 +242,7 @@ static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_
  * would cost more than warps do: blocks of 12 where those of 16 leave no room. */
 #define FEW_PANELS 4096
 bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest,
-                   bool heads, struct mm_args *a, int *log2_tiles, const struct mm_plan **plan)
+                   struct mm_args *a, int *log2_tiles, const struct mm_plan **plan)
 {
     static const struct mm_plan few_plans[] = {
         {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
@@ -250,7 +250,7 @@ bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, in
     const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
               from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
               sparse = panels >= be->sm_count && panels <= 2 * be->sm_count,
-              added = a->left && (heads || (!a->norm && (n > 8 || sparse))) && act == MM_ACT_K,
+              added = a->left && !a->norm && (n > 8 || sparse) && act == MM_ACT_K,
               first = added || (mm_is_int8(act) && a->slices > mm_tuning.slices);
     if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;

@@ -24,10 +24,9 @@ mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool gener
  * or -1. */
 int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most,
               int32_t widest, bool mixed, bool low, struct mm_args *a, const struct mm_plan **plan);
-/* The same for the kernels of mm_few.cuh, of up to 16 rows; false: none fits, or others were quicker. heads:
- * a->left, and attention wants the sums (owe.cuh). */
+/* The same for the kernels of mm_few.cuh, of up to 16 rows; false: none fits, or others were quicker. */
 bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest,
-                   bool heads, struct mm_args *a, int *log2_tiles, const struct mm_plan **plan);
+                   struct mm_args *a, int *log2_tiles, const struct mm_plan **plan);
 /* Slices apart: a->groups, the blocks of each slice but the last, and a->last_groups. */
 void mm_few_split(int32_t grid, int32_t panels, struct mm_args *a);
 /* Blocks of a cluster that are given their rows together; a->groups is known. */
