@@ -444,24 +444,10 @@ DEV int warp_get(uint32_t at)
     return v;
 }
 
-/* Attention over heads of CHAIN_GATED_HEAD, which may be gated, as step i. (Called, and with little: what it
- * needs would otherwise be in registers, or in local memory, meanwhile.) */
-template <bool BF16>
-static __device__ __noinline__ void chain_attention_gated(const chain_args &a, int i, uint8_t *smem)
-{
-    const chain_step &s = ((chain_step *)(smem + CHAIN_K_STEPS))[i % CHAIN_DESCS];
-    const chain_plan &plan = ((chain_plan *)(smem + CHAIN_K_PLAN))[i % CHAIN_DESCS];
-    const uint32_t *const state = (const uint32_t *)(smem + CHAIN_K_STATE);
-    float *const values = a.values + (state[1] & 1 ? a.set : 0);
-    wide_attention<CHAIN_GATED_HEAD, BF16, true>(
-        s, plan.kv_head, plan.unit, values + s.from, [&] { return values + s.at; }, a.parts,
-        state[0] + 1 + (unsigned)i, smem + a.act);
-}
-
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
  * far_keys or, with chain/post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
- * steps, and no attention; or gated_keys: these, and attention over heads of 256; or near_items
- * or far_items: near_keys or far_keys beside steps of types other than K. */
+ * steps, and no attention; or near_items or far_items: near_keys or far_keys beside steps of types other than
+ * K. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -561,9 +547,6 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
                                 a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
                                 r.state[0] + 1 + (unsigned)i);
-            chain_meet();
-        } else if (KV::nets && KV::wide && s.n_m == 0) {
-            chain_attention_gated<BF16>(a, warp_get(number), smem);
             chain_meet();
         } else if (!KV::nets && s.n_m == 0) {
             if (KV::wide)
@@ -665,8 +648,6 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {form_of<false, true, wide_keys>(), form_of<true, true, wide_keys>()},
         {form_of<false, false, net_steps>(), form_of<false, false, net_steps>()},
         {form_of<false, true, net_steps>(), form_of<false, true, net_steps>()},
-        {form_of<false, false, gated_keys>(), form_of<true, false, gated_keys>()},
-        {form_of<false, true, gated_keys>(), form_of<true, true, gated_keys>()},
         {form_of<false, false, near_items>(), form_of<true, false, near_items>()},
         {form_of<false, false, far_items>(), form_of<true, false, far_items>()}};
     return all[form][bf16];
