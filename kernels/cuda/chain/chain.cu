@@ -1,16 +1,11 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
-#include "around.cuh"
 #include "state.cuh"
 #include "../core/ops.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef CHAIN_OFF
-#define CHAIN_OFF 0
-#endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 0, 262144, 8704,  65536, 4096,  64512, 20,    65536,
-                                    1024,      1, 82944,  20480, 2560,  64512, 1,     73728, 64};
+struct chain_tuning chain_tuning;
 long chain_launched, chain_heads;
 
 /* What launches hand on: device memory. */
@@ -227,8 +222,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
              !(c->post >= 0 && s.old))
         linked = !p->gate && reads(last, p);
     if (!linked) {
-        const bool first = be->around_waits == AROUND_START && !be->chain_steps && !be->waits;
-        const int rc = first ? 0 : cuda_flush(be);
+        const int rc = cuda_flush(be);
         if (rc) return rc;
         begin(be, c, p->x);
     } else {
@@ -515,7 +509,6 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     a.state = c->places->state;
     a.sums = c->places->sums;
     int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
-    if (rc == 0 && be->around_waits) rc = around_start_flush(be, !chain_tuning.late);
     if (rc) return rc;
     const bool bf16 = c->attends && c->bf16;
     const enum chain_form form = c->nets    ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS

@@ -276,26 +276,28 @@ void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);
 
 /* Chosen by measurement (SPEED.md). */
+#ifndef CHAIN_OFF
+#define CHAIN_OFF 0
+#endif
 struct chain_tuning {
-    int off;     /* 1: no chains */
-    int least;   /* steps; 0: CHAIN_LEAST */
-    int context; /* positions beyond which attention is a launch */
+    int off = CHAIN_OFF;  /* 1: no chains */
+    int least = 0;        /* steps; 0: CHAIN_LEAST */
+    int context = 262144; /* positions beyond which attention is a launch */
     /* of types other than K: */
-    int tile;         /* bytes of a tile, at most */
-    int items;        /* bytes on the way */
-    int near;         /* positions beyond which keys and values come through the ring, also of wide rows */
-    int k_ahead;      /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
-    int split;        /* units of a block's own pairs, from which on all share what is left over; 0: never */
-    int far_ahead;    /* as k_ahead: keys and values of a long context */
-    int k_near;       /* positions beyond which they come through that kernel's ring */
-    int wide;         /* 1: chain/wide.cuh and chain/post.cuh */
-    int wide_ahead;   /* k_ahead of such chains */
-    int head;         /* bytes of terms of a part of a head */
-    int head_columns; /* of rows of a head that is steps of a chain, at most */
-    int head_ahead;   /* k_ahead of those */
-    int late;         /* 1: nothing is asked for before what is before the layers has begun */
-    int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
-    int split_normed; /* `split` of rows that are normed, or gated in the step */
+    int tile = 8704;     /* bytes of a tile, at most */
+    int items = 65536;   /* bytes on the way */
+    int near = 4096;     /* positions beyond which keys and values come through the ring, also of wide rows */
+    int k_ahead = 64512; /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
+    int split = 20; /* units of a block's own pairs, from which on all share what is left over; 0: never */
+    int far_ahead = 65536;   /* as k_ahead: keys and values of a long context */
+    int k_near = 1024;       /* positions beyond which they come through that kernel's ring */
+    int wide = 1;            /* 1: chain/wide.cuh and chain/post.cuh */
+    int wide_ahead = 82944;  /* k_ahead of such chains */
+    int head = 20480;        /* bytes of terms of a part of a head */
+    int head_columns = 2560; /* of rows of a head that is steps of a chain, at most */
+    int head_ahead = 64512;  /* k_ahead of those */
+    int rows_ahead = 73728; /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
+    int split_normed = 64;  /* `split` of rows that are normed, or gated in the step */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads; /* chains, and of them with a head, by this process: for tests */

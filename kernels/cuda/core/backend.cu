@@ -407,7 +407,5 @@ void cuda_close(struct kn_backend *kb)
         cuda_free(kb, be->count);
         cudaStreamDestroy(be->stream);
     }
-    free(be->around);
-    free(be->picking);
     free(be);
 }

@@ -95,12 +95,9 @@ struct cuda_backend {
                          [NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together, */
     int32_t
         attn_resident[4][4]; /* and blocks a multiprocessor of the kernels whose blocks wait for each other */
-    struct chain_state *chain;    /* chain.cu; NULL where the device has no bulk copies */
-    mutable int32_t chain_steps;  /* collected, not launched */
-    struct around_pick *picking;  /* pick.cu */
-    struct around_state *around;  /* embed.cu: small operations that wait to be launched together, */
-    mutable int32_t around_waits; /* and which (enum around_waits): before anything else that waits */
-    float *attn_places;           /* attention/leaves.cuh; NULL where the device has none */
+    struct chain_state *chain;   /* chain.cu; NULL where the device has no bulk copies */
+    mutable int32_t chain_steps; /* collected, not launched */
+    float *attn_places;          /* attention/leaves.cuh; NULL where the device has none */
     mutable int
         lost; /* what waited failed with it where nobody could be told (free): the next flush returns it */
 };
@@ -174,8 +171,6 @@ int experts_flush(const struct cuda_backend *be);
 /* Products behind the mixture that waits: into its launch, and returns 1, or 0 where they do not fit. */
 struct chain_product;
 int experts_then(struct cuda_backend *be, const struct chain_product *p);
-/* embed.cu: launch what waits at an end of a pass. */
-int around_flush(const struct cuda_backend *be);
 /* mm_owed.cu: complete the outputs that are owed. */
 int mm_settle(const struct cuda_backend *be);
 /* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a
@@ -189,10 +184,6 @@ static inline int cuda_flush(const struct cuda_backend *be)
     }
     if (be->owes) {
         const int rc = mm_settle(be);
-        if (rc) return rc;
-    }
-    if (be->around_waits) {
-        const int rc = around_flush(be);
         if (rc) return rc;
     }
     if (be->waits) return experts_flush(be);

@@ -5,7 +5,6 @@
  * bytes over the bus). A recording keeps the launches of a stream as they are; programmatic dependent
  * launches become programmatic edges, so a replayed kernel starts as early as a launched one. The arguments
  * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory. */
-#include "../chain/around.cuh"
 #include "../chain/chain.cuh"
 #include "ops.cuh"
 
@@ -32,16 +31,22 @@ static void free_shared(struct kn_backend *kb, void *p)
     cudaFreeHost(p);
 }
 
+static __device__ __forceinline__ uint64_t device_ns()
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+static __global__ void __launch_bounds__(1) stamp_now(uint64_t *at)
+{
+    cuda_grid_start();
+    *at = device_ns();
+}
+
 static int stamp(struct kn_backend *kb, uint64_t *at)
 {
     struct cuda_backend *be = cuda_of(kb);
-    const int with = around_end_stamp(be, at);
-    if (with) return with < 0 ? with : 0;
-    struct around_start *a;
-    int rc = be->around_waits ? cuda_flush(be) : 0; /* when what waits has been done */
-    if (rc == 0) rc = around_starting(be, &a);
-    if (rc == 0) a->stamp = at;
-    return rc;
+    return cuda_check(be, "stamp", cuda_launch(be, stamp_now, dim3(1), dim3(1), 0, at));
 }
 
 static __global__ void __launch_bounds__(KN_CYCLE_ROWS)
@@ -114,13 +119,11 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
 static int accept(struct kn_backend *kb, const struct kn_accept *a)
 {
     struct cuda_backend *be = cuda_of(kb);
-    int rc = be->around_waits == AROUND_END ? 0 : cuda_flush(be);
+    int rc = cuda_flush(be);
     if (rc) return rc;
     if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
         return cuda_fail(be, KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
                          a->n_ids, KN_CYCLE_ROWS, a->n_results);
-    rc = around_end_accept(be, a);
-    if (rc) return rc < 0 ? rc : 0;
     const bool settled = be->settled && be->settled == be->launches;
     rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
     be->positions = be->launches;

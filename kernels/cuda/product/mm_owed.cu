@@ -60,8 +60,8 @@ void mm_owe(struct cuda_backend *be, const struct mm_args *a, int count)
 bool mm_is_owed(const struct cuda_backend *be, const float *x, int32_t n, int64_t width)
 {
     const struct mm_owed *o = be->owed;
-    return be->owes && o->count == 1 && o->out[0] == x && o->n == n && o->width[0] == width &&
-           !be->around_waits && !be->waits && !be->chain_steps;
+    return be->owes && o->count == 1 && o->out[0] == x && o->n == n && o->width[0] == width && !be->waits &&
+           !be->chain_steps;
 }
 
 bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t width, struct mm_owed *o)

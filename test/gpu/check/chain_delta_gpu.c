@@ -11,7 +11,7 @@
 
 struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
     int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
-        head_columns, head_ahead, late, rows_ahead, split_normed;
+        head_columns, head_ahead, rows_ahead, split_normed;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
