@@ -13,7 +13,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+struct mm_tuning mm_tuning;
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -156,8 +156,7 @@ bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n,
 {
     const struct mm_type *t = mm_type_of(w->type);
     struct mm_args m = {};
-    if (!t || !mm_is_int8(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m))
-        return false;
+    if (!t || !mm_is_int8(t->act) || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
     *a = {};
     if (few_format(be, t->act, n, m.slice_units)) a->side = few_side_of(be, n, &m), a->tiles = n > 8 ? 2 : 1;
     a->rows = be->mm_rows, a->n_in = (int32_t)w->n_in, a->units = m.units, a->unit_k = t->unit_k;
@@ -309,9 +308,7 @@ static int make_group(struct cuda_backend *be, const struct product *p, struct g
     a->add = p->add;
     a->gated = p->gated;
     a->act = p->act;
-    a->norm = p->norm;
-    a->eps = p->eps;
-    a->n_in = (int32_t)w0->n_in;
+    a->normed = p->norm != nullptr;
     return 0;
 }
 
@@ -342,17 +339,15 @@ static int launch_rows(struct cuda_backend *be, const struct product *p, const s
             rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, a, &log2_tiles, &plan);
         for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0;
              n = (n < 8 ? n : 8) / 2) /* then fewer rows */
-            for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2) {
-                a->x = p->n <= mm_tuning.prologue ? prep->x : nullptr;
+            for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2)
                 log2_tiles = mm_choose(be, act, n, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
-            }
         if (log2_tiles < 0)
             return cuda_fail(be, KN_ETYPE,
                              "%s: %d bytes of shared memory a block are too few for rows of %lld values of "
                              "%s on %d multiprocessors",
-                             p->name, be->smem_block, (long long)a->n_in, kn_type_info(g->t->type)->name,
+                             p->name, be->smem_block, (long long)prep->n_in, kn_type_info(g->t->type)->name,
                              be->sm_count);
-        if (!a->x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
+        if (!prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
         prepared = true;
         a->rows = be->mm_rows + (size_t)i * (size_t)a->slices * (size_t)a->slice_row;
         for (int j = 0; j < g->count; j++)
@@ -381,9 +376,9 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, &a, &log2_tiles, &plan)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
-        const struct mm_prep prep = {x,        p->norm,     be->mm_rows,       p->eps,
-                                     a.n_in,   a.units,     g.t->unit_k,       a.slice_units,
-                                     a.slices, a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
+        const struct mm_prep prep = {
+            x,           p->norm,       be->mm_rows, p->eps,      (int32_t)w0->n_in, a.units,
+            g.t->unit_k, a.slice_units, a.slices,    a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
         bool prepared;
         if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
         err = launch_rows(be, p, &g, &a, row, rows, &prep, prepared);

@@ -27,8 +27,7 @@ static size_t lay_out(struct mm_args *a, int tiles, int warps)
     m->merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
                          ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 128 * pairs
                          : 0;
-    m->squares = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
-    m->total = m->squares + (a->x && a->norm ? (uint32_t)(a->n_in + 255) / 256 * 4 : 0);
+    m->total = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
     return m->total;
 }
 
@@ -250,11 +249,10 @@ bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, in
     const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
               from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
               sparse = panels >= be->sm_count && panels <= 2 * be->sm_count,
-              added = a->left && !a->norm && (n > 8 || sparse) && act == MM_ACT_K,
+              added = a->left && !a->normed && (n > 8 || sparse) && act == MM_ACT_K,
               first = added || (mm_is_int8(act) && a->slices > mm_tuning.slices);
     if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;
-    a->x = nullptr;
     for (int i = 0; i < 3; i++) {
         const struct mm_plan *p = &few_plans[first ? 2 - i : i];
         if (!p->together && few_is_narrow(be, act, n, panels, a)) p = &narrow;
@@ -283,7 +281,6 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
     const bool bulk = !be->generic && be->cc >= 90;
     const int deepest = bulk ? 8 : 4, tuned = mm_tuning.stages < deepest ? mm_tuning.stages : deepest;
     const int widest_tiles = be->cc < 90 ? 1 : be->generic ? 0 : 2; /* what is compiled: mm_kernel.cuh */
-    const float *x = a->x;
     for (int log2_tiles = 2; log2_tiles >= 0; log2_tiles--) {
         const int tiles = 1 << log2_tiles;
         if ((log2_tiles && 4 * tiles >= n) || log2_tiles > widest_tiles) continue;
@@ -302,7 +299,6 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
             int32_t copy = most, least = most;
             if (!mm_kernel_of(act, log2_tiles, p->warps, !bulk, low)) continue;
             if (!mm_tuning.any && !suits(p, act, a, mixed, &copy, &least)) continue;
-            a->x = p->together && n <= mm_tuning.prologue && mm_is_int8(act) ? x : nullptr;
             *plan = p;
             if (fits(be, p, a, tiles, want, copy, least, widest, panels)) return log2_tiles;
         }

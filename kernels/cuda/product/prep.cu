@@ -66,9 +66,9 @@ __global__ void __launch_bounds__(32 * WARPS, 2) prep_whole(const __grid_constan
     const int first = (int)blockIdx.x * WARPS, blocks = (a.n_in + 255) / 256;
     cuda_grid_early();
     MM_STAMP(0);
-    prepare_row<ACT, WARPS, 1>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
-                               a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
-                               min(blocks, first + WARPS), squares, (int)blockIdx.y);
+    prepare_row<ACT, WARPS>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
+                            a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
+                            min(blocks, first + WARPS), squares, (int)blockIdx.y);
     MM_STAMP(4);
 }
 
