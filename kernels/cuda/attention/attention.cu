@@ -105,9 +105,9 @@ static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t lea
     return d <= 128 ? attn_near_narrow(d, type, blocks, leaves, smem)
                     : attn_near_wide(d, type, blocks, leaves, smem);
 }
-static attn_fn merge_kernel(int32_t d, bool few)
+static attn_fn merge_kernel(int32_t d)
 {
-    return d <= 128 ? attn_merge_narrow(d, few) : attn_merge_wide(d, few);
+    return d <= 128 ? attn_merge_narrow(d) : attn_merge_wide(d);
 }
 static int32_t tiles_most(int32_t d)
 {
@@ -566,7 +566,7 @@ static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a
 }
 
 /* The sum of slots that lie in memory, for the tiles of one turn. */
-static int launch_sum(struct cuda_backend *be, struct attn *p, const struct plan *plan)
+static int launch_sum(struct cuda_backend *be, struct attn *p)
 {
     const int32_t tiles = tiles_of(p->n, p->n_rep);
     const int32_t rows = (tiles - p->tile0 < p->n_tiles ? tiles - p->tile0 : p->n_tiles) * TILE;
@@ -574,10 +574,7 @@ static int launch_sum(struct cuda_backend *be, struct attn *p, const struct plan
     p->times = mm_trace_next("merge");
 #endif
     const dim3 merge((unsigned)(rows * p->d / 256), (unsigned)p->n_kv);
-    /* attn_stream leaves room for blocks of fewer registers only, which start early. */
-    const bool few = !plan->stream && (int64_t)p->n * p->n_rep * p->d / 256 * p->n_kv <= be->sm_count;
-    return cuda_check(be, "attention",
-                      cuda_launch(be, merge_kernel(p->d, few), merge, dim3(64 * CLASSES), 0, *p));
+    return cuda_check(be, "attention", cuda_launch(be, merge_kernel(p->d), merge, dim3(64 * CLASSES), 0, *p));
 }
 
 /* As many tiles at once as the scratch has room for. */
@@ -601,7 +598,7 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct pl
             cuda_launch(be, plan->b.f, grid, dim3((unsigned)(32 * plan->b.warps)), plan->b.smem, *p));
         if (p->fold) cuda_ring_written(be, p->k);
         p->early = false; /* what comes next writes where this one reads */
-        if (plan->slots > 1 && !plan->places && rc == 0) rc = launch_sum(be, p, plan);
+        if (plan->slots > 1 && !plan->places && rc == 0) rc = launch_sum(be, p);
     }
     if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
     return rc;

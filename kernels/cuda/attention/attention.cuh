@@ -89,8 +89,8 @@ attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leave
 attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 /* attention/stream.cu: one tile of up to STREAM_ROWS rows, units are nodes. */
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
-attn_fn attn_merge_narrow(int32_t d, bool few);
-attn_fn attn_merge_wide(int32_t d, bool few);
+attn_fn attn_merge_narrow(int32_t d);
+attn_fn attn_merge_wide(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With

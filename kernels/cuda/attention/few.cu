@@ -17,9 +17,7 @@ attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leave
 {
     return d == 64 ? near_of<64>(type, blocks, leaves, smem) : near_of<128>(type, blocks, leaves, smem);
 }
-attn_fn attn_merge_narrow(int32_t d, bool few)
+attn_fn attn_merge_narrow(int32_t d)
 {
-    return few       ? d == 64 ? attn_merge<64, 8> : attn_merge<128, 8>
-                 : d == 64 ? attn_merge<64, 4>
-                     : attn_merge<128, 4>;
+    return d == 64 ? attn_merge<64> : attn_merge<128>;
 }

@@ -54,47 +54,41 @@ template <int N> DEV void add_result(float &T, float &S, float *Y, float t, floa
     for (int i = 0; i < N; i++) Y[i] = __fmaf_rn(g, y[i], __fmul_rn(Y[i], f));
     T = to;
 }
-/* Merge the partial results of one row: N values a lane at column col. Leaves of a node in order, nodes of a
- * class in order, classes in order. classes: which of them (a mask), so that warps may share the work. */
-template <int D, int N> struct merged {
-    float T, S, Y[N];
+/* Merge the partial results of one row: four values a lane at column col. Leaves of a node in order, nodes of
+ * a class in order, classes in order. classes: which of them (a mask), so that warps may share the work. */
+template <int D> struct merged {
+    float T, S, Y[4];
     __device__ __forceinline__ void clear()
     {
         T = -INFINITY, S = 0.0f;
 #pragma unroll
-        for (int i = 0; i < N; i++) Y[i] = 0.0f;
+        for (int i = 0; i < 4; i++) Y[i] = 0.0f;
     }
     __device__ __forceinline__ void add(const merged &o)
     {
-        add_result<N>(T, S, Y, o.T, o.S, o.Y);
+        add_result<4>(T, S, Y, o.T, o.S, o.Y);
     }
     __device__ __forceinline__ void load(const float *record, int r, int col)
     {
         T = __ldcg(record + r);
         S = __ldcg(record + TILE + r);
-        const float *y = record + 2 * TILE + r * D + col;
-        if (N == 4) {
-            const float4 v = __ldcg((const float4 *)y);
-            Y[0] = v.x, Y[1] = v.y, Y[N - 2] = v.z, Y[N - 1] = v.w;
-        } else {
-            const float2 v = __ldcg((const float2 *)y);
-            Y[0] = v.x, Y[1] = v.y;
-        }
+        const float4 v = __ldcg((const float4 *)(record + 2 * TILE + r * D + col));
+        Y[0] = v.x, Y[1] = v.y, Y[2] = v.z, Y[3] = v.w;
     }
 };
 /* All nodes of one class, of the units [0, n) from absolute unit u0: a batch at a time, of the leaves of a
  * node or of the nodes. */
-template <int D, int N, int BATCH>
-DEV merged<D, N> merge_class(const attn &a, const float *part, int u0, int n, int cls, int r, int col)
+template <int D>
+DEV merged<D> merge_class(const attn &a, const float *part, int u0, int n, int cls, int r, int col)
 {
-    constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2);
+    constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2), BATCH = 4;
     const int log_unit = a.leaves ? L == 8 ? 3 : 4 : 0, node0 = u0 >> log_unit, step = a.leaves ? 1 : CLASSES;
-    merged<D, N> all, sum;
+    merged<D> all, sum;
     all.clear();
     sum.clear();
     for (int node = node0 + ((cls - node0) & (CLASSES - 1)), i = max((node << log_unit) - u0, 0), left;
          i < n;) {
-        merged<D, N> one[BATCH];
+        merged<D> one[BATCH];
         left = a.leaves ? ((node + 1) << log_unit) - u0 - i : BATCH; /* units of this batch */
         left = min(left, (n - i + step - 1) / step);
 #pragma unroll
@@ -165,14 +159,12 @@ DEV float4 gate_at(const attn &a, int64_t at, bool there)
                                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* The merge: a block 256 results of a tile, row after row; two warps, side by side, a class. BATCH: 8
- * shortens the chain where there are few blocks, 4 leaves room for more of them. */
+/* The merge: a block 256 results of a tile, row after row; two warps, side by side, a class. */
 #define MERGE_THREADS (64 * CLASSES)
-template <int D, int BATCH>
-__global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1)
-    attn_merge(const __grid_constant__ attn a)
+template <int D>
+__global__ void __launch_bounds__(MERGE_THREADS, 2) attn_merge(const __grid_constant__ attn a)
 {
-    __shared__ merged<D, 4> box[CLASSES][64];
+    __shared__ merged<D> box[CLASSES][64];
     __shared__ __align__(16) float copy[256];
     cuda_grid_early();
     if (!a.known) cuda_grid_wait();
@@ -188,11 +180,11 @@ __global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1)
     if (a.known) cuda_grid_wait();
     if (u.count > 1) { /* else written already */
         if (row < a.n)
-            box[cls][threadIdx.x % 64] = merge_class<D, 4, BATCH>(a, record_of(a, tile, kv_head, 0, D),
-                                                                  u.first, u.count, cls, at % TILE, col);
+            box[cls][threadIdx.x % 64] =
+                merge_class<D>(a, record_of(a, tile, kv_head, 0, D), u.first, u.count, cls, at % TILE, col);
         __syncthreads();
         if (cls == 0 && row < a.n) {
-            merged<D, 4> all;
+            merged<D> all;
             all.clear();
 #pragma unroll 2
             for (int i = 0; i < CLASSES; i++) all.add(box[i][threadIdx.x % 64]);

@@ -18,9 +18,7 @@ attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves,
 {
     return d == 256 ? near_of<256>(type, blocks, leaves, smem) : near_of<512>(type, blocks, leaves, smem);
 }
-attn_fn attn_merge_wide(int32_t d, bool few)
+attn_fn attn_merge_wide(int32_t d)
 {
-    return few        ? d == 256 ? attn_merge<256, 8> : attn_merge<512, 8>
-                  : d == 256 ? attn_merge<256, 4>
-                      : attn_merge<512, 4>;
+    return d == 256 ? attn_merge<256> : attn_merge<512>;
 }
