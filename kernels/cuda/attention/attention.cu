@@ -93,11 +93,11 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 
 static const int head_sizes[] = {64, 128, 256, 512};
 
-static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t warps, int32_t resident,
-                          int32_t stages, size_t *smem)
+static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t resident, int32_t stages,
+                          size_t *smem)
 {
     if (type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
-    return d <= 128 ? attn_step_narrow(d, tiles, warps, type, stages, smem)
+    return d <= 128 ? attn_step_narrow(d, tiles, type, stages, smem)
                     : attn_step_wide(d, tiles, resident, type, stages, smem);
 }
 static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
@@ -133,15 +133,13 @@ struct block {
     int32_t tiles, warps, stages, resident;
 };
 static struct block block_of(const struct cuda_backend *be, int32_t d, uint32_t type, int32_t tiles,
-                             int32_t warps, int64_t leaves)
+                             int64_t leaves)
 {
-    const int32_t slots = cuda_attention_tuning.slots, most = slots >= 2 && slots <= 6   ? slots
-                                                              : tiles == 4 && warps == 4 ? 2 * SLOTS
-                                                                                         : SLOTS;
-    struct block b = {NULL, 0, tiles, d == 64 ? 4 : warps, most, resident_of(be, d, tiles, leaves)};
+    const int32_t slots = cuda_attention_tuning.slots, most = slots >= 2 && slots <= 6 ? slots : SLOTS;
+    struct block b = {NULL, 0, tiles, d == 64 ? 4 : 8, most, resident_of(be, d, tiles, leaves)};
     for (; b.resident; b.resident--)
         for (b.stages = most; b.stages > 1; b.stages--) {
-            b.f = few_kernel(d, type, tiles, b.warps, b.resident, b.stages, &b.smem);
+            b.f = few_kernel(d, type, tiles, b.resident, b.stages, &b.smem);
             if (!b.f) return b;
             /* No more of them on one multiprocessor than on another. */
             const size_t least = (size_t)be->smem_sm / (size_t)(b.resident + 1);
@@ -280,14 +278,11 @@ int cuda_attention_open(struct cuda_backend *be)
         const int32_t d = head_sizes[i / 2];
         const uint32_t type = types[i % 2];
         int rc = 0;
-        for (int k = 1; k <= 4 && rc == 0; k *= 2) {
-            for (int warps = 4; warps <= 8 && rc == 0; warps += 4) {
-                for (int leaves = 0; leaves < 2 && rc == 0; leaves++) {
-                    const struct block b = block_of(be, d, type, k, warps, leaves ? INT64_MAX : 0);
-                    if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
-                }
+        for (int k = 1; k <= 4; k *= 2)
+            for (int leaves = 0; leaves < 2 && rc == 0; leaves++) {
+                const struct block b = block_of(be, d, type, k, leaves ? INT64_MAX : 0);
+                if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
             }
-        }
         if (be->attn_places && rc == 0) rc = open_waiting(be, i / 2, type);
         const struct block stream = stream_block(be, d, type);
         if (stream.f && rc == 0) rc = allow(be, stream.f, (size_t)be->smem_block);
@@ -437,12 +432,8 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     const int32_t nodes = most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, NODE);
     int32_t most = t->tiles ? t->tiles : leaves_now <= 12 * (int64_t)be->sm_count ? 1 : tiles_most(d);
     while (most >= 2 * tiles) most /= 2;
-    for (; most && !p.b.f; most /= 2) {
-        /* Four warps add up nodes faster; eight make rows and leaves faster. */
-        const int64_t all = (int64_t)nodes * kv->n_head_kv * ((tiles + most - 1) / most);
-        p.b = block_of(be, d, kv->type, most, most == 4 && d == 128 && all > 2 * be->sm_count ? 4 : 8,
-                       nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
-    }
+    for (; most && !p.b.f; most /= 2)
+        p.b = block_of(be, d, kv->type, most, nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
     if (!p.b.f) return p;
     /* Nodes of one tile of few rows: a leaf a warp. */
     const int64_t chip_one = (int64_t)be->sm_count * (d <= 256 ? p.b.resident : 1);

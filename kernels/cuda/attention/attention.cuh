@@ -76,13 +76,11 @@ struct attn {
 typedef void (*attn_fn)(const attn);
 
 /* attention/few.cu, attention/wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512; blocks of so many
- * tiles (1, 2, 4), warps (8; 4 for heads of 64, and for four tiles of 128 where asked) and stages; resident:
- * blocks a multiprocessor, 1 or 2, that one tile of heads of 512 has registers for. near: one tile, in
- * clusters of so many blocks, which hold so many leaves each. *smem of a block. attention/prefill.cu: more
- * rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
- */
-attn_fn attn_step_narrow(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages,
-                         size_t *smem);
+ * tiles (1, 2, 4), of 8 warps (4 for heads of 64), and stages; resident: blocks a multiprocessor, 1 or 2,
+ * that one tile of heads of 512 has registers for. near: one tile, in clusters of so many blocks, which hold
+ * so many leaves each. *smem of a block. attention/prefill.cu: more rows; warps 4 or 8; *tiles of a block,
+ * *chunks of columns. NULL: no such kernel. */
+attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem);
 attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages,
                        size_t *smem);
 attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);

@@ -1,15 +1,14 @@
 /* attention/few.cu - attn_step and attn_merge for heads of 64 and 128. */
 #include "step.cuh"
 
-attn_fn attn_step_narrow(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages, size_t *smem)
+attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem)
 {
     switch (8 * d + tiles) {
     case 8 * 64 + 1: return step_of<64, 1>(type, stages, smem);
     case 8 * 64 + 4: return step_of<64, 4>(type, stages, smem);
     case 8 * 128 + 1: return step_of<128, 1>(type, stages, smem);
     case 8 * 128 + 2: return step_of<128, 2>(type, stages, smem);
-    case 8 * 128 + 4:
-        return warps == 4 ? step_of<128, 4, 4>(type, stages, smem) : step_of<128, 4>(type, stages, smem);
+    case 8 * 128 + 4: return step_of<128, 4>(type, stages, smem);
     default: return NULL;
     }
 }

@@ -9,7 +9,7 @@ attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type
     case 8 * 256 + 2: return step_of<256, 2>(type, stages, smem);
     case 8 * 256 + 4: return step_of<256, 4>(type, stages, smem);
     case 8 * 512 + 1:
-        return resident > 1 ? step_of<512, 1, 8, 2>(type, stages, smem) : step_of<512, 1>(type, stages, smem);
+        return resident > 1 ? step_of<512, 1, 2>(type, stages, smem) : step_of<512, 1>(type, stages, smem);
     case 8 * 512 + 2: return step_of<512, 2>(type, stages, smem);
     default: return NULL;
     }
