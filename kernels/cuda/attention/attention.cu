@@ -9,9 +9,6 @@
 #include "../core/math.cuh"
 
 struct cuda_attention_tuning cuda_attention_tuning;
-#ifdef ATTN_TRACE
-long long *attn_trace;
-#endif
 
 /* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
 DEV float weight(float x, float top)
@@ -624,9 +621,6 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
                 (blocks || (plan.b.f && (plan.slots > 1 || plan.places))) && (!a->gate || !gate_apart) &&
                 mm_preparing(be, a->then, p.n, &p.then, &p.act);
     p.gate = a->gate;
-#ifdef ATTN_TRACE
-    p.trace = attn_trace;
-#endif
 #ifdef MM_TRACE
     p.times = mm_trace_next("attention");
 #endif

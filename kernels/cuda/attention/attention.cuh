@@ -66,9 +66,6 @@ struct attn {
     struct mm_prep then;
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
-#ifdef ATTN_TRACE
-    long long *trace; /* [blocks][16] clocks */
-#endif
 #ifdef MM_TRACE
     unsigned long long *times; /* [blocks][MM_TRACE_TIMES] */
 #endif
@@ -98,11 +95,7 @@ int attn_group_launch(struct cuda_backend *be, const struct attn *a);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 
-#ifdef ATTN_TRACE
-#define STAMP(i)                                                                                             \
-    if (a.trace && threadIdx.x == 0)                                                                         \
-    a.trace[((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 16 + (i)] = clock64()
-#elif defined(MM_TRACE)
+#ifdef MM_TRACE
 DEV void attn_stamp(const attn &a, int i)
 {
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;

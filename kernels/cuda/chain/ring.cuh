@@ -305,7 +305,6 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                 const int behind = (int)number - ahead, long_behind = (int)number - before;
                 unsigned left = 0xffffffff >> (32 - many); /* lanes whose tiles are not asked for */
                 int brought = 0, next = 0;                 /* next: the first of them */
-                CHAIN_ASKER_BEGIN();
                 for (;;) {
                     /* The tile that somebody needs and nobody an earlier one, and where it stands: what was
                      * asked for last if it is not yet there. */
@@ -351,7 +350,6 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                             brought = then + 1;
                         }
                     }
-                    CHAIN_ASKER_IDLE(now, kv, (int)(room - low) > 0, held);
                     if constexpr (KV::items)
                         if (!now && item) {
                             const uint32_t wanted = __shfl_sync(0xffffffff, room, __ffs((int)held) - 1);

@@ -44,7 +44,7 @@ DEV void wide_take(head_of<D> &h, const float *values, const float *norm, const 
         there = true;
 #pragma unroll
         for (int j = 0; j < D / 32; j++) there &= value_get(&h.x[j], values + lane + 32 * j);
-    } while (w.more(!__all_sync(~0u, there), __LINE__, 0));
+    } while (w.more(!__all_sync(~0u, there)));
 }
 
 /* A warp: query `it` of a kv head to the tile of queries, or the new key or value to its row and to the ring.
@@ -109,7 +109,6 @@ DEV void wide_leaves(const chain_step &s, int pos, const wide_seen &seen, int u,
         for (int it = w; it < n; it += CHAIN_HEADS)
             wide_row<D, BF16>(s, pos, kv_head, it<n_q, it> n_q, it, in, queries, units,
                               (uint16_t *)keys + (pos - p0) * PITCH, (uint16_t *)fresh);
-        CHAIN_STAMP(1);
         copy_wait(0);
         chain_heads_meet(); /* queries and keys are here, and new values */
         if (w < F::NT) {
@@ -161,7 +160,6 @@ DEV void wide_leaves(const chain_step &s, int pos, const wide_seen &seen, int u,
         if (threadIdx.x < s.n_rep)
             pair_put(part + s.n_rep * D + 2 * threadIdx.x, tops[threadIdx.x].x, tops[threadIdx.x].y,
                      part_tag);
-        CHAIN_STAMP(2);
     }
 }
 
@@ -191,7 +189,7 @@ DEV void wide_node(const chain_step &s, int from, int to, int group, const uint2
                     there &= one_try(y + i, p + i * on + r * D + col, tag);
                     there &= pair_try(top + i, sum + i, p + i * on + s.n_rep * D + 2 * r, tag);
                 }
-        } while (wait.more(!__all_sync(~0u, there), __LINE__, tag));
+        } while (wait.more(!__all_sync(~0u, there)));
 #pragma unroll
         for (int i = 0; i < SOME; i++) add_result<1>(*t, *u, z, top[i], sum[i], y + i);
     }
@@ -222,7 +220,6 @@ DEV void wide_join(const chain_step &s, const wide_seen &seen, const uint2 *part
                 b[0] = t, b[32] = u, b[64] = z;
             }
         }
-        CHAIN_STAMP(3);
         if (nodes > 1) chain_heads_meet();
         /* by classes: node n of the row's is in class (node0 + n) % CLASSES */
         if (w < at_once && sums < groups) {
@@ -252,7 +249,6 @@ DEV void wide_attention(const chain_step &s, int pos, int unit, const float *in,
     if (unit < wide_stride(s)) wide_leaves<D, BF16>(s, pos, seen, unit, in, parts, tag, at);
     chain_heads_meet();
     wide_join<D>(s, seen, parts, tag, out, (float *)at);
-    CHAIN_STAMP(5);
 }
 template <bool BF16, class OUT>
 DEV void chain_attention_wide(const chain_step &s, int pos, int unit, const float *in, const OUT &out,

@@ -484,21 +484,6 @@ static double bytes_of(const struct shape *s, int32_t keys)
     }
     return all;
 }
-#ifdef CHAIN_TRACE
-static void trace(int layers, int replays)
-{
-    extern void chain_k_times_get(unsigned long long t[56]);
-    static const char *const names[6] = {"in", "state", "out", "gate, up", "down", "all"};
-    unsigned long long t[56];
-    chain_k_times_get(t);
-    for (int i = 0; i < 6; i++) {
-        printf("    %-8s", names[i]);
-        for (int j = 0; j < 6; j++) printf(" %6.2f", (double)t[8 * i + j] / replays / layers / 132 / 1980);
-        printf("\n");
-    }
-    printf("    sums wait for weights %.2f\n", (double)t[50] / replays / layers / 132 / 1980);
-}
-#endif
 static void bench(const struct shape *s)
 {
     enum { AT = 512 };
@@ -539,9 +524,6 @@ static void bench(const struct shape *s)
         }
         printf("%-24s %-21s: %7.2f us a layer, %.2f TB/s\n", s->name, ways[how].name, 1e6 * best / layers,
                bytes_of(s, AT) * times / best * 1e-12);
-#ifdef CHAIN_TRACE
-        if (!ways[how].off) trace(layers, 120);
-#endif
         fflush(stdout);
         kn_op(gpu)->record_free(gpu, rec);
     }
@@ -550,16 +532,6 @@ static void bench(const struct shape *s)
     free(x);
     unmake(&m);
 }
-
-#ifdef CHAIN_CHECK
-static void fault(void)
-{
-    extern void chain_k_fault_get(unsigned f[5]);
-    unsigned f[5];
-    chain_k_fault_get(f);
-    if (f[0]) printf("     chain/kernel_k.cu: line %u, block %u, thread %u, %u\n", f[1], f[2], f[3], f[4]);
-}
-#endif
 
 int main(int argc, char **argv)
 {
@@ -573,9 +545,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "chain_delta_gpu: %s\n", msg);
         return 5;
     }
-#ifdef CHAIN_CHECK
-    atexit(fault);
-#endif
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, ROWS, 32768, 0, 0, 0));
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const struct shape *s = &shapes[i];
