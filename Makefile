@@ -135,19 +135,27 @@ $(PROGRAMS): $(BIN)/dflash-%: $$(call objects_of,$$*) $$(call cuda_of,$$*) $(CLI
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS) $(if $(filter %.cu.o,$^),$(CUDA_LIBS))
 
+# The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
+FLOORS := 1:base 2:file 3:describe 4:model 4:token 5:make 5:run 6:inspect
+
 .PHONY: check-layers
 check-layers:
 	@bad=$$(grep -nE '^#include "(\.\./)*(cmd|common)/' kernels -r --include='*.[ch]' --include='*.cu' --include='*.cuh'; \
 	        grep -nE '^#include "(\.\./)+cmd/' common -r --include='*.[ch]'; \
 	        grep -nE '^#include "(\.\./)+kernels/' common cmd -r --include='*.[ch]' | grep -v 'kernels/kernels\.h"'); \
 	if [ -n "$$bad" ]; then echo "includes against the layers (cmd -> common -> kernels/kernels.h):"; echo "$$bad"; exit 1; fi
+	@bad=$$(grep -rHnoE '^#include "\.\./[a-z]+/' common | awk -F'[/:"]' -v floors='$(FLOORS)' ' \
+	    BEGIN {n = split(floors, f, " "); for (i = 1; i <= n; i++) {split(f[i], p, ":"); floor[p[2]] = p[1]}} \
+	    !floor[$$2] || !floor[$$(NF - 1)] || floor[$$(NF - 1)] >= floor[$$2]'; \
+	    for d in common/*; do case ' $(FLOORS) ' in *:$${d#common/}' '*) ;; *) echo "$$d: a room without a floor" ;; esac; done); \
+	if [ -n "$$bad" ]; then echo "includes against the floors of common ($(FLOORS)):"; echo "$$bad"; exit 1; fi
 
 # The committed .clang-format, by Debian 12's clang-format 14 (other versions differ in places).
 CLANG_FORMAT ?= clang-format
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
 .PHONY: format check-format
 format:
-	$(CLANG_FORMAT) -i $(FORMATTED)
+	@$(CLANG_FORMAT) -i $(FORMATTED)
 check-format:
 	@$(CLANG_FORMAT) --dry-run -Werror $(FORMATTED)
 
@@ -160,9 +168,13 @@ $(UNIT_BIN): $(BUILD)/test/%: $$(wildcard test/unit/*/$$*.c) $(LIB) $$(wildcard 
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) -DTEST_DATA='"test/data"' $(LDFLAGS) $< $(LIB) -o $@ -lcmocka $(LIBS)
 
+# test/run.sh runs suites and compares the number of their checks with test/PLAN, whose lines hold for a build with or
+# without CUDA.
+RUN := FACTS="cuda=$(CUDA)" test/run.sh
+UNIT_SUITES = $(foreach t,$(UNIT_BIN),"unit/$(notdir $t)=$t")
 .PHONY: unit
 unit: $(UNIT_BIN)
-	@bad=0; for t in $(UNIT_BIN); do $$t || bad=1; done; exit $$bad
+	@$(RUN) unit $(BUILD)/test/unit.log $(UNIT_SUITES)
 
 # Benchmarks of single parts: test/bench/bench_*.c.
 $(BUILD)/bench/%: test/bench/%.c $(LIB)
@@ -237,27 +249,38 @@ $(INJECT): test/inject/inject.c
 
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
-	@CUDA_VISIBLE_DEVICES= test/run.sh $(BUILD)/test/faults.log "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
+	@CUDA_VISIBLE_DEVICES= $(RUN) faults $(BUILD)/test/faults.log "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
 
-# The suites of `make test`; test/run.sh runs them and counts.
-SUITES = "$(MAKE) -s --no-print-directory unit" \
-         "$(MAKE) -s --no-print-directory fuzz-replay" \
-         "test/cli/run.sh $(BIN) $(DENSE)" \
-         "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(INJECT_POINTS)" \
-         "test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
-         "test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
-         "test/golden/golden.sh check $(BIN) $(DENSE)" \
-         "test/golden/golden.sh check $(BIN) $(HYBRID)" \
-         "$(BUILD)/test/lossless $(DENSE) $(LOSSLESS_PROMPT)" \
-         "$(BUILD)/test/lossless $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW))" \
-         "$(BUILD)/test/lossless $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
-         $(if $(filter 1,$(CUDA)),"$(BUILD)/test/test_layout")
+# The suites of `make test`.
+LOSSLESS = $(BUILD)/test/lossless
+SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
+         "fuzz=$(MAKE) -s --no-print-directory fuzz-replay" \
+         "cli=test/cli/run.sh $(BIN) $(DENSE)" \
+         "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(INJECT_POINTS)" \
+         "reference=test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
+         "family=test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
+         "golden/pair=test/golden/golden.sh check $(BIN) $(DENSE)" \
+         "golden/pair-hybrid=test/golden/golden.sh check $(BIN) $(HYBRID)" \
+         "lossless/pair=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT)" \
+         "lossless/low=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW))" \
+         "lossless/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
+         $(if $(filter 1,$(CUDA)),"layout=$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 # Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
 test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
-	@CUDA_VISIBLE_DEVICES= test/run.sh $(BUILD)/test/test.log $(SUITES)
+	@CUDA_VISIBLE_DEVICES= $(RUN) test $(BUILD)/test/test.log $(SUITES)
+
+# After a change of tests: the numbers of the last run of `make test` into test/PLAN, to be looked at and committed with it.
+# test-GROUP-plan: those of another group.
+.PHONY: test-plan test-unit-plan test-faults-plan test-sanitize-plan test-exhaustive-plan test-gpu-plan
+test-plan:
+	@test/run.sh --plan test $(BUILD)/test/test.log
+test-unit-plan test-faults-plan test-exhaustive-plan test-gpu-plan: test-%-plan:
+	@test/run.sh --plan $* $(BUILD)/test/$*.log
+test-sanitize-plan:
+	@test/run.sh --plan sanitize build-address-undefined/test/sanitize.log
 
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
 # the losslessness of drafted output on the device.
@@ -317,16 +340,20 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 .PHONY: test-gpu test-gpu-build
 test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/attention_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/gpu.log "$(BUILD)/test/mm_gpu check" "$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
-	    "$(BUILD)/test/mm_gpu stuck" "$(BUILD)/test/test_many" "$(BUILD)/test/limits_gpu" \
-	    "$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
-	    "$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
-	    "$(BUILD)/test/families_gpu" "$(BUILD)/test/families_gpu --generic" \
-	    "$(BUILD)/test/experts_gpu" "$(BUILD)/test/experts_gpu --generic" \
-	    "$(BUILD)/test/chain_gpu" "$(BUILD)/test/chain_delta_gpu" \
-	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
-	    "$(BUILD)/test/lossless_gpu $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
-	    "$(BUILD)/test/lossless_gpu $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)"
+	@FACTS="cc=$$($(BUILD)/test/mm_gpu cc)" test/run.sh gpu $(BUILD)/test/gpu.log $(GPU_SUITES)
+GPU_LOSSLESS = $(BUILD)/test/lossless_gpu
+GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
+    "gpu/test_gpu=$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
+    "gpu/stuck=$(BUILD)/test/mm_gpu stuck" "gpu/many=$(BUILD)/test/test_many" "gpu/limits=$(BUILD)/test/limits_gpu" \
+    "gpu/memory=$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
+    "gpu/test_gpu-generic=$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
+    "gpu/families=$(BUILD)/test/families_gpu" "gpu/families-generic=$(BUILD)/test/families_gpu --generic" \
+    "gpu/experts=$(BUILD)/test/experts_gpu" "gpu/experts-generic=$(BUILD)/test/experts_gpu --generic" \
+    "gpu/chain=$(BUILD)/test/chain_gpu" "gpu/chain-delta=$(BUILD)/test/chain_delta_gpu" \
+    "gpu/lossless-pair=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
+    "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
+    "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
+    "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
 # Golden streams anew: only where a change is meant to change the arithmetic.
 .PHONY: golden
@@ -337,8 +364,8 @@ golden: all $(PAIR_FILES)
 # The whole losslessness matrix of both pairs: three hours or so on two cores, a process a core.
 .PHONY: test-exhaustive
 test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES) $(call files_of,$(HYBRID))
-	@test/run.sh $(BUILD)/test/exhaustive.log "$(BUILD)/test/lossless $(DENSE) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)" \
-	    "$(BUILD)/test/lossless $(HYBRID) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)"
+	@$(RUN) exhaustive $(BUILD)/test/exhaustive.log "exhaustive/pair=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)" \
+	    "exhaustive/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)"
 
 # The unit and command line tests under the sanitizers, in a build directory of their own.
 .PHONY: test-sanitize
@@ -347,8 +374,8 @@ test-sanitize:
 
 .PHONY: sanitize-suites
 sanitize-suites: all $(UNIT_BIN) $(INJECT) $(PAIR_FILES)
-	@test/run.sh $(BUILD)/test/sanitize.log "$(MAKE) -s --no-print-directory unit" "test/cli/run.sh $(BIN) $(DENSE)" \
-	    "test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)"
+	@$(RUN) sanitize $(BUILD)/test/sanitize.log $(UNIT_SUITES) "cli=test/cli/run.sh $(BIN) $(DENSE)" \
+	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)"
 # Half a second a run: one job of each kind.
 SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-spm chat prefill generate generate-state bench-report
 
@@ -359,7 +386,7 @@ SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-s
 FUZZ_SECONDS ?= 60
 FUZZ_CC      ?= clang
 FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
-FUZZ_SRC     := $(COMMON_SRC) $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
+FUZZ_SRC     := $(COMMON_SRC) kernels/kv.c $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
 FUZZ_OBJ     := $(FUZZ_SRC:%.c=build-fuzz/obj/%.o)
 FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanitize=address,undefined \
                 -fno-sanitize-recover=all -DTOK_CACHE=16 -DMAX_VOCAB=512
@@ -464,19 +491,21 @@ bench: all
 	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
 	@cat $(BUILD)/matrix/report.md
 
-# Programs and manual pages.
+# Programs, manual pages, and the pages that these name.
+DOC_ROOMS := docs docs/design docs/speed
 .PHONY: install
 install: all
-	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" $(DOC_ROOMS:%="$(DESTDIR)$(PREFIX)/share/doc/dflash.c/%")
 	install -m 755 $(PROGRAMS) "$(DESTDIR)$(PREFIX)/bin"
 	install -m 644 docs/dflash-*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"
-	install -m 644 $(filter-out %-log.md,$(wildcard docs/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/docs"
+	$(foreach d,$(DOC_ROOMS),install -m 644 $(filter-out %-log.md,$(wildcard $d/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/$d" && ):
 
 .PHONY: help
 help:
 	@echo "make                 the programs, in $(BIN)"
 	@echo "make demo            the main job on the pair in data/ (PAIR=pair-hybrid: on the hybrid pair)"
 	@echo "make test            all tests that need no GPU;  make test-exhaustive: the whole losslessness matrix"
+	@echo "make test-plan       the numbers of checks that make test made into test/PLAN, after a change of tests"
 	@echo "make test-gpu        the tests of the CUDA backend, on a machine with a device"
 	@echo "make test-faults     every program with an allocation, read, write, ... failing, on every path of calls"
 	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"

@@ -66,7 +66,7 @@ static int longest(const struct plan *p)
 static int new_session(struct session **s, int32_t ctx, bool drafter, struct err *e)
 {
     struct session_options so = {.ctx = ctx + SESSION_MAX_ROWS, .check_layers = o.m.check_layers};
-    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e)) return -1;
+    if (models_kv(&o.m, NULL, &so, e)) return -1;
     return session_new(s, o.m.target, drafter ? o.m.drafter : NULL, &so, e);
 }
 
@@ -76,7 +76,7 @@ static int measure_rows(struct session *s, struct plan *p, struct err *e)
     int32_t picks[SESSION_MAX_ROWS];
     /* Not counted: passes after something else find caches and page tables cold (5 ms of 20 on Qwen3-0.6B's
      * shapes), a device's clock lowered by the power that a prompt drew, and memory that was freed being
-     * cleared (up to 9 % for 10 to 100 ms: SPEED.md). */
+     * cleared (up to 9 % for 10 to 100 ms: docs/speed/method.md). */
     const double from = cli_seconds();
     do
         if (session_forward(s, p->ids, 1, e) || session_pick(s, &greedy, 1, picks, e))

@@ -10,7 +10,6 @@
 #include "../base/io.h"
 #include "../base/mem.h"
 #include "model.h"
-#include "../run/plan.h"
 
 struct loader {
     struct model *m;
@@ -129,8 +128,8 @@ static int load_experts(struct loader *l, struct kn_weight *w, const char *name)
 static uint8_t *half_rows(struct loader *l, const struct gguf_tensor *t, int64_t run, int half)
 {
     size_t bytes = (size_t)run * kn_row_bytes(t->type, t->ne[0]), n = t->bytes / (2 * bytes);
-    uint8_t *copy = mem_alloc(plan_counts(l->m->be) ? 1 : t->bytes / 2 + 1);
-    if (plan_counts(l->m->be)) n = 0;
+    uint8_t *copy = mem_alloc(l->op->counts ? 1 : t->bytes / 2 + 1);
+    if (l->op->counts) n = 0;
     if (!copy) err_set(l->e, ERR_IO, "out of memory (tensor %s)", t->name);
     if (!copy) n = 0;
     /* One thread copies, and takes the pages of, 2.5 GB/s. */

@@ -229,7 +229,7 @@ static void store(const struct product *p, int j, int64_t panel, const struct ti
 }
 
 /* Ask for the lines that a panel and tile will write while the product is still being computed: of a long
- * head's logits no line is in a cache (SPEED.md). */
+ * head's logits no line is in a cache (docs/speed/cpu.md). */
 static void prefetch_out(const struct product *p, int j, int64_t panel, const struct tile *t)
 {
     const int64_t n_out = p->w[j]->n_out;
@@ -408,7 +408,7 @@ static double plan_jobs(struct product *p, int64_t n_in)
         struct job *job = &p->job[j];
         /* Kernels prefetch four times a 256-block, once a 32-block, once in 8 values of k (floats). One row
          * or two stream as fast as the hardware's own prefetching goes: ours would only take its places
-         * (SPEED.md). */
+         * (docs/speed/cpu.md). */
         const int64_t per = job->type->act == MM_ACT_Q256 ? 64 : job->type->act == MM_ACT_Q32 ? 32 : 8;
         const int64_t lines = (int64_t)(job->panel / 64);
         job->steps = (int32_t)((n_in + per - 1) / per);

@@ -3,9 +3,9 @@
  *
  * The caller of pool_run works too, and waits only for items that another thread has begun: a thread that the
  * system does not run at the moment delays nothing. (A team of OpenMP threads meets at barriers; on two
- * shared cores that made a step of a small model ten times slower. SPEED.md has the numbers.) Idle threads
- * spin for some microseconds, then sleep. Which thread runs an item must not matter for its result. One
- * caller at a time. */
+ * shared cores that made a step of a small model ten times slower. docs/speed/cpu.md has the numbers.) Idle
+ * threads spin for some microseconds, then sleep. Which thread runs an item must not matter for its result.
+ * One caller at a time. */
 #ifndef DFLASH_CPU_POOL_H
 #define DFLASH_CPU_POOL_H
 

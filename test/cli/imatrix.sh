@@ -1,6 +1,6 @@
 # An importance matrix is gathered over two runs, reads back, weighs a quantised file's error, and is recorded there.
-dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/common/make/quantize.h" >a.tok
-dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/kernels/kernels.h" | head -c 4000 >b.tok
+dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/data/prompts/python-8-long.txt" >a.tok
+dflash-tokenize -m "$DATA/target-f16.gguf" <"$SRC/data/prompts/manual-8-long.txt" | head -c 4000 >b.tok
 dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix im.gguf --dataset one <a.tok
 dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix im.gguf --dataset two --threads 1 <b.tok
 dflash-inspect im.gguf | grep -E 'general.type|datasets|chunk_size'

@@ -1,5 +1,7 @@
 # Every file of data/malformed, opened by inspect: the message of EXPECT, exit status 3 (4: a shard that is not there).
 cd "$SRC/data/malformed"
+comm -3 <(ls | grep -vx EXPECT | sort) <(cut -f1 EXPECT | sort) # each file has a line, each line its file
+[ "$(wc -l <EXPECT)" -ge 70 ] || echo "too few: $(wc -l <EXPECT)"
 while IFS=$'\t' read -r file message; do
     [ "$file" = tokens.i32 ] && continue # no model file; prefill's tests have it
     want=3 rc=0

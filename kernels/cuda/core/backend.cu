@@ -248,7 +248,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.mixture = cuda_mixture;
     t.mixture_shares = cuda_mixture_shares;
     t.delta = cuda_delta;
-    t.delta_every[0] = chains ? 6 : 0; /* by measurement: SPEED.md */
+    t.delta_every[0] = chains ? 6 : 0; /* by measurement: docs/speed/delta-nets.md */
     t.delta_every[1] = chains ? 2 : 0;
     t.gate_linear = cuda_gate_linear;
     t.delta_linear = cuda_delta_linear;

@@ -12,7 +12,7 @@
 
 /* turn() once a turn, behind its loads: three instructions while they are on their way. The last one is a
  * store to an address that a word cannot have: for a trap, the compiler makes a branch and guards whatever
- * comes behind the wait (SPEED.md). */
+ * comes behind the wait (docs/speed/verify.md). */
 struct patience {
     unsigned left = PATIENCE + 1;
     __device__ __forceinline__ void turn()

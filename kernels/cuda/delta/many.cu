@@ -24,8 +24,8 @@
  * and the log decay 0. A NaN or Inf of one token spoils the tokens before it in its block too, as zeros times
  * it are NaN.
  *
- * Bound for d_k = d_v = 128: 324 mma a warp and block in delta_scan, (d_v / 16) n_v warps; SPEED.md has the
- * counts, and what lost. Longer keys than 128: delta.cu, token by token. */
+ * Bound for d_k = d_v = 128: 324 mma a warp and block in delta_scan, (d_v / 16) n_v warps;
+ * docs/speed/delta-nets.md has the counts, and what lost. Longer keys than 128: delta.cu, token by token. */
 #include "delta.cuh"
 #include "../core/shared.cuh"
 

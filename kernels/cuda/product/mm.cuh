@@ -217,8 +217,8 @@ static inline int32_t mm_slice_row(enum mm_act act, int32_t units)
     return mm_planes(act) * 64 * units + 16;
 }
 
-/* Chosen by measurement (SPEED.md); the bench program varies them. None of them changes a bit of the results
- * but columns. */
+/* Chosen by measurement (docs/speed/verify.md); the bench program varies them. None of them changes a bit of
+ * the results but columns. */
 struct mm_tuning {
     int stages = 4;       /* at most */
     int copy_k = 2;       /* units of 256 columns a copy, K types */

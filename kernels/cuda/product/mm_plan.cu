@@ -1,4 +1,4 @@
-/* mm_plan.cu - the plans of matrix products. What is said to be measured is in SPEED.md. */
+/* mm_plan.cu - the plans of matrix products. What is said to be measured is in docs/speed/verify.md. */
 #include "mm_plan.cuh"
 
 bool mm_may_wait(const struct cuda_backend *be, int32_t slices, int blocks)
@@ -41,12 +41,12 @@ static const struct mm_plan plans[] = {
 #define PLANS (int)(sizeof plans / sizeof plans[0])
 
 /* Units of the copies that a plan is tried with, down from *most to *least; false: the plan is not for this
- * launch. K types have a choice. Measured, product by product (SPEED.md): 1 row          blocks of 8 warps;
- * copies of one unit where types of several sizes share a launch, which have no room for two blocks else up
- * to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit up to 16       16
- * warps with copies of one unit; apart, copies as they are (mm_few.cuh has taken most calls of 2 to 16 rows
- * by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8 rows that are so long that slices
- * are apart. */
+ * launch. K types have a choice. Measured, product by product (docs/speed/verify.md): 1 row          blocks
+ * of 8 warps; copies of one unit where types of several sizes share a launch, which have no room for two
+ * blocks else up to 8 rows   gate and up by blocks of 8 warps; others by 16 warps with copies of one unit up
+ * to 16       16 warps with copies of one unit; apart, copies as they are (mm_few.cuh has taken most calls of
+ * 2 to 16 rows by then.) Of the 32-blocks' kernels those of 16 warps, for more than 8 rows that are so long
+ * that slices are apart. */
 static bool suits(const struct mm_plan *p, enum mm_act act, const struct mm_args *a, bool mixed,
                   int32_t *most, int32_t *least)
 {
@@ -127,8 +127,8 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
     return m->total;
 }
 
-/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured (SPEED.md): of
- * many long rows of K types fewer bytes early are better. */
+/* Copies of its rings: units of one, stages at most and at least; the first that fit. Measured
+ * (docs/speed/verify.md): of many long rows of K types fewer bytes early are better. */
 struct few_copies {
     int units, stages, least;
 };
@@ -149,8 +149,9 @@ static int few_copies_of(enum mm_act act, int tiles, int32_t row_units, struct f
     return 2;
 }
 
-/* How a ring is filled before the launch before is over. Measured (SPEED.md): K types copy by copy, for all
- * at once make the small kernel between two products wait; half of the warps at a time where rows are many.
+/* How a ring is filled before the launch before is over. Measured (docs/speed/verify.md): K types copy by
+ * copy, for all at once make the small kernel between two products wait; half of the warps at a time where
+ * rows are many.
  */
 static void few_early(enum mm_act act, int tiles, struct mm_args *a)
 {
@@ -320,7 +321,7 @@ int mm_few_cluster(enum mm_act act, const struct mm_args *a)
 }
 
 /* Is it for mm_few_late.cuh? Where slices are not of one length and a warp has several: else it loses, for
- * instructions of another kernel have to come too (SPEED.md). */
+ * instructions of another kernel have to come too (docs/speed/verify.md). */
 bool mm_few_is_late(const struct mm_args *a, enum mm_act act, int log2_tiles, bool low)
 {
     return act == MM_ACT_K && !low && log2_tiles == 1 && a->gated && a->block_slices == a->slices &&

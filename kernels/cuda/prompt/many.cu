@@ -2,7 +2,7 @@
  *
  * Bound, Qwen3-8B, 4,096 rows: 28.5 T multiply-adds = 70 ms at the library's 820 TFLOP/s; dequantising 7.0 G
  * weights twice (2,048 rows a pass) moves 2 x (4 + 14 + 14) GB, of which the 28 stay in the second-level
- * cache where panels are small. SPEED.md has what was measured.
+ * cache where panels are small. docs/speed/prompts.md has what was measured.
  *
  * Streams: side dequantises a panel while the library multiplies the one before; tail gates a part of gate
  * and up while the next is multiplied. Weights too small to fill the device by themselves (keys and values)

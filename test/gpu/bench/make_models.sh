@@ -1,7 +1,7 @@
 #!/bin/bash
 # usage: make_models.sh BIN DIR [NAME...]: models of real shapes with random weights for table_gpu, those that are not there
 set -e
-configs=$(cd "$(dirname "$0")/../../data/configs" && pwd)
+configs=$(cd "$(dirname "$0")/../../../data/configs" && pwd)
 bin=$1 dir=$2
 shift 2
 mkdir -p "$dir"

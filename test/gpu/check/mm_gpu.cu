@@ -1,5 +1,6 @@
 /* mm_gpu.cu - check and bench of the CUDA matrix products.
  *
+ *   mm_gpu cc              the device's compute capability, as 90: what test/PLAN knows it by
  *   mm_gpu layout          take packed units apart on the host and compare with kn_decode_row: needs no GPU
  *   mm_gpu check           every type: accuracy against double precision, the same bits for every row count
  *                          and companions, NaN and Inf, norms, gates, residual adds
@@ -174,7 +175,12 @@ int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "check";
     const bool quick = argc > 2;
-    if (!strcmp(what, "layout")) {
+    if (!strcmp(what, "cc")) {
+        cudaDeviceProp p;
+        CK(cudaGetDeviceProperties(&p, 0));
+        printf("%d\n", p.major * 10 + p.minor);
+        return 0;
+    } else if (!strcmp(what, "layout")) {
         check_layout();
     } else if (!strcmp(what, "stuck")) { /* each case opens the device itself */
         check_stuck(argc > 2 ? argv[2] : NULL, open_device);

@@ -104,8 +104,9 @@ static void verdict(const char *what, uint32_t type, int64_t n_out, int64_t n_in
                     bool same)
 {
     const bool ok = error <= limit && same; /* a NaN fails */
-    printf("%-12s %-5s [%6lld, %6lld] error %.2e (limit %.0e) rows %s  %s\n", what, kn_type_info(type)->name,
-           (long long)n_out, (long long)n_in, error, limit, same ? "same" : "DIFFER", ok ? "ok" : "FAILED");
+    printf("%s %-12s %-5s [%6lld, %6lld] error %.2e (limit %.0e) rows %s\n", ok ? "ok  " : "FAIL", what,
+           kn_type_info(type)->name, (long long)n_out, (long long)n_in, error, limit,
+           same ? "same" : "DIFFER");
     failures += !ok;
 }
 
@@ -134,7 +135,7 @@ static void check_linear(uint32_t type, int64_t n_out, int64_t n_in)
         }
     }
     if (!(tight <= 4e-6)) {
-        printf("%-12s %-5s [%6lld, %6lld] error with the same activations %.2e (limit 4e-06) FAILED\n",
+        printf("FAIL %-12s %-5s [%6lld, %6lld] error with the same activations %.2e (limit 4e-06)\n",
                "linear", kn_type_info(type)->name, (long long)n_out, (long long)n_in, tight);
         failures++;
     }
@@ -167,8 +168,8 @@ static void check_linear(uint32_t type, int64_t n_out, int64_t n_in)
             else if (t != 9)
                 good &= !memcmp(&v, &got[t * n_out + r], 4);
         }
-    printf("%-12s %-5s [%6lld, %6lld] %s\n", "add, NaN", kn_type_info(type)->name, (long long)n_out,
-           (long long)n_in, good ? "ok" : "FAILED");
+    printf("%s %-12s %-5s [%6lld, %6lld]\n", good ? "ok  " : "FAIL", "add, NaN", kn_type_info(type)->name,
+           (long long)n_out, (long long)n_in);
     failures += !good;
     CK(cudaFree(dx));
     CK(cudaFree(out));
@@ -272,9 +273,8 @@ static void check_refusals()
     for (auto &c : cases) {
         const int rc = cuda_weight_load(kb(), &w, c.type, c.n_in, c.n_out, data.data(), c.use);
         const bool ok = rc == c.want && be->head.message[0] && !w.packed;
-        if (!ok)
-            printf("refusal: type %u [%lld, %lld] gave %d, expected %d\n", c.type, (long long)c.n_out,
-                   (long long)c.n_in, rc, c.want);
+        printf("%s refusal: type %u [%lld, %lld] gave %d, expected %d\n", ok ? "ok  " : "FAIL", c.type,
+               (long long)c.n_out, (long long)c.n_in, rc, c.want);
         failures += !ok;
     }
     /* rows stay in file layout */
@@ -282,7 +282,8 @@ static void check_refusals()
     OK(cuda_weight_load(kb(), &w, KN_Q8_0, 64, 37, d.data(), KN_USE_ROWS));
     std::vector<uint8_t> back(d.size());
     CK(cudaMemcpy(back.data(), w.rows, d.size(), cudaMemcpyDeviceToHost));
-    if (back != d) printf("rows: FAILED\n"), failures++;
+    printf("%s rows stay as in the file\n", back == d ? "ok  " : "FAIL");
+    failures += back != d;
     cuda_weight_free(kb(), &w);
 }
 
@@ -363,8 +364,8 @@ void check_owed(uint32_t type, int64_t width, int64_t n_in)
                 }
             }
         }
-        printf("%-12s %-5s [%6lld, %6lld] and %s  %s\n", "sums left", kn_type_info(type)->name,
-               (long long)width, (long long)n_in, names[way], same ? "ok" : "FAILED");
+        printf("%s %-12s %-5s [%6lld, %6lld] and %s\n", same ? "ok  " : "FAIL", "sums left",
+               kn_type_info(type)->name, (long long)width, (long long)n_in, names[way]);
         failures += !same;
     }
     mm_tuning = best;

@@ -115,7 +115,7 @@ void check_layout()
                                        got, want);
                         }
             }
-        printf("layout %-5s %s\n", info->name, bad ? "FAILED" : "ok");
+        printf("%s layout %s\n", bad ? "FAIL" : "ok  ", info->name);
         failures += bad != 0;
     }
 }
