@@ -47,24 +47,16 @@
 
 #include "../product/mm.cuh"
 
-#define CHAIN_STEPS 640 /* of a chain, at most */
-#ifndef CHAIN_LEAST
-#define CHAIN_LEAST 8 /* steps below which the launches go out one by one */
-#endif
-#ifndef CHAIN_WARPS
-#define CHAIN_WARPS 8 /* that multiply */
-#endif
-#define CHAIN_HEADS 8     /* of them, that attend: attention's structure */
-#define CHAIN_MATRICES 4  /* of a step */
-#define CHAIN_WIDTH 65536 /* outputs of a step, at most */
-#ifndef CHAIN_NORM_BLOCKS
-#define CHAIN_NORM_BLOCKS 2 /* of 256 columns that a warp keeps of a row that is normed */
-#endif
+#define CHAIN_STEPS 640       /* of a chain, at most */
+#define CHAIN_LEAST 8         /* steps below which the launches go out one by one */
+#define CHAIN_WARPS 8         /* that multiply */
+#define CHAIN_HEADS 8         /* of them, that attend: attention's structure */
+#define CHAIN_MATRICES 4      /* of a step */
+#define CHAIN_WIDTH 65536     /* outputs of a step, at most */
+#define CHAIN_NORM_BLOCKS 2   /* of 256 columns that a warp keeps of a row that is normed */
 #define CHAIN_K_NORM_BLOCKS 3 /* the same in chain/kernel_k.cu */
 #define CHAIN_POST_WIDTH (256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS)
-#ifndef CHAIN_ROW_BLOCKS
-#define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
-#endif
+#define CHAIN_ROW_BLOCKS 2      /* of a row that is not, read at a time */
 #define CHAIN_ROW 308           /* bytes of activations for 256 columns: chain/pair.cuh */
 #define CHAIN_KEEP 128          /* outputs of a block that it adds to later */
 #define CHAIN_HEAD 128          /* columns of a head */
@@ -276,11 +268,8 @@ void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);
 
 /* Chosen by measurement (docs/speed/decode.md). */
-#ifndef CHAIN_OFF
-#define CHAIN_OFF 0
-#endif
 struct chain_tuning {
-    int off = CHAIN_OFF;  /* 1: no chains */
+    int off = 0;          /* 1: no chains */
     int least = 0;        /* steps; 0: CHAIN_LEAST */
     int context = 262144; /* positions beyond which attention is a launch */
     /* of types other than K: */
