@@ -9,6 +9,7 @@
 
 #include "../common/file/gguf.h"
 #include "../common/base/io.h"
+#include "../common/base/text.h"
 
 static const char *default_device(void)
 {
@@ -68,14 +69,6 @@ static void show_progress(void *ctx, uint64_t done, uint64_t total)
     cli_progress(p->c, p->what, done, total, "B");
 }
 
-static void list_ids(char *out, size_t n, const int32_t *ids, int32_t count)
-{
-    size_t used = 0;
-    out[0] = 0;
-    for (int32_t i = 0; i < count && used < n; i++)
-        used += (size_t)snprintf(out + used, n - used, "%s%d", i ? ", " : "", ids[i]);
-}
-
 /* Sliding layers and full ones, each with heads of their own. */
 static void describe_kinds(const struct cli *c, const char *role, const struct desc *d, int sliding)
 {
@@ -124,18 +117,35 @@ static void tell_line(void *ctx, const char *subject, const char *text)
     cli_detail(c, "drafter: %s: %s", subject, text);
 }
 
-static void describe(const struct cli *c, const char *role, const char *path, const struct desc *d)
+/* Ids with their texts, those behind the keys' apart. */
+static void tell_stops(const struct cli *c, const char *role, const struct model *m)
 {
+    const struct gguf_kv *tokens = gguf_find(m->file, "tokenizer.ggml.tokens");
+    char line[1024] = "";
+    size_t used = 0;
+    for (int32_t i = 0; i < m->d->n_stops && used < sizeof line; i++) {
+        const int32_t id = m->d->stops[i];
+        char text[80] = "";
+        if (tokens && tokens->strings && (uint64_t)id < tokens->count)
+            text_quote(text, sizeof text, tokens->strings[id].s, tokens->strings[id].n, 40);
+        used += (size_t)snprintf(line + used, sizeof line - used, "%s%d%s%s%s", i ? ", " : "", id,
+                                 *text ? " " : "", text, i >= m->d->n_stops_said ? " by its text" : "");
+    }
+    cli_detail(c, "%s: stop ids: %s", role, m->d->n_stops ? line : "none in the file");
+}
+
+static void describe(const struct cli *c, const char *role, const char *path, const struct model *m)
+{
+    const struct desc *d = m->d;
     const struct desc_layer *y = desc_attention(d);
-    char ids[256], ff[48] = "";
+    char ff[48] = "";
     if (y->n_ff) snprintf(ff, sizeof ff, "feed-forward %d, ", y->n_ff);
     cli_detail(c, "%s: %s: %s%s%s, %d layers, hidden size %d, %d/%d heads of %d, %svocabulary %d, theta %g",
                role, path, d->arch_name, *d->dialect ? ", dialect " : "", d->dialect, d->n_layer, d->n_embd,
                y->n_head, y->n_head_kv, y->head_dim, ff, d->n_vocab, (double)d->rope[y->rope].theta);
     describe_parts(c, role, d);
     if (d->arch != DESC_DFLASH) {
-        list_ids(ids, sizeof ids, d->stops, d->n_stops);
-        cli_detail(c, "%s: stop ids: %s", role, d->n_stops ? ids : "none in the file");
+        tell_stops(c, role, m);
         return;
     }
     cli_detail(c, "%s: block %d, mask id %d", role, d->block_size, d->mask_id);
@@ -156,11 +166,20 @@ static void tell_inferred(const struct cli *c, const struct desc *d)
     int causal = 0;
     if (!d->causal_inferred) return;
     for (int i = 0; i < d->n_layer; i++) causal += d->layer[i].causal;
-    cli_note(c,
-             "drafter: the file does not say which layers are causal in the block; inferred: %d of %d, the "
-             "sliding ones "
-             "(--draft-causal overrides)",
-             causal, d->n_layer);
+    if (d->causal_ignored)
+        cli_note(c,
+                 "drafter: attention.causal of the file does not count: writers of the dialect %s always put "
+                 "it there, "
+                 "its readers do not look; inferred: %d of %d layers causal in the block, the sliding ones "
+                 "(--draft-causal overrides)",
+                 d->dialect, causal, d->n_layer);
+    else
+        cli_note(
+            c,
+            "drafter: the file does not say which layers are causal in the block; inferred: %d of %d, the "
+            "sliding ones "
+            "(--draft-causal overrides)",
+            causal, d->n_layer);
 }
 
 static void overrides(const struct models *m, const struct cli *c, struct desc_override *o)
@@ -178,7 +197,7 @@ static int open_target(struct models *m, const struct cli *c, struct err *e)
                 m->target->d->arch_name);
         return err_hint(e, "a drafter goes with -d, beside the target that it was made for");
     }
-    describe(c, "target", m->target_path, m->target->d);
+    describe(c, "target", m->target_path, m->target);
     return 0;
 }
 
@@ -194,7 +213,7 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
     if (d->arch != DESC_DFLASH)
         return err_set(e, ERR_FORMAT, "%s: is a target (expected a drafter, got architecture %s)",
                        m->drafter_path, d->arch_name);
-    describe(c, "drafter", m->drafter_path, d);
+    describe(c, "drafter", m->drafter_path, m->drafter);
     tell_inferred(c, d);
     if (desc_pair(t, d, e)) return -1;
     if (t->has_tokenizer && d->has_tokenizer && t->tokenizer_crc != d->tokenizer_crc)
@@ -208,12 +227,11 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
 }
 
 /* What is wrong with flags and inputs, as far as the descriptions can tell. */
-static int check(const struct models *m, struct err *e)
+static int check(struct models *m, struct err *e)
 {
     struct session_options o = m->known;
     if (o.ctx < 1) o.ctx = 1;
-    if (models_kv_type(m, KN_F16, &o.kv_type, e) ||
-        session_options_check(&o, m->drafter ? m->drafter->d : NULL, e))
+    if (models_kv(m, NULL, &o, e) || session_options_check(&o, m->drafter ? m->drafter->d : NULL, e))
         return -1;
     return m->check ? m->check(m->check_ctx, e) : 0;
 }
@@ -231,8 +249,8 @@ static int plan(struct models *m, const struct cli *c, const struct session_opti
                 struct err *e)
 {
     const double gib = 1024.0 * 1024 * 1024;
-    struct plan_bytes p;
-    if (plan_session(m->planner, o, loaded, &p, e)) return -1;
+    struct memory_plan p;
+    if (memory_plan_session(m->planner, o, loaded, &p, e)) return -1;
     cli_detail(c,
                "%s: %s%d positions: weights %.2f GiB, caches %.2f, activations %.2f, scratch %.2f: %.2f of "
                "%.2f free "
@@ -240,7 +258,7 @@ static int plan(struct models *m, const struct cli *c, const struct session_opti
                models_device(m), loaded ? "" : "plan for at least ", o->ctx, (double)p.weights / gib,
                (double)p.caches / gib, (double)p.activations / gib, (double)p.scratch / gib,
                (double)p.all / gib, (double)p.free / gib, (double)p.total / gib);
-    return plan_check(m->planner, o, loaded, &p, e);
+    return memory_plan_check(m->planner, o, loaded, &p, e);
 }
 
 /* Before anything is loaded. What is wrong with the files is said by loading them. */
@@ -251,9 +269,9 @@ static int plan_first(struct models *m, const struct cli *c, struct err *e)
     struct err other = {0};
     if (!kn_op(m->be)->memory) return 0;
     overrides(m, c, &over);
-    if (models_kv_type(m, KN_F16, &o.kv_type, e)) return -1;
+    if (models_kv(m, NULL, &o, e)) return -1;
     if (o.ctx < 1) o.ctx = 1;
-    if (plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
+    if (memory_plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
     if (plan(m, c, &o, false, &other) == 0) return 0;
     if (other.code != ERR_DEVICE) return 0;
     *e = other;
@@ -274,6 +292,7 @@ void models_check_flags(const struct models *m, const struct cli *c)
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
+    if (!m->drafter_path && m->kv.draft_kv) cli_usage_error(c, "--draft-kv needs a drafter (-d DRAFTER)");
     if (!m->drafter_path && m->draft_causal >= 0)
         cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
     overrides(m, c, &seen);
@@ -294,7 +313,7 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
 
 void models_close(struct models *m)
 {
-    plan_close(m->planner);
+    memory_plan_close(m->planner);
     model_free(m->drafter);
     model_free(m->target);
     if (m->be) kn_backend_close(m->be);
@@ -303,14 +322,9 @@ void models_close(struct models *m)
     m->be = NULL;
 }
 
-int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, struct err *e)
+int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
-    const struct kn_type_info *t = m->kv ? kn_type_by_name(m->kv) : kn_type_info(otherwise);
-    if (!t || (t->type != KN_F16 && t->type != KN_BF16 && t->type != KN_F32))
-        return err_set(e, ERR_USAGE, "--kv: cache type not supported (expected f16, bf16 or f32, got %s)",
-                       m->kv ? m->kv : "an unknown one");
-    *type = t->type;
-    return 0;
+    return kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e);
 }
 
 void models_check_sampling(const struct cli *c)

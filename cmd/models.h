@@ -9,11 +9,13 @@
 #include <stdint.h>
 #include "cli.h"
 #include "drafter_flags.h"
-#include "../common/run/plan.h"
+#include "kv_flags.h"
+#include "../common/run/memory_plan.h"
 
 struct models {
-    const char *target_path, *drafter_path;  /* drafter_path may be NULL */
-    const char *device, *isa, *kv, *kernels; /* NULL: the default */
+    const char *target_path, *drafter_path; /* drafter_path may be NULL */
+    const char *device, *isa, *kernels;     /* NULL: the default */
+    struct kv_flags kv;
     int32_t threads, draft_causal;
     struct drafter_flags draft;
     bool check_layers;
@@ -26,7 +28,7 @@ struct models {
     void *check_ctx;
     struct kn_backend *be;
     struct model *target, *drafter;
-    struct planner *planner; /* NULL where nothing is planned */
+    struct memory_planner *planner; /* NULL where nothing is planned */
     double load_s;
 };
 #define MODELS_INIT                                                                                          \
@@ -36,15 +38,13 @@ struct models {
 
 /* How a model is run. */
 #define MODELS_RUN_FLAGS(m)                                                                                  \
-    {"--kv", CLI_STR, &(m).kv, "TYPE", "cache type: f16, bf16 or f32 (default f16, or as the state has it)", \
-     0,      0},                                                                                             \
-        {"--device",                                                                                         \
-         CLI_STR,                                                                                            \
-         &(m).device,                                                                                        \
-         "NAME",                                                                                             \
-         "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                                 \
-         0,                                                                                                  \
-         0},                                                                                                 \
+    KV_FLAGS((m).kv), {"--device",                                                                           \
+                       CLI_STR,                                                                              \
+                       &(m).device,                                                                          \
+                       "NAME",                                                                               \
+                       "cpu or cuda[:N] (default cuda if built in and present, else cpu)",                   \
+                       0,                                                                                    \
+                       0},                                                                                   \
         {"--kernels",                                                                                        \
          CLI_STR,                                                                                            \
          &(m).kernels,                                                                                       \
@@ -78,7 +78,7 @@ struct models {
          "drafter layers see ahead in the block (0) or not (1)",                                             \
          0,                                                                                                  \
          1},                                                                                                 \
-        DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"), MODELS_CHECK_FLAG(m)
+        KV_DRAFT_FLAG((m).kv), DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"), MODELS_CHECK_FLAG(m)
 
 /* Usage errors of these flags that need no file: for programs that read something else before models_open,
  * which asks too. */
@@ -93,8 +93,8 @@ int models_session(struct models *m, const struct cli *c, const struct session_o
                    struct err *e);
 void models_close(struct models *m);
 
-/* The cache type of --kv, or otherwise where the flag was not given. */
-int models_kv_type(const struct models *m, uint32_t otherwise, uint32_t *type, struct err *e);
+/* The types of o's caches, by the flags, else as the state has them (info NULL: no state). o borrows m. */
+int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e);
 /* Warn about sampling flags that do nothing: without --temp the likeliest token is taken, and without
  * --repeat-penalty nothing is penalised. The program's table has them all. */
 void models_check_sampling(const struct cli *c);

@@ -146,14 +146,45 @@ struct kn_weight {
 
 #define KN_KV_SPLIT 256 /* attention cuts the keys at absolute multiples of this and merges in order */
 
-/* A ring over absolute positions: position p lives in slot p % cap. cap is a multiple of KN_KV_SPLIT.
- * k, v: [cap, n_head_kv, head_dim] of type (KN_F16, KN_BF16 or KN_F32). k is stored after its norm and rope.
- */
+/* The types of a layer's keys and of its values. They may differ, and a layer's from its neighbour's. */
+struct kn_kv_types {
+    uint32_t k, v; /* KN_F16, KN_BF16 or KN_F32 */
+};
+
+/* One layer's keys and values by absolute position. Where a position lies, how many bytes a row takes and
+ * what a number of a type is are known to few: the functions below, kernels/cpu/kv*.h, and
+ * kernels/cuda/attention/kv.cuh. All else asks them.
+ *
+ * Today the positions lie in a ring of cap slots, a multiple of KN_KV_SPLIT. Whoever walks along positions
+ * may rely on this alone: those of one split, [KN_KV_SPLIT * i, KN_KV_SPLIT * (i + 1)), lie side by side and
+ * in order. A table of pages of KN_KV_SPLIT positions keeps that too.
+ *
+ * A row is a pure function of its token and its position: nothing in it is shared with other rows. k is
+ * stored after its norm and rope. */
 struct kn_kv {
-    void *k, *v;
-    uint32_t type;
+    void *k, *v; /* [cap, n_head_kv, head_dim], each of its type */
+    struct kn_kv_types type;
     int32_t cap, n_head_kv, head_dim;
 };
+
+#define KN_KV_TYPES "f16, bf16 or f32" /* that kn_kv_known knows, for messages */
+bool kn_kv_known(uint32_t type);
+/* 0; or KN_ETYPE or KN_EINVAL and why (size n): a type, a ring or heads that no backend takes. */
+int kn_kv_check(const struct kn_kv *kv, char *why, size_t n);
+/* The least cap that holds so many positions. */
+int32_t kn_kv_room(int64_t positions);
+/* Positions that are held at once: the last so many. */
+int32_t kn_kv_positions(const struct kn_kv *kv);
+/* Bytes of one position's keys (type: kv->type.k) or values (kv->type.v), and of all slots. 0 where there are
+ * none. */
+size_t kn_kv_row_bytes(const struct kn_kv *kv, uint32_t type);
+size_t kn_kv_bytes(const struct kn_kv *kv, uint32_t type);
+/* Where position pos lies: its row of k and of v. */
+int32_t kn_kv_slot(const struct kn_kv *kv, int32_t pos);
+/* How many positions from pos on, most at most, lie side by side. */
+int32_t kn_kv_run(const struct kn_kv *kv, int32_t pos, int32_t most);
+/* Once last is written: is from still there? */
+bool kn_kv_holds(const struct kn_kv *kv, int32_t from, int32_t last);
 
 /* ---- sampling ---- */
 
@@ -202,7 +233,7 @@ struct kn_rope_store {
     int32_t n, n_head, n_rot;
     bool interleaved; /* false: pairs (i, i + n_rot/2), NEOX; true: pairs (2i, 2i+1) */
     float eps;
-    const struct kn_kv *kv; /* k and v are rounded to its type and written at pos % cap */
+    const struct kn_kv *kv; /* k and v are rounded to its types and written where pos lies */
     const struct kn_rope_store
         *next; /* NULL, or another layer's rows, as many, in the same call: the call takes the whole list */
 };

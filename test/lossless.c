@@ -47,12 +47,22 @@ static const struct kn_sampler sampling[] = {
      .repeat_last = 64,
      .seed = 7},
 };
-static const uint32_t cache_type[] = {KN_F16, KN_BF16, KN_F32};
+/* layers: every second layer of the target has other types than kv, and the drafter's are its own. */
+static const struct {
+    const char *name;
+    struct kn_kv_types kv;
+    bool layers;
+} cache_type[] = {{"F16", {KN_F16, KN_F16}, false},
+                  {"BF16", {KN_BF16, KN_BF16}, false},
+                  {"F32", {KN_F32, KN_F32}, false},
+                  {"F32,BF16", {KN_F32, KN_BF16}, false},
+                  {"F16,BF16 and by layers", {KN_F16, KN_BF16}, true}};
+static struct kn_kv_types of_target[DESC_MAX_LAYERS], of_drafter[DESC_MAX_LAYERS];
 static const int resume[] = {0, 1};
 static const int chunk_rows[] = {512, 64, 17};
 static const char *const isa_name[] = {"avx512", "avx2", "scalar"};
 static const int thread_count[] = {1, 2, 3};
-static int axis_size[AXES] = {8, 10, 3, 3, 3, 3, 3, 2, 3, 3, 3};
+static int axis_size[AXES] = {8, 10, 3, 3, 3, 3, 5, 2, 3, 3, 3};
 
 #define N_NEW 40
 struct run {
@@ -135,11 +145,17 @@ static struct session *start(const int *c, struct model *t, struct model *d)
 {
     struct err e = {0};
     struct session *s;
+    for (int i = 0; i < DESC_MAX_LAYERS; i++) {
+        of_target[i] = i % 2 ? (struct kn_kv_types){KN_BF16, KN_F32} : cache_type[c[CACHE]].kv;
+        of_drafter[i] = (struct kn_kv_types){KN_F32, KN_F16};
+    }
     struct session_options o = {
         .ctx = prompt_len[c[PROMPT]] + N_NEW + 16,
         .chunk = chunk_rows[c[CHUNK]],
         .block = d ? block_rows[c[BLOCK]] : 0,
-        .kv_type = cache_type[c[CACHE]],
+        .kv = cache_type[c[CACHE]].kv,
+        .kv_layers = cache_type[c[CACHE]].layers ? of_target : NULL,
+        .draft_kv_layers = cache_type[c[CACHE]].layers ? of_drafter : NULL,
     };
     if (session_new(&s, t, d, &o, &e)) die("session", &e);
     return s;
@@ -227,7 +243,7 @@ static void describe(const int *c, char *out, size_t n)
              "prompt %d target %s drafter %s block %d width %d sampling %d cache %s resume %d chunk %d isa "
              "%s threads %d",
              prompt_len[c[PROMPT]], target_type[c[TARGET]], drafter_type[c[DRAFTER]], block_rows[c[BLOCK]],
-             width_rows[c[WIDTH]], c[SAMPLING], kn_type_info(cache_type[c[CACHE]])->name, resume[c[RESUME]],
+             width_rows[c[WIDTH]], c[SAMPLING], cache_type[c[CACHE]].name, resume[c[RESUME]],
              chunk_rows[c[CHUNK]], on_cpu ? isa_name[isa_of[c[ISA]]] : device, thread_count[c[THREADS]]);
 }
 

@@ -2,7 +2,10 @@
  *
  * usage: make_dialects DRAFTER.gguf DIR     DRAFTER: dialect upstream
  * Writes DIR/NAME.gguf of that drafter, and DIR/small-NAME.gguf of a few KB;
- * DIR/relative-NAME.gguf: drafters of other kinds, recognised and not run. */
+ * DIR/relative-NAME.gguf: drafters of other kinds, recognised and not run;
+ * DIR/types/NAME.gguf: the drafter with a matrix of a type that has no product here, of zeros. */
+#include <sys/stat.h>
+
 #include "dialect_files.h"
 
 static int write_all(const char *dir, const char *prefix, const struct df_drafter *d, struct err *e)
@@ -84,6 +87,33 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
     return 0;
 }
 
+/* What llama.cpp's quantiser makes of a drafter, a type each. */
+static int write_types(const char *dir, const struct df_drafter *d, struct err *e)
+{
+    static const uint32_t types[] = {KN_IQ3_S, KN_IQ3_XXS, KN_IQ2_S, KN_IQ1_S,
+                                     KN_TQ2_0, KN_Q2_0,    KN_Q1_0,  KN_MXFP4};
+    const struct df_change plain = {.windows = d->window > 0};
+    struct df_drafter other = *d;
+    char path[4096];
+    int i = 0;
+    while (i < d->n && strcmp(d->t[i].name, "blk.0.ffn_down.weight")) i++;
+    if (i == d->n) return err_set(e, ERR_FORMAT, "no blk.0.ffn_down.weight");
+    struct df_tensor *t = &other.t[i];
+    snprintf(path, sizeof path, "%s/types", dir);
+    mkdir(path, 0777);
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        t->type = types[k];
+        t->bytes = (uint64_t)kn_row_bytes(t->type, t->ne[0]) * (uint64_t)t->ne[1];
+        void *zeros = calloc(1, t->bytes);
+        t->data = zeros;
+        snprintf(path, sizeof path, "%s/types/%s.gguf", dir, kn_type_info(types[k])->name);
+        const int rc = zeros ? df_write(path, &other, spellings, &plain, e) : -1;
+        free(zeros);
+        if (rc) return -1;
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct df_drafter d, small;
@@ -94,7 +124,8 @@ int main(int argc, char **argv)
     }
     df_make(&small);
     int rc = df_open(&d, argv[1], &e) || write_all(argv[2], "", &d, &e) ||
-             write_all(argv[2], "small-", &small, &e) || write_relatives(argv[2], &small, &e);
+             write_all(argv[2], "small-", &small, &e) || write_relatives(argv[2], &small, &e) ||
+             write_types(argv[2], &d, &e);
     if (rc) fprintf(stderr, "make_dialects: %s\n", e.msg);
     df_free(&small);
     df_free(&d);

@@ -99,7 +99,7 @@ static int margin_at(const struct stream *a, const struct stream *b, size_t at, 
     memcpy(all, p.id, p.n * sizeof *all);
     memcpy(all + p.n, a->id, at * sizeof *all);
     so.ctx = o.ctx ? o.ctx : (int32_t)(p.n + at + 1);
-    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) || session_new(&s, o.m.target, NULL, &so, e) ||
+    if (models_kv(&o.m, NULL, &so, e) || session_new(&s, o.m.target, NULL, &so, e) ||
         session_prefill(s, all, (int64_t)(p.n + at), NULL, NULL, e) || session_logits(s, 0, row, e))
         goto done;
     *r = (struct margin){row[a->id[at]], row[b->id[at]], -INFINITY, -INFINITY, 0};
@@ -167,7 +167,7 @@ int bench_compare(int argc, char **argv)
     bool have_margin = false;
     int rc = 0;
     cli_parse(&cli, argc, argv);
-    static const char *const of_model[] = {"--kv",  "--device",       "--kernels",
+    static const char *const of_model[] = {"--kv",  "--kv-layers",    "--device", "--kernels",
                                            "--isa", "--check-layers", "--ctx"};
     if (!o.m.target_path != !o.prompt) cli_usage_error(&cli, "-m and --prompt go together");
     for (size_t i = 0; i < sizeof of_model / sizeof *of_model && !o.m.target_path; i++)

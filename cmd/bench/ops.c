@@ -126,7 +126,7 @@ static int measure(struct measured *m, struct watch *k, const int32_t *ids, int3
     struct session_options so = {.ctx = o.ctx ? o.ctx : o.context + SESSION_MAX_ROWS};
     double empty;
     int rc = -1;
-    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e)) return -1;
+    if (models_kv(&o.m, NULL, &so, e)) return -1;
     for (int each = 0; each < 2; each++) {
         struct session *s; /* its own: recordings keep their stamps */
         if (session_new(&s, o.m.target, rows ? NULL : o.m.drafter, &so, e)) return -1;

@@ -66,7 +66,7 @@ static int longest(const struct plan *p)
 static int new_session(struct session **s, int32_t ctx, bool drafter, struct err *e)
 {
     struct session_options so = {.ctx = ctx + SESSION_MAX_ROWS, .check_layers = o.m.check_layers};
-    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e)) return -1;
+    if (models_kv(&o.m, NULL, &so, e)) return -1;
     return session_new(s, o.m.target, drafter ? o.m.drafter : NULL, &so, e);
 }
 

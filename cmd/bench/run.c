@@ -129,8 +129,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     }
     const int64_t room = (int64_t)p->n + o.n + SESSION_MAX_ROWS;
     so.ctx = o.ctx ? o.ctx : room < SESSION_MAX_CTX ? (int32_t)room : SESSION_MAX_CTX;
-    if (models_kv_type(&o.m, KN_F16, &so.kv_type, e) ||
-        session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e))
+    if (models_kv(&o.m, NULL, &so, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e))
         goto done;
     double t = cli_seconds();
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
@@ -214,7 +213,7 @@ static json_t *settings_json(void)
         json_pack("{s:I,s:f,s:i,s:f,s:f,s:f,s:i,s:o,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "temp", k->temp,
                   "top_k", k->top_k, "top_p", k->top_p, "min_p", k->min_p, "repeat_penalty",
                   k->repeat_penalty, "repeat_last", k->repeat_last, "seed", seed, "ignore_eos", o.ignore_eos,
-                  "chunk", o.chunk, "kv", o.m.kv ? o.m.kv : "f16", "check_layers", o.m.check_layers);
+                  "chunk", o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
     if (!o.m.drafter) return j;
     int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
     json_object_set_new(j, "block", json_integer(block));

@@ -202,7 +202,7 @@ static int make_options(struct run *u, struct err *e)
                        "prompt and -n need too large a context (expected at most %d, got %" PRId64 ")",
                        SESSION_MAX_CTX, need);
     if (!set.ctx) u->o.ctx = (int32_t)need;
-    if (models_kv_type(&set.m, u->state ? u->info.kv_type : KN_F16, &u->o.kv_type, e)) return -1;
+    if (models_kv(&set.m, u->state ? &u->info : NULL, &u->o, e)) return -1;
     if (session_options_check(&u->o, d, e) || (d && spec_width_check(set.width, u->o.block, e))) return -1;
     return u->state ? state_check(u->state, t, d, &u->o, e) : 0;
 }

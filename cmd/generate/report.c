@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../common/run/source.h"
 #include "generate.h"
 #include "../../common/base/json.h"
 #include "../../common/base/mem.h"
@@ -41,7 +42,7 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     else
         cli_note(c, "decode: %" PRId64 " tokens in %.3f s, %.1f t/s", st->generated, st->decode_s, rate);
     if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
-    if (!s->drafter) return;
+    if (!s->source) return;
     if (isnan(tau))
         cli_note(c, "drafter: no whole cycle");
     else
@@ -66,6 +67,23 @@ static json_t *number(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
+/* kv: of all of the target's layers, or of the first; kv_layers: of each, where they differ. */
+static void add_cache_types(json_t *j, const struct session *s)
+{
+    char text[32];
+    json_t *layers = s->o.kv_layers ? json_array() : json_null();
+    for (int i = 0; s->o.kv_layers && i < s->target->d->n_layer; i++)
+        json_array_append_new(layers, s->target->d->layer[i].recurrent
+                                          ? json_null()
+                                          : json_string(kv_flags_text(s->o.kv_layers[i], text)));
+    json_object_set_new(j, "kv", json_string(kv_flags_text(s->o.kv, text)));
+    json_object_set_new(j, "kv_layers", layers);
+    json_object_set_new(j, "draft_kv",
+                        s->source && s->source->model
+                            ? json_string(kv_flags_text(session_kv(&s->o, true, 0), text))
+                            : json_null());
+}
+
 static json_t *settings_json(const struct settings *set, const struct session *s)
 {
     const struct kn_sampler *k = &set->sampler;
@@ -77,15 +95,12 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "n", json_integer(set->n));
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
-    json_object_set_new(j, "kv",
-                        json_string(s->o.kv_type == KN_F16    ? "f16"
-                                    : s->o.kv_type == KN_BF16 ? "bf16"
-                                                              : "f32"));
+    add_cache_types(j, s);
     json_object_set_new(j, "kernels", json_string(set->m.kernels ? set->m.kernels : "auto"));
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
-    json_object_set_new(j, "block", s->drafter ? json_integer(s->o.block) : json_null());
+    json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
     json_object_set_new(j, "width",
-                        s->drafter ? json_integer(set->width ? set->width : s->o.block) : json_null());
+                        s->source ? json_integer(set->width ? set->width : s->o.block) : json_null());
     json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
     json_object_set_new(j, "temp", number(k->temp));
     json_object_set_new(j, "top_k", json_integer(k->top_k));
@@ -132,7 +147,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     const struct spec_stats *st = &r->st;
     json_t *j = json_object(), *hist = json_array();
     int rc = -1;
-    for (int32_t i = 0; s->drafter && i < s->o.block; i++)
+    for (int32_t i = 0; s->source && i < s->o.block; i++)
         json_array_append_new(hist, json_integer(st->accepted[i]));
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(DFLASH_VERSION));

@@ -14,7 +14,7 @@
 #include "show.h"
 
 struct options {
-    bool check, tensors, json, pair, diff;
+    bool check, for_use, tensors, json, pair, diff;
     int32_t threads;
     float tolerance;
     const char *out;
@@ -29,6 +29,7 @@ static struct desc_override over;
 static const struct cli_flag flags[] = {
     {"--check", CLI_FLAG, &o.check, NULL,
      "examine the whole file: structure, keys, types, NaN and Inf; exit 1 if it is bad", 0, 0},
+    {"--for-use", CLI_FLAG, &o.for_use, NULL, "with --check: what cannot be run here is bad, too", 0, 0},
     {"--pair", CLI_FLAG, &o.pair, NULL,
      "why does DRAFTER (not) work with TARGET? one line an aspect; exit 1 on a misfit", 0, 0},
     {"--diff", CLI_FLAG, &o.diff, NULL,
@@ -47,7 +48,8 @@ static const struct cli_flag flags[] = {
 
 static struct cli cli = {
     .tool = "inspect",
-    .synopsis = "FILE [--check] [--tensors] [--json] | --pair TARGET DRAFTER | --diff A B [--tolerance X]",
+    .synopsis = "FILE [--check [--for-use]] [--tensors] [--json] | --pair TARGET DRAFTER | --diff A B "
+                "[--tolerance X]",
     .summary = "Print what a GGUF or safetensors file holds, check it, check that a drafter fits its target, "
                "or compare two files.",
     .flags = flags,
@@ -150,6 +152,9 @@ int main(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     if (o.check + o.pair + o.diff > 1) cli_usage_error(&cli, "--check, --pair and --diff exclude each other");
     if (o.tolerance >= 0 && !o.diff) cli_usage_error(&cli, "--tolerance goes with --diff");
+    if (o.for_use && (!o.check || st_is_path(cli.args[0])))
+        cli_usage_error(&cli, o.check ? "--for-use is for GGUFs: a checkpoint is converted first"
+                                      : "--for-use goes with --check");
     if (o.tensors && (o.check || o.pair))
         cli_usage_error(&cli, "--tensors does not go with %s", o.check ? "--check" : "--pair");
     if (cli.n_args != (o.pair || o.diff ? 2 : 1))
@@ -179,7 +184,8 @@ int main(int argc, char **argv)
         rc = verdict("check",
                      st_is_path(cli.args[0])
                          ? check_safetensors(cli.args[0], o.threads, print_finding, print_progress, NULL, &e)
-                         : check_gguf(cli.args[0], &over, o.threads, print_finding, print_progress, NULL, &e),
+                         : check_gguf(cli.args[0], &over, o.for_use, o.threads, print_finding, print_progress,
+                                      NULL, &e),
                      &e);
     else
         rc = run_show(cli.args[0]);

@@ -159,7 +159,7 @@ static int make_session(struct session **s, size_t n, struct planes *planes, str
                                 .hidden = hidden_path ? take_plane : NULL,
                                 .hidden_ctx = planes,
                                 .check_layers = m.check_layers};
-    if (models_kv_type(&m, KN_F16, &o.kv_type, e)) return -1;
+    if (models_kv(&m, NULL, &o, e)) return -1;
     return models_session(&m, &cli, &o, s, e);
 }
 

@@ -53,6 +53,19 @@ static int add_stop(struct desc_reader *r, const char *key, int64_t id)
     return 0;
 }
 
+/* What the keys leave out: most files name one end, and a turn has another. */
+static void add_ends(struct desc_reader *r)
+{
+    struct desc *d = r->d;
+    int32_t ids[ENDS_MAX];
+    const int32_t n = ends_find(r->g, ids);
+    for (int32_t i = 0; i < n; i++) {
+        int j = 0;
+        while (j < d->n_stops && d->stops[j] != ids[i]) j++;
+        if (j == d->n_stops) d->stops[d->n_stops++] = ids[i];
+    }
+}
+
 static uint32_t crc_strings(uint32_t crc, const struct gguf_kv *kv)
 {
     for (uint64_t i = 0; kv && kv->strings && i < kv->count; i++) {
@@ -86,6 +99,8 @@ static int read_tokenizer(struct desc_reader *r)
                          gguf_type_name(list->type == GGUF_ARRAY ? list->elem : list->type));
     for (uint64_t i = 0; list && i < list->count; i++)
         if (add_stop(r, list->key, gguf_array_i64(list, i))) return -1;
+    d->n_stops_said = d->n_stops;
+    if (d->arch != DESC_DFLASH) add_ends(r);
     return gguf_get_bool(r->g, "tokenizer.ggml.add_bos_token", &d->add_bos, r->e) < 0 ? -1 : 0;
 }
 
@@ -222,6 +237,11 @@ static const struct desc_family *find_family(const struct desc_reader *r)
     return dialect_is_drafter(r->arch) ? &desc_dflash : NULL;
 }
 
+bool desc_vocabulary_only(const struct gguf *g)
+{
+    return !g->n_tensors && gguf_find(g, "tokenizer.ggml.tokens");
+}
+
 static int read_any(struct desc_reader *r)
 {
     struct desc *d = r->d;
@@ -232,6 +252,8 @@ static int read_any(struct desc_reader *r)
     if (gguf_find(r->g, "general.name"))
         snprintf(d->name, sizeof d->name, "%.*s", (int)(name.n < 127 ? name.n : 127), name.s);
     text_printable(d->name);
+    if (desc_vocabulary_only(r->g))
+        return desc_fail(r, "is a vocabulary alone, without a model (expected tensors, got none)");
     const struct desc_family *f = find_family(r);
     if (!f && desc_stranger(r->arch))
         return desc_fail(r, "architecture %.*s: %s: running it is not supported", (int)r->arch.n, r->arch.s,

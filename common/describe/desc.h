@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include "../base/err.h"
 #include "../file/gguf.h"
+#include "ends.h"
 
 enum desc_arch {
     DESC_QWEN3,
@@ -23,7 +24,7 @@ enum desc_arch {
 
 #define DESC_MAX_LAYERS 1024
 #define DESC_MAX_TAPS 64
-#define DESC_MAX_STOPS 32
+#define DESC_MAX_STOPS 32 /* in keys */
 #define DESC_MAX_ROPES 2
 
 /* One set of rotary frequencies: pair i < n_rot/2 turns by position * theta^(-2i/base), divided by element i
@@ -81,6 +82,8 @@ struct desc {
     int32_t tap_shift;       /* what was taken off the ids that the file stores; taps_given: nothing was */
     bool taps_given;         /* by a flag, not by the file */
     bool causal_inferred;    /* layer[].causal stands neither in the file nor in a flag */
+    /* The file has attention.causal, which does not count in its dialect, and some layer is not as it says */
+    bool causal_ignored;
     /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...), which can be described and not be run;
      * then the keys and tensors that show it. */
     const char *kind;
@@ -96,8 +99,10 @@ struct desc {
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */
     int32_t bos_id, eos_id;
-    int32_t n_stops, stops[DESC_MAX_STOPS]; /* union of eos, eot and generation_config's list */
-    int32_t n_tokens;                       /* of the file's tokenizer, 0 if none */
+    /* Union of eos, eot and generation_config's list, then, of targets, further tokens whose text is a known
+     * end (ends.h): those from n_stops_said on. */
+    int32_t n_stops, n_stops_said, stops[DESC_MAX_STOPS + ENDS_MAX];
+    int32_t n_tokens; /* of the file's tokenizer, 0 if none */
     bool add_bos, has_tokenizer;
     uint32_t tokenizer_crc; /* crc32 over tokens and merges, 0 if none */
     /* Of targets: desc_norm_crc. Of drafters: that of the target which the file says it was made for. */
@@ -129,6 +134,8 @@ const char *desc_override_given(const struct desc_override *o);
  */
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
+/* Is it a vocabulary alone: tokens, and no tensor. desc_read refuses it as such. */
+bool desc_vocabulary_only(const struct gguf *g);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);

@@ -349,9 +349,9 @@ static int read_rope(struct desc_reader *r)
     return 0;
 }
 
-/* Which layers are causal inside the block: our own key a layer; else one flag for all; else what the
- * reference infers: sliding layers are, full ones are not. */
-static int read_causal(struct desc_reader *r)
+/* Which layers are causal inside the block: our own key a layer; else one bool for all, where the dialect
+ * obeys it; else what the reference infers: sliding layers are, full ones are not. */
+static int read_causal(struct desc_reader *r, const struct dialect *x)
 {
     const struct desc_override *o = r->o;
     struct desc *d = r->d;
@@ -367,15 +367,20 @@ static int read_causal(struct desc_reader *r)
                          text);
     }
     const bool dflash2 = !strcmp(d->kind, "DFlash2"); /* its reference has no causal layers */
-    d->causal_inferred = !kv && rc > 0;
-    for (int i = 0; i < d->n_layer; i++)
-        d->layer[i].causal = kv        ? gguf_array_i64(kv, (uint64_t)i) != 0
-                             : rc == 0 ? all
-                                       : d->layer[i].window > 0 && !dflash2;
+    const bool counts = rc == 0 && (x->causal != CAUSAL_IGNORED || !strcmp(d->kind, "Laguna"));
+    bool differs = false;
+    d->causal_inferred = !kv && !counts;
+    for (int i = 0; i < d->n_layer; i++) {
+        d->layer[i].causal = kv       ? gguf_array_i64(kv, (uint64_t)i) != 0
+                             : counts ? all
+                                      : d->layer[i].window > 0 && !dflash2;
+        differs |= d->layer[i].causal != all;
+    }
     if (o && o->draft_causal >= 0) {
         d->causal_inferred = false;
         for (int i = 0; i < d->n_layer; i++) d->layer[i].causal = o->draft_causal != 0;
     }
+    d->causal_ignored = d->causal_inferred && rc == 0 && differs;
     return 0;
 }
 
@@ -447,7 +452,7 @@ static int read_own_ends(struct desc_reader *r, const struct dialect *x)
 static int read_parts(struct desc_reader *r, const struct dialect *x)
 {
     if (check_keys(r, x) || desc_base(r, false) || desc_heads(r) || desc_dense(r) || read_rope(r) ||
-        check_sections(r) || read_windows(r) || read_causal(r) || read_scalars(r) || read_taps(r, x) ||
+        check_sections(r) || read_windows(r) || read_causal(r, x) || read_scalars(r) || read_taps(r, x) ||
         read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) || read_fc(r, x))
         return -1;
     return desc_expect_all(r, tensors) || desc_piece_shapes(r) ? -1 : 0;

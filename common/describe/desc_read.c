@@ -214,8 +214,8 @@ int desc_shape(struct desc_reader *r, const int64_t ne[3], const char *name)
     const struct gguf_tensor *t = need_tensor(r, name);
     uint32_t n_dims = ne[2] ? 3 : ne[1] ? 2 : 1;
     if (!t) return -1;
-    bool same = t->n_dims == n_dims;
-    for (uint32_t i = 0; i < n_dims; i++) same = same && t->ne[i] == ne[i];
+    bool same = true; /* dimensions that are not given are 1 */
+    for (uint32_t i = 0; i < GGUF_MAX_DIMS; i++) same = same && t->ne[i] == (i < n_dims ? ne[i] : 1);
     if (same) return 0;
     shape_text(t->ne, t->n_dims, got, sizeof got);
     shape_text(ne, n_dims, want, sizeof want);

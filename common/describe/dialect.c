@@ -20,7 +20,8 @@
         .width_key = "dflash.n_target_layers", .width = WIDTH_TAPS, .fc = "dflash.fc.weight",                \
         .hidden_norm = "dflash.hidden_norm.weight", .ffn_norm = "ffn_norm.weight",                           \
         .fc_too = "dflash_fc.weight", .hidden_norm_too = "dflash_hidden_norm.weight",                        \
-        .ffn_norm_too = "post_attention_norm.weight", .windows = true, .own_ends = true, .softcap = true     \
+        .ffn_norm_too = "post_attention_norm.weight", .slides_causal = true, .windows = true,                \
+        .own_ends = true, .softcap = true                                                                    \
     }
 
 const struct dialect dialects[] = {
@@ -74,7 +75,8 @@ const struct dialect dialects[] = {
      .tell_tensor = "dflash_fc.weight",
      DRAFT_KEYS,
      DRAFT_NAMES,
-     .causal = CAUSAL_ALWAYS,
+     .causal = CAUSAL_IGNORED,
+     .slides_causal = true,
      .windows = true,
      .own_ends = true,
      .ties = true,

@@ -22,8 +22,12 @@ enum dialect_width {
     WIDTH_TARGET,   /* the target's width */
 };
 
-/* What attention.causal, one bool for all layers, is to a dialect's own readers. */
-enum dialect_causal { CAUSAL_NONE, CAUSAL_OPTIONAL, CAUSAL_ALWAYS };
+/* What attention.causal, one bool for all layers, is to a dialect's own writers and readers. */
+enum dialect_causal {
+    CAUSAL_NONE,     /* there is no such key */
+    CAUSAL_OPTIONAL, /* it counts; absent: no layer is causal in the block */
+    CAUSAL_IGNORED,  /* always written, as false, and not looked at but in a Laguna drafter */
+};
 
 /* Keys are relative to the architecture ("block_size": "dflash.block_size"). */
 struct dialect {
@@ -43,6 +47,8 @@ struct dialect {
     /* Other spellings that its readers take too; NULL: none. */
     const char *fc_too, *hidden_norm_too, *ffn_norm_too;
     enum dialect_causal causal;
+    bool slides_causal;  /* its readers take sliding layers as causal in the block, full ones not; else see
+                            causal */
     bool windows;        /* its readers know sliding layers */
     bool own_ends;       /* may carry token_embd.weight and output.weight */
     bool ties;           /* token_embd.weight without output.weight is the head, too */

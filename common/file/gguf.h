@@ -48,13 +48,21 @@ struct gguf_kv {
 #define GGUF_MAX_DIMS 4
 struct gguf_tensor {
     char *name;
-    uint32_t n_dims;
+    uint32_t n_dims; /* without dimensions of 1 at the end, which some writers leave in: gguf_n_dims */
     int64_t ne[GGUF_MAX_DIMS]; /* ne[0] contiguous; unused are 1 */
     uint32_t type;             /* known to kn_type_info, or the open fails naming it */
     uint64_t offset;           /* from the start of the data section */
     uint64_t bytes;
     const uint8_t *data; /* in the map */
 };
+
+/* [256, 1] and [256] are one shape: dimensions of 1 at the end do not count, as in the ecosystem. Files are
+ * read and written so. */
+static inline uint32_t gguf_n_dims(uint32_t n_dims, const int64_t *ne)
+{
+    while (n_dims > 1 && ne[n_dims - 1] == 1) n_dims--;
+    return n_dims;
+}
 
 struct gguf {
     struct io_map map;
@@ -116,7 +124,8 @@ int gguf_put_strings(struct gguf_writer *w, const char *key, const struct gguf_s
 /* Copy of a read value, verbatim. */
 int gguf_put_kv(struct gguf_writer *w, const struct gguf_kv *kv, struct err *e);
 int gguf_remove(struct gguf_writer *w, const char *key);
-/* Describe a tensor; order here is the order of the data. bytes follow from type and ne. */
+/* Describe a tensor; order here is the order of the data. bytes follow from type and ne. Dimensions of 1 at
+ * the end are left out. */
 int gguf_add_tensor(struct gguf_writer *w, const char *name, uint32_t type, uint32_t n_dims,
                     const int64_t *ne, struct err *e);
 /* Header, keys, tensor infos, padding. Afterwards each tensor's bytes, in order, in any number of pieces. */

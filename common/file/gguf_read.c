@@ -271,7 +271,9 @@ static int read_tensor(struct cursor *c, struct gguf *g, uint64_t i)
     if (t->offset % g->alignment)
         return fail(c, "its offset is not aligned (expected a multiple of %" PRIu32 ", got %" PRIu64 ")",
                     g->alignment, t->offset);
-    return tensor_bytes(c, t);
+    if (tensor_bytes(c, t)) return -1;
+    t->n_dims = gguf_n_dims(t->n_dims, t->ne);
+    return 0;
 }
 
 static int by_name(const void *a, const void *b)

@@ -273,7 +273,7 @@ int gguf_add_tensor(struct gguf_writer *w, const char *name, uint32_t type, uint
     t->name = mem_strdup(name);
     if (!t->name) return err_set(e, ERR_IO, "out of memory (tensor '%s')", name);
     t->type = type;
-    t->n_dims = n_dims;
+    t->n_dims = gguf_n_dims(n_dims, ne);
     memcpy(t->ne, ne, n_dims * sizeof *ne);
     t->bytes = bytes;
     t->offset = 0;

@@ -12,6 +12,7 @@
 #include "../base/mem.h"
 #include "../file/safetensors.h"
 #include "../token/tokenizer.h"
+#include "usable.h"
 
 struct report {
     check_fn fn;
@@ -140,7 +141,7 @@ static int scan_tensors(struct report *r, const struct gguf *g, int threads,
         done += t->bytes;
         if (progress) progress(r->ctx, done, total);
     }
-    if (!bad)
+    if (!bad && g->n_tensors)
         say(r, CHECK_OK, NULL, "values", "no NaN and no Inf in %llu tensors",
             (unsigned long long)(g->n_tensors - skipped));
     return 0;
@@ -157,8 +158,7 @@ static int check_tokenizer(struct report *r, const struct gguf *g, bool drafter,
                                        "tokenizer.ggml.merges", "tokenizer.ggml.scores"};
     struct gguf_str model = {0};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) any |= gguf_find(g, keys[i]) != NULL;
-    if (gguf_get_str(g, keys[0], &model, &mine) == 0 && model.n == 8 && !memcmp(model.s, "no_vocab", 8))
-        any = false;
+    if (gguf_get_str(g, keys[0], &model, &mine) == 0 && tok_is_none(model)) any = false;
     memset(&mine, 0, sizeof mine);
     if (!any) {
         if (!drafter)
@@ -206,7 +206,36 @@ static int check_imatrix(struct report *r, const struct gguf *g, const struct de
     return io_maps_check(e);
 }
 
-int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn,
+/* What a run would say before it reads any weight. */
+static void check_use(struct report *r, const struct gguf *g, const struct desc *d, bool for_use)
+{
+    const enum check_level level = for_use ? CHECK_BAD : CHECK_WARN;
+    char types[256];
+    int64_t n;
+    struct err why = {0};
+    const struct gguf_tensor *t = usable_types(g, d, &n, types, sizeof types);
+    if (desc_runnable(d, &why)) say(r, level, NULL, "use", "%s", why.msg);
+    if (t)
+        say(r, level, "a file of a type of docs/types.md; dflash-convert makes one of the checkpoint", "use",
+            "cannot be run here: no products with %s, the first is %s", types, t->name);
+    else if (!why.code)
+        say(r, CHECK_OK, NULL, "use", "every matrix is of a type that is multiplied here");
+}
+
+/* A vocabulary alone, for programs that tokenize: keys of an architecture and no tensor. */
+static int check_vocabulary(struct report *r, const struct gguf *g, const struct desc_override *o,
+                            const char *arch, bool for_use, struct err *e)
+{
+    if (desc_override_given(o))
+        return err_set(e, ERR_USAGE, "%s: --%s is for drafters, this is a vocabulary", g->map.path,
+                       desc_override_given(o));
+    say(r, CHECK_OK, NULL, "vocabulary", "a vocabulary alone, without a model: architecture %s, no tensors",
+        arch[0] ? arch : "not said");
+    if (for_use) say(r, CHECK_BAD, NULL, "use", "cannot be run: dflash-tokenize reads it");
+    return 0;
+}
+
+int check_gguf(const char *path, const struct desc_override *o, bool for_use, int threads, check_fn fn,
                void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
 {
     struct report r = {fn, ctx, 0};
@@ -220,6 +249,7 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
         (unsigned long long)g->n_kv, (unsigned long long)g->n_tensors);
     if (imatrix_is(g)) {
         int failed = check_imatrix(&r, g, o, e);
+        if (for_use) say(&r, CHECK_BAD, NULL, "use", "cannot be run: dflash-quantize --imatrix reads it");
         gguf_close(g);
         return failed ? -1 : r.bad;
     }
@@ -237,7 +267,12 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
             unknown++;
         }
     memset(&mine, 0, sizeof mine);
-    if (desc_read(&d, g, o, &mine)) {
+    if (desc_vocabulary_only(g)) {
+        if (check_vocabulary(&r, g, o, name, for_use, e)) {
+            gguf_close(g);
+            return -1;
+        }
+    } else if (desc_read(&d, g, o, &mine)) {
         if (mine.code != ERR_FORMAT) {
             *e = mine;
             gguf_close(g);
@@ -252,6 +287,7 @@ int check_gguf(const char *path, const struct desc_override *o, int threads, che
                 "those of %s each known; general.*, tokenizer.*, quantize.*, split.* by their names' "
                 "beginning",
                 d->arch_name);
+        check_use(&r, g, d, for_use);
     }
     int rc = check_tokenizer(&r, g, d && d->arch == DESC_DFLASH, e) ||
              scan_tensors(&r, g, threads, progress, e) || io_maps_check(e);

@@ -21,8 +21,9 @@ struct check_finding {
 typedef void (*check_fn)(void *ctx, const struct check_finding *f);
 
 /* A GGUF: structure, keys and types known, keys agree with tensor shapes, a tokenizer that can be used, no
- * NaN or Inf in any decodable tensor. threads: 0 = all. progress may be NULL: bytes examined of total. */
-int check_gguf(const char *path, const struct desc_override *o, int threads, check_fn fn,
+ * NaN or Inf in any decodable tensor; and whether it can be run here, which is bad where not only if for_use.
+ * threads: 0 = all. progress may be NULL: bytes examined of total. */
+int check_gguf(const char *path, const struct desc_override *o, bool for_use, int threads, check_fn fn,
                void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, struct err *e);
 /* A safetensors file, index or directory: structure, and NaN or Inf in float tensors. */
 int check_safetensors(const char *path, int threads, check_fn fn,

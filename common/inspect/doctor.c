@@ -18,8 +18,11 @@
 #include "../base/io.h"
 #include "../base/mem.h"
 #include "../base/text.h"
+#include "beside.h"
+#include "usable.h"
 
 struct doctor {
+    const char *drafter; /* its path */
     check_fn fn;
     void *ctx;
     int bad;
@@ -425,7 +428,7 @@ static void see_layers(struct doctor *p)
             snprintf(text.s + n, sizeof text.s - n, "%s%d: full, %s", i ? "; " : "", i,
                      y->causal ? "causal" : "bidirectional");
     }
-    if (d->causal_inferred)
+    if (d->causal_inferred && !d->causal_ignored)
         note(p, "layers", text,
              "the file does not say which layers are causal inside the block; --causal (--draft-causal) "
              "overrides");
@@ -434,11 +437,29 @@ static void see_layers(struct doctor *p)
     if (!slides && !strncmp(d->dialect, "lucebox", 7))
         note(p, "windows", textf("no sliding layers; converters of this dialect leave them out"),
              "compare layer_types in the drafter's config.json: --sliding-window N --sliding-pattern ssssf");
-    if (slides && !strcmp(d->dialect, "ik") && !d->layer[0].causal)
+    if (d->causal_ignored)
         note(p, "causality",
-             textf("attention.causal is false for all layers: this dialect's converter always writes that"),
-             "the reference makes sliding layers causal unless config.json has is_causal: false; compare, "
-             "--causal");
+             textf("attention.causal of the file does not count: writers of this dialect always put it "
+                   "there, its "
+                   "readers do not look; the sliding layers are causal"),
+             "so the reference has it unless config.json has is_causal: compare, --causal (--draft-causal) "
+             "overrides");
+}
+
+static void see_difference(void *ctx, const struct beside_difference *b)
+{
+    misfit(ctx, "config", textf("%s: config.json beside the file says otherwise", b->what),
+           textf("%s", b->expected), textf("%s", b->found), b->hint);
+}
+
+/* -1: e. */
+static int see_config(struct doctor *p, struct err *e)
+{
+    struct err why = {0};
+    const int before = p->bad, rc = beside_compare(p->drafter, p->d, see_difference, p, &why, e);
+    if (rc == 0 && p->bad == before) ok(p, "config", textf("config.json beside the file says the same"));
+    if (rc == 2) note(p, "config", textf("%s", why.msg), "config.json beside the file was not compared");
+    return rc < 0 ? -1 : 0;
 }
 
 static void see_lengths(struct doctor *p)
@@ -512,13 +533,16 @@ static void see_features(struct doctor *p)
 
 static void see_types(struct doctor *p)
 {
-    for (uint64_t i = 0; i < p->dg->n_tensors; i++) {
-        const struct gguf_tensor *t = &p->dg->tensor[i];
-        const struct kn_type_info *ti = kn_type_info(t->type);
-        if (t->n_dims != 2 || ti->can_multiply) continue;
-        misfit(p, "types", textf("%s cannot be multiplied here", t->name), textf("a type of docs/types.md"),
-               textf("%s", ti->name), "dflash-quantize makes another one");
-        return;
+    for (int i = 0; i < 2; i++) {
+        char types[256];
+        int64_t n;
+        const struct gguf_tensor *t =
+            usable_types(i ? p->dg : p->tg, i ? p->d : p->t, &n, types, sizeof types);
+        if (t)
+            misfit(p, "types",
+                   textf("%s's %s cannot be multiplied here", i ? "the drafter" : "the target", t->name),
+                   textf("types of docs/types.md"), textf("%s", types),
+                   "dflash-convert makes another file of the checkpoint");
     }
     const struct gguf_tensor *own = gguf_tensor(p->dg, "output.weight"),
                              *head = own ? own : gguf_tensor(p->tg, "output.weight");
@@ -569,7 +593,7 @@ static int describe(struct doctor *p, const char *subject, const struct gguf *g,
     return 1;
 }
 
-static void see_all(struct doctor *p)
+static int see_all(struct doctor *p, struct err *e)
 {
     see_dialect(p);
     see_sizes(p);
@@ -580,16 +604,18 @@ static void see_all(struct doctor *p)
     see_mask(p);
     see_rope(p);
     see_layers(p);
+    if (see_config(p, e)) return -1;
     see_lengths(p);
     see_scales(p);
     see_features(p);
     see_types(p);
+    return 0;
 }
 
 int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx,
                struct err *e)
 {
-    struct doctor p = {.fn = fn, .ctx = ctx};
+    struct doctor p = {.drafter = drafter, .fn = fn, .ctx = ctx};
     struct desc_override over = o ? *o : (struct desc_override){.draft_causal = -1};
     int rc = -1;
     if (!over.flag) over.flag = "--";
@@ -610,8 +636,10 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
                textf("%s is a %s, %s is a %s", target, t_drafts ? "drafter" : "target", drafter,
                      d_drafts ? "drafter" : "target"),
                "dflash-inspect --pair TARGET DRAFTER");
-    else
-        see_all(&p);
+    else if (see_all(&p, e)) {
+        rc = -1;
+        goto done;
+    }
     rc = p.no_memory        ? err_set(e, ERR_IO, "out of memory (values of %s)", drafter)
          : io_maps_check(e) ? -1
                             : p.bad;

@@ -579,6 +579,10 @@ static int put_tokenizer(struct conv *c, struct err *e)
         conv_say(c, CONVERT_NOTE, "%s: the drafter file has no tokenizer",
                  c->o->target ? "the target has no tokenizer" : "no --target");
     c->d.tokenizer = found;
+    /* Other engines want to be told that there is none, as the target's file tells them. */
+    if (!found && c->o->target && !(c->target.gguf && gguf_find(c->target.gguf, "tokenizer.ggml.model")) &&
+        gguf_put_str(c->w, "tokenizer.ggml.model", "no_vocab", 8, e))
+        return -1;
     if (c->dialect->mask_key && !c->dialect->mask_too) return 0; /* it has its own place */
     return gguf_put_u32(c->w, "tokenizer.ggml.mask_token_id", (uint32_t)c->d.mask_id, e);
 }

@@ -123,6 +123,7 @@ static const char *const block_paths[] = {"dflash_config.block_size", "block_siz
 static const char *const mask_paths[] = {"dflash_config.mask_token_id", "mask_token_id", NULL};
 static const char *const causal_paths[] = {"dflash_config.is_causal", "dflash_config.causal", "is_causal",
                                            NULL};
+const struct conv_drafter_paths conv_drafter_paths = {taps_paths, block_paths, mask_paths, causal_paths};
 static const char *const depth_paths[] = {"dflash_config.num_target_layers", "num_target_layers", NULL};
 static const char *const width_paths[] = {"dflash_config.target_hidden_size", "target_hidden_size", NULL};
 static const char *const scale_paths[] = {"dflash_config.input_embedding_scale", "input_embedding_scale",
@@ -361,7 +362,8 @@ static int put_attention(struct conv *c, struct err *e)
                            GGUF_BOOL, pattern, (uint64_t)c->n_layer, e))
             return -1;
     }
-    const bool put = c->dialect->causal == CAUSAL_ALWAYS || (r == 0 && c->dialect->causal == CAUSAL_OPTIONAL);
+    const bool put =
+        c->dialect->causal == CAUSAL_IGNORED || (r == 0 && c->dialect->causal == CAUSAL_OPTIONAL);
     if (put && gguf_put_bool(c->w, dialect_key(c->dialect, "attention.causal", key, sizeof key),
                              r == 0 && is_causal, e))
         return -1;
@@ -522,7 +524,11 @@ static int finish(struct conv *c, struct err *e)
                                     .has_softcap = d->has_softcap,
                                     .tokenizer = d->tokenizer || !c->dialect->tokenizer || !c->o->dialect,
                                     .rms_eps = c->rms_eps};
-    int rc = c->o->dialect ? relabel_check(c->dialect, &f, c->o, e) : 0;
+    int rc = 0;
+    if (c->o->dialect)
+        rc = relabel_check(c->dialect, &f, c->o, e);
+    else
+        relabel_causal(c->dialect, &f, c->o);
     mem_free(layer);
     return rc;
 }

@@ -181,6 +181,9 @@ static int put_drafter_keys(struct regguf *c, struct err *e)
             d->causal_inferred && !strcmp(d->kind, "DFlash2")
                 ? "the file does not say which layers are causal in the block: written as inferred, none of "
                   "a DFlash2"
+            : d->causal_ignored ? "attention.causal does not count in the file's dialect: which layers are "
+                                  "causal in the block is "
+                                  "written as inferred, the sliding ones"
             : d->causal_inferred
                 ? "the file does not say which layers are causal in the block: written as inferred, the "
                   "sliding ones"

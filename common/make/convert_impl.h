@@ -244,6 +244,12 @@ extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwe
     conv_gemma4, conv_dflash, conv_dflash2;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
+/* Where a drafter's config has its parts (hf_find_*). */
+struct conv_drafter_paths {
+    const char *const *taps, *const *block, *const *mask, *const *causal;
+};
+extern const struct conv_drafter_paths conv_drafter_paths;
+
 /* The row that --dialect names, else that of the name otherwise; ERR_USAGE for one that is not known. */
 int conv_dialect(const struct convert *o, const char *otherwise, const struct dialect **x, struct err *e);
 const char *conv_arch(const struct conv *c); /* general.architecture of the output */

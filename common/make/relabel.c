@@ -50,30 +50,30 @@ static int check_parts(const struct dialect *to, const struct relabel_facts *f, 
 }
 
 /* Its readers know one bool for all layers, or a rule of their own. */
-static void note_causal(const struct dialect *to, const struct relabel_facts *f, const struct convert *o)
+void relabel_causal(const struct dialect *to, const struct relabel_facts *f, const struct convert *o)
 {
-    const bool lucebox = !strcmp(to->whose, "lucebox");
     int causal = 0, like_window = 0;
     for (int i = 0; i < f->n_layer; i++) {
         causal += f->layer[i].causal;
         like_window += f->layer[i].causal == (f->layer[i].window > 0);
     }
-    if (lucebox ? like_window == f->n_layer
-                : causal == 0 || (causal == f->n_layer && to->causal != CAUSAL_NONE))
+    if (to->slides_causal ? like_window == f->n_layer
+                          : causal == 0 || (causal == f->n_layer && to->causal == CAUSAL_OPTIONAL))
         return;
     note(o,
          "%d of %d layers are causal in the block: only our key %s.attention.causal_pattern says so, readers "
-         "of the %s dialect take %s",
+         "of the %s dialect take %s%s",
          causal, f->n_layer, to->arch, to->name,
-         lucebox ? "the sliding ones as causal" : "all layers as bidirectional");
+         to->slides_causal ? "the sliding ones as causal" : "all layers as bidirectional",
+         to->slides_causal ? "" : ", and fewer of its proposals are accepted there");
 }
 
 int relabel_check(const struct dialect *to, const struct relabel_facts *f, const struct convert *o,
                   struct err *e)
 {
     if (check_parts(to, f, e)) return -1;
+    if (f->from != to || o->dialect) relabel_causal(to, f, o);
     if (f->from == to) return 0; /* as it was */
-    note_causal(to, f, o);
     if (to->width == WIDTH_TARGET)
         note(o,
              "the taps under %s.%s count from block 0: llama.cpp as merged reads the same key as counting "
@@ -156,8 +156,8 @@ static bool keeps_causal(const struct relabel *r)
     struct err ignored = {0};
     char key[160];
     int rc = gguf_get_bool(r->in, dialect_key(r->from, "attention.causal", key, sizeof key), &said, &ignored);
-    if (r->to->causal == CAUSAL_ALWAYS || (all_causal(r->d) && r->to->causal != CAUSAL_NONE)) return true;
-    return rc == 0 && r->from->causal != CAUSAL_ALWAYS && said == all_causal(r->d) &&
+    if (r->to->causal == CAUSAL_IGNORED || (all_causal(r->d) && r->to->causal != CAUSAL_NONE)) return true;
+    return rc == 0 && r->from->causal != CAUSAL_IGNORED && said == all_causal(r->d) &&
            r->to->causal != CAUSAL_NONE;
 }
 

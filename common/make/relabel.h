@@ -26,6 +26,9 @@ struct relabel_facts {
 int relabel_check(const struct dialect *to, const struct relabel_facts *f, const struct convert *o,
                   struct err *e);
 
+/* The note of it about layers that are causal in the block. */
+void relabel_causal(const struct dialect *to, const struct relabel_facts *f, const struct convert *o);
+
 /* The keys of in, described by d, in dialect to: all of them, in order, those of the architecture under the
  * new prefix, the parts that dialects spell differently as to has them; over: what flags changed. put_general
  * writes the keys that begin with "general.", but the architecture. */

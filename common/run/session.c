@@ -6,13 +6,9 @@
 #include <stddef.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "source.h"
 
 /* ---- making and freeing ---- */
-
-static int32_t round_up(int64_t n, int32_t to)
-{
-    return (int32_t)((n + to - 1) / to * to);
-}
 
 static int32_t max32(int32_t a, int32_t b)
 {
@@ -35,11 +31,10 @@ static int cache_failed(struct session *s, int layer, struct err *e)
  * position; a sliding one its window and the rows that may be written ahead before the first of them looks
  * back: those of the largest pass, or of two cycles, one of them started before the other's result was known.
  */
-static int new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
-                      struct err *e)
+int session_new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
+                       struct err *e)
 {
     const struct desc *d = m->d;
-    size_t size = s->o.kv_type == KN_F32 ? 4 : 2;
     struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
     if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
     for (int i = 0; i < d->n_layer; i++) {
@@ -47,13 +42,17 @@ static int new_caches(struct session *s, const struct model *m, int32_t pass_row
         int64_t need = s->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
-        kv[i] = (struct kn_kv){.type = s->o.kv_type,
-                               .cap = round_up(need, KN_KV_SPLIT),
+        kv[i] = (struct kn_kv){.type = session_kv(&s->o, m != s->target, i),
+                               .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
                                .head_dim = y->head_dim};
-        uint64_t count = (uint64_t)kv[i].cap * (uint64_t)y->n_head_kv * (uint64_t)y->head_dim;
-        kv[i].k = take(s, count, size);
-        kv[i].v = take(s, count, size);
+        if (!kn_kv_known(kv[i].type.k) || !kn_kv_known(kv[i].type.v))
+            return err_set(e, ERR_USAGE,
+                           "cache types of layer %d not supported (expected each to be " KN_KV_TYPES
+                           ", got numbers %" PRIu32 " and %" PRIu32 ")",
+                           i, kv[i].type.k, kv[i].type.v);
+        kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
+        kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
         if (!kv[i].k || !kv[i].v) return cache_failed(s, i, e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
         if (rc) return model_failed(m, "reserve", rc, e);
@@ -90,12 +89,12 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 
 static int new_work(struct session *s, int32_t rows, struct err *e)
 {
-    const struct desc *t = s->target->d, *d = s->drafter ? s->drafter->d : NULL;
+    const struct desc *t = s->target->d, *d = s->source ? s->source->needs.tapped : NULL;
     if (d) s->features = take(s, (uint64_t)rows * (uint64_t)d->n_features, sizeof *s->features);
     s->logits = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *s->logits);
     if (!s->logits || (d && !s->features))
         return model_no_memory(s->be, e, "activations of %d rows: lower --chunk", rows);
-    return work_new(&s->work, s->target, s->drafter, rows, &s->bytes, e);
+    return work_new(&s->work, s->target, s->source ? s->source->model : NULL, rows, &s->bytes, e);
 }
 
 static int new_hidden(struct session *s, int32_t rows, struct err *e)
@@ -128,28 +127,52 @@ static int new_lists(struct session *s, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
+struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int layer)
 {
-    int32_t trained = drafter ? drafter->block_size : 0;
+    const struct kn_kv_types *list = drafter ? o->draft_kv_layers : o->kv_layers;
+    return list ? list[layer] : o->kv;
+}
+
+/* most: rows of a source's block; 0 without a source. */
+static int check_options(struct session_options *o, int32_t most, struct err *e)
+{
     if (!o->chunk) o->chunk = SESSION_CHUNK;
-    if (!o->block) o->block = trained;
+    if (!o->block) o->block = most;
     if (o->ctx < 1 || o->ctx > SESSION_MAX_CTX)
         return err_set(e, ERR_USAGE, "context out of range (expected 1 to %d positions, got %d)",
                        SESSION_MAX_CTX, o->ctx);
     if (o->chunk < 1 || o->chunk > 1 << 20)
         return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
-    if (drafter && (o->block < 2 || o->block > trained))
+    if (most && (o->block < 2 || o->block > most))
         return err_set(e, ERR_USAGE,
                        "block out of range (expected 2 to the %d that the drafter was trained with, got %d)",
-                       trained, o->block);
+                       most, o->block);
     if (o->draft_window < 0)
         return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
                        o->draft_window);
-    if (o->kv_type != KN_F16 && o->kv_type != KN_BF16 && o->kv_type != KN_F32)
+    if (!kn_kv_known(o->kv.k) || !kn_kv_known(o->kv.v))
         return err_set(e, ERR_USAGE,
-                       "cache type not supported (expected f16, bf16 or f32, got number %" PRIu32 ")",
-                       o->kv_type);
+                       "cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
+                       kn_kv_known(o->kv.k) ? o->kv.v : o->kv.k);
     return 0;
+}
+
+int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
+{
+    return check_options(o, drafter ? drafter->block_size : 0, e);
+}
+
+/* Can a source have what it wants? */
+static int check_source(const struct model *target, const struct source *x, struct err *e)
+{
+    const struct source_needs *n = &x->needs;
+    if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
+        return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
+                       x->op->name, x->rows, SESSION_MAX_ROWS);
+    if (n->hidden || n->caches)
+        return err_set(e, ERR_USAGE, "source %s: wants the target's %s, which no pass leaves for it",
+                       x->op->name, n->hidden ? "last hidden state" : "caches");
+    return x->model ? desc_pair(target->d, x->model->d, e) : 0;
 }
 
 /* Rows of the longest prefill pass: several chunks where the device gains from it, and they are not so short
@@ -160,14 +183,14 @@ static int32_t pass_rows(const struct session *s)
     return s->o.chunk * max32(several, 1);
 }
 
-int session_new(struct session **out, struct model *target, struct model *drafter,
-                const struct session_options *o, struct err *e)
+int session_open(struct session **out, struct model *target, struct source *source,
+                 const struct session_options *o, struct err *e)
 {
     struct session *s = mem_calloc(1, sizeof *s);
     *out = NULL;
     if (!s) return err_set(e, ERR_IO, "out of memory (a session)");
     s->target = target;
-    s->drafter = drafter;
+    s->source = source;
     s->be = target->be;
     s->op = kn_op(s->be);
     s->o = *o;
@@ -176,14 +199,13 @@ int session_new(struct session **out, struct model *target, struct model *drafte
                 target->d->arch_name);
         goto fail;
     }
-    if ((drafter && desc_pair(target->d, drafter->d, e)) ||
-        session_options_check(&s->o, drafter ? drafter->d : NULL, e))
+    if ((source && check_source(target, source, e)) || check_options(&s->o, source ? source->rows : 0, e))
         goto fail;
     /* No pass is longer than the context, however large the chunk. */
     int32_t rows = max32(pass_rows(s) < s->o.ctx ? pass_rows(s) : s->o.ctx, SESSION_MAX_ROWS);
     s->positions = s->o.ctx + AHEAD_ROWS;
-    if (new_caches(s, target, rows, &s->kv, e) || new_deltas(s, rows, e) ||
-        (drafter && new_caches(s, drafter, rows, &s->draft_kv, e)))
+    if (session_new_caches(s, target, rows, &s->kv, e) || new_deltas(s, rows, e) ||
+        (source && source->op->open && source->op->open(s, rows, e)))
         goto fail;
     if (new_work(s, rows, e) || new_hidden(s, rows, e) || new_lists(s, e)) goto fail;
     *out = s;
@@ -193,7 +215,22 @@ fail:
     return -1;
 }
 
-static void free_caches(struct session *s, const struct model *m, struct kn_kv *kv)
+int session_new(struct session **out, struct model *target, struct model *drafter,
+                const struct session_options *o, struct err *e)
+{
+    struct source *x = NULL;
+    *out = NULL;
+    if (drafter && !(x = mem_calloc(1, sizeof *x))) return err_set(e, ERR_IO, "out of memory (a session)");
+    if (x) *x = source_dflash(drafter);
+    if (session_open(out, target, x, o, e)) {
+        mem_free(x);
+        return -1;
+    }
+    (*out)->own = x;
+    return 0;
+}
+
+void session_free_caches(struct session *s, const struct model *m, struct kn_kv *kv)
 {
     for (int i = 0; kv && i < m->d->n_layer; i++) {
         s->op->free(s->be, kv[i].k);
@@ -210,14 +247,15 @@ void session_free(struct session *s)
     s->op->free_shared(s->be, s->results);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     work_free(&s->work, s->be);
-    free_caches(s, s->target, s->kv);
+    session_free_caches(s, s->target, s->kv);
+    if (s->source && s->source->op->close) s->source->op->close(s);
+    mem_free(s->own);
     for (int i = 0; s->delta && i < s->target->d->n_layer; i++) {
         s->op->free(s->be, s->delta[i].s);
         s->op->free(s->be, s->delta[i].conv);
         s->op->free(s->be, s->delta[i].log);
     }
     mem_free(s->delta);
-    if (s->drafter) free_caches(s, s->drafter, s->draft_kv);
     mem_free(s->hidden.host);
     mem_free(s->history);
     mem_free(s);
@@ -239,16 +277,16 @@ int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) {
         c.pos[i] = s->n_past + i;
         c.ids[i] = i < n ? ids[i] : 0;
-        c.block[i] = i && s->drafter ? s->drafter->d->mask_id : ids[0];
+        c.block[i] = i && s->source ? s->source->mask : ids[0];
     }
     if (s->n_past > s->o.draft_window) c.first = s->n_past - s->o.draft_window;
     int rc = s->op->upload(s->be, s->d, &c, offsetof(struct cursor, picks));
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-/* How many rows of the last pass the delta nets replay before the next one. */
-static int set_pending(struct session *s, int32_t n, struct err *e)
+int session_set_pending(struct session *s, int32_t n, struct err *e)
 {
+    s->tried = true;
     if (!s->delta || s->pending == n) return 0;
     s->pending = n;
     int rc = s->op->upload(s->be, &s->d->pending, &s->pending, sizeof s->pending);
@@ -268,7 +306,7 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .ids = r->ids,
                            .pos = r->pos,
                            .features = s->features,
-                           .tapped = s->drafter ? s->drafter->d : NULL,
+                           .tapped = s->source ? s->source->needs.tapped : NULL,
                            .check = s->o.check_layers,
                            .fault = s->trying ? &s->fault : NULL,
                            .hidden = fate == SESSION_PROMPT && s->hidden.fn ? &s->hidden : NULL};
@@ -280,42 +318,12 @@ int session_settle(struct session *s, struct err *e)
     const struct pass p = {.w = &s->work, .delta = s->delta, .pending = &s->d->pending, .commit = true};
     if (!s->pending) return 0;
     int rc = qwen35_replay(s->target, &p);
-    return rc ? model_failed(s->target, "replay", rc, e) : set_pending(s, 0, e);
+    return rc ? model_failed(s->target, "replay", rc, e) : session_set_pending(s, 0, e);
 }
 
-/* What a drafter works with: its own angles, the rest as the target. */
-static struct work draft_work(const struct session *s)
+int session_run_context(struct session *s, const struct session_rows *r, bool drafted, struct err *e)
 {
-    struct work w = s->work;
-    w.rope[0] = w.draft_rope;
-    return w;
-}
-
-int session_run_context(struct session *s, const struct session_rows *r, bool angles, struct err *e)
-{
-    if (!s->drafter) return 0;
-    struct work w = draft_work(s);
-    const struct pass p = {.w = &w,
-                           .angles = angles,
-                           .kv = s->draft_kv,
-                           .n = r->n,
-                           .first_pos = r->first_pos,
-                           .pos = r->pos,
-                           .features = s->features};
-    return dflash_context(s->drafter, &p, e);
-}
-
-int session_run_block(struct session *s, struct err *e)
-{
-    struct work w = draft_work(s);
-    const struct pass p = {.w = &w,
-                           .kv = s->draft_kv,
-                           .n = s->o.block,
-                           .first_pos = s->n_past,
-                           .ids = s->d->block,
-                           .pos = s->d->pos,
-                           .visible_from = s->o.draft_window ? &s->d->first : NULL};
-    return dflash_block(s->drafter, s->target, &p, e);
+    return s->source && s->source->op->context ? s->source->op->context(s, r, drafted, e) : 0;
 }
 
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e)
@@ -366,12 +374,6 @@ static int hand_out_rows(struct session *s, int32_t pos, int32_t n, float *host,
     return 0;
 }
 
-static int check_spent(const struct session *s, struct err *e)
-{
-    if (!s->spent) return 0;
-    return err_set(e, ERR_USAGE, "the session has generated and cannot go on (expected a new one)");
-}
-
 /* Rows of the pass at pos. Passes end at absolute multiples of the chunk, and a last chunk of few rows is one
  * of its own: it runs as a decoding step does, whatever stands before it. */
 static int32_t next_pass(const struct session *s, int64_t end)
@@ -400,7 +402,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     int rc = -1;
     if (n < 1) return err_set(e, ERR_FORMAT, "the prompt is empty (expected at least one token)");
     if (session_prompt_check(s->o.ctx, end, e)) return -1;
-    if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
+    if (check_ids(s, ids, n, e)) return -1;
     if (rows) {
         host = mem_alloc((size_t)SESSION_MAX_ROWS * (size_t)s->target->d->n_vocab * sizeof *host);
         if (!host) return err_set(e, ERR_IO, "out of memory (logits of %d rows)", SESSION_MAX_ROWS);
@@ -410,7 +412,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         int32_t pos = s->n_past, some = next_pass(s, end);
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
-        if (session_run_target(s, &r, SESSION_PROMPT, e) || set_pending(s, 0, e)) goto out;
+        if (session_run_target(s, &r, SESSION_PROMPT, e) || session_set_pending(s, 0, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
         if (session_run_context(s, &r, false, e)) goto out;
@@ -434,9 +436,9 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
         return err_set(e, ERR_USAGE,
                        "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
                        SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
-    if (check_spent(s, e) || check_ids(s, ids, n, e)) return -1;
+    if (check_ids(s, ids, n, e)) return -1;
     if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
-    if (session_play(s, SESSION_FORWARD, n, e) || set_pending(s, 0, e)) return -1;
+    if (session_play(s, SESSION_FORWARD, n, e) || session_set_pending(s, 0, e)) return -1;
     s->logits_pos = s->n_past;
     s->logits_rows = n;
     return 0;
@@ -475,7 +477,7 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
 int session_commit(struct session *s, int32_t n, struct err *e)
 {
     const struct session_rows r = history_rows(s, s->n_past, n);
-    if (session_run_context(s, &r, false, e) || set_pending(s, n, e)) return -1;
+    if (session_run_context(s, &r, false, e) || session_set_pending(s, n, e)) return -1;
     s->n_past += n;
     return 0;
 }
@@ -484,12 +486,14 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
                   struct err *e)
 {
     int32_t n = s->o.block;
+    if (!s->source || !s->source->op->propose)
+        return err_set(e, ERR_USAGE, "there is no drafter in this session (expected one to draft)");
     if (session_place(s, &anchor, 1, e)) return -1;
-    if (all_rows ? session_draft_rows(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
+    if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
     s->logits_pos = s->n_past + !all_rows;
     s->logits_rows = n - !all_rows;
     int rc = s->op->download(s->be, proposals, s->d->ids + 1, (size_t)(n - 1) * sizeof *proposals);
-    if (rc) return model_failed(s->drafter, "pick", rc, e);
+    if (rc) return model_failed(s->target, "proposals", rc, e);
     *usable = true;
     for (int32_t i = 0; i < n - 1; i++)
         if (proposals[i] == KN_PICK_NAN) *usable = false;

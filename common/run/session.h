@@ -1,19 +1,19 @@
-/* session.h - one stream of tokens through a target and, if there is one, its drafter.
+/* session.h - one stream of tokens through a target and, if there is one, a source of proposals.
  *
- * A session owns what a stream leaves behind: the token history, the target's keys and values, the drafter's
- * context (keys and values made of the target's features), the activations of a pass, and the logits of the
- * last rows. Position n_past is the first one the target has not committed; everything before it is in the
- * caches, nothing after it counts. Three verbs move a stream: session_prefill commits a prompt;
+ * A session owns what a stream leaves behind: the token history, the target's keys and values, the source's
+ * context (of a drafter keys and values made of the target's features), the activations of a pass, and the
+ * logits of the last rows. Position n_past is the first one the target has not committed; everything before
+ * it is in the caches, nothing after it counts. Three verbs move a stream: session_prefill commits a prompt;
  * session_forward runs rows at n_past, n_past+1, ... without committing them (a decoding step is one row, a
  * verify is a whole block); session_commit keeps the first of those rows and gives their features to the
- * drafter. session_draft asks the drafter for a block after the token at n_past. A *cycle* (cycle.h) is all
+ * source. session_draft asks the source for a block after the token at n_past. A *cycle* (cycle.h) is all
  * of these in one, without the host between them; the loop over cycles is spec.h. All memory is taken by
  * session_new; no verb allocates, but that a backend which records keeps recordings of what is repeated.
- * Models and backend are borrowed and outlive the session.
+ * Models, source and backend are borrowed and outlive the session.
  *
  * Rows past n_past are simply written over later: a rejected row is never undone. Recurrent layers keep the
  * inputs of a forward's rows and replay those that were committed at the start of the next pass. The row of a
- * cycle without a drafter always stays; they take it along at once, or, where a backend would rather write
+ * cycle that tries nothing always stays; they take it along at once, or, where a backend would rather write
  * states seldom, every so many rows. */
 #ifndef DFLASH_SESSION_H
 #define DFLASH_SESSION_H
@@ -32,8 +32,10 @@ struct session_options {
     int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
     int32_t block; /* rows a block, 2 .. as trained; 0: as trained */
     int32_t
-        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
-    uint32_t kv_type;  /* KN_F16, KN_BF16 or KN_F32 */
+        draft_window; /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
+    const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
+                                                              Borrowed: they outlive the session */
     bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;
@@ -47,7 +49,7 @@ struct session_options {
 struct cursor {
     int32_t pos[SESSION_MAX_ROWS];   /* of the rows: n_past, n_past + 1, ... */
     int32_t ids[SESSION_MAX_ROWS];   /* their tokens: the anchor, then what is tried */
-    int32_t block[SESSION_MAX_ROWS]; /* what the drafter reads: the anchor, mask, mask, ... */
+    int32_t block[SESSION_MAX_ROWS]; /* what a drafter reads: the anchor, mask, mask, ... */
     int32_t first;                   /* first visible position of the context, for draft_window */
     int32_t pending;                 /* rows of the last pass that were committed since, to be replayed */
     /* The host writes what is above, the device alone what is below. */
@@ -57,19 +59,33 @@ struct cursor {
     uint64_t stamp[KN_STAMPS];
 };
 
-enum session_play { SESSION_FORWARD, SESSION_DRAFT, SESSION_CYCLE, SESSION_PLAYS };
+/* What is recorded, by the number of rows. A cycle is SESSION_CYCLE and which of the bits apply. */
+enum session_play {
+    SESSION_FORWARD,
+    SESSION_DRAFT,
+    SESSION_CYCLE = 4,
+    SESSION_DRAFTS = 1,   /* the source's operations go before the target's */
+    SESSION_ADVANCES = 2, /* of one row: recurrent state is taken over it and all before it, whatever every */
+    SESSION_PLAYS = 8
+};
 enum { SESSION_RESULTS = 4 }; /* cycles whose results are kept */
 
+struct source;
+
 struct session {
-    struct model *target, *drafter; /* drafter may be NULL */
+    struct model *target;
+    struct source *source; /* NULL: none */
+    struct source *own;    /* NULL, or the same, to be freed with the session */
+    void *context;         /* what the source keeps of the stream */
     struct kn_backend *be;
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
     int32_t n_past;           /* committed positions */
-    int32_t pending;          /* the cursor's, where there is recurrent state; else 0 */
-    int32_t every; /* of cycles without a drafter: recurrent state is written after so many, the rows before
-                      are pending; 0: after each */
-    bool spent;    /* the recurrent state went on beyond n_past: nothing can follow */
+    int32_t
+        pending; /* the cursor's when all cycles finished that were, where there is recurrent state; else 0 */
+    bool tried;  /* the rows pending are of a pass that may have had more; else each was a final one */
+    int32_t every;      /* of cycles of one row: recurrent state is written after so many, the rows before are
+                           pending; 0: after each */
     int32_t *history;   /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
     int32_t *d_history; /* the same on the device */
     int32_t *d_pos;     /* device [positions]: 0, 1, 2, ... */
@@ -79,9 +95,8 @@ struct session {
     struct hidden hidden;         /* fn NULL: not wanted */
     struct kn_kv *kv;             /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    struct kn_kv *draft_kv;       /* [drafter n_layer] */
     float *features;              /* device [max(chunk, SESSION_MAX_ROWS), n_features], of the last pass */
-    float *logits;      /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or drafter's) */
+    float *logits;      /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or source's) */
     int32_t logits_pos; /* position of the input token of logits row 0 */
     int32_t logits_rows;
     uint64_t bytes; /* of device memory taken */
@@ -90,11 +105,15 @@ struct session {
     struct kn_result *results;  /* shared [SESSION_RESULTS] */
     uint32_t started, finished; /* cycles so far; the device's number follows */
     uint64_t accepted; /* when the last one finished was, by the device's clock; 0: none in this run */
-    int32_t started_rows[SESSION_RESULTS];
-    struct kn_sampler sampler; /* of the cycles */
-    int32_t width;
-    bool trying;        /* the rows of a cycle, of which some may be rejected, are being run */
-    struct fault fault; /* of the last cycle's rows, where layers are checked */
+    struct session_started {
+        int32_t rows, planned, n_ids; /* verified; of the plan; the anchor and its proposals */
+        bool drafted;                 /* the source was asked */
+        int play;                     /* enum session_play */
+        bool takes;                   /* recurrent state is taken over its row, with all before it */
+    } begun[SESSION_RESULTS];         /* those started */
+    struct kn_sampler sampler;        /* of the cycles */
+    bool trying;                      /* the rows of a cycle, of which some may be rejected, are being run */
+    struct fault fault;               /* of the last cycle's rows, where layers are checked */
     struct {
         void *recording; /* NULL: none */
         int32_t bound;   /* positions that it was promised to stay below */
@@ -102,13 +121,19 @@ struct session {
     } plays[SESSION_PLAYS][SESSION_MAX_ROWS + 1];
 };
 
+/* The types of a layer's cache. */
+struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int layer);
+
 /* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want
- * to know before weights are loaded. drafter may be NULL. */
+ * to know before weights are loaded. drafter: the source's description; NULL: there is none. */
 int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e);
 /* ERR_USAGE: more than ctx tokens, which session_prefill would refuse. */
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e);
-/* ERR_USAGE: block or draft_window out of range; ERR_FORMAT: the models do not fit (desc_pair); ERR_IO:
- * memory. */
+/* source: NULL without. ERR_USAGE: block or draft_window out of range, or a source wants what is not left for
+ * it; ERR_FORMAT: the models do not fit (desc_pair); ERR_IO: memory. */
+int session_open(struct session **s, struct model *target, struct source *source,
+                 const struct session_options *o, struct err *e);
+/* The same with a drafter (NULL: none) as the source, which goes with the session. */
 int session_new(struct session **s, struct model *target, struct model *drafter,
                 const struct session_options *o, struct err *e);
 void session_free(struct session *s);
@@ -129,13 +154,13 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
  * maximum. */
 int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n, int32_t *picks,
                  struct err *e);
-/* Keep the first n rows of the last forward: their features become drafter context, n_past += n. */
+/* Keep the first n rows of the last forward: their features become the source's context, n_past += n. */
 int session_commit(struct session *s, int32_t n, struct err *e);
 
 /* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...
  * *usable false where the drafter's logits hold a NaN or no finite maximum. Commits nothing; overwrites
  * logits. all_rows: compute row 0 too, so that logits holds [block, n_vocab] (else rows 1 .. block-1 are at
- * logits). */
+ * logits). ERR_USAGE: there is no source that proposes by operations. */
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e);
 

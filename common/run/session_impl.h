@@ -4,6 +4,7 @@
 #define DFLASH_SESSION_IMPL_H
 
 #include "session.h"
+#include "source.h"
 
 enum { AHEAD_ROWS = 2 * SESSION_MAX_ROWS }; /* positions that cycles write past n_past: two blocks */
 
@@ -16,25 +17,29 @@ struct session_rows {
 
 /* Set the cursor to n_past: positions, n ids from the anchor on, the block, the draft window's first. */
 int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *e);
-/* What becomes of a pass's rows: some may be rejected; all stay; all stay, and whoever asked for the layers
- * of a prefill sees them. Recurrent state takes rows along that stay. */
-enum session_fate { SESSION_TRIED, SESSION_FINAL, SESSION_PROMPT };
+/* What becomes of a pass's rows: some may be rejected; it is one, and stays (kn_delta.every applies); the
+ * same, and recurrent state is taken over it; all stay, and whoever asked for the layers of a prefill sees
+ * them. */
+enum session_fate { SESSION_TRIED, SESSION_FINAL, SESSION_ADVANCED, SESSION_PROMPT };
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate,
                        struct err *e);
 /* Take recurrent state over the rows that were committed since the last pass: nothing is pending then. */
 int session_settle(struct session *s, struct err *e);
-/* The features of the last target pass become context. angles: the last block began at these positions. */
-int session_run_context(struct session *s, const struct session_rows *r, bool angles, struct err *e);
-int session_run_block(struct session *s, struct err *e);
+/* How many rows of the last pass, a tried one, the delta nets replay before the next one. */
+int session_set_pending(struct session *s, int32_t n, struct err *e);
+/* The features of the last target pass become the source's context (source.h). */
+int session_run_context(struct session *s, const struct session_rows *r, bool drafted, struct err *e);
+/* A ring a layer with attention of m; of the target, or of a source that keeps keys and values. */
+int session_new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
+                       struct err *e);
+void session_free_caches(struct session *s, const struct model *m, struct kn_kv *kv); /* kv may be NULL */
 /* Logits of rows [row, row+n) of the activations. */
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);
 int session_no_number(const struct session *s, int32_t pos, struct err *e); /* target logits of no use */
 
 /* cycle.c. The operations of what at the cursor, rows rows: launched at the first call, recorded at the
  * second where the backend records, and replayed from there on. */
-int session_play(struct session *s, enum session_play what, int32_t rows, struct err *e);
+int session_play(struct session *s, int what, int32_t rows, struct err *e); /* enum session_play */
 void session_plays_free(struct session *s);
-/* A block and its picks, in ids from 1 on. all_rows: logits of row 0 too. */
-int session_draft_rows(struct session *s, bool all_rows, struct err *e);
 
 #endif

@@ -56,7 +56,7 @@ static int draft_logits(struct session *s, const struct spec_options *o, int32_t
 {
     int32_t proposals[SESSION_MAX_ROWS];
     bool usable;
-    if (!s->drafter || !o->draft_logits || !o->draft_row) return 0;
+    if (!s->source || !o->draft_logits || !o->draft_row) return 0;
     return session_draft(s, anchor, proposals, &usable, true, e) || write_draft_rows(s, o, e) ? -1 : 0;
 }
 
@@ -78,7 +78,7 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
                       const struct session_cycle *c, int32_t *kept, bool *ended, struct err *e)
 {
     int64_t wanted = o->n - st->generated;
-    int32_t full = !s->drafter || !c->usable ? 1 : o->width ? o->width : s->o.block;
+    int32_t full = !c->usable ? 1 : c->planned < c->n_ids ? c->planned : c->n_ids;
     int32_t rows = full < wanted ? full : (int32_t)wanted;
     *kept = c->kept < rows ? c->kept : rows;
     st->steps++;
@@ -87,16 +87,15 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     st->commit_s += c->commit_s;
     st->idle_s += c->idle_s;
     if (c->idle_s > st->idle_max_s) st->idle_max_s = c->idle_s;
-    if (s->drafter) {
-        st->nan_cycles += !c->usable;
-        if (c->usable && o->proposals && o->proposals(o->ctx, c->ids + 1, s->o.block - 1, e)) return -1;
-    }
+    st->nan_cycles += !c->usable;
+    if (c->usable && c->n_ids > 1 && o->proposals && o->proposals(o->ctx, c->ids + 1, c->n_ids - 1, e))
+        return -1;
     /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row
      * that stays came to no number, what stands before it is written as it is without a drafter, and may end
      * the run. */
     const bool fault = s->o.check_layers && s->fault.pos - c->pos < *kept;
     const int32_t good = fault ? s->fault.pos - c->pos : *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
-    if (s->drafter && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
+    if (c->drafted && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
     int64_t before = st->generated;
     if (good && write_out(o, st, c->picks, good, ended, e)) return -1;
     if (good < *kept && !*ended)
@@ -110,19 +109,24 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
 static int run_cycles(struct session *s, const struct spec_options *o, struct spec_stats *st, double start,
                       bool *ended, struct err *e)
 {
-    int32_t ahead = session_cycles_ahead(s), running = 0, kept = 1;
+    const int32_t width = o->width ? o->width : s->o.block;
+    struct plan fixed = {.draft = s->source, .rows = s->source ? width : 1}, plan;
+    const struct planner same = {planner_fixed, &fixed}, *planner = o->planner ? o->planner : &same;
+    int32_t running = 0, kept = 1;
     struct session_cycle c = {.pos = s->n_past};
+    planner->next(planner->ctx, &plan);
     while (!*ended && st->generated < o->n) {
-        for (; running <= ahead && st->generated + running < o->n; running++)
-            if (session_cycle_start(s, o->n - st->generated, e)) return -1;
+        for (; running <= session_cycles_ahead(s, &plan) && st->generated + running < o->n; running++) {
+            if (session_cycle_start(s, &plan, o->n - st->generated, e)) return -1;
+            planner->next(planner->ctx, &plan);
+        }
         int rc = session_cycle_finish(s, &c, e);
         running--;
         if (rc == 0) rc = take_cycle(s, o, st, &c, &kept, ended, e);
         st->decode_s = now() - start;
         if (rc) return -1;
     }
-    session_cycles_end(s, c.pos + kept);
-    return 0;
+    return session_cycles_end(s, c.pos + kept, e);
 }
 
 int spec_width_check(int32_t width, int32_t block, struct err *e)
@@ -133,7 +137,7 @@ int spec_width_check(int32_t width, int32_t block, struct err *e)
 
 static int check(const struct session *s, const struct spec_options *o, struct err *e)
 {
-    int64_t need = s->n_past + o->n + (s->drafter ? s->o.block : 1) - 1;
+    int64_t need = s->n_past + o->n + (s->source ? s->o.block : 1) - 1;
     if (o->n < 1)
         return err_set(e, ERR_USAGE, "nothing to generate (expected 1 token or more, got %" PRId64 ")", o->n);
     if (need > s->o.ctx)
@@ -141,7 +145,7 @@ static int check(const struct session *s, const struct spec_options *o, struct e
                        "the context is too small (expected %" PRId64 " positions for %d tokens, %" PRId64
                        " new ones and a block, got %d)",
                        need, s->n_past, o->n, s->o.ctx);
-    if ((s->drafter || o->width < 0) && spec_width_check(o->width, s->o.block, e)) return -1;
+    if ((s->source || o->width < 0) && spec_width_check(o->width, s->o.block, e)) return -1;
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE, "the session holds no logits of its last token (prefill first)");
     return 0;
@@ -160,7 +164,7 @@ int spec_generate(struct session *s, const struct spec_options *o, struct spec_s
     if (ended || st->generated == o->n) return 0;
     if (draft_logits(s, o, anchor, e)) return -1;
     start = now();
-    if (session_cycles_begin(s, anchor, o->width ? o->width : s->o.block, &o->sampler, e)) return -1;
+    if (session_cycles_begin(s, anchor, &o->sampler, e)) return -1;
     return run_cycles(s, o, st, start, &ended, e);
 }
 

@@ -1,17 +1,18 @@
 /* spec.h - generation: the speculative loop over a session.
  *
- * A cycle drafts a block after the last token, lets the target run that token and the proposals in one pass,
- * picks a token from every row, and keeps proposals as long as each equals the pick of the row before it,
- * then the first pick that differs. A pick is a function of its row's logits, position and history alone, so
- * the stream is the one that the target alone writes, greedy or sampled; the drafter changes speed only.
- * Without a drafter a cycle is one row and one token. Source: DFlash (block diffusion for speculative
- * decoding); acceptance by equality instead of rejection sampling. */
+ * A cycle asks the source for proposals after the last token, lets the target run that token and the
+ * proposals in one pass, picks a token from every row, and keeps proposals as long as each equals the pick of
+ * the row before it, then the first pick that differs. A pick is a function of its row's logits, position and
+ * history alone, so the stream is the one that the target alone writes, greedy or sampled; source and plans
+ * change speed only. A cycle without proposals is one row and one token. Source: DFlash (block diffusion for
+ * speculative decoding); acceptance by equality instead of rejection sampling. */
 #ifndef DFLASH_SPEC_H
 #define DFLASH_SPEC_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include "../base/err.h"
+#include "planner.h"
 #include "session.h"
 
 struct spec_options {
@@ -19,11 +20,12 @@ struct spec_options {
     struct kn_sampler sampler;
     const int32_t *stops; /* ids that end the stream (and are written) */
     int32_t n_stops;
-    int32_t width;     /* verify rows a cycle at most, 1 .. block; 0: the block */
-    bool draft_logits; /* call draft_rows once, for the first block */
+    int32_t width;                 /* verify rows a cycle at most, 1 .. block; 0: the block */
+    const struct planner *planner; /* NULL: every cycle drafts and verifies width rows */
+    bool draft_logits;             /* call draft_rows once, for the first block */
     /* Final tokens, as soon as they are; called once a cycle, while the next one may already run. */
     int (*tokens)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
-    /* Proposals of a cycle: block - 1 ids. May be NULL. Not called where the
+    /* Proposals of a cycle that has some: a drafter's block - 1 ids. May be NULL. Not called where the
      * drafter's logits were unusable. */
     int (*proposals)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
     /* Logits of the first block, row by row [n_vocab], block times. May be NULL unless draft_logits. */
@@ -35,7 +37,7 @@ enum spec_stop { SPEC_STOP_LENGTH, SPEC_STOP_TOKEN };
 
 struct spec_stats {
     int64_t generated;                  /* tokens written, stop token included */
-    int64_t cycles;                     /* draft-and-verify cycles; 0 without a drafter */
+    int64_t cycles;                     /* draft-and-verify cycles; 0 without a source */
     int64_t steps;                      /* target passes after the prefill */
     int64_t nan_cycles;                 /* cycles whose drafter gave NaN and that proposed nothing */
     int64_t accepted[SESSION_MAX_ROWS]; /* cycles by the number of proposals that equalled the picks */
@@ -43,15 +45,14 @@ struct spec_stats {
     double first_s;                     /* picking the first token */
     double decode_s;                    /* everything after it */
     double draft_s, verify_s;           /* of decode_s: drafts with their picks; target passes with theirs */
-    double commit_s; /* of decode_s: the drafter's context, where a recorded cycle has not had it beside the
-                        head */
+    double commit_s;                    /* of decode_s: the drafter's context, where a cycle is recorded */
     double idle_s, idle_max_s; /* of decode_s: from accepting in one cycle to the start of the next; the
                                   longest of these, which is the one that recorded */
     enum spec_stop stop;
     int32_t stop_id; /* where stop is SPEC_STOP_TOKEN */
 };
 /* Mean of accepted + 1 over cycles that the limit did not cut; NaN if there is none. A cycle is cut where
- * fewer rows were verified than the width allows, all their proposals were kept, and the next proposal would
+ * fewer rows were verified than its plan allows, all their proposals were kept, and the next proposal would
  * have been too. */
 double spec_tau(const struct spec_stats *st);
 

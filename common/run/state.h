@@ -3,7 +3,7 @@
  * A state holds all of a stream together - token history, keys and values of the target, context of the
  * drafter if there was one, and the logits of the last token - in a layout that knows no ring sizes and no
  * device, inside the container of snapshot.h. It names the models it belongs to, the chunk and the cache
- * type; resuming with others is refused. A stream resumed from a state equals the one that never stopped.
+ * types; resuming with others is refused. A stream resumed from a state equals the one that never stopped.
  * Layout: docs/snapshot.md. */
 #ifndef DFLASH_STATE_H
 #define DFLASH_STATE_H
@@ -19,7 +19,8 @@ struct state; /* an opened state: its sections in memory */
 struct state_info {
     int32_t n_tokens; /* committed positions */
     int32_t chunk;
-    uint32_t kv_type;
+    int32_t n_layer, n_draft_layer;
+    const struct kn_kv_types *kv, *draft_kv; /* of the layers' caches; the state's, until it is closed */
     bool has_drafter;
 };
 

@@ -14,6 +14,8 @@
 #include "../file/gguf.h"
 
 struct tokenizer;
+/* Does this tokenizer.ggml.model say that there is none: "none", or "no_vocab", as engines write it. */
+bool tok_is_none(struct gguf_str model);
 /* ERR_FORMAT naming the key where the vocabulary is missing, not byte-level BPE, or its pre-tokenizer is not
  * known. */
 int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e);
@@ -65,7 +67,8 @@ int tok_decode(struct tok_decoder *x, const int32_t *ids, size_t n, bool end, to
  * to it with unused tokens (0: as many as the file has). *found = false and 0 if dir holds no tokenizer.json.
  * Anything in the file that changes tokenization and is not known is ERR_FORMAT naming it. */
 int tok_import(struct gguf_writer *w, const char *dir, int64_t n_vocab, bool *found, struct err *e);
-/* Copy every tokenizer.ggml.* key of g into w (drafters carry their target's tokenizer). *found as above. */
+/* Copy every tokenizer.ggml.* key of g into w (drafters carry their target's tokenizer, or what it says of
+ * having none). *found as above. */
 int tok_copy(struct gguf_writer *w, const struct gguf *g, bool *found, struct err *e);
 
 #endif

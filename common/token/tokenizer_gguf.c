@@ -1,5 +1,6 @@
 /* tokenizer_gguf.c - the tokenizer.ggml.* keys of a GGUF: read, and copied from one file to another. */
 #include <string.h>
+#include "../describe/ends.h"
 #include "tokenizer_priv.h"
 
 #define PREFIX "tokenizer.ggml."
@@ -58,13 +59,18 @@ static int get_id(const struct gguf *g, const char *key, uint64_t n_vocab, int32
     return 0;
 }
 
+bool tok_is_none(struct gguf_str model)
+{
+    return gguf_str_is(model, "no_vocab") || gguf_str_is(model, "none");
+}
+
 /* What the model says of itself: kind, pre-tokenizer, normaliser, flags. */
 static int get_kind(const struct gguf *g, struct tok_spec *s, struct err *e)
 {
     struct gguf_str v;
     int rc = gguf_get_str(g, PREFIX "model", &v, e);
     if (rc) return rc < 0 ? -1 : missing(g, PREFIX "model", e);
-    if (gguf_str_is(v, "no_vocab")) return missing(g, PREFIX "tokens", e); /* as the ecosystem writes it */
+    if (tok_is_none(v)) return missing(g, PREFIX "tokens", e);
     s->merge_key = PREFIX "merges";
     if (gguf_str_is(v, "gemma4")) {
         s->kind = TOK_GEMMA;
@@ -174,6 +180,10 @@ int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e)
         int64_t v = gguf_array_i64(types, i);
         type[i] = v < 0 || v > 100 ? -1 : (int32_t)v; /* out of range either way: tok_build names it */
     }
+    /* A token that ends a generation is a control token, whatever the file declares: files of Gemma 4 have
+     * <|tool_response> as user-defined, and then plain text would become it. */
+    int32_t ends[ENDS_MAX];
+    for (int32_t n = ends_find(g, ends); n > 0; n--) type[ends[n - 1]] = TOK_CONTROL;
     s.type = type;
     int rc = tok_build(t, &s, e);
     mem_free(type);
@@ -184,7 +194,6 @@ int tok_open(struct tokenizer **t, const struct gguf *g, struct err *e)
 int tok_copy(struct gguf_writer *w, const struct gguf *g, bool *found, struct err *e)
 {
     *found = gguf_find(g, PREFIX "tokens") != NULL;
-    if (!*found) return 0;
     for (uint64_t i = 0; i < g->n_kv; i++)
         if (strncmp(g->kv[i].key, PREFIX, strlen(PREFIX)) == 0 && gguf_put_kv(w, &g->kv[i], e)) return -1;
     return 0;

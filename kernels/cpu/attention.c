@@ -229,11 +229,11 @@ static int check_ring(struct cpu_backend *be, const struct kn_attention *a)
         if (a->pos[i] < 0 || a->pos[i] == INT32_MAX)
             return cpu_fail(be, KN_EINVAL, "attention: position %d in row %d", a->pos[i], i);
         visible(a, i, &lo, &hi);
-        if (lo < hi && a->pos[a->n - 1] - lo >= a->kv->cap)
+        if (lo < hi && !kn_kv_holds(a->kv, lo, a->pos[a->n - 1]))
             return cpu_fail(
                 be, KN_EINVAL,
                 "attention: row at %d sees position %d, which a ring of %d at position %d no longer holds",
-                a->pos[i], lo, a->kv->cap, a->pos[a->n - 1]);
+                a->pos[i], lo, kn_kv_positions(a->kv), a->pos[a->n - 1]);
     }
     return 0;
 }

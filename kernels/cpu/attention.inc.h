@@ -8,7 +8,6 @@
  * value, acc) over the row's visible keys only, ascending A key that a row does not see costs arithmetic at
  * most: its number, even a NaN, reaches nothing. */
 
-#define ATTN_AHEAD 32 /* keys asked of memory ahead of use */
 #if VEC_ISA == 2
 #define ATTN_KEYS 16 /* dot products in flight */
 #define ATTN_WIDTH 8 /* value vectors in flight */
@@ -16,45 +15,6 @@
 #define ATTN_KEYS 4
 #define ATTN_WIDTH 4
 #endif
-
-/* What one split reads: keys [from, to), multiples of 16 relative to the split
- * at slot, and then its values. */
-struct attn_stream {
-    const struct cpu_attn_tile *t;
-    int64_t slot;
-    int32_t from, to;
-};
-
-/* Where key j lies, or for j from to on value j - (to - from); NULL past the end. */
-static inline const char *attn_at(const struct attn_stream *s, int32_t j)
-{
-    const struct kn_kv *kv = s->t->kv;
-    const int64_t bytes = s->t->head_dim * (kv->type == KN_F32 ? 4 : 2);
-    const bool values = j >= s->to;
-    if (values) j -= s->to - s->from;
-    if (j >= s->to) return NULL;
-    return (const char *)(values ? kv->v : kv->k) + ((s->slot + j) * kv->n_head_kv + s->t->kv_head) * bytes;
-}
-
-/* 16 keys (or values) at j as floats: the cache itself where it is float, else converted into tile. One
- * head's are far apart, which the hardware's prefetching does not follow, so those ATTN_AHEAD later are asked
- * of memory; for the same reason they share few places of the first cache level, so the second is asked. */
-static const float *attn_load(const struct attn_stream *s, int32_t j, float *tile, int64_t *stride)
-{
-    const struct kn_kv *kv = s->t->kv;
-    const int64_t d = s->t->head_dim, size = kv->type == KN_F32 ? 4 : 2, row = kv->n_head_kv * d * size;
-    const char *src = attn_at(s, j), *ahead = attn_at(s, j + ATTN_AHEAD);
-    *stride = size == 4 ? kv->n_head_kv * d : d;
-    for (int k = 0; k < 16; k++) {
-        if (ahead)
-            for (int64_t i = 0; i < d * size; i += 64) __builtin_prefetch(ahead + k * row + i, 0, 2);
-        if (size == 4) continue;
-        const uint16_t *x = (const uint16_t *)(src + k * row);
-        for (int64_t i = 0; i < d; i += 16)
-            v_store(tile + k * d + i, kv->type == KN_F16 ? v_load_f16(x + i) : v_load_bf16(x + i));
-    }
-    return size == 4 ? (const float *)src : tile;
-}
 
 /* 16 scores of one query row. */
 static inline struct vec attn_scores(const float *q, const float *k, int64_t stride, int64_t d)
@@ -148,7 +108,7 @@ static inline const float *attn_query(const struct cpu_attn_tile *t, int32_t i, 
 static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part, float *scores, float *tile)
 {
     const int32_t n_q = t->n_rows * t->n_rep;
-    const int64_t d = t->head_dim, size = (int64_t)cpu_attn_part(t->head_dim), slot = start % t->kv->cap;
+    const int64_t d = t->head_dim, size = (int64_t)cpu_attn_part(t->head_dim);
     int32_t from = KN_KV_SPLIT, to = 0, lo, hi;
     int64_t stride;
     for (int32_t r = 0; r < n_q; r++) {
@@ -163,9 +123,9 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
         }
     from &= ~15;
     to = (to + 15) & ~15;
-    const struct attn_stream stream = {t, slot, from, to};
+    const struct kv_split split = kv_split_of(t->kv, t->kv_head, (int32_t)start, from, to);
     for (int32_t j = from; j < to; j += 16) {
-        const float *k = attn_load(&stream, j, tile, &stride);
+        const float *k = kv_stage(&split, false, j, tile, &stride);
         for (int32_t r = 0; r < n_q; r++) {
             if (!attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi)) continue;
             struct vec s = attn_scores(attn_query(t, r / t->n_rep, r % t->n_rep), k, stride, d);
@@ -176,7 +136,7 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
         if (attn_range(t, r / t->n_rep, start, KN_KV_SPLIT, &lo, &hi))
             attn_softmax(scores + (int64_t)r * KN_KV_SPLIT, lo, hi, part + r * size, part + r * size + 1);
     for (int32_t j = from; j < to; j += 16) {
-        const float *v = attn_load(&stream, to - from + j, tile, &stride);
+        const float *v = kv_stage(&split, true, j, tile, &stride);
         for (int32_t r = 0; r < n_q; r++)
             if (attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi))
                 attn_values(part + r * size + CPU_ATTN_ACC, scores + (int64_t)r * KN_KV_SPLIT + j, v, stride,

@@ -1,6 +1,7 @@
 /* rows.c - the small operations: shape checks, and rows shared among threads. A call that is too small to pay
  * for waking threads runs on the caller's alone; a row's bits do not know the difference. */
 #include "cpu.h"
+#include "kv.h"
 #include "rows.h"
 
 #include <math.h>
@@ -165,21 +166,14 @@ int cpu_gate(struct kn_backend *kb, float *x, const float *g, int32_t n, int64_t
 
 int cpu_check_kv(struct cpu_backend *be, const char *op, const struct kn_kv *kv)
 {
-    if (kv->type != KN_F16 && kv->type != KN_BF16 && kv->type != KN_F32)
-        return cpu_fail(be, KN_ETYPE, "%s: KV type %u (expected F16, BF16 or F32)", op, kv->type);
-    if (kv->cap < KN_KV_SPLIT || kv->cap % KN_KV_SPLIT)
-        return cpu_fail(be, KN_EINVAL, "%s: KV ring of %d (expected a multiple of %d)", op, kv->cap,
-                        KN_KV_SPLIT);
-    if (kv->head_dim < 16 || kv->head_dim % 16 || kv->n_head_kv < 1)
-        return cpu_fail(be, KN_ETYPE, "%s: %d KV heads of %d (expected a head size that 16 divides)", op,
-                        kv->n_head_kv, kv->head_dim);
-    return 0;
+    char why[160];
+    const int rc = kn_kv_check(kv, why, sizeof why);
+    return rc ? cpu_fail(be, rc, "%s: %s", op, why) : 0;
 }
 
 struct rope_store_job {
     const struct cpu_rows *rows;
     const struct kn_rope_store *a;
-    size_t slot_bytes;
     int parts; /* that heads are cut into */
 };
 
@@ -189,8 +183,6 @@ static void rope_store_heads(const struct rope_store_job *j, int64_t i, int32_t 
     const struct kn_rope_store *a = j->a;
     const struct kn_kv *kv = a->kv;
     const int64_t d = kv->head_dim, slot = kv->n_head_kv * d, n_rep = a->q ? a->n_head / kv->n_head_kv : 0;
-    const size_t at =
-        (size_t)(a->pos[i] % kv->cap) * j->slot_bytes + j->slot_bytes / (size_t)kv->n_head_kv * (size_t)head;
     struct cpu_rope r = {
         .k = a->k + i * slot + head * d,
         .q = a->q ? a->q + (i * a->n_head + head * n_rep) * d : NULL,
@@ -206,8 +198,8 @@ static void rope_store_heads(const struct rope_store_job *j, int64_t i, int32_t 
         .interleaved = a->interleaved,
         .eps = a->eps,
         .type = kv->type,
-        .k_dst = (char *)kv->k + at,
-        .v_dst = (char *)kv->v + at,
+        .k_dst = cpu_kv_head(kv, false, a->pos[i], head),
+        .v_dst = cpu_kv_head(kv, true, a->pos[i], head),
     };
     j->rows->rope(&r);
 }
@@ -238,14 +230,13 @@ static int store_layer(struct cpu_backend *be, const struct kn_rope_store *a)
     if (a->n_rot < 0 || a->n_rot % 2 || a->n_rot > kv->head_dim)
         return cpu_fail(be, KN_EINVAL, "rope_store: n_rot %d (expected even, at most %d)", a->n_rot,
                         kv->head_dim);
-    if (a->n > kv->cap)
-        return cpu_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n, kv->cap);
+    if (!kn_kv_holds(kv, 0, a->n - 1))
+        return cpu_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n, kn_kv_positions(kv));
     for (int32_t i = 0; i < a->n; i++)
         if (a->pos[i] < 0) return cpu_fail(be, KN_EINVAL, "rope_store: position %d in row %d", a->pos[i], i);
     const int64_t d = kv->head_dim, slot = kv->n_head_kv * d,
                   work = a->n * (slot * 2 + (a->q ? a->n_head * d : 0));
-    const size_t slot_bytes = (size_t)slot * (kv->type == KN_F32 ? 4 : 2);
-    struct rope_store_job job = {be->isa->rows, a, slot_bytes, be->threads};
+    struct rope_store_job job = {be->isa->rows, a, be->threads};
     const bool whole = !a->q || a->n_head % kv->n_head_kv == 0;
     if (work >= SHARE && whole && kv->n_head_kv >= be->threads && a->n <= CPU_ATTN_ROWS)
         cpu_share_near(be, (int64_t)be->threads * a->n, rope_store_part, &job);

@@ -50,8 +50,8 @@ struct cpu_rope {
     int32_t n_head, n_head_kv, head_dim, n_rot;
     bool interleaved;
     float eps;
-    uint32_t type;
-    void *k_dst, *v_dst; /* the slot: [n_head_kv, head_dim] of type */
+    struct kn_kv_types type;
+    void *k_dst, *v_dst; /* the slot: [n_head_kv, head_dim] of these types */
 };
 
 struct cpu_pick_work {

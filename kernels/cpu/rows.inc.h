@@ -113,35 +113,22 @@ static void rows_rotate(float *x, const float *table, int32_t n_rot, bool interl
     }
 }
 
-static void rows_store(uint32_t type, void *dst, const float *src, int64_t n)
-{
-    if (type == KN_F32) {
-        memcpy(dst, src, (size_t)n * sizeof(float));
-        return;
-    }
-    for (int64_t i = 0; i < n; i += 16) /* n is a multiple of 16: head_dim is */
-        if (type == KN_F16)
-            v_store_f16((uint16_t *)dst + i, v_load(src + i));
-        else
-            v_store_bf16((uint16_t *)dst + i, v_load(src + i));
-}
-
 /* Values, RMS normed a head where asked: the bits of rms_norm without a weight. */
 static void rows_store_values(const struct cpu_rope *a)
 {
     const int32_t d = a->head_dim;
+    float y[256];
     if (!a->v_norm) {
-        rows_store(a->type, a->v_dst, a->v, (int64_t)a->n_head_kv * d);
+        kv_store(a->type.v, a->v_dst, a->v, (int64_t)a->n_head_kv * d);
         return;
     }
-    for (int32_t h = 0; h < a->n_head_kv; h++) {
-        const float *v = a->v + (int64_t)h * d;
+    for (int64_t h = 0; h < a->n_head_kv; h++) {
+        const float *v = a->v + h * d;
         const struct vec s = v_set1(1.0f / sqrtf(v_dot(v, v, d) / (float)d + a->eps));
-        float y[16];
-        for (int64_t i = 0; i < d; i += 16) {
-            const int64_t at = (int64_t)h * d + i;
-            v_store(y, v_mul(v_load(v + i), s));
-            rows_store(a->type, (char *)a->v_dst + (size_t)at * (a->type == KN_F32 ? 4 : 2), y, 16);
+        for (int64_t from = 0; from < d; from += 256) {
+            const int64_t n = d - from < 256 ? d - from : 256;
+            for (int64_t i = 0; i < n; i += 16) v_store(y + i, v_mul(v_load(v + from + i), s));
+            kv_store(a->type.v, (char *)a->v_dst + kn_row_bytes(a->type.v, h * d + from), y, n);
         }
     }
 }
@@ -161,5 +148,5 @@ static void rows_rope(const struct cpu_rope *a)
         rows_rotate(k, a->table, a->n_rot, a->interleaved);
     }
     int64_t n = (int64_t)a->n_head_kv * d;
-    rows_store(a->type, a->k_dst, a->k, n);
+    kv_store(a->type.k, a->k_dst, a->k, n);
 }

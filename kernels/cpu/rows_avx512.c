@@ -3,6 +3,7 @@
 #include "math.h"
 #include "rows.h"
 
+#include "kv.inc.h"
 #include "rows.inc.h"
 
 #include "attention.inc.h"

@@ -60,7 +60,7 @@ static void bench_attention(struct kn_backend *be, int ctx, int n)
     enum { N_HEAD = 16, N_KV = 8, D = 128 };
     int cap = (ctx + n + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT;
     size_t ring = (size_t)cap * N_KV * D;
-    struct kn_kv kv = {.type = KN_F16, .cap = cap, .n_head_kv = N_KV, .head_dim = D};
+    struct kn_kv kv = {.type = {KN_F16, KN_F16}, .cap = cap, .n_head_kv = N_KV, .head_dim = D};
     uint16_t *half = kn_op(be)->alloc(be, 4 * ring);
     if (!half) exit(4);
     for (size_t i = 0; i < 2 * ring; i++) half[i] = kn_f32_to_f16(uniform() - 0.5f);
@@ -130,7 +130,7 @@ static void bench_small(struct kn_backend *be)
     float *x = floats(be, N * W, 1.0f), *w = floats(be, W, 1.0f), *out = floats(be, N * W, 0.0f);
     float *q = floats(be, N * HEADS * D, 1.0f), *k = floats(be, N * KV * D, 1.0f),
           *table = floats(be, N * D, 1.0f);
-    struct kn_kv kv = {.type = KN_F16, .cap = 512, .n_head_kv = KV, .head_dim = D};
+    struct kn_kv kv = {.type = {KN_F16, KN_F16}, .cap = 512, .n_head_kv = KV, .head_dim = D};
     int32_t pos[N];
     double freq[D / 2], s;
     kv.k = floats(be, 512 * KV * D / 2, 0.0f);

@@ -24,3 +24,15 @@ for f in "$DATA"/dialects/*.gguf; do
 done
 dflash-generate -v -m "$DATA/target-q8_0.gguf" -d "$DATA/dialects/unshifted.gguf" -n 1 <p 2>err >out
 sed -n 's/^dflash-generate: drafter: taps: //p' err
+# attention.causal, as ik_llama.cpp's converter writes it, does not count: the proposals are those of the drafter's own pattern
+draft "$DATA/drafter-q4_k_m.gguf" want
+dflash-generate -m "$DATA/target-q8_0.gguf" -d "$DATA/dialects/ik.gguf" -n 48 --draft-trace t <p 2>err >out
+cat out >>t
+cmp want t || echo "ik: drafts differ without a flag"
+sed -n 's/^dflash-generate: drafter: attention/attention/p' err
+draft "$DATA/dialects/ik.gguf" t --draft-causal 0
+cmp -s want t && echo "bidirectional layers draft the same?"
+dflash-convert "$DATA/dialects/ik.gguf" -o up.gguf --force --dialect upstream 2>err
+sed -n '/causal/s/^dflash-convert: //p' err
+draft up.gguf t
+cmp want t || echo "ik to upstream: drafts differ without a flag"

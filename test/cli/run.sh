@@ -4,7 +4,7 @@
 # usage: test/cli/run.sh BIN_DIR DATA_DIR [NAME...]     NAME: a test without its .sh; default all
 # A test NAME.sh runs under `bash -e` in a fresh directory with the programs on PATH, $DATA (converted models, prompts) and
 # $SRC (the repository). Beside it: NAME.stdout.exact (whole output), NAME.stderr.glob (a pattern a line), NAME.exit (status,
-# default 0). A file that is absent is not compared, but for the status. cases.txt holds small tests, a line each:
+# default 0). A file that is absent is not compared, but for the status. A line "skipped: ..." on stderr is shown. cases.txt holds small tests, a line each:
 # NAME | STATUS | glob of the last line on stderr | command. Prints one line a test; exit 1 if any failed.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -45,6 +45,7 @@ for name in "${names[@]}"; do
     if [ -z "$why" ]; then
         passed=$((passed + 1))
         echo "ok   cli/$name"
+        sed -n "s|^skipped: |skip cli/$name: |p" "$work/$name.err"
     else
         failed=$((failed + 1))
         echo "FAIL cli/$name: ${why#; }"

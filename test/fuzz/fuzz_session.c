@@ -86,7 +86,7 @@ static struct session *session(unsigned models, unsigned options, bool drafted)
     static const uint32_t kv[] = {KN_F16, KN_F16, KN_BF16, KN_F32};
     const struct session_options o = {.ctx = options & 64 ? PROMPT + TOKENS + 1 : 40,
                                       .chunk = CHUNK,
-                                      .kv_type = kv[options & 3],
+                                      .kv = {kv[options & 3], kv[options & 3]},
                                       .draft_window = options & 4 ? 3 : 0,
                                       .check_layers = options & 8};
     struct err e = {0};

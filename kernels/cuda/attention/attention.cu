@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
         if (p >= lo && p < hi) {
             x = 0.0f;
             for (int i = 0; i < a.d; i++)
-                x = __fmaf_rn(q[i], cache_at(a.k, a.type, base + t * stride + i), x);
+                x = __fmaf_rn(q[i], cache_at(a.k, a.types.k, base + t * stride + i), x);
             x = __fmul_rn(x, a.scale);
         }
         here = x;
@@ -72,7 +72,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
             if (d >= a.d) break;
             acc[i] = __fmul_rn(acc[i], f);
             for (int j = from; j < to; j++)
-                acc[i] = __fmaf_rn(w[j], cache_at(a.v, a.type, base + j * stride + d), acc[i]);
+                acc[i] = __fmaf_rn(w[j], cache_at(a.v, a.types.v, base + j * stride + d), acc[i]);
         }
     }
     for (int i = 0; i < 2; i++)
@@ -406,7 +406,7 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     if (!places_slots(be, a, &slots)) return false;
     if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5))
         return false;
-    b.f = attn_places_of(d, kv->type, &b.smem);
+    b.f = attn_places_of(d, kv_form(kv_form(kv->type)), &b.smem);
     if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks))
         return false;
     *p = {b, tiles, tiles, 1, slots, blocks, false, true, false, 0};
@@ -428,7 +428,7 @@ static bool plan_made(struct cuda_backend *be, const struct kn_attention *a, str
                       WAITING_WARPS, 0, be->attn_resident[size_index(d)][of_block > 1 ? MADE_TWO : MADE_ONE]};
     const int tuned = cuda_attention_tuning.made;
     if (tuned == 1 || !places_slots(be, a, &slots)) return false;
-    b.f = attn_made_of(d, of_block, kv->type, &b.smem);
+    b.f = attn_made_of(d, of_block, kv_form(kv_form(kv->type)), &b.smem);
     if (!places_block(be, &b, at_once, slots, d, slots, &blocks) ||
         at_once * of_block * attn_made_bytes(d) > MADE_BYTES)
         return false;
@@ -449,7 +449,7 @@ static bool plan_columns(const struct cuda_backend *be, const struct kn_attentio
     struct block b = {NULL, 0, 1, WAITING_WARPS, 0, be->attn_resident[size_index(kv->head_dim)][COLUMNS]};
     const int tuned = cuda_attention_tuning.made;
     if (tuned == 1 || a->gate || room < 1 || !places_slots(be, a, &slots)) return false;
-    b.f = attn_columns_of(kv->head_dim, kv->type, &b.smem);
+    b.f = attn_columns_of(kv->head_dim, kv_form(kv_form(kv->type)), &b.smem);
     if (!b.f || b.resident < 1 || b.smem > room_of(be, 1) ||
         (int64_t)tiles * kv->n_head_kv * attn_made_bytes(kv->head_dim) > MADE_BYTES ||
         (int64_t)adders * slots * attn_columns_bytes() > PLACES_BYTES)
@@ -476,7 +476,8 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     for (; most && !p.b.f; most /= 2) {
         /* Four warps add up nodes faster; eight make rows and leaves faster. */
         const int64_t all = (int64_t)nodes * kv->n_head_kv * ((tiles + most - 1) / most);
-        p.b = block_of(be, d, kv->type, most, most == 4 && d == 128 && all > 2 * be->sm_count ? 4 : 8,
+        p.b = block_of(be, d, kv_form(kv_form(kv->type)), most,
+                       most == 4 && d == 128 && all > 2 * be->sm_count ? 4 : 8,
                        nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
     }
     if (!p.b.f) return p;
@@ -485,7 +486,7 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     const bool far = nodes > LEAF_NODES || nodes * kv->n_head_kv > (d <= 128 ? be->sm_count : chip_one);
     if (tiles == 1 && a->n * n_rep <= STREAM_ROWS && be->cc >= 90 && !be->generic && !t->slots &&
         (t->unit ? t->unit == 2 : far)) {
-        const struct block b = stream_block(be, d, kv->type);
+        const struct block b = stream_block(be, d, kv_form(kv->type));
         p.stream = b.f != NULL;
         if (p.stream) p.b = b;
     }
@@ -514,7 +515,7 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
 {
     const int32_t d = kv->head_dim;
-    if (kv->type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return 0;
+    if (kv_form(kv->type) == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return 0;
     const int32_t most = tiles_most(d),
                   tiles = (tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv) + most - 1) / most;
     const size_t one = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)most;
@@ -744,7 +745,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     struct attn p = {};
     p.q = a->q, p.out = a->out, p.k = kv->k, p.v = kv->v, p.pos = a->pos, p.first = a->first;
     p.n = a->n, p.n_head = a->n_head, p.n_kv = kv->n_head_kv, p.n_rep = a->n_head / kv->n_head_kv;
-    p.d = kv->head_dim, p.cap = kv->cap, p.window = a->window, p.type = kv->type;
+    p.d = kv->head_dim, p.cap = kv->cap, p.window = a->window, p.type = kv_form(kv->type), p.types = kv->type;
     p.scale = a->scale, p.causal = a->causal;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
     size_t smem;

@@ -42,7 +42,7 @@ struct attn {
     void *k, *v;
     const int32_t *pos, *first;
     int32_t n, n_head, n_kv, n_rep, d, cap, window;
-    uint32_t type;
+    uint32_t type;        /* kv_form's */
     uint32_t rep_inverse; /* 2^32 / n_rep + 1; 0 where n_rep is 1 */
     float scale;
     bool causal;
@@ -68,6 +68,7 @@ struct attn {
     struct mm_prep then;
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
+    struct kn_kv_types types; /* for attn_any */
 #ifdef ATTN_TRACE
     long long *trace; /* [blocks][16] clocks */
 #endif

@@ -16,12 +16,10 @@
 
 int cuda_check_kv(struct cuda_backend *be, const char *op, const struct kn_kv *kv)
 {
-    if (kv->type != KN_F16 && kv->type != KN_BF16 && kv->type != KN_F32)
-        return cuda_fail(be, KN_ETYPE, "%s: KV type %u (expected F16, BF16 or F32)", op, kv->type);
-    if (kv->cap < KN_KV_SPLIT || kv->cap % KN_KV_SPLIT)
-        return cuda_fail(be, KN_EINVAL, "%s: KV ring of %d (expected a multiple of %d)", op, kv->cap,
-                         KN_KV_SPLIT);
-    if (kv->head_dim < 16 || kv->head_dim % 16 || kv->head_dim > MAX_HEAD || kv->n_head_kv < 1)
+    char why[160];
+    const int rc = kn_kv_check(kv, why, sizeof why);
+    if (rc) return cuda_fail(be, rc, "%s: %s", op, why);
+    if (kv->head_dim > MAX_HEAD)
         return cuda_fail(be, KN_ETYPE,
                          "%s: %d KV heads of %d (expected a head size that 16 divides, at most %d)", op,
                          kv->n_head_kv, kv->head_dim, MAX_HEAD);
@@ -33,7 +31,7 @@ struct store {
     const float *v, *q_norm, *k_norm, *table;
     const int32_t *pos;
     int32_t n_head, n_head_kv, d, n_rot, cap;
-    uint32_t type;
+    struct kn_kv_types type;
     bool interleaved, v_norm;
     float eps;
     void *k_dst, *v_dst;
@@ -85,7 +83,7 @@ static __device__ void keep(const struct store &a, const float *v, int64_t to, i
         for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
         r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.d), a.eps)));
     }
-    for (int i = lane; i < a.d; i += 32) put(a.v_dst, a.type, to + i, a.v_norm ? __fmul_rn(v[i], r) : v[i]);
+    for (int i = lane; i < a.d; i += 32) put(a.v_dst, a.type.v, to + i, a.v_norm ? __fmul_rn(v[i], r) : v[i]);
 }
 
 /* Where v is k the key's warp stores the values first: no other may read what it rotates. */
@@ -116,7 +114,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     if (!key || shared) keep(a, a.v + from, to, lane);
     if (!key) return;
     turn(a, a.k + from, a.k_norm, table, copy[w], lane);
-    for (int i = lane; i < a.d; i += 32) put(a.k_dst, a.type, to + i, copy[w][i]);
+    for (int i = lane; i < a.d; i += 32) put(a.k_dst, a.type.k, to + i, copy[w][i]);
 }
 
 int cuda_check_store(struct cuda_backend *be, const struct kn_rope_store *a, int32_t n)

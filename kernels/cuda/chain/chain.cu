@@ -319,7 +319,7 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     op->attention = *a, op->attention.kv = &op->kv;
     c->attends = true;
     c->pos = a->pos;
-    c->bf16 = kv->type == KN_BF16;
+    c->bf16 = kv_form(kv->type) == KN_BF16;
     return t;
 }
 /* Positions that a row may see, however often what is collected is replayed. */
@@ -340,14 +340,15 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
                   keys = window ? window : bound, /* that are seen, at most */
         leaves = (keys - 1) / leaf + 1 + (window ? 1 : 0);
     const bool same = s->k == s->v;
-    const bool fits = !chain_tuning.off && chain_tuning.wide && be->chain_steps < CHAIN_STEPS && a->causal &&
-                      !a->first && (d == 128 || d == 256 || d == 512) && kv->type != KN_F32 &&
-                      kv->cap % 64 == 0 && kv->cap >= keys && n_rep <= 16 &&
-                      keys <= (window                     ? 6 * 512
-                               : chain_tuning.near < 4096 ? chain_tuning.near
-                                                          : 4096) &&
-                      !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
-                      (!c->attends || (c->bf16 == (kv->type == KN_BF16) && !c->far && c->pos == a->pos));
+    const bool fits =
+        !chain_tuning.off && chain_tuning.wide && be->chain_steps < CHAIN_STEPS && a->causal && !a->first &&
+        (d == 128 || d == 256 || d == 512) && kv_form(kv->type) != KN_F32 && kv->cap % 64 == 0 &&
+        kv->cap >= keys && n_rep <= 16 &&
+        keys <= (window                     ? 6 * 512
+                 : chain_tuning.near < 4096 ? chain_tuning.near
+                                            : 4096) &&
+        !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
+        (!c->attends || (c->bf16 == (kv_form(kv->type) == KN_BF16) && !c->far && c->pos == a->pos));
     const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == (same ? 2 : 3) &&
                         last->m[0].out == s->q && last->m[1].out == s->k &&
                         last->m[0].n_out == a->n_head * d && last->m[1].n_out == n_kv * d &&
@@ -369,13 +370,14 @@ static int attend_gated(struct cuda_backend *be, const struct kn_rope_store *s, 
     const struct kn_kv *kv = a->kv;
     const int32_t d = kv->head_dim, n_kv = kv->n_head_kv, half = s->n_rot / 2, keys = bound_of(be, kv),
                   inner = a->n_head * d, wide = n_kv * d;
-    const bool fits = !chain_tuning.off && chain_tuning.gated && be->chain_steps < CHAIN_STEPS &&
-                      be->chain_steps >= (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST) &&
-                      a->causal && !a->first && !a->window && d == CHAIN_GATED_HEAD && kv->type != KN_F32 &&
-                      kv->cap % 64 == 0 && a->n_head / n_kv <= 16 &&
-                      keys <= (chain_tuning.near < 4096 ? chain_tuning.near : 4096) && !s->v_norm &&
-                      s->k != s->v && !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
-                      (!c->attends || (c->nets && c->bf16 == (kv->type == KN_BF16) && c->pos == a->pos));
+    const bool fits =
+        !chain_tuning.off && chain_tuning.gated && be->chain_steps < CHAIN_STEPS &&
+        be->chain_steps >= (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST) && a->causal &&
+        !a->first && !a->window && d == CHAIN_GATED_HEAD && kv_form(kv->type) != KN_F32 &&
+        kv->cap % 64 == 0 && a->n_head / n_kv <= 16 &&
+        keys <= (chain_tuning.near < 4096 ? chain_tuning.near : 4096) && !s->v_norm && s->k != s->v &&
+        !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
+        (!c->attends || (c->nets && c->bf16 == (kv_form(kv->type) == KN_BF16) && c->pos == a->pos));
     const struct chain_matrix *m = last->m;
     const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == 4 && m[0].out == s->q &&
                         m[2].out == s->k && m[3].out == s->v && m[0].n_out == inner && m[1].n_out == inner &&
@@ -406,11 +408,11 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
     const bool fits =
         !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&
-        !a->first && kv->head_dim == CHAIN_HEAD && kv->type != KN_F32 && kv->cap % 64 == 0 &&
+        !a->first && kv->head_dim == CHAIN_HEAD && kv_form(kv->type) != KN_F32 && kv->cap % 64 == 0 &&
         a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
         (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
         !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
-        (!c->attends || (c->bf16 == (kv->type == KN_BF16) && c->far == far && c->pos == a->pos)) &&
+        (!c->attends || (c->bf16 == (kv_form(kv->type) == KN_BF16) && c->far == far && c->pos == a->pos)) &&
         !(far && c->gemma);
     const bool linked = !c->nets && last->n_m == 3 && !last->gated && last->m[0].out == s->q &&
                         last->m[1].out == s->k && last->m[2].out == s->v &&

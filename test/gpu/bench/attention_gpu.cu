@@ -63,7 +63,7 @@ static struct data make(const struct shape &s, int ctx, int n)
         CK(cudaMalloc(&kv.v, 2 * ring));
         fill<<<1024, 256>>>((uint16_t *)kv.k, ring);
         fill<<<1024, 256>>>((uint16_t *)kv.v, ring);
-        kv.type = KN_F16, kv.cap = cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
+        kv.type = {KN_F16, KN_F16}, kv.cap = cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
         t.kv.push_back(kv);
     }
     const size_t row = (size_t)n * s.n_head * s.d;

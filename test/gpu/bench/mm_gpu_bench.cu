@@ -213,7 +213,7 @@ static attended attended_open(const attending &s, int n_layers, int context, int
         CK(cudaMalloc(&kv.v, 2 * ring));
         CK(cudaMemset(kv.k, 0x25, 2 * ring));
         CK(cudaMemset(kv.v, 0x25, 2 * ring));
-        kv.type = KN_F16, kv.cap = (int32_t)cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
+        kv.type = {KN_F16, KN_F16}, kv.cap = (int32_t)cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
         t.kv.push_back(kv);
         if (s.gated) t.gates.push_back(i ? clone(t.gates[0]) : load(KN_Q4_K, s.hidden, row / n));
     }

@@ -95,26 +95,28 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
     static double all[STEPS], draft[STEPS], verify[STEPS], commit[STEPS];
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     const int32_t token = 1;
-    const struct session_options o = {.ctx = context + (STEPS + 4) * SESSION_MAX_ROWS, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = context + (STEPS + 4) * SESSION_MAX_ROWS,
+                                      .kv = {KN_F16, KN_F16}};
     struct session *s;
     struct err e = {0};
     bool ok = false;
     if (session_new(&s, t, d, &o, &e)) return failure("session", &e);
     s->n_past = context;
-    if (session_cycles_begin(s, token, width, &greedy, &e)) goto out;
-    int32_t ahead = session_cycles_ahead(s), running = 0;
+    if (session_cycles_begin(s, token, &greedy, &e)) goto out;
+    const struct plan plan = {.draft = d, .rows = d ? width : 1};
+    int32_t running = 0;
     double at = seconds_now();
     for (int i = 0; i < STEPS; i++) {
         struct session_cycle c;
-        for (; running <= ahead; running++)
-            if (session_cycle_start(s, 1000, &e)) goto out;
+        for (; running <= session_cycles_ahead(s, &plan); running++)
+            if (session_cycle_start(s, &plan, 1000, &e)) goto out;
         if (session_cycle_finish(s, &c, &e)) goto out;
         running--;
         const double now = seconds_now();
         all[i] = now - at, at = now;
         draft[i] = c.draft_s, verify[i] = c.verify_s, commit[i] = c.commit_s;
     }
-    session_cycles_end(s, s->n_past);
+    if (session_cycles_end(s, s->n_past, &e)) goto out;
     *out = (struct times){typical(all), typical(draft), typical(verify), typical(commit)};
     ok = true;
 out:
@@ -165,7 +167,7 @@ static double operations(const struct model *m, int n)
 
 static void prompt_row(struct model *m, int32_t n, double bar, double goal)
 {
-    const struct session_options o = {.ctx = n + 64, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = n + 64, .kv = {KN_F16, KN_F16}};
     int32_t *ids = malloc((size_t)n * sizeof *ids);
     struct session *s = NULL;
     struct err e = {0};

@@ -142,7 +142,7 @@ static void make_attention(struct layer *l, const struct shape *s)
     l->k = weight(s->qkv, s->hidden, wide), l->v = weight(s->down, s->hidden, wide);
     l->out = weight(s->out, inner, s->hidden);
     l->q_norm = random_row(WIDE, 1.0f), l->k_norm = random_row(WIDE, 1.0f);
-    l->kv = (struct kn_kv){random_ring(s), random_ring(s), s->cache, CAP, s->n_kv, WIDE};
+    l->kv = (struct kn_kv){random_ring(s), random_ring(s), {s->cache, s->cache}, CAP, s->n_kv, WIDE};
     must(gpu, "reserve_kv", kn_op(gpu)->reserve_kv(gpu, ROWS, s->n_head, &l->kv, 0));
 }
 static void make_net(struct layer *l, const struct shape *s, int64_t width, int64_t inner)

@@ -248,7 +248,7 @@ static void make(struct model *m, const struct shape *s)
         l->gate = weight(s->gate, s->hidden, s->ff), l->up = weight(s->gate, s->hidden, s->ff);
         l->q = weight(s->qk, s->hidden, q), l->k = weight(s->qk, s->hidden, kv),
         l->v = weight(s->v, s->hidden, kv);
-        l->kv = (struct kn_kv){halves(s), halves(s), s->cache, s->cap, s->n_kv, 128};
+        l->kv = (struct kn_kv){halves(s), halves(s), {s->cache, s->cache}, s->cap, s->n_kv, 128};
         l->attn_norm = random_row(s->hidden, 1.0f), l->ffn_norm = random_row(s->hidden, 1.0f);
         l->q_norm = random_row(128, 1.0f), l->k_norm = random_row(128, 1.0f);
     }

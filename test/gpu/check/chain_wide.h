@@ -153,7 +153,7 @@ static void wide_make(struct wide_model *m, const struct wide_shape *s)
         l->gate = weight(s->gate, s->hidden, s->ff), l->up = weight(s->gate, s->hidden, s->ff);
         l->q = weight(s->qk, s->hidden, q), l->k = weight(s->qk, s->hidden, kv);
         if (!(f && s->same)) l->v = weight(i % 2 ? s->qk : s->v, s->hidden, kv);
-        l->kv = (struct kn_kv){wide_ring(s, ring), wide_ring(s, ring), s->cache,
+        l->kv = (struct kn_kv){wide_ring(s, ring), wide_ring(s, ring), {s->cache, s->cache},
                                s->cap[f],          s->n_kv[f],         (int32_t)d};
         l->attn_norm = random_row(s->hidden, 1.0f), l->ffn_norm = random_row(s->hidden, 1.0f);
         l->post_attn = random_row(s->hidden, 1.0f), l->post_ffw = random_row(s->hidden, 1.0f);

@@ -180,7 +180,7 @@ static struct values values_run(struct kn_backend *be, const float *q, const flo
     float *dq = put(be, q, qb), *dk = put(be, k, kb), *dv = put(be, v, kb),
           *dt = put(be, table, (size_t)(n * d) * 4), *dn = put(be, norm, (size_t)d * 4);
     int32_t *dp = put(be, pos, sizeof pos);
-    struct kn_kv kv = {put(be, NULL, ring), put(be, NULL, ring), type, CAP, KV, d};
+    struct kn_kv kv = {put(be, NULL, ring), put(be, NULL, ring), {type, type}, CAP, KV, d};
     const int step = one_by_one ? 1 : n;
     for (int i = 0; i < n; i += step) {
         struct kn_rope_store a = {.q = dq + i * HEADS * d,

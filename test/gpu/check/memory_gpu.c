@@ -9,7 +9,7 @@
  * each time. Where none was as planned and free memory was seen to move while this program did nothing, that
  * is said. */
 #include <time.h>
-#include "../../../common/run/plan.h"
+#include "../../../common/run/memory_plan.h"
 #include "../harness.h"
 
 enum { ATTEMPTS = 12, STILL = 20 /* looks, 10 ms apart */ };
@@ -62,21 +62,21 @@ static int open_gpu(struct err *e)
 
 struct taken {
     double weights, rest; /* bytes */
-    struct plan_bytes plan;
+    struct memory_plan plan;
     double plan_rest, margin;
 };
 
 static int measure(const char *target, const char *drafter, struct taken *r, struct err *e)
 {
-    const struct session_options o = {.ctx = 20000, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 20000, .kv = {KN_F16, KN_F16}};
     const struct desc_override over = {.draft_causal = -1};
-    struct planner *p = NULL;
+    struct memory_planner *p = NULL;
     struct model *t = NULL, *d = NULL;
     struct session *s = NULL;
     int rc = -1;
-    if (plan_open(&p, gpu, target, drafter, &over, e)) return -1;
+    if (memory_plan_open(&p, gpu, target, drafter, &over, e)) return -1;
     const size_t before = free_still();
-    if (plan_session(p, &o, false, &r->plan, e) || plan_check(p, &o, false, &r->plan, e) ||
+    if (memory_plan_session(p, &o, false, &r->plan, e) || memory_plan_check(p, &o, false, &r->plan, e) ||
         model_load(&t, target, gpu, NULL, NULL, NULL, e) ||
         (drafter && model_load(&d, drafter, gpu, &over, NULL, NULL, e)))
         goto done;
@@ -92,7 +92,7 @@ done:
     session_free(s);
     model_free(d);
     model_free(t);
-    plan_close(p);
+    memory_plan_close(p);
     return rc;
 }
 
@@ -133,26 +133,26 @@ static void compare(const char *target, const char *drafter)
 
 static void run_out_planned(const char *target)
 {
-    const struct session_options o = {.ctx = 1 << 29, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 1 << 29, .kv = {KN_F16, KN_F16}};
     const struct desc_override over = {.draft_causal = -1};
-    struct planner *p = NULL;
-    struct plan_bytes b;
+    struct memory_planner *p = NULL;
+    struct memory_plan b;
     struct err e = {0};
     int ctx = 0;
-    if (plan_open(&p, gpu, target, NULL, &over, &e) || plan_session(p, &o, false, &b, &e)) {
+    if (memory_plan_open(&p, gpu, target, NULL, &over, &e) || memory_plan_session(p, &o, false, &b, &e)) {
         verdict(false, "memory: %s", e.msg);
     } else {
-        plan_check(p, &o, false, &b, &e);
+        memory_plan_check(p, &o, false, &b, &e);
         sscanf(e.hint, "--ctx %d would fit", &ctx);
         verdict(e.code == ERR_DEVICE && ctx > 0, "memory, too long a context: %s (%s)", e.msg, e.hint);
     }
-    plan_close(p);
+    memory_plan_close(p);
 }
 
 static void run_out(const char *target)
 {
-    const struct session_options o = {.ctx = 1 << 29, .kv_type = KN_F16},
-                                 fits = {.ctx = 100, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 1 << 29, .kv = {KN_F16, KN_F16}},
+                                 fits = {.ctx = 100, .kv = {KN_F16, KN_F16}};
     struct model *t;
     struct session *s;
     struct err f = {0};

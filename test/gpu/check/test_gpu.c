@@ -332,7 +332,7 @@ static void check_refusals(void)
     verdict(rc == KN_EINVAL && !be, "device x: %s", msg);
     void *p = kn_op(gpu)->alloc(gpu, (size_t)1 << 50);
     verdict(!p && strstr(kn_message(gpu), "out of device memory"), "a petabyte: %s", kn_message(gpu));
-    struct kn_kv kv = {NULL, NULL, KN_F16, 500, 2, 64};
+    struct kn_kv kv = {NULL, NULL, {KN_F16, KN_F16}, 500, 2, 64};
     struct kn_attention a = {.kv = &kv, .n = 1, .n_head = 4};
     verdict(kn_op(gpu)->attention(gpu, &a) == KN_EINVAL, "a ring of 500: %s", kn_message(gpu));
     kv.cap = 512, kv.head_dim = 24;

@@ -42,7 +42,7 @@ void check_rope_store(void)
                   *dqn = put(be, qn, (size_t)d * 4), *dkn = put(be, kn, (size_t)d * 4),
                   *dt = put(be, table, (size_t)(n * cases[k].n_rot) * 4);
             int32_t *dp = put(be, pos, (size_t)n * 4);
-            struct kn_kv kv = {put(be, NULL, cache), put(be, NULL, cache), cases[k].type,
+            struct kn_kv kv = {put(be, NULL, cache), put(be, NULL, cache), {cases[k].type, cases[k].type},
                                cases[k].cap,         cases[k].n_kv,        d};
             struct kn_rope_store list[11];
             for (int i = 0; i < (b == 2 ? n : 1); i++) {
@@ -188,7 +188,7 @@ static float *att_run(struct kn_backend *be, const struct att_case *c, const str
     const size_t row = (size_t)c->n_head * (size_t)c->d,
                  ring = (size_t)c->cap * (size_t)c->n_kv * (size_t)c->d;
     const size_t bytes = ring * (c->type == KN_F32 ? 4 : 2);
-    struct kn_kv kv = {put(be, a->k, bytes), put(be, a->v, bytes), c->type, c->cap, c->n_kv, c->d};
+    struct kn_kv kv = {put(be, a->k, bytes), put(be, a->v, bytes), {c->type, c->type}, c->cap, c->n_kv, c->d};
     float *q = put(be, a->q, (size_t)c->n * row * 4), *poison = malloc((size_t)c->n * row * 4);
     memset(poison, 0xff, (size_t)c->n * row * 4);
     float *out = put(be, poison, (size_t)c->n * row * 4);
@@ -409,8 +409,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
                  : c->type == KN_F16           ? kn_f32_to_f16((float)(i * 37 % 1001) / 500.0f - 1)
                                                : kn_f32_to_bf16((float)(i * 37 % 1001) / 500.0f - 1);
     for (int l = 0; l < LAYERS; l++)
-        kv[l] =
-            (struct kn_kv){put(gpu, old, ring * 2), put(gpu, old, ring * 2), c->type, c->cap, c->n_kv, c->d};
+        kv[l] = (struct kn_kv){
+            put(gpu, old, ring * 2), put(gpu, old, ring * 2), {c->type, c->type}, c->cap, c->n_kv, c->d};
     must(gpu, "reserve", op->reserve(gpu, c->n, n_in, 8, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv[0], c->window));
     for (int p = 0; p < PASSES; p++) {

@@ -120,7 +120,7 @@ void check_pair(const char *dir, const char *prompt)
         float *rows[2], *one[2] = {malloc((size_t)v * 4), malloc((size_t)v * 4)};
         for (int b = 0; b < 2; b++) { /* all logits of a prompt in chunks of 512 and less */
             struct session *s;
-            struct session_options o = {.ctx = n + 64, .kv_type = KN_F16};
+            struct session_options o = {.ctx = n + 64, .kv = {KN_F16, KN_F16}};
             rows[b] = malloc((size_t)n * (size_t)v * 4);
             struct rows r = {rows[b], v};
             if (session_new(&s, t[b], d[b], &o, &e) || session_prefill(s, text, n, keep_rows, &r, &e))
@@ -136,7 +136,7 @@ void check_pair(const char *dir, const char *prompt)
             int32_t proposals[SESSION_MAX_ROWS];
             bool usable;
             for (int b = 0; b < 2; b++) {
-                struct session_options o = {.ctx = n, .chunk = 64, .kv_type = KN_F16};
+                struct session_options o = {.ctx = n, .chunk = 64, .kv = {KN_F16, KN_F16}};
                 if (session_new(&s[b], t[b], d[b], &o, &e) ||
                     session_prefill(s[b], text, lens[i], NULL, NULL, &e) ||
                     session_forward(s[b], text + lens[i], 5, &e))
@@ -192,25 +192,25 @@ static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t widt
     struct session *s;
     struct err e = {0};
     const struct session_options o = {
-        .ctx = n + (CYCLES + 4) * SESSION_MAX_ROWS, .chunk = 64, .kv_type = KN_F16};
+        .ctx = n + (CYCLES + 4) * SESSION_MAX_ROWS, .chunk = 64, .kv = {KN_F16, KN_F16}};
     if (session_new(&s, t, d, &o, &e) || session_prefill(s, text, n, NULL, NULL, &e) ||
-        session_cycles_begin(s, text[n], width, &greedy, &e))
+        session_cycles_begin(s, text[n], &greedy, &e))
         die("cycles", e.msg);
-    const int32_t ahead = session_cycles_ahead(s);
+    const struct plan plan = {.draft = true, .rows = width};
     for (int32_t i = 0, running = 0; i < CYCLES; i++, running--) {
         struct session_cycle c;
-        for (; running <= ahead; running++)
-            if (session_cycle_start(s, 1000, &e)) die("cycle", e.msg);
+        for (; running <= session_cycles_ahead(s, &plan); running++)
+            if (session_cycle_start(s, &plan, 1000, &e)) die("cycle", e.msg);
         if (session_cycle_finish(s, &c, &e)) die("cycle", e.msg);
         out[i] = (struct cycled){.pos = c.pos, .kept = c.kept};
         memcpy(out[i].ids, c.ids, (size_t)s->o.block * sizeof *c.ids);
         memcpy(out[i].picks, c.picks, (size_t)c.kept * sizeof *c.picks);
     }
-    session_cycles_end(s, s->n_past);
+    if (session_cycles_end(s, s->n_past, &e)) die("cycles", e.msg);
     session_free(s);
 }
 
-/* What is recorded, the context beside the target's head, proposes and keeps what operations one by one do. A
+/* What is recorded proposes and keeps what operations one by one do. A
  * wrong context would still give the target's tokens, so proposals are compared. */
 void check_cycles(const char *dir, const char *prompt, bool generic)
 {

@@ -383,7 +383,7 @@ static double time_prompt(struct model *m, int n, int chunk, int times, bool by_
 {
     struct err e = {0};
     struct session *s;
-    struct session_options o = {.ctx = n + 64, .chunk = chunk, .kv_type = KN_F16};
+    struct session_options o = {.ctx = n + 64, .chunk = chunk, .kv = {KN_F16, KN_F16}};
     int32_t *ids = malloc((size_t)n * sizeof *ids);
     double best = 1e9;
     for (int i = 0; i < n; i++) ids[i] = (int32_t)(rnd() % 100000 % (uint64_t)m->d->n_vocab);

@@ -129,17 +129,57 @@ static void test_read(void **state)
     }
 }
 
-/* Which layers are causal: ik's files say that none is; what is not said is inferred of the windows. */
+static int is_causal(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash-draft.attention.causal", true, e);
+}
+static int is_laguna(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash-draft.dflash.laguna", true, e);
+}
+static int is_no_laguna(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash-draft.dflash.laguna", false, e);
+}
+static int is_bidirectional(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash.attention.causal", false, e);
+}
+
+/* Which layers are causal: what is not said is inferred of the windows, and so it is in the dialect ik, whose
+ * writers say false whatever the drafter is and whose readers do not look, but for Laguna. */
 static void test_causal(void **state)
 {
     (void)state;
-    const struct df_change c = {.windows = true};
+    const struct df_change windows = {.windows = true};
     for (int i = 0; i < N_SPELLINGS; i++) {
         if (!spellings[i].pattern) continue;
-        struct desc *d = read_as(spellings[i].name, &c, NULL);
-        assert_int_equal(d->causal_inferred, spellings[i].causal < 0);
-        assert_int_equal(d->layer[0].causal, spellings[i].causal < 0);
+        struct desc *d = read_as(spellings[i].name, &windows, NULL);
+        assert_true(d->causal_inferred);
+        assert_int_equal(d->causal_ignored, spellings[i].causal >= 0);
+        assert_true(d->layer[0].causal);
         assert_false(d->layer[1].causal);
+        desc_free(d);
+    }
+    const struct desc_override none = {.draft_causal = 0};
+    static const struct {
+        const char *name;
+        struct df_change c;
+        bool given, inferred, ignored, first, second;
+    } k[] = {
+        {"ik", {.windows = false}, false, true, false, false, false}, /* what it says is right */
+        {"ik", {.windows = true, .edit = is_causal}, false, true, true, true, false},
+        {"ik", {.windows = true, .edit = is_no_laguna}, false, true, true, true, false},
+        {"ik", {.windows = true, .edit = is_laguna}, false, false, false, false, false},
+        {"ik", {.windows = true}, true, false, false, false, false},
+        {"upstream", {.windows = true, .edit = is_bidirectional}, false, false, false, false, false},
+    };
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        struct desc *d = read_as(k[i].name, &k[i].c, k[i].given ? &none : NULL);
+        if (d->causal_inferred != k[i].inferred || d->causal_ignored != k[i].ignored ||
+            d->layer[0].causal != k[i].first || d->layer[1].causal != k[i].second)
+            fail_msg("case %zu: %d %d %d %d", i, d->causal_inferred, d->causal_ignored, d->layer[0].causal,
+                     d->layer[1].causal);
         desc_free(d);
     }
 }
@@ -530,10 +570,26 @@ static void test_inexpressible(void **state)
              "dialect rx has no place for sliding layers (layer 0 has a window of 12)");
     must_not(write_file("a.gguf", "ik", &c), "gguf", "--dialect gguf is not known (expected upstream, ");
     must_not(write_file("a.gguf", "ik", &c), "lucebox-deepseek4", "--dialect lucebox-deepseek4 is not known");
-    /* sliding and causal: who does not read our pattern takes another way, and is told so */
+    /* sliding and causal: llama.cpp's readers know one bool for all layers, and that is told */
+    for (int i = 0; i < 2; i++) {
+        struct err e = {0};
+        struct gguf *g = NULL;
+        must_convert(write_file("a.gguf", i ? "upstream" : "ik", &c), scratch("b.gguf"), "upstream");
+        assert_non_null(
+            strstr(said, "1 of 2 layers are causal in the block: only our key "
+                         "dflash.attention.causal_pattern says so, readers of the upstream dialect take "
+                         "all layers as bidirectional, and fewer"));
+        assert_int_equal(strstr(said, "attention.causal does not count in the file's dialect") != NULL,
+                         i == 0);
+        assert_int_equal(gguf_open(&g, scratch("b.gguf"), &e), 0);
+        assert_null(gguf_find(g, "dflash.attention.causal"));
+        const struct gguf_kv *kv = gguf_find(g, "dflash.attention.causal_pattern");
+        assert_non_null(kv);
+        assert_true(gguf_array_i64(kv, 0) == 1 && gguf_array_i64(kv, 1) == 0);
+        gguf_close(g);
+    }
     must_convert(write_file("a.gguf", "upstream", &c), scratch("b.gguf"), "ik");
-    assert_non_null(
-        strstr(said, "1 of 2 layers are causal in the block: only our key dflash-draft.attention."));
+    assert_null(strstr(said, "causal in the block: only")); /* its readers' own rule is the same */
     assert_non_null(
         strstr(said, "need the target's tokenizer in the file, and there is none: give --target"));
     must_convert(write_file("a.gguf", "upstream", &c), scratch("b.gguf"), "lucebox");

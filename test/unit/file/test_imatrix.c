@@ -158,7 +158,7 @@ static void run(const char *path, struct imatrix *m, const int32_t *ids, int n, 
     struct model *model;
     struct imatrix_watch *w = NULL;
     struct session *s;
-    const struct session_options o = {.ctx = n, .chunk = chunk, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = n, .chunk = chunk, .kv = {KN_F16, KN_F16}};
     assert_int_equal(kn_backend_open(&be, &open, msg, sizeof msg), 0);
     assert_int_equal(model_load(&model, path, be, NULL, NULL, NULL, &e), 0);
     assert_int_equal(model->n_matrix, 7 * TINY_LAYERS + 1);

@@ -460,7 +460,7 @@ static void test_foreign(void **state)
     foreign(&d, "lucebox", &liar, "inferred", CHECK_WARN, "n_target_layers says 60: not used");
     foreign(&d, "buun", &windows, "layers", CHECK_WARN, "0: window 12, causal");
     assert_null(worst("causality"));
-    foreign(&d, "ik", &windows, "causality", CHECK_WARN, "attention.causal is false for all layers");
+    foreign(&d, "ik", &windows, "causality", CHECK_WARN, "attention.causal of the file does not count");
     for (int i = 0; i < d.n; i++)
         if (strstr(d.t[i].name, "_q_norm") || strstr(d.t[i].name, "_k_norm"))
             d.t[i].ne[0] = 8, d.t[i].bytes = 32;
@@ -471,8 +471,9 @@ static void test_foreign(void **state)
     for (int i = 0; i < d.n; i++)
         if (!strcmp(d.t[i].name, "blk.1.ffn_up.weight"))
             d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_EMBD * DF_FF / 32 * 17;
-    foreign(&d, "upstream", &plain, "types", CHECK_BAD, "blk.1.ffn_up.weight cannot be multiplied here");
-    assert_string_equal(worst("types")->found, "MXFP4");
+    foreign(&d, "upstream", &plain, "types", CHECK_BAD,
+            "the drafter's blk.1.ffn_up.weight cannot be multiplied here");
+    assert_string_equal(worst("types")->found, "MXFP4 (1 tensor)");
     for (int i = 0; i < d.n; i++)
         if (!strcmp(d.t[i].name, "fc.weight"))
             d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_TAPS * DF_EMBD * DF_EMBD / 32 * 17;
@@ -501,13 +502,93 @@ static void test_no_taps(void **state)
     assert_string_equal(worst("taps")->hint, "try them: --taps LIST");
 }
 
+/* ---- the config beside the file ---- */
+
+#define ARCH "\"architectures\":[\"DFlashDraftModel\"],"
+#define SIZES                                                                                                \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":48,"           \
+    "\"intermediate_size\":36,"
+#define WIDTH "\"hidden_size\":40,"
+#define TAPS "\"target_layer_ids\":[0,2],"
+#define MASK "\"mask_token_id\":10"
+#define THETA "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000},"
+#define BLOCK "\"block_size\":5,"
+#define TYPES "\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"sliding_window\":12,"
+#define CAUSAL "\"is_causal\":false"
+
+/* What converters lose: each is a misfit where the drafter's own config.json stands beside its file. */
+static void test_config(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *json; /* NULL: none */
+        enum check_level level;
+        int n; /* findings, 0: none is made */
+        const char *text, *expected, *found;
+    } k[] = {
+        {NULL, CHECK_OK, 0, NULL, NULL, NULL},
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES CAUSAL "}", CHECK_OK, 1,
+         "says the same", "", ""},
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "},\"rope_theta\":1e7," BLOCK TYPES CAUSAL "}",
+         CHECK_BAD, 1, "theta: config.json", "10000000", "10000"},
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{\"target_layer_ids\":[1,2]," MASK
+         "}," THETA BLOCK TYPES CAUSAL "}",
+         CHECK_BAD, 1, "taps: config.json", "1,2", "0,2"},
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS "\"mask_token_id\":9}," THETA BLOCK TYPES CAUSAL "}",
+         CHECK_BAD, 1, "mask id: config.json", "9", "10"},
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{\"block_size\":16," TAPS MASK "}," THETA TYPES CAUSAL "}",
+         CHECK_BAD, 1, "block size: config.json", "16", "5"},
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK CAUSAL "}", CHECK_BAD, 1,
+         "layers: config.json", "ff", "sf, window 12"},
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES
+         "\"sliding_window\":13," CAUSAL "}",
+         CHECK_WARN, 1, "config.json", "", ""}, /* a key twice */
+        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES
+         "\"model_type\":\"qwen3\"}",
+         CHECK_BAD, 1, "causality (c causal", "cb", "bb"},
+        {"{\"architectures\":[\"DFlash2DraftModel\"]," SIZES WIDTH "\"dflash_config\":{" TAPS MASK
+         "}," THETA BLOCK TYPES "\"model_type\":\"qwen3\"}",
+         CHECK_OK, 1, "says the same", "", ""},
+        {"{" ARCH SIZES "\"hidden_size\":48,\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES CAUSAL "}",
+         CHECK_WARN, 1, "is of another drafter: hidden_size (expected 40, got 48)", "", ""},
+        {"{\"architectures\":[\"Qwen3ForCausalLM\"]," SIZES "\"hidden_size\":48}", CHECK_OK, 0, NULL, NULL,
+         NULL},
+        {"{" ARCH, CHECK_WARN, 1, "config.json: ", "", ""},
+    };
+    const struct sick none = {0};
+    struct err e = {0};
+    write_pair(&none, scratch("t.gguf"), scratch("d.gguf"));
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        int n = 0;
+        unlink(scratch("config.json"));
+        if (k[i].json) scratch_write(scratch("config.json"), k[i].json, strlen(k[i].json));
+        const int bad = examine(scratch("t.gguf"), scratch("d.gguf"), NULL, &e);
+        for (int j = 0; j < n_seen; j++) n += !strcmp(seen[j].subject, "config");
+        const struct seen *w = worst("config");
+        if (n != k[i].n || bad != (k[i].level == CHECK_BAD))
+            fail_msg("config %zu: %d findings, %d bad", i, n, bad);
+        if (n && (w->level != k[i].level || !strstr(w->text, k[i].text) ||
+                  strcmp(w->expected, k[i].expected) || strcmp(w->found, k[i].found)))
+            fail_msg("config %zu: %s (%s, %s)", i, w->text, w->expected, w->found);
+    }
+    /* a flag puts it right */
+    const struct desc_override o = {.draft_causal = -1, .rope_theta = 1e7f};
+    scratch_write(scratch("config.json"), k[2].json, strlen(k[2].json));
+    assert_int_equal(examine(scratch("t.gguf"), scratch("d.gguf"), &o, &e), 0);
+    assert_int_equal(worst("config")->level, CHECK_OK);
+    unlink(scratch("config.json"));
+}
+
 /* The nth allocation fails: that is said, whatever it was for. */
 static void test_memory(void **state)
 {
     (void)state;
     const struct sick none = {0};
     int n = 0, rc;
+    static const char config[] =
+        "{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES CAUSAL "}";
     write_pair(&none, scratch("t.gguf"), scratch("d.gguf"));
+    scratch_write(scratch("config.json"), config, sizeof config - 1);
     do {
         struct err e = {0};
         mem_fail_at((uint64_t)++n);
@@ -517,7 +598,8 @@ static void test_memory(void **state)
             fail_msg("allocation %d: %s", n, e.msg);
     } while (rc < 0 && n < 1000);
     assert_int_equal(rc, 0);
-    assert_true(n > 10);
+    assert_int_equal(worst("config")->level, CHECK_OK);
+    assert_true(n > 40);
 }
 
 static int setup(void **state)
@@ -538,7 +620,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_well),    cmocka_unit_test(test_sick),    cmocka_unit_test(test_ways),
-        cmocka_unit_test(test_foreign), cmocka_unit_test(test_no_taps), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_foreign), cmocka_unit_test(test_no_taps), cmocka_unit_test(test_config),
+        cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

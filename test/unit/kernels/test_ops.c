@@ -10,31 +10,36 @@ struct att_case {
     const char *name;
     int n, n_head, n_kv, d, cap, last, window, first; /* last: position of the last row; first: -1 none */
     bool causal;
-    uint32_t type;
+    struct kn_kv_types type;
 };
 
 static const struct att_case att_cases[] = {
-    {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, KN_F16},
-    {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, KN_F16},
-    {"split boundary", 16, 6, 2, 128, 512, 260, 0, -1, true, KN_F16},
-    {"ring, cap - 1", 3, 4, 2, 64, 512, 511, 200, -1, true, KN_BF16},
-    {"ring, cap", 3, 4, 2, 64, 512, 512, 200, -1, true, KN_BF16},
-    {"ring, cap + 1", 3, 4, 2, 64, 512, 513, 200, -1, true, KN_F32},
-    {"ring, 3 caps", 7, 4, 2, 64, 512, 1539, 500, -1, true, KN_F16},
-    {"ring filled to the last slot", 12, 4, 2, 64, 512, 1600, 501, -1, true, KN_F16},
-    {"groups", 4, 4, 4, 80, 4096, 2500, 0, -1, true, KN_F16},
-    {"more groups than a wave", 2, 2, 1, 16, 18432, 18000, 0, -1, true, KN_F16},
-    {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, KN_F16},
-    {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, KN_F16},
-    {"block, window below the block", 16, 2, 2, 32, 256, 300, 5, -1, false, KN_F32},
-    {"causal, first bound", 6, 4, 1, 64, 2048, 1500, 0, 1200, true, KN_F16},
-    {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, KN_BF16},
-    {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, KN_F16},
-    {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, KN_F16},
-    {"prefill, block", 40, 8, 1, 64, 512, 400, 0, -1, false, KN_F32},
-    {"head 256", 9, 2, 1, 256, 512, 300, 0, -1, true, KN_F16},
-    {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, KN_BF16},
-    {"head 144", 3, 3, 3, 144, 512, 300, 0, -1, true, KN_F16},
+    {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, {KN_F16, KN_F16}},
+    {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, {KN_F16, KN_F16}},
+    {"split boundary", 16, 6, 2, 128, 512, 260, 0, -1, true, {KN_F16, KN_F16}},
+    {"ring, cap - 1", 3, 4, 2, 64, 512, 511, 200, -1, true, {KN_BF16, KN_BF16}},
+    {"ring, cap", 3, 4, 2, 64, 512, 512, 200, -1, true, {KN_BF16, KN_BF16}},
+    {"ring, cap + 1", 3, 4, 2, 64, 512, 513, 200, -1, true, {KN_F32, KN_F32}},
+    {"ring, 3 caps", 7, 4, 2, 64, 512, 1539, 500, -1, true, {KN_F16, KN_F16}},
+    {"ring filled to the last slot", 12, 4, 2, 64, 512, 1600, 501, -1, true, {KN_F16, KN_F16}},
+    {"groups", 4, 4, 4, 80, 4096, 2500, 0, -1, true, {KN_F16, KN_F16}},
+    {"more groups than a wave", 2, 2, 1, 16, 18432, 18000, 0, -1, true, {KN_F16, KN_F16}},
+    {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, {KN_F16, KN_F16}},
+    {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, {KN_F16, KN_F16}},
+    {"block, window below the block", 16, 2, 2, 32, 256, 300, 5, -1, false, {KN_F32, KN_F32}},
+    {"causal, first bound", 6, 4, 1, 64, 2048, 1500, 0, 1200, true, {KN_F16, KN_F16}},
+    {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, {KN_BF16, KN_BF16}},
+    {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, {KN_F16, KN_F16}},
+    {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, {KN_F16, KN_F16}},
+    {"prefill, block", 40, 8, 1, 64, 512, 400, 0, -1, false, {KN_F32, KN_F32}},
+    {"head 256", 9, 2, 1, 256, 512, 300, 0, -1, true, {KN_F16, KN_F16}},
+    {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, {KN_BF16, KN_BF16}},
+    {"head 144", 3, 3, 3, 144, 512, 300, 0, -1, true, {KN_F16, KN_F16}},
+    {"keys f32, values bf16", 5, 4, 2, 64, 512, 513, 200, -1, true, {KN_F32, KN_BF16}},
+    {"keys bf16, values f32", 16, 4, 1, 128, 512, 300, 0, -1, true, {KN_BF16, KN_F32}},
+    {"keys f16, values bf16", 9, 4, 2, 128, 1024, 1031, 100, -1, false, {KN_F16, KN_BF16}},
+    {"keys bf16, values f16", 70, 2, 2, 80, 4096, 2500, 0, -1, true, {KN_BF16, KN_F16}},
+    {"keys f32, values f16, waves", 2, 2, 1, 16, 18432, 18000, 0, -1, true, {KN_F32, KN_F16}},
 };
 #define N_ATT (sizeof att_cases / sizeof *att_cases)
 
@@ -52,34 +57,34 @@ static float round_to(uint32_t type, float f)
                              : f;
 }
 
-static void att_put(const struct kn_kv *kv, void *cache, int64_t slot, int64_t row, const float *x)
+static void att_put(uint32_t type, void *cache, int64_t slot, int64_t row, const float *x)
 {
     for (int64_t i = 0; i < row; i++)
-        if (kv->type == KN_F32)
+        if (type == KN_F32)
             ((float *)cache)[slot * row + i] = x[i];
         else
-            ((uint16_t *)cache)[slot * row + i] =
-                kv->type == KN_F16 ? kn_f32_to_f16(x[i]) : kn_f32_to_bf16(x[i]);
+            ((uint16_t *)cache)[slot * row + i] = type == KN_F16 ? kn_f32_to_f16(x[i]) : kn_f32_to_bf16(x[i]);
 }
 
 static void att_make(const struct att_case *c, struct att_data *a, uint64_t seed)
 {
     int64_t row = (int64_t)c->n_kv * c->d, n = c->last + 1;
+    const struct kn_kv_types type = c->type;
     a->q = test_alloc((size_t)(c->n * c->n_head * c->d) * 4);
     a->out = test_alloc((size_t)(c->n * c->n_head * c->d) * 4);
     a->pos = test_alloc((size_t)c->n * 4);
     a->k = test_alloc((size_t)(n * row) * 4);
     a->v = test_alloc((size_t)(n * row) * 4);
     a->first = c->first;
-    a->kv = (struct kn_kv){.type = c->type, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
+    a->kv = (struct kn_kv){.type = type, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
     a->kv.k = test_alloc((size_t)(c->cap * row) * 4);
     a->kv.v = test_alloc((size_t)(c->cap * row) * 4);
     rnd_fill(a->q, (size_t)(c->n * c->n_head * c->d), 1.5f, &seed);
     rnd_fill(a->k, (size_t)(n * row), 1.0f, &seed);
     rnd_fill(a->v, (size_t)(n * row), 1.0f, &seed);
     for (int64_t i = 0; i < n * row; i++) {
-        a->k[i] = round_to(c->type, a->k[i]);
-        a->v[i] = round_to(c->type, a->v[i]);
+        a->k[i] = round_to(type.k, a->k[i]);
+        a->v[i] = round_to(type.v, a->v[i]);
     }
     /* What nobody may see is poison: slots never written, and every key before `first`. */
     uint32_t nan =
@@ -90,8 +95,8 @@ static void att_make(const struct att_case *c, struct att_data *a, uint64_t seed
     }
     for (int64_t p = n > c->cap ? n - c->cap : 0; p < n; p++) {
         if (p < c->first) continue;
-        att_put(&a->kv, a->kv.k, p % c->cap, row, a->k + p * row);
-        att_put(&a->kv, a->kv.v, p % c->cap, row, a->v + p * row);
+        att_put(type.k, a->kv.k, p % c->cap, row, a->k + p * row);
+        att_put(type.v, a->kv.v, p % c->cap, row, a->v + p * row);
     }
     for (int i = 0; i < c->n; i++) a->pos[i] = c->last - c->n + 1 + i;
 }
@@ -234,12 +239,48 @@ static void test_attention_bits(void **state)
     }
 }
 
+/* Keys and values of any two types give the bits of the same numbers held as float: what each type has by
+ * itself. */
+static void test_attention_types(void **state)
+{
+    (void)state;
+    static const uint32_t types[] = {KN_F32, KN_F16, KN_BF16};
+    struct kn_backend *be;
+    for (int b = 0; (be = test_backend(b)); b += 2) {
+        assert_ok(be, kn_op(be)->reserve(be, 16, 0, 0, 8, 512));
+        for (int t = 0; t < 9; t++) {
+            struct att_case c = {
+                "types", 7, 6, 2, 80, 1024, 1500, 700, -1, true, {types[t / 3], types[t % 3]}};
+            struct att_data a;
+            const size_t size = (size_t)(c.n * c.n_head * c.d), row = (size_t)(c.n_kv * c.d);
+            float *wide[2] = {test_alloc((size_t)c.cap * row * 4), test_alloc((size_t)c.cap * row * 4)};
+            float *want = test_alloc(size * 4);
+            att_make(&c, &a, 77);
+            att_run(be, &c, &a, a.out);
+            for (int p = c.last + 1 - c.cap; p <= c.last; p++) {
+                memcpy(wide[0] + (size_t)(p % c.cap) * row, a.k + (size_t)p * row, row * 4);
+                memcpy(wide[1] + (size_t)(p % c.cap) * row, a.v + (size_t)p * row, row * 4);
+            }
+            struct att_data f = a;
+            f.kv = (struct kn_kv){wide[0], wide[1], {KN_F32, KN_F32}, c.cap, c.n_kv, c.d};
+            att_run(be, &c, &f, want);
+            if (memcmp(want, a.out, size * 4)) fail_msg("types %u and %u: other bits", c.type.k, c.type.v);
+            free(want);
+            free(wide[0]);
+            free(wide[1]);
+            att_free(&a);
+        }
+        kn_backend_close(be);
+        if (b + 2 >= TEST_BACKENDS) break;
+    }
+}
+
 static void test_attention_refuses(void **state)
 {
     (void)state;
     struct kn_backend *be = test_backend(0);
     const struct kn_ops *op = kn_op(be);
-    struct att_case c = {"", 4, 256, 2, 64, 512, 600, 510, -1, true, KN_F16};
+    struct att_case c = {"", 4, 256, 2, 64, 512, 600, 510, -1, true, {KN_F16, KN_F16}};
     struct att_data a;
     att_make(&c, &a, 1);
     struct kn_attention t = {
@@ -255,9 +296,12 @@ static void test_attention_refuses(void **state)
     t.n_head = 5;
     assert_int_equal(op->attention(be, &t), KN_EINVAL);
     t.n_head = 4;
-    a.kv.type = KN_Q8_0;
+    a.kv.type.k = KN_Q8_0;
     assert_int_equal(op->attention(be, &t), KN_ETYPE);
-    a.kv.type = KN_F16;
+    a.kv.type = (struct kn_kv_types){KN_F16, KN_Q8_0};
+    assert_int_equal(op->attention(be, &t), KN_ETYPE);
+    assert_non_null(strstr(kn_message(be), "KV types F16 and Q8_0 (expected each to be f16, bf16 or f32)"));
+    a.kv.type.v = KN_F16;
     a.kv.cap = 500;
     assert_int_equal(op->attention(be, &t), KN_EINVAL);
     a.kv.cap = 512;
@@ -280,7 +324,7 @@ static void test_attention_nan(void **state)
 {
     (void)state;
     struct kn_backend *be = test_backend(0);
-    struct att_case c = {"", 4, 2, 1, 32, 512, 300, 0, -1, true, KN_F32};
+    struct att_case c = {"", 4, 2, 1, 32, 512, 300, 0, -1, true, {KN_F32, KN_F32}};
     struct att_data a;
     att_make(&c, &a, 1);
     assert_ok(be, kn_op(be)->reserve(be, 4, 0, 0, 2, 32));
@@ -308,8 +352,10 @@ static void test_attention_reads_halves(void **state)
     struct kn_backend *be;
     for (int b = 0; b < TEST_BACKENDS && (be = test_backend(b)); b += 3) {
         for (int type = 0; type < 2; type++) {
-            struct kn_kv kv = {
-                .type = type ? KN_BF16 : KN_F16, .cap = 256, .n_head_kv = 128, .head_dim = 512};
+            struct kn_kv kv = {.type = {type ? KN_BF16 : KN_F16, type ? KN_BF16 : KN_F16},
+                               .cap = 256,
+                               .n_head_kv = 128,
+                               .head_dim = 512};
             uint16_t *half = test_alloc(2 * 256 * 65536);
             float *q = test_alloc(65536 * 4), *out = test_alloc(65536 * 4);
             int32_t pos = 0;
@@ -430,7 +476,7 @@ static void rope_reference(const float *x, const float *norm, const float *table
 struct rope_case {
     int n, n_head, n_kv, d, n_rot, start;
     bool inter, norms, query;
-    uint32_t type;
+    struct kn_kv_types type;
     bool v_norm, v_is_k;
 };
 
@@ -442,9 +488,17 @@ static void rope_value(const struct rope_case *c, const float *v, double *y)
     for (int i = 0; i < c->d; i++) y[i] = c->v_norm ? v[i] / sqrt(s / c->d + 1e-6) : v[i];
 }
 
+static float ring_at(uint32_t type, const void *ring, size_t slot)
+{
+    return type == KN_F32   ? ((const float *)ring)[slot]
+           : type == KN_F16 ? kn_f16_to_f32(((const uint16_t *)ring)[slot])
+                            : kn_bf16_to_f32(((const uint16_t *)ring)[slot]);
+}
+
 static void rope_check(const struct rope_case *c, int number)
 {
     const int cap = 256;
+    const struct kn_kv_types type = c->type;
     size_t nq = (size_t)(c->n * c->n_head * c->d), nk = (size_t)(c->n * c->n_kv * c->d),
            ring = (size_t)(cap * c->n_kv * c->d) * 4;
     float *q = test_alloc(nq * 4), *k = test_alloc(nk * 4), *v = test_alloc(nk * 4),
@@ -465,7 +519,7 @@ static void rope_check(const struct rope_case *c, int number)
     for (int b = 0; (be = test_backend(b)); b++) {
         struct kn_kv kv = {.k = b ? rk : wrk,
                            .v = b ? rv : wrv,
-                           .type = c->type,
+                           .type = type,
                            .cap = cap,
                            .n_head_kv = c->n_kv,
                            .head_dim = c->d};
@@ -522,19 +576,14 @@ static void rope_check(const struct rope_case *c, int number)
                 if (is_q) continue;
                 size_t slot = (size_t)(pos[i] % cap) * (size_t)(c->n_kv * c->d) + at -
                               (size_t)(i * c->n_kv * c->d) + (size_t)j;
-                float sk = c->type == KN_F32   ? ((float *)wrk)[slot]
-                           : c->type == KN_F16 ? kn_f16_to_f32(((uint16_t *)wrk)[slot])
-                                               : kn_bf16_to_f32(((uint16_t *)wrk)[slot]);
-                float sv = c->type == KN_F32   ? ((float *)wrv)[slot]
-                           : c->type == KN_F16 ? kn_f16_to_f32(((uint16_t *)wrv)[slot])
-                                               : kn_bf16_to_f32(((uint16_t *)wrv)[slot]);
+                float sk = ring_at(type.k, wrk, slot), sv = ring_at(type.v, wrv, slot);
                 /* the norm's 11 roundings, and the cache's own */
-                double step = c->type == KN_F32 ? 0 : c->type == KN_F16 ? 0x1p-11 : 0x1p-8;
-                assert_true(sk == round_to(c->type, got));
+                double step = type.v == KN_F32 ? 0 : type.v == KN_F16 ? 0x1p-11 : 0x1p-8;
+                assert_true(sk == round_to(type.k, got));
                 if (c->v_norm)
                     assert_true(fabs(sv - yv[j]) <= fabs(yv[j]) * (11 * EPS32 + step) + 0x1p-25);
                 else
-                    assert_true(sv == round_to(c->type, (float)yv[j]));
+                    assert_true(sv == round_to(type.v, (float)yv[j]));
             }
         }
     void *all[] = {q, k, v, table, q2, k2, g, wq, wk, rk, rv, wrk, wrv, pos, freq};
@@ -545,19 +594,23 @@ static void test_rope_store(void **state)
 {
     (void)state;
     static const struct rope_case cases[] = {
-        {1, 4, 2, 128, 128, 0, false, true, true, KN_F16, false, false},
-        {5, 4, 2, 128, 128, 254, false, true, true, KN_F16, false, false},
-        {7, 3, 1, 64, 32, 511, true, false, true, KN_BF16, false, false},
-        {3, 4, 4, 80, 64, 1000, false, true, false, KN_F32, false, false},
-        {40, 8, 4, 128, 128, 240, false, true, true, KN_F16, false, false},
-        {2, 2, 1, 256, 64, 77, true, true, true, KN_F32, false, false},
-        {3, 4, 2, 256, 64, 250, false, true, true, KN_F16, false, false},
-        {3, 4, 2, 256, 128, 250, true, false, true, KN_BF16, false, false},
-        {4, 4, 1, 512, 512, 254, false, true, true, KN_F16, true, true},
-        {3, 2, 2, 512, 128, 9, false, true, true, KN_F32, true, false},
-        {3, 2, 2, 512, 128, 9, true, false, false, KN_F32, false, true},
-        {20, 4, 2, 256, 256, 100, false, true, true, KN_BF16, true, false},
-        {2, 1, 3, 16, 4, 0, false, false, true, KN_F16, true, true},
+        {1, 4, 2, 128, 128, 0, false, true, true, {KN_F16, KN_F16}, false, false},
+        {5, 4, 2, 128, 128, 254, false, true, true, {KN_F16, KN_F16}, false, false},
+        {7, 3, 1, 64, 32, 511, true, false, true, {KN_BF16, KN_BF16}, false, false},
+        {3, 4, 4, 80, 64, 1000, false, true, false, {KN_F32, KN_F32}, false, false},
+        {40, 8, 4, 128, 128, 240, false, true, true, {KN_F16, KN_F16}, false, false},
+        {2, 2, 1, 256, 64, 77, true, true, true, {KN_F32, KN_F32}, false, false},
+        {3, 4, 2, 256, 64, 250, false, true, true, {KN_F16, KN_F16}, false, false},
+        {3, 4, 2, 256, 128, 250, true, false, true, {KN_BF16, KN_BF16}, false, false},
+        {4, 4, 1, 512, 512, 254, false, true, true, {KN_F16, KN_F16}, true, true},
+        {3, 2, 2, 512, 128, 9, false, true, true, {KN_F32, KN_F32}, true, false},
+        {3, 2, 2, 512, 128, 9, true, false, false, {KN_F32, KN_F32}, false, true},
+        {20, 4, 2, 256, 256, 100, false, true, true, {KN_BF16, KN_BF16}, true, false},
+        {2, 1, 3, 16, 4, 0, false, false, true, {KN_F16, KN_F16}, true, true},
+        {5, 4, 2, 128, 128, 254, false, true, true, {KN_F32, KN_BF16}, false, false},
+        {7, 4, 4, 80, 64, 511, true, true, true, {KN_BF16, KN_F32}, false, false},
+        {4, 4, 1, 512, 512, 254, false, true, true, {KN_F16, KN_BF16}, true, true},
+        {40, 8, 4, 256, 128, 240, false, true, true, {KN_BF16, KN_F16}, true, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) rope_check(cases + i, (int)i + 1);
 }
@@ -588,7 +641,7 @@ static void test_store_rounding(void **state)
             memcpy(k, x, N * 4);
             struct kn_kv kv = {.k = ring_k,
                                .v = ring_v,
-                               .type = type ? KN_BF16 : KN_F16,
+                               .type = {type ? KN_BF16 : KN_F16, type ? KN_BF16 : KN_F16},
                                .cap = 256,
                                .n_head_kv = N / 512,
                                .head_dim = 512};
@@ -741,12 +794,19 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),           cmocka_unit_test(test_small_ones),
-        cmocka_unit_test(test_embed),          cmocka_unit_test(test_rms_norm),
-        cmocka_unit_test(test_rope_table),     cmocka_unit_test(test_rope_store),
-        cmocka_unit_test(test_store_rounding), cmocka_unit_test(test_attention_reference),
-        cmocka_unit_test(test_attention_bits), cmocka_unit_test(test_attention_refuses),
-        cmocka_unit_test(test_attention_nan),  cmocka_unit_test(test_attention_reads_halves),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_small_ones),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_rms_norm),
+        cmocka_unit_test(test_rope_table),
+        cmocka_unit_test(test_rope_store),
+        cmocka_unit_test(test_store_rounding),
+        cmocka_unit_test(test_attention_reference),
+        cmocka_unit_test(test_attention_bits),
+        cmocka_unit_test(test_attention_refuses),
+        cmocka_unit_test(test_attention_nan),
+        cmocka_unit_test(test_attention_reads_halves),
+        cmocka_unit_test(test_attention_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -403,7 +403,7 @@ static struct session *start(struct model *t, struct model *d, int n, int chunk,
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = n + N_RUN + BLOCK, .chunk = chunk, .kv_type = kv};
+    const struct session_options o = {.ctx = n + N_RUN + BLOCK, .chunk = chunk, .kv = {kv, kv}};
     must(session_new(&s, t, d, &o, &e), &e);
     return s;
 }

@@ -2,7 +2,10 @@
  * what is left out, and what its configs and files must say. */
 #include "family_fixture.h"
 
+#include "../../../common/inspect/check.h"
+#include "../../../common/inspect/diff.h"
 #include "../../../common/model/model.h"
+#include "../../foreign_files.h"
 
 enum {
     BLOCKS = 3, /* linear, full, linear */
@@ -663,6 +666,82 @@ static void test_limits(void **state)
     kn_backend_close(be);
 }
 
+/* ---- as another converter leaves it ---- */
+
+static void no_finding(void *ctx, const struct check_finding *f)
+{
+    (void)ctx;
+    if (f->level == CHECK_BAD) fail_msg("%s: %s", f->subject, f->text);
+}
+
+static void no_difference(void *ctx, const struct diff_tensor *t)
+{
+    (void)ctx;
+    if (!t->same_bits) fail_msg("%s: [%s] and [%s]", t->name, t->shape_a, t->shape_b);
+}
+
+static void read_file(const char *path, char *data, size_t size, size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    *n = fread(data, 1, size, f);
+    assert_true(*n > 0 && *n < size);
+    fclose(f);
+}
+
+/* llama.cpp's converter keeps the shared expert's gate as the row of a matrix, [32, 1] of 32 values: the same
+ * model everywhere. part: the tensors that have such a dimension too many ("blk.": all that can). */
+static void test_trailing(void **state)
+{
+    (void)state;
+    enum { ROOM = 1 << 20 };
+    static const char *const parts_of[] = {"ffn_gate_inp_shexp", "blk."};
+    static char a[ROOM], b[ROOM];
+    struct spec s = delta_spec("model.", true);
+    struct err e = {0};
+    struct kn_backend *be = NULL;
+    size_t na, nb;
+    const struct kn_open open = {.device = "cpu", .threads = 1};
+    char msg[256];
+    assert_int_equal(kn_backend_open(&be, &open, msg, sizeof msg), 0);
+    write_weights("t", &s);
+    family_config("t", moe_parts, NULL);
+    for (int i = 0; i < 2; i++) {
+        struct convert o = options("t");
+        struct diff_total total;
+        struct model *m = NULL;
+        convert_ok(&o);
+        rename("out.gguf", "ours.gguf");
+        assert_int_equal(foreign_trailing("ours.gguf", "theirs.gguf", parts_of[i]), 0);
+        read_file("ours.gguf", a, sizeof a, &na);
+        read_file("theirs.gguf", b, sizeof b, &nb);
+        assert_true(na != nb || memcmp(a, b, na)); /* the dimensions are there */
+        if (model_load(&m, "theirs.gguf", be, NULL, NULL, NULL, &e)) fail_msg("load: %s", e.msg);
+        model_free(m);
+        assert_int_equal(check_gguf("theirs.gguf", NULL, true, 1, no_finding, NULL, NULL, &e), 0);
+        for (int side = 0; side < 3; side++) {
+            const char *other = side == 2 ? "t" : side ? "ours.gguf" : "theirs.gguf";
+            assert_int_equal(
+                diff_files(other, side ? "theirs.gguf" : "ours.gguf", 1, no_difference, NULL, &total, &e), 0);
+            assert_int_equal(total.compared, total.tensors);
+        }
+        o.input = "theirs.gguf";
+        convert_ok(&o);
+        read_file("out.gguf", b, sizeof b, &nb);
+        assert_int_equal(na, nb);
+        assert_memory_equal(a, b, na);
+        /* a matrix of one row is a vector to the quantiser as well */
+        o.type = QUANT_Q8_0;
+        o.type_given = true;
+        convert_ok(&o);
+        struct gguf *g = open_out();
+        assert_int_equal(need(g, "blk.0.ffn_gate_inp_shexp.weight")->type, KN_F32);
+        assert_int_equal(need(g, "blk.0.ffn_gate_shexp.weight")->type, KN_Q8_0);
+        gguf_close(g);
+    }
+    kn_backend_close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -678,6 +757,7 @@ int main(void)
         cmocka_unit_test(test_moe_desc),
         cmocka_unit_test(test_nextn),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_trailing),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

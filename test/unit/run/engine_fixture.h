@@ -35,7 +35,8 @@ static inline struct model *load(const char *path, struct kn_backend *b)
 /* One way to generate; zero: the plain one. */
 struct way {
     int prompt, chunk, block, width, draft_window;
-    uint32_t kv;
+    uint32_t kv;                     /* of keys and values of all layers; 0: f16 */
+    const struct kn_kv_types *types; /* [TINY_LAYERS] of the target, then [TINY_DRAFT_LAYERS]; NULL: as kv */
     bool drafter, state, append;
     struct kn_sampler sampler;
     struct model *target_model, *drafter_model;
@@ -58,7 +59,9 @@ static inline struct session *start(const struct way *y, struct model *t, struct
                                       .chunk = y->chunk,
                                       .block = y->block,
                                       .draft_window = y->draft_window,
-                                      .kv_type = y->kv ? y->kv : KN_F16};
+                                      .kv = {y->kv ? y->kv : KN_F16, y->kv ? y->kv : KN_F16},
+                                      .kv_layers = y->types,
+                                      .draft_kv_layers = y->types ? y->types + TINY_LAYERS : NULL};
     must(session_new(&s, t, d, &o, &e), &e);
     return s;
 }

@@ -2,6 +2,7 @@
  *
  * What is compared is bytes: the drafted stream with the target's own, recorded cycles with those launched
  * one by one. */
+#include "../../../common/run/source.h"
 #include "engine_fixture.h"
 
 /* ---- drafted equals undrafted ---- */
@@ -39,6 +40,127 @@ static void test_lossless(void **state)
     assert_true(accepted > cycles / 20 && accepted < 3 * cycles);
     model_free(d);
     model_free(t);
+}
+
+/* Keys and values of different types, layers that differ: drafted as undrafted, launched or recorded, and
+ * resumed as never stopped. Each type shows: streams of other types differ somewhere. */
+static void test_kv_types(void **state)
+{
+    static const struct kn_kv_types types[][TINY_LAYERS + TINY_DRAFT_LAYERS] = {
+        {{KN_F32, KN_BF16}, {KN_F32, KN_BF16}, {KN_F32, KN_BF16}, {KN_F32, KN_BF16}, {KN_F32, KN_BF16}},
+        {{KN_F16, KN_F32}, {KN_BF16, KN_F16}, {KN_F32, KN_F32}, {KN_BF16, KN_BF16}, {KN_F16, KN_BF16}},
+        {{KN_BF16, KN_F16}, {KN_F16, KN_F16}, {KN_F16, KN_BF16}, {KN_F32, KN_F16}, {KN_F16, KN_F32}},
+    };
+    static struct run plain, r;
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    (void)state;
+    for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
+        struct way y = {.prompt = 300,
+                        .chunk = 64,
+                        .types = types[k],
+                        .sampler = sampled,
+                        .target_model = t,
+                        .drafter_model = d};
+        run(&y, &plain);
+        y.drafter = true;
+        run(&y, &r);
+        same_ids(&plain, &r);
+        run_recorded(&y, &r);
+        same_ids(&plain, &r);
+        y.state = true;
+        run(&y, &r);
+        same_ids(&plain, &r);
+        y.width = 3;
+        run(&y, &r);
+        same_ids(&plain, &r);
+    }
+    model_free(d);
+    model_free(t);
+}
+
+/* The bytes of the caches, counted by hand, and a state of them. */
+static void test_kv_bytes(void **state)
+{
+    static const struct kn_kv_types types[] = {
+        {KN_F32, KN_BF16}, {KN_F16, KN_F16}, {KN_BF16, KN_F32}, {KN_F16, KN_F32}, {KN_F32, KN_F32}};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct err e = {0};
+    struct state *st;
+    struct state_info info;
+    const struct way y = {.prompt = 30, .chunk = 16, .types = types, .drafter = true};
+    const size_t row = 2 * 16, draft_row = 2 * 48;
+    struct session *s = start(&y, t, d);
+    (void)state;
+    assert_int_equal(kn_kv_row_bytes(&s->kv[0], s->kv[0].type.k), 4 * row);
+    assert_int_equal(kn_kv_row_bytes(&s->kv[0], s->kv[0].type.v), 2 * row);
+    assert_int_equal(kn_kv_row_bytes(&s->kv[2], s->kv[2].type.v), 4 * row);
+    int32_t n_draft;
+    const struct kn_kv *draft_kv = s->source->op->caches(s, &n_draft);
+    assert_int_equal(kn_kv_row_bytes(&draft_kv[0], draft_kv[0].type.k), 2 * draft_row);
+    assert_int_equal(kn_kv_bytes(&s->kv[1], KN_F16), (size_t)kn_kv_positions(&s->kv[1]) * 2 * row);
+    must(session_prefill(s, prompt, y.prompt, NULL, NULL, &e), &e);
+    save(s, scratch("mixed"));
+    session_free(s);
+    must(state_open(&st, scratch("mixed"), &info, &e), &e);
+    assert_int_equal(info.n_layer, TINY_LAYERS);
+    assert_memory_equal(info.kv, types, TINY_LAYERS * sizeof *types);
+    assert_memory_equal(info.draft_kv, types + TINY_LAYERS, TINY_DRAFT_LAYERS * sizeof *types);
+    /* Without its drafter; with one layer's values of another type; all of one type. */
+    struct kn_kv_types other[TINY_LAYERS + TINY_DRAFT_LAYERS];
+    memcpy(other, types, sizeof types);
+    struct session_options o = {.ctx = 60, .chunk = 16, .kv = {KN_F16, KN_F16}, .kv_layers = other};
+    must(state_check(st, t->d, NULL, &o, &e), &e);
+    other[2].v = KN_F16;
+    e = (struct err){0};
+    expect_error(state_check(st, t->d, NULL, &o, &e), &e, ERR_FORMAT,
+                 "another cache type (target layer 2: expected BF16,F16, got BF16,F32)");
+    o.kv_layers = NULL;
+    e = (struct err){0};
+    expect_error(state_check(st, t->d, NULL, &o, &e), &e, ERR_FORMAT,
+                 "another cache type (target layer 0: expected F16, got F32,BF16)");
+    o.kv_layers = types;
+    e = (struct err){0};
+    expect_error(state_check(st, t->d, d->d, &o, &e), &e, ERR_FORMAT,
+                 "another cache type (drafter layer 0: expected");
+    state_close(st);
+    other[1].k = KN_Q8_0;
+    o.kv_layers = other;
+    e = (struct err){0};
+    expect_error(session_new(&s, t, NULL, &o, &e), &e, ERR_USAGE,
+                 "cache types of layer 1 not supported (expected each to be f16, bf16 or f32, got numbers 8");
+    model_free(d);
+    model_free(t);
+}
+
+/* Where positions lie: slots, runs and what is still there, around the ring's end. */
+static void test_kv_ring(void **state)
+{
+    const struct kn_kv kv = {.type = {KN_F16, KN_F32}, .cap = 512, .n_head_kv = 2, .head_dim = 16};
+    char why[160];
+    (void)state;
+    assert_int_equal(kn_kv_room(1), 256);
+    assert_int_equal(kn_kv_room(256), 256);
+    assert_int_equal(kn_kv_room(257), 512);
+    assert_int_equal(kn_kv_slot(&kv, 511), 511);
+    assert_int_equal(kn_kv_slot(&kv, 512), 0);
+    assert_int_equal(kn_kv_slot(&kv, 1234567), 1234567 % 512);
+    assert_int_equal(kn_kv_run(&kv, 510, 9), 2);
+    assert_int_equal(kn_kv_run(&kv, 512, 9), 9);
+    assert_int_equal(kn_kv_run(&kv, 1023, 1), 1);
+    for (int split = 0; split < 9; split++) /* what every walk along positions relies on */
+        assert_true(kn_kv_run(&kv, split * KN_KV_SPLIT, KN_KV_SPLIT) == KN_KV_SPLIT);
+    assert_true(kn_kv_holds(&kv, 0, 511));
+    assert_false(kn_kv_holds(&kv, 0, 512));
+    assert_true(kn_kv_holds(&kv, 1, 512));
+    assert_int_equal(kn_kv_check(&kv, why, sizeof why), 0);
+    struct kn_kv bad = kv;
+    bad.cap = 300;
+    assert_int_equal(kn_kv_check(&bad, why, sizeof why), KN_EINVAL);
+    bad = kv;
+    bad.type.v = 12345;
+    assert_int_equal(kn_kv_check(&bad, why, sizeof why), KN_ETYPE);
+    assert_string_equal(why, "KV types F16 and an unknown number (expected each to be f16, bf16 or f32)");
+    assert_false(kn_kv_known(KN_Q8_0));
 }
 
 /* Every cut of the last cycle: the same first ids for every length. */
@@ -294,7 +416,7 @@ static void test_nan_target(void **state)
     must(tiny_write(path, &y, &e), &e);
     struct model *t = load(path, be);
     for (int check = 0; check < 2; check++) {
-        const struct session_options o = {.ctx = 50, .kv_type = KN_F16, .check_layers = check};
+        const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}, .check_layers = check};
         must(session_new(&s, t, NULL, &o, &e), &e);
         int rc = session_prefill(s, prompt, 20, NULL, NULL, &e);
         if (!check) {
@@ -347,7 +469,7 @@ static int load_and_run(struct err *e)
 {
     struct model *t = NULL, *d = NULL;
     struct session *s = NULL;
-    const struct session_options o = {.ctx = 50, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
     const struct spec_options g = {.n = 9, .sampler = greedy};
     struct spec_stats st;
     int rc = -1;
@@ -383,12 +505,13 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lossless),       cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_stops),          cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_recorded_ends),  cmocka_unit_test(test_recorded_stale),
-        cmocka_unit_test(test_sliding_target), cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_nan_target),     cmocka_unit_test(test_nan_drafter),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_lossless),       cmocka_unit_test(test_kv_types),
+        cmocka_unit_test(test_kv_bytes),       cmocka_unit_test(test_kv_ring),
+        cmocka_unit_test(test_lengths),        cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_recorded),       cmocka_unit_test(test_recorded_ends),
+        cmocka_unit_test(test_recorded_stale), cmocka_unit_test(test_sliding_target),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_nan_target),
+        cmocka_unit_test(test_nan_drafter),    cmocka_unit_test(test_memory),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("engine", tests, NULL, NULL);

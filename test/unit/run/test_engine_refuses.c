@@ -126,7 +126,7 @@ static void test_session_refuses(void **state)
 {
     static const int32_t bad[] = {1, 2, TINY_VOCAB};
     struct model *t = load(target_path, be), *d = load(drafter_path, be);
-    struct session_options o = {.ctx = 50, .kv_type = KN_F16, .block = TINY_BLOCK + 1};
+    struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}, .block = TINY_BLOCK + 1};
     struct spec_options g = {.n = 50, .sampler = greedy};
     struct spec_stats st;
     struct session *s;
@@ -134,7 +134,7 @@ static void test_session_refuses(void **state)
     (void)state;
     expect_error(session_new(&s, t, d, &o, &e), &e, ERR_USAGE, "expected 2 to the 5");
     /* what the flags and a state take */
-    const struct session_options longest = {.ctx = SESSION_MAX_CTX + 1, .kv_type = KN_F16};
+    const struct session_options longest = {.ctx = SESSION_MAX_CTX + 1, .kv = {KN_F16, KN_F16}};
     e = (struct err){0};
     expect_error(session_new(&s, t, d, &longest, &e), &e, ERR_USAGE, "expected 1 to 1073741824 positions");
     o.block = 0, e = (struct err){0};
@@ -175,7 +175,7 @@ static void expect_refused(const char *path, struct model *t, struct model *d, i
     struct state *st;
     struct state_info info;
     struct session *s = NULL;
-    const struct session_options o = {.ctx = ctx, .chunk = chunk, .kv_type = kv};
+    const struct session_options o = {.ctx = ctx, .chunk = chunk, .kv = {kv, kv}};
     int rc = state_open(&st, path, &info, &e);
     if (rc == 0) {
         must(session_new(&s, t, d, &o, &e), &e);

@@ -29,7 +29,7 @@ static struct session *start(void)
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = 60, .kv_type = KN_F16};
+    const struct session_options o = {.ctx = 60, .kv = {KN_F16, KN_F16}};
     must(session_new(&s, target, drafter, &o, &e), &e);
     return s;
 }

@@ -538,6 +538,34 @@ static void test_open_refuses(void **state)
     }
 }
 
+/* llama.cpp's converter declares Gemma 4's <|tool_response> user-defined, and its engine takes it for a
+ * control token that ends a generation: plain text does not become it. */
+static void test_tool_response(void **state)
+{
+    (void)state;
+    static const char text[] = "a<|tool_response>b<|tool_response|>";
+    struct change c = {"gemma4", K "tokens", TOKEN, 262, "<|tool_response>", NULL};
+    for (int i = 0; i < 2; i++) {
+        struct gguf_writer *w = tiny(c.model);
+        struct tokenizer *t;
+        struct err e = {0};
+        apply(w, &c);
+        struct gguf *g = through_file(w);
+        must(tok_open(&t, g, &e), &e);
+        for (int special = 0; special < 2; special++) {
+            struct result r = {0};
+            int seen = 0;
+            encode_all(t, special, false, text, sizeof text - 1, &r);
+            for (size_t k = 0; k < r.n; k++) seen += r.ids[k] == 262;
+            assert_int_equal(seen, special || i);
+            free_result(&r);
+        }
+        tok_close(t);
+        gguf_close(g);
+        c.s = "<|tool_response|>"; /* another user-defined token stays one */
+    }
+}
+
 /* The better score first, not the earlier place: " ab" is " a" + "b" by score and by these merges; equal
  * scores go by place. */
 static void test_scores(void **state)
@@ -703,21 +731,14 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference_ids),
-        cmocka_unit_test(test_getters),
-        cmocka_unit_test(test_merging),
-        cmocka_unit_test(test_cuts),
-        cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_any_bytes),
-        cmocka_unit_test(test_space_prefix),
-        cmocka_unit_test(test_chat_text),
-        cmocka_unit_test(test_long_runs),
-        cmocka_unit_test(test_decode_bytes),
-        cmocka_unit_test(test_open_refuses),
-        cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_import_refuses),
-        cmocka_unit_test(test_import_keys),
-        cmocka_unit_test(test_import_chat_template),
+        cmocka_unit_test(test_reference_ids), cmocka_unit_test(test_getters),
+        cmocka_unit_test(test_merging),       cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_streams),       cmocka_unit_test(test_any_bytes),
+        cmocka_unit_test(test_space_prefix),  cmocka_unit_test(test_chat_text),
+        cmocka_unit_test(test_long_runs),     cmocka_unit_test(test_decode_bytes),
+        cmocka_unit_test(test_open_refuses),  cmocka_unit_test(test_tool_response),
+        cmocka_unit_test(test_scores),        cmocka_unit_test(test_import_refuses),
+        cmocka_unit_test(test_import_keys),   cmocka_unit_test(test_import_chat_template),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

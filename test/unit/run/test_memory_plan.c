@@ -1,5 +1,5 @@
-/* test_plan.c - plans of a device's memory: the bytes of a real session, and refusals that say what would
- * fit.
+/* test_memory_plan.c - plans of a device's memory: the bytes of a real session, and refusals that say what
+ * would fit.
  *
  * The device is made up: it answers what memory it has, and everything else is never called. */
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "../../../common/run/plan.h"
+#include "../../../common/run/memory_plan.h"
 #include "tiny_pair.h"
 
 /* ---- a device ---- */
@@ -108,12 +108,12 @@ static int teardown(void **state)
     return 0;
 }
 
-static struct planner *open_planner(const char *drafter)
+static struct memory_planner *open_planner(const char *drafter)
 {
     const struct desc_override o = {.draft_causal = -1};
-    struct planner *p;
+    struct memory_planner *p;
     struct err e = {0};
-    assert_int_equal(plan_open(&p, open_device(), target_path, drafter, &o, &e), 0);
+    assert_int_equal(memory_plan_open(&p, open_device(), target_path, drafter, &o, &e), 0);
     return p;
 }
 
@@ -122,19 +122,20 @@ static struct planner *open_planner(const char *drafter)
 /* Caches and activations are what the same session takes where memory is taken. */
 static void equals_a_session(void **state)
 {
-    const struct session_options cases[] = {{.ctx = 300, .kv_type = KN_F16},
-                                            {.ctx = 5000, .kv_type = KN_F32, .chunk = 100},
-                                            {.ctx = 1, .kv_type = KN_BF16, .block = 3}};
+    const struct session_options cases[] = {{.ctx = 300, .kv = {KN_F16, KN_F16}},
+                                            {.ctx = 5000, .kv = {KN_F32, KN_F32}, .chunk = 100},
+                                            {.ctx = 1, .kv = {KN_BF16, KN_BF16}, .block = 3},
+                                            {.ctx = 700, .kv = {KN_F32, KN_BF16}}};
     (void)state;
     for (int drafted = 0; drafted < 2; drafted++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            struct planner *p = open_planner(drafted ? drafter_path : NULL);
-            struct plan_bytes b, without;
+            struct memory_planner *p = open_planner(drafted ? drafter_path : NULL);
+            struct memory_plan b, without;
             struct model *target, *drafter = NULL;
             struct session *s;
             struct err e = {0};
-            assert_int_equal(plan_session(p, &cases[i], false, &b, &e), 0);
-            assert_int_equal(plan_session(p, &cases[i], true, &without, &e), 0);
+            assert_int_equal(memory_plan_session(p, &cases[i], false, &b, &e), 0);
+            assert_int_equal(memory_plan_session(p, &cases[i], true, &without, &e), 0);
             assert_int_equal(model_load(&target, target_path, cpu, NULL, NULL, NULL, &e), 0);
             if (drafted) assert_int_equal(model_load(&drafter, drafter_path, cpu, NULL, NULL, NULL, &e), 0);
             assert_int_equal(session_new(&s, target, drafter, &cases[i], &e), 0);
@@ -147,108 +148,108 @@ static void equals_a_session(void **state)
             session_free(s);
             model_free(drafter);
             model_free(target);
-            plan_close(p);
+            memory_plan_close(p);
         }
 }
 
 static void fits(void **state)
 {
-    const struct session_options o = {.ctx = 3000, .kv_type = KN_F16};
-    struct planner *p = open_planner(drafter_path);
-    struct plan_bytes b;
+    const struct session_options o = {.ctx = 3000, .kv = {KN_F16, KN_F16}};
+    struct memory_planner *p = open_planner(drafter_path);
+    struct memory_plan b;
     struct err e = {0};
     (void)state;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
     device_free = b.all;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
-    assert_int_equal(plan_check(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), 0);
     device_free--;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
-    assert_int_equal(plan_check(p, &o, false, &b, &e), -1);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), -1);
     assert_int_equal(e.code, ERR_DEVICE);
-    plan_close(p);
+    memory_plan_close(p);
 }
 
 /* The context that the hint names fits, and is worth naming. */
 static void names_a_context(void **state)
 {
-    struct session_options o = {.ctx = 100000, .kv_type = KN_F16};
-    struct planner *p = open_planner(drafter_path);
-    struct plan_bytes b;
+    struct session_options o = {.ctx = 100000, .kv = {KN_F16, KN_F16}};
+    struct memory_planner *p = open_planner(drafter_path);
+    struct memory_plan b;
     struct err e = {0};
     int ctx = 0;
     (void)state;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
     device_free = b.all - b.caches / 2;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
-    assert_int_equal(plan_check(p, &o, false, &b, &e), -1);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), -1);
     assert_int_equal(e.code, ERR_DEVICE);
     assert_non_null(strstr(e.msg, "made up: too little memory"));
     assert_int_equal(sscanf(e.hint, "--ctx %d would fit", &ctx), 1);
     assert_in_range(ctx, 40000, 60000);
     o.ctx = ctx;
     memset(&e, 0, sizeof e);
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
-    assert_int_equal(plan_check(p, &o, false, &b, &e), 0);
-    plan_close(p);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), 0);
+    memory_plan_close(p);
 }
 
 static void names_a_type(void **state)
 {
-    const struct session_options o = {.ctx = 100000, .kv_type = KN_F32};
-    struct planner *p = open_planner(NULL);
-    struct plan_bytes b;
+    const struct session_options o = {.ctx = 100000, .kv = {KN_F32, KN_F32}};
+    struct memory_planner *p = open_planner(NULL);
+    struct memory_plan b;
     struct err e = {0};
     (void)state;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
     device_free = b.all - b.caches / 2;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
-    assert_int_equal(plan_check(p, &o, false, &b, &e), -1);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), -1);
     assert_string_equal(e.hint, "--kv f16 would fit");
-    plan_close(p);
+    memory_plan_close(p);
 }
 
 static void says_that_weights_do_not_fit(void **state)
 {
-    const struct session_options o = {.ctx = 100, .kv_type = KN_F16};
-    struct planner *p = open_planner(NULL);
-    struct plan_bytes b;
+    const struct session_options o = {.ctx = 100, .kv = {KN_F16, KN_F16}};
+    struct memory_planner *p = open_planner(NULL);
+    struct memory_plan b;
     struct err e = {0};
     (void)state;
     device_free = 5000;
-    assert_int_equal(plan_session(p, &o, false, &b, &e), 0);
-    assert_int_equal(plan_check(p, &o, false, &b, &e), -1);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), -1);
     assert_non_null(strstr(e.hint, "the weights alone"));
     memset(&e, 0, sizeof e);
-    assert_int_equal(plan_session(p, &o, true, &b, &e), 0);
-    assert_int_equal(plan_check(p, &o, true, &b, &e), -1);
+    assert_int_equal(memory_plan_session(p, &o, true, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, true, &b, &e), -1);
     assert_non_null(strstr(e.hint, "no context fits beside the weights"));
-    plan_close(p);
+    memory_plan_close(p);
 }
 
 static void reports_failures(void **state)
 {
-    const struct session_options good = {.ctx = 100, .kv_type = KN_F16},
-                                 bad = {.ctx = 100, .kv_type = KN_Q8_0};
+    const struct session_options good = {.ctx = 100, .kv = {KN_F16, KN_F16}},
+                                 bad = {.ctx = 100, .kv = {KN_Q8_0, KN_Q8_0}};
     const struct desc_override over = {.draft_causal = -1};
-    struct planner *p = open_planner(NULL), *none;
-    struct plan_bytes b;
+    struct memory_planner *p = open_planner(NULL), *none;
+    struct memory_plan b;
     struct err e = {0};
     (void)state;
     device_fails = true;
-    assert_int_equal(plan_session(p, &good, false, &b, &e), -1);
+    assert_int_equal(memory_plan_session(p, &good, false, &b, &e), -1);
     assert_int_equal(e.code, ERR_DEVICE);
     assert_string_equal(e.msg, "made up: memory: gone");
     device_fails = false;
     memset(&e, 0, sizeof e);
-    assert_int_equal(plan_session(p, &bad, false, &b, &e), -1);
+    assert_int_equal(memory_plan_session(p, &bad, false, &b, &e), -1);
     assert_int_equal(e.code, ERR_USAGE);
-    plan_close(p);
+    memory_plan_close(p);
     memset(&e, 0, sizeof e);
-    assert_int_equal(plan_open(&none, open_device(), "/nonexistent", NULL, &over, &e), -1);
+    assert_int_equal(memory_plan_open(&none, open_device(), "/nonexistent", NULL, &over, &e), -1);
     assert_null(none);
     assert_int_equal(e.code, ERR_IO);
-    plan_close(NULL);
+    memory_plan_close(NULL);
 }
 
 int main(void)

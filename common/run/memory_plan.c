@@ -1,10 +1,11 @@
-/* plan.c - see plan.h. */
-#include "plan.h"
+/* memory_plan.c - see memory_plan.h. */
+#include "memory_plan.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "source.h"
 
 /* ---- the backend that counts ---- */
 
@@ -17,7 +18,7 @@ struct counter {
     uint64_t scratch, products; /* each the largest that was asked for */
 };
 
-struct planner {
+struct memory_planner {
     struct counter c;
     struct kn_backend *be;
     struct model *target, *drafter;
@@ -142,11 +143,11 @@ static void counter_init(struct counter *c, struct kn_backend *be)
 
 /* ---- planners ---- */
 
-int plan_open(struct planner **out, struct kn_backend *be, const char *target, const char *drafter,
-              const struct desc_override *drafter_override, struct err *e)
+int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const char *target,
+                     const char *drafter, const struct desc_override *drafter_override, struct err *e)
 {
     const struct desc_override none = {.draft_causal = -1};
-    struct planner *p = mem_calloc(1, sizeof *p);
+    struct memory_planner *p = mem_calloc(1, sizeof *p);
     *out = NULL;
     if (!p) return err_set(e, ERR_IO, "out of memory (a plan)");
     p->be = be;
@@ -154,7 +155,7 @@ int plan_open(struct planner **out, struct kn_backend *be, const char *target, c
     struct kn_backend *counting = (struct kn_backend *)(void *)&p->c;
     if (model_load(&p->target, target, counting, &none, NULL, NULL, e) ||
         (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e))) {
-        plan_close(p);
+        memory_plan_close(p);
         return -1;
     }
     p->weights = p->c.taken;
@@ -162,7 +163,7 @@ int plan_open(struct planner **out, struct kn_backend *be, const char *target, c
     return 0;
 }
 
-void plan_close(struct planner *p)
+void memory_plan_close(struct memory_planner *p)
 {
     if (!p) return;
     model_free(p->drafter);
@@ -170,19 +171,18 @@ void plan_close(struct planner *p)
     mem_free(p);
 }
 
-static uint64_t bytes_of(const struct planner *p, const struct kn_kv *kv, int n)
+static uint64_t bytes_of(const struct memory_planner *p, const struct kn_kv *kv, int n)
 {
     uint64_t sum = 0;
     for (int i = 0; kv && i < n; i++)
-        sum += 2 *
-               p->c.memory->alloc((size_t)kv[i].cap * (size_t)kv[i].n_head_kv * (size_t)kv[i].head_dim *
-                                  (kv[i].type == KN_F32 ? 4 : 2)) *
-               (kv[i].cap > 0);
+        if (kv[i].k)
+            sum += p->c.memory->alloc(kn_kv_bytes(&kv[i], kv[i].type.k)) +
+                   p->c.memory->alloc(kn_kv_bytes(&kv[i], kv[i].type.v));
     return sum;
 }
 
-int plan_session(struct planner *p, const struct session_options *o, bool loaded, struct plan_bytes *plan,
-                 struct err *e)
+int memory_plan_session(struct memory_planner *p, const struct session_options *o, bool loaded,
+                        struct memory_plan *plan, struct err *e)
 {
     struct session *s;
     size_t free_bytes = 0, total = 0;
@@ -192,7 +192,11 @@ int plan_session(struct planner *p, const struct session_options *o, bool loaded
     p->c.taken = p->c.scratch = p->c.products = 0;
     if (session_new(&s, p->target, p->drafter, o, e)) return -1;
     plan->caches = bytes_of(p, s->kv, p->target->d->n_layer);
-    if (p->drafter) plan->caches += bytes_of(p, s->draft_kv, p->drafter->d->n_layer);
+    if (s->source && s->source->op->caches) {
+        int32_t n;
+        const struct kn_kv *kv = s->source->op->caches(s, &n);
+        plan->caches += bytes_of(p, kv, n);
+    }
     session_free(s);
     plan->weights = loaded ? 0 : p->weights;
     plan->activations = p->c.taken - plan->caches;
@@ -203,22 +207,33 @@ int plan_session(struct planner *p, const struct session_options *o, bool loaded
     return 0;
 }
 
-/* Does it fit with that context and cache type? */
-static bool fits(struct planner *p, struct session_options o, int32_t ctx, uint32_t kv_type, bool loaded)
+/* Does it fit with that context? */
+static bool fits(struct memory_planner *p, struct session_options o, int32_t ctx, bool loaded)
 {
-    struct plan_bytes plan;
+    struct memory_plan plan;
     struct err none = {0};
     o.ctx = ctx;
-    o.kv_type = kv_type;
-    return plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free;
+    return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free;
 }
 
-static int32_t largest_context(struct planner *p, const struct session_options *o, bool loaded)
+/* Would caches of f16 throughout be smaller than they are in before, and fit? */
+static bool fits_f16(struct memory_planner *p, struct session_options o, bool loaded,
+                     const struct memory_plan *before)
+{
+    struct memory_plan plan;
+    struct err none = {0};
+    o.kv = (struct kn_kv_types){KN_F16, KN_F16};
+    o.kv_layers = o.draft_kv_layers = NULL;
+    return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free &&
+           plan.caches < before->caches;
+}
+
+static int32_t largest_context(struct memory_planner *p, const struct session_options *o, bool loaded)
 {
     int32_t low = 0, high = o->ctx; /* low fits (0: nothing known), high does not */
     while (high - low > 1) {
         int32_t mid = low + (high - low) / 2;
-        if (fits(p, *o, mid, o->kv_type, loaded))
+        if (fits(p, *o, mid, loaded))
             low = mid;
         else
             high = mid;
@@ -226,8 +241,8 @@ static int32_t largest_context(struct planner *p, const struct session_options *
     return low < 256 ? low : low / 256 * 256;
 }
 
-int plan_check(struct planner *p, const struct session_options *o, bool loaded, const struct plan_bytes *plan,
-               struct err *e)
+int memory_plan_check(struct memory_planner *p, const struct session_options *o, bool loaded,
+                      const struct memory_plan *plan, struct err *e)
 {
     const double gib = 1024.0 * 1024 * 1024;
     if (plan->all <= plan->free) return 0;
@@ -237,7 +252,7 @@ int plan_check(struct planner *p, const struct session_options *o, bool loaded, 
             p->c.op.name, (double)plan->all / gib, o->ctx, (double)plan->weights / gib,
             (double)plan->caches / gib, (double)plan->activations / gib, (double)plan->scratch / gib,
             (double)plan->free / gib, (double)plan->total / gib);
-    if (o->kv_type == KN_F32 && fits(p, *o, o->ctx, KN_F16, loaded)) return err_hint(e, "--kv f16 would fit");
+    if (fits_f16(p, *o, loaded, plan)) return err_hint(e, "--kv f16 would fit");
     int32_t ctx = largest_context(p, o, loaded);
     if (ctx > 0) return err_hint(e, "--ctx %d would fit", ctx);
     if (plan->weights > plan->free)

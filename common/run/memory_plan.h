@@ -1,16 +1,16 @@
-/* plan.h - the memory of a device that a run will take, known before any is taken.
+/* memory_plan.h - the memory of a device that a run will take, known before any is taken.
  *
  * A planner loads the models and makes sessions on a backend that counts: it has the device's sizes
  * (kn_ops.memory) and takes nothing. So the plan is made by the code that it is a plan for. Devices whose
  * memory is the host's have no plan.
  *
  * A planner owns its models; it borrows the backend, which outlives it. */
-#ifndef DFLASH_PLAN_H
-#define DFLASH_PLAN_H
+#ifndef DFLASH_MEMORY_PLAN_H
+#define DFLASH_MEMORY_PLAN_H
 
 #include "session.h"
 
-struct plan_bytes { /* bytes */
+struct memory_plan { /* bytes */
     uint64_t weights;
     uint64_t caches;      /* keys and values, recurrent state */
     uint64_t activations; /* of a pass, and what a session keeps beside its caches */
@@ -19,17 +19,17 @@ struct plan_bytes { /* bytes */
     uint64_t free, total; /* of the device, now */
 };
 
-struct planner;
+struct memory_planner;
 /* drafter may be NULL. Errors: those of model_load. */
-int plan_open(struct planner **p, struct kn_backend *be, const char *target, const char *drafter,
-              const struct desc_override *drafter_override, struct err *e);
-void plan_close(struct planner *p);
+int memory_plan_open(struct memory_planner **p, struct kn_backend *be, const char *target,
+                     const char *drafter, const struct desc_override *drafter_override, struct err *e);
+void memory_plan_close(struct memory_planner *p);
 /* What a session with o takes, its models included where loaded is false. Errors: those of session_new. */
-int plan_session(struct planner *p, const struct session_options *o, bool loaded, struct plan_bytes *plan,
-                 struct err *e);
+int memory_plan_session(struct memory_planner *p, const struct session_options *o, bool loaded,
+                        struct memory_plan *plan, struct err *e);
 /* 0 if it fits; else ERR_DEVICE: what is needed, what is free, and with what it would fit: the largest
  * context up to o->ctx, or a smaller cache type. */
-int plan_check(struct planner *p, const struct session_options *o, bool loaded, const struct plan_bytes *plan,
-               struct err *e);
+int memory_plan_check(struct memory_planner *p, const struct session_options *o, bool loaded,
+                      const struct memory_plan *plan, struct err *e);
 
 #endif

@@ -1,0 +1,157 @@
+/* kv_flags.c - see kv_flags.h. */
+#include "kv_flags.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int no_type(const char *flag, const char *got, size_t n, struct err *e)
+{
+    return err_set(e, ERR_USAGE, "%s: cache type not supported (expected " KN_KV_TYPES ", got %.*s)", flag,
+                   (int)n, got);
+}
+
+static int one_type(const char *flag, const char *text, size_t n, uint32_t *type, struct err *e)
+{
+    char name[16];
+    if (n >= sizeof name) return no_type(flag, text, n, e);
+    memcpy(name, text, n);
+    name[n] = 0;
+    const struct kn_type_info *t = kn_type_by_name(name);
+    if (!t || !kn_kv_known(t->type)) return no_type(flag, text, n, e);
+    *type = t->type;
+    return 0;
+}
+
+/* "K" or "K,V". */
+static int both_types(const char *flag, const char *text, struct kn_kv_types *types, struct err *e)
+{
+    const size_t k = strcspn(text, ",");
+    if (one_type(flag, text, k, &types->k, e)) return -1;
+    types->v = types->k;
+    return text[k] ? one_type(flag, text + k + 1, strlen(text + k + 1), &types->v, e) : 0;
+}
+
+/* ---- lists of layers ---- */
+
+static int bad_item(const char *item, const char *why, struct err *e)
+{
+    return err_set(e, ERR_USAGE,
+                   "--kv-layers: %s (expected N, N-N, taps, sliding, first N or last N, got '%s')", why,
+                   item);
+}
+
+/* A number that all of text is; -1: it is none, or larger than a layer's. */
+static int32_t number(const char *text)
+{
+    char *end;
+    if (!isdigit((unsigned char)*text)) return -1;
+    const long x = strtol(text, &end, 10);
+    return *end || x > DESC_MAX_LAYERS ? -1 : (int32_t)x;
+}
+
+/* The first n layers with a cache, or the last. */
+static void mark_ends(const struct desc *t, bool last, int32_t n, bool *in)
+{
+    for (int i = 0; i < t->n_layer && n > 0; i++) {
+        const int at = last ? t->n_layer - 1 - i : i;
+        if (!t->layer[at].recurrent) in[at] = true, n--;
+    }
+}
+
+static int mark_range(const struct desc *t, const char *item, bool *in, struct err *e)
+{
+    char low[16];
+    const size_t n = strcspn(item, "-");
+    if (n >= sizeof low) return bad_item(item, "no such layers", e);
+    memcpy(low, item, n);
+    low[n] = 0;
+    const int32_t from = number(low), to = item[n] ? number(item + n + 1) : from;
+    if (from < 0 || to < from) return bad_item(item, "no such layers", e);
+    if (to >= t->n_layer) return bad_item(item, "past the last layer", e);
+    if (from == to && t->layer[from].recurrent) return bad_item(item, "a layer without keys and values", e);
+    for (int32_t i = from; i <= to; i++) in[i] = true;
+    return 0;
+}
+
+static int mark(const struct desc *t, const struct desc *d, const char *item, bool *in, struct err *e)
+{
+    const bool first = !strncmp(item, "first ", 6), last = !strncmp(item, "last ", 5);
+    if (first || last) {
+        const int32_t n = number(item + (first ? 6 : 5));
+        if (n < 1) return bad_item(item, "not a number of layers", e);
+        mark_ends(t, last, n, in);
+        return 0;
+    }
+    if (!strcmp(item, "sliding")) {
+        for (int i = 0; i < t->n_layer; i++) in[i] |= t->layer[i].window > 0;
+        return 0;
+    }
+    if (strcmp(item, "taps")) return mark_range(t, item, in, e);
+    if (!d) return bad_item(item, "there is no drafter (-d DRAFTER)", e);
+    for (int i = 0; i < d->n_taps; i++)
+        if (d->taps[i] < t->n_layer) in[d->taps[i]] = true;
+    return 0;
+}
+
+/* One "LIST=K[,V]" onto the layers that it names. */
+static int some_layers(const struct desc *t, const struct desc *d, const char *text, struct kn_kv_types *of,
+                       struct err *e)
+{
+    bool in[DESC_MAX_LAYERS] = {false};
+    char item[32];
+    struct kn_kv_types types;
+    const char *is = strrchr(text, '=');
+    if (!is) return err_set(e, ERR_USAGE, "--kv-layers: expected LIST=K[,V], got '%s'", text);
+    if (both_types("--kv-layers", is + 1, &types, e)) return -1;
+    for (const char *p = text; p <= is; p++) {
+        const size_t n = strcspn(p, ",=");
+        snprintf(item, sizeof item, "%.*s", (int)(n < sizeof item ? n : sizeof item - 1), p);
+        if (mark(t, d, item, in, e)) return -1;
+        p += n;
+    }
+    for (int i = 0; i < t->n_layer; i++)
+        if (in[i] && !t->layer[i].recurrent) of[i] = types;
+    return 0;
+}
+
+/* ---- all of it ---- */
+
+/* true: all layers with a cache have these types. */
+static bool all_are(const struct desc *d, const struct kn_kv_types *of, struct kn_kv_types types)
+{
+    for (int i = 0; i < d->n_layer; i++)
+        if (!d->layer[i].recurrent && (of[i].k != types.k || of[i].v != types.v)) return false;
+    return true;
+}
+
+int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc *d,
+                     const struct state_info *info, struct session_options *o, struct err *e)
+{
+    struct kn_kv_types all = {KN_F16, KN_F16}, draft;
+    if (f->kv && both_types("--kv", f->kv, &all, e)) return -1;
+    draft = all;
+    if (f->draft_kv && both_types("--draft-kv", f->draft_kv, &draft, e)) return -1;
+    for (int i = 0; i < DESC_MAX_LAYERS; i++) {
+        const bool kept = info && !f->kv, has[2] = {kept && i < info->n_layer && kn_kv_known(info->kv[i].k),
+                                                    kept && !f->draft_kv && i < info->n_draft_layer};
+        f->of[0][i] = has[0] ? info->kv[i] : all;
+        f->of[1][i] = has[1] ? info->draft_kv[i] : draft;
+    }
+    for (int i = 0; i < f->layers.n; i++)
+        if (some_layers(t, d, f->layers.v[i], f->of[0], e)) return -1;
+    o->kv = f->of[0][desc_attention(t) - t->layer];
+    o->kv_layers = all_are(t, f->of[0], o->kv) ? NULL : f->of[0];
+    o->draft_kv_layers = !d || all_are(d, f->of[1], o->kv) ? NULL : f->of[1];
+    return 0;
+}
+
+const char *kv_flags_text(struct kn_kv_types types, char text[32])
+{
+    const struct kn_type_info *k = kn_type_info(types.k), *v = kn_type_info(types.v);
+    snprintf(text, 32, "%s%s%s", k->name, types.k == types.v ? "" : ",", types.k == types.v ? "" : v->name);
+    for (char *p = text; *p; p++) *p = (char)tolower((unsigned char)*p);
+    return text;
+}

@@ -1,0 +1,39 @@
+/* kv_flags.h - the flags that say of which types a session's caches are: --kv, --kv-layers, --draft-kv. */
+#ifndef DFLASH_KV_FLAGS_H
+#define DFLASH_KV_FLAGS_H
+
+#include "../common/run/state.h"
+#include "cli.h"
+
+struct kv_flags {
+    const char *kv, *draft_kv; /* as given, or NULL */
+    struct cli_list layers;
+    struct kn_kv_types of[2][DESC_MAX_LAYERS]; /* of target and drafter: what the flags come to */
+};
+
+#define KV_FLAGS(f)                                                                                          \
+    {"--kv",                                                                                                 \
+     CLI_STR,                                                                                                \
+     &(f).kv,                                                                                                \
+     "K[,V]",                                                                                                \
+     "cache types of keys and values: f16, bf16 or f32 (default f16, or as the state has it)",               \
+     0,                                                                                                      \
+     0},                                                                                                     \
+    {                                                                                                        \
+        "--kv-layers", CLI_LIST, &(f).layers, "LIST=K[,V]",                                                  \
+            "the same of some target layers: N, N-N, taps, sliding, first N, last N (repeatable)", 0, 0      \
+    }
+#define KV_DRAFT_FLAG(f)                                                                                     \
+    {                                                                                                        \
+        "--draft-kv", CLI_STR, &(f).draft_kv, "K[,V]", "the same of the drafter's layers (default as --kv)", \
+            0, 0                                                                                             \
+    }
+
+/* The types of o's caches. What no flag says is as info has it (a state's; NULL: there is none), else f16.
+ * d: NULL without a drafter. o borrows f. ERR_USAGE: a type or a list that is none. */
+int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc *d,
+                     const struct state_info *info, struct session_options *o, struct err *e);
+/* "f16", or "f16,bf16". */
+const char *kv_flags_text(struct kn_kv_types types, char text[32]);
+
+#endif

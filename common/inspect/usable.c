@@ -1,0 +1,49 @@
+/* usable.c - see usable.h. */
+#include "usable.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool takes(const struct gguf_tensor *t)
+{
+    const struct kn_type_info *ti = kn_type_info(t->type);
+    const size_t n = strlen(t->name);
+    const bool weight = n > 7 && !strcmp(t->name + n - 7, ".weight");
+    if (t->n_dims < 2 || !weight || strstr(t->name, "ssm_conv1d")) return ti->can_decode;
+    return ti->can_multiply;
+}
+
+/* Of a block behind those that are run. */
+static bool left_out(const struct gguf_tensor *t, const struct desc *d)
+{
+    int32_t layer;
+    return sscanf(t->name, "blk.%9d.", &layer) == 1 && layer >= d->n_layer;
+}
+
+const struct gguf_tensor *usable_types(const struct gguf *g, const struct desc *d, int64_t *n, char *text,
+                                       size_t size)
+{
+    const struct gguf_tensor *first = NULL;
+    *n = 0;
+    text[0] = 0;
+    for (uint64_t i = 0; i < g->n_tensors; i++) {
+        const struct gguf_tensor *t = &g->tensor[i];
+        int64_t same = 0;
+        bool told = false;
+        if (takes(t) || left_out(t, d)) continue;
+        if (!first) first = t;
+        (*n)++;
+        for (uint64_t j = 0; j < g->n_tensors; j++) {
+            const struct gguf_tensor *u = &g->tensor[j];
+            if (u->type != t->type || takes(u) || left_out(u, d)) continue;
+            told |= j < i;
+            same++;
+        }
+        const size_t used = strlen(text);
+        if (!told && used < size)
+            snprintf(text + used, size - used, "%s%s (%" PRId64 " tensor%s)", used ? ", " : "",
+                     kn_type_info(t->type)->name, same, same == 1 ? "" : "s");
+    }
+    return first;
+}

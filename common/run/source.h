@@ -1,0 +1,68 @@
+/* source.h - where a stream's proposals come from.
+ *
+ * A source proposes tokens to stand behind the anchor, a stream's last token. A cycle knows no more of it
+ * than this table: what the target's passes have to leave for it, how rows that stay become its context, and
+ * how it proposes. There are two kinds. One proposes by operations on the device (a drafter): they are part
+ * of a recording, and the host need not see the proposals before they are verified. One is asked on the host
+ * (a look-up in the history); it may propose fewer tokens than there is room for, or none, and it may be
+ * without a model. Three questions are three: is there a source, does it propose in this cycle (struct plan),
+ * and may rows of the cycle be rejected (only where there is more than one).
+ *
+ * What a source proposes is a function of the tokens before the anchor and the anchor, whatever was tried on
+ * the way: the same history, the same proposals.
+ *
+ * A source belongs to an engine and is borrowed by its streams; what it keeps of one stream, its context,
+ * hangs at session.context. */
+#ifndef DFLASH_SOURCE_H
+#define DFLASH_SOURCE_H
+
+#include "session.h"
+
+struct session_rows;
+struct snap_writer;
+struct state;
+
+/* What the target's passes leave for a source. */
+struct source_needs {
+    const struct desc *tapped; /* the features of this description's taps; NULL: none */
+    bool hidden;               /* the rows after the target's final norm */
+    bool caches;               /* the target's own keys and values */
+};
+
+struct source_ops {
+    const char *name;
+    /* A stream's context, passes of the target having up to pass_rows rows. NULL: none is kept. close is
+     * called also where open failed. */
+    int (*open)(struct session *s, int32_t pass_rows, struct err *e);
+    void (*close)(struct session *s);
+    /* The keys and values among the context, n of them, all zero where a layer has none. NULL: none. */
+    const struct kn_kv *(*caches)(const struct session *s, int32_t *n);
+    /* The features that the target's last pass left become context, of rows r. Operations alone: nothing
+     * waits, nothing moves to or from the host. drafted: propose ran last, and began at these positions. All
+     * rows of a verify come here where the cycle is recorded, those that are rejected too (cycle.h). */
+    int (*context)(struct session *s, const struct session_rows *r, bool drafted, struct err *e);
+    /* Proposals for the places behind the anchor, source.rows - 1, into the cursor's ids from 1 on; one that
+     * is none is KN_PICK_NAN. Operations alone. all_rows: leave logits of row 0 too, so that they are [rows,
+     * n_vocab]. NULL: look is there. */
+    int (*propose)(struct session *s, bool all_rows, struct err *e);
+    /* The same on the host: up to most ids behind history[n - 1], the anchor; *found of them. */
+    int (*look)(struct session *s, const int32_t *history, int32_t n, int32_t most, int32_t *ids,
+                int32_t *found, struct err *e);
+    /* The context in a state's sections, and back, when the history stands (state_impl.h). NULL: it has none,
+     * or makes it of the history. */
+    int (*save)(struct session *s, struct snap_writer *w, struct err *e);
+    int (*load)(struct session *s, struct state *st, struct err *e);
+};
+
+struct source {
+    const struct source_ops *op;
+    struct model *model; /* borrowed; NULL: it has none */
+    int32_t rows;        /* a block: the anchor and as many proposals as it can make, 2 .. SESSION_MAX_ROWS */
+    int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
+    struct source_needs needs;
+};
+
+/* source_dflash.c: a DFlash drafter. */
+struct source source_dflash(struct model *drafter);
+
+#endif

@@ -1,0 +1,117 @@
+/* source_dflash.c - a DFlash drafter as a source: the two passes of dflash.c over a stream's caches.
+ *
+ * Its context is keys and values, one ring a layer, made of the taps of the rows that stay. A block is the
+ * anchor and masks; its proposals are the likeliest tokens. */
+#include "session_impl.h"
+#include "state_impl.h"
+
+#include "../base/mem.h"
+
+/* Of one stream. */
+struct context {
+    struct kn_kv *kv; /* [n_layer] */
+};
+
+static struct kn_kv *caches_of(const struct session *s)
+{
+    return s->context ? ((struct context *)s->context)->kv : NULL;
+}
+
+static int open_context(struct session *s, int32_t pass_rows, struct err *e)
+{
+    struct context *c = s->context = mem_calloc(1, sizeof *c);
+    if (!c) return err_set(e, ERR_IO, "out of memory (a drafter's context)");
+    return session_new_caches(s, s->source->model, pass_rows, &c->kv, e);
+}
+
+static void close_context(struct session *s)
+{
+    session_free_caches(s, s->source->model, caches_of(s));
+    mem_free(s->context);
+    s->context = NULL;
+}
+
+static const struct kn_kv *caches(const struct session *s, int32_t *n)
+{
+    *n = s->source->model->d->n_layer;
+    return caches_of(s);
+}
+
+/* What a drafter works with: its own angles, the rest as the target. */
+static struct work draft_work(const struct session *s)
+{
+    struct work w = s->work;
+    w.rope[0] = w.draft_rope;
+    return w;
+}
+
+static int context(struct session *s, const struct session_rows *r, bool drafted, struct err *e)
+{
+    struct work w = draft_work(s);
+    const struct pass p = {.w = &w,
+                           .angles = drafted && r->n <= s->o.block,
+                           .kv = caches_of(s),
+                           .n = r->n,
+                           .first_pos = r->first_pos,
+                           .pos = r->pos,
+                           .features = s->features};
+    return dflash_context(s->source->model, &p, e);
+}
+
+static int propose(struct session *s, bool all_rows, struct err *e)
+{
+    const int32_t skip = all_rows ? 0 : 1, n = s->o.block, n_vocab = s->target->d->n_vocab;
+    const struct model *m = s->source->model;
+    struct work w = draft_work(s);
+    const struct pass p = {.w = &w,
+                           .kv = caches_of(s),
+                           .n = n,
+                           .first_pos = s->n_past,
+                           .ids = s->d->block,
+                           .pos = s->d->pos,
+                           .visible_from = s->o.draft_window ? &s->d->first : NULL};
+    const struct kn_pick pick = {.logits = s->logits + (all_rows ? n_vocab : 0),
+                                 .pos = s->d->pos + 1,
+                                 .history = s->d_history,
+                                 .n = n - 1,
+                                 .n_vocab = n_vocab,
+                                 .sampler = {.top_p = 1, .repeat_penalty = 1}, /* greedy */
+                                 .out = s->d->ids + 1};
+    if (dflash_block(m, s->target, &p, e) || session_run_head(s, m, skip, n - skip, e)) return -1;
+    const int rc = s->op->pick(s->be, &pick);
+    return rc ? model_failed(m, "pick", rc, e) : 0;
+}
+
+static int save(struct session *s, struct snap_writer *w, struct err *e)
+{
+    const struct desc *d = s->source->model->d;
+    for (int i = 0; i < d->n_layer; i++)
+        if (state_save_layer(s, &caches_of(s)[i], &d->layer[i], "DKV ", w, e)) return -1;
+    return 0;
+}
+
+static int load(struct session *s, struct state *st, struct err *e)
+{
+    const struct desc *d = s->source->model->d;
+    for (int i = 0; i < d->n_layer; i++)
+        if (state_load_layer(st, s, &caches_of(s)[i], &d->layer[i], "DKV ", e)) return -1;
+    return 0;
+}
+
+static const struct source_ops dflash = {.name = "dflash",
+                                         .open = open_context,
+                                         .close = close_context,
+                                         .caches = caches,
+                                         .context = context,
+                                         .propose = propose,
+                                         .save = save,
+                                         .load = load};
+
+struct source source_dflash(struct model *drafter)
+{
+    return (struct source){.op = &dflash,
+                           .model = drafter,
+                           .rows = drafter->d->block_size,
+                           .mask = drafter->d->mask_id,
+                           .needs = {.tapped = drafter->d}};
+}

@@ -1,0 +1,108 @@
+/* plans.h - plans drawn at random, what must not depend on them, and a source that follows a script.
+ *
+ * Of test_plans.c and test_recurrent.c. The reference of proposals is a run that drafts in every cycle and
+ * keeps one row: it has a block for every anchor. */
+#ifndef TEST_PLANS_H
+#define TEST_PLANS_H
+
+#include "../streams.h"
+
+#include "../../../common/run/source.h"
+
+/* ---- plans ---- */
+
+struct draw {
+    uint32_t x;
+    int32_t most;     /* rows of a block; 1: no plan drafts */
+    int drafted, all; /* plans made */
+};
+
+static inline uint32_t draw_next(uint32_t *x)
+{
+    *x = *x * 1664525u + 1013904223u;
+    return *x >> 16;
+}
+
+/* Runs of both: a plan drafts or not as the one before it, mostly. */
+static inline void draw_plan(void *ctx, struct plan *p)
+{
+    static int32_t chain[SESSION_MAX_ROWS];
+    struct draw *d = ctx;
+    const bool flip = draw_next(&d->x) % 3 == 0, before = d->x >> 31;
+    *p = (struct plan){.draft = d->most > 1 && (flip ? draw_next(&d->x) % 2 : before), .rows = 1};
+    if (p->draft) p->rows = 1 + (int32_t)(draw_next(&d->x) % (uint32_t)d->most);
+    for (int32_t r = 0; r < SESSION_MAX_ROWS; r++) chain[r] = r - 1;
+    if (d->x & 0x100000) p->parents = chain;
+    d->drafted += p->draft;
+    d->all++;
+}
+
+/* Every block that r drafted is the one that ref, of one row a cycle, drafted at the same anchor. */
+static inline void same_proposals(const struct run *ref, const struct run *r, int32_t block)
+{
+    const int n = block - 1;
+    const size_t bytes = (size_t)n * sizeof *r->trace;
+    for (int i = 0; i < r->n_trace / n; i++) {
+        const int at = r->made[i] - 1;
+        assert_true(at >= 0 && at < ref->n_trace / n && ref->made[at] == r->made[i]);
+        assert_memory_equal(r->trace + i * n, ref->trace + at * n, bytes);
+    }
+}
+
+/* ---- a source without a model ---- */
+
+/* Proposes what was written before, with mistakes, and at some anchors nothing. */
+struct script {
+    struct source source; /* first */
+    const int32_t *will;  /* [n_will] the stream behind the prompt */
+    int32_t n_prompt, n_will;
+    uint32_t seed;
+    int asked, silent, proposed;
+    int32_t next; /* the position whose features become context next */
+    bool watch;   /* nothing is recorded: every context is seen */
+};
+
+static inline struct script *script_of(const struct session *s)
+{
+    return (struct script *)s->source;
+}
+
+static inline int script_look(struct session *s, const int32_t *history, int32_t n, int32_t most,
+                              int32_t *ids, int32_t *found, struct err *e)
+{
+    struct script *y = script_of(s);
+    uint32_t x = y->seed + (uint32_t)n * 977u;
+    (void)e;
+    assert_true(most >= 1);
+    assert_int_equal(n, s->n_past + 1);
+    assert_int_equal(history[n - 1], y->will[n - 1 - y->n_prompt]); /* the anchor */
+    y->asked++;
+    *found = draw_next(&x) % 4 ? (int32_t)(draw_next(&x) % (uint32_t)(most + 1)) : 0;
+    for (int32_t i = 0; i < *found; i++) {
+        const int32_t at = n + i - y->n_prompt;
+        ids[i] = at < y->n_will ? y->will[at] : 0;
+        if (draw_next(&x) % 5 == 0) ids[i] = 0;
+    }
+    y->silent += *found == 0;
+    y->proposed += *found;
+    return 0;
+}
+
+/* Features come in order, a row a position, and none twice. */
+static inline int script_context(struct session *s, const struct session_rows *r, bool drafted, struct err *e)
+{
+    struct script *y = script_of(s);
+    (void)e;
+    assert_false(drafted);
+    if (!y->watch) return 0;
+    assert_int_equal(r->first_pos, y->next);
+    assert_int_equal(r->pos[0], y->next);
+    assert_non_null(s->features);
+    y->next += r->n;
+    return 0;
+}
+
+static const struct source_ops script_ops = {
+    .name = "script", .look = script_look, .context = script_context};
+
+#endif

@@ -1,0 +1,221 @@
+/* test_plans.c - plans that change from cycle to cycle, and sources that are no drafter: the stream is the
+ * target's own whatever was tried, and a block is a function of the tokens before it. */
+#include "engine_fixture.h"
+
+#include "../../../common/run/cycle.h"
+#include "../../../common/run/session_impl.h"
+#include "plans.h"
+
+static int slide(struct gguf_writer *w, struct err *e)
+{
+    const uint8_t sliding[] = {1, 0, 1};
+    if (gguf_put_u32(w, "qwen3.attention.sliding_window", 9, e)) return -1;
+    return gguf_put_array(w, "qwen3.attention.sliding_window_pattern", GGUF_BOOL, sliding, 3, e);
+}
+
+static void run_planned(const struct way *y, struct source *x, const struct planner *p, struct run *r)
+{
+    struct err e = {0};
+    struct session *s;
+    const struct session_options o = {.ctx = y->prompt + N_NEW + SESSION_MAX_ROWS,
+                                      .chunk = y->chunk,
+                                      .block = y->block,
+                                      .draft_window = y->draft_window,
+                                      .kv = {KN_F16, KN_F16}};
+    const struct spec_options g = {.n = N_NEW,
+                                   .sampler = y->sampler,
+                                   .width = y->width,
+                                   .planner = p,
+                                   .tokens = take_tokens,
+                                   .proposals = x && x->op->look ? NULL : take_proposals,
+                                   .ctx = r};
+    memset(r, 0, sizeof *r);
+    must(session_open(&s, y->target_model, x, &o, &e), &e);
+    must(session_prefill(s, prompt, y->prompt, NULL, NULL, &e), &e);
+    must(spec_generate(s, &g, &r->st, &e), &e);
+    assert_int_equal(r->n, N_NEW);
+    session_free(s);
+}
+
+/* Random plans over a target: full, and with rings that wrap; launched one by one, and recorded. */
+static void any_plans(struct model *t, struct model *d, int32_t window)
+{
+    static struct run plain, ref, r;
+    static const int length[] = {1, 33, 250, 770};
+    static const int32_t blocks[] = {5, 5, 3, 2};
+    struct source x = source_dflash(d);
+    int64_t accepted = 0, cycles = 0, steps = 0;
+    for (int sampling = 0; sampling < 2; sampling++)
+        for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
+            struct way y = {.prompt = length[i],
+                            .chunk = 64,
+                            .draft_window = window,
+                            .sampler = sampling ? sampled : greedy,
+                            .target_model = t};
+            run_planned(&y, NULL, NULL, &plain);
+            y.block = blocks[i], y.width = 1;
+            run_planned(&y, &x, NULL, &ref);
+            same_ids(&plain, &ref);
+            assert_int_equal(ref.n_trace, (N_NEW - 1) * (y.block - 1));
+            for (uint32_t seed = 0; seed < 40; seed++) {
+                struct draw draw = {.x = seed * 2654435761u + 99, .most = y.block};
+                const struct planner p = {draw_plan, &draw};
+                if (seed % 2) recorder_on(be);
+                run_planned(&y, &x, &p, &r);
+                if (seed % 2) recorder_off(be);
+                same_ids(&plain, &r);
+                same_proposals(&ref, &r, y.block);
+                assert_int_equal(r.n_trace / (y.block - 1), r.st.cycles);
+                for (int j = 0; j < y.block; j++) accepted += j * r.st.accepted[j];
+                cycles += r.st.cycles, steps += r.st.steps;
+            }
+        }
+    /* Some cycles drafted and some did not, and proposals were right now and then. */
+    assert_true(cycles > steps / 4 && cycles < steps * 3 / 4);
+    assert_true(accepted > cycles / 40 && accepted < 3 * cycles);
+}
+
+static void test_plans(void **state)
+{
+    struct err e = {0};
+    const char *path = scratch("slide.gguf");
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    (void)state;
+    any_plans(t, d, 0);
+    any_plans(t, d, 3);
+    model_free(t);
+    must(tiny_write(path, &(struct tiny){.seed = 1, .edit = slide}, &e), &e);
+    t = load(path, be);
+    assert_int_equal(t->d->layer[0].window, 9);
+    any_plans(t, d, 0);
+    model_free(d);
+    model_free(t);
+}
+
+/* Without a draft there is no trace of the drafter in a stream, and where every cycle has one, plans of the
+ * same width are the setting's. */
+static void test_fixed(void **state)
+{
+    static struct run plain, set, planned;
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct source x = source_dflash(d);
+    struct way y = {.prompt = 33, .sampler = sampled, .target_model = t, .width = 3};
+    (void)state;
+    for (int recorded = 0; recorded < 2; recorded++) {
+        struct plan one = {.rows = 1}, three = {.draft = true, .rows = 3};
+        const struct planner never = {planner_fixed, &one}, always = {planner_fixed, &three};
+        if (recorded) recorder_on(be);
+        run_planned(&y, NULL, NULL, &plain);
+        run_planned(&y, &x, NULL, &set);
+        run_planned(&y, &x, &always, &planned);
+        same_ids(&plain, &set);
+        same_ids(&plain, &planned);
+        same_trace(&set, &planned);
+        same_counts(&set.st, &planned.st);
+        run_planned(&y, &x, &never, &planned);
+        if (recorded) recorder_off(be);
+        same_ids(&plain, &planned);
+        assert_int_equal(planned.n_trace, 0);
+        assert_int_equal(planned.st.cycles, 0);
+        assert_int_equal(planned.st.steps, N_NEW - 1);
+    }
+    model_free(d);
+    model_free(t);
+}
+
+/* ---- a source without a model ---- */
+
+static void test_script(void **state)
+{
+    static struct run plain, r;
+    static const int32_t rows[] = {2, 5, 12, SESSION_MAX_ROWS};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    int64_t accepted = 0, cycles = 0;
+    (void)state;
+    for (int i = 0; i < 160; i++) {
+        struct way y = {.prompt = i % 3 ? 33 : 250, .sampler = i % 2 ? sampled : greedy, .target_model = t};
+        struct draw draw = {.x = (uint32_t)i * 77, .most = rows[i / 2 % 4]};
+        const struct planner p = {draw_plan, &draw};
+        const bool recorded = i / 8 % 2;
+        struct script k = {
+            .source = {.op = &script_ops, .rows = draw.most, .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
+            .will = plain.id,
+            .n_will = N_NEW,
+            .n_prompt = y.prompt,
+            .seed = (uint32_t)i,
+            .watch = !recorded && i / 16 % 2};
+        run_planned(&y, NULL, NULL, &plain);
+        if (recorded) recorder_on(be);
+        run_planned(&y, &k.source, i % 5 ? &p : NULL, &r);
+        if (recorded) recorder_off(be);
+        same_ids(&plain, &r);
+        assert_true(k.asked > 0);
+        if (k.watch) assert_int_equal(k.next, y.prompt + N_NEW - 1);
+        for (int j = 0; j < SESSION_MAX_ROWS; j++) accepted += j * r.st.accepted[j];
+        cycles += r.st.cycles;
+        assert_true(k.silent > 0 || draw.most > 2);
+    }
+    assert_true(accepted > cycles / 2); /* it mostly knows */
+    model_free(d);
+    model_free(t);
+}
+
+/* ---- what is refused ---- */
+
+static void test_refused(void **state)
+{
+    static const int32_t tree[] = {-1, 0, 0}, late[] = {-1, 0, 1, 1};
+    static const struct {
+        struct plan p;
+        bool source;
+        const char *what;
+    } bad[] = {
+        {{.draft = true, .rows = 3, .parents = tree},
+         true,
+         "trees are not run (expected the parent 1 of row 2, got 0)"},
+        {{.draft = true, .rows = 4, .parents = late}, true, "expected the parent 2 of row 3, got 1"},
+        {{.draft = true, .rows = 6}, true, "rows of a plan out of range (expected 1 to 5, got 6)"},
+        {{.draft = true, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
+        {{.draft = false, .rows = 2}, true, "a plan of 2 rows without proposals"},
+        {{.draft = false, .rows = 2}, false, "rows of a plan out of range (expected 1 to 1, got 2)"},
+        {{.draft = true, .rows = 1}, false, "there is no source"},
+    };
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct way y = {.prompt = 20};
+    struct session *s;
+    struct err e = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        s = start(&y, t, bad[i].source ? d : NULL);
+        must(session_prefill(s, prompt, 20, NULL, NULL, &e) || session_cycles_begin(s, 1, &greedy, &e), &e);
+        expect_error(session_cycle_start(s, &bad[i].p, 9, &e), &e, ERR_USAGE, bad[i].what);
+        e = (struct err){0};
+        session_free(s);
+    }
+    struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.hidden = true}}};
+    const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
+    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE,
+                 "wants the target's last hidden state");
+    e = (struct err){0};
+    k.source.needs = (struct source_needs){.caches = true};
+    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");
+    e = (struct err){0};
+    k.source = (struct source){.op = &script_ops, .rows = SESSION_MAX_ROWS + 1};
+    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "65 rows");
+    model_free(d);
+    model_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_script),
+        cmocka_unit_test(test_refused),
+    };
+    if (engine_begin()) return 4;
+    int rc = cmocka_run_group_tests_name("plans", tests, NULL, NULL);
+    engine_end();
+    return rc;
+}
