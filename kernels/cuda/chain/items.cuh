@@ -169,8 +169,7 @@ DEV void item_settle(float v[ITEM_PARTS][4], const float *p, int parts)
             for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[i][j]) != CHAIN_NOT_YET;
             there |= here || i >= parts ? 1u << i : 0;
         }
-        if (!wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1), __LINE__, (unsigned)parts))
-            return;
+        if (!wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1))) return;
         item_ask(v, p, parts, there);
     }
 }
@@ -256,7 +255,6 @@ DEV void item_norm_32(const chain_step &s, bool first, const float *row, uint8_t
     for (int c = 0; c < B; c++)
         if (c < h.n) load_eight(w[c], s.norm, 256 * (h.first + c * h.on) + 8 * lane, n_in);
     if (!first) values_settle<B, 0>(v, p, h.n, h.on);
-    CHAIN_STAMP(1);
     const uint32_t to = shared_at(squares + h.first);
     if (h.n == 1)
         put_shared_if(lane == 0, to, __float_as_uint(block_squares(v[0])));
@@ -286,7 +284,6 @@ DEV void item_row_32(const chain_step &s, bool first, const float *row, uint8_t 
     for (int at = h.first, n = h.n; n > 0; n -= B, at += B * h.on) {
         float u[B][8];
         if (!first) values_settle<B, 0>(v, p, n, h.on);
-        if (n == h.n) CHAIN_STAMP(1);
 #pragma unroll
         for (int i = 0; i < 8 * B; i++) u[i / 8][i % 8] = v[i / 8][i % 8];
         p += 256 * B * h.on;
@@ -329,8 +326,7 @@ DEV void item_row_rounded(const chain_step &s, const float *row, uint8_t *act)
             for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[i][j]) != CHAIN_NOT_YET;
             there |= here ? 1u << i : 0;
         }
-    } while (wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1), __LINE__, (unsigned)words));
-    CHAIN_STAMP(1);
+    } while (wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1)));
 #pragma unroll
     for (int i = 0; i < ITEM_PARTS; i++) {
         const int k = first + 128 * i;
@@ -436,7 +432,6 @@ DEV void item_row_float(const chain_step &s, bool first, const float *values, ui
         float u[ITEM_PARTS][4], w[ITEM_PARTS][4];
         item_norm(w, s, norm, parts);
         if (!first) item_settle(v, p, parts);
-        if (slice == warp) CHAIN_STAMP(1);
 #pragma unroll
         for (int i = 0; i < 4 * ITEM_PARTS; i++) u[i / 4][i % 4] = v[i / 4][i % 4];
         p += CHAIN_WARPS * whole;
@@ -643,7 +638,7 @@ DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_
 #pragma unroll 1
         for (int part = 0; part < parts; part++) {
             const unsigned at = (unsigned)number % CHAIN_TILES;
-            CHAIN_SPENT(50, 0, bar_pass(r.full + at, (unsigned)number / CHAIN_TILES & 1));
+            bar_pass(r.full + at, (unsigned)number / CHAIN_TILES & 1);
             const uint4 tile = r.tile[at];
             to = tile.z >> 16;
             item_tile((COLUMNS *)nullptr, tile.w % ITEM_UNITS, fin, r.ring + tile.x,
@@ -763,7 +758,6 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
         else
             item_row_32(s, first, in, act);
         item_meet(s);
-        CHAIN_STAMP(2);
         item_multiply<item_blocks>(s, plan, r, first, in, act, squares, terms);
     } else {
         if (!s.own) {
@@ -773,18 +767,14 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
                 item_row_float<false>(s, first, in, act, squares);
             chain_meet();
         }
-        CHAIN_STAMP(2);
         item_multiply<item_slices>(s, plan, r, first, in, act, squares, terms);
     }
-    CHAIN_STAMP(3);
     chain_meet();
-    CHAIN_STAMP(4);
     if (s.members == 4)
         item_write_gated(s, plan.pairs, out, terms);
     else
         item_write(s, locals, c, out, squares, terms, keep);
     chain_meet(); /* activations and terms have been read; and who polls is in the way of who writes */
-    CHAIN_STAMP(5);
 }
 
 #endif

@@ -4,7 +4,6 @@
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #include "attend.cuh"
-#include "debug.cuh"
 #include "far_ring.cuh"
 #include "items.cuh"
 #include "pair.cuh"
@@ -12,9 +11,6 @@
 #include "post.cuh"
 #include "split.cuh"
 #include "wide.cuh"
-
-CHAIN_TIMES_GET(chain_k_times_get)
-CHAIN_FAULT_GET(chain_k_fault_get)
 
 /* ---- the row ---- */
 
@@ -88,7 +84,6 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
     for (int c = 0; c < B; c++)
         if (c < n) load_eight(w[c], s.norm, 256 * (warp + c * CHAIN_WARPS) + 8 * lane, 256 * units);
     if (!first) values_settle<B, CHAIN_WARPS>(v, p, n);
-    CHAIN_STAMP(1);
 #pragma unroll
     for (int c = 0; c < B; c++) {
         const float ss = block_squares(v[c]);
@@ -121,7 +116,6 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
         const int n = (units - b + CHAIN_WARPS - 1) / CHAIN_WARPS;
         values_ask<B, CHAIN_WARPS>(v, p + 256 * b, n, 0);
         if (!first) values_settle<B, CHAIN_WARPS>(v, p + 256 * b, n);
-        if (b == warp) CHAIN_STAMP(1);
         round_blocks<B, KV>(act, units, b, CHAIN_WARPS, n, v);
     }
     chain_meet();
@@ -192,7 +186,6 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
     if (rounds && warp < units) {
         values_ask<1, 1>(v, SPLIT ? row + 256 * mine : row, 1, 0);
         if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
-        CHAIN_STAMP(1);
     }
     if (!SPLIT && !here) asm volatile("" : "+l"(row)); /* it says whether the warp rounds */
     if (lane == 0) r.done[warp] = min(number, stop);
@@ -216,7 +209,7 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
                     values_ask<1, 1>(v, SPLIT ? row + 256 * mine : row, 1, 0);
             }
             const unsigned slot = (unsigned)number % CHAIN_TILES;
-            CHAIN_SPENT(50, 0, bar_pass(r.full + slot, (unsigned)number / CHAIN_TILES & 1));
+            bar_pass(r.full + slot, (unsigned)number / CHAIN_TILES & 1);
             const uint4 tile = r.tile[slot];
             const unsigned what = tile.w & 3;
             if (what == 0)
@@ -444,24 +437,10 @@ DEV int warp_get(uint32_t at)
     return v;
 }
 
-/* Attention over heads of CHAIN_GATED_HEAD, which may be gated, as step i. (Called, and with little: what it
- * needs would otherwise be in registers, or in local memory, meanwhile.) */
-template <bool BF16>
-static __device__ __noinline__ void chain_attention_gated(const chain_args &a, int i, uint8_t *smem)
-{
-    const chain_step &s = ((chain_step *)(smem + CHAIN_K_STEPS))[i % CHAIN_DESCS];
-    const chain_plan &plan = ((chain_plan *)(smem + CHAIN_K_PLAN))[i % CHAIN_DESCS];
-    const uint32_t *const state = (const uint32_t *)(smem + CHAIN_K_STATE);
-    float *const values = a.values + (state[1] & 1 ? a.set : 0);
-    wide_attention<CHAIN_GATED_HEAD, BF16, true>(
-        s, plan.kv_head, plan.unit, values + s.from, [&] { return values + s.at; }, a.parts,
-        state[0] + 1 + (unsigned)i, smem + a.act);
-}
-
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
  * far_keys or, with chain/post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
- * steps, and no attention; or gated_keys: these, and attention over heads of 256; or near_items
- * or far_items: near_keys or far_keys beside steps of types other than K. */
+ * steps, and no attention; or near_items or far_items: near_keys or far_keys beside steps of types other than
+ * K. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -499,18 +478,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             chain_ask<SPLIT>(a, r, KV());
         return;
     }
-#ifdef CHAIN_TRACE
-    if (threadIdx.x == 0)
-        for (int i = 0; i < CHAIN_STAMPS; i++) chain_clock[i] = 0;
-    if (threadIdx.x == 0) chain_clock[CHAIN_STAMPS] = clock64();
-    unsigned long long ns_0, clock_0 = clock64();
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns_0));
-#endif
     cuda_grid_wait();
-#ifdef CHAIN_TRACE
-    chain_kind = 5;
-#endif
-    CHAIN_STAMP(3);
     const uint4 state = __ldcg((const uint4 *)a.state);
     if (threadIdx.x == 0) r.state[0] = state.x, r.state[1] = state.y;
     /* The state has come (the operands wait for it) before any of the block's outputs go. */
@@ -532,9 +500,6 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         if (apart) warp_put(number, i);
         const chain_step &s = r.steps[i % CHAIN_DESCS];
         const chain_plan &plan = r.plan[i % CHAIN_DESCS];
-#ifdef CHAIN_TRACE
-        if (threadIdx.x == 0) chain_kind = i % 5;
-#endif
         if (i + 1 < a.count) {
             const int at = (i + 1) % CHAIN_DESCS;
             const chain_step &next = r.steps[at];
@@ -552,7 +517,6 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             chain_delta_run<false>(r.steps[at], r.plan[at], nullptr, nullptr,
                                    *(chain_delta_room *)(smem + a.net), nullptr);
         }
-        CHAIN_STAMP(0); /* descriptors, asking for keys, rows that are replayed */
         if (KV::nets && s.d.what == CHAIN_STATE) {
             chain_delta_run<true>(s, plan, row_of(a, r, s, false), values_of(a, r) + s.at,
                                   *(chain_delta_room *)(smem + a.net), terms);
@@ -561,9 +525,6 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
                                 a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
                                 r.state[0] + 1 + (unsigned)i);
-            chain_meet();
-        } else if (KV::nets && KV::wide && s.n_m == 0) {
-            chain_attention_gated<BF16>(a, warp_get(number), smem);
             chain_meet();
         } else if (!KV::nets && s.n_m == 0) {
             if (KV::wide)
@@ -604,11 +565,8 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                                 terms);
             else if (!rounds)
                 chain_row_load<KV>(a, r, s, first, act);
-            CHAIN_STAMP(2);
             chain_multiply<SPLIT, KV>(a, s, plan, r, rounds, first, act, terms);
-            CHAIN_STAMP(3);
             chain_meet();
-            CHAIN_STAMP(4);
             if (roomy && flags / CHAIN_SHARE == 2)
                 chain_write_shared<2>(a, r, s, c, flags, act, terms, keep);
             else if (roomy && flags / CHAIN_SHARE)
@@ -624,7 +582,6 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                 split_meet();
             else if (!early)
                 chain_meet();
-            CHAIN_STAMP(5);
         } else if (KV::nets && s.d.what == CHAIN_STATE_ROW) {
             chain_delta_keep(s, plan, true, row_of(a, r, s, false), *(chain_delta_room *)(smem + a.net));
         }
@@ -635,15 +592,6 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     /* All blocks have read the state: this one has read outputs of all of them, which came after. */
     if (blockIdx.x == 0 && threadIdx.x == 0)
         __stcg((uint4 *)a.state, make_uint4(r.state[0] + (unsigned)a.count, r.state[1] + 1, a.extent, 0));
-#ifdef CHAIN_TRACE
-    if (threadIdx.x == 0) {
-        unsigned long long ns;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-        chain_clock[51] = clock64() - clock_0, chain_clock[52] = ns - ns_0;
-    }
-    if (threadIdx.x == 0)
-        for (int i = 0; i < CHAIN_STAMPS; i++) atomicAdd(&chain_times[i], chain_clock[i]);
-#endif
 #endif
 }
 
@@ -665,8 +613,6 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {form_of<false, true, wide_keys>(), form_of<true, true, wide_keys>()},
         {form_of<false, false, net_steps>(), form_of<false, false, net_steps>()},
         {form_of<false, true, net_steps>(), form_of<false, true, net_steps>()},
-        {form_of<false, false, gated_keys>(), form_of<true, false, gated_keys>()},
-        {form_of<false, true, gated_keys>(), form_of<true, true, gated_keys>()},
         {form_of<false, false, near_items>(), form_of<true, false, near_items>()},
         {form_of<false, false, far_items>(), form_of<true, false, far_items>()}};
     return all[form][bf16];
@@ -699,10 +645,7 @@ size_t chain_delta_bytes(void)
 
 cudaError_t chain_k_open(int smem)
 {
-#ifdef CHAIN_TRACE
-    smem -= 512; /* of the trace's own */
-#endif
-    cudaError_t err = chain_fault_open();
+    cudaError_t err = cudaSuccess;
     for (int i = 0; i < 2 * CHAIN_FORMS && !err; i++)
         err = cudaFuncSetAttribute(kernel_of(i & 1, i / 2).f, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    smem);

@@ -11,7 +11,6 @@
  * probabilities are added as integers in units of 2^-44 (the CPU adds float32 exponentials in double: an id
  * at the very edge of top-p may differ, as between any two orders of adding). Noise and scores have the CPU's
  * bits. */
-#include "../chain/around.cuh"
 #include "../core/math.cuh"
 #include "../core/ops.cuh"
 
@@ -168,43 +167,7 @@ static __device__ __forceinline__ struct best *row_best(const pick &p, int row)
     return p.best + (int64_t)row * (p.n_blocks + 1);
 }
 
-/* Acceptance of one row, by a warp: its pick is the next anchor (cycle.cu has the rule for more). */
-static __device__ void accept_one(const struct kn_accept &a, int32_t id, uint64_t stamp, bool stamped)
-{
-    const int lane = threadIdx.x;
-    const uint32_t number = *a.number;
-    const int32_t pos0 = a.pos[0];
-    struct kn_result *r = &a.results[number % (uint32_t)a.n_results];
-    const uint64_t began = device_ns();
-    int32_t pos[KN_CYCLE_ROWS / 32];
-    for (int i = 0; i < KN_CYCLE_ROWS / 32; i++) pos[i] = a.pos[lane + 32 * i];
-    __syncwarp();
-    for (int i = 0; i < KN_CYCLE_ROWS / 32; i++) a.pos[lane + 32 * i] = pos[i] + 1;
-    if (lane < KN_STAMPS) r->stamp[lane] = stamped && lane == 2 ? stamp : a.stamp[lane];
-    if (lane == 0) {
-        a.history[pos0 + 1] = id;
-        r->ids[0] = a.ids[0];
-        r->picks[0] = id;
-        a.ids[0] = id;
-        if (a.anchor) *a.anchor = id;
-        if (a.first) *a.first = pos0 + 1 > a.window ? pos0 + 1 - a.window : 0;
-        *a.kept = 1;
-        if (a.behind) *a.behind = (*a.behind + 1) % a.every;
-        *a.number = number + 1;
-        r->accepted = began;
-        r->pos = pos0;
-        r->kept = 1;
-        r->usable = true;
-    }
-    __syncwarp();
-    if (lane == 0) {
-        __threadfence_system(); /* all lanes' writes, for they stand before the barrier */
-        *(volatile uint32_t *)&r->number = number + 1;
-    }
-}
-
-template <int WANT>
-static __global__ void __launch_bounds__(256) pick_scan(const pick p, const __grid_constant__ around_end end)
+template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(const pick p)
 {
     __shared__ struct best warp[8];
     __shared__ bool last;
@@ -262,16 +225,11 @@ static __global__ void __launch_bounds__(256) pick_scan(const pick p, const __gr
         b = join(b, o);
     }
     b.nan |= !isfinite(b.top) || (p.bad && p.bad[row]);
-    const int32_t id = b.nan ? KN_PICK_NAN : WANT == WANT_SAMPLE ? b.id : b.top_id;
     if (threadIdx.x == 0) {
         p.count[row] = 0;
         *row_best(p, row) = b;
-        p.out[row] = id;
+        p.out[row] = b.nan ? KN_PICK_NAN : WANT == WANT_SAMPLE ? b.id : b.top_id;
     }
-    if (WANT == WANT_TOP || !end.stamp) return; /* all else of one row alone */
-    const uint64_t now = device_ns();
-    if (threadIdx.x == 0) *end.stamp = now;
-    if (end.accepts) accept_one(end.accept, id, now, end.stamp == end.accept.stamp + 2);
 }
 
 /* ---- filters ---- */
@@ -613,8 +571,7 @@ static __device__ __forceinline__ unsigned long long greedy_key(float x, uint32_
     const uint32_t u = __float_as_uint(__fadd_rn(x, 0.0f)); /* -0 and 0 tie */
     return (unsigned long long)(u >> 31 ? ~u : u | 0x80000000u) << 32 | ~id;
 }
-static __global__ void __launch_bounds__(256)
-    pick_greedy(const pick p, const __grid_constant__ around_end end)
+static __global__ void __launch_bounds__(256) pick_greedy(const pick p)
 {
     __shared__ unsigned long long warp[8];
     __shared__ bool odd[8], last;
@@ -665,57 +622,12 @@ static __global__ void __launch_bounds__(256)
         p.count[row] = 0;
         p.out[row] = pick;
     }
-    if (!end.stamp) return;
-    const uint64_t now = device_ns();
-    if (lane == 0) *end.stamp = now;
-    if (end.accepts) accept_one(end.accept, pick, now, end.stamp == end.accept.stamp + 2);
-}
-
-/* The pick that waits for what is behind it: around.cuh. */
-struct around_pick {
-    struct pick pick;
-    bool sample;
-    struct around_end end;
-};
-static struct around_pick *waiting(struct cuda_backend *be)
-{
-    if (!be->picking) be->picking = (struct around_pick *)calloc(1, sizeof *be->picking);
-    return be->picking;
 }
 
 static dim3 greedy_grid(const struct pick *p)
 {
     return dim3((unsigned)((p->n_vocab + GREEDY - 1) / GREEDY), (unsigned)p->n);
 }
-int around_end_flush(struct cuda_backend *be)
-{
-    const struct around_pick *w = be->picking;
-    const dim3 scan((unsigned)w->pick.n_blocks, (unsigned)w->pick.n);
-    be->around_waits = AROUND_NOTHING;
-    const dim3 greedy = greedy_grid(&w->pick);
-    return cuda_check(be, "pick",
-                      cuda_launch_first(be, w->sample ? pick_scan<WANT_SAMPLE> : pick_greedy,
-                                        w->sample ? scan : greedy, dim3(256), 0, w->pick, w->end));
-}
-int around_end_stamp(struct cuda_backend *be, uint64_t *at)
-{
-    if (be->around_waits != AROUND_END || be->picking->end.stamp) return 0;
-    be->picking->end.stamp = at;
-    return 1;
-}
-int around_end_accept(struct cuda_backend *be, const struct kn_accept *a)
-{
-    struct around_pick *w = be->picking;
-    if (be->around_waits != AROUND_END || !w->end.stamp || a->n != 1 || a->n_ids != 1 ||
-        a->picks != w->pick.out || a->pos != w->pick.pos)
-        return 0;
-    w->end.accept = *a;
-    w->end.accepts = true;
-    const int rc = around_end_flush(be);
-    be->positions = be->launches;
-    return rc ? rc : 1;
-}
-
 /* A token of the history outside the vocabulary gives KN_PICK_NAN in its row: the host checks ids before they
  * come here. */
 int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
@@ -755,20 +667,8 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
         if (penalty && rc == 0)
             rc = cuda_check(be, "pick", cuda_launch(be, pick_penalise, each, block, 0, p));
         if (rc) return rc;
-        void (*one)(pick, around_end) = !sample   ? pick_greedy
-                                        : filters ? pick_scan<WANT_TOP>
-                                                  : pick_scan<WANT_SAMPLE>;
-        const struct around_end nothing = {};
-        if (a->n == 1 && !filters) { /* with the stamp and the acceptance behind it, if they come */
-            struct around_pick *w = waiting(be);
-            rc = w ? cuda_flush(be) : cuda_fail(be, KN_EMEM, "out of memory (%zu bytes)", sizeof *w);
-            if (rc) return rc;
-            w->pick = p, w->sample = sample, w->end = nothing;
-            be->around_waits = AROUND_END;
-            return 0;
-        }
-        rc = cuda_check(be, "pick",
-                        cuda_launch(be, one, sample ? scan : greedy_grid(&p), block, 0, p, nothing));
+        void (*one)(pick) = !sample ? pick_greedy : filters ? pick_scan<WANT_TOP> : pick_scan<WANT_SAMPLE>;
+        rc = cuda_check(be, "pick", cuda_launch(be, one, sample ? scan : greedy_grid(&p), block, 0, p));
         if (filters && rc == 0)
             rc = cuda_check(be, "pick", cuda_launch(be, pick_hist, scan, dim3(1024), 0, p));
         if (filters && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_list, scan, block, 0, p));
