@@ -308,7 +308,7 @@ $(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h 
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # Where there is little: calls of CUDA, and allocations, that the program lets fail.
-LIMITS_WRAP := $(foreach f,cudaMalloc cudaMemset cudaEventRecord cudaLaunchKernelExC calloc,-Wl$(comma)--wrap=$f)
+LIMITS_WRAP := $(foreach f,cudaMalloc cudaMemset cudaLaunchKernelExC calloc,-Wl$(comma)--wrap=$f)
 $(BUILD)/test/limits_gpu.o: test/gpu/check/limits_gpu.cc $(wildcard kernels/cuda/*/*.cuh) kernels/kernels.h test/gpu/harness.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<

@@ -496,13 +496,6 @@ struct kn_ops {
     int (*record_end)(struct kn_backend *, void **recording);
     int (*replay)(struct kn_backend *, void *recording);
     void (*record_free)(struct kn_backend *, void *recording);
-    /* Within a recording: products and stores of n rows between beside_begin and beside_end may run at the
-     * same time as the products and picks that follow, up to accept, which waits for both; neither reads or
-     * writes what the other writes. work: of their products, in any unit; others: of those that follow, so
-     * that a device can be shared between them. begin returns 1, or 0 where they cannot: nothing has begun
-     * then. Both NULL where a backend has no such thing. */
-    int (*beside_begin)(struct kn_backend *, int32_t n, uint64_t work, uint64_t others);
-    int (*beside_end)(struct kn_backend *);
     int32_t delta_every[2]; /* kn_delta.every that pays: without experts, with them; 0: each row */
 };
 

@@ -284,7 +284,7 @@ static int run(struct run *u, struct err *e)
     if (set.draft_logits_path && !u->r.st.cycles)
         cli_warn(&cli, "no block was drafted (the stream ended with its first token): %s is empty",
                  set.draft_logits_path);
-    cli_detail(&cli, "%.1f MiB of caches and activations", (double)u->s->bytes / 1048576);
+    cli_detail(&cli, "%.1f MiB of caches and activations", (double)session_bytes(u->s) / 1048576);
     return 0;
 }
 

@@ -80,17 +80,17 @@ void model_free(struct model *m);
 /* Activations of one pass, on the device, in work.c. Target and drafter take turns in the same ones; what
  * neither needs is NULL. */
 struct work {
-    int32_t rows;   /* capacity: the most rows a pass may have */
-    float *x;       /* [rows, n_embd] the residual stream */
-    float *y;       /* [rows, n_embd] a branch before it is normed and added */
-    float *y2;      /* [rows, n_embd] a second branch beside it */
-    float *q;       /* [rows, n_head * head_dim] */
-    float *g;       /* [rows, n_head * head_dim] gates of the attention's output */
-    float *k, *v;   /* [rows, n_head_kv * head_dim] */
-    float *fused;   /* [rows, n_embd] a drafter's features through fc: x may be in use beside it */
-    float *context; /* [rows, dflash_context_width] keys and values of a drafter's context */
-    float *attn;    /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
-    float *ff;      /* [rows, max(n_ff, n_ff_shexp)] */
+    int32_t rows;                /* capacity: the most rows a pass may have */
+    float *x;                    /* [rows, n_embd] the residual stream */
+    float *y;                    /* [rows, n_embd] a branch before it is normed and added */
+    float *y2;                   /* [rows, n_embd] a second branch beside it */
+    float *q;                    /* [rows, n_head * head_dim] */
+    float *g;                    /* [rows, n_head * head_dim] gates of the attention's output */
+    float *k, *v;                /* [rows, n_head_kv * head_dim] */
+    float *fused;                /* [rows, n_embd] a drafter's features through fc */
+    float *context;              /* [rows, dflash_context_width] keys and values of a drafter's context */
+    float *attn;                 /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
+    float *ff;                   /* [rows, max(n_ff, n_ff_shexp)] */
     float *rope[DESC_MAX_ROPES]; /* [rows, n_rot/2, 2] cos, sin */
     float *draft_rope;           /* the same of a drafter: a block's are those of the context that follows */
     float *router;               /* [rows, n_expert] */

@@ -30,8 +30,6 @@
 #define FEW 64 /* rows up to which keys are spread over blocks */
 #define NODE 512
 #define CLASSES 8
-#define JOIN_WARPS 4                        /* of a block of attn_join */
-#define JOIN_LEAVES 16                      /* that it loads at once */
 #define PLACES_SIDE(D) ((D) <= 128 ? 2 : 1) /* leaves that a block of attn_places has at once */
 #define PLACE_FLOATS 260 /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
 #define STREAM_ROWS 8    /* of attn_stream: their results fit a slot of its ring */
@@ -69,9 +67,6 @@ struct attn {
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
     struct kn_kv_types types; /* for attn_any */
-#ifdef ATTN_TRACE
-    long long *trace; /* [blocks][16] clocks */
-#endif
 #ifdef MM_TRACE
     unsigned long long *times; /* [blocks][MM_TRACE_TIMES] */
 #endif
@@ -79,23 +74,19 @@ struct attn {
 typedef void (*attn_fn)(const attn);
 
 /* attention/few.cu, attention/wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512; blocks of so many
- * tiles (1, 2, 4), warps (8; 4 for heads of 64, and for four tiles of 128 where asked) and stages; resident:
- * blocks a multiprocessor, 1 or 2, that one tile of heads of 512 has registers for. near: one tile, in
- * clusters of so many blocks, which hold so many leaves each. *smem of a block. attention/prefill.cu: more
- * rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
- */
-attn_fn attn_step_narrow(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages,
-                         size_t *smem);
+ * tiles (1, 2, 4), of 8 warps (4 for heads of 64), and stages; resident: blocks a multiprocessor, 1 or 2,
+ * that one tile of heads of 512 has registers for. near: one tile, in clusters of so many blocks, which hold
+ * so many leaves each. *smem of a block. attention/prefill.cu: more rows; warps 4 or 8; *tiles of a block,
+ * *chunks of columns. NULL: no such kernel. */
+attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem);
 attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages,
                        size_t *smem);
 attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 /* attention/stream.cu: one tile of up to STREAM_ROWS rows, units are nodes. */
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
-attn_fn attn_merge_narrow(int32_t d, bool few);
-attn_fn attn_merge_wide(int32_t d, bool few);
-attn_fn attn_join_narrow(int32_t d); /* NULL: none */
-attn_fn attn_join_wide(int32_t d);
+attn_fn attn_merge_narrow(int32_t d);
+attn_fn attn_merge_wide(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
@@ -105,11 +96,7 @@ int attn_group_launch(struct cuda_backend *be, const struct attn *a);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 
-#ifdef ATTN_TRACE
-#define STAMP(i)                                                                                             \
-    if (a.trace && threadIdx.x == 0)                                                                         \
-    a.trace[((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 16 + (i)] = clock64()
-#elif defined(MM_TRACE)
+#ifdef MM_TRACE
 DEV void attn_stamp(const attn &a, int i)
 {
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;

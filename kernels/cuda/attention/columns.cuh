@@ -182,10 +182,9 @@ DEV void weigh_leaves(const attn &a, unsigned char *raw, unsigned bars, int kv_h
         for (int tile = w; tile < a.n_tiles; tile += F::WARPS) {
             const struct span own = visible_any(a, tile, 1, pos0, bound);
             if (p0 >= own.hi || p0 + F::LEAF <= own.lo) continue; /* nobody reads these */
-            const unsigned char *from =
-                (const unsigned char *)a.q + made_at(a, made<F::D>::BYTES, tile, kv_head);
-            const float unit[2] = {__ldcg((const float *)(from + made<F::D>::QUERY) + g),
-                                   __ldcg((const float *)(from + made<F::D>::QUERY) + g + 8)};
+            const unsigned char *from = (const unsigned char *)a.q + made_at(a, tile, kv_head);
+            const float unit[2] = {__ldcg((const float *)(from + made::QUERY) + g),
+                                   __ldcg((const float *)(from + made::QUERY) + g + 8)};
             float x[4][4], top[2], sum[2];
             uint32_t part[2][2][4];
             column_scores<BF16>(x, (const uint4 *)from, ring.at + (unsigned)(i % F::KEY_SLOTS * F::KEY_SLOT));
@@ -319,8 +318,58 @@ struct column_sums {
     }
 };
 
-/* As weigh_ragged, of the 64 columns that attn_step's warp has, of which this one has 32: all warps of the
- * block call. */
+/* acc = a leaf's weights times its values at my columns, all loads first. CLEAN: NaN and Inf among these
+ * count as zeros. */
+template <bool BF16, bool CLEAN>
+DEV void weigh_leaf(float acc[column_form::CT][4], const uint4 *weights, unsigned values)
+{
+    using F = column_form;
+    const int lane = threadIdx.x % 32;
+    uint4 f[4], b[2][F::CT / 2];
+#pragma unroll
+    for (int s = 0; s < 4; s++) f[s] = weights[s * 32 + lane];
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+#pragma unroll
+        for (int j = 0; j < F::CT / 2; j++) {
+            b[s][j] = load_transposed(values + (unsigned)(s * 16 * F::PITCH + j * 16) * 2);
+            if (CLEAN) make_finite<BF16>(b[s][j]);
+        }
+#pragma unroll
+    for (int t = 0; t < F::CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const uint32_t part[4] = {f[s].x, f[s].y, f[s].z, f[s].w};
+#pragma unroll
+        for (int j = 0; j < F::CT / 2; j++) {
+            mma<BF16>(acc[2 * j], part, b[s / 2][j].x, b[s / 2][j].y);
+            mma<BF16>(acc[2 * j + 1], part, b[s / 2][j].z, b[s / 2][j].w);
+        }
+    }
+}
+
+/* Of the keys p0 .. p0 + KEYS - 1 those whose values at my columns, COLS of them, hold a NaN or Inf: a bit
+ * each. */
+template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t odd_values(const uint16_t *v)
+{
+    uint64_t bits = 0;
+#pragma unroll 1
+    for (int part = 0; part < KEYS / 32; part++) {
+        const uint4 *row = (const uint4 *)(v + (part * 32 + threadIdx.x % 32) * PITCH);
+        bool bad = false;
+#pragma unroll 1
+        for (int i = 0; i < COLS / 8; i++) {
+            uint4 x = row[i];
+            bad |= make_finite<BF16>(x);
+        }
+        bits |= (uint64_t)__ballot_sync(~0u, bad) << (32 * part);
+    }
+    return bits;
+}
+
+/* Where some row sees a key that another of the tile does not, a NaN there must not meet its zero weight. One
+ * shows in what came out, and then all is done again without. Of the 64 columns that attn_step's warp has
+ * this one has 32: all warps of the block call. */
 template <bool BF16>
 DEV void column_ragged(float acc[column_form::CT][4], const uint4 *weights, const unsigned char *values,
                        unsigned at_values, int p0, const struct span sees[2])
@@ -332,7 +381,7 @@ DEV void column_ragged(float acc[column_form::CT][4], const uint4 *weights, cons
 #pragma unroll
         for (int e = 0; e < 4; e++) odd = __fmaf_rn(acc[t][e], 0.0f, odd);
     if (!__syncthreads_or(!(odd == 0.0f))) return;
-    weigh_steps<F, BF16>(acc, weights, at_values, 0, F::LEAF / 16, true);
+    weigh_leaf<BF16, true>(acc, weights, at_values);
     const uint64_t b0 = bits_of(sees[0], p0), b1 = bits_of(sees[1], p0),
                    bad = odd_values<BF16, F::LEAF, 64, F::PITCH>((const uint16_t *)values +
                                                                  threadIdx.x / 64 * 64);
@@ -380,32 +429,6 @@ struct value_ring {
 #endif
     }
 };
-
-/* acc = a leaf's weights times its values at my columns: weigh_steps, all loads first. */
-template <bool BF16> DEV void weigh_leaf(float acc[column_form::CT][4], const uint4 *weights, unsigned values)
-{
-    using F = column_form;
-    const int lane = threadIdx.x % 32;
-    uint4 f[4], b[2][F::CT / 2];
-#pragma unroll
-    for (int s = 0; s < 4; s++) f[s] = weights[s * 32 + lane];
-#pragma unroll
-    for (int s = 0; s < 2; s++)
-#pragma unroll
-        for (int j = 0; j < F::CT / 2; j++)
-            b[s][j] = load_transposed(values + (unsigned)(s * 16 * F::PITCH + j * 16) * 2);
-#pragma unroll
-    for (int t = 0; t < F::CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        const uint32_t part[4] = {f[s].x, f[s].y, f[s].z, f[s].w};
-#pragma unroll
-        for (int j = 0; j < F::CT / 2; j++) {
-            mma<BF16>(acc[2 * j], part, b[s / 2][j].x, b[s / 2][j].y);
-            mma<BF16>(acc[2 * j + 1], part, b[s / 2][j].z, b[s / 2][j].w);
-        }
-    }
-}
 
 /* A tile's results at 256 columns. all_first: the first leaf that there is a place for. */
 template <bool BF16>
@@ -477,7 +500,7 @@ DEV void add_columns(const attn &a, unsigned char *raw, unsigned bars, int kv_he
         const unsigned values = my_values + slot * F::SLOT;
         float acc[F::CT][4];
         cluster_bar_wait(bars + 8 * slot, (unsigned)phase);
-        weigh_leaf<BF16>(acc, (const uint4 *)here, values);
+        weigh_leaf<BF16, false>(acc, (const uint4 *)here, values);
         if (leaf * F::LEAF < ragged_below || leaf * F::LEAF + F::LEAF > ragged_above)
             column_ragged<BF16>(acc, (const uint4 *)here, raw + slot * F::SLOT, values, leaf * F::LEAF, sees);
         if (q && (leaf % F::LEAVES == 0 || leaf == u.first)) { /* a node begins */

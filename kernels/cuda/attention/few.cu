@@ -1,15 +1,14 @@
 /* attention/few.cu - attn_step and attn_merge for heads of 64 and 128. */
 #include "step.cuh"
 
-attn_fn attn_step_narrow(int32_t d, int32_t tiles, int32_t warps, uint32_t type, int32_t stages, size_t *smem)
+attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem)
 {
     switch (8 * d + tiles) {
     case 8 * 64 + 1: return step_of<64, 1>(type, stages, smem);
     case 8 * 64 + 4: return step_of<64, 4>(type, stages, smem);
     case 8 * 128 + 1: return step_of<128, 1>(type, stages, smem);
     case 8 * 128 + 2: return step_of<128, 2>(type, stages, smem);
-    case 8 * 128 + 4:
-        return warps == 4 ? step_of<128, 4, 4>(type, stages, smem) : step_of<128, 4>(type, stages, smem);
+    case 8 * 128 + 4: return step_of<128, 4>(type, stages, smem);
     default: return NULL;
     }
 }
@@ -17,13 +16,7 @@ attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leave
 {
     return d == 64 ? near_of<64>(type, blocks, leaves, smem) : near_of<128>(type, blocks, leaves, smem);
 }
-attn_fn attn_merge_narrow(int32_t d, bool few)
+attn_fn attn_merge_narrow(int32_t d)
 {
-    return few       ? d == 64 ? attn_merge<64, 8> : attn_merge<128, 8>
-                 : d == 64 ? attn_merge<64, 4>
-                     : attn_merge<128, 4>;
-}
-attn_fn attn_join_narrow(int32_t d)
-{
-    return d == 128 ? attn_join<128> : NULL;
+    return d == 64 ? attn_merge<64> : attn_merge<128>;
 }

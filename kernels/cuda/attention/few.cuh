@@ -54,47 +54,41 @@ template <int N> DEV void add_result(float &T, float &S, float *Y, float t, floa
     for (int i = 0; i < N; i++) Y[i] = __fmaf_rn(g, y[i], __fmul_rn(Y[i], f));
     T = to;
 }
-/* Merge the partial results of one row: N values a lane at column col. Leaves of a node in order, nodes of a
- * class in order, classes in order. classes: which of them (a mask), so that warps may share the work. */
-template <int D, int N> struct merged {
-    float T, S, Y[N];
+/* Merge the partial results of one row: four values a lane at column col. Leaves of a node in order, nodes of
+ * a class in order, classes in order. classes: which of them (a mask), so that warps may share the work. */
+template <int D> struct merged {
+    float T, S, Y[4];
     __device__ __forceinline__ void clear()
     {
         T = -INFINITY, S = 0.0f;
 #pragma unroll
-        for (int i = 0; i < N; i++) Y[i] = 0.0f;
+        for (int i = 0; i < 4; i++) Y[i] = 0.0f;
     }
     __device__ __forceinline__ void add(const merged &o)
     {
-        add_result<N>(T, S, Y, o.T, o.S, o.Y);
+        add_result<4>(T, S, Y, o.T, o.S, o.Y);
     }
     __device__ __forceinline__ void load(const float *record, int r, int col)
     {
         T = __ldcg(record + r);
         S = __ldcg(record + TILE + r);
-        const float *y = record + 2 * TILE + r * D + col;
-        if (N == 4) {
-            const float4 v = __ldcg((const float4 *)y);
-            Y[0] = v.x, Y[1] = v.y, Y[N - 2] = v.z, Y[N - 1] = v.w;
-        } else {
-            const float2 v = __ldcg((const float2 *)y);
-            Y[0] = v.x, Y[1] = v.y;
-        }
+        const float4 v = __ldcg((const float4 *)(record + 2 * TILE + r * D + col));
+        Y[0] = v.x, Y[1] = v.y, Y[2] = v.z, Y[3] = v.w;
     }
 };
 /* All nodes of one class, of the units [0, n) from absolute unit u0: a batch at a time, of the leaves of a
  * node or of the nodes. */
-template <int D, int N, int BATCH>
-DEV merged<D, N> merge_class(const attn &a, const float *part, int u0, int n, int cls, int r, int col)
+template <int D>
+DEV merged<D> merge_class(const attn &a, const float *part, int u0, int n, int cls, int r, int col)
 {
-    constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2);
+    constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2), BATCH = 4;
     const int log_unit = a.leaves ? L == 8 ? 3 : 4 : 0, node0 = u0 >> log_unit, step = a.leaves ? 1 : CLASSES;
-    merged<D, N> all, sum;
+    merged<D> all, sum;
     all.clear();
     sum.clear();
     for (int node = node0 + ((cls - node0) & (CLASSES - 1)), i = max((node << log_unit) - u0, 0), left;
          i < n;) {
-        merged<D, N> one[BATCH];
+        merged<D> one[BATCH];
         left = a.leaves ? ((node + 1) << log_unit) - u0 - i : BATCH; /* units of this batch */
         left = min(left, (n - i + step - 1) / step);
 #pragma unroll
@@ -165,14 +159,12 @@ DEV float4 gate_at(const attn &a, int64_t at, bool there)
                                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* The merge: a block 256 results of a tile, row after row; two warps, side by side, a class. BATCH: 8
- * shortens the chain where there are few blocks, 4 leaves room for more of them. */
+/* The merge: a block 256 results of a tile, row after row; two warps, side by side, a class. */
 #define MERGE_THREADS (64 * CLASSES)
-template <int D, int BATCH>
-__global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1)
-    attn_merge(const __grid_constant__ attn a)
+template <int D>
+__global__ void __launch_bounds__(MERGE_THREADS, 2) attn_merge(const __grid_constant__ attn a)
 {
-    __shared__ merged<D, 4> box[CLASSES][64];
+    __shared__ merged<D> box[CLASSES][64];
     __shared__ __align__(16) float copy[256];
     cuda_grid_early();
     if (!a.known) cuda_grid_wait();
@@ -188,11 +180,11 @@ __global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1)
     if (a.known) cuda_grid_wait();
     if (u.count > 1) { /* else written already */
         if (row < a.n)
-            box[cls][threadIdx.x % 64] = merge_class<D, 4, BATCH>(a, record_of(a, tile, kv_head, 0, D),
-                                                                  u.first, u.count, cls, at % TILE, col);
+            box[cls][threadIdx.x % 64] =
+                merge_class<D>(a, record_of(a, tile, kv_head, 0, D), u.first, u.count, cls, at % TILE, col);
         __syncthreads();
         if (cls == 0 && row < a.n) {
-            merged<D, 4> all;
+            merged<D> all;
             all.clear();
 #pragma unroll 2
             for (int i = 0; i < CLASSES; i++) all.add(box[i][threadIdx.x % 64]);
@@ -207,89 +199,4 @@ __global__ void __launch_bounds__(MERGE_THREADS, BATCH == 4 ? 2 : 1)
     if (!a.prepare) return;
     __syncthreads();
     if (threadIdx.x < 32) prepare_strip<D>(a, copy, kv_head, from / D, from % D);
-}
-
-/* The merge of few leaves of few rows, between attn_step and a product: its blocks of JOIN_WARPS warps with
- * 64 registers stand beside those of both, so they are there before attn_step ends and the product's before
- * these do. Two warps have a strip, a lane four values of a row, which come through shared memory,
- * JOIN_LEAVES at once: code that is executed once costs its length. Leaves of a node in order, nodes by
- * class, of which each has one at most. */
-template <int D>
-__global__ void __launch_bounds__(32 * JOIN_WARPS, 32 / JOIN_WARPS) attn_join(const __grid_constant__ attn a)
-{
-    STAMP(0);
-    constexpr int L = few<D>::LEAVES, RECORD = TILE * (D + 2);
-    static_assert(2 * JOIN_LEAVES <= (CLASSES - 1) * L + 1, "two nodes of a class");
-    __shared__ __align__(16) float4 values[JOIN_LEAVES][32 * JOIN_WARPS];
-    cuda_grid_early();
-    if (!a.known) cuda_grid_wait();
-    const int lane = threadIdx.x % 32, pair = threadIdx.x / 64, mine = threadIdx.x % 64 * 4,
-              kv_head = blockIdx.y;
-    const int from = a.tile0 * TILE * D + ((int)blockIdx.x * (JOIN_WARPS / 2) + pair) * 256,
-              at = (from + mine) / D, tile = at / TILE, row = row_of(a, at), col = (from + mine) % D,
-              r = at % TILE;
-    if (row_of(a, from / D) >= a.n || tile >= a.tile0 + a.n_tiles) return; /* both warps */
-    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
-    const int group = a.tile0 + (tile - a.tile0) / a.tiles * a.tiles; /* as attn_merge */
-    const struct units u = units_of<D>(a, visible_any(a, group, a.tiles, pos0, bound));
-    /* Nodes behind a multiple of CLASSES come first. */
-    const int ahead = min(u.count, (u.first / L + CLASSES) / CLASSES * CLASSES * L - u.first);
-    const float *part = record_of(a, tile, kv_head, 0, D), *from_y = part + 2 * TILE + r * D + col;
-    const int64_t at_out = ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
-    STAMP(1);
-    if (a.known) cuda_grid_wait();
-    STAMP(2);
-    float4 *const here = &values[0][threadIdx.x];
-    const float4 gate = gate_at(a, at_out, row < a.n);
-    if (row < a.n) {
-        float4 z = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (u.count > 1) {
-            merged<D, 4> all, sum;
-            all.clear();
-            sum.clear();
-#pragma unroll 1
-            for (int k0 = ahead < u.count ? ahead : 0, end = u.count; k0 >= 0;) {
-                const int some = min(end - k0, JOIN_LEAVES);
-                const float *ts = part + (k0 + min(lane, some - 1)) * RECORD + r;
-#pragma unroll 4
-                for (int j = 0; j < some; j++)
-                    copy_async(shared_at(here + j * 32 * JOIN_WARPS), from_y + (k0 + j) * RECORD);
-                copy_commit();
-                const float t = __ldcg(ts), s = __ldcg(ts + TILE); /* of leaf k0 + lane */
-                copy_wait(0);
-                STAMP(3);
-#pragma unroll 2
-                for (int j = 0; j < some; j++) {
-                    const float4 y = here[j * 32 * JOIN_WARPS];
-                    const float v[4] = {y.x, y.y, y.z, y.w};
-                    if ((u.first + k0 + j) % L == 0) { /* a node begins */
-                        all.add(sum);
-                        sum.clear();
-                    }
-                    add_result<4>(sum.T, sum.S, sum.Y, __shfl_sync(~0u, t, j), __shfl_sync(~0u, s, j), v);
-                }
-                k0 += JOIN_LEAVES;
-                if (k0 < end) continue;
-                all.add(sum);
-                sum.clear();
-                k0 = end > ahead ? 0 : -1; /* then those before, or no more */
-                end = ahead;
-            }
-            z = make_float4(divided(all.Y[0], all.S), divided(all.Y[1], all.S), divided(all.Y[2], all.S),
-                            divided(all.Y[3], all.S));
-            STAMP(4);
-            *(float4 *)(a.out + at_out) = z;
-        } else if (a.prepare) { /* written already */
-            z = __ldcg((const float4 *)(a.out + at_out));
-        }
-        *here = gated(a, z, gate);
-    }
-    if (!a.prepare) return;
-    if (pair)
-        asm volatile("bar.sync 2, 64;" ::: "memory");
-    else
-        asm volatile("bar.sync 1, 64;" ::: "memory");
-    if (threadIdx.x / 32 % 2 == 0)
-        prepare_strip<D>(a, (const float *)&values[0][64 * pair], kv_head, from / D, from % D);
-    STAMP(5);
 }

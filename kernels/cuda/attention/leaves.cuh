@@ -244,8 +244,8 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
 }
 
 /* Of a leaf's scores x of a warp's keys, of rows g and g + 8: weights as fragments, parts of their sums; top:
- * the rows' maxima, rounded up. All warps of the leaf (MEET of them) call, and meet. */
-template <class F, bool BF16, int MEET = F::SIDE>
+ * the rows' maxima, rounded up. All warps of the leaf call, and meet. */
+template <class F, bool BF16>
 DEV void side_weights(float x[F::KT][4], float top[2], const float unit[2], const struct span v[2], int p0,
                       int p, int side, float *tops, float *sums, uint4 *weights)
 {
@@ -264,7 +264,7 @@ DEV void side_weights(float x[F::KT][4], float top[2], const float unit[2], cons
         top[1] = quad_max(top[1]);
         if (c == 0) tops[g * F::KEYED + side] = top[0], tops[(g + 8) * F::KEYED + side] = top[1];
     }
-    meet_side<MEET>(p);
+    meet_side<F::SIDE>(p);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         top[half] = -INFINITY;

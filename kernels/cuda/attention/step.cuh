@@ -17,12 +17,12 @@
  * In clusters (NEAR, one tile), all leaves of a (tile, kv head) are in the shared memory of one cluster. A
  * leaf's results go, in strips of 256, to the blocks of the cluster that add them; these wait for as many
  * bytes as there must be. No result crosses global memory, and no fence is needed, which would wait for the
- * ring's writes as well. Else partial results go to memory and attn_join or attn_merge adds them. */
+ * ring's writes as well. Else partial results go to memory and attn_merge adds them. */
 #include "heads.cuh"
 
-template <int D, int T, int W = D == 64 ? 4 : 8> struct step {
+template <int D, int T> struct step {
     static constexpr int LEAF = few<D>::LEAF, LEAVES = few<D>::LEAVES;
-    static constexpr int WARPS = W;
+    static constexpr int WARPS = D == 64 ? 4 : 8;
     static constexpr int THREADS = 32 * WARPS;
     static constexpr int RESIDENT = D <= 128 || (D == 256 && T == 1) ? 2 : 1; /* blocks a multiprocessor */
     static constexpr int SIDE = WARPS / T;                                    /* warps of a tile */
@@ -127,10 +127,10 @@ DEV float near_sum(const unsigned char *y, const float2 *ts, int leaf_bytes, int
     return divided(Y, S);
 }
 
-template <int D, bool BF16, bool NEAR, int T, int W, int RESIDENT = step<D, T, W>::RESIDENT>
-__global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT) attn_step(const __grid_constant__ attn a)
+template <int D, bool BF16, bool NEAR, int T, int RESIDENT = step<D, T>::RESIDENT>
+__global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const __grid_constant__ attn a)
 {
-    using F = step<D, T, W>;
+    using F = step<D, T>;
     constexpr int LEAF = F::LEAF, PITCH = F::PITCH, THREADS = F::THREADS, CT = F::CT, WARPS = F::WARPS;
     extern __shared__ __align__(128) unsigned char raw[];
     uint4 *queries = (uint4 *)raw, *weights = (uint4 *)(raw + T * F::QUERY);
@@ -575,17 +575,16 @@ __global__ void __launch_bounds__(step<D, T, W>::THREADS, RESIDENT) attn_step(co
 }
 
 /* stages: slots of the ring. */
-template <int D, int T, int W = D == 64 ? 4 : 8, int RESIDENT = step<D, T, W>::RESIDENT>
+template <int D, int T, int RESIDENT = step<D, T>::RESIDENT>
 static attn_fn step_of(uint32_t type, int32_t stages, size_t *smem)
 {
-    using F = step<D, T, W>;
+    using F = step<D, T>;
     *smem = (size_t)(F::FIXED + stages * F::SLOT);
-    return type == KN_BF16 ? attn_step<D, true, false, T, W, RESIDENT>
-                           : attn_step<D, false, false, T, W, RESIDENT>;
+    return type == KN_BF16 ? attn_step<D, true, false, T, RESIDENT> : attn_step<D, false, false, T, RESIDENT>;
 }
 template <int D> static attn_fn near_of(uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {
     using F = step<D, 1>;
     *smem = (size_t)(F::FIXED + 2 * leaves * F::SLOT + leaves * blocks * F::box_bytes(blocks));
-    return type == KN_BF16 ? attn_step<D, true, true, 1, F::WARPS> : attn_step<D, false, true, 1, F::WARPS>;
+    return type == KN_BF16 ? attn_step<D, true, true, 1> : attn_step<D, false, true, 1>;
 }

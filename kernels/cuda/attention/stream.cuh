@@ -4,7 +4,10 @@
  * ring of its own: no warp waits for another until the node's leaves are added, so memory streams. Scores,
  * weights and results of a leaf stay in registers; results go to the ring's slot that was read last, and all
  * threads add them in order. Numbers and the order of additions are those of attn_step, as are queries and
- * new keys. */
+ * new keys.
+ *
+ * Wins over attn_step: 35B-A3B at 16,384 positions, one row 1.479 to 1.342 ms (10 %), 27B 5.272 to 5.185
+ * (1.7 %): dflash-bench rows -m 35b-a3b-q4_k_m.gguf --device cuda --rows 1,16 --context 16384. */
 #include "step.cuh"
 
 template <int D> struct stream {

@@ -9,7 +9,7 @@ attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type
     case 8 * 256 + 2: return step_of<256, 2>(type, stages, smem);
     case 8 * 256 + 4: return step_of<256, 4>(type, stages, smem);
     case 8 * 512 + 1:
-        return resident > 1 ? step_of<512, 1, 8, 2>(type, stages, smem) : step_of<512, 1>(type, stages, smem);
+        return resident > 1 ? step_of<512, 1, 2>(type, stages, smem) : step_of<512, 1>(type, stages, smem);
     case 8 * 512 + 2: return step_of<512, 2>(type, stages, smem);
     default: return NULL;
     }
@@ -18,13 +18,7 @@ attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves,
 {
     return d == 256 ? near_of<256>(type, blocks, leaves, smem) : near_of<512>(type, blocks, leaves, smem);
 }
-attn_fn attn_merge_wide(int32_t d, bool few)
+attn_fn attn_merge_wide(int32_t d)
 {
-    return few        ? d == 256 ? attn_merge<256, 8> : attn_merge<512, 8>
-                  : d == 256 ? attn_merge<256, 4>
-                      : attn_merge<512, 4>;
-}
-attn_fn attn_join_wide(int32_t d)
-{
-    return d == 256 ? attn_join<256> : attn_join<512>;
+    return d == 256 ? attn_merge<256> : attn_merge<512>;
 }

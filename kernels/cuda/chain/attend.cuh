@@ -141,7 +141,7 @@ struct chain_head : head_of<CHAIN_HEAD> {
             there = true;
 #pragma unroll
             for (int j = 0; j < W; j++) there &= value_get(&x[j], values + lane + 32 * j);
-        } while (w.more(!__all_sync(~0u, there), __LINE__, 0));
+        } while (w.more(!__all_sync(~0u, there)));
         if (norm) {
             float sum = 0.0f;
 #pragma unroll
@@ -239,7 +239,6 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
                                  kv_head * D);
         }
     }
-    CHAIN_STAMP(1);
     copy_wait(0);
     chain_heads_meet(); /* queries, keys and values are here */
     float *const row = exchange + g * F::SPITCH + w * 8 + 2 * c;
@@ -286,7 +285,6 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
     }
     if (threadIdx.x < s.n_rep)
         pair_put(part + s.n_rep * D + 2 * threadIdx.x, tops[threadIdx.x].x, tops[threadIdx.x].y, part_tag);
-    CHAIN_STAMP(2);
 }
 
 /* A warp: a column a lane of n sums (T, S, Y) in box, added up and handed on. */
@@ -330,7 +328,7 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
                     there &= one_try(y + i, p + i * step + r * D + col, tag);
                     there &= pair_try(top + i, sum + i, p + i * step + s.n_rep * D + 2 * r, tag);
                 }
-        } while (wait.more(!__all_sync(~0u, there), __LINE__, tag));
+        } while (wait.more(!__all_sync(~0u, there)));
         float t = -INFINITY, u = 0.0f, z = 0.0f;
 #pragma unroll
         for (int i = 0; i < L; i++)
@@ -339,7 +337,6 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
         box[(w * 3 + 1) * 32 + lane] = u;
         box[(w * 3 + 2) * 32 + lane] = z;
     }
-    CHAIN_STAMP(3);
     if (nodes > 1) chain_heads_meet();
     if (w) return;
     join_write<ROUNDS>(s, nodes, head, col, lane, out, box);
@@ -368,6 +365,5 @@ static __device__ __noinline__ void chain_attention(int number, int pos, int uni
         chain_heads_meet();
         chain_join<ROUNDS>(s, pos / chain_few::LEAF + 1, i, parts, tag, out, (float *)at);
     }
-    CHAIN_STAMP(5);
 }
 #endif

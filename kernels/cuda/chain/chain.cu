@@ -1,16 +1,11 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
-#include "around.cuh"
 #include "state.cuh"
 #include "../core/ops.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef CHAIN_OFF
-#define CHAIN_OFF 0
-#endif
-struct chain_tuning chain_tuning = {CHAIN_OFF, 0,     262144, 8704, 65536, 4096, 64512, 20,    65536, 1024,
-                                    1,         82944, 20480,  2560, 64512, 1,    1,     73728, 64};
+struct chain_tuning chain_tuning;
 long chain_launched, chain_heads;
 
 /* What launches hand on: device memory. */
@@ -125,18 +120,6 @@ static bool reads(const struct chain_step *last, const struct chain_product *p)
     return (last->n_m == 1 || last->gated) && last->m[0].out == p->x && last->m[0].n_out == p->w[0]->n_in;
 }
 
-/* Is the row, which the product gates, the results of attention whose projections gave the gates
- * (attend_gated)? Then it is handed on gated. */
-static bool link_gates(struct chain_step *last, const struct chain_product *p)
-{
-    if (!last || last->n_m || last->d.what || last->k_from != 2 * last->n_head * last->head) return false;
-    const struct chain_matrix *gates = &last[-1].m[1];
-    if (gates->out != p->gate || gates->n_out != p->w[0]->n_in || !reads(last, p)) return false;
-    last->gates_from = gates->column;
-    last->attn = nullptr; /* nobody reads it but who gates it */
-    return true;
-}
-
 /* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
  * memory. */
 static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
@@ -237,17 +220,16 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
         linked = be->chain_steps < CHAIN_STEPS && link_post(c, last, p, &s);
     else if (be->chain_steps < CHAIN_STEPS && !c->rounded && !((c->nets || c->gemma) && s.kind != CHAIN_K) &&
              !(c->post >= 0 && s.old))
-        linked = p->gate ? link_gates(last, p) : reads(last, p);
+        linked = !p->gate && reads(last, p);
     if (!linked) {
-        const bool first = be->around_waits == AROUND_START && !be->chain_steps && !be->waits;
-        const int rc = first ? 0 : cuda_flush(be);
+        const int rc = cuda_flush(be);
         if (rc) return rc;
         begin(be, c, p->x);
     } else {
         last->pass_on = 1;
         keep_old(c, be->chain_steps, &s);
     }
-    if (p->gate && !linked) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
+    if (p->gate) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
     c->items |= s.kind != CHAIN_K;
     c->wide |= s.kind == CHAIN_K && s.norm && s.units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
     c->step[be->chain_steps] = s;
@@ -361,45 +343,13 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
     return 1;
 }
 
-/* Attention that will be gated, it seems, for its projections have a matrix more: q, gates, k, v. (Where
- * fewer steps are before it they would be launches without it.) */
-static int attend_gated(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
-                        const struct chain_step *last)
-{
-    struct chain_state *c = be->chain;
-    const struct kn_kv *kv = a->kv;
-    const int32_t d = kv->head_dim, n_kv = kv->n_head_kv, half = s->n_rot / 2, keys = bound_of(be, kv),
-                  inner = a->n_head * d, wide = n_kv * d;
-    const bool fits =
-        !chain_tuning.off && chain_tuning.gated && be->chain_steps < CHAIN_STEPS &&
-        be->chain_steps >= (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST) && a->causal &&
-        !a->first && !a->window && d == CHAIN_GATED_HEAD && kv_form(kv->type) != KN_F32 &&
-        kv->cap % 64 == 0 && a->n_head / n_kv <= 16 &&
-        keys <= (chain_tuning.near < 4096 ? chain_tuning.near : 4096) && !s->v_norm && s->k != s->v &&
-        !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
-        (!c->attends || (c->nets && c->bf16 == (kv_form(kv->type) == KN_BF16) && c->pos == a->pos));
-    const struct chain_matrix *m = last->m;
-    const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == 4 && m[0].out == s->q &&
-                        m[2].out == s->k && m[3].out == s->v && m[0].n_out == inner && m[1].n_out == inner &&
-                        m[2].n_out == wide && m[3].n_out == wide;
-    if (!fits || !linked || c->items || c->gemma || c->rounded) return cuda_flush(be);
-    const size_t leaves = ((size_t)keys - 1) / 64 + 1;
-    struct chain_step *t =
-        put_attend(be, s, a, (leaves * (size_t)a->n_head * (size_t)(d + 2) - 1) / (CHAIN_HEAD + 2) + 1);
-    t->k_from = 2 * inner, t->v_from = 2 * inner + wide;
-    c->far = false;
-    c->nets = true;
-    return 1;
-}
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
 {
     struct chain_state *c = be->chain;
     struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr;
     const struct kn_kv *kv = a->kv;
     if (!last) return 0;
-    if (a->n != 1 || c->waits.add.y || (a->gate && last->n_m != 4) || a->n_head % kv->n_head_kv)
-        return cuda_flush(be);
-    if (last->n_m == 4) return attend_gated(be, s, a, last);
+    if (a->n != 1 || c->waits.add.y || a->gate || a->n_head % kv->n_head_kv) return cuda_flush(be);
     if (a->window || kv->head_dim != CHAIN_HEAD || s->v_norm || s->k == s->v)
         return attend_wide(be, s, a, last);
     const int32_t n_kv = kv->n_head_kv, bound = bound_of(be, kv);
@@ -437,8 +387,8 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     const struct chain_matrix *m = last->m;
     const bool fits = !chain_tuning.off && be->chain_steps + 2 <= CHAIN_STEPS && a->n == 1 &&
                       a->d_k == CHAIN_HEAD && a->d_v == CHAIN_HEAD && a->n_conv == 4 &&
-                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && (!c->attends || c->nets) &&
-                      !c->gemma && !c->waits.add.y && w->n_in == inner &&
+                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && !c->attends && !c->gemma &&
+                      !c->waits.add.y && w->n_in == inner &&
                       !(a->every && (a->n_k > DELTA_COUNTERS || delta_tuning.apart)) &&
                       !(((uintptr_t)y->s | (uintptr_t)y->conv | (uintptr_t)y->log | (uintptr_t)a->conv |
                          (uintptr_t)a->norm) %
@@ -560,17 +510,15 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     a.state = c->places->state;
     a.sums = c->places->sums;
     int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
-    if (rc == 0 && be->around_waits) rc = around_start_flush(be, !chain_tuning.late);
     if (rc) return rc;
     const bool bf16 = c->attends && c->bf16;
-    const enum chain_form form = c->nets && c->attends ? a.split ? CHAIN_GATED_SHARED : CHAIN_GATED_ATTENTION
-                                 : c->nets             ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS
-                                 : c->gemma            ? CHAIN_GEMMA
-                                 : items               ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
-                                 : far                 ? CHAIN_FAR
-                                 : a.split             ? CHAIN_SHARED
-                                 : early               ? CHAIN_PAIRS
-                                                       : CHAIN_FEW;
+    const enum chain_form form = c->nets    ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS
+                                 : c->gemma ? CHAIN_GEMMA
+                                 : items    ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
+                                 : far      ? CHAIN_FAR
+                                 : a.split  ? CHAIN_SHARED
+                                 : early    ? CHAIN_PAIRS
+                                            : CHAIN_FEW;
     rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
     if (rc) return rc;
     chain_launched++;

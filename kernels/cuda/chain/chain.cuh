@@ -29,9 +29,8 @@
  * results of attention, so on whatever was read for them.
  *
  * A gated delta net is a step between its projections and the product of its outputs (chain/delta.cuh), with
- * weights of K types, in forms of chain/kernel_k.cu's kernel of their own. There may be attention between
- * delta nets whose results are multiplied by sigmoid of gates, which are values of the same projections:
- * heads of 256, over what short contexts are, by chain/wide.cuh. They are handed on gated.
+ * weights of K types, in forms of chain/kernel_k.cu's kernel of their own. Gated attention between delta nets
+ * ends a chain: it is a launch, and the next chain begins with the product of its results, which gates them.
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
  * before, or, where outputs come early, stand in turn where activations and terms were, brought to the L2
@@ -48,28 +47,19 @@
 
 #include "../product/mm.cuh"
 
-#define CHAIN_STEPS 640 /* of a chain, at most */
-#ifndef CHAIN_LEAST
-#define CHAIN_LEAST 8 /* steps below which the launches go out one by one */
-#endif
-#ifndef CHAIN_WARPS
-#define CHAIN_WARPS 8 /* that multiply */
-#endif
-#define CHAIN_HEADS 8     /* of them, that attend: attention's structure */
-#define CHAIN_MATRICES 4  /* of a step */
-#define CHAIN_WIDTH 65536 /* outputs of a step, at most */
-#ifndef CHAIN_NORM_BLOCKS
-#define CHAIN_NORM_BLOCKS 2 /* of 256 columns that a warp keeps of a row that is normed */
-#endif
+#define CHAIN_STEPS 640       /* of a chain, at most */
+#define CHAIN_LEAST 8         /* steps below which the launches go out one by one */
+#define CHAIN_WARPS 8         /* that multiply */
+#define CHAIN_HEADS 8         /* of them, that attend: attention's structure */
+#define CHAIN_MATRICES 4      /* of a step */
+#define CHAIN_WIDTH 65536     /* outputs of a step, at most */
+#define CHAIN_NORM_BLOCKS 2   /* of 256 columns that a warp keeps of a row that is normed */
 #define CHAIN_K_NORM_BLOCKS 3 /* the same in chain/kernel_k.cu */
 #define CHAIN_POST_WIDTH (256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS)
-#ifndef CHAIN_ROW_BLOCKS
-#define CHAIN_ROW_BLOCKS 2 /* of a row that is not, read at a time */
-#endif
+#define CHAIN_ROW_BLOCKS 2      /* of a row that is not, read at a time */
 #define CHAIN_ROW 308           /* bytes of activations for 256 columns: chain/pair.cuh */
 #define CHAIN_KEEP 128          /* outputs of a block that it adds to later */
 #define CHAIN_HEAD 128          /* columns of a head */
-#define CHAIN_GATED_HEAD 256    /* the same of attention that is gated */
 #define CHAIN_LEAVES 64         /* of 64 keys that a row may see, at most: eight nodes; more: chain/far.cuh */
 #define CHAIN_PARTS 4096        /* partial results of a row of a head that there is room for, at least */
 #define CHAIN_FAR_HEADS 8       /* of a kv head over long contexts, at most */
@@ -145,7 +135,6 @@ struct __align__(16) chain_step
     struct chain_net d;
     int32_t head, window, v_norm; /* columns of a head; 0: all positions; values are normed */
     int32_t k_from, v_from;       /* of what is read, where keys begin; values: with them, or behind them */
-    int32_t gates_from; /* the same of gates that results are multiplied by, sigmoid of them; 0: none */
     /* What the row is before its norm, chain/post.cuh: (old row + norm(what the step before gives) * post) *
      * post_scale. post: NULL: that itself. */
     const float *post, *post_x; /* post_x: the old row in memory; NULL: the block has kept it */
@@ -215,8 +204,8 @@ cudaError_t chain_k_open(int smem);
 /* What the kernel of a chain can do beside the rest: nothing; outputs come early; so they do, and all blocks
  * share pairs (chain/split.cuh); keys and values come through the ring, and no outputs early; pairs that all
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
- * and no attention then; these and such pairs; these and gated attention of chain/wide.cuh, heads of
- * CHAIN_GATED_HEAD; and such pairs; steps of types other than K; these and keys through the ring. */
+ * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring.
+ */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,
@@ -225,8 +214,6 @@ enum chain_form {
     CHAIN_GEMMA,
     CHAIN_NETS,
     CHAIN_NETS_SHARED,
-    CHAIN_GATED_ATTENTION,
-    CHAIN_GATED_SHARED,
     CHAIN_ITEMS,
     CHAIN_ITEMS_FAR,
     CHAIN_FORMS
@@ -282,26 +269,24 @@ void chain_give(struct cuda_backend *be, void *descriptors);
 
 /* Chosen by measurement (docs/speed/decode.md). */
 struct chain_tuning {
-    int off;     /* 1: no chains */
-    int least;   /* steps; 0: CHAIN_LEAST */
-    int context; /* positions beyond which attention is a launch */
+    int off = 0;          /* 1: no chains */
+    int least = 0;        /* steps; 0: CHAIN_LEAST */
+    int context = 262144; /* positions beyond which attention is a launch */
     /* of types other than K: */
-    int tile;         /* bytes of a tile, at most */
-    int items;        /* bytes on the way */
-    int near;         /* positions beyond which keys and values come through the ring, also of wide rows */
-    int k_ahead;      /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
-    int split;        /* units of a block's own pairs, from which on all share what is left over; 0: never */
-    int far_ahead;    /* as k_ahead: keys and values of a long context */
-    int k_near;       /* positions beyond which they come through that kernel's ring */
-    int wide;         /* 1: chain/wide.cuh and chain/post.cuh */
-    int wide_ahead;   /* k_ahead of such chains */
-    int head;         /* bytes of terms of a part of a head */
-    int head_columns; /* of rows of a head that is steps of a chain, at most */
-    int head_ahead;   /* k_ahead of those */
-    int late;         /* 1: nothing is asked for before what is before the layers has begun */
-    int gated;        /* 1: attention that is gated */
-    int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
-    int split_normed; /* `split` of rows that are normed, or gated in the step */
+    int tile = 8704;     /* bytes of a tile, at most */
+    int items = 65536;   /* bytes on the way */
+    int near = 4096;     /* positions beyond which keys and values come through the ring, also of wide rows */
+    int k_ahead = 64512; /* bytes on the way in the kernel of K types, at most; 0: as the ring has room */
+    int split = 20; /* units of a block's own pairs, from which on all share what is left over; 0: never */
+    int far_ahead = 65536;   /* as k_ahead: keys and values of a long context */
+    int k_near = 1024;       /* positions beyond which they come through that kernel's ring */
+    int wide = 1;            /* 1: chain/wide.cuh and chain/post.cuh */
+    int wide_ahead = 82944;  /* k_ahead of such chains */
+    int head = 20480;        /* bytes of terms of a part of a head */
+    int head_columns = 2560; /* of rows of a head that is steps of a chain, at most */
+    int head_ahead = 64512;  /* k_ahead of those */
+    int rows_ahead = 73728; /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
+    int split_normed = 64;  /* `split` of rows that are normed, or gated in the step */
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads; /* chains, and of them with a head, by this process: for tests */

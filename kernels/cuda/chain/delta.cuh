@@ -318,8 +318,7 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
                 if (!__all_sync(~0u, there)) there = get();
                 delta_again(st, pending, box);
             }
-            while (wait.more(!__all_sync(~0u, there), __LINE__, 0)) there = get();
-            CHAIN_STAMP(1);
+            while (wait.more(!__all_sync(~0u, there))) there = get();
         } else {
             const float *const log = d.log + t * (width + 2 * d.n_v);
             x = __ldcg(log + a.c);
@@ -333,16 +332,13 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
         if (a.has_v) m.v[turn][i] = y[1];
         if (ROW && a.has_z) value_put(out + DELTA * d.n_v + DELTA_ROWS * a.mine + i % 32, y[1]);
         chain_meet();
-        if (ROW) CHAIN_STAMP(2);
         delta_gates(m, turn, a.has_gate, xo, scale, shift);
-        if (ROW) CHAIN_STAMP(3);
         delta_token(st, m, turn, head, o, e);
         if (ROW) {
             if (i % DELTA_LANES == 0)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     if (j < units) value_put(out + DELTA_ROWS * unit[j] + i / DELTA_LANES, o[j]);
-            CHAIN_STAMP(4);
             m.raw[3][i] = x;
             delta_leave(d, plan, a, unit, m, pending, wv, xv, e);
         } else {
@@ -377,8 +373,8 @@ static __device__ __noinline__ void chain_delta_keep(const chain_step &s, const 
         for (int j = i; j < rep * DELTA; j += 32 * CHAIN_WARPS) {
             value_wait w;
             float v;
-            while (w.more(!__all_sync(~0u, value_get(&v, out + (kh + j / DELTA * d.n_k) * DELTA + j % DELTA)),
-                          __LINE__, 0))
+            while (
+                w.more(!__all_sync(~0u, value_get(&v, out + (kh + j / DELTA * d.n_k) * DELTA + j % DELTA))))
                 ;
         }
         chain_meet();
@@ -458,7 +454,6 @@ static __device__ __noinline__ void chain_row_gated(const chain_step &s, const f
             values_settle<B, CHAIN_WARPS>(g, gates + 256 * b, n);
             values_settle<B, CHAIN_WARPS>(v, p + 256 * b, n);
         }
-        if (b == warp) CHAIN_STAMP(1);
         if (net) {
             delta_gate(v, g, norm, s.eps, box + 256 * B * warp);
         } else {

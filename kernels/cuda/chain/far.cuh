@@ -303,7 +303,7 @@ DEV void far_join(const chain_step &s, int nodes, int group, const uint2 *parts,
                     there &= one_try(y + i, p + i * step + r * D + col, tag);
                     there &= pair_try(top + i, sum + i, p + i * step + s.n_rep * D + 2 * r, tag);
                 }
-        } while (wait.more(!__all_sync(~0u, there), __LINE__, tag));
+        } while (wait.more(!__all_sync(~0u, there)));
 #pragma unroll
         for (int i = 0; i < B; i++)
             if (i < n) add_result<1>(t, u, &z, top[i], sum[i], y + i);
@@ -311,7 +311,6 @@ DEV void far_join(const chain_step &s, int nodes, int group, const uint2 *parts,
     box[(w * 3) * 32 + lane] = t;
     box[(w * 3 + 1) * 32 + lane] = u;
     box[(w * 3 + 2) * 32 + lane] = z;
-    CHAIN_STAMP(3);
     chain_heads_meet();
     if (w) return;
     join_write(s, min(nodes, CLASSES), head, col, lane, out, box);
@@ -335,7 +334,6 @@ static __device__ __noinline__ void far_attention(const chain_step &s, int pos, 
             known = kv_head;
             chain_heads_meet(); /* the queries before are done with */
             far_rows<BF16>(s, pos, kv_head, (kv_head + 1) * f.nodes <= f.first + f.n, in, m);
-            CHAIN_STAMP(1);
             chain_heads_meet();
         }
         float acc[8][4];
@@ -349,7 +347,6 @@ static __device__ __noinline__ void far_attention(const chain_step &s, int pos, 
                 r.done(part);
             }
         }
-        CHAIN_STAMP(6);
         chain_heads_meet(); /* results of the node before are done with */
         if (w < count)
 #pragma unroll
@@ -362,16 +359,13 @@ static __device__ __noinline__ void far_attention(const chain_step &s, int pos, 
                 if (g == 0) m.tops[w * 8 + row] = ts[e];
             }
         chain_heads_meet();
-        CHAIN_STAMP(7);
         far_node(s, count, m.results, m.tops,
                  parts + (size_t)(node * s.n_kv + kv_head) * (size_t)LEAF_PAIRS(s.n_rep), tag);
-        CHAIN_STAMP(2);
     }
 #pragma unroll 1
     for (int i = blockIdx.x; i < s.n_head * (CHAIN_HEAD / 32); i += gridDim.x) {
         chain_heads_meet(); /* queries, or the columns before, are done with */
         far_join(s, f.nodes, i, parts, tag, out, (float *)at);
     }
-    CHAIN_STAMP(5);
 }
 #endif

@@ -70,7 +70,7 @@ struct far_bytes {
     __device__ __forceinline__ uint8_t *take(int part)
     {
         const int in = part & (far - 1);
-        if (in == 0) CHAIN_SPENT(50, 0, bar_pass(full + number % CHAIN_TILES, number / CHAIN_TILES & 1));
+        if (in == 0) bar_pass(full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
         return ring + tile[number % CHAIN_TILES].x + in * (16 * 128);
     }
     __device__ __forceinline__ void done(int part)

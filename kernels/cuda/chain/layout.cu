@@ -339,7 +339,7 @@ static int32_t place_results(struct chain_state *c, int32_t count)
  * it has beside them. */
 static uint32_t attention_room(const struct chain_state *c, const struct wants *w, bool split, uint32_t *rest)
 {
-    const bool far = c->far, wide = c->gemma || c->nets;
+    const bool far = c->far, wide = c->gemma;
     const size_t bytes = far    ? chain_far_bytes(w->n_rep)
                          : wide ? chain_wide_bytes(w->head)
                                 : chain_attend_bytes();
@@ -523,7 +523,7 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
     bool items = false, early = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
     if (all >= (uint32_t)be->smem_block) return 0;
-    const bool near = c->attends && !far && !c->nets && !c->gemma && !items && !keys; /* near_keys */
+    const bool near = c->attends && !far && !c->gemma && !items && !keys; /* near_keys */
     a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
     a->act = before + a->ring;
     a->terms = a->act + row;

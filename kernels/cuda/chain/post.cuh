@@ -88,7 +88,6 @@ DEV void chain_post(const chain_step &s, float *kept, const float *y, uint8_t *a
     }
     const float width = (float)n_in, over = __frcp_rn(width), scale = s.post_scale;
     values_settle<B, CHAIN_WARPS>(v, p, n);
-    CHAIN_STAMP(1);
     float *at = squares + B * CHAIN_WARPS;
 #pragma unroll
     for (int c = 0; c < B; c++) {

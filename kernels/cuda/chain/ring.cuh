@@ -138,27 +138,8 @@ DEV void chain_delta_early(const chain_net &d, const chain_plan &g)
     if (what == 6) prefetch_line(lane < 16 ? d.log + width + g.kv_head : j ? d.a : d.dt);
 }
 
-/* Keys and values of the block's units of attention at pos, heads of CHAIN_GATED_HEAD, no window, to the L2
- * cache: all lanes, some rows each. */
-DEV void chain_keys_early(const chain_step &s, const chain_plan &g, int pos)
-{
-    constexpr int LEAF = 64;
-    const int all = (pos / LEAF + 1) * s.n_kv, blocks = (int)gridDim.x,
-              on = blocks < s.n_kv ? blocks : blocks / s.n_kv * s.n_kv;
-    if (g.unit >= on) return;
-#pragma unroll 1
-    for (int u = g.unit; u < all; u += on) {
-        const int p0 = u / s.n_kv * LEAF, at = p0 < s.cap ? p0 : p0 % s.cap, head = u % s.n_kv;
-#pragma unroll 1
-        for (int i = threadIdx.x % 32; i < LEAF && p0 + i < pos; i += 32) {
-            const size_t from = ((size_t)(at + i) * (size_t)s.n_kv + (size_t)head) * CHAIN_GATED_HEAD;
-            prefetch_bulk((const uint16_t *)s.k + from, 2 * CHAIN_GATED_HEAD);
-            prefetch_bulk((const uint16_t *)s.v + from, 2 * CHAIN_GATED_HEAD);
-        }
-    }
-}
-
-/* The same of the block's first unit, heads of CHAIN_HEAD. */
+/* Keys and values of the block's first unit of attention at pos, heads of CHAIN_HEAD, to the L2 cache: all
+ * lanes, some rows each. */
 DEV void chain_keys_near(const chain_step &s, const chain_plan &g, int pos)
 {
     constexpr int LEAF = 64;
@@ -234,10 +215,6 @@ struct net_steps {
 };
 struct wide_keys { /* of chain/wide.cuh; and chain/post.cuh */
     static constexpr bool ring = false, nets = false, wide = true, post = true, items = false, held = false,
-                          writer = true;
-};
-struct gated_keys { /* of chain/wide.cuh, attention that is gated; and nets */
-    static constexpr bool ring = false, nets = true, wide = true, post = false, items = false, held = false,
                           writer = true;
 };
 /* The block's: those that multiply; those that ask, fetch, write early. */
@@ -328,7 +305,6 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                 const int behind = (int)number - ahead, long_behind = (int)number - before;
                 unsigned left = 0xffffffff >> (32 - many); /* lanes whose tiles are not asked for */
                 int brought = 0, next = 0;                 /* next: the first of them */
-                CHAIN_ASKER_BEGIN();
                 for (;;) {
                     /* The tile that somebody needs and nobody an earlier one, and where it stands: what was
                      * asked for last if it is not yet there. */
@@ -374,7 +350,6 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                             brought = then + 1;
                         }
                     }
-                    CHAIN_ASKER_IDLE(now, kv, (int)(room - low) > 0, held);
                     if constexpr (KV::items)
                         if (!now && item) {
                             const uint32_t wanted = __shfl_sync(0xffffffff, room, __ffs((int)held) - 1);
@@ -446,26 +421,17 @@ template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const 
         g.total = total, g.tiles = tiles;
         const int late = g.pairs - early_of<KV>(s, g.pairs);
         g.share = 4 * late <= CHAIN_WARPS ? 2 : 2 * late <= CHAIN_WARPS ? 1 : 0;
-        if (!KV::ring && (KV::wide || !KV::nets) && !s.n_m && !(KV::nets && s.d.what)) {
+        if (!KV::ring && !KV::nets && !s.n_m) {
             g.unit = block_of(s) - s.rest; /* blocks with less of the projections have leaves first */
             if (g.unit < 0) g.unit += (int)gridDim.x;
             g.leaf = g.unit / s.n_kv, g.kv_head = g.unit - g.leaf * s.n_kv;
         }
         if (KV::nets && (s.d.what == CHAIN_STATE || s.d.what == CHAIN_STATE_ROW)) chain_delta_plan(s.d, g);
         if (KV::nets && s.d.what == CHAIN_STATE) chain_delta_early(s.d, g);
-        const bool gated = KV::nets && KV::wide && !s.n_m && !s.d.what;
-        if (gated) {
-            if (pos < 0) {
-                cuda_grid_wait(); /* for the position */
-                pos = __ldcg(s.pos);
-            }
-            g.kv_head = pos;
-        }
         if (lane == 0) {
             m.plan[i % CHAIN_DESCS] = g;
             bar_arrive(m.planned + i % CHAIN_DESCS);
         }
-        if (gated) chain_keys_early(s, g, pos);
         if (KV::writer && !KV::nets && !KV::wide && !s.n_m) {
             if (pos < 0) {
                 cuda_grid_wait(); /* for the position */

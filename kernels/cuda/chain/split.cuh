@@ -148,7 +148,7 @@ static __device__ __noinline__ void split_sums(const chain_args &a, uint8_t *sme
         if (to & SPLIT_GOES_ON) {
             const uint2 *const before = sums + 32 * (s.split * slices + number - 1);
             value_wait wait;
-            while (wait.more(!__all_sync(~0u, one_try(&fin, before, tag)), __LINE__, tag))
+            while (wait.more(!__all_sync(~0u, one_try(&fin, before, tag))))
                 ;
         }
 #pragma unroll 4
@@ -167,7 +167,7 @@ static __device__ __noinline__ void split_sums(const chain_args &a, uint8_t *sme
 #pragma unroll
             for (int k = 0; k < MOST; k++)
                 if (k < slices) there &= one_try(fin + k, sums + 32 * (pair * slices + k), tag);
-        } while (wait.more(!__all_sync(~0u, there), __LINE__, tag));
+        } while (wait.more(!__all_sync(~0u, there)));
 #pragma unroll
         for (int k = 0; k < MOST; k++)
             if (k < slices) y = __fadd_rn(y, fin[k]);

@@ -7,59 +7,10 @@
 
 #define DEV static __device__ __forceinline__
 
-#ifdef CHAIN_TRACE /* clocks of thread 0 of all blocks, by the step (of five) and what they went by for */
-#define CHAIN_STAMPS 56
-static __device__ unsigned long long chain_times[CHAIN_STAMPS];
-static __shared__ unsigned long long chain_clock[CHAIN_STAMPS + 1];
-static __shared__ int chain_kind;
-DEV void chain_stamp(int i)
-{
-    if (threadIdx.x) return;
-    const unsigned long long t = clock64();
-    chain_clock[8 * chain_kind + i] += t - chain_clock[CHAIN_STAMPS];
-    chain_clock[CHAIN_STAMPS] = t;
-}
-#define CHAIN_STAMP(i) chain_stamp(i)
-#define CHAIN_SPENT(i, thread, what)                                                                         \
-    do {                                                                                                     \
-        const unsigned long long from = clock64();                                                           \
-        what;                                                                                                \
-        if (threadIdx.x == (thread)) chain_clock[i] += clock64() - from;                                     \
-    } while (0)
-/* The warp that asks for tiles: clocks in which it could not, for want of room or of tiles that have come. */
-#define CHAIN_ASKER_BEGIN() long long asker_clock = clock64()
-#define CHAIN_ASKER_IDLE(now, kv, full, held)                                                                \
-    do {                                                                                                     \
-        const bool room = __shfl_sync(0xffffffff, full, __ffs((int)(held ? held : 1)) - 1);                  \
-        const long long t = clock64();                                                                       \
-        if (!now && threadIdx.x % 32 == 0)                                                                   \
-            chain_clock[(kv ? 53 : 48) + (room ? 0 : 1)] += (unsigned long long)(t - asker_clock);           \
-        asker_clock = t;                                                                                     \
-    } while (0)
-#else
-#define CHAIN_ASKER_BEGIN() (void)0
-#define CHAIN_ASKER_IDLE(now, kv, full, held) (void)0
-#define CHAIN_STAMP(i) (void)0
-#define CHAIN_SPENT(i, thread, what) what
-#endif
-
-/* A wait that is no wait any more is a fault of this code: the launch ends with an error, not never. With
- * CHAIN_CHECK who waited for what is left in memory of the host. */
-#ifdef CHAIN_CHECK
-static __device__ unsigned *chain_fault_at;
-#define CHAIN_PATIENCE (1u << 19)
-#else
+/* A wait that is no wait any more is a fault of this code: the launch ends with an error, not never. */
 #define CHAIN_PATIENCE (1u << 23)
-#endif
-static __device__ __noinline__ void chain_fault(int line, unsigned what)
+static __device__ __noinline__ void chain_fault()
 {
-#ifdef CHAIN_CHECK
-    unsigned *f = chain_fault_at;
-    if (f && atomicExch_system(f, 1u) == 0) {
-        f[1] = (unsigned)line, f[2] = blockIdx.x, f[3] = threadIdx.x, f[4] = what;
-        __threadfence_system();
-    }
-#endif
     __trap();
 }
 
@@ -131,27 +82,15 @@ DEV void chain_heads_meet() /* those that attend */
 {
     asm volatile("bar.sync 2, %0;" ::"n"(32 * CHAIN_HEADS) : "memory");
 }
-DEV void bar_pass_at(uint64_t *b, uint32_t phase, int line)
+DEV void bar_pass(uint64_t *b, uint32_t phase)
 {
 #if __CUDA_ARCH__ >= 900
-#ifdef CHAIN_CHECK
-    for (unsigned turns = 0, there = 0; !there;) {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, "
-                     "1, 0, p;\n}"
-                     : "=r"(there)
-                     : "r"(shared_at(b)), "r"(phase)
-                     : "memory");
-        if (++turns == CHAIN_PATIENCE) chain_fault(line, (unsigned)(shared_at(b)));
-    }
-#else
     asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
                  "done;\nbra again;\ndone:\n}" ::"r"(shared_at(b)),
                  "r"(phase)
                  : "memory");
 #endif
-#endif
 }
-#define bar_pass(b, phase) bar_pass_at(b, phase, __LINE__)
 /* A thread: the first descriptors are on their way. */
 DEV void first_steps(const chain_args &a, chain_step *steps, uint64_t *told)
 {
@@ -243,9 +182,9 @@ DEV bool pair_try(float *v, float *w, const uint2 *from, unsigned tag)
 }
 struct value_wait {
     unsigned turns = 0;
-    __device__ __forceinline__ bool more(bool again, int line, unsigned tag)
+    __device__ __forceinline__ bool more(bool again)
     {
-        if (again && ++turns == CHAIN_PATIENCE) chain_fault(line, tag);
+        if (again && ++turns == CHAIN_PATIENCE) chain_fault();
         return again;
     }
 };
@@ -283,7 +222,7 @@ template <int B, int STRIDE> DEV void values_settle(float v[B][8], const float *
                 there |= here ? 1u << (2 * c + i) : 0;
                 all = all && here;
             }
-        if (!wait.more(!__all_sync(0xffffffff, all), __LINE__, (unsigned)n)) return;
+        if (!wait.more(!__all_sync(0xffffffff, all))) return;
         values_ask<B, STRIDE>(v, p, n, there, stride);
     }
 }

@@ -1,5 +1,5 @@
 /* chain/wide.cuh - attention of one row as a step of a chain, as chain/attend.cuh has it, for heads of 128,
- * 256 and 512, windows, values that are normed or made of the keys' projection, results that are gated.
+ * 256 and 512, windows, values that are normed or made of the keys' projection.
  *
  * Keys and values of a leaf are 66 KB, too many beside a ring and the step before. A block asks for them when
  * the step begins and has them when it has seen its queries: keys in the place of activations and terms,
@@ -44,7 +44,7 @@ DEV void wide_take(head_of<D> &h, const float *values, const float *norm, const 
         there = true;
 #pragma unroll
         for (int j = 0; j < D / 32; j++) there &= value_get(&h.x[j], values + lane + 32 * j);
-    } while (w.more(!__all_sync(~0u, there), __LINE__, 0));
+    } while (w.more(!__all_sync(~0u, there)));
 }
 
 /* A warp: query `it` of a kv head to the tile of queries, or the new key or value to its row and to the ring.
@@ -109,7 +109,6 @@ DEV void wide_leaves(const chain_step &s, int pos, const wide_seen &seen, int u,
         for (int it = w; it < n; it += CHAIN_HEADS)
             wide_row<D, BF16>(s, pos, kv_head, it<n_q, it> n_q, it, in, queries, units,
                               (uint16_t *)keys + (pos - p0) * PITCH, (uint16_t *)fresh);
-        CHAIN_STAMP(1);
         copy_wait(0);
         chain_heads_meet(); /* queries and keys are here, and new values */
         if (w < F::NT) {
@@ -161,7 +160,6 @@ DEV void wide_leaves(const chain_step &s, int pos, const wide_seen &seen, int u,
         if (threadIdx.x < s.n_rep)
             pair_put(part + s.n_rep * D + 2 * threadIdx.x, tops[threadIdx.x].x, tops[threadIdx.x].y,
                      part_tag);
-        CHAIN_STAMP(2);
     }
 }
 
@@ -191,16 +189,15 @@ DEV void wide_node(const chain_step &s, int from, int to, int group, const uint2
                     there &= one_try(y + i, p + i * on + r * D + col, tag);
                     there &= pair_try(top + i, sum + i, p + i * on + s.n_rep * D + 2 * r, tag);
                 }
-        } while (wait.more(!__all_sync(~0u, there), __LINE__, tag));
+        } while (wait.more(!__all_sync(~0u, there)));
 #pragma unroll
         for (int i = 0; i < SOME; i++) add_result<1>(*t, *u, z, top[i], sum[i], y + i);
     }
 }
-/* Groups of 32 columns: leaves added up, gated where GATED and there are gates, handed on. in: as wide_leaves
- * has it. box: [8][3][32] in shared memory. */
-template <int D, bool GATED, class OUT>
-DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, const uint2 *parts,
-                   unsigned tag, const OUT &out, float *box)
+/* Groups of 32 columns: leaves added up, handed on. box: [8][3][32] in shared memory. */
+template <int D, class OUT>
+DEV void wide_join(const chain_step &s, const wide_seen &seen, const uint2 *parts, unsigned tag,
+                   const OUT &out, float *box)
 {
     constexpr int L = few<D>::LEAVES;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, node0 = seen.first / L,
@@ -210,14 +207,6 @@ DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, 
 #pragma unroll 1
     for (int first = blockIdx.x; first < groups; first += at_once * (int)gridDim.x) {
         const int group = first + mine * (int)gridDim.x, sums = first + w * (int)gridDim.x;
-        float gate = 1.0f;
-        if (GATED && s.gates_from && w < at_once && sums < groups) {
-            value_wait wait;
-            while (wait.more(!__all_sync(~0u, value_get(&gate, in + s.gates_from + sums * 32 + lane)),
-                             __LINE__, 0))
-                ;
-            gate = dev_sigmoid(gate);
-        }
         float T = -INFINITY, S = 0.0f, Y = 0.0f;
         if (mine < at_once && group < groups) {
             const int from = max((node0 + node) * L - seen.first, 0),
@@ -231,7 +220,6 @@ DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, 
                 b[0] = t, b[32] = u, b[64] = z;
             }
         }
-        CHAIN_STAMP(3);
         if (nodes > 1) chain_heads_meet();
         /* by classes: node n of the row's is in class (node0 + n) % CLASSES */
         if (w < at_once && sums < groups) {
@@ -245,7 +233,7 @@ DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, 
             }
             const float y = divided(Y, S);
             const int o = sums * 32 + lane;
-            value_put(out() + o, GATED && s.gates_from ? __fmul_rn(y, gate) : y);
+            value_put(out() + o, y);
             if (s.attn) s.attn[o] = y;
         }
         if (nodes > 1) chain_heads_meet(); /* the box is done with */
@@ -253,25 +241,24 @@ DEV void wide_join(const chain_step &s, const wide_seen &seen, const float *in, 
 }
 
 /* The warps that attend. in: the values of the step before. */
-template <int D, bool BF16, bool GATED, class OUT>
+template <int D, bool BF16, class OUT>
 DEV void wide_attention(const chain_step &s, int pos, int unit, const float *in, const OUT &out, uint2 *parts,
                         unsigned tag, uint8_t *at)
 {
     const wide_seen seen = wide_sees<D>(s, pos);
     if (unit < wide_stride(s)) wide_leaves<D, BF16>(s, pos, seen, unit, in, parts, tag, at);
     chain_heads_meet();
-    wide_join<D, GATED>(s, seen, in, parts, tag, out, (float *)at);
-    CHAIN_STAMP(5);
+    wide_join<D>(s, seen, parts, tag, out, (float *)at);
 }
 template <bool BF16, class OUT>
 DEV void chain_attention_wide(const chain_step &s, int pos, int unit, const float *in, const OUT &out,
                               uint2 *parts, unsigned tag, uint8_t *at)
 {
     if (s.head == 256)
-        wide_attention<256, BF16, false>(s, pos, unit, in, out, parts, tag, at);
+        wide_attention<256, BF16>(s, pos, unit, in, out, parts, tag, at);
     else if (s.head == 512)
-        wide_attention<512, BF16, false>(s, pos, unit, in, out, parts, tag, at);
+        wide_attention<512, BF16>(s, pos, unit, in, out, parts, tag, at);
     else
-        wide_attention<128, BF16, false>(s, pos, unit, in, out, parts, tag, at);
+        wide_attention<128, BF16>(s, pos, unit, in, out, parts, tag, at);
 }
 #endif

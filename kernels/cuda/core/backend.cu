@@ -384,7 +384,6 @@ int cuda_open(struct kn_backend **out, const struct kn_open *o, char *msg, size_
             rc = be->count ? cuda_mm_open(be) : KN_EDEVICE;
         }
         if (rc == 0) rc = cuda_attention_open(be);
-        if (rc == 0) rc = cuda_cycle_open(be);
         if (rc) snprintf(msg, n, "cuda:%d: %s", be->device, be->head.message);
     }
     if (rc) {
@@ -406,10 +405,7 @@ void cuda_close(struct kn_backend *kb)
         cuda_free(kb, be->scratch_rows);
         cuda_free(kb, be->attn_places);
         cuda_free(kb, be->count);
-        cuda_cycle_close(be);
         cudaStreamDestroy(be->stream);
     }
-    free(be->around);
-    free(be->picking);
     free(be);
 }

@@ -75,22 +75,7 @@ struct cuda_backend {
     /* attention.cu, pick.cu and others: scratch of cuda_reserve and cuda_reserve_kv. */
     void *scratch_rows;
     size_t scratch_rows_bytes;
-    struct { /* cycle.cu: operations of a recording beside others */
-        cudaStream_t
-            stream; /* of them; while they are recorded, the others': what follows is exchanged, too */
-        float *partial;
-        size_t partial_bytes;
-        unsigned *count;
-        uint8_t *rows;
-        cudaEvent_t begun, ended;
-        uint64_t launch, settled; /* when they began */
-        int32_t sms;              /* for them */
-        bool may;                 /* a recording is being made */
-        bool open, joins; /* they are being recorded; they have been, and accept is to wait for them */
-    } beside;
-    int32_t product_sms; /* multiprocessors a product takes at most; 0: all */
-    mutable bool late;   /* the next launch waits until all before it are complete, and starts only then */
-    uint32_t moved;      /* times that memory which launches name has moved: a recording must not be older */
+    uint32_t moved; /* times that memory which launches name has moved: a recording must not be older */
     /* What may be read before a kernel waits. Launches are counted; `settled` is the newest whose kernel lets
      * its successor start only after its own wait: when a later kernel starts, all launches before it are
      * complete. (Copies and sets on the stream are complete for every kernel after them.) */
@@ -110,12 +95,9 @@ struct cuda_backend {
                          [NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together, */
     int32_t
         attn_resident[4][4]; /* and blocks a multiprocessor of the kernels whose blocks wait for each other */
-    struct chain_state *chain;    /* chain.cu; NULL where the device has no bulk copies */
-    mutable int32_t chain_steps;  /* collected, not launched */
-    struct around_pick *picking;  /* pick.cu */
-    struct around_state *around;  /* embed.cu: small operations that wait to be launched together, */
-    mutable int32_t around_waits; /* and which (enum around_waits): before anything else that waits */
-    float *attn_places;           /* attention/leaves.cuh; NULL where the device has none */
+    struct chain_state *chain;   /* chain.cu; NULL where the device has no bulk copies */
+    mutable int32_t chain_steps; /* collected, not launched */
+    float *attn_places;          /* attention/leaves.cuh; NULL where the device has none */
     mutable int
         lost; /* what waited failed with it where nobody could be told (free): the next flush returns it */
 };
@@ -189,8 +171,6 @@ int experts_flush(const struct cuda_backend *be);
 /* Products behind the mixture that waits: into its launch, and returns 1, or 0 where they do not fit. */
 struct chain_product;
 int experts_then(struct cuda_backend *be, const struct chain_product *p);
-/* embed.cu: launch what waits at an end of a pass. */
-int around_flush(const struct cuda_backend *be);
 /* mm_owed.cu: complete the outputs that are owed. */
 int mm_settle(const struct cuda_backend *be);
 /* To be called before anything is put on the stream, or waited for, except by cuda_launch. Of products and a
@@ -204,10 +184,6 @@ static inline int cuda_flush(const struct cuda_backend *be)
     }
     if (be->owes) {
         const int rc = mm_settle(be);
-        if (rc) return rc;
-    }
-    if (be->around_waits) {
-        const int rc = around_flush(be);
         if (rc) return rc;
     }
     if (be->waits) return experts_flush(be);
@@ -234,9 +210,8 @@ static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void 
     early[0].val.programmaticStreamSerializationAllowed = 1;
     early[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     early[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    config.attrs = early + be->late;
-    config.numAttrs = be->cc >= 90 && !be->generic ? 2 - be->late : 0;
-    be->late = false;
+    config.attrs = early;
+    config.numAttrs = be->cc >= 90 && !be->generic ? 2 : 0;
     return cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 /* The same behind what waits. */
@@ -268,8 +243,7 @@ static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, vo
     attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[2].val.programmaticStreamSerializationAllowed = 1;
     config.attrs = attr;
-    config.numAttrs = 3 - be->late;
-    be->late = false;
+    config.numAttrs = 3;
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

@@ -5,7 +5,6 @@
  * bytes over the bus). A recording keeps the launches of a stream as they are; programmatic dependent
  * launches become programmatic edges, so a replayed kernel starts as early as a launched one. The arguments
  * of a recorded launch never change: whatever varies from cycle to cycle lies in device memory. */
-#include "../chain/around.cuh"
 #include "../chain/chain.cuh"
 #include "ops.cuh"
 
@@ -32,16 +31,22 @@ static void free_shared(struct kn_backend *kb, void *p)
     cudaFreeHost(p);
 }
 
+static __device__ __forceinline__ uint64_t device_ns()
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+static __global__ void __launch_bounds__(1) stamp_now(uint64_t *at)
+{
+    cuda_grid_start();
+    *at = device_ns();
+}
+
 static int stamp(struct kn_backend *kb, uint64_t *at)
 {
     struct cuda_backend *be = cuda_of(kb);
-    const int with = around_end_stamp(be, at);
-    if (with) return with < 0 ? with : 0;
-    struct around_start *a;
-    int rc = be->around_waits ? cuda_flush(be) : 0; /* when what waits has been done */
-    if (rc == 0) rc = around_starting(be, &a);
-    if (rc == 0) a->stamp = at;
-    return rc;
+    return cuda_check(be, "stamp", cuda_launch(be, stamp_now, dim3(1), dim3(1), 0, at));
 }
 
 static __global__ void __launch_bounds__(KN_CYCLE_ROWS)
@@ -111,22 +116,15 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
     }
 }
 
-static int join(struct cuda_backend *be);
-
 static int accept(struct kn_backend *kb, const struct kn_accept *a)
 {
     struct cuda_backend *be = cuda_of(kb);
-    const bool joins = be->beside.joins;
-    const bool alone = !joins && be->around_waits == AROUND_END;
-    int bad = alone ? 0 : cuda_flush(be); /* what waits is not behind what ran beside */
-    if (!bad) bad = join(be);
-    if (bad) return bad;
+    int rc = cuda_flush(be);
+    if (rc) return rc;
     if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
         return cuda_fail(be, KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
                          a->n_ids, KN_CYCLE_ROWS, a->n_results);
-    int rc = around_end_accept(be, a);
-    if (rc) return rc < 0 ? rc : 0;
-    const bool settled = joins || (be->settled && be->settled == be->launches);
+    const bool settled = be->settled && be->settled == be->launches;
     rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
     be->positions = be->launches;
     return rc;
@@ -152,78 +150,7 @@ static int await(struct kn_backend *kb, const uint32_t *number, uint32_t want)
     }
 }
 
-/* ---- beside ---- */
-
-/* What follows waits for what ran beside. */
-static int join(struct cuda_backend *be)
-{
-    if (!be->beside.joins) return 0;
-    be->beside.joins = false;
-    be->product_sms = 0;
-    be->late = true;
-    return cuda_check(be, "beside", cudaStreamWaitEvent(be->stream, be->beside.ended, 0));
-}
-
 #ifndef CUDA_DEBUG_SYNC /* which waits after every launch: nothing is recorded then */
-
-/* The stream, and what its products hand on in memory. */
-static void exchange(struct cuda_backend *be)
-{
-    const auto b = be->beside;
-    be->beside.stream = be->stream, be->stream = b.stream;
-    be->beside.partial = be->mm_partial, be->mm_partial = b.partial;
-    be->beside.partial_bytes = be->mm_partial_bytes, be->mm_partial_bytes = b.partial_bytes;
-    be->beside.count = be->mm_count, be->mm_count = b.count;
-    be->beside.rows = be->mm_rows, be->mm_rows = b.rows;
-}
-
-/* Multiprocessors for `work`, so that it ends when the others do. Bytes: each receives its share of the
- * memory's speed. What runs beside is a chain of launches, whose latencies, less the pick behind the others,
- * take as long as so many. */
-static int32_t share_of(const struct cuda_backend *be, uint64_t work, uint64_t others)
-{
-    const double latency = 500e3;
-    int32_t n = 8;
-    while (n < be->sm_count / 2 && (double)work / n + latency > (double)others / (be->sm_count - n)) n += 4;
-    return n;
-}
-
-static int beside_begin(struct kn_backend *kb, int32_t n, uint64_t work, uint64_t others)
-{
-    struct cuda_backend *be = cuda_of(kb);
-    if (be->beside.open || be->beside.joins) return cuda_fail(be, KN_EINVAL, "beside: it has begun already");
-    if (!be->beside.may || n < 2 || n > MM_BESIDE_ROWS) return 0;
-    const int32_t sms = share_of(be, work, others);
-    int rc = cuda_flush(be);
-    if (rc == 0) rc = cuda_check(be, "beside", cudaEventRecord(be->beside.begun, be->stream));
-    if (rc == 0) rc = cuda_check(be, "beside", cudaStreamWaitEvent(be->beside.stream, be->beside.begun, 0));
-    if (rc) return rc;
-    be->beside.open = true;
-    be->beside.launch = be->launches, be->beside.settled = be->settled;
-    be->beside.sms = be->product_sms = sms;
-    be->late = true;
-    exchange(be);
-    return 1;
-}
-
-static int beside_end(struct kn_backend *kb)
-{
-    struct cuda_backend *be = cuda_of(kb);
-    if (!be->beside.open) return 0;
-    const uint64_t more = be->launches - be->beside.launch;
-    int rc = cuda_flush(be);
-    if (rc == 0) rc = cuda_check(be, "beside", cudaEventRecord(be->beside.ended, be->stream));
-    exchange(be);
-    be->beside.open = false, be->beside.joins = rc == 0;
-    be->product_sms = rc ? 0 : be->sm_count - be->beside.sms; /* nothing is joined to what failed */
-    be->late = false;
-    be->settled = be->beside.settled;
-    if (be->rounded.launches == be->beside.launch)
-        be->rounded.launches += more; /* they have their own rows */
-    if (be->ready.launch == be->beside.launch) be->ready.launch += more;
-    return rc;
-}
-
 /* ---- recordings ---- */
 
 struct recording {
@@ -238,7 +165,6 @@ static int record_begin(struct kn_backend *kb)
     const int rc = cuda_flush(be);
     if (rc) return rc;
     be->settled = ++be->launches; /* a recording starts when all before it is complete */
-    be->beside.may = be->beside.stream != nullptr;
     return cuda_check(be, "record", cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeRelaxed));
 }
 
@@ -249,11 +175,7 @@ static int record_end(struct kn_backend *kb, void **out)
     struct recording *r = NULL;
     *out = NULL;
     int rc = cuda_flush(be);
-    beside_end(kb); /* after a failure */
-    const int joined = join(be);
     be->settled = 0; /* what was recorded has not run */
-    be->beside.may = be->late = false;
-    if (rc == 0) rc = joined;
     const int end = cuda_check(be, "record", cudaStreamEndCapture(be->stream, &graph));
     if (rc == 0) rc = end;
     if (rc == 0) {
@@ -296,22 +218,6 @@ static void record_free(struct kn_backend *kb, void *recording)
 }
 #endif
 
-int cuda_cycle_open(struct cuda_backend *be)
-{
-    if (!mm_beside(be)) return 0;
-    cudaError_t err = cudaStreamCreateWithFlags(&be->beside.stream, cudaStreamNonBlocking);
-    if (!err) err = cudaEventCreateWithFlags(&be->beside.begun, cudaEventDisableTiming);
-    if (!err) err = cudaEventCreateWithFlags(&be->beside.ended, cudaEventDisableTiming);
-    return cuda_check(be, "stream", err);
-}
-
-void cuda_cycle_close(struct cuda_backend *be)
-{
-    if (be->beside.begun) cudaEventDestroy(be->beside.begun);
-    if (be->beside.ended) cudaEventDestroy(be->beside.ended);
-    if (be->beside.stream) cudaStreamDestroy(be->beside.stream);
-}
-
 void cuda_cycle_table(struct kn_ops *t, bool direct)
 {
     t->alloc_shared = alloc_shared;
@@ -328,7 +234,5 @@ void cuda_cycle_table(struct kn_ops *t, bool direct)
     t->record_end = record_end;
     t->replay = replay;
     t->record_free = record_free;
-    t->beside_begin = beside_begin;
-    t->beside_end = beside_end;
 #endif
 }

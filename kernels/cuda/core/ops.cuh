@@ -79,10 +79,7 @@ int cuda_experts_down(struct kn_backend *, float *out, const struct kn_weight *w
 int cuda_mixture(struct kn_backend *, const struct kn_mixture *);
 bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared);
 
-/* cycle.cu. open: the stream and events of what runs beside; where devices launch early. */
-int cuda_cycle_open(struct cuda_backend *);
-void cuda_cycle_close(struct cuda_backend *);
-/* Put its operations into the table; direct: without those that record. */
+/* cycle.cu. Put its operations into the table; direct: without those that record. */
 void cuda_cycle_table(struct kn_ops *t, bool direct);
 
 #endif

@@ -26,16 +26,6 @@ struct few_memory {
     uint64_t tokens, come[MINE];                /* count the bytes of all q, k, v; of each of o */
 };
 #define TOKEN_BYTES ((2 * D + ROWS + 3) * 4) /* that come to a block */
-struct few_owed_memory {
-    struct few_memory few;
-    __align__(16) float in[STRIP_OF + TAPS - 1][3 * D]; /* inputs of a strip: q, k, v */
-};
-#define SLICES 4 /* of inputs that are owed */
-/* Those of the rows of the call, matrix by matrix [slices][n][width]. */
-struct few_from {
-    const float *qkv, *z, *alpha, *beta;
-};
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 /* What a block, a warp and a thread have. */
@@ -103,8 +93,6 @@ DEV void strip_outputs(float y[STRIP_OF], const float4 &taps, const float x[STRI
     silu_all(*(float(*)[STRIP_OF])y);
 }
 
-#include "owed.cuh"
-
 /* A warp: norms of token t's q and k, their product; to the head's four blocks. */
 DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
 {
@@ -132,11 +120,9 @@ DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
 /* The strips of this block's quarter of a chunk's n tokens: q and k, a column a thread, to be normed here; v,
  * by the warps that have no state, to the blocks of its rows. x: the first strip's inputs. Behind it warps
  * with states see all of q and k, and all of them that the cluster is ready for what they send. */
-template <bool OWED>
-DEV void convolve_quarter(const struct layer &l, const struct few_from &f, struct few_memory &m,
-                          float (*in)[3 * D], const struct few_part &b, float x[2][STRIP_OF + TAPS - 1],
-                          const float4 &w, const float4 &w_v, int32_t t0, int32_t n, int32_t pending,
-                          float2 &g)
+DEV void convolve_quarter(const struct layer &l, struct few_memory &m, const struct few_part &b,
+                          float x[2][STRIP_OF + TAPS - 1], const float4 &w, const float4 &w_v, int32_t t0,
+                          int32_t n, int32_t pending)
 {
     const int i = b.thread, skip = TAPS - l.a.n_conv, from = b.quarter * quarter_of(n),
               end = min(from + quarter_of(n), n);
@@ -146,13 +132,7 @@ DEV void convolve_quarter(const struct layer &l, const struct few_from &f, struc
     do {
         const int count = min(STRIP_OF, end - s);
         float4 taps = w;
-        if (OWED) {
-            if (s > from) __syncthreads(); /* the strip before has been read */
-            const int gates = s == from ? gates_token(b, n) : -1;
-            owed_strip(l, f, in, x, b, t0 + s, count, pending, gates < 0 ? -1 : t0 + gates, g);
-        } else if (s > from) {
-            strip_inputs(l, x, b, t0 + s, count, pending);
-        }
+        if (s > from) strip_inputs(l, x, b, t0 + s, count, pending);
 #pragma unroll 1
         for (int pass = 0; pass < 2; pass++) {
             float y[STRIP_OF];
@@ -272,18 +252,12 @@ DEV void few_tokens(const struct layer &l, struct few_memory &m, const struct fe
 }
 
 /* A lane: four columns of what the convolution keeps, and of the log, every `step`th row from row i on. */
-template <bool OWED>
-DEV void few_keep(const struct layer &l, const struct few_from &f, int64_t at, int i, int step,
-                  int32_t pending)
+DEV void few_keep(const struct layer &l, int64_t at, int i, int step, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const bool final = final_of(l, pending);
     const int32_t done = final ? pending + a.n : a.commit ? 0 : pending, before = a.n_conv - 1;
-    if (done && OWED && final) {
-#pragma unroll 1
-        for (int j = 0; j < before && i == 0; j++) /* what is written is not read again */
-            __stcg((float4 *)(l.s.conv + j * l.width + at), owed_four(l, f, done - before + j, pending, at));
-    } else if (done) {
+    if (done) {
         float4 x[TAPS - 1];
 #pragma unroll
         for (int j = 0; j < TAPS - 1; j++)
@@ -293,14 +267,11 @@ DEV void few_keep(const struct layer &l, const struct few_from &f, int64_t at, i
         for (int j = 0; j < TAPS - 1; j++)
             if (j < before && i == 0) __stcg((float4 *)(l.s.conv + j * l.width + at), x[j]);
     }
-    if (!final && OWED) owed_log(l, f, at, pending, i, step);
-    if (!final && !OWED) log_rows(l, at, logged_at(l, pending), i, step);
+    if (!final) log_rows(l, at, logged_at(l, pending), i, step);
 }
 /* The last two warps: the block's columns of v; and those of its quarter of q and k, with the gates, where
  * its head is the last that has read them. All of the head's inputs have been read. */
-template <bool OWED>
-DEV void few_keep_all(const struct layer &l, const struct few_from &f, const struct few_part &b,
-                      unsigned *count, int32_t pending)
+DEV void few_keep_all(const struct layer &l, const struct few_part &b, unsigned *count, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const bool of_v = b.warp == WARPS - 2;
@@ -314,24 +285,19 @@ DEV void few_keep_all(const struct layer &l, const struct few_from &f, const str
         if (__shfl_sync(~0u, before, 0) != (unsigned)rep - 1) return;
     }
     const int head = of_v ? 2 * a.n_k + b.h : four / 8 * a.n_k + b.kh;
-    few_keep<OWED>(l, f, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide,
-                   pending);
+    few_keep(l, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide, pending);
     if (of_v || final_of(l, pending) || b.quarter) return;
 #pragma unroll 1
     for (int i = lane; i < rep * a.n; i += 32) {
         const int row = i / rep, h = b.kh + i % rep * a.n_k;
         float *const to = l.s.log + (logged_at(l, pending) + row) * (l.width + 2 * a.n_v) + l.width + h;
         const int64_t at = (int64_t)row * a.n_v + h;
-        const float2 x = OWED ? owed_gates(l, f, pending + row, pending, h)
-                              : make_float2(__ldcg(a.alpha + at), __ldcg(a.beta + at));
-        to[0] = x.x, to[a.n_v] = x.y;
+        to[0] = __ldcg(a.alpha + at), to[a.n_v] = __ldcg(a.beta + at);
     }
 }
 
-/* in: where OWED, the inputs of a strip, q, k and v. */
-template <enum mm_act ACT, bool OWED>
-DEV void few_block(const struct layer &l, const struct few_from &f, const mm_prep &p, unsigned *count,
-                   struct few_memory &m, float (*in)[3 * D])
+template <enum mm_act ACT>
+DEV void few_block(const struct layer &l, const mm_prep &p, unsigned *count, struct few_memory &m)
 {
     const struct kn_delta &a = l.a;
     struct few_part b = few_part_of(a);
@@ -362,22 +328,21 @@ DEV void few_block(const struct layer &l, const struct few_from &f, const mm_pre
         /* What a second chunk needs again is made again: else it would stand in registers beside the state.
          */
         asm volatile("" : "+r"(b.lane), "+r"(b.thread));
-        if (t0) { /* the chunk before has been finished: the place of its outputs is free, and here that of
-                     its inputs */
+        if (t0) { /* the chunk before has been finished: its places are free, in all blocks and here */
             cluster_arrive();
             __syncthreads();
             w = taps_of(a, b.column[0]), w_v = has_state ? w : taps_of(a, b.column[1]);
             own = make_float2(a.a[b.h], a.dt[b.h]);
         }
         const int64_t z = (r * a.n_v + (int64_t)(b.h & ~1)) * D; /* its gates */
-        if (!OWED) strip_inputs(l, x, b, t0 + from, min(STRIP_OF, have), pending);
+        strip_inputs(l, x, b, t0 + from, min(STRIP_OF, have), pending);
         const int gates = gates_token(b, n);
-        float2 g = !OWED && gates >= 0 ? few_gates_of(l, b, t0 + gates, pending) : make_float2(0.0f, 0.0f);
+        float2 g = gates >= 0 ? few_gates_of(l, b, t0 + gates, pending) : make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int i = 0; i < 8; i++) gate[i] = norm[i] = 0.0f;
-        if (!OWED && finishes)
+        if (finishes)
             load_eight(gate, a.z + z, 8 * b.lane, 2 * D), load_eight(norm, a.norm, 8 * (b.lane % 16), D);
-        convolve_quarter<OWED>(l, f, m, in, b, x, w, w_v, t0, n, pending, g);
+        convolve_quarter(l, m, b, x, w, w_v, t0, n, pending);
         if (has_state) {
             if (!t0)
                 few_state<false>(l, b, s);
@@ -399,7 +364,6 @@ DEV void few_block(const struct layer &l, const struct few_from &f, const mm_pre
         if (last_warp) few_gates(m, b, own, g, n);
         if (!finishes) continue;
         if (b.lane == 0) cluster_bar_expect(come, BLOCKS * ROWS * 4);
-        if (OWED) owed_eight(l, f, gate, z + 8 * b.lane), load_eight(norm, a.norm, 8 * (b.lane % 16), D);
         silu_all(gate);
         cluster_bar_wait(come, turn);
         turn ^= 1;
@@ -408,7 +372,7 @@ DEV void few_block(const struct layer &l, const struct few_from &f, const mm_pre
     if (b.warp < WARPS - 2) return;
     cluster_bar_wait(tokens,
                      (all - 1) / CHUNK % 2); /* the head's blocks have read what they read of the log */
-    few_keep_all<OWED>(l, f, b, count, pending);
+    few_keep_all(l, b, count, pending);
 }
 #endif
 #endif

@@ -8,7 +8,7 @@
  * them. The log and the convolution's state, which blocks of other clusters read as well, are written by the
  * last block that has read them: of a key head's, the last of its value heads' blocks.
  *
- * Few rows: delta/few.cuh, whose inputs may be owed: delta/owed.cuh; one: delta/one.cuh.
+ * Few rows: delta/few.cuh; one: delta/one.cuh.
  *
  * Every value has the bits of the three kernels. Bound: latency, from the last projection to the rounded row.
  */
@@ -17,7 +17,6 @@
 #include "norm.cuh"
 #include "rows.cuh"
 #include "../experts/hand.cuh"
-#include "../product/owe.cuh"
 #include "../product/prep.cuh"
 
 #define D 128                 /* d_k and d_v that there is code for */
@@ -128,20 +127,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ __align__(16) struct few_memory m;
-    few_block<ACT, false>(l, few_from(), p, count, m, nullptr);
-#endif
-}
-
-/* The same, of inputs that are owed. */
-template <enum mm_act ACT>
-static __global__ void __launch_bounds__(THREADS, 2)
-    delta_owed(const __grid_constant__ struct layer l, const __grid_constant__ struct few_from from,
-               const __grid_constant__ mm_prep p, unsigned *count)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(16) unsigned char smem[];
-    struct few_owed_memory &m = *(struct few_owed_memory *)smem;
-    few_block<ACT, true>(l, from, p, count, m.few, m.in);
+    few_block<ACT>(l, p, count, m);
 #endif
 }
 
@@ -159,8 +145,8 @@ static __global__ void __launch_bounds__(THREADS + 32, 2)
 
 /* Launch in clusters of two heads' blocks. */
 template <class... P>
-static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int threads, size_t smem,
-                          int32_t n_v, const P &...args)
+static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int threads, int32_t n_v,
+                          const P &...args)
 {
     cudaLaunchAttribute attr[3];
     cudaLaunchConfig_t config = {};
@@ -169,7 +155,6 @@ static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int thr
     be->launches++;
     config.gridDim = dim3(QUARTERS, (unsigned)n_v);
     config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = smem;
     config.stream = be->stream;
     attr[0].id = cudaLaunchAttributeClusterDimension;
     attr[0].val.clusterDim.x = QUARTERS;
@@ -187,43 +172,13 @@ template <enum mm_act ACT>
 static cudaError_t launch_of(struct cuda_backend *be, const struct layer *l, const struct mm_prep *p)
 {
     const bool one = l->a.n == 1 && l->a.n_conv == TAPS && (uintptr_t)l->a.conv % 16 == 0;
-    if (!one) return launch(be, delta_step<ACT>, THREADS, 0, l->a.n_v, *l, *p, be->delta_count);
+    if (!one) return launch(be, delta_step<ACT>, THREADS, l->a.n_v, *l, *p, be->delta_count);
     const int rc = cuda_flush(be); /* the launch's number is the next */
     if (rc) return cuda_told(rc);
     const struct experts_hand hand = experts_hand(be, ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
-    const cudaError_t err =
-        launch(be, delta_one<ACT>, THREADS + 32, 0, l->a.n_v, *l, *p, be->delta_count, hand);
+    const cudaError_t err = launch(be, delta_one<ACT>, THREADS + 32, l->a.n_v, *l, *p, be->delta_count, hand);
     if (!err && hand.words) experts_handed(be);
     return err;
-}
-
-/* Are the rows of the net owed? Then they become *f's. Where that was measured to win their product is asked
- * to leave its slices apart from then on, for it is shorter so. */
-#define OWED_ROWS 5 /* from which on */
-static bool take_owed(struct cuda_backend *be, const struct layer *l, enum mm_act act, struct few_from *f)
-{
-    const struct kn_delta *a = &l->a;
-    const float *const rows[] = {a->qkv, a->z, a->alpha, a->beta};
-    struct mm_owed o = {};
-    if (act != MM_ACT_K || a->n < OWED_ROWS || a->n > 16) return false;
-    mm_wants_owed(be, OWED_NET, a->qkv, OWED_ROWS, 16, l->width);
-    if (be->owed->count != 4 || be->owed->slices != SLICES || !mm_take_rows(be, a->n, 1, rows, 4, &o))
-        return false;
-    const float *sums = o.sums;
-    for (int j = 0; j < 4; sums += (int64_t)o.slices * o.n * o.width[j++])
-        (o.out[j] == a->qkv     ? f->qkv
-         : o.out[j] == a->z     ? f->z
-         : o.out[j] == a->alpha ? f->alpha
-                                : f->beta) = sums;
-    return true;
-}
-static cudaError_t launch_owed(struct cuda_backend *be, const struct layer *l, const struct few_from *f,
-                               const struct mm_prep *p)
-{
-    const size_t smem = sizeof(struct few_owed_memory);
-    const cudaError_t err =
-        cudaFuncSetAttribute(delta_owed<MM_ACT_K>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
-    return err ? err : launch(be, delta_owed<MM_ACT_K>, THREADS, smem, l->a.n_v, *l, *f, *p, be->delta_count);
 }
 
 int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const struct kn_weight *w)
@@ -236,12 +191,10 @@ int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const s
                       w->n_in == (int64_t)a->n_v * D && mm_preparing(be, w, a->n, &p, &act);
     if (!fits) return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
-    struct few_from from = {};
     const int rc = cuda_check(be, "delta",
-                              take_owed(be, &l, act, &from) ? launch_owed(be, &l, &from, &p)
-                              : act == MM_ACT_K             ? launch_of<MM_ACT_K>(be, &l, &p)
-                              : act == MM_ACT_32            ? launch_of<MM_ACT_32>(be, &l, &p)
-                                                            : launch_of<MM_ACT_32M>(be, &l, &p));
+                              act == MM_ACT_K    ? launch_of<MM_ACT_K>(be, &l, &p)
+                              : act == MM_ACT_32 ? launch_of<MM_ACT_32>(be, &l, &p)
+                                                 : launch_of<MM_ACT_32M>(be, &l, &p));
     if (rc == 0) mm_prepared(be, a->out, nullptr, a->n, &p, act);
     return rc;
 }

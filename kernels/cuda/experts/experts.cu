@@ -8,7 +8,17 @@
 #include "experts.cuh"
 #include "../core/ops.cuh"
 
-struct experts_tuning experts_tuning = {4, 32, 2, 4, 2, 8, 4, {3, 6}, -1, 1, 0};
+struct experts_tuning experts_tuning = {.spread_rows = 4,
+                                        .held_rows = 32,
+                                        .made_rows = 2,
+                                        .slice_warps = 4,
+                                        .copy_k = 2,
+                                        .copy_32 = 8,
+                                        .copy_float = 4,
+                                        .staged_rows = {3, 6},
+                                        .form = -1,
+                                        .whole = 1,
+                                        .apart = 0};
 
 struct experts_product {
     const char *name;

@@ -198,9 +198,9 @@ static __global__ void __launch_bounds__(32 * WARPS, PER == 8 ? 2 : 1)
     cuda_grid_early();
     if (block >= a.blocks) { /* rows */
         const size_t i = (size_t)(block - a.blocks);
-        prepare_row<ACT, WARPS, 1>(p, p.x + i * (size_t)p.n_in,
-                                   p.rows + i * (size_t)p.slices * (size_t)p.slice_row, 0,
-                                   (p.n_in + 255) / 256, m.row[0]);
+        prepare_row<ACT, WARPS>(p, p.x + i * (size_t)p.n_in,
+                                p.rows + i * (size_t)p.slices * (size_t)p.slice_row, 0, (p.n_in + 255) / 256,
+                                m.row[0]);
         return;
     }
 #pragma unroll 1

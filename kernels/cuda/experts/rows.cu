@@ -20,9 +20,9 @@ static __global__ void __launch_bounds__(32 * WARPS, WARPS == 4 ? 4 : 2)
     const int first = (int)blockIdx.x * WARPS, blocks = (a.n_in + 255) / 256;
     cuda_grid_wait();
     cuda_grid_early();
-    prepare_row<ACT, WARPS, 1>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
-                               a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
-                               min(blocks, first + WARPS), squares);
+    prepare_row<ACT, WARPS>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
+                            a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
+                            min(blocks, first + WARPS), squares);
 }
 
 struct choice {
@@ -44,8 +44,8 @@ static __global__ void __launch_bounds__(512, 1)
         return;
     }
     const size_t i = blockIdx.y - c.blocks;
-    prepare_row<ACT, 16, 1>(a, a.x + i * (size_t)a.n_in, a.rows + i * (size_t)a.slices * (size_t)a.slice_row,
-                            first, min(blocks, first + 16), squares);
+    prepare_row<ACT, 16>(a, a.x + i * (size_t)a.n_in, a.rows + i * (size_t)a.slices * (size_t)a.slice_row,
+                         first, min(blocks, first + 16), squares);
 }
 
 template <int WARPS>

@@ -1,5 +1,5 @@
 /* experts/unit.cuh - two units (16 rows x 256 columns each) times one row's activations of their columns: the
- * term of every output, for a mixture of one row (experts/whole.cu) and wide products of one (mm_one.cu).
+ * term of every output, for a mixture of one row (experts/whole.cu).
  *
  * One row needs one column of the mma's B. Here its eight columns are the sub-blocks of the 256: lane (g =
  * lane / 4, q = lane % 4) makes column g from the activations of sub-block g, and zeros elsewhere, step j of

@@ -3,9 +3,7 @@
 #include "../chain/chain.cuh"
 #include "../core/copy.cuh"
 #include "../prompt/many.cuh"
-#include "mm_one.cuh"
 #include "mm_plan.cuh"
-#include "owe.cuh"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +13,7 @@
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-struct mm_tuning mm_tuning = {4, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+struct mm_tuning mm_tuning;
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
@@ -66,20 +64,13 @@ int cuda_mm_open(struct cuda_backend *be)
     const cudaError_t late = cudaFuncSetAttribute(
         mm_kernel_few_late(), cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
     if (late) return cuda_check(be, "matrix product kernels", late);
-    if (mm_one_open(be)) return KN_EDEVICE;
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
     cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
     if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
-    if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * 2 * MM_COUNTERS);
-    if (!err) err = cudaMemsetAsync(be->mm_count, 0, sizeof(unsigned) * 2 * MM_COUNTERS, be->stream);
-    if (!err && mm_beside(be)) {
-        be->beside.count = be->mm_count + MM_COUNTERS;
-        be->beside.partial_bytes = MM_PARTIAL_BYTES / 4;
-        err = cudaMalloc(&be->beside.partial, be->beside.partial_bytes);
-        if (!err) err = cudaMalloc(&be->beside.rows, MM_ROWS_BYTES / MM_PREP_ROWS * MM_BESIDE_ROWS);
-    }
+    if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * MM_COUNTERS);
+    if (!err) err = cudaMemsetAsync(be->mm_count, 0, sizeof(unsigned) * MM_COUNTERS, be->stream);
     const int rc = cuda_check(be, "memory for matrix products", err);
     return rc ? rc : chain_open(be);
 }
@@ -88,8 +79,6 @@ void cuda_mm_close(struct cuda_backend *be)
 {
     chain_close(be);
     cudaFree(be->mm_partial);
-    cudaFree(be->beside.partial);
-    cudaFree(be->beside.rows);
     cudaFree(be->mm_count);
     cudaFree(be->mm_rows);
     cudaFree(be->mm_raw);
@@ -152,7 +141,7 @@ static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t 
 #define FEW_UNITS 24
 static bool few_format(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t slice_units)
 {
-    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && mm_beside(be) &&
+    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && !be->generic && be->cc >= 90 &&
            !mm_tuning.no_few && slice_units <= FEW_UNITS && be->smem_block >= 200 << 10;
 }
 /* The slices' rows, and where `side` is. */
@@ -167,8 +156,7 @@ bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n,
 {
     const struct mm_type *t = mm_type_of(w->type);
     struct mm_args m = {};
-    if (!t || !mm_is_int8(t->act) || mm_tuning.prologue || w->n_in % 256 || cut_slices(be, t, w->n_in, &m))
-        return false;
+    if (!t || !mm_is_int8(t->act) || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
     *a = {};
     if (few_format(be, t->act, n, m.slice_units)) a->side = few_side_of(be, n, &m), a->tiles = n > 8 ? 2 : 1;
     a->rows = be->mm_rows, a->n_in = (int32_t)w->n_in, a->units = m.units, a->unit_k = t->unit_k;
@@ -201,10 +189,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
     const mm_kernel_fn usual =
         few ? mm_kernel_few(act, log2_tiles, low)
             : mm_kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
-    /* All resident: apart, blocks wait for each other. Beside other products that is so as well, or nearly:
-     * those of a group are neighbours, so of each launch one group at most is resident in part, and all
-     * others end (may_wait). */
-    int32_t grid = mm_product_sms(be) * plan->blocks;
+    int32_t grid = be->sm_count * plan->blocks; /* all resident: apart, blocks wait for each other */
     int32_t most = panels;
     a->left &= few && !together;
     if (a->left) {
@@ -231,7 +216,7 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
                                  : a->left ? a->groups * (a->slices - 1) + a->last_groups
                                            : a->groups * a->slices;
         a->pitch = (uint32_t)a->stage_bytes + FEW_BARRIER, a->ring_bytes = (uint32_t)a->stages * a->pitch;
-        a->cluster = few ? mm_few_cluster(be, act, a) : 1;
+        a->cluster = few ? mm_few_cluster(act, a) : 1;
         const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
         const int err = cuda_check(
             be, name,
@@ -240,7 +225,6 @@ static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act 
                            : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
         if (err) return err;
     }
-    be->late = be->beside.joins; /* small blocks that came early would take the places of what runs beside */
     return 0;
 }
 
@@ -293,7 +277,6 @@ struct group {
     int count;
     int32_t panels, widest;          /* of all; bytes of the largest unit */
     bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
-    bool heads;                      /* their sums are wanted by attention or a delta net (owe.cuh) */
     int32_t most_units, least_units; /* of a copy */
 };
 
@@ -321,14 +304,11 @@ static int make_group(struct cuda_backend *be, const struct product *p, struct g
      */
     g->least_units = g->t->act == MM_ACT_K || g->most_units < 2 ? 1 : 2;
     a->left = g->leave = may_leave(be, p, a, g->t->act, g->count);
-    g->heads = p->norm && g->count == p->n_w && mm_wanted_owed(be, p->out[g->list[0]], p->n, w0->n_out);
     a->partial = be->mm_partial;
     a->add = p->add;
     a->gated = p->gated;
     a->act = p->act;
-    a->norm = p->norm;
-    a->eps = p->eps;
-    a->n_in = (int32_t)w0->n_in;
+    a->normed = p->norm != nullptr;
     return 0;
 }
 
@@ -355,21 +335,19 @@ static int launch_rows(struct cuda_backend *be, const struct product *p, const s
     for (int32_t i = 0; i < rows && !err; i += a->n) {
         const struct mm_plan *plan = nullptr;
         int log2_tiles = -1; /* smaller copies where these do not fit, */
-        const bool few = rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, g->heads, a,
-                                                         &log2_tiles, &plan);
+        const bool few =
+            rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, a, &log2_tiles, &plan);
         for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0;
              n = (n < 8 ? n : 8) / 2) /* then fewer rows */
-            for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2) {
-                a->x = p->n <= mm_tuning.prologue ? prep->x : nullptr;
+            for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2)
                 log2_tiles = mm_choose(be, act, n, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
-            }
         if (log2_tiles < 0)
             return cuda_fail(be, KN_ETYPE,
                              "%s: %d bytes of shared memory a block are too few for rows of %lld values of "
                              "%s on %d multiprocessors",
-                             p->name, be->smem_block, (long long)a->n_in, kn_type_info(g->t->type)->name,
+                             p->name, be->smem_block, (long long)prep->n_in, kn_type_info(g->t->type)->name,
                              be->sm_count);
-        if (!a->x && !prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
+        if (!prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
         prepared = true;
         a->rows = be->mm_rows + (size_t)i * (size_t)a->slices * (size_t)a->slice_row;
         for (int j = 0; j < g->count; j++)
@@ -395,19 +373,14 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             const struct mm_plan *plan;
             int log2_tiles;
             a.side = few_side_of(be, p->n, &a);
-            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, g.heads, &a, &log2_tiles,
-                               &plan)) /* tuned so */
+            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, &a, &log2_tiles, &plan)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
-        const struct mm_prep prep = {x,        p->norm,     be->mm_rows,       p->eps,
-                                     a.n_in,   a.units,     g.t->unit_k,       a.slice_units,
-                                     a.slices, a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
+        const struct mm_prep prep = {
+            x,           p->norm,       be->mm_rows, p->eps,      (int32_t)w0->n_in, a.units,
+            g.t->unit_k, a.slice_units, a.slices,    a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
         bool prepared;
-        int rc = 0;
         if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
-        if (p->n == 1 && count == 1 && !p->gated && !p->add &&
-            mm_one(be, p->name, w0, p->out[list[0]], &prep, prepared, &rc))
-            return rc;
         err = launch_rows(be, p, &g, &a, row, rows, &prep, prepared);
     }
     return err;

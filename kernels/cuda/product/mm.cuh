@@ -26,17 +26,13 @@
 
 #include "../core/cuda.cuh"
 
-#define MM_WARPS 8       /* of a block, */
-#define MM_WARPS_MOST 16 /* or so many */
-#ifndef MM_BLOCKS
-#define MM_BLOCKS 2 /* blocks a multiprocessor has registers for, 8-bit kinds at 8 rows */
-#endif
+#define MM_WARPS 8        /* of a block, */
+#define MM_WARPS_MOST 16  /* or so many */
 #define MM_SLICE_MAX 1024 /* columns a slice of float weights: 32 lanes * 8 * 4 */
 #define MM_SLICES_MAX 64
 #define MM_WIDTH_MAX KN_MATRICES
 #define MM_RECORD 128      /* floats of a partial sum of 16 rows x 8 tokens */
 #define MM_PREP_ROWS 64    /* rows prepared at a time */
-#define MM_BESIDE_ROWS 16  /* rows at most beside others (kn_ops.beside_begin) */
 #define MM_ROW_BLOCKS 1024 /* 256-column blocks of a row, at most */
 
 /* What a weight type wants activations to be; matrices that want the same share a launch.
@@ -68,7 +64,7 @@ static inline int64_t mm_panel_bytes(const struct mm_type *t, int64_t n_in)
 
 /* Shared memory of a launch, in bytes from its start; the warps' rings follow the barriers at MM_BARS. */
 struct mm_memory {
-    uint32_t act, merge, merge_bytes, squares, total;
+    uint32_t act, merge, merge_bytes, total;
     int32_t merge_rounds, merge_sets; /* sums of so many rounds between two barriers; sets that take turns */
     uint32_t
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
@@ -119,10 +115,7 @@ struct mm_args {
         stage_bytes; /* of a warp's ring: stages; units of one copy; bytes of a stage */
     int32_t add, gated, act;
     struct mm_memory at;
-    /* not NULL: the blocks prepare the activations themselves, from x [n, n_in] (8-bit kinds, together) */
-    const float *x, *norm;
-    float eps;
-    int32_t n_in;
+    int32_t normed;           /* what the rows are made of: mm_plan.cu */
     int32_t log2_slice_warps; /* mm_few.cuh */
     int32_t warps;            /* of its block, there */
     int32_t ahead;   /* copies of a ring that are asked for before the launch before is over, there */
@@ -151,12 +144,6 @@ static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool l
     return act == MM_ACT_K                         ? mm_kernel_few_k(log2_tiles, low)
            : act == MM_ACT_32 || act == MM_ACT_32M ? mm_kernel_few_32(log2_tiles, act == MM_ACT_32M)
                                                    : mm_kernel_few_float(act, log2_tiles);
-}
-/* Does the device run products beside others (kn_ops.beside_begin)? Where launches are early: what is older
- * has not been tried. */
-static inline bool mm_beside(const struct cuda_backend *be)
-{
-    return !be->generic && be->cc >= 90;
 }
 /* Types that mm_kernel_low and experts_kernel_low are for. */
 static inline bool mm_is_low(uint32_t type)
@@ -233,28 +220,27 @@ static inline int32_t mm_slice_row(enum mm_act act, int32_t units)
 /* Chosen by measurement (docs/speed/verify.md); the bench program varies them. None of them changes a bit of
  * the results but columns. */
 struct mm_tuning {
-    int stages;       /* at most */
-    int copy_k;       /* units of 256 columns a copy, K types */
-    int copy_32;      /* units of 32 columns a copy, other quantised types */
-    int copy_float;   /* units of 32 columns a copy, float types */
-    int slices;       /* of a row of 2,048 columns or more */
-    int skip;         /* bits: entries of the list of plans (mm_plan.cu) that are not considered */
-    int prologue;     /* rows up to which a product prepares its activations itself */
-    int rounds;       /* panels a block sums up between two barriers, at most */
-    int slices_float; /* of 4,096 columns, float types */
-    int any;          /* 1: any plan for any launch, copies of one size */
-    int no_split;     /* 1: gates and ups by the same warps */
-    int long_row;     /* columns beyond which there are twice as many slices, 8-bit kinds */
-    int no_few;       /* 1: no kernel of mm_few.cuh */
-    int few_stages;   /* of its rings at most; 0: as measured */
-    int few_sets;     /* 1: sums in one place; 0: in two, where there is room */
-    int few_from;     /* rows from which on; 0: as measured */
-    int few_cluster;  /* blocks of a cluster; 0: as measured */
-    int few_apart;    /* 1: slices apart, 2: together; 0: as measured */
-    int few_warps;    /* 1: blocks of 12 warps, where they hold all slices; 0: as measured */
-    int few_copy;     /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
-    int no_left;      /* 1: products add their slices' sums themselves */
-    int few_pace;     /* 1 + how rings are filled early, FEW_AT_ONCE ...; 0: as measured */
+    int stages = 4;       /* at most */
+    int copy_k = 2;       /* units of 256 columns a copy, K types */
+    int copy_32 = 8;      /* units of 32 columns a copy, other quantised types */
+    int copy_float = 4;   /* units of 32 columns a copy, float types */
+    int slices = 4;       /* of a row of 2,048 columns or more */
+    int skip = 0;         /* bits: entries of the list of plans (mm_plan.cu) that are not considered */
+    int rounds = 8;       /* panels a block sums up between two barriers, at most */
+    int slices_float = 8; /* of 4,096 columns, float types */
+    int any = 0;          /* 1: any plan for any launch, copies of one size */
+    int no_split = 0;     /* 1: gates and ups by the same warps */
+    int long_row = 14336; /* columns beyond which there are twice as many slices, 8-bit kinds */
+    int no_few = 0;       /* 1: no kernel of mm_few.cuh */
+    int few_stages = 0;   /* of its rings at most; 0: as measured */
+    int few_sets = 0;     /* 1: sums in one place; 0: in two, where there is room */
+    int few_from = 0;     /* rows from which on; 0: as measured */
+    int few_cluster = 0;  /* blocks of a cluster; 0: as measured */
+    int few_apart = 0;    /* 1: slices apart, 2: together; 0: as measured */
+    int few_warps = 0;    /* 1: blocks of 12 warps, where they hold all slices; 0: as measured */
+    int few_copy = 0; /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
+    int no_left = 0;  /* 1: products add their slices' sums themselves */
+    int few_pace = 0; /* 1 + how rings are filled early, FEW_AT_ONCE ...; 0: as measured */
 };
 extern struct mm_tuning mm_tuning;
 

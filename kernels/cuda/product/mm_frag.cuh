@@ -72,9 +72,6 @@ DEV void zero(float c[4])
 template <uint32_t TYPE> struct frag_float {
     static constexpr int unit_bytes = TYPE == KN_F32 ? 2048 : 1024, planes = TYPE == KN_F16 ? 2 : 3;
     static constexpr bool bf16 = TYPE != KN_F16, whole = false; /* whole: 8-bit */
-    static constexpr enum mm_act act = TYPE == KN_F16    ? MM_ACT_F16
-                                       : TYPE == KN_BF16 ? MM_ACT_BF16
-                                                         : MM_ACT_F32;
     static constexpr int b_unit = 64, sums_unit = 0, aux_unit = 0;
 
     /* F32: the high 16 bits of each are a bf16; what is left is exact. */

@@ -194,17 +194,6 @@ template <int W, bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, i
         __syncthreads();
     }
 }
-/* The same from x, by this block: all slices. */
-template <enum mm_act ACT, int W> DEV void make_rows(const mm_args &a, uint8_t *act, float *squares)
-{
-    const mm_prep p = {a.x,     a.norm, nullptr,       a.eps,    a.n_in,
-                       a.units, 256,    a.slice_units, a.slices, a.slice_row};
-    for (int t = 0; t < a.n; t++) {
-        prepare_row<ACT, W, 16 / W>(p, a.x + (size_t)t * (size_t)a.n_in, act + t * a.at.row_bytes, 0,
-                                    (a.n_in + 255) / 256, squares);
-        __syncthreads();
-    }
-}
 
 /* A warp's way through the weights: items first, + stride, ...; of each its members, of these the slices
  * first_slice + part, + slice_warps, ... Pointers move by constants where the matrix stays the same: what is
@@ -337,12 +326,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
     for (int i = 0; i < stages; i++) issue(i);
     if (BULK) __syncthreads(); /* act_bar is there */
     MM_STAMP(1);
-    bool made = false;
-    if constexpr (F::whole && NT == 1) {
-        made = a.x != nullptr;
-        if (made) make_rows<F::act, W>(a, act, (float *)(smem + a.at.squares));
-    }
-    if (!made) load_rows<W, BULK>(a, act, first_slice, act_bar);
+    load_rows<W, BULK>(a, act, first_slice, act_bar);
     MM_STAMP(3);
 
     mm_view<NT> view;
@@ -430,10 +414,8 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
 /* Registers: two blocks of 8 warps or one of 16 (8-bit kinds, up to 16 rows). Bulk copies need sm_90. To save
  * compilation, the generic form exists for 8 and 16 tokens on what is older, for 8 on sm_90. */
 template <class F, int NT, int W, bool BULK>
-__global__ void __launch_bounds__(32 * W, W > MM_WARPS ? 1
-                                          : NT == 1    ? (F::whole ? MM_BLOCKS : 2)
-                                          : NT == 2    ? 2
-                                                       : 1) mm_kernel(const __grid_constant__ mm_args a)
+__global__ void __launch_bounds__(32 * W, W <= MM_WARPS && NT <= 2 ? 2 : 1)
+    mm_kernel(const __grid_constant__ mm_args a)
 {
 #ifdef __CUDA_ARCH__
     if constexpr (BULK ? __CUDA_ARCH__ >= 900 : NT <= (__CUDA_ARCH__ >= 900 ? 1 : 2))

@@ -60,8 +60,8 @@ void mm_owe(struct cuda_backend *be, const struct mm_args *a, int count)
 bool mm_is_owed(const struct cuda_backend *be, const float *x, int32_t n, int64_t width)
 {
     const struct mm_owed *o = be->owed;
-    return be->owes && o->count == 1 && o->out[0] == x && o->n == n && o->width[0] == width &&
-           !be->around_waits && !be->waits && !be->chain_steps;
+    return be->owes && o->count == 1 && o->out[0] == x && o->n == n && o->width[0] == width && !be->waits &&
+           !be->chain_steps;
 }
 
 bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t width, struct mm_owed *o)
@@ -70,34 +70,4 @@ bool mm_take(const struct cuda_backend *be, const float *x, int32_t n, int64_t w
     *o = *be->owed;
     be->owes = false;
     return true;
-}
-
-bool mm_take_rows(const struct cuda_backend *be, int32_t n, int32_t d, const float *const *rows, int count,
-                  struct mm_owed *o)
-{
-    const struct mm_owed *owed = be->owed;
-    if (!be->owes || owed->n != n || owed->add || be->around_waits || be->waits || be->chain_steps)
-        return false;
-    for (int i = 0; i < count; i++) {
-        bool found = false;
-        for (int j = 0; j < owed->count; j++) found |= owed->out[j] == rows[i];
-        if (!found) return false;
-    }
-    for (int j = 0; j < owed->count; j++)
-        if (owed->width[j] % d) return false;
-    *o = *owed;
-    be->owes = false;
-    return true;
-}
-
-void mm_wants_owed(struct cuda_backend *be, enum owed_to who, const float *rows, int32_t from, int32_t to,
-                   int64_t width)
-{
-    be->owed->wanted[who] = {rows, from, to, (int32_t)width};
-}
-bool mm_wanted_owed(const struct cuda_backend *be, const float *rows, int32_t n, int64_t width)
-{
-    for (const auto &w : be->owed->wanted)
-        if (w.rows == rows && w.from <= n && n <= w.to && w.width == width) return true;
-    return false;
 }

@@ -1,14 +1,9 @@
 /* mm_plan.cu - the plans of matrix products. What is said to be measured is in docs/speed/verify.md. */
 #include "mm_plan.cuh"
 
-int32_t mm_product_sms(const struct cuda_backend *be)
-{
-    return be->product_sms ? be->product_sms : be->sm_count;
-}
-
 bool mm_may_wait(const struct cuda_backend *be, int32_t slices, int blocks)
 {
-    return be->product_sms ? 2 * slices <= be->sm_count : slices <= be->sm_count * blocks;
+    return slices <= be->sm_count * blocks;
 }
 
 static void put_together(struct mm_args *a, bool together, int warps)
@@ -32,8 +27,7 @@ static size_t lay_out(struct mm_args *a, int tiles, int warps)
     m->merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
                          ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 128 * pairs
                          : 0;
-    m->squares = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
-    m->total = m->squares + (a->x && a->norm ? (uint32_t)(a->n_in + 255) / 256 * 4 : 0);
+    m->total = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
     return m->total;
 }
 
@@ -94,7 +88,7 @@ static bool fits(struct cuda_backend *be, const struct mm_plan *p, struct mm_arg
                  most_bytes = (size_t)be->smem_block < part - 1024 ? (size_t)be->smem_block : part - 1024;
     const int limit = be->generic || be->cc < 90 || p->warps > MM_WARPS ? 4 : 8;
     put_together(a, p->together, p->warps);
-    const int32_t rounds = (panels - 1) / (mm_product_sms(be) * p->blocks * a->subs) + 1;
+    const int32_t rounds = (panels - 1) / (be->sm_count * p->blocks * a->subs) + 1;
     for (int32_t copy = most; copy >= least_copy; copy /= 2) {
         const int full = want * (most / copy), stages = full < limit ? full : limit,
                   least = p->stages + (copy < most);
@@ -202,7 +196,7 @@ static bool few_fits(const struct cuda_backend *be, enum mm_act act, int tiles, 
                      int32_t panels, struct mm_args *a)
 {
     const bool together = a->block_slices == a->slices;
-    const int32_t grid = mm_product_sms(be),
+    const int32_t grid = be->sm_count,
                   items =
                       together ? (panels + grid - 1) / grid : few_busiest(grid, panels, a), /* of a block */
         some = (items < a->subs ? items : a->subs) * a->slice_warps << a->split,
@@ -238,7 +232,7 @@ static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_
                           struct mm_args *a)
 {
     return act == MM_ACT_K && n <= FEW_NARROW_ROWS && a->left &&
-           few_busiest(mm_product_sms(be), panels, a) == MM_WARPS;
+           few_busiest(be->sm_count, panels, a) == MM_WARPS;
 }
 
 /* A plan for mm_few.cuh, for 2 rows and more (32-blocks: for one as well); false: none fits, or others were
@@ -248,7 +242,7 @@ static bool few_is_narrow(const struct cuda_backend *be, enum mm_act act, int32_
  * would cost more than warps do: blocks of 12 where those of 16 leave no room. */
 #define FEW_PANELS 4096
 bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest,
-                   bool heads, struct mm_args *a, int *log2_tiles, const struct mm_plan **plan)
+                   struct mm_args *a, int *log2_tiles, const struct mm_plan **plan)
 {
     static const struct mm_plan few_plans[] = {
         {true, false, 1, MM_WARPS_MOST, 2}, {true, false, 1, 12, 2}, {false, false, 1, MM_WARPS_MOST, 2}};
@@ -256,11 +250,10 @@ bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, in
     const int tiles = n > 8 ? 2 : 1, tuned = act == MM_ACT_32 || act == MM_ACT_32M ? 1 : 2,
               from = mm_tuning.few_from ? mm_tuning.few_from : tuned,
               sparse = panels >= be->sm_count && panels <= 2 * be->sm_count,
-              added = a->left && (heads || (!a->norm && (n > 8 || sparse))) && act == MM_ACT_K,
+              added = a->left && !a->normed && (n > 8 || sparse) && act == MM_ACT_K,
               first = added || (mm_is_int8(act) && a->slices > mm_tuning.slices);
     if (mm_tuning.no_few || act == MM_ACT_F32 || be->generic || be->cc < 90 || n < from) return false;
     a->n = n < 8 * tiles ? n : 8 * tiles;
-    a->x = nullptr;
     for (int i = 0; i < 3; i++) {
         const struct mm_plan *p = &few_plans[first ? 2 - i : i];
         if (!p->together && few_is_narrow(be, act, n, panels, a)) p = &narrow;
@@ -289,7 +282,6 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
     const bool bulk = !be->generic && be->cc >= 90;
     const int deepest = bulk ? 8 : 4, tuned = mm_tuning.stages < deepest ? mm_tuning.stages : deepest;
     const int widest_tiles = be->cc < 90 ? 1 : be->generic ? 0 : 2; /* what is compiled: mm_kernel.cuh */
-    const float *x = a->x;
     for (int log2_tiles = 2; log2_tiles >= 0; log2_tiles--) {
         const int tiles = 1 << log2_tiles;
         if ((log2_tiles && 4 * tiles >= n) || log2_tiles > widest_tiles) continue;
@@ -308,7 +300,6 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
             int32_t copy = most, least = most;
             if (!mm_kernel_of(act, log2_tiles, p->warps, !bulk, low)) continue;
             if (!mm_tuning.any && !suits(p, act, a, mixed, &copy, &least)) continue;
-            a->x = p->together && n <= mm_tuning.prologue && mm_is_int8(act) ? x : nullptr;
             *plan = p;
             if (fits(be, p, a, tiles, want, copy, least, widest, panels)) return log2_tiles;
         }
@@ -318,15 +309,14 @@ int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panel
 
 /* Blocks that are given their rows together: pairs, of K types always, of others for 4 rows and more.
  * Measured: else these start later by more than it saves, and fours leave multiprocessors without work.
- * Slices apart: none, for such blocks wait for others, which must be resident. Beside others: none, for what
- * those leave are not pairs of neighbours, and some would wait for their end. */
-int mm_few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a)
+ * Slices apart: none, for such blocks wait for others, which must be resident. */
+int mm_few_cluster(enum mm_act act, const struct mm_args *a)
 {
     const bool pairs = act == MM_ACT_K || a->n >= 4;
-    const int most = a->block_slices < a->slices || be->product_sms ? 1
-                     : mm_tuning.few_cluster                        ? mm_tuning.few_cluster
-                     : pairs                                        ? 2
-                                                                    : 1;
+    const int most = a->block_slices < a->slices ? 1
+                     : mm_tuning.few_cluster     ? mm_tuning.few_cluster
+                     : pairs                     ? 2
+                                                 : 1;
     return a->groups % most ? 1 : most;
 }
 

@@ -12,11 +12,8 @@ struct mm_plan {
     int blocks, warps, stages; /* blocks a multiprocessor, warps of one, stages at least */
 };
 
-/* Multiprocessors that a product has: all, or its share beside others. */
-int32_t mm_product_sms(const struct cuda_backend *be);
 /* Is there room for all blocks of a group, one a slice, which wait for each other? `blocks` of them on a
- * multiprocessor; beside other products, which may have a group that is resident in part as well, one on
- * every second. */
+ * multiprocessor. */
 bool mm_may_wait(const struct cuda_backend *be, int32_t slices, int blocks);
 /* The kernel for a launch of mm_choose: mm.cu. low: some matrix is of such a type (mm_is_low). */
 mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low);
@@ -27,14 +24,13 @@ mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool gener
  * or -1. */
 int mm_choose(struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t most,
               int32_t widest, bool mixed, bool low, struct mm_args *a, const struct mm_plan **plan);
-/* The same for the kernels of mm_few.cuh, of up to 16 rows; false: none fits, or others were quicker. heads:
- * a->left, and attention or a delta net wants the sums (owe.cuh). */
+/* The same for the kernels of mm_few.cuh, of up to 16 rows; false: none fits, or others were quicker. */
 bool mm_choose_few(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t panels, int32_t widest,
-                   bool heads, struct mm_args *a, int *log2_tiles, const struct mm_plan **plan);
+                   struct mm_args *a, int *log2_tiles, const struct mm_plan **plan);
 /* Slices apart: a->groups, the blocks of each slice but the last, and a->last_groups. */
 void mm_few_split(int32_t grid, int32_t panels, struct mm_args *a);
 /* Blocks of a cluster that are given their rows together; a->groups is known. */
-int mm_few_cluster(const struct cuda_backend *be, enum mm_act act, const struct mm_args *a);
+int mm_few_cluster(enum mm_act act, const struct mm_args *a);
 /* Is it for mm_few_late.cuh? */
 bool mm_few_is_late(const struct mm_args *a, enum mm_act act, int log2_tiles, bool low);
 

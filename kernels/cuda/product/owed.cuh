@@ -3,8 +3,15 @@
 #ifndef DFLASH_CUDA_OWED_CUH
 #define DFLASH_CUDA_OWED_CUH
 
-#include "owe.cuh"
 #include "prep.cuh"
+
+/* What a product of few rows left: matrix after matrix [slices][n][width]. */
+struct mm_owed {
+    const float *sums;
+    int32_t n, slices, count, add; /* add: to what is in out */
+    float *out[MM_WIDTH_MAX];
+    int32_t width[MM_WIDTH_MAX];
+};
 
 /* V values, 4 or 8, side by side. */
 template <int V> DEV void owed_load(float v[V], const float *p)

@@ -1,6 +1,6 @@
 /* prep.cuh - 8-bit activations of a token, prepared by the warps of one block: normed, rounded, in the order
- * that the mma wants (mm.cuh). Used by the kernel of prep.cu and, for few rows, by the products themselves:
- * the same function, so the same bits, whatever the number of warps. The layout: prep_block.cuh. */
+ * that the mma wants (mm.cuh). Used by the kernels of prep.cu and of experts: the same function, so the same
+ * bits, whatever the number of warps. The layout: prep_block.cuh. */
 #ifndef DFLASH_CUDA_PREP_CUH
 #define DFLASH_CUDA_PREP_CUH
 
@@ -27,16 +27,16 @@ DEV float block_squares(const float v[8])
     for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
     return s;
 }
-/* Blocks first .. end - 1 of the token x to `row`. WARPS warps call, all threads; each keeps CACHE blocks in
+/* Blocks first .. end - 1 of the token x to `row`. WARPS warps call, all threads; each keeps a block in
  * registers between the two passes. squares: shared memory, one float a block of the row. Waits for the grid
  * before it (norm is constant and read before). */
-template <enum mm_act ACT, int WARPS, int CACHE>
+template <enum mm_act ACT, int WARPS>
 DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, int end, float *squares,
                      int token = 0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, mine = first + warp;
     if (!a.norm) { /* many loads in flight */
-        constexpr int batch = (MM_BLOCKS >= 4 ? 24 : 48) / WARPS;
+        constexpr int batch = 48 / WARPS;
         cuda_grid_wait();
 #pragma unroll 1
         for (int b = mine; b < end; b += batch * WARPS) {
@@ -50,23 +50,17 @@ DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, 
         }
         return;
     }
-    float v[CACHE][8], w[CACHE][8];
-#pragma unroll
-    for (int c = 0; c < CACHE; c++)
-        if (mine + c * WARPS < end) load_eight(w[c], a.norm, 256 * (mine + c * WARPS) + 8 * lane, a.n_in);
+    const int blocks = (a.n_in + 255) / 256;
+    float v[8], w[8];
+    if (mine < end) load_eight(w, a.norm, 256 * mine + 8 * lane, a.n_in);
     cuda_grid_wait();
-#pragma unroll
-    for (int c = 0; c < CACHE; c++)
-        if (mine + c * WARPS < end) load_eight(v[c], x, 256 * (mine + c * WARPS) + 8 * lane, a.n_in);
-    const int blocks = (a.n_in + 255) / 256, kept = min(end, first + CACHE * WARPS);
-#pragma unroll
-    for (int c = 0; c < CACHE; c++)
-        if (mine + c * WARPS < end) {
-            const float s = block_squares(v[c]);
-            if (lane == 0) squares[mine + c * WARPS] = s;
-        }
+    if (mine < end) {
+        load_eight(v, x, 256 * mine + 8 * lane, a.n_in);
+        const float s = block_squares(v);
+        if (lane == 0) squares[mine] = s;
+    }
     for (int b = warp; b < blocks; b += WARPS) {
-        if (b >= first && b < kept) continue;
+        if (b >= first && b < min(end, first + WARPS)) continue;
         float u[8];
         load_eight(u, x, 256 * b + 8 * lane, a.n_in);
         const float s = block_squares(u);
@@ -78,20 +72,14 @@ DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, 
 #pragma unroll
     for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)a.n_in), a.eps)));
-#pragma unroll
-    for (int c = 0; c < CACHE; c++)
-        if (mine + c * WARPS < end) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], r), w[c][i]);
-            store_block<ACT>(a, row, mine + c * WARPS, v[c], token);
+    for (int b = mine; b < end; b += WARPS) {
+        if (b > mine) {
+            load_eight(v, x, 256 * b + 8 * lane, a.n_in);
+            load_eight(w, a.norm, 256 * b + 8 * lane, a.n_in);
         }
-    for (int b = mine + CACHE * WARPS; b < end; b += WARPS) {
-        float u[8], f[8];
-        load_eight(u, x, 256 * b + 8 * lane, a.n_in);
-        load_eight(f, a.norm, 256 * b + 8 * lane, a.n_in);
 #pragma unroll
-        for (int i = 0; i < 8; i++) u[i] = __fmul_rn(__fmul_rn(u[i], r), f[i]);
-        store_block<ACT>(a, row, b, u, token);
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+        store_block<ACT>(a, row, b, v, token);
     }
 }
 

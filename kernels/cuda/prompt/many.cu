@@ -15,7 +15,13 @@
 #define PANEL_BYTES ((size_t)64 << 20)
 #define SMALL_ROWS 2048 /* weights of up to so many rows are put together */
 
-struct many_tuning many_tuning = {PANEL_BYTES, GATE_BYTES, MANY_ROWS, false, true, true, 0};
+struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
+                                  .gate_bytes = GATE_BYTES,
+                                  .rows = MANY_ROWS,
+                                  .alone = false,
+                                  .beside = true,
+                                  .together = true,
+                                  .algorithm = 0};
 
 /* ---- scratch ---- */
 

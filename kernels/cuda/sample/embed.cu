@@ -4,12 +4,10 @@
  * bound by the launch. Each value is computed as kernels/blocks/decode.c does, every step rounded, so the
  * bits are the CPU's. An id outside the table gives a row of NaN, which the checks of the logits report: the
  * host refuses such ids before they come here. */
-#include "../chain/around.cuh"
 #include "../core/math.cuh"
 #include "../core/ops.cuh"
 
 #include <cuda_fp16.h>
-#include <stdlib.h>
 
 static __device__ __forceinline__ unsigned get_u16(const uint8_t *b)
 {
@@ -115,12 +113,23 @@ static __device__ float decode(uint32_t type, const uint8_t *row, int64_t i, uin
     return block == 32 ? decode_32(type, b, (int)(i % 32)) : decode_256(type, b, (int)(i % 256));
 }
 
-/* ---- the beginning of a pass: around.cuh ---- */
+/* ---- kernels: all before is complete for those that come after ---- */
 
-static __device__ void embed_at(const around_start &a, int row, int column)
+struct embed_args {
+    float *x; /* [n, n_in] */
+    const uint8_t *rows;
+    const int32_t *ids;
+    uint32_t type, block, bytes;
+    int64_t n_in, n_out;
+    size_t row_bytes;
+    float scale;
+};
+static __global__ void __launch_bounds__(256) embed_rows(const __grid_constant__ embed_args a)
 {
-    const int32_t id = a.ids[row];
-    const int64_t i = (int64_t)column * 256 + threadIdx.x;
+    cuda_grid_wait();
+    cuda_grid_early();
+    const int32_t row = (int32_t)blockIdx.y, id = a.ids[row];
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= a.n_in) return;
     float x = __int_as_float(0x7fc00000);
     if (id >= 0 && id < a.n_out) {
@@ -130,80 +139,17 @@ static __device__ void embed_at(const around_start &a, int row, int column)
     a.x[row * a.n_in + i] = x;
 }
 
-static __device__ void table_at(const around_table &a, int64_t at)
+static __global__ void __launch_bounds__(256)
+    table_rows(float *out, const int32_t *pos, const double *freq, int32_t n, int32_t half)
 {
-    if (at >= (int64_t)a.n * a.half) return;
-    double p = (double)a.pos[at / a.half], f = a.freq[at % a.half], x = __dmul_rn(p, f), s, c;
-    dev_sincos(x, __fma_rn(p, f, -x), &s, &c);
-    a.out[2 * at] = __double2float_rn(c);
-    a.out[2 * at + 1] = __double2float_rn(s);
-}
-
-/* Blocks: of the tables, then those of the rows. */
-static __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ around_start a)
-{
-    if (a.early) cuda_grid_early();
     cuda_grid_wait();
-    if (!a.early) cuda_grid_early(); /* in this order: all before it is complete for those that come after */
-    if (a.stamp && blockIdx.x == 0 && threadIdx.x == 0) *a.stamp = device_ns();
-    int64_t at = blockIdx.x;
-    for (int j = 0; j < a.n_tables; j++) {
-        const int64_t blocks = ((int64_t)a.table[j].n * a.table[j].half + 255) / 256;
-        if (at < blocks) {
-            table_at(a.table[j], 256 * at + threadIdx.x);
-            return;
-        }
-        at -= blocks;
-    }
-    if (a.x && at < (int64_t)a.n * a.columns) embed_at(a, (int)(at / a.columns), (int)(at % a.columns));
-}
-
-struct around_state {
-    struct around_start start;
-};
-
-int around_starting(struct cuda_backend *be, struct around_start **start)
-{
-    if (!be->around) be->around = (struct around_state *)calloc(1, sizeof *be->around);
-    if (!be->around) return cuda_fail(be, KN_EMEM, "out of memory (%zu bytes)", sizeof *be->around);
-    *start = &be->around->start;
-    if (be->around_waits == AROUND_START && !be->chain_steps && !be->waits) return 0;
-    const int rc = cuda_flush(be);
-    if (rc) return rc;
-    be->around->start = {};
-    be->around_waits = AROUND_START;
-    return 0;
-}
-/* A start that has no rows of an embedding yet, or room for a table. */
-static int starting_with(struct cuda_backend *be, bool rows, struct around_start **start)
-{
-    int rc = around_starting(be, start);
-    if (rc || !(rows ? (*start)->x != nullptr : (*start)->n_tables == AROUND_TABLES)) return rc;
-    rc = cuda_flush(be);
-    return rc ? rc : around_starting(be, start);
-}
-
-int around_start_flush(struct cuda_backend *be, bool early)
-{
-    struct around_start *a = &be->around->start;
-    int64_t blocks = a->x ? (int64_t)a->n * a->columns : 0;
-    be->around_waits = AROUND_NOTHING;
-    for (int32_t j = 0; j < a->n_tables; j++)
-        blocks += ((int64_t)a->table[j].n * a->table[j].half + 255) / 256;
-    a->early = early;
-    const int rc = cuda_check(
-        be, "the beginning of a pass",
-        cuda_launch_first(be, start_rows, dim3((unsigned)(blocks ? blocks : 1)), dim3(256), 0, *a));
-    be->settled = early ? 0 : be->launches;
-    return rc;
-}
-
-int around_flush(const struct cuda_backend *const_be)
-{
-    struct cuda_backend *be = const_cast<struct cuda_backend *>(const_be);
-    if (be->around_waits == AROUND_END) return around_end_flush(be);
-    return be->chain_steps ? chain_flush(be)
-                           : around_start_flush(be, false); /* which knows what comes next */
+    cuda_grid_early();
+    const int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (at >= (int64_t)n * half) return;
+    double p = (double)pos[at / half], f = freq[at % half], x = __dmul_rn(p, f), s, c;
+    dev_sincos(x, __fma_rn(p, f, -x), &s, &c);
+    out[2 * at] = __double2float_rn(c);
+    out[2 * at + 1] = __double2float_rn(s);
 }
 
 int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, const int32_t *ids,
@@ -218,16 +164,21 @@ int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table,
     if (t->block != 1 && t->block != 32 && t->block != 256)
         return cuda_fail(be, KN_ETYPE, "embed: rows of type %s cannot be decoded on the device", t->name);
     if (n < 1 || n > 65535) return cuda_fail(be, KN_EINVAL, "embed: %d rows (expected 1 to 65535)", n);
-    struct around_start *a;
-    const int rc = starting_with(be, true, &a);
-    if (rc) return rc;
     be->rounded.x = be->ready.x = nullptr; /* out may be what was rounded */
-    a->x = out, a->rows = (const uint8_t *)table->rows, a->ids = ids;
-    a->type = table->type, a->block = t->block, a->bytes = t->bytes;
-    a->n = n, a->columns = (int32_t)((table->n_in + 255) / 256), a->n_in = table->n_in,
-    a->n_out = table->n_out;
-    a->row_bytes = row, a->scale = scale;
-    return 0;
+    const struct embed_args a = {.x = out,
+                                 .rows = (const uint8_t *)table->rows,
+                                 .ids = ids,
+                                 .type = table->type,
+                                 .block = t->block,
+                                 .bytes = t->bytes,
+                                 .n_in = table->n_in,
+                                 .n_out = table->n_out,
+                                 .row_bytes = row,
+                                 .scale = scale};
+    const dim3 grid((unsigned)((table->n_in + 255) / 256), (unsigned)n);
+    const int rc = cuda_check(be, "embed", cuda_launch(be, embed_rows, grid, dim3(256), 0, a));
+    be->settled = be->launches;
+    return rc;
 }
 
 int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
@@ -236,9 +187,10 @@ int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || n_rot < 2 || n_rot % 2)
         return cuda_fail(be, KN_EINVAL, "rope_table: %d rows, n_rot %d (expected an even number)", n, n_rot);
-    struct around_start *a;
-    const int rc = starting_with(be, false, &a);
-    if (rc) return rc;
-    a->table[a->n_tables++] = {out, pos, freq, n, n_rot / 2};
-    return 0;
+    const int64_t blocks = ((int64_t)n * (n_rot / 2) + 255) / 256;
+    const int rc = cuda_check(
+        be, "rope_table",
+        cuda_launch(be, table_rows, dim3((unsigned)blocks), dim3(256), 0, out, pos, freq, n, n_rot / 2));
+    be->settled = be->launches;
+    return rc;
 }

@@ -1,12 +1,11 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | trace | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
- * too; quick: few rows of four shapes, with them; trace: clocks within a block, where built with
- * -DATTN_TRACE) A graph holds one call a ring, over rings that together exceed the L2; it is replayed and
- * timed by events. Three kinds of graph: attention alone, both as one operation (as a layer has them), and
- * rope_store and attention in turn. floor: the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the
- * device fails. Checks are test_gpu's. */
+ * usage: attention_gpu [all | quick | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning too;
+ * quick: few rows of four shapes, with them) A graph holds one call a ring, over rings that together exceed
+ * the L2; it is replayed and timed by events. Three kinds of graph: attention alone, both as one operation
+ * (as a layer has them), and rope_store and attention in turn. floor: the visible keys and values at 4.54
+ * TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
 
 #include <algorithm>
@@ -159,36 +158,6 @@ static void line(const struct data &t, const char *name)
     fflush(stdout);
 }
 
-#ifdef ATTN_TRACE
-extern long long *attn_trace;
-/* Clocks of the last launch's blocks, of attend: smallest, middle, largest after the block's start.
- */
-static void traced(const struct data &t)
-{
-    static const char *names[] = {"start",           "positions",   "waited",      "queries stored",
-                                  "first keys here", "scores",      "values here", "output",
-                                  "all leaves",      "cluster met", "merged",      "end"};
-    const int blocks = 4096;
-    CK(cudaMalloc(&attn_trace, blocks * 128));
-    CK(cudaMemset(attn_trace, 0, blocks * 128));
-    (void)timed(t, TOGETHER);
-    CK(cudaDeviceSynchronize());
-    std::vector<long long> all(blocks * 16);
-    CK(cudaMemcpy(all.data(), attn_trace, blocks * 128, cudaMemcpyDeviceToHost));
-    for (int i = 1; i < 12; i++) {
-        std::vector<long long> x;
-        for (int b = 0; b < blocks; b++)
-            if (all[b * 16] && all[b * 16 + i] >= all[b * 16]) x.push_back(all[b * 16 + i] - all[b * 16]);
-        std::sort(x.begin(), x.end());
-        if (x.size())
-            printf("trace ctx %d rows %d %-16s %4zu blocks %6lld %6lld %6lld\n", t.ctx, t.n, names[i],
-                   x.size(), x[0], x[x.size() / 2], x.back());
-    }
-    CK(cudaFree(attn_trace));
-    attn_trace = NULL;
-}
-#endif
-
 int main(int argc, char **argv)
 {
     const bool all = argc > 1 && !strcmp(argv[1], "all"), quick = argc > 1 && !strcmp(argv[1], "quick");
@@ -210,17 +179,6 @@ int main(int argc, char **argv)
         CK(cudaDeviceSynchronize());
         return 0;
     }
-#ifdef ATTN_TRACE
-    if (argc > 1 && !strcmp(argv[1], "trace")) {
-        for (int n : {1, 16})
-            for (int ctx : {512, 4096}) {
-                struct data t = make({32, 8, 128, 0}, ctx, n);
-                traced(t);
-                drop(t);
-            }
-        return 0;
-    }
-#endif
     static const struct shape shapes[] = {
         {32, 8, 128, 0}, {32, 16, 256, 1024}, {32, 4, 512, 0}, {16, 2, 256, 0}, {16, 8, 128, 0}};
     static const int ctxs[] = {512, 1024, 2048, 4096, 8192, 16384, 65536}, rows[] = {1, 4, 8, 16, 64, 512};

@@ -178,288 +178,10 @@ static void free_model(model &m)
     cuda_weight_free(kb(), &m.head);
 }
 
-/* Layers with attention between their products: of 8B, of 31B's two kinds, of 27B (gated). Keys and values
- * are whatever is there. */
-struct attending {
-    const char *name;
-    int64_t hidden, ff;
-    int32_t n_head, n_kv, d, window;
-    bool gated;
-};
-static const attending all_attending[] = {{"8B", 4096, 12288, 32, 8, 128, 0, false},
-                                          {"31B sliding", 5376, 21504, 32, 16, 256, 1024, false},
-                                          {"31B full", 5376, 21504, 32, 4, 512, 0, false},
-                                          {"27B", 5120, 17408, 24, 4, 256, 0, true}};
-struct attended {
-    attending s;
-    model m;
-    std::vector<kn_weight> gates;
-    std::vector<kn_kv> kv;
-    float *q, *g, *k, *v, *out, *table, *norm;
-    int32_t *pos, context;
-};
-static attended attended_open(const attending &s, int n_layers, int context, int n)
-{
-    attended t = {s,       {},      {},      {},      nullptr, nullptr, nullptr,
-                  nullptr, nullptr, nullptr, nullptr, nullptr, context};
-    size_t cap = 2048;
-    while (cap < (size_t)(context + n)) cap *= 2;
-    const size_t ring = cap * s.n_kv * s.d, row = (size_t)n * s.n_head * s.d;
-    width = {s.hidden, (int64_t)s.n_head * s.d, (int64_t)s.n_kv * s.d, s.ff, 32768};
-    t.m = load_model(n_layers, KN_Q4_K, KN_Q6_K, KN_Q6_K);
-    for (int i = 0; i < n_layers; i++) {
-        kn_kv kv = {};
-        CK(cudaMalloc(&kv.k, 2 * ring));
-        CK(cudaMalloc(&kv.v, 2 * ring));
-        CK(cudaMemset(kv.k, 0x25, 2 * ring));
-        CK(cudaMemset(kv.v, 0x25, 2 * ring));
-        kv.type = {KN_F16, KN_F16}, kv.cap = (int32_t)cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
-        t.kv.push_back(kv);
-        if (s.gated) t.gates.push_back(i ? clone(t.gates[0]) : load(KN_Q4_K, s.hidden, row / n));
-    }
-    for (float **p : {&t.q, &t.g, &t.k, &t.v, &t.out}) {
-        CK(cudaMalloc(p, row * 4));
-        CK(cudaMemset(*p, 0, row * 4));
-    }
-    std::vector<float> ones(16 * 512, 0.5f);
-    std::vector<int32_t> pos(n);
-    for (int i = 0; i < n; i++) pos[i] = context + i;
-    t.table = device(ones), t.norm = device(ones), t.pos = device(pos);
-    be->head.kv_bound = 1;
-    while (be->head.kv_bound < context + n) be->head.kv_bound *= 2;
-    if (!be->scratch_rows) {
-        be->scratch_rows_bytes = (size_t)300 << 20;
-        CK(cudaMalloc(&be->scratch_rows, be->scratch_rows_bytes));
-        OK(cuda_attention_open(be));
-    }
-    return t;
-}
-static void attended_free(attended &t)
-{
-    free_model(t.m);
-    for (kn_weight &w : t.gates) cuda_weight_free(kb(), &w);
-    for (kn_kv &kv : t.kv) {
-        CK(cudaFree(kv.k));
-        CK(cudaFree(kv.v));
-    }
-    for (float *p : {t.q, t.g, t.k, t.v, t.out, t.table, t.norm}) CK(cudaFree(p));
-    CK(cudaFree(t.pos));
-}
-static void attended_attend(const attended &t, size_t i, int n)
-{
-    kn_rope_store r = {};
-    r.q = t.q, r.k = t.k, r.v = t.v, r.table = t.table, r.pos = t.pos, r.n = n, r.q_norm = r.k_norm = t.norm;
-    r.n_head = t.s.n_head, r.n_rot = t.s.gated ? 64 : t.s.d, r.eps = 1e-6f, r.kv = &t.kv[i];
-    kn_attention a = {};
-    a.q = t.q, a.out = t.out, a.kv = &t.kv[i], a.pos = t.pos, a.n = n, a.n_head = t.s.n_head;
-    a.scale = 0.088f, a.causal = true, a.window = t.s.window, a.then = &t.m.layers[i].o,
-    a.gate = t.s.gated ? t.g : nullptr;
-    OK(cuda_attend(kb(), &r, &a));
-}
-static void attended_step(const attended &t, int n)
-{
-    be->settled = ++be->launches; /* as a recording starts */
-    for (size_t i = 0; i < t.m.layers.size(); i++) {
-        const layer &l = t.m.layers[i];
-        const kn_weight *w[4] = {&l.q, &l.k, &l.v, t.s.gated ? &t.gates[i] : nullptr};
-        float *out[4] = {t.q, t.k, t.v, t.g};
-        OK(cuda_norm_linear(kb(), out, w, t.s.gated ? 4 : 3, bench_x, bench_norm, 1e-6f, n));
-        attended_attend(t, i, n);
-        if (t.s.gated)
-            OK(cuda_gate_linear(kb(), bench_x, &l.o, t.out, t.g, n));
-        else
-            OK(cuda_linear(kb(), bench_x, &l.o, t.out, n, true));
-        OK(cuda_norm_gated(kb(), bench_out[1], &l.gate, &l.up, bench_x, bench_norm, 1e-6f, KN_ACT_SILU, n));
-        OK(cuda_linear(kb(), bench_x, &l.down, bench_out[1], n, true));
-    }
-}
-/* Bytes that steps leave: what layers read, attention's results, rings. The row `poisoned` begins with NaN.
- */
-static std::vector<std::vector<char>> attended_bits(const attended &t, int n, int made, int poisoned)
-{
-    const size_t ring = 2 * (size_t)t.kv[0].cap * t.s.n_kv * t.s.d, row = (size_t)n * t.s.n_head * t.s.d * 4,
-                 x = (size_t)n * t.s.hidden * 4;
-    std::vector<std::vector<char>> all;
-    cuda_attention_tuning = {};
-    cuda_attention_tuning.places = 2;
-    cuda_attention_tuning.made = made;
-    OK(cuda_flush(be));
-    CK(cudaMemset(bench_x, 0x3c, x));
-    if (poisoned < n) CK(cudaMemset(bench_x + poisoned * t.s.hidden, 0xff, t.s.hidden * 4));
-    for (const kn_kv &kv : t.kv) {
-        CK(cudaMemset(kv.k, 0x25, ring));
-        CK(cudaMemset(kv.v, 0x2d, ring));
-    }
-    for (int i = 0; i < 2; i++) attended_step(t, n);
-    OK(cuda_flush(be));
-    CK(cudaDeviceSynchronize());
-    auto get = [&](const void *p, size_t bytes) {
-        all.emplace_back(bytes);
-        CK(cudaMemcpy(all.back().data(), p, bytes, cudaMemcpyDeviceToHost));
-    };
-    get(bench_x, x);
-    get(t.out, row);
-    for (const kn_kv &kv : t.kv) get(kv.k, ring), get(kv.v, ring);
-    cuda_attention_tuning = {};
-    return all;
-}
-/* Do rows made before attention give the bits of those that it makes? */
-void attended_check(int context)
-{
-    bench_open();
-    for (const attending &s : all_attending) {
-        attended t = attended_open(s, 3, context, 16);
-        for (int n : {2, 3, 5, 8, 9, 13, 16})
-            for (int poisoned : {n, n / 2}) {
-                const auto want = attended_bits(t, n, 1, poisoned), got = attended_bits(t, n, 2, poisoned);
-                failures += want != got;
-                printf("%s   %s, context %d, %d rows%s\n", want == got ? "ok  " : "FAIL", s.name, context, n,
-                       poisoned < n ? ", NaN from one on" : "");
-                for (size_t i = 0; i < want.size(); i++)
-                    if (want[i] != got[i]) printf("     of array %zu\n", i);
-            }
-        fflush(stdout);
-        attended_free(t);
-    }
-}
-void attended_once(const char *name, int context, int n, const std::function<void()> &before)
-{
-    bench_open();
-    for (const attending &s : all_attending) {
-        if (strcmp(name, s.name)) continue;
-        const attended t = attended_open(s, 1, context, n);
-        cuda_attention_tuning = {};
-        cuda_attention_tuning.places = cuda_attention_tuning.made = 2;
-        attended_step(t, n);
-        OK(cuda_flush(be));
-        CK(cudaDeviceSynchronize());
-        before();
-        attended_attend(t, 0, n);
-    }
-}
-/* Microseconds a layer, at 2 to 16 rows. */
-void attended_layers(int context, const char *only)
-{
-    struct {
-        const char *name;
-        struct cuda_attention_tuning t;
-    } ways[] = {{"as tuned", {}},
-                {"one launch, no clusters", {}},
-                {"clusters, launches", {}},
-                {"launches", {}},
-                {"as tuned", {}}};
-    ways[1].t.places = 2, ways[2].t.places = ways[3].t.places = 1, ways[3].t.near = 1;
-    bench_open();
-    for (const attending &s : all_attending) {
-        if (only && strcmp(only, s.name)) continue;
-        attended t = attended_open(s, 12, context, 16);
-        for (const auto &v : ways) {
-            if (only && strcmp(v.name, "as tuned")) continue;
-            cuda_attention_tuning = v.t;
-            printf("%-12s %-28s context %d, us a layer at 2, 4, 8, 16 rows:", s.name, v.name, context);
-            for (int n : {2, 4, 8, 16}) printf(" %7.2f", graph_us([&] { attended_step(t, n); }, 21) / 12);
-            printf("\n");
-            fflush(stdout);
-        }
-        cuda_attention_tuning = {};
-        attended_free(t);
-    }
-}
+#include "mm_gpu_attended.cuh"
 
 #ifdef MM_TRACE
-/* Times of the parts of each launch (mm_kernel.cuh, prep.cu), of all its blocks. */
-#define TRACES 64
-#define TRACE_WORDS (MM_TRACE_TIMES * MM_TRACE_BLOCKS)
-static unsigned long long *traces;
-static std::vector<const char *> traced;
-unsigned long long *mm_trace_next(const char *what)
-{
-    if (!traces || traced.size() == TRACES) return nullptr;
-    traced.push_back(what);
-    return traces + TRACE_WORDS * (traced.size() - 1);
-}
-/* run's launches, recorded: the times of the fourth replay. */
-static void show_trace(int n, const std::function<void()> &run)
-{
-    CK(cudaMalloc(&traces, TRACES * TRACE_WORDS * sizeof *traces));
-    CK(cudaMemset(traces, 0, TRACES * TRACE_WORDS * sizeof *traces));
-    cudaGraph_t g;
-    cudaGraphExec_t e;
-    CK(cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
-    run();
-    OK(cuda_flush(be));
-    CK(cudaStreamEndCapture(be->stream, &g));
-    CK(cudaGraphInstantiate(&e, g, 0));
-    for (int i = 0; i < 4; i++) CK(cudaGraphLaunch(e, be->stream));
-    OK(cuda_flush(be));
-    CK(cudaStreamSynchronize(be->stream));
-    std::vector<unsigned long long> t(TRACES * TRACE_WORDS);
-    CK(cudaMemcpy(t.data(), traces, t.size() * sizeof t[0], cudaMemcpyDeviceToHost));
-    printf("%d rows, microseconds of the device's clock since the launch before was over (its last stamp), "
-           "least mean most of the blocks\n"
-           "product: start, ring asked for, wait over, activations there, last slice done, sums of slices in "
-           "memory added; prepare: start, "
-           "norm read, wait over, slices done, end\n",
-           n);
-    unsigned long long over = 0;
-    for (size_t i = 0; i < traced.size(); i++) {
-        const unsigned long long *p = &t[TRACE_WORDS * i];
-        unsigned long long end = 0;
-        int blocks = 0;
-        while (blocks < MM_TRACE_BLOCKS && p[MM_TRACE_TIMES * blocks]) blocks++;
-        printf("%-12s %3d", traced[i], blocks);
-        for (int k = 0; k < MM_TRACE_TIMES; k++) {
-            double least = 1e30, most = -1e30, sum = 0;
-            int count = 0;
-            for (int b = 0; b < blocks; b++) {
-                const unsigned long long at = p[MM_TRACE_TIMES * b + k];
-                if (!at) continue;
-                if (at > end) end = at;
-                const double us = (double)(long long)(at - over) / 1e3;
-                least = us < least ? us : least, most = us > most ? us : most, sum += us, count++;
-            }
-            if (count && over)
-                printf(" | %6.2f %6.2f %6.2f", least, sum / count, most);
-            else
-                printf(" | %20s", "");
-        }
-        over = end;
-        printf("\n");
-    }
-    CK(cudaFree(traces));
-    traces = nullptr;
-    traced.clear();
-}
-/* A drafter's context: features to one row, keys and values of five layers from it; Q8_0. */
-static void trace_context(int n)
-{
-    std::vector<kn_weight> fc{load(KN_Q8_0, 20480, 4096)}, kv{load(KN_Q8_0, 4096, 1024)};
-    for (int i = 1; i < 4; i++) fc.push_back(clone(fc[0]));
-    while (kv.size() < 40) kv.push_back(clone(kv[0]));
-    show_trace(n, [&] {
-        for (int i = 0; i < 4; i++) {
-            const kn_weight *w[10];
-            float *out[10];
-            for (int j = 0; j < 10; j++) w[j] = &kv[10 * i + j], out[j] = bench_out[1] + j * 16384;
-            OK(cuda_linear(kb(), bench_out[0], &fc[i], bench_x, n, false));
-            OK(cuda_norm_linear(kb(), out, w, 10, bench_out[0], bench_norm, 1e-6f, n));
-        }
-    });
-}
-void trace(int n, const char *what)
-{
-    bench_open();
-    if (!strcmp(what, "context")) return trace_context(n);
-    for (const attending &s : all_attending)
-        if (!strcmp(what, s.name)) {
-            attended t = attended_open(s, 4, 512, n);
-            show_trace(n, [&] { attended_step(t, n); });
-            return attended_free(t);
-        }
-    model m = load_model(4, KN_Q4_K, KN_Q6_K, KN_Q4_K);
-    show_trace(n, [&] { step(m, n); });
-    free_model(m);
-}
+#include "mm_gpu_trace.cuh"
 #endif
 
 /* The products of four layers, three times, one launch after the other: for a profiler. */
@@ -482,24 +204,24 @@ void variants(int layers, bool quick)
     const struct mm_tuning best = mm_tuning;
     struct {
         const char *name;
-        struct mm_tuning t;
-    } v[] = {{"as tuned", best},
-             {"2 stages", {2, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
-             {"6 stages", {6, 2, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
-             {"16 warps together", {4, 2, 8, 4, 4, 1, 0, 8, 8, 0, 0, 14336}},
-             {"1 block beside", {4, 2, 8, 4, 4, 3, 0, 8, 8, 0, 0, 14336}},
-             {"1 block alone", {4, 2, 8, 4, 4, 7, 0, 8, 8, 0, 0, 14336}},
-             {"copies of 4", {4, 4, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
-             {"copies of 4, 2 stages", {2, 4, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
-             {"copies of 1", {6, 1, 8, 4, 4, 0, 0, 8, 8, 0, 0, 14336}},
-             {"prologue", {4, 2, 8, 4, 4, 0, 1, 8, 8, 0, 0, 14336}},
-             {"2 slices", {4, 2, 8, 4, 2, 0, 0, 8, 8, 0, 0, 14336}},
-             {"1 slice", {4, 2, 8, 4, 1, 0, 0, 8, 8, 0, 0, 14336}},
-             {"8 slices", {4, 2, 8, 4, 8, 0, 0, 8, 8, 0, 0, 14336}},
-             {"2 blocks apart", {4, 2, 8, 4, 4, 0x3f, 0, 8, 8, 0, 0, 14336}}};
+        int stages, copy_k, slices, skip;
+    } v[] = {{"as tuned", best.stages, best.copy_k, best.slices, best.skip},
+             {"2 stages", 2, 2, 4, 0},
+             {"6 stages", 6, 2, 4, 0},
+             {"16 warps together", 4, 2, 4, 1},
+             {"1 block beside", 4, 2, 4, 3},
+             {"1 block alone", 4, 2, 4, 7},
+             {"copies of 4", 4, 4, 4, 0},
+             {"copies of 4, 2 stages", 2, 4, 4, 0},
+             {"copies of 1", 6, 1, 4, 0},
+             {"2 slices", 4, 2, 2, 0},
+             {"1 slice", 4, 2, 1, 0},
+             {"8 slices", 4, 2, 8, 0},
+             {"2 blocks apart", 4, 2, 4, 0x3f}};
     for (auto &c : v) {
         if (quick && &c > v + 4) break;
-        mm_tuning = c.t;
+        mm_tuning.stages = c.stages, mm_tuning.copy_k = c.copy_k;
+        mm_tuning.slices = c.slices, mm_tuning.skip = c.skip;
         bench_model(m, c.name, true);
     }
     mm_tuning = best;
@@ -634,11 +356,10 @@ void steps()
     free_model(m);
     const struct {
         const char *name;
-        int stages, copy_32, copy_float, slices, skip, prologue, slices_float;
-    } v[] = {{"as tuned", 4, 8, 4, 4, 0, 0, 8},        {"1 block beside", 4, 8, 4, 4, 3, 0, 8},
-             {"copies of 16", 4, 16, 8, 4, 0, 0, 8},   {"copies of 4", 4, 4, 4, 4, 0, 0, 8},
-             {"half the slices", 4, 8, 4, 2, 0, 0, 4}, {"8 stages", 8, 8, 4, 4, 0, 0, 8},
-             {"prologue", 4, 8, 4, 4, 0, 1, 8}};
+        int stages, copy_32, copy_float, slices, skip, slices_float;
+    } v[] = {{"as tuned", 4, 8, 4, 4, 0, 8},        {"1 block beside", 4, 8, 4, 4, 3, 8},
+             {"copies of 16", 4, 16, 8, 4, 0, 8},   {"copies of 4", 4, 4, 4, 4, 0, 8},
+             {"half the slices", 4, 8, 4, 2, 0, 4}, {"8 stages", 8, 8, 4, 4, 0, 8}};
     for (uint32_t type : {KN_Q8_0, KN_BF16}) {
         m = type == KN_Q8_0 ? load_model(12, type, type, type) : load_model(6, type, type, type);
         for (const auto &c : v) {
@@ -646,7 +367,7 @@ void steps()
             snprintf(name, sizeof name, "%s, %s", kn_type_info(type)->name, c.name);
             mm_tuning = best;
             mm_tuning.stages = c.stages, mm_tuning.copy_32 = c.copy_32, mm_tuning.copy_float = c.copy_float;
-            mm_tuning.slices = c.slices, mm_tuning.skip = c.skip, mm_tuning.prologue = c.prologue;
+            mm_tuning.slices = c.slices, mm_tuning.skip = c.skip;
             mm_tuning.slices_float = c.slices_float;
             bench_model(m, name, true);
         }

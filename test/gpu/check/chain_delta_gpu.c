@@ -1,5 +1,5 @@
-/* chain_delta_gpu.c - gated delta nets of one row, and gated attention between them, in one launch
- * (kernels/cuda/chain/delta.cuh, chain/wide.cuh) against the same operations launched one by one: outputs,
+/* chain_delta_gpu.c - gated delta nets of one row in one launch (kernels/cuda/chain/delta.cuh), gated
+ * attention between them in launches of its own, against the same operations launched one by one: outputs,
  * states, convolutions' states, logs, keys and values have the same bits, through passes that follow one
  * another as a session's do.
  *
@@ -11,7 +11,7 @@
 
 struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
     int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
-        head_columns, head_ahead, late, gated, rows_ahead, split_normed;
+        head_columns, head_ahead, rows_ahead, split_normed;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched;
@@ -388,6 +388,22 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, size_t *by
     return left;
 }
 
+/* Chains of a pass of one row: attention is a launch between two, and what has few steps goes as launches. */
+static int chains_of(const struct shape *s)
+{
+    enum { LEAST = 8 }; /* CHAIN_LEAST */
+    int steps = s->starts, chains = 0;
+    for (int i = 0; i < s->layers; i++) {
+        if (attends(s, i)) { /* the projections end one, the gated row begins the next */
+            chains += steps + 1 >= LEAST;
+            steps = 3;
+        } else {
+            steps += 5;
+        }
+    }
+    return chains + (steps >= LEAST);
+}
+
 /* Of a shape, at a position, with a NaN or without. mixed: every other pass is launches. */
 static void check_at(struct model *m, float *x, int32_t pos, bool odd, bool mixed)
 {
@@ -398,7 +414,8 @@ static void check_at(struct model *m, float *x, int32_t pos, bool odd, bool mixe
     const long plain = chain_launched;
     uint8_t *got = results(m, x, pos, &bytes, mixed ? 2 : 0);
     long chains = 0;
-    for (int p = 0; p < PASSES; p++) chains += passes[p].n == 1 && !(mixed && p % 2);
+    for (int p = 0; p < PASSES; p++)
+        if (passes[p].n == 1 && !(mixed && p % 2)) chains += chains_of(s);
     for (int p = 0; p < PASSES; p++)
         for (size_t i = bytes / 4; i-- > 0;)
             if (memcmp(got + p * bytes + 4 * i, want + p * bytes + 4 * i, 4)) differ[p]++, first[p] = i;
@@ -418,7 +435,7 @@ static void check_at(struct model *m, float *x, int32_t pos, bool odd, bool mixe
     verdict(taken && !all && (strange > 0) == odd,
             "chain delta %s%s%s%s: %zu words a pass%s, %zu not numbers%s", s->name, where,
             odd ? ", a NaN" : "", mixed ? ", launches between" : "", bytes / 4, at ? line : "", strange,
-            taken ? "" : ", not a chain a pass");
+            taken ? "" : ", other chains than expected");
     free(want), free(got);
 }
 static void check(const struct shape *of)
@@ -467,36 +484,20 @@ static double bytes_of(const struct shape *s, int32_t keys)
     }
     return all;
 }
-#ifdef CHAIN_TRACE
-static void trace(int layers, int replays)
-{
-    extern void chain_k_times_get(unsigned long long t[56]);
-    static const char *const names[6] = {"in", "state", "out", "gate, up", "down", "all"};
-    unsigned long long t[56];
-    chain_k_times_get(t);
-    for (int i = 0; i < 6; i++) {
-        printf("    %-8s", names[i]);
-        for (int j = 0; j < 6; j++) printf(" %6.2f", (double)t[8 * i + j] / replays / layers / 132 / 1980);
-        printf("\n");
-    }
-    printf("    sums wait for weights %.2f\n", (double)t[50] / replays / layers / 132 / 1980);
-}
-#endif
 static void bench(const struct shape *s)
 {
     enum { AT = 512 };
     static const struct {
         const char *name;
-        int off, k_ahead, pending, final, gated;
-    } ways[] = {{"launches", 1, 64512, 1, 0, 1},
-                {"chain, a row pending", 0, 64512, 1, 0, 1},
-                {"none pending", 0, 64512, 0, 0, 1},
-                {"final rows", 0, 64512, 0, 1, 1},
-                {"final, of 8", 0, 64512, 0, 8, 1},
-                {"final, of 8, 1 before", 0, 64512, 1, 8, 1},
-                {"final, of 8, 3 before", 0, 64512, 3, 8, 1},
-                {"final, of 8, 6 before", 0, 64512, 6, 8, 1},
-                {"final, attention cuts", 0, 64512, 0, 1, 0}};
+        int off, k_ahead, pending, final;
+    } ways[] = {{"launches", 1, 64512, 1, 0},
+                {"chain, a row pending", 0, 64512, 1, 0},
+                {"none pending", 0, 64512, 0, 0},
+                {"final rows", 0, 64512, 0, 1},
+                {"final, of 8", 0, 64512, 0, 8},
+                {"final, of 8, 1 before", 0, 64512, 1, 8},
+                {"final, of 8, 3 before", 0, 64512, 3, 8},
+                {"final, of 8, 6 before", 0, 64512, 6, 8}};
     static struct model m;
     make(&m, s);
     float *x = gaussians((size_t)(ROWS * s->hidden), 1.0f);
@@ -506,8 +507,7 @@ static void bench(const struct shape *s)
         const int32_t pending = ways[how].pending;
         const int times = 36 / s->layers, layers = times * s->layers;
         void *rec = NULL;
-        if (!ways[how].gated && !s->kinds) continue;
-        chain_tuning.off = ways[how].off, chain_tuning.gated = ways[how].gated;
+        chain_tuning.off = ways[how].off;
         chain_tuning.k_ahead = ways[how].k_ahead;
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.pending, &pending, 4));
@@ -524,27 +524,14 @@ static void bench(const struct shape *s)
         }
         printf("%-24s %-21s: %7.2f us a layer, %.2f TB/s\n", s->name, ways[how].name, 1e6 * best / layers,
                bytes_of(s, AT) * times / best * 1e-12);
-#ifdef CHAIN_TRACE
-        if (!ways[how].off) trace(layers, 120);
-#endif
         fflush(stdout);
         kn_op(gpu)->record_free(gpu, rec);
     }
-    chain_tuning.off = 0, chain_tuning.gated = 1, chain_tuning.k_ahead = 64512;
+    chain_tuning.off = 0, chain_tuning.k_ahead = 64512;
     kn_bound(gpu, 0);
     free(x);
     unmake(&m);
 }
-
-#ifdef CHAIN_CHECK
-static void fault(void)
-{
-    extern void chain_k_fault_get(unsigned f[5]);
-    unsigned f[5];
-    chain_k_fault_get(f);
-    if (f[0]) printf("     chain/kernel_k.cu: line %u, block %u, thread %u, %u\n", f[1], f[2], f[3], f[4]);
-}
-#endif
 
 int main(int argc, char **argv)
 {
@@ -558,9 +545,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "chain_delta_gpu: %s\n", msg);
         return 5;
     }
-#ifdef CHAIN_CHECK
-    atexit(fault);
-#endif
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, ROWS, 32768, 0, 0, 0));
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const struct shape *s = &shapes[i];

@@ -19,7 +19,7 @@
 
 struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
     int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
-        head_columns, head_ahead, late, gated, rows_ahead, split_normed;
+        head_columns, head_ahead, rows_ahead, split_normed;
 };
 extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads;
@@ -46,12 +46,6 @@ static void must(const char *what, int rc)
 {
     if (!rc) return;
     printf("FAIL gpu/%s: %s\n", what, kn_message(gpu));
-#ifdef CHAIN_CHECK
-    extern void chain_k_fault_get(unsigned f[5]);
-    unsigned f[5];
-    chain_k_fault_get(f);
-    printf("     line %u, block %u, thread %u, %u\n", f[1], f[2], f[3], f[4]);
-#endif
     exit(rc == KN_EDEVICE ? 5 : 1);
 }
 
@@ -455,26 +449,6 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-#ifdef CHAIN_TRACE
-/* Of so many layers in all. */
-static void trace(double layers, bool show)
-{
-    extern void chain_k_times_get(unsigned long long t[56]);
-    unsigned long long tt[56];
-    chain_k_times_get(tt);
-    static const char *const names[6] = {"q, k, v", "attend", "o", "gate, up", "down", "all"};
-    for (int i = 0; show && i < 6; i++) {
-        printf("    %-8s", names[i]);
-        for (int j = 0; j < 6; j++) printf(" %6.2f", (double)tt[8 * i + j] / layers / 132 / 1980);
-        printf("\n");
-    }
-    if (show)
-        printf("    asker: ring full %.2f, too many on the way %.2f; sums wait for weights %.2f\n",
-               (double)tt[48] / layers / 132 / 1980, (double)tt[49] / layers / 132 / 1980,
-               (double)tt[50] / layers / 132 / 1980);
-}
-#endif
-
 static double bytes_of(const struct shape *s)
 {
     const int64_t q = 128 * s->n_head, kv = 128 * s->n_kv;
@@ -544,9 +518,6 @@ static void bench(const struct shape *of, int32_t most)
                : low ? chain_tuning.k_ahead
                      : r->items,
                r->tile, 1e6 * best / layers, bytes_of(s) / best * 1e-12 * layers);
-#ifdef CHAIN_TRACE
-        trace(200 * layers, !off);
-#endif
         fflush(stdout);
         kn_op(gpu)->record_free(gpu, rec);
         kn_bound(gpu, 0);

@@ -382,9 +382,6 @@ static void bench_wide(const struct wide_shape *of)
             printf("%-20s context %5d %s %6d ahead: %7.2f us a layer, %.2f TB/s\n", s->name, contexts[c],
                    chain_tuning.off ? "launches" : "chain   ", ahead[k], 1e6 * best / (2 * s->layers),
                    2 * bytes / best * 1e-12);
-#ifdef CHAIN_TRACE
-            trace(120 * 2 * s->layers, !chain_tuning.off);
-#endif
             fflush(stdout);
             kn_op(gpu)->record_free(gpu, rec);
             chain_tuning.wide_ahead = kept, chain_tuning.off = 0;

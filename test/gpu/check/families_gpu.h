@@ -8,7 +8,6 @@
 
 extern struct kn_backend *cpu, *gpu;
 extern bool small; /* leave out what takes long under compute-sanitizer */
-extern bool early; /* launches of the device are early: compute capability 9.0, not generic */
 
 /* A matrix [n_out, n_in] of values to 1 / 32, the same ones every time; *file is to be given to free(). */
 struct kn_weight weight_make(struct kn_backend *be, uint32_t type, int64_t n_in, int64_t n_out, void **file);
@@ -19,7 +18,6 @@ void refused(int rc, int want, const char *word);
  */
 void check_delta(void);
 void check_delta_linear(void);
-void check_delta_projected(void);
 void check_prompt(void);
 void check_delta_refusals(void);
 void bench(void);

@@ -25,18 +25,16 @@ extern "C" {
 
 /* ---- calls that fail ---- */
 
-static bool fail_malloc, fail_calloc, fail_launch, fail_event; /* the next call of it */
-static int clears;                                             /* calls of cudaMemset */
+static bool fail_malloc, fail_calloc, fail_launch; /* the next call of it */
+static int clears;                                 /* calls of cudaMemset */
 
 extern "C" {
 cudaError_t __real_cudaMalloc(void **p, size_t bytes);
 cudaError_t __real_cudaMemset(void *p, int value, size_t bytes);
-cudaError_t __real_cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args);
 void *__real_calloc(size_t n, size_t bytes);
 cudaError_t __wrap_cudaMalloc(void **p, size_t bytes);
 cudaError_t __wrap_cudaMemset(void *p, int value, size_t bytes);
-cudaError_t __wrap_cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args);
 void *__wrap_calloc(size_t n, size_t bytes);
 
@@ -50,12 +48,6 @@ cudaError_t __wrap_cudaMemset(void *p, int value, size_t bytes)
 {
     clears++;
     return __real_cudaMemset(p, value, bytes);
-}
-cudaError_t __wrap_cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    const bool fail = fail_event;
-    fail_event = false;
-    return fail ? cudaErrorInvalidValue : __real_cudaEventRecord(event, stream);
 }
 cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args)
 {
@@ -194,7 +186,6 @@ static void check_mixture(int32_t n_expert, int32_t used, int64_t embd, int64_t 
     drop(gpu, m.x), drop(gpu, m.norm);
 }
 
-/* part: of the multiprocessors, as where other products run beside. */
 static void check_product(uint32_t type, int64_t n_in, int64_t n_out, bool gated)
 {
     struct cuda_backend *be = cuda_of(gpu);
@@ -215,12 +206,11 @@ static void check_product(uint32_t type, int64_t n_in, int64_t n_out, bool gated
     for (int32_t n : {1, 2, 8, 16, 17, 64}) {
         const bits want = run(n);
         bool same = true;
-        for (int sms : {16, 5, 3})
-            for (int part : {0, sms / 2}) {
-                be->sm_count = sms, be->product_sms = part;
-                same &= run(n) == want;
-                be->sm_count = all, be->product_sms = 0;
-            }
+        for (int sms : {16, 8, 5, 3}) {
+            be->sm_count = sms;
+            same &= run(n) == want;
+            be->sm_count = all;
+        }
         verdict(same, "few multiprocessors, products: %d rows of %s [%lld, %lld]", n,
                 kn_type_info(type)->name, (long long)n_out, (long long)n_in);
     }
@@ -378,36 +368,6 @@ static void check_owed(void)
     drop(gpu, x), drop(gpu, out), drop(gpu, other);
 }
 
-static void check_beside(void)
-{
-    void *recording = NULL;
-    if (!op->record_begin || !op->beside_begin) return;
-    struct cuda_backend *be = cuda_of(gpu);
-    struct kn_weight w = weight(KN_Q4_K, 1024, 1024);
-    float *x = rows_of(4 * 1024, 1.0f), *out = (float *)put(gpu, NULL, 4 * 1024 * 4);
-    bits want, got;
-    must(gpu, "linear", op->linear(gpu, out, &w, x, 4, false));
-    append(want, out, 4 * 1024 * 4);
-    must(gpu, "record_begin", op->record_begin(gpu));
-    const int began = op->beside_begin(gpu, 4, 1 << 20, 1 << 24);
-    if (began == 1) {
-        must(gpu, "linear", op->linear(gpu, out, &w, x, 4, false));
-        fail_event = true;
-        verdict(op->beside_end(gpu) == KN_EDEVICE && !fail_event, "beside_end that fails: says so");
-    }
-    const int rc = op->record_end(gpu, &recording);
-    if (began == 1) verdict(rc && !recording, "beside_end that fails: no recording");
-    verdict(be->product_sms == 0 && !be->beside.open && !be->beside.joins,
-            "beside_end that fails: products have %d multiprocessors again (expected 0, all)",
-            be->product_sms);
-    op->record_free(gpu, recording);
-    must(gpu, "linear", op->linear(gpu, out, &w, x, 4, false));
-    append(got, out, 4 * 1024 * 4);
-    verdict(got == want, "beside_end that fails: the same product again");
-    op->weight_free(gpu, &w);
-    drop(gpu, x), drop(gpu, out);
-}
-
 /* ---- small promises ---- */
 
 static void check_promises(void)
@@ -442,7 +402,6 @@ int main(int argc, char **argv)
     open_device();
     if (wanted("deferred")) check_deferred();
     if (wanted("owed")) check_owed();
-    if (wanted("beside")) check_beside();
     if (wanted("mixture")) check_mixture(32, 4, 2816, 256, false);
     if (wanted("mixture")) check_mixture(32, 4, 2048, 256, true);
     if (wanted("mixture")) check_mixture(300, 6, 512, 256, false);

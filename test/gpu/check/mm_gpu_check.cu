@@ -1,10 +1,7 @@
 /* mm_gpu_check.cu - products against double precision, the same bits for every row count, companions and
  * plan, NaN and Inf, norms, gates, residual adds. */
-#include "../../../kernels/cuda/product/mm_one.cuh"
 #include "../mm_gpu.cuh"
 #include "../../../kernels/cuda/core/ops.cuh"
-
-#include <climits>
 
 struct matrix {
     kn_weight w;
@@ -395,12 +392,12 @@ static bool show_differences(const std::vector<float> &got, const std::vector<fl
     return !count;
 }
 
-/* Every plan, copies of any size, gates and ups on the same warps or not, one row with whole panels a warp:
- * the same bits, at shapes that fill the device more than once. */
+/* Every plan, copies of any size, gates and ups on the same warps or not: the same bits, at shapes that fill
+ * the device more than once. */
 void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
 {
     const struct mm_tuning best = mm_tuning;
-    const int rows[] = {1, 2, 8, 16, 17, 64}, best_one = mm_one_panels;
+    const int rows[] = {1, 2, 8, 16, 17, 64};
     kn_weight w = load(type, n_in, n_out), up = load(type, n_in, n_out);
     std::vector<float> x, norm((size_t)n_in);
     fill_x(x, n_in, 64);
@@ -412,11 +409,9 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
         bool same = true, written = true;
         std::vector<float> want;
         for (int n : rows)
-            for (int i = -1; i < 20; i++) {
+            for (int i = -1; i < 17; i++) {
                 mm_tuning = best;
                 mm_tuning.no_few = i >= 0 && i < 10;
-                be->product_sms = i < 17 || i == 19 ? 0 : i < 18 ? 20 : 3;
-                mm_one_panels = i < 19 ? INT_MAX : 1;
                 if (i == 16) mm_tuning.few_warps = 1;
                 if (i >= 10 && i < 16) { /* mm_few.cuh: together and apart, rings of any length */
                     mm_tuning.few_from = 1;
@@ -448,14 +443,12 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
                 if (i < 0) want = got;
                 same &= show_differences(got, want, (size_t)n_out, n, i);
             }
-        be->product_sms = 0;
         verdict(gated  ? "plans, gated"
                 : kind ? "plans, norm"
                        : "plans, linear",
                 type, n_out, n_in, written ? 0 : 1, 0.5, same);
     }
     mm_tuning = best;
-    mm_one_panels = best_one;
     cuda_weight_free(kb(), &w);
     cuda_weight_free(kb(), &up);
     CK(cudaFree(dx));
