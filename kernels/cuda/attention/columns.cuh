@@ -8,7 +8,10 @@
  * order, node by node, and at the end a row's 256 results side by side, as the product that follows wants
  * them rounded. Weights and tops come in words that no arithmetic gives until they are written, of a place
  * for each reader, who puts the words back (attention/leaves.cuh). All blocks must be resident. A weight or a
- * result has attn_step's chain of operations. */
+ * result has attn_step's chain of operations.
+ *
+ * Wins: 31B at 16 rows 7.07 to 6.93 ms, a full layer 136.3 to 123.7 us. dflash-bench rows -m
+ * 31b-q4_k_m.gguf --device cuda --rows 1,16 --context 512 */
 #include "made.cuh"
 
 struct column_form {

@@ -13,7 +13,10 @@
  * its rows. A place holds words that no arithmetic gives until they are written. A block adds some strips of
  * its (tile, kv head): reads until each word is another, puts these back, and rounds for the product that
  * follows. So there is no fence, no flag and no second launch. All blocks that have leaves must be resident;
- * the next kernel's start only when all of these stand. */
+ * the next kernel's start only when all of these stand.
+ *
+ * Wins over two launches: 8B at 16 rows 2.62 to 2.52 ms, 27B 7.41 to 7.31. dflash-bench rows -m
+ * 8b-q4_k_m.gguf --device cuda --rows 1,2,4,8,16 --context 512 */
 #include "heads.cuh"
 #include "../core/patience.cuh"
 

@@ -18,7 +18,10 @@
  * key was times. By that the state is taken over them, with the bits that it had, while the row's values
  * come.
  *
- * Arithmetic: that of delta/step.cu (delta/rows.cuh) to the bit. */
+ * Arithmetic: that of delta/step.cu (delta/rows.cuh) to the bit.
+ *
+ * Wins over launches: 27B 89.2 to 77.8 us a layer, one row. dflash-bench rows -m 27b-q4_k_m.gguf
+ * --device cuda --rows 1 --context 512 */
 #ifndef DFLASH_CUDA_CHAIN_DELTA_CUH
 #define DFLASH_CUDA_CHAIN_DELTA_CUH
 

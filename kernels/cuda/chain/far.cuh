@@ -16,7 +16,10 @@
  * and keys, or columns of values, its rows, which takes half of the products that tiles of 16 queries would.
  * Every sum is that of attn_step and attn_stream to the bit. The key and value of this pass are made by the
  * block that has the newest node; it puts them into the tiles that were fetched without them, and zeros in
- * place of the values behind. */
+ * place of the values behind.
+ *
+ * Wins over launches: 8B at 16,384 positions 79.2 to 53.7 us a layer. dflash-bench rows -m
+ * 8b-q4_k_m.gguf --device cuda --rows 1 --context 16384 */
 #ifndef DFLASH_CUDA_CHAIN_FAR_CUH
 #define DFLASH_CUDA_CHAIN_FAR_CUH
 

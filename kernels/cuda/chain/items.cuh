@@ -17,7 +17,9 @@
  * Rows that are not normed come rounded from the step before, where a warp there has 32 outputs in a row
  * (attention; gates and ups by two panels of each): a quarter of the bytes, and nobody rounds them again.
  * Bound: bytes; eight units of Q8_0 (4,352 bytes) are 85 instructions of a warp, eight of BF16 (8 KB) 120.
- */
+ *
+ * Wins over launches: a layer of 8B in Q8_0 79.4 to 54.2 us. dflash-bench rows -m 8b-q8_0.gguf --device
+ * cuda --rows 1 --context 512 */
 #ifndef DFLASH_CUDA_CHAIN_ITEMS_CUH
 #define DFLASH_CUDA_CHAIN_ITEMS_CUH
 

@@ -3,6 +3,7 @@
 #ifndef DFLASH_CUDA_CHAIN_ITEMS_ROWS_CUH
 #define DFLASH_CUDA_CHAIN_ITEMS_ROWS_CUH
 
+#include "sync.cuh"
 #include "pair.cuh"
 
 #define ITEM_INVERSE 64 /* of CHAIN_BLOCKS squares */

@@ -1,5 +1,8 @@
 /* chain/kernel_k.cu - the kernel of a chain (chain.cuh). Bound: the bytes of the weights, once, or what the
- * steps of one row take after another, whichever is longer. */
+ * steps of one row take after another, whichever is longer.
+ *
+ * Wins over launches: 8B 57.1 to 35.5 us a layer, one row. dflash-bench rows -m 8b-q4_k_m.gguf --device
+ * cuda --rows 1 --context 512 */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif

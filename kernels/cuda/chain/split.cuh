@@ -8,7 +8,10 @@
  * whose output it is; where two blocks share a slice, the first hands on what it has and the second goes on
  * with it, so that the order is that of the slice. Places are used by two such steps in turn: by the time a
  * block has sums for the second step behind, its row depends on all outputs of this one, so on whatever was
- * read for them. */
+ * read for them.
+ *
+ * Wins: 5,120 columns 66.9 to 64.0 us a layer (27B, one row). dflash-bench rows -m 27b-q4_k_m.gguf
+ * --device cuda --rows 1 --context 512 */
 #ifndef DFLASH_CUDA_CHAIN_SPLIT_CUH
 #define DFLASH_CUDA_CHAIN_SPLIT_CUH
 

@@ -10,7 +10,10 @@
  * What decides about branches is made known to be the same in all lanes (uniform): else each shuffle is a
  * block of code by itself, whose results are not moved past each other. And no load is under a condition
  * whose registers have not been set before: they would be taken from the kernel's begin on, and the tokens
- * want them. */
+ * want them.
+ *
+ * Wins: a call of 16 rows 17.62 to 9.53 us (27B's heads); 27B of 16 layers 1.967 to 1.880 ms.
+ * dflash-bench rows -m 27b-q4_k_m.gguf --device cuda --rows 1,2,4,8,16 --context 512 */
 #ifndef DFLASH_CUDA_DELTA_FEW_CUH
 #define DFLASH_CUDA_DELTA_FEW_CUH
 

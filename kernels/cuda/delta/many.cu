@@ -25,7 +25,9 @@
  * it are NaN.
  *
  * Bound for d_k = d_v = 128: 324 mma a warp and block in delta_scan, (d_v / 16) n_v warps;
- * docs/speed/delta-nets.md has the counts, and what lost. Longer keys than 128: delta.cu, token by token. */
+ * docs/speed/delta-nets.md has the counts, and what lost. Longer keys than 128: delta.cu, token by token.
+ *
+ * Wins over token by token: 4,096 rows of a layer 4.55 to 0.620 ms. build/test/families_gpu --bench */
 #include "many_scan.cuh"
 
 /* ---- blocks ---- */

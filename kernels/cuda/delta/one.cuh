@@ -5,7 +5,10 @@
  * pending; both are convolved, normed and gated side by side, so that only the state takes one after the
  * other, and what the next call reads is written from registers. More rows pending: one after another before.
  * Eight warps have the columns of the convolution and the state, one more the gates, and in a cluster's first
- * block the outputs. */
+ * block the outputs.
+ *
+ * Wins: a call of one row 7.0 to 8.0 us before, 4.8 now; eight layers of 35B-A3B 0.400 to 0.389 ms.
+ * dflash-bench rows -m 35b-a3b-q4_k_m.gguf --device cuda --rows 1 --context 512 */
 #ifndef DFLASH_CUDA_DELTA_ONE_CUH
 #define DFLASH_CUDA_DELTA_ONE_CUH
 

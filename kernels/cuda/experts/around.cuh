@@ -7,7 +7,9 @@
  * words and norms it for itself.  behind  up to BEHIND_MOST panels a block, which lie
  * where gate's and up's weights were (those that reach into down's are asked for when these are done with),
  * so they come while h is handed over. Sums as mm_kernel.cuh adds them: by units within a slice, then slices.
- */
+ *
+ * Wins: eight layers of 30B-A3B at one row 0.438 to 0.388 ms. dflash-bench rows -m 30b-a3b-q4_k_m.gguf
+ * --device cuda --rows 1 --context 512 */
 #ifndef DFLASH_CUDA_EXPERTS_AROUND_CUH
 #define DFLASH_CUDA_EXPERTS_AROUND_CUH
 

@@ -4,7 +4,11 @@
  *
  * The tag is made of that of the mixture before, which is complete when the launch between them has waited
  * (it lets the mixture's blocks start only then, so they know it too), and of the launch's number: words that
- * no mixture read are nobody else's. */
+ * no mixture read are nobody else's.
+ *
+ * Wins: a token of 35B-A3B 1,269.5 to 1,249 us by attention's row, 1,295 to 1,258 by a net's (with
+ * panels given out as blocks start). dflash-bench rows -m 35b-a3b-q4_k_m.gguf --device cuda --rows 1
+ * --context 512 */
 #ifndef DFLASH_CUDA_EXPERTS_HAND_CUH
 #define DFLASH_CUDA_EXPERTS_HAND_CUH
 

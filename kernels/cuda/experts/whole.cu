@@ -17,7 +17,10 @@
  * Code runs once: it is kept short.
  *
  * The bits are those of the kernels for more rows: logits (experts/router.cu), rounding (prep.cuh), the order
- * of all float sums (experts/kernel.cuh). */
+ * of all float sums (experts/kernel.cuh).
+ *
+ * Wins over three launches: a mixture of 35B-A3B 26.0 to 12.9 us, one row. dflash-bench rows -m
+ * 35b-a3b-q4_k_m.gguf --device cuda --rows 1 --context 512 */
 #include "../chain/chain.cuh"
 #include "around.cuh"
 

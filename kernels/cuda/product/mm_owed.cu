@@ -2,7 +2,10 @@
  * them, for the end of a launch orders what blocks would else wait for each other for.
  *
  * The small kernels that round the next product's rows do it (prep.cu, mm_take). Before anything else is
- * launched, copied or waited for (cuda_flush) a kernel of its own does. Bound by latency. */
+ * launched, copied or waited for (cuda_flush) a kernel of its own does. Bound by latency.
+ *
+ * Wins over blocks that wait for each other: at 16 rows 8B 2.474 to 2.407 ms, 27B 7.099 to 6.927, 31B
+ * 8.510 to 8.269. dflash-bench rows -m 27b-q4_k_m.gguf --device cuda --rows 1,16 --context 512 */
 #include "owed.cuh"
 
 #include <stdlib.h>

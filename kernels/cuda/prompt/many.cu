@@ -6,7 +6,10 @@
  *
  * Streams: side dequantises a panel while the library multiplies the one before; tail gates a part of gate
  * and up while the next is multiplied. Weights too small to fill the device by themselves (keys and values)
- * are multiplied as one. */
+ * are multiplied as one.
+ *
+ * Wins over 64 rows at a time: a prompt of 512 rows of 8B 62 to 23.2 ms. dflash-bench rows -m
+ * 8b-q4_k_m.gguf --device cuda --rows 1 --prompts 512,4096 */
 #include "many_impl.cuh"
 
 #include <stdlib.h>
