@@ -118,7 +118,7 @@ static int make_stops(int32_t **ids, int32_t *n, struct err *e)
 {
     const struct desc *d = set.m.target->d;
     const char *p = set.stop_list ? set.stop_list : "";
-    size_t room = DESC_MAX_STOPS + strlen(p) / 2 + 1;
+    size_t room = (size_t)d->n_stops + strlen(p) / 2 + 1;
     *n = 0;
     *ids = mem_alloc(room * sizeof **ids);
     if (!*ids) return err_set(e, ERR_IO, "out of memory (stop ids)");
