@@ -44,8 +44,9 @@ struct engine {
     uint64_t bytes;       /* of device memory taken, but for the slots' */
 };
 
-/* source: NULL without. ERR_USAGE: an option out of range, or a source wants what is not left for it;
- * ERR_FORMAT: the models do not fit (desc_pair); ERR_IO, ERR_DEVICE: memory. */
+/* source: NULL without. What o's lists of types point at lives as long as the engine. ERR_USAGE: an option
+ * out of range, or a source wants what is not left for it; ERR_FORMAT: the models do not fit (desc_pair);
+ * ERR_IO, ERR_DEVICE: memory. */
 int engine_open(struct engine **g, struct model *target, struct source *source,
                 const struct session_options *o, struct err *e);
 /* Its streams have been freed. */
