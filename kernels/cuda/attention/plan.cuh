@@ -192,7 +192,7 @@ static bool plan_places(const struct cuda_backend *be, const struct kn_attention
     if (!places_slots(be, a, &slots)) return false;
     if (cuda_attention_tuning.places == 0 && a->n < (places_first(d, kv->n_head_kv, tiles, slots) ? 2 : 5))
         return false;
-    b.f = attn_places_of(d, kv_form(kv_form(kv->type)), &b.smem);
+    b.f = attn_places_of(d, kv_form(kv->type), &b.smem);
     if (!places_block(be, &b, (int64_t)kv->n_head_kv * tiles, slots, d, (slots + side - 1) / side, &blocks))
         return false;
     *p = {b, tiles, tiles, 1, slots, blocks, false, true, 0};
@@ -210,7 +210,7 @@ static bool plan_columns(const struct cuda_backend *be, const struct kn_attentio
     struct block b = {NULL, 0, 1, WAITING_WARPS, 0, be->attn_resident[size_index(kv->head_dim)][COLUMNS]};
     const int tuned = cuda_attention_tuning.made;
     if (tuned == 1 || a->gate || room < 1 || !places_slots(be, a, &slots)) return false;
-    b.f = attn_columns_of(kv->head_dim, kv_form(kv_form(kv->type)), &b.smem);
+    b.f = attn_columns_of(kv->head_dim, kv_form(kv->type), &b.smem);
     if (!b.f || b.resident < 1 || b.smem > room_of(be, 1) ||
         (int64_t)tiles * kv->n_head_kv * attn_made_bytes() > MADE_BYTES ||
         (int64_t)adders * slots * attn_columns_bytes() > PLACES_BYTES)
@@ -235,7 +235,7 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     int32_t most = t->tiles ? t->tiles : leaves_now <= 12 * (int64_t)be->sm_count ? 1 : tiles_most(d);
     while (most >= 2 * tiles) most /= 2;
     for (; most && !p.b.f; most /= 2)
-        p.b = block_of(be, d, kv_form(kv_form(kv->type)), most,
+        p.b = block_of(be, d, kv_form(kv->type), most,
                        nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
     if (!p.b.f) return p;
     /* Nodes of one tile of few rows: a leaf a warp. */
