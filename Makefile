@@ -135,6 +135,10 @@ $(PROGRAMS): $(BIN)/dflash-%: $$(call objects_of,$$*) $$(call cuda_of,$$*) $(CLI
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS) $(if $(filter %.cu.o,$^),$(CUDA_LIBS))
 
+# Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
+KV_DOOR   := kernels/kv.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
+KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
+             kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
 # The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
 FLOORS := 1:base 2:file 3:describe 4:model 4:token 5:make 5:run 6:inspect
 
@@ -144,6 +148,9 @@ check-layers:
 	        grep -nE '^#include "(\.\./)+cmd/' common -r --include='*.[ch]'; \
 	        grep -nE '^#include "(\.\./)+kernels/' common cmd -r --include='*.[ch]' | grep -v 'kernels/kernels\.h"'); \
 	if [ -n "$$bad" ]; then echo "includes against the layers (cmd -> common -> kernels/kernels.h):"; echo "$$bad"; exit 1; fi
+	@bad=$$(grep -nE '(->|\.)cap\b|% *cap\b' $(KV_ASKERS) | grep -vE 'softcap|\.cap = kn_kv_room'; \
+	        grep -nE '\btype(\.[kv])? *[!=]= *KN_(F16|BF16|F32)\b' $(KV_ASKERS)); \
+	if [ -n "$$bad" ]; then echo "a cache's ring or type outside its door ($(KV_DOOR)):"; echo "$$bad"; exit 1; fi
 	@bad=$$(grep -rHnoE '^#include "\.\./[a-z]+/' common | awk -F'[/:"]' -v floors='$(FLOORS)' ' \
 	    BEGIN {n = split(floors, f, " "); for (i = 1; i <= n; i++) {split(f[i], p, ":"); floor[p[2]] = p[1]}} \
 	    !floor[$$2] || !floor[$$(NF - 1)] || floor[$$(NF - 1)] >= floor[$$2]'; \

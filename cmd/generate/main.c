@@ -118,7 +118,7 @@ static int make_stops(int32_t **ids, int32_t *n, struct err *e)
 {
     const struct desc *d = set.m.target->d;
     const char *p = set.stop_list ? set.stop_list : "";
-    size_t room = DESC_MAX_STOPS + strlen(p) / 2 + 1;
+    size_t room = (size_t)d->n_stops + strlen(p) / 2 + 1;
     *n = 0;
     *ids = mem_alloc(room * sizeof **ids);
     if (!*ids) return err_set(e, ERR_IO, "out of memory (stop ids)");
@@ -284,7 +284,7 @@ static int run(struct run *u, struct err *e)
     if (set.draft_logits_path && !u->r.st.cycles)
         cli_warn(&cli, "no block was drafted (the stream ended with its first token): %s is empty",
                  set.draft_logits_path);
-    cli_detail(&cli, "%.1f MiB of caches and activations", (double)u->s->bytes / 1048576);
+    cli_detail(&cli, "%.1f MiB of caches and activations", (double)session_bytes(u->s) / 1048576);
     return 0;
 }
 

@@ -282,7 +282,7 @@ static int run(struct err *e)
     if (commit((struct io_out *const[]){&out, &logits, &planes.out, &importance}, 4, e)) goto done;
     if (im) note_imatrix(im);
     cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
-    cli_detail(&cli, "%.1f MiB of caches and activations", (double)s->bytes / 1048576);
+    cli_detail(&cli, "%.1f MiB of caches and activations", (double)session_bytes(s) / 1048576);
     rc = 0;
 done:
     io_out_abort(&out);

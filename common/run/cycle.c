@@ -54,7 +54,7 @@ static enum session_fate fate_of(int what, int32_t rows)
 
 static int verify_part(struct session *s, int what, int32_t rows, struct err *e)
 {
-    const struct kn_pick pick = {.logits = s->logits,
+    const struct kn_pick pick = {.logits = s->g->logits,
                                  .pos = s->d->pos,
                                  .history = s->d_history,
                                  .n = rows,
@@ -215,9 +215,12 @@ int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_samp
     if (!same_sampler(&s->sampler, sampler))
         for (int what = SESSION_CYCLE; what < SESSION_PLAYS; what++) forget(s, what);
     if (!s->source && s->tried && session_settle(s, e)) return -1;
+    if (session_turn(s, e)) return -1;
     s->sampler = *sampler;
     s->accepted = 0;
     s->finished = s->started; /* of cycles before: what was started ahead and not wanted */
+    s->logits_rows = 0;
+    s->anchored = true;
     s->history[s->n_past] = anchor;
     int rc = s->op->upload(s->be, s->d_history + s->n_past, &anchor, sizeof anchor);
     if (rc) return model_failed(s->target, "upload", rc, e);
@@ -316,7 +319,7 @@ static int cycle_in_parts(struct session *s, struct session_started *b, int64_t 
     s->fault = (struct fault){INT32_MAX, 0};
     if (verify_part(s, b->play, b->rows, e) || accept_part(s, b->play, b->rows, b->n_ids, e)) goto out;
     int rc = s->op->await(s->be, &r->number, s->started + 1);
-    const struct session_rows kept = {.pos = s->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};
+    const struct session_rows kept = {.pos = s->g->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};
     bad = rc ? model_failed(s->target, "cycle", rc, e) : session_run_context(s, &kept, false, e);
 out:
     s->trying = false;
@@ -340,7 +343,7 @@ int session_cycle_start(struct session *s, const struct plan *p, int64_t most, s
     if ((int32_t)(s->started - s->finished) > session_cycles_ahead(s, p))
         return err_set(e, ERR_USAGE, "a cycle was started before its time (expected %d running, got %d)",
                        session_cycles_ahead(s, p), (int)(s->started - s->finished));
-    if (looks && look(s, &b, e)) return -1;
+    if (session_turn(s, e) || (looks && look(s, &b, e))) return -1;
     if (p->draft && !looks) b.play |= SESSION_DRAFTS, b.n_ids = s->o.block;
     if (records(s) ? whole(s, &b, e) : cycle_in_parts(s, &b, most, e)) return -1;
     if (advances(b.play)) { /* nothing is pending behind it */

@@ -39,7 +39,7 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
     if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
     for (int i = 0; i < d->n_layer; i++) {
         const struct desc_layer *y = &d->layer[i];
-        int64_t need = s->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
+        int64_t need = s->g->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
         kv[i] = (struct kn_kv){.type = session_kv(&s->o, m != s->target, i),
@@ -87,44 +87,17 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
     return 0;
 }
 
-static int new_work(struct session *s, int32_t rows, struct err *e)
-{
-    const struct desc *t = s->target->d, *d = s->source ? s->source->needs.tapped : NULL;
-    if (d) s->features = take(s, (uint64_t)rows * (uint64_t)d->n_features, sizeof *s->features);
-    s->logits = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *s->logits);
-    if (!s->logits || (d && !s->features))
-        return model_no_memory(s->be, e, "activations of %d rows: lower --chunk", rows);
-    return work_new(&s->work, s->target, s->source ? s->source->model : NULL, rows, &s->bytes, e);
-}
-
-static int new_hidden(struct session *s, int32_t rows, struct err *e)
-{
-    const uint64_t count = (uint64_t)rows * (uint64_t)s->target->d->n_embd;
-    if (!s->o.hidden) return 0;
-    s->hidden = (struct hidden){.fn = s->o.hidden,
-                                .ctx = s->o.hidden_ctx,
-                                .normed = take(s, count, sizeof(float)),
-                                .host = mem_alloc(s->op->counts ? 1 : count * sizeof(float))};
-    if (!s->hidden.host) return err_set(e, ERR_IO, "out of memory (hidden states of %d rows)", rows);
-    return s->hidden.normed ? 0 : model_no_memory(s->be, e, "hidden states of %d rows: lower --chunk", rows);
-}
-
 static int new_lists(struct session *s, struct err *e)
 {
-    int32_t n = s->positions;
+    const int32_t n = s->g->positions;
     s->history = mem_calloc((size_t)n, sizeof *s->history);
     s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
-    s->d_pos = take(s, (uint64_t)n, sizeof *s->d_pos);
     s->d = take(s, 1, sizeof *s->d);
+    s->last = take(s, (uint64_t)s->target->d->n_vocab, sizeof *s->last);
     s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
-    if (!s->d_history || !s->d_pos || !s->d || !s->results)
-        return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
-    if (s->op->counts) return 0;                       /* however long: nothing is written */
-    for (int32_t i = 0; i < n; i++) s->history[i] = i; /* borrowed for a moment */
-    int rc = s->op->upload(s->be, s->d_pos, s->history, (size_t)n * sizeof *s->d_pos);
-    memset(s->history, 0, (size_t)n * sizeof *s->history);
-    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+    if (s->d_history && s->d && s->last && s->results) return 0;
+    return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
 }
 
 struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int layer)
@@ -133,100 +106,80 @@ struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int
     return list ? list[layer] : o->kv;
 }
 
-/* most: rows of a source's block; 0 without a source. */
-static int check_options(struct session_options *o, int32_t most, struct err *e)
-{
-    if (!o->chunk) o->chunk = SESSION_CHUNK;
-    if (!o->block) o->block = most;
-    if (o->ctx < 1 || o->ctx > SESSION_MAX_CTX)
-        return err_set(e, ERR_USAGE, "context out of range (expected 1 to %d positions, got %d)",
-                       SESSION_MAX_CTX, o->ctx);
-    if (o->chunk < 1 || o->chunk > 1 << 20)
-        return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
-    if (most && (o->block < 2 || o->block > most))
-        return err_set(e, ERR_USAGE,
-                       "block out of range (expected 2 to the %d that the drafter was trained with, got %d)",
-                       most, o->block);
-    if (o->draft_window < 0)
-        return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
-                       o->draft_window);
-    if (!kn_kv_known(o->kv.k) || !kn_kv_known(o->kv.v))
-        return err_set(e, ERR_USAGE,
-                       "cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
-                       kn_kv_known(o->kv.k) ? o->kv.v : o->kv.k);
-    return 0;
-}
-
-int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
-{
-    return check_options(o, drafter ? drafter->block_size : 0, e);
-}
-
-/* Can a source have what it wants? */
-static int check_source(const struct model *target, const struct source *x, struct err *e)
-{
-    const struct source_needs *n = &x->needs;
-    if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
-        return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
-                       x->op->name, x->rows, SESSION_MAX_ROWS);
-    if (n->hidden || n->caches)
-        return err_set(e, ERR_USAGE, "source %s: wants the target's %s, which no pass leaves for it",
-                       x->op->name, n->hidden ? "last hidden state" : "caches");
-    return x->model ? desc_pair(target->d, x->model->d, e) : 0;
-}
-
-/* Rows of the longest prefill pass: several chunks where the device gains from it, and they are not so short
- * that they run as decoding steps do. */
-static int32_t pass_rows(const struct session *s)
-{
-    int32_t several = s->o.chunk > SESSION_MAX_ROWS ? s->op->pass_rows / s->o.chunk : 1;
-    return s->o.chunk * max32(several, 1);
-}
-
-int session_open(struct session **out, struct model *target, struct source *source,
-                 const struct session_options *o, struct err *e)
+static int new_slot(struct session **out, struct engine *g, struct err *e)
 {
     struct session *s = mem_calloc(1, sizeof *s);
     *out = NULL;
     if (!s) return err_set(e, ERR_IO, "out of memory (a session)");
-    s->target = target;
-    s->source = source;
-    s->be = target->be;
-    s->op = kn_op(s->be);
-    s->o = *o;
-    if (target->d->arch == DESC_DFLASH) {
-        err_set(e, ERR_FORMAT, "the target is a drafter (expected another architecture, got %s)",
-                target->d->arch_name);
-        goto fail;
+    s->g = g;
+    s->target = g->target;
+    s->source = g->source;
+    s->be = g->be;
+    s->op = g->op;
+    s->o = g->o;
+    if (session_new_caches(s, g->target, g->rows, &s->kv, e) || new_deltas(s, g->rows, e) ||
+        (s->source && s->source->op->open && s->source->op->open(s, g->rows, e)) || new_lists(s, e)) {
+        session_slot_free(s);
+        return -1;
     }
-    if ((source && check_source(target, source, e)) || check_options(&s->o, source ? source->rows : 0, e))
-        goto fail;
-    /* No pass is longer than the context, however large the chunk. */
-    int32_t rows = max32(pass_rows(s) < s->o.ctx ? pass_rows(s) : s->o.ctx, SESSION_MAX_ROWS);
-    s->positions = s->o.ctx + AHEAD_ROWS;
-    if (session_new_caches(s, target, rows, &s->kv, e) || new_deltas(s, rows, e) ||
-        (source && source->op->open && source->op->open(s, rows, e)))
-        goto fail;
-    if (new_work(s, rows, e) || new_hidden(s, rows, e) || new_lists(s, e)) goto fail;
+    g->slots++;
     *out = s;
     return 0;
-fail:
-    session_free(s);
-    return -1;
+}
+
+/* Recurrent state as at the start of a sequence. What stands in caches and history is as good as rows that
+ * were rejected: no row looks past its own position, and every position before it is written anew. */
+static int clear_states(struct session *s, struct err *e)
+{
+    const struct desc *d = s->target->d;
+    const size_t conv = (size_t)(d->n_conv - 1) * (size_t)desc_delta_width(d) * sizeof(float),
+                 bytes = (size_t)d->n_v * (size_t)d->d_v * (size_t)d->d_k * sizeof(float);
+    void *zero = s->delta ? mem_calloc(1, bytes > conv ? bytes : conv) : NULL;
+    int rc = 0;
+    if (s->delta && !zero) return err_set(e, ERR_IO, "out of memory (recurrent state)");
+    for (int i = 0; s->delta && i < d->n_layer && !rc; i++) {
+        if (!d->layer[i].recurrent) continue;
+        rc = s->op->upload(s->be, s->delta[i].s, zero, bytes);
+        if (!rc && conv) rc = s->op->upload(s->be, s->delta[i].conv, zero, conv);
+    }
+    mem_free(zero);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+int session_open(struct session **out, struct engine *g, struct err *e)
+{
+    struct session *s = g->idle;
+    *out = NULL;
+    if (!s) return new_slot(out, g, e);
+    if (clear_states(s, e)) return -1;
+    g->idle = s->next;
+    s->next = NULL;
+    s->n_past = s->pending = s->logits_rows = 0;
+    s->anchored = s->tried = false;
+    s->finished = s->started; /* what was started ahead and not wanted */
+    if (s->source && s->source->op->reset) s->source->op->reset(s);
+    *out = s;
+    return 0;
 }
 
 int session_new(struct session **out, struct model *target, struct model *drafter,
                 const struct session_options *o, struct err *e)
 {
     struct source *x = NULL;
+    struct engine *g;
     *out = NULL;
     if (drafter && !(x = mem_calloc(1, sizeof *x))) return err_set(e, ERR_IO, "out of memory (a session)");
     if (x) *x = source_dflash(drafter);
-    if (session_open(out, target, x, o, e)) {
+    if (engine_open(&g, target, x, o, e)) {
         mem_free(x);
         return -1;
     }
-    (*out)->own = x;
+    g->own = x;
+    if (session_open(out, g, e)) {
+        engine_close(g);
+        return -1;
+    }
+    (*out)->solo = true;
     return 0;
 }
 
@@ -239,26 +192,59 @@ void session_free_caches(struct session *s, const struct model *m, struct kn_kv 
     mem_free(kv);
 }
 
-void session_free(struct session *s)
+void session_slot_free(struct session *s)
 {
-    if (!s) return;
-    void *device[] = {s->d_history, s->d_pos, s->d, s->features, s->logits, s->hidden.normed};
+    void *device[] = {s->d_history, s->d, s->last};
     session_plays_free(s);
     s->op->free_shared(s->be, s->results);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
-    work_free(&s->work, s->be);
     session_free_caches(s, s->target, s->kv);
     if (s->source && s->source->op->close) s->source->op->close(s);
-    mem_free(s->own);
     for (int i = 0; s->delta && i < s->target->d->n_layer; i++) {
         s->op->free(s->be, s->delta[i].s);
         s->op->free(s->be, s->delta[i].conv);
         s->op->free(s->be, s->delta[i].log);
     }
     mem_free(s->delta);
-    mem_free(s->hidden.host);
     mem_free(s->history);
     mem_free(s);
+}
+
+void session_free(struct session *s)
+{
+    if (!s) return;
+    struct engine *g = s->g;
+    if (g->on == s) g->on = NULL;
+    s->next = g->idle;
+    g->idle = s;
+    if (s->solo) engine_close(g);
+}
+
+uint64_t session_bytes(const struct session *s)
+{
+    return s->bytes + s->g->bytes;
+}
+
+int32_t session_pass_rows(const struct session_options *o, const struct kn_ops *op)
+{
+    int32_t several = o->chunk > SESSION_MAX_ROWS ? op->pass_rows / o->chunk : 1;
+    return o->chunk * max32(several, 1);
+}
+
+/* ---- turns ---- */
+
+int session_turn(struct session *s, struct err *e)
+{
+    struct engine *g = s->g;
+    struct session *on = g->on;
+    const size_t bytes = (size_t)s->target->d->n_vocab * sizeof *g->logits;
+    int rc = 0;
+    if (on == s) return 0;
+    if (on && on->logits_rows > 1) on->logits_rows = 0;
+    if (on && on->logits_rows) rc = s->op->copy(s->be, on->last, g->logits, bytes);
+    if (!rc && s->logits_rows) rc = s->op->copy(s->be, g->logits, s->last, bytes);
+    g->on = s;
+    return rc ? model_failed(s->target, "copy", rc, e) : 0;
 }
 
 /* ---- passes ---- */
@@ -295,7 +281,7 @@ int session_set_pending(struct session *s, int32_t n, struct err *e)
 
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
-    const struct pass p = {.w = &s->work,
+    const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
                            .delta = s->delta,
                            .pending = &s->d->pending,
@@ -305,17 +291,17 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .first_pos = r->first_pos,
                            .ids = r->ids,
                            .pos = r->pos,
-                           .features = s->features,
+                           .features = s->g->features,
                            .tapped = s->source ? s->source->needs.tapped : NULL,
                            .check = s->o.check_layers,
                            .fault = s->trying ? &s->fault : NULL,
-                           .hidden = fate == SESSION_PROMPT && s->hidden.fn ? &s->hidden : NULL};
+                           .hidden = fate == SESSION_PROMPT && s->g->hidden.fn ? &s->g->hidden : NULL};
     return model_pass(s->target, &p, e);
 }
 
 int session_settle(struct session *s, struct err *e)
 {
-    const struct pass p = {.w = &s->work, .delta = s->delta, .pending = &s->d->pending, .commit = true};
+    const struct pass p = {.w = &s->g->work, .delta = s->delta, .pending = &s->d->pending, .commit = true};
     if (!s->pending) return 0;
     int rc = qwen35_replay(s->target, &p);
     return rc ? model_failed(s->target, "replay", rc, e) : session_set_pending(s, 0, e);
@@ -328,7 +314,7 @@ int session_run_context(struct session *s, const struct session_rows *r, bool dr
 
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e)
 {
-    return model_logits(m, s->target, s->work.x + (int64_t)row * m->d->n_embd, n, s->logits, e);
+    return model_logits(m, s->target, s->g->work.x + (int64_t)row * m->d->n_embd, n, s->g->logits, e);
 }
 
 /* Logits of rows [row, row+n) of the activations, the first of them at pos. */
@@ -344,7 +330,8 @@ static int run_head(struct session *s, const struct model *m, int32_t row, int32
 /* Rows of the history at positions pos .. pos+n-1. */
 static struct session_rows history_rows(struct session *s, int32_t pos, int32_t n)
 {
-    return (struct session_rows){.ids = s->d_history + pos, .pos = s->d_pos + pos, .n = n, .first_pos = pos};
+    return (struct session_rows){
+        .ids = s->d_history + pos, .pos = s->g->d_pos + pos, .n = n, .first_pos = pos};
 }
 
 /* ---- prefill ---- */
@@ -367,7 +354,7 @@ static int hand_out_rows(struct session *s, int32_t pos, int32_t n, float *host,
         int32_t some = n - i < SESSION_MAX_ROWS ? n - i : SESSION_MAX_ROWS;
         size_t bytes = (size_t)some * (size_t)s->target->d->n_vocab * sizeof *host;
         if (run_head(s, s->target, i, some, pos + i, e)) return -1;
-        int rc = s->op->download(s->be, host, s->logits, bytes);
+        int rc = s->op->download(s->be, host, s->g->logits, bytes);
         if (rc) return model_failed(s->target, "download", rc, e);
         if (rows(ctx, host, some, pos + i, e)) return -1;
     }
@@ -379,7 +366,7 @@ static int hand_out_rows(struct session *s, int32_t pos, int32_t n, float *host,
 static int32_t next_pass(const struct session *s, int64_t end)
 {
     int32_t chunk = s->o.chunk, pos = s->n_past;
-    int64_t stop = (int64_t)pos - pos % chunk + pass_rows(s), tail;
+    int64_t stop = (int64_t)pos - pos % chunk + session_pass_rows(&s->o, s->op), tail;
     if (stop > end) stop = end;
     tail = stop % chunk;
     if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
@@ -407,6 +394,8 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         host = mem_alloc((size_t)SESSION_MAX_ROWS * (size_t)s->target->d->n_vocab * sizeof *host);
         if (!host) return err_set(e, ERR_IO, "out of memory (logits of %d rows)", SESSION_MAX_ROWS);
     }
+    if (session_turn(s, e)) goto out;
+    s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
         int32_t pos = s->n_past, some = next_pass(s, end);
@@ -437,6 +426,8 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
                        "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
                        SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
     if (check_ids(s, ids, n, e)) return -1;
+    if (session_turn(s, e)) return -1;
+    s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
     if (session_play(s, SESSION_FORWARD, n, e) || session_set_pending(s, 0, e)) return -1;
     s->logits_pos = s->n_past;
@@ -456,16 +447,26 @@ int session_no_number(const struct session *s, int32_t pos, struct err *e)
     return err_hint(e, "--check-layers names the first layer that leaves one");
 }
 
+/* n rows of logits are there, if only of the last token behind another stream's turn. */
+static int check_logits(struct session *s, int32_t n, struct err *e)
+{
+    if (session_turn(s, e)) return -1;
+    if (n <= s->logits_rows) return 0;
+    return err_set(e, ERR_USAGE, "the session holds no such logits (expected %d rows, got %d)", n,
+                   s->logits_rows);
+}
+
 int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n, int32_t *picks,
                  struct err *e)
 {
-    const struct kn_pick p = {.logits = s->logits,
-                              .pos = s->d_pos + s->logits_pos,
+    const struct kn_pick p = {.logits = s->g->logits,
+                              .pos = s->g->d_pos + s->logits_pos,
                               .history = s->d_history,
                               .n = n,
                               .n_vocab = s->target->d->n_vocab,
                               .sampler = *sampler,
                               .out = s->d->picks};
+    if (check_logits(s, n, e)) return -1;
     int rc = s->op->pick(s->be, &p);
     if (rc == 0) rc = s->op->download(s->be, picks, s->d->picks, (size_t)n * sizeof *picks);
     if (rc) return model_failed(s->target, "pick", rc, e);
@@ -477,9 +478,18 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
 int session_commit(struct session *s, int32_t n, struct err *e)
 {
     const struct session_rows r = history_rows(s, s->n_past, n);
+    if (s->g->on != s)
+        return err_set(e, ERR_USAGE, "rows cannot be kept behind another stream's turn (run them again)");
     if (session_run_context(s, &r, false, e) || session_set_pending(s, n, e)) return -1;
     s->n_past += n;
     return 0;
+}
+
+int session_settle_anchor(struct session *s, struct err *e)
+{
+    const int32_t id = s->history[s->n_past];
+    if (!s->anchored) return 0;
+    return session_forward(s, &id, 1, e) || session_commit(s, 1, e) ? -1 : 0;
 }
 
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
@@ -488,7 +498,7 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
     int32_t n = s->o.block;
     if (!s->source || !s->source->op->propose)
         return err_set(e, ERR_USAGE, "there is no drafter in this session (expected one to draft)");
-    if (session_place(s, &anchor, 1, e)) return -1;
+    if (session_turn(s, e) || session_place(s, &anchor, 1, e)) return -1;
     if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
     s->logits_pos = s->n_past + !all_rows;
     s->logits_rows = n - !all_rows;
@@ -505,7 +515,8 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
 int session_logits(struct session *s, int32_t i, float *row, struct err *e)
 {
     size_t n = (size_t)s->target->d->n_vocab;
-    int rc = s->op->download(s->be, row, s->logits + (size_t)i * n, n * sizeof *row);
+    if (check_logits(s, i + 1, e)) return -1;
+    int rc = s->op->download(s->be, row, s->g->logits + (size_t)i * n, n * sizeof *row);
     return rc ? model_failed(s->target, "download", rc, e) : 0;
 }
 

@@ -70,17 +70,21 @@ enum session_play {
 };
 enum { SESSION_RESULTS = 4 }; /* cycles whose results are kept */
 
+struct engine;
 struct source;
 
 struct session {
-    struct model *target;
+    struct engine *g;
+    bool solo;             /* the engine goes with the session */
+    struct session *next;  /* of slots without a stream */
+    struct model *target;  /* these five are the engine's */
     struct source *source; /* NULL: none */
-    struct source *own;    /* NULL, or the same, to be freed with the session */
-    void *context;         /* what the source keeps of the stream */
     struct kn_backend *be;
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
+    void *context;            /* what the source keeps of the stream */
     int32_t n_past;           /* committed positions */
+    bool anchored;            /* history[n_past] is the last token written, which the target has not run */
     int32_t
         pending; /* the cursor's when all cycles finished that were, where there is recurrent state; else 0 */
     bool tried;  /* the rows pending are of a pass that may have had more; else each was a final one */
@@ -88,18 +92,13 @@ struct session {
                            pending; 0: after each */
     int32_t *history;   /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
     int32_t *d_history; /* the same on the device */
-    int32_t *d_pos;     /* device [positions]: 0, 1, 2, ... */
-    int32_t positions;  /* that fit the caches: ctx, and what is written ahead of it */
     struct cursor *d;   /* device */
-    struct work work;
-    struct hidden hidden;         /* fn NULL: not wanted */
-    struct kn_kv *kv;             /* [target n_layer]; all zero for recurrent layers */
+    struct kn_kv *kv;   /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    float *features;              /* device [max(chunk, SESSION_MAX_ROWS), n_features], of the last pass */
-    float *logits;      /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or source's) */
-    int32_t logits_pos; /* position of the input token of logits row 0 */
-    int32_t logits_rows;
-    uint64_t bytes; /* of device memory taken */
+    int32_t logits_pos;           /* position of the input token of logits row 0 */
+    int32_t logits_rows; /* of the engine's, or where another stream has its turn 1, in last; 0: none */
+    float *last;         /* device [n_vocab] */
+    uint64_t bytes;      /* of device memory taken */
 
     /* cycle.c */
     struct kn_result *results;  /* shared [SESSION_RESULTS] */
@@ -129,14 +128,20 @@ struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int
 int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e);
 /* ERR_USAGE: more than ctx tokens, which session_prefill would refuse. */
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e);
-/* source: NULL without. ERR_USAGE: block or draft_window out of range, or a source wants what is not left for
- * it; ERR_FORMAT: the models do not fit (desc_pair); ERR_IO: memory. */
-int session_open(struct session **s, struct model *target, struct source *source,
-                 const struct session_options *o, struct err *e);
-/* The same with a drafter (NULL: none) as the source, which goes with the session. */
+/* A stream of an engine, at position 0: in a slot that a stream before it left, or a new one. ERR_IO,
+ * ERR_DEVICE: memory. */
+int session_open(struct session **s, struct engine *g, struct err *e);
+/* A stream over an engine of its own, which goes with it, and a drafter as the source (NULL: none). Errors:
+ * those of engine_open and session_open. */
 int session_new(struct session **s, struct model *target, struct model *drafter,
                 const struct session_options *o, struct err *e);
+/* The stream ends; its slot stays with the engine. */
 void session_free(struct session *s);
+/* Device memory taken, by the stream's slot and its engine. */
+uint64_t session_bytes(const struct session *s);
+/* Run the last token written, where the target has not (anchored): then it is committed, and logits are its.
+ * The bits are those that it has as the first row of a cycle. */
+int session_settle_anchor(struct session *s, struct err *e);
 
 /* Rows of logits as a prefill makes them, in order: rows [n, n_vocab] on the host, first_pos the position of
  * row 0. */

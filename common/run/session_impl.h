@@ -3,17 +3,18 @@
 #ifndef DFLASH_SESSION_IMPL_H
 #define DFLASH_SESSION_IMPL_H
 
+#include "engine.h"
 #include "session.h"
 #include "source.h"
 
 enum { AHEAD_ROWS = 2 * SESSION_MAX_ROWS }; /* positions that cycles write past n_past: two blocks */
 
-/* Rows of a pass on the device. */
-struct session_rows {
-    const int32_t *ids, *pos; /* [n] */
-    int32_t n;
-    int32_t first_pos; /* of row 0, for messages */
-};
+/* Rows of the longest prefill pass: several chunks where the device gains from it. */
+int32_t session_pass_rows(const struct session_options *o, const struct kn_ops *op);
+/* The engine's features and logits become s's to fill; those of the stream before that may still be wanted,
+ * the logits of its last token, go to its slot, and s's come back from there. */
+int session_turn(struct session *s, struct err *e);
+void session_slot_free(struct session *s);
 
 /* Set the cursor to n_past: positions, n ids from the anchor on, the block, the draft window's first. */
 int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *e);

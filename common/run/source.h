@@ -11,16 +11,21 @@
  * What a source proposes is a function of the tokens before the anchor and the anchor, whatever was tried on
  * the way: the same history, the same proposals.
  *
- * A source belongs to an engine and is borrowed by its streams; what it keeps of one stream, its context,
- * hangs at session.context. */
+ * A source belongs to an engine; what it keeps of one stream, its context, hangs at session.context. */
 #ifndef DFLASH_SOURCE_H
 #define DFLASH_SOURCE_H
 
 #include "session.h"
 
-struct session_rows;
 struct snap_writer;
 struct state;
+
+/* Rows of a pass on the device. */
+struct session_rows {
+    const int32_t *ids, *pos; /* [n] */
+    int32_t n;
+    int32_t first_pos; /* of row 0, for messages */
+};
 
 /* What the target's passes leave for a source. */
 struct source_needs {
@@ -35,6 +40,9 @@ struct source_ops {
      * called also where open failed. */
     int (*open)(struct session *s, int32_t pass_rows, struct err *e);
     void (*close)(struct session *s);
+    /* Another stream begins where one has ended. NULL: what stands in the context is as good as rows that
+     * were rejected. */
+    void (*reset)(struct session *s);
     /* The keys and values among the context, n of them, all zero where a layer has none. NULL: none. */
     const struct kn_kv *(*caches)(const struct session *s, int32_t *n);
     /* The features that the target's last pass left become context, of rows r. Operations alone: nothing

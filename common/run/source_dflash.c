@@ -40,7 +40,7 @@ static const struct kn_kv *caches(const struct session *s, int32_t *n)
 /* What a drafter works with: its own angles, the rest as the target. */
 static struct work draft_work(const struct session *s)
 {
-    struct work w = s->work;
+    struct work w = s->g->work;
     w.rope[0] = w.draft_rope;
     return w;
 }
@@ -54,7 +54,7 @@ static int context(struct session *s, const struct session_rows *r, bool drafted
                            .n = r->n,
                            .first_pos = r->first_pos,
                            .pos = r->pos,
-                           .features = s->features};
+                           .features = s->g->features};
     return dflash_context(s->source->model, &p, e);
 }
 
@@ -70,7 +70,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                            .ids = s->d->block,
                            .pos = s->d->pos,
                            .visible_from = s->o.draft_window ? &s->d->first : NULL};
-    const struct kn_pick pick = {.logits = s->logits + (all_rows ? n_vocab : 0),
+    const struct kn_pick pick = {.logits = s->g->logits + (all_rows ? n_vocab : 0),
                                  .pos = s->d->pos + 1,
                                  .history = s->d_history,
                                  .n = n - 1,

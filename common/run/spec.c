@@ -137,7 +137,7 @@ int spec_width_check(int32_t width, int32_t block, struct err *e)
 
 static int check(const struct session *s, const struct spec_options *o, struct err *e)
 {
-    int64_t need = s->n_past + o->n + (s->source ? s->o.block : 1) - 1;
+    int64_t need = s->n_past + s->anchored + o->n + (s->source ? s->o.block : 1) - 1;
     if (o->n < 1)
         return err_set(e, ERR_USAGE, "nothing to generate (expected 1 token or more, got %" PRId64 ")", o->n);
     if (need > s->o.ctx)
@@ -146,7 +146,7 @@ static int check(const struct session *s, const struct spec_options *o, struct e
                        " new ones and a block, got %d)",
                        need, s->n_past, o->n, s->o.ctx);
     if ((s->source || o->width < 0) && spec_width_check(o->width, s->o.block, e)) return -1;
-    if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
+    if (!s->anchored && (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1))
         return err_set(e, ERR_USAGE, "the session holds no logits of its last token (prefill first)");
     return 0;
 }
@@ -156,16 +156,16 @@ int spec_generate(struct session *s, const struct spec_options *o, struct spec_s
     int32_t anchor;
     bool ended = false;
     memset(st, 0, sizeof *st);
-    if (check(s, o, e)) return -1;
+    if (check(s, o, e) || session_settle_anchor(s, e)) return -1;
     double start = now();
     if (session_pick(s, &o->sampler, 1, &anchor, e)) return -1;
     st->first_s = now() - start;
     if (write_out(o, st, &anchor, 1, &ended, e)) return -1;
-    if (ended || st->generated == o->n) return 0;
-    if (draft_logits(s, o, anchor, e)) return -1;
+    const bool all = ended || st->generated == o->n;
+    if (!all && draft_logits(s, o, anchor, e)) return -1;
     start = now();
     if (session_cycles_begin(s, anchor, &o->sampler, e)) return -1;
-    return run_cycles(s, o, st, start, &ended, e);
+    return all ? 0 : run_cycles(s, o, st, start, &ended, e);
 }
 
 double spec_tau(const struct spec_stats *st)

@@ -59,9 +59,9 @@ double spec_tau(const struct spec_stats *st);
 /* ERR_USAGE: a width (0: the block) that spec_generate would refuse with blocks of that size. */
 int spec_width_check(int32_t width, int32_t block, struct err *e);
 /* Generate after the session's committed tokens. The session must hold logits of its last token
- * (session_prefill, or state_restore). Afterwards all tokens written but the last are committed, with or
- * without a drafter, and logits are those of no row. st is filled as far as it went, also on failure.
- * ERR_USAGE: n does not fit ctx, or width is out of range. */
+ * (session_prefill, or state_restore), or have generated before: then the stream goes on. Afterwards all
+ * tokens written but the last are committed, with or without a source, and logits are those of no row. st is
+ * filled as far as it went, also on failure. ERR_USAGE: n does not fit ctx, or width is out of range. */
 int spec_generate(struct session *s, const struct spec_options *o, struct spec_stats *st, struct err *e);
 
 #endif

@@ -358,8 +358,10 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     struct snap_writer w;
     struct meta m;
     uint8_t meta[META_MOST];
+    if (session_settle_anchor(s, e)) return -1;
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
-        return err_set(e, ERR_USAGE, "nothing to save (expected a session that has just been prefilled)");
+        return err_set(e, ERR_USAGE,
+                       "nothing to save (expected a session that has been prefilled, or has generated)");
     if (session_settle(s, e)) return -1;
     meta_of(s->target->d, drafter_of(s), &s->o, s->n_past, &m);
     size_t size = meta_pack(&m, meta);
@@ -544,7 +546,7 @@ static int load_logits(struct state *st, struct session *s, struct err *e)
     size_t bytes = (size_t)s->target->d->n_vocab * sizeof(float);
     uint8_t *row = NULL;
     if (open_section(st, "LOGT", bytes, e) || snap_read_section(&st->r, bytes, &row, e)) return -1;
-    int rc = s->op->upload(s->be, s->logits, row, bytes);
+    int rc = s->op->upload(s->be, s->g->logits, row, bytes);
     mem_free(row);
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
@@ -562,8 +564,8 @@ int state_restore(struct state *st, struct session *s, struct err *e)
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);
-    if (state_check(st, s->target->d, drafter_of(s), &s->o, e) || load_history(st, s, e) ||
-        load_logits(st, s, e))
+    if (state_check(st, s->target->d, drafter_of(s), &s->o, e) || session_turn(s, e) ||
+        load_history(st, s, e) || load_logits(st, s, e))
         return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
         if (s->target->d->layer[i].recurrent

@@ -1,4 +1,4 @@
-/* state.h - a session on paper: what prefill writes and generate resumes from.
+/* state.h - a session on paper: what a stream resumes from, in another session or process.
  *
  * A state holds all of a stream together - token history, keys and values of the target, context of the
  * drafter if there was one, and the logits of the last token - in a layout that knows no ring sizes and no
@@ -24,8 +24,8 @@ struct state_info {
     bool has_drafter;
 };
 
-/* Write the session after a prefill (it must hold the last token's logits). o stays open: the caller commits
- * it. */
+/* Write the session: after a prefill, or after it has generated, at any token; the last token written is then
+ * run first (session_settle_anchor), so that its logits are there. o stays open: the caller commits it. */
 int state_save(struct session *s, struct io_out *o, struct err *e);
 /* Read a state from a file or, for "-" and anything that cannot be mapped, a stream. */
 int state_open(struct state **st, const char *path, struct state_info *info, struct err *e);

@@ -25,7 +25,9 @@ static void check(const struct desc *d)
         if (y->head_dim < 2 || y->n_head_kv < 1 || y->n_head < 1 || y->n_head % y->n_head_kv)
             __builtin_trap();
     }
-    if (d->n_stops < 0 || d->n_stops > DESC_MAX_STOPS) __builtin_trap();
+    if (d->n_stops < 0 || d->n_stops_said > DESC_MAX_STOPS || d->n_stops < d->n_stops_said ||
+        d->n_stops > DESC_MAX_STOPS + ENDS_MAX)
+        __builtin_trap();
     for (int i = 0; i < d->n_stops; i++)
         if (d->stops[i] < 0 || (d->n_vocab && d->stops[i] >= d->n_vocab)) __builtin_trap();
     for (int i = 0; i < d->n_layer; i++)

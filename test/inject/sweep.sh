@@ -201,6 +201,7 @@ while IFS='|' read -r name compare stdin command; do
     fi
     run_once "INJECT_COUNT=$work/job/count" ${paths:+INJECT_PATHS=1}
     [ "$status" = "$ok" ] && [ "$ok" -lt 2 ] || complain "status differs (expected $ok)"
+    [ -s ../count ] || complain "no calls were counted"
     cd ..
     for how in FAIL RAISE; do
         while read -r kind n stand; do

@@ -18,14 +18,8 @@ DEV float weight(float x, float top)
 
 /* ---- any type, any head size ---- */
 
-DEV float cache_at(const void *p, uint32_t type, int64_t i)
-{
-    if (type == KN_F32) return ((const float *)p)[i];
-    return type == KN_F16 ? from_half<false>(((const uint16_t *)p)[i])
-                          : from_half<true>(((const uint16_t *)p)[i]);
-}
-
-static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
+/* K, V: kv_number of keys and of values. */
+template <class K, class V> static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 {
     __shared__ float q[512], w[KN_KV_SPLIT], tree[KN_KV_SPLIT / 32];
     cuda_grid_start();
@@ -38,13 +32,12 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
     for (int s = lo / KN_KV_SPLIT; lo < hi && s <= (hi - 1) / KN_KV_SPLIT; s++) {
         const int p = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
                   to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
-        const int64_t base = (int64_t)(s * KN_KV_SPLIT % a.cap) * stride + kv_head * a.d;
+        const int64_t base = (int64_t)KV_SLOT(a.where, s * KN_KV_SPLIT) * stride + kv_head * a.d;
         float x = -INFINITY, here;
         __syncthreads();
         if (p >= lo && p < hi) {
             x = 0.0f;
-            for (int i = 0; i < a.d; i++)
-                x = __fmaf_rn(q[i], cache_at(a.k, a.types.k, base + t * stride + i), x);
+            for (int i = 0; i < a.d; i++) x = __fmaf_rn(q[i], kv_get<K>(a.k, base + t * stride + i), x);
             x = __fmul_rn(x, a.scale);
         }
         here = x;
@@ -68,12 +61,20 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
             if (d >= a.d) break;
             acc[i] = __fmul_rn(acc[i], f);
             for (int j = from; j < to; j++)
-                acc[i] = __fmaf_rn(w[j], cache_at(a.v, a.types.v, base + j * stride + d), acc[i]);
+                acc[i] = __fmaf_rn(w[j], kv_get<V>(a.v, base + j * stride + d), acc[i]);
         }
     }
     for (int i = 0; i < 2; i++)
         if (t + i * KN_KV_SPLIT < a.d)
             a.out[at + t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
+}
+
+static int launch_any(struct cuda_backend *be, const struct kn_attention *a, const struct attn &p)
+{
+    const attn_fn f = kv_of_types(
+        a->kv->type, [](auto k, auto v) -> attn_fn { return attn_any<decltype(k), decltype(v)>; });
+    return cuda_check(be, "attention",
+                      cuda_launch(be, f, dim3((unsigned)p.n_head, (unsigned)p.n), dim3(KN_KV_SPLIT), 0, p));
 }
 
 /* ---- launching ---- */
@@ -128,7 +129,7 @@ static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
                                                                           32 * WAITING_WARPS, smem));
         if (rc) return rc;
         int32_t *const blocks = &be->attn_resident[i][k];
-        if (type == KN_F16) *blocks = waiting_blocks[k];
+        if (!kv_bf16(type)) *blocks = waiting_blocks[k];
         if (most < *blocks) *blocks = most;
     }
     return 0;
@@ -176,7 +177,7 @@ int cuda_attention_open(struct cuda_backend *be)
             cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, PLACES_BYTES, be->stream));
         if (rc) return rc;
     }
-    static const uint32_t types[] = {KN_F16, KN_BF16};
+    static const uint32_t types[] = KV_FORMS;
     for (int i = 0; i < 8; i++) {
         const int32_t d = head_sizes[i / 2];
         const uint32_t type = types[i % 2];
@@ -204,12 +205,13 @@ int cuda_attention_open(struct cuda_backend *be)
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
 {
     const int32_t d = kv->head_dim;
-    if (kv_form(kv->type) == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return 0;
+    if (!kv_halves(kv_form(kv->type)) || (d != 64 && d != 128 && d != 256 && d != 512)) return 0;
     const int32_t most = tiles_most(d),
                   tiles = (tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv) + most - 1) / most;
     const size_t one = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)most;
-    const size_t node = one * (size_t)most_units(kv->cap, n, window, false, 0, NODE),
-                 leaf = one * (size_t)most_units(kv->cap, n, window, false, 0, d <= 256 ? 64 : 32) *
+    const size_t node = one * (size_t)most_units(kn_kv_positions(kv), n, window, false, 0, NODE),
+                 leaf = one *
+                        (size_t)most_units(kn_kv_positions(kv), n, window, false, 0, d <= 256 ? 64 : 32) *
                         (size_t)tiles;
     size_t turn = BUDGET / node;
     if (turn > (size_t)tiles) turn = (size_t)tiles;
@@ -235,11 +237,11 @@ static int check_ring(struct cuda_backend *be, const struct kn_attention *a)
     if (be->head.kv_bound && last >= be->head.kv_bound)
         return cuda_fail(be, KN_EINVAL, "attention: a row at %d, and positions below %d were promised", last,
                          be->head.kv_bound);
-    if (last - lo >= a->kv->cap)
+    if (!kn_kv_holds(a->kv, lo, last))
         return cuda_fail(
             be, KN_EINVAL,
             "attention: row at %d sees position %d, which a ring of %d at position %d no longer holds",
-            first[0], lo, a->kv->cap, last);
+            first[0], lo, kn_kv_positions(a->kv), last);
     return 0;
 }
 #endif
@@ -363,15 +365,12 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     p.times = mm_trace_next("attention");
 #endif
     if (blocks) return launch_clusters(be, a, &p, blocks, leaves);
-    if (!plan.b.f)
-        return cuda_check(
-            be, "attention",
-            cuda_launch(be, attn_any, dim3((unsigned)p.n_head, (unsigned)p.n), dim3(KN_KV_SPLIT), 0, p));
+    if (!plan.b.f) return launch_any(be, a, p);
     if (plan.turn < 1)
         return cuda_fail(be, KN_EINVAL,
                          "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes "
                          "reserved (reserve_kv)",
-                         a->n_head, p.d, p.cap, be->scratch_rows_bytes);
+                         a->n_head, p.d, kv_positions(p.where), be->scratch_rows_bytes);
     return launch_turns(be, &p, &plan);
 }
 
@@ -381,7 +380,7 @@ static attn_fn prefill_kernel(const struct cuda_backend *be, const struct attn *
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const int32_t n = tiles_of(p->n, p->n_rep);
-    if (p->type == KN_F32) return NULL;
+    if (!kv_halves(p->type)) return NULL;
     *warps = p->d == 512                                                         ? 4
              : t->warps                                                          ? t->warps
              : (int64_t)((n + 7) / 8) * p->n_kv * 4 >= (int64_t)be->sm_count * 3 ? 8
@@ -423,7 +422,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     struct attn p = {};
     p.q = a->q, p.out = a->out, p.k = kv->k, p.v = kv->v, p.pos = a->pos, p.first = a->first;
     p.n = a->n, p.n_head = a->n_head, p.n_kv = kv->n_head_kv, p.n_rep = a->n_head / kv->n_head_kv;
-    p.d = kv->head_dim, p.cap = kv->cap, p.window = a->window, p.type = kv_form(kv->type), p.types = kv->type;
+    p.d = kv->head_dim, p.where = kv_where_of(kv), p.window = a->window, p.type = kv_form(kv->type);
     p.scale = a->scale, p.causal = a->causal;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
     size_t smem;

@@ -25,6 +25,7 @@
 #define DEV static __device__ __forceinline__
 #include "../core/cluster.cuh"
 #include "../experts/hand.cuh"
+#include "kv.cuh"
 
 #define TILE 16
 #define FEW 64 /* rows up to which keys are spread over blocks */
@@ -39,7 +40,9 @@ struct attn {
     float *out, *part;
     void *k, *v;
     const int32_t *pos, *first;
-    int32_t n, n_head, n_kv, n_rep, d, cap, window;
+    int32_t n, n_head, n_kv, n_rep, d;
+    kv_where where;
+    int32_t window;
     uint32_t type;        /* kv_form's */
     uint32_t rep_inverse; /* 2^32 / n_rep + 1; 0 where n_rep is 1 */
     float scale;
@@ -66,7 +69,6 @@ struct attn {
     struct mm_prep then;
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
-    struct kn_kv_types types; /* for attn_any */
 #ifdef MM_TRACE
     unsigned long long *times; /* [blocks][MM_TRACE_TIMES] */
 #endif
@@ -266,13 +268,12 @@ DEV uint4 load_transposed(unsigned at)
 /* KEYS keys from p0 (which KEYS divides), COLS columns from col of a head of D, to rows of PITCH halves; keys
  * that are not in v become zeros. */
 template <int D, int COLS, int KEYS, int PITCH, int THREADS>
-DEV void fetch(const attn &a, unsigned to, const void *cache, int p0, int kv_head, int col,
-               const struct span &v)
+DEV void kv_stage(const attn &a, unsigned to, const void *cache, int p0, int kv_head, int col,
+                  const struct span &v)
 {
     constexpr int PIECES = COLS / 8; /* 16 bytes */
     const int64_t stride = (int64_t)a.n_kv * D;
-    const uint16_t *base =
-        (const uint16_t *)cache + (p0 < a.cap ? p0 : p0 % a.cap) * stride + kv_head * D + col;
+    const uint16_t *base = KV_ROW(D, cache, KV_SLOT(a.where, p0), stride, kv_head) + col;
 #pragma unroll
     for (int i = 0; i < KEYS * PIECES / THREADS; i++) {
         const int at = i * THREADS + (int)threadIdx.x, key = at / PIECES, piece = at % PIECES;

@@ -4,9 +4,9 @@
 
 attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem)
 {
-    if (type == KN_F32 || d != column_form::D) return NULL;
+    if (!kv_halves(type) || d != column_form::D) return NULL;
     *smem = (size_t)column_form::BYTES;
-    return type == KN_BF16 ? attn_columns<true> : attn_columns<false>;
+    return kv_bf16(type) ? attn_columns<true> : attn_columns<false>;
 }
 int64_t attn_columns_bytes()
 {

@@ -55,20 +55,6 @@ DEV bool words_missing(const uint4 &v)
     return max(max(v.x, v.y), max(v.z, v.w)) == PLACE_EMPTY;
 }
 
-/* Where in the ring positions are that `seen` has, of which it holds all. */
-struct ring_place {
-    int from, cap;
-    __device__ __forceinline__ ring_place(const attn &a, const struct span &seen)
-        : from(seen.lo < a.cap ? 0 : seen.lo / a.cap * a.cap), cap(a.cap)
-    {
-    }
-    __device__ __forceinline__ int of(int p) const
-    {
-        const int at = p - from;
-        return at < cap ? at : at - cap;
-    }
-};
-
 /* The ring of a block's keys: of a leaf the positions that `seen` has, a copy each, which its slot's barrier
  * counts. */
 struct key_ring {
@@ -77,13 +63,13 @@ struct key_ring {
     unsigned at, bars; /* shared memory */
     const uint16_t *from;
     struct span seen;
-    ring_place place;
+    kv_where_from place;
     __device__ __forceinline__ void expect(int turn, int p0) const
     {
         if (threadIdx.x == 0)
             cluster_bar_expect(bars + 8 * (turn % SLOTS),
-                               (unsigned)(min(p0 + column_form::LEAF, seen.hi) - max(p0, seen.lo)) * 2 *
-                                   COLS);
+                               (unsigned)(min(p0 + column_form::LEAF, seen.hi) - max(p0, seen.lo)) *
+                                   kv_bytes<COLS>);
     }
     /* Those in [lo, hi), by all warps. */
     __device__ __forceinline__ void ask(const attn &a, int turn, int p0, int lo, int hi) const
@@ -94,7 +80,7 @@ struct key_ring {
         for (int k = max(max(lo, seen.lo) - p0, 0) + w + column_form::WARPS * lane; k < end;
              k += column_form::THREADS) {
             copy_counted(at + (unsigned)((turn % SLOTS * column_form::LEAF + k) * PITCH * 2),
-                         from + (int64_t)place.of(p0 + k) * (a.n_kv * column_form::D), 2 * COLS,
+                         from + (int64_t)place.slot(p0 + k) * (a.n_kv * column_form::D), kv_bytes<COLS>,
                          bars + 8 * (turn % SLOTS));
         }
     }
@@ -163,7 +149,8 @@ DEV void weigh_leaves(const attn &a, unsigned char *raw, unsigned bars, int kv_h
 {
     using F = column_form;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    const key_ring ring = {shared_at(raw), bars, (const uint16_t *)a.k + kv_head * F::D, seen, {a, seen}};
+    const key_ring ring = {
+        shared_at(raw), bars, (const uint16_t *)a.k + kv_head * F::D, seen, {a.where, seen.lo}};
     const int mine = rank < u.count ? (u.count - rank + ranks - 1) / ranks : 0,
               there = a.early ? pos0 : seen.lo;
     const auto start = [&](int i) { return (u.first + rank + i * ranks) * F::LEAF; };
@@ -410,7 +397,7 @@ struct value_ring {
     unsigned at, bars; /* shared memory */
     const uint16_t *from;
     struct span seen;
-    ring_place place;
+    kv_where_from place;
     __device__ __forceinline__ void ask(const attn &a, int slot, int p0) const
     {
         using F = column_form;
@@ -419,7 +406,7 @@ struct value_ring {
         int p = p0 + w;
         const int64_t stride = (int64_t)a.n_kv * F::D;
         const uint16_t *src =
-            from + (int64_t)place.of(p0) * stride + w * stride + 8 * lane; /* a leaf does not wrap */
+            from + (int64_t)place.slot(p0) * stride + w * stride + 8 * lane; /* a leaf does not wrap */
 #pragma unroll
         for (int i = 0; i < F::LEAF / F::WARPS;
              i++, p += F::WARPS, src += F::WARPS * stride, to += F::WARPS * F::PITCH * 2) {
@@ -443,8 +430,11 @@ DEV void add_columns(const attn &a, unsigned char *raw, unsigned bars, int kv_he
     const struct span seen = visible_any(a, tile, 1, pos0, bound), full = visible_all(a, tile, pos0, bound);
     const struct units u = units_of<F::D>(a, seen);
     const int ahead = leaves_ahead<F::D>(u.first, u.count);
-    const value_ring ring = {
-        shared_at(raw), bars, (const uint16_t *)a.v + kv_head * F::D + half * F::HALF, seen, {a, seen}};
+    const value_ring ring = {shared_at(raw),
+                             bars,
+                             (const uint16_t *)a.v + kv_head * F::D + half * F::HALF,
+                             seen,
+                             {a.where, seen.lo}};
     unsigned char *const chunk = raw + F::RING;
     const auto leaf_of = [&](int q) {
         return u.first + (ahead + q < u.count ? ahead + q : ahead + q - u.count);

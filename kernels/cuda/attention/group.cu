@@ -289,7 +289,7 @@ DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, uint32_t r
         const int tile = from + i / 2, stage = i / 2 % STAGES, lap = i / 2 / STAGES,
                   which = 2 * stage + i % 2;
         const uint32_t at = ring + (uint32_t)(which * PART);
-        const int slot = (int)((int64_t)tile * KEYS % a.cap);
+        const int slot = kv_slot_far(a.where, (int64_t)tile * KEYS);
         uint64_t *full = bars + which, *empty = bars + 2 * STAGES + which;
         if (lap) bar_wait(empty, (uint32_t)(lap - 1) & 1);
         bar_expect(full, PART);
@@ -422,20 +422,19 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
 
 static bool maps_of(const struct attn *a, struct chain_map *mk, struct chain_map *mv)
 {
-    const bool bf16 = a->type == KN_BF16;
-    return chain_map_ring(mk, a->k, bf16, a->n_kv, a->cap, group::KEYS) &&
-           chain_map_ring(mv, a->v, bf16, a->n_kv, a->cap, group::KEYS);
+    return kv_map(mk, a->k, a->type, a->n_kv, a->where, group::KEYS) &&
+           kv_map(mv, a->v, a->type, a->n_kv, a->where, group::KEYS);
 }
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a)
 {
     struct chain_map mk, mv;
-    return be->cc >= 90 && !be->generic && a->d == group::D && a->type != KN_F32 &&
-           a->cap % group::KEYS == 0 && be->smem_block >= group::BYTES && maps_of(a, &mk, &mv);
+    return be->cc >= 90 && !be->generic && a->d == group::D && kv_halves(a->type) &&
+           be->smem_block >= group::BYTES && maps_of(a, &mk, &mv);
 }
 int attn_group_launch(struct cuda_backend *be, const struct attn *a)
 {
     struct chain_map mk, mv;
-    const auto f = a->type == KN_BF16 ? group::attn_group<true> : group::attn_group<false>;
+    const auto f = kv_bf16(a->type) ? group::attn_group<true> : group::attn_group<false>;
     const cudaError_t err =
         cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, group::BYTES);
     const int64_t rows = (int64_t)a->n * a->n_rep;

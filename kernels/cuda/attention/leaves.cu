@@ -3,6 +3,6 @@
 
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem)
 {
-    if (type == KN_F32) return NULL;
+    if (!kv_halves(type)) return NULL;
     return d == 128 ? places_of<128>(type, smem) : d == 256 ? places_of<256>(type, smem) : NULL;
 }

@@ -346,8 +346,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     const int old_hi = a.fold ? min(seen.hi, pos0) : seen.hi, new_lo = a.fold ? max(seen.lo, pos0) : seen.hi;
     const int stride = a.n_kv * D;
     const auto ring_at = [&](int position, bool value) {
-        return (uint16_t *)(value ? a.v : a.k) +
-               (int64_t)(position < a.cap ? position : position % a.cap) * stride + kv_head * D;
+        return KV_ROW(D, value ? a.v : a.k, KV_SLOT(a.where, position), (int64_t)stride, kv_head);
     };
     const auto query_of = [&](int i, int j) {
         return a.q + (j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D;
@@ -358,7 +357,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     const auto ask = [&](int high, int item, int end, int i, int n) {
         if (i == 0 && lane >= item && lane < end && high - 1 - lane % P >= from) {
             const int p0 = (high - 1 - lane % P) * LEAF, keys = min(p0 + LEAF, old_hi) - max(p0, seen.lo);
-            cluster_bar_expect(bars + 8 * (unsigned)lane, (unsigned)max(keys, 0) * 2 * D);
+            cluster_bar_expect(bars + 8 * (unsigned)lane, (unsigned)max(keys, 0) * kv_bytes<D>);
         }
 #pragma unroll 1
         for (int k = item * LEAF + i + n * lane; k < end * LEAF; k += n * 32) {
@@ -366,7 +365,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
             if (leaf >= from && key >= seen.lo && key < old_hi)
                 copy_counted(shared_at(slots) +
                                  (unsigned)((which % P * 2 + which / P) * F::SLOT + k % LEAF * PITCH * 2),
-                             ring_at(key, which >= P), 2 * D, bars + 8 * (unsigned)which);
+                             ring_at(key, which >= P), kv_bytes<D>, bars + 8 * (unsigned)which);
         }
     };
     const int first_asks = groups_q <= WARPS / 2 ? groups_q : 0;
@@ -554,5 +553,5 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
 template <int D> static attn_fn places_of(uint32_t type, size_t *smem)
 {
     *smem = (size_t)places<D>::BYTES;
-    return type == KN_BF16 ? attn_places<D, true> : attn_places<D, false>;
+    return kv_bf16(type) ? attn_places<D, true> : attn_places<D, false>;
 }

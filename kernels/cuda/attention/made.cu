@@ -22,6 +22,6 @@ int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, con
     a.times = mm_trace_next("rows");
 #endif
     return cuda_check(be, "rows of attention",
-                      cuda_launch(be, p->type == KN_BF16 ? attn_rows<true> : attn_rows<false>, grid,
+                      cuda_launch(be, kv_bf16(p->type) ? attn_rows<true> : attn_rows<false>, grid,
                                   dim3(32 * ROWS_WARPS), 0, a, from));
 }

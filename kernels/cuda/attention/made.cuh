@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, 8)
     for (int k = 0; k < W / 2; k++)
         if (32 * k < half) h.cs[k] = __ldcg(table + 32 * k);
     STAMP(3);
-    const int64_t at = ((int64_t)(pos < a.cap ? pos : pos % a.cap) * a.n_kv + head) * D;
+    const int64_t at = ((int64_t)KV_SLOT(a.where, pos) * a.n_kv + head) * D;
     if (role >= MADE_VALUE) {
         head_of<D> v = h;
         if (role == MADE_BOTH)

@@ -20,7 +20,7 @@ static const int head_sizes[] = {64, 128, 256, 512};
 static attn_fn few_kernel(int32_t d, uint32_t type, int32_t tiles, int32_t resident, int32_t stages,
                           size_t *smem)
 {
-    if (type == KN_F32 || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
+    if (!kv_halves(type) || (d != 64 && d != 128 && d != 256 && d != 512)) return NULL;
     return d <= 128 ? attn_step_narrow(d, tiles, type, stages, smem)
                     : attn_step_wide(d, tiles, resident, type, stages, smem);
 }
@@ -102,9 +102,9 @@ static int size_index(int32_t d)
 
 /* The most units of so many keys that the rows of a call can see. positions are below bound where it is not
  * 0. */
-static int32_t most_units(int32_t cap, int32_t n, int32_t window, bool causal, int32_t bound, int32_t unit)
+static int32_t most_units(int32_t held, int32_t n, int32_t window, bool causal, int32_t bound, int32_t unit)
 {
-    int64_t keys = cap, most;
+    int64_t keys = held, most;
     if (window) {
         const int64_t some = (int64_t)window * (causal ? 1 : 2) + n;
         if (some < keys) keys = some;
@@ -133,8 +133,9 @@ static int32_t plan_near(const struct cuda_backend *be, const struct attn *p, in
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const int32_t clusters = tiles_of(p->n, p->n_rep) * p->n_kv,
-                  most = most_units(p->cap, p->n, p->window, p->causal, bound, p->d <= 256 ? 64 : 32);
-    if (p->type == KN_F32 || t->near == 1 || be->cc < 90 || be->generic) return 0;
+                  most = most_units(kv_positions(p->where), p->n, p->window, p->causal, bound,
+                                    p->d <= 256 ? 64 : 32);
+    if (!kv_halves(p->type) || t->near == 1 || be->cc < 90 || be->generic) return 0;
     for (int i = 0; i < 4; i++) {
         if (head_sizes[i] != p->d) continue;
         for (int32_t blocks = 16; blocks >= 8; blocks /= 2) {
@@ -168,7 +169,7 @@ static bool places_slots(const struct cuda_backend *be, const struct kn_attentio
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const int32_t leaf = a->kv->head_dim <= 256 ? 64 : 32;
-    *slots = most_units(a->kv->cap, a->n, a->window, a->causal, be->head.kv_bound, leaf);
+    *slots = most_units(kn_kv_positions(a->kv), a->n, a->window, a->causal, be->head.kv_bound, leaf);
     return be->attn_places && a->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots && !t->spread &&
            t->places != 1 && *slots * leaf <= PLACES_KEYS;
 }
@@ -230,13 +231,13 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
     /* One tile a block where there is little to read: keys are read once a tile then. */
     const int64_t leaves_now =
         (int64_t)tiles * kv->n_head_kv *
-        most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, d <= 256 ? 64 : 32);
-    const int32_t nodes = most_units(kv->cap, a->n, a->window, a->causal, be->head.kv_bound, NODE);
+        most_units(kn_kv_positions(kv), a->n, a->window, a->causal, be->head.kv_bound, d <= 256 ? 64 : 32);
+    const int32_t nodes =
+        most_units(kn_kv_positions(kv), a->n, a->window, a->causal, be->head.kv_bound, NODE);
     int32_t most = t->tiles ? t->tiles : leaves_now <= 12 * (int64_t)be->sm_count ? 1 : tiles_most(d);
     while (most >= 2 * tiles) most /= 2;
     for (; most && !p.b.f; most /= 2)
-        p.b = block_of(be, d, kv_form(kv->type), most,
-                       nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
+        p.b = block_of(be, d, kv_form(kv->type), most, nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0);
     if (!p.b.f) return p;
     /* Nodes of one tile of few rows: a leaf a warp. */
     const int64_t chip_one = (int64_t)be->sm_count * (d <= 256 ? p.b.resident : 1);
@@ -258,7 +259,7 @@ static struct plan plan_few(const struct cuda_backend *be, const struct kn_atten
                : p.b.tiles > 1 ? nodes * at_once * 4 < be->sm_count * 3
                                : nodes <= fill && nodes <= LEAF_NODES;
     for (;; p.leaves = 0) {
-        p.slots = p.leaves ? most_units(kv->cap, a->n, a->window, a->causal, bound, leaf) : nodes;
+        p.slots = p.leaves ? most_units(kn_kv_positions(kv), a->n, a->window, a->causal, bound, leaf) : nodes;
         const size_t group = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)p.b.tiles * (size_t)p.slots;
         const int64_t room = (int64_t)(be->scratch_rows_bytes / group);
         p.turn = room < p.groups ? (int32_t)room : p.groups;

@@ -98,9 +98,9 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a)
     auto fill = [&](int stage) {
         if (filled < to) {
             const unsigned at = ring + (unsigned)(stage * M::STAGE);
-            fetch<D, D, M::KEYS, M::KPITCH, THREADS>(a, at, a.k, filled * M::KEYS, kv_head, 0, seen);
-            fetch<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, at + M::VALUES, a.v, filled * M::KEYS, kv_head,
-                                                         col, seen);
+            kv_stage<D, D, M::KEYS, M::KPITCH, THREADS>(a, at, a.k, filled * M::KEYS, kv_head, 0, seen);
+            kv_stage<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, at + M::VALUES, a.v, filled * M::KEYS, kv_head,
+                                                            col, seen);
         }
         copy_commit();
         filled++;
@@ -231,7 +231,7 @@ static attn_fn kernel_of(uint32_t type, size_t *smem, int32_t *tiles, int32_t *c
     *smem = many<D, WARPS>::BYTES;
     *tiles = many<D, WARPS>::TILES;
     *chunks = many<D, WARPS>::CHUNKS;
-    return type == KN_BF16 ? attn_prefill<D, true, WARPS> : attn_prefill<D, false, WARPS>;
+    return kv_bf16(type) ? attn_prefill<D, true, WARPS> : attn_prefill<D, false, WARPS>;
 }
 
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,

@@ -7,9 +7,7 @@
  * than its work). */
 #include "../core/math.cuh"
 #include "../core/ops.cuh"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "kv.cuh"
 
 #define MAX_HEAD 512
 #define WARPS 4
@@ -30,7 +28,8 @@ struct store {
     float *q, *k;
     const float *v, *q_norm, *k_norm, *table;
     const int32_t *pos;
-    int32_t n_head, n_head_kv, d, n_rot, cap;
+    int32_t n_head, n_head_kv, d, n_rot;
+    kv_where where;
     struct kn_kv_types type;
     bool interleaved, v_norm;
     float eps;
@@ -42,16 +41,6 @@ struct store {
 template <int N> struct stores {
     struct store layer[N];
 };
-
-static __device__ __forceinline__ void put(void *dst, uint32_t type, int64_t i, float x)
-{
-    if (type == KN_F32)
-        ((float *)dst)[i] = x;
-    else if (type == KN_F16)
-        ((__half *)dst)[i] = __float2half_rn(x);
-    else
-        ((__nv_bfloat16 *)dst)[i] = __float2bfloat16_rn(x);
-}
 
 /* Norm and rotate a head in place; y is the warp's copy of it. */
 static __device__ void turn(const struct store &a, float *x, const float *norm, const float *table, float *y,
@@ -83,7 +72,8 @@ static __device__ void keep(const struct store &a, const float *v, int64_t to, i
         for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
         r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.d), a.eps)));
     }
-    for (int i = lane; i < a.d; i += 32) put(a.v_dst, a.type.v, to + i, a.v_norm ? __fmul_rn(v[i], r) : v[i]);
+    for (int i = lane; i < a.d; i += 32)
+        kv_put(a.v_dst, a.type.v, to + i, a.v_norm ? __fmul_rn(v[i], r) : v[i]);
 }
 
 /* Where v is k the key's warp stores the values first: no other may read what it rotates. */
@@ -109,12 +99,13 @@ static __global__ void __launch_bounds__(32 * WARPS)
     head -= n_q;
     const bool key = head < a.n_head_kv;
     if (!key) head -= a.n_head_kv;
+    const int pos = a.pos[row];
     const int64_t from = (row * a.n_head_kv + head) * a.d,
-                  to = ((int64_t)(a.pos[row] % a.cap) * a.n_head_kv + head) * a.d;
+                  to = ((int64_t)KV_SLOT(a.where, pos) * a.n_head_kv + head) * a.d;
     if (!key || shared) keep(a, a.v + from, to, lane);
     if (!key) return;
     turn(a, a.k + from, a.k_norm, table, copy[w], lane);
-    for (int i = lane; i < a.d; i += 32) put(a.k_dst, a.type.k, to + i, copy[w][i]);
+    for (int i = lane; i < a.d; i += 32) kv_put(a.k_dst, a.type.k, to + i, copy[w][i]);
 }
 
 int cuda_check_store(struct cuda_backend *be, const struct kn_rope_store *a, int32_t n)
@@ -125,8 +116,9 @@ int cuda_check_store(struct cuda_backend *be, const struct kn_rope_store *a, int
     if (a->n_rot < 0 || a->n_rot % 2 || a->n_rot > kv->head_dim)
         return cuda_fail(be, KN_EINVAL, "rope_store: n_rot %d (expected even, at most %d)", a->n_rot,
                          kv->head_dim);
-    if (a->n < 1 || a->n > kv->cap || a->n > 65535)
-        return cuda_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n, kv->cap);
+    if (a->n < 1 || a->n > kn_kv_positions(kv) || a->n > 65535)
+        return cuda_fail(be, KN_EINVAL, "rope_store: %d rows into a KV ring of %d", a->n,
+                         kn_kv_positions(kv));
     if (a->n != n)
         return cuda_fail(be, KN_EINVAL, "rope_store: layers of %d and %d rows (expected the same)", n, a->n);
     return 0;
@@ -145,9 +137,10 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
         const int rc = cuda_check_store(be, a, n);
         if (rc) return rc;
         const struct kn_kv *kv = a->kv;
-        all.layer[layers] = {a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
-                             a->pos,   a->n_head,      kv->n_head_kv, kv->head_dim, a->n_rot,  kv->cap,
-                             kv->type, a->interleaved, a->v_norm,     a->eps,       kv->k,     kv->v};
+        all.layer[layers] = {
+            a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
+            a->pos,   a->n_head,      kv->n_head_kv, kv->head_dim, a->n_rot,  kv_where_of(kv),
+            kv->type, a->interleaved, a->v_norm,     a->eps,       kv->k,     kv->v};
         const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * kv->n_head_kv;
         if (heads > most) most = heads;
     }

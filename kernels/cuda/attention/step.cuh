@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
     /* Of what the tile sees, [seen.lo, old_hi) comes from the ring and [new_lo, seen.hi) is made here. */
     const int old_hi = a.fold ? min(seen.hi, pos0) : seen.hi, new_lo = a.fold ? max(seen.lo, pos0) : seen.hi;
     const int S = a.stages, items = 2 * (to - from); /* keys, values, keys of the next leaf, ... */
-    int asked = 0, slot = 0, at = from * LEAF;       /* the next of them, its slot; its place in the ring */
-    if (at >= a.cap) at %= a.cap;
+    int asked = 0, slot = 0,
+        at = KV_SLOT(a.where, from * LEAF); /* the next of them, its slot; its place in the ring */
     constexpr int PIECES = D / 8, EACH = LEAF * PIECES / THREADS; /* of 16 bytes: of a key, of a thread */
     const int my_key = (int)threadIdx.x / PIECES, my_piece = (int)threadIdx.x % PIECES * 8;
     const int64_t stride = (int64_t)a.n_kv * D, mine_from = my_key * stride + kv_head * D + my_piece;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                     dst += (unsigned)(THREADS / PIECES * PITCH * 2);
                 }
             }
-            if (asked % 2 && (at += LEAF) == a.cap) at = 0;
+            if (asked % 2) at = kv_next(a.where, at, LEAF);
         }
         copy_commit();
         asked++;
@@ -326,8 +326,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                 int at = here + 2 * (p / LEAF - leaf) + value;
                 if (at >= S) at -= S;
                 uint16_t *dst = local ? (uint16_t *)(slots + at * F::SLOT) + p % LEAF * PITCH
-                                      : (uint16_t *)(value ? a.v : a.k) +
-                                            (p < a.cap ? p : p % a.cap) * stride + kv_head * D;
+                                      : KV_ROW(D, value ? a.v : a.k, KV_SLOT(a.where, p), stride, kv_head);
                 h.template put<BF16>(dst);
             }
         }
@@ -369,9 +368,9 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                 const int p = pos0 + j;
                 int slot_at = here + 2 * (p / LEAF - leaf) + value;
                 if (slot_at >= S) slot_at -= S;
-                h.template put<BF16>(local ? (uint16_t *)(slots + slot_at * F::SLOT) + p % LEAF * PITCH
-                                           : (uint16_t *)(value ? a.v : a.k) +
-                                                 (p < a.cap ? p : p % a.cap) * stride + kv_head * D);
+                h.template put<BF16>(
+                    local ? (uint16_t *)(slots + slot_at * F::SLOT) + p % LEAF * PITCH
+                          : KV_ROW(D, value ? a.v : a.k, KV_SLOT(a.where, p), stride, kv_head));
             }
         }
         return all > 0;
@@ -580,11 +579,11 @@ static attn_fn step_of(uint32_t type, int32_t stages, size_t *smem)
 {
     using F = step<D, T>;
     *smem = (size_t)(F::FIXED + stages * F::SLOT);
-    return type == KN_BF16 ? attn_step<D, true, false, T, RESIDENT> : attn_step<D, false, false, T, RESIDENT>;
+    return kv_bf16(type) ? attn_step<D, true, false, T, RESIDENT> : attn_step<D, false, false, T, RESIDENT>;
 }
 template <int D> static attn_fn near_of(uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
 {
     using F = step<D, 1>;
     *smem = (size_t)(F::FIXED + 2 * leaves * F::SLOT + leaves * blocks * F::box_bytes(blocks));
-    return type == KN_BF16 ? attn_step<D, true, true, 1> : attn_step<D, false, true, 1>;
+    return kv_bf16(type) ? attn_step<D, true, true, 1> : attn_step<D, false, true, 1>;
 }

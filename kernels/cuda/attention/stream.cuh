@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
         const int leaf = (node0 + asked / 8) * F::LEAVES + w;
         if (asked < 8 * nodes && leaf >= leaf0 && leaf < leaf_end) {
             const int p0 = leaf * LEAF + asked % 4 * CHUNK, key = lane / PIECES, piece = lane % PIECES * 8;
-            const uint16_t *src = (const uint16_t *)(asked & 4 ? a.v : a.k) +
-                                  ((p0 < a.cap ? p0 : p0 % a.cap) + key) * stride + kv_head * D + piece;
+            const uint16_t *src =
+                KV_ROW(D, asked & 4 ? a.v : a.k, KV_SLOT(a.where, p0) + key, stride, kv_head) + piece;
             unsigned dst = ring + (unsigned)(slot * F::SLOT + (key * PITCH + piece) * 2);
             if (p0 >= seen.lo && p0 + CHUNK <= old_hi) {
 #pragma unroll
@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
         if (query)
             h.template put_query<BF16>(a, queries, units, it);
         else
-            h.template put<BF16>((uint16_t *)(value ? a.v : a.k) + (p < a.cap ? p : p % a.cap) * stride +
-                                 kv_head * D);
+            h.template put<BF16>(KV_ROW(D, value ? a.v : a.k, KV_SLOT(a.where, p), stride, kv_head));
     }
     __syncthreads();
 
@@ -281,5 +280,5 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
 template <int D> static attn_fn stream_of(uint32_t type, size_t *smem)
 {
     *smem = (size_t)stream<D>::SMEM;
-    return type == KN_BF16 ? attn_stream<D, true> : attn_stream<D, false>;
+    return kv_bf16(type) ? attn_stream<D, true> : attn_stream<D, false>;
 }

@@ -31,9 +31,8 @@ template <int D> struct leaf_rows {
     static __device__ __forceinline__ const uint16_t *share(const chain_step &s, const void *ring, int leaf,
                                                             int kv_head)
     {
-        const int p0 = leaf * F::LEAF, at = (p0 < s.cap ? p0 : p0 % s.cap) + (int)threadIdx.x / PIECES;
-        return (const uint16_t *)ring + (size_t)at * (size_t)(s.n_kv * D) + kv_head * D +
-               (int)threadIdx.x % PIECES * 8;
+        const int p0 = leaf * F::LEAF, at = KV_SLOT(s.where, p0) + (int)threadIdx.x / PIECES;
+        return KV_ROW(D, ring, at, (size_t)(s.n_kv * D), kv_head) + (int)threadIdx.x % PIECES * 8;
     }
     static __device__ __forceinline__ int key(int leaf, int i)
     {
@@ -99,10 +98,10 @@ template <int D, bool BF16, int PITCH> DEV float2 scores_eight(const uint4 *q, u
 /* Keys and values of a leaf that were there before this pass; zeros after them. */
 DEV void chain_keys(const chain_step &s, int pos, int leaf, int kv_head, uint8_t *keys)
 {
-    const int p0 = leaf * chain_few::LEAF, at = p0 < s.cap ? p0 : p0 % s.cap;
+    const int p0 = leaf * chain_few::LEAF, at = KV_SLOT(s.where, p0);
     const int key = (int)threadIdx.x / 16, piece = (int)threadIdx.x % 16 * 8, stride = s.n_kv * CHAIN_HEAD;
-    const size_t from = (size_t)(at + key) * (size_t)stride + (size_t)(kv_head * CHAIN_HEAD + piece);
     unsigned to = shared_at(keys) + (unsigned)(key * chain_few::PITCH + piece) * 2;
+    const size_t from = KV_AT(at + key, stride, kv_head * CHAIN_HEAD + piece);
     const uint16_t *k = (const uint16_t *)s.k + from, *v = (const uint16_t *)s.v + from;
 #pragma unroll 1
     for (int p = p0 + key; p < p0 + chain_few::LEAF; p += 2 * CHAIN_HEADS) {
@@ -234,9 +233,8 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
             h.template put<BF16>(LATE && value
                                      ? (uint16_t *)fresh
                                      : (uint16_t *)(keys + (value ? F::SLOT : 0)) + (pos - p0) * PITCH);
-            h.template put<BF16>((uint16_t *)(value ? s.v : s.k) +
-                                 (size_t)(pos < s.cap ? pos : pos % s.cap) * (size_t)(s.n_kv * D) +
-                                 kv_head * D);
+            h.template put<BF16>(
+                KV_ROW(D, value ? s.v : s.k, KV_SLOT(s.where, pos), (size_t)(s.n_kv * D), kv_head));
         }
     }
     copy_wait(0);

@@ -289,7 +289,7 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     t->k = kv->k, t->v = kv->v, t->pos = a->pos, t->q_norm = s->q_norm, t->k_norm = s->k_norm,
     t->table = s->table;
     t->attn = a->out, t->n_head = a->n_head, t->n_kv = kv->n_head_kv, t->n_rep = a->n_head / kv->n_head_kv,
-    t->cap = kv->cap;
+    t->where = kv_where_of(kv);
     t->turn = s->n_rot / 2, t->scale = a->scale, t->eps = s->eps;
     t->head = d, t->window = a->window, t->v_norm = s->v_norm;
     t->k_from = a->n_head * d, t->v_from = t->k_from + (s->k == s->v ? 0 : t->n_kv) * d;
@@ -301,13 +301,14 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     op->attention = *a, op->attention.kv = &op->kv;
     c->attends = true;
     c->pos = a->pos;
-    c->bf16 = kv_form(kv->type) == KN_BF16;
+    c->type = kv_form(kv->type);
     return t;
 }
 /* Positions that a row may see, however often what is collected is replayed. */
 static int32_t bound_of(const struct cuda_backend *be, const struct kn_kv *kv)
 {
-    return be->head.kv_bound && be->head.kv_bound < kv->cap ? be->head.kv_bound : kv->cap;
+    return be->head.kv_bound && be->head.kv_bound < kn_kv_positions(kv) ? be->head.kv_bound
+                                                                        : kn_kv_positions(kv);
 }
 
 /* Windows and heads that chain/wide.cuh alone has. */
@@ -322,15 +323,14 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
                   keys = window ? window : bound, /* that are seen, at most */
         leaves = (keys - 1) / leaf + 1 + (window ? 1 : 0);
     const bool same = s->k == s->v;
-    const bool fits =
-        !chain_tuning.off && chain_tuning.wide && be->chain_steps < CHAIN_STEPS && a->causal && !a->first &&
-        (d == 128 || d == 256 || d == 512) && kv_form(kv->type) != KN_F32 && kv->cap % 64 == 0 &&
-        kv->cap >= keys && n_rep <= 16 &&
-        keys <= (window                     ? 6 * 512
-                 : chain_tuning.near < 4096 ? chain_tuning.near
-                                            : 4096) &&
-        !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
-        (!c->attends || (c->bf16 == (kv_form(kv->type) == KN_BF16) && !c->far && c->pos == a->pos));
+    const bool fits = !chain_tuning.off && chain_tuning.wide && be->chain_steps < CHAIN_STEPS && a->causal &&
+                      !a->first && (d == 128 || d == 256 || d == 512) && kv_halves(kv_form(kv->type)) &&
+                      kn_kv_positions(kv) >= keys && n_rep <= 16 &&
+                      keys <= (window                     ? 6 * 512
+                               : chain_tuning.near < 4096 ? chain_tuning.near
+                                                          : 4096) &&
+                      !s->interleaved && (half == d / 2 || half == 32 || half == 0) &&
+                      (!c->attends || (c->type == kv_form(kv->type) && !c->far && c->pos == a->pos));
     const bool linked = !last->gated && last->kind == CHAIN_K && last->n_m == (same ? 2 : 3) &&
                         last->m[0].out == s->q && last->m[1].out == s->k &&
                         last->m[0].n_out == a->n_head * d && last->m[1].n_out == n_kv * d &&
@@ -358,11 +358,11 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
     const bool fits =
         !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&
-        !a->first && kv->head_dim == CHAIN_HEAD && kv_form(kv->type) != KN_F32 && kv->cap % 64 == 0 &&
-        a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
+        !a->first && kv->head_dim == CHAIN_HEAD && kv_halves(kv_form(kv->type)) && a->n_head / n_kv <= 16 &&
+        bound <= chain_tuning.context &&
         (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
         !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
-        (!c->attends || (c->bf16 == (kv_form(kv->type) == KN_BF16) && c->far == far && c->pos == a->pos)) &&
+        (!c->attends || (c->type == kv_form(kv->type) && c->far == far && c->pos == a->pos)) &&
         !(far && c->gemma);
     const bool linked = !c->nets && last->n_m == 3 && !last->gated && last->m[0].out == s->q &&
                         last->m[1].out == s->k && last->m[2].out == s->v &&
@@ -511,7 +511,7 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     a.sums = c->places->sums;
     int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
     if (rc) return rc;
-    const bool bf16 = c->attends && c->bf16;
+    const bool bf16 = c->attends && kv_bf16(c->type);
     const enum chain_form form = c->nets    ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS
                                  : c->gemma ? CHAIN_GEMMA
                                  : items    ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS

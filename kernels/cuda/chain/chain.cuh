@@ -45,6 +45,7 @@
 #ifndef DFLASH_CUDA_CHAIN_CUH
 #define DFLASH_CUDA_CHAIN_CUH
 
+#include "../attention/kv.cuh"
 #include "../product/mm.cuh"
 
 #define CHAIN_STEPS 640       /* of a chain, at most */
@@ -126,7 +127,9 @@ struct __align__(16) chain_step
     const int32_t *pos;
     const float *q_norm, *k_norm, *table;
     float *attn; /* [n_head][CHAIN_HEAD] or NULL: results */
-    int32_t n_head, n_kv, n_rep, cap, turn;
+    int32_t n_head, n_kv, n_rep;
+    kv_where where;
+    int32_t turn;
     float scale;
     int32_t map;     /* of the launch's maps, the keys'; then the values' */
     int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
@@ -221,7 +224,6 @@ enum chain_form {
 cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_args *a, bool bf16,
                            enum chain_form form, int blocks, size_t smem);
 /* chain/map.cu: boxes of `rows` rows of half a head. False: this driver has no such maps. */
-bool chain_map_ring(struct chain_map *map, void *ring, bool bf16, int32_t n_kv, int32_t cap, int32_t rows);
 /* Bytes of attention in shared memory: in place of activations and terms; keys and values; all of that in
  * forms with early outputs, n_rep: heads a kv head. */
 size_t chain_attend_bytes(void);

@@ -252,9 +252,8 @@ DEV void far_rows(const chain_step &s, int pos, int kv_head, bool newest, const 
             far_query<BF16>(h, m, s.scale, it);
         } else {
             h.template put<BF16>(m.fresh + (value ? D : 0));
-            h.template put<BF16>((uint16_t *)(value ? s.v : s.k) +
-                                 (size_t)(pos < s.cap ? pos : pos % s.cap) * (size_t)(s.n_kv * D) +
-                                 kv_head * D);
+            h.template put<BF16>(
+                KV_ROW(D, value ? s.v : s.k, KV_SLOT(s.where, pos), (size_t)(s.n_kv * D), kv_head));
         }
     }
 }

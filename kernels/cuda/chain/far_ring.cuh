@@ -41,7 +41,7 @@ struct far_keys {
         if (leaf > pos) return c;
         c.p = (const uint8_t *)(a.maps + s.map + (chunk >> (log - 1)));
         c.bytes = (uint32_t)rows * 256;
-        c.apart = (uint32_t)(p0 < s.cap ? p0 : p0 % s.cap);
+        c.apart = (uint32_t)KV_SLOT(s.where, p0);
         c.kind = (uint32_t)head;
         return c;
     }

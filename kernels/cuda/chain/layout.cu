@@ -142,8 +142,8 @@ static uint32_t row_bytes(const struct chain_step *s)
 
 static bool map_rings(struct chain_state *c, const struct chain_step *s)
 {
-    return chain_map_ring(&c->map[s->map], s->k, c->bf16, s->n_kv, s->cap, 16 * s->far) &&
-           chain_map_ring(&c->map[s->map + 1], s->v, c->bf16, s->n_kv, s->cap, 16 * s->far);
+    return kv_map(&c->map[s->map], s->k, c->type, s->n_kv, s->where, 16 * s->far) &&
+           kv_map(&c->map[s->map + 1], s->v, c->type, s->n_kv, s->where, 16 * s->far);
 }
 
 /* Does each warp round the columns that it multiplies, in a row that is not normed? */

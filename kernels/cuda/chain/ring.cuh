@@ -143,12 +143,12 @@ DEV void chain_delta_early(const chain_net &d, const chain_plan &g)
 DEV void chain_keys_near(const chain_step &s, const chain_plan &g, int pos)
 {
     constexpr int LEAF = 64;
-    const int p0 = g.leaf * LEAF, at = p0 < s.cap ? p0 : p0 % s.cap;
+    const int p0 = g.leaf * LEAF, at = KV_SLOT(s.where, p0);
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < LEAF && p0 + i < pos; i += 32) {
-        const size_t from = ((size_t)(at + i) * (size_t)s.n_kv + (size_t)g.kv_head) * CHAIN_HEAD;
-        prefetch_bulk((const uint16_t *)s.k + from, 2 * CHAIN_HEAD);
-        prefetch_bulk((const uint16_t *)s.v + from, 2 * CHAIN_HEAD);
+        const size_t from = KV_INDEX(CHAIN_HEAD, at + i, s.n_kv, g.kv_head);
+        prefetch_bulk((const uint16_t *)s.k + from, kv_bytes<CHAIN_HEAD>);
+        prefetch_bulk((const uint16_t *)s.v + from, kv_bytes<CHAIN_HEAD>);
     }
 }
 

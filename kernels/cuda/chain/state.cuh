@@ -30,17 +30,18 @@ struct chain_state {
     struct chain_step step[CHAIN_STEPS];
     struct chain_map map[CHAIN_STEPS]; /* two of each attention over a long context */
     struct chain_op op[CHAIN_STEPS];
-    bool bf16, attends, far, items; /* items: steps of other types than K */
-    bool wide;                      /* rows of more than 4,096 columns are normed */
-    bool nets;                      /* delta nets or gated rows: forms of chain/kernel_k.cu alone have them */
-    bool rounded;                   /* the row that it begins with may not be in memory, but rounded */
-    bool gemma;                     /* chain/post.cuh, chain/wide.cuh */
-    struct chain_add_op waits;      /* behind the newest step, for the product that reads it */
-    int32_t post;                   /* the newest step with one before it; -1: none */
-    size_t parts;                   /* partial results that the chain has, at most */
-    const int32_t *pos;             /* of all attention of the chain */
-    struct chain_step *direct;      /* device memory: the descriptors of a launch that is not recorded */
-    struct chain_places *places;    /* the largest; behind it those that recordings may still name */
+    uint32_t type;               /* of keys and values, where it attends: kv_form's */
+    bool attends, far, items;    /* items: steps of other types than K */
+    bool wide;                   /* rows of more than 4,096 columns are normed */
+    bool nets;                   /* delta nets or gated rows: forms of chain/kernel_k.cu alone have them */
+    bool rounded;                /* the row that it begins with may not be in memory, but rounded */
+    bool gemma;                  /* chain/post.cuh, chain/wide.cuh */
+    struct chain_add_op waits;   /* behind the newest step, for the product that reads it */
+    int32_t post;                /* the newest step with one before it; -1: none */
+    size_t parts;                /* partial results that the chain has, at most */
+    const int32_t *pos;          /* of all attention of the chain */
+    struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
+    struct chain_places *places; /* the largest; behind it those that recordings may still name */
     void *recorded; /* descriptors of the recording that is being made: a list, each begins with the next */
 };
 

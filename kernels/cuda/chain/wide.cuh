@@ -71,8 +71,8 @@ DEV void wide_row(const chain_step &s, int pos, int kv_head, bool query, bool va
         h.template put_query<BF16>(a, queries, units, it);
     } else {
         h.template put<BF16>(value ? fresh : key);
-        h.template put<BF16>((uint16_t *)(value ? s.v : s.k) +
-                             (size_t)(pos < s.cap ? pos : pos % s.cap) * (size_t)(s.n_kv * D) + kv_head * D);
+        h.template put<BF16>(
+            KV_ROW(D, value ? s.v : s.k, KV_SLOT(s.where, pos), (size_t)(s.n_kv * D), kv_head));
     }
 }
 /* From one unit of a block to its next: of the same kv head, where there are blocks for all of them. */

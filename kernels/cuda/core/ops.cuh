@@ -22,12 +22,6 @@ int cuda_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t
 int cuda_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cuda_check_store(struct cuda_backend *, const struct kn_rope_store *, int32_t n); /* 0, or an error */
 int cuda_check_kv(struct cuda_backend *, const char *op, const struct kn_kv *);
-/* The one type of keys and values that forms of attention are made for, f16 or bf16. KN_F32: of others, or of
- * two, which the general form alone takes. */
-static inline uint32_t kv_form(struct kn_kv_types t)
-{
-    return t.k == t.v ? t.k : KN_F32;
-}
 
 /* rows.cu */
 int cuda_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,

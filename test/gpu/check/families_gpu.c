@@ -167,11 +167,13 @@ struct values {
 };
 
 static struct values values_run(struct kn_backend *be, const float *q, const float *k, const float *v,
-                                uint32_t type, int n, int d, bool v_norm, bool v_is_k, bool one_by_one)
+                                struct kn_kv_types type, int n, int d, bool v_norm, bool v_is_k,
+                                bool one_by_one)
 {
     enum { HEADS = 4, KV = 2, CAP = 256, FIRST = 250 };
     const size_t qb = (size_t)(n * HEADS * d) * 4, kb = (size_t)(n * KV * d) * 4,
-                 ring = (size_t)(CAP * KV * d) * (type == KN_F32 ? 4 : 2);
+                 slots = (size_t)(CAP * KV * d), ring_k = slots * (type.k == KN_F32 ? 4 : 2),
+                 ring_v = slots * (type.v == KN_F32 ? 4 : 2);
     int32_t pos[64];
     float *table = layer_alloc((size_t)(n * d) * 4), *norm = layer_alloc((size_t)d * 4);
     for (int i = 0; i < n; i++) pos[i] = FIRST + i;
@@ -180,7 +182,7 @@ static struct values values_run(struct kn_backend *be, const float *q, const flo
     float *dq = put(be, q, qb), *dk = put(be, k, kb), *dv = put(be, v, kb),
           *dt = put(be, table, (size_t)(n * d) * 4), *dn = put(be, norm, (size_t)d * 4);
     int32_t *dp = put(be, pos, sizeof pos);
-    struct kn_kv kv = {put(be, NULL, ring), put(be, NULL, ring), {type, type}, CAP, KV, d};
+    struct kn_kv kv = {put(be, NULL, ring_k), put(be, NULL, ring_v), type, CAP, KV, d};
     const int step = one_by_one ? 1 : n;
     for (int i = 0; i < n; i += step) {
         struct kn_rope_store a = {.q = dq + i * HEADS * d,
@@ -198,7 +200,7 @@ static struct values values_run(struct kn_backend *be, const float *q, const flo
                                   .kv = &kv};
         must(be, "rope_store", kn_op(be)->rope_store(be, &a));
     }
-    struct values out = {take(be, dk, kb), take(be, dq, qb), take(be, kv.k, ring), take(be, kv.v, ring)};
+    struct values out = {take(be, dk, kb), take(be, dq, qb), take(be, kv.k, ring_k), take(be, kv.v, ring_v)};
     drop(be, dv), drop(be, dt), drop(be, dn), drop(be, dp);
     free(table), free(norm);
     return out;
@@ -215,23 +217,24 @@ static void check_values(void)
 {
     static const struct {
         int n, d;
-        uint32_t type;
+        struct kn_kv_types type;
         bool v_norm, v_is_k;
-    } cases[] = {{1, 256, KN_F16, true, false},
-                 {16, 512, KN_BF16, true, true},
-                 {40, 128, KN_F32, false, true},
-                 {9, 80, KN_F32, true, true}};
+    } cases[] = {{1, 256, {KN_F16, KN_F16}, true, false},  {16, 512, {KN_BF16, KN_BF16}, true, true},
+                 {40, 128, {KN_F32, KN_F32}, false, true}, {9, 80, {KN_F32, KN_F32}, true, true},
+                 {5, 256, {KN_F32, KN_BF16}, true, true},  {3, 128, {KN_BF16, KN_F32}, false, true}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const int n = cases[c].n, d = cases[c].d;
-        const uint32_t type = cases[c].type;
+        const uint32_t type = cases[c].type.v;
         const size_t q_size = (size_t)(n * 4 * d), k_size = (size_t)(n * 2 * d),
-                     slots = (size_t)(256 * 2 * d), ring = slots * (type == KN_F32 ? 4 : 2);
+                     slots = (size_t)(256 * 2 * d), ring = slots * (type == KN_F32 ? 4 : 2),
+                     ring_k = slots * (cases[c].type.k == KN_F32 ? 4 : 2);
         uint64_t seed = c + 1;
         float *q = normal(q_size, 1.0f, &seed), *k = normal(k_size, 1.0f, &seed),
               *v = normal(k_size, 1.0f, &seed);
         struct values r[3];
         for (int b = 0; b < 3; b++)
-            r[b] = values_run(b ? gpu : cpu, q, k, v, type, n, d, cases[c].v_norm, cases[c].v_is_k, b == 2);
+            r[b] = values_run(b ? gpu : cpu, q, k, v, cases[c].type, n, d, cases[c].v_norm, cases[c].v_is_k,
+                              b == 2);
         double worst =
             0; /* of a norm's sum in another order, of values to 6, and a step of the cache's type */
         for (size_t i = 0; i < slots; i++) {
@@ -242,7 +245,8 @@ static void check_values(void)
             worst = fmax(worst, fabs(a - b) / (fabs(a) * step + EPS32 * (d / 16.0 + 40) * 6));
         }
         const bool rows = !memcmp(r[1].k, r[2].k, k_size * 4) && !memcmp(r[1].q, r[2].q, q_size * 4) &&
-                          !memcmp(r[1].ring_k, r[2].ring_k, ring) && !memcmp(r[1].ring_v, r[2].ring_v, ring);
+                          !memcmp(r[1].ring_k, r[2].ring_k, ring_k) &&
+                          !memcmp(r[1].ring_v, r[2].ring_v, ring);
         const bool exact = cases[c].v_norm || !memcmp(r[0].ring_v, r[1].ring_v, ring);
         verdict(worst <= 1 && rows && exact, "rope_store values%s%s, %d rows of %d: %.2g of the bound%s",
                 cases[c].v_norm ? ", normed" : "", cases[c].v_is_k ? ", of the keys" : "", n, d, worst,

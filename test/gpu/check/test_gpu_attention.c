@@ -6,28 +6,39 @@ static float from16(uint32_t type, uint16_t h)
     return type == KN_F16 ? kn_f16_to_f32(h) : kn_bf16_to_f32(h);
 }
 
+#define KV(k, v)                                                                                             \
+    {                                                                                                        \
+        KN_##k, KN_##v                                                                                       \
+    } /* types of a cache */
+
 /* ---- rope_store ---- */
 
 void check_rope_store(void)
 {
     static const struct {
         int n, n_head, n_kv, d, n_rot, cap, first;
-        uint32_t type;
+        struct kn_kv_types type;
         bool interleaved, norm, q;
     } cases[] = {
-        {1, 16, 8, 128, 128, 512, 700, KN_F16, false, true, true},
-        {16, 32, 8, 128, 128, 256, 250, KN_BF16, false, true, true},
-        {5, 4, 2, 64, 32, 256, 254, KN_F32, true, false, true},
-        {33, 6, 2, 80, 80, 512, 511, KN_F16, false, true, true},
-        {7, 2, 1, 256, 64, 256, 0, KN_BF16, true, true, true},
-        {64, 2, 1, 512, 512, 256, 1000, KN_F16, false, true, true},
-        {100, 8, 4, 128, 128, 256, 200, KN_F16, false, true, false},
-        {3, 4, 4, 16, 0, 256, 5, KN_F16, false, false, true},
+        {1, 16, 8, 128, 128, 512, 700, KV(F16, F16), false, true, true},
+        {16, 32, 8, 128, 128, 256, 250, KV(BF16, BF16), false, true, true},
+        {5, 4, 2, 64, 32, 256, 254, KV(F32, F32), true, false, true},
+        {33, 6, 2, 80, 80, 512, 511, KV(F16, F16), false, true, true},
+        {7, 2, 1, 256, 64, 256, 0, KV(BF16, BF16), true, true, true},
+        {64, 2, 1, 512, 512, 256, 1000, KV(F16, F16), false, true, true},
+        {100, 8, 4, 128, 128, 256, 200, KV(F16, F16), false, true, false},
+        {3, 4, 4, 16, 0, 256, 5, KV(F16, F16), false, false, true},
+        {16, 32, 8, 128, 128, 256, 250, KV(F32, BF16), false, true, true},
+        {5, 4, 2, 64, 32, 256, 254, KV(BF16, F32), true, false, true},
+        {33, 6, 2, 80, 80, 512, 511, KV(F16, BF16), false, true, true},
+        {100, 8, 4, 128, 128, 256, 200, KV(BF16, F16), false, true, false},
     };
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         const int n = cases[k].n, d = cases[k].d, slots = cases[k].cap * cases[k].n_kv * d;
         const size_t qb = (size_t)n * cases[k].n_head * d * 4, kb = (size_t)n * cases[k].n_kv * d * 4;
-        const size_t size = cases[k].type == KN_F32 ? 4 : 2, cache = (size_t)slots * size;
+        const struct kn_kv_types type = cases[k].type;
+        const size_t size_k = type.k == KN_F32 ? 4 : 2, size_v = type.v == KN_F32 ? 4 : 2,
+                     cache_k = (size_t)slots * size_k, cache_v = (size_t)slots * size_v;
         rnd_state = k;
         float *q = gaussians(qb / 4, 2.0f), *key = gaussians(kb / 4, 2.0f), *v = gaussians(kb / 4, 1.0f);
         float *qn = gaussians((size_t)d, 1.0f), *kn = gaussians((size_t)d, 1.0f),
@@ -42,8 +53,8 @@ void check_rope_store(void)
                   *dqn = put(be, qn, (size_t)d * 4), *dkn = put(be, kn, (size_t)d * 4),
                   *dt = put(be, table, (size_t)(n * cases[k].n_rot) * 4);
             int32_t *dp = put(be, pos, (size_t)n * 4);
-            struct kn_kv kv = {put(be, NULL, cache), put(be, NULL, cache), {cases[k].type, cases[k].type},
-                               cases[k].cap,         cases[k].n_kv,        d};
+            struct kn_kv kv = {put(be, NULL, cache_k), put(be, NULL, cache_v), type,
+                               cases[k].cap,           cases[k].n_kv,          d};
             struct kn_rope_store list[11];
             for (int i = 0; i < (b == 2 ? n : 1); i++) {
                 struct kn_rope_store a = {.q = cases[k].q ? dq + (size_t)i * cases[k].n_head * d : NULL,
@@ -64,8 +75,8 @@ void check_rope_store(void)
                 if (b < 2 || i + 1 == n || i % 11 == 10)
                     must(be, "rope_store", kn_op(be)->rope_store(be, list));
             }
-            gq[b] = get(be, dq, qb), gk[b] = get(be, dk, kb), ck[b] = get(be, kv.k, cache),
-            cv[b] = get(be, kv.v, cache);
+            gq[b] = get(be, dq, qb), gk[b] = get(be, dk, kb), ck[b] = get(be, kv.k, cache_k),
+            cv[b] = get(be, kv.v, cache_v);
             drop(be, dq), drop(be, dk), drop(be, dv), drop(be, dqn), drop(be, dkn), drop(be, dt),
                 drop(be, dp);
             drop(be, kv.k), drop(be, kv.v);
@@ -75,18 +86,18 @@ void check_rope_store(void)
         for (size_t i = 0; i < qb / 4; i++) worst = fmax(worst, fabs((double)gq[0][i] - gq[1][i]));
         for (size_t i = 0; i < kb / 4; i++) worst = fmax(worst, fabs((double)gk[0][i] - gk[1][i]));
         for (int i = 0; i < slots; i++) { /* one step of the cache's type */
-            double a = size == 4 ? ((float *)ck[0])[i] : from16(cases[k].type, ((uint16_t *)ck[0])[i]);
-            double b = size == 4 ? ((float *)ck[1])[i] : from16(cases[k].type, ((uint16_t *)ck[1])[i]);
-            double step = fabs(a) * (size == 4 ? 0 : cases[k].type == KN_F16 ? 0x1p-10 : 0x1p-7) + 1e-7 + tol;
+            double a = size_k == 4 ? ((float *)ck[0])[i] : from16(type.k, ((uint16_t *)ck[0])[i]);
+            double b = size_k == 4 ? ((float *)ck[1])[i] : from16(type.k, ((uint16_t *)ck[1])[i]);
+            double step = fabs(a) * (size_k == 4 ? 0 : type.k == KN_F16 ? 0x1p-10 : 0x1p-7) + 1e-7 + tol;
             cached = fmax(cached, fabs(a - b) / step);
         }
-        bool same_v = !memcmp(cv[0], cv[1], cache);
-        bool rows = !memcmp(gq[1], gq[2], qb) && !memcmp(gk[1], gk[2], kb) && !memcmp(ck[1], ck[2], cache) &&
-                    !memcmp(cv[1], cv[2], cache);
+        bool same_v = !memcmp(cv[0], cv[1], cache_v);
+        bool rows = !memcmp(gq[1], gq[2], qb) && !memcmp(gk[1], gk[2], kb) &&
+                    !memcmp(ck[1], ck[2], cache_k) && !memcmp(cv[1], cv[2], cache_v);
         verdict(worst <= tol && cached <= 1.0 && same_v && rows,
-                "rope_store %d rows, %d/%d heads of %d, %s: error %.2g of %.2g%s%s", n, cases[k].n_head,
-                cases[k].n_kv, d, kn_type_info(cases[k].type)->name, worst, tol,
-                same_v ? "" : ", other values", rows ? "" : ", other bits row by row");
+                "rope_store %d rows, %d/%d heads of %d, %s and %s: error %.2g of %.2g%s%s", n,
+                cases[k].n_head, cases[k].n_kv, d, kn_type_info(type.k)->name, kn_type_info(type.v)->name,
+                worst, tol, same_v ? "" : ", other values", rows ? "" : ", other bits row by row");
         for (int b = 0; b < 3; b++) free(gq[b]), free(gk[b]), free(ck[b]), free(cv[b]);
         free(q), free(key), free(v), free(qn), free(kn), free(table), free(pos);
     }
@@ -98,47 +109,58 @@ struct att_case {
     const char *name;
     int n, n_head, n_kv, d, cap, last, window, first; /* last: position of the last row; first: -1 none */
     bool causal;
-    uint32_t type;
+    struct kn_kv_types type;
 };
 static const struct att_case att_cases[] = {
-    {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, KN_F16},
-    {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, KN_F16},
-    {"split boundary", 16, 6, 2, 128, 512, 260, 0, -1, true, KN_F16},
-    {"split boundary, one row after", 3, 32, 8, 128, 512, 257, 0, -1, true, KN_F16},
-    {"ring, cap - 1", 3, 4, 2, 64, 512, 511, 200, -1, true, KN_BF16},
-    {"ring, cap", 3, 4, 2, 64, 512, 512, 200, -1, true, KN_BF16},
-    {"ring, cap + 1", 3, 4, 2, 64, 512, 513, 200, -1, true, KN_F32},
-    {"ring, 3 caps", 7, 4, 2, 64, 512, 1539, 500, -1, true, KN_F16},
-    {"ring filled to the last slot", 12, 4, 2, 64, 512, 1600, 501, -1, true, KN_F16},
-    {"odd head", 4, 4, 4, 80, 4096, 2500, 0, -1, true, KN_F16},
-    {"many splits, tiny head", 2, 2, 1, 16, 18432, 18000, 0, -1, true, KN_F16},
-    {"many splits", 2, 8, 2, 128, 18432, 18000, 0, -1, true, KN_F16},
-    {"many splits, bf16", 16, 8, 1, 128, 9216, 9000, 0, -1, true, KN_BF16},
-    {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, KN_F16},
-    {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, KN_F16},
-    {"block, window below the block", 16, 2, 2, 64, 256, 300, 5, -1, false, KN_F16},
-    {"block, window below the block, f32", 16, 2, 2, 32, 256, 300, 5, -1, false, KN_F32},
-    {"causal, first bound", 6, 4, 1, 64, 2048, 1500, 0, 1200, true, KN_F16},
-    {"causal, first bound after the first rows", 6, 4, 1, 64, 2048, 1500, 0, 1498, true, KN_F16},
-    {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, KN_BF16},
-    {"64 rows", 64, 32, 8, 128, 1024, 800, 0, -1, true, KN_F16},
-    {"64 rows, many splits", 64, 8, 8, 128, 8192, 8000, 0, -1, true, KN_F16},
-    {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, KN_F16},
-    {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, KN_F16},
-    {"prefill, window, wrap, head 128", 100, 4, 2, 128, 512, 1333, 300, -1, true, KN_F16},
-    {"prefill, block", 80, 8, 1, 64, 512, 400, 0, -1, false, KN_F32},
-    {"prefill, chunk of 512", 512, 16, 8, 128, 2048, 2000, 0, -1, true, KN_F16},
-    {"head 256", 9, 2, 1, 256, 512, 300, 0, -1, true, KN_F16},
-    {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, KN_BF16},
-    {"head 256, prefill", 90, 4, 1, 256, 512, 400, 0, -1, true, KN_F16},
-    {"head 256, many splits", 6, 16, 2, 256, 4096, 4000, 0, -1, true, KN_F16},
-    {"head 256, block with window", 16, 8, 4, 256, 1024, 900, 300, -1, false, KN_BF16},
-    {"head 512, 40 rows", 40, 4, 1, 512, 2048, 1500, 0, -1, true, KN_F16},
-    {"head 512, prefill, window and wrap", 70, 2, 1, 512, 1024, 1300, 600, -1, true, KN_F16},
-    {"head 128, 16 heads a kv head", 9, 16, 1, 128, 1024, 1000, 0, -1, true, KN_F16},
-    {"three heads a kv head, rows over tiles", 23, 6, 2, 128, 1024, 700, 0, -1, true, KN_F16},
-    {"prefill, bf16, three heads a kv head", 131, 6, 2, 128, 1024, 900, 0, 300, true, KN_BF16},
-    {"head 144", 3, 3, 3, 144, 512, 300, 0, -1, true, KN_F16},
+    {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, KV(F16, F16)},
+    {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, KV(F16, F16)},
+    {"split boundary", 16, 6, 2, 128, 512, 260, 0, -1, true, KV(F16, F16)},
+    {"split boundary, one row after", 3, 32, 8, 128, 512, 257, 0, -1, true, KV(F16, F16)},
+    {"ring, cap - 1", 3, 4, 2, 64, 512, 511, 200, -1, true, KV(BF16, BF16)},
+    {"ring, cap", 3, 4, 2, 64, 512, 512, 200, -1, true, KV(BF16, BF16)},
+    {"ring, cap + 1", 3, 4, 2, 64, 512, 513, 200, -1, true, KV(F32, F32)},
+    {"ring, 3 caps", 7, 4, 2, 64, 512, 1539, 500, -1, true, KV(F16, F16)},
+    {"ring filled to the last slot", 12, 4, 2, 64, 512, 1600, 501, -1, true, KV(F16, F16)},
+    {"odd head", 4, 4, 4, 80, 4096, 2500, 0, -1, true, KV(F16, F16)},
+    {"many splits, tiny head", 2, 2, 1, 16, 18432, 18000, 0, -1, true, KV(F16, F16)},
+    {"many splits", 2, 8, 2, 128, 18432, 18000, 0, -1, true, KV(F16, F16)},
+    {"many splits, bf16", 16, 8, 1, 128, 9216, 9000, 0, -1, true, KV(BF16, BF16)},
+    {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, KV(F16, F16)},
+    {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, KV(F16, F16)},
+    {"block, window below the block", 16, 2, 2, 64, 256, 300, 5, -1, false, KV(F16, F16)},
+    {"block, window below the block, f32", 16, 2, 2, 32, 256, 300, 5, -1, false, KV(F32, F32)},
+    {"causal, first bound", 6, 4, 1, 64, 2048, 1500, 0, 1200, true, KV(F16, F16)},
+    {"causal, first bound after the first rows", 6, 4, 1, 64, 2048, 1500, 0, 1498, true, KV(F16, F16)},
+    {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, KV(BF16, BF16)},
+    {"64 rows", 64, 32, 8, 128, 1024, 800, 0, -1, true, KV(F16, F16)},
+    {"64 rows, many splits", 64, 8, 8, 128, 8192, 8000, 0, -1, true, KV(F16, F16)},
+    {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, KV(F16, F16)},
+    {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, KV(F16, F16)},
+    {"prefill, window, wrap, head 128", 100, 4, 2, 128, 512, 1333, 300, -1, true, KV(F16, F16)},
+    {"prefill, block", 80, 8, 1, 64, 512, 400, 0, -1, false, KV(F32, F32)},
+    {"prefill, chunk of 512", 512, 16, 8, 128, 2048, 2000, 0, -1, true, KV(F16, F16)},
+    {"head 256", 9, 2, 1, 256, 512, 300, 0, -1, true, KV(F16, F16)},
+    {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, KV(BF16, BF16)},
+    {"head 256, prefill", 90, 4, 1, 256, 512, 400, 0, -1, true, KV(F16, F16)},
+    {"head 256, many splits", 6, 16, 2, 256, 4096, 4000, 0, -1, true, KV(F16, F16)},
+    {"head 256, block with window", 16, 8, 4, 256, 1024, 900, 300, -1, false, KV(BF16, BF16)},
+    {"head 512, 40 rows", 40, 4, 1, 512, 2048, 1500, 0, -1, true, KV(F16, F16)},
+    {"head 512, prefill, window and wrap", 70, 2, 1, 512, 1024, 1300, 600, -1, true, KV(F16, F16)},
+    {"head 128, 16 heads a kv head", 9, 16, 1, 128, 1024, 1000, 0, -1, true, KV(F16, F16)},
+    {"three heads a kv head, rows over tiles", 23, 6, 2, 128, 1024, 700, 0, -1, true, KV(F16, F16)},
+    {"prefill, bf16, three heads a kv head", 131, 6, 2, 128, 1024, 900, 0, 300, true, KV(BF16, BF16)},
+    {"head 144", 3, 3, 3, 144, 512, 300, 0, -1, true, KV(F16, F16)},
+    {"keys f32, values bf16, one row", 1, 32, 8, 128, 1024, 700, 0, -1, true, KV(F32, BF16)},
+    {"keys bf16, values f32, 16 rows and a wrap", 16, 8, 2, 64, 512, 1539, 400, -1, true, KV(BF16, F32)},
+    {"keys f16, values bf16, 5 rows", 5, 16, 4, 128, 1024, 900, 0, -1, true, KV(F16, BF16)},
+    {"keys bf16, values f16, one row, many splits", 1, 8, 2, 128, 18432, 18000, 0, -1, true, KV(BF16, F16)},
+    {"keys f16, values bf16, head 256", 9, 8, 2, 256, 512, 300, 0, -1, true, KV(F16, BF16)},
+    {"keys bf16, values f16, head 512, values' first bound", 7, 8, 2, 512, 1024, 600, 0, 100, true,
+     KV(BF16, F16)},
+    {"keys f16, values f32, 64 rows", 64, 8, 4, 128, 1024, 800, 0, -1, true, KV(F16, F32)},
+    {"keys bf16, values f16, prefill, window and wrap", 100, 4, 2, 128, 512, 1333, 300, -1, true,
+     KV(BF16, F16)},
+    {"keys f16, values bf16, a block that all see", 8, 4, 2, 128, 1024, 1031, 100, -1, false, KV(F16, BF16)},
 };
 
 struct att_data {
@@ -148,34 +170,39 @@ struct att_data {
     double size, big; /* of the scores' terms, of the values */
 };
 
-static void ring_put(const struct att_case *c, void *cache, int64_t at, float x)
+static void ring_put(uint32_t type, void *cache, int64_t at, float x)
 {
-    if (c->type == KN_F32)
+    if (type == KN_F32)
         ((float *)cache)[at] = x;
     else
-        ((uint16_t *)cache)[at] = c->type == KN_F16 ? kn_f32_to_f16(x) : kn_f32_to_bf16(x);
+        ((uint16_t *)cache)[at] = type == KN_F16 ? kn_f32_to_f16(x) : kn_f32_to_bf16(x);
+}
+
+static size_t ring_bytes(const struct att_case *c, uint32_t type)
+{
+    return (size_t)c->cap * (size_t)c->n_kv * (size_t)c->d * (type == KN_F32 ? 4 : 2);
 }
 
 static struct att_data att_make(const struct att_case *c, bool poison)
 {
     struct att_data a;
     const int64_t row = (int64_t)c->n_kv * c->d, n = c->last + 1;
-    const size_t values = (size_t)c->cap * (size_t)row, bytes = values * (c->type == KN_F32 ? 4 : 2);
+    const size_t values = (size_t)c->cap * (size_t)row;
     a.q = gaussians((size_t)c->n * (size_t)c->n_head * (size_t)c->d, 1.5f);
     a.pos = malloc((size_t)c->n * 4);
-    a.k = calloc(1, bytes);
-    a.v = calloc(1, bytes);
+    a.k = calloc(1, ring_bytes(c, c->type.k));
+    a.v = calloc(1, ring_bytes(c, c->type.v));
     for (int i = 0; i < c->n; i++) a.pos[i] = c->last - c->n + 1 + i;
     /* What nobody may see is NaN: slots never written, keys before `first`. */
     for (size_t i = 0; poison && i < values; i++)
-        ring_put(c, a.k, (int64_t)i, NAN), ring_put(c, a.v, (int64_t)i, NAN);
+        ring_put(c->type.k, a.k, (int64_t)i, NAN), ring_put(c->type.v, a.v, (int64_t)i, NAN);
     a.big = 0;
     for (int64_t p = n > c->cap ? n - c->cap : 0; p < n; p++) {
         if (p < c->first && poison) continue;
         for (int64_t i = 0; i < row; i++) {
             float x = gaussian(1.0f), y = gaussian(1.0f);
-            ring_put(c, a.k, p % c->cap * row + i, x);
-            ring_put(c, a.v, p % c->cap * row + i, y);
+            ring_put(c->type.k, a.k, p % c->cap * row + i, x);
+            ring_put(c->type.v, a.v, p % c->cap * row + i, y);
             a.big = fmax(a.big, fabs((double)y));
         }
     }
@@ -185,10 +212,13 @@ static struct att_data att_make(const struct att_case *c, bool poison)
 
 static float *att_run(struct kn_backend *be, const struct att_case *c, const struct att_data *a, int step)
 {
-    const size_t row = (size_t)c->n_head * (size_t)c->d,
-                 ring = (size_t)c->cap * (size_t)c->n_kv * (size_t)c->d;
-    const size_t bytes = ring * (c->type == KN_F32 ? 4 : 2);
-    struct kn_kv kv = {put(be, a->k, bytes), put(be, a->v, bytes), {c->type, c->type}, c->cap, c->n_kv, c->d};
+    const size_t row = (size_t)c->n_head * (size_t)c->d;
+    struct kn_kv kv = {put(be, a->k, ring_bytes(c, c->type.k)),
+                       put(be, a->v, ring_bytes(c, c->type.v)),
+                       c->type,
+                       c->cap,
+                       c->n_kv,
+                       c->d};
     float *q = put(be, a->q, (size_t)c->n * row * 4), *poison = malloc((size_t)c->n * row * 4);
     memset(poison, 0xff, (size_t)c->n * row * 4);
     float *out = put(be, poison, (size_t)c->n * row * 4);
@@ -227,12 +257,14 @@ void check_attention(void)
         bool same = true;
         double worst = 0;
         /* Queries and weights are split in two halves: 2^-22 of each is lost for f16, 2^-17 for bf16, and of
-         * random signs over 64 terms and more the root of that: an eighth; f32 caches lose what float sums
-         * lose, less than the first. In a score relative to the sum of its terms. */
-        double unit = c->type == KN_BF16 ? 0x1p-20 : 0x1p-21;
+         * random signs over 64 terms and more the root of that: an eighth; f32 caches, and two types, lose
+         * what float sums lose, less than the first. In a score relative to the sum of its terms. */
+        const bool bf16 = c->type.k == KN_BF16 && c->type.v == KN_BF16, one = c->type.k == c->type.v;
+        double unit = bf16 ? 0x1p-20 : 0x1p-21;
         /* More rows than 64 where the head size has a kernel for them: one half each, 2^-12 and 2^-9. */
-        if (c->n > 64 && c->type != KN_F32 && (c->d == 64 || c->d == 128 || c->d == 256 || c->d == 512))
-            unit = c->type == KN_BF16 ? 0x1p-12 : 0x1p-15;
+        if (c->n > 64 && one && c->type.k != KN_F32 &&
+            (c->d == 64 || c->d == 128 || c->d == 256 || c->d == 512))
+            unit = bf16 ? 0x1p-12 : 0x1p-15;
         const double tol = unit * a.big * (a.size + 2);
         for (size_t i = 0; i < bytes / 4; i++) {
             double e = fabs((double)want[i] - got[i]);
@@ -287,12 +319,12 @@ void check_attention_extremes(void)
 {
     static const uint32_t types[] = {KN_F16, KN_BF16, KN_F32};
     for (int k = 0; k < 3; k++) {
-        const struct att_case c = {"", 4, 2, 1, 64, 512, 300, 0, -1, true, types[k]};
+        const struct att_case c = {"", 4, 2, 1, 64, 512, 300, 0, -1, true, {types[k], types[k]}};
         rnd_state = 77;
         struct att_data a = att_make(&c, false);
         float *plain = att_run(gpu, &c, &a, 4);
-        a.q[1 * 2 * 64] = NAN;                /* row 1, head 0 */
-        ring_put(&c, a.v, 299 * 64 + 5, NAN); /* seen by rows 2 and 3 */
+        a.q[1 * 2 * 64] = NAN;                      /* row 1, head 0 */
+        ring_put(types[k], a.v, 299 * 64 + 5, NAN); /* seen by rows 2 and 3 */
         float *got = att_run(gpu, &c, &a, 4);
         bool ok = true;
         for (int i = 0; i < 4; i++)
@@ -328,50 +360,67 @@ struct attend_case {
     const char *name;
     int n, n_head, n_kv, d, n_rot, cap, from, window; /* from: position of the first row */
     bool causal, norms, v_is_k, v_norm, interleaved;
-    uint32_t type;
+    struct kn_kv_types type; /* f16 or bf16; of the second layer the other way round */
 };
 static const struct attend_case attend_cases[] = {
-    {"one row", 1, 32, 8, 128, 128, 1024, 513, 0, true, true, false, false, false, KN_F16},
-    {"one row, bf16, no norms", 1, 32, 8, 128, 128, 1024, 700, 0, true, false, false, false, false, KN_BF16},
-    {"the first row", 1, 16, 8, 128, 128, 512, 0, 0, true, true, false, false, false, KN_F16},
-    {"16 rows", 16, 32, 8, 128, 128, 1024, 500, 0, true, true, false, false, false, KN_F16},
-    {"a block that all see", 16, 32, 8, 128, 128, 1024, 505, 0, false, true, false, false, false, KN_F16},
-    {"a block with a window", 16, 32, 8, 128, 128, 512, 1020, 200, false, true, false, false, false, KN_F16},
-    {"a window below the block", 8, 8, 4, 64, 64, 512, 509, 3, true, true, false, false, false, KN_F16},
-    {"two nodes and a wrap", 5, 16, 4, 128, 128, 1024, 1534, 900, true, true, false, false, false, KN_F16},
-    {"one row, long", 1, 32, 8, 128, 128, 18432, 18001, 0, true, true, false, false, false, KN_F16},
-    {"four rows, long", 4, 32, 8, 128, 128, 12288, 12000, 0, true, true, false, false, false, KN_BF16},
+    {"one row", 1, 32, 8, 128, 128, 1024, 513, 0, true, true, false, false, false, KV(F16, F16)},
+    {"one row, bf16, no norms", 1, 32, 8, 128, 128, 1024, 700, 0, true, false, false, false, false,
+     KV(BF16, BF16)},
+    {"the first row", 1, 16, 8, 128, 128, 512, 0, 0, true, true, false, false, false, KV(F16, F16)},
+    {"16 rows", 16, 32, 8, 128, 128, 1024, 500, 0, true, true, false, false, false, KV(F16, F16)},
+    {"a block that all see", 16, 32, 8, 128, 128, 1024, 505, 0, false, true, false, false, false,
+     KV(F16, F16)},
+    {"a block with a window", 16, 32, 8, 128, 128, 512, 1020, 200, false, true, false, false, false,
+     KV(F16, F16)},
+    {"a window below the block", 8, 8, 4, 64, 64, 512, 509, 3, true, true, false, false, false, KV(F16, F16)},
+    {"two nodes and a wrap", 5, 16, 4, 128, 128, 1024, 1534, 900, true, true, false, false, false,
+     KV(F16, F16)},
+    {"one row, long", 1, 32, 8, 128, 128, 18432, 18001, 0, true, true, false, false, false, KV(F16, F16)},
+    {"four rows, long", 4, 32, 8, 128, 128, 12288, 12000, 0, true, true, false, false, false, KV(BF16, BF16)},
     {"four rows over two leaves, long", 4, 32, 8, 128, 128, 12288, 11966, 0, true, true, false, false, false,
-     KN_F16},
-    {"16 rows, long", 16, 32, 8, 128, 128, 4096, 4000, 0, true, true, false, false, false, KN_F16},
-    {"head 256, a quarter turns", 2, 16, 2, 256, 64, 1024, 800, 0, true, true, false, false, false, KN_F16},
-    {"head 256, windows", 1, 32, 16, 256, 256, 1280, 5000, 1024, true, true, false, true, false, KN_F16},
+     KV(F16, F16)},
+    {"16 rows, long", 16, 32, 8, 128, 128, 4096, 4000, 0, true, true, false, false, false, KV(F16, F16)},
+    {"head 256, a quarter turns", 2, 16, 2, 256, 64, 1024, 800, 0, true, true, false, false, false,
+     KV(F16, F16)},
+    {"head 256, windows", 1, 32, 16, 256, 256, 1280, 5000, 1024, true, true, false, true, false,
+     KV(F16, F16)},
     {"head 256, 16 rows, windows", 16, 32, 16, 256, 256, 2048, 1500, 1024, true, true, false, true, false,
-     KN_F16},
+     KV(F16, F16)},
     {"head 256, 13 rows, three tiles", 13, 12, 4, 256, 64, 1024, 500, 0, true, true, false, false, false,
-     KN_BF16},
+     KV(BF16, BF16)},
     {"head 256, a block that all see", 9, 8, 4, 256, 256, 1024, 633, 300, false, true, false, false, false,
-     KN_F16},
-    {"head 512, 16 rows", 16, 32, 4, 512, 512, 1024, 500, 0, true, true, true, true, false, KN_F16},
-    {"head 512, 16 rows, bf16", 16, 32, 4, 512, 512, 1024, 960, 0, true, true, true, true, false, KN_BF16},
+     KV(F16, F16)},
+    {"head 512, 16 rows", 16, 32, 4, 512, 512, 1024, 500, 0, true, true, true, true, false, KV(F16, F16)},
+    {"head 512, 16 rows, bf16", 16, 32, 4, 512, 512, 1024, 960, 0, true, true, true, true, false,
+     KV(BF16, BF16)},
     {"head 512, 13 rows, five heads a kv head, a window over nodes and a wrap", 13, 10, 2, 512, 512, 1024,
-     4700, 990, true, true, false, true, false, KN_F16},
+     4700, 990, true, true, false, true, false, KV(F16, F16)},
     {"head 512, 7 rows, a window in one node", 7, 16, 2, 512, 512, 512, 4333, 100, true, true, true, false,
-     false, KN_F16},
+     false, KV(F16, F16)},
     {"head 512, 9 rows that all see, a window", 9, 8, 4, 512, 64, 1024, 1633, 300, false, true, false, false,
-     false, KN_F16},
-    {"head 512, 6 rows from the first", 6, 32, 4, 512, 512, 512, 0, 0, true, true, true, true, false, KN_F16},
-    {"head 512, values of the keys", 1, 32, 4, 512, 512, 1024, 600, 0, true, true, true, true, false, KN_F16},
+     false, KV(F16, F16)},
+    {"head 512, 6 rows from the first", 6, 32, 4, 512, 512, 512, 0, 0, true, true, true, true, false,
+     KV(F16, F16)},
+    {"head 512, values of the keys", 1, 32, 4, 512, 512, 1024, 600, 0, true, true, true, true, false,
+     KV(F16, F16)},
     {"head 512, values of the keys, long", 3, 32, 4, 512, 512, 4096, 4001, 0, true, true, true, true, false,
-     KN_BF16},
-    {"pairs side by side", 2, 8, 2, 64, 64, 512, 300, 0, true, false, false, false, true, KN_F16},
-    {"300 rows", 300, 32, 8, 128, 128, 1024, 260, 0, true, true, false, false, false, KN_F16},
+     KV(BF16, BF16)},
+    {"pairs side by side", 2, 8, 2, 64, 64, 512, 300, 0, true, false, false, false, true, KV(F16, F16)},
+    {"300 rows", 300, 32, 8, 128, 128, 1024, 260, 0, true, true, false, false, false, KV(F16, F16)},
     {"130 rows from the first, bf16, three heads a kv head", 130, 6, 2, 128, 128, 1024, 0, 0, true, false,
-     false, false, false, KN_BF16},
+     false, false, false, KV(BF16, BF16)},
     {"100 rows, a window and a wrap", 100, 4, 2, 128, 128, 512, 1333, 300, true, true, false, false, false,
-     KN_F16},
-    {"70 rows, nothing turns", 70, 8, 8, 128, 0, 512, 300, 0, true, true, false, false, false, KN_F16},
-    {"nothing turns", 2, 8, 2, 64, 0, 512, 300, 0, true, true, false, false, false, KN_F16},
+     KV(F16, F16)},
+    {"70 rows, nothing turns", 70, 8, 8, 128, 0, 512, 300, 0, true, true, false, false, false, KV(F16, F16)},
+    {"nothing turns", 2, 8, 2, 64, 0, 512, 300, 0, true, true, false, false, false, KV(F16, F16)},
+    {"keys f16, values bf16, one row", 1, 32, 8, 128, 128, 1024, 513, 0, true, true, false, false, false,
+     KV(F16, BF16)},
+    {"keys bf16, values f16, 16 rows and a wrap", 16, 32, 8, 128, 128, 1024, 1020, 500, true, true, false,
+     false, false, KV(BF16, F16)},
+    {"keys f16, values bf16, head 512, values of the keys", 3, 32, 4, 512, 512, 1024, 600, 0, true, true,
+     true, true, false, KV(F16, BF16)},
+    {"keys bf16, values f16, 100 rows", 100, 4, 2, 128, 128, 512, 133, 0, true, true, false, false, false,
+     KV(BF16, F16)},
 };
 
 /* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The
@@ -396,7 +445,7 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     float *x = put(gpu, data, (q + 2 * k) * 4 * LAYERS * PASSES), *norm = put(gpu, data, (size_t)c->d * 8),
           *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *zeros = put(gpu, NULL, q * 4),
           *gate = put(gpu, data, q * 4), *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
-    uint16_t *old = malloc(ring * 2);
+    uint16_t *old[2] = {malloc(ring * 2), malloc(ring * 2)}; /* of f16, of bf16 */
     double freq[256];
     int32_t at[PASSES * 512];
     struct kn_kv kv[LAYERS];
@@ -404,13 +453,21 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     for (int i = 0; i < PASSES * c->n; i++) at[i] = c->from + i;
     double *f = put(gpu, freq, sizeof freq);
     int32_t *pos = put(gpu, at, (size_t)(PASSES * c->n) * 4);
-    for (size_t i = 0; i < ring; i++) /* what was not written yet is NaN */
-        old[i] = (int64_t)(i / row) >= c->from ? 0x7fff
-                 : c->type == KN_F16           ? kn_f32_to_f16((float)(i * 37 % 1001) / 500.0f - 1)
-                                               : kn_f32_to_bf16((float)(i * 37 % 1001) / 500.0f - 1);
-    for (int l = 0; l < LAYERS; l++)
-        kv[l] = (struct kn_kv){
-            put(gpu, old, ring * 2), put(gpu, old, ring * 2), {c->type, c->type}, c->cap, c->n_kv, c->d};
+    for (size_t i = 0; i < ring; i++) { /* what was not written yet is NaN */
+        const bool written = (int64_t)(i / row) < c->from;
+        const float x = (float)(i * 37 % 1001) / 500.0f - 1;
+        old[0][i] = written ? kn_f32_to_f16(x) : 0x7fff;
+        old[1][i] = written ? kn_f32_to_bf16(x) : 0x7fff;
+    }
+    for (int l = 0; l < LAYERS; l++) {
+        const struct kn_kv_types type = l ? (struct kn_kv_types){c->type.v, c->type.k} : c->type;
+        kv[l] = (struct kn_kv){put(gpu, old[type.k == KN_BF16], ring * 2),
+                               put(gpu, old[type.v == KN_BF16], ring * 2),
+                               type,
+                               c->cap,
+                               c->n_kv,
+                               c->d};
+    }
     must(gpu, "reserve", op->reserve(gpu, c->n, n_in, 8, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv[0], c->window));
     for (int p = 0; p < PASSES; p++) {
@@ -480,7 +537,7 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, zeros), drop(gpu, gate), drop(gpu, table),
         drop(gpu, f), drop(gpu, pos), drop(gpu, y);
     op->weight_free(gpu, &weight);
-    free(old), free(packed);
+    free(old[0]), free(old[1]), free(packed);
     return all;
 }
 

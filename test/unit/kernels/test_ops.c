@@ -2,6 +2,10 @@
  * here, and the same bits from every instruction set, thread count and grouping of rows. */
 #include "ops_util.h"
 
+#define KV(k, v)                                                                                             \
+    {                                                                                                        \
+        KN_##k, KN_##v                                                                                       \
+    }                 /* types of a cache */
 #define EPS32 0x1p-24 /* half an ulp of 1: the rounding of one float operation */
 
 /* ---- attention ---- */
@@ -14,32 +18,32 @@ struct att_case {
 };
 
 static const struct att_case att_cases[] = {
-    {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, {KN_F16, KN_F16}},
-    {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, {KN_F16, KN_F16}},
-    {"split boundary", 16, 6, 2, 128, 512, 260, 0, -1, true, {KN_F16, KN_F16}},
-    {"ring, cap - 1", 3, 4, 2, 64, 512, 511, 200, -1, true, {KN_BF16, KN_BF16}},
-    {"ring, cap", 3, 4, 2, 64, 512, 512, 200, -1, true, {KN_BF16, KN_BF16}},
-    {"ring, cap + 1", 3, 4, 2, 64, 512, 513, 200, -1, true, {KN_F32, KN_F32}},
-    {"ring, 3 caps", 7, 4, 2, 64, 512, 1539, 500, -1, true, {KN_F16, KN_F16}},
-    {"ring filled to the last slot", 12, 4, 2, 64, 512, 1600, 501, -1, true, {KN_F16, KN_F16}},
-    {"groups", 4, 4, 4, 80, 4096, 2500, 0, -1, true, {KN_F16, KN_F16}},
-    {"more groups than a wave", 2, 2, 1, 16, 18432, 18000, 0, -1, true, {KN_F16, KN_F16}},
-    {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, {KN_F16, KN_F16}},
-    {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, {KN_F16, KN_F16}},
-    {"block, window below the block", 16, 2, 2, 32, 256, 300, 5, -1, false, {KN_F32, KN_F32}},
-    {"causal, first bound", 6, 4, 1, 64, 2048, 1500, 0, 1200, true, {KN_F16, KN_F16}},
-    {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, {KN_BF16, KN_BF16}},
-    {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, {KN_F16, KN_F16}},
-    {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, {KN_F16, KN_F16}},
-    {"prefill, block", 40, 8, 1, 64, 512, 400, 0, -1, false, {KN_F32, KN_F32}},
-    {"head 256", 9, 2, 1, 256, 512, 300, 0, -1, true, {KN_F16, KN_F16}},
-    {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, {KN_BF16, KN_BF16}},
-    {"head 144", 3, 3, 3, 144, 512, 300, 0, -1, true, {KN_F16, KN_F16}},
-    {"keys f32, values bf16", 5, 4, 2, 64, 512, 513, 200, -1, true, {KN_F32, KN_BF16}},
-    {"keys bf16, values f32", 16, 4, 1, 128, 512, 300, 0, -1, true, {KN_BF16, KN_F32}},
-    {"keys f16, values bf16", 9, 4, 2, 128, 1024, 1031, 100, -1, false, {KN_F16, KN_BF16}},
-    {"keys bf16, values f16", 70, 2, 2, 80, 4096, 2500, 0, -1, true, {KN_BF16, KN_F16}},
-    {"keys f32, values f16, waves", 2, 2, 1, 16, 18432, 18000, 0, -1, true, {KN_F32, KN_F16}},
+    {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, KV(F16, F16)},
+    {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, KV(F16, F16)},
+    {"split boundary", 16, 6, 2, 128, 512, 260, 0, -1, true, KV(F16, F16)},
+    {"ring, cap - 1", 3, 4, 2, 64, 512, 511, 200, -1, true, KV(BF16, BF16)},
+    {"ring, cap", 3, 4, 2, 64, 512, 512, 200, -1, true, KV(BF16, BF16)},
+    {"ring, cap + 1", 3, 4, 2, 64, 512, 513, 200, -1, true, KV(F32, F32)},
+    {"ring, 3 caps", 7, 4, 2, 64, 512, 1539, 500, -1, true, KV(F16, F16)},
+    {"ring filled to the last slot", 12, 4, 2, 64, 512, 1600, 501, -1, true, KV(F16, F16)},
+    {"groups", 4, 4, 4, 80, 4096, 2500, 0, -1, true, KV(F16, F16)},
+    {"more groups than a wave", 2, 2, 1, 16, 18432, 18000, 0, -1, true, KV(F16, F16)},
+    {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, KV(F16, F16)},
+    {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, KV(F16, F16)},
+    {"block, window below the block", 16, 2, 2, 32, 256, 300, 5, -1, false, KV(F32, F32)},
+    {"causal, first bound", 6, 4, 1, 64, 2048, 1500, 0, 1200, true, KV(F16, F16)},
+    {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, KV(BF16, BF16)},
+    {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, KV(F16, F16)},
+    {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, KV(F16, F16)},
+    {"prefill, block", 40, 8, 1, 64, 512, 400, 0, -1, false, KV(F32, F32)},
+    {"head 256", 9, 2, 1, 256, 512, 300, 0, -1, true, KV(F16, F16)},
+    {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, KV(BF16, BF16)},
+    {"head 144", 3, 3, 3, 144, 512, 300, 0, -1, true, KV(F16, F16)},
+    {"keys f32, values bf16", 5, 4, 2, 64, 512, 513, 200, -1, true, KV(F32, BF16)},
+    {"keys bf16, values f32", 16, 4, 1, 128, 512, 300, 0, -1, true, KV(BF16, F32)},
+    {"keys f16, values bf16", 9, 4, 2, 128, 1024, 1031, 100, -1, false, KV(F16, BF16)},
+    {"keys bf16, values f16", 70, 2, 2, 80, 4096, 2500, 0, -1, true, KV(BF16, F16)},
+    {"keys f32, values f16, waves", 2, 2, 1, 16, 18432, 18000, 0, -1, true, KV(F32, F16)},
 };
 #define N_ATT (sizeof att_cases / sizeof *att_cases)
 
@@ -280,7 +284,7 @@ static void test_attention_refuses(void **state)
     (void)state;
     struct kn_backend *be = test_backend(0);
     const struct kn_ops *op = kn_op(be);
-    struct att_case c = {"", 4, 256, 2, 64, 512, 600, 510, -1, true, {KN_F16, KN_F16}};
+    struct att_case c = {"", 4, 256, 2, 64, 512, 600, 510, -1, true, KV(F16, F16)};
     struct att_data a;
     att_make(&c, &a, 1);
     struct kn_attention t = {
@@ -324,7 +328,7 @@ static void test_attention_nan(void **state)
 {
     (void)state;
     struct kn_backend *be = test_backend(0);
-    struct att_case c = {"", 4, 2, 1, 32, 512, 300, 0, -1, true, {KN_F32, KN_F32}};
+    struct att_case c = {"", 4, 2, 1, 32, 512, 300, 0, -1, true, KV(F32, F32)};
     struct att_data a;
     att_make(&c, &a, 1);
     assert_ok(be, kn_op(be)->reserve(be, 4, 0, 0, 2, 32));
@@ -594,23 +598,23 @@ static void test_rope_store(void **state)
 {
     (void)state;
     static const struct rope_case cases[] = {
-        {1, 4, 2, 128, 128, 0, false, true, true, {KN_F16, KN_F16}, false, false},
-        {5, 4, 2, 128, 128, 254, false, true, true, {KN_F16, KN_F16}, false, false},
-        {7, 3, 1, 64, 32, 511, true, false, true, {KN_BF16, KN_BF16}, false, false},
-        {3, 4, 4, 80, 64, 1000, false, true, false, {KN_F32, KN_F32}, false, false},
-        {40, 8, 4, 128, 128, 240, false, true, true, {KN_F16, KN_F16}, false, false},
-        {2, 2, 1, 256, 64, 77, true, true, true, {KN_F32, KN_F32}, false, false},
-        {3, 4, 2, 256, 64, 250, false, true, true, {KN_F16, KN_F16}, false, false},
-        {3, 4, 2, 256, 128, 250, true, false, true, {KN_BF16, KN_BF16}, false, false},
-        {4, 4, 1, 512, 512, 254, false, true, true, {KN_F16, KN_F16}, true, true},
-        {3, 2, 2, 512, 128, 9, false, true, true, {KN_F32, KN_F32}, true, false},
-        {3, 2, 2, 512, 128, 9, true, false, false, {KN_F32, KN_F32}, false, true},
-        {20, 4, 2, 256, 256, 100, false, true, true, {KN_BF16, KN_BF16}, true, false},
-        {2, 1, 3, 16, 4, 0, false, false, true, {KN_F16, KN_F16}, true, true},
-        {5, 4, 2, 128, 128, 254, false, true, true, {KN_F32, KN_BF16}, false, false},
-        {7, 4, 4, 80, 64, 511, true, true, true, {KN_BF16, KN_F32}, false, false},
-        {4, 4, 1, 512, 512, 254, false, true, true, {KN_F16, KN_BF16}, true, true},
-        {40, 8, 4, 256, 128, 240, false, true, true, {KN_BF16, KN_F16}, true, false},
+        {1, 4, 2, 128, 128, 0, false, true, true, KV(F16, F16), false, false},
+        {5, 4, 2, 128, 128, 254, false, true, true, KV(F16, F16), false, false},
+        {7, 3, 1, 64, 32, 511, true, false, true, KV(BF16, BF16), false, false},
+        {3, 4, 4, 80, 64, 1000, false, true, false, KV(F32, F32), false, false},
+        {40, 8, 4, 128, 128, 240, false, true, true, KV(F16, F16), false, false},
+        {2, 2, 1, 256, 64, 77, true, true, true, KV(F32, F32), false, false},
+        {3, 4, 2, 256, 64, 250, false, true, true, KV(F16, F16), false, false},
+        {3, 4, 2, 256, 128, 250, true, false, true, KV(BF16, BF16), false, false},
+        {4, 4, 1, 512, 512, 254, false, true, true, KV(F16, F16), true, true},
+        {3, 2, 2, 512, 128, 9, false, true, true, KV(F32, F32), true, false},
+        {3, 2, 2, 512, 128, 9, true, false, false, KV(F32, F32), false, true},
+        {20, 4, 2, 256, 256, 100, false, true, true, KV(BF16, BF16), true, false},
+        {2, 1, 3, 16, 4, 0, false, false, true, KV(F16, F16), true, true},
+        {5, 4, 2, 128, 128, 254, false, true, true, KV(F32, BF16), false, false},
+        {7, 4, 4, 80, 64, 511, true, true, true, KV(BF16, F32), false, false},
+        {4, 4, 1, 512, 512, 254, false, true, true, KV(F16, BF16), true, true},
+        {40, 8, 4, 256, 128, 240, false, true, true, KV(BF16, F16), true, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) rope_check(cases + i, (int)i + 1);
 }

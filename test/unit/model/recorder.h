@@ -296,6 +296,11 @@ static int r_download(struct kn_backend *be, void *host, const void *src, size_t
     int rc = recorder.now ? KN_EINVAL : recorder_flush(be, recorder.queued);
     return rc ? rc : recorder.cpu->download(be, host, src, bytes);
 }
+static int r_copy(struct kn_backend *be, void *dst, const void *src, size_t bytes)
+{
+    int rc = recorder.now ? KN_EINVAL : recorder_flush(be, recorder.queued);
+    return rc ? rc : recorder.cpu->copy(be, dst, src, bytes);
+}
 static void r_free(struct kn_backend *be, void *p)
 {
     (void)recorder_flush(be, recorder.queued);
@@ -354,6 +359,7 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.await = r_await;
     recorder.op.upload = r_upload;
     recorder.op.download = r_download;
+    recorder.op.copy = r_copy;
     recorder.op.free = r_free;
     recorder.op.rms_norm = r_rms_norm;
     recorder.op.norm_add = r_norm_add;

@@ -4,6 +4,7 @@
 #include "family_fixture.h"
 
 #include "recorder.h"
+#include "../../../common/run/engine.h"
 #include "../streams.h"
 
 enum { HEAD_FULL = 32, KV_FULL = 2, EXPERTS = 3, FFX = 24 };
@@ -582,8 +583,8 @@ static void test_drafter_inherits(void **state)
     struct session *s = start(t, d, 5, 64, KN_F16);
     must(session_prefill(s, prompt, 4, NULL, NULL, &e), &e);
     must(session_forward(s, prompt + 4, 1, &e), &e);
-    assert_int_equal(s->op->download(be, tap, s->features, sizeof tap), 0);
-    assert_int_equal(s->op->download(be, x, s->work.x, sizeof x), 0);
+    assert_int_equal(s->op->download(be, tap, s->g->features, sizeof tap), 0);
+    assert_int_equal(s->op->download(be, x, s->g->work.x, sizeof x), 0);
     assert_memory_equal(tap + 80, x, sizeof x); /* block 2 is the last one: its output goes to the head */
     session_free(s);
     model_free(d1);

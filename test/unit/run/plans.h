@@ -7,6 +7,7 @@
 
 #include "../streams.h"
 
+#include "../../../common/run/engine.h"
 #include "../../../common/run/source.h"
 
 /* ---- plans ---- */
@@ -97,7 +98,7 @@ static inline int script_context(struct session *s, const struct session_rows *r
     if (!y->watch) return 0;
     assert_int_equal(r->first_pos, y->next);
     assert_int_equal(r->pos[0], y->next);
-    assert_non_null(s->features);
+    assert_non_null(s->g->features);
     y->next += r->n;
     return 0;
 }

@@ -139,7 +139,7 @@ static void equals_a_session(void **state)
             assert_int_equal(model_load(&target, target_path, cpu, NULL, NULL, NULL, &e), 0);
             if (drafted) assert_int_equal(model_load(&drafter, drafter_path, cpu, NULL, NULL, NULL, &e), 0);
             assert_int_equal(session_new(&s, target, drafter, &cases[i], &e), 0);
-            assert_int_equal(b.caches + b.activations, s->bytes);
+            assert_int_equal(b.caches + b.activations, session_bytes(s));
             assert_true(b.caches > 0 && b.weights > 0 && b.scratch > memory.margin);
             assert_int_equal(b.all, b.weights + b.caches + b.activations + b.scratch);
             assert_int_equal(without.weights, 0);

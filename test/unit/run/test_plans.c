@@ -16,25 +16,27 @@ static int slide(struct gguf_writer *w, struct err *e)
 static void run_planned(const struct way *y, struct source *x, const struct planner *p, struct run *r)
 {
     struct err e = {0};
+    struct engine *g;
     struct session *s;
     const struct session_options o = {.ctx = y->prompt + N_NEW + SESSION_MAX_ROWS,
                                       .chunk = y->chunk,
                                       .block = y->block,
                                       .draft_window = y->draft_window,
                                       .kv = {KN_F16, KN_F16}};
-    const struct spec_options g = {.n = N_NEW,
-                                   .sampler = y->sampler,
-                                   .width = y->width,
-                                   .planner = p,
-                                   .tokens = take_tokens,
-                                   .proposals = x && x->op->look ? NULL : take_proposals,
-                                   .ctx = r};
+    const struct spec_options go = {.n = N_NEW,
+                                    .sampler = y->sampler,
+                                    .width = y->width,
+                                    .planner = p,
+                                    .tokens = take_tokens,
+                                    .proposals = x && x->op->look ? NULL : take_proposals,
+                                    .ctx = r};
     memset(r, 0, sizeof *r);
-    must(session_open(&s, y->target_model, x, &o, &e), &e);
+    must(engine_open(&g, y->target_model, x, &o, &e) || session_open(&s, g, &e), &e);
     must(session_prefill(s, prompt, y->prompt, NULL, NULL, &e), &e);
-    must(spec_generate(s, &g, &r->st, &e), &e);
+    must(spec_generate(s, &go, &r->st, &e), &e);
     assert_int_equal(r->n, N_NEW);
     session_free(s);
+    engine_close(g);
 }
 
 /* Random plans over a target: full, and with rings that wrap; launched one by one, and recorded. */
@@ -182,6 +184,7 @@ static void test_refused(void **state)
     };
     struct model *t = load(target_path, be), *d = load(drafter_path, be);
     struct way y = {.prompt = 20};
+    struct engine *g;
     struct session *s;
     struct err e = {0};
     (void)state;
@@ -194,14 +197,14 @@ static void test_refused(void **state)
     }
     struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.hidden = true}}};
     const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
-    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE,
+    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE,
                  "wants the target's last hidden state");
     e = (struct err){0};
     k.source.needs = (struct source_needs){.caches = true};
-    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");
+    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");
     e = (struct err){0};
     k.source = (struct source){.op = &script_ops, .rows = SESSION_MAX_ROWS + 1};
-    expect_error(session_open(&s, t, &k.source, &o, &e), &e, ERR_USAGE, "65 rows");
+    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "65 rows");
     model_free(d);
     model_free(t);
 }

@@ -10,7 +10,7 @@
 
 #include "../../../common/run/cycle.h"
 #include "../../../common/run/session_impl.h"
-#include "plans.h"
+#include "turns.h"
 
 enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
 
@@ -272,21 +272,23 @@ static void run_planned(struct model *t, struct source *x, int sampler, int32_t 
                         const struct planner *p, int32_t width, struct run *r)
 {
     struct err e = {0};
+    struct engine *g;
     struct session *s;
     const struct session_options o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}};
-    const struct spec_options g = {.n = N_NEW,
-                                   .sampler = samplers[sampler],
-                                   .width = width,
-                                   .planner = p,
-                                   .tokens = take_tokens,
-                                   .proposals = take_proposals,
-                                   .ctx = r};
+    const struct spec_options go = {.n = N_NEW,
+                                    .sampler = samplers[sampler],
+                                    .width = width,
+                                    .planner = p,
+                                    .tokens = take_tokens,
+                                    .proposals = take_proposals,
+                                    .ctx = r};
     memset(r, 0, sizeof *r);
-    must(session_open(&s, t, x, &o, &e), &e);
+    must(engine_open(&g, t, x, &o, &e) || session_open(&s, g, &e), &e);
     s->every = every;
-    must(session_prefill(s, prompt, 33, NULL, NULL, &e) || spec_generate(s, &g, &r->st, &e), &e);
+    must(session_prefill(s, prompt, 33, NULL, NULL, &e) || spec_generate(s, &go, &r->st, &e), &e);
     assert_int_equal(r->n, N_NEW);
     session_free(s);
+    engine_close(g);
 }
 
 /* Plans that change from cycle to cycle: rows that may be rejected, rows that stay and wait in the log, and
@@ -586,6 +588,62 @@ static void test_stopped(void **state)
     assert_true(ahead > 0);
 }
 
+/* ---- an engine's streams ---- */
+
+static struct setting setting(struct model *t, struct source *x, int i, int32_t n_prompt)
+{
+    static const int32_t every[] = {0, 2, 3, 6};
+    return (struct setting){.target = t,
+                            .source = x,
+                            .o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}},
+                            .sampler = samplers[i % 2],
+                            .every = every[i / 2 % 4],
+                            .n_prompt = n_prompt};
+}
+
+/* Stopped at any token, with the next cycle running or not, and wherever the state stands in the log. */
+static void test_any_stop(void **state)
+{
+    int cut = 0;
+    (void)state;
+    struct model *d = drafter();
+    struct source x = source_dflash(d);
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (int i = 0; i < 16; i++) {
+            const struct setting y = setting(t, i / 8 ? &x : NULL, i, 33);
+            if ((i ^ i >> 1 ^ i >> 3) & 1) recorder_on(be);
+            any_stop(&y, 14, (uint32_t)i, ".", &cut);
+            if ((i ^ i >> 1 ^ i >> 3) & 1) recorder_off(be);
+        }
+        model_free(t);
+    }
+    assert_true(cut > 0); /* some ended with a cycle running */
+    model_free(d);
+}
+
+static void test_turns(void **state)
+{
+    (void)state;
+    struct model *d = drafter();
+    struct source x = source_dflash(d);
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (int i = 0; i < 16; i++) {
+            struct setting y[STREAMS];
+            const bool recorded = (i ^ i >> 1) & 1;
+            for (int k = 0; k < STREAMS; k++) y[k] = setting(t, i / 8 ? &x : NULL, i, 5 + 31 * k);
+            y[1].sampler = samplers[(i + 1) % 2];
+            if (recorded) recorder_on(be);
+            any_turns(y, 2 + i % 2, (uint32_t)i * 31 + 5, 2);
+            slot_again(&y[0], &y[2], recorded);
+            if (recorded) recorder_off(be);
+        }
+        model_free(t);
+    }
+    model_free(d);
+}
+
 static int open_all(void **state)
 {
     const struct kn_open o = {.device = "cpu", .threads = 1};
@@ -603,10 +661,10 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),    cmocka_unit_test(test_state_matters), cmocka_unit_test(test_lossless),
-        cmocka_unit_test(test_resume),  cmocka_unit_test(test_no_proposals),  cmocka_unit_test(test_settled),
-        cmocka_unit_test(test_plans),   cmocka_unit_test(test_after),         cmocka_unit_test(test_decoded),
-        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_rows),   cmocka_unit_test(test_state_matters), cmocka_unit_test(test_lossless),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_no_proposals),  cmocka_unit_test(test_settled),
+        cmocka_unit_test(test_plans),  cmocka_unit_test(test_any_stop),      cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_after),  cmocka_unit_test(test_decoded),       cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

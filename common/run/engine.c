@@ -1,0 +1,137 @@
+/* engine.c - see engine.h. */
+#include "engine.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include "../base/mem.h"
+#include "session_impl.h"
+
+static void *take(struct engine *g, uint64_t count, size_t size)
+{
+    void *p = g->op->alloc(g->be, (size_t)count * size);
+    if (p) g->bytes += count * size;
+    return p;
+}
+
+static int new_work(struct engine *g, struct err *e)
+{
+    const struct desc *t = g->target->d, *d = g->source ? g->source->needs.tapped : NULL;
+    if (d) g->features = take(g, (uint64_t)g->rows * (uint64_t)d->n_features, sizeof *g->features);
+    g->logits = take(g, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *g->logits);
+    if (!g->logits || (d && !g->features))
+        return model_no_memory(g->be, e, "activations of %d rows: lower --chunk", g->rows);
+    return work_new(&g->work, g->target, g->source ? g->source->model : NULL, g->rows, &g->bytes, e);
+}
+
+static int new_hidden(struct engine *g, struct err *e)
+{
+    const uint64_t count = (uint64_t)g->rows * (uint64_t)g->target->d->n_embd;
+    if (!g->o.hidden) return 0;
+    g->hidden = (struct hidden){.fn = g->o.hidden,
+                                .ctx = g->o.hidden_ctx,
+                                .normed = take(g, count, sizeof(float)),
+                                .host = mem_alloc(g->op->counts ? 1 : count * sizeof(float))};
+    if (!g->hidden.host) return err_set(e, ERR_IO, "out of memory (hidden states of %d rows)", g->rows);
+    return g->hidden.normed ? 0
+                            : model_no_memory(g->be, e, "hidden states of %d rows: lower --chunk", g->rows);
+}
+
+static int new_positions(struct engine *g, struct err *e)
+{
+    const size_t n = (size_t)g->positions;
+    g->d_pos = take(g, n, sizeof *g->d_pos);
+    if (!g->d_pos) return model_no_memory(g->be, e, "%d positions: lower --ctx or -n", g->o.ctx);
+    if (g->op->counts) return 0; /* however many: nothing is written */
+    int32_t *pos = mem_alloc(n * sizeof *pos);
+    if (!pos) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", g->o.ctx);
+    for (int32_t i = 0; i < g->positions; i++) pos[i] = i;
+    int rc = g->op->upload(g->be, g->d_pos, pos, n * sizeof *pos);
+    mem_free(pos);
+    return rc ? model_failed(g->target, "upload", rc, e) : 0;
+}
+
+/* most: rows of a source's block; 0 without a source. */
+static int check_options(struct session_options *o, int32_t most, struct err *e)
+{
+    if (!o->chunk) o->chunk = SESSION_CHUNK;
+    if (!o->block) o->block = most;
+    if (o->ctx < 1 || o->ctx > SESSION_MAX_CTX)
+        return err_set(e, ERR_USAGE, "context out of range (expected 1 to %d positions, got %d)",
+                       SESSION_MAX_CTX, o->ctx);
+    if (o->chunk < 1 || o->chunk > 1 << 20)
+        return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
+    if (most && (o->block < 2 || o->block > most))
+        return err_set(e, ERR_USAGE,
+                       "block out of range (expected 2 to the %d that the drafter was trained with, got %d)",
+                       most, o->block);
+    if (o->draft_window < 0)
+        return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
+                       o->draft_window);
+    if (!kn_kv_known(o->kv.k) || !kn_kv_known(o->kv.v))
+        return err_set(e, ERR_USAGE,
+                       "cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
+                       kn_kv_known(o->kv.k) ? o->kv.v : o->kv.k);
+    return 0;
+}
+
+int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
+{
+    return check_options(o, drafter ? drafter->block_size : 0, e);
+}
+
+/* Can a source have what it wants? */
+static int check_source(const struct model *target, const struct source *x, struct err *e)
+{
+    const struct source_needs *n = &x->needs;
+    if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
+        return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
+                       x->op->name, x->rows, SESSION_MAX_ROWS);
+    if (n->hidden || n->caches)
+        return err_set(e, ERR_USAGE, "source %s: wants the target's %s, which no pass leaves for it",
+                       x->op->name, n->hidden ? "last hidden state" : "caches");
+    return x->model ? desc_pair(target->d, x->model->d, e) : 0;
+}
+
+int engine_open(struct engine **out, struct model *target, struct source *source,
+                const struct session_options *o, struct err *e)
+{
+    struct engine *g = mem_calloc(1, sizeof *g);
+    *out = NULL;
+    if (!g) return err_set(e, ERR_IO, "out of memory (an engine)");
+    *g = (struct engine){
+        .target = target, .source = source, .be = target->be, .op = kn_op(target->be), .o = *o};
+    if (target->d->arch == DESC_DFLASH) {
+        err_set(e, ERR_FORMAT, "the target is a drafter (expected another architecture, got %s)",
+                target->d->arch_name);
+        goto fail;
+    }
+    if ((source && check_source(target, source, e)) || check_options(&g->o, source ? source->rows : 0, e))
+        goto fail;
+    /* No pass is longer than the context, however large the chunk. */
+    const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;
+    g->rows = most < ctx ? most : ctx;
+    if (g->rows < SESSION_MAX_ROWS) g->rows = SESSION_MAX_ROWS;
+    g->positions = ctx + AHEAD_ROWS;
+    if (new_work(g, e) || new_hidden(g, e) || new_positions(g, e)) goto fail;
+    *out = g;
+    return 0;
+fail:
+    engine_close(g);
+    return -1;
+}
+
+void engine_close(struct engine *g)
+{
+    if (!g) return;
+    while (g->idle) {
+        struct session *s = g->idle;
+        g->idle = s->next;
+        session_slot_free(s);
+    }
+    void *device[] = {g->d_pos, g->features, g->logits, g->hidden.normed};
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) g->op->free(g->be, device[i]);
+    work_free(&g->work, g->be);
+    mem_free(g->hidden.host);
+    mem_free(g->own);
+    mem_free(g);
+}
