@@ -8,6 +8,8 @@
  * combination of what must not (instruction set, threads, chunk, resuming) with target type, prompt and
  * sampling. Each case's stream is compared with the target's own (no drafter), and its draft trace with that
  * of the plainest run of the same drafter (best instruction set, one thread, one chunk size, uninterrupted).
+ * One case of TURNS is also run as two streams over one engine, which take turns between cycles: one under
+ * plans drawn at random, stopped half way, saved, and gone on with from the state; one as the case says.
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k and q2_k are run only so.
@@ -20,7 +22,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "../common/base/mem.h"
+#include "../common/run/cycle.h"
+#include "../common/run/engine.h"
 #include "../common/run/session.h"
+#include "../common/run/source.h"
 #include "../common/run/spec.h"
 #include "../common/run/state.h"
 #include "../common/token/tokenizer.h"
@@ -141,15 +146,13 @@ static int take_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *
     return 0;
 }
 
-static struct session *start(const int *c, struct model *t, struct model *d)
+static struct session_options options_of(const int *c, const struct model *d)
 {
-    struct err e = {0};
-    struct session *s;
     for (int i = 0; i < DESC_MAX_LAYERS; i++) {
         of_target[i] = i % 2 ? (struct kn_kv_types){KN_BF16, KN_F32} : cache_type[c[CACHE]].kv;
         of_drafter[i] = (struct kn_kv_types){KN_F32, KN_F16};
     }
-    struct session_options o = {
+    return (struct session_options){
         .ctx = prompt_len[c[PROMPT]] + N_NEW + 16,
         .chunk = chunk_rows[c[CHUNK]],
         .block = d ? block_rows[c[BLOCK]] : 0,
@@ -157,12 +160,21 @@ static struct session *start(const int *c, struct model *t, struct model *d)
         .kv_layers = cache_type[c[CACHE]].layers ? of_target : NULL,
         .draft_kv_layers = cache_type[c[CACHE]].layers ? of_drafter : NULL,
     };
+}
+
+static struct session *start(const int *c, struct model *t, struct model *d)
+{
+    struct err e = {0};
+    struct session *s;
+    const struct session_options o = options_of(c, d);
     if (session_new(&s, t, d, &o, &e)) die("session", &e);
     return s;
 }
 
-/* Through a state on disk: what is resumed is another session. */
-static struct session *through_state(struct session *s, const int *c, struct model *t, struct model *d)
+/* Through a state on disk: what is resumed is another session, of engine g or, where that is NULL, of its
+ * own. */
+static struct session *through_state(struct session *s, const int *c, struct engine *g, struct model *t,
+                                     struct model *d)
 {
     struct err e = {0};
     struct io_out out;
@@ -176,11 +188,19 @@ static struct session *through_state(struct session *s, const int *c, struct mod
         die("state_save", &e);
     session_free(s);
     if (state_open(&st, path, &info, &e)) die("state_open", &e);
-    s = start(c, t, d);
+    if (!g)
+        s = start(c, t, d);
+    else if (session_open(&s, g, &e))
+        die("session", &e);
     if (state_restore(st, s, &e)) die("state_restore", &e);
     state_close(st);
     unlink(path);
     return s;
+}
+
+static int width_of(const int *c)
+{
+    return width_rows[c[WIDTH]] < block_rows[c[BLOCK]] ? width_rows[c[WIDTH]] : block_rows[c[BLOCK]];
 }
 
 static void run_case(const int *c, bool with_drafter, struct run *r)
@@ -190,18 +210,17 @@ static void run_case(const int *c, bool with_drafter, struct run *r)
     use_backend(c[ISA], c[THREADS]);
     struct model *t = get_model(0, c[TARGET]), *d = with_drafter ? get_model(1, c[DRAFTER]) : NULL;
     struct session *s = start(c, t, d);
-    int width = width_rows[c[WIDTH]] < block_rows[c[BLOCK]] ? width_rows[c[WIDTH]] : block_rows[c[BLOCK]];
     struct spec_options o = {
         .n = N_NEW,
         .sampler = sampling[c[SAMPLING]],
-        .width = with_drafter ? width : 0,
+        .width = with_drafter ? width_of(c) : 0,
         .tokens = take_tokens,
         .proposals = take_proposals,
         .ctx = r,
     };
     memset(r, 0, sizeof *r);
     if (session_prefill(s, text, prompt_len[c[PROMPT]], NULL, NULL, &e)) die("prefill", &e);
-    if (resume[c[RESUME]] && with_drafter) s = through_state(s, c, t, d);
+    if (resume[c[RESUME]] && with_drafter) s = through_state(s, c, NULL, t, d);
     if (spec_generate(s, &o, &stats, &e)) die("generate", &e);
     for (int i = 0; i < 64; i++) r->accepted += stats.accepted[i] * i;
     r->cycles = stats.cycles;
@@ -235,6 +254,112 @@ static struct run *reference(const int *c, bool with_drafter)
     *slot = k;
     run_case(plain, with_drafter, k->r);
     return k->r;
+}
+
+/* ---- two streams over one engine ---- */
+
+#define TURNS 5
+
+struct turn {
+    struct session *s;
+    struct run r;
+    int anchor[N_NEW]; /* tokens written when block i was drafted */
+    int running, blocks;
+    bool begun, drawn, saved;
+    struct plan plan;
+};
+
+static uint32_t draw(void)
+{
+    static uint32_t x = 4711;
+    x = x * 1664525u + 1013904223u;
+    return x >> 16;
+}
+
+static void next_plan(struct turn *t, const int *c)
+{
+    t->plan = (struct plan){.draft = true, .rows = width_of(c)};
+    if (!t->drawn) return;
+    t->plan = (struct plan){.draft = draw() % 3 > 0, .rows = 1};
+    if (t->plan.draft) t->plan.rows += (int32_t)(draw() % (uint32_t)block_rows[c[BLOCK]]);
+}
+
+/* Begin, start a cycle or finish one. */
+static void take_turn(struct turn *t, const int *c)
+{
+    struct err e = {0};
+    struct session_cycle y;
+    int32_t id;
+    if (!t->begun) {
+        if (session_pick(t->s, &sampling[c[SAMPLING]], 1, &id, &e) ||
+            session_cycles_begin(t->s, id, &sampling[c[SAMPLING]], &e))
+            die("begin", &e);
+        take_tokens(&t->r, &id, 1, &e);
+        next_plan(t, c);
+        t->begun = true;
+        return;
+    }
+    if (t->running <= session_cycles_ahead(t->s, &t->plan) && t->r.made + t->running < N_NEW) {
+        if (session_cycle_start(t->s, &t->plan, N_NEW - t->r.made, &e)) die("start", &e);
+        next_plan(t, c);
+        t->running++;
+        return;
+    }
+    if (session_cycle_finish(t->s, &y, &e)) die("finish", &e);
+    t->running--;
+    const int stay = y.kept < N_NEW - t->r.made ? y.kept : N_NEW - t->r.made;
+    if (y.usable && y.n_ids > 1) {
+        t->anchor[t->blocks++] = t->r.made;
+        take_proposals(&t->r, y.ids + 1, y.n_ids - 1, &e);
+    }
+    take_tokens(&t->r, y.picks, stay, &e);
+    const bool half = t->drawn && !t->saved && t->r.made >= N_NEW / 2 && t->r.made < N_NEW;
+    if (!half && t->r.made < N_NEW) return;
+    if (session_cycles_end(t->s, y.pos + stay, &e)) die("end", &e);
+    t->running = 0;
+    if (!half) return;
+    t->s = through_state(t->s, c, t->s->g, NULL, NULL);
+    t->saved = true, t->begun = false;
+}
+
+/* Do both write the target's stream, the one under the setting with its trace, and propose the same where
+ * both drafted? */
+static bool turns_agree(const int *c, const struct run *plain, const struct run *drafted)
+{
+    static struct turn t[2];
+    struct err e = {0};
+    use_backend(c[ISA], c[THREADS]);
+    struct source x = source_dflash(get_model(1, c[DRAFTER]));
+    const struct session_options o = options_of(c, x.model);
+    const int n = block_rows[c[BLOCK]] - 1;
+    struct engine *g;
+    int shared = 0;
+    if (engine_open(&g, get_model(0, c[TARGET]), &x, &o, &e)) die("engine", &e);
+    for (int i = 0; i < 2; i++) {
+        t[i] = (struct turn){.drawn = i};
+        if (session_open(&t[i].s, g, &e) ||
+            session_prefill(t[i].s, text, prompt_len[c[PROMPT]], NULL, NULL, &e))
+            die("prefill", &e);
+    }
+    while (t[0].r.made < N_NEW || t[1].r.made < N_NEW) {
+        const int i = draw() % 2;
+        if (t[i].r.made < N_NEW) take_turn(&t[i], c);
+    }
+    bool same = t[1].saved && t[0].r.n_trace == drafted->n_trace &&
+                !memcmp(t[0].r.trace, drafted->trace, (size_t)drafted->n_trace * sizeof *drafted->trace);
+    for (int i = 0; i < 2; i++) {
+        same = same && t[i].r.made == N_NEW && !memcmp(t[i].r.id, plain->id, sizeof plain->id);
+        session_free(t[i].s);
+    }
+    for (int a = 0; a < t[0].blocks; a++)
+        for (int b = 0; b < t[1].blocks; b++) {
+            if (t[0].anchor[a] != t[1].anchor[b]) continue;
+            shared++;
+            same = same &&
+                   !memcmp(t[0].r.trace + a * n, t[1].r.trace + b * n, (size_t)n * sizeof *drafted->trace);
+        }
+    engine_close(g);
+    return same && shared > 0;
 }
 
 static void describe(const int *c, char *out, size_t n)
@@ -284,16 +409,18 @@ static void examine(const int *c)
     bool trace = r.n_trace == drafted->n_trace &&
                  !memcmp(r.trace, drafted->trace, (size_t)r.n_trace * sizeof *r.trace);
     bool drafts = r.cycles > 0 && r.n_trace > 0;
+    const bool turns = done % TURNS || turns_agree(c, plain, drafted);
     done++;
     accepted += r.accepted;
     cycles += r.cycles;
-    if (same && trace && drafts) {
+    if (same && trace && drafts && turns) {
         printf("ok   lossless/%s\n", name);
         return;
     }
     bad++;
-    printf("FAIL lossless/%s:%s%s%s\n", name, same ? "" : " the stream differs from the target's own",
-           trace ? "" : " the draft trace differs", drafts ? "" : " nothing was drafted");
+    printf("FAIL lossless/%s:%s%s%s%s\n", name, same ? "" : " the stream differs from the target's own",
+           trace ? "" : " the draft trace differs", drafts ? "" : " nothing was drafted",
+           turns ? "" : " streams over one engine, or plans drawn at random, differ");
 }
 
 /* scalar code is for comparing bits, not for long prompts */
