@@ -53,7 +53,7 @@ OBJ := $(BUILD)/obj
 BIN := $(BUILD)/bin
 
 COMMON_SRC  := $(wildcard common/*/*.c)
-KERNEL_SRC  := $(wildcard kernels/*.c kernels/blocks/*.c kernels/cpu/*.c)
+KERNEL_SRC  := $(wildcard kernels/*.c kernels/blocks/*.c kernels/cpu/*.c kernels/cuda/*/*.c) # planners of CUDA are plain C
 CLI_SRC     := $(wildcard cmd/*.c)
 COMMON_OBJ  := $(COMMON_SRC:%.c=$(OBJ)/%.o)
 KERNEL_OBJ  := $(KERNEL_SRC:%.c=$(OBJ)/%.o)
@@ -301,7 +301,7 @@ $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench: $(BUILD)/test/experts_%: 
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # Matrix products on the GPU: `mm_gpu check` and, by its other words, times. Needs nvcc.
-$(BUILD)/test/mm_gpu: $(wildcard test/gpu/*/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/gpu/mm_gpu.cuh
+$(BUILD)/test/mm_gpu: $(wildcard test/gpu/*/mm_gpu*.cu) $(CUDA_OBJ) $(LIB) | test/gpu/mm_gpu.cuh test/gpu/forms.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
@@ -310,7 +310,7 @@ $(BUILD)/test/attention_gpu: test/gpu/bench/attention_gpu.cu $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
-$(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h test/gpu/forms.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
@@ -334,7 +334,7 @@ $(BUILD)/test/test_layout: $(BUILD)/test/test_layout.o $(CUDA_OBJ) $(LIB)
 $(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -DLOSSLESS_CUDA $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
 # The backend's speed as a table, over models of real shapes with random weights (45 GB in $(GPU_MODELS)).
 GPU_MODELS := $(BUILD)/gpu-models

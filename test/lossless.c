@@ -29,6 +29,9 @@
 #include "../common/run/spec.h"
 #include "../common/run/state.h"
 #include "../common/token/tokenizer.h"
+#ifdef LOSSLESS_CUDA
+#include "../kernels/cuda/core/cuda.h"
+#endif
 
 enum axis { PROMPT, TARGET, DRAFTER, BLOCK, WIDTH, SAMPLING, CACHE, RESUME, CHUNK, ISA, THREADS, AXES };
 
@@ -619,6 +622,25 @@ static int take_types(char *list)
     return n ? 0 : -1;
 }
 
+#ifdef LOSSLESS_CUDA
+/* That the streams came from the kernels that the device is to use, not from those for older ones: products
+ * with bulk copies, and attention over 16-bit caches by other than the general form, whose share is the f32
+ * caches'. */
+static bool forms_ok(void)
+{
+    const uint64_t *n = cuda_forms(be);
+    uint64_t attention = 0;
+    for (int f = CUDA_ATTN_STEP; f <= CUDA_ATTN_GROUP; f++) attention += n[f];
+    const bool ok = !cuda_is_early(be) ||
+                    (n[CUDA_PRODUCT_FEW] && n[CUDA_PRODUCT_BULK] && !n[CUDA_PRODUCT_GENERIC] && attention);
+    printf("%s lossless/forms of kernels:", ok ? "ok  " : "FAIL");
+    for (int f = 0; f < CUDA_FORMS; f++)
+        if (n[f]) printf(" %s %llu,", cuda_form_name((enum cuda_form)f), (unsigned long long)n[f]);
+    printf(" recordings once\n");
+    return ok;
+}
+#endif
+
 int main(int argc, char **argv)
 {
     int jobs = 1;
@@ -666,6 +688,9 @@ int main(int argc, char **argv)
         run_all();
     printf("lossless: %ld cases, %ld wrong, %d instruction sets, mean accepted %.2f\n", done, bad, n_isa,
            (double)accepted / (double)(cycles ? cycles : 1));
+#ifdef LOSSLESS_CUDA
+    if (!on_cpu && be && !forms_ok()) bad++;
+#endif
     if (parts > 1) return bad != 0; /* a few cases of one target may draft badly */
     printf(accepted > cycles / 4 ? "ok   lossless/the drafter drafts\n"
                                  : "FAIL lossless/the drafter drafts\n");

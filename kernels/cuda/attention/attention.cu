@@ -1,14 +1,12 @@
-/* attention.cu - grouped-query attention over the ring of keys and values: launches (attention/plan.cuh
- * chooses), and the kernel for any type and head size.
+/* attention.cu - grouped-query attention over the ring of keys and values: which kernel, how it is cut, and
+ * the kernel for any type and head size.
  *
  * Bound: up to 64 rows reading the visible keys and values once, 4 * head_dim * n_head_kv bytes a position
  * (f16, bf16); above, tensor operations. attention.cuh has the concepts. attn_any (f32 caches and other head
  * sizes): one block a query row, keys by threads, plain float arithmetic. For completeness, not speed. */
-#include "plan.cuh"
+#include "rows.cuh"
 #include "../chain/chain.cuh"
 #include "../core/math.cuh"
-
-struct cuda_attention_tuning cuda_attention_tuning;
 
 /* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
 DEV float weight(float x, float top)
@@ -79,6 +77,23 @@ static int launch_any(struct cuda_backend *be, const struct kn_attention *a, con
 
 /* ---- launching ---- */
 
+#define WAITING_WARPS 8 /* of a block of the kernels whose blocks wait for each other */
+
+static attn_fn few_kernel(int32_t d, uint32_t type, const struct attn_plan *p)
+{
+    size_t smem;
+    return d <= 128 ? attn_step_narrow(d, p->tiles, type, p->stages, &smem)
+                    : attn_step_wide(d, p->tiles, p->resident, type, p->stages, &smem);
+}
+static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
+{
+    return d <= 128 ? attn_near_narrow(d, type, blocks, leaves, smem)
+                    : attn_near_wide(d, type, blocks, leaves, smem);
+}
+static attn_fn merge_kernel(int32_t d)
+{
+    return d <= 128 ? attn_merge_narrow(d) : attn_merge_wide(d);
+}
 static int allow(struct cuda_backend *be, attn_fn f, size_t smem)
 {
     return cuda_check(
@@ -109,13 +124,21 @@ static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, un
     return cudaLaunchKernelEx(&config, f, p);
 }
 
+/* The kernels whose blocks wait for each other, and blocks of theirs that a multiprocessor is to hold. */
+enum waiting { PLACES, COLUMNS };
+static const int32_t waiting_blocks[] = {2, 1};
+
+static attn_fn waiting_kernel(enum waiting k, int32_t d, uint32_t type, size_t *smem)
+{
+    return k == PLACES ? attn_places_of(d, type, smem) : attn_columns_of(d, type, smem);
+}
 /* Blocks a multiprocessor: what the device says it has room for, of one type or the other. */
 static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
 {
     for (int k = PLACES; k <= COLUMNS; k++) {
         size_t smem;
         int most = 0;
-        const attn_fn f = waiting_kernel((enum waiting)k, head_sizes[i], type, &smem);
+        const attn_fn f = waiting_kernel((enum waiting)k, attn_table[ATTN_STEP].heads[i], type, &smem);
         if (!f) continue;
         int rc = allow(be, f, (size_t)be->smem_block);
         if (rc == 0)
@@ -128,17 +151,17 @@ static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
                             cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, (const void *)f,
                                                                           32 * WAITING_WARPS, smem));
         if (rc) return rc;
-        int32_t *const blocks = &be->attn_resident[i][k];
+        int32_t *const blocks = k == PLACES ? &be->attn.places[i] : &be->attn.columns[i];
         if (!kv_bf16(type)) *blocks = waiting_blocks[k];
         if (most < *blocks) *blocks = most;
     }
     return 0;
 }
 
-/* Which clusters the device can hold: be->attn_clusters[head size][16 blocks, not 8][leaves a block - 1]. */
+/* Which clusters the device can hold. */
 static int open_near(struct cuda_backend *be, int i, uint32_t type)
 {
-    const int32_t d = head_sizes[i];
+    const int32_t d = attn_table[ATTN_STEP].heads[i];
     for (int32_t wide = 0; wide < 2; wide++)
         for (int32_t leaves = 1; leaves <= NEAR_LEAVES; leaves++) {
             int most = 0;
@@ -163,7 +186,7 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
                 (void)cudaGetLastError(); /* a device without: not taken */
                 most = 0;
             }
-            be->attn_clusters[i][wide][leaves - 1] = most;
+            be->attn.clusters[i][wide][leaves - 1] = most;
         }
     return 0;
 }
@@ -171,25 +194,29 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
 int cuda_attention_open(struct cuda_backend *be)
 {
     if (be->cc >= 90 && !be->generic) {
-        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, PLACES_BYTES + MADE_BYTES);
+        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, ATTN_PLACES_BYTES + ATTN_MADE_BYTES);
         if (!be->attn_places) return KN_EMEM;
-        const int rc =
-            cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, PLACES_BYTES, be->stream));
+        be->attn.waits = true;
+        const int rc = cuda_check(be, "attention",
+                                  cudaMemsetAsync(be->attn_places, 0xff, ATTN_PLACES_BYTES, be->stream));
         if (rc) return rc;
     }
     static const uint32_t types[] = KV_FORMS;
+    const struct cuda_device dev = cuda_device_of(be);
     for (int i = 0; i < 8; i++) {
-        const int32_t d = head_sizes[i / 2];
+        const int32_t d = attn_table[ATTN_STEP].heads[i / 2];
         const uint32_t type = types[i % 2];
         int rc = 0;
+        struct attn_plan b = {};
         for (int k = 1; k <= 4; k *= 2)
-            for (int leaves = 0; leaves < 2 && rc == 0; leaves++) {
-                const struct block b = block_of(be, d, type, k, leaves ? INT64_MAX : 0);
-                if (b.f) rc = allow(be, b.f, (size_t)be->smem_block);
-            }
+            for (int leaves = 0; leaves < 2 && rc == 0; leaves++)
+                if (attn_step_block(&dev, d, k, leaves ? INT64_MAX : 0, &b))
+                    rc = allow(be, few_kernel(d, type, &b), (size_t)be->smem_block);
         if (be->attn_places && rc == 0) rc = open_waiting(be, i / 2, type);
-        const struct block stream = stream_block(be, d, type);
-        if (stream.f && rc == 0) rc = allow(be, stream.f, (size_t)be->smem_block);
+        if (rc == 0 && attn_stream_block(&dev, d, &b)) {
+            size_t smem;
+            rc = allow(be, attn_stream_of(d, type, &smem), (size_t)be->smem_block);
+        }
         for (int k = 0; k < 2 && rc == 0; k++) {
             size_t smem = 0;
             int32_t tiles, chunks;
@@ -204,20 +231,7 @@ int cuda_attention_open(struct cuda_backend *be)
 
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
 {
-    const int32_t d = kv->head_dim;
-    if (!kv_halves(kv_form(kv->type)) || (d != 64 && d != 128 && d != 256 && d != 512)) return 0;
-    const int32_t most = tiles_most(d),
-                  tiles = (tiles_of(n < FEW ? n : FEW, n_head / kv->n_head_kv) + most - 1) / most;
-    const size_t one = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)most;
-    const size_t node = one * (size_t)most_units(kn_kv_positions(kv), n, window, false, 0, NODE),
-                 leaf = one *
-                        (size_t)most_units(kn_kv_positions(kv), n, window, false, 0, d <= 256 ? 64 : 32) *
-                        (size_t)tiles;
-    size_t turn = BUDGET / node;
-    if (turn > (size_t)tiles) turn = (size_t)tiles;
-    if (turn < 1) turn = 1;
-    const size_t nodes = node * turn, leaves = leaf < LEAF_BUDGET ? leaf : LEAF_BUDGET;
-    return nodes > leaves ? nodes : leaves;
+    return attn_scratch(n, n_head, kv, window);
 }
 
 #ifdef CUDA_DEBUG_SYNC
@@ -258,19 +272,10 @@ static bool reads_early(const struct cuda_backend *be, const struct kn_attention
            be->store_pos == a->pos;
 }
 
-/* Has the kernel with one tile a block this rope_store's arithmetic? */
-static bool can_fold(const struct kn_rope_store *s, const struct kn_attention *a)
-{
-    const int32_t d = a->kv->head_dim, half = s->n_rot / 2,
-                  most = cuda_attention_tuning.fold ? cuda_attention_tuning.fold : FOLD_ROWS;
-    return !s->interleaved && (half == d / 2 || half == 32 || half == 0) && a->n <= most &&
-           !cuda_attention_tuning.apart;
-}
-
 /* tiles: of a block. */
 static void fold(struct attn *p, const struct kn_rope_store *s, int32_t tiles)
 {
-    const int32_t groups = (tiles_of(p->n, p->n_rep) + tiles - 1) / tiles;
+    const int32_t groups = (attn_tiles(p->n, p->n_rep) + tiles - 1) / tiles;
     p->duty = (p->n + groups - 1) / groups;
     p->fold = true, p->v_norm = s->v_norm, p->half = s->n_rot / 2, p->eps = s->eps;
     p->new_k = s->k, p->new_v = s->v, p->q_norm = s->q_norm, p->k_norm = s->k_norm, p->table = s->table;
@@ -278,15 +283,15 @@ static void fold(struct attn *p, const struct kn_rope_store *s, int32_t tiles)
 
 /* All in one launch, by clusters of blocks. */
 static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a, struct attn *p,
-                           int32_t blocks, int32_t leaves)
+                           const struct attn_plan *plan)
 {
     size_t smem;
-    attn_fn f = near_kernel(p->d, p->type, blocks, leaves, &smem);
-    p->log_blocks = blocks == 16 ? 4 : 3;
-    p->stages = 2 * leaves;
-    const dim3 grid((unsigned)tiles_of(p->n, p->n_rep), (unsigned)p->n_kv, (unsigned)blocks);
+    attn_fn f = near_kernel(p->d, p->type, plan->blocks, plan->cluster_leaves, &smem);
+    p->log_blocks = plan->blocks == 16 ? 4 : 3;
+    p->stages = plan->stages;
+    const dim3 grid((unsigned)plan->groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
     if (p->prepare && p->n == 1 && p->act == MM_ACT_K) p->hand = experts_hand(be, a->then->n_in);
-    int rc = cuda_check(be, "attention", launch_near(be, f, grid, p->d == 64 ? 128 : 256, smem, *p));
+    int rc = cuda_check(be, "attention", launch_near(be, f, grid, (unsigned)(32 * plan->warps), smem, *p));
     if (p->fold) cuda_ring_written(be, p->k);
     if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
     if (p->hand.words && rc == 0) experts_handed(be);
@@ -296,99 +301,86 @@ static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a
 /* The sum of slots that lie in memory, for the tiles of one turn. */
 static int launch_sum(struct cuda_backend *be, struct attn *p)
 {
-    const int32_t tiles = tiles_of(p->n, p->n_rep);
+    const int32_t tiles = attn_tiles(p->n, p->n_rep);
     const int32_t rows = (tiles - p->tile0 < p->n_tiles ? tiles - p->tile0 : p->n_tiles) * TILE;
 #ifdef MM_TRACE
     p->times = mm_trace_next("merge");
 #endif
     const dim3 merge((unsigned)(rows * p->d / 256), (unsigned)p->n_kv);
+    cuda_count(be, CUDA_ATTN_MERGE);
     return cuda_check(be, "attention", cuda_launch(be, merge_kernel(p->d), merge, dim3(64 * CLASSES), 0, *p));
 }
 
-/* As many tiles at once as the scratch has room for. */
-static int launch_turns(struct cuda_backend *be, struct attn *p, const struct plan *plan)
+static attn_fn turns_kernel(const struct attn *p, const struct attn_plan *plan)
 {
+    size_t smem;
+    return plan->form == ATTN_STEP     ? few_kernel(p->d, p->type, plan)
+           : plan->form == ATTN_STREAM ? attn_stream_of(p->d, p->type, &smem)
+           : plan->form == ATTN_PLACES ? attn_places_of(p->d, p->type, &smem)
+                                       : attn_columns_of(p->d, p->type, &smem);
+}
+
+/* As many tiles at once as the scratch has room for. */
+static int launch_turns(struct cuda_backend *be, struct attn *p, const struct attn_plan *plan)
+{
+    const attn_fn f = turns_kernel(p, plan);
+    const bool step = plan->form == ATTN_STEP || plan->form == ATTN_STREAM;
     int rc = 0;
-    p->part = plan->places ? be->attn_places : (float *)be->scratch_rows;
-    p->tiles = plan->b.tiles, p->stages = plan->b.stages;
+    p->part = step ? (float *)be->scratch_rows : be->attn_places;
+    p->tiles = plan->tiles, p->stages = plan->stages;
     p->slots = plan->slots, p->leaves = plan->leaves;
-    p->per = plan->places && !plan->columns  ? PLACES_SIDE(p->d)
+    p->per = plan->form == ATTN_PLACES       ? PLACES_SIDE(p->d)
              : cuda_attention_tuning.per > 1 ? cuda_attention_tuning.per
                                              : 1;
     for (int32_t g = 0; g < plan->groups && rc == 0; g += plan->turn) {
         const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
-        p->tile0 = g * plan->b.tiles;
-        p->n_tiles = groups * plan->b.tiles;
-        const dim3 grid = plan->columns ? dim3((unsigned)plan->columns)
-                                        : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
-        rc = cuda_check(
-            be, "attention",
-            cuda_launch(be, plan->b.f, grid, dim3((unsigned)(32 * plan->b.warps)), plan->b.smem, *p));
+        p->tile0 = g * plan->tiles;
+        p->n_tiles = groups * plan->tiles;
+        const dim3 grid = plan->form == ATTN_COLUMNS
+                              ? dim3((unsigned)plan->blocks)
+                              : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
+        rc = cuda_check(be, "attention",
+                        cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), plan->smem, *p));
         if (p->fold) cuda_ring_written(be, p->k);
         p->early = false; /* what comes next writes where this one reads */
-        if (plan->slots > 1 && !plan->places && rc == 0) rc = launch_sum(be, p);
+        if (plan->slots > 1 && step && rc == 0) rc = launch_sum(be, p);
     }
     if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
     return rc;
 }
 
 static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
-                      struct attn p)
+                      struct attn p, const struct attn_plan *plan)
 {
-    struct plan plan = plan_few(be, a);
     int rc = 0;
-    int32_t leaves;
-    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    const bool apart =
-        plan.places &&
-        (t->places == 2 || (!t->near && places_first(p.d, p.n_kv, tiles_of(p.n, p.n_rep), plan.slots)));
-    const int32_t blocks = apart ? 0 : plan_near(be, &p, be->head.kv_bound, &leaves);
-    const bool made = s && !blocks && can_fold(s, a) && plan_columns(be, a, &plan);
-    if (s && can_fold(s, a) && (blocks || (plan.b.f && plan.turn == plan.groups)))
-        fold(&p, s, blocks ? 1 : plan.b.tiles);
+    if (plan->fold)
+        fold(&p, s, plan->tiles);
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
     p.early = p.known = reads_early(be, a, !p.fold);
-    if (made) {
-        unsigned char *queries = (unsigned char *)be->attn_places + PLACES_BYTES;
+    if (plan->form == ATTN_COLUMNS) {
+        unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PLACES_BYTES;
         if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
         cuda_ring_written(be, p.k);
         p.q = (const float *)queries;
     }
     /* Whole blocks of 256 of a token in each kv head. */
     p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
-                a->then->n_in == (int64_t)p.n_head * p.d &&
-                (blocks || (plan.b.f && (plan.slots > 1 || plan.places))) && (!a->gate || !gate_apart) &&
-                mm_preparing(be, a->then, p.n, &p.then, &p.act);
+                a->then->n_in == (int64_t)p.n_head * p.d && plan->form != ATTN_ANY &&
+                (plan->form == ATTN_CLUSTERS || plan->slots > 1 || plan->form >= ATTN_PLACES) &&
+                (!a->gate || !gate_apart) && mm_preparing(be, a->then, p.n, &p.then, &p.act);
     p.gate = a->gate;
 #ifdef MM_TRACE
     p.times = mm_trace_next("attention");
 #endif
-    if (blocks) return launch_clusters(be, a, &p, blocks, leaves);
-    if (!plan.b.f) return launch_any(be, a, p);
-    if (plan.turn < 1)
+    if (plan->form == ATTN_CLUSTERS) return launch_clusters(be, a, &p, plan);
+    if (plan->form == ATTN_ANY) return launch_any(be, a, p);
+    if (plan->turn < 1)
         return cuda_fail(be, KN_EINVAL,
                          "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes "
                          "reserved (reserve_kv)",
                          a->n_head, p.d, kv_positions(p.where), be->scratch_rows_bytes);
-    return launch_turns(be, &p, &plan);
-}
-
-/* The kernel for more than FEW rows, or NULL: 8 warps a block where the blocks fill the chip. */
-static attn_fn prefill_kernel(const struct cuda_backend *be, const struct attn *p, int32_t *warps,
-                              size_t *smem, int32_t *tiles, int32_t *chunks)
-{
-    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    const int32_t n = tiles_of(p->n, p->n_rep);
-    if (!kv_halves(p->type)) return NULL;
-    *warps = p->d == 512                                                         ? 4
-             : t->warps                                                          ? t->warps
-             : (int64_t)((n + 7) / 8) * p->n_kv * 4 >= (int64_t)be->sm_count * 3 ? 8
-                                                                                 : 4;
-    attn_fn f = attn_prefill_of(p->d, p->type, *warps, smem, tiles, chunks);
-    if (f && *smem > (size_t)be->smem_block && *warps == 8)
-        f = attn_prefill_of(p->d, p->type, *warps = 4, smem, tiles, chunks);
-    return f && *smem <= (size_t)be->smem_block ? f : NULL;
+    return launch_turns(be, &p, plan);
 }
 
 /* More than FEW rows by attention/group.cu, which norms and rotates queries itself. */
@@ -403,6 +395,19 @@ static int attend_group(struct cuda_backend *be, const struct kn_rope_store *s, 
         rc = cuda_rope_store((struct kn_backend *)be, &rest);
     }
     return rc ? rc : attn_group_launch(be, p);
+}
+
+static int launch_prefill(struct cuda_backend *be, const struct kn_rope_store *s, const struct attn &p,
+                          const struct attn_plan *plan)
+{
+    size_t smem;
+    int32_t tiles, chunks;
+    const attn_fn f = attn_prefill_of(p.d, p.type, plan->warps, &smem, &tiles, &chunks);
+    const int rc = s ? cuda_rope_store((struct kn_backend *)be, s) : 0;
+    const dim3 grid((unsigned)plan->groups, (unsigned)p.n_kv, (unsigned)plan->blocks);
+    return rc ? rc
+              : cuda_check(be, "attention",
+                           cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), smem, p));
 }
 
 /* s: NULL, or what comes before. */
@@ -425,16 +430,27 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     p.d = kv->head_dim, p.where = kv_where_of(kv), p.window = a->window, p.type = kv_form(kv->type);
     p.scale = a->scale, p.causal = a->causal;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
-    size_t smem;
-    int32_t warps, tiles, chunks;
-    if (a->n > FEW && !cuda_attention_tuning.prefill && attn_group_takes(be, &p))
-        return attend_group(be, s, &p);
-    attn_fn f = a->n > FEW ? prefill_kernel(be, &p, &warps, &smem, &tiles, &chunks) : NULL;
-    if (!f) return launch_few(be, a, s, p);
-    if (s && (rc = cuda_rope_store((struct kn_backend *)be, s))) return rc;
-    const dim3 grid((unsigned)((tiles_of(p.n, p.n_rep) + tiles - 1) / tiles), (unsigned)p.n_kv,
-                    (unsigned)chunks);
-    return cuda_check(be, "attention", cuda_launch(be, f, grid, dim3((unsigned)(32 * warps)), smem, p));
+    const struct cuda_device dev = cuda_device_of(be);
+    const struct attn_call c = {a->n,
+                                a->n_head,
+                                kv->n_head_kv,
+                                kv->head_dim,
+                                kn_kv_positions(kv),
+                                a->window,
+                                be->head.kv_bound,
+                                kv->type.k,
+                                kv->type.v,
+                                a->causal,
+                                a->gate != NULL,
+                                s != NULL,
+                                s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved),
+                                a->n > FEW && attn_group_takes(be, &p),
+                                be->scratch_rows_bytes};
+    const struct attn_plan plan = attn_plan_of(&dev, &be->attn, &c);
+    static_assert(CUDA_ATTN_ANY + ATTN_GROUP == CUDA_ATTN_GROUP, "forms.h has attn_form's order");
+    cuda_count(be, (enum cuda_form)(CUDA_ATTN_ANY + plan.form));
+    if (plan.form == ATTN_GROUP) return attend_group(be, s, &p);
+    return plan.form == ATTN_PREFILL ? launch_prefill(be, s, p, &plan) : launch_few(be, a, s, p, &plan);
 }
 
 int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)

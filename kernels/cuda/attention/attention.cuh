@@ -18,6 +18,7 @@
 
 #include "../product/mm.cuh"
 #include "../core/ops.cuh"
+#include "attention_plan.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -27,13 +28,13 @@
 #include "../experts/hand.cuh"
 #include "kv.cuh"
 
-#define TILE 16
-#define FEW 64 /* rows up to which keys are spread over blocks */
-#define NODE 512
+#define TILE ATTN_TILE
+#define FEW ATTN_FEW
+#define NODE ATTN_NODE
 #define CLASSES 8
-#define PLACES_SIDE(D) ((D) <= 128 ? 2 : 1) /* leaves that a block of attn_places has at once */
-#define PLACE_FLOATS 260 /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
-#define STREAM_ROWS 8    /* of attn_stream: their results fit a slot of its ring */
+#define PLACES_SIDE(D) ATTN_PLACES_SIDE(D)
+#define PLACE_FLOATS ATTN_PLACE_FLOATS
+#define STREAM_ROWS ATTN_STREAM_ROWS
 
 struct attn {
     const float *q;

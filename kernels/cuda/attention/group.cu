@@ -42,6 +42,8 @@ enum {
     BYTES = AT_BARS + 8 * 4 * STAGES + 1024 /* to stand at a multiple of 1,024 */
 };
 
+static_assert(BYTES == ATTN_GROUP_BYTES, "shared memory as attention_plan.h has it");
+
 /* Of a matrix in shared memory with rows of 128 bytes, turned: where it begins; bytes from 64 columns to the
  * next (where columns are what is multiplied over: nothing). */
 DEV uint64_t matrix_at(uint32_t at, uint32_t apart)

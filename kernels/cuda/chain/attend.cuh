@@ -168,7 +168,7 @@ struct leaf_room {
     float *exchange, *units;
     uint8_t *keys;
 };
-static __host__ __device__ __forceinline__ uint32_t leaf_late(int n_rep) /* bytes before the keys */
+static constexpr __host__ __device__ __forceinline__ uint32_t leaf_late(int n_rep) /* bytes before the keys */
 {
     using F = chain_few;
     return (uint32_t)((F::QUERY + F::SCORES >> (n_rep > 8 ? 0 : 1)) + F::NOTES + 127) / 128 * 128;

@@ -1,11 +1,10 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
-#include "state.cuh"
+#include "chain.cuh"
 #include "../core/ops.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct chain_tuning chain_tuning;
 long chain_launched, chain_heads;
 
 /* What launches hand on: device memory. */
@@ -168,7 +167,7 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
 {
     struct chain_state *c = be->chain;
     const struct kn_weight *w = p->w[0];
-    const struct mm_type *t = mm_type_of(w->type);
+    const struct mm_type *t = product_type_of(w->type);
     int32_t most = 0, count = be->chain_steps;
     for (int32_t i = 0; i < count; i++)
         if (c->step[i].pass_on && c->step[i].pairs > most) most = c->step[i].pairs;
@@ -176,6 +175,7 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
         p->add || p->gate || c->rounded || c->nets || c->gemma || c->waits.add.y || !t ||
         !reads(newest(be), p))
         return cuda_flush(be);
+    const struct cuda_device dev = cuda_device_of(be);
     struct kn_weight part_w = *w;
     struct chain_product part = *p;
     struct chain_step s;
@@ -183,7 +183,7 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
     part.w[0] = &part_w;
     for (int64_t pairs = 1; pairs <= 64; pairs++) { /* of a block */
         part_w.n_out = 32 * pairs * be->sm_count;
-        if (part_w.n_out > w->n_out + 32 * be->sm_count || !chain_step_of(be, &part, &s) ||
+        if (part_w.n_out > w->n_out + 32 * be->sm_count || !chain_step_of(&dev, &part, &s) ||
             (pairs > 1 && 2 * (int64_t)s.terms * pairs > chain_tuning.head))
             break;
         rows = part_w.n_out;
@@ -199,7 +199,7 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
         part_w.packed = (uint8_t *)w->packed + first / 16 * mm_panel_bytes(t, w->n_in);
         part_w.n_out = w->n_out - first < rows ? w->n_out - first : rows;
         part.out[0] = p->out[0] + first;
-        if (!chain_step_of(be, &part, &s))
+        if (!chain_step_of(&dev, &part, &s))
             return cuda_fail(be, KN_EINVAL, "%s: a part that is no step", p->name);
         s.again = first > 0;
         c->step[be->chain_steps++] = s;
@@ -209,11 +209,12 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
 
 int chain_add(struct cuda_backend *be, const struct chain_product *p)
 {
+    const struct cuda_device dev = cuda_device_of(be);
     struct chain_state *c = be->chain;
     struct chain_step s;
     if (!c) return 0;
     if (chain_tuning.off) return cuda_flush(be);
-    if (!chain_step_of(be, p, &s)) return add_wide(be, p);
+    if (!chain_step_of(&dev, p, &s)) return add_wide(be, p);
     struct chain_step *last = (struct chain_step *)newest(be);
     bool linked = false;
     if (last && c->waits.add.y)
@@ -377,6 +378,7 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
 
 int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w)
 {
+    const struct cuda_device dev = cuda_device_of(be);
     struct chain_state *c = be->chain;
     struct chain_step *last = c ? (struct chain_step *)newest(be) : nullptr, s;
     const struct kn_delta_state *y = a->state;
@@ -396,7 +398,7 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     const bool linked = last->n_m == 4 && !last->gated && m[0].out == a->qkv && m[1].out == a->z &&
                         m[2].out == a->alpha && m[3].out == a->beta && m[0].n_out == width &&
                         m[1].n_out == inner && m[2].n_out == a->n_v && m[3].n_out == a->n_v;
-    if (!fits || !linked || !chain_step_of(be, &p, &s) || s.kind != CHAIN_K) return 0;
+    if (!fits || !linked || !chain_step_of(&dev, &p, &s) || s.kind != CHAIN_K) return 0;
     struct chain_step *t = &c->step[be->chain_steps];
     last->pass_on = 1;
     *t = {};
@@ -422,6 +424,7 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
 static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
 {
     int rc = 0;
+    cuda_count(be, CUDA_CHAIN_ALONE);
     for (int32_t i = 0; i < count && rc == 0; i++) {
         if (c->op[i].post.add.y) rc = norm_add_alone(be, &c->op[i].post);
         if (rc == 0 && !c->op[i].part)
@@ -487,19 +490,25 @@ static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *
                      nullptr); /* a copy from pageable memory may return before it is done */
 }
 
+static bool map_rings(struct chain_state *c, const struct chain_step *s)
+{
+    return kv_map(&c->map[s->map], s->k, c->type, s->n_kv, s->where, 16 * s->far) &&
+           kv_map(&c->map[s->map + 1], s->v, c->type, s->n_kv, s->where, 16 * s->far);
+}
+
 static int launch_steps(struct cuda_backend *be, int32_t count)
 {
+    const struct cuda_device dev = cuda_device_of(be);
     struct chain_state *c = be->chain;
     struct chain_args a = {};
     int blocks = 0;
     if (count < (chain_tuning.least ? chain_tuning.least : CHAIN_LEAST)) return go_alone(be, c, count);
     if (c->gemma || c->nets) chain_newest_outputs(c, count);
-    size_t smem = chain_lay_out(be, c, count, &a, &blocks);
+    size_t smem = chain_lay_out(&dev, c, count, &a, &blocks);
     const bool far = c->attends && c->far;
-    if (smem) smem = chain_lay_out_ring(be, c, count, &a, blocks, smem);
-    bool items = false, early = false; /* types other than K; early outputs */
-    for (int32_t i = 0; i < count; i++)
-        items |= c->step[i].kind != CHAIN_K, early |= c->step[i].flags & CHAIN_EARLY;
+    if (smem) smem = chain_lay_out_ring(&dev, c, count, &a, blocks, smem);
+    for (int32_t i = 0; i < count && smem && far; i++)
+        if (c->step[i].n_m == 0 && !map_rings(c, &c->step[i])) smem = 0;
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
     if (!c->places || c->places->set < a.extent || c->places->room < c->parts)
@@ -512,15 +521,11 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
     if (rc) return rc;
     const bool bf16 = c->attends && kv_bf16(c->type);
-    const enum chain_form form = c->nets    ? a.split ? CHAIN_NETS_SHARED : CHAIN_NETS
-                                 : c->gemma ? CHAIN_GEMMA
-                                 : items    ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
-                                 : far      ? CHAIN_FAR
-                                 : a.split  ? CHAIN_SHARED
-                                 : early    ? CHAIN_PAIRS
-                                            : CHAIN_FEW;
+    const enum chain_form form = chain_form_of(c, count, &a);
     rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
     if (rc) return rc;
+    static_assert(CUDA_CHAIN_FEW + CHAIN_ITEMS_FAR == CUDA_CHAIN_ITEMS_FAR, "forms.h has chain_form's order");
+    cuda_count(be, (enum cuda_form)(CUDA_CHAIN_FEW + form));
     chain_launched++;
     chain_heads += c->op[count - 1].part;
     for (int32_t i = 0; i < count; i++)

@@ -218,30 +218,26 @@ static chain_k_fn kernel_of(bool bf16, int form)
     return all[form][bf16];
 }
 
-size_t chain_attend_bytes(void)
+static constexpr int far_bytes(int n_rep)
 {
-    return chain_few::FIXED;
+    return FAR_FIXED + CHAIN_HEADS * n_rep * FAR_ROW * 4;
 }
-size_t chain_late_bytes(int32_t n_rep)
+template <int D> static constexpr int wide_bytes()
 {
-    return leaf_late(n_rep) + chain_few::SLOT + 2 * CHAIN_HEAD;
+    return step<D, 1>::FIXED + step<D, 1>::SLOT + 2 * D;
 }
-size_t chain_keys_bytes(void)
+static constexpr int late_bytes(int n_rep)
 {
-    return 2 * chain_few::SLOT;
+    return (int)leaf_late(n_rep) + chain_few::SLOT + 2 * CHAIN_HEAD;
 }
-size_t chain_far_bytes(int32_t n_rep)
-{
-    return (size_t)(FAR_FIXED + CHAIN_HEADS * n_rep * FAR_ROW * 4);
-}
-size_t chain_gated_bytes(void)
-{
-    return sizeof(float[CHAIN_WARPS][DELTA_GATED][2 * DELTA]);
-}
-size_t chain_delta_bytes(void)
-{
-    return sizeof(struct chain_delta_room);
-}
+static_assert(CHAIN_ATTEND_BYTES == chain_few::FIXED && CHAIN_KEYS_BYTES == 2 * chain_few::SLOT &&
+                  CHAIN_LATE_BYTES(8) == late_bytes(8) && CHAIN_LATE_BYTES(9) == late_bytes(9) &&
+                  CHAIN_FAR_BYTES(1) == far_bytes(1) && CHAIN_FAR_BYTES(8) == far_bytes(8) &&
+                  CHAIN_DELTA_BYTES == sizeof(struct chain_delta_room) &&
+                  CHAIN_GATED_BYTES == sizeof(float[CHAIN_WARPS][DELTA_GATED][2 * DELTA]) &&
+                  CHAIN_WIDE_BYTES(128) == wide_bytes<128>() && CHAIN_WIDE_BYTES(256) == wide_bytes<256>() &&
+                  CHAIN_WIDE_BYTES(512) == wide_bytes<512>(),
+              "shared memory as chain_plan.h has it");
 
 cudaError_t chain_k_open(int smem)
 {
@@ -257,13 +253,4 @@ cudaError_t chain_k_launch(const struct cuda_backend *be, const struct chain_arg
 {
     const chain_k_fn k = kernel_of(bf16, form);
     return cuda_launch(be, k.f, dim3((unsigned)blocks), dim3(32u * (unsigned)k.warps), smem, *a);
-}
-
-template <int D> static size_t wide_bytes_of()
-{
-    return step<D, 1>::FIXED + step<D, 1>::SLOT + 2 * D;
-}
-size_t chain_wide_bytes(int32_t head)
-{
-    return head == 512 ? wide_bytes_of<512>() : head == 256 ? wide_bytes_of<256>() : wide_bytes_of<128>();
 }

@@ -276,6 +276,11 @@ bool cuda_is_early(const struct kn_backend *kb)
     return be->cc >= 90 && !be->generic;
 }
 
+const uint64_t *cuda_forms(const struct kn_backend *kb)
+{
+    return ((const struct cuda_backend *)kb)->forms;
+}
+
 static int parse_ordinal(const char *name, int *ordinal, char *msg, size_t n)
 {
     char *end;

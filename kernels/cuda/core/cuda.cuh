@@ -16,13 +16,15 @@
 #define DFLASH_CUDA_CUH
 
 #include "../../kernels.h"
+#include "../attention/attention_plan.h"
+#include "../delta/delta_plan.h"
 #include "cuda.h"
+#include "device.h"
+#include "forms.h"
 
 #include <cuda_runtime.h>
 
-#define NEAR_LEAVES 2  /* of a block of attention in clusters at most */
 #define CUDA_RINGS 512 /* of which the newest write is known */
-#define DELTA_COUNTERS 1024
 
 struct cuda_backend {
     struct kn_backend_head head;
@@ -89,18 +91,26 @@ struct cuda_backend {
     uint64_t rings_else; /* the newest of those that found no place */
     const void *store_k; /* the newest rope_store of one layer: kv->k, */
     const int32_t *store_pos;
-    uint64_t store_launch; /* and its launch */
-    unsigned *count;       /* [counters], zero between kernels: find_bad's at 0, then pick's */
-    int32_t attn_clusters[4][2]
-                         [NEAR_LEAVES]; /* attention.cu: clusters of attn_step that are resident together, */
-    int32_t
-        attn_resident[4][4]; /* and blocks a multiprocessor of the kernels whose blocks wait for each other */
-    struct chain_state *chain;   /* chain.cu; NULL where the device has no bulk copies */
-    mutable int32_t chain_steps; /* collected, not launched */
-    float *attn_places;          /* attention/leaves.cuh; NULL where the device has none */
+    uint64_t store_launch;              /* and its launch */
+    unsigned *count;                    /* [counters], zero between kernels: find_bad's at 0, then pick's */
+    struct attn_device attn;            /* attention.cu: what the device has room for */
+    struct chain_state *chain;          /* chain.cu; NULL where the device has no bulk copies */
+    mutable int32_t chain_steps;        /* collected, not launched */
+    float *attn_places;                 /* attention/leaves.cuh; NULL where the device has none */
+    mutable uint64_t forms[CUDA_FORMS]; /* launches of each form so far, recorded ones once: forms.h */
     mutable int
         lost; /* what waited failed with it where nobody could be told (free): the next flush returns it */
 };
+/* What its planners are told of it. */
+static inline struct cuda_device cuda_device_of(const struct cuda_backend *be)
+{
+    return {be->cc, be->sm_count, be->smem_block, be->smem_sm, be->generic};
+}
+/* A launch of the form. */
+static inline void cuda_count(const struct cuda_backend *be, enum cuda_form form)
+{
+    be->forms[form]++;
+}
 /* The place of a ring, or, where it has none, the one that was written longest ago of some. */
 static inline int cuda_ring_place(const struct cuda_backend *be, const void *k)
 {

@@ -3,6 +3,7 @@
 #define DFLASH_CUDA_H
 
 #include "../../kernels.h"
+#include "forms.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,6 +16,11 @@ void cuda_close(struct kn_backend *be);
 int cuda_devices(void);                        /* 0: none, or no driver */
 bool cuda_is_early(const struct kn_backend *); /* kernels start while the one before still runs: compute
                                                   capability 9.0, not generic. For tests */
+
+/* Launches of each form since the backend was opened [CUDA_FORMS]; what is recorded counts once. For tests
+ * and benchmarks. */
+const uint64_t *cuda_forms(const struct kn_backend *);
+const char *cuda_form_name(enum cuda_form form);
 
 /* How attention is launched; none of it changes a bit of the results. For benchmarks and tests. 0: as
  * attention.cu chooses. */

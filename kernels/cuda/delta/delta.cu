@@ -145,6 +145,7 @@ static int run_rows(struct cuda_backend *be, const struct layer *l)
                                          {delta_state<256, 16, 4>, delta_state<256, 16, KN_DELTA_TAPS>}};
     const int d_k = l->a.d_k, size = (d_k > 32) + (d_k > 64) + (d_k > 128);
     const dim3 grid((unsigned)((l->a.d_v + ROWS - 1) / ROWS), (unsigned)l->a.n_v);
+    cuda_count(be, CUDA_DELTA_ROWS);
     const int rc =
         cuda_check(be, "delta", cuda_launch(be, kernels[size][l->a.n_conv > 4], grid, dim3(THREADS), 0, *l));
     return rc ? rc : cuda_check(be, "delta", cuda_delta_finish(be, l, 0, l->a.n, true));
@@ -157,7 +158,8 @@ int cuda_delta(struct kn_backend *kb, const struct kn_delta *a)
     if (rc == 0) rc = cuda_flush(be);
     if (rc) return rc;
     struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * a->d_k + (int64_t)a->n_v * a->d_v, false};
-    if (a->n <= KN_DELTA_LOG || !cuda_delta_many_has(a)) return run_rows(be, &l);
+    const struct cuda_device dev = cuda_device_of(be);
+    if (delta_form_of(&dev, a, 0) != DELTA_BLOCKS) return run_rows(be, &l);
     l.a.n = 0; /* what is pending goes through the code that it was verified by */
     rc = run_rows(be, &l);
     l.a.n = a->n;

@@ -252,11 +252,9 @@ static __global__ void __launch_bounds__(KTHREADS, TAPS <= 4 ? 3 : 1)
 
 /* ---- launch ---- */
 
-struct delta_tuning delta_tuning = {.segment = SEGMENT, .rows = false, .early = false, .apart = false};
-
 bool cuda_delta_many_has(const struct kn_delta *a)
 {
-    return a->d_k <= HEAD && !delta_tuning.rows;
+    return a->d_k <= HEAD && !delta_tuning.rows; /* as delta_form_of */
 }
 
 static size_t whole(size_t bytes)
@@ -334,6 +332,7 @@ int cuda_delta_many(struct cuda_backend *be, const struct layer *l)
     const int32_t all = l->a.n, most = delta_tuning.segment;
     const size_t want = cuda_delta_scratch(&l->a);
     cudaError_t err = cudaSuccess;
+    cuda_count(be, CUDA_DELTA_BLOCKS);
     if (want > be->scratch_rows_bytes)
         return cuda_fail(be, KN_EINVAL, "delta: %zu bytes of scratch for %d rows, %zu are reserved", want,
                          all, be->scratch_rows_bytes);

@@ -8,11 +8,10 @@
 
 #include <stddef.h>
 
-#define BLOCK 32     /* tokens */
-#define HEAD 128     /* d_k at most; shorter keys are filled up with zeros */
-#define WIDE 64      /* rows of a state that a block of delta_scan has */
-#define SEGMENT 2048 /* rows whose blocks are in scratch at a time */
-#define KTHREADS 256 /* of delta_blocks */
+#define BLOCK 32              /* tokens */
+#define HEAD DELTA_BLOCK_HEAD /* d_k at most; shorter keys are filled up with zeros */
+#define WIDE 64               /* rows of a state that a block of delta_scan has */
+#define KTHREADS 256          /* of delta_blocks */
 #define SLOTS (KTHREADS / 32)
 #define STHREADS (WIDE * 2)
 #define KPITCH (HEAD + 8)          /* of keys and queries in delta_blocks' memory, elements */

@@ -169,9 +169,12 @@ static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int thr
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
 template <enum mm_act ACT>
-static cudaError_t launch_of(struct cuda_backend *be, const struct layer *l, const struct mm_prep *p)
+static cudaError_t launch_of(struct cuda_backend *be, enum delta_form form, const struct layer *l,
+                             const struct mm_prep *p)
 {
-    const bool one = l->a.n == 1 && l->a.n_conv == TAPS && (uintptr_t)l->a.conv % 16 == 0;
+    static_assert(D == DELTA_FUSED_HEAD && TAPS == DELTA_FUSED_TAPS && QUARTERS == 4, "as delta_plan.h");
+    const bool one = form == DELTA_ONE;
+    cuda_count(be, one ? CUDA_DELTA_ONE : CUDA_DELTA_FEW);
     if (!one) return launch(be, delta_step<ACT>, THREADS, l->a.n_v, *l, *p, be->delta_count);
     const int rc = cuda_flush(be); /* the launch's number is the next */
     if (rc) return cuda_told(rc);
@@ -185,16 +188,15 @@ int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const s
 {
     enum mm_act act;
     struct mm_prep p;
-    const bool fits = be->cc >= 90 && !be->generic && !delta_tuning.apart && a->n > 0 &&
-                      a->n <= KN_DELTA_LOG && a->d_k == D && a->d_v == D && a->n_v % 2 == 0 &&
-                      a->n_k * QUARTERS <= DELTA_COUNTERS && a->n_conv <= TAPS &&
-                      w->n_in == (int64_t)a->n_v * D && mm_preparing(be, w, a->n, &p, &act);
-    if (!fits) return cuda_delta((struct kn_backend *)be, a);
+    const struct cuda_device dev = cuda_device_of(be);
+    const enum delta_form form = delta_form_of(&dev, a, w->n_in);
+    if ((form != DELTA_ONE && form != DELTA_FEW) || !mm_preparing(be, w, a->n, &p, &act))
+        return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
     const int rc = cuda_check(be, "delta",
-                              act == MM_ACT_K    ? launch_of<MM_ACT_K>(be, &l, &p)
-                              : act == MM_ACT_32 ? launch_of<MM_ACT_32>(be, &l, &p)
-                                                 : launch_of<MM_ACT_32M>(be, &l, &p));
+                              act == MM_ACT_K    ? launch_of<MM_ACT_K>(be, form, &l, &p)
+                              : act == MM_ACT_32 ? launch_of<MM_ACT_32>(be, form, &l, &p)
+                                                 : launch_of<MM_ACT_32M>(be, form, &l, &p));
     if (rc == 0) mm_prepared(be, a->out, nullptr, a->n, &p, act);
     return rc;
 }

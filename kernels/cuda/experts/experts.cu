@@ -1,5 +1,5 @@
-/* experts.cu - products with the matrices that rows chose: plans and launches. The kernel is in
- * experts/kernel.cuh, its arithmetic in mm_int.cuh and mm_frag.cuh.
+/* experts.cu - products with the matrices that rows chose: launches. Plans are in experts_plan.c, the kernel
+ * in experts/kernel.cuh, its arithmetic in mm_int.cuh and mm_frag.cuh.
  *
  * experts_gated: one small kernel rounds the rows' activations (experts/rows.cu), one multiplies.
  * experts_down: the same for [rows, chosen], and where rows are too many for the owning form a kernel adds
@@ -7,18 +7,6 @@
  * (experts/router.cu), or, of one row, one launch (experts/whole.cu). */
 #include "experts.cuh"
 #include "../core/ops.cuh"
-
-struct experts_tuning experts_tuning = {.spread_rows = 4,
-                                        .held_rows = 32,
-                                        .made_rows = 2,
-                                        .slice_warps = 4,
-                                        .copy_k = 2,
-                                        .copy_32 = 8,
-                                        .copy_float = 4,
-                                        .staged_rows = {3, 6},
-                                        .form = -1,
-                                        .whole = 1,
-                                        .apart = 0};
 
 struct experts_product {
     const char *name;
@@ -87,172 +75,6 @@ size_t cuda_experts_bytes(void)
     return EXPERTS_SUMS_BYTES + EXPERTS_VALUES_BYTES + EXPERTS_WORDS_BYTES + EXPERTS_ROW_BYTES;
 }
 
-/* ---- plans ---- */
-
-/* The slices of a row: by its length and type alone, for they decide the bits. */
-static int cut_slices(struct cuda_backend *be, const struct experts_product *p, const struct mm_type *t,
-                      struct experts_args *a)
-{
-    const int64_t n_in = p->w[0]->n_in, blocks = (n_in + 255) / 256, per = 256 / t->unit_k;
-    int64_t slices = p->members == 1 && n_in <= 1024 ? 1 : 4;
-    if (!mm_is_int8(t->act) && slices * MM_SLICE_MAX < n_in)
-        slices = (n_in + MM_SLICE_MAX - 1) / MM_SLICE_MAX;
-    a->units = (int32_t)((n_in + t->unit_k - 1) / t->unit_k);
-    a->slice_units = (int32_t)((blocks + slices - 1) / slices * per);
-    a->slices = (a->units + a->slice_units - 1) / a->slice_units;
-    a->slice_row = mm_slice_row(t->act, a->slice_units);
-    if (a->slices > MM_SLICES_MAX || blocks > MM_ROW_BLOCKS)
-        return cuda_fail(be, KN_ETYPE, "%s: rows of %lld values of %s are too long", p->name, (long long)n_in,
-                         kn_type_info(t->type)->name);
-    return 0;
-}
-
-/* How many warps have a part of a job's slices, and how many a block has. */
-static void share_out(struct experts_args *a, enum experts_form form)
-{
-    const int32_t most = form == EXPERTS_PLAIN                ? 8 / a->members
-                         : form == EXPERTS_HELD               ? experts_tuning.slice_warps
-                         : form == EXPERTS_OWNED && a->n == 1 ? 2
-                                                              : 1;
-    a->slice_warps = a->slices < most ? a->slices : most;
-    a->parts = a->slice_warps == 1 ? 1 : a->slices;
-    a->warps = form == EXPERTS_PLAIN || form == EXPERTS_STAGED ? 8 : 16;
-}
-/* Panels that a block takes at a time. */
-static int32_t jobs_of(const struct experts_args *a, enum experts_form form)
-{
-    return form == EXPERTS_SOLO || form == EXPERTS_STAGED ? a->warps
-                                                          : a->warps / (a->members * a->slice_warps);
-}
-
-/* Shared memory of a block; returns its bytes. */
-static size_t lay_out(struct experts_args *a, int tiles, enum experts_form form)
-{
-    struct experts_memory *m = &a->at;
-    const size_t jobs = (size_t)jobs_of(a, form), parts = (size_t)a->parts;
-    a->few = (a->pairs + 7) / 8 * 8 <= 32 * a->warps;
-    const size_t sort = a->n == 1 || a->few ? 0 : experts_sort_bytes(a->pairs, a->n_mat);
-    const bool adding = (form == EXPERTS_PLAIN || form == EXPERTS_HELD) && a->members * a->slice_warps > 1;
-    const size_t sums = form == EXPERTS_OWNED ? (size_t)a->pairs * parts * 64
-                        : adding              ? 2 * jobs * (size_t)a->members * parts * (size_t)tiles * 512
-                                              : 0;
-    const size_t rows = form == EXPERTS_PLAIN    ? 0
-                        : form == EXPERTS_STAGED ? (size_t)a->tile
-                                                 : (size_t)(a->members == 2 ? a->n : a->pairs);
-    m->row_bytes = ((uint32_t)(a->slices * a->slice_row) + 63) / 128 * 128 + 64;
-    size_t at = MM_BARS + (size_t)(a->warps * a->stages * a->stage_bytes);
-    m->tiles = (uint32_t)at;
-    at += sizeof(experts_tile) * (size_t)experts_most_tiles(a->pairs, a->n_mat, a->tile);
-    m->order = (uint32_t)at;
-    at = (at + 2 * (size_t)a->pairs + 15) / 16 * 16;
-    m->few = (uint32_t)at;
-    if (a->few && a->n > 1) at += experts_few_bytes(a->pairs);
-    m->sums = (uint32_t)((at + 127) / 128 * 128);
-    m->act = (uint32_t)((m->sums + sums + 127) / 128 * 128);
-    at = m->act + rows * m->row_bytes;
-    if (at < m->sums + sort) at = m->sums + sort;
-    m->total = (uint32_t)at;
-    return at;
-}
-
-/* Does the form fit with rings of two stages or more? Smaller copies where it does not. */
-static bool fit(const struct cuda_backend *be, struct experts_args *a, enum mm_act act, int log2_tiles,
-                enum experts_form form)
-{
-    const size_t part = ((size_t)be->smem_sm - 6144) / (form == EXPERTS_PLAIN ? 2 : 1) - 1024,
-                 most = (size_t)be->smem_block < part ? (size_t)be->smem_block : part;
-    const int copy = act == MM_ACT_K   ? experts_tuning.copy_k
-                     : mm_is_int8(act) ? experts_tuning.copy_32
-                                       : experts_tuning.copy_float;
-    const int32_t least = act == MM_ACT_K ? 1 : 2; /* 64 columns are one step of the others */
-    int32_t widest = 0;
-    for (int j = 0; j < 4; j++)
-        if (a->unit_bytes[j] > widest) widest = a->unit_bytes[j];
-    share_out(a, form);
-    for (a->stage_units = copy < a->slice_units ? copy : a->slice_units; a->stage_units >= least;
-         a->stage_units /= 2) {
-        a->stage_bytes = a->stage_units * widest;
-        for (a->stages = 4; a->stages >= 2; a->stages--)
-            if (lay_out(a, 1 << log2_tiles, form) <= most) return true;
-    }
-    return false;
-}
-
-/* Distinct experts that n rows may be expected to choose of n_mat, each used of them. */
-static double expected_experts(const struct experts_args *a)
-{
-    double left = 1;
-    for (int32_t i = 0; i < a->n && left > 1e-3; i++) left *= 1.0 - (double)a->used / a->n_mat;
-    return a->n_mat * (1 - left);
-}
-
-/* OWNED: panels that divide well among multiprocessors, or so few rows that it does not matter beside another
- * launch. */
-static bool may_own(const struct cuda_backend *be, const struct experts_args *a)
-{
-    const int32_t rounds = (a->all_panels + be->sm_count - 1) / be->sm_count;
-    return a->members == 1 && (a->n < 4 || rounds * be->sm_count <= a->all_panels * 5 / 4);
-}
-
-/* The kernel and the form of a launch, the first that is there and fits; none of it changes a bit. NULL:
- * none. */
-static experts_kernel_fn choose(const struct cuda_backend *be, struct experts_args *a, enum mm_act act,
-                                enum experts_form *form, unsigned *grid)
-{
-    const bool generic = be->generic || be->cc < 90;
-    bool low = false;
-    for (int j = 0; j < 4; j++) low |= mm_is_low(a->type[j]);
-    const int widest = !generic ? 2 : be->cc < 90 ? 1 : 0, few = a->n <= 8 ? 0 : 1;
-    const int *const staged = experts_tuning.staged_rows;
-    const bool stage = a->members == 2 && a->n >= staged[0] && a->n <= staged[1];
-    const enum experts_form first = stage                                ? EXPERTS_STAGED
-                                    : a->n <= experts_tuning.spread_rows ? EXPERTS_HELD
-                                                                         : EXPERTS_SOLO,
-                            second = first == EXPERTS_SOLO ? EXPERTS_HELD : EXPERTS_SOLO;
-    const struct {
-        int log2_tiles;
-        enum experts_form form;
-    } list[] = {{few, EXPERTS_OWNED}, {stage ? 2 : few, first}, {few, second},     {2, EXPERTS_STAGED},
-                {few, EXPERTS_PLAIN}, {1, EXPERTS_PLAIN},       {0, EXPERTS_PLAIN}};
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        const int l = list[i].log2_tiles;
-        const enum experts_form f = list[i].form;
-        const bool rows = f == EXPERTS_OWNED || f == EXPERTS_HELD || f == EXPERTS_SOLO;
-        if (l > widest || (rows && a->n > experts_tuning.held_rows) ||
-            (f == EXPERTS_OWNED && !may_own(be, a)))
-            continue;
-        if (experts_tuning.form >= 0 && f != EXPERTS_PLAIN && (int)f != experts_tuning.form) continue;
-        const experts_kernel_fn k = kernel_of(act, l, f, generic, low);
-        a->tile = 8 << l;
-        if (!k || !fit(be, a, act, l, f)) continue;
-        *form = f;
-        *grid = (unsigned)(be->sm_count * (f == EXPERTS_PLAIN ? 2 : 1));
-        return k;
-    }
-    return nullptr;
-}
-
-/* Panels a block takes of a tile at a time: STAGED: as many as leave every block some runs of its own. */
-static void cut_runs(struct experts_args *a, enum experts_form form, unsigned grid)
-{
-    const int32_t jobs = jobs_of(a, form), most = (a->panels + jobs - 1) / jobs;
-    a->run = jobs;
-    if (form != EXPERTS_STAGED) return;
-    const double full = (double)a->pairs / a->tile, some = expected_experts(a),
-                 tiles = full > some ? full : some;
-    const double runs = 6.0 * grid / tiles; /* of a tile */
-    const int32_t parts = runs < 1 ? 1 : runs < most ? (int32_t)runs : most;
-    a->run = (most + parts - 1) / parts * jobs;
-}
-/* Blocks that have something to do. */
-static unsigned blocks_of(const struct experts_args *a, enum experts_form form, unsigned grid)
-{
-    const int64_t jobs = form == EXPERTS_OWNED ? a->panels
-                                               : (int64_t)experts_most_tiles(a->pairs, a->n_mat, a->tile) *
-                                                     ((a->panels + a->run - 1) / a->run);
-    return jobs < grid ? (unsigned)jobs : grid;
-}
-
 /* ---- sums of pairs ---- */
 
 struct experts_sums {
@@ -277,23 +99,26 @@ static __global__ void __launch_bounds__(256) experts_add(const __grid_constant_
 
 /* ---- launches ---- */
 
+struct experts_launch {
+    struct experts_args a;
+    struct experts_choice c;
+    experts_kernel_fn kernel; /* NULL: none fits */
+};
+
 static cudaError_t launch_down(struct cuda_backend *be, const struct experts_product *p,
-                               struct experts_args *a, experts_kernel_fn f, enum experts_form form,
-                               unsigned grid)
+                               struct experts_launch *plan)
 {
-    const size_t column = (size_t)a->pairs * sizeof(float);
-    int64_t most = (int64_t)(EXPERTS_SUMS_BYTES / (16 * column));
+    struct experts_args *const a = &plan->a;
+    const int32_t most = experts_plan_panels(a);
     cudaError_t err = cudaSuccess;
-    if (most > a->all_panels) most = a->all_panels;
-    for (int32_t first = 0; first < a->all_panels && !err; first += (int32_t)most) {
+    for (int32_t first = 0; first < a->all_panels && !err; first += most) {
         a->first_panel = first;
-        a->panels = (int32_t)(a->all_panels - first < most ? a->all_panels - first : most);
+        a->panels = a->all_panels - first < most ? a->all_panels - first : most;
         const int32_t left = a->n_out - 16 * first, columns = left < 16 * a->panels ? left : 16 * a->panels;
         a->ld = columns;
         a->out = be->experts_sums;
-        cut_runs(a, form, grid);
-        err = cuda_launch(be, f, dim3(blocks_of(a, form, grid)), dim3(32 * (unsigned)a->warps), a->at.total,
-                          *a);
+        const unsigned blocks = experts_plan_blocks(&plan->c, a);
+        err = cuda_launch(be, plan->kernel, dim3(blocks), dim3(32 * (unsigned)a->warps), a->at.total, *a);
         const struct experts_sums s = {
             be->experts_sums, a->weights, p->out + 16 * first, p->w[0]->n_out, a->used, columns, p->add};
         if (!err)
@@ -313,47 +138,44 @@ static int router(struct cuda_backend *be, const struct kn_mixture *m)
                             m->eps, m->route.n);
 }
 
-struct experts_plan {
-    struct experts_args a;
-    experts_kernel_fn kernel; /* NULL: none fits */
-    enum experts_form form;
-    unsigned grid;
-};
-/* How n of the product's rows are run. */
-static int make_plan(struct cuda_backend *be, const struct experts_product *p, int32_t n,
-                     struct experts_plan *plan)
+static struct experts_shape shape_of(const struct experts_product *p, int32_t n)
 {
     const struct kn_weight *w0 = p->w[0];
-    const struct mm_type *t = mm_type_of(w0->type);
-    struct experts_args *a = &plan->a;
-    *plan = {};
-    const int rc = cut_slices(be, p, t, a);
-    if (rc) return rc;
+    struct experts_shape s = {n, p->used, w0->n_mat, w0->n_in, w0->n_out, p->members, p->shared[0] != nullptr,
+                              {}};
     for (int j = 0; j < 4; j++) {
         const struct kn_weight *w = j % 2 >= p->members ? nullptr : j < 2 ? p->w[j] : p->shared[j - 2];
-        if (!w) continue;
-        a->w[j] = (const uint8_t *)w->packed;
-        a->type[j] = w->type;
-        a->unit_bytes[j] = mm_type_of(w->type)->unit_bytes;
+        if (w) s.type[j] = w->type;
+    }
+    return s;
+}
+static int too_long(struct cuda_backend *be, const struct experts_product *p)
+{
+    return cuda_fail(be, KN_ETYPE, "%s: rows of %lld values of %s are too long", p->name,
+                     (long long)p->w[0]->n_in, kn_type_info(p->w[0]->type)->name);
+}
+/* How n of the product's rows are run. */
+static int make_plan(struct cuda_backend *be, const struct experts_product *p, int32_t n,
+                     struct experts_launch *plan)
+{
+    const struct cuda_device dev = cuda_device_of(be);
+    const struct experts_shape s = shape_of(p, n);
+    struct experts_args *a = &plan->a;
+    *plan = {};
+    if (!experts_plan(&dev, &s, a, &plan->c)) return too_long(be, p);
+    for (int j = 0; j < 4; j++) {
+        const struct kn_weight *w = j % 2 >= p->members ? nullptr : j < 2 ? p->w[j] : p->shared[j - 2];
+        if (w) a->w[j] = (const uint8_t *)w->packed;
     }
     a->rows = be->mm_rows;
     a->ids = p->ids;
     a->weights = p->weights;
     a->out = p->out;
-    a->ld = w0->n_out;
-    a->n = n;
-    a->used = p->used;
-    a->pairs = n * p->used;
-    a->n_mat = w0->n_mat + (p->shared[0] ? 1 : 0);
-    a->shared = p->shared[0] ? w0->n_mat : -1;
-    if (p->members == 2 && p->used > 1)
-        a->per_row = (uint32_t)((0x100000000u + (uint32_t)p->used - 1) / (uint32_t)p->used);
-    a->all_panels = a->panels = (int32_t)((w0->n_out + 15) / 16);
-    a->n_out = (int32_t)w0->n_out;
-    a->members = p->members;
     a->act = (int32_t)p->act;
     a->add = p->add;
-    plan->kernel = choose(be, a, t->act, &plan->form, &plan->grid);
+    plan->kernel = plan->c.found ? kernel_of(product_type_of(s.type[0])->act, plan->c.log2_tiles,
+                                             plan->c.form, !cuda_device_early(&dev), plan->c.low)
+                                 : nullptr;
     return 0;
 }
 
@@ -361,15 +183,15 @@ static int make_plan(struct cuda_backend *be, const struct experts_product *p, i
 static int run_rows(struct cuda_backend *be, const struct experts_product *p)
 {
     const struct kn_weight *w0 = p->w[0];
-    const struct mm_type *t = mm_type_of(w0->type);
-    struct experts_plan plan;
+    const struct mm_type *t = product_type_of(w0->type);
+    struct experts_launch plan;
     struct experts_args &a = plan.a;
     int rc = make_plan(be, p, p->n, &plan);
     if (rc) return rc;
     const struct mm_prep prep = {p->x,    p->norm,   be->mm_rows,   p->eps,   (int32_t)w0->n_in,
                                  a.units, t->unit_k, a.slice_units, a.slices, a.slice_row};
     bool early = false;
-    if (plan.form == EXPERTS_OWNED && p->n <= experts_tuning.made_rows) {
+    if (plan.c.form == EXPERTS_OWNED && p->n <= experts_tuning.made_rows) {
         a.x = p->x;
         a.n_in = (int32_t)w0->n_in;
         early = p->chosen;
@@ -385,13 +207,15 @@ static int run_rows(struct cuda_backend *be, const struct experts_product *p)
     }
     if (rc) return rc;
     a.early = early;
+    static_assert(CUDA_EXPERTS_PLAIN + EXPERTS_OWNED == CUDA_EXPERTS_OWNED,
+                  "forms.h has experts_form's order");
+    cuda_count(be, (enum cuda_form)(CUDA_EXPERTS_PLAIN + plan.c.form));
     cudaError_t err = cudaSuccess;
-    if (p->members == 1 && plan.form != EXPERTS_OWNED) {
-        err = launch_down(be, p, &a, plan.kernel, plan.form, plan.grid);
+    if (p->members == 1 && plan.c.form != EXPERTS_OWNED) {
+        err = launch_down(be, p, &plan);
     } else {
-        cut_runs(&a, plan.form, plan.grid);
-        err = cuda_launch(be, plan.kernel, dim3(blocks_of(&a, plan.form, plan.grid)),
-                          dim3(32 * (unsigned)a.warps), a.at.total, a);
+        const unsigned blocks = experts_plan_blocks(&plan.c, &a);
+        err = cuda_launch(be, plan.kernel, dim3(blocks), dim3(32 * (unsigned)a.warps), a.at.total, a);
     }
     return cuda_check(be, p->name, err);
 }
@@ -400,7 +224,7 @@ static int check(struct cuda_backend *be, const struct experts_product *p)
 {
     const struct kn_weight *a = p->w[0], *b = p->w[p->members - 1];
     for (int j = 0; j < p->members; j++)
-        if (!p->w[j]->packed || p->w[j]->n_mat < 1 || !mm_type_of(p->w[j]->type))
+        if (!p->w[j]->packed || p->w[j]->n_mat < 1 || !product_type_of(p->w[j]->type))
             return cuda_fail(be, KN_EINVAL, "%s: a weight that experts_load did not load", p->name);
     if (a->n_in != b->n_in || a->n_out != b->n_out || a->n_mat != b->n_mat)
         return cuda_fail(be, KN_EINVAL, "%s: unequal shapes [%d, %lld, %lld] and [%d, %lld, %lld]", p->name,
@@ -410,36 +234,23 @@ static int check(struct cuda_backend *be, const struct experts_product *p)
         return cuda_fail(be, KN_EINVAL, "%s: %d rows of %d experts", p->name, p->n, p->used);
     if (p->used > EXPERTS_USED)
         return cuda_fail(be, KN_ETYPE, "%s: %d experts a row (at most %d)", p->name, p->used, EXPERTS_USED);
-    if (mm_type_of(a->type)->act != mm_type_of(b->type)->act)
+    if (product_type_of(a->type)->act != product_type_of(b->type)->act)
         return cuda_fail(be, KN_ETYPE, "%s: gate of type %s and up of type %s (expected the same)", p->name,
                          kn_type_info(a->type)->name, kn_type_info(b->type)->name);
     return 0;
 }
 
-/* Rows at a time: as many as the tables of pairs and the prepared activations have room for, in equal parts.
- */
+/* Rows at a time. */
 static int cut_rows(struct cuda_backend *be, const struct experts_product *p, int32_t *rows)
 {
-    struct experts_plan plan;
-    const int32_t each = p->members == 2 ? 1 : p->used; /* rows of activations a row */
-    int rc = make_plan(be, p, 1, &plan);
-    if (rc) return rc;
-    const size_t room = be->mm_rows_bytes / ((size_t)each * (size_t)plan.a.slices * (size_t)plan.a.slice_row);
-    int32_t most = EXPERTS_PAIRS / p->used;
-    if (room < (size_t)most) most = (int32_t)room;
-    if (p->n < most) most = p->n;
-    for (; most > 0 && rc == 0; most /= 2) {
-        rc = make_plan(be, p, most, &plan);
-        if (rc || plan.kernel) break;
-    }
-    if (rc) return rc;
-    if (most < 1)
-        return cuda_fail(
-            be, KN_ETYPE, "%s: %d bytes of shared memory a block are too few for rows of %lld values of %s",
-            p->name, be->smem_block, (long long)p->w[0]->n_in, kn_type_info(p->w[0]->type)->name);
-    const int32_t parts = (p->n - 1) / most + 1;
-    *rows = (p->n - 1) / parts + 1;
-    return 0;
+    const struct cuda_device dev = cuda_device_of(be);
+    const struct experts_shape s = shape_of(p, p->n);
+    *rows = experts_plan_rows(&dev, &s, be->mm_rows_bytes);
+    if (*rows < 0) return too_long(be, p);
+    if (*rows > 0) return 0;
+    return cuda_fail(be, KN_ETYPE,
+                     "%s: %d bytes of shared memory a block are too few for rows of %lld values of %s",
+                     p->name, be->smem_block, (long long)p->w[0]->n_in, kn_type_info(p->w[0]->type)->name);
 }
 
 /* m from row i on, n rows. */
@@ -520,7 +331,7 @@ int cuda_experts_down(struct kn_backend *kb, float *out, const struct kn_weight 
 
 bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared)
 {
-    const struct mm_type *a = mm_type_of(experts->type), *b = mm_type_of(shared->type);
+    const struct mm_type *a = product_type_of(experts->type), *b = product_type_of(shared->type);
     return a && b && a->act == b->act && shared->n_mat == 0 && shared->n_in == experts->n_in &&
            shared->n_out == experts->n_out;
 }

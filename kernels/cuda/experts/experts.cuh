@@ -19,69 +19,7 @@
 #define DFLASH_CUDA_EXPERTS_CUH
 
 #include "../product/mm.cuh"
-
-#define EXPERTS_PAIRS 18432 /* of a launch, at most: 2,048 rows of 8 and a shared one */
-#define EXPERTS_WHOLE_FF                                                                                     \
-    1024 /* columns of an expert's h, at most, where one launch is a row's whole mixture */
-#define WHOLE_LOGITS 512
-#define WHOLE_ROW 3072 /* columns of a row, at most, that blocks of such a launch hand each other */
-/* What blocks hand each other (experts/whole.cu, experts/router.cu), behind the tag. */
-#define EXPERTS_WHOLE_VALUES ((size_t)WHOLE_LOGITS)
-#define WHOLE_WORDS (16 * EXPERTS_WHOLE_FF + 2 * WHOLE_ROW) /* of a set: experts/whole.cuh */
-#define EXPERTS_ROUTER_VALUES ((size_t)320 << 10)           /* experts/router.cu's */
-#define EXPERTS_VALUES_BYTES (256 + 8 * (EXPERTS_WHOLE_VALUES + EXPERTS_ROUTER_VALUES))
-#define EXPERTS_WORDS_BYTES ((size_t)8 * WHOLE_WORDS) /* two sets, behind the values */
-#define EXPERTS_ROW_BYTES                                                                                    \
-    ((size_t)32 * 33 * 16)     /* a row on its way to a mixture, behind the words: experts/hand.cuh */
-#define EXPERTS_ROUTER_ROWS 64 /* that the router's own kernel takes */
-#define EXPERTS_MATRICES 1024
-#define EXPERTS_USED 33                       /* of a row, at most: as route.cu, and a shared one */
-#define EXPERTS_SUMS_BYTES ((size_t)64 << 20) /* sums of pairs on their way to rows */
-#define EXPERTS_GROUPS 8                      /* warps that sort */
-
-enum experts_form { EXPERTS_PLAIN, EXPERTS_HELD, EXPERTS_SOLO, EXPERTS_STAGED, EXPERTS_OWNED, EXPERTS_FORMS };
-
-struct experts_tile {
-    uint16_t expert, count, first, unused; /* pairs order[first ..] */
-};
-
-/* Shared memory of a block, bytes from its start; the rings follow the barriers at MM_BARS. sums: of slices
- * on their way to one (PLAIN, STAGED), or of pairs (OWNED); act: STAGED, a tile's activations, row_bytes
- * apart. Sorting many pairs has the place of
- * both before. */
-struct experts_memory {
-    uint32_t tiles, order, sums, act, row_bytes, total;
-    uint32_t few; /* sorting few pairs */
-};
-
-struct experts_args {
-    const uint8_t
-        *w[4]; /* gate and up, or down: [matrices][all_panels][units]; from 2 on, of the shared expert */
-    uint32_t type[4];
-    int32_t unit_bytes[4];
-    const uint8_t *rows; /* prepared activations [rows][slices][slice_row] */
-    const float *x;      /* OWNED: not NULL: every block prepares them for itself, from [rows, n_in] */
-    int32_t n_in;
-    const int32_t *ids; /* [n, used] */
-    const float *weights;
-    float *out; /* gated: [n, used, ld]; PLAIN, STAGED: sums [n, used, ld]; OWNED: [n, ld] */
-    int64_t ld;
-    int32_t n, used, pairs, n_mat; /* the shared expert, the last, included */
-    int32_t shared;                /* its id, or -1 */
-    uint32_t per_row; /* 2^32 / pairs that share a row of activations, rounded up; 0: each has its own */
-    int32_t all_panels, first_panel, panels; /* of a matrix; of this launch */
-    int32_t n_out;
-    int32_t units, slice_units, slices, slice_row;
-    int32_t members, slice_warps, warps;
-    int32_t parts; /* sums that a member's warps leave: slices, or 1 where one warp has them all */
-    int32_t tile;  /* pairs of a tile at most */
-    int32_t run;   /* panels that a block takes of a tile at a time */
-    int32_t stages, stage_units, stage_bytes;
-    int32_t act, add;
-    int32_t early; /* ids may be read before the wait */
-    int32_t few;   /* a thread a pair sorts */
-    struct experts_memory at;
-};
+#include "experts_plan.h"
 
 typedef void (*experts_kernel_fn)(const experts_args);
 /* The kernel of a kind of activations for tiles of 8, 16 or 32 pairs (log2_tiles 0, 1, 2), or NULL where it
@@ -130,21 +68,11 @@ struct experts_sort {
     int32_t pairs, n_mat, tile;
 };
 
-static inline size_t experts_sort_bytes(int32_t pairs, int32_t n_mat)
-{
-    return 2 * ((size_t)(pairs + 7) / 8 * 8 + (size_t)(EXPERTS_GROUPS + 1) * (size_t)n_mat + 64);
-}
 EXPERTS_HD struct experts_sort experts_sort_at(uint8_t *p, int32_t pairs, int32_t n_mat, int32_t tile)
 {
     uint16_t *ids = (uint16_t *)p, *counts = ids + (pairs + 7) / 8 * 8,
              *total = counts + EXPERTS_GROUPS * n_mat;
     return experts_sort{ids, counts, total, total + n_mat, pairs, n_mat, tile};
-}
-/* Tiles at most. */
-static inline int32_t experts_most_tiles(int32_t pairs, int32_t n_mat, int32_t tile)
-{
-    const int32_t distinct = pairs < n_mat ? pairs : n_mat, most = distinct + pairs / tile;
-    return most < pairs ? most : pairs;
 }
 
 /* A pair's expert, from memory that an earlier launch wrote: not through a cache that may hold what was there
@@ -245,10 +173,6 @@ struct experts_few {
     int32_t pairs, n_mat, tile;
 };
 
-static inline size_t experts_few_bytes(int32_t pairs)
-{
-    return 8 * ((size_t)(pairs + 7) / 8 * 8) + 16;
-}
 EXPERTS_HD struct experts_few experts_few_at(uint8_t *p, int32_t pairs, int32_t n_mat, int32_t tile)
 {
     const int whole = (pairs + 7) / 8 * 8;

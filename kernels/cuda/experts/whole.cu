@@ -171,7 +171,7 @@ static bool takes(const struct kn_weight *w)
 
 static bool takes_small(const struct kn_weight *w)
 {
-    return mm_type_of(w->type) && mm_type_of(w->type)->act == MM_ACT_32;
+    return product_type_of(w->type) && product_type_of(w->type)->act == MM_ACT_32;
 }
 
 /* Weights and sizes of m, or false: they are not for this kernel. */
@@ -192,16 +192,16 @@ static bool whole_weights(const struct kn_mixture *m, struct whole_args *a)
         a->up[s] = (const uint8_t *)own[s][1]->packed;
         a->down[s] = (const uint8_t *)own[s][2]->packed;
         a->type[s] = own[s][0]->type;
-        a->bytes[s] = mm_type_of(a->type[s])->unit_bytes;
+        a->bytes[s] = product_type_of(a->type[s])->unit_bytes;
         a->down_type[s] = own[s][2]->type;
-        a->down_bytes[s] = mm_type_of(a->down_type[s])->unit_bytes;
+        a->down_bytes[s] = product_type_of(a->down_type[s])->unit_bytes;
     }
     if (n_in % 256 || n_in > 256 * ROW_UNITS || ff % (small ? 64 : 256) || ff > EXPERTS_WHOLE_FF ||
         n_out > 1 << 20)
         return false;
     a->small = small;
     a->units = (int32_t)(n_in / 256);
-    a->slice_units = (a->units + 3) / 4; /* as cut_slices in experts.cu; h is one slice */
+    a->slice_units = (a->units + 3) / 4; /* as cut_slices in experts_plan.c; h is one slice */
     a->ff = (int32_t)ff;
     a->h_units = (int32_t)(ff / (small ? 32 : 256));
     a->h_blocks = (int32_t)((ff + 255) / 256);
@@ -311,7 +311,7 @@ static int take_before(struct cuda_backend *be, const struct kn_mixture *m, stru
                      prep.rows,
                      p.w[0]->type,
                      handed ? row_words(be) : nullptr,
-                     mm_type_of(p.w[0]->type)->unit_bytes,
+                     product_type_of(p.w[0]->type)->unit_bytes,
                      prep.units,
                      prep.slice_units,
                      prep.slice_row,
@@ -331,6 +331,7 @@ int experts_flush(const struct cuda_backend *be)
     const struct experts_waiting *l = be->waiting;
     const bool before = l->a.before.w, behind = l->a.behind.panels;
     const enum whole_place p = !before && !behind ? ALONE : l->a.before.hand && behind ? AROUND : ANY;
+    cuda_count(be, before || behind ? CUDA_EXPERTS_AROUND : CUDA_EXPERTS_WHOLE);
     return cuda_check(b, "mixture",
                       cuda_launch(be, kernel_of(l->a.small, has_five(&l->a), p), dim3(l->grid),
                                   dim3(32 * (WARPS + 1)), l->smem, l->a));
@@ -347,7 +348,7 @@ int experts_then(struct cuda_backend *be, const struct chain_product *p)
         a->n_out != 256 * units || p->w[0]->n_in != 256 * units)
         return 0;
     int32_t slices, widest = 0;
-    mm_slices(mm_type_of(p->w[0]->type), 256 * units, &b.slice_units, &slices);
+    product_slices(product_type_of(p->w[0]->type), 256 * units, &b.slice_units, &slices);
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
         if (!takes(w) || w->n_in != 256 * units || w->n_out > 1 << 20) return 0;
@@ -355,7 +356,7 @@ int experts_then(struct cuda_backend *be, const struct chain_product *p)
         b.out[j] = p->out[j];
         b.n_out[j] = (int32_t)w->n_out;
         b.type[j] = w->type;
-        b.bytes[j] = mm_type_of(w->type)->unit_bytes;
+        b.bytes[j] = product_type_of(w->type)->unit_bytes;
         if (b.bytes[j] > widest) widest = b.bytes[j];
         b.panel_end[j] = b.panels += (int32_t)((w->n_out + 15) / 16);
     }
@@ -380,7 +381,7 @@ static int launch_row(struct cuda_backend *be, const struct kn_mixture *m, bool 
     struct whole_args &a = l.a;
     l.handed = be->waiting->handed;
     *done = false;
-    if (!mm_type_of(m->gate->type) || !experts_router_fits(be, m, mm_type_of(m->gate->type)->act) ||
+    if (!product_type_of(m->gate->type) || !experts_router_fits(be, m, product_type_of(m->gate->type)->act) ||
         !whole_plan(be, m, &l))
         return 0;
     *done = true;

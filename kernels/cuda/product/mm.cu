@@ -1,37 +1,15 @@
-/* mm.cu - matrix products: types, launches. The plans are in mm_plan.cu, the arithmetic in mm_kernel.cuh,
+/* mm.cu - matrix products: types, launches. The plans are in mm_plan.c, the arithmetic in mm_kernel.cuh,
  * mm_int.cuh, mm_frag.cuh. */
 #include "../chain/chain.cuh"
 #include "../core/copy.cuh"
 #include "../prompt/many.cuh"
-#include "mm_plan.cuh"
+#include "mm_plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define MM_PARTIAL_BYTES ((size_t)48 << 20)
-#define MM_ROWS_BYTES ((size_t)32 << 20) /* MM_PREP_ROWS rows of the longest kind */
-#define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
-
-struct mm_tuning mm_tuning;
-
-/* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
- * mm_frag.cuh. */
-static const struct mm_type mm_types[] = {
-    {KN_F32, 32, 2048, MM_ACT_F32},   {KN_F16, 32, 1024, MM_ACT_F16}, {KN_BF16, 32, 1024, MM_ACT_BF16},
-    {KN_Q8_0, 32, 544, MM_ACT_32},    {KN_Q4_0, 32, 288, MM_ACT_32},  {KN_Q5_0, 32, 352, MM_ACT_32},
-    {KN_Q4_1, 32, 320, MM_ACT_32M},   {KN_Q5_1, 32, 384, MM_ACT_32M}, {KN_Q4_K, 256, 2304, MM_ACT_K},
-    {KN_Q5_K, 256, 2816, MM_ACT_K},   {KN_Q6_K, 256, 3360, MM_ACT_K}, {KN_IQ4_NL, 32, 288, MM_ACT_32},
-    {KN_IQ4_XS, 256, 2176, MM_ACT_K}, {KN_Q3_K, 256, 1760, MM_ACT_K}, {KN_Q2_K, 256, 1344, MM_ACT_K},
-};
-#define MM_TYPES (int)(sizeof mm_types / sizeof mm_types[0])
-
-const struct mm_type *mm_type_of(uint32_t type)
-{
-    for (int i = 0; i < MM_TYPES; i++)
-        if (mm_types[i].type == type) return &mm_types[i];
-    return nullptr;
-}
 
 mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low)
 {
@@ -105,56 +83,30 @@ struct product {
     enum kn_act act;
 };
 
-/* Units of a copy. */
-static int32_t copy_units(enum mm_act act)
-{
-    return act == MM_ACT_K ? mm_tuning.copy_k : mm_is_int8(act) ? mm_tuning.copy_32 : mm_tuning.copy_float;
-}
-
-/* The slices of a panel: by the shape and the type alone, for they decide the bits. 8-bit kinds: four, two
- * panels a block at a time, eight where rows are so long that a slice of eight tokens would not fit in shared
- * memory. Float types: eight for every 4,096 columns. Of whole 256 columns: a short row has fewer. */
-void mm_slices(const struct mm_type *t, int64_t n_in, int32_t *slice_units, int32_t *slices)
-{
-    const int64_t units = (n_in + t->unit_k - 1) / t->unit_k, blocks = (n_in + 255) / 256;
-    int64_t most = n_in > mm_tuning.long_row ? 2 * mm_tuning.slices : mm_tuning.slices;
-    if (!mm_is_int8(t->act)) most = (n_in + 4095) / 4096 * mm_tuning.slices_float;
-    *slice_units = (int32_t)((blocks + most - 1) / most * (256 / t->unit_k));
-    *slices = (int32_t)((units + *slice_units - 1) / *slice_units);
-}
-
 static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t n_in, struct mm_args *a)
 {
-    const int64_t blocks = (n_in + 255) / 256;
-    a->units = (int32_t)((n_in + t->unit_k - 1) / t->unit_k);
-    mm_slices(t, n_in, &a->slice_units, &a->slices);
-    a->slice_row = mm_slice_row(t->act, a->slice_units);
-    if (a->slices > MM_SLICES_MAX || blocks > MM_ROW_BLOCKS ||
-        (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS > MM_ROWS_BYTES)
-        return cuda_fail(be, KN_ETYPE, "matrix product: rows of %lld values of %s are too long",
-                         (long long)n_in, kn_type_info(t->type)->name);
-    return 0;
+    return mm_plan_slices(t, n_in, a)
+               ? 0
+               : cuda_fail(be, KN_ETYPE, "matrix product: rows of %lld values of %s are too long",
+                           (long long)n_in, kn_type_info(t->type)->name);
 }
 
-/* Are n rows prepared as the kernels of few rows want those of K types, with `side` apart? Where these take
- * every product of so long slices (mm_choose_few: a slice of 16 rows beside the rings of 16 warps). */
-#define FEW_UNITS 24
 static bool few_format(const struct cuda_backend *be, enum mm_act act, int32_t n, int32_t slice_units)
 {
-    return act == MM_ACT_K && n > 1 && n >= mm_tuning.few_from && n <= 16 && !be->generic && be->cc >= 90 &&
-           !mm_tuning.no_few && slice_units <= FEW_UNITS && be->smem_block >= 200 << 10;
+    const struct cuda_device dev = cuda_device_of(be);
+    return mm_few_format(&dev, act, n, slice_units);
 }
 /* The slices' rows, and where `side` is. */
 static uint8_t *few_side_of(const struct cuda_backend *be, int32_t n, struct mm_args *a)
 {
-    a->slice_row = 256 * a->slice_units;
+    a->slice_row = mm_few_row(a->slice_units);
     return be->mm_rows + (size_t)n * (size_t)a->slices * (size_t)a->slice_row;
 }
 
 bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a,
                   enum mm_act *act)
 {
-    const struct mm_type *t = mm_type_of(w->type);
+    const struct mm_type *t = product_type_of(w->type);
     struct mm_args m = {};
     if (!t || !mm_is_int8(t->act) || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
     *a = {};
@@ -181,48 +133,33 @@ bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *
            be->ready.launch == be->launches;
 }
 
-/* Launch over all panels: as many at a time as the partial sums have room for. */
-static int launch_panels(struct cuda_backend *be, const char *name, enum mm_act act, struct mm_args *a,
-                         int log2_tiles, const struct mm_plan *plan, bool low, bool few, int32_t panels)
+static mm_kernel_fn kernel_of(const struct cuda_backend *be, enum mm_act act, const struct mm_choice *c)
 {
-    const bool together = a->block_slices == a->slices;
-    const mm_kernel_fn usual =
-        few ? mm_kernel_few(act, log2_tiles, low)
-            : mm_kernel_of(act, log2_tiles, plan->warps, be->generic || be->cc < 90, low);
-    int32_t grid = be->sm_count * plan->blocks; /* all resident: apart, blocks wait for each other */
-    int32_t most = panels;
-    a->left &= few && !together;
-    if (a->left) {
-        mm_few_split(grid, panels, a);
-    } else if (!together) {
-        if (grid < a->slices) grid = a->slices;
-        const size_t item = (size_t)(a->gated ? 2 : 1) * (size_t)a->slices * ((size_t)1 << log2_tiles) *
-                            MM_RECORD * sizeof(float);
-        const size_t room = be->mm_partial_bytes / item;
-        if ((size_t)most > room) most = (int32_t)room;
-        a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
-    }
-    for (int32_t first = 0; first < panels; first += most) {
-        a->first_item = first;
-        a->n_items = panels - first < most ? panels - first : most;
-        if (!a->left) a->groups = together ? grid : grid / a->slices;
-        if (a->groups > a->n_items) a->groups = a->n_items;
-        if (!together && a->groups > MM_GROUPS) a->groups = MM_GROUPS;
+    return c->form == MM_FEW_LATE ? mm_kernel_few_late()
+           : c->few               ? mm_kernel_few(act, c->log2_tiles, c->low)
+                    : mm_kernel_of(act, c->log2_tiles, c->warps, be->generic || be->cc < 90, c->low);
+}
+
+/* Launch over all panels: as many at a time as the partial sums have room for. */
+static int launch_panels(struct cuda_backend *be, const char *name, const struct mm_group *g,
+                         struct mm_args *a, struct mm_choice *c)
+{
+    const struct cuda_device dev = cuda_device_of(be);
+    const int32_t most = mm_plan_panels(&dev, c, g->panels, be->mm_partial_bytes, a);
+    if (!a->left && a->block_slices < a->slices) a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
+    for (int32_t first = 0; first < g->panels; first += most) {
+        mm_plan_launch(&dev, c, first, most, g->panels, a);
 #ifdef MM_TRACE
         a->trace = mm_trace_next(name);
 #endif
-        const mm_kernel_fn f = few && mm_few_is_late(a, act, log2_tiles, low) ? mm_kernel_few_late() : usual;
-        const int32_t n_blocks = together  ? a->groups
-                                 : a->left ? a->groups * (a->slices - 1) + a->last_groups
-                                           : a->groups * a->slices;
-        a->pitch = (uint32_t)a->stage_bytes + FEW_BARRIER, a->ring_bytes = (uint32_t)a->stages * a->pitch;
-        a->cluster = few ? mm_few_cluster(act, a) : 1;
-        const unsigned threads = (unsigned)(32 * (few ? a->warps : plan->warps));
-        const int err = cuda_check(
-            be, name,
-            a->cluster > 1 ? cuda_launch_clusters(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total,
-                                                  (unsigned)a->cluster, *a)
-                           : cuda_launch(be, f, dim3((unsigned)n_blocks), dim3(threads), a->at.total, *a));
+        const mm_kernel_fn f = kernel_of(be, g->t->act, c);
+        static_assert(CUDA_PRODUCT_GENERIC + MM_FEW_LATE == CUDA_PRODUCT_LATE, "forms.h has mm_form's order");
+        cuda_count(be, (enum cuda_form)(CUDA_PRODUCT_GENERIC + c->form));
+        const dim3 blocks((unsigned)c->blocks), threads((unsigned)(32 * c->warps));
+        const int err = cuda_check(be, name,
+                                   a->cluster > 1 ? cuda_launch_clusters(be, f, blocks, threads, a->at.total,
+                                                                         (unsigned)a->cluster, *a)
+                                                  : cuda_launch(be, f, blocks, threads, a->at.total, *a));
         if (err) return err;
     }
     return 0;
@@ -232,7 +169,7 @@ int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, in
 {
     const struct kn_weight *w = be->head.next_w;
     const float *norm = be->head.next_norm;
-    const struct mm_type *t = w ? mm_type_of(w->type) : nullptr;
+    const struct mm_type *t = w ? product_type_of(w->type) : nullptr;
     struct mm_args a = {};
     *done = t && norm && add->weight && mm_is_int8(t->act) && w->n_in == width && width % 8 == 0 &&
             width <= MM_ADD_WIDTH && n <= MM_PREP_ROWS && ((uintptr_t)norm & 15) == 0;
@@ -256,64 +193,30 @@ static bool is_rounded(const struct cuda_backend *be, const struct product *p, e
            be->rounded.act == act && be->rounded.slice_row == slice_row && be->rounded.n_in == p->w[0]->n_in;
 }
 
-/* May the product's slices' sums be left in memory, if they are apart (mm_owed)? Of several rows: one row's
- * results are handed on in other ways (chain.cuh, experts/hand.cuh). */
-static bool may_leave(const struct cuda_backend *be, const struct product *p, const struct mm_args *a,
-                      enum mm_act act, int count)
+/* The matrices list[0 .. count - 1] of the product, which want the same activations. */
+static int make_group(struct cuda_backend *be, const struct product *p, const int *list, int count,
+                      struct mm_group *g, struct mm_args *a)
 {
-    if (mm_tuning.no_left || p->gated || p->n < 2 || p->n > 16 || !mm_is_int8(act)) return false;
-    size_t rows = 0;
+    const struct kn_weight *w0 = p->w[list[0]];
+    struct mm_shape s = {};
+    s.n_w = count, s.n = p->n, s.n_in = w0->n_in;
+    s.gated = p->gated, s.norm = p->norm, s.placed = true;
     for (int i = 0; i < count; i++) {
-        if (a->n_out[i] % 16 || (uintptr_t)p->out[i] % 16) return false;
-        rows += (size_t)a->n_out[i];
-    }
-    return rows * (size_t)(a->slices * p->n) * sizeof(float) <= be->mm_partial_bytes;
-}
-
-/* The matrices that a launch reads, which want the same activations. */
-struct group {
-    const struct mm_type *t;
-    const int *list; /* [count], of the product's */
-    int count;
-    int32_t panels, widest;          /* of all; bytes of the largest unit */
-    bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
-    int32_t most_units, least_units; /* of a copy */
-};
-
-static int make_group(struct cuda_backend *be, const struct product *p, struct group *g, struct mm_args *a)
-{
-    const struct kn_weight *w0 = p->w[g->list[0]];
-    g->t = mm_type_of(w0->type);
-    const int err = cut_slices(be, g->t, w0->n_in, a);
-    if (err) return err;
-    for (int i = 0; i < g->count; i++) {
-        const struct kn_weight *w = p->w[g->list[i]];
+        const struct kn_weight *w = p->w[list[i]];
+        s.type[i] = w->type, s.n_out[i] = w->n_out;
+        s.placed &= (uintptr_t)p->out[list[i]] % 16 == 0;
         a->w[i] = (const uint8_t *)w->packed;
-        a->n_out[i] = (int32_t)w->n_out;
-        a->type[i] = w->type;
-        a->unit_bytes[i] = mm_type_of(w->type)->unit_bytes;
-        g->mixed |= a->unit_bytes[i] != a->unit_bytes[0];
-        g->low |= mm_is_low(w->type);
-        if (a->unit_bytes[i] > g->widest) g->widest = a->unit_bytes[i];
-        if (i == 0 || !p->gated) g->panels += (int32_t)((w->n_out + 15) / 16);
-        a->panel_end[i] = g->panels;
     }
-    const int32_t copy = copy_units(g->t->act);
-    g->most_units = copy < a->slice_units ? copy : a->slice_units;
-    /* Units of 32 columns go in pairs, which share a word of activations (mm_int.cuh) or a sum (mm_frag.cuh).
-     */
-    g->least_units = g->t->act == MM_ACT_K || g->most_units < 2 ? 1 : 2;
-    a->left = g->leave = may_leave(be, p, a, g->t->act, g->count);
+    if (!mm_plan_group(&s, be->mm_partial_bytes, g, a))
+        return cut_slices(be, product_type_of(w0->type), w0->n_in, a);
     a->partial = be->mm_partial;
     a->add = p->add;
-    a->gated = p->gated;
     a->act = p->act;
-    a->normed = p->norm != nullptr;
     return 0;
 }
 
 /* Are the rows at x prepared already? */
-static int find_rows(struct cuda_backend *be, const struct product *p, const struct group *g,
+static int find_rows(struct cuda_backend *be, const struct product *p, const struct mm_group *g,
                      const struct mm_args *a, const float *x, const struct mm_prep *prep, bool *prepared)
 {
     const enum mm_act act = g->t->act;
@@ -326,54 +229,46 @@ static int find_rows(struct cuda_backend *be, const struct product *p, const str
 }
 
 /* `rows` rows from `row` on, as many at a time as a launch takes. */
-static int launch_rows(struct cuda_backend *be, const struct product *p, const struct group *g,
-                       struct mm_args *a, int32_t row, int32_t rows, const struct mm_prep *prep,
-                       bool prepared)
+static int launch_rows(struct cuda_backend *be, const struct product *p, const int *list, int count,
+                       const struct mm_group *g, struct mm_args *a, int32_t row, int32_t rows,
+                       const struct mm_prep *prep, bool prepared)
 {
-    const enum mm_act act = g->t->act;
+    const struct cuda_device dev = cuda_device_of(be);
     int err = 0;
     for (int32_t i = 0; i < rows && !err; i += a->n) {
-        const struct mm_plan *plan = nullptr;
-        int log2_tiles = -1; /* smaller copies where these do not fit, */
-        const bool few =
-            rows - i <= 16 && mm_choose_few(be, act, rows - i, g->panels, g->widest, a, &log2_tiles, &plan);
-        for (int32_t n = rows - i; !few && log2_tiles < 0 && n > 0;
-             n = (n < 8 ? n : 8) / 2) /* then fewer rows */
-            for (int32_t most = g->most_units; log2_tiles < 0 && most >= g->least_units; most /= 2)
-                log2_tiles = mm_choose(be, act, n, g->panels, most, g->widest, g->mixed, g->low, a, &plan);
-        if (log2_tiles < 0)
+        struct mm_choice c;
+        if (!mm_plan_rows(&dev, g, rows - i, a, &c))
             return cuda_fail(be, KN_ETYPE,
                              "%s: %d bytes of shared memory a block are too few for rows of %lld values of "
                              "%s on %d multiprocessors",
                              p->name, be->smem_block, (long long)prep->n_in, kn_type_info(g->t->type)->name,
                              be->sm_count);
-        if (!prepared) err = cuda_check(be, p->name, mm_prepare(be, act, prep, rows, few));
+        if (!prepared) err = cuda_check(be, p->name, mm_prepare(be, g->t->act, prep, rows, c.few));
         prepared = true;
         a->rows = be->mm_rows + (size_t)i * (size_t)a->slices * (size_t)a->slice_row;
-        for (int j = 0; j < g->count; j++)
-            a->out[j] = p->out[g->list[j]] + (int64_t)(row + i) * p->w[g->list[j]]->n_out;
+        for (int j = 0; j < count; j++)
+            a->out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
         a->left = g->leave;
-        if (!err) err = launch_panels(be, p->name, act, a, log2_tiles, plan, g->low, few, g->panels);
-        if (!err && a->left) mm_owe(be, a, g->count);
+        if (!err) err = launch_panels(be, p->name, g, a, &c);
+        if (!err && a->left) mm_owe(be, a, count);
     }
     return err;
 }
 
 static int launch_group(struct cuda_backend *be, const struct product *p, const int *list, int count)
 {
+    const struct cuda_device dev = cuda_device_of(be);
     const struct kn_weight *w0 = p->w[list[0]];
     struct mm_args a = {};
-    struct group g = {};
-    g.list = list, g.count = count;
-    int err = make_group(be, p, &g, &a);
+    struct mm_group g;
+    int err = make_group(be, p, list, count, &g, &a);
     for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
         const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
         const float *x = p->x + (int64_t)row * w0->n_in;
-        if (few_format(be, g.t->act, p->n, a.slice_units)) {
-            const struct mm_plan *plan;
-            int log2_tiles;
+        if (mm_few_format(&dev, g.t->act, p->n, a.slice_units)) {
+            struct mm_choice c;
             a.side = few_side_of(be, p->n, &a);
-            if (!mm_choose_few(be, g.t->act, p->n, g.panels, g.widest, &a, &log2_tiles, &plan)) /* tuned so */
+            if (!mm_plan_few(&dev, &g, p->n, &a, &c)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
         const struct mm_prep prep = {
@@ -381,7 +276,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
             g.t->unit_k, a.slice_units, a.slices,    a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
         bool prepared;
         if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
-        err = launch_rows(be, p, &g, &a, row, rows, &prep, prepared);
+        err = launch_rows(be, p, list, count, &g, &a, row, rows, &prep, prepared);
     }
     return err;
 }
@@ -392,7 +287,7 @@ static int check(struct cuda_backend *be, const struct product *p)
         return cuda_fail(be, KN_EINVAL, "%s: %d rows with %d matrices (expected 1 or more with 1 to %d)",
                          p->name, p->n, p->n_w, MM_WIDTH_MAX);
     for (int j = 0; j < p->n_w; j++) {
-        if (!p->w[j]->packed || !mm_type_of(p->w[j]->type))
+        if (!p->w[j]->packed || !product_type_of(p->w[j]->type))
             return cuda_fail(be, KN_EINVAL, "%s: a weight not loaded for products", p->name);
         if (p->w[j]->n_in != p->w[0]->n_in || (p->gated && (p->w[j]->n_out != p->w[0]->n_out)))
             return cuda_fail(be, KN_EINVAL, "%s: unequal shapes [%lld, %lld] and [%lld, %lld]", p->name,
@@ -413,7 +308,7 @@ static int run_rows(struct cuda_backend *be, const struct product *p)
         int list[MM_WIDTH_MAX], count = 0;
         if (done[j]) continue;
         for (int i = j; i < p->n_w; i++)
-            if (!done[i] && mm_type_of(p->w[i]->type)->act == mm_type_of(p->w[j]->type)->act) {
+            if (!done[i] && product_type_of(p->w[i]->type)->act == product_type_of(p->w[j]->type)->act) {
                 done[i] = true;
                 list[count++] = i;
             }

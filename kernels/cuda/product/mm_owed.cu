@@ -45,6 +45,7 @@ int mm_settle(const struct cuda_backend *const_be)
     int32_t width = 0;
     for (int32_t j = 0; j < o->count; j++) width += o->width[j];
     be->owes = false;
+    cuda_count(be, CUDA_PRODUCT_SUMS);
     return cuda_check(be, "sums of slices",
                       cuda_launch_first(be, owed_rows,
                                         dim3((unsigned)((width / 4 + THREADS - 1) / THREADS), (unsigned)o->n),

@@ -57,7 +57,7 @@ static cudaError_t place(struct cuda_backend *be, struct kn_weight *w, const uin
         err = cudaMemcpyAsync((uint8_t *)w->rows + (size_t)first * row_bytes, raw, (size_t)rows * row_bytes,
                               cudaMemcpyDeviceToDevice, be->stream);
     if (err || !w->packed) return err;
-    const struct mm_type *t = mm_type_of(w->type);
+    const struct mm_type *t = product_type_of(w->type);
     const size_t panel = (size_t)mm_panel_bytes(t, w->n_in), words = (size_t)((rows + 15) / 16) * panel / 4;
     const size_t blocks = (words + 255) / 256, most = (size_t)be->sm_count * 64;
     return cuda_launch(be, pack_kernel, dim3((unsigned)(blocks < most ? blocks : most)), dim3(256), 0,
@@ -96,7 +96,7 @@ static cudaError_t stream_rows(struct cuda_backend *be, struct kn_weight *w, con
 void cuda_weight_bytes(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use,
                        size_t *packed, size_t *rows)
 {
-    const struct mm_type *t = mm_type_of(type);
+    const struct mm_type *t = product_type_of(type);
     const size_t count = n_mat ? (size_t)n_mat : 1;
     *packed = (use & KN_USE_LINEAR) && t
                   ? count * (size_t)((n_out + 15) / 16) * (size_t)mm_panel_bytes(t, n_in)
@@ -122,7 +122,7 @@ static int describe(struct cuda_backend *be, struct kn_weight *w, uint32_t type,
                          info->name, (long long)n_in, info->block);
     if ((use & KN_USE_ROWS) && !info->can_decode)
         return cuda_fail(be, KN_ETYPE, "%s weight: the type cannot be decoded (rows)", info->name);
-    if ((use & KN_USE_LINEAR) && !mm_type_of(type))
+    if ((use & KN_USE_LINEAR) && !product_type_of(type))
         return cuda_fail(be, KN_ETYPE, "%s weight: no matrix product for this type", info->name);
     if (n_in > INT32_MAX - 64 || n_out > INT32_MAX - 16 || kn_row_bytes(type, n_in) > STAGE_BYTES / 16)
         return cuda_fail(be, KN_ETYPE, "weight [%lld, %lld] of %s: too large", (long long)n_out,

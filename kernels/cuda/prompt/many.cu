@@ -328,6 +328,7 @@ int many_run(struct cuda_backend *be, const struct many_product *p)
     const struct act_args a = {p->x, p->norm,        m->act,        m->factor, p->add ? p->out[0] : nullptr,
                                ld,   p->w[0]->n_out, (int32_t)n_in, p->eps};
     int rc = cuda_check(be, p->name, many_prepare(be, &a, p->n));
+    cuda_count(be, CUDA_PRODUCT_LIBRARY);
     if (rc == 0 && p->gated) return run_gated(be, p, ld);
     for (int32_t j = 0; j < p->n_w && rc == 0;) {
         const int32_t small = count_small(m, p, j, ld);

@@ -91,7 +91,7 @@ static const struct panel_kernels *kernels_of(uint32_t type)
 
 struct panel_args many_panel_args(const struct kn_weight *w, int32_t first, int32_t rows)
 {
-    const struct mm_type *t = mm_type_of(w->type);
+    const struct mm_type *t = product_type_of(w->type);
     struct panel_args a = {};
     a.panel_bytes = mm_panel_bytes(t, w->n_in);
     a.units = (int32_t)(a.panel_bytes / t->unit_bytes);

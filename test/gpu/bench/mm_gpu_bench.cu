@@ -195,7 +195,7 @@ void once(int n)
     free_model(m);
 }
 
-/* Variants of the plan, one line each. skip: see `plans` in mm_plan.cu. */
+/* Variants of the plan, one line each. skip: see `plans` in mm_plan.c. */
 void variants(int layers, bool quick)
 {
     measure_read();

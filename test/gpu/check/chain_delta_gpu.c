@@ -7,6 +7,7 @@
  *        chain_delta_gpu --bench [NAME]     microseconds a layer, both ways
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
 #include "../../../kernels/cuda/core/cuda.h"
+#include "../forms.h"
 #include "../harness.h"
 
 struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
@@ -533,6 +534,14 @@ static void bench(const struct shape *s)
     unmake(&m);
 }
 
+static void check_forms(void)
+{
+    static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED};
+    char text[400];
+    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, forms, 2, text, sizeof text);
+    verdict(ok, "forms: %s", text);
+}
+
 int main(int argc, char **argv)
 {
     char msg[256];
@@ -554,6 +563,7 @@ int main(int argc, char **argv)
         else if (!timing && (!small || s->small))
             check(s);
     }
+    if (!timing && !small && !*name) check_forms();
     kn_backend_close(gpu);
     if (timing) return 0;
     printf("%ld passed, %ld failed\n", passed, failed);

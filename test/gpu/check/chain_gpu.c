@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "../../../kernels/cuda/core/cuda.h"
+#include "../forms.h"
 
 struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
     int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
@@ -553,6 +554,19 @@ static bool called(const char *name, const char *what)
     return *what == '=' ? !strcmp(name, what + 1) : strstr(name, what) != NULL;
 }
 
+/* Every kind of chain but delta nets (chain_delta_gpu) has run by now. */
+static void check_forms(void)
+{
+    static const enum cuda_form forms[] = {CUDA_CHAIN_FEW,      CUDA_CHAIN_PAIRS, CUDA_CHAIN_SHARED,
+                                           CUDA_CHAIN_FAR,      CUDA_CHAIN_GEMMA, CUDA_CHAIN_ITEMS,
+                                           CUDA_CHAIN_ITEMS_FAR};
+    char text[400], line[420];
+    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_ITEMS_FAR, forms,
+                              (int)(sizeof forms / sizeof *forms), text, sizeof text);
+    snprintf(line, sizeof line, "forms: %s", text);
+    verdict(ok, line);
+}
+
 int main(int argc, char **argv)
 {
     char msg[256];
@@ -590,6 +604,7 @@ int main(int argc, char **argv)
             bench_wide(&wide_shapes[i]);
         else if (!often && !timing && (!small || wide_shapes[i].small))
             check_wide(&wide_shapes[i], small);
+    if (!timing && !small && !often && argc == 1) check_forms();
     kn_backend_close(gpu);
     if (timing) return 0;
     printf("%ld passed, %ld failed\n", passed, failed);

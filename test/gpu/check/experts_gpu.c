@@ -12,6 +12,7 @@
  * kernel, and must have the same bits; outputs are NaN before. Prints "ok   gpu/..." or "FAIL gpu/..." a
  * case; exit 1 if any failed, 5 if there is no device. */
 #include "../experts_data.h"
+#include "../forms.h"
 
 static void fetch(void *host, const void *p, size_t bytes)
 {
@@ -615,6 +616,18 @@ static void check_refusals(void)
     matrices_free(&a), matrices_free(&b), matrices_free(&c);
 }
 
+/* Every form has run by now; on a device without early launches the plain one alone. */
+static void check_forms(void)
+{
+    static const enum cuda_form forms[] = {CUDA_EXPERTS_PLAIN,  CUDA_EXPERTS_HELD,  CUDA_EXPERTS_SOLO,
+                                           CUDA_EXPERTS_STAGED, CUDA_EXPERTS_OWNED, CUDA_EXPERTS_WHOLE,
+                                           CUDA_EXPERTS_AROUND};
+    char text[400];
+    const bool ok = forms_are(gpu, CUDA_EXPERTS_PLAIN, CUDA_EXPERTS_AROUND, forms, cuda_is_early(gpu) ? 7 : 1,
+                              text, sizeof text);
+    verdict(ok, "forms: %s", text);
+}
+
 int main(int argc, char **argv)
 {
     char msg[256];
@@ -643,6 +656,7 @@ int main(int argc, char **argv)
     if (!around) check_other_types();
     check_all_around(around ? around : "", small);
     if (!around) check_refusals();
+    if (!around && !small && !strcmp(kn_op(gpu)->name, "cuda")) check_forms();
     printf("experts_gpu: %ld passed, %ld failed%s\n", passed, failed, g.generic ? " (generic kernels)" : "");
     kn_backend_close(gpu);
     return failed != 0;

@@ -7,6 +7,7 @@
  * together and in other groups, and must have the same bits. Prints "ok   gpu/..." or "FAIL gpu/..." a case;
  * exit 1 if any failed, 5 if there is no device. */
 #include "families_gpu.h"
+#include "../forms.h"
 
 struct kn_backend *cpu, *gpu;
 bool small;
@@ -387,6 +388,17 @@ static void check_refusals(void)
     drop(gpu, x);
 }
 
+/* Which forms of the delta nets and of the products around them have run. */
+static void check_forms(void)
+{
+    static const enum cuda_form forms[] = {CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, CUDA_DELTA_FEW,
+                                           CUDA_DELTA_ONE};
+    char text[400];
+    const bool ok = forms_are(gpu, CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, forms, cuda_is_early(gpu) ? 4 : 2,
+                              text, sizeof text);
+    verdict(ok, "forms: %s", text);
+}
+
 int main(int argc, char **argv)
 {
     char msg[256];
@@ -433,6 +445,7 @@ int main(int argc, char **argv)
         check_delta_linear();
         check_prompt();
         check_refusals();
+        check_forms();
         check_delta_refusals();
         printf("families_gpu: %ld passed, %ld failed%s\n", passed, failed,
                g.generic ? " (generic kernels)" : "");

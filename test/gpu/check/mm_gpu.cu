@@ -20,6 +20,7 @@
  * one-pass read of the same bytes in the same run Exit: 0 all passed, 1 a check failed, 5 the device. */
 #include "../../../kernels/cuda/chain/chain.cuh"
 #include "../mm_gpu.cuh"
+#include "../forms.h"
 
 #ifdef MM_STANDALONE /* without backend.cu */
 int cuda_fail(struct cuda_backend *be, int code, const char *fmt, ...)
@@ -171,6 +172,20 @@ std::vector<float> host(const float *p, size_t n)
     return v;
 }
 
+/* Every form of a product that this device has has run by now. */
+static void check_forms()
+{
+    static const enum cuda_form early[] = {CUDA_PRODUCT_BULK, CUDA_PRODUCT_FEW, CUDA_PRODUCT_LATE,
+                                           CUDA_PRODUCT_SUMS},
+                                generic[] = {CUDA_PRODUCT_GENERIC};
+    const bool is_early = be->cc >= 90 && !be->generic;
+    char text[400];
+    const bool ok = forms_are(kb(), CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_SUMS, is_early ? early : generic,
+                              is_early ? 4 : 1, text, sizeof text);
+    printf("%s gpu/forms: %s\n", ok ? "ok  " : "FAIL", text);
+    failures += !ok;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "check";
@@ -203,7 +218,8 @@ int main(int argc, char **argv)
             attended_check(512), attended_check(1500);
             check_plans(KN_Q4_K, 8768, 5376),
                 check_plans(KN_Q6_K, 8640, 2560); /* 4 items a block and more: mm_few_late.cuh */
-        } else if (!strcmp(what, "profile")) {    /* for a profiler: products at 16 rows */
+            if (!quick) check_forms();
+        } else if (!strcmp(what, "profile")) { /* for a profiler: products at 16 rows */
             profile(argc > 2 ? argv[2] : "");
         } else if (!strcmp(what, "once")) {
             once(argc > 2 ? atoi(argv[2]) : 16);

@@ -39,7 +39,7 @@ static bool is_float(uint32_t type)
  * rule of kernels/cpu/mm_act.inc.h; steps: the scales, a value each. */
 static void round_act(uint32_t type, std::vector<double> &x, std::vector<double> &steps)
 {
-    const size_t block = mm_type_of(type)->act == MM_ACT_K ? 256 : 32;
+    const size_t block = product_type_of(type)->act == MM_ACT_K ? 256 : 32;
     steps.resize(x.size());
     for (size_t b = 0; b < x.size(); b += block) {
         float amax = 0;

@@ -80,7 +80,7 @@ void check_layout()
 {
     for (uint32_t type : all_types) {
         const struct kn_type_info *info = kn_type_info(type);
-        const mm_type *t = mm_type_of(type);
+        const mm_type *t = product_type_of(type);
         const int64_t n_in = info->block == 1 ? 77 : info->block * 3, rows = 21;
         std::vector<uint8_t> w = random_weight(type, n_in, rows);
         const size_t row_bytes = kn_row_bytes(type, n_in);

@@ -422,6 +422,7 @@ int main(int argc, char **argv)
             check_attention();
             check_attention_extremes();
             check_attend();
+            if (!small) check_attention_forms();
             check_pick();
             check_accept();
             check_refusals();

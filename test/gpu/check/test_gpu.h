@@ -11,6 +11,7 @@ extern bool small; /* leave out what takes long under compute-sanitizer */
 /* test_gpu_attention.c: rope_store, attention, both in one. */
 void check_rope_store(void);
 void check_attention(void);
+void check_attention_forms(void);
 void check_attention_extremes(void);
 void check_attend(void);
 

@@ -1,5 +1,6 @@
 /* test_gpu_attention.c - rope_store and attention, apart and in one, against the CPU's (test_gpu.c). */
 #include "test_gpu.h"
+#include "../forms.h"
 
 static float from16(uint32_t type, uint16_t h)
 {
@@ -244,6 +245,37 @@ static float *att_run(struct kn_backend *be, const struct att_case *c, const str
     return host;
 }
 
+/* Did the case just run by a form that it is for? Odd heads, f32 and two types by the general one alone;
+ * others never, more than 64 rows by those for prompts, and what needs early launches only where there are
+ * such. */
+static bool att_form_ran(const struct att_case *c, const struct forms *before)
+{
+    const bool odd = c->type.k != c->type.v || c->type.k == KN_F32 ||
+                     (c->d != 64 && c->d != 128 && c->d != 256 && c->d != 512),
+               early = cuda_is_early(gpu);
+    const long all = forms_range(gpu, before, CUDA_ATTN_ANY, CUDA_ATTN_GROUP),
+               any = forms_since(gpu, before, CUDA_ATTN_ANY), step = forms_since(gpu, before, CUDA_ATTN_STEP),
+               prefill = forms_since(gpu, before, CUDA_ATTN_PREFILL),
+               group = forms_since(gpu, before, CUDA_ATTN_GROUP);
+    if (all < 1) return false;
+    if (odd) return any == all;
+    if (c->n > 64) return (early && c->d == 128 && c->cap % 128 == 0 ? group : prefill) == all;
+    return early ? any + prefill + group == 0 : step == all;
+}
+
+/* All forms of attention there are have run by now. */
+void check_attention_forms(void)
+{
+    static const enum cuda_form forms[] = {CUDA_ATTN_ANY,    CUDA_ATTN_STEP,    CUDA_ATTN_PREFILL,
+                                           CUDA_ATTN_MERGE,  CUDA_ATTN_STREAM,  CUDA_ATTN_CLUSTERS,
+                                           CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS, CUDA_ATTN_GROUP};
+    char text[400];
+    const bool ok =
+        forms_are(gpu, CUDA_ATTN_ANY, CUDA_ATTN_MERGE, forms,
+                  cuda_is_early(gpu) ? (int)(sizeof forms / sizeof *forms) : 4, text, sizeof text);
+    verdict(ok, "forms: %s", text);
+}
+
 void check_attention(void)
 {
     static const int steps[] = {1, 5, 17, 64};
@@ -253,7 +285,9 @@ void check_attention(void)
         if (small && (c->n > 64 || c->last > 2000)) continue;
         rnd_state = k + 1;
         struct att_data a = att_make(c, true);
+        const struct forms before = forms_now(gpu);
         float *want = att_run(cpu, c, &a, c->n), *got = att_run(gpu, c, &a, c->n), *few = NULL;
+        const bool taken = att_form_ran(c, &before);
         bool same = true;
         double worst = 0;
         /* Queries and weights are split in two halves: 2^-22 of each is lost for f16, 2^-17 for bf16, and of
@@ -308,8 +342,9 @@ void check_attention(void)
         kn_bound(gpu, 0);
         char why[64] = "";
         if (other >= 0) snprintf(why, sizeof why, ", other bits when cut as in %d", other);
-        verdict(worst <= tol && same && other < 0, "attention, %s: error %.2g of %.2g%s%s", c->name, worst,
-                tol, same ? "" : ", other bits in other groups of rows", why);
+        verdict(worst <= tol && same && other < 0 && taken, "attention, %s: error %.2g of %.2g%s%s%s",
+                c->name, worst, tol, same ? "" : ", other bits in other groups of rows", why,
+                taken ? "" : ", not by the form that it is for");
         free(want), free(got), free(a.q), free(a.pos), free(a.k), free(a.v);
     }
 }

@@ -2,7 +2,8 @@
  * as pack.cu packs them (pack.cuh), taken apart as products of many rows take them (unpack.cuh), and compared
  * with kn_decode_row. Needs no GPU. Every value has the codec's bits, padding is zero, and every value is
  * given once. And the sorting of rows' experts into tiles (experts.cuh), its steps run one after another for
- * all threads as the blocks of a launch run them between barriers. */
+ * all threads as the blocks of a launch run them between barriers. And that planners know which kernels there
+ * are. */
 #include "../../../kernels/cuda/experts/experts.cuh"
 #include "../../../kernels/cuda/product/unpack.cuh"
 
@@ -43,7 +44,7 @@ static void set_scales(const struct kn_type_info *t, uint8_t *b)
 template <uint32_t T> static bool check(int64_t n_in, int32_t rows)
 {
     const struct kn_type_info *t = kn_type_info(T);
-    const mm_type *m = mm_type_of(T);
+    const mm_type *m = product_type_of(T);
     const size_t row_bytes = kn_row_bytes(T, n_in);
     const int64_t panel_bytes = mm_panel_bytes(m, n_in), units = panel_bytes / m->unit_bytes,
                   ld = units * m->unit_k;
@@ -177,12 +178,116 @@ static int all_tiles()
     return failed;
 }
 
+/* The planner's list of what there is code for, against the code. */
+static int all_kernels()
+{
+    int wrong = 0, n = 0;
+    for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
+        for (int i = 0; i < 4 * 5 * 2 * 2; i++, n++) {
+            const int warps = 4 << i % 4, log2_tiles = i / 4 % 5 - 1;
+            const bool generic = i / 20 % 2, low = i / 40 % 2;
+            const bool has = mm_has((enum mm_act)act, log2_tiles, warps, generic, low),
+                       is = mm_kernel_of((enum mm_act)act, log2_tiles, warps, generic, low) != nullptr;
+            if (has == is) continue;
+            wrong++;
+            printf("FAIL kernels of products: act %d, %d warps, tiles 2^%d, generic %d, low %d: planned %d, "
+                   "there %d\n",
+                   act, warps, log2_tiles, generic, low, has, is);
+        }
+    printf("%s   kernels of products as planned, %d\n", wrong ? "FAIL" : "ok", n);
+    return wrong;
+}
+
+static int all_experts()
+{
+    int wrong = 0, n = 0;
+    for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
+        for (int form = 0; form < EXPERTS_FORMS; form++)
+            for (int i = 0; i < 4 * 2; i++, n++) {
+                const enum mm_act a = (enum mm_act)act;
+                const enum experts_form f = (enum experts_form)form;
+                experts_kernel_fn k = experts_kernel_k(a, i / 2, f, i % 2);
+                if (!k) k = experts_kernel_32(a, i / 2, f, i % 2);
+                if (!k) k = experts_kernel_float(a, i / 2, f, i % 2);
+                wrong += experts_has(a, i / 2, f, i % 2) != (k != nullptr);
+                if (act == MM_ACT_K)
+                    wrong += experts_has(a, i / 2, f, i % 2) !=
+                             (experts_kernel_low(a, i / 2, f, i % 2) != nullptr);
+            }
+    printf("%s   kernels of experts as planned, %d\n", wrong ? "FAIL" : "ok", n);
+    return wrong;
+}
+
+/* attention/attention.cuh, which is for the device's compiler. */
+typedef void (*attn_fn)(const struct attn);
+attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages,
+                       size_t *smem);
+attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
+attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
+attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
+                        int32_t *chunks);
+int64_t attn_columns_bytes();
+int64_t attn_made_bytes();
+
+static int same_bytes(const char *what, int32_t d, attn_fn f, size_t is, size_t planned)
+{
+    if (!f) is = 0;
+    if (is == planned) return 0;
+    printf("FAIL attention %s, heads of %d: planned %zu bytes of shared memory, %zu are wanted\n", what, d,
+           planned, is);
+    return 1;
+}
+/* The shared memory that attention's kernels want, as planned. */
+static int all_attention()
+{
+    int wrong = 0;
+    for (int i = 0; i < 2 * ATTN_SIZES; i++) {
+        const int32_t d = attn_table[ATTN_STEP].heads[i / 2], narrow = d <= 128;
+        const uint32_t type = i % 2 ? KN_BF16 : KN_F16;
+        size_t s = 0;
+        attn_fn f;
+        for (int32_t tiles = 1; tiles <= 4; tiles *= 2)
+            for (int32_t stages = 2; stages <= 6; stages++)
+                for (int32_t resident = 1; resident <= 2; resident++) {
+                    f = narrow ? attn_step_narrow(d, tiles, type, stages, &s)
+                               : attn_step_wide(d, tiles, resident, type, stages, &s);
+                    wrong += same_bytes("step", d, f, s, attn_step_bytes(d, tiles, stages));
+                }
+        for (int32_t blocks = 8; blocks <= 16; blocks *= 2)
+            for (int32_t leaves = 1; leaves <= NEAR_LEAVES; leaves++) {
+                f = narrow ? attn_near_narrow(d, type, blocks, leaves, &s)
+                           : attn_near_wide(d, type, blocks, leaves, &s);
+                wrong += same_bytes("clusters", d, f, s, attn_near_bytes(d, blocks, leaves));
+            }
+        f = attn_stream_of(d, type, &s);
+        wrong += same_bytes("stream", d, f, s, attn_stream_bytes(d));
+        f = attn_places_of(d, type, &s);
+        wrong += same_bytes("places", d, f, s, attn_places_bytes(d));
+        f = attn_columns_of(d, type, &s);
+        wrong += same_bytes("columns", d, f, s, attn_columns_block_bytes(d));
+        for (int32_t warps = 4; warps <= 8; warps += 4) {
+            int32_t a[2], b[2];
+            f = attn_prefill_of(d, type, warps, &s, &a[0], &a[1]);
+            const size_t planned = attn_prefill_bytes(d, warps, &b[0], &b[1]);
+            wrong += same_bytes("prefill", d, f, s, planned) + (a[0] != b[0]) + (a[1] != b[1]);
+        }
+    }
+    wrong += attn_columns_bytes() != ATTN_COLUMN_PLACE || attn_made_bytes() != ATTN_MADE_TILE;
+    printf("%s   shared memory of attention as planned\n", wrong ? "FAIL" : "ok");
+    return wrong;
+}
+
 int main()
 {
     const int failed = both<KN_F32>() + both<KN_F16>() + both<KN_BF16>() + both<KN_Q8_0>() + both<KN_Q4_0>() +
                        both<KN_Q4_1>() + both<KN_Q5_0>() + both<KN_Q5_1>() + both<KN_Q4_K>() +
                        both<KN_Q5_K>() + both<KN_Q6_K>() + both<KN_Q2_K>() + both<KN_Q3_K>() +
-                       both<KN_IQ4_NL>() + both<KN_IQ4_XS>() + all_tiles();
+                       both<KN_IQ4_NL>() + both<KN_IQ4_XS>() + all_tiles() + all_kernels() + all_experts() +
+                       all_attention();
     printf("test_layout: %d failed\n", failed);
     return failed != 0;
 }

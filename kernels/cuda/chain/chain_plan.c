@@ -1,7 +1,25 @@
-/* chain/layout.cu - the steps of a chain laid out (chain/state.cuh): a product as a step, pairs of panels to
- * blocks, shared memory, how much of the ring is on its way. */
-#include "state.cuh"
-#include "../core/ops.cuh"
+/* chain_plan.c - the steps of a chain laid out (chain_plan.h): a product as a step, pairs of panels to
+ * blocks, shared memory, how much of the ring is on its way. What is said to be measured is in
+ * docs/speed/decode.md. */
+#include "chain_plan.h"
+
+#include <string.h>
+
+struct chain_tuning chain_tuning = {.context = 262144,
+                                    .tile = 8704,
+                                    .items = 65536,
+                                    .near = 4096,
+                                    .k_ahead = 64512,
+                                    .split = 20,
+                                    .far_ahead = 65536,
+                                    .k_near = 1024,
+                                    .wide = 1,
+                                    .wide_ahead = 82944,
+                                    .head = 20480,
+                                    .head_columns = 2560,
+                                    .head_ahead = 64512,
+                                    .rows_ahead = 73728,
+                                    .split_normed = 64};
 
 #define CHAIN_TERMS (40 << 10)   /* bytes of shared memory for terms, at most */
 #define CHAIN_K_TERMS (64 << 10) /* the same of K types: what chain_output has bits for */
@@ -35,17 +53,17 @@ static void cut_items(struct chain_step *s, int32_t bytes)
 
 /* Gates and ups by two panels of each, so that a warp has 32 outputs, which it can round: where no block gets
  * more by that. */
-static bool outputs_by_32(const struct cuda_backend *be, int64_t n_out)
+static bool outputs_by_32(const struct cuda_device *dev, int64_t n_out)
 {
-    const int64_t blocks = be->sm_count;
+    const int64_t blocks = dev->sm_count;
     return n_out % 32 == 0 && 2 * ((n_out / 32 - 1) / blocks) + 2 <= (n_out / 16 - 1) / blocks + 1;
 }
 
 /* The same of types whose units are of 32 columns: chain/items.cuh. */
-static bool items_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
+static bool items_of(const struct cuda_device *dev, const struct chain_product *p, struct chain_step *s)
 {
     const int64_t n_in = p->w[0]->n_in;
-    const enum mm_act act = mm_type_of(p->w[0]->type)->act;
+    const enum mm_act act = product_type_of(p->w[0]->type)->act;
     int64_t column = 0;
     if (act != MM_ACT_32 && act != MM_ACT_F16 && act != MM_ACT_BF16) return false;
     s->kind = act == MM_ACT_32 ? CHAIN_32 : act == MM_ACT_F16 ? CHAIN_F16 : CHAIN_BF16;
@@ -53,19 +71,19 @@ static bool items_of(const struct cuda_backend *be, const struct chain_product *
         return false;
     s->units = (int32_t)(n_in / 32);
     s->members = p->gated || p->n_w == 1 ? 2 : 1;
-    if (p->gated && act == MM_ACT_32 && outputs_by_32(be, p->w[0]->n_out)) s->members = 4;
+    if (p->gated && act == MM_ACT_32 && outputs_by_32(dev, p->w[0]->n_out)) s->members = 4;
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
-        const struct mm_type *t = mm_type_of(w->type);
+        const struct mm_type *t = product_type_of(w->type);
         if (!t || t->act != act) return false;
         if (j == 0 || !p->gated) s->pairs += (int32_t)((w->n_out + 15) / 16);
-        s->m[j] = {(const uint8_t *)w->packed,
-                   p->out[j],
-                   (int32_t)w->n_out,
-                   s->pairs,
-                   (int32_t)column,
-                   t->unit_bytes,
-                   w->type};
+        s->m[j] = (struct chain_matrix){(const uint8_t *)w->packed,
+                                        p->out[j],
+                                        (int32_t)w->n_out,
+                                        s->pairs,
+                                        (int32_t)column,
+                                        t->unit_bytes,
+                                        w->type};
         column += w->n_out;
     }
     if (p->n_w == 1 || s->members == 4) s->pairs = s->m[0].pair_end = (s->pairs + 1) / 2;
@@ -73,21 +91,21 @@ static bool items_of(const struct cuda_backend *be, const struct chain_product *
     s->per_slices = chain_divisor(s->slices);
     s->terms = (uint32_t)(64 * s->slices) + 64;
     return column <= CHAIN_WIDTH && s->slices <= MM_SLICES_MAX &&
-           (uint32_t)s->members * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_TERMS;
+           (uint32_t)s->members * s->terms * (size_t)pairs_a_block(s, dev->sm_count) <= CHAIN_TERMS;
 }
 
 /* The product as a step; false: not one. */
-bool chain_step_of(const struct cuda_backend *be, const struct chain_product *p, struct chain_step *s)
+bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p, struct chain_step *s)
 {
     const int64_t n_in = p->w[0]->n_in;
     int64_t column = 0;
-    *s = {};
+    memset(s, 0, sizeof *s);
     s->n_m = p->n_w, s->gated = p->gated, s->act = p->act;
     s->x = p->x, s->norm = p->norm, s->eps = p->eps;
-    s->old = p->add ? p->out[0] : nullptr;
+    s->old = p->add ? p->out[0] : NULL;
     if (n_in % 256 || n_in > 256 * CHAIN_BLOCKS) return false;
-    mm_slices(mm_type_of(p->w[0]->type), n_in, &s->slice_units, &s->slices);
-    if (mm_type_of(p->w[0]->type)->unit_k != 256) return items_of(be, p, s);
+    product_slices(product_type_of(p->w[0]->type), n_in, &s->slice_units, &s->slices);
+    if (product_type_of(p->w[0]->type)->unit_k != 256) return items_of(dev, p, s);
     s->units = (int32_t)(n_in / 256);
     if (p->norm && n_in > 256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS) return false;
     bool own = false; /* factors beside the terms */
@@ -96,18 +114,19 @@ bool chain_step_of(const struct cuda_backend *be, const struct chain_product *p,
         if (w->type != KN_Q4_K && w->type != KN_Q5_K && w->type != KN_Q6_K) return false;
         if (j == 0 || !p->gated)
             s->pairs += (int32_t)(p->gated ? (w->n_out + 15) / 16 : (w->n_out + 31) / 32);
-        s->m[j] = {(const uint8_t *)w->packed,      p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
-                   mm_type_of(w->type)->unit_bytes, w->type};
+        s->m[j] = (struct chain_matrix){
+            (const uint8_t *)w->packed,           p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
+            product_type_of(w->type)->unit_bytes, w->type};
         column += w->n_out;
         own = own || w->type == KN_Q6_K;
     }
     /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
-    s->per = own || pairs_a_block(s, be->sm_count) * s->units < 16 ? 1 : 2;
+    s->per = own || pairs_a_block(s, dev->sm_count) * s->units < 16 ? 1 : 2;
     s->cuts = (s->units + s->per - 1) / s->per;
     s->terms = (uint32_t)(64 * s->units * (own ? 2 : 1));
     if (s->terms % 128 == 0) s->terms += 64; /* the other panel's on other banks */
     return column <= CHAIN_WIDTH && s->slices <= 8 &&
-           2 * s->terms * (size_t)pairs_a_block(s, be->sm_count) <= CHAIN_K_TERMS;
+           2 * s->terms * (size_t)pairs_a_block(s, dev->sm_count) <= CHAIN_K_TERMS;
 }
 
 static uint32_t tile_bytes(const struct chain_step *s)
@@ -140,12 +159,6 @@ static uint32_t row_bytes(const struct chain_step *s)
     return unit[s->kind] * (uint32_t)s->units;
 }
 
-static bool map_rings(struct chain_state *c, const struct chain_step *s)
-{
-    return kv_map(&c->map[s->map], s->k, c->type, s->n_kv, s->where, 16 * s->far) &&
-           kv_map(&c->map[s->map + 1], s->v, c->type, s->n_kv, s->where, 16 * s->far);
-}
-
 /* Does each warp round the columns that it multiplies, in a row that is not normed? */
 static bool rounds_own(const struct chain_step *s)
 {
@@ -176,14 +189,14 @@ static void split_of(struct chain_step *s, int blocks)
     s->split_term = room + s->split_beside + 16; /* the other panel's on other banks */
 }
 /* Whether there are such steps; tiles of K types. */
-static bool splits(const struct cuda_backend *be, struct chain_state *c, int32_t count, int blocks, bool may)
+static bool splits(const struct cuda_device *dev, struct chain_state *c, int32_t count, int blocks, bool may)
 {
     bool any = false;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         s->split = 0;
         if (!s->n_m || s->kind != CHAIN_K) continue;
-        s->per = pairs_a_block(s, be->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
+        s->per = pairs_a_block(s, dev->sm_count) * s->units < CHAIN_WARPS ? 1 : 2;
         s->cuts = (s->units + s->per - 1) / s->per;
         if (may && blocks && s->pairs >= blocks && !c->op[i].head && (s->pass_on || i + 1 == count))
             split_of(s, blocks);
@@ -196,7 +209,7 @@ static bool splits(const struct cuda_backend *be, struct chain_state *c, int32_t
  * that have had least lately. */
 static void spread(struct chain_state *c, int32_t count, int blocks)
 {
-    float load[2 * CHAIN_SPREAD] = {}; /* the same twice: the blocks are a circle */
+    float load[2 * CHAIN_SPREAD] = {0}; /* the same twice: the blocks are a circle */
     if (blocks > CHAIN_SPREAD) return;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
@@ -207,7 +220,7 @@ static void spread(struct chain_state *c, int32_t count, int blocks)
         int32_t first = 0;
         if (s->n_m == 0 || rest == 0) continue;
         if (s->split || (!s->keep && !s->kept && !s->old)) {
-            float sum[CHAIN_SPREAD] = {}; /* of those that would have more, by the first of them */
+            float sum[CHAIN_SPREAD] = {0}; /* of those that would have more, by the first of them */
             for (int32_t j = 0; j < rest; j++)
                 for (int32_t at = 0; at < blocks; at++) sum[at] += load[at + j];
             for (int32_t at = 1; at < blocks; at++)
@@ -247,10 +260,10 @@ void chain_newest_outputs(struct chain_state *c, int32_t count)
         for (int32_t k = i + 1; k < count && k <= i + 5; k++) {
             struct chain_step *s = &c->step[i], *t = &c->step[k];
             if (!s->n_m && !t->n_m && s->attn == t->attn && s->n_head * s->head <= t->n_head * t->head)
-                s->attn = nullptr;
+                s->attn = NULL;
             for (int32_t j = 0; j < s->n_m; j++)
                 for (int32_t l = 0; l < t->n_m && s->m[j].out; l++)
-                    if (t->m[l].out == s->m[j].out && t->m[l].n_out >= s->m[j].n_out) s->m[j].out = nullptr;
+                    if (t->m[l].out == s->m[j].out && t->m[l].n_out >= s->m[j].n_out) s->m[j].out = NULL;
         }
 }
 
@@ -269,7 +282,7 @@ struct wants {
 
 static struct wants wants_of(const struct chain_state *c, int32_t count)
 {
-    struct wants w = {};
+    struct wants w = {0};
     for (int32_t i = 0; i < count; i++) {
         const struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > w.n_rep) w.n_rep = s->n_rep;
@@ -340,18 +353,18 @@ static int32_t place_results(struct chain_state *c, int32_t count)
 static uint32_t attention_room(const struct chain_state *c, const struct wants *w, bool split, uint32_t *rest)
 {
     const bool far = c->far, wide = c->gemma;
-    const size_t bytes = far    ? chain_far_bytes(w->n_rep)
-                         : wide ? chain_wide_bytes(w->head)
-                                : chain_attend_bytes();
+    const size_t bytes = far    ? CHAIN_FAR_BYTES(w->n_rep)
+                         : wide ? CHAIN_WIDE_BYTES(w->head)
+                                : CHAIN_ATTEND_BYTES;
     const bool late = !far && !wide && !w->items && (w->early || split); /* chain/kernel_k.cu's near_keys */
-    const uint32_t least = ((uint32_t)(late ? chain_late_bytes(w->n_rep) : bytes) + 127) / 128 * 128;
+    const uint32_t least = ((uint32_t)(late ? CHAIN_LATE_BYTES(w->n_rep) : bytes) + 127) / 128 * 128;
     if (*rest < least) *rest = least;
-    return !far && !wide && !w->items && !late ? ((uint32_t)chain_keys_bytes() + 127) / 128 * 128 : 0;
+    return !far && !wide && !w->items && !late ? ((uint32_t)CHAIN_KEYS_BYTES + 127) / 128 * 128 : 0;
 }
 
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
  * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
-size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32_t count,
                      struct chain_args *a, int *blocks)
 {
     struct wants w = wants_of(c, count);
@@ -359,11 +372,11 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
     if (c->gemma && w.items) return 0;
     if (c->gemma && c->attends && c->far) return 0;
     const bool k = !w.items && !(c->attends && c->far);
-    *blocks = w.pairs < be->sm_count ? w.pairs : be->sm_count;
-    a->split = splits(be, c, count, *blocks, k && chain_tuning.split > 0);
+    *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
+    a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
     if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
     a->extent = (unsigned)place_results(c, count);
-    if (c->nets && w.terms < chain_gated_bytes()) w.terms = (uint32_t)chain_gated_bytes();
+    if (c->nets && w.terms < CHAIN_GATED_BYTES) w.terms = (uint32_t)CHAIN_GATED_BYTES;
     const uint32_t row = (w.row + 127) / 128 * 128;
     uint32_t rest = row + (w.terms + 127) / 128 * 128;
     const uint32_t keys = c->attends ? attention_room(c, &w, a->split, &rest) : 0;
@@ -377,12 +390,11 @@ size_t chain_lay_out(const struct cuda_backend *be, struct chain_state *c, int32
 }
 
 /* Keys and values of a long context as tiles of the ring of bytes. */
-static bool far_tiles_of(struct chain_state *c, struct chain_step *s)
+static void far_tiles_of(struct chain_step *s)
 {
     s->far = 2;
     s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
     s->per_tile = 1.0f / (float)s->tile;
-    return map_rings(c, s);
 }
 
 /* The step takes its row from the one before as that has rounded it, if its warps have registers for it:
@@ -462,12 +474,12 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, boo
         struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && !far && !items) continue;
         if (s->n_m == 0 && !far) {
-            s->tile = (uint32_t)chain_keys_bytes(); /* near_items: a place in the ring */
+            s->tile = (uint32_t)CHAIN_KEYS_BYTES; /* near_items: a place in the ring */
             s->per_tile = 1.0f / (float)s->tile;
             continue;
         }
         if (s->n_m == 0) {
-            if (!far_tiles_of(c, s)) return 0;
+            far_tiles_of(s);
         } else if (s->kind != CHAIN_K) {
             tile_items(s, i, far);
             s->per_tile = 1.0f / (float)s->tile;
@@ -513,18 +525,18 @@ static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, 
 }
 
 /* The ring, and its tiles; smem: as chain_lay_out has it. Returns bytes with the ring, or 0. */
-size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, int32_t count,
+size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, int32_t count,
                           struct chain_args *a, int blocks, size_t smem)
 {
     const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
-                   net = c->nets ? ((uint32_t)chain_delta_bytes() + 127) / 128 * 128 : posts_bytes(c, count),
+                   net = c->nets ? ((uint32_t)CHAIN_DELTA_BYTES + 127) / 128 * 128 : posts_bytes(c, count),
                    before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
     bool items = false, early = false;
     for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
-    if (all >= (uint32_t)be->smem_block) return 0;
+    if (all >= (uint32_t)dev->smem_block) return 0;
     const bool near = c->attends && !far && !c->gemma && !items && !keys; /* near_keys */
-    a->ring = ((uint32_t)be->smem_block - all) / 1024 * 1024;
+    a->ring = ((uint32_t)dev->smem_block - all) / 1024 * 1024;
     a->act = before + a->ring;
     a->terms = a->act + row;
     a->keys = a->act + rest;
@@ -538,4 +550,19 @@ size_t chain_lay_out_ring(const struct cuda_backend *be, struct chain_state *c, 
     if (a->split || c->nets) spread(c, count, blocks);
     a->net = a->keys + keys;
     return a->net + net;
+}
+
+enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
+{
+    const bool far = c->attends && c->far;
+    bool items = false, early = false; /* types other than K; early outputs */
+    for (int32_t i = 0; i < count; i++)
+        items |= c->step[i].kind != CHAIN_K, early |= (c->step[i].flags & CHAIN_EARLY) != 0;
+    return c->nets    ? a->split ? CHAIN_NETS_SHARED : CHAIN_NETS
+           : c->gemma ? CHAIN_GEMMA
+           : items    ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
+           : far      ? CHAIN_FAR
+           : a->split ? CHAIN_SHARED
+           : early    ? CHAIN_PAIRS
+                      : CHAIN_FEW;
 }

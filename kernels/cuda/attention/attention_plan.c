@@ -1,0 +1,397 @@
+/* attention_plan.c - see attention_plan.h. What is said to be measured is in docs/speed/attention.md. */
+#include "attention_plan.h"
+
+#include <string.h>
+
+struct cuda_attention_tuning cuda_attention_tuning;
+
+#define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
+#define PLACES_KEYS 2048    /* keys that attn_places is for */
+#define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
+#define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
+#define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
+#define WAITING_WARPS 8         /* of a block of the kernels whose blocks wait for each other */
+#define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
+
+/* ---- which form takes what ---- */
+
+const struct attn_takes attn_table[ATTN_FORMS] = {
+    [ATTN_ANY] = {.name = "any", .wide_types = true},
+    [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}},
+    [ATTN_STREAM] = {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .early = true},
+    [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .early = true},
+    [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = FOLD_ROWS, .early = true},
+    [ATTN_COLUMNS] = {.name = "columns", .heads = {512}, .to = FOLD_ROWS, .early = true},
+    [ATTN_PREFILL] = {.name = "prefill", .heads = {64, 128, 256, 512}, .from = ATTN_FEW + 1},
+    [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .early = true},
+};
+
+bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t d, int32_t n,
+                     uint32_t k_type, uint32_t v_type)
+{
+    const struct attn_takes *t = &attn_table[form];
+    bool head = t->heads[0] == 0;
+    for (int i = 0; i < ATTN_SIZES && t->heads[i]; i++) head |= t->heads[i] == d;
+    return head && n >= t->from && (!t->to || n <= t->to) && (!t->early || cuda_device_early(dev)) &&
+           (t->wide_types ? kn_kv_known(k_type) && kn_kv_known(v_type)
+                          : k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16));
+}
+
+/* ---- what blocks want ---- */
+
+/* Bytes of attn_step's block: what stands, and of a leaf's keys or values. */
+static const struct {
+    int32_t d, tiles, fixed, slot;
+} steps[] = {
+    {64, 1, 13184, 9216},   {64, 4, 17792, 9216},   {128, 1, 17280, 17408}, {128, 2, 26368, 17408},
+    {128, 4, 52608, 17408}, {256, 1, 25472, 33792}, {256, 2, 42752, 33792}, {256, 4, 85376, 33792},
+    {512, 1, 37760, 33280}, {512, 2, 71424, 33280},
+};
+
+size_t attn_step_bytes(int32_t d, int32_t tiles, int32_t stages)
+{
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (steps[i].d == d && steps[i].tiles == tiles)
+            return (size_t)(steps[i].fixed + stages * steps[i].slot);
+    return 0;
+}
+
+size_t attn_stream_bytes(int32_t d)
+{
+    return d == 64 ? 60608 : d == 128 ? 113856 : d == 256 ? 220352 : 0;
+}
+
+size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves)
+{
+    static const int32_t bytes[ATTN_SIZES][2][NEAR_LEAVES] = {{{40832, 68480}, {50048, 86912}},
+                                                              {{61312, 105344}, {70528, 123776}},
+                                                              {{110464, 195456}, {111488, 197504}},
+                                                              {{138112, 238464}, {139136, 240512}}};
+    const int i = attn_size_index(d);
+    return attn_table[ATTN_CLUSTERS].heads[i] == d ? (size_t)bytes[i][blocks == 16][leaves - 1] : 0;
+}
+
+size_t attn_places_bytes(int32_t d)
+{
+    return d == 128 ? 88832 : d == 256 ? 89600 : 0;
+}
+
+size_t attn_columns_block_bytes(int32_t d)
+{
+    return d == 512 ? 210888 : 0;
+}
+
+size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks)
+{
+    *tiles = warps == 8 && d < 512 ? 8 : 4;
+    *chunks = d == 512 ? 2 : 1;
+    switch (d) {
+    case 64: return warps == 8 ? 90624 : 82176;
+    case 128: return warps == 8 ? 172544 : 155904;
+    case 256: return warps == 8 ? 201216 : 168192;
+    case 512: return 166144;
+    default: return 0;
+    }
+}
+
+int attn_size_index(int32_t d)
+{
+    int i = 0;
+    while (i < ATTN_SIZES - 1 && attn_table[ATTN_STEP].heads[i] != d) i++;
+    return i;
+}
+
+static int32_t tiles_most(int32_t d)
+{
+    return d == 512 ? 2 : 4;
+}
+/* Blocks that one multiprocessor has registers for: step<>::RESIDENT; one tile of heads of 512 has a kernel
+ * for one and a kernel for two, which wins where leaves are more than multiprocessors. */
+static int32_t resident_of(const struct cuda_device *dev, int32_t d, int32_t tiles, int64_t leaves)
+{
+    return d <= 128 || (tiles == 1 && (d == 256 || leaves > dev->sm_count)) ? 2 : 1;
+}
+/* Bytes of shared memory that so many blocks may have on a multiprocessor. */
+static size_t room_of(const struct cuda_device *dev, int32_t resident)
+{
+    const size_t part = (size_t)dev->smem_sm / (size_t)resident - 1024;
+    return part < (size_t)dev->smem_block ? part : (size_t)dev->smem_block;
+}
+
+bool attn_step_block(const struct cuda_device *dev, int32_t d, int32_t tiles, int64_t leaves,
+                     struct attn_plan *p)
+{
+    const int32_t slots = cuda_attention_tuning.slots, most = slots >= 2 && slots <= 6 ? slots : SLOTS;
+    p->tiles = tiles, p->warps = d == 64 ? 4 : 8;
+    for (p->resident = resident_of(dev, d, tiles, leaves); p->resident; p->resident--)
+        for (p->stages = most; p->stages > 1; p->stages--) {
+            p->smem = attn_step_bytes(d, tiles, p->stages);
+            if (!p->smem) return false;
+            /* No more of them on one multiprocessor than on another. */
+            const size_t least = (size_t)dev->smem_sm / (size_t)(p->resident + 1);
+            if (p->smem < least) p->smem = least;
+            if (p->smem <= room_of(dev, p->resident)) return true;
+        }
+    return false;
+}
+
+bool attn_stream_block(const struct cuda_device *dev, int32_t d, struct attn_plan *p)
+{
+    p->form = ATTN_STREAM;
+    p->tiles = 1, p->warps = 8, p->stages = 2, p->resident = d <= 128 ? 2 : 1;
+    p->smem = attn_stream_bytes(d);
+    if (!p->smem) return false;
+    const size_t least = (size_t)dev->smem_sm / (size_t)(p->resident + 1);
+    if (p->smem < least) p->smem = least;
+    return p->smem <= room_of(dev, p->resident);
+}
+
+/* ---- up to ATTN_FEW rows ---- */
+
+/* The most units of so many keys that the rows of a call can see. positions are below bound where it is not
+ * 0. */
+static int32_t most_units(int32_t held, int32_t n, int32_t window, bool causal, int32_t bound, int32_t unit)
+{
+    int64_t keys = held, most;
+    if (window) {
+        const int64_t some = (int64_t)window * (causal ? 1 : 2) + n;
+        if (some < keys) keys = some;
+    }
+    most = (keys - 1) / unit + 2;
+    if (bound && ((int64_t)bound - 1) / unit + 1 < most) most = (bound - 1) / unit + 1;
+    return (int32_t)most;
+}
+static int32_t units_of(const struct attn_call *c, int32_t unit)
+{
+    return most_units(c->held, c->n, c->window, c->causal, c->bound, unit);
+}
+static size_t record_bytes(int32_t d)
+{
+    return (size_t)ATTN_TILE * (size_t)(d + 2) * sizeof(float);
+}
+/* Of the results of a leaf of a tile. */
+static int64_t place_bytes(int32_t d)
+{
+    return ATTN_TILE * d / 256 * ATTN_PLACE_FLOATS * (int64_t)sizeof(float);
+}
+static int32_t call_tiles(const struct attn_call *c)
+{
+    return attn_tiles(c->n, c->n_head / c->n_kv);
+}
+static bool takes(enum attn_form form, const struct cuda_device *dev, const struct attn_call *c)
+{
+    return attn_form_takes(form, dev, c->d, c->n, c->k_type, c->v_type);
+}
+
+/* Clusters for a call that so many units of leaves may see: blocks of one (8 or 16), leaves a block. */
+static bool plan_near(const struct cuda_device *dev, const struct attn_device *attn,
+                      const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t clusters = call_tiles(c) * c->n_kv, most = units_of(c, attn_leaf(c->d));
+    if (t->near == 1 || !takes(ATTN_CLUSTERS, dev, c)) return false;
+    for (int32_t blocks = 16; blocks >= 8; blocks /= 2) {
+        const int32_t leaves = (most + blocks - 1) / blocks;
+        if (leaves > NEAR_LEAVES || (blocks == 16 && most <= 8) || (t->cluster && t->cluster != blocks))
+            continue;
+        const int32_t room = attn->clusters[attn_size_index(c->d)][blocks / 16][leaves - 1];
+        if (clusters > room && !(room && t->near == 2)) continue;
+        p->form = ATTN_CLUSTERS;
+        p->tiles = 1, p->warps = c->d == 64 ? 4 : 8, p->stages = 2 * leaves;
+        p->smem = attn_near_bytes(c->d, blocks, leaves);
+        p->groups = p->turn = call_tiles(c), p->slots = 0, p->leaves = 0;
+        p->blocks = blocks, p->cluster_leaves = leaves;
+        return true;
+    }
+    return false;
+}
+
+/* Few leaves of heads of 256, or of many tiles: attn_places wins over clusters. */
+static bool places_first(const struct attn_call *c, int32_t slots)
+{
+    return (c->d == 256 || c->n_kv * call_tiles(c) >= 16) && slots <= 20;
+}
+/* Leaves that one launch adds: what a call must be, and their number. */
+static bool places_slots(const struct attn_device *attn, const struct attn_call *c, int32_t *slots)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    *slots = units_of(c, attn_leaf(c->d));
+    return attn->waits && c->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots && !t->spread &&
+           t->places != 1 && *slots * attn_leaf(c->d) <= PLACES_KEYS;
+}
+/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
+ * 128 and 256; before clusters from two on. */
+static bool plan_places(const struct cuda_device *dev, const struct attn_device *attn,
+                        const struct attn_call *c, struct attn_plan *p)
+{
+    const int32_t d = c->d, tiles = call_tiles(c), side = ATTN_PLACES_SIDE(d);
+    const int64_t at_once = (int64_t)c->n_kv * tiles;
+    int32_t slots, resident = attn->places[attn_size_index(d)];
+    if (!places_slots(attn, c, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    if (cuda_attention_tuning.places == 0 && c->n < (places_first(c, slots) ? 2 : 5)) return false;
+    const int32_t most = (slots + side - 1) / side;
+    const size_t smem = attn_places_bytes(d);
+    while (resident && smem > room_of(dev, resident)) resident--;
+    const int64_t fill = (int64_t)dev->sm_count * resident / at_once;
+    if (fill < 1 || at_once * slots * place_bytes(d) > ATTN_PLACES_BYTES) return false;
+    p->form = ATTN_PLACES;
+    p->tiles = 1, p->warps = WAITING_WARPS, p->stages = 0, p->resident = resident, p->smem = smem;
+    p->groups = p->turn = tiles;
+    p->leaves = 1, p->slots = slots;
+    p->blocks = fill < most ? (int32_t)fill : most;
+    return true;
+}
+
+#define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
+/* Rows made before, for heads of 512: blocks that add for each tile, and as many that weigh as there is room
+ * for beside them. */
+static bool plan_columns(const struct cuda_device *dev, const struct attn_device *attn,
+                         const struct attn_call *c, struct attn_plan *p)
+{
+    const int32_t tiles = call_tiles(c), adders = 2 * tiles * c->n_kv,
+                  room = (dev->sm_count - adders) / c->n_kv, resident = attn->columns[attn_size_index(c->d)];
+    const int tuned = cuda_attention_tuning.made;
+    int32_t slots;
+    if (tuned == 1 || c->gated || room < 1 || !places_slots(attn, c, &slots)) return false;
+    const size_t smem = attn_columns_block_bytes(c->d);
+    if (!takes(ATTN_COLUMNS, dev, c) || resident < 1 || smem > room_of(dev, 1) ||
+        (int64_t)tiles * c->n_kv * ATTN_MADE_TILE > ATTN_MADE_BYTES ||
+        (int64_t)adders * slots * ATTN_COLUMN_PLACE > ATTN_PLACES_BYTES)
+        return false;
+    if (!tuned && c->n < COLUMNS_ROWS) return false;
+    const int32_t ranks = slots < room ? slots : room;
+    p->form = ATTN_COLUMNS;
+    p->tiles = 1, p->warps = WAITING_WARPS, p->stages = 0, p->resident = resident, p->smem = smem;
+    p->groups = p->turn = tiles;
+    p->leaves = 1, p->slots = slots;
+    p->blocks = adders + ranks * c->n_kv;
+    return true;
+}
+
+/* attn_step, whose partial results lie in memory. */
+static bool plan_step(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t tiles = call_tiles(c), d = c->d, nodes = units_of(c, ATTN_NODE);
+    /* One tile a block where there is little to read: keys are read once a tile then. */
+    const int64_t leaves_now = (int64_t)tiles * c->n_kv * units_of(c, attn_leaf(d));
+    int32_t most = t->tiles ? t->tiles : leaves_now <= 12 * (int64_t)dev->sm_count ? 1 : tiles_most(d);
+    bool found = false;
+    if (!takes(ATTN_STEP, dev, c)) return false;
+    while (most >= 2 * tiles) most /= 2;
+    for (; most && !found; most /= 2)
+        found = attn_step_block(dev, d, most, nodes <= LEAF_NODES || tiles > 1 ? leaves_now : 0, p);
+    if (!found) return false;
+    p->form = ATTN_STEP;
+    /* Nodes of one tile of few rows: a leaf a warp. */
+    const int64_t chip_one = (int64_t)dev->sm_count * (d <= 256 ? p->resident : 1);
+    const bool far = nodes > LEAF_NODES || nodes * c->n_kv > (d <= 128 ? dev->sm_count : chip_one);
+    if (tiles == 1 && c->n * (c->n_head / c->n_kv) <= ATTN_STREAM_ROWS && takes(ATTN_STREAM, dev, c) &&
+        !t->slots && (t->unit ? t->unit == 2 : far)) {
+        struct attn_plan stream = *p;
+        if (attn_stream_block(dev, d, &stream)) *p = stream;
+    }
+    p->groups = (tiles + p->tiles - 1) / p->tiles;
+    const int64_t at_once = (int64_t)c->n_kv * p->groups, chip = (int64_t)dev->sm_count * p->resident,
+                  fill = chip * (t->spread ? t->spread : 100) / 100 / at_once; /* blocks a (group, kv head) */
+    /* Leaves where nodes would leave much of the chip idle; for many rows their partial results are as many
+     * bytes as the keys. */
+    p->leaves = p->form == ATTN_STREAM ? 0
+                : t->unit              ? t->unit == 1
+                : p->tiles > 1         ? nodes * at_once * 4 < dev->sm_count * 3
+                                       : nodes <= fill && nodes <= LEAF_NODES;
+    for (;; p->leaves = 0) {
+        p->slots = p->leaves ? units_of(c, attn_leaf(d)) : nodes;
+        const size_t group = record_bytes(d) * (size_t)c->n_kv * (size_t)p->tiles * (size_t)p->slots;
+        const int64_t room = (int64_t)(c->scratch_bytes / group);
+        p->turn = room < p->groups ? (int32_t)room : p->groups;
+        if (!p->leaves || p->turn == p->groups) break;
+    }
+    /* Of the positions' bound, not of what is there when the kernel runs: the blocks share that evenly. */
+    p->blocks = fill < 1 ? 1 : fill < p->slots ? (int32_t)fill : p->slots;
+    return true;
+}
+
+static void plan_few(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
+                     struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const bool places = plan_places(dev, attn, c, p);
+    if (!places && !plan_step(dev, c, p)) {
+        memset(p, 0, sizeof *p);
+        p->form = ATTN_ANY;
+    }
+    const bool near = !(places && (t->places == 2 || (!t->near && places_first(c, p->slots)))) &&
+                      plan_near(dev, attn, c, p);
+    if (!near && c->stores && c->folds) (void)plan_columns(dev, attn, c, p);
+    p->fold = c->stores && c->folds && p->form != ATTN_ANY && p->turn == p->groups;
+}
+
+/* ---- more ---- */
+
+/* 8 warps a block where the blocks fill the chip. */
+static bool plan_prefill(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const int32_t n = call_tiles(c);
+    if (!takes(ATTN_PREFILL, dev, c)) return false;
+    p->warps = c->d == 512                                                          ? 4
+               : t->warps                                                           ? t->warps
+               : (int64_t)((n + 7) / 8) * c->n_kv * 4 >= (int64_t)dev->sm_count * 3 ? 8
+                                                                                    : 4;
+    p->smem = attn_prefill_bytes(c->d, p->warps, &p->tiles, &p->chunks);
+    if (p->smem > (size_t)dev->smem_block && p->warps == 8)
+        p->smem = attn_prefill_bytes(c->d, p->warps = 4, &p->tiles, &p->chunks);
+    if (p->smem > (size_t)dev->smem_block) return false;
+    p->form = ATTN_PREFILL;
+    p->groups = p->turn = (n + p->tiles - 1) / p->tiles;
+    p->blocks = p->chunks;
+    return true;
+}
+
+static bool plan_group(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    if (cuda_attention_tuning.prefill || !c->maps || !takes(ATTN_GROUP, dev, c) ||
+        dev->smem_block < ATTN_GROUP_BYTES)
+        return false;
+    p->form = ATTN_GROUP;
+    p->smem = ATTN_GROUP_BYTES;
+    return true;
+}
+
+struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
+                              const struct attn_call *c)
+{
+    struct attn_plan p;
+    memset(&p, 0, sizeof p);
+    if (plan_group(dev, c, &p) || plan_prefill(dev, c, &p)) return p;
+    memset(&p, 0, sizeof p);
+    plan_few(dev, attn, c, &p);
+    return p;
+}
+
+bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved)
+{
+    const int32_t half = n_rot / 2,
+                  most = cuda_attention_tuning.fold ? cuda_attention_tuning.fold : FOLD_ROWS;
+    return !interleaved && (half == d / 2 || half == 32 || half == 0) && n <= most &&
+           !cuda_attention_tuning.apart;
+}
+
+size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
+{
+    const int32_t d = kv->head_dim;
+    const struct cuda_device any = {0};
+    if (!attn_form_takes(ATTN_STEP, &any, d, 1, kv->type.k, kv->type.v)) return 0;
+    const int32_t most = tiles_most(d),
+                  tiles = (attn_tiles(n < ATTN_FEW ? n : ATTN_FEW, n_head / kv->n_head_kv) + most - 1) / most;
+    const size_t one = record_bytes(d) * (size_t)kv->n_head_kv * (size_t)most;
+    const size_t node = one * (size_t)most_units(kn_kv_positions(kv), n, window, false, 0, ATTN_NODE),
+                 leaf = one * (size_t)most_units(kn_kv_positions(kv), n, window, false, 0, attn_leaf(d)) *
+                        (size_t)tiles;
+    size_t turn = BUDGET / node;
+    if (turn > (size_t)tiles) turn = (size_t)tiles;
+    if (turn < 1) turn = 1;
+    const size_t nodes = node * turn, leaves = leaf < LEAF_BUDGET ? leaf : LEAF_BUDGET;
+    return nodes > leaves ? nodes : leaves;
+}

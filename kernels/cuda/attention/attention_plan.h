@@ -1,0 +1,119 @@
+/* attention_plan.h - which kernel attends, and how it is cut: a pure function of the call, the device and the
+ * promise of positions, in plain C. attention.cu asks and launches. No choice changes a bit of the results;
+ * attention.cuh has the concepts. */
+#ifndef DFLASH_CUDA_ATTENTION_PLAN_H
+#define DFLASH_CUDA_ATTENTION_PLAN_H
+
+#include "../../kernels.h"
+#include "../core/cuda.h"
+#include "../core/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATTN_TILE 16 /* rows of queries that are multiplied together */
+#define ATTN_FEW 64  /* rows up to which keys are spread over blocks */
+#define ATTN_NODE 512
+#define ATTN_STREAM_ROWS 8                       /* of a tile that attn_stream takes */
+#define ATTN_PLACES_SIDE(D) ((D) <= 128 ? 2 : 1) /* leaves that a block of attn_places has at once */
+#define ATTN_PLACE_FLOATS 260        /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
+#define NEAR_LEAVES 2                /* of a block of attention in clusters at most */
+#define ATTN_SIZES 4                 /* heads of 64, 128, 256 and 512 have kernels of their own */
+#define ATTN_PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
+#define ATTN_MADE_BYTES (2 << 20)    /* of queries as attn_columns wants them */
+
+enum attn_form {
+    ATTN_ANY,      /* attention.cu: any type and head size, for completeness */
+    ATTN_STEP,     /* attention/step.cuh: partial results in memory, and a merge */
+    ATTN_STREAM,   /* attention/stream.cuh: the same of one tile, a leaf a warp, over long contexts */
+    ATTN_CLUSTERS, /* attn_step in clusters of blocks, one launch */
+    ATTN_PLACES,   /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
+    ATTN_COLUMNS,  /* attention/columns.cuh: rows made by a launch before */
+    ATTN_PREFILL,  /* attention/prefill.cu */
+    ATTN_GROUP,    /* attention/group.cu: products of four warps */
+    ATTN_FORMS
+};
+
+/* Which form takes what, whatever wins where several do. */
+struct attn_takes {
+    const char *name;
+    int32_t heads[ATTN_SIZES]; /* head sizes; 0: no more; heads[0] 0: all up to 512 */
+    int32_t from, to;          /* rows; 0: any */
+    bool wide_types;           /* takes all types, K and V each its own; else F16 or BF16, both alike */
+    bool early;                /* only where cuda_device_early */
+};
+extern const struct attn_takes attn_table[ATTN_FORMS];
+bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t d, int32_t n,
+                     uint32_t k_type, uint32_t v_type);
+
+/* What the device said when the backend was opened. [ATTN_SIZES]: by head size. */
+struct attn_device {
+    int32_t clusters[ATTN_SIZES][2][NEAR_LEAVES]; /* resident together: of 8 or 16 blocks, leaves a block */
+    int32_t places[ATTN_SIZES], columns[ATTN_SIZES]; /* resident blocks a multiprocessor of these kernels */
+    bool waits; /* blocks may wait for each other: there is memory for what they hand on */
+};
+
+struct attn_call {
+    int32_t n, n_head, n_kv, d;
+    int32_t held; /* positions that the cache holds at once: kn_kv_positions */
+    int32_t window;
+    int32_t bound; /* positions are below it; 0: nothing is promised */
+    uint32_t k_type, v_type;
+    bool causal, gated;
+    bool stores; /* rope_store is to be done too, */
+    bool folds;  /* and is such that attention can do it: attn_can_fold */
+    bool maps;   /* more than ATTN_FEW rows: the driver has maps for the ring (attention/group.cu) */
+    size_t scratch_bytes;
+};
+
+struct attn_plan {
+    enum attn_form form;
+    int32_t tiles, warps, stages, resident; /* of a block; blocks a multiprocessor */
+    size_t smem;                            /* bytes of a block */
+    int32_t groups, turn;   /* blocks' worth of tiles; as many at a time; turn 0: no scratch */
+    int32_t leaves, slots;  /* partial results of leaves, not nodes; of a (tile, kv head) */
+    int32_t blocks;         /* of a (group, kv head), or of a cluster; COLUMNS: of the grid */
+    int32_t cluster_leaves; /* CLUSTERS: leaves a block */
+    int32_t chunks;         /* PREFILL: of columns */
+    bool fold;              /* attention does rope_store's work */
+};
+
+struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
+                              const struct attn_call *c);
+/* Rope_stores that attention has the arithmetic of. */
+bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved);
+/* Bytes of scratch that calls of up to n rows want: kn_ops.reserve_kv. */
+size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
+
+/* A block of attn_step: as many a multiprocessor as there are registers for, then as many stages as fit;
+ * false: none. leaves: of all tiles. */
+bool attn_step_block(const struct cuda_device *dev, int32_t d, int32_t tiles, int64_t leaves,
+                     struct attn_plan *p);
+bool attn_stream_block(const struct cuda_device *dev, int32_t d, struct attn_plan *p);
+/* Bytes of shared memory that kernels say they want; 0: no such kernel. Checked against them (test_layout).
+ */
+size_t attn_step_bytes(int32_t d, int32_t tiles, int32_t stages);
+size_t attn_stream_bytes(int32_t d);
+size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves);
+size_t attn_places_bytes(int32_t d);
+size_t attn_columns_block_bytes(int32_t d);
+size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
+#define ATTN_GROUP_BYTES 165952
+#define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */
+#define ATTN_MADE_TILE 32832   /* of a tile's queries */
+
+static inline int32_t attn_tiles(int32_t n, int32_t n_rep)
+{
+    return (int32_t)(((int64_t)n * n_rep + ATTN_TILE - 1) / ATTN_TILE);
+}
+static inline int32_t attn_leaf(int32_t d) /* keys of a leaf */
+{
+    return d <= 256 ? 64 : 32;
+}
+int attn_size_index(int32_t d); /* of a head size; others: the last */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

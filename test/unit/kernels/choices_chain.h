@@ -1,0 +1,119 @@
+/* choices_chain.h - how chain_plan.c lays out the layers of one row of real models. */
+#ifndef DFLASH_TEST_CHOICES_CHAIN_H
+#define DFLASH_TEST_CHOICES_CHAIN_H
+
+#include "../../../kernels/cuda/chain/chain_plan.h"
+#include "choices.h"
+
+#define CHOICE_LAYERS 6
+
+/* A chain as chain.cu collects it: steps, of which each reads the one before. */
+struct chain_maker {
+    const struct cuda_device *dev;
+    struct chain_state *c;
+    int32_t count, kept; /* kept: the newest step with the row's sums, or -1 */
+    bool fits;
+};
+static inline void chain_product_of(struct chain_maker *m, int32_t n_w, const uint32_t *type, int64_t n_in,
+                                    const int64_t *n_out, bool norm, bool gated, bool add)
+{
+    static float row[1];
+    static struct kn_weight w[CHAIN_MATRICES];
+    struct chain_product p = {.name = "product", .n_w = n_w, .x = row, .gated = gated, .add = add};
+    if (norm) p.norm = row;
+    for (int32_t j = 0; j < n_w; j++) {
+        w[j] = (struct kn_weight){.type = type[j], .n_in = n_in, .n_out = n_out[j]};
+        p.w[j] = &w[j];
+        p.out[j] = row + j;
+    }
+    struct chain_step *s = &m->c->step[m->count];
+    m->fits = m->fits && chain_step_of(m->dev, &p, s);
+    if (!m->fits) return;
+    s->pass_on = 1;
+    if (add && m->kept >= 0) { /* what is added is still its block's */
+        m->c->step[m->kept].keep = s->kept = 1;
+        m->c->step[m->kept].m[0].out = NULL;
+    }
+    if (add) m->kept = m->count;
+    m->c->items |= s->kind != CHAIN_K;
+    m->c->wide |= s->kind == CHAIN_K && s->norm && s->units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
+    m->count++;
+}
+static inline void chain_attention_of(struct chain_maker *m, const struct shapes *s, int32_t bound)
+{
+    struct chain_step *t = &m->c->step[m->count++];
+    struct chain_state *c = m->c;
+    memset(t, 0, sizeof *t);
+    t->n_head = s->n_head, t->n_kv = s->n_kv, t->n_rep = s->n_head / s->n_kv, t->head = s->head;
+    t->where = (bound + 255) / 256 * 256;
+    c->attends = true;
+    c->far = bound > (c->items || c->wide ? chain_tuning.near : chain_tuning.k_near);
+    t->far = c->far;
+}
+
+static inline void chain_line(FILE *out, const struct shapes *m, const char *recipe, uint32_t most,
+                              uint32_t more, const struct choice_device *d, int32_t bound)
+{
+    static const char *const forms[] = {"few",  "pairs",       "shared", "far",      "gemma",
+                                        "nets", "nets-shared", "items",  "items-far"};
+    static struct chain_state c;
+    struct chain_args a;
+    struct chain_maker k = {&d->dev, &c, 0, -1, true};
+    const int64_t q = (int64_t)m->n_head * m->head, kv = (int64_t)m->n_kv * m->head;
+    int blocks = 0;
+    memset(&c, 0, sizeof c);
+    memset(&a, 0, sizeof a);
+    c.post = -1;
+    for (int l = 0; l < CHOICE_LAYERS && k.fits; l++) {
+        chain_product_of(&k, 3, (const uint32_t[]){most, most, more}, m->embd, (const int64_t[]){q, kv, kv},
+                         true, false, false);
+        chain_attention_of(&k, m, bound);
+        chain_product_of(&k, 1, &most, q, &m->embd, false, false, true);
+        chain_product_of(&k, 2, (const uint32_t[]){most, most}, m->embd, (const int64_t[]){m->ff, m->ff},
+                         true, true, false);
+        chain_product_of(&k, 1, &more, m->ff, &m->embd, false, false, true);
+    }
+    fprintf(out, "chain %s %s %s %d: ", m->name, recipe, d->name, bound);
+    if (!k.fits) {
+        fprintf(out, "no step\n");
+        return;
+    }
+    c.step[k.count - 1].pass_on = 0;
+    size_t smem = chain_lay_out(&d->dev, &c, k.count, &a, &blocks);
+    if (smem) smem = chain_lay_out_ring(&d->dev, &c, k.count, &a, blocks, smem);
+    if (!smem) {
+        fprintf(out, "no room\n");
+        return;
+    }
+    fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a)], blocks,
+            a.split ? " split" : "", a.ring, smem);
+    for (int i = 0; i < 5; i++) { /* of a layer in the middle: pairs, tiles and how many are on the way */
+        const struct chain_step *s = &c.step[5 * (CHOICE_LAYERS / 2) + i];
+        if (s->n_m)
+            fprintf(out, "; %d of %d%s%s tile %u ahead %d before %d", s->pairs, s->rounds,
+                    s->split ? " split" : "", s->flags & CHAIN_EARLY ? " early" : "", s->tile, s->ahead,
+                    s->before);
+    }
+    fprintf(out, "\n");
+}
+
+static inline void choose_chains(FILE *out)
+{
+    static const char *const models[] = {"qwen3-8b", "qwen3-0.6b", "qwen3-4b", "llama-3.1-8b"};
+    static const struct {
+        const char *name;
+        uint32_t most, more;
+    } types[] = {{"Q4_K_M", KN_Q4_K, KN_Q6_K}, {"Q4_K", KN_Q4_K, KN_Q4_K}, {"Q6_K", KN_Q6_K, KN_Q6_K},
+                 {"Q8_0", KN_Q8_0, KN_Q8_0},   {"Q4_0", KN_Q4_0, KN_Q4_0}, {"BF16", KN_BF16, KN_BF16},
+                 {"F16", KN_F16, KN_F16},      {"F32", KN_F32, KN_F32}};
+    static const int32_t bounds[] = {512, 1024, 4096, 16384, 65536};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const struct shapes m = shapes_of(models[i]);
+        for (size_t t = 0; t < sizeof types / sizeof *types; t++)
+            for (size_t b = 0; b < sizeof bounds / sizeof *bounds; b++)
+                chain_line(out, &m, types[t].name, types[t].most, types[t].more, &choice_devices[0],
+                           bounds[b]);
+    }
+}
+
+#endif

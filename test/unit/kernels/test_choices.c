@@ -1,0 +1,95 @@
+/* test_choices.c - which form of a CUDA kernel runs, with how many warps, stages and blocks: what the
+ * planners (kernels/cuda, plain C) choose for real models, compared line by line with choices.txt. No device
+ * is needed.
+ *
+ * A difference is a changed choice: where it is meant, `test_choices --write` makes the table anew, and its
+ * diff goes into the commit that changes the choice. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "choices_attention.h"
+#include "choices_chain.h"
+#include "choices_product.h"
+#include "choices_rest.h"
+
+#define TABLE "test/unit/kernels/choices.txt"
+#define SHOWN 20 /* differences that are printed */
+
+static char *choose_all(void)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&text, &n);
+    if (!out) return NULL;
+    choose_products(out);
+    choose_attention(out);
+    choose_chains(out);
+    choose_experts(out);
+    choose_delta(out);
+    return fclose(out) ? NULL : text;
+}
+
+static char *read_table(void)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = fopen(TABLE, "r");
+    FILE *out = f ? open_memstream(&text, &n) : NULL;
+    if (!out) return NULL;
+    for (int c; (c = getc(f)) != EOF;) putc(c, out);
+    fclose(f);
+    return fclose(out) ? NULL : text;
+}
+
+static size_t line_length(const char *s)
+{
+    const char *end = strchr(s, '\n');
+    return end ? (size_t)(end - s) : strlen(s);
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    char *now = choose_all(), *table = read_table();
+    long lines = 0, wrong = 0;
+    assert_non_null(now);
+    if (!table) fail_msg("%s cannot be read (run from the root of the repository)", TABLE);
+    const char *a = table, *b = now;
+    while (*a || *b) {
+        const size_t na = line_length(a), nb = line_length(b);
+        if (na != nb || memcmp(a, b, na)) {
+            if (wrong++ < SHOWN) print_message("- %.*s\n+ %.*s\n", (int)na, a, (int)nb, b);
+        }
+        lines++;
+        a += na + (a[na] == '\n');
+        b += nb + (b[nb] == '\n');
+    }
+    free(now);
+    free(table);
+    if (wrong)
+        fail_msg("%ld of %ld choices differ from %s (where that is meant: test_choices --write)", wrong,
+                 lines, TABLE);
+    assert_true(lines > 1000); /* a table cut short is no table */
+}
+
+static int write_table(void)
+{
+    char *now = choose_all();
+    FILE *f = now ? fopen(TABLE, "w") : NULL;
+    if (!f || fputs(now, f) < 0 || fclose(f)) {
+        fprintf(stderr, "%s cannot be written\n", TABLE);
+        return 4;
+    }
+    free(now);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && !strcmp(argv[1], "--write")) return write_table();
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
