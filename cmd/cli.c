@@ -409,7 +409,8 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
     case CLI_FLAG: *(bool *)f->value = true; break;
     case CLI_STR:
         if (!*s && names_file(f)) cli_usage_error(c, "%s: the name is empty (expected %s)", f->name, f->arg);
-        if (!*s && (!strcmp(f->arg, "NAME") || !strcmp(f->arg, "TYPE") || !strcmp(f->arg, "TEXT")))
+        if (!*s && (!strcmp(f->arg, "NAME") || !strcmp(f->arg, "TYPE") || !strcmp(f->arg, "TEXT") ||
+                    !strcmp(f->arg, "K[,V]")))
             cli_usage_error(c, "%s: the value is empty (expected %s)", f->name, f->arg);
         *(const char **)f->value = s;
         break;
