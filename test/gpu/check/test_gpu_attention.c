@@ -490,15 +490,15 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     int32_t *pos = put(gpu, at, (size_t)(PASSES * c->n) * 4);
     for (size_t i = 0; i < ring; i++) { /* what was not written yet is NaN */
         const bool written = (int64_t)(i / row) < c->from;
-        const float x = (float)(i * 37 % 1001) / 500.0f - 1;
-        old[0][i] = written ? kn_f32_to_f16(x) : 0x7fff;
-        old[1][i] = written ? kn_f32_to_bf16(x) : 0x7fff;
+        const float value = (float)(i * 37 % 1001) / 500.0f - 1;
+        old[0][i] = written ? kn_f32_to_f16(value) : 0x7fff;
+        old[1][i] = written ? kn_f32_to_bf16(value) : 0x7fff;
     }
     for (int l = 0; l < LAYERS; l++) {
-        const struct kn_kv_types type = l ? (struct kn_kv_types){c->type.v, c->type.k} : c->type;
-        kv[l] = (struct kn_kv){put(gpu, old[type.k == KN_BF16], ring * 2),
-                               put(gpu, old[type.v == KN_BF16], ring * 2),
-                               type,
+        const struct kn_kv_types kept = l ? (struct kn_kv_types){c->type.v, c->type.k} : c->type;
+        kv[l] = (struct kn_kv){put(gpu, old[kept.k == KN_BF16], ring * 2),
+                               put(gpu, old[kept.v == KN_BF16], ring * 2),
+                               kept,
                                c->cap,
                                c->n_kv,
                                c->d};
