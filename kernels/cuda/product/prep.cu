@@ -297,11 +297,11 @@ DEV void take_eight(float v[8], const mm_owed &o, int k)
     store_eight(o.out[0] + at, v);
 }
 /* The barriers of `count` exchanges, before any block of the cluster stores. */
-DEV void exchange_open(uint64_t *bars, int count)
+DEV void exchange_open(uint64_t *bars, int count, unsigned warps = FEW_WARPS)
 {
     if ((int)threadIdx.x < count) {
         cluster_bar_init(shared_at(bars + threadIdx.x));
-        cluster_bar_expect(shared_at(bars + threadIdx.x), 4 * FEW_WARPS * gridDim.x);
+        cluster_bar_expect(shared_at(bars + threadIdx.x), 4 * warps * gridDim.x);
     }
     __syncthreads();
     cluster_arrive(); /* my barriers are there */
@@ -379,15 +379,15 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
 /* take_few and, with ADD, add_few for K types' products of few rows, of rows that are whole too:
  * prep_ahead.cuh. A warp has registers for a lane's columns of eight slices, so there is one trip to memory.
  */
-template <bool ADD>
-__global__ void __launch_bounds__(32 * FEW_WARPS, 65536 / (32 * FEW_WARPS * AHEAD_REGISTERS))
+template <bool ADD, int W>
+__global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     take_ahead(const __grid_constant__ mm_prep a, const __grid_constant__ ahead_args h,
                const __grid_constant__ mm_add add)
 {
     __shared__ float squares[2][ADD_FEW * FEW_WARPS];
-    __shared__ ahead_lane lanes[32 * FEW_WARPS];
+    __shared__ ahead_lane lanes[32 * W];
     __shared__ uint64_t bars[2];
-    const int lane = threadIdx.x % 32, b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, b = (int)blockIdx.x * W + (int)threadIdx.x / 32;
     const bool in = b < h.blocks; /* else the warp reads what another does, and stores nothing */
     const unsigned k = 256 * (in ? (unsigned)b : 0) + 8 * (unsigned)lane,
                    at = blockIdx.y * (unsigned)a.n_in + k, bar = shared_at(bars);
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 65536 / (32 * FEW_WARPS * AHEA
     cuda_grid_early();
     MM_STAMP(0);
     if (threadIdx.x < sizeof squares / sizeof(float)) squares[0][threadIdx.x] = 0.0f;
-    exchange_open(bars, ADD ? 2 : 1);
+    exchange_open(bars, ADD ? 2 : 1, W);
     ahead_load(norm, a.norm + k);
     unsigned me = ahead_ready(lanes, ahead_place_of(a, in ? b : 0, (int)blockIdx.y), squares[0] + b, bar);
 #pragma unroll
@@ -466,9 +466,9 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
 }
 /* Blocks of a cluster that has a row: memcheck refuses stores in a cluster of one; the second block has no
  * columns. */
-static unsigned cluster_blocks(int32_t n_in)
+static unsigned cluster_blocks(int32_t n_in, int32_t warps = FEW_WARPS)
 {
-    const unsigned all = (unsigned)((n_in + 256 * FEW_WARPS - 1) / (256 * FEW_WARPS));
+    const unsigned all = (unsigned)((n_in + 256 * warps - 1) / (256 * warps));
     return all < 2 ? 2 : all;
 }
 
@@ -484,7 +484,10 @@ static bool launch_ahead(const struct cuda_backend *be, enum mm_act act, const s
     const bool sums = o->slices > 0;
     if (!is_ahead(act, a) || a->n_in > MM_ADD_WIDTH) return false;
     if (sums && ((o->slices != 4 && o->slices != 8) || o->add == (add != nullptr))) return false;
-    const unsigned blocks = cluster_blocks(a->n_in);
+    const int32_t warps = add && n > 8 && a->n_in <= 8 * 256 * 3
+                              ? 3
+                              : FEW_WARPS; /* of more blocks, where there is most to read */
+    const unsigned blocks = cluster_blocks(a->n_in, warps);
     const float *const whole = add ? add->y : a->x;
     const struct ahead_args h = {(float)a->n_in,
                                  1.0f / (float)a->n_in,
@@ -495,8 +498,12 @@ static bool launch_ahead(const struct cuda_backend *be, enum mm_act act, const s
                                  sums ? 0.0f : -0.0f,
                                  a->n_in / 256};
     const struct mm_add none = {};
-    *err = cuda_launch_clusters(be, add ? take_ahead<true> : take_ahead<false>, dim3(blocks, (unsigned)n),
-                                dim3(32 * FEW_WARPS), 0, blocks, *a, h, add ? *add : none);
+    *err = cuda_launch_clusters(be,
+                                !add         ? take_ahead<false, FEW_WARPS>
+                                : warps == 3 ? take_ahead<true, 3>
+                                             : take_ahead<true, FEW_WARPS>,
+                                dim3(blocks, (unsigned)n), dim3(32 * (unsigned)warps), 0, blocks, *a, h,
+                                add ? *add : none);
     return true;
 }
 
