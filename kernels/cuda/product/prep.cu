@@ -484,9 +484,9 @@ static bool launch_ahead(const struct cuda_backend *be, enum mm_act act, const s
     const bool sums = o->slices > 0;
     if (!is_ahead(act, a) || a->n_in > MM_ADD_WIDTH) return false;
     if (sums && ((o->slices != 4 && o->slices != 8) || o->add == (add != nullptr))) return false;
-    const int32_t warps = add && n > 8 && a->n_in <= 8 * 256 * 3
-                              ? 3
-                              : FEW_WARPS; /* of more blocks, where there is most to read */
+    /* More blocks where there is most to read: 31B at 16 rows 7.269 -> 7.184 ms (dflash-bench rows -m
+     * 31b-q4_k_m.gguf --device cuda --rows 1,16 --context 512, at b4a8acd). */
+    const int32_t warps = add && n > 8 && a->n_in <= 8 * 256 * 3 ? 3 : FEW_WARPS;
     const unsigned blocks = cluster_blocks(a->n_in, warps);
     const float *const whole = add ? add->y : a->x;
     const struct ahead_args h = {(float)a->n_in,
