@@ -1,7 +1,7 @@
 /* forms.h - how often each form of a kernel was launched, or recorded.
  *
  * The backend counts where it launches, so a test that knows which form its case is for can tell it from
- * another that gives the same bits: a fall back to a general form is seen (cuda_forms in cuda.h; -v). */
+ * another that gives the same bits: a fall back to a general form is seen (cuda_forms in cuda.h). */
 #ifndef DFLASH_CUDA_FORMS_H
 #define DFLASH_CUDA_FORMS_H
 
