@@ -17,7 +17,7 @@ struct chain_maker {
 static inline void chain_product_of(struct chain_maker *m, int32_t n_w, const uint32_t *type, int64_t n_in,
                                     const int64_t *n_out, bool norm, bool gated, bool add)
 {
-    static float row[1];
+    static float row[CHAIN_MATRICES]; /* addresses to tell matrices apart by; nothing is read */
     static struct kn_weight w[CHAIN_MATRICES];
     struct chain_product p = {.name = "product", .n_w = n_w, .x = row, .gated = gated, .add = add};
     if (norm) p.norm = row;
