@@ -362,6 +362,9 @@ struct kn_accept {
     int32_t n_results;
     int32_t *behind; /* NULL, or becomes (*behind + kept) % every */
     int32_t every;
+    /* For benchmarks. NULL, or [..] by row 0's position: so many proposals count as equal to the picks before
+     * them, whatever stands in either. */
+    const int32_t *equal;
 };
 
 /* What operations that take memory would take, in bytes of the device, without taking it: for plans. */

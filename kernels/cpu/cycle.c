@@ -54,7 +54,9 @@ int cpu_accept(struct kn_backend *kb, const struct kn_accept *a)
     r->usable = 1;
     for (int32_t i = 1; i < a->n_ids; i++)
         if (a->ids[i] < 0) r->usable = 0;
-    while (r->usable && kept < a->n && a->ids[kept] == a->picks[kept - 1]) kept++;
+    while (r->usable && kept < a->n &&
+           (a->equal ? kept <= a->equal[pos] : a->ids[kept] == a->picks[kept - 1]))
+        kept++;
     r->pos = pos;
     r->kept = *a->kept = kept;
     memcpy(a->history + pos + 1, a->picks, (size_t)kept * sizeof *a->history);

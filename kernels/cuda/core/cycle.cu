@@ -79,8 +79,8 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
     picks[t] = t < a.n ? a.picks[t] : KN_PICK_NAN;
     const uint64_t stamp = t < KN_STAMPS ? a.stamp[t] : 0;
     const bool usable = !__syncthreads_or(t > 0 && ids[t] < 0); /* and everything is read */
-    const uint32_t here =
-        __ballot_sync(~0u, usable && t + 1 < a.n && ids[t + 1] == picks[t]); /* row t + 1 stays */
+    const bool same = a.equal ? t < a.equal[pos0] : ids[t + 1] == picks[t];
+    const uint32_t here = __ballot_sync(~0u, usable && t + 1 < a.n && same); /* row t + 1 stays */
     if (t % 32 == 0) equal[t / 32] = here;
     __syncthreads();
     int32_t kept = 1;

@@ -253,10 +253,12 @@ struct accepted {
     struct kn_result result[3];
 };
 
+/* equal: NULL, or [256] by position (kn_accept). */
 static void run_accept(struct kn_backend *be, const struct accepted *in, const int32_t *picks, int32_t n,
-                       int32_t n_ids, struct accepted *out)
+                       int32_t n_ids, const int32_t *equal, struct accepted *out)
 {
     const struct kn_ops *op = kn_op(be);
+    int32_t *d_equal = equal ? put(be, equal, 256 * 4) : NULL;
     int32_t *d_picks = put(be, picks, 64 * 4);
     struct accepted *d = put(be, in, sizeof *in);
     uint64_t *stamp = put(be, NULL, KN_STAMPS * 8);
@@ -275,7 +277,8 @@ static void run_accept(struct kn_backend *be, const struct accepted *in, const i
                                 .number = &d->number,
                                 .stamp = stamp,
                                 .results = shared,
-                                .n_results = 3};
+                                .n_results = 3,
+                                .equal = d_equal};
     for (int i = 0; i < KN_STAMPS; i++) must(be, "stamp", op->stamp(be, stamp + i));
     must(be, "place", op->place(be, d->history, d->pos, d->ids, n_ids));
     must(be, "accept", op->accept(be, &a));
@@ -289,6 +292,7 @@ static void run_accept(struct kn_backend *be, const struct accepted *in, const i
     r->accepted = 0;
     op->free_shared(be, shared);
     drop(be, d), drop(be, d_picks), drop(be, stamp);
+    if (d_equal) drop(be, d_equal);
 }
 
 static void check_accept(void)
@@ -312,9 +316,20 @@ static void check_accept(void)
         }
         if (c[k].bad_id >= 0) in.ids[c[k].bad_id] = KN_PICK_NAN;
         if (c[k].bad_pick >= 0) picks[c[k].bad_pick] = KN_PICK_NAN;
-        for (int b = 0; b < 2; b++) run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, &out[b]);
+        for (int b = 0; b < 2; b++)
+            run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, NULL, &out[b]);
         verdict(!memcmp(&out[0], &out[1], sizeof out[0]), "accept %d of %d rows, %d equal: %d kept", c[k].n,
                 c[k].n_ids, c[k].equal, out[1].kept);
+        const int32_t kept = out[1].kept;
+        int32_t equal[256] = {0};
+        equal[in.pos[0]] = c[k].equal;
+        for (int i = 1; i < 64; i++)
+            if (in.ids[i] != KN_PICK_NAN) in.ids[i] = 7;
+        for (int b = 0; b < 2; b++)
+            run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, equal, &out[b]);
+        verdict(!memcmp(&out[0], &out[1], sizeof out[0]) && (out[1].kept == kept || c[k].bad_pick >= 0),
+                "accept %d of %d rows, %d count as equal: %d kept", c[k].n, c[k].n_ids, c[k].equal,
+                out[1].kept);
     }
 }
 

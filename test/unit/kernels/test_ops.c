@@ -795,9 +795,56 @@ static void test_open(void **state)
     }
 }
 
+/* Proposals that count as equal by a table instead of by what stands in them: as many rows stay as where the
+ * ids are equal, and the tokens are the picks. */
+static void test_accept(void **state)
+{
+    static const struct {
+        int32_t n, n_ids, equal, kept;
+    } cases[] = {{1, 1, 0, 1},   {1, 16, 15, 1},   {16, 16, 0, 1},   {16, 16, 7, 8},
+                 {8, 16, 15, 8}, {16, 16, 15, 16}, {64, 64, 40, 41}, {64, 64, 63, 64}};
+    (void)state;
+    struct kn_backend *be = test_fastest();
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        for (int by_table = 0; by_table < 2; by_table++) {
+            int32_t ids[64], pos[64], picks[64], history[256] = {0}, equal[256] = {0}, kept = 0;
+            uint32_t number = 0;
+            uint64_t stamp[KN_STAMPS] = {0};
+            struct kn_result result;
+            equal[20] = cases[k].equal;
+            for (int i = 0; i < 64; i++) {
+                pos[i] = 20 + i;
+                picks[i] = 1000 + i;
+                ids[i] = i && (i <= cases[k].equal) != by_table ? 999 + i : 7;
+            }
+            const struct kn_accept a = {.ids = ids,
+                                        .picks = picks,
+                                        .n = cases[k].n,
+                                        .n_ids = cases[k].n_ids,
+                                        .pos = pos,
+                                        .history = history,
+                                        .kept = &kept,
+                                        .number = &number,
+                                        .stamp = stamp,
+                                        .results = &result,
+                                        .n_results = 1,
+                                        .equal = by_table ? equal : NULL};
+            assert_ok(be, kn_op(be)->accept(be, &a));
+            assert_int_equal(kept, cases[k].kept);
+            assert_int_equal(result.kept, kept);
+            assert_int_equal(ids[0], picks[kept - 1]);
+            assert_int_equal(pos[0], 20 + kept);
+            for (int i = 0; i < kept; i++) assert_int_equal(history[21 + i], picks[i]);
+            assert_int_equal(history[21 + kept], 0);
+        }
+    }
+    kn_backend_close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_accept),
         cmocka_unit_test(test_open),
         cmocka_unit_test(test_small_ones),
         cmocka_unit_test(test_embed),

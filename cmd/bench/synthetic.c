@@ -1,0 +1,153 @@
+/* synthetic.c - see synthetic.h. */
+#include "synthetic.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../common/base/json.h"
+#include "../../common/base/mem.h"
+
+#define TRACE_BYTES (256u << 20) /* a trace's file at most */
+
+static int take(struct synthetic *s, int32_t slots, int32_t n, struct err *e)
+{
+    *s = (struct synthetic){.slots = slots,
+                            .n = n,
+                            .equal = mem_calloc((size_t)n, sizeof *s->equal),
+                            .logp = mem_calloc((size_t)n * (size_t)slots, sizeof *s->logp)};
+    return s->equal && s->logp ? 0 : err_set(e, ERR_IO, "out of memory (stated acceptance)");
+}
+
+void synthetic_free(struct synthetic *s)
+{
+    mem_free(s->equal);
+    mem_free(s->logp);
+    *s = (struct synthetic){0};
+}
+
+static int read_rates(const char *list, int32_t slots, double *rate, struct err *e)
+{
+    int32_t n = 0;
+    for (const char *p = list;; p++) {
+        char *end;
+        errno = 0;
+        const double v = strtod(p, &end);
+        if (end == p || strspn(p, "0123456789.eE+-") < (size_t)(end - p) || errno || !(v >= 0 && v <= 1) ||
+            (*end && *end != ',') || n == slots)
+            return err_set(e, ERR_USAGE,
+                           "--accept-rates: expected up to %d numbers from 0 to 1 with commas between, got "
+                           "'%s'",
+                           slots, list);
+        rate[n++] = v;
+        p = end;
+        if (!*p) break;
+    }
+    for (; n < slots; n++) rate[n] = rate[n - 1];
+    return 0;
+}
+
+/* splitmix64: numbers in [0, 1). */
+static double uniform(uint64_t *x)
+{
+    uint64_t z = *x += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+int synthetic_rates(struct synthetic *s, const char *list, int32_t slots, int32_t n, uint64_t seed,
+                    struct err *e)
+{
+    double rate[SESSION_MAX_ROWS];
+    if (read_rates(list, slots, rate, e) || take(s, slots, n, e)) return -1;
+    for (int32_t i = 0; i < n; i++) {
+        while (s->equal[i] < slots && uniform(&seed) < rate[s->equal[i]]) s->equal[i]++;
+        for (int32_t j = 0; j < slots; j++) s->logp[(int64_t)i * slots + j] = logf((float)rate[j]);
+    }
+    return 0;
+}
+
+static int bad_trace(const char *path, const char *what, const char *expected, const json_t *got,
+                     struct err *e)
+{
+    char show[64];
+    return err_set(e, ERR_FORMAT, "%s: %s (expected %s, got %s)", path, what, expected,
+                   json_show(got, show, sizeof show));
+}
+
+static int read_position(struct synthetic *s, int32_t i, const json_t *row, const char *path, struct err *e)
+{
+    const json_t *equal = json_array_get(row, 0);
+    if (json_array_size(row) != (size_t)s->slots + 1)
+        return bad_trace(path, "a position of another size", "how many stay, and a probability a slot", row,
+                         e);
+    if (!json_is_integer(equal) || json_integer_value(equal) < 0 || json_integer_value(equal) > s->slots)
+        return bad_trace(path, "how many stay", "0 to the slots", equal, e);
+    s->equal[i] = (int32_t)json_integer_value(equal);
+    for (int32_t j = 0; j < s->slots; j++) {
+        const json_t *p = json_array_get(row, (size_t)j + 1);
+        if (!json_is_number(p) || !(json_number_value(p) >= 0 && json_number_value(p) <= 1))
+            return bad_trace(path, "a probability", "0 to 1", p, e);
+        s->logp[(int64_t)i * s->slots + j] = logf((float)json_number_value(p));
+    }
+    return 0;
+}
+
+static int read_trace(struct synthetic *s, const json_t *j, const char *path, int32_t slots, struct err *e)
+{
+    const json_t *kind = json_object_get(j, "kind"), *schema = json_object_get(j, "schema"),
+                 *of = json_object_get(j, "slots"), *rows = json_object_get(j, "positions");
+    char want[32];
+    if (!json_is_string(kind) || strcmp(json_string_value(kind), "accept-trace"))
+        return bad_trace(path, "kind", "\"accept-trace\"", kind, e);
+    if (json_integer_value(schema) != 1) return bad_trace(path, "schema", "1", schema, e);
+    snprintf(want, sizeof want, "%d, of this block", slots);
+    if (json_integer_value(of) != slots) return bad_trace(path, "slots", want, of, e);
+    if (!json_array_size(rows) || json_array_size(rows) > SESSION_MAX_CTX)
+        return bad_trace(path, "positions", "a list of one or more", rows, e);
+    if (take(s, slots, (int32_t)json_array_size(rows), e)) return -1;
+    for (int32_t i = 0; i < s->n; i++)
+        if (read_position(s, i, json_array_get(rows, (size_t)i), path, e)) return -1;
+    return 0;
+}
+
+int synthetic_trace(struct synthetic *s, const char *path, int32_t slots, struct err *e)
+{
+    json_t *j;
+    if (json_parse_file(&j, path, TRACE_BYTES, e)) return -1;
+    const int rc = read_trace(s, j, path, slots, e);
+    json_decref(j);
+    return rc;
+}
+
+int synthetic_table(const struct synthetic *s, int32_t from, int32_t positions, struct session_synthetic *t,
+                    struct err *e)
+{
+    int32_t *equal = mem_calloc((size_t)positions, sizeof *equal);
+    float *logp = mem_calloc((size_t)positions * (size_t)s->slots, sizeof *logp);
+    *t = (struct session_synthetic){.n = positions, .slots = s->slots, .equal = equal, .logp = logp};
+    if (!equal || !logp) return err_set(e, ERR_IO, "out of memory (stated acceptance)");
+    for (int32_t p = from; p < positions; p++) {
+        const int32_t i = (p - from) % s->n;
+        equal[p] = s->equal[i];
+        memcpy(logp + (int64_t)p * s->slots, s->logp + (int64_t)i * s->slots,
+               (size_t)s->slots * sizeof *logp);
+    }
+    return 0;
+}
+
+void synthetic_table_free(struct session_synthetic *t)
+{
+    mem_free((void *)(uintptr_t)t->equal);
+    mem_free((void *)(uintptr_t)t->logp);
+    *t = (struct session_synthetic){0};
+}
+
+double synthetic_mean(const struct synthetic *s)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < s->n; i++) sum += s->equal[i];
+    return 1 + sum / s->n;
+}
