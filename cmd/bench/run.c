@@ -13,6 +13,9 @@
 #include "../../common/run/spec.h"
 #include "../redirect.h"
 #include "bench.h"
+#include "synthetic.h"
+
+#define STATED_POSITIONS 65536 /* that --accept-rates draws before it begins anew */
 
 static struct {
     struct models m;
@@ -22,6 +25,8 @@ static struct {
     int32_t ctx;
     bool ignore_eos;
     const char *label;
+    const char *accept_rates, *accept_trace;
+    struct synthetic synthetic; /* what these say; slots 0 without */
 } o = {
     .m = MODELS_INIT,
     .n = 128,
@@ -59,6 +64,10 @@ static const struct cli_flag flags[] = {
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
     {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1,
      SESSION_MAX_CTX},
+    {"--accept-rates", CLI_STR, &o.accept_rates, "P1,P2,...",
+     "by slot the chance that a proposal stays where those before it do; nothing is compared", 0, 0},
+    {"--accept-trace", CLI_STR, &o.accept_trace, "FILE",
+     "what dflash-bench calibrate --trace recorded stays; nothing is compared", 0, 0},
     {"--label", CLI_STR, &o.label, "TEXT", "put into the line, for reports", 0, 0},
     REDIRECT_FLAGS(out_path, force),
     {0},
@@ -120,6 +129,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
                                  .check_layers = o.m.check_layers,
                                  .block = drafted ? o.block : 0,
                                  .draft_window = drafted ? o.draft_window : 0};
+    struct session_synthetic stated = {0};
     struct spec_options sp = {
         .n = o.n, .sampler = o.sampler, .width = drafted ? o.width : 0, .tokens = take, .ctx = out};
     int rc = -1;
@@ -129,6 +139,10 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     }
     const int64_t room = (int64_t)p->n + o.n + SESSION_MAX_ROWS;
     so.ctx = o.ctx ? o.ctx : room < SESSION_MAX_CTX ? (int32_t)room : SESSION_MAX_CTX;
+    if (drafted && o.synthetic.slots) {
+        if (synthetic_table(&o.synthetic, (int32_t)p->n, so.ctx, &stated, e)) goto done;
+        so.synthetic = &stated;
+    }
     if (models_kv(&o.m, NULL, &so, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e))
         goto done;
     double t = cli_seconds();
@@ -138,6 +152,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     rc = spec_generate(s, &sp, st, e);
 done:
     session_free(s);
+    synthetic_table_free(&stated);
     return rc;
 }
 
@@ -159,7 +174,8 @@ static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, 
             memcpy(p[i].plain, out->id, (size_t)out->n * sizeof *out->id);
             p[i].n_plain = out->n;
         }
-        if (out->n != p[i].n_plain || memcmp(out->id, p[i].plain, (size_t)out->n * sizeof *out->id))
+        if (!o.synthetic.slots &&
+            (out->n != p[i].n_plain || memcmp(out->id, p[i].plain, (size_t)out->n * sizeof *out->id)))
             *equal = false;
         decode_s += st.decode_s;
         decoded += st.generated - 1; /* the first token comes from the prefill */
@@ -240,7 +256,12 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
     json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));
     json_object_set_new(j, "drafted", kind_json(drafted, true));
     json_object_set_new(j, "speedup", verdict_json(&v));
-    json_object_set_new(j, "equal", json_boolean(equal));
+    json_object_set_new(j, "equal", o.synthetic.slots ? json_null() : json_boolean(equal));
+    if (o.synthetic.slots)
+        json_object_set_new(j, "synthetic",
+                            json_pack("{s:s,s:s,s:o}", "from", o.accept_rates ? "rates" : "trace", "what",
+                                      o.accept_rates ? o.accept_rates : o.accept_trace, "mean",
+                                      bench_number(synthetic_mean(&o.synthetic))));
     return j;
 }
 
@@ -259,6 +280,9 @@ static int measure(struct prompt *p, int n_prompts, struct sink *out, bool *equa
     }
     ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 3));
     cli_progress(&cli, "runs", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
+    if (o.synthetic.slots)
+        cli_note(&cli, "acceptance is stated, %.2f tokens a cycle at most: no stream was compared or kept",
+                 synthetic_mean(&o.synthetic));
     rc = bench_emit(line(&k[0], &k[1], p, n_prompts, ceiling, *equal), e);
 done:
     mem_free(k);
@@ -280,6 +304,11 @@ static int check_prompts(void *ctx, struct err *e)
     const struct prompt *p = ctx;
     const int32_t block = o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1;
     if (o.m.drafter && spec_width_check(o.width, block, e)) return -1;
+    if (o.accept_rates &&
+        synthetic_rates(&o.synthetic, o.accept_rates, block - 1, STATED_POSITIONS, o.sampler.seed, e))
+        return -1;
+    if (o.accept_trace && synthetic_trace(&o.synthetic, o.accept_trace, block - 1, e)) return -1;
+    if (o.synthetic.slots) o.ignore_eos = true; /* the ids are not those of a text */
     for (int i = 0; i < cli.n_args; i++) {
         if (models_check_ids(&o.m, cli.args[i], p[i].id, p[i].n, e)) return -1;
         int64_t need = (int64_t)p[i].n + o.n + block;
@@ -306,6 +335,11 @@ int bench_run(int argc, char **argv)
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (!o.m.drafter_path && (o.block || o.width || o.draft_window))
         cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
+    if (!o.m.drafter_path && (o.accept_rates || o.accept_trace))
+        cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)",
+                        o.accept_rates ? "--accept-rates" : "--accept-trace");
+    if (o.accept_rates && o.accept_trace)
+        cli_usage_error(&cli, "--accept-rates and --accept-trace: both say what stays (expected one)");
     models_check_flags(&o.m, &cli);
     models_check_sampling(&cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
@@ -334,6 +368,7 @@ done:
     }
     mem_free(p);
     mem_free(out.id);
+    synthetic_free(&o.synthetic);
     models_close(&o.m);
     return redirect_close(&file, &cli, rc);
 }

@@ -88,7 +88,8 @@ static int accept_part(struct session *s, int what, int32_t rows, int32_t n_ids,
                                      .results = s->results,
                                      .n_results = SESSION_RESULTS,
                                      .behind = rows == 1 && s->every && !advances(what) ? &d->pending : NULL,
-                                     .every = s->every};
+                                     .every = s->every,
+                                     .equal = s->g->equal};
     int rc = s->op->accept(s->be, &accept);
     return rc ? model_failed(s->target, "accept", rc, e) : 0;
 }

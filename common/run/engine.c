@@ -50,6 +50,23 @@ static int new_positions(struct engine *g, struct err *e)
     return rc ? model_failed(g->target, "upload", rc, e) : 0;
 }
 
+static int new_synthetic(struct engine *g, struct err *e)
+{
+    const struct session_synthetic *x = g->o.synthetic;
+    if (!x) return 0;
+    if (x->n < g->o.ctx || x->slots != g->o.block - 1)
+        return err_set(
+            e, ERR_USAGE,
+            "stated acceptance does not fit (expected %d positions or more of %d proposals, got %d "
+            "of %d)",
+            g->o.ctx, g->o.block - 1, x->n, x->slots);
+    g->equal = take(g, (uint64_t)g->positions, sizeof *g->equal);
+    if (!g->equal) return model_no_memory(g->be, e, "%d positions: lower --ctx or -n", g->o.ctx);
+    const size_t n = (size_t)(x->n < g->positions ? x->n : g->positions);
+    const int rc = g->op->upload(g->be, g->equal, x->equal, n * sizeof *x->equal);
+    return rc ? model_failed(g->target, "upload", rc, e) : 0;
+}
+
 /* most: rows of a source's block; 0 without a source. */
 static int check_options(struct session_options *o, int32_t most, struct err *e)
 {
@@ -112,7 +129,7 @@ int engine_open(struct engine **out, struct model *target, struct source *source
     g->rows = most < ctx ? most : ctx;
     if (g->rows < SESSION_MAX_ROWS) g->rows = SESSION_MAX_ROWS;
     g->positions = ctx + AHEAD_ROWS;
-    if (new_work(g, e) || new_hidden(g, e) || new_positions(g, e)) goto fail;
+    if (new_work(g, e) || new_hidden(g, e) || new_positions(g, e) || new_synthetic(g, e)) goto fail;
     *out = g;
     return 0;
 fail:
@@ -128,7 +145,7 @@ void engine_close(struct engine *g)
         g->idle = s->next;
         session_slot_free(s);
     }
-    void *device[] = {g->d_pos, g->features, g->logits, g->hidden.normed};
+    void *device[] = {g->d_pos, g->equal, g->features, g->logits, g->hidden.normed};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) g->op->free(g->be, device[i]);
     work_free(&g->work, g->be);
     mem_free(g->hidden.host);

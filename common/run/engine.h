@@ -34,6 +34,7 @@ struct engine {
     int32_t rows;             /* of the longest pass */
     int32_t positions;        /* that fit the caches: ctx, and what is written ahead of it */
     int32_t *d_pos;           /* device [positions]: 0, 1, 2, ... */
+    int32_t *equal;           /* device [positions], of o.synthetic; NULL without it */
     struct work work;
     struct hidden hidden; /* fn NULL: not wanted */
     float *features;      /* device [rows, n_features], of the last pass */

@@ -27,6 +27,14 @@
 #define SESSION_CHUNK 512         /* default of options.chunk */
 #define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
 
+/* For benchmarks: what becomes of proposals is stated by the anchor's position, and not computed. The stream
+ * is then none that the target would write. Borrowed by who is handed it. */
+struct session_synthetic {
+    int32_t n, slots;     /* positions: a context's at least; proposals a position */
+    const int32_t *equal; /* [n] so many stay, if they are verified */
+    const float *logp;    /* [n, slots] what planners are told of them (planner.h) */
+};
+
 struct session_options {
     int32_t ctx;   /* positions the caches must hold: prompt + generated + block */
     int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
@@ -36,6 +44,7 @@ struct session_options {
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
     const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
                                                               Borrowed: they outlive the session */
+    const struct session_synthetic *synthetic;             /* NULL: proposals are compared */
     bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;

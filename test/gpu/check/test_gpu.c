@@ -316,8 +316,7 @@ static void check_accept(void)
         }
         if (c[k].bad_id >= 0) in.ids[c[k].bad_id] = KN_PICK_NAN;
         if (c[k].bad_pick >= 0) picks[c[k].bad_pick] = KN_PICK_NAN;
-        for (int b = 0; b < 2; b++)
-            run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, NULL, &out[b]);
+        for (int b = 0; b < 2; b++) run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, NULL, &out[b]);
         verdict(!memcmp(&out[0], &out[1], sizeof out[0]), "accept %d of %d rows, %d equal: %d kept", c[k].n,
                 c[k].n_ids, c[k].equal, out[1].kept);
         const int32_t kept = out[1].kept;
@@ -325,8 +324,7 @@ static void check_accept(void)
         equal[in.pos[0]] = c[k].equal;
         for (int i = 1; i < 64; i++)
             if (in.ids[i] != KN_PICK_NAN) in.ids[i] = 7;
-        for (int b = 0; b < 2; b++)
-            run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, equal, &out[b]);
+        for (int b = 0; b < 2; b++) run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, equal, &out[b]);
         verdict(!memcmp(&out[0], &out[1], sizeof out[0]) && (out[1].kept == kept || c[k].bad_pick >= 0),
                 "accept %d of %d rows, %d count as equal: %d kept", c[k].n, c[k].n_ids, c[k].equal,
                 out[1].kept);
