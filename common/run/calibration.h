@@ -1,0 +1,102 @@
+/* calibration.h - how likely the target's pick equals a proposal.
+ *
+ * h_j = P(the pick equals proposal j | all proposals before it equalled theirs). A plan needs these, not what
+ * a drafter thinks of itself: its probabilities are over- or under-confident, differently by slot, and at a
+ * temperature equality is another event than being likely.
+ *
+ * Of a drafter:  h_j = sigma(a + w logit(p_j) + s_j), p_j the probability that the drafter gave its proposal.
+ * a, w and s_j are Gaussian beliefs, a mean and a variance each, one set for each temperature bucket. A label
+ * moves them by one step of a Kalman filter on the logistic's linearisation, each by its share of the
+ * variance. s_j begins narrow, so slots share what they learn until labels say otherwise: it is shrunk
+ * towards the slot's rate in the prior. Each cycle adds a little variance (what was learnt ages), plain steps
+ * too, up to the prior's: after a long time without labels few labels are needed to change the mind. The
+ * returned probability is the mean over the belief, so uncertainty pulls it towards a half. A drafter that is
+ * never right and always sure is found out by some five labels; a trained one is not by one miss.
+ *
+ * Of a look-up: by how many tokens matched (buckets) and slot (ranges): a rate, with counts that age. A
+ * proposal whose prefix matched has matched that much more, so slot j of a match of m tokens is filed under
+ * m + j - 1.
+ *
+ * Only slots whose prefix matched have labels: of a cycle that kept k rows of n the first min(n - 1, k). None
+ * else is learnt from.
+ *
+ * The file is JSON, the state itself:
+ *   {
+ *     "schema": 1,
+ *     "of": "...",                                     optional, for people
+ *     "draft": [                                       one or more; buckets that are absent keep the prior
+ *       {"bucket": "0",                                "0", "0.65", "0.9", "above": temperatures up to that
+ *        "intercept": [0.1, 0.5],                      mean and variance
+ *        "slope": [0.9, 0.05],
+ *        "slots": [[0, 0.1], [-0.2, 0.1]]}             from slot 1 on; slots that are absent have the last
+ * one's
+ *     ],
+ *     "lookup": [[[0.5, 2], ...], ...]                 optional; [CALIBRATION_MATCHES][CALIBRATION_RANGES],
+ * rate }                                                  and labels that stand for it */
+#ifndef DFLASH_CALIBRATION_H
+#define DFLASH_CALIBRATION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "../base/err.h"
+#include "planner.h"
+
+enum {
+    CALIBRATION_SLOTS = 63,       /* proposals of a chain at most */
+    CALIBRATION_TEMPERATURES = 4, /* 0; up to 0.65; up to 0.9; above */
+    CALIBRATION_MATCHES = 7,      /* matched tokens: up to 2, 4, 6, 9, 15, 31; more */
+    CALIBRATION_RANGES = 4,       /* slots 1, 2 to 4, 5 to 16, more */
+    CALIBRATION_OF = 128,
+};
+
+/* A Gaussian belief. */
+struct belief {
+    double mean, variance;
+};
+
+struct calibration_slope {
+    struct belief intercept, slope, slot[CALIBRATION_SLOTS];
+};
+
+/* A rate and the labels that stand for it. */
+struct calibration_rate {
+    double rate, labels;
+};
+
+/* Predicted and seen equality, of a slot. */
+struct calibration_gauge {
+    int64_t labels, equal;
+    double predicted; /* sum over the labels of what was predicted before each */
+};
+
+struct calibration {
+    char of[CALIBRATION_OF];
+    struct calibration_slope draft[CALIBRATION_TEMPERATURES], prior[CALIBRATION_TEMPERATURES];
+    struct calibration_rate look[CALIBRATION_MATCHES][CALIBRATION_RANGES];
+    struct calibration_gauge draft_gauge[CALIBRATION_SLOTS], look_gauge[CALIBRATION_SLOTS];
+};
+
+/* The built-in prior. */
+void calibration_init(struct calibration *c);
+/* The bucket of a temperature. */
+int32_t calibration_temperature(double t);
+
+/* h of slot j (1 ..) whose proposal the drafter gave the probability exp(logp); one that is no number counts
+ * as improbable. */
+double calibration_draft(const struct calibration *c, int32_t temperature, int32_t j, double logp);
+/* h of slot j of a look-up that matched so many tokens. */
+double calibration_look(const struct calibration *c, int32_t match, int32_t j);
+
+/* Learn from a finished cycle, and let what was learnt before age by a cycle. A look-up's labels are the
+ * drafter's too, and the other way, for the leading proposals that both chains share. */
+void calibration_seen(struct calibration *c, int32_t temperature, const struct plan_result *r);
+
+/* Read FILE over the prior. ERR_FORMAT naming the file, the key, what was expected and what is there;
+ * ERR_IO. */
+int calibration_read(struct calibration *c, const char *path, struct err *e);
+int calibration_parse(struct calibration *c, const void *data, uint64_t n, const char *name, struct err *e);
+/* What calibration_read reads, exactly. NULL when out of memory; mem_free. */
+char *calibration_text(const struct calibration *c);
+int calibration_write(const struct calibration *c, const char *path, bool force, struct err *e);
+
+#endif

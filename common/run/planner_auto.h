@@ -1,0 +1,88 @@
+/* planner_auto.h - plans that never cost and gain what they can: draft or not, and how many rows, every
+ * cycle.
+ *
+ * Weighed are tokens against time. lambda is the rate that can be had, in tokens a second: that of plain
+ * steps, or what the last cycles gave where that is more. A verify of n rows whose chain has probabilities
+ * h_j (calibration.h) is worth 1 + h_1 + h_1 h_2 + ... (n - 1 terms) - lambda t(n) (plan_times.h).
+ *
+ *  - Rows: once proposals are there, a draft's time is spent. The row count worth most is verified, of the
+ *    drafter's chain or of a look-up's; one row is a choice too.
+ *  - Draft or not: a draft gains that maximum, less what could be had without it (a plain step, or the
+ *    look-up), less lambda times the draft and the round trip. The gain is averaged over about eight cycles.
+ *    Drafting ends when averages below the margin have added up to a token.
+ *  - Probes: while it does not draft it drafts now and then, after a wait that doubles on failure, and
+ *    verifies two rows or more for a label. Its credit for probes is a small share of the time, so they stay
+ *    below one per cent. A probe whose first proposal was right is followed by another at once. One that
+ *    would have gained brings drafting back.
+ *  - Never slower, whatever the probabilities claim: an account has the tokens that plain steps would have
+ *    made in the time of drafted cycles, less those that were made. Gains count up to a bound and losses are
+ *    forgotten slowly. A verify whose failure would overdraw half of what the account still allows is not
+ *    made, and without room for a draft there is none. Look-ups have a smaller account of their own.
+ *
+ * It sees probabilities, times and counts, no token's value, and it has no clock: with times that are fixed
+ * its plans are a function of what was offered and kept. It allocates nothing. The caller owns the struct;
+ * one a stream. The next plan may be asked for before the last result was seen. */
+#ifndef DFLASH_PLANNER_AUTO_H
+#define DFLASH_PLANNER_AUTO_H
+
+#include <stddef.h>
+#include "calibration.h"
+#include "plan_times.h"
+#include "planner.h"
+
+struct planner_auto_options {
+    const struct plan_times *times; /* copied */
+    bool fixed;                     /* times are not corrected by stamps, and stamps are not read at all */
+    const struct calibration *calibration; /* copied; NULL: the prior */
+    double temperature;                    /* of the sampler */
+    const int32_t *counts; /* [n_counts] row counts of verifies that may be chosen, rising, 2 .. */
+    int32_t n_counts;      /* at most PLAN_TIMES_ROWS; one row may always be */
+    int32_t block;         /* rows of a drafter's block; counts above are for look-ups only */
+    bool drafter, look;    /* what there is */
+};
+
+struct planner_auto_stats {
+    int64_t cycles, tokens;
+    int64_t plain;                        /* cycles of one row, without a draft */
+    int64_t drafted[PLAN_TIMES_ROWS + 1]; /* by rows; look-ups' chains chosen after a draft are in look too */
+    int64_t look[PLAN_TIMES_ROWS + 1];    /* cycles that verified a look-up's chain, by rows */
+    int64_t probes, stays;                /* stays: times that it began to draft */
+    double total_s, plain_s; /* of all cycles; that plain steps would have taken for the same tokens */
+    double probe_lost_s;     /* time that probes took beyond plain's, winning ones not deducted */
+    double draft_lost_s;     /* the same of stays that lost on the whole */
+};
+
+struct planner_auto {
+    struct plan_times times;
+    struct calibration calibration; /* also the gauges; what calibration_write writes */
+    struct planner_auto_stats stats;
+
+    /* Private from here on. */
+    int32_t counts[PLAN_TIMES_ROWS], n_counts, block, temperature;
+    bool fixed, drafter, look;
+    double emitted, elapsed;   /* of the last cycles, fading */
+    bool drafting;             /* else probes only */
+    bool asked;                /* a probe was planned and is not seen yet */
+    double gain, regret, stay; /* average of gains; what averages lacked; tokens won by this stay */
+    int32_t n_gain;
+    double lost, look_lost;   /* the accounts, tokens */
+    double credit;            /* for probes, seconds */
+    int64_t waited, interval; /* plain steps since the last probe; that are to pass */
+    int32_t pos;              /* of the newest anchor seen */
+    enum { AUTO_ON, AUTO_NO_DRAFTER, AUTO_LOSES, AUTO_SPENT } off;
+    double off_gain;
+};
+
+/* ERR_USAGE: counts that do not rise or are out of range, or times that lack what they must have. */
+int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e);
+/* The planner; a stays where it is. */
+struct planner planner_auto(struct planner_auto *a);
+
+/* Tokens a second that plain steps alone would have had. */
+double planner_auto_plain_rate(const struct planner_auto *a);
+/* Time lost in stays that lost, the present one too. */
+double planner_auto_lost(const struct planner_auto *a);
+/* One line: does it draft now, and why not. buf [n]; returns buf. */
+const char *planner_auto_why(const struct planner_auto *a, char *buf, size_t n);
+
+#endif
