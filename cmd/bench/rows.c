@@ -111,6 +111,26 @@ static int measure_prompts(struct plan *p, struct err *e)
     return 0;
 }
 
+/* Of the row counts measured, that whose verify pays from the fewest tokens a cycle on: as many as a draft
+ * and the verify take plain steps; rows 0 where every count wants more tokens than it can keep. NULL where
+ * one row was not measured, or nothing else. */
+static json_t *pays_from(const struct plan *p, double draft, double one)
+{
+    double best = NAN;
+    int32_t rows = 0;
+    json_t *all = json_array();
+    for (int i = 0; i < p->n_rows; i++) {
+        const double tokens = (draft + sample_quantile(&p->row_s[i], 0.5)) / one;
+        if (p->rows[i] < 2 || !isfinite(tokens)) continue;
+        json_array_append_new(all, json_pack("[i,f]", p->rows[i], tokens));
+        if (tokens < p->rows[i] && !(tokens >= best)) best = tokens, rows = p->rows[i];
+    }
+    if (json_array_size(all))
+        return json_pack("{s:i,s:o,s:o}", "rows", rows, "tokens", bench_number(best), "by_rows", all);
+    json_decref(all);
+    return NULL;
+}
+
 static int emit(struct plan *p, struct err *e)
 {
     const struct model *t = o.m.target;
@@ -149,6 +169,16 @@ static int emit(struct plan *p, struct err *e)
         "weight_bytes_per_s", bench_number(bytes / s), "read_ceiling_bytes_per_s", bench_number(p->ceiling),
         "share_of_ceiling", bench_number(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
+    json_t *pays = pays_from(p, s, one);
+    if (pays) {
+        const int rows = (int)json_integer_value(json_object_get(pays, "rows"));
+        if (rows)
+            cli_note(&cli, "drafting pays from %.2f tokens a cycle on, verifying %d rows",
+                     json_number_value(json_object_get(pays, "tokens")), rows);
+        else
+            cli_note(&cli, "drafting cannot pay: every count of rows takes as many plain steps or more");
+        json_object_set_new(j, "pays_from", pays);
+    }
     return bench_emit(j, e);
 }
 
