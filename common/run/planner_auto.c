@@ -1,0 +1,318 @@
+/* planner_auto.c - see planner_auto.h. */
+#include "planner_auto.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The unit is the token that a plain step would have made in the same time, where nothing else is said. */
+#define MARGIN 0.03       /* what drafting is to gain a cycle */
+#define GAINS 8           /* cycles that the average of gains remembers */
+#define REGRET 1.5        /* what averages below the margin add up to before drafting ends, */
+#define REGRET_SAVED 0.15 /* and of what the account has saved, on top */
+#define OPTIMISM 0.6      /* deviations of what is believed of a drafter: what is unknown is worth a try */
+#define FADE (1. / 32)    /* of the rate that was had, a cycle */
+#define ALLOWED 7.0       /* the account of drafting */
+#define LOOK_ALLOWED 2.0  /* of look-ups */
+#define SAVED 40.0        /* gains that either counts at most */
+#define FORGET 1024.      /* tokens after which 1 - 1/e of a loss is forgotten */
+#define STAKE 0.5         /* of what an account allows, on one verify */
+#define PROBE_SHARE 0.009 /* of the time */
+#define PROBES_SAVED 8    /* probes that the credit holds at most */
+#define WAIT_FIRST 8      /* plain steps before the first probe of a pause */
+#define WAIT_SHARE 0.007  /* of the time, that probes take when the wait has stopped doubling */
+
+int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e)
+{
+    memset(a, 0, sizeof *a);
+    if (o->n_counts < 0 || o->n_counts >= PLAN_TIMES_ROWS)
+        return err_set(e, ERR_USAGE, "row counts of plans (expected 0 to %d of them, got %d)",
+                       PLAN_TIMES_ROWS - 1, o->n_counts);
+    for (int32_t i = 0; i < o->n_counts; i++) {
+        const int32_t before = i ? o->counts[i - 1] : 1;
+        if (o->counts[i] <= before || o->counts[i] > PLAN_TIMES_ROWS)
+            return err_set(e, ERR_USAGE, "row count %d of plans (expected %d to %d, got %d)", i, before + 1,
+                           PLAN_TIMES_ROWS, o->counts[i]);
+    }
+    if (plan_times_check(o->times, o->drafter, e)) return -1;
+    a->times = *o->times;
+    if (o->calibration)
+        a->calibration = *o->calibration;
+    else
+        calibration_init(&a->calibration);
+    a->temperature = calibration_temperature(o->temperature);
+    if (o->n_counts) memcpy(a->counts, o->counts, (size_t)o->n_counts * sizeof *o->counts);
+    a->n_counts = o->n_counts, a->block = o->block;
+    a->fixed = o->fixed, a->drafter = o->drafter, a->look = o->look;
+    a->drafting = o->drafter;
+    a->off = o->drafter ? AUTO_ON : AUTO_NO_DRAFTER;
+    a->interval = WAIT_FIRST;
+    a->stats.stays = a->drafting;
+    return 0;
+}
+
+/* ---- what things are worth, at a context ---- */
+
+struct worth {
+    double plain_s, draft_s; /* draft_s: with the round trip */
+    double lambda;
+};
+
+static struct worth worth_at(const struct planner_auto *a, int32_t pos)
+{
+    struct worth w = {.plain_s = plan_times_rows(&a->times, 1, pos),
+                      .draft_s = plan_times_draft(&a->times, pos) + a->times.overhead_s};
+    w.lambda = 1 / w.plain_s;
+    if (a->elapsed > 0 && a->emitted / a->elapsed > w.lambda) w.lambda = a->emitted / a->elapsed;
+    return w;
+}
+
+/* The best row count of a chain of n proposals, h [n] their probabilities. least: rows at least, where the
+ * chain has them. most_s: a verify may take. Returns its worth; *rows 1 where nothing is better. */
+static double best_of(const struct planner_auto *a, const struct worth *w, int32_t pos, const double *h,
+                      int32_t n, int32_t least, double most_s, int32_t *rows)
+{
+    double best = least > 1 ? -INFINITY : 1 - w->lambda * w->plain_s, sum = 1, reach = 1;
+    int32_t j = 0;
+    *rows = 1;
+    for (int32_t i = 0; i < a->n_counts && a->counts[i] <= n + 1; i++) {
+        const double s = plan_times_rows(&a->times, a->counts[i], pos);
+        for (; j < a->counts[i] - 1; j++) reach *= h[j], sum += reach;
+        if (a->counts[i] < least || s > most_s || !(sum - w->lambda * s > best)) continue;
+        best = sum - w->lambda * s, *rows = a->counts[i];
+    }
+    return *rows > 1 ? best : 1 - w->lambda * w->plain_s;
+}
+
+/* h of both chains; where they share a proposal, the surer one's. Both have room for CALIBRATION_SLOTS. */
+static void chances(const struct planner_auto *a, const struct plan_offer *o, double *draft, double *look,
+                    int32_t *n_draft, int32_t *n_look)
+{
+    *n_draft = o->n_draft < CALIBRATION_SLOTS ? o->n_draft : CALIBRATION_SLOTS;
+    *n_look = o->n_look < CALIBRATION_SLOTS ? o->n_look : CALIBRATION_SLOTS;
+    for (int32_t j = 0; j < *n_draft; j++)
+        draft[j] = calibration_draft(&a->calibration, a->temperature, j + 1, o->logp[j], OPTIMISM);
+    for (int32_t j = 0; j < *n_look; j++) look[j] = calibration_look(&a->calibration, o->match, j + 1);
+    for (int32_t j = 0; j < o->agree && j < *n_draft && j < *n_look; j++)
+        draft[j] = look[j] = draft[j] > look[j] ? draft[j] : look[j];
+}
+
+/* Seconds that a verify may take, if no proposal of it is right, for an account. */
+static double stake(const struct worth *w, double lost, double allowed)
+{
+    return w->plain_s * (1 + STAKE * (allowed - lost));
+}
+
+/* What drafting gains where this was offered, in tokens a cycle. */
+static double gain_of(const struct planner_auto *a, const struct plan_offer *o)
+{
+    const struct worth w = worth_at(a, o->pos);
+    double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
+    int32_t n_draft, n_look, rows;
+    chances(a, o, draft, look, &n_draft, &n_look);
+    const double with = best_of(a, &w, o->pos, draft, n_draft, 1, INFINITY, &rows),
+                 without = best_of(a, &w, o->pos, look, n_look, 1, INFINITY, &rows);
+    return fmax(with, without) - without - w.lambda * w.draft_s;
+}
+
+/* ---- plans ---- */
+
+static double probe_s(const struct planner_auto *a)
+{
+    const struct worth w = worth_at(a, a->pos);
+    return a->n_counts ? w.draft_s + plan_times_rows(&a->times, a->counts[0], a->pos) - w.plain_s : 0;
+}
+
+/* Is there room for a draft that nothing comes of? */
+static bool has_room(const struct planner_auto *a)
+{
+    const struct worth w = worth_at(a, a->pos);
+    return a->lost + w.draft_s / w.plain_s < ALLOWED;
+}
+
+static void leave(struct planner_auto *a, int why)
+{
+    a->drafting = false;
+    if (a->stay < 0) a->stats.draft_lost_s -= a->stay * plan_times_rows(&a->times, 1, a->pos);
+    if (a->stay > 1) a->interval = WAIT_FIRST;
+    a->waited = 0;
+    a->off = why, a->off_gain = a->gain;
+    a->n_gain = 0, a->regret = 0, a->stay = 0;
+}
+
+static bool wants_probe(const struct planner_auto *a)
+{
+    return !a->asked && a->n_counts && a->waited >= a->interval && a->credit >= probe_s(a) && has_room(a);
+}
+
+static void auto_next(void *ctx, struct plan *p)
+{
+    struct planner_auto *a = ctx;
+    *p = (struct plan){0};
+    if (a->drafting && !has_room(a)) leave(a, AUTO_SPENT);
+    if (a->drafting) {
+        p->draft = true;
+    } else if (a->drafter && wants_probe(a)) {
+        p->draft = a->asked = true;
+        a->waited = 0;
+    }
+    p->rows = p->draft || a->look ? 0 : 1;
+}
+
+static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    const struct planner_auto *a = ctx;
+    const struct worth w = worth_at(a, o->pos);
+    const bool probe = o->n_draft && !a->drafting && a->asked;
+    double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
+    int32_t n_draft, n_look, draft_rows, look_rows;
+    chances(a, o, draft, look, &n_draft, &n_look);
+    if (n_draft > a->block - 1) n_draft = a->block - 1;
+    const double of_draft = best_of(a, &w, o->pos, draft, n_draft, probe ? 2 : 1,
+                                    stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED), &draft_rows),
+                 of_look = best_of(a, &w, o->pos, look, n_look, 1, stake(&w, a->look_lost, LOOK_ALLOWED),
+                                   &look_rows);
+    c->look = look_rows > 1 && of_look > of_draft;
+    c->rows = c->look ? look_rows : draft_rows;
+}
+
+/* ---- what came of them ---- */
+
+static double cost_of(const struct planner_auto *a, const struct plan_result *r)
+{
+    const int32_t pos = r->offer.pos;
+    if (!a->fixed) return r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s;
+    return plan_times_rows(&a->times, r->choice.rows, pos) +
+           (r->drafted ? plan_times_draft(&a->times, pos) : 0) +
+           (r->drafted || a->look ? a->times.overhead_s : 0);
+}
+
+static void correct_times(struct planner_auto *a, const struct plan_result *r)
+{
+    const int32_t pos = r->offer.pos;
+    plan_times_seen_rows(&a->times, r->choice.rows, pos, r->verify_s + r->commit_s);
+    if (!r->drafted) return;
+    plan_times_seen_draft(&a->times, pos, r->draft_s);
+    plan_times_seen_overhead(&a->times, r->wait_s);
+}
+
+/* won: tokens beyond what plain steps would have made; it may be negative. */
+static void book(double *lost, double won, int32_t kept)
+{
+    *lost -= won;
+    if (*lost > 0) *lost *= 1 - kept / FORGET;
+    if (*lost < -SAVED) *lost = -SAVED;
+}
+
+static void count(struct planner_auto *a, const struct plan_result *r, double cost, double plain_s,
+                  bool probe)
+{
+    struct planner_auto_stats *s = &a->stats;
+    const int32_t rows = r->choice.rows;
+    s->cycles++, s->tokens += r->kept;
+    s->total_s += cost, s->plain_s += r->kept * plain_s;
+    if (r->drafted) s->drafted[rows]++;
+    if (r->choice.look && rows > 1)
+        s->look[rows]++;
+    else if (!r->drafted)
+        s->plain++;
+    if (!probe) return;
+    s->probes++;
+    if (cost > r->kept * plain_s) s->probe_lost_s += cost - r->kept * plain_s;
+}
+
+/* A cycle that drafted while drafting is on: does it stay on? */
+static void stayed(struct planner_auto *a, double gain, double won)
+{
+    a->stay += won;
+    a->n_gain += a->n_gain < GAINS;
+    a->gain += (gain - a->gain) / a->n_gain;
+    a->regret = a->gain < MARGIN ? a->regret + MARGIN - a->gain : 0;
+    if (a->regret > REGRET + REGRET_SAVED * fmax(0, -a->lost)) leave(a, AUTO_LOSES);
+}
+
+/* A probe: does drafting come back? gain: as it is reckoned with its labels. */
+static void probed(struct planner_auto *a, const struct plan_result *r, double gain)
+{
+    const double cost = probe_s(a);
+    const int64_t longest = (int64_t)ceil(cost / (WAIT_SHARE * plan_times_rows(&a->times, 1, a->pos)));
+    a->asked = false;
+    a->off_gain = gain;
+    if (gain > MARGIN) {
+        a->drafting = true, a->off = AUTO_ON;
+        a->gain = gain, a->n_gain = 1, a->regret = 0, a->stay = 0;
+        a->stats.stays++;
+    } else if (r->kept > 1 && !r->choice.look) {
+        a->waited = a->interval;
+    } else {
+        a->interval = a->interval * 2 < longest ? a->interval * 2
+                      : longest > WAIT_FIRST    ? longest
+                                                : WAIT_FIRST;
+    }
+}
+
+static void auto_seen(void *ctx, const struct plan_result *r)
+{
+    struct planner_auto *a = ctx;
+    const double plain_s = plan_times_rows(&a->times, 1, r->offer.pos), cost = cost_of(a, r);
+    const double won = r->kept - cost / plain_s;
+    const bool probe = r->drafted && !a->drafting && a->asked;
+    const double gain = r->drafted && !probe ? gain_of(a, &r->offer) : 0;
+    a->pos = r->offer.pos;
+    calibration_seen(&a->calibration, a->temperature, r);
+    if (!a->fixed) correct_times(a, r);
+    a->emitted += r->kept - FADE * a->emitted, a->elapsed += cost - FADE * a->elapsed;
+    count(a, r, cost, plain_s, probe);
+    a->credit = fmin(a->credit + PROBE_SHARE * cost, PROBES_SAVED * probe_s(a));
+    if (probe && won < 0) a->credit += won * plain_s;
+    if (r->drafted)
+        book(&a->lost, won, r->kept);
+    else
+        book(&a->lost, 0, r->kept);
+    book(&a->look_lost, r->drafted || r->choice.rows == 1 ? 0 : won, r->kept);
+    if (!r->drafted)
+        a->waited += !a->drafting;
+    else if (probe)
+        probed(a, r, gain_of(a, &r->offer));
+    else if (a->drafting)
+        stayed(a, gain, won);
+}
+
+struct planner planner_auto(struct planner_auto *a)
+{
+    return (struct planner){.next = auto_next, .choose = auto_choose, .seen = auto_seen, .ctx = a};
+}
+
+/* ---- what it says ---- */
+
+double planner_auto_plain_rate(const struct planner_auto *a)
+{
+    return a->stats.plain_s > 0 ? (double)a->stats.tokens / a->stats.plain_s : 0;
+}
+
+double planner_auto_lost(const struct planner_auto *a)
+{
+    return a->stats.draft_lost_s - (a->stay < 0 ? a->stay * plan_times_rows(&a->times, 1, a->pos) : 0);
+}
+
+const char *planner_auto_why(const struct planner_auto *a, char *buf, size_t n)
+{
+    const double draft_ms = 1e3 * plan_times_draft(&a->times, a->pos),
+                 plain_ms = 1e3 * plan_times_rows(&a->times, 1, a->pos);
+    if (a->off == AUTO_ON)
+        snprintf(buf, n, "drafting is on");
+    else if (a->off == AUTO_NO_DRAFTER)
+        snprintf(buf, n, "drafting is off: there is no drafter");
+    else if (a->off == AUTO_SPENT)
+        snprintf(buf, n,
+                 "drafting is off: cycles lost %.1f tokens against plain steps of %.3g ms, and at most %.0f "
+                 "may be",
+                 a->lost, plain_ms, ALLOWED);
+    else
+        snprintf(
+            buf, n,
+            "drafting is off: with a draft of %.3g ms a cycle gains %.2f tokens over plain steps of %.3g "
+            "ms (expected %.2f or more)",
+            draft_ms, a->off_gain, plain_ms, MARGIN);
+    return buf;
+}
