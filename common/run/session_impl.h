@@ -42,5 +42,7 @@ int session_no_number(const struct session *s, int32_t pos, struct err *e); /* t
  * second where the backend records, and replayed from there on. */
 int session_play(struct session *s, int what, int32_t rows, struct err *e); /* enum session_play */
 void session_plays_free(struct session *s);
+/* The sampler of cycles and proposals from here on; what was recorded with another one is forgotten. */
+void session_set_sampler(struct session *s, const struct kn_sampler *sampler);
 
 #endif
