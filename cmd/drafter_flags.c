@@ -6,6 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool cli_draft_greedy(const struct cli *c, const char *word)
+{
+    const bool greedy = word && !strcmp(word, "greedy");
+    if (word && !greedy && strcmp(word, "coupled"))
+        cli_usage_error(c, "--draft-sampling: unknown way (expected coupled or greedy, got %s)", word);
+    return greedy;
+}
+
 int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_t *v, int cap)
 {
     int n = 0;

@@ -53,6 +53,9 @@ void drafter_flags_read(const struct cli *c, const struct drafter_flags *f, cons
 /* The name after p of the first flag that was given ("taps"), or NULL. */
 const char *drafter_flags_given(const struct drafter_flags *f);
 
+/* --draft-sampling: 'greedy' is true, 'coupled' and NULL (not given) are false, another word is a usage
+ * error. */
+bool cli_draft_greedy(const struct cli *c, const char *word);
 /* "1,9,17": at most cap integers in 0 .. INT32_MAX, or a usage error; how many. */
 int cli_int_list(const struct cli *c, const char *flag, const char *text, int32_t *v, int cap);
 /* The blocks of --taps or --draft-taps, or a usage error; how many. */

@@ -329,7 +329,7 @@ int models_kv(struct models *m, const struct state_info *info, struct session_op
 
 void models_check_sampling(const struct cli *c)
 {
-    static const char *const flags[] = {"--top-k", "--top-p", "--min-p", "--seed"};
+    static const char *const flags[] = {"--top-k", "--top-p", "--min-p", "--seed", "--draft-sampling"};
     for (size_t i = 0; i < sizeof flags / sizeof *flags && !cli_given(c, "--temp"); i++)
         if (cli_given(c, flags[i]))
             cli_warn(c, "%s does nothing without --temp: the temperature is 0, the likeliest token is taken",

@@ -247,6 +247,9 @@ struct kn_pick {
     int32_t n, n_vocab;
     struct kn_sampler sampler;
     int32_t *out; /* [n] ids, or KN_PICK_NAN */
+    /* NULL, or [n]: log of the probability that the id picked had. Temperature 0: by the softmax of the row;
+     * above: among what the filters keep, which adds up to 1. NaN where out is KN_PICK_NAN. */
+    float *logp;
 };
 
 /* Router of a mixture of experts. For every row: p = softmax over all n_expert logits; the n_used largest

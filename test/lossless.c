@@ -2,14 +2,15 @@
  *
  * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs N | --part I/N]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x
- * drafter types x blocks x widths x sampling x cache types x resumed states x chunks x instruction sets x
- * threads. Without --all a set of cases is run in which every pair of values of two axes occurs; with it,
- * every combination of what shapes the stream (prompt, types, cache, sampling, block, width), and every
- * combination of what must not (instruction set, threads, chunk, resuming) with target type, prompt and
- * sampling. Each case's stream is compared with the target's own (no drafter), and its draft trace with that
- * of the plainest run of the same drafter (best instruction set, one thread, one chunk size, uninterrupted).
- * One case of TURNS is also run as two streams over one engine, which take turns between cycles: one under
- * plans drawn at random, stopped half way, saved, and gone on with from the state; one as the case says.
+ * drafter types x blocks x widths x sampling x coupled or greedy proposals x cache types x resumed states x
+ * chunks x instruction sets x threads. Without --all a set of cases is run in which every pair of values of
+ * two axes occurs; with it, every combination of what shapes the stream (prompt, types, cache, sampling,
+ * block, width), every combination of what must not (instruction set, threads, chunk, resuming) with target
+ * type, prompt and sampling, and greedy proposals with target type, prompt, sampling, block and width. Each
+ * case's stream is compared with the target's own (no drafter), and its draft trace with that of the plainest
+ * run of the same drafter (best instruction set, one thread, one chunk size, uninterrupted). One case of
+ * TURNS is also run as two streams over one engine, which take turns between cycles: one under plans drawn at
+ * random, stopped half way, saved, and gone on with from the state; one as the case says.
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k and q2_k are run only so.
@@ -33,7 +34,21 @@
 #include "../kernels/cuda/core/cuda.h"
 #endif
 
-enum axis { PROMPT, TARGET, DRAFTER, BLOCK, WIDTH, SAMPLING, CACHE, RESUME, CHUNK, ISA, THREADS, AXES };
+enum axis {
+    PROMPT,
+    TARGET,
+    DRAFTER,
+    BLOCK,
+    WIDTH,
+    SAMPLING,
+    GREEDY,
+    CACHE,
+    RESUME,
+    CHUNK,
+    ISA,
+    THREADS,
+    AXES
+};
 
 /* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The
  * first eight are those of the pairwise set. */
@@ -54,7 +69,9 @@ static const struct kn_sampler sampling[] = {
      .repeat_penalty = 1.1f,
      .repeat_last = 64,
      .seed = 7},
+    {.temp = 0.5f, .top_p = 0.95f, .repeat_penalty = 1, .seed = 3},
 };
+static const int draft_greedy[] = {0, 1};
 /* layers: every second layer of the target has other types than kv, and the drafter's are its own. */
 static const struct {
     const char *name;
@@ -70,7 +87,7 @@ static const int resume[] = {0, 1};
 static const int chunk_rows[] = {512, 64, 17};
 static const char *const isa_name[] = {"avx512", "avx2", "scalar"};
 static const int thread_count[] = {1, 2, 3};
-static int axis_size[AXES] = {8, 10, 3, 3, 3, 3, 5, 2, 3, 3, 3};
+static int axis_size[AXES] = {8, 10, 3, 3, 3, 4, 2, 5, 2, 3, 3, 3};
 
 #define N_NEW 40
 struct run {
@@ -159,6 +176,7 @@ static struct session_options options_of(const int *c, const struct model *d)
         .ctx = prompt_len[c[PROMPT]] + N_NEW + 16,
         .chunk = chunk_rows[c[CHUNK]],
         .block = d ? block_rows[c[BLOCK]] : 0,
+        .draft_greedy = d && draft_greedy[c[GREEDY]],
         .kv = cache_type[c[CACHE]].kv,
         .kv_layers = cache_type[c[CACHE]].layers ? of_target : NULL,
         .draft_kv_layers = cache_type[c[CACHE]].layers ? of_drafter : NULL,
@@ -245,6 +263,7 @@ static struct run *reference(const int *c, bool with_drafter)
     plain[RESUME] = plain[ISA] = plain[THREADS] = 0;
     if (on_cpu) plain[CHUNK] = 0;
     if (!with_drafter) plain[DRAFTER] = plain[BLOCK] = plain[WIDTH] = 0;
+    if (!with_drafter || sampling[c[SAMPLING]].temp == 0) plain[GREEDY] = 0; /* the same proposals */
     long key = with_drafter;
     for (int a = 0; a < AXES; a++) key = key * 16 + plain[a];
     struct kept **slot = &kept[(unsigned long)key * 2654435761UL % 4096];
@@ -387,11 +406,12 @@ static bool turns_agree(const int *c, const struct run *plain, const struct run 
 static void describe(const int *c, char *out, size_t n)
 {
     snprintf(out, n,
-             "prompt %d target %s drafter %s block %d width %d sampling %d cache %s resume %d chunk %d isa "
+             "prompt %d target %s drafter %s block %d width %d sampling %d%s cache %s resume %d chunk %d isa "
              "%s threads %d",
              prompt_len[c[PROMPT]], target_type[c[TARGET]], drafter_type[c[DRAFTER]], block_rows[c[BLOCK]],
-             width_rows[c[WIDTH]], c[SAMPLING], cache_type[c[CACHE]].name, resume[c[RESUME]],
-             chunk_rows[c[CHUNK]], on_cpu ? isa_name[isa_of[c[ISA]]] : device, thread_count[c[THREADS]]);
+             width_rows[c[WIDTH]], c[SAMPLING], c[GREEDY] ? " greedy drafts" : "", cache_type[c[CACHE]].name,
+             resume[c[RESUME]], chunk_rows[c[CHUNK]], on_cpu ? isa_name[isa_of[c[ISA]]] : device,
+             thread_count[c[THREADS]]);
 }
 
 static int64_t accepted, cycles;
@@ -414,7 +434,7 @@ static void add_case(const int *c)
 static int by_models(const void *a, const void *b)
 {
     static const enum axis order[] = {ISA,      THREADS, TARGET, DRAFTER, CACHE, PROMPT,
-                                      SAMPLING, BLOCK,   WIDTH,  CHUNK,   RESUME};
+                                      SAMPLING, GREEDY,  BLOCK,  WIDTH,   CHUNK, RESUME};
     const int *x = ((const struct one_case *)a)->c, *y = ((const struct one_case *)b)->c;
     for (int i = 0; i < AXES; i++)
         if (x[order[i]] != y[order[i]]) return x[order[i]] - y[order[i]];
@@ -496,10 +516,10 @@ static void pairwise(void)
     }
 }
 
-/* Every combination of the axes in vary, the others at their first value. */
-static void product(const enum axis *vary, int n)
+/* Every combination of the axes in vary, the others at their first value, but for what proposals are. */
+static void product(const enum axis *vary, int n, int greedy)
 {
-    int c[AXES] = {0};
+    int c[AXES] = {[GREEDY] = greedy};
     for (;;) {
         if (allowed(c)) add_case(c);
         int i = n - 1;
@@ -514,9 +534,12 @@ static void everything(void)
 {
     static const enum axis what[] = {TARGET, DRAFTER, CACHE, PROMPT, SAMPLING, BLOCK, WIDTH};
     static const enum axis how[] = {ISA, THREADS, CHUNK, RESUME, TARGET, PROMPT, SAMPLING};
+    static const enum axis drafts[] = {TARGET, PROMPT, SAMPLING, BLOCK, WIDTH};
     axis_size[PROMPT] = sizeof prompt_len / sizeof *prompt_len;
-    product(what, 7);
-    product(how, 7);
+    product(drafts, 5, 1);
+    axis_size[SAMPLING] = 3;
+    product(what, 7, 0);
+    product(how, 7, 0);
 }
 
 /* Keep the cases of one of n_parts: those that share a target's own stream stay together. */

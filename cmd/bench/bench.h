@@ -16,6 +16,7 @@ int bench_run(int argc, char **argv);
 /* The flags of run alone, without a prompt; a usage error exits. */
 void bench_run_check(int argc, char **argv);
 int bench_rows(int argc, char **argv);
+int bench_calibrate(int argc, char **argv);
 int bench_ops(int argc, char **argv);
 int bench_matrix(int argc, char **argv);
 int bench_compare(int argc, char **argv);

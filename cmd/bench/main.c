@@ -9,6 +9,7 @@ static struct cli cli = {
         "run     -m TARGET [-d DRAFTER] -n N PROMPT.tok...   a cell: plain and drafted in turn\n"
         "rows    -m TARGET [-d DRAFTER]                      1..64 rows and prompts, against the memory's "
         "speed\n"
+        "calibrate -m TARGET -d DRAFTER PROMPT.tok...        how often the target agrees with the drafter\n"
         "ops     -m TARGET                                   where a pass's time goes, operation by "
         "operation\n"
         "matrix  --target HF_DIR --drafter HF_DIR ...        rules of a whole matrix, for make\n"
@@ -25,13 +26,16 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(int argc, char **argv);
-    } verb[] = {{"run", bench_run},       {"rows", bench_rows},       {"ops", bench_ops},
-                {"matrix", bench_matrix}, {"compare", bench_compare}, {"report", bench_report}};
+    } verb[] = {{"run", bench_run},       {"rows", bench_rows},
+                {"ops", bench_ops},       {"calibrate", bench_calibrate},
+                {"matrix", bench_matrix}, {"compare", bench_compare},
+                {"report", bench_report}};
     for (size_t i = 0; argc > 1 && i < sizeof verb / sizeof *verb; i++)
         if (!strcmp(argv[1], verb[i].name)) return verb[i].run(argc - 1, argv + 1);
     cli_parse(&cli, argc, argv);
     if (cli.n_args)
-        cli_usage_error(&cli, "unknown verb '%s' (expected run, rows, ops, matrix, compare or report)",
+        cli_usage_error(&cli,
+                        "unknown verb '%s' (expected run, rows, calibrate, ops, matrix, compare or report)",
                         cli.args[0]);
-    cli_usage_error(&cli, "no verb (expected run, rows, ops, matrix, compare or report)");
+    cli_usage_error(&cli, "no verb (expected run, rows, calibrate, ops, matrix, compare or report)");
 }

@@ -23,8 +23,8 @@ static struct {
     int32_t runs, warmup, block, width, draft_window, chunk;
     struct kn_sampler sampler;
     int32_t ctx;
-    bool ignore_eos;
-    const char *label;
+    bool ignore_eos, draft_greedy;
+    const char *label, *draft_sampling;
     const char *accept_rates, *accept_trace;
     struct synthetic synthetic; /* what these say; slots 0 without */
 } o = {
@@ -61,6 +61,8 @@ static const struct cli_flag flags[] = {
      SESSION_MAX_ROWS},
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
      0, INT32_MAX},
+    {"--draft-sampling", CLI_STR, &o.draft_sampling, "NAME",
+     "coupled (default: proposals take the noise of the picks to come) or greedy", 0, 0},
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
     {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1,
      SESSION_MAX_CTX},
@@ -128,7 +130,8 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     struct session_options so = {.chunk = o.chunk,
                                  .check_layers = o.m.check_layers,
                                  .block = drafted ? o.block : 0,
-                                 .draft_window = drafted ? o.draft_window : 0};
+                                 .draft_window = drafted ? o.draft_window : 0,
+                                 .draft_greedy = o.draft_greedy};
     struct session_synthetic stated = {0};
     struct spec_options sp = {
         .n = o.n, .sampler = o.sampler, .width = drafted ? o.width : 0, .tokens = take, .ctx = out};
@@ -235,6 +238,7 @@ static json_t *settings_json(void)
     json_object_set_new(j, "block", json_integer(block));
     json_object_set_new(j, "width", json_integer(o.width ? o.width : block));
     json_object_set_new(j, "draft_window", json_integer(o.draft_window));
+    json_object_set_new(j, "draft_sampling", json_string(o.draft_greedy ? "greedy" : "coupled"));
     return j;
 }
 
@@ -333,8 +337,10 @@ int bench_run(int argc, char **argv)
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (!o.m.drafter_path && (o.block || o.width || o.draft_window))
-        cli_usage_error(&cli, "--block, --width and --draft-window need a drafter (-d DRAFTER)");
+    if (!o.m.drafter_path && (o.block || o.width || o.draft_window || o.draft_sampling))
+        cli_usage_error(&cli,
+                        "--block, --width, --draft-window and --draft-sampling need a drafter (-d DRAFTER)");
+    o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
     if (!o.m.drafter_path && (o.accept_rates || o.accept_trace))
         cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)",
                         o.accept_rates ? "--accept-rates" : "--accept-trace");

@@ -14,6 +14,7 @@ struct settings {
     const char *out_path, *state_path, *stop_list, *stats_path, *trace_path, *draft_logits_path;
     int64_t n;
     int32_t ctx, chunk, block, width, draft_window;
+    const char *draft_sampling; /* NULL: not given */
     bool append, ignore_eos, force;
     struct kn_sampler sampler;
 };

@@ -42,6 +42,8 @@ static const struct cli_flag flags[] = {
      SESSION_MAX_ROWS},
     {"--draft-window", CLI_I32, &set.draft_window, "N",
      "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
+    {"--draft-sampling", CLI_STR, &set.draft_sampling, "NAME",
+     "coupled (the default: proposals take the noise of the picks to come) or greedy", 0, 0},
     {"--chunk", CLI_I32, &set.chunk, "N", "tokens a prefill pass (default 512, or as the state has it)", 1,
      1 << 20},
     {"--ctx", CLI_I32, &set.ctx, "N", "positions to make room for (default: what the run needs)", 1,
@@ -190,6 +192,7 @@ static int make_options(struct run *u, struct err *e)
                                     .chunk = set.chunk ? set.chunk : u->info.chunk,
                                     .block = set.block,
                                     .draft_window = set.draft_window,
+                                    .draft_greedy = cli_draft_greedy(&cli, set.draft_sampling),
                                     .check_layers = set.m.check_layers,
                                     .progress = progress};
     if (set.ctx && need > set.ctx)
@@ -302,12 +305,14 @@ static void check_flags(void)
                                      {"--draft-logits", set.draft_logits_path}};
     cli_distinct_outputs(&cli, out, 4);
     models_check_sampling(&cli);
+    cli_draft_greedy(&cli, set.draft_sampling);
     const struct {
         const char *name;
         bool given;
     } draft[] = {{"--block", set.block > 0},
                  {"--width", set.width > 0},
                  {"--draft-window", set.draft_window > 0},
+                 {"--draft-sampling", set.draft_sampling != NULL},
                  {"--draft-trace", set.trace_path != NULL},
                  {"--draft-logits", set.draft_logits_path != NULL}};
     for (size_t i = 0; i < sizeof draft / sizeof draft[0] && !set.m.drafter_path; i++)

@@ -102,6 +102,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "width",
                         s->source ? json_integer(set->width ? set->width : s->o.block) : json_null());
     json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
+    json_object_set_new(j, "draft_sampling",
+                        s->source ? json_string(s->o.draft_greedy ? "greedy" : "coupled") : json_null());
     json_object_set_new(j, "temp", number(k->temp));
     json_object_set_new(j, "top_k", json_integer(k->top_k));
     json_object_set_new(j, "top_p", number(k->top_p));

@@ -501,9 +501,11 @@ int session_settle_anchor(struct session *s, struct err *e)
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e)
 {
+    const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     int32_t n = s->o.block;
     if (!s->source || !s->source->op->propose)
         return err_set(e, ERR_USAGE, "there is no drafter in this session (expected one to draft)");
+    session_set_sampler(s, &greedy);
     if (session_turn(s, e) || session_place(s, &anchor, 1, e)) return -1;
     if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
     s->logits_pos = s->n_past + !all_rows;

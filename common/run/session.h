@@ -40,7 +40,10 @@ struct session_options {
     int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
     int32_t block; /* rows a block, 2 .. as trained; 0: as trained */
     int32_t
-        draft_window; /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    bool draft_greedy; /* a drafter proposes its likeliest tokens; else those that the stream's sampler picks
+                          of its logits with the noise that the target's picks of these places will meet
+                          (docs/sampling.md): at temperature 0 the same */
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
     const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
                                                               Borrowed: they outlive the session */
@@ -129,7 +132,7 @@ struct session {
         int32_t n_look, ids[SESSION_MAX_ROWS]; /* its proposals, from 1 on */
         bool takes;                            /* recurrent state is taken over its row, with all before it */
     } begun[SESSION_RESULTS];                  /* those started */
-    struct kn_sampler sampler;                 /* of the cycles */
+    struct kn_sampler sampler;                 /* of the cycles, and of their proposals */
     bool trying;        /* the rows of a cycle, of which some may be rejected, are being run */
     struct fault fault; /* of the last cycle's rows, where layers are checked */
     struct {
@@ -181,7 +184,8 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
 /* Keep the first n rows of the last forward: their features become the source's context, n_past += n. */
 int session_commit(struct session *s, int32_t n, struct err *e);
 
-/* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...
+/* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...,
+ * the likeliest tokens (those of cycles may be others: options.draft_greedy).
  * *usable false where the drafter's logits hold a NaN or no finite maximum. Commits nothing; overwrites
  * logits. all_rows: compute row 0 too, so that logits holds [block, n_vocab] (else rows 1 .. block-1 are at
  * logits). ERR_USAGE: there is no source that proposes by operations. */

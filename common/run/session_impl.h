@@ -43,5 +43,7 @@ int session_no_number(const struct session *s, int32_t pos, struct err *e); /* t
 int session_play(struct session *s, int what, int32_t rows, struct err *e); /* enum session_play */
 bool session_records(const struct session *s);
 void session_plays_forget(struct session *s, int from); /* the recordings of what follows from */
+/* The sampler of cycles and proposals from here on; what was recorded with another one is forgotten. */
+void session_set_sampler(struct session *s, const struct kn_sampler *sampler);
 
 #endif

@@ -1,7 +1,9 @@
 /* source_dflash.c - a DFlash drafter as a source: the two passes of dflash.c over a stream's caches.
  *
  * Its context is keys and values, one ring a layer, made of the taps of the rows that stay. A block is the
- * anchor and masks; its proposals are the likeliest tokens. */
+ * anchor and masks; its proposals are the likeliest tokens, or coupled: picked by the stream's sampler with
+ * the noise of the target's own picks. Row by row the same noise picks the same token as often as the two
+ * distributions are alike, and more often than the likeliest token is picked by chance. */
 #include "session_impl.h"
 #include "state_impl.h"
 
@@ -57,6 +59,18 @@ static int context(struct session *s, const struct session_rows *r, struct err *
     return dflash_context(s->source->model, &p, e);
 }
 
+/* Without the penalty: it looks at the tokens before a place, and those of all places but the first are only
+ * being proposed. */
+static struct kn_sampler sampler_of(const struct session *s)
+{
+    struct kn_sampler k = s->sampler;
+    if (s->o.draft_greedy || k.temp == 0) k = (struct kn_sampler){.top_p = 1};
+    k.repeat_penalty = 1;
+    return k;
+}
+
+/* The proposal of slot i is held against what row i - 1 of the verify picks, and is picked as if by that row.
+ */
 static int propose(struct session *s, bool all_rows, struct err *e)
 {
     const int32_t skip = all_rows ? 0 : 1, n = s->o.block, n_vocab = s->target->d->n_vocab;
@@ -70,12 +84,13 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                            .pos = s->d->pos,
                            .visible_from = s->o.draft_window ? &s->d->first : NULL};
     const struct kn_pick pick = {.logits = s->g->logits + (all_rows ? n_vocab : 0),
-                                 .pos = s->d->pos + 1,
+                                 .pos = s->d->pos,
                                  .history = s->d_history,
                                  .n = n - 1,
                                  .n_vocab = n_vocab,
-                                 .sampler = {.top_p = 1, .repeat_penalty = 1}, /* greedy */
-                                 .out = s->d->ids + 1};
+                                 .sampler = sampler_of(s),
+                                 .out = s->d->ids + 1,
+                                 .logp = s->d->logp};
     if (dflash_block(m, s->target, &p, e) || session_run_head(s, m, skip, n - skip, e)) return -1;
     const int rc = s->op->pick(s->be, &pick);
     return rc ? model_failed(m, "pick", rc, e) : 0;

@@ -64,6 +64,7 @@ struct pick {
     uint32_t position;
     int32_t id;   /* the best so far, */
     double score; /* its log-probability (up to a constant of the row) plus noise */
+    double mass;  /* of what the filters keep, in units of the likeliest; set where a filter is */
 };
 
 static void pick_offer(struct pick *s, int32_t id, uint32_t word)
@@ -243,7 +244,7 @@ static bool pick_walk(struct pick *s, uint64_t *heap, int32_t n, double limit, d
         if (!first && (!(before < limit) || (double)s->l[id] / s->temp - top < log_min_p)) return true;
         first = false;
         pick_offer_one(s, id);
-        before += (double)pick_weight(s, id);
+        s->mass = before += (double)pick_weight(s, id);
     }
     return false;
 }
@@ -301,6 +302,29 @@ static bool pick_penalise(const struct kn_pick *p, int32_t row, float *copy)
     return true;
 }
 
+static int32_t pick_id(struct pick *s, const struct kn_sampler *a, const struct cpu_pick_work *w)
+{
+    if (!pick_maxima(s, w->block)) return KN_PICK_NAN;
+    if (a->temp == 0.0f) return pick_first_of(s, s->top);
+    double log_min_p = a->min_p > 0.0f ? cpu_log((double)a->min_p) : -INFINITY;
+    if (a->top_k > 0 && a->top_k < s->n)
+        pick_top_k(s, a, w->heap, log_min_p);
+    else if (a->top_p < 1.0f || a->min_p > 0.0f)
+        pick_top_p(s, a, w->heap, log_min_p);
+    else
+        pick_any(s);
+    return s->id;
+}
+
+/* log of an id's probability. Without a filter all is kept, and costs a pass over the row. */
+static float pick_logp(struct pick *s, int32_t id)
+{
+    if (id == KN_PICK_NAN) return NAN;
+    if (s->temp == 0.0) s->temp = 1.0;
+    const double mass = s->mass > 0.0 ? s->mass : pick_mass(s);
+    return (float)(((double)s->l[id] - (double)s->top) / s->temp - cpu_log(mass));
+}
+
 static int32_t rows_pick(const struct kn_pick *p, int32_t row, const struct cpu_pick_work *w)
 {
     const struct kn_sampler *a = &p->sampler;
@@ -315,14 +339,7 @@ static int32_t rows_pick(const struct kn_pick *p, int32_t row, const struct cpu_
         if (!pick_penalise(p, row, w->logits)) return KN_PICK_NAN - 1;
         s.l = w->logits;
     }
-    if (!pick_maxima(&s, w->block)) return KN_PICK_NAN;
-    if (a->temp == 0.0f) return pick_first_of(&s, s.top);
-    double log_min_p = a->min_p > 0.0f ? cpu_log((double)a->min_p) : -INFINITY;
-    if (a->top_k > 0 && a->top_k < s.n)
-        pick_top_k(&s, a, w->heap, log_min_p);
-    else if (a->top_p < 1.0f || a->min_p > 0.0f)
-        pick_top_p(&s, a, w->heap, log_min_p);
-    else
-        pick_any(&s);
-    return s.id;
+    const int32_t id = pick_id(&s, a, w);
+    if (p->logp) p->logp[row] = pick_logp(&s, id);
+    return id;
 }

@@ -35,8 +35,8 @@ static int by_p(const void *a, const void *b)
 }
 
 /* The id; *close: some decision hangs on less than 1e-6. kept (may be NULL): the probabilities of what is
- * kept, by id. */
-static int32_t reference(const struct kn_pick *p, int row, bool *close, double *kept)
+ * kept, by id, in units of the likeliest. logp (may be NULL): log of the id's probability among them. */
+static int32_t reference(const struct kn_pick *p, int row, bool *close, double *kept, double *logp)
 {
     const struct kn_sampler *a = &p->sampler;
     int n = p->n_vocab, pos = p->pos[row];
@@ -56,9 +56,11 @@ static int32_t reference(const struct kn_pick *p, int row, bool *close, double *
     }
     qsort(r, (size_t)n, sizeof *r, by_p);
     int32_t id = bad || !isfinite(r[0].z) ? KN_PICK_NAN : r[0].id;
+    double before = 0, z = r[0].z;
+    for (int i = 0; i < n && a->temp == 0; i++) before += exp(r[i].z - z);
     if (id >= 0 && a->temp > 0) {
         int m = a->top_k > 0 && a->top_k < n ? a->top_k : n;
-        double sum = 0, before = 0, best = -INFINITY;
+        double sum = 0, best = -INFINITY;
         for (int i = 0; i < m; i++) sum += r[i].p = exp(r[i].z - r[0].z);
         for (int i = 0; i < m; i++) {
             *close |= a->top_p < 1 && i && fabs(before / sum - (double)a->top_p) < 1e-6;
@@ -72,9 +74,11 @@ static int32_t reference(const struct kn_pick *p, int row, bool *close, double *
             if (score > best || (score == best && r[i].id < id)) {
                 best = score;
                 id = r[i].id;
+                z = r[i].z;
             }
         }
     }
+    if (logp) *logp = id == KN_PICK_NAN ? NAN : z - r[0].z - log(before);
     free(r);
     free(l);
     free(seen);
@@ -133,10 +137,15 @@ static void fill(float *l, int n, enum shape shape, uint64_t seed)
     }
 }
 
+/* Of a log-probability: a weight is off by 2^-23 for each nat that it lies below the likeliest, which few
+ * weights do that count, and 1,024 are summed in float32 on 16 lanes: 64 roundings of 2^-24. */
+#define LOGP_BOUND 8e-6
+
 static void check_cases(struct kn_backend *be, int n_vocab, int rows, int *tried, int *skipped)
 {
     float *l = test_alloc((size_t)n_vocab * (size_t)rows * 4);
     int32_t *history = history_of(500, n_vocab, 1), pos[16], out[16];
+    float logp[16];
     for (int shape = 0; shape < N_SHAPES; shape++) {
         for (int i = 0; i < rows; i++) {
             fill(l + (size_t)i * (size_t)n_vocab, n_vocab, (enum shape)shape, (uint64_t)(shape * 100 + i));
@@ -149,17 +158,20 @@ static void check_cases(struct kn_backend *be, int n_vocab, int rows, int *tried
                                 .n = rows,
                                 .n_vocab = n_vocab,
                                 .sampler = samplers[s],
-                                .out = out};
+                                .out = out,
+                                .logp = logp};
             assert_ok(be, kn_op(be)->pick(be, &p));
             for (int i = 0; i < rows; i++) {
                 bool close;
-                int32_t want = reference(&p, i, &close, NULL);
+                double want_p;
+                int32_t want = reference(&p, i, &close, NULL, &want_p);
                 ++*tried;
                 if (close)
                     ++*skipped;
-                else if (out[i] != want)
-                    fail_msg("vocabulary %d, shape %d, sampler %zu, row %d: got %d, expected %d", n_vocab,
-                             shape, s, i, out[i], want);
+                else if (out[i] != want || !(fabs((double)logp[i] - want_p) <= LOGP_BOUND))
+                    fail_msg(
+                        "vocabulary %d, shape %d, sampler %zu, row %d: got %d (%.8f), expected %d (%.8f)",
+                        n_vocab, shape, s, i, out[i], (double)logp[i], want, want_p);
             }
         }
     }
@@ -187,6 +199,7 @@ static void test_same_bits(void **state)
     enum { V = 3011, R = 6 };
     float *l = test_alloc(V * R * 4);
     int32_t *history = history_of(500, V, 1), pos[R], want[N_SHAPES][N_SAMPLERS][R], out[R];
+    float want_p[N_SHAPES][N_SAMPLERS][R], logp[R];
     struct kn_backend *be;
     for (int i = 0; i < R; i++) pos[i] = 90 + i;
     for (int b = 0; (be = test_backend(b)); b++) {
@@ -200,13 +213,20 @@ static void test_same_bits(void **state)
                                     .n = R,
                                     .n_vocab = V,
                                     .sampler = samplers[s],
-                                    .out = b ? out : want[shape][s]};
+                                    .out = b ? out : want[shape][s],
+                                    .logp = b ? logp : want_p[shape][s]};
                 assert_ok(be, kn_op(be)->pick(be, &p));
                 if (b) assert_memory_equal(out, want[shape][s], sizeof out);
+                if (b) assert_memory_equal(logp, want_p[shape][s], sizeof logp);
                 p.n = 1; /* alone */
                 p.logits = l + 5 * V;
                 p.pos = pos + 5;
                 p.out = out;
+                p.logp = logp;
+                assert_ok(be, kn_op(be)->pick(be, &p));
+                assert_int_equal(out[0], want[shape][s][5]);
+                assert_memory_equal(logp, want_p[shape][s] + 5, sizeof *logp);
+                p.logp = NULL; /* not wanted */
                 assert_ok(be, kn_op(be)->pick(be, &p));
                 assert_int_equal(out[0], want[shape][s][5]);
             }
@@ -245,7 +265,7 @@ static void test_frequencies(void **state)
                             .out = out};
         bool close;
         pos[0] = 0;
-        reference(&p, 0, &close, kept);
+        reference(&p, 0, &close, kept, NULL);
         assert_false(close);
         for (int i = 0; i < V; i++) sum += kept[i];
         for (int i = 0; i < N; i += R) {
@@ -261,6 +281,68 @@ static void test_frequencies(void **state)
     kn_backend_close(be);
 }
 
+/* How often two rows pick the same, position by position: one that reads a and has one seed, one that reads b
+ * and has another. */
+static double share_of_equal(struct kn_backend *be, const float *a, const float *b, int n_vocab,
+                             struct kn_sampler s, uint64_t other_seed)
+{
+    enum { N = 20000 };
+    int32_t history[1] = {0}, pos, out[2];
+    int equal = 0;
+    for (pos = 0; pos < N; pos++) {
+        struct kn_pick p = {.logits = a,
+                            .pos = &pos,
+                            .history = history,
+                            .n = 1,
+                            .n_vocab = n_vocab,
+                            .sampler = s,
+                            .out = out};
+        assert_ok(be, kn_op(be)->pick(be, &p));
+        p.logits = b, p.sampler.seed = other_seed, p.out = out + 1;
+        assert_ok(be, kn_op(be)->pick(be, &p));
+        equal += out[0] == out[1];
+    }
+    return (double)equal / N;
+}
+
+/* Two distributions p and q with the same noise pick the same at least as often as (1 - TV) / (1 + TV)
+ * (Daliri, Musco, Suresh: Coupling without communication and drafter-invariant speculative decoding), and
+ * always where they are equal; with other noise as often as chance has it, sum of p q. Within 5 sigma. */
+static void test_coupled(void **state)
+{
+    (void)state;
+    enum { V = 40 };
+    static const struct kn_sampler chain[] = {
+        {.temp = 1, .top_p = 1, .repeat_penalty = 1, .seed = 21},
+        {.temp = 0.8f, .top_k = 12, .top_p = 0.95f, .min_p = 0.01f, .repeat_penalty = 1, .seed = 22},
+    };
+    struct kn_backend *be = test_fastest();
+    float a[V], b[V];
+    assert_ok(be, kn_op(be)->reserve(be, 1, 0, V, 0, 0));
+    fill(a, V, NORMAL, 7);
+    fill(b, V, NORMAL, 8);
+    for (int i = 0; i < V; i++) a[i] *= 0.4f, b[i] = a[i] + 0.2f * b[i];
+    for (size_t s = 0; s < sizeof chain / sizeof *chain; s++) {
+        double p[V] = {0}, q[V] = {0}, of_p = 0, of_q = 0, tv = 0, chance = 0;
+        const int32_t pos = 0;
+        bool close;
+        struct kn_pick x = {.logits = a, .pos = &pos, .n = 1, .n_vocab = V, .sampler = chain[s]};
+        reference(&x, 0, &close, p, NULL);
+        x.logits = b;
+        reference(&x, 0, &close, q, NULL);
+        for (int i = 0; i < V; i++) of_p += p[i], of_q += q[i];
+        for (int i = 0; i < V; i++)
+            tv += fabs(p[i] / of_p - q[i] / of_q) / 2, chance += p[i] / of_p * q[i] / of_q;
+        const double bound = (1 - tv) / (1 + tv), sigma = sqrt(0.25 / 20000);
+        assert_true(tv > 0.1 && tv < 0.5);
+        assert_true(share_of_equal(be, a, a, V, chain[s], chain[s].seed) == 1);
+        assert_true(share_of_equal(be, a, b, V, chain[s], chain[s].seed) > bound - 5 * sigma);
+        const double other = share_of_equal(be, a, b, V, chain[s], 23);
+        assert_true(fabs(other - chance) < 5 * sigma && other < bound - 10 * sigma);
+    }
+    kn_backend_close(be);
+}
+
 static void test_bad_logits(void **state)
 {
     (void)state;
@@ -268,6 +350,7 @@ static void test_bad_logits(void **state)
     struct kn_backend *be;
     float l[V * 6];
     int32_t history[10] = {0}, pos[6] = {1, 2, 3, 4, 5, 6}, out[6];
+    float logp[6];
     for (int b = 0; (be = test_backend(b)); b++) {
         assert_ok(be, kn_op(be)->reserve(be, 6, 0, V, 0, 0));
         for (size_t s = 0; s < N_SAMPLERS; s++) {
@@ -283,10 +366,13 @@ static void test_bad_logits(void **state)
                                 .n = 6,
                                 .n_vocab = V,
                                 .sampler = samplers[s],
-                                .out = out};
+                                .out = out,
+                                .logp = logp};
             assert_ok(be, kn_op(be)->pick(be, &p));
             for (int i = 0; i < 4; i++) assert_int_equal(out[i], KN_PICK_NAN);
+            for (int i = 0; i < 4; i++) assert_true(isnan(logp[i]));
             assert_int_equal(out[4], 77);
+            assert_true(logp[4] == 0.0f); /* of one id, which is certain */
             assert_in_range(out[5], 0, V - 1);
         }
         kn_backend_close(be);
@@ -376,7 +462,7 @@ int main(void)
         cmocka_unit_test(test_philox),     cmocka_unit_test(test_chain),
         cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_frequencies),
         cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_refuses),
+        cmocka_unit_test(test_refuses),    cmocka_unit_test(test_coupled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

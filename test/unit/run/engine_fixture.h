@@ -37,7 +37,7 @@ struct way {
     int prompt, chunk, block, width, draft_window;
     uint32_t kv;                     /* of keys and values of all layers; 0: f16 */
     const struct kn_kv_types *types; /* [TINY_LAYERS] of the target, then [TINY_DRAFT_LAYERS]; NULL: as kv */
-    bool drafter, state, append;
+    bool drafter, draft_greedy, state, append;
     struct kn_sampler sampler;
     struct model *target_model, *drafter_model;
 };
@@ -59,6 +59,7 @@ static inline struct session *start(const struct way *y, struct model *t, struct
                                       .chunk = y->chunk,
                                       .block = y->block,
                                       .draft_window = y->draft_window,
+                                      .draft_greedy = y->draft_greedy,
                                       .kv = {y->kv ? y->kv : KN_F16, y->kv ? y->kv : KN_F16},
                                       .kv_layers = y->types,
                                       .draft_kv_layers = y->types ? y->types + TINY_LAYERS : NULL};

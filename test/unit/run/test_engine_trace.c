@@ -89,6 +89,101 @@ static void test_trace_from_prefill(void **state)
     model_free(t);
 }
 
+/* What slot 1 .. of the block behind the anchor at position `at` are to be, from the drafter's logits: the
+ * likeliest tokens, or what the sampler picks with the noise of the places that they are for. */
+static void proposals_of_logits(struct session *s, int32_t at, const struct kn_sampler *sampler, int32_t *out)
+{
+    const int32_t n_vocab = s->target->d->n_vocab;
+    float *row = mem_alloc((size_t)n_vocab * sizeof *row);
+    struct err e = {0};
+    for (int32_t slot = 1; slot < TINY_BLOCK; slot++) {
+        const int32_t before = at + slot - 1; /* what stands at at + slot is picked there */
+        const struct kn_pick p = {.logits = row,
+                                  .pos = &before,
+                                  .n = 1,
+                                  .n_vocab = n_vocab,
+                                  .sampler = *sampler,
+                                  .out = out + slot - 1};
+        must(session_logits(s, slot, row, &e), &e);
+        assert_int_equal(kn_op(be)->pick(be, &p), 0);
+    }
+    mem_free(row);
+}
+
+/* Sampled streams: every cycle's proposals from the logits of a new session that prefilled everything before
+ * the anchor, greedy and coupled. */
+static void test_trace_sampled(void **state)
+{
+    static struct run r[2];
+    static int32_t text[MAX_PROMPT];
+    struct err e = {0};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct kn_sampler draft = sampled;
+    (void)state;
+    draft.repeat_penalty = 1;
+    for (int coupled = 0; coupled < 2; coupled++) {
+        const struct way y = {.prompt = 30,
+                              .drafter = true,
+                              .draft_greedy = !coupled,
+                              .sampler = sampled,
+                              .target_model = t,
+                              .drafter_model = d};
+        run(&y, &r[coupled]);
+        memcpy(text, prompt, sizeof text);
+        memcpy(text + y.prompt, r[coupled].id, sizeof r->id);
+        for (int cycle = 0; cycle < r[coupled].st.cycles; cycle++) {
+            int32_t likeliest[TINY_BLOCK], want[TINY_BLOCK], anchor = y.prompt + r[coupled].made[cycle] - 1;
+            bool usable;
+            struct session *s = start(&y, t, d);
+            must(session_prefill(s, text, anchor, NULL, NULL, &e), &e);
+            must(session_draft(s, text[anchor], likeliest, &usable, true, &e), &e);
+            proposals_of_logits(s, anchor, coupled ? &draft : &greedy, want);
+            if (!coupled) assert_memory_equal(want, likeliest, (TINY_BLOCK - 1) * sizeof *want);
+            assert_memory_equal(want, r[coupled].trace + cycle * (TINY_BLOCK - 1),
+                                (TINY_BLOCK - 1) * sizeof *want);
+            session_free(s);
+        }
+    }
+    same_ids(&r[0], &r[1]);
+    other_trace(&r[0], &r[1]);
+    model_free(d);
+    model_free(t);
+}
+
+/* At a temperature at which all tokens are alike to both models the noise alone decides. So a coupled
+ * proposal is what the target picks at its place, and no other place's noise will do; the likeliest token is
+ * right once in a vocabulary. Recorded too, where what was recorded for another sampler must not be played.
+ */
+static void test_coupled(void **state)
+{
+    static struct run r;
+    struct err e = {0};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const bool recorded = i % 2;
+        const struct way y = {.prompt = 30, .drafter = true, .draft_greedy = i / 2};
+        if (recorded) recorder_on(be);
+        struct session *s = start(&y, t, d);
+        must(session_prefill(s, prompt, y.prompt - N_NEW / 4, NULL, NULL, &e), &e);
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            const struct kn_sampler hot = {.temp = 1000, .top_p = 1, .repeat_penalty = 1, .seed = seed};
+            const struct spec_options o = {
+                .n = N_NEW / 4, .sampler = seed ? hot : greedy, .tokens = take_tokens, .ctx = &r};
+            int64_t accepted = 0;
+            memset(&r, 0, sizeof r);
+            must(spec_generate(s, &o, &r.st, &e), &e);
+            for (int j = 0; j < TINY_BLOCK; j++) accepted += j * r.st.accepted[j];
+            if (seed && !y.draft_greedy) assert_true(accepted >= 7);
+            if (seed && y.draft_greedy) assert_true(accepted <= 1);
+        }
+        session_free(s);
+        if (recorded) recorder_off(be);
+    }
+    model_free(d);
+    model_free(t);
+}
+
 /* A bound on the context must bite, must not change the stream, and a bound larger than the context must do
  * nothing. */
 static void test_draft_window(void **state)
@@ -156,6 +251,7 @@ int main(void)
         cmocka_unit_test(test_trace_rings),        cmocka_unit_test(test_trace_backends),
         cmocka_unit_test(test_draft_window),       cmocka_unit_test(test_draft_causal),
         cmocka_unit_test(test_trace_from_prefill), cmocka_unit_test(test_own_ends),
+        cmocka_unit_test(test_trace_sampled),      cmocka_unit_test(test_coupled),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("engine_trace", tests, NULL, NULL);
