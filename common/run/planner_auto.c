@@ -9,7 +9,7 @@
 #define MARGIN 0.03       /* what drafting is to gain a cycle */
 #define GAINS 8           /* cycles that the average of gains remembers */
 #define REGRET 1.5        /* what averages below the margin add up to before drafting ends, */
-#define REGRET_SAVED 0.15 /* and of what the account has saved, on top */
+#define REGRET_SAVED 0.05 /* and of what the account has saved, on top */
 #define OPTIMISM 0.6      /* deviations of what is believed of a drafter: what is unknown is worth a try */
 #define FADE (1. / 32)    /* of the rate that was had, a cycle */
 #define ALLOWED 7.0       /* the account of drafting */
@@ -170,8 +170,12 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, draft_rows, look_rows;
     chances(a, o, draft, look, &n_draft, &n_look);
+    /* A probe may cost what its credit has, and two rows at least. */
+    const double most_s = stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED),
+                 probe_most_s = fmax(w.plain_s + a->credit - w.draft_s,
+                                     a->n_counts ? plan_times_rows(&a->times, a->counts[0], o->pos) : 0);
     const double of_draft = best_of(a, &w, o->pos, draft, n_draft, probe ? 2 : 1,
-                                    stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED), &draft_rows),
+                                    probe ? fmin(most_s, probe_most_s) : most_s, &draft_rows),
                  of_look = best_of(a, &w, o->pos, look, n_look, 1, stake(&w, a->look_lost, LOOK_ALLOWED),
                                    &look_rows);
     c->look = look_rows > 1 && of_look > of_draft;

@@ -28,7 +28,7 @@ struct machine {
     int32_t block;
 };
 
-/* A stretch of text: from a position on, this drafter. */
+/* What proposes in a stretch of text. */
 struct drafter {
     double mean, fall, spread; /* of y: at slot 1; less, a slot; deviation */
     double claim, trust, noise;
@@ -62,6 +62,10 @@ struct world_run {
     int64_t tokens, cycles, drafts, verified, looks;
     uint64_t hash;         /* of every plan and choice */
     int64_t drafted_at[8]; /* drafted cycles by eighths of the tokens */
+    double bad_drafts;     /* drafted cycles in d[1], a stretch between two, before a pause of eight */
+    int32_t pause;         /* in d[1]: cycles since a draft */
+    int32_t back_pos;      /* in d[2]: where the eighth drafted cycle was */
+    int32_t good_drafts;   /* in d[2] */
 };
 
 /* ---- chance ---- */
@@ -188,6 +192,11 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
         x.wait_s = asks ? w->m->overhead_s : 0;
         r->s += x.verify_s + x.draft_s + x.wait_s;
         if (plan.draft) r->drafted_at[r->tokens * 8 / n < 8 ? r->tokens * 8 / n : 7]++;
+        if (world_drafter(w, pos) == &w->d[1] && r->pause < 8) {
+            r->pause = plan.draft ? 0 : r->pause + 1;
+            r->bad_drafts += plan.draft;
+        }
+        if (plan.draft && world_drafter(w, pos) == &w->d[2] && ++r->good_drafts == 8) r->back_pos = pos;
         r->tokens += x.kept, r->cycles++, r->drafts += plan.draft, r->verified += c.rows, r->looks += c.look;
         r->hash = world_mix(r->hash ^ (uint64_t)(c.rows * 4 + c.look * 2 + plan.draft));
         pos += x.kept;

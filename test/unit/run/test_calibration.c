@@ -1,4 +1,5 @@
-/* test_calibration.c - probabilities of proposals: what is learnt from which labels, how fast, and the file. */
+/* test_calibration.c - probabilities of proposals: what is learnt from which labels, how fast, and the file.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -42,7 +43,8 @@ static double mean_of(const struct calibration *c, int32_t j, double logp)
 static void cycle(struct calibration *c, const double *x, int32_t n, int32_t right)
 {
     float logp[CALIBRATION_SLOTS];
-    struct plan_result r = {.offer = {.n_draft = n, .logp = logp}, .choice = {.rows = n + 1}, .drafted = true};
+    struct plan_result r = {
+        .offer = {.n_draft = n, .logp = logp}, .choice = {.rows = n + 1}, .drafted = true};
     for (int32_t j = 0; j < n; j++) logp[j] = (float)logp_of(x[j]);
     r.kept = right + 1, r.labelled = n < r.kept ? n : r.kept;
     calibration_seen(c, 0, &r);
@@ -131,7 +133,7 @@ static void test_how_fast(void **state)
     assert_true(mean_of(&c, 1, logp_of(3.5)) > 0.9);
     int n = 0;
     while (mean_of(&c, 1, logp_of(3.5)) > 0.4 && n < 100) cycle(&c, sure, 3, 0), n++;
-    assert_in_range(n, 2, 6); /* never right and always sure */
+    assert_in_range(n, 2, 6);                        /* never right and always sure */
     assert_true(mean_of(&c, 3, logp_of(3.5)) < 0.6); /* slots share it */
     /* One that was right a hundred times is not doubted for one miss, and is for ten. */
     calibration_init(&c);
@@ -176,10 +178,12 @@ static void test_look_ups(void **state)
     (void)state;
     struct calibration c, was;
     calibration_init(&c);
-    for (int32_t m = 2; m < 40; m++) assert_true(calibration_look(&c, m, 1) >= calibration_look(&c, m - 1, 1));
+    for (int32_t m = 2; m < 40; m++)
+        assert_true(calibration_look(&c, m, 1) >= calibration_look(&c, m - 1, 1));
     assert_true(calibration_look(&c, 40, 60) > 0.9);
     /* Never right: found out within a few labels, and in matches of that length alone. */
-    struct plan_result r = {.offer = {.n_look = 8, .match = 12}, .choice = {8, true}, .kept = 1, .labelled = 1};
+    struct plan_result r = {
+        .offer = {.n_look = 8, .match = 12}, .choice = {8, true}, .kept = 1, .labelled = 1};
     was = c;
     int n = 0;
     for (; calibration_look(&c, 12, 1) > 0.3 && n < 100; n++) calibration_seen(&c, 0, &r);
@@ -202,7 +206,10 @@ static void test_shared(void **state)
     for (int look = 0; look < 2; look++) {
         struct calibration c;
         struct plan_result r = {.offer = {.n_draft = 4, .logp = logp, .n_look = 6, .match = 5, .agree = 2},
-                                .choice = {5, look}, .drafted = true, .kept = 5, .labelled = 4};
+                                .choice = {5, look},
+                                .drafted = true,
+                                .kept = 5,
+                                .labelled = 4};
         calibration_init(&c);
         calibration_seen(&c, 0, &r);
         for (int j = 0; j < 4; j++) {

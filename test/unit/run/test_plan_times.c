@@ -31,8 +31,8 @@ static struct plan_times made(void)
 static void test_buckets(void **state)
 {
     (void)state;
-    static const int32_t c[][2] = {{-1, 0},   {0, 0},     {2047, 0},       {2048, 1},
-                                   {4095, 1}, {4096, 2},  {(1 << 20), 10}, {(1 << 21) - 1, 10},
+    static const int32_t c[][2] = {{-1, 0},       {0, 0},         {2047, 0},       {2048, 1},
+                                   {4095, 1},     {4096, 2},      {(1 << 20), 10}, {(1 << 21) - 1, 10},
                                    {1 << 21, 11}, {INT32_MAX, 11}};
     for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) assert_int_equal(plan_times_bucket(c[i][0]), c[i][1]);
     for (int32_t b = 0; b < PLAN_TIMES_BUCKETS; b++)
@@ -78,7 +78,7 @@ static void test_stamps(void **state)
     near(t.rows_s[0][8], 1.85e-3);
     t.rows_s[0][8] = was.rows_s[0][8];
     assert_memory_equal(&t, &was, sizeof t); /* no other count, no other bucket */
-    plan_times_seen_rows(&t, 8, 10, 1); /* a pause counts as twice the time */
+    plan_times_seen_rows(&t, 8, 10, 1);      /* a pause counts as twice the time */
     near(t.rows_s[0][8], 1.8e-3 * 1.125);
     t = was;
     plan_times_seen_rows(&t, 8, 10, 1e-9);
@@ -113,13 +113,14 @@ static void test_checked(void **state)
     assert_int_equal(plan_times_check(&t, false, &e), 0);
     assert_int_equal(plan_times_check(&t, true, &e), -1);
     assert_int_equal(e.code, ERR_USAGE);
-    assert_string_equal(e.msg, "times of plans of made up: no time of a draft (expected one in some context)");
+    assert_string_equal(e.msg,
+                        "times of plans of made up: no time of a draft (expected one in some context)");
     memset(&t, 0, sizeof t);
     memset(&e, 0, sizeof e);
     t.rows_s[0][1] = 1;
     assert_int_equal(plan_times_check(&t, false, &e), -1);
-    assert_string_equal(e.msg,
-                        "times of plans: no time of a verify of two rows or more (expected one in some context)");
+    assert_string_equal(
+        e.msg, "times of plans: no time of a verify of two rows or more (expected one in some context)");
 }
 
 static const char doc[] =
@@ -237,8 +238,8 @@ static void test_memory_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_buckets), cmocka_unit_test(test_looked_up), cmocka_unit_test(test_stamps),
-        cmocka_unit_test(test_checked), cmocka_unit_test(test_file),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_buckets),      cmocka_unit_test(test_looked_up), cmocka_unit_test(test_stamps),
+        cmocka_unit_test(test_checked),      cmocka_unit_test(test_file),      cmocka_unit_test(test_refused),
         cmocka_unit_test(test_memory_fails),
     };
     scratch_begin();
