@@ -7,6 +7,7 @@
 
 #include "io.h"
 #include "mem.h"
+#include "text.h"
 
 void json_use_mem(void)
 {
@@ -109,4 +110,52 @@ const char *json_show(const json_t *j, char *buf, size_t n)
         if (n > 4) memcpy(buf + n - 4, "...", 4);
     }
     return buf;
+}
+
+/* ---- files of our own ---- */
+
+int json_wrong(const char *where, const char *key, const char *expected, const json_t *found, struct err *e)
+{
+    char buf[96];
+    return err_set(e, ERR_FORMAT, "%s: %s (expected %s, got %s)", where, key, expected,
+                   json_show(found, buf, sizeof buf));
+}
+
+int json_only(const json_t *o, const char *where, const char *const *keys, struct err *e)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)o, key, v)
+    {
+        const char *const *k = keys;
+        char shown[96];
+        while (*k && strcmp(*k, key)) k++;
+        if (!*k)
+            return err_set(e, ERR_FORMAT, "%s: unknown key %s (expected %s or another that is documented)",
+                           where, text_quote(shown, sizeof shown, key, strlen(key), 48), *keys);
+    }
+    return 0;
+}
+
+char *json_exact(json_t *j, uint64_t failures)
+{
+    char *text = json_line(j, 17);
+    json_decref(j);
+    if (mem_failures() == failures) return text;
+    mem_free(text);
+    return NULL;
+}
+
+int json_put_file(char *text, const char *path, bool force, struct err *e)
+{
+    struct io_out o = {0};
+    int rc = -1;
+    if (!text)
+        err_set(e, ERR_IO, "%s: out of memory (JSON)", path);
+    else if (!io_out_open(&o, path, force, NULL, 0, e) && !io_out_write(&o, text, strlen(text), e) &&
+             !io_out_write(&o, "\n", 1, e))
+        rc = io_out_commit(&o, e);
+    io_out_abort(&o);
+    mem_free(text);
+    return rc;
 }

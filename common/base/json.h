@@ -7,6 +7,7 @@
 #define DFLASH_JSON_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include "err.h"
 
@@ -26,5 +27,16 @@ json_t *json_text(const char *s, size_t n);
 char *json_line(const json_t *j, int digits);
 /* j as JSON for a message, cut to fit buf [n]; "nothing" where it is NULL. Returns buf. */
 const char *json_show(const json_t *j, char *buf, size_t n);
+
+/* For readers of files of our own. The error that key, in what where names, is not what was expected.
+ * Returns -1. */
+int json_wrong(const char *where, const char *key, const char *expected, const json_t *found, struct err *e);
+/* ERR_FORMAT naming a key of o that is none of keys, which NULL ends. */
+int json_only(const json_t *o, const char *where, const char *const *keys, struct err *e);
+/* j in one line that reads back as the same numbers; j is given up. failures: mem_failures() before j was
+ * built. NULL when out of memory, then or now; mem_free it. */
+char *json_exact(json_t *j, uint64_t failures);
+/* text, which is given up, and a newline as a file. text NULL: ERR_IO, out of memory. */
+int json_put_file(char *text, const char *path, bool force, struct err *e);
 
 #endif

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../base/io.h"
 #include "../base/json.h"
 #include "../base/mem.h"
 
@@ -164,26 +163,6 @@ void calibration_seen(struct calibration *c, int32_t temperature, const struct p
 
 static const char *const bucket_names[CALIBRATION_TEMPERATURES] = {"0", "0.65", "0.9", "above"};
 
-static int wrong(const char *where, const char *key, const char *expected, const json_t *j, struct err *e)
-{
-    char buf[96];
-    return err_set(e, ERR_FORMAT, "%s: %s (expected %s, got %s)", where, key, expected,
-                   json_show(j, buf, sizeof buf));
-}
-
-static int known_keys(const json_t *o, const char *where, const char *const *keys, struct err *e)
-{
-    const char *key;
-    json_t *v;
-    json_object_foreach((json_t *)o, key, v)
-    {
-        const char *const *k = keys;
-        while (*k && strcmp(*k, key)) k++;
-        if (!*k) return err_set(e, ERR_FORMAT, "%s: %.64s (expected no such key)", where, key);
-    }
-    return 0;
-}
-
 /* [first, second], each within its bounds. */
 static int two(const json_t *j, const char *where, const char *key, const double bounds[4], double *first,
                double *second, struct err *e)
@@ -195,7 +174,7 @@ static int two(const json_t *j, const char *where, const char *key, const double
         *first >= bounds[0] && *first <= bounds[1] && *second >= bounds[2] && *second <= bounds[3])
         return 0;
     snprintf(expected, sizeof expected, "[%g to %g, %g to %g]", bounds[0], bounds[1], bounds[2], bounds[3]);
-    return wrong(where, key, expected, j, e);
+    return json_wrong(where, key, expected, j, e);
 }
 
 static int belief_of(const json_t *j, const char *where, const char *key, struct belief *b, struct err *e)
@@ -212,19 +191,19 @@ static int bucket_read(struct calibration *c, const json_t *o, const char *where
     const size_t n = json_array_size(slots);
     int32_t t = 0;
     char key[32];
-    if (!json_is_object(o)) return wrong(where, "a bucket", "an object", o, e);
-    if (known_keys(o, where, keys, e)) return -1;
+    if (!json_is_object(o)) return json_wrong(where, "a bucket", "an object", o, e);
+    if (json_only(o, where, keys, e)) return -1;
     while (name && t < CALIBRATION_TEMPERATURES && strcmp(name, bucket_names[t])) t++;
     if (!name || t == CALIBRATION_TEMPERATURES)
-        return wrong(where, "bucket", "\"0\", \"0.65\", \"0.9\" or \"above\"", bucket, e);
-    if (seen[t]) return wrong(where, "bucket", "one that was not there before", bucket, e);
+        return json_wrong(where, "bucket", "\"0\", \"0.65\", \"0.9\" or \"above\"", bucket, e);
+    if (seen[t]) return json_wrong(where, "bucket", "one that was not there before", bucket, e);
     seen[t] = true;
     struct calibration_slope *s = &c->draft[t];
     if (belief_of(json_object_get(o, "intercept"), where, "intercept", &s->intercept, e) ||
         belief_of(json_object_get(o, "slope"), where, "slope", &s->slope, e))
         return -1;
     if (!json_is_array(slots) || n < 1 || n > CALIBRATION_SLOTS)
-        return wrong(where, "slots", "an array of 1 to 63", slots, e);
+        return json_wrong(where, "slots", "an array of 1 to 63", slots, e);
     for (size_t j = 0; j < n; j++) {
         snprintf(key, sizeof key, "slots[%zu]", j);
         if (belief_of(json_array_get(slots, j), where, key, &s->slot[j], e)) return -1;
@@ -238,12 +217,12 @@ static int look_read(struct calibration *c, const json_t *rows, const char *name
     static const double bounds[] = {0, 1, 0, 1e9};
     char key[48];
     if (!json_is_array(rows) || json_array_size(rows) != CALIBRATION_MATCHES)
-        return wrong(name, "lookup", "an array of 7 rows", rows, e);
+        return json_wrong(name, "lookup", "an array of 7 rows", rows, e);
     for (size_t m = 0; m < CALIBRATION_MATCHES; m++) {
         const json_t *row = json_array_get(rows, m);
         snprintf(key, sizeof key, "lookup[%zu]", m);
         if (!json_is_array(row) || json_array_size(row) != CALIBRATION_RANGES)
-            return wrong(name, key, "a row of 4", row, e);
+            return json_wrong(name, key, "a row of 4", row, e);
         for (size_t r = 0; r < CALIBRATION_RANGES; r++) {
             struct calibration_rate *to = &c->look[m][r];
             snprintf(key, sizeof key, "lookup[%zu][%zu]", m, r);
@@ -259,15 +238,15 @@ static int read_root(struct calibration *c, const json_t *root, const char *name
     const json_t *schema = json_object_get(root, "schema"), *of = json_object_get(root, "of"),
                  *list = json_object_get(root, "draft"), *look = json_object_get(root, "lookup");
     bool seen[CALIBRATION_TEMPERATURES] = {false};
-    if (!json_is_object(root)) return wrong(name, "not a calibration", "a JSON object", root, e);
+    if (!json_is_object(root)) return json_wrong(name, "not a calibration", "a JSON object", root, e);
     if (!json_is_integer(schema) || json_integer_value(schema) != 1)
-        return wrong(name, "schema", "1", schema, e);
-    if (known_keys(root, name, keys, e)) return -1;
+        return json_wrong(name, "schema", "1", schema, e);
+    if (json_only(root, name, keys, e)) return -1;
     if (of && (!json_is_string(of) || json_string_length(of) >= CALIBRATION_OF))
-        return wrong(name, "of", "a string of less than 128 bytes", of, e);
+        return json_wrong(name, "of", "a string of less than 128 bytes", of, e);
     if (of) snprintf(c->of, sizeof c->of, "%s", json_string_value(of));
     if (!json_is_array(list) || !json_array_size(list))
-        return wrong(name, "draft", "an array of one bucket or more", list, e);
+        return json_wrong(name, "draft", "an array of one bucket or more", list, e);
     for (size_t i = 0; i < json_array_size(list); i++) {
         char where[512];
         snprintf(where, sizeof where, "%.400s: draft[%zu]", name, i);
@@ -303,6 +282,7 @@ static json_t *belief_json(const struct belief *b)
 
 char *calibration_text(const struct calibration *c)
 {
+    const uint64_t failures = mem_failures();
     json_use_mem();
     json_t *root = json_object(), *list = json_array(), *look = json_array();
     json_object_set_new(root, "schema", json_integer(1));
@@ -324,27 +304,10 @@ char *calibration_text(const struct calibration *c)
         json_array_append_new(look, row);
     }
     json_object_set_new(root, "lookup", look);
-    char *text = json_line(root, 17);
-    json_decref(root);
-    return text;
+    return json_exact(root, failures);
 }
 
 int calibration_write(const struct calibration *c, const char *path, bool force, struct err *e)
 {
-    const uint64_t failures = mem_failures();
-    struct io_out o = {0};
-    char *text = calibration_text(c);
-    int rc = -1;
-    if (!text || mem_failures() != failures) {
-        err_set(e, ERR_IO, "%s: out of memory", path);
-        goto out;
-    }
-    if (io_out_open(&o, path, force, NULL, 0, e) || io_out_write(&o, text, strlen(text), e) ||
-        io_out_write(&o, "\n", 1, e) || io_out_commit(&o, e))
-        goto out;
-    rc = 0;
-out:
-    io_out_abort(&o);
-    mem_free(text);
-    return rc;
+    return json_put_file(calibration_text(c), path, force, e);
 }

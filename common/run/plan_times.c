@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../base/io.h"
 #include "../base/json.h"
 #include "../base/mem.h"
 
@@ -141,30 +140,7 @@ int plan_times_check(const struct plan_times *t, bool drafter, struct err *e)
 
 #define MOST_BYTES (1u << 20)
 
-/* where: "FILE: buckets[1]"; key in it. */
-static int wrong(const char *where, const char *key, const char *expected, const json_t *j, struct err *e)
-{
-    char buf[96];
-    return err_set(e, ERR_FORMAT, "%s: %s (expected %s, got %s)", where, key, expected,
-                   json_show(j, buf, sizeof buf));
-}
-
-/* Every key of o is one of keys, which NULL ends. */
-static int known_keys(const json_t *o, const char *where, const char *const *keys, struct err *e)
-{
-    const char *key;
-    json_t *v;
-    json_object_foreach((json_t *)o, key, v)
-    {
-        const char *const *k = keys;
-        while (*k && strcmp(*k, key)) k++;
-        if (!*k) return err_set(e, ERR_FORMAT, "%s: %.64s (expected no such key)", where, key);
-    }
-    return 0;
-}
-
-/* Seconds; least: 0 may be 0, else positive. absent: what stands for no key; below 0: the key must be there.
- */
+/* Seconds; zero: they may be 0. absent: what stands for no key; below 0: the key must be there. */
 static int seconds(const json_t *o, const char *where, const char *key, bool zero, double absent, double *s,
                    struct err *e)
 {
@@ -173,7 +149,7 @@ static int seconds(const json_t *o, const char *where, const char *key, bool zer
     if (!j && absent >= 0) return 0;
     if (j) *s = json_number_value(j);
     if (!json_is_number(j) || !(zero ? *s >= 0 : *s > 0) || *s > 3600)
-        return wrong(where, key, zero ? "seconds, 0 to 3600" : "seconds, above 0, at most 3600", j, e);
+        return json_wrong(where, key, zero ? "seconds, 0 to 3600" : "seconds, above 0, at most 3600", j, e);
     return 0;
 }
 
@@ -181,20 +157,20 @@ static int verify_of(struct plan_times *t, int32_t b, const json_t *o, const cha
 {
     const json_t *list = json_object_get(o, "verify");
     json_int_t before = 1;
-    if (!json_is_array(list)) return wrong(where, "verify", "an array of [rows, seconds]", list, e);
+    if (!json_is_array(list)) return json_wrong(where, "verify", "an array of [rows, seconds]", list, e);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *pair = json_array_get(list, i), *rows = json_array_get(pair, 0);
         char key[32], expected[80];
         snprintf(key, sizeof key, "verify[%zu]", i);
         if (!json_is_array(pair) || json_array_size(pair) != 2)
-            return wrong(where, key, "[rows, seconds]", pair, e);
+            return json_wrong(where, key, "[rows, seconds]", pair, e);
         const json_int_t n = json_integer_value(rows);
         snprintf(expected, sizeof expected, "rows, %d to %d, rising", (int)before + 1, PLAN_TIMES_ROWS);
         if (!json_is_integer(rows) || n <= before || n > PLAN_TIMES_ROWS)
-            return wrong(where, key, expected, rows, e);
+            return json_wrong(where, key, expected, rows, e);
         const double s = json_number_value(json_array_get(pair, 1));
         if (!json_is_number(json_array_get(pair, 1)) || !(s > 0) || s > 3600)
-            return wrong(where, key, "seconds, above 0, at most 3600", json_array_get(pair, 1), e);
+            return json_wrong(where, key, "seconds, above 0, at most 3600", json_array_get(pair, 1), e);
         t->rows_s[b][n] = s;
         before = n;
     }
@@ -206,12 +182,13 @@ static int bucket_of(struct plan_times *t, const json_t *o, const char *where, i
     static const char *const keys[] = {"context", "plain_s", "draft_s", "verify", NULL};
     const json_t *context = json_object_get(o, "context");
     int32_t b = 0;
-    if (!json_is_object(o)) return wrong(where, "a bucket", "an object", o, e);
-    if (known_keys(o, where, keys, e)) return -1;
+    if (!json_is_object(o)) return json_wrong(where, "a bucket", "an object", o, e);
+    if (json_only(o, where, keys, e)) return -1;
     while (b < PLAN_TIMES_BUCKETS && json_integer_value(context) != plan_times_context(b)) b++;
     if (!json_is_integer(context) || b == PLAN_TIMES_BUCKETS)
-        return wrong(where, "context", "0, or 2048 times a power of two", context, e);
-    if (b <= *before) return wrong(where, "context", "a context above that of the bucket before", context, e);
+        return json_wrong(where, "context", "0, or 2048 times a power of two", context, e);
+    if (b <= *before)
+        return json_wrong(where, "context", "a context above that of the bucket before", context, e);
     *before = b;
     if (seconds(o, where, "plain_s", false, -1, &t->rows_s[b][1], e) ||
         seconds(o, where, "draft_s", false, 0, &t->draft_s[b], e))
@@ -225,16 +202,16 @@ static int read_root(struct plan_times *t, const json_t *root, const char *name,
     const json_t *schema = json_object_get(root, "schema"), *of = json_object_get(root, "of"),
                  *list = json_object_get(root, "buckets");
     int32_t before = -1;
-    if (!json_is_object(root)) return wrong(name, "not times of plans", "a JSON object", root, e);
+    if (!json_is_object(root)) return json_wrong(name, "not times of plans", "a JSON object", root, e);
     if (!json_is_integer(schema) || json_integer_value(schema) != 1)
-        return wrong(name, "schema", "1", schema, e);
-    if (known_keys(root, name, keys, e)) return -1;
+        return json_wrong(name, "schema", "1", schema, e);
+    if (json_only(root, name, keys, e)) return -1;
     if (of && (!json_is_string(of) || json_string_length(of) >= PLAN_TIMES_OF))
-        return wrong(name, "of", "a string of less than 128 bytes", of, e);
+        return json_wrong(name, "of", "a string of less than 128 bytes", of, e);
     if (of) snprintf(t->of, sizeof t->of, "%s", json_string_value(of));
     if (seconds(root, name, "overhead_s", true, -1, &t->overhead_s, e)) return -1;
     if (!json_is_array(list) || !json_array_size(list))
-        return wrong(name, "buckets", "an array of one bucket or more", list, e);
+        return json_wrong(name, "buckets", "an array of one bucket or more", list, e);
     for (size_t i = 0; i < json_array_size(list); i++) {
         char where[512];
         snprintf(where, sizeof where, "%.400s: buckets[%zu]", name, i);
@@ -280,6 +257,7 @@ static json_t *bucket_json(const struct plan_times *t, int32_t b)
 
 char *plan_times_text(const struct plan_times *t)
 {
+    const uint64_t failures = mem_failures();
     json_use_mem();
     json_t *root = json_object(), *list = json_array();
     json_object_set_new(root, "schema", json_integer(1));
@@ -289,27 +267,11 @@ char *plan_times_text(const struct plan_times *t)
         if (has_plain(t, b) || has_draft(t, b) || has_rows(t, b))
             json_array_append_new(list, bucket_json(t, b));
     json_object_set_new(root, "buckets", list);
-    char *text = json_line(root, 17);
-    json_decref(root);
-    return text;
+    return json_exact(root, failures);
 }
 
 int plan_times_write(const struct plan_times *t, const char *path, bool force, struct err *e)
 {
-    const uint64_t failures = mem_failures();
-    struct io_out o = {0};
-    char *text = plan_times_text(t);
-    int rc = -1;
-    if (!text || mem_failures() != failures) {
-        err_set(e, ERR_IO, "%s: out of memory", path);
-        goto out;
-    }
-    if (io_out_open(&o, path, force, NULL, 0, e) || io_out_write(&o, text, strlen(text), e) ||
-        io_out_write(&o, "\n", 1, e) || io_out_commit(&o, e))
-        goto out;
-    rc = 0;
-out:
-    io_out_abort(&o);
-    mem_free(text);
-    return rc;
+    if (plan_times_check(t, false, e)) return -1;
+    return json_put_file(plan_times_text(t), path, force, e);
 }

@@ -78,7 +78,7 @@ int plan_times_read(struct plan_times *t, const char *path, struct err *e);
 int plan_times_parse(struct plan_times *t, const void *data, uint64_t n, const char *name, struct err *e);
 /* What plan_times_read reads, exactly: numbers keep all their digits. NULL when out of memory; mem_free. */
 char *plan_times_text(const struct plan_times *t);
-/* The same to a file, by io.h's rules. */
+/* The same to a file, by io.h's rules. ERR_USAGE as plan_times_check, without a drafter. */
 int plan_times_write(const struct plan_times *t, const char *path, bool force, struct err *e);
 
 #endif

@@ -9,7 +9,7 @@
 #define MARGIN 0.03       /* what drafting is to gain a cycle */
 #define GAINS 8           /* cycles that the average of gains remembers */
 #define REGRET 1.5        /* what averages below the margin add up to before drafting ends, */
-#define REGRET_SAVED 0.15 /* and of what the account has saved, on top */
+#define REGRET_SAVED 0.05 /* and of what the account has saved, on top */
 #define OPTIMISM 0.6      /* deviations of what is believed of a drafter: what is unknown is worth a try */
 #define FADE (1. / 32)    /* of the rate that was had, a cycle */
 #define ALLOWED 7.0       /* the account of drafting */
@@ -34,6 +34,9 @@ int planner_auto_init(struct planner_auto *a, const struct planner_auto_options 
             return err_set(e, ERR_USAGE, "row count %d of plans (expected %d to %d, got %d)", i, before + 1,
                            PLAN_TIMES_ROWS, o->counts[i]);
     }
+    if (o->drafter && (o->block < 2 || o->block > PLAN_TIMES_ROWS))
+        return err_set(e, ERR_USAGE, "rows of a block of plans (expected 2 to %d, got %d)", PLAN_TIMES_ROWS,
+                       o->block);
     if (plan_times_check(o->times, o->drafter, e)) return -1;
     a->times = *o->times;
     if (o->calibration)
@@ -42,7 +45,7 @@ int planner_auto_init(struct planner_auto *a, const struct planner_auto_options 
         calibration_init(&a->calibration);
     a->temperature = calibration_temperature(o->temperature);
     if (o->n_counts) memcpy(a->counts, o->counts, (size_t)o->n_counts * sizeof *o->counts);
-    a->n_counts = o->n_counts, a->block = o->block;
+    a->n_counts = o->n_counts, a->block = o->drafter ? o->block : 1;
     a->fixed = o->fixed, a->drafter = o->drafter, a->look = o->look;
     a->drafting = o->drafter;
     a->off = o->drafter ? AUTO_ON : AUTO_NO_DRAFTER;
@@ -88,7 +91,7 @@ static double best_of(const struct planner_auto *a, const struct worth *w, int32
 static void chances(const struct planner_auto *a, const struct plan_offer *o, double *draft, double *look,
                     int32_t *n_draft, int32_t *n_look)
 {
-    *n_draft = o->n_draft < CALIBRATION_SLOTS ? o->n_draft : CALIBRATION_SLOTS;
+    *n_draft = o->n_draft < a->block ? o->n_draft : a->block - 1;
     *n_look = o->n_look < CALIBRATION_SLOTS ? o->n_look : CALIBRATION_SLOTS;
     for (int32_t j = 0; j < *n_draft; j++)
         draft[j] = calibration_draft(&a->calibration, a->temperature, j + 1, o->logp[j], OPTIMISM);
@@ -167,9 +170,12 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, draft_rows, look_rows;
     chances(a, o, draft, look, &n_draft, &n_look);
-    if (n_draft > a->block - 1) n_draft = a->block - 1;
+    /* A probe may cost what its credit has, and two rows at least. */
+    const double most_s = stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED),
+                 probe_most_s = fmax(w.plain_s + a->credit - w.draft_s,
+                                     a->n_counts ? plan_times_rows(&a->times, a->counts[0], o->pos) : 0);
     const double of_draft = best_of(a, &w, o->pos, draft, n_draft, probe ? 2 : 1,
-                                    stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED), &draft_rows),
+                                    probe ? fmin(most_s, probe_most_s) : most_s, &draft_rows),
                  of_look = best_of(a, &w, o->pos, look, n_look, 1, stake(&w, a->look_lost, LOOK_ALLOWED),
                                    &look_rows);
     c->look = look_rows > 1 && of_look > of_draft;
@@ -178,13 +184,16 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
 
 /* ---- what came of them ---- */
 
-static double cost_of(const struct planner_auto *a, const struct plan_result *r)
+/* Seconds of a cycle; *draft_s: of these the draft's, with the round trip. */
+static double cost_of(const struct planner_auto *a, const struct plan_result *r, double *draft_s)
 {
     const int32_t pos = r->offer.pos;
+    *draft_s = !r->drafted ? 0
+               : a->fixed  ? plan_times_draft(&a->times, pos) + a->times.overhead_s
+                           : r->draft_s + r->wait_s;
     if (!a->fixed) return r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s;
-    return plan_times_rows(&a->times, r->choice.rows, pos) +
-           (r->drafted ? plan_times_draft(&a->times, pos) : 0) +
-           (r->drafted || a->look ? a->times.overhead_s : 0);
+    return *draft_s + plan_times_rows(&a->times, r->choice.rows, pos) +
+           (a->look && !r->drafted ? a->times.overhead_s : 0);
 }
 
 static void correct_times(struct planner_auto *a, const struct plan_result *r)
@@ -254,9 +263,10 @@ static void probed(struct planner_auto *a, const struct plan_result *r, double g
 static void auto_seen(void *ctx, const struct plan_result *r)
 {
     struct planner_auto *a = ctx;
-    const double plain_s = plan_times_rows(&a->times, 1, r->offer.pos), cost = cost_of(a, r);
+    double draft_s;
+    const double plain_s = plan_times_rows(&a->times, 1, r->offer.pos), cost = cost_of(a, r, &draft_s);
     const double won = r->kept - cost / plain_s;
-    const bool probe = r->drafted && !a->drafting && a->asked;
+    const bool probe = r->drafted && !a->drafting && a->asked, look = r->choice.look && r->choice.rows > 1;
     const double gain = r->drafted && !probe ? gain_of(a, &r->offer) : 0;
     a->pos = r->offer.pos;
     calibration_seen(&a->calibration, a->temperature, r);
@@ -265,11 +275,8 @@ static void auto_seen(void *ctx, const struct plan_result *r)
     count(a, r, cost, plain_s, probe);
     a->credit = fmin(a->credit + PROBE_SHARE * cost, PROBES_SAVED * probe_s(a));
     if (probe && won < 0) a->credit += won * plain_s;
-    if (r->drafted)
-        book(&a->lost, won, r->kept);
-    else
-        book(&a->lost, 0, r->kept);
-    book(&a->look_lost, r->drafted || r->choice.rows == 1 ? 0 : won, r->kept);
+    book(&a->lost, !r->drafted ? 0 : look ? -draft_s / plain_s : won, r->kept);
+    book(&a->look_lost, look ? won + draft_s / plain_s : 0, r->kept);
     if (!r->drafted)
         a->waited += !a->drafting;
     else if (probe)

@@ -43,7 +43,10 @@ struct pick {
     struct best *best;        /* [n, n_blocks + 1]: the row's, then the slices' */
     int32_t *bad;             /* [n] the history holds an id outside the vocabulary; NULL without penalty */
     unsigned *count;          /* [n] */
-    unsigned long long *key;  /* [n] of pick_greedy */
+    unsigned long long *key;  /* [n] of pick_greedy and pick_logp, zero between kernels */
+    uint64_t *most;           /* [n] of pick_filter: the key of the last id that top-k and top-p keep */
+    float *logp;              /* [n] or NULL */
+    float2 *part; /* [n, blocks of pick_greedy] their largest logit, and the sum of weights by it */
 };
 
 enum want { WANT_TOP, WANT_SAMPLE };

@@ -1,5 +1,5 @@
 /* sample/pick_filter.cuh - top-k, top-p and min-p without sorting (pick.cu has the way): pick_hist,
- * pick_list, pick_filter. */
+ * pick_list, pick_filter; and pick_logp. */
 #ifndef DFLASH_CUDA_SAMPLE_PICK_FILTER_CUH
 #define DFLASH_CUDA_SAMPLE_PICK_FILTER_CUH
 
@@ -293,7 +293,47 @@ static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
     for (int i = t; i < p.n_blocks; i += 1024) b = join(b, row_best(p, at)[1 + i]);
     __syncthreads();
     b = block_best(b, f.best);
-    if (t == 0) p.out[at] = b.id;
+    if (t == 0) p.out[at] = b.id, p.most[at] = most;
+}
+
+/* How probable a sampled pick was: a second pass over the row, for what was kept is known only behind the
+ * first. Weights are added as integers, in any order. */
+static __global__ void __launch_bounds__(256) pick_logp(const pick p)
+{
+    __shared__ unsigned long long warp[8];
+    cuda_grid_start();
+    const int t = threadIdx.x, at = blockIdx.y;
+    const int32_t id = p.out[at];
+    if (id == KN_PICK_NAN) {
+        if (blockIdx.x == 0 && t == 0) p.logp[at] = __int_as_float(0x7fc00000);
+        return;
+    }
+    const row r = make_row(p, at);
+    const uint64_t most = p.list ? p.most[at] : ~(uint64_t)0;
+    const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
+    const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
+    unsigned long long mass = 0;
+    for (int j = 0; j < SCAN / 256; j++) {
+        const int32_t i = blockIdx.x * SCAN + j * 256 + t;
+        const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
+        if (!(l > -INFINITY) || key_of(l, (uint32_t)i) > most) continue;
+        if (p.s.min_p > 0.0f && __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
+        mass += mass_of(r, l);
+    }
+    for (int i = 16; i; i >>= 1) mass += __shfl_xor_sync(~0u, mass, i);
+    if (t % 32 == 0) warp[t / 32] = mass;
+    __syncthreads();
+    if (t) return;
+    for (int w = 1; w < 8; w++) mass += warp[w];
+    atomicAdd(&p.key[at], mass);
+    __threadfence();
+    if (atomicAdd(&p.count[at], 1u) != gridDim.x - 1) return;
+    __threadfence();
+    const double all = __dmul_rn(__ull2double_rn(__ldcg(&p.key[at])), 0x1p-44);
+    const double nats = __ddiv_rn(__dsub_rn((double)r.l[id], (double)r.top), temp);
+    p.key[at] = 0;
+    p.count[at] = 0;
+    p.logp[at] = __double2float_rn(__dsub_rn(nats, dev_log(all)));
 }
 
 #endif

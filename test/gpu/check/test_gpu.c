@@ -181,12 +181,17 @@ static const struct kn_sampler samplers[] = {
 enum shape { SHAPE_NORMAL, SHAPE_FLAT, SHAPE_PEAKED, SHAPE_MASKED, SHAPE_TIES, SHAPES };
 static const char *const shape_name[] = {"normal", "flat", "peaked", "masked", "ties"};
 
+/* Of a log-probability, between the CPU and the device: they add the same float32 weights, the CPU 64 of a
+ * lane in float32 (64 x 2^-24), and round a number below 64 (2^-18). */
+#define LOGP_BOUND 8e-6
+
 static void check_pick(void)
 {
     static const int vocab[] = {1, 2, 63, 1000, 4103, 151936, 262144};
     for (size_t v = 0; v < sizeof vocab / sizeof *vocab; v++) {
         const int n_vocab = vocab[v], n = n_vocab > 100000 ? 5 : 19, first = 90;
-        long wrong = 0, tried = 0, bits = 0;
+        long wrong = 0, tried = 0, bits = 0, far = 0;
+        double furthest = 0;
         char where[200] = "";
         if (small && n_vocab > 5000) continue;
         for (int shape = 0; shape < SHAPES; shape++) {
@@ -203,44 +208,62 @@ static void check_pick(void)
                 l[(size_t)i * (size_t)n_vocab] = 0.5f; /* something finite in every row */
             if (n_vocab > 60)
                 l[(size_t)2 * (size_t)n_vocab + 50] = NAN, l[(size_t)3 * (size_t)n_vocab + 50] = INFINITY;
-            int32_t pos[19], hist[200], *out[3];
+            int32_t pos[19], hist[200], *out[4];
+            float *logp[4];
             for (int i = 0; i < n; i++) pos[i] = first + i;
             for (int i = 0; i < 200; i++) hist[i] = (int32_t)(rnd() % (uint64_t)n_vocab);
             for (size_t k = 0; k < sizeof samplers / sizeof *samplers; k++) {
-                for (int b = 0; b < 3; b++) { /* the CPU, the device, the device row by row */
+                for (int b = 0; b < 4; b++) { /* the CPU, the device, row by row, without probabilities */
                     struct kn_backend *be = b ? gpu : cpu;
                     float *dl = put(be, l, bytes);
                     int32_t *dp = put(be, pos, (size_t)n * 4), *dh = put(be, hist, sizeof hist),
                             *dout = put(be, NULL, (size_t)n * 4);
+                    float *dlog = put(be, NULL, (size_t)n * 4);
                     must(be, "reserve", kn_op(be)->reserve(be, n, 0, n_vocab, 2, 64));
                     for (int i = 0; i < (b == 2 ? n : 1); i++) {
-                        struct kn_pick p = {dl + (size_t)i * (size_t)n_vocab,
-                                            dp + i,
-                                            dh,
-                                            b == 2 ? 1 : n,
-                                            n_vocab,
-                                            samplers[k],
-                                            dout + i};
+                        struct kn_pick p = {.logits = dl + (size_t)i * (size_t)n_vocab,
+                                            .pos = dp + i,
+                                            .history = dh,
+                                            .n = b == 2 ? 1 : n,
+                                            .n_vocab = n_vocab,
+                                            .sampler = samplers[k],
+                                            .out = dout + i,
+                                            .logp = b == 3 ? NULL : dlog + i};
                         must(be, "pick", kn_op(be)->pick(be, &p));
                     }
                     out[b] = get(be, dout, (size_t)n * 4);
-                    drop(be, dl), drop(be, dp), drop(be, dh), drop(be, dout);
+                    logp[b] = get(be, dlog, (size_t)n * 4);
+                    drop(be, dl), drop(be, dp), drop(be, dh), drop(be, dout), drop(be, dlog);
                 }
                 for (int i = 0; i < n; i++) {
                     tried++;
-                    bits += out[1][i] != out[2][i];
+                    bits += out[1][i] != out[2][i] || out[1][i] != out[3][i];
+                    bits += memcmp(logp[1] + i, logp[2] + i, sizeof **logp) != 0;
+                    const double off = fabs((double)logp[1][i] - (double)logp[0][i]);
+                    if (out[0][i] < 0 || out[1][i] < 0)
+                        far += (out[0][i] < 0 && !isnan(logp[0][i])) || (out[1][i] < 0 && !isnan(logp[1][i]));
+                    else if (out[0][i] == out[1][i] && off > furthest)
+                        furthest = off;
+                    else if (isnan(off))
+                        far++;
                     if (out[0][i] == out[1][i]) continue;
                     if (!wrong++)
                         snprintf(where, sizeof where, "; first: %s, sampler %zu, row %d: %d, expected %d",
                                  shape_name[shape], k, i, out[1][i], out[0][i]);
                 }
-                free(out[0]), free(out[1]), free(out[2]);
+                for (int b = 0; b < 4; b++) free(out[b]), free(logp[b]);
             }
             free(l);
         }
         verdict(wrong == 0 && bits == 0,
-                "pick, vocabulary %d: %ld of %ld differ from the CPU's, %ld from the row alone%s", n_vocab,
-                wrong, tried, bits, where);
+                "pick, vocabulary %d: %ld of %ld differ from the CPU's, %ld from the row alone or the pick "
+                "alone%s",
+                n_vocab, wrong, tried, bits, where);
+        verdict(far == 0 && furthest <= LOGP_BOUND,
+                "pick, vocabulary %d: log-probabilities at most %.1e from the CPU's (bound %.1e), %ld are no "
+                "number or "
+                "should be none",
+                n_vocab, furthest, LOGP_BOUND, far);
     }
 }
 
@@ -431,17 +454,27 @@ static void bench(void)
     rnd_state = 2;
     float *l = gaussians((size_t)16 * v, 3.0f), *dl = put(gpu, l, (size_t)16 * v * 4);
     int32_t host[512], *pos, *hist, *out = put(gpu, NULL, 64);
+    float *logp = put(gpu, NULL, 64);
     for (int i = 0; i < 512; i++) host[i] = i + 100;
     pos = put(gpu, host, sizeof host), hist = put(gpu, host, sizeof host);
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, 16, 0, v, 2, 64));
     for (int k = 0; k < 4; k++)
-        for (int n = 1; n <= 16; n += 15) {
-            struct kn_pick p = {dl, pos, hist, n, v, set[k].s, out};
-            double s;
-            TIMED(s, 50, kn_op(gpu)->pick(gpu, &p));
-            printf("bench pick %s, %d of %d, %d rows: %.1f us\n", set[k].name, v, v, n, s * 1e6);
-        }
-    drop(gpu, dl), drop(gpu, pos), drop(gpu, hist), drop(gpu, out), free(l);
+        for (int n = 1; n <= 16; n += 15)
+            for (int with = 0; with < 2; with++) {
+                struct kn_pick p = {.logits = dl,
+                                    .pos = pos,
+                                    .history = hist,
+                                    .n = n,
+                                    .n_vocab = v,
+                                    .sampler = set[k].s,
+                                    .out = out,
+                                    .logp = with ? logp : NULL};
+                double s;
+                TIMED(s, 50, kn_op(gpu)->pick(gpu, &p));
+                printf("bench pick %s%s, %d of %d, %d rows: %.1f us\n", set[k].name,
+                       with ? " and how probable" : "", v, v, n, s * 1e6);
+            }
+    drop(gpu, dl), drop(gpu, pos), drop(gpu, hist), drop(gpu, out), drop(gpu, logp), free(l);
 }
 
 int main(int argc, char **argv)

@@ -28,7 +28,7 @@ struct machine {
     int32_t block;
 };
 
-/* A stretch of text: from a position on, this drafter. */
+/* What proposes in a stretch of text. */
 struct drafter {
     double mean, fall, spread; /* of y: at slot 1; less, a slot; deviation */
     double claim, trust, noise;
@@ -36,6 +36,12 @@ struct drafter {
     double look;    /* share of the stretches in which a look-up finds something */
     double look_is; /* chance that a proposal of it is right */
     int32_t look_match;
+};
+
+/* What may stand behind an anchor, and how much of it is right. */
+struct world_offer {
+    float logp[WORLD_SLOTS];
+    int32_t right, n, look_right, n_look, match, agree;
 };
 
 struct world {
@@ -47,13 +53,19 @@ struct world {
     bool ahead;    /* the next plan is asked for before this cycle's result is seen */
     bool look;     /* look-ups are on */
     double easy[WORLD_POSITIONS];
+    bool made[WORLD_POSITIONS]; /* proposals, which are the same whoever asks */
+    struct world_offer offers[WORLD_POSITIONS];
 };
 
 struct world_run {
     double s; /* the clock */
-    int64_t tokens, cycles, drafts, verified;
+    int64_t tokens, cycles, drafts, verified, looks;
     uint64_t hash;         /* of every plan and choice */
     int64_t drafted_at[8]; /* drafted cycles by eighths of the tokens */
+    double bad_drafts;     /* drafted cycles in d[1], a stretch between two, before a pause of eight */
+    int32_t pause;         /* in d[1]: cycles since a draft */
+    int32_t back_pos;      /* in d[2]: where the eighth drafted cycle was */
+    int32_t good_drafts;   /* in d[2] */
 };
 
 /* ---- chance ---- */
@@ -84,6 +96,7 @@ static inline void world_begin(struct world *w, uint64_t seed)
 {
     w->seed = world_mix(seed + 1);
     double x = world_normal(w->seed, 0, 900);
+    memset(w->made, 0, sizeof w->made);
     for (int32_t i = 0; i < WORLD_POSITIONS; i++) {
         w->easy[i] = x;
         x = 0.95 * x + sqrt(1 - 0.95 * 0.95) * world_normal(w->seed, (uint64_t)i + 1, 900);
@@ -97,35 +110,38 @@ static inline const struct drafter *world_drafter(const struct world *w, int32_t
     return &w->d[i];
 }
 
-struct world_offer {
-    float logp[WORLD_SLOTS];
-    int32_t right, n, look_right, n_look, match, agree;
-};
-
-static inline void world_propose(const struct world *w, int32_t pos, bool draft, struct world_offer *o)
+static inline void world_make(const struct world *w, int32_t pos, struct world_offer *o)
 {
     const struct drafter *d = world_drafter(w, pos);
     const uint64_t at = (uint64_t)pos;
     bool good = true;
     memset(o, 0, sizeof *o);
-    if (draft) {
-        o->n = w->m->block - 1;
-        for (int32_t j = 1; j <= o->n; j++) {
-            const double y = d->mean - d->fall * (j - 1) +
-                             d->spread * (0.6 * w->easy[pos % WORLD_POSITIONS] +
-                                          0.8 * world_normal(w->seed, at, 1000 + (uint64_t)j));
-            const double x =
-                d->claim + d->trust * y + d->noise * world_normal(w->seed, at, 2000 + (uint64_t)j);
-            o->logp[j - 1] = (float)-log1p(exp(-x));
-            good &= !d->never && world_uniform(w->seed, at, 10000 + (uint64_t)j) < 1 / (1 + exp(-y));
-            o->right += good;
-        }
+    o->n = w->m->block - 1;
+    for (int32_t j = 1; j <= o->n; j++) {
+        const uint64_t slot = (uint64_t)j;
+        const double y = d->mean - d->fall * (j - 1) +
+                         d->spread * (0.6 * w->easy[pos] + 0.8 * world_normal(w->seed, at, 1000 + slot));
+        const double x =
+            d->claim + d->trust * y + (d->noise > 0 ? d->noise * world_normal(w->seed, at, 2000 + slot) : 0);
+        o->logp[j - 1] = (float)-log1p(exp(-x));
+        good = good && !d->never && world_uniform(w->seed, at, 10000 + slot) < 1 / (1 + exp(-y));
+        o->right += good;
     }
     if (!w->look || world_uniform(w->seed, at / 64, 5) >= d->look) return;
     o->n_look = WORLD_SLOTS, o->match = d->look_match;
-    for (good = true; o->look_right < o->n_look && good; o->look_right += good)
-        good = world_uniform(w->seed, at, 20000 + (uint64_t)o->look_right) < d->look_is;
-    /* Proposals that are both right are the same. */
+    while (o->look_right < o->n_look &&
+           world_uniform(w->seed, at, 20000 + (uint64_t)o->look_right) < d->look_is)
+        o->look_right++;
+}
+
+static inline void world_propose(struct world *w, int32_t pos, bool draft, bool look, struct world_offer *o)
+{
+    if (!w->made[pos]) world_make(w, pos, &w->offers[pos]);
+    w->made[pos] = true;
+    *o = w->offers[pos];
+    if (!draft) o->n = o->right = 0;
+    if (!look) o->n_look = o->look_right = o->match = 0;
+    /* Proposals that are both right are the same; others are taken to differ. */
     o->agree = o->right < o->look_right ? o->right : o->look_right;
 }
 
@@ -144,7 +160,7 @@ static inline void world_times(const struct machine *m, struct plan_times *t)
 }
 
 /* n tokens by a planner. check: of every choice, may be NULL. */
-static inline void world_run(const struct world *w, const struct planner *p, int64_t n, struct world_run *r,
+static inline void world_run(struct world *w, const struct planner *p, int64_t n, struct world_run *r,
                              void (*check)(const struct world *, const struct plan *,
                                            const struct plan_offer *, const struct plan_choice *))
 {
@@ -158,8 +174,7 @@ static inline void world_run(const struct world *w, const struct planner *p, int
         struct plan_result x = {0};
         const bool asks = then.rows == 0;
         plan = then;
-        world_propose(w, pos, plan.draft, &o);
-        if (!asks) o.n_look = 0, o.match = 0, o.agree = 0;
+        world_propose(w, pos, plan.draft, asks, &o);
         x.offer = (struct plan_offer){pos, o.n, o.logp, o.n_look, o.match, o.agree};
         if (asks)
             p->choose(p->ctx, &x.offer, &c);
@@ -177,7 +192,12 @@ static inline void world_run(const struct world *w, const struct planner *p, int
         x.wait_s = asks ? w->m->overhead_s : 0;
         r->s += x.verify_s + x.draft_s + x.wait_s;
         if (plan.draft) r->drafted_at[r->tokens * 8 / n < 8 ? r->tokens * 8 / n : 7]++;
-        r->tokens += x.kept, r->cycles++, r->drafts += plan.draft, r->verified += c.rows;
+        if (world_drafter(w, pos) == &w->d[1] && r->pause < 8) {
+            r->pause = plan.draft ? 0 : r->pause + 1;
+            r->bad_drafts += plan.draft;
+        }
+        if (plan.draft && world_drafter(w, pos) == &w->d[2] && ++r->good_drafts == 8) r->back_pos = pos;
+        r->tokens += x.kept, r->cycles++, r->drafts += plan.draft, r->verified += c.rows, r->looks += c.look;
         r->hash = world_mix(r->hash ^ (uint64_t)(c.rows * 4 + c.look * 2 + plan.draft));
         pos += x.kept;
         if (p->seen) p->seen(p->ctx, &x);

@@ -1,0 +1,476 @@
+/* test_planner_auto.c - plans by time and probability, in a made-up world: never slower than plain steps,
+ * near the best fixed width where drafting pays, and what it says of itself. Bars are of ratios over seeds:
+ * the mean, and its lower 95 % bound. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "../../../common/base/mem.h"
+#include "plan_world.h"
+
+#define COUNTS {2, 3, 4, 6, 8, 12, 16}, 7
+/* One H200 with three targets, and two cores with a small one, as they were timed; row counts between are on
+ * a line. */
+static const struct machine machines[] = {
+    {"8B", 1.37e-3, .55e-3, 6e-6, COUNTS, {1.75e-3, 1.78e-3, 1.8e-3, 1.85e-3, 1.9e-3, 2e-3, 2.1e-3}, 16},
+    {"27B", 4.7e-3, .9e-3, 6e-6, COUNTS, {5.2e-3, 5.25e-3, 5.3e-3, 5.4e-3, 5.5e-3, 5.75e-3, 6e-3}, 16},
+    {"35B-A3B", 1.12e-3, .5e-3, 6e-6, COUNTS, {2.08e-3, 2.3e-3, 2.5e-3, 2.8e-3, 3.1e-3, 3.7e-3, 4.25e-3}, 16},
+    {"CPU", 15e-3, 12e-3, 1e-5, COUNTS, {16e-3, 18e-3, 20e-3, 23e-3, 26e-3, 31e-3, 35e-3}, 16},
+};
+enum { MACHINES = 4, TOKENS = 512, SEEDS = 60 };
+
+static struct world w;
+static struct planner_auto made;
+
+static struct planner begin(const struct machine *m, bool drafter, bool look, bool fixed)
+{
+    struct plan_times t;
+    struct err e = {0};
+    const struct planner_auto_options o = {.times = &t,
+                                           .fixed = fixed,
+                                           .counts = m->counts,
+                                           .n_counts = m->n_counts,
+                                           .block = m->block,
+                                           .drafter = drafter,
+                                           .look = look};
+    world_times(m, &t);
+    if (planner_auto_init(&made, &o, &e)) fail_msg("%s", e.msg);
+    return planner_auto(&made);
+}
+
+static void world_of(const struct machine *m, struct drafter d, uint64_t seed)
+{
+    memset(&w, 0, offsetof(struct world, easy));
+    w.m = m, w.d[0] = d, w.ahead = true, w.jitter = 0.01;
+    w.look = d.look > 0;
+    world_begin(&w, seed);
+}
+
+/* ---- what a run must keep to ---- */
+
+static void check_choice(const struct world *x, const struct plan *p, const struct plan_offer *o,
+                         const struct plan_choice *c)
+{
+    bool counted = c->rows == 1;
+    for (int32_t i = 0; i < x->m->n_counts; i++) counted |= c->rows == x->m->counts[i];
+    assert_true(counted);
+    assert_true(c->rows <= 1 + (c->look ? o->n_look : o->n_draft));
+    assert_true(c->look || c->rows <= x->m->block);
+    assert_true(p->draft || c->look || c->rows == 1);
+    assert_null(p->parents);
+}
+
+struct ratio {
+    double sum, squares, least;
+    int n;
+};
+
+static void add(struct ratio *r, double x)
+{
+    r->least = r->n && r->least < x ? r->least : x;
+    r->sum += x, r->squares += x * x, r->n++;
+}
+
+static double mean(const struct ratio *r)
+{
+    return r->sum / r->n;
+}
+
+static double lower(const struct ratio *r)
+{
+    const double m = mean(r), v = r->squares / r->n - m * m;
+    return m - 1.96 * sqrt(v > 0 ? v / (r->n - 1) : 0);
+}
+
+static void same_plan(void *ctx, struct plan *p)
+{
+    *p = *(const struct plan *)ctx;
+}
+
+static double fixed_s(int32_t width)
+{
+    struct plan plan = {.draft = true, .rows = width};
+    const struct planner p = {.next = same_plan, .ctx = &plan};
+    struct world_run r;
+    world_run(&w, &p, TOKENS, &r, NULL);
+    return r.s;
+}
+
+static void at_least(const struct ratio *r, double bar, const char *machine, const char *what)
+{
+    print_message("%-8s %-22s mean %.3f, lower bound %.3f, least %.3f\n", machine, what, mean(r), lower(r),
+                  r->least);
+    if (!(lower(r) >= bar)) fail_msg("%s, %s: expected at least %.3f", machine, what, bar);
+}
+
+/* ---- never slower ---- */
+
+static const struct {
+    const char *name;
+    struct drafter d;
+} wrong[] = {
+    {"never, unsure", {.mean = -3, .spread = 1, .trust = 1, .claim = -2, .never = true}},
+    {"never, half sure", {.mean = 0.5, .spread = 1.5, .trust = 1, .never = true}},
+    {"never, sure", {.mean = 2.5, .spread = 1, .trust = 1, .claim = 1, .never = true}},
+    {"never, now and then sure", {.mean = -2, .spread = 4, .trust = 1, .never = true}},
+    {"one in five", {.mean = -1.4, .spread = 0.5, .trust = 0, .claim = 3, .noise = 1}},
+};
+
+static void test_never_slower(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MACHINES; i++)
+        for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+            struct ratio plain = {0}, always = {0};
+            const double plain_s = TOKENS * machines[i].plain_s;
+            for (uint64_t seed = 0; seed < SEEDS; seed++) {
+                struct world_run r;
+                world_of(&machines[i], wrong[k].d, seed);
+                w.ahead = seed % 4 != 0;
+                const struct planner p = begin(&machines[i], true, false, seed % 3 == 0);
+                world_run(&w, &p, TOKENS, &r, check_choice);
+                add(&plain, plain_s / r.s);
+                assert_true(made.stats.probe_lost_s < 0.01 * r.s);
+                if (k < 4) assert_true(r.drafts < r.cycles / 8);
+                add(&always, plain_s / fixed_s(4));
+            }
+            at_least(&plain, 0.97, machines[i].name, wrong[k].name);
+            assert_true(plain.least >= 0.97);
+            assert_true(mean(&always) < 0.96); /* the bar can be missed: by always drafting */
+        }
+}
+
+/* At every length, from the first token on, no more than a constant and a share are lost. */
+static void test_from_the_first_token(void **state)
+{
+    (void)state;
+    static const int lengths[] = {1, 2, 5, 16, 64, 200, 2000};
+    for (size_t i = 0; i < MACHINES; i++)
+        for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++)
+            for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++) {
+                struct world_run r;
+                world_of(&machines[i], wrong[k].d, n);
+                const struct planner p = begin(&machines[i], true, false, true);
+                world_run(&w, &p, lengths[n], &r, check_choice);
+                const double lost = r.s / machines[i].plain_s - lengths[n];
+                /* A cycle that was started ahead may come on top. */
+                if (!(lost < 8.5 + 0.018 * lengths[n]))
+                    fail_msg("%s, %s: %.1f tokens lost of %d", machines[i].name, wrong[k].name, lost,
+                             lengths[n]);
+            }
+}
+
+/* ---- where drafting pays ---- */
+
+static const struct {
+    const char *name;
+    struct drafter d;
+    double bar; /* of the best fixed width; less where it says why */
+} right[] = {
+    {".95, calibrated", {.mean = 3.5, .fall = .03, .spread = 1.5, .trust = 1}, 0.97},
+    {".85, calibrated", {.mean = 2.2, .fall = .05, .spread = 1.5, .trust = 1}, 0.97},
+    {".75, calibrated", {.mean = 1.3, .fall = .1, .spread = 1.5, .trust = 1}, 0.97},
+    {".6, calibrated", {.mean = .6, .fall = .15, .spread = 1.5, .trust = 1}, 0.97},
+    {".4, calibrated", {.mean = -.5, .fall = .15, .spread = 1.5, .trust = 1}, 0.97},
+    {".85, too sure", {.mean = 2.2, .fall = .05, .spread = 1.5, .trust = 1.5, .claim = 1, .noise = .3}, 0.97},
+    {".75, too sure",
+     {.mean = 1.3, .fall = .1, .spread = 1.5, .trust = 1.5, .claim = 1.5, .noise = .3},
+     0.97},
+    {".85, unsure", {.mean = 2.2, .fall = .05, .spread = 1.5, .trust = .6, .claim = -1.5, .noise = .3}, 0.97},
+    {".75, unsure", {.mean = 1.3, .fall = .1, .spread = 1.5, .trust = .6, .claim = -1.5, .noise = .3}, 0.97},
+    /* What the drafter says means nothing, and stretches of text are hard: leaving and coming back cost. */
+    {".85, says nothing", {.mean = 2.2, .fall = .05, .spread = 1.5, .noise = 1}, 0.88},
+};
+
+static void test_pays(void **state)
+{
+    (void)state;
+    int paying = 0;
+    for (size_t i = 0; i < MACHINES; i++)
+        for (size_t k = 0; k < sizeof right / sizeof right[0]; k++) {
+            const struct machine *m = &machines[i];
+            static double fixed[12][SEEDS], own[SEEDS];
+            double sums[12] = {0};
+            struct ratio plain = {0}, best = {0};
+            int at = 0;
+            for (uint64_t seed = 0; seed < SEEDS; seed++) {
+                struct world_run r;
+                world_of(m, right[k].d, seed);
+                const struct planner p = begin(m, true, false, false);
+                world_run(&w, &p, TOKENS, &r, check_choice);
+                own[seed] = r.s;
+                add(&plain, TOKENS * m->plain_s / r.s);
+                assert_true(made.stats.probe_lost_s < 0.01 * r.s);
+                for (int n = 0; n < m->n_counts; n++) sums[n] += fixed[n][seed] = fixed_s(m->counts[n]);
+            }
+            for (int n = 1; n < m->n_counts; n++)
+                if (sums[n] < sums[at]) at = n;
+            for (int s = 0; s < SEEDS; s++) add(&best, fixed[at][s] / own[s]);
+            const double gain = SEEDS * TOKENS * m->plain_s / sums[at];
+            char what[64];
+            snprintf(what, sizeof what, "%s / plain", right[k].name);
+            at_least(&plain, 0.97, m->name, what);
+            if (gain < 1) continue;
+            paying++;
+            snprintf(what, sizeof what, "  / best, %d: %.2f", m->counts[at], gain);
+            at_least(&best, right[k].bar, m->name, what);
+            if (gain > 1.05) assert_true(mean(&plain) > 1.02); /* which plain steps alone would miss */
+        }
+    assert_true(paying >= 25);
+}
+
+/* ---- changes ---- */
+
+/* Good, then never right and as sure as before, then good. */
+static void test_follows(void **state)
+{
+    (void)state;
+    enum { STRETCH = 1024, FROM = 100 };
+    const struct drafter good = {.mean = 2.2, .spread = 1.5, .trust = 1};
+    struct drafter bad = good;
+    bad.never = true;
+    for (size_t i = 0; i < 2; i++) {
+        struct ratio back = {0}, lost = {0};
+        double most = 0;
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            world_of(&machines[i], good, seed);
+            w.d[1] = bad, w.d[2] = good, w.until[0] = FROM + STRETCH, w.until[1] = FROM + 2 * STRETCH;
+            const struct planner p = begin(&machines[i], true, false, false);
+            struct world_run r;
+            world_run(&w, &p, 3 * STRETCH, &r, check_choice);
+            add(&back, (double)r.back_pos - (FROM + 2 * STRETCH));
+            add(&lost, r.bad_drafts);
+            most = fmax(most, r.bad_drafts);
+            assert_true(r.back_pos > 0);
+        }
+        print_message(
+            "%-8s %.0f drafted cycles (at most %.0f) of a stretch that is never right; back after %.0f "
+            "tokens\n",
+            machines[i].name, mean(&lost), most, mean(&back));
+        assert_true(mean(&lost) < 45);
+        assert_true(mean(&back) < 350);
+    }
+}
+
+/* ---- look-ups ---- */
+
+static const struct machine wide = {"8B, wide",
+                                    1.37e-3,
+                                    .55e-3,
+                                    6e-6,
+                                    {2, 4, 8, 16, 32, 64},
+                                    6,
+                                    {1.75e-3, 1.8e-3, 1.9e-3, 2.1e-3, 3.9e-3, 7.4e-3},
+                                    16};
+
+static void test_look_ups(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        struct drafter d;
+        bool drafter;
+        double bar;
+    } c[] = {
+        {"copying", {.look = 1, .look_is = .985, .look_match = 12}, false, 3},
+        {"copying half the time", {.look = .5, .look_is = .97, .look_match = 12}, false, 1.4},
+        {"found and never right", {.look = 1, .look_is = 0, .look_match = 40}, false, 0.97},
+        {"found, one in five", {.look = .7, .look_is = .2, .look_match = 5}, false, 0.97},
+        {"nothing found", {.look = 1e-9}, false, 0.994},
+        {"copying, drafter wrong",
+         {.never = true, .mean = 2, .trust = 1, .look = 1, .look_is = .985, .look_match = 12},
+         true,
+         2.8},
+        {"both wrong", {.never = true, .mean = 2, .trust = 1, .look = 1, .look_match = 12}, true, 0.97},
+    };
+    for (size_t k = 0; k < sizeof c / sizeof c[0]; k++) {
+        struct ratio plain = {0};
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+            struct world_run r;
+            world_of(&wide, c[k].d, seed);
+            const struct planner p = begin(&wide, c[k].drafter, true, false);
+            world_run(&w, &p, TOKENS, &r, check_choice);
+            add(&plain, TOKENS * wide.plain_s / r.s);
+        }
+        at_least(&plain, c[k].bar, wide.name, c[k].name);
+    }
+    /* Both: more than either alone. */
+    const struct drafter d = {
+        .mean = 1.3, .fall = .1, .spread = 1.5, .trust = 1, .look = .3, .look_is = .97, .look_match = 10};
+    double s[3] = {0};
+    for (uint64_t seed = 0; seed < SEEDS; seed++)
+        for (int k = 0; k < 3; k++) {
+            struct world_run r;
+            world_of(&wide, d, seed);
+            const struct planner p = begin(&wide, k != 0, k != 1, false);
+            world_run(&w, &p, TOKENS, &r, check_choice);
+            s[k] += r.s;
+        }
+    print_message("look-ups %.3f, drafter %.3f, both %.3f times plain\n",
+                  SEEDS * TOKENS * wide.plain_s / s[0], SEEDS * TOKENS * wide.plain_s / s[1],
+                  SEEDS * TOKENS * wide.plain_s / s[2]);
+    assert_true(s[2] < s[0] && s[2] < s[1]);
+}
+
+/* ---- times ---- */
+
+static void test_times(void **state)
+{
+    (void)state;
+    struct world_run r, again;
+    const struct drafter d = {.mean = 1.3, .fall = .1, .spread = 1.5, .trust = 1};
+    for (int fixed = 0; fixed < 2; fixed++) {
+        world_of(&machines[0], d, 7);
+        struct planner p = begin(&machines[0], true, false, fixed);
+        world_run(&w, &p, TOKENS, &r, NULL);
+        p = begin(&machines[0], true, false, fixed);
+        world_run(&w, &p, TOKENS, &again, NULL);
+        assert_memory_equal(&r, &again, sizeof r); /* the same world, the same plans */
+        w.jitter = 0.2;
+        p = begin(&machines[0], true, false, fixed);
+        world_run(&w, &p, TOKENS, &again, NULL);
+        assert_int_equal(r.hash == again.hash, fixed); /* stamps count unless times are fixed */
+    }
+    /* Times that are wrong by half are corrected: 16 rows are said to be as dear as ten steps. */
+    struct plan_times t;
+    struct err e = {0};
+    const struct machine *m = &machines[1];
+    world_times(m, &t);
+    t.rows_s[0][16] = 10 * m->plain_s;
+    const struct planner_auto_options o = {
+        .times = &t, .counts = m->counts, .n_counts = m->n_counts, .block = 16, .drafter = true};
+    assert_int_equal(planner_auto_init(&made, &o, &e), 0);
+    made.times.draft_s[0] *= 1.8;
+    world_of(m, d, 3);
+    const struct planner p = planner_auto(&made);
+    world_run(&w, &p, TOKENS, &r, NULL);
+    assert_true(fabs(made.times.draft_s[0] - m->draft_s) < 0.03 * m->draft_s);
+    assert_true(fabs(made.times.rows_s[0][12] - m->verify_s[5]) < 0.03 * m->verify_s[5]);
+}
+
+/* ---- what it says ---- */
+
+static void test_says(void **state)
+{
+    (void)state;
+    char why[200];
+    struct world_run r;
+    for (size_t k = 0; k < 4; k++) {
+        world_of(&machines[0], k < 3 ? wrong[k].d : right[1].d, 5);
+        const struct planner p = begin(&machines[0], true, false, false);
+        world_run(&w, &p, TOKENS, &r, NULL);
+        const struct planner_auto_stats *s = &made.stats;
+        int64_t cycles = s->plain, drafts = 0, labels = 0;
+        for (int n = 1; n <= PLAN_TIMES_ROWS; n++) drafts += s->drafted[n], assert_int_equal(s->look[n], 0);
+        for (int j = 0; j < CALIBRATION_SLOTS; j++) labels += made.calibration.draft_gauge[j].labels;
+        assert_int_equal(cycles + drafts, s->cycles);
+        assert_int_equal(s->cycles, r.cycles), assert_int_equal(s->tokens, r.tokens);
+        assert_int_equal(drafts, r.drafts);
+        assert_true(labels > 0 && labels <= r.verified - r.cycles);
+        assert_true(fabs(planner_auto_plain_rate(&made) * machines[0].plain_s - 1) < 0.05);
+        planner_auto_why(&made, why, sizeof why);
+        print_message("%s\n", why);
+        if (k == 3)
+            assert_string_equal(why, "drafting is on");
+        else
+            assert_non_null(strstr(why, "drafting is off: "));
+        assert_true(k == 3 ? planner_auto_lost(&made) == 0 : planner_auto_lost(&made) > 0);
+        assert_true(planner_auto_lost(&made) + s->probe_lost_s < 0.03 * s->total_s);
+        assert_true(k == 3 ? s->drafted[16] > 0 : s->plain > s->cycles * 9 / 10);
+    }
+    begin(&machines[0], false, true, false);
+    assert_string_equal(planner_auto_why(&made, why, sizeof why), "drafting is off: there is no drafter");
+}
+
+/* No plan needs memory, and one that neither drafts nor looks asks for nothing. */
+static void test_quiet(void **state)
+{
+    (void)state;
+    struct world_run r;
+    struct plan plan;
+    world_of(&wide, (struct drafter){.mean = 1, .trust = 1, .look = .5, .look_is = .9, .look_match = 9}, 1);
+    struct planner p = begin(&wide, true, true, false);
+    mem_fail_at(0);
+    world_run(&w, &p, TOKENS, &r, check_choice);
+    assert_int_equal(mem_fail_at(0), 0);
+    assert_true(r.looks > 0 && r.drafts > 0);
+    p = begin(&wide, false, false, false);
+    for (int i = 0; i < 300; i++) {
+        const struct plan_result x = {.choice = {1, false}, .kept = 1, .verify_s = 1e-3};
+        p.next(p.ctx, &plan);
+        assert_true(!plan.draft && plan.rows == 1 && !plan.parents);
+        p.seen(p.ctx, &x);
+    }
+}
+
+/* Unusable proposals, cycles without stamps, positions far out. */
+static void test_odd(void **state)
+{
+    (void)state;
+    static const float logp[] = {NAN, -INFINITY, 0, 1, -1e30f, -1, -1, -1};
+    static const int32_t offered[] = {0, 1, 8, 2, 7};
+    for (int fixed = 0; fixed < 2; fixed++) {
+        const struct planner p = begin(&wide, true, true, fixed);
+        for (int i = 0; i < 2000; i++) {
+            struct plan plan;
+            struct plan_choice c = {0};
+            p.next(p.ctx, &plan);
+            struct plan_result r = {.offer = {.pos = i * 1000,
+                                              .n_draft = plan.draft ? offered[i % 5] : 0,
+                                              .logp = logp,
+                                              .n_look = i % 3 * 20,
+                                              .match = i % 40,
+                                              .agree = i % 2 * 9},
+                                    .drafted = plan.draft};
+            assert_int_equal(plan.rows, 0);
+            p.choose(p.ctx, &r.offer, &c);
+            assert_in_range(c.rows, 1, 1 + (c.look ? r.offer.n_look : r.offer.n_draft));
+            r.choice = c, r.kept = 1 + i % c.rows, r.labelled = c.rows - 1 < r.kept ? c.rows - 1 : r.kept;
+            if (i % 7 == 0) r.verify_s = 1e9;
+            p.seen(p.ctx, &r);
+            assert_true(isfinite(made.stats.total_s) && isfinite(made.lost) && isfinite(made.credit));
+        }
+    }
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct plan_times t;
+    static const int32_t bad[][2] = {{1, 2}, {3, 3}, {2, 65}};
+    static const char *const msg[] = {"row count 0 of plans (expected 2 to 64, got 1)",
+                                      "row count 1 of plans (expected 4 to 64, got 3)",
+                                      "row count 1 of plans (expected 3 to 64, got 65)"};
+    world_times(&machines[0], &t);
+    for (int i = 0; i < 3; i++) {
+        struct err e = {0};
+        const struct planner_auto_options o = {.times = &t, .counts = bad[i], .n_counts = 2};
+        assert_int_equal(planner_auto_init(&made, &o, &e), -1);
+        assert_int_equal(e.code, ERR_USAGE);
+        assert_string_equal(e.msg, msg[i]);
+    }
+    struct err e = {0};
+    struct planner_auto_options o = {.times = &t, .drafter = true, .block = 1};
+    assert_int_equal(planner_auto_init(&made, &o, &e), -1);
+    assert_string_equal(e.msg, "rows of a block of plans (expected 2 to 64, got 1)");
+    memset(&e, 0, sizeof e);
+    t.draft_s[0] = 0, o.block = 16;
+    assert_int_equal(planner_auto_init(&made, &o, &e), -1);
+    assert_string_equal(e.msg, "times of plans: no time of a draft (expected one in some context)");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_never_slower), cmocka_unit_test(test_from_the_first_token),
+        cmocka_unit_test(test_pays),         cmocka_unit_test(test_follows),
+        cmocka_unit_test(test_look_ups),     cmocka_unit_test(test_times),
+        cmocka_unit_test(test_says),         cmocka_unit_test(test_quiet),
+        cmocka_unit_test(test_odd),          cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
