@@ -55,14 +55,17 @@ static const struct cli_flag flags[] = {
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
      0, INT32_MAX},
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
-    {"--draft-sampling", CLI_STR, &o.draft_sampling, "HOW", "as of generate: coupled (default) or greedy", 0, 0},
+    {"--draft-sampling", CLI_STR, &o.draft_sampling, "HOW", "as of generate: coupled (default) or greedy", 0,
+     0},
     REDIRECT_FLAGS(out_path, force),
     {0},
 };
 static struct cli cli = {
     .tool = "bench calibrate",
-    .synopsis = "-m TARGET -d DRAFTER [-n N] [--temp T] [--trace FILE] [flags] PROMPT.tok... > calibration.json",
-    .summary = "Learn how often the target agrees with the drafter, by slot and by the drafter's probability.",
+    .synopsis =
+        "-m TARGET -d DRAFTER [-n N] [--temp T] [--trace FILE] [flags] PROMPT.tok... > calibration.json",
+    .summary =
+        "Learn how often the target agrees with the drafter, by slot and by the drafter's probability.",
     .flags = flags,
     .min_args = 1,
     .max_args = 4096,

@@ -4,6 +4,7 @@
 
 #include "../cli.h"
 #include "../models.h"
+#include "../plan_flags.h"
 #include "../../common/run/session.h"
 #include "../../common/run/spec.h"
 #include "../../common/run/state.h"
@@ -13,7 +14,8 @@ struct settings {
     struct models m;
     const char *out_path, *state_path, *stop_list, *stats_path, *trace_path, *draft_logits_path;
     int64_t n;
-    int32_t ctx, chunk, block, width, draft_window;
+    struct plan_flags plan;
+    int32_t ctx, chunk, block, draft_window;
     const char *draft_sampling; /* NULL: not given */
     bool append, ignore_eos, force;
     struct kn_sampler sampler;

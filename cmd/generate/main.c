@@ -38,8 +38,7 @@ static const struct cli_flag flags[] = {
     {"--seed", CLI_U64, &set.sampler.seed, "S", "of the sampling (default 0)", 0, 0},
     {"--block", CLI_I32, &set.block, "B", "rows a draft block (default: as the drafter was trained)", 2,
      SESSION_MAX_ROWS},
-    {"--width", CLI_I32, &set.width, "W", "rows verified a cycle at most (default: the block)", 1,
-     SESSION_MAX_ROWS},
+    PLAN_FLAGS(set.plan),
     {"--draft-window", CLI_I32, &set.draft_window, "N",
      "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &set.draft_sampling, "NAME",
@@ -206,7 +205,8 @@ static int make_options(struct run *u, struct err *e)
                        SESSION_MAX_CTX, need);
     if (!set.ctx) u->o.ctx = (int32_t)need;
     if (models_kv(&set.m, u->state ? &u->info : NULL, &u->o, e)) return -1;
-    if (session_options_check(&u->o, d, e) || (d && spec_width_check(set.width, u->o.block, e))) return -1;
+    if (session_options_check(&u->o, d, e) || (d && spec_width_check(set.plan.rows, u->o.block, e)))
+        return -1;
     return u->state ? state_check(u->state, t, d, &u->o, e) : 0;
 }
 
@@ -240,7 +240,7 @@ static int open_all(struct run *u, struct err *e)
                                            .draft_window = set.draft_window};
     set.m.check = check_run;
     set.m.check_ctx = u;
-    if (read_inputs(u, false, e)) return -1;
+    if (plan_flags_read(&set.plan, e) || read_inputs(u, false, e)) return -1;
     const bool early = inputs_read(u);
     if (models_open(&set.m, &cli, e)) return -1;
     return early ? 0 : read_inputs(u, true, e) || check_inputs(u, e) ? -1 : 0;
@@ -268,7 +268,8 @@ static int generate(struct run *u, struct err *e)
                                    .sampler = set.sampler,
                                    .stops = u->stops,
                                    .n_stops = u->n_stops,
-                                   .width = set.width,
+                                   .width = set.plan.rows,
+                                   .planner = set.plan.planner.next ? &set.plan.planner : NULL,
                                    .draft_logits = set.draft_logits_path != NULL,
                                    .tokens = write_tokens,
                                    .proposals = write_trace,
@@ -280,7 +281,8 @@ static int generate(struct run *u, struct err *e)
 static int run(struct run *u, struct err *e)
 {
     if (open_outputs(&u->out, e) || open_all(u, e) || make_session(u, e)) return -1;
-    if (prefill(u, e) || generate(u, e)) return -1;
+    if (prefill(u, e) || plan_flags_open(&set.plan, u->s, (double)set.sampler.temp, e) || generate(u, e))
+        return -1;
     if (set.stats_path && report_write(&set, u->s, &u->r, &u->out.stats, e)) return -1;
     if (commit_outputs(&u->out, e)) return -1;
     report_print(&cli, &set, u->s, &u->r);
@@ -306,17 +308,23 @@ static void check_flags(void)
     cli_distinct_outputs(&cli, out, 4);
     models_check_sampling(&cli);
     cli_draft_greedy(&cli, set.draft_sampling);
+    plan_flags_check(&set.plan, &cli);
     const struct {
         const char *name;
         bool given;
     } draft[] = {{"--block", set.block > 0},
-                 {"--width", set.width > 0},
+                 {"--width", set.plan.width != NULL},
+                 {"--plan-times", set.plan.times_path != NULL},
+                 {"--calibration", set.plan.calibration_path != NULL},
                  {"--draft-window", set.draft_window > 0},
                  {"--draft-sampling", set.draft_sampling != NULL},
                  {"--draft-trace", set.trace_path != NULL},
                  {"--draft-logits", set.draft_logits_path != NULL}};
     for (size_t i = 0; i < sizeof draft / sizeof draft[0] && !set.m.drafter_path; i++)
         if (draft[i].given) cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)", draft[i].name);
+    if (set.trace_path && plan_flags_auto(&set.plan) && !set.plan.times_path)
+        cli_usage_error(&cli, "--draft-trace: what is drafted hangs on times that are measured now (expected "
+                              "--width N, or --plan-times FILE)");
 }
 
 int main(int argc, char **argv)

@@ -50,9 +50,10 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
                  "drafter: tau %.2f over %" PRId64 " cycles (%" PRId64
                  " cut by -n); draft %.3f s, verify %.3f s, rest %.3f s",
                  tau, st->full_cycles, st->cycles - st->full_cycles, st->draft_s, st->verify_s, rest_s(st));
-    if (st->full_cycles >= 32 && tau < 1.1 && set->width != 1)
+    if (st->full_cycles >= 32 && tau < 1.1 && set->plan.rows != 1)
         cli_note(c, "hardly a proposal was right: the drafter may be for another target, or be read wrongly "
                     "(dflash-inspect --pair TARGET DRAFTER)");
+    if (set->plan.planner.next) plan_flags_print(&set->plan, c);
     for (int32_t i = 0, used = 0; i < s->o.block; i++)
         used +=
             snprintf(text + used, sizeof text - (size_t)used, "%s%" PRId64, i ? " " : "", st->accepted[i]);
@@ -100,7 +101,16 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
     json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
     json_object_set_new(j, "width",
-                        s->source ? json_integer(set->width ? set->width : s->o.block) : json_null());
+                        !s->source               ? json_null()
+                        : set->plan.planner.next ? json_string("auto")
+                                                 : json_integer(set->plan.rows));
+    json_object_set_new(j, "plan_times",
+                        set->plan.times_path ? json_text(set->plan.times_path, strlen(set->plan.times_path))
+                                             : json_null());
+    json_object_set_new(j, "calibration",
+                        set->plan.calibration_path
+                            ? json_text(set->plan.calibration_path, strlen(set->plan.calibration_path))
+                            : json_null());
     json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
     json_object_set_new(j, "draft_sampling",
                         s->source ? json_string(s->o.draft_greedy ? "greedy" : "coupled") : json_null());
@@ -176,6 +186,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "idle_max_s", number(st->idle_max_s));
     json_object_set_new(j, "rest_s", number(rest_s(st)));
     json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
+    json_object_set_new(j, "plan", plan_flags_json(&set->plan));
     json_object_set_new(j, "settings", settings_json(set, s));
     char *text = json_line(j, 9);
     if (!text || mem_failures())

@@ -1,0 +1,137 @@
+/* plan_flags.c - see plan_flags.h. */
+#include "plan_flags.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../common/run/source.h"
+#include "../common/run/times.h"
+#include "../kernels/kernels.h"
+
+#define TIMED_S 0.3 /* measuring at load takes at most */
+
+void plan_flags_check(struct plan_flags *f, const struct cli *c)
+{
+    const bool fixed = f->width && strcmp(f->width, "auto");
+    if (fixed) {
+        char *end;
+        errno = 0;
+        const long v = strtol(f->width, &end, 10);
+        if (f->width[strspn(f->width, "0123456789")] || !*f->width || errno || *end)
+            cli_usage_error(c, "--width: not a number of rows (expected auto or N, got '%s')", f->width);
+        if (v < 1 || v > SESSION_MAX_ROWS)
+            cli_usage_error(c, "--width: out of range (expected auto or 1 to %d, got %s)", SESSION_MAX_ROWS,
+                            f->width);
+        f->rows = (int32_t)v;
+    }
+    if (fixed && f->times_path) cli_usage_error(c, "--plan-times does nothing with --width N");
+    if (fixed && f->calibration_path) cli_usage_error(c, "--calibration does nothing with --width N");
+}
+
+int plan_flags_read(struct plan_flags *f, struct err *e)
+{
+    calibration_init(&f->calibration);
+    if (f->calibration_path && calibration_read(&f->calibration, f->calibration_path, e)) return -1;
+    if (!f->times_path) return 0;
+    f->timed = true;
+    return plan_times_read(&f->times, f->times_path, e);
+}
+
+/* Row counts that may be chosen: a recording each, so few of them where a backend records. */
+static int32_t choose_counts(const struct session *s, int32_t *counts)
+{
+    static const int32_t few[] = {2, 3, 4, 6, 8, 12, 16};
+    const int32_t block = s->o.block;
+    int32_t n = 0;
+    if (!s->op->replay) {
+        for (int32_t i = 2; i <= block; i++) counts[n++] = i;
+        return n;
+    }
+    for (size_t i = 0; i < sizeof few / sizeof *few && few[i] < block; i++) counts[n++] = few[i];
+    counts[n++] = block;
+    return n;
+}
+
+int plan_flags_open(struct plan_flags *f, struct session *s, double temperature, struct err *e)
+{
+    int32_t counts[SESSION_MAX_ROWS];
+    f->planner = (struct planner){0};
+    if (f->rows || !s->source) return 0;
+    const int32_t n = choose_counts(s, counts);
+    if (!f->timed && session_times(s, counts, n, TIMED_S, &f->times, &f->timed_s, e)) return -1;
+    f->timed = true;
+    const struct planner_auto_options o = {.times = &f->times,
+                                           .fixed = f->times_path != NULL,
+                                           .calibration = &f->calibration,
+                                           .temperature = temperature,
+                                           .counts = counts,
+                                           .n_counts = n,
+                                           .block = s->o.block,
+                                           .drafter = s->source->op->propose != NULL,
+                                           .look = s->source->op->look != NULL};
+    if (planner_auto_init(&f->a, &o, e)) return -1;
+    f->planner = planner_auto(&f->a);
+    return 0;
+}
+
+static json_t *number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+/* [[rows, cycles], ..] of those that there were. */
+static json_t *by_rows(const int64_t *cycles)
+{
+    json_t *j = json_array();
+    for (int32_t r = 0; r <= PLAN_TIMES_ROWS; r++)
+        if (cycles[r]) json_array_append_new(j, json_pack("[i,I]", r, (json_int_t)cycles[r]));
+    return j;
+}
+
+/* [[slot, labels, predicted, seen], ..]: mean probabilities. */
+static json_t *by_slot(const struct calibration_gauge *g)
+{
+    json_t *j = json_array();
+    for (int32_t i = 0; i < CALIBRATION_SLOTS; i++)
+        if (g[i].labels)
+            json_array_append_new(j, json_pack("[i,I,f,f]", i + 1, (json_int_t)g[i].labels,
+                                               g[i].predicted / (double)g[i].labels,
+                                               (double)g[i].equal / (double)g[i].labels));
+    return j;
+}
+
+void plan_flags_print(const struct plan_flags *f, const struct cli *c)
+{
+    const struct planner_auto_stats *st = &f->a.stats;
+    char why[256], text[512] = "";
+    for (int32_t r = 0, used = 0; r <= PLAN_TIMES_ROWS && used < (int32_t)sizeof text - 32; r++)
+        if (st->drafted[r])
+            used += snprintf(text + used, sizeof text - (size_t)used, ", %lld of %d rows",
+                             (long long)st->drafted[r], r);
+    cli_detail(c, "plans: %lld plain cycles, %lld probes%s", (long long)st->plain, (long long)st->probes, text);
+    cli_detail(c, "plans: plain steps alone would have had %.1f t/s; times took %.3f s to measure",
+               planner_auto_plain_rate(&f->a), f->timed_s);
+    cli_detail(c, "plans: %s", planner_auto_why(&f->a, why, sizeof why));
+}
+
+json_t *plan_flags_json(const struct plan_flags *f)
+{
+    const struct planner_auto_stats *st = &f->a.stats;
+    char why[256];
+    if (!f->planner.next) return json_null();
+    json_t *j = json_object();
+    json_object_set_new(j, "plain_cycles", json_integer((json_int_t)st->plain));
+    json_object_set_new(j, "drafted_cycles_by_rows", by_rows(st->drafted));
+    json_object_set_new(j, "lookup_cycles_by_rows", by_rows(st->look));
+    json_object_set_new(j, "probes", json_integer((json_int_t)st->probes));
+    json_object_set_new(j, "equality_by_slot", by_slot(f->a.calibration.draft_gauge));
+    json_object_set_new(j, "lookup_equality_by_slot", by_slot(f->a.calibration.look_gauge));
+    json_object_set_new(j, "probe_lost_s", number(st->probe_lost_s));
+    json_object_set_new(j, "draft_lost_s", number(planner_auto_lost(&f->a)));
+    json_object_set_new(j, "plain_tokens_per_s", number(planner_auto_plain_rate(&f->a)));
+    json_object_set_new(j, "times_s", number(f->timed_s));
+    json_object_set_new(j, "why", json_string(planner_auto_why(&f->a, why, sizeof why)));
+    return j;
+}

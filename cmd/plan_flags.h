@@ -1,0 +1,60 @@
+/* plan_flags.h - the flags that say how cycles are planned: --width, --plan-times, --calibration.
+ *
+ * A program puts PLAN_FLAGS(f) into its flag table, calls plan_flags_check after cli_parse, plan_flags_read
+ * before models are opened, and plan_flags_open when a stream has its prompt. */
+#ifndef DFLASH_PLAN_FLAGS_H
+#define DFLASH_PLAN_FLAGS_H
+
+#include <jansson.h>
+#include "../common/run/planner_auto.h"
+#include "../common/run/session.h"
+#include "cli.h"
+
+struct plan_flags {
+    const char *width, *times_path, *calibration_path; /* as given, or NULL */
+    int32_t rows;                                      /* of --width N; 0: automatic */
+    struct plan_times times;                           /* of the file; else measured at the first stream */
+    struct calibration calibration;
+    bool timed;             /* times are there */
+    double timed_s;         /* what measuring them took; 0 where they are a file's */
+    struct planner_auto a;  /* of the last stream that was opened */
+    struct planner planner; /* its planner */
+};
+
+#define PLAN_FLAGS(f)                                                                                        \
+    {"--width",                                                                                              \
+     CLI_STR,                                                                                                \
+     &(f).width,                                                                                             \
+     "auto|N",                                                                                               \
+     "rows verified a cycle: as pays, drafting only where it does (auto, the default), or N at most",        \
+     0,                                                                                                      \
+     0},                                                                                                     \
+        {"--plan-times",                                                                                     \
+         CLI_STR,                                                                                            \
+         &(f).times_path,                                                                                    \
+         "FILE",                                                                                             \
+         "times of dflash-bench rows for --width auto, not measured here: the same plans every time",        \
+         0,                                                                                                  \
+         0},                                                                                                 \
+    {                                                                                                        \
+        "--calibration", CLI_STR, &(f).calibration_path, "FILE",                                             \
+            "what dflash-bench calibrate learnt of the drafter (default: what holds for most)", 0, 0         \
+    }
+
+/* Usage errors: a width that is none, or files that --width N has no use for. */
+void plan_flags_check(struct plan_flags *f, const struct cli *c);
+static inline bool plan_flags_auto(const struct plan_flags *f)
+{
+    return !f->rows;
+}
+/* The files. */
+int plan_flags_read(struct plan_flags *f, struct err *e);
+/* With --width auto a planner for s, whose prompt is committed; times are measured where they are not there
+ * yet. planner.next NULL: a fixed width, or nothing that proposes. */
+int plan_flags_open(struct plan_flags *f, struct session *s, double temperature, struct err *e);
+/* What it did, in a few lines, with -v; where drafting is off, why. */
+void plan_flags_print(const struct plan_flags *f, const struct cli *c);
+/* What it did, for --stats and reports; null without a planner. */
+json_t *plan_flags_json(const struct plan_flags *f);
+
+#endif
