@@ -110,7 +110,8 @@ void plan_flags_print(const struct plan_flags *f, const struct cli *c)
         if (st->drafted[r])
             used += snprintf(text + used, sizeof text - (size_t)used, ", %lld of %d rows",
                              (long long)st->drafted[r], r);
-    cli_detail(c, "plans: %lld plain cycles, %lld probes%s", (long long)st->plain, (long long)st->probes, text);
+    cli_detail(c, "plans: %lld plain cycles, %lld probes%s", (long long)st->plain, (long long)st->probes,
+               text);
     cli_detail(c, "plans: plain steps alone would have had %.1f t/s; times took %.3f s to measure",
                planner_auto_plain_rate(&f->a), f->timed_s);
     cli_detail(c, "plans: %s", planner_auto_why(&f->a, why, sizeof why));
