@@ -113,7 +113,7 @@ struct session {
         int play;                     /* enum session_play */
         bool takes;                   /* recurrent state is taken over its row, with all before it */
     } begun[SESSION_RESULTS];         /* those started */
-    struct kn_sampler sampler;        /* of the cycles, and of their proposals */
+    struct kn_sampler sampler;        /* of the cycles */
     bool trying;                      /* the rows of a cycle, of which some may be rejected, are being run */
     struct fault fault;               /* of the last cycle's rows, where layers are checked */
     struct {
