@@ -70,26 +70,19 @@ struct attn {
     struct mm_prep then;
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
-#ifdef MM_TRACE
-    unsigned long long *times; /* [blocks][MM_TRACE_TIMES] */
-#endif
 };
 typedef void (*attn_fn)(const attn);
 
-/* attention/few.cu, attention/wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512; blocks of so many
- * tiles (1, 2, 4), of 8 warps (4 for heads of 64), and stages; resident: blocks a multiprocessor, 1 or 2,
- * that one tile of heads of 512 has registers for. near: one tile, in clusters of so many blocks, which hold
- * so many leaves each. *smem of a block. attention/prefill.cu: more rows; warps 4 or 8; *tiles of a block,
- * *chunks of columns. NULL: no such kernel. */
-attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem);
-attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages,
-                       size_t *smem);
-attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
-attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
+/* attention/step.cu: up to FEW rows; blocks of so many tiles (1, 2, 4), of 8 warps (4 for heads of 64), and
+ * stages; resident: blocks a multiprocessor, 1 or 2, that one tile of heads of 512 has registers for. near:
+ * one tile, in clusters of so many blocks, which hold so many leaves each. *smem of a block.
+ * attention/prefill.cu: more rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
+ */
+attn_fn attn_step_of(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_near_of(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 /* attention/stream.cu: one tile of up to STREAM_ROWS rows, units are nodes. */
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
-attn_fn attn_merge_narrow(int32_t d);
-attn_fn attn_merge_wide(int32_t d);
+attn_fn attn_merge_of(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
@@ -98,20 +91,6 @@ bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);
 int attn_group_launch(struct cuda_backend *be, const struct attn *a);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
-
-#ifdef MM_TRACE
-DEV void attn_stamp(const attn &a, int i)
-{
-    const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    if (!a.times || threadIdx.x || block >= MM_TRACE_BLOCKS) return;
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    a.times[MM_TRACE_TIMES * block + i] = t;
-}
-#define STAMP(i) attn_stamp(a, i)
-#else
-#define STAMP(i) (void)0
-#endif
 
 /* at / n_rep, for at * n_rep < 2^32. */
 DEV int row_of(const attn &a, int at)

@@ -146,7 +146,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
         __syncwarp();
         cluster_arrive();
     }
-    STAMP(0);
 
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const int m = w % T, side = w / T; /* my tile of the block's, my share of it */
@@ -175,7 +174,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
         first = u.first;
         count = u.count;
     }
-    STAMP(1); /* positions are here */
 
     /* Of what the tile sees, [seen.lo, old_hi) comes from the ring and [new_lo, seen.hi) is made here. */
     const int old_hi = a.fold ? min(seen.hi, pos0) : seen.hi, new_lo = a.fold ? max(seen.lo, pos0) : seen.hi;
@@ -238,7 +236,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
 
     if (a.early) cuda_grid_wait();
     if (NEAR && a.hand.words) cuda_grid_early(); /* experts/hand.cuh says why */
-    STAMP(2);
     while (asked < S) ask();
 
     float node[NEAR ? 1 : CT][4], node_top[2] = {-INFINITY, -INFINITY}, node_sum[2] = {};
@@ -383,7 +380,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
     };
     if (NEAR || from >= to) {
         make_rows(from, true);
-        STAMP(3);
         if (NEAR) {
             __syncwarp();
             cluster_wait(); /* the others have started */
@@ -404,7 +400,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                 __syncthreads(); /* and the rows that are made here */
             }
         }
-        if (leaf == from) STAMP(4);
         float x[F::NT][4]; /* scores, where a warp has all of its tile's */
         if constexpr (F::SIDE == 1) {
             if (active) scores<D, BF16, F::NT, PITCH, 2>(x, queries + m * (F::QUERY / 16), k);
@@ -421,7 +416,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
         }
         if (T > 1) copy_wait(asked - before - 2);
         __syncthreads(); /* all scores are here (and these values); the keys are done with */
-        if (leaf == from) STAMP(5);
         if (!NEAR) ask();
         if (T == 1) {
             step_weights<D, BF16, NEAR>(exchange, units, spans, (uint32_t *)weights, tops, real, p0,
@@ -430,7 +424,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             copy_wait(asked - before - 2);
             __syncthreads(); /* weights and these values are here */
         }
-        if (leaf == from) STAMP(6);
         here = next + 1 == S ? 0 : next + 1;
         if (!active) continue; /* no rows in my tile */
         /* Several tiles: each warp makes all weights of its tile, in registers. */
@@ -492,7 +485,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                 if (nan1) acc[t][2] = acc[t][3] = __int_as_float(0x7fc00000);
             }
         }
-        if (leaf == from) STAMP(7);
         if constexpr (NEAR) {
 #pragma unroll
             for (int half = 0; half < 2; half++) { /* a warp's columns are in one strip */
@@ -536,7 +528,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
     if constexpr (!NEAR) {
         if (count == 0) put(0); /* nothing to see: zeros */
     } else {
-        STAMP(8);
         const bool gates = a.prepare && a.gate; /* asked for before the others' results are there */
         float *copy = (float *)queries; /* which are done with: nothing arrives before all blocks' are */
         static_assert(F::strips(8) * 1024 <= T * F::QUERY, "no room for the results");
@@ -550,7 +541,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             float gate = 0.0f;
             if (gates && r < real) gate = dev_sigmoid(__ldcg(a.gate + at_out));
             cluster_bar_wait(bar); /* all results are here */
-            STAMP(9);
             if (r < real) {
                 const float y = near_sum<D, T>(slots + (box - ring) + ((strip >> a.log_blocks) * 256 + i) * 4,
                                                (const float2 *)(slots + (tops_at - ring)) + r, (int)box_leaf,
@@ -561,7 +551,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             i += THREADS;
             if (i >= 256) i -= 256, strip += blocks;
         }
-        STAMP(10);
         if (a.prepare) { /* a strip is a block of 256 of a token, for as many are in a token's part of a kv
                             head */
             __syncthreads();
