@@ -98,7 +98,7 @@ DEV int row_of(const attn &a, int at)
     return a.rep_inverse ? (int)__umulhi((unsigned)at, a.rep_inverse) : at;
 }
 
-struct span {
+struct __align__(8) span {
     int lo, hi; /* positions [lo, hi) */
 };
 /* Row i sees these; pos0: the position of row 0, bound: *first or 0. */
@@ -108,6 +108,17 @@ DEV struct span visible(const attn &a, int i, int pos0, int bound)
     const int from = max(a.window ? pos - a.window + 1 : 0, max(bound, 0)),
               to = !a.causal && a.window && end - pos > a.window ? pos + a.window : end;
     return {from, max(to, from)};
+}
+/* What row `at` of the tiles sees; nothing where there is none. */
+DEV struct span visible_at(const attn &a, int at, int pos0, int bound)
+{
+    const int row = row_of(a, at);
+    return row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+}
+/* The number, of all rows' heads, of the one that row `at` of a kv head's tiles is; row: row_of(a, at). */
+DEV int64_t head_of_row(const attn &a, int row, int kv_head, int at)
+{
+    return (int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at;
 }
 /* Of tiles [tile, tile + n): what any row sees; rows ascend, so the first row's lower end and the last's
  * upper. Nothing where there are no rows. */
@@ -383,13 +394,13 @@ DEV void scores(float x[N][4], const uint4 *q, unsigned k)
             for (int e = 0; e < 4; e++) x[j][e] = __fadd_rn(x[j][e], low[j][e]);
 }
 
-/* acc[N][4] += p v over 16 S keys: p the fragments, v at its first column (rows of PITCH halves). clean: NaN
+/* acc[N][4] += p v over 16 S keys: p the fragments, v at its column `col` (rows of PITCH halves). clean: NaN
  * and Inf count as zeros. */
 template <bool BF16, int S, int N, int PITCH, int PARTS>
-DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, bool clean)
+DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, int col, bool clean)
 {
     const int lane = threadIdx.x % 32;
-    v += (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8) * 2;
+    v += (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + col) * 2;
 #pragma unroll
     for (int s = 0; s < S; s++)
 #pragma unroll
@@ -402,6 +413,30 @@ DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, bool 
                 mma<BF16>(acc[2 * j + 1], p[s][i], b.z, b.w);
             }
         }
+}
+
+/* acc = what weights in shared memory, [S][part][lane], give, as weigh. */
+template <bool BF16, int S, int N, int PITCH>
+DEV void weigh_stored(float acc[N][4], const uint4 *weights, unsigned v, int col)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < N; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+    v += (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + col) * 2;
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+        const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
+        const uint32_t p[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            const uint4 b = load_transposed(v + (unsigned)(s * 16 * PITCH + j * 16) * 2);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                mma<BF16>(acc[2 * j], p[i], b.x, b.y);
+                mma<BF16>(acc[2 * j + 1], p[i], b.z, b.w);
+            }
+        }
+    }
 }
 
 /* Which of KEYS <= 64 keys hold a NaN or Inf in COLS columns at v: a bit a key, in all lanes. */

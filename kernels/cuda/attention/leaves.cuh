@@ -483,27 +483,9 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         const bool ragged = (full.lo > seen.lo && p0 < full.lo) || (full.hi < seen.hi && p0 + LEAF > full.hi);
         uint64_t bad[PARTS] = {};
         float acc[CT][4];
-        const unsigned at_values =
-            shared_at(values) +
-            (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
 #pragma unroll 1
         for (bool again = false;; again = true) {
-#pragma unroll
-            for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-#pragma unroll
-            for (int s = 0; s < LEAF / 16; s++) {
-                const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
-                const uint32_t part[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
-#pragma unroll
-                for (int j = 0; j < CT / 2; j++) {
-                    const uint4 b = load_transposed(at_values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        mma<BF16>(acc[2 * j], part[i], b.x, b.y);
-                        mma<BF16>(acc[2 * j + 1], part[i], b.z, b.w);
-                    }
-                }
-            }
+            weigh_stored<BF16, LEAF / 16, CT, PITCH>(acc, weights, shared_at(values), side * CT * 8);
             if (!ragged || again) break;
             float odd[4] = {};
 #pragma unroll

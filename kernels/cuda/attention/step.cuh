@@ -454,27 +454,12 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                          : find_unfinite<BF16, LEAF, CT * 8, PITCH>(mine);
         }
         float acc[CT][4];
+        if constexpr (T == 1) {
+            weigh_stored<BF16, LEAF / 16, CT, PITCH>(acc, weights, v, side * CT * 8);
+        } else {
 #pragma unroll
-        for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-        const unsigned values =
-            v + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
-#pragma unroll
-        for (int s = 0; s < LEAF / 16; s++) {
-            if constexpr (T == 1) {
-                const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
-                p[s][0][0] = f0.x, p[s][0][1] = f0.y, p[s][0][2] = f0.z, p[s][0][3] = f0.w;
-                p[s][1][0] = f1.x, p[s][1][1] = f1.y, p[s][1][2] = f1.z, p[s][1][3] = f1.w;
-            }
-#pragma unroll
-            for (int j = 0; j < CT / 2; j++) {
-                uint4 b = load_transposed(values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
-                if (T > 1 && bad) make_finite<BF16>(b);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    mma<BF16>(acc[2 * j], p[s][i], b.x, b.y);
-                    mma<BF16>(acc[2 * j + 1], p[s][i], b.z, b.w);
-                }
-            }
+            for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+            weigh<BF16, LEAF / 16, CT, PITCH, 2>(acc, p, v, side * CT * 8, bad);
         }
         if (bad) {
             const int2 s0 = spans[m * TILE + g], s1 = spans[m * TILE + g + 8];

@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
                 if (ragged)
                     bad |= (uint64_t)clean_chunk<BF16, D, PITCH>((uint16_t *)(my_slots + here * F::SLOT))
                            << part * CHUNK;
-                weigh<BF16, 1, CT, PITCH, 2>(acc, p, ring + (unsigned)(here * F::SLOT), false);
+                weigh<BF16, 1, CT, PITCH, 2>(acc, p, ring + (unsigned)(here * F::SLOT), 0, false);
 #pragma unroll
                 for (int s = 0; s < NT / 2 - 1; s++)
 #pragma unroll
