@@ -383,21 +383,13 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     p.scale = a->scale, p.causal = a->causal;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
     const struct cuda_device dev = cuda_device_of(be);
-    const struct attn_call c = {a->n,
-                                a->n_head,
-                                kv->n_head_kv,
-                                kv->head_dim,
-                                kn_kv_positions(kv),
-                                a->window,
-                                be->head.kv_bound,
-                                kv->type.k,
-                                kv->type.v,
-                                a->causal,
-                                a->gate != NULL,
-                                s != NULL,
-                                s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved),
-                                a->n > FEW && attn_group_takes(be, &p),
-                                be->scratch_rows_bytes};
+    struct attn_call c = {};
+    c.n = p.n, c.n_head = p.n_head, c.n_kv = p.n_kv, c.d = p.d, c.window = p.window, c.causal = p.causal;
+    c.held = kn_kv_positions(kv), c.bound = be->head.kv_bound, c.k_type = kv->type.k, c.v_type = kv->type.v;
+    c.gated = a->gate != NULL, c.stores = s != NULL;
+    c.folds = s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved);
+    c.maps = a->n > FEW && attn_group_takes(be, &p);
+    c.scratch_bytes = be->scratch_rows_bytes;
     const struct attn_plan plan = attn_plan_of(&dev, &be->attn, &c);
     static_assert(CUDA_ATTN_ANY + ATTN_GROUP == CUDA_ATTN_GROUP, "forms.h has attn_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_ATTN_ANY + plan.form));

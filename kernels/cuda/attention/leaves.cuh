@@ -376,8 +376,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         ahead.load(a, query_of(i, j), table_of(j));
     }
     if (threadIdx.x < TILE) {
-        const int row = row_of(a, tile * TILE + (int)threadIdx.x);
-        const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+        const struct span v = visible_at(a, tile * TILE + (int)threadIdx.x, pos0, bound);
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
     const struct span full = visible_all(a, tile, pos0, bound);

@@ -214,8 +214,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
     }
     const int real = min(F::ROWS, a.n * a.n_rep - tile * TILE); /* rows of the tiles */
     if (threadIdx.x < F::ROWS) {
-        const int row = row_of(a, tile * TILE + (int)threadIdx.x);
-        const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+        const struct span v = visible_at(a, tile * TILE + (int)threadIdx.x, pos0, bound);
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
     const struct span full = visible_all(a, tile + m, pos0, bound);
@@ -249,11 +248,8 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             const int r = g + 8 * half, at_row = (tile + m) * TILE + r;
             if (m * TILE + r >= real) break;
             const bool alone = count <= 1;
-            float *dst =
-                alone
-                    ? a.out +
-                          ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D
-                    : record + 2 * TILE + r * D;
+            float *dst = alone ? a.out + head_of_row(a, row_of(a, at_row), kv_head, at_row) * D
+                               : record + 2 * TILE + r * D;
             dst += side * CT * 8 + 2 * c;
             const float sum = half ? node_sum[1] : node_sum[0];
 #pragma unroll
@@ -290,9 +286,8 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             j = query ? row_of(a, tile * TILE + i) : local ? mine + at / 2 : duty + at / 2 * busy;
         };
         const auto load = [&](struct head_of<D> &h, int i, int j, bool query, bool value) {
-            const float *src =
-                query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
-                      : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D;
+            const float *src = query ? a.q + head_of_row(a, j, kv_head, tile * TILE + i) * D
+                                     : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D;
             h.load(a, src,
                    query   ? a.q_norm
                    : value ? NULL
@@ -355,7 +350,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             const bool turned = !value && a.half;
             H h;
             h.load(a,
-                   query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
+                   query ? a.q + head_of_row(a, j, kv_head, tile * TILE + i) * D
                          : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D,
                    turned ? (const float2 *)a.table + (int64_t)j * a.half : NULL);
             h.turn(a, value ? a.v_norm : norm != NULL, norm, turned);
@@ -520,9 +515,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
 #pragma unroll 1
         for (int strip = rank, i = threadIdx.x; strip < strips;) {
             const int at_value = strip * 256 + i, r = at_value / D, at_row = tile * TILE + r;
-            const int64_t at_out =
-                ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D +
-                at_value % D;
+            const int64_t at_out = head_of_row(a, row_of(a, at_row), kv_head, at_row) * D + at_value % D;
             float gate = 0.0f;
             if (gates && r < real) gate = dev_sigmoid(__ldcg(a.gate + at_out));
             cluster_bar_wait(bar); /* all results are here */
