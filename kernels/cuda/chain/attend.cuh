@@ -268,6 +268,25 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
         pair_put(part + s.n_rep * D + 2 * threadIdx.x, tops[threadIdx.x].x, tops[threadIdx.x].y, part_tag);
 }
 
+/* The first n of B partial results of a row of a kv head, `apart` from p on, once they are there: of column
+ * col of its row r, with its top and sum. */
+template <int B, class N>
+DEV void parts_get(float y[B], float top[B], float sum[B], int n, const uint2 *p, N apart,
+                   const chain_step &s, int d, int r, int col, unsigned tag)
+{
+    value_wait wait;
+    bool there;
+    do {
+        there = true;
+#pragma unroll
+        for (int i = 0; i < B; i++)
+            if (i < n) {
+                there &= one_try(y + i, p + i * apart + r * d + col, tag);
+                there &= pair_try(top + i, sum + i, p + i * apart + s.n_rep * d + 2 * r, tag);
+            }
+    } while (wait.more(!__all_sync(~0u, there)));
+}
+
 /* A warp: a column a lane of n sums (T, S, Y) in box, added up and handed on. */
 template <bool ROUNDS = false>
 DEV void join_write(const chain_step &s, int n, int head, int col, int lane, float *out, float *box)
