@@ -232,11 +232,11 @@ static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kern
     const int rc = cuda_flush(be);
     return rc ? cuda_told(rc) : cuda_launch_first(be, kernel, grid, block, smem, args...);
 }
-/* As cuda_launch, in clusters of so many blocks side by side, with all of a multiprocessor's shared memory.
+/* As cuda_launch, in clusters of blocks, with all of a multiprocessor's shared memory.
  */
 template <class... P, class... A>
 static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
-                                               dim3 block, size_t smem, unsigned cluster, A... args)
+                                               dim3 block, size_t smem, dim3 cluster, A... args)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attr[3];
@@ -247,7 +247,7 @@ static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, vo
     config.dynamicSmemBytes = smem;
     config.stream = be->stream;
     attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = cluster, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+    attr[0].val.clusterDim = {cluster.x, cluster.y, cluster.z};
     attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -47,7 +47,6 @@ extern struct cuda_attention_tuning cuda_attention_tuning;
 struct delta_tuning {
     int segment; /* rows whose blocks are made at a time, a multiple of 32 */
     bool rows;   /* token by token, as a step is */
-    bool early;  /* kernels start while the one before still runs */
     bool apart;  /* rows that may be rejected: state, norm and rounding for the next product as kernels of
                     their own */
 };
