@@ -98,8 +98,7 @@ DEV int row_of(const attn &a, int at)
     return a.rep_inverse ? (int)__umulhi((unsigned)at, a.rep_inverse) : at;
 }
 
-struct __align__(8) span
-{
+struct span {
     int lo, hi; /* positions [lo, hi) */
 };
 /* Row i sees these; pos0: the position of row 0, bound: *first or 0. */
