@@ -149,9 +149,6 @@ static int launch_panels(struct cuda_backend *be, const char *name, const struct
     if (!a->left && a->block_slices < a->slices) a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
     for (int32_t first = 0; first < g->panels; first += most) {
         mm_plan_launch(&dev, c, first, most, g->panels, a);
-#ifdef MM_TRACE
-        a->trace = mm_trace_next(name);
-#endif
         const mm_kernel_fn f = kernel_of(be, g->t->act, c);
         static_assert(CUDA_PRODUCT_GENERIC + MM_FEW_LATE == CUDA_PRODUCT_LATE, "forms.h has mm_form's order");
         cuda_count(be, (enum cuda_form)(CUDA_PRODUCT_GENERIC + c->form));

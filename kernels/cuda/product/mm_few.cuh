@@ -432,7 +432,6 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     const bool waits = !a.pace || warp + 1 == (int)blockDim.x / 32;
     int asked = a.pace && waits ? a.stages : a.ahead;
     cuda_grid_early();
-    MM_STAMP(0);
     if (few_one()) {
         if (warp == 0) bar_init(act_bar), *over = 0;
         if (w.item < a.n_items) { /* others have no ring */
@@ -446,7 +445,6 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     }
     __syncthreads();
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
-    MM_STAMP(1);
     if (!waits && w.item < a.n_items && few_one())
         asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? few_bar(smem + begin - a.pitch) : nullptr,
                           over);
@@ -459,17 +457,13 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         if (waits) *over = 1; /* first: others wait to ask, too */
         few_ask_rows<NT>(a, smem, first_slice, warp, asks, from);
     }
-    MM_STAMP(2);
     const auto view = F::template view<NT>(a, smem, s.local, lane);
     bar_wait(act_bar, 0);
     if (few_one()) ring.fill(asked, a.stages); /* behind the rows, which all wait for */
     F::template prepare<NT>(a, smem);
     if (!a.side) __syncthreads();
-    MM_STAMP(3);
     if (LATE) {
         few_late<F, NT>(a, smem, ring, s, lane);
-        MM_STAMP(4);
-        MM_STAMP(5);
         return;
     }
 
@@ -509,9 +503,7 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         else
             few_meet(here.sub, warps);
     }
-    MM_STAMP(4);
     if (!together && !a.left) few_merge_group<NT, W>(a, part.group, first_slice);
-    MM_STAMP(5);
 }
 
 /* Registers: what 16 warps leave is enough for a warp of 64 on each scheduler, so the blocks of the small

@@ -45,31 +45,15 @@ template <int PLANES, bool BF16> DEV void planes_of(uint32_t p[PLANES], float x,
     }
 }
 
-#ifdef MM_TRACE
-DEV void stamp(const mm_prep &a, int i)
-{
-    const unsigned block = blockIdx.x + gridDim.x * blockIdx.y;
-    if (!a.trace || threadIdx.x || block >= MM_TRACE_BLOCKS) return;
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    a.trace[MM_TRACE_TIMES * block + i] = t;
-}
-#define MM_STAMP(i) stamp(a, i)
-#else
-#define MM_STAMP(i) (void)0
-#endif
-
 template <enum mm_act ACT>
 __global__ void __launch_bounds__(32 * WARPS, 2) prep_whole(const __grid_constant__ mm_prep a)
 {
     __shared__ float squares[MM_ROW_BLOCKS];
     const int first = (int)blockIdx.x * WARPS, blocks = (a.n_in + 255) / 256;
     cuda_grid_early();
-    MM_STAMP(0);
     prepare_row<ACT, WARPS>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
                             a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
                             min(blocks, first + WARPS), squares, (int)blockIdx.y);
-    MM_STAMP(4);
 }
 
 /* The sum over all blocks' squares, as prepare_row has it. */
@@ -97,18 +81,15 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
     const float *x = a.x + (size_t)blockIdx.y * (size_t)a.n_in;
     uint8_t *row = a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row;
     cuda_grid_early();
-    MM_STAMP(0);
     if (!a.norm) {
         float v[FEW_ALONE][8];
         const int first = ((int)blockIdx.x * FEW_WARPS + warp) * FEW_ALONE;
         cuda_grid_wait();
-        MM_STAMP(2);
 #pragma unroll
         for (int c = 0; c < FEW_ALONE; c++) load_eight(v[c], x, 256 * (first + c) + 8 * lane, a.n_in);
 #pragma unroll
         for (int c = 0; c < FEW_ALONE; c++)
             if (first + c < blocks) store_block<ACT>(a, row, first + c, v[c], (int)blockIdx.y);
-        MM_STAMP(4);
         return;
     }
     const int mine = (int)blockIdx.x * FEW_WARPS + warp,
@@ -116,7 +97,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
     float v[8], w[8];
     load_eight(w, a.norm, 256 * mine + 8 * lane, a.n_in);
     cuda_grid_wait();
-    MM_STAMP(2);
     load_eight(v, x, 256 * mine + 8 * lane, a.n_in);
     constexpr int batch = 4;
 #pragma unroll 1
@@ -137,13 +117,11 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
     }
     const float own = block_squares(v);
     if (lane == 0) squares[mine] = own;
-    MM_STAMP(3);
     __syncthreads();
     const float r = inverse_rms(squares, blocks, a.n_in, a.eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
     if (mine < blocks) store_block<ACT>(a, row, mine, v, (int)blockIdx.y);
-    MM_STAMP(4);
 }
 
 template <int PLANES, bool BF16>
@@ -317,15 +295,12 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
               b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32, k = 256 * b + 8 * lane;
     float v[8], w[8], *const mine = norms + 8 * threadIdx.x; /* registers are few */
     cuda_grid_early();
-    MM_STAMP(0);
     exchange_open(&bar, 1);
     load_eight(w, a.norm, k, a.n_in);
     store_eight(mine, w);
     cuda_grid_wait();
     cluster_wait();
-    MM_STAMP(2);
     take_eight(v, owed, k);
-    MM_STAMP(3);
     exchange(squares, shared_at(&bar), b, block_squares(v));
     const float r = inverse_rms(squares, blocks, a.n_in, a.eps);
 #pragma unroll
@@ -333,7 +308,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     if (b < blocks)
         store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v,
                          (int)blockIdx.y);
-    MM_STAMP(4);
 }
 template <enum mm_act ACT>
 __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
@@ -347,20 +321,17 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     const size_t at = (size_t)blockIdx.y * (size_t)a.n_in;
     float v[8], x[8], w[8], *const norm = norms + 8 * threadIdx.x; /* registers are few */
     cuda_grid_early();
-    MM_STAMP(0);
     exchange_open(bars, 2);
     load_eight(w, a.norm, k, a.n_in);
     store_eight(norm, w);
     load_eight(w, add.weight, k, a.n_in);
     cuda_grid_wait();
     cluster_wait();
-    MM_STAMP(2);
     if (owed.slices)
         take_eight(v, owed, k);
     else
         load_eight(v, add.y + at, k, a.n_in);
     load_eight(x, add.x + at, k, a.n_in);
-    MM_STAMP(3);
     exchange(squares[0], shared_at(bars), b, block_squares(v));
     float r = inverse_rms(squares[0], blocks, a.n_in, add.eps);
 #pragma unroll
@@ -374,7 +345,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     if (b < blocks)
         store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v,
                          (int)blockIdx.y);
-    MM_STAMP(4);
 }
 /* take_few and, with ADD, add_few for K types' products of few rows, of rows that are whole too:
  * prep_ahead.cuh. A warp has registers for a lane's columns of eight slices, so there is one trip to memory.
@@ -394,7 +364,6 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     const float *from[AHEAD_SLICES], *x_at = add.x + at, *w_at = add.weight + k;
     float *out = h.out + at, norm[8], w[8], all[1][8], (&v)[8] = all[0], x[8];
     cuda_grid_early();
-    MM_STAMP(0);
     if (threadIdx.x < sizeof squares / sizeof(float)) squares[0][threadIdx.x] = 0.0f;
     exchange_open(bars, ADD ? 2 : 1, W);
     ahead_load(norm, a.norm + k);
@@ -408,13 +377,11 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     if (ADD) ahead_now(x_at), ahead_now(w_at);
     cluster_wait();
     cuda_grid_wait();
-    MM_STAMP(2);
     ahead_values<!ADD>(v, h, from, out);
     if (ADD) {
         ahead_load(x, x_at);
         ahead_load(w, w_at);
     }
-    MM_STAMP(3);
     const float mine = block_squares(v);
     if (in && h.out) store_eight(out, v);
     const float4 ready = ahead_shared(me);
@@ -434,7 +401,6 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
     const ahead_place place = {__float_as_uint(ready.x), __float_as_uint(ready.y)};
     ahead_store<1>(a, &place, all, in);
-    MM_STAMP(4);
 }
 /* prep_few of rows that are not normed, in the same way. */
 __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
@@ -446,7 +412,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     const float *from[FEW_ALONE];
     float v[FEW_ALONE][8];
     cuda_grid_early();
-    MM_STAMP(0);
 #pragma unroll
     for (int c = 0; c < FEW_ALONE; c++) {
         const int b = first + c < blocks ? first + c : 0;
@@ -455,14 +420,12 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from[c])); /* so that the address is there */
     }
     cuda_grid_wait();
-    MM_STAMP(2);
 #pragma unroll
     for (int c = 0; c < FEW_ALONE; c++) ahead_load(v[c], from[c]);
     const float4 ready = ahead_shared(shared_at(places + threadIdx.x));
     const ahead_place place[FEW_ALONE] = {{__float_as_uint(ready.x), __float_as_uint(ready.y)},
                                           {__float_as_uint(ready.z), __float_as_uint(ready.w)}};
     ahead_store<FEW_ALONE>(a, place, v, blocks - first);
-    MM_STAMP(4);
 }
 /* Blocks of a cluster that has a row: memcheck refuses stores in a cluster of one; the second block has no
  * columns. */
@@ -519,9 +482,6 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
         struct mm_prep a = *p;
         struct mm_owed owed = {};
         mm_take(be, add->y, n, p->n_in, &owed);
-#ifdef MM_TRACE
-        a.trace = mm_trace_next("norm_add");
-#endif
         cudaError_t err;
         if (launch_ahead(be, act, &a, add, &owed, n, &err)) return err;
         return cuda_launch_clusters(be, OF_WHOLE(act, add_few), dim3(blocks, (unsigned)n),
@@ -534,9 +494,6 @@ cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const str
                        bool few)
 {
     struct mm_prep a = *p;
-#ifdef MM_TRACE
-    a.trace = mm_trace_next("prepare");
-#endif
     if (!mm_is_int8(act))
         return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>,
                            dim3((unsigned)n), dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
