@@ -14,11 +14,8 @@
 
 DEV void copy_bulk(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes)
-                 : "memory");
+    bar_expect(b, bytes);
     copy_weights_to(dst, src, bytes, b);
-#endif
 }
 DEV void copy_async(void *dst, const void *src)
 {
@@ -160,18 +157,13 @@ template <int W, bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, i
     const uint8_t *src = a.rows + (size_t)first_slice * (size_t)a.slice_row;
     cuda_grid_wait();
     if (BULK) {
-#if __CUDA_ARCH__ >= 900
         if (threadIdx.x % 32 ==
             0) { /* all warps ask; the barrier may hear of bytes before it knows how many */
-            if (threadIdx.x == 0)
-                asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
-                             "r"(bytes * a.n)
-                             : "memory");
+            if (threadIdx.x == 0) bar_expect(bar, bytes * a.n);
 #pragma unroll 1
             for (int t = threadIdx.x / 32; t < a.n; t += W)
                 copy_bulk_to(act + t * a.at.row_bytes, src + t * stride, bytes, bar);
         }
-#endif
         bar_wait(bar, 0);
     } else {
         for (int t = threadIdx.x / 32; t < a.n; t += W)
@@ -407,14 +399,11 @@ __global__ void __launch_bounds__(32 * W, W <= MM_WARPS && NT <= 2 ? 2 : 1)
 
 template <class F, int W, bool BULK> static mm_kernel_fn mm_pick(int log2_tiles)
 {
-    switch (log2_tiles) {
-    case 0: return mm_kernel<F, 1, W, BULK>;
-    case 1: return mm_kernel<F, 2, W, BULK>;
-    case 2:
-        if constexpr (W == MM_WARPS) return mm_kernel<F, 4, W, BULK>;
-        return nullptr;
-    default: return nullptr;
-    }
+    if (log2_tiles == 0) return mm_kernel<F, 1, W, BULK>;
+    if (log2_tiles == 1) return mm_kernel<F, 2, W, BULK>;
+    if constexpr (W == MM_WARPS)
+        if (log2_tiles == 2) return mm_kernel<F, 4, W, BULK>;
+    return nullptr;
 }
 /* WIDE: also blocks of 16 warps. */
 template <class F, bool WIDE> static mm_kernel_fn mm_pick_kernel(int log2_tiles, int warps, bool generic)
