@@ -50,6 +50,19 @@ static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool l
                                                    : mm_kernel_few_float(act, log2_tiles);
 }
 
+/* out[j] [n, n_out of w[j]] = (normed) x times w[j], of matrices of one n_in; gated: act(gate) * up, of two
+ * of one shape, to out[0]. */
+struct mm_product {
+    const char *name; /* of the operation, for errors */
+    const struct kn_weight *w[MM_WIDTH_MAX];
+    float *out[MM_WIDTH_MAX];
+    int32_t n_w, n;
+    const float *x, *norm; /* [n, n_in]; [n_in] or NULL */
+    float eps;
+    bool add, gated;
+    enum kn_act act;
+};
+
 /* prep.cu: n tokens x [n, n_in], times norm [n_in] and 1 / rms where norm is not NULL, to rows as mm_args has
  * them. slice_units of unit_k columns a slice. */
 struct mm_prep {
