@@ -59,7 +59,6 @@ struct many_tuning {
     bool alone;         /* dequantise on the stream of the products */
     bool beside;        /* gate on a stream of its own */
     bool together;      /* small weights as one */
-    int algorithm;      /* the n-th that the library proposes */
 };
 extern struct many_tuning many_tuning;
 /* How products of rows with the experts they chose are run (experts.cu). For benchmarks and tests; none of it
