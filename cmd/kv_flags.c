@@ -71,7 +71,6 @@ static int mark_range(const struct desc *t, const char *item, bool *in, struct e
     const int32_t from = number(low), to = item[n] ? number(item + n + 1) : from;
     if (from < 0 || to < from) return bad_item(item, "no such layers", e);
     if (to >= t->n_layer) return bad_item(item, "past the last layer", e);
-    if (from == to && t->layer[from].recurrent) return bad_item(item, "a layer without keys and values", e);
     for (int32_t i = from; i <= to; i++) in[i] = true;
     return 0;
 }
@@ -100,7 +99,6 @@ static int mark(const struct desc *t, const struct desc *d, const char *item, bo
 static int some_layers(const struct desc *t, const struct desc *d, const char *text, struct kn_kv_types *of,
                        struct err *e)
 {
-    bool in[DESC_MAX_LAYERS] = {false};
     char item[32];
     struct kn_kv_types types;
     const char *is = strrchr(text, '=');
@@ -108,12 +106,15 @@ static int some_layers(const struct desc *t, const struct desc *d, const char *t
     if (both_types("--kv-layers", is + 1, &types, e)) return -1;
     for (const char *p = text; p <= is; p++) {
         const size_t n = strcspn(p, ",=");
+        bool in[DESC_MAX_LAYERS] = {false};
+        int named = 0;
         snprintf(item, sizeof item, "%.*s", (int)(n < sizeof item ? n : sizeof item - 1), p);
         if (mark(t, d, item, in, e)) return -1;
+        for (int i = 0; i < t->n_layer; i++)
+            if (in[i] && !t->layer[i].recurrent) of[i] = types, named++;
+        if (!named) return bad_item(item, "none of the target's layers with keys and values", e);
         p += n;
     }
-    for (int i = 0; i < t->n_layer; i++)
-        if (in[i] && !t->layer[i].recurrent) of[i] = types;
     return 0;
 }
 

@@ -32,6 +32,8 @@ says 2 '--kv-layers: past the last layer (expected N, N-N, taps, sliding, first 
 says 2 '--kv-layers: no such layers (.* got .2-1.)' --kv-layers 2-1=f32
 says 2 '--kv-layers: no such layers (.* got .donors.)' --kv-layers donors=f32
 says 2 '--kv-layers: no such layers (.* got ..)' --kv-layers =f32
+says 2 "--kv-layers: none of the target's layers with keys and values (.* got .sliding.)" --kv-layers sliding=f32
+says 2 "--kv-layers: none of .* got .sliding.)" --kv-layers 0,sliding=f32
 says 2 '--kv-layers: there is no drafter (-d DRAFTER) (.* got .taps.)' --kv-layers taps=f32
 says 2 '--kv-layers: not a number of layers (.* got .first 0.)' --kv-layers 'first 0=f32'
 says 2 '--kv-layers: cache type not supported (.* got q4_0)' --kv-layers 0=q4_0
