@@ -38,6 +38,8 @@ int session_catch_up(struct session *s, struct err *e);
 int session_new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
                        struct err *e);
 void session_free_caches(struct session *s, const struct model *m, struct kn_kv *kv); /* kv may be NULL */
+/* The sampler of cycles and proposals from here on; what was recorded with another one is forgotten. */
+void session_set_sampler(struct session *s, const struct kn_sampler *sampler);
 /* Logits of rows [row, row+n) of the activations. */
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);
 int session_no_number(const struct session *s, int32_t pos, struct err *e); /* target logits of no use */
@@ -47,7 +49,5 @@ int session_no_number(const struct session *s, int32_t pos, struct err *e); /* t
 int session_play(struct session *s, int what, int32_t rows, struct err *e); /* enum session_play */
 bool session_records(const struct session *s);
 void session_plays_forget(struct session *s, int from); /* the recordings of what follows from */
-/* The sampler of cycles and proposals from here on; what was recorded with another one is forgotten. */
-void session_set_sampler(struct session *s, const struct kn_sampler *sampler);
 
 #endif

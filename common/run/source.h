@@ -8,8 +8,8 @@
  * without a model. Three questions are three: is there a source, does it propose in this cycle (struct plan),
  * and may rows of the cycle be rejected (only where there is more than one).
  *
- * What a source proposes is a function of the tokens before the anchor and the anchor, whatever was tried on
- * the way: the same history, the same proposals.
+ * What a source proposes is a function of the tokens before the anchor, the anchor and the stream's sampler,
+ * whatever was tried on the way: the same history, the same proposals.
  *
  * A source belongs to an engine; what it keeps of one stream, its context, hangs at session.context. */
 #ifndef DFLASH_SOURCE_H

@@ -94,8 +94,5 @@ void attended_check(int context);
 void attended_once(const char *name, int context, int n, const std::function<void()> &before);
 void attended_layers(int context, const char *only); /* NULL, or the one of those names, as tuned */
 void steps();
-#ifdef MM_TRACE
-void trace(int n, const char *what);
-#endif
 
 #endif

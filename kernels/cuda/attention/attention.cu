@@ -16,7 +16,7 @@ DEV float weight(float x, float top)
 
 /* ---- any type, any head size ---- */
 
-/* K, V: kv_number of keys and of values. */
+/* K, V: numbers of keys and of values. */
 template <class K, class V> static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
 {
     __shared__ float q[512], w[KN_KV_SPLIT], tree[KN_KV_SPLIT / 32];
@@ -82,17 +82,7 @@ static int launch_any(struct cuda_backend *be, const struct kn_attention *a, con
 static attn_fn few_kernel(int32_t d, uint32_t type, const struct attn_plan *p)
 {
     size_t smem;
-    return d <= 128 ? attn_step_narrow(d, p->tiles, type, p->stages, &smem)
-                    : attn_step_wide(d, p->tiles, p->resident, type, p->stages, &smem);
-}
-static attn_fn near_kernel(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem)
-{
-    return d <= 128 ? attn_near_narrow(d, type, blocks, leaves, smem)
-                    : attn_near_wide(d, type, blocks, leaves, smem);
-}
-static attn_fn merge_kernel(int32_t d)
-{
-    return d <= 128 ? attn_merge_narrow(d) : attn_merge_wide(d);
+    return attn_step_of(d, p->tiles, p->resident, type, p->stages, &smem);
 }
 static int allow(struct cuda_backend *be, attn_fn f, size_t smem)
 {
@@ -101,60 +91,25 @@ static int allow(struct cuda_backend *be, attn_fn f, size_t smem)
         cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
 }
 
-/* Launch a grid (tiles, kv heads, blocks) of clusters (1, 1, blocks). */
-static cudaError_t launch_near(struct cuda_backend *be, attn_fn f, dim3 grid, unsigned threads, size_t smem,
-                               const struct attn &p)
+/* The kernels whose blocks wait for each other: blocks a multiprocessor, what the device says it has room
+ * for, of one type or the other. most: that it is to hold. */
+static int open_waiting(struct cuda_backend *be, attn_fn f, uint32_t type, size_t smem, int32_t most,
+                        int32_t *blocks)
 {
-    cudaLaunchAttribute attr[3];
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = smem;
-    config.stream = be->stream;
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
-    attr[0].val.clusterDim.z = grid.z;
-    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[1].val.programmaticStreamSerializationAllowed = 1;
-    attr[2].id = cudaLaunchAttributePreferredSharedMemoryCarveout; /* as cuda_launch */
-    attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    config.attrs = attr;
-    config.numAttrs = 3;
-    be->launches++;
-    return cudaLaunchKernelEx(&config, f, p);
-}
-
-/* The kernels whose blocks wait for each other, and blocks of theirs that a multiprocessor is to hold. */
-enum waiting { PLACES, COLUMNS };
-static const int32_t waiting_blocks[] = {2, 1};
-
-static attn_fn waiting_kernel(enum waiting k, int32_t d, uint32_t type, size_t *smem)
-{
-    return k == PLACES ? attn_places_of(d, type, smem) : attn_columns_of(d, type, smem);
-}
-/* Blocks a multiprocessor: what the device says it has room for, of one type or the other. */
-static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
-{
-    for (int k = PLACES; k <= COLUMNS; k++) {
-        size_t smem;
-        int most = 0;
-        const attn_fn f = waiting_kernel((enum waiting)k, attn_table[ATTN_STEP].heads[i], type, &smem);
-        if (!f) continue;
-        int rc = allow(be, f, (size_t)be->smem_block);
-        if (rc == 0)
-            rc = cuda_check(be, "attention",
-                            cudaFuncSetAttribute((const void *)f,
-                                                 cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                 cudaSharedmemCarveoutMaxShared)); /* as cuda_launch */
-        if (rc == 0 && smem <= (size_t)be->smem_block)
-            rc = cuda_check(be, "attention",
-                            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, (const void *)f,
-                                                                          32 * WAITING_WARPS, smem));
-        if (rc) return rc;
-        int32_t *const blocks = k == PLACES ? &be->attn.places[i] : &be->attn.columns[i];
-        if (!kv_bf16(type)) *blocks = waiting_blocks[k];
-        if (most < *blocks) *blocks = most;
-    }
+    int room = 0;
+    if (!f) return 0;
+    int rc = allow(be, f, (size_t)be->smem_block);
+    if (rc == 0)
+        rc = cuda_check(be, "attention",
+                        cudaFuncSetAttribute((const void *)f, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             cudaSharedmemCarveoutMaxShared)); /* as cuda_launch */
+    if (rc == 0 && smem <= (size_t)be->smem_block)
+        rc = cuda_check(
+            be, "attention",
+            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&room, (const void *)f, 32 * WAITING_WARPS, smem));
+    if (rc) return rc;
+    if (!kv_bf16(type)) *blocks = most;
+    if (room < *blocks) *blocks = room;
     return 0;
 }
 
@@ -162,23 +117,22 @@ static int open_waiting(struct cuda_backend *be, int i, uint32_t type)
 static int open_near(struct cuda_backend *be, int i, uint32_t type)
 {
     const int32_t d = attn_table[ATTN_STEP].heads[i];
-    for (int32_t wide = 0; wide < 2; wide++)
+    for (unsigned blocks = 8; blocks <= 16; blocks *= 2)
         for (int32_t leaves = 1; leaves <= NEAR_LEAVES; leaves++) {
             int most = 0;
             size_t smem;
-            attn_fn f = near_kernel(d, type, wide ? 16 : 8, leaves, &smem);
-            cudaLaunchAttribute attr[1];
+            const attn_fn f = attn_near_of(d, type, (int32_t)blocks, leaves, &smem);
+            cudaLaunchAttribute attr = {};
             cudaLaunchConfig_t config = {};
             if (smem > (size_t)be->smem_block) break;
-            int rc = allow(be, f, (size_t)be->smem_block);
+            const int rc = allow(be, f, (size_t)be->smem_block);
             if (rc) return rc;
-            config.gridDim = dim3(1, 1, wide ? 16 : 8);
+            config.gridDim = dim3(1, 1, blocks);
             config.blockDim = dim3(d == 64 ? 128 : 256);
             config.dynamicSmemBytes = smem;
-            attr[0].id = cudaLaunchAttributeClusterDimension;
-            attr[0].val.clusterDim.x = attr[0].val.clusterDim.y = 1;
-            attr[0].val.clusterDim.z = config.gridDim.z;
-            config.attrs = attr;
+            attr.id = cudaLaunchAttributeClusterDimension;
+            attr.val.clusterDim = {1, 1, blocks};
+            config.attrs = &attr;
             config.numAttrs = 1;
             if (cudaFuncSetAttribute((const void *)f, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
                     cudaSuccess ||
@@ -186,7 +140,7 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
                 (void)cudaGetLastError(); /* a device without: not taken */
                 most = 0;
             }
-            be->attn.clusters[i][wide][leaves - 1] = most;
+            be->attn.clusters[i][blocks / 16][leaves - 1] = most;
         }
     return 0;
 }
@@ -201,7 +155,7 @@ int cuda_attention_open(struct cuda_backend *be)
                                   cudaMemsetAsync(be->attn_places, 0xff, ATTN_PLACES_BYTES, be->stream));
         if (rc) return rc;
     }
-    static const uint32_t types[] = KV_FORMS;
+    static const uint32_t types[] = {KN_F16, KN_BF16};
     const struct cuda_device dev = cuda_device_of(be);
     for (int i = 0; i < 8; i++) {
         const int32_t d = attn_table[ATTN_STEP].heads[i / 2];
@@ -212,15 +166,16 @@ int cuda_attention_open(struct cuda_backend *be)
             for (int leaves = 0; leaves < 2 && rc == 0; leaves++)
                 if (attn_step_block(&dev, d, k, leaves ? INT64_MAX : 0, &b))
                     rc = allow(be, few_kernel(d, type, &b), (size_t)be->smem_block);
-        if (be->attn_places && rc == 0) rc = open_waiting(be, i / 2, type);
-        if (rc == 0 && attn_stream_block(&dev, d, &b)) {
-            size_t smem;
+        size_t smem = 0;
+        attn_fn f = attn_places_of(d, type, &smem);
+        if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 2, &be->attn.places[i / 2]);
+        f = attn_columns_of(d, type, &smem);
+        if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 1, &be->attn.columns[i / 2]);
+        if (rc == 0 && attn_stream_block(&dev, d, &b))
             rc = allow(be, attn_stream_of(d, type, &smem), (size_t)be->smem_block);
-        }
         for (int k = 0; k < 2 && rc == 0; k++) {
-            size_t smem = 0;
             int32_t tiles, chunks;
-            attn_fn f = attn_prefill_of(d, type, k ? 8 : 4, &smem, &tiles, &chunks);
+            f = attn_prefill_of(d, type, k ? 8 : 4, &smem, &tiles, &chunks);
             if (f && smem <= (size_t)be->smem_block) rc = allow(be, f, smem);
         }
         if (rc == 0 && be->cc >= 90 && !be->generic) rc = open_near(be, i / 2, type);
@@ -286,12 +241,14 @@ static int launch_clusters(struct cuda_backend *be, const struct kn_attention *a
                            const struct attn_plan *plan)
 {
     size_t smem;
-    attn_fn f = near_kernel(p->d, p->type, plan->blocks, plan->cluster_leaves, &smem);
+    attn_fn f = attn_near_of(p->d, p->type, plan->blocks, plan->cluster_leaves, &smem);
     p->log_blocks = plan->blocks == 16 ? 4 : 3;
     p->stages = plan->stages;
     const dim3 grid((unsigned)plan->groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
     if (p->prepare && p->n == 1 && p->act == MM_ACT_K) p->hand = experts_hand(be, a->then->n_in);
-    int rc = cuda_check(be, "attention", launch_near(be, f, grid, (unsigned)(32 * plan->warps), smem, *p));
+    const int rc = cuda_check(
+        be, "attention",
+        cuda_launch_clusters(be, f, grid, dim3((unsigned)(32 * plan->warps)), smem, dim3(1, 1, grid.z), *p));
     if (p->fold) cuda_ring_written(be, p->k);
     if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
     if (p->hand.words && rc == 0) experts_handed(be);
@@ -303,12 +260,10 @@ static int launch_sum(struct cuda_backend *be, struct attn *p)
 {
     const int32_t tiles = attn_tiles(p->n, p->n_rep);
     const int32_t rows = (tiles - p->tile0 < p->n_tiles ? tiles - p->tile0 : p->n_tiles) * TILE;
-#ifdef MM_TRACE
-    p->times = mm_trace_next("merge");
-#endif
     const dim3 merge((unsigned)(rows * p->d / 256), (unsigned)p->n_kv);
     cuda_count(be, CUDA_ATTN_MERGE);
-    return cuda_check(be, "attention", cuda_launch(be, merge_kernel(p->d), merge, dim3(64 * CLASSES), 0, *p));
+    return cuda_check(be, "attention",
+                      cuda_launch(be, attn_merge_of(p->d), merge, dim3(64 * CLASSES), 0, *p));
 }
 
 static attn_fn turns_kernel(const struct attn *p, const struct attn_plan *plan)
@@ -370,9 +325,6 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
                 (plan->form == ATTN_CLUSTERS || plan->slots > 1 || plan->form >= ATTN_PLACES) &&
                 (!a->gate || !gate_apart) && mm_preparing(be, a->then, p.n, &p.then, &p.act);
     p.gate = a->gate;
-#ifdef MM_TRACE
-    p.times = mm_trace_next("attention");
-#endif
     if (plan->form == ATTN_CLUSTERS) return launch_clusters(be, a, &p, plan);
     if (plan->form == ATTN_ANY) return launch_any(be, a, p);
     if (plan->turn < 1)
@@ -431,21 +383,13 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     p.scale = a->scale, p.causal = a->causal;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
     const struct cuda_device dev = cuda_device_of(be);
-    const struct attn_call c = {a->n,
-                                a->n_head,
-                                kv->n_head_kv,
-                                kv->head_dim,
-                                kn_kv_positions(kv),
-                                a->window,
-                                be->head.kv_bound,
-                                kv->type.k,
-                                kv->type.v,
-                                a->causal,
-                                a->gate != NULL,
-                                s != NULL,
-                                s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved),
-                                a->n > FEW && attn_group_takes(be, &p),
-                                be->scratch_rows_bytes};
+    struct attn_call c = {};
+    c.n = p.n, c.n_head = p.n_head, c.n_kv = p.n_kv, c.d = p.d, c.window = p.window, c.causal = p.causal;
+    c.held = kn_kv_positions(kv), c.bound = be->head.kv_bound, c.k_type = kv->type.k, c.v_type = kv->type.v;
+    c.gated = a->gate != NULL, c.stores = s != NULL;
+    c.folds = s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved);
+    c.maps = a->n > FEW && attn_group_takes(be, &p);
+    c.scratch_bytes = be->scratch_rows_bytes;
     const struct attn_plan plan = attn_plan_of(&dev, &be->attn, &c);
     static_assert(CUDA_ATTN_ANY + ATTN_GROUP == CUDA_ATTN_GROUP, "forms.h has attn_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_ATTN_ANY + plan.form));

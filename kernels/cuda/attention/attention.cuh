@@ -70,26 +70,19 @@ struct attn {
     struct mm_prep then;
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
-#ifdef MM_TRACE
-    unsigned long long *times; /* [blocks][MM_TRACE_TIMES] */
-#endif
 };
 typedef void (*attn_fn)(const attn);
 
-/* attention/few.cu, attention/wide.cu: up to FEW rows of heads of 64 and 128, 256 and 512; blocks of so many
- * tiles (1, 2, 4), of 8 warps (4 for heads of 64), and stages; resident: blocks a multiprocessor, 1 or 2,
- * that one tile of heads of 512 has registers for. near: one tile, in clusters of so many blocks, which hold
- * so many leaves each. *smem of a block. attention/prefill.cu: more rows; warps 4 or 8; *tiles of a block,
- * *chunks of columns. NULL: no such kernel. */
-attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem);
-attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages,
-                       size_t *smem);
-attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
-attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
+/* attention/step.cu: up to FEW rows; blocks of so many tiles (1, 2, 4), of 8 warps (4 for heads of 64), and
+ * stages; resident: blocks a multiprocessor, 1 or 2, that one tile of heads of 512 has registers for. near:
+ * one tile, in clusters of so many blocks, which hold so many leaves each. *smem of a block.
+ * attention/prefill.cu: more rows; warps 4 or 8; *tiles of a block, *chunks of columns. NULL: no such kernel.
+ */
+attn_fn attn_step_of(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_near_of(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 /* attention/stream.cu: one tile of up to STREAM_ROWS rows, units are nodes. */
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
-attn_fn attn_merge_narrow(int32_t d);
-attn_fn attn_merge_wide(int32_t d);
+attn_fn attn_merge_of(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
@@ -98,20 +91,6 @@ bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);
 int attn_group_launch(struct cuda_backend *be, const struct attn *a);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
-
-#ifdef MM_TRACE
-DEV void attn_stamp(const attn &a, int i)
-{
-    const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    if (!a.times || threadIdx.x || block >= MM_TRACE_BLOCKS) return;
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    a.times[MM_TRACE_TIMES * block + i] = t;
-}
-#define STAMP(i) attn_stamp(a, i)
-#else
-#define STAMP(i) (void)0
-#endif
 
 /* at / n_rep, for at * n_rep < 2^32. */
 DEV int row_of(const attn &a, int at)
@@ -129,6 +108,17 @@ DEV struct span visible(const attn &a, int i, int pos0, int bound)
     const int from = max(a.window ? pos - a.window + 1 : 0, max(bound, 0)),
               to = !a.causal && a.window && end - pos > a.window ? pos + a.window : end;
     return {from, max(to, from)};
+}
+/* What row `at` of the tiles sees; nothing where there is none. */
+DEV struct span visible_at(const attn &a, int at, int pos0, int bound)
+{
+    const int row = row_of(a, at);
+    return row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+}
+/* The number, of all rows' heads, of the one that row `at` of a kv head's tiles is; row: row_of(a, at). */
+DEV int64_t head_of_row(const attn &a, int row, int kv_head, int at)
+{
+    return (int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at;
 }
 /* Of tiles [tile, tile + n): what any row sees; rows ascend, so the first row's lower end and the last's
  * upper. Nothing where there are no rows. */
@@ -404,13 +394,13 @@ DEV void scores(float x[N][4], const uint4 *q, unsigned k)
             for (int e = 0; e < 4; e++) x[j][e] = __fadd_rn(x[j][e], low[j][e]);
 }
 
-/* acc[N][4] += p v over 16 S keys: p the fragments, v at its first column (rows of PITCH halves). clean: NaN
+/* acc[N][4] += p v over 16 S keys: p the fragments, v at its column `col` (rows of PITCH halves). clean: NaN
  * and Inf count as zeros. */
 template <bool BF16, int S, int N, int PITCH, int PARTS>
-DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, bool clean)
+DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, int col, bool clean)
 {
     const int lane = threadIdx.x % 32;
-    v += (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8) * 2;
+    v += (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + col) * 2;
 #pragma unroll
     for (int s = 0; s < S; s++)
 #pragma unroll
@@ -423,6 +413,30 @@ DEV void weigh(float acc[N][4], const uint32_t p[S][PARTS][4], unsigned v, bool 
                 mma<BF16>(acc[2 * j + 1], p[s][i], b.z, b.w);
             }
         }
+}
+
+/* acc = what weights in shared memory, [S][part][lane], give, as weigh. */
+template <bool BF16, int S, int N, int PITCH>
+DEV void weigh_stored(float acc[N][4], const uint4 *weights, unsigned v, int col)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < N; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+    v += (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + col) * 2;
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+        const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
+        const uint32_t p[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            const uint4 b = load_transposed(v + (unsigned)(s * 16 * PITCH + j * 16) * 2);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                mma<BF16>(acc[2 * j], p[i], b.x, b.y);
+                mma<BF16>(acc[2 * j + 1], p[i], b.z, b.w);
+            }
+        }
+    }
 }
 
 /* Which of KEYS <= 64 keys hold a NaN or Inf in COLS columns at v: a bit a key, in all lanes. */

@@ -118,6 +118,15 @@ static size_t room_of(const struct cuda_device *dev, int32_t resident)
     return part < (size_t)dev->smem_block ? part : (size_t)dev->smem_block;
 }
 
+/* p->smem, or more, so that there are no more of these blocks on one multiprocessor than on another: is there
+ * room for p->resident of them? */
+static bool even_out(const struct cuda_device *dev, struct attn_plan *p)
+{
+    const size_t least = (size_t)dev->smem_sm / (size_t)(p->resident + 1);
+    if (p->smem < least) p->smem = least;
+    return p->smem <= room_of(dev, p->resident);
+}
+
 bool attn_step_block(const struct cuda_device *dev, int32_t d, int32_t tiles, int64_t leaves,
                      struct attn_plan *p)
 {
@@ -127,10 +136,7 @@ bool attn_step_block(const struct cuda_device *dev, int32_t d, int32_t tiles, in
         for (p->stages = most; p->stages > 1; p->stages--) {
             p->smem = attn_step_bytes(d, tiles, p->stages);
             if (!p->smem) return false;
-            /* No more of them on one multiprocessor than on another. */
-            const size_t least = (size_t)dev->smem_sm / (size_t)(p->resident + 1);
-            if (p->smem < least) p->smem = least;
-            if (p->smem <= room_of(dev, p->resident)) return true;
+            if (even_out(dev, p)) return true;
         }
     return false;
 }
@@ -140,10 +146,7 @@ bool attn_stream_block(const struct cuda_device *dev, int32_t d, struct attn_pla
     p->form = ATTN_STREAM;
     p->tiles = 1, p->warps = 8, p->stages = 2, p->resident = d <= 128 ? 2 : 1;
     p->smem = attn_stream_bytes(d);
-    if (!p->smem) return false;
-    const size_t least = (size_t)dev->smem_sm / (size_t)(p->resident + 1);
-    if (p->smem < least) p->smem = least;
-    return p->smem <= room_of(dev, p->resident);
+    return p->smem && even_out(dev, p);
 }
 
 /* ---- up to ATTN_FEW rows ---- */
@@ -219,6 +222,15 @@ static bool places_slots(const struct attn_device *attn, const struct attn_call 
     return attn->waits && c->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots && !t->spread &&
            t->places != 1 && *slots * attn_leaf(c->d) <= PLACES_KEYS;
 }
+/* What both forms whose blocks wait for each other have. */
+static void waiting(struct attn_plan *p, enum attn_form form, int32_t resident, size_t smem, int32_t tiles,
+                    int32_t slots)
+{
+    p->form = form;
+    p->tiles = 1, p->warps = WAITING_WARPS, p->stages = 0, p->resident = resident, p->smem = smem;
+    p->groups = p->turn = tiles;
+    p->leaves = 1, p->slots = slots;
+}
 /* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
  * 128 and 256; before clusters from two on. */
 static bool plan_places(const struct cuda_device *dev, const struct attn_device *attn,
@@ -234,10 +246,7 @@ static bool plan_places(const struct cuda_device *dev, const struct attn_device 
     while (resident && smem > room_of(dev, resident)) resident--;
     const int64_t fill = (int64_t)dev->sm_count * resident / at_once;
     if (fill < 1 || at_once * slots * place_bytes(d) > ATTN_PLACES_BYTES) return false;
-    p->form = ATTN_PLACES;
-    p->tiles = 1, p->warps = WAITING_WARPS, p->stages = 0, p->resident = resident, p->smem = smem;
-    p->groups = p->turn = tiles;
-    p->leaves = 1, p->slots = slots;
+    waiting(p, ATTN_PLACES, resident, smem, tiles, slots);
     p->blocks = fill < most ? (int32_t)fill : most;
     return true;
 }
@@ -260,10 +269,7 @@ static bool plan_columns(const struct cuda_device *dev, const struct attn_device
         return false;
     if (!tuned && c->n < COLUMNS_ROWS) return false;
     const int32_t ranks = slots < room ? slots : room;
-    p->form = ATTN_COLUMNS;
-    p->tiles = 1, p->warps = WAITING_WARPS, p->stages = 0, p->resident = resident, p->smem = smem;
-    p->groups = p->turn = tiles;
-    p->leaves = 1, p->slots = slots;
+    waiting(p, ATTN_COLUMNS, resident, smem, tiles, slots);
     p->blocks = adders + ranks * c->n_kv;
     return true;
 }

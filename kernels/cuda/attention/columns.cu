@@ -8,7 +8,3 @@ attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem)
     *smem = (size_t)column_form::BYTES;
     return kv_bf16(type) ? attn_columns<true> : attn_columns<false>;
 }
-int64_t attn_columns_bytes()
-{
-    return column_form::PLACE;
-}

@@ -27,6 +27,7 @@ struct column_form {
     static constexpr int RECORDS = PLACE,
                          HERE = PLACE + TILE * 16 + 16; /* bytes of a leaf's here: then a record a row */
     static constexpr int RING = SLOTS * SLOT, BYTES = RING + CHUNK * HERE + 8 * SLOTS;
+    static_assert(PLACE == ATTN_COLUMN_PLACE, "as attention_plan.h has it");
     static_assert(KEY_SLOTS * KEY_SLOT <= RING && TILE * (HALF + 1) * 4 <= RING, "a ring for both");
 };
 
@@ -160,14 +161,12 @@ DEV void weigh_leaves(const attn &a, unsigned char *raw, unsigned bars, int kv_h
         ring.ask(a, i, start(i), seen.lo, there);
     }
     if (a.early) cuda_grid_wait();
-    STAMP(2);
 #pragma unroll 1
     for (int i = 0; i < min(mine, F::KEY_SLOTS); i++) ring.ask(a, i, start(i), there, seen.hi);
 #pragma unroll 1
     for (int i = 0; i < mine; i++) {
         const int p0 = start(i), leaf = p0 / F::LEAF;
         ring.wait(i);
-        if (i == 0) STAMP(3);
 #pragma unroll 1
         for (int tile = w; tile < a.n_tiles; tile += F::WARPS) {
             const struct span own = visible_any(a, tile, 1, pos0, bound);
@@ -178,11 +177,8 @@ DEV void weigh_leaves(const attn &a, unsigned char *raw, unsigned bars, int kv_h
             float x[4][4], top[2], sum[2];
             uint32_t part[2][2][4];
             column_scores<BF16>(x, (const uint4 *)from, ring.at + (unsigned)(i % F::KEY_SLOTS * F::KEY_SLOT));
-            if (i == 0) STAMP(4);
-            const int row[2] = {row_of(a, tile * TILE + g), row_of(a, tile * TILE + g + 8)};
-            const struct span v0 = row[0] < a.n ? visible(a, row[0], pos0, bound) : span{0, 0},
-                              v1 = row[1] < a.n ? visible(a, row[1], pos0, bound) : span{0, 0};
-            mask_scores<4>(x, top, unit, true, p0, v0, v1);
+            mask_scores<4>(x, top, unit, true, p0, visible_at(a, tile * TILE + g, pos0, bound),
+                           visible_at(a, tile * TILE + g + 8, pos0, bound));
             make_weights<4, 2, BF16>(part, sum, x, top);
             sum[0] = quad_sum(sum[0]), sum[1] = quad_sum(sum[1]);
             unsigned char *place = column_place(a, kv_head, tile, 0, leaf - u.first);
@@ -197,7 +193,6 @@ DEV void weigh_leaves(const attn &a, unsigned char *raw, unsigned bars, int kv_h
                 if (c == 0) place_put((float *)(place + F::WEIGHT) + 2 * g + 16, top[1], sum[1]);
             }
         }
-        if (i == 0) STAMP(5);
         if (i + F::KEY_SLOTS < mine) {
             __syncthreads(); /* these keys are done with */
             ring.expect(i + F::KEY_SLOTS, start(i + F::KEY_SLOTS));
@@ -338,25 +333,6 @@ DEV void weigh_leaf(float acc[column_form::CT][4], const uint4 *weights, unsigne
     }
 }
 
-/* Of the keys p0 .. p0 + KEYS - 1 those whose values at my columns, COLS of them, hold a NaN or Inf: a bit
- * each. */
-template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t odd_values(const uint16_t *v)
-{
-    uint64_t bits = 0;
-#pragma unroll 1
-    for (int part = 0; part < KEYS / 32; part++) {
-        const uint4 *row = (const uint4 *)(v + (part * 32 + threadIdx.x % 32) * PITCH);
-        bool bad = false;
-#pragma unroll 1
-        for (int i = 0; i < COLS / 8; i++) {
-            uint4 x = row[i];
-            bad |= make_finite<BF16>(x);
-        }
-        bits |= (uint64_t)__ballot_sync(~0u, bad) << (32 * part);
-    }
-    return bits;
-}
-
 /* Where some row sees a key that another of the tile does not, a NaN there must not meet its zero weight. One
  * shows in what came out, and then all is done again without. Of the 64 columns that attn_step's warp has
  * this one has 32: all warps of the block call. */
@@ -373,8 +349,8 @@ DEV void column_ragged(float acc[column_form::CT][4], const uint4 *weights, cons
     if (!__syncthreads_or(!(odd == 0.0f))) return;
     weigh_leaf<BF16, true>(acc, weights, at_values);
     const uint64_t b0 = bits_of(sees[0], p0), b1 = bits_of(sees[1], p0),
-                   bad = odd_values<BF16, F::LEAF, 64, F::PITCH>((const uint16_t *)values +
-                                                                 threadIdx.x / 64 * 64);
+                   bad = find_unfinite<BF16, F::LEAF, 64, F::PITCH>((const uint16_t *)values +
+                                                                    threadIdx.x / 64 * 64);
 #pragma unroll
     for (int t = 0; t < F::CT; t++) {
         if (bad & b0) acc[t][0] = acc[t][1] = __int_as_float(0x7fc00000);
@@ -450,14 +426,12 @@ DEV void add_columns(const attn &a, unsigned char *raw, unsigned bars, int kv_he
             ring.ask(a, q, leaf_of(q) * F::LEAF);
         else
             late |= 1 << q;
-    const int row[2] = {row_of(a, tile * TILE + g), row_of(a, tile * TILE + g + 8)};
-    const struct span sees[2] = {row[0] < a.n ? visible(a, row[0], pos0, bound) : span{0, 0},
-                                 row[1] < a.n ? visible(a, row[1], pos0, bound) : span{0, 0}};
+    const struct span sees[2] = {visible_at(a, tile * TILE + g, pos0, bound),
+                                 visible_at(a, tile * TILE + g + 8, pos0, bound)};
     struct column_sums node, all;
     node.clear();
     all.clear();
     if (a.early) cuda_grid_wait();
-    STAMP(2);
 #pragma unroll 1
     for (int q = 0; q < first_ones; q++)
         if (late >> q & 1) ring.ask(a, q, leaf_of(q) * F::LEAF);
@@ -484,7 +458,6 @@ DEV void add_columns(const attn &a, unsigned char *raw, unsigned bars, int kv_he
             make_records(chunk, n, u.first, leaf_of(q + min(lane, n - 1)) - u.first, t);
             __syncthreads();
             at = 0, taken = n;
-            if (q == 0) STAMP(3);
         }
         const int leaf = leaf_of(q);
         const unsigned char *const here = chunk + at * F::HERE;
@@ -508,7 +481,6 @@ DEV void add_columns(const attn &a, unsigned char *raw, unsigned bars, int kv_he
         if (++slot == F::SLOTS) slot = 0, phase ^= 1;
     }
     all.add(node);
-    STAMP(4);
     __syncthreads(); /* the ring is done with */
     float *const stage = (float *)raw, *const sums = stage + TILE * F::HALF;
     if (w == 0 && c == 0) sums[g] = all.s[0], sums[g + 8] = all.s[1];
@@ -519,12 +491,11 @@ DEV void add_columns(const attn &a, unsigned char *raw, unsigned bars, int kv_he
         *(float2 *)(stage + (g + 8) * F::HALF + col) = make_float2(all.y[i][2], all.y[i][3]);
     }
     __syncthreads();
-    STAMP(5);
     const int real = min(TILE, a.n * a.n_rep - tile * TILE);
 #pragma unroll 1
     for (int r = w; r < real; r += F::WARPS) {
         const int at_row = tile * TILE + r;
-        const int64_t head = (int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row;
+        const int64_t head = head_of_row(a, row_of(a, at_row), kv_head, at_row);
         float *const out = a.out + head * F::D + half * F::HALF + 4 * lane;
         float4 *const mine = (float4 *)(stage + r * F::HALF) + lane;
         const float sum = sums[r];
@@ -557,17 +528,14 @@ __global__ void __launch_bounds__(column_form::THREADS, 1) attn_columns(const __
     }
     cuda_grid_early();
     __syncthreads(); /* barriers are there */
-    STAMP(0);
     if (!a.early) cuda_grid_wait();
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     const struct span seen = visible_any(a, 0, a.n_tiles, pos0, bound);
     const struct units u = units_of<F::D>(a, seen);
-    STAMP(1);
     if (__builtin_expect(block < 0, 1))
         weigh_leaves<BF16>(a, raw, bars, (int)blockIdx.x % a.n_kv, (int)blockIdx.x / a.n_kv,
                            weighers / a.n_kv, u, seen, pos0, bound);
     else
         add_columns<BF16>(a, raw, bars, block / 2 % a.n_kv, block / 2 / a.n_kv, block % 2, u.first, pos0,
                           bound);
-    STAMP(6);
 }

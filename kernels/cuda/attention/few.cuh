@@ -28,8 +28,7 @@ template <bool BF16, int KEYS, int COLS, int PITCH> DEV uint64_t clean_values(ui
 #pragma unroll 1
         for (int i = 0; i < COLS / 8; i++) {
             uint4 x = row[i];
-            const bool here = make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) |
-                              make_finite<BF16>(x.w);
+            const bool here = make_finite<BF16>(x);
             if (here) row[i] = x;
             bad |= here;
         }

@@ -221,8 +221,7 @@ template <bool BF16> DEV bool find_bad(const uint8_t *v, uint32_t *bad)
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         uint4 x = row[i ^ (key & 7)];
-        here |=
-            make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) | make_finite<BF16>(x.w);
+        here |= make_finite<BF16>(x);
     }
     here |= __shfl_xor_sync(~0u, (int)here, 1);
     if (!half) bad[key] = here;
@@ -274,7 +273,7 @@ template <bool BF16> DEV void clean(uint8_t *v)
     meet_all();
     for (int i = 0; i < 8; i++) {
         uint4 x = row[i];
-        make_finite<BF16>(x.x), make_finite<BF16>(x.y), make_finite<BF16>(x.z), make_finite<BF16>(x.w);
+        make_finite<BF16>(x);
         row[i] = x;
     }
     shared_fence();
@@ -321,7 +320,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     __syncthreads();
     cuda_grid_start();
 
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, group = w / 4, g = lane / 4, c = lane % 4;
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, group = w / 4, g = lane / 4;
     const int tile = (int)(gridDim.x - 1 - blockIdx.x) * (ROWS / TILE),
               kv_head = blockIdx.y; /* the longest first */
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
@@ -336,9 +335,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     const int own = tile + w; /* the warp's tile */
     const struct span mine = visible_any(a, tile + 4 * group, 4, pos0, bound),
                       full = visible_all(a, own, pos0, bound);
-    const int row0 = row_of(a, own * TILE + g), row1 = row_of(a, own * TILE + g + 8);
-    const struct span v0 = row0 < a.n ? visible(a, row0, pos0, bound) : span{0, 0},
-                      v1 = row1 < a.n ? visible(a, row1, pos0, bound) : span{0, 0};
+    const struct span v0 = visible_at(a, own * TILE + g, pos0, bound),
+                      v1 = visible_at(a, own * TILE + g + 8, pos0, bound);
     const int last = min(row_of(a, tile * TILE + ROWS - 1), a.n - 1);
     const struct span whole = {visible(a, last, pos0, bound).lo,
                                visible(a, row_of(a, tile * TILE), pos0, bound).hi};
@@ -376,20 +374,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             if (p0 < full.lo || p0 + KEYS > full.hi) hide<16>(x, p0, v0, v1);
             float here[2];
             raise_top<16>(here, x, unit, top);
-            if (__any_sync(~0u, here[0] != top[0] || here[1] != top[1])) {
-                const float f0 = factor(top[0], here[0]), f1 = factor(top[1], here[1]);
-                sum[0] = __fmul_rn(sum[0], f0);
-                sum[1] = __fmul_rn(sum[1], f1);
-#pragma unroll
-                for (int t = 0; t < 16; t++) {
-                    acc[t][0] = __fmul_rn(acc[t][0], f0);
-                    acc[t][1] = __fmul_rn(acc[t][1], f0);
-                    acc[t][2] = __fmul_rn(acc[t][2], f1);
-                    acc[t][3] = __fmul_rn(acc[t][3], f1);
-                }
-                top[0] = here[0];
-                top[1] = here[1];
-            }
+            raise_results<16>(acc, sum, top, here);
             weights_of<16, BF16>(p, sum, x, unit, top);
         }
         bar_wait(at + 1, phase);
@@ -408,16 +393,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
         }
         if (threadIdx.x % 128 == 0) bar_arrive(done + 1);
     }
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        const int at = own * TILE + g + 8 * e, row = e ? row1 : row0;
-        const float s = quad_sum(sum[e]);
-        if (row >= a.n) continue;
-        float *out = a.out + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + 2 * c;
-#pragma unroll
-        for (int t = 0; t < 16; t++)
-            *(float2 *)(out + 8 * t) = make_float2(divided(acc[t][2 * e], s), divided(acc[t][2 * e + 1], s));
-    }
+    put_rows<D, 16>(a, acc, sum, own, kv_head, 0);
 #endif
 }
 } /* namespace group */

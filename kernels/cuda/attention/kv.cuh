@@ -9,7 +9,7 @@
  * type that they multiply (kv_form), a head's row is kv_bytes<D>. They bring rows in by the
  * means that suits them, each asking KV_ROW for the address: 16 bytes a thread (kv_stage), a row at once,
  * counted by a barrier (attention/leaves.cuh, columns.cuh), boxes of a tensor map (kv_map, chain/map.cu). The
- * form for any types reads numbers by kv_number<TYPE>, keys and values apart. */
+ * form for any types reads numbers by kv_get, keys and values apart. */
 #ifndef DFLASH_CUDA_ATTENTION_KV_CUH
 #define DFLASH_CUDA_ATTENTION_KV_CUH
 
@@ -65,10 +65,6 @@ static inline uint32_t kv_form(struct kn_kv_types t)
 {
     return t.k == t.v && (t.k == KN_F16 || t.k == KN_BF16) ? t.k : KN_TYPE_NONE;
 }
-#define KV_FORMS                                                                                             \
-    {                                                                                                        \
-        KN_F16, KN_BF16                                                                                      \
-    }
 static inline bool kv_halves(uint32_t form) /* is there one? */
 {
     return form != KN_TYPE_NONE;
@@ -93,71 +89,33 @@ bool kv_map(struct chain_map *map, void *cache, uint32_t type, int32_t n_kv, kv_
 
 /* ---- numbers of any type ---- */
 
-template <uint32_t TYPE> struct kv_number;
-template <> struct kv_number<KN_F32> {
-    typedef float type;
-    static __device__ __forceinline__ float get(float x)
-    {
-        return x;
-    }
-    static __device__ __forceinline__ float round(float x)
-    {
-        return x;
-    }
-};
-template <> struct kv_number<KN_F16> {
-    typedef __half type;
-    static __device__ __forceinline__ float get(__half x)
-    {
-        return __half2float(x);
-    }
-    static __device__ __forceinline__ __half round(float x)
-    {
-        return __float2half_rn(x);
-    }
-};
-template <> struct kv_number<KN_BF16> {
-    typedef __nv_bfloat16 type;
-    static __device__ __forceinline__ float get(__nv_bfloat16 x)
-    {
-        return __bfloat162float(x);
-    }
-    static __device__ __forceinline__ __nv_bfloat16 round(float x)
-    {
-        return __float2bfloat16_rn(x);
-    }
-};
-
+/* NUMBER: float, __half or __nv_bfloat16. */
 template <class NUMBER> static __device__ __forceinline__ float kv_get(const void *cache, int64_t i)
 {
-    return NUMBER::get(((const typename NUMBER::type *)cache)[i]);
+    return (float)((const NUMBER *)cache)[i];
 }
 template <class NUMBER> static __device__ __forceinline__ void kv_put(void *cache, int64_t i, float x)
 {
-    ((typename NUMBER::type *)cache)[i] = NUMBER::round(x);
+    ((NUMBER *)cache)[i] = NUMBER(x); /* to nearest, ties to even */
 }
 /* The same of a type that is not known before: it is rope_store's, whose time is not the numbers'. */
 static __device__ __forceinline__ void kv_put(void *cache, uint32_t type, int64_t i, float x)
 {
     if (type == KN_F32)
-        kv_put<kv_number<KN_F32>>(cache, i, x);
+        kv_put<float>(cache, i, x);
     else if (type == KN_F16)
-        kv_put<kv_number<KN_F16>>(cache, i, x);
+        kv_put<__half>(cache, i, x);
     else
-        kv_put<kv_number<KN_BF16>>(cache, i, x);
+        kv_put<__nv_bfloat16>(cache, i, x);
 }
 
 /* f(number of K, number of V), of types that are known: an instance a pair. */
 template <class F> static auto kv_of_types(struct kn_kv_types t, F f)
 {
     const auto with = [&](auto k) {
-        return t.v == KN_F32   ? f(k, kv_number<KN_F32>())
-               : t.v == KN_F16 ? f(k, kv_number<KN_F16>())
-                               : f(k, kv_number<KN_BF16>());
+        return t.v == KN_F32 ? f(k, 0.0f) : t.v == KN_F16 ? f(k, __half()) : f(k, __nv_bfloat16());
     };
-    return t.k == KN_F32   ? with(kv_number<KN_F32>())
-           : t.k == KN_F16 ? with(kv_number<KN_F16>())
-                           : with(kv_number<KN_BF16>());
+    return t.k == KN_F32 ? with(0.0f) : t.k == KN_F16 ? with(__half()) : with(__nv_bfloat16());
 }
 
 #endif

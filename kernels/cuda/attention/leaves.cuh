@@ -194,7 +194,6 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
         };
         const float2 ts = tops_of(tops + k * PLACE_FLOATS, there && lane < n); /* there before the values */
         ask(0);
-        STAMP(9);
         const node_tops nodes = tops_of_nodes(ts.x, lane - min((first + k) % L, k), t);
         copy_wait(0);
 #pragma unroll 1
@@ -230,7 +229,6 @@ DEV void add_strip(const attn &a, float4 *mine, int at_once, int tile, int kv_he
         }
     }
     add_result<4>(T, S, Y, t, s, y);
-    STAMP(10);
     const float4 z = make_float4(divided(Y[0], S), divided(Y[1], S), divided(Y[2], S), divided(Y[3], S));
     if (there) __stcg((float4 *)(a.out + at_out), z);
     *mine = gated(a, z, gate);
@@ -332,7 +330,6 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     if (threadIdx.x < 2 * P) cluster_bar_init(bars + 8 * threadIdx.x);
     cuda_grid_early();
     __syncthreads(); /* barriers are there */
-    STAMP(0);
     if (!a.known) cuda_grid_wait();
     const int tile = a.tile0 + (int)blockIdx.x, kv_head = blockIdx.y, rank = blockIdx.z;
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
@@ -369,7 +366,6 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         }
     };
     const int first_asks = groups_q <= WARPS / 2 ? groups_q : 0;
-    STAMP(1);
     const bool soon = a.early && a.fold; /* what is asked for was there before this pass */
     if (a.known && !soon) cuda_grid_wait();
     if (w >= first_asks) ask(to, 0, 2 * P, w - first_asks, WARPS - first_asks);
@@ -379,10 +375,8 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         const int i = min(w * H::ROWS + lane / H::LANES, real - 1), j = row_of(a, tile * TILE + i);
         ahead.load(a, query_of(i, j), table_of(j));
     }
-    STAMP(2);
     if (threadIdx.x < TILE) {
-        const int row = row_of(a, tile * TILE + (int)threadIdx.x);
-        const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+        const struct span v = visible_at(a, tile * TILE + (int)threadIdx.x, pos0, bound);
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
     const struct span full = visible_all(a, tile, pos0, bound);
@@ -454,12 +448,10 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
                     *((uint4 *)(values + key * PITCH * 2) + i % (D / 8)) = make_uint4(0, 0, 0, 0);
             }
         if (!turn || high * LEAF > new_lo) make_rows(max(from, high - P), high, !turn);
-        if (turn == 0) STAMP(3);
         if (high - P > from) shared_fence(); /* before copies to where rows were written */
         __syncthreads();                     /* rows that are made here */
         if (!mine) continue;
         cluster_bar_wait(bars + 8 * p, turn & 1);
-        if (turn == 0) STAMP(4);
         float x[F::KT][4], top[2];
         if (side < F::KEYED)
             scores<D, BF16, F::KT, PITCH, 2>(x, queries, shared_at(keys) + side * F::KT * 8 * PITCH * 2);
@@ -470,7 +462,6 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
                               weights); /* all have met: the keys are done with */
         if (P == 1 && leaf - P >= from) ask(leaf - P + 1, 0, 1, side, SIDE);
         meet_side<SIDE>(p); /* weights and sums are here */
-        if (turn == 0) STAMP(5);
         const auto place = [&](int r) {
             return place_of(a, F::STRIPS, tile, kv_head, (r * D + side * CT * 8) / 256, leaf - u.first);
         };
@@ -491,27 +482,9 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         const bool ragged = (full.lo > seen.lo && p0 < full.lo) || (full.hi < seen.hi && p0 + LEAF > full.hi);
         uint64_t bad[PARTS] = {};
         float acc[CT][4];
-        const unsigned at_values =
-            shared_at(values) +
-            (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
 #pragma unroll 1
         for (bool again = false;; again = true) {
-#pragma unroll
-            for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-#pragma unroll
-            for (int s = 0; s < LEAF / 16; s++) {
-                const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
-                const uint32_t part[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
-#pragma unroll
-                for (int j = 0; j < CT / 2; j++) {
-                    const uint4 b = load_transposed(at_values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        mma<BF16>(acc[2 * j], part[i], b.x, b.y);
-                        mma<BF16>(acc[2 * j + 1], part[i], b.z, b.w);
-                    }
-                }
-            }
+            weigh_stored<BF16, LEAF / 16, CT, PITCH>(acc, weights, shared_at(values), side * CT * 8);
             if (!ragged || again) break;
             float odd[4] = {};
 #pragma unroll
@@ -535,10 +508,8 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
                 if (bad[t * PARTS / CT] & b1) acc[t][2] = acc[t][3] = __int_as_float(0x7fc00000);
             }
         }
-        if (turn == 0) STAMP(6);
         put_results<D, CT>(acc, real, side * CT * 8, place);
     }
-    STAMP(7);
     __syncthreads(); /* slots are done with */
     const int strips = (real * D + 255) / 256,
               shares = min((strips - rank + busy - 1) / busy, WARPS / 2), /* pairs that add */
@@ -547,7 +518,6 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     for (int strip = rank + busy * (w / 2); strip < strips; strip += busy * (WARPS / 2))
         add_strip<D>(a, (float4 *)slots + w / 2 * at_once * 64 + threadIdx.x % 64, at_once, tile, kv_head,
                      strip, real, u.first, u.count);
-    STAMP(8);
 }
 
 template <int D> static attn_fn places_of(uint32_t type, size_t *smem)

@@ -2,11 +2,6 @@
 #include "made.cuh"
 #include "rows.cuh"
 
-int64_t attn_made_bytes()
-{
-    return made::BYTES;
-}
-
 int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, const struct attn *p,
                      unsigned char *made)
 {
@@ -17,11 +12,7 @@ int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, con
     from.from[1] = s->k, from.heads[1] = p->n_kv, from.role[1] = both ? MADE_BOTH : MADE_KEY;
     from.from[2] = s->v, from.heads[2] = p->n_kv, from.role[2] = MADE_VALUE;
     const dim3 grid((unsigned)((from.all + ROWS_WARPS - 1) / ROWS_WARPS), (unsigned)p->n);
-    struct attn a = *p;
-#ifdef MM_TRACE
-    a.times = mm_trace_next("rows");
-#endif
     return cuda_check(be, "rows of attention",
                       cuda_launch(be, kv_bf16(p->type) ? attn_rows<true> : attn_rows<false>, grid,
-                                  dim3(32 * ROWS_WARPS), 0, a, from));
+                                  dim3(32 * ROWS_WARPS), 0, *p, from));
 }

@@ -8,6 +8,7 @@
  * multiplied by. */
 struct made {
     static constexpr int D = 512, QUERY = places<D>::QUERY, BYTES = QUERY + TILE * 4;
+    static_assert(BYTES == ATTN_MADE_TILE, "as attention_plan.h has it");
 };
 DEV int made_at(const attn &a, int tile, int kv_head)
 {
@@ -60,7 +61,6 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, 8)
     const int lane = threadIdx.x % 32, item = (int)blockIdx.x * ROWS_WARPS + (int)threadIdx.x / 32,
               j = blockIdx.y;
     cuda_grid_early();
-    STAMP(0);
     int m = 0, head = item;
     while (m < s.count && head >= s.heads[m]) head -= s.heads[m++];
     const int some = m < s.count ? m : 0, role = s.role[some];
@@ -72,7 +72,6 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, 8)
     const float *p = s.from[some] + (j * s.heads[some] + head) * D + lane;
     const float2 *table = (const float2 *)a.table + j * a.half + lane;
     cuda_grid_wait();
-    STAMP(2);
     if (m == s.count) return;
     const int pos = a.pos[0] + j;
 #pragma unroll
@@ -80,7 +79,6 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, 8)
 #pragma unroll
     for (int k = 0; k < W / 2; k++)
         if (32 * k < half) h.cs[k] = __ldcg(table + 32 * k);
-    STAMP(3);
     const int64_t at = ((int64_t)KV_SLOT(a.where, pos) * a.n_kv + head) * D;
     if (role >= MADE_VALUE) {
         head_of<D> v = h;
@@ -95,7 +93,6 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, 8)
     if (role == MADE_QUERY) {
         const int kv_head = head / a.n_rep, row = j * a.n_rep + head % a.n_rep;
         put_made<BF16>(a, h, s.made + made_at(a, row / TILE, kv_head), row % TILE);
-        STAMP(4);
     } else {
         h.template put<BF16>((uint16_t *)a.k + at);
     }

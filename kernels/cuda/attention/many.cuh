@@ -50,5 +50,38 @@ DEV void weights_of(uint32_t p[NT / 2][4], float sum[2], float x[NT][4], const f
         sum[half] = __fadd_rn(sum[half], part);
     }
 }
+/* What is relative to `top` made so to `here`. */
+template <int CT> DEV void raise_results(float acc[CT][4], float sum[2], float top[2], const float here[2])
+{
+    if (!__any_sync(~0u, here[0] != top[0] || here[1] != top[1])) return;
+    const float f0 = factor(top[0], here[0]), f1 = factor(top[1], here[1]);
+    sum[0] = __fmul_rn(sum[0], f0);
+    sum[1] = __fmul_rn(sum[1], f1);
+#pragma unroll
+    for (int t = 0; t < CT; t++) {
+        acc[t][0] = __fmul_rn(acc[t][0], f0);
+        acc[t][1] = __fmul_rn(acc[t][1], f0);
+        acc[t][2] = __fmul_rn(acc[t][2], f1);
+        acc[t][3] = __fmul_rn(acc[t][3], f1);
+    }
+    top[0] = here[0];
+    top[1] = here[1];
+}
+/* Rows g and g + 8 of tile `tile` of a kv head to a.out, columns col on. */
+template <int D, int CT>
+DEV void put_rows(const attn &a, const float acc[CT][4], const float sum[2], int tile, int kv_head, int col)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int at = tile * TILE + lane / 4 + 8 * e, row = row_of(a, at);
+        const float s = quad_sum(sum[e]);
+        if (row >= a.n) continue;
+        float *out = a.out + head_of_row(a, row, kv_head, at) * D + col + 2 * (lane % 4);
+#pragma unroll
+        for (int t = 0; t < CT; t++)
+            *(float2 *)(out + 8 * t) = make_float2(divided(acc[t][2 * e], s), divided(acc[t][2 * e + 1], s));
+    }
+}
 
 #endif

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a)
     const unsigned ring = shared_at(raw) + M::FIXED;
     cuda_grid_start();
 
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4;
     const int strip = w % M::STRIP, half = w / M::STRIP;
     const int tile = (int)(gridDim.x - 1 - blockIdx.x) * M::TILES,
               kv_head = blockIdx.y; /* the longest first */
@@ -111,9 +111,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a)
     struct span full[MT], v0[MT], v1[MT];
 #pragma unroll
     for (int m = 0; m < MT; m++) {
-        const int row0 = row_of(a, (own + m) * TILE + g), row1 = row_of(a, (own + m) * TILE + g + 8);
-        v0[m] = row0 < a.n ? visible(a, row0, pos0, bound) : span{0, 0};
-        v1[m] = row1 < a.n ? visible(a, row1, pos0, bound) : span{0, 0};
+        v0[m] = visible_at(a, (own + m) * TILE + g, pos0, bound);
+        v1[m] = visible_at(a, (own + m) * TILE + g + 8, pos0, bound);
         full[m] = visible_all(a, own + m, pos0, bound);
     }
     const uint4 *my_q = queries + strip * MT * (D / 16) * 32;
@@ -148,20 +147,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a)
             if (ragged) hide<NT>(x[m], p0, v0[m], v1[m]);
             any_ragged |= ragged;
             raise_top<NT>(here, x[m], unit, top[m]);
-            if (__any_sync(~0u, here[0] != top[m][0] || here[1] != top[m][1])) {
-                const float f0 = factor(top[m][0], here[0]), f1 = factor(top[m][1], here[1]);
-                sum[m][0] = __fmul_rn(sum[m][0], f0);
-                sum[m][1] = __fmul_rn(sum[m][1], f1);
-#pragma unroll
-                for (int t = 0; t < CT; t++) {
-                    acc[m][t][0] = __fmul_rn(acc[m][t][0], f0);
-                    acc[m][t][1] = __fmul_rn(acc[m][t][1], f0);
-                    acc[m][t][2] = __fmul_rn(acc[m][t][2], f1);
-                    acc[m][t][3] = __fmul_rn(acc[m][t][3], f1);
-                }
-                top[m][0] = here[0];
-                top[m][1] = here[1];
-            }
+            raise_results<CT>(acc[m], sum[m], top[m], here);
             weights_of<NT, BF16>(p[m], sum[m], x[m], unit, top[m]);
         }
         uint64_t bad = 0;
@@ -210,19 +196,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a)
         }
     }
 #pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int at = (own + m) * TILE + g + 8 * e, row = row_of(a, at);
-            const float s = quad_sum(sum[m][e]);
-            if (row >= a.n) continue;
-            float *out =
-                a.out + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col + 2 * c;
-#pragma unroll
-            for (int t = 0; t < CT; t++)
-                *(float2 *)(out + 8 * t) =
-                    make_float2(divided(acc[m][t][2 * e], s), divided(acc[m][t][2 * e + 1], s));
-        }
+    for (int m = 0; m < MT; m++) put_rows<D, CT>(a, acc[m], sum[m], own + m, kv_head, col);
 }
 
 template <int D, int WARPS>

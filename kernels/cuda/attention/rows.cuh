@@ -5,10 +5,8 @@
 
 #include "attention.cuh"
 
-/* NULL: none. bytes: of a leaf's weights for one of two readers. */
+/* NULL: none. */
 attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem);
-int64_t attn_columns_bytes();
-int64_t attn_made_bytes(); /* of a tile's queries */
 /* The launch before: queries to `made`, which the other has as a->q, keys and values to the ring. */
 int attn_rows_launch(struct cuda_backend *be, const struct kn_rope_store *s, const struct attn *p,
                      unsigned char *made);

@@ -146,7 +146,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
         __syncwarp();
         cluster_arrive();
     }
-    STAMP(0);
 
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const int m = w % T, side = w / T; /* my tile of the block's, my share of it */
@@ -175,7 +174,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
         first = u.first;
         count = u.count;
     }
-    STAMP(1); /* positions are here */
 
     /* Of what the tile sees, [seen.lo, old_hi) comes from the ring and [new_lo, seen.hi) is made here. */
     const int old_hi = a.fold ? min(seen.hi, pos0) : seen.hi, new_lo = a.fold ? max(seen.lo, pos0) : seen.hi;
@@ -216,8 +214,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
     }
     const int real = min(F::ROWS, a.n * a.n_rep - tile * TILE); /* rows of the tiles */
     if (threadIdx.x < F::ROWS) {
-        const int row = row_of(a, tile * TILE + (int)threadIdx.x);
-        const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+        const struct span v = visible_at(a, tile * TILE + (int)threadIdx.x, pos0, bound);
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
     const struct span full = visible_all(a, tile + m, pos0, bound);
@@ -238,7 +235,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
 
     if (a.early) cuda_grid_wait();
     if (NEAR && a.hand.words) cuda_grid_early(); /* experts/hand.cuh says why */
-    STAMP(2);
     while (asked < S) ask();
 
     float node[NEAR ? 1 : CT][4], node_top[2] = {-INFINITY, -INFINITY}, node_sum[2] = {};
@@ -252,11 +248,8 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             const int r = g + 8 * half, at_row = (tile + m) * TILE + r;
             if (m * TILE + r >= real) break;
             const bool alone = count <= 1;
-            float *dst =
-                alone
-                    ? a.out +
-                          ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D
-                    : record + 2 * TILE + r * D;
+            float *dst = alone ? a.out + head_of_row(a, row_of(a, at_row), kv_head, at_row) * D
+                               : record + 2 * TILE + r * D;
             dst += side * CT * 8 + 2 * c;
             const float sum = half ? node_sum[1] : node_sum[0];
 #pragma unroll
@@ -293,9 +286,8 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             j = query ? row_of(a, tile * TILE + i) : local ? mine + at / 2 : duty + at / 2 * busy;
         };
         const auto load = [&](struct head_of<D> &h, int i, int j, bool query, bool value) {
-            const float *src =
-                query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
-                      : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D;
+            const float *src = query ? a.q + head_of_row(a, j, kv_head, tile * TILE + i) * D
+                                     : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D;
             h.load(a, src,
                    query   ? a.q_norm
                    : value ? NULL
@@ -358,7 +350,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             const bool turned = !value && a.half;
             H h;
             h.load(a,
-                   query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D
+                   query ? a.q + head_of_row(a, j, kv_head, tile * TILE + i) * D
                          : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D,
                    turned ? (const float2 *)a.table + (int64_t)j * a.half : NULL);
             h.turn(a, value ? a.v_norm : norm != NULL, norm, turned);
@@ -383,7 +375,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
     };
     if (NEAR || from >= to) {
         make_rows(from, true);
-        STAMP(3);
         if (NEAR) {
             __syncwarp();
             cluster_wait(); /* the others have started */
@@ -404,7 +395,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                 __syncthreads(); /* and the rows that are made here */
             }
         }
-        if (leaf == from) STAMP(4);
         float x[F::NT][4]; /* scores, where a warp has all of its tile's */
         if constexpr (F::SIDE == 1) {
             if (active) scores<D, BF16, F::NT, PITCH, 2>(x, queries + m * (F::QUERY / 16), k);
@@ -421,7 +411,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
         }
         if (T > 1) copy_wait(asked - before - 2);
         __syncthreads(); /* all scores are here (and these values); the keys are done with */
-        if (leaf == from) STAMP(5);
         if (!NEAR) ask();
         if (T == 1) {
             step_weights<D, BF16, NEAR>(exchange, units, spans, (uint32_t *)weights, tops, real, p0,
@@ -430,7 +419,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             copy_wait(asked - before - 2);
             __syncthreads(); /* weights and these values are here */
         }
-        if (leaf == from) STAMP(6);
         here = next + 1 == S ? 0 : next + 1;
         if (!active) continue; /* no rows in my tile */
         /* Several tiles: each warp makes all weights of its tile, in registers. */
@@ -461,27 +449,12 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                          : find_unfinite<BF16, LEAF, CT * 8, PITCH>(mine);
         }
         float acc[CT][4];
+        if constexpr (T == 1) {
+            weigh_stored<BF16, LEAF / 16, CT, PITCH>(acc, weights, v, side * CT * 8);
+        } else {
 #pragma unroll
-        for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-        const unsigned values =
-            v + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + side * CT * 8) * 2;
-#pragma unroll
-        for (int s = 0; s < LEAF / 16; s++) {
-            if constexpr (T == 1) {
-                const uint4 f0 = weights[s * 64 + lane], f1 = weights[s * 64 + 32 + lane];
-                p[s][0][0] = f0.x, p[s][0][1] = f0.y, p[s][0][2] = f0.z, p[s][0][3] = f0.w;
-                p[s][1][0] = f1.x, p[s][1][1] = f1.y, p[s][1][2] = f1.z, p[s][1][3] = f1.w;
-            }
-#pragma unroll
-            for (int j = 0; j < CT / 2; j++) {
-                uint4 b = load_transposed(values + (unsigned)(s * 16 * PITCH + j * 16) * 2);
-                if (T > 1 && bad) make_finite<BF16>(b);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    mma<BF16>(acc[2 * j], p[s][i], b.x, b.y);
-                    mma<BF16>(acc[2 * j + 1], p[s][i], b.z, b.w);
-                }
-            }
+            for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+            weigh<BF16, LEAF / 16, CT, PITCH, 2>(acc, p, v, side * CT * 8, bad);
         }
         if (bad) {
             const int2 s0 = spans[m * TILE + g], s1 = spans[m * TILE + g + 8];
@@ -492,7 +465,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
                 if (nan1) acc[t][2] = acc[t][3] = __int_as_float(0x7fc00000);
             }
         }
-        if (leaf == from) STAMP(7);
         if constexpr (NEAR) {
 #pragma unroll
             for (int half = 0; half < 2; half++) { /* a warp's columns are in one strip */
@@ -536,7 +508,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
     if constexpr (!NEAR) {
         if (count == 0) put(0); /* nothing to see: zeros */
     } else {
-        STAMP(8);
         const bool gates = a.prepare && a.gate; /* asked for before the others' results are there */
         float *copy = (float *)queries; /* which are done with: nothing arrives before all blocks' are */
         static_assert(F::strips(8) * 1024 <= T * F::QUERY, "no room for the results");
@@ -544,13 +515,10 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
 #pragma unroll 1
         for (int strip = rank, i = threadIdx.x; strip < strips;) {
             const int at_value = strip * 256 + i, r = at_value / D, at_row = tile * TILE + r;
-            const int64_t at_out =
-                ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D +
-                at_value % D;
+            const int64_t at_out = head_of_row(a, row_of(a, at_row), kv_head, at_row) * D + at_value % D;
             float gate = 0.0f;
             if (gates && r < real) gate = dev_sigmoid(__ldcg(a.gate + at_out));
             cluster_bar_wait(bar); /* all results are here */
-            STAMP(9);
             if (r < real) {
                 const float y = near_sum<D, T>(slots + (box - ring) + ((strip >> a.log_blocks) * 256 + i) * 4,
                                                (const float2 *)(slots + (tops_at - ring)) + r, (int)box_leaf,
@@ -561,7 +529,6 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
             i += THREADS;
             if (i >= 256) i -= 256, strip += blocks;
         }
-        STAMP(10);
         if (a.prepare) { /* a strip is a block of 256 of a token, for as many are in a token's part of a kv
                             head */
             __syncthreads();

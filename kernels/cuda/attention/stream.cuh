@@ -32,8 +32,7 @@ template <bool BF16, int D, int PITCH> DEV unsigned clean_chunk(uint16_t *v)
 #pragma unroll 1
     for (int i = 0; i < D / 16; i++) {
         uint4 x = row[i];
-        const bool here =
-            make_finite<BF16>(x.x) | make_finite<BF16>(x.y) | make_finite<BF16>(x.z) | make_finite<BF16>(x.w);
+        const bool here = make_finite<BF16>(x);
         if (here) row[i] = x;
         bad |= here;
     }
@@ -104,8 +103,7 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
     }
     const int real = min(TILE, a.n * a.n_rep - tile * TILE); /* rows of the tile */
     if (threadIdx.x < TILE) {
-        const int row = row_of(a, tile * TILE + (int)threadIdx.x);
-        const struct span v = row < a.n ? visible(a, row, pos0, bound) : span{0, 0};
+        const struct span v = visible_at(a, tile * TILE + (int)threadIdx.x, pos0, bound);
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
     const struct span full = visible_all(a, tile, pos0, bound);
@@ -122,9 +120,7 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
         struct head_of<D> h;
         const bool query = it < real, value = !query && (it - real) % 2;
         const int j = query ? row_of(a, tile * TILE + it) : duty + (it - real) / 2 * busy, p = pos0 + j;
-        const float *src = query ? a.q + ((int64_t)j * (a.n_head - a.n_rep) + kv_head * a.n_rep +
-                                          tile * TILE + it) *
-                                             D
+        const float *src = query ? a.q + head_of_row(a, j, kv_head, tile * TILE + it) * D
                                  : (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + kv_head) * D,
                     *norm = query   ? a.q_norm
                             : value ? NULL
@@ -208,7 +204,7 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
                 if (ragged)
                     bad |= (uint64_t)clean_chunk<BF16, D, PITCH>((uint16_t *)(my_slots + here * F::SLOT))
                            << part * CHUNK;
-                weigh<BF16, 1, CT, PITCH, 2>(acc, p, ring + (unsigned)(here * F::SLOT), false);
+                weigh<BF16, 1, CT, PITCH, 2>(acc, p, ring + (unsigned)(here * F::SLOT), 0, false);
 #pragma unroll
                 for (int s = 0; s < NT / 2 - 1; s++)
 #pragma unroll
@@ -256,10 +252,8 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
                 add_result<2>(T, S, Y, ts.x, ts.y, v);
             }
             if (u.count <= 1) {
-                *(float2 *)(a.out +
-                            ((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) *
-                                D +
-                            at % D) = make_float2(divided(Y[0], S), divided(Y[1], S));
+                *(float2 *)(a.out + head_of_row(a, row_of(a, at_row), kv_head, at_row) * D + at % D) =
+                    make_float2(divided(Y[0], S), divided(Y[1], S));
             } else {
                 float *record = record_of(a, tile, kv_head, node0 + i - u.first, D);
                 *(float2 *)(record + 2 * TILE + at) = make_float2(Y[0], Y[1]);
@@ -272,8 +266,7 @@ __global__ void __launch_bounds__(stream<D>::THREADS, stream<D>::RESIDENT)
     if (nodes <= 0) /* nothing to see: zeros */
         for (int at = (int)threadIdx.x; at < real * D; at += F::THREADS) {
             const int at_row = tile * TILE + at / D;
-            a.out[((int64_t)row_of(a, at_row) * (a.n_head - a.n_rep) + kv_head * a.n_rep + at_row) * D +
-                  at % D] = 0.0f;
+            a.out[head_of_row(a, row_of(a, at_row), kv_head, at_row) * D + at % D] = 0.0f;
         }
 }
 

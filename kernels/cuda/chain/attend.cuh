@@ -253,24 +253,7 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
     step_weights<D, BF16, false>(exchange, units, spans, (uint32_t *)weights, tops, s.n_rep, p0, 0, 0, 0);
     chain_heads_meet();
     float acc[CT][4];
-#pragma unroll
-    for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-    const unsigned values =
-        v + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + w * CT * 8) * 2;
-#pragma unroll
-    for (int i = 0; i < F::LEAF / 16; i++) {
-        const uint4 f0 = weights[i * 64 + lane], f1 = weights[i * 64 + 32 + lane];
-        const uint32_t p[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
-#pragma unroll
-        for (int j = 0; j < CT / 2; j++) {
-            const uint4 b = load_transposed(values + (unsigned)(i * 16 * PITCH + j * 16) * 2);
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                attention_mma<BF16>(acc[2 * j], p[n], b.x, b.y);
-                attention_mma<BF16>(acc[2 * j + 1], p[n], b.z, b.w);
-            }
-        }
-    }
+    weigh_stored<BF16, F::LEAF / 16, CT, PITCH>(acc, weights, v, w * CT * 8);
     uint2 *part = parts + (size_t)u * (size_t)LEAF_PAIRS(s.n_rep);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -283,6 +266,25 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
     }
     if (threadIdx.x < s.n_rep)
         pair_put(part + s.n_rep * D + 2 * threadIdx.x, tops[threadIdx.x].x, tops[threadIdx.x].y, part_tag);
+}
+
+/* The first n of B partial results of a row of a kv head, `apart` from p on, once they are there: of column
+ * col of its row r, with its top and sum. */
+template <int B, class N>
+DEV void parts_get(float y[B], float top[B], float sum[B], int n, const uint2 *p, N apart,
+                   const chain_step &s, int d, int r, int col, unsigned tag)
+{
+    value_wait wait;
+    bool there;
+    do {
+        there = true;
+#pragma unroll
+        for (int i = 0; i < B; i++)
+            if (i < n) {
+                there &= one_try(y + i, p + i * apart + r * d + col, tag);
+                there &= pair_try(top + i, sum + i, p + i * apart + s.n_rep * d + 2 * r, tag);
+            }
+    } while (wait.more(!__all_sync(~0u, there)));
 }
 
 /* A warp: a column a lane of n sums (T, S, Y) in box, added up and handed on. */

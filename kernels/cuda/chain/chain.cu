@@ -119,6 +119,15 @@ static bool reads(const struct chain_step *last, const struct chain_product *p)
     return (last->n_m == 1 || last->gated) && last->m[0].out == p->x && last->m[0].n_out == p->w[0]->n_in;
 }
 
+/* The operation of step i, of which nothing is said yet. */
+static struct chain_op *new_op(struct chain_state *c, int32_t i)
+{
+    struct chain_op *op = &c->op[i];
+    op->attend = op->net = op->head = op->part = false;
+    op->post = {};
+    return op;
+}
+
 /* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
  * memory. */
 static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
@@ -191,10 +200,8 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
     if (!rows || count + (w->n_out + rows - 1) / rows > CHAIN_STEPS) return cuda_flush(be);
     c->step[count - 1].pass_on = 1;
     for (int64_t first = 0; first < w->n_out; first += rows) {
-        struct chain_op *op = &c->op[be->chain_steps];
-        op->attend = op->net = false;
+        struct chain_op *op = new_op(c, be->chain_steps);
         op->product = *p;
-        op->post = {};
         op->head = true, op->part = first > 0;
         part_w.packed = (uint8_t *)w->packed + first / 16 * mm_panel_bytes(t, w->n_in);
         part_w.n_out = w->n_out - first < rows ? w->n_out - first : rows;
@@ -234,8 +241,7 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     c->items |= s.kind != CHAIN_K;
     c->wide |= s.kind == CHAIN_K && s.norm && s.units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
     c->step[be->chain_steps] = s;
-    struct chain_op *op = &c->op[be->chain_steps++];
-    op->attend = op->net = op->head = op->part = false;
+    struct chain_op *op = new_op(c, be->chain_steps++);
     op->product = *p;
     op->post = c->waits;
     if (c->waits.add.y) {
@@ -284,7 +290,7 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     const struct kn_kv *kv = a->kv;
     const int32_t d = kv->head_dim;
     struct chain_step *t = &c->step[be->chain_steps];
-    struct chain_op *op = &c->op[be->chain_steps++];
+    struct chain_op *op = new_op(c, be->chain_steps++);
     t[-1].pass_on = 1;
     *t = {};
     t->k = kv->k, t->v = kv->v, t->pos = a->pos, t->q_norm = s->q_norm, t->k_norm = s->k_norm,
@@ -295,8 +301,7 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     t->head = d, t->window = a->window, t->v_norm = s->v_norm;
     t->k_from = a->n_head * d, t->v_from = t->k_from + (s->k == s->v ? 0 : t->n_kv) * d;
     if (parts > c->parts) c->parts = parts;
-    op->attend = true, op->net = op->head = op->part = false;
-    op->post = {};
+    op->attend = true;
     op->kv = *kv;
     op->store = *s, op->store.kv = &op->kv;
     op->attention = *a, op->attention.kv = &op->kv;
@@ -409,13 +414,11 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     s.d = t->d, s.d.what = CHAIN_STATE_ROW, s.eps = a->eps;
     keep_old(c, be->chain_steps, &s);
     c->step[be->chain_steps + 1] = s;
-    struct chain_op *op = &c->op[be->chain_steps];
-    op[0].attend = op[1].attend = op[1].net = false;
-    op[0].head = op[1].head = op[0].part = op[1].part = false;
-    op[0].net = true;
-    op[0].post = op[1].post = {};
-    op[0].delta = *a, op[0].delta_state = *y, op[0].delta.state = &op[0].delta_state;
-    op[0].product = op[1].product = p;
+    struct chain_op *op = new_op(c, be->chain_steps);
+    new_op(c, be->chain_steps + 1)->product = p;
+    op->net = true;
+    op->product = p;
+    op->delta = *a, op->delta_state = *y, op->delta.state = &op->delta_state;
     be->chain_steps += 2;
     c->nets = true;
     return 1;

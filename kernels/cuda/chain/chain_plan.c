@@ -37,14 +37,20 @@ static uint32_t chain_divisor(int32_t d)
     return d == 1 ? 0 : (uint32_t)((((uint64_t)1 << 32) + (uint64_t)d - 1) / (uint64_t)d);
 }
 
+/* Bytes of a unit of its widest matrix. */
+static int32_t widest_unit(const struct chain_step *s)
+{
+    int32_t widest = 0;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
+    return widest;
+}
+
 /* Tiles of `bytes` at most, of units of 32 columns. */
 static void cut_items(struct chain_step *s, int32_t bytes)
 {
     const int32_t step = s->kind == CHAIN_32 ? 8 : 4; /* units that are multiplied side by side */
-    int32_t widest = 0;
-    for (int32_t j = 0; j < s->n_m; j++)
-        if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
-    s->per = bytes / widest / step * step;
+    s->per = bytes / widest_unit(s) / step * step;
     if (s->per < step) s->per = step;
     if (s->per > s->slice_units) s->per = s->slice_units;
     s->parts = (s->slice_units - 1) / s->per + 1;
@@ -131,12 +137,7 @@ bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p,
 
 static uint32_t tile_bytes(const struct chain_step *s)
 {
-    const uint32_t panels = s->kind == CHAIN_K ? 2 : 1;
-    uint32_t most = 0;
-    for (int32_t j = 0; j < s->n_m; j++)
-        if (panels * (uint32_t)(s->per * s->m[j].unit_bytes) > most)
-            most = panels * (uint32_t)(s->per * s->m[j].unit_bytes);
-    return most;
+    return (s->kind == CHAIN_K ? 2 : 1) * (uint32_t)(s->per * widest_unit(s));
 }
 /* The smallest that a pair would want, of K types. */
 static uint32_t least_tile(const struct chain_step *s)
@@ -273,6 +274,13 @@ static bool writes_early(const struct chain_step *s, int blocks)
     return s->kind == CHAIN_K && s->gated && s->pairs > 2 * blocks;
 }
 
+static bool has_items(const struct chain_state *c, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (c->step[i].kind != CHAIN_K) return true;
+    return false;
+}
+
 /* What the steps of a chain want of a block. */
 struct wants {
     int32_t pairs, n_rep, head; /* the most pairs of a step whose result is passed on; of attention */
@@ -282,14 +290,13 @@ struct wants {
 
 static struct wants wants_of(const struct chain_state *c, int32_t count)
 {
-    struct wants w = {0};
+    struct wants w = {.items = has_items(c, count)};
     for (int32_t i = 0; i < count; i++) {
         const struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > w.n_rep) w.n_rep = s->n_rep;
         if (s->n_m == 0 && s->head > w.head) w.head = s->head;
         if (s->n_m == 0) continue;
         if (row_bytes(s) > w.row) w.row = row_bytes(s);
-        w.items = w.items || s->kind != CHAIN_K;
         if (s->pass_on && s->pairs > w.pairs) w.pairs = s->pairs;
     }
     return w;
@@ -389,14 +396,6 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
     return a->keys + keys;
 }
 
-/* Keys and values of a long context as tiles of the ring of bytes. */
-static void far_tiles_of(struct chain_step *s)
-{
-    s->far = 2;
-    s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
-    s->per_tile = 1.0f / (float)s->tile;
-}
-
 /* The step takes its row from the one before as that has rounded it, if its warps have registers for it:
  * those of a slice for what they multiply, or all for all of it. */
 static void handed_rounded(struct chain_step *s)
@@ -472,24 +471,22 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, boo
     uint32_t least = UINT32_MAX;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && !far && !items) continue;
-        if (s->n_m == 0 && !far) {
-            s->tile = (uint32_t)CHAIN_KEYS_BYTES; /* near_items: a place in the ring */
-            s->per_tile = 1.0f / (float)s->tile;
-            continue;
-        }
-        if (s->n_m == 0) {
-            far_tiles_of(s);
+        const bool held = s->n_m == 0 && !far; /* a place in the ring, in near_items alone */
+        if (held && !items) continue;
+        if (held) {
+            s->tile = (uint32_t)CHAIN_KEYS_BYTES;
+        } else if (s->n_m == 0) { /* keys and values of a long context as tiles of the ring of bytes */
+            s->far = 2;
+            s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
         } else if (s->kind != CHAIN_K) {
             tile_items(s, i, far);
-            s->per_tile = 1.0f / (float)s->tile;
         } else {
             *early |= writes_early(s, blocks);
             tile_k(s, blocks, near);
-            s->per_tile = 1.0f / (float)s->tile;
         }
+        s->per_tile = 1.0f / (float)s->tile;
         const uint32_t tile = s->n_m && s->kind == CHAIN_K ? tile_at_least(s) : s->tile;
-        if (tile < least) least = tile;
+        if (!held && tile < least) least = tile;
     }
     return least;
 }
@@ -532,8 +529,8 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
                    net = c->nets ? ((uint32_t)CHAIN_DELTA_BYTES + 127) / 128 * 128 : posts_bytes(c, count),
                    before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
-    bool items = false, early = false;
-    for (int32_t i = 0; i < count; i++) items |= c->step[i].kind != CHAIN_K;
+    const bool items = has_items(c, count);
+    bool early = false;
     if (all >= (uint32_t)dev->smem_block) return 0;
     const bool near = c->attends && !far && !c->gemma && !items && !keys; /* near_keys */
     a->ring = ((uint32_t)dev->smem_block - all) / 1024 * 1024;
@@ -554,10 +551,9 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
 
 enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
 {
-    const bool far = c->attends && c->far;
-    bool items = false, early = false; /* types other than K; early outputs */
-    for (int32_t i = 0; i < count; i++)
-        items |= c->step[i].kind != CHAIN_K, early |= (c->step[i].flags & CHAIN_EARLY) != 0;
+    const bool far = c->attends && c->far, items = has_items(c, count);
+    bool early = false;
+    for (int32_t i = 0; i < count; i++) early |= (c->step[i].flags & CHAIN_EARLY) != 0;
     return c->nets    ? a->split ? CHAIN_NETS_SHARED : CHAIN_NETS
            : c->gemma ? CHAIN_GEMMA
            : items    ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS

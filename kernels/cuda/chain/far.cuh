@@ -47,10 +47,6 @@ DEV int far_log(const chain_step &s)
 {
     return 3 - (s.far >> 1);
 }
-DEV int far_tiles(const chain_step &s, int pos)
-{
-    return far_share_of(s, pos).n * CHAIN_HEADS << far_log(s);
-}
 
 /* ---- asking ---- */
 
@@ -210,28 +206,6 @@ DEV far_room far_room_at(uint8_t *at)
     return m;
 }
 
-/* As put_query, low parts eight rows below. */
-template <bool BF16> DEV void far_query(const chain_head &h, const far_room &m, float scale, int r)
-{
-    const int lane = threadIdx.x % 32;
-    unsigned top = 0;
-#pragma unroll
-    for (int j = 0; j < chain_head::W; j++) top = max(top, __float_as_uint(h.x[j]) & 0x7fffffff);
-    top = __reduce_max_sync(~0u, top);
-    int e = (int)(top >> 23) - 126; /* |x| < 2^e */
-    e = top >= 0x7f800000 || e < -100 ? 0 : e;
-    const float down = __int_as_float((127 - e) << 23);
-    if (lane == 0) m.units[r] = __fmul_rn(__fmul_rn(scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
-    uint16_t *at =
-        (uint16_t *)&m.queries[lane / 16 * 32 + r * 4 + lane % 8 / 2] + lane % 16 / 8 * 4 + lane % 2;
-#pragma unroll
-    for (int j = 0; j < chain_head::W; j++) {
-        const float y = __fmul_rn(h.x[j], down);
-        const uint16_t high = to_half<BF16>(y);
-        at[j * 512] = high;
-        at[j * 512 + 2] = to_half<BF16>(__fsub_rn(y, from_half<BF16>(high)));
-    }
-}
 /* The kv head's queries; where newest, the new key and value too, which go to the cache as well. A warp one
  * at a time. */
 template <bool BF16>
@@ -249,7 +223,9 @@ DEV void far_rows(const chain_step &s, int pos, int kv_head, bool newest, const 
                               : s.k_norm,
                       value || !s.turn ? nullptr : s.table, s.eps);
         if (query) {
-            far_query<BF16>(h, m, s.scale, it);
+            attn a;
+            a.scale = s.scale;
+            h.template put_query<BF16, true>(a, m.queries, m.units, it);
         } else {
             h.template put<BF16>(m.fresh + (value ? D : 0));
             h.template put<BF16>(
@@ -295,17 +271,7 @@ DEV void far_join(const chain_step &s, int nodes, int group, const uint2 *parts,
     for (int node = w; node < nodes; node += B * CLASSES, p += B * step) {
         const int n = (nodes - node + CLASSES - 1) / CLASSES;
         float y[B], top[B], sum[B];
-        value_wait wait;
-        bool there;
-        do {
-            there = true;
-#pragma unroll
-            for (int i = 0; i < B; i++)
-                if (i < n) {
-                    there &= one_try(y + i, p + i * step + r * D + col, tag);
-                    there &= pair_try(top + i, sum + i, p + i * step + s.n_rep * D + 2 * r, tag);
-                }
-        } while (wait.more(!__all_sync(~0u, there)));
+        parts_get<B>(y, top, sum, n, p, step, s, D, r, col, tag);
 #pragma unroll
         for (int i = 0; i < B; i++)
             if (i < n) add_result<1>(t, u, &z, top[i], sum[i], y + i);

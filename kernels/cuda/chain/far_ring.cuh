@@ -8,9 +8,8 @@
 #include "ring.cuh"
 
 /* What the warp that asks and the one that plans know of a step of attention. */
-struct far_keys {
-    static constexpr bool ring = true, nets = false, wide = false, post = false, items = false, held = false,
-                          writer = false;
+struct far_keys : few_keys {
+    static constexpr bool ring = true;
     int pos = -1;
     far_share f;
 
@@ -70,7 +69,7 @@ struct far_bytes {
     __device__ __forceinline__ uint8_t *take(int part)
     {
         const int in = part & (far - 1);
-        if (in == 0) bar_pass(full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
+        if (in == 0) bar_wait(full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
         return ring + tile[number % CHAIN_TILES].x + in * (16 * 128);
     }
     __device__ __forceinline__ void done(int part)

@@ -160,18 +160,16 @@ DEV item_bits item_bits_of()
 template <bool SIGNED>
 DEV void item_mma(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const item_bits &i)
 {
+#define ITEM_MMA(TYPE)                                                                                       \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." TYPE ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "      \
+        "{%10,%11,%12,%13};"                                                                                 \
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])                                                     \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i.of[0]), "r"(i.of[1]),          \
+          "r"(i.of[2]), "r"(i.of[3]))
     if (SIGNED)
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-            "{%10,%11,%12,%13};"
-            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i.of[0]), "r"(i.of[1]),
-              "r"(i.of[2]), "r"(i.of[3]));
+        ITEM_MMA("s8");
     else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-            "{%10,%11,%12,%13};"
-            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i.of[0]), "r"(i.of[1]),
-              "r"(i.of[2]), "r"(i.of[3]));
+        ITEM_MMA("u8");
 }
 /* fin (row g + 8 (lane % 2)) += n units (a multiple of 8) of a type with blocks of 32. q, aux: the row's at
  * the first unit, q at 16 bytes of the lane's quarter. */
@@ -332,7 +330,7 @@ DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_
 #pragma unroll 1
         for (int part = 0; part < parts; part++) {
             const unsigned at = (unsigned)number % CHAIN_TILES;
-            bar_pass(r.full + at, (unsigned)number / CHAIN_TILES & 1);
+            bar_wait(r.full + at, (unsigned)number / CHAIN_TILES & 1);
             const uint4 tile = r.tile[at];
             to = tile.z >> 16;
             item_tile((COLUMNS *)nullptr, tile.w % ITEM_UNITS, fin, r.ring + tile.x,
@@ -353,7 +351,7 @@ DEV void attention_held(const chain_step &s, const chain_plan &plan, const chain
     uint8_t *keys = act;
     if (plan.tiles) {
         const unsigned number = (unsigned)plan.total;
-        bar_pass(r.full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
+        bar_wait(r.full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
         keys = r.ring + r.tile[number % CHAIN_TILES].x;
         if (plan.leaf <= pos / chain_few::LEAF) chain_keys(s, pos, plan.leaf, plan.kv_head, keys);
     }

@@ -15,12 +15,7 @@ DEV void item_ask(float v[ITEM_PARTS][4], const float *p, int parts, unsigned th
 {
 #pragma unroll
     for (int i = 0; i < ITEM_PARTS; i++)
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
-            "[%5];\n}"
-            : "+f"(v[i][0]), "+f"(v[i][1]), "+f"(v[i][2]), "+f"(v[i][3])
-            : "r"((there >> i & 1) | (i < parts ? 0u : 1u)), "l"(p + 128 * i + threadIdx.x % 32 * 4)
-            : "memory");
+        four_ask(v[i], p + 128 * i + threadIdx.x % 32 * 4, (there >> i & 1) | (i < parts ? 0u : 1u));
 }
 DEV void item_settle(float v[ITEM_PARTS][4], const float *p, int parts)
 {
@@ -28,12 +23,7 @@ DEV void item_settle(float v[ITEM_PARTS][4], const float *p, int parts)
     for (;;) {
         unsigned there = 0;
 #pragma unroll
-        for (int i = 0; i < ITEM_PARTS; i++) {
-            bool here = true;
-#pragma unroll
-            for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[i][j]) != CHAIN_NOT_YET;
-            there |= here || i >= parts ? 1u << i : 0;
-        }
+        for (int i = 0; i < ITEM_PARTS; i++) there |= four_there(v[i]) || i >= parts ? 1u << i : 0;
         if (!wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1))) return;
         item_ask(v, p, parts, there);
     }
@@ -176,21 +166,12 @@ DEV void item_row_rounded(const chain_step &s, const float *row, uint8_t *act)
 #pragma unroll
         for (int i = 0; i < ITEM_PARTS; i++) {
             const int k = first + 128 * i;
-            asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, "
-                         "%2, %3}, [%5];\n}"
-                         : "+f"(v[i][0]), "+f"(v[i][1]), "+f"(v[i][2]), "+f"(v[i][3])
-                         : "r"((there >> i & 1) | (i < each && k < words ? 0u : 1u)),
-                           "l"(p + 128 * i + (k < codes ? 0 : jump))
-                         : "memory");
+            four_ask(v[i], p + 128 * i + (k < codes ? 0 : jump),
+                     (there >> i & 1) | (i < each && k < words ? 0u : 1u));
         }
         there = 0;
 #pragma unroll
-        for (int i = 0; i < ITEM_PARTS; i++) {
-            bool here = true;
-#pragma unroll
-            for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[i][j]) != CHAIN_NOT_YET;
-            there |= here ? 1u << i : 0;
-        }
+        for (int i = 0; i < ITEM_PARTS; i++) there |= four_there(v[i]) ? 1u << i : 0;
     } while (wait.more(!__all_sync(0xffffffff, there == (1u << ITEM_PARTS) - 1)));
 #pragma unroll
     for (int i = 0; i < ITEM_PARTS; i++) {

@@ -89,7 +89,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
              i += gridDim.x * 32 * CHAIN_WARPS)
             __stcg(old + i, make_uint4(CHAIN_NOT_YET, CHAIN_NOT_YET, CHAIN_NOT_YET, CHAIN_NOT_YET));
     }
-    bar_pass(r.planned, 0);
+    bar_wait(r.planned, 0);
     int pos = -1;
     /* The step: a register, where there is one; elsewhere it would be in local memory, far away. */
     constexpr bool apart = KV::wide, roomy = has_room<KV>;
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         if (i + 1 < a.count) {
             const int at = (i + 1) % CHAIN_DESCS;
             const chain_step &next = r.steps[at];
-            bar_pass(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
+            bar_wait(r.planned + at, (i + 1) / CHAIN_DESCS & 1);
             if (!KV::nets && !KV::ring && next.n_m == 0) {
                 if (pos < 0) pos = __ldcg(next.pos); /* the same for all layers */
                 if (!KV::wide && !KV::held && !KV::writer && threadIdx.x < 32 * CHAIN_HEADS &&
@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         }
         if (KV::nets && s.replays) {
             const int then = i + s.replays, at = then % CHAIN_DESCS;
-            bar_pass(r.planned + at, then / CHAIN_DESCS & 1);
+            bar_wait(r.planned + at, then / CHAIN_DESCS & 1);
             chain_delta_run<false>(r.steps[at], r.plan[at], nullptr, nullptr,
                                    *(chain_delta_room *)(smem + a.net), nullptr);
         }

@@ -176,6 +176,18 @@ static __device__ __noinline__ void chain_round(uint32_t act, int units, int blo
 {
     chain_round_here<N, WHOLE>(act, units, block, apart, count, e);
 }
+/* The same of v; HERE: no call. */
+template <int N, bool WHOLE, bool HERE = false>
+DEV void chain_round_of(const uint8_t *act, int units, int block, int apart, int count, const float (*v)[8])
+{
+    chain_some<N> e;
+#pragma unroll
+    for (int i = 0; i < 8 * N; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
+    if (HERE)
+        chain_round_here<N, WHOLE>(shared_at(act), units, block, apart, count, e);
+    else
+        chain_round<N, WHOLE>(shared_at(act), units, block, apart, count, e);
+}
 
 /* What a lane has of its own while a row is multiplied: addresses in shared memory of its first unit's
  * activations, and B of unit after unit. Integer instructions are what a unit costs (64 lanes a clock), so

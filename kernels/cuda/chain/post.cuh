@@ -35,15 +35,6 @@ DEV float post_inverse(const float *squares, float n, float y, float eps)
     const float ss = __fadd_rn(__fadd_rn(v[0], v[2]), __fadd_rn(v[1], v[3]));
     return inverse_root(__fadd_rn(post_over(ss, n, y), eps));
 }
-/* N blocks, the first `block`, of which `n` are there. */
-template <int N> DEV void post_round(uint8_t *act, int units, int block, int n, const float (*v)[8])
-{
-    chain_some<N> e;
-    if (n < 1) return;
-#pragma unroll
-    for (int i = 0; i < 8 * N; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    chain_round<N, false>(shared_at(act), units, block, CHAIN_WARPS, n, e);
-}
 /* The thread's part of the row that is kept: of block c of its warp, so that lanes are on banks side by side.
  */
 DEV float4 *post_place(float *kept, int c)
@@ -121,7 +112,7 @@ DEV void chain_post(const chain_step &s, float *kept, const float *y, uint8_t *a
     for (int c = 0; c < B; c++)
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], r), g[c][i]);
-    post_round<B>(act, units, warp, n, v);
+    if (n > 0) chain_round_of<B, false>(act, units, warp, CHAIN_WARPS, n, v);
     if (s.own)
         __syncwarp();
     else

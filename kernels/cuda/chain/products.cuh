@@ -29,18 +29,6 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
 /* Forms that have registers to spare: what is kept in these elsewhere ends in local memory, far away. */
 template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && !KV::items;
 
-/* Blocks `block`, + apart ... of the row, `count` of them. */
-template <int B, class KV>
-DEV void round_blocks(uint8_t *act, int units, int block, int apart, int count, const float (*v)[8])
-{
-    chain_some<B> e;
-#pragma unroll
-    for (int i = 0; i < 8 * B; i++) e.v[i / 8][i % 8] = v[i / 8][i % 8];
-    if (has_room<KV>)
-        chain_round_here<B, true>(shared_at(act), units, block, apart, count, e);
-    else
-        chain_round<B, false>(shared_at(act), units, block, apart, count, e);
-}
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
 template <class KV> DEV float norm_of(const chain_step &s, const float *squares, float width, float over)
 {
@@ -92,7 +80,7 @@ DEV void chain_norm(const chain_args &a, const chain_room &r, const chain_step &
     for (int c = 0; c < B; c++)
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], near), w[c][i]);
-    if (n > 0) round_blocks<B, KV>(act, units, warp, CHAIN_WARPS, n, v);
+    if (n > 0) chain_round_of<B, has_room<KV>, has_room<KV>>(act, units, warp, CHAIN_WARPS, n, v);
     if (own)
         __syncwarp();
     else
@@ -112,7 +100,7 @@ DEV void chain_row_load(const chain_args &a, const chain_room &r, const chain_st
         const int n = (units - b + CHAIN_WARPS - 1) / CHAIN_WARPS;
         values_ask<B, CHAIN_WARPS>(v, p + 256 * b, n, 0);
         if (!first) values_settle<B, CHAIN_WARPS>(v, p + 256 * b, n);
-        round_blocks<B, KV>(act, units, b, CHAIN_WARPS, n, v);
+        chain_round_of<B, has_room<KV>, has_room<KV>>(act, units, b, CHAIN_WARPS, n, v);
     }
     chain_meet();
 }
@@ -195,7 +183,7 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
                     c.of(v);
                     codes.put(c, 0, mine, true);
                 } else {
-                    round_blocks<1, KV>(act, units, mine, 1, 1, v);
+                    chain_round_of<1, has_room<KV>, has_room<KV>>(act, units, mine, 1, 1, v);
                 }
                 __syncwarp();
                 mine += CHAIN_WARPS;
@@ -205,7 +193,7 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
                     values_ask<1, 1>(v, SPLIT ? row + 256 * mine : row, 1, 0);
             }
             const unsigned slot = (unsigned)number % CHAIN_TILES;
-            bar_pass(r.full + slot, (unsigned)number / CHAIN_TILES & 1);
+            bar_wait(r.full + slot, (unsigned)number / CHAIN_TILES & 1);
             const uint4 tile = r.tile[slot];
             const unsigned what = tile.w & 3;
             if (what == 0)
@@ -393,7 +381,7 @@ template <class KV> DEV void chain_early(const chain_args &a, uint8_t *smem)
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int i = 0; i < a.count; i++) {
-        bar_pass(r.planned + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
+        bar_wait(r.planned + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
         const chain_step &s = r.steps[i % CHAIN_DESCS];
         const chain_plan &plan = r.plan[i % CHAIN_DESCS];
         const int early = early_of<KV>(s, plan.pairs);

@@ -208,14 +208,11 @@ struct near_keys {
 struct few_keys : near_keys { /* no outputs come early */
     static constexpr bool writer = false;
 };
-/* No attention, but gated delta nets or gated rows. */
-struct net_steps {
-    static constexpr bool ring = false, nets = true, wide = false, post = false, items = false, held = false,
-                          writer = true;
+struct net_steps : near_keys { /* no attention, but gated delta nets or gated rows */
+    static constexpr bool nets = true;
 };
-struct wide_keys { /* of chain/wide.cuh; and chain/post.cuh */
-    static constexpr bool ring = false, nets = false, wide = true, post = true, items = false, held = false,
-                          writer = true;
+struct wide_keys : near_keys { /* of chain/wide.cuh; and chain/post.cuh */
+    static constexpr bool wide = true, post = true;
 };
 /* The block's: those that multiply; those that ask, fetch, write early. */
 template <class KV> constexpr int CHAIN_ALL_WARPS = CHAIN_WARPS + (KV::writer ? 3 : 2);
@@ -234,7 +231,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
 #pragma unroll 1
     for (int i = 0; i < a.count; i++) {
         const chain_step &s = m.steps[i % CHAIN_DESCS];
-        bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
+        bar_wait(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
         const int cuts = s.cuts, ahead = s.ahead, before = s.before, bring = s.bring;
         const bool kv = KV::ring && s.n_m == 0;
         int tiles = kv ? 0 : tiles_here(s);
@@ -385,13 +382,13 @@ template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const 
         if (SPLIT && i >= a.count) continue;
         if (lane == 0 && i + 2 < a.count) {
             const int next = i + 2, at = next % CHAIN_DESCS;
-            if (next >= CHAIN_DESCS) bar_pass(m.read + at, (next / CHAIN_DESCS - 1) & 1);
+            if (next >= CHAIN_DESCS) bar_wait(m.read + at, (next / CHAIN_DESCS - 1) & 1);
             bar_expect(m.told + at, sizeof(chain_step));
             copy_bulk_to(m.steps + at, a.step + next, sizeof(chain_step), m.told + at);
         }
         __syncwarp();
         const chain_step &s = m.steps[i % CHAIN_DESCS];
-        bar_pass(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
+        bar_wait(m.told + i % CHAIN_DESCS, i / CHAIN_DESCS & 1);
         /* What a step reads beside weights and keys: one block for all. */
         if (blockIdx.x == i % gridDim.x) {
             const int near = s.n_m ? 0 : KV::wide ? s.head : CHAIN_HEAD;

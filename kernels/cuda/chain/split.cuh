@@ -139,7 +139,7 @@ static __device__ __noinline__ void split_sums(const chain_args &a, uint8_t *sme
                                   ? s.m[c.bits >> 15 & 3].out + (c.at - s.m[c.bits >> 15 & 3].column)
                                   : nullptr;
     float *values = a.values + s.at + c.at;
-    bar_pass((uint64_t *)(smem + CHAIN_K_SPLIT), turn & 1);
+    bar_wait((uint64_t *)(smem + CHAIN_K_SPLIT), turn & 1);
     const unsigned tag = state[0] + 1 + (unsigned)i;
 #pragma unroll 1
     for (int k = 0; k < runs; k++) {

@@ -82,15 +82,6 @@ DEV void chain_heads_meet() /* those that attend */
 {
     asm volatile("bar.sync 2, %0;" ::"n"(32 * CHAIN_HEADS) : "memory");
 }
-DEV void bar_pass(uint64_t *b, uint32_t phase)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
-                 "done;\nbra again;\ndone:\n}" ::"r"(shared_at(b)),
-                 "r"(phase)
-                 : "memory");
-#endif
-}
 /* A thread: the first descriptors are on their way. */
 DEV void first_steps(const chain_args &a, chain_step *steps, uint64_t *told)
 {
@@ -188,6 +179,22 @@ struct value_wait {
         return again;
     }
 };
+/* Four values at p, asked for where they are not there yet; have they come? */
+DEV void four_ask(float v[4], const float *p, unsigned there)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
+                 "[%5];\n}"
+                 : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
+                 : "r"(there), "l"(p)
+                 : "memory");
+}
+DEV bool four_there(const float v[4])
+{
+    bool here = true;
+#pragma unroll
+    for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[j]) != CHAIN_NOT_YET;
+    return here;
+}
 /* Columns 8 lane .. of n <= B blocks of a row, of which p is the first and STRIDE to the next. Ask: all at
  * once, one trip. Settle: until they are there; only what was not is asked for again. */
 template <int B, int STRIDE>
@@ -197,13 +204,8 @@ DEV void values_ask(float v[B][8], const float *p, int n, unsigned there, int st
     for (int c = 0; c < B; c++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            asm volatile(
-                "{\n.reg .pred p;\nsetp.eq.u32 p, %4, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
-                "[%5];\n}"
-                : "+f"(v[c][4 * i]), "+f"(v[c][4 * i + 1]), "+f"(v[c][4 * i + 2]), "+f"(v[c][4 * i + 3])
-                : "r"((there >> (2 * c + i) & 1) | (c < n ? 0u : 1u)),
-                  "l"(p + 256 * stride * c + threadIdx.x % 32 * 8 + 4 * i)
-                : "memory");
+            four_ask(v[c] + 4 * i, p + 256 * stride * c + threadIdx.x % 32 * 8 + 4 * i,
+                     (there >> (2 * c + i) & 1) | (c < n ? 0u : 1u));
 }
 template <int B, int STRIDE> DEV void values_settle(float v[B][8], const float *p, int n, int stride = STRIDE)
 {
@@ -215,10 +217,7 @@ template <int B, int STRIDE> DEV void values_settle(float v[B][8], const float *
         for (int c = 0; c < B; c++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                bool here = true;
-#pragma unroll
-                for (int j = 0; j < 4; j++) here = here && __float_as_uint(v[c][4 * i + j]) != CHAIN_NOT_YET;
-                here = here || c >= n;
+                const bool here = four_there(v[c] + 4 * i) || c >= n;
                 there |= here ? 1u << (2 * c + i) : 0;
                 all = all && here;
             }

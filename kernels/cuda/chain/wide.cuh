@@ -132,24 +132,7 @@ DEV void wide_leaves(const chain_step &s, int pos, const wide_seen &seen, int u,
         step_weights<D, BF16, false>(exchange, units, spans, (uint32_t *)weights, tops, s.n_rep, p0, 0, 0, 0);
         chain_heads_meet();
         float acc[CT][4];
-#pragma unroll
-        for (int t = 0; t < CT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
-        const unsigned values =
-            k + (unsigned)((lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8 + w * CT * 8) * 2;
-#pragma unroll
-        for (int i = 0; i < F::LEAF / 16; i++) {
-            const uint4 f0 = weights[i * 64 + lane], f1 = weights[i * 64 + 32 + lane];
-            const uint32_t p[2][4] = {{f0.x, f0.y, f0.z, f0.w}, {f1.x, f1.y, f1.z, f1.w}};
-#pragma unroll
-            for (int j = 0; j < CT / 2; j++) {
-                const uint4 b = load_transposed(values + (unsigned)(i * 16 * PITCH + j * 16) * 2);
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    attention_mma<BF16>(acc[2 * j], p[h], b.x, b.y);
-                    attention_mma<BF16>(acc[2 * j + 1], p[h], b.z, b.w);
-                }
-            }
-        }
+        weigh_stored<BF16, F::LEAF / 16, CT, PITCH>(acc, weights, k, w * CT * 8);
         uint2 *part = parts + (size_t)u * (size_t)wide_pairs(s, D);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -180,19 +163,9 @@ DEV void wide_node(const chain_step &s, int from, int to, int group, const uint2
 #pragma unroll 1
     for (int n = to - from; n > 0; n -= SOME, p += SOME * on) {
         float y[SOME], top[SOME], sum[SOME];
-        value_wait wait;
-        bool there;
 #pragma unroll
         for (int i = 0; i < SOME; i++) y[i] = sum[i] = 0.0f, top[i] = -INFINITY; /* adds nothing */
-        do {
-            there = true;
-#pragma unroll
-            for (int i = 0; i < SOME; i++)
-                if (i < n) {
-                    there &= one_try(y + i, p + i * on + r * D + col, tag);
-                    there &= pair_try(top + i, sum + i, p + i * on + s.n_rep * D + 2 * r, tag);
-                }
-        } while (wait.more(!__all_sync(~0u, there)));
+        parts_get<SOME>(y, top, sum, n, p, on, s, D, r, col, tag);
 #pragma unroll
         for (int i = 0; i < SOME; i++) add_result<1>(*t, *u, z, top[i], sum[i], y + i);
     }

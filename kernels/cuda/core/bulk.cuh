@@ -5,76 +5,51 @@
 #define DFLASH_CUDA_BULK_CUH
 
 #include "../product/mm_int.cuh"
-#include "shared.cuh"
+#include "cluster.cuh"
 
-DEV void bar_init(uint64_t *b)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_at(b)) : "memory");
-#endif
-}
 /* One that so many arrivals complete. */
 DEV void bar_open(uint64_t *b, int arrivals)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(b)), "r"(arrivals) : "memory");
-#endif
+    asm_90("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(b)), "r"(arrivals) : "memory");
+}
+DEV void bar_init(uint64_t *b)
+{
+    bar_open(b, 1);
 }
 DEV void bar_arrive(uint64_t *b)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
-#endif
+    asm_90("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
 }
 DEV void bar_fence()
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-DEV void bar_wait_at(uint32_t b, uint32_t phase)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra "
-                 "done;\nbra again;\ndone:\n}" ::"r"(b),
-                 "r"(phase)
-                 : "memory");
-#endif
+    asm_90("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 DEV void bar_wait(uint64_t *b, uint32_t phase)
 {
-    bar_wait_at(shared_at(b), phase);
+    cluster_bar_wait(shared_at(b), phase);
 }
 /* Is the phase complete? */
 DEV bool bar_test(uint64_t *b, uint32_t phase)
 {
     uint32_t is = 1;
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
+    asm_90(
         "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(is)
         : "r"(shared_at(b)), "r"(phase)
         : "memory");
-#endif
     return is;
 }
 DEV void bar_expect(uint64_t *b, uint32_t bytes)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes)
-                 : "memory");
-#endif
+    cluster_bar_expect(shared_at(b), bytes);
 }
 /* Bytes that the barrier was told to expect. */
 DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_at(dst)),
-        "l"(src), "r"(bytes), "r"(shared_at(b))
-        : "memory");
-#endif
+    asm_90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+               shared_at(dst)),
+           "l"(src), "r"(bytes), "r"(shared_at(b))
+           : "memory");
 }
 /* The same of weights (and of a chain's keys and values), which a pass reads once: the L2 cache forgets them
  * before rows, sums and kernels' code. The policy is what createpolicy.fractional.L2::evict_first.b64 makes
@@ -82,13 +57,10 @@ DEV void copy_bulk_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 #define WEIGHTS_POLICY 0x12f0000000000000ull
 DEV void copy_weights_to(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
-        "%2, [%3], %4;" ::"r"(shared_at(dst)),
-        "l"(src), "r"(bytes), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
-        : "memory");
-#endif
+    asm_90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+           "%2, [%3], %4;" ::"r"(shared_at(dst)),
+           "l"(src), "r"(bytes), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
+           : "memory");
 }
 
 DEV float act_gate(int act, float g)

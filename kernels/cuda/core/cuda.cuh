@@ -200,31 +200,40 @@ static inline int cuda_flush(const struct cuda_backend *be)
     return be->chain_steps ? chain_flush(be) : 0;
 }
 
-/* Launch on the backend's stream, dependent on the kernel before it where the device can, before what waits.
- * Every kernel asks for the same division of a multiprocessor's memory (all shared): kernels that differ in
- * it cannot stand side by side, which is the point of an early launch. */
+/* Launch on the backend's stream, dependent on the kernel before it where the device can; cluster: 0, or of
+ * so many blocks (compute capability 9.0). Every kernel asks for the same division of a
+ * multiprocessor's memory (all shared): kernels that differ in it cannot stand side by side, which is the
+ * point of an early launch. */
 template <class... P, class... A>
-static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
-                                            dim3 block, size_t smem, A... args)
+static inline cudaError_t cuda_launch_now(const struct cuda_backend *be, dim3 cluster, void (*kernel)(P...),
+                                          dim3 grid, dim3 block, size_t smem, A... args)
 {
     cudaLaunchConfig_t config = {};
-    const int rc = be->owes ? mm_settle(be) : 0;
-    if (rc) return cuda_told(rc);
+    cudaLaunchAttribute attr[3];
     be->launches++;
-    cudaLaunchAttribute early[2];
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = smem;
     config.stream = be->stream;
-    early[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early[0].val.programmaticStreamSerializationAllowed = 1;
-    early[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    early[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    config.attrs = early;
-    config.numAttrs = be->cc >= 90 && !be->generic ? 2 : 0;
+    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attr[2].id = cudaLaunchAttributeClusterDimension;
+    attr[2].val.clusterDim = {cluster.x, cluster.y, cluster.z};
+    config.attrs = attr;
+    config.numAttrs = cluster.x ? 3 : be->cc >= 90 && !be->generic ? 2 : 0;
     return cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
-/* The same behind what waits. */
+/* Before what waits, but for outputs that are owed. */
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_first(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
+                                            dim3 block, size_t smem, A... args)
+{
+    const int rc = be->owes ? mm_settle(be) : 0;
+    return rc ? cuda_told(rc) : cuda_launch_now(be, 0, kernel, grid, block, smem, args...);
+}
+/* Behind what waits. */
 template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
                                       dim3 block, size_t smem, A... args)
@@ -232,47 +241,28 @@ static inline cudaError_t cuda_launch(const struct cuda_backend *be, void (*kern
     const int rc = cuda_flush(be);
     return rc ? cuda_told(rc) : cuda_launch_first(be, kernel, grid, block, smem, args...);
 }
-/* As cuda_launch, in clusters of so many blocks side by side, with all of a multiprocessor's shared memory.
- */
 template <class... P, class... A>
 static inline cudaError_t cuda_launch_clusters(const struct cuda_backend *be, void (*kernel)(P...), dim3 grid,
-                                               dim3 block, size_t smem, unsigned cluster, A... args)
+                                               dim3 block, size_t smem, dim3 cluster, A... args)
 {
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attr[3];
     const int rc = cuda_flush(be);
-    if (rc) return cuda_told(rc);
-    be->launches++;
-    config.gridDim = grid, config.blockDim = block;
-    config.dynamicSmemBytes = smem;
-    config.stream = be->stream;
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = cluster, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[2].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attr;
-    config.numAttrs = 3;
-    return cudaLaunchKernelEx(&config, kernel, args...);
+    return rc ? cuda_told(rc) : cuda_launch_now(be, cluster, kernel, grid, block, smem, args...);
 }
 
 #ifdef __CUDACC__
+#include "shared.cuh"
+
 /* Let the next kernel of the stream start when its blocks fit beside ours. */
-static __device__ __forceinline__ void cuda_grid_early()
+DEV void cuda_grid_early()
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+    asm_90("griddepcontrol.launch_dependents;");
 }
 /* Wait until all earlier kernels of the stream are complete and their writes visible. */
-static __device__ __forceinline__ void cuda_grid_wait()
+DEV void cuda_grid_wait()
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    asm_90("griddepcontrol.wait;" ::: "memory");
 }
-static __device__ __forceinline__ void cuda_grid_start()
+DEV void cuda_grid_start()
 {
     cuda_grid_early();
     cuda_grid_wait();

@@ -47,7 +47,6 @@ extern struct cuda_attention_tuning cuda_attention_tuning;
 struct delta_tuning {
     int segment; /* rows whose blocks are made at a time, a multiple of 32 */
     bool rows;   /* token by token, as a step is */
-    bool early;  /* kernels start while the one before still runs */
     bool apart;  /* rows that may be rejected: state, norm and rounding for the next product as kernels of
                     their own */
 };
@@ -60,7 +59,6 @@ struct many_tuning {
     bool alone;         /* dequantise on the stream of the products */
     bool beside;        /* gate on a stream of its own */
     bool together;      /* small weights as one */
-    int algorithm;      /* the n-th that the library proposes */
 };
 extern struct many_tuning many_tuning;
 /* How products of rows with the experts they chose are run (experts.cu). For benchmarks and tests; none of it

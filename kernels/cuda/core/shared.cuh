@@ -5,17 +5,24 @@
 
 #include <stdint.h>
 
-static __device__ __forceinline__ uint32_t shared_at(const void *p)
+#define DEV static __device__ __forceinline__
+
+/* asm volatile of instructions of compute capability 9.0; nothing elsewhere, where no kernel comes to it. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define asm_90(...) asm volatile(__VA_ARGS__)
+#else
+#define asm_90(...) (void)0
+#endif
+
+DEV uint32_t shared_at(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 /* What was written as usual is there for products of four warps, and comes before what bulk copies write
  * there. */
-static __device__ __forceinline__ void shared_fence()
+DEV void shared_fence()
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+    asm_90("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 #endif

@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(THREADS) delta_state(const struct layer
         convolve<D, CHUNK, TAPS>(l, m, t0, n, pending, row0);
         __syncthreads();
         norms<D>(l, m, n);
-        gates(l, m, gate_inputs_of(l, t0, n, pending), n);
+        gates(l, m, t0, n, pending);
         __syncthreads();
         for (int t = 0; t < n; t++) {
             const int32_t r = t0 + t - pending;

@@ -16,8 +16,6 @@ struct layer {
 
 /* delta/many.cu. Rows that are final, more than KN_DELTA_LOG, once the log has been replayed. */
 int cuda_delta_many(struct cuda_backend *, const struct layer *);
-/* Whether it has code for these heads. */
-bool cuda_delta_many_has(const struct kn_delta *a);
 /* delta.cu. 0, or the message of what is wrong with a. */
 int cuda_delta_check(struct cuda_backend *, const struct kn_delta *a);
 /* delta.cu. Norm and gate of the outputs of rows [from, from + n); with the last of them the convolution's

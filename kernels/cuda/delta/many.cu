@@ -252,11 +252,6 @@ static __global__ void __launch_bounds__(KTHREADS, TAPS <= 4 ? 3 : 1)
 
 /* ---- launch ---- */
 
-bool cuda_delta_many_has(const struct kn_delta *a)
-{
-    return a->d_k <= HEAD && !delta_tuning.rows; /* as delta_form_of */
-}
-
 static size_t whole(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;
@@ -282,7 +277,8 @@ static size_t divide(struct blocks *b, const struct kn_delta *a, int32_t n, uint
 size_t cuda_delta_scratch(const struct kn_delta *a)
 {
     struct blocks b;
-    return a->n <= KN_DELTA_LOG || !cuda_delta_many_has(a) ? 0 : divide(&b, a, a->n, nullptr);
+    const bool has = a->d_k <= HEAD && !delta_tuning.rows; /* as delta_form_of */
+    return a->n <= KN_DELTA_LOG || !has ? 0 : divide(&b, a, a->n, nullptr);
 }
 
 static cudaError_t allow(const void *kernel, size_t bytes)
@@ -312,19 +308,14 @@ static cudaError_t run_segment(struct cuda_backend *be, const struct layer *l, i
     if (err) return err;
     const dim3 blocks((unsigned)b.n_blocks, (unsigned)a->n_k),
         scans((unsigned)(b.wide / WIDE), (unsigned)a->n_v);
-    if (delta_tuning.early) {
-        err = cuda_launch(be, make, blocks, dim3(KTHREADS), work_bytes(a), *l, b);
-        if (!err) err = cuda_launch(be, delta_scan, scans, dim3(STHREADS), 2 * sizeof(struct stage), *l, b);
-    } else { /* the scan's blocks, waiting, would take the memory that two of the others' need */
-        be->launches += 2;
-        make<<<blocks, KTHREADS, work_bytes(a), be->stream>>>(*l, b);
-        err = cudaGetLastError();
-        if (!err) {
-            delta_scan<<<scans, STHREADS, 2 * sizeof(struct stage), be->stream>>>(*l, b);
-            err = cudaGetLastError();
-        }
-    }
-    return err ? err : cuda_delta_finish(be, l, from, n, delta_tuning.early);
+    /* None early: the scan's blocks, waiting, would take the memory that two of the others' need. */
+    be->launches += 2;
+    make<<<blocks, KTHREADS, work_bytes(a), be->stream>>>(*l, b);
+    err = cudaGetLastError();
+    if (err) return err;
+    delta_scan<<<scans, STHREADS, 2 * sizeof(struct stage), be->stream>>>(*l, b);
+    err = cudaGetLastError();
+    return err ? err : cuda_delta_finish(be, l, from, n, false);
 }
 
 int cuda_delta_many(struct cuda_backend *be, const struct layer *l)

@@ -14,18 +14,6 @@
 template <int D, int CHUNK> struct shared {
     float q[CHUNK][D], k[CHUNK][D], v[CHUNK][ROWS];
     float decay[CHUNK], beta[CHUNK], kq[CHUNK];
-    __device__ __forceinline__ float *q_of(int t)
-    {
-        return q[t];
-    }
-    __device__ __forceinline__ float *k_of(int t)
-    {
-        return k[t];
-    }
-    __device__ __forceinline__ float *v_of(int t)
-    {
-        return v[t];
-    }
 };
 
 /* Channels of the block for the tokens [t0, t0 + n): a thread has one channel of STRIP tokens. The oldest tap
@@ -83,7 +71,7 @@ template <int D, class M> static __device__ void norms(const struct layer &l, M 
 #pragma unroll 1
     for (int t = threadIdx.x / 32; t < n; t += 2 * (THREADS / 32)) {
         const int u = t + THREADS / 32 < n ? t + THREADS / 32 : t; /* or the same once more */
-        float *const at[4] = {m.q_of(t), m.k_of(t), m.q_of(u), m.k_of(u)};
+        float *const at[4] = {m.q[t], m.k[t], m.q[u], m.k[u]};
         float x[4][D / 32], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, kq[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
@@ -118,30 +106,19 @@ template <int D, class M> static __device__ void norms(const struct layer &l, M 
         if (lane == 0) m.kq[t] = kq[0], m.kq[u] = kq[1];
     }
 }
-/* The gates, a thread a token: of the block's last warp. In two parts, for what they read comes from far. */
-struct gate_inputs {
-    float alpha, beta;
-};
-static __device__ __forceinline__ struct gate_inputs gate_inputs_of(const struct layer &l, int32_t t0,
-                                                                    int32_t n, int32_t pending)
+/* The gates, a thread a token: of the block's last warp. */
+template <class M>
+static __device__ void gates(const struct layer &l, M &m, int32_t t0, int32_t n, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const int h = blockIdx.y, t = THREADS - 1 - (int)threadIdx.x;
-    if (t >= n) return {}; /* n <= THREADS */
+    if (t >= n) return; /* n <= THREADS */
     const int32_t row = t0 + t - pending;
     const float *alpha = row < 0 ? l.s.log + (t0 + t) * (l.width + 2 * a.n_v) + l.width
                                  : a.alpha + (int64_t)row * a.n_v,
                 *beta = row < 0 ? alpha + a.n_v : a.beta + (int64_t)row * a.n_v;
-    return {alpha[h], beta[h]};
-}
-template <class M>
-static __device__ void gates(const struct layer &l, M &m, const struct gate_inputs &g, int32_t n)
-{
-    const struct kn_delta &a = l.a;
-    const int h = blockIdx.y, t = THREADS - 1 - (int)threadIdx.x;
-    if (t >= n) return;
-    m.decay[t] = dev_exp(__fmul_rn(a.a[h], dev_softplus(__fadd_rn(g.alpha, a.dt[h]))));
-    m.beta[t] = dev_sigmoid(g.beta);
+    m.decay[t] = dev_exp(__fmul_rn(a.a[h], dev_softplus(__fadd_rn(alpha[h], a.dt[h]))));
+    m.beta[t] = dev_sigmoid(beta[h]);
 }
 
 /* A token: s is the thread's part of its row, elements 32 i + 4 lane .. + 3. Returns o = S q, in every lane
@@ -153,8 +130,7 @@ static __device__ __forceinline__ float step(float *s, M &m, int t, int row, int
     __align__(16) float k[D / LANES];
     float sk[2] = {0.0f, 0.0f}, sq[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        *(float4 *)(k + 4 * i) = *(const float4 *)(m.k_of(t) + 32 * i + 4 * lane);
+    for (int i = 0; i < D / 32; i++) *(float4 *)(k + 4 * i) = *(const float4 *)(m.k[t] + 32 * i + 4 * lane);
 #pragma unroll
     for (int i = 0; i < D / LANES; i++) {
         s[i] = __fmul_rn(s[i], decay);
@@ -163,7 +139,7 @@ static __device__ __forceinline__ float step(float *s, M &m, int t, int row, int
     if (output) {
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
-            const float4 q = *(const float4 *)(m.q_of(t) + 32 * i + 4 * lane);
+            const float4 q = *(const float4 *)(m.q[t] + 32 * i + 4 * lane);
             sq[0] = __fmaf_rn(s[4 * i], q.x, sq[0]);
             sq[1] = __fmaf_rn(s[4 * i + 1], q.y, sq[1]);
             sq[0] = __fmaf_rn(s[4 * i + 2], q.z, sq[0]);
@@ -176,7 +152,7 @@ static __device__ __forceinline__ float step(float *s, M &m, int t, int row, int
         x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
         y = __fadd_rn(y, __shfl_xor_sync(~0u, y, i));
     }
-    const float e = __fmul_rn(m.beta[t], __fsub_rn(m.v_of(t)[row], x));
+    const float e = __fmul_rn(m.beta[t], __fsub_rn(m.v[t][row], x));
 #pragma unroll
     for (int i = 0; i < D / LANES; i++) s[i] = __fmaf_rn(e, k[i], s[i]);
     return __fmaf_rn(e, m.kq[t], y);

@@ -143,31 +143,6 @@ static __global__ void __launch_bounds__(THREADS + 32, 2)
 #endif
 }
 
-/* Launch in clusters of two heads' blocks. */
-template <class... P>
-static cudaError_t launch(struct cuda_backend *be, void (*kernel)(P...), int threads, int32_t n_v,
-                          const P &...args)
-{
-    cudaLaunchAttribute attr[3];
-    cudaLaunchConfig_t config = {};
-    const int rc = cuda_flush(be);
-    if (rc) return cuda_told(rc);
-    be->launches++;
-    config.gridDim = dim3(QUARTERS, (unsigned)n_v);
-    config.blockDim = dim3((unsigned)threads);
-    config.stream = be->stream;
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim.x = QUARTERS;
-    attr[0].val.clusterDim.y = BLOCKS / QUARTERS;
-    attr[0].val.clusterDim.z = 1;
-    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[1].val.programmaticStreamSerializationAllowed = 1;
-    attr[2].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[2].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    config.attrs = attr;
-    config.numAttrs = 3;
-    return cudaLaunchKernelEx(&config, kernel, args...);
-}
 template <enum mm_act ACT>
 static cudaError_t launch_of(struct cuda_backend *be, enum delta_form form, const struct layer *l,
                              const struct mm_prep *p)
@@ -175,11 +150,16 @@ static cudaError_t launch_of(struct cuda_backend *be, enum delta_form form, cons
     static_assert(D == DELTA_FUSED_HEAD && TAPS == DELTA_FUSED_TAPS && QUARTERS == 4, "as delta_plan.h");
     const bool one = form == DELTA_ONE;
     cuda_count(be, one ? CUDA_DELTA_ONE : CUDA_DELTA_FEW);
-    if (!one) return launch(be, delta_step<ACT>, THREADS, l->a.n_v, *l, *p, be->delta_count);
+    const dim3 grid(QUARTERS, (unsigned)l->a.n_v),
+        cluster(QUARTERS, BLOCKS / QUARTERS); /* two heads' blocks */
+    if (!one)
+        return cuda_launch_clusters(be, delta_step<ACT>, grid, dim3(THREADS), 0, cluster, *l, *p,
+                                    be->delta_count);
     const int rc = cuda_flush(be); /* the launch's number is the next */
     if (rc) return cuda_told(rc);
     const struct experts_hand hand = experts_hand(be, ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
-    const cudaError_t err = launch(be, delta_one<ACT>, THREADS + 32, l->a.n_v, *l, *p, be->delta_count, hand);
+    const cudaError_t err = cuda_launch_clusters(be, delta_one<ACT>, grid, dim3(THREADS + 32), 0, cluster, *l,
+                                                 *p, be->delta_count, hand);
     if (!err && hand.words) experts_handed(be);
     return err;
 }

@@ -253,8 +253,7 @@ static int cut_rows(struct cuda_backend *be, const struct experts_product *p, in
                      p->name, be->smem_block, (long long)p->w[0]->n_in, kn_type_info(p->w[0]->type)->name);
 }
 
-/* m from row i on, n rows. */
-static struct kn_mixture rows_of(const struct kn_mixture *m, int32_t i, int32_t n, int32_t used)
+struct kn_mixture experts_rows_of(const struct kn_mixture *m, int32_t i, int32_t n, int32_t used)
 {
     struct kn_mixture part = *m;
     part.route.n = n;
@@ -284,7 +283,7 @@ static int run(struct kn_backend *kb, const struct experts_product *p)
         if (part.weights) part.weights += (int64_t)i * p->used;
         struct kn_mixture m = {};
         if (p->mixture) {
-            m = rows_of(p->mixture, i, part.n, p->used);
+            m = experts_rows_of(p->mixture, i, part.n, p->used);
             part.mixture = &m;
         }
         rc = run_rows(be, &part);
@@ -297,18 +296,8 @@ int cuda_experts_gated(struct kn_backend *kb, float *out, const struct kn_weight
                        enum kn_act act, const int32_t *ids, int32_t n, int32_t n_used)
 {
     struct experts_product p = {};
-    p.name = "experts_gated";
-    p.w[0] = gate;
-    p.w[1] = up;
-    p.members = 2;
-    p.n = n;
-    p.used = n_used;
-    p.x = x;
-    p.norm = norm;
-    p.eps = eps;
-    p.act = act;
-    p.ids = ids;
-    p.out = out;
+    p.name = "experts_gated", p.w[0] = gate, p.w[1] = up, p.members = 2, p.n = n, p.used = n_used;
+    p.x = x, p.norm = norm, p.eps = eps, p.act = act, p.ids = ids, p.out = out;
     return run(kb, &p);
 }
 
@@ -316,16 +305,8 @@ int cuda_experts_down(struct kn_backend *kb, float *out, const struct kn_weight 
                       const int32_t *ids, const float *weights, int32_t n, int32_t n_used, bool add)
 {
     struct experts_product p = {};
-    p.name = "experts_down";
-    p.w[0] = w;
-    p.members = 1;
-    p.n = n;
-    p.used = n_used;
-    p.x = h;
-    p.ids = ids;
-    p.weights = weights;
-    p.out = out;
-    p.add = add;
+    p.name = "experts_down", p.w[0] = w, p.members = 1, p.n = n, p.used = n_used;
+    p.x = h, p.ids = ids, p.weights = weights, p.out = out, p.add = add;
     return run(kb, &p);
 }
 
@@ -340,7 +321,6 @@ int cuda_mixture(struct kn_backend *kb, const struct kn_mixture *m)
 {
     struct cuda_backend *be = cuda_of(kb);
     const struct kn_weight *const own[3] = {m->gate, m->up, m->down};
-    struct experts_product p = {};
     const bool shared = m->shared[0] != nullptr;
     const struct kn_route *r = &m->route;
     for (int j = 0; shared && j < 3; j++)
@@ -359,36 +339,18 @@ int cuda_mixture(struct kn_backend *kb, const struct kn_mixture *m)
     if (r->n_used > EXPERTS_USED - 1 || r->n_expert > EXPERTS_MATRICES)
         return cuda_fail(be, KN_ETYPE, "mixture: %d of %d experts (at most %d of %d)", r->n_used, r->n_expert,
                          EXPERTS_USED - 1, EXPERTS_MATRICES);
-    p.name = "mixture";
-    p.w[0] = m->gate;
-    p.w[1] = m->up;
-    p.members = 2;
-    p.n = r->n;
-    p.used = r->n_used + (shared ? 1 : 0);
-    p.x = m->x;
-    p.norm = m->norm;
-    p.eps = m->eps;
-    p.act = m->act;
-    p.ids = r->ids;
-    p.out = m->h;
-    p.mixture = m;
-    p.shared[0] = m->shared[0];
-    p.shared[1] = m->shared[1];
+    struct experts_product p = {};
+    p.name = "mixture", p.w[0] = m->gate, p.w[1] = m->up, p.members = 2;
+    p.shared[0] = m->shared[0], p.shared[1] = m->shared[1];
+    p.n = r->n, p.used = r->n_used + (shared ? 1 : 0), p.ids = r->ids;
+    p.x = m->x, p.norm = m->norm, p.eps = m->eps, p.act = m->act, p.out = m->h, p.mixture = m;
     bool whole;
     int rc = experts_whole(be, m, &whole);
     if (rc || whole) return rc;
     rc = run(kb, &p);
     if (rc) return rc;
-    p.w[0] = m->down;
-    p.w[1] = p.shared[1] = nullptr;
-    p.shared[0] = m->shared[2];
-    p.members = 1;
-    p.x = m->h;
-    p.norm = nullptr;
-    p.weights = r->weights;
-    p.out = m->out;
-    p.add = m->add;
-    p.mixture = nullptr;
-    p.chosen = true;
+    p.w[0] = m->down, p.shared[0] = m->shared[2], p.w[1] = p.shared[1] = nullptr, p.members = 1;
+    p.x = m->h, p.norm = nullptr, p.weights = r->weights, p.out = m->out, p.add = m->add;
+    p.mixture = nullptr, p.chosen = true;
     return run(kb, &p);
 }

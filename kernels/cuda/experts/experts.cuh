@@ -38,6 +38,8 @@ int experts_router(struct cuda_backend *be, const struct kn_mixture *m, enum mm_
 int experts_whole_open(struct cuda_backend *be);
 void experts_whole_close(struct cuda_backend *be);
 int experts_whole(struct cuda_backend *be, const struct kn_mixture *m, bool *done);
+/* experts.cu: what the router and gate and up are of m's rows from i on, n of them, `used` experts each. */
+struct kn_mixture experts_rows_of(const struct kn_mixture *m, int32_t i, int32_t n, int32_t used);
 /* experts/rows.cu: n rows to p->rows. route, if not NULL, is made as well (of n rows; kn_mixture says where
  * the shared logits, if not NULL, go). early: whether the next kernel may read the choice before its wait. */
 int experts_prepare(struct cuda_backend *be, const char *name, enum mm_act act, const struct mm_prep *p,

@@ -231,12 +231,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
         view.aux = x + (F::b_unit + F::sums_unit) * a.slice_units;
 #pragma unroll 1
         for (int unit = 0; unit < units; unit += stage_units) {
-            if (BULK) {
-                bar_wait(bars + slot, phase);
-            } else {
-                copy_wait(stages);
-                __syncwarp();
-            }
+            wait_stage<BULK>(bars, slot, phase, stages);
             F::template stage<N>(fin, ring + slot * stage_bytes, min(stage_units, units - unit), type, view,
                                  lane);
             view.b += stage_units * F::b_unit;
@@ -549,34 +544,24 @@ __global__ void __launch_bounds__(FORM == EXPERTS_PLAIN || FORM == EXPERTS_STAGE
 #endif
 }
 
+template <class F, int FORM, bool BULK> static experts_kernel_fn experts_pick_form(int log2_tiles)
+{
+    return log2_tiles == 0   ? experts_kernel<F, 1, FORM, BULK>
+           : log2_tiles == 1 ? experts_kernel<F, 2, FORM, BULK>
+                             : nullptr;
+}
+/* As experts_has (experts_plan.c) has it. */
 template <class F> static experts_kernel_fn experts_pick(int log2_tiles, enum experts_form form, bool generic)
 {
-    const bool one = log2_tiles == 0, two = log2_tiles == 1;
-    if (form == EXPERTS_PLAIN && generic)
-        return one   ? experts_kernel<F, 1, EXPERTS_PLAIN, false>
-               : two ? experts_kernel<F, 2, EXPERTS_PLAIN, false>
-                     : nullptr;
-    if (generic) return nullptr;
     if (form == EXPERTS_PLAIN)
-        return one   ? experts_kernel<F, 1, EXPERTS_PLAIN, true>
-               : two ? experts_kernel<F, 2, EXPERTS_PLAIN, true>
-                     : nullptr;
+        return generic ? experts_pick_form<F, EXPERTS_PLAIN, false>(log2_tiles)
+                       : experts_pick_form<F, EXPERTS_PLAIN, true>(log2_tiles);
+    if (generic) return nullptr;
     if (form == EXPERTS_STAGED) return log2_tiles == 2 ? experts_kernel<F, 4, EXPERTS_STAGED, true> : nullptr;
-    if constexpr (F::whole) switch (form) {
-        case EXPERTS_HELD:
-            return one   ? experts_kernel<F, 1, EXPERTS_HELD, true>
-                   : two ? experts_kernel<F, 2, EXPERTS_HELD, true>
-                         : nullptr;
-        case EXPERTS_SOLO:
-            return one   ? experts_kernel<F, 1, EXPERTS_SOLO, true>
-                   : two ? experts_kernel<F, 2, EXPERTS_SOLO, true>
-                         : nullptr;
-        case EXPERTS_OWNED:
-            return one   ? experts_kernel<F, 1, EXPERTS_OWNED, true>
-                   : two ? experts_kernel<F, 2, EXPERTS_OWNED, true>
-                         : nullptr;
-        default: break;
-        }
+    if constexpr (F::whole)
+        return form == EXPERTS_HELD   ? experts_pick_form<F, EXPERTS_HELD, true>(log2_tiles)
+               : form == EXPERTS_SOLO ? experts_pick_form<F, EXPERTS_SOLO, true>(log2_tiles)
+                                      : experts_pick_form<F, EXPERTS_OWNED, true>(log2_tiles);
     return nullptr;
 }
 

@@ -246,6 +246,12 @@ bool experts_router_fits(const struct cuda_backend *be, const struct kn_mixture 
            !m->shared[0] == !m->shared_gate;
 }
 
+template <int PER> static auto kernel_of(enum mm_act act)
+{
+    return act == MM_ACT_K    ? router_kernel<MM_ACT_K, PER>
+           : act == MM_ACT_32 ? router_kernel<MM_ACT_32, PER>
+                              : router_kernel<MM_ACT_32M, PER>;
+}
 /* Rows from `first` on, n of them. a: what all have in common. */
 static int launch_rows(struct cuda_backend *be, const struct kn_mixture *m, enum mm_act act, router_args a,
                        struct mm_prep p, int32_t first, int32_t n)
@@ -263,20 +269,8 @@ static int launch_rows(struct cuda_backend *be, const struct kn_mixture *m, enum
     a.n = a.route.n = n;
     a.blocks = a.tasks < room ? a.tasks : room;
     const dim3 grid((unsigned)(a.blocks + n)), block(32 * WARPS);
-    cudaError_t err;
-    if (few)
-        err = cuda_launch(be,
-                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 8>
-                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 8>
-                                             : router_kernel<MM_ACT_32M, 8>,
-                          grid, block, 0, a, p);
-    else
-        err = cuda_launch(be,
-                          act == MM_ACT_K    ? router_kernel<MM_ACT_K, 32>
-                          : act == MM_ACT_32 ? router_kernel<MM_ACT_32, 32>
-                                             : router_kernel<MM_ACT_32M, 32>,
-                          grid, block, 0, a, p);
-    return cuda_check(be, "mixture", err);
+    const auto kernel = few ? kernel_of<8>(act) : kernel_of<32>(act);
+    return cuda_check(be, "mixture", cuda_launch(be, kernel, grid, block, 0, a, p));
 }
 
 /* Where multiprocessors are few, in several launches: a product of the router's weights, which would do in

@@ -415,13 +415,7 @@ int experts_whole(struct cuda_backend *be, const struct kn_mixture *m, bool *don
     *done = false;
     if (m->route.n > experts_tuning.whole || !m->router) return 0;
     for (int32_t i = 0; i < m->route.n && rc == 0 && (i == 0 || *done); i++) {
-        struct kn_mixture row = *m;
-        row.route.n = 1;
-        row.route.ids += i * used;
-        row.route.weights += i * used;
-        row.x += i * m->gate->n_in;
-        row.logits += (int64_t)i * m->route.n_expert;
-        if (m->shared_logits) row.shared_logits += i;
+        struct kn_mixture row = experts_rows_of(m, i, 1, used);
         row.h += (int64_t)i * used * m->gate->n_out;
         row.out += i * m->down->n_out;
         rc = launch_row(be, &row, done);

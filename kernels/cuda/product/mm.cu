@@ -23,29 +23,22 @@ mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool gener
 
 int cuda_mm_open(struct cuda_backend *be)
 {
+    cudaError_t err = cudaSuccess;
+    const auto give_room = [&](mm_kernel_fn f) {
+        if (f && !err)
+            err = cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
+    };
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
-        for (int l = 0; l < 20; l++) { /* tiles; generic or not, of low types or not; 16 warps */
-            mm_kernel_fn f = mm_kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST,
-                                          l < 16 && l / 4 % 2, l < 16 && l >= 8);
-            if (!f) continue;
-            const cudaError_t err =
-                cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
-            if (err) return cuda_check(be, "matrix product kernels", err);
-        }
-    for (int l = 0; l < 4 * MM_ACT_F32; l++) {
-        mm_kernel_fn f = mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2);
-        const cudaError_t err =
-            f ? cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block)
-              : cudaSuccess;
-        if (err) return cuda_check(be, "matrix product kernels", err);
-    }
-    const cudaError_t late = cudaFuncSetAttribute(
-        mm_kernel_few_late(), cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
-    if (late) return cuda_check(be, "matrix product kernels", late);
+        for (int l = 0; l < 20; l++) /* tiles; generic or not, of low types or not; 16 warps */
+            give_room(mm_kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST,
+                                   l < 16 && l / 4 % 2, l < 16 && l >= 8));
+    for (int l = 0; l < 4 * MM_ACT_F32; l++) give_room(mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2));
+    give_room(mm_kernel_few_late());
+    if (err) return cuda_check(be, "matrix product kernels", err);
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
     be->mm_rows_bytes = MM_ROWS_BYTES;
-    cudaError_t err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
+    err = cudaMalloc(&be->mm_partial, be->mm_partial_bytes);
     if (!err) err = cudaMalloc(&be->mm_rows, be->mm_rows_bytes);
     if (!err) err = cudaMalloc(&be->mm_count, sizeof(unsigned) * MM_COUNTERS);
     if (!err) err = cudaMemsetAsync(be->mm_count, 0, sizeof(unsigned) * MM_COUNTERS, be->stream);
@@ -72,17 +65,6 @@ void cuda_mm_close(struct cuda_backend *be)
 
 /* ---- plans ---- */
 
-struct product {
-    const char *name;
-    const struct kn_weight *w[MM_WIDTH_MAX];
-    float *out[MM_WIDTH_MAX];
-    int32_t n_w, n;
-    const float *x, *norm;
-    float eps;
-    bool add, gated;
-    enum kn_act act;
-};
-
 static int cut_slices(struct cuda_backend *be, const struct mm_type *t, int64_t n_in, struct mm_args *a)
 {
     return mm_plan_slices(t, n_in, a)
@@ -103,16 +85,25 @@ static uint8_t *few_side_of(const struct cuda_backend *be, int32_t n, struct mm_
     return be->mm_rows + (size_t)n * (size_t)a->slices * (size_t)a->slice_row;
 }
 
+/* How n rows for w are prepared: all of *p but x, norm and eps. */
+static int prepare_for(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *p)
+{
+    const struct mm_type *t = product_type_of(w->type);
+    struct mm_args a = {};
+    const int rc = cut_slices(be, t, w->n_in, &a);
+    *p = {};
+    if (few_format(be, t->act, n, a.slice_units)) p->side = few_side_of(be, n, &a);
+    p->rows = be->mm_rows, p->n_in = (int32_t)w->n_in, p->units = a.units, p->unit_k = t->unit_k;
+    p->slice_units = a.slice_units, p->slices = a.slices, p->slice_row = a.slice_row;
+    p->tiles = n > 8 ? 2 : 1;
+    return rc;
+}
+
 bool mm_preparing(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *a,
                   enum mm_act *act)
 {
     const struct mm_type *t = product_type_of(w->type);
-    struct mm_args m = {};
-    if (!t || !mm_is_int8(t->act) || w->n_in % 256 || cut_slices(be, t, w->n_in, &m)) return false;
-    *a = {};
-    if (few_format(be, t->act, n, m.slice_units)) a->side = few_side_of(be, n, &m), a->tiles = n > 8 ? 2 : 1;
-    a->rows = be->mm_rows, a->n_in = (int32_t)w->n_in, a->units = m.units, a->unit_k = t->unit_k;
-    a->slice_units = m.slice_units, a->slices = m.slices, a->slice_row = m.slice_row;
+    if (!t || !mm_is_int8(t->act) || w->n_in % 256 || prepare_for(be, w, n, a)) return false;
     *act = t->act;
     return true;
 }
@@ -149,9 +140,6 @@ static int launch_panels(struct cuda_backend *be, const char *name, const struct
     if (!a->left && a->block_slices < a->slices) a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
     for (int32_t first = 0; first < g->panels; first += most) {
         mm_plan_launch(&dev, c, first, most, g->panels, a);
-#ifdef MM_TRACE
-        a->trace = mm_trace_next(name);
-#endif
         const mm_kernel_fn f = kernel_of(be, g->t->act, c);
         static_assert(CUDA_PRODUCT_GENERIC + MM_FEW_LATE == CUDA_PRODUCT_LATE, "forms.h has mm_form's order");
         cuda_count(be, (enum cuda_form)(CUDA_PRODUCT_GENERIC + c->form));
@@ -170,22 +158,19 @@ int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, in
     const struct kn_weight *w = be->head.next_w;
     const float *norm = be->head.next_norm;
     const struct mm_type *t = w ? product_type_of(w->type) : nullptr;
-    struct mm_args a = {};
+    struct mm_prep p;
     *done = t && norm && add->weight && mm_is_int8(t->act) && w->n_in == width && width % 8 == 0 &&
             width <= MM_ADD_WIDTH && n <= MM_PREP_ROWS && ((uintptr_t)norm & 15) == 0;
     if (!*done) return 0;
-    const int rc = cut_slices(be, t, width, &a);
+    const int rc = prepare_for(be, w, n, &p);
     if (rc) return rc;
-    uint8_t *const side = few_format(be, t->act, n, a.slice_units) ? few_side_of(be, n, &a) : nullptr;
-    const struct mm_prep prep = {add->out,       norm,        be->mm_rows, add->eps,
-                                 (int32_t)width, a.units,     t->unit_k,   a.slice_units,
-                                 a.slices,       a.slice_row, side,        n > 8 ? 2 : 1};
-    const int err = cuda_check(be, "norm_add", mm_add_prepare(be, t->act, add, &prep, n));
-    be->rounded = {be->launches, add->out, norm, add->eps, n, t->act, (int32_t)width, a.slice_row};
+    p.x = add->out, p.norm = norm, p.eps = add->eps;
+    const int err = cuda_check(be, "norm_add", mm_add_prepare(be, t->act, add, &p, n));
+    be->rounded = {be->launches, add->out, norm, add->eps, n, t->act, (int32_t)width, p.slice_row};
     return err;
 }
 /* Has norm_add just left the product's rows in mm_rows? */
-static bool is_rounded(const struct cuda_backend *be, const struct product *p, enum mm_act act,
+static bool is_rounded(const struct cuda_backend *be, const struct mm_product *p, enum mm_act act,
                        int32_t slice_row)
 {
     return be->rounded.x && be->rounded.launches == be->launches && be->rounded.x == p->x &&
@@ -194,7 +179,7 @@ static bool is_rounded(const struct cuda_backend *be, const struct product *p, e
 }
 
 /* The matrices list[0 .. count - 1] of the product, which want the same activations. */
-static int make_group(struct cuda_backend *be, const struct product *p, const int *list, int count,
+static int make_group(struct cuda_backend *be, const struct mm_product *p, const int *list, int count,
                       struct mm_group *g, struct mm_args *a)
 {
     const struct kn_weight *w0 = p->w[list[0]];
@@ -216,7 +201,7 @@ static int make_group(struct cuda_backend *be, const struct product *p, const in
 }
 
 /* Are the rows at x prepared already? */
-static int find_rows(struct cuda_backend *be, const struct product *p, const struct mm_group *g,
+static int find_rows(struct cuda_backend *be, const struct mm_product *p, const struct mm_group *g,
                      const struct mm_args *a, const float *x, const struct mm_prep *prep, bool *prepared)
 {
     const enum mm_act act = g->t->act;
@@ -229,7 +214,7 @@ static int find_rows(struct cuda_backend *be, const struct product *p, const str
 }
 
 /* `rows` rows from `row` on, as many at a time as a launch takes. */
-static int launch_rows(struct cuda_backend *be, const struct product *p, const int *list, int count,
+static int launch_rows(struct cuda_backend *be, const struct mm_product *p, const int *list, int count,
                        const struct mm_group *g, struct mm_args *a, int32_t row, int32_t rows,
                        const struct mm_prep *prep, bool prepared)
 {
@@ -255,7 +240,7 @@ static int launch_rows(struct cuda_backend *be, const struct product *p, const i
     return err;
 }
 
-static int launch_group(struct cuda_backend *be, const struct product *p, const int *list, int count)
+static int launch_group(struct cuda_backend *be, const struct mm_product *p, const int *list, int count)
 {
     const struct cuda_device dev = cuda_device_of(be);
     const struct kn_weight *w0 = p->w[list[0]];
@@ -281,7 +266,7 @@ static int launch_group(struct cuda_backend *be, const struct product *p, const 
     return err;
 }
 
-static int check(struct cuda_backend *be, const struct product *p)
+static int check(struct cuda_backend *be, const struct mm_product *p)
 {
     if (p->n < 1 || p->n_w < 1 || p->n_w > MM_WIDTH_MAX || !p->x)
         return cuda_fail(be, KN_EINVAL, "%s: %d rows with %d matrices (expected 1 or more with 1 to %d)",
@@ -300,7 +285,7 @@ static int check(struct cuda_backend *be, const struct product *p)
     return 0;
 }
 
-static int run_rows(struct cuda_backend *be, const struct product *p)
+static int run_rows(struct cuda_backend *be, const struct mm_product *p)
 {
     int err = 0;
     bool done[MM_WIDTH_MAX] = {};
@@ -317,7 +302,7 @@ static int run_rows(struct cuda_backend *be, const struct product *p)
     return err;
 }
 
-static int add_to_chain(struct cuda_backend *be, const struct product *p)
+static int add_to_chain(struct cuda_backend *be, const struct mm_product *p)
 {
     struct chain_product c = {p->name, {},     {},       p->n_w, p->x,   p->norm,
                               p->eps,  p->add, p->gated, p->act, nullptr};
@@ -327,7 +312,7 @@ static int add_to_chain(struct cuda_backend *be, const struct product *p)
 }
 int chain_alone(struct cuda_backend *be, const struct chain_product *c)
 {
-    struct product p = {c->name, {}, {}, c->n_w, 1, c->x, c->norm, c->eps, c->add, c->gated, c->act};
+    struct mm_product p = {c->name, {}, {}, c->n_w, 1, c->x, c->norm, c->eps, c->add, c->gated, c->act};
     for (int32_t j = 0; j < c->n_w; j++) p.w[j] = c->w[j], p.out[j] = c->out[j];
     const int rc = c->gate ? chain_gate_alone(be, c) : 0;
     return rc ? rc : run_rows(be, &p);
@@ -335,7 +320,7 @@ int chain_alone(struct cuda_backend *be, const struct chain_product *c)
 
 /* MANY_ROWS rows at a time (many_tuning.rows): through the library where that is wanted, else the row
  * kernels. */
-static int run(struct kn_backend *kb, const struct product *p)
+static int run(struct kn_backend *kb, const struct mm_product *p)
 {
     struct cuda_backend *be = cuda_of(kb);
     int err = check(be, p);
@@ -347,13 +332,11 @@ static int run(struct kn_backend *kb, const struct product *p)
     err = p->norm && mm_is_owed(be, p->x, p->n, p->w[0]->n_in) ? 0 : cuda_flush(be);
     if (err || !many_wanted(be, p->n)) return err ? err : run_rows(be, p);
     for (int32_t row = 0; row < p->n && !err; row += many_tuning.rows) {
-        struct product part = *p;
+        struct mm_product part = *p;
         part.n = p->n - row < many_tuning.rows ? p->n - row : many_tuning.rows;
         part.x += (int64_t)row * p->w[0]->n_in;
         for (int j = 0; j < p->n_w; j++) part.out[j] += (int64_t)row * p->w[j]->n_out;
-        const struct many_product q = {part.name, part.w,   part.out, part.n_w,   part.n,  part.x,
-                                       part.norm, part.eps, part.add, part.gated, part.act};
-        err = many_wanted(be, part.n) ? many_run(be, &q) : run_rows(be, &part);
+        err = many_wanted(be, part.n) ? many_run(be, &part) : run_rows(be, &part);
     }
     return err;
 }
@@ -361,31 +344,15 @@ static int run(struct kn_backend *kb, const struct product *p)
 int cuda_linear(struct kn_backend *kb, float *out, const struct kn_weight *w, const float *x, int32_t n,
                 bool add)
 {
-    struct product p = {};
-    p.name = "linear";
-    p.w[0] = w;
-    p.out[0] = out;
-    p.n_w = 1;
-    p.n = n;
-    p.x = x;
-    p.add = add;
+    const struct mm_product p = {"linear", {w}, {out}, 1, n, x, nullptr, 0.0f, add, false, KN_ACT_SILU};
     return run(kb, &p);
 }
 
 int cuda_norm_linear(struct kn_backend *kb, float *const *out, const struct kn_weight *const *w, int32_t n_w,
                      const float *x, const float *norm, float eps, int32_t n)
 {
-    struct product p = {};
-    p.name = "norm_linear";
-    p.n_w = n_w;
-    p.n = n;
-    p.x = x;
-    p.norm = norm;
-    p.eps = eps;
-    for (int32_t j = 0; j < n_w && j < MM_WIDTH_MAX; j++) {
-        p.w[j] = w[j];
-        p.out[j] = out[j];
-    }
+    struct mm_product p = {"norm_linear", {}, {}, n_w, n, x, norm, eps, false, false, KN_ACT_SILU};
+    for (int32_t j = 0; j < n_w && j < MM_WIDTH_MAX; j++) p.w[j] = w[j], p.out[j] = out[j];
     return run(kb, &p);
 }
 
@@ -393,17 +360,6 @@ int cuda_norm_gated(struct kn_backend *kb, float *out, const struct kn_weight *g
                     const struct kn_weight *up, const float *x, const float *norm, float eps, enum kn_act act,
                     int32_t n)
 {
-    struct product p = {};
-    p.name = "norm_gated";
-    p.w[0] = gate;
-    p.w[1] = up;
-    p.out[0] = p.out[1] = out;
-    p.n_w = 2;
-    p.n = n;
-    p.x = x;
-    p.norm = norm;
-    p.eps = eps;
-    p.gated = true;
-    p.act = act;
+    const struct mm_product p = {"norm_gated", {gate, up}, {out, out}, 2, n, x, norm, eps, false, true, act};
     return run(kb, &p);
 }

@@ -50,6 +50,19 @@ static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool l
                                                    : mm_kernel_few_float(act, log2_tiles);
 }
 
+/* out[j] [n, n_out of w[j]] = (normed) x times w[j], of matrices of one n_in; gated: act(gate) * up, of two
+ * of one shape, to out[0]. */
+struct mm_product {
+    const char *name; /* of the operation, for errors */
+    const struct kn_weight *w[MM_WIDTH_MAX];
+    float *out[MM_WIDTH_MAX];
+    int32_t n_w, n;
+    const float *x, *norm; /* [n, n_in]; [n_in] or NULL */
+    float eps;
+    bool add, gated;
+    enum kn_act act;
+};
+
 /* prep.cu: n tokens x [n, n_in], times norm [n_in] and 1 / rms where norm is not NULL, to rows as mm_args has
  * them. slice_units of unit_k columns a slice. */
 struct mm_prep {
@@ -59,9 +72,6 @@ struct mm_prep {
     int32_t n_in, units, unit_k, slice_units, slices, slice_row;
     uint8_t *side = nullptr; /* for the kernels of few rows: prep_block.cuh */
     int32_t tiles = 0;       /* of 8 rows, there */
-#ifdef MM_TRACE
-    unsigned long long *trace = nullptr;
-#endif
 };
 /* mm_owed.cu. open: be->owed, freed by cuda_mm_close. The outputs of a launch with a->left: it owes them. */
 int mm_owed_open(struct cuda_backend *be);
@@ -91,11 +101,5 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
                            const struct mm_prep *p, int32_t n);
 /* mm.cu: norm_add, prepared for be->head.next_w; *done false, and nothing launched, where it cannot be. */
 int mm_norm_add(struct cuda_backend *be, const struct mm_add *add, int32_t n, int64_t width, bool *done);
-#ifdef MM_TRACE /* builds that time the parts of kernels: where the next launch leaves its times,            \
-                   [block][MM_TRACE_TIMES] */
-unsigned long long *mm_trace_next(const char *what);
-#define MM_TRACE_BLOCKS 256 /* of a launch, at most */
-#define MM_TRACE_TIMES 12
-#endif
 
 #endif

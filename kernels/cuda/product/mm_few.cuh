@@ -19,6 +19,8 @@
 #include "mm_int.cuh"
 #include "mm_kernel.cuh"
 
+#include <type_traits>
+
 /* ---- copies ---- */
 
 /* What a warp has: slice `local` of the block's, of items first, + stride, ...; matrix: where they are gated.
@@ -78,9 +80,7 @@ DEV few_walk few_begin(const mm_args &a, const few_share &s)
 DEV bool few_one()
 {
     uint32_t is = threadIdx.x % 32 == 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(is));
-#endif
+    asm_90("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
 
@@ -166,7 +166,7 @@ template <bool SINGLE, bool LATE> struct few_ring {
     }
     __device__ __forceinline__ const uint8_t *wait()
     {
-        bar_wait_at(at - FEW_BARRIER, phase);
+        cluster_bar_wait(at - FEW_BARRIER, phase);
         return (const uint8_t *)__cvta_shared_to_generic(at);
     }
     /* read: what was read of the place last; its address is made with it (the low bits are 0), so nothing is
@@ -187,19 +187,32 @@ template <bool SINGLE, bool LATE> struct few_ring {
     }
 };
 
+/* The units of a slice as they come, two at a time, for those share a word of activations: pair(units, 2),
+ * and of the last one pair(units, 1). */
+template <int UNIT_BYTES, class R, class F> DEV void few_pairs(const mm_args &a, R &ring, int units, F pair)
+{
+#pragma unroll 1
+    for (; units > 0; units -= a.stage_units) {
+        const int some = min(a.stage_units, units);
+        const uint8_t *st = ring.wait();
+#pragma unroll 1
+        for (int i = some / 2; i > 0; i--, st += 2 * UNIT_BYTES) pair(st, std::integral_constant<int, 2>());
+        if (some % 2) pair(st, std::integral_constant<int, 1>());
+        ring.next();
+    }
+}
+
 /* A row to the same place in all blocks of the cluster, each of whose barriers counts it. */
 DEV void few_row_to_all(void *dst, const void *src, uint32_t bytes, uint64_t *b, int cluster)
 {
-#if __CUDA_ARCH__ >= 900
     if (cluster == 1)
         copy_bulk_to(dst, src, bytes, b);
     else
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                     "[%0], [%1], "
-                     "%2, [%3], %4;" ::"r"(shared_at(dst)),
-                     "l"(src), "r"(bytes), "r"(shared_at(b)), "h"((unsigned short)((1 << cluster) - 1))
-                     : "memory");
-#endif
+        asm_90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+               "[%0], [%1], "
+               "%2, [%3], %4;" ::"r"(shared_at(dst)),
+               "l"(src), "r"(bytes), "r"(shared_at(b)), "h"((unsigned short)((1 << cluster) - 1))
+               : "memory");
 }
 
 /* Of the block's rows, slice `local` of a token: the last of those that there are. */
@@ -432,7 +445,6 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     const bool waits = !a.pace || warp + 1 == (int)blockDim.x / 32;
     int asked = a.pace && waits ? a.stages : a.ahead;
     cuda_grid_early();
-    MM_STAMP(0);
     if (few_one()) {
         if (warp == 0) bar_init(act_bar), *over = 0;
         if (w.item < a.n_items) { /* others have no ring */
@@ -446,7 +458,6 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
     }
     __syncthreads();
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
-    MM_STAMP(1);
     if (!waits && w.item < a.n_items && few_one())
         asked = ring.pace(asked, a.pace == FEW_HALVES && warp % 2 ? few_bar(smem + begin - a.pitch) : nullptr,
                           over);
@@ -459,17 +470,13 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         if (waits) *over = 1; /* first: others wait to ask, too */
         few_ask_rows<NT>(a, smem, first_slice, warp, asks, from);
     }
-    MM_STAMP(2);
     const auto view = F::template view<NT>(a, smem, s.local, lane);
     bar_wait(act_bar, 0);
     if (few_one()) ring.fill(asked, a.stages); /* behind the rows, which all wait for */
     F::template prepare<NT>(a, smem);
     if (!a.side) __syncthreads();
-    MM_STAMP(3);
     if (LATE) {
         few_late<F, NT>(a, smem, ring, s, lane);
-        MM_STAMP(4);
-        MM_STAMP(5);
         return;
     }
 
@@ -509,9 +516,7 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         else
             few_meet(here.sub, warps);
     }
-    MM_STAMP(4);
     if (!together && !a.left) few_merge_group<NT, W>(a, part.group, first_slice);
-    MM_STAMP(5);
 }
 
 /* Registers: what 16 warps leave is enough for a warp of 64 on each scheduler, so the blocks of the small
@@ -524,6 +529,13 @@ __global__ void __maxnreg__(F::registers) mm_few(const __grid_constant__ mm_args
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     few_product<F, NT, W, LATE>(a);
 #endif
+}
+
+template <class F> static mm_kernel_fn few_pick(int log2_tiles)
+{
+    return log2_tiles == 0   ? mm_few<F, 1, MM_WARPS_MOST>
+           : log2_tiles == 1 ? mm_few<F, 2, MM_WARPS_MOST>
+                             : nullptr;
 }
 
 #endif

@@ -25,19 +25,9 @@ template <uint32_t TYPE> struct few_codes {
     static constexpr int start = TYPE == KN_Q4_0 ? 0x49400000 : TYPE == KN_Q5_0 ? 0x49c00000 : MM_BITS_OF;
     static constexpr float base = TYPE == KN_Q4_0 ? 786432.0f : TYPE == KN_Q5_0 ? 1572864.0f : 12582912.0f;
 
-    DEV uint32_t high_5(const uint8_t *u,
-                        int lane) /* bit 2 s + 4 hi of each byte, its columns in the order of codes */
-    {
-        const uint32_t x = __byte_perm(*(const unsigned short *)(u + 256 + 2 * lane), 0, 0x1100);
-        return (x & 0x00ff00ff) | (x >> 1 & 0x7f007f00);
-    }
     DEV void load(uint32_t a[4], const uint8_t *u, int lane)
     {
-        if (TYPE == KN_Q8_0) {
-            const uint4 c = lds16(u + 16 * lane);
-            a[0] = c.x, a[1] = c.y, a[2] = c.z, a[3] = c.w;
-            return;
-        }
+        if (TYPE == KN_Q8_0 || min) return frag_32<min>::template codes<bits>(a, u, lane);
         const uint2 c = lds8(u + 8 * lane);
         if (TYPE == KN_IQ4_NL) {
             iq4_words(a, a + 1, c.x);
@@ -46,20 +36,12 @@ template <uint32_t TYPE> struct few_codes {
             const uint32_t mask = 0xf0f0f0f0, flip = 0x80808080;
             a[0] = few_flip(c.x << 4, mask, flip), a[1] = few_flip(c.x, mask, flip);
             a[2] = few_flip(c.y << 4, mask, flip), a[3] = few_flip(c.y, mask, flip);
-        } else if (TYPE == KN_Q5_0) {
+        } else {
             const uint32_t high = ~high_5(u, lane);
             a[0] = (c.x << 3 & 0x78787878) | (high << 7 & 0x80808080);
             a[1] = (c.x >> 1 & 0x78787878) | (high << 3 & 0x80808080);
             a[2] = (c.y << 3 & 0x78787878) | (high << 5 & 0x80808080);
             a[3] = (c.y >> 1 & 0x78787878) | (high << 1 & 0x80808080);
-        } else {
-            code_words(a, a + 1, c.x);
-            code_words(a + 2, a + 3, c.y);
-            if (TYPE == KN_Q5_1) {
-                const uint32_t high = high_5(u, lane);
-                a[0] |= high << 4 & 0x10101010, a[1] |= high & 0x10101010;
-                a[2] |= high << 2 & 0x10101010, a[3] |= high >> 2 & 0x10101010;
-            }
         }
     }
 };
@@ -88,23 +70,15 @@ DEV void few_pair(float fin[NT][4], const uint8_t *st, const few_view_32<NT> &v,
     }
 #pragma unroll
     for (int i = 0; i < COUNT; i++, st += code::unit_bytes) {
-        uint32_t a[4], dd, mm = 0;
+        uint32_t a[4];
+        float d[2], m[2];
         code::load(a, st, lane);
-        if (code::min) {
-            const uint2 dm = lds8(st + 64 * code::bits + lane / 4 * 8);
-            dd = dm.x, mm = dm.y;
-        } else {
-            dd = lds4(st + 64 * code::bits + lane / 4 * 4);
-        }
-        const float d[2] = {h_low(dd), h_high(dd)}, m[2] = {h_low(mm), h_high(mm)};
+        scales_32<code::min>(d, m, st + 64 * code::bits, lane / 4);
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const float s[2] = {i ? da[t].z : da[t].x, i ? da[t].w : da[t].y};
             int c[4];
-            if (code::min)
-                mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, code::start, code::start);
-            else
-                mma_32_signed(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, code::start, code::start);
+            mma_32<!code::min>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, code::start, code::start);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const float y = __fsub_rn(__int_as_float(c[k]), code::base);
@@ -123,27 +97,12 @@ DEV void few_slice_32(const mm_args &a, float fin[NT][4], R &ring, few_view_32<N
     using code = few_codes<TYPE>;
 #pragma unroll
     for (int t = 0; t < NT; t++) zero(fin[t]);
-#pragma unroll 1
-    for (; units > 0; units -= a.stage_units) {
-        const int some = min(a.stage_units, units);
-        const uint8_t *st = ring.wait();
-        const auto step = [&]() {
+    few_pairs<code::unit_bytes>(a, ring, units, [&](const uint8_t *st, auto count) {
+        few_pair<TYPE, NT, decltype(count)::value>(fin, st, v, lane);
 #pragma unroll
-            for (int t = 0; t < NT; t++) v.b[t] += 64;
-            v.scales += FEW_PAIR(NT, code::min);
-            st += 2 * code::unit_bytes;
-        };
-#pragma unroll 1
-        for (int i = some / 2; i > 0; i--) {
-            few_pair<TYPE, NT, 2>(fin, st, v, lane);
-            step();
-        }
-        if (some % 2) { /* the last */
-            few_pair<TYPE, NT, 1>(fin, st, v, lane);
-            step();
-        }
-        ring.next();
-    }
+        for (int t = 0; t < NT; t++) v.b[t] += 64;
+        v.scales += FEW_PAIR(NT, code::min);
+    });
 }
 
 template <bool MIN> struct few_32 {
@@ -184,20 +143,11 @@ template <bool MIN> struct few_32 {
     DEV void slice(const mm_args &a, float fin[NT][4], R &ring, uint32_t type, const few_view_32<NT> &v,
                    int units, int lane)
     {
-        if constexpr (MIN) {
-            if (type == KN_Q4_1)
-                few_slice_32<KN_Q4_1, NT>(a, fin, ring, v, units, lane);
-            else
-                few_slice_32<KN_Q5_1, NT>(a, fin, ring, v, units, lane);
-        } else if (type == KN_Q8_0) {
-            few_slice_32<KN_Q8_0, NT>(a, fin, ring, v, units, lane);
-        } else if (type == KN_Q4_0) {
-            few_slice_32<KN_Q4_0, NT>(a, fin, ring, v, units, lane);
-        } else if (type == KN_IQ4_NL) {
-            few_slice_32<KN_IQ4_NL, NT>(a, fin, ring, v, units, lane);
-        } else {
-            few_slice_32<KN_Q5_0, NT>(a, fin, ring, v, units, lane);
-        }
+        const auto sum = [&](auto of) { few_slice_32<of.type, NT>(a, fin, ring, v, units, lane); };
+        if constexpr (MIN)
+            of_types<KN_Q4_1, KN_Q5_1>(type, sum);
+        else
+            of_types<KN_Q8_0, KN_Q4_0, KN_IQ4_NL, KN_Q5_0>(type, sum);
     }
 };
 

@@ -3,11 +3,7 @@
 
 mm_kernel_fn mm_kernel_few_float(enum mm_act act, int log2_tiles)
 {
-    if (act == MM_ACT_F16)
-        return log2_tiles ? mm_few<few_float<KN_F16>, 2, MM_WARPS_MOST>
-                          : mm_few<few_float<KN_F16>, 1, MM_WARPS_MOST>;
-    if (act == MM_ACT_BF16)
-        return log2_tiles ? mm_few<few_float<KN_BF16>, 2, MM_WARPS_MOST>
-                          : mm_few<few_float<KN_BF16>, 1, MM_WARPS_MOST>;
-    return nullptr;
+    return act == MM_ACT_F16    ? few_pick<few_float<KN_F16>>(log2_tiles)
+           : act == MM_ACT_BF16 ? few_pick<few_float<KN_BF16>>(log2_tiles)
+                                : nullptr;
 }

@@ -68,26 +68,11 @@ template <uint32_t TYPE> struct few_float {
         const int plane_bytes = 64 * a.slice_units;
 #pragma unroll
         for (int t = 0; t < NT; t++) zero(fin[t]);
-#pragma unroll 1
-        for (; units > 0; units -= a.stage_units) {
-            const int some = min(a.stage_units, units);
-            const uint8_t *st = ring.wait();
-            const auto step = [&]() {
+        few_pairs<unit_bytes>(a, ring, units, [&](const uint8_t *st, auto count) {
+            pair<NT, decltype(count)::value>(fin, st, v, plane_bytes, lane);
 #pragma unroll
-                for (int t = 0; t < NT; t++) v.b[t] += 128;
-                st += 2 * unit_bytes;
-            };
-#pragma unroll 1
-            for (int i = some / 2; i > 0; i--) {
-                pair<NT, 2>(fin, st, v, plane_bytes, lane);
-                step();
-            }
-            if (some % 2) { /* the last */
-                pair<NT, 1>(fin, st, v, plane_bytes, lane);
-                step();
-            }
-            ring.next();
-        }
+            for (int t = 0; t < NT; t++) v.b[t] += 128;
+        });
 #pragma unroll
         for (int t = 0; t < NT; t++)
 #pragma unroll

@@ -9,9 +9,5 @@ mm_kernel_fn mm_kernel_few_late()
 
 mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low)
 {
-    switch (log2_tiles) {
-    case 0: return low ? mm_few<few_k<true>, 1, MM_WARPS_MOST> : mm_few<few_k<false>, 1, MM_WARPS_MOST>;
-    case 1: return low ? mm_few<few_k<true>, 2, MM_WARPS_MOST> : mm_few<few_k<false>, 2, MM_WARPS_MOST>;
-    default: return nullptr;
-    }
+    return low ? few_pick<few_k<true>>(log2_tiles) : few_pick<few_k<false>>(log2_tiles);
 }

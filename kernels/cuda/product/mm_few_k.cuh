@@ -15,6 +15,13 @@ template <int NT> struct few_view {
     const uint8_t *b[NT], *sums, *scales;
 };
 
+/* m = A times the sums of 16 columns of tile t. */
+template <int NT> DEV void few_times_sums(float m[4], const uint32_t a[4], const few_view<NT> &v, int t)
+{
+    const uint2 s = lds8(v.sums + 256 * t);
+    zero(m);
+    mma<false>(m, a, s.x, s.y);
+}
 /* y of minimums m (a: as f16, their integers times 2^-24), dmin times 2^24. */
 template <int NT>
 DEV void few_less_mins(float y[NT][4], const int sum[NT][4], const float d[2], const float dmin[2],
@@ -23,10 +30,8 @@ DEV void few_less_mins(float y[NT][4], const int sum[NT][4], const float d[2], c
     const float up[2] = {__fmul_rn(dmin[0], 16777216.0f), __fmul_rn(dmin[1], 16777216.0f)};
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        const uint2 s = lds8(v.sums + 256 * t);
         float m[4];
-        zero(m);
-        mma<false>(m, a, s.x, s.y);
+        few_times_sums<NT>(m, a, v, t);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             y[t][i] = __fmaf_rn(__int2float_rn(sum[t][i]), d[i / 2], -__fmul_rn(m[i], up[i / 2]));
@@ -48,10 +53,8 @@ DEV void few_less_offset(float y[NT][4], const int sum[NT][4], const uint32_t sc
     }
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        const uint2 s = lds8(v.sums + 256 * t);
         float m[4];
-        zero(m);
-        mma<false>(m, a, s.x, s.y);
+        few_times_sums<NT>(m, a, v, t);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             y[t][i] = __int2float_rn(
@@ -185,25 +188,6 @@ DEV void few_slice(const mm_args &a, float fin[NT][4], R &ring, few_view<NT> v, 
         if (!few_reads_first(TYPE)) ring.next();
     }
 }
-template <uint32_t TYPE> struct few_type {
-    static constexpr uint32_t type = TYPE;
-};
-template <bool LOW, class F> DEV void few_of_type(uint32_t type, F f)
-{
-    if (type == KN_Q4_K)
-        f(few_type<KN_Q4_K>());
-    else if (type == KN_Q6_K)
-        f(few_type<KN_Q6_K>());
-    else if (!LOW || type == KN_Q5_K)
-        f(few_type<KN_Q5_K>());
-    else if (type == KN_IQ4_XS)
-        f(few_type<KN_IQ4_XS>());
-    else if (type == KN_Q3_K)
-        f(few_type<KN_Q3_K>());
-    else
-        f(few_type<KN_Q2_K>());
-}
-
 /* LOW: Q2_K, Q3_K and IQ4_XS as well. */
 template <bool LOW> struct few_k {
     static constexpr int registers = 104; /* prep_ahead.cuh */
@@ -225,7 +209,11 @@ template <bool LOW> struct few_k {
     DEV void slice(const mm_args &a, float fin[NT][4], R &ring, uint32_t type, const few_view<NT> &v,
                    int units, int lane)
     {
-        few_of_type<LOW>(type, [&](auto of) { few_slice<of.type, NT>(a, fin, ring, v, units, lane); });
+        const auto sum = [&](auto of) { few_slice<of.type, NT>(a, fin, ring, v, units, lane); };
+        if constexpr (LOW)
+            of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, sum);
+        else
+            of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K>(type, sum);
     }
 };
 

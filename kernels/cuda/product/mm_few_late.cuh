@@ -47,21 +47,9 @@ DEV uint64_t *few_late_there(uint8_t *smem, int sub, unsigned turn)
 /* One lane, before the ring is filled. */
 DEV void few_late_begin(const mm_args &a, uint8_t *smem, const few_share &s, few_source &c)
 {
-#if __CUDA_ARCH__ >= 900
     if (s.matrix == 0 && s.local == 0)
-        for (unsigned i = 0; i < 2; i++)
-            asm volatile(
-                "mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(few_late_there(smem, s.sub, i))),
-                "r"(2 * a.slices)
-                : "memory");
-#endif
+        for (unsigned i = 0; i < 2; i++) bar_open(few_late_there(smem, s.sub, i), 2 * a.slices);
     if (s.local < a.slices) few_late_seek(a, s, c);
-}
-DEV void few_late_arrive(uint64_t *b)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
-#endif
 }
 
 template <class F, int NT, class R>
@@ -89,7 +77,7 @@ DEV void few_late(const mm_args &a, uint8_t *smem, R &ring, const few_share &s, 
         for (int t = 0; t < NT; t++)
             *(float4 *)(to + t * MM_RECORD) = make_float4(fin[t][0], fin[t][1], fin[t][2], fin[t][3]);
         __syncwarp();
-        if (lane == 0) few_late_arrive(few_late_there(smem, s.sub, turn));
+        if (lane == 0) bar_arrive(few_late_there(smem, s.sub, turn));
         older = item, item += s.stride, local = few_late_turn(a, local);
     }
     if (turn) outputs();

@@ -12,7 +12,19 @@
 
 #include <cuda_fp16.h>
 
-#define DEV static __device__ __forceinline__
+/* f(of), of.type: a constant, that of TYPE and MORE which `type` is, or the last of them. */
+template <uint32_t TYPE> struct type_of {
+    static constexpr uint32_t type = TYPE;
+};
+template <uint32_t TYPE, uint32_t... MORE, class F> DEV void of_types(uint32_t type, F f)
+{
+    if constexpr (sizeof...(MORE) == 0)
+        f(type_of<TYPE>());
+    else if (type == TYPE)
+        f(type_of<TYPE>());
+    else
+        of_types<MORE...>(type, f);
+}
 
 /* A stage's view of the activations: shared memory, at the stage's first unit. */
 template <int NT> struct mm_view {
@@ -68,22 +80,29 @@ DEV void zero(float c[4])
 {
     c[0] = c[1] = c[2] = c[3] = 0.0f;
 }
+/* The 16-bit parts of (x, y). */
+template <int PLANES, bool BF16> DEV void planes_of(uint32_t p[PLANES], float x, float y)
+{
+#pragma unroll
+    for (int i = 0; i < PLANES; i++) {
+        if (BF16) { /* truncated: what is left is exact, three hold all 24 bits */
+            p[i] = __byte_perm(__float_as_uint(x), __float_as_uint(y), 0x7632);
+            x = __fsub_rn(x, __uint_as_float(__float_as_uint(x) & 0xffff0000));
+            y = __fsub_rn(y, __uint_as_float(__float_as_uint(y) & 0xffff0000));
+        } else {
+            const __half2 h = __floats2half2_rn(x, y);
+            p[i] = *(const uint32_t *)&h;
+            x = __fsub_rn(x, h_low(p[i]));
+            y = __fsub_rn(y, h_high(p[i]));
+        }
+    }
+}
 /* ---- F16, BF16, F32: the sum of 64 columns, all planes, is one chain; then it is added in float32 ---- */
 template <uint32_t TYPE> struct frag_float {
     static constexpr int unit_bytes = TYPE == KN_F32 ? 2048 : 1024, planes = TYPE == KN_F16 ? 2 : 3;
     static constexpr bool bf16 = TYPE != KN_F16, whole = false; /* whole: 8-bit */
     static constexpr int b_unit = 64, sums_unit = 0, aux_unit = 0;
 
-    /* F32: the high 16 bits of each are a bf16; what is left is exact. */
-    DEV void split(uint32_t a[3], float x, float y)
-    {
-#pragma unroll
-        for (int p = 0; p < 3; p++) {
-            a[p] = __byte_perm(__float_as_uint(x), __float_as_uint(y), 0x7632);
-            x = __fsub_rn(x, __uint_as_float(__float_as_uint(x) & 0xffff0000));
-            y = __fsub_rn(y, __uint_as_float(__float_as_uint(y) & 0xffff0000));
-        }
-    }
     template <int NT>
     DEV void add_unit(float acc[NT][4], const uint8_t *st, int u, const mm_view<NT> &v, int lane)
     {
@@ -95,8 +114,8 @@ template <uint32_t TYPE> struct frag_float {
                 for (int part = 0; part < 2; part++) {
                     const float4 w = *(const float4 *)(st + 1024 * s + 512 * part + 16 * lane);
                     uint32_t first[3], second[3];
-                    split(first, w.x, w.y);
-                    split(second, w.z, w.w);
+                    planes_of<3, true>(first, w.x, w.y);
+                    planes_of<3, true>(second, w.z, w.w);
 #pragma unroll
                     for (int p = 0; p < 3; p++) a[p][2 * part] = first[p], a[p][2 * part + 1] = second[p];
                 }

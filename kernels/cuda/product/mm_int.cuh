@@ -25,10 +25,16 @@ DEV float of_bits(int i) /* MM_BITS_OF + value, |value| < 2^22 */
 template <bool SIGNED>
 DEV void mma_32(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, int i0, int i1)
 {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%10,%11,%10,%11};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i0), "r"(i1));
+    if (SIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%11,%10,%11};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i0), "r"(i1));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%11,%10,%11};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i0), "r"(i1));
 }
 template <bool SIGNED> DEV void mma_16(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
 {
@@ -193,65 +199,62 @@ DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT ac
 
 #include "mm_low.cuh"
 
-/* LOW: Q2_K, Q3_K and IQ4_XS as well. The kernel without them is a few hundredths faster for the others. */
+/* K types; LOW: Q2_K, Q3_K and IQ4_XS as well. The kernel without them is a few hundredths faster for the
+ * others. */
 template <bool LOW> struct frag_k {
     static constexpr enum mm_act act = MM_ACT_K;
     static constexpr bool whole = true;
     static constexpr int planes = 1, b_unit = 256, sums_unit = 32, aux_unit = 4;
 
-    /* Q4_K, Q5_K: fin += (d sum of sc * (codes . x) - dmin sum of m * (sum of x)) * scale of x */
-    template <int BITS, int NT>
-    DEV void unit_45(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
+    /* Q4_K, Q5_K, Q2_K: fin += (d sum of sc * (codes . x) - dmin sum of m * (sum of x)) * scale of x
+     * others: fin += sum of sc * ((codes - offset) . x) * (d * scale of x) */
+    template <uint32_t TYPE, int NT>
+    DEV void add_unit(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
     {
+        constexpr bool mins = TYPE == KN_Q4_K || TYPE == KN_Q5_K || TYPE == KN_Q2_K;
+        constexpr int offset = TYPE == KN_Q6_K ? 32 : TYPE == KN_Q3_K ? 4 : 0;
+        const auto act = [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); };
         const int q = lane % 4;
         int sum[NT][4];
-        float d[2], dmin[2];
-        uint32_t mins[2][2];
-        codes_45<BITS, NT>(sum, d, dmin, mins, st, lane,
-                           [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
-        /* of the eight minimums, 2 q and 2 q + 1, twice: one for each 16 columns */
-        const uint32_t am[2] = {__byte_perm(mins[0][0], mins[0][1], 0x1100 + 0x2222 * q),
-                                __byte_perm(mins[1][0], mins[1][1], 0x1100 + 0x2222 * q)};
+        float d[2], dmin[2] = {0, 0};
+        uint32_t am[2]; /* by which sums of x are multiplied: minimums, or scales */
+        if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
+            uint32_t m[2][2];
+            codes_45<TYPE == KN_Q4_K ? 4 : 5, NT>(sum, d, dmin, m, st, lane, act);
+            /* of the eight minimums, 2 q and 2 q + 1, twice: one for each 16 columns */
+            am[0] = __byte_perm(m[0][0], m[0][1], 0x1100 + 0x2222 * q);
+            am[1] = __byte_perm(m[1][0], m[1][1], 0x1100 + 0x2222 * q);
+        } else if constexpr (TYPE == KN_Q6_K) {
+            am[0] = lds4(st + 3072 + 16 * (lane / 4) + 4 * q) ^ 0x80808080;
+            am[1] = lds4(st + 3200 + 16 * (lane / 4) + 4 * q) ^ 0x80808080;
+            codes_6<NT>(sum, d, st, lane, act);
+        } else if constexpr (TYPE == KN_IQ4_XS) {
+            codes_iq4_xs<NT>(sum, d, st, lane, act);
+        } else {
+            codes_23<TYPE == KN_Q2_K ? 2 : 3, NT>(sum, d, dmin, am, st, lane, act);
+        }
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);
+            const uint2 s = TYPE == KN_IQ4_XS ? make_uint2(0, 0) : lds8(v.sums + 32 * at + v.row[t] - 8 * q);
             const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
                                  lds_float(v.aux + 4 * at + v.pair[t][1])};
-            int lo[4], hi[4];
-            mma_16<false>(lo, am[0], am[1], s.x);
-            mma_16<false>(hi, am[0], am[1], s.y);
+            int lo[4] = {0, 0, 0, 0}, hi[4] = {0, 0, 0, 0};
+            if constexpr (TYPE != KN_IQ4_XS) {
+                mma_16<!mins>(lo, am[0], am[1], s.x);
+                mma_16<!mins>(hi, am[0], am[1], s.y);
+            }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float m = of_bits((hi[i] << 7) + lo[i] + MM_BITS_OF);
-                const float y = __fmaf_rn(__int2float_rn(sum[t][i]), d[i / 2], -__fmul_rn(m, dmin[i / 2]));
-                fin[t][i] = __fmaf_rn(y, da[i % 2], fin[t][i]);
+                const int m = (hi[i] << 7) + lo[i];
+                if (mins) {
+                    const float y = __fmaf_rn(__int2float_rn(sum[t][i]), d[i / 2],
+                                              -__fmul_rn(of_bits(m + MM_BITS_OF), dmin[i / 2]));
+                    fin[t][i] = __fmaf_rn(y, da[i % 2], fin[t][i]);
+                } else {
+                    fin[t][i] = __fmaf_rn(__int2float_rn(sum[t][i] - offset * m),
+                                          __fmul_rn(d[i / 2], da[i % 2]), fin[t][i]);
+                }
             }
-        }
-    }
-
-    /* Q6_K: fin += sum of sc * ((codes - 32) . x) * (d * scale of x) */
-    template <int NT>
-    DEV void unit_6(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
-    {
-        const int g = lane / 4, q = lane % 4;
-        int sum[NT][4];
-        float d[2];
-        const uint32_t am[2] = {lds4(st + 3072 + 16 * g + 4 * q) ^ 0x80808080,
-                                lds4(st + 3200 + 16 * g + 4 * q) ^ 0x80808080};
-        codes_6<NT>(sum, d, st, lane,
-                    [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
-#pragma unroll
-        for (int t = 0; t < NT; t++) {
-            const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * q);
-            const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
-                                 lds_float(v.aux + 4 * at + v.pair[t][1])};
-            int lo[4], hi[4];
-            mma_16<true>(lo, am[0], am[1], s.x);
-            mma_16<true>(hi, am[0], am[1], s.y);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                fin[t][i] = __fmaf_rn(__int2float_rn(sum[t][i] - 32 * ((hi[i] << 7) + lo[i])),
-                                      __fmul_rn(d[i / 2], da[i % 2]), fin[t][i]);
         }
     }
 
@@ -261,26 +264,45 @@ template <bool LOW> struct frag_k {
     {
         if (type == KN_Q4_K)
 #pragma unroll 1
-            for (int u = 0; u < units; u++) unit_45<4, NT>(fin, st + 2304 * u, v, u, lane);
+            for (int u = 0; u < units; u++) add_unit<KN_Q4_K, NT>(fin, st + 2304 * u, v, u, lane);
         else if (type == KN_Q6_K)
 #pragma unroll 1
-            for (int u = 0; u < units; u++) unit_6<NT>(fin, st + 3360 * u, v, u, lane);
+            for (int u = 0; u < units; u++) add_unit<KN_Q6_K, NT>(fin, st + 3360 * u, v, u, lane);
         else if (!LOW || type == KN_Q5_K)
 #pragma unroll 1
-            for (int u = 0; u < units; u++) unit_45<5, NT>(fin, st + 2816 * u, v, u, lane);
+            for (int u = 0; u < units; u++) add_unit<KN_Q5_K, NT>(fin, st + 2816 * u, v, u, lane);
         else if (type == KN_IQ4_XS)
 #pragma unroll 1
-            for (int u = 0; u < units; u++) unit_iq4_xs<NT>(fin, st + 2176 * u, v, u, lane);
+            for (int u = 0; u < units; u++) add_unit<KN_IQ4_XS, NT>(fin, st + 2176 * u, v, u, lane);
         else if (type == KN_Q3_K)
 #pragma unroll 1
-            for (int u = 0; u < units; u++) unit_23<3, NT>(fin, st + 1760 * u, v, u, lane);
+            for (int u = 0; u < units; u++) add_unit<KN_Q3_K, NT>(fin, st + 1760 * u, v, u, lane);
         else
 #pragma unroll 1
-            for (int u = 0; u < units; u++) unit_23<2, NT>(fin, st + 1344 * u, v, u, lane);
+            for (int u = 0; u < units; u++) add_unit<KN_Q2_K, NT>(fin, st + 1344 * u, v, u, lane);
     }
 };
 
-/* 32-blocks: fin += (codes - offset) . x * (d * scale of x) [+ m * (scale of x * sum of x)] */
+/* ---- 32-blocks ---- */
+
+/* Fifth bits of a unit: bit 2 s + 4 hi of each byte, its columns in the order of codes. */
+DEV uint32_t high_5(const uint8_t *u, int lane)
+{
+    const uint32_t x = __byte_perm(*(const unsigned short *)(u + 256 + 2 * lane), 0, 0x1100);
+    return (x & 0x00ff00ff) | (x >> 1 & 0x7f007f00);
+}
+/* Scales (MIN: and minimums) of rows g and g + 8, at p. */
+template <bool MIN> DEV void scales_32(float d[2], float m[2], const uint8_t *p, int g)
+{
+    uint2 dm = make_uint2(0, 0);
+    if (MIN)
+        dm = lds8(p + 8 * g);
+    else
+        dm.x = lds4(p + 4 * g);
+    d[0] = h_low(dm.x), d[1] = h_high(dm.x), m[0] = h_low(dm.y), m[1] = h_high(dm.y);
+}
+
+/* fin += (codes - offset) . x * (d * scale of x) [+ m * (scale of x * sum of x)] */
 template <bool MIN> struct frag_32 {
     static constexpr enum mm_act act = MIN ? MM_ACT_32M : MM_ACT_32;
     static constexpr bool whole = true;
@@ -296,9 +318,8 @@ template <bool MIN> struct frag_32 {
         const uint2 c = lds8(u + 8 * lane);
         code_words(a, a + 1, c.x);
         code_words(a + 2, a + 3, c.y);
-        if (BITS == 5) { /* bit 2 s + 4 hi of each byte, its columns in the order of codes */
-            const uint32_t x = __byte_perm(*(const unsigned short *)(u + 256 + 2 * lane), 0, 0x1100);
-            const uint32_t high = (x & 0x00ff00ff) | (x >> 1 & 0x7f007f00);
+        if (BITS == 5) {
+            const uint32_t high = high_5(u, lane);
             a[0] |= high << 4 & 0x10101010, a[1] |= high & 0x10101010;
             a[2] |= high << 2 & 0x10101010, a[3] |= high >> 2 & 0x10101010;
         }
@@ -308,7 +329,6 @@ template <bool MIN> struct frag_32 {
     {
         constexpr int unit_bytes = 64 * BITS + (MIN ? 64 : 32);
         constexpr bool is_signed = TABLE || BITS == 8;
-        const int g = lane / 4;
 #pragma unroll 2
         for (int first = 0; first < units; first += 2) {
             uint4 b[NT];
@@ -317,7 +337,8 @@ template <bool MIN> struct frag_32 {
 #pragma unroll
             for (int i = 0; i < 2; i++, st += unit_bytes) {
                 if (first + i >= units) break;
-                uint32_t a[4], dd, mm = 0;
+                uint32_t a[4];
+                float d[2], m[2];
                 if (TABLE) {
                     const uint2 w = lds8(st + 8 * lane);
                     iq4_words(a, a + 1, w.x);
@@ -325,13 +346,7 @@ template <bool MIN> struct frag_32 {
                 } else {
                     codes<BITS>(a, st, lane);
                 }
-                if (MIN) {
-                    const uint2 dm = lds8(st + 64 * BITS + 8 * g);
-                    dd = dm.x, mm = dm.y;
-                } else {
-                    dd = lds4(st + 64 * BITS + 4 * g);
-                }
-                const float d[2] = {h_low(dd), h_high(dd)}, m[2] = {h_low(mm), h_high(mm)};
+                scales_32<MIN>(d, m, st + 64 * BITS, lane / 4);
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
                     const uint2 x0 = lds8(v.aux + 8 * (first + i) + v.pair[t][0]),
@@ -343,10 +358,7 @@ template <bool MIN> struct frag_32 {
                     const float da[2] = {__uint_as_float(x0.x), __uint_as_float(x1.x)},
                                 ds[2] = {__uint_as_float(x0.y), __uint_as_float(x1.y)};
                     int c[4];
-                    if (is_signed)
-                        mma_32_signed(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
-                    else
-                        mma_32<false>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
+                    mma_32<is_signed>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, i0, i1);
 #pragma unroll
                     for (int k = 0; k < 4; k++) {
                         fin[t][k] = __fmaf_rn(of_bits(c[k]), __fmul_rn(d[k / 2], da[k % 2]), fin[t][k]);

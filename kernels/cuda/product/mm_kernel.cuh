@@ -10,28 +10,12 @@
 #include "../core/patience.cuh"
 #include "prep.cuh"
 
-#ifdef MM_TRACE /* where the times go: test/gpu/check/mm_gpu.cu */
-DEV void trace_stamp(unsigned long long *trace, int i)
-{
-    if (!trace || threadIdx.x || blockIdx.x >= MM_TRACE_BLOCKS) return;
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    trace[MM_TRACE_TIMES * blockIdx.x + i] = t;
-}
-#define MM_STAMP(i) trace_stamp(a.trace, i)
-#else
-#define MM_STAMP(i) (void)0
-#endif
-
 /* ---- copies from memory to a warp's ring ---- */
 
 DEV void copy_bulk(void *dst, const void *src, uint32_t bytes, uint64_t *b)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes)
-                 : "memory");
+    bar_expect(b, bytes);
     copy_weights_to(dst, src, bytes, b);
-#endif
 }
 DEV void copy_async(void *dst, const void *src)
 {
@@ -172,20 +156,14 @@ template <int W, bool BULK> DEV void load_rows(const mm_args &a, uint8_t *act, i
     const size_t stride = (size_t)a.slices * (size_t)a.slice_row;
     const uint8_t *src = a.rows + (size_t)first_slice * (size_t)a.slice_row;
     cuda_grid_wait();
-    MM_STAMP(2);
     if (BULK) {
-#if __CUDA_ARCH__ >= 900
         if (threadIdx.x % 32 ==
             0) { /* all warps ask; the barrier may hear of bytes before it knows how many */
-            if (threadIdx.x == 0)
-                asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(bar)),
-                             "r"(bytes * a.n)
-                             : "memory");
+            if (threadIdx.x == 0) bar_expect(bar, bytes * a.n);
 #pragma unroll 1
             for (int t = threadIdx.x / 32; t < a.n; t += W)
                 copy_bulk_to(act + t * a.at.row_bytes, src + t * stride, bytes, bar);
         }
-#endif
         bar_wait(bar, 0);
     } else {
         for (int t = threadIdx.x / 32; t < a.n; t += W)
@@ -265,7 +243,6 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
     uint64_t *const bars = (uint64_t *)smem + warp * stages, *const act_bar = (uint64_t *)smem + W * stages;
 
     cuda_grid_early();
-    MM_STAMP(0);
     if (BULK) {
         if (lane == 0) init_bars(bars, stages, act_bar, warp);
         __syncwarp();
@@ -325,9 +302,7 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
     }
     for (int i = 0; i < stages; i++) issue(i);
     if (BULK) __syncthreads(); /* act_bar is there */
-    MM_STAMP(1);
     load_rows<W, BULK>(a, act, first_slice, act_bar);
-    MM_STAMP(3);
 
     mm_view<NT> view;
     find_view<NT>(a, lane, view);
@@ -408,7 +383,6 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
         merge_group<NT, W>(a, group, first_slice);
     }
     if (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
-    MM_STAMP(4);
 }
 
 /* Registers: two blocks of 8 warps or one of 16 (8-bit kinds, up to 16 rows). Bulk copies need sm_90. To save
@@ -425,14 +399,11 @@ __global__ void __launch_bounds__(32 * W, W <= MM_WARPS && NT <= 2 ? 2 : 1)
 
 template <class F, int W, bool BULK> static mm_kernel_fn mm_pick(int log2_tiles)
 {
-    switch (log2_tiles) {
-    case 0: return mm_kernel<F, 1, W, BULK>;
-    case 1: return mm_kernel<F, 2, W, BULK>;
-    case 2:
-        if constexpr (W == MM_WARPS) return mm_kernel<F, 4, W, BULK>;
-        return nullptr;
-    default: return nullptr;
-    }
+    if (log2_tiles == 0) return mm_kernel<F, 1, W, BULK>;
+    if (log2_tiles == 1) return mm_kernel<F, 2, W, BULK>;
+    if constexpr (W == MM_WARPS)
+        if (log2_tiles == 2) return mm_kernel<F, 4, W, BULK>;
+    return nullptr;
 }
 /* WIDE: also blocks of 16 warps. */
 template <class F, bool WIDE> static mm_kernel_fn mm_pick_kernel(int log2_tiles, int warps, bool generic)

@@ -7,15 +7,6 @@
 #ifndef DFLASH_CUDA_MM_LOW_CUH
 #define DFLASH_CUDA_MM_LOW_CUH
 
-/* c = init + A B; A signed bytes */
-DEV void mma_32_signed(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, int i0, int i1)
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%10,%11,%10,%11};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(i0), "r"(i1));
-}
-
 /* __byte_perm masks its selector first: an operation more. */
 DEV uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
 {
@@ -59,7 +50,7 @@ DEV void codes_iq4_xs(int sum[NT][4], float d[2], const uint8_t *st, int lane, A
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 int c[4];
-                mma_32_signed(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, 0, 0);
+                mma_32<true>(c, a, i ? b[t].z : b[t].x, i ? b[t].w : b[t].y, 0, 0);
                 scale_int(sum[t], c, low, top, j == 0);
             }
         }
@@ -127,59 +118,6 @@ DEV void codes_23(int sum[NT][4], float d[2], float dmin[2], uint32_t am[2], con
                 int c[4];
                 mma_16<false>(c, a0, a1, e == 0 ? b[t].x : e == 1 ? b[t].y : e == 2 ? b[t].z : b[t].w);
                 scale_int(sum[t], c, low, top, j == 0, start);
-            }
-        }
-    }
-}
-
-/* ---- units ---- */
-
-/* IQ4_XS: fin += sum of sc * (values . x) * (d * scale of x) */
-template <int NT>
-DEV void unit_iq4_xs(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
-{
-    int sum[NT][4];
-    float d[2];
-    codes_iq4_xs<NT>(sum, d, st, lane,
-                     [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
-                             lds_float(v.aux + 4 * at + v.pair[t][1])};
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            fin[t][i] = __fmaf_rn(__int2float_rn(sum[t][i]), __fmul_rn(d[i / 2], da[i % 2]), fin[t][i]);
-    }
-}
-
-/* Q2_K: fin += (d sum of sc * (codes . x) - dmin sum of m * (sum of x)) * scale of x
- * Q3_K: fin += sum of sc * ((codes - 4) . x) * (d * scale of x) */
-template <int BITS, int NT>
-DEV void unit_23(float fin[NT][4], const uint8_t *st, const mm_view<NT> &v, int at, int lane)
-{
-    int sum[NT][4];
-    float d[2], dmin[2] = {0, 0};
-    uint32_t am[2];
-    codes_23<BITS, NT>(sum, d, dmin, am, st, lane,
-                       [&](int t, int part) { return lds16(v.b + 256 * at + v.row[t] + 64 * part); });
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const uint2 s = lds8(v.sums + 32 * at + v.row[t] - 8 * (lane % 4));
-        const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
-                             lds_float(v.aux + 4 * at + v.pair[t][1])};
-        int lo[4], hi[4];
-        mma_16<BITS == 3>(lo, am[0], am[1], s.x);
-        mma_16<BITS == 3>(hi, am[0], am[1], s.y);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int m = (hi[i] << 7) + lo[i];
-            if (BITS == 3) {
-                fin[t][i] =
-                    __fmaf_rn(__int2float_rn(sum[t][i] - 4 * m), __fmul_rn(d[i / 2], da[i % 2]), fin[t][i]);
-            } else {
-                const float y = __fmaf_rn(__int2float_rn(sum[t][i]), d[i / 2],
-                                          -__fmul_rn(of_bits(m + MM_BITS_OF), dmin[i / 2]));
-                fin[t][i] = __fmaf_rn(y, da[i % 2], fin[t][i]);
             }
         }
     }

@@ -107,9 +107,6 @@ struct mm_args {
     int32_t pace;    /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
     int32_t cluster; /* blocks that are given the same rows together: 1 or a power of two */
     uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
-#ifdef MM_TRACE
-    unsigned long long *trace;
-#endif
 };
 /* Types that mm_kernel_low and experts_kernel_low are for. */
 static inline bool mm_is_low(uint32_t type)

@@ -119,6 +119,34 @@ MM_HD uint32_t mm_pair(const mm_source &m, int64_t block, int g, int at)
     return mm_u16(a ? a + at : nullptr) | mm_u16(b ? b + at : nullptr) << 16;
 }
 
+/* Two bits a code, those of Q2_K and Q3_K or those above Q6_K's nibbles: word i. */
+MM_HD uint32_t mm_pairs(const mm_source &m, int64_t block, int i)
+{
+    const int group = 4 * (i / 128) + i % 4, lane = i / 4 % 32;
+    uint32_t w = 0;
+    for (int e = 0; e < 16; e++) {
+        const int s = e / 8, r = 2 * (e / 4 % 2) + e / 2 % 2, h = e % 2;
+        const uint8_t *b = mm_block(m, mm_row(lane, r), block);
+        const int k = 32 * group + mm_col(lane, s, r, h);
+        w |= (m.type == KN_Q6_K ? mm_high(m.type, b, k) : mm_two(m.type, b, k))
+             << (2 * s + 8 * (r / 2) + 4 * (r % 2) + 16 * h);
+    }
+    return w;
+}
+/* One bit a code, above those of Q3_K and Q5_K: word i. */
+MM_HD uint32_t mm_singles(const mm_source &m, int64_t block, int i)
+{
+    const int lane = i / 4;
+    uint32_t w = 0;
+    for (int e = 0; e < 32; e++) {
+        const int h = e / 16, j = e % 2, r = 2 * (e / 8 % 2) + e / 4 % 2, s = e / 2 % 2;
+        w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block),
+                     32 * (2 * (i % 4) + j) + mm_col(lane, s, r, h))
+             << e;
+    }
+    return w;
+}
+
 MM_HD uint32_t mm_word_32(const mm_source &m, int64_t block, int i)
 {
     const uint32_t type = m.type;
@@ -152,75 +180,33 @@ MM_HD uint32_t mm_word_32(const mm_source &m, int64_t block, int i)
 /* A word of Q2_K or Q3_K. */
 MM_HD uint32_t mm_word_low(const mm_source &m, int64_t block, int i)
 {
-    const bool three = m.type == KN_Q3_K;
-    uint32_t w = 0;
-    if (i < 256) {
-        const int group = 4 * (i / 128) + i % 4, lane = i / 4 % 32;
-        for (int e = 0; e < 16; e++) {
-            const int s = e / 8, r = 2 * (e / 4 % 2) + e / 2 % 2, h = e % 2;
-            w |= mm_two(m.type, mm_block(m, mm_row(lane, r), block), 32 * group + mm_col(lane, s, r, h))
-                 << (2 * s + 8 * (r / 2) + 4 * (r % 2) + 16 * h);
-        }
-        return w;
-    }
+    if (i < 256) return mm_pairs(m, block, i);
     i -= 256;
-    if (three && i < 128) {
-        const int lane = i / 4;
-        for (int e = 0; e < 32; e++) {
-            const int h = e / 16, j = e % 2, r = 2 * (e / 8 % 2) + e / 4 % 2, s = e / 2 % 2;
-            w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block),
-                         32 * (2 * (i % 4) + j) + mm_col(lane, s, r, h))
-                 << e;
-        }
-        return w;
-    }
-    if (three) {
-        i -= 128;
-        return i < 48 ? mm_bytes(mm_block(m, i / 3, block), 96 + 4 * (i % 3))
-                      : mm_pair(m, block, i - 48, 108);
-    }
-    return i < 64 ? mm_bytes(mm_block(m, i / 4, block), 4 * (i % 4))
-                  : mm_pair(m, block, (i - 64) / 2, 80 + 2 * (i % 2));
+    if (m.type == KN_Q2_K)
+        return i < 64 ? mm_bytes(mm_block(m, i / 4, block), 4 * (i % 4))
+                      : mm_pair(m, block, (i - 64) / 2, 80 + 2 * (i % 2));
+    if (i < 128) return mm_singles(m, block, i);
+    i -= 128;
+    return i < 48 ? mm_bytes(mm_block(m, i / 3, block), 96 + 4 * (i % 3)) : mm_pair(m, block, i - 48, 108);
 }
 
 MM_HD uint32_t mm_word_k(const mm_source &m, int64_t block, int i)
 {
-    uint32_t w = 0;
     if (i < 512) return mm_nibbles(m, block, 2 * (i / 128) + i / 2 % 2, i % 2, i / 4 % 32);
     i -= 512;
     if (m.type == KN_IQ4_XS) return mm_bytes(mm_block(m, i / 2, block), 4 * (i % 2));
     if (m.type == KN_Q6_K) {
-        if (i < 256) {
-            const int group = 4 * (i / 128) + i % 4, lane = i / 4 % 32;
-            for (int e = 0; e < 16; e++) {
-                const int s = e / 8, r = 2 * (e / 4 % 2) + e / 2 % 2, h = e % 2;
-                w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block), 32 * group + mm_col(lane, s, r, h))
-                     << (2 * s + 8 * (r / 2) + 4 * (r % 2) + 16 * h);
-            }
-            return w;
-        }
+        if (i < 256) return mm_pairs(m, block, i);
         i -= 256;
-        if (i >= 64) return mm_pair(m, block, i - 64, 208);
-        const uint8_t *p = mm_block(m, i / 4, block);
-        for (int b = 0; b < 4; b++) w |= ((p ? p[192 + 4 * (i % 4) + b] : 0u) ^ 128u) << 8 * b;
-        return w;
+        return i < 64 ? mm_bytes(mm_block(m, i / 4, block), 192 + 4 * (i % 4)) ^ 0x80808080u
+                      : mm_pair(m, block, i - 64, 208);
     }
     if (m.type == KN_Q5_K) {
-        if (i < 128) {
-            const int lane = i / 4;
-            for (int e = 0; e < 32; e++) {
-                const int h = e / 16, j = e % 2, r = 2 * (e / 8 % 2) + e / 4 % 2, s = e / 2 % 2;
-                w |= mm_high(m.type, mm_block(m, mm_row(lane, r), block),
-                             32 * (2 * (i % 4) + j) + mm_col(lane, s, r, h))
-                     << e;
-            }
-            return w;
-        }
+        if (i < 128) return mm_singles(m, block, i);
         i -= 128;
     }
-    const uint8_t *p = mm_block(m, i / 4, block); /* the record of a row: d, dmin, 12 bytes of scales */
-    for (int b = 0; b < 4; b++) w |= (p ? (uint32_t)p[4 * (i % 4) + b] : 0u) << 8 * b;
-    return w;
+    /* the record of a row: d, dmin, 12 bytes of scales */
+    return mm_bytes(mm_block(m, i / 4, block), 4 * (i % 4));
 }
 
 MM_HD uint32_t mm_word_plain(const mm_source &m, int64_t unit, int i)

@@ -27,59 +27,15 @@ DEV float4 load_four(const float *x, int k, int end, bool aligned)
     if (k + 3 < end) v.w = __ldcg(x + k + 3);
     return v;
 }
-/* The 16-bit parts of (x, y). */
-template <int PLANES, bool BF16> DEV void planes_of(uint32_t p[PLANES], float x, float y)
-{
-#pragma unroll
-    for (int i = 0; i < PLANES; i++) {
-        if (BF16) { /* truncated: what is left is exact, three hold all 24 bits */
-            p[i] = __byte_perm(__float_as_uint(x), __float_as_uint(y), 0x7632);
-            x = __fsub_rn(x, __uint_as_float(__float_as_uint(x) & 0xffff0000));
-            y = __fsub_rn(y, __uint_as_float(__float_as_uint(y) & 0xffff0000));
-        } else {
-            const __half2 h = __floats2half2_rn(x, y);
-            p[i] = *(const uint32_t *)&h;
-            x = __fsub_rn(x, h_low(p[i]));
-            y = __fsub_rn(y, h_high(p[i]));
-        }
-    }
-}
-
-#ifdef MM_TRACE
-DEV void stamp(const mm_prep &a, int i)
-{
-    const unsigned block = blockIdx.x + gridDim.x * blockIdx.y;
-    if (!a.trace || threadIdx.x || block >= MM_TRACE_BLOCKS) return;
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    a.trace[MM_TRACE_TIMES * block + i] = t;
-}
-#define MM_STAMP(i) stamp(a, i)
-#else
-#define MM_STAMP(i) (void)0
-#endif
-
 template <enum mm_act ACT>
 __global__ void __launch_bounds__(32 * WARPS, 2) prep_whole(const __grid_constant__ mm_prep a)
 {
     __shared__ float squares[MM_ROW_BLOCKS];
     const int first = (int)blockIdx.x * WARPS, blocks = (a.n_in + 255) / 256;
     cuda_grid_early();
-    MM_STAMP(0);
     prepare_row<ACT, WARPS>(a, a.x + (size_t)blockIdx.y * (size_t)a.n_in,
                             a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, first,
                             min(blocks, first + WARPS), squares, (int)blockIdx.y);
-    MM_STAMP(4);
-}
-
-/* The sum over all blocks' squares, as prepare_row has it. */
-DEV float inverse_rms(const float *squares, int blocks, int n_in, float eps)
-{
-    float s = 0.0f;
-    for (int b = threadIdx.x % 32; b < blocks; b += 32) s = __fadd_rn(s, squares[b]);
-#pragma unroll
-    for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)n_in), eps)));
 }
 
 /* The same for few rows, between two products whose blocks leave room beside them for blocks of FEW_WARPS
@@ -97,18 +53,15 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
     const float *x = a.x + (size_t)blockIdx.y * (size_t)a.n_in;
     uint8_t *row = a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row;
     cuda_grid_early();
-    MM_STAMP(0);
     if (!a.norm) {
         float v[FEW_ALONE][8];
         const int first = ((int)blockIdx.x * FEW_WARPS + warp) * FEW_ALONE;
         cuda_grid_wait();
-        MM_STAMP(2);
 #pragma unroll
         for (int c = 0; c < FEW_ALONE; c++) load_eight(v[c], x, 256 * (first + c) + 8 * lane, a.n_in);
 #pragma unroll
         for (int c = 0; c < FEW_ALONE; c++)
             if (first + c < blocks) store_block<ACT>(a, row, first + c, v[c], (int)blockIdx.y);
-        MM_STAMP(4);
         return;
     }
     const int mine = (int)blockIdx.x * FEW_WARPS + warp,
@@ -116,7 +69,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
     float v[8], w[8];
     load_eight(w, a.norm, 256 * mine + 8 * lane, a.n_in);
     cuda_grid_wait();
-    MM_STAMP(2);
     load_eight(v, x, 256 * mine + 8 * lane, a.n_in);
     constexpr int batch = 4;
 #pragma unroll 1
@@ -137,13 +89,10 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS) prep_few(const
     }
     const float own = block_squares(v);
     if (lane == 0) squares[mine] = own;
-    MM_STAMP(3);
     __syncthreads();
     const float r = inverse_rms(squares, blocks, a.n_in, a.eps);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+    scale_eight(v, r, w);
     if (mine < blocks) store_block<ACT>(a, row, mine, v, (int)blockIdx.y);
-    MM_STAMP(4);
 }
 
 template <int PLANES, bool BF16>
@@ -230,6 +179,12 @@ __global__ void __launch_bounds__(32 * WARPS) prep_float(const __grid_constant__
 /* ---- a residual added, normed and rounded ---- */
 
 #define ADD_WARPS (MM_ADD_WIDTH / 256)
+/* v = (x + v r w) scale */
+DEV void add_eight(float v[8], const float x[8], float r, const float w[8], float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), scale);
+}
 DEV void store_eight(float *p, const float v[8])
 {
     *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
@@ -256,16 +211,13 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
     if (lane == 0) squares[0][b] = s;
     __syncthreads();
     float r = inverse_rms(squares[0], blocks, a.n_in, add.eps);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
+    add_eight(v, x, r, w, add.scale);
     if (k < a.n_in) store_eight(add.out + at + k, v);
     s = block_squares(v);
     if (lane == 0) squares[1][b] = s;
     __syncthreads();
     r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
+    scale_eight(v, r, norm);
     if (b < blocks)
         store_block<ACT>(a, a.rows + (size_t)blockIdx.x * (size_t)a.slices * (size_t)a.slice_row, b, v,
                          (int)blockIdx.x);
@@ -306,77 +258,45 @@ DEV void exchange_open(uint64_t *bars, int count, unsigned warps = FEW_WARPS)
     __syncthreads();
     cluster_arrive(); /* my barriers are there */
 }
-/* As prep_few rounds a normed row, of one that is owed: read once, so a cluster has it. */
-template <enum mm_act ACT>
+/* A normed row as prep_few rounds it, of one that is owed, so it is read once and a cluster has it; ADD: of a
+ * norm_add, whose y may be owed. */
+template <enum mm_act ACT, bool ADD>
 __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
-    take_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_owed owed)
+    take_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_owed owed,
+             const __grid_constant__ mm_add add)
 {
-    __shared__ float squares[ADD_FEW * FEW_WARPS], norms[FEW_WARPS * 256];
-    __shared__ uint64_t bar;
-    const int lane = threadIdx.x % 32, blocks = (a.n_in + 255) / 256,
-              b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32, k = 256 * b + 8 * lane;
-    float v[8], w[8], *const mine = norms + 8 * threadIdx.x; /* registers are few */
-    cuda_grid_early();
-    MM_STAMP(0);
-    exchange_open(&bar, 1);
-    load_eight(w, a.norm, k, a.n_in);
-    store_eight(mine, w);
-    cuda_grid_wait();
-    cluster_wait();
-    MM_STAMP(2);
-    take_eight(v, owed, k);
-    MM_STAMP(3);
-    exchange(squares, shared_at(&bar), b, block_squares(v));
-    const float r = inverse_rms(squares, blocks, a.n_in, a.eps);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), mine[i]);
-    if (b < blocks)
-        store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v,
-                         (int)blockIdx.y);
-    MM_STAMP(4);
-}
-template <enum mm_act ACT>
-__global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
-    add_few(const __grid_constant__ mm_prep a, const __grid_constant__ mm_add add,
-            const __grid_constant__ mm_owed owed)
-{
-    __shared__ float squares[2][ADD_FEW * FEW_WARPS], norms[FEW_WARPS * 256];
-    __shared__ uint64_t bars[2];
+    __shared__ float squares[ADD ? 2 : 1][ADD_FEW * FEW_WARPS], norms[FEW_WARPS * 256];
+    __shared__ uint64_t bars[ADD ? 2 : 1];
     const int lane = threadIdx.x % 32, blocks = (a.n_in + 255) / 256,
               b = (int)blockIdx.x * FEW_WARPS + (int)threadIdx.x / 32, k = 256 * b + 8 * lane;
     const size_t at = (size_t)blockIdx.y * (size_t)a.n_in;
     float v[8], x[8], w[8], *const norm = norms + 8 * threadIdx.x; /* registers are few */
     cuda_grid_early();
-    MM_STAMP(0);
-    exchange_open(bars, 2);
+    exchange_open(bars, ADD ? 2 : 1);
     load_eight(w, a.norm, k, a.n_in);
     store_eight(norm, w);
-    load_eight(w, add.weight, k, a.n_in);
+    if (ADD) load_eight(w, add.weight, k, a.n_in);
     cuda_grid_wait();
     cluster_wait();
-    MM_STAMP(2);
-    if (owed.slices)
+    if (!ADD || owed.slices)
         take_eight(v, owed, k);
     else
         load_eight(v, add.y + at, k, a.n_in);
-    load_eight(x, add.x + at, k, a.n_in);
-    MM_STAMP(3);
+    if (ADD) load_eight(x, add.x + at, k, a.n_in);
     exchange(squares[0], shared_at(bars), b, block_squares(v));
-    float r = inverse_rms(squares[0], blocks, a.n_in, add.eps);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
-    if (k < a.n_in) store_eight(add.out + at + k, v);
-    exchange(squares[1], shared_at(bars + 1), b, block_squares(v));
-    r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
+    float r = inverse_rms(squares[0], blocks, a.n_in, ADD ? add.eps : a.eps);
+    if constexpr (ADD) {
+        add_eight(v, x, r, w, add.scale);
+        if (k < a.n_in) store_eight(add.out + at + k, v);
+        exchange(squares[1], shared_at(bars + 1), b, block_squares(v));
+        r = inverse_rms(squares[1], blocks, a.n_in, a.eps);
+    }
+    scale_eight(v, r, norm);
     if (b < blocks)
         store_block<ACT>(a, a.rows + (size_t)blockIdx.y * (size_t)a.slices * (size_t)a.slice_row, b, v,
                          (int)blockIdx.y);
-    MM_STAMP(4);
 }
-/* take_few and, with ADD, add_few for K types' products of few rows, of rows that are whole too:
+/* The same for K types' products of few rows, of rows that are whole too:
  * prep_ahead.cuh. A warp has registers for a lane's columns of eight slices, so there is one trip to memory.
  */
 template <bool ADD, int W>
@@ -394,7 +314,6 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     const float *from[AHEAD_SLICES], *x_at = add.x + at, *w_at = add.weight + k;
     float *out = h.out + at, norm[8], w[8], all[1][8], (&v)[8] = all[0], x[8];
     cuda_grid_early();
-    MM_STAMP(0);
     if (threadIdx.x < sizeof squares / sizeof(float)) squares[0][threadIdx.x] = 0.0f;
     exchange_open(bars, ADD ? 2 : 1, W);
     ahead_load(norm, a.norm + k);
@@ -408,13 +327,11 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
     if (ADD) ahead_now(x_at), ahead_now(w_at);
     cluster_wait();
     cuda_grid_wait();
-    MM_STAMP(2);
     ahead_values<!ADD>(v, h, from, out);
     if (ADD) {
         ahead_load(x, x_at);
         ahead_load(w, w_at);
     }
-    MM_STAMP(3);
     const float mine = block_squares(v);
     if (in && h.out) store_eight(out, v);
     const float4 ready = ahead_shared(me);
@@ -422,19 +339,15 @@ __global__ void __launch_bounds__(32 * W, 65536 / (32 * W * AHEAD_REGISTERS))
                    square = shared_at(squares[0]) + 4 * (ahead_thread() % 32);
     float r = ahead_exchange(in ? mine : 0.0f, give, there, square, bar, h, ADD ? add.eps : a.eps);
     if (ADD) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = __fmul_rn(__fadd_rn(x[i], __fmul_rn(__fmul_rn(v[i], r), w[i])), add.scale);
+        add_eight(v, x, r, w, add.scale);
         const float again = block_squares(v);
         if (in) store_eight(add.out + at, v);
         r = ahead_exchange(in ? again : 0.0f, give ? give + set : 0, there + 8, square + set, bar + 8, h,
                            a.eps);
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), norm[i]);
+    scale_eight(v, r, norm);
     const ahead_place place = {__float_as_uint(ready.x), __float_as_uint(ready.y)};
     ahead_store<1>(a, &place, all, in);
-    MM_STAMP(4);
 }
 /* prep_few of rows that are not normed, in the same way. */
 __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
@@ -446,7 +359,6 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
     const float *from[FEW_ALONE];
     float v[FEW_ALONE][8];
     cuda_grid_early();
-    MM_STAMP(0);
 #pragma unroll
     for (int c = 0; c < FEW_ALONE; c++) {
         const int b = first + c < blocks ? first + c : 0;
@@ -455,14 +367,12 @@ __global__ void __launch_bounds__(32 * FEW_WARPS, 32 / FEW_WARPS)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from[c])); /* so that the address is there */
     }
     cuda_grid_wait();
-    MM_STAMP(2);
 #pragma unroll
     for (int c = 0; c < FEW_ALONE; c++) ahead_load(v[c], from[c]);
     const float4 ready = ahead_shared(shared_at(places + threadIdx.x));
     const ahead_place place[FEW_ALONE] = {{__float_as_uint(ready.x), __float_as_uint(ready.y)},
                                           {__float_as_uint(ready.z), __float_as_uint(ready.w)}};
     ahead_store<FEW_ALONE>(a, place, v, blocks - first);
-    MM_STAMP(4);
 }
 /* Blocks of a cluster that has a row: memcheck refuses stores in a cluster of one; the second block has no
  * columns. */
@@ -508,24 +418,31 @@ static bool launch_ahead(const struct cuda_backend *be, enum mm_act act, const s
 }
 
 /* Of a kernel for each of the 8-bit kinds the one for `act`. */
-#define OF_WHOLE(act, kernel)                                                                                \
-    ((act) == MM_ACT_K ? kernel<MM_ACT_K> : (act) == MM_ACT_32 ? kernel<MM_ACT_32> : kernel<MM_ACT_32M>)
+#define OF_WHOLE(act, kernel, ...)                                                                           \
+    ((act) == MM_ACT_K    ? kernel<MM_ACT_K, ##__VA_ARGS__>                                                  \
+     : (act) == MM_ACT_32 ? kernel<MM_ACT_32, ##__VA_ARGS__>                                                 \
+                          : kernel<MM_ACT_32M, ##__VA_ARGS__>)
+
+/* take_few of rows that are owed, or with *add. */
+static cudaError_t launch_take(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *a,
+                               const struct mm_add *add, const struct mm_owed *o, int32_t n)
+{
+    const unsigned blocks = cluster_blocks(a->n_in);
+    const struct mm_add none = {};
+    return cuda_launch_clusters(be, add ? OF_WHOLE(act, take_few, true) : OF_WHOLE(act, take_few, false),
+                                dim3(blocks, (unsigned)n), dim3(32 * FEW_WARPS), 0, blocks, *a, *o,
+                                add ? *add : none);
+}
 
 cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_add *add,
                            const struct mm_prep *p, int32_t n)
 {
     if (be->cc >= 90 && !be->generic && n <= 16) {
-        const unsigned blocks = cluster_blocks(p->n_in);
-        struct mm_prep a = *p;
         struct mm_owed owed = {};
         mm_take(be, add->y, n, p->n_in, &owed);
-#ifdef MM_TRACE
-        a.trace = mm_trace_next("norm_add");
-#endif
         cudaError_t err;
-        if (launch_ahead(be, act, &a, add, &owed, n, &err)) return err;
-        return cuda_launch_clusters(be, OF_WHOLE(act, add_few), dim3(blocks, (unsigned)n),
-                                    dim3(32 * FEW_WARPS), 0, blocks, a, *add, owed);
+        if (launch_ahead(be, act, p, add, &owed, n, &err)) return err;
+        return launch_take(be, act, p, add, &owed, n);
     }
     return cuda_launch(be, OF_WHOLE(act, add_whole), dim3((unsigned)n), dim3(32 * ADD_WARPS), 0, *p, *add);
 }
@@ -533,10 +450,7 @@ cudaError_t mm_add_prepare(const struct cuda_backend *be, enum mm_act act, const
 cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const struct mm_prep *p, int32_t n,
                        bool few)
 {
-    struct mm_prep a = *p;
-#ifdef MM_TRACE
-    a.trace = mm_trace_next("prepare");
-#endif
+    const struct mm_prep &a = *p;
     if (!mm_is_int8(act))
         return cuda_launch(be, act == MM_ACT_F16 ? prep_float<2, false> : prep_float<3, true>,
                            dim3((unsigned)n), dim3(32 * (a.slices < WARPS ? a.slices : WARPS)), 0, a);
@@ -545,11 +459,7 @@ cudaError_t mm_prepare(const struct cuda_backend *be, enum mm_act act, const str
         few && a.norm && n <= 16 && a.n_in <= MM_ADD_WIDTH && mm_take(be, a.x, n, a.n_in, &owed);
     cudaError_t err;
     if (few && a.norm && n <= 16 && launch_ahead(be, act, &a, nullptr, &owed, n, &err)) return err;
-    if (took) {
-        const unsigned blocks = cluster_blocks(a.n_in);
-        return cuda_launch_clusters(be, OF_WHOLE(act, take_few), dim3(blocks, (unsigned)n),
-                                    dim3(32 * FEW_WARPS), 0, blocks, a, owed);
-    }
+    if (took) return launch_take(be, act, &a, nullptr, &owed, n);
     if (few && n <= 16 && (!a.norm || a.n_in <= 256 * FEW_BLOCKS)) {
         const int columns = 256 * FEW_WARPS * (a.norm ? 1 : FEW_ALONE);
         return cuda_launch(be, !a.norm && is_ahead(act, &a) ? prep_ahead : OF_WHOLE(act, prep_few),

@@ -27,6 +27,21 @@ DEV float block_squares(const float v[8])
     for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
     return s;
 }
+/* The inverse root of a row's mean square, of all blocks' squares. */
+DEV float inverse_rms(const float *squares, int blocks, int n_in, float eps)
+{
+    float s = 0.0f;
+    for (int b = threadIdx.x % 32; b < blocks; b += 32) s = __fadd_rn(s, squares[b]);
+#pragma unroll
+    for (int o = 16; o; o /= 2) s = __fadd_rn(s, __shfl_xor_sync(0xffffffff, s, o));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)n_in), eps)));
+}
+/* v = v r w */
+DEV void scale_eight(float v[8], float r, const float w[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+}
 /* Blocks first .. end - 1 of the token x to `row`. WARPS warps call, all threads; each keeps a block in
  * registers between the two passes. squares: shared memory, one float a block of the row. Waits for the grid
  * before it (norm is constant and read before). */
@@ -77,8 +92,7 @@ DEV void prepare_row(const mm_prep &a, const float *x, uint8_t *row, int first, 
             load_eight(v, x, 256 * b + 8 * lane, a.n_in);
             load_eight(w, a.norm, 256 * b + 8 * lane, a.n_in);
         }
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], r), w[i]);
+        scale_eight(v, r, w);
         store_block<ACT>(a, row, b, v, token);
     }
 }

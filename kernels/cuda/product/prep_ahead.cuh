@@ -240,13 +240,10 @@ DEV void ahead_values(float v[8], const ahead_args &h, const float *const from[A
 DEV float ahead_exchange(float s, unsigned give, unsigned there, unsigned square, unsigned bar,
                          const ahead_args &h, float eps)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n"
-        "@p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n}" ::"r"(give),
-        "f"(s), "r"(there)
-        : "memory");
-#endif
+    asm_90("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n"
+           "@p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n}" ::"r"(give),
+           "f"(s), "r"(there)
+           : "memory");
     cluster_bar_wait(bar);
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(s) : "r"(square) : "memory");
 #pragma unroll

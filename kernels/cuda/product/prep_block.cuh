@@ -18,8 +18,6 @@
 
 #include "mm.cuh"
 
-#define DEV static __device__ __forceinline__
-
 /* Four activations times inverse, rounded: bytes 0, 2, 1, 3. */
 DEV uint32_t round_four(const float *v, float inverse)
 {

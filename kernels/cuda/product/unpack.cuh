@@ -13,6 +13,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <vector_types.h>
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #endif
@@ -26,46 +27,34 @@
 struct unpack_words {
     uint32_t w[4];
 };
+/* A T of memory that nobody writes. */
+template <class T> MM_HD T load_one(const uint8_t *p)
+{
+#ifdef __CUDA_ARCH__
+    return __ldg((const T *)p);
+#else
+    T v;
+    memcpy(&v, p, sizeof v);
+    return v;
+#endif
+}
 MM_HD unpack_words load_16(const uint8_t *p)
 {
-    unpack_words v;
-#ifdef __CUDA_ARCH__
-    const uint4 x = __ldg((const uint4 *)p);
-    v.w[0] = x.x, v.w[1] = x.y, v.w[2] = x.z, v.w[3] = x.w;
-#else
-    memcpy(v.w, p, 16);
-#endif
-    return v;
+    const uint4 x = load_one<uint4>(p);
+    return {{x.x, x.y, x.z, x.w}};
 }
 MM_HD unpack_words load_8(const uint8_t *p)
 {
-    unpack_words v;
-#ifdef __CUDA_ARCH__
-    const uint2 x = __ldg((const uint2 *)p);
-    v.w[0] = x.x, v.w[1] = x.y;
-#else
-    memcpy(v.w, p, 8);
-#endif
-    v.w[2] = v.w[3] = 0;
-    return v;
+    const uint2 x = load_one<uint2>(p);
+    return {{x.x, x.y, 0, 0}};
 }
 MM_HD uint32_t load_4(const uint8_t *p)
 {
-#ifdef __CUDA_ARCH__
-    return __ldg((const uint32_t *)p);
-#else
-    uint32_t w;
-    memcpy(&w, p, 4);
-    return w;
-#endif
+    return load_one<uint32_t>(p);
 }
 MM_HD uint32_t load_2(const uint8_t *p)
 {
-#ifdef __CUDA_ARCH__
-    return __ldg((const unsigned short *)p);
-#else
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8;
-#endif
+    return load_one<unsigned short>(p);
 }
 MM_HD float unpack_f16(uint32_t h)
 {
@@ -77,40 +66,15 @@ MM_HD float unpack_f16(uint32_t h)
 }
 MM_HD float unpack_bits(uint32_t w)
 {
-#ifdef __CUDA_ARCH__
-    return __uint_as_float(w);
-#else
     float f;
     memcpy(&f, &w, 4);
     return f;
-#endif
 }
 /* A code below 2^23 less `offset`, without a conversion, exact. */
 MM_HD float unpack_code(uint32_t code, int offset)
 {
-#ifdef __CUDA_ARCH__
-    return __fsub_rn(__uint_as_float(code | 0x4b000000), (float)(8388608 + offset));
-#else
-    return (float)((int)code - offset);
-#endif
+    return unpack_bits(code | 0x4b000000) - (float)(8388608 + offset);
 }
-MM_HD float unpack_mul(float a, float b)
-{
-#ifdef __CUDA_ARCH__
-    return __fmul_rn(a, b);
-#else
-    return a * b;
-#endif
-}
-MM_HD float unpack_fma(float a, float b, float c)
-{
-#ifdef __CUDA_ARCH__
-    return __fmaf_rn(a, b, c);
-#else
-    return fmaf(a, b, c);
-#endif
-}
-
 /* Element e (0..3) of a quad: register r = hi + 2 (e / 2), half e % 2. */
 MM_HD uint32_t quad_nibble(uint32_t w, int hi, int e)
 {
@@ -153,15 +117,15 @@ template <uint32_t T, class F> MM_HD void unpack_k(const uint8_t *u, int lane, F
                 const uint32_t sc = j < 4 ? r[1] >> at & 63 : (r[3] >> at & 15) | (r[1] >> at >> 2 & 0x30);
                 const uint32_t m =
                     j < 4 ? r[2] >> at & 63 : (r[3] >> at >> 4 & 15) | (r[2] >> at >> 2 & 0x30);
-                scale[hi] = unpack_mul(d[hi], unpack_code(sc, 0));
-                low[hi] = -unpack_mul(dmin[hi], unpack_code(m, 0));
+                scale[hi] = d[hi] * unpack_code(sc, 0);
+                low[hi] = -(dmin[hi] * unpack_code(m, 0));
             }
             UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
             {
                 float v[4];
                 if (T == KN_Q6_K) {
                     const int at = 2 * j + s;
-                    scale[hi] = unpack_mul(d[hi], unpack_code(rec[hi].w[at / 4] >> 8 * (at % 4) & 255, 128));
+                    scale[hi] = d[hi] * unpack_code(rec[hi].w[at / 4] >> 8 * (at % 4) & 255, 128);
                 }
                 UNPACK_UNROLL for (int e = 0; e < 4; e++)
                 {
@@ -170,8 +134,8 @@ template <uint32_t T, class F> MM_HD void unpack_k(const uint8_t *u, int lane, F
                         c |= (high.w[part] >> (i + 2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 1u) << 4;
                     if (T == KN_Q6_K)
                         c |= (high.w[j % 4] >> (2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 3u) << 4;
-                    v[e] = T == KN_Q6_K ? unpack_mul(scale[hi], unpack_code(c, 32))
-                                        : unpack_fma(scale[hi], unpack_code(c, 0), low[hi]);
+                    v[e] = T == KN_Q6_K ? scale[hi] * unpack_code(c, 32)
+                                        : fmaf(scale[hi], unpack_code(c, 0), low[hi]);
                 }
                 put(hi, 32 * j + 16 * s + 4 * q, v);
             }
@@ -189,10 +153,10 @@ template <class F> MM_HD void unpack_iq4_xs(const uint8_t *u, int lane, F put)
         UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
         {
             const uint32_t sc = (rec[hi].w[1] >> 4 * j & 15) | (rec[hi].w[0] >> (16 + 2 * j) & 3) << 4;
-            const float scale = unpack_mul(unpack_f16(rec[hi].w[0]), unpack_code(sc, 32));
+            const float scale = unpack_f16(rec[hi].w[0]) * unpack_code(sc, 32);
             float v[4];
             UNPACK_UNROLL for (int e = 0; e < 4; e++) v[e] =
-                unpack_mul(scale, (float)mm_iq4(quad_table(codes.w[s], hi, e)));
+                scale * (float)mm_iq4(quad_table(codes.w[s], hi, e));
             put(hi, 32 * j + 16 * s + 4 * q, v);
         }
     }
@@ -216,19 +180,18 @@ template <uint32_t T, class F> MM_HD void unpack_23(const uint8_t *u, int lane, 
                 const uint8_t *r = u + 1536 + 12 * row;
                 const uint32_t sc = (load_4(r + 4 * (at / 4 % 2)) >> byte >> 4 * (at / 8) & 15) |
                                     (load_4(r + 8) >> byte >> 2 * (at / 4) & 3) << 4;
-                scale = unpack_mul(unpack_f16(dd >> 16 * hi), unpack_code(sc, 32));
+                scale = unpack_f16(dd >> 16 * hi) * unpack_code(sc, 32);
             } else {
                 const uint32_t sc = load_4(u + 1024 + 16 * row + 4 * (at / 4)) >> byte;
-                scale = unpack_mul(unpack_f16(dd >> 16 * hi), unpack_code(sc & 15, 0));
-                low = -unpack_mul(unpack_f16(mm >> 16 * hi), unpack_code(sc >> 4 & 15, 0));
+                scale = unpack_f16(dd >> 16 * hi) * unpack_code(sc & 15, 0);
+                low = -(unpack_f16(mm >> 16 * hi) * unpack_code(sc >> 4 & 15, 0));
             }
             UNPACK_UNROLL for (int e = 0; e < 4; e++)
             {
                 const int bit = 2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2);
                 uint32_t c = codes >> bit & 3u;
                 if (three) c |= (high.w[j / 2] >> (bit + j % 2) & 1u) << 2;
-                v[e] =
-                    three ? unpack_mul(scale, unpack_code(c, 4)) : unpack_fma(scale, unpack_code(c, 0), low);
+                v[e] = three ? scale * unpack_code(c, 4) : fmaf(scale, unpack_code(c, 0), low);
             }
             put(hi, 32 * j + 16 * s + 4 * q, v);
         }
@@ -257,9 +220,9 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
             else
                 c = T == KN_IQ4_NL ? quad_table(codes.w[s], hi, e) : quad_nibble(codes.w[s], hi, e);
             if (five) c |= (high >> (2 * s + e / 2 + 4 * hi + 8 * (e % 2)) & 1u) << 4;
-            v[e] = minimum          ? unpack_fma(d, unpack_code(c, 0), m)
-                   : T == KN_IQ4_NL ? unpack_mul(d, (float)mm_iq4(c))
-                                    : unpack_mul(d, unpack_code(c, offset));
+            v[e] = minimum          ? fmaf(d, unpack_code(c, 0), m)
+                   : T == KN_IQ4_NL ? d * (float)mm_iq4(c)
+                                    : d * unpack_code(c, offset);
         }
         put(hi, 16 * s + 4 * q, v);
     }

@@ -23,8 +23,7 @@ struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
                                   .rows = MANY_ROWS,
                                   .alone = false,
                                   .beside = true,
-                                  .together = true,
-                                  .algorithm = 0};
+                                  .together = true};
 
 /* ---- scratch ---- */
 
@@ -157,26 +156,29 @@ static cudaError_t dequantise(struct cuda_backend *be, const struct kn_weight *w
     return many_unpack(be, many_tuning.alone ? be->stream : be->many->side, w->type, &a);
 }
 
-/* The half of the panels that comes next: free once the product that read it last is done; ready when
- * dequantised. */
-static cudaError_t begin_panel(struct cuda_backend *be)
-{
-    return many_tuning.alone ? cudaSuccess
-                             : cudaStreamWaitEvent(be->many->side, be->many->done[be->many->turn], 0);
-}
-static cudaError_t panel_ready(struct cuda_backend *be)
+/* The product g, but for its w: rows first .. first + rows - 1 (rows 0: all) of the `count` weights from j
+ * on, times 2^e, one below the other from multiples of 16 on. They go to the half of the panels that comes
+ * next, which is free once the product that read it last is done. */
+static int multiply(struct cuda_backend *be, const struct mm_product *p, int j, int count, int32_t first,
+                    int32_t rows, int e, struct gemm g)
 {
     struct many_state *m = be->many;
-    if (many_tuning.alone) return cudaSuccess;
-    cudaError_t err = cudaEventRecord(m->ready[m->turn], m->side);
-    return err ? err : cudaStreamWaitEvent(be->stream, m->ready[m->turn], 0);
-}
-static cudaError_t panel_done(struct cuda_backend *be)
-{
-    struct many_state *m = be->many;
-    cudaError_t err = many_tuning.alone ? cudaSuccess : cudaEventRecord(m->done[m->turn], be->stream);
+    const bool beside = !many_tuning.alone;
+    __half *to = (__half *)m->panel[m->turn];
+    cudaError_t err = beside ? cudaStreamWaitEvent(m->side, m->done[m->turn], 0) : cudaSuccess;
+    g.w = to;
+    for (int i = 0; i < count && !err; i++) {
+        const int32_t some = rows ? rows : (int32_t)p->w[j + i]->n_out;
+        err = dequantise(be, p->w[j + i], first, some, e, to);
+        to += (some + 15) / 16 * 16 * g.k;
+    }
+    if (!err && beside) err = cudaEventRecord(m->ready[m->turn], m->side);
+    if (!err && beside) err = cudaStreamWaitEvent(be->stream, m->ready[m->turn], 0);
+    int rc = cuda_check(be, p->name, err);
+    if (rc == 0) rc = many_lt_multiply(be, p->name, &g, p->n);
+    if (rc == 0 && beside) rc = cuda_check(be, p->name, cudaEventRecord(m->done[m->turn], be->stream));
     m->turn ^= 1;
-    return err;
+    return rc;
 }
 
 /* Rows a panel: as many as fit, in equal parts of whole 256. */
@@ -188,7 +190,7 @@ static int32_t panel_rows(int64_t n_out, int64_t room)
     return (int32_t)(room < 256 ? most : (even + 255) / 256 * 256);
 }
 
-static int too_long(struct cuda_backend *be, const struct many_product *p)
+static int too_long(struct cuda_backend *be, const struct mm_product *p)
 {
     return cuda_fail(be, KN_ETYPE, "%s: rows of %lld values are too long", p->name, (long long)p->w[0]->n_in);
 }
@@ -196,8 +198,8 @@ static int too_long(struct cuda_backend *be, const struct many_product *p)
 /* ---- gate and up ---- */
 
 /* Sums of gate and up of rows first .., to act(gate) * up, beside the next part's product. */
-static cudaError_t gate_part(struct cuda_backend *be, const struct many_product *p, int32_t first,
-                             int32_t some, int32_t height)
+static cudaError_t gate_part(struct cuda_backend *be, const struct mm_product *p, int32_t first, int32_t some,
+                             int32_t height)
 {
     struct many_state *m = be->many;
     const int t = m->sums_turn;
@@ -211,7 +213,7 @@ static cudaError_t gate_part(struct cuda_backend *be, const struct many_product 
     return err ? err : cudaEventRecord(m->gated[t], m->tail);
 }
 
-static int run_gated(struct cuda_backend *be, const struct many_product *p, int64_t ld)
+static int run_gated(struct cuda_backend *be, const struct mm_product *p, int64_t ld)
 {
     struct many_state *m = be->many;
     const int64_t n_out = p->w[0]->n_out, a = (int64_t)(m->panel_bytes / (size_t)(4 * ld)),
@@ -223,17 +225,13 @@ static int run_gated(struct cuda_backend *be, const struct many_product *p, int6
     for (int32_t first = 0; first < n_out; first += rows) {
         const int32_t some = (int32_t)(n_out - first < rows ? n_out - first : rows),
                       height = (some + 15) / 16 * 16;
-        __half *panel = (__half *)m->panel[m->turn];
-        cudaError_t err = begin_panel(be);
-        if (!err) err = dequantise(be, p->w[0], first, some, e, panel);
-        if (!err) err = dequantise(be, p->w[1], first, some, e, panel + height * ld);
-        if (!err) err = panel_ready(be);
-        if (!err && many_tuning.beside) err = cudaStreamWaitEvent(be->stream, m->gated[m->sums_turn], 0);
-        int rc = cuda_check(be, p->name, err);
-        const struct gemm g = {2 * height, ld,  2 * height, panel, m->act, m->sums[m->sums_turn],
-                               power(-e),  0.0f};
-        if (rc == 0) rc = many_lt_multiply(be, p->name, &g, p->n);
-        if (rc == 0) rc = cuda_check(be, p->name, panel_done(be));
+        int rc = 0;
+        if (many_tuning.beside)
+            rc = cuda_check(be, p->name, cudaStreamWaitEvent(be->stream, m->gated[m->sums_turn], 0));
+        if (rc == 0)
+            rc = multiply(
+                be, p, 0, 2, first, some, e,
+                {2 * height, ld, 2 * height, nullptr, m->act, m->sums[m->sums_turn], power(-e), 0.0f});
         if (rc == 0) rc = cuda_check(be, p->name, gate_part(be, p, first, some, height));
         if (rc) return rc;
     }
@@ -245,7 +243,7 @@ static int run_gated(struct cuda_backend *be, const struct many_product *p, int6
 
 /* ---- one weight, and several small ones ---- */
 
-static int run_one(struct cuda_backend *be, const struct many_product *p, int j, int64_t ld)
+static int run_one(struct cuda_backend *be, const struct mm_product *p, int j, int64_t ld)
 {
     struct many_state *m = be->many;
     const struct kn_weight *w = p->w[j];
@@ -254,15 +252,9 @@ static int run_one(struct cuda_backend *be, const struct many_product *p, int j,
     if (!rows) return too_long(be, p);
     for (int32_t first = 0; first < w->n_out; first += rows) {
         const int32_t some = (int32_t)(w->n_out - first < rows ? w->n_out - first : rows);
-        __half *panel = (__half *)m->panel[m->turn];
-        cudaError_t err = begin_panel(be);
-        if (!err) err = dequantise(be, w, first, some, e, panel);
-        if (!err) err = panel_ready(be);
-        int rc = cuda_check(be, p->name, err);
-        const struct gemm g = {
-            some, ld, w->n_out, panel, m->act, p->out[j] + first, power(-e), p->add ? 1.0f : 0.0f};
-        if (rc == 0) rc = many_lt_multiply(be, p->name, &g, p->n);
-        if (rc == 0) rc = cuda_check(be, p->name, panel_done(be));
+        const int rc = multiply(
+            be, p, j, 1, first, some, e,
+            {some, ld, w->n_out, nullptr, m->act, p->out[j] + first, power(-e), p->add ? 1.0f : 0.0f});
         if (rc) return rc;
     }
     const struct restore_args r = {{p->out[j]}, {w->n_out}, m->factor, 1};
@@ -271,7 +263,7 @@ static int run_one(struct cuda_backend *be, const struct many_product *p, int j,
 
 /* How many weights from j on are small and fit one panel and one half of the sums: 0 or 1 is nothing to gain.
  */
-static int32_t count_small(const struct many_state *m, const struct many_product *p, int32_t j, int64_t ld)
+static int32_t count_small(const struct many_state *m, const struct mm_product *p, int32_t j, int64_t ld)
 {
     int64_t height = 0;
     int32_t count = 0;
@@ -284,35 +276,28 @@ static int32_t count_small(const struct many_state *m, const struct many_product
     return count;
 }
 
-static int run_small(struct cuda_backend *be, const struct many_product *p, int32_t j, int32_t count,
+static int run_small(struct cuda_backend *be, const struct mm_product *p, int32_t j, int32_t count,
                      int64_t ld)
 {
     struct many_state *m = be->many;
     struct share_args v = {};
     int e = scale_exponent(p->w[j]);
-    __half *panel = (__half *)m->panel[m->turn];
-    for (int32_t i = 1; i < count; i++)
-        if (scale_exponent(p->w[j + i]) < e) e = scale_exponent(p->w[j + i]);
-    cudaError_t err = begin_panel(be);
-    for (int32_t i = 0; i < count && !err; i++) {
+    for (int32_t i = 0; i < count; i++) {
         const struct kn_weight *w = p->w[j + i];
+        if (scale_exponent(w) < e) e = scale_exponent(w);
         v.out[i] = p->out[j + i];
         v.n_out[i] = (int32_t)w->n_out;
-        err = dequantise(be, w, 0, (int32_t)w->n_out, e, panel + v.width * ld);
         v.width += (int32_t)((w->n_out + 15) / 16 * 16);
     }
-    if (!err) err = panel_ready(be);
-    int rc = cuda_check(be, p->name, err);
-    const struct gemm g = {v.width, ld, v.width, panel, m->act, m->sums[0], power(-e), 0.0f};
-    if (rc == 0) rc = many_lt_multiply(be, p->name, &g, p->n);
-    if (rc == 0) rc = cuda_check(be, p->name, panel_done(be));
+    const int rc = multiply(be, p, j, count, 0, 0, e,
+                            {v.width, ld, v.width, nullptr, m->act, m->sums[0], power(-e), 0.0f});
     v.sums = m->sums[0];
     v.factor = m->factor;
     v.n_w = count;
     return rc ? rc : cuda_check(be, p->name, many_share(be, &v, p->n));
 }
 
-int many_run(struct cuda_backend *be, const struct many_product *p)
+int many_run(struct cuda_backend *be, const struct mm_product *p)
 {
     struct many_state *m = be->many;
     const int64_t n_in = p->w[0]->n_in;

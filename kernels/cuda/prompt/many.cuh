@@ -19,17 +19,7 @@
 #define MANY_MIN 65    /* rows from which the library is used */
 #define MANY_ROWS 2048 /* rows of one pass over the weights, at most (many_tuning.rows) */
 
-struct many_product {
-    const char *name; /* of the operation, for errors */
-    const struct kn_weight *const *w;
-    float *const *out; /* [n, n_out] each; gated: only the first */
-    int32_t n_w, n;
-    const float *x, *norm; /* [n, n_in]; [n_in] or NULL */
-    float eps;
-    bool add, gated;
-    enum kn_act act;
-};
-
+struct mm_product; /* product/mm.cuh */
 /* The library's handle and a scratch for calls of up to n rows (cut to MANY_ROWS) of up to n_in values.
  * Grows, keeps. Nothing where the backend was built without the library. */
 int many_reserve(struct cuda_backend *be, int32_t n, int64_t n_in);
@@ -39,7 +29,7 @@ size_t many_bytes(int32_t n, int64_t n_in);
 /* true: products of n rows go through many_run. */
 bool many_wanted(const struct cuda_backend *be, int32_t n);
 /* n in MANY_MIN .. MANY_ROWS. The weights have one n_in; gated: two of one shape. */
-int many_run(struct cuda_backend *be, const struct many_product *p);
+int many_run(struct cuda_backend *be, const struct mm_product *p);
 
 /* w->exponent: of the largest finite magnitude of a packed weight (2^exponent <= it < 2^(exponent + 1)), or
  * 0. Waits. */

@@ -39,7 +39,8 @@ struct library {
 
 struct algorithm {
     int64_t m, k, ldc;
-    int32_t rows, align, choice; /* rows: class */
+    int32_t rows; /* class */
+    uint32_t align;
     cublasLtMatmulAlgo_t algo;
 };
 
@@ -76,31 +77,27 @@ static int open_library(struct cuda_backend *be, struct library *l)
     return 0;
 }
 
+template <class T>
+static cublasStatus_t prefer(struct many_lt *m, cublasLtMatmulPreferenceAttributes_t what, T value)
+{
+    return m->lib.cublasLtMatmulPreferenceSetAttribute(m->pref, what, &value, sizeof value);
+}
+
 static int open_handle(struct cuda_backend *be, struct many_lt *m)
 {
-    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    const size_t workspace = MANY_WORKSPACE;
+    const struct library *l = &m->lib;
     const cublasOperation_t t = CUBLAS_OP_T;
     int rc = open_library(be, &m->lib);
+    if (rc == 0) rc = lt_check(be, m, "open", "create", l->cublasLtCreate(&m->handle));
     if (rc) return rc;
-    rc = lt_check(be, m, "open", "create", m->lib.cublasLtCreate(&m->handle));
-    if (rc == 0)
-        rc = lt_check(be, m, "open", "description",
-                      m->lib.cublasLtMatmulDescCreate(&m->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    if (rc == 0)
-        rc = lt_check(
-            be, m, "open", "description",
-            m->lib.cublasLtMatmulDescSetAttribute(m->desc, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t));
-    if (rc == 0) rc = lt_check(be, m, "open", "preference", m->lib.cublasLtMatmulPreferenceCreate(&m->pref));
-    if (rc == 0)
-        rc = lt_check(be, m, "open", "preference",
-                      m->lib.cublasLtMatmulPreferenceSetAttribute(
-                          m->pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-    if (rc == 0)
-        rc = lt_check(be, m, "open", "preference",
-                      m->lib.cublasLtMatmulPreferenceSetAttribute(
-                          m->pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof no_split));
-    return rc;
+    cublasStatus_t s = l->cublasLtMatmulDescCreate(&m->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!s) s = l->cublasLtMatmulDescSetAttribute(m->desc, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t);
+    if (s) return lt_check(be, m, "open", "description", s);
+    s = l->cublasLtMatmulPreferenceCreate(&m->pref);
+    if (!s) s = prefer(m, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MANY_WORKSPACE);
+    if (!s)
+        s = prefer(m, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_NONE);
+    return lt_check(be, m, "open", "preference", s);
 }
 
 int many_lt_open(struct cuda_backend *be, struct many_lt **lt)
@@ -120,10 +117,10 @@ void many_lt_close(struct many_lt *m)
 
 /* ---- products ---- */
 
-static int32_t align_of(const struct gemm *g)
+static uint32_t align_of(const struct gemm *g)
 {
     const uintptr_t a = (uintptr_t)g->out | (uintptr_t)(g->ldc * 4) | 256;
-    return (int32_t)(a & -a);
+    return (uint32_t)(a & -a);
 }
 
 struct layouts {
@@ -151,13 +148,12 @@ static int find_algorithm(struct cuda_backend *be, const char *name, const struc
 {
     struct many_lt *m = be->many->lt;
     const struct library *l = &m->lib;
-    const uint32_t align = (uint32_t)align_of(g);
+    const uint32_t align = align_of(g);
     int32_t rows = 128;
     while (rows < n) rows *= 2;
     for (int i = 0; i < m->n_algorithms; i++) {
         const struct algorithm *a = &m->algorithm[i];
-        if (a->m == g->m && a->k == g->k && a->ldc == g->ldc && a->rows == rows &&
-            a->align == (int32_t)align && a->choice == many_tuning.algorithm) {
+        if (a->m == g->m && a->k == g->k && a->ldc == g->ldc && a->rows == rows && a->align == align) {
             *algo = &a->algo;
             return 0;
         }
@@ -166,12 +162,8 @@ static int find_algorithm(struct cuda_backend *be, const char *name, const struc
     cublasLtMatmulHeuristicResult_t found[8];
     int count = 0;
     cublasStatus_t s = make_layouts(l, &y, g, rows);
-    if (!s)
-        s = l->cublasLtMatmulPreferenceSetAttribute(m->pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                                                    &align, sizeof align);
-    if (!s)
-        s = l->cublasLtMatmulPreferenceSetAttribute(m->pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-                                                    &align, sizeof align);
+    if (!s) s = prefer(m, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align);
+    if (!s) s = prefer(m, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align);
     if (!s)
         s = l->cublasLtMatmulAlgoGetHeuristic(m->handle, m->desc, y.a, y.b, y.c, y.c, m->pref, 8, found,
                                               &count);
@@ -180,9 +172,7 @@ static int find_algorithm(struct cuda_backend *be, const char *name, const struc
     if (s) return lt_check(be, m, name, "choice of an algorithm", s);
     if (m->n_algorithms == ALGORITHMS) m->n_algorithms = 0;
     struct algorithm *a = &m->algorithm[m->n_algorithms++];
-    a->m = g->m, a->k = g->k, a->ldc = g->ldc, a->rows = rows, a->align = (int32_t)align;
-    a->choice = many_tuning.algorithm;
-    a->algo = found[many_tuning.algorithm < count ? many_tuning.algorithm : count - 1].algo;
+    *a = {g->m, g->k, g->ldc, rows, align, found[0].algo};
     *algo = &a->algo;
     return 0;
 }

@@ -5,29 +5,18 @@
 #include "../core/bulk.cuh"
 #include "many_impl.cuh"
 
-static __device__ __forceinline__ float block_sum_512(float x, float *warp)
+/* Of a block of 512 threads: `join` of all warps' x, which a warp has as all of its lanes' in `of_warp`. */
+template <class T, class F> DEV T block_of_512(T of_warp, T *warp, F join)
 {
-    for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
     __syncthreads();
-    if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = of_warp;
     __syncthreads();
-    float sum = warp[0];
-    for (int i = 1; i < 16; i++) sum = __fadd_rn(sum, warp[i]);
-    return sum;
+    T all = warp[0];
+    for (int i = 1; i < 16; i++) all = join(all, warp[i]);
+    return all;
 }
-static __device__ __forceinline__ uint32_t block_max_512(uint32_t x, uint32_t *warp)
-{
-    x = __reduce_max_sync(~0u, x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    uint32_t top = warp[0];
-    for (int i = 1; i < 16; i++) top = max(top, warp[i]);
-    return top;
-}
-
 /* Four values from i on; what lies past n_in reads as 0, or 1 where it is a norm. */
-static __device__ __forceinline__ float4 four_at(const float *x, int i, int n_in, bool whole, float past)
+DEV float4 four_at(const float *x, int i, int n_in, bool whole, float past)
 {
     if (whole && i < n_in) return *(const float4 *)(x + i);
     float v[4];
@@ -72,10 +61,11 @@ static __global__ void __launch_bounds__(512) prepare_rows(const act_args a)
     }
     for (int i = 4 * (int)threadIdx.x + 2048 * KEPT; i < a.n_in; i += 2048) high(take(i));
     if (a.norm) {
-        ss = block_sum_512(ss, sums);
+        for (int i = 16; i; i >>= 1) ss = __fadd_rn(ss, __shfl_xor_sync(~0u, ss, i));
+        ss = block_of_512(ss, sums, [](float x, float y) { return __fadd_rn(x, y); });
         r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(ss, (float)a.n_in), a.eps)));
     }
-    top = block_max_512(top, tops);
+    top = block_of_512(__reduce_max_sync(~0u, top), tops, [](uint32_t x, uint32_t y) { return max(x, y); });
     /* 2^-8 <= largest < 2^15: as it is, so that the residual need not be scaled with it. NaN, Inf, 0: as they
      * are. */
     const uint32_t big = __float_as_uint(__fmul_rn(__uint_as_float(top), r)) & 0x7fffffff;
@@ -130,6 +120,15 @@ cudaError_t many_restore(const struct cuda_backend *be, const struct restore_arg
     return cuda_launch(be, restore_rows, dim3((unsigned)n), dim3(256), 0, *a);
 }
 
+/* y to out + i, as much of it as lies before `end`; aligned: rows begin at multiples of 16 bytes. */
+DEV void put_four(float *out, int i, int end, bool aligned, const float y[4])
+{
+    if (aligned && i + 3 < end)
+        *(float4 *)(out + i) = make_float4(y[0], y[1], y[2], y[3]);
+    else
+        for (int e = 0; e < 4 && i + e < end; e++) out[i + e] = y[e];
+}
+
 static __global__ void __launch_bounds__(256) share_rows(const share_args a)
 {
     cuda_grid_start();
@@ -141,10 +140,7 @@ static __global__ void __launch_bounds__(256) share_rows(const share_args a)
         for (int i = 4 * (int)threadIdx.x; i < a.n_out[j]; i += 1024) {
             const float4 v = *(const float4 *)(s + i);
             const float y[4] = {__fmul_rn(v.x, f), __fmul_rn(v.y, f), __fmul_rn(v.z, f), __fmul_rn(v.w, f)};
-            if (whole)
-                *(float4 *)(out + i) = make_float4(y[0], y[1], y[2], y[3]);
-            else
-                for (int e = 0; e < 4 && i + e < a.n_out[j]; e++) out[i + e] = y[e];
+            put_four(out, i, a.n_out[j], whole, y);
         }
         s += (a.n_out[j] + 15) / 16 * 16;
     }
@@ -168,10 +164,7 @@ static __global__ void __launch_bounds__(256) gate_rows(const gate_args a)
                         __fmul_rn(act_gate(a.act, __fmul_rn(g.y, f)), __fmul_rn(u.y, f)),
                         __fmul_rn(act_gate(a.act, __fmul_rn(g.z, f)), __fmul_rn(u.z, f)),
                         __fmul_rn(act_gate(a.act, __fmul_rn(g.w, f)), __fmul_rn(u.w, f))};
-    if (i + 3 < a.some && a.n_out % 4 == 0)
-        *(float4 *)(out + i) = make_float4(y[0], y[1], y[2], y[3]);
-    else
-        for (int e = 0; e < 4 && i + e < a.some; e++) out[i + e] = y[e];
+    put_four(out, i, a.some, a.n_out % 4 == 0, y);
 }
 
 cudaError_t many_gate(const struct cuda_backend *be, cudaStream_t s, const struct gate_args *a, int32_t n)

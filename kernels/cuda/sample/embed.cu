@@ -6,98 +6,51 @@
  * host refuses such ids before they come here. */
 #include "../core/math.cuh"
 #include "../core/ops.cuh"
+#include "../product/pack.cuh"
 
 #include <cuda_fp16.h>
 
-static __device__ __forceinline__ unsigned get_u16(const uint8_t *b)
+/* Code k of the block at b; Q2_K and Q3_K: its low two bits. */
+DEV int code_of(uint32_t type, const uint8_t *b, int k)
 {
-    return b[0] | (unsigned)b[1] << 8;
+    if (type == KN_Q2_K || type == KN_Q3_K) return (int)mm_two(type, b, k);
+    const bool high = type == KN_Q5_0 || type == KN_Q5_1 || type == KN_Q5_K || type == KN_Q6_K;
+    return (int)(mm_nibble(type, b, k) | (high ? mm_high(type, b, k) << 4 : 0));
 }
-static __device__ __forceinline__ float get_f16(const uint8_t *b)
+DEV float times(float d, int code)
 {
-    return __half2float(__ushort_as_half((unsigned short)get_u16(b)));
-}
-
-/* 6-bit scale and min of sub-block j of Q4_K and Q5_K. */
-static __device__ __forceinline__ void scale_min(const uint8_t *s, int j, unsigned *sc, unsigned *m)
-{
-    if (j < 4) {
-        *sc = s[j] & 63;
-        *m = s[j + 4] & 63;
-    } else {
-        *sc = (s[j + 4] & 15) | (unsigned)(s[j - 4] >> 6) << 4;
-        *m = (s[j + 4] >> 4) | (unsigned)(s[j] >> 6) << 4;
-    }
+    return __fmul_rn(d, (float)code);
 }
 
-/* What the codes of IQ4_NL and IQ4_XS stand for, + 128. */
-static __device__ __forceinline__ int iq4_value(unsigned code)
+/* Value k of the block at b. */
+static __device__ float decode_block(uint32_t type, const uint8_t *b, int k)
 {
-    const unsigned word = code < 8    ? (code < 4 ? 0x3f2d1801u : 0x766a5d4fu)
-                          : code < 12 ? 0xa6998d81u
-                                      : 0xf1d9c5b5u;
-    return (int)(word >> 8 * (code & 3) & 255) - 128;
-}
-
-/* Blocks of 32: code l of the block at b. */
-static __device__ float decode_32(uint32_t type, const uint8_t *b, int l)
-{
-    const float d = get_f16(b);
-    const int half = l & 15, high = l >> 4;
+    const auto f16 = [&](int at) { return __half2float(__ushort_as_half((unsigned short)mm_u16(b + at))); };
+    if (type == KN_Q8_0) return times(f16(0), (int8_t)b[2 + k]);
+    const int code = code_of(type, b, k), i = k / 16, j = k / 32;
     switch (type) {
-    case KN_Q8_0: return __fmul_rn(d, (float)(int8_t)b[2 + l]);
-    case KN_Q4_0: return __fmul_rn(d, (float)((b[2 + half] >> 4 * high & 15) - 8));
-    case KN_Q4_1: return __fadd_rn(__fmul_rn(d, (float)(b[4 + half] >> 4 * high & 15)), get_f16(b + 2));
-    case KN_Q5_0: {
-        int h = b[2 + l / 8] >> (l & 7) & 1;
-        return __fmul_rn(d, (float)(((b[6 + half] >> 4 * high & 15) | h << 4) - 16));
+    case KN_Q4_0: return times(f16(0), code - 8);
+    case KN_Q5_0: return times(f16(0), code - 16);
+    case KN_IQ4_NL: return times(f16(0), mm_iq4((uint32_t)code));
+    case KN_Q4_1:
+    case KN_Q5_1: return __fadd_rn(times(f16(0), code), f16(2));
+    case KN_IQ4_XS: {
+        const int sc = (b[4 + j / 2] >> 4 * (j % 2) & 15) | (int)(mm_u16(b + 2) >> 2 * j & 3) << 4;
+        return times(times(f16(0), sc - 32), mm_iq4((uint32_t)code));
     }
-    case KN_IQ4_NL: return __fmul_rn(d, (float)iq4_value(b[2 + half] >> 4 * high & 15));
-    default: { /* Q5_1 */
-        int h = b[4 + l / 8] >> (l & 7) & 1;
-        return __fadd_rn(__fmul_rn(d, (float)((b[8 + half] >> 4 * high & 15) | h << 4)), get_f16(b + 2));
+    case KN_Q2_K: return __fsub_rn(times(times(f16(80), b[i] & 15), code), times(f16(82), b[i] >> 4));
+    case KN_Q3_K: {
+        const int low = i < 8 ? b[96 + i] & 15 : b[88 + i] >> 4, high = b[104 + i % 4] >> 2 * (i / 4) & 3;
+        return times(times(f16(108), (low | high << 4) - 32), code - (mm_high(type, b, k) ? 0 : 4));
+    }
+    case KN_Q6_K: return times(times(f16(208), (int8_t)b[192 + i]), code - 32);
+    default: { /* Q4_K, Q5_K: the 6-bit scale and minimum j of 12 bytes */
+        const uint8_t *s = b + 4 + j % 4;
+        const int sc = j < 4 ? s[0] & 63 : (s[8] & 15) | s[0] >> 6 << 4,
+                  m = j < 4 ? s[4] & 63 : s[8] >> 4 | s[4] >> 6 << 4;
+        return __fsub_rn(times(times(f16(0), sc), code), times(f16(2), m));
     }
     }
-}
-
-/* Q2_K, Q3_K, IQ4_XS: code l of the block at b. */
-static __device__ float decode_low(uint32_t type, const uint8_t *b, int l)
-{
-    if (type == KN_IQ4_XS) {
-        const int j = l / 32, nibble = b[8 + 16 * j + l % 16] >> 4 * (l / 16 % 2) & 15;
-        const int sc = (b[4 + j / 2] >> 4 * (j % 2) & 15) | (int)(get_u16(b + 2) >> 2 * j & 3) << 4;
-        return __fmul_rn(__fmul_rn(get_f16(b), (float)(sc - 32)), (float)iq4_value((unsigned)nibble));
-    }
-    const int j = l / 16, at = 32 * (j / 8) + l % 32, shift = 2 * (j / 2 % 4);
-    if (type == KN_Q2_K)
-        return __fsub_rn(
-            __fmul_rn(__fmul_rn(get_f16(b + 80), (float)(b[j] & 15)), (float)(b[16 + at] >> shift & 3)),
-            __fmul_rn(get_f16(b + 82), (float)(b[j] >> 4)));
-    const int low = j < 8 ? b[96 + j] & 15 : b[88 + j] >> 4, high = b[104 + j % 4] >> 2 * (j / 4) & 3;
-    const int sc = low | high << 4;
-    const int code = (b[32 + at] >> shift & 3) - (b[l % 32] >> j / 2 & 1 ? 0 : 4);
-    return __fmul_rn(__fmul_rn(get_f16(b + 108), (float)(sc - 32)), (float)code);
-}
-
-/* Blocks of 256: code l of the block at b. */
-static __device__ float decode_256(uint32_t type, const uint8_t *b, int l)
-{
-    if (type == KN_Q6_K) {
-        const int j = l / 16, half = j / 8, quarter = j / 2 % 4, at = 16 * (j % 2) + l % 16;
-        const int low = b[64 * half + 32 * (quarter % 2) + at] >> 4 * (quarter / 2) & 15;
-        const int high = b[128 + 32 * half + at] >> 2 * quarter & 3;
-        return __fmul_rn(__fmul_rn(get_f16(b + 208), (float)(int8_t)b[192 + j]),
-                         (float)((low | high << 4) - 32));
-    }
-    if (type == KN_Q2_K || type == KN_Q3_K || type == KN_IQ4_XS) return decode_low(type, b, l);
-    unsigned sc, m;
-    const int j = l / 32;
-    scale_min(b + 4, j, &sc, &m);
-    const uint8_t *q = b + (type == KN_Q4_K ? 16 : 48) + 32 * (j / 2);
-    unsigned code = q[l % 32] >> 4 * (j % 2) & 15;
-    if (type == KN_Q5_K) code |= (unsigned)(b[16 + l % 32] >> j & 1) << 4;
-    return __fsub_rn(__fmul_rn(__fmul_rn(get_f16(b), (float)sc), (float)code),
-                     __fmul_rn(get_f16(b + 2), (float)m));
 }
 
 static __device__ float decode(uint32_t type, const uint8_t *row, int64_t i, uint32_t block, uint32_t bytes)
@@ -107,10 +60,8 @@ static __device__ float decode(uint32_t type, const uint8_t *row, int64_t i, uin
     case KN_F16: return __half2float(((const __half *)row)[i]);
     case KN_BF16: return __uint_as_float((uint32_t)((const uint16_t *)row)[i] << 16);
     case KN_F64: return (float)((const double *)row)[i];
-    default: break;
+    default: return decode_block(type, row + i / block * bytes, (int)((uint32_t)i & (block - 1)));
     }
-    const uint8_t *b = row + i / block * bytes;
-    return block == 32 ? decode_32(type, b, (int)(i % 32)) : decode_256(type, b, (int)(i % 256));
 }
 
 /* ---- kernels: all before is complete for those that come after ---- */

@@ -98,15 +98,7 @@ template <int WANT> static __global__ void __launch_bounds__(256) pick_scan(cons
         o.nan = __ldcg(&mine[i].nan);
         b = join(b, o);
     }
-    for (int i = 16; i; i >>= 1) {
-        struct best o;
-        o.score = __shfl_xor_sync(~0u, b.score, i);
-        o.top = __shfl_xor_sync(~0u, b.top, i);
-        o.id = __shfl_xor_sync(~0u, b.id, i);
-        o.top_id = __shfl_xor_sync(~0u, b.top_id, i);
-        o.nan = __shfl_xor_sync(~0u, b.nan, i);
-        b = join(b, o);
-    }
+    b = warp_best(b);
     b.nan |= !isfinite(b.top) || (p.bad && p.bad[row]);
     if (threadIdx.x == 0) {
         p.count[row] = 0;
@@ -165,12 +157,12 @@ static int check(struct cuda_backend *be, const struct kn_pick *p)
 
 /* Greedy rows: the whole device, and a word a row that all blocks' best meet in: of the largest logit the
  * first id. Words and counters are zero between kernels. */
-static __device__ __forceinline__ unsigned long long greedy_key(float x, uint32_t id)
+DEV unsigned long long greedy_key(float x, uint32_t id)
 {
     const uint32_t u = __float_as_uint(__fadd_rn(x, 0.0f)); /* -0 and 0 tie */
     return (unsigned long long)(u >> 31 ? ~u : u | 0x80000000u) << 32 | ~id;
 }
-static __device__ __forceinline__ float greedy_logit(uint32_t high)
+DEV float greedy_logit(uint32_t high)
 {
     return __uint_as_float(high >> 31 ? high & 0x7fffffffu : ~high);
 }

@@ -52,7 +52,7 @@ struct pick {
 enum want { WANT_TOP, WANT_SAMPLE };
 
 /* The four words of ids 4 i .. 4 i + 3. */
-static __device__ __forceinline__ void philox(uint64_t seed, uint32_t position, uint32_t i, uint32_t c[4])
+DEV void philox(uint64_t seed, uint32_t position, uint32_t i, uint32_t c[4])
 {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     c[0] = position, c[1] = i, c[2] = 0, c[3] = 0;
@@ -69,20 +69,20 @@ static __device__ __forceinline__ void philox(uint64_t seed, uint32_t position, 
     }
 }
 
-static __device__ __forceinline__ double score_of(float l, double temp, uint32_t word)
+DEV double score_of(float l, double temp, uint32_t word)
 {
     const double u = __dmul_rn(__dadd_rn((double)word, 0.5), 0x1p-32);
     return __dadd_rn(__ddiv_rn((double)l, temp), -dev_log(-dev_log(u)));
 }
 
-static __device__ __forceinline__ void offer(double &score, int32_t &id, double s, int32_t i)
+DEV void offer(double &score, int32_t &id, double s, int32_t i)
 {
     if (i >= 0 && (id < 0 || s > score || (s == score && i < id))) {
         score = s;
         id = i;
     }
 }
-static __device__ __forceinline__ void offer_top(float &top, int32_t &id, float x, int32_t i)
+DEV void offer_top(float &top, int32_t &id, float x, int32_t i)
 {
     if (i >= 0 && (id < 0 || x > top || (x == top && i < id))) {
         top = x;
@@ -90,7 +90,7 @@ static __device__ __forceinline__ void offer_top(float &top, int32_t &id, float 
     }
 }
 
-static __device__ __forceinline__ struct best join(struct best a, const struct best &b)
+DEV struct best join(struct best a, const struct best &b)
 {
     offer(a.score, a.id, b.score, b.id);
     offer_top(a.top, a.top_id, b.top, b.top_id);
@@ -98,8 +98,8 @@ static __device__ __forceinline__ struct best join(struct best a, const struct b
     return a;
 }
 
-/* Over a block of any number of warps; the result is thread 0's. */
-static __device__ struct best block_best(struct best b, struct best *warp)
+/* Of all lanes. */
+DEV struct best warp_best(struct best b)
 {
     for (int i = 16; i; i >>= 1) {
         struct best o;
@@ -110,6 +110,12 @@ static __device__ struct best block_best(struct best b, struct best *warp)
         o.nan = __shfl_xor_sync(~0u, b.nan, i);
         b = join(b, o);
     }
+    return b;
+}
+/* Over a block of any number of warps; the result is thread 0's. */
+static __device__ struct best block_best(struct best b, struct best *warp)
+{
+    b = warp_best(b);
     if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = b;
     __syncthreads();
     if (threadIdx.x == 0)
@@ -117,12 +123,12 @@ static __device__ struct best block_best(struct best b, struct best *warp)
     return b;
 }
 
-static __device__ __forceinline__ const float *row_of(const pick &p, int row)
+DEV const float *row_of(const pick &p, int row)
 {
     return (p.copy ? p.copy : p.logits) + (int64_t)row * p.n_vocab;
 }
 
-static __device__ __forceinline__ struct best *row_best(const pick &p, int row)
+DEV struct best *row_best(const pick &p, int row)
 {
     return p.best + (int64_t)row * (p.n_blocks + 1);
 }

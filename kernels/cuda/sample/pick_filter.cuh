@@ -5,13 +5,13 @@
 
 #include "pick.cuh"
 
-static __device__ __forceinline__ uint64_t key_of(float l, uint32_t id)
+DEV uint64_t key_of(float l, uint32_t id)
 {
     uint32_t u = __float_as_uint(__fadd_rn(l, 0.0f)); /* -0 and 0 tie */
     u = u >> 31 ? u : ~u & 0x7fffffffu;
     return (uint64_t)u << 32 | id;
 }
-static __device__ __forceinline__ float logit_of(uint64_t key)
+DEV float logit_of(uint64_t key)
 {
     const uint32_t u = (uint32_t)(key >> 32);
     return __uint_as_float(u >> 31 ? u : ~u & 0x7fffffffu);
@@ -29,8 +29,7 @@ struct filter { /* shared memory of pick_hist and pick_filter */
 };
 
 /* Add one to a bin, and mass to it; every lane of the warp comes, bin -1 adds nothing. */
-static __device__ __forceinline__ void tally(unsigned *count, unsigned long long *masses, int bin,
-                                             unsigned long long mass)
+DEV void tally(unsigned *count, unsigned long long *masses, int bin, unsigned long long mass)
 {
     if (__all_sync(
             ~0u,
@@ -93,34 +92,43 @@ struct row {
     float top, temp, inverse;
 };
 
-static __device__ __forceinline__ row make_row(const pick &p, int i)
+DEV row make_row(const pick &p, int i)
 {
     row r = {row_of(p, i), row_best(p, i)->top, p.s.temp, __fdiv_rn(1.0f, p.s.temp)};
     if (!(r.inverse < 3e38f)) r.inverse = 3e38f;
     return r;
 }
 /* Buckets of a 64th of a nat below the top for 16 nats, then of a quarter; the last holds the rest. */
-static __device__ __forceinline__ int bin_at(float nats)
+DEV int bin_at(float nats)
 {
     return (int)(nats < 16.0f ? __fmul_rn(nats, 64.0f)
                               : fminf(__fmaf_rn(nats, 4.0f, 960.0f), (float)(BINS - 1)));
 }
-static __device__ __forceinline__ int bin_of(const row &r, float l)
+DEV int bin_of(const row &r, float l)
 {
     return bin_at(__fmul_rn(__fsub_rn(r.top, l), r.inverse));
 }
-static __device__ __forceinline__ unsigned long long mass_of(const row &r, float l)
+DEV unsigned long long mass_of(const row &r, float l)
 {
     return __float2ull_rn(__fmul_rn(dev_exp(__fdiv_rn(__fsub_rn(l, r.top), r.temp)), UNIT));
 }
-static __device__ __forceinline__ unsigned long long limit_of(const pick &p, unsigned long long total)
+DEV unsigned long long limit_of(const pick &p, unsigned long long total)
 {
     const unsigned long long limit = (unsigned long long)ceil(__dmul_rn((double)p.s.top_p, (double)total));
     return limit < 1 ? 1 : limit;
 }
-static __device__ __forceinline__ bool wants_k(const pick &p)
+DEV bool wants_k(const pick &p)
 {
     return p.s.top_k > 0 && p.s.top_k < p.n_vocab;
+}
+
+/* Noise and score of id i, to b. */
+DEV void offer_id(struct best &b, const pick &p, uint32_t position, float l, uint32_t i)
+{
+    uint32_t word[4];
+    philox(p.s.seed, position, i / 4, word);
+    const uint32_t mine = i % 4 == 0 ? word[0] : i % 4 == 1 ? word[1] : i % 4 == 2 ? word[2] : word[3];
+    offer(b.score, b.id, score_of(l, (double)p.s.temp, mine), (int32_t)i);
 }
 
 static __global__ void __launch_bounds__(1024) pick_hist(const pick p)
@@ -190,17 +198,8 @@ static __global__ void __launch_bounds__(256) pick_list(const pick p)
         const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
         const int mine = l > -INFINITY ? bin_of(r, l) : BINS + 1;
         if (certain && mine < bin && mine <= deepest &&
-            !(__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p)) {
-            uint32_t word[4];
-            philox(p.s.seed, position, (uint32_t)i / 4, word);
-            offer(b.score, b.id,
-                  score_of(l, temp,
-                           i % 4 == 0   ? word[0]
-                           : i % 4 == 1 ? word[1]
-                           : i % 4 == 2 ? word[2]
-                                        : word[3]),
-                  i);
-        }
+            !(__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p))
+            offer_id(b, p, position, l, (uint32_t)i);
         const bool in = mine == bin || (!certain && mine < bin);
         const unsigned who = __ballot_sync(~0u, in), lane = threadIdx.x % 32;
         unsigned first = 0;
@@ -280,15 +279,7 @@ static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
         const uint32_t id = (uint32_t)key;
         const float l = logit_of(key);
         if (key > most || __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
-        uint32_t word[4];
-        philox(p.s.seed, position, id / 4, word);
-        offer(b.score, b.id,
-              score_of(l, temp,
-                       id % 4 == 0   ? word[0]
-                       : id % 4 == 1 ? word[1]
-                       : id % 4 == 2 ? word[2]
-                                     : word[3]),
-              (int32_t)id);
+        offer_id(b, p, position, l, id);
     }
     for (int i = t; i < p.n_blocks; i += 1024) b = join(b, row_best(p, at)[1 + i]);
     __syncthreads();

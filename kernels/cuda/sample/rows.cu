@@ -9,7 +9,7 @@
 #define NORM_KEPT 3 /* groups of four values that a thread keeps: rows of 6,144 */
 
 /* The sum over a block, in every thread: a tree in the warp, then the warps in order. */
-static __device__ __forceinline__ float block_sum(float x, float *warp)
+DEV float block_sum(float x, float *warp)
 {
     for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
     if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = x;
@@ -19,7 +19,7 @@ static __device__ __forceinline__ float block_sum(float x, float *warp)
     return sum;
 }
 /* Values 4 i .. 4 i + 3 of a row; of a row whose length is no multiple of four, one at a time, and zeros. */
-static __device__ __forceinline__ float4 four(const float *p, int i, int width, bool whole)
+DEV float4 four(const float *p, int i, int width, bool whole)
 {
     if (whole) return *(const float4 *)(p + 4 * i);
     float4 v = make_float4(p[4 * i], 0.0f, 0.0f, 0.0f);
@@ -28,7 +28,7 @@ static __device__ __forceinline__ float4 four(const float *p, int i, int width, 
     if (4 * i + 3 < width) v.w = p[4 * i + 3];
     return v;
 }
-static __device__ __forceinline__ void put_four(float *p, int i, int width, bool whole, float4 v)
+DEV void put_four(float *p, int i, int width, bool whole, float4 v)
 {
     if (whole) {
         *(float4 *)(p + 4 * i) = v;
@@ -39,19 +39,17 @@ static __device__ __forceinline__ void put_four(float *p, int i, int width, bool
     if (4 * i + 2 < width) p[4 * i + 2] = v.z;
     if (4 * i + 3 < width) p[4 * i + 3] = v.w;
 }
-static __device__ __forceinline__ float square_four(float sum, float4 v)
+DEV float square_four(float sum, float4 v)
 {
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 /* (x + y r w) scale, or y r w */
-template <bool ADD>
-static __device__ __forceinline__ float normed(float x, float y, float r, float w, float scale)
+template <bool ADD> DEV float normed(float x, float y, float r, float w, float scale)
 {
     const float u = __fmul_rn(__fmul_rn(y, r), w);
     return ADD ? __fmul_rn(__fadd_rn(x, u), scale) : u;
 }
-template <bool ADD>
-static __device__ __forceinline__ float4 normed_four(float4 x, float4 y, float r, float4 w, float scale)
+template <bool ADD> DEV float4 normed_four(float4 x, float4 y, float r, float4 w, float scale)
 {
     return make_float4(normed<ADD>(x.x, y.x, r, w.x, scale), normed<ADD>(x.y, y.y, r, w.y, scale),
                        normed<ADD>(x.z, y.z, r, w.z, scale), normed<ADD>(x.w, y.w, r, w.w, scale));
@@ -147,7 +145,7 @@ struct join {
     float eps, scale;
 };
 /* 1 / rms of what the block's threads have squared. */
-static __device__ __forceinline__ float inverse_rms(float sum, const struct join &a, float *warp)
+DEV float inverse_rms(float sum, const struct join &a, float *warp)
 {
     sum = block_sum(sum, warp);
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.width), a.eps)));

@@ -180,10 +180,6 @@ static void free_model(model &m)
 
 #include "mm_gpu_attended.cuh"
 
-#ifdef MM_TRACE
-#include "mm_gpu_trace.cuh"
-#endif
-
 /* The products of four layers, three times, one launch after the other: for a profiler. */
 void once(int n)
 {

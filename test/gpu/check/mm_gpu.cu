@@ -11,13 +11,17 @@
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
  *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one
- * model's, as tuned mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of
- * their own and without (check has this, too) mm_gpu stuck [CASE]    kernels whose blocks wait for each
- * other, where those have no room: an error, not for ever mm_gpu trace [rows [WHAT]]      builds with
- * MM_TRACE: when the parts of each launch ran; context: of a drafter's context; 8B, "31B full", ...: of
- * layers with attention mm_gpu profile         a few products, for a profiler mm_gpu types           every
- * type, two shapes of Qwen3-8B, as bench mm_gpu bench [quick]   real shapes: microseconds and share of a
- * one-pass read of the same bytes in the same run Exit: 0 all passed, 1 a check failed, 5 the device. */
+ *                          model's, as tuned
+ *   mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of their own and
+ *                          without (check has this, too)
+ *   mm_gpu stuck [CASE]    kernels whose blocks wait for each other, where those have no room: an error, not
+ *                          for ever
+ *   mm_gpu profile         a few products, for a profiler
+ *   mm_gpu types           every type, two shapes of Qwen3-8B, as bench
+ *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
+ *                          same run
+ *
+ * Exit: 0 all passed, 1 a check failed, 5 the device. */
 #include "../../../kernels/cuda/chain/chain.cuh"
 #include "../mm_gpu.cuh"
 #include "../forms.h"
@@ -240,10 +244,6 @@ int main(int argc, char **argv)
             steps();
         } else if (!strcmp(what, "types")) {
             bench_types();
-#ifdef MM_TRACE
-        } else if (!strcmp(what, "trace")) {
-            trace(argc > 2 ? atoi(argv[2]) : 1, argc > 3 ? argv[3] : "");
-#endif
         } else if (!strcmp(what, "bench"))
             bench(quick);
         cuda_mm_close(be);

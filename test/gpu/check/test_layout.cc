@@ -220,18 +220,13 @@ static int all_experts()
 
 /* attention/attention.cuh, which is for the device's compiler. */
 typedef void (*attn_fn)(const struct attn);
-attn_fn attn_step_narrow(int32_t d, int32_t tiles, uint32_t type, int32_t stages, size_t *smem);
-attn_fn attn_step_wide(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages,
-                       size_t *smem);
-attn_fn attn_near_narrow(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
-attn_fn attn_near_wide(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
+attn_fn attn_step_of(int32_t d, int32_t tiles, int32_t resident, uint32_t type, int32_t stages, size_t *smem);
+attn_fn attn_near_of(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
-int64_t attn_columns_bytes();
-int64_t attn_made_bytes();
 
 static int same_bytes(const char *what, int32_t d, attn_fn f, size_t is, size_t planned)
 {
@@ -246,21 +241,19 @@ static int all_attention()
 {
     int wrong = 0;
     for (int i = 0; i < 2 * ATTN_SIZES; i++) {
-        const int32_t d = attn_table[ATTN_STEP].heads[i / 2], narrow = d <= 128;
+        const int32_t d = attn_table[ATTN_STEP].heads[i / 2];
         const uint32_t type = i % 2 ? KN_BF16 : KN_F16;
         size_t s = 0;
         attn_fn f;
         for (int32_t tiles = 1; tiles <= 4; tiles *= 2)
             for (int32_t stages = 2; stages <= 6; stages++)
                 for (int32_t resident = 1; resident <= 2; resident++) {
-                    f = narrow ? attn_step_narrow(d, tiles, type, stages, &s)
-                               : attn_step_wide(d, tiles, resident, type, stages, &s);
+                    f = attn_step_of(d, tiles, resident, type, stages, &s);
                     wrong += same_bytes("step", d, f, s, attn_step_bytes(d, tiles, stages));
                 }
         for (int32_t blocks = 8; blocks <= 16; blocks *= 2)
             for (int32_t leaves = 1; leaves <= NEAR_LEAVES; leaves++) {
-                f = narrow ? attn_near_narrow(d, type, blocks, leaves, &s)
-                           : attn_near_wide(d, type, blocks, leaves, &s);
+                f = attn_near_of(d, type, blocks, leaves, &s);
                 wrong += same_bytes("clusters", d, f, s, attn_near_bytes(d, blocks, leaves));
             }
         f = attn_stream_of(d, type, &s);
@@ -276,7 +269,6 @@ static int all_attention()
             wrong += same_bytes("prefill", d, f, s, planned) + (a[0] != b[0]) + (a[1] != b[1]);
         }
     }
-    wrong += attn_columns_bytes() != ATTN_COLUMN_PLACE || attn_made_bytes() != ATTN_MADE_TILE;
     printf("%s   shared memory of attention as planned\n", wrong ? "FAIL" : "ok");
     return wrong;
 }
