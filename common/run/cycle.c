@@ -11,7 +11,7 @@ static bool same_sampler(const struct kn_sampler *a, const struct kn_sampler *b)
            a->repeat_last == b->repeat_last && a->seed == b->seed;
 }
 
-void session_set_sampler(struct session *s, const struct kn_sampler *sampler)
+void session_use_sampler(struct session *s, const struct kn_sampler *sampler)
 {
     if (!same_sampler(&s->sampler, sampler)) session_plays_forget(s, SESSION_DRAFT);
     s->sampler = *sampler;
@@ -19,7 +19,7 @@ void session_set_sampler(struct session *s, const struct kn_sampler *sampler)
 
 int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_sampler *sampler, struct err *e)
 {
-    session_set_sampler(s, sampler);
+    session_use_sampler(s, sampler);
     if (!s->source && s->tried && session_settle(s, e)) return -1;
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->accepted = 0;

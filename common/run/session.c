@@ -163,7 +163,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     if (clear_states(s, e)) return -1;
     g->idle = s->next;
     s->next = NULL;
-    s->n_past = s->pending = s->waiting = s->logits_rows = 0;
+    s->n_past = s->pending = s->waiting = s->logits_rows = s->reach = 0;
     s->anchored = s->tried = false;
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     if (s->source && s->source->op->reset) s->source->op->reset(s);
@@ -533,7 +533,7 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
     int32_t n = s->o.block;
     if (!s->source || !s->source->op->propose)
         return err_set(e, ERR_USAGE, "there is no drafter in this session (expected one to draft)");
-    session_set_sampler(s, &greedy);
+    session_use_sampler(s, &greedy);
     if (session_turn(s, e) || session_place(s, &anchor, 1, e)) return -1;
     if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
     s->logits_pos = s->n_past + !all_rows;

@@ -39,7 +39,7 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
                        struct err *e);
 void session_free_caches(struct session *s, const struct model *m, struct kn_kv *kv); /* kv may be NULL */
 /* The sampler of cycles and proposals from here on; what was recorded with another one is forgotten. */
-void session_set_sampler(struct session *s, const struct kn_sampler *sampler);
+void session_use_sampler(struct session *s, const struct kn_sampler *sampler);
 /* Logits of rows [row, row+n) of the activations. */
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);
 int session_no_number(const struct session *s, int32_t pos, struct err *e); /* target logits of no use */
