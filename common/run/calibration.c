@@ -23,7 +23,7 @@ static const double prior_look[CALIBRATION_MATCHES] = {0.3, 0.45, 0.6, 0.7, 0.8,
 #define PRIOR_LABELS 3 /* that a prior rate of look-ups stands for */
 #define INTERCEPT_VARIANCE 1.2
 #define SLOPE_VARIANCE 0.06
-#define SLOT_VARIANCE 0.25
+#define SLOT_VARIANCE 0.1
 
 void calibration_init(struct calibration *c)
 {

@@ -233,7 +233,7 @@ static void test_follows(void **state)
     const struct drafter good = {.mean = 2.2, .spread = 1.5, .trust = 1};
     struct drafter bad = good;
     bad.never = true;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < MACHINES; i++) {
         struct ratio back = {0}, lost = {0};
         double most = 0;
         for (uint64_t seed = 0; seed < 20; seed++) {
