@@ -55,7 +55,8 @@ static double sigma(double z)
 
 static double logit(double logp)
 {
-    if (!(logp > -MOST_LOGIT)) return -MOST_LOGIT; /* also NaN; below, log p is the logit but for 1e-3 */
+    if (isnan(logp)) return 0;                   /* not known: the slot's rate decides */
+    if (logp <= -MOST_LOGIT) return -MOST_LOGIT; /* there log p is the logit but for 1e-3 */
     if (logp >= 0) return MOST_LOGIT;
     const double x = logp - log(-expm1(logp));
     return x > MOST_LOGIT ? MOST_LOGIT : x;

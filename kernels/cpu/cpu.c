@@ -169,6 +169,8 @@ static const struct kn_ops cpu_ops = {
     .free_shared = cpu_free_shared,
     .place = cpu_place,
     .stamp = cpu_stamp,
+    .offer = cpu_offer,
+    .keep = cpu_keep,
     .accept = cpu_accept,
     .await = cpu_await,
 };

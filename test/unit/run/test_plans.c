@@ -46,7 +46,7 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
     static const int length[] = {1, 33, 250, 770};
     static const int32_t blocks[] = {5, 5, 3, 2};
     struct source x = source_dflash(d);
-    int64_t accepted = 0, cycles = 0, steps = 0;
+    int64_t accepted = 0, cycles = 0, steps = 0, chosen = 0;
     for (int sampling = 0; sampling < 2; sampling++)
         for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
             struct way y = {.prompt = length[i],
@@ -61,19 +61,22 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
             assert_int_equal(ref.n_trace, (N_NEW - 1) * (y.block - 1));
             for (uint32_t seed = 0; seed < 40; seed++) {
                 struct draw draw = {.x = seed * 2654435761u + 99, .most = y.block};
-                const struct planner p = {.next = draw_plan, .ctx = &draw};
+                const struct planner p = draw_planner(&draw);
                 if (seed % 2) recorder_on(be);
                 run_planned(&y, &x, &p, &r);
                 if (seed % 2) recorder_off(be);
                 same_ids(&plain, &r);
                 same_proposals(&ref, &r, y.block);
                 assert_int_equal(r.n_trace / (y.block - 1), r.st.cycles);
+                assert_int_equal(draw.seen, r.st.steps);
+                assert_true(draw.chosen <= draw.opened && draw.chosen >= draw.opened - 2);
                 for (int j = 0; j < y.block; j++) accepted += j * r.st.accepted[j];
-                cycles += r.st.cycles, steps += r.st.steps;
+                cycles += r.st.cycles, steps += r.st.steps, chosen += draw.chosen;
             }
         }
     /* Some cycles drafted and some did not, and proposals were right now and then. */
     assert_true(cycles > steps / 4 && cycles < steps * 3 / 4);
+    assert_true(chosen > cycles / 4 && chosen < cycles * 3 / 4);
     assert_true(accepted > cycles / 40 && accepted < 3 * cycles);
 }
 
@@ -126,6 +129,132 @@ static void test_fixed(void **state)
     model_free(t);
 }
 
+/* ---- the plain arm ---- */
+
+enum { LONG = 210 };
+
+/* A long stream: its tokens, and the blocks of the anchors at which it drafted. */
+struct arm {
+    int32_t id[LONG], block[LONG][MAX_BLOCK - 1];
+    int n, blocks;
+    bool drafted[LONG];  /* by tokens written */
+    int32_t plain, left; /* cycles without a draft before one with; of these, still to come */
+    bool open;
+    uint32_t x;
+};
+
+static int arm_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct arm *a = ctx;
+    (void)e;
+    assert_true(a->n + n <= LONG);
+    memcpy(a->id + a->n, ids, (size_t)n * sizeof *ids);
+    a->n += n;
+    return 0;
+}
+
+static int arm_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct arm *a = ctx;
+    (void)e;
+    assert_true(n < MAX_BLOCK && !a->drafted[a->n]);
+    memcpy(a->block[a->n], ids, (size_t)n * sizeof *ids);
+    a->drafted[a->n] = true;
+    a->blocks++;
+    return 0;
+}
+
+static void arm_plan(void *ctx, struct plan *p)
+{
+    struct arm *a = ctx;
+    *p = (struct plan){.rows = 1};
+    if (a->left-- > 0) return;
+    a->left = a->plain;
+    p->draft = true;
+    p->rows = a->open ? 0 : a->plain ? 1 + (int32_t)(draw_next(&a->x) % 3) : 1;
+}
+
+static void arm_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    struct arm *a = ctx;
+    *c = (struct plan_choice){.rows = 1 + (int32_t)(draw_next(&a->x) % (uint32_t)(1 + o->n_draft))};
+}
+
+/* LONG tokens, with a state saved and restored behind the first part of them where part is given. */
+static void run_arm(const struct way *y, struct source *x, int part, struct arm *a)
+{
+    struct err e = {0};
+    struct engine *g;
+    struct session *s;
+    const char *path = scratch("arm");
+    const struct planner p = {.next = arm_plan, .choose = arm_choose, .ctx = a};
+    const struct session_options o = {
+        .ctx = y->prompt + LONG + SESSION_MAX_ROWS, .chunk = y->chunk, .kv = {KN_F16, KN_F16}};
+    struct spec_options go = {.n = part ? part : LONG,
+                              .sampler = y->sampler,
+                              .planner = x ? &p : NULL,
+                              .tokens = arm_tokens,
+                              .proposals = arm_proposals,
+                              .ctx = a};
+    struct spec_stats st;
+    must(engine_open(&g, y->target_model, x, &o, &e) || session_open(&s, g, &e), &e);
+    must(session_prefill(s, prompt, y->prompt, NULL, NULL, &e), &e);
+    must(spec_generate(s, &go, &st, &e), &e);
+    if (part) {
+        struct state *state;
+        struct state_info info;
+        save(s, path);
+        session_free(s);
+        must(session_open(&s, g, &e), &e);
+        must(state_open(&state, path, &info, &e) || state_restore(state, s, &e), &e);
+        state_close(state);
+        go.n = LONG - part;
+        must(spec_generate(s, &go, &st, &e), &e);
+    }
+    assert_int_equal(a->n, LONG);
+    session_free(s);
+    engine_close(g);
+}
+
+/* A drafter that comes back after any number of rows proposes what it would have proposed had it never been
+ * away, also where the rows that waited were more than are kept, and in a stream that was saved meanwhile. */
+static void test_plain_arm(void **state)
+{
+    static struct arm plain, ref, a;
+    static const int length[] = {1, 33, 63, 64, 250};
+    static const int32_t away[] = {1, 2, 15, 62, 63, 64, 65, 66, 127, 129, 140};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct source x = source_dflash(d);
+    int compared = 0;
+    (void)state;
+    for (int i = 0; i < 10; i++) {
+        const struct way y = {
+            .prompt = length[i / 2], .chunk = 64, .sampler = i % 2 ? sampled : greedy, .target_model = t};
+        plain = ref = (struct arm){0};
+        run_arm(&y, NULL, 0, &plain);
+        run_arm(&y, &x, 0, &ref); /* a row and a block in every cycle */
+        assert_int_equal(ref.blocks, LONG - 1);
+        assert_memory_equal(plain.id, ref.id, sizeof plain.id);
+        for (int k = 0; k < 22; k++) {
+            a = (struct arm){
+                .plain = away[k % 11], .left = k * 7 % 30, .open = k % 3 != 1, .x = (uint32_t)(i * 22 + k)};
+            if (k / 2 % 2) recorder_on(be);
+            run_arm(&y, &x, k % 4 == 3 ? 40 + 5 * k : 0, &a);
+            if (k / 2 % 2) recorder_off(be);
+            assert_memory_equal(plain.id, a.id, sizeof a.id);
+            assert_true(a.blocks > 0 && a.blocks <= 1 + LONG / a.plain);
+            for (int n = 0; n < LONG; n++) {
+                if (!a.drafted[n]) continue;
+                assert_memory_equal(a.block[n], ref.block[n], sizeof a.block[n]);
+                compared++;
+            }
+        }
+    }
+    assert_true(compared > 500);
+    model_free(d);
+    model_free(t);
+}
+
 /* ---- a source without a model ---- */
 
 static void test_script(void **state)
@@ -138,7 +267,7 @@ static void test_script(void **state)
     for (int i = 0; i < 160; i++) {
         struct way y = {.prompt = i % 3 ? 33 : 250, .sampler = i % 2 ? sampled : greedy, .target_model = t};
         struct draw draw = {.x = (uint32_t)i * 77, .most = rows[i / 2 % 4]};
-        const struct planner p = {.next = draw_plan, .ctx = &draw};
+        const struct planner p = draw_planner(&draw);
         const bool recorded = i / 8 % 2;
         struct script k = {
             .source = {.op = &script_ops, .rows = draw.most, .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
@@ -178,7 +307,8 @@ static void test_refused(void **state)
          "trees are not run (expected the parent 1 of row 2, got 0)"},
         {{.draft = true, .rows = 4, .parents = late}, true, "expected the parent 2 of row 3, got 1"},
         {{.draft = true, .rows = 6}, true, "rows of a plan out of range (expected 1 to 5, got 6)"},
-        {{.draft = true, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
+        {{.draft = true, .rows = -1}, true, "rows of a plan out of range (expected 1 to 5, got -1)"},
+        {{.draft = false, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
         {{.draft = false, .rows = 2}, true, "a plan of 2 rows without proposals"},
         {{.draft = false, .rows = 2}, false, "rows of a plan out of range (expected 1 to 1, got 2)"},
         {{.draft = true, .rows = 1}, false, "there is no source"},
@@ -213,10 +343,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_script),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_plans),  cmocka_unit_test(test_fixed),   cmocka_unit_test(test_plain_arm),
+        cmocka_unit_test(test_script), cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("plans", tests, NULL, NULL);
