@@ -191,16 +191,17 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
 
 /* ---- what came of them ---- */
 
-/* Seconds of a cycle; *draft_s: of these the draft's, with the round trip. */
+/* Seconds of a cycle; *draft_s: of these the draft's, with the round trip. One that took more than twice what
+ * it should have counts as that much: somebody else had the machine, or nobody took the tokens. */
 static double cost_of(const struct planner_auto *a, const struct plan_result *r, double *draft_s)
 {
     const int32_t pos = r->offer.pos;
-    *draft_s = !r->drafted ? 0
-               : a->fixed  ? plan_times_draft(&a->times, pos) + a->times.overhead_s
-                           : r->draft_s + r->wait_s;
-    if (!a->fixed) return r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s;
-    return *draft_s + plan_times_rows(&a->times, r->choice.rows, pos) +
-           (a->look && !r->drafted ? a->times.overhead_s : 0);
+    const double expected_draft_s = r->drafted ? plan_times_draft(&a->times, pos) + a->times.overhead_s : 0;
+    const double expected_s = expected_draft_s + plan_times_rows(&a->times, r->choice.rows, pos) +
+                              (a->look && !r->drafted ? a->times.overhead_s : 0);
+    *draft_s = a->fixed ? expected_draft_s : fmin(r->draft_s + r->wait_s, 2 * expected_draft_s);
+    if (a->fixed) return expected_s;
+    return fmin(r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s, 2 * expected_s);
 }
 
 static void correct_times(struct planner_auto *a, const struct plan_result *r)

@@ -45,7 +45,7 @@ static struct planner begin(const struct machine *m, bool drafter, bool look, bo
 static void world_of(const struct machine *m, struct drafter d, uint64_t seed)
 {
     memset(&w, 0, offsetof(struct world, easy));
-    w.m = m, w.d[0] = d, w.ahead = true, w.jitter = 0.01;
+    w.m = m, w.d[0] = d, w.ahead = 2, w.jitter = 0.01;
     w.look = d.look > 0;
     world_begin(&w, seed);
 }
@@ -130,8 +130,8 @@ static void test_never_slower(void **state)
             for (uint64_t seed = 0; seed < SEEDS; seed++) {
                 struct world_run r;
                 world_of(&machines[i], wrong[k].d, seed);
-                w.ahead = seed % 4 != 0;
-                const struct planner p = begin(&machines[i], true, false, seed % 3 == 0);
+                w.ahead = (int32_t)(seed % 3);
+                const struct planner p = begin(&machines[i], true, false, seed % 4 == 0);
                 world_run(&w, &p, TOKENS, &r, check_choice);
                 add(&plain, plain_s / r.s);
                 assert_true(made.stats.probe_lost_s < 0.01 * r.s);
@@ -234,6 +234,7 @@ static void test_follows(void **state)
     struct drafter bad = good;
     bad.never = true;
     for (size_t i = 0; i < MACHINES; i++) {
+        const struct machine *m = &machines[i];
         struct ratio back = {0}, lost = {0};
         double most = 0;
         for (uint64_t seed = 0; seed < 20; seed++) {
@@ -252,7 +253,9 @@ static void test_follows(void **state)
             "tokens\n",
             machines[i].name, mean(&lost), most, mean(&back));
         assert_true(mean(&lost) < 45);
-        assert_true(mean(&back) < 350);
+        /* Three of the longest waits between probes, which keep these below a share of the time. */
+        const double probe_s = m->draft_s + m->verify_s[0] - m->plain_s;
+        assert_true(mean(&back) < 3 * probe_s / (0.007 * m->plain_s));
     }
 }
 
