@@ -25,8 +25,8 @@ static int move_states(struct session *s, uint8_t *copy, bool back, struct err *
     int rc = 0;
     for (int i = 0; i < d->n_layer && !rc; i++) {
         if (!d->layer[i].recurrent) continue;
-        rc = s->op->copy(s->be, back ? (uint8_t *)s->delta[i].s : copy, back ? copy : (uint8_t *)s->delta[i].s,
-                         state);
+        rc = s->op->copy(s->be, back ? (uint8_t *)s->delta[i].s : copy,
+                         back ? copy : (uint8_t *)s->delta[i].s, state);
         copy += state;
         if (!rc && conv)
             rc = s->op->copy(s->be, back ? (uint8_t *)s->delta[i].conv : copy,
@@ -41,8 +41,9 @@ static size_t states_bytes(const struct session *s)
     const struct desc *d = s->target->d;
     size_t n = 0;
     for (int i = 0; s->delta && i < d->n_layer; i++) n += d->layer[i].recurrent;
-    return n * ((size_t)d->n_v * (size_t)d->d_v * (size_t)d->d_k +
-                (size_t)(d->n_conv - 1) * (size_t)desc_delta_width(d)) *
+    return n *
+           ((size_t)d->n_v * (size_t)d->d_v * (size_t)d->d_k +
+            (size_t)(d->n_conv - 1) * (size_t)desc_delta_width(d)) *
            sizeof(float);
 }
 
@@ -96,7 +97,8 @@ static int play_once(struct session *s, int what, int32_t rows, double *seconds,
 }
 
 struct watch {
-    double begun, budget, last; /* by the host's clock: the start, what may be spent, what the last part took */
+    double begun, budget,
+        last; /* by the host's clock: the start, what may be spent, what the last part took */
 };
 
 /* The shortest of some plays, where the budget allows; *seconds stays 0 where it does not. */
@@ -123,7 +125,8 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
     bool alone = false; /* a verify of one row is among them */
     double unused = 0;
     if (measure(s, &w, SESSION_PLAIN, 1, &t->plain_s, e)) return -1;
-    if (o->n && s->source->op->propose && measure(s, &w, SESSION_OFFER, s->o.block, &t->draft_s, e)) return -1;
+    if (o->n && s->source->op->propose && measure(s, &w, SESSION_OFFER, s->o.block, &t->draft_s, e))
+        return -1;
     for (int32_t i = 0; i < o->n; i++) {
         if (measure(s, &w, SESSION_VERIFY, o->rows[i], &t->verify_s[o->rows[i]], e)) return -1;
         alone |= o->rows[i] == 1;
@@ -143,8 +146,9 @@ static int check(const struct session *s, const struct session_timing *o, struct
     if (s->open || s->started != s->finished)
         return err_set(e, ERR_USAGE, "times are to be measured while cycles run (expected none)");
     if (s->n_past > s->o.ctx)
-        return err_set(e, ERR_USAGE, "times cannot be measured behind the context (expected at most %d, got %d)",
-                       s->o.ctx, s->n_past);
+        return err_set(e, ERR_USAGE,
+                       "times cannot be measured behind the context (expected at most %d, got %d)", s->o.ctx,
+                       s->n_past);
     for (int32_t i = 0; i < o->n; i++)
         if (o->rows[i] < 1 || o->rows[i] > most)
             return err_set(e, ERR_USAGE, "rows to be measured out of range (expected 1 to %d, got %d)", most,
@@ -171,8 +175,7 @@ int session_time(struct session *s, const struct session_timing *o, struct sessi
     session_use_sampler(s, &o->sampler);
     s->reach = o->reach;
     if (measure_all(s, o, t, e)) goto out;
-    rc = (copy && move_states(s, copy, true, e)) || move_logits(s, true, e) ||
-                 session_place(s, &anchor, 1, e)
+    rc = (copy && move_states(s, copy, true, e)) || move_logits(s, true, e) || session_place(s, &anchor, 1, e)
              ? -1
              : 0;
 out:

@@ -1,16 +1,17 @@
 /* times.h - how long the parts of a cycle take, measured before the first one.
  *
- * A planner that chooses rows wants to know what they cost. session_time runs a plain row, a draft and verifies
- * of given rows at the place where the stream stands, and looks at the device's clock. Nothing of it stays: the
- * stream goes on, bit for bit, as if it had not been asked, for rows past n_past count for nothing and what
- * else a row changes (recurrent state, the logits of the last token, the cursor) is put back. What does stay,
- * on a backend that records, are the recordings: the first cycles of a stream need not make them. */
+ * A planner that chooses rows wants to know what they cost. session_time runs a plain row, a draft and
+ * verifies of given rows at the place where the stream stands, and looks at the device's clock. Nothing of it
+ * stays: the stream goes on, bit for bit, as if it had not been asked, for rows past n_past count for nothing
+ * and what else a row changes (recurrent state, the logits of the last token, the cursor) is put back. What
+ * does stay, on a backend that records, are the recordings: the first cycles of a stream need not make them.
+ */
 #ifndef DFLASH_TIMES_H
 #define DFLASH_TIMES_H
 
 #include "session.h"
 
-struct session_times { /* in seconds; 0: not measured */
+struct session_times {                     /* in seconds; 0: not measured */
     double plain_s;                        /* a row alone, to its acceptance */
     double draft_s;                        /* without what the host is told */
     double verify_s[SESSION_MAX_ROWS + 1]; /* by rows, to their acceptance */
@@ -27,8 +28,9 @@ struct session_timing {
                                   would not fit */
 };
 
-/* Behind a prefill or between runs of cycles; more than one row of logits is lost. Nothing is measured (all 0)
- * where there is no memory for a copy of the recurrent state. ERR_USAGE: cycles run, or rows are out of range.
+/* Behind a prefill or between runs of cycles; more than one row of logits is lost. Nothing is measured (all
+ * 0) where there is no memory for a copy of the recurrent state. ERR_USAGE: cycles run, or rows are out of
+ * range.
  */
 int session_time(struct session *s, const struct session_timing *o, struct session_times *t, struct err *e);
 
