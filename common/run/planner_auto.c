@@ -200,14 +200,16 @@ static double cost_of(const struct planner_auto *a, const struct plan_result *r,
     const double expected_s = expected_draft_s + plan_times_rows(&a->times, r->choice.rows, pos) +
                               (a->look && !r->drafted ? a->times.overhead_s : 0);
     *draft_s = a->fixed ? expected_draft_s : fmin(r->draft_s + r->wait_s, 2 * expected_draft_s);
-    if (a->fixed) return expected_s;
-    return fmin(r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s, 2 * expected_s);
+    const double s = r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s;
+    return a->fixed || !(s > 0) ? expected_s : fmin(s, 2 * expected_s);
 }
 
 static void correct_times(struct planner_auto *a, const struct plan_result *r)
 {
     const int32_t pos = r->offer.pos;
-    plan_times_seen_rows(&a->times, r->choice.rows, pos, r->verify_s + r->commit_s);
+    /* One row behind a draft is no plain step: its context is made with it. */
+    if (!r->drafted || r->choice.rows > 1)
+        plan_times_seen_rows(&a->times, r->choice.rows, pos, r->verify_s + r->commit_s);
     if (!r->drafted) return;
     plan_times_seen_draft(&a->times, pos, r->draft_s);
     plan_times_seen_overhead(&a->times, r->wait_s);
@@ -284,12 +286,14 @@ static void auto_seen(void *ctx, const struct plan_result *r)
     if (probe && won < 0) a->credit += won * plain_s;
     book(&a->lost, !r->drafted ? 0 : look ? -draft_s / plain_s : won, r->kept);
     book(&a->look_lost, look ? won + draft_s / plain_s : 0, r->kept);
-    if (!r->drafted)
+    if (!r->drafted) {
         a->waited += !a->drafting;
-    else if (probe)
+        if (a->waited >= WAIT_FIRST) a->asked = false; /* a stream ended before the probe that was planned */
+    } else if (probe) {
         probed(a, r, gain_of(a, &r->offer));
-    else if (a->drafting)
+    } else if (a->drafting) {
         stayed(a, gain, won);
+    }
 }
 
 struct planner planner_auto(struct planner_auto *a)
