@@ -23,7 +23,7 @@ static const double prior_look[CALIBRATION_MATCHES] = {0.3, 0.45, 0.6, 0.7, 0.8,
 #define PRIOR_LABELS 3 /* that a prior rate of look-ups stands for */
 #define INTERCEPT_VARIANCE 1.2
 #define SLOPE_VARIANCE 0.06
-#define SLOT_VARIANCE 0.25
+#define SLOT_VARIANCE 0.1
 
 void calibration_init(struct calibration *c)
 {
@@ -55,7 +55,8 @@ static double sigma(double z)
 
 static double logit(double logp)
 {
-    if (!(logp > -MOST_LOGIT)) return -MOST_LOGIT; /* also NaN; below, log p is the logit but for 1e-3 */
+    if (isnan(logp)) return 0;                   /* not known: the slot's rate decides */
+    if (logp <= -MOST_LOGIT) return -MOST_LOGIT; /* there log p is the logit but for 1e-3 */
     if (logp >= 0) return MOST_LOGIT;
     const double x = logp - log(-expm1(logp));
     return x > MOST_LOGIT ? MOST_LOGIT : x;

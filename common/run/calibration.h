@@ -87,8 +87,9 @@ void calibration_init(struct calibration *c);
 /* The bucket of a temperature. */
 int32_t calibration_temperature(double t);
 
-/* h of slot j (1 ..) whose proposal the drafter gave the probability exp(logp); one that is no number counts
- * as improbable. deviations: of the belief, added; 0 for the mean, more to try what is little known. */
+/* h of slot j (1 ..) whose proposal the drafter gave the probability exp(logp); NaN: not known, and slots'
+ * rates are learnt alone. deviations: of the belief, added; 0 for the mean, more to try what is little known.
+ */
 double calibration_draft(const struct calibration *c, int32_t temperature, int32_t j, double logp,
                          double deviations);
 /* h of slot j of a look-up that matched so many tokens. */

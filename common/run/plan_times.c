@@ -96,6 +96,14 @@ bool plan_times_measured(const struct plan_times *t, int32_t n, int32_t context)
     return n >= 1 && n <= PLAN_TIMES_ROWS && t->rows_s[plan_times_bucket(context)][n] > 0;
 }
 
+void plan_times_put(struct plan_times *t, int32_t context, double plain_s, double draft_s,
+                    const double *verify_s)
+{
+    const int32_t b = plan_times_bucket(context);
+    t->draft_s[b] = draft_s, t->rows_s[b][1] = plain_s;
+    for (int32_t n = 2; n <= PLAN_TIMES_ROWS; n++) t->rows_s[b][n] = verify_s[n];
+}
+
 /* ---- stamps ---- */
 
 static void correct(double *to, double known, double s)

@@ -62,6 +62,11 @@ double plan_times_draft(const struct plan_times *t, int32_t context);
 /* Were n rows measured in the bucket of that context? */
 bool plan_times_measured(const struct plan_times *t, int32_t n, int32_t context);
 
+/* What was measured at a context: a plain step, a draft (0: none), and verifies by rows, [PLAN_TIMES_ROWS +
+ * 1], 0 where not measured; [0] and [1] are not read. Replaces what the bucket had. */
+void plan_times_put(struct plan_times *t, int32_t context, double plain_s, double draft_s,
+                    const double *verify_s);
+
 /* Stamps. The first one of what was not measured is taken as it is (but see above); those that are no
  * positive number are ignored. */
 void plan_times_seen_rows(struct plan_times *t, int32_t n, int32_t context, double s);

@@ -6,21 +6,22 @@
 #include <string.h>
 
 /* The unit is the token that a plain step would have made in the same time, where nothing else is said. */
-#define MARGIN 0.03       /* what drafting is to gain a cycle */
-#define GAINS 8           /* cycles that the average of gains remembers */
-#define REGRET 1.5        /* what averages below the margin add up to before drafting ends, */
-#define REGRET_SAVED 0.05 /* and of what the account has saved, on top */
-#define OPTIMISM 0.6      /* deviations of what is believed of a drafter: what is unknown is worth a try */
-#define FADE (1. / 32)    /* of the rate that was had, a cycle */
-#define ALLOWED 7.0       /* the account of drafting */
-#define LOOK_ALLOWED 2.0  /* of look-ups */
-#define SAVED 40.0        /* gains that either counts at most */
-#define FORGET 1024.      /* tokens after which 1 - 1/e of a loss is forgotten */
-#define STAKE 0.5         /* of what an account allows, on one verify */
-#define PROBE_SHARE 0.009 /* of the time */
-#define PROBES_SAVED 8    /* probes that the credit holds at most */
-#define WAIT_FIRST 8      /* plain steps before the first probe of a pause */
-#define WAIT_SHARE 0.007  /* of the time, that probes take when the wait has stopped doubling */
+#define MARGIN 0.03        /* what drafting is to gain a cycle */
+#define GAINS 8            /* cycles that the average of gains remembers */
+#define REGRET 1.5         /* what averages below the margin add up to before drafting ends, */
+#define REGRET_SAVED 0.05  /* and of what the account has saved, on top */
+#define OPTIMISM 0.6       /* deviations of what is believed of a drafter: what is unknown is worth a try */
+#define FADE (1. / 32)     /* of the rate that was had, a cycle */
+#define ALLOWED 7.0        /* the account of drafting */
+#define LOOK_ALLOWED 2.0   /* of look-ups */
+#define SAVED 40.0         /* gains that either counts at most */
+#define FORGET 1024.       /* tokens after which 1 - 1/e of a loss is forgotten */
+#define STAKE 0.5          /* of what an account allows, on one verify */
+#define PROBE_SHARE 0.0075 /* of the time */
+#define BURST_SHARE 0.002  /* of all time, on top for probes that follow a right one */
+#define PROBES_SAVED 8     /* probes that the credit holds at most */
+#define WAIT_FIRST 8       /* plain steps before the first probe of a pause */
+#define WAIT_SHARE 0.007   /* of the time, that probes take when the wait has stopped doubling */
 
 int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e)
 {
@@ -143,9 +144,16 @@ static void leave(struct planner_auto *a, int why)
     a->n_gain = 0, a->regret = 0, a->stay = 0;
 }
 
+/* Seconds that probes may lose now. */
+static double credit_of(const struct planner_auto *a)
+{
+    return a->credit + (a->burst ? BURST_SHARE * a->stats.total_s : 0);
+}
+
 static bool wants_probe(const struct planner_auto *a)
 {
-    return !a->asked && a->n_counts && a->waited >= a->interval && a->credit >= probe_s(a) && has_room(a);
+    return !a->asked && a->n_counts && (a->burst || a->waited >= a->interval) && credit_of(a) >= probe_s(a) &&
+           has_room(a);
 }
 
 static void auto_next(void *ctx, struct plan *p)
@@ -170,36 +178,38 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, draft_rows, look_rows;
     chances(a, o, draft, look, &n_draft, &n_look);
-    /* A probe may cost what its credit has, and two rows at least. */
-    const double most_s = stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED),
-                 probe_most_s = fmax(w.plain_s + a->credit - w.draft_s,
-                                     a->n_counts ? plan_times_rows(&a->times, a->counts[0], o->pos) : 0);
-    const double of_draft = best_of(a, &w, o->pos, draft, n_draft, probe ? 2 : 1,
-                                    probe ? fmin(most_s, probe_most_s) : most_s, &draft_rows),
-                 of_look = best_of(a, &w, o->pos, look, n_look, 1, stake(&w, a->look_lost, LOOK_ALLOWED),
-                                   &look_rows);
+    double most_s = stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED);
+    const double of_look =
+        best_of(a, &w, o->pos, look, n_look, 1, stake(&w, a->look_lost, LOOK_ALLOWED), &look_rows);
+    /* A probe may lose its credit; of two rows and more, it is the wider the more were right before it. */
+    if (probe) most_s = fmin(most_s, w.plain_s + credit_of(a) - w.draft_s);
+    double of_draft = best_of(a, &w, o->pos, draft, n_draft, probe ? 2 + a->burst : 1, most_s, &draft_rows);
+    if (probe && draft_rows == 1) of_draft = best_of(a, &w, o->pos, draft, n_draft, 2, most_s, &draft_rows);
     c->look = look_rows > 1 && of_look > of_draft;
     c->rows = c->look ? look_rows : draft_rows;
 }
 
 /* ---- what came of them ---- */
 
-/* Seconds of a cycle; *draft_s: of these the draft's, with the round trip. */
+/* Seconds of a cycle; *draft_s: of these the draft's, with the round trip. One that took more than twice what
+ * it should have counts as that much: somebody else had the machine, or nobody took the tokens. */
 static double cost_of(const struct planner_auto *a, const struct plan_result *r, double *draft_s)
 {
     const int32_t pos = r->offer.pos;
-    *draft_s = !r->drafted ? 0
-               : a->fixed  ? plan_times_draft(&a->times, pos) + a->times.overhead_s
-                           : r->draft_s + r->wait_s;
-    if (!a->fixed) return r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s;
-    return *draft_s + plan_times_rows(&a->times, r->choice.rows, pos) +
-           (a->look && !r->drafted ? a->times.overhead_s : 0);
+    const double expected_draft_s = r->drafted ? plan_times_draft(&a->times, pos) + a->times.overhead_s : 0;
+    const double expected_s = expected_draft_s + plan_times_rows(&a->times, r->choice.rows, pos) +
+                              (a->look && !r->drafted ? a->times.overhead_s : 0);
+    *draft_s = a->fixed ? expected_draft_s : fmin(r->draft_s + r->wait_s, 2 * expected_draft_s);
+    const double s = r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s;
+    return a->fixed || !(s > 0) ? expected_s : fmin(s, 2 * expected_s);
 }
 
 static void correct_times(struct planner_auto *a, const struct plan_result *r)
 {
     const int32_t pos = r->offer.pos;
-    plan_times_seen_rows(&a->times, r->choice.rows, pos, r->verify_s + r->commit_s);
+    /* One row behind a draft is no plain step: its context is made with it. */
+    if (!r->drafted || r->choice.rows > 1)
+        plan_times_seen_rows(&a->times, r->choice.rows, pos, r->verify_s + r->commit_s);
     if (!r->drafted) return;
     plan_times_seen_draft(&a->times, pos, r->draft_s);
     plan_times_seen_overhead(&a->times, r->wait_s);
@@ -246,14 +256,13 @@ static void probed(struct planner_auto *a, const struct plan_result *r, double g
     const double cost = probe_s(a);
     const int64_t longest = (int64_t)ceil(cost / (WAIT_SHARE * plan_times_rows(&a->times, 1, a->pos)));
     a->asked = false;
+    a->burst = r->choice.look || r->kept == 1 ? 0 : 2 * (r->kept - 1);
     a->off_gain = gain;
     if (gain > MARGIN) {
         a->drafting = true, a->off = AUTO_ON;
         a->gain = gain, a->n_gain = 1, a->regret = 0, a->stay = 0;
         a->stats.stays++;
-    } else if (r->kept > 1 && !r->choice.look) {
-        a->waited = a->interval;
-    } else {
+    } else if (!a->burst) {
         a->interval = a->interval * 2 < longest ? a->interval * 2
                       : longest > WAIT_FIRST    ? longest
                                                 : WAIT_FIRST;
@@ -277,12 +286,14 @@ static void auto_seen(void *ctx, const struct plan_result *r)
     if (probe && won < 0) a->credit += won * plain_s;
     book(&a->lost, !r->drafted ? 0 : look ? -draft_s / plain_s : won, r->kept);
     book(&a->look_lost, look ? won + draft_s / plain_s : 0, r->kept);
-    if (!r->drafted)
+    if (!r->drafted) {
         a->waited += !a->drafting;
-    else if (probe)
+        if (a->waited >= WAIT_FIRST) a->asked = false; /* a stream ended before the probe that was planned */
+    } else if (probe) {
         probed(a, r, gain_of(a, &r->offer));
-    else if (a->drafting)
+    } else if (a->drafting) {
         stayed(a, gain, won);
+    }
 }
 
 struct planner planner_auto(struct planner_auto *a)

@@ -12,8 +12,8 @@
  *    Drafting ends when averages below the margin have added up to a token.
  *  - Probes: while it does not draft it drafts now and then, after a wait that doubles on failure, and
  *    verifies two rows or more for a label. Its credit for probes is a small share of the time, so they stay
- *    below one per cent. A probe whose first proposal was right is followed by another at once. One that
- *    would have gained brings drafting back.
+ *    below one per cent. A probe that had something right is followed by another at once, with more rows the
+ *    more was right. One that would have gained brings drafting back.
  *  - Never slower, whatever the probabilities claim: an account has the tokens that plain steps would have
  *    made in the time of drafted cycles, less those that were made. Gains count up to a bound and losses are
  *    forgotten slowly. A verify whose failure would overdraw half of what the account still allows is not
@@ -63,6 +63,7 @@ struct planner_auto {
     double emitted, elapsed;   /* of the last cycles, fading */
     bool drafting;             /* else probes only */
     bool asked;                /* a probe was planned and is not seen yet */
+    int32_t burst;             /* twice the proposals of the last probe that were right */
     double gain, regret, stay; /* average of gains; what averages lacked; tokens won by this stay */
     int32_t n_gain;
     double lost, look_lost;   /* the accounts, tokens */

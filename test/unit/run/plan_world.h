@@ -50,7 +50,7 @@ struct world {
     int32_t until[4]; /* position where each ends; the last has no end */
     uint64_t seed;
     double jitter; /* deviation of a stamp, relative */
-    bool ahead;    /* the next plan is asked for before this cycle's result is seen */
+    int32_t ahead; /* plans that are asked for before a cycle's result is seen: 0 to 2 */
     bool look;     /* look-ups are on */
     double easy[WORLD_POSITIONS];
     bool made[WORLD_POSITIONS]; /* proposals, which are the same whoever asks */
@@ -164,16 +164,17 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
                              void (*check)(const struct world *, const struct plan *,
                                            const struct plan_offer *, const struct plan_choice *))
 {
-    struct plan plan, then;
+    struct plan plan, then[3];
     int32_t pos = 100;
     memset(r, 0, sizeof *r);
-    p->next(p->ctx, &then);
+    for (int32_t i = 0; i <= w->ahead; i++) p->next(p->ctx, &then[i]);
     while (r->tokens < n) {
         struct world_offer o;
         struct plan_choice c = {1, false};
         struct plan_result x = {0};
-        const bool asks = then.rows == 0;
-        plan = then;
+        plan = then[0];
+        const bool asks = plan.rows == 0;
+        for (int32_t i = 0; i < w->ahead; i++) then[i] = then[i + 1];
         world_propose(w, pos, plan.draft, asks, &o);
         x.offer = (struct plan_offer){pos, o.n, o.logp, o.n_look, o.match, o.agree};
         if (asks)
@@ -181,7 +182,6 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
         else
             c.rows = plan.rows;
         if (check) check(w, &plan, &x.offer, &c);
-        if (w->ahead) p->next(p->ctx, &then);
         const int32_t right = c.look ? o.look_right : o.right;
         x.choice = c, x.drafted = plan.draft;
         x.kept = 1 + (right < c.rows - 1 ? right : c.rows - 1);
@@ -201,7 +201,7 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
         r->hash = world_mix(r->hash ^ (uint64_t)(c.rows * 4 + c.look * 2 + plan.draft));
         pos += x.kept;
         if (p->seen) p->seen(p->ctx, &x);
-        if (!w->ahead) p->next(p->ctx, &then);
+        p->next(p->ctx, &then[w->ahead]);
     }
     /* The last cycle may have made more than was asked for. */
     r->s *= (double)n / (double)r->tokens;

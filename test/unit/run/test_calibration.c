@@ -62,7 +62,7 @@ static void test_temperatures(void **state)
 static void test_is_a_probability(void **state)
 {
     (void)state;
-    static const double odd[] = {NAN, -INFINITY, -1e30, -800, -20, -7, -1, -1e-3, -1e-12, 0, 1, INFINITY};
+    static const double odd[] = {-INFINITY, -1e30, -800, -20, -7, -1, -1e-3, -1e-12, 0, 1, INFINITY};
     struct calibration c;
     calibration_init(&c);
     for (int round = 0; round < 2; round++) {
@@ -74,6 +74,8 @@ static void test_is_a_probability(void **state)
                     assert_true(h > 0 && h < 1 && (round || h >= before));
                     before = h;
                 }
+                const double unknown = calibration_draft(&c, t, j, NAN, 0);
+                assert_true(unknown == calibration_draft(&c, t, j, -log(2), 0));
                 assert_true(calibration_draft(&c, t, j, -1, 0.6) > calibration_draft(&c, t, j, -1, 0));
             }
         /* Also after labels that contradict all sense: the improbable right, the sure wrong. */

@@ -68,6 +68,12 @@ static void test_looked_up(void **state)
     near(plan_times_rows(&far, 4, 0), 2);
     near(plan_times_draft(&far, 0), 3);
     assert_true(plan_times_rows(&(struct plan_times){0}, 4, 0) == 0);
+    /* Put as measured. */
+    double verify_s[PLAN_TIMES_ROWS + 1] = {7, 7, 0, 3};
+    plan_times_put(&t, 3000, 1, 2, verify_s);
+    near(plan_times_rows(&t, 1, 2048), 1), near(plan_times_draft(&t, 4095), 2);
+    near(plan_times_rows(&t, 3, 2048), 3), near(plan_times_rows(&t, 2, 2048), 2);
+    assert_false(plan_times_measured(&t, 2, 2048));
 }
 
 static void test_stamps(void **state)

@@ -3,6 +3,7 @@
 #include "engine_fixture.h"
 
 #include "../../../common/run/cycle.h"
+#include "../../../common/run/planner_auto.h"
 #include "../../../common/run/session_impl.h"
 #include "plans.h"
 
@@ -340,11 +341,61 @@ static void test_refused(void **state)
     model_free(t);
 }
 
+/* The planner by time and probability, where drafts are said to be cheap and to be dear, by times that are
+ * fixed and by the stamps of this machine: the plain stream, and blocks of a stream that drafted always. With
+ * fixed times, the same plans again. */
+static void test_auto(void **state)
+{
+    static struct run plain, ref, r, again;
+    static struct planner_auto a;
+    static const int32_t counts[] = {2, 3, 5};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct source x = source_dflash(d);
+    (void)state;
+    for (int i = 0; i < 16; i++) {
+        const bool cheap = i & 1, fixed = i & 2, recorded = i & 4;
+        struct way y = {
+            .prompt = 33, .chunk = 64, .sampler = i & 8 ? sampled : greedy, .target_model = t, .width = 1};
+        struct plan_times times = {.draft_s = {cheap ? 1e-5 : 3e-3},
+                                   .rows_s = {{0, 1e-3, 1.01e-3, 0, 0, 1.02e-3}}};
+        const struct planner_auto_options o = {.times = &times,
+                                               .fixed = fixed,
+                                               .temperature = i & 8 ? 1 : 0,
+                                               .counts = counts,
+                                               .n_counts = 3,
+                                               .block = 5,
+                                               .drafter = true};
+        struct err e = {0};
+        run_planned(&y, NULL, NULL, &plain);
+        y.block = 5;
+        run_planned(&y, &x, NULL, &ref);
+        for (int twice = 0; twice < 2; twice++) {
+            must(planner_auto_init(&a, &o, &e), &e);
+            const struct planner p = planner_auto(&a);
+            if (recorded) recorder_on(be);
+            run_planned(&y, &x, &p, twice ? &again : &r);
+            if (recorded) recorder_off(be);
+        }
+        same_ids(&plain, &r), same_ids(&plain, &again);
+        same_proposals(&ref, &r, y.block), same_proposals(&ref, &again, y.block);
+        assert_int_equal(a.stats.cycles, again.st.steps);
+        if (!fixed) continue;
+        same_counts(&r.st, &again.st);
+        assert_int_equal(a.stats.tokens, N_NEW - 1);
+        if (cheap)
+            assert_true(r.st.cycles > r.st.steps / 2);
+        else
+            assert_in_range(r.st.cycles, 1, r.st.steps / 3);
+    }
+    model_free(d);
+    model_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plans),  cmocka_unit_test(test_fixed),   cmocka_unit_test(test_plain_arm),
-        cmocka_unit_test(test_script), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_plans), cmocka_unit_test(test_fixed),  cmocka_unit_test(test_plain_arm),
+        cmocka_unit_test(test_auto),  cmocka_unit_test(test_script), cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("plans", tests, NULL, NULL);
