@@ -16,7 +16,8 @@ struct plan_flags {
     struct plan_times times;                           /* of the file; else measured at the first stream */
     struct calibration calibration;
     bool timed;             /* times are there */
-    double timed_s;         /* what measuring them took; 0 where they are a file's */
+    double timed_s;         /* what measuring and recording took */
+    int32_t guessed;        /* times that were not measured for lack of time */
     struct planner_auto a;  /* of the last stream that was opened */
     struct planner planner; /* its planner */
 };
@@ -51,7 +52,7 @@ static inline bool plan_flags_auto(const struct plan_flags *f)
 int plan_flags_read(struct plan_flags *f, struct err *e);
 /* With --width auto a planner for s, whose prompt is committed; times are measured where they are not there
  * yet. planner.next NULL: a fixed width, or nothing that proposes. */
-int plan_flags_open(struct plan_flags *f, struct session *s, double temperature, struct err *e);
+int plan_flags_open(struct plan_flags *f, struct session *s, const struct kn_sampler *sampler, struct err *e);
 /* What it did, in a few lines, with -v; where drafting is off, why. */
 void plan_flags_print(const struct plan_flags *f, const struct cli *c);
 /* What it did, for --stats and reports; null without a planner. */
