@@ -12,6 +12,6 @@ while IFS='|' read -r name command; do
 done < <(writers)
 try "prefill --nll" 141 "exec 3<>pipe 4>pipe 3<&-; dflash-prefill -q -m $T --nll --logits o <p >&4"
 try "quantize --json" 141 "exec 3<>pipe 4>pipe 3<&-; dflash-quantize -q $DATA/drafter-bf16.gguf --type q8_0 --json -o o >&4"
-try "generate beside" 141 "exec 3<>pipe 4>pipe 3<&-; dflash-generate -q -m $T -d $D -n 9 --stats o --draft-trace o2 --draft-logits o3 <p >&4"
+try "generate beside" 141 "exec 3<>pipe 4>pipe 3<&-; dflash-generate -q -m $T -d $D -n 9 --stats o --width 8 --draft-trace o2 --draft-logits o3 <p >&4"
 try "help" 141 "exec 3<>pipe 4>pipe 3<&-; dflash-bench --help >&4"
 echo checked

@@ -4,7 +4,7 @@ printf '\5\0\0\0\6\0\0\0\7\0\0\0' >p
 draft() { # DRAFTER TRACE FLAGS...: text and proposals
     d=$1 t=$2
     shift 2
-    dflash-generate -q -m "$DATA/target-q8_0.gguf" -d "$d" -n 48 --draft-trace "$t" "$@" <p >out
+    dflash-generate -q -m "$DATA/target-q8_0.gguf" -d "$d" -n 48 --width 8 --draft-trace "$t" "$@" <p >out
     cat out >>"$t"
 }
 draft "$DATA/drafter-q4_k_m.gguf" want --draft-causal 0
@@ -26,7 +26,7 @@ dflash-generate -v -m "$DATA/target-q8_0.gguf" -d "$DATA/dialects/unshifted.gguf
 sed -n 's/^dflash-generate: drafter: taps: //p' err
 # attention.causal, as ik_llama.cpp's converter writes it, does not count: the proposals are those of the drafter's own pattern
 draft "$DATA/drafter-q4_k_m.gguf" want
-dflash-generate -m "$DATA/target-q8_0.gguf" -d "$DATA/dialects/ik.gguf" -n 48 --draft-trace t <p 2>err >out
+dflash-generate -m "$DATA/target-q8_0.gguf" -d "$DATA/dialects/ik.gguf" -n 48 --width 8 --draft-trace t <p 2>err >out
 cat out >>t
 cmp want t || echo "ik: drafts differ without a flag"
 sed -n 's/^dflash-generate: drafter: attention/attention/p' err

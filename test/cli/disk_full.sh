@@ -16,7 +16,7 @@ try "quantize --json to /dev/full" 4 "dflash-quantize -q $DATA/drafter-bf16.gguf
 try "prefill --nll --logits to /dev/full" 4 "dflash-prefill -q -m $T --nll --logits o <p >/dev/full"
 try "help to /dev/full" 4 "dflash-convert --help >/dev/full"
 # The second of two outputs fails: the first does not stay either.
-try "generate -o beside --draft-logits past ulimit" 4 "ulimit -f 2; dflash-generate -q -m $T -d $D -n 9 --ignore-eos -o o --draft-trace o2 --draft-logits o3 <p"
+try "generate -o beside --draft-logits past ulimit" 4 "ulimit -f 2; dflash-generate -q -m $T -d $D -n 9 --ignore-eos -o o --width 8 --draft-trace o2 --draft-logits o3 <p"
 try "prefill -o beside --logits past ulimit" 4 "ulimit -f 20; head -c 4 p >p1; dflash-prefill -q -m $T -o o --logits o2 <p1; s=\$?; rm p1; exit \$s"
 mkdir small
 if [ "$(id -u)" = 0 ] && mount -t tmpfs -o size=16k none small 2>/dev/null; then

@@ -47,7 +47,7 @@ for f in t.gguf d.gguf p; do
     same "prefill --logits $f" $f "dflash-prefill -q -m t.gguf -d d.gguf --logits @ <p"
     same "generate -o $f" $f "dflash-generate -q -m t.gguf -d d.gguf -n 2 --force -o @ <p"
     for flag in stats draft-trace draft-logits; do
-        same "generate --$flag $f" $f "dflash-generate -q -m t.gguf -d d.gguf -n 2 --$flag @ <p"
+        same "generate --$flag $f" $f "dflash-generate -q -m t.gguf -d d.gguf -n 2 --width 8 --$flag @ <p"
     done
     same "bench run $f" $f "dflash-bench run -q -m t.gguf -d d.gguf -n 2 --runs 1 p --force -o @"
 done

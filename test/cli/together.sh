@@ -30,7 +30,7 @@ taken() { # NAME FILE COMMAND: FILE becomes a folder while COMMAND waits for its
     ! ls d | grep -q '\.old$\|\.tmp$' || echo "$1: left behind: $(beside)"
 }
 old() { rm -rf d/*; for f in "$@"; do echo "old $f" >"d/$f"; done; }
-G="dflash-generate -q -m $T -d $D -n 5 --ignore-eos --force -o d/o --stats d/s --draft-trace d/t --draft-logits d/l"
+G="dflash-generate -q -m $T -d $D -n 5 --ignore-eos --force -o d/o --stats d/s --width 8 --draft-trace d/t --draft-logits d/l"
 P="dflash-prefill -q -m $T --force -o d/o --logits d/l --hidden d/h --imatrix d/im"
 for f in s t l o; do
     old o s t l

@@ -81,8 +81,8 @@ prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more 
 prefill-force    | * | tokens | dflash-prefill -m $T -d $D --force -o o --logits o2 --hidden o3 --threads 2 --device cpu
 prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2 --device cpu
 prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2 --device cpu
-generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
-generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
+generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
+generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2 --device cpu
 generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --threads 2 --device cpu
 generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2 --device cpu

@@ -110,7 +110,7 @@ generate() { # KV FLAGS...
     shift
     dflash-generate -q -m "$pair/target-bf16.gguf" -d "$pair/drafter-bf16.gguf" --kv "$kv" --ignore-eos "$@" <p.i32 >got.i32
 }
-pair_trace() { generate "$1" -n 48 --draft-trace got.trace && "$oracle" check "$trace" "$name" got.i32 got.trace "$2"; }
+pair_trace() { generate "$1" -n 48 --width 8 --draft-trace got.trace && "$oracle" check "$trace" "$name" got.i32 got.trace "$2"; }
 # the first block's logits: an error of one in a window shows here long before it changes an id
 first_block() { generate f32 -n 2 --draft-logits got.f32 && "$oracle" tops "$trace" "$name" got.f32 1e-3; }
 for which in pair pair-hybrid; do
