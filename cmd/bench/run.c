@@ -14,13 +14,15 @@
 #include "../redirect.h"
 #include "bench.h"
 #include "synthetic.h"
+#include "../plan_flags.h"
 
 #define STATED_POSITIONS 65536 /* that --accept-rates draws before it begins anew */
 
 static struct {
     struct models m;
     int64_t n;
-    int32_t runs, warmup, block, width, draft_window, chunk;
+    int32_t runs, warmup, block, draft_window, chunk;
+    struct plan_flags plan;
     struct kn_sampler sampler;
     int32_t ctx;
     bool ignore_eos, draft_greedy;
@@ -57,8 +59,7 @@ static const struct cli_flag flags[] = {
      "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
     {"--seed", CLI_U64, &o.sampler.seed, "S", "of the sampling", 0, 0},
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
-    {"--width", CLI_I32, &o.width, "W", "rows verified a cycle at most (default: the block)", 1,
-     SESSION_MAX_ROWS},
+    PLAN_FLAGS(o.plan),
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
      0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &o.draft_sampling, "NAME",
@@ -134,7 +135,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
                                  .draft_greedy = o.draft_greedy};
     struct session_synthetic stated = {0};
     struct spec_options sp = {
-        .n = o.n, .sampler = o.sampler, .width = drafted ? o.width : 0, .tokens = take, .ctx = out};
+        .n = o.n, .sampler = o.sampler, .width = drafted ? o.plan.rows : 0, .tokens = take, .ctx = out};
     int rc = -1;
     if (!o.ignore_eos) {
         sp.stops = d->stops;
@@ -152,6 +153,8 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
     *prefill_s = cli_seconds() - t;
     memset(st, 0, sizeof *st);
+    if (drafted && plan_flags_open(&o.plan, s, &o.sampler, e)) goto done;
+    if (drafted && o.plan.planner.next) sp.planner = &o.plan.planner;
     rc = spec_generate(s, &sp, st, e);
 done:
     session_free(s);
@@ -216,6 +219,7 @@ static json_t *kind_json(const struct kind *k, bool drafted)
                         k->full_cycles ? bench_number(1 + (double)k->full_accepted / (double)k->full_cycles)
                                        : json_null());
     json_object_set_new(j, "accepted_histogram", h);
+    json_object_set_new(j, "plan", plan_flags_json(&o.plan));
     json_object_set_new(j, "draft_share", bench_number(k->draft_s / k->decode_s));
     json_object_set_new(j, "verify_share", bench_number(k->verify_s / k->decode_s));
     json_object_set_new(j, "drafter_nan_cycles", json_integer((json_int_t)k->nan_cycles));
@@ -236,7 +240,11 @@ static json_t *settings_json(void)
     if (!o.m.drafter) return j;
     int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
     json_object_set_new(j, "block", json_integer(block));
-    json_object_set_new(j, "width", json_integer(o.width ? o.width : block));
+    json_object_set_new(j, "width",
+                        plan_flags_auto(&o.plan) ? json_string("auto") : json_integer(o.plan.rows));
+    json_object_set_new(j, "plan_times", o.plan.times_path ? json_string(o.plan.times_path) : json_null());
+    json_object_set_new(j, "calibration",
+                        o.plan.calibration_path ? json_string(o.plan.calibration_path) : json_null());
     json_object_set_new(j, "draft_window", json_integer(o.draft_window));
     json_object_set_new(j, "draft_sampling", json_string(o.draft_greedy ? "greedy" : "coupled"));
     return j;
@@ -307,7 +315,7 @@ static int check_prompts(void *ctx, struct err *e)
 {
     const struct prompt *p = ctx;
     const int32_t block = o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1;
-    if (o.m.drafter && spec_width_check(o.width, block, e)) return -1;
+    if (o.m.drafter && spec_width_check(o.plan.rows, block, e)) return -1;
     if (o.accept_rates &&
         synthetic_rates(&o.synthetic, o.accept_rates, block - 1, STATED_POSITIONS, o.sampler.seed, e))
         return -1;
@@ -337,15 +345,18 @@ int bench_run(int argc, char **argv)
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (!o.m.drafter_path && (o.block || o.width || o.draft_window || o.draft_sampling))
-        cli_usage_error(&cli,
-                        "--block, --width, --draft-window and --draft-sampling need a drafter (-d DRAFTER)");
+    if (!o.m.drafter_path && (o.block || o.plan.width || o.plan.times_path || o.plan.calibration_path ||
+                              o.draft_window || o.draft_sampling))
+        cli_usage_error(
+            &cli, "--block, --width, --plan-times, --calibration, --draft-window and --draft-sampling need a "
+                  "drafter (-d DRAFTER)");
     o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
     if (!o.m.drafter_path && (o.accept_rates || o.accept_trace))
         cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)",
                         o.accept_rates ? "--accept-rates" : "--accept-trace");
     if (o.accept_rates && o.accept_trace)
         cli_usage_error(&cli, "--accept-rates and --accept-trace: both say what stays (expected one)");
+    plan_flags_check(&o.plan, &cli);
     models_check_flags(&o.m, &cli);
     models_check_sampling(&cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
@@ -362,7 +373,7 @@ int bench_run(int argc, char **argv)
                                          .draft_window = o.draft_window};
     o.m.check = check_prompts;
     o.m.check_ctx = p;
-    if (read_prompts(p, &e) || models_open(&o.m, &cli, &e)) goto done;
+    if (plan_flags_read(&o.plan, &e) || read_prompts(p, &e) || models_open(&o.m, &cli, &e)) goto done;
     if (measure(p, cli.n_args, &out, &equal, &e)) goto done;
     rc = equal ? 0 : ERR_NEGATIVE;
     if (!equal) cli_warn(&cli, "the drafted streams differ from the plain ones");
