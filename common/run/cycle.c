@@ -340,6 +340,7 @@ int session_cycle_start(struct session *s, const struct plan *p, int64_t most, s
     if (p->draft && !s->source)
         return err_set(e, ERR_USAGE, "a plan with proposals (expected none: there is no source)");
     if (plan_check(p, s->source ? s->o.block : 1, e)) return -1;
+    if (!p->rows) return err_set(e, ERR_USAGE, "a plan without rows (expected 1 to %d, got 0)", s->o.block);
     if ((int32_t)(s->started - s->finished) > session_cycles_ahead(s, p))
         return err_set(e, ERR_USAGE, "a cycle was started before its time (expected %d running, got %d)",
                        session_cycles_ahead(s, p), (int)(s->started - s->finished));

@@ -4,7 +4,10 @@
  * what. It may change from cycle to cycle. No output depends on it, only speed: the rows that stay are those
  * that the target's picks agree with, whichever were tried.
  *
- * A planner makes plans. It sees no token's value. */
+ * A planner makes plans, in two steps where it likes: a plan may leave the rows open (rows 0) until the
+ * proposals are there, and then the planner chooses, knowing how sure they are (struct plan_offer). When a
+ * cycle is finished the planner is told what came of it (struct plan_result). It sees no token's value. Its
+ * clock and its times come from outside, and it takes no memory once it is made. */
 #ifndef DFLASH_PLANNER_H
 #define DFLASH_PLANNER_H
 
@@ -14,22 +17,60 @@
 
 struct plan {
     bool draft;             /* the source proposes; else the anchor runs alone, and rows is 1 */
-    int32_t rows;           /* that the target runs at most, 1 to the source's: the anchor, then proposals */
+    int32_t rows;           /* that the target runs at most, 1 to the source's: the anchor, then proposals.
+                               0: asked for when the proposals are there (planner.choose) */
     const int32_t *parents; /* NULL, or [rows]: the row whose pick each row's token is held against, -1 for
                                the anchor. Only chains are run: parents[r] is r - 1 */
+};
+
+/* What may stand behind an anchor: a drafter's chain, a look-up's chain, both or none. */
+struct plan_offer {
+    int32_t pos;       /* of the anchor */
+    int32_t n_draft;   /* proposals of the drafter; 0: not asked, or unusable */
+    const float *logp; /* [n_draft] natural log of the probability that the drafter gave its proposal; NaN
+                          where it is not known */
+    int32_t n_look;    /* proposals of a look-up; 0: none */
+    int32_t match;     /* tokens up to and with the anchor that the look-up matched */
+    int32_t agree;     /* leading proposals that both chains share */
+};
+
+struct plan_choice {
+    int32_t rows; /* to verify, 1 .. 1 + proposals of the chosen chain */
+    bool look;    /* of the look-up's chain */
+};
+
+/* A finished cycle. */
+struct plan_result {
+    struct plan_offer offer; /* n_draft and n_look 0 where none was asked */
+    struct plan_choice choice;
+    bool drafted;
+    int32_t kept;     /* rows that stay, the anchor's among them */
+    int32_t labelled; /* slots with a label: the first so many proposals of the chosen chain were compared
+                         while what stands before matched (min(rows - 1, kept)); of these kept - 1 were
+                         equal */
+    /* By the device's clock: the draft; its end to the verify's start; the verify; its commit; the time
+     * between the cycle before and this one. */
+    double draft_s, wait_s, verify_s, commit_s, idle_s;
 };
 
 /* ERR_USAGE: rows out of range (most: of the source; 1 without one), proposals that nobody makes, or parents
  * that are no chain. */
 int plan_check(const struct plan *p, int32_t most, struct err *e);
+/* ERR_USAGE: rows that the offer has no proposals for. */
+int plan_choice_check(const struct plan_choice *c, const struct plan_offer *o, struct err *e);
 
 struct planner {
     /* The plan of the cycle that is started next. What parents points at stays until the next call. */
     void (*next)(void *ctx, struct plan *p);
+    /* The rows of a plan that left them open. The offer is good until the call returns. NULL: next never says
+     * rows 0. */
+    void (*choose)(void *ctx, const struct plan_offer *o, struct plan_choice *c);
+    /* A cycle is finished; they come in order. NULL: it does not learn. */
+    void (*seen)(void *ctx, const struct plan_result *r);
     void *ctx;
 };
 
-/* The same plan for every cycle: ctx is a struct plan. */
+/* The same plan for every cycle: ctx is a struct plan with rows. */
 void planner_fixed(void *ctx, struct plan *p);
 
 #endif

@@ -111,7 +111,8 @@ static int run_cycles(struct session *s, const struct spec_options *o, struct sp
 {
     const int32_t width = o->width ? o->width : s->o.block;
     struct plan fixed = {.draft = s->source, .rows = s->source ? width : 1}, plan;
-    const struct planner same = {planner_fixed, &fixed}, *planner = o->planner ? o->planner : &same;
+    const struct planner same = {.next = planner_fixed, .ctx = &fixed},
+                         *planner = o->planner ? o->planner : &same;
     int32_t running = 0, kept = 1;
     struct session_cycle c = {.pos = s->n_past};
     planner->next(planner->ctx, &plan);

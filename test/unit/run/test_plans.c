@@ -61,7 +61,7 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
             assert_int_equal(ref.n_trace, (N_NEW - 1) * (y.block - 1));
             for (uint32_t seed = 0; seed < 40; seed++) {
                 struct draw draw = {.x = seed * 2654435761u + 99, .most = y.block};
-                const struct planner p = {draw_plan, &draw};
+                const struct planner p = {.next = draw_plan, .ctx = &draw};
                 if (seed % 2) recorder_on(be);
                 run_planned(&y, &x, &p, &r);
                 if (seed % 2) recorder_off(be);
@@ -105,7 +105,8 @@ static void test_fixed(void **state)
     (void)state;
     for (int recorded = 0; recorded < 2; recorded++) {
         struct plan one = {.rows = 1}, three = {.draft = true, .rows = 3};
-        const struct planner never = {planner_fixed, &one}, always = {planner_fixed, &three};
+        const struct planner never = {.next = planner_fixed, .ctx = &one},
+                             always = {.next = planner_fixed, .ctx = &three};
         if (recorded) recorder_on(be);
         run_planned(&y, NULL, NULL, &plain);
         run_planned(&y, &x, NULL, &set);
@@ -137,7 +138,7 @@ static void test_script(void **state)
     for (int i = 0; i < 160; i++) {
         struct way y = {.prompt = i % 3 ? 33 : 250, .sampler = i % 2 ? sampled : greedy, .target_model = t};
         struct draw draw = {.x = (uint32_t)i * 77, .most = rows[i / 2 % 4]};
-        const struct planner p = {draw_plan, &draw};
+        const struct planner p = {.next = draw_plan, .ctx = &draw};
         const bool recorded = i / 8 % 2;
         struct script k = {
             .source = {.op = &script_ops, .rows = draw.most, .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
@@ -177,7 +178,7 @@ static void test_refused(void **state)
          "trees are not run (expected the parent 1 of row 2, got 0)"},
         {{.draft = true, .rows = 4, .parents = late}, true, "expected the parent 2 of row 3, got 1"},
         {{.draft = true, .rows = 6}, true, "rows of a plan out of range (expected 1 to 5, got 6)"},
-        {{.draft = true, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
+        {{.draft = true, .rows = 0}, true, "a plan without rows (expected 1 to 5, got 0)"},
         {{.draft = false, .rows = 2}, true, "a plan of 2 rows without proposals"},
         {{.draft = false, .rows = 2}, false, "rows of a plan out of range (expected 1 to 1, got 2)"},
         {{.draft = true, .rows = 1}, false, "there is no source"},

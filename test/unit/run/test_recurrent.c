@@ -309,7 +309,7 @@ static void test_plans(void **state)
             same(&plain, &ref, false);
             for (uint32_t i = 0; i < 120; i++) {
                 struct draw draw = {.x = i * 2654435761u + 7, .most = BLOCK};
-                const struct planner p = {draw_plan, &draw};
+                const struct planner p = {.next = draw_plan, .ctx = &draw};
                 struct script k = {.source = {.op = &script_ops, .rows = BLOCK},
                                    .will = plain.id,
                                    .n_will = N_NEW,

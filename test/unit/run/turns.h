@@ -122,7 +122,7 @@ static inline void any_stop(const struct setting *y, int last, uint32_t seed, co
         bool first = true; /* of its id: a stop then, which nobody knows before it comes */
         for (int i = 0; i < n - 1; i++) first &= plain.id[i] != plain.id[n - 1];
         struct draw draw = {.x = seed * 977u + (uint32_t)n * 131u, .most = y->source ? block : 1};
-        const struct planner p = {draw_plan, &draw};
+        const struct planner p = {.next = draw_plan, .ctx = &draw};
         for (int how = 0; how < 3; how++) {
             struct session *s = setting_stream(y, g);
             must(session_prefill(s, prompt, y->n_prompt, NULL, NULL, &e), &e);
