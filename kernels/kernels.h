@@ -326,30 +326,50 @@ struct kn_delta {
 };
 
 /* ---- cycles ----
- * A cycle drafts, verifies, accepts and commits without the host: what changes from one to the next lies in
- * device memory and is advanced by op->accept, so that the same operations with the same arguments, recorded
- * once, are the next cycle as well. */
+ * A cycle drafts, offers what it drafted to the host, verifies, accepts and commits without waiting for the
+ * host: what changes from one to the next lies in device memory and is advanced by op->accept, so that the
+ * same operations with the same arguments, recorded once, are the next cycle as well. */
 #define KN_CYCLE_ROWS 64 /* rows of a cycle at most */
-#define KN_STAMPS 3      /* points in time a cycle: its start, the end of drafting, the end of the verify */
+#define KN_STAMPS 4      /* points in time a cycle: the start and end of drafting, and of the verify */
 
-/* What a cycle left for the host, in memory that host and device share (op->alloc_shared). */
+/* What may stand behind an anchor, for the host, in memory that host and device share (op->alloc_shared). */
+struct kn_offer {
+    int32_t ids[KN_CYCLE_ROWS]; /* the anchor, then the proposals as they were made */
+    float logp[KN_CYCLE_ROWS];  /* of the proposals, from 0 */
+    int32_t pos;                /* of the anchor */
+    int32_t usable;             /* 0: a proposal is KN_PICK_NAN */
+    uint32_t number;            /* of the offer, from 1: written last */
+};
+
+/* Tell the host; where a proposal is none, none is: all of ids but the anchor become KN_PICK_NAN. */
+struct kn_offering {
+    int32_t *ids;            /* [n] */
+    const float *logp;       /* [n - 1] */
+    const int32_t *pos;      /* of row 0 */
+    int32_t n;               /* the anchor and its proposals, 1 <= n <= KN_CYCLE_ROWS */
+    uint32_t *number;        /* of the offer before, += 1 */
+    struct kn_offer *offers; /* [n_offers] shared; this one's is number % n_offers */
+    int32_t n_offers;
+};
+
+/* What a cycle left for the host, in shared memory. */
 struct kn_result {
     uint64_t stamp[KN_STAMPS];    /* ns: as op->stamp left them */
     uint64_t accepted;            /* ns: when accept began */
     int32_t pos;                  /* of row 0 */
     int32_t kept;                 /* rows that stay: the anchor and the accepted proposals; 1 or more */
-    int32_t usable;               /* 0: a proposal is KN_PICK_NAN, and none was accepted */
-    int32_t ids[KN_CYCLE_ROWS];   /* the anchor, then the proposals */
-    int32_t picks[KN_CYCLE_ROWS]; /* of the verified rows */
+    int32_t usable;               /* 0: a row is KN_PICK_NAN, and no proposal was accepted */
+    int32_t ids[KN_CYCLE_ROWS];   /* of the verified rows: the anchor, then proposals */
+    int32_t picks[KN_CYCLE_ROWS]; /* of the same */
     uint32_t number;              /* of the cycle, from 1: written last */
 };
 
 /* Keep row r + 1 while proposal ids[r + 1] equals picks[r] and all proposals are ids; then advance everything
  * by the rows kept. All but results in device memory. */
 struct kn_accept {
-    int32_t *ids;         /* [n_ids] anchor and proposals; ids[0] becomes the next anchor, picks[kept - 1] */
-    const int32_t *picks; /* [n] of the verified rows */
-    int32_t n, n_ids;     /* 1 <= n <= n_ids <= KN_CYCLE_ROWS */
+    int32_t *ids;         /* [n] anchor and proposals; ids[0] becomes the next anchor, picks[kept - 1] */
+    const int32_t *picks; /* [n] */
+    int32_t n;            /* verified rows, 1 <= n <= KN_CYCLE_ROWS */
     int32_t *pos;         /* [KN_CYCLE_ROWS] ascending by one from row 0's; += kept */
     int32_t *history;     /* [..] by position: the picks of kept rows are written behind their rows */
     int32_t *anchor;      /* NULL, or the next anchor goes here too */
@@ -485,8 +505,9 @@ struct kn_ops {
     int (*place)(struct kn_backend *, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n);
     /* *at (device) = the time in ns, of a clock that only differences can be taken of */
     int (*stamp)(struct kn_backend *, uint64_t *at);
+    int (*offer)(struct kn_backend *, const struct kn_offering *);
     int (*accept)(struct kn_backend *, const struct kn_accept *);
-    /* Waits until *number (shared, of a kn_result) is want. */
+    /* Waits until *number (shared, of a kn_offer or a kn_result) is want. */
     int (*await)(struct kn_backend *, const uint32_t *number, uint32_t want);
     /* Recording. Between record_begin and record_end operations are kept, not run; replay then runs them all.
      * Only operations that neither wait nor move memory to or from the host may be recorded; after one that

@@ -268,7 +268,7 @@ struct turn {
     struct run r;
     int anchor[N_NEW]; /* tokens written when block i was drafted */
     int running, blocks;
-    bool begun, drawn, saved;
+    bool begun, drawn, saved, open;
     struct plan plan;
 };
 
@@ -285,6 +285,20 @@ static void next_plan(struct turn *t, const int *c)
     if (!t->drawn) return;
     t->plan = (struct plan){.draft = draw() % 3 > 0, .rows = 1};
     if (t->plan.draft) t->plan.rows += (int32_t)(draw() % (uint32_t)block_rows[c[BLOCK]]);
+    if (t->plan.draft && draw() % 2) t->plan.rows = 0;
+}
+
+/* The rows of a cycle that left them open. */
+static void choose_rows(struct turn *t)
+{
+    struct err e = {0};
+    struct plan_offer o;
+    struct plan_choice rows = {.rows = 1};
+    if (session_cycle_offer(t->s, &o, NULL, &e)) die("offer", &e);
+    rows.rows += (int32_t)(draw() % (uint32_t)(1 + o.n_draft));
+    if (session_cycle_verify(t->s, &rows, N_NEW - t->r.made, &e)) die("verify", &e);
+    t->open = false;
+    t->running++;
 }
 
 /* Begin, start a cycle or finish one. */
@@ -302,10 +316,15 @@ static void take_turn(struct turn *t, const int *c)
         t->begun = true;
         return;
     }
-    if (t->running <= session_cycles_ahead(t->s, &t->plan) && t->r.made + t->running < N_NEW) {
+    if (t->open && !t->running) {
+        choose_rows(t);
+        return;
+    }
+    if (!t->open && t->running <= session_cycles_ahead(t->s, &t->plan) && t->r.made + t->running < N_NEW) {
         if (session_cycle_start(t->s, &t->plan, N_NEW - t->r.made, &e)) die("start", &e);
+        t->open = !t->plan.rows;
+        t->running += !t->open;
         next_plan(t, c);
-        t->running++;
         return;
     }
     if (session_cycle_finish(t->s, &y, &e)) die("finish", &e);
@@ -319,7 +338,7 @@ static void take_turn(struct turn *t, const int *c)
     const bool half = t->drawn && !t->saved && t->r.made >= N_NEW / 2 && t->r.made < N_NEW;
     if (!half && t->r.made < N_NEW) return;
     if (session_cycles_end(t->s, y.pos + stay, &e)) die("end", &e);
-    t->running = 0;
+    t->running = 0, t->open = false;
     if (!half) return;
     t->s = through_state(t->s, c, t->s->g, NULL, NULL);
     t->saved = true, t->begun = false;

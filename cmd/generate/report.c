@@ -168,6 +168,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "accepted_histogram", hist);
     json_object_set_new(j, "draft_s", number(st->draft_s));
     json_object_set_new(j, "verify_s", number(st->verify_s));
+    json_object_set_new(j, "wait_s", number(st->wait_s));
     json_object_set_new(j, "commit_s", number(st->commit_s));
     json_object_set_new(j, "idle_s", number(st->idle_s));
     json_object_set_new(j, "idle_max_s", number(st->idle_max_s));

@@ -74,8 +74,7 @@ int dflash_context(const struct model *m, const struct pass *p, struct err *e)
 {
     const struct kn_ops *op = kn_op(m->be);
     const struct desc *d = m->d;
-    int rc =
-        p->angles ? 0 : op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
+    int rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
     if (rc == 0) rc = op->linear(m->be, p->w->fused, &m->fc, p->features, p->n, false);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i += GROUP)
         rc = context_layers(m, p, i, d->n_layer - i < GROUP ? d->n_layer - i : GROUP);

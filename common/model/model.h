@@ -131,7 +131,6 @@ struct pass {
     const int32_t *ids; /* [n] device */
     const int32_t *pos; /* [n] device, ascending by one */
     float *features;    /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
-    bool angles; /* context of a drafter: the last block began at these positions, and its angles are there */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */

@@ -1,207 +1,8 @@
-/* cycle.c - see cycle.h; and the playing of recorded steps. */
+/* cycle.c - see cycle.h. What is launched is in play.c. */
 #include "cycle.h"
 #include "session_impl.h"
 
 #include <string.h>
-
-/* ---- the operations ---- */
-
-/* Rows of the cursor. */
-static struct session_rows rows_at(struct session *s, int32_t n)
-{
-    return (struct session_rows){.ids = s->d->ids, .pos = s->d->pos, .n = n, .first_pos = s->n_past};
-}
-
-static int forward_rows(struct session *s, int32_t n, enum session_fate fate, struct err *e)
-{
-    const struct session_rows r = rows_at(s, n);
-    return session_run_target(s, &r, fate, e) || session_run_head(s, s->target, 0, n, e) ? -1 : 0;
-}
-
-static int stamp(struct session *s, int i, struct err *e)
-{
-    int rc = s->op->stamp(s->be, &s->d->stamp[i]);
-    return rc ? model_failed(s->target, "stamp", rc, e) : 0;
-}
-
-static bool looks_back(const struct kn_sampler *sampler)
-{
-    return sampler->repeat_penalty != 1 && sampler->repeat_last > 0;
-}
-
-static bool drafts(int what)
-{
-    return what & SESSION_DRAFTS;
-}
-
-static bool advances(int what)
-{
-    return what & SESSION_ADVANCES;
-}
-
-static int draft_part(struct session *s, int what, struct err *e)
-{
-    if (stamp(s, 0, e)) return -1;
-    return drafts(what) && (s->source->op->propose(s, false, e) || stamp(s, 1, e)) ? -1 : 0;
-}
-
-/* A row alone stays: recurrent state takes it along at once, or it stays pending like those before it, until
- * there are s->every. */
-static enum session_fate fate_of(int what, int32_t rows)
-{
-    return rows > 1 ? SESSION_TRIED : advances(what) ? SESSION_ADVANCED : SESSION_FINAL;
-}
-
-static int verify_part(struct session *s, int what, int32_t rows, struct err *e)
-{
-    const struct kn_pick pick = {.logits = s->g->logits,
-                                 .pos = s->d->pos,
-                                 .history = s->d_history,
-                                 .n = rows,
-                                 .n_vocab = s->target->d->n_vocab,
-                                 .sampler = s->sampler,
-                                 .out = s->d->picks};
-    int rc = 0;
-    if (rows > 1 && looks_back(&s->sampler))
-        rc = s->op->place(s->be, s->d_history, s->d->pos, s->d->ids, rows);
-    if (rc) return model_failed(s->target, "place", rc, e);
-    if (forward_rows(s, rows, fate_of(what, rows), e)) return -1;
-    rc = s->op->pick(s->be, &pick);
-    return rc ? model_failed(s->target, "pick", rc, e) : stamp(s, 2, e);
-}
-
-static int accept_part(struct session *s, int what, int32_t rows, int32_t n_ids, struct err *e)
-{
-    struct cursor *d = s->d;
-    const struct kn_accept accept = {.ids = d->ids,
-                                     .picks = d->picks,
-                                     .n = rows,
-                                     .n_ids = n_ids,
-                                     .pos = d->pos,
-                                     .history = s->d_history,
-                                     .anchor = d->block,
-                                     .first = &d->first,
-                                     .window = s->o.draft_window,
-                                     .kept = rows > 1 ? &d->pending : &d->kept,
-                                     .number = &d->number,
-                                     .stamp = d->stamp,
-                                     .results = s->results,
-                                     .n_results = SESSION_RESULTS,
-                                     .behind = rows == 1 && s->every && !advances(what) ? &d->pending : NULL,
-                                     .every = s->every};
-    int rc = s->op->accept(s->be, &accept);
-    return rc ? model_failed(s->target, "accept", rc, e) : 0;
-}
-
-/* Ids of a cycle, the anchor's among them: what is recorded has either a source's block or what is tried. */
-static int32_t ids_of(const struct session *s, int what, int32_t rows)
-{
-    return drafts(what) ? s->o.block : rows;
-}
-
-/* The context takes all rows, at their positions before accept moves on. */
-static int whole_cycle(struct session *s, int what, int32_t rows, struct err *e)
-{
-    const struct session_rows r = rows_at(s, rows);
-    if (draft_part(s, what, e) || verify_part(s, what, rows, e)) return -1;
-    if (session_run_context(s, &r, drafts(what), e)) return -1;
-    return accept_part(s, what, rows, ids_of(s, what, rows), e);
-}
-
-/* ---- playing ---- */
-
-static int launch(struct session *s, int what, int32_t rows, int32_t bound, struct err *e)
-{
-    int rc;
-    kn_bound(s->be, bound);
-    switch (what) {
-    case SESSION_FORWARD: rc = forward_rows(s, rows, SESSION_TRIED, e); break;
-    case SESSION_DRAFT: rc = s->source->op->propose(s, false, e); break;
-    default: rc = whole_cycle(s, what, rows, e);
-    }
-    kn_bound(s->be, 0);
-    return rc;
-}
-
-static bool records(const struct session *s)
-{
-    return s->op->replay && !s->o.check_layers; /* which waits after every layer */
-}
-
-static int record(struct session *s, int what, int32_t rows, int32_t bound, void **recording, struct err *e)
-{
-    int rc = s->op->record_begin(s->be);
-    if (rc) return model_failed(s->target, "record", rc, e);
-    int bad = launch(s, what, rows, bound, e);
-    rc = s->op->record_end(s->be, recording);
-    if (bad) {
-        s->op->record_free(s->be, *recording);
-        *recording = NULL;
-        return -1;
-    }
-    return rc ? model_failed(s->target, "record", rc, e) : 0;
-}
-
-/* The i-th of the cycles that are started and not finished. */
-static const struct session_started *running(const struct session *s, uint32_t i)
-{
-    return &s->begun[(s->finished + i) % SESSION_RESULTS];
-}
-
-/* No row of what comes next stands at this position or later, however many of the cycles that are running
- * keep all they can. */
-static int32_t end_of_rows(const struct session *s, int32_t rows)
-{
-    int32_t end = s->n_past + (s->source && s->o.block > rows ? s->o.block : rows);
-    for (uint32_t i = 0; i < s->started - s->finished; i++) end += running(s, i)->rows;
-    return end;
-}
-
-/* A power of two of splits, so that a recording lasts until the context has doubled. */
-static int32_t bound_of(int32_t end)
-{
-    int32_t bound = 4 * KN_KV_SPLIT;
-    while (bound < end && bound <= INT32_MAX / 2) bound *= 2;
-    return bound < end ? 0 : bound;
-}
-
-int session_play(struct session *s, int what, int32_t rows, struct err *e)
-{
-    void **r = &s->plays[what][rows].recording;
-    int32_t end = end_of_rows(s, rows), *bound = &s->plays[what][rows].bound;
-    bool *ran = &s->plays[what][rows].ran;
-    int rc = 0;
-    if (!records(s) || !*ran) {
-        *ran = true;
-        return launch(s, what, rows, end, e);
-    }
-    if (*r && (end <= *bound || !*bound)) {
-        rc = s->op->replay(s->be, *r);
-        if (rc == 0) return 0;
-        if (rc != KN_ESTALE) return model_failed(s->target, "replay", rc, e);
-    }
-    if (*r) s->op->record_free(s->be, *r);
-    *r = NULL;
-    *bound = bound_of(end);
-    if (record(s, what, rows, *bound, r, e)) return -1;
-    rc = s->op->replay(s->be, *r);
-    return rc ? model_failed(s->target, "replay", rc, e) : 0;
-}
-
-static void forget(struct session *s, int what)
-{
-    for (int32_t i = 0; i <= SESSION_MAX_ROWS; i++) {
-        if (s->plays[what][i].recording) s->op->record_free(s->be, s->plays[what][i].recording);
-        s->plays[what][i].recording = NULL;
-    }
-}
-
-void session_plays_free(struct session *s)
-{
-    for (int what = 0; what < SESSION_PLAYS; what++) forget(s, what);
-}
-
-/* ---- cycles ---- */
 
 static bool same_sampler(const struct kn_sampler *a, const struct kn_sampler *b)
 {
@@ -212,13 +13,12 @@ static bool same_sampler(const struct kn_sampler *a, const struct kn_sampler *b)
 
 int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_sampler *sampler, struct err *e)
 {
-    if (!same_sampler(&s->sampler, sampler))
-        for (int what = SESSION_CYCLE; what < SESSION_PLAYS; what++) forget(s, what);
+    if (!same_sampler(&s->sampler, sampler)) session_plays_forget(s, SESSION_OFFER);
     if (!s->source && s->tried && session_settle(s, e)) return -1;
     if (session_turn(s, e)) return -1;
     s->sampler = *sampler;
     s->accepted = 0;
-    s->finished = s->started; /* of cycles before: what was started ahead and not wanted */
+    s->finished = s->started, s->open = false; /* of cycles before: what was started ahead and not wanted */
     s->logits_rows = 0;
     s->anchored = true;
     s->history[s->n_past] = anchor;
@@ -228,6 +28,17 @@ int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_samp
 }
 
 /* ---- recurrent state: what is pending, and what a cycle does about it ---- */
+
+static uint32_t running(const struct session *s)
+{
+    return s->started - s->finished;
+}
+
+/* The i-th of the cycles that run. */
+static const struct session_started *runs(const struct session *s, uint32_t i)
+{
+    return &s->begun[(s->finished + i) % SESSION_RESULTS];
+}
 
 struct pending {
     int32_t n;
@@ -245,9 +56,9 @@ static struct pending pending_after(struct pending p, const struct session_start
 static bool pending_next(const struct session *s, struct pending *p)
 {
     *p = (struct pending){s->pending, s->tried};
-    for (uint32_t i = 0; i < s->started - s->finished; i++) {
-        if (running(s, i)->rows > 1) return false;
-        *p = pending_after(*p, running(s, i), 1);
+    for (uint32_t i = 0; i < running(s); i++) {
+        if (runs(s, i)->rows > 1) return false;
+        *p = pending_after(*p, runs(s, i), 1);
     }
     return true;
 }
@@ -258,102 +69,178 @@ static bool takes_row(const struct session *s, struct pending p)
     return !s->every || p.n + 1 >= s->every || (p.tried && p.n);
 }
 
+static bool looks(const struct session *s, const struct plan *p)
+{
+    return p->draft && s->source && s->source->op->look;
+}
+
 int32_t session_cycles_ahead(const struct session *s, const struct plan *p)
 {
     struct pending next;
-    if (!records(s) || (p->draft && s->source && s->source->op->look)) return 0;
-    if (!s->delta) return 1;
+    if (!session_records(s) || looks(s, p)) return 0;
+    if (!s->delta || !p->rows) return 1;
     return pending_next(s, &next) && (p->rows > 1 || !takes_row(s, next));
 }
 
-/* How a cycle of so many rows treats what is pending. Rows that were tried lie otherwise in the log than
- * those that every counts, and are taken along with the first that is not. */
-static int choose_fate(struct session *s, struct session_started *b, struct err *e)
+/* What a cycle of b's rows is played as, for what is pending. Rows that were tried lie otherwise in the log
+ * than those that every counts, and are taken along with the first that is not. */
+static int choose_play(struct session *s, struct session_started *b, int *play, struct err *e)
 {
     struct pending p;
+    const bool plain = !b->offer && b->rows == 1;
+    *play = plain ? SESSION_PLAIN : SESSION_VERIFY;
     if (!s->delta || b->rows > 1) return 0;
     if (!pending_next(s, &p)) return err_set(e, ERR_USAGE, "a cycle was started before its time");
     b->takes = takes_row(s, p);
-    if (p.n && (p.tried || !s->every)) b->play |= SESSION_ADVANCES;
+    if (p.n && (p.tried || !s->every)) *play = plain ? SESSION_PLAIN_ADVANCES : SESSION_VERIFY_ADVANCES;
     return 0;
+}
+
+/* ---- what is proposed ---- */
+
+static struct session_started *opened(struct session *s)
+{
+    return &s->begun[s->started % SESSION_RESULTS];
+}
+
+static const struct kn_offer *offer_of(const struct session *s, const struct session_started *b)
+{
+    return b->offer ? &s->offers[(b->offer - 1) % SESSION_RESULTS] : NULL;
+}
+
+static int await_offer(struct session *s, const struct session_started *b, struct err *e)
+{
+    int rc = s->op->await(s->be, &offer_of(s, b)->number, b->offer);
+    return rc ? model_failed(s->target, "draft", rc, e) : 0;
+}
+
+/* A source on the host is asked, for at most so many proposals. */
+static int look(struct session *s, struct session_started *b, int32_t most, struct err *e)
+{
+    int32_t *ids = b->ids + 1, n = 0;
+    b->looked = true;
+    if (most > 0 && s->source->op->look(s, s->history, s->n_past + 1, most, ids, &n, e)) return -1;
+    for (int32_t i = 0; i < n; i++)
+        if (n > most || ids[i] < 0 || ids[i] >= s->target->d->n_vocab)
+            return err_set(e, ERR_FORMAT,
+                           "source %s: proposal %d of %d is none (expected at most %d ids below %d, got %d)",
+                           s->source->op->name, i, n, most, s->target->d->n_vocab, ids[i]);
+    b->ids[0] = s->history[s->n_past];
+    b->n_look = n;
+    return 0;
+}
+
+/* What the planner may know: behind await_offer, where there is an offer. */
+static struct plan_offer offer_told(const struct session *s, const struct session_started *b, int32_t pos)
+{
+    const struct kn_offer *o = offer_of(s, b);
+    struct plan_offer p = {.pos = pos, .n_look = b->n_look};
+    if (o) p.n_draft = o->usable ? s->o.block - 1 : 0, p.logp = o->logp;
+    return p;
 }
 
 /* ---- starting ---- */
 
-/* A source on the host is asked; what it proposes goes behind the anchor. */
-static int look(struct session *s, struct session_started *b, struct err *e)
+/* The rows of the cycle that is open. */
+static int launch_rows(struct session *s, struct session_started *b, struct err *e)
 {
-    int32_t ids[SESSION_MAX_ROWS], n = 0;
-    if (b->rows > 1 && s->source->op->look(s, s->history, s->n_past + 1, b->rows - 1, ids, &n, e)) return -1;
-    for (int32_t i = 0; i < n; i++)
-        if (n >= b->rows || ids[i] < 0 || ids[i] >= s->target->d->n_vocab)
-            return err_set(e, ERR_FORMAT,
-                           "source %s: proposal %d of %d is none (expected at most %d ids below %d, got %d)",
-                           s->source->op->name, i, n, b->rows - 1, s->target->d->n_vocab, ids[i]);
-    b->rows = b->n_ids = 1 + n;
-    int rc = n ? s->op->upload(s->be, s->d->ids + 1, ids, (size_t)n * sizeof *ids) : 0;
-    return rc ? model_failed(s->target, "proposals", rc, e) : 0;
-}
-
-/* Rows that can matter: as far as tokens are wanted, and no proposals where one of a drafter's is none. */
-static int fewer_rows(struct session *s, struct session_started *b, int64_t most, struct err *e)
-{
-    int32_t ids[SESSION_MAX_ROWS];
-    if (b->rows > most) b->rows = most < 1 ? 1 : (int32_t)most;
-    if (b->rows == 1 || !drafts(b->play)) return 0;
-    int rc = s->op->download(s->be, ids, s->d->ids, (size_t)b->n_ids * sizeof *ids);
+    const uint32_t at = s->started % SESSION_RESULTS;
+    int play, rc = 0;
+    if (choose_play(s, b, &play, e)) return -1;
+    if (b->look) rc = s->op->upload(s->be, s->d->ids + 1, b->ids + 1, (size_t)(b->rows - 1) * sizeof *b->ids);
     if (rc) return model_failed(s->target, "proposals", rc, e);
-    for (int32_t i = 1; i < b->n_ids; i++)
-        if (ids[i] == KN_PICK_NAN) b->rows = 1;
-    return 0;
-}
-
-/* Part by part, with the host between them; only rows that stay become context. */
-static int cycle_in_parts(struct session *s, struct session_started *b, int64_t most, struct err *e)
-{
-    const struct kn_result *r = &s->results[s->started % SESSION_RESULTS];
-    int bad = -1;
-    kn_bound(s->be, end_of_rows(s, b->rows));
-    if (draft_part(s, b->play, e) || fewer_rows(s, b, most, e) || choose_fate(s, b, e)) goto out;
-    s->trying = true;
+    s->trying = !session_records(s);
     s->fault = (struct fault){INT32_MAX, 0};
-    if (verify_part(s, b->play, b->rows, e) || accept_part(s, b->play, b->rows, b->n_ids, e)) goto out;
-    int rc = s->op->await(s->be, &r->number, s->started + 1);
-    const struct session_rows kept = {.pos = s->g->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};
-    bad = rc ? model_failed(s->target, "cycle", rc, e) : session_run_context(s, &kept, false, e);
-out:
+    int bad = session_play(s, play, b->rows, e);
     s->trying = false;
-    kn_bound(s->be, 0);
-    return bad;
+    if (bad) return -1;
+    s->started++;
+    s->open = false;
+    if (play == SESSION_PLAIN_ADVANCES ||
+        play == SESSION_VERIFY_ADVANCES) { /* nothing is pending behind it */
+        const int32_t none = 0;
+        rc = s->op->upload(s->be, &s->d->pending, &none, sizeof none);
+        if (rc) return model_failed(s->target, "upload", rc, e);
+    }
+    if (session_records(s)) return 0;
+    const struct kn_result *r = &s->results[at];
+    rc = s->op->await(s->be, &r->number, s->started);
+    const struct session_rows kept = {.pos = s->g->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};
+    return rc ? model_failed(s->target, "cycle", rc, e) : session_run_context(s, &kept, e);
 }
 
-static int whole(struct session *s, struct session_started *b, struct err *e)
+/* most: tokens still wanted. Where the host knows in time, no more rows, and none for proposals that are
+ * none. */
+static int verify(struct session *s, struct session_started *b, int64_t most, struct err *e)
 {
-    return choose_fate(s, b, e) || session_play(s, b->play, b->rows, e) ? -1 : 0;
+    b->rows = b->planned;
+    if (!session_records(s)) {
+        if (b->rows > most) b->rows = most < 1 ? 1 : (int32_t)most;
+        if (b->offer && await_offer(s, b, e)) return -1;
+        if (b->offer && !b->look && !offer_of(s, b)->usable) b->rows = 1;
+    }
+    if (b->rows == 1) b->look = false;
+    return launch_rows(s, b, e);
 }
 
 int session_cycle_start(struct session *s, const struct plan *p, int64_t most, struct err *e)
 {
-    const bool looks = p->draft && s->source && s->source->op->look;
-    struct session_started b = {
-        .rows = p->rows, .planned = p->rows, .n_ids = 1, .drafted = p->draft, .play = SESSION_CYCLE};
+    struct session_started *b = opened(s);
     if (p->draft && !s->source)
         return err_set(e, ERR_USAGE, "a plan with proposals (expected none: there is no source)");
     if (plan_check(p, s->source ? s->o.block : 1, e)) return -1;
-    if (!p->rows) return err_set(e, ERR_USAGE, "a plan without rows (expected 1 to %d, got 0)", s->o.block);
-    if ((int32_t)(s->started - s->finished) > session_cycles_ahead(s, p))
+    if (s->open) return err_set(e, ERR_USAGE, "a cycle was started before the rows of the last one");
+    if ((int32_t)running(s) > session_cycles_ahead(s, p))
         return err_set(e, ERR_USAGE, "a cycle was started before its time (expected %d running, got %d)",
-                       session_cycles_ahead(s, p), (int)(s->started - s->finished));
-    if (session_turn(s, e) || (looks && look(s, &b, e))) return -1;
-    if (p->draft && !looks) b.play |= SESSION_DRAFTS, b.n_ids = s->o.block;
-    if (records(s) ? whole(s, &b, e) : cycle_in_parts(s, &b, most, e)) return -1;
-    if (advances(b.play)) { /* nothing is pending behind it */
-        const int32_t none = 0;
-        int rc = s->op->upload(s->be, &s->d->pending, &none, sizeof none);
-        if (rc) return model_failed(s->target, "upload", rc, e);
+                       session_cycles_ahead(s, p), (int)running(s));
+    if (session_turn(s, e)) return -1;
+    *b = (struct session_started){.rows = p->rows, .planned = p->rows, .drafted = p->draft};
+    if (p->draft && !looks(s, p)) {
+        if (session_play(s, SESSION_OFFER, s->o.block, e)) return -1;
+        b->offer = ++s->offered;
     }
-    s->begun[s->started++ % SESSION_RESULTS] = b;
+    s->open = true;
+    if (!p->rows) return 0;
+    if (looks(s, p)) {
+        if (look(s, b, p->rows - 1, e)) return -1;
+        b->planned = 1 + b->n_look, b->look = b->n_look > 0;
+    }
+    return verify(s, b, most, e);
+}
+
+static int must_be_open(const struct session *s, struct err *e)
+{
+    if (s->open && !running(s)) return 0;
+    return err_set(e, ERR_USAGE,
+                   s->open ? "rows were asked for before the cycle before is finished (%d running)"
+                           : "rows were asked for, and no cycle waits for any (%d running)",
+                   (int)running(s));
+}
+
+int session_cycle_offer(struct session *s, struct plan_offer *o, const int32_t **ids, struct err *e)
+{
+    struct session_started *b = opened(s);
+    if (must_be_open(s, e)) return -1;
+    if (b->offer && await_offer(s, b, e)) return -1;
+    if (!b->offer && !b->looked && look(s, b, s->o.block - 1, e)) return -1;
+    *o = offer_told(s, b, s->n_past);
+    if (ids) *ids = b->offer ? offer_of(s, b)->ids : b->ids;
     return 0;
+}
+
+int session_cycle_verify(struct session *s, const struct plan_choice *c, int64_t most, struct err *e)
+{
+    struct session_started *b = opened(s);
+    struct plan_offer o;
+    if (must_be_open(s, e) || session_turn(s, e)) return -1;
+    if (b->offer && !c->look)
+        o = (struct plan_offer){.n_draft = s->o.block - 1}; /* the device looks whether there are any */
+    else
+        o = offer_told(s, b, s->n_past);
+    if (plan_choice_check(c, &o, e)) return -1;
+    b->planned = c->rows;
+    b->look = c->look;
+    return verify(s, b, most, e);
 }
 
 /* ---- finishing ---- */
@@ -363,28 +250,40 @@ static double seconds(uint64_t from, uint64_t to)
     return to > from ? 1e-9 * (double)(to - from) : 0;
 }
 
+static void take_times(struct session *s, const struct kn_result *r, bool drafted, struct plan_result *t)
+{
+    t->draft_s = drafted ? seconds(r->stamp[0], r->stamp[1]) : 0;
+    t->wait_s = drafted ? seconds(r->stamp[1], r->stamp[2]) : 0;
+    t->verify_s = seconds(r->stamp[2], r->stamp[3]);
+    t->commit_s = seconds(r->stamp[3], r->accepted);
+    t->idle_s = s->accepted ? seconds(s->accepted, r->stamp[drafted ? 0 : 2]) : 0;
+    s->accepted = r->accepted;
+}
+
 int session_cycle_finish(struct session *s, struct session_cycle *c, struct err *e)
 {
     uint32_t i = s->finished % SESSION_RESULTS;
     const struct kn_result *r = &s->results[i];
     const struct session_started *b = &s->begun[i];
+    const struct kn_offer *offer = offer_of(s, b);
+    if (!running(s)) return err_set(e, ERR_USAGE, "a cycle was to be finished, and none runs");
     int rc = s->op->await(s->be, &r->number, s->finished + 1);
     if (rc) return model_failed(s->target, "cycle", rc, e);
     s->finished++;
-    *c = (struct session_cycle){.pos = r->pos,
-                                .rows = b->rows,
-                                .planned = b->planned,
-                                .kept = r->kept,
-                                .n_ids = b->n_ids,
-                                .drafted = b->drafted,
-                                .usable = r->usable,
-                                .ids = r->ids,
-                                .picks = r->picks};
-    c->draft_s = drafts(b->play) ? seconds(r->stamp[0], r->stamp[1]) : 0;
-    c->verify_s = seconds(r->stamp[drafts(b->play) ? 1 : 0], r->stamp[2]);
-    c->commit_s = seconds(r->stamp[2], r->accepted);
-    c->idle_s = s->accepted ? seconds(s->accepted, r->stamp[0]) : 0;
-    s->accepted = r->accepted;
+    *c = (struct session_cycle){
+        .pos = r->pos, .rows = b->rows, .planned = b->planned, .kept = r->kept, .picks = r->picks};
+    c->drafted = b->drafted;
+    c->usable = b->look || !offer || offer->usable;
+    c->ids = offer ? offer->ids : b->n_look ? b->ids : r->ids;
+    c->n_ids = offer ? s->o.block : 1 + b->n_look;
+    if (offer && b->look) c->ids = b->ids, c->n_ids = 1 + b->n_look;
+    struct plan_result *t = &c->result;
+    t->offer = offer_told(s, b, r->pos);
+    t->choice = (struct plan_choice){b->rows, b->look};
+    t->drafted = b->drafted;
+    t->kept = r->kept;
+    if (b->look || t->offer.n_draft) t->labelled = b->rows - 1 < r->kept ? b->rows - 1 : r->kept;
+    take_times(s, r, offer != NULL, t);
     memcpy(s->history + r->pos + 1, r->picks, (size_t)r->kept * sizeof *r->picks);
     s->n_past = r->pos + r->kept;
     if (s->delta) {
@@ -396,18 +295,19 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
 
 int session_cycles_end(struct session *s, int32_t n_past, struct err *e)
 {
-    const uint32_t ahead = s->started - s->finished;
+    const uint32_t ahead = running(s);
     if (s->delta) {
         /* Several rows that were tried replayed what was pending, and are in the log themselves. */
-        if (ahead && running(s, 0)->takes)
+        if (ahead && runs(s, 0)->takes)
             return err_set(e, ERR_USAGE, "cycles end before one that was not started ahead is finished");
-        s->pending = ahead && running(s, 0)->rows > 1 ? 0 : s->pending - (s->n_past - n_past);
+        s->pending = ahead && runs(s, 0)->rows > 1 ? 0 : s->pending - (s->n_past - n_past);
         int rc = ahead || n_past < s->n_past
                      ? s->op->upload(s->be, &s->d->pending, &s->pending, sizeof s->pending)
                      : 0;
         if (rc) return model_failed(s->target, "upload", rc, e);
     }
     s->n_past = n_past;
+    s->open = false;
     s->logits_rows = 0;
     return 0;
 }

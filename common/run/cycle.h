@@ -1,13 +1,17 @@
-/* cycle.h - draft, verify, accept, commit: a cycle of a session without the host in it.
+/* cycle.h - draft, verify, accept, commit: a cycle of a session.
  *
- * A cycle does what its plan says (planner.h): the source proposes behind the anchor (the token at n_past),
- * or does not; the anchor and the proposals run through the target; a token is picked from every row; rows
- * stay whose tokens equal the pick before them; their features become the source's context; the next anchor
- * and its position are left on the device. On a backend that records, a cycle is one recording by what its
- * plan asks for, and the next cycle may be started before the last one's result is known
- * (session_cycles_ahead).
+ * A cycle does what its plan says (planner.h), in two parts. The first is the draft: the source proposes
+ * behind the anchor (the token at n_past), or does not, and what it proposes is offered to the host. The
+ * second is the verify: the anchor and the proposals run through the target; a token is picked from every
+ * row; rows stay whose tokens equal the pick before them; their features become the source's context; the
+ * next anchor and its position are left on the device. On a backend that records each part is a recording,
+ * the verify by its rows. A plan that says how many rows has both launched at once, without the host between
+ * them; one that leaves them open has the draft launched, and the verify when they are chosen. The next cycle
+ * may be started before the last one's result is known (session_cycles_ahead), a draft always: it is in no
+ * state. So the draft of the next cycle stands behind a verify, and a cycle has one round trip with the host,
+ * however its rows are chosen: it hears of the verify and of the next draft, and launches that one's rows.
  *
- * Where a cycle is one recording, all its rows become context, the rejected ones too, for the shape must not
+ * Where the verify is recorded, all its rows become context, the rejected ones too, for the shape must not
  * depend on what was accepted. That is safe whatever the plans. Say a cycle begins at N, its source's block
  * has B rows, the target runs W <= B of them and K >= 1 stay.
  *
@@ -47,22 +51,32 @@ struct session_cycle {
     int32_t n_ids;   /* the anchor and all proposals, those not verified too */
     bool drafted;    /* the source was asked */
     bool usable;     /* false: the drafter's logits held a NaN or no finite maximum; nothing was accepted */
-    const int32_t *ids;       /* [n_ids] */
-    const int32_t *picks;     /* [rows]; the last kept one may be KN_PICK_NAN */
-    double draft_s, verify_s; /* passes with their heads and picks, by the device's clock */
-    double commit_s;          /* from there to accepting: the context, where it is part of the cycle */
-    double idle_s; /* from the accepting of the cycle before to this one's start; 0: it is the first */
+    const int32_t *ids;        /* [n_ids] */
+    const int32_t *picks;      /* [rows]; the last kept one may be KN_PICK_NAN */
+    struct plan_result result; /* what a planner is told. Passes are with their heads and picks; the commit is
+                                  from there to accepting: the context, where it is part of the cycle; idle
+                                  is from the accepting of the cycle before to this one's start (0: it is the
+                                  first) */
 };
 
 /* Begin cycles with the anchor at n_past. */
 int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_sampler *sampler, struct err *e);
-/* How many cycles whose results are not known may run when one with that plan is started now: 0 or 1. */
+/* How many cycles whose results are not known may run when one with that plan is started now: 0 or 1. Where
+ * a plan that drafts may not start ahead, its draft may: the same plan with its rows left open. */
 int32_t session_cycles_ahead(const struct session *s, const struct plan *p);
-/* Start a cycle. most: tokens still wanted, where the host knows; a backend that does not run ahead verifies
- * no more rows than that. ERR_USAGE: a plan that this session cannot run, or more cycles are running than
- * session_cycles_ahead says. */
+/* Start a cycle; with a plan that leaves the rows open its draft alone. most: tokens still wanted, where the
+ * host knows; a backend that does not run ahead verifies no more rows than that. ERR_USAGE: a plan that this
+ * session cannot run, more cycles are running than session_cycles_ahead says, or the last one's rows are
+ * open. */
 int session_cycle_start(struct session *s, const struct plan *p, int64_t most, struct err *e);
-/* Wait for the oldest cycle that was started and not finished; n_past becomes its pos + kept. */
+/* Of the cycle whose rows are open, when all before it are finished: wait for its proposals. ids: NULL, or
+ * becomes the anchor and they; what is pointed at stays as long as a session_cycle's. */
+int session_cycle_offer(struct session *s, struct plan_offer *o, const int32_t **ids, struct err *e);
+/* The same cycle's rows. A drafter's need not have been asked for by session_cycle_offer. ERR_USAGE: rows
+ * that were not proposed. */
+int session_cycle_verify(struct session *s, const struct plan_choice *c, int64_t most, struct err *e);
+/* Wait for the oldest cycle whose rows were started and that is not finished; n_past becomes its pos + kept.
+ */
 int session_cycle_finish(struct session *s, struct session_cycle *c, struct err *e);
 /* End cycles: positions before n_past are committed, which is behind the first row of the last cycle that was
  * finished and no later than its kept ones. What was started ahead is never looked at: its rows lie past

@@ -90,14 +90,19 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 static int new_lists(struct session *s, struct err *e)
 {
     const int32_t n = s->g->positions;
+    float unknown[SESSION_MAX_ROWS];
     s->history = mem_calloc((size_t)n, sizeof *s->history);
     s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
     s->d = take(s, 1, sizeof *s->d);
     s->last = take(s, (uint64_t)s->target->d->n_vocab, sizeof *s->last);
     s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
+    s->offers = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->offers);
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
-    if (s->d_history && s->d && s->last && s->results) return 0;
-    return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
+    if (!s->d_history || !s->d || !s->last || !s->results || !s->offers)
+        return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
+    for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) unknown[i] = NAN;
+    int rc = s->op->upload(s->be, s->d->logp, unknown, sizeof unknown);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
 struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int layer)
@@ -156,7 +161,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     s->next = NULL;
     s->n_past = s->pending = s->logits_rows = 0;
     s->anchored = s->tried = false;
-    s->finished = s->started; /* what was started ahead and not wanted */
+    s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     if (s->source && s->source->op->reset) s->source->op->reset(s);
     *out = s;
     return 0;
@@ -195,8 +200,9 @@ void session_free_caches(struct session *s, const struct model *m, struct kn_kv 
 void session_slot_free(struct session *s)
 {
     void *device[] = {s->d_history, s->d, s->last};
-    session_plays_free(s);
+    session_plays_forget(s, 0);
     s->op->free_shared(s->be, s->results);
+    s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     session_free_caches(s, s->target, s->kv);
     if (s->source && s->source->op->close) s->source->op->close(s);
@@ -307,9 +313,9 @@ int session_settle(struct session *s, struct err *e)
     return rc ? model_failed(s->target, "replay", rc, e) : session_set_pending(s, 0, e);
 }
 
-int session_run_context(struct session *s, const struct session_rows *r, bool drafted, struct err *e)
+int session_run_context(struct session *s, const struct session_rows *r, struct err *e)
 {
-    return s->source && s->source->op->context ? s->source->op->context(s, r, drafted, e) : 0;
+    return s->source && s->source->op->context ? s->source->op->context(s, r, e) : 0;
 }
 
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e)
@@ -404,7 +410,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         if (session_run_target(s, &r, SESSION_PROMPT, e) || session_set_pending(s, 0, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
-        if (session_run_context(s, &r, false, e)) goto out;
+        if (session_run_context(s, &r, e)) goto out;
         s->n_past += some;
         done += some;
         if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
@@ -480,7 +486,7 @@ int session_commit(struct session *s, int32_t n, struct err *e)
     const struct session_rows r = history_rows(s, s->n_past, n);
     if (s->g->on != s)
         return err_set(e, ERR_USAGE, "rows cannot be kept behind another stream's turn (run them again)");
-    if (session_run_context(s, &r, false, e) || session_set_pending(s, n, e)) return -1;
+    if (session_run_context(s, &r, e) || session_set_pending(s, n, e)) return -1;
     s->n_past += n;
     return 0;
 }

@@ -54,19 +54,24 @@ struct cursor {
     int32_t pending;                 /* rows of the last pass that were committed since, to be replayed */
     /* The host writes what is above, the device alone what is below. */
     int32_t picks[SESSION_MAX_ROWS];
-    int32_t kept;    /* rows of the last cycle that stay, where none of them is pending */
-    uint32_t number; /* of the last cycle */
+    int32_t kept;                 /* rows of the last cycle that stay, where none of them is pending */
+    uint32_t number;              /* of the last cycle */
+    uint32_t offered;             /* offers so far */
+    float logp[SESSION_MAX_ROWS]; /* of the proposals, from 0; NaN where the source does not say */
     uint64_t stamp[KN_STAMPS];
 };
 
-/* What is recorded, by the number of rows. A cycle is SESSION_CYCLE and which of the bits apply. */
+/* What is recorded, by the number of rows. A drafted cycle is an offer and a verify, a plain one is a plain
+ * row. Those of one row that advance take recurrent state over it and all before it, whatever every is. */
 enum session_play {
     SESSION_FORWARD,
     SESSION_DRAFT,
-    SESSION_CYCLE = 4,
-    SESSION_DRAFTS = 1,   /* the source's operations go before the target's */
-    SESSION_ADVANCES = 2, /* of one row: recurrent state is taken over it and all before it, whatever every */
-    SESSION_PLAYS = 8
+    SESSION_OFFER,
+    SESSION_VERIFY,
+    SESSION_VERIFY_ADVANCES,
+    SESSION_PLAIN,
+    SESSION_PLAIN_ADVANCES,
+    SESSION_PLAYS
 };
 enum { SESSION_RESULTS = 4 }; /* cycles whose results are kept */
 
@@ -102,17 +107,22 @@ struct session {
 
     /* cycle.c */
     struct kn_result *results;  /* shared [SESSION_RESULTS] */
-    uint32_t started, finished; /* cycles so far; the device's number follows */
+    struct kn_offer *offers;    /* the same of drafts */
+    uint32_t started, finished; /* cycles so far whose rows were launched; the device's number follows */
+    uint32_t offered;           /* offers so far; the device's follows */
+    bool open; /* a cycle is begun and its rows are not: begun[started], which started does not count */
     uint64_t accepted; /* when the last one finished was, by the device's clock; 0: none in this run */
     struct session_started {
-        int32_t rows, planned, n_ids; /* verified; of the plan; the anchor and its proposals */
-        bool drafted;                 /* the source was asked */
-        int play;                     /* enum session_play */
-        bool takes;                   /* recurrent state is taken over its row, with all before it */
-    } begun[SESSION_RESULTS];         /* those started */
-    struct kn_sampler sampler;        /* of the cycles */
-    bool trying;                      /* the rows of a cycle, of which some may be rejected, are being run */
-    struct fault fault;               /* of the last cycle's rows, where layers are checked */
+        int32_t rows, planned;                 /* verified; of the plan, or chosen */
+        bool drafted;                          /* the source was asked */
+        uint32_t offer;                        /* the number of its offer; 0: none */
+        bool looked, look;                     /* a look-up was asked; its chain is verified */
+        int32_t n_look, ids[SESSION_MAX_ROWS]; /* its proposals, from 1 on */
+        bool takes;                            /* recurrent state is taken over its row, with all before it */
+    } begun[SESSION_RESULTS];                  /* those started */
+    struct kn_sampler sampler;                 /* of the cycles */
+    bool trying;        /* the rows of a cycle, of which some may be rejected, are being run */
+    struct fault fault; /* of the last cycle's rows, where layers are checked */
     struct {
         void *recording; /* NULL: none */
         int32_t bound;   /* positions that it was promised to stay below */

@@ -1,5 +1,5 @@
-/* session_impl.h - what session.c and cycle.c share: the parts of a step, each a few operations on the
- * session's buffers that neither wait nor move memory to or from the host. */
+/* session_impl.h - what session.c, play.c and cycle.c share: the parts of a step, each a few operations on
+ * the session's buffers that neither wait nor move memory to or from the host. */
 #ifndef DFLASH_SESSION_IMPL_H
 #define DFLASH_SESSION_IMPL_H
 
@@ -29,7 +29,7 @@ int session_settle(struct session *s, struct err *e);
 /* How many rows of the last pass, a tried one, the delta nets replay before the next one. */
 int session_set_pending(struct session *s, int32_t n, struct err *e);
 /* The features of the last target pass become the source's context (source.h). */
-int session_run_context(struct session *s, const struct session_rows *r, bool drafted, struct err *e);
+int session_run_context(struct session *s, const struct session_rows *r, struct err *e);
 /* A ring a layer with attention of m; of the target, or of a source that keeps keys and values. */
 int session_new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
                        struct err *e);
@@ -38,9 +38,10 @@ void session_free_caches(struct session *s, const struct model *m, struct kn_kv 
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);
 int session_no_number(const struct session *s, int32_t pos, struct err *e); /* target logits of no use */
 
-/* cycle.c. The operations of what at the cursor, rows rows: launched at the first call, recorded at the
- * second where the backend records, and replayed from there on. */
+/* play.c. The operations of what at the cursor, rows rows: launched at the first call, recorded at the second
+ * where the backend records, and replayed from there on. */
 int session_play(struct session *s, int what, int32_t rows, struct err *e); /* enum session_play */
-void session_plays_free(struct session *s);
+bool session_records(const struct session *s);
+void session_plays_forget(struct session *s, int from); /* the recordings of what follows from */
 
 #endif

@@ -46,12 +46,12 @@ struct source_ops {
     /* The keys and values among the context, n of them, all zero where a layer has none. NULL: none. */
     const struct kn_kv *(*caches)(const struct session *s, int32_t *n);
     /* The features that the target's last pass left become context, of rows r. Operations alone: nothing
-     * waits, nothing moves to or from the host. drafted: propose ran last, and began at these positions. All
-     * rows of a verify come here where the cycle is recorded, those that are rejected too (cycle.h). */
-    int (*context)(struct session *s, const struct session_rows *r, bool drafted, struct err *e);
+     * waits, nothing moves to or from the host. All rows of a verify come here where it is recorded, those
+     * that are rejected too (cycle.h). */
+    int (*context)(struct session *s, const struct session_rows *r, struct err *e);
     /* Proposals for the places behind the anchor, source.rows - 1, into the cursor's ids from 1 on; one that
-     * is none is KN_PICK_NAN. Operations alone. all_rows: leave logits of row 0 too, so that they are [rows,
-     * n_vocab]. NULL: look is there. */
+     * is none is KN_PICK_NAN. Their log-probabilities into the cursor's logp. Operations alone. all_rows:
+     * leave logits of row 0 too, so that they are [rows, n_vocab]. NULL: look is there. */
     int (*propose)(struct session *s, bool all_rows, struct err *e);
     /* The same on the host: up to most ids behind history[n - 1], the anchor; *found of them. */
     int (*look)(struct session *s, const int32_t *history, int32_t n, int32_t most, int32_t *ids,

@@ -45,11 +45,10 @@ static struct work draft_work(const struct session *s)
     return w;
 }
 
-static int context(struct session *s, const struct session_rows *r, bool drafted, struct err *e)
+static int context(struct session *s, const struct session_rows *r, struct err *e)
 {
     struct work w = draft_work(s);
     const struct pass p = {.w = &w,
-                           .angles = drafted && r->n <= s->o.block,
                            .kv = caches_of(s),
                            .n = r->n,
                            .first_pos = r->first_pos,

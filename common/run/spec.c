@@ -82,11 +82,12 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     int32_t rows = full < wanted ? full : (int32_t)wanted;
     *kept = c->kept < rows ? c->kept : rows;
     st->steps++;
-    st->draft_s += c->draft_s;
-    st->verify_s += c->verify_s;
-    st->commit_s += c->commit_s;
-    st->idle_s += c->idle_s;
-    if (c->idle_s > st->idle_max_s) st->idle_max_s = c->idle_s;
+    st->draft_s += c->result.draft_s;
+    st->wait_s += c->result.wait_s;
+    st->verify_s += c->result.verify_s;
+    st->commit_s += c->result.commit_s;
+    st->idle_s += c->result.idle_s;
+    if (c->result.idle_s > st->idle_max_s) st->idle_max_s = c->result.idle_s;
     st->nan_cycles += !c->usable;
     if (c->usable && c->n_ids > 1 && o->proposals && o->proposals(o->ctx, c->ids + 1, c->n_ids - 1, e))
         return -1;
@@ -104,26 +105,70 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     return 0;
 }
 
-/* Every cycle started writes a token at least, so one is started only where another token is wanted for
- * certain, but for a stop id. */
+/* ---- the loop ---- */
+
+struct loop {
+    struct session *s;
+    const struct spec_options *o;
+    const struct planner *planner;
+    struct plan plan;  /* of the cycle that is started next */
+    int32_t running;   /* cycles whose rows were launched, and that are not finished */
+    bool open;         /* one more is begun */
+    int32_t open_rows; /* that its plan says; 0: the planner is asked */
+};
+
+/* Start what may be started. Every cycle writes a token at least, so one is started only where another token
+ * is wanted for certain, but for a stop id. Where a plan may not start ahead with its rows, its draft does,
+ * and the rows follow when the cycle before is finished. */
+static int start_cycles(struct loop *l, int64_t wanted, struct err *e)
+{
+    while (!l->open && l->running < wanted) {
+        struct plan now = l->plan;
+        if (now.draft && l->running > session_cycles_ahead(l->s, &now)) now.rows = 0;
+        if (l->running > session_cycles_ahead(l->s, &now)) return 0;
+        if (session_cycle_start(l->s, &now, wanted, e)) return -1;
+        l->open = !now.rows;
+        l->open_rows = l->plan.rows;
+        l->running += !l->open;
+        l->planner->next(l->planner->ctx, &l->plan);
+    }
+    return 0;
+}
+
+/* The rows of the cycle that is open. */
+static int launch_open(struct loop *l, int64_t wanted, struct err *e)
+{
+    struct plan_offer offer;
+    struct plan_choice choice = {.rows = l->open_rows};
+    if (!l->open_rows) {
+        if (session_cycle_offer(l->s, &offer, NULL, e)) return -1;
+        l->planner->choose(l->planner->ctx, &offer, &choice);
+    }
+    if (session_cycle_verify(l->s, &choice, wanted, e)) return -1;
+    l->open = false;
+    l->running++;
+    return 0;
+}
+
 static int run_cycles(struct session *s, const struct spec_options *o, struct spec_stats *st, double start,
                       bool *ended, struct err *e)
 {
     const int32_t width = o->width ? o->width : s->o.block;
-    struct plan fixed = {.draft = s->source, .rows = s->source ? width : 1}, plan;
-    const struct planner same = {.next = planner_fixed, .ctx = &fixed},
-                         *planner = o->planner ? o->planner : &same;
-    int32_t running = 0, kept = 1;
+    struct plan fixed = {.draft = s->source, .rows = s->source ? width : 1};
+    const struct planner same = {.next = planner_fixed, .ctx = &fixed};
+    struct loop l = {.s = s, .o = o, .planner = o->planner ? o->planner : &same};
     struct session_cycle c = {.pos = s->n_past};
-    planner->next(planner->ctx, &plan);
+    int32_t kept = 1;
+    l.planner->next(l.planner->ctx, &l.plan);
     while (!*ended && st->generated < o->n) {
-        for (; running <= session_cycles_ahead(s, &plan) && st->generated + running < o->n; running++) {
-            if (session_cycle_start(s, &plan, o->n - st->generated, e)) return -1;
-            planner->next(planner->ctx, &plan);
-        }
+        const int64_t wanted = o->n - st->generated;
+        if (l.open && !l.running && launch_open(&l, wanted, e)) return -1;
+        if (start_cycles(&l, wanted, e)) return -1;
+        if (!l.running) continue; /* the first, and it is open */
         int rc = session_cycle_finish(s, &c, e);
-        running--;
+        l.running--;
         if (rc == 0) rc = take_cycle(s, o, st, &c, &kept, ended, e);
+        if (rc == 0 && l.planner->seen) l.planner->seen(l.planner->ctx, &c.result);
         st->decode_s = now() - start;
         if (rc) return -1;
     }

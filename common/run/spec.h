@@ -45,6 +45,7 @@ struct spec_stats {
     double first_s;                     /* picking the first token */
     double decode_s;                    /* everything after it */
     double draft_s, verify_s;           /* of decode_s: drafts with their picks; target passes with theirs */
+    double wait_s;                      /* of decode_s: from the end of a draft to the start of its verify */
     double commit_s;                    /* of decode_s: the drafter's context, where a cycle is recorded */
     double idle_s, idle_max_s; /* of decode_s: from accepting in one cycle to the start of the next; the
                                   longest of these, which is the one that recorded */

@@ -169,6 +169,7 @@ static const struct kn_ops cpu_ops = {
     .free_shared = cpu_free_shared,
     .place = cpu_place,
     .stamp = cpu_stamp,
+    .offer = cpu_offer,
     .accept = cpu_accept,
     .await = cpu_await,
 };

@@ -40,19 +40,36 @@ int cpu_place(struct kn_backend *kb, int32_t *history, const int32_t *pos, const
     return 0;
 }
 
+int cpu_offer(struct kn_backend *kb, const struct kn_offering *a)
+{
+    if (a->n < 1 || a->n > KN_CYCLE_ROWS || a->n_offers < 1)
+        return cpu_fail(cpu_of(kb), KN_EINVAL, "offer: %d rows (expected 1 to %d), %d offers", a->n,
+                        KN_CYCLE_ROWS, a->n_offers);
+    struct kn_offer *o = &a->offers[*a->number % (uint32_t)a->n_offers];
+    memcpy(o->ids, a->ids, (size_t)a->n * sizeof *o->ids);
+    memcpy(o->logp, a->logp, (size_t)(a->n - 1) * sizeof *o->logp);
+    o->pos = a->pos[0];
+    o->usable = 1;
+    for (int32_t i = 1; i < a->n; i++)
+        if (a->ids[i] < 0) o->usable = 0;
+    for (int32_t i = 1; i < a->n && !o->usable; i++) a->ids[i] = KN_PICK_NAN;
+    o->number = ++*a->number;
+    return 0;
+}
+
 int cpu_accept(struct kn_backend *kb, const struct kn_accept *a)
 {
-    if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
-        return cpu_fail(cpu_of(kb), KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
-                        a->n_ids, KN_CYCLE_ROWS, a->n_results);
+    if (a->n < 1 || a->n > KN_CYCLE_ROWS || a->n_results < 1)
+        return cpu_fail(cpu_of(kb), KN_EINVAL, "accept: %d rows (expected 1 to %d), %d results", a->n,
+                        KN_CYCLE_ROWS, a->n_results);
     struct kn_result *r = &a->results[*a->number % (uint32_t)a->n_results];
     int32_t kept = 1, pos = a->pos[0];
     r->accepted = now();
     memcpy(r->stamp, a->stamp, sizeof r->stamp);
-    memcpy(r->ids, a->ids, (size_t)a->n_ids * sizeof *r->ids);
+    memcpy(r->ids, a->ids, (size_t)a->n * sizeof *r->ids);
     memcpy(r->picks, a->picks, (size_t)a->n * sizeof *r->picks);
     r->usable = 1;
-    for (int32_t i = 1; i < a->n_ids; i++)
+    for (int32_t i = 1; i < a->n; i++)
         if (a->ids[i] < 0) r->usable = 0;
     while (r->usable && kept < a->n && a->ids[kept] == a->picks[kept - 1]) kept++;
     r->pos = pos;
@@ -70,6 +87,5 @@ int cpu_accept(struct kn_backend *kb, const struct kn_accept *a)
 int cpu_await(struct kn_backend *kb, const uint32_t *number, uint32_t want)
 {
     if (*number == want) return 0;
-    return cpu_fail(cpu_of(kb), KN_EINVAL, "await: cycle %u has not been run (the last was %u)", want,
-                    *number);
+    return cpu_fail(cpu_of(kb), KN_EINVAL, "await: %u has not been run (the last was %u)", want, *number);
 }

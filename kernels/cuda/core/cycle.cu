@@ -63,6 +63,38 @@ static int place(struct kn_backend *kb, int32_t *history, const int32_t *pos, co
                       cuda_launch(be, place_ids, dim3(1), dim3(KN_CYCLE_ROWS), 0, history, pos, ids, n));
 }
 
+static __global__ void __launch_bounds__(KN_CYCLE_ROWS) offer_rows(const struct kn_offering a)
+{
+    cuda_grid_start();
+    const int32_t t = (int32_t)threadIdx.x;
+    const uint32_t number = *a.number;
+    struct kn_offer *o = &a.offers[number % (uint32_t)a.n_offers];
+    const int32_t id = t < a.n ? a.ids[t] : 0;
+    const bool usable = !__syncthreads_or(t > 0 && id < 0); /* and number is read */
+    if (t < a.n) o->ids[t] = id;
+    if (t + 1 < a.n) o->logp[t] = a.logp[t];
+    if (t > 0 && t < a.n && !usable) a.ids[t] = KN_PICK_NAN;
+    if (t == 0) {
+        o->pos = *a.pos;
+        o->usable = usable;
+        *a.number = number + 1;
+    }
+    __syncthreads();
+    if (t == 0) {
+        __threadfence_system(); /* as in accept */
+        *(volatile uint32_t *)&o->number = number + 1;
+    }
+}
+
+static int offer(struct kn_backend *kb, const struct kn_offering *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (a->n < 1 || a->n > KN_CYCLE_ROWS || a->n_offers < 1)
+        return cuda_fail(be, KN_EINVAL, "offer: %d rows (expected 1 to %d), %d offers", a->n, KN_CYCLE_ROWS,
+                         a->n_offers);
+    return cuda_check(be, "offer", cuda_launch(be, offer_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a));
+}
+
 /* settled: everything that is read here is there when the kernel starts, for the one before it (the context's
  * last) lets it start only when those before are complete. */
 static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct kn_accept a, bool settled)
@@ -75,7 +107,7 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
     const uint32_t number = *a.number;
     const int32_t pos = a.pos[t], pos0 = a.pos[0];
     struct kn_result *r = &a.results[number % (uint32_t)a.n_results];
-    ids[t] = t < a.n_ids ? a.ids[t] : 0;
+    ids[t] = t < a.n ? a.ids[t] : 0;
     picks[t] = t < a.n ? a.picks[t] : KN_PICK_NAN;
     const uint64_t stamp = t < KN_STAMPS ? a.stamp[t] : 0;
     const bool usable = !__syncthreads_or(t > 0 && ids[t] < 0); /* and everything is read */
@@ -94,8 +126,7 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
     if (t < KN_STAMPS) r->stamp[t] = stamp;
     a.pos[t] = pos + kept;
     if (t < kept) a.history[pos0 + 1 + t] = picks[t];
-    if (t < a.n_ids) r->ids[t] = ids[t];
-    if (t < a.n) r->picks[t] = picks[t];
+    if (t < a.n) r->ids[t] = ids[t], r->picks[t] = picks[t];
     if (t == 0) {
         const int32_t next = picks[kept - 1], at = pos0 + kept;
         a.ids[0] = next;
@@ -121,9 +152,9 @@ static int accept(struct kn_backend *kb, const struct kn_accept *a)
     struct cuda_backend *be = cuda_of(kb);
     int rc = cuda_flush(be);
     if (rc) return rc;
-    if (a->n < 1 || a->n > a->n_ids || a->n_ids > KN_CYCLE_ROWS || a->n_results < 1)
-        return cuda_fail(be, KN_EINVAL, "accept: %d of %d rows (expected 1 to %d), %d results", a->n,
-                         a->n_ids, KN_CYCLE_ROWS, a->n_results);
+    if (a->n < 1 || a->n > KN_CYCLE_ROWS || a->n_results < 1)
+        return cuda_fail(be, KN_EINVAL, "accept: %d rows (expected 1 to %d), %d results", a->n, KN_CYCLE_ROWS,
+                         a->n_results);
     const bool settled = be->settled && be->settled == be->launches;
     rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
     be->positions = be->launches;
@@ -146,7 +177,7 @@ static int await(struct kn_backend *kb, const uint32_t *number, uint32_t want)
         if (err == cudaErrorNotReady) continue;
         if (err != cudaSuccess) return cuda_check(be, "cycle", err);
         if (__atomic_load_n(number, __ATOMIC_ACQUIRE) == want) return 0;
-        return cuda_fail(be, KN_EDEVICE, "cycle %u left no result (the last was %u)", want, *number);
+        return cuda_fail(be, KN_EDEVICE, "%u left no result (the last was %u)", want, *number);
     }
 }
 
@@ -224,6 +255,7 @@ void cuda_cycle_table(struct kn_ops *t, bool direct)
     t->free_shared = free_shared;
     t->place = place;
     t->stamp = stamp;
+    t->offer = offer;
     t->accept = accept;
     t->await = await;
 #ifdef CUDA_DEBUG_SYNC

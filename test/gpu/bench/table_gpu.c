@@ -114,7 +114,7 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
         running--;
         const double now = seconds_now();
         all[i] = now - at, at = now;
-        draft[i] = c.draft_s, verify[i] = c.verify_s, commit[i] = c.commit_s;
+        draft[i] = c.result.draft_s, verify[i] = c.result.verify_s, commit[i] = c.result.commit_s;
     }
     if (session_cycles_end(s, s->n_past, &e)) goto out;
     *out = (struct times){typical(all), typical(draft), typical(verify), typical(commit)};

@@ -244,7 +244,7 @@ static void check_pick(void)
     }
 }
 
-/* ---- accept, place ---- */
+/* ---- accept, place, offer ---- */
 
 /* What one accept leaves: the lists, and the result in shared memory. */
 struct accepted {
@@ -254,7 +254,7 @@ struct accepted {
 };
 
 static void run_accept(struct kn_backend *be, const struct accepted *in, const int32_t *picks, int32_t n,
-                       int32_t n_ids, struct accepted *out)
+                       struct accepted *out)
 {
     const struct kn_ops *op = kn_op(be);
     int32_t *d_picks = put(be, picks, 64 * 4);
@@ -265,7 +265,6 @@ static void run_accept(struct kn_backend *be, const struct accepted *in, const i
     const struct kn_accept a = {.ids = d->ids,
                                 .picks = d_picks,
                                 .n = n,
-                                .n_ids = n_ids,
                                 .pos = d->pos,
                                 .history = d->history,
                                 .anchor = &d->anchor,
@@ -277,14 +276,15 @@ static void run_accept(struct kn_backend *be, const struct accepted *in, const i
                                 .results = shared,
                                 .n_results = 3};
     for (int i = 0; i < KN_STAMPS; i++) must(be, "stamp", op->stamp(be, stamp + i));
-    must(be, "place", op->place(be, d->history, d->pos, d->ids, n_ids));
+    must(be, "place", op->place(be, d->history, d->pos, d->ids, n));
     must(be, "accept", op->accept(be, &a));
     must(be, "await", op->await(be, &shared[in->number % 3].number, in->number + 1));
     must(be, "download", op->download(be, out, d, sizeof *out));
     memcpy(out->result, shared, sizeof out->result);
     struct kn_result *r = &out->result[in->number % 3];
-    if (!r->stamp[0] || r->stamp[1] < r->stamp[0] || r->stamp[2] < r->stamp[1] || r->accepted < r->stamp[2])
-        verdict(false, "accept: times out of order");
+    for (int i = 0; i < KN_STAMPS; i++)
+        if (!r->stamp[i] || (i ? r->stamp[i] < r->stamp[i - 1] : r->accepted < r->stamp[KN_STAMPS - 1]))
+            verdict(false, "accept: times out of order");
     memset(r->stamp, 0, sizeof r->stamp);
     r->accepted = 0;
     op->free_shared(be, shared);
@@ -294,12 +294,12 @@ static void run_accept(struct kn_backend *be, const struct accepted *in, const i
 static void check_accept(void)
 {
     static const struct {
-        int n, n_ids, equal;  /* leading proposals that are their picks */
+        int n, equal;         /* leading proposals that are their picks */
         int bad_id, bad_pick; /* index of one that is none; -1 */
-    } c[] = {{1, 1, 0, -1, -1},    {1, 16, 0, -1, -1},   {16, 16, 0, -1, -1},  {16, 16, 7, -1, -1},
-             {16, 16, 15, -1, -1}, {8, 16, 15, -1, -1},  {64, 64, 31, -1, -1}, {64, 64, 32, -1, -1},
-             {64, 64, 40, -1, -1}, {64, 64, 63, -1, -1}, {33, 64, 63, -1, -1}, {16, 16, 9, 5, -1},
-             {16, 16, 9, 15, -1},  {8, 16, 9, 12, -1},   {16, 16, 9, -1, 9},   {16, 16, 15, 6, 5}};
+    } c[] = {{1, 0, -1, -1},   {1, 0, -1, -1},   {16, 0, -1, -1},  {16, 7, -1, -1},
+             {16, 15, -1, -1}, {8, 15, -1, -1},  {64, 31, -1, -1}, {64, 32, -1, -1},
+             {64, 40, -1, -1}, {64, 63, -1, -1}, {33, 63, -1, -1}, {16, 9, 5, -1},
+             {16, 9, 15, -1},  {8, 9, 12, -1},   {16, 9, -1, 9},   {16, 15, 6, 5}};
     for (size_t k = 0; k < sizeof c / sizeof *c; k++) {
         static struct accepted in, out[2];
         int32_t picks[64];
@@ -312,9 +312,56 @@ static void check_accept(void)
         }
         if (c[k].bad_id >= 0) in.ids[c[k].bad_id] = KN_PICK_NAN;
         if (c[k].bad_pick >= 0) picks[c[k].bad_pick] = KN_PICK_NAN;
-        for (int b = 0; b < 2; b++) run_accept(b ? gpu : cpu, &in, picks, c[k].n, c[k].n_ids, &out[b]);
-        verdict(!memcmp(&out[0], &out[1], sizeof out[0]), "accept %d of %d rows, %d equal: %d kept", c[k].n,
-                c[k].n_ids, c[k].equal, out[1].kept);
+        for (int b = 0; b < 2; b++) run_accept(b ? gpu : cpu, &in, picks, c[k].n, &out[b]);
+        verdict(!memcmp(&out[0], &out[1], sizeof out[0]), "accept %d rows, %d equal: %d kept", c[k].n,
+                c[k].equal, out[1].kept);
+    }
+}
+
+/* What one offer leaves. */
+struct offered {
+    int32_t ids[64], pos;
+    float logp[64];
+    uint32_t number;
+    struct kn_offer offer[3];
+};
+
+static void run_offer(struct kn_backend *be, const struct offered *in, int32_t n, struct offered *out)
+{
+    const struct kn_ops *op = kn_op(be);
+    struct offered *d = put(be, in, sizeof *in);
+    struct kn_offer *shared = op->alloc_shared(be, sizeof in->offer);
+    if (!shared) die("alloc_shared", kn_message(be));
+    const struct kn_offering a = {.ids = d->ids,
+                                  .logp = d->logp,
+                                  .pos = &d->pos,
+                                  .n = n,
+                                  .number = &d->number,
+                                  .offers = shared,
+                                  .n_offers = 3};
+    must(be, "offer", op->offer(be, &a));
+    must(be, "await", op->await(be, &shared[in->number % 3].number, in->number + 1));
+    must(be, "download", op->download(be, out, d, sizeof *out));
+    memcpy(out->offer, shared, sizeof out->offer);
+    op->free_shared(be, shared);
+    drop(be, d);
+}
+
+static void check_offer(void)
+{
+    static const int c[][2] = {{1, -1}, {2, -1},  {16, -1}, {64, -1},
+                               {16, 1}, {16, 15}, {64, 40}}; /* n, bad */
+    for (size_t k = 0; k < sizeof c / sizeof *c; k++) {
+        static struct offered in, out[2];
+        memset(&in, 0, sizeof in);
+        in.number = (uint32_t)k + 5;
+        in.pos = 1000 + (int32_t)k;
+        for (int i = 0; i < 64; i++) in.ids[i] = 100 + i, in.logp[i] = -0.25f * (float)i;
+        if (c[k][1] > 0) in.ids[c[k][1]] = KN_PICK_NAN;
+        for (int b = 0; b < 2; b++) run_offer(b ? gpu : cpu, &in, c[k][0], &out[b]);
+        const struct kn_offer *o = &out[1].offer[in.number % 3];
+        verdict(!memcmp(&out[0], &out[1], sizeof out[0]) && o->pos == in.pos && o->usable == (c[k][1] < 0),
+                "offer of %d rows, %s", c[k][0], o->usable ? "usable" : "one is none");
     }
 }
 
@@ -425,6 +472,7 @@ int main(int argc, char **argv)
             if (!small) check_attention_forms();
             check_pick();
             check_accept();
+            check_offer();
             check_refusals();
         }
         if (!ops && !cycles) check_pair(argv[1], argv[2]);

@@ -25,6 +25,7 @@ struct recorder_call {
         R_PICK,
         R_PLACE,
         R_STAMP,
+        R_OFFER,
         R_ACCEPT,
         R_RMS_NORM,
         R_NORM_ADD,
@@ -42,6 +43,7 @@ struct recorder_call {
     struct kn_rope_store rope[RECORDER_LAYERS]; /* i of them */
     struct kn_attention attention;
     struct kn_pick pick;
+    struct kn_offering offering;
     struct kn_accept accept;
     struct kn_route route;
     struct kn_delta delta;
@@ -102,6 +104,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     }
     case R_PLACE: return op->place(be, c->out, c->a, c->b, n);
     case R_STAMP: return op->stamp(be, c->out);
+    case R_OFFER: return op->offer(be, &c->offering);
     case R_ACCEPT: return op->accept(be, &c->accept);
     case R_RMS_NORM: return op->rms_norm(be, c->out, c->a, c->b, n, c->i, c->f);
     case R_NORM_ADD: return op->norm_add(be, c->out, c->a, c->b, c->c, n, c->i, c->f, c->g);
@@ -206,6 +209,10 @@ static int r_place(struct kn_backend *be, int32_t *history, const int32_t *pos, 
 static int r_stamp(struct kn_backend *be, uint64_t *at)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_STAMP, .out = at});
+}
+static int r_offer(struct kn_backend *be, const struct kn_offering *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_OFFER, .offering = *a});
 }
 static int r_accept(struct kn_backend *be, const struct kn_accept *a)
 {
@@ -355,6 +362,7 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.pick = r_pick;
     recorder.op.place = r_place;
     recorder.op.stamp = r_stamp;
+    recorder.op.offer = r_offer;
     recorder.op.accept = r_accept;
     recorder.op.await = r_await;
     recorder.op.upload = r_upload;

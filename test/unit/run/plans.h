@@ -7,6 +7,7 @@
 
 #include "../streams.h"
 
+#include "../../../common/run/cycle.h"
 #include "../../../common/run/engine.h"
 #include "../../../common/run/source.h"
 
@@ -14,8 +15,10 @@
 
 struct draw {
     uint32_t x;
-    int32_t most;     /* rows of a block; 1: no plan drafts */
-    int drafted, all; /* plans made */
+    int32_t most;             /* rows of a block; 1: no plan drafts */
+    int drafted, opened, all; /* plans made */
+    int chosen, seen, offers; /* open plans whose rows were chosen; cycles that were finished, with a draft */
+    int32_t pos;              /* of the cycle that is finished next; 0: not known */
 };
 
 static inline uint32_t draw_next(uint32_t *x)
@@ -24,7 +27,8 @@ static inline uint32_t draw_next(uint32_t *x)
     return *x >> 16;
 }
 
-/* Runs of both: a plan drafts or not as the one before it, mostly. */
+/* Runs of both: a plan drafts or not as the one before it, mostly. Half of those that do leave the rows open.
+ */
 static inline void draw_plan(void *ctx, struct plan *p)
 {
     static int32_t chain[SESSION_MAX_ROWS];
@@ -34,8 +38,51 @@ static inline void draw_plan(void *ctx, struct plan *p)
     if (p->draft) p->rows = 1 + (int32_t)(draw_next(&d->x) % (uint32_t)d->most);
     for (int32_t r = 0; r < SESSION_MAX_ROWS; r++) chain[r] = r - 1;
     if (d->x & 0x100000) p->parents = chain;
+    if (p->draft && d->x & 0x400000) p->rows = 0, p->parents = NULL, d->opened++;
     d->drafted += p->draft;
     d->all++;
+}
+
+static inline void draw_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    struct draw *d = ctx;
+    const int32_t n = o->n_draft ? o->n_draft : o->n_look;
+    assert_true(o->pos > 0 && o->n_draft < d->most && o->n_look < d->most && (!o->n_draft || o->logp));
+    assert_true(!d->pos || o->pos == d->pos);
+    *c = (struct plan_choice){1 + (int32_t)(draw_next(&d->x) % (uint32_t)(n + 1)), !o->n_draft && n};
+    d->chosen++;
+}
+
+/* What a planner is told of a cycle goes together. */
+static inline void draw_seen(void *ctx, const struct plan_result *r)
+{
+    struct draw *d = ctx;
+    const int32_t rows = r->choice.rows, n = r->choice.look ? r->offer.n_look : r->offer.n_draft,
+                  labels = n ? rows - 1 : 0;
+    assert_true(!d->pos || r->offer.pos == d->pos);
+    assert_true(r->kept >= 1 && r->kept <= rows && rows <= d->most && (r->drafted || (!n && rows == 1)));
+    assert_int_equal(r->labelled, labels < r->kept ? labels : r->kept);
+    assert_true(r->draft_s >= 0 && r->wait_s >= 0 && r->verify_s > 0 && r->commit_s >= 0 && r->idle_s >= 0);
+    assert_true((r->offer.n_draft > 0) == (r->draft_s > 0));
+    d->pos = r->offer.pos + r->kept;
+    d->offers += r->offer.logp != NULL;
+    d->seen++;
+}
+
+static inline struct planner draw_planner(struct draw *d)
+{
+    return (struct planner){draw_plan, draw_choose, draw_seen, d};
+}
+
+/* The rows of a cycle that is open, as drawn. */
+static inline void draw_rows(struct draw *d, struct session *s, int64_t most)
+{
+    struct err e = {0};
+    struct plan_offer o;
+    struct plan_choice c;
+    must(session_cycle_offer(s, &o, NULL, &e), &e);
+    draw_choose(d, &o, &c);
+    must(session_cycle_verify(s, &c, most, &e), &e);
 }
 
 /* Every block that r drafted is the one that ref, of one row a cycle, drafted at the same anchor. */
@@ -90,11 +137,10 @@ static inline int script_look(struct session *s, const int32_t *history, int32_t
 }
 
 /* Features come in order, a row a position, and none twice. */
-static inline int script_context(struct session *s, const struct session_rows *r, bool drafted, struct err *e)
+static inline int script_context(struct session *s, const struct session_rows *r, struct err *e)
 {
     struct script *y = script_of(s);
     (void)e;
-    assert_false(drafted);
     if (!y->watch) return 0;
     assert_int_equal(r->first_pos, y->next);
     assert_int_equal(r->pos[0], y->next);

@@ -46,7 +46,7 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
     static const int length[] = {1, 33, 250, 770};
     static const int32_t blocks[] = {5, 5, 3, 2};
     struct source x = source_dflash(d);
-    int64_t accepted = 0, cycles = 0, steps = 0;
+    int64_t accepted = 0, cycles = 0, steps = 0, chosen = 0;
     for (int sampling = 0; sampling < 2; sampling++)
         for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
             struct way y = {.prompt = length[i],
@@ -61,19 +61,22 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
             assert_int_equal(ref.n_trace, (N_NEW - 1) * (y.block - 1));
             for (uint32_t seed = 0; seed < 40; seed++) {
                 struct draw draw = {.x = seed * 2654435761u + 99, .most = y.block};
-                const struct planner p = {.next = draw_plan, .ctx = &draw};
+                const struct planner p = draw_planner(&draw);
                 if (seed % 2) recorder_on(be);
                 run_planned(&y, &x, &p, &r);
                 if (seed % 2) recorder_off(be);
                 same_ids(&plain, &r);
                 same_proposals(&ref, &r, y.block);
                 assert_int_equal(r.n_trace / (y.block - 1), r.st.cycles);
+                assert_int_equal(draw.seen, r.st.steps);
+                assert_true(draw.chosen <= draw.opened && draw.chosen >= draw.opened - 2);
                 for (int j = 0; j < y.block; j++) accepted += j * r.st.accepted[j];
-                cycles += r.st.cycles, steps += r.st.steps;
+                cycles += r.st.cycles, steps += r.st.steps, chosen += draw.chosen;
             }
         }
     /* Some cycles drafted and some did not, and proposals were right now and then. */
     assert_true(cycles > steps / 4 && cycles < steps * 3 / 4);
+    assert_true(chosen > cycles / 4 && chosen < cycles * 3 / 4);
     assert_true(accepted > cycles / 40 && accepted < 3 * cycles);
 }
 
@@ -138,7 +141,7 @@ static void test_script(void **state)
     for (int i = 0; i < 160; i++) {
         struct way y = {.prompt = i % 3 ? 33 : 250, .sampler = i % 2 ? sampled : greedy, .target_model = t};
         struct draw draw = {.x = (uint32_t)i * 77, .most = rows[i / 2 % 4]};
-        const struct planner p = {.next = draw_plan, .ctx = &draw};
+        const struct planner p = draw_planner(&draw);
         const bool recorded = i / 8 % 2;
         struct script k = {
             .source = {.op = &script_ops, .rows = draw.most, .needs = {.tapped = i / 16 % 2 ? d->d : NULL}},
@@ -178,7 +181,8 @@ static void test_refused(void **state)
          "trees are not run (expected the parent 1 of row 2, got 0)"},
         {{.draft = true, .rows = 4, .parents = late}, true, "expected the parent 2 of row 3, got 1"},
         {{.draft = true, .rows = 6}, true, "rows of a plan out of range (expected 1 to 5, got 6)"},
-        {{.draft = true, .rows = 0}, true, "a plan without rows (expected 1 to 5, got 0)"},
+        {{.draft = true, .rows = -1}, true, "rows of a plan out of range (expected 1 to 5, got -1)"},
+        {{.draft = false, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
         {{.draft = false, .rows = 2}, true, "a plan of 2 rows without proposals"},
         {{.draft = false, .rows = 2}, false, "rows of a plan out of range (expected 1 to 1, got 2)"},
         {{.draft = true, .rows = 1}, false, "there is no source"},

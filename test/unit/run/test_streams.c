@@ -39,6 +39,7 @@ static void test_any_stop(void **state)
         cut += here;
     }
     assert_true(cut > 0); /* some ended with a cycle running */
+    assert_true(left_open > 0);
 }
 
 static void test_turns(void **state)

@@ -102,6 +102,8 @@ static inline struct session *setting_restore(const struct setting *y, struct en
     return s;
 }
 
+static int left_open; /* streams that ended behind a draft whose rows were not chosen, of any_stop */
+
 /* Stopped at every token from 1 to last, by a limit or a stop id, under random plans. Gone on with where it
  * stands, in another slot from a state, and from the same slot behind a state. A state is that of a prefill
  * of the same tokens. dir: for files; *cut: streams that ended with a cycle running. */
@@ -122,11 +124,14 @@ static inline void any_stop(const struct setting *y, int last, uint32_t seed, co
         bool first = true; /* of its id: a stop then, which nobody knows before it comes */
         for (int i = 0; i < n - 1; i++) first &= plain.id[i] != plain.id[n - 1];
         struct draw draw = {.x = seed * 977u + (uint32_t)n * 131u, .most = y->source ? block : 1};
-        const struct planner p = {.next = draw_plan, .ctx = &draw};
+        const struct planner p = draw_planner(&draw);
         for (int how = 0; how < 3; how++) {
             struct session *s = setting_stream(y, g);
             must(session_prefill(s, prompt, y->n_prompt, NULL, NULL, &e), &e);
+            const int offers = (int)s->offered - draw.offers;
+            draw.pos = 0;
             setting_go(y, s, &p, n, first ? &plain.id[n - 1] : NULL, 0, &r);
+            left_open += s->started == s->finished && (int)s->offered > offers + draw.offers;
             assert_memory_equal(r.id, plain.id, (size_t)n * sizeof *r.id);
             if (y->source) same_proposals(&ref, &r, block);
             assert_int_equal(s->n_past, y->n_prompt + n - 1);
@@ -145,6 +150,7 @@ static inline void any_stop(const struct setting *y, int last, uint32_t seed, co
                 same_bytes(state, whole);
                 session_free(fresh);
             }
+            draw.pos = 0;
             setting_go(y, s, &p, N_NEW - n, NULL, 0, &next);
             assert_memory_equal(next.id, plain.id + n, (size_t)(N_NEW - n) * sizeof *r.id);
             if (y->source) same_proposals_from(&ref, &next, n, block);
@@ -165,7 +171,7 @@ struct turn {
     struct draw draw;
     struct plan plan;
     int running;
-    bool begun;
+    bool begun, open;
 };
 
 static inline bool turn_over(const struct turn *t)
@@ -192,11 +198,18 @@ static inline void turn_step(struct turn *t, struct engine *g, bool more)
         t->begun = true;
         return;
     }
-    if (t->r.n + t->running < N_NEW && (!t->running || more) &&
+    if (t->open && !t->running) {
+        draw_rows(&t->draw, t->s, N_NEW - t->r.n);
+        t->open = false;
+        t->running++;
+        return;
+    }
+    if (!t->open && t->r.n + t->running < N_NEW && (!t->running || more) &&
         t->running <= session_cycles_ahead(t->s, &t->plan)) {
         must(session_cycle_start(t->s, &t->plan, N_NEW - t->r.n, &e), &e);
+        t->open = !t->plan.rows;
+        t->running += !t->open;
         draw_plan(&t->draw, &t->plan);
-        t->running++;
         return;
     }
     must(session_cycle_finish(t->s, &c, &e), &e);
