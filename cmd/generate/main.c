@@ -42,6 +42,7 @@ static const struct cli_flag flags[] = {
      SESSION_MAX_ROWS},
     {"--draft-window", CLI_I32, &set.draft_window, "N",
      "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
+    LOOKUP_FLAGS(set.lookup),
     {"--chunk", CLI_I32, &set.chunk, "N", "tokens a prefill pass (default 512, or as the state has it)", 1,
      1 << 20},
     {"--ctx", CLI_I32, &set.ctx, "N", "positions to make room for (default: what the run needs)", 1,
@@ -87,7 +88,7 @@ static int write_draft_row(void *ctx, const float *row, int32_t n_vocab, struct 
 static int open_outputs(struct outputs *o, struct err *e)
 {
     const char *inputs[] = {set.m.target_path, set.m.drafter_path ? set.m.drafter_path : set.m.target_path,
-                            set.state_path ? set.state_path : "-", "-"};
+                            set.state_path ? set.state_path : "-", set.lookup.path ? set.lookup.path : "-"};
     const struct {
         const char *path;
         struct io_out *out;
@@ -190,6 +191,7 @@ static int make_options(struct run *u, struct err *e)
                                     .chunk = set.chunk ? set.chunk : u->info.chunk,
                                     .block = set.block,
                                     .draft_window = set.draft_window,
+                                    .look = set.lookup.look,
                                     .check_layers = set.m.check_layers,
                                     .progress = progress};
     if (set.ctx && need > set.ctx)
@@ -203,7 +205,8 @@ static int make_options(struct run *u, struct err *e)
                        SESSION_MAX_CTX, need);
     if (!set.ctx) u->o.ctx = (int32_t)need;
     if (models_kv(&set.m, u->state ? &u->info : NULL, &u->o, e)) return -1;
-    if (session_options_check(&u->o, d, e) || (d && spec_width_check(set.width, u->o.block, e))) return -1;
+    if (session_options_check(&u->o, d, e)) return -1;
+    if ((d || u->o.look) && spec_width_check(set.width, u->o.block, u->o.look, e)) return -1;
     return u->state ? state_check(u->state, t, d, &u->o, e) : 0;
 }
 
@@ -224,7 +227,7 @@ static bool inputs_read(const struct run *u)
 static int check_run(void *ctx, struct err *e)
 {
     struct run *u = ctx;
-    if (make_stops(&u->stops, &u->n_stops, e)) return -1;
+    if (make_stops(&u->stops, &u->n_stops, e) || lookup_flags_open(&set.lookup, &set.m, e)) return -1;
     return inputs_read(u) ? check_inputs(u, e) : 0;
 }
 
@@ -237,7 +240,7 @@ static int open_all(struct run *u, struct err *e)
                                            .draft_window = set.draft_window};
     set.m.check = check_run;
     set.m.check_ctx = u;
-    if (read_inputs(u, false, e)) return -1;
+    if (lookup_flags_read(&set.lookup, e) || read_inputs(u, false, e)) return -1;
     const bool early = inputs_read(u);
     if (models_open(&set.m, &cli, e)) return -1;
     return early ? 0 : read_inputs(u, true, e) || check_inputs(u, e) ? -1 : 0;
@@ -266,6 +269,7 @@ static int generate(struct run *u, struct err *e)
                                    .stops = u->stops,
                                    .n_stops = u->n_stops,
                                    .width = set.width,
+                                   .look_only = set.lookup.only,
                                    .draft_logits = set.draft_logits_path != NULL,
                                    .tokens = write_tokens,
                                    .proposals = write_trace,
@@ -302,11 +306,12 @@ static void check_flags(void)
                                      {"--draft-logits", set.draft_logits_path}};
     cli_distinct_outputs(&cli, out, 4);
     models_check_sampling(&cli);
+    const bool look = lookup_flags_check(&set.lookup, &cli);
     const struct {
         const char *name;
         bool given;
     } draft[] = {{"--block", set.block > 0},
-                 {"--width", set.width > 0},
+                 {"--width", set.width > 0 && !look},
                  {"--draft-window", set.draft_window > 0},
                  {"--draft-trace", set.trace_path != NULL},
                  {"--draft-logits", set.draft_logits_path != NULL}};
@@ -331,6 +336,7 @@ int main(int argc, char **argv)
     state_close(u.state);
     mem_free(u.prompt);
     mem_free(u.stops);
+    lookup_flags_close(&set.lookup);
     models_close(&set.m);
     if (rc) return cli_fail(&cli, &e);
     return cli_close_stdout(&cli);

@@ -1,5 +1,5 @@
-/* play.c - the parts of a step and of a cycle: sequences of operations on a session's buffers, launched one by
- * one, or recorded and replayed. See session_impl.h. */
+/* play.c - the parts of a step and of a cycle: sequences of operations on a session's buffers, launched one
+ * by one, or recorded and replayed. See session_impl.h. */
 #include "session_impl.h"
 
 /* ---- the operations ---- */
