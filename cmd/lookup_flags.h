@@ -21,8 +21,13 @@ struct lookup_flags {
 };
 
 #define LOOKUP_FLAGS(f)                                                                                      \
-    {"--lookup", CLI_STR, &(f).mode, "on|off|only",                                                          \
-     "propose what followed when the last tokens stood there before (default off)", 0, 0},                   \
+    {"--lookup",                                                                                             \
+     CLI_STR,                                                                                                \
+     &(f).mode,                                                                                              \
+     "on|off|only",                                                                                          \
+     "propose what followed when the last tokens stood there before (default off)",                          \
+     0,                                                                                                      \
+     0},                                                                                                     \
     {                                                                                                        \
         "--lookup-file", CLI_STR, &(f).path, "TOKENS", "look in these tokens too", 0, 0                      \
     }
