@@ -506,6 +506,9 @@ struct kn_ops {
     /* *at (device) = the time in ns, of a clock that only differences can be taken of */
     int (*stamp)(struct kn_backend *, uint64_t *at);
     int (*offer)(struct kn_backend *, const struct kn_offering *);
+    /* dst[pos[i] % slots] = x[i], rows of width values; n <= slots */
+    int (*keep)(struct kn_backend *, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
+                int64_t width);
     int (*accept)(struct kn_backend *, const struct kn_accept *);
     /* Waits until *number (shared, of a kn_offer or a kn_result) is want. */
     int (*await)(struct kn_backend *, const uint32_t *number, uint32_t want);

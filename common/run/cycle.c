@@ -15,7 +15,7 @@ int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_samp
 {
     if (!same_sampler(&s->sampler, sampler)) session_plays_forget(s, SESSION_OFFER);
     if (!s->source && s->tried && session_settle(s, e)) return -1;
-    if (session_turn(s, e)) return -1;
+    if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->sampler = *sampler;
     s->accepted = 0;
     s->finished = s->started, s->open = false; /* of cycles before: what was started ahead and not wanted */
@@ -170,12 +170,24 @@ static struct plan_offer offer_told(const struct session *s, const struct sessio
 
 /* ---- starting ---- */
 
+/* Rows that wait for their context get it before a cycle that makes context of its own, and before a plain
+ * one whose row would stand before theirs where they wait. All cycles that run are plain where rows wait, so
+ * the next one's position is known. */
+static int context_before(struct session *s, bool plain, struct err *e)
+{
+    const int32_t pos = s->n_past + (int32_t)running(s);
+    if (!s->waiting || (plain && pos % SESSION_MAX_ROWS)) return 0;
+    return session_make_context(s, pos, e);
+}
+
 /* The rows of the cycle that is open. */
 static int launch_rows(struct session *s, struct session_started *b, struct err *e)
 {
     const uint32_t at = s->started % SESSION_RESULTS;
     int play, rc = 0;
     if (choose_play(s, b, &play, e)) return -1;
+    const bool plain = play == SESSION_PLAIN || play == SESSION_PLAIN_ADVANCES;
+    if (context_before(s, plain, e)) return -1;
     if (b->look) rc = s->op->upload(s->be, s->d->ids + 1, b->ids + 1, (size_t)(b->rows - 1) * sizeof *b->ids);
     if (rc) return model_failed(s->target, "proposals", rc, e);
     s->trying = !session_records(s);
@@ -185,6 +197,7 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     if (bad) return -1;
     s->started++;
     s->open = false;
+    s->waiting += plain && s->source && s->source->op->context;
     if (play == SESSION_PLAIN_ADVANCES ||
         play == SESSION_VERIFY_ADVANCES) { /* nothing is pending behind it */
         const int32_t none = 0;
@@ -194,8 +207,10 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     if (session_records(s)) return 0;
     const struct kn_result *r = &s->results[at];
     rc = s->op->await(s->be, &r->number, s->started);
-    const struct session_rows kept = {.pos = s->g->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};
-    return rc ? model_failed(s->target, "cycle", rc, e) : session_run_context(s, &kept, e);
+    const struct session_rows kept = {
+        .pos = s->g->d_pos + r->pos, .features = s->g->features, .n = r->kept, .first_pos = r->pos};
+    if (rc) return model_failed(s->target, "cycle", rc, e);
+    return plain ? 0 : session_run_context(s, &kept, e);
 }
 
 /* most: tokens still wanted. Where the host knows in time, no more rows, and none for proposals that are
@@ -225,7 +240,7 @@ int session_cycle_start(struct session *s, const struct plan *p, int64_t most, s
     if (session_turn(s, e)) return -1;
     *b = (struct session_started){.rows = p->rows, .planned = p->rows, .drafted = p->draft};
     if (p->draft && !looks(s, p)) {
-        if (session_play(s, SESSION_OFFER, s->o.block, e)) return -1;
+        if (context_before(s, false, e) || session_play(s, SESSION_OFFER, s->o.block, e)) return -1;
         b->offer = ++s->offered;
     }
     s->open = true;
@@ -327,6 +342,7 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
 int session_cycles_end(struct session *s, int32_t n_past, struct err *e)
 {
     const uint32_t ahead = running(s);
+    if (session_catch_up(s, e)) return -1;
     if (s->delta) {
         /* Several rows that were tried replayed what was pending, and are in the log themselves. */
         if (ahead && runs(s, 0)->takes)

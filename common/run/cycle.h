@@ -11,22 +11,31 @@
  * state. So the draft of the next cycle stands behind a verify, and a cycle has one round trip with the host,
  * however its rows are chosen: it hears of the verify and of the next draft, and launches that one's rows.
  *
- * Where the verify is recorded, all its rows become context, the rejected ones too, for the shape must not
- * depend on what was accepted. That is safe whatever the plans. Say a cycle begins at N, its source's block
- * has B rows, the target runs W (up to B of the block, or up to SESSION_MAX_ROWS of a look-up's chain) and K
- * >= 1 stay.
+ * A cycle without a draft makes no context. The features of its row wait in a buffer of the stream, of
+ * SESSION_MAX_ROWS rows, at the row's position modulo those. They become context in one pass
+ * (session_make_context): before a cycle that makes context of its own, which every draft does; before a
+ * plain row that would take the first place of the buffer, so that what waits lies side by side; and when the
+ * cycles end. A pass of so few rows has the bits of single ones, so a drafter that comes back has lost
+ * nothing.
  *
- *  - Every position below N + K then holds context of its own token: the W rows' context is written at N ..
- *    N + W - 1, with a draft and without one. So before a cycle at M all positions below M are right.
- *  - A block at M writes its own keys at M .. M + B - 1, in every layer before that layer's attention, and no
- *    row of it looks past M + B - 1, causal or not. So nothing is left from before where one can look:
- * neither rejected rows, of which a look-up's chain may leave more than a block has, nor the keys of older
- * blocks, of however many cycles ago. A cycle without a draft looks at nothing of the drafter's.
+ * Where the verify is recorded, all its rows become context, the rejected ones too, for the shape must not
+ * depend on what was accepted. That is safe whatever the plans. Say a draft is made at M, and its source's
+ * block has B rows.
+ *
+ *  - Every position below M holds context of its own token. A verify of W rows at N, K of them kept, writes
+ *    context at N .. N + W - 1, and the next cycle is at N + K; rows that waited are written before the
+ * draft.
+ *  - The block writes its own keys at M .. M + B - 1, in every layer before that layer's attention, and none
+ * of its rows looks further, causal or not. So nothing is left from before where a row of the block can look:
+ *    neither rejected rows, of which a look-up's chain may leave more than a block has, nor the keys of older
+ *    blocks, of however many cycles ago, nor of a draft that was made ahead of a verify and whose rows nobody
+ *    asked for. A cycle without a draft looks at nothing of the drafter's.
  *  - The target's rows see no position after their own, and write their own.
  *
  * So what is proposed at an anchor is a function of the tokens up to it. In a ring, the newest position
- * written ahead (a second cycle, started early, its block or its rows: N + 2 SESSION_MAX_ROWS - 1 at most)
- * must not take the slot of the oldest that a row at N may see: caps are at least window + AHEAD_ROWS.
+ * written ahead (a second cycle started early, its block or its rows: N + 2 SESSION_MAX_ROWS - 1 at most)
+ * must not take the slot of the oldest that a row at N may see, nor may rows that waited take one that a
+ * block behind them sees: caps are at least window + AHEAD_ROWS.
  *
  * Recurrent state is where a row that should not have been taken along can't be left behind. Rows that may be
  * rejected (more than one in a cycle) wait in the log of their layer and are pending when they stay: the next

@@ -7,7 +7,8 @@
 /* Rows of the cursor. */
 static struct session_rows rows_at(struct session *s, int32_t n)
 {
-    return (struct session_rows){.ids = s->d->ids, .pos = s->d->pos, .n = n, .first_pos = s->n_past};
+    return (struct session_rows){
+        .ids = s->d->ids, .pos = s->d->pos, .features = s->g->features, .n = n, .first_pos = s->n_past};
 }
 
 static int forward_rows(struct session *s, int32_t n, enum session_fate fate, struct err *e)
@@ -76,11 +77,21 @@ static int accept_part(struct session *s, int what, int32_t rows, struct err *e)
     return rc ? model_failed(s->target, "accept", rc, e) : 0;
 }
 
-/* Where what is kept is not known to the host in time, all rows become context, at their positions before
- * accept moves on. */
-static int verify_part(struct session *s, int what, int32_t rows, struct err *e)
+/* A plain row's features wait. Of a verify all rows become context where what is kept is not known to the
+ * host in time, at their positions before accept moves on. */
+static int commit_part(struct session *s, int what, int32_t rows, struct err *e)
 {
     const struct session_rows r = rows_at(s, rows);
+    const bool plain = what == SESSION_PLAIN || what == SESSION_PLAIN_ADVANCES;
+    if (!plain) return session_records(s) ? session_run_context(s, &r, e) : 0;
+    if (!s->kept) return 0;
+    int rc = s->op->keep(s->be, s->kept, SESSION_MAX_ROWS, r.pos, r.features, rows,
+                         s->source->needs.tapped->n_features);
+    return rc ? model_failed(s->target, "keep", rc, e) : 0;
+}
+
+static int verify_part(struct session *s, int what, int32_t rows, struct err *e)
+{
     const struct kn_pick pick = {.logits = s->g->logits,
                                  .pos = s->d->pos,
                                  .history = s->d_history,
@@ -96,7 +107,7 @@ static int verify_part(struct session *s, int what, int32_t rows, struct err *e)
     if (forward_rows(s, rows, fate_of(what, rows), e)) return -1;
     rc = s->op->pick(s->be, &pick);
     if (rc) return model_failed(s->target, "pick", rc, e);
-    if (stamp(s, 3, e) || (session_records(s) && session_run_context(s, &r, e))) return -1;
+    if (stamp(s, 3, e) || commit_part(s, what, rows, e)) return -1;
     return accept_part(s, what, rows, e);
 }
 

@@ -90,15 +90,19 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 static int new_lists(struct session *s, struct err *e)
 {
     const int32_t n = s->g->positions;
+    const struct desc *tapped = s->source ? s->source->needs.tapped : NULL;
     float unknown[SESSION_MAX_ROWS];
     s->history = mem_calloc((size_t)n, sizeof *s->history);
     s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
     s->d = take(s, 1, sizeof *s->d);
     s->last = take(s, (uint64_t)s->target->d->n_vocab, sizeof *s->last);
     s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
+    if (tapped && s->source->op->context)
+        s->kept = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)tapped->n_features, sizeof *s->kept);
     s->offers = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->offers);
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
-    if (!s->d_history || !s->d || !s->last || !s->results || !s->offers)
+    if (!s->d_history || !s->d || !s->last || !s->results || !s->offers ||
+        (tapped && s->source->op->context && !s->kept))
         return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) unknown[i] = NAN;
     int rc = s->op->upload(s->be, s->d->logp, unknown, sizeof unknown);
@@ -160,7 +164,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     if (clear_states(s, e)) return -1;
     g->idle = s->next;
     s->next = NULL;
-    s->n_past = s->pending = s->logits_rows = 0;
+    s->n_past = s->pending = s->waiting = s->logits_rows = 0;
     s->anchored = s->tried = false;
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     if (s->source && s->source->op->reset) s->source->op->reset(s);
@@ -200,7 +204,7 @@ void session_free_caches(struct session *s, const struct model *m, struct kn_kv 
 
 void session_slot_free(struct session *s)
 {
-    void *device[] = {s->d_history, s->d, s->last};
+    void *device[] = {s->d_history, s->d, s->last, s->kept};
     session_plays_forget(s, 0);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
@@ -338,8 +342,32 @@ static int run_head(struct session *s, const struct model *m, int32_t row, int32
 /* Rows of the history at positions pos .. pos+n-1. */
 static struct session_rows history_rows(struct session *s, int32_t pos, int32_t n)
 {
-    return (struct session_rows){
-        .ids = s->d_history + pos, .pos = s->g->d_pos + pos, .n = n, .first_pos = pos};
+    return (struct session_rows){.ids = s->d_history + pos,
+                                 .pos = s->g->d_pos + pos,
+                                 .features = s->g->features,
+                                 .n = n,
+                                 .first_pos = pos};
+}
+
+int session_make_context(struct session *s, int32_t end, struct err *e)
+{
+    const int32_t n = s->waiting, pos = end - n;
+    struct session_rows r = history_rows(s, pos, n);
+    if (!n) return 0;
+    if (s->kept)
+        r.features = s->kept + (int64_t)(pos % SESSION_MAX_ROWS) * s->source->needs.tapped->n_features;
+    s->waiting = 0;
+    kn_bound(s->be, end);
+    const int rc = session_run_context(s, &r, e);
+    kn_bound(s->be, 0);
+    return rc;
+}
+
+int session_catch_up(struct session *s, struct err *e)
+{
+    const int32_t ahead = (int32_t)(s->started - s->finished);
+    s->waiting = s->waiting > ahead ? s->waiting - ahead : 0;
+    return session_make_context(s, s->n_past, e);
 }
 
 /* ---- prefill ---- */
@@ -409,7 +437,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         host = mem_alloc((size_t)SESSION_MAX_ROWS * (size_t)s->target->d->n_vocab * sizeof *host);
         if (!host) return err_set(e, ERR_IO, "out of memory (logits of %d rows)", SESSION_MAX_ROWS);
     }
-    if (session_turn(s, e)) goto out;
+    if (session_turn(s, e) || session_catch_up(s, e)) goto out;
     s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
@@ -442,7 +470,7 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
                        "rows do not fit (expected 1 to %d at a position up to %d, got %d at %d)",
                        SESSION_MAX_ROWS, s->o.ctx, n, s->n_past);
     if (check_ids(s, ids, n, e)) return -1;
-    if (session_turn(s, e)) return -1;
+    if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
     if (session_play(s, SESSION_FORWARD, n, e) || session_set_pending(s, 0, e)) return -1;

@@ -30,6 +30,10 @@ int session_settle(struct session *s, struct err *e);
 int session_set_pending(struct session *s, int32_t n, struct err *e);
 /* The features of the last target pass become the source's context (source.h). */
 int session_run_context(struct session *s, const struct session_rows *r, struct err *e);
+/* The rows that wait for their context get it, in one pass: all of them, the next cycle standing at end. */
+int session_make_context(struct session *s, int32_t end, struct err *e);
+/* Those of the cycles that were finished, at n_past; others are forgotten. */
+int session_catch_up(struct session *s, struct err *e);
 /* A ring a layer with attention of m; of the target, or of a source that keeps keys and values. */
 int session_new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
                        struct err *e);

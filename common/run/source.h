@@ -24,6 +24,7 @@ struct state;
 /* Rows of a pass on the device. */
 struct session_rows {
     const int32_t *ids, *pos; /* [n] */
+    const float *features;    /* [n, n_features], as a source needs them; NULL where it needs none */
     int32_t n;
     int32_t first_pos; /* of row 0, for messages */
 };
@@ -57,9 +58,9 @@ struct source_ops {
     void (*reset)(struct session *s);
     /* The keys and values among the context, n of them, all zero where a layer has none. NULL: none. */
     const struct kn_kv *(*caches)(const struct session *s, int32_t *n);
-    /* The features that the target's last pass left become context, of rows r. Operations alone: nothing
-     * waits, nothing moves to or from the host. All rows of a verify come here where it is recorded, those
-     * that are rejected too (cycle.h). */
+    /* The rows' features become context. They come in the order of positions, up to SESSION_MAX_ROWS of
+     * rows that were run one by one at once. Operations alone: nothing waits, nothing moves to or from the
+     * host. All rows of a verify come here where it is recorded, those that are rejected too (cycle.h). */
     int (*context)(struct session *s, const struct session_rows *r, struct err *e);
     /* Proposals for the places behind the anchor, source.rows - 1, into the cursor's ids from 1 on; one that
      * is none is KN_PICK_NAN. Their log-probabilities into the cursor's logp. Operations alone. all_rows:

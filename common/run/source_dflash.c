@@ -53,7 +53,7 @@ static int context(struct session *s, const struct session_rows *r, struct err *
                            .n = r->n,
                            .first_pos = r->first_pos,
                            .pos = r->pos,
-                           .features = s->g->features};
+                           .features = (float *)r->features};
     return dflash_context(s->source->model, &p, e);
 }
 

@@ -170,6 +170,7 @@ static const struct kn_ops cpu_ops = {
     .place = cpu_place,
     .stamp = cpu_stamp,
     .offer = cpu_offer,
+    .keep = cpu_keep,
     .accept = cpu_accept,
     .await = cpu_await,
 };

@@ -88,6 +88,8 @@ void cpu_free_shared(struct kn_backend *, void *);
 int cpu_place(struct kn_backend *, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n);
 int cpu_stamp(struct kn_backend *, uint64_t *at);
 int cpu_offer(struct kn_backend *, const struct kn_offering *);
+int cpu_keep(struct kn_backend *, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
+             int64_t width);
 int cpu_accept(struct kn_backend *, const struct kn_accept *);
 int cpu_await(struct kn_backend *, const uint32_t *number, uint32_t want);
 

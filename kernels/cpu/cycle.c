@@ -1,4 +1,5 @@
-/* cycle.c - what ends a cycle: ids into the history, acceptance, the result. Nothing is recorded here: every
+/* cycle.c - what ends a draft and a verify: the offer, ids into the history, features kept for later,
+ * acceptance, the result. Nothing is recorded here: every
  * operation is done when it returns. */
 #include "cpu.h"
 
@@ -54,6 +55,17 @@ int cpu_offer(struct kn_backend *kb, const struct kn_offering *a)
         if (a->ids[i] < 0) o->usable = 0;
     for (int32_t i = 1; i < a->n && !o->usable; i++) a->ids[i] = KN_PICK_NAN;
     o->number = ++*a->number;
+    return 0;
+}
+
+int cpu_keep(struct kn_backend *kb, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
+             int64_t width)
+{
+    if (n < 1 || n > slots || width < 1)
+        return cpu_fail(cpu_of(kb), KN_EINVAL, "keep: %d rows of width %lld in %d slots", n, (long long)width,
+                        slots);
+    for (int32_t i = 0; i < n; i++)
+        memcpy(dst + pos[i] % slots * width, x + i * width, (size_t)width * sizeof *x);
     return 0;
 }
 

@@ -95,6 +95,28 @@ static int offer(struct kn_backend *kb, const struct kn_offering *a)
     return cuda_check(be, "offer", cuda_launch(be, offer_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a));
 }
 
+static __global__ void __launch_bounds__(256)
+    keep_rows(float *dst, int32_t slots, const int32_t *pos, const float *x, int64_t width)
+{
+    cuda_grid_start();
+    const int32_t row = (int32_t)blockIdx.y;
+    float *to = dst + pos[row] % slots * width;
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < width; i += (int64_t)gridDim.x * 256)
+        to[i] = x[row * width + i];
+}
+
+static int keep(struct kn_backend *kb, float *dst, int32_t slots, const int32_t *pos, const float *x,
+                int32_t n, int64_t width)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (n < 1 || n > slots || n > 65535 || width < 1)
+        return cuda_fail(be, KN_EINVAL, "keep: %d rows of width %lld in %d slots", n, (long long)width,
+                         slots);
+    const int64_t blocks = (width + 255) / 256;
+    const dim3 grid((unsigned)(blocks < be->sm_count ? blocks : be->sm_count), (unsigned)n);
+    return cuda_check(be, "keep", cuda_launch(be, keep_rows, grid, dim3(256), 0, dst, slots, pos, x, width));
+}
+
 /* settled: everything that is read here is there when the kernel starts, for the one before it (the context's
  * last) lets it start only when those before are complete. */
 static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct kn_accept a, bool settled)
@@ -256,6 +278,7 @@ void cuda_cycle_table(struct kn_ops *t, bool direct)
     t->place = place;
     t->stamp = stamp;
     t->offer = offer;
+    t->keep = keep;
     t->accept = accept;
     t->await = await;
 #ifdef CUDA_DEBUG_SYNC

@@ -365,6 +365,34 @@ static void check_offer(void)
     }
 }
 
+static void check_keep(void)
+{
+    enum { SLOTS = 64 };
+    static const struct {
+        int32_t pos, n, width;
+    } c[] = {{0, 1, 5}, {63, 1, 3000}, {64, 1, 20480}, {100, 3, 1111}, {127, 2, 64}};
+    for (size_t k = 0; k < sizeof c / sizeof *c; k++) {
+        const size_t all = (size_t)SLOTS * (size_t)c[k].width * 4, some = all / SLOTS * (size_t)c[k].n;
+        float *x = malloc(some), *out[2];
+        int32_t pos[3];
+        if (!x) die("memory", "keep");
+        for (size_t i = 0; i < some / 4; i++) x[i] = (float)i + 0.5f;
+        for (int i = 0; i < 3; i++) pos[i] = c[k].pos + i;
+        for (int b = 0; b < 2; b++) {
+            struct kn_backend *be = b ? gpu : cpu;
+            float *dst = put(be, NULL, all), *d_x = put(be, x, some);
+            int32_t *d_pos = put(be, pos, sizeof pos);
+            if (!(out[b] = malloc(all))) die("memory", "keep");
+            must(be, "keep", kn_op(be)->keep(be, dst, SLOTS, d_pos, d_x, c[k].n, c[k].width));
+            must(be, "download", kn_op(be)->download(be, out[b], dst, all));
+            drop(be, dst), drop(be, d_x), drop(be, d_pos);
+        }
+        verdict(!memcmp(out[0], out[1], all) && out[1][(size_t)(c[k].pos % SLOTS * c[k].width)] == 0.5f,
+                "keep %d rows of %d at %d", c[k].n, c[k].width, c[k].pos);
+        free(x), free(out[0]), free(out[1]);
+    }
+}
+
 /* ---- refusals ---- */
 
 static void check_refusals(void)
@@ -473,6 +501,7 @@ int main(int argc, char **argv)
             check_pick();
             check_accept();
             check_offer();
+            check_keep();
             check_refusals();
         }
         if (!ops && !cycles) check_pair(argv[1], argv[2]);

@@ -26,6 +26,7 @@ struct recorder_call {
         R_PLACE,
         R_STAMP,
         R_OFFER,
+        R_KEEP,
         R_ACCEPT,
         R_RMS_NORM,
         R_NORM_ADD,
@@ -104,6 +105,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     }
     case R_PLACE: return op->place(be, c->out, c->a, c->b, n);
     case R_STAMP: return op->stamp(be, c->out);
+    case R_KEEP: return op->keep(be, c->out, (int32_t)c->i, c->a, c->b, n, c->k);
     case R_OFFER: return op->offer(be, &c->offering);
     case R_ACCEPT: return op->accept(be, &c->accept);
     case R_RMS_NORM: return op->rms_norm(be, c->out, c->a, c->b, n, c->i, c->f);
@@ -213,6 +215,12 @@ static int r_stamp(struct kn_backend *be, uint64_t *at)
 static int r_offer(struct kn_backend *be, const struct kn_offering *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_OFFER, .offering = *a});
+}
+static int r_keep(struct kn_backend *be, float *dst, int32_t slots, const int32_t *pos, const float *x,
+                  int32_t n, int64_t width)
+{
+    return recorder_do(be, &(struct recorder_call){
+                               .op = R_KEEP, .out = dst, .a = pos, .b = x, .n = n, .i = slots, .k = width});
 }
 static int r_accept(struct kn_backend *be, const struct kn_accept *a)
 {
@@ -363,6 +371,7 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.place = r_place;
     recorder.op.stamp = r_stamp;
     recorder.op.offer = r_offer;
+    recorder.op.keep = r_keep;
     recorder.op.accept = r_accept;
     recorder.op.await = r_await;
     recorder.op.upload = r_upload;

@@ -154,7 +154,8 @@ static inline int script_context(struct session *s, const struct session_rows *r
     if (!y->watch) return 0;
     assert_int_equal(r->first_pos, y->next);
     assert_int_equal(r->pos[0], y->next);
-    assert_non_null(s->g->features);
+    assert_non_null(r->features);
+    assert_true(r->n <= SESSION_MAX_ROWS || r->first_pos < y->n_prompt);
     y->next += r->n;
     return 0;
 }

@@ -129,6 +129,132 @@ static void test_fixed(void **state)
     model_free(t);
 }
 
+/* ---- the plain arm ---- */
+
+enum { LONG = 210 };
+
+/* A long stream: its tokens, and the blocks of the anchors at which it drafted. */
+struct arm {
+    int32_t id[LONG], block[LONG][MAX_BLOCK - 1];
+    int n, blocks;
+    bool drafted[LONG];  /* by tokens written */
+    int32_t plain, left; /* cycles without a draft before one with; of these, still to come */
+    bool open;
+    uint32_t x;
+};
+
+static int arm_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct arm *a = ctx;
+    (void)e;
+    assert_true(a->n + n <= LONG);
+    memcpy(a->id + a->n, ids, (size_t)n * sizeof *ids);
+    a->n += n;
+    return 0;
+}
+
+static int arm_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct arm *a = ctx;
+    (void)e;
+    assert_true(n < MAX_BLOCK && !a->drafted[a->n]);
+    memcpy(a->block[a->n], ids, (size_t)n * sizeof *ids);
+    a->drafted[a->n] = true;
+    a->blocks++;
+    return 0;
+}
+
+static void arm_plan(void *ctx, struct plan *p)
+{
+    struct arm *a = ctx;
+    *p = (struct plan){.rows = 1};
+    if (a->left-- > 0) return;
+    a->left = a->plain;
+    p->draft = true;
+    p->rows = a->open ? 0 : a->plain ? 1 + (int32_t)(draw_next(&a->x) % 3) : 1;
+}
+
+static void arm_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    struct arm *a = ctx;
+    *c = (struct plan_choice){.rows = 1 + (int32_t)(draw_next(&a->x) % (uint32_t)(1 + o->n_draft))};
+}
+
+/* LONG tokens, with a state saved and restored behind the first part of them where part is given. */
+static void run_arm(const struct way *y, struct source *x, int part, struct arm *a)
+{
+    struct err e = {0};
+    struct engine *g;
+    struct session *s;
+    const char *path = scratch("arm");
+    const struct planner p = {.next = arm_plan, .choose = arm_choose, .ctx = a};
+    const struct session_options o = {
+        .ctx = y->prompt + LONG + SESSION_MAX_ROWS, .chunk = y->chunk, .kv = {KN_F16, KN_F16}};
+    struct spec_options go = {.n = part ? part : LONG,
+                              .sampler = y->sampler,
+                              .planner = x ? &p : NULL,
+                              .tokens = arm_tokens,
+                              .proposals = arm_proposals,
+                              .ctx = a};
+    struct spec_stats st;
+    must(engine_open(&g, y->target_model, x, &o, &e) || session_open(&s, g, &e), &e);
+    must(session_prefill(s, prompt, y->prompt, NULL, NULL, &e), &e);
+    must(spec_generate(s, &go, &st, &e), &e);
+    if (part) {
+        struct state *state;
+        struct state_info info;
+        save(s, path);
+        session_free(s);
+        must(session_open(&s, g, &e), &e);
+        must(state_open(&state, path, &info, &e) || state_restore(state, s, &e), &e);
+        state_close(state);
+        go.n = LONG - part;
+        must(spec_generate(s, &go, &st, &e), &e);
+    }
+    assert_int_equal(a->n, LONG);
+    session_free(s);
+    engine_close(g);
+}
+
+/* A drafter that comes back after any number of rows proposes what it would have proposed had it never been
+ * away, also where the rows that waited were more than are kept, and in a stream that was saved meanwhile. */
+static void test_plain_arm(void **state)
+{
+    static struct arm plain, ref, a;
+    static const int length[] = {1, 33, 63, 64, 250};
+    static const int32_t away[] = {1, 2, 15, 62, 63, 64, 65, 66, 127, 129, 140};
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    struct source x = source_dflash(d);
+    int compared = 0;
+    (void)state;
+    for (int i = 0; i < 10; i++) {
+        const struct way y = {
+            .prompt = length[i / 2], .chunk = 64, .sampler = i % 2 ? sampled : greedy, .target_model = t};
+        plain = ref = (struct arm){0};
+        run_arm(&y, NULL, 0, &plain);
+        run_arm(&y, &x, 0, &ref); /* a row and a block in every cycle */
+        assert_int_equal(ref.blocks, LONG - 1);
+        assert_memory_equal(plain.id, ref.id, sizeof plain.id);
+        for (int k = 0; k < 22; k++) {
+            a = (struct arm){
+                .plain = away[k % 11], .left = k * 7 % 30, .open = k % 3 != 1, .x = (uint32_t)(i * 22 + k)};
+            if (k / 2 % 2) recorder_on(be);
+            run_arm(&y, &x, k % 4 == 3 ? 40 + 5 * k : 0, &a);
+            if (k / 2 % 2) recorder_off(be);
+            assert_memory_equal(plain.id, a.id, sizeof a.id);
+            assert_true(a.blocks > 0 && a.blocks <= 1 + LONG / a.plain);
+            for (int n = 0; n < LONG; n++) {
+                if (!a.drafted[n]) continue;
+                assert_memory_equal(a.block[n], ref.block[n], sizeof a.block[n]);
+                compared++;
+            }
+        }
+    }
+    assert_true(compared > 500);
+    model_free(d);
+    model_free(t);
+}
+
 /* ---- a source without a model ---- */
 
 static void test_script(void **state)
@@ -217,10 +343,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_script),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_plans),  cmocka_unit_test(test_fixed),   cmocka_unit_test(test_plain_arm),
+        cmocka_unit_test(test_script), cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("plans", tests, NULL, NULL);
