@@ -222,6 +222,43 @@ static void test_turns(void **state)
     }
 }
 
+/* A history that is restored where a longer one was looked up in: what is found is what stands there. */
+static void test_restored(void **state)
+{
+    static struct run r[2];
+    struct err e = {0};
+    const char *path = scratch("history");
+    struct source_lookup x = source_lookup(1, NULL);
+    struct setting y = setting(0, false, false, 60);
+    (void)state;
+    y.o.look = &x.source;
+    struct engine *g = setting_engine(&y, false);
+    struct session *s = setting_stream(&y, g);
+    must(session_prefill(s, prompt, 60, NULL, NULL, &e), &e);
+    save(s, path);
+    session_free(s);
+    for (int used = 0; used < 2; used++) {
+        const struct spec_options o = {.n = 30, .sampler = greedy, .tokens = take_tokens, .ctx = &r[used]};
+        if (used) { /* the same slot: there is one */
+            s = setting_stream(&y, g);
+            must(session_prefill(s, prompt + 300, 200, NULL, NULL, &e), &e);
+            must(spec_generate(s, &o, &r[used].st, &e), &e);
+            session_free(s);
+            r[used].n = 0;
+        }
+        s = setting_restore(&y, g, path);
+        must(spec_generate(s, &o, &r[used].st, &e), &e);
+        session_free(s);
+    }
+    assert_int_equal(g->slots, 1);
+    engine_close(g);
+    assert_memory_equal(r[0].id, r[1].id, 30 * sizeof *r[0].id);
+    same_counts(&r[0].st, &r[1].st);
+    assert_int_equal(r[0].st.look_cycles, r[1].st.look_cycles);
+    assert_int_equal(r[0].st.look_accepted, r[1].st.look_accepted);
+    assert_true(r[0].st.look_accepted > 0);
+}
+
 /* Another history in the same session, behind a prefill that goes on and in a slot that is used again: what
  * is looked up is what stands there. */
 static void test_histories(void **state)
@@ -392,9 +429,9 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_beside),   cmocka_unit_test(test_known),   cmocka_unit_test(test_silent),
-        cmocka_unit_test(test_any_stop), cmocka_unit_test(test_turns),   cmocka_unit_test(test_histories),
-        cmocka_unit_test(test_choose),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_beside),   cmocka_unit_test(test_known),  cmocka_unit_test(test_silent),
+        cmocka_unit_test(test_any_stop), cmocka_unit_test(test_turns),  cmocka_unit_test(test_histories),
+        cmocka_unit_test(test_restored), cmocka_unit_test(test_choose), cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("lookups", tests, open_all, close_all);
