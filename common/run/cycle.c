@@ -11,12 +11,17 @@ static bool same_sampler(const struct kn_sampler *a, const struct kn_sampler *b)
            a->repeat_last == b->repeat_last && a->seed == b->seed;
 }
 
-int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_sampler *sampler, struct err *e)
+void session_use_sampler(struct session *s, const struct kn_sampler *sampler)
 {
     if (!same_sampler(&s->sampler, sampler)) session_plays_forget(s, SESSION_OFFER);
+    s->sampler = *sampler;
+}
+
+int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_sampler *sampler, struct err *e)
+{
+    session_use_sampler(s, sampler);
     if (!s->source && s->tried && session_settle(s, e)) return -1;
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
-    s->sampler = *sampler;
     s->accepted = 0;
     s->finished = s->started, s->open = false; /* of cycles before: what was started ahead and not wanted */
     s->logits_rows = s->look_same = 0;

@@ -180,7 +180,7 @@ int session_play(struct session *s, int what, int32_t rows, struct err *e)
     }
     if (*r) s->op->record_free(s->be, *r);
     *r = NULL;
-    *bound = bound_of(end);
+    *bound = bound_of(end > s->reach ? end : s->reach);
     if (record(s, what, rows, *bound, r, e)) return -1;
     rc = s->op->replay(s->be, *r);
     return rc ? model_failed(s->target, "replay", rc, e) : 0;

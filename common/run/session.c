@@ -164,7 +164,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     if (clear_states(s, e)) return -1;
     g->idle = s->next;
     s->next = NULL;
-    s->n_past = s->pending = s->waiting = s->logits_rows = 0;
+    s->n_past = s->pending = s->waiting = s->logits_rows = s->reach = 0;
     s->anchored = s->tried = false;
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     if (s->source && s->source->op->reset) s->source->op->reset(s);

@@ -127,6 +127,7 @@ struct session {
         int32_t n_look, match, ids[SESSION_MAX_ROWS]; /* its proposals, from 1 on */
         bool takes;            /* recurrent state is taken over its row, with all before it */
     } begun[SESSION_RESULTS];  /* those started */
+    int32_t reach;             /* recordings are made for positions below this at least */
     struct kn_sampler sampler; /* of the cycles */
     bool trying;               /* the rows of a cycle, of which some may be rejected, are being run */
     struct fault fault;        /* of the last cycle's rows, where layers are checked */

@@ -47,5 +47,7 @@ int session_no_number(const struct session *s, int32_t pos, struct err *e); /* t
 int session_play(struct session *s, int what, int32_t rows, struct err *e); /* enum session_play */
 bool session_records(const struct session *s);
 void session_plays_forget(struct session *s, int from); /* the recordings of what follows from */
+/* cycle.c. The sampler of the cycles to come; recordings with another are forgotten. */
+void session_use_sampler(struct session *s, const struct kn_sampler *sampler);
 
 #endif

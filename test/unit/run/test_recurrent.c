@@ -627,6 +627,26 @@ static void test_any_stop(void **state)
     model_free(d);
 }
 
+/* The state is put back, whatever was measured. */
+static void test_times(void **state)
+{
+    (void)state;
+    struct model *d = drafter();
+    struct source x = source_dflash(d);
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        for (int i = 0; i < 16; i++) {
+            const struct setting y = setting(t, i / 8 ? &x : NULL, i, 33);
+            const bool recorded = (i ^ i >> 1 ^ i >> 3) & 1;
+            if (recorded) recorder_on(be);
+            any_times(&y, (uint32_t)i * 5 + 3, recorded, ".");
+            if (recorded) recorder_off(be);
+        }
+        model_free(t);
+    }
+    model_free(d);
+}
+
 static void test_turns(void **state)
 {
     (void)state;
@@ -671,10 +691,11 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),   cmocka_unit_test(test_state_matters), cmocka_unit_test(test_lossless),
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_no_proposals),  cmocka_unit_test(test_settled),
-        cmocka_unit_test(test_plans),  cmocka_unit_test(test_any_stop),      cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_after),  cmocka_unit_test(test_decoded),       cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_rows),    cmocka_unit_test(test_state_matters), cmocka_unit_test(test_lossless),
+        cmocka_unit_test(test_resume),  cmocka_unit_test(test_no_proposals),  cmocka_unit_test(test_settled),
+        cmocka_unit_test(test_plans),   cmocka_unit_test(test_any_stop),      cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_times),   cmocka_unit_test(test_after),         cmocka_unit_test(test_decoded),
+        cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -65,6 +65,37 @@ static void test_slot(void **state)
     }
 }
 
+static void test_times(void **state)
+{
+    struct err e = {0};
+    struct session_times t;
+    static const int32_t rows[] = {5, 6, 2};
+    (void)state;
+    for (int i = 0; i < 16; i++) {
+        const struct setting y = setting(i / 8, i & 1, i & 2, 40);
+        if (i & 4) recorder_on(be);
+        any_times(&y, (uint32_t)i * 7 + 1, i & 4, scratch_dir);
+        if (i & 4) recorder_off(be);
+    }
+    /* Without a budget the first part alone; and what is refused. */
+    const struct setting y = setting(0, false, true, 20);
+    struct engine *g = setting_engine(&y, true);
+    struct session *s = setting_stream(&y, g);
+    struct session_timing o = {.sampler = greedy, .rows = rows, .n = 1};
+    must(session_time(s, &o, &t, &e), &e);
+    assert_true(t.plain_s > 0 && t.draft_s == 0 && t.verify_s[5] == 0 && t.missing == 1);
+    o.n = 2;
+    expect_error(session_time(s, &o, &t, &e), &e, ERR_USAGE,
+                 "rows to be measured out of range (expected 1 to 5, got 6)");
+    e = (struct err){0};
+    o.n = 1;
+    must(session_prefill(s, prompt, 20, NULL, NULL, &e) || session_cycles_begin(s, 1, &greedy, &e), &e);
+    must(session_cycle_start(s, &(struct plan){.draft = true}, 9, &e), &e);
+    expect_error(session_time(s, &o, &t, &e), &e, ERR_USAGE, "while cycles run");
+    session_free(s);
+    engine_close(g);
+}
+
 /* What another stream's turn takes from a stream is refused, not made up. */
 static void test_refused(void **state)
 {
@@ -121,10 +152,8 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_stop),
-        cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_slot),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_any_stop), cmocka_unit_test(test_turns),   cmocka_unit_test(test_slot),
+        cmocka_unit_test(test_times),    cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("streams", tests, open_all, close_all);

@@ -11,6 +11,7 @@
 #include "../../../common/run/cycle.h"
 #include "../../../common/run/lookup.h"
 #include "../../../common/run/session_impl.h"
+#include "../../../common/run/times.h"
 
 /* What streams are of. */
 struct setting {
@@ -307,6 +308,87 @@ static inline void slot_again(const struct setting *y, const struct setting *lon
     }
     assert_int_equal(g->slots, 1);
     assert_true(!recorded || made > 0);
+    engine_close(g);
+}
+
+/* ---- times ---- */
+
+/* Every part of a cycle, measured. */
+static inline void take_all_times(const struct setting *y, struct session *s, bool recorded)
+{
+    struct err e = {0};
+    const int32_t rows[] = {2, 1, s->o.block, 3};
+    struct session_times t;
+    const struct session_timing o = {.sampler = y->sampler,
+                                     .rows = rows,
+                                     .n = y->source ? 4 : 0,
+                                     .reach = y->n_prompt + N_NEW + SESSION_MAX_ROWS,
+                                     .budget_s = 30};
+    const int32_t n_past = s->n_past;
+    must(session_time(s, &o, &t, &e), &e);
+    assert_int_equal(s->n_past, n_past);
+    assert_true(t.plain_s > 0 && t.plain_s < 30 && t.spent_s >= t.plain_s && !t.missing);
+    assert_true((t.draft_s > 0) == (y->source != NULL));
+    for (int32_t r = 0; r <= SESSION_MAX_ROWS; r++) {
+        bool asked = false;
+        for (int32_t i = 0; i < o.n; i++) asked |= rows[i] == r;
+        assert_true((t.verify_s[r] > 0) == asked);
+    }
+    assert_true(!recorded || s->plays[SESSION_PLAIN][1].recording);
+}
+
+/* Plain rows, and rows of 1 to 3 chosen behind a draft. */
+static inline void times_plan(void *ctx, struct plan *p)
+{
+    struct draw *d = ctx;
+    *p = (struct plan){.draft = d->most > 1 && draw_next(&d->x) % 2, .rows = 1};
+    if (p->draft) p->rows = 0;
+}
+
+static inline void times_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    struct draw *d = ctx;
+    *c = (struct plan_choice){.rows = 1 + (int32_t)(draw_next(&d->x) % 3)};
+    if (c->rows > 1 + o->n_draft) c->rows = 1 + o->n_draft;
+}
+
+/* Measured before its prompt, behind it, and behind half of its tokens, a stream is the one that was not; and
+ * once measured it records nothing more. */
+static inline void any_times(const struct setting *y, uint32_t seed, bool recorded, const char *dir)
+{
+    static struct run plain, ref, r, next;
+    char state[200], other[200];
+    struct err e = {0};
+    const int half = N_NEW / 2;
+    struct draw draw = {.x = seed};
+    const struct planner p = {.next = times_plan, .choose = times_choose, .ctx = &draw};
+    snprintf(state, sizeof state, "%s/timed", dir);
+    snprintf(other, sizeof other, "%s/untimed", dir);
+    setting_alone(y, &plain, &ref);
+    struct engine *g = setting_engine(y, y->source);
+    struct session *s = setting_stream(y, g), *untimed = setting_stream(y, g);
+    draw.most = y->source ? g->o.block : 1;
+    take_all_times(y, s, recorded);
+    const int made = recorder.recorded;
+    must(session_prefill(s, prompt, y->n_prompt, NULL, NULL, &e), &e);
+    must(session_prefill(untimed, prompt, y->n_prompt, NULL, NULL, &e), &e);
+    take_all_times(y, s, recorded);
+    assert_int_equal(recorder.recorded, made);
+    save(s, state);
+    save(untimed, other);
+    same_bytes(state, other);
+    session_free(untimed);
+    setting_go(y, s, &p, half, NULL, 0, &r);
+    assert_int_equal(recorder.recorded, made);
+    assert_memory_equal(r.id, plain.id, (size_t)half * sizeof *r.id);
+    take_all_times(y, s, recorded);
+    setting_go(y, s, &p, N_NEW - half, NULL, 0, &next);
+    assert_memory_equal(next.id, plain.id + half, (size_t)(N_NEW - half) * sizeof *r.id);
+    if (y->source) {
+        same_proposals(&ref, &r, g->o.block);
+        same_proposals_from(&ref, &next, half, g->o.block);
+    }
+    session_free(s);
     engine_close(g);
 }
 
