@@ -3,6 +3,7 @@
  * one. (The index by itself: test_lookup.c. Recurrent targets: test_recurrent.c.) */
 #include "engine_fixture.h"
 
+#include "../../../common/run/times.h"
 #include "turns.h"
 
 static struct model *target, *sliding, *drafter;
@@ -115,6 +116,36 @@ static void test_known(void **state)
         if (!text) own += r.st.look_accepted;
     }
     assert_true(own > 50); /* streams over few ids repeat themselves */
+}
+
+/* The rows of look-ups can be timed, also without a source, and nothing of it stays. */
+static void test_timed(void **state)
+{
+    static const int32_t rows[] = {2, 64};
+    static struct run plain, ref, r;
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        struct setting y = setting(i, false, i / 2 % 2, 250);
+        struct source_lookup x = source_lookup(2, NULL);
+        struct session_times times;
+        struct err e = {0};
+        const struct session_timing o = {.sampler = y.sampler, .rows = rows, .n = 2, .budget_s = 60};
+        setting_alone(&y, &plain, &ref);
+        y.o.look = &x.source;
+        if (i / 4) recorder_on(be);
+        struct engine *g = setting_engine(&y, true);
+        struct session *s = setting_stream(&y, g);
+        must(session_prefill(s, prompt, y.n_prompt, NULL, NULL, &e) || session_time(s, &o, &times, &e), &e);
+        assert_int_equal(times.missing, 0);
+        assert_true(times.verify_s[2] > 0 && times.verify_s[64] > 0 &&
+                    (times.draft_s > 0) == (y.source != NULL));
+        setting_go(&y, s, NULL, N_NEW, NULL, 0, &r);
+        session_free(s);
+        engine_close(g);
+        if (i / 4) recorder_off(be);
+        same_ids(&plain, &r);
+        if (y.source) same_proposals(&ref, &r, TINY_BLOCK);
+    }
 }
 
 /* ---- nothing is found ---- */
@@ -429,9 +460,10 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_beside),   cmocka_unit_test(test_known),  cmocka_unit_test(test_silent),
-        cmocka_unit_test(test_any_stop), cmocka_unit_test(test_turns),  cmocka_unit_test(test_histories),
-        cmocka_unit_test(test_restored), cmocka_unit_test(test_choose), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_beside),    cmocka_unit_test(test_known),    cmocka_unit_test(test_timed),
+        cmocka_unit_test(test_silent),    cmocka_unit_test(test_any_stop), cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_histories), cmocka_unit_test(test_restored), cmocka_unit_test(test_choose),
+        cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("lookups", tests, open_all, close_all);
