@@ -351,6 +351,7 @@ test-gpu: all test-gpu-build $(PAIR_FILES)
 GPU_LOSSLESS = $(BUILD)/test/lossless_gpu
 GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/test_gpu=$(BUILD)/test/test_gpu $(DENSE) $(LOSSLESS_PROMPT)" \
+    "gpu/plans-hybrid=$(BUILD)/test/test_gpu --plans $(HYBRID) $(LOSSLESS_PROMPT)" \
     "gpu/stuck=$(BUILD)/test/mm_gpu stuck" "gpu/many=$(BUILD)/test/test_many" "gpu/limits=$(BUILD)/test/limits_gpu" \
     "gpu/memory=$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
     "gpu/test_gpu-generic=$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \

@@ -31,6 +31,7 @@
 #include "../common/run/source.h"
 #include "../common/run/spec.h"
 #include "../common/run/state.h"
+#include "../common/run/times.h"
 #include "../common/token/tokenizer.h"
 #ifdef LOSSLESS_CUDA
 #include "../kernels/cuda/core/cuda.h"
@@ -318,7 +319,7 @@ struct turn {
     struct session *s;
     struct run r;
     int anchor[N_NEW]; /* tokens written when block i was drafted */
-    int running, blocks;
+    int running, blocks, away;
     bool begun, drawn, saved, open;
     struct plan plan;
 };
@@ -334,7 +335,10 @@ static void next_plan(struct turn *t, const int *c)
 {
     t->plan = (struct plan){.draft = true, .rows = width_of(c)};
     if (!t->drawn) return;
-    t->plan = (struct plan){.draft = draw() % 3 > 0, .rows = 1};
+    t->plan = (struct plan){.rows = 1};
+    if (t->away-- > 0) return;
+    t->plan.draft = draw() % 3 > 0;
+    if (!t->plan.draft && draw() % 8 == 0) t->away = (int)(draw() % 12);
     if (t->plan.draft) t->plan.rows += (int32_t)(draw() % (uint32_t)block_rows[c[BLOCK]]);
     if (draw() % 2) t->plan.rows = 0;
 }
@@ -416,6 +420,11 @@ static bool turns_agree(const int *c, const struct run *plain, const struct run 
             session_prefill(t[i].s, text, prompt_len[c[PROMPT]], NULL, NULL, &e))
             die("prefill", &e);
     }
+    const int32_t rows[] = {x.rows < block_rows[c[BLOCK]] ? x.rows : block_rows[c[BLOCK]], 2};
+    const struct session_timing timing = {
+        .sampler = sampling[c[SAMPLING]], .rows = rows, .n = 2, .reach = o.ctx, .budget_s = 0.3};
+    struct session_times times;
+    if (session_time(t[1].s, &timing, &times, &e)) die("times", &e);
     while (t[0].r.made < N_NEW || t[1].r.made < N_NEW) {
         const int i = draw() % 2;
         if (t[i].r.made < N_NEW) take_turn(&t[i], c);

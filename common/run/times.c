@@ -69,30 +69,61 @@ static void some_ids(const struct session *s, int32_t rows, int32_t *ids)
     if (s->anchored) ids[0] = s->history[s->n_past];
 }
 
+static double seconds_of(uint64_t begin, uint64_t end)
+{
+    return end > begin ? 1e-9 * (double)(end - begin) : 1e-9;
+}
+
+/* The operations of what, and what the host hears of them. *result: NULL of a draft. */
+static int play_and_hear(struct session *s, int what, int32_t rows, const struct kn_result **result,
+                         struct err *e)
+{
+    int rc;
+    *result = NULL;
+    s->trying = !session_records(s);
+    s->fault = (struct fault){INT32_MAX, 0};
+    const int bad = session_play(s, what, rows, e);
+    s->trying = false;
+    if (bad) return -1;
+    if (what == SESSION_OFFER) {
+        const struct kn_offer *o = &s->offers[s->offered++ % SESSION_RESULTS];
+        rc = s->op->await(s->be, &o->number, s->offered);
+    } else {
+        const struct kn_result *r = *result = &s->results[s->started++ % SESSION_RESULTS];
+        s->finished = s->started;
+        rc = s->op->await(s->be, &r->number, s->started);
+    }
+    return rc ? model_failed(s->target, "times", rc, e) : 0;
+}
+
 /* One play at n_past, and how long it took. */
 static int play_once(struct session *s, int what, int32_t rows, double *seconds, struct err *e)
 {
     int32_t ids[SESSION_MAX_ROWS];
-    uint64_t stamp[KN_STAMPS], end;
+    uint64_t stamp[KN_STAMPS];
+    const struct kn_result *r;
     some_ids(s, rows, ids);
-    s->trying = !session_records(s);
-    s->fault = (struct fault){INT32_MAX, 0};
-    const int bad = session_place(s, ids, rows, e) || session_play(s, what, rows, e);
-    s->trying = false;
-    if (bad) return -1;
+    if (session_place(s, ids, rows, e) || play_and_hear(s, what, rows, &r, e)) return -1;
     int rc = s->op->download(s->be, stamp, s->d->stamp, sizeof stamp);
-    end = stamp[1];
-    if (what == SESSION_OFFER) {
-        s->offered++;
-    } else {
-        const struct kn_result *r = &s->results[s->started++ % SESSION_RESULTS];
-        s->finished = s->started;
-        if (!rc) rc = s->op->await(s->be, &r->number, s->started);
-        end = r->accepted;
-    }
     if (rc) return model_failed(s->target, "times", rc, e);
-    const uint64_t begin = stamp[what == SESSION_OFFER ? 0 : 2];
-    *seconds = end > begin ? 1e-9 * (double)(end - begin) : 1e-9;
+    *seconds = r ? seconds_of(stamp[2], r->accepted) : seconds_of(stamp[0], stamp[1]);
+    return 0;
+}
+
+/* A draft, and the rows that the host launches when it has heard of it: what passes between them, at least.
+ */
+static int measure_wait(struct session *s, int32_t rows, double *seconds, struct err *e)
+{
+    const struct kn_result *r;
+    for (int i = 0; i < REPEAT; i++) {
+        int32_t ids[SESSION_MAX_ROWS];
+        some_ids(s, rows, ids);
+        if (session_place(s, ids, rows, e) || play_and_hear(s, SESSION_OFFER, s->o.block, &r, e) ||
+            play_and_hear(s, SESSION_VERIFY, rows, &r, e))
+            return -1;
+        const double one = seconds_of(r->stamp[1], r->stamp[2]);
+        if (!i || one < *seconds) *seconds = one;
+    }
     return 0;
 }
 
@@ -132,6 +163,9 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
         if (measure(s, &w, SESSION_VERIFY, o->rows[i], &t->verify_s[o->rows[i]], e)) return -1;
         alone |= o->rows[i] == 1;
     }
+    if (t->draft_s > 0 && t->verify_s[o->rows[0]] > 0 && now() - w.begun < w.budget &&
+        measure_wait(s, o->rows[0], &t->wait_s, e))
+        return -1;
     /* What follows rows that were tried, where there is recurrent state, for its recordings' sake. */
     if (s->delta && o->n && session_records(s) &&
         (measure(s, &w, SESSION_PLAIN_ADVANCES, 1, &unused, e) ||

@@ -463,22 +463,23 @@ static void bench(void)
 int main(int argc, char **argv)
 {
     char msg[256];
-    bool generic = false, benching = false, ops = false, pair = false, cycles = false;
+    bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
         small |= !strcmp(argv[1], "--small");
         ops |= !strcmp(argv[1], "--ops");
         cycles |= !strcmp(argv[1], "--cycles");
-        pair |= cycles || !strcmp(argv[1], "--pair");
+        plans |= !strcmp(argv[1], "--plans");
+        pair |= cycles || plans || !strcmp(argv[1], "--pair");
     }
     ops |= small;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
-        fprintf(stderr,
-                "usage: test_gpu [--generic] [--pair|--cycles] PAIR_DIR PROMPT.txt | test_gpu [--generic] "
-                "--ops | --bench | "
-                "--small\n");
+        fprintf(stderr, "usage: test_gpu [--generic] [--pair|--cycles|--plans] PAIR_DIR PROMPT.txt | "
+                        "test_gpu [--generic] "
+                        "--ops | --bench | "
+                        "--small\n");
         return 2;
     }
     if (kn_backend_open(&gpu, &g, msg, sizeof msg) || kn_backend_open(&cpu, &c, msg, sizeof msg)) {
@@ -504,8 +505,9 @@ int main(int argc, char **argv)
             check_keep();
             check_refusals();
         }
-        if (!ops && !cycles) check_pair(argv[1], argv[2]);
-        if (!ops) check_cycles(argv[1], argv[2], generic);
+        if (!ops && !cycles && !plans) check_pair(argv[1], argv[2]);
+        if (!ops && !plans) check_cycles(argv[1], argv[2], generic);
+        if (!ops) check_plans(argv[1], argv[2]);
         printf("test_gpu: %ld passed, %ld failed%s\n", passed, failed, generic ? " (generic kernels)" : "");
     }
     kn_backend_close(gpu);

@@ -19,5 +19,7 @@ void check_attend(void);
 void check_pair(const char *dir, const char *prompt);
 /* The same file: recorded cycles against those that are launched one by one. */
 void check_cycles(const char *dir, const char *prompt, bool generic);
+/* Plans drawn at random, of either pair. */
+void check_plans(const char *dir, const char *prompt);
 
 #endif

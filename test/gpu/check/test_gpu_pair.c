@@ -1,9 +1,13 @@
 /* test_gpu_pair.c - logits and drafts of the trained pair against the CPU's, recorded cycles against launched
  * ones (test_gpu.c). */
-#include "../../../common/run/cycle.h"
+#include "../../../common/base/io.h"
 #include "../../../common/base/mem.h"
-#include "../../../common/run/session.h"
+#include "../../../common/run/cycle.h"
+#include "../../../common/run/engine.h"
+#include "../../../common/run/source.h"
 #include "../../../common/run/spec.h"
+#include "../../../common/run/state.h"
+#include "../../../common/run/times.h"
 #include "../../../common/token/tokenizer.h"
 #include "test_gpu.h"
 
@@ -243,4 +247,161 @@ void check_cycles(const char *dir, const char *prompt, bool generic)
         for (int b = 0; b < 2; b++) model_free(d[b]), model_free(t[b]);
     }
     kn_backend_close(direct);
+}
+
+/* ---- plans ---- */
+
+enum { PLANNED = 150, PLAN_ROWS = 8 };
+
+/* A stream under plans: tokens, and the blocks by the tokens that were written when they were made. */
+struct planned {
+    int32_t id[PLANNED], block[PLANNED][PLAN_ROWS - 1];
+    bool drafted[PLANNED];
+    int n, blocks, opened;
+    int32_t away, rows; /* plain rows before the next draft; 0: drawn, else of every plan, which drafts */
+    uint32_t x;
+};
+
+static int planned_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct planned *p = ctx;
+    (void)e;
+    memcpy(p->id + p->n, ids, (size_t)n * sizeof *ids);
+    p->n += n;
+    return 0;
+}
+
+static int planned_block(void *ctx, const int32_t *ids, int32_t n, struct err *e)
+{
+    struct planned *p = ctx;
+    (void)e;
+    memcpy(p->block[p->n], ids, (size_t)n * sizeof *ids);
+    p->drafted[p->n] = true;
+    p->blocks++;
+    return 0;
+}
+
+static int32_t drawn(struct planned *p, int32_t n)
+{
+    p->x = p->x * 1664525u + 1013904223u;
+    return (int32_t)((p->x >> 16) % (uint32_t)n);
+}
+
+/* Drafts in a row, rows known or left open, and now and then plain rows for longer than the features of any
+ * are kept. */
+static void draw_plan(void *ctx, struct plan *plan)
+{
+    struct planned *p = ctx;
+    *plan = (struct plan){.draft = true, .rows = p->rows};
+    if (p->rows) return;
+    if (p->away-- > 0) {
+        *plan = (struct plan){.rows = 1};
+        return;
+    }
+    p->away = drawn(p, 3) ? 0 : drawn(p, 8) ? drawn(p, 6) : 66 + drawn(p, 8);
+    plan->rows = drawn(p, 3) ? 0 : 1 + drawn(p, PLAN_ROWS);
+}
+
+static void draw_choice(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    struct planned *p = ctx;
+    *c = (struct plan_choice){.rows = 1 + drawn(p, 1 + o->n_draft)};
+    p->opened++;
+}
+
+/* The stream; where half is given saved, and gone on with in the slot that it left, behind so many tokens. */
+static void run_planned(struct engine *g, const struct kn_sampler *sampler, int32_t n_prompt, int half,
+                        bool timed, struct planned *p)
+{
+    static const int32_t rows[] = {PLAN_ROWS, 2, 3, 1};
+    static const char path[] = "build/test/planned-state";
+    struct err e = {0};
+    struct session *s;
+    struct session_times times;
+    struct spec_stats st;
+    const struct planner planner = {.next = draw_plan, .choose = draw_choice, .ctx = p};
+    const struct session_timing timing = {
+        .sampler = *sampler, .rows = rows, .n = 4, .reach = n_prompt + PLANNED, .budget_s = 1};
+    struct spec_options o = {.n = half ? half : PLANNED,
+                             .sampler = *sampler,
+                             .planner = g->source ? &planner : NULL,
+                             .tokens = planned_tokens,
+                             .proposals = planned_block,
+                             .ctx = p};
+    if (session_open(&s, g, &e) || session_prefill(s, text, n_prompt, NULL, NULL, &e)) die("planned", e.msg);
+    if (timed && session_time(s, &timing, &times, &e)) die("times", e.msg);
+    if (timed && (times.missing || !(times.plain_s > 0) || !(times.draft_s > 0) || !(times.wait_s > 0)))
+        die("times", "some part was not measured");
+    if (spec_generate(s, &o, &st, &e)) die("planned", e.msg);
+    if (half) {
+        struct io_out out;
+        struct state *state;
+        struct state_info info;
+        if (io_out_open(&out, path, true, NULL, 0, &e) || state_save(s, &out, &e) || io_out_commit(&out, &e))
+            die("state", e.msg);
+        session_free(s);
+        if (session_open(&s, g, &e) || state_open(&state, path, &info, &e) || state_restore(state, s, &e))
+            die("state", e.msg);
+        state_close(state);
+        o.n = PLANNED - half;
+        if (spec_generate(s, &o, &st, &e)) die("planned", e.msg);
+    }
+    session_free(s);
+}
+
+/* Plans drawn at random, over rows that wait, drafts ahead, states and times taken at the start: the stream
+ * is the target's own, and a block is the one of a stream that drafts always. */
+static void check_plans_of(const char *dir, const char *type, const int32_t *lens, int n_lens)
+{
+    static const struct kn_sampler sampler[] = {
+        {.top_p = 1, .repeat_penalty = 1},
+        {.temp = 0.8f, .top_p = 0.95f, .top_k = 40, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 5}};
+    struct err e = {0};
+    char path[2][512];
+    struct model *t, *d;
+    struct engine *with, *without;
+    snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, type);
+    snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, type);
+    if (model_load(&t, path[0], gpu, NULL, NULL, NULL, &e) ||
+        model_load(&d, path[1], gpu, NULL, NULL, NULL, &e))
+        die(path[0], e.msg);
+    struct source x = source_dflash(d);
+    const struct session_options o = {.ctx = 300 + PLANNED + SESSION_MAX_ROWS,
+                                      .chunk = 64,
+                                      .block = x.rows < PLAN_ROWS ? x.rows : PLAN_ROWS,
+                                      .kv = {KN_F16, KN_F16}};
+    if (engine_open(&with, t, &x, &o, &e) || engine_open(&without, t, NULL, &o, &e)) die("engine", e.msg);
+    for (int i = 0; i < 2 * n_lens; i++) {
+        static struct planned plain, ref, p;
+        const struct kn_sampler *k = &sampler[i % 2];
+        const int32_t len = lens[i / 2];
+        int wrong = 0, blocks = 0, opened = 0;
+        plain = (struct planned){0}, ref = (struct planned){.rows = 1};
+        run_planned(without, k, len, 0, false, &plain);
+        run_planned(with, k, len, 0, false, &ref);
+        wrong += memcmp(plain.id, ref.id, sizeof plain.id) != 0 || ref.blocks != PLANNED - 1;
+        for (uint32_t seed = 0; seed < 12; seed++) {
+            p = (struct planned){.x = seed * 2654435761u + (uint32_t)i};
+            run_planned(with, k, len, seed % 3 == 1 ? 30 + (int)seed * 7 : 0, seed % 4 == 2, &p);
+            wrong += memcmp(plain.id, p.id, sizeof p.id) != 0;
+            for (int n = 0; n < PLANNED; n++)
+                wrong += p.drafted[n] && memcmp(p.block[n], ref.block[n], sizeof p.block[n]) != 0;
+            blocks += p.blocks, opened += p.opened;
+        }
+        verdict(!wrong && opened > 12 && blocks > opened,
+                "plans over %s, %s, after %d: %d wrong of 12 streams and %d blocks, rows of %d chosen late",
+                type, k->temp > 0 ? "sampled" : "greedy", len, wrong, blocks, opened);
+    }
+    engine_close(with);
+    engine_close(without);
+    model_free(d);
+    model_free(t);
+}
+
+void check_plans(const char *dir, const char *prompt)
+{
+    static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
+    static const int32_t lens[] = {1, 40, 290};
+    read_prompt(dir, prompt);
+    for (int k = 0; k < 3; k++) check_plans_of(dir, types[k], lens, 3);
 }
