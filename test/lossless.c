@@ -337,7 +337,8 @@ static void next_plan(struct turn *t, const int *c)
     if (!t->drawn) return;
     t->plan = (struct plan){.rows = 1};
     if (t->away-- > 0) return;
-    t->plan.draft = draw() % 3 > 0;
+    t->plan.draft =
+        t->r.made == 1 || draw() % 3 > 0; /* the first: then both streams have a block of one anchor */
     if (!t->plan.draft && draw() % 8 == 0) t->away = (int)(draw() % 12);
     if (t->plan.draft) t->plan.rows += (int32_t)(draw() % (uint32_t)block_rows[c[BLOCK]]);
     if (draw() % 2) t->plan.rows = 0;
@@ -351,7 +352,8 @@ static void choose_rows(struct turn *t)
     struct plan_choice rows = {.rows = 1};
     if (session_cycle_offer(t->s, &o, NULL, &e)) die("offer", &e);
     rows.look = o.n_look && (!o.n_draft || draw() % 2);
-    rows.rows += (int32_t)(draw() % (uint32_t)(1 + (rows.look ? o.n_look : o.n_draft)));
+    const int32_t n = rows.look ? o.n_look : o.n_draft, most = n < N_NEW / 3 ? n : N_NEW / 3; /* no leap */
+    rows.rows += (int32_t)(draw() % (uint32_t)(1 + most));
     if (session_cycle_verify(t->s, &rows, N_NEW - t->r.made, &e)) die("verify", &e);
     t->open = false;
     t->running++;
