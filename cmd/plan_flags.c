@@ -39,12 +39,17 @@ int plan_flags_read(struct plan_flags *f, struct err *e)
     return plan_times_read(&f->times, f->times_path, e);
 }
 
-/* Row counts that may be chosen: a recording each, so few of them where a backend records. */
+/* Row counts that may be chosen: a recording each, so few of them where a backend records. Those above a
+ * block's are for look-ups. */
 static int32_t choose_counts(const struct session *s, int32_t *counts)
 {
-    static const int32_t few[] = {2, 3, 4, 6, 8, 12, 16};
-    const int32_t block = s->o.block;
+    static const int32_t few[] = {2, 3, 4, 6, 8, 12, 16}, looks[] = {2, 4, 6, 8, 12, 16, 32, 64};
+    const int32_t block = s->source ? s->o.block : 1;
     int32_t n = 0;
+    if (s->o.look) {
+        for (size_t i = 0; i < sizeof looks / sizeof *looks; i++) counts[n++] = looks[i];
+        return n;
+    }
     if (!s->op->replay) {
         for (int32_t i = 2; i <= block; i++) counts[n++] = i;
         return n;
@@ -72,7 +77,7 @@ static void wanted_first(const int32_t *counts, int32_t n, int32_t *order)
 static void guess_missing(struct plan_flags *f, const struct session *s, const int32_t *counts, int32_t n,
                           struct session_times *t)
 {
-    const struct model *d = s->source->model;
+    const struct model *d = s->source ? s->source->model : NULL;
     f->guessed = 0;
     if (t->draft_s == 0 && d) {
         t->draft_s = t->plain_s * (double)d->bytes_step / (double)s->target->bytes_step;
@@ -106,11 +111,12 @@ static int measure(struct plan_flags *f, struct session *s, const struct kn_samp
     return 0;
 }
 
-int plan_flags_open(struct plan_flags *f, struct session *s, const struct kn_sampler *sampler, struct err *e)
+int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, const struct kn_sampler *sampler,
+                    struct err *e)
 {
     int32_t counts[SESSION_MAX_ROWS];
     f->planner = (struct planner){0};
-    if (f->rows || !s->source) return 0;
+    if (f->rows || (!s->source && !s->o.look)) return 0;
     const int32_t n = choose_counts(s, counts);
     if (measure(f, s, sampler, counts, n, e)) return -1;
     if (!f->timed) return 0; /* no memory to measure in: every cycle drafts and verifies a block */
@@ -120,9 +126,9 @@ int plan_flags_open(struct plan_flags *f, struct session *s, const struct kn_sam
                                            .temperature = (double)sampler->temp,
                                            .counts = counts,
                                            .n_counts = n,
-                                           .block = s->o.block,
-                                           .drafter = s->source->op->propose != NULL,
-                                           .look = s->source->op->look != NULL};
+                                           .block = s->source ? s->o.block : 1,
+                                           .drafter = s->source && !look_only,
+                                           .look = s->o.look != NULL};
     if (planner_auto_init(&f->a, &o, e)) return -1;
     f->planner = planner_auto(&f->a);
     return 0;

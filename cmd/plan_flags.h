@@ -51,8 +51,10 @@ static inline bool plan_flags_auto(const struct plan_flags *f)
 /* The files. */
 int plan_flags_read(struct plan_flags *f, struct err *e);
 /* With --width auto a planner for s, whose prompt is committed; times are measured where they are not there
- * yet. planner.next NULL: a fixed width, or nothing that proposes. */
-int plan_flags_open(struct plan_flags *f, struct session *s, const struct kn_sampler *sampler, struct err *e);
+ * yet. look_only: a drafter is there and not asked. planner.next NULL: a fixed width, or nothing that
+ * proposes. */
+int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, const struct kn_sampler *sampler,
+                    struct err *e);
 /* What it did, in a few lines, with -v; where drafting is off, why. */
 void plan_flags_print(const struct plan_flags *f, const struct cli *c);
 /* What it did, for --stats and reports; null without a planner. */

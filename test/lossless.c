@@ -9,8 +9,10 @@
  * type, prompt and sampling, and greedy proposals with target type, prompt, sampling, block and width. Each
  * case's stream is compared with the target's own (no drafter), and its draft trace with that of the plainest
  * run of the same drafter (best instruction set, one thread, one chunk size, uninterrupted). One case of
- * TURNS is also run as two streams over one engine, which take turns between cycles: one under plans drawn at
- * random, stopped half way, saved, and gone on with from the state; one as the case says.
+ * LOOKS is also run with look-ups, beside the drafter or in its place, in the history or in a text that knows
+ * the stream. One case of TURNS is also run as two streams over one engine, which take turns between cycles:
+ * one under plans drawn at random (with look-ups), stopped half way, saved, and gone on with from the state;
+ * one as the case says.
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k and q2_k are run only so.
@@ -25,6 +27,7 @@
 #include "../common/base/mem.h"
 #include "../common/run/cycle.h"
 #include "../common/run/engine.h"
+#include "../common/run/lookup.h"
 #include "../common/run/session.h"
 #include "../common/run/source.h"
 #include "../common/run/spec.h"
@@ -96,7 +99,7 @@ struct run {
     int32_t id[N_NEW];
     int n_trace;
     int32_t trace[N_NEW * 8];
-    int64_t accepted, cycles;
+    int64_t accepted, cycles, looked;
 };
 
 static const char *dir, *device = "cpu";
@@ -149,6 +152,9 @@ static struct model *get_model(int drafter, int type)
 }
 
 /* ---- one run ---- */
+static struct source *look; /* NULL: none */
+static bool look_only;
+
 static int take_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
 {
     struct run *r = ctx;
@@ -179,6 +185,7 @@ static struct session_options options_of(const int *c, const struct model *d)
         .block = d ? block_rows[c[BLOCK]] : 0,
         .draft_greedy = d && draft_greedy[c[GREEDY]],
         .kv = cache_type[c[CACHE]].kv,
+        .look = look,
         .kv_layers = cache_type[c[CACHE]].layers ? of_target : NULL,
         .draft_kv_layers = cache_type[c[CACHE]].layers ? of_drafter : NULL,
     };
@@ -235,7 +242,8 @@ static void run_case(const int *c, bool with_drafter, struct run *r)
     struct spec_options o = {
         .n = N_NEW,
         .sampler = sampling[c[SAMPLING]],
-        .width = with_drafter ? width_of(c) : 0,
+        .width = with_drafter && !look ? width_of(c) : 0,
+        .look_only = look_only,
         .tokens = take_tokens,
         .proposals = take_proposals,
         .ctx = r,
@@ -246,6 +254,7 @@ static void run_case(const int *c, bool with_drafter, struct run *r)
     if (spec_generate(s, &o, &stats, &e)) die("generate", &e);
     for (int i = 0; i < 64; i++) r->accepted += stats.accepted[i] * i;
     r->cycles = stats.cycles;
+    r->looked = stats.look_accepted;
     session_free(s);
 }
 
@@ -279,6 +288,48 @@ static struct run *reference(const int *c, bool with_drafter)
     return k->r;
 }
 
+/* ---- look-ups ---- */
+
+#define LOOKS 3
+
+/* From here on sessions have look-ups, in a text that knows the stream or in the history alone. */
+static struct lookup_text *look_begin(const int *c, const struct run *plain, bool knows)
+{
+    static struct source_lookup source;
+    static int32_t ids[4096];
+    struct lookup_text *t = NULL;
+    struct err e = {0};
+    const int n = prompt_len[c[PROMPT]];
+    memcpy(ids, text, (size_t)n * sizeof *ids);
+    memcpy(ids + n, plain->id, sizeof plain->id);
+    if (knows && lookup_text_open(&t, ids, n + N_NEW, 2, &e)) die("text", &e);
+    source = source_lookup(2, t);
+    look = &source.source;
+    return t;
+}
+
+static void look_end(struct lookup_text *t)
+{
+    lookup_text_close(t);
+    look = NULL;
+    look_only = false;
+}
+
+/* The target's stream and the drafter's first block; where the text knows the stream, hardly a cycle. */
+static bool looks_agree(const int *c, const struct run *plain, const struct run *drafted)
+{
+    struct run r;
+    const bool knows = done / LOOKS % 2;
+    const size_t bytes = (size_t)(block_rows[c[BLOCK]] - 1) * sizeof *r.trace;
+    struct lookup_text *t = look_begin(c, plain, knows);
+    look_only = done / LOOKS % 3 == 0;
+    run_case(c, true, &r);
+    const bool same = r.made == N_NEW && !memcmp(r.id, plain->id, sizeof r.id),
+               trace = look_only ? r.n_trace == 0 : r.n_trace > 0 && !memcmp(r.trace, drafted->trace, bytes);
+    look_end(t);
+    return same && trace && (!knows || (r.looked > 0 && r.cycles < 16));
+}
+
 /* ---- two streams over one engine ---- */
 
 #define TURNS 5
@@ -305,10 +356,11 @@ static void next_plan(struct turn *t, const int *c)
     if (!t->drawn) return;
     t->plan = (struct plan){.rows = 1};
     if (t->away-- > 0) return;
-    t->plan.draft = draw() % 3 > 0;
+    t->plan.draft =
+        t->r.made == 1 || draw() % 3 > 0; /* the first: then both streams have a block of one anchor */
     if (!t->plan.draft && draw() % 8 == 0) t->away = (int)(draw() % 12);
     if (t->plan.draft) t->plan.rows += (int32_t)(draw() % (uint32_t)block_rows[c[BLOCK]]);
-    if (t->plan.draft && draw() % 2) t->plan.rows = 0;
+    if (draw() % 2) t->plan.rows = 0;
 }
 
 /* The rows of a cycle that left them open. */
@@ -318,7 +370,9 @@ static void choose_rows(struct turn *t)
     struct plan_offer o;
     struct plan_choice rows = {.rows = 1};
     if (session_cycle_offer(t->s, &o, NULL, &e)) die("offer", &e);
-    rows.rows += (int32_t)(draw() % (uint32_t)(1 + o.n_draft));
+    rows.look = o.n_look && (!o.n_draft || draw() % 2);
+    const int32_t n = rows.look ? o.n_look : o.n_draft, most = n < N_NEW / 3 ? n : N_NEW / 3; /* no leap */
+    rows.rows += (int32_t)(draw() % (uint32_t)(1 + most));
     if (session_cycle_verify(t->s, &rows, N_NEW - t->r.made, &e)) die("verify", &e);
     t->open = false;
     t->running++;
@@ -353,9 +407,9 @@ static void take_turn(struct turn *t, const int *c)
     if (session_cycle_finish(t->s, &y, &e)) die("finish", &e);
     t->running--;
     const int stay = y.kept < N_NEW - t->r.made ? y.kept : N_NEW - t->r.made;
-    if (y.usable && y.n_ids > 1) {
+    if (y.block) {
         t->anchor[t->blocks++] = t->r.made;
-        take_proposals(&t->r, y.ids + 1, y.n_ids - 1, &e);
+        take_proposals(&t->r, y.block + 1, t->s->o.block - 1, &e);
     }
     take_tokens(&t->r, y.picks, stay, &e);
     const bool half = t->drawn && !t->saved && t->r.made >= N_NEW / 2 && t->r.made < N_NEW;
@@ -375,6 +429,7 @@ static bool turns_agree(const int *c, const struct run *plain, const struct run 
     struct err e = {0};
     use_backend(c[ISA], c[THREADS]);
     struct source x = source_dflash(get_model(1, c[DRAFTER]));
+    struct lookup_text *known = look_begin(c, plain, draw() % 2);
     const struct session_options o = options_of(c, x.model);
     const int n = block_rows[c[BLOCK]] - 1;
     struct engine *g;
@@ -409,6 +464,7 @@ static bool turns_agree(const int *c, const struct run *plain, const struct run 
                    !memcmp(t[0].r.trace + a * n, t[1].r.trace + b * n, (size_t)n * sizeof *drafted->trace);
         }
     engine_close(g);
+    look_end(known);
     return same && shared > 0;
 }
 
@@ -461,17 +517,19 @@ static void examine(const int *c)
                  !memcmp(r.trace, drafted->trace, (size_t)r.n_trace * sizeof *r.trace);
     bool drafts = r.cycles > 0 && r.n_trace > 0;
     const bool turns = done % TURNS || turns_agree(c, plain, drafted);
+    const bool looks = done % LOOKS || looks_agree(c, plain, drafted);
     done++;
     accepted += r.accepted;
     cycles += r.cycles;
-    if (same && trace && drafts && turns) {
+    if (same && trace && drafts && turns && looks) {
         printf("ok   lossless/%s\n", name);
         return;
     }
     bad++;
-    printf("FAIL lossless/%s:%s%s%s%s\n", name, same ? "" : " the stream differs from the target's own",
+    printf("FAIL lossless/%s:%s%s%s%s%s\n", name, same ? "" : " the stream differs from the target's own",
            trace ? "" : " the draft trace differs", drafts ? "" : " nothing was drafted",
-           turns ? "" : " streams over one engine, or plans drawn at random, differ");
+           turns ? "" : " streams over one engine, or plans drawn at random, differ",
+           looks ? "" : " look-ups change the stream or the blocks, or find nothing");
 }
 
 /* scalar code is for comparing bits, not for long prompts */

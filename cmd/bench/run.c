@@ -11,6 +11,7 @@
 #include "../../common/base/mem.h"
 #include "../../common/run/session.h"
 #include "../../common/run/spec.h"
+#include "../lookup_flags.h"
 #include "../redirect.h"
 #include "bench.h"
 #include "synthetic.h"
@@ -20,6 +21,7 @@
 
 static struct {
     struct models m;
+    struct lookup_flags lookup;
     int64_t n;
     int32_t runs, warmup, block, draft_window, chunk;
     struct plan_flags plan;
@@ -64,6 +66,7 @@ static const struct cli_flag flags[] = {
      0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &o.draft_sampling, "NAME",
      "coupled (default: proposals take the noise of the picks to come) or greedy", 0, 0},
+    LOOKUP_FLAGS(o.lookup),
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
     {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1,
      SESSION_MAX_CTX},
@@ -104,7 +107,7 @@ struct prompt {
 struct kind {                      /* of plain or drafted runs */
     struct sample decode, prefill; /* tokens a second */
     double draft_s, verify_s, decode_s;
-    int64_t cycles, full_cycles, full_accepted, generated, steps, nan_cycles;
+    int64_t cycles, full_cycles, full_accepted, look_cycles, look_accepted, generated, steps, nan_cycles;
     int64_t accepted[SESSION_MAX_ROWS];
 };
 
@@ -122,6 +125,12 @@ static int take(void *ctx, const int32_t *ids, int32_t n, struct err *e)
     return 0;
 }
 
+/* Is there anything to compare with the target alone? */
+static bool two_kinds(void)
+{
+    return o.m.drafter || o.lookup.look;
+}
+
 /* One prompt; the stream goes to out. */
 static int one(const struct prompt *p, bool drafted, struct sink *out, struct spec_stats *st,
                double *prefill_s, struct err *e)
@@ -129,13 +138,18 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     const struct desc *d = o.m.target->d;
     struct session *s = NULL;
     struct session_options so = {.chunk = o.chunk,
+                                 .look = drafted ? o.lookup.look : NULL,
                                  .check_layers = o.m.check_layers,
                                  .block = drafted ? o.block : 0,
                                  .draft_window = drafted ? o.draft_window : 0,
                                  .draft_greedy = o.draft_greedy};
     struct session_synthetic stated = {0};
-    struct spec_options sp = {
-        .n = o.n, .sampler = o.sampler, .width = drafted ? o.plan.rows : 0, .tokens = take, .ctx = out};
+    struct spec_options sp = {.n = o.n,
+                              .sampler = o.sampler,
+                              .width = drafted ? o.plan.rows : 0,
+                              .look_only = o.lookup.only,
+                              .tokens = take,
+                              .ctx = out};
     int rc = -1;
     if (!o.ignore_eos) {
         sp.stops = d->stops;
@@ -153,7 +167,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
     *prefill_s = cli_seconds() - t;
     memset(st, 0, sizeof *st);
-    if (drafted && plan_flags_open(&o.plan, s, &o.sampler, e)) goto done;
+    if (drafted && plan_flags_open(&o.plan, s, o.lookup.only, &o.sampler, e)) goto done;
     if (drafted && o.plan.planner.next) sp.planner = &o.plan.planner;
     rc = spec_generate(s, &sp, st, e);
 done:
@@ -195,6 +209,8 @@ static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, 
         k->steps += st.steps;
         k->full_cycles += st.full_cycles;
         k->full_accepted += st.full_accepted;
+        k->look_cycles += st.look_cycles;
+        k->look_accepted += st.look_accepted;
         k->nan_cycles += st.nan_cycles;
         k->generated += st.generated;
         for (int a = 0; a < SESSION_MAX_ROWS; a++) k->accepted[a] += st.accepted[a];
@@ -220,6 +236,8 @@ static json_t *kind_json(const struct kind *k, bool drafted)
                                        : json_null());
     json_object_set_new(j, "accepted_histogram", h);
     json_object_set_new(j, "plan", plan_flags_json(&o.plan));
+    json_object_set_new(j, "lookup_cycles", json_integer((json_int_t)k->look_cycles));
+    json_object_set_new(j, "lookup_accepted", json_integer((json_int_t)k->look_accepted));
     json_object_set_new(j, "draft_share", bench_number(k->draft_s / k->decode_s));
     json_object_set_new(j, "verify_share", bench_number(k->verify_s / k->decode_s));
     json_object_set_new(j, "drafter_nan_cycles", json_integer((json_int_t)k->nan_cycles));
@@ -237,6 +255,7 @@ static json_t *settings_json(void)
                   "top_k", k->top_k, "top_p", k->top_p, "min_p", k->min_p, "repeat_penalty",
                   k->repeat_penalty, "repeat_last", k->repeat_last, "seed", seed, "ignore_eos", o.ignore_eos,
                   "chunk", o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
+    json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;
     int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
     json_object_set_new(j, "block", json_integer(block));
@@ -263,9 +282,9 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
         "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", bench_number(ceiling),
         "plain_share_of_ceiling", bench_number(decode * (double)o.m.target->bytes_step / ceiling), "machine",
         bench_machine(&o.m));
-    if (!o.m.drafter) return j;
+    if (!two_kinds()) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);
-    json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));
+    if (o.m.drafter) json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));
     json_object_set_new(j, "drafted", kind_json(drafted, true));
     json_object_set_new(j, "speedup", verdict_json(&v));
     json_object_set_new(j, "equal", o.synthetic.slots ? json_null() : json_boolean(equal));
@@ -286,7 +305,7 @@ static int measure(struct prompt *p, int n_prompts, struct sink *out, bool *equa
     double ceiling = bench_ceiling(&o.m, bytes, threads, 3);
     for (int r = -o.warmup; r < o.runs; r++) {
         cli_progress(&cli, "runs", (uint64_t)(r + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
-        for (int drafted = 0; drafted <= (o.m.drafter != NULL); drafted++)
+        for (int drafted = 0; drafted <= two_kinds(); drafted++)
             if (one_run(p, n_prompts, drafted, r >= 0, &k[drafted], out, equal, e)) goto done;
         if (r == o.runs / 2) ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 2));
     }
@@ -315,7 +334,8 @@ static int check_prompts(void *ctx, struct err *e)
 {
     const struct prompt *p = ctx;
     const int32_t block = o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1;
-    if (o.m.drafter && spec_width_check(o.plan.rows, block, e)) return -1;
+    if (lookup_flags_open(&o.lookup, &o.m, e)) return -1;
+    if (two_kinds() && spec_width_check(o.plan.rows, block, o.lookup.look, e)) return -1;
     if (o.accept_rates &&
         synthetic_rates(&o.synthetic, o.accept_rates, block - 1, STATED_POSITIONS, o.sampler.seed, e))
         return -1;
@@ -345,8 +365,10 @@ int bench_run(int argc, char **argv)
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    if (!o.m.drafter_path && (o.block || o.plan.width || o.plan.times_path || o.plan.calibration_path ||
-                              o.draft_window || o.draft_sampling))
+    const bool look = lookup_flags_check(&o.lookup, &cli);
+    if (!o.m.drafter_path &&
+        (o.block || (!look && (o.plan.width || o.plan.times_path || o.plan.calibration_path)) ||
+         o.draft_window || o.draft_sampling))
         cli_usage_error(
             &cli, "--block, --width, --plan-times, --calibration, --draft-window and --draft-sampling need a "
                   "drafter (-d DRAFTER)");
@@ -373,7 +395,9 @@ int bench_run(int argc, char **argv)
                                          .draft_window = o.draft_window};
     o.m.check = check_prompts;
     o.m.check_ctx = p;
-    if (plan_flags_read(&o.plan, &e) || read_prompts(p, &e) || models_open(&o.m, &cli, &e)) goto done;
+    if (plan_flags_read(&o.plan, &e) || lookup_flags_read(&o.lookup, &e) || read_prompts(p, &e) ||
+        models_open(&o.m, &cli, &e))
+        goto done;
     if (measure(p, cli.n_args, &out, &equal, &e)) goto done;
     rc = equal ? 0 : ERR_NEGATIVE;
     if (!equal) cli_warn(&cli, "the drafted streams differ from the plain ones");
@@ -386,6 +410,7 @@ done:
     mem_free(p);
     mem_free(out.id);
     synthetic_free(&o.synthetic);
+    lookup_flags_close(&o.lookup);
     models_close(&o.m);
     return redirect_close(&file, &cli, rc);
 }

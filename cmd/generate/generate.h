@@ -3,6 +3,7 @@
 #define DFLASH_GENERATE_H
 
 #include "../cli.h"
+#include "../lookup_flags.h"
 #include "../models.h"
 #include "../plan_flags.h"
 #include "../../common/run/session.h"
@@ -12,6 +13,7 @@
 /* What a run was asked for, as the flags filled it. */
 struct settings {
     struct models m;
+    struct lookup_flags lookup;
     const char *out_path, *state_path, *stop_list, *stats_path, *trace_path, *draft_logits_path;
     int64_t n;
     struct plan_flags plan;

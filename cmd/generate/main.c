@@ -43,6 +43,7 @@ static const struct cli_flag flags[] = {
      "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &set.draft_sampling, "NAME",
      "coupled (the default: proposals take the noise of the picks to come) or greedy", 0, 0},
+    LOOKUP_FLAGS(set.lookup),
     {"--chunk", CLI_I32, &set.chunk, "N", "tokens a prefill pass (default 512, or as the state has it)", 1,
      1 << 20},
     {"--ctx", CLI_I32, &set.ctx, "N", "positions to make room for (default: what the run needs)", 1,
@@ -88,7 +89,7 @@ static int write_draft_row(void *ctx, const float *row, int32_t n_vocab, struct 
 static int open_outputs(struct outputs *o, struct err *e)
 {
     const char *inputs[] = {set.m.target_path, set.m.drafter_path ? set.m.drafter_path : set.m.target_path,
-                            set.state_path ? set.state_path : "-", "-"};
+                            set.state_path ? set.state_path : "-", set.lookup.path ? set.lookup.path : "-"};
     const struct {
         const char *path;
         struct io_out *out;
@@ -192,6 +193,7 @@ static int make_options(struct run *u, struct err *e)
                                     .block = set.block,
                                     .draft_window = set.draft_window,
                                     .draft_greedy = cli_draft_greedy(&cli, set.draft_sampling),
+                                    .look = set.lookup.look,
                                     .check_layers = set.m.check_layers,
                                     .progress = progress};
     if (set.ctx && need > set.ctx)
@@ -205,8 +207,8 @@ static int make_options(struct run *u, struct err *e)
                        SESSION_MAX_CTX, need);
     if (!set.ctx) u->o.ctx = (int32_t)need;
     if (models_kv(&set.m, u->state ? &u->info : NULL, &u->o, e)) return -1;
-    if (session_options_check(&u->o, d, e) || (d && spec_width_check(set.plan.rows, u->o.block, e)))
-        return -1;
+    if (session_options_check(&u->o, d, e)) return -1;
+    if ((d || u->o.look) && spec_width_check(set.plan.rows, u->o.block, u->o.look, e)) return -1;
     return u->state ? state_check(u->state, t, d, &u->o, e) : 0;
 }
 
@@ -227,7 +229,7 @@ static bool inputs_read(const struct run *u)
 static int check_run(void *ctx, struct err *e)
 {
     struct run *u = ctx;
-    if (make_stops(&u->stops, &u->n_stops, e)) return -1;
+    if (make_stops(&u->stops, &u->n_stops, e) || lookup_flags_open(&set.lookup, &set.m, e)) return -1;
     return inputs_read(u) ? check_inputs(u, e) : 0;
 }
 
@@ -240,7 +242,8 @@ static int open_all(struct run *u, struct err *e)
                                            .draft_window = set.draft_window};
     set.m.check = check_run;
     set.m.check_ctx = u;
-    if (plan_flags_read(&set.plan, e) || read_inputs(u, false, e)) return -1;
+    if (plan_flags_read(&set.plan, e) || lookup_flags_read(&set.lookup, e) || read_inputs(u, false, e))
+        return -1;
     const bool early = inputs_read(u);
     if (models_open(&set.m, &cli, e)) return -1;
     return early ? 0 : read_inputs(u, true, e) || check_inputs(u, e) ? -1 : 0;
@@ -270,6 +273,7 @@ static int generate(struct run *u, struct err *e)
                                    .n_stops = u->n_stops,
                                    .width = set.plan.rows,
                                    .planner = set.plan.planner.next ? &set.plan.planner : NULL,
+                                   .look_only = set.lookup.only,
                                    .draft_logits = set.draft_logits_path != NULL,
                                    .tokens = write_tokens,
                                    .proposals = write_trace,
@@ -281,7 +285,8 @@ static int generate(struct run *u, struct err *e)
 static int run(struct run *u, struct err *e)
 {
     if (open_outputs(&u->out, e) || open_all(u, e) || make_session(u, e)) return -1;
-    if (prefill(u, e) || plan_flags_open(&set.plan, u->s, &set.sampler, e) || generate(u, e)) return -1;
+    if (prefill(u, e) || plan_flags_open(&set.plan, u->s, set.lookup.only, &set.sampler, e) || generate(u, e))
+        return -1;
     if (set.stats_path && report_write(&set, u->s, &u->r, &u->out.stats, e)) return -1;
     if (commit_outputs(&u->out, e)) return -1;
     report_print(&cli, &set, u->s, &u->r);
@@ -308,13 +313,14 @@ static void check_flags(void)
     models_check_sampling(&cli);
     cli_draft_greedy(&cli, set.draft_sampling);
     plan_flags_check(&set.plan, &cli);
+    const bool look = lookup_flags_check(&set.lookup, &cli);
     const struct {
         const char *name;
         bool given;
     } draft[] = {{"--block", set.block > 0},
-                 {"--width", set.plan.width != NULL},
-                 {"--plan-times", set.plan.times_path != NULL},
-                 {"--calibration", set.plan.calibration_path != NULL},
+                 {"--width", set.plan.width && !look},
+                 {"--plan-times", set.plan.times_path && !look},
+                 {"--calibration", set.plan.calibration_path && !look},
                  {"--draft-window", set.draft_window > 0},
                  {"--draft-sampling", set.draft_sampling != NULL},
                  {"--draft-trace", set.trace_path != NULL},
@@ -343,6 +349,7 @@ int main(int argc, char **argv)
     state_close(u.state);
     mem_free(u.prompt);
     mem_free(u.stops);
+    lookup_flags_close(&set.lookup);
     models_close(&set.m);
     if (rc) return cli_fail(&cli, &e);
     return cli_close_stdout(&cli);

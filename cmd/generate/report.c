@@ -28,12 +28,23 @@ static const char *stop_reason(const struct spec_stats *st)
     return st->stop == SPEC_STOP_TOKEN ? "stop" : "length";
 }
 
+/* Places of the histogram: those of a block, and as many more as look-ups took. */
+static int32_t histogram(const struct session *s, const struct spec_stats *st)
+{
+    int32_t n = s->source ? s->o.block : 1;
+    for (int32_t i = n; s->o.look && i < SESSION_MAX_ROWS; i++)
+        if (st->accepted[i]) n = i + 1;
+    return s->source || s->o.look ? n : 0;
+}
+
 void report_print(const struct cli *c, const struct settings *set, const struct session *s,
                   const struct result *r)
 {
     const struct spec_stats *st = &r->st;
     double rate = decode_rate(st), tau = spec_tau(st);
     char text[64 * 12] = "";
+    const char *who = s->source && !set->lookup.only ? "drafter" : "look-ups";
+    const int32_t top = histogram(s, st);
     if (r->prefilled)
         cli_note(c, "prefill: %" PRId64 " tokens in %.3f s, %.1f t/s", r->prefilled, r->prefill_s,
                  (double)r->prefilled / r->prefill_s);
@@ -42,22 +53,26 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     else
         cli_note(c, "decode: %" PRId64 " tokens in %.3f s, %.1f t/s", st->generated, st->decode_s, rate);
     if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
-    if (!s->source) return;
+    if (!s->source && !s->o.look) return;
     if (isnan(tau))
-        cli_note(c, "drafter: no whole cycle");
+        cli_note(c, "%s: no whole cycle", who);
     else
         cli_note(c,
-                 "drafter: tau %.2f over %" PRId64 " cycles (%" PRId64
+                 "%s: tau %.2f over %" PRId64 " cycles (%" PRId64
                  " cut by -n); draft %.3f s, verify %.3f s, rest %.3f s",
-                 tau, st->full_cycles, st->cycles - st->full_cycles, st->draft_s, st->verify_s, rest_s(st));
-    if (st->full_cycles >= 32 && tau < 1.1 && set->plan.rows != 1)
+                 who, tau, st->full_cycles, st->cycles - st->full_cycles, st->draft_s, st->verify_s,
+                 rest_s(st));
+    if (s->o.look)
+        cli_note(c, "look-ups: %" PRId64 " of %" PRId64 " cycles, %" PRId64 " tokens", st->look_cycles,
+                 st->cycles, st->look_accepted);
+    if (s->source && !set->lookup.only && st->full_cycles >= 32 && tau < 1.1 && set->plan.rows != 1)
         cli_note(c, "hardly a proposal was right: the drafter may be for another target, or be read wrongly "
                     "(dflash-inspect --pair TARGET DRAFTER)");
     if (set->plan.planner.next) plan_flags_print(&set->plan, c);
-    for (int32_t i = 0, used = 0; i < s->o.block; i++)
+    for (int32_t i = 0, used = 0; i < top; i++)
         used +=
             snprintf(text + used, sizeof text - (size_t)used, "%s%" PRId64, i ? " " : "", st->accepted[i]);
-    cli_note(c, "cycles by accepted proposals, 0 to %d: %s", s->o.block - 1, text);
+    cli_note(c, "cycles by accepted proposals, 0 to %d: %s", top - 1, text);
     if (st->nan_cycles)
         cli_warn(c, "the drafter gave NaN in %" PRId64 " of %" PRId64 " cycles; those proposed nothing",
                  st->nan_cycles, st->cycles);
@@ -114,6 +129,10 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
     json_object_set_new(j, "draft_sampling",
                         s->source ? json_string(s->o.draft_greedy ? "greedy" : "coupled") : json_null());
+    json_object_set_new(j, "lookup", json_string(s->o.look ? set->lookup.mode : "off"));
+    json_object_set_new(j, "lookup_file",
+                        set->lookup.path ? json_text(set->lookup.path, strlen(set->lookup.path))
+                                         : json_null());
     json_object_set_new(j, "temp", number(k->temp));
     json_object_set_new(j, "top_k", json_integer(k->top_k));
     json_object_set_new(j, "top_p", number(k->top_p));
@@ -159,8 +178,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     const struct spec_stats *st = &r->st;
     json_t *j = json_object(), *hist = json_array();
     int rc = -1;
-    for (int32_t i = 0; s->source && i < s->o.block; i++)
-        json_array_append_new(hist, json_integer(st->accepted[i]));
+    for (int32_t i = 0; i < histogram(s, st); i++) json_array_append_new(hist, json_integer(st->accepted[i]));
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(DFLASH_VERSION));
     json_object_set_new(j, "device", json_string(models_device(&set->m)));
@@ -178,6 +196,8 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "cycles", json_integer(st->cycles));
     json_object_set_new(j, "tau", number(spec_tau(st)));
     json_object_set_new(j, "accepted_histogram", hist);
+    json_object_set_new(j, "lookup_cycles", json_integer(st->look_cycles));
+    json_object_set_new(j, "lookup_accepted", json_integer(st->look_accepted));
     json_object_set_new(j, "draft_s", number(st->draft_s));
     json_object_set_new(j, "verify_s", number(st->verify_s));
     json_object_set_new(j, "wait_s", number(st->wait_s));

@@ -24,7 +24,7 @@ int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_samp
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->accepted = 0;
     s->finished = s->started, s->open = false; /* of cycles before: what was started ahead and not wanted */
-    s->logits_rows = 0;
+    s->logits_rows = s->look_same = 0;
     s->anchored = true;
     s->history[s->n_past] = anchor;
     int rc = s->op->upload(s->be, s->d_history + s->n_past, &anchor, sizeof anchor);
@@ -74,9 +74,16 @@ static bool takes_row(const struct session *s, struct pending p)
     return !s->every || p.n + 1 >= s->every || (p.tried && p.n);
 }
 
+/* Does the session's own source propose on the host? */
 static bool looks(const struct session *s, const struct plan *p)
 {
     return p->draft && s->source && s->source->op->look;
+}
+
+/* Who is asked on the host; NULL: nobody. */
+static struct source *asked(const struct session *s)
+{
+    return s->source && s->source->op->look ? s->source : s->o.look;
 }
 
 int32_t session_cycles_ahead(const struct session *s, const struct plan *p)
@@ -119,19 +126,40 @@ static int await_offer(struct session *s, const struct session_started *b, struc
     return rc ? model_failed(s->target, "draft", rc, e) : 0;
 }
 
-/* A source on the host is asked, for at most so many proposals. */
-static int look(struct session *s, struct session_started *b, int32_t most, struct err *e)
+/* The source on the host is asked, for at most so many proposals behind the last token that is known. */
+static int ask(struct session *s, int32_t most, int32_t *ids, struct source_look *l, struct err *e)
 {
-    int32_t *ids = b->ids + 1, n = 0;
-    b->looked = true;
-    if (most > 0 && s->source->op->look(s, s->history, s->n_past + 1, most, ids, &n, e)) return -1;
-    for (int32_t i = 0; i < n; i++)
-        if (n > most || ids[i] < 0 || ids[i] >= s->target->d->n_vocab)
+    *l = (struct source_look){
+        .history = s->history, .n = s->n_past + 1, .same = s->look_same, .most = most, .ids = ids};
+    if (asked(s)->op->look(s, l, e)) return -1;
+    s->look_same = l->n;
+    for (int32_t i = 0; i < l->found; i++)
+        if (l->found > most || ids[i] < 0 || ids[i] >= s->target->d->n_vocab)
             return err_set(e, ERR_FORMAT,
                            "source %s: proposal %d of %d is none (expected at most %d ids below %d, got %d)",
-                           s->source->op->name, i, n, most, s->target->d->n_vocab, ids[i]);
+                           asked(s)->op->name, i, l->found, most, s->target->d->n_vocab, ids[i]);
+    return 0;
+}
+
+static int look(struct session *s, struct session_started *b, int32_t most, struct err *e)
+{
+    struct source_look l = {.found = 0};
+    b->looked = true;
+    if (most > 0 && ask(s, most, b->ids + 1, &l, e)) return -1;
     b->ids[0] = s->history[s->n_past];
-    b->n_look = n;
+    b->n_look = l.found;
+    b->match = l.found ? l.match : 0;
+    return 0;
+}
+
+int session_look_waits(struct session *s, bool *waits, struct err *e)
+{
+    int32_t id;
+    struct source_look l;
+    *waits = true;
+    if (!running(s) || runs(s, 0)->rows > 1 || !asked(s)) return 0;
+    if (ask(s, 1, &id, &l, e)) return -1;
+    *waits = l.found > 0;
     return 0;
 }
 
@@ -139,10 +167,11 @@ static int look(struct session *s, struct session_started *b, int32_t most, stru
 static struct plan_offer offer_told(const struct session *s, const struct session_started *b, int32_t pos)
 {
     const struct kn_offer *o = offer_of(s, b);
-    struct plan_offer p = {.pos = pos, .n_look = b->n_look};
+    struct plan_offer p = {.pos = pos, .n_look = b->n_look, .match = b->match};
     if (o) p.n_draft = o->usable ? s->o.block - 1 : 0, p.logp = o->logp;
     const struct session_synthetic *x = s->o.synthetic;
     if (o && x) p.logp = x->logp + (int64_t)(pos < x->n ? pos : x->n - 1) * x->slots;
+    while (p.agree < p.n_draft && p.agree < p.n_look && o->ids[1 + p.agree] == b->ids[1 + p.agree]) p.agree++;
     return p;
 }
 
@@ -210,7 +239,7 @@ int session_cycle_start(struct session *s, const struct plan *p, int64_t most, s
     struct session_started *b = opened(s);
     if (p->draft && !s->source)
         return err_set(e, ERR_USAGE, "a plan with proposals (expected none: there is no source)");
-    if (plan_check(p, s->source ? s->o.block : 1, e)) return -1;
+    if (plan_check(p, s->source ? s->o.block : 1, s->o.look, e)) return -1;
     if (s->open) return err_set(e, ERR_USAGE, "a cycle was started before the rows of the last one");
     if ((int32_t)running(s) > session_cycles_ahead(s, p))
         return err_set(e, ERR_USAGE, "a cycle was started before its time (expected %d running, got %d)",
@@ -243,8 +272,9 @@ int session_cycle_offer(struct session *s, struct plan_offer *o, const int32_t *
 {
     struct session_started *b = opened(s);
     if (must_be_open(s, e)) return -1;
+    if (asked(s) && !b->looked && look(s, b, (asked(s) == s->source ? s->o.block : s->o.look->rows) - 1, e))
+        return -1; /* while the device drafts */
     if (b->offer && await_offer(s, b, e)) return -1;
-    if (!b->offer && !b->looked && look(s, b, s->o.block - 1, e)) return -1;
     *o = offer_told(s, b, s->n_past);
     if (ids) *ids = b->offer ? offer_of(s, b)->ids : b->ids;
     return 0;
@@ -295,10 +325,11 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
     *c = (struct session_cycle){
         .pos = r->pos, .rows = b->rows, .planned = b->planned, .kept = r->kept, .picks = r->picks};
     c->drafted = b->drafted;
-    c->usable = b->look || !offer || offer->usable;
-    c->ids = offer ? offer->ids : b->n_look ? b->ids : r->ids;
-    c->n_ids = offer ? s->o.block : 1 + b->n_look;
-    if (offer && b->look) c->ids = b->ids, c->n_ids = 1 + b->n_look;
+    c->usable = !offer || offer->usable;
+    c->ids = b->n_look ? b->ids : r->ids;
+    c->n_ids = 1 + b->n_look;
+    if (offer && !b->look) c->ids = offer->ids, c->n_ids = s->o.block;
+    if (offer && offer->usable) c->block = offer->ids;
     struct plan_result *t = &c->result;
     t->offer = offer_told(s, b, r->pos);
     t->choice = (struct plan_choice){b->rows, b->look};

@@ -27,15 +27,15 @@
  * draft.
  *  - The block writes its own keys at M .. M + B - 1, in every layer before that layer's attention, and none
  * of its rows looks further, causal or not. So nothing is left from before where a row of the block can look:
- *    neither rejected rows nor the keys of older blocks, of however many cycles ago, nor of a draft that was
- *    made ahead of a verify and whose rows nobody asked for. A cycle without a draft looks at nothing of the
- *    drafter's.
+ *    neither rejected rows, of which a look-up's chain may leave more than a block has, nor the keys of older
+ *    blocks, of however many cycles ago, nor of a draft that was made ahead of a verify and whose rows nobody
+ *    asked for. A cycle without a draft looks at nothing of the drafter's.
  *  - The target's rows see no position after their own, and write their own.
  *
  * So what is proposed at an anchor is a function of the tokens up to it. In a ring, the newest position
- * written ahead (a second cycle started early: N + 2 B - 1) must not take the slot of the oldest that a row
- * at N may see, nor may rows that waited take one that a block behind them sees: caps are at least window +
- * AHEAD_ROWS, for any B up to SESSION_MAX_ROWS.
+ * written ahead (a second cycle started early, its block or its rows: N + 2 SESSION_MAX_ROWS - 1 at most)
+ * must not take the slot of the oldest that a row at N may see, nor may rows that waited take one that a
+ * block behind them sees: caps are at least window + AHEAD_ROWS.
  *
  * Recurrent state is where a row that should not have been taken along can't be left behind. Rows that may be
  * rejected (more than one in a cycle) wait in the log of their layer and are pending when they stay: the next
@@ -56,11 +56,12 @@ struct session_cycle {
     int32_t rows;    /* verified */
     int32_t planned; /* by its plan: rows, where nothing made them fewer */
     int32_t kept;    /* rows that stay: the anchor and the accepted proposals */
-    int32_t n_ids;   /* the anchor and all proposals, those not verified too */
+    int32_t n_ids;   /* the anchor and all proposals of the chain that was tried, those not verified too */
     bool drafted;    /* the source was asked */
-    bool usable;     /* false: the drafter's logits held a NaN or no finite maximum; nothing was accepted */
-    const int32_t *ids;        /* [n_ids] */
-    const int32_t *picks;      /* [rows]; the last kept one may be KN_PICK_NAN */
+    bool usable; /* false: the drafter's logits held a NaN or no finite maximum; none of its was accepted */
+    const int32_t *ids;   /* [n_ids] */
+    const int32_t *block; /* [block] the anchor and what the drafter proposed, tried or not; NULL: none */
+    const int32_t *picks; /* [rows]; the last kept one may be KN_PICK_NAN */
     struct plan_result result; /* what a planner is told. Passes are with their heads and picks; the commit is
                                   from there to accepting: the context, where it is part of the cycle; idle
                                   is from the accepting of the cycle before to this one's start (0: it is the
@@ -77,8 +78,14 @@ int32_t session_cycles_ahead(const struct session *s, const struct plan *p);
  * session cannot run, more cycles are running than session_cycles_ahead says, or the last one's rows are
  * open. */
 int session_cycle_start(struct session *s, const struct plan *p, int64_t most, struct err *e);
-/* Of the cycle whose rows are open, when all before it are finished: wait for its proposals. ids: NULL, or
- * becomes the anchor and they; what is pointed at stays as long as a session_cycle's. */
+/* May the cycle behind the one that runs be a row alone that is started ahead, as far as look-ups go? They
+ * are asked with what is known, which is all but the token that the running one will leave. Where that
+ * matches nothing, waiting for the token would hardly give more; where it does, or where several rows run,
+ * *waits. */
+int session_look_waits(struct session *s, bool *waits, struct err *e);
+/* Of the cycle whose rows are open, when all before it are finished: wait for its proposals, and ask look-ups
+ * meanwhile. ids: NULL, or becomes the anchor and the drafter's proposals, or the others where there is no
+ * drafter; what is pointed at stays as long as a session_cycle's. */
 int session_cycle_offer(struct session *s, struct plan_offer *o, const int32_t **ids, struct err *e);
 /* The same cycle's rows. A drafter's need not have been asked for by session_cycle_offer. ERR_USAGE: rows
  * that were not proposed. */

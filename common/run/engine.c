@@ -109,6 +109,20 @@ static int check_source(const struct model *target, const struct source *x, stru
     return x->model ? desc_pair(target->d, x->model->d, e) : 0;
 }
 
+/* Is it one that can stand beside a source? */
+static int check_look(const struct source *source, const struct source *x, struct err *e)
+{
+    const struct source_ops *op = x->op;
+    if (x->rows >= 2 && x->rows <= SESSION_MAX_ROWS && op->look && !op->propose && !op->context &&
+        !x->model && !x->needs.tapped && !x->needs.hidden && !x->needs.caches &&
+        !(source && source->op->look))
+        return 0;
+    return err_set(e, ERR_USAGE,
+                   "source %s cannot stand beside another: %d rows (expected 2 to %d, a source on the host "
+                   "that needs nothing of passes, and no other on the host)",
+                   op->name, x->rows, SESSION_MAX_ROWS);
+}
+
 int engine_open(struct engine **out, struct model *target, struct source *source,
                 const struct session_options *o, struct err *e)
 {
@@ -122,7 +136,8 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                 target->d->arch_name);
         goto fail;
     }
-    if ((source && check_source(target, source, e)) || check_options(&g->o, source ? source->rows : 0, e))
+    if ((source && check_source(target, source, e)) || (o->look && check_look(source, o->look, e)) ||
+        check_options(&g->o, source ? source->rows : 0, e))
         goto fail;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;

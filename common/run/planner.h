@@ -16,9 +16,12 @@
 #include "../base/err.h"
 
 struct plan {
-    bool draft;             /* the source proposes; else the anchor runs alone, and rows is 1 */
+    bool draft;             /* the source proposes; else the anchor runs alone, and rows is 1, or 0 for what a
+                               look-up may find */
     int32_t rows;           /* that the target runs at most, 1 to the source's: the anchor, then proposals.
-                               0: asked for when the proposals are there (planner.choose) */
+                               0: asked for when the proposals are there (planner.choose). Without a draft such a
+                               cycle need not wait to be asked: where look-ups find nothing behind the token
+                               before, it is a row alone, started ahead */
     const int32_t *parents; /* NULL, or [rows]: the row whose pick each row's token is held against, -1 for
                                the anchor. Only chains are run: parents[r] is r - 1 */
 };
@@ -54,8 +57,8 @@ struct plan_result {
 };
 
 /* ERR_USAGE: rows out of range (most: of the source; 1 without one), proposals that nobody makes, or parents
- * that are no chain. */
-int plan_check(const struct plan *p, int32_t most, struct err *e);
+ * that are no chain. look: there are look-ups beside it, whose rows are always left open. */
+int plan_check(const struct plan *p, int32_t most, bool look, struct err *e);
 /* ERR_USAGE: rows that the offer has no proposals for. */
 int plan_choice_check(const struct plan_choice *c, const struct plan_offer *o, struct err *e);
 
@@ -72,5 +75,19 @@ struct planner {
 
 /* The same plan for every cycle: ctx is a struct plan with rows. */
 void planner_fixed(void *ctx, struct plan *p);
+
+/* The same plan with look-ups: ctx is a struct plan_looks. A look-up's chain is chosen where it matched
+ * `match` tokens or more, where it says what the whole draft says and goes on, and where there is no draft.
+ * Its rows are a power of two, as many as the match is long at most: with each chain that was right to its
+ * end the next one doubles, a short match costs little, and few row counts are recorded. */
+#define PLAN_LOOK_MATCH 8 /* default of match */
+struct plan_looks {
+    bool draft;
+    int32_t width; /* rows of a draft, at most */
+    int32_t rows;  /* of a look-up's chain, at most */
+    int32_t match;
+};
+void planner_looks_next(void *ctx, struct plan *p);
+void planner_looks_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c);
 
 #endif

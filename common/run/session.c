@@ -127,7 +127,8 @@ static int new_slot(struct session **out, struct engine *g, struct err *e)
     s->op = g->op;
     s->o = g->o;
     if (session_new_caches(s, g->target, g->rows, &s->kv, e) || new_deltas(s, g->rows, e) ||
-        (s->source && s->source->op->open && s->source->op->open(s, g->rows, e)) || new_lists(s, e)) {
+        (s->source && s->source->op->open && s->source->op->open(s, g->rows, e)) ||
+        (s->o.look && s->o.look->op->open && s->o.look->op->open(s, g->rows, e)) || new_lists(s, e)) {
         session_slot_free(s);
         return -1;
     }
@@ -210,6 +211,7 @@ void session_slot_free(struct session *s)
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     session_free_caches(s, s->target, s->kv);
     if (s->source && s->source->op->close) s->source->op->close(s);
+    if (s->o.look && s->o.look->op->close) s->o.look->op->close(s);
     for (int i = 0; s->delta && i < s->target->d->n_layer; i++) {
         s->op->free(s->be, s->delta[i].s);
         s->op->free(s->be, s->delta[i].conv);
@@ -415,6 +417,13 @@ int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
                    n);
 }
 
+/* Look-ups see a prompt before the first question. */
+static int show_history(struct session *s, struct err *e)
+{
+    struct source_look l = {.history = s->history, .n = s->n_past};
+    return s->o.look ? s->o.look->op->look(s, &l, e) : 0;
+}
+
 int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
                     struct err *e)
 {
@@ -443,6 +452,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         done += some;
         if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
     }
+    if (show_history(s, e)) goto out; /* while the device works */
     rc = s->op->sync(s->be);
     if (rc) rc = model_failed(s->target, "sync", rc, e);
 out:

@@ -27,6 +27,8 @@
 #define SESSION_CHUNK 512         /* default of options.chunk */
 #define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
 
+struct source;
+
 /* For benchmarks: what becomes of proposals is stated by the anchor's position, and not computed. The stream
  * is then none that the target would write. Borrowed by who is handed it. */
 struct session_synthetic {
@@ -48,7 +50,8 @@ struct session_options {
     const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
                                                               Borrowed: they outlive the session */
     const struct session_synthetic *synthetic;             /* NULL: proposals are compared */
-    bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
+    struct source *look; /* asked on the host beside the source, or alone: look-ups. Borrowed; NULL: none */
+    bool check_layers;   /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;
     /* Of a prefill: every layer's rows (model.h); NULL: nobody wants them. */
@@ -88,7 +91,6 @@ enum session_play {
 enum { SESSION_RESULTS = 4 }; /* cycles whose results are kept */
 
 struct engine;
-struct source;
 
 struct session {
     struct engine *g;
@@ -100,6 +102,8 @@ struct session {
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
     void *context;            /* what the source keeps of the stream */
+    void *look_context;       /* what options.look keeps of it */
+    int32_t look_same;        /* the first tokens of the history that stand as at the last question */
     int32_t n_past;           /* committed positions */
     bool anchored;            /* history[n_past] is the last token written, which the target has not run */
     int32_t
@@ -128,17 +132,17 @@ struct session {
     bool open; /* a cycle is begun and its rows are not: begun[started], which started does not count */
     uint64_t accepted; /* when the last one finished was, by the device's clock; 0: none in this run */
     struct session_started {
-        int32_t rows, planned;                 /* verified; of the plan, or chosen */
-        bool drafted;                          /* the source was asked */
-        uint32_t offer;                        /* the number of its offer; 0: none */
-        bool looked, look;                     /* a look-up was asked; its chain is verified */
-        int32_t n_look, ids[SESSION_MAX_ROWS]; /* its proposals, from 1 on */
-        bool takes;                            /* recurrent state is taken over its row, with all before it */
-    } begun[SESSION_RESULTS];                  /* those started */
-    int32_t reach;                             /* recordings are made for positions below this at least */
-    struct kn_sampler sampler;                 /* of the cycles */
-    bool trying;        /* the rows of a cycle, of which some may be rejected, are being run */
-    struct fault fault; /* of the last cycle's rows, where layers are checked */
+        int32_t rows, planned;                        /* verified; of the plan, or chosen */
+        bool drafted;                                 /* the source was asked */
+        uint32_t offer;                               /* the number of its offer; 0: none */
+        bool looked, look;                            /* a look-up was asked; its chain is verified */
+        int32_t n_look, match, ids[SESSION_MAX_ROWS]; /* its proposals, from 1 on */
+        bool takes;            /* recurrent state is taken over its row, with all before it */
+    } begun[SESSION_RESULTS];  /* those started */
+    int32_t reach;             /* recordings are made for positions below this at least */
+    struct kn_sampler sampler; /* of the cycles */
+    bool trying;               /* the rows of a cycle, of which some may be rejected, are being run */
+    struct fault fault;        /* of the last cycle's rows, where layers are checked */
     struct {
         void *recording; /* NULL: none */
         int32_t bound;   /* positions that it was promised to stay below */

@@ -5,8 +5,9 @@
  * how it proposes. There are two kinds. One proposes by operations on the device (a drafter): they are part
  * of a recording, and the host need not see the proposals before they are verified. One is asked on the host
  * (a look-up in the history); it may propose fewer tokens than there is room for, or none, and it may be
- * without a model. Three questions are three: is there a source, does it propose in this cycle (struct plan),
- * and may rows of the cycle be rejected (only where there is more than one).
+ * without a model. One of that kind may stand beside the source of an engine (session_options.look): then a
+ * cycle has two chains to choose from. Three questions are three: is there a source, does it propose in this
+ * cycle (struct plan), and may rows of the cycle be rejected (only where there is more than one).
  *
  * What a source proposes is a function of the tokens before the anchor, the anchor and the stream's sampler,
  * whatever was tried on the way: the same history, the same proposals.
@@ -35,6 +36,17 @@ struct source_needs {
     bool caches;               /* the target's own keys and values */
 };
 
+/* A question to a source on the host. */
+struct source_look {
+    const int32_t *history; /* [n] tokens up to and with the anchor */
+    int32_t n;
+    int32_t same; /* the first so many are as they were when this stream asked last */
+    int32_t most; /* proposals that are wanted; 0: none, the history is shown ahead of a question */
+    int32_t *ids; /* [most] they go here */
+    int32_t found;
+    int32_t match; /* tokens up to and with the anchor that stood before as they do now; 0: not known */
+};
+
 struct source_ops {
     const char *name;
     /* A stream's context, passes of the target having up to pass_rows rows. NULL: none is kept. close is
@@ -54,9 +66,8 @@ struct source_ops {
      * is none is KN_PICK_NAN. Their log-probabilities into the cursor's logp. Operations alone. all_rows:
      * leave logits of row 0 too, so that they are [rows, n_vocab]. NULL: look is there. */
     int (*propose)(struct session *s, bool all_rows, struct err *e);
-    /* The same on the host: up to most ids behind history[n - 1], the anchor; *found of them. */
-    int (*look)(struct session *s, const int32_t *history, int32_t n, int32_t most, int32_t *ids,
-                int32_t *found, struct err *e);
+    /* The same on the host: fills in ids, found and match. */
+    int (*look)(struct session *s, struct source_look *l, struct err *e);
     /* The context in a state's sections, and back, when the history stands (state_impl.h). NULL: it has none,
      * or makes it of the history. */
     int (*save)(struct session *s, struct snap_writer *w, struct err *e);
@@ -73,5 +84,13 @@ struct source {
 
 /* source_dflash.c: a DFlash drafter. */
 struct source source_dflash(struct model *drafter);
+
+/* source_lookup.c: look-ups in the stream and in a text (lookup.h), for session_options.look. */
+struct source_lookup {
+    struct source source; /* first; made by source_lookup */
+    int32_t least;
+    const struct lookup_text *text; /* borrowed; NULL: none */
+};
+struct source_lookup source_lookup(int32_t least, const struct lookup_text *text);
 
 #endif

@@ -78,7 +78,8 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
                       const struct session_cycle *c, int32_t *kept, bool *ended, struct err *e)
 {
     int64_t wanted = o->n - st->generated;
-    int32_t full = !c->usable ? 1 : c->planned < c->n_ids ? c->planned : c->n_ids;
+    const bool look = c->result.choice.look, none = !look && !c->usable;
+    int32_t full = none ? 1 : c->planned < c->n_ids ? c->planned : c->n_ids;
     int32_t rows = full < wanted ? full : (int32_t)wanted;
     *kept = c->kept < rows ? c->kept : rows;
     st->steps++;
@@ -89,14 +90,14 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     st->idle_s += c->result.idle_s;
     if (c->result.idle_s > st->idle_max_s) st->idle_max_s = c->result.idle_s;
     st->nan_cycles += !c->usable;
-    if (c->usable && c->n_ids > 1 && o->proposals && o->proposals(o->ctx, c->ids + 1, c->n_ids - 1, e))
-        return -1;
+    if (c->block && o->proposals && o->proposals(o->ctx, c->block + 1, s->o.block - 1, e)) return -1;
     /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row
      * that stays came to no number, what stands before it is written as it is without a drafter, and may end
      * the run. */
     const bool fault = s->o.check_layers && s->fault.pos - c->pos < *kept;
     const int32_t good = fault ? s->fault.pos - c->pos : *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
-    if (c->drafted && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
+    if ((c->drafted || s->o.look) && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
+    if (look && good == *kept) st->look_cycles++, st->look_accepted += *kept - 1;
     int64_t before = st->generated;
     if (good && write_out(o, st, c->picks, good, ended, e)) return -1;
     if (good < *kept && !*ended)
@@ -124,8 +125,13 @@ static int start_cycles(struct loop *l, int64_t wanted, struct err *e)
 {
     while (!l->open && l->running < wanted) {
         struct plan now = l->plan;
+        const bool asks = !now.draft && !now.rows && l->running; /* behind a token that is not known */
+        bool waits = false;
+        if (asks) now.rows = 1;
         if (now.draft && l->running > session_cycles_ahead(l->s, &now)) now.rows = 0;
         if (l->running > session_cycles_ahead(l->s, &now)) return 0;
+        if (asks && session_look_waits(l->s, &waits, e)) return -1;
+        if (waits) return 0;
         if (session_cycle_start(l->s, &now, wanted, e)) return -1;
         l->open = !now.rows;
         l->open_rows = l->plan.rows;
@@ -153,10 +159,16 @@ static int launch_open(struct loop *l, int64_t wanted, struct err *e)
 static int run_cycles(struct session *s, const struct spec_options *o, struct spec_stats *st, double start,
                       bool *ended, struct err *e)
 {
-    const int32_t width = o->width ? o->width : s->o.block;
+    const int32_t block = s->source ? s->o.block : 1, most = s->o.look ? s->o.look->rows : block,
+                  width = o->width ? o->width : block;
     struct plan fixed = {.draft = s->source, .rows = s->source ? width : 1};
-    const struct planner same = {.next = planner_fixed, .ctx = &fixed};
-    struct loop l = {.s = s, .o = o, .planner = o->planner ? o->planner : &same};
+    struct plan_looks looks = {.draft = s->source && !o->look_only,
+                               .width = width,
+                               .rows = o->width && o->width < most ? o->width : most,
+                               .match = PLAN_LOOK_MATCH};
+    const struct planner plain = {.next = planner_fixed, .ctx = &fixed},
+                         both = {planner_looks_next, planner_looks_choose, NULL, &looks};
+    struct loop l = {.s = s, .o = o, .planner = o->planner ? o->planner : s->o.look ? &both : &plain};
     struct session_cycle c = {.pos = s->n_past};
     int32_t kept = 1;
     l.planner->next(l.planner->ctx, &l.plan);
@@ -175,10 +187,13 @@ static int run_cycles(struct session *s, const struct spec_options *o, struct sp
     return session_cycles_end(s, c.pos + kept, e);
 }
 
-int spec_width_check(int32_t width, int32_t block, struct err *e)
+int spec_width_check(int32_t width, int32_t block, const struct source *look, struct err *e)
 {
-    if (width >= 0 && width <= block) return 0;
-    return err_set(e, ERR_USAGE, "width out of range (expected 1 to the block of %d, got %d)", block, width);
+    const bool longer = look && look->rows > block;
+    const int32_t most = longer ? look->rows : block;
+    if (width >= 0 && width <= most) return 0;
+    return err_set(e, ERR_USAGE, "width out of range (expected 1 to the %s of %d, got %d)",
+                   longer ? "chain of a look-up" : "block", most, width);
 }
 
 static int check(const struct session *s, const struct spec_options *o, struct err *e)
@@ -191,7 +206,8 @@ static int check(const struct session *s, const struct spec_options *o, struct e
                        "the context is too small (expected %" PRId64 " positions for %d tokens, %" PRId64
                        " new ones and a block, got %d)",
                        need, s->n_past, o->n, s->o.ctx);
-    if ((s->source || o->width < 0) && spec_width_check(o->width, s->o.block, e)) return -1;
+    if ((s->source || s->o.look || o->width < 0) && spec_width_check(o->width, s->o.block, s->o.look, e))
+        return -1;
     if (!s->anchored && (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1))
         return err_set(e, ERR_USAGE, "the session holds no logits of its last token (prefill first)");
     return 0;

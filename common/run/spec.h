@@ -20,12 +20,15 @@ struct spec_options {
     struct kn_sampler sampler;
     const int32_t *stops; /* ids that end the stream (and are written) */
     int32_t n_stops;
-    int32_t width;                 /* verify rows a cycle at most, 1 .. block; 0: the block */
-    const struct planner *planner; /* NULL: every cycle drafts and verifies width rows */
+    int32_t width;  /* verify rows a cycle at most, 1 .. block, with look-ups 1 .. their rows; 0:
+                       the block, and their rows of theirs */
+    bool look_only; /* where there are look-ups, the source proposes nothing */
+    const struct planner *planner; /* NULL: every cycle drafts and verifies width rows, or those of a look-up
+                                      as planner_looks chooses */
     bool draft_logits;             /* call draft_rows once, for the first block */
     /* Final tokens, as soon as they are; called once a cycle, while the next one may already run. */
     int (*tokens)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
-    /* Proposals of a cycle that has some: a drafter's block - 1 ids. May be NULL. Not called where the
+    /* What a drafter proposed in a cycle, tried or not: block - 1 ids. May be NULL. Not called where the
      * drafter's logits were unusable. */
     int (*proposals)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
     /* Logits of the first block, row by row [n_vocab], block times. May be NULL unless draft_logits. */
@@ -37,10 +40,12 @@ enum spec_stop { SPEC_STOP_LENGTH, SPEC_STOP_TOKEN };
 
 struct spec_stats {
     int64_t generated;                  /* tokens written, stop token included */
-    int64_t cycles;                     /* draft-and-verify cycles; 0 without a source */
+    int64_t cycles;                     /* draft-and-verify cycles, all with look-ups; 0 without either */
     int64_t steps;                      /* target passes after the prefill */
     int64_t nan_cycles;                 /* cycles whose drafter gave NaN and that proposed nothing */
     int64_t accepted[SESSION_MAX_ROWS]; /* cycles by the number of proposals that equalled the picks */
+    int64_t look_cycles,
+        look_accepted; /* cycles that tried a look-up's chain, and its tokens that were right */
     int64_t full_cycles, full_accepted; /* cycles that n did not cut, and their accepted proposals */
     double first_s;                     /* picking the first token */
     double decode_s;                    /* everything after it */
@@ -57,8 +62,9 @@ struct spec_stats {
  * have been too. */
 double spec_tau(const struct spec_stats *st);
 
-/* ERR_USAGE: a width (0: the block) that spec_generate would refuse with blocks of that size. */
-int spec_width_check(int32_t width, int32_t block, struct err *e);
+/* ERR_USAGE: a width (0: as wide as may be) that spec_generate would refuse with blocks of that size and
+ * look-ups, or NULL. */
+int spec_width_check(int32_t width, int32_t block, const struct source *look, struct err *e);
 /* Generate after the session's committed tokens. The session must hold logits of its last token
  * (session_prefill, or state_restore), or have generated before: then the stream goes on. Afterwards all
  * tokens written but the last are committed, with or without a source, and logits are those of no row. st is

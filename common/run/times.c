@@ -156,7 +156,8 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
     bool alone = false; /* a verify of one row is among them */
     double unused = 0;
     if (measure(s, &w, SESSION_PLAIN, 1, &t->plain_s, e)) return -1;
-    if (o->n && s->source->op->propose && measure(s, &w, SESSION_OFFER, s->o.block, &t->draft_s, e))
+    if (o->n && s->source && s->source->op->propose &&
+        measure(s, &w, SESSION_OFFER, s->o.block, &t->draft_s, e))
         return -1;
     for (int32_t i = 0; i < o->n; i++) {
         if (measure(s, &w, SESSION_VERIFY, o->rows[i], &t->verify_s[o->rows[i]], e)) return -1;
@@ -176,7 +177,8 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
 
 static int check(const struct session *s, const struct session_timing *o, struct err *e)
 {
-    const int32_t most = s->source ? s->o.block : 0;
+    const int32_t block = s->source ? s->o.block : 0, look = s->o.look ? s->o.look->rows : 0,
+                  most = block > look ? block : look;
     if (s->open || s->started != s->finished)
         return err_set(e, ERR_USAGE, "times are to be measured while cycles run (expected none)");
     if (s->n_past > s->o.ctx)

@@ -84,7 +84,7 @@ prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2 --device 
 generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2 --device cpu
-generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --threads 2 --device cpu
+generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos --lookup on --lookup-file $i/tokens -o o --threads 2 --device cpu
 generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2 --device cpu
 bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --warmup 0 --ignore-eos $i/tokens -o o --threads 2 --device cpu
 bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2 --device cpu

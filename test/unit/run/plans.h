@@ -1,7 +1,7 @@
 /* plans.h - plans drawn at random, what must not depend on them, and a source that follows a script.
  *
- * Of test_plans.c and test_recurrent.c. The reference of proposals is a run that drafts in every cycle and
- * keeps one row: it has a block for every anchor. */
+ * Of test_plans.c, test_lookups.c and test_recurrent.c. The reference of proposals is a run that drafts in
+ * every cycle and keeps one row: it has a block for every anchor. */
 #ifndef TEST_PLANS_H
 #define TEST_PLANS_H
 
@@ -16,6 +16,8 @@
 struct draw {
     uint32_t x;
     int32_t most;             /* rows of a block; 1: no plan drafts */
+    int32_t looks;            /* rows of look-ups beside it; 0: there are none */
+    int looked;               /* their chains that were chosen */
     int drafted, opened, all; /* plans made */
     int chosen, seen, offers; /* open plans whose rows were chosen; cycles that were finished, with a draft */
     int32_t pos;              /* of the cycle that is finished next; 0: not known */
@@ -38,7 +40,7 @@ static inline void draw_plan(void *ctx, struct plan *p)
     if (p->draft) p->rows = 1 + (int32_t)(draw_next(&d->x) % (uint32_t)d->most);
     for (int32_t r = 0; r < SESSION_MAX_ROWS; r++) chain[r] = r - 1;
     if (d->x & 0x100000) p->parents = chain;
-    if (p->draft && d->x & 0x400000) p->rows = 0, p->parents = NULL, d->opened++;
+    if ((p->draft || d->looks) && d->x & 0x400000) p->rows = 0, p->parents = NULL, d->opened++;
     d->drafted += p->draft;
     d->all++;
 }
@@ -46,11 +48,15 @@ static inline void draw_plan(void *ctx, struct plan *p)
 static inline void draw_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
 {
     struct draw *d = ctx;
-    const int32_t n = o->n_draft ? o->n_draft : o->n_look;
-    assert_true(o->pos > 0 && o->n_draft < d->most && o->n_look < d->most && (!o->n_draft || o->logp));
+    const bool look = o->n_look && (!o->n_draft || draw_next(&d->x) % 2);
+    const int32_t n = look ? o->n_look : o->n_draft;
+    assert_true(o->pos > 0 && o->n_draft < d->most && (!o->n_draft || o->logp));
+    assert_true(o->n_look < (d->looks ? d->looks : d->most));
+    assert_true(o->agree <= o->n_draft && o->agree <= o->n_look);
     assert_true(!d->pos || o->pos == d->pos);
-    *c = (struct plan_choice){1 + (int32_t)(draw_next(&d->x) % (uint32_t)(n + 1)), !o->n_draft && n};
+    *c = (struct plan_choice){1 + (int32_t)(draw_next(&d->x) % (uint32_t)(n + 1)), look};
     d->chosen++;
+    d->looked += look && c->rows > 1;
 }
 
 /* What a planner is told of a cycle goes together. */
@@ -60,7 +66,8 @@ static inline void draw_seen(void *ctx, const struct plan_result *r)
     const int32_t rows = r->choice.rows, n = r->choice.look ? r->offer.n_look : r->offer.n_draft,
                   labels = n ? rows - 1 : 0;
     assert_true(!d->pos || r->offer.pos == d->pos);
-    assert_true(r->kept >= 1 && r->kept <= rows && rows <= d->most && (r->drafted || (!n && rows == 1)));
+    assert_true(r->kept >= 1 && r->kept <= rows && (r->drafted || r->choice.look || rows == 1));
+    assert_true(rows <= (r->choice.look && d->looks ? d->looks : d->most) && (!r->choice.look || rows > 1));
     assert_int_equal(r->labelled, labels < r->kept ? labels : r->kept);
     assert_true(r->draft_s >= 0 && r->wait_s >= 0 && r->verify_s > 0 && r->commit_s >= 0 && r->idle_s >= 0);
     assert_true((r->offer.n_draft > 0) == (r->draft_s > 0));
@@ -105,6 +112,7 @@ struct script {
     const int32_t *will;  /* [n_will] the stream behind the prompt */
     int32_t n_prompt, n_will;
     uint32_t seed;
+    int32_t wrong; /* one in so many of what it proposes is; 0: in 5 */
     int asked, silent, proposed;
     int32_t next; /* the position whose features become context next */
     bool watch;   /* nothing is recorded: every context is seen */
@@ -112,27 +120,29 @@ struct script {
 
 static inline struct script *script_of(const struct session *s)
 {
-    return (struct script *)s->source;
+    return (struct script *)(s->o.look ? s->o.look : s->source);
 }
 
-static inline int script_look(struct session *s, const int32_t *history, int32_t n, int32_t most,
-                              int32_t *ids, int32_t *found, struct err *e)
+static inline int script_look(struct session *s, struct source_look *l, struct err *e)
 {
     struct script *y = script_of(s);
+    const int32_t n = l->n;
     uint32_t x = y->seed + (uint32_t)n * 977u;
     (void)e;
-    assert_true(most >= 1);
+    if (!l->most) return 0; /* the prompt */
+    assert_true(l->most >= 1 && l->same <= n);
     assert_int_equal(n, s->n_past + 1);
-    assert_int_equal(history[n - 1], y->will[n - 1 - y->n_prompt]); /* the anchor */
+    assert_int_equal(l->history[n - 1], y->will[n - 1 - y->n_prompt]); /* the anchor */
     y->asked++;
-    *found = draw_next(&x) % 4 ? (int32_t)(draw_next(&x) % (uint32_t)(most + 1)) : 0;
-    for (int32_t i = 0; i < *found; i++) {
+    l->found = draw_next(&x) % 4 ? (int32_t)(draw_next(&x) % (uint32_t)(l->most + 1)) : 0;
+    l->match = 1 + l->found;
+    for (int32_t i = 0; i < l->found; i++) {
         const int32_t at = n + i - y->n_prompt;
-        ids[i] = at < y->n_will ? y->will[at] : 0;
-        if (draw_next(&x) % 5 == 0) ids[i] = 0;
+        l->ids[i] = at < y->n_will ? y->will[at] : 0;
+        if (draw_next(&x) % (uint32_t)(y->wrong ? y->wrong : 5) == 0) l->ids[i] = 0;
     }
-    y->silent += *found == 0;
-    y->proposed += *found;
+    y->silent += l->found == 0;
+    y->proposed += l->found;
     return 0;
 }
 
@@ -152,5 +162,6 @@ static inline int script_context(struct session *s, const struct session_rows *r
 
 static const struct source_ops script_ops = {
     .name = "script", .look = script_look, .context = script_context};
+static const struct source_ops beside_ops = {.name = "script", .look = script_look}; /* another source */
 
 #endif

@@ -611,10 +611,14 @@ static void test_any_stop(void **state)
     for (int kind = 0; kind < KINDS; kind++) {
         struct model *t = target(kind);
         for (int i = 0; i < 16; i++) {
-            const struct setting y = setting(t, i / 8 ? &x : NULL, i, 33);
+            struct setting y = setting(t, i / 8 ? &x : NULL, i, 33);
+            struct known k;
+            known_open(&k, &y, 2);
+            if (i / 4 % 2) y.o.look = &k.source.source;
             if ((i ^ i >> 1 ^ i >> 3) & 1) recorder_on(be);
             any_stop(&y, 14, (uint32_t)i, ".", &cut);
             if ((i ^ i >> 1 ^ i >> 3) & 1) recorder_off(be);
+            known_close(&k);
         }
         model_free(t);
     }
@@ -655,8 +659,13 @@ static void test_turns(void **state)
             const bool recorded = (i ^ i >> 1) & 1;
             for (int k = 0; k < STREAMS; k++) y[k] = setting(t, i / 8 ? &x : NULL, i, 5 + 31 * k);
             y[1].sampler = samplers[(i + 1) % 2];
+            struct known text;
+            known_open(&text, &y[1], 2);
+            for (int k = 0; k < STREAMS && i / 4 % 2; k++) y[k].o.look = &text.source.source;
             if (recorded) recorder_on(be);
             any_turns(y, 2 + i % 2, (uint32_t)i * 31 + 5, 2);
+            known_close(&text);
+            for (int k = 0; k < STREAMS; k++) y[k].o.look = NULL;
             slot_again(&y[0], &y[2], recorded);
             if (recorded) recorder_off(be);
         }

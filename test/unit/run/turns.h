@@ -9,6 +9,7 @@
 #include "plans.h"
 
 #include "../../../common/run/cycle.h"
+#include "../../../common/run/lookup.h"
 #include "../../../common/run/session_impl.h"
 #include "../../../common/run/times.h"
 
@@ -28,6 +29,13 @@ static inline struct engine *setting_engine(const struct setting *y, bool source
     struct engine *g;
     must(engine_open(&g, y->target, source ? y->source : NULL, &y->o, &e), &e);
     return g;
+}
+
+/* Plans over it. */
+static inline struct draw setting_draw(const struct setting *y, const struct engine *g, uint32_t seed)
+{
+    return (struct draw){
+        .x = seed, .most = y->source ? g->o.block : 1, .looks = y->o.look ? y->o.look->rows : 0};
 }
 
 static inline struct session *setting_stream(const struct setting *y, struct engine *g)
@@ -58,10 +66,13 @@ static inline void setting_go(const struct setting *y, struct session *s, const 
     assert_int_equal(r->n, n);
 }
 
-/* The stream and its blocks, alone. */
-static inline void setting_alone(const struct setting *y, struct run *plain, struct run *ref)
+/* The stream and its blocks, alone and without look-ups. */
+static inline void setting_alone(const struct setting *with, struct run *plain, struct run *ref)
 {
     struct err e = {0};
+    struct setting without = *with;
+    const struct setting *y = &without;
+    without.o.look = NULL;
     for (int drafted = 0; drafted < (y->source ? 2 : 1); drafted++) {
         struct engine *g = setting_engine(y, drafted);
         struct session *s = setting_stream(y, g);
@@ -70,6 +81,29 @@ static inline void setting_alone(const struct setting *y, struct run *plain, str
         session_free(s);
         engine_close(g);
     }
+}
+
+/* Look-ups that know what y will write: prompt and stream are the text. */
+struct known {
+    struct source_lookup source;
+    struct lookup_text *text;
+    int32_t ids[MAX_PROMPT + N_NEW];
+};
+
+static inline void known_open(struct known *k, const struct setting *y, int32_t least)
+{
+    static struct run plain, ref;
+    struct err e = {0};
+    setting_alone(y, &plain, &ref);
+    memcpy(k->ids, prompt, (size_t)y->n_prompt * sizeof *prompt);
+    memcpy(k->ids + y->n_prompt, plain.id, N_NEW * sizeof *prompt);
+    must(lookup_text_open(&k->text, k->ids, y->n_prompt + N_NEW, least, &e), &e);
+    k->source = source_lookup(least, k->text);
+}
+
+static inline void known_close(struct known *k)
+{
+    lookup_text_close(k->text);
 }
 
 /* The blocks of a stream that has begun n tokens behind the prompt are those of ref. */
@@ -124,7 +158,7 @@ static inline void any_stop(const struct setting *y, int last, uint32_t seed, co
         const int32_t block = g->o.block;
         bool first = true; /* of its id: a stop then, which nobody knows before it comes */
         for (int i = 0; i < n - 1; i++) first &= plain.id[i] != plain.id[n - 1];
-        struct draw draw = {.x = seed * 977u + (uint32_t)n * 131u, .most = y->source ? block : 1};
+        struct draw draw = setting_draw(y, g, seed * 977u + (uint32_t)n * 131u);
         const struct planner p = draw_planner(&draw);
         for (int how = 0; how < 3; how++) {
             struct session *s = setting_stream(y, g);
@@ -215,7 +249,7 @@ static inline void turn_step(struct turn *t, struct engine *g, bool more)
     }
     must(session_cycle_finish(t->s, &c, &e), &e);
     t->running--;
-    if (c.usable && c.n_ids > 1) take_proposals(&t->r, c.ids + 1, c.n_ids - 1, &e);
+    if (c.block) take_proposals(&t->r, c.block + 1, g->o.block - 1, &e);
     const int32_t kept = c.kept < N_NEW - t->r.n ? c.kept : N_NEW - t->r.n;
     take_tokens(&t->r, c.picks, kept, &e);
     if (t->r.n == N_NEW) must(session_cycles_end(t->s, c.pos + kept, &e), &e);
@@ -231,8 +265,7 @@ static inline void any_turns(const struct setting *y, int n, uint32_t seed, int 
     for (int round = 0; round < rounds; round++) {
         int left = n;
         for (int i = 0; i < n; i++) {
-            t[i] =
-                (struct turn){.y = &y[i], .draw = {.x = draw_next(&x), .most = y->source ? g->o.block : 1}};
+            t[i] = (struct turn){.y = &y[i], .draw = setting_draw(y, g, draw_next(&x))};
             setting_alone(&y[i], &t[i].plain, &t[i].ref);
         }
         while (left) {
