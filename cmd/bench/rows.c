@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 #include "../../common/base/mem.h"
+#include "../../common/run/plan_times.h"
 #include "../../common/run/session.h"
+#include "../../common/run/times.h"
 #include "../redirect.h"
 #include "bench.h"
 #include "experts_met.h"
@@ -18,7 +20,7 @@
 
 static struct {
     struct models m;
-    const char *rows, *prompts;
+    const char *rows, *prompts, *plan_times;
     int32_t context, rounds, ctx;
 } o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
 
@@ -34,6 +36,8 @@ static const struct cli_flag flags[] = {
      1, SESSION_MAX_CTX},
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
+    {"--plan-times", CLI_STR, &o.plan_times, "FILE",
+     "write what plans of --width auto go by, of the rows and the context above", 0, 0},
     REDIRECT_FLAGS(out_path, force),
     {0},
 };
@@ -203,6 +207,34 @@ static int count_bytes(struct plan *p, struct err *e)
     return rc;
 }
 
+/* The parts of cycles, which cost more than passes do: acceptance, and the drafter's context. */
+static int write_plan_times(struct session *s, const struct plan *p, struct err *e)
+{
+    const int32_t block = o.m.drafter->d->block_size;
+    struct plan_times *times = mem_calloc(1, sizeof *times);
+    struct session_times t;
+    int32_t rows[MAX_SIZES], n = 0;
+    for (int i = 0; i < p->n_rows; i++)
+        if (p->rows[i] > 1 && p->rows[i] <= block) rows[n++] = p->rows[i];
+    const struct session_timing timing = {.sampler = {.top_p = 1, .repeat_penalty = 1},
+                                          .rows = rows,
+                                          .n = n,
+                                          .reach = s->o.ctx,
+                                          .budget_s = 3600};
+    int rc = !times ? err_set(e, ERR_IO, "out of memory (times)") : session_time(s, &timing, &t, e);
+    if (rc == 0 && !n)
+        rc = err_set(e, ERR_USAGE,
+                     "--plan-times: no row counts for verifies (expected some of 2 to %d in --rows)", block);
+    if (rc == 0) {
+        snprintf(times->of, sizeof times->of, "%.*s", (int)sizeof times->of - 1, o.m.target->d->name);
+        times->overhead_s = t.wait_s;
+        plan_times_put(times, o.context, t.plain_s, t.draft_s, t.verify_s);
+        rc = plan_times_write(times, o.plan_times, force, e);
+    }
+    mem_free(times);
+    return rc;
+}
+
 static int measure(struct plan *p, struct err *e)
 {
     struct session *s = NULL;
@@ -231,7 +263,7 @@ static int measure(struct plan *p, struct err *e)
         if (measure_rows(s, p, e) || measure_prompts(p, e)) goto done;
         cli_progress(&cli, "rounds", (uint64_t)r + 1, (uint64_t)o.rounds, "rounds");
     }
-    rc = emit(p, e);
+    rc = o.plan_times && write_plan_times(s, p, e) ? -1 : emit(p, e);
 done:
     session_free(s);
     mem_free(p->ids);
@@ -244,6 +276,7 @@ int bench_rows(int argc, char **argv)
     struct redirect file;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
+    if (o.plan_times && !o.m.drafter_path) cli_usage_error(&cli, "--plan-times needs a drafter (-d DRAFTER)");
     bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     struct plan *p = mem_calloc(1, sizeof *p);
