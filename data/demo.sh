@@ -24,7 +24,8 @@ step "dflash-prefill -q -m $out/target.gguf -d $out/drafter.gguf < $out/prompt.t
 # sampled: a model this small repeats itself when greedy, and repetition is easy to draft
 sampling="-n 256 --temp 0.8 --seed 1"
 step "dflash-generate -m $out/target.gguf $sampling --state $out/prompt.state > $out/plain.tok"
-step "dflash-generate -m $out/target.gguf -d $out/drafter.gguf $sampling --state $out/prompt.state > $out/drafted.tok"
+# a fixed width: by default a model this small is not drafted for
+step "dflash-generate -m $out/target.gguf -d $out/drafter.gguf --width 8 $sampling --state $out/prompt.state > $out/drafted.tok"
 step "cmp $out/plain.tok $out/drafted.tok && echo the two streams are equal, byte for byte"
 step "dflash-inspect $out/target.gguf | head -n 12"
 step "cat $out/prompt.tok $out/drafted.tok | dflash-tokenize -m $out/target.gguf --decode | tail -n 24"
