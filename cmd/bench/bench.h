@@ -40,6 +40,7 @@ json_t *sample_json(const struct sample *s); /* {"median":..,"min":..,"max":..,"
  * few runs". */
 struct verdict {
     double ratio, low, high, p; /* median and quartiles of b / a */
+    double at_least;            /* lower end of the mean's 95 % interval; NaN of fewer than 3 pairs */
     const char *text;
 };
 struct verdict verdict_of(const struct sample *a, const struct sample *b);
