@@ -347,6 +347,7 @@ struct kn_offering {
     const float *logp;       /* [n - 1] */
     const int32_t *pos;      /* of row 0 */
     int32_t n;               /* the anchor and its proposals, 1 <= n <= KN_CYCLE_ROWS */
+    uint64_t *stamp;         /* as op->stamp would leave it: when drafting ended */
     uint32_t *number;        /* of the offer before, += 1 */
     struct kn_offer *offers; /* [n_offers] shared; this one's is number % n_offers */
     int32_t n_offers;

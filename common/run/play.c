@@ -40,10 +40,11 @@ static int offer_part(struct session *s, struct err *e)
                                          .logp = d->logp,
                                          .pos = d->pos,
                                          .n = s->o.block,
+                                         .stamp = &d->stamp[1],
                                          .number = &d->offered,
                                          .offers = s->offers,
                                          .n_offers = SESSION_RESULTS};
-    if (stamp(s, 0, e) || s->source->op->propose(s, false, e) || stamp(s, 1, e)) return -1;
+    if (stamp(s, 0, e) || s->source->op->propose(s, false, e)) return -1;
     int rc = s->op->offer(s->be, &offering);
     return rc ? model_failed(s->target, "offer", rc, e) : 0;
 }

@@ -47,6 +47,7 @@ int cpu_offer(struct kn_backend *kb, const struct kn_offering *a)
         return cpu_fail(cpu_of(kb), KN_EINVAL, "offer: %d rows (expected 1 to %d), %d offers", a->n,
                         KN_CYCLE_ROWS, a->n_offers);
     struct kn_offer *o = &a->offers[*a->number % (uint32_t)a->n_offers];
+    *a->stamp = now();
     memcpy(o->ids, a->ids, (size_t)a->n * sizeof *o->ids);
     memcpy(o->logp, a->logp, (size_t)(a->n - 1) * sizeof *o->logp);
     o->pos = a->pos[0];

@@ -75,6 +75,7 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) offer_rows(const struct 
     if (t + 1 < a.n) o->logp[t] = a.logp[t];
     if (t > 0 && t < a.n && !usable) a.ids[t] = KN_PICK_NAN;
     if (t == 0) {
+        *a.stamp = device_ns();
         o->pos = *a.pos;
         o->usable = usable;
         *a.number = number + 1;

@@ -322,6 +322,7 @@ static void check_accept(void)
 struct offered {
     int32_t ids[64], pos;
     float logp[64];
+    uint64_t stamp;
     uint32_t number;
     struct kn_offer offer[3];
 };
@@ -336,6 +337,7 @@ static void run_offer(struct kn_backend *be, const struct offered *in, int32_t n
                                   .logp = d->logp,
                                   .pos = &d->pos,
                                   .n = n,
+                                  .stamp = &d->stamp,
                                   .number = &d->number,
                                   .offers = shared,
                                   .n_offers = 3};
@@ -343,6 +345,8 @@ static void run_offer(struct kn_backend *be, const struct offered *in, int32_t n
     must(be, "await", op->await(be, &shared[in->number % 3].number, in->number + 1));
     must(be, "download", op->download(be, out, d, sizeof *out));
     memcpy(out->offer, shared, sizeof out->offer);
+    if (!out->stamp) verdict(false, "offer: no time");
+    out->stamp = 0;
     op->free_shared(be, shared);
     drop(be, d);
 }
