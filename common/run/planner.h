@@ -19,9 +19,9 @@ struct plan {
     bool draft;             /* the source proposes; else the anchor runs alone, and rows is 1, or 0 for what a
                                look-up may find */
     int32_t rows;           /* that the target runs at most, 1 to the source's: the anchor, then proposals.
-                               0: asked for when the proposals are there (planner.choose). Without a draft such a
-                               cycle need not wait to be asked: where look-ups find nothing behind the token
-                               before, it is a row alone, started ahead */
+                               0: asked for when the proposals are there (planner.choose). Without a draft
+                               such a cycle need not wait to be asked: where look-ups find nothing behind the
+                               token before, it is a row alone, started ahead */
     const int32_t *parents; /* NULL, or [rows]: the row whose pick each row's token is held against, -1 for
                                the anchor. Only chains are run: parents[r] is r - 1 */
 };
