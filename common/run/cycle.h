@@ -7,9 +7,10 @@
  * next anchor and its position are left on the device. On a backend that records each part is a recording,
  * the verify by its rows. A plan that says how many rows has both launched at once, without the host between
  * them; one that leaves them open has the draft launched, and the verify when they are chosen. The next cycle
- * may be started before the last one's result is known (session_cycles_ahead), a draft always: it is in no
- * state. So the draft of the next cycle stands behind a verify, and a cycle has one round trip with the host,
- * however its rows are chosen: it hears of the verify and of the next draft, and launches that one's rows.
+ * may be started before the last one's result is known (session_cycles_ahead), a draft always, for it changes
+ * no recurrent state. So the draft of the next cycle stands behind a verify, and a cycle has one round trip
+ * with the host, however its rows are chosen: it hears of the verify and of the next draft, and launches that
+ * one's rows.
  *
  * A cycle without a draft makes no context. The features of its row wait in a buffer of the stream, of
  * SESSION_MAX_ROWS rows, at the row's position modulo those. They become context in one pass
@@ -23,12 +24,11 @@
  * block has B rows.
  *
  *  - Every position below M holds context of its own token. A verify of W rows at N, K of them kept, writes
- *    context at N .. N + W - 1, and the next cycle is at N + K; rows that waited are written before the
- * draft.
- *  - The block writes its own keys at M .. M + B - 1, in every layer before that layer's attention, and none
- * of its rows looks further, causal or not. So nothing is left from before where a row of the block can look:
- *    neither rejected rows nor the keys of older blocks, of however many cycles ago, nor of a draft that was
- *    made ahead of a verify and whose rows nobody asked for. A cycle without a draft looks at nothing of the
+ *    context at N .. N + W - 1, and the next cycle is at N + K. Rows that waited are written before.
+ *  - The block writes its own keys at M .. M + B - 1, in every layer before that layer's attention. None of
+ *    its rows looks further, causal or not. So nothing is left from before where a row of it can look:
+ *    neither rejected rows, nor the keys of older blocks, of however many cycles ago, nor those of a draft
+ *    that was made ahead and whose rows nobody asked for. A cycle without a draft looks at nothing of the
  *    drafter's.
  *  - The target's rows see no position after their own, and write their own.
  *
