@@ -1,5 +1,7 @@
 /* test_gpu_pair.c - logits and drafts of the trained pair against the CPU's, recorded cycles against launched
  * ones (test_gpu.c). */
+#include <unistd.h>
+
 #include "../../../common/base/io.h"
 #include "../../../common/base/mem.h"
 #include "../../../common/run/cycle.h"
@@ -314,7 +316,7 @@ static void run_planned(struct engine *g, const struct kn_sampler *sampler, int3
                         bool timed, struct planned *p)
 {
     static const int32_t rows[] = {PLAN_ROWS, 2, 3, 1};
-    static const char path[] = "build/test/planned-state";
+    char path[64]; /* of this process: the suites may run side by side */
     struct err e = {0};
     struct session *s;
     struct session_times times;
@@ -328,6 +330,7 @@ static void run_planned(struct engine *g, const struct kn_sampler *sampler, int3
                              .tokens = planned_tokens,
                              .proposals = planned_block,
                              .ctx = p};
+    snprintf(path, sizeof path, "build/test/planned-state.%ld", (long)getpid());
     if (session_open(&s, g, &e) || session_prefill(s, text, n_prompt, NULL, NULL, &e)) die("planned", e.msg);
     if (timed && session_time(s, &timing, &times, &e)) die("times", e.msg);
     if (timed && (times.missing || !(times.plain_s > 0) || !(times.draft_s > 0) || !(times.wait_s > 0)))
@@ -343,6 +346,7 @@ static void run_planned(struct engine *g, const struct kn_sampler *sampler, int3
         if (session_open(&s, g, &e) || state_open(&state, path, &info, &e) || state_restore(state, s, &e))
             die("state", e.msg);
         state_close(state);
+        unlink(path);
         o.n = PLANNED - half;
         if (spec_generate(s, &o, &st, &e)) die("planned", e.msg);
     }
