@@ -37,6 +37,18 @@ static int32_t histogram(const struct session *s, const struct spec_stats *st)
     return s->source || s->o.look ? n : 0;
 }
 
+/* Does the drafter look as if it were for another target? Planned cycles end soon then: the first proposals
+ * of a few say it. */
+static bool hardly_right(const struct settings *set, const struct session *s, const struct spec_stats *st,
+                         double tau)
+{
+    const struct calibration_gauge *first = &set->plan.a.calibration.draft_gauge[0];
+    if (!s->source || set->lookup.only || set->plan.rows == 1) return false;
+    if (set->plan.planner.next)
+        return first->labels >= 5 && (double)first->equal < 0.05 * (double)first->labels;
+    return st->full_cycles >= 32 && tau < 1.1;
+}
+
 void report_print(const struct cli *c, const struct settings *set, const struct session *s,
                   const struct result *r)
 {
@@ -65,7 +77,7 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     if (s->o.look)
         cli_note(c, "look-ups: %" PRId64 " of %" PRId64 " cycles, %" PRId64 " tokens", st->look_cycles,
                  st->cycles, st->look_accepted);
-    if (s->source && !set->lookup.only && st->full_cycles >= 32 && tau < 1.1 && set->plan.rows != 1)
+    if (hardly_right(set, s, st, tau))
         cli_note(c, "hardly a proposal was right: the drafter may be for another target, or be read wrongly "
                     "(dflash-inspect --pair TARGET DRAFTER)");
     if (set->plan.planner.next) plan_flags_print(&set->plan, c);
