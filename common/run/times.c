@@ -163,7 +163,7 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
         if (measure(s, &w, SESSION_VERIFY, o->rows[i], &t->verify_s[o->rows[i]], e)) return -1;
         alone |= o->rows[i] == 1;
     }
-    if (t->draft_s > 0 && t->verify_s[o->rows[0]] > 0 && now() - w.begun < w.budget &&
+    if (session_records(s) && t->draft_s > 0 && t->verify_s[o->rows[0]] > 0 && now() - w.begun < w.budget &&
         measure_wait(s, o->rows[0], &t->wait_s, e))
         return -1;
     /* What follows rows that were tried, where there is recurrent state, for its recordings' sake. */

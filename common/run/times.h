@@ -16,7 +16,8 @@ struct session_times {                     /* in seconds; 0: not measured */
     double draft_s;                        /* without what the host is told */
     double verify_s[SESSION_MAX_ROWS + 1]; /* by rows, to their acceptance */
     double wait_s;                         /* from the end of a draft to the start of a verify that the host
-                                              launches when it has heard of it: the round trip */
+                                              launches when it has heard of it: the round trip; of a backend
+                                              that records */
     int32_t missing;                       /* of the rows asked for: not measured */
     double spent_s;                        /* by the host's clock */
 };
