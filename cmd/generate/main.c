@@ -285,7 +285,8 @@ static int generate(struct run *u, struct err *e)
 static int run(struct run *u, struct err *e)
 {
     if (open_outputs(&u->out, e) || open_all(u, e) || make_session(u, e)) return -1;
-    if (prefill(u, e) || plan_flags_open(&set.plan, u->s, set.lookup.only, &set.sampler, e) || generate(u, e))
+    if (prefill(u, e) || (set.n > 1 && plan_flags_open(&set.plan, u->s, set.lookup.only, &set.sampler, e)) ||
+        generate(u, e))
         return -1;
     if (set.stats_path && report_write(&set, u->s, &u->r, &u->out.stats, e)) return -1;
     if (commit_outputs(&u->out, e)) return -1;
