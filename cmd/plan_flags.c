@@ -2,10 +2,10 @@
 #include "plan_flags.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/base/json.h"
 #include "../common/run/source.h"
 #include "../common/run/times.h"
 #include "../kernels/kernels.h"
@@ -134,11 +134,6 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
     return 0;
 }
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 /* [[rows, cycles], ..] of those that there were. */
 static json_t *by_rows(const int64_t *cycles)
 {
@@ -189,10 +184,10 @@ json_t *plan_flags_json(const struct plan_flags *f)
     json_object_set_new(j, "probes", json_integer((json_int_t)st->probes));
     json_object_set_new(j, "equality_by_slot", by_slot(f->a.calibration.draft_gauge));
     json_object_set_new(j, "lookup_equality_by_slot", by_slot(f->a.calibration.look_gauge));
-    json_object_set_new(j, "probe_lost_s", number(st->probe_lost_s));
-    json_object_set_new(j, "draft_lost_s", number(planner_auto_lost(&f->a)));
-    json_object_set_new(j, "plain_tokens_per_s", number(planner_auto_plain_rate(&f->a)));
-    json_object_set_new(j, "times_s", number(f->timed_s));
+    json_object_set_new(j, "probe_lost_s", json_finite(st->probe_lost_s));
+    json_object_set_new(j, "draft_lost_s", json_finite(planner_auto_lost(&f->a)));
+    json_object_set_new(j, "plain_tokens_per_s", json_finite(planner_auto_plain_rate(&f->a)));
+    json_object_set_new(j, "times_s", json_finite(f->timed_s));
     json_object_set_new(j, "times_guessed", json_integer(f->guessed));
     json_object_set_new(j, "why", json_string(planner_auto_why(&f->a, why, sizeof why)));
     return j;

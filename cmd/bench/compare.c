@@ -136,9 +136,9 @@ static int tell(const struct stream *a, const struct stream *b, size_t at, bool 
         }
         if (m)
             json_object_set_new(j, "logits",
-                                json_pack("{s:o,s:o,s:o,s:o,s:i}", "a", bench_number(m->a), "b",
-                                          bench_number(m->b), "first", bench_number(m->first), "second",
-                                          bench_number(m->second), "best_id", m->best));
+                                json_pack("{s:o,s:o,s:o,s:o,s:i}", "a", json_finite(m->a), "b",
+                                          json_finite(m->b), "first", json_finite(m->first), "second",
+                                          json_finite(m->second), "best_id", m->best));
         return bench_emit(j, e);
     }
     if (equal) {

@@ -171,7 +171,7 @@ static int emit(struct measured *m, int32_t rows, double ceiling, struct err *e)
                              "ops", "model", bench_model_json(path, model), "pass", pass, "rows", n,
                              "context", o.context, "calls", calls, "seconds", sample_json(&m->whole),
                              "apart_seconds", sample_json(&m->apart), "stamp_seconds", m->empty_s,
-                             "weight_bytes", bytes, "read_ceiling_bytes_per_s", bench_number(ceiling),
+                             "weight_bytes", bytes, "read_ceiling_bytes_per_s", json_finite(ceiling),
                              "machine", bench_machine(&o.m)),
                    e))
         return -1;
@@ -182,9 +182,8 @@ static int emit(struct measured *m, int32_t rows, double ceiling, struct err *e)
                                  "op", "model", bench_model_json(path, model), "pass", pass, "rows", n,
                                  "context", o.context, "op", g->entry->op, "shape", g->entry->shape, "calls",
                                  g->calls, "seconds", sample_json(&g->s), "weight_bytes", g->bytes,
-                                 "share_of_ceiling",
-                                 bench_number(g->bytes > 0 ? g->bytes / s / ceiling : NAN),
-                                 "seconds_beside_bytes", bench_number((s - g->bytes / ceiling) / g->calls)),
+                                 "share_of_ceiling", json_finite(g->bytes > 0 ? g->bytes / s / ceiling : NAN),
+                                 "seconds_beside_bytes", json_finite((s - g->bytes / ceiling) / g->calls)),
                        e))
             return -1;
     }

@@ -130,7 +130,7 @@ static json_t *pays_from(const struct plan *p, double draft, double one)
         if (tokens < p->rows[i] && !(tokens >= best)) best = tokens, rows = p->rows[i];
     }
     if (json_array_size(all))
-        return json_pack("{s:i,s:o,s:o}", "rows", rows, "tokens", bench_number(best), "by_rows", all);
+        return json_pack("{s:i,s:o,s:o}", "rows", rows, "tokens", json_finite(best), "by_rows", all);
     json_decref(all);
     return NULL;
 }
@@ -141,13 +141,13 @@ static int emit(struct plan *p, struct err *e)
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++) {
         double s = sample_quantile(&p->row_s[i], 0.5);
-        json_t *j = json_pack(
-            "{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target",
-            bench_model_json(o.m.target_path, t), "rows", p->rows[i], "context", o.context, "seconds",
-            sample_json(&p->row_s[i]), "weight_bytes", json_integer((json_int_t)p->bytes[i]), "experts_met",
-            bench_number(p->experts[i]), "weight_bytes_per_s", bench_number(p->bytes[i] / s),
-            "read_ceiling_bytes_per_s", bench_number(p->ceiling), "share_of_ceiling",
-            bench_number(p->bytes[i] / s / p->ceiling), "machine", bench_machine(&o.m));
+        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind",
+                              "rows", "target", bench_model_json(o.m.target_path, t), "rows", p->rows[i],
+                              "context", o.context, "seconds", sample_json(&p->row_s[i]), "weight_bytes",
+                              json_integer((json_int_t)p->bytes[i]), "experts_met",
+                              json_finite(p->experts[i]), "weight_bytes_per_s", json_finite(p->bytes[i] / s),
+                              "read_ceiling_bytes_per_s", json_finite(p->ceiling), "share_of_ceiling",
+                              json_finite(p->bytes[i] / s / p->ceiling), "machine", bench_machine(&o.m));
         if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
         if (bench_emit(j, e)) return -1;
     }
@@ -155,8 +155,8 @@ static int emit(struct plan *p, struct err *e)
         double s = sample_quantile(&p->prompt_s[i], 0.5);
         if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
                                  bench_model_json(o.m.target_path, t), "tokens", p->prompts[i], "seconds",
-                                 sample_json(&p->prompt_s[i]), "tokens_per_s",
-                                 bench_number(p->prompts[i] / s), "machine", bench_machine(&o.m)),
+                                 sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
+                                 "machine", bench_machine(&o.m)),
                        e))
             return -1;
     }
@@ -170,8 +170,8 @@ static int emit(struct plan *p, struct err *e)
         "{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target",
         bench_model_json(o.m.target_path, t), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter),
         "block", o.m.drafter->d->block_size, "context", o.context, "seconds", sample_json(&p->draft_s),
-        "weight_bytes_per_s", bench_number(bytes / s), "read_ceiling_bytes_per_s", bench_number(p->ceiling),
-        "share_of_ceiling", bench_number(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
+        "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
+        "share_of_ceiling", json_finite(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
     json_t *pays = pays_from(p, s, one);
     if (pays) {

@@ -50,16 +50,7 @@ static const struct cli_flag flags[] = {
     {"--runs", CLI_I32, &o.runs, "N", "counted runs of each (default 5)", 1, BENCH_MAX_RUNS},
     {"--warmup", CLI_I32, &o.warmup, "N", "runs before them that do not count (default 1)", 0, 100},
     {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
-    {"--temp", CLI_F32, &o.sampler.temp, "T", "temperature (default 0: greedy)", 0, 1000},
-    {"--top-k", CLI_I32, &o.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0, INT32_MAX},
-    {"--top-p", CLI_F32_ABOVE, &o.sampler.top_p, "P", "sample from the likeliest of mass P (default 1)", 0,
-     1},
-    {"--min-p", CLI_F32, &o.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
-    {"--repeat-penalty", CLI_F32, &o.sampler.repeat_penalty, "R",
-     "divide the logits of recent tokens (default 1: off)", 0.001, 1000},
-    {"--repeat-last", CLI_I32, &o.sampler.repeat_last, "N",
-     "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
-    {"--seed", CLI_U64, &o.sampler.seed, "S", "of the sampling", 0, 0},
+    BENCH_SAMPLING_FLAGS(o.sampler),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     PLAN_FLAGS(o.plan),
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
@@ -232,16 +223,21 @@ static json_t *kind_json(const struct kind *k, bool drafted)
     for (int a = 0; a < top; a++) json_array_append_new(h, json_integer((json_int_t)k->accepted[a]));
     json_object_set_new(j, "cycles", json_integer((json_int_t)k->cycles));
     json_object_set_new(j, "tau",
-                        k->full_cycles ? bench_number(1 + (double)k->full_accepted / (double)k->full_cycles)
+                        k->full_cycles ? json_finite(1 + (double)k->full_accepted / (double)k->full_cycles)
                                        : json_null());
     json_object_set_new(j, "accepted_histogram", h);
     json_object_set_new(j, "plan", plan_flags_json(&o.plan));
     json_object_set_new(j, "lookup_cycles", json_integer((json_int_t)k->look_cycles));
     json_object_set_new(j, "lookup_accepted", json_integer((json_int_t)k->look_accepted));
-    json_object_set_new(j, "draft_share", bench_number(k->draft_s / k->decode_s));
-    json_object_set_new(j, "verify_share", bench_number(k->verify_s / k->decode_s));
+    json_object_set_new(j, "draft_share", json_finite(k->draft_s / k->decode_s));
+    json_object_set_new(j, "verify_share", json_finite(k->verify_s / k->decode_s));
     json_object_set_new(j, "drafter_nan_cycles", json_integer((json_int_t)k->nan_cycles));
     return j;
+}
+
+static json_t *text_json(const char *path)
+{
+    return path ? json_text(path, strlen(path)) : json_null();
 }
 
 static json_t *settings_json(void)
@@ -261,9 +257,8 @@ static json_t *settings_json(void)
     json_object_set_new(j, "block", json_integer(block));
     json_object_set_new(j, "width",
                         plan_flags_auto(&o.plan) ? json_string("auto") : json_integer(o.plan.rows));
-    json_object_set_new(j, "plan_times", o.plan.times_path ? json_string(o.plan.times_path) : json_null());
-    json_object_set_new(j, "calibration",
-                        o.plan.calibration_path ? json_string(o.plan.calibration_path) : json_null());
+    json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
+    json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
     json_object_set_new(j, "draft_window", json_integer(o.draft_window));
     json_object_set_new(j, "draft_sampling", json_string(o.draft_greedy ? "greedy" : "coupled"));
     return j;
@@ -279,8 +274,8 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
         "{s:i,s:s,s:o,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label",
         json_text(o.label, strlen(o.label)), "target", bench_model_json(o.m.target_path, o.m.target),
         "prompts", n_prompts, "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(),
-        "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", bench_number(ceiling),
-        "plain_share_of_ceiling", bench_number(decode * (double)o.m.target->bytes_step / ceiling), "machine",
+        "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", json_finite(ceiling),
+        "plain_share_of_ceiling", json_finite(decode * (double)o.m.target->bytes_step / ceiling), "machine",
         bench_machine(&o.m));
     if (!two_kinds()) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);
@@ -290,9 +285,9 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
     json_object_set_new(j, "equal", o.synthetic.slots ? json_null() : json_boolean(equal));
     if (o.synthetic.slots)
         json_object_set_new(j, "synthetic",
-                            json_pack("{s:s,s:s,s:o}", "from", o.accept_rates ? "rates" : "trace", "what",
-                                      o.accept_rates ? o.accept_rates : o.accept_trace, "mean",
-                                      bench_number(synthetic_mean(&o.synthetic))));
+                            json_pack("{s:s,s:o,s:o}", "from", o.accept_rates ? "rates" : "trace", "what",
+                                      text_json(o.accept_rates ? o.accept_rates : o.accept_trace), "mean",
+                                      json_finite(synthetic_mean(&o.synthetic))));
     return j;
 }
 

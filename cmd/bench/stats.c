@@ -26,16 +26,11 @@ double sample_quantile(const struct sample *s, double q)
     return i + 1 < s->n ? v[i] + (at - i) * (v[i + 1] - v[i]) : v[i];
 }
 
-json_t *bench_number(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 json_t *sample_json(const struct sample *s)
 {
-    return json_pack("{s:o,s:o,s:o,s:o,s:i}", "median", bench_number(sample_quantile(s, 0.5)), "min",
-                     bench_number(sample_quantile(s, 0)), "max", bench_number(sample_quantile(s, 1)), "iqr",
-                     bench_number(sample_quantile(s, 0.75) - sample_quantile(s, 0.25)), "n", s->n);
+    return json_pack("{s:o,s:o,s:o,s:o,s:i}", "median", json_finite(sample_quantile(s, 0.5)), "min",
+                     json_finite(sample_quantile(s, 0)), "max", json_finite(sample_quantile(s, 1)), "iqr",
+                     json_finite(sample_quantile(s, 0.75) - sample_quantile(s, 0.25)), "n", s->n);
 }
 
 /* Two-sided sign test: the chance that at least k of n fair coins fall alike, doubled. */
@@ -81,7 +76,7 @@ struct verdict verdict_of(const struct sample *a, const struct sample *b)
 
 json_t *verdict_json(const struct verdict *v)
 {
-    return json_pack("{s:o,s:o,s:o,s:o,s:o,s:s}", "median", bench_number(v->ratio), "low",
-                     bench_number(v->low), "high", bench_number(v->high), "p", bench_number(v->p), "at_least",
-                     bench_number(v->at_least), "verdict", v->text);
+    return json_pack("{s:o,s:o,s:o,s:o,s:o,s:s}", "median", json_finite(v->ratio), "low", json_finite(v->low),
+                     "high", json_finite(v->high), "p", json_finite(v->p), "at_least",
+                     json_finite(v->at_least), "verdict", v->text);
 }

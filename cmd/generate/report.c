@@ -90,11 +90,6 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
                  st->nan_cycles, st->cycles);
 }
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 /* kv: of all of the target's layers, or of the first; kv_layers: of each, where they differ. */
 static void add_cache_types(json_t *j, const struct session *s)
 {
@@ -146,11 +141,11 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "lookup_file",
                         set->lookup.path ? json_text(set->lookup.path, strlen(set->lookup.path))
                                          : json_null());
-    json_object_set_new(j, "temp", number(k->temp));
+    json_object_set_new(j, "temp", json_finite(k->temp));
     json_object_set_new(j, "top_k", json_integer(k->top_k));
-    json_object_set_new(j, "top_p", number(k->top_p));
-    json_object_set_new(j, "min_p", number(k->min_p));
-    json_object_set_new(j, "repeat_penalty", number(k->repeat_penalty));
+    json_object_set_new(j, "top_p", json_finite(k->top_p));
+    json_object_set_new(j, "min_p", json_finite(k->min_p));
+    json_object_set_new(j, "repeat_penalty", json_finite(k->repeat_penalty));
     json_object_set_new(j, "repeat_last", json_integer(k->repeat_last));
     if (k->seed <= INT64_MAX)
         json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
@@ -202,22 +197,22 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));
     json_object_set_new(j, "stop", json_string(stop_reason(st)));
     json_object_set_new(j, "stop_id", st->stop == SPEC_STOP_TOKEN ? json_integer(st->stop_id) : json_null());
-    json_object_set_new(j, "load_s", number(set->m.load_s));
-    json_object_set_new(j, "prefill_s", number(r->prefill_s));
-    json_object_set_new(j, "decode_s", number(st->decode_s));
-    json_object_set_new(j, "decode_tokens_per_s", number(decode_rate(st)));
+    json_object_set_new(j, "load_s", json_finite(set->m.load_s));
+    json_object_set_new(j, "prefill_s", json_finite(r->prefill_s));
+    json_object_set_new(j, "decode_s", json_finite(st->decode_s));
+    json_object_set_new(j, "decode_tokens_per_s", json_finite(decode_rate(st)));
     json_object_set_new(j, "cycles", json_integer(st->cycles));
-    json_object_set_new(j, "tau", number(spec_tau(st)));
+    json_object_set_new(j, "tau", json_finite(spec_tau(st)));
     json_object_set_new(j, "accepted_histogram", hist);
     json_object_set_new(j, "lookup_cycles", json_integer(st->look_cycles));
     json_object_set_new(j, "lookup_accepted", json_integer(st->look_accepted));
-    json_object_set_new(j, "draft_s", number(st->draft_s));
-    json_object_set_new(j, "verify_s", number(st->verify_s));
-    json_object_set_new(j, "wait_s", number(st->wait_s));
-    json_object_set_new(j, "commit_s", number(st->commit_s));
-    json_object_set_new(j, "idle_s", number(st->idle_s));
-    json_object_set_new(j, "idle_max_s", number(st->idle_max_s));
-    json_object_set_new(j, "rest_s", number(rest_s(st)));
+    json_object_set_new(j, "draft_s", json_finite(st->draft_s));
+    json_object_set_new(j, "verify_s", json_finite(st->verify_s));
+    json_object_set_new(j, "wait_s", json_finite(st->wait_s));
+    json_object_set_new(j, "commit_s", json_finite(st->commit_s));
+    json_object_set_new(j, "idle_s", json_finite(st->idle_s));
+    json_object_set_new(j, "idle_max_s", json_finite(st->idle_max_s));
+    json_object_set_new(j, "rest_s", json_finite(rest_s(st)));
     json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
     json_object_set_new(j, "plan", plan_flags_json(&set->plan));
     json_object_set_new(j, "settings", settings_json(set, s));

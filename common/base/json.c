@@ -1,6 +1,7 @@
 /* json.c - see json.h. */
 #include "json.h"
 
+#include <math.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,6 +73,11 @@ json_t *json_text(const char *s, size_t n)
 static size_t to_escape(const uint8_t *p)
 {
     return p[0] == 0x7f ? 1 : p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0 ? 2 : 0;
+}
+
+json_t *json_finite(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
 }
 
 char *json_line(const json_t *j, int digits)

@@ -2,26 +2,7 @@
  * one engine give what each gives alone. (Recurrent targets: test_recurrent.c.) */
 #include "engine_fixture.h"
 
-#include "turns.h"
-
-static struct model *target, *sliding, *drafter;
-static struct source source;
-
-static int slide(struct gguf_writer *w, struct err *e)
-{
-    const uint8_t windows[] = {1, 0, 1};
-    if (gguf_put_u32(w, "qwen3.attention.sliding_window", 9, e)) return -1;
-    return gguf_put_array(w, "qwen3.attention.sliding_window_pattern", GGUF_BOOL, windows, 3, e);
-}
-
-static struct setting setting(int i, bool slides, bool drafted, int32_t n_prompt)
-{
-    return (struct setting){.target = slides ? sliding : target,
-                            .source = drafted ? &source : NULL,
-                            .o = {.ctx = 900, .chunk = 64, .kv = {KN_F16, KN_F16}},
-                            .sampler = i % 2 ? sampled : greedy,
-                            .n_prompt = n_prompt};
-}
+#include "turns_tiny.h"
 
 static void test_any_stop(void **state)
 {
@@ -127,26 +108,6 @@ static void test_refused(void **state)
     session_free(a);
     session_free(b);
     engine_close(g);
-}
-
-static int open_all(void **state)
-{
-    struct err e = {0};
-    const char *path = scratch("slide.gguf");
-    (void)state;
-    must(tiny_write(path, &(struct tiny){.seed = 1, .edit = slide}, &e), &e);
-    target = load(target_path, be), sliding = load(path, be), drafter = load(drafter_path, be);
-    source = source_dflash(drafter);
-    return 0;
-}
-
-static int close_all(void **state)
-{
-    (void)state;
-    model_free(drafter);
-    model_free(sliding);
-    model_free(target);
-    return 0;
 }
 
 int main(void)
