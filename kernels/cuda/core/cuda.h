@@ -64,15 +64,17 @@ extern struct many_tuning many_tuning;
 /* How products of rows with the experts they chose are run (experts.cu). For benchmarks and tests; none of it
  * changes a bit. */
 struct experts_tuning {
-    int spread_rows;    /* rows up to which several warps share a panel */
-    int held_rows;      /* rows up to which all rows' activations may stand in shared memory */
-    int made_rows;      /* rows up to which the blocks of the owning form round activations themselves */
-    int slice_warps;    /* that share a panel's slices */
-    int copy_k;         /* units of 256 columns a copy */
-    int copy_32;        /* units of 32 columns a copy, quantised types */
-    int copy_float;     /* units of 32 columns a copy, float types */
-    int staged_rows[2]; /* from, to: rows of the first product whose tiles' activations blocks take into
-                           shared memory */
+    int spread_rows;     /* rows up to which several warps share a panel */
+    int held_rows;       /* rows up to which all rows' activations may stand in shared memory */
+    int made_rows;       /* rows up to which the blocks of the owning form round activations themselves */
+    int slice_warps;     /* that share a panel's slices */
+    int copy_k;          /* units of 256 columns a copy */
+    int copy_32;         /* units of 32 columns a copy, quantised types */
+    int copy_float;      /* units of 32 columns a copy, float types */
+    int staged_rows[2];  /* from, to: rows of the first product whose tiles' activations blocks take into
+                            shared memory */
+    int staged_pairs[2]; /* pairs an expert up to which tiles of the staged form have 8, and 16, of them */
+    int staged_tile;     /* such tiles are of 8 << that; -1: by the pairs */
     int form;  /* only this one (enum experts_form), or, where it does not fit, the plain one; -1: any */
     int whole; /* rows up to which a mixture is one launch a row, where it fits */
     int apart; /* such a launch leaves alone: 1: the product before it; 2: those behind it */

@@ -11,6 +11,8 @@ struct experts_tuning experts_tuning = {.spread_rows = 4,
                                         .copy_32 = 8,
                                         .copy_float = 4,
                                         .staged_rows = {3, 6},
+                                        .staged_pairs = {4, 10},
+                                        .staged_tile = -1,
                                         .form = -1,
                                         .whole = 1,
                                         .apart = 0};
@@ -19,7 +21,7 @@ bool experts_has(enum mm_act act, int log2_tiles, enum experts_form form, bool g
 {
     if (form == EXPERTS_PLAIN) return log2_tiles == 0 || log2_tiles == 1;
     if (generic) return false;
-    if (form == EXPERTS_STAGED) return log2_tiles == 2;
+    if (form == EXPERTS_STAGED && log2_tiles == 2) return true;
     return mm_is_int8(act) && (log2_tiles == 0 || log2_tiles == 1);
 }
 
@@ -38,7 +40,7 @@ static bool cut_slices(const struct mm_type *t, int64_t n_in, struct experts_arg
 }
 
 /* How many warps have a part of a job's slices, and how many a block has. */
-static void share_out(struct experts_args *a, enum experts_form form)
+static void share_out(struct experts_args *a, int log2_tiles, enum experts_form form)
 {
     const int32_t most = form == EXPERTS_PLAIN                ? 8 / a->members
                          : form == EXPERTS_HELD               ? experts_tuning.slice_warps
@@ -46,7 +48,7 @@ static void share_out(struct experts_args *a, enum experts_form form)
                                                               : 1;
     a->slice_warps = a->slices < most ? a->slices : most;
     a->parts = a->slice_warps == 1 ? 1 : a->slices;
-    a->warps = form == EXPERTS_PLAIN || form == EXPERTS_STAGED ? 8 : 16;
+    a->warps = form == EXPERTS_PLAIN || (form == EXPERTS_STAGED && log2_tiles == 2) ? 8 : 16;
 }
 /* Panels that a block takes at a time. */
 static int32_t jobs_of(const struct experts_args *a, enum experts_form form)
@@ -98,7 +100,7 @@ static bool fit(const struct cuda_device *dev, struct experts_args *a, enum mm_a
     int32_t widest = 0;
     for (int j = 0; j < 4; j++)
         if (a->unit_bytes[j] > widest) widest = a->unit_bytes[j];
-    share_out(a, form);
+    share_out(a, log2_tiles, form);
     for (a->stage_units = copy < a->slice_units ? copy : a->slice_units; a->stage_units >= least;
          a->stage_units /= 2) {
         a->stage_bytes = a->stage_units * widest;
@@ -114,6 +116,16 @@ static double expected_experts(const struct experts_args *a)
     double left = 1;
     for (int32_t i = 0; i < a->n && left > 1e-3; i++) left *= 1.0 - (double)a->used / a->n_mat;
     return a->n_mat * (1 - left);
+}
+
+/* STAGED: tiles of 8, 16 or 32 pairs, by the pairs that an expert is expected to have. Measured: 16 warps
+ * with few of them are quicker than 8 with 32; of 32 a warp multiplies more with what it unpacked. */
+static int staged_tile(const struct experts_args *a, enum mm_act act)
+{
+    const double mean = a->pairs / expected_experts(a);
+    if (experts_tuning.staged_tile >= 0) return experts_tuning.staged_tile;
+    if (!mm_is_int8(act)) return 2;
+    return mean <= experts_tuning.staged_pairs[0] ? 0 : mean <= experts_tuning.staged_pairs[1] ? 1 : 2;
 }
 
 /* OWNED: panels that divide well among multiprocessors, or so few rows that it does not matter beside another
@@ -139,8 +151,10 @@ static void choose(const struct cuda_device *dev, struct experts_args *a, enum m
     const struct {
         int log2_tiles;
         enum experts_form form;
-    } list[] = {{few, EXPERTS_OWNED}, {stage ? 2 : few, first}, {few, second},     {2, EXPERTS_STAGED},
-                {few, EXPERTS_PLAIN}, {1, EXPERTS_PLAIN},       {0, EXPERTS_PLAIN}};
+    } list[] = {{few, EXPERTS_OWNED}, {stage ? 2 : few, first},
+                {few, second},        {staged_tile(a, act), EXPERTS_STAGED},
+                {2, EXPERTS_STAGED},  {few, EXPERTS_PLAIN},
+                {1, EXPERTS_PLAIN},   {0, EXPERTS_PLAIN}};
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         const int l = list[i].log2_tiles;
         const enum experts_form f = list[i].form;

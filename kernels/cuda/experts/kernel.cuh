@@ -530,9 +530,10 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     }
 };
 
-/* Registers: PLAIN two blocks of 8 warps a multiprocessor, the others one, of 16 warps or (STAGED) 8. */
+/* Registers: PLAIN two blocks of 8 warps a multiprocessor, the others one, of 16 warps or (STAGED, tiles of
+ * 32) 8. */
 template <class F, int NT, int FORM, bool BULK>
-__global__ void __launch_bounds__(FORM == EXPERTS_PLAIN || FORM == EXPERTS_STAGED ? 256 : 512,
+__global__ void __launch_bounds__(FORM == EXPERTS_PLAIN || (FORM == EXPERTS_STAGED && NT == 4) ? 256 : 512,
                                   FORM == EXPERTS_PLAIN ? 2 : 1)
     experts_kernel(const __grid_constant__ experts_args a)
 {
@@ -557,11 +558,12 @@ template <class F> static experts_kernel_fn experts_pick(int log2_tiles, enum ex
         return generic ? experts_pick_form<F, EXPERTS_PLAIN, false>(log2_tiles)
                        : experts_pick_form<F, EXPERTS_PLAIN, true>(log2_tiles);
     if (generic) return nullptr;
-    if (form == EXPERTS_STAGED) return log2_tiles == 2 ? experts_kernel<F, 4, EXPERTS_STAGED, true> : nullptr;
+    if (form == EXPERTS_STAGED && log2_tiles == 2) return experts_kernel<F, 4, EXPERTS_STAGED, true>;
     if constexpr (F::whole)
-        return form == EXPERTS_HELD   ? experts_pick_form<F, EXPERTS_HELD, true>(log2_tiles)
-               : form == EXPERTS_SOLO ? experts_pick_form<F, EXPERTS_SOLO, true>(log2_tiles)
-                                      : experts_pick_form<F, EXPERTS_OWNED, true>(log2_tiles);
+        return form == EXPERTS_HELD     ? experts_pick_form<F, EXPERTS_HELD, true>(log2_tiles)
+               : form == EXPERTS_SOLO   ? experts_pick_form<F, EXPERTS_SOLO, true>(log2_tiles)
+               : form == EXPERTS_STAGED ? experts_pick_form<F, EXPERTS_STAGED, true>(log2_tiles)
+                                        : experts_pick_form<F, EXPERTS_OWNED, true>(log2_tiles);
     return nullptr;
 }
 

@@ -40,17 +40,26 @@ static double timed(const struct data *d, const struct shape *s, float *h, int n
 /* Ways to run a product, beside the chosen one: enum experts_form in experts.cuh. */
 static const struct variant {
     const char *name;
-    int form, slice_warps, copy_k;
-} variants[] = {{"as chosen", -1, 0, 0},     {"plain", 0, 0, 0}, {"held, 4 slices", 1, 4, 0},
-                {"held, 2 slices", 1, 2, 0}, {"solo", 2, 0, 0},  {"solo, copies of 1", 2, 0, 1},
-                {"staged", 3, 0, 0},         {"owned", 4, 0, 0}, {"owned, copies of 1", 4, 0, 1}};
+    int form, slice_warps, copy_k, tile; /* tile: 1 + log2 of tiles of 8, staged */
+} variants[] = {{"as chosen", -1, 0, 0, 0},
+                {"plain", 0, 0, 0, 0},
+                {"held, 4 slices", 1, 4, 0, 0},
+                {"held, 2 slices", 1, 2, 0, 0},
+                {"solo", 2, 0, 0, 0},
+                {"solo, copies of 1", 2, 0, 1, 0},
+                {"staged, tiles of 8", 3, 0, 0, 1},
+                {"staged, 16", 3, 0, 0, 2},
+                {"staged, 32", 3, 0, 0, 3},
+                {"staged, 8, copies of 1", 3, 0, 1, 1},
+                {"owned", 4, 0, 0, 0},
+                {"owned, copies of 1", 4, 0, 1, 0}};
 
 static void use_variant(const struct variant *v)
 {
     static struct experts_tuning chosen;
     if (!chosen.held_rows) chosen = experts_tuning;
     experts_tuning = chosen;
-    experts_tuning.form = v->form;
+    experts_tuning.form = v->form, experts_tuning.staged_tile = v->tile - 1;
     if (v->slice_warps) experts_tuning.slice_warps = v->slice_warps, experts_tuning.spread_rows = 64;
     if (v->copy_k) experts_tuning.copy_k = v->copy_k;
 }
@@ -196,7 +205,7 @@ static void bench(bool all, bool mixtures)
         {"35B-A3B, down Q6_K", 256, 8, 2048, 512, KN_Q4_K, KN_Q6_K, KN_ACT_SILU},
         {"30B-A3B", 128, 8, 2048, 768, KN_Q4_K, KN_Q4_K, KN_ACT_SILU},
         {"26B-A4B, down Q5_0", 128, 8, 2816, 704, KN_Q4_K, KN_Q5_0, KN_ACT_GELU_TANH}};
-    static const int counts[] = {1, 2, 4, 8, 16, 32, 64, 512, 2048, 0};
+    static const int counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 0};
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
         const struct shape *s = shapes + k;
         struct data d = {.s = s};
@@ -211,8 +220,8 @@ static void bench(bool all, bool mixtures)
             for (int gated = 1; gated >= 0; gated--) {
                 const double bytes =
                     distinct * (gated ? 2 : 1) * (double)(gated ? d.gate : d.down).w.packed_bytes / s->n_mat;
-                for (size_t v = 0;
-                     v < (all && k % 3 == 0 && n <= 64 ? sizeof variants / sizeof *variants : 1); v++) {
+                for (size_t v = 0; v < (all && k % 3 == 0 && n > 1 ? sizeof variants / sizeof *variants : 1);
+                     v++) {
                     use_variant(variants + v);
                     const double us = timed(&d, s, h, n, gated, sets);
                     printf("%-20s %-5s rows %4d, %5.1f experts: %8.2f us, %6.1f MB, %.2f TB/s, %s\n", s->name,
