@@ -11,10 +11,10 @@ struct experts_tuning experts_tuning = {.spread_rows = 4,
                                         .copy_32 = 8,
                                         .copy_float = 4,
                                         .staged_rows = {3, 6},
-                                        .staged_pairs = {4, 10},
+                                        .staged_pairs = {5, 20},
                                         .staged_tile = -1,
                                         .form = -1,
-                                        .whole = 1,
+                                        .whole = 2,
                                         .apart = 0};
 
 bool experts_has(enum mm_act act, int log2_tiles, enum experts_form form, bool generic)
@@ -119,13 +119,16 @@ static double expected_experts(const struct experts_args *a)
 }
 
 /* STAGED: tiles of 8, 16 or 32 pairs, by the pairs that an expert is expected to have. Measured: 16 warps
- * with few of them are quicker than 8 with 32; of 32 a warp multiplies more with what it unpacked. */
+ * with up to 16 pairs are quicker than 8 with 32 until an expert has some 20; and always for down, whose rows
+ * are short. */
 static int staged_tile(const struct experts_args *a, enum mm_act act)
 {
     const double mean = a->pairs / expected_experts(a);
-    if (experts_tuning.staged_tile >= 0) return experts_tuning.staged_tile;
     if (!mm_is_int8(act)) return 2;
-    return mean <= experts_tuning.staged_pairs[0] ? 0 : mean <= experts_tuning.staged_pairs[1] ? 1 : 2;
+    if (experts_tuning.staged_tile >= 0) return experts_tuning.staged_tile;
+    return mean <= experts_tuning.staged_pairs[0]                      ? 0
+           : a->members == 1 || mean <= experts_tuning.staged_pairs[1] ? 1
+                                                                       : 2;
 }
 
 /* OWNED: panels that divide well among multiprocessors, or so few rows that it does not matter beside another
