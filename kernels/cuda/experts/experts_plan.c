@@ -118,17 +118,26 @@ static double expected_experts(const struct experts_args *a)
     return a->n_mat * (1 - left);
 }
 
-/* STAGED: tiles of 8, 16 or 32 pairs, by the pairs that an expert is expected to have. Measured: 16 warps
- * with up to 16 pairs are quicker than 8 with 32 until an expert has some 20; and always for down, whose rows
- * are short. */
+/* Pairs that an expert of those chosen is expected to have. */
+static double expected_pairs(const struct experts_args *a)
+{
+    return a->pairs / expected_experts(a);
+}
+/* STAGED: tiles of 8, 16 or 32 pairs, by the pairs of an expert. Measured: 16 warps with up to 16 pairs are
+ * quicker than 8 with 32 until an expert has some 20; and always for down, whose rows are short. */
 static int staged_tile(const struct experts_args *a, enum mm_act act)
 {
-    const double mean = a->pairs / expected_experts(a);
+    const double pairs = expected_pairs(a);
     if (!mm_is_int8(act)) return 2;
     if (experts_tuning.staged_tile >= 0) return experts_tuning.staged_tile;
-    return mean <= experts_tuning.staged_pairs[0]                      ? 0
-           : a->members == 1 || mean <= experts_tuning.staged_pairs[1] ? 1
-                                                                       : 2;
+    if (pairs <= experts_tuning.staged_pairs[0]) return 0;
+    if (pairs > experts_tuning.staged_pairs[1]) return a->members == 1 ? 1 : 2;
+    return a->members == 1 && act == MM_ACT_K ? 0 : 1;
+}
+/* Measured: down of K types with more pairs an expert is quicker PLAIN. */
+static bool may_stage(const struct experts_args *a, enum mm_act act)
+{
+    return a->members == 2 || act != MM_ACT_K || expected_pairs(a) <= experts_tuning.staged_pairs[1];
 }
 
 /* OWNED: panels that divide well among multiprocessors, or so few rows that it does not matter beside another
@@ -163,7 +172,8 @@ static void choose(const struct cuda_device *dev, struct experts_args *a, enum m
         const enum experts_form f = list[i].form;
         const bool rows = f == EXPERTS_OWNED || f == EXPERTS_HELD || f == EXPERTS_SOLO;
         if (l > widest || (rows && a->n > experts_tuning.held_rows) ||
-            (f == EXPERTS_OWNED && !may_own(dev, a)))
+            (f == EXPERTS_OWNED && !may_own(dev, a)) ||
+            (f == EXPERTS_STAGED && experts_tuning.form < 0 && !may_stage(a, act)))
             continue;
         if (experts_tuning.form >= 0 && f != EXPERTS_PLAIN && (int)f != experts_tuning.form) continue;
         a->tile = 8 << l;

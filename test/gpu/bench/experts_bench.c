@@ -59,7 +59,8 @@ static void use_variant(const struct variant *v)
     static struct experts_tuning chosen;
     if (!chosen.held_rows) chosen = experts_tuning;
     experts_tuning = chosen;
-    experts_tuning.form = v->form, experts_tuning.staged_tile = v->tile - 1;
+    experts_tuning.form = v->form;
+    experts_tuning.staged_tile = v->tile - 1;
     if (v->slice_warps) experts_tuning.slice_warps = v->slice_warps, experts_tuning.spread_rows = 64;
     if (v->copy_k) experts_tuning.copy_k = v->copy_k;
 }
