@@ -16,8 +16,11 @@
  *    more was right. One that would have gained brings drafting back.
  *  - Never slower, whatever the probabilities claim: an account has the tokens that plain steps would have
  *    made in the time of drafted cycles, less those that were made. Gains count up to a bound and losses are
- *    forgotten slowly. A verify whose failure would overdraw half of what the account still allows is not
- *    made, and without room for a draft there is none. Look-ups have a smaller account of their own.
+ *    forgotten slowly. A verify whose failure would overdraw it is not made, and without room for a draft
+ *    there is none. Look-ups have a smaller account of their own.
+ *  - Bad luck: an account that is spent on unlucky wide verifies ends drafting that pays. So a row count is
+ *    worth less by its variance over what the account has left, at least what it had at first: that makes
+ *    ruin least likely. And a draft that is there gets labels rather than none: one row teaches nothing.
  *
  * It sees probabilities, times and counts, no token's value, and it has no clock: with times that are fixed
  * its plans are a function of what was offered and kept. It allocates nothing. The caller owns the struct;
