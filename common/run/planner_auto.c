@@ -23,6 +23,27 @@
 #define WAIT_FIRST 8       /* plain steps before the first probe of a pause */
 #define WAIT_SHARE 0.007   /* of the time, that probes take when the wait has stopped doubling */
 
+int32_t planner_auto_counts(int32_t block, bool look, bool records, int32_t *counts)
+{
+    static const int32_t few[] = {2, 3, 4, 6, 8, 12, 16}, looks[] = {2, 4, 6, 8, 12, 16, 32, PLAN_TIMES_ROWS};
+    const int32_t n_looks = sizeof looks / sizeof *looks;
+    int32_t n = 0, i = 0;
+    if (look) {
+        memcpy(counts, looks, sizeof looks);
+        while (i < n_looks && looks[i] < block) i++;
+        /* The block has the place of the count above it; the last stays, for copies. */
+        if (block > 1 && looks[i] != block) counts[i < n_looks - 1 ? i : i - 1] = block;
+        return n_looks;
+    }
+    if (!records) {
+        for (int32_t r = 2; r <= block; r++) counts[n++] = r;
+        return n;
+    }
+    for (; i < (int32_t)(sizeof few / sizeof *few) && few[i] < block; i++) counts[n++] = few[i];
+    if (block > 1) counts[n++] = block;
+    return n;
+}
+
 int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e)
 {
     memset(a, 0, sizeof *a);

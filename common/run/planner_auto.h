@@ -77,6 +77,11 @@ struct planner_auto {
     double off_gain;
 };
 
+/* The row counts of verifies that auto chooses among, rising, into counts [PLAN_TIMES_ROWS]; returns how
+ * many. block: a drafter's, always one of them; 1 without one. look: there are look-ups, whose chains are
+ * longer. records: a count costs a recording, so there are eight at most. */
+int32_t planner_auto_counts(int32_t block, bool look, bool records, int32_t *counts);
+
 /* ERR_USAGE: counts that do not rise or are out of range, or times that lack what they must have. */
 int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e);
 /* The planner; a stays where it is. */
