@@ -11,7 +11,7 @@
 #define REGRET 1.5         /* what averages below the margin add up to before drafting ends, */
 #define REGRET_SAVED 0.05  /* and of what the account has saved, on top */
 #define OPTIMISM 0.7       /* deviations of what is believed of a drafter: what is unknown is worth a try */
-#define LABELS 0.7         /* what it is worth that a draft that was paid for gets labels */
+#define LABELS 0.3         /* what it is worth that a draft that was paid for gets labels */
 #define FADE (1. / 32)     /* of the rate that was had, a cycle */
 #define ALLOWED 7.0        /* the account of drafting */
 #define LOOK_ALLOWED 2.0   /* of look-ups */
