@@ -39,39 +39,6 @@ int plan_flags_read(struct plan_flags *f, struct err *e)
     return plan_times_read(&f->times, f->times_path, e);
 }
 
-/* Row counts that may be chosen: a recording each, so few of them where a backend records. Those above a
- * block's are for look-ups. */
-static int32_t choose_counts(const struct session *s, int32_t *counts)
-{
-    static const int32_t few[] = {2, 3, 4, 6, 8, 12, 16}, looks[] = {2, 4, 6, 8, 12, 16, 32, 64};
-    const int32_t block = s->source ? s->o.block : 1;
-    int32_t n = 0;
-    if (s->o.look) {
-        for (size_t i = 0; i < sizeof looks / sizeof *looks; i++) counts[n++] = looks[i];
-        return n;
-    }
-    if (!s->op->replay) {
-        for (int32_t i = 2; i <= block; i++) counts[n++] = i;
-        return n;
-    }
-    for (size_t i = 0; i < sizeof few / sizeof *few && few[i] < block; i++) counts[n++] = few[i];
-    counts[n++] = block;
-    return n;
-}
-
-/* Counts from the most wanted on: what bounds the others, then those between. */
-static void wanted_first(const int32_t *counts, int32_t n, int32_t *order)
-{
-    int32_t k = 0;
-    order[k++] = counts[n - 1];
-    for (int32_t step = n; step > 1 && k < n; step = (step + 1) / 2)
-        for (int32_t i = 0; i < n - 1; i += (step + 1) / 2) {
-            bool there = false;
-            for (int32_t j = 0; j < k; j++) there |= order[j] == counts[i];
-            if (!there) order[k++] = counts[i];
-        }
-}
-
 /* What did not fit the time is guessed until the first cycle's stamps correct it: a draft by the bytes that
  * it reads, rows as they cost where arithmetic is dear (16 rows in 2.3 to 4.6 plain steps on CPUs). */
 static void guess_missing(struct plan_flags *f, const struct session *s, const int32_t *counts, int32_t n,
@@ -94,13 +61,17 @@ static void guess_missing(struct plan_flags *f, const struct session *s, const i
 static int measure(struct plan_flags *f, struct session *s, const struct kn_sampler *sampler,
                    const int32_t *counts, int32_t n, struct err *e)
 {
-    int32_t order[SESSION_MAX_ROWS + 1];
+    const int32_t block = s->source ? s->o.block : 1;
+    int32_t order[SESSION_MAX_ROWS + 1], k = 0;
     struct session_times t;
     if (f->timed && !s->op->replay) return 0;
-    wanted_first(counts, n, order);
-    order[n] = 1; /* what remains of a draft that is not worth a verify; for its recording */
+    /* The time may not suffice for all: a block's first. */
+    if (block > 1) order[k++] = block;
+    for (int32_t i = 0; i < n; i++)
+        if (counts[i] != block) order[k++] = counts[i];
+    order[k++] = 1; /* what remains of a draft that is not worth a verify; for its recording */
     const struct session_timing o = {
-        .sampler = *sampler, .rows = order, .n = n + 1, .reach = s->o.ctx, .budget_s = TIMED_S};
+        .sampler = *sampler, .rows = order, .n = k, .reach = s->o.ctx, .budget_s = TIMED_S};
     if (session_time(s, &o, &t, e)) return -1;
     f->timed_s = t.spent_s;
     if (f->timed || t.plain_s == 0) return 0;
@@ -117,7 +88,8 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
     int32_t counts[SESSION_MAX_ROWS];
     f->planner = (struct planner){0};
     if (f->rows || (!s->source && !s->o.look)) return 0;
-    const int32_t n = choose_counts(s, counts);
+    const int32_t n =
+        planner_auto_counts(s->source ? s->o.block : 1, s->o.look, s->op->replay != NULL, counts);
     if (measure(f, s, sampler, counts, n, e)) return -1;
     if (!f->timed) return 0; /* no memory to measure in: every cycle drafts and verifies a block */
     const struct planner_auto_options o = {.times = &f->times,

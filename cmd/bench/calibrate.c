@@ -197,7 +197,8 @@ static int learn(struct learnt *l, const struct gathered *g, struct err *e)
                                       .choice = {.rows = g->slots + 1},
                                       .drafted = true,
                                       .kept = k + 1,
-                                      .labelled = k < g->slots ? k + 1 : k};
+                                      .labelled = k < g->slots ? k + 1 : k,
+                                      .equal = k};
         if (write_position(l, k, logp, g->slots, e)) return -1;
         calibration_seen(&l->c, bucket, &r);
         l->positions++;

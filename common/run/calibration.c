@@ -148,7 +148,7 @@ void calibration_seen(struct calibration *c, int32_t temperature, const struct p
     const bool look = r->choice.look;
     struct calibration_slope *s = &c->draft[temperature];
     for (int32_t j = 1; j <= r->labelled; j++) {
-        const bool equal = j < r->kept;
+        const bool equal = j <= r->equal;
         if (j <= o->n_draft && (!look || j <= o->agree))
             label_draft(c, temperature, j, o->logp[j - 1], equal);
         if (j <= o->n_look && (look || j <= o->agree)) label_look(c, o->match, j, equal);

@@ -23,8 +23,8 @@
  * proposal whose prefix matched has matched that much more, so slot j of a match of m tokens is filed under
  * m + j - 1.
  *
- * Only slots whose prefix matched have labels: of a cycle that kept k rows of n the first min(n - 1, k). None
- * else is learnt from.
+ * Only slots whose prefix matched have labels: of a cycle that kept k rows the first k, the last of them by
+ * the pick of the last row that stays (planner.h). None else is learnt from.
  *
  * The file is JSON, the state itself:
  *   {

@@ -312,6 +312,22 @@ static void take_times(struct session *s, const struct kn_result *r, bool drafte
     s->accepted = r->accepted;
 }
 
+/* ids: [1 + proposals] the chain. */
+static void label(const struct session *s, const struct session_started *b, const struct kn_result *r,
+                  const int32_t *ids, struct plan_result *t)
+{
+    const struct session_synthetic *x = s->o.synthetic;
+    const int32_t n = b->look ? b->n_look : t->offer.n_draft;
+    t->labelled = n < r->kept ? n : r->kept;
+    t->equal = r->kept - 1;
+    if (t->equal >= t->labelled)
+        t->equal = t->labelled;
+    else if (x && t->offer.n_draft)
+        t->equal += x->equal[r->pos < x->n ? r->pos : x->n - 1] >= r->kept;
+    else
+        t->equal += ids[r->kept] == r->picks[r->kept - 1];
+}
+
 int session_cycle_finish(struct session *s, struct session_cycle *c, struct err *e)
 {
     uint32_t i = s->finished % SESSION_RESULTS;
@@ -335,7 +351,7 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
     t->choice = (struct plan_choice){b->rows, b->look};
     t->drafted = b->drafted;
     t->kept = r->kept;
-    if (b->look || t->offer.n_draft) t->labelled = b->rows - 1 < r->kept ? b->rows - 1 : r->kept;
+    label(s, b, r, c->ids, t);
     take_times(s, r, offer != NULL, t);
     memcpy(s->history + r->pos + 1, r->picks, (size_t)r->kept * sizeof *r->picks);
     s->n_past = r->pos + r->kept;

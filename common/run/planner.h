@@ -48,9 +48,11 @@ struct plan_result {
     struct plan_choice choice;
     bool drafted;
     int32_t kept;     /* rows that stay, the anchor's among them */
-    int32_t labelled; /* slots with a label: the first so many proposals of the chosen chain were compared
-                         while what stands before matched (min(rows - 1, kept)); of these kept - 1 were
-                         equal */
+    int32_t labelled; /* slots with a label: the first so many proposals of the chosen chain (the drafter's
+                         where one row ran) were compared with a pick while what stands before matched. The
+                         last row that stays has a pick, too, so the next proposal is labelled whether it was
+                         verified or not: min(proposals, kept) */
+    int32_t equal;    /* of these, the leading ones that were equal: kept - 1 or kept */
     /* By the device's clock: the draft; its end to the verify's start; the verify; its commit; the time
      * between the cycle before and this one. */
     double draft_s, wait_s, verify_s, commit_s, idle_s;

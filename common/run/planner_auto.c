@@ -10,18 +10,39 @@
 #define GAINS 8            /* cycles that the average of gains remembers */
 #define REGRET 1.5         /* what averages below the margin add up to before drafting ends, */
 #define REGRET_SAVED 0.05  /* and of what the account has saved, on top */
-#define OPTIMISM 0.6       /* deviations of what is believed of a drafter: what is unknown is worth a try */
+#define OPTIMISM 0.7       /* deviations of what is believed of a drafter: what is unknown is worth a try */
+#define LABELS 0.3         /* what it is worth that a draft that was paid for gets labels */
 #define FADE (1. / 32)     /* of the rate that was had, a cycle */
 #define ALLOWED 7.0        /* the account of drafting */
 #define LOOK_ALLOWED 2.0   /* of look-ups */
 #define SAVED 40.0         /* gains that either counts at most */
 #define FORGET 1024.       /* tokens after which 1 - 1/e of a loss is forgotten */
-#define STAKE 0.5          /* of what an account allows, on one verify */
 #define PROBE_SHARE 0.0075 /* of the time */
 #define BURST_SHARE 0.002  /* of all time, on top for probes that follow a right one */
 #define PROBES_SAVED 8     /* probes that the credit holds at most */
 #define WAIT_FIRST 8       /* plain steps before the first probe of a pause */
 #define WAIT_SHARE 0.007   /* of the time, that probes take when the wait has stopped doubling */
+
+int32_t planner_auto_counts(int32_t block, bool look, bool records, int32_t *counts)
+{
+    static const int32_t few[] = {2, 3, 4, 6, 8, 12, 16}, looks[] = {2, 4, 6, 8, 12, 16, 32, PLAN_TIMES_ROWS};
+    const int32_t n_looks = sizeof looks / sizeof *looks;
+    int32_t n = 0, i = 0;
+    if (look) {
+        memcpy(counts, looks, sizeof looks);
+        while (i < n_looks && looks[i] < block) i++;
+        /* The block has the place of the count above it; the last stays, for copies. */
+        if (block > 1 && looks[i] != block) counts[i < n_looks - 1 ? i : i - 1] = block;
+        return n_looks;
+    }
+    if (!records) {
+        for (int32_t r = 2; r <= block; r++) counts[n++] = r;
+        return n;
+    }
+    for (; i < (int32_t)(sizeof few / sizeof *few) && few[i] < block; i++) counts[n++] = few[i];
+    if (block > 1) counts[n++] = block;
+    return n;
+}
 
 int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e)
 {
@@ -71,21 +92,31 @@ static struct worth worth_at(const struct planner_auto *a, int32_t pos)
     return w;
 }
 
-/* The best row count of a chain of n proposals, h [n] their probabilities. least: rows at least, where the
- * chain has them. most_s: a verify may take. Returns its worth; *rows 1 where nothing is better. */
+/* What bounds a choice of rows. */
+struct bet {
+    int32_t least; /* rows at least, where the chain has them */
+    double most_s; /* that a verify may take */
+    double risk;   /* tokens that a squared token of variance is counted as */
+    double labels; /* what rows that get labels are worth beside their tokens */
+};
+
+/* The best row count of a chain of n proposals, h [n] their probabilities. Returns its worth in tokens; *rows
+ * 1 where nothing is better. */
 static double best_of(const struct planner_auto *a, const struct worth *w, int32_t pos, const double *h,
-                      int32_t n, int32_t least, double most_s, int32_t *rows)
+                      int32_t n, const struct bet *b, int32_t *rows)
 {
-    double best = least > 1 ? -INFINITY : 1 - w->lambda * w->plain_s, sum = 1, reach = 1;
+    double worth = 1 - w->lambda * w->plain_s, best = b->least > 1 ? -INFINITY : worth - b->labels;
+    double sum = 1, reach = 1, squares = 0;
     int32_t j = 0;
     *rows = 1;
     for (int32_t i = 0; i < a->n_counts && a->counts[i] <= n + 1; i++) {
         const double s = plan_times_rows(&a->times, a->counts[i], pos);
-        for (; j < a->counts[i] - 1; j++) reach *= h[j], sum += reach;
-        if (a->counts[i] < least || s > most_s || !(sum - w->lambda * s > best)) continue;
-        best = sum - w->lambda * s, *rows = a->counts[i];
+        for (; j < a->counts[i] - 1; j++) reach *= h[j], sum += reach, squares += (2 * j + 1) * reach;
+        const double net = sum - w->lambda * s, score = net - b->risk * (squares - (sum - 1) * (sum - 1));
+        if (a->counts[i] < b->least || s > b->most_s || !(score > best)) continue;
+        best = score, worth = net, *rows = a->counts[i];
     }
-    return *rows > 1 ? best : 1 - w->lambda * w->plain_s;
+    return worth;
 }
 
 /* h of both chains; where they share a proposal, the surer one's. Both have room for CALIBRATION_SLOTS. */
@@ -101,10 +132,10 @@ static void chances(const struct planner_auto *a, const struct plan_offer *o, do
         draft[j] = look[j] = draft[j] > look[j] ? draft[j] : look[j];
 }
 
-/* Seconds that a verify may take, if no proposal of it is right, for an account. */
-static double stake(const struct worth *w, double lost, double allowed)
+/* A verify that an account still allows, if no proposal of it is right. */
+static struct bet bet_of(const struct worth *w, double lost, double allowed)
 {
-    return w->plain_s * (1 + STAKE * (allowed - lost));
+    return (struct bet){.least = 1, .most_s = w->plain_s * (1 + allowed - lost)};
 }
 
 /* What drafting gains where this was offered, in tokens a cycle. */
@@ -114,8 +145,9 @@ static double gain_of(const struct planner_auto *a, const struct plan_offer *o)
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, rows;
     chances(a, o, draft, look, &n_draft, &n_look);
-    const double with = best_of(a, &w, o->pos, draft, n_draft, 1, INFINITY, &rows),
-                 without = best_of(a, &w, o->pos, look, n_look, 1, INFINITY, &rows);
+    const struct bet any = {.least = 1, .most_s = INFINITY};
+    const double with = best_of(a, &w, o->pos, draft, n_draft, &any, &rows),
+                 without = best_of(a, &w, o->pos, look, n_look, &any, &rows);
     return fmax(with, without) - without - w.lambda * w.draft_s;
 }
 
@@ -178,13 +210,20 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, draft_rows, look_rows;
     chances(a, o, draft, look, &n_draft, &n_look);
-    double most_s = stake(&w, a->lost + w.draft_s / w.plain_s, ALLOWED);
-    const double of_look =
-        best_of(a, &w, o->pos, look, n_look, 1, stake(&w, a->look_lost, LOOK_ALLOWED), &look_rows);
-    /* A probe may lose its credit; of two rows and more, it is the wider the more were right before it. */
-    if (probe) most_s = fmin(most_s, w.plain_s + credit_of(a) - w.draft_s);
-    double of_draft = best_of(a, &w, o->pos, draft, n_draft, probe ? 2 + a->burst : 1, most_s, &draft_rows);
-    if (probe && draft_rows == 1) of_draft = best_of(a, &w, o->pos, draft, n_draft, 2, most_s, &draft_rows);
+    const double left = ALLOWED - a->lost - w.draft_s / w.plain_s;
+    struct bet bet = bet_of(&w, a->look_lost, LOOK_ALLOWED);
+    const double of_look = best_of(a, &w, o->pos, look, n_look, &bet, &look_rows);
+    bet = bet_of(&w, ALLOWED - left, ALLOWED);
+    if (probe) {
+        /* It may lose its credit; of two rows and more, it is the wider the more were right before it. */
+        bet.most_s = fmin(bet.most_s, w.plain_s + credit_of(a) - w.draft_s);
+        bet.least = 2 + a->burst;
+    } else {
+        bet.risk = 1 / fmax(left, ALLOWED), bet.labels = LABELS;
+    }
+    double of_draft = best_of(a, &w, o->pos, draft, n_draft, &bet, &draft_rows);
+    bet.least = 2;
+    if (probe && draft_rows == 1) of_draft = best_of(a, &w, o->pos, draft, n_draft, &bet, &draft_rows);
     c->look = look_rows > 1 && of_look > of_draft;
     c->rows = c->look ? look_rows : draft_rows;
 }

@@ -16,8 +16,11 @@
  *    more was right. One that would have gained brings drafting back.
  *  - Never slower, whatever the probabilities claim: an account has the tokens that plain steps would have
  *    made in the time of drafted cycles, less those that were made. Gains count up to a bound and losses are
- *    forgotten slowly. A verify whose failure would overdraw half of what the account still allows is not
- *    made, and without room for a draft there is none. Look-ups have a smaller account of their own.
+ *    forgotten slowly. A verify whose failure would overdraw it is not made, and without room for a draft
+ *    there is none. Look-ups have a smaller account of their own.
+ *  - Bad luck: an account that is spent on unlucky wide verifies ends drafting that pays. So a row count is
+ *    worth less by its variance over what the account has left, at least what it had at first: that makes
+ *    ruin least likely. And a draft that is there gets labels rather than none: one row teaches nothing.
  *
  * It sees probabilities, times and counts, no token's value, and it has no clock: with times that are fixed
  * its plans are a function of what was offered and kept. It allocates nothing. The caller owns the struct;
@@ -73,6 +76,11 @@ struct planner_auto {
     enum { AUTO_ON, AUTO_NO_DRAFTER, AUTO_LOSES, AUTO_SPENT } off;
     double off_gain;
 };
+
+/* The row counts of verifies that auto chooses among, rising, into counts [PLAN_TIMES_ROWS]; returns how
+ * many. block: a drafter's, always one of them; 1 without one. look: there are look-ups, whose chains are
+ * longer. records: a count costs a recording, so there are eight at most. */
+int32_t planner_auto_counts(int32_t block, bool look, bool records, int32_t *counts);
 
 /* ERR_USAGE: counts that do not rise or are out of range, or times that lack what they must have. */
 int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e);

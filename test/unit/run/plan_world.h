@@ -185,7 +185,9 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
         const int32_t right = c.look ? o.look_right : o.right;
         x.choice = c, x.drafted = plan.draft;
         x.kept = 1 + (right < c.rows - 1 ? right : c.rows - 1);
-        x.labelled = c.rows - 1 < x.kept ? c.rows - 1 : x.kept;
+        const int32_t n_chain = c.look ? o.n_look : o.n;
+        x.labelled = n_chain < x.kept ? n_chain : x.kept;
+        x.equal = right < x.labelled ? right : x.labelled;
         const double noise = 1 + w->jitter * world_normal(w->seed, (uint64_t)r->cycles, 31);
         x.verify_s = world_verify_s(w->m, c.rows) * noise;
         x.draft_s = plan.draft ? w->m->draft_s * noise : 0;

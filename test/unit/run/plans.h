@@ -20,7 +20,10 @@ struct draw {
     int looked;               /* their chains that were chosen */
     int drafted, opened, all; /* plans made */
     int chosen, seen, offers; /* open plans whose rows were chosen; cycles that were finished, with a draft */
-    int32_t pos;              /* of the cycle that is finished next; 0: not known */
+    const struct run *of;     /* that drafted before every token: labels are held against it; NULL: none is */
+    int32_t prompt;           /* its prompt's length */
+    int next_right, next_wrong; /* labels of the proposal behind the last row that stayed */
+    int32_t pos;                /* of the cycle that is finished next; 0: not known */
 };
 
 static inline uint32_t draw_next(uint32_t *x)
@@ -64,11 +67,20 @@ static inline void draw_seen(void *ctx, const struct plan_result *r)
 {
     struct draw *d = ctx;
     const int32_t rows = r->choice.rows, n = r->choice.look ? r->offer.n_look : r->offer.n_draft,
-                  labels = n ? rows - 1 : 0;
+                  labels = n < r->kept ? n : r->kept;
     assert_true(!d->pos || r->offer.pos == d->pos);
     assert_true(r->kept >= 1 && r->kept <= rows && (r->drafted || r->choice.look || rows == 1));
     assert_true(rows <= (r->choice.look && d->looks ? d->looks : d->most) && (!r->choice.look || rows > 1));
-    assert_int_equal(r->labelled, labels < r->kept ? labels : r->kept);
+    assert_int_equal(r->labelled, labels);
+    assert_in_range(r->equal, r->kept - 1 < labels ? r->kept - 1 : labels, labels);
+    if (d->of && r->offer.n_draft && !r->choice.look) {
+        const int32_t at = r->offer.pos - d->prompt, *block = d->of->trace + at * (d->most - 1);
+        int32_t equal = 0;
+        while (equal < labels && at + 1 + equal < d->of->n && block[equal] == d->of->id[at + 1 + equal])
+            equal++;
+        if (at + 1 + equal < d->of->n) assert_int_equal(r->equal, equal);
+        d->next_right += r->equal == r->kept, d->next_wrong += r->equal < labels;
+    }
     assert_true(r->draft_s >= 0 && r->wait_s >= 0 && r->verify_s > 0 && r->commit_s >= 0 && r->idle_s >= 0);
     assert_true((r->offer.n_draft > 0) == (r->draft_s > 0));
     d->pos = r->offer.pos + r->kept;

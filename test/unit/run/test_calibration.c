@@ -46,7 +46,7 @@ static void cycle(struct calibration *c, const double *x, int32_t n, int32_t rig
     struct plan_result r = {
         .offer = {.n_draft = n, .logp = logp}, .choice = {.rows = n + 1}, .drafted = true};
     for (int32_t j = 0; j < n; j++) logp[j] = (float)logp_of(x[j]);
-    r.kept = right + 1, r.labelled = n < r.kept ? n : r.kept;
+    r.kept = right + 1, r.labelled = n < r.kept ? n : r.kept, r.equal = right;
     calibration_seen(c, 0, &r);
 }
 
@@ -194,7 +194,7 @@ static void test_look_ups(void **state)
     assert_true(calibration_look(&c, 12, 2) == calibration_look(&was, 12, 2));
     assert_int_equal(c.look_gauge[0].labels, n), assert_int_equal(c.look_gauge[0].equal, 0);
     /* Right again: within tens. */
-    r.kept = 8, r.labelled = 7;
+    r.kept = 8, r.labelled = r.equal = 7;
     for (n = 0; calibration_look(&c, 12, 1) < 0.7 && n < 100; n++) calibration_seen(&c, 0, &r);
     assert_in_range(n, 3, 40);
     assert_int_equal(c.look_gauge[6].equal, n);
@@ -211,7 +211,8 @@ static void test_shared(void **state)
                                 .choice = {5, look},
                                 .drafted = true,
                                 .kept = 5,
-                                .labelled = 4};
+                                .labelled = 4,
+                                .equal = 4};
         calibration_init(&c);
         calibration_seen(&c, 0, &r);
         for (int j = 0; j < 4; j++) {

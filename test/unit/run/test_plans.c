@@ -47,7 +47,7 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
     static const int length[] = {1, 33, 250, 770};
     static const int32_t blocks[] = {5, 5, 3, 2};
     struct source x = source_dflash(d);
-    int64_t accepted = 0, cycles = 0, steps = 0, chosen = 0;
+    int64_t accepted = 0, cycles = 0, steps = 0, chosen = 0, next_right = 0, next_wrong = 0;
     for (int sampling = 0; sampling < 2; sampling++)
         for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
             struct way y = {.prompt = length[i],
@@ -61,11 +61,13 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
             same_ids(&plain, &ref);
             assert_int_equal(ref.n_trace, (N_NEW - 1) * (y.block - 1));
             for (uint32_t seed = 0; seed < 40; seed++) {
-                struct draw draw = {.x = seed * 2654435761u + 99, .most = y.block};
+                struct draw draw = {
+                    .x = seed * 2654435761u + 99, .most = y.block, .of = &ref, .prompt = length[i]};
                 const struct planner p = draw_planner(&draw);
                 if (seed % 2) recorder_on(be);
                 run_planned(&y, &x, &p, &r);
                 if (seed % 2) recorder_off(be);
+                next_right += draw.next_right, next_wrong += draw.next_wrong;
                 same_ids(&plain, &r);
                 same_proposals(&ref, &r, y.block);
                 assert_int_equal(r.n_trace / (y.block - 1), r.st.cycles);
@@ -79,6 +81,7 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
     assert_true(cycles > steps / 4 && cycles < steps * 3 / 4);
     assert_true(chosen > cycles / 4 && chosen < cycles * 3 / 4);
     assert_true(accepted > cycles / 40 && accepted < 3 * cycles);
+    assert_true(next_right > 0 && next_wrong > 0); /* labels of proposals that were not verified, too */
 }
 
 static void test_plans(void **state)
