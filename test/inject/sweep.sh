@@ -45,8 +45,10 @@ dflash-prefill -q -m "$T" --imatrix in/imatrix <in/tokens
     printf '\1\0\0\0\3\0\0\0two'
 } >in/imatrix.dat
 # files that are there before a job runs: pre-JOB
-mkdir in/pre-none in/pre-prefill-imatrix in/pre-prefill-force in/pre-generate-force
+mkdir in/pre-none in/pre-prefill-imatrix in/pre-prefill-force in/pre-generate-force in/pre-generate-save in/pre-prefill-state
 cp in/imatrix in/pre-prefill-imatrix/o
+cp in/state in/pre-generate-save/o2
+cp in/state in/pre-prefill-state/o
 for f in o o2 o3; do echo "old $f" | tee in/pre-prefill-force/$f >in/pre-generate-force/$f; done
 printf '\1\0\0\0\2\0\0\0' >in/ids
 printf '\5\0\0\0\6\0\0\0' >in/a
@@ -85,6 +87,8 @@ generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -
 generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2 --device cpu
 generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos --lookup on --lookup-file $i/tokens -o o --threads 2 --device cpu
+generate-save    | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --save-state o2 --force --threads 2 --device cpu
+prefill-state    | * | tokens | dflash-prefill -m $T -d $D --state $i/state -o o --force --threads 2 --device cpu
 generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2 --device cpu
 bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --warmup 0 --ignore-eos $i/tokens -o o --threads 2 --device cpu
 bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2 --device cpu
