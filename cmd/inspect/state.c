@@ -67,7 +67,8 @@ static void show_types(const char *role, const struct kn_kv_types *y, int32_t n)
     for (int32_t i = 0, k; i < n; i = k) {
         for (k = i + 1; k < n && y[k].k == y[i].k && y[k].v == y[i].v;) k++;
         printf("%s %s", i ? "," : "", types_text(y[i], text));
-        if (k - i < n) printf(k - i > 1 ? " (layers %" PRId32 " to %" PRId32 ")" : " (layer %" PRId32 ")", i, k - 1);
+        if (k - i < n)
+            printf(k - i > 1 ? " (layers %" PRId32 " to %" PRId32 ")" : " (layer %" PRId32 ")", i, k - 1);
     }
     putchar('\n');
 }
@@ -77,11 +78,11 @@ static void state_json(const struct state_info *x, const char *path, const struc
     char id[33];
     json_t *taps = json_array();
     for (int32_t i = 0; i < x->n_taps; i++) json_array_append_new(taps, json_integer((json_int_t)x->taps[i]));
-    json_t *j = json_pack("{s:i,s:s,s:o,s:s,s:I,s:i,s:i,s:i,s:o,s:s,s:i,s:o}", "schema", 1, "kind", "state", "path",
-                          json_text(path, strlen(path)), "format", "state", "size_bytes", (json_int_t)st->st_size,
-                          "positions", x->n_tokens, "chunk", x->chunk, "n_vocab", x->n_vocab, "target",
-                          json_text(x->target, strlen(x->target)), "target_identity", hex(x->target_id, id), "layers",
-                          x->n_layer, "kv", types_json(x->kv, x->n_layer));
+    json_t *j = json_pack("{s:i,s:s,s:o,s:s,s:I,s:i,s:i,s:i,s:o,s:s,s:i,s:o}", "schema", 1, "kind", "state",
+                          "path", json_text(path, strlen(path)), "format", "state", "size_bytes",
+                          (json_int_t)st->st_size, "positions", x->n_tokens, "chunk", x->chunk, "n_vocab",
+                          x->n_vocab, "target", json_text(x->target, strlen(x->target)), "target_identity",
+                          hex(x->target_id, id), "layers", x->n_layer, "kv", types_json(x->kv, x->n_layer));
     if (j && x->has_drafter) {
         json_object_set_new(j, "drafter", json_text(x->drafter, strlen(x->drafter)));
         json_object_set_new(j, "drafter_identity", json_string(hex(x->drafter_id, id)));
@@ -105,7 +106,8 @@ int show_state(const char *path, bool json, struct err *e)
         state_close(s);
         return 0;
     }
-    printf("%s: a state of %" PRId32 " positions, %.1f MiB\n\n", show_text(path), x.n_tokens, (double)st.st_size / 1048576);
+    printf("%s: a state of %" PRId32 " positions, %.1f MiB\n\n", show_text(path), x.n_tokens,
+           (double)st.st_size / 1048576);
     show_model_wanted("target", x.target, x.target_id);
     printf("%-12s %" PRId32 " layers, a vocabulary of %" PRId32 "\n", "", x.n_layer, x.n_vocab);
     show_types("cache", x.kv, x.n_layer);
@@ -119,7 +121,8 @@ int show_state(const char *path, bool json, struct err *e)
     } else {
         printf("%-12s none: it was made without one, and -d wants one that was made with it\n", "drafter");
     }
-    printf("\ndflash-generate -m TARGET%s --state goes on from it; dflash-inspect prints the identity of a model's file\n",
+    printf("\ndflash-generate -m TARGET%s --state goes on from it; dflash-inspect prints the identity of a "
+           "model's file\n",
            x.has_drafter ? " [-d DRAFTER]" : "");
     state_close(s);
     return 0;
@@ -142,7 +145,8 @@ int check_state(const char *path, check_fn fn, struct err *e)
         fn(NULL, &(struct check_finding){.level = CHECK_BAD, .subject = "state", .text = mine.msg});
         return 1;
     }
-    snprintf(text, sizeof text, "%" PRId32 " positions; %" PRIu64 " sections in order, all checksums right", x.n_tokens, n);
+    snprintf(text, sizeof text, "%" PRId32 " positions; %" PRIu64 " sections in order, all checksums right",
+             x.n_tokens, n);
     fn(NULL, &(struct check_finding){.level = CHECK_OK, .subject = "state", .text = text});
     return 0;
 }

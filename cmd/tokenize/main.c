@@ -11,7 +11,7 @@
 
 #define N_IN 65536
 
-static const char *model, *output, *template_name;
+static const char *model, *output, *template_name, *behind;
 static int32_t threads;
 static bool decode, special, no_normalize, no_bos, force;
 static bool chat, think, no_think, no_prompt;
@@ -32,6 +32,8 @@ static const struct cli_flag flags[] = {
      0, 0},
     {"--no-generation-prompt", CLI_FLAG, &no_prompt, NULL,
      "end with the last message, not with the beginning of an answer", 0, 0},
+    {"--continue", CLI_STR, &behind, "HOW",
+     "the messages stand behind an answer: ended (by its last token) or cut (before it)", 0, 0},
     {"--think", CLI_FLAG, &think, NULL, "ask the model to think before it answers", 0, 0},
     {"--no-think", CLI_FLAG, &no_think, NULL, "ask it not to", 0, 0},
     {"--chat-date", CLI_STR, &chat_options.date, "TEXT",
@@ -45,7 +47,8 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "tokenize",
     .synopsis = "-m MODEL.gguf [--special] [--no-normalize] [--no-bos] < TEXT > TOKENS\n"
-                "-m MODEL.gguf --chat [--chat-template NAME] [--think | --no-think] < MESSAGES > TOKENS\n"
+                "-m MODEL.gguf --chat [--continue HOW] [--chat-template NAME] [--think | --no-think] < "
+                "MESSAGES > TOKENS\n"
                 "-m MODEL.gguf --decode [--special] < TOKENS > TEXT",
     .summary = "Turn text into a stream of little-endian int32 token ids, and such a stream into text.",
     .flags = flags,
@@ -143,7 +146,7 @@ static int run_chat(struct sink *s, const struct gguf *g, const struct tokenizer
     const struct chat_template *c;
     if (chat_choose(&c, g, t, template_name, &chat_options, &cli, e)) return -1;
     /* The template alone says whether the text begins with a bos. */
-    s->bos = chat_bos(c) && !no_bos ? tok_bos(t) : -1;
+    s->bos = chat_bos(c) && !no_bos && !behind ? tok_bos(t) : -1;
     return chat_encode(c, t, &chat_options, !no_normalize, put_ids, s, e) || io_out_flush(&s->out, e) ? -1
                                                                                                       : 0;
 }
@@ -156,9 +159,10 @@ static void check_flags(void)
     if (chat && decode) cli_usage_error(&cli, "--chat is for text, not for --decode");
     if (chat && special)
         cli_usage_error(&cli, "--special: what is said in a chat never makes a control token");
-    if (!chat && (template_name || no_prompt || think || no_think || chat_options.date))
+    if (!chat && (template_name || behind || no_prompt || think || no_think || chat_options.date))
         cli_usage_error(&cli, "%s is for --chat",
                         template_name ? "--chat-template"
+                        : behind      ? "--continue"
                         : no_prompt   ? "--no-generation-prompt"
                         : think       ? "--think"
                         : no_think    ? "--no-think"
@@ -166,6 +170,9 @@ static void check_flags(void)
     if (think && no_think) cli_usage_error(&cli, "--think and --no-think exclude each other");
     if (think || no_think) chat_options.think = think;
     chat_options.generation_prompt = !no_prompt;
+    if (behind && strcmp(behind, "ended") && strcmp(behind, "cut"))
+        cli_usage_error(&cli, "--continue: expected ended or cut, got '%s'", behind);
+    if (behind) chat_options.behind = strcmp(behind, "cut") ? CHAT_BEHIND_TURN : CHAT_BEHIND_CUT;
 }
 
 static int run(struct err *e)

@@ -175,14 +175,19 @@ int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
         const bool kv = rc && !strcmp(st->r.tag, draft ? "DKV " : "KV  ");
         const bool delta = rc && !draft && !strcmp(st->r.tag, "SSM ");
         if (none ? !delta : !(kv || (delta && m->kv_type != STATE_MIXED)))
-            return err_set(e, ERR_FORMAT, "%s: section out of order (expected %s of layer %" PRIu32 ", got %s)", st->name,
-                           draft ? "DKV" : none ? "SSM" : "KV or SSM", draft ? i - m->n_layer : i,
-                           rc ? st->r.tag : "the end");
+            return err_set(e, ERR_FORMAT,
+                           "%s: section out of order (expected %s of layer %" PRIu32 ", got %s)", st->name,
+                           draft  ? "DKV"
+                           : none ? "SSM"
+                                  : "KV or SSM",
+                           draft ? i - m->n_layer : i, rc ? st->r.tag : "the end");
         if (snap_skip(&st->r, e)) return -1;
     }
     *n_sections = st->r.n;
     int rc = snap_next(&st->r, e);
-    return rc > 0 ? err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name, st->r.tag) : rc;
+    return rc > 0 ? err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name,
+                            st->r.tag)
+                  : rc;
 }
 
 void state_close(struct state *st)
@@ -192,4 +197,3 @@ void state_close(struct state *st)
     mem_free(st->name);
     mem_free(st);
 }
-

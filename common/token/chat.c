@@ -17,6 +17,7 @@ struct render {
     void *ctx;
     bool think;
     size_t query; /* the last message of the user's that is no tool's answer */
+    bool begins;  /* these messages begin the chat */
 };
 
 struct chat_template {
@@ -24,6 +25,8 @@ struct chat_template {
     const char *arch;              /* what general.architecture begins with */
     const char *has[6], *lacks[4]; /* in the template's text */
     const char *const *tokens;
+    const char *turn_ends,
+        *between; /* the token that ends a turn of the model's, and what stands before the next one */
     int (*render)(const struct render *r, struct err *e);
     bool bos;
     enum { THINK_NEVER, THINK_ON, THINK_OFF, THINK_ALWAYS } think; /* _ON, _OFF: when not told */
@@ -133,10 +136,11 @@ static int refuse(const struct render *r, size_t i, const char *why, struct err 
 #define TOOL_OPEN "<tool_response>"
 #define TOOL_CLOSE "</tool_response>"
 
-/* *query of r; false: every message of the user's is a tool's answer. */
+/* *query of r; false: every message of the user's is a tool's answer. In a chat that goes on the query is
+ * before the messages then. */
 static bool find_query(struct render *r, bool trimmed)
 {
-    r->query = r->n ? r->n - 1 : 0;
+    r->query = !r->begins ? SIZE_MAX : r->n ? r->n - 1 : 0;
     for (size_t i = r->n; i-- > 0;) {
         struct chat_text v = trimmed ? trim(r->m[i].content) : r->m[i].content;
         if (r->m[i].role != CHAT_USER || (starts(v, TOOL_OPEN) && ends(v, TOOL_CLOSE))) continue;
@@ -144,6 +148,11 @@ static bool find_query(struct render *r, bool trimmed)
         return true;
     }
     return false;
+}
+
+static bool behind_query(const struct render *r, size_t i)
+{
+    return r->query == SIZE_MAX || i > r->query;
 }
 
 /* Answers of tools are a turn of the user's, those in a row one. first: of the whole chat opens one too. */
@@ -184,7 +193,7 @@ static int render_qwen3(const struct render *from, struct err *e)
         case CHAT_TOOL: rc = qwen_tool(r, i, v, true, e); break;
         default:
             if (r->t->think != THINK_NEVER) split_thought(&v, &thought);
-            bool shown = r->t->think != THINK_NEVER && i > r->query && (i + 1 == r->n || thought.n);
+            bool shown = r->t->think != THINK_NEVER && behind_query(r, i) && (i + 1 == r->n || thought.n);
             rc = qwen_assistant(r, shown, lines_l(lines_r(thought)), shown ? lines_l(v) : v, e);
         }
         if (rc) return -1;
@@ -216,21 +225,22 @@ static int qwen35_system(const struct render *r, struct err *e)
 static int render_qwen35(const struct render *from, struct err *e)
 {
     struct render copy = *from, *r = &copy;
-    if (!find_query(r, true)) return refuse(r, r->n ? r->n - 1 : 0, "there is no message of the user's", e);
-    if (qwen35_system(r, e)) return -1;
+    if (!find_query(r, true) && r->begins)
+        return refuse(r, r->n ? r->n - 1 : 0, "there is no message of the user's", e);
+    if (r->begins && qwen35_system(r, e)) return -1;
     for (size_t i = 0; i < r->n; i++) {
         struct chat_text v = trim(r->m[i].content), thought = r->m[i].reasoning;
         int rc = 0;
         switch (r->m[i].role) {
         case CHAT_SYSTEM:
-            if (i) rc = refuse(r, i, "role system may only begin the chat", e);
+            if (i || !r->begins) rc = refuse(r, i, "role system may only begin the chat", e);
             break;
         case CHAT_USER: rc = turn(r, "<|im_start|>user\n", v, "<|im_end|>\n", e); break;
-        case CHAT_TOOL: rc = qwen_tool(r, i, v, false, e); break;
+        case CHAT_TOOL: rc = qwen_tool(r, i, v, !r->begins, e); break;
         default:
             if (!r->t->effort) split_thought(&v, &thought);
             if (thought.s) thought = trim(thought);
-            rc = qwen_assistant(r, r->t->keep || i > r->query, thought, v, e);
+            rc = qwen_assistant(r, r->t->keep || behind_query(r, i), thought, v, e);
         }
         if (rc) return -1;
     }
@@ -297,7 +307,7 @@ static int render_llama3(const struct render *r, struct err *e)
 {
     static const char *const role[] = {"system", "user", "assistant"};
     size_t i = 0;
-    if (r->t->date != DATE_NONE) {
+    if (r->t->date != DATE_NONE && r->begins) {
         i = r->n && r->m[0].role == CHAT_SYSTEM;
         if (llama_system(r, i ? trim(r->m[0].content) : (struct chat_text){"", 0}, e)) return -1;
     }
@@ -348,14 +358,15 @@ static int gemma_model(const struct render *r, size_t i, bool after_user, struct
 
 static int render_gemma4(const struct render *r, struct err *e)
 {
-    size_t first = r->n && r->m[0].role == CHAT_SYSTEM, last_user = 0;
+    size_t first = r->begins && r->n && r->m[0].role == CHAT_SYSTEM, last_user = 0;
     bool any_user = false;
-    if ((r->think || first) && (mark(r,
-                                     !r->think       ? "<|turn>system\n"
-                                     : r->t->newline ? "<|turn>system\n<|think|>\n"
-                                                     : "<|turn>system\n<|think|>",
-                                     e) ||
-                                (first && say(r, trim(r->m[0].content), e)) || mark(r, "<turn|>\n", e)))
+    if (((r->begins && r->think) || first) &&
+        (mark(r,
+              !r->think       ? "<|turn>system\n"
+              : r->t->newline ? "<|turn>system\n<|think|>\n"
+                              : "<|turn>system\n<|think|>",
+              e) ||
+         (first && say(r, trim(r->m[0].content), e)) || mark(r, "<turn|>\n", e)))
         return -1;
     for (size_t i = first; i < r->n; i++)
         if (r->m[i].role == CHAT_USER) last_user = i, any_user = true;
@@ -400,6 +411,8 @@ static const struct chat_template templates[] = {
      .has = {QWEN3_HAS, THINK_OFF_TEXT, "reasoning_content.strip('\\n')"},
      .lacks = {OTHER, "render_content("},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen3,
      .think = THINK_ON},
     {.name = "qwen3-thinking",
@@ -407,6 +420,8 @@ static const struct chat_template templates[] = {
      .has = {QWEN3_HAS, "'<|im_start|>assistant\\n<think>\\n' }}"},
      .lacks = {OTHER, "render_content(", "enable_thinking"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen3,
      .think = THINK_ALWAYS},
     {.name = "qwen3-instruct",
@@ -414,12 +429,16 @@ static const struct chat_template templates[] = {
      .has = {"<|im_start|>", "message.role == \"system\" and not loop.first"},
      .lacks = {"think>", "You are Qwen", "last_query_index", "reasoning"},
      .tokens = chatml,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen3},
     {.name = "qwen3.5",
      .arch = "qwen35",
      .has = {QWEN35_HAS, THINK_OFF_TEXT},
      .lacks = {OTHER, "preserve_thinking", "effort"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_ON},
     {.name = "qwen3.5-small",
@@ -427,6 +446,8 @@ static const struct chat_template templates[] = {
      .has = {QWEN35_HAS, THINK_ON_TEXT},
      .lacks = {OTHER, "preserve_thinking", "effort"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_OFF},
     {.name = "qwen3.6",
@@ -436,6 +457,8 @@ static const struct chat_template templates[] = {
              "ns.last_query_index)"},
      .lacks = {OTHER, "effort"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_ON},
     {.name = "qwen3.8",
@@ -444,6 +467,8 @@ static const struct chat_template templates[] = {
              "preserve_thinking is undefined or preserve_thinking is true or loop.index0", EFFORT},
      .lacks = {OTHER},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_ON,
      .keep = true,
@@ -453,6 +478,8 @@ static const struct chat_template templates[] = {
      .has = {LLAMA_HAS, "loop_messages"},
      .lacks = {"tool", "Cutting", "think>"},
      .tokens = llama,
+     .turn_ends = "<|eot_id|>",
+     .between = "",
      .render = render_llama3,
      .bos = true},
     {.name = "llama3.1",
@@ -460,6 +487,8 @@ static const struct chat_template templates[] = {
      .has = {LLAMA_HAS, KNOWLEDGE, "\"26 Jul 2024\""},
      .lacks = {"strftime_now", "think>"},
      .tokens = llama,
+     .turn_ends = "<|eot_id|>",
+     .between = "",
      .render = render_llama3,
      .bos = true,
      .date = DATE_FIXED},
@@ -468,6 +497,8 @@ static const struct chat_template templates[] = {
      .has = {LLAMA_HAS, KNOWLEDGE, "strftime_now(\"%d %b %Y\")"},
      .lacks = {"think>"},
      .tokens = llama,
+     .turn_ends = "<|eot_id|>",
+     .between = "",
      .render = render_llama3,
      .bos = true,
      .date = DATE_TODAY},
@@ -476,6 +507,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>' -", GEMMA_EMPTY},
      .lacks = {JOIN},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF,
@@ -485,6 +518,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>' -"},
      .lacks = {JOIN, GEMMA_EMPTY},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF},
@@ -493,6 +528,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>\\n' -", JOIN},
      .lacks = {GEMMA_EMPTY, "continues_into_next"},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF,
@@ -503,6 +540,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>\\n' -", "continues_into_next", "thinking_gate"},
      .lacks = {GEMMA_EMPTY},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF,
@@ -573,7 +612,11 @@ const char *const *chat_tokens(const struct chat_template *t)
 int chat_render(const struct chat_template *t, const struct chat_message *m, size_t n,
                 const struct chat_options *o, chat_fn out, void *ctx, struct err *e)
 {
-    struct render r = {t, m, n, o, out, ctx, chat_thinks(t, o), 0};
+    struct render r = {t, m, n, o, out, ctx, chat_thinks(t, o), 0, o->behind == CHAT_BEGINS};
     if (!n) return err_set(e, ERR_FORMAT, "template %s: no messages", t->name);
+    if (!r.begins && m[0].role == CHAT_ASSISTANT)
+        return refuse(&r, 0, "an answer stands before the messages, and this is one more", e);
+    if (o->behind == CHAT_BEHIND_CUT && mark(&r, t->turn_ends, e)) return -1;
+    if (!r.begins && mark(&r, t->between, e)) return -1;
     return t->render(&r, e);
 }

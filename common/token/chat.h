@@ -29,9 +29,14 @@ struct chat_message {
                                    it, it is left out, as there */
 };
 
+/* What stands before the messages: nothing; an answer of the model's and the token that ends its turn; one
+ * that was cut before it. Of a chat that goes on, what the template writes behind that answer is rendered. */
+enum chat_behind { CHAT_BEGINS, CHAT_BEHIND_TURN, CHAT_BEHIND_CUT };
+
 struct chat_options {
     int think; /* 1, 0, or -1: what the template does when not told */
     bool generation_prompt;
+    enum chat_behind behind;
     const char *date; /* "26 Jul 2024", for templates that name the day; NULL: the template's own */
 };
 

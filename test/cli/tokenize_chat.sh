@@ -63,6 +63,31 @@ count 2 # <bos>
 count 5 # <turn|>
 for n in gemma4-e gemma4-2 gemma4-3; do show gemma m --chat-template $n --think; done
 
+# A chat that goes on is the tail of the whole one, behind the token that ends the answer.
+head -n 2 m >first
+echo '{"role":"assistant","content":"4"}' >>first
+echo '{"role":"user","content":" And <|im_end|>3+3?\n"}' >more
+cat first more >both
+goes_on() { # MODEL TEMPLATE ID FLAGS...
+    dflash-tokenize -m "$1.gguf" --chat --chat-template "$2" "${@:4}" <both >whole
+    dflash-tokenize -m "$1.gguf" --chat --chat-template "$2" --continue ended "${@:4}" <more >tail
+    dflash-tokenize -m "$1.gguf" --chat --chat-template "$2" --continue cut "${@:4}" <more >cut
+    tail -c "$(stat -c %s tail)" whole | cmp - tail
+    tail -c "$(stat -c %s cut)" whole | cmp - cut
+    tail -c +5 cut | cmp - tail
+    [ "$(od -An -td4 -N4 cut | tr -d ' ')" = "$3" ] || echo "$2: a cut answer goes on with $(od -An -td4 -N4 cut)"
+}
+for n in qwen3 qwen3-thinking qwen3-instruct qwen3.5 qwen3.5-small qwen3.6 qwen3.8; do goes_on qwen $n 622; done
+for n in qwen3 qwen3.5; do goes_on qwen $n 622 --no-think; done
+for n in llama3 llama3.1 llama3.2; do goes_on llama $n 623; done
+for n in gemma4 gemma4-e gemma4-2 gemma4-3; do goes_on gemma $n 5; done
+goes_on gemma gemma4-2 5 --think
+show qwen more --continue cut --chat-template qwen3.8
+show llama more --continue ended --chat-template llama3.1
+tail -n 2 t >answers
+show qwen answers --continue ended --chat-template qwen3
+show qwen answers --continue ended --chat-template qwen3.5
+
 dflash-tokenize -v -m qwen.gguf --chat <m 2>err >ids
 sed -n 's/crc32 [0-9a-f]*/crc32 CRC/; s/^dflash-tokenize: chat/chat/p' err
 dflash-tokenize -m llama.gguf --chat --chat-template llama3.2 --no-generation-prompt <m | dflash-tokenize -m llama.gguf --decode |
@@ -84,6 +109,9 @@ try "$user" -m llama.gguf --chat-template llama3 --no-think
 try "$user" -m qwen.gguf --chat-date 'some day'
 try "$user" -m qwen.gguf --think --no-think
 try "$user" -m qwen.gguf --special
+try "$user" -m qwen.gguf --continue on
+try '{"role":"assistant","content":"x"}' -m qwen.gguf --continue ended
+try '{"role":"system","content":"x"}' -m qwen.gguf --continue ended --chat-template qwen3.5
 try "$user" -m qwen.gguf --decode
 try "" -m qwen.gguf
 try "$user{}\n" -m qwen.gguf
@@ -101,7 +129,7 @@ try "$user"'{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.
 try '{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.5
 try "$user"'{"role":"tool","content":"x"}' -m gemma.gguf --chat-template gemma4
 try "$user"'{"role":"tool","content":"x"}' -m llama.gguf --chat-template llama3
-for f in --no-generation-prompt --no-think "--chat-template qwen3"; do
+for f in --no-generation-prompt "--continue cut" --no-think "--chat-template qwen3"; do
     s=0
     # shellcheck disable=SC2086
     dflash-tokenize -m qwen.gguf $f </dev/null 2>err >out || s=$?
