@@ -6,6 +6,7 @@
 #include "../../common/base/io.h"
 #include "../../common/base/json.h"
 #include "../../common/base/mem.h"
+#include "../../common/run/state.h"
 
 #define MAX_CHAT ((uint64_t)1 << 30)
 
@@ -169,6 +170,40 @@ static int read_chat(struct chat *c, const uint8_t *p, uint64_t n, struct err *e
                       "stdin: no messages (expected lines such as {\"role\":\"user\",\"content\":\"Hi\"})");
 }
 
+/* Words as they are, a message of that role. */
+static int add_text(struct chat *c, const char *role, const char *what, const void *text, size_t n,
+                    struct err *e)
+{
+    struct chat_message *m = mem_realloc(c->m, (c->n + 1) * sizeof *m);
+    if (m) c->m = m;
+    json_t **j = mem_realloc(c->j, (c->n + 1) * sizeof *j);
+    if (j) c->j = j;
+    if (!m || !j) return err_set(e, ERR_IO, "out of memory (messages)");
+    c->cap = c->n + 1;
+    json_use_mem();
+    json_t *s = memchr(text, 0, n) ? NULL : json_stringn(text, n);
+    if (!s) return err_set(e, ERR_FORMAT, "%s: not text (expected UTF-8 without U+0000)", what);
+    c->j[c->n] = json_pack("{s:s,s:o}", "role", role, "content", s);
+    if (!c->j[c->n]) return err_set(e, ERR_IO, "out of memory (messages)");
+    c->m[c->n] = (struct chat_message){0};
+    c->n++;
+    return read_message(c->j[c->n - 1], 1, &c->m[c->n - 1], e);
+}
+
+/* ---- a chat that goes on ---- */
+
+int chat_behind_state(const char *path, const struct chat_template *t, const struct tokenizer *tok,
+                      enum chat_behind *behind, struct err *e)
+{
+    struct state *s = NULL;
+    struct state_info info;
+    int32_t id = -1;
+    int rc = state_open(&s, path, &info, e) || state_last_token(s, &id, e) ? -1 : 0;
+    state_close(s);
+    *behind = id == tok_special_id(tok, chat_turn_ends(t)) ? CHAT_BEHIND_TURN : CHAT_BEHIND_CUT;
+    return rc;
+}
+
 /* ---- ids ---- */
 
 struct encoding {
@@ -188,14 +223,16 @@ static int put_text(void *ctx, const char *s, size_t n, bool markup, struct err 
 }
 
 int chat_encode(const struct chat_template *t, const struct tokenizer *tok, const struct chat_options *o,
-                bool normalize, tok_ids_fn out, void *ctx, struct err *e)
+                const struct chat_input *in, bool normalize, tok_ids_fn out, void *ctx, struct err *e)
 {
     struct chat c = {0};
     struct encoding k = {NULL, out, ctx};
     uint8_t *data = NULL;
     uint64_t size = 0;
     int rc = -1;
-    if (io_read_all(STDIN_FILENO, "stdin", MAX_CHAT, &data, &size, e) || read_chat(&c, data, size, e) ||
+    if (io_read_all(STDIN_FILENO, "stdin", MAX_CHAT, &data, &size, e) ||
+        (in->system && add_text(&c, "system", "--chat-system", in->system, strlen(in->system), e)) ||
+        (in->text ? add_text(&c, "user", "stdin", data, (size_t)size, e) : read_chat(&c, data, size, e)) ||
         tok_encoder_new(&k.x, tok, TOK_SPECIAL_ALL, normalize, e) ||
         chat_render(t, c.m, c.n, o, put_text, &k, e) || tok_encode(k.x, NULL, 0, true, out, ctx, e))
         goto done;

@@ -41,6 +41,9 @@ int state_check(const struct state *st, const struct desc *target, const struct 
 /* Bring a new session (n_past 0, ctx large enough) to where the state stands. ERR_FORMAT naming what differs:
  * target, drafter (with the taps found), cache type, chunk. */
 int state_restore(struct state *st, struct session *s, struct err *e);
+/* The last id of an opened state's history, whose checksum is compared. Nothing else is read from it behind
+ * that. */
+int state_last_token(struct state *st, int32_t *id, struct err *e);
 /* Instead of state_restore, and without a model: the rest of an opened state, its sections in their order and
  * their checksums compared. */
 int state_verify(struct state *st, uint64_t *n_sections, struct err *e);

@@ -162,6 +162,19 @@ out:
     return rc;
 }
 
+int state_last_token(struct state *st, int32_t *id, struct err *e)
+{
+    int32_t ids[1024];
+    if (state_section(st, "TOKN", st->m.n_tokens * 4ull, e)) return -1;
+    for (uint32_t left = st->m.n_tokens; left;) {
+        const uint32_t n = left < 1024 ? left : 1024;
+        if (snap_read(&st->r, ids, n * sizeof *ids, e)) return -1;
+        *id = ids[n - 1];
+        left -= n;
+    }
+    return snap_section_check(&st->r, e);
+}
+
 int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
 {
     const struct state_meta *m = &st->m;

@@ -588,6 +588,11 @@ bool chat_bos(const struct chat_template *t)
     return t->bos;
 }
 
+const char *chat_turn_ends(const struct chat_template *t)
+{
+    return t->turn_ends;
+}
+
 bool chat_can_think(const struct chat_template *t)
 {
     return t->think == THINK_ON || t->think == THINK_OFF;

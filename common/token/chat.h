@@ -50,6 +50,8 @@ const struct chat_template *chat_recognise(const char *text, size_t n, const cha
 const char *chat_name(const struct chat_template *t);
 bool chat_bos(
     const struct chat_template *t); /* the text begins with the bos token, which rendering leaves out */
+/* The token that ends a turn of the model's. */
+const char *chat_turn_ends(const struct chat_template *t);
 bool chat_can_think(const struct chat_template *t);                            /* thinking can be switched */
 bool chat_thinks(const struct chat_template *t, const struct chat_options *o); /* it is on */
 bool chat_has_date(const struct chat_template *t);

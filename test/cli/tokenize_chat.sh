@@ -82,6 +82,21 @@ for n in qwen3 qwen3.5; do goes_on qwen $n 622 --no-think; done
 for n in llama3 llama3.1 llama3.2; do goes_on llama $n 623; done
 for n in gemma4 gemma4-e gemma4-2 gemma4-3; do goes_on gemma $n 5; done
 goes_on gemma gemma4-2 5 --think
+# plain words, and a state that tells how its answer ended
+printf '%s' ' And <|im_end|>3+3?
+' >words
+dflash-tokenize -m qwen.gguf --chat --continue ended <more >tail
+dflash-tokenize -m qwen.gguf --chat --chat-text --continue ended <words | cmp - tail
+sed -n '1p;$p' m >two
+dflash-tokenize -m qwen.gguf --chat <two >whole
+printf '%s' 'Grüße, 日本' | dflash-tokenize -m qwen.gguf --chat --chat-text --chat-system ' Be brief.
+' | cmp - whole
+dflash-tokenize -m qwen.gguf --chat --no-generation-prompt <first | head -c -4 >ids # without the line's end
+for n in 0 4; do
+    head -c -$n ids | dflash-prefill -q -m qwen.gguf -o "state$n"
+    dflash-tokenize -m qwen.gguf --chat --continue "state$n" <more >tail
+    dflash-tokenize -m qwen.gguf --chat --continue $([ $n = 0 ] && echo ended || echo cut) <more | cmp - tail
+done
 show qwen more --continue cut --chat-template qwen3.8
 show llama more --continue ended --chat-template llama3.1
 tail -n 2 t >answers
@@ -110,6 +125,10 @@ try "$user" -m qwen.gguf --chat-date 'some day'
 try "$user" -m qwen.gguf --think --no-think
 try "$user" -m qwen.gguf --special
 try "$user" -m qwen.gguf --continue on
+try "$user" -m qwen.gguf --continue /dev/stdin
+try "$user" -m qwen.gguf --continue ended --chat-system x
+try 'a\0b' -m qwen.gguf --chat-text
+try 'a\377b' -m qwen.gguf --chat-text
 try '{"role":"assistant","content":"x"}' -m qwen.gguf --continue ended
 try '{"role":"system","content":"x"}' -m qwen.gguf --continue ended --chat-template qwen3.5
 try "$user" -m qwen.gguf --decode
