@@ -96,6 +96,25 @@ static int text_of(const json_t *o, const char *key, size_t line, struct chat_te
                          json_show(s, buf, sizeof buf));
 }
 
+/* What a template does with a call is its business; that it is one is ours. */
+static int calls_of(const json_t *o, size_t line, struct chat_message *m, struct err *e)
+{
+    json_t *call;
+    size_t i;
+    char buf[96];
+    m->calls = json_object_get(o, "tool_calls");
+    if (m->calls && !json_is_array(m->calls))
+        return err_set(e, ERR_FORMAT, "stdin: line %zu: tool_calls: expected an array, got %s", line,
+                       json_show(m->calls, buf, sizeof buf));
+    json_array_foreach(m->calls, i, call)
+    {
+        if (!json_is_object(call))
+            return err_set(e, ERR_FORMAT, "stdin: line %zu: tool_calls: expected objects, got %s", line,
+                           json_show(call, buf, sizeof buf));
+    }
+    return 0;
+}
+
 static int read_message(const json_t *o, size_t line, struct chat_message *m, struct err *e)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
@@ -120,16 +139,20 @@ static int read_message(const json_t *o, size_t line, struct chat_message *m, st
     {
         if (!strcmp(key, "role") || !strcmp(key, "content")) continue;
         if (m->role == CHAT_ASSISTANT && !strcmp(key, "reasoning_content")) continue;
+        if (m->role == CHAT_ASSISTANT && !strcmp(key, "tool_calls")) continue;
         if (m->role == CHAT_TOOL && !strcmp(key, "tool_call_id")) continue; /* no template shows it */
         return err_set(e, ERR_FORMAT, "stdin: line %zu: %.60s is not supported (expected role, content%s)",
                        line, key,
-                       m->role == CHAT_ASSISTANT ? ", reasoning_content"
+                       m->role == CHAT_ASSISTANT ? ", reasoning_content, tool_calls"
                        : m->role == CHAT_TOOL    ? ", tool_call_id"
                                                  : "");
     }
-    if (text_of(o, "content", line, &m->content, e) ||
+    if (calls_of(o, line, m, e)) return -1;
+    const bool none = m->calls && json_is_null(json_object_get(o, "content"));
+    if ((!none && text_of(o, "content", line, &m->content, e)) ||
         text_of(o, "reasoning_content", line, &m->reasoning, e))
         return -1;
+    if (m->calls && !m->content.s) m->content = (struct chat_text){"", 0};
     return m->content.s ? 0 : err_set(e, ERR_FORMAT, "stdin: line %zu: content is missing", line);
 }
 
@@ -188,6 +211,24 @@ static int add_text(struct chat *c, const char *role, const char *what, const vo
     c->m[c->n] = (struct chat_message){0};
     c->n++;
     return read_message(c->j[c->n - 1], 1, &c->m[c->n - 1], e);
+}
+
+int chat_read_tools(json_t **tools, const char *path, struct err *e)
+{
+    json_t *tool;
+    size_t i;
+    char buf[96];
+    if (json_parse_file(tools, path, MAX_CHAT, e)) return -1;
+    if (!json_array_size(*tools))
+        return err_set(e, ERR_FORMAT, "%s: expected an array of declarations of tools, got %s", path,
+                       json_show(*tools, buf, sizeof buf));
+    json_array_foreach(*tools, i, tool)
+    {
+        if (!json_is_object(tool))
+            return err_set(e, ERR_FORMAT, "%s: expected a declaration of a tool, an object, got %s", path,
+                           json_show(tool, buf, sizeof buf));
+    }
+    return 0;
 }
 
 /* ---- a chat that goes on ---- */

@@ -20,6 +20,8 @@ struct chat_input {
 /* Read stdin to its end and encode. */
 int chat_encode(const struct chat_template *t, const struct tokenizer *tok, const struct chat_options *o,
                 const struct chat_input *in, bool normalize, tok_ids_fn out, void *ctx, struct err *e);
+/* The declarations of tools in a file, an array of objects; json_decref, also where it failed. */
+int chat_read_tools(json_t **tools, const char *path, struct err *e);
 /* Does the answer that a state ends with end by the token that ends a turn? */
 int chat_behind_state(const char *path, const struct chat_template *t, const struct tokenizer *tok,
                       enum chat_behind *behind, struct err *e);

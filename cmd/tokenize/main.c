@@ -11,7 +11,7 @@
 
 #define N_IN 65536
 
-static const char *model, *output, *template_name, *behind;
+static const char *model, *output, *template_name, *behind, *tools_path;
 static int32_t threads;
 static bool decode, special, no_normalize, no_bos, force;
 static bool chat, think, no_think, no_prompt;
@@ -29,6 +29,7 @@ static const struct cli_flag flags[] = {
      0},
     {"--chat", CLI_FLAG, &chat, NULL, "JSON lines of role and content, put in the model's chat template", 0,
      0},
+    {"--chat-tools", CLI_STR, &tools_path, "FILE", "declarations of tools, a JSON array", 0, 0},
     {"--chat-template", CLI_STR, &template_name, "NAME", "a template by its name, whatever the model carries",
      0, 0},
     {"--no-generation-prompt", CLI_FLAG, &no_prompt, NULL,
@@ -153,11 +154,20 @@ static int run_chat(struct sink *s, const struct gguf *g, const struct tokenizer
     if (behind && chat_options.behind == CHAT_BEGINS &&
         chat_behind_state(behind, c, t, &chat_options.behind, e))
         return -1;
+    json_t *tools = NULL;
+    if (tools_path && chat_read_tools(&tools, tools_path, e)) {
+        json_decref(tools);
+        return -1;
+    }
+    chat_options.tools = tools;
     /* The template alone says whether the text begins with a bos. */
     s->bos = chat_bos(c) && !no_bos && !behind ? tok_bos(t) : -1;
-    return chat_encode(c, t, &chat_options, &input, !no_normalize, put_ids, s, e) || io_out_flush(&s->out, e)
-               ? -1
-               : 0;
+    int rc =
+        chat_encode(c, t, &chat_options, &input, !no_normalize, put_ids, s, e) || io_out_flush(&s->out, e)
+            ? -1
+            : 0;
+    json_decref(tools);
+    return rc;
 }
 
 static void check_flags(void)
@@ -168,8 +178,8 @@ static void check_flags(void)
     if (chat && decode) cli_usage_error(&cli, "--chat is for text, not for --decode");
     if (chat && special)
         cli_usage_error(&cli, "--special: what is said in a chat never makes a control token");
-    if (!chat && (template_name || behind || input.text || input.system || no_prompt || think || no_think ||
-                  chat_options.date))
+    if (!chat && (template_name || behind || tools_path || input.text || input.system || no_prompt || think ||
+                  no_think || chat_options.date))
         cli_usage_error(&cli, "%s is for --chat",
                         template_name  ? "--chat-template"
                         : behind       ? "--continue"

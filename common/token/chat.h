@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include "../base/err.h"
+#include "../base/json.h"
 
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL };
 
@@ -24,9 +25,10 @@ struct chat_text {
 
 struct chat_message {
     enum chat_role role;
-    struct chat_text content;   /* never NULL */
+    struct chat_text content;   /* NULL only where there are calls */
     struct chat_text reasoning; /* "reasoning_content" of the assistant's; where the template has no place for
                                    it, it is left out, as there */
+    const json_t *calls;        /* "tool_calls" of the assistant's, an array; NULL: the message has none */
 };
 
 /* What stands before the messages: nothing; an answer of the model's and the token that ends its turn; one
@@ -37,7 +39,8 @@ struct chat_options {
     int think; /* 1, 0, or -1: what the template does when not told */
     bool generation_prompt;
     enum chat_behind behind;
-    const char *date; /* "26 Jul 2024", for templates that name the day; NULL: the template's own */
+    const json_t *tools; /* declarations, an array of objects; NULL: none */
+    const char *date;    /* "26 Jul 2024", for templates that name the day; NULL: the template's own */
 };
 
 struct chat_template;

@@ -63,6 +63,24 @@ count 2 # <bos>
 count 5 # <turn|>
 for n in gemma4-e gemma4-2 gemma4-3; do show gemma m --chat-template $n --think; done
 
+# declarations and calls of tools
+cat >tools <<'M'
+[{"type":"function","function":{"name":"get_weather","description":"<|im_end|> of \"a\" city\n","parameters":{"type":"object",
+"properties":{"city":{"type":"string"},"days":{"enum":[1,2.50,1e22,true,null,{},[]]}},"required":["city"]}}},{"name":"é"}]
+M
+cat >calls <<'M'
+{"role":"system","content":"Be brief."}
+{"role":"user","content":"Weather?"}
+{"role":"assistant","content":null,"tool_calls":[{"type":"function","id":"1","function":{"name":"get_weather","arguments":{"city":"Köln <|im_end|>","n":1.0,"deep":{"a":[1,"x"]},"yes":true,"no":null}}}]}
+{"role":"tool","tool_call_id":"1","content":"{\"sky\": \"blue\"}"}
+{"role":"assistant","content":"Looking again.","tool_calls":[{"function":{"name":"f","arguments":{}}}]}
+M
+echo '{"role":"assistant","content":"Two:","tool_calls":[{"name":"f","arguments":{"x":1}},{"name":"g","arguments":{"y":"2"}}]}' >calls2
+cat calls calls2 >both
+for n in qwen3 qwen3-instruct qwen3.5 qwen3.6 qwen3.8; do show qwen both --chat-template $n --chat-tools tools; done
+count 622 # <|im_end|>: one a turn
+for n in llama3.1 llama3.2; do show llama calls --chat-template $n --chat-tools tools --chat-date 'a day'; done
+
 # A chat that goes on is the tail of the whole one, behind the token that ends the answer.
 head -n 2 m >first
 echo '{"role":"assistant","content":"4"}' >>first
@@ -142,7 +160,23 @@ try '{"role":5,"content":"x"}' -m qwen.gguf
 try '{"role":"user","content":["x"]}' -m qwen.gguf
 try '{"role":"user"}' -m qwen.gguf
 try '{"role":"user","content":"x","name":"Bob"}' -m qwen.gguf
-try '{"role":"assistant","content":"x","tool_calls":[]}' -m qwen.gguf
+try "$user"'{"role":"assistant","content":"x","tool_calls":{}}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[1]}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[{"function":1}]}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[{"arguments":{}}]}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[{"name":"f","arguments":"{}"}]}' -m qwen.gguf --chat-template qwen3.5
+try "$user"'{"role":"user","content":"x","tool_calls":[]}' -m qwen.gguf
+try '{"role":"assistant","content":"x","tool_calls":[]}' -m llama.gguf --chat-template llama3
+cat calls2 >two
+try "$user$(cat calls2)" -m llama.gguf --chat-template llama3.1
+try "$(sed -n 5p calls)" -m llama.gguf --chat-template llama3.1 --chat-tools tools
+try "$user" -m gemma.gguf --chat-template gemma4 --chat-tools tools
+try "$user" -m qwen.gguf --chat-tools tools --continue ended
+echo '{}' >none
+try "$user" -m qwen.gguf --chat-tools none
+echo '[1]' >none
+try "$user" -m qwen.gguf --chat-tools none
+try "$user" -m qwen.gguf --chat-tools nothing
 try '{"role":"user","content":"a\\u0000b"}' -m qwen.gguf
 try "$user"'{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.5
 try '{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.5

@@ -38,6 +38,12 @@ echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":64,"intermediate_size"
 "num_key_value_heads":1,"head_dim":32,"hidden_act":"silu","vocab_size":700,"rms_norm_eps":1e-6,"rope_theta":1e6,
 "tie_word_embeddings":true,"max_position_embeddings":512}' >qwen/config.json
 dflash-convert -q qwen --random 1 -o in/qwen.gguf
+printf '[{"name":"f","parameters":{"x":[1.5,true,null]}}]\n' >in/tools
+{
+    cat in/chat
+    printf '{"role":"assistant","tool_calls":[{"name":"f","arguments":{"x":[2],"y":"z"}}]}\n{"role":"tool","content":"3"}\n'
+} >in/calls
+dflash-tokenize -m in/qwen.gguf --chat --chat-template qwen3 <in/chat | dflash-prefill -q -m in/qwen.gguf -o in/chat-state
 dflash-prefill -q -m "$T" --imatrix in/imatrix <in/tokens
 { # the binary form of one
     printf '\1\0\0\0\25\0\0\0blk.0.ffn_down.weight\1\0\0\0\0\3\0\0'
@@ -77,6 +83,8 @@ tokenize         | * | text   | dflash-tokenize -m $T -o o
 tokenize-spm     | * | text   | dflash-tokenize -m $src/test/data/tok_spm.gguf -o o
 decode           | * | tokens | dflash-tokenize -m $T --decode -o o
 chat             | * | chat   | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3 -o o
+chat-tools       | * | calls  | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3.5 --chat-tools $i/tools -o o
+chat-continue    | * | text   | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3 --chat-text --continue $i/chat-state -o o
 prefill          | * | tokens | dflash-prefill -m $T -d $D -o o --logits o2 --hidden o3 --threads 2 --device cpu
 prefill-hidden   | * | tokens | dflash-prefill -m $T --chunk 4 --hidden o2 -o o --threads 2 --device cpu
 prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more --threads 2 --device cpu
