@@ -85,8 +85,11 @@ CUDA_STAMP := $(BUILD)/.cuda-$(CUDA)
 # A program is built once its directory holds sources.
 PROGRAMS := $(foreach t,$(TOOLS),$(if $(wildcard cmd/$t/*.c),$(BIN)/dflash-$t))
 
+# A program for the shell.
+SCRIPTS  := $(BIN)/dflash
+
 .PHONY: all
-all: check-layers $(LIB) $(PROGRAMS)
+all: check-layers $(LIB) $(PROGRAMS) $(SCRIPTS)
 	@[ "$(CUDA)" != 1 ] || [ "$(CUBLAS)" = 1 ] || echo "built without cuBLAS (no cublasLt.h): prompts run 64 rows at a time"
 	@[ "$(CUDA)" = 1 ] || echo "built for the CPU only: $(if $(shell command -v $(NVCC)),CUDA=0,no $(NVCC) here)"
 
@@ -134,6 +137,11 @@ $(PROGRAMS): $(BIN)/dflash-%: $$(call objects_of,$$*) $$(call cuda_of,$$*) $(CLI
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS) $(if $(filter %.cu.o,$^),$(CUDA_LIBS))
+
+$(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
+	@mkdir -p $(@D)
+	$(SAY) COPY $@
+	$(Q)install -m 755 $< $@
 
 # Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
 KV_DOOR   := kernels/kv.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
@@ -504,8 +512,8 @@ DOC_ROOMS := docs docs/design docs/speed
 .PHONY: install
 install: all
 	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" $(DOC_ROOMS:%="$(DESTDIR)$(PREFIX)/share/doc/dflash.c/%")
-	install -m 755 $(PROGRAMS) "$(DESTDIR)$(PREFIX)/bin"
-	install -m 644 docs/dflash-*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"
+	install -m 755 $(PROGRAMS) $(SCRIPTS) "$(DESTDIR)$(PREFIX)/bin"
+	install -m 644 docs/dflash*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"
 	$(foreach d,$(DOC_ROOMS),install -m 644 $(filter-out %-log.md,$(wildcard $d/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/$d" && ):
 
 .PHONY: help

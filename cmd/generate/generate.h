@@ -14,7 +14,7 @@
 struct settings {
     struct models m;
     struct lookup_flags lookup;
-    const char *out_path, *state_path, *stop_list, *stats_path, *trace_path, *draft_logits_path;
+    const char *out_path, *state_path, *save_path, *stop_list, *stats_path, *trace_path, *draft_logits_path;
     int64_t n;
     struct plan_flags plan;
     int32_t ctx, chunk, block, draft_window;

@@ -19,10 +19,11 @@ static const struct cli_flag flags[] = {
     MODELS_FLAGS(set.m),
     {"-n", CLI_I64, &set.n, "N", "tokens to generate at most", 1, SESSION_MAX_CTX},
     {"-o", CLI_STR, &set.out_path, "FILE", "write the tokens there (default stdout)", 0, 0},
-    {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE", 0, 0},
-    {"--state", CLI_STR, &set.state_path, "STATE", "continue a state of dflash-prefill; stdin is not read", 0,
-     0},
+    {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE of -o or --save-state", 0, 0},
+    {"--state", CLI_STR, &set.state_path, "STATE", "continue a saved state; stdin is not read", 0, 0},
     {"--append", CLI_FLAG, &set.append, NULL, "prefill the tokens of stdin after the state", 0, 0},
+    {"--save-state", CLI_STR, &set.save_path, "FILE",
+     "write what the stream leaves behind, to be gone on with", 0, 0},
     {"--stop", CLI_STR, &set.stop_list, "LIST", "more ids that end the stream, as 1,2,3", 0, 0},
     {"--ignore-eos", CLI_FLAG, &set.ignore_eos, NULL, "the model's own stop ids do not end the stream", 0, 0},
     {"--temp", CLI_F32, &set.sampler.temp, "T", "temperature (default 0: the likeliest token)", 0, 1000},
@@ -56,8 +57,9 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "generate",
-    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] -n N [flags] < tokens > tokens\n"
-                "-m TARGET.gguf [-d DRAFTER.gguf] --state STATE [--append] -n N [flags] > tokens",
+    .synopsis =
+        "-m TARGET.gguf [-d DRAFTER.gguf] -n N [flags] < tokens > tokens\n"
+        "-m TARGET.gguf [-d DRAFTER.gguf] --state STATE [--append] [--save-state FILE] -n N [flags] > tokens",
     .summary = "Continue a prompt of raw int32 token ids. The output is the same with and without a drafter.",
     .flags = flags,
 };
@@ -65,13 +67,26 @@ static struct cli cli = {
 /* ---- outputs ---- */
 
 struct outputs {
-    struct io_out tokens, stats, trace, draft_logits;
+    struct io_out tokens, stats, trace, draft_logits, state;
 };
 
+/* Ctrl-C ends the reader of a pipe too: what it did not take is in the state. */
 static int write_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
 {
     struct outputs *o = ctx;
-    return io_write_tokens(&o->tokens, ids, (size_t)n, e) || io_out_flush(&o->tokens, e) ? -1 : 0;
+    struct err own = {0};
+    errno = 0;
+    if (io_write_tokens(&o->tokens, ids, (size_t)n, &own) == 0 && io_out_flush(&o->tokens, &own) == 0)
+        return 0;
+    if (errno == EPIPE && io_interrupted()) return 0;
+    *e = own;
+    return -1;
+}
+
+static bool interrupted(void *ctx)
+{
+    (void)ctx;
+    return io_interrupted();
 }
 
 static int write_trace(void *ctx, const int32_t *ids, int32_t n, struct err *e)
@@ -88,8 +103,10 @@ static int write_draft_row(void *ctx, const float *row, int32_t n_vocab, struct 
 
 static int open_outputs(struct outputs *o, struct err *e)
 {
+    /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
     const char *inputs[] = {set.m.target_path, set.m.drafter_path ? set.m.drafter_path : set.m.target_path,
-                            set.state_path ? set.state_path : "-", set.lookup.path ? set.lookup.path : "-"};
+                            set.lookup.path ? set.lookup.path : "-", set.state_path ? set.state_path : "-"};
+    const bool over = set.save_path && set.state_path && cli_same_file(set.save_path, set.state_path);
     const struct {
         const char *path;
         struct io_out *out;
@@ -98,19 +115,20 @@ static int open_outputs(struct outputs *o, struct err *e)
     if (io_out_open(&o->tokens, set.out_path, set.force, inputs, 4, e)) return -1;
     for (int i = 0; i < 3; i++)
         if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, 4, e)) return -1;
-    return 0;
+    return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, over ? 3 : 4, e)
+                         : 0;
 }
 
 static int commit_outputs(struct outputs *o, struct err *e)
 {
-    struct io_out *const all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits};
-    return io_outs_commit(all, 4, e);
+    struct io_out *const all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits, &o->state};
+    return io_outs_commit(all, 5, e);
 }
 
 static void abort_outputs(struct outputs *o)
 {
-    struct io_out *all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits};
-    for (int i = 0; i < 4; i++) io_out_abort(all[i]);
+    struct io_out *all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits, &o->state};
+    for (int i = 0; i < 5; i++) io_out_abort(all[i]);
 }
 
 /* ---- stops ---- */
@@ -278,16 +296,35 @@ static int generate(struct run *u, struct err *e)
                                    .tokens = write_tokens,
                                    .proposals = write_trace,
                                    .draft_row = write_draft_row,
+                                   .interrupted = interrupted,
                                    .ctx = &u->out};
+    io_interrupts_catch();
     return spec_generate(u->s, &o, &u->r.st, e);
+}
+
+/* What may not be what was meant: a message that --append would prefill; context of a drafter that ends here.
+ */
+static void warn_state(const struct run *u)
+{
+    static bool said;
+    if (!said && !from_stdin() && !cli_is_stdin(set.state_path) && io_holds_data(STDIN_FILENO)) {
+        cli_warn(&cli, "stdin holds data, which is not read: --append prefills it after the state");
+        said = true;
+    }
+    if (u->info.has_drafter && set.save_path && !u->s->source && !u->r.st.generated)
+        cli_warn(&cli,
+                 "%s will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
+                 set.save_path, set.state_path);
 }
 
 static int run(struct run *u, struct err *e)
 {
     if (open_outputs(&u->out, e) || open_all(u, e) || make_session(u, e)) return -1;
+    warn_state(u);
     if (prefill(u, e) || (set.n > 1 && plan_flags_open(&set.plan, u->s, set.lookup.only, &set.sampler, e)) ||
-        generate(u, e))
+        generate(u, e) || (set.save_path && state_save(u->s, &u->out.state, e)))
         return -1;
+    warn_state(u);
     if (set.stats_path && report_write(&set, u->s, &u->r, &u->out.stats, e)) return -1;
     if (commit_outputs(&u->out, e)) return -1;
     report_print(&cli, &set, u->s, &u->r);
@@ -309,8 +346,9 @@ static void check_flags(void)
     const struct cli_output out[] = {{"-o", set.out_path ? set.out_path : "-"},
                                      {"--stats", set.stats_path},
                                      {"--draft-trace", set.trace_path},
-                                     {"--draft-logits", set.draft_logits_path}};
-    cli_distinct_outputs(&cli, out, 4);
+                                     {"--draft-logits", set.draft_logits_path},
+                                     {"--save-state", set.save_path}};
+    cli_distinct_outputs(&cli, out, 5);
     models_check_sampling(&cli);
     cli_draft_greedy(&cli, set.draft_sampling);
     plan_flags_check(&set.plan, &cli);
@@ -344,6 +382,7 @@ int main(int argc, char **argv)
     cli_no_binary_out(&cli, set.out_path, "the token stream");
     if (set.trace_path) cli_no_binary_out(&cli, set.trace_path, "the proposals");
     if (set.draft_logits_path) cli_no_binary_out(&cli, set.draft_logits_path, "the drafter's logits");
+    if (set.save_path) cli_no_binary_out(&cli, set.save_path, "the state");
     int rc = run(&u, &e);
     abort_outputs(&u.out);
     session_free(u.s);
@@ -353,5 +392,7 @@ int main(int argc, char **argv)
     lookup_flags_close(&set.lookup);
     models_close(&set.m);
     if (rc) return cli_fail(&cli, &e);
-    return cli_close_stdout(&cli);
+    rc = cli_close_stdout(&cli);
+    if (!rc) io_interrupts_end();
+    return rc;
 }

@@ -25,7 +25,7 @@ static double rest_s(const struct spec_stats *st)
 
 static const char *stop_reason(const struct spec_stats *st)
 {
-    return st->stop == SPEC_STOP_TOKEN ? "stop" : "length";
+    return st->stop == SPEC_STOP_TOKEN ? "stop" : st->stop == SPEC_STOP_INTERRUPT ? "interrupt" : "length";
 }
 
 /* Places of the histogram: those of a block, and as many more as look-ups took. */
@@ -65,6 +65,8 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     else
         cli_note(c, "decode: %" PRId64 " tokens in %.3f s, %.1f t/s", st->generated, st->decode_s, rate);
     if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
+    if (st->stop == SPEC_STOP_INTERRUPT) cli_note(c, "ended by an interrupt");
+    if (set->save_path) cli_detail(c, "%s: a state of %d positions", set->save_path, s->n_past);
     if (!s->source && !s->o.look) return;
     if (isnan(tau))
         cli_note(c, "%s: no whole cycle", who);
@@ -154,6 +156,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "state",
                         set->state_path ? json_text(set->state_path, strlen(set->state_path)) : json_null());
     json_object_set_new(j, "append", json_boolean(set->append));
+    json_object_set_new(j, "save_state",
+                        set->save_path ? json_text(set->save_path, strlen(set->save_path)) : json_null());
     json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
     const struct drafter_flags *f = &set->m.draft;

@@ -1,4 +1,5 @@
-/* dflash-inspect - what a model file holds, whether it is sound, whether two files fit or differ. */
+/* dflash-inspect - what a model's file or a state holds, whether it is sound, whether two files fit or
+ * differ. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -50,7 +51,8 @@ static struct cli cli = {
     .tool = "inspect",
     .synopsis = "FILE [--check [--for-use]] [--tensors] [--json] | --pair TARGET DRAFTER | --diff A B "
                 "[--tolerance X]",
-    .summary = "Print what a GGUF or safetensors file holds, check it, check that a drafter fits its target, "
+    .summary = "Print what a GGUF or safetensors file or a saved state holds, check it, check that a drafter "
+               "fits its target, "
                "or compare two files.",
     .flags = flags,
     .min_args = 1,
@@ -136,10 +138,11 @@ static int run_show(const char *path)
         st_close(s);
         return changed ? cli_fail(&cli, &e) : 0;
     }
+    if (show_is_state(path)) return show_state(path, o.json, &e) ? cli_fail(&cli, &e) : 0;
     struct gguf *g;
     if (gguf_open(&g, path, &e)) return cli_fail(&cli, &e);
     show_gguf(g, path, o.tensors, o.json);
-    int rc = show_drafter(g, &over, o.json, &e) || io_maps_check(&e);
+    int rc = show_drafter(g, &over, o.json, &e) || show_identity(g, o.json, &e) || io_maps_check(&e);
     gguf_close(g);
     return rc ? cli_fail(&cli, &e) : 0;
 }
@@ -157,6 +160,9 @@ int main(int argc, char **argv)
                                       : "--for-use goes with --check");
     if (o.tensors && (o.check || o.pair))
         cli_usage_error(&cli, "--tensors does not go with %s", o.check ? "--check" : "--pair");
+    if ((o.tensors || o.for_use) && !o.diff && cli.n_args && show_is_state(cli.args[0]))
+        cli_usage_error(&cli, "%s is for models: %s is a saved state", o.tensors ? "--tensors" : "--for-use",
+                        cli.args[0]);
     if (cli.n_args != (o.pair || o.diff ? 2 : 1))
         cli_usage_error(&cli, "expected %s, got %d argument%s",
                         o.pair   ? "TARGET DRAFTER"
@@ -180,6 +186,8 @@ int main(int argc, char **argv)
         rc = pair_verdict(check_pair(cli.args[0], cli.args[1], &over, print_pair_finding, NULL, &e), &e);
     else if (o.diff)
         rc = run_diff(cli.args[0], cli.args[1]);
+    else if (o.check && show_is_state(cli.args[0]))
+        rc = verdict("check", check_state(cli.args[0], print_finding, &e), &e);
     else if (o.check)
         rc = verdict("check",
                      st_is_path(cli.args[0])

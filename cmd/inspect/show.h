@@ -21,6 +21,14 @@ void show_json_line(json_t *line);                          /* which it frees; N
  * the flags are wrong or memory is short. */
 int show_drafter(const struct gguf *g, const struct desc_override *o, bool json, struct err *e);
 
+/* state.c. A saved state: is it one; which models it wants and what it holds; its sections and checksums, as
+ * the examinations of check.h. */
+bool show_is_state(const char *path);
+int show_state(const char *path, bool json, struct err *e);
+int check_state(const char *path, check_fn fn, struct err *e);
+/* The identity that states name a model's file by; nothing where it is no model. */
+int show_identity(const struct gguf *g, bool json, struct err *e);
+
 struct show_diff {
     bool json, tensors; /* tensors: identical ones too */
     float tolerance;    /* < 0: none */

@@ -20,7 +20,7 @@
 #include "../../common/run/state.h"
 
 static struct models m = MODELS_INIT;
-static const char *out_path, *logits_path, *hidden_path, *imatrix_path, *dataset;
+static const char *out_path, *state_path, *logits_path, *hidden_path, *imatrix_path, *dataset;
 static int32_t chunk, ctx_size;
 static bool force, nll;
 
@@ -28,13 +28,15 @@ static const struct cli_flag flags[] = {
     MODELS_FLAGS(m),
     {"-o", CLI_STR, &out_path, "STATE", "write the state there (default stdout)", 0, 0},
     {"--force", CLI_FLAG, &force, NULL, "replace an existing STATE", 0, 0},
-    {"--chunk", CLI_I32, &chunk, "N", "tokens a pass, part of the state (default 512)", 1, 1 << 20},
+    {"--state", CLI_STR, &state_path, "STATE", "go on behind a saved state", 0, 0},
+    {"--chunk", CLI_I32, &chunk, "N", "tokens a pass, part of the state (default 512, or as STATE has it)", 1,
+     1 << 20},
     {"--ctx", CLI_I32, &ctx_size, "N", "positions to make room for (default: what the prompt needs)", 1,
      SESSION_MAX_CTX},
     {"--logits", CLI_STR, &logits_path, "FILE",
-     "write the logits of every position, float32 [n_prompt, n_vocab]", 0, 0},
+     "write the logits of every token of stdin, float32 [n, n_vocab]", 0, 0},
     {"--hidden", CLI_STR, &hidden_path, "FILE",
-     "write what every layer leaves, float32 [n_layer + 1, n_prompt, n_embd]", 0, 0},
+     "write what every layer leaves, float32 [n_layer + 1, n, n_embd]", 0, 0},
     {"--imatrix", CLI_STR, &imatrix_path, "FILE",
      "add the squares of the inputs of the target's products to this importance matrix; no state without -o",
      0, 0},
@@ -44,7 +46,8 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "prefill",
-    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-o STATE] [--chunk N] [--logits FILE] [--hidden FILE] < "
+    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [--state STATE] [-o STATE] [--chunk N] [--logits FILE] "
+                "[--hidden FILE] < "
                 "tokens > state\n"
                 "-m TARGET.gguf --nll < tokens\n"
                 "-m TARGET.gguf --imatrix FILE [--dataset NAME] < tokens",
@@ -55,24 +58,27 @@ static struct cli cli = {
 /* The file of --hidden. */
 struct planes {
     struct io_out out;
-    size_t n; /* tokens of the prompt */
+    size_t n;     /* tokens of the prompt */
+    int32_t from; /* the position of its first */
 };
 
 static int take_plane(void *ctx, int32_t plane, const float *rows, int32_t n, int32_t pos, struct err *e)
 {
     struct planes *p = ctx;
     const uint64_t width = (uint64_t)m.target->d->n_embd * sizeof *rows;
-    return io_out_place(&p->out, ((uint64_t)plane * p->n + (uint64_t)pos) * width, rows, (size_t)n * width,
-                        e);
+    return io_out_place(&p->out, ((uint64_t)plane * p->n + (uint64_t)(pos - p->from)) * width, rows,
+                        (size_t)n * width, e);
 }
 
 /* What is made of the logits of all positions. */
 struct rows {
     const int32_t *ids;
     size_t n;
+    int32_t from; /* the position of the first */
     int32_t n_vocab;
-    struct io_out *logits;       /* NULL: not wanted */
-    double nll;                  /* sum over the tokens that a row predicts */
+    struct io_out *logits; /* NULL: not wanted */
+    double nll;            /* sum over the tokens that a row predicts, predicted of them */
+    size_t predicted;
     struct imatrix_watch *watch; /* NULL: none */
     const struct session *s;
 };
@@ -90,13 +96,15 @@ static double row_nll(const float *row, int32_t n, int32_t id)
 static int take_rows(void *ctx, const float *rows, int32_t n, int32_t pos, struct err *e)
 {
     struct rows *r = ctx;
+    const size_t at = (size_t)(pos - r->from);
     for (int32_t i = 0; i < n; i++) {
         const float *row = rows + (size_t)i * (size_t)r->n_vocab;
         if (session_check_row(r->s, row, pos + i, e)) return -1;
-        if ((size_t)(pos + i) + 1 < r->n) r->nll += row_nll(row, r->n_vocab, r->ids[pos + i + 1]);
+        if (at + (size_t)i + 1 < r->n)
+            r->nll += row_nll(row, r->n_vocab, r->ids[at + (size_t)i + 1]), r->predicted++;
     }
     /* The head runs once more over the last row, for the state: that one is not to count twice. */
-    if (r->watch && (size_t)(pos + n) == r->n) imatrix_watch_stop(r->watch);
+    if (r->watch && at + (size_t)n == r->n) imatrix_watch_stop(r->watch);
     return r->logits ? io_out_write(r->logits, rows, (size_t)n * (size_t)r->n_vocab * sizeof *rows, e) : 0;
 }
 
@@ -106,11 +114,15 @@ static void progress(void *ctx, int64_t done, int64_t total)
     cli_progress(&cli, "prefill", (uint64_t)done, (uint64_t)total, "tokens");
 }
 
-/* The prompt, from a file before the models are loaded, else after them; and what it will be added to. */
+/* The prompt and the state that it stands behind, from files before the models are loaded, else after them;
+ * and what it will be added to. */
 struct prompt {
     int32_t *ids;
     size_t n;
     bool read;
+    struct state *state;    /* NULL: none, or not read yet */
+    struct state_info info; /* zero without a state */
+    struct session_options o;
     struct imatrix *im; /* NULL: no importance matrix */
 };
 
@@ -119,12 +131,26 @@ static int read_prompt(struct prompt *p, struct err *e)
     if (io_read_tokens(STDIN_FILENO, "stdin", &p->ids, &p->n, e)) return -1;
     p->read = true;
     if (!p->n) return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
-    if (nll && p->n < 2)
+    if (nll && !state_path && p->n < 2)
         return err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
     if (p->n > SESSION_MAX_CTX)
         return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)",
                        SESSION_MAX_CTX, p->n);
     return 0;
+}
+
+/* Of state and prompt what was not read yet; unless late, only what need not be waited for. */
+static int read_inputs(struct prompt *p, bool late, struct err *e)
+{
+    if (state_path && !p->state && (late || !io_path_waits(state_path)) &&
+        state_open(&p->state, state_path, &p->info, e))
+        return -1;
+    return p->read || (!late && io_waits(STDIN_FILENO)) ? 0 : read_prompt(p, e);
+}
+
+static bool inputs_read(const struct prompt *p)
+{
+    return p->read && (!state_path || p->state);
 }
 
 /* Is the importance matrix of this model? The rest is asked when the products are known. */
@@ -138,29 +164,32 @@ static int check_imatrix(const struct imatrix *im, struct err *e)
     return 0;
 }
 
+static int check_inputs(struct prompt *p, struct err *e)
+{
+    const int64_t all = (int64_t)p->info.n_tokens + (int64_t)p->n;
+    const struct desc *d = m.drafter ? m.drafter->d : NULL;
+    p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
+    p->o.chunk = chunk ? chunk : p->info.chunk;
+    if (models_check_ids(&m, "stdin", p->ids, p->n, e) || session_prompt_check(p->o.ctx, all, e)) return -1;
+    if (!p->state) models_check_bos(&m, &cli, p->ids, p->n);
+    models_check_length(&m, &cli, all);
+    if (models_kv(&m, p->state ? &p->info : NULL, &p->o, e)) return -1;
+    if (!p->state) return 0;
+    return session_options_check(&p->o, d, e) || state_check(p->state, m.target->d, d, &p->o, e) ? -1 : 0;
+}
+
 /* What the target's description says against all of it; m.check. */
 static int check_prompt(void *ctx, struct err *e)
 {
-    const struct prompt *p = ctx;
+    struct prompt *p = ctx;
     if (p->im && check_imatrix(p->im, e)) return -1;
-    if (!p->read) return 0;
-    if (models_check_ids(&m, "stdin", p->ids, p->n, e)) return -1;
-    if (ctx_size && session_prompt_check(ctx_size, (int64_t)p->n, e)) return -1;
-    models_check_bos(&m, &cli, p->ids, p->n);
-    models_check_length(&m, &cli, (int64_t)p->n);
-    return 0;
+    return inputs_read(p) ? check_inputs(p, e) : 0;
 }
 
-static int make_session(struct session **s, size_t n, struct planes *planes, struct err *e)
+static int make_session(struct session **s, struct prompt *p, struct err *e)
 {
-    struct session_options o = {.ctx = ctx_size ? ctx_size : (int32_t)n,
-                                .chunk = chunk,
-                                .progress = progress,
-                                .hidden = hidden_path ? take_plane : NULL,
-                                .hidden_ctx = planes,
-                                .check_layers = m.check_layers};
-    if (models_kv(&m, NULL, &o, e)) return -1;
-    return models_session(&m, &cli, &o, s, e);
+    if (models_session(&m, &cli, &p->o, s, e)) return -1;
+    return p->state ? state_restore(p->state, *s, e) : 0;
 }
 
 /* The state needs the last row checked: what it would resume into must hold numbers. */
@@ -174,11 +203,22 @@ static int write_state(struct session *s, struct io_out *out, struct err *e)
     return rc;
 }
 
+/* The row that stands before the prompt: it predicts the prompt's first token. */
+static int take_state_row(struct session *s, struct rows *r, struct err *e)
+{
+    float *row = mem_alloc((size_t)r->n_vocab * sizeof *row);
+    int rc = row ? session_logits(s, 0, row, e) : err_set(e, ERR_IO, "out of memory (a row of logits)");
+    if (rc == 0) rc = session_check_row(s, row, s->n_past - 1, e);
+    if (rc == 0) r->nll += row_nll(row, r->n_vocab, r->ids[0]), r->predicted++;
+    mem_free(row);
+    return rc;
+}
+
 /* Flushed at once: the logits beside it appear only if it could be printed. */
 static int print_nll(const struct rows *r, struct err *e)
 {
-    double mean = r->nll / (double)(r->n - 1);
-    int n = printf("tokens %zu\nnll %.6f\nppl %.4f\n", r->n - 1, mean, exp(mean));
+    double mean = r->nll / (double)r->predicted;
+    int n = printf("tokens %zu\nnll %.6f\nppl %.4f\n", r->predicted, mean, exp(mean));
     return n < 0 || fflush(stdout) ? err_errno(e, "stdout: cannot write") : 0;
 }
 
@@ -239,7 +279,10 @@ static void note_imatrix(const struct imatrix *im)
 
 static int run(struct err *e)
 {
-    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path, "-"};
+    /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
+    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path, "-",
+                            state_path ? state_path : "-"};
+    const bool over = state_path && out_path && cli_same_file(out_path, state_path);
     struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1};
     struct planes planes = {.out = {.fd = -1}};
     const bool state = !nll && (!imatrix_path || out_path);
@@ -249,10 +292,10 @@ static int run(struct err *e)
     struct prompt p = {0};
     int rc = -1;
     double start;
-    if (state && io_out_open(&out, out_path, force, inputs, 3, e)) goto done;
+    if (state && io_out_open(&out, out_path, force || over, inputs, over ? 3 : 4, e)) goto done;
     if (imatrix_path && open_imatrix(&im, &importance, inputs, e)) goto done;
-    if (logits_path && io_out_open(&logits, logits_path, true, inputs, 3, e)) goto done;
-    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 3, e) ||
+    if (logits_path && io_out_open(&logits, logits_path, true, inputs, 4, e)) goto done;
+    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 4, e) ||
                         io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
     m.known =
@@ -260,18 +303,31 @@ static int run(struct err *e)
     p.im = im;
     m.check = check_prompt;
     m.check_ctx = &p;
-    if ((!io_waits(STDIN_FILENO) && read_prompt(&p, e)) || models_open(&m, &cli, e)) goto done;
-    if (!p.read && (read_prompt(&p, e) || check_prompt(&p, e))) goto done;
+    p.o = (struct session_options){.progress = progress,
+                                   .hidden = hidden_path ? take_plane : NULL,
+                                   .hidden_ctx = &planes,
+                                   .check_layers = m.check_layers};
+    if (read_inputs(&p, false, e)) goto done;
+    const bool early = inputs_read(&p);
+    if (models_open(&m, &cli, e)) goto done;
+    if (!early && (read_inputs(&p, true, e) || check_inputs(&p, e))) goto done;
     if (im && imatrix_watch_new(&r.watch, m.target, im, e)) {
         err_prefix(e, "%s", imatrix_path);
         goto done;
     }
-    if (make_session(&s, p.n, &planes, e)) goto done;
+    if (make_session(&s, &p, e)) goto done;
     planes.n = r.n = p.n;
+    planes.from = r.from = s->n_past;
     r.ids = p.ids;
     r.n_vocab = m.target->d->n_vocab;
     r.logits = logits_path ? &logits : NULL;
     r.s = s;
+    if (nll && p.state && take_state_row(s, &r, e)) goto done;
+    if (p.info.has_drafter && state && !m.drafter_path)
+        cli_warn(
+            &cli,
+            "the state will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
+            state_path);
     start = cli_seconds();
     if (session_prefill(s, p.ids, (int64_t)p.n, nll || logits_path || im ? take_rows : NULL, &r, e))
         goto done;
@@ -293,6 +349,7 @@ done:
     imatrix_watch_free(r.watch);
     imatrix_free(im);
     mem_free(p.ids);
+    state_close(p.state);
     models_close(&m);
     return rc;
 }
@@ -319,6 +376,10 @@ int main(int argc, char **argv)
         {"--hidden", hidden_path},
         {"--imatrix", imatrix_path}};
     cli_distinct_outputs(&cli, out, 4);
+    if (state_path && imatrix_path)
+        cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
+    if (state_path && (cli_is_stdin(state_path) || !strcmp(state_path, "/dev/stdin")))
+        cli_usage_error(&cli, "--state: the tokens are read from stdin: the state must be a file");
     cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
     if (state) cli_no_binary_out(&cli, out_path, "the state");
     if (logits_path) cli_no_binary_out(&cli, logits_path, "the logits");

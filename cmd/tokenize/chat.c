@@ -6,6 +6,7 @@
 #include "../../common/base/io.h"
 #include "../../common/base/json.h"
 #include "../../common/base/mem.h"
+#include "../../common/run/state.h"
 
 #define MAX_CHAT ((uint64_t)1 << 30)
 
@@ -95,6 +96,25 @@ static int text_of(const json_t *o, const char *key, size_t line, struct chat_te
                          json_show(s, buf, sizeof buf));
 }
 
+/* What a template does with a call is its business; that it is one is ours. */
+static int calls_of(const json_t *o, size_t line, struct chat_message *m, struct err *e)
+{
+    json_t *call;
+    size_t i;
+    char buf[96];
+    m->calls = json_object_get(o, "tool_calls");
+    if (m->calls && !json_is_array(m->calls))
+        return err_set(e, ERR_FORMAT, "stdin: line %zu: tool_calls: expected an array, got %s", line,
+                       json_show(m->calls, buf, sizeof buf));
+    json_array_foreach(m->calls, i, call)
+    {
+        if (!json_is_object(call))
+            return err_set(e, ERR_FORMAT, "stdin: line %zu: tool_calls: expected objects, got %s", line,
+                           json_show(call, buf, sizeof buf));
+    }
+    return 0;
+}
+
 static int read_message(const json_t *o, size_t line, struct chat_message *m, struct err *e)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
@@ -119,16 +139,20 @@ static int read_message(const json_t *o, size_t line, struct chat_message *m, st
     {
         if (!strcmp(key, "role") || !strcmp(key, "content")) continue;
         if (m->role == CHAT_ASSISTANT && !strcmp(key, "reasoning_content")) continue;
+        if (m->role == CHAT_ASSISTANT && !strcmp(key, "tool_calls")) continue;
         if (m->role == CHAT_TOOL && !strcmp(key, "tool_call_id")) continue; /* no template shows it */
         return err_set(e, ERR_FORMAT, "stdin: line %zu: %.60s is not supported (expected role, content%s)",
                        line, key,
-                       m->role == CHAT_ASSISTANT ? ", reasoning_content"
+                       m->role == CHAT_ASSISTANT ? ", reasoning_content, tool_calls"
                        : m->role == CHAT_TOOL    ? ", tool_call_id"
                                                  : "");
     }
-    if (text_of(o, "content", line, &m->content, e) ||
+    if (calls_of(o, line, m, e)) return -1;
+    const bool none = m->calls && json_is_null(json_object_get(o, "content"));
+    if ((!none && text_of(o, "content", line, &m->content, e)) ||
         text_of(o, "reasoning_content", line, &m->reasoning, e))
         return -1;
+    if (m->calls && !m->content.s) m->content = (struct chat_text){"", 0};
     return m->content.s ? 0 : err_set(e, ERR_FORMAT, "stdin: line %zu: content is missing", line);
 }
 
@@ -169,6 +193,58 @@ static int read_chat(struct chat *c, const uint8_t *p, uint64_t n, struct err *e
                       "stdin: no messages (expected lines such as {\"role\":\"user\",\"content\":\"Hi\"})");
 }
 
+/* Words as they are, a message of that role. */
+static int add_text(struct chat *c, const char *role, const char *what, const void *text, size_t n,
+                    struct err *e)
+{
+    struct chat_message *m = mem_realloc(c->m, (c->n + 1) * sizeof *m);
+    if (m) c->m = m;
+    json_t **j = mem_realloc(c->j, (c->n + 1) * sizeof *j);
+    if (j) c->j = j;
+    if (!m || !j) return err_set(e, ERR_IO, "out of memory (messages)");
+    c->cap = c->n + 1;
+    json_use_mem();
+    json_t *s = memchr(text, 0, n) ? NULL : json_stringn(text, n);
+    if (!s) return err_set(e, ERR_FORMAT, "%s: not text (expected UTF-8 without U+0000)", what);
+    c->j[c->n] = json_pack("{s:s,s:o}", "role", role, "content", s);
+    if (!c->j[c->n]) return err_set(e, ERR_IO, "out of memory (messages)");
+    c->m[c->n] = (struct chat_message){0};
+    c->n++;
+    return read_message(c->j[c->n - 1], 1, &c->m[c->n - 1], e);
+}
+
+int chat_read_tools(json_t **tools, const char *path, struct err *e)
+{
+    json_t *tool;
+    size_t i;
+    char buf[96];
+    if (json_parse_file(tools, path, MAX_CHAT, e)) return -1;
+    if (!json_array_size(*tools))
+        return err_set(e, ERR_FORMAT, "%s: expected an array of declarations of tools, got %s", path,
+                       json_show(*tools, buf, sizeof buf));
+    json_array_foreach(*tools, i, tool)
+    {
+        if (!json_is_object(tool))
+            return err_set(e, ERR_FORMAT, "%s: expected a declaration of a tool, an object, got %s", path,
+                           json_show(tool, buf, sizeof buf));
+    }
+    return 0;
+}
+
+/* ---- a chat that goes on ---- */
+
+int chat_behind_state(const char *path, const struct chat_template *t, const struct tokenizer *tok,
+                      enum chat_behind *behind, struct err *e)
+{
+    struct state *s = NULL;
+    struct state_info info;
+    int32_t id = -1;
+    int rc = state_open(&s, path, &info, e) || state_last_token(s, &id, e) ? -1 : 0;
+    state_close(s);
+    *behind = id == tok_special_id(tok, chat_turn_ends(t)) ? CHAT_BEHIND_TURN : CHAT_BEHIND_CUT;
+    return rc;
+}
+
 /* ---- ids ---- */
 
 struct encoding {
@@ -188,14 +264,16 @@ static int put_text(void *ctx, const char *s, size_t n, bool markup, struct err 
 }
 
 int chat_encode(const struct chat_template *t, const struct tokenizer *tok, const struct chat_options *o,
-                bool normalize, tok_ids_fn out, void *ctx, struct err *e)
+                const struct chat_input *in, bool normalize, tok_ids_fn out, void *ctx, struct err *e)
 {
     struct chat c = {0};
     struct encoding k = {NULL, out, ctx};
     uint8_t *data = NULL;
     uint64_t size = 0;
     int rc = -1;
-    if (io_read_all(STDIN_FILENO, "stdin", MAX_CHAT, &data, &size, e) || read_chat(&c, data, size, e) ||
+    if (io_read_all(STDIN_FILENO, "stdin", MAX_CHAT, &data, &size, e) ||
+        (in->system && add_text(&c, "system", "--chat-system", in->system, strlen(in->system), e)) ||
+        (in->text ? add_text(&c, "user", "stdin", data, (size_t)size, e) : read_chat(&c, data, size, e)) ||
         tok_encoder_new(&k.x, tok, TOK_SPECIAL_ALL, normalize, e) ||
         chat_render(t, c.m, c.n, o, put_text, &k, e) || tok_encode(k.x, NULL, 0, true, out, ctx, e))
         goto done;

@@ -11,10 +11,11 @@
 
 #define N_IN 65536
 
-static const char *model, *output, *template_name;
+static const char *model, *output, *template_name, *behind, *tools_path;
 static int32_t threads;
 static bool decode, special, no_normalize, no_bos, force;
 static bool chat, think, no_think, no_prompt;
+static struct chat_input input;
 static struct chat_options chat_options = {.think = -1, .generation_prompt = true};
 
 static const struct cli_flag flags[] = {
@@ -28,10 +29,17 @@ static const struct cli_flag flags[] = {
      0},
     {"--chat", CLI_FLAG, &chat, NULL, "JSON lines of role and content, put in the model's chat template", 0,
      0},
+    {"--chat-tools", CLI_STR, &tools_path, "FILE", "declarations of tools, a JSON array", 0, 0},
     {"--chat-template", CLI_STR, &template_name, "NAME", "a template by its name, whatever the model carries",
      0, 0},
     {"--no-generation-prompt", CLI_FLAG, &no_prompt, NULL,
      "end with the last message, not with the beginning of an answer", 0, 0},
+    {"--continue", CLI_STR, &behind, "HOW",
+     "the messages stand behind an answer: ended (by its last token), cut (before it), or the file of a "
+     "state",
+     0, 0},
+    {"--chat-text", CLI_FLAG, &input.text, NULL, "stdin is the words of one message of the user's", 0, 0},
+    {"--chat-system", CLI_STR, &input.system, "TEXT", "a system message before the others", 0, 0},
     {"--think", CLI_FLAG, &think, NULL, "ask the model to think before it answers", 0, 0},
     {"--no-think", CLI_FLAG, &no_think, NULL, "ask it not to", 0, 0},
     {"--chat-date", CLI_STR, &chat_options.date, "TEXT",
@@ -45,7 +53,8 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "tokenize",
     .synopsis = "-m MODEL.gguf [--special] [--no-normalize] [--no-bos] < TEXT > TOKENS\n"
-                "-m MODEL.gguf --chat [--chat-template NAME] [--think | --no-think] < MESSAGES > TOKENS\n"
+                "-m MODEL.gguf --chat [--continue HOW] [--chat-template NAME] [--think | --no-think] < "
+                "MESSAGES > TOKENS\n"
                 "-m MODEL.gguf --decode [--special] < TOKENS > TEXT",
     .summary = "Turn text into a stream of little-endian int32 token ids, and such a stream into text.",
     .flags = flags,
@@ -142,10 +151,23 @@ static int run_chat(struct sink *s, const struct gguf *g, const struct tokenizer
 {
     const struct chat_template *c;
     if (chat_choose(&c, g, t, template_name, &chat_options, &cli, e)) return -1;
+    if (behind && chat_options.behind == CHAT_BEGINS &&
+        chat_behind_state(behind, c, t, &chat_options.behind, e))
+        return -1;
+    json_t *tools = NULL;
+    if (tools_path && chat_read_tools(&tools, tools_path, e)) {
+        json_decref(tools);
+        return -1;
+    }
+    chat_options.tools = tools;
     /* The template alone says whether the text begins with a bos. */
-    s->bos = chat_bos(c) && !no_bos ? tok_bos(t) : -1;
-    return chat_encode(c, t, &chat_options, !no_normalize, put_ids, s, e) || io_out_flush(&s->out, e) ? -1
-                                                                                                      : 0;
+    s->bos = chat_bos(c) && !no_bos && !behind ? tok_bos(t) : -1;
+    int rc =
+        chat_encode(c, t, &chat_options, &input, !no_normalize, put_ids, s, e) || io_out_flush(&s->out, e)
+            ? -1
+            : 0;
+    json_decref(tools);
+    return rc;
 }
 
 static void check_flags(void)
@@ -156,16 +178,26 @@ static void check_flags(void)
     if (chat && decode) cli_usage_error(&cli, "--chat is for text, not for --decode");
     if (chat && special)
         cli_usage_error(&cli, "--special: what is said in a chat never makes a control token");
-    if (!chat && (template_name || no_prompt || think || no_think || chat_options.date))
+    if (!chat && (template_name || behind || tools_path || input.text || input.system || no_prompt || think ||
+                  no_think || chat_options.date))
         cli_usage_error(&cli, "%s is for --chat",
-                        template_name ? "--chat-template"
-                        : no_prompt   ? "--no-generation-prompt"
-                        : think       ? "--think"
-                        : no_think    ? "--no-think"
-                                      : "--chat-date");
+                        template_name  ? "--chat-template"
+                        : behind       ? "--continue"
+                        : input.text   ? "--chat-text"
+                        : input.system ? "--chat-system"
+                        : no_prompt    ? "--no-generation-prompt"
+                        : think        ? "--think"
+                        : no_think     ? "--no-think"
+                                       : "--chat-date");
     if (think && no_think) cli_usage_error(&cli, "--think and --no-think exclude each other");
     if (think || no_think) chat_options.think = think;
     chat_options.generation_prompt = !no_prompt;
+    if (behind && (cli_is_stdin(behind) || !*behind))
+        cli_usage_error(&cli, "--continue: expected ended, cut or the file of a state, got '%s'", behind);
+    if (behind && input.system)
+        cli_usage_error(&cli, "--chat-system begins a chat, --continue goes on with one");
+    if (behind && !strcmp(behind, "ended")) chat_options.behind = CHAT_BEHIND_TURN;
+    if (behind && !strcmp(behind, "cut")) chat_options.behind = CHAT_BEHIND_CUT;
 }
 
 static int run(struct err *e)

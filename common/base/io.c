@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -226,6 +227,40 @@ static void naming_end(void)
     if (!sig) return;
     remove_temporaries();
     raise(sig); /* its action is the default one since the handler ran */
+}
+
+static atomic_bool interrupt;
+
+static void on_interrupt(int sig)
+{
+    const int before = errno;
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND},
+                     none = {.sa_handler = SIG_IGN};
+    sigaction(sig, &sa, NULL);
+    sigaction(SIGPIPE, &none, NULL);
+    atomic_store(&interrupt, true);
+    errno = before;
+}
+
+void io_interrupts_catch(void)
+{
+    struct sigaction old, sa = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART};
+    if (sigaction(SIGINT, NULL, &old) || old.sa_handler == SIG_IGN) return;
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+}
+
+bool io_interrupted(void)
+{
+    return atomic_load(&interrupt);
+}
+
+void io_interrupts_end(void)
+{
+    if (!atomic_load(&interrupt)) return;
+    remove_temporaries();
+    signal(SIGINT, SIG_DFL);
+    raise(SIGINT);
 }
 
 static atomic_int teams; /* parallel regions that are running */
@@ -624,6 +659,15 @@ bool io_path_waits(const char *path)
     struct stat st;
     return strcmp(path, "-") ? stat(path, &st) == 0 && (waits(&st) || S_ISCHR(st.st_mode))
                              : io_waits(STDIN_FILENO);
+}
+
+bool io_holds_data(int fd)
+{
+    struct stat st;
+    int n = 0;
+    if (fstat(fd, &st)) return false;
+    if (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)) return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
+    return S_ISREG(st.st_mode) && lseek(fd, 0, SEEK_CUR) < st.st_size;
 }
 
 int io_read_some(int fd, const char *name, void *buf, size_t n, size_t *got, struct err *e)

@@ -71,6 +71,15 @@ void io_out_abort(struct io_out *o); /* legal after commit: does nothing */
  * temporaries removed. */
 void io_signals_install(void);
 
+/* From here on the first SIGINT only says so (io_interrupted), and SIGPIPE is ignored from then on, for
+ * Ctrl-C ends the readers of a pipe too; a second SIGINT ends the program as before. Where SIGINT is ignored
+ * it stays so. */
+void io_interrupts_catch(void);
+bool io_interrupted(void);
+/* At the end of a program: where a SIGINT was caught, end by it, so that the parent sees it. What is not
+ * committed by then is removed. */
+void io_interrupts_end(void);
+
 /* Around a parallel region of OpenMP. Its runtime ends the program where it gets no threads or no memory,
  * with status 1, which would read as a negative answer: between these two, an exit has status 4 (ERR_IO) and
  * removes the temporaries, once io_signals_install was called. */
@@ -81,6 +90,8 @@ void io_team_end(void);
  * a terminal. false too where there is nothing: reading it will say so. */
 bool io_waits(int fd);
 bool io_path_waits(const char *path);
+/* Is something to be read there now, without waiting: bytes in a pipe, or the rest of a file? */
+bool io_holds_data(int fd);
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */
 int io_read_all(int fd, const char *name, uint64_t cap, uint8_t **data, uint64_t *size, struct err *e);
 /* One read, restarted on EINTR; *got 0 at the end. */

@@ -38,6 +38,13 @@ static int write_out(const struct spec_options *o, struct spec_stats *st, const 
     return o->tokens ? o->tokens(o->ctx, ids, k, e) : 0;
 }
 
+static bool interrupted(const struct spec_options *o, struct spec_stats *st)
+{
+    if (st->generated == o->n || !o->interrupted || !o->interrupted(o->ctx)) return false;
+    st->stop = SPEC_STOP_INTERRUPT;
+    return true;
+}
+
 static int write_draft_rows(struct session *s, const struct spec_options *o, struct err *e)
 {
     int32_t n_vocab = s->target->d->n_vocab;
@@ -183,6 +190,7 @@ static int run_cycles(struct session *s, const struct spec_options *o, struct sp
         if (rc == 0 && l.planner->seen) l.planner->seen(l.planner->ctx, &c.result);
         st->decode_s = now() - start;
         if (rc) return -1;
+        *ended = *ended || interrupted(o, st);
     }
     return session_cycles_end(s, c.pos + kept, e);
 }
@@ -223,7 +231,7 @@ int spec_generate(struct session *s, const struct spec_options *o, struct spec_s
     if (session_pick(s, &o->sampler, 1, &anchor, e)) return -1;
     st->first_s = now() - start;
     if (write_out(o, st, &anchor, 1, &ended, e)) return -1;
-    const bool all = ended || st->generated == o->n;
+    const bool all = ended || st->generated == o->n || interrupted(o, st);
     if (!all && draft_logits(s, o, anchor, e)) return -1;
     start = now();
     if (session_cycles_begin(s, anchor, &o->sampler, e)) return -1;

@@ -33,10 +33,12 @@ struct spec_options {
     int (*proposals)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
     /* Logits of the first block, row by row [n_vocab], block times. May be NULL unless draft_logits. */
     int (*draft_row)(void *ctx, const float *row, int32_t n_vocab, struct err *e);
+    /* Asked behind every cycle's tokens: true ends the stream there, at a token as any. NULL: nobody asks. */
+    bool (*interrupted)(void *ctx);
     void *ctx;
 };
 
-enum spec_stop { SPEC_STOP_LENGTH, SPEC_STOP_TOKEN };
+enum spec_stop { SPEC_STOP_LENGTH, SPEC_STOP_TOKEN, SPEC_STOP_INTERRUPT };
 
 struct spec_stats {
     int64_t generated;                  /* tokens written, stop token included */

@@ -19,9 +19,14 @@ struct state; /* an opened state: its sections in memory */
 struct state_info {
     int32_t n_tokens; /* committed positions */
     int32_t chunk;
-    int32_t n_layer, n_draft_layer;
-    const struct kn_kv_types *kv, *draft_kv; /* of the layers' caches; the state's, until it is closed */
+    int32_t n_vocab, n_layer, n_draft_layer;
     bool has_drafter;
+    /* The state's, until it is closed: */
+    const struct kn_kv_types *kv, *draft_kv; /* of the layers' caches; KN_TYPE_NONE: a layer without any */
+    const char *target, *drafter;            /* general.name of their files, "" where that has none */
+    const uint8_t *target_id, *drafter_id;   /* [16] desc.identity of the files */
+    const uint32_t *taps;                    /* [n_taps] zero-based blocks of the target */
+    int32_t n_taps;
 };
 
 /* Write the session: after a prefill, or after it has generated, at any token; the last token written is then
@@ -36,6 +41,12 @@ int state_check(const struct state *st, const struct desc *target, const struct 
 /* Bring a new session (n_past 0, ctx large enough) to where the state stands. ERR_FORMAT naming what differs:
  * target, drafter (with the taps found), cache type, chunk. */
 int state_restore(struct state *st, struct session *s, struct err *e);
+/* The last id of an opened state's history, whose checksum is compared. Nothing else is read from it behind
+ * that. */
+int state_last_token(struct state *st, int32_t *id, struct err *e);
+/* Instead of state_restore, and without a model: the rest of an opened state, its sections in their order and
+ * their checksums compared. */
+int state_verify(struct state *st, uint64_t *n_sections, struct err *e);
 void state_close(struct state *st);
 
 #endif

@@ -1,9 +1,39 @@
-/* state_impl.h - sections of a state for those who keep context of their own: sources (source.h). */
+/* state_impl.h - the parts of a state that state_meta.c (reading what it says of itself), state.c (sessions)
+ * and those who keep context of their own, sources (source.h), share. */
 #ifndef DFLASH_STATE_IMPL_H
 #define DFLASH_STATE_IMPL_H
 
 #include "../file/snapshot.h"
 #include "state.h"
+
+enum { STATE_NAME = 128 }; /* bytes of a model's name */
+
+/* META in memory; on paper: little-endian u32 in this order, then the identities, the names, the taps, and,
+ * where kv_type is STATE_MIXED, the types of every layer. */
+#define STATE_MIXED KN_TYPE_NONE /* caches are not all of one type */
+struct state_meta {
+    uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_draft_layer, n_taps;
+    uint8_t target_id[16], drafter_id[16];
+    char target[STATE_NAME], drafter[STATE_NAME];
+    uint32_t taps[DESC_MAX_TAPS];
+    struct kn_kv_types kv[2][DESC_MAX_LAYERS]; /* of target and drafter; KN_TYPE_NONE: a layer without any */
+};
+
+struct state {
+    struct snap_reader r;
+    int fd;
+    char *name;
+    struct state_meta m;
+};
+
+void state_put_u32(uint8_t *p, uint32_t v);
+uint32_t state_get_u32(const uint8_t *p);
+/* META to STATE_META_MOST bytes at p; returns how many it has. */
+enum { STATE_META_FIXED = 32 + 2 * 16 + 2 * STATE_NAME };
+enum { STATE_META_MOST = STATE_META_FIXED + 4 * DESC_MAX_TAPS + 16 * DESC_MAX_LAYERS };
+size_t state_meta_pack(const struct state_meta *m, uint8_t *p);
+/* The next section, which must be this one; size 0: of any size. */
+int state_section(struct state *st, const char *tag, uint64_t size, struct err *e);
 
 /* Keys and values of one layer as a section: the positions that later rows can still see. */
 int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, const char *tag,

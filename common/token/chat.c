@@ -1,6 +1,6 @@
 /* chat.c - the templates: how each is told from the others, and what it says. Written from their published
  * texts (docs/chat.md); their string operations are Python's. */
-#include "chat.h"
+#include "chat_priv.h"
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,42 +8,14 @@
 #include "../base/mem.h"
 #include "tokenizer_priv.h"
 
-struct render {
-    const struct chat_template *t;
-    const struct chat_message *m;
-    size_t n;
-    const struct chat_options *o;
-    chat_fn out;
-    void *ctx;
-    bool think;
-    size_t query; /* the last message of the user's that is no tool's answer */
-};
-
-struct chat_template {
-    const char *name;
-    const char *arch;              /* what general.architecture begins with */
-    const char *has[6], *lacks[4]; /* in the template's text */
-    const char *const *tokens;
-    int (*render)(const struct render *r, struct err *e);
-    bool bos;
-    enum { THINK_NEVER, THINK_ON, THINK_OFF, THINK_ALWAYS } think; /* _ON, _OFF: when not told */
-    /* Qwen 3.5 and later */
-    bool keep, effort; /* reasoning of earlier turns stays; an instruction says how much to think */
-    /* Gemma */
-    bool newline, empty,
-        reasoning; /* after <|think|>; an empty thought where thinking is off; thoughts are rendered */
-    int join;      /* turns of the model in a row: 1 one header, 2 one turn */
-    enum { DATE_NONE, DATE_FIXED, DATE_TODAY } date;
-};
-
 /* ---- texts ---- */
 
-static int mark(const struct render *r, const char *s, struct err *e)
+int chat_mark(const struct render *r, const char *s, struct err *e)
 {
     return r->out(r->ctx, s, strlen(s), true, e);
 }
 
-static int say(const struct render *r, struct chat_text v, struct err *e)
+int chat_say(const struct render *r, struct chat_text v, struct err *e)
 {
     return v.n ? r->out(r->ctx, v.s, v.n, false, e) : 0;
 }
@@ -52,7 +24,7 @@ static int say(const struct render *r, struct chat_text v, struct err *e)
 static int turn(const struct render *r, const char *header, struct chat_text v, const char *footer,
                 struct err *e)
 {
-    return mark(r, header, e) || say(r, v, e) || mark(r, footer, e) ? -1 : 0;
+    return chat_mark(r, header, e) || chat_say(r, v, e) || chat_mark(r, footer, e) ? -1 : 0;
 }
 
 /* Python's str.isspace. */
@@ -63,7 +35,7 @@ static bool is_space(uint32_t c)
            c == 0x3000;
 }
 
-static struct chat_text trim(struct chat_text v)
+struct chat_text chat_trim(struct chat_text v)
 {
     const uint8_t *p = (const uint8_t *)v.s;
     size_t a = 0, b = v.n, len;
@@ -123,7 +95,7 @@ static bool ends(struct chat_text v, const char *what)
     return v.n >= k && memcmp(v.s + v.n - k, what, k) == 0;
 }
 
-static int refuse(const struct render *r, size_t i, const char *why, struct err *e)
+int chat_refuse(const struct render *r, size_t i, const char *why, struct err *e)
 {
     return err_set(e, ERR_FORMAT, "message %zu: template %s: %s", i + 1, r->t->name, why);
 }
@@ -133,12 +105,13 @@ static int refuse(const struct render *r, size_t i, const char *why, struct err 
 #define TOOL_OPEN "<tool_response>"
 #define TOOL_CLOSE "</tool_response>"
 
-/* *query of r; false: every message of the user's is a tool's answer. */
+/* *query of r; false: every message of the user's is a tool's answer. In a chat that goes on the query is
+ * before the messages then. */
 static bool find_query(struct render *r, bool trimmed)
 {
-    r->query = r->n ? r->n - 1 : 0;
+    r->query = !r->begins ? SIZE_MAX : r->n ? r->n - 1 : 0;
     for (size_t i = r->n; i-- > 0;) {
-        struct chat_text v = trimmed ? trim(r->m[i].content) : r->m[i].content;
+        struct chat_text v = trimmed ? chat_trim(r->m[i].content) : r->m[i].content;
         if (r->m[i].role != CHAT_USER || (starts(v, TOOL_OPEN) && ends(v, TOOL_CLOSE))) continue;
         r->query = i;
         return true;
@@ -146,12 +119,17 @@ static bool find_query(struct render *r, bool trimmed)
     return false;
 }
 
+static bool behind_query(const struct render *r, size_t i)
+{
+    return r->query == SIZE_MAX || i > r->query;
+}
+
 /* Answers of tools are a turn of the user's, those in a row one. first: of the whole chat opens one too. */
 static int qwen_tool(const struct render *r, size_t i, struct chat_text v, bool first, struct err *e)
 {
-    if ((i ? r->m[i - 1].role != CHAT_TOOL : first) && mark(r, "<|im_start|>user", e)) return -1;
+    if ((i ? r->m[i - 1].role != CHAT_TOOL : first) && chat_mark(r, "<|im_start|>user", e)) return -1;
     if (turn(r, "\n" TOOL_OPEN "\n", v, "\n" TOOL_CLOSE, e)) return -1;
-    return i + 1 == r->n || r->m[i + 1].role != CHAT_TOOL ? mark(r, "<|im_end|>\n", e) : 0;
+    return i + 1 == r->n || r->m[i + 1].role != CHAT_TOOL ? chat_mark(r, "<|im_end|>\n", e) : 0;
 }
 
 /* What the assistant thought and what it said, where the one stands before the other in its content. */
@@ -162,20 +140,32 @@ static void split_thought(struct chat_text *content, struct chat_text *thought)
     *content = lines_l(after_last(*content, "</think>"));
 }
 
-static int qwen_assistant(const struct render *r, bool shown, struct chat_text thought,
-                          struct chat_text content, struct err *e)
+/* said: what the template takes for the content when it asks whether there is any before a call. */
+static int qwen_assistant(const struct render *r, size_t i, bool shown, struct chat_text thought,
+                          struct chat_text content, struct chat_text said, struct err *e)
 {
-    if (mark(r, "<|im_start|>assistant\n", e) ||
-        (shown && turn(r, "<think>\n", thought, "\n</think>\n\n", e)))
+    if (chat_mark(r, "<|im_start|>assistant\n", e) ||
+        (shown && turn(r, "<think>\n", thought, "\n</think>\n\n", e)) || chat_say(r, content, e) ||
+        chat_calls(r, i, said, e))
         return -1;
-    return turn(r, "", content, "<|im_end|>\n", e);
+    return chat_mark(r, "<|im_end|>\n", e);
+}
+
+/* The system turn of Qwen 3 where tools are declared. */
+static int qwen3_tools(const struct render *r, struct err *e)
+{
+    if (chat_mark(r, "<|im_start|>system\n", e) ||
+        (r->m[0].role == CHAT_SYSTEM && turn(r, "", r->m[0].content, "\n\n", e)))
+        return -1;
+    return chat_declare(r, e) || chat_mark(r, "<|im_end|>\n", e) ? -1 : 0;
 }
 
 static int render_qwen3(const struct render *from, struct err *e)
 {
     struct render copy = *from, *r = &copy;
     find_query(r, false);
-    for (size_t i = 0; i < r->n; i++) {
+    if (r->o->tools && qwen3_tools(r, e)) return -1;
+    for (size_t i = r->o->tools && r->m[0].role == CHAT_SYSTEM; i < r->n; i++) {
         struct chat_text v = r->m[i].content, thought = r->m[i].reasoning;
         int rc;
         switch (r->m[i].role) {
@@ -184,16 +174,16 @@ static int render_qwen3(const struct render *from, struct err *e)
         case CHAT_TOOL: rc = qwen_tool(r, i, v, true, e); break;
         default:
             if (r->t->think != THINK_NEVER) split_thought(&v, &thought);
-            bool shown = r->t->think != THINK_NEVER && i > r->query && (i + 1 == r->n || thought.n);
-            rc = qwen_assistant(r, shown, lines_l(lines_r(thought)), shown ? lines_l(v) : v, e);
+            bool shown = r->t->think != THINK_NEVER && behind_query(r, i) && (i + 1 == r->n || thought.n);
+            rc = qwen_assistant(r, i, shown, lines_l(lines_r(thought)), shown ? lines_l(v) : v, v, e);
         }
         if (rc) return -1;
     }
     if (!r->o->generation_prompt) return 0;
-    if (r->t->think == THINK_ALWAYS) return mark(r, "<|im_start|>assistant\n<think>\n", e);
+    if (r->t->think == THINK_ALWAYS) return chat_mark(r, "<|im_start|>assistant\n<think>\n", e);
     return r->t->think == THINK_NEVER || r->think
-               ? mark(r, "<|im_start|>assistant\n", e)
-               : mark(r, "<|im_start|>assistant\n<think>\n\n</think>\n\n", e);
+               ? chat_mark(r, "<|im_start|>assistant\n", e)
+               : chat_mark(r, "<|im_start|>assistant\n<think>\n\n</think>\n\n", e);
 }
 
 /* What the template of Qwen 3.8 says to the model where nothing else is asked for. */
@@ -205,7 +195,13 @@ static int render_qwen3(const struct render *from, struct err *e)
 static int qwen35_system(const struct render *r, struct err *e)
 {
     const bool has = r->n && r->m[0].role == CHAT_SYSTEM, effort = r->t->effort && r->think;
-    struct chat_text v = has ? trim(r->m[0].content) : (struct chat_text){"", 0};
+    struct chat_text v = has ? chat_trim(r->m[0].content) : (struct chat_text){"", 0};
+    if (r->o->tools)
+        return chat_mark(r, effort ? "<|im_start|>system\n" EFFORT "\n\n" : "<|im_start|>system\n", e) ||
+                       chat_declare(r, e) || (v.n && turn(r, "\n\n", v, "", e)) ||
+                       chat_mark(r, "<|im_end|>\n", e)
+                   ? -1
+                   : 0;
     if (r->t->effort ? !v.n && !effort : !has) return 0;
     return turn(r,
                 effort ? v.n ? "<|im_start|>system\n" EFFORT "\n\n" : "<|im_start|>system\n" EFFORT
@@ -216,26 +212,27 @@ static int qwen35_system(const struct render *r, struct err *e)
 static int render_qwen35(const struct render *from, struct err *e)
 {
     struct render copy = *from, *r = &copy;
-    if (!find_query(r, true)) return refuse(r, r->n ? r->n - 1 : 0, "there is no message of the user's", e);
-    if (qwen35_system(r, e)) return -1;
+    if (!find_query(r, true) && r->begins)
+        return chat_refuse(r, r->n ? r->n - 1 : 0, "there is no message of the user's", e);
+    if (r->begins && qwen35_system(r, e)) return -1;
     for (size_t i = 0; i < r->n; i++) {
-        struct chat_text v = trim(r->m[i].content), thought = r->m[i].reasoning;
+        struct chat_text v = chat_trim(r->m[i].content), thought = r->m[i].reasoning;
         int rc = 0;
         switch (r->m[i].role) {
         case CHAT_SYSTEM:
-            if (i) rc = refuse(r, i, "role system may only begin the chat", e);
+            if (i || !r->begins) rc = chat_refuse(r, i, "role system may only begin the chat", e);
             break;
         case CHAT_USER: rc = turn(r, "<|im_start|>user\n", v, "<|im_end|>\n", e); break;
-        case CHAT_TOOL: rc = qwen_tool(r, i, v, false, e); break;
+        case CHAT_TOOL: rc = qwen_tool(r, i, v, !r->begins, e); break;
         default:
             if (!r->t->effort) split_thought(&v, &thought);
-            if (thought.s) thought = trim(thought);
-            rc = qwen_assistant(r, r->t->keep || i > r->query, thought, v, e);
+            if (thought.s) thought = chat_trim(thought);
+            rc = qwen_assistant(r, i, r->t->keep || behind_query(r, i), thought, v, chat_trim(v), e);
         }
         if (rc) return -1;
     }
     if (!r->o->generation_prompt) return 0;
-    return mark(
+    return chat_mark(
         r, r->think ? "<|im_start|>assistant\n<think>\n" : "<|im_start|>assistant\n<think>\n\n</think>\n\n",
         e);
 }
@@ -244,32 +241,18 @@ static int render_qwen35(const struct render *from, struct err *e)
 
 static int llama_turn(const struct render *r, const char *role, struct chat_text v, struct err *e)
 {
-    return mark(r, "<|start_header_id|>", e) || mark(r, role, e) ||
+    return chat_mark(r, "<|start_header_id|>", e) || chat_mark(r, role, e) ||
                    turn(r, "<|end_header_id|>\n\n", v, "<|eot_id|>", e)
                ? -1
                : 0;
 }
 
-/* A tool's answer as Python's json.dumps writes it, its characters as they are. */
 static int llama_tool(const struct render *r, struct chat_text v, struct err *e)
 {
-    static const char plain[] = "\"\\\n\r\t\b\f", letter[] = "\"\\nrtbf";
-    size_t run = 0;
-    if (mark(r, "<|start_header_id|>ipython<|end_header_id|>\n\n", e) || r->out(r->ctx, "\"", 1, false, e))
-        return -1;
-    for (size_t i = 0; i <= v.n; i++) {
-        unsigned char c = i < v.n ? (unsigned char)v.s[i] : 0;
-        if (i < v.n && c >= 0x20 && c != '"' && c != '\\') continue;
-        if (say(r, (struct chat_text){v.s + run, i - run}, e)) return -1;
-        run = i + 1;
-        if (i == v.n) break;
-        char u[8] = {'\\'};
-        const char *k = c ? strchr(plain, c) : NULL;
-        size_t n = k ? 2 : (size_t)snprintf(u, sizeof u, "\\u%04x", c);
-        if (k) u[1] = letter[k - plain];
-        if (r->out(r->ctx, u, n, false, e)) return -1;
-    }
-    return r->out(r->ctx, "\"", 1, false, e) || mark(r, "<|eot_id|>", e) ? -1 : 0;
+    return chat_mark(r, "<|start_header_id|>ipython<|end_header_id|>\n\n", e) || chat_say_quoted(r, v, e) ||
+                   chat_mark(r, "<|eot_id|>", e)
+               ? -1
+               : 0;
 }
 
 static int llama_system(const struct render *r, struct chat_text v, struct err *e)
@@ -284,10 +267,9 @@ static int llama_system(const struct render *r, struct chat_text v, struct err *
         snprintf(today, sizeof today, "%02d %s %d", tm.tm_mday, month[tm.tm_mon], tm.tm_year + 1900);
     }
     const char *date = r->o->date ? r->o->date : today;
-    return mark(r,
-                "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday "
-                "Date: ",
-                e) ||
+    return chat_mark(r, "<|start_header_id|>system<|end_header_id|>\n\n", e) ||
+                   (r->o->tools && chat_mark(r, "Environment: ipython\n", e)) ||
+                   chat_mark(r, "Cutting Knowledge Date: December 2023\nToday Date: ", e) ||
                    r->out(r->ctx, date, strlen(date), false, e) || turn(r, "\n\n", v, "<|eot_id|>", e)
                ? -1
                : 0;
@@ -297,19 +279,31 @@ static int render_llama3(const struct render *r, struct err *e)
 {
     static const char *const role[] = {"system", "user", "assistant"};
     size_t i = 0;
-    if (r->t->date != DATE_NONE) {
+    if (r->t->date != DATE_NONE && r->begins) {
         i = r->n && r->m[0].role == CHAT_SYSTEM;
-        if (llama_system(r, i ? trim(r->m[0].content) : (struct chat_text){"", 0}, e)) return -1;
+        if (llama_system(r, i ? chat_trim(r->m[0].content) : (struct chat_text){"", 0}, e)) return -1;
+    }
+    if (r->o->tools) { /* in the first message, whoever said it */
+        if (i == r->n || r->m[i].calls)
+            return chat_refuse(r, i, "tools are declared in the first message, which is to have words", e);
+        if (chat_mark(r, "<|start_header_id|>user<|end_header_id|>\n\n", e) || chat_declare(r, e) ||
+            turn(r, "", chat_trim(r->m[i].content), "<|eot_id|>", e))
+            return -1;
+        i++;
     }
     for (; i < r->n; i++) {
-        if (r->m[i].role == CHAT_TOOL) {
-            if (r->t->date == DATE_NONE) return refuse(r, i, "has no role tool", e);
+        if (r->m[i].calls) {
+            if (chat_mark(r, "<|start_header_id|>assistant<|end_header_id|>\n\n", e) ||
+                chat_calls(r, i, r->m[i].content, e) || chat_mark(r, "<|eot_id|>", e))
+                return -1;
+        } else if (r->m[i].role == CHAT_TOOL) {
+            if (r->t->date == DATE_NONE) return chat_refuse(r, i, "has no role tool", e);
             if (llama_tool(r, r->m[i].content, e)) return -1;
-        } else if (llama_turn(r, role[r->m[i].role], trim(r->m[i].content), e)) {
+        } else if (llama_turn(r, role[r->m[i].role], chat_trim(r->m[i].content), e)) {
             return -1;
         }
     }
-    return r->o->generation_prompt ? mark(r, "<|start_header_id|>assistant<|end_header_id|>\n\n", e) : 0;
+    return r->o->generation_prompt ? chat_mark(r, "<|start_header_id|>assistant<|end_header_id|>\n\n", e) : 0;
 }
 
 /* ---- Gemma 4 ---- */
@@ -328,7 +322,7 @@ static int gemma_said(const struct render *r, struct chat_text v, struct err *e)
         part = before(part, "<|channel>");
         rc = tok_buf_add(&b, part.s, part.n, e);
     }
-    if (rc == 0 && b.n) rc = say(r, trim((struct chat_text){(const char *)b.p, b.n}), e);
+    if (rc == 0 && b.n) rc = chat_say(r, chat_trim((struct chat_text){(const char *)b.p, b.n}), e);
     mem_free(b.p);
     return rc;
 }
@@ -338,40 +332,41 @@ static int gemma_model(const struct render *r, size_t i, bool after_user, struct
     const struct chat_message *m = &r->m[i];
     bool goes_on = i && m[-1].role == CHAT_ASSISTANT && r->t->join;
     bool stays = i + 1 < r->n && m[1].role == CHAT_ASSISTANT && r->t->join == 2;
-    if ((!goes_on && mark(r, "<|turn>model\n", e)) ||
+    if ((!goes_on && chat_mark(r, "<|turn>model\n", e)) ||
         (r->t->reasoning && after_user && m->reasoning.n &&
          turn(r, "<|channel>thought\n", m->reasoning, "\n<channel|>", e)) ||
         gemma_said(r, m->content, e))
         return -1;
-    return stays ? 0 : mark(r, "<turn|>\n", e);
+    return stays ? 0 : chat_mark(r, "<turn|>\n", e);
 }
 
 static int render_gemma4(const struct render *r, struct err *e)
 {
-    size_t first = r->n && r->m[0].role == CHAT_SYSTEM, last_user = 0;
+    size_t first = r->begins && r->n && r->m[0].role == CHAT_SYSTEM, last_user = 0;
     bool any_user = false;
-    if ((r->think || first) && (mark(r,
-                                     !r->think       ? "<|turn>system\n"
-                                     : r->t->newline ? "<|turn>system\n<|think|>\n"
-                                                     : "<|turn>system\n<|think|>",
-                                     e) ||
-                                (first && say(r, trim(r->m[0].content), e)) || mark(r, "<turn|>\n", e)))
+    if (((r->begins && r->think) || first) &&
+        (chat_mark(r,
+                   !r->think       ? "<|turn>system\n"
+                   : r->t->newline ? "<|turn>system\n<|think|>\n"
+                                   : "<|turn>system\n<|think|>",
+                   e) ||
+         (first && chat_say(r, chat_trim(r->m[0].content), e)) || chat_mark(r, "<turn|>\n", e)))
         return -1;
     for (size_t i = first; i < r->n; i++)
         if (r->m[i].role == CHAT_USER) last_user = i, any_user = true;
     for (size_t i = first; i < r->n; i++) {
         int rc;
         switch (r->m[i].role) {
-        case CHAT_SYSTEM: rc = turn(r, "<|turn>system\n", trim(r->m[i].content), "<turn|>\n", e); break;
-        case CHAT_USER: rc = turn(r, "<|turn>user\n", trim(r->m[i].content), "<turn|>\n", e); break;
+        case CHAT_SYSTEM: rc = turn(r, "<|turn>system\n", chat_trim(r->m[i].content), "<turn|>\n", e); break;
+        case CHAT_USER: rc = turn(r, "<|turn>user\n", chat_trim(r->m[i].content), "<turn|>\n", e); break;
         case CHAT_TOOL:
-            return refuse(r, i, "role tool belongs to a call of a tool, which is not supported", e);
+            return chat_refuse(r, i, "role tool belongs to a call of a tool, which is not supported", e);
         default: rc = gemma_model(r, i, !any_user || i > last_user, e);
         }
         if (rc) return -1;
     }
     if (!r->o->generation_prompt) return 0;
-    return mark(
+    return chat_mark(
         r, r->t->empty && !r->think ? "<|turn>model\n<|channel>thought\n<channel|>" : "<|turn>model\n", e);
 }
 
@@ -396,10 +391,13 @@ static const char *const gemma[] = {"<|turn>", "<turn|>", "<|think|>", "<|channe
 
 static const struct chat_template templates[] = {
     {.name = "qwen3",
+     .tools = TOOLS_QWEN3,
      .arch = "qwen3",
      .has = {QWEN3_HAS, THINK_OFF_TEXT, "reasoning_content.strip('\\n')"},
      .lacks = {OTHER, "render_content("},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen3,
      .think = THINK_ON},
     {.name = "qwen3-thinking",
@@ -407,43 +405,62 @@ static const struct chat_template templates[] = {
      .has = {QWEN3_HAS, "'<|im_start|>assistant\\n<think>\\n' }}"},
      .lacks = {OTHER, "render_content(", "enable_thinking"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen3,
      .think = THINK_ALWAYS},
     {.name = "qwen3-instruct",
+     .tools = TOOLS_QWEN3,
      .arch = "qwen3",
      .has = {"<|im_start|>", "message.role == \"system\" and not loop.first"},
      .lacks = {"think>", "You are Qwen", "last_query_index", "reasoning"},
      .tokens = chatml,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen3},
     {.name = "qwen3.5",
+     .tools = TOOLS_QWEN35,
      .arch = "qwen35",
      .has = {QWEN35_HAS, THINK_OFF_TEXT},
      .lacks = {OTHER, "preserve_thinking", "effort"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_ON},
     {.name = "qwen3.5-small",
+     .tools = TOOLS_QWEN35,
      .arch = "qwen35",
      .has = {QWEN35_HAS, THINK_ON_TEXT},
      .lacks = {OTHER, "preserve_thinking", "effort"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_OFF},
     {.name = "qwen3.6",
+     .tools = TOOLS_QWEN35,
+     .json_values = true,
      .arch = "qwen35",
      .has = {QWEN35_HAS, THINK_OFF_TEXT,
              "(preserve_thinking is defined and preserve_thinking is true) or (loop.index0 > "
              "ns.last_query_index)"},
      .lacks = {OTHER, "effort"},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_ON},
     {.name = "qwen3.8",
+     .tools = TOOLS_QWEN35,
+     .json_values = true,
      .arch = "qwen35",
      .has = {QWEN35_HAS, THINK_OFF_TEXT,
              "preserve_thinking is undefined or preserve_thinking is true or loop.index0", EFFORT},
      .lacks = {OTHER},
      .tokens = qwen,
+     .turn_ends = "<|im_end|>",
+     .between = "\n",
      .render = render_qwen35,
      .think = THINK_ON,
      .keep = true,
@@ -453,21 +470,29 @@ static const struct chat_template templates[] = {
      .has = {LLAMA_HAS, "loop_messages"},
      .lacks = {"tool", "Cutting", "think>"},
      .tokens = llama,
+     .turn_ends = "<|eot_id|>",
+     .between = "",
      .render = render_llama3,
      .bos = true},
     {.name = "llama3.1",
+     .tools = TOOLS_LLAMA,
      .arch = "llama",
      .has = {LLAMA_HAS, KNOWLEDGE, "\"26 Jul 2024\""},
      .lacks = {"strftime_now", "think>"},
      .tokens = llama,
+     .turn_ends = "<|eot_id|>",
+     .between = "",
      .render = render_llama3,
      .bos = true,
      .date = DATE_FIXED},
     {.name = "llama3.2",
+     .tools = TOOLS_LLAMA,
      .arch = "llama",
      .has = {LLAMA_HAS, KNOWLEDGE, "strftime_now(\"%d %b %Y\")"},
      .lacks = {"think>"},
      .tokens = llama,
+     .turn_ends = "<|eot_id|>",
+     .between = "",
      .render = render_llama3,
      .bos = true,
      .date = DATE_TODAY},
@@ -476,6 +501,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>' -", GEMMA_EMPTY},
      .lacks = {JOIN},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF,
@@ -485,6 +512,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>' -"},
      .lacks = {JOIN, GEMMA_EMPTY},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF},
@@ -493,6 +522,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>\\n' -", JOIN},
      .lacks = {GEMMA_EMPTY, "continues_into_next"},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF,
@@ -503,6 +534,8 @@ static const struct chat_template templates[] = {
      .has = {GEMMA_HAS, "'<|think|>\\n' -", "continues_into_next", "thinking_gate"},
      .lacks = {GEMMA_EMPTY},
      .tokens = gemma,
+     .turn_ends = "<turn|>",
+     .between = "\n",
      .render = render_gemma4,
      .bos = true,
      .think = THINK_OFF,
@@ -549,6 +582,11 @@ bool chat_bos(const struct chat_template *t)
     return t->bos;
 }
 
+const char *chat_turn_ends(const struct chat_template *t)
+{
+    return t->turn_ends;
+}
+
 bool chat_can_think(const struct chat_template *t)
 {
     return t->think == THINK_ON || t->think == THINK_OFF;
@@ -573,7 +611,18 @@ const char *const *chat_tokens(const struct chat_template *t)
 int chat_render(const struct chat_template *t, const struct chat_message *m, size_t n,
                 const struct chat_options *o, chat_fn out, void *ctx, struct err *e)
 {
-    struct render r = {t, m, n, o, out, ctx, chat_thinks(t, o), 0};
+    struct render r = {t, m, n, o, out, ctx, chat_thinks(t, o), 0, o->behind == CHAT_BEGINS};
     if (!n) return err_set(e, ERR_FORMAT, "template %s: no messages", t->name);
+    if (o->tools && t->tools == TOOLS_NONE)
+        return err_set(e, ERR_FORMAT, "template %s: tools are not supported", t->name);
+    if (o->tools && !r.begins)
+        return err_set(e, ERR_FORMAT, "tools are declared where a chat begins, and this one goes on");
+    for (size_t i = 0; i < n; i++)
+        if (m[i].calls && t->tools == TOOLS_NONE)
+            return chat_refuse(&r, i, "calls of tools are not supported", e);
+    if (!r.begins && m[0].role == CHAT_ASSISTANT)
+        return chat_refuse(&r, 0, "an answer stands before the messages, and this is one more", e);
+    if (o->behind == CHAT_BEHIND_CUT && chat_mark(&r, t->turn_ends, e)) return -1;
+    if (!r.begins && chat_mark(&r, t->between, e)) return -1;
     return t->render(&r, e);
 }

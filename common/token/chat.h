@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include "../base/err.h"
+#include "../base/json.h"
 
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL };
 
@@ -24,15 +25,22 @@ struct chat_text {
 
 struct chat_message {
     enum chat_role role;
-    struct chat_text content;   /* never NULL */
+    struct chat_text content;   /* NULL only where there are calls */
     struct chat_text reasoning; /* "reasoning_content" of the assistant's; where the template has no place for
                                    it, it is left out, as there */
+    const json_t *calls;        /* "tool_calls" of the assistant's, an array; NULL: the message has none */
 };
+
+/* What stands before the messages: nothing; an answer of the model's and the token that ends its turn; one
+ * that was cut before it. Of a chat that goes on, what the template writes behind that answer is rendered. */
+enum chat_behind { CHAT_BEGINS, CHAT_BEHIND_TURN, CHAT_BEHIND_CUT };
 
 struct chat_options {
     int think; /* 1, 0, or -1: what the template does when not told */
     bool generation_prompt;
-    const char *date; /* "26 Jul 2024", for templates that name the day; NULL: the template's own */
+    enum chat_behind behind;
+    const json_t *tools; /* declarations, an array of objects; NULL: none */
+    const char *date;    /* "26 Jul 2024", for templates that name the day; NULL: the template's own */
 };
 
 struct chat_template;
@@ -45,6 +53,8 @@ const struct chat_template *chat_recognise(const char *text, size_t n, const cha
 const char *chat_name(const struct chat_template *t);
 bool chat_bos(
     const struct chat_template *t); /* the text begins with the bos token, which rendering leaves out */
+/* The token that ends a turn of the model's. */
+const char *chat_turn_ends(const struct chat_template *t);
 bool chat_can_think(const struct chat_template *t);                            /* thinking can be switched */
 bool chat_thinks(const struct chat_template *t, const struct chat_options *o); /* it is on */
 bool chat_has_date(const struct chat_template *t);

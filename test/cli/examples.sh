@@ -2,7 +2,7 @@
 # weights (convert_random does that at small sizes).
 ln -s "$SRC/data" data
 ln -s "$SRC/README.md" README.md
-for page in "$SRC"/docs/dflash-*.1; do
+for page in "$SRC"/docs/dflash*.1; do
     t=$(basename "$page" .1)
     awk '/^\.Sh/ { on = /EXAMPLES/ } on && /^\.Ed/ { lit = 0 } on && lit { gsub(/\\e/, "\\"); print } on && /^\.Bd/ { lit = 1 }' "$page" |
         grep -v data/configs >"$t.sh" || true

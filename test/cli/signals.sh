@@ -27,7 +27,7 @@ for signal in INT TERM HUP; do
     cut tokenize $signal "dflash-tokenize -m $T -o d/o <in"
     cut decode $signal "dflash-tokenize -m $T --decode -o d/o <in"
     cut prefill $signal "dflash-prefill -q -m $T -o d/o --logits d/o2 <in"
-    cut generate $signal "dflash-generate -q -m $T -d $D -n 4 -o d/o --stats d/o2 --width 8 --draft-trace d/o3 --draft-logits d/o4 <in"
+    cut generate $signal "dflash-generate -q -m $T -d $D -n 4 -o d/o --stats d/o2 --width 8 --draft-trace d/o3 --draft-logits d/o4 --save-state d/o5 <in"
     cut generate-state $signal "dflash-generate -q -m $T --state - -n 4 -o d/o <in"
     cut bench-run $signal "dflash-bench run -q -m $T in -o d/o"
     cut bench-compare $signal "dflash-bench compare in p -o d/o"

@@ -63,6 +63,64 @@ count 2 # <bos>
 count 5 # <turn|>
 for n in gemma4-e gemma4-2 gemma4-3; do show gemma m --chat-template $n --think; done
 
+# declarations and calls of tools
+cat >tools <<'M'
+[{"type":"function","function":{"name":"get_weather","description":"<|im_end|> of \"a\" city\n","parameters":{"type":"object",
+"properties":{"city":{"type":"string"},"days":{"enum":[1,2.50,1e22,true,null,{},[]]}},"required":["city"]}}},{"name":"é"}]
+M
+cat >calls <<'M'
+{"role":"system","content":"Be brief."}
+{"role":"user","content":"Weather?"}
+{"role":"assistant","content":null,"tool_calls":[{"type":"function","id":"1","function":{"name":"get_weather","arguments":{"city":"Köln <|im_end|>","n":1.0,"deep":{"a":[1,"x"]},"yes":true,"no":null}}}]}
+{"role":"tool","tool_call_id":"1","content":"{\"sky\": \"blue\"}"}
+{"role":"assistant","content":"Looking again.","tool_calls":[{"function":{"name":"f","arguments":{}}}]}
+M
+echo '{"role":"assistant","content":"Two:","tool_calls":[{"name":"f","arguments":{"x":1}},{"name":"g","arguments":{"y":"2"}}]}' >calls2
+cat calls calls2 >both
+for n in qwen3 qwen3-instruct qwen3.5 qwen3.6 qwen3.8; do show qwen both --chat-template $n --chat-tools tools; done
+count 622 # <|im_end|>: one a turn
+for n in llama3.1 llama3.2; do show llama calls --chat-template $n --chat-tools tools --chat-date 'a day'; done
+
+# A chat that goes on is the tail of the whole one, behind the token that ends the answer.
+head -n 2 m >first
+echo '{"role":"assistant","content":"4"}' >>first
+echo '{"role":"user","content":" And <|im_end|>3+3?\n"}' >more
+cat first more >both
+goes_on() { # MODEL TEMPLATE ID FLAGS...
+    dflash-tokenize -m "$1.gguf" --chat --chat-template "$2" "${@:4}" <both >whole
+    dflash-tokenize -m "$1.gguf" --chat --chat-template "$2" --continue ended "${@:4}" <more >tail
+    dflash-tokenize -m "$1.gguf" --chat --chat-template "$2" --continue cut "${@:4}" <more >cut
+    tail -c "$(stat -c %s tail)" whole | cmp - tail
+    tail -c "$(stat -c %s cut)" whole | cmp - cut
+    tail -c +5 cut | cmp - tail
+    [ "$(od -An -td4 -N4 cut | tr -d ' ')" = "$3" ] || echo "$2: a cut answer goes on with $(od -An -td4 -N4 cut)"
+}
+for n in qwen3 qwen3-thinking qwen3-instruct qwen3.5 qwen3.5-small qwen3.6 qwen3.8; do goes_on qwen $n 622; done
+for n in qwen3 qwen3.5; do goes_on qwen $n 622 --no-think; done
+for n in llama3 llama3.1 llama3.2; do goes_on llama $n 623; done
+for n in gemma4 gemma4-e gemma4-2 gemma4-3; do goes_on gemma $n 5; done
+goes_on gemma gemma4-2 5 --think
+# plain words, and a state that tells how its answer ended
+printf '%s' ' And <|im_end|>3+3?
+' >words
+dflash-tokenize -m qwen.gguf --chat --continue ended <more >tail
+dflash-tokenize -m qwen.gguf --chat --chat-text --continue ended <words | cmp - tail
+sed -n '1p;$p' m >two
+dflash-tokenize -m qwen.gguf --chat <two >whole
+printf '%s' 'Grüße, 日本' | dflash-tokenize -m qwen.gguf --chat --chat-text --chat-system ' Be brief.
+' | cmp - whole
+dflash-tokenize -m qwen.gguf --chat --no-generation-prompt <first | head -c -4 >ids # without the line's end
+for n in 0 4; do
+    head -c -$n ids | dflash-prefill -q -m qwen.gguf -o "state$n"
+    dflash-tokenize -m qwen.gguf --chat --continue "state$n" <more >tail
+    dflash-tokenize -m qwen.gguf --chat --continue $([ $n = 0 ] && echo ended || echo cut) <more | cmp - tail
+done
+show qwen more --continue cut --chat-template qwen3.8
+show llama more --continue ended --chat-template llama3.1
+tail -n 2 t >answers
+show qwen answers --continue ended --chat-template qwen3
+show qwen answers --continue ended --chat-template qwen3.5
+
 dflash-tokenize -v -m qwen.gguf --chat <m 2>err >ids
 sed -n 's/crc32 [0-9a-f]*/crc32 CRC/; s/^dflash-tokenize: chat/chat/p' err
 dflash-tokenize -m llama.gguf --chat --chat-template llama3.2 --no-generation-prompt <m | dflash-tokenize -m llama.gguf --decode |
@@ -84,6 +142,13 @@ try "$user" -m llama.gguf --chat-template llama3 --no-think
 try "$user" -m qwen.gguf --chat-date 'some day'
 try "$user" -m qwen.gguf --think --no-think
 try "$user" -m qwen.gguf --special
+try "$user" -m qwen.gguf --continue on
+try "$user" -m qwen.gguf --continue /dev/stdin
+try "$user" -m qwen.gguf --continue ended --chat-system x
+try 'a\0b' -m qwen.gguf --chat-text
+try 'a\377b' -m qwen.gguf --chat-text
+try '{"role":"assistant","content":"x"}' -m qwen.gguf --continue ended
+try '{"role":"system","content":"x"}' -m qwen.gguf --continue ended --chat-template qwen3.5
 try "$user" -m qwen.gguf --decode
 try "" -m qwen.gguf
 try "$user{}\n" -m qwen.gguf
@@ -95,13 +160,29 @@ try '{"role":5,"content":"x"}' -m qwen.gguf
 try '{"role":"user","content":["x"]}' -m qwen.gguf
 try '{"role":"user"}' -m qwen.gguf
 try '{"role":"user","content":"x","name":"Bob"}' -m qwen.gguf
-try '{"role":"assistant","content":"x","tool_calls":[]}' -m qwen.gguf
+try "$user"'{"role":"assistant","content":"x","tool_calls":{}}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[1]}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[{"function":1}]}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[{"arguments":{}}]}' -m qwen.gguf
+try "$user"'{"role":"assistant","tool_calls":[{"name":"f","arguments":"{}"}]}' -m qwen.gguf --chat-template qwen3.5
+try "$user"'{"role":"user","content":"x","tool_calls":[]}' -m qwen.gguf
+try '{"role":"assistant","content":"x","tool_calls":[]}' -m llama.gguf --chat-template llama3
+cat calls2 >two
+try "$user$(cat calls2)" -m llama.gguf --chat-template llama3.1
+try "$(sed -n 5p calls)" -m llama.gguf --chat-template llama3.1 --chat-tools tools
+try "$user" -m gemma.gguf --chat-template gemma4 --chat-tools tools
+try "$user" -m qwen.gguf --chat-tools tools --continue ended
+echo '{}' >none
+try "$user" -m qwen.gguf --chat-tools none
+echo '[1]' >none
+try "$user" -m qwen.gguf --chat-tools none
+try "$user" -m qwen.gguf --chat-tools nothing
 try '{"role":"user","content":"a\\u0000b"}' -m qwen.gguf
 try "$user"'{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.5
 try '{"role":"system","content":"x"}' -m qwen.gguf --chat-template qwen3.5
 try "$user"'{"role":"tool","content":"x"}' -m gemma.gguf --chat-template gemma4
 try "$user"'{"role":"tool","content":"x"}' -m llama.gguf --chat-template llama3
-for f in --no-generation-prompt --no-think "--chat-template qwen3"; do
+for f in --no-generation-prompt "--continue cut" --no-think "--chat-template qwen3"; do
     s=0
     # shellcheck disable=SC2086
     dflash-tokenize -m qwen.gguf $f </dev/null 2>err >out || s=$?

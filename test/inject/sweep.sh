@@ -38,6 +38,12 @@ echo '{"architectures":["Qwen3ForCausalLM"],"hidden_size":64,"intermediate_size"
 "num_key_value_heads":1,"head_dim":32,"hidden_act":"silu","vocab_size":700,"rms_norm_eps":1e-6,"rope_theta":1e6,
 "tie_word_embeddings":true,"max_position_embeddings":512}' >qwen/config.json
 dflash-convert -q qwen --random 1 -o in/qwen.gguf
+printf '[{"name":"f","parameters":{"x":[1.5,true,null]}}]\n' >in/tools
+{
+    cat in/chat
+    printf '{"role":"assistant","tool_calls":[{"name":"f","arguments":{"x":[2],"y":"z"}}]}\n{"role":"tool","content":"3"}\n'
+} >in/calls
+dflash-tokenize -m in/qwen.gguf --chat --chat-template qwen3 <in/chat | dflash-prefill -q -m in/qwen.gguf -o in/chat-state
 dflash-prefill -q -m "$T" --imatrix in/imatrix <in/tokens
 { # the binary form of one
     printf '\1\0\0\0\25\0\0\0blk.0.ffn_down.weight\1\0\0\0\0\3\0\0'
@@ -45,8 +51,10 @@ dflash-prefill -q -m "$T" --imatrix in/imatrix <in/tokens
     printf '\1\0\0\0\3\0\0\0two'
 } >in/imatrix.dat
 # files that are there before a job runs: pre-JOB
-mkdir in/pre-none in/pre-prefill-imatrix in/pre-prefill-force in/pre-generate-force
+mkdir in/pre-none in/pre-prefill-imatrix in/pre-prefill-force in/pre-generate-force in/pre-generate-save in/pre-prefill-state
 cp in/imatrix in/pre-prefill-imatrix/o
+cp in/state in/pre-generate-save/o2
+cp in/state in/pre-prefill-state/o
 for f in o o2 o3; do echo "old $f" | tee in/pre-prefill-force/$f >in/pre-generate-force/$f; done
 printf '\1\0\0\0\2\0\0\0' >in/ids
 printf '\5\0\0\0\6\0\0\0' >in/a
@@ -75,6 +83,8 @@ tokenize         | * | text   | dflash-tokenize -m $T -o o
 tokenize-spm     | * | text   | dflash-tokenize -m $src/test/data/tok_spm.gguf -o o
 decode           | * | tokens | dflash-tokenize -m $T --decode -o o
 chat             | * | chat   | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3 -o o
+chat-tools       | * | calls  | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3.5 --chat-tools $i/tools -o o
+chat-continue    | * | text   | dflash-tokenize -m $i/qwen.gguf --chat --chat-template qwen3 --chat-text --continue $i/chat-state -o o
 prefill          | * | tokens | dflash-prefill -m $T -d $D -o o --logits o2 --hidden o3 --threads 2 --device cpu
 prefill-hidden   | * | tokens | dflash-prefill -m $T --chunk 4 --hidden o2 -o o --threads 2 --device cpu
 prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more --threads 2 --device cpu
@@ -85,6 +95,8 @@ generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -
 generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2 --device cpu
 generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos --lookup on --lookup-file $i/tokens -o o --threads 2 --device cpu
+generate-save    | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --save-state o2 --force --threads 2 --device cpu
+prefill-state    | * | tokens | dflash-prefill -m $T -d $D --state $i/state -o o --force --threads 2 --device cpu
 generate-pipe    | * | tokens | dflash-generate -m $T -n 6 --ignore-eos --threads 2 --device cpu
 bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --warmup 0 --ignore-eos $i/tokens -o o --threads 2 --device cpu
 bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2 --device cpu

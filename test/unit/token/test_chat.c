@@ -99,16 +99,17 @@ static void check(const char *name, const struct chat_message *m, size_t n, int 
 static void test_parts(void **state)
 {
     (void)state;
-    static const struct chat_message user = {CHAT_USER, T("\xe3\x80\x80\x1f a\n<|im_end|> \xc2\xa0"), NONE};
+    static const struct chat_message user = {CHAT_USER, T("\xe3\x80\x80\x1f a\n<|im_end|> \xc2\xa0"), NONE,
+                                             NULL};
     static const struct chat_message said[] = {
-        {CHAT_USER, T("q"), NONE},
-        {CHAT_ASSISTANT, T("\n<think>\n\na<think>b\n</think>\n\nc</think>\nd"), NONE}};
-    static const struct chat_message thought[] = {{CHAT_USER, T("q"), NONE},
-                                                  {CHAT_ASSISTANT, T("\nd\n"), T("\n x \n")}};
-    static const struct chat_message tool[] = {{CHAT_TOOL, T("\x01\"\\\b\f\n\r\t\x7f\xc3\xa9"), NONE}};
+        {CHAT_USER, T("q"), NONE, NULL},
+        {CHAT_ASSISTANT, T("\n<think>\n\na<think>b\n</think>\n\nc</think>\nd"), NONE, NULL}};
+    static const struct chat_message thought[] = {{CHAT_USER, T("q"), NONE, NULL},
+                                                  {CHAT_ASSISTANT, T("\nd\n"), T("\n x \n"), NULL}};
+    static const struct chat_message tool[] = {{CHAT_TOOL, T("\x01\"\\\b\f\n\r\t\x7f\xc3\xa9"), NONE, NULL}};
     static const struct chat_message gemma[] = {
-        {CHAT_ASSISTANT, T(" a<|channel>b<channel|>c<channel|>d<|channel>e<|channel>f "), T("why")},
-        {CHAT_ASSISTANT, T(""), NONE}};
+        {CHAT_ASSISTANT, T(" a<|channel>b<channel|>c<channel|>d<|channel>e<|channel>f "), T("why"), NULL},
+        {CHAT_ASSISTANT, T(""), NONE, NULL}};
     check("qwen3", &user, 1, 1,
           "<|im_start|>user\n[\xe3\x80\x80\x1f a\n<|im_end|> \xc2\xa0]<|im_end|>\n<|im_start|>assistant\n");
     check("qwen3.5", &user, 1, 0,
@@ -123,7 +124,7 @@ static void test_parts(void **state)
           "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: "
           "[26 Jul 2024]\n\n"
           "<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"
-          "[\"][\\u0001][\\\"][\\\\][\\b][\\f][\\n][\\r][\\t][\x7f\xc3\xa9][\"]<|eot_id|>"
+          "[\"\\u0001\\\"\\\\\\b\\f\\n\\r\\t\x7f\xc3\xa9\"]<|eot_id|>"
           "<|start_header_id|>assistant<|end_header_id|>\n\n");
     check("gemma4", gemma, 2, -1,
           "<|turn>model\n[acd]<turn|>\n<|turn>model\n<turn|>\n<|turn>model\n<|channel>thought\n<channel|>");
@@ -146,10 +147,10 @@ static int stop(void *ctx, const char *s, size_t n, bool markup, struct err *e)
 static void test_failures(void **state)
 {
     (void)state;
-    static const struct chat_message m[] = {{CHAT_SYSTEM, T("s"), NONE},
-                                            {CHAT_USER, T("u"), NONE},
-                                            {CHAT_ASSISTANT, T("a</think>b<channel|>\"c"), NONE},
-                                            {CHAT_TOOL, T("\"t\n"), NONE}};
+    static const struct chat_message m[] = {{CHAT_SYSTEM, T("s"), NONE, NULL},
+                                            {CHAT_USER, T("u"), NONE, NULL},
+                                            {CHAT_ASSISTANT, T("a</think>b<channel|>\"c"), NONE, NULL},
+                                            {CHAT_TOOL, T("\"t\n"), NONE, NULL}};
     const struct chat_options o = {.think = -1, .generation_prompt = true};
     for (size_t i = 0; chat_at(i); i++) {
         struct err e = {0};
