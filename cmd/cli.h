@@ -32,7 +32,7 @@ struct cli {
     const char *tool;             /* "convert": the program is dflash-convert */
     const char *synopsis;         /* lines after "usage: dflash-convert " */
     const char *summary;          /* one sentence */
-    const struct cli_flag *flags; /* ends with name NULL; -q, -v, --help, --version are always added */
+    const struct cli_flag *flags; /* ends with name NULL; -q, -v, -h, --help, --version are always added */
     int min_args, max_args;
     const char **args; /* filled: positional arguments */
     int n_args;
@@ -54,9 +54,14 @@ void cli_usage_error(const struct cli *c, const char *fmt, ...)
 void cli_note(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void cli_detail(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void cli_warn(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Progress on a terminal, at most six lines a second; unit "B" prints binary sizes. done == total ends the
- * line. */
+/* Does a program know `known` and was asked for `given`, one edit away: a character more, less or another, or
+ * two that changed places? */
+bool cli_near(const char *given, const char *known);
+/* Progress of what takes a while: on a terminal one line, at most six times a second; elsewhere a line a
+ * minute. unit "B" prints binary sizes, "" no rate. done == total ends it. */
 void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t total, const char *unit);
+/* Before a line that is printed past this file: a progress line on the terminal gives way. */
+void cli_progress_clear(void);
 /* Refuse binary to or from a terminal (exit 2 with the fix). */
 void cli_no_binary_tty(const struct cli *c, int fd, const char *what);
 /* The same for an output's path, which may be "-" or NULL (stdout), or name a terminal. */
@@ -81,4 +86,8 @@ double cli_seconds(void);                                       /* monotonic */
 
 #define CLI_MAX_THREADS 1024 /* what the CPU backend takes */
 #define DFLASH_VERSION "0.1.0"
+/* The commit that the program was built from, NULL where it was no clone; was any of its files changed? */
+const char *cli_commit(bool *changed);
+/* "0.1.0 (f9e283f1c0de)"; "..., changed)" of a changed tree. */
+const char *cli_version(void);
 #endif

@@ -79,7 +79,7 @@ double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int pa
 int bench_emit(json_t *j, struct err *e);
 /* A usage error where --ctx, unless 0, has no room for `context` positions and the most rows of a pass. */
 void bench_check_ctx(const struct cli *c, int32_t ctx, int32_t context);
-/* What ran where: device, kernels, isa, threads, processor, version. */
+/* What ran where: device, kernels, isa, threads, processor, version, commit, and whether it was changed. */
 json_t *bench_machine(const struct models *m);
 int bench_threads(const struct models *m);
 /* Token file, whole; ids are mem_alloc'ed. */

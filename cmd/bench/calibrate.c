@@ -234,7 +234,7 @@ static int run(struct learnt *l, struct err *e)
             gathered_free(&g);
         }
         mem_free(id);
-        cli_progress(&cli, "prompts", (uint64_t)i + 1, (uint64_t)cli.n_args, "prompts");
+        cli_progress(&cli, "prompt", (uint64_t)i + 1, (uint64_t)cli.n_args, "");
     }
     if (rc == 0 && o.trace) rc = io_out_write(&l->trace, "]}\n", 3, e);
     if (rc == 0 && !l->positions)

@@ -299,13 +299,13 @@ static int measure(struct prompt *p, int n_prompts, struct sink *out, bool *equa
     if (!k) return err_set(e, ERR_IO, "out of memory (samples)");
     double ceiling = bench_ceiling(&o.m, bytes, threads, 3);
     for (int r = -o.warmup; r < o.runs; r++) {
-        cli_progress(&cli, "runs", (uint64_t)(r + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
+        cli_progress(&cli, "run", (uint64_t)(r + o.warmup), (uint64_t)(o.runs + o.warmup), "");
         for (int drafted = 0; drafted <= two_kinds(); drafted++)
             if (one_run(p, n_prompts, drafted, r >= 0, &k[drafted], out, equal, e)) goto done;
         if (r == o.runs / 2) ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 2));
     }
     ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 3));
-    cli_progress(&cli, "runs", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
+    cli_progress(&cli, "run", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "");
     if (o.synthetic.slots)
         cli_note(&cli, "acceptance is stated, %.2f tokens a cycle at most: no stream was compared or kept",
                  synthetic_mean(&o.synthetic));

@@ -31,6 +31,8 @@ struct result {
     struct spec_stats st;
 };
 
+/* What stands before the first generated token, as soon as it was run. */
+void report_prefill(const struct cli *c, const struct result *r);
 void report_print(const struct cli *c, const struct settings *set, const struct session *s,
                   const struct result *r);
 /* One JSON object to path, whole or not at all. */

@@ -129,7 +129,10 @@ static int make_stops(int32_t **ids, int32_t *n, struct err *e)
         char *end;
         errno = 0;
         long long v = strtoll(p, &end, 10);
-        if (*p < '0' || *p > '9' || errno || (*end && *end != ',') || v >= d->n_vocab)
+        if (*p >= '0' && *p <= '9' && (!*end || *end == ',') && (errno || v >= d->n_vocab))
+            return err_set(e, ERR_USAGE, "--stop: an id out of the vocabulary (expected 0 to %d, got %.*s)",
+                           d->n_vocab - 1, (int)strcspn(p, ","), p);
+        if (*p < '0' || *p > '9' || (*end && *end != ','))
             return err_set(e, ERR_USAGE,
                            "--stop: not a list of ids (expected 0 to %d with commas between, got '%s')",
                            d->n_vocab - 1, set.stop_list);
@@ -262,6 +265,7 @@ static int prefill(struct run *u, struct err *e)
     u->r.prefilled = (int64_t)u->n_prompt;
     u->r.prompt_tokens = u->s->n_past;
     u->r.prefill_s = u->n_prompt ? cli_seconds() - start : 0;
+    report_prefill(&cli, &u->r);
     return 0;
 }
 

@@ -5,6 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "../../common/run/source.h"
 #include "generate.h"
@@ -49,6 +53,26 @@ static bool hardly_right(const struct settings *set, const struct session *s, co
     return st->full_cycles >= 32 && tau < 1.1;
 }
 
+void report_prefill(const struct cli *c, const struct result *r)
+{
+    if (r->prefilled)
+        cli_note(c, "prefill: %" PRId64 " token%s in %.3f s, %.1f t/s", r->prefilled,
+                 r->prefilled == 1 ? "" : "s", r->prefill_s, (double)r->prefilled / r->prefill_s);
+}
+
+/* Where the tokens went down a pipe and messages to a terminal, text that is made of them stands on that
+ * terminal, and has mostly no newline at its end: wait until the pipe was read, and begin a line. */
+static void behind_text(void)
+{
+    struct stat st;
+    int waiting = 0;
+    if (!isatty(STDERR_FILENO) || fstat(STDOUT_FILENO, &st) || !S_ISFIFO(st.st_mode)) return;
+    for (int i = 0; i < 50 && ioctl(STDOUT_FILENO, FIONREAD, &waiting) == 0 && waiting; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* what was read last is being written */
+    fputc('\n', stderr);
+}
+
 void report_print(const struct cli *c, const struct settings *set, const struct session *s,
                   const struct result *r)
 {
@@ -57,13 +81,12 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     char text[64 * 12] = "";
     const char *who = s->source && !set->lookup.only ? "drafter" : "look-ups";
     const int32_t top = histogram(s, st);
-    if (r->prefilled)
-        cli_note(c, "prefill: %" PRId64 " tokens in %.3f s, %.1f t/s", r->prefilled, r->prefill_s,
-                 (double)r->prefilled / r->prefill_s);
+    if (!c->quiet) behind_text();
     if (isnan(rate))
         cli_note(c, "decode: %" PRId64 " token", st->generated);
     else
-        cli_note(c, "decode: %" PRId64 " tokens in %.3f s, %.1f t/s", st->generated, st->decode_s, rate);
+        cli_note(c, "decode: %" PRId64 " token%s behind the first in %.3f s, %.1f t/s", st->generated - 1,
+                 st->generated == 2 ? "" : "s", st->decode_s, rate);
     if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
     if (!s->source && !s->o.look) return;
     if (isnan(tau))
@@ -185,10 +208,14 @@ int report_write(const struct settings *set, const struct session *s, const stru
 {
     const struct spec_stats *st = &r->st;
     json_t *j = json_object(), *hist = json_array();
+    bool changed;
+    const char *commit = cli_commit(&changed);
     int rc = -1;
     for (int32_t i = 0; i < histogram(s, st); i++) json_array_append_new(hist, json_integer(st->accepted[i]));
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(DFLASH_VERSION));
+    json_object_set_new(j, "commit", commit ? json_string(commit) : json_null());
+    json_object_set_new(j, "changed", commit ? json_boolean(changed) : json_null());
     json_object_set_new(j, "device", json_string(models_device(&set->m)));
     json_object_set_new(j, "isa", json_string(kn_backend_isa(set->m.be)));
     json_object_set_new(j, "threads", json_integer(kn_backend_threads(set->m.be)));

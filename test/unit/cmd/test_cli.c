@@ -8,7 +8,9 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "../../../cmd/cli.c" /* programs link it beside the library, tests do not */
+#include "../../../cmd/cli.c" /* programs link these beside the library, tests do not */
+#define DFLASH_COMMIT "0123456789ab+"
+#include "../../../cmd/version.c"
 #include "../scratch.h"
 
 static struct values {
@@ -108,13 +110,21 @@ static void refused(void **state)
         {"--nope=3", "unknown flag --nope"},
         {"-x", "unknown flag -x"},
         {"-ofile", "unknown flag -ofile"},
-        {"--forc", "unknown flag --forc"},
+        {"--forc", "unknown flag --forc (did you mean --force?)"},
+        {"--forcee=3", "unknown flag --forcee (did you mean --force?)"},
+        {"--tpye x", "unknown flag --tpye (did you mean --type?)"},
+        {"--tempo", "unknown flag --tempo (did you mean --temp?)"},
+        {"-force", "unknown flag -force (did you mean --force?)"},
+        {"--versoin", "unknown flag --versoin (did you mean --version?)"},
+        {"--tepy", "unknown flag --tepy"}, /* two edits from --type */
+        {"--a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here",
+         "unknown flag --a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here"},
         {"--force=1", "--force takes no value (got '1')"},
         {"-o", "-o needs a value (expected FILE)"},
         {"-o --force", "-o needs a value (expected FILE, got the flag --force)"},
         {"--n --type x", "--n needs a value (expected N, got the flag --type)"},
         {"--type -q", "--type needs a value (expected TYPE, got the flag -q)"},
-        {"-o= x", "unknown flag -o="},
+        {"-o= x", "unknown flag -o= (did you mean -o?)"},
         {"--target=", "--target: the name is empty (expected DIR|GGUF)"},
         {"--n", "--n needs a value (expected N)"},
         {"--n=", "--n: not a whole number (expected N, got '')"},
@@ -166,7 +176,7 @@ static void help(void **state)
 {
     (void)state;
     assert_int_equal(run("--version --nope", 1, 1), 0);
-    assert_string_equal(out, "dflash-test " DFLASH_VERSION "\n");
+    assert_string_equal(out, "dflash-test " DFLASH_VERSION " (0123456789ab, changed)\n");
     assert_int_equal(run("x y z --help", 1, 1), 0);
     assert_string_equal(
         out, "usage: dflash-test [-o FILE] IN\n"
@@ -190,7 +200,7 @@ static void help(void **state)
              "                            one more\n"
              "  -q                        no notes and no progress; warnings and errors stay\n"
              "  -v                        more notes; of -q and -v the last counts\n"
-             "  --help                    print this and exit\n"
+             "  -h, --help                print this and exit\n"
              "  --version                 print the version and exit\n"
              "\n"
              "exit status: 0 ok, 1 negative answer, 2 usage, 3 malformed or unsupported input, 4 I/O or "
@@ -259,8 +269,25 @@ static int messages(struct cli *c)
     cli_detail(c, "unseen");
     cli_warn(c, "care");
     c->quiet = false;
-    cli_progress(c, "unseen", 1, 2, "B"); /* stderr is no terminal */
+    cli_progress(c, "unseen", 1, 2, "B"); /* stderr is no terminal, and it took no minute */
+    cli_progress(c, "unseen", 2, 2, "B");
     return cli_fail(c, &e);
+}
+
+/* Where stderr is a log: whole lines, and the end of what had one. */
+static int log_lines(struct cli *c)
+{
+    progress_a_line = 0;
+    cli_progress(c, "copy", 1 << 20, 4 << 20, "B");
+    progress_a_line = 60;
+    cli_progress(c, "copy", 2 << 20, 4 << 20, "B");
+    cli_note(c, "a note");
+    cli_progress(c, "copy", 4 << 20, 4 << 20, "B");
+    cli_progress(c, "copy", 4 << 20, 4 << 20, "B"); /* another, at once at its end */
+    c->quiet = true;
+    progress_a_line = 0;
+    cli_progress(c, "unseen", 1, 2, "B");
+    return 0;
 }
 
 static int empty_failure(struct cli *c)
@@ -288,6 +315,12 @@ static void streams(void **state)
         out, "dflash-test: note 1\ndflash-test: detail\ndflash-test: warning: care\ndflash-test: gpu: gone\n"
              "hint: buy another\n");
     assert_int_equal(child(empty_failure, "/dev/null"), ERR_IO);
+    assert_int_equal(child(log_lines, "/dev/null"), 0);
+    char *end = strstr(out, "dflash-test: copy: 4.0 MiB of 4.0 MiB (100%), ");
+    assert_non_null(end);
+    assert_ptr_equal(strchr(end, '\n') + 1, strchr(out, 0));
+    *end = 0;
+    assert_string_equal(out, "dflash-test: copy: 1.0 MiB of 4.0 MiB (25%)\ndflash-test: a note\n");
 }
 
 /* SIGPIPE ends the program even where the parent ignored it. */
@@ -331,6 +364,9 @@ static void terminal(void **state)
         struct cli c = {.tool = "test"};
         dup2(tty, 1);
         dup2(tty, 2);
+        cli_progress(&c, "soon", 1, 2, "B"); /* done before anybody could read it */
+        cli_progress(&c, "soon", 2, 2, "B");
+        progress_after = 0;
         cli_progress(&c, "copy", 1 << 20, 4 << 20, "B");
         for (int i = 0; i < 1000; i++)
             cli_progress(&c, "copy", (1 << 20) + 1, 4 << 20, "B"); /* within a sixth of a second */
@@ -348,6 +384,7 @@ static void terminal(void **state)
     assert_non_null(strstr(got, "\r\033[Kdflash-test: a note"));
     assert_non_null(strstr(got, "copy: 4.0 MiB of 4.0 MiB (100%)"));
     assert_non_null(strstr(got, "dflash-test: a token stream is binary: not written to a terminal"));
+    assert_null(strstr(got, "soon"));
     k = 0;
     for (const char *p = got; (p = strstr(p, "copy: ")); p++) k++;
     assert_int_equal(k, 2);
