@@ -436,6 +436,9 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
     case CLI_F32:
     case CLI_F32_ABOVE: *(float *)f->value = parse_f32(c, f, s); break;
     case CLI_LIST: add_to_list(c, f->value, s); break;
+    case CLI_COUNTED:
+        ((struct cli_counted *)f->value)->n = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX);
+        break;
     }
 }
 
@@ -536,8 +539,14 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
     }
     const char *s = eq ? eq + 1 : next_value(c, f, argc, argv, i);
     set_flag(c, f, s);
+    i += !eq;
+    if (f->kind == CLI_COUNTED) {
+        s = next_value(c, f, argc, argv, i++);
+        if (!*s) cli_usage_error(c, "%s: the name is empty (expected %s)", f->name, f->arg);
+        ((struct cli_counted *)f->value)->name = s;
+    }
     enter_given(c, f, s);
-    return eq ? i : i + 1;
+    return i;
 }
 
 /* Where a standard stream is closed, the next file opened would get its number: a model would be read as the

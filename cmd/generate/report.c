@@ -29,7 +29,7 @@ static double rest_s(const struct spec_stats *st)
 
 static const char *stop_reason(const struct spec_stats *st)
 {
-    return st->stop == SPEC_STOP_TOKEN ? "stop" : "length";
+    return st->stop == SPEC_STOP_TOKEN ? "stop" : st->stop == SPEC_STOP_TEXT ? "text" : "length";
 }
 
 /* Places of the histogram: those of a block, and as many more as look-ups took. */
@@ -88,6 +88,7 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
         cli_note(c, "decode: %" PRId64 " token%s behind the first in %.3f s, %.1f t/s", st->generated - 1,
                  st->generated == 2 ? "" : "s", st->decode_s, rate);
     if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
+    if (st->stop == SPEC_STOP_TEXT) cli_detail(c, "ended by the text '%s'", set->text.found);
     if (!s->source && !s->o.look) return;
     if (isnan(tau))
         cli_note(c, "%s: no whole cycle", who);
@@ -132,7 +133,6 @@ static void add_cache_types(json_t *j, const struct session *s)
 
 static json_t *settings_json(const struct settings *set, const struct session *s)
 {
-    const struct kn_sampler *k = &set->sampler;
     json_t *j = json_object();
     json_object_set_new(j, "target", json_text(set->m.target_path, strlen(set->m.target_path)));
     json_object_set_new(j, "drafter",
@@ -164,20 +164,17 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "lookup_file",
                         set->lookup.path ? json_text(set->lookup.path, strlen(set->lookup.path))
                                          : json_null());
-    json_object_set_new(j, "temp", json_finite(k->temp));
-    json_object_set_new(j, "top_k", json_integer(k->top_k));
-    json_object_set_new(j, "top_p", json_finite(k->top_p));
-    json_object_set_new(j, "min_p", json_finite(k->min_p));
-    json_object_set_new(j, "repeat_penalty", json_finite(k->repeat_penalty));
-    json_object_set_new(j, "repeat_last", json_integer(k->repeat_last));
-    if (k->seed <= INT64_MAX)
-        json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
-    else /* more than JSON readers hold as an integer */
-        json_object_set_new(j, "seed", json_sprintf("%" PRIu64, k->seed));
+    sampling_flags_json(&set->sampling, j);
     json_object_set_new(j, "state",
                         set->state_path ? json_text(set->state_path, strlen(set->state_path)) : json_null());
     json_object_set_new(j, "append", json_boolean(set->append));
     json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
+    json_t *stops = json_array();
+    for (int i = 0; i < set->text.stops.n; i++)
+        json_array_append_new(stops, json_text(set->text.stops.v[i], strlen(set->text.stops.v[i])));
+    json_object_set_new(j, "stop_text", stops);
+    json_object_set_new(j, "logprobs",
+                        set->text.logprobs.name ? json_integer(set->text.logprobs.n) : json_null());
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
     const struct drafter_flags *f = &set->m.draft;
     const struct {
@@ -224,6 +221,8 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));
     json_object_set_new(j, "stop", json_string(stop_reason(st)));
     json_object_set_new(j, "stop_id", st->stop == SPEC_STOP_TOKEN ? json_integer(st->stop_id) : json_null());
+    json_object_set_new(j, "text_found",
+                        set->text.found ? json_text(set->text.found, strlen(set->text.found)) : json_null());
     json_object_set_new(j, "load_s", json_finite(set->m.load_s));
     json_object_set_new(j, "prefill_s", json_finite(r->prefill_s));
     json_object_set_new(j, "decode_s", json_finite(st->decode_s));

@@ -21,6 +21,7 @@ static struct values {
     uint64_t seed;
     float temp;
     struct cli_list list;
+    struct cli_counted counted;
 } v;
 
 static const struct cli_flag flags[] = {
@@ -35,6 +36,7 @@ static const struct cli_flag flags[] = {
     {"--mass", CLI_F32_ABOVE, &v.temp, "P", "above 0", 0, 1},
     {"--target", CLI_STR, &v.target, "DIR|GGUF", "a target", 0, 0},
     {"--a-flag-with-a-long-name", CLI_LIST, &v.list, "PATTERN=TYPE", "one more", 0, 0},
+    {"--counted", CLI_COUNTED, &v.counted, "K FILE", "two values", 0, 9},
     {0},
 };
 
@@ -68,6 +70,7 @@ static int run(const char *line, int min_args, int max_args)
                v.out ? v.out : "", v.type ? v.type : "", v.n, (long long)v.big, (unsigned long long)v.seed,
                v.temp, v.list.n, v.list.n ? v.list.v[v.list.n - 1] : "", c.quiet, c.verbose);
         for (int i = 0; i < c.n_args; i++) printf("[%s]", c.args[i]);
+        if (v.counted.name) printf(" counted=%d:%s", v.counted.n, v.counted.name);
         _exit(cli_close_stdout(&c));
     }
     close(fd[1]);
@@ -96,6 +99,10 @@ static void accepted(void **state)
     assert_string_equal(out,
                         "dflash-test: warning: --type is given more than once: 'b' counts, 'a' does not\n"
                         "force=0 o=- type=b n=0 big=0 seed=0 temp=0 list=2:y=2 q=0 v=0 args=");
+    assert_int_equal(run("a --counted 3 x.y b --counted=4 z", 0, 2), 0);
+    assert_string_equal(
+        out, "dflash-test: warning: --counted is given more than once: 'z' counts, 'x.y' does not\n"
+             "force=0 o= type= n=0 big=0 seed=0 temp=0 list=0: q=0 v=0 args=[a][b] counted=4:z");
     assert_int_equal(run("--n 3 --force --n 3 --force", 0, 0), 0);
     assert_string_equal(out, "force=1 o= type= n=3 big=0 seed=0 temp=0 list=0: q=0 v=0 args=");
     assert_int_equal(run("- -- --force -o --", 0, 9), 0);
@@ -122,6 +129,11 @@ static void refused(void **state)
         {"--force=1", "--force takes no value (got '1')"},
         {"-o", "-o needs a value (expected FILE)"},
         {"-o --force", "-o needs a value (expected FILE, got the flag --force)"},
+        {"--counted", "--counted needs a value (expected K FILE)"},
+        {"--counted 3", "--counted needs a value (expected K FILE)"},
+        {"--counted 3 -o", "--counted needs a value (expected K FILE, got the flag -o)"},
+        {"--counted 10 x", "--counted: out of range (expected 0 to 9, got 10)"},
+        {"--counted x 3", "--counted: not a whole number (expected K FILE, got 'x')"},
         {"--n --type x", "--n needs a value (expected N, got the flag --type)"},
         {"--type -q", "--type needs a value (expected TYPE, got the flag -q)"},
         {"-o= x", "unknown flag -o= (did you mean -o?)"},
@@ -198,6 +210,7 @@ static void help(void **state)
              "  --target DIR|GGUF         a target\n"
              "  --a-flag-with-a-long-name PATTERN=TYPE\n"
              "                            one more\n"
+             "  --counted K FILE          two values\n"
              "  -q                        no notes and no progress; warnings and errors stay\n"
              "  -v                        more notes; of -q and -v the last counts\n"
              "  -h, --help                print this and exit\n"
