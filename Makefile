@@ -120,6 +120,16 @@ $(CUDA_STAMP):
 	@rm -f $(BUILD)/.cuda-*
 	@touch $@
 
+# The commit, with a + behind it where files of it were changed; empty where this is no clone.
+COMMIT := $(shell [ -e .git ] && git describe --always --dirty=+ --abbrev=12 --exclude='*' 2>/dev/null)
+COMMIT_STAMP := $(OBJ)/cmd/.commit-$(COMMIT)
+$(COMMIT_STAMP):
+	@mkdir -p $(@D)
+	@rm -f $(OBJ)/cmd/.commit-*
+	@touch $@
+$(OBJ)/cmd/version.o: $(COMMIT_STAMP)
+$(OBJ)/cmd/version.o: CFLAGS_ISA := -DDFLASH_COMMIT='"$(COMMIT)"'
+
 $(LIB): $(COMMON_OBJ) $(KERNEL_OBJ)
 	@rm -f $@
 	$(SAY) AR $@

@@ -32,7 +32,7 @@ double cli_seconds(void)
 
 static bool progress_shown; /* a progress line stands unfinished on the terminal */
 
-static void clear_progress(void)
+void cli_progress_clear(void)
 {
     if (progress_shown) fputs("\r\033[K", stderr);
     progress_shown = false;
@@ -41,14 +41,14 @@ static void clear_progress(void)
 static void say(const struct cli *c, const char *prefix, const char *fmt, va_list ap)
 {
     char text[8192]; /* of no allocation that could fail; what is longer is cut */
-    clear_progress();
+    cli_progress_clear();
     vsnprintf(text, sizeof text, fmt, ap);
     fprintf(stderr, "dflash-%s: %s%s\n", c->tool, prefix, text_printable(text));
 }
 
 int cli_fail(const struct cli *c, const struct err *e)
 {
-    clear_progress();
+    cli_progress_clear();
     fprintf(stderr, "dflash-%s: %s\n", c->tool, e->code != ERR_NONE ? e->msg : "failed without a message");
     if (e->hint[0]) fprintf(stderr, "hint: %s\n", e->hint);
     return e->code != ERR_NONE ? (int)e->code : ERR_IO;
@@ -93,7 +93,7 @@ void cli_warn(const struct cli *c, const char *fmt, ...)
 void cli_no_binary_tty(const struct cli *c, int fd, const char *what)
 {
     if (!isatty(fd)) return;
-    clear_progress();
+    cli_progress_clear();
     if (fd == STDIN_FILENO) {
         fprintf(stderr, "dflash-%s: %s is binary: not read from a terminal\n", c->tool, what);
         fprintf(stderr, "hint: redirect it: '< FILE', or pipe into the program\n");
@@ -208,7 +208,7 @@ int cli_close_stdout_as(const struct cli *c, const char *name)
         why = errno;
     }
     if (!bad) return 0;
-    clear_progress();
+    cli_progress_clear();
     fprintf(stderr, "dflash-%s: %s: cannot write%s%s\n", c->tool, name, why ? ": " : "",
             why ? strerror(why) : "");
     return ERR_IO;
@@ -233,43 +233,59 @@ static void human(char *s, size_t n, double v, const char *unit)
         snprintf(s, n, "%.*f%s%s%s", k ? 1 : 0, v, dec[k], unit && *unit ? " " : "", unit ? unit : "");
 }
 
-void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t total, const char *unit)
+static double progress_after = 0.3; /* s: what is done sooner shows nothing */
+static double progress_a_line = 60; /* s, where stderr is no terminal */
+
+/* "what: 1.0 GiB of 4.0 GiB (25%), 250.0 MiB/s, 12 s left" */
+static void print_progress(const char *what, uint64_t done, uint64_t total, double rate, const char *unit)
 {
-    static double begun, last;
-    static const char *current;
-    static uint64_t previous;
-    double now, rate, left;
     char a[32], b[32], r[32];
-    if (c->quiet || !isatty(STDERR_FILENO)) return;
-    now = cli_seconds();
-    if (!current || strcmp(current, what) || done < previous) { /* another job, or the same from its start */
-        begun = now;
-        last = 0;
-        current = what;
-    }
-    previous = done;
-    if (now - last < 1.0 / 6 && done != total) return;
-    last = now;
-    rate = now > begun ? (double)done / (now - begun) : 0;
     human(a, sizeof a, (double)done, unit);
     human(b, sizeof b, (double)total, unit);
     human(r, sizeof r, rate, unit);
-    fprintf(stderr, "\r\033[K%s: %s of %s", what, a, b);
+    fprintf(stderr, "%s: %s of %s", what, a, b);
     if (total) fprintf(stderr, " (%.0f%%)", 100.0 * (double)done / (double)total);
-    if (rate > 0) fprintf(stderr, ", %s/s", r);
+    if (rate > 0 && *unit) fprintf(stderr, ", %s/s", r);
     if (rate > 0 && done < total) {
-        left = (double)(total - done) / rate;
+        const double left = (double)(total - done) / rate;
         if (left < 60)
             fprintf(stderr, ", %.0f s left", left);
         else
             fprintf(stderr, ", %.0f min left", left / 60);
     }
-    progress_shown = true;
-    if (done == total) {
-        fputc('\n', stderr);
-        progress_shown = false;
-        current = NULL;
+}
+
+void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t total, const char *unit)
+{
+    static double begun, last;
+    static const char *current;
+    static uint64_t first, previous;
+    static bool shown; /* of the current job */
+    if (c->quiet) return;
+    const bool terminal = isatty(STDERR_FILENO);
+    const double now = cli_seconds();
+    if (!current || strcmp(current, what) || done < previous) { /* another job, or the same from its start */
+        begun = last = now;
+        first = done;
+        current = what;
+        shown = false;
     }
+    previous = done;
+    const bool ends = done == total;
+    if (ends ? !shown : now - last < (!terminal ? progress_a_line : shown ? 1.0 / 6 : progress_after)) {
+        if (ends) current = NULL;
+        return;
+    }
+    last = now;
+    shown = true;
+    if (terminal)
+        fputs("\r\033[K", stderr);
+    else
+        fprintf(stderr, "dflash-%s: ", c->tool);
+    print_progress(what, done, total, now > begun ? (double)(done - first) / (now - begun) : 0, unit);
+    progress_shown = terminal && !ends;
+    if (!progress_shown) fputc('\n', stderr);
+    if (ends) current = NULL;
     fflush(stderr);
 }
 
@@ -311,7 +327,7 @@ static void print_help(const struct cli *c)
     for (const struct cli_flag *f = c->flags; f && f->name; f++) print_flag(f->name, f->arg, f->help);
     print_flag("-q", NULL, "no notes and no progress; warnings and errors stay");
     print_flag("-v", NULL, "more notes; of -q and -v the last counts");
-    print_flag("--help", NULL, "print this and exit");
+    print_flag("-h, --help", NULL, "print this and exit");
     print_flag("--version", NULL, "print the version and exit");
     printf("\nexit status: 0 ok, 1 negative answer, 2 usage, 3 malformed or unsupported input, 4 I/O or "
            "memory, 5 device\n");
@@ -426,6 +442,9 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
     case CLI_F32:
     case CLI_F32_ABOVE: *(float *)f->value = parse_f32(c, f, s); break;
     case CLI_LIST: add_to_list(c, f->value, s); break;
+    case CLI_COUNTED:
+        ((struct cli_counted *)f->value)->n = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX);
+        break;
     }
 }
 
@@ -449,13 +468,51 @@ bool cli_given(const struct cli *c, const char *name)
     return c->given[find_flag(c, name, strlen(name)) - c->flags] != NULL;
 }
 
+bool cli_near(const char *given, const char *known)
+{
+    const size_t a = strlen(given), b = strlen(known);
+    size_t head = 0, tail = 0;
+    while (given[head] && given[head] == known[head]) head++;
+    while (tail < a - head && tail < b - head && given[a - 1 - tail] == known[b - 1 - tail]) tail++;
+    const size_t x = a - head - tail, y = b - head - tail; /* what differs */
+    if (x + y == 1) return true;
+    if (a != b || a < 4) return false; /* of "-x" and "-n" nothing is alike */
+    return x == 1 || (x == 2 && given[head] == known[head + 1] && given[head + 1] == known[head]);
+}
+
+/* The first flag that may have been meant; NULL: none. */
+static const char *meant(const struct cli *c, const char *name)
+{
+    static const char *const always[] = {"--help", "--version"};
+    for (const struct cli_flag *f = c->flags; f && f->name; f++)
+        if (cli_near(name, f->name)) return f->name;
+    for (size_t i = 0; i < sizeof always / sizeof *always; i++)
+        if (cli_near(name, always[i])) return always[i];
+    return NULL;
+}
+
+static void unknown_flag(const struct cli *c, const char *given, size_t n)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)(n < sizeof name ? n : sizeof name - 1), given);
+    const char *known = n < sizeof name ? meant(c, name) : NULL;
+    cli_usage_error(c, known ? "unknown flag %.*s (did you mean %s?)" : "unknown flag %.*s", (int)n, given,
+                    known);
+}
+
+/* The flags that every program has. */
+static bool always_there(const char *s)
+{
+    return !strcmp(s, "-h") || !strcmp(s, "--help") || !strcmp(s, "--version") || !strcmp(s, "-q") ||
+           !strcmp(s, "-v");
+}
+
 /* The value of f in an argument of its own, which a flag is not: `-m $MODEL -n 4` with MODEL not set. */
 static const char *next_value(const struct cli *c, const struct cli_flag *f, int argc, char **argv, int i)
 {
     const char *expected = f->arg ? f->arg : "one", *s = i + 1 < argc ? argv[i + 1] : NULL;
     if (!s) cli_usage_error(c, "%s needs a value (expected %s)", f->name, expected);
-    if (find_flag(c, s, strlen(s)) || !strcmp(s, "--help") || !strcmp(s, "--version") || !strcmp(s, "-q") ||
-        !strcmp(s, "-v"))
+    if (find_flag(c, s, strlen(s)) || always_there(s))
         cli_usage_error(c, "%s needs a value (expected %s, got the flag %s)", f->name, expected, s);
     return s;
 }
@@ -467,15 +524,15 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
     size_t n = eq ? (size_t)(eq - a) : strlen(a);
     const struct cli_flag *f = find_flag(c, a, n);
     if (!f) {
-        if (!strcmp(a, "--help")) {
+        if (!strcmp(a, "-h") || !strcmp(a, "--help")) {
             print_help(c);
             exit(cli_close_stdout(c));
         }
         if (!strcmp(a, "--version")) {
-            printf("dflash-%s %s\n", c->tool, DFLASH_VERSION);
+            printf("dflash-%s %s\n", c->tool, cli_version());
             exit(cli_close_stdout(c));
         }
-        if (strcmp(a, "-q") && strcmp(a, "-v")) cli_usage_error(c, "unknown flag %.*s", (int)n, a);
+        if (strcmp(a, "-q") && strcmp(a, "-v")) unknown_flag(c, a, n);
         c->quiet = a[1] == 'q'; /* of both the last counts */
         c->verbose = a[1] == 'v';
         return i;
@@ -488,8 +545,14 @@ static int parse_flag(struct cli *c, int argc, char **argv, int i)
     }
     const char *s = eq ? eq + 1 : next_value(c, f, argc, argv, i);
     set_flag(c, f, s);
+    i += !eq;
+    if (f->kind == CLI_COUNTED) {
+        s = next_value(c, f, argc, argv, i++);
+        if (!*s) cli_usage_error(c, "%s: the name is empty (expected %s)", f->name, f->arg);
+        ((struct cli_counted *)f->value)->name = s;
+    }
     enter_given(c, f, s);
-    return eq ? i : i + 1;
+    return i;
 }
 
 /* Where a standard stream is closed, the next file opened would get its number: a model would be read as the

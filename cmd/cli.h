@@ -11,8 +11,14 @@
 #include <stdio.h>
 #include "../common/base/err.h"
 
-/* CLI_F32_ABOVE: min itself is outside. CLI_LIST: a string, repeated. */
-enum cli_kind { CLI_FLAG, CLI_STR, CLI_I32, CLI_I64, CLI_U64, CLI_F32, CLI_F32_ABOVE, CLI_LIST };
+/* CLI_F32_ABOVE: min itself is outside. CLI_LIST: a string, repeated. CLI_COUNTED: a whole number and a name,
+ * in two arguments. */
+enum cli_kind { CLI_FLAG, CLI_STR, CLI_I32, CLI_I64, CLI_U64, CLI_F32, CLI_F32_ABOVE, CLI_LIST, CLI_COUNTED };
+
+struct cli_counted {
+    int32_t n;
+    const char *name; /* NULL: not given */
+};
 
 struct cli_list {
     const char **v;
@@ -22,8 +28,8 @@ struct cli_list {
 struct cli_flag {
     const char *name; /* "--type"; or short: "-o" */
     enum cli_kind kind;
-    void *value;      /* bool, const char *, int32_t, int64_t, uint64_t, float, struct cli_list */
-    const char *arg;  /* "FILE", "N"; NULL for CLI_FLAG */
+    void *value;     /* bool, const char *, int32_t, int64_t, uint64_t, float, struct cli_list, cli_counted */
+    const char *arg; /* "FILE", "N"; NULL for CLI_FLAG */
     const char *help; /* one line, lower case, no full stop */
     double min, max;  /* numbers: inclusive range, checked where min < max */
 };
@@ -32,7 +38,7 @@ struct cli {
     const char *tool;             /* "convert": the program is dflash-convert */
     const char *synopsis;         /* lines after "usage: dflash-convert " */
     const char *summary;          /* one sentence */
-    const struct cli_flag *flags; /* ends with name NULL; -q, -v, --help, --version are always added */
+    const struct cli_flag *flags; /* ends with name NULL; -q, -v, -h, --help, --version are always added */
     int min_args, max_args;
     const char **args; /* filled: positional arguments */
     int n_args;
@@ -54,9 +60,14 @@ void cli_usage_error(const struct cli *c, const char *fmt, ...)
 void cli_note(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void cli_detail(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void cli_warn(const struct cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Progress on a terminal, at most six lines a second; unit "B" prints binary sizes. done == total ends the
- * line. */
+/* Does a program know `known` and was asked for `given`, one edit away: a character more, less or another, or
+ * two that changed places? */
+bool cli_near(const char *given, const char *known);
+/* Progress of what takes a while: on a terminal one line, at most six times a second; elsewhere a line a
+ * minute. unit "B" prints binary sizes, "" no rate. done == total ends it. */
 void cli_progress(const struct cli *c, const char *what, uint64_t done, uint64_t total, const char *unit);
+/* Before a line that is printed past this file: a progress line on the terminal gives way. */
+void cli_progress_clear(void);
 /* Refuse binary to or from a terminal (exit 2 with the fix). */
 void cli_no_binary_tty(const struct cli *c, int fd, const char *what);
 /* The same for an output's path, which may be "-" or NULL (stdout), or name a terminal. */
@@ -83,4 +94,8 @@ double cli_seconds(void);                                       /* monotonic */
 
 #define CLI_MAX_THREADS 1024 /* what the CPU backend takes */
 #define DFLASH_VERSION "0.1.0"
+/* The commit that the program was built from, NULL where it was no clone; was any of its files changed? */
+const char *cli_commit(bool *changed);
+/* "0.1.0 (f9e283f1c0de)"; "..., changed)" of a changed tree. */
+const char *cli_version(void);
 #endif

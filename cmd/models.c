@@ -327,17 +327,6 @@ int models_kv(struct models *m, const struct state_info *info, struct session_op
     return kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e);
 }
 
-void models_check_sampling(const struct cli *c)
-{
-    static const char *const flags[] = {"--top-k", "--top-p", "--min-p", "--seed", "--draft-sampling"};
-    for (size_t i = 0; i < sizeof flags / sizeof *flags && !cli_given(c, "--temp"); i++)
-        if (cli_given(c, flags[i]))
-            cli_warn(c, "%s does nothing without --temp: the temperature is 0, the likeliest token is taken",
-                     flags[i]);
-    if (cli_given(c, "--repeat-last") && !cli_given(c, "--repeat-penalty"))
-        cli_warn(c, "--repeat-last does nothing without --repeat-penalty");
-}
-
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n)
 {
     const struct desc *d = m->target->d;

@@ -95,9 +95,6 @@ void models_close(struct models *m);
 
 /* The types of o's caches, by the flags, else as the state has them (info NULL: no state). o borrows m. */
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e);
-/* Warn about sampling flags that do nothing: without --temp the likeliest token is taken, and without
- * --repeat-penalty nothing is penalised. The program's table has them all. */
-void models_check_sampling(const struct cli *c);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);
 /* Warn where a run may go past the positions that the target was trained for, or the drafter. */

@@ -188,12 +188,31 @@ bool kn_kv_holds(const struct kn_kv *kv, int32_t from, int32_t last);
 
 /* ---- sampling ---- */
 
-/* temp 0: argmax. top_k 0, top_p 1, min_p 0, repeat_penalty 1: off. See docs/sampling in the manual of
- * generate. */
+/* The order of temperature and filters: 0 is temperature, top-k, top-p, min-p. Every filter keeps the first
+ * of the ids in order of their logits, so an order is what top-p and min-p measure by, and of what top-p
+ * takes its share: four bits. */
+enum {
+    KN_ORDER_TOP_P_RAW = 1,   /* top-p stands before the temperature: its probabilities are those at 1 */
+    KN_ORDER_MIN_P_RAW = 2,   /* the same of min-p */
+    KN_ORDER_TOP_P_FIRST = 4, /* top-p stands before top-k: its share is of all, not of the k */
+    KN_ORDER_MIN_P_FIRST = 8, /* min-p stands before top-p: the share is of what min-p keeps */
+};
+
+struct kn_bias {
+    int32_t id;
+    float add; /* -Inf: never picked */
+};
+
+/* temp 0: argmax. top_k 0, top_p 1, min_p 0, repeat_penalty 1, presence 0, frequency 0: off. See
+ * docs/sampling.md. */
 struct kn_sampler {
     float temp, top_p, min_p, repeat_penalty;
     int32_t top_k, repeat_last;
     uint64_t seed;
+    float presence, frequency; /* of ids among the last repeat_last, as repeat_penalty */
+    uint32_t order;            /* KN_ORDER_* */
+    int32_t n_bias;
+    const struct kn_bias *bias; /* [n_bias] device memory, or NULL: every id once, in the vocabulary */
 };
 
 #define KN_PICK_NAN (-1) /* in place of an id: the row's logits hold a NaN or no finite maximum */

@@ -72,8 +72,16 @@ static const struct kn_sampler sampling[] = {
      .min_p = 0.02f,
      .repeat_penalty = 1.1f,
      .repeat_last = 64,
-     .seed = 7},
-    {.temp = 0.5f, .top_p = 0.95f, .repeat_penalty = 1, .seed = 3},
+     .seed = 7,
+     .presence = 0.3f,
+     .frequency = 0.1f},
+    {.temp = 0.5f,
+     .top_k = 200,
+     .top_p = 0.95f,
+     .min_p = 0.001f,
+     .repeat_penalty = 1,
+     .order = KN_ORDER_TOP_P_RAW | KN_ORDER_MIN_P_RAW | KN_ORDER_TOP_P_FIRST | KN_ORDER_MIN_P_FIRST,
+     .seed = 3},
 };
 static const int draft_greedy[] = {0, 1};
 /* layers: every second layer of the target has other types than kv, and the drafter's are its own. */

@@ -109,7 +109,8 @@ static void gguf_header(void)
     done("empty.gguf", "header: the file ends early (expected 4 bytes at offset 0, got 0)");
     text("GGML");
     u32(3);
-    done("magic.gguf", "header: not a GGUF file (expected the bytes 47 47 55 46, got 47 47 4d 4c)");
+    done("magic.gguf", "header: not a GGUF file (expected the letters GGUF at its start, the bytes 47 47 55 "
+                       "46, got 47 47 4d 4c)");
     text("FUGG");
     u32(3);
     done("magic-swapped.gguf",

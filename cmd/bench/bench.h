@@ -12,30 +12,6 @@
 #include "../models.h"
 #include "../redirect.h"
 
-/* How a stream is picked: a struct kn_sampler. */
-#define BENCH_SAMPLING_FLAGS(k)                                                                               \
-    {"--temp", CLI_F32, &(k).temp, "T", "temperature (default 0: greedy)", 0, 1000},                          \
-        {"--top-k", CLI_I32, &(k).top_k, "K", "sample from the K likeliest (default 0: all)", 0, INT32_MAX},  \
-        {"--top-p", CLI_F32_ABOVE, &(k).top_p, "P", "sample from the likeliest of mass P (default 1)", 0, 1}, \
-        {"--min-p", CLI_F32, &(k).min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},      \
-        {"--repeat-penalty",                                                                                  \
-         CLI_F32,                                                                                             \
-         &(k).repeat_penalty,                                                                                 \
-         "R",                                                                                                 \
-         "divide the logits of recent tokens (default 1: off)",                                               \
-         0.001,                                                                                               \
-         1000},                                                                                               \
-        {"--repeat-last",                                                                                     \
-         CLI_I32,                                                                                             \
-         &(k).repeat_last,                                                                                    \
-         "N",                                                                                                 \
-         "how many tokens are recent (default 64; 0: none)",                                                  \
-         0,                                                                                                   \
-         INT32_MAX},                                                                                          \
-    {                                                                                                         \
-        "--seed", CLI_U64, &(k).seed, "S", "of the sampling", 0, 0                                            \
-    }
-
 /* The verbs: argv[0] is the verb's own name; they return the exit status. */
 int bench_run(int argc, char **argv);
 /* The flags of run alone, without a prompt; a usage error exits. */
@@ -79,7 +55,7 @@ double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int pa
 int bench_emit(json_t *j, struct err *e);
 /* A usage error where --ctx, unless 0, has no room for `context` positions and the most rows of a pass. */
 void bench_check_ctx(const struct cli *c, int32_t ctx, int32_t context);
-/* What ran where: device, kernels, isa, threads, processor, version. */
+/* What ran where: device, kernels, isa, threads, processor, version, commit, and whether it was changed. */
 json_t *bench_machine(const struct models *m);
 int bench_threads(const struct models *m);
 /* Token file, whole; ids are mem_alloc'ed. */

@@ -16,20 +16,21 @@
 #include "../../common/run/session.h"
 #include "../../common/run/spec.h"
 #include "../redirect.h"
+#include "../sampling_flags.h"
 #include "bench.h"
 
 static struct {
     struct models m;
     int64_t n;
     int32_t block, draft_window, chunk;
-    struct kn_sampler sampler;
+    struct sampling_flags sampling;
     bool ignore_eos, draft_greedy;
     const char *start, *trace, *draft_sampling;
 } o = {
     .m = MODELS_INIT,
     .n = 256,
     .chunk = SESSION_CHUNK,
-    .sampler = {.top_p = 1, .repeat_penalty = 1, .repeat_last = 64},
+    .sampling = SAMPLING_INIT,
 };
 
 static const char *out_path;
@@ -41,7 +42,7 @@ static const struct cli_flag flags[] = {
     {"--calibration", CLI_STR, &o.start, "FILE", "go on from this one (default: the built-in one)", 0, 0},
     {"--trace", CLI_STR, &o.trace, "FILE", "write what would stay, for bench run --accept-trace", 0, 0},
     {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
-    BENCH_SAMPLING_FLAGS(o.sampler),
+    SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
      0, INT32_MAX},
@@ -131,7 +132,7 @@ static int gather(struct gathered *g, const int32_t *id, size_t n, struct err *e
     const struct desc *d = o.m.target->d;
     const struct planner planner = {.next = next, .seen = seen, .ctx = g};
     const struct spec_options sp = {.n = o.n,
-                                    .sampler = o.sampler,
+                                    .sampler = o.sampling.sampler,
                                     .stops = o.ignore_eos ? NULL : d->stops,
                                     .n_stops = o.ignore_eos ? 0 : d->n_stops,
                                     .planner = &planner,
@@ -182,7 +183,7 @@ static int write_position(struct learnt *l, int32_t equal, const float *logp, in
 
 static int learn(struct learnt *l, const struct gathered *g, struct err *e)
 {
-    const int32_t bucket = calibration_temperature((double)o.sampler.temp);
+    const int32_t bucket = calibration_temperature((double)o.sampling.sampler.temp);
     int64_t at = 0; /* of the usable ones, which alone have proposals */
     for (int64_t i = 0; i < g->n_drafts; i++) {
         const int32_t *ids = g->ids + at * g->slots;
@@ -213,7 +214,7 @@ static int write_head(struct learnt *l, int32_t slots, struct err *e)
     const int n = snprintf(head, sizeof head,
                            "{\"kind\":\"accept-trace\",\"schema\":1,\"slots\":%d,\"temp\":%.9g,"
                            "\"positions\":[\n",
-                           slots, (double)o.sampler.temp);
+                           slots, (double)o.sampling.sampler.temp);
     return o.trace ? io_out_write(&l->trace, head, (size_t)n, e) : 0;
 }
 
@@ -235,7 +236,7 @@ static int run(struct learnt *l, struct err *e)
             gathered_free(&g);
         }
         mem_free(id);
-        cli_progress(&cli, "prompts", (uint64_t)i + 1, (uint64_t)cli.n_args, "prompts");
+        cli_progress(&cli, "prompt", (uint64_t)i + 1, (uint64_t)cli.n_args, "");
     }
     if (rc == 0 && o.trace) rc = io_out_write(&l->trace, "]}\n", 3, e);
     if (rc == 0 && !l->positions)
@@ -265,7 +266,7 @@ int bench_calibrate(int argc, char **argv)
     if (!o.m.drafter_path) cli_usage_error(&cli, "no drafter (expected -d DRAFTER.gguf)");
     o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
     models_check_flags(&o.m, &cli);
-    models_check_sampling(&cli);
+    sampling_flags_check(&o.sampling, &cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct learnt *l = mem_calloc(1, sizeof *l);
@@ -277,10 +278,15 @@ int bench_calibrate(int argc, char **argv)
     if (rc == 0) calibration_init(&l->c);
     if (rc == 0 && o.start) rc = calibration_read(&l->c, o.start, &e);
     if (rc == 0 && o.trace) rc = io_out_open(&l->trace, o.trace, force, cli.args, cli.n_args, &e);
-    if (rc == 0) rc = models_open(&o.m, &cli, &e) || run(l, &e) || finish(l, &e) ? -1 : 0;
+    if (rc == 0)
+        rc = models_open(&o.m, &cli, &e) || sampling_flags_open(&o.sampling, &o.m, &e) || run(l, &e) ||
+                     finish(l, &e)
+                 ? -1
+                 : 0;
     if (rc) rc = cli_fail(&cli, &e);
     if (l) io_out_abort(&l->trace);
     mem_free(l);
+    sampling_flags_close(&o.sampling, &o.m);
     models_close(&o.m);
     return redirect_close(&file, &cli, rc);
 }

@@ -56,10 +56,13 @@ void bench_check_ctx(const struct cli *c, int32_t ctx, int32_t context)
 json_t *bench_machine(const struct models *m)
 {
     char cpu[256];
+    bool changed;
+    const char *commit = cli_commit(&changed);
     processor_name(cpu, sizeof cpu);
-    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s}", "device", models_device(m), "kernels",
+    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:s?,s:o}", "device", models_device(m), "kernels",
                      m->kernels ? m->kernels : "auto", "isa", kn_backend_isa(m->be), "threads",
-                     kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION);
+                     kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION, "commit", commit,
+                     "changed", commit ? json_boolean(changed) : json_null());
 }
 
 json_t *bench_model_json(const char *path, const struct model *m)

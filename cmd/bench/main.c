@@ -33,6 +33,9 @@ int main(int argc, char **argv)
     for (size_t i = 0; argc > 1 && i < sizeof verb / sizeof *verb; i++)
         if (!strcmp(argv[1], verb[i].name)) return verb[i].run(argc - 1, argv + 1);
     cli_parse(&cli, argc, argv);
+    for (size_t i = 0; cli.n_args && i < sizeof verb / sizeof *verb; i++)
+        if (cli_near(cli.args[0], verb[i].name))
+            cli_usage_error(&cli, "unknown verb '%s' (did you mean %s?)", cli.args[0], verb[i].name);
     if (cli.n_args)
         cli_usage_error(&cli,
                         "unknown verb '%s' (expected run, rows, calibrate, ops, matrix, compare or report)",

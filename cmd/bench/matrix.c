@@ -6,6 +6,7 @@
  * timed cells, which take a lock and begin when all the rest is done. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "../../common/make/quantize.h"
 #include "../../common/file/safetensors.h"
 #include "../redirect.h"
@@ -26,6 +27,7 @@ static struct {
 
 static const char *out_path;
 static bool force;
+static int n_steps; /* cells: streams and times */
 
 static const struct cli_flag flags[] = {
     {"--target", CLI_STR, &o.target, "HF_DIR", "target in Hugging Face form", 0, 0},
@@ -133,6 +135,17 @@ static void check_prompts(void)
     }
 }
 
+/* What is not there would be found by make, later. */
+static int check_files(struct err *e)
+{
+    const char *model[] = {o.target, o.drafter};
+    for (int i = 0; i < 2 + cli.n_args; i++) {
+        const char *path = i < 2 ? model[i] : cli.args[i - 2];
+        if (access(path, R_OK)) return err_errno(e, "%s", path);
+    }
+    return 0;
+}
+
 static bool first_of_class(int i)
 {
     for (int k = 0; k < i; k++)
@@ -157,8 +170,8 @@ static void token_file(int i, char *out, size_t n)
 static void model_rules(const char *role, const char *hf, const char *extra, const char **type, int n)
 {
     for (int i = 0; i < n; i++)
-        printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\tdflash-convert -q "
-               "--force %s -o $@ --type %s%s%s%s\n",
+        printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\t@echo \"$$(date "
+               "+%%T) $@\" >&2\n\t@dflash-convert -q --force %s -o $@ --type %s%s%s%s\n",
                role, type[i], hf, hf, hf, hf, type[i], extra, o.random ? " --random " : "",
                o.random ? o.random : "");
 }
@@ -170,12 +183,19 @@ static void prompt_rules(const char *type)
         token_file(i, tok, sizeof tok);
         size_t n = strlen(cli.args[i]);
         if (n > 4 && !strcmp(cli.args[i] + n - 4, ".tok"))
-            printf("%s: %s | $(OUT)\n\tcp $< $@\n", tok, cli.args[i]);
+            printf("%s: %s | $(OUT)\n\t@cp $< $@\n", tok, cli.args[i]);
         else
-            printf("%s: %s $(OUT)/target-%s.gguf\n\tdflash-tokenize -m $(OUT)/target-%s.gguf <$< >$@.tmp && "
+            printf("%s: %s $(OUT)/target-%s.gguf\n\t@dflash-tokenize -m $(OUT)/target-%s.gguf <$< >$@.tmp && "
                    "mv $@.tmp $@\n",
                    tok, cli.args[i], type, type);
     }
+}
+
+/* What a cell's rule says first: "[3/16] 14:05:10 CELL: streams". */
+static void say_step(const char *cell, const char *what)
+{
+    static int step;
+    printf("\t@echo \"[%d/%d] $$(date +%%T) %s: %s\" >&2\n", ++step, n_steps, cell, what);
 }
 
 /* One combination: a stream cell and a timed cell over the prompts of a class. */
@@ -195,15 +215,17 @@ static void cell_rules(const char *type, const char *draft, int class_of, const 
     printf("STREAMS += $(OUT)/%s.stream.jsonl\nTIMES += $(OUT)/%s.time.jsonl\n", cell, cell);
     printf("$(OUT)/%s.stream.jsonl: $(OUT)/target-%s.gguf $(OUT)/drafter-%s.gguf%s\n", cell, type, draft,
            prompts);
+    say_step(cell, "streams");
     printf(
-        "\trm -f $@.tmp; for p in%s; do \\\n"
+        "\t@rm -f $@.tmp; for p in%s; do \\\n"
         "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -n %lld --ignore-eos %s <$$p >$@.a && \\\n"
         "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n %lld --ignore-eos %s "
         "<$$p >$@.b && \\\n"
         "\t  dflash-bench compare --json $@.a $@.b >>$@.tmp || exit 1; done; rm -f $@.a $@.b; mv $@.tmp $@\n",
         prompts, type, (long long)o.n, set, type, draft, (long long)o.n, set);
     printf("$(OUT)/%s.time.jsonl: $(OUT)/%s.stream.jsonl\n", cell, cell);
-    printf("\tflock $(OUT)/lock dflash-bench run -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n "
+    say_step(cell, "times");
+    printf("\t@flock $(OUT)/lock dflash-bench run -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n "
            "%lld --runs %d --ignore-eos %s",
            type, draft, (long long)o.n, o.runs, set);
     if (o.threads) printf(" --threads %d", o.threads);
@@ -279,17 +301,18 @@ int bench_matrix(int argc, char **argv)
     for (int s = 0; s < n_set; s++) check_setting(set[s]);
     check_distinct("--settings", set, n_set, ":");
     const char *const models[] = {o.target, o.drafter};
-    if (st_refuse_output(out_path, models, 2, &e) ||
+    if (check_files(&e) || st_refuse_output(out_path, models, 2, &e) ||
         redirect_open(&file, out_path, force, cli.args, cli.n_args, &e))
         return cli_fail(&cli, &e);
     printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES "
            ":=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
-           "report: $(OUT)/report.md\n$(OUT):\n\tmkdir -p $@\n",
+           "report: $(OUT)/report.md\n$(OUT):\n\t@mkdir -p $@\n",
            o.out);
     snprintf(extra, sizeof extra, " --target %s", o.target);
     model_rules("target", o.target, "", type, n_type);
     model_rules("drafter", o.drafter, extra, draft, n_draft);
     prompt_rules(type[0]);
+    for (int i = 0; i < cli.n_args; i++) n_steps += 2 * first_of_class(i) * n_set * n_type * n_draft;
     for (int s = 0; s < n_set; s++) {
         const char *colon = strchr(set[s], ':');
         char name[64];
@@ -300,7 +323,7 @@ int bench_matrix(int argc, char **argv)
                     if (first_of_class(i)) cell_rules(type[t], draft[d], i, name, colon + 1);
     }
     printf("# no timed cell while others work\n$(TIMES): | $(STREAMS)\n");
-    printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\tdflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv "
+    printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\t@dflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv "
            "$@.tmp $@\n");
     return redirect_close(&file, &cli, 0);
 }

@@ -216,7 +216,7 @@ static int run_all(const int32_t *rows, int n, struct err *e)
         memset(groups, 0, MAX_GROUPS * sizeof *groups);
         m->group = groups;
         if (measure(m, k, ids, some, ns, e) || emit(m, some, ceiling, e)) goto done;
-        cli_progress(&cli, "passes", (uint64_t)i + 1, (uint64_t)(n + (o.m.drafter != NULL)), "passes");
+        cli_progress(&cli, "pass", (uint64_t)i + 1, (uint64_t)(n + (o.m.drafter != NULL)), "");
     }
     rc = 0;
 done:

@@ -261,7 +261,7 @@ static int measure(struct plan *p, struct err *e)
             p->draft_s.n = 0;
         }
         if (measure_rows(s, p, e) || measure_prompts(p, e)) goto done;
-        cli_progress(&cli, "rounds", (uint64_t)r + 1, (uint64_t)o.rounds, "rounds");
+        cli_progress(&cli, "round", (uint64_t)r + 1, (uint64_t)o.rounds, "");
     }
     rc = o.plan_times && write_plan_times(s, p, e) ? -1 : emit(p, e);
 done:

@@ -13,6 +13,7 @@
 #include "../../common/run/spec.h"
 #include "../lookup_flags.h"
 #include "../redirect.h"
+#include "../sampling_flags.h"
 #include "bench.h"
 #include "synthetic.h"
 #include "../plan_flags.h"
@@ -25,7 +26,7 @@ static struct {
     int64_t n;
     int32_t runs, warmup, block, draft_window, chunk;
     struct plan_flags plan;
-    struct kn_sampler sampler;
+    struct sampling_flags sampling;
     int32_t ctx;
     bool ignore_eos, draft_greedy;
     const char *label, *draft_sampling;
@@ -37,7 +38,7 @@ static struct {
     .runs = 5,
     .warmup = 1,
     .chunk = SESSION_CHUNK,
-    .sampler = {.top_p = 1, .repeat_penalty = 1, .repeat_last = 64},
+    .sampling = SAMPLING_INIT,
     .label = "",
 };
 
@@ -50,7 +51,7 @@ static const struct cli_flag flags[] = {
     {"--runs", CLI_I32, &o.runs, "N", "counted runs of each (default 5)", 1, BENCH_MAX_RUNS},
     {"--warmup", CLI_I32, &o.warmup, "N", "runs before them that do not count (default 1)", 0, 100},
     {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
-    BENCH_SAMPLING_FLAGS(o.sampler),
+    SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     PLAN_FLAGS(o.plan),
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
@@ -83,6 +84,9 @@ void bench_run_check(int argc, char **argv)
     cli.min_args = cli.max_args = 0;
     cli_parse(&cli, argc, argv);
     models_check_flags(&o.m, &cli);
+    sampling_flags_check(&o.sampling, &cli);
+    sampling_flags_close(&o.sampling, &o.m);
+    o.sampling = (struct sampling_flags)SAMPLING_INIT;
     mem_free(cli.args); /* the next setting is parsed anew */
     mem_free(cli.given);
     cli.args = cli.given = NULL;
@@ -136,7 +140,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
                                  .draft_greedy = o.draft_greedy};
     struct session_synthetic stated = {0};
     struct spec_options sp = {.n = o.n,
-                              .sampler = o.sampler,
+                              .sampler = o.sampling.sampler,
                               .width = drafted ? o.plan.rows : 0,
                               .look_only = o.lookup.only,
                               .tokens = take,
@@ -158,7 +162,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
     *prefill_s = cli_seconds() - t;
     memset(st, 0, sizeof *st);
-    if (drafted && plan_flags_open(&o.plan, s, o.lookup.only, &o.sampler, e)) goto done;
+    if (drafted && plan_flags_open(&o.plan, s, o.lookup.only, &o.sampling.sampler, e)) goto done;
     if (drafted && o.plan.planner.next) sp.planner = &o.plan.planner;
     rc = spec_generate(s, &sp, st, e);
 done:
@@ -242,15 +246,9 @@ static json_t *text_json(const char *path)
 
 static json_t *settings_json(void)
 {
-    const struct kn_sampler *k = &o.sampler;
-    /* JSON readers hold no integer of 2^63 or more */
-    json_t *seed = k->seed <= INT64_MAX ? json_integer((json_int_t)k->seed)
-                                        : json_sprintf("%llu", (unsigned long long)k->seed);
-    json_t *j =
-        json_pack("{s:I,s:f,s:i,s:f,s:f,s:f,s:i,s:o,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "temp", k->temp,
-                  "top_k", k->top_k, "top_p", k->top_p, "min_p", k->min_p, "repeat_penalty",
-                  k->repeat_penalty, "repeat_last", k->repeat_last, "seed", seed, "ignore_eos", o.ignore_eos,
-                  "chunk", o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
+    json_t *j = json_pack("{s:I,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "ignore_eos", o.ignore_eos, "chunk",
+                          o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
+    sampling_flags_json(&o.sampling, j);
     json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;
     int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
@@ -299,13 +297,13 @@ static int measure(struct prompt *p, int n_prompts, struct sink *out, bool *equa
     if (!k) return err_set(e, ERR_IO, "out of memory (samples)");
     double ceiling = bench_ceiling(&o.m, bytes, threads, 3);
     for (int r = -o.warmup; r < o.runs; r++) {
-        cli_progress(&cli, "runs", (uint64_t)(r + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
+        cli_progress(&cli, "run", (uint64_t)(r + o.warmup), (uint64_t)(o.runs + o.warmup), "");
         for (int drafted = 0; drafted <= two_kinds(); drafted++)
             if (one_run(p, n_prompts, drafted, r >= 0, &k[drafted], out, equal, e)) goto done;
         if (r == o.runs / 2) ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 2));
     }
     ceiling = fmax(ceiling, bench_ceiling(&o.m, bytes, threads, 3));
-    cli_progress(&cli, "runs", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "runs");
+    cli_progress(&cli, "run", (uint64_t)(o.runs + o.warmup), (uint64_t)(o.runs + o.warmup), "");
     if (o.synthetic.slots)
         cli_note(&cli, "acceptance is stated, %.2f tokens a cycle at most: no stream was compared or kept",
                  synthetic_mean(&o.synthetic));
@@ -331,8 +329,8 @@ static int check_prompts(void *ctx, struct err *e)
     const int32_t block = o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1;
     if (lookup_flags_open(&o.lookup, &o.m, e)) return -1;
     if (two_kinds() && spec_width_check(o.plan.rows, block, o.lookup.look, e)) return -1;
-    if (o.accept_rates &&
-        synthetic_rates(&o.synthetic, o.accept_rates, block - 1, STATED_POSITIONS, o.sampler.seed, e))
+    if (o.accept_rates && synthetic_rates(&o.synthetic, o.accept_rates, block - 1, STATED_POSITIONS,
+                                          o.sampling.sampler.seed, e))
         return -1;
     if (o.accept_trace && synthetic_trace(&o.synthetic, o.accept_trace, block - 1, e)) return -1;
     if (o.synthetic.slots) o.ignore_eos = true; /* the ids are not those of a text */
@@ -375,7 +373,7 @@ int bench_run(int argc, char **argv)
         cli_usage_error(&cli, "--accept-rates and --accept-trace: both say what stays (expected one)");
     plan_flags_check(&o.plan, &cli);
     models_check_flags(&o.m, &cli);
-    models_check_sampling(&cli);
+    sampling_flags_check(&o.sampling, &cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
@@ -391,7 +389,7 @@ int bench_run(int argc, char **argv)
     o.m.check = check_prompts;
     o.m.check_ctx = p;
     if (plan_flags_read(&o.plan, &e) || lookup_flags_read(&o.lookup, &e) || read_prompts(p, &e) ||
-        models_open(&o.m, &cli, &e))
+        models_open(&o.m, &cli, &e) || sampling_flags_open(&o.sampling, &o.m, &e))
         goto done;
     if (measure(p, cli.n_args, &out, &equal, &e)) goto done;
     rc = equal ? 0 : ERR_NEGATIVE;
@@ -406,6 +404,7 @@ done:
     mem_free(out.id);
     synthetic_free(&o.synthetic);
     lookup_flags_close(&o.lookup);
+    sampling_flags_close(&o.sampling, &o.m);
     models_close(&o.m);
     return redirect_close(&file, &cli, rc);
 }

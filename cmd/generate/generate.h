@@ -6,9 +6,11 @@
 #include "../lookup_flags.h"
 #include "../models.h"
 #include "../plan_flags.h"
+#include "../sampling_flags.h"
 #include "../../common/run/session.h"
 #include "../../common/run/spec.h"
 #include "../../common/run/state.h"
+#include "text.h"
 
 /* What a run was asked for, as the flags filled it. */
 struct settings {
@@ -20,7 +22,8 @@ struct settings {
     int32_t ctx, chunk, block, draft_window;
     const char *draft_sampling; /* NULL: not given */
     bool append, ignore_eos, force;
-    struct kn_sampler sampler;
+    struct sampling_flags sampling;
+    struct text text;
 };
 
 /* What came of it. */
@@ -31,6 +34,8 @@ struct result {
     struct spec_stats st;
 };
 
+/* What stands before the first generated token, as soon as it was run. */
+void report_prefill(const struct cli *c, const struct result *r);
 void report_print(const struct cli *c, const struct settings *set, const struct session *s,
                   const struct result *r);
 /* One JSON object to path, whole or not at all. */

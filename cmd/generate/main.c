@@ -12,12 +12,13 @@
 static struct settings set = {
     .m = MODELS_INIT,
     .n = -1,
-    .sampler = {.temp = 0, .top_p = 1, .repeat_penalty = 1, .repeat_last = 64},
+    .sampling = SAMPLING_INIT,
 };
 
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(set.m),
-    {"-n", CLI_I64, &set.n, "N", "tokens to generate at most", 1, SESSION_MAX_CTX},
+    {"-n", CLI_I64, &set.n, "N", "tokens at most (default: to the end of the text, or of the context)", 1,
+     SESSION_MAX_CTX},
     {"-o", CLI_STR, &set.out_path, "FILE", "write the tokens there (default stdout)", 0, 0},
     {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE of -o or --save-state", 0, 0},
     {"--state", CLI_STR, &set.state_path, "STATE", "continue a saved state; stdin is not read", 0, 0},
@@ -25,18 +26,10 @@ static const struct cli_flag flags[] = {
     {"--save-state", CLI_STR, &set.save_path, "FILE",
      "write what the stream leaves behind, to be gone on with", 0, 0},
     {"--stop", CLI_STR, &set.stop_list, "LIST", "more ids that end the stream, as 1,2,3", 0, 0},
+    {"--stop-text", CLI_LIST, &set.text.stops, "TEXT", "end with the token that completes TEXT; repeatable",
+     0, 0},
     {"--ignore-eos", CLI_FLAG, &set.ignore_eos, NULL, "the model's own stop ids do not end the stream", 0, 0},
-    {"--temp", CLI_F32, &set.sampler.temp, "T", "temperature (default 0: the likeliest token)", 0, 1000},
-    {"--top-k", CLI_I32, &set.sampler.top_k, "K", "sample from the K likeliest (default 0: all)", 0,
-     INT32_MAX},
-    {"--top-p", CLI_F32_ABOVE, &set.sampler.top_p, "P",
-     "sample from the likeliest that make up mass P (default 1)", 0, 1},
-    {"--min-p", CLI_F32, &set.sampler.min_p, "P", "drop tokens below P of the likeliest (default 0)", 0, 1},
-    {"--repeat-penalty", CLI_F32, &set.sampler.repeat_penalty, "R",
-     "divide the logits of recent tokens (default 1: off)", 0.001, 1000},
-    {"--repeat-last", CLI_I32, &set.sampler.repeat_last, "N",
-     "how many tokens are recent (default 64; 0: none)", 0, INT32_MAX},
-    {"--seed", CLI_U64, &set.sampler.seed, "S", "of the sampling (default 0)", 0, 0},
+    SAMPLING_FLAGS(set.sampling),
     {"--block", CLI_I32, &set.block, "B", "rows a draft block (default: as the drafter was trained)", 2,
      SESSION_MAX_ROWS},
     PLAN_FLAGS(set.plan),
@@ -47,9 +40,11 @@ static const struct cli_flag flags[] = {
     LOOKUP_FLAGS(set.lookup),
     {"--chunk", CLI_I32, &set.chunk, "N", "tokens a prefill pass (default 512, or as the state has it)", 1,
      1 << 20},
-    {"--ctx", CLI_I32, &set.ctx, "N", "positions to make room for (default: what the run needs)", 1,
-     SESSION_MAX_CTX},
+    {"--ctx", CLI_I32, &set.ctx, "N",
+     "positions to make room for (default: what -n needs, or as the target was trained)", 1, SESSION_MAX_CTX},
     {"--stats", CLI_STR, &set.stats_path, "FILE", "write the statistics as one JSON object", 0, 0},
+    {"--logprobs", CLI_COUNTED, &set.text.logprobs, "K FILE",
+     "write each token's log-probability there, and the K likeliest tokens'", 0, 1000},
     {"--draft-trace", CLI_STR, &set.trace_path, "FILE", "write every cycle's proposals, int32", 0, 0},
     {"--draft-logits", CLI_STR, &set.draft_logits_path, "FILE",
      "write the first block's logits, float32 [block, n_vocab]", 0, 0},
@@ -57,9 +52,9 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "generate",
-    .synopsis =
-        "-m TARGET.gguf [-d DRAFTER.gguf] -n N [flags] < tokens > tokens\n"
-        "-m TARGET.gguf [-d DRAFTER.gguf] --state STATE [--append] [--save-state FILE] -n N [flags] > tokens",
+    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-n N] [flags] < tokens > tokens\n"
+                "-m TARGET.gguf [-d DRAFTER.gguf] --state STATE [--append] [--save-state FILE] [-n N] "
+                "[flags] > tokens",
     .summary = "Continue a prompt of raw int32 token ids. The output is the same with and without a drafter.",
     .flags = flags,
 };
@@ -67,7 +62,7 @@ static struct cli cli = {
 /* ---- outputs ---- */
 
 struct outputs {
-    struct io_out tokens, stats, trace, draft_logits, state;
+    struct io_out tokens, stats, trace, draft_logits, logprobs, state;
 };
 
 /* Ctrl-C ends the reader of a pipe too: what it did not take is in the state. */
@@ -101,6 +96,18 @@ static int write_draft_row(void *ctx, const float *row, int32_t n_vocab, struct 
     return io_out_write(&o->draft_logits, row, (size_t)n_vocab * sizeof *row, e);
 }
 
+static bool ends(void *ctx, int32_t id)
+{
+    (void)ctx;
+    return text_ends(&set.text, id);
+}
+
+static int write_logprobs(void *ctx, int32_t id, const float *logits, int32_t n_vocab, struct err *e)
+{
+    struct outputs *o = ctx;
+    return text_picked(&set.text, id, logits, n_vocab, &o->logprobs, e);
+}
+
 static int open_outputs(struct outputs *o, struct err *e)
 {
     /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
@@ -110,10 +117,12 @@ static int open_outputs(struct outputs *o, struct err *e)
     const struct {
         const char *path;
         struct io_out *out;
-    } more[] = {
-        {set.stats_path, &o->stats}, {set.trace_path, &o->trace}, {set.draft_logits_path, &o->draft_logits}};
+    } more[] = {{set.stats_path, &o->stats},
+                {set.trace_path, &o->trace},
+                {set.draft_logits_path, &o->draft_logits},
+                {set.text.logprobs.name, &o->logprobs}};
     if (io_out_open(&o->tokens, set.out_path, set.force, inputs, 4, e)) return -1;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, 4, e)) return -1;
     return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, over ? 3 : 4, e)
                          : 0;
@@ -121,14 +130,15 @@ static int open_outputs(struct outputs *o, struct err *e)
 
 static int commit_outputs(struct outputs *o, struct err *e)
 {
-    struct io_out *const all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits, &o->state};
-    return io_outs_commit(all, 5, e);
+    struct io_out *const all[] = {&o->tokens,       &o->stats,    &o->trace,
+                                  &o->draft_logits, &o->logprobs, &o->state};
+    return io_outs_commit(all, (int)(sizeof all / sizeof *all), e);
 }
 
 static void abort_outputs(struct outputs *o)
 {
-    struct io_out *all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits, &o->state};
-    for (int i = 0; i < 5; i++) io_out_abort(all[i]);
+    struct io_out *all[] = {&o->tokens, &o->stats, &o->trace, &o->draft_logits, &o->logprobs, &o->state};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) io_out_abort(all[i]);
 }
 
 /* ---- stops ---- */
@@ -147,7 +157,10 @@ static int make_stops(int32_t **ids, int32_t *n, struct err *e)
         char *end;
         errno = 0;
         long long v = strtoll(p, &end, 10);
-        if (*p < '0' || *p > '9' || errno || (*end && *end != ',') || v >= d->n_vocab)
+        if (*p >= '0' && *p <= '9' && (!*end || *end == ',') && (errno || v >= d->n_vocab))
+            return err_set(e, ERR_USAGE, "--stop: an id out of the vocabulary (expected 0 to %d, got %.*s)",
+                           d->n_vocab - 1, (int)strcspn(p, ","), p);
+        if (*p < '0' || *p > '9' || (*end && *end != ','))
             return err_set(e, ERR_USAGE,
                            "--stop: not a list of ids (expected 0 to %d with commas between, got '%s')",
                            d->n_vocab - 1, set.stop_list);
@@ -230,9 +243,28 @@ static int make_options(struct run *u, struct err *e)
     return u->state ? state_check(u->state, t, d, &u->o, e) : 0;
 }
 
+/* Without -n: what the context holds behind the prompt, which is --ctx, or what the target was trained for.
+ */
+static int rest_of_context(struct run *u, struct err *e)
+{
+    const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
+    const int32_t block = d ? set.block ? set.block : d->block_size : 1;
+    const int64_t ctx = set.ctx ? set.ctx : t->n_ctx_train,
+                  used = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + block;
+    if (set.n >= 0) return 0;
+    if (ctx < 1) return err_set(e, ERR_USAGE, "-n N is missing, and the target does not say its context");
+    if (used >= ctx)
+        return err_set(e, ERR_USAGE,
+                       "the context is full (expected room behind the prompt%s, got %" PRId64
+                       " positions of %" PRId64 ")",
+                       d ? " and a block" : "", used, ctx);
+    set.n = ctx - used;
+    return 0;
+}
+
 static int check_inputs(struct run *u, struct err *e)
 {
-    if (models_check_ids(&set.m, "stdin", u->prompt, u->n_prompt, e)) return -1;
+    if (models_check_ids(&set.m, "stdin", u->prompt, u->n_prompt, e) || rest_of_context(u, e)) return -1;
     if (!set.state_path) models_check_bos(&set.m, &cli, u->prompt, u->n_prompt);
     models_check_length(&set.m, &cli, (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + set.n);
     return make_options(u, e);
@@ -247,14 +279,18 @@ static bool inputs_read(const struct run *u)
 static int check_run(void *ctx, struct err *e)
 {
     struct run *u = ctx;
-    if (make_stops(&u->stops, &u->n_stops, e) || lookup_flags_open(&set.lookup, &set.m, e)) return -1;
+    if (make_stops(&u->stops, &u->n_stops, e) || text_open(&set.text, set.m.target, e) ||
+        sampling_flags_open(&set.sampling, &set.m, e) || lookup_flags_open(&set.lookup, &set.m, e))
+        return -1;
     return inputs_read(u) ? check_inputs(u, e) : 0;
 }
 
 /* The models, and the inputs before or after them. */
 static int open_all(struct run *u, struct err *e)
 {
-    set.m.known = (struct session_options){.ctx = set.ctx ? set.ctx : (int32_t)set.n,
+    set.m.known = (struct session_options){.ctx = set.ctx     ? set.ctx
+                                                  : set.n > 0 ? (int32_t)set.n
+                                                              : 1,
                                            .chunk = set.chunk,
                                            .block = set.block,
                                            .draft_window = set.draft_window};
@@ -278,15 +314,16 @@ static int prefill(struct run *u, struct err *e)
     double start = cli_seconds();
     if (u->n_prompt && session_prefill(u->s, u->prompt, (int64_t)u->n_prompt, NULL, NULL, e)) return -1;
     u->r.prefilled = (int64_t)u->n_prompt;
-    u->r.prompt_tokens = u->s->n_past;
+    u->r.prompt_tokens = set.text.position = u->s->n_past;
     u->r.prefill_s = u->n_prompt ? cli_seconds() - start : 0;
+    report_prefill(&cli, &u->r);
     return 0;
 }
 
 static int generate(struct run *u, struct err *e)
 {
     const struct spec_options o = {.n = set.n,
-                                   .sampler = set.sampler,
+                                   .sampler = set.sampling.sampler,
                                    .stops = u->stops,
                                    .n_stops = u->n_stops,
                                    .width = set.plan.rows,
@@ -296,6 +333,8 @@ static int generate(struct run *u, struct err *e)
                                    .tokens = write_tokens,
                                    .proposals = write_trace,
                                    .draft_row = write_draft_row,
+                                   .ends = set.text.stops.n ? ends : NULL,
+                                   .picked = set.text.logprobs.name ? write_logprobs : NULL,
                                    .interrupted = interrupted,
                                    .ctx = &u->out};
     io_interrupts_catch();
@@ -321,7 +360,8 @@ static int run(struct run *u, struct err *e)
 {
     if (open_outputs(&u->out, e) || open_all(u, e) || make_session(u, e)) return -1;
     warn_state(u);
-    if (prefill(u, e) || (set.n > 1 && plan_flags_open(&set.plan, u->s, set.lookup.only, &set.sampler, e)) ||
+    if (prefill(u, e) ||
+        (set.n > 1 && plan_flags_open(&set.plan, u->s, set.lookup.only, &set.sampling.sampler, e)) ||
         generate(u, e) || (set.save_path && state_save(u->s, &u->out.state, e)))
         return -1;
     warn_state(u);
@@ -339,17 +379,16 @@ static int run(struct run *u, struct err *e)
 static void check_flags(void)
 {
     models_check_flags(&set.m, &cli);
-    if (set.n < 0) cli_usage_error(&cli, "-n N is missing");
+    text_check(&set.text, &cli);
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
     if (set.append && (cli_is_stdin(set.state_path) || !strcmp(set.state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--append reads tokens from stdin: the state must be a file");
-    const struct cli_output out[] = {{"-o", set.out_path ? set.out_path : "-"},
-                                     {"--stats", set.stats_path},
-                                     {"--draft-trace", set.trace_path},
-                                     {"--draft-logits", set.draft_logits_path},
-                                     {"--save-state", set.save_path}};
-    cli_distinct_outputs(&cli, out, 5);
-    models_check_sampling(&cli);
+    const struct cli_output out[] = {
+        {"-o", set.out_path ? set.out_path : "-"}, {"--stats", set.stats_path},
+        {"--draft-trace", set.trace_path},         {"--draft-logits", set.draft_logits_path},
+        {"--logprobs", set.text.logprobs.name},    {"--save-state", set.save_path}};
+    cli_distinct_outputs(&cli, out, 6);
+    sampling_flags_check(&set.sampling, &cli);
     cli_draft_greedy(&cli, set.draft_sampling);
     plan_flags_check(&set.plan, &cli);
     const bool look = lookup_flags_check(&set.lookup, &cli);
@@ -390,6 +429,8 @@ int main(int argc, char **argv)
     mem_free(u.prompt);
     mem_free(u.stops);
     lookup_flags_close(&set.lookup);
+    text_close(&set.text);
+    sampling_flags_close(&set.sampling, &set.m);
     models_close(&set.m);
     if (rc) return cli_fail(&cli, &e);
     rc = cli_close_stdout(&cli);

@@ -5,6 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "../../common/run/source.h"
 #include "generate.h"
@@ -25,7 +29,10 @@ static double rest_s(const struct spec_stats *st)
 
 static const char *stop_reason(const struct spec_stats *st)
 {
-    return st->stop == SPEC_STOP_TOKEN ? "stop" : st->stop == SPEC_STOP_INTERRUPT ? "interrupt" : "length";
+    return st->stop == SPEC_STOP_TOKEN       ? "stop"
+           : st->stop == SPEC_STOP_TEXT      ? "text"
+           : st->stop == SPEC_STOP_INTERRUPT ? "interrupt"
+                                             : "length";
 }
 
 /* Places of the histogram: those of a block, and as many more as look-ups took. */
@@ -49,6 +56,26 @@ static bool hardly_right(const struct settings *set, const struct session *s, co
     return st->full_cycles >= 32 && tau < 1.1;
 }
 
+void report_prefill(const struct cli *c, const struct result *r)
+{
+    if (r->prefilled)
+        cli_note(c, "prefill: %" PRId64 " token%s in %.3f s, %.1f t/s", r->prefilled,
+                 r->prefilled == 1 ? "" : "s", r->prefill_s, (double)r->prefilled / r->prefill_s);
+}
+
+/* Where the tokens went down a pipe and messages to a terminal, text that is made of them stands on that
+ * terminal, and has mostly no newline at its end: wait until the pipe was read, and begin a line. */
+static void behind_text(void)
+{
+    struct stat st;
+    int waiting = 0;
+    if (!isatty(STDERR_FILENO) || fstat(STDOUT_FILENO, &st) || !S_ISFIFO(st.st_mode)) return;
+    for (int i = 0; i < 50 && ioctl(STDOUT_FILENO, FIONREAD, &waiting) == 0 && waiting; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* what was read last is being written */
+    fputc('\n', stderr);
+}
+
 void report_print(const struct cli *c, const struct settings *set, const struct session *s,
                   const struct result *r)
 {
@@ -57,14 +84,14 @@ void report_print(const struct cli *c, const struct settings *set, const struct 
     char text[64 * 12] = "";
     const char *who = s->source && !set->lookup.only ? "drafter" : "look-ups";
     const int32_t top = histogram(s, st);
-    if (r->prefilled)
-        cli_note(c, "prefill: %" PRId64 " tokens in %.3f s, %.1f t/s", r->prefilled, r->prefill_s,
-                 (double)r->prefilled / r->prefill_s);
+    if (!c->quiet) behind_text();
     if (isnan(rate))
         cli_note(c, "decode: %" PRId64 " token", st->generated);
     else
-        cli_note(c, "decode: %" PRId64 " tokens in %.3f s, %.1f t/s", st->generated, st->decode_s, rate);
+        cli_note(c, "decode: %" PRId64 " token%s behind the first in %.3f s, %.1f t/s", st->generated - 1,
+                 st->generated == 2 ? "" : "s", st->decode_s, rate);
     if (st->stop == SPEC_STOP_TOKEN) cli_detail(c, "ended by stop id %d", st->stop_id);
+    if (st->stop == SPEC_STOP_TEXT) cli_detail(c, "ended by the text '%s'", set->text.found);
     if (st->stop == SPEC_STOP_INTERRUPT) cli_note(c, "ended by an interrupt");
     if (set->save_path) cli_detail(c, "%s: a state of %d positions", set->save_path, s->n_past);
     if (!s->source && !s->o.look) return;
@@ -111,7 +138,6 @@ static void add_cache_types(json_t *j, const struct session *s)
 
 static json_t *settings_json(const struct settings *set, const struct session *s)
 {
-    const struct kn_sampler *k = &set->sampler;
     json_t *j = json_object();
     json_object_set_new(j, "target", json_text(set->m.target_path, strlen(set->m.target_path)));
     json_object_set_new(j, "drafter",
@@ -143,22 +169,19 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "lookup_file",
                         set->lookup.path ? json_text(set->lookup.path, strlen(set->lookup.path))
                                          : json_null());
-    json_object_set_new(j, "temp", json_finite(k->temp));
-    json_object_set_new(j, "top_k", json_integer(k->top_k));
-    json_object_set_new(j, "top_p", json_finite(k->top_p));
-    json_object_set_new(j, "min_p", json_finite(k->min_p));
-    json_object_set_new(j, "repeat_penalty", json_finite(k->repeat_penalty));
-    json_object_set_new(j, "repeat_last", json_integer(k->repeat_last));
-    if (k->seed <= INT64_MAX)
-        json_object_set_new(j, "seed", json_integer((json_int_t)k->seed));
-    else /* more than JSON readers hold as an integer */
-        json_object_set_new(j, "seed", json_sprintf("%" PRIu64, k->seed));
+    sampling_flags_json(&set->sampling, j);
     json_object_set_new(j, "state",
                         set->state_path ? json_text(set->state_path, strlen(set->state_path)) : json_null());
     json_object_set_new(j, "append", json_boolean(set->append));
     json_object_set_new(j, "save_state",
                         set->save_path ? json_text(set->save_path, strlen(set->save_path)) : json_null());
     json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
+    json_t *stops = json_array();
+    for (int i = 0; i < set->text.stops.n; i++)
+        json_array_append_new(stops, json_text(set->text.stops.v[i], strlen(set->text.stops.v[i])));
+    json_object_set_new(j, "stop_text", stops);
+    json_object_set_new(j, "logprobs",
+                        set->text.logprobs.name ? json_integer(set->text.logprobs.n) : json_null());
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
     const struct drafter_flags *f = &set->m.draft;
     const struct {
@@ -189,10 +212,14 @@ int report_write(const struct settings *set, const struct session *s, const stru
 {
     const struct spec_stats *st = &r->st;
     json_t *j = json_object(), *hist = json_array();
+    bool changed;
+    const char *commit = cli_commit(&changed);
     int rc = -1;
     for (int32_t i = 0; i < histogram(s, st); i++) json_array_append_new(hist, json_integer(st->accepted[i]));
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(DFLASH_VERSION));
+    json_object_set_new(j, "commit", commit ? json_string(commit) : json_null());
+    json_object_set_new(j, "changed", commit ? json_boolean(changed) : json_null());
     json_object_set_new(j, "device", json_string(models_device(&set->m)));
     json_object_set_new(j, "isa", json_string(kn_backend_isa(set->m.be)));
     json_object_set_new(j, "threads", json_integer(kn_backend_threads(set->m.be)));
@@ -201,6 +228,8 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));
     json_object_set_new(j, "stop", json_string(stop_reason(st)));
     json_object_set_new(j, "stop_id", st->stop == SPEC_STOP_TOKEN ? json_integer(st->stop_id) : json_null());
+    json_object_set_new(j, "text_found",
+                        set->text.found ? json_text(set->text.found, strlen(set->text.found)) : json_null());
     json_object_set_new(j, "load_s", json_finite(set->m.load_s));
     json_object_set_new(j, "prefill_s", json_finite(r->prefill_s));
     json_object_set_new(j, "decode_s", json_finite(st->decode_s));

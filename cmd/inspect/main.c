@@ -117,12 +117,25 @@ static int verdict(const char *what, int bad, struct err *e)
     return bad ? ERR_NEGATIVE : 0;
 }
 
+static void diff_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    (void)ctx;
+    cli_progress(&cli, "diff", done, total, "weights");
+}
+
+static void diff_tensor(void *ctx, const struct diff_tensor *t)
+{
+    cli_progress_clear();
+    show_diff_tensor(ctx, t);
+    fflush(stdout);
+}
+
 static int run_diff(const char *a, const char *b)
 {
     struct err e = {0};
     struct diff_total t;
     struct show_diff ctx = {.json = o.json, .tolerance = o.tolerance, .tensors = o.tensors};
-    if (diff_files(a, b, o.threads, show_diff_tensor, &ctx, &t, &e)) return cli_fail(&cli, &e);
+    if (diff_files(a, b, o.threads, diff_tensor, diff_progress, &ctx, &t, &e)) return cli_fail(&cli, &e);
     show_diff_total(&ctx, &t);
     return t.missing || t.shape || t.undecodable || t.not_finite || ctx.above ? ERR_NEGATIVE : 0;
 }

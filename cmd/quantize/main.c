@@ -132,24 +132,13 @@ static int make_plan(struct work *k, struct err *e)
             "rows of %" PRId64 ", %s)",
             count, quant_recipe_name(k->recipe), t[first].name, t[first].ne[0],
             kn_type_info(k->to[first])->name);
+    char again[128];
+    count = rc ? 0 : quant_again(t, k->to, n, again, sizeof again);
+    if (count) /* requantising loses twice */
+        cli_warn(&cli, "%s: %" PRId64 " tensors are quantised already (%s): their error comes on top",
+                 k->in->map.path, count, again);
     mem_free(t);
     return rc;
-}
-
-/* Requantising loses twice: say so once, with what the source is. */
-static void warn_requantise(const struct work *k)
-{
-    uint64_t count = 0;
-    const char *what = NULL;
-    for (uint64_t i = 0; i < k->in->n_tensors; i++) {
-        const struct kn_type_info *t = kn_type_info(k->in->tensor[i].type);
-        if (t->block == 1 || k->to[i] == t->type) continue;
-        count++;
-        what = t->name;
-    }
-    if (count)
-        cli_warn(&cli, "%s: %" PRIu64 " tensors are quantised already (%s): their error comes on top",
-                 k->in->map.path, count, what);
 }
 
 /* ---- importance ---- */
@@ -263,7 +252,7 @@ static void row(const char *fmt, ...)
     va_list ap;
     char text[1024];
     if (cli.quiet) return;
-    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
+    cli_progress_clear();
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
@@ -391,7 +380,6 @@ static int quantize(const char *path, struct err *e)
     if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
     const char *inputs[] = {path, imatrix_path ? imatrix_path : path};
     if (io_out_open(&k.out, out_path, force, inputs, 2, e)) goto out;
-    warn_requantise(&k);
     const double begin = cli_seconds();
     if (write_all(&k, e)) goto out;
     const double seconds = cli_seconds() - begin;

@@ -736,7 +736,8 @@ bool io_hint_state(const void *data, size_t n, struct err *e)
 int io_hint_tokens(const void *data, size_t n, struct err *e)
 {
     const uint8_t *p = data;
-    if (io_hint_state(p, n, e)) return -1;
+    if (n >= 6 && !memcmp(p, "DFSNAP", 6))
+        return err_hint(e, "this is a state: --state FILE reads it, --state - from standard input");
     if (n >= 4 && !memcmp(p, "GGUF", 4))
         return err_hint(e, "this is a GGUF file: a model goes with -m or -d");
     /* Ids below 2^24 have a zero in every fourth byte, which text has not; a -1 has bytes that UTF-8 has not.
@@ -744,6 +745,19 @@ int io_hint_tokens(const void *data, size_t n, struct err *e)
     for (size_t i = 0; i < n && i < 64; i++)
         if (!p[i] || p[i] >= 0xf8 || (p[i] < 32 && !strchr("\t\n\r\f", p[i]))) return -1;
     return err_hint(e, "this looks like text: dflash-tokenize -m MODEL.gguf makes ids of it");
+}
+
+int io_hint_file(const void *data, size_t n, uint64_t size, struct err *e)
+{
+    const uint8_t *p = data;
+    if (io_hint_state(p, n, e)) return -1;
+    if (n >= 4 && !memcmp(p, "GGUF", 4))
+        return err_hint(e, "this is a GGUF file: a model goes with -m or -d");
+    if (n > 64) n = 64;
+    if (n < 4 || size % 4) return -1;
+    for (size_t i = 0; i + 4 <= n; i += 4) /* ids of a vocabulary: below 2^20 */
+        if (p[i + 3] || p[i + 2] >= 16) return -1;
+    return err_hint(e, "this looks like token ids: a prompt goes to standard input");
 }
 
 int io_read_tokens(int fd, const char *name, int32_t **ids, size_t *n, struct err *e)

@@ -104,6 +104,9 @@ bool io_hint_state(const void *data, size_t n, struct err *e);
 /* After the error that data, read as ids, is no prompt: a hint where it is text, a state or a GGUF file.
  * Returns -1. */
 int io_hint_tokens(const void *data, size_t n, struct err *e);
+/* The same of data, n of size bytes, that is no model or no state: a hint where it is a state, a GGUF file or
+ * token ids. Returns -1. */
+int io_hint_file(const void *data, size_t n, uint64_t size, struct err *e);
 int io_write_tokens(struct io_out *o, const int32_t *ids, size_t n, struct err *e);
 
 /* The folder that path lies in; p has PATH_MAX bytes. Returns p. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <zlib.h>
 #include "desc_impl.h"
+#include "../file/imatrix.h"
 #include "dialect.h"
 #include "../base/mem.h"
 #include "../base/text.h"
@@ -247,7 +248,13 @@ static int read_any(struct desc_reader *r)
     struct desc *d = r->d;
     struct gguf_str name;
     int rc = gguf_get_str(r->g, "general.architecture", &r->arch, r->e);
-    if (rc) return rc > 0 ? desc_missing(r, "general.architecture", desc_arch_names()) : -1;
+    if (rc > 0) {
+        desc_missing(r, "general.architecture", desc_arch_names());
+        return imatrix_is(r->g)
+                   ? err_hint(r->e, "this is an importance matrix: dflash-quantize --imatrix reads it")
+                   : -1;
+    }
+    if (rc) return -1;
     if (gguf_get_str(r->g, "general.name", &name, r->e) < 0) return -1;
     if (gguf_find(r->g, "general.name"))
         snprintf(d->name, sizeof d->name, "%.*s", (int)(name.n < 127 ? name.n : 127), name.s);

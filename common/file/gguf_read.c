@@ -316,12 +316,13 @@ static int place_tensors(struct cursor *c, struct gguf *g)
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         struct gguf_tensor *t = &g->tensor[i];
         snprintf(c->subject, sizeof c->subject, "tensor '%.80s'", t->name);
-        if (t->offset > room || t->bytes > room - t->offset)
-            return fail(c,
-                        "its data runs past the end of the file (expected %" PRIu64
-                        " bytes at offset %" PRIu64 " of the data section, got a section of %" PRIu64
-                        " bytes)",
-                        t->bytes, t->offset, room);
+        if (t->offset > room || t->bytes > room - t->offset) {
+            fail(c,
+                 "its data runs past the end of the file (expected %" PRIu64 " bytes at offset %" PRIu64
+                 " of the data section, got a section of %" PRIu64 " bytes)",
+                 t->bytes, t->offset, room);
+            return err_hint(c->e, "the file is truncated: a download that did not end?");
+        }
         t->data = c->data + g->data_offset + t->offset;
     }
     qsort(order, (size_t)g->n_tensors, sizeof *order, by_offset);
@@ -374,10 +375,12 @@ static int read_magic(struct cursor *c, struct gguf *g)
     if (memcmp(p, "GGUF", 4)) {
         if (!memcmp(p, "FUGG", 4))
             return fail(c, "a byte-swapped file is not supported (expected the magic GGUF, got FUGG)");
-        fail(c, "not a GGUF file (expected the bytes 47 47 55 46, got %02x %02x %02x %02x)", p[0], p[1], p[2],
-             p[3]);
-        if (io_hint_state(p, c->size, c->e)) return -1;
-        return c->size > 8 && p[8] == '{' ? hint_convert(c->path, c->e) : -1;
+        fail(c,
+             "not a GGUF file (expected the letters GGUF at its start, the bytes 47 47 55 46, got %02x %02x "
+             "%02x %02x)",
+             p[0], p[1], p[2], p[3]);
+        if (c->size > 8 && p[8] == '{') return hint_convert(c->path, c->e);
+        return io_hint_file(p, c->size, c->size, c->e);
     }
     if (take_u32(c, &g->version)) return -1;
     if (g->version == 1 || g->version == 2) {

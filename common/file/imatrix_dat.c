@@ -93,6 +93,9 @@ int imatrix_read_dat(struct imatrix *m, const uint8_t *data, uint64_t n, struct 
     char set[4096];
     int32_t entries, chunks = 0;
     m->by_chunks = true;
+    if (n < 17)
+        return err_set(e, ERR_FORMAT, "is no importance matrix (expected 17 bytes or more, got %" PRIu64 ")",
+                       n);
     if (take_i32(&r, "number of entries", 1, n / 17, &entries))
         return -1; /* 17: a name and a value of one each */
     for (int32_t i = 0; i < entries; i++)

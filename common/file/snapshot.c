@@ -129,9 +129,15 @@ int snap_open(struct snap_reader *r, int fd, const char *name, struct err *e)
     r->left = UINT64_MAX;
     if (!fstat(fd, &st) && S_ISREG(st.st_mode) && (at = lseek(fd, 0, SEEK_CUR)) >= 0)
         r->left = st.st_size > at ? (uint64_t)(st.st_size - at) : 0;
-    if (fill(r, &head, sizeof head, "header", e)) return -1;
-    if (memcmp(head.magic, magic, sizeof magic))
-        return err_set(e, ERR_FORMAT, "%s: header: not a snapshot (expected the magic DFSNAP01)", name);
+    const uint64_t size = r->left;
+    memset(&head, 0, sizeof head);
+    if (fill(r, &head, sizeof head, "header", e))
+        return e->code == ERR_FORMAT ? io_hint_file(&head, size < sizeof head ? size : sizeof head, size, e)
+                                     : -1;
+    if (memcmp(head.magic, magic, sizeof magic)) {
+        err_set(e, ERR_FORMAT, "%s: header: not a snapshot (expected the magic DFSNAP01)", name);
+        return io_hint_file(&head, sizeof head, size == UINT64_MAX ? 0 : size, e);
+    }
     if (head.version != SNAP_VERSION)
         return err_set(e, ERR_FORMAT, "%s: header: unknown version (expected %d, got %" PRIu32 ")", name,
                        SNAP_VERSION, head.version);

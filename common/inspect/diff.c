@@ -286,21 +286,26 @@ static int diff_one(const struct side_tensor *a, const struct side_tensor *b, in
     return 0;
 }
 
-int diff_files(const char *pa, const char *pb, int threads, diff_fn fn, void *ctx, struct diff_total *total,
-               struct err *e)
+int diff_files(const char *pa, const char *pb, int threads, diff_fn fn,
+               void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+               struct diff_total *total, struct err *e)
 {
     struct side a = {0}, b = {0};
     struct sums all = {0};
+    uint64_t done = 0, whole = 0;
     int rc = -1;
     if (threads < 1) threads = omp_get_num_procs();
     memset(total, 0, sizeof *total);
     if (side_open(&a, pa, !st_is_path(pb), e) || side_open(&b, pb, !st_is_path(pa), e)) goto done;
+    for (size_t i = 0; i < a.n; i++) whole += (uint64_t)a.t[i].count;
     for (size_t i = 0, j = 0; i < a.n || j < b.n;) {
         int order = i == a.n ? 1 : j == b.n ? -1 : strcmp(a.t[i].name, b.t[j].name);
         struct diff_tensor r = {0};
         if (diff_one(order <= 0 ? &a.t[i] : NULL, order >= 0 ? &b.t[j] : NULL, threads, &r, &all, total, e))
             goto done;
         fn(ctx, &r);
+        if (order <= 0) done += (uint64_t)a.t[i].count;
+        if (progress) progress(ctx, done, whole);
         i += order <= 0;
         j += order >= 0;
     }

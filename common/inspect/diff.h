@@ -26,7 +26,9 @@ struct diff_total {
     double rel_rms; /* over all compared values */
 };
 typedef void (*diff_fn)(void *ctx, const struct diff_tensor *t);
-int diff_files(const char *a, const char *b, int threads, diff_fn fn, void *ctx, struct diff_total *total,
-               struct err *e);
+/* progress: weights of a that were compared, and all of them; NULL: nobody asks. */
+int diff_files(const char *a, const char *b, int threads, diff_fn fn,
+               void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+               struct diff_total *total, struct err *e);
 
 #endif

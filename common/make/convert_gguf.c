@@ -136,6 +136,13 @@ static int plan(struct regguf *c, struct err *e)
                  kn_type_info(c->to[first])->name);
         say(c, CONVERT_NOTE, text);
     }
+    char types[128], text[256];
+    const int64_t again = quant_again(q, c->to, n, types, sizeof types);
+    if (again) {
+        snprintf(text, sizeof text, "%lld tensors are quantised already (%s): their error comes on top",
+                 (long long)again, types);
+        say(c, CONVERT_WARN, text);
+    }
     rc = 0;
 done:
     mem_free(q);

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -272,8 +273,13 @@ static int apply_overrides(const struct quant_tensor *t, int64_t n, const struct
             return err_set(e, ERR_USAGE,
                            "--tensor-type %s=%s: matches only tensors that are never quantised (%s)",
                            o[k].pattern, type->name, kept);
-        if (!used)
-            return err_set(e, ERR_USAGE, "--tensor-type %s=%s: matches no tensor", o[k].pattern, type->name);
+        if (!used) {
+            err_set(e, ERR_USAGE, "--tensor-type %s=%s: matches no tensor", o[k].pattern, type->name);
+            return strpbrk(o[k].pattern, "*?[")
+                       ? -1
+                       : err_hint(e, "a pattern is of whole names: --tensor-type '*%s*=%s'", o[k].pattern,
+                                  type->name);
+        }
     }
     return 0;
 }
@@ -333,6 +339,24 @@ int64_t quant_fell_back(enum quant_recipe r, const struct quant_tensor *t, int64
         if (!count++) *first = i;
     }
     return count;
+}
+
+int64_t quant_again(const struct quant_tensor *t, const uint32_t *to, int64_t n, char *text, size_t room)
+{
+    int64_t all = 0;
+    size_t at = 0;
+    text[0] = 0;
+    for (uint32_t type = 0; type < 256; type++) {
+        const struct kn_type_info *info = kn_type_info(type);
+        int64_t count = 0;
+        if (!info || info->block == 1) continue;
+        for (int64_t i = 0; i < n; i++) count += t[i].from == type && to[i] != type;
+        if (count && at < room)
+            at += (size_t)snprintf(text + at, room - at, "%s%lld %s", all ? ", " : "", (long long)count,
+                                   info->name);
+        all += count;
+    }
+    return all;
 }
 
 /* ---- rows ---- */

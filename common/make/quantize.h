@@ -83,6 +83,9 @@ int quant_plan(enum quant_recipe r, const struct quant_model *m, const struct qu
 /* How many tensors of a plan have rows that the blocks of r do not divide, so that they got another type than
  * r says; *first: the first of them, or -1. To be told: the file is larger than its name says. */
 int64_t quant_fell_back(enum quant_recipe r, const struct quant_tensor *t, int64_t n, int64_t *first);
+/* Tensors of blocks already that the plan quantises again, whose error comes on top; text: "48 Q4_K, 9 Q6_K".
+ */
+int64_t quant_again(const struct quant_tensor *t, const uint32_t *to, int64_t n, char *text, size_t room);
 
 /* Squared error of what was encoded, against the decoded source. Sums in double, rows added in order: the
  * same for any number of threads. */

@@ -8,7 +8,9 @@ static bool same_sampler(const struct kn_sampler *a, const struct kn_sampler *b)
 {
     return a->temp == b->temp && a->top_p == b->top_p && a->min_p == b->min_p &&
            a->repeat_penalty == b->repeat_penalty && a->top_k == b->top_k &&
-           a->repeat_last == b->repeat_last && a->seed == b->seed;
+           a->repeat_last == b->repeat_last && a->seed == b->seed && a->presence == b->presence &&
+           a->frequency == b->frequency && a->order == b->order && a->n_bias == b->n_bias &&
+           a->bias == b->bias;
 }
 
 void session_use_sampler(struct session *s, const struct kn_sampler *sampler)

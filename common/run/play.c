@@ -25,7 +25,8 @@ static int stamp(struct session *s, int i, struct err *e)
 
 static bool looks_back(const struct kn_sampler *sampler)
 {
-    return sampler->repeat_penalty != 1 && sampler->repeat_last > 0;
+    return (sampler->repeat_penalty != 1 || sampler->presence != 0 || sampler->frequency != 0) &&
+           sampler->repeat_last > 0;
 }
 
 static bool advances(int what)

@@ -59,13 +59,15 @@ static int context(struct session *s, const struct session_rows *r, struct err *
     return dflash_context(s->source->model, &p, e);
 }
 
-/* Without the penalty: it looks at the tokens before a place, and those of all places but the first are only
- * being proposed. */
+/* Without the penalties: they look at the tokens before a place, and those of all places but the first are
+ * only being proposed. */
 static struct kn_sampler sampler_of(const struct session *s)
 {
     struct kn_sampler k = s->sampler;
-    if (s->o.draft_greedy || k.temp == 0) k = (struct kn_sampler){.top_p = 1};
+    if (s->o.draft_greedy || k.temp == 0)
+        k = (struct kn_sampler){.top_p = 1, .bias = k.bias, .n_bias = k.n_bias};
     k.repeat_penalty = 1;
+    k.presence = k.frequency = 0;
     return k;
 }
 

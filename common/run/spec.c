@@ -23,17 +23,38 @@ static bool is_stop(const struct spec_options *o, int32_t id)
     return false;
 }
 
-/* Hand out ids up to the first stop; *ended where there is one. */
-static int write_out(const struct spec_options *o, struct spec_stats *st, const int32_t *ids, int32_t n,
-                     bool *ended, struct err *e)
+/* Tokens with the logits that they were picked from, the first rows of the session's. */
+static int show_picked(const struct session *s, const struct spec_options *o, const int32_t *ids, int32_t n,
+                       struct err *e)
+{
+    const int32_t n_vocab = s->target->d->n_vocab;
+    const size_t bytes = (size_t)n_vocab * sizeof(float);
+    float *row = mem_alloc(bytes);
+    int rc = row ? 0 : err_set(e, ERR_IO, "out of memory (a row of logits)");
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        rc = s->op->download(s->be, row, s->g->logits + (size_t)i * (size_t)n_vocab, bytes);
+        rc = rc ? model_failed(s->target, "logits", rc, e) : o->picked(o->ctx, ids[i], row, n_vocab, e);
+    }
+    mem_free(row);
+    return rc;
+}
+
+/* Hand out ids, picked from the first rows of the session's logits, up to the first stop; *ended where there
+ * is one. */
+static int write_out(const struct session *s, const struct spec_options *o, struct spec_stats *st,
+                     const int32_t *ids, int32_t n, bool *ended, struct err *e)
 {
     int32_t k = 0;
     *ended = false;
-    while (k < n && !*ended) *ended = is_stop(o, ids[k++]);
-    if (*ended) {
-        st->stop = SPEC_STOP_TOKEN;
-        st->stop_id = ids[k - 1];
+    while (k < n && !*ended) {
+        const int32_t id = ids[k++];
+        const bool stop = is_stop(o, id), text = o->ends && o->ends(o->ctx, id);
+        *ended = stop || text;
+        if (!*ended) continue;
+        st->stop = stop ? SPEC_STOP_TOKEN : SPEC_STOP_TEXT;
+        st->stop_id = id;
     }
+    if (o->picked && show_picked(s, o, ids, k, e)) return -1;
     st->generated += k;
     return o->tokens ? o->tokens(o->ctx, ids, k, e) : 0;
 }
@@ -106,7 +127,7 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     if ((c->drafted || s->o.look) && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
     if (look && good == *kept) st->look_cycles++, st->look_accepted += *kept - 1;
     int64_t before = st->generated;
-    if (good && write_out(o, st, c->picks, good, ended, e)) return -1;
+    if (good && write_out(s, o, st, c->picks, good, ended, e)) return -1;
     if (good < *kept && !*ended)
         return fault ? model_fault(&s->fault, e) : session_no_number(s, c->pos + good, e);
     *kept = (int32_t)(st->generated - before);
@@ -132,6 +153,7 @@ static int start_cycles(struct loop *l, int64_t wanted, struct err *e)
 {
     while (!l->open && l->running < wanted) {
         struct plan now = l->plan;
+        if (l->o->picked && l->running) return 0;                /* it would write over the logits */
         const bool asks = !now.draft && !now.rows && l->running; /* behind a token that is not known */
         bool waits = false;
         if (asks) now.rows = 1;
@@ -230,7 +252,7 @@ int spec_generate(struct session *s, const struct spec_options *o, struct spec_s
     double start = now();
     if (session_pick(s, &o->sampler, 1, &anchor, e)) return -1;
     st->first_s = now() - start;
-    if (write_out(o, st, &anchor, 1, &ended, e)) return -1;
+    if (write_out(s, o, st, &anchor, 1, &ended, e)) return -1;
     const bool all = ended || st->generated == o->n || interrupted(o, st);
     if (!all && draft_logits(s, o, anchor, e)) return -1;
     start = now();

@@ -33,12 +33,23 @@ struct spec_options {
     int (*proposals)(void *ctx, const int32_t *ids, int32_t n, struct err *e);
     /* Logits of the first block, row by row [n_vocab], block times. May be NULL unless draft_logits. */
     int (*draft_row)(void *ctx, const float *row, int32_t n_vocab, struct err *e);
+    /* NULL, or asked once of every token, in order: does it end the stream? It is written then, and nothing
+     * behind it. */
+    bool (*ends)(void *ctx, int32_t id);
+    /* NULL, or called before tokens with each of them and the logits [n_vocab] that it was picked from, as
+     * the target left them. No cycle is started ahead then. */
+    int (*picked)(void *ctx, int32_t id, const float *logits, int32_t n_vocab, struct err *e);
     /* Asked behind every cycle's tokens: true ends the stream there, at a token as any. NULL: nobody asks. */
     bool (*interrupted)(void *ctx);
     void *ctx;
 };
 
-enum spec_stop { SPEC_STOP_LENGTH, SPEC_STOP_TOKEN, SPEC_STOP_INTERRUPT };
+enum spec_stop {
+    SPEC_STOP_LENGTH,
+    SPEC_STOP_TOKEN,
+    SPEC_STOP_TEXT, /* ends said so */
+    SPEC_STOP_INTERRUPT,
+};
 
 struct spec_stats {
     int64_t generated;                  /* tokens written, stop token included */
@@ -57,7 +68,7 @@ struct spec_stats {
     double idle_s, idle_max_s; /* of decode_s: from accepting in one cycle to the start of the next; the
                                   longest of these, which is the one that recorded */
     enum spec_stop stop;
-    int32_t stop_id; /* where stop is SPEC_STOP_TOKEN */
+    int32_t stop_id; /* the token that ended it, unless stop is SPEC_STOP_LENGTH */
 };
 /* Mean of accepted + 1 over cycles that the limit did not cut; NaN if there is none. A cycle is cut where
  * fewer rows were verified than its plan allows, all their proposals were kept, and the next proposal would

@@ -281,8 +281,9 @@ static int check_drafter(const struct state *st, const struct state_meta *own, s
     id_text(st->m.drafter, st->m.drafter_id, got);
     taps_text(st->m.taps, st->m.n_taps, got_taps, sizeof got_taps);
     if (!st->m.n_draft_layer)
-        err_set(e, ERR_FORMAT, "%s: holds no context for the drafter %s (expected taps %s, got none)",
-                st->name, want, want_taps);
+        err_set(e, ERR_FORMAT,
+                "%s: holds no context for a drafter (expected that of %s with taps %s, got none)", st->name,
+                want, want_taps);
     else
         err_set(e, ERR_FORMAT,
                 "%s: holds the context of another drafter (expected %s with taps %s, got %s with taps %s)",

@@ -25,6 +25,10 @@ int32_t tok_bos(const struct tokenizer *t); /* -1 if none */
 bool tok_add_bos(const struct tokenizer *t);
 int tok_is_special(const struct tokenizer *t, int32_t id); /* control or user-defined token */
 
+/* The bytes that an id stands for, *n of them, also of control tokens. *written: decoding writes them,
+ * special or not (then control and unused tokens are left out). id is in the vocabulary. */
+const uint8_t *tok_piece(const struct tokenizer *t, int32_t id, size_t *n, bool *written);
+
 int32_t tok_special_id(const struct tokenizer *t, const char *text); /* of that text, or -1 */
 
 /* Streaming encoder: bytes in, ids out. special: text of control tokens becomes their id (else it is plain

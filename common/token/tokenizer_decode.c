@@ -62,6 +62,13 @@ static int put(struct tok_decoder *x, const uint8_t *p, size_t n, struct err *e)
     return 0;
 }
 
+const uint8_t *tok_piece(const struct tokenizer *t, int32_t id, size_t *n, bool *written)
+{
+    *n = t->offset[id + 1] - t->offset[id];
+    *written = t->type[id] == TOK_NORMAL || t->type[id] == TOK_BYTE || t->type[id] == TOK_USER_DEFINED;
+    return t->bytes + t->offset[id];
+}
+
 int tok_decode(struct tok_decoder *x, const int32_t *ids, size_t n, bool end, tok_bytes_fn out, void *ctx,
                struct err *e)
 {

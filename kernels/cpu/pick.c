@@ -9,7 +9,7 @@ static size_t round64(size_t bytes)
     return (bytes + 63) & ~(size_t)63;
 }
 
-/* An item's scratch: a penalised copy, the block maxima, the heap. */
+/* An item's scratch: a changed copy, the block maxima, the heap (before it, counts of ids). */
 static size_t thread_bytes(int64_t n_vocab)
 {
     size_t v = (size_t)n_vocab;
@@ -45,6 +45,16 @@ static int check(struct cpu_backend *be, const struct kn_pick *p)
     if (!(s->repeat_penalty > 0.0f) || s->repeat_penalty - s->repeat_penalty != 0.0f)
         return cpu_fail(be, KN_EINVAL, "pick: repeat penalty %g (expected more than 0)",
                         (double)s->repeat_penalty);
+    if (s->presence - s->presence != 0.0f || s->frequency - s->frequency != 0.0f)
+        return cpu_fail(be, KN_EINVAL, "pick: penalties of presence %g and frequency %g (expected numbers)",
+                        (double)s->presence, (double)s->frequency);
+    if (s->order > 15 || s->n_bias < 0)
+        return cpu_fail(be, KN_EINVAL, "pick: order %u, %d biases (expected 0 to 15, 0 or more)", s->order,
+                        s->n_bias);
+    for (int32_t i = 0; i < s->n_bias; i++)
+        if (s->bias[i].id < 0 || s->bias[i].id >= p->n_vocab)
+            return cpu_fail(be, KN_EINVAL, "pick: a bias of token %d (expected 0 to %d)", s->bias[i].id,
+                            p->n_vocab - 1);
     for (int32_t i = 0; i < p->n; i++)
         if (p->pos[i] < 0) return cpu_fail(be, KN_EINVAL, "pick: position %d in row %d", p->pos[i], i);
     return 0;

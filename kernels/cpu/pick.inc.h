@@ -59,7 +59,7 @@ struct pick {
     int32_t n, n_blocks;
     float top; /* their maximum */
     const float *block;
-    double temp;
+    double temp, temp_p, temp_m; /* of the pick; what top-p and min-p measure by */
     uint64_t seed;
     uint32_t position;
     int32_t id;   /* the best so far, */
@@ -209,14 +209,31 @@ static float pick_bound_k(const struct pick *s, int32_t k, uint64_t *heap)
 }
 
 /* exp((l - top) / temp): an id's probability over that of the likeliest */
-static inline float pick_weight(const struct pick *s, int32_t id)
+static inline float pick_weight(const struct pick *s, int32_t id, double temp)
 {
-    return cpu_expf((s->l[id] - s->top) / (float)s->temp);
+    return cpu_expf((s->l[id] - s->top) / (float)temp);
 }
 
-static double pick_mass(const struct pick *s)
+static inline bool pick_below(const struct pick *s, float l, double log_min_p)
 {
-    const struct vec temp = v_set1((float)s->temp), top = v_set1(s->top);
+    return (double)l / s->temp_m - (double)s->top / s->temp_m < log_min_p;
+}
+
+/* Of the ids that min-p keeps. */
+static double pick_mass_kept(const struct pick *s, double temp, double log_min_p)
+{
+    double mass = 0;
+    for (int32_t b = 0; b < s->n_blocks; b++) {
+        if (pick_below(s, s->block[b], log_min_p)) continue;
+        for (int32_t i = b * PICK_BLOCK; i < s->n && i < (b + 1) * PICK_BLOCK; i++)
+            if (!pick_below(s, s->l[i], log_min_p)) mass += (double)pick_weight(s, i, temp);
+    }
+    return mass;
+}
+
+static double pick_mass(const struct pick *s, double by)
+{
+    const struct vec temp = v_set1((float)by), top = v_set1(s->top);
     float buf[PICK_BLOCK];
     double mass = 0;
     struct vec sum = v_zero();
@@ -237,16 +254,26 @@ static double pick_mass(const struct pick *s)
  * dry. */
 static bool pick_walk(struct pick *s, uint64_t *heap, int32_t n, double limit, double log_min_p)
 {
-    double before = 0, top = (double)s->top / s->temp;
+    double before = 0; /* what top-p takes its share of */
     bool first = true;
+    s->mass = 0;
     while (n) {
         int32_t id = pick_pop(heap, &n);
-        if (!first && (!(before < limit) || (double)s->l[id] / s->temp - top < log_min_p)) return true;
+        if (!first && (!(before < limit) || pick_below(s, s->l[id], log_min_p))) return true;
         first = false;
         pick_offer_one(s, id);
-        s->mass = before += (double)pick_weight(s, id);
+        const double weight = (double)pick_weight(s, id, s->temp);
+        s->mass += weight;
+        before += s->temp_p == s->temp ? weight : (double)pick_weight(s, id, s->temp_p);
     }
     return false;
+}
+
+/* What top-p takes its share of, where top-k is not before it. */
+static double pick_whole(const struct pick *s, const struct kn_sampler *a, double log_min_p)
+{
+    return a->order & KN_ORDER_MIN_P_FIRST ? pick_mass_kept(s, s->temp_p, log_min_p)
+                                           : pick_mass(s, s->temp_p);
 }
 
 static void pick_top_k(struct pick *s, const struct kn_sampler *a, uint64_t *heap, double log_min_p)
@@ -257,9 +284,12 @@ static void pick_top_k(struct pick *s, const struct kn_sampler *a, uint64_t *hea
     double mass = 0;
     while (n && kept < a->top_k) {
         uint64_t key = heap[0];
-        mass += (double)pick_weight(s, pick_pop(heap, &n));
+        const int32_t id = pick_pop(heap, &n);
+        if (!(a->order & KN_ORDER_MIN_P_FIRST) || !pick_below(s, s->l[id], log_min_p))
+            mass += (double)pick_weight(s, id, s->temp_p);
         heap[all - ++kept] = key;
     }
+    if (a->top_p < 1.0f && a->order & KN_ORDER_TOP_P_FIRST) mass = pick_whole(s, a, log_min_p);
     double limit = a->top_p < 1.0f ? (double)a->top_p * mass : INFINITY;
     /* heap[all - kept .. all) is in descending key order: reversed it is a sorted heap. */
     uint64_t *h = heap + (all - kept);
@@ -273,12 +303,13 @@ static void pick_top_k(struct pick *s, const struct kn_sampler *a, uint64_t *hea
 
 static void pick_top_p(struct pick *s, const struct kn_sampler *a, uint64_t *heap, double log_min_p)
 {
-    double limit = a->top_p < 1.0f ? (double)a->top_p * pick_mass(s) : INFINITY;
+    double limit = a->top_p < 1.0f ? (double)a->top_p * pick_whole(s, a, log_min_p) : INFINITY;
+    const double temp = s->temp > s->temp_p ? s->temp : s->temp_p; /* of the depths */
     /* What min-p can keep lies above floor; the slack covers the roundings of this line. */
-    double slack = 1e-5 * (fabs((double)s->top) - s->temp * log_min_p);
-    double floor = log_min_p > -INFINITY ? (double)s->top + s->temp * log_min_p - slack : -INFINITY;
+    double slack = 1e-5 * (fabs((double)s->top) - s->temp_m * log_min_p);
+    double floor = log_min_p > -INFINITY ? (double)s->top + s->temp_m * log_min_p - slack : -INFINITY;
     for (double depth = a->top_p < 1.0f ? 7.0 : INFINITY;; depth *= 2) {
-        double bound = (double)s->top - s->temp * depth;
+        double bound = (double)s->top - temp * depth;
         bool last = !(bound > floor) || depth > 200.0;
         s->id = -1;
         int32_t n = pick_gather(s, (float)(last ? floor : bound), heap);
@@ -286,18 +317,33 @@ static void pick_top_p(struct pick *s, const struct kn_sampler *a, uint64_t *hea
     }
 }
 
-/* Copy the row and penalise each distinct id of the window once: from the original, so repeating it changes
- * nothing. */
-static bool pick_penalise(const struct kn_pick *p, int32_t row, float *copy)
+static bool pick_penalises(const struct kn_sampler *a)
 {
-    const float *l = p->logits + (int64_t)row * p->n_vocab;
-    float r = p->sampler.repeat_penalty;
-    memcpy(copy, l, (size_t)p->n_vocab * sizeof(float));
-    int64_t last = p->pos[row], first = last - p->sampler.repeat_last + 1;
-    for (int64_t i = first < 0 ? 0 : first; i <= last; i++) {
-        int32_t id = p->history[i];
-        if (id < 0 || id >= p->n_vocab) return false;
-        copy[id] = l[id] > 0.0f ? l[id] / r : l[id] * r;
+    return (a->repeat_penalty != 1.0f || a->presence != 0.0f || a->frequency != 0.0f) && a->repeat_last > 0;
+}
+
+/* Copy the row, add the biases, and penalise each distinct id of the window once. */
+static bool pick_change(const struct kn_pick *p, int32_t row, const struct cpu_pick_work *w)
+{
+    const struct kn_sampler *a = &p->sampler;
+    float *copy = w->logits;
+    int32_t *count = (int32_t *)w->heap; /* [n_vocab], of the window's ids alone */
+    memcpy(copy, p->logits + (int64_t)row * p->n_vocab, (size_t)p->n_vocab * sizeof(float));
+    for (int32_t i = 0; i < a->n_bias; i++) copy[a->bias[i].id] += a->bias[i].add;
+    if (!pick_penalises(a)) return true;
+    int64_t last = p->pos[row], first = last - a->repeat_last + 1;
+    if (first < 0) first = 0;
+    for (int64_t i = first; i <= last; i++) {
+        if (p->history[i] < 0 || p->history[i] >= p->n_vocab) return false;
+        count[p->history[i]] = 0;
+    }
+    for (int64_t i = first; i <= last; i++) count[p->history[i]]++;
+    for (int64_t i = first; i <= last; i++) {
+        const int32_t id = p->history[i], n = count[id];
+        if (!n) continue;
+        const float l = copy[id] > 0.0f ? copy[id] / a->repeat_penalty : copy[id] * a->repeat_penalty;
+        copy[id] = l - ((float)n * a->frequency + a->presence);
+        count[id] = 0;
     }
     return true;
 }
@@ -321,7 +367,7 @@ static float pick_logp(struct pick *s, int32_t id)
 {
     if (id == KN_PICK_NAN) return NAN;
     if (s->temp == 0.0) s->temp = 1.0;
-    const double mass = s->mass > 0.0 ? s->mass : pick_mass(s);
+    const double mass = s->mass > 0.0 ? s->mass : pick_mass(s, s->temp);
     return (float)(((double)s->l[id] - (double)s->top) / s->temp - cpu_log(mass));
 }
 
@@ -331,12 +377,14 @@ static int32_t rows_pick(const struct kn_pick *p, int32_t row, const struct cpu_
     struct pick s = {.l = p->logits + (int64_t)row * p->n_vocab,
                      .n = p->n_vocab,
                      .temp = (double)a->temp,
+                     .temp_p = a->order & KN_ORDER_TOP_P_RAW ? 1.0 : (double)a->temp,
+                     .temp_m = a->order & KN_ORDER_MIN_P_RAW ? 1.0 : (double)a->temp,
                      .seed = a->seed,
                      .position = (uint32_t)p->pos[row] + 1,
                      .id = -1};
     s.n_blocks = (s.n + PICK_BLOCK - 1) / PICK_BLOCK;
-    if (a->repeat_penalty != 1.0f && a->repeat_last > 0) {
-        if (!pick_penalise(p, row, w->logits)) return KN_PICK_NAN - 1;
+    if (a->n_bias || pick_penalises(a)) {
+        if (!pick_change(p, row, w)) return KN_PICK_NAN - 1;
         s.l = w->logits;
     }
     const int32_t id = pick_id(&s, a, w);

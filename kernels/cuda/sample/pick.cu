@@ -17,8 +17,7 @@
  * MB at 151,936 from the L2 cache (9.1 MB for 15 rows). */
 #include "pick_filter.cuh"
 
-/* ---- penalty: a copy of the rows, then each distinct id of the window, from the original: twice changes
- * nothing ---- */
+/* ---- biases and penalties: a copy of the rows, then its ids ---- */
 
 static __global__ void __launch_bounds__(256) pick_copy(const pick p)
 {
@@ -29,23 +28,48 @@ static __global__ void __launch_bounds__(256) pick_copy(const pick p)
         p.copy[row + i] = p.logits[row + i];
 }
 
-static __global__ void __launch_bounds__(256) pick_penalise(const pick p)
+static __host__ __device__ __forceinline__ bool penalises(const struct kn_sampler &s)
+{
+    return (s.repeat_penalty != 1.0f || s.presence != 0.0f || s.frequency != 0.0f) && s.repeat_last > 0;
+}
+
+/* A block a row. Ids of the window are counted; the thread that takes a count away changes the id, once. */
+static __global__ void __launch_bounds__(256) pick_change(const pick p)
 {
     cuda_grid_start();
-    const int64_t row = (int64_t)blockIdx.x * p.n_vocab, last = p.pos[blockIdx.x],
-                  from = last - p.s.repeat_last + 1;
+    const int64_t row = (int64_t)blockIdx.x * p.n_vocab, last = p.pos[blockIdx.x];
+    int64_t from = last - p.s.repeat_last + 1;
+    from = !penalises(p.s) ? last + 1 : from < 0 ? 0 : from;
+    uint32_t *times = p.times + row;
     bool bad = false;
-    for (int64_t i = (from < 0 ? 0 : from) + threadIdx.x; i <= last; i += 256) {
-        const int32_t id = p.history[i];
-        if (id < 0 || id >= p.n_vocab) {
+    for (int32_t i = threadIdx.x; i < p.s.n_bias; i += 256) {
+        const int32_t id = p.s.bias[i].id;
+        if (id < 0 || id >= p.n_vocab)
             bad = true;
-            continue;
-        }
-        const float l = p.logits[row + id];
-        p.copy[row + id] = l > 0.0f ? __fdiv_rn(l, p.s.repeat_penalty) : __fmul_rn(l, p.s.repeat_penalty);
+        else
+            p.copy[row + id] = __fadd_rn(p.copy[row + id], p.s.bias[i].add);
+    }
+    for (int64_t i = from + threadIdx.x; i <= last; i += 256) {
+        const int32_t id = p.history[i];
+        if (id < 0 || id >= p.n_vocab)
+            bad = true;
+        else
+            times[id] = 0;
     }
     bad = __syncthreads_or(bad);
     if (threadIdx.x == 0) p.bad[blockIdx.x] = bad;
+    if (bad) return;
+    for (int64_t i = from + threadIdx.x; i <= last; i += 256) atomicAdd(&times[p.history[i]], 1u);
+    __syncthreads();
+    for (int64_t i = from + threadIdx.x; i <= last; i += 256) {
+        const int32_t id = p.history[i];
+        const uint32_t n = atomicExch(&times[id], 0u);
+        if (!n) continue;
+        float l = p.copy[row + id];
+        l = l > 0.0f ? __fdiv_rn(l, p.s.repeat_penalty) : __fmul_rn(l, p.s.repeat_penalty);
+        p.copy[row + id] =
+            __fsub_rn(l, __fadd_rn(__fmul_rn(__int2float_rn((int)n), p.s.frequency), p.s.presence));
+    }
 }
 
 /* ---- one pass ---- */
@@ -152,6 +176,12 @@ static int check(struct cuda_backend *be, const struct kn_pick *p)
     if (!(s->repeat_penalty > 0.0f) || s->repeat_penalty - s->repeat_penalty != 0.0f)
         return cuda_fail(be, KN_EINVAL, "pick: repeat penalty %g (expected more than 0)",
                          (double)s->repeat_penalty);
+    if (s->presence - s->presence != 0.0f || s->frequency - s->frequency != 0.0f)
+        return cuda_fail(be, KN_EINVAL, "pick: penalties of presence %g and frequency %g (expected numbers)",
+                         (double)s->presence, (double)s->frequency);
+    if (s->order > 15 || s->n_bias < 0)
+        return cuda_fail(be, KN_EINVAL, "pick: order %u, %d biases (expected 0 to 15, 0 or more)", s->order,
+                         s->n_bias);
     return 0;
 }
 
@@ -247,24 +277,24 @@ static dim3 greedy_grid(const struct pick *p)
 {
     return dim3((unsigned)((p->n_vocab + GREEDY - 1) / GREEDY), (unsigned)p->n);
 }
-/* A token of the history outside the vocabulary gives KN_PICK_NAN in its row: the host checks ids before they
- * come here. */
+/* A token of the history outside the vocabulary, or a bias of one, gives KN_PICK_NAN in its row: the host
+ * checks ids before they come here. */
 int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
 {
     struct cuda_backend *be = cuda_of(kb);
     int rc = check(be, a);
     if (rc) return rc;
     const struct kn_sampler *s = &a->sampler;
-    const bool penalty = s->repeat_penalty != 1.0f && s->repeat_last > 0, sample = s->temp > 0.0f;
+    const bool changed = penalises(*s) || s->n_bias, sample = s->temp > 0.0f;
     const bool filters =
         sample && ((s->top_k > 0 && s->top_k < a->n_vocab) || s->top_p < 1.0f || s->min_p > 0.0f);
-    const int32_t most = penalty || filters ? LIST_ROWS : GREEDY_ROWS;
+    const int32_t most = changed || filters ? LIST_ROWS : GREEDY_ROWS;
     const int32_t rows = a->n < most ? a->n : most;
     char *at = (char *)be->scratch_rows;
     const size_t best_bytes = left_bytes((size_t)rows, a->n_vocab);
     const size_t row_bytes = round256((size_t)rows * a->n_vocab * sizeof(float));
     const size_t list_bytes = round256((size_t)rows * a->n_vocab * sizeof(uint64_t));
-    const size_t need = best_bytes + FIXED + (penalty || filters ? row_bytes + list_bytes : 0);
+    const size_t need = best_bytes + FIXED + (changed || filters ? row_bytes + list_bytes : 0);
     if (need > be->scratch_rows_bytes)
         return cuda_fail(be, KN_EINVAL,
                          "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", a->n,
@@ -273,21 +303,21 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     p.n_vocab = a->n_vocab, p.n_blocks = blocks_of(a->n_vocab), p.s = *s, p.history = a->history;
     p.best = (struct best *)at, p.part = (float2 *)at, p.count = be->count + 1,
     p.key = (unsigned long long *)(be->count + 512);
-    p.bad = penalty ? (int32_t *)(at + best_bytes) : NULL;
+    p.bad = changed ? (int32_t *)(at + best_bytes) : NULL;
     p.bound = (struct bound *)(at + best_bytes + 256);
     p.most = (uint64_t *)(p.bound + LIST_ROWS);
     p.mass = (unsigned long long *)(at + best_bytes + 256 + 1024);
     p.ids = (unsigned *)(p.mass + LIST_ROWS * BINS);
-    p.copy = penalty ? (float *)(at + best_bytes + FIXED) : NULL;
+    p.copy = changed ? (float *)(at + best_bytes + FIXED) : NULL;
+    p.times = (uint32_t *)(at + best_bytes + FIXED + row_bytes);
     p.list = filters ? (uint64_t *)(at + best_bytes + FIXED + row_bytes) : NULL;
     for (int32_t i = 0; i < a->n && rc == 0; i += rows) {
         p.n = a->n - i < rows ? a->n - i : rows;
         p.logits = a->logits + (int64_t)i * a->n_vocab, p.pos = a->pos + i, p.out = a->out + i;
         p.logp = a->logp ? a->logp + i : NULL;
         const dim3 scan((unsigned)p.n_blocks, (unsigned)p.n), each((unsigned)p.n), block(256);
-        if (penalty) rc = cuda_check(be, "pick", cuda_launch(be, pick_copy, scan, block, 0, p));
-        if (penalty && rc == 0)
-            rc = cuda_check(be, "pick", cuda_launch(be, pick_penalise, each, block, 0, p));
+        if (changed) rc = cuda_check(be, "pick", cuda_launch(be, pick_copy, scan, block, 0, p));
+        if (changed && rc == 0) rc = cuda_check(be, "pick", cuda_launch(be, pick_change, each, block, 0, p));
         if (rc) return rc;
         void (*one)(pick) = sample   ? filters ? pick_scan<WANT_TOP> : pick_scan<WANT_SAMPLE>
                               : p.logp ? pick_greedy<true>

@@ -35,7 +35,8 @@ struct pick {
     int32_t n, n_vocab, n_blocks;
     struct kn_sampler s;
     int32_t *out;
-    float *copy;              /* [n, n_vocab] penalised logits, or NULL */
+    float *copy;              /* [n, n_vocab] logits with biases and penalties, or NULL */
+    uint32_t *times;          /* [n, n_vocab] of pick_change, where list lies: of the window's ids alone */
     uint64_t *list;           /* [n, n_vocab] keys of ids that the filters may keep; NULL without filters */
     unsigned long long *mass; /* [n, BINS] probability a bucket */
     unsigned *ids;            /* [n, BINS] ids a bucket */

@@ -89,14 +89,37 @@ static __device__ unsigned long long block_total(struct filter &f, unsigned long
 
 struct row {
     const float *l;
-    float top, temp, inverse;
+    float top, temp, inverse; /* temp: what masses are by; the buckets are by the sampler's own */
 };
 
-DEV row make_row(const pick &p, int i)
+DEV row make_row(const pick &p, int i, float temp)
 {
-    row r = {row_of(p, i), row_best(p, i)->top, p.s.temp, __fdiv_rn(1.0f, p.s.temp)};
+    row r = {row_of(p, i), row_best(p, i)->top, temp, __fdiv_rn(1.0f, p.s.temp)};
     if (!(r.inverse < 3e38f)) r.inverse = 3e38f;
     return r;
+}
+/* What top-p measures by, and min-p. */
+DEV float temp_p(const pick &p)
+{
+    return p.s.order & KN_ORDER_TOP_P_RAW ? 1.0f : p.s.temp;
+}
+DEV float temp_m(const pick &p)
+{
+    return p.s.order & KN_ORDER_MIN_P_RAW ? 1.0f : p.s.temp;
+}
+
+/* Does min-p drop a logit? */
+struct min_p {
+    double temp, top, log_p;
+};
+DEV min_p make_min_p(const pick &p, float top)
+{
+    const double temp = (double)temp_m(p);
+    return {temp, __ddiv_rn((double)top, temp), p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY};
+}
+DEV bool below(const min_p &m, float l)
+{
+    return __dsub_rn(__ddiv_rn((double)l, m.temp), m.top) < m.log_p;
 }
 /* Buckets of a 64th of a nat below the top for 16 nats, then of a quarter; the last holds the rest. */
 DEV int bin_at(float nats)
@@ -137,16 +160,19 @@ static __global__ void __launch_bounds__(1024) pick_hist(const pick p)
     cuda_grid_start();
     const int t = threadIdx.x, at = blockIdx.y;
     const bool top_k = wants_k(p), top_p = p.s.top_p < 1.0f;
-    const row r = make_row(p, at);
+    const row r = make_row(p, at, temp_p(p));
     unsigned *ids = p.ids + (int64_t)at * BINS;
     unsigned long long *mass = p.mass + (int64_t)at * BINS;
     if (row_best(p, at)->nan) return; /* pick_scan has said so */
+    const min_p m = make_min_p(p, r.top);
+    const bool min_first = p.s.order & KN_ORDER_MIN_P_FIRST;
     if (top_k || top_p)
         for (int j = 0; j < SCAN / 1024; j++) {
             const int32_t i = blockIdx.x * SCAN + j * 1024 + t;
             const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
             const bool in = l > -INFINITY;
-            tally(ids, mass, in ? bin_of(r, l) : -1, in && top_p ? mass_of(r, l) : 0);
+            const bool counts = in && top_p && !(min_first && below(m, l));
+            tally(ids, mass, in ? bin_of(r, l) : -1, counts ? mass_of(r, l) : 0);
         }
     __threadfence();
     __syncthreads();
@@ -183,13 +209,13 @@ static __global__ void __launch_bounds__(256) pick_list(const pick p)
     cuda_grid_start();
     const int at = blockIdx.y;
     if (row_best(p, at)->nan) return;
-    const row r = make_row(p, at);
+    const row r = make_row(p, at, temp_p(p));
     const int bin = p.bound[at].bin;
     const bool certain = !(p.bound[at].enough && p.s.top_p < 1.0f);
-    const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
-    const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
+    const min_p m = make_min_p(p, r.top);
+    const double nats = -m.log_p * m.temp / (double)p.s.temp; /* of min-p, in those of the buckets */
     const int deepest =
-        p.s.min_p > 0.0f ? bin_at((float)(-log_min_p * 1.0001 + 0.01)) : BINS; /* min-p keeps nothing below */
+        p.s.min_p > 0.0f ? bin_at((float)(nats * 1.0001 + 0.01)) : BINS; /* min-p keeps nothing below */
     const uint32_t position = (uint32_t)p.pos[at] + 1;
     uint64_t *list = p.list + (int64_t)at * p.n_vocab;
     struct best b = {0.0, -INFINITY, -1, -1, 0};
@@ -197,8 +223,7 @@ static __global__ void __launch_bounds__(256) pick_list(const pick p)
         const int32_t i = blockIdx.x * SCAN + j * 256 + threadIdx.x;
         const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
         const int mine = l > -INFINITY ? bin_of(r, l) : BINS + 1;
-        if (certain && mine < bin && mine <= deepest &&
-            !(__dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p))
+        if (certain && mine < bin && mine <= deepest && !below(m, l))
             offer_id(b, p, position, l, (uint32_t)i);
         const bool in = mine == bin || (!certain && mine < bin);
         const unsigned who = __ballot_sync(~0u, in), lane = threadIdx.x % 32;
@@ -252,7 +277,8 @@ static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
     cuda_grid_start();
     const int t = threadIdx.x, at = blockIdx.x;
     if (row_best(p, at)->nan) return;
-    const row r = make_row(p, at);
+    const row r = make_row(p, at, temp_p(p));
+    const min_p m = make_min_p(p, r.top);
     const uint64_t *list = p.list + (int64_t)at * p.n_vocab;
     const struct bound known = p.bound[at];
     const unsigned n = known.listed;
@@ -261,24 +287,24 @@ static __global__ void __launch_bounds__(1024) pick_filter(const pick p)
     if (known.enough && !top_p) {
         most = find_key(f, r, list, n, false, (unsigned long long)p.s.top_k - known.ids_before, most);
     } else if (known.enough) { /* the list holds the buckets before, too */
+        const bool min_first = p.s.order & KN_ORDER_MIN_P_FIRST;
         unsigned long long kept = 0;
         most = find_key(f, r, list, n, false, (unsigned long long)p.s.top_k, most);
         for (unsigned i = t; i < n; i += 1024)
-            if (list[i] <= most) kept += mass_of(r, logit_of(list[i]));
-        kept = block_total(f, kept);
+            if (list[i] <= most && !(min_first && below(m, logit_of(list[i]))))
+                kept += mass_of(r, logit_of(list[i]));
+        kept = p.s.order & KN_ORDER_TOP_P_FIRST ? known.total : block_total(f, kept);
         most = find_key(f, r, list, n, true, limit_of(p, kept), most);
     } else if (top_p) {
         most = find_key(f, r, list, n, true, limit_of(p, known.total) - known.before, most);
     }
-    const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
-    const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
     const uint32_t position = (uint32_t)p.pos[at] + 1;
     struct best b = {0.0, -INFINITY, -1, -1, 0};
     for (unsigned i = t; i < n; i += 1024) {
         const uint64_t key = list[i];
         const uint32_t id = (uint32_t)key;
         const float l = logit_of(key);
-        if (key > most || __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
+        if (key > most || below(m, l)) continue;
         offer_id(b, p, position, l, id);
     }
     for (int i = t; i < p.n_blocks; i += 1024) b = join(b, row_best(p, at)[1 + i]);
@@ -299,16 +325,15 @@ static __global__ void __launch_bounds__(256) pick_logp(const pick p)
         if (blockIdx.x == 0 && t == 0) p.logp[at] = __int_as_float(0x7fc00000);
         return;
     }
-    const row r = make_row(p, at);
+    const row r = make_row(p, at, p.s.temp);
     const uint64_t most = p.list ? p.most[at] : ~(uint64_t)0;
-    const double temp = (double)p.s.temp, top = __ddiv_rn((double)r.top, temp);
-    const double log_min_p = p.s.min_p > 0.0f ? dev_log((double)p.s.min_p) : -INFINITY;
+    const min_p m = make_min_p(p, r.top);
     unsigned long long mass = 0;
     for (int j = 0; j < SCAN / 256; j++) {
         const int32_t i = blockIdx.x * SCAN + j * 256 + t;
         const float l = i < p.n_vocab ? r.l[i] : -INFINITY;
         if (!(l > -INFINITY) || key_of(l, (uint32_t)i) > most) continue;
-        if (p.s.min_p > 0.0f && __dsub_rn(__ddiv_rn((double)l, temp), top) < log_min_p) continue;
+        if (p.s.min_p > 0.0f && below(m, l)) continue;
         mass += mass_of(r, l);
     }
     for (int i = 16; i; i >>= 1) mass += __shfl_xor_sync(~0u, mass, i);
@@ -321,7 +346,7 @@ static __global__ void __launch_bounds__(256) pick_logp(const pick p)
     if (atomicAdd(&p.count[at], 1u) != gridDim.x - 1) return;
     __threadfence();
     const double all = __dmul_rn(__ull2double_rn(__ldcg(&p.key[at])), 0x1p-44);
-    const double nats = __ddiv_rn(__dsub_rn((double)r.l[id], (double)r.top), temp);
+    const double nats = __ddiv_rn(__dsub_rn((double)r.l[id], (double)r.top), (double)p.s.temp);
     p.key[at] = 0;
     p.count[at] = 0;
     p.logp[at] = __double2float_rn(__dsub_rn(nats, dev_log(all)));

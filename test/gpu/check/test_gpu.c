@@ -177,6 +177,45 @@ static const struct kn_sampler samplers[] = {
      .seed = 9},
     {.temp = 1e-4f, .top_p = 0.9f, .repeat_penalty = 1, .seed = 10},
     {.temp = 100, .top_p = 0.5f, .top_k = 60, .repeat_penalty = 1, .seed = 11},
+    {.temp = 0, .top_p = 1, .repeat_penalty = 1, .presence = 0.7f, .repeat_last = 64},
+    {.temp = 0.9f, .top_p = 1, .repeat_penalty = 1.2f, .frequency = 0.3f, .repeat_last = 90, .seed = 12},
+    {.temp = 1,
+     .top_k = 50,
+     .top_p = 1,
+     .repeat_penalty = 1,
+     .presence = -0.4f,
+     .frequency = 0.2f,
+     .repeat_last = 1000,
+     .seed = 13},
+    {.temp = 0, .top_p = 1, .repeat_penalty = 1, .n_bias = 1},
+    {.temp = 0.8f, .top_p = 0.9f, .repeat_penalty = 1.1f, .repeat_last = 20, .n_bias = 1, .seed = 14},
+    /* orders: of the bits that are set, top-p and min-p by probabilities at 1, top-p first, min-p first */
+    {.temp = 0.5f,
+     .top_k = 40,
+     .top_p = 0.8127f,
+     .min_p = 0.03f,
+     .repeat_penalty = 1,
+     .order = 1,
+     .seed = 15},
+    {.temp = 0.5f,
+     .top_k = 40,
+     .top_p = 0.8127f,
+     .min_p = 0.03f,
+     .repeat_penalty = 1,
+     .order = 2,
+     .seed = 16},
+    {.temp = 2, .top_k = 40, .top_p = 0.8127f, .min_p = 0.03f, .repeat_penalty = 1, .order = 4, .seed = 17},
+    {.temp = 2, .top_k = 40, .top_p = 0.8127f, .min_p = 0.03f, .repeat_penalty = 1, .order = 8, .seed = 18},
+    {.temp = 3, .top_k = 40, .top_p = 0.8127f, .min_p = 0.03f, .repeat_penalty = 1, .order = 12, .seed = 19},
+    {.temp = 3,
+     .top_k = 900,
+     .top_p = 0.8127f,
+     .min_p = 0.001f,
+     .repeat_penalty = 1,
+     .order = 15,
+     .seed = 20},
+    {.temp = 0.3f, .top_p = 0.8127f, .min_p = 0.01f, .repeat_penalty = 1, .order = 11, .seed = 21},
+    {.temp = 3, .top_p = 1, .min_p = 0.01f, .repeat_penalty = 1, .order = 2, .seed = 22},
 };
 enum shape { SHAPE_NORMAL, SHAPE_FLAT, SHAPE_PEAKED, SHAPE_MASKED, SHAPE_TIES, SHAPES };
 static const char *const shape_name[] = {"normal", "flat", "peaked", "masked", "ties"};
@@ -216,6 +255,8 @@ static void check_pick(void)
                 for (int b = 0; b < 4; b++) { /* the CPU, the device, row by row, without probabilities */
                     struct kn_backend *be = b ? gpu : cpu;
                     float *dl = put(be, l, bytes);
+                    const struct kn_bias bias = {0, 2.5f};
+                    struct kn_bias *dbias = put(be, &bias, sizeof bias);
                     int32_t *dp = put(be, pos, (size_t)n * 4), *dh = put(be, hist, sizeof hist),
                             *dout = put(be, NULL, (size_t)n * 4);
                     float *dlog = put(be, NULL, (size_t)n * 4);
@@ -229,8 +270,10 @@ static void check_pick(void)
                                             .sampler = samplers[k],
                                             .out = dout + i,
                                             .logp = b == 3 ? NULL : dlog + i};
+                        if (p.sampler.n_bias) p.sampler.bias = dbias;
                         must(be, "pick", kn_op(be)->pick(be, &p));
                     }
+                    drop(be, dbias);
                     out[b] = get(be, dout, (size_t)n * 4);
                     logp[b] = get(be, dlog, (size_t)n * 4);
                     drop(be, dl), drop(be, dp), drop(be, dh), drop(be, dout), drop(be, dlog);

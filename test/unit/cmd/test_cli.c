@@ -8,7 +8,9 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "../../../cmd/cli.c" /* programs link it beside the library, tests do not */
+#include "../../../cmd/cli.c" /* programs link these beside the library, tests do not */
+#define DFLASH_COMMIT "0123456789ab+"
+#include "../../../cmd/version.c"
 #include "../scratch.h"
 
 static struct values {
@@ -19,6 +21,7 @@ static struct values {
     uint64_t seed;
     float temp;
     struct cli_list list;
+    struct cli_counted counted;
 } v;
 
 static const struct cli_flag flags[] = {
@@ -33,6 +36,7 @@ static const struct cli_flag flags[] = {
     {"--mass", CLI_F32_ABOVE, &v.temp, "P", "above 0", 0, 1},
     {"--target", CLI_STR, &v.target, "DIR|GGUF", "a target", 0, 0},
     {"--a-flag-with-a-long-name", CLI_LIST, &v.list, "PATTERN=TYPE", "one more", 0, 0},
+    {"--counted", CLI_COUNTED, &v.counted, "K FILE", "two values", 0, 9},
     {0},
 };
 
@@ -66,6 +70,7 @@ static int run(const char *line, int min_args, int max_args)
                v.out ? v.out : "", v.type ? v.type : "", v.n, (long long)v.big, (unsigned long long)v.seed,
                v.temp, v.list.n, v.list.n ? v.list.v[v.list.n - 1] : "", c.quiet, c.verbose);
         for (int i = 0; i < c.n_args; i++) printf("[%s]", c.args[i]);
+        if (v.counted.name) printf(" counted=%d:%s", v.counted.n, v.counted.name);
         _exit(cli_close_stdout(&c));
     }
     close(fd[1]);
@@ -94,6 +99,10 @@ static void accepted(void **state)
     assert_string_equal(out,
                         "dflash-test: warning: --type is given more than once: 'b' counts, 'a' does not\n"
                         "force=0 o=- type=b n=0 big=0 seed=0 temp=0 list=2:y=2 q=0 v=0 args=");
+    assert_int_equal(run("a --counted 3 x.y b --counted=4 z", 0, 2), 0);
+    assert_string_equal(
+        out, "dflash-test: warning: --counted is given more than once: 'z' counts, 'x.y' does not\n"
+             "force=0 o= type= n=0 big=0 seed=0 temp=0 list=0: q=0 v=0 args=[a][b] counted=4:z");
     assert_int_equal(run("--n 3 --force --n 3 --force", 0, 0), 0);
     assert_string_equal(out, "force=1 o= type= n=3 big=0 seed=0 temp=0 list=0: q=0 v=0 args=");
     assert_int_equal(run("- -- --force -o --", 0, 9), 0);
@@ -108,13 +117,26 @@ static void refused(void **state)
         {"--nope=3", "unknown flag --nope"},
         {"-x", "unknown flag -x"},
         {"-ofile", "unknown flag -ofile"},
-        {"--forc", "unknown flag --forc"},
+        {"--forc", "unknown flag --forc (did you mean --force?)"},
+        {"--forcee=3", "unknown flag --forcee (did you mean --force?)"},
+        {"--tpye x", "unknown flag --tpye (did you mean --type?)"},
+        {"--tempo", "unknown flag --tempo (did you mean --temp?)"},
+        {"-force", "unknown flag -force (did you mean --force?)"},
+        {"--versoin", "unknown flag --versoin (did you mean --version?)"},
+        {"--tepy", "unknown flag --tepy"}, /* two edits from --type */
+        {"--a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here",
+         "unknown flag --a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here"},
         {"--force=1", "--force takes no value (got '1')"},
         {"-o", "-o needs a value (expected FILE)"},
         {"-o --force", "-o needs a value (expected FILE, got the flag --force)"},
+        {"--counted", "--counted needs a value (expected K FILE)"},
+        {"--counted 3", "--counted needs a value (expected K FILE)"},
+        {"--counted 3 -o", "--counted needs a value (expected K FILE, got the flag -o)"},
+        {"--counted 10 x", "--counted: out of range (expected 0 to 9, got 10)"},
+        {"--counted x 3", "--counted: not a whole number (expected K FILE, got 'x')"},
         {"--n --type x", "--n needs a value (expected N, got the flag --type)"},
         {"--type -q", "--type needs a value (expected TYPE, got the flag -q)"},
-        {"-o= x", "unknown flag -o="},
+        {"-o= x", "unknown flag -o= (did you mean -o?)"},
         {"--target=", "--target: the name is empty (expected DIR|GGUF)"},
         {"--n", "--n needs a value (expected N)"},
         {"--n=", "--n: not a whole number (expected N, got '')"},
@@ -166,7 +188,7 @@ static void help(void **state)
 {
     (void)state;
     assert_int_equal(run("--version --nope", 1, 1), 0);
-    assert_string_equal(out, "dflash-test " DFLASH_VERSION "\n");
+    assert_string_equal(out, "dflash-test " DFLASH_VERSION " (0123456789ab, changed)\n");
     assert_int_equal(run("x y z --help", 1, 1), 0);
     assert_string_equal(
         out, "usage: dflash-test [-o FILE] IN\n"
@@ -188,9 +210,10 @@ static void help(void **state)
              "  --target DIR|GGUF         a target\n"
              "  --a-flag-with-a-long-name PATTERN=TYPE\n"
              "                            one more\n"
+             "  --counted K FILE          two values\n"
              "  -q                        no notes and no progress; warnings and errors stay\n"
              "  -v                        more notes; of -q and -v the last counts\n"
-             "  --help                    print this and exit\n"
+             "  -h, --help                print this and exit\n"
              "  --version                 print the version and exit\n"
              "\n"
              "exit status: 0 ok, 1 negative answer, 2 usage, 3 malformed or unsupported input, 4 I/O or "
@@ -259,8 +282,25 @@ static int messages(struct cli *c)
     cli_detail(c, "unseen");
     cli_warn(c, "care");
     c->quiet = false;
-    cli_progress(c, "unseen", 1, 2, "B"); /* stderr is no terminal */
+    cli_progress(c, "unseen", 1, 2, "B"); /* stderr is no terminal, and it took no minute */
+    cli_progress(c, "unseen", 2, 2, "B");
     return cli_fail(c, &e);
+}
+
+/* Where stderr is a log: whole lines, and the end of what had one. */
+static int log_lines(struct cli *c)
+{
+    progress_a_line = 0;
+    cli_progress(c, "copy", 1 << 20, 4 << 20, "B");
+    progress_a_line = 60;
+    cli_progress(c, "copy", 2 << 20, 4 << 20, "B");
+    cli_note(c, "a note");
+    cli_progress(c, "copy", 4 << 20, 4 << 20, "B");
+    cli_progress(c, "copy", 4 << 20, 4 << 20, "B"); /* another, at once at its end */
+    c->quiet = true;
+    progress_a_line = 0;
+    cli_progress(c, "unseen", 1, 2, "B");
+    return 0;
 }
 
 static int empty_failure(struct cli *c)
@@ -288,6 +328,12 @@ static void streams(void **state)
         out, "dflash-test: note 1\ndflash-test: detail\ndflash-test: warning: care\ndflash-test: gpu: gone\n"
              "hint: buy another\n");
     assert_int_equal(child(empty_failure, "/dev/null"), ERR_IO);
+    assert_int_equal(child(log_lines, "/dev/null"), 0);
+    char *end = strstr(out, "dflash-test: copy: 4.0 MiB of 4.0 MiB (100%), ");
+    assert_non_null(end);
+    assert_ptr_equal(strchr(end, '\n') + 1, strchr(out, 0));
+    *end = 0;
+    assert_string_equal(out, "dflash-test: copy: 1.0 MiB of 4.0 MiB (25%)\ndflash-test: a note\n");
 }
 
 /* SIGPIPE ends the program even where the parent ignored it. */
@@ -331,6 +377,9 @@ static void terminal(void **state)
         struct cli c = {.tool = "test"};
         dup2(tty, 1);
         dup2(tty, 2);
+        cli_progress(&c, "soon", 1, 2, "B"); /* done before anybody could read it */
+        cli_progress(&c, "soon", 2, 2, "B");
+        progress_after = 0;
         cli_progress(&c, "copy", 1 << 20, 4 << 20, "B");
         for (int i = 0; i < 1000; i++)
             cli_progress(&c, "copy", (1 << 20) + 1, 4 << 20, "B"); /* within a sixth of a second */
@@ -348,6 +397,7 @@ static void terminal(void **state)
     assert_non_null(strstr(got, "\r\033[Kdflash-test: a note"));
     assert_non_null(strstr(got, "copy: 4.0 MiB of 4.0 MiB (100%)"));
     assert_non_null(strstr(got, "dflash-test: a token stream is binary: not written to a terminal"));
+    assert_null(strstr(got, "soon"));
     k = 0;
     for (const char *p = got; (p = strstr(p, "copy: ")); p++) k++;
     assert_int_equal(k, 2);

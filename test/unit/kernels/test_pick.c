@@ -46,9 +46,14 @@ static int32_t reference(const struct kn_pick *p, int row, bool *close, double *
     bool bad = false;
     *close = false;
     memcpy(l, p->logits + (size_t)row * (size_t)n, (size_t)n * 4);
-    for (int i = pos; a->repeat_penalty != 1.0f && i >= 0 && i > pos - a->repeat_last; i--) {
-        int32_t id = p->history[i];
-        if (!seen[id]++) l[id] = l[id] > 0 ? l[id] / a->repeat_penalty : l[id] * a->repeat_penalty;
+    for (int i = 0; i < a->n_bias; i++) l[a->bias[i].id] += a->bias[i].add;
+    for (int i = pos; p->history && i >= 0 && i > pos - a->repeat_last; i--) {
+        const int32_t id = p->history[i];
+        int count = 0;
+        for (int j = pos; j >= 0 && j > pos - a->repeat_last; j--) count += p->history[j] == id;
+        if (seen[id]++) continue;
+        l[id] = l[id] > 0 ? l[id] / a->repeat_penalty : l[id] * a->repeat_penalty;
+        l[id] -= (float)count * a->frequency + a->presence;
     }
     for (int i = 0; i < n; i++) {
         bad |= isnan(l[i]);
@@ -59,15 +64,39 @@ static int32_t reference(const struct kn_pick *p, int row, bool *close, double *
     double before = 0, z = r[0].z;
     for (int i = 0; i < n && a->temp == 0; i++) before += exp(r[i].z - z);
     if (id >= 0 && a->temp > 0) {
-        int m = a->top_k > 0 && a->top_k < n ? a->top_k : n;
-        double sum = 0, best = -INFINITY;
-        for (int i = 0; i < m; i++) sum += r[i].p = exp(r[i].z - r[0].z);
+        /* The filters one after another, each over what the one before it left: top-k K, top-p P, min-p M. */
+        const char *order = a->order & KN_ORDER_TOP_P_FIRST ? a->order & KN_ORDER_MIN_P_FIRST ? "MPK" : "PKM"
+                            : a->order & KN_ORDER_MIN_P_FIRST ? "KMP"
+                                                              : "KPM";
+        const double raw_p = a->order & KN_ORDER_TOP_P_RAW ? (double)a->temp : 1,
+                     raw_m = a->order & KN_ORDER_MIN_P_RAW ? (double)a->temp : 1;
+        int m = n;
+        double best = -INFINITY;
+        for (const char *f = order; *f; f++) {
+            if (*f == 'K' && a->top_k > 0 && a->top_k < m) m = a->top_k;
+            if (*f == 'P' && a->top_p < 1) {
+                double sum = 0, mass = 0;
+                int k = 0;
+                for (int i = 0; i < m; i++) sum += exp(raw_p * (r[i].z - r[0].z));
+                for (; k < m && (!k || mass / sum < (double)a->top_p); k++) {
+                    *close |= k && fabs(mass / sum - (double)a->top_p) < 1e-6;
+                    mass += exp(raw_p * (r[k].z - r[0].z));
+                }
+                *close |= fabs(mass / sum - (double)a->top_p) < 1e-6;
+                m = k;
+            }
+            if (*f == 'M' && a->min_p > 0) {
+                int k = 1;
+                for (double q; k < m && (q = exp(raw_m * (r[k].z - r[0].z))) >= (double)a->min_p; k++)
+                    *close |= fabs(q - (double)a->min_p) < 1e-6 * q;
+                if (k < m)
+                    *close |=
+                        fabs(exp(raw_m * (r[k].z - r[0].z)) - (double)a->min_p) < 1e-6 * (double)a->min_p;
+                m = k;
+            }
+        }
         for (int i = 0; i < m; i++) {
-            *close |= a->top_p < 1 && i && fabs(before / sum - (double)a->top_p) < 1e-6;
-            *close |= i && a->min_p > 0 && fabs(r[i].p - (double)a->min_p) < 1e-6 * r[i].p;
-            if (i && ((a->top_p < 1 && !(before / sum < (double)a->top_p)) || r[i].p < (double)a->min_p))
-                break;
-            before += r[i].p;
+            before += r[i].p = exp(r[i].z - r[0].z);
             if (kept) kept[r[i].id] = r[i].p;
             double score = r[i].z + gumbel(a->seed, (uint32_t)pos + 1, (uint32_t)r[i].id);
             *close |= fabs(score - best) < 1e-6 && r[i].z > -INFINITY;
@@ -94,6 +123,14 @@ static int32_t *history_of(int n, int n_vocab, uint64_t seed)
     return h;
 }
 
+/* Of ids that every vocabulary of the tests has: one. */
+static const struct kn_bias biases[] = {{0, 3.5f}};
+#define BIASED .bias = biases, .n_bias = 1
+#define ORDER(t, o)                                                                                          \
+    {                                                                                                        \
+        .temp = t, .top_k = 40, .top_p = 0.8127f, .min_p = 0.03f, .repeat_penalty = 1, .order = o,           \
+        .seed = 18                                                                                           \
+    }
 static const struct kn_sampler samplers[] = {
     {.temp = 0, .top_p = 1, .repeat_penalty = 1},
     {.temp = 0, .top_p = 1, .repeat_penalty = 1.3f, .repeat_last = 64},
@@ -117,6 +154,42 @@ static const struct kn_sampler samplers[] = {
      .repeat_last = 8,
      .seed = 13},
     {.temp = 1, .top_p = 1, .min_p = 1, .repeat_penalty = 1, .seed = 14},
+    {.temp = 0, .top_p = 1, .repeat_penalty = 1, .presence = 1.5f, .repeat_last = 30},
+    {.temp = 0.9f, .top_p = 1, .repeat_penalty = 1, .frequency = 0.4f, .repeat_last = 300, .seed = 15},
+    {.temp = 1.3f,
+     .top_p = 0.8f,
+     .repeat_penalty = 1.1f,
+     .presence = -0.5f,
+     .frequency = 0.2f,
+     .repeat_last = 100,
+     .seed = 16},
+    {.temp = 0, .top_p = 1, .repeat_penalty = 1, BIASED},
+    {.temp = 0.7f, .top_k = 30, .top_p = 1, .repeat_penalty = 1.2f, .repeat_last = 9, BIASED, .seed = 17},
+    /* every order, cold and hot */
+    ORDER(0.4f, 0),
+    ORDER(0.4f, 1),
+    ORDER(0.4f, 2),
+    ORDER(0.4f, 3),
+    ORDER(0.4f, 4),
+    ORDER(0.4f, 5),
+    ORDER(0.4f, 6),
+    ORDER(0.4f, 7),
+    ORDER(0.4f, 8),
+    ORDER(0.4f, 9),
+    ORDER(0.4f, 10),
+    ORDER(0.4f, 11),
+    ORDER(0.4f, 12),
+    ORDER(0.4f, 13),
+    ORDER(0.4f, 14),
+    ORDER(0.4f, 15),
+    ORDER(2.5f, 3),
+    ORDER(2.5f, 4),
+    ORDER(2.5f, 8),
+    ORDER(2.5f, 12),
+    ORDER(2.5f, 15),
+    {.temp = 0.5f, .top_p = 0.9f, .repeat_penalty = 1, .order = 1, .seed = 19},
+    {.temp = 3, .top_p = 0.9f, .min_p = 0.1f, .repeat_penalty = 1, .order = 10, .seed = 20},
+    {.temp = 0.5f, .top_p = 1, .min_p = 0.02f, .repeat_penalty = 1, .order = 2, .seed = 21},
 };
 #define N_SAMPLERS (sizeof samplers / sizeof *samplers)
 
@@ -404,6 +477,42 @@ static void test_extremes(void **state)
     kn_backend_close(be);
 }
 
+/* A bias of -Inf takes an id away, drafted or not likely; one that is large enough makes it certain. */
+static void test_biases(void **state)
+{
+    (void)state;
+    enum { V = 200 };
+    struct kn_backend *be;
+    float l[V];
+    int32_t history[4] = {0, 7, 7, 9}, pos = 3, out;
+    fill(l, V, NORMAL, 5);
+    for (int b = 0; (be = test_backend(b)); b++) {
+        assert_ok(be, kn_op(be)->reserve(be, 1, 0, V, 0, 0));
+        for (size_t s = 0; s < N_SAMPLERS; s++) {
+            struct kn_bias bias[2] = {{0, -INFINITY}, {V - 1, 300}};
+            struct kn_pick p = {.logits = l,
+                                .pos = &pos,
+                                .history = history,
+                                .n = 1,
+                                .n_vocab = V,
+                                .sampler = samplers[s],
+                                .out = &out};
+            p.sampler.bias = bias, p.sampler.n_bias = 2;
+            assert_ok(be, kn_op(be)->pick(be, &p));
+            assert_int_equal(out, V - 1);
+            l[0] = 100;
+            p.sampler.n_bias = 1;
+            assert_ok(be, kn_op(be)->pick(be, &p));
+            assert_int_not_equal(out, 0);
+            p.sampler.n_bias = 0;
+            assert_ok(be, kn_op(be)->pick(be, &p));
+            assert_int_equal(out, 0);
+            fill(l, V, NORMAL, 5);
+        }
+        kn_backend_close(be);
+    }
+}
+
 static void test_refuses(void **state)
 {
     (void)state;
@@ -429,6 +538,10 @@ static void test_refuses(void **state)
         {.temp = 1, .top_p = 1, .top_k = -1, .repeat_penalty = 1},
         {.temp = 1, .top_p = 1, .repeat_last = -1, .repeat_penalty = 1},
         {.temp = INFINITY, .top_p = 1, .repeat_penalty = 1},
+        {.temp = 1, .top_p = 1, .repeat_penalty = 1, .presence = NAN},
+        {.temp = 1, .top_p = 1, .repeat_penalty = 1, .frequency = INFINITY},
+        {.temp = 1, .top_p = 1, .repeat_penalty = 1, .order = 16},
+        {.temp = 1, .top_p = 1, .repeat_penalty = 1, .bias = &(struct kn_bias){8, 1}, .n_bias = 1},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         p.sampler = bad[i];
@@ -463,6 +576,7 @@ int main(void)
         cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_frequencies),
         cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_refuses),    cmocka_unit_test(test_coupled),
+        cmocka_unit_test(test_biases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
