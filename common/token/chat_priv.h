@@ -1,4 +1,5 @@
-/* chat_priv.h - what the parts of the templates share: chat.c (turns), chat_tools.c (declarations and calls). */
+/* chat_priv.h - what the parts of the templates share: chat.c (turns), chat_tools.c (declarations and calls).
+ */
 #ifndef DFLASH_CHAT_PRIV_H
 #define DFLASH_CHAT_PRIV_H
 
@@ -28,8 +29,14 @@ struct chat_template {
     enum { THINK_NEVER, THINK_ON, THINK_OFF, THINK_ALWAYS } think; /* _ON, _OFF: when not told */
     /* Qwen 3.5 and later */
     bool keep, effort; /* reasoning of earlier turns stays; an instruction says how much to think */
-    enum { TOOLS_NONE, TOOLS_QWEN3, TOOLS_QWEN35, TOOLS_LLAMA } tools; /* how declarations and calls look; _NONE: refused */
-    bool json_values; /* of TOOLS_QWEN35: a value that is no text is JSON; else what Python's str makes of it */
+    enum {
+        TOOLS_NONE,
+        TOOLS_QWEN3,
+        TOOLS_QWEN35,
+        TOOLS_LLAMA
+    } tools;          /* how declarations and calls look; _NONE: refused */
+    bool json_values; /* of TOOLS_QWEN35: a value that is no text is JSON; else what Python's str makes of it
+                       */
     /* Gemma */
     bool newline, empty,
         reasoning; /* after <|think|>; an empty thought where thinking is off; thoughts are rendered */
@@ -45,8 +52,8 @@ struct chat_text chat_trim(struct chat_text v);
 
 /* Somebody's words as a string of JSON. */
 int chat_say_quoted(const struct render *r, struct chat_text v, struct err *e);
-/* The declarations, as the template of that kind puts them: what stands from its introduction to the last of them and what
- * is said behind. */
+/* The declarations, as the template of that kind puts them: what stands from its introduction to the last of
+ * them and what is said behind. */
 int chat_declare(const struct render *r, struct err *e);
 /* Message i's calls, behind what it said. */
 int chat_calls(const struct render *r, size_t i, struct chat_text said, struct err *e);

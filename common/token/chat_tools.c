@@ -1,5 +1,5 @@
-/* chat_tools.c - declarations and calls of tools, as the published templates write them: JSON as Python's json.dumps does
- * (ensure_ascii off), values as Python's str does where the template asks for that. */
+/* chat_tools.c - declarations and calls of tools, as the published templates write them: JSON as Python's
+ * json.dumps does (ensure_ascii off), values as Python's str does where the template asks for that. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,8 @@ static int add_string(struct tok_buf *b, const char *s, size_t n, struct err *e)
     return add(b, "\"", e);
 }
 
-/* Python's repr of a float: the fewest digits that read back as it, with an exponent below 1e-4 and from 1e16 on. */
+/* Python's repr of a float: the fewest digits that read back as it, with an exponent below 1e-4 and from 1e16
+ * on. */
 static int add_real(struct tok_buf *b, double x, struct err *e)
 {
     char digits[40], out[64];
@@ -88,7 +89,8 @@ static int add_json(struct tok_buf *b, const json_t *j, int indent, int level, s
         if (add(b, "[", e)) return -1;
         json_array_foreach(j, i, v)
         {
-            if ((i && add(b, between, e)) || add_line(b, indent, level + 1, e) || add_json(b, v, indent, level + 1, e))
+            if ((i && add(b, between, e)) || add_line(b, indent, level + 1, e) ||
+                add_json(b, v, indent, level + 1, e))
                 return -1;
         }
         return add_line(b, indent, level, e) || add(b, "]", e) ? -1 : 0;
@@ -97,8 +99,8 @@ static int add_json(struct tok_buf *b, const json_t *j, int indent, int level, s
         if (add(b, "{", e)) return -1;
         json_object_foreach((json_t *)(uintptr_t)j, key, v)
         {
-            if ((n++ && add(b, between, e)) || add_line(b, indent, level + 1, e) || add_string(b, key, strlen(key), e) ||
-                add(b, ": ", e) || add_json(b, v, indent, level + 1, e))
+            if ((n++ && add(b, between, e)) || add_line(b, indent, level + 1, e) ||
+                add_string(b, key, strlen(key), e) || add(b, ": ", e) || add_json(b, v, indent, level + 1, e))
                 return -1;
         }
         return add_line(b, indent, level, e) || add(b, "}", e) ? -1 : 0;
@@ -126,7 +128,8 @@ int chat_say_quoted(const struct render *r, struct chat_text v, struct err *e)
 /* What Python's str makes of a JSON value that is a scalar; of others JSON. */
 static int say_value(const struct render *r, const json_t *j, struct err *e)
 {
-    if (json_is_string(j)) return chat_say(r, (struct chat_text){json_string_value(j), json_string_length(j)}, e);
+    if (json_is_string(j))
+        return chat_say(r, (struct chat_text){json_string_value(j), json_string_length(j)}, e);
     if (!r->t->json_values && (json_is_boolean(j) || json_is_null(j))) {
         const char *s = json_is_true(j) ? "True" : json_is_null(j) ? "None" : "False";
         return chat_say(r, (struct chat_text){s, strlen(s)}, e);
@@ -142,22 +145,33 @@ int chat_declare(const struct render *r, struct err *e)
         [TOOLS_QWEN3] = "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
                         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>",
         [TOOLS_QWEN35] = "# Tools\n\nYou have access to the following functions:\n\n<tools>",
-        [TOOLS_LLAMA] = "Given the following functions, please respond with a JSON for a function call with its proper "
-                        "arguments that best answers the given prompt.\n\nRespond in the format {\"name\": function name, "
-                        "\"parameters\": dictionary of argument name and its value}.Do not use variables.\n\n"};
+        [TOOLS_LLAMA] =
+            "Given the following functions, please respond with a JSON for a function call with its proper "
+            "arguments that best answers the given prompt.\n\nRespond in the format {\"name\": function "
+            "name, "
+            "\"parameters\": dictionary of argument name and its value}.Do not use variables.\n\n"};
     static const char *const behind[] = {
-        [TOOLS_QWEN3] = "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-                        "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
-                        "<args-json-object>}\n</tool_call>",
+        [TOOLS_QWEN3] =
+            "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+            "within "
+            "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
+            "<args-json-object>}\n</tool_call>",
         [TOOLS_QWEN35] =
-            "\n</tools>\n\nIf you choose to call a function ONLY reply in the following format with NO suffix:\n\n<tool_call>\n"
+            "\n</tools>\n\nIf you choose to call a function ONLY reply in the following format with NO "
+            "suffix:\n\n<tool_call>\n"
             "<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>\n"
-            "<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can span\nmultiple lines\n"
-            "</parameter>\n</function>\n</tool_call>\n\n<IMPORTANT>\nReminder:\n- Function calls MUST follow the specified "
-            "format: an inner <function=...></function> block must be nested within <tool_call></tool_call> XML tags\n"
-            "- Required parameters MUST be specified\n- You may provide optional reasoning for your function call in natural "
-            "language BEFORE the function call, but NOT after\n- If there is no function call available, answer the question "
-            "like normal with your current knowledge and do not tell the user about function calls\n</IMPORTANT>",
+            "<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can "
+            "span\nmultiple lines\n"
+            "</parameter>\n</function>\n</tool_call>\n\n<IMPORTANT>\nReminder:\n- Function calls MUST follow "
+            "the specified "
+            "format: an inner <function=...></function> block must be nested within <tool_call></tool_call> "
+            "XML tags\n"
+            "- Required parameters MUST be specified\n- You may provide optional reasoning for your function "
+            "call in natural "
+            "language BEFORE the function call, but NOT after\n- If there is no function call available, "
+            "answer the question "
+            "like normal with your current knowledge and do not tell the user about function "
+            "calls\n</IMPORTANT>",
         [TOOLS_LLAMA] = ""};
     const bool llama = r->t->tools == TOOLS_LLAMA;
     json_t *tool;
@@ -165,7 +179,8 @@ int chat_declare(const struct render *r, struct err *e)
     if (chat_mark(r, before[r->t->tools], e)) return -1;
     json_array_foreach(r->o->tools, i, tool)
     {
-        if ((!llama && chat_mark(r, "\n", e)) || say_json(r, tool, llama ? 4 : 0, e) || (llama && chat_mark(r, "\n\n", e)))
+        if ((!llama && chat_mark(r, "\n", e)) || say_json(r, tool, llama ? 4 : 0, e) ||
+            (llama && chat_mark(r, "\n\n", e)))
             return -1;
     }
     return chat_mark(r, behind[r->t->tools], e);
@@ -185,8 +200,8 @@ static int call_as_json(const struct render *r, const json_t *call, size_t i, co
     const json_t *args = json_object_get(call, "arguments");
     const bool text = json_is_string(args) && r->t->tools == TOOLS_QWEN3; /* JSON already */
     if (!args) return chat_refuse(r, i, "a call of a tool without arguments", e);
-    if (chat_mark(r, "{\"name\": \"", e) || say_name(r, call, i, e) || chat_mark(r, "\", \"", e) || chat_mark(r, key, e) ||
-        chat_mark(r, "\": ", e))
+    if (chat_mark(r, "{\"name\": \"", e) || say_name(r, call, i, e) || chat_mark(r, "\", \"", e) ||
+        chat_mark(r, key, e) || chat_mark(r, "\": ", e))
         return -1;
     return (text ? chat_say(r, (struct chat_text){json_string_value(args), json_string_length(args)}, e)
                  : say_json(r, args, 0, e)) ||
@@ -200,12 +215,13 @@ static int call_by_parameters(const struct render *r, const json_t *call, size_t
     json_t *args = json_object_get(call, "arguments"), *v;
     const char *key;
     const bool none = !args || (r->t->effort && json_is_string(args) && !json_string_length(args));
-    if (!none && !json_is_object(args)) return chat_refuse(r, i, "the arguments of a call are an object in this template", e);
+    if (!none && !json_is_object(args))
+        return chat_refuse(r, i, "the arguments of a call are an object in this template", e);
     if (chat_mark(r, "<function=", e) || say_name(r, call, i, e) || chat_mark(r, ">\n", e)) return -1;
     json_object_foreach(none ? NULL : args, key, v)
     {
-        if (chat_mark(r, "<parameter=", e) || chat_say(r, (struct chat_text){key, strlen(key)}, e) || chat_mark(r, ">\n", e) ||
-            say_value(r, v, e) || chat_mark(r, "\n</parameter>\n", e))
+        if (chat_mark(r, "<parameter=", e) || chat_say(r, (struct chat_text){key, strlen(key)}, e) ||
+            chat_mark(r, ">\n", e) || say_value(r, v, e) || chat_mark(r, "\n</parameter>\n", e))
             return -1;
     }
     return chat_mark(r, "</function>\n", e);
