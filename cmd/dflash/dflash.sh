@@ -165,7 +165,7 @@ parse() {
             [ "$verb" != pair ] || fail 2 "$1 is for run and chat"
             add tokenize "$1"
             ;;
-        -o | --force | --append | --save-state | --stats | --draft-trace | --draft-logits)
+        -o | --force | --append | --save-state | --stats | --logprobs | --draft-trace | --draft-logits)
             fail 2 "$1 is for dflash-generate itself (-v prints its command)"
             ;;
         -?*)

@@ -19,7 +19,7 @@ sed -n 's/^+ //p' err >typed
 sed -i '2s/|/>mid.tok \&\& cat mid.tok |/' typed
 bash -e typed >got 2>err2
 cmp want got
-grep -q 'dflash-generate: decode: 40 tokens' err || cat err
+grep -q 'dflash-generate: decode: ' err || cat err
 
 # a model with a template: the tokenizer of the tests, random weights
 mkdir qwen

@@ -6,10 +6,11 @@ while IFS='|' read -r name command; do
     case $name in prefill-logits | generate-stats | generate-trace | generate-logits) always=1 ;; *) always=0 ;; esac
     echo old >o
     if [ $always = 0 ]; then
-        try "$name, no --force" 2 "${command//--force -o @/-o o}"
+        careful=${command//--force /}
+        try "$name, no --force" 2 "${careful//@/o}"
         [ "$(cat o)" = old ] || echo "$name: the old file was changed"
         ln -s nowhere link
-        try "$name, no --force, a dangling link" 2 "${command//--force -o @/-o link}"
+        try "$name, no --force, a dangling link" 2 "${careful//@/link}"
         [ -L link ] && grep -q 'link: exists already, as a link to nothing' err || echo "$name, a dangling link: $(cat err)"
         rm link
     fi
