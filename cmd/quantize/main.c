@@ -276,7 +276,7 @@ static int report(const struct work *k, uint64_t i, const struct quant_error *q,
     if (!json) return 0;
     json_t *ne = json_array();
     for (uint32_t d = 0; d < t->n_dims; d++) json_array_append_new(ne, json_integer(t->ne[d]));
-    return print_json(json_pack("{si,ss,so,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "tensor",
+    return print_json(json_pack("{si,ss,so,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "name",
                                 json_text(t->name, strlen(t->name)), "from", from, "to", to, "shape", ne,
                                 "bytes_in", (json_int_t)t->bytes, "bytes_out",
                                 (json_int_t)tensor_bytes(t, k->to[i]), "relative_rms",
