@@ -5,7 +5,9 @@
 #include <string.h>
 #include "../../common/base/json.h"
 #include "../../common/base/mem.h"
+#include "../../common/base/text.h"
 #include "../../common/run/session.h"
+#include "../../common/token/tokenizer.h"
 #include "../redirect.h"
 #include "bench.h"
 
@@ -32,9 +34,10 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "bench compare",
-    .synopsis = "A.tok B.tok [-m TARGET --prompt PROMPT.tok] [--json]",
-    .summary = "Compare two streams of int32 ids. Exit 1 where they differ; with a model, the logits of the "
-               "two ids there.",
+    .synopsis = "A.tok B.tok [-m TARGET [--prompt PROMPT.tok]] [--json]",
+    .summary =
+        "Compare two streams of int32 ids. Exit 1 where they differ; with a model the text around, with "
+        "a prompt too the logits of the two ids there.",
     .flags = flags,
     .min_args = 2,
     .max_args = 2,
@@ -121,8 +124,73 @@ done:
     return rc;
 }
 
-static int tell(const struct stream *a, const struct stream *b, size_t at, bool equal, const struct margin *m,
-                struct err *e)
+/* ---- text ---- */
+
+#define TEXT_IDS 16  /* ids before the difference, and from it on, that are shown as text */
+#define TEXT_MOST 80 /* bytes of it */
+
+/* Of ids [n], what decoding writes, cut to the last or the first TEXT_MOST bytes; NUL-terminated. */
+static size_t text_of(const struct tokenizer *t, const int32_t *id, size_t n, bool last, char *out)
+{
+    char all[TEXT_IDS * 256];
+    size_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t k;
+        bool written;
+        if (id[i] < 0 || id[i] >= tok_n_vocab(t)) continue;
+        const uint8_t *p = tok_piece(t, id[i], &k, &written);
+        if (k > 256) k = 256;
+        if (written) memcpy(all + used, p, k), used += k;
+    }
+    const size_t skip = last && used > TEXT_MOST ? used - TEXT_MOST : 0;
+    if (used - skip > TEXT_MOST) used = skip + TEXT_MOST;
+    memcpy(out, all + skip, used - skip);
+    return used - skip;
+}
+
+/* A stream from the difference on: its name, the id there, its piece, and the text that follows. */
+static void tell_side(const struct tokenizer *t, const char *name, const struct stream *s, size_t at,
+                      json_t *j, const char *side)
+{
+    char text[TEXT_MOST], quoted[2][4 * TEXT_MOST + 8], key[32];
+    size_t k = 0;
+    bool written;
+    const uint8_t *p = at < s->n && s->id[at] >= 0 && s->id[at] < tok_n_vocab(t)
+                           ? tok_piece(t, s->id[at], &k, &written)
+                           : NULL;
+    const size_t left = at < s->n ? s->n - at : 0,
+                 n = text_of(t, s->id + at, left < TEXT_IDS ? left : TEXT_IDS, false, text);
+    if (j) {
+        snprintf(key, sizeof key, "piece_%s", side);
+        json_object_set_new(j, key, p ? json_text((const char *)p, k) : json_null());
+        snprintf(key, sizeof key, "text_%s", side);
+        json_object_set_new(j, key, json_text(text, n));
+    } else if (at < s->n) {
+        char shown[256];
+        snprintf(shown, sizeof shown, "%s", name);
+        printf("%s: %" PRId32 " %s, text from there: %s\n", text_printable(shown), s->id[at],
+               p ? text_quote(quoted[0], sizeof quoted[0], (const char *)p, k, 60) : "(none)",
+               text_quote(quoted[1], sizeof quoted[1], text, n, TEXT_MOST));
+    }
+}
+
+static void tell_text(const struct tokenizer *t, const struct stream *a, const struct stream *b, size_t at,
+                      json_t *j)
+{
+    char text[TEXT_MOST], quoted[4 * TEXT_MOST + 8];
+    const size_t from = at < TEXT_IDS ? 0 : at - TEXT_IDS,
+                 n = text_of(t, a->id + from, at - from, true, text);
+    if (j)
+        json_object_set_new(j, "text_before", json_text(text, n));
+    else
+        printf("both: %s\n", text_quote(quoted, sizeof quoted, text, n, TEXT_MOST));
+    tell_side(t, cli.args[0], a, at, j, "a");
+    tell_side(t, cli.args[1], b, at, j, "b");
+}
+
+/* t NULL: no model. */
+static int tell(const struct tokenizer *t, const struct stream *a, const struct stream *b, size_t at,
+                bool equal, const struct margin *m, struct err *e)
 {
     if (o.json) {
         json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:b,s:I,s:I}", "schema", 1, "kind", "compare", "a",
@@ -134,6 +202,7 @@ static int tell(const struct stream *a, const struct stream *b, size_t at, bool 
             if (at < a->n) json_object_set_new(j, "id_a", json_integer(a->id[at]));
             if (at < b->n) json_object_set_new(j, "id_b", json_integer(b->id[at]));
         }
+        if (t && !equal) tell_text(t, a, b, at, j);
         if (m)
             json_object_set_new(j, "logits",
                                 json_pack("{s:o,s:o,s:o,s:o,s:i}", "a", json_finite(m->a), "b",
@@ -150,6 +219,7 @@ static int tell(const struct stream *a, const struct stream *b, size_t at, bool 
         printf("%" PRId32 " and %" PRId32 " (of %zu and %zu tokens)\n", a->id[at], b->id[at], a->n, b->n);
     else
         printf("one stream ends (%zu and %zu tokens)\n", a->n, b->n);
+    if (t) tell_text(t, a, b, at, NULL);
     if (m)
         printf("logits there: %.6g and %.6g, apart by %.3g; the best two are apart by %.3g (best id %" PRId32
                ")\n",
@@ -158,19 +228,31 @@ static int tell(const struct stream *a, const struct stream *b, size_t at, bool 
     return 0;
 }
 
+/* The target's; NULL where it has none. */
+static int open_tokenizer(struct gguf **g, struct tokenizer **t, struct err *e)
+{
+    struct err none = {0};
+    if (gguf_open(g, o.m.target_path, e)) return -1;
+    if (tok_open(t, *g, &none) == 0 || none.code == ERR_FORMAT) return 0;
+    *e = none;
+    return -1;
+}
+
 int bench_compare(int argc, char **argv)
 {
     struct err e = {0};
     struct redirect file;
     struct stream a = {0}, b = {0};
     struct margin m;
+    struct gguf *g = NULL;
+    struct tokenizer *t = NULL;
     bool have_margin = false;
     int rc = 0;
     cli_parse(&cli, argc, argv);
     static const char *const of_model[] = {"--kv",  "--kv-layers",    "--device", "--kernels",
                                            "--isa", "--check-layers", "--ctx"};
-    if (!o.m.target_path != !o.prompt) cli_usage_error(&cli, "-m and --prompt go together");
-    for (size_t i = 0; i < sizeof of_model / sizeof *of_model && !o.m.target_path; i++)
+    if (!o.m.target_path && o.prompt) cli_usage_error(&cli, "--prompt needs a model (-m TARGET)");
+    for (size_t i = 0; i < sizeof of_model / sizeof *of_model && !o.prompt; i++)
         if (cli_given(&cli, of_model[i]))
             cli_usage_error(&cli, "%s needs a model (-m TARGET --prompt FILE)", of_model[i]);
     const char *read[] = {cli.args[0], cli.args[1], o.prompt ? o.prompt : cli.args[0]};
@@ -184,17 +266,25 @@ int bench_compare(int argc, char **argv)
     while (at < a.n && at < b.n && a.id[at] == b.id[at]) at++;
     bool equal = at == a.n && at == b.n;
     if (!a.n && !b.n) cli_warn(&cli, "both streams are empty: equal, but was anything written?");
-    if (!equal && o.m.target_path && (at == a.n || at == b.n))
+    if (!equal && o.m.target_path && open_tokenizer(&g, &t, &e)) {
+        rc = cli_fail(&cli, &e);
+        goto done;
+    }
+    if (!equal && o.prompt && (at == a.n || at == b.n))
         cli_note(&cli, "one stream ends there: there are no two ids whose logits could be compared");
-    if (!equal && o.m.target_path && at < a.n && at < b.n) {
+    if (!equal && o.prompt && at < a.n && at < b.n) {
         if (margin_at(&a, &b, at, &m, &e)) {
             rc = cli_fail(&cli, &e);
             goto done;
         }
         have_margin = true;
     }
-    rc = tell(&a, &b, at, equal, have_margin ? &m : NULL, &e) ? cli_fail(&cli, &e) : equal ? 0 : ERR_NEGATIVE;
+    rc = tell(t, &a, &b, at, equal, have_margin ? &m : NULL, &e) ? cli_fail(&cli, &e)
+         : equal                                                 ? 0
+                                                                 : ERR_NEGATIVE;
 done:
+    tok_close(t);
+    gguf_close(g);
     mem_free(a.id);
     mem_free(b.id);
     return redirect_close(&file, &cli, rc);

@@ -335,6 +335,7 @@ static int generate(struct run *u, struct err *e)
                                    .draft_row = write_draft_row,
                                    .ends = set.text.stops.n ? ends : NULL,
                                    .picked = set.text.logprobs.name ? write_logprobs : NULL,
+                                   .row = set.text.row,
                                    .interrupted = interrupted,
                                    .ctx = &u->out};
     io_interrupts_catch();

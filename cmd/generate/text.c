@@ -34,6 +34,8 @@ int text_open(struct text *x, const struct model *target, struct err *e)
     for (int i = 0; i < x->stops.n; i++)
         if (strlen(x->stops.v[i]) > x->most + 1) x->most = strlen(x->stops.v[i]) - 1;
     x->best = mem_alloc(((size_t)x->logprobs.n + 1) * sizeof *x->best);
+    if (x->logprobs.name) x->row = mem_alloc((size_t)target->d->n_vocab * sizeof *x->row);
+    if (x->logprobs.name && !x->row) return err_set(e, ERR_IO, "out of memory (a row of logits)");
     x->tail = x->stops.n ? mem_alloc(x->most + 1) : NULL;
     return x->best && (x->tail || !x->stops.n) ? 0 : err_set(e, ERR_IO, "out of memory (stop texts)");
 }
@@ -43,6 +45,7 @@ void text_close(struct text *x)
     tok_close(x->t);
     mem_free(x->tail);
     mem_free(x->best);
+    mem_free(x->row);
     mem_free(x->stops.v);
 }
 

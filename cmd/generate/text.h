@@ -19,6 +19,7 @@ struct text {
     const char *found;   /* the one of the stops that stood there; NULL: none yet */
     int64_t position;    /* of the next token */
     struct best *best;   /* [logprobs.n] */
+    float *row;          /* [n_vocab] of the target, where logprobs are wanted */
 };
 
 /* Usage errors exit. */

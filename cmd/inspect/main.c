@@ -15,7 +15,8 @@
 #include "show.h"
 
 struct options {
-    bool check, for_use, tensors, json, pair, diff;
+    bool check, for_use, tensors, tokens, json, pair, strict, diff;
+    const char *key;
     int32_t threads;
     float tolerance;
     const char *out;
@@ -33,11 +34,14 @@ static const struct cli_flag flags[] = {
     {"--for-use", CLI_FLAG, &o.for_use, NULL, "with --check: what cannot be run here is bad, too", 0, 0},
     {"--pair", CLI_FLAG, &o.pair, NULL,
      "why does DRAFTER (not) work with TARGET? one line an aspect; exit 1 on a misfit", 0, 0},
+    {"--strict", CLI_FLAG, &o.strict, NULL, "with --pair: a note is bad, too", 0, 0},
     {"--diff", CLI_FLAG, &o.diff, NULL,
      "compare two files tensor by tensor (GGUF or safetensors on either side)", 0, 0},
     {"--tolerance", CLI_F32, &o.tolerance, "X",
      "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
+    {"--tokens", CLI_FLAG, &o.tokens, NULL, "list every token of a GGUF's tokenizer, and nothing else", 0, 0},
+    {"--key", CLI_STR, &o.key, "KEY", "print the whole value of this key, and nothing else", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
     {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS},
     DRAFTER_FLAGS(o.draft, "--", "--from-dialect"),
@@ -49,8 +53,10 @@ static const struct cli_flag flags[] = {
 
 static struct cli cli = {
     .tool = "inspect",
-    .synopsis = "FILE [--check [--for-use]] [--tensors] [--json] | --pair TARGET DRAFTER | --diff A B "
-                "[--tolerance X]",
+    .synopsis = "FILE [--tensors | --tokens | --key KEY] [--json]\n"
+                "--check FILE [--for-use] [--json]\n"
+                "--pair TARGET DRAFTER [--strict] [--json]\n"
+                "--diff A B [--tolerance X] [--tensors] [--json]",
     .summary = "Print what a GGUF or safetensors file or a saved state holds, check it, check that a drafter "
                "fits its target, "
                "or compare two files.",
@@ -91,13 +97,14 @@ static void print_pair_finding(void *ctx, const struct check_finding *f)
 static int pair_verdict(int bad, struct err *e)
 {
     if (bad < 0) return cli_fail(&cli, e);
+    const bool fails = bad || (o.strict && pair_notes);
     if (o.json)
         printf("{\"schema\":1,\"kind\":\"verdict\",\"of\":\"pair\",\"good\":%s,\"bad\":%d,\"notes\":%d}\n",
-               bad ? "false" : "true", bad, pair_notes);
+               fails ? "false" : "true", bad, pair_notes);
     else
-        printf("pair: %s: %d misfit%s, %d note%s\n", bad ? "bad" : "good", bad, bad == 1 ? "" : "s",
+        printf("pair: %s: %d misfit%s, %d note%s\n", fails ? "bad" : "good", bad, bad == 1 ? "" : "s",
                pair_notes, pair_notes == 1 ? "" : "s");
-    return bad ? ERR_NEGATIVE : 0;
+    return fails ? ERR_NEGATIVE : 0;
 }
 
 static void print_progress(void *ctx, uint64_t done, uint64_t total)
@@ -154,6 +161,12 @@ static int run_show(const char *path)
     if (show_is_state(path)) return show_state(path, o.json, &e) ? cli_fail(&cli, &e) : 0;
     struct gguf *g;
     if (gguf_open(&g, path, &e)) return cli_fail(&cli, &e);
+    if (o.key || o.tokens) {
+        int bad =
+            (o.key ? show_one_key(g, o.key, o.json, &e) : show_tokens(g, o.json, &e)) || io_maps_check(&e);
+        gguf_close(g);
+        return bad ? cli_fail(&cli, &e) : 0;
+    }
     show_gguf(g, path, o.tensors, o.json);
     int rc = show_drafter(g, &over, o.json, &e) || show_identity(g, o.json, &e) || io_maps_check(&e);
     gguf_close(g);
@@ -171,6 +184,11 @@ int main(int argc, char **argv)
     if (o.for_use && (!o.check || st_is_path(cli.args[0])))
         cli_usage_error(&cli, o.check ? "--for-use is for GGUFs: a checkpoint is converted first"
                                       : "--for-use goes with --check");
+    if (o.strict && !o.pair) cli_usage_error(&cli, "--strict goes with --pair");
+    if (o.tensors + o.tokens + (o.key != NULL) > 1)
+        cli_usage_error(&cli, "--tensors, --tokens and --key exclude each other");
+    if ((o.tokens || o.key) && (o.check || o.pair || o.diff || st_is_path(cli.args[0])))
+        cli_usage_error(&cli, "%s goes with one GGUF alone", o.key ? "--key" : "--tokens");
     if (o.tensors && (o.check || o.pair))
         cli_usage_error(&cli, "--tensors does not go with %s", o.check ? "--check" : "--pair");
     if ((o.tensors || o.for_use) && !o.diff && cli.n_args && show_is_state(cli.args[0]))

@@ -5,9 +5,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "../../common/base/json.h"
 #include "../../common/base/mem.h"
 #include "../../common/base/text.h"
+#include "../../common/token/tokenizer.h"
 #include "show.h"
 
 /* Elements of an array for people; JSON has all of up to so many numbers or strings. */
@@ -44,6 +46,19 @@ static void human_bytes(char *out, size_t n, uint64_t b)
         u++;
     }
     snprintf(out, n, u ? "%.1f %s" : "%.0f %s", x, unit[u]);
+}
+
+/* 7.89 M, 30.5 B; exact below 10,000. */
+static void human_count(char *out, size_t n, uint64_t v)
+{
+    static const char *const unit[] = {"", " k", " M", " B", " T"};
+    double x = (double)v;
+    int u = 0;
+    while (v >= 10000 && x >= 1000 && u < 4) {
+        x /= 1000;
+        u++;
+    }
+    snprintf(out, n, "%.*f%s", !u ? 0 : x < 10 ? 2 : 1, x, unit[u]);
 }
 
 const char *show_text(const char *s)
@@ -88,11 +103,29 @@ static json_t *json_element(const struct gguf_kv *kv, uint32_t type, uint64_t i)
     return json_integer(gguf_array_i64(kv, i));
 }
 
-static void show_key(const struct gguf_kv *kv, bool json)
+/* What general.file_type counts, as GGUF's readers name it; NULL: not known here. */
+static const char *file_type_name(const struct gguf_kv *kv)
 {
+    static const char *const name[] = {
+        [0] = "F32",      [1] = "F16",      [2] = "Q4_0",      [3] = "Q4_1",    [7] = "Q8_0",
+        [8] = "Q5_0",     [9] = "Q5_1",     [10] = "Q2_K",     [11] = "Q3_K_S", [12] = "Q3_K_M",
+        [13] = "Q3_K_L",  [14] = "Q4_K_S",  [15] = "Q4_K_M",   [16] = "Q5_K_S", [17] = "Q5_K_M",
+        [18] = "Q6_K",    [19] = "IQ2_XXS", [20] = "IQ2_XS",   [21] = "Q2_K_S", [22] = "IQ3_XS",
+        [23] = "IQ3_XXS", [24] = "IQ1_S",   [25] = "IQ4_NL",   [26] = "IQ3_S",  [27] = "IQ3_M",
+        [28] = "IQ2_S",   [29] = "IQ2_M",   [30] = "IQ4_XS",   [31] = "IQ1_M",  [32] = "BF16",
+        [36] = "TQ1_0",   [37] = "TQ2_0",   [38] = "MXFP4_MOE"};
+    if (strcmp(kv->key, "general.file_type") || kv->type != GGUF_U32) return NULL;
+    const int64_t v = gguf_array_i64(kv, 0);
+    return v >= 0 && v < (int64_t)(sizeof name / sizeof *name) ? name[v] : NULL;
+}
+
+static void show_key(const struct gguf_kv *kv, bool json, bool whole)
+{
+    const char *named = file_type_name(kv);
     bool array = kv->type == GGUF_ARRAY;
     uint32_t type = array ? kv->elem : kv->type;
     uint64_t shown = !array                                                                     ? 1
+                     : whole                                                                    ? kv->count
                      : json && kv->count <= (type == GGUF_STRING ? JSON_STRINGS : JSON_NUMBERS) ? kv->count
                                                                                                 : ARRAY_SHOWN;
     if (shown > kv->count) shown = kv->count;
@@ -106,6 +139,7 @@ static void show_key(const struct gguf_kv *kv, bool json)
             json_object_set_new(line, "count", json_integer((json_int_t)kv->count));
         }
         json_object_set_new(line, "value", value);
+        if (named) json_object_set_new(line, "name", json_string(named));
         show_json_line(line);
         return;
     }
@@ -115,7 +149,71 @@ static void show_key(const struct gguf_kv *kv, bool json)
         if (i) fputs(", ", stdout);
         show_element(kv, type, i);
     }
+    if (named) printf(" (%s)", named);
     puts(shown < kv->count ? ", ..." : "");
+}
+
+/* As it is; a terminal gets no character that commands it. */
+static void put_text(const char *s, uint64_t n)
+{
+    if (!isatty(STDOUT_FILENO)) {
+        fwrite(s, 1, n, stdout);
+        return;
+    }
+    while (n) {
+        const size_t k = text_char(s, n);
+        if (k)
+            fwrite(s, 1, k, stdout);
+        else
+            putchar(*s == '\n' || *s == '\t' ? *s : '?');
+        s += k ? k : 1;
+        n -= k ? k : 1;
+    }
+}
+
+int show_one_key(const struct gguf *g, const char *key, bool json, struct err *e)
+{
+    const struct gguf_kv *kv = gguf_find(g, key);
+    if (!kv) return err_set(e, ERR_NEGATIVE, "%s: has no key '%s'", g->map.path, key);
+    const bool array = kv->type == GGUF_ARRAY;
+    const uint32_t type = array ? kv->elem : kv->type;
+    if (json) {
+        show_key(kv, true, true);
+        return 0;
+    }
+    for (uint64_t i = 0; i < (array ? kv->count : 1); i++) {
+        if (type == GGUF_STRING && !array) /* a template has lines */
+            put_text(kv->strings[i].s, kv->strings[i].n);
+        else
+            show_element(kv, type, i);
+        putchar('\n');
+    }
+    return 0;
+}
+
+int show_tokens(const struct gguf *g, bool json, struct err *e)
+{
+    static const char *const kind[] = {"none", "normal", "unknown", "control", "user", "unused", "byte"};
+    const struct gguf_kv *types = gguf_find(g, "tokenizer.ggml.token_type");
+    struct tokenizer *t = NULL;
+    if (tok_open(&t, g, e)) return -1;
+    for (int32_t i = 0; i < tok_n_vocab(t); i++) {
+        char text[4 * 256 + 8];
+        size_t n;
+        bool written;
+        const uint8_t *p = tok_piece(t, i, &n, &written);
+        int64_t k = types && types->type == GGUF_ARRAY && (uint64_t)i < types->count
+                        ? gguf_array_i64(types, (uint64_t)i)
+                        : 1;
+        if (k < 0 || k > 6) k = 0;
+        if (json)
+            show_json_line(json_pack("{s:i,s:s,s:i,s:s,s:o}", "schema", 1, "kind", "token", "id", i, "type",
+                                     kind[k], "piece", json_text((const char *)p, n)));
+        else
+            printf("%7d %-7s %s\n", i, kind[k], text_quote(text, sizeof text, (const char *)p, n, 256));
+    }
+    tok_close(t);
+    return 0;
 }
 
 static json_t *json_shape(const int64_t *d, uint32_t n, bool reversed)
@@ -166,6 +264,8 @@ static void tally_add(struct tally *t, size_t *n, const char *type, uint64_t byt
 
 static void tally_show(const struct tally *t, size_t n, bool json)
 {
+    uint64_t bytes = 0, elements = 0;
+    for (size_t i = 0; i < n; i++) bytes += t[i].bytes, elements += t[i].elements;
     for (size_t i = 0; i < n; i++) {
         char size[32];
         human_bytes(size, sizeof size, t[i].bytes);
@@ -177,6 +277,16 @@ static void tally_show(const struct tally *t, size_t n, bool json)
             printf("%-8s %6" PRIu64 " tensors %14" PRIu64 " values %12s\n", t[i].type, t[i].tensors,
                    t[i].elements, size);
     }
+    char size[32], count[32];
+    const double bits = elements ? 8.0 * (double)bytes / (double)elements : NAN;
+    human_bytes(size, sizeof size, bytes);
+    human_count(count, sizeof count, elements);
+    if (json)
+        show_json_line(json_pack("{s:i,s:s,s:I,s:I,s:o}", "schema", 1, "kind", "total", "parameters",
+                                 (json_int_t)elements, "size_bytes", (json_int_t)bytes, "bits_a_weight",
+                                 json_finite(bits)));
+    else if (elements)
+        printf("%s parameters in %s: %.2f bits a weight\n", count, size, bits);
 }
 
 void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
@@ -193,7 +303,7 @@ void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
     else
         printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path), g->version,
                g->n_kv, g->n_tensors, size);
-    for (uint64_t i = 0; i < g->n_kv; i++) show_key(&g->kv[i], json);
+    for (uint64_t i = 0; i < g->n_kv; i++) show_key(&g->kv[i], json, false);
     if (!json) putchar('\n');
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         const struct gguf_tensor *t = &g->tensor[i];

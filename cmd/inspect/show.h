@@ -12,6 +12,12 @@
 
 /* s as a terminal may have it (common/base/text.h). Good until four more; 4,095 bytes at most. */
 const char *show_text(const char *s);
+/* The whole value of one key: text as it is, an array an element a line. ERR_NEGATIVE: the file has no such
+ * key.
+ */
+int show_one_key(const struct gguf *g, const char *key, bool json, struct err *e);
+/* Every token of its tokenizer: id, kind, piece. ERR_FORMAT: it has none. */
+int show_tokens(const struct gguf *g, bool json, struct err *e);
 void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json);
 void show_safetensors(const struct st *s, const char *path, bool tensors, bool json);
 void show_json_finding(const struct check_finding *f);

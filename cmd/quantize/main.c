@@ -269,14 +269,14 @@ static int report(const struct work *k, uint64_t i, const struct quant_error *q,
     shape_text(shape, sizeof shape, t);
     if (!same) snprintf(error, sizeof error, "%.6f", quant_rel_rms(q));
     if (cli.verbose && !same)
-        row("%-*s %5s -> %-5s %20s  %-8s  %7.3f s %7.1f MB/s", k->name_width, t->name, from, to, shape, error,
-            seconds, (double)t->bytes * 1e-6 / (seconds > 0 ? seconds : 1e-9));
+        row("%-*s %5s -> %-5s %20s  %-8s  %7.3f s %7.1f MiB/s", k->name_width, t->name, from, to, shape,
+            error, seconds, (double)t->bytes / 1048576 / (seconds > 0 ? seconds : 1e-9));
     else
         row("%-*s %5s -> %-5s %20s  %s", k->name_width, t->name, from, to, shape, error);
     if (!json) return 0;
     json_t *ne = json_array();
     for (uint32_t d = 0; d < t->n_dims; d++) json_array_append_new(ne, json_integer(t->ne[d]));
-    return print_json(json_pack("{si,ss,so,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "tensor",
+    return print_json(json_pack("{si,ss,so,ss,ss,so,sI,sI,sf,sf}", "schema", 1, "kind", "tensor", "name",
                                 json_text(t->name, strlen(t->name)), "from", from, "to", to, "shape", ne,
                                 "bytes_in", (json_int_t)t->bytes, "bytes_out",
                                 (json_int_t)tensor_bytes(t, k->to[i]), "relative_rms",
@@ -343,11 +343,11 @@ static void note_total(const struct work *k, double seconds)
 {
     cli_note(&cli,
              "%s: %" PRIu64
-             " tensors, %.2f -> %.2f MB (%.2f bits a weight), relative RMS %.6f, %.2f s, %.0f MB/s read",
-             quant_recipe_name(k->recipe), k->in->n_tensors, (double)k->bytes_in * 1e-6,
-             (double)k->bytes_out * 1e-6,
+             " tensors, %.2f -> %.2f MiB (%.2f bits a weight), relative RMS %.6f, %.2f s, %.0f MiB/s read",
+             quant_recipe_name(k->recipe), k->in->n_tensors, (double)k->bytes_in / 1048576,
+             (double)k->bytes_out / 1048576,
              k->elements ? 8.0 * (double)k->bytes_out / (double)k->elements : 0.0, quant_rel_rms(&k->total),
-             seconds, (double)k->bytes_in * 1e-6 / (seconds > 0 ? seconds : 1e-9));
+             seconds, (double)k->bytes_in / 1048576 / (seconds > 0 ? seconds : 1e-9));
 }
 
 static int json_total(const struct work *k, double seconds, struct err *e)

@@ -5,6 +5,7 @@
 #include "../../common/file/gguf.h"
 #include "../../common/base/io.h"
 #include "../../common/base/mem.h"
+#include "../../common/base/text.h"
 #include "../../common/token/tokenizer.h"
 #include "../cli.h"
 #include "chat.h"
@@ -13,7 +14,7 @@
 
 static const char *model, *output, *template_name, *behind, *tools_path;
 static int32_t threads;
-static bool decode, special, no_normalize, no_bos, force;
+static bool decode, special, no_normalize, no_bos, force, pieces;
 static bool chat, think, no_think, no_prompt;
 static struct chat_input input;
 static struct chat_options chat_options = {.think = -1, .generation_prompt = true};
@@ -21,6 +22,7 @@ static struct chat_options chat_options = {.think = -1, .generation_prompt = tru
 static const struct cli_flag flags[] = {
     {"-m", CLI_STR, &model, "MODEL.gguf", "the model, or any GGUF that carries its tokenizer", 0, 0},
     {"--decode", CLI_FLAG, &decode, NULL, "ids to text", 0, 0},
+    {"--pieces", CLI_FLAG, &pieces, NULL, "a line of text for every id: the id and its piece", 0, 0},
     {"--special", CLI_FLAG, &special, NULL,
      "control tokens as text: recognised in the input, written in the output", 0, 0},
     {"--no-normalize", CLI_FLAG, &no_normalize, NULL, "take the text as it is, whatever the model asks for",
@@ -55,16 +57,39 @@ static struct cli cli = {
     .synopsis = "-m MODEL.gguf [--special] [--no-normalize] [--no-bos] < TEXT > TOKENS\n"
                 "-m MODEL.gguf --chat [--continue HOW] [--chat-template NAME] [--think | --no-think] < "
                 "MESSAGES > TOKENS\n"
-                "-m MODEL.gguf --decode [--special] < TOKENS > TEXT",
+                "-m MODEL.gguf --decode [--special] < TOKENS > TEXT\n"
+                "-m MODEL.gguf --pieces [--chat | --decode] < TEXT|MESSAGES|TOKENS > LINES",
     .summary = "Turn text into a stream of little-endian int32 token ids, and such a stream into text.",
     .flags = flags,
 };
 
 struct sink {
     struct io_out out;
+    const struct tokenizer *t;
     int32_t bos; /* still to be written before the first id; -1: none */
     uint64_t n_ids;
 };
+
+/* Ids as they are, or with their pieces, a line each: "  785 \"The\"". */
+static int put(struct sink *s, const int32_t *ids, size_t n, struct err *e)
+{
+    if (!pieces) return n ? io_write_tokens(&s->out, ids, n, e) : 0;
+    for (size_t i = 0; i < n; i++) {
+        char line[4 * 256 + 64], quoted[4 * 256 + 8];
+        size_t k;
+        bool written;
+        if (ids[i] < 0 || ids[i] >= tok_n_vocab(s->t))
+            return err_set(e, ERR_FORMAT,
+                           "token %llu of the stream: id %d is outside the vocabulary (expected 0 to %d)",
+                           (unsigned long long)(s->n_ids - n + i), ids[i], tok_n_vocab(s->t) - 1);
+        const uint8_t *p = tok_piece(s->t, ids[i], &k, &written);
+        const int used =
+            snprintf(line, sizeof line, "%7d %s%s\n", ids[i],
+                     text_quote(quoted, sizeof quoted, (const char *)p, k, 256), written ? "" : " control");
+        if (io_out_write(&s->out, line, (size_t)used, e)) return -1;
+    }
+    return 0;
+}
 
 static int put_ids(void *ctx, const int32_t *ids, size_t n, struct err *e)
 {
@@ -73,10 +98,10 @@ static int put_ids(void *ctx, const int32_t *ids, size_t n, struct err *e)
     s->bos = -1;
     if (bos >= 0 && !(n && ids[0] == bos)) { /* a text that begins with it has it already */
         s->n_ids++;
-        if (io_write_tokens(&s->out, &bos, 1, e)) return -1;
+        if (put(s, &bos, 1, e)) return -1;
     }
     s->n_ids += n;
-    return n ? io_write_tokens(&s->out, ids, n, e) : 0;
+    return put(s, ids, n, e);
 }
 
 static int put_bytes(void *ctx, const void *bytes, size_t n, struct err *e)
@@ -116,7 +141,7 @@ static int decode_some(struct sink *s, struct tok_decoder *x, uint8_t *in, size_
                 (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
         }
         s->n_ids += k;
-        if (tok_decode(x, ids, k, false, put_bytes, s, e)) return -1;
+        if (pieces ? put(s, ids, k, e) : tok_decode(x, ids, k, false, put_bytes, s, e)) return -1;
         at += 4 * k;
     }
     memmove(in, in + at, *n - at);
@@ -175,6 +200,8 @@ static void check_flags(void)
     if (!model) cli_usage_error(&cli, "no model (expected -m MODEL.gguf)");
     if (decode && no_normalize) cli_usage_error(&cli, "--no-normalize is for text, not for --decode");
     if (decode && no_bos) cli_usage_error(&cli, "--no-bos is for text, not for --decode");
+    if (decode && pieces && special)
+        cli_usage_error(&cli, "--special does not go with --pieces: every id has its line");
     if (chat && decode) cli_usage_error(&cli, "--chat is for text, not for --decode");
     if (chat && special)
         cli_usage_error(&cli, "--special: what is said in a chat never makes a control token");
@@ -210,6 +237,7 @@ static int run(struct err *e)
     if (gguf_open(&g, model, e) || tok_open(&t, g, e) ||
         io_out_open(&s.out, output, force, (const char *const[]){model, "-"}, 2, e))
         goto done;
+    s.t = t;
     if (!decode && !no_bos && tok_add_bos(t)) s.bos = tok_bos(t);
     in = mem_alloc(N_IN);
     if (!in) {
@@ -240,7 +268,7 @@ int main(int argc, char **argv)
     check_flags();
     if (decode)
         cli_no_binary_tty(&cli, STDIN_FILENO, "a token stream");
-    else
+    else if (!pieces)
         cli_no_binary_out(&cli, output, "a token stream");
     if (run(&e)) return cli_fail(&cli, &e);
     return cli_close_stdout(&cli);

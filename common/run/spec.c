@@ -29,13 +29,11 @@ static int show_picked(const struct session *s, const struct spec_options *o, co
 {
     const int32_t n_vocab = s->target->d->n_vocab;
     const size_t bytes = (size_t)n_vocab * sizeof(float);
-    float *row = mem_alloc(bytes);
-    int rc = row ? 0 : err_set(e, ERR_IO, "out of memory (a row of logits)");
+    int rc = 0;
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = s->op->download(s->be, row, s->g->logits + (size_t)i * (size_t)n_vocab, bytes);
-        rc = rc ? model_failed(s->target, "logits", rc, e) : o->picked(o->ctx, ids[i], row, n_vocab, e);
+        rc = s->op->download(s->be, o->row, s->g->logits + (size_t)i * (size_t)n_vocab, bytes);
+        rc = rc ? model_failed(s->target, "logits", rc, e) : o->picked(o->ctx, ids[i], o->row, n_vocab, e);
     }
-    mem_free(row);
     return rc;
 }
 

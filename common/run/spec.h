@@ -39,6 +39,7 @@ struct spec_options {
     /* NULL, or called before tokens with each of them and the logits [n_vocab] that it was picked from, as
      * the target left them. No cycle is started ahead then. */
     int (*picked)(void *ctx, int32_t id, const float *logits, int32_t n_vocab, struct err *e);
+    float *row; /* [n_vocab] where picked is there: what it is handed */
     /* Asked behind every cycle's tokens: true ends the stream there, at a token as any. NULL: nobody asks. */
     bool (*interrupted)(void *ctx);
     void *ctx;

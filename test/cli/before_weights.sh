@@ -34,14 +34,14 @@ G='dflash-generate -q -m t.gguf -n 4'
 says 2 'prompt of 2, 4 new tokens and a block of 1, got 6' "$G --ctx 6 <p"
 says 2 'does not fit the context (expected at most 1 tokens, got 2)' 'dflash-prefill -q -m t.gguf -o o --ctx 1 <p'
 says 3 'at least two tokens' 'head -c 4 p >one; dflash-prefill -m t.gguf --nll <one; s=$?; rm one; exit $s'
-says 2 'not a list of ids' "$G --stop 4096 <p"
+says 2 'an id out of the vocabulary' "$G --stop 4096 <p"
 says 2 'expected 2 to the 8' "$G -d d.gguf --block 9 <p"
 says 2 'the block of 8, got 9' "$G -d d.gguf --width 9 <p"
 says 2 'the block of 4, got 5' "$G -d d.gguf --block 4 --width 5 <p"
 says 3 'another target' "$G --state state"
 says 4 'nostate: No such file' "$G --state nostate"
 says 3 'not a snapshot' "$G --state t.gguf"
-says 3 'holds no context for the drafter' "dflash-generate -q -m $T -d d.gguf -n 4 --state state"
+says 3 'holds no context for a drafter' "dflash-generate -q -m $T -d d.gguf -n 4 --state state"
 says 2 'another chunk\|expected f16' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --kv q4_0"
 says 3 'another chunk' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --chunk 4"
 says 3 'stdin: token 1: id out' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --append <id"

@@ -27,7 +27,7 @@ tool "bench run" -m x -d y p
 tool "bench rows" -m x
 tool "bench compare" a b
 tool "bench report" f
-tool "bench matrix" --target t --drafter d f.txt
+tool "bench matrix" --target . --drafter . f.txt
 rm -f out err
 ls -A
 echo checked
