@@ -60,8 +60,8 @@ static bool same_machine(const json_t *a, const json_t *b)
                    bench_number(b, "machine", "threads", NULL, 0, 1));
 }
 
-/* What a curve of rows is called, and what tells it from another. Prompts go on with the first passes of their
- * model and machine. */
+/* What a curve of rows is called, and what tells it from another. Prompts go on with the first passes of
+ * their model and machine. */
 static const char *curve_name(const json_t *lines, const json_t *j, char *out, size_t n)
 {
     for (size_t i = 0; json_is_true(json_object_get(j, "prompt")) && i < json_array_size(lines); i++) {
