@@ -11,11 +11,11 @@
  * op->free; on the CPU they are ordinary memory. Shapes in comments are C order, the last dimension
  * contiguous. Errors: every operation returns 0 or a negative KN_E*; kn_message(be) then holds one line of
  * text. No operation prints or exits. None allocates but alloc, alloc_shared, those named load and reserve,
- * record_end and read_speed; none waits for the device but download, sync, find_bad, await, read_speed and
- * what gives memory back. One exception: layers of one row, collected on CUDA (kernels/cuda/chain/chain.cu),
- * take memory for what they hand on when they are first launched and when later ones want more, tens of MB at
- * most, of the margin that plans leave (kn_memory), and wait until it is cleared; a recording of them takes
- * memory for their descriptors. */
+ * record_end, read_speed and product_speed; none waits for the device but download, sync, find_bad, await,
+ * these and what gives memory back. One exception: layers of one row, collected on CUDA
+ * (kernels/cuda/chain/chain.cu), take memory for what they hand on when they are first launched and when
+ * later ones want more, tens of MB at most, of the margin that plans leave (kn_memory), and wait until it is
+ * cleared; a recording of them takes memory for their descriptors. */
 #ifndef DFLASH_KERNELS_H
 #define DFLASH_KERNELS_H
 
@@ -523,6 +523,9 @@ struct kn_ops {
     /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes
      * memory for a moment and waits. NULL: rows are in the host's memory. */
     double (*read_speed)(struct kn_backend *);
+    /* Operations a second of the device's library in a large product of 16-bit numbers, measured now, two a
+     * multiplication and addition; 0: not measured. As read_speed. */
+    double (*product_speed)(struct kn_backend *);
 
     /* Cycles. Memory that the host may read while the device writes it; zeroed. */
     void *(*alloc_shared)(struct kn_backend *, size_t bytes);

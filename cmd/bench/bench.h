@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include "../../common/base/json.h"
 #include "../cli.h"
 #include "../models.h"
@@ -50,6 +51,27 @@ json_t *verdict_json(const struct verdict *v);
  * (256 MiB to 2 GiB), best of passes, one size and number of threads a process; on a device its own
  * measurement. NaN, which JSON shows as null: not measured. */
 double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int passes);
+
+/* Operations a second of products alone, two a multiplication and addition: on the CPU of 8-bit integers in
+ * registers, best of three; on a device the library's, of 16-bit numbers. NaN: not measured. */
+double bench_product_ceiling(const struct models *m, int threads);
+
+/* plot.c - time over rows, of lines of kind "rows": commands for gnuplot. */
+/* Returns how many lines are drawn: a curve a model, context and machine, with floors where lines have them
+ * and a peer's times. */
+size_t bench_plot_rows(FILE *out, const json_t *lines);
+/* ERR_USAGE unless path ends in .svg or .png; ERR_IO with a hint where there is no gnuplot. */
+int bench_plot_check(const char *path, struct err *e);
+/* The plot of lines, drawn by gnuplot into path, which appears whole or not at all. */
+int bench_plot_file(const char *path, bool force, const json_t *lines, struct err *e);
+/* The text at key or outer.key, as a terminal and a table may have it. Good until eight more. */
+const char *bench_text(const json_t *j, const char *outer, const char *key);
+/* The number at a, a.b or a.b.c times scale, with digits after the point; "-" where there is none. Good until
+ * 16 more. */
+const char *bench_number(const json_t *j, const char *a, const char *b, const char *c, int digits,
+                         double scale);
+/* text without what would end a string in quotes. */
+const char *bench_unquoted(char *text);
 
 /* A line of JSON on stdout, or to o where it is open; steals j. Adds "schema" first. */
 int bench_emit(json_t *j, struct err *e);

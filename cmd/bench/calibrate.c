@@ -22,7 +22,7 @@
 static struct {
     struct models m;
     int64_t n;
-    int32_t block, draft_window, chunk;
+    int32_t block, draft_window, chunk, ctx;
     struct sampling_flags sampling;
     bool ignore_eos, draft_greedy;
     const char *start, *trace, *draft_sampling;
@@ -46,6 +46,8 @@ static const struct cli_flag flags[] = {
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
      0, INT32_MAX},
+    {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1,
+     SESSION_MAX_CTX},
     {"--chunk", CLI_I32, &o.chunk, "N", "tokens a prefill pass (default 512)", 1, 1 << 20},
     {"--draft-sampling", CLI_STR, &o.draft_sampling, "HOW", "as of generate: coupled (default) or greedy", 0,
      0},
@@ -139,7 +141,7 @@ static int gather(struct gathered *g, const int32_t *id, size_t n, struct err *e
                                     .tokens = take_tokens,
                                     .proposals = take_proposals,
                                     .ctx = g};
-    struct session_options so = {.ctx = (int32_t)((int64_t)n + o.n + SESSION_MAX_ROWS),
+    struct session_options so = {.ctx = o.ctx ? o.ctx : (int32_t)((int64_t)n + o.n + SESSION_MAX_ROWS),
                                  .chunk = o.chunk,
                                  .block = o.block,
                                  .draft_window = o.draft_window,
@@ -229,8 +231,14 @@ static int run(struct learnt *l, struct err *e)
         rc = bench_read_tokens(cli.args[i], &id, &n, e);
         if (rc == 0 && !n) rc = err_set(e, ERR_FORMAT, "%s: the prompt is empty", cli.args[i]);
         if (rc == 0) rc = models_check_ids(&o.m, cli.args[i], id, n, e);
-        if (rc == 0 && (int64_t)n + o.n + SESSION_MAX_ROWS > SESSION_MAX_CTX)
-            rc = err_set(e, ERR_USAGE, "%s: prompt and -n need too large a context", cli.args[i]);
+        const int64_t need = (int64_t)n + o.n + SESSION_MAX_ROWS, most = o.ctx ? o.ctx : SESSION_MAX_CTX;
+        if (rc == 0 && need > most)
+            rc = err_set(
+                e, ERR_USAGE,
+                "%s: does not fit (expected at most %lld positions%s: %zu tokens, -n %lld and %d rows, "
+                "got %lld)",
+                cli.args[i], (long long)most, o.ctx ? " of --ctx" : "", n, (long long)o.n, SESSION_MAX_ROWS,
+                (long long)need);
         if (rc == 0) {
             rc = gathered_new(&g, slots, e) || gather(&g, id, n, e) || learn(l, &g, e) ? -1 : 0;
             gathered_free(&g);
@@ -265,12 +273,14 @@ int bench_calibrate(int argc, char **argv)
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (!o.m.drafter_path) cli_usage_error(&cli, "no drafter (expected -d DRAFTER.gguf)");
     o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
+    const struct cli_output out[] = {{"-o", out_path ? out_path : "-"}, {"--trace", o.trace}};
+    cli_distinct_outputs(&cli, out, 2);
     models_check_flags(&o.m, &cli);
     sampling_flags_check(&o.sampling, &cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct learnt *l = mem_calloc(1, sizeof *l);
-    o.m.known = (struct session_options){.ctx = (int32_t)(o.n + SESSION_MAX_ROWS),
+    o.m.known = (struct session_options){.ctx = o.ctx ? o.ctx : (int32_t)(o.n + SESSION_MAX_ROWS),
                                          .chunk = o.chunk,
                                          .block = o.block,
                                          .draft_window = o.draft_window};

@@ -35,97 +35,80 @@ static struct cli cli = {
     .max_args = 4096,
 };
 
-/* The text at key or outer.key, as a terminal and a table may have it. Good until eight more. */
-static const char *str(const json_t *j, const char *outer, const char *key)
-{
-    const char *s = json_string_value(json_object_get(outer ? json_object_get(j, outer) : j, key));
-    static char text[8][512];
-    static int turn;
-    char *t = text[turn = (turn + 1) % 8];
-    snprintf(t, sizeof text[0], "%s", s ? s : "");
-    for (char *p = text_printable(t); *p; p++)
-        if (*p == '|') *p = '/'; /* it would end a cell of the table */
-    return t;
-}
-
-/* The number at a, a.b or a.b.c times scale, with digits after the point; "-" where there is none. Good until
- * eight more. */
-static const char *num(const json_t *j, const char *a, const char *b, const char *c, int digits, double scale)
-{
-    static char text[8][40];
-    static int turn;
-    char *s = text[turn = (turn + 1) % 8];
-    j = json_object_get(j, a);
-    if (b) j = json_object_get(j, b);
-    if (c) j = json_object_get(j, c);
-    if (json_is_number(j))
-        snprintf(s, sizeof text[0], "%.*f", digits, json_number_value(j) * scale);
-    else
-        snprintf(s, sizeof text[0], "-");
-    return s;
-}
-
 static bool is(const json_t *j, const char *kind)
 {
-    return !strcmp(str(j, NULL, "kind"), kind);
+    return !strcmp(bench_text(j, NULL, "kind"), kind);
 }
 
 static void cell_row(const json_t *j)
 {
     bool drafted = json_object_get(j, "drafted") != NULL;
-    printf("| %s | %s | %s | %s | %s |", str(j, "target", "file"), drafted ? str(j, "drafter", "file") : "",
-           str(j, NULL, "label"), num(j, "plain", "decode_tokens_per_s", "median", 1, 1),
-           num(j, "plain_share_of_ceiling", NULL, NULL, 2, 1));
+    printf("| %s | %s | %s | %s | %s |", bench_text(j, "target", "file"),
+           drafted ? bench_text(j, "drafter", "file") : "", bench_text(j, NULL, "label"),
+           bench_number(j, "plain", "decode_tokens_per_s", "median", 1, 1),
+           bench_number(j, "plain_share_of_ceiling", NULL, NULL, 2, 1));
     if (drafted)
         printf(" %s | %s | %s (%s to %s) | %s | %s |\n",
-               num(j, "drafted", "decode_tokens_per_s", "median", 1, 1), num(j, "drafted", "tau", NULL, 2, 1),
-               num(j, "speedup", "median", NULL, 2, 1), num(j, "speedup", "low", NULL, 2, 1),
-               num(j, "speedup", "high", NULL, 2, 1), str(j, "speedup", "verdict"),
-               json_is_true(json_object_get(j, "equal")) ? "yes" : "NO");
+               bench_number(j, "drafted", "decode_tokens_per_s", "median", 1, 1),
+               bench_number(j, "drafted", "tau", NULL, 2, 1),
+               bench_number(j, "speedup", "median", NULL, 2, 1),
+               bench_number(j, "speedup", "low", NULL, 2, 1), bench_number(j, "speedup", "high", NULL, 2, 1),
+               bench_text(j, "speedup", "verdict"), json_is_true(json_object_get(j, "equal")) ? "yes" : "NO");
     else
         printf(" | | | | |\n");
 }
 
 static void rows_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "target", "file"),
-           num(j, "rows", NULL, NULL, 0, 1), num(j, "context", NULL, NULL, 0, 1),
-           num(j, "seconds", "median", NULL, 3, 1e3), num(j, "one_row_steps", NULL, NULL, 2, 1),
-           num(j, "experts_met", NULL, NULL, 1, 1), num(j, "weight_bytes", NULL, NULL, 1, 1e-6),
-           num(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9), num(j, "share_of_ceiling", NULL, NULL, 2, 1));
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", bench_text(j, "target", "file"),
+           bench_number(j, "rows", NULL, NULL, 0, 1), bench_number(j, "context", NULL, NULL, 0, 1),
+           bench_number(j, "seconds", "median", NULL, 3, 1e3),
+           bench_number(j, "one_row_steps", NULL, NULL, 2, 1),
+           bench_number(j, "experts_met", NULL, NULL, 1, 1),
+           bench_number(j, "weight_bytes", NULL, NULL, 1, 1e-6),
+           bench_number(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9),
+           bench_number(j, "share_of_ceiling", NULL, NULL, 2, 1),
+           bench_number(j, "floor_bytes_s", NULL, NULL, 3, 1e3),
+           bench_number(j, "floor_products_s", NULL, NULL, 3, 1e3),
+           bench_number(j, "peer_s", NULL, NULL, 3, 1e3));
 }
 
 static void prompt_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s |\n", str(j, "target", "file"), num(j, "tokens", NULL, NULL, 0, 1),
-           num(j, "seconds", "median", NULL, 1, 1e3), num(j, "tokens_per_s", NULL, NULL, 0, 1));
+    printf("| %s | %s | %s | %s |\n", bench_text(j, "target", "file"),
+           bench_number(j, "tokens", NULL, NULL, 0, 1), bench_number(j, "seconds", "median", NULL, 1, 1e3),
+           bench_number(j, "tokens_per_s", NULL, NULL, 0, 1));
 }
 
 static void draft_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s | %s | %s |\n", str(j, "drafter", "file"), str(j, "target", "file"),
-           num(j, "block", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3),
-           num(j, "one_row_steps", NULL, NULL, 2, 1), num(j, "share_of_ceiling", NULL, NULL, 2, 1));
+    printf("| %s | %s | %s | %s | %s | %s |\n", bench_text(j, "drafter", "file"),
+           bench_text(j, "target", "file"), bench_number(j, "block", NULL, NULL, 0, 1),
+           bench_number(j, "seconds", "median", NULL, 3, 1e3),
+           bench_number(j, "one_row_steps", NULL, NULL, 2, 1),
+           bench_number(j, "share_of_ceiling", NULL, NULL, 2, 1));
 }
 
 static void op_row(const json_t *j)
 {
     const double calls = json_number_value(json_object_get(j, "calls"));
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"),
-           num(j, "rows", NULL, NULL, 0, 1), str(j, NULL, "op"), str(j, NULL, "shape"),
-           num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 1, 1e6),
-           num(j, "seconds", "median", NULL, 2, calls > 0 ? 1e6 / calls : 0),
-           num(j, "weight_bytes", NULL, NULL, 1, 1e-6), num(j, "share_of_ceiling", NULL, NULL, 2, 1),
-           num(j, "seconds_beside_bytes", NULL, NULL, 2, 1e6));
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", bench_text(j, "model", "file"),
+           bench_number(j, "rows", NULL, NULL, 0, 1), bench_text(j, NULL, "op"), bench_text(j, NULL, "shape"),
+           bench_number(j, "calls", NULL, NULL, 0, 1), bench_number(j, "seconds", "median", NULL, 1, 1e6),
+           bench_number(j, "seconds", "median", NULL, 2, calls > 0 ? 1e6 / calls : 0),
+           bench_number(j, "weight_bytes", NULL, NULL, 1, 1e-6),
+           bench_number(j, "share_of_ceiling", NULL, NULL, 2, 1),
+           bench_number(j, "seconds_beside_bytes", NULL, NULL, 2, 1e6));
 }
 
 static void ops_row(const json_t *j)
 {
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", str(j, "model", "file"),
-           num(j, "rows", NULL, NULL, 0, 1), num(j, "context", NULL, NULL, 0, 1),
-           num(j, "calls", NULL, NULL, 0, 1), num(j, "seconds", "median", NULL, 3, 1e3),
-           num(j, "apart_seconds", "median", NULL, 3, 1e3), num(j, "weight_bytes", NULL, NULL, 1, 1e-6),
-           num(j, "stamp_seconds", NULL, NULL, 2, 1e6));
+    printf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", bench_text(j, "model", "file"),
+           bench_number(j, "rows", NULL, NULL, 0, 1), bench_number(j, "context", NULL, NULL, 0, 1),
+           bench_number(j, "calls", NULL, NULL, 0, 1), bench_number(j, "seconds", "median", NULL, 3, 1e3),
+           bench_number(j, "apart_seconds", "median", NULL, 3, 1e3),
+           bench_number(j, "weight_bytes", NULL, NULL, 1, 1e-6),
+           bench_number(j, "stamp_seconds", NULL, NULL, 2, 1e6));
 }
 
 static const struct {
@@ -139,8 +122,8 @@ static const struct {
      cell_row},
     {"rows",
      "| target | rows | context | ms | one-row steps | experts | MB of weights | GB/s of weights | share of "
-     "reading |\n"
-     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+     "reading | floor of bytes, ms | of products, ms | peer, ms |\n"
+     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
      rows_row},
     {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
     {"draft",
@@ -175,8 +158,8 @@ static void streams(json_t *lines)
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *j = json_array_get(lines, i);
         if (is(j, "compare") && !json_is_true(json_object_get(j, "equal")))
-            printf("- %s and %s part at token %s\n", str(j, NULL, "a"), str(j, NULL, "b"),
-                   num(j, "first_difference", NULL, NULL, 0, 1));
+            printf("- %s and %s part at token %s\n", bench_text(j, NULL, "a"), bench_text(j, NULL, "b"),
+                   bench_number(j, "first_difference", NULL, NULL, 0, 1));
     }
 }
 
@@ -191,7 +174,7 @@ static void warn_unknown(json_t *lines)
             cli_warn(&cli,
                      "a line of kind '%.40s' is not shown (expected cell, rows, prompt, draft, ops, op or "
                      "compare)",
-                     str(j, NULL, "kind"));
+                     bench_text(j, NULL, "kind"));
     }
     if (!json_array_size(lines)) cli_warn(&cli, "no lines to report");
 }
@@ -215,53 +198,6 @@ static void tables(json_t *lines)
 
 /* ---- a plot ---- */
 
-/* text without what would end a string in quotes. */
-static const char *unquoted(char *text)
-{
-    for (char *p = text; *p; p++)
-        if (*p == '"' || *p == '\'' || *p == '\\') *p = '_';
-    return text;
-}
-
-/* What a curve of rows is called, and what tells it from another. */
-static const char *curve_name(const json_t *j, char *out, size_t n)
-{
-    snprintf(out, n, "%s, context %s, %s, %s threads", str(j, "target", "file"),
-             num(j, "context", NULL, NULL, 0, 1), str(j, "machine", "device"),
-             num(j, "machine", "threads", NULL, 0, 1));
-    return unquoted(out);
-}
-
-/* Time over rows: a curve a model, context and machine. Returns how many lines are in it. */
-static size_t plot_rows(const json_t *lines)
-{
-    char name[600], other[600];
-    size_t n = json_array_size(lines), drawn = 0, curves = 0;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *j = json_array_get(lines, i);
-        bool first = is(j, "rows");
-        if (first) curve_name(j, name, sizeof name);
-        for (size_t k = 0; k < i && first; k++)
-            first = !is(json_array_get(lines, k), "rows") ||
-                    strcmp(name, curve_name(json_array_get(lines, k), other, sizeof other)) != 0;
-        if (!first) continue;
-        printf("title%zu = '%s'\n$data%zu << EOD\n", curves, name, curves);
-        for (size_t k = i; k < n; k++) {
-            const json_t *r = json_array_get(lines, k);
-            if (!is(r, "rows") || strcmp(name, curve_name(r, other, sizeof other)) != 0) continue;
-            printf("%s %s\n", num(r, "rows", NULL, NULL, 0, 1), num(r, "seconds", "median", NULL, 6, 1e3));
-            drawn++;
-        }
-        printf("EOD\n");
-        curves++;
-    }
-    if (curves) printf("set xlabel 'rows'\nset ylabel 'ms a pass'\nplot");
-    for (size_t i = 0; i < curves; i++)
-        printf("%s $data%zu using 1:2 with linespoints title title%zu", i ? "," : "", i, i);
-    if (curves) printf("\n");
-    return drawn;
-}
-
 /* Bars of tokens a second. */
 static size_t plot_cells(const json_t *lines)
 {
@@ -271,9 +207,10 @@ static size_t plot_cells(const json_t *lines)
         const json_t *j = json_array_get(lines, i);
         char name[1100];
         if (!is(j, "cell")) continue;
-        snprintf(name, sizeof name, "%s %s", str(j, "target", "file"), str(j, NULL, "label"));
-        printf("\"%s\" %s %s\n", unquoted(name), num(j, "plain", "decode_tokens_per_s", "median", 3, 1),
-               num(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
+        snprintf(name, sizeof name, "%s %s", bench_text(j, "target", "file"), bench_text(j, NULL, "label"));
+        printf("\"%s\" %s %s\n", bench_unquoted(name),
+               bench_number(j, "plain", "decode_tokens_per_s", "median", 3, 1),
+               bench_number(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
         drawn++;
     }
     printf("EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by "
@@ -289,7 +226,7 @@ static void plot(const json_t *lines)
     for (size_t i = 0; i < json_array_size(lines); i++) cells |= is(json_array_get(lines, i), "cell");
     printf("set terminal pngcairo noenhanced size 1200,700\nset key left top\nset grid\nset datafile missing "
            "'-'\n");
-    const size_t drawn = cells ? plot_cells(lines) : plot_rows(lines);
+    const size_t drawn = cells ? plot_cells(lines) : bench_plot_rows(stdout, lines);
     if (!drawn && json_array_size(lines))
         cli_warn(&cli, "no cells and no rows: nothing to draw");
     else if (drawn < json_array_size(lines))

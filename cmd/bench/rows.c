@@ -3,7 +3,8 @@
  * Every size is measured once a round, round after round, so that a drift of the machine meets all of them;
  * the median of the rounds is reported, its ratio to one row, and for rows the share of the memory's speed
  * that reading the weights once in that time means: of experts those that the rows meet, counted in a pass
- * before. */
+ * before. More rows than a pass has are a prompt of that length. Each has two floors, at speeds measured in
+ * the run: its weight bytes read once, and its products with the weights (attention is in neither). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,11 +17,12 @@
 #include "experts_met.h"
 
 #define MAX_SIZES 64
-#define SETTLE_S 0.1 /* passes before those that count */
+#define MOST_ROWS (1 << 20) /* of --rows */
+#define SETTLE_S 0.1        /* passes before those that count */
 
 static struct {
     struct models m;
-    const char *rows, *prompts, *plan_times;
+    const char *rows, *prompts, *plan_times, *plot, *peer;
     int32_t context, rounds, ctx;
 } o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
 
@@ -29,7 +31,12 @@ static bool force;
 
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(o.m),
-    {"--rows", CLI_STR, &o.rows, "LIST", "rows of a pass (default 1,2,4,8,16,32,64)", 0, 0},
+    {"--rows", CLI_STR, &o.rows, "LIST",
+     "rows of a pass (default 1,2,4,8,16,32,64); above 64 a prompt of that length", 0, 0},
+    {"--plot", CLI_STR, &o.plot, "FILE", "draw time over rows, with floors: FILE.svg or FILE.png, by gnuplot",
+     0, 0},
+    {"--peer", CLI_STR, &o.peer, "FILE", "a peer's figures to put beside: lines of rows and milliseconds", 0,
+     0},
     {"--prompts", CLI_STR, &o.prompts, "LIST", "prompt lengths, logits for the last token (default 128,512)",
      0, 0},
     {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)",
@@ -46,17 +53,25 @@ static struct cli cli = {
     .synopsis =
         "-m TARGET [-d DRAFTER] [--rows LIST] [--prompts LIST] [--context N] [--rounds N] > rows.jsonl",
     .summary = "Measure passes of 1..64 rows, prompts and a draft block. Lines of JSON with the share of the "
-               "memory's speed.",
+               "memory's speed and with floors.",
     .flags = flags,
 };
 
 struct plan {
-    int32_t rows[MAX_SIZES], prompts[MAX_SIZES];
-    int n_rows, n_prompts;
-    struct sample row_s[MAX_SIZES], prompt_s[MAX_SIZES], draft_s;
-    double bytes[MAX_SIZES], experts[MAX_SIZES]; /* of rows: weight bytes; experts met a layer, NaN without */
-    double ceiling;
-    int32_t *ids; /* any ids: [longest] */
+    int32_t rows[MAX_SIZES], prompts[2 * MAX_SIZES]; /* of passes; of prompts: those of --rows first */
+    int n_rows, n_prompts, n_long;                   /* n_long: of --rows */
+    struct sample row_s[MAX_SIZES], prompt_s[2 * MAX_SIZES], draft_s;
+    /* Weight bytes; experts met a layer, NaN without. Of passes, then of the prompts of --rows. */
+    double bytes[MAX_SIZES], experts[MAX_SIZES], long_bytes[MAX_SIZES], long_experts[MAX_SIZES];
+    double ceiling, products; /* bytes and operations a second */
+    double layers, head;      /* numbers that a row is multiplied with: in layers, in the head */
+    struct peer {
+        char name[128];
+        int32_t n, rows[1024];
+        double s[1024];
+    } peer;
+    json_t *lines; /* of rows, for the plot; NULL: none */
+    int32_t *ids;  /* any ids: [longest] */
 };
 
 static int longest(const struct plan *p)
@@ -135,23 +150,50 @@ static json_t *pays_from(const struct plan *p, double draft, double one)
     return NULL;
 }
 
+/* Seconds of so many rows; NaN: it has none. */
+static double peer_of(const struct peer *t, int32_t rows)
+{
+    for (int32_t i = 0; i < t->n; i++)
+        if (t->rows[i] == rows) return t->s[i];
+    return NAN;
+}
+
+static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sample *t, double bytes,
+                     double experts, double one, struct err *e)
+{
+    const double s = sample_quantile(t, 0.5),
+                 operations = 2 * (p->layers * rows + p->head * (prompt ? 1 : rows));
+    json_t *j =
+        json_pack("{s:i,s:s,s:o,s:i,s:b,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target",
+                  bench_model_json(o.m.target_path, o.m.target), "rows", rows, "prompt", prompt, "context",
+                  prompt ? 0 : o.context, "seconds", sample_json(t), "weight_bytes",
+                  json_integer((json_int_t)bytes), "experts_met", json_finite(experts), "weight_bytes_per_s",
+                  json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
+                  "share_of_ceiling", json_finite(bytes / s / p->ceiling));
+    json_object_set_new(j, "products", json_finite(operations));
+    json_object_set_new(j, "product_ceiling_per_s", json_finite(p->products));
+    json_object_set_new(j, "floor_bytes_s", json_finite(bytes / p->ceiling));
+    json_object_set_new(j, "floor_products_s", json_finite(operations / p->products));
+    if (o.peer) {
+        json_object_set_new(j, "peer", json_text(p->peer.name, strlen(p->peer.name)));
+        json_object_set_new(j, "peer_s", json_finite(peer_of(&p->peer, rows)));
+    }
+    json_object_set_new(j, "machine", bench_machine(&o.m));
+    if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
+    if (p->lines) json_array_append(p->lines, j);
+    return bench_emit(j, e);
+}
+
 static int emit(struct plan *p, struct err *e)
 {
     const struct model *t = o.m.target;
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
-    for (int i = 0; i < p->n_rows; i++) {
-        double s = sample_quantile(&p->row_s[i], 0.5);
-        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind",
-                              "rows", "target", bench_model_json(o.m.target_path, t), "rows", p->rows[i],
-                              "context", o.context, "seconds", sample_json(&p->row_s[i]), "weight_bytes",
-                              json_integer((json_int_t)p->bytes[i]), "experts_met",
-                              json_finite(p->experts[i]), "weight_bytes_per_s", json_finite(p->bytes[i] / s),
-                              "read_ceiling_bytes_per_s", json_finite(p->ceiling), "share_of_ceiling",
-                              json_finite(p->bytes[i] / s / p->ceiling), "machine", bench_machine(&o.m));
-        if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
-        if (bench_emit(j, e)) return -1;
-    }
-    for (int i = 0; i < p->n_prompts; i++) {
+    for (int i = 0; i < p->n_rows; i++)
+        if (emit_rows(p, p->rows[i], false, &p->row_s[i], p->bytes[i], p->experts[i], one, e)) return -1;
+    for (int i = 0; i < p->n_long; i++)
+        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], p->long_bytes[i], p->long_experts[i], one, e))
+            return -1;
+    for (int i = p->n_long; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
         if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
                                  bench_model_json(o.m.target_path, t), "tokens", p->prompts[i], "seconds",
@@ -186,12 +228,53 @@ static int emit(struct plan *p, struct err *e)
     return bench_emit(j, e);
 }
 
+/* The numbers in the matrices that a row is multiplied with, of experts those used; what all bytes are. */
+static double count_numbers(struct plan *p)
+{
+    const struct desc *d = o.m.target->d;
+    const struct gguf *f = o.m.target->file;
+    const bool own = gguf_tensor(f, "output.weight") != NULL;
+    double bytes = 0;
+    for (uint64_t i = 0; i < f->n_tensors; i++) {
+        const struct gguf_tensor *t = &f->tensor[i];
+        const bool head = !strcmp(t->name, own ? "output.weight" : "token_embd.weight");
+        double n = 1;
+        int layer = -1;
+        for (uint32_t k = 0; k < t->n_dims; k++) n *= (double)t->ne[k];
+        if (head) p->head = n, bytes += (double)t->bytes;
+        if (head || sscanf(t->name, "blk.%d.", &layer) != 1 || layer >= d->n_layer) continue;
+        bytes += (double)t->bytes;
+        if (t->n_dims == 2) p->layers += n;
+        if (t->n_dims == 3) p->layers += n / d->n_expert * d->n_expert_used;
+    }
+    return bytes;
+}
+
+/* What prompts read at least: of experts those that each of their passes meets. all: every weight's bytes. */
+static int count_long(struct plan *p, struct experts_met *met, double all, struct err *e)
+{
+    for (int i = 0; i < p->n_long; i++) {
+        struct session *s = NULL;
+        if (new_session(&s, p->prompts[i], false, e)) return -1;
+        experts_met_start(met);
+        const int rc = session_prefill(s, p->ids, p->prompts[i], NULL, NULL, e);
+        session_free(s);
+        if (rc) return -1;
+        p->long_bytes[i] = fmin(p->long_bytes[i] + met->bytes, all);
+        p->long_experts[i] = met->experts / (double)met->lists;
+    }
+    return 0;
+}
+
 /* What passes of these rows at this context read. */
 static int count_bytes(struct plan *p, struct err *e)
 {
     struct experts_met met;
     struct session *s = NULL;
+    const double all = count_numbers(p);
     for (int i = 0; i < p->n_rows; i++) p->bytes[i] = (double)o.m.target->bytes_step, p->experts[i] = NAN;
+    for (int i = 0; i < p->n_long; i++)
+        p->long_bytes[i] = (double)o.m.target->bytes_step, p->long_experts[i] = NAN;
     if (!o.m.target->d->n_expert) return 0;
     experts_met_open(&met, o.m.target->be);
     int rc =
@@ -203,6 +286,7 @@ static int count_bytes(struct plan *p, struct err *e)
         p->experts[i] = met.experts / (double)met.lists;
     }
     session_free(s);
+    if (rc == 0) rc = count_long(p, &met, all, e);
     experts_met_close(&met);
     return rc;
 }
@@ -255,6 +339,7 @@ static int measure(struct plan *p, struct err *e)
     for (int r = 0; r < o.rounds; r++) {
         p->ceiling = r ? fmax(p->ceiling, bench_ceiling(&o.m, bytes, threads, 2))
                        : bench_ceiling(&o.m, bytes, threads, 2);
+        if (r == 0) p->products = bench_product_ceiling(&o.m, threads);
         if (r == 0 && measure_rows(s, p, e)) goto done; /* warm up, then forget */
         if (r == 0) {
             for (int i = 0; i < p->n_rows; i++) p->row_s[i].n = 0;
@@ -263,11 +348,88 @@ static int measure(struct plan *p, struct err *e)
         if (measure_rows(s, p, e) || measure_prompts(p, e)) goto done;
         cli_progress(&cli, "round", (uint64_t)r + 1, (uint64_t)o.rounds, "");
     }
-    rc = o.plan_times && write_plan_times(s, p, e) ? -1 : emit(p, e);
+    if (o.plot) p->lines = json_array();
+    rc = (o.plan_times && write_plan_times(s, p, e)) || emit(p, e) ||
+                 (o.plot && bench_plot_file(o.plot, force, p->lines, e))
+             ? -1
+             : 0;
 done:
     session_free(s);
     mem_free(p->ids);
     return rc;
+}
+
+/* Lines of rows and milliseconds; a first line of # has the peer's name, other lines of # say nothing. */
+static int read_peer(struct peer *t, const char *path, struct err *e)
+{
+    char line[256], more;
+    FILE *f = fopen(path, "re");
+    const char *base = strrchr(path, '/');
+    int number = 0, rc = 0;
+    if (!f) return err_errno(e, "%s", path);
+    snprintf(t->name, sizeof t->name, "%s", base ? base + 1 : path);
+    while (rc == 0 && fgets(line, sizeof line, f)) {
+        int rows = 0;
+        double ms = 0;
+        line[strcspn(line, "\r\n")] = 0;
+        if (++number == 1 && *line == '#' && line[1 + strspn(line + 1, " ")])
+            snprintf(t->name, sizeof t->name, "%s", line + 1 + strspn(line + 1, " "));
+        if (*line == '#' || !line[strspn(line, " \t")]) continue;
+        const bool good =
+            sscanf(line, "%d %lf %c", &rows, &ms, &more) == 2 && rows > 0 && ms > 0 && isfinite(ms);
+        if (!good || isfinite(peer_of(t, rows)) || t->n == sizeof t->rows / sizeof *t->rows)
+            rc = err_set(
+                e, ERR_FORMAT,
+                "%s: line %d: not a peer's figure (expected ROWS MILLISECONDS, each count of rows once, "
+                "1024 at most, got '%s')",
+                path, number, line);
+        else
+            t->rows[t->n] = rows, t->s[t->n++] = ms / 1e3;
+    }
+    if (rc == 0 && ferror(f)) rc = err_errno(e, "%s", path);
+    if (rc == 0 && !t->n)
+        rc = err_set(e, ERR_FORMAT, "%s: no figures (expected lines of ROWS MILLISECONDS)", path);
+    fclose(f);
+    return rc;
+}
+
+/* --rows: those of a pass, and above them prompts. */
+static int split_rows(struct plan *p, struct err *e)
+{
+    int32_t all[MAX_SIZES];
+    int n;
+    if (bench_int_list("--rows", o.rows, all, MAX_SIZES, &n, 1, MOST_ROWS, e)) return -1;
+    for (int i = 0; i < n; i++)
+        if (all[i] <= SESSION_MAX_ROWS)
+            p->rows[p->n_rows++] = all[i];
+        else
+            p->prompts[p->n_prompts++] = all[i];
+    p->n_long = p->n_prompts;
+    if (o.prompts[0]) {
+        if (bench_int_list("--prompts", o.prompts, p->prompts + p->n_long, MAX_SIZES, &n, 1, 1 << 24, e))
+            return -1;
+        p->n_prompts += n;
+    }
+    return 0;
+}
+
+/* What is refused before models are read. */
+static int check(struct plan *p, struct err *e)
+{
+    int missing = 0;
+    if (split_rows(p, e) || (o.peer && read_peer(&p->peer, o.peer, e)) ||
+        (o.plot && bench_plot_check(o.plot, e)))
+        return -1;
+    for (int32_t i = 0; i < p->peer.n; i++) {
+        bool there = false;
+        for (int k = 0; k < p->n_rows; k++) there |= p->rows[k] == p->peer.rows[i];
+        for (int k = 0; k < p->n_long; k++) there |= p->prompts[k] == p->peer.rows[i];
+        missing += !there;
+    }
+    if (missing)
+        cli_warn(&cli, "%s: %d of %d figures are of counts that --rows does not have", o.peer, missing,
+                 (int)p->peer.n);
+    return 0;
 }
 
 int bench_rows(int argc, char **argv)
@@ -275,19 +437,21 @@ int bench_rows(int argc, char **argv)
     struct err e = {0};
     struct redirect file;
     cli_parse(&cli, argc, argv);
+    const struct cli_output out[] = {
+        {"-o", out_path ? out_path : "-"}, {"--plot", o.plot}, {"--plan-times", o.plan_times}};
+    cli_distinct_outputs(&cli, out, 3);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (o.plan_times && !o.m.drafter_path) cli_usage_error(&cli, "--plan-times needs a drafter (-d DRAFTER)");
     bench_check_ctx(&cli, o.ctx, o.context);
-    if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
+    if (bench_redirect(&file, out_path, force, &o.m, &o.peer, o.peer != NULL, &e)) return cli_fail(&cli, &e);
     struct plan *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
-                : bench_int_list("--rows", o.rows, p->rows, MAX_SIZES, &p->n_rows, 1, SESSION_MAX_ROWS, &e) ||
-                      (o.prompts[0] && bench_int_list("--prompts", o.prompts, p->prompts, MAX_SIZES,
-                                                      &p->n_prompts, 1, 1 << 24, &e)) ||
+                : check(p, &e) ||
                       (o.m.known.ctx = o.ctx ? o.ctx : longest(p) + SESSION_MAX_ROWS,
                        models_open(&o.m, &cli, &e)) ||
                       measure(p, &e);
     if (rc) rc = cli_fail(&cli, &e);
+    if (p) json_decref(p->lines);
     models_close(&o.m);
     mem_free(p);
     return redirect_close(&file, &cli, rc);

@@ -256,6 +256,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.pick = cuda_pick;
     t.find_bad = cuda_find_bad;
     t.read_speed = cuda_read_speed;
+    t.product_speed = cuda_product_speed;
     cuda_cycle_table(&t, direct);
     return &t;
 }

@@ -1,5 +1,5 @@
 /* ceiling.cu - the speed of reading device memory once: up to 4 GiB by one kernel of 16-byte streaming loads,
- * best of ten. What decoding is measured against. */
+ * best of ten. What decoding is measured against; and the library's product of 16-bit numbers. */
 #include "ops.cuh"
 
 static __global__ void __launch_bounds__(512) read_once(const uint4 *p, size_t n, uint32_t *sink)
@@ -45,4 +45,12 @@ double cuda_read_speed(struct kn_backend *kb)
     cudaFree(p);
     (void)cudaGetLastError();
     return best > 0.0f ? (double)bytes / (best * 1e-3) : 0.0;
+}
+
+double cuda_product_speed(struct kn_backend *kb)
+{
+    double tflops = 0;
+    const int rc = many_ceiling(kb, &tflops);
+    (void)cudaGetLastError();
+    return rc ? 0.0 : tflops * 1e12;
 }

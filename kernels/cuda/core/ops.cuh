@@ -11,6 +11,7 @@ void cuda_free(struct kn_backend *, void *);
 
 /* ceiling.cu */
 double cuda_read_speed(struct kn_backend *);
+double cuda_product_speed(struct kn_backend *);
 
 /* embed.cu */
 int cuda_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
