@@ -1,0 +1,486 @@
+/* mm_wide.cuh - the product kernel of 17 to 64 rows of K types (compute capability 9.0): one pass over the
+ * weights, with the bits of mm_kernel.cuh and mm_few.cuh.
+ *
+ * A *tile* is 64 rows of a weight (gated: 32 of the gate, the same 32 of the up), four panels, and belongs to
+ * four warps; a block has G tiles and four warps more, of which one copies and all leave registers. A *stage* is a unit (256 columns) of all of
+ * the block's panels and of all rows. Codes times their integer scales are 16 bits: a low byte and a high
+ * byte, two factors A. Each is summed over the unit by products of four warps in int32, exactly, and
+ * 256 high + low is the exact sum of the unit, which then meets its float scales as in mm_few_k.cuh. So no
+ * result of a tensor operation is scaled by itself: 4 multiplications for each 16 x 8 x 32 products were as
+ * slow as the products.
+ *
+ *   |P| = |code * scale|: Q4_K 945 (rows g + 8: 16 times that, 15,120), Q5_K 1,953, Q6_K 4,096, Q3_K 128,
+ *   IQ4_XS 4,064, Q2_K 45 (a low byte alone); low < 255 * 127 * 256 < 2^23, 256 high < 2^29
+ *
+ * Rows (prep_block.cuh): unit by unit {[16 pieces of 16 columns][N][16] int8; [2 pieces][N][8] sums as f16;
+ * [N] scales}, N: 8 NT. Sums of slices wait in shared memory, [G][token][WIDE_PITCH] floats, so that outputs
+ * are written row by row. Slices apart: a block has one slice of its tiles, whose sums are left (owed.cuh).
+ *
+ * Bound: the bytes of the weights at 17 rows; at 64, tensor operations and the making of A. */
+#ifndef DFLASH_CUDA_MM_WIDE_CUH
+#define DFLASH_CUDA_MM_WIDE_CUH
+
+#include "mm_few_k.cuh"
+#include "mm_wide_mma.cuh"
+
+/* ---- factors A: of step j (32 columns) low and high bytes of codes times scales, in mma.sync's order ---- */
+
+/* Of two words of 16-bit products, those of a word of codes. */
+DEV void wide_bytes(uint32_t *low, uint32_t *high, uint32_t even, uint32_t odd)
+{
+    *low = pick_bytes(even, odd, 0x6240);
+    *high = pick_bytes(even, odd, 0x7351);
+}
+/* Products of four codes (unsigned bytes) that have `offset` added, with a signed scale. */
+DEV void wide_signed(uint32_t *low, uint32_t *high, uint32_t codes, int scale, int offset)
+{
+    const uint32_t start = 0x80008000u - (uint32_t)(scale * offset) * 0x10001u;
+    wide_bytes(low, high, pick_bytes(codes, 0, 0x4240) * (uint32_t)scale + start,
+               pick_bytes(codes, 0, 0x4341) * (uint32_t)scale + start);
+    *high ^= 0x80808080;
+}
+
+/* d, dmin: of rows g and g + 8; mins: A of the products with sums, as f16 bits. */
+template <uint32_t TYPE> struct wide_codes {
+    static constexpr bool is_low = TYPE == KN_Q2_K, has_mins = TYPE == KN_Q4_K || TYPE == KN_Q5_K || is_low;
+    const uint8_t *st;
+    uint32_t sc[2][4];
+    float d[2], dmin[2];
+    uint32_t mins[4];
+    uint4 codes, more; /* of a part; what is above them */
+    uint2 r[2];        /* IQ4_XS */
+    int lane;
+
+    __device__ __forceinline__ void open(const uint8_t *unit, int at)
+    {
+        st = unit, lane = at;
+        const int g = lane / 4, q = lane % 4;
+        if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
+            uint32_t m[2][2];
+#pragma unroll
+            for (int hi = 0; hi < 2; hi++) {
+                const uint4 w = lds16(st + (TYPE == KN_Q5_K ? 2560 : 2048) + 128 * hi + 16 * g);
+                d[hi] = h_low(w.x), dmin[hi] = h_high(w.x);
+                sc[hi][0] = w.y & 0x3f3f3f3f;
+                sc[hi][1] = (w.w & 0x0f0f0f0f) | (w.y >> 2 & 0x30303030);
+                m[hi][0] = w.z & 0x3f3f3f3f;
+                m[hi][1] = (w.w >> 4 & 0x0f0f0f0f) | (w.z >> 2 & 0x30303030);
+                mins[hi] = mins[2 + hi] = __byte_perm(m[hi][0], m[hi][1], 0x0100 + 0x0202 * q) & 0x00ff00ff;
+            }
+            if (TYPE == KN_Q4_K) d[1] = __fmul_rn(d[1], 0.0625f); /* exact: codes 16 times as large */
+            if (TYPE == KN_Q5_K) more = lds16(st + 2048 + 16 * lane);
+        } else if constexpr (TYPE == KN_Q6_K) {
+#pragma unroll
+            for (int hi = 0; hi < 2; hi++) {
+                const uint4 w = lds16(st + 3072 + 128 * hi + 16 * g);
+                sc[hi][0] = w.x ^ 0x80808080, sc[hi][1] = w.y ^ 0x80808080;
+                sc[hi][2] = w.z ^ 0x80808080, sc[hi][3] = w.w ^ 0x80808080;
+            }
+            const uint32_t dd = lds4(st + 3328 + 4 * g);
+            d[0] = h_low(dd), d[1] = h_high(dd);
+        } else if constexpr (TYPE == KN_IQ4_XS) {
+            r[0] = lds8(st + 2048 + 8 * g), r[1] = lds8(st + 2112 + 8 * g);
+            d[0] = h_low(r[0].x), d[1] = h_low(r[1].x);
+        } else {
+            uint32_t am[2];
+#pragma unroll
+            for (int hi = 0; hi < 2; hi++) {
+                if (is_low) {
+                    const uint4 w = lds16(st + 1024 + 128 * hi + 16 * g);
+                    sc[hi][0] = w.x & 0x0f0f0f0f, sc[hi][1] = w.y & 0x0f0f0f0f;
+                    sc[hi][2] = w.z & 0x0f0f0f0f, sc[hi][3] = w.w & 0x0f0f0f0f;
+                    am[hi] = lds4(st + 1024 + 128 * hi + 16 * g + 4 * q) >> 4 & 0x0f0f0f0f;
+                    mins[hi] = am[hi] & 0x00ff00ff, mins[2 + hi] = am[hi] >> 8 & 0x00ff00ff;
+                } else {
+                    const uint8_t *p = st + 1536 + 12 * (g + 8 * hi);
+                    const uint32_t w[3] = {lds4(p), lds4(p + 4), lds4(p + 8)};
+#pragma unroll
+                    for (int k = 0; k < 4; k++) sc[hi][k] = scales_q3(w, k);
+                }
+            }
+            const uint32_t dd = lds4(st + (is_low ? 1280 + 8 * g : 1728 + 4 * g));
+            d[0] = h_low(dd), d[1] = h_high(dd);
+            if (is_low) {
+                const uint32_t mm = lds4(st + 1284 + 8 * g);
+                dmin[0] = h_low(mm), dmin[1] = h_high(mm);
+            } else
+                more = lds16(st + 1024 + 16 * lane);
+        }
+    }
+    /* Steps in ascending order; j: a constant. */
+    __device__ __forceinline__ void step(int j, uint32_t low[4], uint32_t high[4])
+    {
+        const int part = j / 2, i = j % 2;
+        constexpr bool pairs = TYPE == KN_Q2_K || TYPE == KN_Q3_K;
+        if (pairs) {
+            if (j % 4 == 0) codes = lds16(st + 512 * (j / 4) + 16 * lane);
+        } else if (i == 0) {
+            codes = lds16(st + 512 * part + 16 * lane);
+        }
+        if (TYPE == KN_Q6_K && j % 4 == 0) more = lds16(st + 2048 + 512 * (j / 4) + 16 * lane);
+        const uint32_t c4[4] = {codes.x, codes.y, codes.z, codes.w}, h4[4] = {more.x, more.y, more.z, more.w};
+        if constexpr (TYPE == KN_Q4_K) {
+            const uint32_t top = pick_bytes(sc[0][j / 4], 0, 0x4440 + j % 4),
+                           bottom = pick_bytes(sc[1][j / 4], 0, 0x4440 + j % 4);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const uint32_t w = c4[2 * i + s], v = w >> 8;
+                wide_bytes(low + 2 * s, high + 2 * s, (w & 0x000f000f) * top, (v & 0x000f000f) * top);
+                wide_bytes(low + 2 * s + 1, high + 2 * s + 1, (w & 0x00f000f0) * bottom,
+                           (v & 0x00f000f0) * bottom);
+            }
+        } else if constexpr (TYPE == KN_Q5_K) {
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                uint32_t a[2];
+                code_words(a, a + 1, c4[2 * i + s]);
+                a[0] |= shift(h4[part], 4 - (2 * s + i)) & 0x10101010;
+                a[1] |= shift(h4[part], -(2 * s + i)) & 0x10101010;
+#pragma unroll
+                for (int hi = 0; hi < 2; hi++) {
+                    const uint32_t scale = pick_bytes(sc[hi][j / 4], 0, 0x4440 + j % 4);
+                    wide_bytes(low + 2 * s + hi, high + 2 * s + hi, (a[hi] & 0x00ff00ff) * scale,
+                               pick_bytes(a[hi], 0, 0x4341) * scale);
+                }
+            }
+        } else if constexpr (TYPE == KN_Q6_K) {
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                uint32_t a[2];
+                code_words(a, a + 1, c4[2 * i + s]);
+                a[0] |= shift(h4[j % 4], 4 - 2 * s) & 0x30303030;
+                a[1] |= shift(h4[j % 4], -2 * s) & 0x30303030;
+#pragma unroll
+                for (int hi = 0; hi < 2; hi++)
+                    wide_signed(low + 2 * s + hi, high + 2 * s + hi, a[hi],
+                                signed_byte(sc[hi][part], 2 * i + s), 32);
+            }
+        } else if constexpr (TYPE == KN_IQ4_XS) {
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                uint32_t a[2];
+                iq4_words(a, a + 1, c4[2 * i + s]);
+#pragma unroll
+                for (int hi = 0; hi < 2; hi++)
+                    wide_signed(low + 2 * s + hi, high + 2 * s + hi, a[hi] ^ 0x80808080,
+                                (int)((r[hi].y >> 4 * j & 15) | (shift(r[hi].x, -(12 + 2 * j)) & 0x30)) - 32,
+                                128);
+            }
+        } else {
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const uint32_t w = c4[j % 4];
+                uint32_t a[2] = {shift(w, -2 * s) & 0x03030303, shift(w, -2 * s - 4) & 0x03030303};
+                if (TYPE == KN_Q3_K) {
+                    a[0] |= shift(h4[part], 2 - (2 * s + i)) & 0x04040404;
+                    a[1] |= shift(h4[part], -2 - (2 * s + i)) & 0x04040404;
+                }
+#pragma unroll
+                for (int hi = 0; hi < 2; hi++) {
+                    const int scale = signed_byte(sc[hi][part], 2 * i + s);
+                    if (is_low)
+                        low[2 * s + hi] = a[hi] * (uint32_t)scale;
+                    else
+                        wide_signed(low + 2 * s + hi, high + 2 * s + hi, a[hi], scale, 4);
+                }
+            }
+        }
+    }
+};
+
+/* ---- a unit ---- */
+
+/* fin += the unit's sums. rows: of the stage, shared memory; done(): all of the stage has been read. */
+template <uint32_t TYPE, int NT, class DONE>
+DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int lane, DONE done)
+{
+    constexpr uint32_t n = 8 * NT;
+    using mma = wide_mma<NT>;
+    wide_codes<TYPE> unit;
+    int low[NT][4] = {}, high[NT][4] = {};
+    unit.open(st, lane);
+    const uint64_t b = wide_matrix(shared_at(rows), n);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        uint32_t a_low[4], a_high[4];
+        unit.step(j, a_low, a_high);
+        wide_begin();
+        mma::low(low, a_low, b + 2 * n * j, j);
+        if (!unit.is_low) mma::high(high, a_high, b + 2 * n * j, j);
+        wide_commit();
+        if (j < 7) wide_wait<1>();
+    }
+    wide_wait<0>();
+    mma::settle(low);
+    if (!unit.is_low) {
+        mma::settle(high);
+#pragma unroll
+        for (int t = 0; t < NT; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) low[t][i] = (int)(((uint32_t)high[t][i] << 8) + (uint32_t)low[t][i]);
+    }
+    float m[NT][4];
+    if (unit.has_mins) {
+#pragma unroll
+        for (int t = 0; t < NT; t++) zero(m[t]);
+        wide_begin();
+        mma::sums(m, unit.mins, b + 16 * n);
+        wide_commit();
+        wide_wait<0>();
+        mma::settle(m);
+    }
+    const float up[2] = {__fmul_rn(unit.dmin[0], 16777216.0f), __fmul_rn(unit.dmin[1], 16777216.0f)};
+    const uint8_t *const scales = rows + 288 * n + lane % 4 * 8;
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        const float2 da = *(const float2 *)(scales + 32 * t);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float f = i % 2 ? da.y : da.x, sum = __int2float_rn(low[t][i]);
+            if (unit.has_mins) {
+                const float y = __fmaf_rn(sum, unit.d[i / 2], -__fmul_rn(m[t][i], up[i / 2]));
+                fin[t][i] = __fmaf_rn(y, f, fin[t][i]);
+            } else
+                fin[t][i] = __fmaf_rn(sum, __fmul_rn(unit.d[i / 2], f), fin[t][i]);
+        }
+    }
+    done();
+}
+
+/* ---- what a block has ---- */
+
+/* Of tile `tile` the matrix and the tile in it. */
+DEV int wide_find(const mm_args &a, int tile, int *in)
+{
+    int j = 0, before = 0;
+    if (!a.gated)
+        for (;; j++) {
+            const int count = (a.n_out[j] + 63) / 64;
+            if (tile < before + count || j + 1 == a.count_w) break;
+            before += count;
+        }
+    *in = tile - before;
+    return j;
+}
+/* The stages in turn. */
+struct wide_turn {
+    int at;
+    uint32_t phase;
+    __device__ __forceinline__ void next(int stages)
+    {
+        if (++at == stages) at = 0, phase ^= 1;
+    }
+};
+DEV uint64_t *wide_full(uint8_t *smem, int at)
+{
+    return (uint64_t *)smem + 2 * at;
+}
+DEV uint64_t *wide_empty(uint8_t *smem, int at)
+{
+    return (uint64_t *)smem + 2 * at + 1;
+}
+/* Units of the block: slices first .. end - 1; tiles of group, + groups, ... */
+struct wide_part {
+    int first, end, group, groups;
+};
+DEV wide_part wide_part_of(const mm_args &a)
+{
+    const int block = (int)blockIdx.x, across = a.slices - 1, all = across * a.groups;
+    if (!a.left) return {0, a.slices, block, a.groups};
+    if (block >= all) return {across, a.slices, block - all, a.last_groups};
+    return {block % across, block % across + 1, block / across, a.groups};
+}
+
+/* The warp that copies: its lanes 0 the rows, 1 + w the units of warp w. */
+template <int NT, int G> DEV void wide_copy(const mm_args &a, uint8_t *smem, const wide_part &part, int lane)
+{
+    constexpr uint32_t rows_bytes = WIDE_UNIT * 8 * NT, place = WIDE_ROWS(8 * NT);
+    const int from = part.first * a.slice_units, end = min(part.end * a.slice_units, a.units),
+              warp = lane - 1, blocks = (a.wide_tiles + G - 1) / G;
+    uint8_t *const ring = smem + a.at.ring;
+    wide_turn turn = {0, 0};
+    int early = 0;
+    bool waited = false;
+    for (int block = part.group; block < blocks; block += part.groups) {
+        const int tile = block * G + warp / 4;
+        const bool has = warp >= 0 && warp < 4 * G && tile < a.wide_tiles;
+        uint32_t unit_bytes = 0;
+        const uint8_t *p = a.rows + (size_t)from * rows_bytes;
+        if (has) {
+            int in, j = wide_find(a, tile, &in), panel = 4 * in + warp % 4;
+            if (a.gated) j = warp % 4 / 2, panel = 2 * in + warp % 2;
+            unit_bytes = (uint32_t)a.unit_bytes[j];
+            p = a.w[j] + ((size_t)min(panel, (a.n_out[j] + 15) / 16 - 1) * (size_t)a.units + (size_t)from) *
+                             unit_bytes;
+        } else if (lane == 0) {
+            unit_bytes = rows_bytes;
+        }
+        const uint32_t all = __reduce_add_sync(0xffffffff, unit_bytes);
+        for (int unit = from; unit < end; unit++) {
+            uint8_t *const to = ring + turn.at * a.stage_bytes;
+            uint64_t *const bar = wide_full(smem, turn.at);
+            const bool first = !waited && early < a.stages;
+            if (!first) {
+                if (!waited) { /* rows of the stages that have their weights */
+                    cuda_grid_wait();
+                    if (lane == 0)
+                        for (int i = 0; i < early; i++)
+                            copy_bulk_to(ring + i * a.stage_bytes,
+                                         a.rows + (size_t)(from + i % (end - from)) * rows_bytes, rows_bytes,
+                                         wide_full(smem, i));
+                    waited = true;
+                }
+                bar_wait(wide_empty(smem, turn.at), turn.phase ^ 1);
+            }
+            if (lane == 0) bar_expect(bar, all);
+            __syncwarp();
+            if (has)
+                copy_weights_to(to + place + (uint32_t)warp * a.pitch, p, unit_bytes, bar);
+            else if (lane == 0 && !first)
+                copy_bulk_to(to, p, rows_bytes, bar);
+            if (first) early++;
+            p += unit_bytes;
+            turn.next(a.stages);
+        }
+    }
+    if (!waited) {
+        cuda_grid_wait();
+        if (lane == 0)
+            for (int i = 0; i < early; i++)
+                copy_bulk_to(ring + i * a.stage_bytes,
+                             a.rows + (size_t)(from + i % (end - from)) * rows_bytes, rows_bytes,
+                             wide_full(smem, i));
+    }
+}
+
+/* ---- results: sums of a tile, [token][WIDE_PITCH] ---- */
+
+DEV void wide_meet(int group)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+}
+/* Four warps write what they have summed up. slice: where sums are left. */
+template <int NT> DEV void wide_write(const mm_args &a, int tile, int slice, int thread, const float *sums)
+{
+    int in;
+    const int j = wide_find(a, tile, &in);
+    if (a.gated) {
+        const int at = thread % 32, row = 32 * in + at;
+        if (row >= a.n_out[0]) return;
+#pragma unroll 4
+        for (int t = thread / 32; t < a.n; t += 4) {
+            const float *p = sums + t * WIDE_PITCH + at;
+            a.out[0][(size_t)t * (size_t)a.n_out[0] + (size_t)row] =
+                __fmul_rn(act_gate(a.act, p[0]), p[32]);
+        }
+        return;
+    }
+    const int at = thread % 64, row = 64 * in + at;
+    const size_t width = (size_t)a.n_out[j];
+    if (row >= a.n_out[j]) return;
+    float *out = a.out[j] + row;
+    if (a.left) {
+        const size_t before = j ? 16 * (size_t)a.panel_end[j - 1] : 0;
+        out = a.partial + before * (size_t)(a.slices * a.n) + (size_t)(slice * a.n) * width + row;
+    }
+    const bool add = a.add && !a.left;
+#pragma unroll 4
+    for (int t = thread / 64; t < a.n; t += 2) {
+        float *const to = out + (size_t)t * width;
+        const float v = sums[t * WIDE_PITCH + at];
+        *to = add ? __fadd_rn(__ldcg(to), v) : v;
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* A tile's slices of one type. */
+template <uint32_t TYPE, int NT, int G>
+DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int warp, int lane,
+                   wide_turn &turn, float *sums)
+{
+    constexpr uint32_t place = WIDE_ROWS(8 * NT);
+    float *const mine = sums + (2 * (lane % 4)) * WIDE_PITCH + 16 * (warp % 4) + lane / 4;
+#pragma unroll 1
+    for (int s = part.first; s < part.end; s++) {
+        const int units = min(a.slice_units, a.units - s * a.slice_units);
+        float fin[NT][4];
+#pragma unroll
+        for (int t = 0; t < NT; t++) zero(fin[t]);
+#pragma unroll 1
+        for (int u = 0; u < units; u++) {
+            const uint8_t *const stage = smem + a.at.ring + turn.at * a.stage_bytes;
+            bar_wait(wide_full(smem, turn.at), turn.phase);
+            wide_unit<TYPE, NT>(fin, stage + place + (uint32_t)warp * a.pitch, stage, lane, [&] {
+                __syncwarp();
+                if (lane == 0) bar_arrive(wide_empty(smem, turn.at));
+            });
+            turn.next(a.stages);
+        }
+#pragma unroll
+        for (int t = 0; t < NT; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float *const p = mine + (8 * t + i % 2) * WIDE_PITCH + 8 * (i / 2);
+                *p = __fadd_rn(s == part.first ? 0.0f : *p, fin[t][i]);
+            }
+    }
+}
+
+#ifndef WIDE_REGS
+#define WIDE_REGS asm_90
+#endif
+template <int NT, int G> DEV void wide_product(const mm_args &a)
+{
+    extern __shared__ __align__(128) uint8_t smem[];
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
+    const wide_part part = wide_part_of(a);
+    cuda_grid_early();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < a.stages; i++)
+            bar_open(wide_full(smem, i), 1), bar_open(wide_empty(smem, i), 4 * G);
+        bar_fence();
+    }
+    __syncthreads();
+    if (warp >= 4 * G) {
+        WIDE_REGS("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(G == 2 ? 40 : 32));
+        if (warp == 4 * G) wide_copy<NT, G>(a, smem, part, lane);
+        return;
+    }
+    WIDE_REGS("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(G == 2 ? 232 : G == 3 ? 160 : 112));
+    cuda_grid_wait();
+    const int group = warp / 4, blocks = (a.wide_tiles + G - 1) / G;
+    float *const sums = (float *)(smem + a.at.merge) + group * 8 * NT * WIDE_PITCH;
+    wide_turn turn = {0, 0};
+#pragma unroll 1
+    for (int block = part.group; block < blocks; block += part.groups) {
+        const int tile = block * G + group;
+        if (tile >= a.wide_tiles) { /* the others' stages pass */
+            const int end = min(part.end * a.slice_units, a.units);
+            for (int u = part.first * a.slice_units; u < end; u++) {
+                bar_wait(wide_full(smem, turn.at), turn.phase);
+                __syncwarp();
+                if (lane == 0) bar_arrive(wide_empty(smem, turn.at));
+                turn.next(a.stages);
+            }
+            continue;
+        }
+        int in;
+        const uint32_t type = a.type[wide_find(a, tile, &in)];
+        of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(
+            type, [&](auto of) { wide_tile<of.type, NT, G>(a, smem, part, warp, lane, turn, sums); });
+        wide_meet(group);
+        wide_write<NT>(a, tile, part.first, (int)threadIdx.x % 128, sums);
+        wide_meet(group);
+    }
+}
+
+template <int NT, int G>
+__global__ void __launch_bounds__(128 * G + 128, 1) mm_wide(const __grid_constant__ mm_args a)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    wide_product<NT, G>(a);
+#endif
+}
+
+#endif
