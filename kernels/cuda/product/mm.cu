@@ -143,7 +143,10 @@ static int launch_panels(struct cuda_backend *be, const char *name, const struct
     const struct cuda_device dev = cuda_device_of(be);
     const bool wide = c->form == MM_WIDE;
     const int32_t most = wide ? g->panels : mm_plan_panels(&dev, c, g->panels, be->mm_partial_bytes, a);
-    if (!a->left && a->block_slices < a->slices) a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
+    if (wide)
+        a->count = be->mm_count; /* those of one slice, which nobody else uses */
+    else if (!a->left && a->block_slices < a->slices)
+        a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
     for (int32_t first = 0; first < g->panels; first += most) {
         if (!wide) mm_plan_launch(&dev, c, first, most, g->panels, a);
         const mm_kernel_fn f = kernel_of(be, g->t->act, c);
@@ -229,7 +232,7 @@ static int launch_rows(struct cuda_backend *be, const struct mm_product *p, cons
     for (int32_t i = 0; i < rows && !err; i += a->n) {
         struct mm_choice c;
         if (prep->wide)
-            mm_plan_wide(&dev, g, rows, a, &c);
+            mm_plan_wide(&dev, g, rows, be->mm_partial_bytes, a, &c);
         else if (!mm_plan_rows(&dev, g, rows - i, a, &c))
             return cuda_fail(be, KN_ETYPE,
                              "%s: %d bytes of shared memory a block are too few for rows of %lld values of "
@@ -266,10 +269,19 @@ static int launch_group(struct cuda_backend *be, const struct mm_product *p, con
         }
         const bool wide = mm_wide_format(&dev, g.t->act, p->n);
         if (wide) a.slice_row = mm_wide_slice(p->n, a.slice_units);
-        const struct mm_prep prep = {
-            x,           p->norm,       be->mm_rows, p->eps,      (int32_t)w0->n_in, a.units,
-            g.t->unit_k, a.slice_units, a.slices,    a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1,
-            wide ? mm_wide_rows(p->n) : 0};
+        const struct mm_prep prep = {x,
+                                     p->norm,
+                                     be->mm_rows,
+                                     p->eps,
+                                     (int32_t)w0->n_in,
+                                     a.units,
+                                     g.t->unit_k,
+                                     a.slice_units,
+                                     a.slices,
+                                     a.slice_row,
+                                     (uint8_t *)a.side,
+                                     p->n > 8 ? 2 : 1,
+                                     wide ? mm_wide_rows(p->n) : 0};
         bool prepared;
         if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
         err = launch_rows(be, p, list, count, &g, &a, row, rows, &prep, prepared);

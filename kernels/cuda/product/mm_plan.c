@@ -74,7 +74,7 @@ static int32_t copy_units(enum mm_act act)
 static bool may_leave(const struct mm_shape *s, const struct mm_args *a, enum mm_act act,
                       size_t partial_bytes)
 {
-    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > MM_PREP_ROWS || !mm_is_int8(act) || !s->placed)
+    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > 16 || !mm_is_int8(act) || !s->placed)
         return false;
     size_t rows = 0;
     for (int i = 0; i < s->n_w; i++) {
@@ -399,60 +399,58 @@ bool mm_wide_format(const struct cuda_device *dev, enum mm_act act, int32_t n)
            dev->smem_block >= 220 << 10;
 }
 
-/* Blocks of `groups` tiles: units that the busiest copies, times tiles. left: slices apart. */
-static int64_t wide_cost(const struct cuda_device *dev, int groups, bool left, struct mm_args *a)
+/* Blocks of `groups` tiles: what the busiest has, units times tiles. share: slices, else whole tiles. */
+static int64_t wide_cost(const struct cuda_device *dev, int groups, bool share, const struct mm_args *a)
 {
-    const int32_t blocks = (a->wide_tiles + groups - 1) / groups, grid = dev->sm_count;
-    if (!left) return (int64_t)((blocks + grid - 1) / grid) * a->units * groups;
-    few_split(grid, blocks, a);
-    const int64_t most = (int64_t)((blocks + a->groups - 1) / a->groups) * a->slice_units,
-                  last = (int64_t)((blocks + a->last_groups - 1) / a->last_groups) *
-                         (a->units - (a->slices - 1) * a->slice_units);
-    return (most > last ? most : last) * groups;
+    const int64_t blocks = (a->wide_tiles + groups - 1) / groups, grid = dev->sm_count;
+    if (!share) return (blocks + grid - 1) / grid * a->units * groups;
+    const int64_t items = blocks * a->slices, most = (items + grid - 1) / grid * a->slice_units;
+    return (most < blocks * a->units ? most : blocks * a->units) * groups;
 }
 
-void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32_t n, struct mm_args *a,
-                  struct mm_choice *c)
+/* Where blocks share tiles, so many units and tiles more. */
+#define WIDE_MEET 6
+void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32_t n, size_t partial_bytes,
+                  struct mm_args *a, struct mm_choice *c)
 {
     static const struct {
         int rows, least, most; /* tiles of a block */
-    } built[] = {{24, 3, 4}, {32, 3, 4}, {48, 3, 3}, {64, 2, 3}};
-    const bool may_leave = a->left && a->slices > 1;
-    const int rows = mm_wide_rows(n);
+    } built[] = {{24, 2, 4}, {32, 2, 4}, {48, 2, 3}, {64, 2, 3}};
+    const int rows = mm_wide_rows(n), grid = dev->sm_count;
     int64_t best = INT64_MAX;
-    bool left = false;
     memset(c, 0, sizeof *c);
-    c->form = MM_WIDE, c->wide_rows = rows;
+    c->form = MM_WIDE, c->wide_rows = rows, c->together = true;
     a->n = n;
+    a->left = 0;
     a->wide_tiles = 0;
     for (int i = 0; i < (a->gated ? 1 : a->count_w); i++)
         a->wide_tiles += (a->n_out[i] + (a->gated ? 31 : 63)) / (a->gated ? 32 : 64);
     for (int i = 0; i < 4; i++)
         for (int groups = built[i].most; groups >= built[i].least; groups--)
-            for (int l = 0; l <= may_leave; l++) {
-                if (built[i].rows != rows || (mm_tuning.wide_groups && mm_tuning.wide_groups != groups)) continue;
-                a->left = l;
-                const int64_t cost = wide_cost(dev, groups, l, a) + 8 * l;
-                if (cost < best) best = cost, c->wide_groups = groups, left = l;
+            for (int share = 0; share < 2; share++) {
+                const size_t room = (size_t)(grid * groups * a->slices * rows) * 64 * sizeof(float);
+                if (built[i].rows != rows || (mm_tuning.wide_groups && mm_tuning.wide_groups != groups))
+                    continue;
+                if (share && (a->slices == 1 || room > partial_bytes)) continue;
+                if (mm_tuning.wide_share && a->slices > 1 && room <= partial_bytes &&
+                    mm_tuning.wide_share != share + 1)
+                    continue;
+                const int64_t cost = wide_cost(dev, groups, share, a) + WIDE_MEET * share;
+                if (cost < best) best = cost, c->wide_groups = groups, a->wide_share = share;
             }
-    const int32_t blocks = (a->wide_tiles + c->wide_groups - 1) / c->wide_groups;
-    a->left = left;
-    if (left)
-        few_split(dev->sm_count, blocks, a);
-    else
-        a->groups = blocks < dev->sm_count ? blocks : dev->sm_count;
-    c->together = !left;
-    c->blocks = left ? a->groups * (a->slices - 1) + a->last_groups : a->groups;
+    const int32_t items =
+        (a->wide_tiles + c->wide_groups - 1) / c->wide_groups * (a->wide_share ? a->slices : 1);
+    c->blocks = a->groups = items < grid ? items : grid;
     c->warps = 4 * c->wide_groups + 4;
-    a->block_slices = left ? 1 : a->slices;
+    a->block_slices = a->slices;
     a->cluster = 1;
-    /* [stage]{full, empty}; sums; the ring */
+    /* barriers, flags; sums; stages */
     a->pitch = (uint32_t)g->widest;
     a->stage_bytes =
         (int32_t)(WIDE_ROWS(rows) + (4u * (uint32_t)c->wide_groups * a->pitch + 127) / 128 * 128);
-    a->at.merge = 128;
+    a->at.merge = 256;
     a->at.ring = a->at.merge + (uint32_t)(c->wide_groups * rows * WIDE_PITCH * 4);
-    a->stages = ((int32_t)dev->smem_block - (int32_t)a->at.ring) / a->stage_bytes;
+    a->stages = (dev->smem_block - (int32_t)a->at.ring) / a->stage_bytes;
     const int most = mm_tuning.wide_stages ? mm_tuning.wide_stages : 8;
     if (a->stages > most) a->stages = most;
     a->at.total = a->at.ring + (uint32_t)(a->stages * a->stage_bytes);

@@ -108,11 +108,12 @@ struct mm_args {
     int32_t normed;           /* what the rows are made of: mm_plan.c */
     int32_t log2_slice_warps; /* mm_few.cuh */
     int32_t warps;            /* of its block, there */
-    int32_t ahead;   /* copies of a ring that are asked for before the launch before is over, there */
-    int32_t pace;    /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
-    int32_t count_w; /* matrices */
+    int32_t ahead;      /* copies of a ring that are asked for before the launch before is over, there */
+    int32_t pace;       /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
+    int32_t count_w;    /* matrices */
     int32_t wide_tiles; /* mm_wide.cuh: tiles of 64 rows, of all matrices */
-    int32_t cluster; /* blocks that are given the same rows together: 1 or a power of two */
+    int32_t wide_share; /* tiles may be shared by blocks, there: a slice is the least */
+    int32_t cluster;    /* blocks that are given the same rows together: 1 or a power of two */
     uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
 };
 /* Types that mm_kernel_low and experts_kernel_low are for. */
@@ -158,6 +159,7 @@ struct mm_tuning {
     int no_wide;      /* 1: no kernel of mm_wide.cuh */
     int wide_groups;  /* tiles of its blocks; 0: as measured */
     int wide_stages;  /* at most; 0: as measured */
+    int wide_share;   /* 1: whole tiles, 2: tiles shared by blocks; 0: as measured */
     int few_pace;     /* 1 + how rings are filled early, FEW_AT_ONCE ...; 0: as measured */
 };
 extern struct mm_tuning mm_tuning;
@@ -237,9 +239,9 @@ static inline int32_t mm_wide_slice(int32_t n, int32_t slice_units)
 {
     return WIDE_UNIT * mm_wide_rows(n) * slice_units;
 }
-/* The plan of mm_wide.cuh, all panels in one launch. */
-void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32_t n, struct mm_args *a,
-                  struct mm_choice *c);
+/* The plan of mm_wide.cuh, all panels in one launch; partial_bytes: as for mm_plan_group. */
+void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32_t n, size_t partial_bytes,
+                  struct mm_args *a, struct mm_choice *c);
 /* Bytes of a token's slice, there. */
 static inline int32_t mm_few_row(int32_t slice_units)
 {

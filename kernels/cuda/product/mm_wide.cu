@@ -3,9 +3,13 @@
 
 mm_kernel_fn mm_kernel_wide(int rows, int groups)
 {
-    return rows == 24   ? (groups == 3 ? mm_wide<3, 3> : groups == 4 ? mm_wide<3, 4> : nullptr)
-           : rows == 32 ? (groups == 3 ? mm_wide<4, 3> : groups == 4 ? mm_wide<4, 4> : nullptr)
-           : rows == 48 ? (groups == 3 ? mm_wide<6, 3> : nullptr)
-           : rows == 64 ? (groups == 2 ? mm_wide<8, 2> : groups == 3 ? mm_wide<8, 3> : nullptr)
-                        : nullptr;
+#define WIDE(NT, G)                                                                                          \
+    if (rows == 8 * NT && groups == G) return mm_wide<NT, G>;
+#ifdef WIDE_ABLATE
+    WIDE(3, 4) WIDE(8, 2) WIDE(8, 3) return nullptr;
+#endif
+    WIDE(3, 2)
+    WIDE(3, 3) WIDE(3, 4) WIDE(4, 2) WIDE(4, 3) WIDE(4, 4) WIDE(6, 2) WIDE(6, 3) WIDE(8, 2) WIDE(8, 3)
+#undef WIDE
+        return nullptr;
 }

@@ -2,19 +2,20 @@
  * weights, with the bits of mm_kernel.cuh and mm_few.cuh.
  *
  * A *tile* is 64 rows of a weight (gated: 32 of the gate, the same 32 of the up), four panels, and belongs to
- * four warps; a block has G tiles and four warps more, of which one copies and all leave registers. A *stage* is a unit (256 columns) of all of
- * the block's panels and of all rows. Codes times their integer scales are 16 bits: a low byte and a high
- * byte, two factors A. Each is summed over the unit by products of four warps in int32, exactly, and
- * 256 high + low is the exact sum of the unit, which then meets its float scales as in mm_few_k.cuh. So no
- * result of a tensor operation is scaled by itself: 4 multiplications for each 16 x 8 x 32 products were as
- * slow as the products.
+ * four warps; a block has G tiles and four warps more, of which one copies and all leave registers. A *stage*
+ * is a unit (256 columns) of all of the block's panels and of all rows. Codes times their integer scales are
+ * 16 bits: a low byte and a high byte, two factors A. Each is summed over the unit by products of four warps
+ * in int32, exactly, and 256 high + low is the exact sum of the unit, which then meets its float scales as in
+ * mm_few_k.cuh. So no result of a tensor operation is scaled by itself: 4 multiplications for each 16 x 8 x
+ * 32 products were as slow as the products.
  *
  *   |P| = |code * scale|: Q4_K 945 (rows g + 8: 16 times that, 15,120), Q5_K 1,953, Q6_K 4,096, Q3_K 128,
  *   IQ4_XS 4,064, Q2_K 45 (a low byte alone); low < 255 * 127 * 256 < 2^23, 256 high < 2^29
  *
  * Rows (prep_block.cuh): unit by unit {[16 pieces of 16 columns][N][16] int8; [2 pieces][N][8] sums as f16;
  * [N] scales}, N: 8 NT. Sums of slices wait in shared memory, [G][token][WIDE_PITCH] floats, so that outputs
- * are written row by row. Slices apart: a block has one slice of its tiles, whose sums are left (owed.cuh).
+ * are written row by row. Blocks have as many slices each; where a tile's are several blocks', their sums
+ * meet in memory, and the block that is there last adds them, in order.
  *
  * Bound: the bytes of the weights at 17 rows; at 64, tensor operations and the making of A. */
 #ifndef DFLASH_CUDA_MM_WIDE_CUH
@@ -23,7 +24,14 @@
 #include "mm_few_k.cuh"
 #include "mm_wide_mma.cuh"
 
-/* ---- factors A: of step j (32 columns) low and high bytes of codes times scales, in mma.sync's order ---- */
+#ifndef WIDE_STEPS
+#define WIDE_STEPS 1 /* of 32 columns, between two waits */
+#endif
+#define WIDE_STAGES 8  /* at most */
+#define WIDE_FLAGS 128 /* of shared memory: behind the barriers, flags; sums and stages follow */
+
+/* ---- factors A: of step j (32 columns) low and high bytes of codes times scales, in mma.sync's order ----
+ */
 
 /* Of two words of 16-bit products, those of a word of codes. */
 DEV void wide_bytes(uint32_t *low, uint32_t *high, uint32_t even, uint32_t odd)
@@ -42,6 +50,7 @@ DEV void wide_signed(uint32_t *low, uint32_t *high, uint32_t codes, int scale, i
 
 /* d, dmin: of rows g and g + 8; mins: A of the products with sums, as f16 bits. */
 template <uint32_t TYPE> struct wide_codes {
+    static constexpr bool in_threes = TYPE == KN_Q4_K || TYPE == KN_Q5_K; /* 8 high + low, both unsigned */
     static constexpr bool is_low = TYPE == KN_Q2_K, has_mins = TYPE == KN_Q4_K || TYPE == KN_Q5_K || is_low;
     const uint8_t *st;
     uint32_t sc[2][4];
@@ -67,7 +76,11 @@ template <uint32_t TYPE> struct wide_codes {
                 m[hi][1] = (w.w >> 4 & 0x0f0f0f0f) | (w.z >> 2 & 0x30303030);
                 mins[hi] = mins[2 + hi] = __byte_perm(m[hi][0], m[hi][1], 0x0100 + 0x0202 * q) & 0x00ff00ff;
             }
-            if (TYPE == KN_Q4_K) d[1] = __fmul_rn(d[1], 0.0625f); /* exact: codes 16 times as large */
+#pragma unroll
+            for (int hi = 0; hi < 2; hi++) /* three bits each */
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+                    sc[hi][2 + k] = sc[hi][k] >> 3 & 0x07070707, sc[hi][k] &= 0x07070707;
             if (TYPE == KN_Q5_K) more = lds16(st + 2048 + 16 * lane);
         } else if constexpr (TYPE == KN_Q6_K) {
 #pragma unroll
@@ -119,28 +132,19 @@ template <uint32_t TYPE> struct wide_codes {
         }
         if (TYPE == KN_Q6_K && j % 4 == 0) more = lds16(st + 2048 + 512 * (j / 4) + 16 * lane);
         const uint32_t c4[4] = {codes.x, codes.y, codes.z, codes.w}, h4[4] = {more.x, more.y, more.z, more.w};
-        if constexpr (TYPE == KN_Q4_K) {
-            const uint32_t top = pick_bytes(sc[0][j / 4], 0, 0x4440 + j % 4),
-                           bottom = pick_bytes(sc[1][j / 4], 0, 0x4440 + j % 4);
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const uint32_t w = c4[2 * i + s], v = w >> 8;
-                wide_bytes(low + 2 * s, high + 2 * s, (w & 0x000f000f) * top, (v & 0x000f000f) * top);
-                wide_bytes(low + 2 * s + 1, high + 2 * s + 1, (w & 0x00f000f0) * bottom,
-                           (v & 0x00f000f0) * bottom);
-            }
-        } else if constexpr (TYPE == KN_Q5_K) {
+        if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 uint32_t a[2];
                 code_words(a, a + 1, c4[2 * i + s]);
-                a[0] |= shift(h4[part], 4 - (2 * s + i)) & 0x10101010;
-                a[1] |= shift(h4[part], -(2 * s + i)) & 0x10101010;
+                if (TYPE == KN_Q5_K) {
+                    a[0] |= shift(h4[part], 4 - (2 * s + i)) & 0x10101010;
+                    a[1] |= shift(h4[part], -(2 * s + i)) & 0x10101010;
+                }
 #pragma unroll
                 for (int hi = 0; hi < 2; hi++) {
-                    const uint32_t scale = pick_bytes(sc[hi][j / 4], 0, 0x4440 + j % 4);
-                    wide_bytes(low + 2 * s + hi, high + 2 * s + hi, (a[hi] & 0x00ff00ff) * scale,
-                               pick_bytes(a[hi], 0, 0x4341) * scale);
+                    low[2 * s + hi] = a[hi] * pick_bytes(sc[hi][j / 4], 0, 0x4440 + j % 4);
+                    high[2 * s + hi] = a[hi] * pick_bytes(sc[hi][2 + j / 4], 0, 0x4440 + j % 4);
                 }
             }
         } else if constexpr (TYPE == KN_Q6_K) {
@@ -199,16 +203,32 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
     wide_codes<TYPE> unit;
     int low[NT][4] = {}, high[NT][4] = {};
     unit.open(st, lane);
-    const uint64_t b = wide_matrix(shared_at(rows), n);
+    const uint32_t b = __shfl_sync(0xffffffff, wide_matrix(shared_at(rows), n), 0);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        uint32_t a_low[4], a_high[4];
-        unit.step(j, a_low, a_high);
+    for (int j = 0; j < 8; j += WIDE_STEPS) {
+        uint32_t a_low[WIDE_STEPS][4], a_high[WIDE_STEPS][4];
+#pragma unroll
+        for (int i = 0; i < WIDE_STEPS; i++) unit.step(j + i, a_low[i], a_high[i]);
+#if WIDE_ABLATE == 1
+        for (int i = 0; i < WIDE_STEPS; i++)
+            for (int k = 0; k < 4; k++) a_low[i][k] = unit.codes.x + k + j, a_high[i][k] = unit.codes.z + k;
+#endif
+#if WIDE_ABLATE == 2
+        for (int i = 0; i < WIDE_STEPS; i++)
+            for (int k = 0; k < 4; k++) low[k % NT][k] ^= a_low[i][k], high[k % NT][k] ^= a_high[i][k];
+        continue;
+#endif
+        if (j) wide_wait<1>(); /* the registers of the products before */
         wide_begin();
-        mma::low(low, a_low, b + 2 * n * j, j);
-        if (!unit.is_low) mma::high(high, a_high, b + 2 * n * j, j);
+#pragma unroll
+        for (int i = 0; i < WIDE_STEPS; i++) {
+            mma::low(low, a_low[i], b + 2 * n * (j + i), j + i);
+            if (unit.in_threes)
+                mma::low(high, a_high[i], b + 2 * n * (j + i), j + i);
+            else if (!unit.is_low)
+                mma::high(high, a_high[i], b + 2 * n * (j + i), j + i);
+        }
         wide_commit();
-        if (j < 7) wide_wait<1>();
     }
     wide_wait<0>();
     mma::settle(low);
@@ -217,7 +237,8 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
 #pragma unroll
         for (int t = 0; t < NT; t++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) low[t][i] = (int)(((uint32_t)high[t][i] << 8) + (uint32_t)low[t][i]);
+            for (int i = 0; i < 4; i++)
+                low[t][i] = (int)(((uint32_t)high[t][i] << (unit.in_threes ? 3 : 8)) + (uint32_t)low[t][i]);
     }
     float m[NT][4];
     if (unit.has_mins) {
@@ -279,30 +300,57 @@ DEV uint64_t *wide_empty(uint8_t *smem, int at)
 {
     return (uint64_t *)smem + 2 * at + 1;
 }
-/* Units of the block: slices first .. end - 1; tiles of group, + groups, ... */
+/* What a block has: of each of some blocks of G tiles, one after the other, slices first .. end - 1. Shares
+ * differ by a slice at most; a tile whose slices several blocks have is finished by the last of them. */
 struct wide_part {
-    int first, end, group, groups;
+    int at, items; /* next; end: slices, of all blocks of tiles in turn */
+    int tiles, first, end, owner;
+    bool whole;
 };
-DEV wide_part wide_part_of(const mm_args &a)
+DEV wide_part wide_part_of(const mm_args &a, int blocks_of_tiles)
 {
-    const int block = (int)blockIdx.x, across = a.slices - 1, all = across * a.groups;
-    if (!a.left) return {0, a.slices, block, a.groups};
-    if (block >= all) return {across, a.slices, block - all, a.last_groups};
-    return {block % across, block % across + 1, block / across, a.groups};
+    const long long all = (long long)blocks_of_tiles * (a.wide_share ? a.slices : 1);
+    const int scale = a.wide_share ? 1 : a.slices, here = (int)blockIdx.x, grid = (int)gridDim.x;
+    wide_part p = {};
+    p.at = (int)(all * here / grid) * scale;
+    p.items = (int)(all * (here + 1) / grid) * scale;
+    return p;
+}
+/* The next block of tiles, if there is one. owner: the first of the blocks that share it. */
+DEV bool wide_next(const mm_args &a, int blocks_of_tiles, wide_part &p)
+{
+    if (p.at >= p.items) return false;
+    p.tiles = p.at / a.slices, p.first = p.at - p.tiles * a.slices;
+    p.end = min(a.slices, p.first + p.items - p.at);
+    p.at += p.end - p.first;
+    p.whole = p.end - p.first == a.slices;
+    p.owner = (int)(((long long)(p.tiles * a.slices + 1) * gridDim.x - 1) / (blocks_of_tiles * a.slices));
+    return true;
 }
 
 /* The warp that copies: its lanes 0 the rows, 1 + w the units of warp w. */
-template <int NT, int G> DEV void wide_copy(const mm_args &a, uint8_t *smem, const wide_part &part, int lane)
+template <int NT, int G> DEV void wide_copy(const mm_args &a, uint8_t *smem, wide_part part, int lane)
 {
     constexpr uint32_t rows_bytes = WIDE_UNIT * 8 * NT, place = WIDE_ROWS(8 * NT);
-    const int from = part.first * a.slice_units, end = min(part.end * a.slice_units, a.units),
-              warp = lane - 1, blocks = (a.wide_tiles + G - 1) / G;
+    const int warp = lane - 1, blocks = (a.wide_tiles + G - 1) / G;
     uint8_t *const ring = smem + a.at.ring;
     wide_turn turn = {0, 0};
-    int early = 0;
+    int early = 0; /* stages whose rows wait for the launch before */
+    int early_unit[WIDE_STAGES];
     bool waited = false;
-    for (int block = part.group; block < blocks; block += part.groups) {
-        const int tile = block * G + warp / 4;
+    const auto ask_rows = [&] {
+        cuda_grid_wait();
+        waited = true;
+        if (lane == 0)
+#pragma unroll
+            for (int i = 0; i < WIDE_STAGES; i++)
+                if (i < early)
+                    copy_bulk_to(ring + i * a.stage_bytes, a.rows + (size_t)early_unit[i] * rows_bytes,
+                                 rows_bytes, wide_full(smem, i));
+    };
+    while (wide_next(a, blocks, part)) {
+        const int tile = part.tiles * G + warp / 4, from = part.first * a.slice_units,
+                  end = min(part.end * a.slice_units, a.units);
         const bool has = warp >= 0 && warp < 4 * G && tile < a.wide_tiles;
         uint32_t unit_bytes = 0;
         const uint8_t *p = a.rows + (size_t)from * rows_bytes;
@@ -321,15 +369,7 @@ template <int NT, int G> DEV void wide_copy(const mm_args &a, uint8_t *smem, con
             uint64_t *const bar = wide_full(smem, turn.at);
             const bool first = !waited && early < a.stages;
             if (!first) {
-                if (!waited) { /* rows of the stages that have their weights */
-                    cuda_grid_wait();
-                    if (lane == 0)
-                        for (int i = 0; i < early; i++)
-                            copy_bulk_to(ring + i * a.stage_bytes,
-                                         a.rows + (size_t)(from + i % (end - from)) * rows_bytes, rows_bytes,
-                                         wide_full(smem, i));
-                    waited = true;
-                }
+                if (!waited) ask_rows();
                 bar_wait(wide_empty(smem, turn.at), turn.phase ^ 1);
             }
             if (lane == 0) bar_expect(bar, all);
@@ -338,19 +378,17 @@ template <int NT, int G> DEV void wide_copy(const mm_args &a, uint8_t *smem, con
                 copy_weights_to(to + place + (uint32_t)warp * a.pitch, p, unit_bytes, bar);
             else if (lane == 0 && !first)
                 copy_bulk_to(to, p, rows_bytes, bar);
-            if (first) early++;
+            if (first) {
+#pragma unroll
+                for (int i = 0; i < WIDE_STAGES; i++)
+                    if (i == early) early_unit[i] = unit;
+                early++;
+            }
             p += unit_bytes;
             turn.next(a.stages);
         }
     }
-    if (!waited) {
-        cuda_grid_wait();
-        if (lane == 0)
-            for (int i = 0; i < early; i++)
-                copy_bulk_to(ring + i * a.stage_bytes,
-                             a.rows + (size_t)(from + i % (end - from)) * rows_bytes, rows_bytes,
-                             wide_full(smem, i));
-    }
+    if (!waited) ask_rows();
 }
 
 /* ---- results: sums of a tile, [token][WIDE_PITCH] ---- */
@@ -359,8 +397,8 @@ DEV void wide_meet(int group)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 }
-/* Four warps write what they have summed up. slice: where sums are left. */
-template <int NT> DEV void wide_write(const mm_args &a, int tile, int slice, int thread, const float *sums)
+/* Four warps write a tile's outputs. sum(token, row): the sums of all slices. */
+template <class SUM> DEV void wide_write(const mm_args &a, int tile, int thread, SUM sum)
 {
     int in;
     const int j = wide_find(a, tile, &in);
@@ -368,39 +406,54 @@ template <int NT> DEV void wide_write(const mm_args &a, int tile, int slice, int
         const int at = thread % 32, row = 32 * in + at;
         if (row >= a.n_out[0]) return;
 #pragma unroll 4
-        for (int t = thread / 32; t < a.n; t += 4) {
-            const float *p = sums + t * WIDE_PITCH + at;
+        for (int t = thread / 32; t < a.n; t += 4)
             a.out[0][(size_t)t * (size_t)a.n_out[0] + (size_t)row] =
-                __fmul_rn(act_gate(a.act, p[0]), p[32]);
-        }
+                __fmul_rn(act_gate(a.act, sum(t, at)), sum(t, at + 32));
         return;
     }
     const int at = thread % 64, row = 64 * in + at;
     const size_t width = (size_t)a.n_out[j];
     if (row >= a.n_out[j]) return;
     float *out = a.out[j] + row;
-    if (a.left) {
-        const size_t before = j ? 16 * (size_t)a.panel_end[j - 1] : 0;
-        out = a.partial + before * (size_t)(a.slices * a.n) + (size_t)(slice * a.n) * width + row;
-    }
-    const bool add = a.add && !a.left;
 #pragma unroll 4
     for (int t = thread / 64; t < a.n; t += 2) {
         float *const to = out + (size_t)t * width;
-        const float v = sums[t * WIDE_PITCH + at];
-        *to = add ? __fadd_rn(__ldcg(to), v) : v;
+        const float v = sum(t, at);
+        *to = a.add ? __fadd_rn(__ldcg(to), v) : v;
     }
+}
+/* Sums of a shared tile's slices, in memory: [slice][token][64]. */
+template <int NT, int G> DEV float *wide_shared(const mm_args &a, const wide_part &part, int group)
+{
+    return a.partial + (size_t)(part.owner * G + group) * (size_t)(a.slices * 8 * NT * 64);
+}
+/* This block's slices are there: were they the last? All of the four warps call, and learn it. */
+DEV bool wide_last(const mm_args &a, uint8_t *smem, const wide_part &part, int group, int thread)
+{
+    volatile int *const flag = (int *)(smem + WIDE_FLAGS) + group;
+    __threadfence();
+    wide_meet(group);
+    if (thread == 0) {
+        unsigned *const count = a.count + part.owner * 4 + group;
+        const int mine = part.end - part.first, all = (int)atomicAdd(count, (unsigned)mine) + mine;
+        if (all == a.slices) *count = 0; /* nobody comes any more */
+        __threadfence();
+        *flag = all == a.slices;
+    }
+    wide_meet(group);
+    return *flag;
 }
 
 /* ---- the kernel ---- */
 
-/* A tile's slices of one type. */
-template <uint32_t TYPE, int NT, int G>
+/* A tile's slices of one type, to `sums` in shared memory, [token][WIDE_PITCH], or to a shared tile's place.
+ */
+template <uint32_t TYPE, int NT>
 DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int warp, int lane,
-                   wide_turn &turn, float *sums)
+                   wide_turn &turn, float *sums, float *shared)
 {
     constexpr uint32_t place = WIDE_ROWS(8 * NT);
-    float *const mine = sums + (2 * (lane % 4)) * WIDE_PITCH + 16 * (warp % 4) + lane / 4;
+    const int pitch = part.whole ? WIDE_PITCH : 64, column = 16 * (warp % 4) + lane / 4;
 #pragma unroll 1
     for (int s = part.first; s < part.end; s++) {
         const int units = min(a.slice_units, a.units - s * a.slice_units);
@@ -417,12 +470,15 @@ DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int w
             });
             turn.next(a.stages);
         }
+        float *const mine =
+            (part.whole ? sums : shared + s * (8 * NT * 64)) + 2 * (lane % 4) * pitch + column;
+        const bool first = !part.whole || s == 0;
 #pragma unroll
         for (int t = 0; t < NT; t++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float *const p = mine + (8 * t + i % 2) * WIDE_PITCH + 8 * (i / 2);
-                *p = __fadd_rn(s == part.first ? 0.0f : *p, fin[t][i]);
+                float *const p = mine + (8 * t + i % 2) * pitch + 8 * (i / 2);
+                *p = __fadd_rn(first ? 0.0f : *p, fin[t][i]);
             }
     }
 }
@@ -433,8 +489,9 @@ DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int w
 template <int NT, int G> DEV void wide_product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
-    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
-    const wide_part part = wide_part_of(a);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0),
+              blocks = (a.wide_tiles + G - 1) / G;
+    wide_part part = wide_part_of(a, blocks);
     cuda_grid_early();
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.stages; i++)
@@ -449,14 +506,15 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
     }
     WIDE_REGS("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(G == 2 ? 232 : G == 3 ? 160 : 112));
     cuda_grid_wait();
-    const int group = warp / 4, blocks = (a.wide_tiles + G - 1) / G;
+    const int group = warp / 4, thread = (int)threadIdx.x % 128;
     float *const sums = (float *)(smem + a.at.merge) + group * 8 * NT * WIDE_PITCH;
     wide_turn turn = {0, 0};
 #pragma unroll 1
-    for (int block = part.group; block < blocks; block += part.groups) {
-        const int tile = block * G + group;
+    while (wide_next(a, blocks, part)) {
+        const int tile = part.tiles * G + group;
         if (tile >= a.wide_tiles) { /* the others' stages pass */
             const int end = min(part.end * a.slice_units, a.units);
+#pragma unroll 1
             for (int u = part.first * a.slice_units; u < end; u++) {
                 bar_wait(wide_full(smem, turn.at), turn.phase);
                 __syncwarp();
@@ -466,12 +524,25 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
             continue;
         }
         int in;
-        const uint32_t type = a.type[wide_find(a, tile, &in)];
+        /* Through a shuffle: the compiler is to know that all lanes go one way, or products wait for each
+         * other */
+        const uint32_t type = __shfl_sync(0xffffffff, a.type[wide_find(a, tile, &in)], 0);
+        float *const shared = wide_shared<NT, G>(a, part, group);
         of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(
-            type, [&](auto of) { wide_tile<of.type, NT, G>(a, smem, part, warp, lane, turn, sums); });
-        wide_meet(group);
-        wide_write<NT>(a, tile, part.first, (int)threadIdx.x % 128, sums);
-        wide_meet(group);
+            type, [&](auto of) { wide_tile<of.type, NT>(a, smem, part, warp, lane, turn, sums, shared); });
+        if (part.whole) {
+            wide_meet(group);
+            wide_write(a, tile, thread, [&](int t, int row) { return sums[t * WIDE_PITCH + row]; });
+            wide_meet(group);
+        } else if (wide_last(a, smem, part, group, thread)) {
+            wide_write(a, tile, thread, [&](int t, int row) {
+                const float *p = shared + t * 64 + row;
+                float v = 0.0f;
+#pragma unroll 4
+                for (int s = 0; s < a.slices; s++, p += 8 * NT * 64) v = __fadd_rn(v, __ldcg(p));
+                return v;
+            });
+        }
     }
 }
 

@@ -9,9 +9,10 @@
 
 #include "mm_frag.cuh"
 
-DEV uint64_t wide_matrix(uint32_t at, uint32_t columns)
+/* The low word of its descriptor; the high one is 128 / 16 (SBO). */
+DEV uint32_t wide_matrix(uint32_t at, uint32_t columns)
 {
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)columns << 16 | (uint64_t)(128 >> 4) << 32;
+    return at >> 4 | columns << 16;
 }
 /* Before products, when their registers have been written. */
 DEV void wide_begin()
@@ -34,28 +35,28 @@ template <int LEFT> DEV void wide_wait()
 template <int NT> struct wide_mma;
 #define WIDE_FOUR(how, i) how(c[i][0]), how(c[i][1]), how(c[i][2]), how(c[i][3])
 #define WIDE_INT(A_TYPE, N, RESULTS, A, B, MORE, EACH)                                                       \
-    asm_90("{\n.reg .pred p;\nsetp.ne.b32 p, %" MORE ", 0;\n"                                                \
-           "wgmma.mma_async.sync.aligned.m64n" N "k32.s32." A_TYPE ".s8 {" RESULTS "}, {" A "}, %" B         \
+    asm_90("{\n.reg .pred p;\n.reg .b64 d;\nsetp.ne.b32 p, %" MORE ", 0;\nmov.b64 d, {%" B "};\n"            \
+           "wgmma.mma_async.sync.aligned.m64n" N "k32.s32." A_TYPE ".s8 {" RESULTS "}, {" A "}, d"           \
            ", p;\n}"                                                                                         \
            : EACH("+r")                                                                                      \
-           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more))
+           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(8), "r"(more))
 #define WIDE_MMA(NT, N, RESULTS, A, B, MORE, EACH)                                                           \
     template <> struct wide_mma<NT> {                                                                        \
-        DEV void low(int (*c)[4], const uint32_t a[4], uint64_t b, int more)                                 \
+        DEV void low(int (*c)[4], const uint32_t a[4], uint32_t b, int more)                                 \
         {                                                                                                    \
             WIDE_INT("u8", N, RESULTS, A, B, MORE, EACH);                                                    \
         }                                                                                                    \
-        DEV void high(int (*c)[4], const uint32_t a[4], uint64_t b, int more)                                \
+        DEV void high(int (*c)[4], const uint32_t a[4], uint32_t b, int more)                                \
         {                                                                                                    \
             WIDE_INT("s8", N, RESULTS, A, B, MORE, EACH);                                                    \
         }                                                                                                    \
-        DEV void sums(float (*c)[4], const uint32_t a[4], uint64_t b)                                        \
+        DEV void sums(float (*c)[4], const uint32_t a[4], uint32_t b)                                        \
         {                                                                                                    \
-            asm_90("{\n.reg .pred p;\nsetp.ne.b32 p, %" MORE ", 0;\n"                                        \
-                   "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.f16.f16 {" RESULTS "}, {" A "}, %" B       \
+            asm_90("{\n.reg .pred p;\n.reg .b64 d;\nsetp.ne.b32 p, %" MORE ", 0;\nmov.b64 d, {%" B "};\n"    \
+                   "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.f16.f16 {" RESULTS "}, {" A "}, d"         \
                    ", p, 1, 1, 0;\n}"                                                                        \
                    : EACH("+f")                                                                              \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(0));                            \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(8), "r"(0));                    \
         }                                                                                                    \
         DEV void settle(int (*c)[4])                                                                         \
         {                                                                                                    \
@@ -74,9 +75,9 @@ template <int NT> struct wide_mma;
 #define WIDE_R16 WIDE_R12 ", %12, %13, %14, %15"
 #define WIDE_R24 WIDE_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define WIDE_R32 WIDE_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-WIDE_MMA(3, "24", WIDE_R12, "%12, %13, %14, %15", "16", "17", WIDE_3)
-WIDE_MMA(4, "32", WIDE_R16, "%16, %17, %18, %19", "20", "21", WIDE_4)
-WIDE_MMA(6, "48", WIDE_R24, "%24, %25, %26, %27", "28", "29", WIDE_6)
-WIDE_MMA(8, "64", WIDE_R32, "%32, %33, %34, %35", "36", "37", WIDE_8)
+WIDE_MMA(3, "24", WIDE_R12, "%12, %13, %14, %15", "16, %17", "18", WIDE_3)
+WIDE_MMA(4, "32", WIDE_R16, "%16, %17, %18, %19", "20, %21", "22", WIDE_4)
+WIDE_MMA(6, "48", WIDE_R24, "%24, %25, %26, %27", "28, %29", "30", WIDE_6)
+WIDE_MMA(8, "64", WIDE_R32, "%32, %33, %34, %35", "36, %37", "38", WIDE_8)
 
 #endif

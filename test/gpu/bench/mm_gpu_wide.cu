@@ -58,7 +58,8 @@ static void wide_compare(enum wide_what what, const kn_weight *const w[3], int n
             bad++;
         }
     if (bad || !note)
-        printf("%s wide: %s %s [%lld, %lld]%s %d rows: %zu of %zu values differ (first %zu: %.9g, expected %.9g)\n",
+        printf("%s wide: %s %s [%lld, %lld]%s %d rows: %zu of %zu values differ (first %zu: %.9g, expected "
+               "%.9g)\n",
                bad ? "FAIL" : "ok  ", names[what], kn_type_info(w[0]->type)->name, (long long)w[0]->n_out,
                (long long)w[0]->n_in, note ? note : "", n, bad, got[0].size(), first, got[0][first],
                got[1][first]);
@@ -70,13 +71,17 @@ void check_wide(bool quick)
     static const uint32_t types[] = {KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K};
     static const int rows[] = {64, 17, 24, 25, 32, 33, 48, 49};
     static const struct {
-        int groups, no_left;
+        int groups, share;
         const char *note;
-    } how[] = {{0, 0, " as planned"}, {2, 0, " groups 2"}, {3, 1, " groups 3, together"}, {4, 1, " groups 4, together"}};
+    } how[] = {{0, 0, " as planned"},
+               {2, 2, " groups 2, shared"},
+               {3, 2, " groups 3, shared"},
+               {4, 2, " groups 4, shared"},
+               {2, 1, " groups 2, whole"}};
     int before = failures, done = 0;
     wide_open();
     for (uint32_t type : types) {
-        const int64_t shapes[][2] = {{1040, 1024}, {4096, 4096}, {528, 12288}, {2064, 5376}};
+        static const int64_t shapes[][2] = {{1040, 1024}, {4096, 4096}, {528, 12288}, {2064, 5376}};
         for (auto &s : shapes) {
             kn_weight m[3] = {load(type, s[1], s[0]), load(type, s[1], s[0]),
                               load(type == KN_Q4_K ? KN_Q6_K : KN_Q4_K, s[1], 512)};
@@ -84,17 +89,19 @@ void check_wide(bool quick)
             for (int n : rows)
                 for (auto &h : how) {
                     if (quick && &h > how) continue;
-                    if ((h.groups == 2 && n <= 48) || (h.groups == 4 && n > 32)) continue;
-                    mm_tuning.wide_groups = h.groups, mm_tuning.no_left = h.no_left;
-                    for (int what = 0; what < 4; what++) wide_compare((enum wide_what)what, w, n, h.note), done++;
+                    if (h.groups == 4 && n > 32) continue;
+                    mm_tuning.wide_groups = h.groups, mm_tuning.wide_share = h.share;
+                    for (int what = 0; what < 4; what++)
+                        wide_compare((enum wide_what)what, w, n, h.note), done++;
                 }
             for (auto &v : m) cuda_weight_free(kb(), &v);
         }
-        printf("%s wide: %s: %d comparisons\n", failures == before ? "ok  " : "FAIL", kn_type_info(type)->name, done);
+        printf("%s wide: %s: %d comparisons\n", failures == before ? "ok  " : "FAIL",
+               kn_type_info(type)->name, done);
         fflush(stdout);
         if (failures > before + 40) break;
     }
-    mm_tuning.wide_groups = mm_tuning.no_left = 0;
+    mm_tuning.wide_groups = mm_tuning.wide_share = 0;
 }
 
 static double wide_us(const std::function<void()> &f, int reps)
@@ -128,7 +135,7 @@ static double wide_us(const std::function<void()> &f, int reps)
 }
 
 /* Microseconds of a product, of copies beyond the L2. */
-void bench_wide()
+void bench_wide(const char *only)
 {
     static const struct {
         const char *name;
@@ -147,15 +154,16 @@ void bench_wide()
               {"27B down", WIDE_ADD, KN_Q4_K, 0, 17408, 5120, 0}};
     static const struct {
         const char *name;
-        int no_wide, groups, stages, no_left;
-    } how[] = {{"mm_kernel", 1, 0, 0, 0}, {"as planned", 0, 0, 0, 0},   {"groups 2", 0, 2, 0, 0},
-               {"groups 3", 0, 3, 0, 0},  {"groups 4", 0, 4, 0, 0},     {"3 stages", 0, 0, 3, 0},
-               {"2 stages", 0, 0, 2, 0},  {"together", 0, 0, 0, 1}};
+        int no_wide, groups, stages, share;
+    } how[] = {{"mm_kernel", 1, 0, 0, 0}, {"as planned", 0, 0, 0, 0}, {"groups 2", 0, 2, 0, 0},
+               {"groups 3", 0, 3, 0, 0},  {"groups 4", 0, 4, 0, 0},   {"whole tiles", 0, 0, 0, 1},
+               {"shared", 0, 0, 0, 2},    {"3 stages", 0, 0, 3, 0}};
     wide_open();
     printf("microseconds (and TB/s of weights); rows");
     for (int n : {16, 17, 24, 32, 48, 64}) printf(" %14d", n);
     printf("\n");
     for (auto &o : of) {
+        if (only && !strstr(o.name, only)) continue;
         std::vector<kn_weight> m;
         size_t bytes = 0;
         const int count = o.what == WIDE_THREE ? 3 : o.what == WIDE_GATED ? 2 : 1;
@@ -175,16 +183,32 @@ void bench_wide()
             }
         }
         const size_t calls = m.size() / (size_t)count;
+        printf("%-20s %s %-12s", o.name, kn_type_info(o.type)->name, "rows alone");
+        for (int n : {16, 17, 24, 32, 48, 64}) {
+            struct mm_prep p;
+            enum mm_act act;
+            if (!mm_preparing(be, &m[0], n, &p, &act)) continue;
+            p.x = wide_x, p.norm = o.what == WIDE_THREE || o.what == WIDE_GATED ? wide_norm : nullptr,
+            p.eps = 1e-6f;
+            const double us = wide_us(
+                [&] {
+                    for (int i = 0; i < 20; i++) CK(mm_prepare(be, act, &p, n, n <= 16));
+                },
+                5);
+            printf(" %7.2f       ", us / 20);
+        }
+        printf("\n");
         for (auto &h : how) {
             printf("%-20s %s %-12s", o.name, kn_type_info(o.type)->name, h.name);
             for (int n : {16, 17, 24, 32, 48, 64}) {
-                const bool none = (h.groups == 2 && n <= 48) || (h.groups == 4 && n > 32) || (n == 16 && &h > how);
+                const bool none =
+                    (h.groups == 2 && n <= 48) || (h.groups == 4 && n > 32) || (n == 16 && &h > how);
                 if (none) {
                     printf("       -       ");
                     continue;
                 }
                 mm_tuning.no_wide = h.no_wide, mm_tuning.wide_groups = h.groups;
-                mm_tuning.wide_stages = h.stages, mm_tuning.no_left = h.no_left;
+                mm_tuning.wide_stages = h.stages, mm_tuning.wide_share = h.share;
                 const double us = wide_us(
                                       [&] {
                                           for (size_t i = 0; i < calls; i++) {
@@ -198,7 +222,7 @@ void bench_wide()
                                   (double)calls;
                 printf(" %7.2f (%4.2f)", us, (double)bytes / us / 1e6);
             }
-            mm_tuning.no_wide = mm_tuning.wide_groups = mm_tuning.wide_stages = mm_tuning.no_left = 0;
+            mm_tuning.no_wide = mm_tuning.wide_groups = mm_tuning.wide_stages = mm_tuning.wide_share = 0;
             printf("\n");
             fflush(stdout);
         }
