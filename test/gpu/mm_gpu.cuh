@@ -80,7 +80,7 @@ void check_stuck(const char *only, void (*open_device)());
 
 /* mm_gpu_wide.cu */
 void check_wide(bool quick);
-void bench_wide(const char *only); /* NULL, or shapes whose names have it */
+void bench_wide(const char *only); /* NULL, or NAME or NAME/HOW: lines whose names have these */
 
 /* mm_gpu_bench.cu: the modes of the head of mm_gpu.cu */
 void bench(bool quick);

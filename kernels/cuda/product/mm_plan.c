@@ -74,7 +74,7 @@ static int32_t copy_units(enum mm_act act)
 static bool may_leave(const struct mm_shape *s, const struct mm_args *a, enum mm_act act,
                       size_t partial_bytes)
 {
-    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > 16 || !mm_is_int8(act) || !s->placed)
+    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > MM_PREP_ROWS || !mm_is_int8(act) || !s->placed)
         return false;
     size_t rows = 0;
     for (int i = 0; i < s->n_w; i++) {
@@ -408,8 +408,10 @@ static int64_t wide_cost(const struct cuda_device *dev, int groups, bool share, 
     return (most < blocks * a->units ? most : blocks * a->units) * groups;
 }
 
-/* Where blocks share tiles, so many units and tiles more. */
-#define WIDE_MEET 6
+/* Where blocks share tiles, so many units and tiles more: another kernel adds the sums that are left; of
+ * others the block that is there last. */
+#define WIDE_LEAVE 3
+#define WIDE_MEET 12
 void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32_t n, size_t partial_bytes,
                   struct mm_args *a, struct mm_choice *c)
 {
@@ -421,7 +423,7 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
     memset(c, 0, sizeof *c);
     c->form = MM_WIDE, c->wide_rows = rows, c->together = true;
     a->n = n;
-    a->left = 0;
+    a->left = g->leave && a->slices > 1;
     a->wide_tiles = 0;
     for (int i = 0; i < (a->gated ? 1 : a->count_w); i++)
         a->wide_tiles += (a->n_out[i] + (a->gated ? 31 : 63)) / (a->gated ? 32 : 64);
@@ -431,13 +433,15 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
                 const size_t room = (size_t)(grid * groups * a->slices * rows) * 64 * sizeof(float);
                 if (built[i].rows != rows || (mm_tuning.wide_groups && mm_tuning.wide_groups != groups))
                     continue;
-                if (share && (a->slices == 1 || room > partial_bytes)) continue;
-                if (mm_tuning.wide_share && a->slices > 1 && room <= partial_bytes &&
-                    mm_tuning.wide_share != share + 1)
-                    continue;
-                const int64_t cost = wide_cost(dev, groups, share, a) + WIDE_MEET * share;
+                const bool may = a->left || (a->slices > 1 && room <= partial_bytes);
+                if (share && !may) continue;
+                if (mm_tuning.wide_share && may && mm_tuning.wide_share != share + 1) continue;
+                const int64_t cost = wide_cost(dev, groups, share, a) + (!share    ? 0
+                                                                         : a->left ? WIDE_LEAVE
+                                                                                   : WIDE_MEET);
                 if (cost < best) best = cost, c->wide_groups = groups, a->wide_share = share;
             }
+    a->left = a->left && a->wide_share;
     const int32_t items =
         (a->wide_tiles + c->wide_groups - 1) / c->wide_groups * (a->wide_share ? a->slices : 1);
     c->blocks = a->groups = items < grid ? items : grid;

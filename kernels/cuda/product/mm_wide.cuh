@@ -24,6 +24,9 @@
 #include "mm_few_k.cuh"
 #include "mm_wide_mma.cuh"
 
+#ifndef WIDE_SUMS_EARLY
+#define WIDE_SUMS_EARLY 0
+#endif
 #ifndef WIDE_STEPS
 #define WIDE_STEPS 1 /* of 32 columns, between two waits */
 #endif
@@ -201,7 +204,9 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
     constexpr uint32_t n = 8 * NT;
     using mma = wide_mma<NT>;
     wide_codes<TYPE> unit;
+    constexpr bool early = WIDE_SUMS_EARLY && NT <= 6 && wide_codes<TYPE>::has_mins;
     int low[NT][4] = {}, high[NT][4] = {};
+    float m[NT][4] = {};
     unit.open(st, lane);
     const uint32_t b = __shfl_sync(0xffffffff, wide_matrix(shared_at(rows), n), 0);
 #pragma unroll
@@ -218,8 +223,11 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
             for (int k = 0; k < 4; k++) low[k % NT][k] ^= a_low[i][k], high[k % NT][k] ^= a_high[i][k];
         continue;
 #endif
+#if !WIDE_EARLY
         if (j) wide_wait<1>(); /* the registers of the products before */
+#endif
         wide_begin();
+        if (early && j == 0) mma::sums(m, unit.mins, b + 16 * n);
 #pragma unroll
         for (int i = 0; i < WIDE_STEPS; i++) {
             mma::low(low, a_low[i], b + 2 * n * (j + i), j + i);
@@ -229,6 +237,9 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
                 mma::high(high, a_high[i], b + 2 * n * (j + i), j + i);
         }
         wide_commit();
+#if WIDE_EARLY
+        if (j + WIDE_STEPS < 8) wide_wait<1>();
+#endif
     }
     wide_wait<0>();
     mma::settle(low);
@@ -240,10 +251,9 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
             for (int i = 0; i < 4; i++)
                 low[t][i] = (int)(((uint32_t)high[t][i] << (unit.in_threes ? 3 : 8)) + (uint32_t)low[t][i]);
     }
-    float m[NT][4];
-    if (unit.has_mins) {
-#pragma unroll
-        for (int t = 0; t < NT; t++) zero(m[t]);
+    if (early) {
+        mma::settle(m);
+    } else if (unit.has_mins) {
         wide_begin();
         mma::sums(m, unit.mins, b + 16 * n);
         wide_commit();
@@ -252,6 +262,12 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
     }
     const float up[2] = {__fmul_rn(unit.dmin[0], 16777216.0f), __fmul_rn(unit.dmin[1], 16777216.0f)};
     const uint8_t *const scales = rows + 288 * n + lane % 4 * 8;
+#if WIDE_ABLATE == 3
+    for (int t = 0; t < NT; t++)
+        for (int i = 0; i < 4; i++) fin[t][i] += __int_as_float(low[t][i]);
+    done();
+    return;
+#endif
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         const float2 da = *(const float2 *)(scales + 32 * t);
@@ -283,6 +299,9 @@ DEV int wide_find(const mm_args &a, int tile, int *in)
     *in = tile - before;
     return j;
 }
+struct wide_place {
+    int matrix, in; /* a tile's matrix, the tile in it */
+};
 /* The stages in turn. */
 struct wide_turn {
     int at;
@@ -450,10 +469,10 @@ DEV bool wide_last(const mm_args &a, uint8_t *smem, const wide_part &part, int g
  */
 template <uint32_t TYPE, int NT>
 DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int warp, int lane,
-                   wide_turn &turn, float *sums, float *shared)
+                   wide_turn &turn, float *sums, float *shared, wide_place place_of)
 {
     constexpr uint32_t place = WIDE_ROWS(8 * NT);
-    const int pitch = part.whole ? WIDE_PITCH : 64, column = 16 * (warp % 4) + lane / 4;
+    const int column = 16 * (warp % 4) + lane / 4;
 #pragma unroll 1
     for (int s = part.first; s < part.end; s++) {
         const int units = min(a.slice_units, a.units - s * a.slice_units);
@@ -470,19 +489,36 @@ DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int w
             });
             turn.next(a.stages);
         }
-        float *const mine =
-            (part.whole ? sums : shared + s * (8 * NT * 64)) + 2 * (lane % 4) * pitch + column;
-        const bool first = !part.whole || s == 0;
+        if (part.whole && !a.left) {
+            float *const mine = sums + 2 * (lane % 4) * WIDE_PITCH + column;
 #pragma unroll
-        for (int t = 0; t < NT; t++)
+            for (int t = 0; t < NT; t++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float *const p = mine + (8 * t + i % 2) * pitch + 8 * (i / 2);
-                *p = __fadd_rn(first ? 0.0f : *p, fin[t][i]);
-            }
+                for (int i = 0; i < 4; i++) {
+                    float *const p = mine + (8 * t + i % 2) * WIDE_PITCH + 8 * (i / 2);
+                    *p = __fadd_rn(s == 0 ? 0.0f : *p, fin[t][i]);
+                }
+        } else { /* in memory: [token][width], of a tile's place or of the matrix's */
+            const int width = a.left ? a.n_out[place_of.matrix] : 64,
+                      here = a.left ? a.n_out[place_of.matrix] - 64 * place_of.in : 64,
+                      n = a.left ? a.n : 8 * NT;
+            float *const mine =
+                shared + ((size_t)s * (size_t)n + (size_t)(2 * (lane % 4))) * (size_t)width + column;
+#pragma unroll
+            for (int t = 0; t < NT; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (8 * t + 2 * (lane % 4) + i % 2 < n && column + 8 * (i / 2) < here)
+                        __stcg(mine + (size_t)(8 * t + i % 2) * (size_t)width + 8 * (i / 2), fin[t][i]);
+        }
     }
 }
 
+#ifdef WIDE_MICRO
+#define WIDE_TYPES KN_Q4_K
+#else
+#define WIDE_TYPES KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K
+#endif
 #ifndef WIDE_REGS
 #define WIDE_REGS asm_90
 #endif
@@ -523,13 +559,20 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
             }
             continue;
         }
-        int in;
+        wide_place at;
+        at.matrix = wide_find(a, tile, &at.in);
         /* Through a shuffle: the compiler is to know that all lanes go one way, or products wait for each
-         * other */
-        const uint32_t type = __shfl_sync(0xffffffff, a.type[wide_find(a, tile, &in)], 0);
-        float *const shared = wide_shared<NT, G>(a, part, group);
-        of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(
-            type, [&](auto of) { wide_tile<of.type, NT>(a, smem, part, warp, lane, turn, sums, shared); });
+         * other. */
+        const uint32_t type = __shfl_sync(0xffffffff, a.type[at.matrix], 0);
+        float *const shared = a.left ? a.partial +
+                                           16 * (size_t)(at.matrix ? a.panel_end[at.matrix - 1] : 0) *
+                                               (size_t)(a.slices * a.n) +
+                                           64 * at.in
+                                     : wide_shared<NT, G>(a, part, group);
+        of_types<WIDE_TYPES>(type, [&](auto of) {
+            wide_tile<of.type, NT>(a, smem, part, warp, lane, turn, sums, shared, at);
+        });
+        if (a.left) continue;
         if (part.whole) {
             wide_meet(group);
             wide_write(a, tile, thread, [&](int t, int row) { return sums[t * WIDE_PITCH + row]; });
@@ -537,9 +580,12 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
         } else if (wide_last(a, smem, part, group, thread)) {
             wide_write(a, tile, thread, [&](int t, int row) {
                 const float *p = shared + t * 64 + row;
-                float v = 0.0f;
-#pragma unroll 4
-                for (int s = 0; s < a.slices; s++, p += 8 * NT * 64) v = __fadd_rn(v, __ldcg(p));
+                float v = 0.0f, u[8];
+#pragma unroll
+                for (int s = 0; s < 8; s++) u[s] = s < a.slices ? __ldcg(p + s * (8 * NT * 64)) : 0.0f;
+#pragma unroll
+                for (int s = 0; s < 8; s++)
+                    if (s < a.slices) v = __fadd_rn(v, u[s]);
                 return v;
             });
         }

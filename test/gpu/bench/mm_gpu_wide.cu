@@ -3,6 +3,8 @@
 #include "../mm_gpu.cuh"
 #include "../../../kernels/cuda/core/ops.cuh"
 
+#include <string>
+
 static float *wide_x, *wide_norm, *wide_out[2][3];
 static const int64_t wide_most_in = 17408, wide_most_out = 40960;
 
@@ -154,16 +156,18 @@ void bench_wide(const char *only)
               {"27B down", WIDE_ADD, KN_Q4_K, 0, 17408, 5120, 0}};
     static const struct {
         const char *name;
-        int no_wide, groups, stages, share;
-    } how[] = {{"mm_kernel", 1, 0, 0, 0}, {"as planned", 0, 0, 0, 0}, {"groups 2", 0, 2, 0, 0},
-               {"groups 3", 0, 3, 0, 0},  {"groups 4", 0, 4, 0, 0},   {"whole tiles", 0, 0, 0, 1},
-               {"shared", 0, 0, 0, 2},    {"3 stages", 0, 0, 3, 0}};
+        int no_wide, groups, stages, share, no_left;
+    } how[] = {{"mm_kernel", 1, 0, 0, 0, 0}, {"as planned", 0, 0, 0, 0, 0},  {"groups 2", 0, 2, 0, 0, 0},
+               {"groups 3", 0, 3, 0, 0, 0},  {"groups 4", 0, 4, 0, 0, 0},    {"whole tiles", 0, 0, 0, 1, 0},
+               {"shared", 0, 0, 0, 2, 0},    {"shared, met", 0, 0, 0, 2, 1}, {"3 stages", 0, 0, 3, 0, 0}};
     wide_open();
     printf("microseconds (and TB/s of weights); rows");
     for (int n : {16, 17, 24, 32, 48, 64}) printf(" %14d", n);
     printf("\n");
     for (auto &o : of) {
-        if (only && !strstr(o.name, only)) continue;
+        const char *const slash = only ? strchr(only, '/') : nullptr;
+        const std::string part(only ? only : "", only ? slash ? (size_t)(slash - only) : strlen(only) : 0);
+        if (!strstr(o.name, part.c_str())) continue;
         std::vector<kn_weight> m;
         size_t bytes = 0;
         const int count = o.what == WIDE_THREE ? 3 : o.what == WIDE_GATED ? 2 : 1;
@@ -199,6 +203,7 @@ void bench_wide(const char *only)
         }
         printf("\n");
         for (auto &h : how) {
+            if (slash && !strstr(h.name, slash + 1)) continue;
             printf("%-20s %s %-12s", o.name, kn_type_info(o.type)->name, h.name);
             for (int n : {16, 17, 24, 32, 48, 64}) {
                 const bool none =
@@ -208,7 +213,8 @@ void bench_wide(const char *only)
                     continue;
                 }
                 mm_tuning.no_wide = h.no_wide, mm_tuning.wide_groups = h.groups;
-                mm_tuning.wide_stages = h.stages, mm_tuning.wide_share = h.share;
+                mm_tuning.wide_stages = h.stages, mm_tuning.wide_share = h.share,
+                mm_tuning.no_left = h.no_left;
                 const double us = wide_us(
                                       [&] {
                                           for (size_t i = 0; i < calls; i++) {
@@ -222,7 +228,8 @@ void bench_wide(const char *only)
                                   (double)calls;
                 printf(" %7.2f (%4.2f)", us, (double)bytes / us / 1e6);
             }
-            mm_tuning.no_wide = mm_tuning.wide_groups = mm_tuning.wide_stages = mm_tuning.wide_share = 0;
+            mm_tuning.no_wide = mm_tuning.wide_groups = mm_tuning.wide_stages = mm_tuning.wide_share =
+                mm_tuning.no_left = 0;
             printf("\n");
             fflush(stdout);
         }

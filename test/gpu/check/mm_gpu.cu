@@ -10,8 +10,8 @@
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
- *   mm_gpu wide [SHAPE]    products of layers at 17 to 64 rows, mm_wide.cuh and mm_kernel.cuh; SHAPE: those
- *                          whose names have it
+ *   mm_gpu wide [SHAPE[/HOW]]   products of layers at 17 to 64 rows by mm_wide.cuh, in several ways, and by
+ *                          mm_kernel.cuh; of those whose names have these
  *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one
  *                          model's, as tuned
  *   mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of their own and

@@ -38,8 +38,11 @@ static inline void product_text(const struct mm_choice *c, const struct mm_args 
     static const char *const early[] = {"once", "paced", "halves"};
     if (c->form == MM_WIDE) {
         snprintf(text, n, "wide %d tiles %d warps %d blocks %d %s %dx%d ring %d", c->wide_rows,
-                 c->wide_groups, c->warps, c->blocks, a->wide_share ? "shared" : "whole", a->slices,
-                 a->slice_units, a->stages);
+                 c->wide_groups, c->warps, c->blocks,
+                 a->left         ? "left"
+                 : a->wide_share ? "shared"
+                                 : "whole",
+                 a->slices, a->slice_units, a->stages);
         return;
     }
     const int at = snprintf(text, n, "%s%s tiles %d warps %d blocks %d %s %dx%d ring %dx%d", forms[c->form],
