@@ -1,22 +1,20 @@
 /* mm_wide.cu - the product kernels of K types for 17 to 64 rows. */
 #include "mm_wide.cuh"
 
+template <int NT> static mm_kernel_fn wide_pick(int groups)
+{
+    if (groups == 2) return mm_wide<NT, 2>;
+    if (groups == 3) return mm_wide<NT, 3>;
+    if constexpr (NT <= 4)
+        if (groups == 4) return mm_wide<NT, 4>;
+    return nullptr;
+}
+
 mm_kernel_fn mm_kernel_wide(int rows, int groups)
 {
-#define WIDE(NT, G)                                                                                          \
-    if (rows == 8 * NT && groups == G) return mm_wide<NT, G>;
-#ifdef WIDE_MICRO
-    WIDE(3, 3)
-    WIDE(4, 3)
-    WIDE(6, 3)
-    WIDE(8, 2) WIDE(8, 3)
-#else
-    WIDE(3, 2)
-    WIDE(3, 3)
-    WIDE(3, 4)
-    WIDE(4, 2)
-    WIDE(4, 3) WIDE(4, 4) WIDE(6, 2) WIDE(6, 3) WIDE(8, 2) WIDE(8, 3)
-#endif
-#undef WIDE
-        return nullptr;
+    return rows == 24   ? wide_pick<3>(groups)
+           : rows == 32 ? wide_pick<4>(groups)
+           : rows == 48 ? wide_pick<6>(groups)
+           : rows == 64 ? wide_pick<8>(groups)
+                        : nullptr;
 }

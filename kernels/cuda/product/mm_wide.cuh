@@ -4,196 +4,27 @@
  * A *tile* is 64 rows of a weight (gated: 32 of the gate, the same 32 of the up), four panels, and belongs to
  * four warps; a block has G tiles and four warps more, of which one copies and all leave registers. A *stage*
  * is a unit (256 columns) of all of the block's panels and of all rows. Codes times their integer scales are
- * 16 bits: a low byte and a high byte, two factors A. Each is summed over the unit by products of four warps
- * in int32, exactly, and 256 high + low is the exact sum of the unit, which then meets its float scales as in
+ * two bytes, two factors A (mm_wide_codes.cuh). Each is summed over the unit by products of four warps in
+ * int32, exactly; together they are the exact sum of the unit, which then meets its float scales as in
  * mm_few_k.cuh. So no result of a tensor operation is scaled by itself: 4 multiplications for each 16 x 8 x
  * 32 products were as slow as the products.
  *
- *   |P| = |code * scale|: Q4_K 945 (rows g + 8: 16 times that, 15,120), Q5_K 1,953, Q6_K 4,096, Q3_K 128,
- *   IQ4_XS 4,064, Q2_K 45 (a low byte alone); low < 255 * 127 * 256 < 2^23, 256 high < 2^29
- *
  * Rows (prep_block.cuh): unit by unit {[16 pieces of 16 columns][N][16] int8; [2 pieces][N][8] sums as f16;
  * [N] scales}, N: 8 NT. Sums of slices wait in shared memory, [G][token][WIDE_PITCH] floats, so that outputs
- * are written row by row. Blocks have as many slices each; where a tile's are several blocks', their sums
- * meet in memory, and the block that is there last adds them, in order.
+ * are written row by row. Slices may be shared out, so that blocks have as much to do each: then their sums
+ * are left in memory for the next reader (owed.cuh), or, of gates and ups, added by the block that is there
+ * last, in order.
  *
  * Bound: the bytes of the weights at 17 rows; at 64, tensor operations and the making of A. */
 #ifndef DFLASH_CUDA_MM_WIDE_CUH
 #define DFLASH_CUDA_MM_WIDE_CUH
 
 #include "mm_few_k.cuh"
+#include "mm_wide_codes.cuh"
 #include "mm_wide_mma.cuh"
 
-#ifndef WIDE_SUMS_EARLY
-#define WIDE_SUMS_EARLY 0
-#endif
-#ifndef WIDE_STEPS
-#define WIDE_STEPS 1 /* of 32 columns, between two waits */
-#endif
 #define WIDE_STAGES 8  /* at most */
 #define WIDE_FLAGS 128 /* of shared memory: behind the barriers, flags; sums and stages follow */
-
-/* ---- factors A: of step j (32 columns) low and high bytes of codes times scales, in mma.sync's order ----
- */
-
-/* Of two words of 16-bit products, those of a word of codes. */
-DEV void wide_bytes(uint32_t *low, uint32_t *high, uint32_t even, uint32_t odd)
-{
-    *low = pick_bytes(even, odd, 0x6240);
-    *high = pick_bytes(even, odd, 0x7351);
-}
-/* Products of four codes (unsigned bytes) that have `offset` added, with a signed scale. */
-DEV void wide_signed(uint32_t *low, uint32_t *high, uint32_t codes, int scale, int offset)
-{
-    const uint32_t start = 0x80008000u - (uint32_t)(scale * offset) * 0x10001u;
-    wide_bytes(low, high, pick_bytes(codes, 0, 0x4240) * (uint32_t)scale + start,
-               pick_bytes(codes, 0, 0x4341) * (uint32_t)scale + start);
-    *high ^= 0x80808080;
-}
-
-/* d, dmin: of rows g and g + 8; mins: A of the products with sums, as f16 bits. */
-template <uint32_t TYPE> struct wide_codes {
-    static constexpr bool in_threes = TYPE == KN_Q4_K || TYPE == KN_Q5_K; /* 8 high + low, both unsigned */
-    static constexpr bool is_low = TYPE == KN_Q2_K, has_mins = TYPE == KN_Q4_K || TYPE == KN_Q5_K || is_low;
-    const uint8_t *st;
-    uint32_t sc[2][4];
-    float d[2], dmin[2];
-    uint32_t mins[4];
-    uint4 codes, more; /* of a part; what is above them */
-    uint2 r[2];        /* IQ4_XS */
-    int lane;
-
-    __device__ __forceinline__ void open(const uint8_t *unit, int at)
-    {
-        st = unit, lane = at;
-        const int g = lane / 4, q = lane % 4;
-        if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
-            uint32_t m[2][2];
-#pragma unroll
-            for (int hi = 0; hi < 2; hi++) {
-                const uint4 w = lds16(st + (TYPE == KN_Q5_K ? 2560 : 2048) + 128 * hi + 16 * g);
-                d[hi] = h_low(w.x), dmin[hi] = h_high(w.x);
-                sc[hi][0] = w.y & 0x3f3f3f3f;
-                sc[hi][1] = (w.w & 0x0f0f0f0f) | (w.y >> 2 & 0x30303030);
-                m[hi][0] = w.z & 0x3f3f3f3f;
-                m[hi][1] = (w.w >> 4 & 0x0f0f0f0f) | (w.z >> 2 & 0x30303030);
-                mins[hi] = mins[2 + hi] = __byte_perm(m[hi][0], m[hi][1], 0x0100 + 0x0202 * q) & 0x00ff00ff;
-            }
-#pragma unroll
-            for (int hi = 0; hi < 2; hi++) /* three bits each */
-#pragma unroll
-                for (int k = 0; k < 2; k++)
-                    sc[hi][2 + k] = sc[hi][k] >> 3 & 0x07070707, sc[hi][k] &= 0x07070707;
-            if (TYPE == KN_Q5_K) more = lds16(st + 2048 + 16 * lane);
-        } else if constexpr (TYPE == KN_Q6_K) {
-#pragma unroll
-            for (int hi = 0; hi < 2; hi++) {
-                const uint4 w = lds16(st + 3072 + 128 * hi + 16 * g);
-                sc[hi][0] = w.x ^ 0x80808080, sc[hi][1] = w.y ^ 0x80808080;
-                sc[hi][2] = w.z ^ 0x80808080, sc[hi][3] = w.w ^ 0x80808080;
-            }
-            const uint32_t dd = lds4(st + 3328 + 4 * g);
-            d[0] = h_low(dd), d[1] = h_high(dd);
-        } else if constexpr (TYPE == KN_IQ4_XS) {
-            r[0] = lds8(st + 2048 + 8 * g), r[1] = lds8(st + 2112 + 8 * g);
-            d[0] = h_low(r[0].x), d[1] = h_low(r[1].x);
-        } else {
-            uint32_t am[2];
-#pragma unroll
-            for (int hi = 0; hi < 2; hi++) {
-                if (is_low) {
-                    const uint4 w = lds16(st + 1024 + 128 * hi + 16 * g);
-                    sc[hi][0] = w.x & 0x0f0f0f0f, sc[hi][1] = w.y & 0x0f0f0f0f;
-                    sc[hi][2] = w.z & 0x0f0f0f0f, sc[hi][3] = w.w & 0x0f0f0f0f;
-                    am[hi] = lds4(st + 1024 + 128 * hi + 16 * g + 4 * q) >> 4 & 0x0f0f0f0f;
-                    mins[hi] = am[hi] & 0x00ff00ff, mins[2 + hi] = am[hi] >> 8 & 0x00ff00ff;
-                } else {
-                    const uint8_t *p = st + 1536 + 12 * (g + 8 * hi);
-                    const uint32_t w[3] = {lds4(p), lds4(p + 4), lds4(p + 8)};
-#pragma unroll
-                    for (int k = 0; k < 4; k++) sc[hi][k] = scales_q3(w, k);
-                }
-            }
-            const uint32_t dd = lds4(st + (is_low ? 1280 + 8 * g : 1728 + 4 * g));
-            d[0] = h_low(dd), d[1] = h_high(dd);
-            if (is_low) {
-                const uint32_t mm = lds4(st + 1284 + 8 * g);
-                dmin[0] = h_low(mm), dmin[1] = h_high(mm);
-            } else
-                more = lds16(st + 1024 + 16 * lane);
-        }
-    }
-    /* Steps in ascending order; j: a constant. */
-    __device__ __forceinline__ void step(int j, uint32_t low[4], uint32_t high[4])
-    {
-        const int part = j / 2, i = j % 2;
-        constexpr bool pairs = TYPE == KN_Q2_K || TYPE == KN_Q3_K;
-        if (pairs) {
-            if (j % 4 == 0) codes = lds16(st + 512 * (j / 4) + 16 * lane);
-        } else if (i == 0) {
-            codes = lds16(st + 512 * part + 16 * lane);
-        }
-        if (TYPE == KN_Q6_K && j % 4 == 0) more = lds16(st + 2048 + 512 * (j / 4) + 16 * lane);
-        const uint32_t c4[4] = {codes.x, codes.y, codes.z, codes.w}, h4[4] = {more.x, more.y, more.z, more.w};
-        if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                uint32_t a[2];
-                code_words(a, a + 1, c4[2 * i + s]);
-                if (TYPE == KN_Q5_K) {
-                    a[0] |= shift(h4[part], 4 - (2 * s + i)) & 0x10101010;
-                    a[1] |= shift(h4[part], -(2 * s + i)) & 0x10101010;
-                }
-#pragma unroll
-                for (int hi = 0; hi < 2; hi++) {
-                    low[2 * s + hi] = a[hi] * pick_bytes(sc[hi][j / 4], 0, 0x4440 + j % 4);
-                    high[2 * s + hi] = a[hi] * pick_bytes(sc[hi][2 + j / 4], 0, 0x4440 + j % 4);
-                }
-            }
-        } else if constexpr (TYPE == KN_Q6_K) {
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                uint32_t a[2];
-                code_words(a, a + 1, c4[2 * i + s]);
-                a[0] |= shift(h4[j % 4], 4 - 2 * s) & 0x30303030;
-                a[1] |= shift(h4[j % 4], -2 * s) & 0x30303030;
-#pragma unroll
-                for (int hi = 0; hi < 2; hi++)
-                    wide_signed(low + 2 * s + hi, high + 2 * s + hi, a[hi],
-                                signed_byte(sc[hi][part], 2 * i + s), 32);
-            }
-        } else if constexpr (TYPE == KN_IQ4_XS) {
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                uint32_t a[2];
-                iq4_words(a, a + 1, c4[2 * i + s]);
-#pragma unroll
-                for (int hi = 0; hi < 2; hi++)
-                    wide_signed(low + 2 * s + hi, high + 2 * s + hi, a[hi] ^ 0x80808080,
-                                (int)((r[hi].y >> 4 * j & 15) | (shift(r[hi].x, -(12 + 2 * j)) & 0x30)) - 32,
-                                128);
-            }
-        } else {
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const uint32_t w = c4[j % 4];
-                uint32_t a[2] = {shift(w, -2 * s) & 0x03030303, shift(w, -2 * s - 4) & 0x03030303};
-                if (TYPE == KN_Q3_K) {
-                    a[0] |= shift(h4[part], 2 - (2 * s + i)) & 0x04040404;
-                    a[1] |= shift(h4[part], -2 - (2 * s + i)) & 0x04040404;
-                }
-#pragma unroll
-                for (int hi = 0; hi < 2; hi++) {
-                    const int scale = signed_byte(sc[hi][part], 2 * i + s);
-                    if (is_low)
-                        low[2 * s + hi] = a[hi] * (uint32_t)scale;
-                    else
-                        wide_signed(low + 2 * s + hi, high + 2 * s + hi, a[hi], scale, 4);
-                }
-            }
-        }
-    }
-};
 
 /* ---- a unit ---- */
 
@@ -204,42 +35,22 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
     constexpr uint32_t n = 8 * NT;
     using mma = wide_mma<NT>;
     wide_codes<TYPE> unit;
-    constexpr bool early = WIDE_SUMS_EARLY && NT <= 6 && wide_codes<TYPE>::has_mins;
     int low[NT][4] = {}, high[NT][4] = {};
     float m[NT][4] = {};
     unit.open(st, lane);
     const uint32_t b = __shfl_sync(0xffffffff, wide_matrix(shared_at(rows), n), 0);
 #pragma unroll
-    for (int j = 0; j < 8; j += WIDE_STEPS) {
-        uint32_t a_low[WIDE_STEPS][4], a_high[WIDE_STEPS][4];
-#pragma unroll
-        for (int i = 0; i < WIDE_STEPS; i++) unit.step(j + i, a_low[i], a_high[i]);
-#if WIDE_ABLATE == 1
-        for (int i = 0; i < WIDE_STEPS; i++)
-            for (int k = 0; k < 4; k++) a_low[i][k] = unit.codes.x + k + j, a_high[i][k] = unit.codes.z + k;
-#endif
-#if WIDE_ABLATE == 2
-        for (int i = 0; i < WIDE_STEPS; i++)
-            for (int k = 0; k < 4; k++) low[k % NT][k] ^= a_low[i][k], high[k % NT][k] ^= a_high[i][k];
-        continue;
-#endif
-#if !WIDE_EARLY
-        if (j) wide_wait<1>(); /* the registers of the products before */
-#endif
+    for (int j = 0; j < 8; j++) {
+        uint32_t a_low[4], a_high[4];
+        unit.step(j, a_low, a_high);
         wide_begin();
-        if (early && j == 0) mma::sums(m, unit.mins, b + 16 * n);
-#pragma unroll
-        for (int i = 0; i < WIDE_STEPS; i++) {
-            mma::low(low, a_low[i], b + 2 * n * (j + i), j + i);
-            if (unit.in_threes)
-                mma::low(high, a_high[i], b + 2 * n * (j + i), j + i);
-            else if (!unit.is_low)
-                mma::high(high, a_high[i], b + 2 * n * (j + i), j + i);
-        }
+        mma::low(low, a_low, b + 2 * n * j, j);
+        if (unit.in_threes)
+            mma::low(high, a_high, b + 2 * n * j, j);
+        else if (!unit.is_low)
+            mma::high(high, a_high, b + 2 * n * j, j);
         wide_commit();
-#if WIDE_EARLY
-        if (j + WIDE_STEPS < 8) wide_wait<1>();
-#endif
+        if (j < 7) wide_wait<1>(); /* the registers of the products before */
     }
     wide_wait<0>();
     mma::settle(low);
@@ -251,9 +62,7 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
             for (int i = 0; i < 4; i++)
                 low[t][i] = (int)(((uint32_t)high[t][i] << (unit.in_threes ? 3 : 8)) + (uint32_t)low[t][i]);
     }
-    if (early) {
-        mma::settle(m);
-    } else if (unit.has_mins) {
+    if (unit.has_mins) {
         wide_begin();
         mma::sums(m, unit.mins, b + 16 * n);
         wide_commit();
@@ -262,12 +71,6 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
     }
     const float up[2] = {__fmul_rn(unit.dmin[0], 16777216.0f), __fmul_rn(unit.dmin[1], 16777216.0f)};
     const uint8_t *const scales = rows + 288 * n + lane % 4 * 8;
-#if WIDE_ABLATE == 3
-    for (int t = 0; t < NT; t++)
-        for (int i = 0; i < 4; i++) fin[t][i] += __int_as_float(low[t][i]);
-    done();
-    return;
-#endif
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         const float2 da = *(const float2 *)(scales + 32 * t);
@@ -514,14 +317,6 @@ DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int w
     }
 }
 
-#ifdef WIDE_MICRO
-#define WIDE_TYPES KN_Q4_K
-#else
-#define WIDE_TYPES KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K
-#endif
-#ifndef WIDE_REGS
-#define WIDE_REGS asm_90
-#endif
 template <int NT, int G> DEV void wide_product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
@@ -536,11 +331,11 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
     }
     __syncthreads();
     if (warp >= 4 * G) {
-        WIDE_REGS("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(G == 2 ? 40 : 32));
+        asm_90("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(G == 2 ? 40 : 32));
         if (warp == 4 * G) wide_copy<NT, G>(a, smem, part, lane);
         return;
     }
-    WIDE_REGS("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(G == 2 ? 232 : G == 3 ? 160 : 112));
+    asm_90("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(G == 2 ? 232 : G == 3 ? 160 : 112));
     cuda_grid_wait();
     const int group = warp / 4, thread = (int)threadIdx.x % 128;
     float *const sums = (float *)(smem + a.at.merge) + group * 8 * NT * WIDE_PITCH;
@@ -569,7 +364,7 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
                                                (size_t)(a.slices * a.n) +
                                            64 * at.in
                                      : wide_shared<NT, G>(a, part, group);
-        of_types<WIDE_TYPES>(type, [&](auto of) {
+        of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, [&](auto of) {
             wide_tile<of.type, NT>(a, smem, part, warp, lane, turn, sums, shared, at);
         });
         if (a.left) continue;
