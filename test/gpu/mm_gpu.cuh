@@ -78,6 +78,10 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in);
 /* mm_gpu_stuck.cu: the case of that name, or all; in processes of their own, which open the device. */
 void check_stuck(const char *only, void (*open_device)());
 
+/* mm_gpu_wide.cu */
+void check_wide(bool quick);
+void bench_wide(const char *only); /* NULL, or NAME or NAME/HOW: lines whose names have these */
+
 /* mm_gpu_bench.cu: the modes of the head of mm_gpu.cu */
 void bench(bool quick);
 void bench_types();

@@ -11,6 +11,7 @@
     F(PRODUCT_BULK, "product bulk")                                                                          \
     F(PRODUCT_FEW, "product few")                                                                            \
     F(PRODUCT_LATE, "product late")                                                                          \
+    F(PRODUCT_WIDE, "product wide")                                                                          \
     F(PRODUCT_SUMS, "product sums") /* of slices left in memory, by a kernel of their own */                 \
     F(PRODUCT_LIBRARY, "product library")                                                                    \
     F(ATTN_ANY, "attention any")                                                                             \

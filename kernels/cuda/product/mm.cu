@@ -34,6 +34,7 @@ int cuda_mm_open(struct cuda_backend *be)
                                    l < 16 && l / 4 % 2, l < 16 && l >= 8));
     for (int l = 0; l < 4 * MM_ACT_F32; l++) give_room(mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2));
     give_room(mm_kernel_few_late());
+    for (int l = 0; l < 40; l++) give_room(mm_kernel_wide(8 * (l % 10), l / 10 + 1));
     if (err) return cuda_check(be, "matrix product kernels", err);
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
@@ -89,9 +90,12 @@ static uint8_t *few_side_of(const struct cuda_backend *be, int32_t n, struct mm_
 static int prepare_for(struct cuda_backend *be, const struct kn_weight *w, int32_t n, struct mm_prep *p)
 {
     const struct mm_type *t = product_type_of(w->type);
+    const struct cuda_device dev = cuda_device_of(be);
     struct mm_args a = {};
     const int rc = cut_slices(be, t, w->n_in, &a);
     *p = {};
+    if (mm_wide_format(&dev, t->act, n))
+        a.slice_row = mm_wide_slice(n, a.slice_units), p->wide = mm_wide_rows(n);
     if (few_format(be, t->act, n, a.slice_units)) p->side = few_side_of(be, n, &a);
     p->rows = be->mm_rows, p->n_in = (int32_t)w->n_in, p->units = a.units, p->unit_k = t->unit_k;
     p->slice_units = a.slice_units, p->slices = a.slices, p->slice_row = a.slice_row;
@@ -127,6 +131,7 @@ bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *
 static mm_kernel_fn kernel_of(const struct cuda_backend *be, enum mm_act act, const struct mm_choice *c)
 {
     return c->form == MM_FEW_LATE ? mm_kernel_few_late()
+           : c->form == MM_WIDE   ? mm_kernel_wide(c->wide_rows, c->wide_groups)
            : c->few               ? mm_kernel_few(act, c->log2_tiles, c->low)
                     : mm_kernel_of(act, c->log2_tiles, c->warps, be->generic || be->cc < 90, c->low);
 }
@@ -136,12 +141,16 @@ static int launch_panels(struct cuda_backend *be, const char *name, const struct
                          struct mm_args *a, struct mm_choice *c)
 {
     const struct cuda_device dev = cuda_device_of(be);
-    const int32_t most = mm_plan_panels(&dev, c, g->panels, be->mm_partial_bytes, a);
-    if (!a->left && a->block_slices < a->slices) a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
+    const bool wide = c->form == MM_WIDE;
+    const int32_t most = wide ? g->panels : mm_plan_panels(&dev, c, g->panels, be->mm_partial_bytes, a);
+    if (wide)
+        a->count = be->mm_count; /* those of one slice, which nobody else uses */
+    else if (!a->left && a->block_slices < a->slices)
+        a->count = be->mm_count + (size_t)a->slices * MM_GROUPS;
     for (int32_t first = 0; first < g->panels; first += most) {
-        mm_plan_launch(&dev, c, first, most, g->panels, a);
+        if (!wide) mm_plan_launch(&dev, c, first, most, g->panels, a);
         const mm_kernel_fn f = kernel_of(be, g->t->act, c);
-        static_assert(CUDA_PRODUCT_GENERIC + MM_FEW_LATE == CUDA_PRODUCT_LATE, "forms.h has mm_form's order");
+        static_assert(CUDA_PRODUCT_GENERIC + MM_WIDE == CUDA_PRODUCT_WIDE, "forms.h has mm_form's order");
         cuda_count(be, (enum cuda_form)(CUDA_PRODUCT_GENERIC + c->form));
         const dim3 blocks((unsigned)c->blocks), threads((unsigned)(32 * c->warps));
         const int err = cuda_check(be, name,
@@ -222,7 +231,9 @@ static int launch_rows(struct cuda_backend *be, const struct mm_product *p, cons
     int err = 0;
     for (int32_t i = 0; i < rows && !err; i += a->n) {
         struct mm_choice c;
-        if (!mm_plan_rows(&dev, g, rows - i, a, &c))
+        if (prep->wide)
+            mm_plan_wide(&dev, g, rows, be->mm_partial_bytes, a, &c);
+        else if (!mm_plan_rows(&dev, g, rows - i, a, &c))
             return cuda_fail(be, KN_ETYPE,
                              "%s: %d bytes of shared memory a block are too few for rows of %lld values of "
                              "%s on %d multiprocessors",
@@ -233,7 +244,7 @@ static int launch_rows(struct cuda_backend *be, const struct mm_product *p, cons
         a->rows = be->mm_rows + (size_t)i * (size_t)a->slices * (size_t)a->slice_row;
         for (int j = 0; j < count; j++)
             a->out[j] = p->out[list[j]] + (int64_t)(row + i) * p->w[list[j]]->n_out;
-        a->left = g->leave;
+        if (!prep->wide) a->left = g->leave;
         if (!err) err = launch_panels(be, p->name, g, a, &c);
         if (!err && a->left) mm_owe(be, a, count);
     }
@@ -256,9 +267,21 @@ static int launch_group(struct cuda_backend *be, const struct mm_product *p, con
             if (!mm_plan_few(&dev, &g, p->n, &a, &c)) /* tuned so */
                 a.side = nullptr, a.slice_row = mm_slice_row(g.t->act, a.slice_units);
         }
-        const struct mm_prep prep = {
-            x,           p->norm,       be->mm_rows, p->eps,      (int32_t)w0->n_in, a.units,
-            g.t->unit_k, a.slice_units, a.slices,    a.slice_row, (uint8_t *)a.side, p->n > 8 ? 2 : 1};
+        const bool wide = mm_wide_format(&dev, g.t->act, p->n);
+        if (wide) a.slice_row = mm_wide_slice(p->n, a.slice_units);
+        const struct mm_prep prep = {x,
+                                     p->norm,
+                                     be->mm_rows,
+                                     p->eps,
+                                     (int32_t)w0->n_in,
+                                     a.units,
+                                     g.t->unit_k,
+                                     a.slice_units,
+                                     a.slices,
+                                     a.slice_row,
+                                     (uint8_t *)a.side,
+                                     p->n > 8 ? 2 : 1,
+                                     wide ? mm_wide_rows(p->n) : 0};
         bool prepared;
         if ((err = find_rows(be, p, &g, &a, x, &prep, &prepared))) break;
         err = launch_rows(be, p, list, count, &g, &a, row, rows, &prep, prepared);

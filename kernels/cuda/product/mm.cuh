@@ -40,7 +40,8 @@ mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool gener
 /* The same for 1 or 2 tiles, 16 warps, sm_90, or NULL. low: K types with mm_is_low types among them.
  * mm_few_k.cu, mm_few_32.cu, mm_few_float.cu. */
 mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low);
-mm_kernel_fn mm_kernel_few_late(); /* mm_few_late.cuh: 2 tiles, not low */
+mm_kernel_fn mm_kernel_few_late();                 /* mm_few_late.cuh: 2 tiles, not low */
+mm_kernel_fn mm_kernel_wide(int rows, int groups); /* mm_wide.cu: rows it multiplies with, tiles a block */
 mm_kernel_fn mm_kernel_few_32(int log2_tiles, bool min);
 mm_kernel_fn mm_kernel_few_float(enum mm_act act, int log2_tiles);
 static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool low)
@@ -72,6 +73,7 @@ struct mm_prep {
     int32_t n_in, units, unit_k, slice_units, slices, slice_row;
     uint8_t *side = nullptr; /* for the kernels of few rows: prep_block.cuh */
     int32_t tiles = 0;       /* of 8 rows, there */
+    int32_t wide = 0;        /* rows as mm_wide.cuh wants them: so many */
 };
 /* mm_owed.cu. open: be->owed, freed by cuda_mm_close. The outputs of a launch with a->left: it owes them. */
 int mm_owed_open(struct cuda_backend *be);

@@ -74,7 +74,7 @@ static int32_t copy_units(enum mm_act act)
 static bool may_leave(const struct mm_shape *s, const struct mm_args *a, enum mm_act act,
                       size_t partial_bytes)
 {
-    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > 16 || !mm_is_int8(act) || !s->placed)
+    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > MM_PREP_ROWS || !mm_is_int8(act) || !s->placed)
         return false;
     size_t rows = 0;
     for (int i = 0; i < s->n_w; i++) {
@@ -106,6 +106,7 @@ bool mm_plan_group(const struct mm_shape *s, size_t partial_bytes, struct mm_gro
     g->least_units = g->t->act == MM_ACT_K || g->most_units < 2 ? 1 : 2;
     g->leave = may_leave(s, a, g->t->act, partial_bytes);
     a->left = g->leave;
+    a->count_w = s->n_w;
     a->gated = s->gated;
     a->normed = s->norm;
     return true;
@@ -388,6 +389,76 @@ static bool choose_few(const struct cuda_device *dev, enum mm_act act, int32_t n
         return true;
     }
     return false;
+}
+
+/* ---- plans of mm_wide.cuh ---- */
+
+bool mm_wide_format(const struct cuda_device *dev, enum mm_act act, int32_t n)
+{
+    return act == MM_ACT_K && n > 16 && n <= MM_PREP_ROWS && cuda_device_early(dev) && !mm_tuning.no_wide &&
+           dev->smem_block >= 220 << 10;
+}
+
+/* Blocks of `groups` tiles: what the busiest has, units times tiles. share: slices, else whole tiles. */
+static int64_t wide_cost(const struct cuda_device *dev, int groups, bool share, const struct mm_args *a)
+{
+    const int64_t blocks = (a->wide_tiles + groups - 1) / groups, grid = dev->sm_count;
+    if (!share) return (blocks + grid - 1) / grid * a->units * groups;
+    const int64_t items = blocks * a->slices, most = (items + grid - 1) / grid * a->slice_units;
+    return (most < blocks * a->units ? most : blocks * a->units) * groups;
+}
+
+/* Where blocks share tiles, so many units and tiles more: another kernel adds the sums that are left; of
+ * others the block that is there last. */
+#define WIDE_LEAVE 3
+#define WIDE_RING 3 /* stages; measured: all that fit are up to 10 % slower, at 17 rows most */
+#define WIDE_MEET 12
+void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32_t n, size_t partial_bytes,
+                  struct mm_args *a, struct mm_choice *c)
+{
+    static const struct {
+        int rows, least, most; /* tiles of a block */
+    } built[] = {{24, 2, 4}, {32, 2, 4}, {48, 2, 3}, {64, 2, 3}};
+    const int rows = mm_wide_rows(n), grid = dev->sm_count;
+    int64_t best = INT64_MAX;
+    memset(c, 0, sizeof *c);
+    c->form = MM_WIDE, c->wide_rows = rows, c->together = true;
+    a->n = n;
+    a->left = g->leave && a->slices > 1;
+    a->wide_tiles = 0;
+    for (int i = 0; i < (a->gated ? 1 : a->count_w); i++)
+        a->wide_tiles += (a->n_out[i] + (a->gated ? 31 : 63)) / (a->gated ? 32 : 64);
+    for (int i = 0; i < 4; i++)
+        for (int groups = built[i].most; groups >= built[i].least; groups--)
+            for (int share = 0; share < 2; share++) {
+                const size_t room = (size_t)(grid * groups * a->slices * rows) * 64 * sizeof(float);
+                if (built[i].rows != rows || (mm_tuning.wide_groups && mm_tuning.wide_groups != groups))
+                    continue;
+                const bool may = a->left || (a->slices > 1 && room <= partial_bytes);
+                if (share && !may) continue;
+                if (mm_tuning.wide_share && may && mm_tuning.wide_share != share + 1) continue;
+                const int64_t cost = wide_cost(dev, groups, share, a) + (!share    ? 0
+                                                                         : a->left ? WIDE_LEAVE
+                                                                                   : WIDE_MEET);
+                if (cost < best) best = cost, c->wide_groups = groups, a->wide_share = share;
+            }
+    a->left = a->left && a->wide_share;
+    const int32_t items =
+        (a->wide_tiles + c->wide_groups - 1) / c->wide_groups * (a->wide_share ? a->slices : 1);
+    c->blocks = a->groups = items < grid ? items : grid;
+    c->warps = 4 * c->wide_groups + 4;
+    a->block_slices = a->slices;
+    a->cluster = 1;
+    /* barriers, flags; sums; stages */
+    a->pitch = (uint32_t)g->widest;
+    a->stage_bytes =
+        (int32_t)(WIDE_ROWS(rows) + (4u * (uint32_t)c->wide_groups * a->pitch + 127) / 128 * 128);
+    a->at.merge = 256;
+    a->at.ring = a->at.merge + (uint32_t)(c->wide_groups * rows * WIDE_PITCH * 4);
+    a->stages = (dev->smem_block - (int32_t)a->at.ring) / a->stage_bytes;
+    const int most = mm_tuning.wide_stages ? mm_tuning.wide_stages : WIDE_RING;
+    if (a->stages > most) a->stages = most;
+    a->at.total = a->at.ring + (uint32_t)(a->stages * a->stage_bytes);
 }
 
 static int choose(const struct cuda_device *dev, enum mm_act act, int32_t n, int32_t panels, int32_t most,

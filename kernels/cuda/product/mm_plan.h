@@ -66,6 +66,11 @@ enum {
     32 /* mm_few_late.cuh, from the start of shared memory: barriers; rings of all kinds, a multiple of 128  \
         */
 #define FEW_RINGS 128
+/* mm_wide.cuh: bytes of a unit of a row, and of a unit of n rows in shared memory; floats from token to token
+ * of a tile's sums. */
+#define WIDE_UNIT 292
+#define WIDE_ROWS(n) ((WIDE_UNIT * (uint32_t)(n) + 127) / 128 * 128)
+#define WIDE_PITCH 68
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
 
 /* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels).
@@ -103,9 +108,12 @@ struct mm_args {
     int32_t normed;           /* what the rows are made of: mm_plan.c */
     int32_t log2_slice_warps; /* mm_few.cuh */
     int32_t warps;            /* of its block, there */
-    int32_t ahead;   /* copies of a ring that are asked for before the launch before is over, there */
-    int32_t pace;    /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
-    int32_t cluster; /* blocks that are given the same rows together: 1 or a power of two */
+    int32_t ahead;      /* copies of a ring that are asked for before the launch before is over, there */
+    int32_t pace;       /* and then, meanwhile, one when the one before has arrived (FEW_PACED) */
+    int32_t count_w;    /* matrices */
+    int32_t wide_tiles; /* mm_wide.cuh: tiles of 64 rows, of all matrices */
+    int32_t wide_share; /* tiles may be shared by blocks, there: a slice is the least */
+    int32_t cluster;    /* blocks that are given the same rows together: 1 or a power of two */
     uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
 };
 /* Types that mm_kernel_low and experts_kernel_low are for. */
@@ -148,6 +156,10 @@ struct mm_tuning {
     int few_warps;    /* 1: blocks of 12 warps, where they hold all slices; 0: as measured */
     int few_copy;     /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
     int no_left;      /* 1: products add their slices' sums themselves */
+    int no_wide;      /* 1: no kernel of mm_wide.cuh */
+    int wide_groups;  /* tiles of its blocks; 0: as measured */
+    int wide_stages;  /* at most; 0: as measured */
+    int wide_share;   /* 1: whole tiles, 2: tiles shared by blocks; 0: as measured */
     int few_pace;     /* 1 + how rings are filled early, FEW_AT_ONCE ...; 0: as measured */
 };
 extern struct mm_tuning mm_tuning;
@@ -171,6 +183,7 @@ enum mm_form {
     MM_BULK,     /* mm_kernel.cuh with bulk copies */
     MM_FEW,      /* mm_few.cuh: up to 16 rows */
     MM_FEW_LATE, /* mm_few_late.cuh */
+    MM_WIDE,     /* mm_wide.cuh: 17 to 64 rows */
 };
 
 /* Matrices of one n_in, whose outputs one launch may compute. */
@@ -206,6 +219,7 @@ struct mm_choice {
     bool few, low;  /* a kernel of mm_few.cuh; the one that knows low types */
     bool together;
     int32_t blocks;
+    int wide_rows, wide_groups; /* MM_WIDE: rows it multiplies with, tiles of a block */
 };
 
 /* The slices of a row, and bytes of a token's slice, to a; false: it is too long. */
@@ -214,6 +228,20 @@ bool mm_plan_slices(const struct mm_type *t, int64_t n_in, struct mm_args *a);
 bool mm_plan_group(const struct mm_shape *s, size_t partial_bytes, struct mm_group *g, struct mm_args *a);
 /* Are n rows prepared as the kernels of few rows want those of K types, with `side` apart? */
 bool mm_few_format(const struct cuda_device *dev, enum mm_act act, int32_t n, int32_t slice_units);
+/* Are they prepared for mm_wide.cuh? Of so many rows, then. */
+bool mm_wide_format(const struct cuda_device *dev, enum mm_act act, int32_t n);
+static inline int32_t mm_wide_rows(int32_t n)
+{
+    return n <= 24 ? 24 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
+}
+/* Bytes of a slice of all rows, there. */
+static inline int32_t mm_wide_slice(int32_t n, int32_t slice_units)
+{
+    return WIDE_UNIT * mm_wide_rows(n) * slice_units;
+}
+/* The plan of mm_wide.cuh, all panels in one launch; partial_bytes: as for mm_plan_group. */
+void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32_t n, size_t partial_bytes,
+                  struct mm_args *a, struct mm_choice *c);
 /* Bytes of a token's slice, there. */
 static inline int32_t mm_few_row(int32_t slice_units)
 {

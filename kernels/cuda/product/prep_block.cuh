@@ -66,6 +66,15 @@ DEV void store_block(const mm_prep &a, uint8_t *row, int block, const float v[8]
     const int slice = per * block / a.slice_units, local = per * block - slice * a.slice_units;
     uint8_t *dst = row + (size_t)slice * (size_t)a.slice_row;
     if (per * block + (per == 1 ? 0 : lane / 4) >= a.units) return;
+    if (ACT == MM_ACT_K && a.wide) {
+        const uint32_t n = (uint32_t)a.wide, k = lane / 2 % 4;
+        uint8_t *const u = a.rows + (uint32_t)block * (WIDE_UNIT * n) + 16 * (uint32_t)token;
+        *(uint2 *)(u + lane / 2 * 16 * n + 8 * (lane % 2)) = make_uint2(w0, w1);
+        if (lane % 2 == 0)
+            *(__half *)(u + 256 * n + k % 2 * 16 * n + 4 * (lane / 8) + 2 * (k / 2)) = __int2half_rn(sum);
+        if (lane == 0) *(float *)(u + 288 * n - 12 * token) = d;
+        return;
+    }
     uint8_t *q = dst + (256 / per) * local + 64 * (lane / 8) + 32 * (lane % 2) + 8 * (lane / 4 % 2) +
                  4 * (lane / 2 % 2);
     *(uint32_t *)q = w0;

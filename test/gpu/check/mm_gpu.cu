@@ -10,6 +10,8 @@
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
+ *   mm_gpu wide [SHAPE[/HOW]]   products of layers at 17 to 64 rows by mm_wide.cuh, in several ways, and by
+ *                          mm_kernel.cuh; of those whose names have these
  *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one
  *                          model's, as tuned
  *   mm_gpu attend-check [CONTEXT]   the same layers' bits, with rows made by a launch of their own and
@@ -180,11 +182,11 @@ std::vector<float> host(const float *p, size_t n)
 static void check_forms()
 {
     static const enum cuda_form all[] = {CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_BULK, CUDA_PRODUCT_FEW,
-                                         CUDA_PRODUCT_LATE, CUDA_PRODUCT_SUMS};
+                                         CUDA_PRODUCT_LATE,    CUDA_PRODUCT_WIDE, CUDA_PRODUCT_SUMS};
     const bool is_early = be->cc >= 90 && !be->generic;
     char text[400];
     const bool ok =
-        forms_are(kb(), CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_SUMS, all, is_early ? 5 : 1, text, sizeof text);
+        forms_are(kb(), CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_SUMS, all, is_early ? 6 : 1, text, sizeof text);
     printf("%s gpu/forms: %s\n", ok ? "ok  " : "FAIL", text);
     failures += !ok;
 }
@@ -210,6 +212,7 @@ int main(int argc, char **argv)
             check_owed(KN_Q8_0, 2048, 20480), check_owed(KN_Q4_1, 1024, 16384),
                 check_owed(KN_Q5_K, 1280, 2304);
             check_all(quick);
+            check_wide(quick);
             check_plans(KN_Q4_K, 5376, 4096), check_plans(KN_Q6_K, 4200, 5376),
                 check_plans(KN_Q5_K, 2064, 21504);
             check_plans(KN_Q8_0, 5000, 2048), check_plans(KN_Q5_1, 2064, 12288),
@@ -232,6 +235,8 @@ int main(int argc, char **argv)
             plans();
         } else if (!strcmp(what, "few")) {
             few(quick);
+        } else if (!strcmp(what, "wide")) {
+            bench_wide(argc > 2 ? argv[2] : nullptr);
         } else if (!strcmp(what, "few-types")) {
             few_types(argc > 2 ? argv[2] : "Q8_0");
         } else if (!strcmp(what, "heads")) {

@@ -411,10 +411,12 @@ void check_plans(uint32_t type, int64_t n_out, int64_t n_in)
         for (int n : rows)
             for (int i = -1; i < 17; i++) {
                 mm_tuning = best;
-                mm_tuning.no_few = i >= 0 && i < 10;
+                mm_tuning.no_few = mm_tuning.no_wide = i >= 0 && i < 10;
                 if (i == 16) mm_tuning.few_warps = 1;
                 if (i >= 10 && i < 16) { /* mm_few.cuh: together and apart, rings of any length */
                     mm_tuning.few_from = 1;
+                    mm_tuning.wide_groups = 2 + i % 2, mm_tuning.wide_share = 1 + i / 2 % 2;
+                    mm_tuning.wide_stages = i < 14 ? 2 : 0;
                     mm_tuning.few_apart = 1 + i % 2;
                     mm_tuning.few_stages = i < 12 ? 2 : i < 14 ? 3 : 8;
                     mm_tuning.few_sets = i >= 14;

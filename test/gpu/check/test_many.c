@@ -152,7 +152,7 @@ static bool by_library(const struct forms *before, int n)
 {
     const long passes = n / many_tuning.rows + (n % many_tuning.rows > 64),
                library = forms_since(gpu, before, CUDA_PRODUCT_LIBRARY),
-               others = forms_range(gpu, before, CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_LATE);
+               others = forms_range(gpu, before, CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_WIDE);
     const int rest = n % many_tuning.rows;
     return library == passes && (rest > 0 && rest <= 64 ? others > 0 : others == 0);
 }

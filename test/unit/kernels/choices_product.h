@@ -34,8 +34,17 @@ struct part {
 /* One launch. */
 static inline void product_text(const struct mm_choice *c, const struct mm_args *a, char *text, size_t n)
 {
-    static const char *const forms[] = {"generic", "bulk", "few", "late"};
+    static const char *const forms[] = {"generic", "bulk", "few", "late", "wide"};
     static const char *const early[] = {"once", "paced", "halves"};
+    if (c->form == MM_WIDE) {
+        snprintf(text, n, "wide %d tiles %d warps %d blocks %d %s %dx%d ring %d", c->wide_rows,
+                 c->wide_groups, c->warps, c->blocks,
+                 a->left         ? "left"
+                 : a->wide_share ? "shared"
+                                 : "whole",
+                 a->slices, a->slice_units, a->stages);
+        return;
+    }
     const int at = snprintf(text, n, "%s%s tiles %d warps %d blocks %d %s %dx%d ring %dx%d", forms[c->form],
                             c->low ? " low" : "", 1 << c->log2_tiles, c->warps, c->blocks,
                             a->left       ? "left"
@@ -69,6 +78,11 @@ static inline void product_rows(const struct cuda_device *dev, const struct part
         return;
     }
     struct mm_choice c;
+    if (mm_wide_format(dev, g.t->act, n)) {
+        mm_plan_wide(dev, &g, n, CHOICE_PARTIAL_BYTES, &a, &c);
+        product_text(&c, &a, text, size);
+        return;
+    }
     if (mm_few_format(dev, g.t->act, n, a.slice_units)) {
         a.slice_row = mm_few_row(a.slice_units);
         if (!mm_plan_few(dev, &g, n, &a, &c)) a.slice_row = mm_slice_row(g.t->act, a.slice_units);
