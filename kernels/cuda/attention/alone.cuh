@@ -1,13 +1,13 @@
-/* attention/alone.cuh - attention of many tiles over few keys, in one launch: a block has a tile, and all keys
- * that it sees. For 17 to 64 rows.
+/* attention/alone.cuh - attention of many tiles over few keys, in one launch: a block has a tile, and all
+ * keys that it sees. For 17 to 64 rows, and prompts of up to 128.
  *
  * There are tiles enough for the chip, so nothing is handed on: P leaves stand side by side, SIDE warps share
  * one as in attn_places (scores by keys, the output by columns), and after each P all warps add what these
  * came to, in the one order, from shared memory into registers. So the leaves are taken in the order in which
  * they are added: those of a node in order, nodes by class, of which each has one at most. Keys and values of
  * a leaf have one place each; the next leaf's are asked for as soon as that is free. New keys are normed and
- * rotated by all warps when their leaf's turn comes: by every block for itself, and written to the ring by the
- * tile that has the row's first head.
+ * rotated by all warps when their leaf's turn comes: by every block for itself, and written to the ring by
+ * the tile that has the row's first head.
  *
  * Bound: reading the keys of a kv head from the L2 cache once a tile; P leaves take 5 us.
  *

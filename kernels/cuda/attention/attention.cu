@@ -338,13 +338,15 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     return launch_turns(be, &p, plan);
 }
 
+#define GROUP_FOLD_ROWS 257 /* from which on that is no longer slower */
 /* More than FEW rows by attention/group.cu, which norms and rotates queries itself. */
 static int attend_group(struct cuda_backend *be, const struct kn_rope_store *s, struct attn *p)
 {
     int rc = 0;
     if (s) {
         struct kn_rope_store rest = *s;
-        p->fold = !s->interleaved && (s->n_rot == p->d || s->n_rot == 0) && !cuda_attention_tuning.apart;
+        p->fold = !s->interleaved && (s->n_rot == p->d || s->n_rot == 0) && !cuda_attention_tuning.apart &&
+                  p->n >= GROUP_FOLD_ROWS;
         p->half = s->n_rot / 2, p->q_norm = s->q_norm, p->table = s->table, p->eps = s->eps;
         if (p->fold) rest.q = NULL;
         rc = cuda_rope_store((struct kn_backend *)be, &rest);

@@ -257,9 +257,11 @@ static bool att_form_ran(const struct att_case *c, const struct forms *before)
     const long all = forms_range(gpu, before, CUDA_ATTN_ANY, CUDA_ATTN_GROUP),
                any = forms_since(gpu, before, CUDA_ATTN_ANY), step = forms_since(gpu, before, CUDA_ATTN_STEP),
                prefill = forms_since(gpu, before, CUDA_ATTN_PREFILL),
-               group = forms_since(gpu, before, CUDA_ATTN_GROUP);
+               group = forms_since(gpu, before, CUDA_ATTN_GROUP),
+               alone = forms_since(gpu, before, CUDA_ATTN_ALONE);
     if (all < 1) return false;
     if (odd) return any == all;
+    if (c->n > 64 && c->n <= 128 && early && c->d == 256) return alone == all;
     if (c->n > 64) return (early && c->d == 128 && c->cap % 128 == 0 ? group : prefill) == all;
     return early ? any + prefill + group == 0 : step == all;
 }
