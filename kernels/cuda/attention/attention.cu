@@ -169,6 +169,8 @@ int cuda_attention_open(struct cuda_backend *be)
         size_t smem = 0;
         attn_fn f = attn_places_of(d, type, &smem);
         if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 2, &be->attn.places[i / 2]);
+        f = attn_alone_of(d, type, &smem);
+        if (f && rc == 0 && be->cc >= 90 && smem <= (size_t)be->smem_block) rc = allow(be, f, smem);
         f = attn_columns_of(d, type, &smem);
         if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 1, &be->attn.columns[i / 2]);
         if (rc == 0 && attn_stream_block(&dev, d, &b))
@@ -272,6 +274,7 @@ static attn_fn turns_kernel(const struct attn *p, const struct attn_plan *plan)
     return plan->form == ATTN_STEP     ? few_kernel(p->d, p->type, plan)
            : plan->form == ATTN_STREAM ? attn_stream_of(p->d, p->type, &smem)
            : plan->form == ATTN_PLACES ? attn_places_of(p->d, p->type, &smem)
+           : plan->form == ATTN_ALONE  ? attn_alone_of(p->d, p->type, &smem)
                                        : attn_columns_of(p->d, p->type, &smem);
 }
 
@@ -335,13 +338,15 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     return launch_turns(be, &p, plan);
 }
 
+#define GROUP_FOLD_ROWS 257 /* from which on that is no longer slower */
 /* More than FEW rows by attention/group.cu, which norms and rotates queries itself. */
 static int attend_group(struct cuda_backend *be, const struct kn_rope_store *s, struct attn *p)
 {
     int rc = 0;
     if (s) {
         struct kn_rope_store rest = *s;
-        p->fold = !s->interleaved && (s->n_rot == p->d || s->n_rot == 0) && !cuda_attention_tuning.apart;
+        p->fold = !s->interleaved && (s->n_rot == p->d || s->n_rot == 0) && !cuda_attention_tuning.apart &&
+                  p->n >= GROUP_FOLD_ROWS;
         p->half = s->n_rot / 2, p->q_norm = s->q_norm, p->table = s->table, p->eps = s->eps;
         if (p->fold) rest.q = NULL;
         rc = cuda_rope_store((struct kn_backend *)be, &rest);

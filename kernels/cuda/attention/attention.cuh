@@ -31,7 +31,7 @@
 #define TILE ATTN_TILE
 #define FEW ATTN_FEW
 #define NODE ATTN_NODE
-#define CLASSES 8
+#define CLASSES ATTN_CLASSES
 #define PLACES_SIDE(D) ATTN_PLACES_SIDE(D)
 #define PLACE_FLOATS ATTN_PLACE_FLOATS
 #define STREAM_ROWS ATTN_STREAM_ROWS
@@ -85,6 +85,8 @@ attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_merge_of(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
+/* attention/alone.cu: one tile, all its keys a block. NULL: none. */
+attn_fn attn_alone_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
  * a->fold queries come as the projections left them (half: 64 or 0); keys and values are in the ring. */
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);

@@ -9,7 +9,9 @@ struct cuda_attention_tuning cuda_attention_tuning;
 #define PLACES_KEYS 2048    /* keys that attn_places is for */
 #define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
 #define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
-#define FOLD_ROWS 16            /* rows up to which attention does rope_store's work */
+#define FOLD_ROWS 16            /* rows up to which forms with a merge, or clusters, do rope_store's work */
+#define ALONE_ROWS 128          /* rows up to which a block may attend alone, */
+#define ALONE_FOLD_ROWS 80      /* and up to which it does rope_store's work */
 #define WAITING_WARPS 8         /* of a block of the kernels whose blocks wait for each other */
 #define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
 
@@ -20,8 +22,9 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
     [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}},
     [ATTN_STREAM] = {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .early = true},
     [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .early = true},
-    [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = FOLD_ROWS, .early = true},
+    [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = ATTN_FEW, .early = true},
     [ATTN_COLUMNS] = {.name = "columns", .heads = {512}, .to = FOLD_ROWS, .early = true},
+    [ATTN_ALONE] = {.name = "alone", .heads = {128, 256}, .to = ALONE_ROWS, .early = true},
     [ATTN_PREFILL] = {.name = "prefill", .heads = {64, 128, 256, 512}, .from = ATTN_FEW + 1},
     [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .early = true},
 };
@@ -79,6 +82,11 @@ size_t attn_places_bytes(int32_t d)
 size_t attn_columns_block_bytes(int32_t d)
 {
     return d == 512 ? 210888 : 0;
+}
+
+size_t attn_alone_bytes(int32_t d)
+{
+    return d == 128 ? 204544 : d == 256 ? 196608 : 0;
 }
 
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks)
@@ -219,8 +227,8 @@ static bool places_slots(const struct attn_device *attn, const struct attn_call 
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     *slots = units_of(c, attn_leaf(c->d));
-    return attn->waits && c->n <= FOLD_ROWS && !t->tiles && !t->unit && !t->slots && !t->spread &&
-           t->places != 1 && *slots * attn_leaf(c->d) <= PLACES_KEYS;
+    return attn->waits && !t->tiles && !t->unit && !t->slots && !t->spread && t->places != 1 &&
+           *slots * attn_leaf(c->d) <= PLACES_KEYS;
 }
 /* What both forms whose blocks wait for each other have. */
 static void waiting(struct attn_plan *p, enum attn_form form, int32_t resident, size_t smem, int32_t tiles,
@@ -318,6 +326,44 @@ static bool plan_step(const struct cuda_device *dev, const struct attn_call *c, 
     return true;
 }
 
+/* Does a block a tile win: over attn_places where that could be, else over attn_step; of more than ATTN_FEW
+ * rows, where it has bits of its own, over the forms for prompts? It takes 4 leaves (heads of 256: 2) at a
+ * time, for each of which it needs 5 us, whatever the rows; the others need the longer the more tiles there
+ * are. */
+static bool alone_wins(const struct attn_call *c, bool places)
+{
+    const int tuned = cuda_attention_tuning.alone;
+    const int32_t leaves = units_of(c, attn_leaf(c->d)), at_once = c->n_kv * call_tiles(c);
+    if (c->n > ATTN_FEW) return c->d == 256 || leaves <= 2;
+    if (tuned) return tuned > 1;
+    if (c->n <= FOLD_ROWS) return false;
+    return leaves <= 4 || (c->d == 128 ? at_once >= 96 && leaves <= 32 : !places && leaves <= 20);
+}
+/* Does attention do rope_store's work? */
+static bool folds(const struct attn_call *c, const struct attn_plan *p)
+{
+    const int32_t tuned = cuda_attention_tuning.fold;
+    const int32_t most = tuned                    ? tuned
+                         : p->form == ATTN_ALONE  ? ALONE_FOLD_ROWS
+                         : p->form == ATTN_PLACES ? ATTN_FEW
+                                                  : FOLD_ROWS;
+    return c->stores && c->folds && c->n <= most && p->form != ATTN_ANY && p->turn == p->groups;
+}
+/* A tile and all its keys a block: no block waits for another. */
+static bool plan_alone(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const bool cut = t->tiles || t->unit || t->slots || t->spread; /* as only attn_step can be */
+    if ((cut && c->n <= ATTN_FEW) || !takes(ATTN_ALONE, dev, c)) return false;
+    if (units_of(c, ATTN_NODE) > ATTN_CLASSES || attn_alone_bytes(c->d) > room_of(dev, 1)) return false;
+    memset(p, 0, sizeof *p);
+    p->form = ATTN_ALONE;
+    p->tiles = 1, p->warps = 16, p->resident = 1, p->smem = attn_alone_bytes(c->d);
+    p->groups = p->turn = call_tiles(c);
+    p->leaves = 1, p->slots = 1, p->blocks = 1;
+    return true;
+}
+
 static void plan_few(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
                      struct attn_plan *p)
 {
@@ -330,7 +376,8 @@ static void plan_few(const struct cuda_device *dev, const struct attn_device *at
     const bool near = !(places && (t->places == 2 || (!t->near && places_first(c, p->slots)))) &&
                       plan_near(dev, attn, c, p);
     if (!near && c->stores && c->folds) (void)plan_columns(dev, attn, c, p);
-    p->fold = c->stores && c->folds && p->form != ATTN_ANY && p->turn == p->groups;
+    if (!near && alone_wins(c, places)) (void)plan_alone(dev, c, p);
+    p->fold = folds(c, p);
 }
 
 /* ---- more ---- */
@@ -370,6 +417,10 @@ struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_d
 {
     struct attn_plan p;
     memset(&p, 0, sizeof p);
+    if (c->n > ATTN_FEW && alone_wins(c, false) && plan_alone(dev, c, &p)) {
+        p.fold = folds(c, &p);
+        return p;
+    }
     if (plan_group(dev, c, &p) || plan_prefill(dev, c, &p)) return p;
     memset(&p, 0, sizeof p);
     plan_few(dev, attn, c, &p);
@@ -379,7 +430,7 @@ struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_d
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved)
 {
     const int32_t half = n_rot / 2,
-                  most = cuda_attention_tuning.fold ? cuda_attention_tuning.fold : FOLD_ROWS;
+                  most = cuda_attention_tuning.fold ? cuda_attention_tuning.fold : ALONE_FOLD_ROWS;
     return !interleaved && (half == d / 2 || half == 32 || half == 0) && n <= most &&
            !cuda_attention_tuning.apart;
 }

@@ -15,6 +15,7 @@ extern "C" {
 #define ATTN_TILE 16 /* rows of queries that are multiplied together */
 #define ATTN_FEW 64  /* rows up to which keys are spread over blocks */
 #define ATTN_NODE 512
+#define ATTN_CLASSES 8                           /* nodes are added by their number modulo this */
 #define ATTN_STREAM_ROWS 8                       /* of a tile that attn_stream takes */
 #define ATTN_PLACES_SIDE(D) ((D) <= 128 ? 2 : 1) /* leaves that a block of attn_places has at once */
 #define ATTN_PLACE_FLOATS 260        /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
@@ -30,6 +31,7 @@ enum attn_form {
     ATTN_CLUSTERS, /* attn_step in clusters of blocks, one launch */
     ATTN_PLACES,   /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
     ATTN_COLUMNS,  /* attention/columns.cuh: rows made by a launch before */
+    ATTN_ALONE,    /* attention/alone.cuh: a block has a tile and all its keys, one launch */
     ATTN_PREFILL,  /* attention/prefill.cu */
     ATTN_GROUP,    /* attention/group.cu: products of four warps */
     ATTN_FORMS
@@ -98,6 +100,7 @@ size_t attn_stream_bytes(int32_t d);
 size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves);
 size_t attn_places_bytes(int32_t d);
 size_t attn_columns_block_bytes(int32_t d);
+size_t attn_alone_bytes(int32_t d);
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */

@@ -40,6 +40,7 @@ struct cuda_attention_tuning {
     int places;  /* few rows over few keys in one launch (attn_places): 1: never; 2: also where clusters would
                     do */
     int prefill; /* 1: more than 64 rows without products of four warps */
+    int alone;   /* 17 to 64 rows, a block a tile (attn_alone): 1: never; 2: any rows, wherever it can be */
     int made; /* rows that a launch before makes (attn_made, attn_columns): 1: never; 2: wherever it can be */
 };
 extern struct cuda_attention_tuning cuda_attention_tuning;

@@ -20,6 +20,7 @@
     F(ATTN_CLUSTERS, "attention clusters")                                                                   \
     F(ATTN_PLACES, "attention places")                                                                       \
     F(ATTN_COLUMNS, "attention columns")                                                                     \
+    F(ATTN_ALONE, "attention alone")                                                                         \
     F(ATTN_PREFILL, "attention prefill")                                                                     \
     F(ATTN_GROUP, "attention group")                                                                         \
     F(ATTN_MERGE, "attention merge")                                                                         \

@@ -1,11 +1,11 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning too;
- * quick: few rows of four shapes, with them) A graph holds one call a ring, over rings that together exceed
- * the L2; it is replayed and timed by events. Three kinds of graph: attention alone, both as one operation
- * (as a layer has them), and rope_store and attention in turn. floor: the visible keys and values at 4.54
- * TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+ * usage: attention_gpu [all | quick | wide | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
+ * too; quick: few rows of four shapes, with them; wide: 16 to 512 rows over few keys) A graph holds one call
+ * a ring, over rings that together exceed the L2; it is replayed and timed by events. Three kinds of graph:
+ * attention alone, both as one operation (as a layer has them), and rope_store and attention in turn. floor:
+ * the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
 
 #include <algorithm>
@@ -177,6 +177,25 @@ int main(int argc, char **argv)
             OK(kn_op(be)->attention(be, &a));
         }
         CK(cudaDeviceSynchronize());
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "wide")) {
+        static const struct shape wides[] = {{32, 8, 128, 0}, {24, 4, 256, 0}};
+        for (const auto &sh : wides)
+            for (int ctx : {0, 512, 1024, 1900})
+                for (int n : {16, 17, 32, 48, 64, 65, 128, 256, 512}) {
+                    struct data t = make(sh, ctx, n);
+                    line(t, "");
+                    cuda_attention_tuning.alone = 1;
+                    line(t, "not alone");
+                    cuda_attention_tuning.near = 1;
+                    cuda_attention_tuning.alone = 2;
+                    line(t, "alone");
+                    cuda_attention_tuning.apart = 1;
+                    line(t, "alone, in turn");
+                    memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
+                    drop(t);
+                }
         return 0;
     }
     static const struct shape shapes[] = {

@@ -425,11 +425,11 @@ static void bench_delta(struct on_device *d)
 /* A net of 27B with the products before and behind it. */
 static void bench_projected(struct on_device *d)
 {
-    static const int rows[] = {2, 8, 12, 16}, pending[] = {0, 1, 3, 5, 12};
+    static const int rows[] = {2, 8, 12, 16, 17, 32, 64}, pending[] = {0, 1, 3, 5, 12};
     const struct layer *l = d->l;
     const int n_in = 5120;
     const int64_t n_out[] = {(int64_t)l->width, (int64_t)l->size, l->s.n_v, l->s.n_v};
-    float *const out[] = {d->qkv, d->z, d->alpha, d->beta}, *x = put(gpu, NULL, 16 * n_in * 4),
+    float *const out[] = {d->qkv, d->z, d->alpha, d->beta}, *x = put(gpu, NULL, 64 * n_in * 4),
                  *norm = put(gpu, NULL, n_in * 4);
     struct kn_weight w[4], down;
     const struct kn_weight *of[4];
@@ -437,7 +437,7 @@ static void bench_projected(struct on_device *d)
     double us;
     for (int j = 0; j < 4; j++) w[j] = weight_make(gpu, KN_Q4_K, n_in, n_out[j], file + j), of[j] = w + j;
     down = weight_make(gpu, KN_Q4_K, (int64_t)l->size, n_in, file + 4);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 7; i++) {
         printf("net between its products, %2d rows, pending", rows[i]);
         for (int j = 0; j < 5; j++) {
             const struct kn_delta a = delta_args(d, 0, rows[i], false);

@@ -555,7 +555,8 @@ static void bench(void)
 int main(int argc, char **argv)
 {
     char msg[256];
-    bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false;
+    bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false,
+         attend = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
@@ -563,14 +564,16 @@ int main(int argc, char **argv)
         ops |= !strcmp(argv[1], "--ops");
         cycles |= !strcmp(argv[1], "--cycles");
         plans |= !strcmp(argv[1], "--plans");
+        attend |= !strcmp(argv[1], "--attend");
         pair |= cycles || plans || !strcmp(argv[1], "--pair");
     }
-    ops |= small;
+    ops |= small || attend;
+    small |= attend;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
         fprintf(stderr, "usage: test_gpu [--generic] [--pair|--cycles|--plans] PAIR_DIR PROMPT.txt | "
                         "test_gpu [--generic] "
-                        "--ops | --bench | "
+                        "--ops | --attend | --bench | "
                         "--small\n");
         return 2;
     }
@@ -581,7 +584,10 @@ int main(int argc, char **argv)
     if (benching) {
         bench();
     } else {
-        if (!pair) {
+        if (attend) {
+            check_attend();
+            check_attention();
+        } else if (!pair) {
             check_embed();
             check_rms_norm();
             check_rope_table();

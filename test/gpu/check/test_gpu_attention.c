@@ -135,6 +135,7 @@ static const struct att_case att_cases[] = {
     {"block, first bound past a wrap", 8, 4, 2, 64, 1024, 3077, 0, 2500, false, KV(BF16, BF16)},
     {"64 rows", 64, 32, 8, 128, 1024, 800, 0, -1, true, KV(F16, F16)},
     {"64 rows, many splits", 64, 8, 8, 128, 8192, 8000, 0, -1, true, KV(F16, F16)},
+    {"head 256, 65 rows from 0, bf16", 65, 6, 1, 256, 256, 64, 0, -1, true, KV(BF16, BF16)},
     {"prefill from 0", 70, 4, 2, 64, 256, 69, 0, -1, true, KV(F16, F16)},
     {"prefill, window and wrap", 100, 4, 2, 48, 512, 1333, 300, -1, true, KV(F16, F16)},
     {"prefill, window, wrap, head 128", 100, 4, 2, 128, 512, 1333, 300, -1, true, KV(F16, F16)},
@@ -256,9 +257,11 @@ static bool att_form_ran(const struct att_case *c, const struct forms *before)
     const long all = forms_range(gpu, before, CUDA_ATTN_ANY, CUDA_ATTN_GROUP),
                any = forms_since(gpu, before, CUDA_ATTN_ANY), step = forms_since(gpu, before, CUDA_ATTN_STEP),
                prefill = forms_since(gpu, before, CUDA_ATTN_PREFILL),
-               group = forms_since(gpu, before, CUDA_ATTN_GROUP);
+               group = forms_since(gpu, before, CUDA_ATTN_GROUP),
+               alone = forms_since(gpu, before, CUDA_ATTN_ALONE);
     if (all < 1) return false;
     if (odd) return any == all;
+    if (c->n > 64 && c->n <= 128 && early && c->d == 256) return alone == all;
     if (c->n > 64) return (early && c->d == 128 && c->cap % 128 == 0 ? group : prefill) == all;
     return early ? any + prefill + group == 0 : step == all;
 }
@@ -266,9 +269,9 @@ static bool att_form_ran(const struct att_case *c, const struct forms *before)
 /* All forms of attention there are have run by now. */
 void check_attention_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_ATTN_ANY,    CUDA_ATTN_STEP,    CUDA_ATTN_PREFILL,
-                                           CUDA_ATTN_MERGE,  CUDA_ATTN_STREAM,  CUDA_ATTN_CLUSTERS,
-                                           CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS, CUDA_ATTN_GROUP};
+    static const enum cuda_form forms[] = {
+        CUDA_ATTN_ANY,      CUDA_ATTN_STEP,   CUDA_ATTN_PREFILL, CUDA_ATTN_MERGE, CUDA_ATTN_STREAM,
+        CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS, CUDA_ATTN_ALONE, CUDA_ATTN_GROUP};
     char text[400];
     const bool ok =
         forms_are(gpu, CUDA_ATTN_ANY, CUDA_ATTN_MERGE, forms,
@@ -318,6 +321,8 @@ void check_attention(void)
             {.unit = 2, .near = 1},
             {.places = 1},
             {.places = 2},
+            {.near = 1, .alone = 1},
+            {.near = 1, .alone = 2},
             {.unit = 1, .per = 3, .near = 1},
             {.unit = 1, .tiles = 1, .slots = 2, .near = 1},
             {.unit = 2, .tiles = 1, .spread = 60, .near = 1},
@@ -456,6 +461,26 @@ static const struct attend_case attend_cases[] = {
      true, true, false, KV(F16, BF16)},
     {"keys bf16, values f16, 100 rows", 100, 4, 2, 128, 128, 512, 133, 0, true, true, false, false, false,
      KV(BF16, F16)},
+    {"17 rows", 17, 32, 8, 128, 128, 1024, 500, 0, true, true, false, false, false, KV(F16, F16)},
+    {"64 rows", 64, 32, 8, 128, 128, 1024, 480, 0, true, true, false, false, false, KV(F16, F16)},
+    {"64 rows from the first", 64, 32, 8, 128, 128, 512, 0, 0, true, true, false, false, false, KV(F16, F16)},
+    {"40 rows, three heads a kv head, a window and a wrap", 40, 6, 2, 128, 128, 512, 1333, 300, true, true,
+     false, false, false, KV(BF16, BF16)},
+    {"33 rows that all see", 33, 32, 8, 128, 128, 1024, 505, 0, false, true, false, false, false,
+     KV(F16, F16)},
+    {"64 rows, long", 64, 8, 2, 128, 128, 8192, 7000, 0, true, true, false, false, false, KV(F16, F16)},
+    {"head 64, 48 rows", 48, 16, 8, 64, 64, 1024, 500, 0, true, false, false, false, false, KV(F16, F16)},
+    {"head 256, 64 rows, a quarter turns", 64, 24, 4, 256, 64, 1024, 500, 0, true, true, false, false, false,
+     KV(F16, F16)},
+    {"head 256, 24 rows, windows and a wrap", 24, 32, 16, 256, 256, 2048, 2900, 1024, true, true, false, true,
+     false, KV(BF16, BF16)},
+    {"head 512, 20 rows", 20, 32, 4, 512, 512, 1024, 500, 0, true, true, true, true, false, KV(F16, F16)},
+    {"head 256, 128 rows, six heads a kv head", 128, 12, 2, 256, 64, 1024, 500, 0, true, true, false, false,
+     false, KV(F16, F16)},
+    {"head 256, 65 rows from the first", 65, 24, 4, 256, 256, 512, 0, 0, true, true, false, false, false,
+     KV(F16, F16)},
+    {"keys f16, values bf16, 30 rows", 30, 32, 8, 128, 128, 1024, 513, 0, true, true, false, false, false,
+     KV(F16, BF16)},
 };
 
 /* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The
@@ -593,7 +618,12 @@ void check_attend(void)
                                                           {.near = 1, .unit = 2, .tiles = 4},
                                                           {.near = 1, .unit = 2, .tiles = 2, .slots = 4},
                                                           {.near = 1, .unit = 2, .tiles = 1},
-                                                          {.near = 1, .unit = 2, .tiles = 1, .slots = 3}};
+                                                          {.near = 1, .unit = 2, .tiles = 1, .slots = 3},
+                                                          {.near = 1, .fold = 64},
+                                                          {.near = 1, .alone = 1},
+                                                          {.near = 1, .alone = 2},
+                                                          {.near = 1, .alone = 2},
+                                                          {.near = 1, .alone = 2, .fold = 1}};
     for (size_t i = 0; i < sizeof attend_cases / sizeof *attend_cases; i++) {
         const struct attend_case *c = &attend_cases[i];
         if (small && c->cap > 4096) continue;

@@ -225,6 +225,7 @@ attn_fn attn_near_of(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, s
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_alone_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 
@@ -262,6 +263,8 @@ static int all_attention()
         wrong += same_bytes("places", d, f, s, attn_places_bytes(d));
         f = attn_columns_of(d, type, &s);
         wrong += same_bytes("columns", d, f, s, attn_columns_block_bytes(d));
+        f = attn_alone_of(d, type, &s);
+        wrong += same_bytes("alone", d, f, s, attn_alone_bytes(d));
         for (int32_t warps = 4; warps <= 8; warps += 4) {
             int32_t a[2], b[2];
             f = attn_prefill_of(d, type, warps, &s, &a[0], &a[1]);
