@@ -125,17 +125,19 @@ static struct chain_op *new_op(struct chain_state *c, int32_t i)
     struct chain_op *op = &c->op[i];
     op->attend = op->net = op->head = op->part = false;
     op->post = {};
+    op->tap = nullptr;
     return op;
 }
 
 /* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
- * memory. */
+ * memory, but a tap, whose place they take. */
 static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
 {
     for (int32_t i = steps - 1; s->old && i >= 0; i--)
         if (c->step[i].n_m == 1 && c->step[i].m[0].out == s->old && c->step[i].m[0].n_out == s->m[0].n_out) {
             c->step[i].keep = s->kept = 1;
-            c->step[i].m[0].out = nullptr;
+            c->step[i].m[0].out = c->op[i].tap;
+            if (c->op[i].tap) c->tapped = nullptr;
             break;
         }
 }
@@ -146,6 +148,7 @@ static void begin(const struct cuda_backend *be, struct chain_state *c, const fl
     c->gemma = false;
     c->post = -1;
     c->parts = 0;
+    c->tapped = nullptr;
     c->rounded = x && be->ready.x == x && be->ready.n == 1 && be->ready.launch == be->launches;
 }
 /* Is it the product that the norm_add is promised to? Then that is the first thing it does. */
@@ -165,7 +168,7 @@ static bool link_post(struct chain_state *c, struct chain_step *last, const stru
     s->post = o->add.weight, s->post_eps = o->add.eps, s->post_scale = o->add.scale;
     s->post_out = o->add.out;
     s->post_x = before ? nullptr : o->add.x;
-    if (before) before->post_out = nullptr;
+    if (before) before->post_out = c->op[c->post].post.tap;
     return true;
 }
 
@@ -214,6 +217,15 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
     return 1;
 }
 
+/* Would the product write over what a tap is still to be taken of? (Where it adds to that, the tap has it.)
+ */
+static bool over_tapped(const struct chain_state *c, const struct chain_product *p)
+{
+    bool over = false;
+    for (int32_t j = 0; j < p->n_w && c->tapped; j++) over |= !p->add && p->out[j] == c->tapped;
+    return over;
+}
+
 int chain_add(struct cuda_backend *be, const struct chain_product *p)
 {
     const struct cuda_device dev = cuda_device_of(be);
@@ -224,7 +236,9 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     if (!chain_step_of(&dev, p, &s)) return add_wide(be, p);
     struct chain_step *last = (struct chain_step *)newest(be);
     bool linked = false;
-    if (last && c->waits.add.y)
+    if (last && over_tapped(c, p))
+        linked = false;
+    else if (last && c->waits.add.y)
         linked = be->chain_steps < CHAIN_STEPS && link_post(c, last, p, &s);
     else if (be->chain_steps < CHAIN_STEPS && !c->rounded && !((c->nets || c->gemma) && s.kind != CHAIN_K) &&
              !(c->post >= 0 && s.old))
@@ -262,13 +276,31 @@ int chain_norm_add(struct cuda_backend *be, const struct mm_add *add, int64_t wi
     const float *norm = be->head.next_norm;
     if (!last) return 0;
     if (chain_tuning.off || !chain_tuning.wide || c->nets || c->rounded || c->waits.add.y || !w || !norm ||
-        !add->weight || add->out != add->x || last->n_m != 1 || last->gated || last->old ||
-        last->m[0].out != add->y || last->m[0].n_out != width || last->kind != CHAIN_K || width % 256 ||
-        width > CHAIN_POST_WIDTH || w->n_in != width ||
+        !add->weight || add->out != add->x || c->tapped == add->out || last->n_m != 1 || last->gated ||
+        last->old || last->m[0].out != add->y || last->m[0].n_out != width || last->kind != CHAIN_K ||
+        width % 256 || width > CHAIN_POST_WIDTH || w->n_in != width ||
         ((uintptr_t)add->x | (uintptr_t)add->weight | (uintptr_t)norm) & 15)
         return cuda_flush(be);
-    c->waits = {*add, width, w, norm};
+    c->waits = {*add, nullptr, width, w, norm};
     be->head.next_w = nullptr;
+    return 1;
+}
+int chain_tap(struct cuda_backend *be, float *to, const float *x, int64_t width)
+{
+    struct chain_state *c = be->chain;
+    const struct chain_step *last = c ? newest(be) : nullptr;
+    struct chain_add_op *waits = last && c->waits.add.y ? &c->waits : nullptr;
+    struct chain_op *op = last ? &c->op[be->chain_steps - 1] : nullptr;
+    if (!last) return 0;
+    if (waits && !waits->tap && waits->add.out == x && waits->width == width && (uintptr_t)to % 16 == 0) {
+        waits->tap = to;
+        return 1;
+    }
+    if (waits || op->tap || op->head || c->tapped || last->n_m != 1 || last->gated || last->m[0].out != x ||
+        last->m[0].n_out != width)
+        return cuda_flush(be);
+    op->tap = to;
+    c->tapped = x;
     return 1;
 }
 static int norm_add_alone(struct cuda_backend *be, const struct chain_add_op *o)
@@ -279,7 +311,7 @@ static int norm_add_alone(struct cuda_backend *be, const struct chain_add_op *o)
     const int rc = cuda_norm_add((struct kn_backend *)be, o->add.out, o->add.x, o->add.y, o->add.weight, 1,
                                  o->width, o->add.eps, o->add.scale);
     kn_next((struct kn_backend *)be, w, norm);
-    return rc;
+    return rc || !o->tap ? rc : chain_tap_alone(be, o->tap, o->add.out, o->width);
 }
 
 /* The step, and the operation in full. */
@@ -424,6 +456,24 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     return 1;
 }
 
+static int tap_of(struct cuda_backend *be, const struct chain_op *op)
+{
+    return chain_tap_alone(be, op->tap, op->product.out[0], op->product.w[0]->n_out);
+}
+/* Taps of what the launch has left in memory, the newest x. */
+static int taps_behind(struct cuda_backend *be, const struct chain_state *c, int32_t count)
+{
+    int rc = 0;
+    for (int32_t i = 0; i < count && rc == 0; i++) {
+        const struct chain_op *op = &c->op[i];
+        const struct chain_add_op *post = &op->post;
+        if (op->tap && c->step[i].m[0].out != op->tap) rc = tap_of(be, op);
+        if (rc == 0 && post->tap && c->step[i].post_out != post->tap)
+            rc = chain_tap_alone(be, post->tap, post->add.out, post->width);
+    }
+    return rc;
+}
+
 static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
 {
     int rc = 0;
@@ -434,6 +484,7 @@ static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_
             rc = c->op[i].net      ? chain_delta_alone(be, &c->op[i].delta, c->op[i].product.w[0])
                  : c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
                                    : chain_alone(be, &c->op[i].product);
+        if (rc == 0 && c->op[i].tap) rc = tap_of(be, &c->op[i]);
     }
     return rc;
 }
@@ -442,7 +493,7 @@ bool chain_last(const struct cuda_backend *be, const float *out, struct chain_pr
 {
     const int32_t last = be->chain_steps - 1;
     if (last < 0 || last > 3 || be->chain->waits.add.y || be->chain->op[last].attend ||
-        be->chain->op[last].net)
+        be->chain->op[last].net || be->chain->op[last].tap)
         return false; /* more may be worth a chain */
     *p = be->chain->op[last].product;
     p->gate = nullptr;
@@ -533,7 +584,7 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     chain_heads += c->op[count - 1].part;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
-    return 0;
+    return taps_behind(be, c, count);
 }
 int chain_flush(const struct cuda_backend *const_be)
 {

@@ -61,6 +61,9 @@ void chain_close(struct cuda_backend *be);
 int chain_add(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
 int chain_norm_add(struct cuda_backend *be, const struct mm_add *add, int64_t width);
+/* x, width values that the newest operation leaves, to `to` as well: in the launch where the step behind it
+ * keeps x from memory, behind the launch else. Returns as chain_add. */
+int chain_tap(struct cuda_backend *be, float *to, const float *x, int64_t width);
 /* The same of a delta net and of out += W times its outputs. */
 int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w);
 /* The newest of what was collected, where it is out += W x. drop: launches all but it, and what gates its
@@ -73,6 +76,10 @@ int chain_alone(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend_alone(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
 int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const struct kn_weight *w);
 int chain_gate_alone(struct cuda_backend *be, const struct chain_product *p);
+/* experts/whole.cu: the same of the mixture that waits; false: x is not what it leaves. */
+bool experts_tap(struct cuda_backend *be, float *to, const float *x, int64_t width);
+/* sample/rows.cu: a tap by itself. */
+int chain_tap_alone(struct cuda_backend *be, float *to, const float *x, int64_t width);
 /* Descriptors that the recording being made needs: to whoever frees them; and that. */
 void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);

@@ -223,15 +223,19 @@ extern struct chain_tuning chain_tuning;
 
 struct chain_places;
 
-/* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. */
+/* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. tap: [width] or NULL: its
+ * out is wanted there too. */
 struct chain_add_op {
     struct mm_add add;
+    float *tap;
     int64_t width;
     const struct kn_weight *w;
     const float *norm;
 };
-/* One of the operations, in full, should it be launched by itself. post: before it. */
+/* One of the operations, in full, should it be launched by itself. post: before it. tap: of a product of one
+ * matrix: [n_out] or NULL: its outputs are wanted there too. */
 struct chain_op {
+    float *tap;
     bool attend, net; /* net: a delta net, whose product is the next */
     struct chain_add_op post;
     struct chain_product product;
@@ -256,6 +260,7 @@ struct chain_state {
     int32_t post;                /* the newest step with one before it; -1: none */
     size_t parts;                /* partial results that the chain has, at most */
     const int32_t *pos;          /* of all attention of the chain */
+    const float *tapped;         /* outputs of a step that are in memory and have a tap; NULL: none */
     struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
     struct chain_places *places; /* the largest; behind it those that recordings may still name */
     void *recorded; /* descriptors of the recording that is being made: a list, each begins with the next */

@@ -70,7 +70,7 @@ struct model {
     const struct shape *s;
     int64_t width, inner;
     struct layer l[LAYERS];
-    float *x, *qkv, *z, *alpha, *beta, *o, *h, *g;
+    float *x, *qkv, *z, *alpha, *beta, *o, *h, *g, *taps; /* taps: [layers][hidden] */
     struct kn_weight first;
     int32_t *pending, *pos;
     float *q, *gates, *k, *v, *heads, *table; /* of attention */
@@ -180,6 +180,7 @@ static void make(struct model *m, const struct shape *s)
     m->x = room(ROWS * s->hidden), m->qkv = room(ROWS * m->width), m->z = room(ROWS * m->inner);
     m->alpha = room(ROWS * s->n_v), m->beta = room(ROWS * s->n_v), m->o = room(ROWS * m->inner);
     m->h = room(ROWS * s->ff), m->g = random_row(m->inner, 1.0f);
+    m->taps = room(s->layers * s->hidden);
     m->pending = put(gpu, NULL, 4), m->pos = put(gpu, NULL, 4 * ROWS);
     const int64_t inner = (int64_t)s->n_head * WIDE + 1, wide = (int64_t)s->n_kv * WIDE + 1;
     m->q = room(ROWS * inner), m->gates = room(ROWS * inner), m->heads = room(ROWS * inner);
@@ -199,8 +200,8 @@ static void unmake(struct model *m)
             if (p[j]) drop(gpu, p[j]);
     }
     kn_op(gpu)->weight_free(gpu, &m->first);
-    void *p[] = {m->x,       m->qkv, m->z,     m->alpha, m->beta, m->o,     m->h,     m->g,
-                 m->pending, m->q,   m->gates, m->k,     m->v,    m->heads, m->table, m->pos};
+    void *p[] = {m->taps,    m->x, m->qkv,   m->z, m->alpha, m->beta,  m->o,     m->h,  m->g,
+                 m->pending, m->q, m->gates, m->k, m->v,     m->heads, m->table, m->pos};
     for (size_t j = 0; j < sizeof p / sizeof *p; j++) drop(gpu, p[j]);
 }
 
@@ -278,6 +279,8 @@ static void run(struct model *m, int32_t n, int32_t commit, bool starts)
         must(gpu, "norm_gated",
              op->norm_gated(gpu, m->h, &l->gate, &l->up, m->x, l->ffn_norm, 1e-6f, KN_ACT_SILU, n));
         must(gpu, "linear", op->linear(gpu, m->x, &l->down, m->h, n, true));
+        if (n == 1 && i % 3 != 1)
+            must(gpu, "tap", op->tap(gpu, m->taps, s->layers * s->hidden, i * s->hidden, m->x, 1, s->hidden));
     }
 }
 /* Rows at positions from pos on: where they stand, and their angles. */
@@ -297,8 +300,8 @@ static void place(struct model *m, int32_t pos)
     must(gpu, "upload", kn_op(gpu)->upload(gpu, m->table, table, sizeof table));
 }
 
-/* What stands where: the row and what it leaves, then states, convolutions' states and logs of all layers, or
- * their keys and values from pos on. */
+/* What stands where: the row and what it leaves, taps, then states, convolutions' states and logs of all
+ * layers, or their keys and values from pos on. */
 static int places(struct model *m, int32_t pos, const void *from[], size_t size[])
 {
     const struct shape *s = m->s;
@@ -306,6 +309,7 @@ static int places(struct model *m, int32_t pos, const void *from[], size_t size[
     int n = 0;
     from[n] = m->x, size[n++] = 4 * (size_t)s->hidden;
     from[n] = m->h, size[n++] = 4 * (size_t)s->ff;
+    from[n] = m->taps, size[n++] = 4 * (size_t)(s->layers * s->hidden);
     for (int i = 0; i < s->layers; i++) {
         const struct layer *l = &m->l[i];
         if (l->attends) {
@@ -344,8 +348,8 @@ enum { PASSES = sizeof passes / sizeof *passes };
 static uint8_t *results(struct model *m, const float *x, int32_t pos, size_t *bytes, int launches)
 {
     const struct shape *s = m->s;
-    const void *from[2 + 4 * LAYERS];
-    size_t size[2 + 4 * LAYERS], all = 0;
+    const void *from[3 + 4 * LAYERS];
+    size_t size[3 + 4 * LAYERS], all = 0;
     const int n = places(m, pos, from, size);
     for (int i = 0; i < n; i++) all += size[i];
     for (int i = 0; i < s->layers; i++) {
@@ -369,6 +373,7 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, size_t *by
              kn_op(gpu)->upload(gpu, m->x, x + (p - passes) % 3 * 7, 4 * (size_t)(p->n * s->hidden)));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m->o, x + 100, 4 * (size_t)m->inner));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m->pending, &p->pending, 4));
+        clear(m->taps, 4 * (size_t)(s->layers * s->hidden));
         if (s->kinds) place(m, pos), places(m, pos++, from, size);
         if (p->replays) {
             void *rec = NULL;
