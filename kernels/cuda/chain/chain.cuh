@@ -1,11 +1,13 @@
 /* chain.cuh - one row through many operations in a single launch: products, each of which reads what the one
  * before wrote, and attention between them; all layers of a dense model.
  *
- * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q4_K, Q5_K
- * and Q6_K, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16 or of BF16, or attend or delta of one row. A *chain* is a
- * run of steps. The operations collect steps (chain_add, chain_attend); whatever else is launched, copied or
- * waited for first launches what was collected (chain_flush), so that the stream's order is kept. A chain too
- * short to pay, or without room, goes out as the launches it stands for.
+ * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q4_K, Q5_K,
+ * Q6_K and IQ4_XS, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16, of BF16 or of F32, or attend or delta of one row.
+ * A product of matrices of several of these kinds is a step a kind; these read the same row, and their
+ * outputs stand where those of one step would. A *chain* is a run of steps. The operations collect steps
+ * (chain_add, chain_attend); whatever else is launched, copied or waited for first launches what was
+ * collected (chain_flush), so that the stream's order is kept. A chain too short to pay, or without room,
+ * goes out as the launches it stands for.
  *
  * A launch is one block a multiprocessor, all of them resident. In a block one warp asks for weights, through
  * all steps and without waiting for any activations, as far as a ring in shared memory has room

@@ -31,6 +31,8 @@ struct shape {
 #define K4 KN_Q4_K
 #define K5 KN_Q5_K
 #define K6 KN_Q6_K
+#define X4 KN_IQ4_XS
+#define Q8 KN_Q8_0
 static const struct shape shapes[] = {
     {"256 512, 1 key head of 4", 256, 512, 1, 4, 3, K4, K4, K4, K4, K4, K4, true, false, NULL, 0, 0, 0, 0},
     {"512 1024, 2 of 2", 512, 1024, 2, 2, 2, K5, K6, K4, K6, K5, K6, true, true, NULL, 0, 0, 0, 0},
@@ -40,7 +42,8 @@ static const struct shape shapes[] = {
     {"1280 768, 2 of 32", 1280, 768, 2, 32, 2, K4, K6, K4, K5, K4, K4, true, false, NULL, 0, 0, 0, 0},
     {"2048 6144, 16 of 32", 2048, 6144, 16, 32, 3, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0, 0},
     {"4096 12288, 16 of 32", 4096, 12288, 16, 32, 3, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0, 0},
-    {"Qwen3.5-27B", 5120, 17408, 16, 48, 6, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0, 0},
+    {"Qwen3.5-27B, gates Q4_K", 5120, 17408, 16, 48, 6, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
     {"Qwen3.5-27B, Q4_K", 5120, 17408, 16, 48, 6, K4, K4, K4, K4, K4, K4, false, true, NULL, 0, 0, 0, 0},
     {"256 768, 2 of 4, attention of 2 over 1", 256, 768, 2, 4, 4, K4, K6, K4, K4, K4, K4, true, true, "DDAD",
      2, 1, 64, KN_F16},
@@ -50,6 +53,24 @@ static const struct shape shapes[] = {
      true, "DDAA", 16, 1, 0, KN_F16},
     {"2560 9216, 16 of 32, attention of 16 over 4", 2560, 9216, 16, 32, 4, K5, K4, K4, K4, K4, K6, false,
      true, "DDAD", 16, 4, 64, KN_F16},
+    {"512 1024, 2 of 2, gates F32", 512, 1024, 2, 2, 3, K4, K6, KN_F32, K4, K4, K6, true, true, NULL, 0, 0, 0,
+     0},
+    {"768 1280, 3 of 6, gates BF16, IQ4_XS", 768, 1280, 3, 6, 3, X4, K4, KN_BF16, X4, X4, K6, true, false,
+     NULL, 0, 0, 0, 0},
+    {"1280 768, 2 of 32, gates F16, all kinds", 1280, 768, 2, 32, 3, Q8, K6, KN_F16, K4, KN_BF16, Q8, true,
+     true, NULL, 0, 0, 0, 0},
+    {"768 512, 3 of 6, kinds, attention of 12 over 2", 768, 512, 3, 6, 5, K6, Q8, KN_F32, K5, Q8, KN_F16,
+     true, false, "DDADA", 12, 2, 256, KN_BF16},
+    {"Qwen3.5-27B, gates Q8_0", 5120, 17408, 16, 48, 6, K5, K4, Q8, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
+    {"Qwen3.5-27B, gates F16", 5120, 17408, 16, 48, 6, K5, K4, KN_F16, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
+    {"Qwen3.5-27B, gates BF16", 5120, 17408, 16, 48, 6, K5, K4, KN_BF16, K4, K4, K6, false, true, NULL, 0, 0,
+     0, 0},
+    {"Qwen3.5-27B, gates F32", 5120, 17408, 16, 48, 6, K5, K4, KN_F32, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
+    {"Qwen3.5-27B, dynamic", 5120, 17408, 16, 48, 6, Q8, K5, KN_F32, K6, X4, KN_F16, false, true, NULL, 0, 0,
+     0, 0},
     {"Qwen3.5-27B, attention", 5120, 17408, 16, 48, 4, K5, K4, K4, K4, K4, K6, false, true, "DDAD", 24, 4, 64,
      KN_F16},
     {"Qwen3.5-27B, attention, Q4_K", 5120, 17408, 16, 48, 4, K4, K4, K4, K4, K4, K4, false, false, "DDDA", 24,
@@ -93,7 +114,15 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
     for (size_t i = 0; i < own; i++) {
         uint8_t *b = w + i * t->bytes;
         const float u = gaussian(1.0f);
-        if (type == KN_Q6_K)
+        if (type == KN_F32 || type == KN_F16 || type == KN_BF16) {
+            const float v = 0.02f * u;
+            const uint16_t h = type == KN_F16 ? kn_f32_to_f16(v) : kn_f32_to_bf16(v);
+            memcpy(b, type == KN_F32 ? (const void *)&v : (const void *)&h, t->bytes);
+        } else if (type == KN_Q8_0) {
+            set_half(b, 0.0005f * u);
+        } else if (type == KN_IQ4_XS) {
+            set_half(b, 0.00007f * u);
+        } else if (type == KN_Q6_K)
             set_half(b + 208, 0.00003f * u);
         else
             set_half(b, 0.0003f * u), set_half(b + 2, 0.002f * u);
@@ -394,17 +423,31 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, size_t *by
     return left;
 }
 
+/* Kinds of activations that the types want: steps of a product with such matrices. */
+static int kinds_of(const uint32_t *types, int n)
+{
+    unsigned seen = 0;
+    for (int i = 0; i < n; i++)
+        seen |= 1u << (types[i] == KN_F32    ? 1
+                       : types[i] == KN_F16  ? 2
+                       : types[i] == KN_BF16 ? 3
+                       : types[i] == Q8      ? 4
+                                             : 0);
+    return __builtin_popcount(seen);
+}
+
 /* Chains of a pass of one row: attention is a launch between two, and what has few steps goes as launches. */
 static int chains_of(const struct shape *s)
 {
     enum { LEAST = 8 }; /* CHAIN_LEAST */
+    const uint32_t net[] = {s->qkv, s->z, s->gates}, attention[] = {s->qkv, s->z, s->down};
     int steps = s->starts, chains = 0;
     for (int i = 0; i < s->layers; i++) {
         if (attends(s, i)) { /* the projections end one, the gated row begins the next */
-            chains += steps + 1 >= LEAST;
+            chains += steps + kinds_of(attention, 3) >= LEAST;
             steps = 3;
         } else {
-            steps += 5;
+            steps += 4 + kinds_of(net, 3);
         }
     }
     return chains + (steps >= LEAST);
@@ -541,9 +584,9 @@ static void bench(const struct shape *s)
 
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED};
+    static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, CUDA_CHAIN_NETS_ITEMS};
     char text[400];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, forms, 2, text, sizeof text);
+    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_ITEMS, forms, 3, text, sizeof text);
     verdict(ok, "forms: %s", text);
 }
 

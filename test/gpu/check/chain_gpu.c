@@ -90,13 +90,19 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
     for (size_t i = 0; i < own; i++) {
         uint8_t *b = w + i * t->bytes;
         const float u = (float)((int32_t)rnd() * (1.0 / 2147483648.0));
-        if (type == KN_F16 || type == KN_BF16) { /* from 1/128 on; zeros */
+        if (type == KN_F32) {
+            const float v = u / 64;
+            memcpy(b, &v, 4);
+        } else if (type == KN_F16 || type == KN_BF16) { /* from 1/128 on; zeros */
             const uint16_t h = (uint16_t)(type == KN_BF16 ? (rnd() & 0x80ff) | 0x3c00
                                                           : (rnd() & 0x83ff) | (0x2000 + (rnd() % 3 << 10)));
             memcpy(b, &h, 2);
             if (rnd() % 64 == 0) memset(b, 0, 2);
         } else if (t->block == 32) {
             set_half(b, (type == KN_Q8_0 ? 0.0005f : type == KN_IQ4_NL ? 0.0003f : 0.004f) * u);
+            if (type == KN_Q4_1) set_half(b + 2, 0.004f * u);
+        } else if (type == KN_IQ4_XS) {
+            set_half(b, 0.00007f * u);
         } else if (type == KN_Q6_K) {
             set_half(b + 208, 0.00003f * u);
         } else {
@@ -124,6 +130,7 @@ struct shape {
 #define K6 KN_Q6_K
 #define Q8 KN_Q8_0
 #define BF KN_BF16
+#define X4 KN_IQ4_XS
 static const struct shape shapes[] = {
     {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, false},
     {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true, false},
@@ -155,7 +162,17 @@ static const struct shape shapes[] = {
     {"5376 2048, wide norms beside Q8_0", 5376, 2048, 16, 2, 2, 256, BF, K4, Q8, K4, K6, KN_F16, true, true,
      true, false},
     {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true,
-     true},
+     false},
+    {"512 1024, Q4_1", 512, 1024, 4, 2, 3, 256, KN_Q4_1, K4, K4, K4, K6, KN_F16, true, true, true, true},
+    {"768 1280, IQ4_XS", 768, 1280, 6, 2, 3, 768, X4, X4, K6, X4, K5, KN_F16, true, true, true, false},
+    {"2304 768, IQ4_XS, Q6_K, F16", 2304, 768, 4, 2, 3, 768, X4, K6, X4, KN_F16, X4, KN_BF16, true, true,
+     true, false},
+    {"1280 2304, F32 and Q8_0", 1280, 2304, 6, 2, 3, 768, KN_F32, Q8, X4, KN_F32, Q8, KN_F16, false, true,
+     true, false},
+    {"1792 4352, BF16 beside Q5_K", 1792, 4352, 6, 2, 3, 256, K4, X4, KN_F16, K5, BF, KN_F16, true, true,
+     true, false},
+    {"Qwen3-8B, dynamic", 4096, 12288, 32, 8, 12, 4096, Q8, X4, K6, K5, KN_F16, KN_F16, true, true, false,
+     false},
     {"Qwen3-0.6B, Q8_0", 1024, 3072, 16, 8, 28, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
     {"Qwen3-0.6B, BF16", 1024, 3072, 16, 8, 28, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
     {"Qwen3-8B, Q8_0", 4096, 12288, 32, 8, 12, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
@@ -185,6 +202,8 @@ static const struct shape far_shapes[] = {
      false},
     {"1280 2304, 32-blocks, far", 1280, 2304, 12, 4, 2, 5120, KN_IQ4_NL, Q8, KN_Q5_0, KN_Q4_0, Q8, KN_F16,
      true, true, true, false},
+    {"1280 768, mixed, far", 1280, 768, 6, 2, 3, 4864, X4, K4, Q8, K5, KN_F16, KN_F16, true, true, true,
+     false},
     {"5376 1280, wide norms, far", 5376, 1280, 16, 2, 2, 5120, K4, K5, K6, K4, K6, KN_BF16, true, true, true,
      false},
 };
