@@ -6,10 +6,12 @@
 #include <unistd.h>
 #include "../../common/make/convert.h"
 #include "../../common/base/io.h"
+#include "../../common/base/mem.h"
 #include "../cli.h"
 #include "../drafter_flags.h"
 
 static struct convert o;
+static struct cli_list overrides;
 static struct {
     const char *type, *taps, *heads, *seed, *theta, *eps;
     int32_t tap_shift;
@@ -19,6 +21,8 @@ static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
     {"--type", CLI_STR, &given.type, "TYPE",
      "f32, bf16, q8_0, q4_k_m or another of dflash-quantize (default: as stored)", 0, 0},
+    {"--tensor-type", CLI_LIST, &overrides, "PATTERN=TYPE",
+     "type of the tensors whose names match; repeatable, the last match wins", 0, 0},
     {"--target", CLI_STR, &o.target, "DIR|GGUF",
      "a drafter's target: checked against it, its tokenizer copied", 0, 0},
     {"--dialect", CLI_STR, &o.dialect, "NAME",
@@ -52,8 +56,10 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "convert",
-    .synopsis = "HF_DIR|FILE.safetensors|FILE.gguf [-o OUT.gguf] [--type TYPE] [--target HF_DIR|GGUF]\n"
-                "HF_DIR|CONFIG.json --random SEED [-o OUT.gguf] [--type TYPE]",
+    .synopsis =
+        "HF_DIR|FILE.safetensors|FILE.gguf [-o OUT.gguf] [--type TYPE] [--tensor-type PATTERN=TYPE]...\n "
+        "[--target HF_DIR|GGUF]\n"
+        "HF_DIR|CONFIG.json --random SEED [-o OUT.gguf] [--type TYPE] [--tensor-type PATTERN=TYPE]...",
     .summary = "Convert a target or a DFlash drafter from Hugging Face form to GGUF, or a drafter's GGUF "
                "to another dialect.",
     .flags = flags,
@@ -95,6 +101,17 @@ static void parse_type(const char *text)
     o.type_given = true;
 }
 
+/* Kept until the program ends. */
+static void parse_overrides(void)
+{
+    struct quant_override *list = mem_calloc((size_t)overrides.n + 1, sizeof *list);
+    struct err e = {0};
+    int rc = list ? 0 : err_set(&e, ERR_IO, "out of memory (--tensor-type)");
+    for (int i = 0; i < overrides.n && !rc; i++) rc = quant_override_parse(&list[i], overrides.v[i], &e);
+    if (rc) exit(cli_fail(&cli, &e));
+    o.override = list, o.n_override = overrides.n;
+}
+
 static void parse_heads(const char *text)
 {
     int32_t h[2];
@@ -114,6 +131,7 @@ static void read_flags(void)
     o.has_tap_shift = given.tap_shift >= 0;
     o.tap_shift = given.tap_shift;
     if (given.type) parse_type(given.type);
+    parse_overrides();
     if (given.theta) o.rope_theta = cli_theta(&cli, "--rope-theta", given.theta);
     if (given.eps) o.rms_eps = cli_positive(&cli, "--rms-eps", given.eps);
     if (given.taps) o.n_taps = cli_taps(&cli, "--taps", given.taps, o.taps);

@@ -29,7 +29,10 @@ struct convert {
     const char *name;    /* general.name; NULL: the input's own file name */
     bool type_given;
     enum quant_recipe type; /* where !type_given: the type the weights are stored in */
-    bool random;            /* weights from seed, shapes from config.json */
+    const struct quant_override
+        *override; /* [n_override]: types of tensors by name; the last that matches wins */
+    int n_override;
+    bool random; /* weights from seed, shapes from config.json */
     uint64_t seed;
     bool force;
     int threads; /* 0: as OpenMP decides */

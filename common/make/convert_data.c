@@ -42,7 +42,7 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
         memcpy(q[i].ne, c->t[i].ne, sizeof q[i].ne);
         q[i].from = c->t[i].from;
     }
-    if (quant_plan(recipe, &m, q, c->n_t, KN_F32, NULL, 0, to, e)) goto done;
+    if (quant_plan(recipe, &m, q, c->n_t, KN_F32, c->o->override, c->o->n_override, to, e)) goto done;
     for (int64_t i = 0; i < c->n_t; i++) c->t[i].to = to[i];
     *file_type = quant_recipe_file_type(recipe);
     int64_t first, count = quant_fell_back(recipe, q, c->n_t, &first);

@@ -111,10 +111,25 @@ static const struct chain_step *newest(const struct cuda_backend *be)
     return be->chain_steps ? &be->chain->step[be->chain_steps - 1] : nullptr;
 }
 
-/* Does the product read what the newest step writes? */
-static bool reads(const struct chain_step *last, const struct chain_product *p)
+/* The product whose step, or last of several, is the newest; NULL: the newest is none. */
+static const struct chain_product *newest_product(const struct cuda_backend *be)
 {
-    if (!last) return false;
+    const struct chain_step *last = newest(be);
+    return last && last->n_m ? &be->chain->op[be->chain_steps - 1].product : nullptr;
+}
+/* The newest step's outputs, and those of its product's other steps, are read by the next one. */
+static void pass_on(const struct cuda_backend *be, struct chain_state *c)
+{
+    int32_t i = be->chain_steps - 1;
+    c->step[i].pass_on = 1;
+    while (c->op[i].part && !c->op[i].head) c->step[--i].pass_on = 1;
+}
+
+/* Does the product read what the newest step writes? */
+static bool reads(const struct cuda_backend *be, const struct chain_product *p)
+{
+    const struct chain_step *last = newest(be);
+    if (!last || be->chain->op[be->chain_steps - 1].part) return false;
     if (last->n_m == 0) return last->attn == p->x && (int64_t)last->n_head * last->head == p->w[0]->n_in;
     return (last->n_m == 1 || last->gated) && last->m[0].out == p->x && last->m[0].n_out == p->w[0]->n_in;
 }
@@ -125,17 +140,19 @@ static struct chain_op *new_op(struct chain_state *c, int32_t i)
     struct chain_op *op = &c->op[i];
     op->attend = op->net = op->head = op->part = false;
     op->post = {};
+    op->tap = nullptr;
     return op;
 }
 
 /* s adds to the newest outputs there that a step has, which are still its block's: nobody needs them in
- * memory. */
+ * memory, but a tap, whose place they take. */
 static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
 {
     for (int32_t i = steps - 1; s->old && i >= 0; i--)
         if (c->step[i].n_m == 1 && c->step[i].m[0].out == s->old && c->step[i].m[0].n_out == s->m[0].n_out) {
             c->step[i].keep = s->kept = 1;
-            c->step[i].m[0].out = nullptr;
+            c->step[i].m[0].out = c->op[i].tap;
+            if (c->op[i].tap) c->tapped = nullptr;
             break;
         }
 }
@@ -146,6 +163,7 @@ static void begin(const struct cuda_backend *be, struct chain_state *c, const fl
     c->gemma = false;
     c->post = -1;
     c->parts = 0;
+    c->tapped = nullptr;
     c->rounded = x && be->ready.x == x && be->ready.n == 1 && be->ready.launch == be->launches;
 }
 /* Is it the product that the norm_add is promised to? Then that is the first thing it does. */
@@ -154,18 +172,18 @@ static bool link_post(struct chain_state *c, struct chain_step *last, const stru
 {
     const struct chain_add_op *o = &c->waits;
     struct chain_step *before = c->post < 0 ? nullptr : &c->step[c->post];
-    if (c->nets || c->rounded || p->gate || s->kind != CHAIN_K || s->old || p->x != o->add.out ||
+    if (c->nets || c->rounded || p->gate || chain_is_other(s) || s->old || p->x != o->add.out ||
         p->norm != o->norm || p->w[0] != o->w || p->eps != o->add.eps || p->w[0]->n_in != o->width ||
         (before && before->post_out != o->add.x))
         return false;
     for (int32_t j = 0; j < p->n_w; j++)
         if (p->out[j] == o->add.x) return false;
     for (struct chain_step *i = c->step; i <= last; i++)
-        if (i->n_m && (i->kind != CHAIN_K || i->old)) return false;
+        if (i->n_m && (chain_is_other(i) || i->old)) return false;
     s->post = o->add.weight, s->post_eps = o->add.eps, s->post_scale = o->add.scale;
     s->post_out = o->add.out;
     s->post_x = before ? nullptr : o->add.x;
-    if (before) before->post_out = nullptr;
+    if (before) before->post_out = c->op[c->post].post.tap;
     return true;
 }
 
@@ -181,8 +199,7 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
     for (int32_t i = 0; i < count; i++)
         if (c->step[i].pass_on && c->step[i].pairs > most) most = c->step[i].pairs;
     if (count < CHAIN_LEAST || w->n_in > chain_tuning.head_columns || most < be->sm_count || p->n_w != 1 ||
-        p->add || p->gate || c->rounded || c->nets || c->gemma || c->waits.add.y || !t ||
-        !reads(newest(be), p))
+        p->add || p->gate || c->rounded || c->nets || c->gemma || c->waits.add.y || !t || !reads(be, p))
         return cuda_flush(be);
     const struct cuda_device dev = cuda_device_of(be);
     struct kn_weight part_w = *w;
@@ -214,6 +231,52 @@ static int add_wide(struct cuda_backend *be, const struct chain_product *p)
     return 1;
 }
 
+/* Would the product write over what a tap is still to be taken of? (Where it adds to that, the tap has it.)
+ */
+static bool over_tapped(const struct chain_state *c, const struct chain_product *p)
+{
+    bool over = false;
+    for (int32_t j = 0; j < p->n_w && c->tapped; j++) over |= !p->add && p->out[j] == c->tapped;
+    return over;
+}
+
+static bool is_mixed(const struct chain_product *p)
+{
+    const struct mm_type *t = product_type_of(p->w[0]->type);
+    for (int32_t j = 1; j < p->n_w; j++)
+        if (t && product_type_of(p->w[j]->type) && product_type_of(p->w[j]->type)->act != t->act) return true;
+    return false;
+}
+/* A product of matrices that want several kinds of activations: a step a kind, which read the same row. */
+static int add_mixed(struct cuda_backend *be, const struct chain_product *p)
+{
+    const struct cuda_device dev = cuda_device_of(be);
+    struct chain_state *c = be->chain;
+    struct chain_step s[CHAIN_MATRICES];
+    bool taken[CHAIN_MATRICES] = {};
+    int32_t n = 0;
+    for (int32_t j = 0; j < p->n_w; j++)
+        if (!taken[j] && !chain_part_of(&dev, p, j, taken, &s[n++])) return cuda_flush(be);
+    if (p->add || p->gated || p->gate) return cuda_flush(be);
+    if (newest(be) && be->chain_steps + n <= CHAIN_STEPS && !over_tapped(c, p) && !c->waits.add.y &&
+        !c->rounded && !c->gemma && reads(be, p)) {
+        pass_on(be, c);
+    } else {
+        const int rc = cuda_flush(be);
+        if (rc) return rc;
+        begin(be, c, p->x);
+    }
+    c->items = true;
+    for (int32_t i = 0; i < n; i++) {
+        struct chain_op *op = new_op(c, be->chain_steps);
+        op->product = *p, op->part = i > 0;
+        s[i].again = i > 0;
+        c->wide |= s[i].kind == CHAIN_K && s[i].norm && s[i].units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
+        c->step[be->chain_steps++] = s[i];
+    }
+    return 1;
+}
+
 int chain_add(struct cuda_backend *be, const struct chain_product *p)
 {
     const struct cuda_device dev = cuda_device_of(be);
@@ -221,24 +284,27 @@ int chain_add(struct cuda_backend *be, const struct chain_product *p)
     struct chain_step s;
     if (!c) return 0;
     if (chain_tuning.off) return cuda_flush(be);
-    if (!chain_step_of(&dev, p, &s)) return add_wide(be, p);
+    if (is_mixed(p)) return add_mixed(be, p);
+    if (!chain_step_of(&dev, p, &s) || (p->gate && s.kind != CHAIN_K)) return add_wide(be, p);
     struct chain_step *last = (struct chain_step *)newest(be);
     bool linked = false;
-    if (last && c->waits.add.y)
+    if (last && over_tapped(c, p))
+        linked = false;
+    else if (last && c->waits.add.y)
         linked = be->chain_steps < CHAIN_STEPS && link_post(c, last, p, &s);
-    else if (be->chain_steps < CHAIN_STEPS && !c->rounded && !((c->nets || c->gemma) && s.kind != CHAIN_K) &&
+    else if (be->chain_steps < CHAIN_STEPS && !c->rounded && !(c->gemma && chain_is_other(&s)) &&
              !(c->post >= 0 && s.old))
-        linked = !p->gate && reads(last, p);
+        linked = !p->gate && reads(be, p);
     if (!linked) {
         const int rc = cuda_flush(be);
         if (rc) return rc;
         begin(be, c, p->x);
     } else {
-        last->pass_on = 1;
+        pass_on(be, c);
         keep_old(c, be->chain_steps, &s);
     }
     if (p->gate) s.d.what = CHAIN_GATED_ROW, s.d.gate = p->gate, c->nets = true;
-    c->items |= s.kind != CHAIN_K;
+    c->items |= chain_is_other(&s);
     c->wide |= s.kind == CHAIN_K && s.norm && s.units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
     c->step[be->chain_steps] = s;
     struct chain_op *op = new_op(c, be->chain_steps++);
@@ -262,13 +328,31 @@ int chain_norm_add(struct cuda_backend *be, const struct mm_add *add, int64_t wi
     const float *norm = be->head.next_norm;
     if (!last) return 0;
     if (chain_tuning.off || !chain_tuning.wide || c->nets || c->rounded || c->waits.add.y || !w || !norm ||
-        !add->weight || add->out != add->x || last->n_m != 1 || last->gated || last->old ||
-        last->m[0].out != add->y || last->m[0].n_out != width || last->kind != CHAIN_K || width % 256 ||
-        width > CHAIN_POST_WIDTH || w->n_in != width ||
+        !add->weight || add->out != add->x || c->tapped == add->out || c->items || last->n_m != 1 ||
+        last->gated || last->old || last->m[0].out != add->y || last->m[0].n_out != width ||
+        last->kind != CHAIN_K || width % 256 || width > CHAIN_POST_WIDTH || w->n_in != width ||
         ((uintptr_t)add->x | (uintptr_t)add->weight | (uintptr_t)norm) & 15)
         return cuda_flush(be);
-    c->waits = {*add, width, w, norm};
+    c->waits = {*add, nullptr, width, w, norm};
     be->head.next_w = nullptr;
+    return 1;
+}
+int chain_tap(struct cuda_backend *be, float *to, const float *x, int64_t width)
+{
+    struct chain_state *c = be->chain;
+    const struct chain_step *last = c ? newest(be) : nullptr;
+    struct chain_add_op *waits = last && c->waits.add.y ? &c->waits : nullptr;
+    struct chain_op *op = last ? &c->op[be->chain_steps - 1] : nullptr;
+    if (!last) return 0;
+    if (waits && !waits->tap && waits->add.out == x && waits->width == width && (uintptr_t)to % 16 == 0) {
+        waits->tap = to;
+        return 1;
+    }
+    if (waits || op->tap || op->head || op->part || c->tapped || last->n_m != 1 || last->gated ||
+        last->m[0].out != x || last->m[0].n_out != width)
+        return cuda_flush(be);
+    op->tap = to;
+    c->tapped = x;
     return 1;
 }
 static int norm_add_alone(struct cuda_backend *be, const struct chain_add_op *o)
@@ -279,7 +363,7 @@ static int norm_add_alone(struct cuda_backend *be, const struct chain_add_op *o)
     const int rc = cuda_norm_add((struct kn_backend *)be, o->add.out, o->add.x, o->add.y, o->add.weight, 1,
                                  o->width, o->add.eps, o->add.scale);
     kn_next((struct kn_backend *)be, w, norm);
-    return rc;
+    return rc || !o->tap ? rc : chain_tap_alone(be, o->tap, o->add.out, o->width);
 }
 
 /* The step, and the operation in full. */
@@ -290,8 +374,8 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     const struct kn_kv *kv = a->kv;
     const int32_t d = kv->head_dim;
     struct chain_step *t = &c->step[be->chain_steps];
+    pass_on(be, c);
     struct chain_op *op = new_op(c, be->chain_steps++);
-    t[-1].pass_on = 1;
     *t = {};
     t->k = kv->k, t->v = kv->v, t->pos = a->pos, t->q_norm = s->q_norm, t->k_norm = s->k_norm,
     t->table = s->table;
@@ -370,10 +454,10 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
         !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
         (!c->attends || (c->type == kv_form(kv->type) && c->far == far && c->pos == a->pos)) &&
         !(far && c->gemma);
-    const bool linked = !c->nets && last->n_m == 3 && !last->gated && last->m[0].out == s->q &&
-                        last->m[1].out == s->k && last->m[2].out == s->v &&
-                        last->m[0].n_out == a->n_head * CHAIN_HEAD && last->m[1].n_out == n_kv * CHAIN_HEAD &&
-                        last->m[2].n_out == n_kv * CHAIN_HEAD;
+    const struct chain_product *p = newest_product(be);
+    const bool linked = !c->nets && p && p->n_w == 3 && !p->gated && p->out[0] == s->q && p->out[1] == s->k &&
+                        p->out[2] == s->v && p->w[0]->n_out == a->n_head * CHAIN_HEAD &&
+                        p->w[1]->n_out == n_kv * CHAIN_HEAD && p->w[2]->n_out == n_kv * CHAIN_HEAD;
     if (!fits || !linked) return cuda_flush(be);
     struct chain_step *t = put_attend(be, s, a, (size_t)parts);
     t->far = c->far = far;
@@ -391,26 +475,48 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
                                     0.0f,           true, false, KN_ACT_SILU, nullptr};
     const int64_t inner = (int64_t)a->n_v * CHAIN_HEAD, width = 2 * (int64_t)a->n_k * CHAIN_HEAD + inner;
     if (!last) return 0;
-    const struct chain_matrix *m = last->m;
+    const struct chain_product *q = newest_product(be);
     const bool fits = !chain_tuning.off && be->chain_steps + 2 <= CHAIN_STEPS && a->n == 1 &&
                       a->d_k == CHAIN_HEAD && a->d_v == CHAIN_HEAD && a->n_conv == 4 &&
-                      a->n_v / a->n_k <= 32 && !c->rounded && !c->items && !c->attends && !c->gemma &&
-                      !c->waits.add.y && w->n_in == inner &&
-                      !(a->every && (a->n_k > DELTA_COUNTERS || delta_tuning.apart)) &&
+                      a->n_v / a->n_k <= 32 && !c->rounded && !c->attends && !c->gemma && !c->waits.add.y &&
+                      w->n_in == inner && !(a->every && (a->n_k > DELTA_COUNTERS || delta_tuning.apart)) &&
                       !(((uintptr_t)y->s | (uintptr_t)y->conv | (uintptr_t)y->log | (uintptr_t)a->conv |
                          (uintptr_t)a->norm) %
                         16);
-    const bool linked = last->n_m == 4 && !last->gated && m[0].out == a->qkv && m[1].out == a->z &&
-                        m[2].out == a->alpha && m[3].out == a->beta && m[0].n_out == width &&
-                        m[1].n_out == inner && m[2].n_out == a->n_v && m[3].n_out == a->n_v;
+    const bool linked = q && q->n_w == 4 && !q->gated && q->out[0] == a->qkv && q->out[1] == a->z &&
+                        q->out[2] == a->alpha && q->out[3] == a->beta && q->w[0]->n_out == width &&
+                        q->w[1]->n_out == inner && q->w[2]->n_out == a->n_v && q->w[3]->n_out == a->n_v;
     if (!fits || !linked || !chain_step_of(&dev, &p, &s) || s.kind != CHAIN_K) return 0;
     struct chain_step *t = &c->step[be->chain_steps];
-    last->pass_on = 1;
+    pass_on(be, c);
+    c->items |= chain_is_other(&s);
+    if (last->kind != CHAIN_K && last->again && last->n_m == 2 && last->m[0].out == a->alpha) {
+        last->spread = 1; /* few outputs: a block has slices of them, and the net adds */
+        last->pairs *= last->slices;
+        last->terms = 128;
+        last->m[0].out = last->m[1].out = nullptr;
+    }
     *t = {};
     t->n_head = a->n_v, t->pass_on = 1;
-    t->d = {CHAIN_STATE, a->n_k,   a->n_v,  a->commit, 0,         4 * (a->n_v / a->n_k),
-            0,           a->every, nullptr, a->norm,   y->s,      y->conv,
-            y->log,      a->conv,  a->a,    a->dt,     a->pending};
+    t->d = {CHAIN_STATE,
+            a->n_k,
+            a->n_v,
+            a->commit,
+            0,
+            4 * (a->n_v / a->n_k),
+            0,
+            a->every,
+            nullptr,
+            a->norm,
+            y->s,
+            y->conv,
+            y->log,
+            a->conv,
+            a->a,
+            a->dt,
+            a->pending,
+            0,
+            0};
     s.d = t->d, s.d.what = CHAIN_STATE_ROW, s.eps = a->eps;
     keep_old(c, be->chain_steps, &s);
     c->step[be->chain_steps + 1] = s;
@@ -424,6 +530,24 @@ int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, c
     return 1;
 }
 
+static int tap_of(struct cuda_backend *be, const struct chain_op *op)
+{
+    return chain_tap_alone(be, op->tap, op->product.out[0], op->product.w[0]->n_out);
+}
+/* Taps of what the launch has left in memory, the newest x. */
+static int taps_behind(struct cuda_backend *be, const struct chain_state *c, int32_t count)
+{
+    int rc = 0;
+    for (int32_t i = 0; i < count && rc == 0; i++) {
+        const struct chain_op *op = &c->op[i];
+        const struct chain_add_op *post = &op->post;
+        if (op->tap && c->step[i].m[0].out != op->tap) rc = tap_of(be, op);
+        if (rc == 0 && post->tap && c->step[i].post_out != post->tap)
+            rc = chain_tap_alone(be, post->tap, post->add.out, post->width);
+    }
+    return rc;
+}
+
 static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_t count)
 {
     int rc = 0;
@@ -434,6 +558,7 @@ static int go_alone(struct cuda_backend *be, const struct chain_state *c, int32_
             rc = c->op[i].net      ? chain_delta_alone(be, &c->op[i].delta, c->op[i].product.w[0])
                  : c->op[i].attend ? chain_attend_alone(be, &c->op[i].store, &c->op[i].attention)
                                    : chain_alone(be, &c->op[i].product);
+        if (rc == 0 && c->op[i].tap) rc = tap_of(be, &c->op[i]);
     }
     return rc;
 }
@@ -442,7 +567,7 @@ bool chain_last(const struct cuda_backend *be, const float *out, struct chain_pr
 {
     const int32_t last = be->chain_steps - 1;
     if (last < 0 || last > 3 || be->chain->waits.add.y || be->chain->op[last].attend ||
-        be->chain->op[last].net)
+        be->chain->op[last].net || be->chain->op[last].tap)
         return false; /* more may be worth a chain */
     *p = be->chain->op[last].product;
     p->gate = nullptr;
@@ -527,13 +652,14 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     const enum chain_form form = chain_form_of(c, count, &a);
     rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
     if (rc) return rc;
-    static_assert(CUDA_CHAIN_FEW + CHAIN_ITEMS_FAR == CUDA_CHAIN_ITEMS_FAR, "forms.h has chain_form's order");
+    static_assert(CUDA_CHAIN_FEW + CHAIN_NETS_ITEMS == CUDA_CHAIN_NETS_ITEMS,
+                  "forms.h has chain_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_CHAIN_FEW + form));
     chain_launched++;
     chain_heads += c->op[count - 1].part;
     for (int32_t i = 0; i < count; i++)
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
-    return 0;
+    return taps_behind(be, c, count);
 }
 int chain_flush(const struct cuda_backend *const_be)
 {

@@ -1,11 +1,13 @@
 /* chain.cuh - one row through many operations in a single launch: products, each of which reads what the one
  * before wrote, and attention between them; all layers of a dense model.
  *
- * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q4_K, Q5_K
- * and Q6_K, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16 or of BF16, or attend or delta of one row. A *chain* is a
- * run of steps. The operations collect steps (chain_add, chain_attend); whatever else is launched, copied or
- * waited for first launches what was collected (chain_flush), so that the stream's order is kept. A chain too
- * short to pay, or without room, goes out as the launches it stands for.
+ * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q4_K, Q5_K,
+ * Q6_K and IQ4_XS, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16, of BF16 or of F32, or attend or delta of one row.
+ * A product of matrices of several of these kinds is a step a kind; these read the same row, and their
+ * outputs stand where those of one step would. A *chain* is a run of steps. The operations collect steps
+ * (chain_add, chain_attend); whatever else is launched, copied or waited for first launches what was
+ * collected (chain_flush), so that the stream's order is kept. A chain too short to pay, or without room,
+ * goes out as the launches it stands for.
  *
  * A launch is one block a multiprocessor, all of them resident. In a block one warp asks for weights, through
  * all steps and without waiting for any activations, as far as a ring in shared memory has room
@@ -61,6 +63,9 @@ void chain_close(struct cuda_backend *be);
 int chain_add(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
 int chain_norm_add(struct cuda_backend *be, const struct mm_add *add, int64_t width);
+/* x, width values that the newest operation leaves, to `to` as well: in the launch where the step behind it
+ * keeps x from memory, behind the launch else. Returns as chain_add. */
+int chain_tap(struct cuda_backend *be, float *to, const float *x, int64_t width);
 /* The same of a delta net and of out += W times its outputs. */
 int chain_delta(struct cuda_backend *be, const struct kn_delta *a, float *out, const struct kn_weight *w);
 /* The newest of what was collected, where it is out += W x. drop: launches all but it, and what gates its
@@ -73,6 +78,10 @@ int chain_alone(struct cuda_backend *be, const struct chain_product *p);
 int chain_attend_alone(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a);
 int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const struct kn_weight *w);
 int chain_gate_alone(struct cuda_backend *be, const struct chain_product *p);
+/* experts/whole.cu: the same of the mixture that waits; false: x is not what it leaves. */
+bool experts_tap(struct cuda_backend *be, float *to, const float *x, int64_t width);
+/* sample/rows.cu: a tap by itself. */
+int chain_tap_alone(struct cuda_backend *be, float *to, const float *x, int64_t width);
 /* Descriptors that the recording being made needs: to whoever frees them; and that. */
 void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);

@@ -24,7 +24,9 @@ struct chain_tuning chain_tuning = {.context = 262144,
 #define CHAIN_TERMS (40 << 10)   /* bytes of shared memory for terms, at most */
 #define CHAIN_K_TERMS (64 << 10) /* the same of K types: what chain_output has bits for */
 #define CHAIN_BRING (64 << 10)   /* bytes behind the ring that come to the L2 cache while it is full */
-#define CHAIN_SPREAD 256         /* blocks of a launch that spread knows, at most */
+/* Steps, at most: the plan of a later one waits for sums of a step before (chain_fetch). */
+#define CHAIN_REPLAY_MOST 4
+#define CHAIN_SPREAD 256 /* blocks of a launch that spread knows, at most */
 
 static int32_t pairs_a_block(const struct chain_step *s, int blocks)
 {
@@ -35,6 +37,17 @@ static int32_t pairs_a_block(const struct chain_step *s, int blocks)
 static uint32_t chain_divisor(int32_t d)
 {
     return d == 1 ? 0 : (uint32_t)((((uint64_t)1 << 32) + (uint64_t)d - 1) / (uint64_t)d);
+}
+
+static bool is_k(uint32_t type)
+{
+    return type == KN_Q4_K || type == KN_Q5_K || type == KN_Q6_K || type == KN_IQ4_XS;
+}
+bool chain_is_other(const struct chain_step *s)
+{
+    bool other = s->kind != CHAIN_K;
+    for (int32_t j = 0; j < s->n_m; j++) other |= s->m[j].type == KN_IQ4_XS;
+    return other;
 }
 
 /* Bytes of a unit of its widest matrix. */
@@ -71,9 +84,12 @@ static bool items_of(const struct cuda_device *dev, const struct chain_product *
     const int64_t n_in = p->w[0]->n_in;
     const enum mm_act act = product_type_of(p->w[0]->type)->act;
     int64_t column = 0;
-    if (act != MM_ACT_32 && act != MM_ACT_F16 && act != MM_ACT_BF16) return false;
-    s->kind = act == MM_ACT_32 ? CHAIN_32 : act == MM_ACT_F16 ? CHAIN_F16 : CHAIN_BF16;
-    if (act == MM_ACT_32 ? p->norm && n_in > 256 * CHAIN_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
+    if (act == MM_ACT_K || act == MM_ACT_32M) return false;
+    s->kind = act == MM_ACT_32    ? CHAIN_32
+              : act == MM_ACT_F16 ? CHAIN_F16
+              : act == MM_ACT_F32 ? CHAIN_F32
+                                  : CHAIN_BF16;
+    if (act == MM_ACT_32 ? p->norm && n_in > 256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
         return false;
     s->units = (int32_t)(n_in / 32);
     s->members = p->gated || p->n_w == 1 ? 2 : 1;
@@ -117,14 +133,14 @@ bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p,
     bool own = false; /* factors beside the terms */
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
-        if (w->type != KN_Q4_K && w->type != KN_Q5_K && w->type != KN_Q6_K) return false;
+        if (!is_k(w->type)) return false;
         if (j == 0 || !p->gated)
             s->pairs += (int32_t)(p->gated ? (w->n_out + 15) / 16 : (w->n_out + 31) / 32);
         s->m[j] = (struct chain_matrix){
             (const uint8_t *)w->packed,           p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
             product_type_of(w->type)->unit_bytes, w->type};
         column += w->n_out;
-        own = own || w->type == KN_Q6_K;
+        own = own || w->type == KN_Q6_K || w->type == KN_IQ4_XS;
     }
     /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
     s->per = own || pairs_a_block(s, dev->sm_count) * s->units < 16 ? 1 : 2;
@@ -133,6 +149,29 @@ bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p,
     if (s->terms % 128 == 0) s->terms += 64; /* the other panel's on other banks */
     return column <= CHAIN_WIDTH && s->slices <= 8 &&
            2 * s->terms * (size_t)pairs_a_block(s, dev->sm_count) <= CHAIN_K_TERMS;
+}
+
+bool chain_part_of(const struct cuda_device *dev, const struct chain_product *p, int32_t first, bool *taken,
+                   struct chain_step *s)
+{
+    const struct mm_type *t = product_type_of(p->w[first]->type);
+    struct chain_product part = *p;
+    int64_t column = 0, columns[CHAIN_MATRICES];
+    part.n_w = 0;
+    for (int32_t j = 0; t && j < p->n_w; column += p->w[j++]->n_out) {
+        const struct mm_type *u = product_type_of(p->w[j]->type);
+        if (taken[j] || !u || u->act != t->act) continue;
+        taken[j] = true;
+        columns[part.n_w] = column;
+        part.w[part.n_w] = p->w[j], part.out[part.n_w++] = p->out[j];
+    }
+    if (!t || column > CHAIN_WIDTH || !chain_step_of(dev, &part, s)) return false;
+    if (s->kind != CHAIN_K && part.n_w == 1 && p->n_w > 1 && part.w[0]->n_out <= 16 * dev->sm_count) {
+        s->members = 1; /* a panel a block, at most */
+        s->pairs = s->m[0].pair_end = (int32_t)((part.w[0]->n_out + 15) / 16);
+    }
+    for (int32_t j = 0; j < part.n_w && !p->gated; j++) s->m[j].column = (int32_t)columns[j];
+    return true;
 }
 
 static uint32_t tile_bytes(const struct chain_step *s)
@@ -156,7 +195,7 @@ static uint32_t tile_at_least(const struct chain_step *s)
 /* Of the row's activations. */
 static uint32_t row_bytes(const struct chain_step *s)
 {
-    static const uint32_t unit[] = {CHAIN_ROW, 40, 128, 192}; /* by kind */
+    static const uint32_t unit[] = {CHAIN_ROW, 40, 128, 192, 192}; /* by kind */
     return unit[s->kind] * (uint32_t)s->units;
 }
 
@@ -205,6 +244,11 @@ static bool splits(const struct cuda_device *dev, struct chain_state *c, int32_t
     }
     return any;
 }
+/* Of a group of panels of a step of types other than K. */
+static float part_bytes(const struct chain_step *s)
+{
+    return (float)(s->members * (s->spread ? s->slice_units : s->units) * s->m[0].unit_bytes);
+}
 /* Where pairs divide badly the first blocks of a step have one more, and weights come to a multiprocessor no
  * faster than to another: not always the same blocks, then. A step that is free to choose begins with those
  * that have had least lately. */
@@ -219,7 +263,17 @@ static void spread(struct chain_state *c, int32_t count, int blocks)
         if (s->n_m == 0 && i) s->first = s[-1].split ? s[-1].split_first : s[-1].first;
         const int32_t rest = s->split ? s->more : s->rest; /* blocks that have more */
         int32_t first = 0;
-        if (s->n_m == 0 || rest == 0) continue;
+        const struct chain_step *t = i + 1 < count && s[1].again && s[1].kind != CHAIN_K ? s + 1 : NULL;
+        if (s->kind != CHAIN_K) {
+            for (int32_t j = 0; j < (s->spread ? s->wide : s->rest); j++)
+                load[j] += part_bytes(s), load[blocks + j] = load[j];
+            continue;
+        }
+        if (s->n_m && t && s->rest) { /* the first blocks have what of its row is of another kind */
+            s->first = t->spread ? t->wide : t->rest;
+            continue;
+        }
+        if (s->n_m == 0 || s->kind != CHAIN_K || rest == 0) continue;
         if (s->split || (!s->keep && !s->kept && !s->old)) {
             float sum[CHAIN_SPREAD] = {0}; /* of those that would have more, by the first of them */
             for (int32_t j = 0; j < rest; j++)
@@ -277,7 +331,7 @@ static bool writes_early(const struct chain_step *s, int blocks)
 static bool has_items(const struct chain_state *c, int32_t count)
 {
     for (int32_t i = 0; i < count; i++)
-        if (c->step[i].kind != CHAIN_K) return true;
+        if (chain_is_other(&c->step[i])) return true;
     return false;
 }
 
@@ -308,9 +362,12 @@ static bool share_state(struct chain_step *s, int32_t i, int blocks)
     const int32_t most = blocks / s->d.n_k, each = most ? (s->d.units - 1) / most + 1 : 0;
     if (each < 1 || each > 2) return false;
     s->d.per = (s->d.units - 1) / each + 1;
+    int32_t own = 1; /* steps of the projections */
+    while (!s->n_m && own < i && s[-own].again) own++;
     /* Before the product in front of the projections, whose row comes late to the blocks that have
      * units. (Not before what the net in front has kept is written.) */
-    const int32_t back = s->n_m ? 0 : i > 1 && s[-2].d.what != CHAIN_STATE_ROW ? 2 : 1;
+    int32_t back = s->n_m ? 0 : i > own && s[-own - 1].d.what != CHAIN_STATE_ROW ? own + 1 : own;
+    if (back > CHAIN_REPLAY_MOST) back = CHAIN_REPLAY_MOST;
     if (back) s[-back].replays = back;
     return true;
 }
@@ -326,11 +383,17 @@ static bool share_out(struct chain_state *c, int32_t count, int blocks, struct w
             s->rest = s[-1].split ? s[-1].more : s[-1].rest;
             continue;
         }
+        if (s->spread) { /* to blocks that have a pair fewer of the product of K types before */
+            const int32_t free = s[-1].rest ? blocks - s[-1].rest : 0;
+            s->wide = 4 * free < s->pairs ? blocks : free;
+            if (s->wide > s->pairs) s->wide = s->pairs;
+        }
         s->rounds = s->pairs / blocks;
         s->rest = s->split ? 0 : s->pairs % blocks;
         const uint32_t of = s->kind == CHAIN_K ? 2 : (uint32_t)s->members,
-                       t = of * (s->split ? s->terms * (uint32_t)s->rounds + 4 * (uint32_t)s->split_term
-                                          : s->terms * (uint32_t)pairs_a_block(s, blocks));
+                       t = of * (s->split
+                                     ? s->terms * (uint32_t)s->rounds + 4 * (uint32_t)s->split_term
+                                     : s->terms * (uint32_t)pairs_a_block(s, s->spread ? s->wide : blocks));
         if (t > w->terms) w->terms = t;
         w->early |= writes_early(s, blocks);
         if (s->keep && pairs_a_block(s, blocks) * 32 > CHAIN_KEEP) return false;
@@ -344,13 +407,22 @@ static int32_t place_results(struct chain_state *c, int32_t count)
     int32_t place = 0;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        s->from = !i ? 0 : s->again ? s[-1].from : s[-1].at;
-        s->at = place;
+        s->from = !i ? -1 : s->again ? s[-1].from : s[-1].at;
+        s->at = c->op[i].part && !c->op[i].head ? s[-1].at : place;
+        if (s->d.what == CHAIN_STATE && s[-1].spread) s->d.sums = s[-1].spread, s->d.slices = s[-1].slices;
         if (s->d.what) s->d.gates = (s->n_m ? s->from : place) + s->d.n_v * CHAIN_HEAD;
-        if (s->n_m == 0)
+        if (s->n_m == 0) {
             place += s->n_head * (s->d.what ? 2 * CHAIN_HEAD : s->head);
-        else if (s->pass_on)
-            place += (s->m[s->gated ? 0 : s->n_m - 1].column + s->m[s->n_m - 1].n_out + 63) / 64 * 64;
+        } else if (s->pass_on) {
+            const struct chain_matrix *m = &s->m[s->gated ? 0 : s->n_m - 1];
+            const int32_t end = s->at + (m->column + m->n_out + 63) / 64 * 64;
+            if (end > place) place = end;
+            if (s->spread) {
+                s->spread = place - s->at;
+                place += s->slices * (m->column + m->n_out - s->m[0].column);
+                place = (place + 63) / 64 * 64;
+            }
+        }
     }
     return place;
 }
@@ -375,10 +447,9 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
                      struct chain_args *a, int *blocks)
 {
     struct wants w = wants_of(c, count);
-    if (c->nets && (w.items || c->gemma)) return 0;
-    if (c->gemma && w.items) return 0;
+    if (c->gemma && (c->nets || w.items)) return 0;
     if (c->gemma && c->attends && c->far) return 0;
-    const bool k = !w.items && !(c->attends && c->far);
+    const bool k = (c->nets || !w.items) && !(c->attends && c->far);
     *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
     a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
     if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
@@ -433,14 +504,20 @@ static void items_ahead(struct chain_step *s, bool attended)
     if (s->before < 1) s->before = 1;
 }
 
+/* Of 256 columns that a warp keeps of a row that is normed, at most. */
+static int32_t norm_blocks(const struct chain_step *s)
+{
+    return s->units > 8 * CHAIN_NORM_BLOCKS * CHAIN_WARPS ? CHAIN_K_NORM_BLOCKS : CHAIN_NORM_BLOCKS;
+}
 /* The tiles of a product that is not of K types. i: which step s is. */
 static void tile_items(struct chain_step *s, int32_t i, bool far)
 {
     s->tile = tile_bytes(s);
-    s->own = s->kind != CHAIN_32       ? s->slices % CHAIN_WARPS == 0
+    s->own = s->spread                 ? 0
+             : s->kind != CHAIN_32     ? s->slices % CHAIN_WARPS == 0
              : CHAIN_WARPS % s->slices ? 0
                                        : CHAIN_WARPS / s->slices;
-    if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * CHAIN_NORM_BLOCKS * s->own) s->own = 0;
+    if (s->kind == CHAIN_32 && s->norm && s->slice_units > 8 * norm_blocks(s) * s->own) s->own = 0;
     if (i && s->kind == CHAIN_32 && !s->norm && (s[-1].n_m ? s[-1].members == 4 : !far)) handed_rounded(s);
 }
 
@@ -472,7 +549,7 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, boo
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         const bool held = s->n_m == 0 && !far; /* a place in the ring, in near_items alone */
-        if (held && !items) continue;
+        if (held && (!items || c->nets)) continue;
         if (held) {
             s->tile = (uint32_t)CHAIN_KEYS_BYTES;
         } else if (s->n_m == 0) { /* keys and values of a long context as tiles of the ring of bytes */
@@ -499,7 +576,7 @@ static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, 
     const bool far = c->attends && c->far;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && !far && !items) continue;
+        if (s->n_m == 0 && !far && (!items || c->nets)) continue;
         s->cap_tiles = (int32_t)(ring / s->tile);
         if (s->n_m == 0 && !far) {
             if (s->cap_tiles < 2) return false;
@@ -544,7 +621,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !items;
     if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), items, pace))
         return 0;
-    if (a->split || c->nets) spread(c, count, blocks);
+    if (a->split || c->nets || items) spread(c, count, blocks);
     a->net = a->keys + keys;
     return a->net + net;
 }
@@ -554,7 +631,9 @@ enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const 
     const bool far = c->attends && c->far, items = has_items(c, count);
     bool early = false;
     for (int32_t i = 0; i < count; i++) early |= (c->step[i].flags & CHAIN_EARLY) != 0;
-    return c->nets    ? a->split ? CHAIN_NETS_SHARED : CHAIN_NETS
+    return c->nets    ? items      ? CHAIN_NETS_ITEMS
+                        : a->split ? CHAIN_NETS_SHARED
+                                   : CHAIN_NETS
            : c->gemma ? CHAIN_GEMMA
            : items    ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
            : far      ? CHAIN_FAR

@@ -35,7 +35,7 @@ typedef int32_t kv_where; /* attention/kv.cuh */
 #define CHAIN_ROUNDED_WORDS 512 /* that a warp takes of a row that is handed on rounded, at most */
 
 /* What the activations of a step are. */
-enum chain_kind { CHAIN_K, CHAIN_32, CHAIN_F16, CHAIN_BF16 };
+enum chain_kind { CHAIN_K, CHAIN_32, CHAIN_F16, CHAIN_BF16, CHAIN_F32 };
 
 struct chain_matrix {
     const uint8_t *w;
@@ -56,6 +56,7 @@ struct chain_net {
     float *s, *conv, *log;    /* kn_delta_state */
     const float *taps, *a, *dt;
     const int32_t *pending;
+    int32_t sums, slices; /* of alpha and beta, behind from: chain_step.spread of the step that makes them */
 };
 struct CHAIN_ALIGNED(16) chain_step {
     struct chain_matrix m[CHAIN_MATRICES]; /* gated: gate, up: a pair is a panel of each */
@@ -100,7 +101,7 @@ struct CHAIN_ALIGNED(16) chain_step {
     int32_t map;     /* of the launch's maps, the keys'; then the values' */
     int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
     int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
-    int32_t again;   /* it reads what the step before it reads */
+    int32_t again;   /* it reads what the step before it reads; from is -1 where that is x */
     struct chain_net d;
     int32_t head, window, v_norm; /* columns of a head; 0: all positions; values are normed */
     int32_t k_from, v_from;       /* of what is read, where keys begin; values: with them, or behind them */
@@ -109,6 +110,9 @@ struct CHAIN_ALIGNED(16) chain_step {
     const float *post, *post_x; /* post_x: the old row in memory; NULL: the block has kept it */
     float *post_out;            /* the new one, or NULL */
     float post_eps, post_scale;
+    /* Of types other than K: groups are slices of panels, the first `wide` blocks have them, and the sums are
+     * handed on so far behind `at`; 0: not. */
+    int32_t spread, wide;
     /* As ahead, before the step's products begin: in chains of near_keys and with types other than K; and
      * what comes to the L2 cache behind the ring while it is full: tiles, in chains of near_keys alone. */
     int32_t before, bring;
@@ -182,6 +186,7 @@ enum chain_form {
     CHAIN_NETS_SHARED,
     CHAIN_ITEMS,
     CHAIN_ITEMS_FAR,
+    CHAIN_NETS_ITEMS,
     CHAIN_FORMS
 };
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -223,21 +228,26 @@ extern struct chain_tuning chain_tuning;
 
 struct chain_places;
 
-/* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. */
+/* A norm_add, and the product that its out is promised to (kn_next). y: NULL: none. tap: [width] or NULL: its
+ * out is wanted there too. */
 struct chain_add_op {
     struct mm_add add;
+    float *tap;
     int64_t width;
     const struct kn_weight *w;
     const float *norm;
 };
-/* One of the operations, in full, should it be launched by itself. post: before it. */
+/* One of the operations, in full, should it be launched by itself. post: before it. tap: of a product of one
+ * matrix: [n_out] or NULL: its outputs are wanted there too. */
 struct chain_op {
+    float *tap;
     bool attend, net; /* net: a delta net, whose product is the next */
     struct chain_add_op post;
     struct chain_product product;
     struct kn_delta delta;
     struct kn_delta_state delta_state;
-    bool head, part; /* of a product of several steps; and it stands whole in an operation before */
+    bool head,
+        part; /* of a head of several steps; a step of a product that stands whole in an operation before */
     struct kn_rope_store store;
     struct kn_attention attention;
     struct kn_kv kv;
@@ -247,7 +257,7 @@ struct chain_state {
     struct chain_map map[CHAIN_STEPS]; /* two of each attention over a long context */
     struct chain_op op[CHAIN_STEPS];
     uint32_t type;               /* of keys and values, where it attends: kv_form's */
-    bool attends, far, items;    /* items: steps of other types than K */
+    bool attends, far, items;    /* items: steps that chain_is_other knows */
     bool wide;                   /* rows of more than 4,096 columns are normed */
     bool nets;                   /* delta nets or gated rows: forms of chain/kernel_k.cu alone have them */
     bool rounded;                /* the row that it begins with may not be in memory, but rounded */
@@ -256,6 +266,7 @@ struct chain_state {
     int32_t post;                /* the newest step with one before it; -1: none */
     size_t parts;                /* partial results that the chain has, at most */
     const int32_t *pos;          /* of all attention of the chain */
+    const float *tapped;         /* outputs of a step that are in memory and have a tap; NULL: none */
     struct chain_step *direct;   /* device memory: the descriptors of a launch that is not recorded */
     struct chain_places *places; /* the largest; behind it those that recordings may still name */
     void *recorded; /* descriptors of the recording that is being made: a list, each begins with the next */
@@ -263,12 +274,19 @@ struct chain_state {
 
 /* ---- planning ---- */
 
+/* The step is of types that forms of K types alone lack: others than K, IQ4_XS. */
+bool chain_is_other(const struct chain_step *s);
 /* The product as a step; false: no chain has such. */
 bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p, struct chain_step *s);
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
  * that none can be late for the tag. Returns bytes, or 0 where the ring would be too short. */
 size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32_t count,
                      struct chain_args *a, int *blocks);
+/* Matrices of the product that want the activations of matrix `first`, as a step: a row of several kinds is a
+ * step a kind, whose outputs stand where the product has them. taken: those that a step has; the step's are
+ * added. */
+bool chain_part_of(const struct cuda_device *dev, const struct chain_product *p, int32_t first, bool *taken,
+                   struct chain_step *s);
 /* The ring, and its tiles; smem: as chain_lay_out has it. Returns bytes with the ring, or 0. */
 size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, int32_t count,
                           struct chain_args *a, int blocks, size_t smem);

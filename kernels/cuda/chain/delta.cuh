@@ -263,10 +263,25 @@ DEV void delta_leave(const chain_net &d, const chain_plan &plan, const delta_thr
     if (i / 32 == 4 && a.has_gate) __stcg(to + width + a.gate, m.decay[i % 32]);
 }
 
+/* A value of which the sums of slices are handed on, `apart` to the next. */
+DEV bool delta_sums(float *v, const float *from, int slices, int apart)
+{
+    bool there = true;
+    float y = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < slices; i++) {
+        float x;
+        there &= value_get(&x, from + i * apart);
+        y = __fadd_rn(y, x);
+    }
+    *v = y;
+    return there;
+}
 /* The rows pending (ROW: false), or the row itself: the step. in: the values of the projections (qkv, z,
  * alpha, beta); out: outputs of all heads, then silu of z. The convolution's inputs before the row pass from
- * one call to the other in m, the state in memory. box: as delta_again has it. */
-template <bool ROW>
+ * one call to the other in m, the state in memory. box: as delta_again has it. SUMS: alpha and beta may
+ * come as sums of slices. */
+template <bool ROW, bool SUMS>
 static __device__ __noinline__ void chain_delta_run(const chain_step &s, const chain_plan &plan,
                                                     const float *in, float *out, chain_delta_room &m,
                                                     float *box)
@@ -310,7 +325,10 @@ static __device__ __noinline__ void chain_delta_run(const chain_step &s, const c
             const auto get = [&]() {
                 bool there = value_get(&x, in + a.c);
                 if (a.has_v) there &= value_get(&xv, in + a.c_v);
-                if (a.has_z || a.has_gate) there &= value_get(&xo, other);
+                if (SUMS && d.slices && a.has_gate)
+                    there &= delta_sums(&xo, in + d.sums + a.gate, d.slices, 2 * d.n_v);
+                else if (a.has_z || a.has_gate)
+                    there &= value_get(&xo, other);
                 return there;
             };
             value_wait wait;

@@ -1,5 +1,5 @@
 /* chain/items.cuh - a step of a chain whose weights are not of the K types: blocks of 32 columns with a scale
- * (Q8_0, Q4_0, Q5_0, IQ4_NL), F16 and BF16. Arithmetic: that of mm_int.cuh (frag_32), mm_frag.cuh and
+ * (Q8_0, Q4_0, Q5_0, IQ4_NL), F16, BF16 and F32. Arithmetic: that of mm_int.cuh (frag_32), mm_frag.cuh and
  * prep.cu, to the bit.
  *
  * Concepts. Sums of these types are float from the first unit of 32 columns (or pair of units) on, so a
@@ -30,19 +30,16 @@
 
 /* ---- where things are ---- */
 
-DEV int item_divide(int v, uint32_t by) /* by: chain_divisor */
-{
-    return by ? (int)__umulhi((unsigned)v, by) : v;
-}
 DEV int items_here(const chain_step &s)
 {
-    return pairs_here(s) * s.members * s.slices;
+    return groups_here(s) * s.members * (s.spread ? 1 : s.slices);
 }
 /* Panel `local` of this block: its matrix, its panel there. */
 DEV const chain_matrix &item_panel(const chain_step &s, int local, int *panel)
 {
     const int two = s.members / 2;
-    int at = (int)blockIdx.x + (local >> two) * (int)gridDim.x, j = 0;
+    int at = group_at(s, local >> two), j = 0;
+    if (s.spread) at = item_divide(at, s.per_slices);
     if (s.gated) {
         *panel = two == 2 ? 2 * at + (local >> 1 & 1) : at;
         return s.m[local & 1];
@@ -62,6 +59,7 @@ DEV uint32_t item_code(uint32_t type)
            : type == KN_F16  ? 2
            : type == KN_Q4_0 ? 3
            : type == KN_Q5_0 ? 4
+           : type == KN_F32  ? 6
                              : 5;
 }
 /* Tile t of the step. */
@@ -75,7 +73,8 @@ DEV chain_source item_source(const chain_step &s, int t)
     } else {
         part = (t - whole) / some, item = all - some + (t - whole) - part * some;
     }
-    const int local = item_divide(item, s.per_slices), slice = item - local * s.slices;
+    const int local = s.spread ? item : item_divide(item, s.per_slices),
+              slice = s.spread ? slice_at(s, local) : item - local * s.slices;
     int panel;
     const chain_matrix &m = item_panel(s, local, &panel);
     const int in = part * s.per, unit = slice * s.slice_units + in,
@@ -84,7 +83,7 @@ DEV chain_source item_source(const chain_step &s, int t)
     c.p = m.w + ((size_t)panel * (size_t)s.units + (size_t)unit) * (size_t)m.unit_bytes;
     c.bytes = (uint32_t)(n * m.unit_bytes);
     c.kind = item_code(m.type) | (uint32_t)(ITEM_UNITS * n);
-    c.unit = unit | (local * ((int)s.terms / 4) + 16 * slice) << 16;
+    c.unit = unit | (local * ((int)s.terms / 4) + (s.spread ? 0 : 16 * slice)) << 16;
     return c;
 }
 /* What the warps that ask and plan know of such steps. */
@@ -127,7 +126,7 @@ template <class KEYS> struct items_beside : KEYS {
     static __device__ __forceinline__ int plan(const chain_step &s, chain_plan &g)
     {
         const int all = items_here(s);
-        g.pairs = pairs_here(s);
+        g.pairs = groups_here(s);
         g.leaf = all % CHAIN_WARPS;
         g.unit = (all - g.leaf) * s.parts;
         return all * s.parts;
@@ -138,11 +137,12 @@ struct near_items : items_beside<few_keys> {
     static constexpr bool held = true;
     static __device__ __forceinline__ int place(const chain_step &s)
     {
-        const int unit = (int)blockIdx.x - s.rest, in_turn = unit < 0 ? unit + (int)gridDim.x : unit;
+        const int unit = block_of(s) - s.rest, in_turn = unit < 0 ? unit + (int)gridDim.x : unit;
         return in_turn < s.rounds * s.n_kv;
     }
 };
 using far_items = items_beside<far_keys>;
+using net_items = items_beside<net_steps>;
 
 /* ---- sums ---- */
 
@@ -244,6 +244,42 @@ DEV void item_float(float fin[2], const uint8_t *st, int n, const uint8_t *b, in
     }
 }
 
+/* The same of F32, whose planes are those of BF16; a sum of 64 columns at a time. */
+DEV void item_float_32(float fin[2], const uint8_t *st, int n, const uint8_t *b, int plane, int lane)
+{
+#pragma unroll 1
+    for (; n > 0; n -= 2, st += 4096, b += 128) {
+        float acc[4];
+        zero(acc);
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            uint4 x[3];
+#pragma unroll
+            for (int p = 0; p < 3; p++) x[p] = lds16(b + p * plane + 64 * u);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                uint32_t w[3][4];
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    const uint4 v = lds16(st + 2048 * u + 1024 * s + 512 * part + 16 * lane);
+                    uint32_t first[3], second[3];
+                    item_planes<true>(first, __uint_as_float(v.x), __uint_as_float(v.y));
+                    item_planes<true>(second, __uint_as_float(v.z), __uint_as_float(v.w));
+#pragma unroll
+                    for (int p = 0; p < 3; p++) w[p][2 * part] = first[p], w[p][2 * part + 1] = second[p];
+                }
+#pragma unroll
+                for (int p = 2; p >= 0; p--) /* smallest products first */
+#pragma unroll
+                    for (int k = 2 - p; k >= 0; k--)
+                        mma<true>(acc, w[k], s ? x[p].z : x[p].x, s ? x[p].w : x[p].y);
+            }
+        }
+        fin[0] = __fadd_rn(fin[0], acc[0]);
+        fin[1] = __fadd_rn(fin[1], acc[2]);
+    }
+}
+
 /* Blocks of 32: the row has been rounded. */
 struct item_blocks {
     static constexpr bool both = false; /* sums of rows g and g + 8 */
@@ -277,7 +313,7 @@ struct item_slices {
         for (int i = 0; i < 4 * ITEM_PARTS; i++) u[i / 4][i % 4] = v[i / 4][i % 4];
         at += CHAIN_WARPS, p += CHAIN_WARPS * whole;
         if (--left > 0) item_ask(v, p, item_parts(s, at), 0);
-        if (s.kind == CHAIN_BF16)
+        if (s.kind != CHAIN_F16)
             item_slice<true>(s, slice, parts, u, w, act, squares);
         else
             item_slice<false>(s, slice, parts, u, w, act, squares);
@@ -302,7 +338,9 @@ DEV void item_tile(item_blocks *, uint32_t code, float fin[2], const uint8_t *st
 DEV void item_tile(item_slices *, uint32_t code, float fin[2], const uint8_t *st, int n, int unit, int units,
                    const uint8_t *b, const uint8_t *, int lane, const item_bits &)
 {
-    if (code == 1)
+    if (code == 6)
+        item_float_32(fin, st, n, b + 64 * unit, 64 * units, lane);
+    else if (code == 1)
         item_float<true>(fin, st, n, b + 64 * unit, 64 * units, lane);
     else
         item_float<false>(fin, st, n, b + 64 * unit, 64 * units, lane);
@@ -415,6 +453,24 @@ DEV void item_write(const chain_step &s, int locals, item_output c, float *value
     }
 }
 
+/* Sums of slices as they are to be added, to where whoever adds them looks: [slice][columns of the step]. */
+DEV void item_write_sums(const chain_step &s, int locals, float *sums, const float *squares,
+                         const float *terms)
+{
+    const int lane = threadIdx.x % 32, last = s.n_m - 1,
+              columns = s.m[last].column + s.m[last].n_out - s.m[0].column;
+    const float rms = s.kind == CHAIN_32 ? 1.0f : item_inverse_rms(s, squares);
+#pragma unroll 1
+    for (int local = 2 * warp_of() + lane / 16; local < locals; local += 2 * CHAIN_WARPS) {
+        int panel;
+        const chain_matrix &m = item_panel(s, local, &panel);
+        const int row = 16 * panel + lane % 16, slice = slice_at(s, local);
+        float y = terms[local * ((int)s.terms / 4) + lane % 16];
+        if (s.kind != CHAIN_32) y = __fmul_rn(y, __fmul_rn(squares[ITEM_INVERSE + slice], rms));
+        if (row < m.n_out) value_put(sums + slice * columns + m.column - s.m[0].column + row, y);
+    }
+}
+
 /* The same of gates and ups by two panels of each: a warp 32 outputs, which may be handed on rounded. */
 DEV void item_write_gated(const chain_step &s, int groups, float *values, const float *terms)
 {
@@ -441,10 +497,12 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
 {
     const int locals = plan.pairs * s.members, mine = warp_of();
     item_output c = {};
-    if (s.members < 4 && 2 * mine < locals) c = item_output_of(s, locals, mine);
+    if (s.members < 4 && !s.spread && 2 * mine < locals) c = item_output_of(s, locals, mine);
     if (s.kind == CHAIN_32) {
-        if (s.norm)
-            item_norm_32(s, first, in, act, squares);
+        if (s.norm && s.units > 8 * CHAIN_NORM_BLOCKS * CHAIN_WARPS)
+            item_norm_wide(s, first, in, act, squares);
+        else if (s.norm)
+            item_norm_32<CHAIN_NORM_BLOCKS>(s, first, in, act, squares);
         else if (s.flags & CHAIN_ROUNDED)
             item_row_rounded(s, in, act);
         else
@@ -453,7 +511,7 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
         item_multiply<item_blocks>(s, plan, r, first, in, act, squares, terms);
     } else {
         if (!s.own) {
-            if (s.kind == CHAIN_BF16)
+            if (s.kind != CHAIN_F16)
                 item_row_float<true>(s, first, in, act, squares);
             else
                 item_row_float<false>(s, first, in, act, squares);
@@ -462,7 +520,9 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
         item_multiply<item_slices>(s, plan, r, first, in, act, squares, terms);
     }
     chain_meet();
-    if (s.members == 4)
+    if (s.spread)
+        item_write_sums(s, locals, out + s.spread, squares, terms);
+    else if (s.members == 4)
         item_write_gated(s, plan.pairs, out, terms);
     else
         item_write(s, locals, c, out, squares, terms, keep);

@@ -97,10 +97,10 @@ template <int N> DEV void item_round(uint8_t *act, int units, int block, int on,
                           (uint32_t)-sum[c]);
     }
 }
-/* The row, normed as prepare_row does. */
+/* The row, normed as prepare_row does. B: blocks of a warp, at most. */
+template <int B>
 DEV void item_norm_32(const chain_step &s, bool first, const float *row, uint8_t *act, float *squares)
 {
-    constexpr int B = CHAIN_NORM_BLOCKS;
     const item_share h = item_share_of(s);
     const int lane = threadIdx.x % 32, n_in = 32 * s.units;
     const float *p = row + 256 * h.first;
@@ -126,6 +126,11 @@ DEV void item_norm_32(const chain_step &s, bool first, const float *row, uint8_t
 #pragma unroll
         for (int i = 0; i < 8; i++) v[c][i] = __fmul_rn(__fmul_rn(v[c][i], r), w[c][i]);
     if (h.n > 0) item_round<B>(act, s.units, h.first, h.on, h.n, v);
+}
+static __device__ __noinline__ void item_norm_wide(const chain_step &s, bool first, const float *row,
+                                                   uint8_t *act, float *squares)
+{
+    item_norm_32<CHAIN_K_NORM_BLOCKS>(s, first, row, act, squares);
 }
 /* The row as it is: what comes next is asked for before what is there is rounded. */
 DEV void item_row_32(const chain_step &s, bool first, const float *row, uint8_t *act)
@@ -185,6 +190,38 @@ DEV void item_row_rounded(const chain_step &s, const float *row, uint8_t *act)
     }
 }
 
+/* ---- sums of slices that another step adds (chain_step.spread) ---- */
+
+/* Groups of panels of this block, and the number of one of them; of a step that is spread a group is a slice
+ * of a panel, and the first s.wide blocks have them. */
+DEV int groups_here(const chain_step &s)
+{
+    const int b = (int)blockIdx.x, wide = s.wide;
+    if (!s.spread) return pairs_here(s);
+    return b < wide && b < s.pairs ? (s.pairs - 1 - b) / wide + 1 : 0;
+}
+DEV int group_at(const chain_step &s, int local)
+{
+    return (int)blockIdx.x + local * (s.spread ? s.wide : (int)gridDim.x);
+}
+DEV int item_divide(int v, uint32_t by) /* by: chain_divisor */
+{
+    return by ? (int)__umulhi((unsigned)v, by) : v;
+}
+/* The slice of such a group. */
+DEV int slice_at(const chain_step &s, int local)
+{
+    const int group = group_at(s, local);
+    return group - item_divide(group, s.per_slices) * s.slices;
+}
+/* Does the block multiply the row's slice? */
+DEV bool item_wants(const chain_step &s, int slice)
+{
+    bool wants = !s.spread;
+    for (int i = 0; !wants && i < groups_here(s); i++) wants = slice_at(s, i) == slice;
+    return wants;
+}
+
 /* ---- the row, for floats ---- */
 
 /* The 16-bit parts of (x, y), as prep.cu has them. */
@@ -239,6 +276,7 @@ DEV void item_slice(const chain_step &s, int slice, int parts, float v[ITEM_PART
         squares[slice] = ss;
         squares[ITEM_INVERSE + slice] = inverse;
     }
+    if (!item_wants(s, slice)) return;
     uint8_t *to = act + 64 * slice * s.slice_units + lane / 8 * 64 + lane % 4 * 16 + lane / 4 % 2 * 8;
 #pragma unroll
     for (int i = 0; i < ITEM_PARTS; i++) {

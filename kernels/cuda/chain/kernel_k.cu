@@ -37,10 +37,22 @@ DEV int warp_get(uint32_t at)
     return v;
 }
 
+/* Step i, of types other than K, in forms where what K types keep in registers stays there: nothing that the
+ * kernel has may be in memory for this. */
+static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8_t *smem, int i)
+{
+    const chain_room r = chain_room_at(smem);
+    const chain_step &s = r.steps[i % CHAIN_DESCS];
+    const bool first = s.from < 0;
+    chain_items(s, r.plan[i % CHAIN_DESCS], r, first, row_of(a, r, s, first), values_of(a, r) + s.at,
+                smem + a.act, (float *)(smem + CHAIN_K_SQUARES), (float *)(smem + a.terms),
+                (float *)(smem + CHAIN_K_KEEP));
+}
+
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
  * far_keys or, with chain/post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
- * steps, and no attention; or near_items or far_items: near_keys or far_keys beside steps of types other than
- * K. */
+ * steps, and no attention; or near_items, far_items or net_items: near_keys, far_keys or net_steps beside
+ * steps of types other than K, and of IQ4_XS. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -114,12 +126,12 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         if (KV::nets && s.replays) {
             const int then = i + s.replays, at = then % CHAIN_DESCS;
             bar_wait(r.planned + at, then / CHAIN_DESCS & 1);
-            chain_delta_run<false>(r.steps[at], r.plan[at], nullptr, nullptr,
-                                   *(chain_delta_room *)(smem + a.net), nullptr);
+            chain_delta_run<false, false>(r.steps[at], r.plan[at], nullptr, nullptr,
+                                          *(chain_delta_room *)(smem + a.net), nullptr);
         }
         if (KV::nets && s.d.what == CHAIN_STATE) {
-            chain_delta_run<true>(s, plan, row_of(a, r, s, false), values_of(a, r) + s.at,
-                                  *(chain_delta_room *)(smem + a.net), terms);
+            chain_delta_run<true, KV::items>(s, plan, row_of(a, r, s, false), values_of(a, r) + s.at,
+                                             *(chain_delta_room *)(smem + a.net), terms);
             chain_meet();
         } else if (KV::ring && s.n_m == 0) {
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
@@ -140,12 +152,15 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                                                          r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();
         } else if (KV::items && s.kind != CHAIN_K) {
-            const bool first = (apart ? warp_get(number) : i) == 0;
-            if (plan.pairs)
+            const bool first = s.from < 0;
+            if (plan.pairs && items_apart<KV>)
+                chain_items_apart(a, smem, i);
+            else if (plan.pairs)
                 chain_items(s, plan, r, first, row_of(a, r, s, first), values_of(a, r) + s.at, act, squares,
                             terms, keep);
         } else if (plan.pairs || (KV::post && s.post)) {
-            const bool rounds = !s.norm && s.own, first = (apart ? warp_get(number) : i) == 0;
+            const bool rounds = !s.norm && s.own,
+                       first = KV::items ? s.from < 0 : (apart ? warp_get(number) : i) == 0;
             const int lanes = plan.share;
             const unsigned flags = s.flags | (roomy ? (unsigned)lanes * CHAIN_SHARE : 0);
             chain_output c = roomy ? output_here(s, plan.pairs, first_late<KV>(s, plan), lanes)
@@ -214,7 +229,8 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {form_of<false, false, net_steps>(), form_of<false, false, net_steps>()},
         {form_of<false, true, net_steps>(), form_of<false, true, net_steps>()},
         {form_of<false, false, near_items>(), form_of<true, false, near_items>()},
-        {form_of<false, false, far_items>(), form_of<true, false, far_items>()}};
+        {form_of<false, false, far_items>(), form_of<true, false, far_items>()},
+        {form_of<false, true, net_items>(), form_of<false, true, net_items>()}};
     return all[form][bf16];
 }
 

@@ -304,6 +304,50 @@ template <int BITS> DEV float chain_45(const uint8_t *st, uint32_t bytes, chain_
                      -__fmul_rn(__int2float_rn(m), h_high(dd)));
 }
 
+/* c += A B, A of signed bytes. */
+DEV void row_mma_signed(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* IQ4_XS: the term's sum; *factor: d * the block's scale. */
+DEV float chain_iq4(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, float *factor)
+{
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 8; j++) column_8(l.b[j], l.b_32 + 256 * u, j);
+    const uint8_t *const at[2] = {st + l.codes, st + l.codes + bytes};
+    int c[2][4] = {}, sum[4]; /* sum: of the panels' rows g and g + 8 */
+#pragma unroll
+    for (int part = 0; part < 4; part++)
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const uint4 codes = lds16(at[p] + 512 * part);
+            uint32_t a[4];
+            iq4_words(a, a + 1, codes.x);
+            iq4_words(a + 2, a + 3, codes.y);
+            row_mma_signed(c[p], a, l.b[2 * part].x, l.b[2 * part].y);
+            iq4_words(a, a + 1, codes.z);
+            iq4_words(a + 2, a + 3, codes.w);
+            row_mma_signed(c[p], a, l.b[2 * part + 1].x, l.b[2 * part + 1].y);
+        }
+#pragma unroll
+    for (int p = 0; p < 2; p++)
+#pragma unroll
+        for (int hi = 0; hi < 2; hi++) { /* scales of sub-blocks 2 q, 2 q + 1: four bits, and two above */
+            const uint2 r = lds8(st + (p ? bytes : 0) + 2048 + 64 * hi + 8 * g);
+            const uint32_t low = r.y >> 8 * q, high = r.x >> (12 + 4 * q);
+            sum[2 * p + hi] = c[p][2 * hi] * ((int)((low & 15) | (high & 0x30)) - 32) +
+                              c[p][2 * hi + 1] * ((int)((low >> 4 & 15) | (high >> 2 & 0x30)) - 32);
+        }
+    const int v = row_gather(sum, q);
+    const uint32_t d = lds4(st + (q / 2 ? bytes : 0) + 2048 + 64 * (q % 2) + 8 * g);
+    *factor = __fmul_rn(h_low(d), __uint_as_float(shared_4(l.scale + 4 * u)));
+    return __int2float_rn(v);
+}
+
 /* Q6_K: the term's sum; *factor: d * the block's scale. */
 DEV float chain_6(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, float *factor)
 {

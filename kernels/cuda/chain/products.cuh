@@ -27,7 +27,11 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
 }
 
 /* Forms that have registers to spare: what is kept in these elsewhere ends in local memory, far away. */
-template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && !KV::items;
+/* Where steps of other types are a function that is called (chain_items_apart), which leaves registers to K
+ * types. Beside attention it was slower while the room was passed by reference, so in local memory: 8B
+ * Q8_0 53.8 to 58.1 us a layer; not measured since. */
+template <class KV> constexpr bool items_apart = KV::items &&KV::nets;
+template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && (!KV::items || items_apart<KV>);
 
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
 template <class KV> DEV float norm_of(const chain_step &s, const float *squares, float width, float over)
@@ -121,7 +125,7 @@ template <int TYPE, bool SPLIT>
 DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int term, chain_lane &l,
                     float *terms)
 {
-    constexpr int bytes = TYPE == 0 ? 2304 : TYPE == 1 ? 2816 : 3360;
+    constexpr int bytes = TYPE == 0 ? 2304 : TYPE == 1 ? 2816 : TYPE == 2 ? 3360 : 2176;
     const int lane = threadIdx.x % 32, unit = (int)(tile.z & 0xffff) + sub;
     if (sub >= (int)(tile.w / CHAIN_UNITS & 3)) return;
     const uint8_t *const st = ring + tile.x + sub * bytes;
@@ -131,13 +135,15 @@ DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int
         y = chain_45<4>(st, apart, l, (uint32_t)unit);
     else if (TYPE == 1)
         y = chain_45<5>(st, apart, l, (uint32_t)unit);
-    else
+    else if (TYPE == 2)
         y = chain_6(st, apart, l, (uint32_t)unit, &factor);
+    else
+        y = chain_iq4(st, apart, l, (uint32_t)unit, &factor);
     if (SPLIT) term = (int)(tile.w / CHAIN_TERM) * 16;
     float *const to =
         terms + (int)(tile.z >> 16) + 16 * unit + 8 * (lane % 2) + lane / 4 + (lane & 2 ? term : 0);
     *to = y;
-    if (TYPE == 2) to[term / 2 - 8] = factor;
+    if (TYPE >= 2) to[term / 2 - 8] = factor;
 }
 /* Terms of the block's tiles, a unit a warp in turn: first those of pairs that all blocks share, which are
  * added meanwhile (chain/split.cuh). rounds: the warp first rounds the columns of each unit, which it has
@@ -175,7 +181,8 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
     if (lane == 0) r.done[warp] = min(number, stop);
     for (bool begins = split;; begins = false) {
 #pragma unroll 1
-        for (; number < stop; number += KV::wide || KV::items ? CHAIN_WARPS >> made_now(two) : on) {
+        for (; number < stop;
+             number += KV::wide || (KV::items && !items_apart<KV>) ? CHAIN_WARPS >> made_now(two) : on) {
             if (SPLIT ? more > 0 : here ? rounds : row != nullptr) {
                 if (!first) values_settle<1, 1>(v, SPLIT ? row + 256 * mine : row, 1);
                 if (here) {
@@ -200,6 +207,8 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
                 chain_term<0, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (what == 2)
                 chain_term<2, SPLIT>(r.ring, tile, sub, two, term, l, terms);
+            else if (KV::items && what == 3)
+                chain_term<3, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else
                 chain_term<1, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             __syncwarp();

@@ -153,12 +153,12 @@ DEV void chain_keys_near(const chain_step &s, const chain_plan &g, int pos)
 }
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
- * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K), 4 times
- * the bytes of a unit, CHAIN_UNITS times its units, CHAIN_TERM times what is between its panels' terms, by
- * sixteens. */
+ * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K, 3 IQ4_XS),
+ * 4 times the bytes of a unit, CHAIN_UNITS times its units, CHAIN_TERM times what is between its panels'
+ * terms, by sixteens. */
 DEV unsigned code_of(uint32_t type)
 {
-    return type == KN_Q4_K ? 0 : type == KN_Q6_K ? 2 : 1;
+    return type == KN_Q4_K ? 0 : type == KN_Q6_K ? 2 : type == KN_IQ4_XS ? 3 : 1;
 }
 
 /* What a tile is copied from: of the first panel, and of the second. */
@@ -352,7 +352,7 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                             const uint32_t wanted = __shfl_sync(0xffffffff, room, __ffs((int)held) - 1);
                             if ((int)(wanted - low) > 0) keys.early(s, i, asked - total, tiles);
                         }
-                    if (!KV::items && !now) __nanosleep(40);
+                    if ((!KV::items || KV::nets) && !now) __nanosleep(40);
                 }
                 place_on(p, 32, cap, ring);
             }

@@ -24,6 +24,11 @@ struct chain_output {
     unsigned bits; /* of its term, 14; whether the factors are the terms' own, 1; its matrix, 2; its number of
                       the block's outputs, 15 */
 };
+/* Do the terms of the type have factors of their own? */
+DEV bool own_factors(uint32_t type)
+{
+    return type == KN_Q6_K || type == KN_IQ4_XS;
+}
 DEV chain_output output_here(const chain_step &s, int pairs, int item, int share)
 {
     const int lane = threadIdx.x % 32, term = (int)s.terms / 4, log = 5 - share, width = 1 << log,
@@ -42,7 +47,7 @@ DEV chain_output output_here(const chain_step &s, int pairs, int item, int share
     const int row = 16 * panel + (s.gated ? which & 15 : which);
     if (row < s.m[j].n_out) c.at = s.m[j].column + row;
     c.bits = (unsigned)((2 * pair + which / 16) * term + which % 16) |
-             (s.m[j].type == KN_Q6_K ? 1u << 14 : 0) | (unsigned)j << 15 |
+             (own_factors(s.m[j].type) ? 1u << 14 : 0) | (unsigned)j << 15 |
              (unsigned)(32 * pair + which) << 17;
     return c;
 }
@@ -90,7 +95,7 @@ DEV int split_runs(const chain_step &s, split_run &mine)
                   base = wide * (s.pieces * (pair - g.pair) - g.piece);
         int panel;
         bool two;
-        const bool factors = pair_of(s, s.rounds * (int)gridDim.x + pair, &panel, &two).type == KN_Q6_K;
+        const bool factors = own_factors(pair_of(s, s.rounds * (int)gridDim.x + pair, &panel, &two).type);
 #pragma unroll 1
         while (u < end) {
             const int from = slice * slice_units, whole = min(from + slice_units, units),

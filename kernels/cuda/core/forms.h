@@ -33,6 +33,7 @@
     F(CHAIN_NETS_SHARED, "chain nets shared")                                                                \
     F(CHAIN_ITEMS, "chain items")                                                                            \
     F(CHAIN_ITEMS_FAR, "chain items far")                                                                    \
+    F(CHAIN_NETS_ITEMS, "chain nets items")                                                                  \
     F(CHAIN_ALONE, "chain alone") /* collected, and launched one by one after all */                         \
     F(EXPERTS_PLAIN, "experts plain")                                                                        \
     F(EXPERTS_HELD, "experts held")                                                                          \

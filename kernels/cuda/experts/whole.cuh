@@ -460,6 +460,7 @@ DEV void whole_add(const whole_args &a, const struct whole_memory *m, const uint
             const float x = a.add ? __fadd_rn(m->old[o][i / 16], y) : y;
             if (has_behind<P>(a)) word_put(m->words + WHOLE_Y + word_at(row), x);
             a.out[row] = x;
+            if (a.tap) a.tap[row] = x;
         }
     }
 }

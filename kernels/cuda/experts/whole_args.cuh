@@ -67,8 +67,8 @@ struct whole_args {
     const float *x, *norm, *router_norm;
     float eps;
     struct kn_route route;
-    float *logits, *shared_logits, *h, *out;
-    unsigned long long *values; /* {value, tag}: [n_expert + 1] logits */
+    float *logits, *shared_logits, *h, *out, *tap; /* tap: NULL, or where out is wanted too */
+    unsigned long long *values;                    /* {value, tag}: [n_expert + 1] logits */
     uint32_t *words;            /* two sets of WHOLE_WORDS: [slots][h_blocks][256] h; WHOLE_X */
     unsigned *tag;              /* and the set */
     int32_t units, slice_units; /* of 256 columns: a row, its slices */

@@ -222,6 +222,20 @@ static __global__ void __launch_bounds__(256)
         dst[i / width * stride + offset + i % width] = x[i];
 }
 
+static int launch_tap(struct cuda_backend *be, float *dst, int64_t stride, int64_t offset, const float *x,
+                      int32_t n, int64_t width)
+{
+    int64_t blocks = (n * width + 255) / 256;
+    dim3 grid((unsigned)(blocks < 4 * be->sm_count ? blocks : 4 * be->sm_count));
+    return cuda_check(
+        be, "tap", cuda_launch(be, tap_rows, grid, dim3(256), 0, dst, stride, offset, x, (int64_t)n, width));
+}
+int chain_tap_alone(struct cuda_backend *be, float *to, const float *x, int64_t width)
+{
+    return launch_tap(be, to, width, 0, x, 1, width);
+}
+
+/* Of one row: a store of whoever makes x, where that has not been launched. */
 int cuda_tap(struct kn_backend *kb, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width)
 {
@@ -230,10 +244,12 @@ int cuda_tap(struct kn_backend *kb, float *dst, int64_t stride, int64_t offset, 
         return cuda_fail(be, KN_EINVAL, "tap: %lld values at %lld of a row of %lld", (long long)width,
                          (long long)offset, (long long)stride);
     if (!n || !width) return 0;
-    int64_t blocks = (n * width + 255) / 256;
-    dim3 grid((unsigned)(blocks < 4 * be->sm_count ? blocks : 4 * be->sm_count));
-    return cuda_check(
-        be, "tap", cuda_launch(be, tap_rows, grid, dim3(256), 0, dst, stride, offset, x, (int64_t)n, width));
+    if (n == 1) {
+        if (experts_tap(be, dst + offset, x, width)) return 0;
+        const int kept = chain_tap(be, dst + offset, x, width);
+        if (kept) return kept < 0 ? kept : 0;
+    }
+    return launch_tap(be, dst, stride, offset, x, n, width);
 }
 
 static __global__ void __launch_bounds__(256) softcap_values(float *x, int64_t count, float cap)

@@ -31,6 +31,8 @@ struct shape {
 #define K4 KN_Q4_K
 #define K5 KN_Q5_K
 #define K6 KN_Q6_K
+#define X4 KN_IQ4_XS
+#define Q8 KN_Q8_0
 static const struct shape shapes[] = {
     {"256 512, 1 key head of 4", 256, 512, 1, 4, 3, K4, K4, K4, K4, K4, K4, true, false, NULL, 0, 0, 0, 0},
     {"512 1024, 2 of 2", 512, 1024, 2, 2, 2, K5, K6, K4, K6, K5, K6, true, true, NULL, 0, 0, 0, 0},
@@ -40,7 +42,8 @@ static const struct shape shapes[] = {
     {"1280 768, 2 of 32", 1280, 768, 2, 32, 2, K4, K6, K4, K5, K4, K4, true, false, NULL, 0, 0, 0, 0},
     {"2048 6144, 16 of 32", 2048, 6144, 16, 32, 3, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0, 0},
     {"4096 12288, 16 of 32", 4096, 12288, 16, 32, 3, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0, 0},
-    {"Qwen3.5-27B", 5120, 17408, 16, 48, 6, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0, 0},
+    {"Qwen3.5-27B, gates Q4_K", 5120, 17408, 16, 48, 6, K5, K4, K4, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
     {"Qwen3.5-27B, Q4_K", 5120, 17408, 16, 48, 6, K4, K4, K4, K4, K4, K4, false, true, NULL, 0, 0, 0, 0},
     {"256 768, 2 of 4, attention of 2 over 1", 256, 768, 2, 4, 4, K4, K6, K4, K4, K4, K4, true, true, "DDAD",
      2, 1, 64, KN_F16},
@@ -50,6 +53,24 @@ static const struct shape shapes[] = {
      true, "DDAA", 16, 1, 0, KN_F16},
     {"2560 9216, 16 of 32, attention of 16 over 4", 2560, 9216, 16, 32, 4, K5, K4, K4, K4, K4, K6, false,
      true, "DDAD", 16, 4, 64, KN_F16},
+    {"512 1024, 2 of 2, gates F32", 512, 1024, 2, 2, 3, K4, K6, KN_F32, K4, K4, K6, true, true, NULL, 0, 0, 0,
+     0},
+    {"768 1280, 3 of 6, gates BF16, IQ4_XS", 768, 1280, 3, 6, 3, X4, K4, KN_BF16, X4, X4, K6, true, false,
+     NULL, 0, 0, 0, 0},
+    {"1280 768, 2 of 32, gates F16, all kinds", 1280, 768, 2, 32, 3, Q8, K6, KN_F16, K4, KN_BF16, Q8, true,
+     true, NULL, 0, 0, 0, 0},
+    {"768 512, 3 of 6, kinds, attention of 12 over 2", 768, 512, 3, 6, 5, K6, Q8, KN_F32, K5, Q8, KN_F16,
+     true, false, "DDADA", 12, 2, 256, KN_BF16},
+    {"Qwen3.5-27B, gates Q8_0", 5120, 17408, 16, 48, 6, K5, K4, Q8, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
+    {"Qwen3.5-27B, gates F16", 5120, 17408, 16, 48, 6, K5, K4, KN_F16, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
+    {"Qwen3.5-27B, gates BF16", 5120, 17408, 16, 48, 6, K5, K4, KN_BF16, K4, K4, K6, false, true, NULL, 0, 0,
+     0, 0},
+    {"Qwen3.5-27B, gates F32", 5120, 17408, 16, 48, 6, K5, K4, KN_F32, K4, K4, K6, false, true, NULL, 0, 0, 0,
+     0},
+    {"Qwen3.5-27B, dynamic", 5120, 17408, 16, 48, 6, Q8, K5, KN_F32, K6, X4, KN_F16, false, true, NULL, 0, 0,
+     0, 0},
     {"Qwen3.5-27B, attention", 5120, 17408, 16, 48, 4, K5, K4, K4, K4, K4, K6, false, true, "DDAD", 24, 4, 64,
      KN_F16},
     {"Qwen3.5-27B, attention, Q4_K", 5120, 17408, 16, 48, 4, K4, K4, K4, K4, K4, K4, false, false, "DDDA", 24,
@@ -70,7 +91,7 @@ struct model {
     const struct shape *s;
     int64_t width, inner;
     struct layer l[LAYERS];
-    float *x, *qkv, *z, *alpha, *beta, *o, *h, *g;
+    float *x, *qkv, *z, *alpha, *beta, *o, *h, *g, *taps; /* taps: [layers][hidden] */
     struct kn_weight first;
     int32_t *pending, *pos;
     float *q, *gates, *k, *v, *heads, *table; /* of attention */
@@ -93,7 +114,15 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
     for (size_t i = 0; i < own; i++) {
         uint8_t *b = w + i * t->bytes;
         const float u = gaussian(1.0f);
-        if (type == KN_Q6_K)
+        if (type == KN_F32 || type == KN_F16 || type == KN_BF16) {
+            const float v = 0.02f * u;
+            const uint16_t h = type == KN_F16 ? kn_f32_to_f16(v) : kn_f32_to_bf16(v);
+            memcpy(b, type == KN_F32 ? (const void *)&v : (const void *)&h, t->bytes);
+        } else if (type == KN_Q8_0) {
+            set_half(b, 0.0005f * u);
+        } else if (type == KN_IQ4_XS) {
+            set_half(b, 0.00007f * u);
+        } else if (type == KN_Q6_K)
             set_half(b + 208, 0.00003f * u);
         else
             set_half(b, 0.0003f * u), set_half(b + 2, 0.002f * u);
@@ -180,6 +209,7 @@ static void make(struct model *m, const struct shape *s)
     m->x = room(ROWS * s->hidden), m->qkv = room(ROWS * m->width), m->z = room(ROWS * m->inner);
     m->alpha = room(ROWS * s->n_v), m->beta = room(ROWS * s->n_v), m->o = room(ROWS * m->inner);
     m->h = room(ROWS * s->ff), m->g = random_row(m->inner, 1.0f);
+    m->taps = room(s->layers * s->hidden);
     m->pending = put(gpu, NULL, 4), m->pos = put(gpu, NULL, 4 * ROWS);
     const int64_t inner = (int64_t)s->n_head * WIDE + 1, wide = (int64_t)s->n_kv * WIDE + 1;
     m->q = room(ROWS * inner), m->gates = room(ROWS * inner), m->heads = room(ROWS * inner);
@@ -199,8 +229,8 @@ static void unmake(struct model *m)
             if (p[j]) drop(gpu, p[j]);
     }
     kn_op(gpu)->weight_free(gpu, &m->first);
-    void *p[] = {m->x,       m->qkv, m->z,     m->alpha, m->beta, m->o,     m->h,     m->g,
-                 m->pending, m->q,   m->gates, m->k,     m->v,    m->heads, m->table, m->pos};
+    void *p[] = {m->taps,    m->x, m->qkv,   m->z, m->alpha, m->beta,  m->o,     m->h,  m->g,
+                 m->pending, m->q, m->gates, m->k, m->v,     m->heads, m->table, m->pos};
     for (size_t j = 0; j < sizeof p / sizeof *p; j++) drop(gpu, p[j]);
 }
 
@@ -278,6 +308,8 @@ static void run(struct model *m, int32_t n, int32_t commit, bool starts)
         must(gpu, "norm_gated",
              op->norm_gated(gpu, m->h, &l->gate, &l->up, m->x, l->ffn_norm, 1e-6f, KN_ACT_SILU, n));
         must(gpu, "linear", op->linear(gpu, m->x, &l->down, m->h, n, true));
+        if (n == 1 && i % 3 != 1)
+            must(gpu, "tap", op->tap(gpu, m->taps, s->layers * s->hidden, i * s->hidden, m->x, 1, s->hidden));
     }
 }
 /* Rows at positions from pos on: where they stand, and their angles. */
@@ -297,8 +329,8 @@ static void place(struct model *m, int32_t pos)
     must(gpu, "upload", kn_op(gpu)->upload(gpu, m->table, table, sizeof table));
 }
 
-/* What stands where: the row and what it leaves, then states, convolutions' states and logs of all layers, or
- * their keys and values from pos on. */
+/* What stands where: the row and what it leaves, taps, then states, convolutions' states and logs of all
+ * layers, or their keys and values from pos on. */
 static int places(struct model *m, int32_t pos, const void *from[], size_t size[])
 {
     const struct shape *s = m->s;
@@ -306,6 +338,7 @@ static int places(struct model *m, int32_t pos, const void *from[], size_t size[
     int n = 0;
     from[n] = m->x, size[n++] = 4 * (size_t)s->hidden;
     from[n] = m->h, size[n++] = 4 * (size_t)s->ff;
+    from[n] = m->taps, size[n++] = 4 * (size_t)(s->layers * s->hidden);
     for (int i = 0; i < s->layers; i++) {
         const struct layer *l = &m->l[i];
         if (l->attends) {
@@ -344,8 +377,8 @@ enum { PASSES = sizeof passes / sizeof *passes };
 static uint8_t *results(struct model *m, const float *x, int32_t pos, size_t *bytes, int launches)
 {
     const struct shape *s = m->s;
-    const void *from[2 + 4 * LAYERS];
-    size_t size[2 + 4 * LAYERS], all = 0;
+    const void *from[3 + 4 * LAYERS];
+    size_t size[3 + 4 * LAYERS], all = 0;
     const int n = places(m, pos, from, size);
     for (int i = 0; i < n; i++) all += size[i];
     for (int i = 0; i < s->layers; i++) {
@@ -369,6 +402,7 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, size_t *by
              kn_op(gpu)->upload(gpu, m->x, x + (p - passes) % 3 * 7, 4 * (size_t)(p->n * s->hidden)));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m->o, x + 100, 4 * (size_t)m->inner));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m->pending, &p->pending, 4));
+        clear(m->taps, 4 * (size_t)(s->layers * s->hidden));
         if (s->kinds) place(m, pos), places(m, pos++, from, size);
         if (p->replays) {
             void *rec = NULL;
@@ -389,17 +423,31 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, size_t *by
     return left;
 }
 
+/* Kinds of activations that the types want: steps of a product with such matrices. */
+static int kinds_of(const uint32_t *types, int n)
+{
+    unsigned seen = 0;
+    for (int i = 0; i < n; i++)
+        seen |= 1u << (types[i] == KN_F32    ? 1
+                       : types[i] == KN_F16  ? 2
+                       : types[i] == KN_BF16 ? 3
+                       : types[i] == Q8      ? 4
+                                             : 0);
+    return __builtin_popcount(seen);
+}
+
 /* Chains of a pass of one row: attention is a launch between two, and what has few steps goes as launches. */
 static int chains_of(const struct shape *s)
 {
     enum { LEAST = 8 }; /* CHAIN_LEAST */
+    const uint32_t net[] = {s->qkv, s->z, s->gates}, attention[] = {s->qkv, s->z, s->down};
     int steps = s->starts, chains = 0;
     for (int i = 0; i < s->layers; i++) {
         if (attends(s, i)) { /* the projections end one, the gated row begins the next */
-            chains += steps + 1 >= LEAST;
+            chains += steps + kinds_of(attention, 3) >= LEAST;
             steps = 3;
         } else {
-            steps += 5;
+            steps += 4 + kinds_of(net, 3);
         }
     }
     return chains + (steps >= LEAST);
@@ -536,9 +584,9 @@ static void bench(const struct shape *s)
 
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED};
+    static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, CUDA_CHAIN_NETS_ITEMS};
     char text[400];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, forms, 2, text, sizeof text);
+    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_ITEMS, forms, 3, text, sizeof text);
     verdict(ok, "forms: %s", text);
 }
 

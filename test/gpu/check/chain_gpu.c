@@ -90,13 +90,19 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
     for (size_t i = 0; i < own; i++) {
         uint8_t *b = w + i * t->bytes;
         const float u = (float)((int32_t)rnd() * (1.0 / 2147483648.0));
-        if (type == KN_F16 || type == KN_BF16) { /* from 1/128 on; zeros */
+        if (type == KN_F32) {
+            const float v = u / 64;
+            memcpy(b, &v, 4);
+        } else if (type == KN_F16 || type == KN_BF16) { /* from 1/128 on; zeros */
             const uint16_t h = (uint16_t)(type == KN_BF16 ? (rnd() & 0x80ff) | 0x3c00
                                                           : (rnd() & 0x83ff) | (0x2000 + (rnd() % 3 << 10)));
             memcpy(b, &h, 2);
             if (rnd() % 64 == 0) memset(b, 0, 2);
         } else if (t->block == 32) {
             set_half(b, (type == KN_Q8_0 ? 0.0005f : type == KN_IQ4_NL ? 0.0003f : 0.004f) * u);
+            if (type == KN_Q4_1) set_half(b + 2, 0.004f * u);
+        } else if (type == KN_IQ4_XS) {
+            set_half(b, 0.00007f * u);
         } else if (type == KN_Q6_K) {
             set_half(b + 208, 0.00003f * u);
         } else {
@@ -124,6 +130,7 @@ struct shape {
 #define K6 KN_Q6_K
 #define Q8 KN_Q8_0
 #define BF KN_BF16
+#define X4 KN_IQ4_XS
 static const struct shape shapes[] = {
     {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, false},
     {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true, false},
@@ -155,7 +162,17 @@ static const struct shape shapes[] = {
     {"5376 2048, wide norms beside Q8_0", 5376, 2048, 16, 2, 2, 256, BF, K4, Q8, K4, K6, KN_F16, true, true,
      true, false},
     {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true,
-     true},
+     false},
+    {"512 1024, Q4_1", 512, 1024, 4, 2, 3, 256, KN_Q4_1, K4, K4, K4, K6, KN_F16, true, true, true, true},
+    {"768 1280, IQ4_XS", 768, 1280, 6, 2, 3, 768, X4, X4, K6, X4, K5, KN_F16, true, true, true, false},
+    {"2304 768, IQ4_XS, Q6_K, F16", 2304, 768, 4, 2, 3, 768, X4, K6, X4, KN_F16, X4, KN_BF16, true, true,
+     true, false},
+    {"1280 2304, F32 and Q8_0", 1280, 2304, 6, 2, 3, 768, KN_F32, Q8, X4, KN_F32, Q8, KN_F16, false, true,
+     true, false},
+    {"1792 4352, BF16 beside Q5_K", 1792, 4352, 6, 2, 3, 256, K4, X4, KN_F16, K5, BF, KN_F16, true, true,
+     true, false},
+    {"Qwen3-8B, dynamic", 4096, 12288, 32, 8, 12, 4096, Q8, X4, K6, K5, KN_F16, KN_F16, true, true, false,
+     false},
     {"Qwen3-0.6B, Q8_0", 1024, 3072, 16, 8, 28, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
     {"Qwen3-0.6B, BF16", 1024, 3072, 16, 8, 28, 4096, BF, BF, BF, BF, BF, KN_F16, true, true, false, false},
     {"Qwen3-8B, Q8_0", 4096, 12288, 32, 8, 12, 4096, Q8, Q8, Q8, Q8, Q8, KN_F16, true, true, false, false},
@@ -185,6 +202,8 @@ static const struct shape far_shapes[] = {
      false},
     {"1280 2304, 32-blocks, far", 1280, 2304, 12, 4, 2, 5120, KN_IQ4_NL, Q8, KN_Q5_0, KN_Q4_0, Q8, KN_F16,
      true, true, true, false},
+    {"1280 768, mixed, far", 1280, 768, 6, 2, 3, 4864, X4, K4, Q8, K5, KN_F16, KN_F16, true, true, true,
+     false},
     {"5376 1280, wide norms, far", 5376, 1280, 16, 2, 2, 5120, K4, K5, K6, K4, K6, KN_BF16, true, true, true,
      false},
 };
@@ -202,7 +221,7 @@ struct layer {
 struct model {
     const struct shape *s;
     struct layer l[LAYERS];
-    float *x, *q, *k, *v, *attn, *h, *table, *logits, *out_norm;
+    float *x, *q, *k, *v, *attn, *h, *table, *logits, *out_norm, *taps; /* taps: [layers][hidden] */
     int32_t *pos;
     struct kn_weight head; /* of HEAD outputs, where the shape is no small one */
 };
@@ -258,6 +277,7 @@ static void make(struct model *m, const struct shape *s)
     m->table = put(turns, 128);
     m->head = (struct kn_weight){0};
     m->logits = put(NULL, HEAD), m->out_norm = random_row(s->hidden, 1.0f);
+    m->taps = put(NULL, (size_t)(s->layers * s->hidden));
     if (!s->small) m->head = weight(s->v == K4 || s->v == K5 ? K6 : s->v, s->hidden, HEAD);
     must("reserve_kv", kn_op(gpu)->reserve_kv(gpu, 1, s->n_head, &m->l[0].kv, 0));
 }
@@ -272,11 +292,17 @@ static void unmake(struct model *m)
         for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
     }
     if (!m->s->small) kn_op(gpu)->weight_free(gpu, &m->head);
-    void *p[] = {m->x, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table, m->logits, m->out_norm};
+    void *p[] = {m->x, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table, m->logits, m->out_norm, m->taps};
     for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
 }
 
 static bool heads = true; /* a head behind the layers */
+static bool tapped;       /* x is wanted behind layers 0, 2, ..., too; and behind the last */
+static void tap(float *to, const float *x, int64_t hidden, int layer, int layers)
+{
+    if (tapped && (layer % 2 == 0 || layer == layers - 1))
+        must("tap", kn_op(gpu)->tap(gpu, to, layers * hidden, layer * hidden, x, 1, hidden));
+}
 static void run(struct model *m, int layers)
 {
     const struct shape *s = m->s;
@@ -311,25 +337,36 @@ static void run(struct model *m, int layers)
         must("norm_gated",
              kn_op(gpu)->norm_gated(gpu, m->h, &l->gate, &l->up, m->x, l->ffn_norm, 1e-6f, KN_ACT_SILU, 1));
         must("linear", kn_op(gpu)->linear(gpu, m->x, &l->down, m->h, 1, true));
+        tap(m->taps, m->x, s->hidden, i, s->layers);
     }
     const struct kn_weight *const head = &m->head;
     if (m->head.packed && heads)
         must("norm_linear", kn_op(gpu)->norm_linear(gpu, &m->logits, &head, 1, m->x, m->out_norm, 1e-6f, 1));
 }
 
+static void wipe(float *p, size_t bytes)
+{
+    void *none = calloc(1, bytes);
+    if (!none) exit(4);
+    must("upload", kn_op(gpu)->upload(gpu, p, none, bytes));
+    free(none);
+}
+
 static bool whole; /* nothing is promised of positions */
-/* What a pass leaves: x, attn, h, keys and values at pos of all layers. */
+/* What a pass leaves: x, attn, h, logits, taps, keys and values at pos of all layers. */
 static uint8_t *results(struct model *m, const float *x, int32_t pos, int times, bool recorded, size_t *n)
 {
     const struct shape *s = m->s;
-    const size_t row = (size_t)s->n_kv * 256, sizes[] = {4 * (size_t)s->hidden, 512 * (size_t)s->n_head,
-                                                         4 * (size_t)s->ff, m->head.packed ? 4 * HEAD : 0};
-    const void *from[] = {m->x, m->attn, m->h, m->logits};
+    const size_t row = (size_t)s->n_kv * 256,
+                 sizes[] = {4 * (size_t)s->hidden, 512 * (size_t)s->n_head, 4 * (size_t)s->ff,
+                            m->head.packed ? 4 * HEAD : 0, 4 * (size_t)(s->layers * s->hidden)};
+    const void *from[] = {m->x, m->attn, m->h, m->logits, m->taps};
     int32_t bound = 64;
     while (bound <= pos) bound *= 2;
     kn_bound(gpu, whole ? 0 : bound);
     must("upload", kn_op(gpu)->upload(gpu, m->x, x, sizes[0]));
     must("upload", kn_op(gpu)->upload(gpu, m->pos, &pos, sizeof pos));
+    wipe(m->taps, sizes[4]);
     if (recorded) {
         void *rec = NULL;
         must("record_begin", kn_op(gpu)->record_begin(gpu));
@@ -341,9 +378,9 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, int times,
     } else {
         for (int i = 0; i < times; i++) run(m, s->layers);
     }
-    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3] + 2 * row * (size_t)s->layers;
+    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + 2 * row * (size_t)s->layers;
     uint8_t *all = take(*n), *to = all;
-    for (int i = 0; i < 4; to += sizes[i++])
+    for (int i = 0; i < 5; to += sizes[i++])
         must("download", kn_op(gpu)->download(gpu, to, from[i], sizes[i]));
     for (int i = 0; i < 2 * s->layers; i++, to += row) {
         const uint8_t *p = i % 2 ? m->l[i / 2].kv.v : m->l[i / 2].kv.k;
@@ -357,6 +394,7 @@ static void compare(struct model *m, const float *x, int32_t pos, int times, boo
 {
     char line[200];
     size_t n, differ = 0, odd = 0, first = 0;
+    tapped = pos % 2 || times > 3;
     chain_tuning.off = 1;
     const long before = chain_launched;
     uint8_t *want = results(m, x, pos, times, recorded, &n);
@@ -375,9 +413,9 @@ static void compare(struct model *m, const float *x, int32_t pos, int times, boo
         odd += !isfinite(y);
     }
     snprintf(line, sizeof line,
-             "chain %s, %s position %d, %d times%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
-             m->s->name, what, pos, times, recorded ? ", recorded" : "", differ, n / 4, first, odd,
-             taken ? "" : ", no chain");
+             "chain %s, %s position %d, %d times%s%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
+             m->s->name, what, pos, times, recorded ? ", recorded" : "", tapped ? ", taps" : "", differ,
+             n / 4, first, odd, taken ? "" : ", no chain");
     verdict(taken && differ == 0 && (strncmp(what, "a NaN", 5) ? *what || odd == 0 : odd > 0), line);
     free(want), free(got);
 }
@@ -576,7 +614,8 @@ int main(int argc, char **argv)
                often = argc > 1 && !strcmp(argv[1], "--stress"), far = argc > 1 && !strcmp(argv[1], "--far");
     chain_tuning.head_columns = 1 << 20;
     if (small) chain_tuning.split = chain_tuning.split_normed = 1;
-    heads = !timing; /* what is timed is layers */
+    heads = !timing;                         /* what is timed is layers */
+    tapped = timing && getenv("CHAIN_TAPS"); /* with taps */
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_gpu: %s\n", msg);
         return 5;

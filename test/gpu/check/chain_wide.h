@@ -114,7 +114,7 @@ enum { WIDE_LAYERS = 12 };
 struct wide_model {
     const struct wide_shape *s;
     struct wide_layer l[WIDE_LAYERS];
-    float *x, *y, *q, *k, *v, *attn, *h, *table[2];
+    float *x, *y, *q, *k, *v, *attn, *h, *table[2], *taps; /* taps: [layers][hidden] */
     int32_t *pos;
 };
 
@@ -163,6 +163,7 @@ static void wide_make(struct wide_model *m, const struct wide_shape *s)
     m->x = put(NULL, (size_t)s->hidden), m->y = put(NULL, (size_t)s->hidden);
     m->q = put(NULL, (size_t)q_most), m->k = put(NULL, (size_t)kv_most), m->v = put(NULL, (size_t)kv_most);
     m->attn = put(NULL, (size_t)q_most), m->h = put(NULL, (size_t)s->ff);
+    m->taps = put(NULL, (size_t)(s->layers * s->hidden));
     m->pos = (int32_t *)put(NULL, 1);
     for (int f = 0; f < 2; f++) {
         float turns[512];
@@ -184,7 +185,7 @@ static void wide_unmake(struct wide_model *m)
             if (w[j]->n_in) kn_op(gpu)->weight_free(gpu, w[j]);
         for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
     }
-    void *p[] = {m->x, m->y, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table[0], m->table[1]};
+    void *p[] = {m->x, m->y, m->q, m->k, m->v, m->attn, m->h, m->pos, m->table[0], m->table[1], m->taps};
     for (size_t j = 0; j < sizeof p / sizeof *p; j++) kn_op(gpu)->free(gpu, p[j]);
 }
 
@@ -233,22 +234,25 @@ static void wide_run(struct wide_model *m)
         if (i + 1 < s->layers) kn_next(gpu, &m->l[i + 1].q, m->l[i + 1].attn_norm);
         must("norm_add", kn_op(gpu)->norm_add(gpu, m->x, m->x, m->y, l->post_ffw, 1, s->hidden, 1e-6f,
                                               i % 3 ? 0.75f : 1.0f));
+        tap(m->taps, m->x, s->hidden, i, s->layers);
     }
 }
-/* What a pass leaves: x, y, attn, h, keys and values at pos of all layers. */
+/* What a pass leaves: x, y, attn, h, taps, keys and values at pos of all layers. */
 static uint8_t *wide_results(struct wide_model *m, const float *x, int32_t pos, int times, bool recorded,
                              size_t *n)
 {
     const struct wide_shape *s = m->s;
     const int last = wide_full(s, s->layers - 1);
     const size_t sizes[] = {4 * (size_t)s->hidden, 4 * (size_t)s->hidden,
-                            4 * (size_t)(s->d[last] * s->n_head), 4 * (size_t)s->ff};
-    const void *from[] = {m->x, m->y, m->attn, m->h};
+                            4 * (size_t)(s->d[last] * s->n_head), 4 * (size_t)s->ff,
+                            4 * (size_t)(s->layers * s->hidden)};
+    const void *from[] = {m->x, m->y, m->attn, m->h, m->taps};
     int32_t bound = 64;
     while (bound <= pos) bound *= 2;
     kn_bound(gpu, bound);
     must("upload", kn_op(gpu)->upload(gpu, m->x, x, sizes[0]));
     must("upload", kn_op(gpu)->upload(gpu, m->pos, &pos, sizeof pos));
+    wipe(m->taps, sizes[4]);
     if (recorded) {
         void *rec = NULL;
         must("record_begin", kn_op(gpu)->record_begin(gpu));
@@ -260,10 +264,10 @@ static uint8_t *wide_results(struct wide_model *m, const float *x, int32_t pos, 
     } else {
         for (int i = 0; i < times; i++) wide_run(m);
     }
-    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3];
+    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4];
     for (int i = 0; i < s->layers; i++) *n += 4 * (size_t)(s->d[wide_full(s, i)] * s->n_kv[wide_full(s, i)]);
     uint8_t *all = take(*n), *to = all;
-    for (int i = 0; i < 4; to += sizes[i++])
+    for (int i = 0; i < 5; to += sizes[i++])
         must("download", kn_op(gpu)->download(gpu, to, from[i], sizes[i]));
     for (int i = 0; i < 2 * s->layers; i++) {
         const struct kn_kv *kv = &m->l[i / 2].kv;
@@ -280,6 +284,7 @@ static void wide_compare(struct wide_model *m, const float *x, int32_t pos, int 
 {
     char line[200];
     size_t n, differ = 0, odd = 0, first = 0;
+    tapped = pos % 2 || times > 3;
     chain_tuning.off = 1;
     const long before = chain_launched;
     uint8_t *want = wide_results(m, x, pos, times, recorded, &n);
@@ -295,9 +300,9 @@ static void wide_compare(struct wide_model *m, const float *x, int32_t pos, int 
         odd += !isfinite(y);
     }
     snprintf(line, sizeof line,
-             "chain %s, %s position %d, %d times%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
-             m->s->name, what, pos, times, recorded ? ", recorded" : "", differ, n / 4, first, odd,
-             taken ? "" : ", no chain");
+             "chain %s, %s position %d, %d times%s%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
+             m->s->name, what, pos, times, recorded ? ", recorded" : "", tapped ? ", taps" : "", differ,
+             n / 4, first, odd, taken ? "" : ", no chain");
     verdict(taken && differ == 0 && (strncmp(what, "a NaN", 5) ? odd == 0 : odd > 0), line);
     free(want), free(got);
 }

@@ -38,7 +38,7 @@ struct around {
 
 enum { AROUND_ROWS = 24 };
 
-/* The weights and rows of one of them; bytes: of what a row leaves, x and the products of it. */
+/* The weights and rows of one of them; bytes: of what a row leaves, x, its tap and the products of it. */
 struct around_data {
     const struct around *r;
     struct kn_weight before, w[4];
@@ -49,7 +49,7 @@ struct around_data {
 static struct around_data around_make(const struct around *r)
 {
     const size_t embd = (size_t)r->s->embd, n = AROUND_ROWS * (size_t)r->width;
-    struct around_data a = {.r = r, .before = dense(r->before, r->s->embd, r->width), .bytes = embd * 4};
+    struct around_data a = {.r = r, .before = dense(r->before, r->s->embd, r->width), .bytes = embd * 8};
     a.x = host_alloc(embd * 4), a.row = host_alloc(n * 4), a.gate = host_alloc(n * 4);
     for (int j = 0; j < r->n_w; j++) {
         a.w[j] = dense(r->types[j], r->n_out[j], r->s->embd);
@@ -74,7 +74,8 @@ static uint8_t *around_run(const struct around_data *a, struct kn_mixture m)
 {
     const struct around *r = a->r;
     const size_t embd = (size_t)r->s->embd, width = (size_t)r->width, bytes = AROUND_ROWS * width * 4;
-    float *x = put(gpu, a->x, embd * 4), *row = put(gpu, a->row, bytes), *gate = put(gpu, a->gate, bytes);
+    float *x = put(gpu, a->x, embd * 4), *tap = put(gpu, NULL, 3 * embd * 4), *row = put(gpu, a->row, bytes),
+          *gate = put(gpu, a->gate, bytes);
     uint8_t *left = host_alloc(AROUND_ROWS * a->bytes), *to = left;
     const struct kn_weight *list[4];
     for (int j = 0; j < r->n_w; j++) list[j] = &a->w[j];
@@ -83,13 +84,14 @@ static uint8_t *around_run(const struct around_data *a, struct kn_mixture m)
         must(gpu, "gate_linear",
              kn_op(gpu)->gate_linear(gpu, x, &a->before, row + i * width, gate + i * width, 1));
         must(gpu, "mixture", kn_op(gpu)->mixture(gpu, &m));
+        must(gpu, "tap", kn_op(gpu)->tap(gpu, tap, (int64_t)(3 * embd), (int64_t)embd, x, 1, (int64_t)embd));
         must(gpu, "norm_linear",
              kn_op(gpu)->norm_linear(gpu, (float *const *)a->out, list, r->n_w, x, m.norm, eps, 1));
-        fetch(to, x, embd * 4);
-        to += embd * 4;
+        fetch(to, x, embd * 4), fetch(to + embd * 4, tap + embd, embd * 4);
+        to += embd * 8;
         for (int j = 0; j < r->n_w; to += r->n_out[j++] * 4) fetch(to, a->out[j], (size_t)r->n_out[j] * 4);
     }
-    drop(gpu, x), drop(gpu, row), drop(gpu, gate);
+    drop(gpu, x), drop(gpu, tap), drop(gpu, row), drop(gpu, gate);
     return left;
 }
 
@@ -116,21 +118,24 @@ static void check_around(const struct around *r, struct data *d, const struct ma
                            .h = h,
                            .add = true};
     uint8_t *left[4];
-    bool same[4], finite = true;
+    bool same[4], finite = true, tapped = true;
     for (int j = 0; r->shared && j < 3; j++) m.shared[j] = shared[j];
     if (r->shared) m.shared_gate = &router[1].w, m.shared_logits = gate;
     for (int how = 0; how < 4; how++) {
         experts_tuning.apart = apart[how];
         left[how] = around_run(&a, m);
         same[how] = !memcmp(left[how], left[0], AROUND_ROWS * a.bytes);
+        for (size_t i = 0; i < AROUND_ROWS; i++)
+            tapped &=
+                !memcmp(left[how] + i * a.bytes, left[how] + i * a.bytes + s->embd * 4, (size_t)s->embd * 4);
     }
     experts_tuning.apart = 0;
     for (size_t i = 0; i < AROUND_ROWS * a.bytes / 4; i++)
         finite &= isfinite(((const float *)left[0])[i]) != 0;
-    verdict(same[1] && same[2] && same[3] && finite, "around a mixture, %s, %d rows%s%s%s%s", r->name,
-            AROUND_ROWS, same[1] ? "" : ", other bits in one launch",
+    verdict(same[1] && same[2] && same[3] && finite && tapped, "around a mixture, %s, %d rows%s%s%s%s%s",
+            r->name, AROUND_ROWS, same[1] ? "" : ", other bits in one launch",
             same[2] ? "" : ", with those behind alone", same[3] ? "" : ", with the one before alone",
-            finite ? "" : ", not finite");
+            finite ? "" : ", not finite", tapped ? "" : ", a tap is not the row");
     for (int how = 0; how < 4; how++) free(left[how]);
     void *const device[] = {logits, gate, weights, h, ids};
     for (int i = 0; i < 5; i++) drop(gpu, device[i]);

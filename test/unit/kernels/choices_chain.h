@@ -26,16 +26,24 @@ static inline void chain_product_of(struct chain_maker *m, int32_t n_w, const ui
         p.w[j] = &w[j];
         p.out[j] = row + j;
     }
+    bool taken[CHAIN_MATRICES] = {false}; /* a step a kind of activations */
     struct chain_step *s = &m->c->step[m->count];
-    m->fits = m->fits && chain_step_of(m->dev, &p, s);
+    for (int32_t j = 0; j < n_w && m->fits; j++) {
+        if (taken[j]) continue;
+        s = &m->c->step[m->count];
+        m->fits = chain_part_of(m->dev, &p, j, taken, s);
+        s->pass_on = 1, s->again = j > 0;
+        m->c->op[m->count].part = j > 0;
+        m->c->items |= m->fits && chain_is_other(s);
+        m->count += m->fits;
+    }
     if (!m->fits) return;
-    s->pass_on = 1;
+    m->count--;
     if (add && m->kept >= 0) { /* what is added is still its block's */
         m->c->step[m->kept].keep = s->kept = 1;
         m->c->step[m->kept].m[0].out = NULL;
     }
     if (add) m->kept = m->count;
-    m->c->items |= s->kind != CHAIN_K;
     m->c->wide |= s->kind == CHAIN_K && s->norm && s->units > CHAIN_NORM_BLOCKS * CHAIN_WARPS;
     m->count++;
 }
@@ -44,6 +52,7 @@ static inline void chain_attention_of(struct chain_maker *m, const struct shapes
     struct chain_step *t = &m->c->step[m->count++];
     struct chain_state *c = m->c;
     memset(t, 0, sizeof *t);
+    c->op[m->count - 1].part = false;
     t->n_head = s->n_head, t->n_kv = s->n_kv, t->n_rep = s->n_head / s->n_kv, t->head = s->head;
     t->where = (bound + 255) / 256 * 256;
     c->attends = true;
@@ -54,8 +63,8 @@ static inline void chain_attention_of(struct chain_maker *m, const struct shapes
 static inline void chain_line(FILE *out, const struct shapes *m, const char *recipe, uint32_t most,
                               uint32_t more, const struct choice_device *d, int32_t bound)
 {
-    static const char *const forms[] = {"few",  "pairs",       "shared", "far",      "gemma",
-                                        "nets", "nets-shared", "items",  "items-far"};
+    static const char *const forms[] = {"few",  "pairs",       "shared", "far",       "gemma",
+                                        "nets", "nets-shared", "items",  "items-far", "nets-items"};
     static struct chain_state c;
     struct chain_args a;
     struct chain_maker k = {&d->dev, &c, 0, -1, true};
@@ -87,8 +96,9 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
     }
     fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a)], blocks,
             a.split ? " split" : "", a.ring, smem);
-    for (int i = 0; i < 5; i++) { /* of a layer in the middle: pairs, tiles and how many are on the way */
-        const struct chain_step *s = &c.step[5 * (CHOICE_LAYERS / 2) + i];
+    const int per = k.count / CHOICE_LAYERS;
+    for (int i = 0; i < per; i++) { /* of a layer in the middle: pairs, tiles and how many are on the way */
+        const struct chain_step *s = &c.step[per * (CHOICE_LAYERS / 2) + i];
         if (s->n_m)
             fprintf(out, "; %d of %d%s%s tile %u ahead %d before %d", s->pairs, s->rounds,
                     s->split ? " split" : "", s->flags & CHAIN_EARLY ? " early" : "", s->tile, s->ahead,
@@ -103,9 +113,11 @@ static inline void choose_chains(FILE *out)
     static const struct {
         const char *name;
         uint32_t most, more;
-    } types[] = {{"Q4_K_M", KN_Q4_K, KN_Q6_K}, {"Q4_K", KN_Q4_K, KN_Q4_K}, {"Q6_K", KN_Q6_K, KN_Q6_K},
-                 {"Q8_0", KN_Q8_0, KN_Q8_0},   {"Q4_0", KN_Q4_0, KN_Q4_0}, {"BF16", KN_BF16, KN_BF16},
-                 {"F16", KN_F16, KN_F16},      {"F32", KN_F32, KN_F32}};
+    } types[] = {{"Q4_K_M", KN_Q4_K, KN_Q6_K},    {"Q4_K", KN_Q4_K, KN_Q4_K},
+                 {"Q6_K", KN_Q6_K, KN_Q6_K},      {"Q8_0", KN_Q8_0, KN_Q8_0},
+                 {"Q4_0", KN_Q4_0, KN_Q4_0},      {"BF16", KN_BF16, KN_BF16},
+                 {"F16", KN_F16, KN_F16},         {"F32", KN_F32, KN_F32},
+                 {"Q5_K+Q8_0", KN_Q5_K, KN_Q8_0}, {"IQ4_XS+F16", KN_IQ4_XS, KN_F16}};
     static const int32_t bounds[] = {512, 1024, 4096, 16384, 65536};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const struct shapes m = shapes_of(models[i]);
