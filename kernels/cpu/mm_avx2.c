@@ -8,7 +8,9 @@
 #include <immintrin.h>
 
 #define LANES 8
-#define TILE 4
+#define TILE 8
+#define TILE_BESIDE 4
+#define SHORT_SUMS 1
 #define MM_NAME cpu_mm_avx2
 #define INLINE static inline __attribute__((always_inline))
 
@@ -67,13 +69,34 @@ INLINE vi vi_sar(vi a, int n)
 {
     return _mm256_srai_epi32(a, n);
 }
-INLINE vi vi_dot4v(vi acc, vi codes, vi a)
+/* The compiler would add a tree of products, all of which it then keeps in memory: the asm holds the order.
+ */
+INLINE vi vi_in_order(vi a)
 {
-    return vi_add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, a), _mm256_set1_epi16(1)));
+    __asm__("" : "+x"(a));
+    return a;
 }
 INLINE vi vi_dot4(vi acc, vi codes, const uint8_t *a)
 {
-    return vi_dot4v(acc, codes, vi_bcast(a));
+    return vi_in_order(
+        vi_add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, vi_bcast(a)), _mm256_set1_epi16(1))));
+}
+INLINE vi vs_dot4v(vi acc, vi codes, vi a)
+{
+    return vi_in_order(_mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, a)));
+}
+INLINE vi vs_sar(vi a, int n)
+{
+    return _mm256_srai_epi16(a, n);
+}
+/* Of each four lanes: the halves of words 0 and 1, each twice, and those of words 2 and 3. */
+INLINE vi vi_twice_low(vi a)
+{
+    return _mm256_unpacklo_epi16(a, a);
+}
+INLINE vi vi_twice_high(vi a)
+{
+    return _mm256_unpackhi_epi16(a, a);
 }
 /* 8 bytes over and over. */
 INLINE vi vi_bcast8(const void *p)
@@ -81,21 +104,6 @@ INLINE vi vi_bcast8(const void *p)
     int64_t x;
     __builtin_memcpy(&x, p, 8);
     return _mm256_set1_epi64x(x);
-}
-/* Of each four lanes: (low 0, low 1), (low 2, low 3), (high 0, high 1), (high 2, high 3) as halves of words;
- * the numbers fit them. */
-INLINE vi vi_join(vi low, vi high)
-{
-    return _mm256_packs_epi32(low, high);
-}
-/* Of each four lanes: low 0, low 2, high 0, high 2, and the others. */
-INLINE vi vi_evens(vi low, vi high)
-{
-    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), 0x88));
-}
-INLINE vi vi_odds(vi low, vi high)
-{
-    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), 0xdd));
 }
 /* a where mask has ones, else b. */
 INLINE vi vi_pick(vi mask, vi a, vi b)
@@ -112,11 +120,11 @@ INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
 {
     const vi w = _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80));
     const vi products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(vi_bcast(a), w));
-    return vi_add(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+    return vi_in_order(vi_add(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 }
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
-    return vi_add(acc, _mm256_madd_epi16(pairs, vi_bcast(a)));
+    return vi_in_order(vi_add(acc, _mm256_madd_epi16(pairs, vi_bcast(a))));
 }
 /* Bytes 0..15: the values of IQ4_NL + 128. */
 INLINE vi vi_iq4(vi nibbles)
@@ -127,11 +135,22 @@ INLINE vi vi_iq4(vi nibbles)
 /* acc + the products of both 16-bit halves. */
 INLINE vi vi_dot2v(vi acc, vi a, vi b)
 {
-    return vi_add(acc, _mm256_madd_epi16(a, b));
+    return vi_in_order(vi_add(acc, _mm256_madd_epi16(a, b)));
 }
 INLINE vi vi_from_s8_pairs(const uint8_t *p)
 {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+struct isum {
+    vi low, high; /* of each four lanes: the first two rows' even and odd sub-blocks; the others' */
+};
+INLINE struct isum isum_zero(void)
+{
+    return (struct isum){vi_zero(), vi_zero()};
+}
+INLINE vi isum_total(struct isum s)
+{
+    return _mm256_hadd_epi32(s.low, s.high);
 }
 INLINE vf vf_zero(void)
 {
