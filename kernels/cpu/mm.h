@@ -13,8 +13,8 @@
  * every output of the row.
  *
  * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_low.inc.h,
- * mm_float.inc.h: the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c and
- * mm_avx512.c define.
+ * mm_float.inc.h: the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c,
+ * mm_avxvnni.c and mm_avx512.c define.
  */
 #ifndef DFLASH_CPU_MM_H
 #define DFLASH_CPU_MM_H
@@ -121,6 +121,6 @@ static inline uint8_t *mm_beside(const struct cpu_mm *mm, enum mm_act a, uint8_t
     return tile + (size_t)first * mm_act_bytes(a, n_in);
 }
 
-extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avx512;
+extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avxvnni, cpu_mm_avx512;
 
 #endif

@@ -13,20 +13,32 @@
 #include "../../../kernels/cpu/mm.h"
 #include "../../../kernels/cpu/rows.h"
 
+#include "mm_vnni_emulated.h"
+
 #define N_MAX 65
 
 static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,   KN_Q4_1,  KN_Q5_1,
                                  KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
 #define N_TYPES (int)(sizeof types / sizeof *types)
 
-static struct cpu_isa isas[3] = {{"scalar", &cpu_rows_scalar, &cpu_mm_scalar}};
+static struct cpu_isa isas[5] = {{"scalar", &cpu_rows_scalar, &cpu_mm_scalar}};
 static int n_isas = 1;
 
 static void find_isas(void)
 {
     n_isas = 1;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         isas[n_isas++] = (struct cpu_isa){"avx2", &cpu_rows_avx2, &cpu_mm_avx2};
+        isas[n_isas++] = (struct cpu_isa){"avx2+vnni, emulated", &cpu_rows_avx2, &mm_vnni_emulated};
+    }
+    struct kn_open o = {.device = "cpu", .isa = "avx2"};
+    struct kn_backend *be;
+    char message[256];
+    if (!kn_backend_open(&be, &o, message, sizeof message)) {
+        if (((struct cpu_backend *)be)->isa->mm == &cpu_mm_avxvnni)
+            isas[n_isas++] = *((struct cpu_backend *)be)->isa;
+        kn_backend_close(be);
+    }
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw"))
         isas[n_isas++] = (struct cpu_isa){"avx512", &cpu_rows_avx512, &cpu_mm_avx512};
 }
@@ -310,7 +322,7 @@ static void test_fused(void **state)
 {
     (void)state;
     for (enum kn_act act = KN_ACT_SILU; act <= KN_ACT_GELU_TANH; act++) {
-        float kept[3][450];
+        float kept[5][450];
         for (int s = 0; s < n_isas; s++) {
             check_fused(&isas[s], act, kept[s]);
             assert_true(same_bits(kept[0], kept[s], 450));
