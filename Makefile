@@ -93,8 +93,9 @@ all: check-layers $(LIB) $(PROGRAMS) $(SCRIPTS)
 	@[ "$(CUDA)" != 1 ] || [ "$(CUBLAS)" = 1 ] || echo "built without cuBLAS (no cublasLt.h): prompts run 64 rows at a time"
 	@[ "$(CUDA)" = 1 ] || echo "built for the CPU only: $(if $(shell command -v $(NVCC)),CUDA=0,no $(NVCC) here)"
 
-# Instruction sets: a file named *_avx2.c or *_avx512.c is built for that set and chosen at run time.
+# Instruction sets: a file named *_avx2.c, *_avxvnni.c or *_avx512.c is built for that set and chosen at run time.
 $(OBJ)/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
+$(OBJ)/%_avxvnni.o: CFLAGS_ISA := -mavx2 -mfma -mf16c -mavxvnni
 $(OBJ)/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
 # The sanitizers' checks in unrolled kernels take -O3 minutes a file.
 $(OBJ)/kernels/%.o: CFLAGS_OPT := $(if $(SANITIZE),-O1,-O3)
@@ -437,6 +438,7 @@ build-fuzz/fuzz_config_json build-fuzz/fuzz_tokenizer_json: build-fuzz/json_muta
 # does not know all features that __builtin_cpu_supports is asked for).
 FUZZ_KERNELS := $(KERNEL_SRC:%.c=build-fuzz/kernels/%.o)
 build-fuzz/kernels/%_avx2.o: CFLAGS_ISA := -mavx2 -mfma -mf16c
+build-fuzz/kernels/%_avxvnni.o: CFLAGS_ISA := -mavx2 -mfma -mf16c -mavxvnni
 build-fuzz/kernels/%_avx512.o: CFLAGS_ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
 build-fuzz/kernels/%.o: %.c
 	@mkdir -p $(@D)

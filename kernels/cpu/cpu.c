@@ -3,6 +3,9 @@
 #include "cpu.h"
 #include "rows.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -14,6 +17,7 @@
 
 const struct cpu_isa cpu_isa_scalar = {"scalar", &cpu_rows_scalar, &cpu_mm_scalar};
 const struct cpu_isa cpu_isa_avx2 = {"avx2", &cpu_rows_avx2, &cpu_mm_avx2};
+const struct cpu_isa cpu_isa_avxvnni = {"avx2+vnni", &cpu_rows_avx2, &cpu_mm_avxvnni};
 const struct cpu_isa cpu_isa_avx512 = {"avx512", &cpu_rows_avx512, &cpu_mm_avx512};
 
 int cpu_fail(struct cpu_backend *be, int code, const char *fmt, ...)
@@ -37,10 +41,28 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vnni");
 }
 
+/* AVX-VNNI: cpuid leaf 7.1, eax bit 4. */
+static bool has_avxvnni(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+#else
+    return false;
+#endif
+}
+
+/* The best of AVX2: with AVX-VNNI where the processor has it, which changes no bit. */
+static const struct cpu_isa *isa_avx2(void)
+{
+    return has_avxvnni() ? &cpu_isa_avxvnni : &cpu_isa_avx2;
+}
+
 static int choose_isa(const struct cpu_isa **isa, const char *name, char *msg, size_t n)
 {
     if (!name || !strcmp(name, "auto")) {
-        *isa = has_avx512() ? &cpu_isa_avx512 : has_avx2() ? &cpu_isa_avx2 : &cpu_isa_scalar;
+        *isa = has_avx512() ? &cpu_isa_avx512 : has_avx2() ? isa_avx2() : &cpu_isa_scalar;
         return 0;
     }
     if (!strcmp(name, "scalar")) {
@@ -57,7 +79,7 @@ static int choose_isa(const struct cpu_isa **isa, const char *name, char *msg, s
                  wide ? "avx512f, bw, vl, dq and vnni" : "avx2, fma and f16c");
         return KN_EDEVICE;
     }
-    *isa = wide ? &cpu_isa_avx512 : &cpu_isa_avx2;
+    *isa = wide ? &cpu_isa_avx512 : isa_avx2();
     return 0;
 }
 

@@ -18,8 +18,8 @@ struct cpu_isa {
     const struct cpu_rows *rows;
     const struct cpu_mm *mm;
 };
-extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avx512;
-extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avx512; /* mm_<isa>.c */
+extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avxvnni, cpu_isa_avx512;
+extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avxvnni, cpu_mm_avx512; /* mm_<isa>.c */
 
 struct cpu_backend {
     struct kn_backend_head head;

@@ -226,10 +226,13 @@ static void deal_tile(void *ctx, int64_t i, int thread)
         const size_t bytes = mm_act_bytes((enum mm_act)a, e->w[0]->n_in);
         if (!e->row[a]) continue;
         uint8_t *dst = e->tiled[a] + (size_t)t->slot * bytes;
-        for (int32_t k = 0; k < t->width; k++)
-            mm_act_deal((enum mm_act)a, dst,
+        for (int32_t k = 0; k < t->width; k++) {
+            int at = k, T = t->width;
+            uint8_t *tile = mm_beside(e->be->isa->mm, (enum mm_act)a, dst, e->w[0]->n_in, &at, &T);
+            mm_act_deal((enum mm_act)a, tile,
                         k < t->used ? e->row[a] + (size_t)row_of(e, e->order[t->first + k]) * bytes : NULL,
-                        e->w[0]->n_in, k, t->width);
+                        e->w[0]->n_in, at, T);
+        }
     }
 }
 

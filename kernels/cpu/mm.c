@@ -158,20 +158,24 @@ static void prepare_row(const struct product *p, int32_t slot, float *normed, bo
 {
     const struct cpu_mm *mm = p->be->isa->mm;
     const int64_t n_in = p->w[0]->n_in;
-    int32_t i = slot / mm->tile;
+    int32_t k = slot / mm->tile;
     struct tile t;
-    if (i > p->full_tiles) i = p->full_tiles;
-    do t = tile_at(p, i++);
+    if (k > p->full_tiles) k = p->full_tiles;
+    do t = tile_at(p, k++);
     while (slot >= t.first + t.width);
     const float *x = slot < p->n ? p->x + (int64_t)slot * n_in : NULL;
     if (x && p->has_norm) {
         p->be->isa->rows->rms_norm(normed, x, p->norm, n_in, p->eps);
         x = normed;
     }
-    for (int a = 0; a < MM_ACT_COUNT; a++)
-        if (p->prepared[a] && !(but_q256 && a == MM_ACT_Q256))
-            mm->prepare((enum mm_act)a, p->prepared[a] + (size_t)t.first * mm_act_bytes((enum mm_act)a, n_in),
-                        x, n_in, slot - t.first, t.width);
+    for (int i = 0; i < MM_ACT_COUNT; i++) {
+        const enum mm_act a = (enum mm_act)i;
+        int at = slot - t.first, T = t.width;
+        if (!p->prepared[a] || (but_q256 && a == MM_ACT_Q256)) continue;
+        uint8_t *tile = p->prepared[a] + (size_t)t.first * mm_act_bytes(a, n_in);
+        tile = mm_beside(mm, a, tile, n_in, &at, &T);
+        mm->prepare(a, tile, x, n_in, at, T);
+    }
 }
 
 /* Blocks [first, end) of a tile of the widest width, norm and all, where the instruction set has that. */

@@ -13,8 +13,8 @@
  * every output of the row.
  *
  * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_low.inc.h,
- * mm_float.inc.h: the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c and
- * mm_avx512.c define.
+ * mm_float.inc.h: the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c,
+ * mm_avxvnni.c and mm_avx512.c define.
  */
 #ifndef DFLASH_CPU_MM_H
 #define DFLASH_CPU_MM_H
@@ -40,7 +40,9 @@ enum mm_act {
  *   float s[n_in / 32] = d * (sum of q)
  * - Q256: int8 q[n_in / 64][8][T][2][4]: group g of 4 of the first and of the second 32; int16 s32[n_in /
  * 64][T][2], sums of 32 q; int32 n16[n_in / 64][2][T][2] = -32 * (sum of 16 q), the h-th 16 of the first and
- * of the second 32; float d[n_in / 256]; int32 wide[n_in / 256], MM_WIDE_* */
+ * of the second 32; float d[n_in / 256]; int32 wide[n_in / 256], MM_WIDE_*. A set that adds in 16 bits (AVX2:
+ * SHORT_SUMS of mm_quant.inc.h) has in n16 two int16: -32 * the sum of the q whose k is 0 or 1 modulo 4, and
+ * of the others. Only kernels of the set that wrote a tile read it. */
 size_t mm_act_bytes(enum mm_act a, int64_t n_in);
 
 /* Copy token t of a tile of T from what was prepared for it alone, as a tile of one; row NULL: zeros. */
@@ -98,6 +100,8 @@ struct mm_rows {
 struct cpu_mm {
     int lanes; /* output rows a panel: 16 or 8 */
     int tile;  /* widest tile: 4 or 8 */
+    /* Tokens of a tile that are interleaved: 4 or 8. A wider tile is two of these, one after the other. */
+    int beside;
     /* Write token t of a tile of T: x [n_in] to act. x NULL: a token of zeros, which fills a tile up. */
     void (*prepare)(enum mm_act a, uint8_t *act, const float *x, int64_t n_in, int t, int T);
     /* The same bytes of MM_ACT_Q256 for all of a tile of the widest width at once; NULL: a token at a time.
@@ -105,6 +109,18 @@ struct cpu_mm {
     void (*prepare_q256)(uint8_t *act, const struct mm_rows *r, int64_t n_in);
     mm_kernel kernel[MM_TYPES][4];
 };
-extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avx512;
+
+/* Where token *t of a tile of *T is prepared: the tokens beside it, with its place among them. */
+static inline uint8_t *mm_beside(const struct cpu_mm *mm, enum mm_act a, uint8_t *tile, int64_t n_in, int *t,
+                                 int *T)
+{
+    if (*T <= mm->beside) return tile;
+    const int first = *t / mm->beside * mm->beside;
+    *t -= first;
+    *T = mm->beside;
+    return tile + (size_t)first * mm_act_bytes(a, n_in);
+}
+
+extern const struct cpu_mm cpu_mm_scalar, cpu_mm_avx2, cpu_mm_avxvnni, cpu_mm_avx512;
 
 #endif

@@ -112,6 +112,19 @@ static inline int64_t act_n16_at(int64_t s, int T)
     return (s / 4 * 2 + s % 2) * 2 * T + s / 2 % 2;
 }
 
+/* What n16 holds for a sub-block of 16 q with that sum (mm.h). */
+static inline int32_t act_n16(const int8_t *q, int16_t sum)
+{
+#if SHORT_SUMS
+    int32_t low = 0;
+    for (int i = 0; i < 16; i += 4) low += q[i] + q[i + 1];
+    return (int32_t)((uint32_t)(-32 * low) & 0xffff) | (int32_t)((uint32_t)(-32 * (sum - low)) << 16);
+#else
+    (void)q;
+    return -32 * sum;
+#endif
+}
+
 static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
 {
     const int64_t nb = n_in / 256;
@@ -126,7 +139,7 @@ static void act_q256(uint8_t *act, const float *x, int64_t n_in, int t, int T)
         if (x) act_sums(sum, q, 256);
         wide[b * T] = x ? act_wide(q, sum) : 0;
         for (int k = 0; k < 256; k += 4) memcpy(act + 256 * b * T + act_at(k, T) + 8 * t, q + k, 4);
-        for (int j = 0; j < 16; j++) n16[16 * b * T + act_n16_at(j, T)] = -32 * sum[j];
+        for (int j = 0; j < 16; j++) n16[16 * b * T + act_n16_at(j, T)] = act_n16(q + 16 * j, sum[j]);
         for (int j = 0; j < 4; j++, s32 += 2 * T) {
             s32[0] = (int16_t)(sum[4 * j] + sum[4 * j + 1]);
             s32[1] = (int16_t)(sum[4 * j + 2] + sum[4 * j + 3]);

@@ -5,6 +5,8 @@
 
 #define LANES 16
 #define TILE 8
+#define TILE_BESIDE TILE
+#define SHORT_SUMS 0
 #define MM_NAME cpu_mm_avx512
 #define MM_PREPARE_Q256 act_q256_tile
 #define INLINE static inline __attribute__((always_inline))

@@ -97,13 +97,37 @@ static ALWAYS_INLINE void dots_23k(vi *dot, const uint8_t *p, const vi h, const 
     {
         vi code = vi_and(vi_shr(v, 2 * g), vi_set(0x03030303));
         if (bits == 3) code = vi_or(code, vi_shl(vi_and(vi_shr(h, 4 * odd + g), vi_set(0x01010101)), 2));
-        UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot4(dot[t], code, a + (g * T + t) * 8);
+#if SHORT_SUMS
+        dot_group(NULL, dot, code, a + g * T * 8, T, 8);
+#else
+        dot_group(dot, NULL, code, a + g * T * 8, T, 8);
+#endif
     }
 }
 
 static ALWAYS_INLINE vi pair_join(const vi even, const vi odd)
 {
     return vi_or(vi_and(even, vi_set(0xffff)), vi_shl(odd, 16));
+}
+
+/* The low half of a word in both, and the high half. */
+static ALWAYS_INLINE vi both_low(const vi a)
+{
+    return pair_join(a, a);
+}
+static ALWAYS_INLINE vi both_high(const vi a)
+{
+    return pair_join(vi_shr(a, 16), vi_shr(a, 16));
+}
+
+/* Where sums of Q3_K start: -4 times the sum of q, of -32 times it. */
+static ALWAYS_INLINE vi start_3k(const int32_t *n16)
+{
+#if SHORT_SUMS
+    return vs_sar(vi_bcast(n16), 3);
+#else
+    return vi_sar(vi_bcast(n16), 3);
+#endif
 }
 
 /* isum += the sums of pair i of a block's sub-blocks times their scales (low and high half of a lane's word).
@@ -116,12 +140,36 @@ static ALWAYS_INLINE void pair_23k(vi *isum, const vi scales, const uint8_t *p, 
     vi dot[MM_TILE_MAX], odd[MM_TILE_MAX];
     UNROLL for (int t = 0; t < T; t++)
     {
-        odd[t] = bits == 3 ? vi_sar(vi_bcast(odd_start + 2 * t), 3) : vi_zero();
-        dot[t] = bits == 3 ? vi_sar(vi_bcast(start + 2 * t), 3) : vi_zero();
+        odd[t] = bits == 3 ? start_3k(odd_start + 2 * t) : vi_zero();
+        dot[t] = bits == 3 ? start_3k(start + 2 * t) : vi_zero();
     }
     dots_23k(odd, p + V, h, 1, a + act_at(32 * i + 16, T), T, bits);
     dots_23k(dot, p, h, 0, a + act_at(32 * i, T), T, bits);
+#if SHORT_SUMS
+    const vi scale = both_low(scales), odd_scale = both_high(scales);
+    UNROLL for (int t = 0; t < T; t++) isum[t] =
+        vi_dot2v(vi_dot2v(isum[t], scale, dot[t]), odd_scale, odd[t]);
+#else
     UNROLL for (int t = 0; t < T; t++) isum[t] = vi_dot2v(isum[t], scales, pair_join(dot[t], odd[t]));
+#endif
+}
+
+/* msum += minus the minimums of pair i (low and high half of a word) times the sums of q; SHORT_SUMS: 32
+ * times that, as n16 has it. */
+static ALWAYS_INLINE void minimums_2k(vi *msum, const vi m, const int32_t *n16, const int i, const int T)
+{
+    const int32_t *even = n16 + act_n16_at(2 * i, T), *odd = n16 + act_n16_at(2 * i + 1, T);
+#if SHORT_SUMS
+    const vi low = both_low(m), high = both_high(m);
+    UNROLL for (int t = 0; t < T; t++) msum[t] =
+        vi_dot2(vi_dot2(msum[t], low, (const uint8_t *)(even + 2 * t)), high, (const uint8_t *)(odd + 2 * t));
+#else
+    UNROLL for (int t = 0; t < T; t++)
+    {
+        const int16_t neg[2] = {(int16_t)(even[2 * t] / 32), (int16_t)(odd[2 * t] / 32)};
+        msum[t] = vi_dot2(msum[t], m, (const uint8_t *)neg);
+    }
+#endif
 }
 
 /* Q2_K. Block: d [LANES] f16, dmin [LANES] f16, 8 half vectors of [LANES] byte pairs (even, odd sub-block;
@@ -144,16 +192,11 @@ static ALWAYS_INLINE void mul_q2_k(const struct mm_call *c, const int T)
             if (i % 2 == 0) ahead = prefetch_lines(ahead, c->ahead_step);
             const vi bytes = vi_from_s8_pairs(s), m = vi_and(vi_shr(bytes, 4), vi_set(0x000f000f));
             pair_23k(isum, vi_and(bytes, vi_set(0x000f000f)), p, a, n16, i, T, 2);
-            UNROLL for (int t = 0; t < T; t++)
-            {
-                const int16_t neg[2] = {(int16_t)(n16[act_n16_at(2 * i, T) + 2 * t] / 32),
-                                        (int16_t)(n16[act_n16_at(2 * i + 1, T) + 2 * t] / 32)};
-                msum[t] = vi_dot2(msum[t], m, (const uint8_t *)neg);
-            }
+            minimums_2k(msum, m, n16, i, T);
         }
         UNROLL for (int t = 0; t < T; t++)
         {
-            const vf low = vf_mul(vf_cvt(msum[t]), dmin);
+            const vf low = vf_mul(vf_cvt(SHORT_SUMS ? vi_sar(msum[t], 5) : msum[t]), dmin);
             acc[t] = vf_fma(vf_fma(vf_cvt(isum[t]), d, low), vf_bcast(da + t), acc[t]);
         }
         a += 256 * T;

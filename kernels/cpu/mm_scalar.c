@@ -7,6 +7,8 @@
 
 #define LANES 16
 #define TILE 4
+#define TILE_BESIDE TILE
+#define SHORT_SUMS 0
 #define MM_NAME cpu_mm_scalar
 #define INLINE static inline __attribute__((always_inline))
 #define EACH for (int l = 0; l < LANES; l++)

@@ -49,26 +49,46 @@ static ALWAYS_INLINE void put_out(const struct mm_call *c, const vf *result, con
         NAME(c, T);                                                                                          \
     }
 
-WIDTHS(mul_f32)
-WIDTHS(mul_f16)
-WIDTHS(mul_bf16)
-WIDTHS(mul_q8_0)
-WIDTHS(mul_q4_0)
-WIDTHS(mul_q5_0)
-WIDTHS(mul_q4_1)
-WIDTHS(mul_q5_1)
-WIDTHS(mul_q4_k)
-WIDTHS(mul_q5_k)
+/* A tile of more tokens than lie beside each other, for types that gain nothing by meeting all at once. */
+#define PARTS(NAME, ACT) WIDTH(NAME, 1) WIDTH(NAME, 2) WIDTH(NAME, 4) PARTS_8(NAME, ACT)
+#if TILE_BESIDE < TILE
+#define PARTS_8(NAME, ACT)                                                                                   \
+    static void NAME##_8(const struct mm_call *c)                                                            \
+    {                                                                                                        \
+        struct mm_call part = *c;                                                                            \
+        NAME##_4(&part);                                                                                     \
+        part.act += 4 * mm_act_bytes(ACT, c->n_in);                                                          \
+        part.out += 4 * c->stride;                                                                           \
+        part.ahead_step = 0;                                                                                 \
+        NAME##_4(&part);                                                                                     \
+    }
+#elif TILE == 8
+#define PARTS_8(NAME, ACT) WIDTH(NAME, 8)
+#else
+#define PARTS_8(NAME, ACT)
+#endif
+
+PARTS(mul_f32, MM_ACT_F32)
+PARTS(mul_f16, MM_ACT_F32)
+PARTS(mul_bf16, MM_ACT_F32)
+PARTS(mul_q8_0, MM_ACT_Q32)
+PARTS(mul_q4_0, MM_ACT_Q32)
+PARTS(mul_q5_0, MM_ACT_Q32)
+PARTS(mul_q4_1, MM_ACT_Q32)
+PARTS(mul_q5_1, MM_ACT_Q32)
+PARTS(mul_q4_k, MM_ACT_Q256)
+PARTS(mul_q5_k, MM_ACT_Q256)
 WIDTHS(mul_q6_k)
-WIDTHS(mul_iq4_nl)
-WIDTHS(mul_iq4_xs)
-WIDTHS(mul_q2_k)
-WIDTHS(mul_q3_k)
+PARTS(mul_iq4_nl, MM_ACT_Q32)
+PARTS(mul_iq4_xs, MM_ACT_Q256)
+PARTS(mul_q2_k, MM_ACT_Q256)
+PARTS(mul_q3_k, MM_ACT_Q256)
 
 /* In the order of mm_types (mm_pack.c). */
 const struct cpu_mm MM_NAME = {
     .lanes = LANES,
     .tile = TILE,
+    .beside = TILE_BESIDE,
     .prepare = act_prepare,
 #ifdef MM_PREPARE_Q256
     .prepare_q256 = MM_PREPARE_Q256,

@@ -13,20 +13,32 @@
 #include "../../../kernels/cpu/mm.h"
 #include "../../../kernels/cpu/rows.h"
 
+#include "mm_vnni_emulated.h"
+
 #define N_MAX 65
 
 static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,   KN_Q4_1,  KN_Q5_1,
                                  KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
 #define N_TYPES (int)(sizeof types / sizeof *types)
 
-static struct cpu_isa isas[3] = {{"scalar", &cpu_rows_scalar, &cpu_mm_scalar}};
+static struct cpu_isa isas[5] = {{"scalar", &cpu_rows_scalar, &cpu_mm_scalar}};
 static int n_isas = 1;
 
 static void find_isas(void)
 {
     n_isas = 1;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         isas[n_isas++] = (struct cpu_isa){"avx2", &cpu_rows_avx2, &cpu_mm_avx2};
+        isas[n_isas++] = (struct cpu_isa){"avx2+vnni, emulated", &cpu_rows_avx2, &mm_vnni_emulated};
+    }
+    struct kn_open o = {.device = "cpu", .isa = "avx2"};
+    struct kn_backend *be;
+    char message[256];
+    if (!kn_backend_open(&be, &o, message, sizeof message)) {
+        if (((struct cpu_backend *)be)->isa->mm == &cpu_mm_avxvnni)
+            isas[n_isas++] = *((struct cpu_backend *)be)->isa;
+        kn_backend_close(be);
+    }
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw"))
         isas[n_isas++] = (struct cpu_isa){"avx512", &cpu_rows_avx512, &cpu_mm_avx512};
 }
@@ -310,7 +322,7 @@ static void test_fused(void **state)
 {
     (void)state;
     for (enum kn_act act = KN_ACT_SILU; act <= KN_ACT_GELU_TANH; act++) {
-        float kept[3][450];
+        float kept[5][450];
         for (int s = 0; s < n_isas; s++) {
             check_fused(&isas[s], act, kept[s]);
             assert_true(same_bits(kept[0], kept[s], 450));
@@ -483,6 +495,57 @@ static void test_narrow_sums(void **state)
     }
 }
 
+/* Every other type whose products a set may add in 16 bits: codes and activations at both ends. */
+static void test_short_sums(void **state)
+{
+    (void)state;
+    enum { IN = 256, OUT = 3, ROWS = 8 };
+    static const uint32_t short_types[] = {KN_Q4_0, KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q2_K, KN_Q3_K};
+    for (int k = 0; k < 6; k++) {
+        const uint32_t type = short_types[k];
+        const size_t bytes = kn_row_bytes(type, IN), block = kn_type_info(type)->bytes;
+        const bool has_min = type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q2_K;
+        const size_t at = type == KN_Q2_K ? 80 : type == KN_Q3_K ? 108 : 0;
+        uint8_t data[OUT * 400];
+        float x[ROWS * IN], w[IN], want[ROWS * OUT], out[ROWS * OUT];
+        for (int i = 0; i < ROWS * IN; i++) { /* of every four k: all, or two, or alternating ones negative */
+            const int row = i / IN, k4 = i % 4;
+            const bool negative = row % 4 == 0   ? row > 3
+                                  : row % 4 == 1 ? k4 < 2
+                                  : row % 4 == 2 ? k4 % 2
+                                                 : k4 > 1;
+            x[i] = negative ? -127.0f : 127.0f;
+        }
+        for (int o = 0; o < OUT; o++) {
+            uint8_t *row = data + bytes * (size_t)o;
+            memset(row, o == 0 ? 0xff : o == 1 ? 0x00 : 0xf0, bytes);
+            for (size_t b = 0; b < bytes; b += block) { /* d 1, minimum's factor 0 */
+                const uint16_t one[2] = {0x3c00, 0};
+                memcpy(row + b + at, one, has_min ? 4 : 2);
+            }
+            assert_int_equal(kn_decode_row(type, row, w, IN), 0);
+            for (int i = 0; i < ROWS; i++) {
+                double sum = 0;
+                for (int j = 0; j < IN; j++) sum += (double)w[j] * (double)x[i * IN + j];
+                want[i * OUT + o] = (float)sum; /* a sum of integers, as in test_narrow_sums */
+            }
+        }
+        for (int s = 0; s < n_isas; s++) {
+            struct cpu_backend be;
+            struct kn_weight kw;
+            struct kn_backend *kb = open_cpu(&be, &isas[s], 1);
+            assert_int_equal(cpu_weight_load(kb, &kw, type, IN, OUT, data, KN_USE_LINEAR), 0);
+            for (int n = 1; n <= ROWS; n *= 2)
+                for (int i = 0; i < ROWS; i += n) {
+                    assert_int_equal(cpu_linear(kb, out, &kw, x + IN * i, n, false), 0);
+                    for (int j = 0; j < n * OUT; j++) assert_true(out[j] == want[i * OUT + j]);
+                }
+            cpu_weight_free(kb, &kw);
+            close_cpu(&be);
+        }
+    }
+}
+
 /* ---- refusals ---- */
 
 static void test_refusals(void **state)
@@ -628,7 +691,7 @@ int main(void)
         cmocka_unit_test(test_bad_scale),  cmocka_unit_test(test_code_ends),
         cmocka_unit_test(test_refusals),   cmocka_unit_test(test_packed_bytes),
         cmocka_unit_test(test_arena),      cmocka_unit_test(test_narrow_sums),
-        cmocka_unit_test(test_whole_tile),
+        cmocka_unit_test(test_short_sums), cmocka_unit_test(test_whole_tile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
