@@ -282,7 +282,7 @@ static int check_drafter(const struct state *st, const struct state_meta *own, s
     taps_text(st->m.taps, st->m.n_taps, got_taps, sizeof got_taps);
     if (!st->m.n_draft_layer)
         err_set(e, ERR_FORMAT,
-                "%s: holds no context for a drafter (expected that of %s with taps %s, got none)", st->name,
+                "%s: holds no context for a drafter, and %s needs it (expected taps %s, got none)", st->name,
                 want, want_taps);
     else
         err_set(e, ERR_FORMAT,
