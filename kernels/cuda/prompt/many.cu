@@ -26,7 +26,7 @@ struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
                                   .beside = true,
                                   .together = true,
                                   .tile_rows = TILE_ROWS,
-                                  .stagger = 1,
+                                  .stagger = 0,
                                   .tile = -1};
 
 /* ---- scratch ---- */

@@ -2,8 +2,8 @@
  * launch.
  *
  * Bound. A product of four warps takes N / 2 cycles for 64 outputs, 16 columns and N rows; the same weights
- * to f16 some 45 instructions a warp, of which a multiprocessor starts one a cycle and quarter. So few rows
- * are bound by that (1 ms for Qwen3-8B, as long as its bytes take), many by the products. docs/speed/prompts.md
+ * to f16 some 45 instructions a warp, of which a multiprocessor starts one a cycle and quarter. That is 1 ms
+ * for all of Qwen3-8B, as long as its bytes take. docs/speed/prompts.md
  * has what was measured. */
 #include "many_impl.cuh"
 
@@ -18,7 +18,8 @@ static enum family family_of(uint32_t type)
 
 static const struct {
     int rows, outputs, blocks; /* of a tile; blocks a multiprocessor */
-    double one, all; /* us of 32 columns: a block a multiprocessor at most; all of them. Measured, Q4_K, H200 */
+    double one,
+        all; /* us of 32 columns: a block a multiprocessor at most; all of them. Measured, Q4_K, H200 */
 } shapes[TILE_KINDS] = {{256, 128, 1, 0.48, 0.48}, {192, 128, 1, 0.38, 0.38}, {128, 128, 1, 0.30, 0.30},
                         {128, 64, 2, 0.23, 0.32},  {96, 64, 2, 0.22, 0.25},   {64, 64, 2, 0.20, 0.22}};
 
@@ -36,10 +37,9 @@ static enum tile_kind choose(const struct cuda_backend *be, const struct tile_ar
         for (int j = 0; j < (a->gated ? 1 : a->n_w); j++) tiles += (a->w[j].n_out + height - 1) / height;
         tiles *= (a->n + shapes[k].rows - 1) / shapes[k].rows;
         const int64_t room = (int64_t)be->sm_count * shapes[k].blocks, rest = tiles % room;
-        const double us = (double)(tiles / room) * shapes[k].all +
-                          (rest > be->sm_count ? shapes[k].all
-                           : rest              ? shapes[k].one
-                                               : 0.0);
+        const double us = (double)(tiles / room) * shapes[k].all + (rest > be->sm_count ? shapes[k].all
+                                                                    : rest              ? shapes[k].one
+                                                                                        : 0.0);
         if (us < least) least = us, best = (enum tile_kind)k;
     }
     return best;

@@ -9,9 +9,9 @@
  * are positions 2 q, 2 q + 1, 2 q + 8, 2 q + 9. The rows are stored in that order (many_rows.cu), so nothing
  * is moved between lanes.
  *
- * Bits. Every output is one chain of products of 16 columns. Its order is that of the columns, from a stage on
- * that depends on the output alone (128 neighbours have one) and around: so the bits do not depend on N or on
- * the number of rows. */
+ * Bits. Every output is one chain of products of 16 columns. Its order is that of the columns; with a
+ * stagger, from a stage on that depends on the output alone (128 neighbours have one) and around: so the bits
+ * do not depend on N or on the number of rows. */
 #ifndef DFLASH_CUDA_MANY_TILE_CUH
 #define DFLASH_CUDA_MANY_TILE_CUH
 
@@ -22,19 +22,21 @@
 namespace tile
 {
 /* Results as the operands of an instruction, from 0 on. */
-#define RESULTS_32                                                                                              \
+#define RESULTS_32                                                                                           \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
     "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define RESULTS_48                                                                                              \
+#define RESULTS_48                                                                                           \
     RESULTS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define RESULTS_64                                                                                              \
+#define RESULTS_64                                                                                           \
     RESULTS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define RESULTS_96                                                                                              \
-    RESULTS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "   \
-            "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define RESULTS_128                                                                                             \
-    RESULTS_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define RESULTS_96                                                                                           \
+    RESULTS_64                                                                                               \
+        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "       \
+        "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define RESULTS_128                                                                                          \
+    RESULTS_96                                                                                               \
+        ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "     \
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define FOUR(i) "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 1), FOUR(i + 2), FOUR(i + 3)
 #define ALL_32 SIXTEEN(0), SIXTEEN(4)
@@ -74,8 +76,7 @@ DEV uint64_t matrix_at(uint32_t at)
 }
 
 /* Shared memory, from a multiple of 1,024 on: rows, weights, what gate and up give each other, barriers. */
-template <int N_, int GROUPS_, int BLOCKS_, int ROW_STAGES_, int WEIGHT_STAGES_, int UNIT_>
-struct shape {
+template <int N_, int GROUPS_, int BLOCKS_, int ROW_STAGES_, int WEIGHT_STAGES_, int UNIT_> struct shape {
     static constexpr int N = N_, GROUPS = GROUPS_, BLOCKS = BLOCKS_; /* blocks a multiprocessor */
     static constexpr int ROW_STAGES = ROW_STAGES_, WEIGHT_STAGES = WEIGHT_STAGES_;
     static constexpr int THREADS = 128 * GROUPS + 128, ROW_BYTES = 128 * N;
@@ -224,8 +225,8 @@ DEV void put_sums(const float (&x)[S::N / 8][4], const tile_args &p, const tile_
     }
 }
 
-/* act(gate) * up of 16 outputs from `row` on. x: gate's of the first half of the groups, up's of the second; a
- * group stores one half of the N rows and gives the other's of its own, 32 rows at a time. */
+/* act(gate) * up of 16 outputs from `row` on. x: gate's of the first half of the groups, up's of the second;
+ * a group stores one half of the N rows and gives the other's of its own, 32 rows at a time. */
 template <class S>
 DEV void put_gated(const float (&x)[S::N / 8][4], const tile_args &p, float4 *given, int row, int first,
                    int group)
@@ -245,7 +246,7 @@ DEV void put_gated(const float (&x)[S::N / 8][4], const tile_args &p, float4 *gi
         for (int i = 0; i < 4 && j + i < HALF; i++) {
             const float(&own)[4] = x[j + i], (&other)[4] = x[HALF + j + i];
             given[(4 * group + i) * 128 + me] = up ? make_float4(own[0], own[1], own[2], own[3])
-                                                      : make_float4(other[0], other[1], other[2], other[3]);
+                                                   : make_float4(other[0], other[1], other[2], other[3]);
         }
         asm volatile("bar.sync 1, %0;" ::"n"(128 * S::GROUPS) : "memory");
 #pragma unroll
@@ -267,8 +268,8 @@ DEV void put_gated(const float (&x)[S::N / 8][4], const tile_args &p, float4 *gi
     }
 }
 
-template <class S, uint32_t... TYPES> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    sums(const __grid_constant__ tile_args p)
+template <class S, uint32_t... TYPES>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS) sums(const __grid_constant__ tile_args p)
 {
     extern __shared__ uint8_t raw[];
     uint8_t *m = raw + ((1024 - (shared_at(raw) & 1023)) & 1023);
@@ -302,8 +303,7 @@ template <class S, uint32_t... TYPES> __global__ void __launch_bounds__(S::THREA
                     const int stage = at.start + i < p.stages ? at.start + i : at.start + i - p.stages;
                     const int64_t done = (int64_t)stage * from.stage_bytes;
                     const uint32_t bytes = (uint32_t)min((int64_t)from.stage_bytes, from.panel_bytes - done);
-                    const uint32_t total =
-                        __reduce_add_sync(~0u, lane < 4 * S::GROUPS ? bytes : 0u);
+                    const uint32_t total = __reduce_add_sync(~0u, lane < 4 * S::GROUPS ? bytes : 0u);
                     bar_wait(weights.empty + weights.at, weights.phase ^ 1);
                     if (lane == 0) bar_expect(weights.full + weights.at, total);
                     __syncwarp();
@@ -325,8 +325,8 @@ template <class S, uint32_t... TYPES> __global__ void __launch_bounds__(S::THREA
                     bar_wait(rows.empty + rows.at, rows.phase ^ 1);
                     if (lane == 0) {
                         bar_expect(rows.full + rows.at, S::ROW_BYTES);
-                        copy_bulk_to(m + rows.at * S::ROW_BYTES, src + (int64_t)line * 128 * p.pad, S::ROW_BYTES,
-                                     rows.full + rows.at);
+                        copy_bulk_to(m + rows.at * S::ROW_BYTES, src + (int64_t)line * 128 * p.pad,
+                                     S::ROW_BYTES, rows.full + rows.at);
                     }
                     __syncwarp();
                     rows.next(S::ROW_STAGES);
@@ -344,12 +344,12 @@ template <class S, uint32_t... TYPES> __global__ void __launch_bounds__(S::THREA
             float x[S::N / 8][4];
             of_types<TYPES...>(w.type, [&](auto of) {
                 sum_panel<decltype(of)::type, S>(x, p, w.scale, slots, rows, weights, shared_at(m), at.start,
-                                               lane);
+                                                 lane);
             });
             const int first = item % p.parts * S::N;
             if (S::GROUPS % 2 == 0 && p.gated)
-                put_gated<S>(x, p, (float4 *)(m + S::AT_GIVEN), 16 * (at.panel + warp % (2 * S::GROUPS)), first,
-                             group);
+                put_gated<S>(x, p, (float4 *)(m + S::AT_GIVEN), 16 * (at.panel + warp % (2 * S::GROUPS)),
+                             first, group);
             else
                 put_sums<S>(x, p, w, 16 * (at.panel + warp), first);
         }

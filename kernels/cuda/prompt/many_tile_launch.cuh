@@ -24,7 +24,8 @@ static cudaError_t tile_launch(const struct cuda_backend *be, const struct tile_
         if (err) return err;
         ready = true;
     }
-    const int items = a.tiles * a.parts, most = be->sm_count * S::BLOCKS, blocks = items < most ? items : most;
+    const int items = a.tiles * a.parts, most = be->sm_count * S::BLOCKS,
+              blocks = items < most ? items : most;
     return cuda_launch(be, kernel, dim3((unsigned)blocks), dim3(S::THREADS), S::BYTES, a);
 }
 

@@ -43,7 +43,8 @@ static bool skipped(int kind, bool gated)
     return gated && kind >= TILE_128_TWICE && kind < TILE_KINDS;
 }
 
-static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_out, int n, bool add, bool gated)
+static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_out, int n, bool add,
+                       bool gated)
 {
     many_case c;
     std::vector<std::vector<float>> y;
@@ -55,7 +56,8 @@ static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_ou
         c.w.push_back(w);
         y.emplace_back((size_t)(n_in * n_out));
         const size_t row = kn_row_bytes(t, n_in);
-        for (int64_t i = 0; i < n_out; i++) kn_decode_row(t, d.data() + i * row, y[j].data() + i * n_in, n_in);
+        for (int64_t i = 0; i < n_out; i++)
+            kn_decode_row(t, d.data() + i * row, y[j].data() + i * n_in, n_in);
         for (float &v : y[j]) v = (float)rounded(v);
     }
     std::vector<float> x((size_t)(n * n_in)), before((size_t)(n * n_out));
@@ -168,14 +170,11 @@ void bench_many(bool quick)
         int64_t n_in, n_out[3];
         int n_w;
         bool add, gated;
-    } all[] = {{"8b qkv", 4096, {4096, 1024, 1024}, 3, false, false},
-               {"8b o", 4096, {4096}, 1, true, false},
-               {"8b gate", 4096, {12288, 12288}, 2, false, true},
-               {"8b down", 12288, {4096}, 1, true, false},
-               {"27b qkvz", 5120, {10240, 6144}, 2, false, false},
-               {"27b o", 6144, {5120}, 1, true, false},
-               {"27b gate", 5120, {17408, 17408}, 2, false, true},
-               {"27b down", 17408, {5120}, 1, true, false}};
+    } all[] = {
+        {"8b qkv", 4096, {4096, 1024, 1024}, 3, false, false}, {"8b o", 4096, {4096}, 1, true, false},
+        {"8b gate", 4096, {12288, 12288}, 2, false, true},     {"8b down", 12288, {4096}, 1, true, false},
+        {"27b qkvz", 5120, {10240, 6144}, 2, false, false},    {"27b o", 6144, {5120}, 1, true, false},
+        {"27b gate", 5120, {17408, 17408}, 2, false, true},    {"27b down", 17408, {5120}, 1, true, false}};
     static const int rows[] = {65, 96, 128, 192, 256, 384, 512, 1024, 2048};
     OK(many_reserve(be, 2048, 17408));
     for (auto &s : all) {
@@ -206,8 +205,7 @@ void bench_many(bool quick)
                     printf("        -");
                     continue;
                 }
-                const double us =
-                    timed([&] { run_case(c[turn ^= 1], kind); });
+                const double us = timed([&] { run_case(c[turn ^= 1], kind); });
                 printf(" %8.1f", us);
                 best = std::min(best, us);
             }
