@@ -60,8 +60,12 @@ struct many_tuning {
     bool alone;         /* dequantise on the stream of the products */
     bool beside;        /* gate on a stream of its own */
     bool together;      /* small weights as one */
+    int tile_rows;      /* rows of a pass up to which tiles take it (compute capability 9.0); 0: never */
+    int stagger;        /* tiles: stages of columns between the first of 128 outputs and of the next */
+    int tile;           /* only this one, 0 .. many_tile_kinds - 1; -1: as chosen */
 };
 extern struct many_tuning many_tuning;
+extern const int many_tile_kinds;
 /* How products of rows with the experts they chose are run (experts.cu). For benchmarks and tests; none of it
  * changes a bit. */
 struct experts_tuning {

@@ -14,6 +14,7 @@
     F(PRODUCT_WIDE, "product wide")                                                                          \
     F(PRODUCT_SUMS, "product sums") /* of slices left in memory, by a kernel of their own */                 \
     F(PRODUCT_LIBRARY, "product library")                                                                    \
+    F(PRODUCT_TILES, "product tiles")                                                                        \
     F(ATTN_ANY, "attention any")                                                                             \
     F(ATTN_STEP, "attention step")                                                                           \
     F(ATTN_STREAM, "attention stream")                                                                       \

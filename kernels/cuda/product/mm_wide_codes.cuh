@@ -1,10 +1,10 @@
-/* mm_wide_codes.cuh - mm_wide.cuh's factors A: codes of a unit times their integer scales, as low and high bytes
- * in registers.
+/* mm_wide_codes.cuh - mm_wide.cuh's factors A: codes of a unit times their integer scales, as low and high
+ * bytes in registers.
  *
  * Q4_K, Q5_K: the scale is 8 h + l, bytes are code * l and code * h, at most 31 * 7; four at once by one
- * multiplication. Others: |P| = |code * scale| is Q6_K 4,096, IQ4_XS 4,064, Q3_K 128, in 16 bits: its low byte,
- * unsigned, and its high byte, signed. Q2_K: 45, a low byte alone. Sums of 256 columns: low < 255 * 127 * 256 <
- * 2^23, weight * high < 2^29. */
+ * multiplication. Others: |P| = |code * scale| is Q6_K 4,096, IQ4_XS 4,064, Q3_K 128, in 16 bits: its low
+ * byte, unsigned, and its high byte, signed. Q2_K: 45, a low byte alone. Sums of 256 columns: low < 255 * 127
+ * * 256 < 2^23, weight * high < 2^29. */
 #ifndef DFLASH_CUDA_MM_WIDE_CODES_CUH
 #define DFLASH_CUDA_MM_WIDE_CODES_CUH
 

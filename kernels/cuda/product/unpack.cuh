@@ -4,8 +4,10 @@
  *
  * unpack_unit<TYPE>(u, lane, put): lane `lane` of a warp takes its share of the unit at u: it calls put(hi,
  * column, v) with v[4] = the values of columns column .. column + 3 of row lane / 4 + 8 * hi, hi 0 and 1, for
- * 8 quads of 32 columns. Each value is one float: scale times code is exact, so a type with minimums rounds
- * once, in the fused multiply-add. */
+ * 8 quads of 32 columns, times `by`, a power of two. magic is 2^23 as a float, from where the compiler does
+ * not see it where that counts: a logic instruction holds one constant. FROM, TO: of the 8 runs of 32 columns
+ * of a unit of 256, those alone; even. Each value is one float: scale times code is exact, so a type with
+ * minimums rounds once, in the fused multiply-add. */
 #ifndef DFLASH_CUDA_UNPACK_CUH
 #define DFLASH_CUDA_UNPACK_CUH
 
@@ -27,11 +29,11 @@
 struct unpack_words {
     uint32_t w[4];
 };
-/* A T of memory that nobody writes. */
+/* A T, of global or shared memory. */
 template <class T> MM_HD T load_one(const uint8_t *p)
 {
 #ifdef __CUDA_ARCH__
-    return __ldg((const T *)p);
+    return *(const T *)p;
 #else
     T v;
     memcpy(&v, p, sizeof v);
@@ -87,73 +89,95 @@ MM_HD uint32_t quad_table(uint32_t w, int hi, int e)
     return w >> (4 * (e / 2) + 8 * (e % 2) + 16 * hi) & 15u;
 }
 
-template <uint32_t T, class F> MM_HD void unpack_k(const uint8_t *u, int lane, F put)
+/* Byte i of a word as a float, less `offset`. */
+MM_HD float unpack_byte(uint32_t w, int i, int offset)
 {
-    const int g = lane / 4, q = lane % 4;
-    constexpr int records = T == KN_Q5_K ? 2560 : T == KN_Q6_K ? 3072 : 2048;
-    unpack_words rec[2], high = {};
+#ifdef __CUDA_ARCH__
+    return unpack_bits(__byte_perm(w, 0x4b000000, 0x7440 + i)) - (float)(8388608 + offset);
+#else
+    return unpack_code(w >> 8 * i & 255, offset);
+#endif
+}
+/* 2^-p, p a constant below 24. */
+MM_HD float unpack_down(int p)
+{
+    return 1.0f / (float)(1 << p);
+}
+
+/* The four codes of half e % 2 stand in a word at bits p = 4 hi + 8 (e / 2), and are left there: code times
+ * 2^p, which is exact, meets its scale times 2^-p. */
+template <uint32_t T, int FROM, int TO, class F>
+MM_HD void unpack_k(const uint8_t *u, int lane, F &put, float by, uint32_t magic)
+{
+    const int g = lane / 4;
+    constexpr bool six = T == KN_Q6_K;
+    constexpr int records = T == KN_Q5_K ? 2560 : six ? 3072 : 2048;
+    constexpr int bits = T == KN_Q4_K ? 4 : T == KN_Q5_K ? 5 : 6, offset = six ? 32 : 0;
+    unpack_words rec[2], codes[4], high[2] = {};
     float d[2], dmin[2] = {0, 0};
     for (int hi = 0; hi < 2; hi++) rec[hi] = load_16(u + records + 16 * (g + 8 * hi));
-    if (T == KN_Q6_K) {
-        const uint32_t dd = load_4(u + 3328 + 4 * g);
-        d[0] = unpack_f16(dd), d[1] = unpack_f16(dd >> 16);
-    } else {
-        for (int hi = 0; hi < 2; hi++)
-            d[hi] = unpack_f16(rec[hi].w[0]), dmin[hi] = unpack_f16(rec[hi].w[0] >> 16);
-    }
-    if (T == KN_Q5_K) high = load_16(u + 2048 + 16 * lane);
-    UNPACK_UNROLL for (int part = 0; part < 4; part++)
+    const uint32_t dd = six ? load_4(u + 3328 + 4 * g) : 0;
+    UNPACK_UNROLL for (int part = FROM / 2; part < TO / 2; part++) codes[part] =
+        load_16(u + 512 * part + 16 * lane);
+    if (T == KN_Q5_K || (six && FROM < 4)) high[0] = load_16(u + 2048 + 16 * lane);
+    if (six && TO > 4) high[1] = load_16(u + 2560 + 16 * lane);
+    UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
     {
-        const unpack_words codes = load_16(u + 512 * part + 16 * lane);
-        if (T == KN_Q6_K && part % 2 == 0) high = load_16(u + 2048 + 512 * (part / 2) + 16 * lane);
-        UNPACK_UNROLL for (int i = 0; i < 2; i++)
+        uint32_t *r = rec[hi].w;
+        if (six) {
+            d[hi] = by * unpack_f16(dd >> 16 * hi);
+            continue;
+        }
+        /* 12 bytes, to 8 scales and 8 minimums of 6 bits */
+        const uint32_t sc = r[1], m = r[2], both = r[3];
+        d[hi] = by * unpack_f16(r[0]), dmin[hi] = by * unpack_f16(r[0] >> 16);
+        r[0] = sc & 0x3f3f3f3f, r[1] = (both & 0x0f0f0f0f) | (sc >> 2 & 0x30303030);
+        r[2] = m & 0x3f3f3f3f, r[3] = (both >> 4 & 0x0f0f0f0f) | (m >> 2 & 0x30303030);
+    }
+    UNPACK_UNROLL for (int j = FROM; j < TO; j++)
+    {
+        float scale[2], low[2] = {0, 0};
+        UNPACK_UNROLL for (int hi = 0; hi < 2 && !six; hi++)
         {
-            const int j = 2 * part + i;
-            float scale[2], low[2] = {0, 0};
-            UNPACK_UNROLL for (int hi = 0; hi < 2 && T != KN_Q6_K; hi++)
-            { /* the 6-bit scale and minimum j of 12 bytes */
-                const uint32_t *r = rec[hi].w;
-                const int at = 8 * (j % 4);
-                const uint32_t sc = j < 4 ? r[1] >> at & 63 : (r[3] >> at & 15) | (r[1] >> at >> 2 & 0x30);
-                const uint32_t m =
-                    j < 4 ? r[2] >> at & 63 : (r[3] >> at >> 4 & 15) | (r[2] >> at >> 2 & 0x30);
-                scale[hi] = d[hi] * unpack_code(sc, 0);
-                low[hi] = -(dmin[hi] * unpack_code(m, 0));
-            }
-            UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+            scale[hi] = d[hi] * unpack_byte(rec[hi].w[j / 4], j % 4, 0);
+            low[hi] = -(dmin[hi] * unpack_byte(rec[hi].w[2 + j / 4], j % 4, 0));
+        }
+        UNPACK_UNROLL for (int s = 0; s < 2; s++)
+        {
+            const uint32_t w = codes[j / 2].w[2 * (j % 2) + s], word[2] = {w, w >> 16};
+            const uint32_t above = T == KN_Q5_K ? high[0].w[j / 2] : high[j / 4].w[j % 4];
+            const int at = T == KN_Q5_K ? j % 2 + 2 * s : 2 * s; /* where they begin above: to bit 4 */
+            const uint32_t top[2] = {above << (4 - at), above >> (12 + at)};
+            UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
             {
                 float v[4];
-                if (T == KN_Q6_K) {
-                    const int at = 2 * j + s;
-                    scale[hi] = d[hi] * unpack_code(rec[hi].w[at / 4] >> 8 * (at % 4) & 255, 128);
-                }
+                if (six) scale[hi] = d[hi] * unpack_byte(rec[hi].w[j / 2], 2 * (j % 2) + s, 128);
                 UNPACK_UNROLL for (int e = 0; e < 4; e++)
                 {
-                    uint32_t c = quad_nibble(codes.w[2 * i + s], hi, e);
-                    if (T == KN_Q5_K)
-                        c |= (high.w[part] >> (i + 2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 1u) << 4;
-                    if (T == KN_Q6_K)
-                        c |= (high.w[j % 4] >> (2 * s + 8 * (e / 2) + 4 * hi + 16 * (e % 2)) & 3u) << 4;
-                    v[e] = T == KN_Q6_K ? scale[hi] * unpack_code(c, 32)
-                                        : fmaf(scale[hi], unpack_code(c, 0), low[hi]);
+                    const int p = 4 * hi + 8 * (e / 2);
+                    uint32_t c = (word[e % 2] & (15u << p)) | magic;
+                    if (T != KN_Q4_K) c |= top[e % 2] & (((1u << bits) - 16) << p);
+                    const float code = unpack_bits(c) - (float)(8388608 + (offset << p)),
+                                unit = scale[hi] * unpack_down(p);
+                    v[e] = six ? unit * code : fmaf(unit, code, low[hi]);
                 }
-                put(hi, 32 * j + 16 * s + 4 * q, v);
+                put(hi, 32 * j + 16 * s + 4 * (lane % 4), v);
             }
         }
     }
 }
 
-template <class F> MM_HD void unpack_iq4_xs(const uint8_t *u, int lane, F put)
+template <int FROM, int TO, class F> MM_HD void unpack_iq4_xs(const uint8_t *u, int lane, F &put, float by)
 {
     const int g = lane / 4, q = lane % 4;
     const unpack_words rec[2] = {load_8(u + 2048 + 8 * g), load_8(u + 2112 + 8 * g)};
-    UNPACK_UNROLL for (int j = 0; j < 8; j++)
+    UNPACK_UNROLL for (int j = FROM; j < TO; j++)
     {
         const unpack_words codes = load_8(u + 512 * (j / 2) + 16 * lane + 8 * (j % 2));
         UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
         {
             const uint32_t sc = (rec[hi].w[1] >> 4 * j & 15) | (rec[hi].w[0] >> (16 + 2 * j) & 3) << 4;
-            const float scale = unpack_f16(rec[hi].w[0]) * unpack_code(sc, 32);
+            const float scale = by * unpack_f16(rec[hi].w[0]) * unpack_code(sc, 32);
             float v[4];
             UNPACK_UNROLL for (int e = 0; e < 4; e++) v[e] =
                 scale * (float)mm_iq4(quad_table(codes.w[s], hi, e));
@@ -162,14 +186,15 @@ template <class F> MM_HD void unpack_iq4_xs(const uint8_t *u, int lane, F put)
     }
 }
 
-template <uint32_t T, class F> MM_HD void unpack_23(const uint8_t *u, int lane, F put)
+template <uint32_t T, int FROM, int TO, class F>
+MM_HD void unpack_23(const uint8_t *u, int lane, F &put, float by)
 {
     constexpr bool three = T == KN_Q3_K;
     const int g = lane / 4, q = lane % 4;
     const uint32_t dd = load_4(u + (three ? 1728 + 4 * g : 1280 + 8 * g)),
                    mm = three ? 0 : load_4(u + 1284 + 8 * g);
     const unpack_words high = three ? load_16(u + 1024 + 16 * lane) : unpack_words{};
-    UNPACK_UNROLL for (int j = 0; j < 8; j++) /* 32 columns, two sub-blocks */
+    UNPACK_UNROLL for (int j = FROM; j < TO; j++) /* 32 columns, two sub-blocks */
     {
         const uint32_t codes = load_4(u + 512 * (j / 4) + 16 * lane + 4 * (j % 4));
         UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
@@ -180,11 +205,11 @@ template <uint32_t T, class F> MM_HD void unpack_23(const uint8_t *u, int lane, 
                 const uint8_t *r = u + 1536 + 12 * row;
                 const uint32_t sc = (load_4(r + 4 * (at / 4 % 2)) >> byte >> 4 * (at / 8) & 15) |
                                     (load_4(r + 8) >> byte >> 2 * (at / 4) & 3) << 4;
-                scale = unpack_f16(dd >> 16 * hi) * unpack_code(sc, 32);
+                scale = by * unpack_f16(dd >> 16 * hi) * unpack_code(sc, 32);
             } else {
                 const uint32_t sc = load_4(u + 1024 + 16 * row + 4 * (at / 4)) >> byte;
-                scale = unpack_f16(dd >> 16 * hi) * unpack_code(sc & 15, 0);
-                low = -(unpack_f16(mm >> 16 * hi) * unpack_code(sc >> 4 & 15, 0));
+                scale = by * unpack_f16(dd >> 16 * hi) * unpack_code(sc & 15, 0);
+                low = -(by * unpack_f16(mm >> 16 * hi) * unpack_code(sc >> 4 & 15, 0));
             }
             UNPACK_UNROLL for (int e = 0; e < 4; e++)
             {
@@ -198,7 +223,7 @@ template <uint32_t T, class F> MM_HD void unpack_23(const uint8_t *u, int lane, 
     }
 }
 
-template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, F put)
+template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, F &put, float by)
 {
     constexpr bool five = T == KN_Q5_0 || T == KN_Q5_1, minimum = T == KN_Q4_1 || T == KN_Q5_1;
     constexpr int scales = T == KN_Q8_0 ? 512 : five ? 320 : 256;
@@ -210,7 +235,8 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
     const uint32_t high = five ? load_2(u + 256 + 2 * lane) : 0;
     UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
     {
-        const float d = unpack_f16(dm.w[0] >> 16 * hi), m = minimum ? unpack_f16(dm.w[1] >> 16 * hi) : 0.0f;
+        const float d = by * unpack_f16(dm.w[0] >> 16 * hi),
+                    m = minimum ? by * unpack_f16(dm.w[1] >> 16 * hi) : 0.0f;
         float v[4];
         UNPACK_UNROLL for (int e = 0; e < 4; e++)
         {
@@ -228,7 +254,7 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
     }
 }
 
-template <uint32_t T, class F> MM_HD void unpack_float(const uint8_t *u, int lane, F put)
+template <uint32_t T, class F> MM_HD void unpack_float(const uint8_t *u, int lane, F &put, float by)
 {
     const int q = lane % 4;
     UNPACK_UNROLL for (int s = 0; s < 2; s++)
@@ -241,29 +267,30 @@ template <uint32_t T, class F> MM_HD void unpack_float(const uint8_t *u, int lan
             UNPACK_UNROLL for (int e = 0; e < 4; e++)
             {
                 if (T == KN_F32) {
-                    v[e] = unpack_bits((e < 2 ? a : b).w[2 * hi + e % 2]);
+                    v[e] = by * unpack_bits((e < 2 ? a : b).w[2 * hi + e % 2]);
                     continue;
                 }
                 const uint32_t x = a.w[hi + 2 * (e / 2)] >> 16 * (e % 2);
-                v[e] = T == KN_F16 ? unpack_f16(x & 0xffff) : unpack_bits(x << 16);
+                v[e] = by * (T == KN_F16 ? unpack_f16(x & 0xffff) : unpack_bits(x << 16));
             }
             put(hi, 16 * s + 4 * q, v);
         }
     }
 }
 
-template <uint32_t T, class F> MM_HD void unpack_unit(const uint8_t *u, int lane, F put)
+template <uint32_t T, int FROM = 0, int TO = 8, class F>
+MM_HD void unpack_unit(const uint8_t *u, int lane, F &&put, float by = 1.0f, uint32_t magic = 0x4b000000)
 {
     if constexpr (T == KN_Q4_K || T == KN_Q5_K || T == KN_Q6_K)
-        unpack_k<T>(u, lane, put);
+        unpack_k<T, FROM, TO>(u, lane, put, by, magic);
     else if constexpr (T == KN_IQ4_XS)
-        unpack_iq4_xs(u, lane, put);
+        unpack_iq4_xs<FROM, TO>(u, lane, put, by);
     else if constexpr (T == KN_Q2_K || T == KN_Q3_K)
-        unpack_23<T>(u, lane, put);
+        unpack_23<T, FROM, TO>(u, lane, put, by);
     else if constexpr (T == KN_F32 || T == KN_F16 || T == KN_BF16)
-        unpack_float<T>(u, lane, put);
+        unpack_float<T>(u, lane, put, by);
     else
-        unpack_32<T>(u, lane, put);
+        unpack_32<T>(u, lane, put, by);
 }
 
 #endif

@@ -17,13 +17,17 @@
 #define GATE_BYTES ((size_t)64 << 20) /* outputs of gate and up, two parts */
 #define PANEL_BYTES ((size_t)64 << 20)
 #define SMALL_ROWS 2048 /* weights of up to so many rows are put together */
+#define TILE_ROWS 768
 
 struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
                                   .gate_bytes = GATE_BYTES,
                                   .rows = MANY_ROWS,
                                   .alone = false,
                                   .beside = true,
-                                  .together = true};
+                                  .together = true,
+                                  .tile_rows = TILE_ROWS,
+                                  .stagger = 0,
+                                  .tile = -1};
 
 /* ---- scratch ---- */
 
@@ -35,9 +39,14 @@ static size_t whole(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;
 }
+/* Rows of f16: whole eights, and what a tile of rows may read behind the last of them. */
+static size_t act_bytes(int32_t rows, int64_t n_in)
+{
+    return whole((size_t)(rows + 7) / 8 * 8 * (size_t)padded(n_in) * 2) + 256 * 128;
+}
 static size_t scratch_bytes(int32_t rows, int64_t n_in, size_t panel_bytes, size_t gate_bytes)
 {
-    return 2 * whole(panel_bytes) + whole((size_t)rows * (size_t)padded(n_in) * 2) + whole((size_t)rows * 4) +
+    return 2 * whole(panel_bytes) + act_bytes(rows, n_in) + whole((size_t)rows * 4) +
            2 * whole(gate_bytes / 2) + MANY_WORKSPACE;
 }
 
@@ -118,7 +127,7 @@ int many_reserve(struct cuda_backend *be, int32_t n, int64_t n_in)
     m->all = p;
     for (int i = 0; i < 2; i++) m->panel[i] = p, p += panel;
     for (int i = 0; i < 2; i++) m->sums[i] = (float *)p, p += gate;
-    m->act = (__half *)p, p += whole((size_t)n * (size_t)padded(n_in) * 2);
+    m->act = (__half *)p, p += act_bytes(n, n_in);
     m->factor = (float *)p, p += whole((size_t)n * 4);
     m->workspace = p;
     m->rows = n;
@@ -135,12 +144,11 @@ bool many_wanted(const struct cuda_backend *be, int32_t n)
 
 /* ---- panels ---- */
 
-static float power(int e)
+float many_power(int e)
 {
     return e < -126 ? 0x1p-126f : e > 127 ? 0x1p127f : __builtin_ldexpf(1.0f, e);
 }
-/* What a weight is scaled by on the way to f16. */
-static int scale_exponent(const struct kn_weight *w)
+int many_scale_exponent(const struct kn_weight *w)
 {
     const int e = 14 - w->exponent;
     return e > 100 ? 100 : e < -100 ? -100 : e;
@@ -152,7 +160,7 @@ static cudaError_t dequantise(struct cuda_backend *be, const struct kn_weight *w
 {
     struct panel_args a = many_panel_args(w, first, rows);
     a.dst = dst;
-    a.scale = power(exponent);
+    a.scale = many_power(exponent);
     return many_unpack(be, many_tuning.alone ? be->stream : be->many->side, w->type, &a);
 }
 
@@ -221,7 +229,7 @@ static int run_gated(struct cuda_backend *be, const struct mm_product *p, int64_
     const int32_t rows = panel_rows(n_out, a < b ? a : b);
     if (!rows) return too_long(be, p);
     /* One product for both: they share a scale. */
-    const int e0 = scale_exponent(p->w[0]), e1 = scale_exponent(p->w[1]), e = e0 < e1 ? e0 : e1;
+    const int e0 = many_scale_exponent(p->w[0]), e1 = many_scale_exponent(p->w[1]), e = e0 < e1 ? e0 : e1;
     for (int32_t first = 0; first < n_out; first += rows) {
         const int32_t some = (int32_t)(n_out - first < rows ? n_out - first : rows),
                       height = (some + 15) / 16 * 16;
@@ -231,7 +239,7 @@ static int run_gated(struct cuda_backend *be, const struct mm_product *p, int64_
         if (rc == 0)
             rc = multiply(
                 be, p, 0, 2, first, some, e,
-                {2 * height, ld, 2 * height, nullptr, m->act, m->sums[m->sums_turn], power(-e), 0.0f});
+                {2 * height, ld, 2 * height, nullptr, m->act, m->sums[m->sums_turn], many_power(-e), 0.0f});
         if (rc == 0) rc = cuda_check(be, p->name, gate_part(be, p, first, some, height));
         if (rc) return rc;
     }
@@ -248,13 +256,13 @@ static int run_one(struct cuda_backend *be, const struct mm_product *p, int j, i
     struct many_state *m = be->many;
     const struct kn_weight *w = p->w[j];
     const int32_t rows = panel_rows(w->n_out, (int64_t)(m->panel_bytes / (size_t)(2 * ld)));
-    const int e = scale_exponent(w);
+    const int e = many_scale_exponent(w);
     if (!rows) return too_long(be, p);
     for (int32_t first = 0; first < w->n_out; first += rows) {
         const int32_t some = (int32_t)(w->n_out - first < rows ? w->n_out - first : rows);
         const int rc = multiply(
             be, p, j, 1, first, some, e,
-            {some, ld, w->n_out, nullptr, m->act, p->out[j] + first, power(-e), p->add ? 1.0f : 0.0f});
+            {some, ld, w->n_out, nullptr, m->act, p->out[j] + first, many_power(-e), p->add ? 1.0f : 0.0f});
         if (rc) return rc;
     }
     const struct restore_args r = {{p->out[j]}, {w->n_out}, m->factor, 1};
@@ -281,16 +289,16 @@ static int run_small(struct cuda_backend *be, const struct mm_product *p, int32_
 {
     struct many_state *m = be->many;
     struct share_args v = {};
-    int e = scale_exponent(p->w[j]);
+    int e = many_scale_exponent(p->w[j]);
     for (int32_t i = 0; i < count; i++) {
         const struct kn_weight *w = p->w[j + i];
-        if (scale_exponent(w) < e) e = scale_exponent(w);
+        if (many_scale_exponent(w) < e) e = many_scale_exponent(w);
         v.out[i] = p->out[j + i];
         v.n_out[i] = (int32_t)w->n_out;
         v.width += (int32_t)((w->n_out + 15) / 16 * 16);
     }
     const int rc = multiply(be, p, j, count, 0, 0, e,
-                            {v.width, ld, v.width, nullptr, m->act, m->sums[0], power(-e), 0.0f});
+                            {v.width, ld, v.width, nullptr, m->act, m->sums[0], many_power(-e), 0.0f});
     v.sums = m->sums[0];
     v.factor = m->factor;
     v.n_w = count;
@@ -310,9 +318,15 @@ int many_run(struct cuda_backend *be, const struct mm_product *p)
         if (j && own != ld) return cuda_fail(be, KN_ETYPE, "%s: weights of unequal padding", p->name);
         ld = own;
     }
-    const struct act_args a = {p->x, p->norm,        m->act,        m->factor, p->add ? p->out[0] : nullptr,
-                               ld,   p->w[0]->n_out, (int32_t)n_in, p->eps};
+    const bool tiles = many_tiles(be, p);
+    const struct act_args a = {
+        p->x, p->norm,        m->act,        m->factor, p->add && !tiles ? p->out[0] : nullptr,
+        ld,   p->w[0]->n_out, (int32_t)n_in, p->eps,    tiles ? (p->n + 7) / 8 * 8 : 0};
     int rc = cuda_check(be, p->name, many_prepare(be, &a, p->n));
+    if (tiles) {
+        const struct tile_act act = {m->act, m->factor, a.pad};
+        return rc ? rc : cuda_check(be, p->name, many_tile_run(be, p, &act));
+    }
     cuda_count(be, CUDA_PRODUCT_LIBRARY);
     if (rc == 0 && p->gated) return run_gated(be, p, ld);
     for (int32_t j = 0; j < p->n_w && rc == 0;) {

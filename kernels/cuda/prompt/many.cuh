@@ -1,4 +1,5 @@
-/* many.cuh - matrix products of more than 64 rows, through cublasLt on dequantised panels.
+/* many.cuh - matrix products of more than 64 rows: by tiles (many_tile.cuh), or through cublasLt on
+ * dequantised panels.
  *
  * A panel is as many rows of a weight as fit half of a scratch of bounded size, taken from the streaming
  * layout to f16; one library call multiplies it with all activations of the pass, while a second stream
@@ -9,8 +10,8 @@
  * where its largest magnitude is not within [2^-8, 2^15). So both have 11 bits. Products are summed in
  * float32 by the tensor cores, along k in one run: no algorithm that splits k is taken. A NaN or Inf in a row
  * makes its outputs NaN or Inf. The bits are the same at every run for the same (device, library version,
- * shape, rows); they may depend on the number of rows, as the library may choose another algorithm. Rows do
- * not meet. */
+ * shape, rows). Those of tiles do not depend on the number of rows; the library's may, as it may choose
+ * another algorithm. Rows do not meet. */
 #ifndef DFLASH_CUDA_MANY_CUH
 #define DFLASH_CUDA_MANY_CUH
 

@@ -53,6 +53,7 @@ struct act_args {
     int64_t ld, n_out;
     int32_t n_in;
     float eps;
+    int64_t pad; /* 0: act [n, ld]; else [ld / 64][pad][64], in the order of many_tile.cuh */
 };
 cudaError_t many_prepare(const struct cuda_backend *be, const struct act_args *a, int32_t n);
 
@@ -81,6 +82,83 @@ struct gate_args {
     int32_t rows, some, act; /* some: rows that exist */
 };
 cudaError_t many_gate(const struct cuda_backend *be, cudaStream_t s, const struct gate_args *a, int32_t n);
+
+/* ---- many_tile.cu ---- */
+
+/* Columns of a weight that come at a time, and the bytes of 16 rows of a unit. */
+static __host__ __device__ constexpr int tile_stage_columns(uint32_t type)
+{
+    return type == KN_F16 || type == KN_BF16 || type == KN_F32 ? 64
+           : type == KN_Q8_0 || type == KN_Q4_0 || type == KN_Q5_0 || type == KN_Q4_1 || type == KN_Q5_1 ||
+                   type == KN_IQ4_NL
+               ? 128
+               : 256;
+}
+static __host__ __device__ constexpr int tile_unit_bytes(uint32_t type)
+{
+    return type == KN_Q4_K                        ? 2304
+           : type == KN_Q5_K                      ? 2816
+           : type == KN_Q6_K                      ? 3360
+           : type == KN_IQ4_XS                    ? 2176
+           : type == KN_Q3_K                      ? 1760
+           : type == KN_Q2_K                      ? 1344
+           : type == KN_Q8_0                      ? 544
+           : type == KN_Q5_0                      ? 352
+           : type == KN_Q5_1                      ? 384
+           : type == KN_Q4_1                      ? 320
+           : type == KN_Q4_0 || type == KN_IQ4_NL ? 288
+           : type == KN_F32                       ? 2048
+                                                  : 1024;
+}
+struct tile_weight {
+    const uint8_t *packed;
+    float *out; /* [n, n_out] */
+    int64_t panel_bytes;
+    int32_t n_out, panels, stage_bytes; /* stage: of a panel, the columns that come at a time */
+    uint32_t type;
+    float scale, back; /* on the way to f16, and back: powers of two */
+};
+struct tile_args {
+    struct tile_weight w[MM_WIDTH_MAX];
+    int32_t first[MM_WIDTH_MAX]; /* the first tile of each */
+    int32_t n_w, tiles, parts;   /* tiles of outputs; parts of N rows */
+    int32_t n, groups, stages;   /* groups of 32 columns; stages of columns */
+    int64_t pad;                 /* rows that act has room for */
+    const __half *act;           /* [columns / 64][pad][64], turned: many_rows.cu */
+    const float *factor;         /* [n] */
+    bool add, gated;
+    int act_kind;
+    uint32_t magic;      /* unpack.cuh */
+    int32_t stagger;     /* stages of columns from 128 outputs' first to that of the next 128 */
+    int32_t stage_lines; /* 64 columns each so many */
+};
+/* Rows of the pass by outputs of a tile. TWICE: two blocks stand on a multiprocessor. */
+enum tile_kind {
+    TILE_256,       /* 256 by 128 */
+    TILE_192,       /* 192 by 128 */
+    TILE_128,       /* 128 by 128 */
+    TILE_128_TWICE, /* 128 by 64 */
+    TILE_96_TWICE,  /* 96 by 64 */
+    TILE_64_TWICE,  /* 64 by 64 */
+    TILE_KINDS
+};
+/* many_tile_k.cu, many_tile_32.cu, many_tile_float.cu: a launch for weights of one family. */
+cudaError_t many_tile_k(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
+cudaError_t many_tile_32(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
+cudaError_t many_tile_float(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
+/* The rows of a pass as many_prepare left them. */
+struct tile_act {
+    const __half *act;
+    const float *factor;
+    int64_t pad;
+};
+/* Can the kernel take the product? */
+bool many_tiles(const struct cuda_backend *be, const struct mm_product *p);
+cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product *p,
+                          const struct tile_act *act);
+/* many.cu: what a weight is scaled by on the way to f16, 2^it; 2^e, in the range of floats. */
+int many_scale_exponent(const struct kn_weight *w);
+float many_power(int e);
 
 /* ---- many_lt.cu ---- */
 

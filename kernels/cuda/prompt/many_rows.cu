@@ -87,7 +87,13 @@ static __global__ void __launch_bounds__(512) prepare_rows(const act_args a)
                                              __fmul_rn(__fmul_rn(v.y, r), scale)),
                       hi = __floats2half2_rn(__fmul_rn(__fmul_rn(v.z, r), scale),
                                              __fmul_rn(__fmul_rn(v.w, r), scale));
-        *(uint2 *)(act + i) = make_uint2(*(const uint32_t *)&lo, *(const uint32_t *)&hi);
+        if (a.pad) {
+            const int turn = blockIdx.x % 8, piece = i % 64 / 16 * 2;
+            uint8_t *to = (uint8_t *)a.act + (i / 64 * a.pad + blockIdx.x) * 128 + i % 16;
+            *(uint32_t *)(to + ((piece ^ turn) << 4)) = *(const uint32_t *)&lo;
+            *(uint32_t *)(to + ((piece + 1 ^ turn) << 4)) = *(const uint32_t *)&hi;
+        } else
+            *(uint2 *)(act + i) = make_uint2(*(const uint32_t *)&lo, *(const uint32_t *)&hi);
     };
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {

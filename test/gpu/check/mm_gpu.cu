@@ -20,8 +20,9 @@
  *                          for ever
  *   mm_gpu profile         a few products, for a profiler
  *   mm_gpu types           every type, two shapes of Qwen3-8B, as bench
- *   mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in the
- *                          same run
+ *   mm_gpu many [quick]    products of more than 64 rows: every kind of tiles against double precision; then
+ * times mm_gpu bench [quick]   real shapes: microseconds and share of a one-pass read of the same bytes in
+ * the same run
  *
  * Exit: 0 all passed, 1 a check failed, 5 the device. */
 #include "../../../kernels/cuda/chain/chain.cuh"
@@ -247,6 +248,8 @@ int main(int argc, char **argv)
             attended_layers(argc > 2 ? atoi(argv[2]) : 512, argc > 3 ? argv[3] : NULL);
         } else if (!strcmp(what, "step")) {
             steps();
+        } else if (!strcmp(what, "many")) {
+            bench_many(quick);
         } else if (!strcmp(what, "types")) {
             bench_types();
         } else if (!strcmp(what, "bench"))

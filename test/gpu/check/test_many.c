@@ -147,14 +147,22 @@ static double worst_of(const struct matrix *m, const float *x, const float *norm
     return worst;
 }
 
-/* Rows go to the library, in passes of many_tuning.rows; a rest too short for it by the row kernels. */
-static bool by_library(const struct forms *before, int n)
+/* In passes of many_tuning.rows: by tiles where the device has them and the rows are few enough, else by the
+ * library; a rest too short for both by the row kernels. */
+static bool by_many(const struct forms *before, int n)
 {
-    const long passes = n / many_tuning.rows + (n % many_tuning.rows > 64),
-               library = forms_since(gpu, before, CUDA_PRODUCT_LIBRARY),
-               others = forms_range(gpu, before, CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_WIDE);
-    const int rest = n % many_tuning.rows;
-    return library == passes && (rest > 0 && rest <= 64 ? others > 0 : others == 0);
+    const int most = cuda_is_early(gpu) ? many_tuning.tile_rows : 0, rest = n % many_tuning.rows;
+    long tiles = 0, library = 0;
+    *(many_tuning.rows <= most ? &tiles : &library) += n / many_tuning.rows;
+    if (rest > 64) ++*(rest <= most ? &tiles : &library);
+    const long others = forms_range(gpu, before, CUDA_PRODUCT_GENERIC, CUDA_PRODUCT_WIDE);
+    return forms_since(gpu, before, CUDA_PRODUCT_TILES) == tiles &&
+           forms_since(gpu, before, CUDA_PRODUCT_LIBRARY) == library &&
+           (rest > 0 && rest <= 64 ? others > 0 : others == 0);
+}
+static const char *way(void)
+{
+    return many_tuning.tile_rows ? "" : ", library";
 }
 
 static void check_linear(uint32_t type, const struct shape *s)
@@ -167,7 +175,7 @@ static void check_linear(uint32_t type, const struct shape *s)
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, s->n, s->n_in, 8, 1, 64));
     const struct forms before = forms_now(gpu);
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
-    const bool taken = by_library(&before, s->n);
+    const bool taken = by_many(&before, s->n);
     float *out = get(gpu, dout, outs * 4);
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
     float *again = get(gpu, dout, outs * 4);
@@ -182,10 +190,10 @@ static void check_linear(uint32_t type, const struct shape *s)
     double c = worst_of(&m, x, NULL, out, NULL, s->n, &nan_right), limit = sums_limit(s->n_in);
     bool same = !memcmp(out, again, outs * 4);
     verdict(a <= ROUNDING && b <= ROUNDING && c <= limit && nan_right && same && taken,
-            "many %s [%d, %d] x %d: error %.2g, added %.2g of %.2g; of the sums %.2g of %.2g%s%s%s",
-            kn_type_info(type)->name, s->n_out, s->n_in, s->n, a, b, ROUNDING, c, limit,
+            "many %s [%d, %d] x %d%s: error %.2g, added %.2g of %.2g; of the sums %.2g of %.2g%s%s%s",
+            kn_type_info(type)->name, s->n_out, s->n_in, s->n, way(), a, b, ROUNDING, c, limit,
             nan_right ? "" : ", NaN lost", same ? "" : ", other bits again",
-            taken ? "" : ", not by the library alone");
+            taken ? "" : ", not by the form that it is for");
     free(x), free(r), free(out), free(again), free(sum);
     drop(gpu, dx), drop(gpu, dout);
     drop_matrix(&m);
@@ -210,9 +218,9 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
         out[j] = get(gpu, dout[j], (size_t)s->n * (size_t)m[j].n_out * 4);
         worst = fmax(worst, worst_of(&m[j], x, norm, out[j], NULL, s->n, &nan_right));
     }
-    verdict(worst <= ROUNDING && nan_right, "many norm_linear %s, %s [%d, %d] x %d: error %.2g of %.2g%s",
-            kn_type_info(type)->name, kn_type_info(other)->name, s->n_out, s->n_in, s->n, worst, ROUNDING,
-            nan_right ? "" : ", NaN lost");
+    verdict(worst <= ROUNDING && nan_right, "many norm_linear %s, %s [%d, %d] x %d%s: error %.2g of %.2g%s",
+            kn_type_info(type)->name, kn_type_info(other)->name, s->n_out, s->n_in, s->n, way(), worst,
+            ROUNDING, nan_right ? "" : ", NaN lost");
     /* gated, of the first two */
     for (int act = 0; act < 2; act++) {
         must(gpu, "norm_gated",
@@ -232,57 +240,69 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
                 if (!(err <= top)) top = err;
             }
         }
-        verdict(top <= 1, "many norm_gated %s, %s [%d, %d] x %d: %.2g of the tolerance",
-                act ? "gelu" : "silu", kn_type_info(type)->name, s->n_out, s->n_in, s->n, top);
+        verdict(top <= 1, "many norm_gated %s, %s [%d, %d] x %d%s: %.2g of the tolerance",
+                act ? "gelu" : "silu", kn_type_info(type)->name, s->n_out, s->n_in, s->n, way(), top);
         free(g), free(y);
     }
     for (int j = 0; j < 3; j++) free(out[j]), drop(gpu, dout[j]), drop_matrix(&m[j]);
     free(x), free(norm), drop(gpu, dx), drop(gpu, dn);
 }
 
-/* A row's bits against those it has in calls of other sizes and from panels of other sizes: said, not asked
- * for. */
-static void show_bits(uint32_t type, int n_in, int n_out)
+/* A row's bits do not depend on the number of rows of a call, nor on the tiles that took it. */
+static void check_bits(uint32_t type, int n_in, int n_out)
 {
-    static const int rows[] = {65, 100, 128, 300, 512, 600, 1024, 1500};
-    const int n = 2048;
+    static const int rows[] = {65, 100, 128, 300, 512, 600};
+    const int n = 1000, most = many_tuning.tile_rows;
     struct matrix m = make_matrix(type, n_in, n_out, 0.03f);
     float *x = malloc((size_t)n * (size_t)n_in * 4);
     for (size_t i = 0; i < (size_t)n * (size_t)n_in; i++) x[i] = gaussian(1.0f);
     float *dx = put(gpu, x, (size_t)n * (size_t)n_in * 4),
           *dout = put(gpu, NULL, (size_t)n * (size_t)n_out * 4);
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
+    many_tuning.tile_rows = n;
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
     float *all = get(gpu, dout, (size_t)n * (size_t)n_out * 4);
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
-        must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, rows[k], false));
-        float *some = get(gpu, dout, (size_t)rows[k] * (size_t)n_out * 4);
-        printf("note bits %s [%d, %d], %d rows: %s as of %d\n", kn_type_info(type)->name, n_out, n_in,
-               rows[k], memcmp(some, all, (size_t)rows[k] * (size_t)n_out * 4) ? "OTHER" : "the same", n);
-        free(some);
+        int others = 0;
+        for (int tile = -1; tile < many_tile_kinds; tile++) {
+            many_tuning.tile = tile;
+            must(gpu, "upload", kn_op(gpu)->upload(gpu, dout, x, (size_t)rows[k] * (size_t)n_out * 4));
+            must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, rows[k], false));
+            float *some = get(gpu, dout, (size_t)rows[k] * (size_t)n_out * 4);
+            others += memcmp(some, all, (size_t)rows[k] * (size_t)n_out * 4) != 0;
+            free(some);
+        }
+        many_tuning.tile = -1;
+        verdict(!others, "many bits %s [%d, %d], %d rows: %d of %d kinds of tiles give others than of %d",
+                kn_type_info(type)->name, n_out, n_in, rows[k], others, many_tile_kinds + 1, n);
     }
-    for (int a = 1; a < 6; a++) {
-        size_t panel = many_tuning.panel_bytes;
-        many_tuning.panel_bytes = panel >> a;
-        must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
-        must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
-        float *some = get(gpu, dout, (size_t)n * (size_t)n_out * 4);
-        printf("note bits %s [%d, %d], panels of %zu KiB: %s\n", kn_type_info(type)->name, n_out, n_in,
-               panel >> a >> 10, memcmp(some, all, (size_t)n * (size_t)n_out * 4) ? "OTHER" : "the same");
-        free(some);
-        many_tuning.panel_bytes = panel;
-    }
+    many_tuning.tile_rows = most;
     free(all), free(x), drop(gpu, dx), drop(gpu, dout), drop_matrix(&m);
+}
+
+static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,   KN_Q5_0,  KN_Q5_1,
+                                 KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+enum { N_TYPES = sizeof types / sizeof *types };
+
+/* The library, which takes more rows, and all on other devices. */
+static void check_library(void)
+{
+    const size_t panel = many_tuning.panel_bytes;
+    const int most = many_tuning.tile_rows;
+    many_tuning.tile_rows = 0;
+    for (size_t k = 0; k < N_TYPES; k++) check_linear(types[k], &(struct shape){256, 37, 65});
+    many_tuning.panel_bytes = (size_t)1 << 20; /* 512 rows, 2 panels of 384 and 316 */
+    check_linear(KN_Q4_K, &(struct shape){1024, 700, 200});
+    check_norm(KN_Q4_K, KN_Q6_K, &(struct shape){1024, 700, 200});
+    many_tuning.panel_bytes = panel;
+    many_tuning.tile_rows = most;
 }
 
 static void check(bool small)
 {
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
     static const struct shape plain[] = {{77, 21, 65}, {1000, 333, 130}},
                               whole[] = {{256, 37, 65}, {768, 304, 130}};
-    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+    for (size_t k = 0; k < N_TYPES; k++) {
         const struct shape *s = kn_type_info(types[k])->block == 1 ? plain : whole;
         rnd_state = k + 1;
         check_linear(types[k], &s[0]);
@@ -292,14 +312,16 @@ static void check(bool small)
     }
     if (small) return;
     const struct shape big = {1024, 700, 2148}; /* more than one pass: 2048 and 100 rows */
-    const size_t panel = many_tuning.panel_bytes;
     check_linear(KN_Q4_K, &big);
-    many_tuning.panel_bytes = (size_t)1 << 20; /* 512 rows, 2 panels of 384 and 316 */
-    check_linear(KN_Q4_K, &(struct shape){1024, 700, 200});
-    check_norm(KN_Q4_K, KN_Q6_K, &(struct shape){1024, 700, 200});
-    many_tuning.panel_bytes = panel;
-    show_bits(KN_Q4_K, 4096, 4096);
-    show_bits(KN_Q4_K, 12288, 4096);
+    check_norm(KN_Q4_K, KN_Q8_0, &(struct shape){1024, 700, 200}); /* two launches of tiles */
+    check_linear(KN_Q4_K, &(struct shape){1024, 2100, 500});       /* several tiles a block */
+    check_linear(KN_Q8_0, &(struct shape){1024, 2100, 500});
+    check_library();
+    if (!cuda_is_early(gpu)) return;
+    check_bits(KN_Q4_K, 4096, 1000);
+    check_bits(KN_Q6_K, 2048, 1000);
+    check_bits(KN_Q8_0, 2080, 1000);
+    check_bits(KN_BF16, 1056, 1000);
 }
 
 /* ---- the speed of a prompt ---- */
