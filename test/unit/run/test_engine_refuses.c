@@ -213,7 +213,7 @@ static void test_state_refuses(void **state)
     expect_refused(with, t, d, 32, KN_F16, 50, ERR_FORMAT, "another chunk (expected 32, got 16)");
     expect_refused(with, t, d, 16, KN_BF16, 50, ERR_FORMAT, "another cache type (expected BF16, got F16)");
     expect_refused(with, t, d, 16, KN_F16, 29, ERR_USAGE, "expected at most 29 tokens, got 30");
-    expect_refused(without, t, d, 16, KN_F16, 50, ERR_FORMAT, "with taps 0 2, got none)");
+    expect_refused(without, t, d, 16, KN_F16, 50, ERR_FORMAT, "(expected taps 0 2, got none)");
     model_free(t);
     model_free(d);
     model_free(t2);
