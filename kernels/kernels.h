@@ -421,8 +421,9 @@ struct kn_memory {
     size_t (*scratch_delta)(const struct kn_delta *);
     size_t (*products)(int32_t n, int64_t n_in); /* reserve for inputs of n_in */
     size_t (*experts)(void); /* the first experts_load, beside the weight; NULL: nothing */
-    size_t margin; /* to be left free: for loading, for code that the device loads when it first runs, and for
-                    * what layers of one row hand on */
+    size_t margin; /* to be left free: for loading, for code that the device loads when it first runs, for
+                    * recordings (a draft, plain steps and up to nine counts of rows), and for what layers of
+                    * one row hand on */
 };
 
 struct kn_ops {

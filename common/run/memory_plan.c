@@ -6,6 +6,7 @@
 #include <string.h>
 #include "../base/mem.h"
 #include "source.h"
+#include "times.h"
 
 /* ---- the backend that counts ---- */
 
@@ -197,10 +198,14 @@ int memory_plan_session(struct memory_planner *p, const struct session_options *
         const struct kn_kv *kv = s->source->op->caches(s, &n);
         plan->caches += bytes_of(p, kv, n);
     }
+    /* What is measured before the first cycle is recorded meanwhile: that the copy fits into the margin,
+     * beside recordings and code, is not to be hoped for. */
+    const uint64_t timing = s->source || o->look ? session_time_bytes(s) : 0;
     session_free(s);
     plan->weights = loaded ? 0 : p->weights;
     plan->activations = p->c.taken - plan->caches;
     plan->scratch = p->c.scratch + p->c.products + p->c.memory->margin;
+    if (timing) plan->scratch += p->c.memory->alloc(timing);
     plan->all = plan->weights + plan->caches + plan->activations + plan->scratch;
     plan->free = free_bytes;
     plan->total = total;

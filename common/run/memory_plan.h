@@ -14,7 +14,8 @@ struct memory_plan { /* bytes */
     uint64_t weights;
     uint64_t caches;      /* keys and values, recurrent state */
     uint64_t activations; /* of a pass, and what a session keeps beside its caches */
-    uint64_t scratch;     /* of the backend's operations, with what it asks to leave free */
+    uint64_t scratch;     /* of the backend's operations, with what it asks to leave free, and where cycles
+                             are timed first a copy of the recurrent state */
     uint64_t all;
     uint64_t free, total; /* of the device, now */
 };

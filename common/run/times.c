@@ -36,7 +36,7 @@ static int move_states(struct session *s, uint8_t *copy, bool back, struct err *
     return rc ? model_failed(s->target, "copy", rc, e) : 0;
 }
 
-static size_t states_bytes(const struct session *s)
+size_t session_time_bytes(const struct session *s)
 {
     const struct desc *d = s->target->d;
     size_t n = 0;
@@ -195,7 +195,7 @@ static int check(const struct session *s, const struct session_timing *o, struct
 int session_time(struct session *s, const struct session_timing *o, struct session_times *t, struct err *e)
 {
     const double begun = now();
-    const size_t bytes = states_bytes(s);
+    const size_t bytes = session_time_bytes(s);
     const int32_t anchor = s->anchored ? s->history[s->n_past] : 0;
     uint8_t *copy = NULL;
     int rc = -1;

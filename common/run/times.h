@@ -31,6 +31,9 @@ struct session_timing {
                             would not fit */
 };
 
+/* Bytes that session_time takes while it measures: a copy of the recurrent state; 0 without any. */
+size_t session_time_bytes(const struct session *s);
+
 /* Behind a prefill or between runs of cycles; more than one row of logits is lost. Nothing is measured (all
  * 0) where there is no memory for a copy of the recurrent state. ERR_USAGE: cycles run, or rows are out of
  * range.

@@ -9,7 +9,9 @@
 #include "../streams.h"
 
 #include "../../../common/run/cycle.h"
+#include "../../../common/run/memory_plan.h"
 #include "../../../common/run/session_impl.h"
+#include "../../../common/run/times.h"
 #include "turns.h"
 
 enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
@@ -100,6 +102,93 @@ static struct session *start(struct model *t, struct model *d, int32_t chunk, ui
     const struct session_options o = {.ctx = 400, .chunk = chunk, .kv = {kv, kv}};
     must(session_new(&s, t, d, &o, &e), &e);
     return s;
+}
+
+/* ---- memory ---- */
+
+static int much(struct kn_backend *b, size_t *free_bytes, size_t *total)
+{
+    (void)b;
+    *free_bytes = *total = (size_t)1 << 40;
+    return 0;
+}
+static size_t as_it_is(size_t bytes)
+{
+    return bytes;
+}
+static size_t no_weight(uint32_t type, int64_t n_in, int64_t n_out, int32_t n_mat, unsigned use)
+{
+    (void)type, (void)n_in, (void)n_out, (void)n_mat, (void)use;
+    return 0;
+}
+static size_t no_scratch(int32_t n, int64_t width)
+{
+    (void)n, (void)width;
+    return 0;
+}
+static size_t no_scratch_kv(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
+{
+    (void)n, (void)n_head, (void)kv, (void)window;
+    return 0;
+}
+static size_t no_scratch_delta(const struct kn_delta *d)
+{
+    (void)d;
+    return 0;
+}
+
+static size_t largest;
+static void *(*alloc_inner)(struct kn_backend *, size_t);
+static void *alloc_watched(struct kn_backend *b, size_t bytes)
+{
+    if (bytes > largest) largest = bytes;
+    return alloc_inner(b, bytes);
+}
+
+/* A plan has room for the copy that times are measured with, where cycles are planned. */
+static void test_planned_memory(void **state)
+{
+    (void)state;
+    static const struct kn_memory memory = {.query = much,
+                                            .alloc = as_it_is,
+                                            .weight = no_weight,
+                                            .scratch = no_scratch,
+                                            .scratch_kv = no_scratch_kv,
+                                            .scratch_delta = no_scratch_delta,
+                                            .products = no_scratch};
+    struct kn_backend_head *head = (struct kn_backend_head *)(void *)be;
+    const struct kn_ops *inner = head->op;
+    const struct session_options o = {.ctx = 400, .kv = {KN_F32, KN_F32}};
+    const struct session_timing timing = {
+        .sampler = {.top_p = 1, .repeat_penalty = 1}, .rows = (const int32_t[]){2}, .n = 1, .budget_s = 1};
+    struct model *t = target(0), *d = drafter();
+    struct session *s = start(t, d, 64, KN_F32);
+    struct kn_ops op = *inner;
+    struct err e = {0};
+    struct session_times times;
+    must(session_prefill(s, (const int32_t[]){1, 2, 3}, 3, NULL, NULL, &e), &e);
+    const size_t bytes = session_time_bytes(s);
+    assert_true(bytes > 0);
+    largest = 0, alloc_inner = inner->alloc, op.alloc = alloc_watched;
+    s->op = &op;
+    must(session_time(s, &timing, &times, &e), &e);
+    s->op = inner;
+    assert_int_equal(largest, bytes);
+    session_free(s);
+    op = *inner, op.memory = &memory;
+    head->op = &op;
+    for (int drafted = 0; drafted < 2; drafted++) {
+        struct memory_planner *p;
+        struct memory_plan plan;
+        const struct desc_override over = {.draft_causal = -1};
+        must(memory_plan_open(&p, be, "target.gguf", drafted ? "drafter.gguf" : NULL, &over, &e), &e);
+        must(memory_plan_session(p, &o, true, &plan, &e), &e);
+        assert_int_equal(plan.scratch, drafted ? bytes : 0);
+        memory_plan_close(p);
+    }
+    head->op = inner;
+    model_free(d);
+    model_free(t);
 }
 
 /* ---- rows ---- */
@@ -691,11 +780,13 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),    cmocka_unit_test(test_state_matters), cmocka_unit_test(test_lossless),
-        cmocka_unit_test(test_resume),  cmocka_unit_test(test_no_proposals),  cmocka_unit_test(test_settled),
-        cmocka_unit_test(test_plans),   cmocka_unit_test(test_any_stop),      cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_times),   cmocka_unit_test(test_after),         cmocka_unit_test(test_decoded),
-        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_planned_memory), cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_state_matters),  cmocka_unit_test(test_lossless),
+        cmocka_unit_test(test_resume),         cmocka_unit_test(test_no_proposals),
+        cmocka_unit_test(test_settled),        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_any_stop),       cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_times),          cmocka_unit_test(test_after),
+        cmocka_unit_test(test_decoded),        cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
