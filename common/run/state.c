@@ -293,11 +293,9 @@ static int check_drafter(const struct state *st, const struct state_meta *own, s
 
 static void types_text(struct kn_kv_types y, char out[32])
 {
-    const struct kn_type_info *k = kn_type_info(y.k), *v = kn_type_info(y.v);
-    snprintf(out, 32, "%s%s%s", k ? k->name : "none", y.k == y.v ? "" : ",",
-             y.k == y.v ? ""
-             : v        ? v->name
-                        : "none");
+    const char *k = kn_kv_known(y.k) ? kn_kv_name(y.k) : "none",
+               *v = kn_kv_known(y.v) ? kn_kv_name(y.v) : "none";
+    snprintf(out, 32, "%s%s%s", k, y.k == y.v ? "" : ",", y.k == y.v ? "" : v);
 }
 
 /* The types of the caches that both have. */
@@ -307,7 +305,7 @@ static int check_types(const struct state *st, const struct state_meta *own, str
     char want[32], got[32];
     if (own->kv_type != st->m.kv_type && own->kv_type != STATE_MIXED && st->m.kv_type != STATE_MIXED)
         return err_set(e, ERR_FORMAT, "%s: was made with another cache type (expected %s, got %s)", st->name,
-                       kn_type_info(own->kv_type)->name, kn_type_info(st->m.kv_type)->name);
+                       kn_kv_name(own->kv_type), kn_kv_name(st->m.kv_type));
     for (int d = 0; d < 2; d++)
         for (uint32_t i = 0; i < n[d] && i < got_n[d]; i++) {
             const struct kn_kv_types a = own->kv[d][i], b = st->m.kv[d][i];
