@@ -42,7 +42,7 @@ says 3 'another target' "$G --state state"
 says 4 'nostate: No such file' "$G --state nostate"
 says 3 'not a snapshot' "$G --state t.gguf"
 says 3 'holds no context for a drafter' "dflash-generate -q -m $T -d d.gguf -n 4 --state state"
-says 2 'another chunk\|expected f16' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --kv q4_0"
+says 2 'another chunk\|expected f16' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --kv q4_1"
 says 3 'another chunk' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --chunk 4"
 says 3 'stdin: token 1: id out' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --append <id"
 says 3 'id: token 1: id out' 'dflash-bench run -q -m t.gguf p id'
