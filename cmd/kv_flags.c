@@ -165,6 +165,7 @@ int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc
     for (int i = 0; i < f->layers.n; i++)
         if (some_layers(t, d, f->layers.v[i], f->of[0], e)) return -1;
     if (check_heads(t, "target", f->of[0], e) || check_heads(d, "drafter", f->of[1], e)) return -1;
+    o->kv_convert = f->convert;
     o->kv = f->of[0][desc_attention(t) - t->layer];
     o->kv_layers = all_are(t, f->of[0], o->kv) ? NULL : f->of[0];
     o->draft_kv_layers = !d || all_are(d, f->of[1], o->kv) ? NULL : f->of[1];
@@ -187,4 +188,12 @@ bool kv_flags_coarse(const struct kv_flags *f, const struct desc *t)
             if (kn_kv_coded(side[j]) && side[j] != KN_Q8_0) return true;
     }
     return false;
+}
+
+const char *kv_flags_convert_doubt(const struct kv_flags *f, const char *state_path)
+{
+    if (f->convert && !state_path) return "--kv-convert needs --state STATE";
+    return f->convert && !f->kv && !f->draft_kv && !f->layers.n
+               ? "--kv-convert needs --kv, --kv-layers or --draft-kv"
+               : "";
 }

@@ -8,6 +8,7 @@
 struct kv_flags {
     const char *kv, *draft_kv; /* as given, or NULL */
     struct cli_list layers;
+    bool convert;
     struct kn_kv_types of[2][DESC_MAX_LAYERS]; /* of target and drafter: what the flags come to */
 };
 
@@ -31,6 +32,14 @@ struct kv_flags {
             "the same of the drafter's layers (default as --kv; f16 where that is quantised)", 0, 0          \
     }
 
+#define KV_CONVERT_FLAG(f)                                                                                   \
+    {                                                                                                        \
+        "--kv-convert", CLI_FLAG, &(f).convert, NULL,                                                        \
+            "bring the keys and values of --state into the types that are given", 0, 0                       \
+    }
+
+/* "" or what is wrong with --kv-convert. */
+const char *kv_flags_convert_doubt(const struct kv_flags *f, const char *state_path);
 /* The types of o's caches. What no flag says is as info has it (a state's; NULL: there is none), else f16.
  * d: NULL without a drafter. o borrows f. ERR_USAGE: a type or a list that is none, or a
  * type that does not fit the heads. */

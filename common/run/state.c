@@ -150,30 +150,68 @@ out:
     return rc;
 }
 
+/* The cache as a layer of the state has it: of the types that it was saved with. */
+static struct kn_kv saved_cache(const struct state *st, const struct session *s, const struct kn_kv *kv,
+                                const struct desc_layer *y)
+{
+    const struct desc *t = s->target->d, *d = drafter_of(s);
+    struct kn_kv from = *kv;
+    if (y >= t->layer && y < t->layer + t->n_layer)
+        from.type = st->m.kv[0][y - t->layer];
+    else if (d && y >= d->layer && y < d->layer + d->n_layer)
+        from.type = st->m.kv[1][y - d->layer];
+    return from;
+}
+
+/* n positions of old->both, of types from, to x->both, of types to: each number is taken out and stored anew.
+ */
+static int convert_rows(struct slice *x, const struct kn_kv *to, const struct slice *old,
+                        const struct kn_kv *from, int32_t n, struct err *e)
+{
+    const size_t row = x->row_k + x->row_v, old_row = old->row_k + old->row_v;
+    float *f = mem_alloc((size_t)to->n_head_kv * (size_t)to->head_dim * sizeof *f);
+    if (!f) return err_set(e, ERR_IO, "out of memory (a row of the cache)");
+    for (size_t i = 0; i < (size_t)n; i++) {
+        kn_kv_get(from, false, old->both + i * old_row, f);
+        kn_kv_put(to, false, f, x->both + i * row);
+        kn_kv_get(from, true, old->both + i * old_row + old->row_k, f);
+        kn_kv_put(to, true, f, x->both + i * row + x->row_k);
+    }
+    mem_free(f);
+    return 0;
+}
+
+static int check_header(struct state *st, const uint32_t want[4], const char *tag, struct err *e)
+{
+    uint8_t header[LAYER_HEADER];
+    if (snap_read(&st->r, header, sizeof header, e)) return -1;
+    for (int i = 0; i < 4; i++)
+        if (state_get_u32(header + 4 * i) != want[i])
+            return err_set(e, ERR_FORMAT,
+                           "%s: section %s: its header does not fit the model (word %d: expected %" PRIu32
+                           ", got %" PRIu32 ")",
+                           st->name, tag, i, want[i], state_get_u32(header + 4 * i));
+    return 0;
+}
+
 int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
                      const char *tag, struct err *e)
 {
+    const struct kn_kv from = saved_cache(st, s, kv, y);
+    const bool other = from.type.k != kv->type.k || from.type.v != kv->type.v;
     int32_t first, n, n_past = (int32_t)st->m.n_tokens, rc = -1;
-    uint8_t header[LAYER_HEADER];
-    struct slice x;
+    struct slice x, old = {0};
     if (slice_new(&x, kv, e)) return -1;
-    const size_t row = x.row_k + x.row_v;
+    if (other && slice_new(&old, &from, e)) goto out;
+    const size_t row = other ? old.row_k + old.row_v : x.row_k + x.row_v;
     live(y, n_past, &first, &n);
     const uint32_t want[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
-    if (state_section(st, tag, LAYER_HEADER + row * (uint64_t)n, e) ||
-        snap_read(&st->r, header, sizeof header, e))
+    if (state_section(st, tag, LAYER_HEADER + row * (uint64_t)n, e) || check_header(st, want, tag, e))
         goto out;
-    for (int i = 0; i < 4; i++)
-        if (state_get_u32(header + 4 * i) != want[i]) {
-            err_set(e, ERR_FORMAT,
-                    "%s: section %s: its header does not fit the model (word %d: expected %" PRIu32
-                    ", got %" PRIu32 ")",
-                    st->name, tag, i, want[i], state_get_u32(header + 4 * i));
-            goto out;
-        }
     for (int32_t pos = first, some; pos < n_past; pos += some) {
         some = slice_length(kv, pos, n_past - pos);
-        if (snap_read(&st->r, x.both, (size_t)some * row, e)) goto out;
+        if (snap_read(&st->r, other ? old.both : x.both, (size_t)some * row, e)) goto out;
+        if (other && convert_rows(&x, kv, &old, &from, some, e)) goto out;
         int bad = slice_put(&x, s, kv, pos, some);
         if (bad) {
             model_failed(s->target, "upload", bad, e);
@@ -182,6 +220,7 @@ int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv
     }
     rc = snap_section_check(&st->r, e);
 out:
+    mem_free(old.k);
     mem_free(x.k);
     return rc;
 }
@@ -334,7 +373,8 @@ int state_check(const struct state *st, const struct desc *target, const struct 
             e,
             "dflash-inspect names the model that a state wants, and prints the identity of a model's file");
     }
-    if (check_types(st, &own, e)) return -1;
+    if (!o->kv_convert && check_types(st, &own, e))
+        return err_hint(e, "--kv-convert brings the state's keys and values into these types");
     if (st->m.chunk != own.chunk)
         return err_set(e, ERR_FORMAT,
                        "%s: was made with another chunk (expected %" PRIu32 ", got %" PRIu32 ")", st->name,
