@@ -198,24 +198,48 @@ static void tables(json_t *lines)
 
 /* ---- a plot ---- */
 
-/* Bars of tokens a second. */
+/* What all cells say at outer's key; "" where they differ. */
+static const char *same_in_cells(const json_t *lines, const char *outer, const char *key)
+{
+    const char *all = NULL;
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        if (!is(j, "cell")) continue;
+        const char *here = json_string_value(json_object_get(json_object_get(j, outer), key));
+        if (!here || (all && strcmp(all, here))) return "";
+        all = here;
+    }
+    return all ? all : "";
+}
+
+/* Bars of tokens a second, from zero: their lengths are to be compared. */
 static size_t plot_cells(const json_t *lines)
 {
     size_t drawn = 0;
-    printf("$data << EOD\n");
+    char device[256], drafter[512];
+    snprintf(device, sizeof device, "%s", same_in_cells(lines, "machine", "device"));
+    snprintf(drafter, sizeof drafter, "%s", same_in_cells(lines, "drafter", "file"));
+    bench_unquoted(text_printable(device));
+    bench_unquoted(text_printable(drafter));
+    printf("set title 'tokens a second behind the first, medians%s%s'\n$data << EOD\n", *device ? ", " : "",
+           device);
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *j = json_array_get(lines, i);
         char name[1100];
         if (!is(j, "cell")) continue;
-        snprintf(name, sizeof name, "%s %s", bench_text(j, "target", "file"), bench_text(j, NULL, "label"));
+        const char *own =
+            *drafter ? "" : bench_text(j, "drafter", "file"); /* where they differ, at each bar */
+        snprintf(name, sizeof name, "%s %s%s%s", bench_text(j, "target", "file"),
+                 bench_text(j, NULL, "label"), *own ? ", " : "", own);
         printf("\"%s\" %s %s\n", bench_unquoted(name),
                bench_number(j, "plain", "decode_tokens_per_s", "median", 3, 1),
                bench_number(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
         drawn++;
     }
-    printf("EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by "
-           "-30\n"
-           "plot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted'\n");
+    printf(
+        "EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset yrange [0:*]\n"
+        "set xtics rotate by -30\nplot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted%s%s'\n",
+        *drafter ? " by " : "", drafter);
     return drawn;
 }
 
