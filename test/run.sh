@@ -12,7 +12,8 @@
 # belongs to. A line with facts is for machines and builds of which they are true: isa=N is the number of instruction sets
 # of the CPU's kernels (3: AVX-512, AVX2, scalar), further ones come from FACTS in the environment. The plan is committed
 # and written by nothing that a run finds, so an empty wildcard is seen. "FAIL plan/SUITE" says that a suite made fewer or
-# more checks than planned, that it has no line, or that it has one and was not run.
+# more checks than planned, that it has no line, or that it has one and was not run. Suites of five seconds and more are named
+# with their times, the slowest first.
 set -u
 plan=${PLAN:-test/PLAN}
 rewrite=
@@ -135,11 +136,11 @@ echo "-- facts:${facts% }" >"$log"
 say() { echo "$*" | tee -a "$log"; }
 ok_lines='^(ok   |\[       OK \] )'
 bad_lines='^(FAIL |\[  FAILED  \] [A-Za-z_0-9]+$)'
-declare -A ran=()
+declare -A ran=() seconds=()
 for pair in "$@"; do
     name=${pair%%=*} command=${pair#*=}
     say "== $name: $command"
-    from=$(($(wc -l <"$log") + 1))
+    from=$(($(wc -l <"$log") + 1)) begun=$SECONDS
     bash -c "$command" 2>&1 | tee -a "$log"
     status=${PIPESTATUS[0]}
     here=$(tail -n +"$from" "$log")
@@ -161,12 +162,16 @@ for pair in "$@"; do
     fi
     ran[$name]=1
     echo "-- suite $name $found $((failed + (status != 0)))" >>"$log"
+    seconds[$name]=$((SECONDS - begun))
 done
 for i in "${!suite[@]}"; do
     in_group "$i" "$group" && is_true "$i" && [ -z "${ran[${suite[i]}]:-}" ] || continue
     say "FAIL plan/${suite[i]}: expected $(checks_of "$i") checks ($plan:${line[i]}), found none: it was not run"
 done
 [ -z "$wrong" ] || say "FAIL plan: $wrong"
+# what to look at where a run takes long
+slow=$(for name in "${!seconds[@]}"; do echo "${seconds[$name]} $name"; done | sort -rn | head -n 8 | awk '$1 >= 5 {printf "%s%s %d s", n++ ? ", " : "", $2, $1}')
+[ -z "$slow" ] || say "slowest: $slow"
 echo "-- end" >>"$log"
 passed=$(grep -cE "$ok_lines" "$log")
 failed=$(grep -cE "$bad_lines" "$log")
