@@ -382,6 +382,15 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
+# What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.
+# TURNS_FLAGS: more of dflash-generate's, as --device cuda.
+.PHONY: bench-turns
+bench-turns: all $(DENSE)/target-q8_0.gguf
+	@mkdir -p $(BUILD)/bench
+	@[ -e $(BUILD)/bench/0.6b.gguf ] || $(BIN)/dflash-convert data/configs/qwen3-0.6b.json --random 1 --type q4_k_m -o $(BUILD)/bench/0.6b.gguf
+	$(BIN)/dflash-tokenize -m $(DENSE)/target-q8_0.gguf --force -o $(BUILD)/bench/turns.tok <$(LOSSLESS_PROMPT)
+	test/bench/turns.sh $(BIN) $(BUILD)/bench/0.6b.gguf $(BUILD)/bench/turns.tok 6 $(TURNS_FLAGS)
+
 # Golden streams anew: only where a change is meant to change the arithmetic.
 .PHONY: golden
 golden: all $(PAIR_FILES)
@@ -538,7 +547,7 @@ help:
 	@echo "make test-faults     every program with an allocation, read, write, ... failing, on every path of calls"
 	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"
 	@echo "make fuzz            libFuzzer on every parser (clang)"
-	@echo "make bench           the benchmark matrix"
+	@echo "make bench           the benchmark matrix;  make bench-turns: what a turn of a chat costs"
 	@echo "make install PREFIX=/usr/local"
 	@echo "CUDA_ARCHS='80 90a' CUDA_PTX=80: machine code of these, and what newer drivers compile for newer devices"
 	@echo "CUDA=0|1  DEBUG_SYNC=1  WERROR=1  SANITIZE=address,undefined  V=1"
