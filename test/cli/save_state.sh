@@ -130,7 +130,7 @@ ext2/ext3 | xfs | btrfs | tmpfs)
     mkfifo in
     exec 5<>in
     dflash-prefill -q -m "$T" -o left <in 5>&- &
-    while [ "$(written $!)" = 0 ]; do sleep 0.01; done
+    await $!
     { kill -9 $! && wait $!; } 2>/dev/null || true
     exec 5>&-
     [ -z "$(ls -A | grep left)" ] || echo "killed: left behind: $(ls -A | grep left)"
