@@ -196,7 +196,10 @@ $(UNIT_BIN): $(BUILD)/test/%: $$(wildcard test/unit/*/$$*.c) $(LIB) $$(wildcard 
 
 # test/run.sh runs suites and compares the number of their checks with test/PLAN, whose lines hold for a build with or
 # without CUDA.
+# Of a run of many suites as many go at a time as there are cores.
 RUN := FACTS="cuda=$(CUDA)" test/run.sh
+RUN_MANY := SUITE_JOBS=$(SUITE_JOBS) $(RUN)
+SUITE_JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 UNIT_SUITES = $(foreach t,$(UNIT_BIN),"unit/$(notdir $t)=$t")
 .PHONY: unit
 unit: $(UNIT_BIN)
@@ -296,7 +299,7 @@ LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 # Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
 test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
-	@CUDA_VISIBLE_DEVICES= $(RUN) test $(BUILD)/test/test.log $(SUITES)
+	@CUDA_VISIBLE_DEVICES= $(RUN_MANY) test $(BUILD)/test/test.log $(SUITES)
 
 # After a change of tests: the numbers of the last run of `make test` into test/PLAN, to be looked at and committed with it.
 # test-GROUP-plan: those of another group.
@@ -410,8 +413,8 @@ test-sanitize:
 
 .PHONY: sanitize-suites
 sanitize-suites: all $(UNIT_BIN) $(INJECT) $(PAIR_FILES)
-	@$(RUN) sanitize $(BUILD)/test/sanitize.log $(UNIT_SUITES) "cli=test/cli/run.sh $(BIN) $(DENSE)" \
-	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)"
+	@$(RUN_MANY) sanitize $(BUILD)/test/sanitize.log "cli=test/cli/run.sh $(BIN) $(DENSE)" \
+	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)" $(UNIT_SUITES)
 # Half a second a run: one job of each kind.
 SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-spm chat prefill generate generate-state bench-report
 

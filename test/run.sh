@@ -137,12 +137,43 @@ say() { echo "$*" | tee -a "$log"; }
 ok_lines='^(ok   |\[       OK \] )'
 bad_lines='^(FAIL |\[  FAILED  \] [A-Za-z_0-9]+$)'
 declare -A ran=() seconds=()
-for pair in "$@"; do
+# SUITE_JOBS suites at a time, each of whose output is shown when it is done, in the order of the call; one is shown as it runs.
+jobs=${SUITE_JOBS:-1} suites=("$@") started=0 running=0
+parts=$(mktemp -d)
+trap 'rm -rf "$parts"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
+start() { # INDEX: a background job ignores SIGINT, which tests send
+    local begun=$SECONDS status
+    env --default-signal=INT,QUIT bash -c "${suites[$1]#*=}" >"$parts/$1" 2>&1 </dev/null
+    status=$?
+    echo "$status $((SECONDS - begun))" >"$parts/$1.new"
+    mv "$parts/$1.new" "$parts/$1.end"
+}
+await() { # INDEX: starts what there is room for, until that one is done
+    while [ ! -e "$parts/$1.end" ]; do
+        while [ "$started" -lt ${#suites[@]} ] && [ "$running" -lt "$jobs" ]; do
+            start "$started" &
+            started=$((started + 1)) running=$((running + 1))
+        done
+        wait -n
+        running=$((running - 1))
+    done
+}
+for index in "${!suites[@]}"; do
+    pair=${suites[index]}
     name=${pair%%=*} command=${pair#*=}
     say "== $name: $command"
     from=$(($(wc -l <"$log") + 1)) begun=$SECONDS
-    bash -c "$command" 2>&1 | tee -a "$log"
-    status=${PIPESTATUS[0]}
+    if [ "$jobs" -gt 1 ]; then
+        await "$index"
+        tee -a "$log" <"$parts/$index"
+        read -r status took <"$parts/$index.end"
+        begun=$((SECONDS - took))
+        rm "$parts/$index"
+    else
+        bash -c "$command" 2>&1 | tee -a "$log"
+        status=${PIPESTATUS[0]}
+    fi
     here=$(tail -n +"$from" "$log")
     passed=$(grep -cE "$ok_lines" <<<"$here")
     # cmocka names a failed or skipped test twice
