@@ -198,8 +198,8 @@ $(UNIT_BIN): $(BUILD)/test/%: $$(wildcard test/unit/*/$$*.c) $(LIB) $$(wildcard 
 # without CUDA.
 # Of a run of many suites as many go at a time as there are cores.
 RUN := FACTS="cuda=$(CUDA)" test/run.sh
-RUN_MANY := SUITE_JOBS=$(SUITE_JOBS) $(RUN)
 SUITE_JOBS ?= $(shell nproc 2>/dev/null || echo 1)
+RUN_MANY := SUITE_JOBS=$(SUITE_JOBS) $(RUN)
 UNIT_SUITES = $(foreach t,$(UNIT_BIN),"unit/$(notdir $t)=$t")
 .PHONY: unit
 unit: $(UNIT_BIN)
