@@ -341,8 +341,30 @@ int chain_alone(struct cuda_backend *be, const struct chain_product *c)
     return rc ? rc : run_rows(be, &p);
 }
 
-/* MANY_ROWS rows at a time (many_tuning.rows): through the library where that is wanted, else the row
- * kernels. */
+/* Rows row .. row + n - 1 of the product. */
+static struct mm_product part_of(const struct mm_product *p, int32_t row, int32_t n)
+{
+    struct mm_product part = *p;
+    part.n = p->n - row < n ? p->n - row : n;
+    part.x += (int64_t)row * p->w[0]->n_in;
+    for (int j = 0; j < p->n_w; j++) part.out[j] += (int64_t)row * p->w[j]->n_out;
+    return part;
+}
+
+/* As a call of MM_PREP_ROWS rows after another. */
+static int run_parts(struct cuda_backend *be, const struct mm_product *p)
+{
+    int err = 0;
+    for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
+        const struct mm_product part = part_of(p, row, MM_PREP_ROWS);
+        err = run_rows(be, &part);
+        if (!err) err = cuda_flush(be); /* sums of slices: the next part wants their place */
+    }
+    return err;
+}
+
+/* MANY_ROWS rows at a time (many_tuning.rows): through tiles or the library where those are wanted, else the
+ * row kernels. */
 static int run(struct kn_backend *kb, const struct mm_product *p)
 {
     struct cuda_backend *be = cuda_of(kb);
@@ -354,11 +376,9 @@ static int run(struct kn_backend *kb, const struct mm_product *p)
     }
     err = p->norm && mm_is_owed(be, p->x, p->n, p->w[0]->n_in) ? 0 : cuda_flush(be);
     if (err || !many_wanted(be, p->n)) return err ? err : run_rows(be, p);
+    if (many_by_rows(be, p)) return run_parts(be, p);
     for (int32_t row = 0; row < p->n && !err; row += many_tuning.rows) {
-        struct mm_product part = *p;
-        part.n = p->n - row < many_tuning.rows ? p->n - row : many_tuning.rows;
-        part.x += (int64_t)row * p->w[0]->n_in;
-        for (int j = 0; j < p->n_w; j++) part.out[j] += (int64_t)row * p->w[j]->n_out;
+        const struct mm_product part = part_of(p, row, many_tuning.rows);
         err = many_wanted(be, part.n) ? many_run(be, &part) : run_rows(be, &part);
     }
     return err;
