@@ -299,12 +299,23 @@ DEV void few_keep_all(const struct layer &l, const struct few_part &b, unsigned 
     few_keep<AT_ONCE>(l, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide,
                       pending);
     if (of_v || final_of(l, pending) || b.quarter) return;
-#pragma unroll AT_ONCE / 4
-    for (int i = lane; i < rep * a.n; i += 32) {
-        const int row = i / rep, h = b.kh + i % rep * a.n_k;
-        float *const to = l.s.log + (logged_at(l, pending) + row) * (l.width + 2 * a.n_v) + l.width + h;
-        const int64_t at = (int64_t)row * a.n_v + h;
-        to[0] = __ldcg(a.alpha + at), to[a.n_v] = __ldcg(a.beta + at);
+#pragma unroll 1
+    for (int i = lane; i < rep * a.n; i += 8 * AT_ONCE) {
+        float x[AT_ONCE / 4][2];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE / 4; j++) {
+            const int k = min(i + 32 * j, rep * a.n - 1);
+            const int64_t at = (int64_t)(k / rep) * a.n_v + b.kh + k % rep * a.n_k;
+            x[j][0] = __ldcg(a.alpha + at), x[j][1] = __ldcg(a.beta + at);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE / 4; j++) {
+            const int k = i + 32 * j;
+            if (k >= rep * a.n) break;
+            float *const to = l.s.log + (logged_at(l, pending) + k / rep) * (l.width + 2 * a.n_v) + l.width +
+                              b.kh + k % rep * a.n_k;
+            to[0] = x[j][0], to[a.n_v] = x[j][1];
+        }
     }
 }
 

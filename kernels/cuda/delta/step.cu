@@ -108,14 +108,22 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
                      (int)r);
 }
 
-/* Rows of the log, from row `first` on, every `step`th of the call from row i on, of four columns. */
+/* Rows of the log, from row `first` on, every `step`th of the call from row i on, of four columns; AT_ONCE:
+ * on their way together. (A load does not pass the store before it, for all that the compiler knows.) */
 template <int AT_ONCE> DEV void log_rows(const struct layer &l, int64_t at, int32_t first, int i, int step)
 {
     const int64_t stride = l.width + 2 * l.a.n_v;
-#pragma unroll AT_ONCE
-    for (; i < l.a.n; i += step)
-        __stcg((float4 *)(l.s.log + (first + i) * stride + at),
-               __ldcg((const float4 *)(l.a.qkv + i * l.width + at)));
+#pragma unroll 1
+    for (; i < l.a.n; i += AT_ONCE * step) {
+        float4 x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            x[j] = __ldcg((const float4 *)(l.a.qkv + min(i + j * step, l.a.n - 1) * l.width + at));
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (i + j * step < l.a.n)
+                __stcg((float4 *)(l.s.log + (first + i + j * step) * stride + at), x[j]);
+    }
 }
 #include "one.cuh"
 #endif
