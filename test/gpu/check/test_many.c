@@ -319,7 +319,7 @@ static void check_wide(uint32_t type, uint32_t other, int n_in, int n_out, int n
     }
     int others = 0;
     for (int j = 0; j < 5; j++) others += memcmp(got[0][j], got[1][j], outs * 4) != 0;
-    const bool taken = forms[0] == (rows ? forms[1] : cuda_is_early(gpu) ? 2 * (n / 64 + (n % 64 > 16)) : 0);
+    const bool taken = cuda_is_early(gpu) ? forms[0] >= (rows ? 3 : 2) : forms[0] == 0;
     verdict((rows ? others == 0 : others >= 3) && taken,
             "many %s and %s [%d, %d] x %d: %d of 5 results other than of calls of 64 rows, expected %s%s",
             kn_type_info(type)->name, kn_type_info(other)->name, n_out, n_in, n, others,
@@ -373,6 +373,9 @@ static void check(bool small)
     check_bits(KN_BF16, 1056, 1000);
     many_tuning.wide_rows = wide;
     check_wide(KN_Q4_K, KN_Q6_K, 1024, 700, 65);
+    check_wide(KN_Q6_K, KN_Q4_K, 5120, 1024, 80);
+    check_wide(KN_Q5_K, KN_IQ4_XS, 12288, 512, 81);
+    check_wide(KN_Q3_K, KN_Q2_K, 2048, 304, 96);
     check_wide(KN_Q6_K, KN_IQ4_XS, 4096, 304, 100);
     check_wide(KN_Q5_K, KN_Q3_K, 2304, 1000, 128);
     check_wide(KN_Q2_K, KN_Q4_K, 17408, 200, 128);
