@@ -366,6 +366,15 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 	$(BUILD)/test/table_gpu $(GPU_MODELS)
 	$(BUILD)/test/experts_bench
 
+# Files of any mix: 8B as llama.cpp's rules mix it, as dynamic files do, and all of one type; MIXES="27b-q4_k_m 27b-dynamic
+# 27b-gates-f32": others of make_models.sh. 41 GB.
+MIXES ?= 8b-q4_k_m 8b-dynamic 8b-q8_0 8b-q6_k 8b-bf16
+.PHONY: bench-mixes
+bench-mixes: all
+	test/gpu/bench/make_models.sh $(BIN) $(GPU_MODELS) $(MIXES)
+	@for m in $(MIXES); do $(BIN)/dflash-bench rows -m $(GPU_MODELS)/$$m.gguf --device cuda --context 512 --rounds 7 \
+		--rows 1,2,16,17,64,65,128,512 || exit; done
+
 .PHONY: test-gpu test-gpu-build
 test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/attention_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
@@ -551,6 +560,7 @@ help:
 	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"
 	@echo "make fuzz            libFuzzer on every parser (clang)"
 	@echo "make bench           the benchmark matrix;  make bench-turns: what a turn of a chat costs"
+	@echo "make bench-gpu       passes, cycles and mixtures on a device; bench-mixes: files of several types"
 	@echo "make install PREFIX=/usr/local"
 	@echo "CUDA_ARCHS='80 90a' CUDA_PTX=80: machine code of these, and what newer drivers compile for newer devices"
 	@echo "CUDA=0|1  DEBUG_SYNC=1  WERROR=1  SANITIZE=address,undefined  V=1"
