@@ -43,6 +43,6 @@ int draft_propose(const struct model *m, const struct draft *t, struct err *e);
 /* Logits of rows skip and on, as model_logits; the first half of most kinds' propose. */
 int draft_logits(const struct model *m, const struct draft *t, struct err *e);
 /* The kinds, one a file. */
-extern const struct draft_kind draft_dflash;
+extern const struct draft_kind draft_dflash, draft_dflash2;
 
 #endif
