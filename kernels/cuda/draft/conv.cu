@@ -9,7 +9,8 @@
 #include "../product/owed.cuh"
 
 #define WARPS 4
-#define PLAIN -1 /* nothing is rounded */
+#define REGISTERS 96 /* so that blocks stand beside those of a product (mm_few.cuh) */
+#define PLAIN -1     /* nothing is rounded */
 
 struct conv {
     const float *x, *norm, *base;
@@ -101,19 +102,24 @@ template <enum from FROM> DEV void load_x(float v[8], const conv &a, const mm_ow
 /* Two taps at a time: all that is read of them is on its way before anything is added up. What is constant,
  * and has left the L2 cache since the last draft, is asked for before the wait. */
 template <int ACT, enum from FROM>
-static __global__ void __launch_bounds__(32 * WARPS)
+static __global__ void __launch_bounds__(32 * WARPS, 65536 / (32 * WARPS * REGISTERS))
     conv_rows(const __grid_constant__ conv a, const __grid_constant__ mm_owed o,
               const __grid_constant__ mm_prep p)
 {
+    __shared__ __align__(16) float norms[WARPS * 256];
     __shared__ float scale[KN_CONV_TAPS], part[KN_CONV_TAPS][WARPS];
     const int block = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32,
               k = 256 * block + 8 * (threadIdx.x % 32), i = (int)blockIdx.y, taps = min(a.taps, i + 1);
-    float sum[8], norm[8], old[8], v[2][8], w[2][8];
+    float sum[8], old[8], v[2][8], w[2][8], *const norm = norms + 8 * threadIdx.x; /* registers are few */
     float *out = a.out + (int64_t)i * a.width;
     cuda_grid_early();
 #pragma unroll
-    for (int e = 0; e < 8; e++) sum[e] = norm[e] = old[e] = 0.0f;
-    if (a.norm) load_columns(norm, a.norm, k, a.width, a.whole);
+    for (int e = 0; e < 8; e++) sum[e] = old[e] = 0.0f;
+    if (a.norm) {
+        load_columns(v[0], a.norm, k, a.width, a.whole);
+#pragma unroll
+        for (int e = 0; e < 8; e++) norm[e] = v[0][e];
+    }
 #pragma unroll
     for (int s = 0; s < 2; s++)
         if (s < taps) load_columns(w[s], a.base + (int64_t)s * a.width, k, a.width, a.whole);
@@ -194,7 +200,7 @@ int cuda_conv(struct kn_backend *kb, const struct kn_conv *a)
         (((uintptr_t)a->x | (uintptr_t)a->out | (uintptr_t)a->base | (uintptr_t)a->norm) & 15) == 0;
     if (mm_take(be, a->dynamic, a->n, a->stride, &o))
         from = FROM_SUMS_TAPS;
-    else if (whole && !a->norm && mm_is_owed(be, a->x, a->n, a->width) && !be->owed->add &&
+    else if (whole && !a->norm && !a->then && mm_is_owed(be, a->x, a->n, a->width) && !be->owed->add &&
              mm_take(be, a->x, a->n, a->width, &o))
         from = FROM_SUMS_X;
     const bool rounds = a->then && !a->add && whole && a->then->n_in == a->width && a->then->packed &&
@@ -203,9 +209,9 @@ int cuda_conv(struct kn_backend *kb, const struct kn_conv *a)
     const struct conv args = {a->x,   a->norm, a->base,  a->dynamic, a->out,  a->stride, a->offset,
                               a->eps, a->n,    a->width, a->group,   a->taps, a->add,    whole};
     const int want = rounds ? (int)act : PLAIN;
-    const conv_fn f = from == FROM_SUMS_TAPS ? kernel_of<FROM_SUMS_TAPS>(want)
-                      : from == FROM_SUMS_X  ? kernel_of<FROM_SUMS_X>(want)
-                                             : kernel_of<FROM_MEMORY>(want);
+    const conv_fn f = from == FROM_SUMS_X      ? conv_rows<PLAIN, FROM_SUMS_X>
+                      : from == FROM_SUMS_TAPS ? kernel_of<FROM_SUMS_TAPS>(want)
+                                               : kernel_of<FROM_MEMORY>(want);
     const dim3 grid((unsigned)((a->width + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)a->n);
     rc = cuda_check(be, "conv", cuda_launch(be, f, grid, dim3(32 * WARPS), 0, args, o, p));
     if (rc == 0 && rounds) mm_prepared(be, a->out, nullptr, a->n, &p, act);
