@@ -238,6 +238,9 @@ $(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-conv
 	@mkdir -p $$(@D)
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-convert -q --force data/$1/drafter -o $$@ --type $$* --target data/$1/target
+$(BUILD)/$1/drafter-dflash2-%.gguf: $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_dflash2
+	$$(SAY) GGUF $$@
+	$$(Q)$(BUILD)/test/make_dflash2 $$< $$@
 $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
@@ -248,6 +251,10 @@ endef
 $(foreach p,pair pair-hybrid,$(eval $(call pair_rules,$p)))
 files_of = $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$1/target-$t.gguf $1/drafter-$t.gguf) $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$1/target-$t.gguf)
 DIALECTS := $(DENSE)/dialects
+$(BUILD)/test/make_dflash2: test/make_dflash2.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 $(BUILD)/test/make_dialects: test/make_dialects.c test/dialect_files.h $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
@@ -257,7 +264,8 @@ $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	$(SAY) GGUF $(@D)
 	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
-PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf)
+DFLASH2 := $(foreach t,bf16 q4_k_m,dflash2-$t)
+PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(DFLASH2:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf)
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
