@@ -122,21 +122,21 @@ static int32_t slice_length(const struct kn_kv *kv, int32_t pos, int32_t most)
     return kn_kv_run(kv, pos, most < SLICE ? most : SLICE);
 }
 
-int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, const char *tag,
-                     struct snap_writer *w, struct err *e)
+int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, int32_t end,
+                     const char *tag, struct snap_writer *w, struct err *e)
 {
     int32_t first, n, rc = -1;
     uint8_t header[LAYER_HEADER];
     struct slice x;
     if (slice_new(&x, kv, e)) return -1;
     const size_t row = x.row_k + x.row_v;
-    live(y, s->n_past, &first, &n);
+    live(y, end, &first, &n);
     const uint32_t h[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
     for (int i = 0; i < 4; i++) state_put_u32(header + 4 * i, h[i]);
     if (snap_section(w, tag, LAYER_HEADER + row * (uint64_t)n, e) || snap_write(w, header, sizeof header, e))
         goto out;
-    for (int32_t pos = first, some; pos < s->n_past; pos += some) {
-        some = slice_length(kv, pos, s->n_past - pos);
+    for (int32_t pos = first, some; pos < end; pos += some) {
+        some = slice_length(kv, pos, end - pos);
         int bad = slice_take(&x, s, kv, pos, some);
         if (bad) {
             model_failed(s->target, "download", bad, e);
@@ -151,14 +151,14 @@ out:
 }
 
 int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
-                     const char *tag, struct err *e)
+                     int32_t end, const char *tag, struct err *e)
 {
-    int32_t first, n, n_past = (int32_t)st->m.n_tokens, rc = -1;
+    int32_t first, n, rc = -1;
     uint8_t header[LAYER_HEADER];
     struct slice x;
     if (slice_new(&x, kv, e)) return -1;
     const size_t row = x.row_k + x.row_v;
-    live(y, n_past, &first, &n);
+    live(y, end, &first, &n);
     const uint32_t want[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
     if (state_section(st, tag, LAYER_HEADER + row * (uint64_t)n, e) ||
         snap_read(&st->r, header, sizeof header, e))
@@ -171,8 +171,8 @@ int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv
                     st->name, tag, i, want[i], state_get_u32(header + 4 * i));
             goto out;
         }
-    for (int32_t pos = first, some; pos < n_past; pos += some) {
-        some = slice_length(kv, pos, n_past - pos);
+    for (int32_t pos = first, some; pos < end; pos += some) {
+        some = slice_length(kv, pos, end - pos);
         if (snap_read(&st->r, x.both, (size_t)some * row, e)) goto out;
         int bad = slice_put(&x, s, kv, pos, some);
         if (bad) {
@@ -247,7 +247,7 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     for (int i = 0; i < s->target->d->n_layer; i++)
         if (s->target->d->layer[i].recurrent
                 ? save_delta(s, i, &w, e)
-                : state_save_layer(s, &s->kv[i], &s->target->d->layer[i], "KV  ", &w, e))
+                : state_save_layer(s, &s->kv[i], &s->target->d->layer[i], s->n_past, "KV  ", &w, e))
             return -1;
     if (s->source && s->source->op->save && s->source->op->save(s, &w, e)) return -1;
     return snap_end(&w, e);
@@ -399,9 +399,9 @@ int state_restore(struct state *st, struct session *s, struct err *e)
         load_history(st, s, e) || load_logits(st, s, e))
         return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
-        if (s->target->d->layer[i].recurrent
-                ? load_delta(st, s, i, e)
-                : state_load_layer(st, s, &s->kv[i], &s->target->d->layer[i], "KV  ", e))
+        if (s->target->d->layer[i].recurrent ? load_delta(st, s, i, e)
+                                             : state_load_layer(st, s, &s->kv[i], &s->target->d->layer[i],
+                                                                (int32_t)st->m.n_tokens, "KV  ", e))
             return -1;
     if (load_source(st, s, e)) return -1;
     int rc = snap_next(&st->r, e);

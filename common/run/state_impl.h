@@ -35,10 +35,10 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p);
 /* The next section, which must be this one; size 0: of any size. */
 int state_section(struct state *st, const char *tag, uint64_t size, struct err *e);
 
-/* Keys and values of one layer as a section: the positions that later rows can still see. */
-int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, const char *tag,
-                     struct snap_writer *w, struct err *e);
+/* Keys and values of one layer as a section: the positions that rows from end on can still see. */
+int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, int32_t end,
+                     const char *tag, struct snap_writer *w, struct err *e);
 int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
-                     const char *tag, struct err *e);
+                     int32_t end, const char *tag, struct err *e);
 
 #endif
