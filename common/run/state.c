@@ -1,5 +1,6 @@
 /* state.c - see state.h. Sections, in this order: META, TOKN, LOGT, one a target layer (KV of attention, SSM
- * of a delta net), one DKV a drafter layer. */
+ * of a delta net), one DKV a drafter layer, and DHID where the drafter reads the target's last hidden state.
+ */
 #include "state.h"
 
 #include <fcntl.h>
@@ -58,6 +59,7 @@ static void meta_of(const struct desc *t, const struct desc *d, const struct ses
     if (!mixed && m->kv_type == KN_TYPE_NONE) m->kv_type = o->kv.k; /* no layer has any */
     if (!d) return;
     m->n_draft_layer = (uint32_t)d->n_layer;
+    m->parts = d->arch == DESC_QWEN35_MTP ? STATE_HIDDEN : 0;
     m->n_taps = (uint32_t)d->n_taps;
     memcpy(m->drafter_id, d->identity, 16);
     snprintf(m->drafter, STATE_NAME, "%s", d->name);
@@ -261,33 +263,37 @@ static void id_text(const char *name, const uint8_t *id, char out[STATE_NAME + 3
              *name ? "', " : "", id[0], id[1], id[2], id[3]);
 }
 
-static void taps_text(const uint32_t *taps, uint32_t n, char *out, size_t size)
+/* What a drafter's context is made of. */
+static void context_text(const struct state_meta *m, char *out, size_t size)
 {
     size_t used = 0;
-    out[0] = 0;
-    for (uint32_t i = 0; i < n && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%" PRIu32, i ? " " : "", taps[i]);
+    if (m->parts & STATE_HIDDEN) {
+        snprintf(out, size, "the last hidden state");
+        return;
+    }
+    used = (size_t)snprintf(out, size, "taps");
+    for (uint32_t i = 0; i < m->n_taps && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, " %" PRIu32, m->taps[i]);
 }
 
 static int check_drafter(const struct state *st, const struct state_meta *own, struct err *e)
 {
-    char want[STATE_NAME + 32], got[STATE_NAME + 32], want_taps[256], got_taps[256];
+    char want[STATE_NAME + 32], got[STATE_NAME + 32], want_of[256], got_of[256];
     if (!own->n_draft_layer) return 0;
     if (!memcmp(st->m.drafter_id, own->drafter_id, 16) && st->m.n_taps == own->n_taps &&
-        !memcmp(st->m.taps, own->taps, own->n_taps * sizeof own->taps[0]))
+        st->m.parts == own->parts && !memcmp(st->m.taps, own->taps, own->n_taps * sizeof own->taps[0]))
         return 0;
     id_text(own->drafter, own->drafter_id, want);
-    taps_text(own->taps, own->n_taps, want_taps, sizeof want_taps);
+    context_text(own, want_of, sizeof want_of);
     id_text(st->m.drafter, st->m.drafter_id, got);
-    taps_text(st->m.taps, st->m.n_taps, got_taps, sizeof got_taps);
+    context_text(&st->m, got_of, sizeof got_of);
     if (!st->m.n_draft_layer)
-        err_set(e, ERR_FORMAT,
-                "%s: holds no context for a drafter, and %s needs it (expected taps %s, got none)", st->name,
-                want, want_taps);
+        err_set(e, ERR_FORMAT, "%s: holds no context for a drafter, and %s needs it (expected %s, got none)",
+                st->name, want, want_of);
     else
         err_set(e, ERR_FORMAT,
-                "%s: holds the context of another drafter (expected %s with taps %s, got %s with taps %s)",
-                st->name, want, want_taps, got, got_taps);
+                "%s: holds the context of another drafter (expected %s with %s, got %s with %s)", st->name,
+                want, want_of, got, got_of);
     return err_hint(e, "make the state with this drafter: dflash-prefill -m TARGET -d DRAFTER");
 }
 
@@ -387,6 +393,8 @@ static int load_source(struct state *st, struct session *s, struct err *e)
     if (s->source && s->source->op->load && s->source->op->load(s, st, e)) return -1;
     for (uint32_t i = 0; i < st->m.n_draft_layer && !drafter_of(s); i++)
         if (state_section(st, "DKV ", 0, e) || snap_skip(&st->r, e)) return -1;
+    if (st->m.parts & STATE_HIDDEN && !drafter_of(s))
+        return state_section(st, "DHID", 0, e) || snap_skip(&st->r, e) ? -1 : 0;
     return 0;
 }
 

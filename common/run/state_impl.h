@@ -10,9 +10,10 @@ enum { STATE_NAME = 128 }; /* bytes of a model's name */
 
 /* META in memory; on paper: little-endian u32 in this order, then the identities, the names, the taps, and,
  * where kv_type is STATE_MIXED, the types of every layer. */
+#define STATE_HIDDEN 1u /* of parts: the target's last hidden state stands behind the drafter's layers */
 #define STATE_MIXED KN_TYPE_NONE /* caches are not all of one type */
 struct state_meta {
-    uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_draft_layer, n_taps;
+    uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_draft_layer, n_taps, parts;
     uint8_t target_id[16], drafter_id[16];
     char target[STATE_NAME], drafter[STATE_NAME];
     uint32_t taps[DESC_MAX_TAPS];

@@ -477,6 +477,19 @@ static void same_files(const char *a, const char *b)
     io_map_close(&y);
 }
 
+/* Its sections in their order; of an MTP block the hidden state is one of them. */
+static void check_state(const char *path, bool hidden)
+{
+    struct err e = {0};
+    struct state *st;
+    struct state_info info;
+    uint64_t n;
+    must(state_open(&st, path, &info, &e) || state_verify(st, &n, &e), &e);
+    assert_true(info.has_drafter && info.has_hidden == hidden);
+    assert_int_equal(n, 3 + info.n_layer + info.n_draft_layer + hidden);
+    state_close(st);
+}
+
 /* Around the borders of chunks: resumed, and resumed with more of the prompt after it. */
 static void test_resume(void **state)
 {
@@ -497,6 +510,11 @@ static void test_resume(void **state)
             same_files("state", "again");
             go_on(s, 0, N_NEW, 0, &r);
             same(&whole, &r, true);
+            session_free(s);
+            check_state("state", *state != NULL);
+            s = restore("state", t, NULL);
+            go_on(s, 0, N_NEW, 0, &r);
+            same(&whole, &r, false);
             session_free(s);
             s = restore("state", t, d);
             run(t, d, length[i] + 20, 0, 0, &whole);
