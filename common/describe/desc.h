@@ -141,6 +141,8 @@ const char *desc_override_given(const struct desc_override *o);
  */
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
+/* Does a file of whatever architecture hold an MTP block, beside a target or alone? */
+bool desc_holds_mtp(const struct gguf *g);
 /* Is it a vocabulary alone: tokens, and no tensor. desc_read refuses it as such. */
 bool desc_vocabulary_only(const struct gguf *g);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First

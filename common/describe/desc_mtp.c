@@ -56,6 +56,13 @@ bool desc_mtp_there(const struct gguf *g, struct gguf_str arch)
     return first_of(g, arch) >= 0;
 }
 
+bool desc_holds_mtp(const struct gguf *g)
+{
+    struct gguf_str arch;
+    struct err none = {0};
+    return !gguf_get_str(g, "general.architecture", &arch, &none) && desc_mtp_there(g, arch);
+}
+
 bool desc_mtp_apart(const struct gguf *g, struct gguf_str arch)
 {
     return first_of(g, arch) >= 0 && !gguf_tensor(g, "blk.0.attn_norm.weight");
