@@ -367,6 +367,22 @@ struct kn_mixture {
     bool add;             /* out += */
 };
 
+/* Rows that a head for further tokens reads: of each token its embedding and the hidden state before it, each
+ * normed, side by side. The hidden states of a pass are those of its own rows, so they are read a row late:
+ * row i reads row i - 1 of y, and row 0 the row of the position before it, which was kept (op->keep). */
+struct kn_norm_pair {
+    float *out;                /* [n, 2 width]: rms_norm(x; x_weight), then rms_norm(y; y_weight) */
+    const float *x, *x_weight; /* [n, width], [width] */
+    const float *y, *y_weight; /* [n, width], or late [n - 1, width] (n 1: not looked at); [width] */
+    const float *late; /* NULL: row i reads y[i]; else [slots, width]: of row 0, at (pos[0] - 1) % slots */
+    int32_t slots;
+    const int32_t *pos; /* [n or n_before] with late or before. 0 has none before it: 0 stands for that */
+    int32_t *before;    /* NULL, or [n_before]: becomes pos[i] - 1 */
+    int32_t n, n_before;
+    int64_t width;
+    float eps;
+};
+
 /* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
  * be rejected: a call without commit leaves its rows' inputs in log, and the next call first replays the
  * *pending rows of it that were accepted, with the same code and so the same bits. All zero at the start of a
@@ -516,7 +532,7 @@ struct kn_ops {
     int (*experts_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                         int32_t n_mat, const void *data);
     void (*weight_free)(struct kn_backend *, struct kn_weight *w);
-    /* out[n, n_in] = scale * table rows of ids */
+    /* out[n, n_in] = scale * table rows of ids; the row of KN_PICK_NAN is NaN */
     int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids,
                  int32_t n, float scale);
     /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in
@@ -555,6 +571,7 @@ struct kn_ops {
     int (*norm_join)(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight,
                      const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
                      float eps, float scale);
+    int (*norm_pair)(struct kn_backend *, const struct kn_norm_pair *);
     /* x[n, width] *= sigmoid(g); g is [n, g_width], g_width = width, or 1 for one gate a row */
     int (*gate)(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
     int (*route)(struct kn_backend *, const struct kn_route *);
