@@ -93,6 +93,14 @@ static struct text list_text(const int32_t *v, int32_t n, int32_t add)
 
 /* ---- who they are ---- */
 
+/* Said to be so by the file or a flag. */
+static bool all_causal(const struct desc *d)
+{
+    for (int i = 0; i < d->n_layer; i++)
+        if (!d->layer[i].causal) return false;
+    return !d->causal_inferred;
+}
+
 static void see_dialect(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
@@ -110,7 +118,9 @@ static void see_dialect(struct doctor *p)
         misfit(p, "kind", textf("a %s drafter, which cannot be run here", d->kind),
                textf("a plain DFlash drafter"), textf("%s", d->pieces), NULL);
     else
-        ok(p, "kind", textf("a DFlash drafter of %d layers", d->n_layer));
+        ok(p, "kind",
+           textf("a DFlash drafter of %d layers%s", d->n_layer,
+                 all_causal(d) ? ", all causal in the block, as JetSpec's heads are" : ""));
     if (*d->inferred) note(p, "inferred", textf("%s", d->inferred), NULL);
 }
 

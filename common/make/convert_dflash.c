@@ -121,8 +121,9 @@ static const char *const taps_paths[] = {"dflash_config.target_layer_ids",
                                          "aux_hidden_state_layer_ids", NULL};
 static const char *const block_paths[] = {"dflash_config.block_size", "block_size", NULL};
 static const char *const mask_paths[] = {"dflash_config.mask_token_id", "mask_token_id", NULL};
-static const char *const causal_paths[] = {"dflash_config.is_causal", "dflash_config.causal", "is_causal",
-                                           NULL};
+/* causal_head: JetSpec's checkpoints, which are DFlash drafters whose layers are all causal in the block. */
+static const char *const causal_paths[] = {"dflash_config.is_causal",   "dflash_config.causal", "is_causal",
+                                           "dflash_config.causal_head", "causal_head",          NULL};
 const struct conv_drafter_paths conv_drafter_paths = {taps_paths, block_paths, mask_paths, causal_paths};
 static const char *const depth_paths[] = {"dflash_config.num_target_layers", "num_target_layers", NULL};
 static const char *const width_paths[] = {"dflash_config.target_hidden_size", "target_hidden_size", NULL};

@@ -24,7 +24,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
     fi
 }
 families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
-for a in qwen3 dflash dflash_swa $families; do
+for a in qwen3 dflash dflash_swa jetspec $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
@@ -48,6 +48,50 @@ hidden() { # FAMILY MODEL CHUNK TOLERANCE [VERB]
 family_ids() { dflash-generate -q -m f.gguf --kv f32 --chunk "${2:-512}" -n 48 --ignore-eos <"$1/prompt.i32" >got.i32 && cmp got.i32 "$1/greedy.i32" && echo "48 ids equal"; }
 family_logits() { dflash-prefill -q -m f.gguf --kv f32 --chunk "$2" --logits got.f32 <"$1/prompt.i32" >/dev/null && "$oracle" floats got.f32 "$1/logits.f32" 1e-4; }
 
+# Drafters of the other kinds: the reference's logits of the block behind the prompt, and what it proposes at six anchors (the smallest
+# margin is 2e-3, so ids are equal); the target's stream whatever is proposed, of weights of fewer bits too.
+anchors() { od -An -v -td4 -w8 "$1/anchors.i32"; } # a prompt's length and the pick behind it, a line each
+proposals() { # DIR HOW_MANY
+    local n id k=0 bytes=$((4 * $2))
+    while read -r n id; do
+        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 2 --ignore-eos --width $(($2 + 1)) --draft-trace got.trace >got.i32 &&
+            [ "$(od -An -td4 -N4 got.i32)" -eq "$id" ] && cmp <(head -c $bytes got.trace) <(tail -c +$((bytes * k + 1)) "$1/proposals.i32" | head -c $bytes) || return 1
+        k=$((k + 1))
+    done < <(anchors "$1")
+    [ $k = 6 ] && echo "$((k * $2)) proposals equal"
+}
+block_logits() { dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-logits got.f32 "${@:2}" <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 "$1" 1e-4; }
+stream() { dflash-generate -q -m t.gguf --kv f32 --chunk 64 -n 48 --ignore-eos "$@" <qwen3/prompt.i32; }
+streams_equal() { # TYPE: greedy and sampled, of three widths, gone on with from a state
+    rm -f ktype.gguf k.state && dflash-quantize -q k.gguf -o ktype.gguf --type "$1" || return 1
+    head -c 200 qwen3/prompt.i32 | dflash-prefill -q -m t.gguf -d ktype.gguf --kv f32 --chunk 64 -o k.state && tail -c +201 qwen3/prompt.i32 >rest.i32 || return 1
+    local t w
+    for t in 0 0.8 1.2; do
+        stream --temp $t >plain.i32
+        for w in 1 3 8; do
+            stream --temp $t -d ktype.gguf --width $w --draft-trace whole.trace | cmp - plain.i32 || return 1
+            dflash-generate -q -m t.gguf -d ktype.gguf --kv f32 --chunk 64 --state k.state --append -n 48 --ignore-eos --temp $t --width $w --draft-trace got.trace <rest.i32 | cmp - plain.i32 && cmp got.trace whole.trace || return 1
+        done
+    done
+    echo "9 streams and their traces equal, whole and from a state"
+}
+drafter() { # DIR PROPOSALS
+    local what=${1//\//, }
+    check "$what converts" convert "$1" k.gguf --type f32 --target qwen3
+    check "$what draft logits" block_logits "$1/draft_logits.f32"
+    check "$what proposals" proposals "$1" "$2"
+    check "$what streams, q8_0" streams_equal q8_0
+    check "$what streams, q4_k_m" streams_equal q4_k_m
+    [ "$device" != cpu ] || check "$what against its checkpoint" dflash-inspect --diff "$1" k.gguf --tolerance 0
+}
+drafters() {
+    drafter jetspec 7
+    check "jetspec, oracle" bash -c "'$oracle' draft qwen3 jetspec <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 jetspec/draft_logits.f32 1e-4"
+    check "jetspec, beside its target" bash -c "dflash-inspect --pair t.gguf k.gguf | grep 'all causal in the block, as JetSpec'"
+    bidirectional_differs() { ! block_logits jetspec/draft_logits.f32 --draft-causal 0; }
+    check "jetspec, bidirectional: another drafter" bidirectional_differs
+}
+
 # A device: passes of up to 64 rows are as near as the CPU's. Longer ones round the factors of a product to 11 bits, so a value is off by
 # 2^-11 of it at most. A block has six products one after another (q and k, scores, values, out, up, down): 6 * 2^-11 = 2.9e-3 of the
 # norm of what it leaves, and the errors of blocks add at worst. (One value may be further off; q8_0 in one block is 5e-2.) Not for
@@ -60,6 +104,7 @@ if [ "$device" != cpu ]; then
         check "$f logits, passes of 64 rows" family_logits "$f" 64
         check "$f greedy ids" family_ids "$f" 64
     done
+    convert qwen3 t.gguf --type f32 && drafters
     exit $failed
 fi
 
@@ -92,6 +137,8 @@ check "dflash_swa draft logits, masked oracle" bash -c "'$oracle' draft qwen3 df
 check "dflash_swa draft logits" draft s.gguf swa.f32
 # the window must show: the oracle with it differs from the stored logits without it
 check "the window shows" bash -c "! '$oracle' floats swa.f32 dflash_swa/draft_logits.f32 1e-2"
+
+drafters # of the other kinds
 
 # every other family: logits at every position in one pass and in chunks, hidden states, 48 greedy ids, and the GGUF against the
 # checkpoint
