@@ -467,13 +467,14 @@ static int read_dflash(struct desc_reader *r)
     d->arch_name = x->arch;
     d->dialect = x->name;
     d->spelling = x;
+    d->first_row = 1;
     find_names(r, x);
     if (desc_pieces(r)) return -1;
     if (!read_parts(r, x)) return 0;
     /* A relative whose file is not understood is a relative in the first place. */
-    return d->pieces[0] ? err_prefix(r->e, "a %s drafter: running it is not supported (found %.300s)",
-                                     d->kind, d->pieces)
-                        : -1;
+    return !d->runs ? err_prefix(r->e, "a %s drafter: running it is not supported (found %.300s)", d->kind,
+                                 d->pieces)
+                    : -1;
 }
 
 const struct desc_family desc_dflash = {"dflash", DESC_DFLASH, read_dflash};

@@ -44,6 +44,7 @@ struct model {
     struct desc *d;
     struct gguf *file;
     const struct model_family *family; /* NULL: a drafter */
+    const struct draft_kind *kind;     /* draft.h; NULL: a target */
     struct kn_weight embed;  /* [n_vocab, n_embd]; rows, and linear where tied. Drafters: usually absent */
     struct kn_weight output; /* [n_vocab, n_embd]; absent where tied, and usually in drafters */
     const struct kn_weight *head;      /* &output or &embed; drafters: NULL where the target's is borrowed */
@@ -195,8 +196,8 @@ int qwen35_replay(const struct model *m, const struct pass *p);
  * unused. */
 int dflash_context(const struct model *m, const struct pass *p, struct err *e);
 int64_t dflash_context_width(const struct desc *d); /* values a row in w->context */
-/* dflash.c: one block. ids = [anchor, mask...]; target lends its embedding. Leaves the residual stream in
- * w->x. */
+/* dflash.c: one block, through the layers of the drafter's kind. ids = [anchor, mask...]; target lends its
+ * embedding. Leaves the residual stream in w->x. */
 int dflash_block(const struct model *m, const struct model *target, const struct pass *p, struct err *e);
 
 /* logits[n, n_vocab] = head(rms_norm(x; output_norm)) of rows x[n, n_embd], softcapped where the model says

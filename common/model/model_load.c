@@ -9,7 +9,7 @@
 #include <string.h>
 #include "../base/io.h"
 #include "../base/mem.h"
-#include "model.h"
+#include "draft.h"
 
 struct loader {
     struct model *m;
@@ -387,6 +387,9 @@ static int check_backend(struct loader *l)
     if (d->arch != DESC_DFLASH && !l->m->family)
         return err_set(l->e, ERR_FORMAT, "architecture %s: its forward pass is not implemented",
                        d->arch_name);
+    l->m->kind = draft_kind_of(d);
+    if (d->arch == DESC_DFLASH && !l->m->kind)
+        return err_set(l->e, ERR_FORMAT, "a %s drafter: its proposals are not implemented", d->kind);
     return 0;
 }
 

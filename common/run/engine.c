@@ -93,7 +93,7 @@ static int check_options(struct session_options *o, int32_t most, struct err *e)
 
 int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
 {
-    return check_options(o, drafter ? drafter->block_size : 0, e);
+    return check_options(o, drafter ? desc_cycle_rows(drafter) : 0, e);
 }
 
 /* Can a source have what it wants? */

@@ -195,8 +195,8 @@ int session_commit(struct session *s, int32_t n, struct err *e);
 /* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...,
  * the likeliest tokens (those of cycles may be others: options.draft_greedy).
  * *usable false where the drafter's logits hold a NaN or no finite maximum. Commits nothing; overwrites
- * logits. all_rows: compute row 0 too, so that logits holds [block, n_vocab] (else rows 1 .. block-1 are at
- * logits). ERR_USAGE: there is no source that proposes by operations. */
+ * logits. all_rows: compute row 0 too where it proposes nothing, so that logits holds [rows of the block,
+ * n_vocab] (else those that propose). ERR_USAGE: there is no source that proposes by operations. */
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e);
 
