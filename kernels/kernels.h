@@ -271,6 +271,29 @@ struct kn_pick {
     float *logp;
 };
 
+/* What stands between the products of a drafter's chain of picks (DSpark, Domino), number by number. x is
+ * what a product left; s is the sigmoid; every product and sum is rounded by itself. */
+enum kn_cell_kind {
+    KN_CELL_SILU, /* out = x s(x), 3 ulp */
+    KN_CELL_GATE, /* out = e s(x + bias) */
+    /* x + bias [3, width] is g, c, o: out = tanh(o), next = s(g) state + (1 - s(g)) tanh(c) */
+    KN_CELL_MARKOV,
+    /* x and h [3, width] are r, z, n: next = (1 - s(xz + hz)) tanh(xn + s(xr + hr) hn) + s(xz + hz) state */
+    KN_CELL_GRU,
+    KN_CELL_LOGP, /* out = log s(x + bias), with one bias for all */
+};
+struct kn_cell {
+    enum kn_cell_kind kind;
+    int32_t width;
+    const float *x;     /* [width], or [3, width] */
+    const float *h;     /* GRU: [3, width], made of state; NULL where state is */
+    const float *bias;  /* as x; LOGP: [1]. NULL: 0 */
+    const float *e;     /* GATE: [width] */
+    const float *state; /* MARKOV, GRU: [width]; NULL: zeros */
+    float *next;        /* [width]; may be state */
+    float *out;         /* [width]; may be x or e */
+};
+
 /* Router of a mixture of experts. For every row: p = softmax over all n_expert logits; the n_used largest
  * (ties: the lowest id) in descending order; weight = p, divided by the sum of the chosen where renorm; times
  * scale; times expert_scale[id]. */
@@ -455,7 +478,7 @@ struct kn_ops {
     int (*experts_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                         int32_t n_mat, const void *data);
     void (*weight_free)(struct kn_backend *, struct kn_weight *w);
-    /* out[n, n_in] = scale * table rows of ids */
+    /* out[n, n_in] = scale * table rows of ids; NaN where an id is KN_PICK_NAN */
     int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids,
                  int32_t n, float scale);
     /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in
@@ -519,6 +542,11 @@ struct kn_ops {
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
+    int (*cell)(struct kn_backend *, const struct kn_cell *);
+    /* Logits of a reduced vocabulary among those of the whole: out[n, n_out] = x[i, from[v]], or -Inf where
+     * from[v] < 0; x [n, n_x], from [n_out] in device memory, below n_x. out may not be x. */
+    int (*spread)(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                  const int32_t *from, int32_t n);
     /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
     int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
     /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes

@@ -31,6 +31,10 @@ static void embed_row(void *ctx, int64_t i, int thread)
     const struct embed_job *j = ctx;
     float *out = j->out + i * j->table->n_in;
     (void)thread;
+    if (j->ids[i] == KN_PICK_NAN) {
+        for (int64_t k = 0; k < j->table->n_in; k++) out[k] = NAN;
+        return;
+    }
     kn_decode_row(j->table->type, (const char *)j->table->rows + (size_t)j->ids[i] * j->bytes, out,
                   j->table->n_in);
     if (j->scale != 1.0f) j->rows->scale(out, j->table->n_in, j->scale);
@@ -46,7 +50,7 @@ int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, 
     if (!table->rows || !bytes)
         return cpu_fail(be, KN_EINVAL, "embed: the table has no rows (it was not loaded with KN_USE_ROWS)");
     for (int32_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= table->n_out)
+        if (ids[i] != KN_PICK_NAN && (ids[i] < 0 || ids[i] >= table->n_out))
             return cpu_fail(be, KN_EINVAL, "embed: token %d in row %d (expected 0 to %lld)", ids[i], i,
                             (long long)table->n_out - 1);
     const struct kn_type_info *t = kn_type_info(table->type);

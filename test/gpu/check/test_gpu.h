@@ -15,6 +15,9 @@ void check_attention_forms(void);
 void check_attention_extremes(void);
 void check_attend(void);
 
+/* test_gpu_cell.c: cell, spread, and a chain of picks. */
+void check_cells(void);
+
 /* test_gpu_pair.c: logits and drafts of the pairs in dir, over the text at prompt. */
 void check_pair(const char *dir, const char *prompt);
 /* The same file: recorded cycles against those that are launched one by one. */

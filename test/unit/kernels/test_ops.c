@@ -750,8 +750,11 @@ static void test_embed(void **state)
     ids[1] = V;
     assert_int_equal(kn_op(be)->embed(be, out, &w, ids, 2, 1.0f), KN_EINVAL);
     assert_non_null(strstr(kn_message(be), "token 9"));
-    ids[1] = -1;
+    ids[1] = -2;
     assert_int_equal(kn_op(be)->embed(be, out, &w, ids, 2, 1.0f), KN_EINVAL);
+    ids[1] = KN_PICK_NAN;
+    assert_ok(be, kn_op(be)->embed(be, out, &w, ids, 2, 1.0f));
+    for (int j = 0; j < W; j++) assert_true(isfinite(out[j]) && isnan(out[W + j]));
     w.rows = NULL;
     assert_int_equal(kn_op(be)->embed(be, out, &w, ids, 1, 1.0f), KN_EINVAL);
     kn_backend_close(be);
