@@ -195,8 +195,12 @@ static int check_shape(struct conv *c, const struct conv_rule *r, const struct s
     if (n != want)
         return err_set(e, ERR_FORMAT, "%s: %s has the wrong shape (expected %u dimension%s, got %u)",
                        c->label, s->name, want, want == 1 ? "" : "s", s->n_dims);
-    if (s->dtype == ST_I64 || s->dtype == ST_I32 || s->dtype == ST_I16 || s->dtype == ST_I8 ||
-        s->dtype == ST_U8 || s->dtype == ST_BOOL)
+    const bool whole = s->dtype == ST_I64 || s->dtype == ST_I32;
+    if (r->flags & CONV_IDS && !whole)
+        return err_set(e, ERR_FORMAT, "%s: %s: wrong type (expected I64 or I32, got %s)", c->label, s->name,
+                       st_dtype_name(s->dtype));
+    if (!(r->flags & CONV_IDS) &&
+        (whole || s->dtype == ST_I16 || s->dtype == ST_I8 || s->dtype == ST_U8 || s->dtype == ST_BOOL))
         return err_set(e, ERR_FORMAT, "%s: %s is of an integer type (expected floats, got %s)", c->label,
                        s->name, st_dtype_name(s->dtype));
     for (uint32_t i = 0; i < want; i++) {
@@ -321,6 +325,7 @@ static void set_shape(const struct conv *c, struct conv_tensor *t)
         t->ne[i] = i < t->n_dims ? c->dim[t->rule->dim[t->n_dims - 1 - i]] : 1;
     bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP);
     t->from = t->src && !changed ? source_type(t->src) : KN_F32;
+    if (t->rule->flags & CONV_IDS) t->from = KN_I64;
 }
 
 static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, uint8_t *used, struct err *e)
@@ -354,6 +359,12 @@ static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, 
         return 0;
     }
     set_shape(c, t);
+    /* random: an optional tensor is there where its sizes are given */
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        if (!c->st && r->flags & CONV_OPTIONAL && !t->ne[i]) {
+            c->n_t--;
+            return 0;
+        }
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->ne[i])
             return err_set(e, ERR_FORMAT, "%s: the size of %s is not known (dimension %u)", c->label, t->name,

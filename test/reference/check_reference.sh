@@ -24,7 +24,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
     fi
 }
 families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
-for a in qwen3 dflash dflash_swa jetspec $families; do
+for a in qwen3 dflash dflash_swa jetspec dspark domino $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
@@ -60,7 +60,6 @@ proposals() { # DIR HOW_MANY
     done < <(anchors "$1")
     [ $k = 6 ] && echo "$((k * $2)) proposals equal"
 }
-block_logits() { dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-logits got.f32 "${@:2}" <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 "$1" 1e-4; }
 stream() { dflash-generate -q -m t.gguf --kv f32 --chunk 64 -n 48 --ignore-eos "$@" <qwen3/prompt.i32; }
 streams_equal() { # TYPE: greedy and sampled, of three widths, gone on with from a state
     rm -f ktype.gguf k.state && dflash-quantize -q k.gguf -o ktype.gguf --type "$1" || return 1
@@ -75,20 +74,28 @@ streams_equal() { # TYPE: greedy and sampled, of three widths, gone on with from
     done
     echo "9 streams and their traces equal, whole and from a state"
 }
-drafter() { # DIR PROPOSALS
+# What is picked from: where logits are corrected, after that. rows: that propose, from the first row of the file on.
+block_logits() { # FILE ROWS FLAGS...
+    dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-logits got.f32 "${@:3}" <qwen3/prompt.i32 >got.i32 &&
+        "$oracle" floats got.f32 <(head -c $((2048 * $2)) "$1") 1e-4
+}
+drafter() { # DIR PROPOSALS ROWS [corrected]
     local what=${1//\//, }
     check "$what converts" convert "$1" k.gguf --type f32 --target qwen3
-    check "$what draft logits" block_logits "$1/draft_logits.f32"
+    check "$what ${4:-draft} logits" block_logits "$1/${4:-draft}_logits.f32" "$3"
     check "$what proposals" proposals "$1" "$2"
     check "$what streams, q8_0" streams_equal q8_0
     check "$what streams, q4_k_m" streams_equal q4_k_m
     [ "$device" != cpu ] || check "$what against its checkpoint" dflash-inspect --diff "$1" k.gguf --tolerance 0
 }
 drafters() {
-    drafter jetspec 7
+    for k in dspark dspark/gated dspark/rnn; do drafter $k 7 7 corrected; done
+    drafter domino 7 8 corrected
+    drafter domino/shift 7 7 corrected # its last row is not asked
+    drafter jetspec 7 8
     check "jetspec, oracle" bash -c "'$oracle' draft qwen3 jetspec <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 jetspec/draft_logits.f32 1e-4"
     check "jetspec, beside its target" bash -c "dflash-inspect --pair t.gguf k.gguf | grep 'all causal in the block, as JetSpec'"
-    bidirectional_differs() { ! block_logits jetspec/draft_logits.f32 --draft-causal 0; }
+    bidirectional_differs() { ! block_logits jetspec/draft_logits.f32 8 --draft-causal 0; }
     check "jetspec, bidirectional: another drafter" bidirectional_differs
 }
 

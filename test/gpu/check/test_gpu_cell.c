@@ -85,6 +85,7 @@ static void check_chain(void)
             struct kn_weight before = {0}, after = {0};
             int32_t *d = put(be, NULL, (SLOTS + 1) * 4), *p = put(be, pos, sizeof pos);
             float *l = put(be, logits, SLOTS * V * 4), *e = put(be, NULL, RANK * 4);
+            must(be, "reserve", op->reserve(be, 16, RANK, V, 2, 64));
             must(be, "w1", op->weight_load(be, &before, KN_F32, RANK, V, w1, KN_USE_ROWS));
             must(be, "w2", op->weight_load(be, &after, KN_F32, RANK, V, w2, KN_USE_LINEAR));
             for (int i = 0; i < SLOTS; i++) {

@@ -210,8 +210,11 @@ static void test_drafter_config(void **state)
          "d/config.json: dflash_config.causal_head is not usable (expected true or false, got 1)"},
         {{{"dflash_config",
            "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"domino\"}"}},
+         "d/config.json: shift_label is missing (expected at dflash_config.shift_label or shift_label)"},
+        {{{"dflash_config",
+           "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"other\"}"}},
          "d/config.json: dflash_config.projector_type changes the forward pass and is not implemented "
-         "(expected \"dflash\", got \"domino\")"},
+         "(expected \"dflash\", got \"other\")"},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"gru_hidden_dim\": 8}"}},
          "d/config.json: key dflash_config.gru_hidden_dim shows a Domino drafter, which is not supported "
          "(expected a plain DFlashDraftModel)"},
