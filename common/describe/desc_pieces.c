@@ -28,12 +28,12 @@ static const struct piece pieces[] = {
     {"markov_", "DSpark", false, false},
     {"conf_proj", "DSpark", false, false},
     {"hyper_connection", "DeepSeek-V4", true, false},
-    {"dflash.dspark.", "DSpark (as lucebox has it)", true, false},
-    {"dflash.dspark.", "DSpark (as lucebox has it)", false, false},
+    {"dflash.dspark.", "lucebox DSpark", true, false},
+    {"dflash.dspark.", "lucebox DSpark", false, false},
     {"domino.", "Domino", true, false},
     {"domino_", "Domino", false, false},
-    {"dflash.domino.", "Domino (as lucebox has it)", true, false},
-    {"dflash.domino.", "Domino (as lucebox has it)", false, false},
+    {"dflash.domino.", "lucebox Domino", true, false},
+    {"dflash.domino.", "lucebox Domino", false, false},
     {"d2t", "reduced-vocabulary", false, false},
     {"t2d", "t2d", false, false},
     {"dflash.laguna", "Laguna", true, false},
@@ -131,16 +131,30 @@ static bool also(int run, const char *kind)
     return !strcmp(runs[run].kind, kind);
 }
 
-/* The first kind that is run and takes all the pieces that were found; else that of the first piece. */
+static bool is_run(const char *kind)
+{
+    for (int k = 0; k < N_RUNS; k++)
+        if (!strcmp(runs[k].kind, kind)) return true;
+    return false;
+}
+
+/* The first kind that is run and takes all the pieces that were found; else the first found that is not run;
+ * else, of several that do not go together, the first. */
 static void name_kind(struct desc *d, const struct found *f)
 {
-    d->kind = f->n ? f->kind[0] : "DFlash";
     d->runs = false;
     for (int k = 0; k < N_RUNS && !d->runs; k++) {
         d->runs = true;
         for (int j = 0; j < f->n && d->runs; j++) d->runs = also(k, f->kind[j]);
-        if (d->runs) d->kind = runs[k].kind;
+        d->kind = runs[k].kind;
     }
+    if (d->runs) return;
+    d->kind = f->kind[0];
+    for (int j = 0; j < f->n; j++)
+        if (!is_run(f->kind[j])) {
+            d->kind = f->kind[j];
+            return;
+        }
 }
 
 int desc_pieces(struct desc_reader *r)

@@ -88,7 +88,7 @@ static const struct conv_relative relatives[] = {
     {"markov_", "DSpark"}, /* from here on: DFlash2's relatives, too */
     {"conf_proj", "DSpark"},
     {"confidence_head", "DSpark"},
-    {"domino", "Domino"},
+    {"domino_", "lucebox Domino"},
     {"prefix_gru", "Domino"},
     {"embed_proj", "Domino"},
     {"gru_hidden_dim", "Domino"},

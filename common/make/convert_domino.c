@@ -23,9 +23,9 @@ static const struct conv_relative relatives[] = {
     {"conv_kernel_size", "DFlash2"},
     {"markov_", "DSpark"},
     {"confidence_head", "DSpark"},
-    {"domino_start", "Domino (as lucebox has it)"},
-    {"domino_gru", "Domino (as lucebox has it)"},
-    {"domino_head", "Domino (as lucebox has it)"},
+    {"domino_start", "lucebox Domino"},
+    {"domino_gru", "lucebox Domino"},
+    {"domino_head", "lucebox Domino"},
     {"d2t", "reduced-vocabulary"},
     {NULL, NULL},
 };

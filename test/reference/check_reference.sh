@@ -9,6 +9,7 @@ bin=$1 work=$2
 device=${DEVICE:-cpu}
 here=test/reference
 oracle=$(dirname "$bin")/test/oracle
+offers=$(dirname "$bin")/test/offers
 PATH="$bin:$PATH"
 mkdir -p "$work"
 failed=0
@@ -30,7 +31,7 @@ done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
 cd "$work" || exit 4
 root=$OLDPWD
-oracle=$root/$oracle
+oracle=$root/$oracle offers=$root/$offers
 [ "${bin#/}" != "$bin" ] || PATH="$root/$bin:$PATH"
 
 convert() { # IN OUT ARGS...
@@ -86,10 +87,25 @@ drafter() { # DIR PROPOSALS ROWS [corrected]
     check "$what proposals" proposals "$1" "$2"
     check "$what streams, q8_0" streams_equal q8_0
     check "$what streams, q4_k_m" streams_equal q4_k_m
-    [ "$device" != cpu ] || check "$what against its checkpoint" dflash-inspect --diff "$1" k.gguf --tolerance 0
+    [ "$device" != cpu ] || [ "${1%%/*}" = dspark ] || check "$what against its checkpoint" dflash-inspect --diff "$1" k.gguf --tolerance 0
+}
+confidences() { # DIR: of the blocks at the six anchors
+    local n id k=0
+    while read -r n id; do
+        head -c $((4 * n)) qwen3/prompt.i32 | "$offers" t.gguf k.gguf >got.f32 && "$oracle" floats got.f32 <(tail -c +$((28 * k + 1)) "$1/confidence.f32" | head -c 28) 1e-5 || return 1
+        k=$((k + 1))
+    done < <(anchors "$1")
+    [ $k = 6 ] && echo "42 confidences within 1e-5"
 }
 drafters() {
-    for k in dspark dspark/gated dspark/rnn; do drafter $k 7 7 corrected; done
+    for k in dspark dspark/gated dspark/rnn; do
+        drafter $k 7 7 corrected
+        [ "$device" != cpu ] || check "${k/\//, } confidences" confidences $k
+    done
+    # its own copies of embedding and head, kept where the target is not given
+    check "dspark converts, its ends kept" convert dspark k.gguf --type f32
+    check "dspark proposals, of its own ends" proposals dspark 7
+    [ "$device" != cpu ] || check "dspark against its checkpoint" dflash-inspect --diff dspark k.gguf --tolerance 0
     drafter domino 7 8 corrected
     drafter domino/shift 7 7 corrected # its last row is not asked
     drafter jetspec 7 8
