@@ -111,6 +111,7 @@ struct desc {
     /* Where has_*; else the target's own. Targets always have a scale. */
     bool has_embedding_scale, has_softcap;
     float embedding_scale, softcap;
+    float logit_scale; /* drafters: of the logits, before the cap */
     /* What a rule of the format decided because the file is silent, a sentence each, for -v; "" if nothing */
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */

@@ -213,10 +213,21 @@ static int domino_shapes(struct desc_reader *r)
            shape(r, "domino_up.weight", d->n_correct, vocab);
 }
 
+/* What reads the rows behind the final norm, and adds to logits, is not known to go with a scale of theirs.
+ */
+static int check_scale(struct desc_reader *r)
+{
+    char key[160];
+    if (r->d->logit_scale == 1) return 0;
+    return desc_fail(r, "key '%s': is not supported in a %s drafter (expected 1, got %g)",
+                     desc_key(r, "logit_scale", key, sizeof key), r->d->kind, (double)r->d->logit_scale);
+}
+
 int desc_head_shapes(struct desc_reader *r)
 {
     const char *kind = r->d->kind;
     if (read_reduced(r)) return -1;
+    if ((!strcmp(kind, "Domino") || !strcmp(kind, "DSpark")) && check_scale(r)) return -1;
     if (!strcmp(kind, "Domino")) return domino_shapes(r) ? -1 : 0;
     if (has(r, "markov_w1.weight") && markov_shapes(r)) return -1;
     if (strcmp(kind, "DSpark")) return 0;

@@ -54,7 +54,10 @@ enum { N_PIECES = sizeof pieces / sizeof pieces[0], MAX_KINDS = 16 };
 /* The kinds that are run (common/model/draft.c), and the kinds whose pieces such a drafter may have too. */
 static const struct {
     const char *kind, *also[2];
-} runs[] = {{"DFlash", {"reduced-vocabulary"}}, {"DSpark", {"reduced-vocabulary"}}, {"Domino", {NULL}}};
+} runs[] = {{"DFlash", {"reduced-vocabulary"}},
+            {"DFlash2", {NULL}},
+            {"DSpark", {"reduced-vocabulary"}},
+            {"Domino", {NULL}}};
 enum { N_RUNS = sizeof runs / sizeof runs[0] };
 
 static const struct piece *find(const char *name, bool key, bool layer)
@@ -210,6 +213,10 @@ static int dflash2_shapes(struct desc_reader *r)
         return desc_fail(r,
                          "tensor 'selector_predecessor.weight': rows (expected the vocabulary's %d, got %d)",
                          d->n_vocab, vocab);
+    d->n_vocab = vocab;
+    if (d->selector_k > vocab)
+        return desc_fail(r, "key '%s.selector_top_k': more than the vocabulary (expected at most %d, got %d)",
+                         d->arch_name, vocab, d->selector_k);
     const int64_t book[3] = {d->selector_rank, vocab, 0}, hidden[3] = {d->n_embd, d->selector_rank, 0};
     return desc_shape(r, book, "selector_predecessor.weight") ||
                    desc_shape(r, book, "selector_successor.weight") ||

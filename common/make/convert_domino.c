@@ -106,7 +106,8 @@ static int keys(struct conv *c, struct err *e)
         (want && check(c, DIM_VOCAB, want, "the vocabulary's rows", e)) ||
         witness(c, state_paths, DIM_STATE, e) || witness(c, correct_paths, DIM_CORRECT, e))
         return -1;
-    return conv_drafter_keys(c, e) || conv_put_bool(c, "domino.shift_label", c->d.shift_label, e) ||
+    return conv_drafter_keys(c, e) || conv_no_multiplier(c, e) ||
+                   conv_put_bool(c, "domino.shift_label", c->d.shift_label, e) ||
                    conv_put_u32(c, "domino.pure_draft_prefix_len", c->d.pure_prefix, e)
                ? -1
                : 0;

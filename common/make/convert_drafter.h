@@ -33,6 +33,8 @@ extern const struct hf_rule conv_drafter_config[];
 int conv_drafter_parts(struct conv *c, struct err *e);
 int conv_drafter_keys(struct conv *c, struct err *e);
 int conv_drafter_finish(struct conv *c, struct err *e);
+/* Behind the keys: the logits have no scale of their own, which this kind is not known to go with. */
+int conv_no_multiplier(const struct conv *c, struct err *e);
 
 /* convert_ends.c: an embedding and a head of the drafter's own. Rules for both, whose rows are DIM_VOCAB and
  * DIM_VOCAB_DRAFT. */

@@ -238,7 +238,7 @@ static int check_vocab(struct conv *c, struct err *e)
 
 static int keys(struct conv *c, struct err *e)
 {
-    if (check_vocab(c, e) || conv_drafter_keys(c, e) ||
+    if (check_vocab(c, e) || conv_drafter_keys(c, e) || conv_no_multiplier(c, e) ||
         conv_put_bool(c, "sample_from_anchor", c->d.from_anchor, e))
         return -1;
     return check_markov(c, e) || check_confidence(c, e) || conv_own_ends(c, e) ? -1 : 0;

@@ -177,7 +177,7 @@ struct conv_drafter {
     int64_t block_size, mask_id, window;
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
     int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
-    bool has_scale, has_softcap;
+    bool has_scale, has_softcap, has_multiplier;
     bool tokenizer;            /* in the file */
     const char *kind, *pieces; /* of a relative, for messages; NULL: a DFlash drafter */
     bool own_embed, own_head, own_tied;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static const struct draft_kind *const kinds[] = {&draft_dflash, &draft_dspark, &draft_domino};
+static const struct draft_kind *const kinds[] = {&draft_dflash, &draft_dflash2, &draft_dspark, &draft_domino};
 
 const struct draft_kind *draft_kind_of(const struct desc *d)
 {

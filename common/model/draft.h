@@ -55,6 +55,6 @@ static inline const int32_t *draft_before(const struct draft *t, int32_t i)
     return i ? t->pick.out + i - 1 : t->pass.ids;
 }
 /* The kinds, one a file. */
-extern const struct draft_kind draft_dflash, draft_dspark, draft_domino;
+extern const struct draft_kind draft_dflash, draft_dflash2, draft_dspark, draft_domino;
 
 #endif

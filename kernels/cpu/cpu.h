@@ -81,6 +81,12 @@ int cpu_check_kv(struct cpu_backend *, const char *op, const struct kn_kv *);
 size_t cpu_attention_scratch(const struct cpu_backend *, int32_t n, int32_t n_head, int32_t head_dim);
 size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
 
+/* draft.c */
+int cpu_conv(struct kn_backend *, const struct kn_conv *);
+int cpu_top(struct kn_backend *, const struct kn_top *);
+int cpu_edges(struct kn_backend *, const struct kn_edges *);
+int cpu_walk(struct kn_backend *, const struct kn_walk *);
+
 /* delta.c */
 int cpu_delta(struct kn_backend *, const struct kn_delta *);
 size_t cpu_delta_scratch(const struct cpu_backend *);
