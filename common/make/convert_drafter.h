@@ -39,9 +39,9 @@ int conv_no_multiplier(const struct conv *c, struct err *e);
 /* convert_ends.c: an embedding and a head of the drafter's own. Rules for both, whose rows are DIM_VOCAB and
  * DIM_VOCAB_DRAFT. */
 #define CONV_OWN_ENDS                                                                                        \
-    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL},                      \
+    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_STORED},        \
     {                                                                                                        \
-        "lm_head.weight", "output.weight", {DIM_VOCAB_DRAFT, DIM_EMBD}, CONV_OPTIONAL                        \
+        "lm_head.weight", "output.weight", {DIM_VOCAB_DRAFT, DIM_EMBD}, CONV_OPTIONAL | CONV_STORED          \
     }
 /* Leave out those that are the target's, where --target has its weights; say what is kept. With the keys. */
 int conv_own_ends(struct conv *c, struct err *e);

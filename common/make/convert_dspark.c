@@ -21,7 +21,7 @@ static const struct conv_rule rules[] = {
     {"confidence_head.proj.weight", "conf_proj.weight", {DIM_ONE, DIM_CONF_IN}, CONV_OPTIONAL},
     {"confidence_head.proj.bias", "conf_proj.bias", {DIM_ONE}, CONV_OPTIONAL | CONV_AROUND_0},
     CONV_OWN_ENDS,
-    {"d2t", "d2t", {DIM_VOCAB_DRAFT}, CONV_OPTIONAL | CONV_IDS},
+    {"d2t", "d2t", {DIM_VOCAB_DRAFT}, CONV_OPTIONAL | CONV_STORED | CONV_IDS},
     {NULL, NULL, {DIM_NONE}, 0},
 };
 

@@ -77,6 +77,7 @@ enum conv_dim {
 #define CONV_AROUND_0 0x2000u /* random weights: a vector around 0 instead of 1 */
 /* integers: differences from their own places, which the output holds as ids, in I64 */
 #define CONV_IDS 0x4000u
+#define CONV_STORED 0x8000u /* optional, and random weights have none of it */
 /* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what
  * the bits mean is its own). */
 #define CONV_KIND(mask) ((unsigned)(mask) << 16)

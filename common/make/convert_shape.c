@@ -328,6 +328,19 @@ static void set_shape(const struct conv *c, struct conv_tensor *t)
     if (t->rule->flags & CONV_IDS) t->from = KN_I64;
 }
 
+/* An optional tensor is there where its sizes are given; a bias, where its matrix is. */
+static bool made_at_random(const struct conv *c, const struct conv_tensor *t)
+{
+    const size_t n = strlen(t->name), bias = strlen(".bias");
+    if (t->rule->flags & CONV_STORED) return false;
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        if (!t->ne[i]) return false;
+    if (n < bias || strcmp(t->name + n - bias, ".bias")) return true;
+    for (const struct conv_tensor *q = c->t; q < t; q++)
+        if (!strncmp(q->name, t->name, n - bias) && !strcmp(q->name + n - bias, ".weight")) return true;
+    return false;
+}
+
 static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, uint8_t *used, struct err *e)
 {
     unsigned kinds = r->flags >> 16;
@@ -359,12 +372,10 @@ static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, 
         return 0;
     }
     set_shape(c, t);
-    /* random: an optional tensor is there where its sizes are given */
-    for (uint32_t i = 0; i < t->n_dims; i++)
-        if (!c->st && r->flags & CONV_OPTIONAL && !t->ne[i]) {
-            c->n_t--;
-            return 0;
-        }
+    if (!c->st && r->flags & CONV_OPTIONAL && !made_at_random(c, t)) {
+        c->n_t--;
+        return 0;
+    }
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->ne[i])
             return err_set(e, ERR_FORMAT, "%s: the size of %s is not known (dimension %u)", c->label, t->name,
