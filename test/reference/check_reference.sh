@@ -25,7 +25,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
     fi
 }
 families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
-for a in qwen3 dflash dflash_swa jetspec dspark domino $families; do
+for a in qwen3 dflash dflash_swa dflash2 jetspec dspark domino $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
@@ -132,7 +132,8 @@ if [ "$device" != cpu ]; then
 fi
 
 # float32 weights and cache: the engine's distance from the reference is rounding alone (1e-4: README.md)
-convert qwen3 t.gguf --type f32 && convert dflash d.gguf --type f32 --target qwen3 && convert dflash_swa s.gguf --type f32 --target qwen3 || {
+convert qwen3 t.gguf --type f32 && convert dflash d.gguf --type f32 --target qwen3 && convert dflash_swa s.gguf --type f32 --target qwen3 &&
+    convert dflash2 d2.gguf --type f32 --target qwen3 || {
     echo "FAIL reference/convert"
     exit 1
 }
@@ -160,6 +161,33 @@ check "dflash_swa draft logits, masked oracle" bash -c "'$oracle' draft qwen3 df
 check "dflash_swa draft logits" draft s.gguf swa.f32
 # the window must show: the oracle with it differs from the stored logits without it
 check "the window shows" bash -c "! '$oracle' floats swa.f32 dflash_swa/draft_logits.f32 1e-2"
+
+# DFlash2: the reference's logits (after multiplier and softcap), its loop, its proposals behind prompts of several lengths; every
+# cycle against the oracle, in passes of other rows, and of a saved state
+ids=dflash2/spec.i32
+check "dflash2 loop ids" same_ids -d d2.gguf
+check "dflash2 draft logits" draft d2.gguf dflash2/draft_logits.f32
+check "dflash2 draft logits, oracle" bash -c "'$oracle' draft qwen3 dflash2 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 dflash2/draft_logits.f32 1e-4"
+d2_proposals() { # prompts of the first n ids, pairs of n and anchor in anchors.i32; 7 proposals each
+    local i n
+    for i in 0 1 2 3 4 5; do
+        n=$(od -An -td4 -j $((8 * i)) -N 4 dflash2/anchors.i32)
+        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 -n 2 --ignore-eos --width 8 --draft-trace got.trace >got.i32 || return 1
+        [ "$(od -An -td4 -N 4 got.i32)" = "$(od -An -td4 -j $((8 * i + 4)) -N 4 dflash2/anchors.i32)" ] || { echo "anchor $i differs"; return 1; }
+        cmp <(head -c 28 got.trace) <(tail -c +$((28 * i + 1)) dflash2/proposals.i32 | head -c 28) || return 1
+        rm got.trace
+    done
+    echo "6 blocks of 7 proposals equal"
+}
+check "dflash2 proposals" d2_proposals
+check "dflash2 trace, oracle" bash -c "'$oracle' trace qwen3 dflash2 48 p=qwen3/prompt.i32 >d2.json"
+d2_trace() { dflash-generate -q -d d2.gguf --kv f32 --ignore-eos -n 48 --width 8 --draft-trace got.trace --force "$@" >got.i32 && "$oracle" check d2.json p got.i32 got.trace 0.001; }
+d2_prompt() { d2_trace -m t.gguf "$@" <qwen3/prompt.i32; }
+check "dflash2 trace" d2_prompt
+check "dflash2 trace, chunks of 7" d2_prompt --chunk 7
+check "dflash2 trace, scalar, one thread" d2_prompt --isa scalar --threads 1
+d2_state() { dflash-prefill -q -m t.gguf -d d2.gguf --kv f32 -o d2.state --force <qwen3/prompt.i32 && d2_trace -m t.gguf --state d2.state; }
+check "dflash2 trace, from a state" d2_state
 
 drafters # of the other kinds
 
