@@ -225,6 +225,11 @@ $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) test/reference/oracle_main.c test/reference/oracle.c $(LIB) -o $@ $(LIBS)
 
+$(BUILD)/test/offers: test/reference/offers.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
 DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
@@ -316,7 +321,7 @@ LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 # Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
-test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/offers $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
 	@CUDA_VISIBLE_DEVICES= $(RUN_MANY) test $(BUILD)/test/test.log $(SUITES)
 
 # After a change of tests: the numbers of the last run of `make test` into test/PLAN, to be looked at and committed with it.

@@ -273,6 +273,29 @@ struct kn_pick {
 
 /* ---- drafters ---- */
 
+/* What stands between the products of a drafter's chain of picks (DSpark, Domino), number by number. x is
+ * what a product left; s is the sigmoid; every product and sum is rounded by itself. */
+enum kn_cell_kind {
+    KN_CELL_SILU, /* out = x s(x), 3 ulp */
+    KN_CELL_GATE, /* out = e s(x + bias) */
+    /* x + bias [3, width] is g, c, o: out = tanh(o), next = s(g) state + (1 - s(g)) tanh(c) */
+    KN_CELL_MARKOV,
+    /* x and h [3, width] are r, z, n: next = (1 - s(xz + hz)) tanh(xn + s(xr + hr) hn) + s(xz + hz) state */
+    KN_CELL_GRU,
+    KN_CELL_LOGP, /* out = log s(x + bias), with one bias for all */
+};
+struct kn_cell {
+    enum kn_cell_kind kind;
+    int32_t width;
+    const float *x;     /* [width], or [3, width] */
+    const float *h;     /* GRU: [3, width], made of state; NULL where state is */
+    const float *bias;  /* as x; LOGP: [1]. NULL: 0 */
+    const float *e;     /* GATE: [width] */
+    const float *state; /* MARKOV, GRU: [width]; NULL: zeros */
+    float *next;        /* [width]; may be state */
+    float *out;         /* [width]; may be x or e */
+};
+
 /* Rows of a block through a convolution along it, whose taps are made of the rows themselves: out[i, c] = sum
  * over t ascending of (base[t, c] + dynamic[i, t, c / group]) * v[i - t, c], v = x or rms_norm(x; norm), rows
  * before the first 0. A row's bits depend on it and on the rows before it in the call. */
@@ -597,6 +620,11 @@ struct kn_ops {
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
+    int (*cell)(struct kn_backend *, const struct kn_cell *);
+    /* Logits of a reduced vocabulary among those of the whole: out[n, n_out] = x[i, from[v]], or -Inf where
+     * from[v] < 0; x [n, n_x], from [n_out] in device memory, below n_x. out may not be x. */
+    int (*spread)(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                  const int32_t *from, int32_t n);
     /* Of drafters; n at most KN_CYCLE_ROWS rows. */
     int (*conv)(struct kn_backend *, const struct kn_conv *);
     int (*top)(struct kn_backend *, const struct kn_top *);

@@ -266,6 +266,20 @@ static int t_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
     return done(k, k->inner->softcap(be, x, count, cap), "softcap", 0, "[%lld]", (long long)count);
 }
 
+static int t_cell(struct kn_backend *be, const struct kn_cell *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->cell(be, a), "cell", 0, "[%d]", a->width);
+}
+
+static int t_spread(struct kn_backend *be, float *out, int64_t n_out, const float *x, int64_t n_x,
+                    const int32_t *from, int32_t n)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->spread(be, out, n_out, x, n_x, from, n), "spread", 0, "[%lld] of [%lld]",
+                (long long)n_x, (long long)n_out);
+}
+
 static int t_pick(struct kn_backend *be, const struct kn_pick *a)
 {
     struct watch *k = watch_of(be);
@@ -381,6 +395,8 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->gate_linear) t->gate_linear = t_gate_linear;
     if (in->softcap) t->softcap = t_softcap;
     t->pick = t_pick;
+    t->cell = t_cell;
+    t->spread = t_spread;
     if (t->conv) t->conv = t_conv;
     if (t->top) t->top = t_top;
     if (t->edges) t->edges = t_edges;

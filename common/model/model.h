@@ -58,8 +58,16 @@ struct model {
     struct {
         struct kn_weight hidden, before, after; /* [rank, n_embd], [n_vocab, rank] x2 (rows) */
     } selector;                                 /* DFlash2 */
-    double *rope_freq[DESC_MAX_ROPES];          /* [n_rot/2] device: what desc_rope says */
-    struct model_layer *layer;                  /* [n_layer] */
+    struct draft_heads {             /* drafters that correct their logits one after the other: draft.h */
+        struct kn_weight w1, w2;     /* DSpark: [n_vocab, rank] rows, [n_vocab_draft or n_vocab, rank] */
+        struct kn_weight mix;        /* [rank, n_embd + rank] gated, [3 rank, 2 rank + n_embd] rnn */
+        struct kn_weight conf;       /* [1, n_embd (+ rank)] */
+        float *mix_bias, *conf_bias; /* [rank] or [3 rank]; [1] or NULL */
+        struct kn_weight ih, hh;     /* Domino: [3 n_state, n_embd], [3 n_state, n_state] */
+        struct kn_weight down, up;   /* [n_correct, n_embd + n_state], [n_vocab, n_correct] */
+    } heads;
+    double *rope_freq[DESC_MAX_ROPES]; /* [n_rot/2] device: what desc_rope says */
+    struct model_layer *layer;         /* [n_layer] */
     struct model_matrix {
         const struct kn_weight *w;
         const char *name;
@@ -107,6 +115,14 @@ struct work {
     float *expert_w;             /* [rows, n_expert_used] their weights; the same */
     float *expert_ff;            /* [rows, n_expert_used, n_ff_exp]; the same */
     float *shared;               /* [rows, 1] gate of the shared expert */
+    /* Of a drafter's head (dspark.c, domino.c); block: rows of a block, and one more */
+    int32_t *from; /* [n_vocab] the row of a reduced vocabulary that is an id's, -1: none */
+    float *part;   /* [block, n_vocab_draft] its logits */
+    float
+        *beside;  /* [block, n_embd + rank or n_state] normed rows, each with what the head knows beside it */
+    float *joint; /* [block, 2 rank + n_embd] the recurrent Markov head's input: its first row begins with
+                     zeros, which nobody writes. Domino: the embedding of a token */
+    float *mixed; /* [work_mixed] results of small products */
     float *qkv, *z, *alpha, *beta; /* [rows, width], [rows, n_v * d_v], [rows, n_v] x2 */
     /* Of blocks, KN_CYCLE_ROWS rows at most. DFlash2: */
     float *conv;                     /* [, n_embd] a branch's input, then its output */
@@ -116,6 +132,8 @@ struct work {
     float *candidate_logits, *edges; /* [, k], [, k, k] */
 };
 
+/* Values of work.mixed. */
+int64_t work_mixed(const struct desc *d);
 /* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
  * drafter may be NULL. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
 int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,

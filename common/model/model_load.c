@@ -366,6 +366,59 @@ static int load_mtp(struct loader *l)
 #undef NAMED
 }
 
+/* ---- heads that correct logits ---- */
+
+#define HEAD(f) offsetof(struct draft_heads, f)
+/* Read once a proposal, but what is rows of a table, and once a block. */
+static const struct head_field {
+    const char *name;
+    size_t at;
+    enum { HEAD_ROWS, HEAD_EACH, HEAD_ONCE, HEAD_VECTOR } kind;
+} head_fields[] = {
+    {"markov_w1.weight", HEAD(w1), HEAD_ROWS},     {"markov_w2.weight", HEAD(w2), HEAD_EACH},
+    {"markov_gate.weight", HEAD(mix), HEAD_EACH},  {"markov_gate.bias", HEAD(mix_bias), HEAD_VECTOR},
+    {"markov_joint.weight", HEAD(mix), HEAD_EACH}, {"markov_joint.bias", HEAD(mix_bias), HEAD_VECTOR},
+    {"conf_proj.weight", HEAD(conf), HEAD_ONCE},   {"conf_proj.bias", HEAD(conf_bias), HEAD_VECTOR},
+    {"domino_ih.weight", HEAD(ih), HEAD_EACH},     {"domino_hh.weight", HEAD(hh), HEAD_EACH},
+    {"domino_down.weight", HEAD(down), HEAD_EACH}, {"domino_up.weight", HEAD(up), HEAD_EACH},
+};
+enum { N_HEAD_FIELDS = sizeof head_fields / sizeof head_fields[0] };
+
+static void *head_at(struct draft_heads *h, const struct head_field *f)
+{
+    return (char *)h + f->at;
+}
+
+static int load_heads(struct loader *l)
+{
+    struct model *m = l->m;
+    const uint64_t proposals = (uint64_t)desc_cycle_rows(m->d) - 1;
+    for (int i = 0; i < N_HEAD_FIELDS; i++) {
+        const struct head_field *f = &head_fields[i];
+        const struct gguf_tensor *t = gguf_tensor(m->file, f->name);
+        void *at = head_at(&m->heads, f);
+        if (!t) continue;
+        if (f->kind != HEAD_ROWS) m->bytes_step += t->bytes * (f->kind == HEAD_EACH ? proposals : 1);
+        if (f->kind == HEAD_VECTOR
+                ? load_vector(l, at, f->name)
+                : load_weight(l, at, f->kind == HEAD_ROWS ? KN_USE_ROWS : KN_USE_LINEAR, f->name))
+            return -1;
+    }
+    return 0;
+}
+
+static void free_heads(struct model *m)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    for (int i = 0; i < N_HEAD_FIELDS; i++) {
+        const struct head_field *f = &head_fields[i];
+        if (f->kind == HEAD_VECTOR)
+            op->free(m->be, *(float **)head_at(&m->heads, f)), *(float **)head_at(&m->heads, f) = NULL;
+        else
+            op->weight_free(m->be, head_at(&m->heads, f));
+    }
+}
+
 static int load_all(struct loader *l)
 {
     struct model *m = l->m;
@@ -376,6 +429,7 @@ static int load_all(struct loader *l)
         if (load_weight(l, &m->fc, KN_USE_LINEAR, m->d->fc_name)) return -1;
         if (load_vector(l, &m->hidden_norm, m->d->hidden_norm_name)) return -1;
         m->bytes_step += gguf_tensor(m->file, m->d->fc_name)->bytes;
+        if (load_heads(l)) return -1;
     }
     for (int i = 0; i < N_PARTS; i++) {
         const struct gguf_tensor *t = gguf_tensor(m->file, parts[i].name);
@@ -554,6 +608,7 @@ void model_free(struct model *m)
     op->weight_free(m->be, &m->embed);
     op->weight_free(m->be, &m->output);
     op->weight_free(m->be, &m->fc);
+    free_heads(m);
     for (int i = 0; i < N_PARTS; i++) op->weight_free(m->be, part_at(m, i));
     op->free(m->be, m->output_norm);
     op->free(m->be, m->hidden_norm);

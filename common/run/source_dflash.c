@@ -81,7 +81,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
     struct work w = draft_work(s);
     const struct draft t = {.pass = {.w = &w,
                                      .kv = caches_of(s),
-                                     .n = s->o.block - 1 + first,
+                                     .n = desc_block_rows(m->d, s->o.block),
                                      .first_pos = s->n_past,
                                      .ids = s->d->block,
                                      .pos = s->d->pos,

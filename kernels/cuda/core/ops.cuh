@@ -13,6 +13,11 @@ void cuda_free(struct kn_backend *, void *);
 double cuda_read_speed(struct kn_backend *);
 double cuda_product_speed(struct kn_backend *);
 
+/* cell.cu */
+int cuda_cell(struct kn_backend *, const struct kn_cell *);
+int cuda_spread(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                const int32_t *from, int32_t n);
+
 /* embed.cu */
 int cuda_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
                float scale);

@@ -37,6 +37,8 @@ struct recorder_call {
         R_EXPERTS_DOWN,
         R_DELTA,
         R_SOFTCAP,
+        R_CELL,
+        R_SPREAD,
         R_CONV,
         R_TOP,
         R_EDGES,
@@ -58,6 +60,7 @@ struct recorder_call {
     struct kn_route route;
     struct kn_delta delta;
     struct kn_norm_pair pair;
+    struct kn_cell cell;
 };
 struct recording {
     int n;
@@ -130,6 +133,8 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
         return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
     case R_DELTA: return op->delta(be, &c->delta);
     case R_SOFTCAP: return op->softcap(be, c->out, c->n, c->f);
+    case R_CELL: return op->cell(be, &c->cell);
+    case R_SPREAD: return op->spread(be, c->out, c->i, c->a, c->j, c->b, n);
     case R_CONV: return op->conv(be, &c->conv);
     case R_TOP: return op->top(be, &c->top);
     case R_EDGES: return op->edges(be, &c->edges);
@@ -310,6 +315,16 @@ static int r_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_SOFTCAP, .out = x, .n = count, .f = cap});
 }
+static int r_cell(struct kn_backend *be, const struct kn_cell *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_CELL, .cell = *a});
+}
+static int r_spread(struct kn_backend *be, float *out, int64_t n_out, const float *x, int64_t n_x,
+                    const int32_t *from, int32_t n)
+{
+    return recorder_do(be, &(struct recorder_call){
+                               .op = R_SPREAD, .out = out, .a = x, .b = from, .n = n, .i = n_out, .j = n_x});
+}
 static int r_conv(struct kn_backend *be, const struct kn_conv *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_CONV, .conv = *a});
@@ -422,6 +437,8 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.experts_down = r_experts_down;
     recorder.op.delta = r_delta;
     recorder.op.softcap = r_softcap;
+    recorder.op.cell = r_cell;
+    recorder.op.spread = r_spread;
     recorder.op.conv = r_conv;
     recorder.op.top = r_top;
     recorder.op.edges = r_edges;
