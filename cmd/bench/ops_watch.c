@@ -167,6 +167,12 @@ static int t_norm_add(struct kn_backend *be, float *out, const float *x, const f
                 (long long)width);
 }
 
+static int t_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->norm_pair(be, a), "norm_pair", 0, "[%lld]", (long long)a->width);
+}
+
 static int t_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
     struct watch *k = watch_of(be);
@@ -266,6 +272,32 @@ static int t_pick(struct kn_backend *be, const struct kn_pick *a)
     return done(k, k->inner->pick(be, a), "pick", 0, "[%d]", a->n_vocab);
 }
 
+static int t_conv(struct kn_backend *be, const struct kn_conv *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->conv(be, a), "conv", 0, "%d taps of [%d]%s%s", a->taps, a->width,
+                a->norm ? ", normed" : "", a->add ? ", added" : "");
+}
+
+static int t_top(struct kn_backend *be, const struct kn_top *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->top(be, a), "top", 0, "%d of [%d]", a->k, a->n_vocab);
+}
+
+static int t_edges(struct kn_backend *be, const struct kn_edges *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->edges(be, a), "edges", 0, "%d x %d, rank %lld", a->k, a->k,
+                (long long)a->before->n_in);
+}
+
+static int t_walk(struct kn_backend *be, const struct kn_walk *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->walk(be, a), "walk", 0, "%d", a->k);
+}
+
 /* ---- passes ---- */
 
 int watch_begin(struct watch *k)
@@ -337,6 +369,7 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->attend) t->attend = t_attend;
     t->tap = t_tap;
     if (in->norm_add) t->norm_add = t_norm_add;
+    if (in->norm_pair) t->norm_pair = t_norm_pair;
     if (in->norm_join) t->norm_join = t_norm_join;
     if (in->gate) t->gate = t_gate;
     if (in->route) t->route = t_route;
@@ -348,6 +381,10 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->gate_linear) t->gate_linear = t_gate_linear;
     if (in->softcap) t->softcap = t_softcap;
     t->pick = t_pick;
+    if (t->conv) t->conv = t_conv;
+    if (t->top) t->top = t_top;
+    if (t->edges) t->edges = t_edges;
+    if (t->walk) t->walk = t_walk;
     if (in->replay) {
         t->record_begin = t_record_begin;
         t->record_end = t_record_end;

@@ -42,6 +42,7 @@ enum conv_dim {
     DIM_CONV_PROJ, /* DFlash2: 2 * taps of the convolution * groups of channels */
     DIM_SELECT,    /* DFlash2: rank of the candidate selector */
     DIM_ONE,       /* 1 */
+    DIM_EMBD2,     /* MTP: 2 * width of the residual stream */
     DIM_COUNT,
 };
 
@@ -65,6 +66,9 @@ enum conv_dim {
 #define CONV_COLS 0x800u     /* columns (elements of a vector) are: the family's col hook */
 #define CONV_MADE 0x1000u    /* not in the checkpoint: the family's make hook computes it, or leaves it out */
 #define CONV_AROUND_0 0x2000u /* random weights: a vector around 0 instead of 1 */
+/* Of a block behind the others that predicts further tokens: a layer's number counts those, and in the output
+ * those before too. Written where conv.n_mtp says so */
+#define CONV_MTP 0x4000u
 /* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what
  * the bits mean is its own). */
 #define CONV_KIND(mask) ((unsigned)(mask) << 16)
@@ -80,24 +84,31 @@ struct conv_rule {
 };
 
 /* The experts of a layer, apart or fused; at: the name up to "experts." with its dot. */
-#define CONV_EXPERT_RULES(at)                                                                                \
-    {at "%d.gate_proj.weight", "blk.%d.ffn_gate_exps.weight", {DIM_EXPERTS, DIM_FFX, DIM_EMBD}, CONV_STACK}, \
+#define CONV_EXPERT_RULES_OF(at, more)                                                                       \
+    {at "%d.gate_proj.weight",                                                                               \
+     "blk.%d.ffn_gate_exps.weight",                                                                          \
+     {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                       \
+     CONV_STACK | (more)},                                                                                   \
         {at "gate_up_proj",                                                                                  \
          "blk.%d.ffn_gate_exps.weight",                                                                      \
          {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
-         CONV_ALT | CONV_HALF_1},                                                                            \
-        {at "%d.up_proj.weight", "blk.%d.ffn_up_exps.weight", {DIM_EXPERTS, DIM_FFX, DIM_EMBD}, CONV_STACK}, \
+         CONV_ALT | CONV_HALF_1 | (more)},                                                                   \
+        {at "%d.up_proj.weight",                                                                             \
+         "blk.%d.ffn_up_exps.weight",                                                                        \
+         {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
+         CONV_STACK | (more)},                                                                               \
         {at "gate_up_proj",                                                                                  \
          "blk.%d.ffn_up_exps.weight",                                                                        \
          {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
-         CONV_ALT | CONV_HALF_2},                                                                            \
+         CONV_ALT | CONV_HALF_2 | (more)},                                                                   \
         {at "%d.down_proj.weight",                                                                           \
          "blk.%d.ffn_down_exps.weight",                                                                      \
          {DIM_EXPERTS, DIM_EMBD, DIM_FFX},                                                                   \
-         CONV_STACK},                                                                                        \
+         CONV_STACK | (more)},                                                                               \
     {                                                                                                        \
-        at "down_proj", "blk.%d.ffn_down_exps.weight", {DIM_EXPERTS, DIM_EMBD, DIM_FFX}, CONV_ALT            \
+        at "down_proj", "blk.%d.ffn_down_exps.weight", {DIM_EXPERTS, DIM_EMBD, DIM_FFX}, CONV_ALT | (more)   \
     }
+#define CONV_EXPERT_RULES(at) CONV_EXPERT_RULES_OF(at, 0)
 
 /* A tensor or key that belongs to a relative which is not supported, or to a part that is left out: part of a
  * name (conv_family.skip: the start of a name), and what it is. */
@@ -163,7 +174,7 @@ struct conv_drafter {
     int64_t block_size, mask_id, window;
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
     int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
-    bool has_scale, has_softcap;
+    bool has_scale, has_softcap, has_multiplier;
     bool tokenizer; /* in the file */
 };
 
@@ -186,6 +197,8 @@ struct conv {
     int32_t n_layer, n_head, n_head_kv, head_dim;
     int32_t layer_kv[DESC_MAX_LAYERS]; /* key heads a layer, where they differ; else all 0 */
     uint8_t kind[DESC_MAX_LAYERS];     /* what CONV_KIND looks at */
+    int32_t n_mtp;                     /* blocks behind n_layer that predict further tokens */
+    bool mtp_alone;                    /* the checkpoint holds no other blocks */
     int32_t n_k, n_v, d_k, d_v;        /* delta nets, set by their family */
     struct hf_rope rope; /* the checkpoint's rotation, where the family reads more than a base */
     int64_t n_ctx;
@@ -197,6 +210,7 @@ struct conv {
     int64_t n_t;
 };
 
+bool conv_has_mtp(const struct conv_family *f);
 void conv_say(const struct conv *c, enum convert_level level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -24,7 +24,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
     fi
 }
 families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
-for a in qwen3 dflash dflash_swa $families; do
+for a in qwen3 dflash dflash_swa dflash2 qwen35_mtp qwen35moe_mtp $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
@@ -48,6 +48,34 @@ hidden() { # FAMILY MODEL CHUNK TOLERANCE [VERB]
 family_ids() { dflash-generate -q -m f.gguf --kv f32 --chunk "${2:-512}" -n 48 --ignore-eos <"$1/prompt.i32" >got.i32 && cmp got.i32 "$1/greedy.i32" && echo "48 ids equal"; }
 family_logits() { dflash-prefill -q -m f.gguf --kv f32 --chunk "$2" --logits got.f32 <"$1/prompt.i32" >/dev/null && "$oracle" floats got.f32 "$1/logits.f32" 1e-4; }
 
+# Blocks that predict further tokens: the first draft behind four prompts, by the target's file and by one of its own. The archive's
+# files go over the target's.
+mtp_files() { # FAMILY
+    rm -rf all && cp -r "$1" all && cp "$1_mtp"/config.json "$1_mtp"/*.safetensors* all && convert all m.gguf --type f32 && convert all a.gguf --type f32 --mtp only
+}
+slice() { tail -c +$((4 * $2 + 1)) "$1" | head -c $((4 * $3)); } # FILE FIRST N: numbers of 4 bytes
+mtp() { # FAMILY WHICH DRAFTER: proposals and logits of prompt WHICH, 0 to 3; its row of mtp_tokens is n, the anchor, three drafts
+    local n
+    n=$(slice "$1_mtp/mtp_tokens.i32" $((5 * $2)) 1 | od -An -td4)
+    slice "$1/prompt.i32" 0 "$n" >p.i32
+    rm -f got.trace got.f32
+    dflash-generate -q -m m.gguf -d "$3" --kv f32 --chunk 64 -n 8 --width 4 --ignore-eos --draft-trace got.trace --draft-logits got.f32 <p.i32 >got.i32 &&
+        cmp <(slice got.trace 0 3) <(slice "$1_mtp/mtp_tokens.i32" $((5 * $2 + 2)) 3) &&
+        slice got.f32 512 1536 >rows.f32 && slice "$1_mtp/mtp_logits.f32" $((1536 * $2)) 1536 >want.f32 && "$oracle" floats rows.f32 want.f32 1e-4
+}
+# the row of the first token, which other engines put in front, must show: 0.5 to 1.4 behind 9 tokens
+mtp_row() { slice "$1_mtp/mtp_logits_row0.f32" 0 1536 >want.f32 && ! "$oracle" floats rows.f32 want.f32 1e-1; }
+mtp_all() {
+    local f i d
+    for f in qwen35 qwen35moe; do
+        check "$f MTP converts" mtp_files "$f"
+        for i in 3 2 1 0; do
+            for d in target a.gguf; do check "$f MTP drafts, prompt $i, -d $d" mtp "$f" "$i" "$d"; done
+        done
+        check "$f MTP: a row of the first token would show" mtp_row "$f"
+    done
+}
+
 # A device: passes of up to 64 rows are as near as the CPU's. Longer ones round the factors of a product to 11 bits, so a value is off by
 # 2^-11 of it at most. A block has six products one after another (q and k, scores, values, out, up, down): 6 * 2^-11 = 2.9e-3 of the
 # norm of what it leaves, and the errors of blocks add at worst. (One value may be further off; q8_0 in one block is 5e-2.) Not for
@@ -60,11 +88,13 @@ if [ "$device" != cpu ]; then
         check "$f logits, passes of 64 rows" family_logits "$f" 64
         check "$f greedy ids" family_ids "$f" 64
     done
+    mtp_all
     exit $failed
 fi
 
 # float32 weights and cache: the engine's distance from the reference is rounding alone (1e-4: README.md)
-convert qwen3 t.gguf --type f32 && convert dflash d.gguf --type f32 --target qwen3 && convert dflash_swa s.gguf --type f32 --target qwen3 || {
+convert qwen3 t.gguf --type f32 && convert dflash d.gguf --type f32 --target qwen3 && convert dflash_swa s.gguf --type f32 --target qwen3 &&
+    convert dflash2 d2.gguf --type f32 --target qwen3 || {
     echo "FAIL reference/convert"
     exit 1
 }
@@ -93,6 +123,33 @@ check "dflash_swa draft logits" draft s.gguf swa.f32
 # the window must show: the oracle with it differs from the stored logits without it
 check "the window shows" bash -c "! '$oracle' floats swa.f32 dflash_swa/draft_logits.f32 1e-2"
 
+# DFlash2: the reference's logits (after multiplier and softcap), its loop, its proposals behind prompts of several lengths; every
+# cycle against the oracle, in passes of other rows, and of a saved state
+ids=dflash2/spec.i32
+check "dflash2 loop ids" same_ids -d d2.gguf
+check "dflash2 draft logits" draft d2.gguf dflash2/draft_logits.f32
+check "dflash2 draft logits, oracle" bash -c "'$oracle' draft qwen3 dflash2 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 dflash2/draft_logits.f32 1e-4"
+proposals() { # prompts of the first n ids, pairs of n and anchor in anchors.i32; 7 proposals each
+    local i n
+    for i in 0 1 2 3 4 5; do
+        n=$(od -An -td4 -j $((8 * i)) -N 4 dflash2/anchors.i32)
+        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 -n 2 --ignore-eos --width 8 --draft-trace got.trace >got.i32 || return 1
+        [ "$(od -An -td4 -N 4 got.i32)" = "$(od -An -td4 -j $((8 * i + 4)) -N 4 dflash2/anchors.i32)" ] || { echo "anchor $i differs"; return 1; }
+        cmp <(head -c 28 got.trace) <(tail -c +$((28 * i + 1)) dflash2/proposals.i32 | head -c 28) || return 1
+        rm got.trace
+    done
+    echo "6 blocks of 7 proposals equal"
+}
+check "dflash2 proposals" proposals
+check "dflash2 trace, oracle" bash -c "'$oracle' trace qwen3 dflash2 48 p=qwen3/prompt.i32 >d2.json"
+d2_trace() { dflash-generate -q -d d2.gguf --kv f32 --ignore-eos -n 48 --width 8 --draft-trace got.trace --force "$@" >got.i32 && "$oracle" check d2.json p got.i32 got.trace 0.001; }
+d2_prompt() { d2_trace -m t.gguf "$@" <qwen3/prompt.i32; }
+check "dflash2 trace" d2_prompt
+check "dflash2 trace, chunks of 7" d2_prompt --chunk 7
+check "dflash2 trace, scalar, one thread" d2_prompt --isa scalar --threads 1
+d2_state() { dflash-prefill -q -m t.gguf -d d2.gguf --kv f32 -o d2.state --force <qwen3/prompt.i32 && d2_trace -m t.gguf --state d2.state; }
+check "dflash2 trace, from a state" d2_state
+
 # every other family: logits at every position in one pass and in chunks, hidden states, 48 greedy ids, and the GGUF against the
 # checkpoint
 for f in $families; do
@@ -103,6 +160,8 @@ for f in $families; do
     check "$f greedy ids" family_ids "$f"
     check "$f against its checkpoint" dflash-inspect --diff "$f" f.gguf --tolerance 0
 done
+
+mtp_all
 
 # every cycle of drafting on the trained pairs
 generate() { # KV FLAGS...

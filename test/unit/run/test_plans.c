@@ -331,7 +331,7 @@ static void test_refused(void **state)
         e = (struct err){0};
         session_free(s);
     }
-    struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.hidden = true}}};
+    struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.tapped = d->d, .hidden = true}}};
     const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
     expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE,
                  "wants the target's last hidden state");
