@@ -22,9 +22,11 @@ static void *take(struct session *s, uint64_t count, size_t size)
     return p;
 }
 
-static int cache_failed(struct session *s, int layer, struct err *e)
+static int cache_failed(struct session *s, int layer, const struct kn_kv *kv, struct err *e)
 {
-    return model_no_memory(s->be, e, "cache of layer %d, %d positions: lower --ctx or -n", layer, s->o.ctx);
+    const double bytes = (double)kn_kv_bytes(kv, kv->type.k) + (double)kn_kv_bytes(kv, kv->type.v);
+    return model_no_memory(s->be, e, "cache of layer %d, %.2f GiB for %d positions: lower --ctx or -n", layer,
+                           bytes / (1024.0 * 1024 * 1024), s->o.ctx);
 }
 
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
@@ -53,7 +55,7 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
                            i, kv[i].type.k, kv[i].type.v);
         kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
         kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
-        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, e);
+        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
         if (rc) return model_failed(m, "reserve", rc, e);
     }
@@ -82,7 +84,7 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
         y->s = take(s, n_v * (uint64_t)d->d_v * (uint64_t)d->d_k, sizeof *y->s);
         y->conv = take(s, (uint64_t)(d->n_conv - 1) * width, sizeof *y->conv);
         y->log = take(s, KN_DELTA_LOG * (width + 2 * n_v), sizeof *y->log);
-        if (!y->s || !y->conv || !y->log) return cache_failed(s, i, e);
+        if (!y->s || !y->conv || !y->log) return model_no_memory(s->be, e, "recurrent state of layer %d", i);
     }
     return 0;
 }

@@ -44,7 +44,7 @@ for name in there new; do
     [ $name = new ] || cp im.gguf both.gguf
     exec 5<>in
     dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix both.gguf -o state <in 2>err 5>&- &
-    while ! ls both.gguf.*.tmp >/dev/null 2>&1; do sleep 0.01; done
+    while ! { ls both.gguf.*.tmp || ls -l /proc/$!/fd | grep -c '(deleted)$' | grep 2; } >/dev/null 2>&1; do sleep 0.01; done
     dflash-prefill -q -m "$DATA/target-f16.gguf" --imatrix both.gguf --dataset first <b.tok
     cp both.gguf want
     cat a.tok >&5

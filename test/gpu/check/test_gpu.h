@@ -40,5 +40,6 @@ void check_pair(const char *dir, const char *prompt);
 void check_cycles(const char *dir, const char *prompt, bool generic);
 /* Plans drawn at random, of either pair. */
 void check_plans(const char *dir, const char *prompt);
+void check_pieces(const char *dir, const char *prompt);
 
 #endif

@@ -424,3 +424,103 @@ void check_plans(const char *dir, const char *prompt)
     check_plans_of(dir, "bf16", "dflash2-bf16", lens, 3);
     check_plans_of(dir, "q4_k_m", "dflash2-q4_k_m", lens, 3);
 }
+
+/* ---- the pieces of a chat ---- */
+
+enum { PIECES = 3, SAID = 40 };
+
+static void save_planned(struct session *s, const char *path)
+{
+    struct io_out out;
+    struct err e = {0};
+    if (io_out_open(&out, path, true, NULL, 0, &e) || state_save(s, &out, &e) || io_out_commit(&out, &e))
+        die("state", e.msg);
+}
+
+/* Pieces of a prompt, each answered by SAID tokens, as generate --append --save-state runs them: through
+ * states, a session a piece, or in one session that was never saved. At the end its state is at path. */
+static void run_pieces(struct engine *g, const struct kn_sampler *sampler, const int32_t *lens, bool saved,
+                       const char *path, struct planned *p)
+{
+    struct err e = {0};
+    struct session *s;
+    struct spec_stats st;
+    const int32_t *piece = text;
+    const struct spec_options o = {.n = SAID,
+                                   .sampler = *sampler,
+                                   .width = g->source ? PLAN_ROWS : 0,
+                                   .tokens = planned_tokens,
+                                   .ctx = p};
+    *p = (struct planned){0};
+    if (session_open(&s, g, &e)) die("pieces", e.msg);
+    for (int i = 0; i < PIECES; i++) {
+        if (session_prefill(s, piece, lens[i], NULL, NULL, &e) || spec_generate(s, &o, &st, &e))
+            die("pieces", e.msg);
+        piece += lens[i];
+        if (!saved && session_settle_anchor(s, &e)) die("pieces", e.msg);
+        if (!saved && i + 1 < PIECES) continue;
+        save_planned(s, path);
+        if (i + 1 == PIECES) break;
+        struct state *state;
+        struct state_info info;
+        session_free(s);
+        if (session_open(&s, g, &e) || state_open(&state, path, &info, &e) || state_restore(state, s, &e))
+            die("state", e.msg);
+        state_close(state);
+    }
+    session_free(s);
+}
+
+/* A chat that goes on from states is that of one process which was fed the same pieces: its tokens, with and
+ * without a drafter, and the bytes of its state. Pieces of more and of fewer than 64 rows, which differ in
+ * precision. */
+static void check_pieces_of(const char *dir, const char *type)
+{
+    static const struct kn_sampler sampler[] = {
+        {.top_p = 1, .repeat_penalty = 1},
+        {.temp = 0.8f, .top_p = 0.95f, .top_k = 40, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 5}};
+    static const int32_t lens[][PIECES] = {{290, 70, 5}, {1, 65, 130}};
+    struct err e = {0};
+    char path[2][512];
+    struct model *t, *d;
+    struct engine *g[2];
+    snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, type);
+    snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, type);
+    if (model_load(&t, path[0], gpu, NULL, NULL, NULL, &e) ||
+        model_load(&d, path[1], gpu, NULL, NULL, NULL, &e))
+        die(path[0], e.msg);
+    struct source x = source_dflash(d);
+    const struct session_options o = {
+        .ctx = 700, .block = x.rows < PLAN_ROWS ? x.rows : PLAN_ROWS, .kv = {KN_F16, KN_F16}};
+    if (engine_open(&g[0], t, NULL, &o, &e) || engine_open(&g[1], t, &x, &o, &e)) die("engine", e.msg);
+    for (int k = 0; k < 2; k++)
+        snprintf(path[k], sizeof path[k], "build/test/pieces-state.%ld-%d", (long)getpid(), k);
+    for (int i = 0; i < 4; i++) {
+        static struct planned plain, one, turns;
+        struct io_map a, b;
+        const struct kn_sampler *k = &sampler[i % 2];
+        run_pieces(g[0], k, lens[i / 2], true, path[0], &plain);
+        run_pieces(g[1], k, lens[i / 2], true, path[0], &turns);
+        run_pieces(g[1], k, lens[i / 2], false, path[1], &one);
+        if (io_map_open(&a, path[0], &e) || io_map_open(&b, path[1], &e)) die("pieces", e.msg);
+        const bool same = a.size == b.size && memcmp(a.data, b.data, a.size) == 0;
+        io_map_close(&a), io_map_close(&b);
+        verdict(same && one.n == PIECES * SAID && memcmp(one.id, turns.id, sizeof one.id) == 0 &&
+                    memcmp(plain.id, turns.id, sizeof one.id) == 0,
+                "pieces of %d, %d and %d over %s, %s: through states as in one session, states %s",
+                lens[i / 2][0], lens[i / 2][1], lens[i / 2][2], type, k->temp > 0 ? "sampled" : "greedy",
+                same ? "equal" : "differ");
+    }
+    for (int k = 0; k < 2; k++) unlink(path[k]);
+    engine_close(g[0]);
+    engine_close(g[1]);
+    model_free(d);
+    model_free(t);
+}
+
+void check_pieces(const char *dir, const char *prompt)
+{
+    static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
+    read_prompt(dir, prompt);
+    for (int k = 0; k < 3; k++) check_pieces_of(dir, types[k]);
+}
