@@ -45,13 +45,6 @@ static int assistant_keys(struct gguf_writer *w, struct err *e)
     return gguf_put_str(w, "general.architecture", "gemma4-assistant", 16, e);
 }
 
-static const struct df_extra dflash2[] = {
-    {"blk.0.attn_conv_base", {DF_EMBD, 2, 2}},      {"blk.0.attn_conv_proj.weight", {DF_EMBD, 8}},
-    {"blk.0.ffn_conv_base", {DF_EMBD, 2, 2}},       {"blk.0.ffn_conv_proj.weight", {DF_EMBD, 8}},
-    {"blk.1.attn_conv_base", {DF_EMBD, 2, 2}},      {"blk.1.attn_conv_proj.weight", {DF_EMBD, 8}},
-    {"blk.1.ffn_conv_base", {DF_EMBD, 2, 2}},       {"blk.1.ffn_conv_proj.weight", {DF_EMBD, 8}},
-    {"selector_predecessor.weight", {8, DF_VOCAB}}, {"selector_successor.weight", {8, DF_VOCAB}},
-    {"selector_hidden.weight", {DF_EMBD, 8}},       {NULL, {0}}};
 static const struct df_extra dspark[] = {{"markov_w1.weight", {4, DF_VOCAB}},
                                          {"markov_w2.weight", {4, DF_VOCAB}},
                                          {"conf_proj.weight", {DF_EMBD + 4, 1}},
@@ -68,8 +61,7 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
     static const struct {
         const char *name, *dialect;
         struct df_change c;
-    } r[] = {{"dflash2", "upstream", {.edit = dflash2_keys, .extra = dflash2}},
-             {"dflash2-torn", "upstream", {.edit = dflash2_keys}},
+    } r[] = {{"dflash2-torn", "upstream", {.edit = dflash2_keys}},
              {"dspark", "upstream", {.edit = dspark_keys, .extra = dspark}},
              {"domino", "lucebox", {.edit = domino_keys, .extra = domino}},
              {"reduced", "upstream", {.extra = reduced}},
