@@ -116,9 +116,9 @@ struct session {
     struct cursor *d;   /* device */
     struct kn_kv *kv;   /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    float *kept;     /* device [SESSION_MAX_ROWS, n_features]: of rows whose context is not made yet, at their
-                        position modulo the rows; NULL where the source needs no features */
-    int32_t waiting; /* such rows: the last so many before the next cycle's, those that run among them */
+    float *kept; /* device [SESSION_MAX_ROWS, engine.width]: of rows whose context is not made yet, at their
+                    position modulo the rows; NULL where the source needs no features */
+    int32_t waiting;     /* such rows: the last so many before the next cycle's, those that run among them */
     int32_t logits_pos;  /* position of the input token of logits row 0 */
     int32_t logits_rows; /* of the engine's, or where another stream has its turn 1, in last; 0: none */
     float *last;         /* device [n_vocab] */

@@ -100,6 +100,7 @@ struct cpu_rows {
     void (*gate)(float *x, const float *g, int64_t n, bool one);
     void (*scale)(float *x, int64_t n, float s);
     void (*softcap)(float *x, int64_t n, float cap);
+    void (*cell)(const struct kn_cell *);
     bool (*has_bad)(const float *x, int64_t n); /* a NaN or Inf among them */
     /* out[half, 2] = cos, sin of pos * freq[half], in double */
     void (*rope_table)(float *out, int32_t pos, const double *freq, int32_t half);

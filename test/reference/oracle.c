@@ -167,6 +167,7 @@ static void read_drafter_config(struct oracle *o, json_t *c)
     o->block = (int)json_integer_value(LOOK("block_size"));
     o->mask_id = (int)json_integer_value(LOOK("mask_token_id"));
     json_t *ids = LOOK("target_layer_ids"), *causal = LOOK("is_causal");
+    if (!causal) causal = LOOK("causal_head"); /* JetSpec's name for it */
     o->n_taps = (int)json_array_size(ids);
     for (int i = 0; i < o->n_taps && i < 64; i++)
         o->taps[i] = (int)json_integer_value(json_array_get(ids, (size_t)i));

@@ -583,6 +583,7 @@ int main(int argc, char **argv)
             check_rms_norm();
             check_rope_table();
             check_small();
+            check_cells();
             check_rope_store();
             check_attention();
             check_attention_extremes();

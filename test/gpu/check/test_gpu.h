@@ -15,6 +15,9 @@ void check_attention_forms(void);
 void check_attention_extremes(void);
 void check_attend(void);
 
+/* test_gpu_cell.c: cell, spread, and a chain of picks. */
+void check_cells(void);
+
 /* test_gpu_draft.c: what only drafters do, and its times. */
 void check_conv(void);
 void check_conv_then(void);

@@ -381,7 +381,7 @@ static void check_plans_of(const char *dir, const char *type, const char *drafte
     if (model_load(&t, path[0], gpu, NULL, NULL, NULL, &e) ||
         model_load(&d, path[1], gpu, NULL, NULL, NULL, &e))
         die(path[0], e.msg);
-    struct source x = source_dflash(d);
+    struct source x = source_drafter(d);
     const struct session_options o = {.ctx = 300 + PLANNED + SESSION_MAX_ROWS,
                                       .chunk = 64,
                                       .block = x.rows < PLAN_ROWS ? x.rows : PLAN_ROWS,
