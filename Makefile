@@ -423,6 +423,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/plans-hybrid=$(BUILD)/test/test_gpu --plans $(HYBRID) $(LOSSLESS_PROMPT)" \
     "gpu/stuck=$(BUILD)/test/mm_gpu stuck" "gpu/many=$(BUILD)/test/test_many" "gpu/limits=$(BUILD)/test/limits_gpu" \
     "gpu/memory=$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
+    "gpu/memory-dflash2=$(BUILD)/test/memory_gpu $(DENSE)/target-q4_k_m.gguf $(DENSE)/drafter-dflash2-q4_k_m.gguf" \
     "gpu/test_gpu-generic=$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
     "gpu/families=$(BUILD)/test/families_gpu" "gpu/families-generic=$(BUILD)/test/families_gpu --generic" \
     "gpu/experts=$(BUILD)/test/experts_gpu" "gpu/experts-generic=$(BUILD)/test/experts_gpu --generic" \
