@@ -64,7 +64,9 @@ static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 
 #define TYPES 15 /* the last five only where --types names them */
 static const char *target_type[TYPES] = {"bf16", "f32",  "f16",    "q8_0",   "q4_k_m", "q4_0", "q5_0", "q4_k",
                                          "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "wide"};
-static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m", "dflash2-bf16", "dflash2-q4_k_m"};
+static const char *const drafter_type[] = {"bf16",          "q8_0",           "q4_k_m",
+                                           "dflash2-bf16",  "dflash2-q4_k_m", "dspark-bf16",
+                                           "dspark-q4_k_m", "domino-bf16",    "domino-q4_k_m"};
 static const int block_rows[] = {8, 2, 5};
 static const int width_rows[] = {8, 1, 3};
 static const struct kn_sampler sampling[] = {
@@ -105,7 +107,7 @@ static const int resume[] = {0, 1};
 static const int chunk_rows[] = {512, 64, 17};
 static const char *const isa_name[] = {"avx512", "avx2", "scalar"};
 static const int thread_count[] = {1, 2, 3};
-static int axis_size[AXES] = {8, 10, 5, 3, 3, 4, 2, 5, 2, 3, 3, 3};
+static int axis_size[AXES] = {8, 10, 9, 3, 3, 4, 2, 5, 2, 3, 3, 3};
 
 #define N_NEW 40
 struct run {
