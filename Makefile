@@ -155,7 +155,7 @@ $(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
 	$(Q)install -m 755 $< $@
 
 # Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
-KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
+KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh kernels/cuda/attention/kv_codes.cuh
 KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
              kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
 # The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
