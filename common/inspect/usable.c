@@ -10,15 +10,17 @@ static bool takes(const struct gguf_tensor *t)
     const struct kn_type_info *ti = kn_type_info(t->type);
     const size_t n = strlen(t->name);
     const bool weight = n > 7 && !strcmp(t->name + n - 7, ".weight");
+    if (!strcmp(t->name, "d2t")) return t->type == KN_I64;
     if (t->n_dims < 2 || !weight || strstr(t->name, "ssm_conv1d")) return ti->can_decode;
     return ti->can_multiply;
 }
 
-/* Of a block behind those that are run. */
+/* Of a block behind those that are run, or before. */
 static bool left_out(const struct gguf_tensor *t, const struct desc *d)
 {
     int32_t layer;
-    return sscanf(t->name, "blk.%9d.", &layer) == 1 && layer >= d->n_layer;
+    return sscanf(t->name, "blk.%9d.", &layer) == 1 &&
+           (layer < d->first_block || layer >= d->first_block + d->n_layer);
 }
 
 const struct gguf_tensor *usable_types(const struct gguf *g, const struct desc *d, int64_t *n, char *text,
