@@ -491,6 +491,25 @@ static int check_dflash2(struct loader *l)
     return op->walk ? 0 : unsupported(l, "the candidates", "walk");
 }
 
+/* The heads of DSpark and Domino. Their rows stand one behind the other, and products read four numbers at
+ * once. */
+static int check_heads(struct loader *l)
+{
+    const struct desc *d = l->m->d;
+    const struct {
+        const char *what;
+        int32_t found;
+    } widths[] = {{"ranks", d->markov_rank}, {"states", d->n_state}, {"corrections", d->n_correct}};
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
+        if (widths[i].found % 4)
+            return err_set(l->e, ERR_FORMAT,
+                           "a %s drafter: %s of %d are not supported (expected a multiple of 4)", d->kind,
+                           widths[i].what, widths[i].found);
+    if ((d->markov_rank || d->confidence || d->n_state) && !l->op->cell)
+        return unsupported(l, "the proposals", "cell");
+    return d->n_vocab_draft && !l->op->spread ? unsupported(l, "the reduced vocabulary", "spread") : 0;
+}
+
 static int check_backend(struct loader *l)
 {
     const struct desc *d = l->m->d;
@@ -516,7 +535,7 @@ static int check_backend(struct loader *l)
     if (!desc_drafts(d) && !l->m->family)
         return err_set(l->e, ERR_FORMAT, "architecture %s: its forward pass is not implemented",
                        d->arch_name);
-    if (d->conv_kernel && check_dflash2(l)) return -1;
+    if ((d->conv_kernel && check_dflash2(l)) || check_heads(l)) return -1;
     l->m->kind = draft_kind_of(d);
     if (d->arch == DESC_DFLASH && !l->m->kind)
         return err_set(l->e, ERR_FORMAT, "a %s drafter: its proposals are not implemented", d->kind);
