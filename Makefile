@@ -155,7 +155,7 @@ $(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
 	$(Q)install -m 755 $< $@
 
 # Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
-KV_DOOR   := kernels/kv.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
+KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
 KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
              kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
 # The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
@@ -253,8 +253,20 @@ $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/ta
 $(foreach t,$(LOW),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type q8_0 --tensor-type '*=$$*'
+$(BUILD)/$1/target-wide.gguf $(BUILD)/$1/target-outliers.gguf: $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-bf16.gguf $(BUILD)/test/make_wide
+	$$(SAY) GGUF $$@
+	$$(Q)$(BUILD)/test/make_wide $$< $$@ $$(if $$(filter outliers,$$*),--outliers)
 endef
 $(foreach p,pair pair-hybrid,$(eval $(call pair_rules,$p)))
+# The hybrid target with a block that predicts further tokens, of random weights.
+MTP := $(BUILD)/pair-mtp
+$(MTP)/target-%.gguf: $(HYBRID)/target-%.gguf
+	@mkdir -p $(@D)
+	$(Q)ln -f $< $@
+$(MTP)/drafter-%.gguf: data/pair-hybrid/target/config.json $(BIN)/dflash-convert
+	@mkdir -p $(@D)
+	$(SAY) GGUF $@
+	$(Q)$(BIN)/dflash-convert -q --force $< -o $@ --random 1 --mtp only --type $*
 files_of = $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$1/target-$t.gguf $1/drafter-$t.gguf) $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$1/target-$t.gguf)
 DIALECTS := $(DENSE)/dialects
 $(BUILD)/test/make_relative: test/make_relative.c $(LIB)
@@ -271,7 +283,16 @@ $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
 RELATIVE := $(foreach k,$(RELATIVES),$k-bf16 $k-q4_k_m)
-PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(RELATIVE:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf)
+# The targets with heads of 128 that compute the same: tq3_0's groups do not fit into 64.
+$(BUILD)/test/make_wide $(BUILD)/test/kv_quality: $(BUILD)/test/%: test/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+wide_of = $1/target-wide.gguf $1/target-outliers.gguf
+WIDE := $(foreach p,$(DENSE) $(HYBRID),$(call wide_of,$p))
+QUALITY_TEXT := data/prompts/manual-8-long.txt data/prompts/python-8-long.txt
+
+PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(RELATIVE:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
@@ -307,12 +328,16 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "lossless/pair=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT)" \
          "lossless/low=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW))" \
          "lossless/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
+         "lossless/pair-mtp=$(LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --types q8_0" \
+         "lossless/kv=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv" \
+         "kv-quality/pair=$(BUILD)/test/kv_quality $(call wide_of,$(DENSE)) $(QUALITY_TEXT)" \
+         "kv-quality/pair-hybrid=$(BUILD)/test/kv_quality $(call wide_of,$(HYBRID)) $(QUALITY_TEXT)" \
          $(if $(filter 1,$(CUDA)),"layout=$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 # Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
-test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/offers $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/offers $(BUILD)/test/lossless $(BUILD)/test/kv_quality $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
 	@CUDA_VISIBLE_DEVICES= $(RUN_MANY) test $(BUILD)/test/test.log $(SUITES)
 
 # After a change of tests: the numbers of the last run of `make test` into test/PLAN, to be looked at and committed with it.
@@ -406,6 +431,10 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
     "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
     "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
+    "gpu/plans-mtp=$(BUILD)/test/test_gpu --plans $(MTP) $(LOSSLESS_PROMPT)" \
+    "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
+    "gpu/lossless-kv=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
+    "gpu/lossless-kv-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
 # What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.
@@ -427,7 +456,9 @@ golden: all $(PAIR_FILES)
 .PHONY: test-exhaustive
 test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES) $(call files_of,$(HYBRID))
 	@$(RUN) exhaustive $(BUILD)/test/exhaustive.log "exhaustive/pair=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)" \
-	    "exhaustive/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)"
+	    "exhaustive/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)" \
+	    "exhaustive/kv=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv --all --jobs $$(nproc)" \
+	    "exhaustive/kv-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types wide --kv --all --jobs $$(nproc)"
 
 # The unit and command line tests under the sanitizers, in a build directory of their own.
 .PHONY: test-sanitize

@@ -167,6 +167,12 @@ static int t_norm_add(struct kn_backend *be, float *out, const float *x, const f
                 (long long)width);
 }
 
+static int t_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->norm_pair(be, a), "norm_pair", 0, "[%lld]", (long long)a->width);
+}
+
 static int t_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
     struct watch *k = watch_of(be);
@@ -377,6 +383,7 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->attend) t->attend = t_attend;
     t->tap = t_tap;
     if (in->norm_add) t->norm_add = t_norm_add;
+    if (in->norm_pair) t->norm_pair = t_norm_pair;
     if (in->norm_join) t->norm_join = t_norm_join;
     if (in->gate) t->gate = t_gate;
     if (in->route) t->route = t_route;

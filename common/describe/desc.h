@@ -20,6 +20,7 @@ enum desc_arch {
     DESC_GEMMA4,
     DESC_LLAMA,
     DESC_DFLASH,
+    DESC_QWEN35_MTP, /* the block of a Qwen3.5 file that predicts further tokens, as a drafter */
 };
 
 /* How a DSpark drafter makes what it adds of the embedding of the token before: of it alone; gated by the row
@@ -61,9 +62,10 @@ struct desc {
     const char *ffn_norm_name;              /* the same, after "blk.N." */
     char name[128];                         /* general.name, may be "" */
     int32_t n_layer, n_embd;
+    int32_t first_block; /* the tensors of layer i are blk.(first_block + i). */
     int32_t n_vocab;     /* 0: a drafter that does not say */
     int32_t n_ctx_train; /* 0: not known (a drafter converted without config.json) */
-    int32_t n_nextn;     /* blocks behind the n_layer that predict further tokens: left out */
+    int32_t n_nextn;     /* blocks behind the n_layer that predict further tokens: no part of this pass */
     float rms_eps;
     bool tied_head; /* no output.weight: the embedding is the head */
     struct desc_layer layer[DESC_MAX_LAYERS];
@@ -80,9 +82,13 @@ struct desc {
     int32_t n_conv;             /* taps of the short convolution */
     /* drafters */
     int32_t block_size, mask_id;
-    int32_t first_row; /* of a block, that proposes the token behind the anchor: 1, or 0 where the anchor's
-                          own row does */
-    int32_t idle_rows; /* behind those that propose: Domino's last row with shift_label */
+    int32_t first_row;  /* of a block, that proposes the token behind the anchor: 1, or 0 where the anchor's
+                           own row does */
+    int32_t block_most; /* rows of a cycle at most: desc_cycle_rows, but where any number does */
+    bool apart;         /* MTP: the file holds nothing else; else its target too */
+    bool own_embed, own_head; /* MTP: nextn.embed_tokens, nextn.shared_head_head in place of the target's */
+    const char *head_norm;    /* MTP: the tensor of the norm before the head */
+    int32_t idle_rows;        /* behind those that propose: Domino's last row with shift_label */
     int32_t n_taps,
         taps[DESC_MAX_TAPS]; /* zero-based blocks whose output is tapped, in the order of fc's columns */
     int32_t n_features;      /* width of fc's input = n_taps * the target's n_embd */
@@ -130,8 +136,9 @@ struct desc {
 
 /* Flags that override or supply drafter parts, or say how to read them. */
 struct desc_override {
-    int32_t draft_causal;                /* -1: as the file says; 0, 1: force every layer */
-    const char *dialect;                 /* of the file; NULL: recognise it */
+    bool drafter;         /* a file that holds a target and its MTP block is wanted for the block */
+    int32_t draft_causal; /* -1: as the file says; 0, 1: force every layer */
+    const char *dialect;  /* of the file; NULL: recognise it */
     int32_t n_taps, taps[DESC_MAX_TAPS]; /* zero-based blocks; n_taps 0: as the file says */
     bool has_tap_shift, has_mask_id;
     int32_t tap_shift, mask_id;
@@ -151,6 +158,8 @@ const char *desc_override_given(const struct desc_override *o);
  */
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
+/* Does a file of whatever architecture hold an MTP block, beside a target or alone? */
+bool desc_holds_mtp(const struct gguf *g);
 /* Is it a vocabulary alone: tokens, and no tensor. desc_read refuses it as such. */
 bool desc_vocabulary_only(const struct gguf *g);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
@@ -188,6 +197,11 @@ const char *desc_stranger(struct gguf_str arch);
 void desc_tell(const struct desc *d, const char *flag,
                void (*say)(void *ctx, const char *subject, const char *text), void *ctx);
 
+/* Is it a drafter's? */
+static inline bool desc_drafts(const struct desc *d)
+{
+    return d->arch == DESC_DFLASH || d->arch == DESC_QWEN35_MTP;
+}
 /* The first layer with attention (layer 0 where none has any): what is said of a model in one line. */
 const struct desc_layer *desc_attention(const struct desc *d);
 /* The architectures that are read, for messages: "qwen3, ... or dflash". */

@@ -561,8 +561,12 @@ static struct values look(struct doctor *p, const struct gguf_tensor *t)
  * context of them must not be broken. */
 static void see_features(struct doctor *p)
 {
-    const char *const names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
+    char mtp[3][64];
+    const char *names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
+    static const char *const of_mtp[] = {"nextn.eh_proj.weight", "nextn.hnorm.weight", "nextn.enorm.weight"};
     for (int i = 0; i < 3; i++) {
+        snprintf(mtp[i], sizeof mtp[i], "blk.%d.%s", p->d->first_block, of_mtp[i]);
+        if (p->d->arch == DESC_QWEN35_MTP) names[i] = mtp[i];
         const struct gguf_tensor *t = gguf_tensor(p->dg, names[i]);
         const struct values v = look(p, t);
         const char *type = kn_type_info(t->type)->name;
@@ -598,7 +602,8 @@ static void see_types(struct doctor *p)
                    textf("types of docs/types.md"), textf("%s", types),
                    "dflash-convert makes another file of the checkpoint");
     }
-    const struct gguf_tensor *own = gguf_tensor(p->dg, "output.weight"),
+    const bool mtp = p->d->arch == DESC_QWEN35_MTP; /* what its file has of the target's is not read */
+    const struct gguf_tensor *own = mtp ? NULL : gguf_tensor(p->dg, "output.weight"),
                              *head = own ? own : gguf_tensor(p->tg, "output.weight");
     if (!head) head = gguf_tensor(p->tg, "token_embd.weight");
     if (!head) return;
@@ -647,8 +652,48 @@ static int describe(struct doctor *p, const char *subject, const struct gguf *g,
     return 1;
 }
 
+/* An MTP block and the target that it reads. */
+static void see_mtp(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    const struct desc_layer *y = d->layer;
+    ok(p, "kind",
+       textf("the MTP block blk.%d of a %s, %s: %d proposals a cycle, one after the other", d->first_block,
+             d->arch_name, d->apart ? "in a file of its own" : "in the target's file", d->block_size - 1));
+    if (strcmp(t->arch_name, d->arch_name))
+        misfit(p, "target", textf("the block is of another architecture"), textf("%s", t->arch_name),
+               textf("%s", d->arch_name), "an MTP block goes with the model that it was trained in");
+    same(p, "hidden size",
+         textf("it reads the target's last hidden state, and borrows embedding and head: %d values",
+               t->n_embd),
+         t->n_embd, d->n_embd, NULL);
+    if (t->n_layer != d->first_block)
+        note(p, "target",
+             textf("the block stands behind %d others, the target has %d", d->first_block, t->n_layer),
+             "right where both were made of one model, cut apart");
+    ok(p, "heads",
+       textf("%d/%d of %d, %s", y->n_head, y->n_head_kv, y->head_dim, y->moe ? "experts" : "dense"));
+    if (d->rope[0].theta != t->rope[0].theta || d->rope[0].n_rot != t->rope[0].n_rot)
+        note(p, "rope",
+             textf("theta %g over %d dimensions, the target's is %g over %d", (double)d->rope[0].theta,
+                   d->rope[0].n_rot, (double)t->rope[0].theta, t->rope[0].n_rot),
+             "the block was trained with its target's");
+    else
+        ok(p, "rope", textf("theta %g, as the target's", (double)d->rope[0].theta));
+    if (*d->inferred) ok(p, "inferred", textf("%s", d->inferred));
+}
+
 static int see_all(struct doctor *p, struct err *e)
 {
+    if (p->d->arch == DESC_QWEN35_MTP) {
+        see_mtp(p);
+        see_target(p);
+        see_tokenizer(p);
+        see_special(p);
+        see_features(p);
+        see_types(p);
+        return 0;
+    }
     see_dialect(p);
     see_sizes(p);
     see_target(p);
@@ -672,6 +717,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
     struct doctor p = {.drafter = drafter, .fn = fn, .ctx = ctx};
     struct desc_override over = o ? *o : (struct desc_override){.draft_causal = -1};
     int rc = -1;
+    over.drafter = true;
     if (!over.flag) over.flag = "--";
     if (gguf_open(&p.tg, target, e)) goto done;
     if (gguf_open(&p.dg, drafter, e)) {
@@ -684,7 +730,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
         rc = rc < 0 ? -1 : p.bad;
         goto done;
     }
-    const bool t_drafts = p.t->arch == DESC_DFLASH, d_drafts = p.d->arch == DESC_DFLASH;
+    const bool t_drafts = desc_drafts(p.t), d_drafts = desc_drafts(p.d);
     if (t_drafts || !d_drafts)
         misfit(&p, "roles", textf("first a target, then a drafter"), textf("a target and a drafter"),
                textf("%s is a %s, %s is a %s", target, t_drafts ? "drafter" : "target", drafter,

@@ -91,7 +91,7 @@ int conv_put_common(struct conv *c, struct err *e)
     } n[] = {
         {"context_length", c->n_ctx, false},
         {"embedding_length", c->dim[DIM_EMBD], false},
-        {"block_count", c->n_layer, false},
+        {"block_count", c->n_layer + c->n_mtp, false},
         {"feed_forward_length", c->dim[DIM_FF], !c->dim[DIM_FF]}, /* no dense layers */
         {"attention.head_count", c->n_head, false},
         {"attention.head_count_kv", c->n_head_kv, c->layer_kv[0] > 0},
@@ -400,6 +400,13 @@ static int find_family(struct conv *c, struct err *e)
                    hf_config_name(c->cfg), arch[0], family_names(names, sizeof names));
 }
 
+bool conv_has_mtp(const struct conv_family *f)
+{
+    for (const struct conv_rule *r = f->rules; r->hf; r++)
+        if (r->flags & CONV_MTP) return true;
+    return false;
+}
+
 int conv_dialect(const struct convert *o, const char *otherwise, const struct dialect **x, struct err *e)
 {
     const char *name = o->dialect ? o->dialect : otherwise;
@@ -427,6 +434,9 @@ static int check_flags(struct conv *c, struct err *e)
                                            : NULL;
     if (flag && !c->fam->drafter)
         return err_set(e, ERR_USAGE, "%s: %s is for drafters, this is a %s", c->label, flag, c->fam->hf);
+    if (o->mtp != CONVERT_MTP_FOUND && !conv_has_mtp(c->fam))
+        return err_set(e, ERR_USAGE, "%s: --mtp is for families that predict further tokens, this is a %s",
+                       c->label, c->fam->hf);
     const char *gguf_only = o->from_dialect      ? "--from-dialect"
                             : o->has_tap_shift   ? "--tap-shift"
                             : o->sliding_window  ? "--sliding-window"

@@ -52,6 +52,7 @@ enum conv_dim {
     DIM_STATE_IN,    /* width of the stream and the state */
     DIM_CORRECT,     /* between the two products of a correction */
     DIM_ONE,         /* 1 */
+    DIM_EMBD2,       /* MTP: 2 * width of the residual stream */
     DIM_COUNT,
 };
 
@@ -78,9 +79,12 @@ enum conv_dim {
 /* integers: differences from their own places, which the output holds as ids, in I64 */
 #define CONV_IDS 0x4000u
 #define CONV_STORED 0x8000u /* optional, and random weights have none of it */
+/* Of a block behind the others that predicts further tokens: a layer's number counts those, and in the output
+ * those before too. Written where conv.n_mtp says so */
+#define CONV_MTP 0x10000u
 /* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what
  * the bits mean is its own). */
-#define CONV_KIND(mask) ((unsigned)(mask) << 16)
+#define CONV_KIND(mask) ((unsigned)(mask) << 17)
 
 /* One tensor of a family, or one a layer where the names hold "%d". hf is written without the prefixes
  * "model.", "language_model.", "model.language_model.", "language_model.model.", which are accepted. dim: in
@@ -93,24 +97,31 @@ struct conv_rule {
 };
 
 /* The experts of a layer, apart or fused; at: the name up to "experts." with its dot. */
-#define CONV_EXPERT_RULES(at)                                                                                \
-    {at "%d.gate_proj.weight", "blk.%d.ffn_gate_exps.weight", {DIM_EXPERTS, DIM_FFX, DIM_EMBD}, CONV_STACK}, \
+#define CONV_EXPERT_RULES_OF(at, more)                                                                       \
+    {at "%d.gate_proj.weight",                                                                               \
+     "blk.%d.ffn_gate_exps.weight",                                                                          \
+     {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                       \
+     CONV_STACK | (more)},                                                                                   \
         {at "gate_up_proj",                                                                                  \
          "blk.%d.ffn_gate_exps.weight",                                                                      \
          {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
-         CONV_ALT | CONV_HALF_1},                                                                            \
-        {at "%d.up_proj.weight", "blk.%d.ffn_up_exps.weight", {DIM_EXPERTS, DIM_FFX, DIM_EMBD}, CONV_STACK}, \
+         CONV_ALT | CONV_HALF_1 | (more)},                                                                   \
+        {at "%d.up_proj.weight",                                                                             \
+         "blk.%d.ffn_up_exps.weight",                                                                        \
+         {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
+         CONV_STACK | (more)},                                                                               \
         {at "gate_up_proj",                                                                                  \
          "blk.%d.ffn_up_exps.weight",                                                                        \
          {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
-         CONV_ALT | CONV_HALF_2},                                                                            \
+         CONV_ALT | CONV_HALF_2 | (more)},                                                                   \
         {at "%d.down_proj.weight",                                                                           \
          "blk.%d.ffn_down_exps.weight",                                                                      \
          {DIM_EXPERTS, DIM_EMBD, DIM_FFX},                                                                   \
-         CONV_STACK},                                                                                        \
+         CONV_STACK | (more)},                                                                               \
     {                                                                                                        \
-        at "down_proj", "blk.%d.ffn_down_exps.weight", {DIM_EXPERTS, DIM_EMBD, DIM_FFX}, CONV_ALT            \
+        at "down_proj", "blk.%d.ffn_down_exps.weight", {DIM_EXPERTS, DIM_EMBD, DIM_FFX}, CONV_ALT | (more)   \
     }
+#define CONV_EXPERT_RULES(at) CONV_EXPERT_RULES_OF(at, 0)
 
 /* A tensor or key that belongs to a relative which is not supported, or to a part that is left out: part of a
  * name (conv_family.skip: the start of a name), and what it is. */
@@ -209,6 +220,8 @@ struct conv {
     int32_t n_layer, n_head, n_head_kv, head_dim;
     int32_t layer_kv[DESC_MAX_LAYERS]; /* key heads a layer, where they differ; else all 0 */
     uint8_t kind[DESC_MAX_LAYERS];     /* what CONV_KIND looks at */
+    int32_t n_mtp;                     /* blocks behind n_layer that predict further tokens */
+    bool mtp_alone;                    /* the checkpoint holds no other blocks */
     int32_t n_k, n_v, d_k, d_v;        /* delta nets, set by their family */
     struct hf_rope rope; /* the checkpoint's rotation, where the family reads more than a base */
     int64_t n_ctx;
@@ -220,6 +233,7 @@ struct conv {
     int64_t n_t;
 };
 
+bool conv_has_mtp(const struct conv_family *f);
 void conv_say(const struct conv *c, enum convert_level level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

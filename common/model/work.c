@@ -36,7 +36,7 @@ static void widen(struct widths *w, const struct desc *d)
         w->z = most(w->z, (int64_t)d->n_v * d->d_v);
         w->n_v = most(w->n_v, d->n_v);
     }
-    const bool drafts = d->arch == DESC_DFLASH;
+    const bool drafts = desc_drafts(d);
     for (int i = 0; i < d->n_rope && !drafts; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
     if (drafts) w->draft_rope = d->rope[0].n_rot;
     w->router = most(w->router, d->n_expert);
@@ -47,7 +47,8 @@ static void widen(struct widths *w, const struct desc *d)
     w->ff = most(w->ff, d->n_ff_shexp);
     if (d->n_ff_shexp) w->shared = 1;
     w->features = most(w->features, d->n_features);
-    if (drafts) w->context = dflash_context_width(d), w->fused = d->n_embd;
+    if (d->arch == DESC_DFLASH) w->context = dflash_context_width(d), w->fused = d->n_embd;
+    if (d->arch == DESC_QWEN35_MTP) w->fused = 2 * (int64_t)d->n_embd;
     if (!d->conv_kernel) return;
     w->conv = d->n_embd;
     w->dynamic = 2 * (int64_t)d->conv_kernel * (d->n_embd / d->conv_group);

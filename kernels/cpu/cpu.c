@@ -179,6 +179,7 @@ static const struct kn_ops cpu_ops = {
     .attention = cpu_attention,
     .tap = cpu_tap,
     .norm_add = cpu_norm_add,
+    .norm_pair = cpu_norm_pair,
     .gate = cpu_gate,
     .route = cpu_route,
     .experts_gated = cpu_experts_gated,

@@ -25,7 +25,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
     fi
 }
 families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
-for a in qwen3 dflash dflash_swa dflash2 jetspec dspark domino $families; do
+for a in qwen3 dflash dflash_swa dflash2 jetspec dspark domino qwen35_mtp qwen35moe_mtp $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
@@ -48,6 +48,34 @@ hidden() { # FAMILY MODEL CHUNK TOLERANCE [VERB]
 }
 family_ids() { dflash-generate -q -m f.gguf --kv f32 --chunk "${2:-512}" -n 48 --ignore-eos <"$1/prompt.i32" >got.i32 && cmp got.i32 "$1/greedy.i32" && echo "48 ids equal"; }
 family_logits() { dflash-prefill -q -m f.gguf --kv f32 --chunk "$2" --logits got.f32 <"$1/prompt.i32" >/dev/null && "$oracle" floats got.f32 "$1/logits.f32" 1e-4; }
+
+# Blocks that predict further tokens: the first draft behind four prompts, by the target's file and by one of its own. The archive's
+# files go over the target's.
+mtp_files() { # FAMILY
+    rm -rf all && cp -r "$1" all && cp "$1_mtp"/config.json "$1_mtp"/*.safetensors* all && convert all m.gguf --type f32 && convert all a.gguf --type f32 --mtp only
+}
+slice() { tail -c +$((4 * $2 + 1)) "$1" | head -c $((4 * $3)); } # FILE FIRST N: numbers of 4 bytes
+mtp() { # FAMILY WHICH DRAFTER: proposals and logits of prompt WHICH, 0 to 3; its row of mtp_tokens is n, the anchor, three drafts
+    local n
+    n=$(slice "$1_mtp/mtp_tokens.i32" $((5 * $2)) 1 | od -An -td4)
+    slice "$1/prompt.i32" 0 "$n" >p.i32
+    rm -f got.trace got.f32
+    dflash-generate -q -m m.gguf -d "$3" --kv f32 --chunk 64 -n 8 --width 4 --ignore-eos --draft-trace got.trace --draft-logits got.f32 <p.i32 >got.i32 &&
+        cmp <(slice got.trace 0 3) <(slice "$1_mtp/mtp_tokens.i32" $((5 * $2 + 2)) 3) &&
+        slice got.f32 512 1536 >rows.f32 && slice "$1_mtp/mtp_logits.f32" $((1536 * $2)) 1536 >want.f32 && "$oracle" floats rows.f32 want.f32 1e-4
+}
+# the row of the first token, which other engines put in front, must show: 0.5 to 1.4 behind 9 tokens
+mtp_row() { slice "$1_mtp/mtp_logits_row0.f32" 0 1536 >want.f32 && ! "$oracle" floats rows.f32 want.f32 1e-1; }
+mtp_all() {
+    local f i d
+    for f in qwen35 qwen35moe; do
+        check "$f MTP converts" mtp_files "$f"
+        for i in 3 2 1 0; do
+            for d in target a.gguf; do check "$f MTP drafts, prompt $i, -d $d" mtp "$f" "$i" "$d"; done
+        done
+        check "$f MTP: a row of the first token would show" mtp_row "$f"
+    done
+}
 
 # Drafters of the other kinds: the reference's logits of the block behind the prompt, and what it proposes at six anchors (the smallest
 # margin is 2e-3, so ids are equal); the target's stream whatever is proposed, of weights of fewer bits too.
@@ -127,6 +155,7 @@ if [ "$device" != cpu ]; then
         check "$f logits, passes of 64 rows" family_logits "$f" 64
         check "$f greedy ids" family_ids "$f" 64
     done
+    mtp_all
     convert qwen3 t.gguf --type f32 && drafters
     exit $failed
 fi
@@ -201,6 +230,8 @@ for f in $families; do
     check "$f greedy ids" family_ids "$f"
     check "$f against its checkpoint" dflash-inspect --diff "$f" f.gguf --tolerance 0
 done
+
+mtp_all
 
 # every cycle of drafting on the trained pairs
 generate() { # KV FLAGS...

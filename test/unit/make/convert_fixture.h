@@ -25,7 +25,7 @@
 
 /* ---- checkpoints ---- */
 
-enum { EMBD = 32, FF = 64, HEADS = 2, KV = 1, HEAD = 16, LAYERS = 2, VOCAB = 40, TAPS = 2, MAX_TENSORS = 64 };
+enum { EMBD = 32, FF = 64, HEADS = 2, KV = 1, HEAD = 16, LAYERS = 2, VOCAB = 40, TAPS = 2, MAX_TENSORS = 80 };
 
 struct spec_tensor {
     char name[96], dtype[8];

@@ -30,6 +30,7 @@ struct recorder_call {
         R_ACCEPT,
         R_RMS_NORM,
         R_NORM_ADD,
+        R_NORM_PAIR,
         R_GATE,
         R_ROUTE,
         R_EXPERTS_GATED,
@@ -58,6 +59,7 @@ struct recorder_call {
     struct kn_accept accept;
     struct kn_route route;
     struct kn_delta delta;
+    struct kn_norm_pair pair;
     struct kn_cell cell;
 };
 struct recording {
@@ -121,6 +123,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_ACCEPT: return op->accept(be, &c->accept);
     case R_RMS_NORM: return op->rms_norm(be, c->out, c->a, c->b, n, c->i, c->f);
     case R_NORM_ADD: return op->norm_add(be, c->out, c->a, c->b, c->c, n, c->i, c->f, c->g);
+    case R_NORM_PAIR: return op->norm_pair(be, &c->pair);
     case R_GATE: return op->gate(be, c->out, c->a, n, c->i, c->j);
     case R_ROUTE: return op->route(be, &c->route);
     case R_EXPERTS_GATED:
@@ -262,6 +265,10 @@ static int r_norm_add(struct kn_backend *be, float *out, const float *x, const f
                                                    .i = width,
                                                    .f = eps,
                                                    .g = scale});
+}
+static int r_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_NORM_PAIR, .pair = *a});
 }
 static int r_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
@@ -423,6 +430,7 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.free = r_free;
     recorder.op.rms_norm = r_rms_norm;
     recorder.op.norm_add = r_norm_add;
+    recorder.op.norm_pair = r_norm_pair;
     recorder.op.gate = r_gate;
     recorder.op.route = r_route;
     recorder.op.experts_gated = r_experts_gated;
