@@ -785,6 +785,7 @@ static void take_caches(void)
                  i >= 49 ? " and by layers" : "");
     }
     axis_size[CACHE] = n;
+    axis_size[DRAFTER] = 5; /* caches of the kinds behind them are alike */
 }
 
 #ifdef LOSSLESS_CUDA
