@@ -155,7 +155,7 @@ $(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
 	$(Q)install -m 755 $< $@
 
 # Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
-KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
+KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh kernels/cuda/attention/kv_codes.cuh
 KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
              kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
 # The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
@@ -424,6 +424,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/plans-hybrid=$(BUILD)/test/test_gpu --plans $(HYBRID) $(LOSSLESS_PROMPT)" \
     "gpu/stuck=$(BUILD)/test/mm_gpu stuck" "gpu/many=$(BUILD)/test/test_many" "gpu/limits=$(BUILD)/test/limits_gpu" \
     "gpu/memory=$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
+    "gpu/memory-dflash2=$(BUILD)/test/memory_gpu $(DENSE)/target-q4_k_m.gguf $(DENSE)/drafter-dflash2-q4_k_m.gguf" \
     "gpu/test_gpu-generic=$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
     "gpu/families=$(BUILD)/test/families_gpu" "gpu/families-generic=$(BUILD)/test/families_gpu --generic" \
     "gpu/experts=$(BUILD)/test/experts_gpu" "gpu/experts-generic=$(BUILD)/test/experts_gpu --generic" \

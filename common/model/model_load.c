@@ -9,6 +9,7 @@
 #include <string.h>
 #include "../base/io.h"
 #include "../base/mem.h"
+#include "../describe/dialect.h"
 #include "draft.h"
 
 struct loader {
@@ -248,8 +249,9 @@ static int load_field(struct loader *l, int i, const struct field *f)
 {
     struct model *m = l->m;
     const struct desc *d = m->d;
-    char name[64];
-    snprintf(name, sizeof name, "blk.%d.%s", d->first_block + i, f->name);
+    char name[64], spelled[64];
+    snprintf(spelled, sizeof spelled, "blk.%d.%s", d->first_block + i, f->name);
+    dialect_spelled(m->file, spelled, name, sizeof name);
     if (d->arch == DESC_DFLASH && f->at == AT(ffn_norm)) /* in some dialects the name of another norm */
         snprintf(name, sizeof name, "blk.%d.%s", i, d->ffn_norm_name);
     if (d->arch == DESC_DFLASH && f->at == AT(post_attn_norm)) return 0;
@@ -432,8 +434,10 @@ static int load_all(struct loader *l)
         if (load_heads(l)) return -1;
     }
     for (int i = 0; i < N_PARTS; i++) {
-        const struct gguf_tensor *t = gguf_tensor(m->file, parts[i].name);
-        if (t && load_weight(l, part_at(m, i), parts[i].use, parts[i].name)) return -1;
+        char name[64];
+        const struct gguf_tensor *t =
+            gguf_tensor(m->file, dialect_spelled(m->file, parts[i].name, name, sizeof name));
+        if (t && load_weight(l, part_at(m, i), parts[i].use, name)) return -1;
         if (t && parts[i].use & KN_USE_LINEAR) m->bytes_step += t->bytes;
     }
     for (int i = 0; i < m->d->n_layer; i++)
