@@ -18,8 +18,8 @@
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k, q2_k and wide (heads of
  * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
- * --untrained: the drafter's weights are random, and none of its proposals need be right: what is accepted
- * are look-ups' and rows of drawn plans.
+ * --untrained: the drafter's weights are random, it has no relatives, and none of its proposals need be
+ * right: what is accepted are look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
  * 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed.
  */
@@ -785,6 +785,7 @@ static void take_caches(void)
                  i >= 49 ? " and by layers" : "");
     }
     axis_size[CACHE] = n;
+    axis_size[DRAFTER] = 5; /* caches of the kinds behind them are alike */
 }
 
 #ifdef LOSSLESS_CUDA
@@ -815,7 +816,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[i], "--all"))
             all = true;
         else if (!strcmp(argv[i], "--untrained"))
-            untrained = true;
+            untrained = true, axis_size[DRAFTER] = 3;
         else if (!strcmp(argv[i], "--kv"))
             take_caches();
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)
