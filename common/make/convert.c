@@ -15,9 +15,9 @@
 #include "../base/mem.h"
 #include "../token/tokenizer.h"
 
-const struct conv_family *const conv_families[] = {&conv_qwen3,     &conv_qwen3moe, &conv_qwen35,
-                                                   &conv_qwen35moe, &conv_llama,    &conv_gemma4,
-                                                   &conv_dflash2,   &conv_dflash,   NULL};
+const struct conv_family *const conv_families[] = {
+    &conv_qwen3,  &conv_qwen3moe,  &conv_qwen35,  &conv_qwen35moe, &conv_llama,
+    &conv_gemma4, &conv_assistant, &conv_dflash2, &conv_dflash,    NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)
@@ -356,7 +356,7 @@ static int find_family(struct conv *c, struct err *e)
         if (!strcmp(conv_families[i]->hf, arch[0]) ||
             (conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]))) {
             c->fam = conv_families[i];
-            c->nested = strcmp(conv_families[i]->hf, arch[0]) != 0;
+            c->nested = conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]);
             return refuse_relative(c, e);
         }
     static const struct conv_relative strangers[] = {{"DSpark", "DSpark"},

@@ -42,7 +42,10 @@ enum conv_dim {
     DIM_CONV_PROJ, /* DFlash2: 2 * taps of the convolution * groups of channels */
     DIM_SELECT,    /* DFlash2: rank of the candidate selector */
     DIM_ONE,       /* 1 */
-    DIM_EMBD2,     /* MTP: 2 * width of the residual stream */
+    DIM_TARGET,    /* assistants: width of the target, and twice that */
+    DIM_TARGET2,
+    DIM_CLUSTERS, /* assistants: clusters of the vocabulary */
+    DIM_EMBD2,    /* MTP: 2 * width of the residual stream */
     DIM_COUNT,
 };
 
@@ -69,6 +72,7 @@ enum conv_dim {
 /* Of a block behind the others that predicts further tokens: a layer's number counts those, and in the output
  * those before too. Written where conv.n_mtp says so */
 #define CONV_MTP 0x4000u
+#define CONV_IDS 0x8000u /* integers in the source; int32 in the output, whatever the type */
 /* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what
  * the bits mean is its own). */
 #define CONV_KIND(mask) ((unsigned)(mask) << 16)
@@ -255,7 +259,7 @@ int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 int conv_put_norm_crc(struct conv *c, struct err *e);
 
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
-    conv_gemma4, conv_dflash, conv_dflash2;
+    conv_gemma4, conv_assistant, conv_dflash, conv_dflash2;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
 /* Where a drafter's config has its parts (hf_find_*). */

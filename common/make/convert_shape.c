@@ -272,8 +272,12 @@ static int check_shape(struct conv *c, const struct conv_rule *r, const struct s
     if (n != want)
         return err_set(e, ERR_FORMAT, "%s: %s has the wrong shape (expected %u dimension%s, got %u)",
                        c->label, s->name, want, want == 1 ? "" : "s", s->n_dims);
-    if (s->dtype == ST_I64 || s->dtype == ST_I32 || s->dtype == ST_I16 || s->dtype == ST_I8 ||
-        s->dtype == ST_U8 || s->dtype == ST_BOOL)
+    if (r->flags & CONV_IDS) {
+        if (s->dtype != ST_I64 && s->dtype != ST_I32)
+            return err_set(e, ERR_FORMAT, "%s: %s is of another type (expected I64 or I32, got %s)", c->label,
+                           s->name, st_dtype_name(s->dtype));
+    } else if (s->dtype == ST_I64 || s->dtype == ST_I32 || s->dtype == ST_I16 || s->dtype == ST_I8 ||
+               s->dtype == ST_U8 || s->dtype == ST_BOOL)
         return err_set(e, ERR_FORMAT, "%s: %s is of an integer type (expected floats, got %s)", c->label,
                        s->name, st_dtype_name(s->dtype));
     for (uint32_t i = 0; i < want; i++) {
@@ -396,7 +400,7 @@ static void set_shape(const struct conv *c, struct conv_tensor *t)
     t->n_dims = dims_of(t->rule);
     for (uint32_t i = 0; i < GGUF_MAX_DIMS; i++)
         t->ne[i] = i < t->n_dims ? c->dim[t->rule->dim[t->n_dims - 1 - i]] : 1;
-    bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP);
+    bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP | CONV_IDS);
     t->from = t->src && !changed ? source_type(t->src) : KN_F32;
 }
 
