@@ -65,6 +65,7 @@ enum kn_type {
     KN_NVFP4 = 40,
     KN_Q1_0 = 41,
     KN_Q2_0 = 42,
+    KN_TQ3_0 = 0x10000, /* of caches alone, no file's: forks number it as others number Q2_0 */
     KN_TYPE_NONE = 0xffffffff,
 };
 
@@ -148,27 +149,33 @@ struct kn_weight {
 
 /* The types of a layer's keys and of its values. They may differ, and a layer's from its neighbour's. */
 struct kn_kv_types {
-    uint32_t k, v; /* KN_F16, KN_BF16 or KN_F32 */
+    uint32_t k, v; /* KN_F16, KN_BF16, KN_F32, KN_Q8_0, KN_Q5_0, KN_Q4_0 or KN_TQ3_0 */
 };
 
 /* One layer's keys and values by absolute position. Where a position lies, how many bytes a row takes and
- * what a number of a type is are known to few: the functions below, kernels/cpu/kv*.h, and
- * kernels/cuda/attention/kv.cuh. All else asks them.
+ * what a number of a type is are known to few: the functions below, kernels/kv_rows.h, kernels/cpu/kv*.h, and
+ * kernels/cuda/attention/kv*.cuh. All else asks them.
  *
  * Today the positions lie in a ring of cap slots, a multiple of KN_KV_SPLIT. Whoever walks along positions
  * may rely on this alone: those of one split, [KN_KV_SPLIT * i, KN_KV_SPLIT * (i + 1)), lie side by side and
  * in order. A table of pages of KN_KV_SPLIT positions keeps that too.
  *
  * A row is a pure function of its token and its position: nothing in it is shared with other rows. k is
- * stored after its norm and rope. */
+ * stored after its norm and rope. A quantised side is stored rotated (kernels/kv_rows.h): rope_store rotates
+ * what it stores, attention its queries and its result, so that nobody else sees it. */
 struct kn_kv {
-    void *k, *v; /* [cap, n_head_kv, head_dim], each of its type */
+    void *k, *v; /* [cap] rows of n_head_kv heads of head_dim, each of its type */
     struct kn_kv_types type;
     int32_t cap, n_head_kv, head_dim;
 };
 
-#define KN_KV_TYPES "f16, bf16 or f32" /* that kn_kv_known knows, for messages */
+#define KN_KV_TYPES "f16, bf16, f32, q8_0, q5_0, q4_0 or tq3_0" /* that kn_kv_known knows, for messages */
 bool kn_kv_known(uint32_t type);
+bool kn_kv_coded(uint32_t type);          /* quantised, and rotated */
+const char *kn_kv_name(uint32_t type);    /* upper case; "an unknown number" */
+uint32_t kn_kv_by_name(const char *name); /* any case; KN_TYPE_NONE: no cache has it */
+/* What divides the head size: values that a type takes at once. */
+int32_t kn_kv_block(uint32_t type);
 /* 0; or KN_ETYPE or KN_EINVAL and why (size n): a type, a ring or heads that no backend takes. */
 int kn_kv_check(const struct kn_kv *kv, char *why, size_t n);
 /* The least cap that holds so many positions. */
@@ -183,6 +190,10 @@ size_t kn_kv_bytes(const struct kn_kv *kv, uint32_t type);
 int32_t kn_kv_slot(const struct kn_kv *kv, int32_t pos);
 /* How many positions from pos on, most at most, lie side by side. */
 int32_t kn_kv_run(const struct kn_kv *kv, int32_t pos, int32_t most);
+/* A row's numbers on the host, [n_head_kv, head_dim], as they were before they were stored: row to x, and x
+ * to row. */
+void kn_kv_get(const struct kn_kv *kv, bool values, const void *row, float *x);
+void kn_kv_put(const struct kn_kv *kv, bool values, const float *x, void *row);
 /* Once last is written: is from still there? */
 bool kn_kv_holds(const struct kn_kv *kv, int32_t from, int32_t last);
 
@@ -270,6 +281,90 @@ struct kn_pick {
     /* NULL, or [n]: log of the probability that the id picked had. Temperature 0: by the softmax of the row;
      * above: among what the filters keep, which adds up to 1. NaN where out is KN_PICK_NAN. */
     float *logp;
+};
+
+/* ---- drafters ---- */
+
+/* What stands between the products of a drafter's chain of picks (DSpark, Domino), number by number. x is
+ * what a product left; s is the sigmoid; every product and sum is rounded by itself. */
+enum kn_cell_kind {
+    KN_CELL_SILU, /* out = x s(x), 3 ulp */
+    KN_CELL_GATE, /* out = e s(x + bias) */
+    /* x + bias [3, width] is g, c, o: out = tanh(o), next = s(g) state + (1 - s(g)) tanh(c) */
+    KN_CELL_MARKOV,
+    /* x and h [3, width] are r, z, n: next = (1 - s(xz + hz)) tanh(xn + s(xr + hr) hn) + s(xz + hz) state */
+    KN_CELL_GRU,
+    KN_CELL_LOGP, /* out = log s(x + bias), with one bias for all */
+};
+struct kn_cell {
+    enum kn_cell_kind kind;
+    int32_t width;
+    const float *x;     /* [width], or [3, width] */
+    const float *h;     /* GRU: [3, width], made of state; NULL where state is */
+    const float *bias;  /* as x; LOGP: [1]. NULL: 0 */
+    const float *e;     /* GATE: [width] */
+    const float *state; /* MARKOV, GRU: [width]; NULL: zeros */
+    float *next;        /* [width]; may be state */
+    float *out;         /* [width]; may be x or e */
+};
+
+/* Rows of a block through a convolution along it, whose taps are made of the rows themselves: out[i, c] = sum
+ * over t ascending of (base[t, c] + dynamic[i, t, c / group]) * v[i - t, c], v = x or rms_norm(x; norm), rows
+ * before the first 0. A row's bits depend on it and on the rows before it in the call. */
+struct kn_conv {
+    const float *x;    /* [n, width] */
+    const float *norm; /* NULL, or [width] */
+    float eps;
+    const float *base; /* [taps, width] */
+    float *dynamic; /* [n, stride]: of every row so many values, [taps, width / group] of them from offset */
+    int64_t stride, offset;
+    float *out; /* [n, width]; apart from x and dynamic */
+    bool add;   /* out += */
+    int32_t n, width, group, taps;
+    const struct kn_weight *then; /* NULL, or the first of the matrices that norm_linear or norm_gated will
+                                     multiply out with next, without a norm: a device may prepare for it */
+};
+#define KN_CONV_TAPS 16 /* at most */
+
+/* The k largest logits of every row in descending order, of equals the lowest id first. A logit of -Inf is
+ * none: where there are fewer, ids KN_PICK_NAN, values -Inf. Of a row with a NaN or no finite maximum: ids
+ * KN_PICK_NAN, values NaN. */
+struct kn_top {
+    const float *logits; /* [n, n_vocab] */
+    int32_t n, n_vocab, k;
+    int32_t *ids;  /* [n, k] */
+    float *values; /* [n, k] */
+};
+#define KN_TOP_MOST 64 /* k at most */
+#define KN_EDGE_RANK 1024
+
+/* How well a candidate of a slot follows each of those of the slot before: scores[i, p, c] = values[i, c] +
+ * scale * sum over r of (before[b, r] * hidden[i, r]) * after[ids[i, c], r], b = ids[i - 1, p]. Slot 0 has
+ * one predecessor, *anchor: scores[0, 0, c]; the others of it are not written. NaN where the predecessor is
+ * none, -Inf where the candidate is. */
+struct kn_edges {
+    const int32_t *ids;                     /* [n, k] of op->top */
+    const float *values;                    /* [n, k] */
+    const int32_t *anchor;                  /* one id in device memory */
+    const float *hidden;                    /* [n, n_in of the tables] */
+    const struct kn_weight *before, *after; /* KN_USE_ROWS, of one shape [n_vocab, rank], rank at most
+                                               KN_EDGE_RANK */
+    float scale;
+    int32_t n, k;
+    float *scores; /* [n, k, k] */
+};
+
+/* A walk from slot to slot along scores: in each, the sampler's pick (docs/sampling.md) among the k
+ * candidates by scores[i, p, :] in place of logits, p the candidate picked in the slot before. Penalties are
+ * not looked at. Where a slot picks nothing (a NaN, no finite maximum) none behind it does. */
+struct kn_walk {
+    const int32_t *ids;  /* [n, k] */
+    const float *scores; /* [n, k, k]; of slot 0 the first k */
+    const int32_t *pos;  /* [n] as in kn_pick: the pick of slot i stands at pos[i] + 1 */
+    int32_t n, k;
+    struct kn_sampler sampler;
+    int32_t *out; /* [n] */
+    float *logp;  /* NULL, or [n], as in kn_pick */
 };
 
 /* Router of a mixture of experts. For every row: p = softmax over all n_expert logits; the n_used largest
@@ -497,10 +592,10 @@ struct kn_ops {
     int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                   bool add);
     /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= KN_MATRICES: one norm, several matrices of
-     * one n_in */
+     * one n_in. norm NULL: of x as it is */
     int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
                        const float *x, const float *norm, float eps, int32_t n);
-    /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm) */
+    /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm), or x where norm is NULL */
     int (*norm_gated)(struct kn_backend *, float *out, const struct kn_weight *gate,
                       const struct kn_weight *up, const float *x, const float *norm, float eps,
                       enum kn_act act, int32_t n);
@@ -549,6 +644,16 @@ struct kn_ops {
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*clusters)(struct kn_backend *, const struct kn_clusters *);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
+    int (*cell)(struct kn_backend *, const struct kn_cell *);
+    /* Logits of a reduced vocabulary among those of the whole: out[n, n_out] = x[i, from[v]], or -Inf where
+     * from[v] < 0; x [n, n_x], from [n_out] in device memory, below n_x. out may not be x. */
+    int (*spread)(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                  const int32_t *from, int32_t n);
+    /* Of drafters; n at most KN_CYCLE_ROWS rows. */
+    int (*conv)(struct kn_backend *, const struct kn_conv *);
+    int (*top)(struct kn_backend *, const struct kn_top *);
+    int (*edges)(struct kn_backend *, const struct kn_edges *);
+    int (*walk)(struct kn_backend *, const struct kn_walk *);
     /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
     int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
     /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes

@@ -313,7 +313,7 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
     if (read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
     if (r.d->arch != DESC_DFLASH && r.d->arch != DESC_GEMMA4_ASSISTANT)
         r.d->has_norm_crc = desc_norm_crc(g, &r.d->norm_crc);
-    if (!r.d->block_most) r.d->block_most = r.d->block_size;
+    if (!r.d->block_most) r.d->block_most = desc_cycle_rows(r.d);
     read_identity(&r);
     *out = r.d;
     r.d = NULL;
@@ -430,9 +430,15 @@ int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
             e, ERR_FORMAT,
             "drafter: hidden size (expected the target's %d, whose embedding and head it borrows, got %d)",
             t->n_embd, d->n_embd);
-    if (d->n_vocab && d->n_vocab != t->n_vocab)
-        return err_set(e, ERR_FORMAT, "drafter: vocabulary (expected the target's %d, got %d)", t->n_vocab,
-                       d->n_vocab);
+    if (d->n_vocab && d->n_vocab != t->n_vocab) {
+        err_set(e, ERR_FORMAT, "drafter: vocabulary (expected the target's %d, got %d)", t->n_vocab,
+                d->n_vocab);
+        return d->n_vocab < t->n_vocab && !d->n_vocab_draft ? err_hint(e, DESC_REDUCED_HINT) : -1;
+    }
+    if (d->n_vocab_draft && d->d2t_top >= t->n_vocab)
+        return err_set(e, ERR_FORMAT,
+                       "drafter: d2t names an id out of the target's vocabulary (expected 0 to %d, got %d)",
+                       t->n_vocab - 1, d->d2t_top);
     if (d->mask_id >= t->n_vocab)
         return err_set(e, ERR_FORMAT,
                        "drafter: mask id out of the target's vocabulary (expected 0 to %d, got %d)",

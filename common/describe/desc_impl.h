@@ -98,8 +98,11 @@ int desc_gemma4_agree(struct desc_reader *r, const char *name, size_t field, con
 const char *desc_piece_key(const char *key, const char *arch);
 /* Find the pieces: kind, pieces, n_vocab_draft; their tensors count as known. */
 int desc_pieces(struct desc_reader *r);
-/* Their keys and shapes, where the format is known (DFlash2, DSpark). After the sizes of the drafter. */
+/* Their keys and shapes, where the format is known (DFlash2, DSpark, Domino). After the sizes of the drafter.
+ */
 int desc_piece_shapes(struct desc_reader *r);
+/* desc_heads.c: those of what corrects a row's logits by the token before it, and of reduced vocabularies. */
+int desc_head_shapes(struct desc_reader *r);
 
 /* Sizes that tensors are spelled with, of a model or of one layer of it. */
 enum desc_size {

@@ -163,6 +163,7 @@ static int read_any(struct desc_reader *r, const char *const *known)
     d->apart = desc_mtp_apart(r->g, r->arch);
     d->dialect = "mtp";
     d->kind = "MTP";
+    d->first_row = 1;
     d->mask_id = 0;
     d->block_size = r->o && r->o->block_size ? r->o->block_size : USUAL_BLOCK;
     d->block_most = MOST_ROWS;

@@ -16,8 +16,9 @@
 #include "../token/tokenizer.h"
 
 const struct conv_family *const conv_families[] = {
-    &conv_qwen3,  &conv_qwen3moe,  &conv_qwen35,  &conv_qwen35moe, &conv_llama,
-    &conv_gemma4, &conv_assistant, &conv_dflash2, &conv_dflash,    NULL};
+    &conv_qwen3,   &conv_qwen3moe,  &conv_qwen35, &conv_qwen35moe,    &conv_llama,
+    &conv_gemma4,  &conv_assistant, &conv_dspark, &conv_dspark_forge, &conv_domino,
+    &conv_dflash2, &conv_dflash,    NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)
@@ -66,6 +67,20 @@ int conv_put_f32(struct conv *c, const char *key, double v, struct err *e)
     char full[128];
     snprintf(full, sizeof full, "%s.%s", conv_arch(c), key);
     return gguf_put_f32(c->w, full, (float)v, e);
+}
+
+int conv_put_bool(struct conv *c, const char *key, bool v, struct err *e)
+{
+    char full[128];
+    snprintf(full, sizeof full, "%s.%s", conv_arch(c), key);
+    return gguf_put_bool(c->w, full, v, e);
+}
+
+int conv_put_str(struct conv *c, const char *key, const char *v, struct err *e)
+{
+    char full[128];
+    snprintf(full, sizeof full, "%s.%s", conv_arch(c), key);
+    return gguf_put_str(c->w, full, v, strlen(v), e);
 }
 
 int conv_put_common(struct conv *c, struct err *e)
@@ -319,6 +334,16 @@ static int refuse_relative(struct conv *c, struct err *e)
     return 0;
 }
 
+/* Exporters name some relatives by the projector alone. */
+static const struct conv_family *by_projector(const struct conv *c, const struct conv_family *fam)
+{
+    const char *projector = fam->drafter ? hf_peek_str(c->cfg, "dflash_config.projector_type") : NULL;
+    for (int i = 0; projector && conv_families[i]; i++)
+        if (conv_families[i]->projector && !strcmp(conv_families[i]->projector, projector))
+            return conv_families[i];
+    return fam;
+}
+
 /* Without config.json: a drafter shows itself by a tensor that only it has. 1: none does. */
 static int family_from_tensors(struct conv *c)
 {
@@ -355,12 +380,15 @@ static int find_family(struct conv *c, struct err *e)
     for (int i = 0; conv_families[i]; i++)
         if (!strcmp(conv_families[i]->hf, arch[0]) ||
             (conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]))) {
-            c->fam = conv_families[i];
             c->nested = conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]);
+            c->fam = by_projector(c, conv_families[i]);
             return refuse_relative(c, e);
         }
-    static const struct conv_relative strangers[] = {{"DSpark", "DSpark"},
-                                                     {"Domino", "Domino"},
+    static const struct conv_relative strangers[] = {{"Gemma4DSpark", "DSpark (Gemma 4's blocks)"},
+                                                     {"Lfm2DSpark", "DSpark (LFM2's rotation)"},
+                                                     {"DSparkSpeculator", "DSpark (nested configs)"},
+                                                     {"DSpark", "DSpark (of this name)"},
+                                                     {"Domino", "Domino (of this name)"},
                                                      {"Eagle", "EAGLE"},
                                                      {"Assistant", "MTP assistant"},
                                                      {NULL, NULL}};

@@ -430,7 +430,7 @@ static const struct conv_rule assistant_rules[] = {
     {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
     {"rope_freqs", "rope_freqs.weight", {DIM_ROT}, CONV_MADE},
     {"masked_embedding.centroids.weight", "mtp.centroids.weight", {DIM_CLUSTERS, DIM_EMBD}, CONV_OPTIONAL},
-    {"masked_embedding.token_ordering", "mtp.token_ordering.weight", {DIM_VOCAB}, CONV_OPTIONAL | CONV_IDS},
+    {"masked_embedding.token_ordering", "mtp.token_ordering.weight", {DIM_VOCAB}, CONV_OPTIONAL | CONV_ORDER},
     {NULL, NULL, {DIM_NONE}, 0},
 };
 

@@ -272,12 +272,12 @@ static int check_shape(struct conv *c, const struct conv_rule *r, const struct s
     if (n != want)
         return err_set(e, ERR_FORMAT, "%s: %s has the wrong shape (expected %u dimension%s, got %u)",
                        c->label, s->name, want, want == 1 ? "" : "s", s->n_dims);
-    if (r->flags & CONV_IDS) {
-        if (s->dtype != ST_I64 && s->dtype != ST_I32)
-            return err_set(e, ERR_FORMAT, "%s: %s is of another type (expected I64 or I32, got %s)", c->label,
-                           s->name, st_dtype_name(s->dtype));
-    } else if (s->dtype == ST_I64 || s->dtype == ST_I32 || s->dtype == ST_I16 || s->dtype == ST_I8 ||
-               s->dtype == ST_U8 || s->dtype == ST_BOOL)
+    const bool whole = s->dtype == ST_I64 || s->dtype == ST_I32;
+    if (r->flags & (CONV_IDS | CONV_ORDER) && !whole)
+        return err_set(e, ERR_FORMAT, "%s: %s: wrong type (expected I64 or I32, got %s)", c->label, s->name,
+                       st_dtype_name(s->dtype));
+    if (!(r->flags & (CONV_IDS | CONV_ORDER)) &&
+        (whole || s->dtype == ST_I16 || s->dtype == ST_I8 || s->dtype == ST_U8 || s->dtype == ST_BOOL))
         return err_set(e, ERR_FORMAT, "%s: %s is of an integer type (expected floats, got %s)", c->label,
                        s->name, st_dtype_name(s->dtype));
     for (uint32_t i = 0; i < want; i++) {
@@ -400,13 +400,27 @@ static void set_shape(const struct conv *c, struct conv_tensor *t)
     t->n_dims = dims_of(t->rule);
     for (uint32_t i = 0; i < GGUF_MAX_DIMS; i++)
         t->ne[i] = i < t->n_dims ? c->dim[t->rule->dim[t->n_dims - 1 - i]] : 1;
-    bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP | CONV_IDS);
+    bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP | CONV_ORDER);
     t->from = t->src && !changed ? source_type(t->src) : KN_F32;
+    if (t->rule->flags & CONV_IDS) t->from = KN_I64;
+}
+
+/* An optional tensor is there where its sizes are given; a bias, where its matrix is. */
+static bool made_at_random(const struct conv *c, const struct conv_tensor *t)
+{
+    const size_t n = strlen(t->name), bias = strlen(".bias");
+    if (t->rule->flags & CONV_STORED) return false;
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        if (!t->ne[i]) return false;
+    if (n < bias || strcmp(t->name + n - bias, ".bias")) return true;
+    for (const struct conv_tensor *q = c->t; q < t; q++)
+        if (!strncmp(q->name, t->name, n - bias) && !strcmp(q->name + n - bias, ".weight")) return true;
+    return false;
 }
 
 static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, uint8_t *used, struct err *e)
 {
-    unsigned kinds = r->flags >> 16;
+    unsigned kinds = r->flags >> 17 & 0xffu;
     if (r->flags & CONV_MTP ? !c->n_mtp : c->mtp_alone) return 0;
     if (r->flags & CONV_ALT || (kinds && (layer < 0 || !(kinds & c->kind[layer])))) return 0;
     struct conv_tensor *t = &c->t[c->n_t++];
@@ -437,6 +451,10 @@ static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, 
         return 0;
     }
     set_shape(c, t);
+    if (!c->st && r->flags & CONV_OPTIONAL && !made_at_random(c, t)) {
+        c->n_t--;
+        return 0;
+    }
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->ne[i])
             return err_set(e, ERR_FORMAT, "%s: the size of %s is not known (dimension %u)", c->label, t->name,

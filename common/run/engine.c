@@ -94,7 +94,7 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
 
 int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
 {
-    return check_options(o, drafter ? drafter->block_most : 0, drafter ? drafter->block_size : 0, e);
+    return check_options(o, drafter ? drafter->block_most : 0, drafter ? desc_cycle_rows(drafter) : 0, e);
 }
 
 /* Can a source have what it wants? */

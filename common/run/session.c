@@ -22,9 +22,11 @@ static void *take(struct session *s, uint64_t count, size_t size)
     return p;
 }
 
-static int cache_failed(struct session *s, int layer, struct err *e)
+static int cache_failed(struct session *s, int layer, const struct kn_kv *kv, struct err *e)
 {
-    return model_no_memory(s->be, e, "cache of layer %d, %d positions: lower --ctx or -n", layer, s->o.ctx);
+    const double bytes = (double)kn_kv_bytes(kv, kv->type.k) + (double)kn_kv_bytes(kv, kv->type.v);
+    return model_no_memory(s->be, e, "cache of layer %d, %.2f GiB for %d positions: lower --ctx or -n", layer,
+                           bytes / (1024.0 * 1024 * 1024), s->o.ctx);
 }
 
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
@@ -36,6 +38,7 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
 {
     const struct desc *d = m->d;
     struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
+    char why[160];
     if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
     for (int i = 0; i < d->n_layer; i++) {
         const struct desc_layer *y = &d->layer[i];
@@ -46,14 +49,11 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
                                .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
                                .head_dim = y->head_dim};
-        if (!kn_kv_known(kv[i].type.k) || !kn_kv_known(kv[i].type.v))
-            return err_set(e, ERR_USAGE,
-                           "cache types of layer %d not supported (expected each to be " KN_KV_TYPES
-                           ", got numbers %" PRIu32 " and %" PRIu32 ")",
-                           i, kv[i].type.k, kv[i].type.v);
+        if (kn_kv_check(&kv[i], why, sizeof why))
+            return err_set(e, ERR_USAGE, "cache of layer %d: %s", i, why);
         kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
         kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
-        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, e);
+        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
         if (rc) return model_failed(m, "reserve", rc, e);
     }
@@ -82,7 +82,7 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
         y->s = take(s, n_v * (uint64_t)d->d_v * (uint64_t)d->d_k, sizeof *y->s);
         y->conv = take(s, (uint64_t)(d->n_conv - 1) * width, sizeof *y->conv);
         y->log = take(s, KN_DELTA_LOG * (width + 2 * n_v), sizeof *y->log);
-        if (!y->s || !y->conv || !y->log) return cache_failed(s, i, e);
+        if (!y->s || !y->conv || !y->log) return model_no_memory(s->be, e, "recurrent state of layer %d", i);
     }
     return 0;
 }
@@ -566,12 +566,13 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
     int32_t n = s->o.block;
     if (!s->source || !s->source->op->propose)
         return err_set(e, ERR_USAGE, "there is no drafter in this session (expected one to draft)");
+    const int32_t first = s->source->model ? s->source->model->d->first_row : 1, skip = all_rows ? 0 : first;
     session_use_sampler(s, &greedy);
     if (session_anchor_check(s, e)) return -1;
     if (session_turn(s, e) || session_place(s, &anchor, 1, e)) return -1;
     if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
-    s->logits_pos = s->n_past + !all_rows;
-    s->logits_rows = n - !all_rows;
+    s->logits_pos = s->n_past + skip;
+    s->logits_rows = n - 1 + first - skip;
     int rc = s->op->download(s->be, proposals, s->d->ids + 1, (size_t)(n - 1) * sizeof *proposals);
     if (rc) return model_failed(s->target, "proposals", rc, e);
     *usable = true;

@@ -49,7 +49,8 @@ struct session_options {
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
     const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
                                                               Borrowed: they outlive the session */
-    const struct session_synthetic *synthetic;             /* NULL: proposals are compared */
+    bool kv_convert;                           /* a state of other types is brought into these, not refused */
+    const struct session_synthetic *synthetic; /* NULL: proposals are compared */
     struct source *look; /* asked on the host beside the source, or alone: look-ups. Borrowed; NULL: none */
     bool check_layers;   /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
@@ -195,8 +196,8 @@ int session_commit(struct session *s, int32_t n, struct err *e);
 /* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...,
  * the likeliest tokens (those of cycles may be others: options.draft_greedy).
  * *usable false where the drafter's logits hold a NaN or no finite maximum. Commits nothing; overwrites
- * logits. all_rows: compute row 0 too, so that logits holds [block, n_vocab] (else rows 1 .. block-1 are at
- * logits). ERR_USAGE: there is no source that proposes by operations. */
+ * logits. all_rows: compute row 0 too where it proposes nothing, so that logits holds [rows of the block,
+ * n_vocab] (else those that propose). ERR_USAGE: there is no source that proposes by operations. */
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e);
 

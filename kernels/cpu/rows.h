@@ -34,24 +34,26 @@ static inline size_t cpu_attn_part(int32_t head_dim)
 {
     return (size_t)CPU_ATTN_ACC + (size_t)head_dim;
 }
-/* Floats of scratch that attn_group needs for a tile. */
+/* Floats of scratch that attn_group needs for a tile: weights, a partial result and the rotated query of each
+ * row; two tiles of 16 keys. */
 static inline size_t cpu_attn_scratch(int32_t n_rows, int32_t n_rep, int32_t head_dim)
 {
     size_t r = (size_t)n_rows * (size_t)n_rep;
-    return r * (KN_KV_SPLIT + cpu_attn_part(head_dim)) + 2 * 16 * (size_t)head_dim;
+    return r * (KN_KV_SPLIT + cpu_attn_part(head_dim) + (size_t)head_dim) + 2 * 16 * (size_t)head_dim;
 }
 
 struct cpu_rope {
-    float *k, *q;   /* one row: [n_head_kv, head_dim], [n_head, head_dim] or NULL */
+    float *k, *q;   /* of one row n_head_kv heads, [n_head_kv, head_dim]; [n_head, head_dim] or NULL */
     const float *v; /* may be k */
     bool v_norm;
     const float *q_norm, *k_norm;
     const float *table; /* [n_rot/2, 2] */
-    int32_t n_head, n_head_kv, head_dim, n_rot;
+    int32_t n_head, n_head_kv, n_rot;
     bool interleaved;
     float eps;
-    struct kn_kv_types type;
-    void *k_dst, *v_dst; /* the slot: [n_head_kv, head_dim] of these types */
+    const struct kn_kv *kv;
+    char *k_row, *v_row; /* of the position, all heads */
+    int32_t head;        /* that k and v begin with */
 };
 
 struct cpu_pick_work {
@@ -59,6 +61,17 @@ struct cpu_pick_work {
     float *block;   /* [n_vocab / 64 + 1] block maxima */
     uint64_t *heap; /* [n_vocab] candidates */
 };
+
+/* The same of the items that a call's rows are dealt out to (pick.c), in scratch_rows. */
+struct cpu_pick_room {
+    char *scratch;
+    int64_t n_vocab;
+    int items;
+};
+int cpu_pick_room(struct cpu_backend *be, const char *op, int32_t n, int64_t n_vocab,
+                  struct cpu_pick_room *r);
+struct cpu_pick_work cpu_pick_work(const struct cpu_pick_room *r, int64_t item);
+int cpu_check_sampler(struct cpu_backend *be, const char *op, const struct kn_sampler *s);
 
 /* A run of tokens of a gated delta net layer: one key head and the value heads k_head + j * n_k, first <= j <
  * end. */
@@ -89,6 +102,7 @@ struct cpu_rows {
     void (*gate)(float *x, const float *g, int64_t n, bool one);
     void (*scale)(float *x, int64_t n, float s);
     void (*softcap)(float *x, int64_t n, float cap);
+    void (*cell)(const struct kn_cell *);
     bool (*has_bad)(const float *x, int64_t n); /* a NaN or Inf among them */
     /* out[half, 2] = cos, sin of pos * freq[half], in double */
     void (*rope_table)(float *out, int32_t pos, const double *freq, int32_t half);
@@ -98,10 +112,15 @@ struct cpu_rows {
     void (*attn_group)(const struct cpu_attn_tile *, int64_t g, float *part, float *scratch);
     /* total = total then part, in order; an empty one (sum 0 and maximum -inf) changes nothing */
     void (*attn_merge)(float *total, const float *part, int32_t head_dim);
-    void (*attn_finish)(float *out, const float *total, int32_t head_dim);
+    void (*attn_finish)(const struct kn_kv *, float *out, const float *total);
     /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the
      * vocabulary */
     int32_t (*pick)(const struct kn_pick *, int32_t row, const struct cpu_pick_work *);
+    /* Of drafters: draft.inc.h */
+    void (*conv)(const struct kn_conv *, int32_t row, const float *scale);
+    void (*top)(const struct kn_top *, int32_t row, const struct cpu_pick_work *);
+    void (*edge)(float *scores, const float *values, const float *from, const float *after, int32_t k,
+                 int64_t rank, float scale);
     void (*delta)(const struct cpu_delta *);
     void (*route)(const struct kn_route *, int32_t row);
     /* out[n] = sum over j ascending of w[j] * r[j, lanes], or out += that sum; n <= lanes <= 16 */

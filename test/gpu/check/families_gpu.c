@@ -448,10 +448,10 @@ static void check_refusals(void)
 /* Which forms of the delta nets and of the products around them have run. */
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, CUDA_DELTA_FEW,
-                                           CUDA_DELTA_ONE};
+    static const enum cuda_form forms[] = {CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, CUDA_DELTA_FEW, CUDA_DELTA_ONE,
+                                           CUDA_DELTA_CHUNKS};
     char text[400];
-    const bool ok = forms_are(gpu, CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, forms, cuda_is_early(gpu) ? 4 : 2,
+    const bool ok = forms_are(gpu, CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, forms, cuda_is_early(gpu) ? 5 : 2,
                               text, sizeof text);
     verdict(ok, "forms: %s", text);
 }

@@ -6,6 +6,7 @@
 #include "../model/family_fixture.h"
 
 #include "../model/recorder.h"
+#include "../often.h"
 #include "../streams.h"
 
 #include "../../../common/run/cycle.h"
@@ -403,7 +404,7 @@ static void test_plans(void **state)
             run_planned(t, NULL, sampler, 0, NULL, 0, &plain);
             run_planned(t, &x, sampler, 0, NULL, 1, &ref);
             same(&plain, &ref, false);
-            for (uint32_t i = 0; i < 120; i++) {
+            for (uint32_t i = 0; i < OFTEN(120); i++) {
                 struct draw draw = {.x = i * 2654435761u + 7, .most = BLOCK};
                 const struct planner p = draw_planner(&draw);
                 struct script k = {.source = {.op = &script_ops, .rows = BLOCK},
