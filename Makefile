@@ -413,7 +413,7 @@ SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-s
 FUZZ_SECONDS ?= 60
 FUZZ_CC      ?= clang
 FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
-FUZZ_SRC     := $(COMMON_SRC) kernels/kv.c $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
+FUZZ_SRC     := $(COMMON_SRC) kernels/kv.c kernels/noise.c $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
 FUZZ_OBJ     := $(FUZZ_SRC:%.c=build-fuzz/obj/%.o)
 FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanitize=address,undefined \
                 -fno-sanitize-recover=all -DTOK_CACHE=16 -DMAX_VOCAB=512

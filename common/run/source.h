@@ -80,6 +80,7 @@ struct source {
     int32_t rows;        /* a block: the anchor and as many proposals as it can make, 2 .. SESSION_MAX_ROWS */
     int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
     struct source_needs needs;
+    bool tree; /* propose leaves candidates too, where options.tree asks for them (session_candidates) */
 };
 
 /* source_dflash.c: a DFlash drafter. */

@@ -95,7 +95,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                  .logp = s->d->logp};
     if (dflash_block(m, s->target, &p, e) || session_run_head(s, m, skip, n - skip, e)) return -1;
     const int rc = s->op->pick(s->be, &pick);
-    return rc ? model_failed(m, "pick", rc, e) : 0;
+    return rc ? model_failed(m, "pick", rc, e) : session_candidates(s, pick.logits, pick.n, e);
 }
 
 static int save(struct session *s, struct snap_writer *w, struct err *e)
@@ -129,5 +129,6 @@ struct source source_dflash(struct model *drafter)
                            .model = drafter,
                            .rows = drafter->d->block_size,
                            .mask = drafter->d->mask_id,
-                           .needs = {.tapped = drafter->d}};
+                           .needs = {.tapped = drafter->d},
+                           .tree = true};
 }

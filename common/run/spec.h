@@ -22,6 +22,9 @@ struct spec_options {
     int32_t n_stops;
     int32_t width;  /* verify rows a cycle at most, 1 .. block, with look-ups 1 .. their rows; 0:
                        the block, and their rows of theirs */
+    int32_t tree;   /* 0, or proposals of a tree that every cycle verifies in place of width rows: up to the
+                       session's options.tree */
+    bool tree_seed; /* it begins with the chain */
     bool look_only; /* where there are look-ups, the source proposes nothing */
     const struct planner *planner; /* NULL: every cycle drafts and verifies width rows, or those of a look-up
                                       as planner_looks chooses */

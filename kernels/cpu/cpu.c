@@ -194,6 +194,10 @@ static const struct kn_ops cpu_ops = {
     .offer = cpu_offer,
     .keep = cpu_keep,
     .accept = cpu_accept,
+    .walk = cpu_walk,
+    .settle = cpu_settle,
+    .gather = cpu_gather,
+    .top = cpu_top,
     .await = cpu_await,
 };
 

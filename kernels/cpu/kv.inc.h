@@ -92,3 +92,15 @@ static const float *kv_stage(const struct kv_split *s, bool values, int32_t j, f
         return (const float *)at;
     }
 }
+
+/* One head's keys (or values) at a position as floats, to [head_dim]. */
+static inline void kv_load(const struct kn_kv *kv, bool values, int32_t pos, int32_t head, float *to)
+{
+    const uint32_t type = values ? kv->type.v : kv->type.k;
+    const char *at = cpu_kv_head(kv, values, pos, head);
+    if (type == KN_F32) memcpy(to, at, (size_t)kv->head_dim * sizeof *to);
+    for (int32_t i = 0; type == KN_F16 && i < kv->head_dim; i += 16)
+        v_store(to + i, v_load_f16((const uint16_t *)at + i));
+    for (int32_t i = 0; type == KN_BF16 && i < kv->head_dim; i += 16)
+        v_store(to + i, v_load_bf16((const uint16_t *)at + i));
+}

@@ -63,20 +63,35 @@ static int check(struct cpu_backend *be, const struct kn_pick *p)
 struct pick_job {
     const struct cpu_rows *rows;
     const struct kn_pick *p;
+    const struct kn_top *t; /* or this */
+    int32_t n_vocab;
     char *scratch;
     size_t per; /* bytes of scratch an item */
     int items;
     atomic_int outside; /* a row whose history holds what is no token; -1: none */
 };
 
+static struct cpu_pick_work work_of(const struct pick_job *j, int64_t item)
+{
+    char *at = j->scratch + (size_t)item * j->per;
+    const size_t v = (size_t)j->n_vocab, logits = round64(v * sizeof(float)),
+                 block = round64((v / 64 + 1) * sizeof(float));
+    return (struct cpu_pick_work){
+        .logits = (float *)at, .block = (float *)(at + logits), .heap = (uint64_t *)(at + logits + block)};
+}
+
+static void top_rows(void *ctx, int64_t item, int thread)
+{
+    const struct pick_job *j = ctx;
+    const struct cpu_pick_work w = work_of(j, item);
+    (void)thread;
+    for (int32_t i = (int32_t)item; i < j->t->n; i += j->items) j->rows->top(j->t, i, &w);
+}
+
 static void pick_rows(void *ctx, int64_t item, int thread)
 {
     struct pick_job *j = ctx;
-    char *at = j->scratch + (size_t)item * j->per;
-    size_t v = (size_t)j->p->n_vocab;
-    struct cpu_pick_work w = {.logits = (float *)at};
-    w.block = (float *)(at + round64(v * sizeof(float)));
-    w.heap = (uint64_t *)(at + round64(v * sizeof(float)) + round64((v / 64 + 1) * sizeof(float)));
+    const struct cpu_pick_work w = work_of(j, item);
     (void)thread;
     for (int32_t i = (int32_t)item; i < j->p->n; i += j->items) {
         int32_t id = j->rows->pick(j->p, i, &w);
@@ -85,17 +100,44 @@ static void pick_rows(void *ctx, int64_t item, int thread)
     }
 }
 
+static int make_job(struct cpu_backend *be, const char *what, int32_t n, int32_t n_vocab,
+                    struct pick_job *job)
+{
+    const size_t need = cpu_pick_scratch(be, n, n_vocab);
+    if (need > be->scratch_rows_bytes)
+        return cpu_fail(be, KN_EINVAL, "%s: %d rows of %d logits want %zu bytes of scratch, %zu are reserved",
+                        what, n, n_vocab, need, be->scratch_rows_bytes);
+    *job = (struct pick_job){.rows = be->isa->rows,
+                             .n_vocab = n_vocab,
+                             .scratch = be->scratch_rows,
+                             .per = thread_bytes(n_vocab),
+                             .items = pick_items(be, n)};
+    return 0;
+}
+
+int cpu_top(struct kn_backend *kb, const struct kn_top *t)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    struct pick_job job;
+    if (t->n < 1 || t->n_vocab < 1 || t->k < 1 || t->k > KN_TOP || t->k > t->n_vocab)
+        return cpu_fail(be, KN_EINVAL, "top: %d of %d logits in %d rows (expected 1 to %d of them)", t->k,
+                        t->n_vocab, t->n, KN_TOP);
+    const int rc = make_job(be, "top", t->n, t->n_vocab, &job);
+    if (rc) return rc;
+    job.t = t;
+    pool_run(be->pool, job.items, top_rows, &job);
+    return 0;
+}
+
 int cpu_pick(struct kn_backend *kb, const struct kn_pick *p)
 {
     struct cpu_backend *be = cpu_of(kb);
+    struct pick_job job;
     int rc = check(be, p);
+    if (rc == 0) rc = make_job(be, "pick", p->n, p->n_vocab, &job);
     if (rc) return rc;
-    size_t per = thread_bytes(p->n_vocab), need = cpu_pick_scratch(be, p->n, p->n_vocab);
-    if (need > be->scratch_rows_bytes)
-        return cpu_fail(be, KN_EINVAL,
-                        "pick: %d rows of %d logits want %zu bytes of scratch, %zu are reserved", p->n,
-                        p->n_vocab, need, be->scratch_rows_bytes);
-    struct pick_job job = {be->isa->rows, p, be->scratch_rows, per, pick_items(be, p->n), -1};
+    job.p = p;
+    atomic_init(&job.outside, -1);
     pool_run(be->pool, job.items, pick_rows, &job);
     const int32_t outside = atomic_load(&job.outside);
     if (outside >= 0)

@@ -24,7 +24,10 @@ struct cpu_attn_tile {
     float scale;
     const struct kn_kv *kv;
     int32_t kv_head;
-    const int32_t *lo, *hi; /* [n_rows] row i sees the keys at positions lo[i] <= p < hi[i] */
+    const int32_t *lo, *hi;     /* [n_rows] row i sees the keys at positions lo[i] <= p < hi[i] */
+    const struct kn_tree *tree; /* NULL, or row i is row + i of a tree, whose own keys are in tail */
+    const struct kn_kv *tail;
+    int32_t row;
 };
 
 /* Floats a query row's partial result takes: the maximum, the sum, and the weighted values (from CPU_ATTN_ACC
@@ -71,8 +74,9 @@ struct cpu_delta {
     const float *const *in;                  /* [n_conv - 1 + n_tokens] rows of the convolution's input */
     const float *const *alpha, *const *beta; /* [n_tokens] rows of n_v */
     int32_t n_tokens, replay;                /* the first of them are replayed: they have no output */
-    int32_t advance; /* the committed state takes this many of them: none, replay, or all */
-    int32_t row;     /* of out and z: that of the first token with output */
+    int32_t advance;     /* the committed state takes this many of them: none, replay, or all */
+    int32_t row;         /* of out and z: that of the first token with output */
+    const uint8_t *rows; /* or NULL; else of token t with output, in place of row: rows[t - replay] */
     int32_t k_head, first, end;
     float *scratch; /* [CPU_DELTA_FLOATS] of this thread */
 };
@@ -102,6 +106,7 @@ struct cpu_rows {
     /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the
      * vocabulary */
     int32_t (*pick)(const struct kn_pick *, int32_t row, const struct cpu_pick_work *);
+    void (*top)(const struct kn_top *, int32_t row, const struct cpu_pick_work *);
     void (*delta)(const struct cpu_delta *);
     void (*route)(const struct kn_route *, int32_t row);
     /* out[n] = sum over j ascending of w[j] * r[j, lanes], or out += that sum; n <= lanes <= 16 */

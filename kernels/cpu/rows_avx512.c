@@ -25,6 +25,7 @@ const struct cpu_rows cpu_rows_avx512 = {
     .attn_merge = rows_attn_merge,
     .attn_finish = rows_attn_finish,
     .pick = rows_pick,
+    .top = rows_top,
     .delta = rows_delta,
     .route = rows_route,
     .weigh = rows_weigh,

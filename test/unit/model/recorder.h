@@ -35,7 +35,11 @@ struct recorder_call {
         R_EXPERTS_GATED,
         R_EXPERTS_DOWN,
         R_DELTA,
-        R_SOFTCAP
+        R_SOFTCAP,
+        R_WALK,
+        R_SETTLE,
+        R_GATHER,
+        R_TOP
     } op;
     void *out, *outs[KN_MATRICES];
     const void *a, *b, *c, *w[KN_MATRICES];
@@ -48,6 +52,8 @@ struct recorder_call {
     struct kn_accept accept;
     struct kn_route route;
     struct kn_delta delta;
+    struct kn_walk walk;
+    struct kn_top top;
 };
 struct recording {
     int n;
@@ -119,6 +125,10 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
         return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
     case R_DELTA: return op->delta(be, &c->delta);
     case R_SOFTCAP: return op->softcap(be, c->out, c->n, c->f);
+    case R_WALK: return op->walk(be, &c->walk);
+    case R_SETTLE: return op->settle(be, c->a);
+    case R_GATHER: return op->gather(be, c->out, c->a, c->b, n, c->i);
+    case R_TOP: return op->top(be, &c->top);
     }
     return KN_EINVAL;
 }
@@ -291,6 +301,24 @@ static int r_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_SOFTCAP, .out = x, .n = count, .f = cap});
 }
+static int r_walk(struct kn_backend *be, const struct kn_walk *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_WALK, .walk = *a});
+}
+static int r_settle(struct kn_backend *be, const struct kn_settle *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_SETTLE, .a = a}); /* the list is the session's */
+}
+static int r_gather(struct kn_backend *be, float *dst, const float *src, const int32_t *rows, int32_t n,
+                    int64_t width)
+{
+    return recorder_do(
+        be, &(struct recorder_call){.op = R_GATHER, .out = dst, .a = src, .b = rows, .n = n, .i = width});
+}
+static int r_top(struct kn_backend *be, const struct kn_top *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_TOP, .top = *a});
+}
 static int r_await(struct kn_backend *be, const uint32_t *number, uint32_t want)
 {
     while (*number != want && recorder.queued) {
@@ -386,6 +414,10 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.experts_down = r_experts_down;
     recorder.op.delta = r_delta;
     recorder.op.softcap = r_softcap;
+    recorder.op.walk = r_walk;
+    recorder.op.settle = r_settle;
+    recorder.op.gather = r_gather;
+    recorder.op.top = r_top;
     recorder.op.record_begin = r_begin;
     recorder.op.record_end = r_end;
     recorder.op.replay = r_replay;
