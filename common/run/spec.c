@@ -127,6 +127,7 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     const bool fault = s->o.check_layers && s->fault.pos - c->pos < *kept;
     const int32_t good = fault ? s->fault.pos - c->pos : *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
     if ((c->drafted || s->o.look) && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
+    if (c->tree) st->tree_cycles++, st->tree_rows += c->rows;
     if (look && good == *kept) st->look_cycles++, st->look_accepted += *kept - 1;
     int64_t before = st->generated;
     if (good && write_out(s, o, st, c->picks, c->path, good, ended, e)) return -1;
