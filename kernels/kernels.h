@@ -237,14 +237,14 @@ struct kn_tree {
     int32_t n_leaves;                           /* rows that none stands behind, */
     int32_t leaf[KN_CYCLE_ROWS];                /* rising */
     uint8_t path[KN_CYCLE_ROWS][KN_CYCLE_ROWS]; /* [r][i]: the row of r's path at pos[0] + i; behind r: r */
-    /* The host writes what is above, op->walk what is below. */
+    /* The host writes what is above, op->follow what is below. */
     int32_t stays[KN_CYCLE_ROWS];    /* the rows that stay, a path from row 0 on; behind them 0 */
     int32_t stay_ids[KN_CYCLE_ROWS]; /* their ids */
 };
 
-/* Walk from row 0: the row that stands behind the present one and whose id its pick equals is next. *kept
- * becomes the number of rows walked, tree->stays and stay_ids which. */
-struct kn_walk {
+/* From row 0 on: the row that stands behind the present one and whose id its pick equals is next. *kept
+ * becomes the number of rows on the way, tree->stays and stay_ids which. */
+struct kn_follow {
     struct kn_tree *tree;
     const int32_t *picks; /* [n] */
     int32_t n, *kept;
@@ -264,21 +264,10 @@ struct kn_settle {
         *next; /* NULL, or another layer's of the same tree: the call takes the whole list */
 };
 
-/* The likeliest ids of each row, by logit, ties by id, and the logs of their probabilities by the softmax of
- * the row. A row with a NaN or no finite maximum has KN_PICK_NAN and NaN in all places; one with fewer finite
- * logits than k in the last ones. */
-struct kn_top {
-    const float *logits; /* [n, n_vocab] */
-    int32_t n, n_vocab;
-    int32_t k;    /* 1 .. KN_TOP, and n_vocab */
-    int32_t *ids; /* [n, k] */
-    float *logp;  /* [n, k] */
-};
-
-/* The same for the host, in memory that host and device share. */
+/* Candidates of an offer's places, for the host, in memory that host and device share. */
 struct kn_candidates {
-    int32_t ids[(KN_CYCLE_ROWS - 1) * KN_TOP]; /* [n - 1, k] of the offer's */
-    float logp[(KN_CYCLE_ROWS - 1) * KN_TOP];
+    int32_t ids[(KN_CYCLE_ROWS - 1) * KN_TOP]; /* [n - 1, top] as op->top left them */
+    float values[(KN_CYCLE_ROWS - 1) * KN_TOP];
 };
 
 /* The noise of sampling (docs/sampling.md): what is added to the log-probability of an id whose pick stands
@@ -342,6 +331,67 @@ struct kn_pick {
     /* NULL, or [n]: log of the probability that the id picked had. Temperature 0: by the softmax of the row;
      * above: among what the filters keep, which adds up to 1. NaN where out is KN_PICK_NAN. */
     float *logp;
+};
+
+/* ---- drafters ---- */
+
+/* Rows of a block through a convolution along it, whose taps are made of the rows themselves: out[i, c] = sum
+ * over t ascending of (base[t, c] + dynamic[i, t, c / group]) * v[i - t, c], v = x or rms_norm(x; norm), rows
+ * before the first 0. A row's bits depend on it and on the rows before it in the call. */
+struct kn_conv {
+    const float *x;    /* [n, width] */
+    const float *norm; /* NULL, or [width] */
+    float eps;
+    const float *base; /* [taps, width] */
+    float *dynamic; /* [n, stride]: of every row so many values, [taps, width / group] of them from offset */
+    int64_t stride, offset;
+    float *out; /* [n, width]; apart from x and dynamic */
+    bool add;   /* out += */
+    int32_t n, width, group, taps;
+    const struct kn_weight *then; /* NULL, or the first of the matrices that norm_linear or norm_gated will
+                                     multiply out with next, without a norm: a device may prepare for it */
+};
+#define KN_CONV_TAPS 16 /* at most */
+
+/* The k largest logits of every row in descending order, of equals the lowest id first. A logit of -Inf is
+ * none: where there are fewer, ids KN_PICK_NAN, values -Inf. Of a row with a NaN or no finite maximum: ids
+ * KN_PICK_NAN, values NaN. */
+struct kn_top {
+    const float *logits; /* [n, n_vocab] */
+    int32_t n, n_vocab, k;
+    int32_t *ids;  /* [n, k] */
+    float *values; /* [n, k] */
+};
+#define KN_TOP_MOST 64 /* k at most */
+#define KN_EDGE_RANK 1024
+
+/* How well a candidate of a slot follows each of those of the slot before: scores[i, p, c] = values[i, c] +
+ * scale * sum over r of (before[b, r] * hidden[i, r]) * after[ids[i, c], r], b = ids[i - 1, p]. Slot 0 has
+ * one predecessor, *anchor: scores[0, 0, c]; the others of it are not written. NaN where the predecessor is
+ * none, -Inf where the candidate is. */
+struct kn_edges {
+    const int32_t *ids;                     /* [n, k] of op->top */
+    const float *values;                    /* [n, k] */
+    const int32_t *anchor;                  /* one id in device memory */
+    const float *hidden;                    /* [n, n_in of the tables] */
+    const struct kn_weight *before, *after; /* KN_USE_ROWS, of one shape [n_vocab, rank], rank at most
+                                               KN_EDGE_RANK */
+    float scale;
+    int32_t n, k;
+    float *scores; /* [n, k, k] */
+};
+
+/* A walk from slot to slot along scores: in each, the sampler's pick (docs/sampling.md) among the k
+ * candidates by scores[i, p, :] in place of logits, p the candidate picked in the slot before. Penalties are
+ * not looked at. Where a slot picks nothing (a NaN, no finite maximum) none behind it does. */
+struct kn_walk {
+    const int32_t *ids;  /* [n, k] */
+    const float *scores; /* [n, k, k]; of slot 0 the first k */
+    const int32_t *pos;  /* [n] as in kn_pick: the pick of slot i stands at pos[i] + 1 */
+    int32_t n, k;
+    struct kn_sampler sampler;
+    int32_t *out; /* [n] */
+    float *logp;  /* NULL, or [n], as in kn_pick */
 };
 
 /* Router of a mixture of experts. For every row: p = softmax over all n_expert logits; the n_used largest
@@ -449,7 +499,7 @@ struct kn_offering {
     int32_t n_offers;
     /* NULL, or candidates too (op->top): [n - 1, top], to candidates [n_offers]. */
     const int32_t *top_ids;
-    const float *top_logp;
+    const float *top_values;
     int32_t top;
     struct kn_candidates *candidates;
 };
@@ -489,7 +539,7 @@ struct kn_accept {
     /* For benchmarks. NULL, or [..] by row 0's position: so many proposals count as equal to the picks before
      * them, whatever stands in either. */
     const int32_t *equal;
-    /* NULL, or the rows were a tree's, its walk is done and kept says how many stay: ids is then written
+    /* NULL, or the rows were a tree's, op->follow is done and kept says how many stay: ids is then written
      * alone.
      */
     const struct kn_tree *tree;
@@ -554,10 +604,10 @@ struct kn_ops {
     int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                   bool add);
     /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= KN_MATRICES: one norm, several matrices of
-     * one n_in */
+     * one n_in. norm NULL: of x as it is */
     int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
                        const float *x, const float *norm, float eps, int32_t n);
-    /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm) */
+    /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm), or x where norm is NULL */
     int (*norm_gated)(struct kn_backend *, float *out, const struct kn_weight *gate,
                       const struct kn_weight *up, const float *x, const float *norm, float eps,
                       enum kn_act act, int32_t n);
@@ -604,6 +654,11 @@ struct kn_ops {
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
+    /* Of drafters; n at most KN_CYCLE_ROWS rows. */
+    int (*conv)(struct kn_backend *, const struct kn_conv *);
+    int (*top)(struct kn_backend *, const struct kn_top *);
+    int (*edges)(struct kn_backend *, const struct kn_edges *);
+    int (*walk)(struct kn_backend *, const struct kn_walk *);
     /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
     int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
     /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes
@@ -625,13 +680,12 @@ struct kn_ops {
     int (*keep)(struct kn_backend *, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
                 int64_t width);
     int (*accept)(struct kn_backend *, const struct kn_accept *);
-    /* Trees. walk is NULL where a backend runs none; then the four are. */
-    int (*walk)(struct kn_backend *, const struct kn_walk *);
+    /* Trees. follow is NULL where a backend runs none; then the three are. */
+    int (*follow)(struct kn_backend *, const struct kn_follow *);
     int (*settle)(struct kn_backend *, const struct kn_settle *);
     /* dst[i] = src[rows[i]], rows of width values; rows in device memory */
     int (*gather)(struct kn_backend *, float *dst, const float *src, const int32_t *rows, int32_t n,
                   int64_t width);
-    int (*top)(struct kn_backend *, const struct kn_top *);
     /* Waits until *number (shared, of a kn_offer or a kn_result) is want. */
     int (*await)(struct kn_backend *, const uint32_t *number, uint32_t want);
     /* Recording. Between record_begin and record_end operations are kept, not run; replay then runs them all.

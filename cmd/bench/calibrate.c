@@ -222,7 +222,7 @@ static int write_head(struct learnt *l, int32_t slots, struct err *e)
 
 static int run(struct learnt *l, struct err *e)
 {
-    const int32_t slots = (o.block ? o.block : o.m.drafter->d->block_size) - 1;
+    const int32_t slots = (o.block ? o.block : desc_cycle_rows(o.m.drafter->d)) - 1;
     int rc = write_head(l, slots, e);
     for (int i = 0; i < cli.n_args && rc == 0; i++) {
         struct gathered g;

@@ -266,6 +266,32 @@ static int t_pick(struct kn_backend *be, const struct kn_pick *a)
     return done(k, k->inner->pick(be, a), "pick", 0, "[%d]", a->n_vocab);
 }
 
+static int t_conv(struct kn_backend *be, const struct kn_conv *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->conv(be, a), "conv", 0, "%d taps of [%d]%s%s", a->taps, a->width,
+                a->norm ? ", normed" : "", a->add ? ", added" : "");
+}
+
+static int t_top(struct kn_backend *be, const struct kn_top *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->top(be, a), "top", 0, "%d of [%d]", a->k, a->n_vocab);
+}
+
+static int t_edges(struct kn_backend *be, const struct kn_edges *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->edges(be, a), "edges", 0, "%d x %d, rank %lld", a->k, a->k,
+                (long long)a->before->n_in);
+}
+
+static int t_walk(struct kn_backend *be, const struct kn_walk *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->walk(be, a), "walk", 0, "%d", a->k);
+}
+
 /* ---- passes ---- */
 
 int watch_begin(struct watch *k)
@@ -348,6 +374,10 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->gate_linear) t->gate_linear = t_gate_linear;
     if (in->softcap) t->softcap = t_softcap;
     t->pick = t_pick;
+    if (t->conv) t->conv = t_conv;
+    if (t->top) t->top = t_top;
+    if (t->edges) t->edges = t_edges;
+    if (t->walk) t->walk = t_walk;
     if (in->replay) {
         t->record_begin = t_record_begin;
         t->record_end = t_record_end;

@@ -217,7 +217,7 @@ static int make_options(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
     int64_t prompt = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt;
-    int32_t block = d ? (set.block ? set.block : d->block_size) : 1;
+    int32_t block = d ? (set.block ? set.block : desc_cycle_rows(d)) : 1;
     int64_t need = prompt + set.n + block;
     u->o = (struct session_options){.ctx = set.ctx,
                                     .chunk = set.chunk ? set.chunk : u->info.chunk,
@@ -249,7 +249,7 @@ static int make_options(struct run *u, struct err *e)
 static int rest_of_context(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
-    const int32_t block = d ? set.block ? set.block : d->block_size : 1;
+    const int32_t block = d ? set.block ? set.block : desc_cycle_rows(d) : 1;
     const int64_t ctx = set.ctx ? set.ctx : t->n_ctx_train,
                   used = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + block;
     if (set.n >= 0) return 0;

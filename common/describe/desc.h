@@ -76,6 +76,8 @@ struct desc {
     int32_t n_conv;             /* taps of the short convolution */
     /* drafters */
     int32_t block_size, mask_id;
+    int32_t first_row; /* of a block, that proposes the token behind the anchor: 1, or 0 where the anchor's
+                          own row does */
     int32_t n_taps,
         taps[DESC_MAX_TAPS]; /* zero-based blocks whose output is tapped, in the order of fc's columns */
     int32_t n_features;      /* width of fc's input = n_taps * the target's n_embd */
@@ -84,9 +86,10 @@ struct desc {
     bool causal_inferred;    /* layer[].causal stands neither in the file nor in a flag */
     /* The file has attention.causal, which does not count in its dialect, and some layer is not as it says */
     bool causal_ignored;
-    /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...), which can be described and not be run;
-     * then the keys and tensors that show it. */
+    /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...); whether it is of a kind that is run
+     * (common/model/draft.h), with no piece of another; then the keys and tensors that show it. */
     const char *kind;
+    bool runs;
     char pieces[512];                  /* "" where it is a plain DFlash drafter */
     int32_t conv_kernel, conv_group;   /* DFlash2, else 0 */
     int32_t selector_rank, selector_k; /* DFlash2, else 0 */
@@ -95,6 +98,7 @@ struct desc {
     /* Where has_*; else the target's own. Targets always have a scale. */
     bool has_embedding_scale, has_softcap;
     float embedding_scale, softcap;
+    float logit_scale; /* drafters: of the logits, before the cap */
     /* What a rule of the format decided because the file is silent, a sentence each, for -v; "" if nothing */
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */
@@ -171,6 +175,11 @@ void desc_tell(const struct desc *d, const char *flag,
 const struct desc_layer *desc_attention(const struct desc *d);
 /* The architectures that are read, for messages: "qwen3, ... or dflash". */
 const char *desc_arch_names(void);
+/* Rows of a verify at most: the anchor and all that a block of a drafter proposes. */
+static inline int32_t desc_cycle_rows(const struct desc *d)
+{
+    return d->block_size + 1 - d->first_row;
+}
 /* Values that a token leaves in a delta net layer before the split: 2 n_k d_k + n_v d_v. */
 static inline int32_t desc_delta_width(const struct desc *d)
 {

@@ -106,11 +106,11 @@ static void see_dialect(struct doctor *p)
              textf("the drafter's architecture %s names another family than the target's %s", d->arch_name,
                    t->arch_name),
              "a drafter goes with the model that it was trained beside");
-    if (d->pieces[0])
+    if (!d->runs)
         misfit(p, "kind", textf("a %s drafter, which cannot be run here", d->kind),
                textf("a plain DFlash drafter"), textf("%s", d->pieces), NULL);
     else
-        ok(p, "kind", textf("a DFlash drafter of %d layers", d->n_layer));
+        ok(p, "kind", textf("a %s drafter of %d layers", d->kind, d->n_layer));
     if (*d->inferred) note(p, "inferred", textf("%s", d->inferred), NULL);
 }
 

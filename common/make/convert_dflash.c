@@ -76,8 +76,6 @@ static const struct hf_rule config[] = {
     {"hidden_act", "[\"silu\"]"},
     {"mlp_bias", "[false]"},
     {"model_type", "[\"qwen3\", \"dflash\"]"}, /* another backbone orders its norms and rope differently */
-    {"output_multiplier", "[1]"},
-    {"dflash_config.output_multiplier", "[1]"},
     {"partial_rotary_factor", "[1]"},
     {"tie_word_embeddings", NULL},                    /* a drafter has neither embedding nor head */
     {"dflash_config.projector_type", "[\"dflash\"]"}, /* Domino and DSpark exports name theirs here */
@@ -130,6 +128,8 @@ static const char *const scale_paths[] = {"dflash_config.input_embedding_scale",
                                           NULL};
 static const char *const softcap_paths[] = {"dflash_config.final_logit_softcapping",
                                             "final_logit_softcapping", NULL};
+
+static const char *const multiplier_paths[] = {"dflash_config.output_multiplier", "output_multiplier", NULL};
 
 static const char *const kernel_paths[] = {"dflash_config.conv_kernel_size", "conv_kernel_size", NULL};
 static const char *const group_paths[] = {"dflash_config.conv_group_size", "conv_group_size", NULL};
@@ -384,6 +384,22 @@ static int put_attention(struct conv *c, struct err *e)
                           GGUF_BOOL, pattern, (uint64_t)c->n_layer, e);
 }
 
+/* output_multiplier, on the draft logits before the softcap: 1 where the config has none. */
+static int put_multiplier(struct conv *c, struct err *e)
+{
+    double v = 1;
+    const char *where = NULL;
+    int r = c->cfg ? hf_find_f64(c->cfg, multiplier_paths, &v, &where, e) : 1;
+    if (r < 0) return -1;
+    if (!(v > 1e-6 && v < 1e6))
+        return err_set(e, ERR_FORMAT, "%s: %s is out of range (expected a positive number, got %.9g)",
+                       hf_config_name(c->cfg), where, v);
+    c->d.has_multiplier = v != 1;
+    if (v == 1) return 0;
+    conv_say(c, CONVERT_DETAIL, "scale of the draft logits: %.9g (%s)", v, where);
+    return conv_put_f32(c, "logit_scale", v, e);
+}
+
 /* input_embedding_scale and the softcap: written where the config has them, else they are the target's. */
 static int put_scales(struct conv *c, struct err *e)
 {
@@ -406,7 +422,7 @@ static int put_scales(struct conv *c, struct err *e)
     c->d.has_softcap = r == 0;
     if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e)) return -1;
     if (r == 1) conv_say(c, CONVERT_DETAIL, "softcap: the target's own (no final_logit_softcapping)");
-    return 0;
+    return put_multiplier(c, e);
 }
 
 /* Everything that names a size of the target, against each other. */
@@ -522,6 +538,7 @@ static int finish(struct conv *c, struct err *e)
                                     .layer = layer,
                                     .has_scale = d->has_scale,
                                     .has_softcap = d->has_softcap,
+                                    .has_multiplier = d->has_multiplier,
                                     .tokenizer = d->tokenizer || !c->dialect->tokenizer || !c->o->dialect,
                                     .rms_eps = c->rms_eps};
     int rc = 0;

@@ -163,7 +163,7 @@ struct conv_drafter {
     int64_t block_size, mask_id, window;
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
     int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
-    bool has_scale, has_softcap;
+    bool has_scale, has_softcap, has_multiplier;
     bool tokenizer; /* in the file */
 };
 

@@ -36,7 +36,10 @@ struct model_layer {
     struct kn_weight qkv, z, alpha, beta; /* [width, n_embd], [n_v*d_v, n_embd], [n_v, n_embd] x2 */
     struct kn_weight ssm_out;             /* [n_embd, n_v*d_v] */
     float *conv, *a, *dt, *ssm_norm;      /* [width, n_conv], [n_v] x2, [d_v] */
-    float out_scale;                      /* layer_output_scale on the whole residual stream; 1 if absent */
+    float *conv_base[2]; /* DFlash2, around attention and around the feed-forward: [2, taps, n_embd],
+                            before it and behind it */
+    struct kn_weight conv_proj[2]; /* [2 * taps * n_embd / group, n_embd] */
+    float out_scale;               /* layer_output_scale on the whole residual stream; 1 if absent */
 };
 
 struct model {
@@ -44,14 +47,18 @@ struct model {
     struct desc *d;
     struct gguf *file;
     const struct model_family *family; /* NULL: a drafter */
+    const struct draft_kind *kind;     /* draft.h; NULL: a target */
     struct kn_weight embed;  /* [n_vocab, n_embd]; rows, and linear where tied. Drafters: usually absent */
     struct kn_weight output; /* [n_vocab, n_embd]; absent where tied, and usually in drafters */
-    const struct kn_weight *head;      /* &output or &embed; drafters: NULL where the target's is borrowed */
-    float *output_norm;                /* [n_embd] */
-    struct kn_weight fc;               /* drafters: [n_embd, n_features] */
-    float *hidden_norm;                /* drafters: [n_embd] */
-    double *rope_freq[DESC_MAX_ROPES]; /* [n_rot/2] device: what desc_rope says */
-    struct model_layer *layer;         /* [n_layer] */
+    const struct kn_weight *head; /* &output or &embed; drafters: NULL where the target's is borrowed */
+    float *output_norm;           /* [n_embd], times desc.logit_scale */
+    struct kn_weight fc;          /* drafters: [n_embd, n_features] */
+    float *hidden_norm;           /* drafters: [n_embd] */
+    struct {
+        struct kn_weight hidden, before, after; /* [rank, n_embd], [n_vocab, rank] x2 (rows) */
+    } selector;                                 /* DFlash2 */
+    double *rope_freq[DESC_MAX_ROPES];          /* [n_rot/2] device: what desc_rope says */
+    struct model_layer *layer;                  /* [n_layer] */
     struct model_matrix {
         const struct kn_weight *w;
         const char *name;
@@ -99,6 +106,12 @@ struct work {
     float *expert_ff;            /* [rows, n_expert_used, n_ff_exp]; the same */
     float *shared;               /* [rows, 1] gate of the shared expert */
     float *qkv, *z, *alpha, *beta; /* [rows, width], [rows, n_v * d_v], [rows, n_v] x2 */
+    /* Of blocks, KN_CYCLE_ROWS rows at most. DFlash2: */
+    float *conv;                     /* [, n_embd] a branch's input, then its output */
+    float *dynamic;                  /* [, 2 * taps * n_embd / group] of its convolutions */
+    float *selector;                 /* [, rank] */
+    int32_t *candidates;             /* [, k] */
+    float *candidate_logits, *edges; /* [, k], [, k, k] */
 };
 
 /* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
@@ -198,14 +211,17 @@ int qwen35_replay(const struct model *m, const struct pass *p);
  * unused. */
 int dflash_context(const struct model *m, const struct pass *p, struct err *e);
 int64_t dflash_context_width(const struct desc *d); /* values a row in w->context */
-/* dflash.c: one block. ids = [anchor, mask...]; target lends its embedding. Leaves the residual stream in
- * w->x. */
+/* dflash.c: one block, through the layers of the drafter's kind. ids = [anchor, mask...]; target lends its
+ * embedding. Leaves the residual stream in w->x. */
 int dflash_block(const struct model *m, const struct model *target, const struct pass *p, struct err *e);
 
 /* logits[n, n_vocab] = head(rms_norm(x; output_norm)) of rows x[n, n_embd], softcapped where the model says
  * so. A drafter without a head of its own borrows target's; target is m itself for a target. */
 int model_logits(const struct model *m, const struct model *target, const float *x, int32_t n, float *logits,
                  struct err *e);
+/* The same, and out[n, n_out of w] = w rms_norm(x; output_norm) beside them. w NULL: without. */
+int model_logits_beside(const struct model *m, const struct model *target, const float *x, int32_t n,
+                        float *logits, const struct kn_weight *w, float *out, struct err *e);
 /* Turn the failure of an operation into an error naming the model and the operation; returns -1. */
 int model_failed(const struct model *m, const char *what, int rc, struct err *e);
 /* op->alloc (or alloc_shared) has just failed: ERR_IO where memory is the host's, ERR_DEVICE with the

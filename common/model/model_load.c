@@ -9,7 +9,7 @@
 #include <string.h>
 #include "../base/io.h"
 #include "../base/mem.h"
-#include "model.h"
+#include "draft.h"
 
 struct loader {
     struct model *m;
@@ -66,8 +66,29 @@ static const struct field fields[] = {
     {"ssm_a", AT(a), VECTOR},
     {"ssm_dt.bias", AT(dt), VECTOR},
     {"ssm_norm.weight", AT(ssm_norm), VECTOR},
+    {"attn_conv_base", AT(conv_base[0]), VECTOR},
+    {"ffn_conv_base", AT(conv_base[1]), VECTOR},
+    {"attn_conv_proj.weight", AT(conv_proj[0]), LINEAR},
+    {"ffn_conv_proj.weight", AT(conv_proj[1]), LINEAR},
 };
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
+
+/* Matrices of a drafter that are no layer's. */
+static const struct {
+    const char *name;
+    size_t at; /* in struct model */
+    unsigned use;
+} parts[] = {
+    {"selector_hidden.weight", offsetof(struct model, selector.hidden), KN_USE_LINEAR},
+    {"selector_predecessor.weight", offsetof(struct model, selector.before), KN_USE_ROWS},
+    {"selector_successor.weight", offsetof(struct model, selector.after), KN_USE_ROWS},
+};
+enum { N_PARTS = sizeof parts / sizeof parts[0] };
+
+static struct kn_weight *part_at(struct model *m, int i)
+{
+    return (struct kn_weight *)(void *)((char *)m + parts[i].at);
+}
 
 static struct kn_weight *weight_at(struct model_layer *y, const struct field *f)
 {
@@ -318,7 +339,8 @@ static int load_ends(struct loader *l)
     m->head = has_head ? &m->output : m->d->tied_head ? &m->embed : NULL;
     if (m->head)
         m->bytes_step += gguf_tensor(m->file, has_head ? "output.weight" : "token_embd.weight")->bytes;
-    return load_vector(l, &m->output_norm, "output_norm.weight");
+    return load_scaled(l, &m->output_norm, "output_norm.weight",
+                       m->d->arch == DESC_DFLASH ? m->d->logit_scale : 1);
 }
 
 static int load_all(struct loader *l)
@@ -331,6 +353,11 @@ static int load_all(struct loader *l)
         if (load_weight(l, &m->fc, KN_USE_LINEAR, m->d->fc_name)) return -1;
         if (load_vector(l, &m->hidden_norm, m->d->hidden_norm_name)) return -1;
         m->bytes_step += gguf_tensor(m->file, m->d->fc_name)->bytes;
+    }
+    for (int i = 0; i < N_PARTS; i++) {
+        const struct gguf_tensor *t = gguf_tensor(m->file, parts[i].name);
+        if (t && load_weight(l, part_at(m, i), parts[i].use, parts[i].name)) return -1;
+        if (t && parts[i].use & KN_USE_LINEAR) m->bytes_step += t->bytes;
     }
     for (int i = 0; i < m->d->n_layer; i++)
         if (load_layer(l, i)) return -1;
@@ -363,6 +390,26 @@ static int check_delta(struct loader *l)
     return l->op->delta ? 0 : unsupported(l, "the delta nets", "delta");
 }
 
+static int check_dflash2(struct loader *l)
+{
+    const struct desc *d = l->m->d;
+    const struct kn_ops *op = l->op;
+    const struct {
+        const char *key;
+        int32_t found, most;
+    } limits[] = {{"conv_kernel_size", d->conv_kernel, KN_CONV_TAPS},
+                  {"selector_rank", d->selector_rank, KN_EDGE_RANK},
+                  {"selector_top_k", d->selector_k, KN_TOP_MOST}};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
+        if (limits[i].found > limits[i].most)
+            return err_set(l->e, ERR_FORMAT, "key '%s.%s': is not supported (expected at most %d, got %d)",
+                           d->arch_name, limits[i].key, limits[i].most, limits[i].found);
+    if (!op->conv) return unsupported(l, "the convolutions", "conv");
+    if (!op->top) return unsupported(l, "the candidates", "top");
+    if (!op->edges) return unsupported(l, "the candidates", "edges");
+    return op->walk ? 0 : unsupported(l, "the candidates", "walk");
+}
+
 static int check_backend(struct loader *l)
 {
     const struct desc *d = l->m->d;
@@ -387,6 +434,10 @@ static int check_backend(struct loader *l)
     if (d->arch != DESC_DFLASH && !l->m->family)
         return err_set(l->e, ERR_FORMAT, "architecture %s: its forward pass is not implemented",
                        d->arch_name);
+    if (d->conv_kernel && check_dflash2(l)) return -1;
+    l->m->kind = draft_kind_of(d);
+    if (d->arch == DESC_DFLASH && !l->m->kind)
+        return err_set(l->e, ERR_FORMAT, "a %s drafter: its proposals are not implemented", d->kind);
     return 0;
 }
 
@@ -471,6 +522,7 @@ void model_free(struct model *m)
     op->weight_free(m->be, &m->embed);
     op->weight_free(m->be, &m->output);
     op->weight_free(m->be, &m->fc);
+    for (int i = 0; i < N_PARTS; i++) op->weight_free(m->be, part_at(m, i));
     op->free(m->be, m->output_norm);
     op->free(m->be, m->hidden_norm);
     for (int i = 0; i < DESC_MAX_ROPES; i++) op->free(m->be, m->rope_freq[i]);

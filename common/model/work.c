@@ -11,7 +11,7 @@ static int64_t most(int64_t a, int64_t b)
 /* Values a row, of each buffer; 0: not needed. */
 struct widths {
     int64_t x, y, q, g, k, fused, context, attn, ff, rope[DESC_MAX_ROPES], draft_rope, router, used,
-        expert_ff, shared, qkv, z, n_v;
+        expert_ff, shared, qkv, z, n_v, conv, dynamic, selector, candidates, edges;
     int64_t n_head, head_dim, features;
 };
 
@@ -47,6 +47,12 @@ static void widen(struct widths *w, const struct desc *d)
     if (d->n_ff_shexp) w->shared = 1;
     w->features = most(w->features, d->n_features);
     if (drafts) w->context = dflash_context_width(d), w->fused = d->n_embd;
+    if (!d->conv_kernel) return;
+    w->conv = d->n_embd;
+    w->dynamic = 2 * (int64_t)d->conv_kernel * (d->n_embd / d->conv_group);
+    w->selector = d->selector_rank;
+    w->candidates = d->selector_k;
+    w->edges = (int64_t)d->selector_k * d->selector_k;
 }
 
 int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
@@ -61,6 +67,14 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
         void *at; /* a pointer to 32-bit values */
         int64_t width;
     } all[] = {
+        /* of blocks alone */
+        {&w->conv, n.conv},
+        {&w->dynamic, n.dynamic},
+        {&w->selector, n.selector},
+        {&w->candidates, n.candidates},
+        {&w->candidate_logits, n.candidates},
+        {&w->edges, n.edges},
+        /* of every pass */
         {&w->x, n.x},
         {&w->y, n.y},
         {&w->y2, n.y},
@@ -85,15 +99,18 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
         {&w->rope[1], n.rope[1]},
         {&w->draft_rope, n.draft_rope},
     };
+    enum { OF_BLOCKS = 6 };
     int64_t widest = n.features;
     w->rows = rows;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        size_t size = (size_t)rows * (size_t)all[i].width * 4;
+        const int32_t n_rows = i < OF_BLOCKS && rows > KN_CYCLE_ROWS ? KN_CYCLE_ROWS : rows;
+        size_t size = (size_t)n_rows * (size_t)all[i].width * 4;
         void *p = size ? op->alloc(be, size) : NULL;
         if (size && !p) return model_no_memory(be, e, "activations of %d rows: lower --chunk", rows);
         memcpy(all[i].at, &p, sizeof p);
         *bytes += size;
-        if (all[i].at != (void *)&w->context) widest = most(widest, all[i].width); /* never an input */
+        if (i >= OF_BLOCKS && all[i].at != (void *)&w->context)
+            widest = most(widest, all[i].width); /* never an input */
     }
     int rc = op->reserve(be, rows, widest, target->d->n_vocab, (int32_t)n.n_head, (int32_t)n.head_dim);
     return rc ? model_failed(target, "reserve", rc, e) : 0;
@@ -101,10 +118,12 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
 
 void work_free(struct work *w, struct kn_backend *be)
 {
-    void *all[] = {w->x,         w->y,       w->y2,      w->q,      w->g,         w->k,
-                   w->v,         w->attn,    w->ff,      w->router, w->expert,    w->expert_w,
-                   w->expert_ff, w->shared,  w->qkv,     w->z,      w->alpha,     w->beta,
-                   w->rope[0],   w->rope[1], w->context, w->fused,  w->draft_rope};
+    void *all[] = {
+        w->x,     w->y,          w->y2,     w->q,       w->g,        w->k,          w->v,
+        w->attn,  w->ff,         w->router, w->expert,  w->expert_w, w->expert_ff,  w->shared,
+        w->qkv,   w->z,          w->alpha,  w->beta,    w->rope[0],  w->rope[1],    w->context,
+        w->fused, w->draft_rope, w->conv,   w->dynamic, w->selector, w->candidates, w->candidate_logits,
+        w->edges};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kn_op(be)->free(be, all[i]);
     *w = (struct work){0};
 }

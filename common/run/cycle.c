@@ -173,7 +173,7 @@ static struct plan_offer offer_told(struct session *s, struct session_started *b
     struct plan_offer p = {.pos = pos, .n_look = b->n_look, .match = b->match};
     if (o) p.n_draft = o->usable ? s->o.block - 1 : 0, p.logp = o->logp;
     const struct session_synthetic *x = s->o.synthetic;
-    if (o && s->tree) p.top = session_ranked(s, b)->of.logp, p.n_top = s->n_top;
+    if (o && s->tree) p.top = session_ranked(s, b)->of.values, p.n_top = s->n_top;
     if (o && x) p.logp = x->logp + (int64_t)(pos < x->n ? pos : x->n - 1) * x->slots;
     while (p.agree < p.n_draft && p.agree < p.n_look && o->ids[1 + p.agree] == b->ids[1 + p.agree]) p.agree++;
     return p;

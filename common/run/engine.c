@@ -99,7 +99,7 @@ static int check_options(struct session_options *o, int32_t most, struct err *e)
 
 int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
 {
-    return check_options(o, drafter ? drafter->block_size : 0, e);
+    return check_options(o, drafter ? desc_cycle_rows(drafter) : 0, e);
 }
 
 /* Can a source have what it wants? */
@@ -133,7 +133,7 @@ static int check_look(const struct source *source, const struct source *x, struc
 static int check_tree(const struct engine *g, struct err *e)
 {
     if (!g->o.tree) return 0;
-    if (!g->op->walk)
+    if (!g->op->follow)
         return err_set(e, ERR_USAGE, "%s: runs no trees of proposals (expected cpu)", g->op->name);
     if (!g->source || !g->source->tree)
         return err_set(e, ERR_USAGE,

@@ -46,7 +46,7 @@ static int offer_part(struct session *s, struct err *e)
                                          .offers = s->offers,
                                          .n_offers = SESSION_RESULTS,
                                          .top_ids = s->top_ids,
-                                         .top_logp = s->top_logp,
+                                         .top_values = s->top_values,
                                          .top = s->n_top,
                                          .candidates = s->candidates};
     if (stamp(s, 0, e) || s->source->op->propose(s, false, e)) return -1;

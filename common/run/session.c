@@ -548,11 +548,12 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
     int32_t n = s->o.block;
     if (!s->source || !s->source->op->propose)
         return err_set(e, ERR_USAGE, "there is no drafter in this session (expected one to draft)");
+    const int32_t first = s->source->model ? s->source->model->d->first_row : 1, skip = all_rows ? 0 : first;
     session_use_sampler(s, &greedy);
     if (session_turn(s, e) || session_place(s, &anchor, 1, e)) return -1;
     if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
-    s->logits_pos = s->n_past + !all_rows;
-    s->logits_rows = n - !all_rows;
+    s->logits_pos = s->n_past + skip;
+    s->logits_rows = n - 1 + first - skip;
     int rc = s->op->download(s->be, proposals, s->d->ids + 1, (size_t)(n - 1) * sizeof *proposals);
     if (rc) return model_failed(s->target, "proposals", rc, e);
     *usable = true;

@@ -134,7 +134,7 @@ struct session {
     struct kn_settle *settle;         /* [target n_layer] a list: what becomes of those that stay */
     int32_t n_top;                    /* candidates a place */
     int32_t *top_ids;                 /* device [block - 1, n_top] what the source proposes from */
-    float *top_logp;                  /* the same */
+    float *top_values;                /* the same: logits */
     struct kn_candidates *candidates; /* shared [SESSION_RESULTS], of the offers */
     struct session_ranked *ranked;    /* host [SESSION_RESULTS] the same, as planners see them */
 
@@ -217,8 +217,8 @@ int session_commit_path(struct session *s, int32_t row, struct err *e);
 /* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...,
  * the likeliest tokens (those of cycles may be others: options.draft_greedy).
  * *usable false where the drafter's logits hold a NaN or no finite maximum. Commits nothing; overwrites
- * logits. all_rows: compute row 0 too, so that logits holds [block, n_vocab] (else rows 1 .. block-1 are at
- * logits). ERR_USAGE: there is no source that proposes by operations. */
+ * logits. all_rows: compute row 0 too where it proposes nothing, so that logits holds [rows of the block,
+ * n_vocab] (else those that propose). ERR_USAGE: there is no source that proposes by operations. */
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e);
 

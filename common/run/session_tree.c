@@ -52,9 +52,9 @@ int session_tree_new(struct session *s, struct err *e)
     if (!s->tail || !s->settle || !s->ranked) return err_set(e, ERR_IO, "out of memory (a tree's rows)");
     s->tree = take(s, 1, sizeof *s->tree);
     s->top_ids = take(s, slots * (uint64_t)s->n_top, sizeof *s->top_ids);
-    s->top_logp = take(s, slots * (uint64_t)s->n_top, sizeof *s->top_logp);
+    s->top_values = take(s, slots * (uint64_t)s->n_top, sizeof *s->top_values);
     s->candidates = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->candidates);
-    bool there = s->tree && s->top_ids && s->top_logp && s->candidates;
+    bool there = s->tree && s->top_ids && s->top_values && s->candidates;
     for (int i = 0; i < d->n_layer && there; i++) {
         there = d->layer[i].recurrent || new_tail(s, &s->kv[i], &s->tail[i]) == 0;
         settle_layer(s, i);
@@ -64,7 +64,7 @@ int session_tree_new(struct session *s, struct err *e)
 
 void session_tree_free(struct session *s)
 {
-    void *device[] = {s->tree, s->top_ids, s->top_logp};
+    void *device[] = {s->tree, s->top_ids, s->top_values};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     s->op->free_shared(s->be, s->candidates);
     session_free_caches(s, s->target, s->tail);
@@ -103,8 +103,8 @@ struct session_rows session_tree_kept(struct session *s, int32_t n)
 
 int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
 {
-    const struct kn_walk w = {.tree = s->tree, .picks = s->d->picks, .n = n, .kept = &s->d->pending};
-    int rc = walk ? s->op->walk(s->be, &w) : 0;
+    const struct kn_follow w = {.tree = s->tree, .picks = s->d->picks, .n = n, .kept = &s->d->pending};
+    int rc = walk ? s->op->follow(s->be, &w) : 0;
     if (rc == 0) rc = s->op->settle(s->be, s->settle);
     if (rc == 0 && s->kept)
         rc = s->op->gather(s->be, s->kept, s->g->features, s->tree->stays,
@@ -170,7 +170,7 @@ int session_candidates(struct session *s, const float *logits, int32_t n, struct
                                .n_vocab = s->target->d->n_vocab,
                                .k = s->n_top,
                                .ids = s->top_ids,
-                               .logp = s->top_logp};
+                               .values = s->top_values};
     if (!s->tree) return 0;
     const int rc = s->op->top(s->be, &top);
     return rc ? model_failed(s->target, "candidates", rc, e) : 0;
@@ -181,8 +181,7 @@ static void proposal_first(int32_t *ids, float *logp, int32_t k, int32_t id, flo
 {
     int32_t at = 0;
     while (at < k - 1 && ids[at] != id) at++;
-    if (ids[at] != id) logp[at] = id_logp;
-    const float p = logp[at];
+    const float p = ids[at] == id ? logp[at] : id_logp;
     memmove(ids + 1, ids, (size_t)at * sizeof *ids);
     memmove(logp + 1, logp, (size_t)at * sizeof *logp);
     ids[0] = id;
@@ -220,6 +219,16 @@ static void couple(const struct session *s, int32_t pos, int32_t *ids, float *lo
     for (int32_t i = 0; i < s->n_top; i++) logp[i] = (float)(score[i] - score[0] - log(sum));
 }
 
+/* Of logits, falling, the logs of the probabilities; first: of the first, or NaN: then among the candidates.
+ */
+static void likely(float *logits, int32_t k, float first)
+{
+    double sum = 0, top = (double)logits[0];
+    for (int32_t i = 0; i < k; i++) sum += exp((double)logits[i] - top);
+    const double log_first = first <= 0 ? (double)first : -log(sum);
+    for (int32_t i = 0; i < k; i++) logits[i] = (float)((double)logits[i] - top + log_first);
+}
+
 struct session_ranked *session_ranked(struct session *s, struct session_started *b)
 {
     const uint32_t at = (b->offer - 1) % SESSION_RESULTS;
@@ -230,8 +239,11 @@ struct session_ranked *session_ranked(struct session *s, struct session_started 
     c->of = s->candidates[at];
     for (int32_t j = 0; o->usable && j < s->o.block - 1; j++) {
         int32_t *ids = c->of.ids + (int64_t)j * s->n_top;
-        float *logp = c->of.logp + (int64_t)j * s->n_top;
-        if (s->sampler.temp > 0 && !s->o.draft_greedy) couple(s, o->pos + 1 + j, ids, logp);
+        float *logp = c->of.values + (int64_t)j * s->n_top;
+        if (s->sampler.temp > 0 && !s->o.draft_greedy)
+            couple(s, o->pos + 1 + j, ids, logp);
+        else
+            likely(logp, s->n_top, o->logp[j]);
         proposal_first(ids, logp, s->n_top, o->ids[1 + j], o->logp[j]);
     }
     return c;

@@ -64,7 +64,8 @@ struct source_ops {
     int (*context)(struct session *s, const struct session_rows *r, struct err *e);
     /* Proposals for the places behind the anchor, source.rows - 1, into the cursor's ids from 1 on; one that
      * is none is KN_PICK_NAN. Their log-probabilities into the cursor's logp. Operations alone. all_rows:
-     * leave logits of row 0 too, so that they are [rows, n_vocab]. NULL: look is there. */
+     * leave logits of row 0 too where it proposes nothing, so that they are those of all rows of the block.
+     * NULL: look is there. */
     int (*propose)(struct session *s, bool all_rows, struct err *e);
     /* The same on the host: fills in ids, found and match. */
     int (*look)(struct session *s, struct source_look *l, struct err *e);

@@ -186,6 +186,10 @@ static const struct kn_ops cpu_ops = {
     .delta = cpu_delta,
     .softcap = cpu_softcap,
     .pick = cpu_pick,
+    .conv = cpu_conv,
+    .top = cpu_top,
+    .edges = cpu_edges,
+    .walk = cpu_walk,
     .find_bad = cpu_find_bad,
     .alloc_shared = cpu_alloc_shared,
     .free_shared = cpu_free_shared,
@@ -194,10 +198,9 @@ static const struct kn_ops cpu_ops = {
     .offer = cpu_offer,
     .keep = cpu_keep,
     .accept = cpu_accept,
-    .walk = cpu_walk,
+    .follow = cpu_follow,
     .settle = cpu_settle,
     .gather = cpu_gather,
-    .top = cpu_top,
     .await = cpu_await,
 };
 

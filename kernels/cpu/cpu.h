@@ -78,6 +78,12 @@ int cpu_check_kv(struct cpu_backend *, const char *op, const struct kn_kv *);
 size_t cpu_attention_scratch(const struct cpu_backend *, int32_t n, int32_t n_head, int32_t head_dim);
 size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
 
+/* draft.c */
+int cpu_conv(struct kn_backend *, const struct kn_conv *);
+int cpu_top(struct kn_backend *, const struct kn_top *);
+int cpu_edges(struct kn_backend *, const struct kn_edges *);
+int cpu_walk(struct kn_backend *, const struct kn_walk *);
+
 /* delta.c */
 int cpu_delta(struct kn_backend *, const struct kn_delta *);
 size_t cpu_delta_scratch(const struct cpu_backend *);
@@ -91,11 +97,10 @@ int cpu_offer(struct kn_backend *, const struct kn_offering *);
 int cpu_keep(struct kn_backend *, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
              int64_t width);
 int cpu_accept(struct kn_backend *, const struct kn_accept *);
-int cpu_walk(struct kn_backend *, const struct kn_walk *);
+int cpu_follow(struct kn_backend *, const struct kn_follow *);
 int cpu_settle(struct kn_backend *, const struct kn_settle *);
 int cpu_gather(struct kn_backend *, float *dst, const float *src, const int32_t *rows, int32_t n,
                int64_t width);
-int cpu_top(struct kn_backend *, const struct kn_top *);
 int cpu_await(struct kn_backend *, const uint32_t *number, uint32_t want);
 
 /* mm.c */

@@ -60,7 +60,7 @@ int cpu_offer(struct kn_backend *kb, const struct kn_offering *a)
         struct kn_candidates *c = &a->candidates[*a->number % (uint32_t)a->n_offers];
         const size_t count = (size_t)(a->n - 1) * (size_t)a->top;
         memcpy(c->ids, a->top_ids, count * sizeof *c->ids);
-        memcpy(c->logp, a->top_logp, count * sizeof *c->logp);
+        memcpy(c->values, a->top_values, count * sizeof *c->values);
     }
     o->number = ++*a->number;
     return 0;
@@ -78,18 +78,18 @@ int cpu_keep(struct kn_backend *kb, float *dst, int32_t slots, const int32_t *po
 }
 
 /* The row behind at whose id is its pick; 0: none. */
-static int32_t next_row(const struct kn_walk *a, int32_t at)
+static int32_t next_row(const struct kn_follow *a, int32_t at)
 {
     for (int32_t r = at + 1; r < a->n; r++)
         if (a->tree->parent[r] == at && a->tree->ids[r] == a->picks[at]) return r;
     return 0;
 }
 
-int cpu_walk(struct kn_backend *kb, const struct kn_walk *a)
+int cpu_follow(struct kn_backend *kb, const struct kn_follow *a)
 {
     int32_t kept = 0;
     if (a->n < 1 || a->n > KN_CYCLE_ROWS)
-        return cpu_fail(cpu_of(kb), KN_EINVAL, "walk: %d rows (expected 1 to %d)", a->n, KN_CYCLE_ROWS);
+        return cpu_fail(cpu_of(kb), KN_EINVAL, "follow: %d rows (expected 1 to %d)", a->n, KN_CYCLE_ROWS);
     memset(a->tree->stays, 0, sizeof a->tree->stays);
     for (int32_t r = 0; r || !kept; r = next_row(a, r)) a->tree->stays[kept++] = r;
     for (int32_t i = 0; i < KN_CYCLE_ROWS; i++) a->tree->stay_ids[i] = a->tree->ids[a->tree->stays[i]];
@@ -133,7 +133,7 @@ int cpu_gather(struct kn_backend *kb, float *dst, const float *src, const int32_
 }
 
 /* What a verify of a tree came to, in the order of the rows that stay. */
-static int32_t walked(const struct kn_accept *a, struct kn_result *r)
+static int32_t followed(const struct kn_accept *a, struct kn_result *r)
 {
     for (int32_t i = 0; i < a->n; i++) {
         const int32_t row = r->rows[i] = a->tree->stays[i];
@@ -167,7 +167,7 @@ int cpu_accept(struct kn_backend *kb, const struct kn_accept *a)
     const int32_t pos = a->pos[0];
     r->accepted = now();
     memcpy(r->stamp, a->stamp, sizeof r->stamp);
-    const int32_t kept = a->tree ? walked(a, r) : equal_rows(a, r);
+    const int32_t kept = a->tree ? followed(a, r) : equal_rows(a, r);
     r->pos = pos;
     r->kept = *a->kept = kept;
     memcpy(a->history + pos + 1, r->picks, (size_t)kept * sizeof *a->history);

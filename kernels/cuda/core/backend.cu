@@ -254,6 +254,10 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.delta_linear = cuda_delta_linear;
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;
+    t.conv = cuda_conv;
+    t.top = cuda_top;
+    t.edges = cuda_edges;
+    t.walk = cuda_walk;
     t.find_bad = cuda_find_bad;
     t.read_speed = cuda_read_speed;
     t.product_speed = cuda_product_speed;

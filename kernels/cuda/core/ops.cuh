@@ -48,6 +48,16 @@ size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *, i
 int cuda_pick(struct kn_backend *, const struct kn_pick *);
 size_t cuda_pick_scratch(int32_t n, int64_t n_vocab);
 
+/* the same file: 0, or an error of op */
+int cuda_check_sampler(struct cuda_backend *, const char *op, const struct kn_sampler *);
+
+/* draft/ */
+int cuda_conv(struct kn_backend *, const struct kn_conv *);
+int cuda_top(struct kn_backend *, const struct kn_top *);
+size_t cuda_top_scratch(int32_t n, int64_t n_vocab);
+int cuda_edges(struct kn_backend *, const struct kn_edges *);
+int cuda_walk(struct kn_backend *, const struct kn_walk *);
+
 /* route.cu, delta.cu */
 int cuda_route(struct kn_backend *, const struct kn_route *);
 /* The same; with shared_logits [n] (or NULL) ids and weights are [n, n_used + 1]: see kn_mixture. */

@@ -504,16 +504,6 @@ static void check_refusals(void)
 
 /* ---- bench ---- */
 
-#define TIMED(seconds, times, call)                                                                          \
-    do {                                                                                                     \
-        for (int i_ = 0; i_ < 3; i_++) must(gpu, "bench", call);                                             \
-        kn_op(gpu)->sync(gpu);                                                                               \
-        double from_ = seconds_now();                                                                        \
-        for (int i_ = 0; i_ < times; i_++) must(gpu, "bench", call);                                         \
-        kn_op(gpu)->sync(gpu);                                                                               \
-        seconds = (seconds_now() - from_) / times;                                                           \
-    } while (0)
-
 static void bench(void)
 {
     static const struct {
@@ -583,6 +573,7 @@ int main(int argc, char **argv)
     }
     if (benching) {
         bench();
+        bench_draft();
     } else {
         if (attend) {
             check_attend();
@@ -598,6 +589,11 @@ int main(int argc, char **argv)
             check_attend();
             if (!small) check_attention_forms();
             check_pick();
+            check_conv();
+            check_conv_then();
+            check_top();
+            check_edges();
+            check_walk(samplers, sizeof samplers / sizeof *samplers);
             check_accept();
             check_offer();
             check_keep();

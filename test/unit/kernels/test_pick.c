@@ -569,52 +569,6 @@ static void test_philox(void **state)
     }
 }
 
-/* Candidates against a full sort: ids all, probabilities within what float logits leave; rows of few finite
- * logits, of ties, of none. */
-static void test_top(void **state)
-{
-    uint64_t seed = 5;
-    static const int32_t vocab[] = {1, 7, 64, 1000, 5003};
-    (void)state;
-    for (int isa = 0; isa < 2; isa++)
-        for (int v = 0; v < 5; v++)
-            for (int kind = 0; kind < 4; kind++) {
-                struct kn_backend *be = isa ? test_fastest() : test_backend(2);
-                const int32_t n = vocab[v], k = n < KN_TOP ? n : KN_TOP, rows = 3;
-                float *x = test_alloc((size_t)(rows * n) * sizeof *x);
-                for (int32_t i = 0; i < rows * n; i++)
-                    x[i] = kind == 1 ? (float)(i % 5) : 3 * rnd_normal(&seed);
-                for (int32_t i = 0; kind == 2 && i < rows * n; i++)
-                    if (i % n > 3) x[i] = -INFINITY;
-                if (kind == 3) x[n - 1] = NAN;
-                int32_t ids[3 * KN_TOP];
-                float logp[3 * KN_TOP];
-                const struct kn_top t = {
-                    .logits = x, .n = rows, .n_vocab = n, .k = k, .ids = ids, .logp = logp};
-                assert_int_equal(kn_op(be)->reserve(be, rows, 0, n, 1, 16), 0);
-                assert_int_equal(kn_op(be)->top(be, &t), 0);
-                struct ref *r = test_alloc((size_t)n * sizeof *r);
-                for (int row = 0; row < rows; row++) {
-                    double mass = 0;
-                    for (int32_t i = 0; i < n; i++) r[i] = (struct ref){.z = (double)x[row * n + i], .id = i};
-                    qsort(r, (size_t)n, sizeof *r, by_p);
-                    for (int32_t i = 0; i < n; i++) mass += exp(r[i].z - r[0].z);
-                    for (int32_t i = 0; i < k; i++) {
-                        const int32_t at = row * k + i;
-                        if ((kind == 3 && !row) || r[i].z == -INFINITY) {
-                            assert_int_equal(ids[at], KN_PICK_NAN);
-                            assert_true(isnan(logp[at]));
-                            continue;
-                        }
-                        assert_int_equal(ids[at], r[i].id);
-                        assert_true(fabs(logp[at] - (r[i].z - r[0].z - log(mass))) < 1e-5);
-                    }
-                }
-                free(r), free(x);
-                kn_backend_close(be);
-            }
-}
-
 /* The noise of the host is that of the definition, and a pick of flat logits is where it is largest. */
 static void test_noise(void **state)
 {
@@ -649,8 +603,7 @@ int main(void)
         cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_frequencies),
         cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_refuses),    cmocka_unit_test(test_coupled),
-        cmocka_unit_test(test_biases),     cmocka_unit_test(test_top),
-        cmocka_unit_test(test_noise),
+        cmocka_unit_test(test_biases),     cmocka_unit_test(test_noise),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

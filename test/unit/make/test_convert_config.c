@@ -181,9 +181,9 @@ static void test_drafter_config(void **state)
          "d/config.json: key markov_rank shows a DSpark drafter, which is not supported (expected a plain "
          "DFlashDraftModel)"},
         {{{"output_multiplier", "1.0"}}, NULL},
-        {{{"output_multiplier", "0.5"}},
-         "d/config.json: output_multiplier changes the forward pass and is not implemented (expected 1, got "
-         "0.5)"},
+        {{{"output_multiplier", "0.5"}}, NULL},
+        {{{"output_multiplier", "-0.5"}},
+         "d/config.json: output_multiplier is out of range (expected a positive number, got -0.5)"},
         {{{"sliding_window", "null"}},
          "d/config.json: sliding_window is missing (layer_types has sliding layers)"},
         {{{"use_sliding_window", "false"}},

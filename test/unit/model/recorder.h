@@ -36,10 +36,13 @@ struct recorder_call {
         R_EXPERTS_DOWN,
         R_DELTA,
         R_SOFTCAP,
-        R_WALK,
+        R_FOLLOW,
         R_SETTLE,
         R_GATHER,
-        R_TOP
+        R_CONV,
+        R_TOP,
+        R_EDGES,
+        R_WALK
     } op;
     void *out, *outs[KN_MATRICES];
     const void *a, *b, *c, *w[KN_MATRICES];
@@ -48,6 +51,9 @@ struct recorder_call {
     struct kn_rope_store rope[RECORDER_LAYERS]; /* i of them */
     struct kn_attention attention;
     struct kn_pick pick;
+    struct kn_conv conv;
+    struct kn_edges edges;
+    struct kn_follow follow;
     struct kn_offering offering;
     struct kn_accept accept;
     struct kn_route route;
@@ -125,10 +131,13 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
         return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
     case R_DELTA: return op->delta(be, &c->delta);
     case R_SOFTCAP: return op->softcap(be, c->out, c->n, c->f);
-    case R_WALK: return op->walk(be, &c->walk);
+    case R_FOLLOW: return op->follow(be, &c->follow);
     case R_SETTLE: return op->settle(be, c->a);
     case R_GATHER: return op->gather(be, c->out, c->a, c->b, n, c->i);
+    case R_CONV: return op->conv(be, &c->conv);
     case R_TOP: return op->top(be, &c->top);
+    case R_EDGES: return op->edges(be, &c->edges);
+    case R_WALK: return op->walk(be, &c->walk);
     }
     return KN_EINVAL;
 }
@@ -301,9 +310,9 @@ static int r_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_SOFTCAP, .out = x, .n = count, .f = cap});
 }
-static int r_walk(struct kn_backend *be, const struct kn_walk *a)
+static int r_follow(struct kn_backend *be, const struct kn_follow *a)
 {
-    return recorder_do(be, &(struct recorder_call){.op = R_WALK, .walk = *a});
+    return recorder_do(be, &(struct recorder_call){.op = R_FOLLOW, .follow = *a});
 }
 static int r_settle(struct kn_backend *be, const struct kn_settle *a)
 {
@@ -315,9 +324,22 @@ static int r_gather(struct kn_backend *be, float *dst, const float *src, const i
     return recorder_do(
         be, &(struct recorder_call){.op = R_GATHER, .out = dst, .a = src, .b = rows, .n = n, .i = width});
 }
+static int r_conv(struct kn_backend *be, const struct kn_conv *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_CONV, .conv = *a});
+}
 static int r_top(struct kn_backend *be, const struct kn_top *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_TOP, .top = *a});
+}
+
+static int r_edges(struct kn_backend *be, const struct kn_edges *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_EDGES, .edges = *a});
+}
+static int r_walk(struct kn_backend *be, const struct kn_walk *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_WALK, .walk = *a});
 }
 static int r_await(struct kn_backend *be, const uint32_t *number, uint32_t want)
 {
@@ -414,10 +436,13 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.experts_down = r_experts_down;
     recorder.op.delta = r_delta;
     recorder.op.softcap = r_softcap;
-    recorder.op.walk = r_walk;
+    recorder.op.follow = r_follow;
     recorder.op.settle = r_settle;
     recorder.op.gather = r_gather;
+    recorder.op.conv = r_conv;
     recorder.op.top = r_top;
+    recorder.op.edges = r_edges;
+    recorder.op.walk = r_walk;
     recorder.op.record_begin = r_begin;
     recorder.op.record_end = r_end;
     recorder.op.replay = r_replay;

@@ -457,7 +457,7 @@ static void test_refused(void **state)
     struct kn_backend_head *head = (struct kn_backend_head *)(void *)be;
     const struct kn_ops *inner = head->op;
     struct kn_ops op = *inner;
-    op.walk = NULL, head->op = &op;
+    op.follow = NULL, head->op = &op;
     e = (struct err){0};
     assert_int_equal(engine_open(&g, t, &x, &o, &e), -1);
     head->op = inner;
