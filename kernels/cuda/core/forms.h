@@ -25,6 +25,7 @@
     F(ATTN_PREFILL, "attention prefill")                                                                     \
     F(ATTN_GROUP, "attention group")                                                                         \
     F(ATTN_MERGE, "attention merge")                                                                         \
+    F(ATTN_TREE, "attention tree")                                                                           \
     F(CHAIN_FEW, "chain few")                                                                                \
     F(CHAIN_PAIRS, "chain pairs")                                                                            \
     F(CHAIN_SHARED, "chain shared")                                                                          \
@@ -46,7 +47,8 @@
     F(DELTA_ROWS, "delta rows")         /* token by token, any heads */                                      \
     F(DELTA_FEW, "delta few")                                                                                \
     F(DELTA_ONE, "delta one")                                                                                \
-    F(DELTA_BLOCKS, "delta blocks")
+    F(DELTA_BLOCKS, "delta blocks")                                                                          \
+    F(DELTA_PATHS, "delta paths")
 
 enum cuda_form {
 #define CUDA_FORM_ENUM(id, name) CUDA_##id,
